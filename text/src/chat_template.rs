@@ -12,6 +12,7 @@ mod compile;
 mod describe;
 mod environment;
 mod generation;
+mod guards;
 mod limits;
 mod messages;
 mod python;
@@ -364,10 +365,10 @@ impl Templates {
             if list.is_empty() { Jinja::from(()) } else { Jinja::from_serialize(list) }
         };
         let now = options.now.unwrap_or_else(SystemTime::now);
-        let strftime_now = move |state: &State<'_, '_>, format: String| {
+        let strftime_now = move |state: &State<'_, '_>, format: &str| {
             // A directive such as `%c` becomes a text of several words.
             Budget::of(state).charge(format.len().saturating_mul(64))?;
-            Ok::<_, minijinja::Error>(clock::format_utc(now, &format))
+            Ok::<_, minijinja::Error>(clock::format_utc(now, format))
         };
         let own = [
             ("messages", Jinja::from_serialize(messages)),

@@ -1,9 +1,11 @@
 //! Compiles a template so that it is metered: before an operator can allocate memory or take time
-//! in proportion to its operands, a guard takes their size from the rendering's budget. minijinja
-//! counts instructions, but one instruction may double a text.
+//! in proportion to its operands, a guard takes their size from the rendering's budget. The guards
+//! are inserted into the instructions that minijinja's compiler has produced. Filters, tests and
+//! methods are metered in their own functions.
 //!
-//! The guards are inserted into the instructions that minijinja's compiler has produced. Filters,
-//! tests and methods are metered in their own functions.
+//! minijinja's own limit, `fuel`, cannot replace the guards. It counts instructions, and
+//! `{% set a = a ~ a %}` doubles a text with four of them, without calling a function, filter,
+//! formatter or object in which memory could be counted.
 
 use std::collections::BTreeMap;
 
@@ -11,14 +13,8 @@ use minijinja::machinery::{CodeGenerator, Instruction, Instructions, Token};
 use minijinja::machinery::{Tokenizer, WhitespaceConfig, parse};
 use minijinja::{Error, ErrorKind, Value};
 
+use super::guards::{self, EAGER};
 use super::limits::{MAX_CONSTANTS, MAX_TAG_TOKENS};
-
-/// Names of the guards. Templates cannot call them, because they are not identifiers.
-pub(super) const GUARD_OPERANDS: &str = "guard: operands";
-pub(super) const GUARD_SUM: &str = "guard: sum";
-pub(super) const GUARD_PRODUCT: &str = "guard: product";
-pub(super) const GUARD_INDEX: &str = "guard: index";
-pub(super) const EAGER: &str = "guard: eager";
 
 /// The whitespace rules of transformers.
 const WHITESPACE: WhitespaceConfig =
@@ -45,12 +41,16 @@ pub(super) fn compile<'source>(
 }
 
 /// Refuses tags with too many tokens, and constants that become too large when they are multiplied:
-/// the compiler computes `'a' * 1000` itself.
+/// the compiler computes `'a' * 1000` itself. Also refuses calls such as `f(*list)`, which copy the
+/// list to the stack.
 fn check_tags(name: &str, source: &str) -> Result<(), Error> {
     let mut tokenizer = Tokenizer::new(source, name, false, Default::default(), WHITESPACE);
     let mut tag = Tag::default();
     let mut constants = 0_usize;
+    let mut may_begin_argument = false;
     while let Some((token, span)) = tokenizer.next_token()? {
+        let unpacks = may_begin_argument && matches!(token, Token::Mul | Token::Pow);
+        may_begin_argument = matches!(token, Token::ParenOpen | Token::Comma);
         match token {
             Token::VariableStart | Token::BlockStart => tag = Tag::default(),
             Token::VariableEnd | Token::BlockEnd => {
@@ -62,6 +62,8 @@ fn check_tags(name: &str, source: &str) -> Result<(), Error> {
             format!("at most {MAX_TAG_TOKENS} tokens in one tag")
         } else if constants > MAX_CONSTANTS {
             format!("products of constants of at most {MAX_CONSTANTS} bytes")
+        } else if unpacks {
+            "arguments without `*` or `**`".to_owned()
         } else {
             continue;
         };
@@ -123,16 +125,14 @@ fn metered<'source>(old: &Instructions<'source>) -> Instructions<'source> {
     let all: Vec<Instruction<'source>> = (0..).map_while(|index| old.get(index).cloned()).collect();
     let mut places = Vec::with_capacity(all.len() + 1);
     let mut place = 0;
-    for (index, instruction) in all.iter().enumerate() {
+    for instruction in &all {
         places.push(place);
-        place += 1 + extra(instruction, index.checked_sub(1).map(|before| &all[before]));
+        place += 1 + extra(instruction);
     }
     places.push(place);
     let moved = |target: u32| places.get(target as usize).copied().unwrap_or(target);
     let mut new = Instructions::new(old.name(), old.source());
-    for (index, instruction) in all.iter().enumerate() {
-        let before = index.checked_sub(1).map(|before| &all[before]);
-        let index = index as u32;
+    for (index, instruction) in (0..).zip(&all) {
         let mut add = |instruction| match (old.get_span(index), old.get_line(index)) {
             (Some(span), _) => new.add_with_span(instruction, span),
             (None, Some(line)) => {
@@ -140,7 +140,7 @@ fn metered<'source>(old: &Instructions<'source>) -> Instructions<'source> {
             }
             (None, None) => new.add(instruction),
         };
-        if let Some((guard, operands)) = guard(instruction, before) {
+        if let Some((guard, operands)) = guards::before(instruction) {
             add(Instruction::CallFunction(guard, Some(operands)));
             add(Instruction::UnpackList(operands.into()));
         }
@@ -174,30 +174,9 @@ fn metered<'source>(old: &Instructions<'source>) -> Instructions<'source> {
     new
 }
 
-/// The guard of an instruction and the number of its operands on the stack. A guard returns its
-/// operands as a list, which is put back on the stack.
-fn guard(
-    instruction: &Instruction<'_>,
-    before: Option<&Instruction<'_>>,
-) -> Option<(&'static str, u16)> {
-    use Instruction as I;
-    match instruction {
-        I::StringConcat | I::In | I::CompareAndPreserve(_) => Some((GUARD_OPERANDS, 2)),
-        I::Eq | I::Ne | I::Gt | I::Gte | I::Lt | I::Lte => Some((GUARD_OPERANDS, 2)),
-        I::Add => Some((GUARD_SUM, 2)),
-        I::Mul => Some((GUARD_PRODUCT, 2)),
-        I::Slice => Some((GUARD_INDEX, 4)),
-        // A constant text is the name of a field. Only numbers are looked up in texts.
-        I::GetItem if !matches!(before, Some(I::LoadConst(key)) if key.as_str().is_some()) => {
-            Some((GUARD_INDEX, 2))
-        }
-        _ => None,
-    }
-}
-
 /// The number of instructions that are added to an instruction.
-fn extra(instruction: &Instruction<'_>, before: Option<&Instruction<'_>>) -> u32 {
+fn extra(instruction: &Instruction<'_>) -> u32 {
     let own = matches!(instruction, Instruction::EmitRaw(_) | Instruction::Slice);
-    let guard = if guard(instruction, before).is_some() { 2 } else { 0 };
+    let guard = if guards::before(instruction).is_some() { 2 } else { 0 };
     u32::from(own) + guard
 }

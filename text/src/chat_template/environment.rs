@@ -7,7 +7,7 @@ use minijinja::{Environment, Error, ErrorKind, State, UndefinedBehavior, Value};
 use minijinja_contrib::pycompat;
 
 use super::limits::{Budget, FUEL, MAX_WIDTH, refused, shortened};
-use super::{Raised, compile, python};
+use super::{Raised, guards, python};
 
 /// Creates the environment that all templates of a model share.
 pub(super) fn environment() -> Environment<'static> {
@@ -21,7 +21,7 @@ pub(super) fn environment() -> Environment<'static> {
         output.write_str(&text).map_err(|_| ErrorKind::WriteFailure.into())
     });
     environment.set_unknown_method_callback(call_method);
-    add_guards(&mut environment);
+    guards::add(&mut environment);
     add_filters(&mut environment);
     add_tests(&mut environment);
     for (name, function) in [
@@ -32,7 +32,7 @@ pub(super) fn environment() -> Environment<'static> {
         environment.add_function(name, move |state: &State<'_, '_>, arguments: Rest<Value>| {
             let budget = Budget::of(state);
             for argument in arguments.iter() {
-                charge_items(&budget, argument)?;
+                budget.charge_items(argument)?;
             }
             function.call(state, &arguments)
         });
@@ -46,64 +46,6 @@ pub(super) fn environment() -> Environment<'static> {
 fn raise_exception(state: &State<'_, '_>, message: &Value) -> Result<Value, Error> {
     let message = shortened(python::to_str(&Budget::of(state), message)?);
     Err(refused(message.clone()).with_source(Raised(message)))
-}
-
-/// The functions that the compiler inserts. Each returns its arguments, last first, because a list
-/// is put on the stack in reverse order.
-fn add_guards(environment: &mut Environment<'static>) {
-    let list = |arguments: Rest<Value>| -> Value { arguments.0.into_iter().rev().collect() };
-    let operands = move |state: &State<'_, '_>, arguments: Rest<Value>| {
-        let budget = Budget::of(state);
-        for argument in arguments.iter() {
-            budget.measure(argument)?;
-        }
-        Ok::<_, Error>(list(arguments))
-    };
-    let sum = move |state: &State<'_, '_>, arguments: Rest<Value>| {
-        let budget = Budget::of(state);
-        for argument in arguments.iter() {
-            match argument.as_bytes() {
-                Some(text) => budget.charge(text.len().saturating_add(24))?,
-                // minijinja copies the items only once in 32 additions.
-                None => budget.charge_values(argument.len().unwrap_or(0) / 32 + 1)?,
-            }
-        }
-        Ok::<_, Error>(list(arguments))
-    };
-    let product = move |state: &State<'_, '_>, arguments: Rest<Value>| {
-        let budget = Budget::of(state);
-        let factors = arguments.iter().map(|value| value.as_usize().unwrap_or(1));
-        let factor = factors.max().unwrap_or(1);
-        for argument in arguments.iter() {
-            let len = argument.as_str().map(str::len).or_else(|| Some(argument.len()? * 24));
-            budget.charge(len.unwrap_or(24).saturating_mul(factor.max(1)))?;
-        }
-        Ok::<_, Error>(list(arguments))
-    };
-    let index = move |state: &State<'_, '_>, arguments: Rest<Value>| {
-        if let Some(value) = arguments.first()
-            && value.kind() != ValueKind::Map
-            && (value.as_str().is_some() || value.kind() == ValueKind::Iterable)
-        {
-            charge_items(&Budget::of(state), value)?;
-        }
-        Ok::<_, Error>(list(arguments))
-    };
-    environment.add_function(compile::GUARD_OPERANDS, operands);
-    environment.add_function(compile::GUARD_SUM, sum);
-    environment.add_function(compile::GUARD_PRODUCT, product);
-    environment.add_function(compile::GUARD_INDEX, index);
-    environment.add_function(compile::EAGER, |state: &State<'_, '_>, value: Value| {
-        Budget::of(state).eager(value)
-    });
-}
-
-/// Takes the length of a text or list, without what the list contains.
-fn charge_items(budget: &Budget, value: &Value) -> Result<(), Error> {
-    match value.as_bytes() {
-        Some(text) => budget.charge(text.len().saturating_add(24)),
-        None => budget.charge_values(value.len().unwrap_or(0).saturating_add(1)),
-    }
 }
 
 /// How much of its arguments a filter reads.
@@ -151,9 +93,17 @@ fn add_filters(environment: &mut Environment<'static>) {
         };
         environment.add_filter(name, filter);
     }
-    // These read at most one item, so they cost nothing.
-    for name in ["length", "count"] {
-        environment.add_filter(name, python::length);
+    // These read at most one item of a list that is in memory.
+    for (name, function) in [
+        ("length", Value::from_function(python::length)),
+        ("count", Value::from_function(python::length)),
+        ("first", Value::from_function(filters::first)),
+        ("last", Value::from_function(filters::last)),
+    ] {
+        environment.add_filter(name, move |state: &State<'_, '_>, value: &Value| {
+            Budget::of(state).charge_iterated(value)?;
+            function.call(state, std::slice::from_ref(value))
+        });
     }
 }
 
@@ -167,7 +117,7 @@ fn charge_filter(
     let mut total = 0_usize;
     for argument in arguments {
         if reads == Reads::Items && argument.kind() != ValueKind::Map {
-            charge_items(budget, argument)?;
+            budget.charge_items(argument)?;
         } else {
             total = total.saturating_add(budget.measure(argument)?.bytes());
         }
@@ -184,6 +134,8 @@ fn charge_filter(
             let width = check_width(width.unwrap_or(number(1)).max(4))?;
             budget.charge(text.matches('\n').count().saturating_add(1).saturating_mul(width))
         }
+        // The name may be any value, and is hashed.
+        ("attr", _) => argument(1).map_or(Ok(()), |name| budget.measure(name).map(drop)),
         ("batch" | "slice", _) => budget.charge_values(number(1)),
         ("format", Some(text)) => charge_format(budget, text, &arguments[1..]),
         (_, Some(text)) if reads == Reads::Items => budget.charge_values(text.len()),
@@ -237,17 +189,17 @@ fn call_method(
     arguments: &[Value],
 ) -> Result<Value, Error> {
     let budget = Budget::of(state);
-    charge_items(&budget, value)?;
+    budget.charge_items(value)?;
     let first = arguments.first();
+    for argument in arguments {
+        budget.measure(argument)?;
+    }
     let Some(text) = value.as_str() else {
         if method == "count" {
             budget.measure(value)?;
         }
         return budget.eager(pycompat::unknown_method_callback(state, value, method, arguments)?);
     };
-    for argument in arguments {
-        budget.measure(argument)?;
-    }
     match method {
         "replace" => charge_replace(&budget, text, first, arguments.get(1))?,
         "split" => charge_split(&budget, text, first)?,

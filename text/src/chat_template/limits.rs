@@ -91,6 +91,22 @@ impl Budget {
         self.charge(count.saturating_mul(VALUE))
     }
 
+    /// Takes the length of a text or list, without what the list contains.
+    pub(super) fn charge_items(&self, value: &Value) -> Result<(), Error> {
+        match value.as_bytes() {
+            Some(text) => self.charge(text.len().saturating_add(VALUE)),
+            None => self.charge_values(value.len().unwrap_or(0).saturating_add(1)),
+        }
+    }
+
+    /// Takes what it costs to begin an iteration, or to read one item. It costs nothing for a list
+    /// or mapping in memory, but the characters of a text are counted, and a sum or product of
+    /// lists is read from its beginning.
+    pub(super) fn charge_iterated(&self, value: &Value) -> Result<(), Error> {
+        let is_counted = value.as_str().is_some() || value.kind() == ValueKind::Iterable;
+        if is_counted { self.charge_items(value) } else { Ok(()) }
+    }
+
     /// Determines the size of a value and takes it from the budget. Fails for values that are
     /// nested too deeply, such as a namespace that contains itself.
     pub(super) fn measure(&self, value: &Value) -> Result<Size, Error> {

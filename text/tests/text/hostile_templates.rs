@@ -26,7 +26,7 @@ fn check(source: &str) -> bool {
 }
 
 /// Templates that must be refused.
-const REFUSED: [&str; 55] = [
+const REFUSED: [&str; 71] = [
     // Numbers that become memory.
     "{{ messages|tojson(indent=1000000000000) }}",
     "{{ messages|tojson(indent=-1) }}",
@@ -93,6 +93,28 @@ const REFUSED: [&str; 55] = [
     "{% set n = namespace() %}{% set n.a = n %}{{ [n, n]|unique }}",
     "{% set n = namespace() %}{% set n.a = n %}{{ n|upper }}",
     "{% set n = namespace() %}{% set n.a = n %}{{ raise_exception(n) }}",
+    "{% set n = namespace() %}{% set n.a = n %}{{ {n: 1} }}",
+    "{% set n = namespace() %}{% set n.a = n %}{{ {'a': 1}[n] }}",
+    "{% set n = namespace() %}{% set n.a = n %}{{ {'a': 1}[n if n else 'a'] }}",
+    "{% set n = namespace() %}{% set n.a = n %}{{ {'a': 1}.get(n) }}",
+    "{% set n = namespace() %}{% set n.a = n %}{{ {'a': 1}|attr(n) }}",
+    "{% set n = namespace() %}{% set n.a = n %}{{ strftime_now(n) }}",
+    "{% set n = namespace() %}{% set n.a = n %}{% for i in [1, 2] %}{{ loop.changed([n]) }}{% endfor %}",
+    // Little work for the template that is much work for its operators.
+    "{% set t = 'a' * 1000000 %}{% for i in range(99999) %}{% for c in t %}{% break %}{% endfor %}\
+     {% endfor %}",
+    "{% set t = 'a' * 1000000 %}{% for i in range(99999) recursive %}{% if loop.depth0 %}{% break %}\
+     {% endif %}{{ loop(t) }}{% endfor %}",
+    "{% set t = 'a' * 1000000 %}{% for i in range(99999) recursive %}{% if loop.depth0 %}{% break %}\
+     {% endif %}{% set again = loop %}{% set x = again(t) %}{% endfor %}",
+    "{% set t = 'a' * 1000000 %}{% for i in range(99999) %}{% set x = t|length %}{% endfor %}",
+    "{% set t = 'a' * 1000000 %}{% for i in range(99999) %}{% set x = {t: 1} %}{% endfor %}",
+    "{% set t = 'a' * 1000000 %}{% for i in range(99999) %}{% set x = {'a': 1}.get(t) %}{% endfor %}",
+    "{% set a = ('a,' * 100000).split(',') %}{% for i in range(99999) %}{% set x = (a + a)|last %}\
+     {% endfor %}",
+    // Arguments that are unpacked would be copied to the stack.
+    "{% for i in [1] %}{{ loop.cycle(*[1]) }}{% endfor %}",
+    "{% for i in [1] %}{{ dict(a=1, **{'b': 2}) }}{% endfor %}",
     // Recursion.
     "{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}",
     "{% macro f() %}{{ g() }}{% endmacro %}{% macro g() %}{{ f() }}{% endmacro %}{{ f() }}",
