@@ -3,14 +3,14 @@
     python3 -m venv venv && venv/bin/pip install openai
     venv/bin/python benches/agent_loop.py target/release/stolon --model MODEL [--plot benches/agent-loop.svg]
 
-The conversation is scripted: a system prompt of some 2,000 tokens and three tools, then turns in which the
+The conversation is scripted: a system prompt of about 2,000 tokens and three tools, then turns in which the
 assistant calls a tool and gets a part of a file of this repository, or a test's output. OpenAI's Python
-client sends every turn with all that was said before it, streamed, and the model answers with a few tokens,
-in place of which the script continues. The cold server runs with --no-prefix-caching; because it computes
+client sends every turn with the whole conversation so far, streamed. The model answers with a few tokens,
+which the script replaces by its own. The cold server runs with --no-prefix-caching; because it computes
 the whole conversation each time, it gets every fourth turn only.
 
-Prints one line per turn and the totals, and fails if the two servers' answers differ: what comes from the
-cache must not change an answer.
+Prints one line per turn and the totals, and fails if the two servers' answers differ: the cache must not
+change an answer.
 """
 
 import argparse
@@ -45,7 +45,7 @@ TOOLS = [
 
 
 def conversation():
-    """Yields the messages of each turn, all that was said before it included."""
+    """Yields the messages of each turn, the whole conversation before it included."""
     guide = (ROOT / "ARCHITECTURE.md").read_text()[:7_000]
     messages = [{"role": "system", "content": RULES + "The architecture of the project:\n\n" + guide}]
     messages.append({"role": "user", "content": "Find out how a request is admitted, and add a test of it."})

@@ -42,8 +42,8 @@ sys.path.insert(0, str(ROOT / "model" / "tests"))
 import fetch_models  # noqa: E402
 
 WINDOW = 512
-# Largest relative difference of perplexity from llama.cpp's with F16 weights, and how much larger
-# it may be as stored. It may be smaller: llama.cpp rounds activations to 8 bits in blocks of 256
+# Largest relative difference of perplexity from llama.cpp's with F16 weights, and by how much it
+# may be larger with weights as stored. It may be smaller: llama.cpp rounds activations to 8 bits in blocks of 256
 # for K-quants, Stolon in blocks of 32.
 LIMIT_F16, LIMIT_STORED = 0.002, 0.005
 CONTINUATION = 64
@@ -311,7 +311,7 @@ def speed(options, paths):
     """Stolon and llama.cpp by turns, as in rivals.py."""
     import rivals
 
-    # Tokens, or none where the time is shown.
+    # Number of tokens, or None where the time is shown.
     works = {
         "prefill 512": 512, "prefill 1088": 1088, "decode 1 16": 1, "decode 4 16": 4, "decode 16 8": 16,
         "first 1 128": None, "first 4 128": None, "first 16 128": None,

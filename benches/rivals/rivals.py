@@ -8,7 +8,7 @@ Not part of the build or of CI. Needs Python 3.10 or later and about 3 GB of dis
     cargo build --release --bins
     venv/bin/python rivals.py --rounds 5
 
-Each engine is a process of its own that is idle while the others run. In each round every engine runs
+Each engine is a separate process that is idle while the others run. In each round every engine runs
 every task in turn, so that other load on the machine affects all of them alike. The table shows
 medians, and the fastest run in brackets.
 

@@ -1,9 +1,8 @@
 //! Compares prefix indexes in one run: stolon-kvcache, dynamo-kv-router and kv-index.
 //!
-//! `cargo run --release` in this folder prints the tables of `benches/history/prefix-index.md`
-//! and draws
-//! `benches/throughput.svg`. With the names of parts as arguments (`lookups`, `wide`, `writer`,
-//! `plot`), it runs only those parts. Each index must answer every kind of query correctly before
+//! `cargo run --release` in this folder prints the tables of `benches/history/prefix-index.md` and
+//! draws `benches/throughput.svg`. With the names of parts as arguments (`lookups`, `wide`,
+//! `writer`, `plot`), it runs only those parts. Each index must answer every kind of query correctly before
 //! it is timed.
 
 mod measure;

@@ -65,8 +65,8 @@ fn dynamo(workload: &Workload) -> Vec<Entry<'_>> {
     };
     vec![
         Entry { name: "hashing alone (XXH3)", lookup: Box::new(only) },
-        Entry { name: "dynamo CRTC: hashing included", lookup: Box::new(counted) },
-        Entry { name: "dynamo CRTC: hashed before", lookup: Box::new(given) },
+        Entry { name: "dynamo CRTC: including hashing", lookup: Box::new(counted) },
+        Entry { name: "dynamo CRTC: hashes given", lookup: Box::new(given) },
     ]
 }
 
@@ -98,7 +98,7 @@ fn chain_index(workload: &Workload) -> Entry<'_> {
             black_box((worker, score));
         });
     };
-    Entry { name: "kv-index ChainIndex: hashed before", lookup: Box::new(lookup) }
+    Entry { name: "kv-index ChainIndex: hashes given", lookup: Box::new(lookup) }
 }
 
 fn token_tree(workload: &Workload) -> Entry<'_> {

@@ -111,7 +111,7 @@ fn with_a_writer<T>(
     })
 }
 
-/// A tree in which the prompts are pinned, so that only what the writer adds is evicted.
+/// A tree in which the prompts are pinned, so that only prompts that the writer adds are evicted.
 fn pinned(workload: &Workload) -> (TreeWriter, TreeReader) {
     let (mut writer, reader) = filled(workload);
     for prompt in &workload.prompts {

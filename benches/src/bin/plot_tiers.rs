@@ -1,5 +1,4 @@
-//! Draws what `stolon bench tiers --json` has measured: the time to first token of each turn, with
-//! each tier.
+//! Draws the times to first token that `stolon bench tiers --json` has measured, per turn and tier.
 //!
 //! ```sh
 //! stolon bench tiers --json | cargo run --release -p stolon-benches --bin plot_tiers -- tiers.svg

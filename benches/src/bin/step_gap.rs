@@ -1,6 +1,6 @@
 //! Measures how long a device would be idle between two steps: the time in which the engine
-//! samples, sends events and plans the next step. The backend computes nothing; it waits as long as
-//! a step takes, and notes when it ends and when the next one begins. Also measures how many
+//! samples, sends events and plans the next step. The backend computes nothing: it waits as long as
+//! a step takes, and notes when the step ends and when the next one begins. Also measures how many
 //! requests are admitted per second if steps take no time.
 //!
 //! ```sh
@@ -64,7 +64,7 @@ impl IdleBackend {
             hidden_size: None,
             draws,
         };
-        // The distribution of a model that is neither sure nor clueless, at random places.
+        // A typical distribution: a few likely tokens and a long tail, at pseudo-random places.
         let place = |token: usize| (token as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 40;
         let row: Vec<f32> =
             (0..args.vocab).map(|token| -1.5 * (1.0 + place(token) as f32).ln()).collect();
@@ -117,7 +117,7 @@ async fn measure(
     let backend = IdleBackend::new(args, draws, batch, Arc::clone(&gaps));
     let engine =
         Engine::builder().backend("idle", Box::new(backend)).max_running(batch).build().await?;
-    // A task for each, as in a server.
+    // One task per sequence, as in a server.
     let requests = (0..batch).map(|index| {
         let tokens = vec![index as u32; 8];
         let sampling = SamplingParams { seed: Some(index as u64), ..sampling.clone() };
@@ -135,7 +135,7 @@ async fn measure(
     Ok(gaps[gaps.len() / 2])
 }
 
-/// Number of requests whose admission is measured, and of those that are in flight at a time.
+/// Number of requests whose admission is measured, and how many of them are in flight at a time.
 const ADMITTED: usize = 4096;
 const IN_FLIGHT: usize = 64;
 

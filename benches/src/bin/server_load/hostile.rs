@@ -29,7 +29,7 @@ const VALID: [(&str, &str); 5] = [
     ),
 ];
 
-/// What is put into bodies in place of a few bytes.
+/// Byte strings that replace a few bytes of a body.
 const PIECES: [&str; 14] = [
     "\"", "{", "}", "[", "]", ",", ":", "0", "-1", "1e999", "null", "\\ud800", "\u{0}", "\u{202e}",
 ];
@@ -79,7 +79,8 @@ fn mutated(body: &str, rng: &mut SeededRng) -> String {
     body
 }
 
-/// Sends hostile requests. No reply may report a failure of the server, and nothing may be left.
+/// Sends hostile requests. No reply may report a failure of the server, and the server must keep
+/// no files, blocks or memory of them.
 pub(crate) async fn requests(count: usize) -> anyhow::Result<()> {
     let server = Server::start(&[])?;
     send(&server, count / 5, 1).await?;

@@ -66,7 +66,7 @@ fn main() -> anyhow::Result<()> {
 }
 
 async fn run(args: Args) -> anyhow::Result<()> {
-    // Connections are files. Less than enough is reported when one cannot be opened.
+    // Connections are files. If the limit is too low, opening one of them fails with an error.
     let _ = rlimit::increase_nofile_limit(u64::MAX);
     if let Some(Command::Serve { step_ms }) = args.command {
         return server::serve(step_ms).await;

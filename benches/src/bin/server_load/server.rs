@@ -1,4 +1,4 @@
-//! The server's process, and what Linux tells of it.
+//! The server's process, and its figures from `/proc`.
 
 use std::io::{BufRead, BufReader, Read};
 use std::process::{Child, Command, Stdio};

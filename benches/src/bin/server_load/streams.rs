@@ -39,7 +39,7 @@ pub(crate) async fn idle(count: usize) -> anyhow::Result<()> {
     }
     let resident = server.resident_bytes()?;
     println!(
-        "{count} idle streams: {:.1} MB resident, {:.1} MB of it before they came, {:.1} KB each",
+        "{count} idle streams: {:.1} MB resident, {:.1} MB of it before the streams, {:.1} KB each",
         resident as f64 / 1e6,
         before as f64 / 1e6,
         (resident - before) as f64 / 1e3 / count as f64
