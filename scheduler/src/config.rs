@@ -41,7 +41,7 @@ impl fmt::Display for AdmissionPolicy {
     }
 }
 
-/// The name is not one of an admission policy.
+/// The text is not the name of an admission policy.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("admission policy: expected fcfs, longest-prefix, cost or priority, got `{got}`")]
 pub struct UnknownPolicy {
@@ -101,11 +101,11 @@ pub struct EngineConfig {
     /// Maximum number of uncached prompt tokens in the admission queue, at least 1. While the queue
     /// is empty, a request of any size is accepted.
     pub max_queued_tokens: usize,
-    /// Maximum number of tokens to generate for a request that does not say, at least 1. `None` is
-    /// as many as the context and the KV pool can hold.
+    /// Maximum number of tokens to generate for a request without `max_tokens`, at least 1. `None`
+    /// means as many as the context and the KV pool can hold.
     pub default_max_tokens: Option<usize>,
-    /// Maximum number of tokens of a request, prompt and answer together: at least 2 and at most
-    /// the backend's context length, which `None` allows.
+    /// Maximum number of tokens of a request, prompt and answer together: from 2 to the backend's
+    /// context length. `None` means the context length.
     pub max_positions: Option<usize>,
     /// Whether computed prefixes are cached and shared.
     pub prefix_caching: bool,
@@ -115,16 +115,16 @@ pub struct EngineConfig {
     pub eviction_order: Option<EvictionOrderFactory>,
     /// Maximum number of KV blocks that pinned prefixes may occupy. These blocks are not available
     /// to running requests, so that every admitted request can complete. While nothing is pinned, a
-    /// prompt that needs them may use them, and nothing can be pinned until it has ended.
+    /// prompt that needs them may use them, and nothing can be pinned until its request has ended.
     pub pin_budget: usize,
     /// Maximum number of KV blocks that sessions keep from being evicted between their turns; at
-    /// most the number of blocks. `None` is half of them. Sessions give them up to running requests
-    /// that have no other block. 0 means that sessions hold nothing.
+    /// most the number of blocks. `None` means half of them. Sessions release blocks when a running
+    /// request finds no others. 0 means that sessions hold nothing.
     pub session_budget: Option<usize>,
-    /// Maximum number of open sessions, from 1 to [`EngineConfig::MAX_SESSIONS`]. The tokens of
-    /// each are kept in memory, 4 bytes for each.
+    /// Maximum number of open sessions, from 1 to [`EngineConfig::MAX_SESSIONS`]. Their token ids
+    /// are kept in memory, 4 bytes per token.
     pub max_sessions: usize,
-    /// Time without a turn after which a session is closed that does not say, at most
+    /// Default of the time without a turn after which a session is closed, at most
     /// [`Sessions::MAX_TTL`].
     pub session_ttl: Duration,
     /// The admission policy at startup.
@@ -146,9 +146,9 @@ pub struct EngineConfig {
     pub step_timeout: Option<Duration>,
     /// Number of unread events after which a request is paused; at least 8.
     pub event_capacity: usize,
-    /// Is offered what was added to the prefix tree, to store it outside of the KV pool.
+    /// Stores KV outside of the pool. It is told of blocks that are added to the prefix tree.
     pub kv_sink: Option<Arc<dyn KvSink>>,
-    /// Is asked for stored KV of a prompt before its request is submitted.
+    /// Finds stored KV of a prompt before its request is submitted.
     pub kv_source: Option<Arc<dyn KvSource>>,
 }
 

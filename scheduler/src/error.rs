@@ -88,7 +88,7 @@ pub enum EngineError {
         /// Number of uncached prompt tokens in the admission queue.
         queued_tokens: usize,
     },
-    /// The requests with the same quota occupy too much.
+    /// The requests with the same quota have too many tokens in flight.
     #[error(
         "the quota is used up: {tokens_in_flight} tokens are in flight and the request has \
          {tokens}, expected at most {running_tokens} that run and {queued_tokens} that wait"
@@ -98,12 +98,11 @@ pub enum EngineError {
         retry_after: Duration,
         /// Number of tokens of the requests with the same quota that run or wait.
         tokens_in_flight: usize,
-        /// Number of tokens of the refused request: its prompt and the most that its answer may
-        /// have.
+        /// Number of tokens of the refused request: its prompt and the maximum of its answer.
         tokens: usize,
-        /// Maximum number of tokens that run.
+        /// Maximum number of tokens of running requests.
         running_tokens: usize,
-        /// Maximum number of tokens that wait.
+        /// Maximum number of tokens of waiting requests.
         queued_tokens: usize,
     },
     /// The request waited in the admission queue for longer than its `queue_timeout`.
@@ -144,7 +143,7 @@ pub enum EngineError {
     /// example. The same request fails again.
     #[error("the answer cannot be continued: {reason}")]
     LogitsProcessor {
-        /// What the processor says.
+        /// The processor's error.
         reason: String,
     },
     /// Part of the engine failed while the request was in flight. The engine restarts by itself
@@ -192,8 +191,8 @@ pub enum EngineError {
     Audit(String),
 }
 
-/// When to send a request again if its error does not say: a restart takes milliseconds, unless the
-/// backend hangs.
+/// When to send a request again if its error has no estimate: a restart takes milliseconds, unless
+/// the backend hangs.
 const RETRY_AFTER: Duration = Duration::from_secs(1);
 
 impl EngineError {

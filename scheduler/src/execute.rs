@@ -17,8 +17,8 @@ use crate::late_sampling::LateRow;
 use crate::step_plan::{PromptTargets, RowResult, RowTask, StepDone, StepPlan};
 use crate::transfer::save_blocks;
 
-/// Rows are divided among threads that get at least this number of logits: a thread starts in some
-/// 20 microseconds, and samples from as many logits in some 300.
+/// Minimum number of logits per sampling thread. Starting a thread takes some 20 microseconds, and
+/// sampling from this many logits some 300.
 const LOGITS_PER_THREAD: usize = 1 << 18;
 
 /// Executes a step on `backend`. The step's ticket is dropped before this returns, so that blocks
@@ -100,7 +100,7 @@ fn forward(
     Ok(in_parallel(work, threads, result))
 }
 
-/// What the backend has returned of one slice.
+/// What the backend has returned for one slice.
 struct SliceOutput<'a> {
     /// `[rows, vocab_size]`.
     rows: &'a mut [f32],

@@ -1,4 +1,4 @@
-//! Counters and gauges of a running engine. The actors write them; anybody reads them.
+//! Counters and gauges of a running engine. The actors write them; any thread may read them.
 //!
 //! The counts of requests by state are read together and always add up (`request_counts.rs`). All
 //! others are single atomics. They guard no other memory, so all accesses are relaxed, and values
@@ -52,7 +52,7 @@ pub struct Gauges {
     pub(crate) blocks_pinned: Gauge,
 }
 
-/// Number of prompt positions from which on a step shows how fast prefills are.
+/// Minimum number of prompt positions in a step from which the speed of prefills is measured.
 const PREFILL_POSITIONS: usize = 32;
 
 impl Gauges {
@@ -117,8 +117,8 @@ impl Gauges {
         self.blocks_pinned.set(counts.pinned);
     }
 
-    /// Notes how long a step has taken that computed `computed` positions, `prompts` of them of
-    /// prompts. Decodes are slower, so they must be the smaller part.
+    /// Updates the speed of prefills after a step that computed `computed` positions, `prompts` of
+    /// them of prompts, in `time`. A step with more decodes is ignored, because they are slower.
     pub(crate) fn note_prefill(&self, prompts: usize, computed: usize, time: Duration) {
         if prompts < PREFILL_POSITIONS || prompts < computed / 2 || time.is_zero() {
             return;

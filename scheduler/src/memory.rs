@@ -54,7 +54,7 @@ pub struct Committed {
     pub reserved: BlockLease,
 }
 
-/// The place of the cached logits of a prompt's last position.
+/// Identifies the cached logits of a prompt's last position.
 #[derive(Clone, Debug)]
 pub struct LogitsKey {
     /// The last full block of the prompt.

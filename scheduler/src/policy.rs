@@ -19,7 +19,7 @@ use crate::quota::QuotaId;
 pub(crate) struct Candidate {
     /// Order of arrival; unique.
     pub(crate) arrival: u64,
-    /// The request's priority. Larger classes come first under every policy.
+    /// The request's priority. Larger values come first under every policy.
     pub(crate) class: i32,
     /// Its tenant has its share of the running slots.
     pub(crate) has_share: bool,
@@ -38,8 +38,8 @@ pub(crate) struct Candidate {
     pub(crate) bound: usize,
     /// The quota that it is charged to.
     pub(crate) quota: Option<QuotaId>,
-    /// What runs of its quota leaves no room for it. Such a request limits only the others of its
-    /// quota by its bound on overtaking.
+    /// The running requests of its quota leave no room for it. Such a request limits only the
+    /// others of its quota by its bound on overtaking.
     pub(crate) held: bool,
     /// False while it waits for the blocks of a leader, is held, or is stalled by a slow consumer.
     pub(crate) ready: bool,
@@ -97,7 +97,7 @@ pub(crate) fn order(
 /// The smallest slack of the candidates noted so far.
 #[derive(Clone, Copy)]
 struct SmallestSlack {
-    /// Of those whose tenants are below their share.
+    /// The smallest slack of the candidates whose tenants are below their share.
     below_share: usize,
     all: usize,
 }
@@ -119,8 +119,8 @@ impl SmallestSlack {
 
 /// The maximum cost at which each candidate may be admitted now: the smallest slack of all earlier
 /// candidates that are not stalled and are held, if at all, by its own quota. For a candidate whose
-/// tenant is below its share, only those of tenants below their share count. Ends where it is 0 for
-/// all later candidates.
+/// tenant is below its share, only those of tenants below their share count. The iterator ends
+/// where the maximum is 0 for all later candidates.
 pub(crate) fn slacks(candidates: &[Candidate]) -> impl Iterator<Item = usize> + '_ {
     let mut open = SmallestSlack::NONE;
     let mut held: HashMap<QuotaId, SmallestSlack> = HashMap::new();

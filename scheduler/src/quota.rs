@@ -1,12 +1,11 @@
 //! Limits on what the requests of one client occupy together, in tokens of prompts and answers.
 //!
 //! 1. A request counts from its submission until it ends. The number of its tokens is that of its
-//!    prompt and the most that its answer may have.
+//!    prompt plus the maximum of its answer.
 //! 2. It is admitted only if the tokens of all running requests with the same quota stay within
 //!    `running_tokens`, or if none of them runs. Until then the scheduler passes over it, and
 //!    requests with another quota, or with none, are admitted as if it were not there.
-//! 3. It is refused when it is submitted if more than `queued_tokens` would have to wait for
-//!    `running_tokens`.
+//! 3. It is refused on submission if more than `queued_tokens` tokens would have to wait.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -14,7 +13,7 @@ use std::time::Duration;
 
 use crate::error::EngineError;
 
-/// What the requests that carry a clone of this quota may occupy together.
+/// Limits the tokens of all requests that carry a clone of it.
 #[derive(Clone, Debug)]
 pub struct Quota(Arc<State>);
 
@@ -44,9 +43,9 @@ pub(crate) struct QuotaShare {
 
 impl Quota {
     /// A quota that nothing is charged to. `running_tokens` is the maximum number of tokens of
-    /// requests that run at the same time; a request with more runs while no other one does.
-    /// `queued_tokens` is the maximum number of tokens that wait for this, without limit if it is
-    /// `None`. A request with more is accepted while no other one waits.
+    /// requests that run at the same time; a request with more tokens runs alone. `queued_tokens`
+    /// is the maximum number of tokens that wait, `None` for no limit; a request with more tokens
+    /// is accepted while no other one waits.
     pub fn new(running_tokens: usize, queued_tokens: Option<usize>) -> Quota {
         Quota(Arc::new(State {
             running_tokens,
@@ -61,8 +60,8 @@ impl Quota {
         self.0.in_flight.load(Ordering::Relaxed)
     }
 
-    /// Charges a request. Of several answers to one prompt only the first one `is_checked`, so that
-    /// they are accepted or refused together.
+    /// Charges a request. `is_checked` is true for only the first of several answers to one prompt,
+    /// so that they are accepted or refused together.
     ///
     /// # Errors
     /// [`EngineError::QuotaExceeded`] if too many tokens would wait.
@@ -106,8 +105,8 @@ impl QuotaShare {
         self.tokens
     }
 
-    /// Whether the request may run while others with the same quota, of which `running` is the sum
-    /// of their tokens, run.
+    /// Whether the request may run while the running requests with the same quota have `running`
+    /// tokens together.
     pub(crate) fn fits(&self, running: usize) -> bool {
         running == 0 || running.saturating_add(self.tokens) <= self.quota.0.running_tokens
     }

@@ -34,11 +34,11 @@ pub struct RequestOptions {
     pub pooling: Option<Pooling>,
     /// Requests with a larger value are admitted earlier, under every admission policy.
     pub priority: i32,
-    /// Name of the client that the request is for, where many share an engine. Requests with the
+    /// Name of the client that the request is for, if several share an engine. Requests with the
     /// same name are of one tenant. It does not affect what is shared in the cache; the request's
     /// namespace does. `None` for the tenant without a name.
     pub tenant: Option<Arc<str>>,
-    /// What the requests with the same quota may occupy together; `None` for no limit.
+    /// Limits the tokens of all requests with the same quota; `None` for no limit.
     pub quota: Option<Quota>,
     /// Maximum time in the admission queue.
     pub queue_timeout: Option<Duration>,
@@ -73,7 +73,7 @@ pub struct SequenceRequest {
     /// KV of the prompt from outside of the pool. It is copied into the pool instead of being
     /// computed, where it continues what is cached.
     pub stored: Option<StoredKv>,
-    /// The turn of a session that the request is.
+    /// The turn of a session, if the request is one.
     pub turn: Option<Arc<Turn>>,
     /// Everything else.
     pub options: RequestOptions,

@@ -196,8 +196,8 @@ impl RequestRecord {
 impl Drop for RequestRecord {
     fn drop(&mut self) {
         self.end(Outcome::Failed);
-        // All that is known of the request are fields of its span. Entered and not given as parent,
-        // because the JSON log shows the entered spans only.
+        // What is known about the request is in the fields of its span. The span is entered, not
+        // given as the parent, because the JSON log shows only entered spans.
         self.span.in_scope(|| tracing::info!(target: "stolon", "request ended"));
     }
 }
@@ -233,7 +233,7 @@ mod tests {
         assert_eq!(numbers(&gauges), [4, 1, 1, 2, 0, 0]);
     }
 
-    /// Goal: no request enters after the close, and the end of the last one wakes who waits for it.
+    /// Goal: no request enters after the close, and the end of the last one wakes the waiting task.
     #[test]
     fn a_close_is_final_and_the_last_end_wakes_the_waiting_task() {
         let gauges = Arc::new(Gauges::default());

@@ -12,7 +12,7 @@
 //!    others go first to the prompt with the fewest tokens left, so that a short prompt does not
 //!    wait for long ones.
 //!
-//! The first part bounds what a prompt waits for: a step that computes tokens of later prompts of
+//! The first part bounds how long a prompt waits: a step that computes tokens of later prompts of
 //! the same tenant computes at least three times as many of this one and the earlier ones, unless
 //! it computes all that it can of these. Therefore a prompt is overtaken by at most a third of the
 //! tokens that it and the earlier prompts of its tenant had left when it was admitted. Tokens of
@@ -45,9 +45,9 @@ pub(crate) struct SequenceView {
     pub(crate) tenant: TenantId,
     /// Maximum number of its tokens in one step. Smaller than the step if every row gets logits.
     pub(crate) chunk_max: usize,
-    /// Which rows are needed of a chunk that does not end its tokens.
+    /// Which rows are needed from a chunk before the last one.
     pub(crate) chunk_rows: LogitRows,
-    /// Which rows are needed of the chunk that ends its tokens.
+    /// Which rows are needed from the chunk that contains its last token.
     pub(crate) last_rows: LogitRows,
     /// It takes no part in steps: it is stalled by a slow consumer, a token of it is being sampled,
     /// or it is about to end.
@@ -87,9 +87,9 @@ pub(crate) enum PrefillOrder {
     FewestLeft,
 }
 
-/// Minimum number of prompt tokens of a step whose size follows from its time, if it has room for
-/// them. Matrix products with fewer rows are limited by reading the weights, so smaller steps would
-/// take hardly less time.
+/// Minimum number of prompt tokens of a step whose size is limited by its duration, if it has room
+/// for them. Matrix products with fewer rows are limited by reading the weights, so smaller steps
+/// would take hardly less time.
 const TIMED_PREFILL_MIN: usize = 64;
 
 /// One in this many prefill tokens of a tenant is not given in order of arrival. In the simulated
@@ -102,8 +102,9 @@ const REORDERED_SHARE: usize = 4;
 pub(crate) struct StepLimits {
     /// Maximum number of tokens, prefill chunks and decodes together; at least 1.
     pub(crate) tokens: usize,
-    /// Number of tokens that takes as long as a step should. Prefill chunks are limited by it, but
-    /// not to fewer than [`TIMED_PREFILL_MIN`] tokens together. `usize::MAX` for any duration.
+    /// Number of tokens that are computed in the target duration of a step. Prefill chunks are
+    /// limited by it, but not to fewer than [`TIMED_PREFILL_MIN`] tokens together. `usize::MAX` for
+    /// any duration.
     pub(crate) timed: usize,
 }
 
@@ -118,7 +119,7 @@ pub(crate) struct Slice {
     pub(crate) count: usize,
     /// First position whose keys and values are written; `start + count` if none are.
     pub(crate) write_from: usize,
-    /// Which rows get logits, or whose hidden states are returned.
+    /// For which rows logits or hidden states are returned.
     pub(crate) rows: LogitRows,
 }
 

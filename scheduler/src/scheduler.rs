@@ -47,7 +47,7 @@ struct Running {
     sequence: Sequence,
     /// Order of arrival; unique.
     arrival: u64,
-    /// Total cost of later requests that were admitted before it. It counts on after a preemption.
+    /// Total cost of later requests that were admitted before it. A preemption does not reset it.
     overtaken: usize,
     /// Maximum value of `overtaken`.
     bound: usize,
@@ -87,7 +87,6 @@ pub struct Scheduler<M> {
     reader: TreeReader,
     /// Delays the reuse of released blocks until the step in flight has ended.
     fence: StepFence,
-    /// The admission queue.
     queue: Queue,
     /// The running sequences, in order of admission.
     running: Vec<Running>,
@@ -130,7 +129,7 @@ impl<M: Memory> Scheduler<M> {
         reader: TreeReader,
         fence: StepFence,
     ) -> Scheduler<M> {
-        // As many again for calls of requests that have ended.
+        // Twice the number of requests, because calls of requests that have ended may still run.
         let late_sampling = LateSampling::new(2 * context.config.max_running);
         Scheduler {
             context,

@@ -61,7 +61,6 @@ pub struct Sequence {
     pub(crate) sampler: Option<Box<SamplerState>>,
     /// Maximum number of tokens to generate, limited to what context and pool can hold.
     pub(crate) max_tokens: usize,
-    /// End-of-sequence ids.
     pub(crate) eos_ids: TokenSet,
     /// `None` unless an embedding was requested, and while the step plan carries it to the
     /// executor.
@@ -74,7 +73,7 @@ pub struct Sequence {
     /// Its entry in the counts of requests. Declared before `events`, so that a caller who finds
     /// the channel closed finds the request counted as ended.
     pub(crate) record: RequestRecord,
-    /// The way to the caller.
+    /// Carries events to the caller.
     pub(crate) events: EventSender,
     /// Submission, deadlines and milestones.
     pub(crate) times: Times,
@@ -88,11 +87,12 @@ pub struct Sequence {
     pub(crate) loan: Option<BudgetLoan>,
     /// What it occupies of its quota, if it has one.
     pub(crate) share: Option<QuotaShare>,
-    /// The turn of a session that it is.
+    /// The turn of a session, if the request is one.
     pub(crate) turn: Option<Arc<Turn>>,
     /// Whether it is part of the step in flight.
     pub(crate) in_step: bool,
-    /// Whether a token of it is being sampled outside of a step. It takes part in none until then.
+    /// Whether a token of it is being sampled outside of a step. Until that has ended, it takes
+    /// part in no step.
     pub(crate) is_sampling: bool,
     /// Set if it must end before it is complete.
     pub(crate) end: Option<Ending>,
@@ -294,8 +294,8 @@ impl Sequence {
         }
     }
 
-    /// The draw of the token that the step which ends its tokens samples; `None` if the whole row
-    /// is needed.
+    /// How the backend draws the next token, in the step that computes the last of its tokens;
+    /// `None` if the whole row is needed.
     fn next_draw(&self, cache_logits: bool) -> Option<Draw> {
         let is_cached = cache_logits && self.generated() == 0;
         self.sampler.as_ref().filter(|_| !is_cached)?.next_draw()

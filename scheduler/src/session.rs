@@ -1,18 +1,18 @@
 //! Sessions: conversations whose prefix stays cached between their turns.
 //!
-//! A session is a name for a sequence of tokens that grows with each turn, and a lease on what the
-//! prefix tree has of it. It is no second cache: a turn finds its prefix in the tree as every other
-//! request does, so a session changes what is computed and never what is answered.
+//! A session is a name for a sequence of tokens that grows with each turn, and a lease on the part
+//! of it that the prefix tree has. It is no second cache: a turn finds its prefix in the tree as
+//! every other request does, so a session changes what is computed and never what is answered.
 //!
 //! 1. **Open**: it has no tokens and holds nothing.
 //! 2. **Turn**: a request that names the session. One at a time; [`Turn`] marks the session as busy
 //!    until the request has ended, on every path. If it completes, the session's tokens become
 //!    its prompt and its answer, and the lease of the request is kept instead of being dropped. If
 //!    it fails or is cancelled, the session stays where it was.
-//! 3. **Idle**: the lease keeps the blocks from being evicted, as a pin would. It is given up if
-//!    sessions together would hold more than their budget, or if a running request has no other
-//!    block: then by the session that has been idle longest. So a hold never makes a request fail
-//!    or wait for good. What is evicted afterwards is still on the disk if there is a disk tier.
+//! 3. **Idle**: the lease keeps the blocks from being evicted, as a pin would. If sessions together
+//!    would hold more than their budget, or if a running request finds no other blocks, the session
+//!    that has been idle longest releases its lease. So a hold never makes a request fail or wait
+//!    for ever. What is evicted afterwards is still on the disk if there is a disk tier.
 //! 4. **Closed**: by its owner, after its time to live without a turn, or to make room for another
 //!    session.
 //!
@@ -69,7 +69,7 @@ impl SessionId {
         SessionId { owner: owner.into(), name: name.into() }
     }
 
-    /// Whom the session belongs to.
+    /// The owner; empty if there is none.
     pub fn owner(&self) -> &str {
         &self.owner
     }
@@ -221,8 +221,7 @@ pub(crate) struct SessionCounts {
     pub(crate) holds_lost: u64,
 }
 
-/// The tokens that a session has got from another one, or back from itself, and whose cached prefix
-/// it should hold.
+/// The tokens of a session after a fork or a rewind. It should hold their cached prefix.
 #[derive(Clone, Debug)]
 pub struct SessionPrefix {
     /// The session.
@@ -231,7 +230,7 @@ pub struct SessionPrefix {
     pub namespace: Namespace,
     /// Its tokens.
     pub tokens: Arc<Vec<u32>>,
-    /// The session's revision that has these tokens.
+    /// The revision of the session with these tokens.
     pub(crate) revision: u64,
 }
 

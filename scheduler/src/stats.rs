@@ -70,10 +70,10 @@ pub struct EngineStats {
     pub follows: u64,
     /// Times that a running request was preempted.
     pub preemptions: u64,
-    /// How many of them were stalled by a slow consumer and made room for another request.
+    /// How many of them hit a request that was stalled by a slow consumer, for another request.
     pub preemptions_stalled: u64,
     /// How many of them made room for a request of a tenant with fewer running requests. The others
-    /// lost their blocks to an older running request.
+    /// freed blocks for an older running request.
     pub preemptions_for_share: u64,
     /// Blocks evicted from the prefix cache to make room.
     pub evictions: u64,
@@ -87,8 +87,8 @@ pub struct EngineStats {
     pub sessions_expired: u64,
     /// Sessions that were closed to make room for another one.
     pub sessions_displaced: u64,
-    /// Times that a session gave up the blocks that it held: for another session, because the
-    /// budget was used up, or for a running request.
+    /// Times that a session lost the blocks that it held: to another session, because the budget
+    /// was used up, or to a running request.
     pub session_holds_lost: u64,
     /// Restarts of the engine after a failure.
     pub restarts: u64,

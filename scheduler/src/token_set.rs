@@ -12,7 +12,7 @@ pub struct TokenSet {
 
 impl TokenSet {
     /// The different ids of `ids`. Stops reading when it has found more than `limit`, so that the
-    /// memory is bounded whatever the iterator yields; the caller refuses such a set.
+    /// memory is bounded even for an endless iterator; the caller refuses such a set.
     pub fn bounded(ids: impl IntoIterator<Item = u32>, limit: usize) -> TokenSet {
         let mut different = BTreeSet::new();
         for id in ids {

@@ -132,11 +132,11 @@ pub(crate) fn save_blocks(backend: &mut dyn Backend, blocks: &[BlockId]) -> Opti
     }
 }
 
-/// Stores what was computed outside of the pool.
+/// Stores computed KV outside of the pool.
 pub trait KvSink: fmt::Debug + Send + Sync {
-    /// What should be copied out of the pool of a prefix, now that a request of this `priority` has
-    /// added its blocks `committed` to the prefix tree; `tokens` may have more. Called on the
-    /// scheduler's task, so it must not block.
+    /// Returns which blocks of the prefix `tokens` are copied out of the pool, after a request of
+    /// this `priority` has added the blocks `committed` to the prefix tree. `tokens` may be longer.
+    /// Called on the scheduler's task, so it must not block.
     fn wanted(
         &self,
         namespace: &Namespace,
@@ -150,8 +150,8 @@ pub trait KvSink: fmt::Debug + Send + Sync {
         false
     }
 
-    /// What should be copied out of the pool of a prefix whose last blocks were just evicted to
-    /// make room, before they are overwritten. Called on the scheduler's task, so it must not
+    /// Returns which blocks of a prefix are copied out of the pool before they are overwritten. Its
+    /// last blocks were just evicted to make room. Called on the scheduler's task, so it must not
     /// block.
     fn evicted(&self, prefix: EvictedPrefix) -> Option<EvictedCopy> {
         let _ = prefix;
@@ -161,12 +161,12 @@ pub trait KvSink: fmt::Debug + Send + Sync {
 
 /// Finds KV that was stored outside of the pool. The engine asks it before a request is submitted.
 pub trait KvSource: fmt::Debug + Send + Sync {
-    /// Decides what of a prompt is read, and begins to read it. Called in the caller's task, so it
-    /// must not block.
+    /// Decides which stored KV of a prompt is read, and begins to read it. Called in the caller's
+    /// task, so it must not block.
     fn prefetch(&self, prompt: &PromptLookup) -> Prefetch;
 }
 
-/// A prompt whose request is about to be submitted, and what the engine knows of it.
+/// A prompt whose request is about to be submitted, and what the engine knows about it.
 #[derive(Clone, Debug)]
 pub struct PromptLookup {
     /// The namespace of the request.
@@ -182,7 +182,7 @@ pub struct PromptLookup {
     pub prefill_rate: Option<f64>,
 }
 
-/// What a [`KvSource`] wants to be done for a prompt.
+/// What a [`KvSource`] asks for when a prompt is about to be computed.
 #[derive(Debug, Default)]
 pub struct Prefetch {
     /// Blocks of the pool that are to be stored now, because the prompt has used them again.
@@ -205,10 +205,10 @@ impl fmt::Debug for PendingKv {
     }
 }
 
-/// A request to copy blocks of an evicted prefix, or of what is before them, out of the pool. They
+/// A request to copy blocks of a prefix out of the pool after its last blocks were evicted. They
 /// are copied at the beginning of the next step, all at once.
 pub struct EvictedCopy {
-    /// The blocks, of those that the prefix lists.
+    /// The blocks to copy, evicted or before the evicted ones.
     pub blocks: Vec<BlockId>,
     /// Receives the bytes of the blocks one after another. It is called once, on the scheduler's
     /// task, so it must not block; it is dropped if the copy fails.
@@ -227,7 +227,7 @@ pub struct SaveRequest {
     pub namespace: Namespace,
     /// The tokens of the prefix, at least up to the end of `blocks`.
     pub tokens: Arc<Vec<u32>>,
-    /// Indices of the blocks that are copied. Fewer are, if not all of them are cached.
+    /// Indices of the blocks to copy. Fewer are copied if not all of them are cached.
     pub blocks: Range<usize>,
     /// Receives the bytes of the blocks one after another, from the first one on. They may be fewer
     /// than requested. It is called once, on the scheduler's task, so it must not block; it is
@@ -253,7 +253,8 @@ pub(crate) struct Saving {
 }
 
 impl Saving {
-    /// Begins to save what `lease` has locked of the request's blocks; `None` if it is nothing.
+    /// Begins to save those of the request's blocks that `lease` has locked; `None` if there are
+    /// none.
     pub(crate) fn new(request: SaveRequest, lease: PrefixLease) -> Option<Saving> {
         let left = request.blocks.start..lease.blocks().len().min(request.blocks.end);
         if left.is_empty() {

@@ -8,13 +8,13 @@ use crate::config::EngineConfig;
 use crate::error::{EngineError, LengthBound};
 use crate::request::{RequestOptions, SequenceRequest};
 
-/// The least number of tokens that a request generates: none if it is for an embedding.
+/// Minimum number of tokens that a request generates: 0 if it is for an embedding.
 pub(super) fn answer_min(request: &SequenceRequest) -> usize {
     usize::from(request.options.pooling.is_none())
 }
 
-/// `reserved` blocks are not available to requests. The context has to hold `answer_min` generated
-/// tokens too.
+/// The maximum length of a prompt. `reserved` blocks are not available to requests, and the context
+/// must also hold `answer_min` generated tokens.
 pub(super) fn prompt_limit(spec: &BackendSpec, reserved: usize, answer_min: usize) -> PromptLimit {
     let (blocks, block_size) = (spec.block_count - reserved, spec.block_size);
     let (pool, context) = (blocks * block_size, spec.max_positions - answer_min);

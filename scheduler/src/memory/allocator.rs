@@ -22,8 +22,8 @@ pub trait TreeAccess {
     /// Why the tree could not answer.
     type Error;
 
-    /// Evicts what is demanded, by [`evict`], and returns it, with the prefixes that it ended if
-    /// `note` is set.
+    /// Evicts the demanded blocks with [`evict`] and returns them, with the prefixes that they
+    /// ended if `note` is set.
     fn evict(
         &mut self,
         demand: EvictionDemand,
@@ -33,7 +33,7 @@ pub trait TreeAccess {
     /// Removes everything that no request holds and returns its blocks.
     fn flush(&mut self) -> impl Future<Output = Result<EvictedBlocks, Self::Error>> + Send;
 
-    /// Removes part of the tree, by [`remove`], and returns its blocks.
+    /// Removes part of the tree with [`remove`] and returns its blocks.
     fn remove(
         &mut self,
         removal: Removal,
@@ -49,7 +49,7 @@ pub trait TreeAccess {
 /// What is to be evicted. The tree counts its blocks in the same message in which it evicts them.
 #[derive(Clone, Copy, Debug)]
 pub enum EvictionDemand {
-    /// What a reservation lacks; nothing if the tree does not have that much.
+    /// The blocks that a reservation lacks; none if the tree cannot supply all of them.
     Lacking(Shortage),
     /// Blocks that were flushed while a sequence still used them, and are not used any more.
     Detached,
@@ -60,11 +60,11 @@ pub enum EvictionDemand {
 pub struct Evicted {
     /// The blocks.
     pub blocks: EvictedBlocks,
-    /// The prefixes that they ended, if they were asked for.
+    /// The prefixes that they ended, if requested.
     pub prefixes: Vec<EvictedPrefix>,
 }
 
-/// Evicts what is demanded of a tree.
+/// Evicts the demanded blocks from a tree.
 pub fn evict(writer: &mut TreeWriter, demand: EvictionDemand, note: bool) -> Evicted {
     let counts = writer.counts();
     let count = match demand {
@@ -123,8 +123,8 @@ impl BlockAllocator {
         BlockAllocator { note_evicted, ..self }
     }
 
-    /// Reserves `count` blocks, evicting only if that yields enough of them, and looks up the logits
-    /// of `logits`.
+    /// Reserves `count` blocks, evicting only if that yields enough of them, and looks up the
+    /// logits of `logits`.
     ///
     /// # Errors
     /// Those of the tree.

@@ -81,7 +81,7 @@ fn sequences_with_logits_for_all_rows_are_computed_in_small_chunks() {
     assert_eq!(slices[0].rows, LogitRows::All);
 }
 
-/// Goal: a short prompt is computed beside long ones, in its first step; without short ones, the
+/// Goal: a short prompt is computed alongside long ones, in its first step; without short ones, the
 /// long ones are computed one after the other.
 #[test]
 fn a_short_prompt_does_not_wait_for_long_ones() {

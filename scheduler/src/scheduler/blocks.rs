@@ -53,7 +53,8 @@ impl<M: Memory> Scheduler<M> {
         Ok(())
     }
 
-    /// What should be stored of a running sequence that has committed its blocks from `first` on.
+    /// The save that the sink wants of a running sequence, which has committed its blocks from
+    /// `first` on.
     fn wanted_save(&self, index: usize, first: usize) -> Option<SaveRequest> {
         let sink = self.context.config.kv_sink.as_ref()?;
         let sequence = &self.running[index].sequence;

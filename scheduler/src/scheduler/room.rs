@@ -52,8 +52,8 @@ impl<M: Memory> Scheduler<M> {
             (sequence, sequence.held.computed, sequence.held.table.len())
         });
         let all = running.chain([(sequence, matched, matched / block_size)]);
-        // As if prompts were computed one after another, with the tokens of each step that decodes
-        // leave.
+        // Assumes that prompts are computed one after another, with the tokens of each step that
+        // decodes leave.
         let limits = self.step_limits();
         let step = limits.tokens.min(limits.timed).saturating_sub(self.running.len());
         let step = step.max(limits.tokens / 4).max(1);

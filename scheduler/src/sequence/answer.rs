@@ -1,4 +1,4 @@
-//! How what a step has computed becomes the events of a request.
+//! Turns the results of a step into the events of a request.
 
 use std::mem;
 use std::sync::Arc;

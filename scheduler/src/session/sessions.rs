@@ -1,7 +1,7 @@
 //! The open sessions of an engine.
 //!
-//! One mutex guards the table. It is held for short, computed operations only; nothing waits under
-//! it. Dropping a lease puts it into the queue of the prefix tree's owner and never waits either.
+//! One mutex guards the table. It is held only for short computations that wait for nothing.
+//! Dropping a lease puts it into the queue of the prefix tree's owner and never waits either.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -24,7 +24,7 @@ pub struct Sessions {
     budget: usize,
     /// Maximum number of open sessions.
     max: usize,
-    /// Time to live of a session that does not say.
+    /// Time to live of a session that is opened without one.
     ttl: Duration,
     table: Mutex<Table>,
 }
@@ -33,8 +33,8 @@ impl Sessions {
     /// Maximum time to live of a session.
     pub const MAX_TTL: Duration = Duration::from_secs(24 * 60 * 60);
 
-    /// No session. All of them together may hold `budget` blocks, at most `max` may be open, and
-    /// those that do not say are closed after `ttl` without a turn.
+    /// No open session. All sessions together may hold `budget` blocks, at most `max` may be open,
+    /// and `ttl` is the time to live of those that are opened without one.
     pub fn new(budget: usize, max: usize, ttl: Duration) -> Sessions {
         Sessions { budget, max, ttl, table: Mutex::default() }
     }
@@ -113,9 +113,9 @@ impl Sessions {
         sessions.into_iter().map(|(id, session)| session.info(id, now)).collect()
     }
 
-    /// Opens a session `to` that continues where `from` is or, with `tokens`, from the first tokens
-    /// of `from`. A turn of `from` that is in progress does not count. The new session has the same
-    /// namespace and time to live. The caller locks its prefix and hands it to
+    /// Opens a session `to` with the tokens of `from` or, if `tokens` is given, with so many of its
+    /// first tokens. A turn of `from` that is in progress does not count. The new session has the
+    /// same namespace and time to live. The caller locks its prefix and hands it to
     /// [`Sessions::hold`].
     ///
     /// # Errors
@@ -131,7 +131,7 @@ impl Sessions {
         let mut table = self.lock(now);
         let origin = table.session(from)?;
         let tokens = first_tokens(&origin.tokens, tokens)?;
-        // A use, so that it is not the one that makes room for the new session.
+        // Counts as a use, so that this session is not closed to make room for the new one.
         origin.last_use = now;
         let (namespace, ttl) = (origin.namespace, Some(origin.ttl));
         table.use_now(from)?;
@@ -166,8 +166,7 @@ impl Sessions {
         Ok(SessionPrefix { id: id.clone(), namespace, tokens, revision })
     }
 
-    /// Lets a session hold the locked prefix of tokens that it has got, unless it has gone on
-    /// meanwhile.
+    /// Lets a session hold the locked prefix of its tokens, unless it has gone on meanwhile.
     pub fn hold(&self, prefix: &SessionPrefix, lease: PrefixLease) {
         self.keep(&prefix.id, prefix.revision, lease);
     }
@@ -189,7 +188,7 @@ impl Sessions {
     /// session.
     ///
     /// # Errors
-    /// Those of `begin_turn`; also `Busy` if the session has others now.
+    /// Those of `begin_turn`; also `Busy` if the session has other tokens now.
     pub fn begin_turn_after(
         self: &Arc<Sessions>,
         tokens: Option<&Arc<Vec<u32>>>,

@@ -1,4 +1,4 @@
-//! What is known of each open session, and in which order sessions lose what they hold.
+//! The state of each open session, and in which order sessions lose what they hold.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
@@ -158,7 +158,7 @@ impl Table {
         true
     }
 
-    /// Ends a hold for the sake of others. Returns whether there was one.
+    /// Ends a hold because others need the blocks. Returns whether there was one.
     pub(super) fn lose(&mut self, id: &SessionId) -> bool {
         let released = self.release(id);
         self.holds_lost += u64::from(released);

@@ -1,4 +1,4 @@
-//! Fairness in virtual time: a small request beside any load of another client gets its first token
+//! Fairness in virtual time: a small request under any load of another client gets its first token
 //! soon, the load loses little throughput, and decodes keep their pace. Each figure is compared
 //! with that of the same load when prompts are computed in order of arrival in steps of any
 //! duration.
@@ -120,7 +120,7 @@ fn run(load: Load, clients: Clients, config: EngineConfig) -> Figures {
     figures
 }
 
-/// Goal: beside any load, the first token of a small request comes at most two steps later than on
+/// Goal: under any load, the first token of a small request comes at most two steps later than on
 /// an idle server, in steps of about 100 ms; the throughput is within 3 %, and decodes keep their
 /// pace.
 #[test]

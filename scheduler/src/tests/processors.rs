@@ -35,7 +35,7 @@ fn submit_gated(harness: &mut Harness, prompt: Vec<u32>, max_tokens: usize) -> G
     gate
 }
 
-/// Lets the threads that sample return, for at most 10 seconds.
+/// Runs steps until `is_done`, for at most 10 seconds, so that sampling threads can return.
 fn run_until(harness: &mut Harness, is_done: impl Fn(&Harness) -> bool) {
     for _ in 0..10_000 {
         harness.step(false);

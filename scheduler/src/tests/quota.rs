@@ -1,4 +1,4 @@
-//! Quotas: who is admitted while a client's requests are held, and what ends give back.
+//! Quotas: which requests are admitted while those of one client are held, and when these start.
 
 use super::*;
 
@@ -85,7 +85,7 @@ fn cancellation_makes_room() {
     assert_eq!(ada.tokens_in_flight(), 40);
     let third = submit(&mut harness, Some(&ada), 20, 10);
     assert!(!started(&mut harness).contains(&third));
-    // It is part of the step in flight, and goes with its end.
+    // It is part of the step in flight, and ends with it.
     harness.cancel(first);
     harness.step(false);
     assert_eq!(started(&mut harness), [first, third]);

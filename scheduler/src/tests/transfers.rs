@@ -1,5 +1,5 @@
-//! Loads and saves: KV that was copied out and in is that which was computed, and whatever happens
-//! to a copy, no request and no block is lost.
+//! Loads and saves: copied KV equals computed KV, and no request and no block is lost, even if a
+//! copy fails.
 
 use std::ops::Range;
 use std::sync::{Arc, Mutex};
