@@ -38,7 +38,6 @@ pub(crate) enum AdmissionMessage {
     Audit(RpcReplyPort<Result<AuditReport, String>>),
 }
 
-/// The actor.
 pub(crate) struct AdmissionActor;
 
 /// What the actor is started with.
@@ -51,7 +50,6 @@ pub(crate) struct AdmissionArguments {
     pub(crate) faults: Arc<FaultPlan>,
 }
 
-/// The state of the actor.
 pub(crate) struct AdmissionState {
     scheduler: Scheduler<ActorMemory>,
     executor: ActorRef<ExecutorMessage>,
@@ -68,8 +66,8 @@ pub(crate) struct AdmissionState {
     audit_after: Instant,
 }
 
-/// While requests run, the time between audits in durations of an audit, so that callers that audit
-/// all the time take a tenth of the scheduler's time at most.
+/// Pause after an audit while requests run, as a multiple of the audit's duration, so that callers
+/// that audit all the time take at most a tenth of the scheduler's time.
 const AUDIT_PAUSE: u32 = 9;
 
 impl Actor for AdmissionActor {

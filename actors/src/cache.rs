@@ -1,4 +1,4 @@
-//! What callers get to see of the prefix cache: pins and the stream of changes.
+//! The prefix cache as callers see it: pins and the stream of changes.
 
 use std::pin::Pin as Pinned;
 use std::sync::Arc;

@@ -36,12 +36,10 @@ pub(crate) enum ExecutorMessage {
 #[error("the backend panicked: {0}")]
 pub(crate) struct StepPanicked(String);
 
-/// The actor.
 pub(crate) struct ExecutorActor {
     pub(crate) faults: Arc<FaultPlan>,
 }
 
-/// The state of the actor.
 pub(crate) struct ExecutorState {
     /// To the thread. `None` once the actor has stopped.
     jobs: Option<mpsc::Sender<Job>>,

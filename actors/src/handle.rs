@@ -269,7 +269,7 @@ impl EngineHandle {
 }
 
 /// Fails on a runtime without a time driver: timeouts of requests and pins would never end. tokio
-/// has no way to ask for it, but a timer panics without one.
+/// cannot be asked whether there is one, but a timer panics without it.
 fn require_timers(runtime: &Handle) -> Result<(), EngineError> {
     let _context = runtime.enter();
     catch_unwind(|| drop(tokio::time::sleep(Duration::ZERO))).map_err(|_| {

@@ -39,7 +39,7 @@ pub(crate) enum TreeMessage {
     Evict { demand: EvictionDemand, note: bool, reply: RpcReplyPort<Evicted> },
     /// Remove everything that no request holds and return its blocks.
     Flush(RpcReplyPort<EvictedBlocks>),
-    /// Remove some of what no request holds and return its blocks.
+    /// Remove part of the tree and return its blocks.
     Remove(Removal, RpcReplyPort<EvictedBlocks>),
     /// Evict in this order from now on.
     SetEvictionPolicy(EvictionPolicy),
@@ -55,15 +55,13 @@ pub(crate) enum TreeMessage {
     Stats(RpcReplyPort<CacheStats>),
 }
 
-/// The state of the actor.
 #[derive(Debug)]
 pub(crate) struct TreeState {
     writer: TreeWriter,
-    /// What the tree does not know of the pins.
+    /// What the tree does not store about the pins.
     pins: HashMap<PinId, PinRecord>,
 }
 
-/// The actor.
 pub(crate) struct PrefixTreeActor {
     pub(crate) gauges: Arc<Gauges>,
     pub(crate) pin_budget: Arc<PinBudget>,

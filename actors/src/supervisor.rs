@@ -72,12 +72,10 @@ pub(crate) enum SupervisorMessage {
     ExecutorFree(bool),
 }
 
-/// The actor.
 pub(crate) struct SupervisorActor {
     pub(crate) common: Arc<Common>,
 }
 
-/// The state of the supervisor.
 pub(crate) struct SupervisorState {
     /// The current generation; `None` during a restart and once shut down.
     parts: Option<Parts>,

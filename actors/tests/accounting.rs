@@ -124,7 +124,7 @@ async fn a_shutdown_counts_what_it_ends() {
     drop(streams);
 }
 
-/// Goal: a drain refuses new requests by name, completes those it has, and says so.
+/// Goal: a drain refuses new requests with `Draining`, completes those it has, and returns true.
 #[tokio::test]
 async fn a_drain_completes_requests_and_refuses_new_ones() {
     let harness = start(options(16, 64), EngineConfig::default()).await;
@@ -144,8 +144,8 @@ async fn a_drain_completes_requests_and_refuses_new_ones() {
     assert_eq!(harness.engine.health(), EngineHealth::Stopped);
 }
 
-/// Goal: a drain whose time is over ends the rest with `Stopped`, and says so. It needs neither a
-/// runtime nor a timer of its caller.
+/// Goal: a drain whose time is over ends the rest with `Stopped`, and returns false. Its caller
+/// needs neither a runtime nor a timer.
 #[test]
 fn a_drain_works_off_the_runtime_and_reports_what_it_cut() {
     let runtime = tokio::runtime::Runtime::new().expect("a runtime");

@@ -112,7 +112,7 @@ async fn drawn_tokens_are_those_of_whole_rows() {
             let stream = harness.engine.submit(request).expect("the request is accepted");
             generated.push(read_to_end(stream).await.expect("it finishes").tokens);
             let batches = harness.fake.take_batches();
-            // The first tokens are sampled of rows that may be kept.
+            // The first tokens are sampled from rows that may be cached.
             let last = batches.last().expect("steps").sequences[0].logit_rows;
             match last {
                 LogitRows::Drawn(draw) => {

@@ -1,4 +1,4 @@
-//! Stands for the faults in a build that cannot inject any.
+//! Replaces the fault plan in a build without the feature `testing`.
 
 use std::convert::Infallible;
 

@@ -164,8 +164,8 @@ impl EngineHandle {
         self.hold(prefix).await
     }
 
-    /// Lets a session hold what is cached of its tokens. While the engine restarts, that is
-    /// nothing.
+    /// Lets a session hold the cached prefix of its tokens. While the engine restarts, nothing is
+    /// cached.
     async fn hold(&self, prefix: SessionPrefix) -> Result<SessionInfo, EngineError> {
         let (namespace, tokens) = (prefix.namespace, Arc::clone(&prefix.tokens));
         // The least priority, so that it does not change that of the prefix.

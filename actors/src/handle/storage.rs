@@ -1,4 +1,4 @@
-//! KV that is stored outside of the pool: copies out of it, and what is read for a request.
+//! KV outside of the pool: loads stored KV for a request, and copies blocks out of the pool.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -16,7 +16,7 @@ use crate::admission::AdmissionMessage;
 use crate::supervisor::end_error;
 
 impl EngineHandle {
-    /// The request with stored KV of its prompt, if there is an
+    /// Adds stored KV of its prompt to a request, if there is an
     /// [`EngineConfig::kv_source`](stolon_scheduler::EngineConfig::kv_source) that has some and
     /// reads it in time.
     pub async fn with_stored(&self, mut request: SequenceRequest) -> SequenceRequest {

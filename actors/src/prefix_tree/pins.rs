@@ -1,4 +1,4 @@
-//! Pins: what the tree does not know of them, and their times to live.
+//! Pins: what the tree does not store about them, and their times to live.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -28,7 +28,7 @@ pub(crate) enum PinMessage {
     List(RpcReplyPort<Vec<Pin>>),
 }
 
-/// What the tree does not know of a pin.
+/// What the tree does not store about a pin.
 #[derive(Debug)]
 pub(super) struct PinRecord {
     options: PinOptions,
@@ -122,7 +122,7 @@ impl TreeState {
     }
 
     /// Renews a pin whose time has passed if it has `refresh_on_hit` and was used. Returns whether
-    /// it does.
+    /// it was renewed.
     fn prolong(&mut self, id: PinId, myself: &ActorRef<TreeMessage>) -> bool {
         let Some(pin) = self.pins.get(&id) else { return false };
         if !pin.options.refresh_on_hit || self.writer.pin_last_use(id) == pin.last_use {

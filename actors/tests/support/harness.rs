@@ -1,4 +1,4 @@
-//! An engine on the fake backend, and what the tests do with it again and again.
+//! An engine on the fake backend, and the helpers that the tests share.
 
 use std::time::Duration;
 
