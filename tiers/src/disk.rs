@@ -46,9 +46,9 @@ pub struct DiskTier {
     budget: u64,
     index: Mutex<Index>,
     counters: Counters,
-    /// Of reads.
+    /// Speed of recent reads.
     speed: Speed,
-    /// Of writes.
+    /// Pause after a write that failed.
     pause: Pause,
     closed: AtomicBool,
 }
@@ -58,8 +58,8 @@ impl DiskTier {
     /// what exceeds the budget, in the order `eviction`. Blocks; the time is proportional to the
     /// number of files.
     ///
-    /// The order ranks records as it ranks leaves of the prefix tree. The files do not say how
-    /// often and with which priority they were used, so after a restart that begins anew.
+    /// The order ranks records as it ranks leaves of the prefix tree. The files do not record how
+    /// often and with which priority they were used, so a restart forgets that.
     ///
     /// # Errors
     /// [`DiskError`].
@@ -96,11 +96,11 @@ impl DiskTier {
         self.directory.namespace_key
     }
 
-    /// Stores full records of `tokens` from position `first` on, the beginning of a record.
+    /// Stores full records of `tokens` from position `first` on, which must begin a record.
     /// `blocks` are the bytes of the blocks from there, one after another; a rest that fills no
-    /// record is ignored. They are for a request of this `priority`. What exceeds the budget is
-    /// removed. If a write fails, nothing is written for a few seconds. Blocks.
-    /// Returns the keys of what was written.
+    /// record is ignored. `priority` is that of the request that they were computed for. Records
+    /// that exceed the budget are removed. If a write fails, nothing is written for a few seconds.
+    /// Blocks. Returns the keys of the records that were written.
     pub fn write(
         &self,
         namespace: &Namespace,
@@ -151,8 +151,7 @@ impl DiskTier {
         (bytes.len() == expected && is_of(&bytes, &self.shape)).then(|| bytes.into())
     }
 
-    /// The keys of all records, also of other formats, those that were used last first. Does no
-    /// I/O.
+    /// The keys of all records, also of other formats, the most recently used first. Does no I/O.
     pub fn keys(&self) -> Vec<ChainKey> {
         self.index().keys()
     }
@@ -171,7 +170,7 @@ impl DiskTier {
         self.counters.stats(records, bytes, self.budget)
     }
 
-    /// Gives the directory back, so that another process, or another tier of this one, can open it.
+    /// Unlocks the directory, so that another process, or another tier of this one, can open it.
     /// Nothing is read or written any more.
     pub fn close(&self) {
         *self.index() = Index::new(EvictionPolicy::default().order());
@@ -264,7 +263,7 @@ impl DiskTier {
         let now = SystemTime::now();
         for (number, place) in places.iter().enumerate() {
             let used = earlier(now, number);
-            // Reading is possible without the right to do this.
+            // Files may be readable although their times cannot be set.
             let _ = File::open(self.directory.record(&place.key))
                 .and_then(|file| file.set_modified(used));
         }
@@ -275,16 +274,16 @@ impl DiskTier {
     }
 }
 
-/// Closing a file unlocks it only when no child process that was forked at that moment has a copy
-/// of it.
+/// Unlocks the directory. Closing the lock file does not unlock it while a child process that was
+/// forked at that moment has a copy of it.
 impl Drop for DiskTier {
     fn drop(&mut self) {
         self.close();
     }
 }
 
-/// When the record with this number of a prefix that was used at `now` counts as used: the first
-/// one last.
+/// When the record with this number counts as used, if its prefix was used at `now`: the first
+/// record counts as the last one used.
 fn earlier(now: SystemTime, number: usize) -> SystemTime {
     now.checked_sub(Duration::from_micros(number as u64)).unwrap_or(now)
 }

@@ -20,8 +20,8 @@ pub(crate) const EXTENSION: &str = "kv";
 /// The records on the disk.
 ///
 /// A record is of no use without those before it, so only records that no stored record follows are
-/// removed to make room: the leaves of the tree that the records form. Which record precedes
-/// another one is not in its name, so after a restart it is known as soon as the record is used.
+/// removed to make room: the leaves of the tree that the records form. A file's name does not tell
+/// which record precedes it, so after a restart that is known only once the record is used.
 #[derive(Debug)]
 pub(crate) struct Index {
     entries: HashMap<ChainKey, Entry>,
@@ -40,7 +40,7 @@ struct Entry {
     bytes: u64,
     /// The record before it, once it is known.
     parent: Option<ChainKey>,
-    /// What the order of eviction knows of it.
+    /// What the order of eviction knows about it.
     candidate: EvictionCandidate,
     /// Its place in [`Index::order`].
     rank: Option<EvictionRank>,
@@ -59,7 +59,7 @@ impl Index {
         }
     }
 
-    /// Finds the records in a folder, and removes what writes that did not end have left.
+    /// Finds the records in a folder, and removes the temporary files of writes that did not end.
     pub(crate) fn scan(folder: &Path, eviction: Box<dyn EvictionOrder>) -> io::Result<Index> {
         let mut found = Vec::new();
         for part in fs::read_dir(folder)? {
@@ -70,7 +70,7 @@ impl Index {
             for file in fs::read_dir(&part)? {
                 let path = file?.path();
                 if path.extension().is_some_and(|extension| extension == "tmp") {
-                    // If it cannot be removed, it takes room and nothing else.
+                    // If it cannot be removed, it only takes up space.
                     let _ = fs::remove_file(&path);
                     continue;
                 }
@@ -135,7 +135,7 @@ impl Index {
         let &(rank, key) = self.order.first()?;
         self.remove(&key);
         let Index { eviction, .. } = self;
-        // An order of the caller's own may panic.
+        // A custom order may panic.
         let _ = catch_unwind(AssertUnwindSafe(|| eviction.evicted(rank)));
         Some(key)
     }
@@ -147,7 +147,7 @@ impl Index {
         leaves.iter().for_each(|key| self.rank(key));
     }
 
-    /// The keys of all records, those that were used last first.
+    /// The keys of all records, the most recently used first.
     pub(crate) fn keys(&self) -> Vec<ChainKey> {
         let last_use = |(key, entry): (&ChainKey, &Entry)| (entry.candidate.last_use, *key);
         let mut keys: Vec<_> = self.entries.iter().map(last_use).collect();

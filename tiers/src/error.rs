@@ -12,13 +12,13 @@ use crate::object_error::ObjectError;
 #[non_exhaustive]
 pub enum TierError {
     /// A stored prefix cannot be used: its data are damaged, or it was computed by another model or
-    /// on other terms.
+    /// with other options.
     #[error(transparent)]
     StoredKv(#[from] FormatError),
     /// The backend cannot copy KV out of and into its pool.
     #[error("this engine's backend cannot copy KV blocks")]
     NoKvCopies,
-    /// The prompt was computed, but not all of its full blocks were in the cache when they should
+    /// The prompt was computed, but not all of its full blocks were in the cache when they were to
     /// be copied: the prompt has no full block, the pool is too small for it and the running
     /// requests, or prefix caching is off.
     #[error("expected {expected} tokens of the prompt in the cache, got {got}")]
@@ -31,7 +31,7 @@ pub enum TierError {
     /// The directory of the disk tier cannot be used.
     #[error(transparent)]
     Disk(Arc<DiskError>),
-    /// The object store of the disk tier cannot be used.
+    /// The object store behind the disk tier cannot be used.
     #[error(transparent)]
     ObjectStore(Arc<ObjectError>),
     /// A file could not be read or written.
@@ -50,7 +50,7 @@ impl TierError {
     }
 }
 
-/// Why stored KV cannot be used. The caller computes it again.
+/// Why stored KV cannot be used. The caller computes the prompt instead.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum FormatError {
@@ -65,7 +65,7 @@ pub enum FormatError {
         /// The version of the file.
         got: u32,
     },
-    /// It was computed by another model, or on other terms.
+    /// It was computed by another model, or with other options.
     #[error(
         "the stored KV is that of another model, of other weights or options, or of another \
          instruction set (the fingerprints differ)"

@@ -8,7 +8,7 @@
 //! * [`DiskTier`]: records in a directory, up to a budget, and [`DiskWriter`], which writes to it
 //!   on a thread of its own.
 //! * `ObjectTier` (feature `object-store`): records in an object store.
-//! * [`plan()`]: what of a prompt is read, as a plain function.
+//! * [`plan()`]: a plain function that decides which records of a prompt are read.
 //! * [`Tiers`]: all of it for an engine, which stores what is computed and reads it back. It is a
 //!   `KvSink` and a `KvSource` of `stolon-scheduler`.
 //!

@@ -13,10 +13,10 @@ use stolon_scheduler::StoredKv;
 use crate::key::ChainKey;
 use crate::shared::lock;
 
-/// Maximum memory of KV that was read and is not in the pool yet. Of prompts that need more, the
-/// beginning is read; while all of it is used, prompts are computed.
+/// Maximum memory in bytes for KV that was read and is not in the pool yet. If a prompt needs more,
+/// only its beginning is read; while all of it is in use, nothing is read.
 const MEMORY_BYTES: usize = 1 << 30;
-/// What a read counts at least, which bounds the number of threads that read.
+/// Minimum number of bytes that a read counts as, which bounds the number of reading threads.
 const READ_BYTES_MIN: usize = 4 << 20;
 
 /// A read that several requests may wait for.

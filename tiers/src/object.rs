@@ -29,9 +29,9 @@ const FOLDER: &str = "v1";
 const EXTENSION: &str = ".kv";
 /// Maximum number of records that are known.
 const KEYS_MAX: usize = 4 << 20;
-/// How long one object may take.
+/// Maximum time for fetching or storing one object.
 const OBJECT_TIMEOUT: Duration = Duration::from_secs(20);
-/// How long a listing may take.
+/// Maximum time of a listing.
 const LIST_TIMEOUT: Duration = Duration::from_secs(300);
 /// The speed of fetching in bytes per second that is assumed before it was measured.
 const ASSUMED_SPEED: f64 = 50e6;
@@ -42,7 +42,7 @@ pub struct ObjectTier {
     store: Box<dyn ObjectStore>,
     folder: Path,
     keys: Mutex<Keys>,
-    /// Of fetches.
+    /// Speed of recent fetches.
     speed: Speed,
     pause: Pause,
     counters: Counters,
@@ -51,7 +51,7 @@ pub struct ObjectTier {
 #[derive(Debug, Default)]
 struct Keys {
     stored: HashSet<ChainKey>,
-    /// Objects that were not what their names say.
+    /// Keys of objects whose content did not match their names.
     wrong: HashSet<ChainKey>,
 }
 
@@ -67,8 +67,8 @@ struct Counters {
 }
 
 impl ObjectTier {
-    /// A store by its URL. `settings` are names and values as the store's own tools take them from
-    /// the environment, such as `AWS_ACCESS_KEY_ID`; others are ignored. Does no I/O.
+    /// The store at this URL. `settings` are names and values as the store's own tools take them
+    /// from the environment, such as `AWS_ACCESS_KEY_ID`; others are ignored. Does no I/O.
     ///
     /// # Errors
     /// [`ObjectError::Url`].
@@ -95,7 +95,7 @@ impl ObjectTier {
         })
     }
 
-    /// Asks the store for the first of its records: whether it can be used.
+    /// Checks that the store can be used, by asking it for its first record.
     ///
     /// # Errors
     /// [`ObjectError`].
@@ -138,8 +138,8 @@ impl ObjectTier {
         self.speed.time_of(bytes)
     }
 
-    /// Whether to fetch something only to learn how fast that is now. Says so to one caller at most
-    /// every 30 seconds, and to none while there are other fetches.
+    /// Whether the caller should fetch something only to measure the speed. True for at most one
+    /// caller every 30 seconds, and for none while there are other fetches.
     pub fn speed_is_due(&self) -> bool {
         self.speed.is_due()
     }
@@ -152,7 +152,7 @@ impl ObjectTier {
     /// Fetches an object of `bytes` bytes. It is not verified.
     ///
     /// # Errors
-    /// [`ObjectError`]; the store is left alone for a few seconds then, unless only the size is
+    /// [`ObjectError`]; the store is then not used for a few seconds, unless only the size is
     /// wrong.
     pub async fn fetch(&self, key: &ChainKey, bytes: usize) -> Result<Bytes, ObjectError> {
         let path = self.path(key);
@@ -183,7 +183,7 @@ impl ObjectTier {
         }
     }
 
-    /// Notes that an object is not what its name says. It is not fetched again.
+    /// Notes that the content of an object does not match its name. It is not fetched again.
     pub fn refuse(&self, key: &ChainKey) {
         self.counters.refused.add(1);
         let mut keys = self.keys();
@@ -195,7 +195,7 @@ impl ObjectTier {
     /// Stores a record.
     ///
     /// # Errors
-    /// [`ObjectError`]; the store is left alone for a few seconds then.
+    /// [`ObjectError`]; the store is then not used for a few seconds.
     pub async fn store(&self, key: &ChainKey, record: Bytes) -> Result<(), ObjectError> {
         let bytes = record.len() as u64;
         let path = self.path(key);

@@ -11,7 +11,7 @@ use crate::record::{Record, RecordShape};
 pub struct Place {
     /// Its first position.
     pub first: usize,
-    /// The key of what is before it.
+    /// The key of the prefix before it.
     pub parent: ChainKey,
     /// Its own key.
     pub key: ChainKey,

@@ -1,5 +1,5 @@
-//! [`plan`]: what of a prompt is read from the tiers, and how long its request waits for it. It is
-//! a plain function of what is stored, of speeds and of the policy, and does no I/O.
+//! [`plan`]: which records of a prompt are read from the tiers, and how long its request waits for
+//! them. It is a plain function of what is stored, of speeds and of the policy, and does no I/O.
 
 use std::ops::Range;
 use std::time::Duration;
@@ -19,7 +19,7 @@ const MEASURED_RECORDS: usize = 4;
 /// How long a read is waited for at most while the speed of computing is not known.
 const UNMEASURED_LIMIT: Duration = Duration::from_secs(10);
 
-/// What is stored of a prompt. Records are counted from the start of the prompt.
+/// How much of a prompt is stored. Records are counted from the start of the prompt.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Lookup {
     /// Number of leading positions whose KV is in the pool.
@@ -47,7 +47,7 @@ pub struct Speeds {
     pub store: Duration,
 }
 
-/// What is read of a prompt: ranges of its records.
+/// Which records of a prompt are read.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ReadPlan {
     /// Records that are read from the disk. The first one may be cached in part.
@@ -63,10 +63,10 @@ pub struct ReadPlan {
     pub slow_store: Range<usize>,
 }
 
-/// Decides what is read of a prompt, beyond what is in the pool.
+/// Decides which records of a prompt are read, beyond those in the pool.
 ///
-/// It is all that is stored if that is expected to be faster than computing it, or else what is on
-/// the disk, or nothing.
+/// All stored records are read if that is expected to be faster than computing them; otherwise
+/// those on the disk, if that is faster; otherwise none.
 #[must_use]
 pub fn plan(lookup: &Lookup, speeds: &Speeds, policy: PrefetchPolicy) -> ReadPlan {
     let longest = match policy {

@@ -1,9 +1,9 @@
 //! [`Record`]: the tokens and the KV of some consecutive blocks of a prefix, as bytes.
 //!
-//! The README of this crate has the layout. A record is read in two steps, so that nothing is
-//! allocated on the word of a file: [`RecordHeader::parse`] compares every field of the header with
-//! what the reader expects and yields the exact size of the record, and [`Record::parse`] verifies
-//! the rest.
+//! The README of this crate has the layout. A record is read in two steps, so that no memory is
+//! allocated for a size that was not verified: [`RecordHeader::parse`] compares every field of the
+//! header with what the reader expects and yields the exact size of the record, and
+//! [`Record::parse`] verifies the rest.
 
 use bytes::Bytes;
 use stolon_kvcache::Namespace;

@@ -27,7 +27,7 @@ use crate::tier::{RemoteTier, Tier};
 const QUEUE: usize = 1_024;
 /// Records that are uploaded at a time, and that are fetched at a time for one prompt.
 const PARALLEL: usize = 16;
-/// Time between two listings, at least; and as a multiple of the time that a listing takes.
+/// Minimum time between two listings, and the same as a multiple of the time that a listing takes.
 const LIST_INTERVAL: Duration = Duration::from_secs(30);
 const LIST_INTERVAL_TIMES: u32 = 20;
 /// How long a flush waits.
@@ -128,7 +128,7 @@ impl RemoteTier for ObjectStoreTier {
 }
 
 /// Fetches records of a prompt and verifies them. Returns their blocks, up to the first record that
-/// cannot be had.
+/// is missing or wrong.
 async fn fetch(
     tier: Arc<ObjectTier>,
     disk: Arc<DiskTier>,
@@ -209,7 +209,7 @@ async fn upload_earlier(tier: &Weak<ObjectTier>, disk: &Weak<DiskTier>) {
     let keys = disk.upgrade().map(|disk| disk.keys()).unwrap_or_default();
     for key in keys {
         let (Some(tier), Some(disk)) = (tier.upgrade(), disk.upgrade()) else { return };
-        // Of what is of another model, there is nothing to upload.
+        // Records of other models are not uploaded: `read` returns `None` for them.
         if !tier.contains(&key)
             && !tier.is_paused()
             && let Some(record) = read(&disk, key).await

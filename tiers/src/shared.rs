@@ -5,10 +5,10 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-/// How long a tier is left alone after a failure.
+/// How long a tier is not used after a failure.
 pub(crate) const PAUSE: Duration = Duration::from_secs(5);
 
-/// A speed that was not measured for so long should be measured again.
+/// Time after which a speed should be measured again.
 const MEASURE_INTERVAL: Duration = Duration::from_secs(30);
 
 /// A count. It guards no other memory, so all accesses are relaxed.
@@ -52,8 +52,8 @@ impl Speed {
         *recent = Recent { bytes_per_second, measured: true, at: Some(Instant::now()) };
     }
 
-    /// Whether to transfer something only to measure the speed, because that was not done for a
-    /// while. Says so to one caller at most in that time.
+    /// Whether the caller should transfer something only to measure the speed, because it was not
+    /// measured for [`MEASURE_INTERVAL`]. True for at most one caller in that time.
     pub(crate) fn is_due(&self) -> bool {
         self.is_due_at(Instant::now())
     }
@@ -74,7 +74,7 @@ impl Speed {
     }
 }
 
-/// Whether a failure was a short time ago.
+/// Whether there was a failure within the last [`PAUSE`].
 #[derive(Debug, Default)]
 pub(crate) struct Pause(Mutex<Option<Instant>>);
 

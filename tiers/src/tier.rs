@@ -1,4 +1,4 @@
-//! [`Tier`] and [`RemoteTier`]: the places where records are stored, as those see them that read.
+//! [`Tier`] and [`RemoteTier`]: the interfaces of the places where records are stored.
 
 use std::fmt;
 use std::sync::Arc;
@@ -19,8 +19,8 @@ pub trait Tier: fmt::Debug + Send + Sync {
     /// The time that reading one record takes, by the speed of recent reads.
     fn record_time(&self) -> Duration;
 
-    /// Whether to read something only to learn how fast that is now. Says so to one caller at most
-    /// every 30 seconds, and to none while there are other reads.
+    /// Whether the caller should read something only to measure the speed. True for at most one
+    /// caller every 30 seconds, and for none while there are other reads.
     fn speed_is_due(&self) -> bool;
 
     /// Reads consecutive records of a prompt and verifies them. Returns the bytes of each block, up

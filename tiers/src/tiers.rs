@@ -98,8 +98,8 @@ impl Tiers {
     }
 
     /// Opens the directory, and the object store behind it, for KV of this format. Blocks. With an
-    /// object store, it must be called on a thread of a tokio runtime, which the tiers use from then
-    /// on.
+    /// object store, it must be called on a thread of a tokio runtime, which the tiers use from
+    /// then on.
     ///
     /// # Errors
     /// [`TierError::Disk`], [`TierError::ObjectStore`], and [`TierError::File`] if the thread that
@@ -141,7 +141,7 @@ impl Tiers {
         TierMatch { pool, disk: disk * record, object_store: stored * record }
     }
 
-    /// Removes records from the disk in another order from now on.
+    /// Changes the order in which records are removed from the disk.
     pub fn set_eviction_policy(&self, policy: EvictionPolicy) {
         if let Some(open) = self.open.get() {
             open.disk.set_eviction_order(policy.order());
@@ -178,7 +178,8 @@ impl Tiers {
         self.open.get().iter().for_each(|open| open.writer.flush());
     }
 
-    /// Lets another engine have the directory. Nothing is read or written any more. Blocks.
+    /// Unlocks the directory, so that another engine can open it. Nothing is read or written any
+    /// more. Blocks.
     pub fn close(&self) {
         if let Some(open) = self.open.get() {
             open.disk.close();

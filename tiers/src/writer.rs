@@ -18,7 +18,7 @@ use crate::tier::Tier;
 /// is claimed: what is not stored now is offered again when it is used again.
 const CLAIMED_BYTES_MAX: usize = 256 << 20;
 
-/// Niceness of the thread: a tenth of a core where all cores compute all the time.
+/// Niceness of the thread, which then gets about a tenth of a core while all cores are busy.
 #[cfg(target_os = "linux")]
 const WRITER_NICENESS: i32 = 10;
 
@@ -182,7 +182,8 @@ impl Claim {
         self.positions.start / self.block_size..self.positions.end / self.block_size
     }
 
-    /// A request to the scheduler to copy the claimed blocks out of the pool. They are written then.
+    /// A request to the scheduler to copy the claimed blocks out of the pool. They are written
+    /// then.
     pub(crate) fn save(self) -> SaveRequest {
         SaveRequest {
             namespace: self.namespace,
@@ -214,10 +215,10 @@ impl Drop for Claim {
 }
 
 /// Lowers the priority of the calling thread. No request waits for a write, but the kernels'
-/// threads wait for each other, so a core that is taken from one of them is taken from all.
+/// threads wait for each other, so a core that is taken from one of them delays all.
 #[cfg(target_os = "linux")]
 fn yield_to_computing() {
-    // On Linux this concerns one thread. Where it is refused, only speed is lost.
+    // On Linux this sets the priority of one thread. Where it is refused, only speed is lost.
     let _ = rustix::process::setpriority_process(None, WRITER_NICENESS);
 }
 

@@ -78,7 +78,7 @@ impl Directory {
         Index::scan(&self.folder, eviction).map_err(failed(&self.folder))
     }
 
-    /// Lets another process have the directory.
+    /// Unlocks the directory, so that another process can open it.
     pub(super) fn unlock(&self) {
         // If this fails, the directory is free when this process ends.
         let _ = self.lock.unlock();

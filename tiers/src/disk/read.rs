@@ -85,7 +85,7 @@ impl DiskTier {
         let threads = places.len().min(cores).min(READ_THREADS_MAX);
         std::thread::scope(|scope| {
             for _ in 1..threads {
-                // What cannot be done in parallel is done by this thread.
+                // If no thread can be started, this one reads everything.
                 let _ = std::thread::Builder::new().spawn_scoped(scope, work);
             }
             work();
@@ -93,8 +93,8 @@ impl DiskTier {
         records.into_iter().map(OnceLock::into_inner).collect()
     }
 
-    /// Reads and verifies one record. Anything but a missing entry that prevents it is counted and
-    /// logged, and the record is removed.
+    /// Reads and verifies one record. If that fails although the index has the record, the failure
+    /// is counted and logged, and the record is removed.
     fn read_record(&self, namespace: &Namespace, tokens: &[u32], place: &Place) -> Option<Record> {
         if !self.index().contains(&place.key) {
             return None;

@@ -51,7 +51,7 @@ impl Tiers {
             let blocks = own.read(&prompt, &places, &plan);
             let kv = StoredKv::new(shape.block_size, first_block, blocks);
             end.finish(Some(kv).filter(|kv| !kv.range().is_empty()));
-            // It concerns what is evicted from the disk, so nobody waits for it.
+            // This only affects eviction from the disk, so no request waits for it.
             own.disk.touch(&places[..plan.disk.end], prompt.priority);
         };
         let kv = self.loads.begin(key, bytes.unwrap_or(usize::MAX), read)?;
@@ -89,7 +89,7 @@ impl Open {
     }
 
     /// Reads records in the background if the speed of their tier was not measured for a while.
-    /// Otherwise, what was too slow once would not be tried again.
+    /// Otherwise, a tier that was too slow once would not be tried again.
     fn measure<T: Tier + ?Sized + 'static>(
         &self,
         tier: &Arc<T>,

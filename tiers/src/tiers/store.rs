@@ -14,13 +14,13 @@ use crate::policy::WritePolicy;
 use crate::shared::lock;
 use crate::writer::Claim;
 
-/// How much of the pool is copied out and written at a time when all of it is.
+/// Number of bytes that are copied out and written at a time when the whole pool is stored.
 const POOL_PART_BYTES: usize = 64 << 20;
 
 impl Tiers {
-    /// Notes that a request begins with this prompt, whose full records are `places`. Returns what
-    /// of it is in the pool, has been used often enough and is not stored yet, if the write policy
-    /// asks for it.
+    /// Notes that a request begins with this prompt, whose full records are `places`. If the write
+    /// policy stores what is used often, returns the records that are in the pool, have been used
+    /// often enough and are not stored yet.
     pub(super) fn note_use(
         &self,
         open: &Open,
@@ -57,15 +57,15 @@ impl Tiers {
         keys.take_while(|key| uses.at_least(hits.saturating_add(1).get(), key)).count()
     }
 
-    /// Whether what is in the pool is to be stored before it is lost: then, when the engine stops or
-    /// everything is to be on the disk, each cached prefix is given to [`Tiers::claims`].
+    /// Whether the pool is stored only before it is lost. Then, when the engine stops or everything
+    /// is to be on the disk, the caller gives each cached prefix to [`Tiers::claims`].
     pub fn stores_pool(&self) -> bool {
         self.open.get().is_some() && self.write == WritePolicy::WriteBack
     }
 
-    /// Claims what of a prefix in the pool is not stored yet, part by part. The caller copies the
-    /// blocks of each claim out of the pool and calls [`Claim::write`] before it asks for the next
-    /// one, so that the memory of the copies is bounded.
+    /// Claims the records of a prefix in the pool that are not stored yet, part by part. The caller
+    /// copies the blocks of each claim out of the pool and calls [`Claim::write`] before it asks
+    /// for the next one, so that the memory of the copies is bounded.
     pub fn claims(
         &self,
         namespace: Namespace,
