@@ -1,5 +1,5 @@
-//! Flags that several commands share: the model, the engine's settings, and, in `sampling.rs`, how
-//! tokens are sampled.
+//! Flags that several commands share: the model, the engine's settings, and in `sampling.rs` the
+//! sampling parameters.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -23,8 +23,8 @@ mod sampling;
 /// The default of `--block-size` on the CPU, in tokens. On a GPU it is larger.
 const DEFAULT_BLOCK_SIZE: usize = 16;
 
-/// The same for the demo model: so small that its questions, of about ten tokens, branch off in the
-/// prefix tree.
+/// The default of `--block-size` for the demo model, in tokens: so small that its questions, of
+/// about ten tokens, fill whole blocks and become branches of the prefix tree.
 const DEMO_BLOCK_SIZE: usize = 4;
 
 /// The default of `--model`.
@@ -70,16 +70,17 @@ pub struct EngineArgs {
     /// Directory in which computed KV is stored, so that it is read back instead of being computed
     /// again when it was evicted, and after a restart
     ///
-    /// It is made if it does not exist, and one process can use it at a time. KV is read back only
-    /// where that is faster than computing it. The files contain prompts and answers as token ids.
+    /// It is created if it does not exist, and only one process can use it at a time. KV is read
+    /// back only where that is faster than computing it. The files contain prompts and answers as
+    /// token ids.
     #[arg(long, value_name = "DIR")]
     pub kv_cache_dir: Option<PathBuf>,
-    /// Maximum size of `--kv-cache-dir`, in bytes or with a unit. What is removed first is
-    /// decided by `--eviction-policy`
+    /// Maximum size of `--kv-cache-dir`, in bytes or with a unit. `--eviction-policy` decides what
+    /// is removed first
     #[arg(long, value_parser = parse_bytes, default_value = "16G", value_name = "BYTES")]
     pub kv_cache_dir_size: u64,
     /// When KV is written to `--kv-cache-dir`: `write-through` (as soon as it is computed),
-    /// `write-through-selective[=HITS]` (when so many later requests have begun with it, by default
+    /// `write-through-selective[=HITS]` (when HITS later requests have begun with it, by default
     /// one), or `write-back` (when it is evicted from the KV pool, and when the server stops)
     #[arg(long, alias = "hicache-write-policy")]
     #[arg(default_value_t = WritePolicy::default(), value_name = "POLICY")]
@@ -96,15 +97,16 @@ pub struct EngineArgs {
     ///
     /// Credentials, regions and endpoints are taken from the environment: `AWS_ACCESS_KEY_ID`,
     /// `AWS_SECRET_ACCESS_KEY`, `AWS_REGION`, `AWS_ENDPOINT`, `GOOGLE_SERVICE_ACCOUNT`,
-    /// `AZURE_STORAGE_ACCOUNT_NAME` and so on. Nothing is removed from the store.
+    /// `AZURE_STORAGE_ACCOUNT_NAME` and so on. Stolon removes nothing from the store.
     #[cfg(feature = "object-store")]
     #[arg(long, requires = "kv_cache_dir", value_name = "URL")]
     pub kv_object_store: Option<String>,
-    /// File with the secret key by which cache salts, and tenants, become namespaces of the cache:
+    /// File with the secret key from which the namespaces of cache salts and tenants are derived:
     /// 64 hexadecimal digits
     ///
-    /// Servers that share an object store need the same key to share KV of requests with a salt.
-    /// Without it, there is a key in `--kv-cache-dir`, or each process draws its own.
+    /// Servers that share an object store need the same key to share KV of requests with a salt. By
+    /// default the key is kept in `--kv-cache-dir`; without a directory, each process draws a
+    /// random key.
     #[arg(long, value_name = "FILE")]
     pub namespace_key_file: Option<PathBuf>,
     /// Number of tokens per KV cache block: a power of two from 1 to 256
@@ -122,12 +124,14 @@ pub struct EngineArgs {
     pub device: stolon::DeviceChoice,
     /// Share of the GPU's memory to use, above 0 and up to 1
     ///
-    /// The KV cache gets what the weights and the computation leave, unless its size is set. Memory
-    /// that other programs use counts. It has no effect on the CPU.
+    /// The KV cache gets the part of it that the weights and the computation leave, unless its size
+    /// is set. Memory that other programs use counts towards the share. This has no effect on the
+    /// CPU.
     #[cfg(feature = "candle")]
     #[arg(long, default_value_t = 0.9, value_name = "SHARE")]
     pub gpu_memory_utilization: f64,
-    /// Allow answers on a GPU to depend, by rounding, on what is cached and on what else runs
+    /// Allow answers on a GPU to depend, by rounding, on what is cached and on other running
+    /// requests
     ///
     /// Long prompts are computed faster then, and so is each token after a long context. KV can be
     /// neither stored nor exported.
@@ -136,8 +140,8 @@ pub struct EngineArgs {
     pub no_batch_invariance: bool,
     /// Launch the kernels of decode steps on a CUDA device as CUDA graphs
     ///
-    /// Small models generate faster then. No GPU has run it yet; `stolon gpu-check` compares it
-    /// with steps without graphs. It has no effect on models with experts.
+    /// Small models then generate faster. No GPU has run CUDA graphs yet; `stolon gpu-check`
+    /// compares them with steps without graphs. This has no effect on models with experts.
     #[cfg(feature = "candle")]
     #[arg(long)]
     pub cuda_graphs: bool,
@@ -154,8 +158,8 @@ pub struct EngineArgs {
     #[arg(long, visible_alias = "max-num-batched-tokens", default_value_t = 512)]
     #[arg(value_name = "TOKENS")]
     pub max_batched_tokens: usize,
-    /// Aim for the duration of a forward pass while other requests wait, in milliseconds; 0 allows
-    /// any duration
+    /// Target duration of a forward pass while other requests wait, in milliseconds; 0 sets no
+    /// target
     ///
     /// Prompts are then computed in chunks that take no longer at the measured speed, but of at
     /// least 64 tokens.
@@ -172,9 +176,9 @@ pub struct EngineArgs {
     pub max_queued: Option<usize>,
     /// Maximum number of uncached prompt tokens in the queue; more are refused
     ///
-    /// A limit of a few thousand protects conversations that do not all fit in the KV cache: those
-    /// whose history is cached continue, instead of evicting each other's. A request is accepted in
-    /// any case if the queue is empty. Default 1048576.
+    /// A limit of a few thousand helps if not all conversations fit in the KV cache: those whose
+    /// history is cached continue, instead of evicting each other's history. A request is accepted
+    /// in any case if the queue is empty. Default 1048576.
     #[arg(long, value_name = "TOKENS")]
     pub max_queued_tokens: Option<usize>,
     /// Bound on overtaking: uncached prompt tokens of later requests that may be admitted before an
@@ -210,18 +214,19 @@ pub struct EngineArgs {
     pub pin_budget: usize,
     /// Maximum number of KV blocks that sessions keep from being evicted between their turns
     ///
-    /// A running request that has no other block takes them. With 0, sessions hold nothing.
+    /// A running request that finds no other block takes them. With 0, sessions hold nothing.
     /// Default: half of the blocks.
     #[arg(long, value_name = "BLOCKS")]
     pub session_budget: Option<usize>,
     /// Maximum number of open sessions, 1 to 65536
     ///
-    /// One more closes the one that has been idle longest, of the client that has the most. The
-    /// tokens of each are kept in memory, 4 bytes for each.
+    /// When one more is opened, the longest idle session of the client with the most sessions is
+    /// closed. The tokens of all sessions are kept in memory, 4 bytes per token.
     #[arg(long, default_value_t = 1024, value_name = "COUNT",
           value_parser = RangedU64ValueParser::<usize>::new().range(1..=65_536))]
     pub max_sessions: usize,
-    /// Seconds without a turn after which a session is closed that does not say
+    /// Seconds without a turn after which a session is closed, unless it was opened with a limit of
+    /// its own
     #[arg(long, default_value_t = 1800, value_name = "SECONDS",
           value_parser = clap::value_parser!(u64).range(1..=86_400))]
     pub session_ttl: u64,
@@ -269,7 +274,7 @@ fn parse_embedding_sizes(text: &str) -> Result<EmbeddingSizes, String> {
 }
 
 impl EngineArgs {
-    /// Adds a disk tier in a directory, with the arguments' other settings of it.
+    /// Adds a disk tier in a directory, with the settings of the disk tier in these arguments.
     pub(crate) fn with_disk(&self, builder: EngineBuilder, directory: &Path) -> EngineBuilder {
         builder
             .kv_cache_dir(directory, self.kv_cache_dir_size)
@@ -277,7 +282,7 @@ impl EngineArgs {
             .prefetch_policy(self.kv_prefetch_policy)
     }
 
-    /// Tokens per KV block: those that were asked for, or the default on the CPU.
+    /// Tokens per KV block: the value of `--block-size`, or the default on the CPU.
     pub(crate) fn cpu_block_size(&self) -> usize {
         let default = if self.model == DEMO { DEMO_BLOCK_SIZE } else { DEFAULT_BLOCK_SIZE };
         self.block_size.unwrap_or(default)

@@ -23,7 +23,7 @@ pub enum BenchCommand {
     /// the capacity. Then requests arrive at fixed multiples of the capacity, and the number of
     /// refused requests, the latency and the throughput are reported.
     Load(load::LoadArgs),
-    /// Measure a server with an OpenAI-compatible API, whichever program it is
+    /// Measure any server with an OpenAI-compatible API
     ///
     /// Sends requests at a given rate, whether or not earlier ones have been answered, or from a
     /// given number of clients. Reports time to first token, time per output token, latency and
@@ -34,11 +34,11 @@ pub enum BenchCommand {
     /// Fails if a KV block is not accounted for at the end. Reports resident memory over time
     /// (Linux only).
     Soak(soak::SoakArgs),
-    /// Compare conversations that do not fit in the KV pool without and with a disk tier
+    /// Measure conversations that do not fit in the KV pool, without and with a disk tier
     ///
-    /// Many conversations take turns, and all of them together are several times larger than the
-    /// pool, so that each turn finds its history evicted. Then the time to first token of one
-    /// prefix is measured cold, warm, and after a restart of the engine.
+    /// Many conversations are interleaved. Together they are several times larger than the pool, so
+    /// that each turn finds its history evicted. Then the time to first token of one prefix is
+    /// measured cold, warm, and after a restart of the engine.
     Tiers(Box<tiers::TiersArgs>),
 }
 

@@ -1,4 +1,4 @@
-//! `stolon cache`: looks at and changes the prefix cache of a running server, by its routes below
+//! `stolon cache`: shows and changes the prefix cache of a running server through its routes below
 //! `/v1/cache`.
 
 use std::io::Read;
@@ -18,9 +18,9 @@ use stolon_loadgen::http::certificate_hint;
 mod files;
 mod lines;
 
-/// Most bytes that are read of a file with a prompt or messages.
+/// Maximum size of a file with a prompt or messages, in bytes.
 const MAX_FILE_BYTES: u64 = 64 << 20;
-/// Most bytes that are read of a reply.
+/// Maximum size of a reply, in bytes.
 const MAX_REPLY_BYTES: u64 = 1 << 30;
 
 /// Arguments of `stolon cache`.
@@ -30,7 +30,7 @@ pub struct CacheArgs {
     #[arg(long, default_value = "http://127.0.0.1:8080", env = "STOLON_URL", global = true)]
     url: String,
     /// The server's key for operators (its --admin-key). Not needed for a server on this machine
-    /// that has none
+    /// that has no such key
     #[arg(
         long,
         value_name = "KEY",
@@ -58,7 +58,7 @@ enum CacheCommand {
         #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(1..=86_400))]
         watch: Option<u64>,
     },
-    /// Show what is stored besides the KV pool, and what it has saved
+    /// Show the KV that is stored outside of the KV pool, and the time that it has saved
     Tiers,
     /// Show the prefix tree
     Tree {
@@ -71,9 +71,10 @@ enum CacheCommand {
     },
     /// Show how much of each prompt is cached, without computing anything
     Query(PromptArgs),
-    /// Compute what is not cached of each prompt
+    /// Compute the part of each prompt that is not cached
     Warm(PromptArgs),
-    /// Keep a prompt in the cache: compute what is missing and protect it from eviction
+    /// Keep a prompt in the cache: compute the part that is not cached, and protect all of it from
+    /// eviction
     Pin(PinArgs),
     /// End a pin
     Unpin {
@@ -88,33 +89,34 @@ enum CacheCommand {
     },
     /// Show the open sessions of all clients and what they hold
     Sessions,
-    /// Remove prompts, or with --cache-salt or --tenant alone everything of theirs
+    /// Remove prompts, or with --cache-salt or --tenant alone everything of that salt or tenant
     Evict(PromptArgs),
     /// Remove everything that no request uses, and end all pins
     Flush {
-        /// Remove what is stored on the disk, too. What is in an object store stays
+        /// Remove the KV that is stored on the disk, too. An object store keeps its KV
         #[arg(long)]
         disk: bool,
     },
-    /// Compute what is missing of a prompt and write its keys and values to a file, for `import`
+    /// Compute the part of a prompt that is not cached, and write the prompt's keys and values to a
+    /// file for `import`
     Export {
         /// File to write. It is replaced if it exists
         file: PathBuf,
         #[command(flatten)]
         prompt: PromptArgs,
     },
-    /// Add a file of `export` to the cache. The server must run the same model with the same
-    /// settings on the same kind of processor. Import only files that you trust
+    /// Add a file that `export` has written to the cache. The server must run the same model with
+    /// the same settings on the same kind of processor. Import only files that you trust
     Import {
         /// File to read
         file: PathBuf,
     },
 }
 
-/// The prompts that a command is about.
+/// The prompts to which a command applies.
 #[derive(Debug, Args)]
 struct PromptArgs {
-    /// Texts
+    /// Texts of prompts
     #[arg(value_name = "TEXT")]
     prompts: Vec<String>,
     /// Read one text from a file; `-` is standard input
@@ -131,7 +133,7 @@ struct PromptArgs {
     /// The cache salt that requests with these prompts use
     #[arg(long, value_name = "SALT")]
     cache_salt: Option<String>,
-    /// The tenant whose requests it is about, on a server with --tenant-by
+    /// The tenant to which the prompts belong, on a server with --tenant-by
     #[arg(long, value_name = "NAME")]
     tenant: Option<String>,
 }
@@ -143,13 +145,13 @@ struct PinArgs {
     /// Seconds after which the pin ends. Default: it lasts until it is unpinned
     #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(u32).range(1..))]
     ttl: Option<u32>,
-    /// Let requests that use the prompt prolong the life of the pin
+    /// Let each request that uses the prompt start the time of the pin anew
     #[arg(long, requires = "ttl")]
     refresh_on_hit: bool,
-    /// Why it is pinned; shown by `list-pinned`
+    /// Reason of the pin; shown by `list-pinned`
     #[arg(long, value_name = "TEXT")]
     reason: Option<String>,
-    /// What it is; shown by `list-pinned`
+    /// Description of the prompt; shown by `list-pinned`
     #[arg(long, value_name = "TEXT")]
     description: Option<String>,
     /// Pin only what is cached already
@@ -297,7 +299,7 @@ impl CacheArgs {
         Ok(Client { url: &self.url, admin_key: self.admin_key.as_deref(), agent })
     }
 
-    /// Prints the text of a reply: as the JSON that it is, or as lines about what it says.
+    /// Prints a reply: unchanged as JSON, or as lines of text.
     fn show<T: DeserializeOwned>(
         &self,
         reply: &str,

@@ -45,7 +45,7 @@ struct Conversation {
     sampling: SamplingArgs,
     /// The system prompt, if there is one, and the turns.
     messages: Vec<ChatMessage>,
-    /// The file that `/save` has written, which it may replace.
+    /// The file that `/save` has written. `/save` replaces no other file.
     saved: Option<PathBuf>,
 }
 
@@ -112,7 +112,7 @@ async fn start(args: &EngineArgs) -> anyhow::Result<Engine> {
 }
 
 impl Conversation {
-    /// Executes a line. Returns whether the conversation goes on.
+    /// Executes a line. Returns whether the conversation continues.
     async fn obey(&mut self, command: Command<'_>, width: Option<usize>) -> anyhow::Result<bool> {
         match command {
             Command::Quit => return Ok(false),
@@ -129,7 +129,7 @@ impl Conversation {
         Ok(true)
     }
 
-    /// Carries out a command and returns what to show.
+    /// Executes a command and returns the lines to show.
     async fn reply(&mut self, command: Command<'_>) -> anyhow::Result<Vec<String>> {
         let one = |line: String| vec![format!("[{line}]")];
         Ok(match command {
@@ -302,7 +302,7 @@ impl Conversation {
     }
 }
 
-/// Writes a line that is not the model's, wrapped if the width of the terminal is known.
+/// Writes a line that is not part of an answer, wrapped if the width of the terminal is known.
 fn note(text: &str, width: Option<usize>) -> io::Result<()> {
     let wrapped = width.map(|width| {
         let mut renderer = Renderer::new(width, false);

@@ -34,7 +34,7 @@ pub struct Cli {
     ///
     /// Each can also be an environment variable, such as STOLON_MAX_MODEL_LEN for --max-model-len.
     /// Flags take precedence over the environment, and the environment over the file. Other
-    /// commands take the settings of the engine from there.
+    /// commands read the settings of the engine from both, too.
     #[arg(long, global = true, value_name = "FILE", env = "STOLON_CONFIG")]
     config: Option<PathBuf>,
     #[command(subcommand)]
@@ -66,8 +66,8 @@ enum Command {
     Bench(BenchCommand),
     /// Check that a GPU computes what the CPU computes, and measure its speed
     ///
-    /// Compares small models of all architectures with the CPU, answers with a warm cache with
-    /// those with a cold one, and answers of a KV cache that is too small with those of a large
+    /// Compares small models of all architectures with the CPU, answers from a warm cache with
+    /// those from a cold one, and answers with a KV cache that is too small with those with a large
     /// one. Then measures prefill, decode and time to first token. Takes a few minutes. The exit
     /// status is 1 if anything failed.
     #[cfg(feature = "candle")]
@@ -111,7 +111,7 @@ pub struct Logging {
 }
 
 impl Logging {
-    /// Sends what waits to be sent. Takes a few seconds at most.
+    /// Sends the spans that are still waiting. Takes a few seconds at most.
     pub fn finish(self) {
         #[cfg(feature = "otel")]
         if let Some(export) = self.export {
@@ -185,7 +185,7 @@ fn completions(shell: Shell) -> anyhow::Result<()> {
     let mut command = Cli::command();
     let name = command.get_name().to_owned();
     clap_complete::generate(shell, &mut command, name, &mut script);
-    // The generator panics if it cannot write, so that it writes to memory.
+    // The generator panics if it cannot write, so it writes to memory.
     Ok(std::io::stdout().lock().write_all(&script)?)
 }
 

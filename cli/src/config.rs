@@ -3,8 +3,8 @@
 //! Every flag of `stolon serve` can also be given as a key of a TOML file (`--config FILE`) and as
 //! an environment variable: `--max-model-len 4096`, `max-model-len = 4096` and
 //! `STOLON_MAX_MODEL_LEN=4096`. Flags take precedence over the environment, and the environment
-//! over the file. Other commands take the settings of the engine from there, such as the model, and
-//! those of the log.
+//! over the file. Other commands read the settings of the engine, such as the model, and those of
+//! the log from both, too.
 //!
 //! The settings of the file become flags in front of those that the user gave, so that they are
 //! checked in the same way.
@@ -26,23 +26,24 @@ use crate::{log, terminal};
 
 /// Largest accepted file, in bytes.
 const MAX_FILE_BYTES: u64 = 1 << 20;
-/// What the names of environment variables begin with.
+/// Prefix of the names of environment variables.
 const PREFIX: &str = "STOLON_";
 /// The command whose flags are the settings.
 const SERVE: &str = "serve";
-/// The id of the model as an argument of this command without a flag.
+/// Clap's id of the argument of `serve` that names the model without a flag.
 const MODEL_ARGUMENT: &str = "model_argument";
-/// Heading of the flags that other commands have, too.
+/// Help heading of the flags that other commands have, too.
 const ENGINE: &str = "Engine";
-/// Schemes of what Kubernetes sets as NAME_PORT for each service of a pod's namespace.
+/// Schemes of the addresses that Kubernetes sets as NAME_PORT for each service of a pod's
+/// namespace.
 const SERVICE_SCHEMES: [&str; 3] = ["tcp://", "udp://", "sctp://"];
 
 /// Parses a command line, whose first argument is the name of the program, together with the
 /// environment and the file that it names.
 ///
 /// # Errors
-/// A [`clap::Error`], which may also be a request for help, and what is wrong with the file or the
-/// names of variables.
+/// A [`clap::Error`], which may also be a request for help, or an error in the file or in the name
+/// of a variable.
 pub fn parse(args: &[OsString]) -> anyhow::Result<Cli> {
     let command = with_environment(Cli::command(), &[]);
     check_variables(&command, std::env::vars_os().filter_map(|(name, _)| name.into_string().ok()))?;
@@ -71,15 +72,15 @@ pub fn parse(args: &[OsString]) -> anyhow::Result<Cli> {
     finish(cli, &command, &path, leaf, &ids)
 }
 
-/// If the model was given without a flag, the arguments with it as the flag `--model`, which the
-/// settings know.
+/// If the model was given without a flag, returns the arguments with the flag `--model` instead,
+/// which is a setting.
 fn with_model_flag(args: &[OsString], matches: &ArgMatches) -> Option<Vec<OsString>> {
     let (path, leaf) = chosen(matches);
     let model = leaf.try_get_one::<String>(MODEL_ARGUMENT).ok().flatten()?;
     Some(insert(args, &path, vec![format!("--model={model}").into()]))
 }
 
-/// Gives `stolon config` the text that it prints.
+/// Completes a parsed command line: gives `stolon config` the text that it prints.
 fn finish(
     mut cli: Cli,
     command: &Command,
@@ -118,10 +119,10 @@ fn with_environment(command: Command, path: &[&str]) -> Command {
     })
 }
 
-/// Variables that are read elsewhere.
+/// Variables with the prefix that are read elsewhere and are not settings.
 const OTHER_VARIABLES: [&str; 1] = ["STOLON_CPU_PATH"];
 
-/// Refuses variables that look like settings and are none, because a misspelt one would be ignored.
+/// Refuses variables that look like settings but are not, because a misspelt one would be ignored.
 fn check_variables(command: &Command, names: impl Iterator<Item = String>) -> anyhow::Result<()> {
     let mut known = HashSet::new();
     let mut pending = vec![command];
@@ -140,8 +141,8 @@ fn check_variables(command: &Command, names: impl Iterator<Item = String>) -> an
     Ok(())
 }
 
-/// Whether Kubernetes sets a variable of this name for a service that is called stolon, or whose
-/// name begins so: STOLON_SERVICE_HOST, STOLON_PORT_8080_TCP_ADDR, and the like.
+/// Whether Kubernetes sets a variable of this name for a service whose name begins with stolon:
+/// STOLON_SERVICE_HOST, STOLON_PORT_8080_TCP_ADDR, and the like.
 fn is_of_service(name: &str) -> bool {
     let has_number = |rest: &str| rest.starts_with(|first: char| first.is_ascii_digit());
     name.contains("_SERVICE_HOST")
@@ -155,14 +156,14 @@ fn variable_of(name: &str) -> String {
     format!("{PREFIX}{}", name.to_uppercase().replace('-', "_"))
 }
 
-/// The value of a variable if it is not a setting but what Kubernetes sets for a service:
+/// The value of a variable if it is not a setting but was set by Kubernetes for a service:
 /// `STOLON_PORT` is `tcp://10.0.0.1:8080` in each pod next to a service named `stolon`.
 fn service_link(variable: &str) -> Option<String> {
     let value = std::env::var(variable).ok()?;
     SERVICE_SCHEMES.iter().any(|scheme| value.starts_with(scheme)).then_some(value)
 }
 
-/// Says that such a variable was ignored, unless a flag makes it meaningless.
+/// Warns that such a variable was ignored, unless a flag overrides it.
 fn warn_of_service_links(serve: &ArgMatches) {
     let variable = variable_of("port");
     let is_given = serve.value_source("port") == Some(ValueSource::CommandLine);
@@ -187,7 +188,7 @@ fn is_setting(path: &[&str], arg: &Arg) -> bool {
     sets && is_own && arg.get_long().is_some_and(|name| name != "config")
 }
 
-/// The names of the command that was chosen, and what was given to it.
+/// The names of the chosen command and the matches of its arguments.
 fn chosen(matches: &ArgMatches) -> (Vec<&str>, &ArgMatches) {
     let (mut path, mut leaf) = (Vec::new(), matches);
     while let Some((name, inner)) = leaf.subcommand() {
@@ -197,7 +198,7 @@ fn chosen(matches: &ArgMatches) -> (Vec<&str>, &ArgMatches) {
     (path, leaf)
 }
 
-/// The settings of the command at `path`, and those that all commands have.
+/// The settings of the command at `path`, the global ones included.
 fn settings_of<'a>(
     root: &'a Command,
     path: &'a [&str],
@@ -232,8 +233,8 @@ fn has(arg: &Arg, name: &str) -> bool {
     arg.get_long() == Some(name) || arg.get_all_aliases().is_some_and(|all| all.contains(&name))
 }
 
-/// The settings that the command has and that neither a flag nor the environment gave, nor one that
-/// excludes them: as flags, and the ids of these.
+/// The settings of the file that apply to the command, as flags, and their ids. A setting is left
+/// out if a flag or the environment gives it, or gives one that excludes it.
 fn missing(
     settings: &Table,
     command: &Command,
@@ -298,7 +299,7 @@ fn insert(args: &[OsString], path: &[&str], flags: Vec<OsString>) -> Vec<OsStrin
     [before, &flags, after].concat()
 }
 
-/// The merged settings as TOML, with comments that say where each comes from.
+/// The merged settings as TOML, with comments that name the source of each.
 fn render<'a>(
     settings: impl Iterator<Item = &'a Arg>,
     matches: &ArgMatches,

@@ -11,7 +11,7 @@ use stolon::{DownloadProgress, EngineBuilder};
 /// Draws the bars, one per line.
 static LINES: LazyLock<MultiProgress> = LazyLock::new(MultiProgress::new);
 
-/// Shows that something is being done, until the bar is cleared. If standard error is no terminal,
+/// Shows a spinner with `message` until the bar is cleared. If standard error is not a terminal,
 /// nothing is shown.
 pub(crate) fn spinner(message: String) -> ProgressBar {
     let spinner = LINES.add(ProgressBar::new_spinner()).with_message(message);
@@ -61,7 +61,7 @@ fn bar(progress: &DownloadProgress<'_>) -> ProgressBar {
     if let Ok(style) = ProgressStyle::with_template(template) {
         bar = bar.with_style(style);
     }
-    // What an earlier download has left does not count for the speed: the first drawing notes the
+    // Bytes of an earlier download do not count for the speed: the first drawing notes the
     // position, and the speed is measured from there.
     bar.tick();
     bar.reset_eta();

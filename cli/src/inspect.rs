@@ -25,7 +25,8 @@ const LINE_CHARS_MAX: usize = 200;
 /// The commands of `stolon model`.
 #[derive(Debug, Subcommand)]
 pub enum ModelCommand {
-    /// Describe a model without loading it: sizes, types, memory needed, and what would be refused
+    /// Describe a model without loading it: sizes, types, memory needed, and why it would be
+    /// refused
     ///
     /// Reads only headers and small files. Of a model on the hub that is not in the cache, only the
     /// beginning of each file with weights is downloaded. The exit status is 0 if the model can be
@@ -184,7 +185,7 @@ fn template(inspection: &Inspection) -> Option<&str> {
     inspection.text.as_ref()?.chat_template.as_deref()
 }
 
-/// Names and values of what is known.
+/// Names and values of the known figures.
 fn figures(inspection: &Inspection, tokenizer: Option<&str>) -> Vec<(&'static str, String)> {
     let Inspection { id, format, outline, files, .. } = inspection;
     let bytes = files.iter().map(|file| file.bytes).fold(0, u64::saturating_add);
@@ -213,7 +214,7 @@ fn figures(inspection: &Inspection, tokenizer: Option<&str>) -> Vec<(&'static st
     figures
 }
 
-/// How embeddings are made.
+/// The pooling of embeddings and the sizes to which they can be shortened.
 fn embeddings(config: &EmbeddingConfig) -> String {
     let normalised = if config.normalize { ", normalised" } else { "" };
     let sizes = match &config.sizes {

@@ -1,4 +1,4 @@
-//! The command `stolon`: its command line and what each subcommand does.
+//! The command `stolon`: its command line and its subcommands.
 //!
 //! The HTTP API is in `stolon-http`, the load generator of `stolon bench` in `stolon-loadgen`, the
 //! checks of a GPU in `stolon-gpu-check`. This crate parses arguments, runs them, and prints.

@@ -1,14 +1,14 @@
-//! The log on standard error: which messages it has, and in which form.
+//! The log on standard error: its level and its format.
 
 use std::io::{IsTerminal, stderr};
 
 use clap::{Args, ValueEnum};
 use tracing_subscriber::EnvFilter;
 
-/// Warnings, and how far a download from the hub is.
+/// Warnings, and the progress of downloads from the hub.
 const DEFAULT_LEVEL: &str = "warn,stolon_model::hub=info";
 
-/// Heading of the options of the log, which all commands have.
+/// Help heading of the options of the log, which all commands have.
 pub(crate) const HEADING: &str = "Log";
 
 /// Options of the log.
@@ -53,7 +53,7 @@ impl LogArgs {
             .with_env_filter(EnvFilter::new(&self.log_level))
             .with_writer(stderr)
             .with_ansi(stderr().is_terminal())
-            // It would report that standard error is closed on standard error, and panic.
+            // It would report on standard error that standard error is closed, and panic.
             .log_internal_errors(false);
         let _ = match self.log_format {
             LogFormat::Text => log.try_init(),
@@ -62,7 +62,7 @@ impl LogArgs {
         };
     }
 
-    /// The same with traces of requests, which need spans that the log may not show.
+    /// The same with traces of requests. They need spans even if the log's level excludes them.
     #[cfg(feature = "otel")]
     pub(crate) fn init_with_traces(&self, traces: stolon_http::traces::SpanLayer) {
         use tracing_subscriber::Layer;

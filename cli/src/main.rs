@@ -4,8 +4,8 @@
 
 use std::process::ExitCode;
 
-/// Returns the memory of large requests to the operating system. glibc's allocator keeps most of
-/// it.
+/// mimalloc returns the memory of large requests to the operating system. glibc's allocator keeps
+/// most of it.
 #[cfg(feature = "mimalloc")]
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;

@@ -1,7 +1,7 @@
 //! `stolon serve`: binds the port, loads the model and serves until SIGINT or SIGTERM.
 //!
-//! The port is bound first, so that a port in use is reported before the model is loaded, and
-//! requests are answered with status 503 until it is.
+//! The port is bound first, so that a port in use is reported before the model is loaded. Requests
+//! are answered with status 503 until the model is loaded.
 
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
@@ -63,22 +63,23 @@ pub struct ServeArgs {
     /// By default they are encoded as ordinary text, so that a user cannot forge another turn.
     #[arg(long)]
     special_tokens_in_messages: bool,
-    /// What becomes of parameters of requests that the server does not know: refuse, or warn
+    /// What to do with unknown parameters of requests: refuse, or warn
     ///
     /// With refuse, the request gets status 400, which names the parameter. With warn, the
     /// parameter is ignored, logged once, and named in the reply's header x-stolon-ignored. Known
     /// parameters that would change the answer are refused in any case.
     #[arg(long, value_name = "ACTION", default_value = "refuse")]
     unknown_parameters: UnknownParameters,
-    /// Format in which the model calls tools: hermes, llama3_json, mistral, gemma, auto or none
+    /// Format in which the model calls tools: auto, none, or the name of a format, such as hermes
     ///
-    /// auto recognises it in the chat template. With none, calls are left in the text.
+    /// auto recognises it in the chat template. With none, calls are left in the text. The error
+    /// for an unknown name lists all formats.
     #[arg(long, value_name = "FORMAT", default_value = "auto")]
     tool_call_parser: FormatChoice<ToolCallFormat>,
-    /// Tags around the model's reasoning: think (<think> and </think>), mistral ([THINK] and
-    /// [/THINK]), auto or none
+    /// Tags around the model's reasoning: auto, none, think (<think> and </think>), mistral
+    /// ([THINK] and [/THINK]), cohere or openai
     ///
-    /// auto recognises them in the chat template. Replies have the reasoning in a field of its own,
+    /// auto recognises them in the chat template. Replies have the reasoning in the field
     /// `reasoning_content`; with none, it is left in the text.
     #[arg(long, value_name = "FORMAT", default_value = "auto")]
     reasoning_parser: FormatChoice<ReasoningFormat>,
@@ -106,14 +107,14 @@ pub struct ServeArgs {
     engine: EngineArgs,
 }
 
-/// The certificate of a server that is reached by HTTPS.
+/// The certificate of a server that speaks HTTPS.
 #[derive(Debug, Args)]
 #[command(next_help_heading = "TLS")]
 struct TlsArgs {
     /// PEM file with the private key of the certificate, without a password. Serves HTTPS
     #[arg(long, value_name = "FILE", requires = "ssl_certfile")]
     ssl_keyfile: Option<PathBuf>,
-    /// PEM file with the server's certificate, followed by those that link it to a known authority
+    /// PEM file with the server's certificate, followed by any intermediate certificates
     ///
     /// Both files are read when the server starts, and again when it receives SIGHUP.
     #[arg(long, value_name = "FILE", requires = "ssl_keyfile")]
@@ -148,14 +149,13 @@ struct AccessArgs {
     /// The file is read again when the server receives SIGHUP.
     #[arg(long, value_name = "FILE")]
     api_key_file: Option<PathBuf>,
-    /// Maximum number of tokens of the requests with one API key that run at the same time; further
-    /// ones wait
+    /// Maximum number of tokens of the running requests of one API key; further requests wait
     ///
-    /// A request's tokens are those of its prompt and the most that its answers may have. Requests
-    /// with other keys do not wait. Limits in the key file take precedence.
+    /// A request counts with the tokens of its prompt and the maximum number of tokens of its
+    /// answers. Requests with other keys do not wait. Limits in the key file take precedence.
     #[arg(long, value_name = "TOKENS", value_parser = from_one())]
     key_max_running_tokens: Option<u64>,
-    /// Maximum number of tokens of the requests with one API key that wait; further ones are
+    /// Maximum number of tokens of the waiting requests of one API key; further requests are
     /// refused with status 429
     #[arg(long, value_name = "TOKENS", value_parser = from_one())]
     #[arg(requires = "key_max_running_tokens")]
@@ -167,7 +167,8 @@ struct AccessArgs {
     /// refused to pages of other origins in any case.
     #[arg(long, value_name = "ORIGIN")]
     allowed_origins: Vec<Origins>,
-    /// Key for the routes below /admin, sent as `Authorization: Bearer KEY`
+    /// Key for the operator's routes /v1/cache, /admin and /metrics, sent as `Authorization: Bearer
+    /// KEY`
     ///
     /// Without it, these routes can be used only from this machine.
     #[arg(long, value_name = "KEY", env = "STOLON_ADMIN_KEY", hide_env_values = true)]
@@ -188,8 +189,8 @@ struct AccessArgs {
     hide_cached_tokens: bool,
     /// Let everybody who can reach the server read /metrics
     ///
-    /// By default the rules of /admin hold: the key given with --admin-key, or this machine.
-    /// Metrics say how many prompt tokens were cached, over all clients.
+    /// By default reading it needs the key given with --admin-key or, without one, access from this
+    /// machine. Metrics say how many prompt tokens were cached, over all clients.
     #[arg(long)]
     public_metrics: bool,
 }
@@ -214,8 +215,8 @@ impl ServeArgs {
         self.run_with(async move { engine.start().await }).await
     }
 
-    /// The same with an engine that the caller starts, for programs with a backend of their own.
-    /// The flags of the engine have no effect.
+    /// The same with an engine that the caller starts, for programs with a custom backend. The
+    /// flags of the engine have no effect.
     ///
     /// # Errors
     /// As [`ServeArgs::run`].
@@ -261,7 +262,8 @@ impl ServeArgs {
         Ok(())
     }
 
-    /// Reads the files with keys and certificates again. What cannot be read stays as it was.
+    /// Reads the files with keys and certificates again. If a file cannot be read, its old content
+    /// stays in use.
     fn reload(&self, api_keys: &ApiKeys, certificate: Option<&Certificate>) {
         if self.access.api_key_file.is_some() {
             match self.access.keys() {

@@ -31,14 +31,14 @@ pub(crate) fn line(text: impl Display) -> io::Result<()> {
     writeln!(io::stdout().lock(), "{text}")
 }
 
-/// Writes a line to standard output, if it is read. For programs that go on without a
+/// Writes a line to standard output and ignores errors, for programs that continue without a
 /// reader.
 pub(crate) fn note(text: impl Display) {
     let mut out = io::stdout().lock();
     let _ = writeln!(out, "{text}").and_then(|()| out.flush());
 }
 
-/// Writes a line to standard error, if it is read.
+/// Writes a line to standard error and ignores errors.
 pub(crate) fn warn(text: impl Display) {
     let _ = writeln!(io::stderr().lock(), "{text}");
 }

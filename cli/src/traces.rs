@@ -1,4 +1,4 @@
-//! `--otlp-traces-endpoint` of `stolon serve`: where traces of requests are sent.
+//! `--otlp-traces-endpoint` of `stolon serve`: the collector of traces.
 
 #[cfg(feature = "otel")]
 use anyhow::Context;
@@ -9,7 +9,7 @@ use stolon_http::traces::{Export, SpanLayer};
 #[cfg(feature = "otel")]
 use crate::terminal;
 
-/// Where traces are sent.
+/// The flag that names the collector of traces.
 #[derive(Clone, Debug, Args)]
 #[command(next_help_heading = "Traces")]
 pub(crate) struct TracesArgs {

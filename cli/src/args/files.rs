@@ -1,4 +1,4 @@
-//! Files that flags of the engine name.
+//! Reads the files that flags of the engine name.
 
 use std::fs::File;
 use std::io::{BufReader, Read};
@@ -34,7 +34,7 @@ pub(super) fn read_namespace_key(path: &Path) -> anyhow::Result<[u8; 32]> {
     let text = read().with_context(|| format!("--namespace-key-file: cannot read {shown}"))?;
     let digits = text.trim();
     let is_key = digits.len() == 64 && digits.bytes().all(|digit| digit.is_ascii_hexdigit());
-    // What the file has is not shown: it may be a key.
+    // The content of the file is not shown: it may be a key.
     anyhow::ensure!(
         is_key,
         "--namespace-key-file: expected 64 hexadecimal digits in {shown}, got something else"

@@ -1,11 +1,11 @@
-//! Flags of how tokens are sampled and where an answer ends.
+//! Flags for sampling parameters and for the end of an answer.
 
 use clap::Args;
 use stolon::{Grammar, Request, SamplingParams, SchemaOptions};
 
 /// Sampling parameters and stop conditions.
 ///
-/// `chat` takes defaults of unset sampling flags from what the model's authors recommend, or else
+/// Sampling flags that are not given: `chat` uses what the model's authors recommend, or else
 /// samples with temperature 0.8, top-k 40, top-p 0.95 and min-p 0.05; `generate` is greedy.
 #[derive(Clone, Debug, Args)]
 #[command(next_help_heading = "Sampling")]
@@ -52,9 +52,9 @@ pub struct SamplingArgs {
     /// Continue past the model's end-of-sequence tokens
     #[arg(long)]
     pub ignore_eos: bool,
-    /// End an answer that repeats itself without end: the same tokens, at most 256, five times or
-    /// more and for more than 256 tokens. Default: true for `chat` without --ignore-eos, false for
-    /// `generate`
+    /// End an answer that repeats itself without end: the same sequence of at most 256 tokens, five
+    /// times or more, over more than 256 tokens. Default: true for `chat` without --ignore-eos,
+    /// false for `generate`
     #[arg(long, value_name = "BOOL", num_args = 0..=1, default_missing_value = "true")]
     pub end_repetition: Option<bool>,
     /// Answer with JSON that is valid under this JSON schema: the schema itself, or a file with it

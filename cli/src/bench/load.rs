@@ -1,5 +1,5 @@
-//! `stolon bench load`: what continuous batching gains over one request at a time, and how the
-//! engine behaves at and beyond its capacity.
+//! `stolon bench load`: the gain of continuous batching over one request at a time, and the
+//! behaviour of the engine at and beyond its capacity.
 
 use clap::Args;
 use serde::Serialize;
@@ -203,7 +203,8 @@ impl LoadArgs {
     }
 }
 
-/// Seconds in which `clients` clients get all requests answered. The cache is empty at the start.
+/// Seconds until `clients` clients have got answers to all requests. The cache is empty at the
+/// start.
 async fn seconds_of(engine: &Engine, plan: &[Conversation], clients: usize) -> anyhow::Result<f64> {
     engine.cache().flush().await?;
     let bar = progress::bar(plan.len(), format!("{clients} at a time"));

@@ -34,8 +34,8 @@ pub struct PrefixArgs {
     /// uniformly between the two
     #[arg(long, default_value_t = 128, value_name = "TOKENS")]
     unique_max: usize,
-    /// Give each prompt a prefix of its own, as long as the shared one, so that nothing can be
-    /// reused: shows what prefix caching costs when it does not help
+    /// Give each prompt a different prefix, as long as the shared one, so that nothing can be
+    /// reused. This shows the cost of prefix caching when it does not help
     #[arg(long)]
     distinct: bool,
     /// Requests per second, evenly spaced, or `inf` to send all at once. If not given, the

@@ -65,7 +65,7 @@ pub struct BenchServeArgs {
     /// Length of the prefix that all prompts share, in words of about one token
     #[arg(long, visible_alias = "prefix-len", default_value_t = 0, value_name = "TOKENS")]
     random_prefix_len: usize,
-    /// Length of the part of a prompt that no other has, in words of about one token
+    /// Length of the part of a prompt that no other prompt has, in words of about one token
     #[arg(long, visible_alias = "input-len", default_value_t = 128, value_name = "TOKENS")]
     random_input_len: usize,
     /// Share by which the length of that part varies, 0 to 1: lengths are drawn uniformly from
@@ -76,15 +76,16 @@ pub struct BenchServeArgs {
     #[arg(long, visible_alias = "output-len", default_value_t = 128, value_name = "TOKENS")]
     #[arg(value_parser = clap::value_parser!(u32).range(1..))]
     random_output_len: u32,
-    /// Ask the server to generate as many tokens in any case. Not all servers know this field
+    /// Ask the server to generate the maximum number of tokens always. Not all servers know this
+    /// field
     #[arg(long)]
     ignore_eos: bool,
     /// Send prompts of completions as random token ids below VOCABULARY instead of words, so that
     /// their lengths are exact
     #[arg(long, value_name = "VOCABULARY", value_parser = clap::value_parser!(u32).range(1..))]
     token_ids: Option<u32>,
-    /// Number of turns of each conversation. The prompt of a turn is all that was said before, and
-    /// as many new words as in the first turn
+    /// Number of turns of each conversation. The prompt of a turn is the conversation so far and as
+    /// many new words as in the first turn
     #[arg(long, default_value_t = 1, value_name = "COUNT")]
     #[arg(value_parser = clap::value_parser!(u32).range(1..=10_000))]
     turns: u32,
@@ -98,7 +99,7 @@ pub struct BenchServeArgs {
     /// Percentiles to report, separated by commas
     #[arg(long, value_delimiter = ',', default_values_t = [90.0, 95.0, 99.0])]
     metric_percentiles: Vec<f64>,
-    /// Seconds after which a request is given up
+    /// Seconds after which a request without a complete answer counts as failed
     #[arg(long, default_value_t = 600.0, value_name = "SECONDS")]
     timeout: f64,
     /// Seed of prompts and arrivals
@@ -118,7 +119,7 @@ fn trusting(file: &Path) -> anyhow::Result<ClientConfig> {
 impl BenchServeArgs {
     pub(super) async fn run(self) -> anyhow::Result<()> {
         self.check()?;
-        // Each request in progress needs a connection. Less is enough for small runs.
+        // Each request in progress needs a connection. For small runs a low limit is enough.
         let _ = rlimit::increase_nofile_limit(u64::MAX);
         let target = HttpTarget::new(self.options()?).await?;
         let warmup = self.workload(self.num_warmups, Arrivals::AtOnce, !self.seed);
@@ -211,7 +212,7 @@ impl BenchServeArgs {
         }
     }
 
-    /// Smallest and largest length of the part of a prompt that no other has.
+    /// Smallest and largest length of the part of a prompt that no other prompt has, in tokens.
     fn input_lens(&self) -> (usize, usize) {
         let spread = (self.random_input_len as f64 * self.random_range_ratio) as usize;
         let longest = self.random_input_len.saturating_add(spread);
@@ -235,7 +236,7 @@ impl BenchServeArgs {
             seed,
         };
         let mut plan = workload.plan();
-        // After those of the first turns, which do not depend on the number of turns.
+        // Drawn after the first turns, which then do not depend on the number of turns.
         let mut rng = SeededRng::new(seed.wrapping_add(1));
         for conversation in &mut plan {
             conversation.pause = Duration::from_secs_f64(self.turn_pause);
@@ -249,7 +250,8 @@ impl BenchServeArgs {
     }
 }
 
-/// The first error of the warm-up, which is most likely that of all requests.
+/// Fails with the first error of the warm-up, because all other requests would most likely fail
+/// with the same.
 fn fail_if_any_failed(target: &HttpTarget, warm: &Measured) -> anyhow::Result<()> {
     let url = target.url();
     if let Some((kind, message)) = warm.failures.first() {

@@ -24,7 +24,7 @@ pub struct SoakArgs {
     /// Largest prompt length, in tokens. Lengths are drawn uniformly from 1 to this
     #[arg(long, default_value_t = 512, value_name = "TOKENS")]
     max_prompt: usize,
-    /// Largest number of tokens to generate per request, drawn uniformly from 1 to this
+    /// Largest number of tokens to generate per request. Numbers are drawn uniformly from 1 to this
     #[arg(long, default_value_t = 32, value_name = "TOKENS")]
     max_output: usize,
     /// Percentage of requests that are cancelled before they end, 0 to 100

@@ -1,5 +1,5 @@
-//! `stolon bench tiers`: what tiers besides the KV pool save when conversations do not fit in it,
-//! and after a restart.
+//! `stolon bench tiers`: the time that tiers below the KV pool save when conversations do not fit
+//! in the pool, and after a restart.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -19,7 +19,7 @@ use report::Restart;
 
 mod report;
 
-/// Size of the disk in front of an object store: room for little, so that the store is measured.
+/// Size of the disk tier in front of an object store: small, so that mostly the store is measured.
 #[cfg(feature = "object-store")]
 const STORE_DISK_BYTES: u64 = 32 << 20;
 /// Tokens after the shared prefix in the requests that measure a restart.
@@ -59,8 +59,8 @@ pub struct TiersArgs {
     prefix: u32,
     /// Where KV is stored in the runs that are compared: only in the KV `pool`, in `memory` (a
     /// directory below `/dev/shm`), on `disk` (below `--kv-cache-dir`, by default the directory for
-    /// temporary files), or in the `object-store` of `--kv-object-store`, in a folder of its own
-    /// that is left there, with a disk of 32 MiB in front of it
+    /// temporary files), or in the `object-store` of `--kv-object-store`, in a new folder that is
+    /// not removed, with a disk tier of 32 MiB in front of it
     #[arg(long, value_enum, value_delimiter = ',', default_values_t = [Tier::Pool, Tier::Disk])]
     tiers: Vec<Tier>,
     /// Number of runs with each of `--tiers`, by turns
@@ -96,13 +96,13 @@ impl Tier {
 /// The runs with one tier.
 struct Side {
     tier: Tier,
-    /// Where it stores KV; nothing is there for the pool alone.
+    /// Directory in which the tier stores KV; it stays empty for the pool alone.
     directory: Directory,
     /// The answers of each run: by conversation, then by turn.
     runs: Vec<Vec<RequestRecord>>,
 }
 
-/// A new directory below another one, which is removed in the end.
+/// A new directory below another one. It is removed on drop.
 struct Directory {
     path: PathBuf,
     /// Number of directories in it that have been used.
@@ -118,8 +118,8 @@ impl Directory {
         Ok(Directory { path, used: 0 })
     }
 
-    /// A name in it for an empty directory. What earlier ones contain stays until the end: after
-    /// many files were removed, file systems are slower to make new ones for minutes.
+    /// The path of a new, empty directory in this one. Earlier ones stay until the end: after many
+    /// files were removed, file systems create new ones more slowly for minutes.
     fn next(&mut self) -> PathBuf {
         self.used += 1;
         self.path.join(self.used.to_string())
@@ -178,7 +178,7 @@ impl TiersArgs {
         self.report(&model, &sides, restart)
     }
 
-    /// The object store of the arguments, which only some of the runs have.
+    /// The object store of the arguments, which only some of the runs use.
     #[cfg(feature = "object-store")]
     fn take_object_store(&mut self) -> Option<String> {
         self.engine.kv_object_store.take()
@@ -209,7 +209,7 @@ impl TiersArgs {
             "expected room for --concurrency conversations in the KV pool, {running} tokens, got \
              {pool}: raise --clients, or lower --working-set or --concurrency"
         );
-        // A prefix of the second part fits, too.
+        // A prefix of the second part must fit, too.
         let tokens = pool.max(self.prefix as usize + 2 * SUFFIX_TOKENS);
         let block_size = self.engine.cpu_block_size();
         let mut builder = self.engine.builder()?.num_blocks(tokens.div_ceil(block_size) + 1);
@@ -277,10 +277,11 @@ impl TiersArgs {
             let prefix = vocabulary.draw(&mut rng, self.prefix as usize);
             let prompts = [(); 3]
                 .map(|()| [prefix.clone(), vocabulary.draw(&mut rng, SUFFIX_TOKENS)].concat());
-            // The first request of an engine pays for memory that is used for the first time.
+            // The first request of an engine is slower, because its memory is used for the first
+            // time.
             first_token(&engine, &prompts[0][self.prefix as usize..]).await?;
             times[0].push(first_token(&engine, &prompts[0]).await?);
-            // Otherwise the next one would be measured while this one is written.
+            // Otherwise the next prefix would be measured while this one is written.
             engine.tiers().flush().await?;
             times[1].push(first_token(&engine, &prompts[1]).await?);
             engine.tiers().flush().await?;

@@ -1,4 +1,4 @@
-//! What `stolon cache` prints of the server's replies: lines of text.
+//! Turns the server's replies into the lines of text that `stolon cache` prints.
 
 use bytesize::ByteSize;
 use stolon_http::api::cache::{

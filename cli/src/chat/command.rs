@@ -63,7 +63,7 @@ impl<'a> Command<'a> {
     }
 }
 
-/// The sampling flags as a separate command line.
+/// The sampling flags as a separate clap command.
 fn flags() -> clap::Command {
     let command = clap::Command::new("set").no_binary_name(true).disable_help_flag(true);
     SamplingArgs::augment_args(command)
@@ -84,14 +84,14 @@ pub(super) fn set(sampling: &mut SamplingArgs, name: &str, value: &str) -> anyho
     let words = if value.is_empty() { vec![flag] } else { vec![format!("{flag}={value}")] };
     let matches = command.try_get_matches_from(words);
     let matches = matches.map_err(|error| anyhow::anyhow!(first_line(&error)))?;
-    // Of a switch that is absent, the matches say that it is off.
+    // If a switch is absent, the matches say that it is off.
     let ignore_eos = sampling.ignore_eos;
     sampling.update_from_arg_matches(&matches).context("cannot set it")?;
     sampling.ignore_eos |= ignore_eos;
     Ok(())
 }
 
-/// What is wrong, without clap's hints at a command line.
+/// The error without clap's hints about a command line.
 fn first_line(error: &clap::Error) -> String {
     let text = error.to_string();
     text.lines().next().unwrap_or_default().trim_start_matches("error: ").to_owned()

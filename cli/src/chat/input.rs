@@ -1,5 +1,5 @@
-//! Where the lines of a conversation come from: a line editor with history in a terminal, plain
-//! lines otherwise. A message can have several lines in both.
+//! Reads the messages and commands of a conversation: with a line editor and history in a terminal,
+//! as plain lines otherwise. A message can have several lines in both.
 
 use std::io::{self, BufRead, IsTerminal};
 
@@ -11,7 +11,7 @@ use rustyline::history::DefaultHistory;
 use rustyline::validate::{ValidationContext, ValidationResult, Validator};
 use rustyline::{Editor, Helper};
 
-/// What begins and ends a message of several lines.
+/// Marks the beginning and the end of a message of several lines.
 const QUOTES: &str = "\"\"\"";
 
 /// The source of messages and commands.
@@ -20,7 +20,7 @@ pub(super) enum Input {
     Plain,
 }
 
-/// What was read.
+/// The result of a read.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Read {
     Text(String),
@@ -43,7 +43,7 @@ impl Input {
         matches!(self, Self::Terminal(_))
     }
 
-    /// Columns of the terminal; `None` if the output is none, or its size is not known.
+    /// Columns of the terminal; `None` if the output is not a terminal, or its size is not known.
     pub(super) fn width(&mut self) -> Option<usize> {
         let Self::Terminal(editor) = self else { return None };
         editor.dimensions().map(|(columns, _)| usize::from(columns)).filter(|&columns| columns > 0)
@@ -99,7 +99,7 @@ fn is_complete(text: &str) -> bool {
     }
 }
 
-/// The message that was meant, without the marks of its lines.
+/// The message without backslashes at the ends of lines and without quotation marks around it.
 fn join(text: &str) -> String {
     let text = text.trim_end_matches(['\n', '\r']);
     match text.trim().strip_prefix(QUOTES) {
@@ -111,7 +111,7 @@ fn join(text: &str) -> String {
     }
 }
 
-/// Lets the line editor go on while a message is incomplete.
+/// Lets the line editor read further lines while a message is incomplete.
 #[derive(Debug)]
 pub(super) struct Lines;
 

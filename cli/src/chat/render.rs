@@ -1,5 +1,5 @@
-//! Text of a model as a terminal shows it: words are moved to the next line as a whole, and bold
-//! text, headings and code of Markdown have styles. The text arrives in pieces of any size.
+//! Formats a model's text for a terminal: lines are wrapped between words, and bold text, headings
+//! and code of Markdown have styles. The text arrives in pieces of any size.
 
 use unicode_width::UnicodeWidthChar;
 
@@ -8,20 +8,21 @@ const CODE: &str = "\x1b[36m";
 const DIM: &str = "\x1b[2m";
 const PLAIN: &str = "\x1b[0m";
 
-/// Turns the pieces of one text into what is written to the terminal.
+/// Turns the pieces of one text into the output for the terminal.
 #[derive(Debug)]
 pub(super) struct Renderer {
     /// Columns of the terminal, at least 1.
     width: usize,
     /// Whether to use styles. Without them, the marks of Markdown are written as they are.
     is_styled: bool,
-    /// Column of the end of what has been written.
+    /// Column at which the written text ends.
     column: usize,
-    /// Spaces between what has been written and the word. They are dropped where a line ends.
+    /// Number of spaces between the written text and the word. They are dropped at the end of a
+    /// line.
     spaces: usize,
-    /// Column at which a line begins that continues this one: below the text of a list item.
+    /// Column at which a continuation of this line begins: below the text of a list item.
     indent: usize,
-    /// The word that has begun, with its styles, and its number of columns.
+    /// The incomplete word, with its styles.
     word: String,
     word_width: usize,
     /// A run of the same mark (`*`, `` ` `` or `#`), whose meaning depends on what follows it.
@@ -33,7 +34,7 @@ pub(super) struct Renderer {
     style: Style,
 }
 
-/// What the text at this place is.
+/// The style of the text at the current position.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Style {
     heading: bool,
@@ -62,7 +63,7 @@ impl Renderer {
         }
     }
 
-    /// What to write for the next piece. The last word is kept back until it is complete.
+    /// Returns the output for the next piece. The last word is held back until it is complete.
     pub(super) fn push(&mut self, piece: &str) -> String {
         let mut out = String::new();
         for character in piece.chars() {
@@ -79,7 +80,7 @@ impl Renderer {
         out
     }
 
-    /// What to write at the end of the text.
+    /// Returns the output for the end of the text.
     pub(super) fn finish(&mut self) -> String {
         let mut out = String::new();
         self.resolve_marks(&mut out, '\n');
@@ -103,7 +104,8 @@ impl Renderer {
         }
     }
 
-    /// Changes the style if so many marks before `next` do that. Those of a fence are text as well.
+    /// Changes the style if `count` marks before `next` are Markdown. The marks of a fence are also
+    /// written as text.
     fn apply_marks(&mut self, mark: char, count: usize, next: char) -> bool {
         let style = &mut self.style;
         match mark {
@@ -241,8 +243,8 @@ mod tests {
         }
     }
 
-    /// Goal: bold text, headings and code have styles instead of marks, and what only looks like a
-    /// mark is kept.
+    /// Goal: bold text, headings and code have styles instead of marks, and characters that only
+    /// look like marks are kept.
     #[test]
     fn markdown_has_styles() {
         let plain = |text: &str| {

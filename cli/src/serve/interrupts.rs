@@ -1,6 +1,6 @@
 //! The signals that stop `stolon serve`, or make it read its keys and certificates again.
 
-/// What the server does at a signal.
+/// The reaction of the server to a signal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Interrupt {
     /// To stop: SIGINT (Ctrl-C) or SIGTERM.

@@ -8,7 +8,7 @@ use stolon_http::ConnectionLimits;
 use super::from_one;
 use crate::memory::parse_bytes;
 
-/// Most connections by default.
+/// Default maximum number of open connections.
 const MAX_CONNECTIONS: usize = 1024;
 /// File descriptors that are kept for the engine: files, pipes and standard streams.
 const RESERVED_DESCRIPTORS: u64 = 32;
@@ -30,7 +30,7 @@ pub(super) struct LimitArgs {
     /// Seconds within which a request's body has to arrive
     #[arg(long, value_name = "SECONDS", default_value_t = 30, value_parser = from_one())]
     pub(super) body_timeout: u64,
-    /// Seconds after which a client is disconnected that accepts nothing of its reply
+    /// Seconds after which a client that accepts nothing of its reply is disconnected
     #[arg(long, value_name = "SECONDS", default_value_t = 60, value_parser = from_one())]
     write_timeout: u64,
     /// Seconds after which a request is ended, with status 504 if its reply has not begun
@@ -44,7 +44,7 @@ pub(super) struct LimitArgs {
     pub(super) body_limit: Option<u64>,
     /// Maximum memory of all request bodies that are being received or parsed
     ///
-    /// Requests that need more are refused with status 503. The first 64K of each body do not
+    /// A request that would exceed it is refused with status 503. The first 64K of each body do not
     /// count.
     #[arg(long, default_value = "256M", value_parser = parse_bytes, value_name = "BYTES")]
     pub(super) body_memory: u64,
@@ -52,7 +52,8 @@ pub(super) struct LimitArgs {
 
 impl LimitArgs {
     pub(super) fn of_connections(&self) -> ConnectionLimits {
-        // A connection is a file descriptor. A listener that has none left cannot accept any.
+        // Each connection needs a file descriptor. Without a free one, the listener cannot accept
+        // any.
         let files = rlimit::Resource::NOFILE.get_soft().unwrap_or(u64::MAX);
         let possible = files.saturating_sub(RESERVED_DESCRIPTORS).max(1);
         let count = self.max_connections.unwrap_or(MAX_CONNECTIONS as u64).min(possible);

@@ -18,12 +18,12 @@ struct Times {
     mean: f64,
     deviation: f64,
     median: f64,
-    /// In the order of the percentiles that were asked for.
+    /// The requested percentiles, in the order of `--metric-percentiles`.
     percentiles: Vec<f64>,
     max: f64,
 }
 
-/// What a run measured.
+/// The figures of a run.
 #[derive(Debug)]
 pub(super) struct Report {
     percentiles: Vec<f64>,

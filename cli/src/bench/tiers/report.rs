@@ -1,4 +1,4 @@
-//! What `stolon bench tiers` prints.
+//! The report of `stolon bench tiers`, as tables and as JSON.
 
 use serde::Serialize;
 use serde_json::json;
@@ -112,7 +112,7 @@ impl TiersArgs {
         Ok(())
     }
 
-    /// The rows of the table: each turn, then all of them, with each tier next to the first one.
+    /// The rows of the table: each turn, then all turns, with each tier next to the first one.
     fn rows(&self, first: &Side, sides: &[Side]) -> Vec<Vec<String>> {
         let rounds = self.rounds as usize;
         let against = format!("of {}", first.tier.name());
