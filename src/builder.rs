@@ -94,8 +94,10 @@ impl EngineBuilder {
     ///
     /// The backend's spec sets the number and the size of KV blocks.
     /// [`model`](Self::model), [`kv_memory`](Self::kv_memory), [`num_blocks`](Self::num_blocks),
-    /// [`block_size`](Self::block_size), [`kv_type`](Self::kv_type), [`threads`](Self::threads) and
-    /// [`weights`](Self::weights) would have no effect, so [`build`](Self::build) refuses them.
+    /// [`block_size`](Self::block_size), [`kv_type`](Self::kv_type), [`threads`](Self::threads),
+    /// [`weights`](Self::weights), `device` and
+    /// [`override_generation_config`](Self::override_generation_config) would have no effect, so
+    /// [`build`](Self::build) refuses them.
     pub fn backend(self, id: impl Into<String>, backend: Box<dyn Backend + Send>) -> Self {
         self.set_backend(id, Box::new(move || Ok(backend)))
     }
@@ -189,9 +191,8 @@ impl EngineBuilder {
         self
     }
 
-    /// How [`Engine::embed`] makes embeddings. Default: as the model's files say; without it, a
-    /// custom backend and a model whose files do not say it make none. The backend must return
-    /// hidden states.
+    /// How [`Engine::embed`] makes embeddings. Default: as the model's files say; a custom backend,
+    /// or a model whose files do not say it, makes none. The backend must return hidden states.
     pub fn embedding(mut self, config: EmbeddingConfig) -> Self {
         self.embedding = Some(config);
         self
@@ -262,7 +263,7 @@ impl EngineBuilder {
     }
 }
 
-/// What the engine's embeddings are, if it makes any. `sizes` replaces those of `config`.
+/// Describes the engine's embeddings, if it makes any. `sizes` replaces those of `config`.
 fn embedding_info(
     id: &str,
     spec: &BackendSpec,

@@ -1,4 +1,4 @@
-//! Embeddings of prompts, and what is known of a model that makes them.
+//! Embeddings of prompts, and what is known about a model that makes them.
 
 use serde::Serialize;
 use stolon_model::EmbeddingConfig;
@@ -16,7 +16,7 @@ pub struct Embedding {
     pub cached_tokens: usize,
 }
 
-/// What an engine's embeddings are.
+/// Describes the embeddings of an engine.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[non_exhaustive]
 pub struct EmbeddingInfo {

@@ -32,17 +32,17 @@ pub enum Error {
     #[error("grammar: {0}")]
     Grammar(#[from] GrammarError),
     /// The answer is not a value of the Rust type that was requested: it was cut off, or the type
-    /// has a rule that its schema cannot say.
+    /// has a rule that its schema cannot express.
     #[cfg(feature = "schema")]
     #[error("the answer is not of the type that was requested: {reason}")]
     NotOfType {
-        /// Why.
+        /// Why the answer is not a value of the type.
         reason: String,
-        /// The answer.
+        /// The text of the answer.
         text: String,
     },
-    /// A request uses text, but the engine has no tokenizer: it runs on a custom backend, or the
-    /// library was built without the feature `text`.
+    /// A request uses text, but the engine has no tokenizer: the model comes without one, the
+    /// engine runs on a custom backend, or the library was built without the feature `text`.
     #[error("this engine has no tokenizer: expected token ids, got text")]
     NoTokenizer,
     /// The model is not meant for embeddings.

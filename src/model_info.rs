@@ -24,7 +24,7 @@ pub struct ModelInfo {
     pub eos_token_ids: Vec<u32>,
     /// Whether the model has a chat template.
     pub has_chat_template: bool,
-    /// What the model's embeddings are; `None` if it is not meant for embeddings.
+    /// Describes the model's embeddings; `None` if it is not meant for embeddings.
     pub embedding: Option<EmbeddingInfo>,
     /// Whether the model generates text. Models for embeddings do, unless they have no output
     /// matrix.

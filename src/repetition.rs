@@ -8,7 +8,7 @@ const MIN_REPEATED: usize = 256;
 /// Least number of times that the repeated part has to follow itself.
 const MIN_REPEATS: usize = 4;
 
-/// Looks at the tokens of one answer. It takes a comparison for each possible period per token.
+/// Watches the tokens of one answer. Each token takes one comparison per possible period.
 #[derive(Clone, Debug)]
 pub(crate) struct RepetitionDetector {
     /// The latest tokens, the last one first.

@@ -200,8 +200,8 @@ impl Request {
     }
 
     /// Whether to end an answer that repeats itself without end, with the finish reason
-    /// [`FinishReason::Repetition`](crate::FinishReason::Repetition): the same tokens, at most 256,
-    /// five times or more and for more than 256 tokens. Default: false.
+    /// [`FinishReason::Repetition`](crate::FinishReason::Repetition): the same sequence of at most
+    /// 256 tokens, five times or more and over more than 256 tokens. Default: false.
     pub fn end_repetition(mut self, end: bool) -> Request {
         self.end_repetition = end;
         self
@@ -258,9 +258,9 @@ impl Request {
     }
 
     /// What the answer has to follow, from its first token to its end: a JSON schema, for example.
-    /// The answer may end only where it is complete. If it reaches the maximum number of tokens
-    /// before (finish reason `length`), it is the beginning of such an answer, and so it is if a
-    /// stop string or stop id ends it.
+    /// The answer may end only where it is complete. An answer that reaches the maximum number of
+    /// tokens before that (finish reason `length`), or that a stop string or stop id ends, is the
+    /// beginning of a complete one.
     ///
     /// Log-probabilities are those of the model's own distribution, without the grammar. The
     /// grammar applies after [`Request::logits_processor`]. Bias and penalties choose among the
@@ -317,14 +317,14 @@ impl Request {
     }
 
     /// Makes the request a turn of an open session ([`Sessions::open`](crate::Sessions::open)):
-    /// what is cached of its prompt and answer is then kept from being evicted until the session's
-    /// next turn. The cache salt must be the session's. A session changes what is computed, never
-    /// what is answered.
+    /// its cached prompt and answer are then kept from being evicted until the session's next turn.
+    /// The cache salt must be the session's. A session changes what is computed, never what is
+    /// answered.
     ///
     /// A session has one turn at a time; others fail with
     /// [`SessionError::Busy`](crate::SessionError::Busy). A turn that is cancelled or fails leaves
     /// the session as it was. If it was complete but its stream ended at a stop string, the
-    /// session has its tokens up to that one.
+    /// session has its tokens up to that string.
     pub fn session(mut self, id: impl Into<SessionId>) -> Request {
         self.session = Some(id.into());
         self
@@ -349,7 +349,8 @@ impl Request {
         self.session.as_ref()
     }
 
-    /// The namespace of its cached prefixes, by the engine's key of namespaces, if it has one.
+    /// The namespace of its cached prefixes. `key` is the engine's key of namespaces, if it has
+    /// one.
     ///
     /// # Errors
     /// `InvalidParameter` if the cache salt is too long.
@@ -373,16 +374,16 @@ impl Request {
         self
     }
 
-    /// Name of the client that the request is for, where many share an engine: the user of a server,
-    /// for example. It does not affect what is shared in the cache, as [`Request::cache_salt`] does.
-    /// Default: the tenant without a name.
+    /// Name of the client that the request is for, if several share an engine: the user of a
+    /// server, for example. Unlike [`Request::cache_salt`], it does not affect what is shared in
+    /// the cache. Default: the tenant without a name.
     pub fn tenant(mut self, name: impl Into<Arc<str>>) -> Request {
         self.options.tenant = Some(name.into());
         self
     }
 
-    /// Limits what the requests with the same quota occupy together. A request that does not fit
-    /// into it waits in the admission queue, where others are admitted before it, or fails with
+    /// Limits the tokens of all requests with the same quota. A request that does not fit into it
+    /// waits in the admission queue, where others are admitted before it, or fails with
     /// [`EngineError::QuotaExceeded`](crate::EngineError::QuotaExceeded). Default: no limit.
     pub fn quota(mut self, quota: Quota) -> Request {
         self.options.quota = Some(quota);

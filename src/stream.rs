@@ -1,4 +1,4 @@
-//! The stream of one request's events. Detokenization and stop strings run in the reader's task.
+//! The stream of one request's events. Detokenisation and stop strings run in the reader's task.
 
 use std::collections::VecDeque;
 use std::pin::Pin;
@@ -28,7 +28,7 @@ pub struct TokenStream {
     /// Events that were produced but not yet read.
     ready: VecDeque<Event>,
     answer: AnswerState,
-    /// The turn of a session that the request is.
+    /// The turn of a session, if the request is one.
     turn: Option<TurnStream>,
 }
 
@@ -70,7 +70,7 @@ pub(crate) struct AnswerState {
 }
 
 impl TokenStream {
-    /// `turn` is the turn of a session that the request is, with its prompt.
+    /// `turn` is the turn of a session, with its prompt, if the request is one.
     pub(crate) fn new(
         sequence: SequenceStream,
         answer: AnswerState,

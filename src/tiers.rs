@@ -1,6 +1,6 @@
 //! The tiers of an engine besides its KV pool. All decisions are made by [`stolon_tiers::Tiers`],
-//! which the engine is given as a sink and a source of KV; here are its settings, its life and what
-//! callers see of it.
+//! which the engine is given as a sink and a source of KV. This module has its settings, opens and
+//! closes it, and gives callers access to it.
 
 mod prefix_file;
 mod settings;
@@ -23,7 +23,7 @@ pub use stolon_tiers::{
     TierError, TierMatch, WritePolicy,
 };
 
-/// How long the engine is kept from ending at most while its pool is written.
+/// Maximum time that writing the pool delays the end of the engine.
 const POOL_LIMIT: Duration = Duration::from_secs(60);
 
 /// The tiers of an engine; `None` without a directory.
@@ -103,8 +103,9 @@ impl Tiers<'_> {
         self.0.inner.tiers.0.as_ref()?.object_stats()
     }
 
-    /// Removes everything from the disk tier, also what is still to be written of what was computed
-    /// before. What is in the pool and in the object store stays. Does nothing without a disk tier.
+    /// Removes everything from the disk tier, also KV that was computed before and is still to be
+    /// written. What is in the pool and in the object store stays. Does nothing without a disk
+    /// tier.
     ///
     /// # Errors
     /// `Stopped` if the engine's runtime has ended.
@@ -125,8 +126,8 @@ impl Tiers<'_> {
     pub async fn flush(self) -> Result<(), Error> {
         let inner = &self.0.inner;
         let Some(tiers) = inner.tiers.0.clone() else { return Ok(()) };
-        // When it is answered, everything that was computed before is claimed. An audit that fails
-        // does not concern the disk.
+        // When the audit is answered, everything that was computed before is claimed. Whether it
+        // passes does not matter for the disk.
         let _ = self.0.audit().await;
         let stored = store_pool(Arc::clone(&tiers), inner.handle.clone());
         // Fails only if the runtime ends.
@@ -135,8 +136,8 @@ impl Tiers<'_> {
     }
 }
 
-/// Stores everything that is in the pool, if the write policy is to do so at some time. Must run on
-/// the engine's runtime.
+/// Stores everything that is in the pool, if the write policy stores the pool before it is lost.
+/// Must run on the engine's runtime.
 async fn store_pool(tiers: Arc<stolon_tiers::Tiers>, handle: EngineHandle) {
     let (true, Ok(tree)) = (tiers.stores_pool(), handle.dump()) else { return };
     let inner: HashSet<usize> = tree.nodes.iter().filter_map(|node| node.parent).collect();

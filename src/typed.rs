@@ -17,9 +17,9 @@ use crate::{Completion, Engine, Error, Request};
 type Function = dyn Fn(&str) -> Result<String, serde_json::Error> + Send + Sync;
 
 impl Request {
-    /// Keeps the answer to the JSON of a `T`. It follows the schema of the type from its first
-    /// token on, so that the model does not write reasoning before it. What a schema cannot say, or
-    /// a grammar cannot enforce, is checked when the answer is read.
+    /// Restricts the answer to the JSON of a `T`. It follows the schema of the type from its first
+    /// token on, so that the model does not write reasoning before it. What a schema cannot
+    /// express, or a grammar cannot enforce, is checked when the answer is read.
     ///
     /// Needs the feature `schema`.
     pub fn answer_of<T: JsonSchema>(self) -> Request {
@@ -34,7 +34,7 @@ impl Completion {
     ///
     /// # Errors
     /// [`Error::NotOfType`] if the answer was cut off by its length, or is not a `T` for a reason
-    /// that its schema cannot say.
+    /// that its schema cannot express.
     pub fn value<T: DeserializeOwned>(&self) -> Result<T, Error> {
         serde_json::from_str(&self.text).map_err(|error| Error::NotOfType {
             reason: error.to_string(),

@@ -110,16 +110,17 @@ impl EngineBuilder {
         self
     }
 
-    /// Maximum number of open sessions, from 1 to 65,536. Default: 1024. One more closes the one
-    /// that has been idle longest, of the owner that has the most. The tokens of each session are
-    /// kept in memory, 4 bytes for each.
+    /// Maximum number of open sessions, from 1 to 65,536. Default: 1024. If one more is opened, the
+    /// owner with the most sessions loses the one that has been idle longest. The token ids of all
+    /// sessions are kept in memory, 4 bytes per token.
     pub fn max_sessions(mut self, sessions: usize) -> Self {
         self.config.max_sessions = sessions;
         self
     }
 
-    /// Time without a turn after which a session is closed, if it was opened without a time of its
-    /// own; at most 24 hours. Default: 30 minutes.
+    /// Time without a turn after which a session is closed, unless
+    /// [`SessionOptions::ttl`](crate::SessionOptions::ttl) sets another one; at most 24 hours.
+    /// Default: 30 minutes.
     pub fn session_ttl(mut self, ttl: Duration) -> Self {
         self.config.session_ttl = ttl;
         self
@@ -136,9 +137,9 @@ impl EngineBuilder {
 
     /// Sets the secret key by which cache salts become namespaces. Programs that share stored KV
     /// through an object store, or that exchange cache events, need the same key to find each
-    /// other's KV of requests with a salt. Default: the key in the directory of `kv_cache_dir`,
-    /// where one is made, or else one of this process, drawn at random. With the key, a short salt
-    /// can be found by trying all.
+    /// other's KV of requests with a salt. Default: the key that is stored in the directory of
+    /// `kv_cache_dir`; without a directory, a random key of this process. A program that knows the
+    /// key can find a short salt by trying all.
     pub fn namespace_key(mut self, key: [u8; 32]) -> Self {
         self.namespace_key = Some(key);
         self

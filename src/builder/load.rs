@@ -34,7 +34,7 @@ impl BackendOptions {
     }
 }
 
-/// What is known of a model besides its backend.
+/// What is known about a model besides its backend.
 pub(super) struct Loaded {
     pub(super) id: String,
     pub(super) text: Text,
@@ -44,7 +44,7 @@ pub(super) struct Loaded {
 }
 
 impl EngineBuilder {
-    /// What makes the backend. It sends the rest of the model to `loaded`.
+    /// Returns the function that makes the backend. It sends the rest of the model to `loaded`.
     pub(super) fn into_factory(
         self,
         config: &EngineConfig,

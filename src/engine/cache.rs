@@ -1,4 +1,4 @@
-//! [`Cache`]: what an engine offers of its prefix cache: queries, warming, pins, eviction, events.
+//! [`Cache`]: access to an engine's prefix cache: queries, warming, pins, eviction, events.
 
 use std::time::Duration;
 
@@ -56,10 +56,10 @@ impl Cache<'_> {
         requests.iter().map(|request| self.query_match_len(request)).collect()
     }
 
-    /// Removes what is cached of the sequences that start with the request's prompt, in its
-    /// namespace, and of the prompt itself what no other cached sequence shares. The prompt is
-    /// rounded down to whole blocks. What running requests, pins and sessions hold stays. Returns
-    /// the number of blocks that were freed.
+    /// Removes the cached sequences of the request's namespace that start with its prompt, and
+    /// those blocks of the prompt that no other cached sequence shares. The prompt is rounded down
+    /// to whole blocks. Blocks that running requests, pins and sessions hold stay. Returns the
+    /// number of blocks that were freed.
     ///
     /// # Errors
     /// Those of rendering and tokenising the prompt, `Interrupted` and `Stopped`.
@@ -69,9 +69,9 @@ impl Cache<'_> {
         Ok(self.0.inner.handle.evict(Removal::Prefix(namespace, tokens)).await?)
     }
 
-    /// Removes everything that is cached of requests with this cache salt (`None`: of those
-    /// without one), and ends its pins and what its sessions hold. What running requests use is
-    /// freed when they have ended. Returns the number of blocks that were freed at once.
+    /// Removes everything that requests with this cache salt (`None`: without one) have cached, and
+    /// ends its pins and what its sessions hold. Blocks that running requests use are freed when
+    /// these have ended. Returns the number of blocks that were freed at once.
     ///
     /// # Errors
     /// `InvalidParameter` if the salt is too long, `Interrupted` and `Stopped`.

@@ -9,8 +9,8 @@ impl Engine {
     /// Computes the embedding of a prompt, if the model is meant for embeddings
     /// ([`ModelInfo::embedding`](crate::ModelInfo::embedding)).
     ///
-    /// The prompt is admitted, batched and cached as that of [`Engine::generate`], so that prompts
-    /// which start alike, with the same instruction for example, compute that once. With
+    /// The prompt is admitted, batched and cached as that of [`Engine::generate`], so that the
+    /// common beginning of several prompts, an instruction for example, is computed once. With
     /// [`Pooling::Mean`](crate::Pooling::Mean) the whole prompt is computed, because a mean needs
     /// every position. The options of the request that concern generated tokens have no effect.
     /// Text is used as it is: instructions such as the prompts of sentence-transformers are part of

@@ -57,16 +57,15 @@ impl Engine {
 impl Sessions<'_> {
     /// Opens a session. Requests become its turns with [`Request::session`].
     ///
-    /// What is cached of the prompt and the answer of a session's last turn is not evicted until
-    /// its next turn, within
-    /// [`EngineBuilder::session_budget`](crate::EngineBuilder::session_budget). A session lasts
-    /// until it is closed, or until it had no turn for its time to live. If
-    /// [`EngineBuilder::max_sessions`](crate::EngineBuilder::max_sessions) are open, another one
-    /// is closed: of the owner with the most, the one that has been idle longest.
+    /// The cached prompt and answer of a session's last turn are not evicted until its next turn,
+    /// within [`EngineBuilder::session_budget`](crate::EngineBuilder::session_budget). A session
+    /// lasts until it is closed, or until it had no turn for its time to live. If
+    /// [`EngineBuilder::max_sessions`](crate::EngineBuilder::max_sessions) are open, another one is
+    /// closed: of the owner with the most, the one that has been idle longest.
     ///
     /// After [`Cache::flush`](crate::Cache::flush) or a restart of the engine, sessions hold
-    /// nothing until their next turn; [`Cache::evict_salt`](crate::Cache::evict_salt) does that to
-    /// the sessions of a cache salt.
+    /// nothing until their next turn; [`Cache::evict_salt`](crate::Cache::evict_salt) has the same
+    /// effect on the sessions of a cache salt.
     ///
     /// ```no_run
     /// # async fn chat(engine: stolon::Engine) -> Result<(), stolon::Error> {
@@ -145,7 +144,7 @@ impl Sessions<'_> {
 }
 
 impl Engine {
-    /// The request with its whole prompt, if its prompt is to follow its session's tokens.
+    /// Puts the tokens of its session before the prompt of a request with `append`.
     pub(super) async fn appended(&self, mut request: Request) -> Result<Request, Error> {
         if !std::mem::take(&mut request.append) {
             return Ok(request);
@@ -160,7 +159,7 @@ impl Engine {
         Ok(Request { after: Some(before), ..request.with_tokens(tokens) })
     }
 
-    /// Begins the turn that a request is.
+    /// Begins a turn of the request's session, if it has one.
     pub(super) fn begin_turn(
         &self,
         request: &Request,

@@ -1,4 +1,4 @@
-//! What programs can say of text and ask about it with the feature `text`.
+//! Methods that need the feature `text`: tokenizers and chat templates of programs and requests.
 
 use std::sync::Arc;
 

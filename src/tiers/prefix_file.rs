@@ -12,21 +12,21 @@ use super::{blocking, record_shape};
 use crate::{Cache, Engine, Error, Request};
 
 impl Cache<'_> {
-    /// Computes what is not cached of a prompt and copies its keys and values out of the KV pool:
-    /// those of all full blocks. [`Cache::import`] puts them into the cache of an engine
-    /// with the same model and settings, which then answers as if it had computed them itself, bit
-    /// for bit.
+    /// Computes the part of a prompt that is not cached, and copies the keys and values of all its
+    /// full blocks out of the KV pool. [`Cache::import`] puts them into the cache of an engine with
+    /// the same model and settings, which then answers as if it had computed them itself, bit for
+    /// bit.
     ///
     /// The copy takes as much memory as the prompt's KV does.
     ///
     /// # Errors
-    /// Those of [`Cache::warm`]; `InvalidParameter` for a request with a cache salt, whose
-    /// namespace no other process has; [`TierError::NoKvCopies`], [`TierError::NotCached`].
+    /// Those of [`Cache::warm`]; `InvalidParameter` for a request with a cache salt, for which
+    /// other processes may have another key; [`TierError::NoKvCopies`], [`TierError::NotCached`].
     pub async fn export(self, request: &Request) -> Result<ExportedPrefix, Error> {
         let shape = record_shape(&self.0.inner.handle)?;
         if self.0.namespace(request)? != Namespace::default() {
-            let expected = "a prompt without a cache salt or tenant, because salts have another \
-                            key in each process";
+            let expected = "a prompt without a cache salt or tenant, because other processes may \
+                            have another key for salts";
             return Err(Error::invalid("cache_salt", expected, "a prompt with one"));
         }
         let mut tokens = self.0.prompt_tokens(request).await?;
@@ -103,8 +103,8 @@ impl PrefixImport {
     /// Takes the next bytes of the file.
     ///
     /// # Errors
-    /// [`TierError::StoredKv`] for the first thing that is not as expected. The import must not be used
-    /// any more then.
+    /// [`TierError::StoredKv`] for the first thing that is not as expected. The import must not be
+    /// used any more then.
     pub fn push(&mut self, bytes: &[u8]) -> Result<(), Error> {
         Ok(self.reader.push(bytes).map_err(TierError::from)?)
     }

@@ -10,7 +10,7 @@ use stolon_tiers::{PrefetchPolicy, TierSettings, WritePolicy};
 use super::{EngineTiers, blocking, record_shape};
 use crate::{EngineBuilder, Error};
 
-/// What was set.
+/// The settings of the tiers, as set in the builder.
 #[derive(Default)]
 pub(crate) struct TierOptions {
     /// The directory and its maximum size in bytes.
@@ -25,7 +25,7 @@ pub(crate) struct TierOptions {
 pub(crate) struct PreparedTiers(Option<(Arc<stolon_tiers::Tiers>, TierSettings)>);
 
 impl TierOptions {
-    /// Makes the tiers, and the engine's sink and source of KV of them.
+    /// Makes the tiers, and sets them as the engine's sink and source of KV.
     pub(crate) fn prepare(self, config: &mut EngineConfig) -> Result<PreparedTiers, Error> {
         let Some((directory, budget_bytes)) = self.disk else {
             return match self.object_store {
@@ -61,9 +61,10 @@ impl EngineBuilder {
     /// and after a restart of the program. Default: nothing is stored.
     ///
     /// The directory is made if it does not exist. One engine can use it at a time; others are
-    /// refused by [`build`](Self::build) with [`TierError::Disk`](crate::TierError::Disk). Models
-    /// may take turns: KV that was computed on other terms is not used, and is removed when room is
-    /// needed. If files are lost or damaged, requests compute what cannot be read.
+    /// refused by [`build`](Self::build) with [`TierError::Disk`](crate::TierError::Disk).
+    /// Different models may use it one after another: KV of another model, or with other options,
+    /// is not used, and is removed when room is needed. If files are lost or damaged, requests
+    /// compute what cannot be read.
     ///
     /// The files contain prompts and answers as token ids. On Unix, only the user can read a
     /// directory that was made here. A program that can write to it can change what the model
@@ -89,9 +90,9 @@ impl EngineBuilder {
         self
     }
 
-    /// Stores what is stored in the directory of [`kv_cache_dir`](Self::kv_cache_dir), which must
-    /// be set, in an object store, too, and fetches from there what the directory has not, where
-    /// that is faster than computing. Engines with the same model share what they have computed.
+    /// Also stores the KV in the directory of [`kv_cache_dir`](Self::kv_cache_dir), which must be
+    /// set, in an object store, and fetches from there what the directory does not have, where that
+    /// is faster than computing. Engines with the same model share what they have computed.
     ///
     /// `url` is `s3://bucket/folder`, `gs://...`, `az://...`, or `file:///...` for a directory that
     /// several machines have mounted. Credentials, regions and endpoints are taken from the
