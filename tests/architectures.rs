@@ -147,8 +147,7 @@ async fn gemma3() {
     warm_equals_cold("gemma3").await;
 }
 
-/// Goal: warm and cold answers are equal with YaRN, of which the prompt is longer than the original
-/// context.
+/// Goal: warm and cold answers are equal with YaRN and a prompt longer than the original context.
 #[tokio::test]
 async fn yarn() {
     warm_equals_cold("yarn").await;
@@ -173,7 +172,7 @@ async fn granite() {
     warm_equals_cold("granite").await;
 }
 
-/// Goal: warm and cold answers are equal with keys that are normalized together.
+/// Goal: warm and cold answers are equal with keys of all heads that are normalised together.
 #[tokio::test]
 async fn olmo2() {
     warm_equals_cold("olmo2").await;

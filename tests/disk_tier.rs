@@ -286,8 +286,8 @@ async fn a_prefix_is_read_once_for_requests_at_the_same_time() {
     stop(engine).await;
 }
 
-/// Goal: damaged files, a directory that is removed, and one that cannot be written leave requests
-/// going on, with right answers.
+/// Goal: with damaged files, a directory that is removed, and one that cannot be written, requests
+/// go on and get right answers.
 #[tokio::test]
 async fn faults_of_the_disk_do_not_reach_requests() {
     let directory = Directory::new("disk-faults");

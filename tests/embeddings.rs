@@ -135,7 +135,7 @@ async fn an_input_may_fill_the_context() {
     assert!(message.contains("256") && message.contains("257"), "{message}");
 }
 
-/// Goal: what is not possible is refused with what was expected.
+/// Goal: impossible settings and requests are refused with an error that says what was expected.
 #[tokio::test]
 async fn impossible_embeddings_are_refused() {
     let (builder, _) = fake::builder(64);

@@ -53,7 +53,7 @@ fn tiny() -> EngineBuilder {
     Engine::builder().model("random:tiny").num_blocks(64)
 }
 
-/// One engine computes a prompt, and another one, with an empty directory, has it from the store.
+/// One engine computes a prompt, and another one, with an empty directory, gets it from the store.
 async fn one_engine_computes_for_another(place: &Place, url: &str) {
     let (tokens, longer) = (prompt(200, 1), [prompt(200, 1), prompt(50, 2)].concat());
     let engine = |directory: &str| {
@@ -83,7 +83,7 @@ async fn one_engine_computes_for_another(place: &Place, url: &str) {
     stop(second).await;
 }
 
-/// Goal: an engine with an empty directory has the prompts of another one from the store, with the
+/// Goal: an engine with an empty directory gets the prompts of another one from the store, with the
 /// bits of an engine that computes everything.
 #[tokio::test]
 async fn engines_share_what_they_have_computed() {

@@ -66,8 +66,8 @@ async fn imported_prefixes_give_the_same_bits_as_computed_ones() {
     }
 }
 
-/// Goal: a file that was computed on other terms is refused, whatever the difference is, and the
-/// engine goes on.
+/// Goal: a file of another model, or with another setting that changes its bits, is refused, and
+/// the engine goes on.
 #[tokio::test]
 async fn files_of_other_models_and_settings_are_refused() {
     let bytes = export(&start(tiny()).await, &prompt(100, 1)).await;

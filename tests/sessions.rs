@@ -300,8 +300,8 @@ async fn conversations_branch_and_go_back() {
     engine.audit().await.expect("consistent accounting");
 }
 
-/// Goal: a turn that only has what is new is the turn that has the whole conversation, and one that
-/// would follow something else is refused.
+/// Goal: a turn that sends only the new tokens equals one that sends the whole conversation, and
+/// one that would follow other tokens than the session's is refused.
 #[tokio::test]
 async fn turns_can_have_only_what_is_new() {
     let (backend, _) = builder(64);

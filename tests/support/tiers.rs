@@ -50,7 +50,7 @@ pub(crate) async fn answer(engine: &Engine, tokens: &[u32]) -> (Vec<(u32, u32)>,
 }
 
 /// An engine on the fake backend, which takes some time for each token, so that reading is worth
-/// it. Its strict mode fails if a block has not the KV of its prompt.
+/// it. Its strict mode fails if a block does not have the KV of its prompt.
 pub(crate) fn slow_fake(block_count: usize, per_prefill_token: Duration) -> EngineBuilder {
     let latency = FakeLatency { per_prefill_token, ..FakeLatency::default() };
     let options =
