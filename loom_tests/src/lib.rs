@@ -1,11 +1,12 @@
-//! Loom models of stolon-kvcache. They check the races of its readers, its writer, its leases and
-//! its step fence in every interleaving up to a bound on the number of preemptions.
+//! Loom models of the code that threads share: the prefix tree with its leases and its step fence,
+//! the event channel, the block allocator and the sessions of the scheduler, and the thread pool of
+//! the kernels. They check every interleaving up to a bound on the number of preemptions.
 //!
 //! Run them with `RUSTFLAGS="--cfg loom" cargo test -p stolon-loom-tests --release`. In these
 //! builds a double of crossbeam-epoch ends each grace period at the earliest permitted moment, and
 //! an access to memory that the writer has freed is reported. With `--cfg crossbeam_loom` in
-//! addition, the tree uses crossbeam-epoch as it does in real builds; only `tests/real_epoch.rs` and
-//! `tests/reclaim.rs` are compiled then.
+//! addition, the tree uses crossbeam-epoch as it does in real builds; of the models of the tree,
+//! only `tests/real_epoch.rs` and `tests/reclaim.rs` are compiled then.
 #![cfg(loom)]
 #![allow(clippy::missing_panics_doc, reason = "models panic to report a failure")]
 

@@ -95,8 +95,8 @@ fn both_ends_complete_a_turn() {
     });
 }
 
-/// Goal: a turn that is cancelled while it completes is either complete, with its hold, or never
-/// was.
+/// Goal: a turn that is cancelled while it completes is either complete, with its hold, or has no
+/// effect.
 #[test]
 fn a_cancel_meets_the_end_of_its_turn() {
     explore(3, || {
@@ -149,7 +149,7 @@ fn a_flush_meets_the_end_of_a_turn() {
     explore(3, flush_at_the_end);
 }
 
-/// Goal: the model notices a hold that belongs to an earlier state.
+/// Goal: the models find a session that holds the lease of an earlier state.
 #[test]
 fn planted_hold_of_any_revision_is_caught() {
     plant(Bug::AnyRevision);
