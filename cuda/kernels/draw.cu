@@ -52,7 +52,7 @@ static __device__ float exp_at_most_one(float x) {
     return x >= -87.0f ? __fmul_rn(sum, bits_to_float(exponent)) : 0.0f;
 }
 
-// What is wanted of a row, and its weights.
+// How a token is drawn from a row, and the weights of its logits.
 struct Draw {
     float temperature, top_p, min_p, largest;
     uint32_t top_k; // 0 for all
@@ -68,7 +68,7 @@ struct Draw {
     }
 };
 
-// The index of the drawn one of `count` weights in decreasing order, the first of which is 1.
+// Draws one of `count` weights in decreasing order, the first of which is 1. Returns its index.
 static __device__ uint32_t draw_of_candidates(
     const float *weights, uint32_t count, float min_p, double uniform
 ) {
@@ -246,7 +246,7 @@ extern "C" __global__ void draw(
         if (thread == 0) {
             uint32_t kept = k;
             if (has_top_p) {
-                // Of what top-k keeps, else of the row.
+                // The sum of the weights that top-k keeps, or of the whole row.
                 double total = 0.0;
                 for (uint32_t i = 0; i < draw.top_k; i++) {
                     total += (double)weights[i];

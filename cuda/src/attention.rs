@@ -95,7 +95,7 @@ impl Attention {
         }
     }
 
-    /// The memory in bytes that it needs, whatever the step.
+    /// The memory in bytes that it needs in every step.
     pub(crate) fn workspace_bytes(self, device: &Device, heads: usize, shape: &KvShape) -> u64 {
         if self.split_decode { split::workspace_bytes(device, heads, shape) } else { 0 }
     }

@@ -17,9 +17,9 @@ use crate::loader::Loader;
 use crate::options::{CandleOptions, ComputeType, OpenError, message};
 use crate::{DeviceChoice, draw, dry_run, graphs, memory};
 
-/// Number of the way in which keys and values are computed. It must be raised with every change
-/// that changes bits of keys or values and that the short prompt of `kv_probe` may not show, so
-/// that KV which an earlier version has stored is not used.
+/// Revision of the computation of keys and values. It must be raised with every change that changes
+/// bits of keys or values and that the short prompt of `kv_probe` may not show, so that KV which an
+/// earlier version has stored is not used.
 const KV_REVISION: u32 = 1;
 
 /// Computes forward passes with candle. See the [crate documentation](crate).
@@ -64,7 +64,7 @@ impl StepMemory {
     ) -> Result<Self, OpenError> {
         let device = decoder.device().clone();
         let workspace = attention.workspace_bytes(&device, decoder.config().num_heads, shape);
-        // What neither the estimate of a step nor the dry run has: the contexts of the latter are
+        // Neither the estimate nor the dry run includes this: the contexts of the dry run are
         // short, and it captures nothing.
         let others = workspace
             + match cuda_graphs {

@@ -162,7 +162,7 @@ impl Decoder {
         prepared.attend(q, &args)
     }
 
-    /// What the step returns of the rows `x`, which are those that are returned.
+    /// Computes what the step returns for the rows `x`.
     fn output(&self, x: &Tensor, outputs: &OutputInputs) -> Result<Computed> {
         let normed = self.final_norm.apply(x)?;
         let hidden = outputs.hidden.as_ref().map(|rows| rows.of(&normed)).transpose()?;

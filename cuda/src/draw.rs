@@ -12,7 +12,7 @@ mod cuda;
 
 /// Largest vocabulary; the kernel has the same number.
 const VOCAB_MAX: usize = 1 << 20;
-/// Takes the place of the token of a row that the host has to look at; the kernel has the same
+/// Returned instead of a token if the host has to choose it from the row; the kernel has the same
 /// number.
 const UNUSABLE: u32 = u32::MAX;
 /// Numbers of 32 bits of a [`Draw`] on the device.
@@ -35,8 +35,8 @@ pub(crate) fn draw_tokens(logits: &Tensor, draws: &Tensor) -> Result<Tensor> {
     logits.apply_op2_no_bwd(draws, &DrawTokens)
 }
 
-/// The results of [`draw_tokens`] as [`Draw::of`] returns them, for the first of the rows. Rows of
-/// which the device could not tell are copied from it.
+/// The results of [`draw_tokens`] as [`Draw::of`] returns them, for the first of the rows. Rows
+/// from which the device could not draw are copied to the host.
 pub(crate) fn drawn_tokens(
     tokens: &Tensor,
     draws: &[Draw],

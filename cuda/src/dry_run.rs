@@ -12,8 +12,8 @@ use crate::decoder::Decoder;
 use crate::kv_store::{KvShape, KvStore};
 use crate::memory;
 
-/// The largest memory in bytes that a step needs besides the weights; `None` if the device does not
-/// tell. Nothing is run then.
+/// The largest memory in bytes that a step needs besides the weights; `None`, without running
+/// anything, if the device does not report it.
 pub(crate) fn step_bytes(
     decoder: &mut Decoder,
     shape: &KvShape,

@@ -29,7 +29,7 @@ impl Norm {
         Ok(Self { weight, eps: config.rms_norm_eps })
     }
 
-    /// Normalizes the last dimension of `x`.
+    /// Normalises the last dimension of `x`.
     pub(crate) fn apply(&self, x: &Tensor) -> Result<Tensor> {
         candle_nn::ops::rms_norm(&x.contiguous()?, &self.weight, self.eps)
     }
@@ -162,7 +162,7 @@ impl Layer {
     }
 }
 
-/// Divides rows into heads, normalizes and rotates them.
+/// Divides rows into heads, normalises and rotates them.
 fn heads(
     config: &DecoderConfig,
     x: Tensor,

@@ -8,8 +8,8 @@
 //!
 //! * [`CandleOptions`] and [`DeviceChoice`]: where the model runs, and with which types and sizes;
 //! * [`CandleBackend`]: the weights, the KV store and the forward pass;
-//! * [`DeviceInfo`], [`DeviceChoice::copy_speed`] and [`DeviceChoice::product_speed`]: what a
-//!   device is, and its limits, for reports;
+//! * [`DeviceInfo`], [`DeviceChoice::copy_speed`] and [`DeviceChoice::product_speed`]: properties
+//!   and speed limits of a device, for reports;
 //! * `attention`: candle's flash attention on CUDA, attention from gathered keys and values on
 //!   every device, and split-KV decoding;
 //! * `kv_store` and `kv_write`: the paged KV store and the operation that writes to it in place;

@@ -1,5 +1,5 @@
-//! What a device is, and how fast it copies memory and multiplies matrices. A report of speed needs
-//! both to say what share of the device is used.
+//! The properties of a device, and how fast it copies memory and multiplies matrices. A report of
+//! speed needs both to say what share of the device is used.
 
 use std::time::Instant;
 
@@ -10,7 +10,7 @@ use crate::{ComputeType, DeviceChoice, OpenError, memory};
 /// Least time of a measurement in seconds.
 const MEASURED_SECONDS: f64 = 0.3;
 
-/// A device, as it describes itself. What it does not tell is `None`.
+/// A device, as it describes itself. Properties that it does not report are `None`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct DeviceInfo {
     /// The device's name, such as `NVIDIA H100 80GB HBM3`.
@@ -116,7 +116,7 @@ fn cpu_name() -> Option<String> {
     line.split_once(':').map(|(_, name)| name.trim().to_owned())
 }
 
-/// The first line of what the kernel module says of itself, on Linux.
+/// The first line of the kernel module's description of itself, on Linux.
 #[cfg(feature = "cuda-core")]
 fn nvidia_driver() -> Option<String> {
     let text = std::fs::read_to_string("/proc/driver/nvidia/version").ok()?;

@@ -19,7 +19,7 @@ pub(crate) struct Loader {
     pub(crate) device: Device,
     /// Element type of dense matrices.
     pub(crate) dtype: DType,
-    /// That of all products.
+    /// The row tile of all products.
     pub(crate) tile: RowTile,
 }
 

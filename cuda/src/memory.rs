@@ -20,7 +20,7 @@ pub(crate) struct DeviceMemory {
     pub(crate) total: u64,
 }
 
-/// The memory of `device`; `None` if it does not tell. For the CPU, `total` is what is free.
+/// The memory of `device`; `None` if it does not report it. For the CPU, `total` is what is free.
 pub(crate) fn of(device: &Device) -> Option<DeviceMemory> {
     match device {
         Device::Cpu => {
@@ -36,8 +36,8 @@ pub(crate) fn of(device: &Device) -> Option<DeviceMemory> {
     }
 }
 
-/// Runs `work` and returns the most memory in bytes that the device's allocator had meanwhile,
-/// besides what it had before. `None`, without running it, if the device does not tell.
+/// Runs `work` and returns the maximum memory in bytes that the device's allocator had meanwhile,
+/// beyond what it had before. `None`, without running it, if the device does not report it.
 #[cfg_attr(not(feature = "cuda-core"), allow(unused_variables, reason = "only CUDA tells"))]
 pub(crate) fn peak_of(device: &Device, work: impl FnOnce() -> Result<()>) -> Result<Option<u64>> {
     #[cfg(feature = "cuda-core")]
@@ -106,7 +106,7 @@ pub(crate) fn step_bytes(config: &DecoderConfig, options: &CandleOptions, tile: 
     let per_row = 6 * config.hidden_size as u64 + 4 * heads as u64;
     // Of the rows of a product, gate and up, what the gate is computed from, and its result.
     let mlp = 5 * inner as u64 * tile.0.unwrap_or(options.step_tokens) as u64;
-    // The logits, and what is computed of them to find the largest.
+    // The logits, and what is computed from them to find the largest.
     let logits = 4 * config.vocab_size as u64 * options.step_sequences.max(128) as u64;
     4 * per_row.saturating_mul(options.step_tokens as u64).saturating_add(mlp).max(logits)
 }
@@ -180,7 +180,7 @@ fn share(memory: DeviceMemory, utilization: f64, step_bytes: u64) -> u64 {
 mod tests {
     use super::*;
 
-    /// Goal: what is used already, by whomever, and the step's memory are subtracted from the
+    /// Goal: the memory that any program uses already and the step's memory are subtracted from the
     /// share, and nothing underflows.
     #[test]
     fn the_kv_store_gets_the_rest_of_the_share() {

@@ -102,8 +102,8 @@ pub struct CandleOptions {
     /// what else is in a batch. See the README for what holds without it.
     pub batch_invariant: bool,
     /// Whether decode steps are captured as CUDA graphs, which launch all of a step's kernels at
-    /// once. It has no effect on models with experts, on steps of which more than tokens is
-    /// returned, or where attention is computed from gathered keys and values. On the CPU, the same
+    /// once. It has no effect on models with experts, on steps that return more than tokens, or
+    /// where attention is computed from gathered keys and values. On the CPU, the same
     /// steps are computed from padded inputs that are kept, which is for tests.
     pub cuda_graphs: bool,
     /// Whether KV blocks can be copied out of and into the KV store. It needs `batch_invariant`.

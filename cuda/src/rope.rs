@@ -46,7 +46,7 @@ impl RopeTable {
 }
 
 impl Rotations {
-    /// Those of the rows of a step, whose positions `self` must have.
+    /// The rotations of the rows of a step. `self` must have their positions.
     pub(crate) fn at(&self, positions: &Tensor) -> Result<Self> {
         let rows = |table: &Tensor| table.index_select(positions, 0);
         Ok(Self { cos: rows(&self.cos)?, sin: rows(&self.sin)? })

@@ -1,8 +1,8 @@
 // Runs the kernel of kernels/draw.cu on the host.
 //
 // usage: draw ORDER ROWS VOCAB_SIZE
-// ORDER is 0 for ascending. Reads the logits and what is wanted of each row from standard input,
-// and writes a token of 32 bits for each row to standard output.
+// ORDER is 0 for ascending. Reads the logits and the draw of each row from standard input, and
+// writes a token of 32 bits for each row to standard output.
 
 #include "host.h"
 //

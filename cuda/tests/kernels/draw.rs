@@ -7,12 +7,12 @@ use stolon_backend::Draw;
 
 use super::host::Program;
 
-/// Takes the place of the token of a row that the host has to look at.
+/// Returned instead of a token if the host has to choose it from the row.
 const UNUSABLE: u32 = u32::MAX;
 /// Number of threads of the kernel.
 const THREADS: usize = 512;
 
-/// The token that the kernel draws from each row; `None` for a row that the host has to look at.
+/// The token that the kernel draws from each row; `None` if the host has to choose it.
 fn run(program: &Program, rows: &[Vec<f32>], draws: &[Draw], descending: bool) -> Vec<Option<u32>> {
     let arguments = [usize::from(descending), rows.len(), rows[0].len()];
     let mut input: Vec<u8> = rows.iter().flatten().flat_map(|logit| logit.to_ne_bytes()).collect();
