@@ -5,7 +5,8 @@
 //!    are those of the CPU backend, and those with a warm cache are those with a cold one; answers
 //!    do not change when KV blocks are freed and written again all the time; and decode steps
 //!    compute the same as CUDA graphs.
-//! 3. Measurements: the device's limits, prefill and decode next to them, and time to first token.
+//! 3. Measurements: the device's limits, prefill and decode as a share of them, and time to first
+//!    token.
 //!
 //! Each check runs on its own, so that one that fails or panics does not end the others.
 
@@ -53,8 +54,8 @@ pub struct GpuCheckArgs {
     /// Model to measure and to check in addition to the small ones
     ///
     /// As in `stolon serve`. The CPU backend computes 300 tokens of it, too, if it fits in memory.
-    /// By default the speed is measured with random weights in the shape of Llama 3.2 1B, and on
-    /// the CPU of a smaller model.
+    /// By default the speed is measured with random weights in the shape of Llama 3.2 1B, or on the
+    /// CPU in the shape of a smaller model.
     #[arg(long)]
     model: Option<ModelSource>,
     /// File to which the report is written as JSON, to attach it to a bug report
@@ -107,7 +108,7 @@ async fn check<T: Target>(
         Ok(info) => {
             report.set_device(info);
             report.print(&report.head())?;
-            // Without it, each check would begin with the start of the driver.
+            // Keeps the driver running, which each check would start again otherwise.
             let _kept = device.open();
             checks(target, device, model, &mut report).await?;
             measurements(device, model, &mut report).await?;
@@ -308,7 +309,7 @@ async fn measurements(
         setups.extend(with_graphs(with));
     }
     for (index, setup) in setups.iter().enumerate() {
-        // A run may use what those before it leave.
+        // A run may use the time that those before it have left.
         let runs = (setups.len() - index) as u32;
         let left = until.saturating_duration_since(Instant::now()) / runs;
         let count = speed.runs.len();
@@ -360,7 +361,7 @@ async fn run(
         Err(error) => speed.errors.push(format!("prefill and decode: {}", failed(error))),
     }
     if cuda_graphs {
-        // They are for decode steps.
+        // CUDA graphs are for decode steps only.
         speed.runs.push(run);
         return speed;
     }
@@ -372,7 +373,7 @@ async fn run(
     speed
 }
 
-/// What a task has panicked with.
+/// The message of a task that has panicked.
 fn failed(error: tokio::task::JoinError) -> String {
     let message = |panic: &(dyn std::any::Any + Send)| -> Option<String> {
         let text = panic.downcast_ref::<String>().map(String::as_str);

@@ -53,7 +53,7 @@ pub(super) fn compare(got: &[Vec<f32>], expected: &[Vec<f32>], rounding: Roundin
         [.., worst] => (differences[differences.len() / 2], worst),
     };
     let limit = rounding.limit();
-    // Unless it is in f32, the worst row may differ by any amount, but not be lost.
+    // Except in f32, the worst row may differ by any finite amount.
     let value = if let Rounding::To(ComputeType::F32) = rounding { worst } else { median };
     let is_good = got.len() == expected.len() && worst.is_finite() && f64::from(value) <= limit;
     let detail =

@@ -16,7 +16,7 @@ fn format_bytes(bytes: u64) -> String {
 /// The version of the report's fields. It is raised when one changes its meaning.
 const VERSION: u32 = 1;
 
-/// Everything that was found. `Option`s are `null` where something could not be found out.
+/// Everything that was found. A value that could not be determined is `null`.
 #[derive(Debug, Serialize)]
 pub(super) struct Report {
     pub(super) report_version: u32,
@@ -40,7 +40,7 @@ pub(super) struct Report {
     pub(super) seconds: f64,
 }
 
-/// The device that was asked for, and what it says of itself.
+/// The device that was asked for, and its properties.
 #[derive(Debug, Default, Serialize)]
 pub(super) struct Device {
     /// As on the command line.
@@ -106,7 +106,7 @@ pub(super) struct Run {
     pub(super) cuda_graphs: bool,
     /// Number of graphs.
     pub(super) captured_graphs: usize,
-    /// How attention was computed: `flash` or `gather`.
+    /// How attention was computed: `flash` or `gather`, perhaps with split-KV decoding.
     pub(super) attention: &'static str,
     /// Memory of the largest step besides weights and KV store: estimated, and measured on CUDA.
     pub(super) step_memory_estimated_bytes: u64,

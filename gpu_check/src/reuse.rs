@@ -19,7 +19,7 @@ const LONGEST: usize = 120;
 /// Blocks of the small pool: enough for a few requests.
 const FEW_BLOCKS: usize = 24;
 
-/// The prompts: of four prefixes, with ends of their own.
+/// The prompts: four prefixes, each with several ends.
 fn prompts(vocab_size: usize) -> Vec<Vec<u32>> {
     let mut random = SeededRng::new(3);
     let prefixes: Vec<_> = (0..4).map(|_| random.tokens(2 * BLOCK_SIZE, vocab_size)).collect();

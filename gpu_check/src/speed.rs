@@ -1,5 +1,4 @@
-//! The speed of a model's steps, next to that of a large copy and a large matrix product of the
-//! device.
+//! The speed of a model's steps, as a share of that of a large copy and a large matrix product.
 
 use std::time::Instant;
 
@@ -109,7 +108,7 @@ impl Work {
                 _ => {}
             }
         }
-        // An embedding that is not the output matrix as well is read in a few rows only.
+        // Only a few rows are read of an embedding that is not the output matrix as well.
         let unread = if config.tie_word_embeddings { 0.0 } else { embedding };
         let weight_bytes = stored_bytes as f64 * (all - unread) / all;
         let kv_bytes = block_bytes as f64 / BLOCK_SIZE as f64;
@@ -224,7 +223,7 @@ pub(super) fn blocks(positions: usize) -> usize {
     positions.div_ceil(BLOCK_SIZE)
 }
 
-/// The last `count` positions of a sequence, of which `start` are before them.
+/// The last `count` positions of a sequence, after `start` earlier ones.
 fn slice(count: usize, start: usize, first_block: usize, logit_rows: LogitRows) -> SequenceSlice {
     SequenceSlice {
         token_count: count,

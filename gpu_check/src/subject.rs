@@ -1,5 +1,5 @@
 //! The models on which backends are compared: one small model with random weights per architecture,
-//! made from a configuration in this file, or a model that the user names.
+//! made from its configuration in `architectures.json`, or a model that the user names.
 
 use std::borrow::Cow;
 
@@ -16,7 +16,7 @@ use stolon_model::{
 /// as well as before.
 const GAIN: f32 = 4.0;
 
-/// Opens backends of the kind that is checked. Tests have wrong ones.
+/// Opens backends of the kind that is checked. Those of the tests compute something wrong.
 pub(super) trait Target: Clone + Send + Sync + 'static {
     type Backend: stolon::Backend + 'static;
 
@@ -116,8 +116,8 @@ impl Subject {
     }
 }
 
-/// One model per architecture, in the order of [`Architecture::all`]. The file has what each has
-/// besides the common sizes. Windows are shorter than the prompts of the checks.
+/// One model per architecture, in the order of [`Architecture::all`]. The file has the fields of
+/// each one besides the common sizes. Windows are shorter than the prompts of the checks.
 pub(super) fn architectures() -> Result<Vec<Subject>, ModelError> {
     const FILE: &str = "architectures.json";
     let malformed = |reason: String| ModelError::Malformed { file: FILE.to_owned(), reason };

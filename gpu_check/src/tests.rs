@@ -113,8 +113,8 @@ async fn report(fault: Fault, kind: Kind, batch_invariant: bool) -> Check {
     report.checks.remove(0)
 }
 
-/// Goal: a backend without faults passes every check; each fault makes the check that is there for
-/// it fail, with a reason; and a panic is the failure of one check.
+/// Goal: a backend without faults passes every check; each fault makes the check that looks for it
+/// fail, with a reason; and a panic fails one check only.
 #[tokio::test(flavor = "multi_thread")]
 async fn every_fault_is_noticed() {
     for (fault, kind, batch_invariant, expected) in [
