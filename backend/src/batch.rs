@@ -23,8 +23,8 @@ pub struct BackendSpec {
     /// Number of values of a hidden state, from which embeddings are made; `None` if the backend
     /// does not return hidden states.
     pub hidden_size: Option<usize>,
-    /// Whether the backend draws tokens itself ([`LogitRows::Drawn`]). It is worth it where rows
-    /// must be copied from a device.
+    /// Whether the backend draws tokens itself ([`LogitRows::Drawn`]). This saves time if rows of
+    /// logits must otherwise be copied from a device.
     pub draws: bool,
 }
 
@@ -154,7 +154,7 @@ pub struct KvFormat {
 
 /// Computes forward passes.
 ///
-/// The engine computes every step on one thread of its own, the executor thread, and drops the
+/// The engine computes every step on one dedicated thread, the executor thread, and drops the
 /// backend there. A backend that the thread also makes, with a factory, need be neither `Send` nor
 /// `Sync`. If [`Backend::step`] panics or fails, the engine treats every position that the step
 /// should have written as lost; it never reads them again. After a panic it restarts on the same
@@ -166,12 +166,12 @@ pub trait Backend {
     /// Computes one ragged batch: writes keys and values and returns the rows and tokens that the
     /// slices request.
     ///
-    /// It returns when all of it is computed, also if nothing was requested: from the time it
-    /// takes, the engine learns how fast prompts are computed, and whether it is worth it to load
-    /// stored KV instead.
+    /// The call returns when everything has been computed, even if no rows were requested. The
+    /// engine measures its time to learn how fast prompts are computed, and whether loading stored
+    /// KV would be faster.
     ///
     /// **Batch invariance.** A row of logits and a hidden state depend, bit for bit, on the tokens
-    /// of their own sequence only. They do not depend on the other sequences of the batch, on how
+    /// of that sequence only. They do not depend on the other sequences of the batch, on how
     /// the prompt was cut into chunks, on the block size, or on which positions were read from the
     /// cache. The engine relies on this to return the same text with a warm and with a cold cache.
     ///

@@ -1,4 +1,4 @@
-//! The interface between the Stolon engine and whatever computes a model's forward pass.
+//! The interface between the Stolon engine and the code that computes a model's forward pass.
 //!
 //! A [`Backend`] owns the device, the weights and the paged KV store. The engine's executor thread
 //! hands it one [`StepBatch`] at a time, a ragged batch of prefill chunks and decodes, and gets

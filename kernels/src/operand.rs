@@ -5,8 +5,8 @@
 //! function are packed while they are in the cache, without being written to memory as f32 rows
 //! first.
 //!
-//! Rows are divided into groups, each with readers of its own. In a mixture of experts there is one
-//! group per expert, with the rows that chose it. Otherwise there is one group.
+//! Rows are divided into groups, and each group has its own readers. In a mixture of experts there
+//! is one group per expert, with the rows that chose it. Otherwise there is one group.
 //!
 //! Life cycle of [`Operands`], which is reused in every step:
 //! 1. [`reset`](Operands::reset) (or [`reset_groups`](Operands::reset_groups)) sets the number of

@@ -17,7 +17,7 @@ pub(super) fn prefetch_l1<T>(address: *const T) {
     {
         use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
         // SAFETY: PREFETCHT0 is part of SSE, which every x86-64 processor has. It is a hint that
-        // neither faults nor changes memory, whatever the address is.
+        // neither faults nor changes memory, even if the address is invalid.
         unsafe { _mm_prefetch::<_MM_HINT_T0>(address.cast()) };
     }
     #[cfg(not(target_arch = "x86_64"))]
@@ -32,7 +32,7 @@ pub(super) fn prefetch_l2<T>(address: *const T) {
     {
         use std::arch::x86_64::{_MM_HINT_T1, _mm_prefetch};
         // SAFETY: PREFETCHT1 is part of SSE, which every x86-64 processor has. It is a hint that
-        // neither faults nor changes memory, whatever the address is.
+        // neither faults nor changes memory, even if the address is invalid.
         unsafe { _mm_prefetch::<_MM_HINT_T1>(address.cast()) };
     }
     #[cfg(not(target_arch = "x86_64"))]

@@ -77,7 +77,7 @@ pub struct LayerConfig {
     pub experts: bool,
 }
 
-/// Everything that the forward pass needs besides the weights. All sizes are at least 1.
+/// Everything that the forward pass needs apart from the weights. All sizes are at least 1.
 #[derive(Clone, Debug, PartialEq)]
 pub struct DecoderConfig {
     /// The architecture. Used in messages only; the forward pass does not branch on it.

@@ -48,7 +48,7 @@ impl SubBlock {
         for (byte, value) in bytes.iter_mut().zip(values) {
             *byte = round_to_byte(value * inverse);
         }
-        // Loops of their own, so that the compiler can vectorize all three.
+        // Separate loops, so that the compiler can vectorize all three.
         let mut sums = [0, 0];
         for (sum, half) in sums.iter_mut().zip(bytes.as_chunks::<{ SUB_BLOCK / 2 }>().0) {
             for byte in half {

@@ -2,7 +2,7 @@
 //!
 //! A *word* is four successive weights of one output feature. One step multiplies a vector of 16
 //! words, one per output feature, with four activations of a row. All sums are exact integers, so
-//! every implementation gives the same result, whatever its instructions and their order.
+//! every implementation gives the same result with any instructions in any order.
 #![allow(unsafe_code, reason = "the traits' methods run instruction sets")]
 
 use crate::lanes::{Bytes, LANES, Lanes, PlainBytes, Portable};

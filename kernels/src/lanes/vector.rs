@@ -4,7 +4,7 @@
 /// Number of lanes of a vector, and number of output features in a panel of packed weights.
 pub(crate) const LANES: usize = 16;
 
-/// A kernel that is compiled once for each instruction set, as a function of its own.
+/// A kernel that is compiled once for each instruction set, as a separate function.
 ///
 /// See [`Lanes::call`] for the reason.
 pub(crate) trait Kernel {
@@ -29,7 +29,7 @@ pub(crate) trait Lanes: Copy {
     /// Maximum number of rows in a register tile.
     const GROUP_MAX: usize;
 
-    /// Runs a kernel in a function of its own, for which this instruction set is enabled.
+    /// Runs a kernel in a separate function, for which this instruction set is enabled.
     ///
     /// Kernels are generic over `Lanes` and `#[inline(always)]`, because a generic function cannot
     /// enable an instruction set itself. Without this boundary each kernel would be copied into

@@ -3,7 +3,7 @@
 //!
 //! Threads divide the output features. A task computes its features for all groups, one after the
 //! other, and adds each result to its row. So the terms of an element of the output are added in
-//! the order of the groups, whatever the number of threads, without memory for intermediate results
+//! the order of the groups with any number of threads, without memory for intermediate results
 //! of all groups.
 #![allow(unsafe_code, reason = "tasks write disjoint blocks of one output")]
 

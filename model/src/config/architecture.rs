@@ -149,7 +149,7 @@ pub(super) struct Softcaps {
 pub(crate) struct Rotation {
     /// Default of `rope_theta`.
     pub(super) theta: f64,
-    /// The same for layers with a window, if these have a rotary embedding of their own.
+    /// The same for layers with a window, if these have another rotary embedding.
     pub(super) local_theta: Option<f64>,
     /// The share of each head that is rotated if the key `partial_rotary_factor` is missing; `None`
     /// if heads are always rotated as a whole.
@@ -170,7 +170,7 @@ pub(crate) struct Rotation {
 /// Which layers have a sliding window.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Windows {
-    /// None, whatever the keys say, as in transformers.
+    /// No layer. The keys are ignored, as in transformers.
     Nowhere,
     /// All.
     Everywhere,

@@ -65,7 +65,7 @@ pub(super) fn parse(keys: &Keys<'_>) -> Result<Option<Quantization>, ModelError>
         Some("awq") => awq(&object),
         Some("gptq") => gptq(&object),
         Some("compressed-tensors") => compressed(&object),
-        // The experts of gpt-oss, which have tensors of their own kind.
+        // The experts of gpt-oss, whose tensors are read by the loader of experts.
         Some("mxfp4") => return Ok(None),
         _ => Err(object.unsupported("quant_method", METHODS)),
     }
@@ -136,7 +136,7 @@ fn compressed_group(
     group_keys: &Keys<'_>,
     format: Option<&str>,
 ) -> Result<Quantization, ModelError> {
-    // A group can have a format of its own.
+    // A group can have another format than the model.
     let (owner, format) = match group_keys.text("format")? {
         Some(format) => (group_keys, Some(format)),
         None => (keys, format),

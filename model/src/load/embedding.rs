@@ -81,7 +81,7 @@ pub(crate) fn of_directory(
     Ok(Some(EmbeddingConfig { pooling, normalize, sizes }))
 }
 
-/// Refuses a model that comes with code of its own: where it is for embeddings, that code mostly
+/// Refuses a model that comes with its own Python code: in models for embeddings, this code mostly
 /// makes attention bidirectional (GritLM, for example).
 fn refuse_own_code(keys: &Keys<'_>) -> Result<(), ModelError> {
     match keys.object("auto_map")? {

@@ -5,7 +5,7 @@ use crate::config::quantization::Quantization;
 use crate::error::ModelError;
 use crate::weights::TensorType;
 
-/// The type in which rows are computed whose format has no type of its own.
+/// The type to which rows are decoded if no quantised type has exactly their values.
 const WIDE: TensorType = TensorType::F16;
 
 /// Collects the parts of one matrix.
