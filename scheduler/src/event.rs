@@ -1,4 +1,4 @@
-//! What a request's stream yields, and what is known of the request when it has ended.
+//! What a request's stream yields, and what is known about the request when it has ended.
 
 use std::time::Duration;
 

@@ -42,7 +42,7 @@ pub(crate) struct Histogram {
     counts: Box<[AtomicU64]>,
     /// Sum of all values, in nanoseconds or tokens.
     sum: AtomicU64,
-    /// What one unit of `sum` is worth in the unit of the bounds.
+    /// Factor from the unit of `sum` to that of the bounds.
     unit: f64,
 }
 

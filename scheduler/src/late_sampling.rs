@@ -2,8 +2,8 @@
 //!
 //! 1. A row whose processor is ready is sampled on the executor thread when its step has ended. Any
 //!    other row is returned with its sampler, as a [`LateRow`].
-//! 2. [`LateSampling::start`] samples it on a thread of its own. Its sequence sits the steps out
-//!    and keeps its KV.
+//! 2. [`LateSampling::start`] samples it on a thread of its own. Meanwhile its sequence takes part
+//!    in no step and keeps its KV.
 //! 3. When the token is chosen, the scheduler is woken, and continues the sequence.
 //!
 //! [`LogitsProcessor`]: stolon_backend::LogitsProcessor

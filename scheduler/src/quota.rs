@@ -32,7 +32,7 @@ struct State {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct QuotaId(usize);
 
-/// What one request occupies of its quota, until it is dropped.
+/// One request's share of its quota. Dropping it returns the tokens.
 #[derive(Debug)]
 pub(crate) struct QuotaShare {
     quota: Quota,

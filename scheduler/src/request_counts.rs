@@ -2,7 +2,7 @@
 //!
 //! Each request holds a [`RequestRecord`] from its submission to its end, wherever it is: in a
 //! mailbox, in the queue, running. A record that is dropped before an end was recorded counts as
-//! failed. So the counts add up whichever way a request ends, also if an actor panics or the
+//! failed. So the counts add up however a request ends, even if an actor panics or the
 //! runtime is dropped:
 //!
 //! `requests = finished + cancelled + failed + running + waiting`

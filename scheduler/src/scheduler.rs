@@ -96,7 +96,7 @@ pub struct Scheduler<M> {
     loads: Vec<transfers::LoadInFlight>,
     /// Copies of evicted blocks that the next step makes before it overwrites the blocks.
     evicted: Vec<EvictedCopy>,
-    /// Those of the step in flight.
+    /// Copies of evicted blocks that the step in flight makes.
     evicted_in_flight: Vec<EvictedCopy>,
     /// The saves. Each step makes a part of the first one.
     saves: VecDeque<Saving>,

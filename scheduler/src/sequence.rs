@@ -85,7 +85,7 @@ pub struct Sequence {
     pub(crate) held: Held,
     /// The right to use the blocks of the pin budget, if its prompt needs them.
     pub(crate) loan: Option<BudgetLoan>,
-    /// What it occupies of its quota, if it has one.
+    /// Its share of its quota, if it has one.
     pub(crate) share: Option<QuotaShare>,
     /// The turn of a session, if the request is one.
     pub(crate) turn: Option<Arc<Turn>>,
@@ -141,7 +141,7 @@ pub(crate) struct Terms {
     pub(crate) max_tokens: usize,
     /// The right to use the blocks of the pin budget, if the prompt needs them.
     pub(crate) loan: Option<BudgetLoan>,
-    /// What the request occupies of its quota, if it has one.
+    /// The request's share of its quota, if it has one.
     pub(crate) share: Option<QuotaShare>,
     /// Positions per block.
     pub(crate) block_size: usize,

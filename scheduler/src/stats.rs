@@ -58,7 +58,7 @@ pub struct EngineStats {
     /// Positions that recent steps with a prefill chunk have computed per second; 0 before the
     /// first one.
     pub prefill_rate: usize,
-    /// Started requests of which some prompt tokens were found in the prefix cache.
+    /// Started requests with prompt tokens that were found in the prefix cache.
     pub requests_hit: u64,
     /// Requests that left the admission queue. A preempted request counts once.
     pub requests_started: u64,
@@ -114,7 +114,7 @@ impl EngineStats {
         ratio(self.cached_tokens, self.prompt_tokens)
     }
 
-    /// The share of started requests of which something was cached, from 0 to 1.
+    /// The share of started requests with cached prompt tokens, from 0 to 1.
     pub fn request_hit_rate(&self) -> f64 {
         ratio(self.requests_hit, self.requests_started)
     }

@@ -52,8 +52,8 @@ pub struct StoredKv {
 }
 
 impl StoredKv {
-    /// The bytes of consecutive blocks of `block_size` positions, of which the first is the
-    /// `first_block`-th of the prompt, counted from 0. Each item has
+    /// The bytes of consecutive blocks of `block_size` positions. The first one is the block with
+    /// the index `first_block` of the prompt. Each item has
     /// [`block_bytes`](BackendSpec::block_bytes) bytes, as [`Backend::read_blocks`] has returned
     /// them.
     pub fn new(block_size: usize, first_block: usize, blocks: Vec<Bytes>) -> StoredKv {

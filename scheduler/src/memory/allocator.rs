@@ -46,7 +46,7 @@ pub trait TreeAccess {
     ) -> impl Future<Output = Result<Result<TreeCounts, String>, Self::Error>> + Send;
 }
 
-/// What is to be evicted. The tree counts its blocks in the same message in which it evicts them.
+/// Which blocks are to be evicted. The tree counts its blocks and evicts some in one message.
 #[derive(Clone, Copy, Debug)]
 pub enum EvictionDemand {
     /// The blocks that a reservation lacks; none if the tree cannot supply all of them.

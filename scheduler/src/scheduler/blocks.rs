@@ -64,7 +64,7 @@ impl<M: Memory> Scheduler<M> {
     }
 
     /// Reserves the blocks that the next positions of running sequences need. If there are not
-    /// enough, sessions give up theirs, and then the youngest sequences are preempted.
+    /// enough, sessions release theirs, and then the youngest sequences are preempted.
     pub(super) async fn grow(&mut self) -> Result<(), ActorStopped> {
         let block_size = self.context.spec.block_size;
         let short = |running: &Running| {

@@ -21,8 +21,8 @@ pub(super) struct Round {
 }
 
 impl<M: Memory> Scheduler<M> {
-    /// Whether a waiting request of which `matched` tokens are cached fits into `capacity`, of
-    /// which `promised` blocks are set aside for followers.
+    /// Whether a waiting request with `matched` cached tokens fits into `capacity`, if `promised`
+    /// blocks of it are set aside for followers.
     pub(super) fn fits(
         &self,
         index: usize,
@@ -42,8 +42,8 @@ impl<M: Memory> Scheduler<M> {
         running + blocks_max(&self.queue.entries()[index].sequence) <= self.context.spec.block_count
     }
 
-    /// The maximum number of blocks that the running sequences and a waiting request, of which
-    /// `matched` tokens are cached, will hold at any future time, beyond those they hold now.
+    /// The maximum number of blocks that the running sequences and a waiting request with `matched`
+    /// cached tokens will hold at any future time, beyond those they hold now.
     fn peak(&self, index: usize, matched: usize) -> usize {
         let block_size = self.context.spec.block_size;
         let sequence = &self.queue.entries()[index].sequence;

@@ -427,8 +427,9 @@ impl Model {
 }
 
 proptest! {
-    /// Goal: whatever clients and operators do, in any order, the table is as the model says, the
-    /// budget is never exceeded, and the tree's locks are exactly those of sessions and turns.
+    /// Goal: after any actions of clients and operators, in any order, the table is as the model
+    /// says, the budget is never exceeded, and the tree's locks are exactly those of sessions and
+    /// turns.
     #[test]
     fn sessions_are_as_the_model_says(actions in prop::collection::vec(action(), 1..120)) {
         let mut fixture = Fixture::new(BUDGET, 4, TTL);
