@@ -42,7 +42,7 @@ pub struct Pin {
     /// The chained hash of the last pinned block: [`NodeDump::last_hash`](stolon_kvcache::NodeDump)
     /// of the node that the pin ends in.
     pub last_hash: u64,
-    /// What the pin was made with.
+    /// The options that the pin was made with.
     pub options: PinOptions,
 }
 

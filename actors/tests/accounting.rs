@@ -1,5 +1,5 @@
-//! The counts of requests add up at every moment, whatever fails, and `drain` waits for exactly the
-//! requests that are counted.
+//! The counts of requests add up at every moment and after any fault, and `drain` waits for exactly
+//! the requests that are counted.
 
 #[path = "support/harness.rs"]
 mod support;

@@ -182,7 +182,7 @@ fn silence_injected_panics() {
     }));
 }
 
-/// Goal: whatever fails, every request ends with the right tokens or with the right error.
+/// Goal: while parts fail at random, every request ends with the right tokens or the right error.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn random_requests_and_faults_leak_nothing() {
     soak(4_800).await;

@@ -95,7 +95,7 @@ impl ExecutorThread {
         executor: ActorRef<ExecutorMessage>,
     ) -> oneshot::Receiver<()> {
         let (free, is_free) = oneshot::channel();
-        // Fails only if the thread has ended, which the receiver then tells.
+        // Fails only if the thread has ended, which the receiver then reports.
         let _ = self.generations.send(Generation { jobs, executor, free });
         is_free
     }
