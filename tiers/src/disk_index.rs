@@ -264,8 +264,8 @@ mod tests {
         }
     }
 
-    /// Goal: under every policy, and whatever is used, written and lost, a record goes before those
-    /// that precede it, everything can be removed, and the sums are right.
+    /// Goal: under every policy, after any uses, writes and losses, a record is removed before
+    /// those that precede it, everything can be removed, and the sums are right.
     #[test]
     fn the_end_of_a_prefix_goes_first() {
         for policy in EvictionPolicy::ALL {

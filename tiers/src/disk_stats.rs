@@ -1,4 +1,4 @@
-//! What a disk tier counts.
+//! Statistics of a disk tier.
 
 use std::time::Duration;
 

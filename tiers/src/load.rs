@@ -55,7 +55,7 @@ pub(crate) struct LoadEnd {
 }
 
 impl LoadEnd {
-    /// Gives what was read to all who wait for it.
+    /// Gives what was read to all requests that wait for it.
     pub(crate) fn finish(mut self, kv: Option<StoredKv>) {
         if let Some((sender, memory)) = self.result.take() {
             // First, because the entry would keep the KV after all requests have used it.

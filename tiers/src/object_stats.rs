@@ -1,4 +1,4 @@
-//! What an object tier counts.
+//! Statistics of an object tier.
 
 use serde::{Deserialize, Serialize};
 

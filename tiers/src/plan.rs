@@ -155,7 +155,7 @@ mod tests {
         Duration::from_millis(ms)
     }
 
-    /// 330 tokens, of which five records of 64 positions are on the disk and none in the pool.
+    /// 330 tokens, with five records of 64 positions on the disk and none in the pool.
     fn on_disk() -> Lookup {
         Lookup { cached: 0, record_positions: 64, on_disk: 5, stored: 5, room: 100 }
     }

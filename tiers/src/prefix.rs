@@ -233,8 +233,8 @@ impl PrefixReader {
     }
 }
 
-/// Writes a file so that, whatever happens, either the old file or the whole new one is there: the
-/// content goes to a temporary file in the same directory, which is synchronised and renamed.
+/// Writes a file so that, even after a crash, either the old file or the whole new one is there:
+/// the content goes to a temporary file in the same directory, which is synchronised and renamed.
 ///
 /// # Errors
 /// Those of the file system and of `write`. The temporary file is removed then.

@@ -51,7 +51,7 @@ pub struct Tiers {
     loads: Arc<Loads>,
     write: WritePolicy,
     prefetch: PrefetchPolicy,
-    /// What requests have begun with, if the write policy asks for it.
+    /// How many requests have begun with each record, if the write policy needs it.
     uses: Mutex<Uses>,
 }
 
@@ -148,12 +148,12 @@ impl Tiers {
         }
     }
 
-    /// What the disk tier has counted and stores.
+    /// Statistics of the disk tier.
     pub fn disk_stats(&self) -> Option<DiskStats> {
         Some(self.open.get()?.disk.stats())
     }
 
-    /// What the object tier has counted; `None` if there is none.
+    /// Statistics of the object tier; `None` if there is none.
     pub fn object_stats(&self) -> Option<ObjectStats> {
         Some(self.open.get()?.remote.as_ref()?.stats())
     }

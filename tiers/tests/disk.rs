@@ -1,5 +1,5 @@
-//! Goal: whatever happens to the files of a disk tier, what it returns was written by it for these
-//! tokens, and everything else is a miss.
+//! Goal: even if its files are changed or lost, a disk tier returns only what it has written for
+//! these tokens, and everything else is a miss.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -55,7 +55,7 @@ fn read(tier: &DiskTier, tokens: &[u32]) -> usize {
     got.len() / SHAPE.block_bytes * 16
 }
 
-/// What is stored of a prompt from position `from` on.
+/// The stored bytes of a prompt from position `from` on.
 fn read_from(tier: &DiskTier, tokens: &[u32], from: usize) -> Vec<u8> {
     let mut places: Vec<Place> = SHAPE.places(&Namespace::default(), tokens).collect();
     places.truncate(match_len(tier, &Namespace::default(), tokens) / RECORD);

@@ -1,5 +1,5 @@
-//! Goal: what was written is read back bit for bit, and nothing wrong is ever returned, whatever
-//! happens to the bytes.
+//! Goal: what was written is read back bit for bit, and nothing is returned if the bytes were
+//! changed.
 
 use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
