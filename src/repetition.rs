@@ -50,8 +50,8 @@ mod tests {
         tokens.into_iter().position(|token| detector.push(token)).map(|index| index + 1)
     }
 
-    /// Goal: loops of every length are detected as soon as they have gone on for long enough,
-    /// whatever was before them.
+    /// Goal: loops of every length are detected as soon as they have gone on for long enough, after
+    /// any other tokens.
     #[test]
     fn loops_are_detected() {
         for (before, period) in [(0, 1), (700, 1), (3, 7), (1000, 64), (5, 100), (0, 256)] {

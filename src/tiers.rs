@@ -93,12 +93,12 @@ impl Tiers<'_> {
         Ok(inner.tiers.0.as_ref().map_or_else(|| TierMatch::pool(pool), query))
     }
 
-    /// What the disk tier has counted and stores; `None` if there is none.
+    /// Statistics of the disk tier; `None` if there is none.
     pub fn disk_stats(self) -> Option<DiskStats> {
         self.0.inner.tiers.0.as_ref()?.disk_stats()
     }
 
-    /// What the object tier has counted; `None` if there is none.
+    /// Statistics of the object tier; `None` if there is none.
     pub fn object_stats(self) -> Option<ObjectStats> {
         self.0.inner.tiers.0.as_ref()?.object_stats()
     }

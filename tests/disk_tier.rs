@@ -1,5 +1,5 @@
 //! The disk tier: KV that was evicted, or computed before a restart, is read back with the same
-//! bits, and whatever happens to the files, requests go on.
+//! bits, and faults of the files stop no request.
 #![cfg(feature = "tiers")]
 
 use std::num::NonZero;

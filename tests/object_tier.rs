@@ -1,5 +1,5 @@
 //! The object store behind the disk tier: engines with directories of their own share what they
-//! have computed, with the same bits, and whatever happens to the store, requests go on.
+//! have computed, with the same bits, and faults of the store stop no request.
 //!
 //! The store is a directory. With `STOLON_S3_URL` and the variables of S3's tools, the tests that
 //! are ignored by default use a real server.

@@ -45,7 +45,7 @@ fn drawn(seed: u64, max_tokens: usize) -> Request {
     Request::text("The weather: ").sampling(sampling).max_tokens(max_tokens).stop_ids([END])
 }
 
-/// Goal: a model that says anything gives an answer of the type, or one that was cut off.
+/// Goal: a model with random weights gives an answer of the type, or one that was cut off.
 #[tokio::test(flavor = "multi_thread")]
 async fn answers_have_the_type() {
     let engine = engine().await;

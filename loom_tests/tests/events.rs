@@ -87,7 +87,7 @@ fn a_resumed_sender_continues_without_loss() {
     });
 }
 
-/// Polls the channel while `act` happens to its sender on another thread. Whatever comes first, the
+/// Polls the channel while `act` happens to its sender on another thread. In either order, the
 /// reader gets `expected`: at once, or after it was woken.
 fn wake_up(
     act: impl FnOnce(EventSender) -> Option<EventSender> + Send + 'static,

@@ -82,7 +82,8 @@ fn complete(turn: &Turn, tokens: &[u32]) {
     turn.complete(end, Instant::now());
 }
 
-/// Goal: whichever ends the turn first, it is one turn, and the session has what the caller read.
+/// Goal: in whichever order the two end the turn, it counts once, and the session has the tokens
+/// that the caller read.
 #[test]
 fn both_ends_complete_a_turn() {
     explore(3, || {

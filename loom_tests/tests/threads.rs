@@ -14,8 +14,8 @@ use stolon_kernels::Threads;
 use stolon_kernels::planted::{Bug, plant};
 use stolon_loom_tests::{explore, must_fail};
 
-/// Runs `model` in all interleavings with at most `preemptions` preemptions, whatever
-/// `LOOM_MAX_PREEMPTIONS` says: with one more, a model of three threads takes hours.
+/// Runs `model` in all interleavings with at most `preemptions` preemptions, regardless of
+/// `LOOM_MAX_PREEMPTIONS`: with one more, a model of three threads takes hours.
 fn explore_within(preemptions: usize, model: impl Fn() + Send + Sync + 'static) {
     let mut builder = loom::model::Builder::new();
     builder.preemption_bound = Some(preemptions);

@@ -48,7 +48,7 @@ impl EngineBuilder {
     /// the context and the KV cache can hold.
     ///
     /// Without a number in the request, admission expects an answer as long as those of earlier
-    /// requests without one, whatever this setting is.
+    /// requests without one, regardless of this setting.
     pub fn default_max_tokens(mut self, tokens: impl Into<Option<usize>>) -> Self {
         self.config.default_max_tokens = tokens.into();
         self
@@ -98,7 +98,8 @@ impl EngineBuilder {
     /// Maximum duration of one forward pass. Default: no limit.
     ///
     /// A backend that takes longer is treated as hung: requests in flight and new requests fail
-    /// with [`EngineError::BackendHung`](crate::EngineError::BackendHung) until the backend returns.
+    /// with [`EngineError::BackendHung`](crate::EngineError::BackendHung) until the backend
+    /// returns.
     pub fn step_timeout(mut self, limit: Duration) -> Self {
         self.config.step_timeout = Some(limit);
         self
