@@ -1,5 +1,5 @@
 // The gate of an MLP: activation(gate) * up, of rows in which both halves lie next to each other.
-// It is computed in f32, whatever the type of the elements is.
+// It is computed in f32 for every type of elements.
 //
 // Each thread computes an element at a time; any grid and any block size give the same result. The
 // file is also compiled as C++ for the host by tests/kernels.rs.

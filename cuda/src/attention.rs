@@ -185,7 +185,7 @@ impl Kind {
     }
 }
 
-/// Where the queries of a step and their keys are.
+/// How the attention of a step's queries is computed.
 #[derive(Debug)]
 pub(crate) enum Prepared {
     /// All queries are computed in the same way.

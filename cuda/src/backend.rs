@@ -41,12 +41,12 @@ pub struct CandleBackend {
 pub struct StepMemory {
     /// An upper estimate from the model's sizes.
     pub estimated_bytes: u64,
-    /// What it was when the backend was opened, on CUDA; `None` on other devices.
+    /// As measured when the backend was opened, on CUDA; `None` on other devices.
     pub measured_bytes: Option<u64>,
 }
 
 impl StepMemory {
-    /// What is kept free: as measured, or else estimated.
+    /// The memory that is kept free: as measured, or else estimated.
     #[must_use]
     pub fn bytes(&self) -> u64 {
         self.measured_bytes.unwrap_or(self.estimated_bytes)
@@ -54,7 +54,8 @@ impl StepMemory {
 }
 
 impl StepMemory {
-    /// What the largest step of `options` needs, with products of the tile, with or without graphs.
+    /// The memory of the largest step of `options`, for products of the tile, with or without
+    /// graphs.
     fn of(
         decoder: &mut Decoder,
         shape: &KvShape,

@@ -197,8 +197,8 @@ impl Captured {
         self.compute(decoder, kv, logits)
     }
 
-    /// What is captured. No tensor that it makes outlives it, so a graph frees all the memory that
-    /// it allocates.
+    /// The work that is captured. No tensor that it makes outlives it, so a graph frees all the
+    /// memory that it allocates.
     fn compute(&self, decoder: &Decoder, kv: &mut KvStore, logits: &Tensor) -> Result<()> {
         if let Some((tokens, rows)) = decoder.compute(&self.inputs, kv)?.drawn() {
             self.tokens.slice_set(tokens, 0, 0)?;

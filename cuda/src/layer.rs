@@ -51,7 +51,7 @@ pub(crate) struct Layer {
     mlp_output_norm: Option<Norm>,
 }
 
-/// What attention needs of the rows of a step.
+/// The inputs of attention for the rows of a step.
 #[derive(Debug)]
 pub(crate) struct Projected {
     /// `[rows, num_heads, head_dim]` in f32.

@@ -101,10 +101,10 @@ pub(crate) fn step_bytes(config: &DecoderConfig, options: &CandleOptions, tile: 
         Some(experts) => experts.width * experts.per_token + experts.shared_width.unwrap_or(0),
         None => config.intermediate_size,
     };
-    // Of each row, the residual stream, its norm and an output; queries, keys and values before and
-    // after the rotation; and the operands in the compute type.
+    // For each row: the residual stream, its norm and an output; queries, keys and values before
+    // and after the rotation; and the operands in the compute type.
     let per_row = 6 * config.hidden_size as u64 + 4 * heads as u64;
-    // Of the rows of a product, gate and up, what the gate is computed from, and its result.
+    // For the rows of a product: gate and up, what the gate is computed from, and its result.
     let mlp = 5 * inner as u64 * tile.0.unwrap_or(options.step_tokens) as u64;
     // The logits, and what is computed from them to find the largest.
     let logits = 4 * config.vocab_size as u64 * options.step_sequences.max(128) as u64;

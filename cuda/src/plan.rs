@@ -1,4 +1,4 @@
-//! What a batch means in rows: positions, slots of the KV store, and which rows are returned.
+//! The rows of a batch: their positions, slots of the KV store, and which of them are returned.
 
 use candle_core::{Device, Result, Tensor};
 use stolon_backend::{Draw, LogitRows, SequenceSlice, StepBatch};

@@ -33,7 +33,7 @@ pub(super) struct Report {
     pub(super) passed: bool,
     pub(super) checks: Vec<Check>,
     pub(super) speed: Speed,
-    /// Where lines go as they come.
+    /// Prints lines as they come.
     #[serde(skip)]
     print: Print,
     /// Duration of the whole in seconds.

@@ -5,9 +5,8 @@
 //! whole device. The CUDA kernels are in `kernels/split_attention.cu`; on the CPU, a plain loop
 //! takes their place.
 //!
-//! The parts begin at position 0, whatever the batch, so the result of a query depends on its
-//! sequence only. It differs by rounding from that of attention which computes several queries
-//! together.
+//! The parts begin at position 0 in every batch, so the result of a query depends on its sequence
+//! only. It differs by rounding from that of attention which computes several queries together.
 
 use candle_core::{
     CpuStorage, CustomOp3, DType, Device, Layout, Result, Shape, Tensor, WithDType, bail,
@@ -146,8 +145,7 @@ struct SplitAttention<'a> {
 }
 
 impl SplitAttention<'_> {
-    /// Checks that the operands are contiguous and have the shapes that the plan and the KV store
-    /// say.
+    /// Checks that the operands are contiguous and have the shapes of the plan and the KV store.
     fn check(&self, q: &Layout, keys: &Layout, values: &Layout) -> Result<()> {
         let (Launch { count, .. }, AttentionArgs { shape, heads, .. }) = (self.launch, *self.args);
         let plane = [shape.block_count * shape.block_size, shape.width()];
