@@ -27,7 +27,7 @@ impl TracesArgs {
     /// Begins the export, if a collector is given by the flag or by the variables of OpenTelemetry.
     ///
     /// # Errors
-    /// What is wrong with the flag.
+    /// If the flag's value is not an address of HTTP, or the exporter cannot be made.
     #[cfg(feature = "otel")]
     pub(crate) fn start(&self) -> anyhow::Result<Option<(SpanLayer, Export)>> {
         stolon_http::traces::start(self.otlp_traces_endpoint.as_deref(), terminal::warn)

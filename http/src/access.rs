@@ -1,4 +1,5 @@
-//! Who may use which route: API keys for `/v1`, the operator's key or this machine for `/admin`.
+//! Access control: API keys for clients' routes; the operator's key, or this machine, for
+//! `/v1/cache`, `/admin` and `/metrics`.
 //!
 //! Two kinds of callers are kept apart from the operator on the same machine: clients behind a
 //! reverse proxy, whose connections come from this machine, and web pages that are open in a
@@ -38,30 +39,31 @@ pub enum Tenants {
     ByHeader(HeaderName),
 }
 
-/// Who may use which route.
+/// The rules of access.
 #[derive(Clone, Debug, Default)]
 pub struct Access {
-    /// Keys for `/v1`. If there are none, everybody may use it.
+    /// Keys for clients' routes. If there are none, everybody may use these.
     pub api_keys: ApiKeys,
-    /// The key for `/admin`. Without one, only connections from this machine may use it.
+    /// The key for the operator's routes. Without one, only connections from this machine may use
+    /// them.
     pub admin_key: Option<Secret>,
     /// Where the tenant of a request comes from.
     pub tenants: Tenants,
 }
 
-/// Who sent a request and what it may have, as a request extension.
+/// The client that sent a request, and its limits. A request extension.
 #[derive(Clone, Debug)]
 pub(super) struct Caller {
     pub(super) tenant: Tenant,
-    /// Whose sessions the client's are: the tenant or, without tenants, the name of its key. Empty
+    /// Owner of the client's sessions: the tenant or, without tenants, the name of its key. Empty
     /// if there are neither.
     pub(super) owner: String,
     /// The engine's name for the client: the owner or, if that is empty, the address that the
     /// request came from. `None` if that is not known.
     pub(super) identity: Option<Arc<str>>,
-    /// When the client wants its answer.
+    /// The time by which the client wants its answer.
     pub(super) deadline: Deadline,
-    /// What the requests with the client's key may occupy together, if that is limited.
+    /// The quota of the client's key, if it has limits.
     pub(super) quota: Option<Quota>,
 }
 
@@ -87,7 +89,7 @@ impl Tenant {
 }
 
 impl Caller {
-    /// Says in a request to the engine which client it is for.
+    /// Adds the client's identity and quota to a request to the engine.
     pub(super) fn sign(&self, mut request: stolon::Request) -> stolon::Request {
         if let Some(identity) = &self.identity {
             request = request.tenant(Arc::clone(identity));
@@ -99,7 +101,7 @@ impl Caller {
     }
 }
 
-/// Middleware of `/v1`: checks the API key, and finds out the tenant and the deadline.
+/// Middleware of clients' routes: checks the API key, and determines the tenant and the deadline.
 pub(super) async fn client(
     State(app): State<Arc<App>>,
     mut request: Request,
@@ -120,7 +122,7 @@ pub(super) async fn client(
     Ok(next.run(request).await)
 }
 
-/// Middleware of `/admin`.
+/// Middleware of the operator's routes: checks the operator's key or the connection's address.
 pub(super) async fn admin(
     State(app): State<Arc<App>>,
     request: Request,
@@ -130,7 +132,7 @@ pub(super) async fn admin(
     Ok(next.run(request).await)
 }
 
-/// The address that the request's connection comes from, if the router was told.
+/// The address of the connection's peer, if the server gave it to the router.
 fn peer(request: &Request) -> Option<IpAddr> {
     request.extensions().get::<ConnectInfo<SocketAddr>>().map(|peer| peer.0.ip())
 }
@@ -140,7 +142,7 @@ impl Access {
     fn tenant(&self, key: Option<&AcceptedKey>, headers: &HeaderMap) -> Result<Tenant, ApiError> {
         match &self.tenants {
             Tenants::One => Ok(Tenant(None)),
-            // A router without keys has one tenant, the nameless one.
+            // A router without keys has one tenant, which has no name.
             Tenants::ByKey => {
                 let name = key.map_or("", AcceptedKey::name);
                 Ok(Tenant(Some(name.to_owned())))
@@ -210,7 +212,7 @@ impl Access {
     }
 }
 
-/// Whether a connection comes from this machine, and from a program that speaks for itself.
+/// Whether a connection comes from this machine, and from a program that is not a proxy.
 fn is_local(peer: Option<IpAddr>, headers: &HeaderMap) -> bool {
     peer.is_some_and(|peer| peer.to_canonical().is_loopback())
         && !FORWARDED.iter().any(|name| headers.contains_key(*name))

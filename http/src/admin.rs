@@ -32,8 +32,8 @@ pub(super) async fn model(
     Ok(Json(app.model_entry(&id)))
 }
 
-/// `GET /health` and `GET /ready`: whether the engine accepts requests, without asking it anything
-/// that it would have to compute.
+/// `GET /health` and `GET /ready`: whether the engine accepts requests. The engine computes nothing
+/// for it.
 pub(super) async fn health(State(app): State<Arc<App>>) -> (StatusCode, Json<Health>) {
     let health = app.engine.health();
     let status = match health {

@@ -1,12 +1,12 @@
-//! Parameters that are accepted and ignored, and how a client learns of them.
+//! Parameters that are accepted and ignored, and how they are reported to the client.
 //!
 //! A parameter that is only advice (how long to think, how much to write, which hosted tools to
-//! offer) does not make an answer wrong if it is ignored. Clients send such parameters without
-//! being asked to, so that refusing them would refuse the client. They are named in the header
-//! `x-stolon-ignored` of the reply, and logged once per name.
+//! offer) does not make an answer wrong if it is ignored. Clients send such parameters by default,
+//! so that refusing them would refuse the client. They are named in the header `x-stolon-ignored`
+//! of the reply, and logged once per name.
 //!
 //! [`middleware`] adds an [`Ignored`] to each request; the parser of bodies and the handlers note
-//! what they leave out.
+//! the parameters that they ignore.
 
 use std::collections::BTreeSet;
 use std::str::FromStr;
@@ -21,13 +21,14 @@ use super::App;
 
 pub(super) const HEADER: HeaderName = HeaderName::from_static("x-stolon-ignored");
 
-/// Most names in one header, and most names that are logged in the life of the process.
+/// Maximum number of names in one header.
 const MAX_NAMES: usize = 32;
+/// Maximum number of names that are logged in the life of the process.
 const MAX_LOGGED: usize = 256;
-/// Most bytes of a name.
+/// Maximum length of a name, in bytes.
 const MAX_NAME_BYTES: usize = 100;
 
-/// What becomes of parameters that the server does not know.
+/// How unknown parameters are treated.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum UnknownParameters {
     /// The request is refused with status 400, which names the parameter.
@@ -89,7 +90,7 @@ fn log_once(name: &str) {
     }
 }
 
-/// Middleware of all routes: names in the reply what was ignored.
+/// Middleware of all routes: names the ignored parameters in the reply.
 pub(super) async fn middleware(
     State(app): State<Arc<App>>,
     mut request: Request,

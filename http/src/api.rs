@@ -1,16 +1,17 @@
 //! Requests and replies of the HTTP API as plain typed data.
 //!
 //! One file per endpoint: [`completions`], [`chat`], [`responses`], [`messages`], [`embeddings`],
-//! [`tokenize`], [`models`], and [`admin`], [`cache`] and [`outline`] for the operator's endpoints.
-//! What two of them share has a file too: [`options`] (parameters of both text endpoints),
-//! [`reply`] (the object around generated choices), [`logprobs`] and [`error`].
+//! [`sessions`], [`tokenize`], [`models`], and [`admin`], [`cache`] and [`outline`] for the
+//! operator's endpoints. Shared types have files too: [`options`] (parameters of all APIs for
+//! generation), [`structured`] (schemas and grammars of answers), [`reply`] (the object around
+//! generated choices), [`logprobs`] and [`error`].
 //!
 //! Requests implement `Deserialize` and replies implement `Serialize`. The types only fix the
 //! shape: whether a value is in the model's range is checked by the engine, and rules that involve
-//! two parameters are checked by the handlers in [`serve`](crate).
+//! two parameters are checked by the handlers.
 //!
 //! `null` means the same as leaving a parameter out, because OpenAI's clients send it for
-//! parameters that were not set. Parameters that no field names are collected in
+//! parameters that were not set. Parameters without a field are collected in
 //! [`UnknownFields`](fields::UnknownFields) and refused: a misspelt parameter must not be ignored.
 //! Exceptions are values that request nothing, such as `"tools": []`.
 

@@ -1,4 +1,4 @@
-//! From a request's body to a typed request, and from serde's errors to replies that name the
+//! Parses a request's body into a typed request. serde's errors become replies that name the
 //! parameter at fault, what was expected and what was received.
 
 use std::sync::Arc;
@@ -32,11 +32,11 @@ const INLINE_BYTES: usize = 32 << 10;
 /// Up to this many tokens are converted to text on the thread that received them.
 const INLINE_TOKENS: usize = 4096;
 
-/// How many larger bodies and lists of tokens are processed at the same time, on threads that may
-/// block.
+/// Maximum number of larger bodies and lists of tokens that are processed at the same time, on
+/// threads that may block.
 const PARALLEL: usize = 2;
 
-/// Parses bodies within limits on their number of values and on the work at one time.
+/// Parses bodies within limits on their number of values and on concurrent work.
 #[derive(Debug)]
 pub(super) struct Parser {
     max_values: usize,
@@ -49,7 +49,8 @@ impl Parser {
         Self { max_values, permits: Arc::new(Semaphore::new(PARALLEL)) }
     }
 
-    /// Parses a body. It is dropped before this returns, and with it its claim on memory.
+    /// Parses a body. The body and its share of the memory for bodies are dropped before this
+    /// returns.
     pub(super) async fn parse<T: RequestBody>(&self, body: Received) -> Result<T, ApiError> {
         let (length, max_values) = (body.bytes.len(), self.max_values);
         let work = move || parse(&body.bytes, max_values, &body.ignored);
@@ -82,10 +83,10 @@ impl Parser {
 
 /// The type of a request's body.
 pub(super) trait RequestBody: DeserializeOwned + Send + 'static {
-    /// Which parameters without an effect are accepted.
+    /// The object whose parameters without an effect are accepted; see [`Scope`].
     const SCOPE: Scope;
 
-    /// What the request contains beyond its fields.
+    /// Members of the request that have no field.
     fn unknown(&self) -> &UnknownFields;
 
     /// serde buffers the members of a flattened struct, and with that the path of an error inside
@@ -145,7 +146,7 @@ pub(super) fn parse<T: RequestBody>(
 }
 
 /// Refuses fields that the server does not implement, unless their values request nothing or are
-/// only advice, which is noted. `prefix` is what their path begins with.
+/// only advice, which is noted. `prefix` is the beginning of their paths.
 pub(super) fn refuse_unknown(
     prefix: &str,
     unknown: &UnknownFields,
@@ -215,7 +216,7 @@ fn refusal(error: &PathError, body: &Value) -> ApiError {
     }
 }
 
-/// The value that a path leads to, as far as it can be followed.
+/// The value at a path, or the deepest one on it that exists.
 fn value_at<'a>(body: &'a Value, path: &Path) -> &'a Value {
     path.iter().fold(body, |value, segment| {
         let inner = match segment {
@@ -353,7 +354,7 @@ mod tests {
         }
     }
 
-    /// Goal: long lists and objects are refused before anything of them is stored.
+    /// Goal: long lists and objects are refused before any part of them is stored.
     #[test]
     fn too_many_values_are_refused() {
         for (body, param) in [

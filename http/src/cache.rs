@@ -35,7 +35,7 @@ pub(super) async fn stats(State(app): State<Arc<App>>) -> Result<Json<CacheStats
     Ok(Json(CacheStatsReply { cache, stats, token_hit_rate, request_hit_rate }))
 }
 
-/// `GET /v1/cache/tiers`: what is stored besides the KV pool.
+/// `GET /v1/cache/tiers`: the KV that is stored outside of the KV pool.
 pub(super) async fn tiers(State(app): State<Arc<App>>) -> Json<TiersReply> {
     let stats = app.engine.stats();
     let saved = match (stats.loaded_tokens, stats.prefill_rate) {
@@ -81,7 +81,7 @@ pub(super) async fn query(
     Ok(Json(app.cached(&requests)?))
 }
 
-/// `POST /v1/cache/warm`: computes what is not cached of each prompt.
+/// `POST /v1/cache/warm`: computes the part of each prompt that is not cached.
 pub(super) async fn warm(
     State(app): State<Arc<App>>,
     body: Received,
@@ -92,7 +92,7 @@ pub(super) async fn warm(
     Ok(Json(app.cached(&requests)?))
 }
 
-/// `GET /v1/cache/pins`: all pins, and what they hold.
+/// `GET /v1/cache/pins`: all pins, and the prefixes that they hold.
 pub(super) async fn pins(
     State(app): State<Arc<App>>,
     Query(query): Query<TokensQuery>,
@@ -102,7 +102,7 @@ pub(super) async fn pins(
     Ok(Json(PinList { pins }))
 }
 
-/// `POST /v1/cache/pin`: pins a prompt, of which it computes what is not cached.
+/// `POST /v1/cache/pin`: computes the part of a prompt that is not cached, and pins the prompt.
 pub(super) async fn pin(
     State(app): State<Arc<App>>,
     body: Received,
@@ -140,7 +140,7 @@ pub(super) async fn delete_pin(
     app.end_pin(id).await
 }
 
-/// `POST /v1/cache/evict`: removes prompts, or all that has a cache salt.
+/// `POST /v1/cache/evict`: removes prompts, or all prefixes with a cache salt.
 pub(super) async fn evict(
     State(app): State<Arc<App>>,
     body: Received,
@@ -228,12 +228,13 @@ fn pin_options(pin: &mut PinRequest) -> Result<PinOptions, ApiError> {
 }
 
 impl CachePrompt {
-    /// The salt of the requests that it is about, for the engine.
+    /// The engine's salt for these prompts.
     fn salt(&self) -> Option<String> {
         Tenant::named(self.tenant.clone()).salt(self.cache_salt.as_deref())
     }
 
-    /// The engine's requests, which are made as those of completions and of chat are.
+    /// The engine's requests for these prompts, made in the same way as those of completions and
+    /// chat.
     fn into_requests(self, app: &App) -> Result<Vec<Request>, ApiError> {
         let salt = self.salt();
         if self.messages.is_none() {
@@ -330,7 +331,7 @@ impl App {
     }
 
     fn pin_info(&self, pin: &Pin, tokens: bool) -> PinInfo {
-        // A token has at least one byte, so that no more of them are needed.
+        // A token has at least one byte, so no more tokens are needed.
         let shown = &pin.token_ids[..pin.token_ids.len().min(MAX_PIN_TEXT)];
         let text = tokens.then(|| self.engine.detokenize(shown, false).unwrap_or_default());
         PinInfo {

@@ -16,10 +16,10 @@ use super::error::ApiError;
 use super::parts::Query;
 use crate::api::cache::{EventData, EventsQuery};
 
-/// Most streams at the same time: each has a queue in the engine, and a copy of the tree at its
-/// beginning.
+/// Maximum number of concurrent streams: each has a queue in the engine, and a copy of the tree at
+/// its beginning.
 const MAX_STREAMS: usize = 8;
-/// Events that wait for one client. A client that is slower gets a reset.
+/// Maximum number of events that wait for one client. A slower client gets a reset.
 const QUEUE: usize = 1024;
 
 /// The streams of a router.
@@ -75,11 +75,11 @@ fn event(data: &EventData) -> sse::Event {
 
 /// One client's stream.
 struct EventStream {
-    /// The event that announces the snapshot, until it was sent.
+    /// The event that announces the snapshot, until it is sent.
     first: Option<EventData>,
-    /// What is left of the snapshot.
+    /// Events of the snapshot that have not been sent.
     snapshot: VecDeque<CacheEvent>,
-    /// The number of the snapshot.
+    /// Number of the last event that the snapshot includes.
     number: u64,
     live: CacheEvents,
     tokens: bool,

@@ -1,6 +1,6 @@
 //! `POST /v1/cache/export` and `/v1/cache/import`: cached prefixes as files, for operators.
 //!
-//! One prefix is exported or imported at a time, because each is in memory as a whole, apart from
+//! One prefix is exported or imported at a time, because a whole copy of it is in memory outside of
 //! the KV pool. It is at most as large as the pool.
 
 use std::convert::Infallible;
@@ -23,7 +23,8 @@ use super::error::ApiError;
 use super::receive::Received;
 use crate::api::cache::{CacheRequest, Imported};
 
-/// The type of exported prefixes. A web page cannot send it to another site without asking first.
+/// The media type of exported prefixes. A web page can send it to another site only after a CORS
+/// preflight request.
 const CONTENT_TYPE: &str = "application/octet-stream";
 
 /// Lets one prefix be exported or imported at a time.
@@ -43,7 +44,8 @@ impl PrefixFiles {
     }
 }
 
-/// `POST /v1/cache/export`: computes what is not cached of a prompt and sends its KV as a file.
+/// `POST /v1/cache/export`: computes the part of a prompt that is not cached, and sends its KV as a
+/// file.
 pub(super) async fn export(
     State(app): State<Arc<App>>,
     body: Received,
@@ -108,8 +110,8 @@ fn begin_import(
     Ok((app.engine.cache().import()?, app.prefix_files.begin()?))
 }
 
-/// Receives a file. It has no limit on time as a whole, but each piece of it must arrive within the
-/// time of a whole body. Its size is limited by the import, which knows the pool.
+/// Receives a file. The total time is not limited, but each piece must arrive within the time limit
+/// of a whole body. The import limits the size, because it knows the pool.
 async fn receive(app: &App, body: &mut Body, import: &mut PrefixImport) -> Result<(), ApiError> {
     let limit = app.bodies.time;
     loop {

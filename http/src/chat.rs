@@ -94,7 +94,7 @@ pub(super) fn tools(tools: Vec<RequestTool>, ignored: &Ignored) -> Result<Vec<To
     Ok(functions)
 }
 
-/// `max_completion_tokens`, or `max_tokens`, its older name.
+/// The value of `max_completion_tokens`, or of `max_tokens`, its older name.
 fn max_tokens(request: &ChatRequest) -> Result<Option<usize>, ApiError> {
     match (request.max_completion_tokens, request.max_tokens) {
         (Some(new), Some(old)) if new != old => Err(ApiError::invalid(
@@ -119,7 +119,7 @@ fn top_logprobs(request: &ChatRequest) -> Result<Option<usize>, ApiError> {
     }
 }
 
-/// The conversation as the engine takes it.
+/// The conversation in the engine's types.
 pub(super) fn messages(
     messages: Vec<Message>,
     ignored: &Ignored,
@@ -215,8 +215,8 @@ mod tests {
         assert_eq!(messages[2], ChatMessage::assistant("c"));
     }
 
-    /// Goal: what chat templates may read besides the text reaches them: a name, and further
-    /// members of a part.
+    /// Goal: chat templates get the members that they may read in addition to the text: a name, and
+    /// further members of a part.
     #[test]
     fn names_and_members_of_parts_reach_the_template() {
         let part = json!({"type": "text", "text": "a", "cache_control": {"type": "ephemeral"}});
@@ -226,7 +226,7 @@ mod tests {
         assert_eq!(messages[0].extra["name"], "Ada");
     }
 
-    /// Goal: a message that cannot be answered is refused by the path of what is wrong in it.
+    /// Goal: a message that cannot be answered is refused with the path of its wrong member.
     #[test]
     fn wrong_messages_are_refused_by_their_path() {
         for (messages, param) in [

@@ -1,5 +1,5 @@
-//! What the replies of completions and of chat completions have in common: a list of choices in an
-//! envelope. A whole choice is the sum of the pieces that would be sent if it were streamed.
+//! Common code for replies of completions and chat completions: a list of choices in an envelope. A
+//! whole choice is the sum of the pieces that would be sent if it were streamed.
 
 use serde::Serialize;
 
@@ -15,17 +15,17 @@ use crate::api::reply::{Reply, Usage};
 pub(super) enum ChoiceEvent<Choice> {
     /// A piece of the reply.
     Piece(Reply<Choice>),
-    /// Why the reply ends early.
+    /// The error that ends the reply early.
     Failed(ErrorReply),
 }
 
-/// What follows the last event.
+/// The data of the event after the last one.
 pub(super) const TERMINATOR: Option<&str> = Some("[DONE]");
 
 /// The names of one API in its replies.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Names {
-    /// What ids of replies begin with.
+    /// Prefix of the ids of replies.
     pub(super) id: &'static str,
     /// The type of a whole reply.
     pub(super) whole: &'static str,
@@ -33,7 +33,7 @@ pub(super) struct Names {
     pub(super) piece: &'static str,
 }
 
-/// What all pieces of a reply share.
+/// The members that all pieces of a reply share.
 #[derive(Debug)]
 pub(super) struct Envelope {
     names: Names,

@@ -25,8 +25,8 @@ use crate::api::reply::{CutReason, FinishReason, Usage};
 /// OpenAI's default for this endpoint.
 const DEFAULT_MAX_TOKENS: usize = 16;
 
-/// Most log-probabilities that a reply may have for repeated prompts: positions times choices times
-/// tokens listed per position. They take about 50 bytes each in the reply.
+/// Maximum number of log-probabilities of repeated prompts in a reply: positions times choices
+/// times tokens listed per position. They take about 50 bytes each in the reply.
 const MAX_ECHOED_LOGPROBS: usize = 1 << 19;
 
 /// A prompt that is repeated at the beginning of its choices.
@@ -34,14 +34,14 @@ struct Echo {
     text: String,
     /// Log-probabilities of its tokens; empty unless they were requested.
     lists: CompletionLists,
-    /// Where the text of the first generated token begins.
+    /// Offset of the text of the first generated token.
     offsets: TextOffsets,
 }
 
 /// The names in replies.
 const NAMES: Names = Names { id: "cmpl", whole: "text_completion", piece: "text_completion" };
 
-/// The prompts of one call as its replies have them.
+/// The data of a call's prompts that its replies contain.
 #[derive(Default)]
 struct Prompts {
     /// One entry per prompt if prompts are repeated, empty otherwise.
@@ -60,7 +60,7 @@ struct Completions {
     /// See [`Prompts`].
     echoes: Vec<Echo>,
     prompt_ids: Vec<Vec<u32>>,
-    /// Where the text of the next token of each choice begins.
+    /// Offset of the text of the next token, for each choice.
     offsets: Vec<TextOffsets>,
     /// The whole choices, unless they are streamed.
     choices: Vec<CompletionChoice>,
@@ -141,7 +141,7 @@ pub(super) async fn create(
     respond(&app, &call, requests, shown, usage).await
 }
 
-/// Runs the prompts of a call and replies. `usage` has what was counted before.
+/// Runs the prompts of a call and replies. `usage` has the tokens that were counted before.
 async fn respond(
     app: &App,
     call: &Call,
@@ -160,8 +160,8 @@ struct Scored {
     usage: stolon::Usage,
 }
 
-/// Prepares a prompt for being repeated. Its log-probabilities are computed by a request of its
-/// own, so that they are computed once for all choices, which then find the prompt in the cache.
+/// Prepares a prompt that is repeated in the choices. A separate request computes its
+/// log-probabilities, once for all choices, which then find the prompt in the cache.
 async fn score(engine: &Engine, call: &Call, prompt: Prompt) -> Result<Scored, ApiError> {
     let is_text = matches!(prompt, Prompt::Text(_));
     let text = match &prompt {

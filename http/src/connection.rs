@@ -1,12 +1,13 @@
 //! Accepts TCP connections and serves HTTP/1.1 on them, with or without TLS, within limits on their
 //! number and their times.
 //!
-//! A connection is either *receiving* (it waits for a request, or for the rest of one) or *busy*
-//! (a complete request is being answered). Connections that have been receiving for a while are
-//! closed when there are too many connections and when the server stops, so that neither waits for
-//! a slow or idle client. The others are left a moment, because a request may be on its way: when
-//! the server stops, it is answered with status 503 instead of being lost. Busy connections are
-//! closed only by the time limits of their requests and by [`ConnectionLimits::write_timeout`].
+//! A connection is either *receiving* (it waits for a request, or for the rest of one) or *busy* (a
+//! complete request is being answered). Connections that have been receiving for a while are closed
+//! when there are too many connections and when the server stops, so that new clients and the stop
+//! do not wait for a slow or idle client. Other receiving connections are kept for a moment,
+//! because a request may be on its way: when the server stops, it is answered with status 503
+//! instead of being lost. Busy connections are closed only by the time limits of their requests and
+//! by [`ConnectionLimits::write_timeout`].
 
 use std::convert::Infallible;
 use std::net::SocketAddr;
@@ -30,7 +31,7 @@ use tokio_rustls::TlsAcceptor;
 
 use super::gate::Gate;
 
-/// How long a connection may be receiving before it can be closed to make room for others.
+/// Time for which a connection may be receiving before it can be closed to make room for others.
 const GRACE: Duration = Duration::from_secs(1);
 /// Pause between two attempts to make room, and after a failed `accept`.
 const RETRY: Duration = Duration::from_millis(100);
@@ -43,7 +44,7 @@ pub struct ConnectionLimits {
     /// Maximum number of open connections, at least 1.
     pub count: usize,
     /// Maximum time until a request's headers have arrived, from the opening of the connection or
-    /// the end of the previous reply; and, before that, of a TLS handshake.
+    /// the end of the previous reply. A TLS handshake before that may take as long again.
     pub header_timeout: Duration,
     /// Maximum time in which a client accepts no byte of a reply.
     pub write_timeout: Duration,
@@ -52,7 +53,7 @@ pub struct ConnectionLimits {
 /// Whether a complete request of a connection is being answered.
 #[derive(Debug)]
 pub(super) struct Activity {
-    /// Since when the connection has been receiving; `None` while it is busy.
+    /// Time since which the connection has been receiving; `None` while it is busy.
     receiving_since: Mutex<Option<Instant>>,
 }
 
@@ -86,7 +87,8 @@ impl Drop for ReplyGuard {
     }
 }
 
-/// What the listener tells its connections. Each change makes them look whether they have to close.
+/// The listener's message to its connections. After each change they check whether they have to
+/// close.
 #[derive(Clone, Copy, Debug, Default)]
 struct Signal {
     stopping: bool,
@@ -168,7 +170,7 @@ async fn serve(
     tls: Option<TlsAcceptor>,
     mut signal: watch::Receiver<Signal>,
 ) {
-    // Without it, the small pieces of a streamed reply are delayed. It is not worth an error.
+    // Without this option, the small pieces of a streamed reply are delayed. A failure is ignored.
     let _ = stream.set_nodelay(true);
     let mut stream = TimeoutStream::new(stream);
     stream.set_write_timeout(Some(limits.write_timeout));

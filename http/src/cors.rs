@@ -1,4 +1,4 @@
-//! Which web pages of other origins may use the routes for clients (CORS).
+//! CORS: the web origins whose pages may use the routes for clients.
 
 use std::str::FromStr;
 use std::time::Duration;
@@ -9,7 +9,7 @@ use tower_http::cors::{AllowHeaders, AllowOrigin, CorsLayer};
 
 use super::request_id;
 
-/// How long a browser may remember the reply to a preflight request.
+/// Time for which a browser may cache the reply to a preflight request.
 const MAX_AGE: Duration = Duration::from_secs(600);
 
 /// Origins, as one argument of the command line.
@@ -62,7 +62,7 @@ pub(super) fn layer(origins: &[HeaderValue]) -> Option<CorsLayer> {
     let layer = CorsLayer::new()
         .allow_origin(allowed)
         .allow_methods([Method::GET, Method::POST, Method::DELETE])
-        // Browsers do not count Authorization among `*`.
+        // For browsers, `*` does not include Authorization.
         .allow_headers(AllowHeaders::mirror_request())
         .expose_headers(exposed)
         .max_age(MAX_AGE);

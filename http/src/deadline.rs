@@ -2,7 +2,7 @@
 //!
 //! OpenAI's and Anthropic's clients send their own timeouts in headers, too (`x-stainless-timeout`,
 //! `x-stainless-read-timeout`). Those limit the wait for the next piece of a reply, not for all of
-//! it, and a client that gives up disconnects, so that they are not read here.
+//! it, and a client whose timeout has passed disconnects. So they are not read here.
 
 use std::time::{Duration, Instant};
 
@@ -13,10 +13,10 @@ use super::error::ApiError;
 /// The header: seconds, with or without a fraction.
 pub(super) const HEADER: HeaderName = HeaderName::from_static("x-request-timeout");
 
-/// Longer times than this, a year, are no limit.
+/// Times above this, a year, count as no limit.
 const LONGEST_SECONDS: f64 = 31_536_000.0;
 
-/// When an answer has to be complete; `None` for no limit.
+/// The time by which an answer has to be complete; `None` for no limit.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Deadline(Option<Instant>);
 
@@ -41,7 +41,7 @@ impl Deadline {
         Self(Instant::now().checked_add(time))
     }
 
-    /// The deadline, or the end of a time that begins now if that is earlier.
+    /// The earlier of this deadline and the end of `limit`, which begins now.
     pub(super) fn within(self, limit: Option<Duration>) -> Self {
         let limit = limit.map_or(Self(None), Self::in_time);
         Self(self.0.into_iter().chain(limit.0).min())

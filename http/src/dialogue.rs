@@ -1,5 +1,5 @@
-//! A conversation as every chat API hands it to the engine: messages, tools, and how the answer is
-//! taken apart.
+//! The conversation of any chat API, as it is given to the engine: messages, tools, and the format
+//! by which the answer is parsed.
 
 use std::hash::{DefaultHasher, Hash, Hasher};
 
@@ -15,13 +15,13 @@ use super::body::brief;
 use super::error::ApiError;
 use super::{request_id, structured};
 
-/// Most bytes of a function's name.
+/// Maximum length of a function's name, in bytes.
 const MAX_NAME: usize = 256;
 
 /// Number of tokens at the end of a prompt that can contain the tag that begins the reasoning.
 const PROMPT_END: usize = 16;
 
-/// The variable of chat templates that says how long the model thinks.
+/// The variable of chat templates for the effort of reasoning.
 const EFFORT: &str = "reasoning_effort";
 
 /// The tools that OpenAI's service executes, or whose arguments are not JSON, by the beginning of
@@ -40,13 +40,13 @@ const HOSTED: &[&str] = &[
     "web_search",
 ];
 
-/// How a format of answers is chosen.
+/// The choice of a format of tool calls or of reasoning.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum FormatChoice<T> {
-    /// By the model's chat template.
+    /// The format of the model's chat template.
     #[default]
     Auto,
-    /// Answers are not searched for it.
+    /// Answers are not parsed for it.
     Off,
     /// This format.
     Format(T),
@@ -89,7 +89,7 @@ pub(super) struct Dialogue {
     pub(super) single_call: bool,
     /// Variables of the chat template.
     pub(super) variables: Map<String, Value>,
-    /// How long the model is to think, and the name of that parameter in the request.
+    /// The name in the request of the parameter for the effort of reasoning, and its value.
     pub(super) effort: Option<(&'static str, String)>,
     /// Whether the prompt ends with the beginning of an answer.
     pub(super) add_generation_prompt: bool,
@@ -112,8 +112,8 @@ impl Dialogue {
         }
     }
 
-    /// Sets the tools and what the request says about calling them. `param` is the name of
-    /// `tool_choice` in the request.
+    /// Sets the tools and the rules for calling them. `param` is the name of `tool_choice` in the
+    /// request.
     pub(super) fn set_tools(
         &mut self,
         tools: Vec<Tool>,
@@ -139,15 +139,15 @@ impl Dialogue {
         Ok(())
     }
 
-    /// The grammar of the answers, as far as it is limited. `content` is that of an answer without
-    /// calls, `tool_use` says how the model calls tools.
+    /// The grammar of the answers; `None` if they are free. `content` is the grammar of an answer
+    /// without calls, `tool_use` says how the model calls tools.
     fn grammar(
         &self,
         content: Option<Grammar>,
         tool_use: Option<ToolUse>,
     ) -> Result<Option<Grammar>, ApiError> {
         let is_described = tool_use.is_some_and(|tool_use| tool_use.is_described);
-        // A model that was not trained to call tools needs the grammar to do it right.
+        // A model that was not trained to call tools needs the grammar for correct calls.
         let is_strict = is_described || self.tools.iter().any(|tool| tool.strict);
         let format = tool_use.map(|tool_use| tool_use.format);
         let (format, otherwise) = match (format, &self.tool_choice, content) {
@@ -166,7 +166,7 @@ impl Dialogue {
             if matches!(&self.tool_choice, ToolChoice::Function(name) if *name != tool.name) {
                 continue;
             }
-            // Whether the model calls a function that is not strict, and how, is left to it.
+            // The arguments of a function that is not strict are free.
             let parameters = match tool.strict || !is_auto || is_described {
                 true => tool.parameters.clone(),
                 false => json!({"type": "object"}),
@@ -181,8 +181,8 @@ impl Dialogue {
         Ok(Some(Grammar::ToolCalls(ToolCallGrammar { format, functions, single, otherwise })))
     }
 
-    /// The request to the engine, and the form of its answers. `content` is what an answer without
-    /// calls has to follow.
+    /// The request to the engine, and the format of its answers. `content` is the grammar of an
+    /// answer without calls.
     pub(super) async fn prepare(
         mut self,
         app: &App,
@@ -205,7 +205,7 @@ impl Dialogue {
             Some((_, effort)) if template.contains(EFFORT) => {
                 options.variables.entry(EFFORT).or_insert(Value::String(effort));
             }
-            // A model that does not think makes no effort.
+            // Without the variable the effort is ignored, except `none`, which requests nothing.
             Some((param, effort)) if effort != "none" => ignored.note(param),
             _ => {}
         }
@@ -264,7 +264,7 @@ pub(super) struct Tool {
     description: Option<String>,
     /// JSON schema of its arguments.
     parameters: Value,
-    /// Where the schema is in the request.
+    /// Path of the schema in the request.
     parameters_path: String,
     /// Whether arguments have to follow the schema even if the model decides to call.
     strict: bool,
@@ -287,8 +287,8 @@ impl Tool {
     }
 }
 
-/// A function of a request. `path` is where its name is, and `schema` the name of the member with
-/// the schema of its arguments.
+/// A function of a request. `path` is the path of the object with its name, and `schema` the name
+/// of the member with the schema of its arguments.
 pub(super) fn function_tool(
     (path, schema): (&str, &str),
     name: &str,
@@ -342,7 +342,7 @@ pub(super) fn check_hosted(
     Err(ApiError::expected(&path, "function or a type of tool that is known", &json!(kind)))
 }
 
-/// What a request says about calling tools.
+/// The rule of a request for calling tools.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum ToolChoice {
     /// The model must not call any.
@@ -355,8 +355,8 @@ pub(super) enum ToolChoice {
     Function(String),
 }
 
-/// Reads OpenAI's `tool_choice`. The object that names a function has the name as a member of its
-/// own in responses, and in the member `function` in chat completions.
+/// Reads OpenAI's `tool_choice`. An object that names a function has the member `name` in
+/// responses, and the member `function` with the name in chat completions.
 pub(super) fn tool_choice(choice: Option<&Value>) -> Result<ToolChoice, ApiError> {
     let Some(choice) = choice.filter(|choice| !choice.is_null()) else {
         return Ok(ToolChoice::Auto);

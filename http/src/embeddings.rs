@@ -21,18 +21,18 @@ use crate::api::completions::{Prompt, PromptInput};
 use crate::api::embeddings::{self as api, EmbeddingsRequest, EncodingFormat, MAX_INPUTS};
 use crate::api::reply::PromptTokensDetails;
 
-/// Inputs of one request that are in the engine at the same time: enough to fill its batches, and
-/// few enough to leave room in its queue for other clients.
+/// Maximum number of inputs of one request in the engine at the same time: enough to fill its
+/// batches, and few enough to leave room in its queue for other clients.
 const INPUTS_AT_ONCE: u32 = 64;
 
-/// Most values of a reply: inputs times values of a vector. They take up to 16 bytes each as
-/// numbers. Vectors of up to 4,096 values fit for as many inputs as a request may have.
+/// Maximum number of values in a reply: inputs times values of a vector. Each takes up to 16 bytes
+/// as text. Vectors of up to 4,096 values fit for the maximum number of inputs.
 const MAX_VALUES: usize = 1 << 23;
 
-/// Most tokens of all inputs of a request together.
+/// Maximum number of tokens of all inputs of a request together.
 const MAX_TOKENS: usize = 1 << 20;
 
-/// What the inputs of one request have in common.
+/// The common data of the inputs of one request.
 struct Inputs {
     app: Arc<App>,
     dimensions: Option<usize>,
@@ -80,7 +80,7 @@ pub(super) async fn create(
     };
     let prompts = tokens.into_iter().map(prompt).enumerate();
     let embed = |(index, prompt)| Arc::clone(&inputs).embed(index, prompt);
-    // A list, because a closure that borrows cannot be part of a handler's future.
+    // Collected, because a closure that borrows cannot be part of a handler's future.
     let embeddings = stream::iter(prompts.map(embed).collect::<Vec<_>>());
     let embeddings: Vec<Embedding> =
         embeddings.buffered(INPUTS_AT_ONCE as usize).try_collect().await?;
@@ -90,7 +90,7 @@ pub(super) async fn create(
     app.parser.run(size.saturating_mul(count), encode).await
 }
 
-/// Refuses no inputs, and more than a reply has room for.
+/// Refuses an empty list of inputs, and one whose vectors would exceed [`MAX_VALUES`].
 fn check_count(count: usize, size: usize) -> Result<(), ApiError> {
     let most = MAX_INPUTS.min(MAX_VALUES / size.max(1)).max(1);
     if (1..=most).contains(&count) {
@@ -108,14 +108,14 @@ impl Inputs {
         for (index, prompt) in prompts.into_iter().enumerate() {
             let tokens = match prompt {
                 Prompt::Tokens(tokens) => tokens,
-                // The model's special tokens alone are no text.
+                // Special tokens alone are not a text, so an empty text counts as an empty input.
                 Prompt::Text(text) if text.is_empty() => Vec::new(),
                 text @ Prompt::Text(_) => {
                     let tokens = self.app.engine.prompt_tokens(&engine_request(text)).await;
                     tokens.map_err(|error| self.refused(index, error))?
                 }
             };
-            // The engine would refuse it too, but not before it has begun with other inputs.
+            // The engine would refuse the input too, but only after it has begun with others.
             let checked = self.app.engine.check_embedding(&tokens);
             checked.map_err(|error| self.refused(index, error))?;
             sum += tokens.len();
@@ -148,8 +148,7 @@ impl Inputs {
             result,
             Err(Error::Engine(EngineError::Overloaded { .. } | EngineError::QuotaExceeded { .. }))
         ) {
-            // The other inputs may be what fills the queue or the quota: tried again when they have
-            // ended.
+            // The other inputs may fill the queue or the quota: try again when they have ended.
             let all = self.permits.acquire_many(INPUTS_AT_ONCE).await;
             let _all = all.map_err(|_| ApiError::internal())?;
             result = embed().await;

@@ -27,7 +27,7 @@ pub(super) struct ApiError {
     param: Option<String>,
     /// A code that programs can compare.
     code: Option<&'static str>,
-    /// When it makes sense to send the request again.
+    /// Time after which the request may succeed.
     retry_after: Option<Duration>,
 }
 
@@ -103,7 +103,7 @@ impl ApiError {
         Self { code: Some(code), ..self }
     }
 
-    /// The same error, if it is about a prompt, for a request that has the prompt under this name.
+    /// The same error with `name` as its parameter, if the parameter is `prompt`.
     pub(super) fn of_prompt(self, name: &str) -> Self {
         match self.param.as_deref() {
             Some("prompt") => {
@@ -163,8 +163,7 @@ pub(super) fn cut(mut text: String, max: usize) -> String {
     text
 }
 
-/// A time as `Retry-After` has it: whole seconds, at least 1, because clients take 0 for
-/// "immediately".
+/// The time for `Retry-After`: whole seconds, at least 1, because clients read 0 as "immediately".
 fn whole_seconds(wait: Duration) -> u64 {
     wait.as_secs_f64().ceil().max(1.0) as u64
 }
@@ -180,7 +179,7 @@ impl IntoResponse for ApiError {
             let scheme = HeaderValue::from_static("Bearer");
             response.headers_mut().insert(header::WWW_AUTHENTICATE, scheme);
         }
-        // Routes of other APIs have errors of another form.
+        // Middleware of other APIs changes errors into their own form.
         response.extensions_mut().insert(self);
         response
     }

@@ -5,8 +5,8 @@ use std::sync::{Mutex, PoisonError};
 use futures::FutureExt;
 use futures::future::{BoxFuture, Shared, WeakShared};
 
-/// An operation of which at most one runs at a time. Callers that come while it runs share its
-/// result. It is cancelled when all of them have gone.
+/// An operation of which at most one runs at a time. Callers that arrive while it runs share its
+/// result. It is cancelled when all of them have been dropped.
 pub(super) struct SingleFlight<T: Clone>(Mutex<Option<WeakShared<BoxFuture<'static, T>>>>);
 
 impl<T: Clone> SingleFlight<T> {

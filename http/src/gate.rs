@@ -14,7 +14,7 @@ use super::error::ApiError;
 use super::request_id::RequestId;
 use crate::api::admin::{Health, Status};
 
-/// The life of the server: loading, then serving, then stopping.
+/// The state of the server: loading, then serving, then stopping.
 #[derive(Debug)]
 enum Phase {
     Loading { since: Instant },

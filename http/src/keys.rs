@@ -1,4 +1,5 @@
-//! The clients' API keys: what each is, the set that a server accepts, and the file that has them.
+//! The clients' API keys: the keys and their limits, the set that a server accepts, and the file
+//! with keys.
 
 use std::io::Read;
 use std::path::Path;
@@ -50,7 +51,7 @@ pub struct ApiKey {
     pub name: String,
     /// What the client sends as `Authorization: Bearer KEY`.
     pub key: Secret,
-    /// What the requests with this key may occupy together.
+    /// Limits of the requests with this key together.
     pub limits: KeyLimits,
 }
 
@@ -63,7 +64,7 @@ pub struct ApiKeys(Arc<ArcSwap<Vec<Arc<AcceptedKey>>>>);
 #[derive(Debug)]
 pub(super) struct AcceptedKey {
     key: ApiKey,
-    /// What its requests occupy, if it has limits.
+    /// The quota that its requests share, if it has limits.
     pub(super) quota: Option<Quota>,
 }
 
@@ -83,8 +84,8 @@ impl From<Vec<ApiKey>> for ApiKeys {
 }
 
 impl ApiKeys {
-    /// Accepts these keys from now on and no others. Requests that have begun go on. Those with a
-    /// key that stays the same, with its name and limits, count on.
+    /// Accepts these keys from now on and no others. Running requests continue. They still count
+    /// towards their key's quota if the key, its name and its limits stay the same.
     pub fn replace(&self, keys: Vec<ApiKey>) {
         let before = self.0.load();
         let accept = |key: ApiKey| {
@@ -107,8 +108,8 @@ impl ApiKeys {
         self.0.load().is_empty()
     }
 
-    /// The key that a client has sent. All keys are compared, so that the time does not tell which
-    /// one is close.
+    /// Finds the key that a client has sent. All keys are compared, so that the time does not
+    /// reveal which one is similar.
     pub(super) fn find(&self, given: &str) -> Option<Arc<AcceptedKey>> {
         let keys = self.0.load();
         let matching = keys.iter().fold(None, |found, accepted| {
@@ -143,7 +144,7 @@ pub fn read(path: &Path, limits: KeyLimits) -> anyhow::Result<Vec<ApiKey>> {
 /// Checks that a key can be sent in a header.
 ///
 /// # Errors
-/// What is expected of a key.
+/// The form that is expected of a key.
 pub fn check(key: &str) -> Result<(), String> {
     if !key.is_empty() && key.bytes().all(|byte| byte.is_ascii_graphic()) {
         return Ok(());
@@ -185,7 +186,8 @@ fn parse_limit(limits: KeyLimits, text: &str) -> Result<KeyLimits, String> {
     }
 }
 
-/// Requests wait only if those that run are limited.
+/// Checks that a limit of waiting tokens comes with one of running tokens: without the latter, no
+/// request waits.
 fn check_limits(limits: KeyLimits) -> Result<(), String> {
     if limits.queued_tokens.is_some() && limits.running_tokens.is_none() {
         return Err("max-queued-tokens: expected max-running-tokens as well".to_owned());

@@ -105,12 +105,13 @@ mod structured;
 mod tls;
 mod tokenize;
 
-/// Bytes of a request per token of the context, from which the default limit of bodies follows. A
-/// token is a few bytes of text; JSON escapes and batches of prompts take more.
+/// Default limit of a body, in bytes per token of the context. A token is a few bytes of text; JSON
+/// escapes and batches of prompts take more.
 const BODY_BYTES_PER_TOKEN: usize = 256;
 /// Smallest and largest default limit of bodies, in bytes.
 const BODY_LIMITS: (usize, usize) = (1 << 20, 16 << 20);
-/// JSON values of a body: this many, and [`VALUES_PER_TOKEN`] per token of the context.
+/// Maximum number of JSON values in a body: this, and [`VALUES_PER_TOKEN`] per token of the
+/// context.
 const BASE_VALUES: usize = 1 << 16;
 const VALUES_PER_TOKEN: usize = 8;
 
@@ -123,7 +124,7 @@ pub struct RouterOptions {
     /// A further name that is not listed, while there are no `served_names`: the argument by which
     /// the operator chose the model.
     pub alias: Option<String>,
-    /// Who may use which route.
+    /// The rules of access.
     pub access: Access,
     /// Maximum size of a request body, in bytes. Default: 256 per token of the context, from 1 MiB
     /// to 16 MiB.
@@ -138,22 +139,23 @@ pub struct RouterOptions {
     /// Maximum number of tokens of an answer if the request sets none. Default: 16 for completions,
     /// as OpenAI's, and for chat as many as the context and the KV pool allow.
     pub default_max_tokens: Option<usize>,
-    /// Maximum number of answers of one call, prompts times `n` or `best_of`, at most 128. More
-    /// than the engine's queue holds can never be accepted.
+    /// Maximum number of answers of one call, prompts times `n` or `best_of`, at most 128. It
+    /// should not exceed the size of the engine's queue, because a call that does not fit in the
+    /// queue is never accepted.
     pub max_answers: usize,
-    /// What becomes of parameters that the server does not know.
+    /// How unknown parameters are treated. Default: the request is refused.
     pub unknown_parameters: UnknownParameters,
     /// Whether special tokens that are spelled out in chat messages act as control tokens. By
     /// default they are ordinary text.
     pub special_tokens_in_messages: bool,
-    /// The format in which the model calls tools. Default: as its chat template tells.
+    /// The format in which the model calls tools. Default: the one of its chat template.
     pub tool_calls: FormatChoice<ToolCallFormat>,
-    /// The tags around the model's reasoning. Default: as its chat template tells.
+    /// The tags around the model's reasoning. Default: those of its chat template.
     pub reasoning: FormatChoice<ReasoningFormat>,
     /// Origins whose web pages may use the routes for clients, such as `https://app.example`; `*`
     /// for all. Default: none.
     pub allowed_origins: Vec<HeaderValue>,
-    /// Whether everybody may read `/metrics`; otherwise the rules of `/admin` hold.
+    /// Whether everybody may read `/metrics`. If not, the rules of the operator's routes apply.
     pub public_metrics: bool,
     /// Whether replies leave out the number of prompt tokens that came from the cache.
     pub hide_cached_tokens: bool,
@@ -285,7 +287,7 @@ pub fn parse_embeddings(body: &[u8], max_values: usize) -> Result<EmbeddingsRequ
     parse_alone(body, max_values)
 }
 
-/// Parses a body outside of a request, where nobody learns which parameters are ignored.
+/// Parses a body outside of a request. Ignored parameters are not reported.
 fn parse_alone<T: body::RequestBody>(body: &[u8], max_values: usize) -> Result<T, ErrorReply> {
     body::parse(body, max_values, &advice::Ignored::default()).map_err(|error| error.reply())
 }

@@ -1,4 +1,4 @@
-//! Converts the engine's log-probabilities to the forms of the two text endpoints.
+//! Converts the engine's log-probabilities to the forms of completions and of chat completions.
 
 use indexmap::IndexMap;
 use stolon::{Engine, TokenLogprob};
@@ -13,7 +13,7 @@ pub(super) fn token_text(engine: &Engine, id: u32) -> String {
     engine.detokenize(&[id], false).unwrap_or_default()
 }
 
-/// The value as JSON can hold it.
+/// The value without infinities, which JSON cannot represent.
 fn finite(logprob: f32) -> f64 {
     f64::from(if logprob.is_nan() { LOWEST } else { logprob.max(LOWEST) })
 }
@@ -48,19 +48,19 @@ fn chat_token(engine: &Engine, id: u32, logprob: f32) -> ChatTokenLogprob {
     ChatTokenLogprob { token, logprob: finite(logprob), bytes }
 }
 
-/// Finds out where the text of each token begins, in characters. A character may have several
-/// tokens, which all begin where it begins.
+/// Computes the offset of each token's text, in characters. All tokens of one character have the
+/// offset of the character.
 #[derive(Clone, Debug, Default)]
 pub(super) struct TextOffsets {
     /// Number of complete characters so far.
     characters: usize,
-    /// The tokens of the last step that completed a character, then those that did not yet.
+    /// The tokens of the last complete character, then the tokens of an incomplete one.
     window: Vec<u32>,
-    /// Number of the former in the window.
+    /// Number of tokens of the complete character in the window.
     decoded: usize,
-    /// The tokens are the beginning of a text, where tokenizers may leave out a space.
+    /// Whether the tokens are at the beginning of a text, where tokenizers may leave out a space.
     at_start: bool,
-    /// Special tokens have a text.
+    /// Whether special tokens have a text.
     shows_special: bool,
 }
 
@@ -79,7 +79,7 @@ impl TextOffsets {
     fn push(&mut self, engine: &Engine, id: u32) -> usize {
         let offset = self.characters;
         if self.window.is_empty() && !self.at_start {
-            // What a token adds to a text depends on whether anything precedes it.
+            // The text of a token depends on whether another token precedes it.
             self.window.push(id);
             self.decoded = 1;
         }

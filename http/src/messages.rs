@@ -153,7 +153,7 @@ fn dialogue(request: &mut MessagesRequest, ignored: &Ignored) -> Result<Dialogue
     Ok(dialogue)
 }
 
-/// What a request says about calling tools.
+/// The rule of a request for calling tools.
 fn tool_choice(choice: Option<&MessagesToolChoice>) -> Result<ToolChoice, ApiError> {
     let Some(choice) = choice else { return Ok(ToolChoice::Auto) };
     match (choice.kind.as_str(), &choice.name) {
@@ -193,7 +193,7 @@ fn message(role: &str, content: MessageContent) -> ChatMessage {
     message
 }
 
-/// Adds the messages that a turn consists of: the results of calls are messages of their own.
+/// Adds the messages of a turn: each result of a call is a separate message.
 fn add_turn(
     messages: &mut Vec<ChatMessage>,
     index: usize,

@@ -1,4 +1,4 @@
-//! `GET /metrics`: the engine's counters and distributions as Prometheus reads them.
+//! `GET /metrics`: the engine's counters and distributions in Prometheus's formats.
 //!
 //! Names and buckets are vLLM's where they mean the same, with the prefix `stolon:`, so that its
 //! dashboards and the routers that read its metrics need little change. Nothing is measured here:
@@ -61,8 +61,8 @@ pub(super) async fn metrics(
     Ok(([(header::CONTENT_TYPE, OPEN_METRICS)], body).into_response())
 }
 
-/// Metrics of OpenMetrics in the older format, whose comments have the names of counters with
-/// `_total`, as the samples have them, and which has no mark at the end.
+/// Converts OpenMetrics text to the older format, in which the comments of counters have names with
+/// `_total` like the samples, and which has no mark at the end.
 fn plain(open_metrics: &str) -> String {
     let mut text = String::with_capacity(open_metrics.len());
     let mut lines = open_metrics.lines().filter(|&line| line != "# EOF").peekable();
@@ -210,8 +210,8 @@ fn sessions(out: &mut Output<'_>, stats: &EngineStats) -> fmt::Result {
                 displaced: to make room for another one.";
     let reasons = [("expired", stats.sessions_expired), ("displaced", stats.sessions_displaced)];
     out.counters("sessions_closed", help, "reason", &reasons)?;
-    let help = "Times that a session gave up the KV blocks that it held, for another session or for \
-                a running request.";
+    let help = "Times that the KV blocks of a session were released, for another session or for a \
+                running request.";
     out.counter("session_holds_lost", help, stats.session_holds_lost)
 }
 
@@ -351,7 +351,7 @@ impl Output<'_> {
         ConstGauge::new(1_u64).encode(family.encode_family(labels)?)
     }
 
-    /// A distribution, without the buckets above `most`, which no value can reach.
+    /// A distribution, without the buckets above `most`, the largest possible value.
     fn histogram(
         &mut self,
         name: &str,

@@ -21,10 +21,10 @@ use crate::api::{chat, messages, options};
 use crate::routes::{self, Make, Operation, Reply, Request, Role, Route};
 use crate::{RouterOptions, deadline};
 
-/// The media type of files.
+/// The media type of exported prefixes.
 pub(crate) const FILE: &str = "application/octet-stream";
 
-/// Where schemas are in the description.
+/// JSON pointer of the schemas in the description.
 const COMPONENTS: &str = "/components/schemas";
 
 /// The description as JSON, made at the first request for it.
@@ -133,7 +133,8 @@ impl Schemas {
         Self { requests, replies: settings.for_serialize().into_generator() }
     }
 
-    /// All types. Few are both in requests and in replies, and those have one form.
+    /// The schemas of all types. The few types in both requests and replies have the same schema in
+    /// both.
     fn finish(mut self) -> Value {
         let mut schemas = self.replies.take_definitions(true);
         schemas.extend(self.requests.take_definitions(true));
@@ -241,7 +242,7 @@ impl Schemas {
     }
 }
 
-/// What the status of an error means, and whether it comes with `Retry-After`.
+/// The meaning of an error's status, and whether it comes with `Retry-After`.
 fn meaning(status: u16) -> (&'static str, bool) {
     match status {
         400 => ("The request is wrong; `param` names the member at fault", false),
@@ -280,7 +281,7 @@ const CONSTANTS: [(&str, usize); 10] = [
     ("MAX_OUTLINE_NODES", crate::api::outline::MAX_OUTLINE_NODES),
 ];
 
-/// Turns the links of rustdoc in descriptions into text, and removes formats that are Rust's.
+/// Turns rustdoc's links in descriptions into text, and removes Rust-specific formats.
 fn tidy(value: &mut Value) {
     match value {
         Value::Array(list) => list.iter_mut().for_each(tidy),

@@ -16,7 +16,7 @@ use crate::api::options::{
 };
 use crate::traces;
 
-/// What one call asks for, apart from its prompts. Rules that involve two parameters have been
+/// The options of one call, without its prompts. Rules that involve two parameters have been
 /// checked; ranges that depend on the model are checked by the engine before it does any work.
 #[derive(Debug)]
 pub(super) struct Call {
@@ -37,19 +37,19 @@ pub(super) struct Call {
     pub(super) logprobs: Option<usize>,
     /// Whether to report token ids.
     pub(super) return_token_ids: bool,
-    /// What the answers have to follow, apart from their reasoning and calls of tools.
+    /// The grammar of the answers, apart from their reasoning and tool calls.
     pub(super) grammar: Option<Grammar>,
-    /// Where `grammar` was given in the request.
+    /// Path of `grammar` in the request.
     grammar_path: Option<String>,
-    /// The parameters that are passed on to the engine as they are.
+    /// The parameters that are passed to the engine unchanged.
     options: GenerationOptions,
     sampling: SamplingParams,
-    /// The session whose turn the request is.
+    /// The session of which the request is a turn.
     session: Option<SessionId>,
     /// The salt of the tenant and of the request.
     salt: Option<String>,
     caller: Caller,
-    /// When the answer has to be complete.
+    /// The time by which the answer has to be complete.
     deadline: Deadline,
 }
 
@@ -57,7 +57,7 @@ pub(super) struct Call {
 #[derive(Debug, Default)]
 pub(super) struct OfApi {
     pub(super) choices: ChoiceOptions,
-    /// What the answers have to follow.
+    /// The required format of the answers.
     pub(super) format: Option<structured::Format>,
     /// Whether the prompt is a conversation.
     pub(super) is_chat: bool,
@@ -96,7 +96,7 @@ impl Call {
             false => app.engine.recommended_sampling(),
         };
         let sampling = sampling(&mut options, base);
-        // An answer that goes on past the model's own end is meant to be as long as it is.
+        // With `ignore_eos`, the client wants the full length even of a repetitive answer.
         let ends = of_api.is_chat && options.ignore_eos != Some(true);
         options.end_repetition.get_or_insert(ends);
         Ok(Self {
@@ -156,7 +156,7 @@ impl Call {
         Ok(Some(tokens.clone()))
     }
 
-    /// Adds what the call asks for to its trace.
+    /// Adds the call's options to its trace.
     pub(super) fn describe(&self, app: &App) {
         traces::describe(traces::Asked {
             requested_model: &self.model,
@@ -168,8 +168,8 @@ impl Call {
         });
     }
 
-    /// The reply for an error of the engine. A grammar is refused with its place in the request; if
-    /// the client gave none, it is that of the tools.
+    /// The reply for an error of the engine. The error of a grammar names its path in the request;
+    /// if the client gave no grammar, the path of the tools.
     pub(super) fn refused(&self, error: stolon::Error) -> ApiError {
         match &error {
             stolon::Error::Grammar(error) => {
@@ -221,7 +221,7 @@ fn include_usage(
     Ok(options.include_usage.unwrap_or(false))
 }
 
-/// The name of the session that a request is a turn of, in one of two forms.
+/// The name of the request's session, which can be given in one of two forms.
 fn session(options: &mut GenerationOptions, ignored: &Ignored) -> Result<Option<String>, ApiError> {
     let Some(params) = options.session_params.take() else { return Ok(options.session_id.take()) };
     refuse_unknown("session_params.", &params.unknown, Scope::SglangSession, ignored)?;
@@ -236,7 +236,7 @@ fn session(options: &mut GenerationOptions, ignored: &Ignored) -> Result<Option<
 
 /// The sampling parameters of a request; those that it leaves out are as in `base`.
 fn sampling(options: &mut GenerationOptions, base: SamplingParams) -> SamplingParams {
-    // No share of the probabilities is the share of the most likely token alone.
+    // `top_p` of 0 keeps the most likely token alone.
     let (temperature, top_p) = match options.top_p {
         Some(0.0) => (0.0, 1.0),
         top_p => (options.temperature.unwrap_or(base.temperature), top_p.unwrap_or(base.top_p)),

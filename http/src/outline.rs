@@ -1,7 +1,7 @@
 //! Handlers of `/v1/cache/outline` and `/v1/cache/prefix/{id}`.
 //!
 //! A tree can have as many nodes as the KV pool has blocks, too many for a page to draw. An outline
-//! chooses the most important ones and counts the rest, so that it is bounded whatever is cached.
+//! chooses the most important ones and counts the rest, so that its size is bounded.
 
 use std::collections::{BinaryHeap, HashMap};
 use std::sync::Arc;
@@ -20,7 +20,7 @@ use crate::api::outline::{
     MAX_OUTLINE_NODES, Outline, OutlineNode, OutlineQuery, Prefix, PrefixQuery,
 };
 
-/// Most tokens of a prefix that are shown as text.
+/// Maximum number of tokens of a prefix that are shown as text.
 const MAX_TEXT_TOKENS: usize = 4096;
 
 /// `GET /v1/cache/outline`: the largest nodes of the prefix tree.
@@ -54,7 +54,7 @@ pub(super) async fn outline(
     Ok(Json(outline.await?.ok_or_else(missing)?))
 }
 
-/// `GET /v1/cache/prefix/{id}`: what a node of the tree stands for.
+/// `GET /v1/cache/prefix/{id}`: the prefix that ends with a node of the tree.
 pub(super) async fn prefix(
     State(app): State<Arc<App>>,
     PathId(id): PathId<String>,
@@ -104,9 +104,9 @@ type PinsByHash = HashMap<u64, Vec<u64>>;
 struct Selection<'a> {
     dump: &'a TreeDump,
     pins: &'a PinsByHash,
-    /// Tokens of each node and of all below it.
+    /// Number of tokens of each node and of all nodes below it.
     subtree_tokens: Vec<usize>,
-    /// Nodes of each subtree, its root included.
+    /// Number of nodes of each subtree, its root included.
     subtree_nodes: Vec<usize>,
     /// Number of pins that end in each node or below it.
     pinned: Vec<u32>,

@@ -1,9 +1,9 @@
 //! The page at `/`: a chat next to a picture of the prefix tree. Its files are part of the binary.
 //!
 //! The page is a client like any other: it uses `/v1` with the keys that its user enters, and this
-//! module only delivers its files, which are the same for everybody. It may not load or send
-//! anything from or to elsewhere, run scripts that are not its own files, or be shown in a frame
-//! of another page. Trusted types forbid it to parse text as HTML.
+//! module only delivers its files, which are the same for everybody. Its policy forbids it to load
+//! from or send to other servers, to run scripts other than its own files, and to be shown in a
+//! frame of another page. Trusted types forbid it to parse text as HTML.
 
 use std::hash::{DefaultHasher, Hash, Hasher};
 
@@ -55,7 +55,7 @@ static FILES: &[File] = &files! {
     "tree.js": SCRIPT,
 };
 
-/// The routes of the page, which are not described.
+/// The routes of the page, which are not part of the API's description.
 pub(super) fn routes() -> Vec<Route> {
     vec![
         get("/", Everybody, async |headers: HeaderMap| INDEX.reply(&headers)),

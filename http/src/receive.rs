@@ -14,8 +14,8 @@ use super::advice::Ignored;
 use super::connection::Activity;
 use super::error::ApiError;
 
-/// Bytes of a body that do not count towards the memory of all bodies, so that ordinary requests
-/// are accepted while large ones have taken all of it. The number of connections bounds their sum.
+/// Bytes of each body that do not count towards the memory of all bodies, so that ordinary requests
+/// are accepted while large ones use all of it. The number of connections bounds their sum.
 const FREE_BYTES: usize = 64 << 10;
 
 /// Limits of the bodies of a router's requests.
@@ -68,8 +68,8 @@ impl FromRequest<Arc<App>> for Received {
     }
 }
 
-/// A web page can send a form or plain text to any server without asking it first. It cannot send
-/// JSON.
+/// Refuses any type but JSON. A web page can send a form or plain text to any server without a
+/// preflight request, but not JSON.
 fn check_content_type(headers: &HeaderMap) -> Result<(), ApiError> {
     let given = headers
         .get(header::CONTENT_TYPE)
@@ -83,8 +83,8 @@ fn check_content_type(headers: &HeaderMap) -> Result<(), ApiError> {
 }
 
 impl BodyLimits {
-    /// A client that is refused while it sends may not see the reply, so that the rest of its body
-    /// is read first, unless that is too long.
+    /// Receives a body. If it is refused, its rest is read first unless it is too long, because a
+    /// client that is still sending may not see the reply.
     async fn receive_or_discard(
         &self,
         checked: Result<(), ApiError>,
@@ -139,8 +139,8 @@ impl BodyLimits {
         Err(ApiError::new(StatusCode::PAYLOAD_TOO_LARGE, message))
     }
 
-    /// Takes memory for bytes that have arrived. It does not wait: bodies that wait for each
-    /// other's memory would never end.
+    /// Reserves memory for bytes that have arrived. It does not wait: bodies that wait for each
+    /// other's memory would wait for ever.
     fn reserve(&self, bytes: usize) -> Result<OwnedSemaphorePermit, ApiError> {
         let permits = u32::try_from(bytes).unwrap_or(u32::MAX);
         Arc::clone(&self.memory).try_acquire_many_owned(permits).map_err(|_| {

@@ -1,5 +1,6 @@
-//! From the engine's events to a reply in the form of one API, whole or in pieces as server-sent
-//! events. A whole reply is made by the same calls as a streamed one, so both say the same.
+//! Turns the engine's events into a reply in the form of one API, whole or in pieces as server-sent
+//! events. A whole reply is made by the same calls as a streamed one, so both have the same
+//! content.
 
 use std::convert::Infallible;
 
@@ -20,7 +21,7 @@ use super::error::ApiError;
 use super::options::Call;
 use crate::api::reply::{PromptTokensDetails, Usage};
 
-/// The form of the replies of one API, and the reply that is being made.
+/// The form of the replies of one API, and the reply in progress.
 ///
 /// For each choice, [`Dialect::begin`] is called once, then [`Dialect::part`] any number of times,
 /// then [`Dialect::end`] once; calls for different choices may alternate. [`Dialect::finish`]
@@ -35,13 +36,13 @@ pub(super) trait Dialect: Send + Sized + 'static {
     /// The name of an event; `None` for APIs whose events have none.
     fn name(event: &Self::Event) -> Option<&'static str>;
 
-    /// What follows the last event of a reply without an error.
+    /// The data of the event after the last one, for a reply without an error.
     const TERMINATOR: Option<&'static str> = None;
 
     /// A choice begins. `usage` counts its prompt.
     fn begin(&mut self, choice: usize, usage: Usage) -> Vec<Self::Event>;
 
-    /// A choice goes on.
+    /// A choice continues.
     fn part(&mut self, choice: usize, piece: Piece<'_>) -> Vec<Self::Event>;
 
     /// A choice has ended.
@@ -57,7 +58,7 @@ pub(super) trait Dialect: Send + Sized + 'static {
     fn whole(self) -> Self::Whole;
 }
 
-/// What one event of the engine adds to a choice.
+/// The additions of one engine event to a choice.
 #[derive(Debug, Default)]
 pub(super) struct Piece<'a> {
     /// Parts of the answer; none if the text that they will have is not complete.
@@ -68,12 +69,12 @@ pub(super) struct Piece<'a> {
     pub(super) logprob: Option<&'a TokenLogprob>,
 }
 
-/// The events of one call, with the number of the choice that each belongs to.
+/// The events of one call, each with the number of its choice.
 type Events = SelectAll<BoxStream<'static, (usize, Result<Event, Error>)>>;
 
 /// Runs the prompts of one call, each with as many choices as were requested, and replies. The
-/// choices of prompt `p` have the indices `p * n` to `p * n + n - 1`. `usage` has what was counted
-/// before, and `format` says what the answers consist of.
+/// choices of prompt `p` have the indices `p * n` to `p * n + n - 1`. `usage` has the tokens that
+/// were counted before, and `format` describes the parts of the answers.
 pub(super) async fn respond<D: Dialect>(
     app: &App,
     call: &Call,
@@ -167,11 +168,11 @@ async fn reply<D: Dialect>(
     Ok(Json(replying.dialect.whole()).into_response())
 }
 
-/// A reply that is being made. When the client disconnects, the response's body is dropped and
-/// with it the events, which cancels their requests.
+/// A reply in progress. When the client disconnects, the response's body and the events are
+/// dropped, which cancels their requests.
 struct Replying<D> {
     dialect: D,
-    /// What takes the answer of each choice apart; `None` after its end.
+    /// The parser of each choice's answer; `None` after the choice's end.
     parsers: Vec<Option<AnswerParser>>,
     begun: Vec<bool>,
     usage: UsageSum,
@@ -245,9 +246,9 @@ fn sse_event<D: Dialect>(event: &D::Event) -> sse::Event {
 pub(super) struct UsageSum {
     choices_per_prompt: usize,
     hides_cached_tokens: bool,
-    /// The prompts have been counted already.
+    /// Whether the prompts have been counted already.
     prompts_counted: bool,
-    /// All has been counted already.
+    /// Whether everything has been counted already.
     is_closed: bool,
     sum: stolon::Usage,
 }
@@ -294,7 +295,7 @@ impl UsageSum {
         self.shown(self.sum)
     }
 
-    /// A usage as clients may see it.
+    /// The usage in a reply, without the cached tokens if the operator hides them.
     fn shown(self, usage: stolon::Usage) -> Usage {
         let stolon::Usage { prompt_tokens, cached_tokens, completion_tokens } = usage;
         Usage {

@@ -26,8 +26,8 @@ const MAX_BYTES: usize = 128;
 pub(super) struct RequestId(HeaderValue);
 
 impl RequestId {
-    /// The id that the client chose, or a fresh one if it chose none, or one that is too long or
-    /// has characters that do not belong into a log.
+    /// The id that the client chose. A fresh one if the client chose none, or if its id is too long
+    /// or has characters that are not allowed in the log.
     pub(super) fn of(headers: &HeaderMap) -> Self {
         let given = headers.get(HEADER).filter(|id| is_valid(id.as_bytes())).cloned();
         Self(given.unwrap_or_else(|| {
@@ -59,7 +59,7 @@ pub(super) fn fresh() -> String {
     format!("{:x}{:08x}{count:08x}", unix_seconds(), std::process::id())
 }
 
-/// Middleware of all routes: finds out the id of a request and returns it with the reply.
+/// Middleware of all routes: determines the id of a request and returns it with the reply.
 pub(super) async fn middleware(mut request: Request, next: Next) -> Response {
     let id = RequestId::of(request.headers());
     request.extensions_mut().insert(id.clone());
@@ -68,7 +68,7 @@ pub(super) async fn middleware(mut request: Request, next: Next) -> Response {
     response
 }
 
-/// The span of a request. The engine's spans of what it generates are inside it.
+/// The span of a request. The engine's spans of the answers are inside it.
 pub(super) fn span(request: &Request) -> Span {
     let id = request.extensions().get::<RequestId>().map_or("", RequestId::as_str);
     let span = tracing::info_span!(

@@ -178,8 +178,8 @@ impl Offered {
     }
 }
 
-/// The name of a function as the model sees it. Functions of different namespaces may have the same
-/// name.
+/// The name under which the model sees a function. It includes the namespace, because functions of
+/// different namespaces may have the same name.
 fn shown_name(namespace: Option<&str>, name: &str) -> String {
     match namespace {
         Some(namespace) => format!("{namespace}.{name}"),
@@ -236,7 +236,7 @@ fn add_message(messages: &mut Vec<ChatMessage>, message: InputMessage) {
     }
 }
 
-/// The last message, which becomes one of the assistant.
+/// The last message if it is the assistant's, or else a new message of the assistant.
 fn last_of_assistant(messages: &mut Vec<ChatMessage>) -> &mut ChatMessage {
     if messages.last().is_none_or(|message| message.role != "assistant") {
         let mut message = ChatMessage::assistant("");

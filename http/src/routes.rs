@@ -61,7 +61,7 @@ pub(crate) enum ErrorForm {
     Health,
 }
 
-/// What the description says of a route.
+/// The name and summary of a route in the API's description.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Operation {
     /// A name that is unique in the description.
@@ -112,7 +112,7 @@ pub(crate) fn groups(options: &RouterOptions) -> [Group; 5] {
     ]
 }
 
-/// The router of all routes, without what follows for every request.
+/// The router of all routes, without the middleware of all requests.
 pub(crate) fn router(app: &Arc<App>, options: &RouterOptions) -> Router<Arc<App>> {
     let (mut clients, mut others) = (Router::new(), Router::new());
     let pages = if options.page { page::routes() } else { Vec::new() };
@@ -121,7 +121,7 @@ pub(crate) fn router(app: &Arc<App>, options: &RouterOptions) -> Router<Arc<App>
         *router = std::mem::take(router).route(route.path, route.guarded(app));
     }
     if let Some(cors) = cors::layer(&options.allowed_origins) {
-        // The layer answers only those methods to which a fallback belongs before it is added.
+        // The layer applies to other methods only if their fallback is added before it.
         clients = clients.method_not_allowed_fallback(admin::method_not_allowed).layer(cors);
     }
     others.merge(clients)
@@ -274,7 +274,7 @@ impl Route {
         }
     }
 
-    /// Whether clients may say when they want the answer.
+    /// Whether clients may set a deadline for the answer.
     pub(crate) fn has_deadline(&self) -> bool {
         self.generates && self.role == Role::Client
     }

@@ -21,7 +21,7 @@ pub(super) fn has_at_most(json: &[u8], max: usize) -> bool {
         }
         match byte {
             b'"' => in_string = true,
-            // Each of them begins a value. An empty list or object counts one too many.
+            // Each of these begins a value. An empty list or object counts one too many.
             b',' | b'[' | b'{' => values += 1,
             _ => {}
         }

@@ -2,7 +2,7 @@
 //!
 //! A session belongs to the tenant or, without tenants, to the name of the API key that opened it.
 //! Others cannot reach it, so an id says nothing about the sessions of others. Without keys and
-//! tenants all clients are one; only then ids are what keeps their sessions apart.
+//! tenants, all clients count as one, and only the ids keep their sessions apart.
 
 use std::sync::Arc;
 use std::time::Duration;

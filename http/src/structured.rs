@@ -1,4 +1,4 @@
-//! From the forms of structured output in requests to the engine's grammars.
+//! Converts the forms of structured output in requests to the engine's grammars.
 
 use serde_json::Value;
 use stolon::{Grammar, GrammarError, SchemaOptions};
@@ -18,7 +18,7 @@ pub(super) type Format = (&'static str, ResponseFormat);
 pub(super) struct Given {
     /// The name of its parameter.
     param: &'static str,
-    /// Where the grammar is in the parameter, for example `response_format.json_schema.schema`.
+    /// Path of the grammar in the request, for example `response_format.json_schema.schema`.
     pub(super) path: String,
     pub(super) grammar: Grammar,
 }
@@ -75,7 +75,7 @@ pub(super) fn grammar(
     Ok(given.pop())
 }
 
-/// Adds what `outputs` request, whose members have these names in the request.
+/// Adds the grammars of `outputs`, whose members have these names in the request.
 fn add(
     names: [&'static str; 5],
     outputs: StructuredOutputs,
@@ -231,7 +231,7 @@ mod tests {
         }
     }
 
-    /// Goal: what cannot be done is refused with the path of the parameter.
+    /// Goal: unsupported requests are refused with the path of the parameter.
     #[test]
     fn other_forms_are_refused_by_name() {
         let bad = json!({"properties": {"a": {"not": {}}}});

@@ -1,4 +1,4 @@
-//! TLS: reads a certificate and its key, when the server starts and when they are renewed.
+//! TLS: reads a certificate and its key when the server starts and when they are renewed.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -20,8 +20,8 @@ use crate::certificates::{parse_certificates, read};
 pub struct Certificate(Arc<ArcSwap<CertifiedKey>>);
 
 impl Certificate {
-    /// Reads PEM files. The server's own certificate comes first, then those that link it to a
-    /// known authority.
+    /// Reads PEM files. The server's own certificate comes first, then any intermediate
+    /// certificates.
     ///
     /// # Errors
     /// If a file cannot be read or has no certificate or key, or if they do not belong together.
@@ -29,8 +29,7 @@ impl Certificate {
         Ok(Self(Arc::new(ArcSwap::from_pointee(certified(certificates, key)?))))
     }
 
-    /// Reads the files again. Connections from now on use what they have; after an error, they use
-    /// what was read before.
+    /// Reads the files again. New connections use the new content or, after an error, the old one.
     ///
     /// # Errors
     /// As [`Certificate::read`].
@@ -39,7 +38,7 @@ impl Certificate {
         Ok(())
     }
 
-    /// What accepts TLS 1.2 and 1.3 connections with it.
+    /// The acceptor of TLS 1.2 and 1.3 connections with this certificate.
     ///
     /// # Errors
     /// If the versions are not available.

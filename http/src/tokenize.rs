@@ -77,7 +77,7 @@ pub(super) async fn detokenize(
 pub(super) async fn info(State(app): State<Arc<App>>) -> Result<Json<TokenizerInfo>, ApiError> {
     let (engine, info) = (&app.engine, app.engine.model_info());
     let text = |token: u32| engine.detokenize(&[token], false);
-    // What is put around an empty text, less what ends it.
+    // The special tokens around an empty text; the last may be the one that ends a text.
     let around = engine.tokenize("", true).await?;
     let bos = around.first().filter(|token| !info.eos_token_ids.contains(token));
     let options = ChatOptions::default();

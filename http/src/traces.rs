@@ -2,9 +2,9 @@
 //!
 //! Nothing is measured here. The server's log has a `tracing` span of each HTTP request, and in it
 //! one of each answer that the engine computes, whose fields are the engine's own times and
-//! numbers. The layer in `layer.rs` listens to both. When an HTTP request has ended, `spans.rs`
-//! makes of them one span of kind `server` with the phases of each answer below it, and `export.rs`
-//! sends it. The text of prompts and answers is never part of it.
+//! numbers. The layer in `layer.rs` collects both. When an HTTP request has ended, `spans.rs` makes
+//! one span of kind `server` with the phases of each answer below it, and `export.rs` sends it. The
+//! text of prompts and answers is never part of it.
 //!
 //! Without the feature `otel` there are only empty functions, and without a collector no layer.
 
@@ -26,7 +26,7 @@ pub use export::Export;
 #[cfg(feature = "otel")]
 pub use layer::SpanLayer;
 
-/// What a client asks for, as far as it is part of a trace.
+/// The options of a request that are part of its trace.
 #[derive(Clone, Copy, Debug)]
 #[cfg_attr(not(feature = "otel"), allow(dead_code, reason = "read only by traces"))]
 pub(crate) struct Asked<'a> {
@@ -40,7 +40,7 @@ pub(crate) struct Asked<'a> {
     pub(crate) choices: usize,
     /// Whether the reply is sent in pieces.
     pub(crate) stream: bool,
-    /// How tokens are sampled.
+    /// The sampling parameters.
     pub(crate) sampling: &'a SamplingParams,
 }
 
@@ -62,7 +62,7 @@ pub(crate) struct SpanCounts {
 /// is not an error: `warn` gets a sentence, and there are no traces.
 ///
 /// # Errors
-/// What is wrong with `endpoint`.
+/// If `endpoint` is not an address of HTTP, or the exporter cannot be made.
 #[cfg(feature = "otel")]
 pub fn start(
     endpoint: Option<&str>,
@@ -90,13 +90,13 @@ pub(crate) fn begin(span: &Span, request: &Request<Body>, request_id: &str) {
     layer::begin(span, request, request_id);
 }
 
-/// Adds to the current request's trace what its client asks for.
+/// Adds the request's options to its trace.
 #[cfg(feature = "otel")]
 pub(crate) fn describe(asked: Asked<'_>) {
     layer::describe(asked);
 }
 
-/// Adds the status of the reply to a request's trace, and what was wrong.
+/// Adds the status of the reply, and its error code, to a request's trace.
 #[cfg(feature = "otel")]
 pub(crate) fn replied(span: &Span, response: &Response, error: Option<&'static str>) {
     layer::replied(span, response.status(), error);

@@ -1,4 +1,4 @@
-//! X
+//! Health and version, and the operator's statistics and audit.
 
 use schemars::JsonSchema;
 use serde::Serialize;

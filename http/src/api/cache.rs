@@ -9,7 +9,7 @@ use super::chat::{MAX_MESSAGES, Message};
 use super::completions::PromptInput;
 use super::fields::{self, UnknownFields};
 
-/// Most prompts of one request.
+/// Maximum number of prompts of one request.
 pub const MAX_PROMPTS: usize = 128;
 
 /// Maximum length of the reason and of the description of a pin, in bytes.
@@ -87,7 +87,7 @@ impl TreeNode {
     }
 }
 
-/// The prompts that a request is about, and whose cache they are in.
+/// The prompts of a request, and the salt and tenant of their cache.
 #[derive(Debug, Default, Deserialize, JsonSchema)]
 pub struct CachePrompt {
     /// A text, a list of texts, the token ids of one prompt, or a list of such lists; at most
@@ -104,7 +104,7 @@ pub struct CachePrompt {
     pub add_generation_prompt: Option<bool>,
     /// The cache salt that requests with these prompts use. Default: none.
     pub cache_salt: Option<String>,
-    /// The tenant whose requests it is about, on a server that tells tenants apart by their keys or
+    /// The tenant to which the prompts belong, on a server that separates tenants by their keys or
     /// by a header. Default: none.
     pub tenant: Option<String>,
 }
@@ -135,8 +135,8 @@ pub struct CacheResult {
     pub prompt_tokens: usize,
     /// How many of them are cached, from its start: whole blocks.
     pub cached_tokens: usize,
-    /// How many of them are on the disk, from its start: whole records of 64 tokens or one block,
-    /// whichever is more. Absent without a disk tier.
+    /// How many of them are on the disk, from its start: whole records, of 64 tokens or of one
+    /// block if blocks are larger. Absent without a disk tier.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub disk_tokens: Option<usize>,
     /// How many of them are on the disk or, as far as is known, in the object store. Absent without
@@ -163,8 +163,8 @@ pub struct Imported {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct FlushQuery {
-    /// Whether to remove what is stored on the disk, too. Default false. What is in an object store
-    /// stays.
+    /// Whether to remove the KV that is stored on the disk, too. Default false. An object store
+    /// keeps its KV.
     #[serde(default)]
     pub disk: bool,
 }
@@ -196,7 +196,7 @@ pub struct CacheStatsReply {
 pub struct TiersReply {
     /// Prompt tokens whose KV was loaded into the pool instead of being computed.
     pub loaded_tokens: u64,
-    /// The time that computing them would have taken at the recent speed.
+    /// Seconds that computing them would have taken at the recent speed.
     pub compute_seconds_saved: f64,
     /// The disk tier (`--kv-cache-dir`); `null` if there is none.
     #[schemars(schema_with = "fields::optional_counters_schema::<DiskStats>")]
@@ -215,7 +215,7 @@ pub struct Policy {
     pub admission: String,
 }
 
-/// The body of `POST /v1/cache/policy`. What is left out stays as it is.
+/// The body of `POST /v1/cache/policy`. A policy that is left out does not change.
 #[derive(Debug, Deserialize, JsonSchema)]
 #[serde(expecting = "an object")]
 pub struct PolicyRequest {
@@ -234,7 +234,7 @@ pub struct EventsQuery {
     /// Whether to show token ids, which are parts of prompts. Default false.
     #[serde(default)]
     pub tokens: bool,
-    /// Whether the events begin with all that is cached. Default true.
+    /// Whether the events begin with a snapshot of the cache. Default true.
     #[serde(default = "with_snapshot")]
     pub snapshot: bool,
 }
@@ -258,8 +258,8 @@ pub struct PinRequest {
     /// The prompt: one.
     #[serde(flatten)]
     pub prompts: CachePrompt,
-    /// Whether to compute what is not cached of it. Default true. With false, only what is cached
-    /// is pinned.
+    /// Whether to compute the part that is not cached. Default true. With false, only the cached
+    /// part is pinned.
     pub compute: Option<bool>,
     /// Seconds after which the pin ends, 1 to 4294967295. Default: it lasts until it is unpinned.
     #[serde(default, deserialize_with = "fields::count::<_, 1, { u32::MAX as usize }>")]
@@ -269,9 +269,9 @@ pub struct PinRequest {
     /// earliest `ttl_seconds`, and at the latest twice that, after its last use. Default false.
     /// Allowed only with `ttl_seconds`.
     pub refresh_on_hit: Option<bool>,
-    /// Why it is pinned, at most [`MAX_PIN_TEXT`] bytes.
+    /// Reason of the pin, at most [`MAX_PIN_TEXT`] bytes.
     pub reason: Option<String>,
-    /// What it is, at most [`MAX_PIN_TEXT`] bytes.
+    /// Description of the prompt, at most [`MAX_PIN_TEXT`] bytes.
     pub description: Option<String>,
     /// Every other member; must be empty.
     #[serde(flatten)]
@@ -327,9 +327,9 @@ pub struct PinInfo {
     pub ends_in_seconds: Option<f64>,
     /// Whether use prolongs its life.
     pub refresh_on_hit: bool,
-    /// Why it was pinned.
+    /// Reason of the pin.
     pub reason: Option<String>,
-    /// What it is.
+    /// Description of the prompt.
     pub description: Option<String>,
     /// The pinned token ids, if they were requested.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -343,8 +343,8 @@ pub struct PinInfo {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, JsonSchema)]
 #[serde(tag = "type", rename_all = "lowercase")]
 pub enum EventData {
-    /// The first event. It is followed by `runs` events of type `stored`, with this number, which
-    /// have all that is cached, or by none if the query said `snapshot=false`.
+    /// The first event. It is followed by `runs` events of type `stored` with this number, which
+    /// contain all cached blocks, or by none with `snapshot=false` in the query.
     Snapshot {
         /// Number of the last event that the snapshot includes.
         number: u64,

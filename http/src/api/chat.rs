@@ -9,13 +9,13 @@ use super::logprobs::ChatLogprobs;
 use super::options::{ChoiceOptions, GenerationOptions, MAX_LOGPROBS};
 use super::reply::{CutReason, FinishReason, Reply};
 
-/// Most messages of a conversation.
+/// Maximum number of messages of a conversation.
 pub const MAX_MESSAGES: usize = 4096;
 
-/// Most parts of a message's content, and most calls of one message.
+/// Maximum number of parts of a message's content, and of calls of one message.
 pub const MAX_PARTS: usize = 1024;
 
-/// Most tools of one request.
+/// Maximum number of tools of one request.
 pub const MAX_TOOLS: usize = 1024;
 
 /// The request body.
@@ -26,9 +26,8 @@ pub struct ChatRequest {
     #[serde(deserialize_with = "fields::list::<_, _, MAX_MESSAGES>")]
     #[schemars(length(min = 1, max = MAX_MESSAGES))]
     pub messages: Vec<Message>,
-    /// Maximum number of tokens to generate per choice, 1 or above. Default: what the server is
-    /// started with (`--default-max-tokens`), or as many as the context length and the KV pool
-    /// allow.
+    /// Maximum number of tokens to generate per choice, 1 or above. Default: the server's
+    /// `--default-max-tokens`, or as many as the context length and the KV pool allow.
     #[serde(default, deserialize_with = "fields::count::<_, 1, { usize::MAX }>")]
     #[schemars(range(min = 1))]
     pub max_completion_tokens: Option<usize>,
@@ -56,8 +55,8 @@ pub struct ChatRequest {
     pub parallel_tool_calls: Option<bool>,
     /// Variables for the chat template, such as `enable_thinking`.
     pub chat_template_kwargs: Option<Map<String, Value>>,
-    /// How long the model thinks: a variable of the chat template, if it knows one of this name;
-    /// otherwise without effect.
+    /// Effort of reasoning: a variable of the chat template, if it has one of this name; otherwise
+    /// without effect.
     pub reasoning_effort: Option<String>,
     /// Whether the prompt ends with the beginning of the model's answer. Default true.
     pub add_generation_prompt: Option<bool>,
@@ -83,7 +82,7 @@ pub struct ChatRequest {
 pub struct Message {
     /// Who wrote the message.
     pub role: Role,
-    /// What it says. Only a message of the assistant that calls functions may have none.
+    /// The content. Only a message of the assistant that calls functions may have none.
     pub content: Option<Content>,
     /// The functions that the assistant called in this message, at most [`MAX_PARTS`].
     #[serde(default, deserialize_with = "fields::optional_list::<_, _, MAX_PARTS>")]
@@ -130,7 +129,7 @@ impl Role {
     }
 }
 
-/// What a message says.
+/// The content of a message.
 #[derive(Clone, Debug, PartialEq, Deserialize, JsonSchema)]
 #[serde(untagged, expecting = "expected a string or a list of parts of type `text`")]
 pub enum Content {
@@ -189,7 +188,7 @@ pub struct AnswerMessage {
     pub content: Option<String>,
     /// Always `null`.
     pub refusal: Option<String>,
-    /// What the model wrote before it answered, if its format marks it.
+    /// The reasoning before the answer, if the model's format marks it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub reasoning_content: Option<String>,
     /// The functions that the model calls.
@@ -247,7 +246,7 @@ pub struct RequestToolCall {
     /// Always `function`.
     #[serde(rename = "type", default)]
     pub kind: FunctionType,
-    /// What is called.
+    /// The called function.
     pub function: CalledFunction,
 }
 
@@ -269,7 +268,7 @@ pub struct ReplyToolCall {
     /// Always `function`.
     #[serde(rename = "type")]
     pub kind: FunctionType,
-    /// What is called.
+    /// The called function.
     pub function: CalledFunction,
 }
 
@@ -321,7 +320,7 @@ pub struct ToolCallDelta {
     /// `function`, in the first piece of the call only.
     #[serde(rename = "type", skip_serializing_if = "Option::is_none")]
     pub kind: Option<FunctionType>,
-    /// What is called.
+    /// The called function.
     pub function: FunctionDelta,
 }
 

@@ -7,7 +7,7 @@ use super::completions::PromptInput;
 use super::fields::{self, UnknownFields};
 use super::reply::PromptTokensDetails;
 
-/// Most inputs of one request, as in OpenAI's API.
+/// Maximum number of inputs of one request, as in OpenAI's API.
 pub const MAX_INPUTS: usize = 2048;
 
 /// The request body.
@@ -15,12 +15,12 @@ pub const MAX_INPUTS: usize = 2048;
 #[serde(expecting = "an object")]
 pub struct EmbeddingsRequest {
     /// The inputs: 1 to 2,048, none of them empty, and 1,048,576 tokens in all. Instructions that
-    /// the model expects before a question are part of it.
+    /// the model expects before a question are part of the input.
     pub input: PromptInput,
     /// The model's id, or one of the names given with `--served-model-name`, which replace it.
     /// Default: the served model.
     pub model: Option<String>,
-    /// How vectors are written. Default `float`.
+    /// Format of the vectors. Default `float`.
     pub encoding_format: Option<EncodingFormat>,
     /// Number of values of each vector: the first ones of the whole vector, normalised again.
     /// Accepted if the model or the operator declares that vectors can be shortened. Default: all.
@@ -38,7 +38,7 @@ pub struct EmbeddingsRequest {
     pub unknown: UnknownFields,
 }
 
-/// How vectors are written.
+/// Format of the vectors.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum EncodingFormat {

@@ -1,7 +1,8 @@
-//! Field types whose error messages a client understands, and the collector of unknown fields.
+//! Deserialisers of fields with error messages that a client understands, and the collector of
+//! unknown fields.
 //!
-//! serde describes what it expected by Rust's type names (`f32`, `u32`). The functions here are
-//! used with `#[serde(deserialize_with = "...")]` and describe the JSON value instead.
+//! serde's messages name the expected Rust type (`f32`, `u32`). The functions here are used with
+//! `#[serde(deserialize_with = "...")]` and describe the expected JSON value instead.
 
 use std::marker::PhantomData;
 
@@ -12,7 +13,7 @@ use serde_json::{Map, Value};
 
 use super::options::MAX_TOKEN_IDS;
 
-/// The members of a JSON object that no other field of the struct names. For use with
+/// The members of a JSON object for which the struct has no field. For use with
 /// `#[serde(flatten)]`.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
 #[serde(transparent)]
@@ -26,8 +27,7 @@ impl UnknownFields {
     }
 }
 
-/// Members that no field names are refused, but for those that request nothing, so that there is
-/// nothing to describe.
+/// Unknown members are refused unless they request nothing, so there is nothing to describe.
 impl JsonSchema for UnknownFields {
     fn schema_name() -> std::borrow::Cow<'static, str> {
         "UnknownFields".into()
@@ -65,7 +65,7 @@ pub(super) fn count_or_false_schema<const MIN: usize, const MAX: usize>(
     })
 }
 
-/// The schema of statistics whose type is in another crate: what their default value has.
+/// The schema of statistics whose type is in another crate: the members of their default value.
 pub(super) fn counters_schema<T: Default + Serialize>(_: &mut SchemaGenerator) -> Schema {
     let value = serde_json::to_value(T::default()).unwrap_or_default();
     let members = value.as_object().into_iter().flatten().map(|(name, value)| {
@@ -88,7 +88,7 @@ pub(super) fn optional_counters_schema<T: Default + Serialize>(
     json_schema!({"anyOf": [counters_schema::<T>(generator), {"type": "null"}]})
 }
 
-/// The schema of an object whose members have descriptions elsewhere.
+/// The schema of an object whose members are described elsewhere.
 pub(super) fn object_schema(_: &mut SchemaGenerator) -> Schema {
     json_schema!({"type": "object"})
 }

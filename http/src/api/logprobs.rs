@@ -1,4 +1,4 @@
-//! Log-probabilities (natural logarithms) as the two text endpoints report them.
+//! Log-probabilities (natural logarithms) in the forms of completions and of chat completions.
 //!
 //! JSON has no infinity, so a token that cannot occur is reported with -9999.
 
@@ -16,8 +16,8 @@ pub struct CompletionLogprobs {
     /// The most likely tokens at each position, by their texts, most likely first, and the
     /// generated token itself. Of tokens with the same text only the most likely is listed.
     pub top_logprobs: Vec<Option<IndexMap<String, f64>>>,
-    /// Number of characters of the choice's text before each token. All tokens of a character that
-    /// has several begin where it begins.
+    /// Number of characters of the choice's text before each token. All tokens of one character
+    /// have the offset of the character.
     pub text_offset: Vec<usize>,
 }
 
@@ -47,7 +47,7 @@ pub struct ChatTokenLogprob {
     pub token: String,
     /// Its log-probability.
     pub logprob: f64,
-    /// The text's UTF-8 bytes; `null` if the token is only part of a character, whose bytes are
-    /// not known.
+    /// The text's UTF-8 bytes; `null` if the token is only a part of a character, because its bytes
+    /// are not known.
     pub bytes: Option<Vec<u8>>,
 }

@@ -36,7 +36,7 @@ pub struct MessagesRequest {
     pub tools: Option<Vec<MessagesTool>>,
     /// Whether the model may call functions. Default `auto`.
     pub tool_choice: Option<MessagesToolChoice>,
-    /// What the text of the answer has to follow.
+    /// The required format of the answer's text, and the effort of reasoning.
     pub output_config: Option<OutputConfig>,
     /// Whether the model reasons before it answers, if its chat template has the variable
     /// `enable_thinking`. Default: it does not.
@@ -55,12 +55,12 @@ pub struct MessagesRequest {
 pub struct OutputConfig {
     /// `json_schema` with its `schema`.
     pub format: Option<ResponseFormat>,
-    /// How long the model thinks: the variable `reasoning_effort` of the chat template, if it knows
-    /// one of this name; otherwise without effect.
+    /// Effort of reasoning: the variable `reasoning_effort` of the chat template, if it has one;
+    /// otherwise without effect.
     pub effort: Option<String>,
 }
 
-/// Most strings of `stop_sequences`.
+/// Maximum number of strings in `stop_sequences`.
 pub const MAX_STOP_SEQUENCES: usize = super::options::MAX_STOP_STRINGS;
 
 /// One message of a conversation.
@@ -69,7 +69,7 @@ pub const MAX_STOP_SEQUENCES: usize = super::options::MAX_STOP_STRINGS;
 pub struct TurnMessage {
     /// Who wrote the message.
     pub role: TurnRole,
-    /// What it says.
+    /// The content.
     pub content: BlockContent,
 }
 
@@ -219,11 +219,11 @@ pub struct Thinking {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum ThinkingType {
-    /// It does.
+    /// The model reasons.
     Enabled,
-    /// It does if it decides so.
+    /// The model decides whether it reasons.
     Adaptive,
-    /// It does not.
+    /// The model does not reason.
     Disabled,
 }
 
@@ -239,9 +239,9 @@ pub struct MessageReply {
     pub role: Role,
     /// The model's name as the request gave it, or its id.
     pub model: String,
-    /// The answer; empty in the event with which it begins.
+    /// The answer; empty in the event `message_start`.
     pub content: Vec<ReplyBlock>,
-    /// Why the answer ended; `null` in the event with which it begins.
+    /// Why the answer ended; `null` in the event `message_start`.
     pub stop_reason: Option<StopReason>,
     /// The string of `stop_sequences` that ended the answer, if one did.
     pub stop_sequence: Option<String>,
@@ -318,18 +318,18 @@ pub struct MessageEvent {
     /// The block that begins.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub content_block: Option<ReplyBlock>,
-    /// What is added.
+    /// The addition to the block or to the message.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub delta: Option<MessageDelta>,
     /// Token counts.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub usage: Option<MessagesUsage>,
-    /// Why the reply ends early.
+    /// The error that ends the reply early.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub error: Option<MessagesErrorObject>,
 }
 
-/// What an event adds.
+/// The addition of an event.
 #[derive(Clone, Debug, Serialize, JsonSchema)]
 #[serde(untagged)]
 pub enum MessageDelta {
@@ -344,7 +344,7 @@ pub enum MessageDelta {
     },
 }
 
-/// What an event adds to a block.
+/// The addition of an event to a block.
 #[derive(Clone, Debug, Serialize, JsonSchema)]
 #[serde(tag = "type", rename_all = "snake_case")]
 pub enum BlockDelta {

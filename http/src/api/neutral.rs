@@ -1,6 +1,6 @@
 //! Parameters of OpenAI's, Anthropic's and vLLM's APIs that this server does not implement: which
 //! of their values request nothing, and which are only advice. Clients and proxies send these
-//! values without being asked to.
+//! values by default.
 
 use serde_json::{Value, json};
 
@@ -40,7 +40,7 @@ pub(crate) enum Scope {
 /// The effect that a parameter would have if it were implemented.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Meaning {
-    /// Nothing: the answer is what it would be if the parameter were implemented.
+    /// None: the answer is the same as if the parameter were implemented.
     Nothing,
     /// Advice: an answer that does not follow it is not wrong.
     Advice,
@@ -68,13 +68,13 @@ fn is_advice(scope: Scope, name: &str) -> bool {
             matches!(name, "verbosity" | "web_search_options") || is_advice_of_generation(name)
         }
         Scope::Responses => {
-            // The whole conversation is sent with each request, so a response that is not stored
-            // is not missed. A prompt that is too long is refused in any case.
+            // The whole conversation is sent with each request, so responses need not be stored. A
+            // prompt that is too long is refused in any case.
             matches!(name, "store" | "truncation" | "prompt_cache_options" | "service_tier")
         }
         Scope::Messages => matches!(name, "context_management" | "mcp_servers" | "speed"),
         Scope::Reasoning => matches!(name, "summary" | "generate_summary"),
-        // They say when and by whom a tool is offered.
+        // These say when a tool is offered, and who may call it.
         Scope::MessagesTool => {
             matches!(name, "defer_loading" | "allowed_callers" | "input_examples")
         }
@@ -98,7 +98,7 @@ fn requests_nothing(scope: Scope, name: &str, value: &Value) -> Option<bool> {
         Scope::Chat => of_chat(name, value).or_else(|| of_generation(name, value)),
         Scope::Message => match name {
             "annotations" => Some(is_empty(value)),
-            // Replies contain it: an earlier reply's message can be sent back as it is.
+            // Replies contain it, and clients send the message of an earlier reply back unchanged.
             "refusal" => Some(true),
             _ => None,
         },
@@ -182,7 +182,7 @@ fn of_responses(name: &str, value: &Value) -> Option<bool> {
         "store" | "background" => value == false,
         "truncation" => value == "disabled",
         "service_tier" => value == "auto" || value == "default",
-        // What else could be included does not exist here.
+        // Other things that could be included do not exist here.
         "include" => value
             .as_array()
             .is_some_and(|list| list.iter().all(|entry| entry != "message.output_text.logprobs")),

@@ -1,7 +1,6 @@
 //! Parameters that the APIs for generation have in common.
 //!
-//! A parameter of the engine is written once here and applied once, in
-//! `options.rs` of the crate.
+//! A parameter of the engine is defined once here and applied once, in `src/options.rs`.
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -11,16 +10,16 @@ use super::fields::{self, UnknownFields};
 use super::sessions::SessionParams;
 use super::structured::{ResponseFormat, StructuredOutputs};
 
-/// Most answers that one call may generate: prompts times `n`, or prompts times `best_of`.
+/// Maximum number of answers of one call: prompts times `n`, or prompts times `best_of`.
 pub const MAX_CHOICES: usize = 128;
 
 /// Largest accepted `logprobs` and `top_logprobs`: most likely tokens reported per position.
 pub const MAX_LOGPROBS: usize = 20;
 
-/// Most stop strings of one request.
+/// Maximum number of stop strings of one request.
 pub const MAX_STOP_STRINGS: usize = 16;
 
-/// Most entries of `stop_token_ids` and of `logit_bias`.
+/// Maximum number of entries of `stop_token_ids` and of `logit_bias`.
 pub const MAX_TOKEN_IDS: usize = 4096;
 
 /// Sampling parameters, stop conditions and delivery of the reply. Every field is optional.
@@ -81,21 +80,21 @@ pub struct GenerationOptions {
     pub stop_token_ids: Option<Vec<u32>>,
     /// Whether to generate past the model's end-of-sequence tokens. Default false.
     pub ignore_eos: Option<bool>,
-    /// Whether to end an answer that repeats itself without end: the same tokens, at most 256, five
-    /// times or more and for more than 256 tokens. Its `finish_reason` is `length`, and its
-    /// `stop_reason` is `repetition`. Default true for conversations without `ignore_eos`, and
+    /// Whether to end an answer that repeats itself without end: the same sequence of at most 256
+    /// tokens, five times or more, over more than 256 tokens. Its `finish_reason` is `length`, and
+    /// its `stop_reason` is `repetition`. Default true for conversations without `ignore_eos`, and
     /// false for completions.
     pub end_repetition: Option<bool>,
-    /// Number of tokens before which nothing ends the answer: no end-of-sequence token, stop token
-    /// or stop string. Default 0.
+    /// Minimum number of tokens of the answer: before that, no end-of-sequence token, stop token or
+    /// stop string ends it. Default 0.
     #[serde(default, deserialize_with = "fields::count::<_, 0, { u32::MAX as usize }>")]
     #[schemars(range(min = 0, max = u32::MAX as usize))]
     pub min_tokens: Option<usize>,
 
-    /// What the answer has to follow: OpenAI's form. At most one of this and the following
+    /// Required format of the answer, in OpenAI's form. At most one of this and the following
     /// parameters may be given.
     pub response_format: Option<ResponseFormat>,
-    /// What the answer has to follow: vLLM's form.
+    /// Required format of the answer, in vLLM's form.
     pub structured_outputs: Option<StructuredOutputs>,
     /// vLLM's older form of `structured_outputs.json`.
     pub guided_json: Option<Value>,
@@ -108,10 +107,10 @@ pub struct GenerationOptions {
     #[serde(alias = "grammar", alias = "ebnf")]
     pub guided_grammar: Option<String>,
 
-    /// Only requests with the same salt share cached prefixes. Keeps tenants from finding out by
-    /// timing what others have sent. Default: the cache of requests without a salt.
+    /// Only requests with the same salt share cached prefixes. This prevents tenants from finding
+    /// out by timing which prompts others have sent. Default: the cache of requests without a salt.
     pub cache_salt: Option<String>,
-    /// The session whose turn the request is: what is cached of its prompt and answer is not
+    /// The session of which the request is a turn: the cached KV of its prompt and answer is not
     /// evicted until the next turn. The request has one prompt and one answer, and the `cache_salt`
     /// of the session. See `/v1/sessions`.
     pub session_id: Option<String>,
@@ -155,7 +154,7 @@ impl StopStrings {
         }
     }
 
-    /// The strings that are not empty. An empty one ends nothing.
+    /// The strings that are not empty. An empty string never ends an answer.
     pub fn given(&self) -> impl Iterator<Item = &String> {
         self.as_slice().iter().filter(|text| !text.is_empty())
     }

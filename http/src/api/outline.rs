@@ -1,10 +1,10 @@
-//! `/v1/cache/outline` and `/v1/cache/prefix`: a bounded description of the prefix tree, for pages
-//! that draw it, and what one of its nodes stands for.
+//! `/v1/cache/outline` and `/v1/cache/prefix`: a bounded description of the prefix tree for pages
+//! that draw it, and the prefix of one of its nodes.
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-/// Most nodes of an outline.
+/// Maximum number of nodes of an outline.
 pub const MAX_OUTLINE_NODES: usize = 2000;
 
 /// The query of `GET /v1/cache/outline`.
@@ -25,8 +25,8 @@ fn default_nodes() -> usize {
     300
 }
 
-/// `GET /v1/cache/outline`: the largest nodes of the prefix tree, and of the others only how many
-/// there are. Nodes that requests or pins hold come first, then those with the most tokens below.
+/// `GET /v1/cache/outline`: the largest nodes of the prefix tree, and the number of the others.
+/// Nodes that requests or pins hold come first, then those with the most tokens below.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, JsonSchema)]
 pub struct Outline {
     /// Version of the tree; it grows with each change.

@@ -85,7 +85,7 @@ pub enum CutReason {
 }
 
 impl CutReason {
-    /// The reason of an answer that ended so, if it was cut off.
+    /// The reason of an answer with this finish reason, if it was cut off.
     pub(crate) fn of(reason: &stolon::FinishReason) -> Option<Self> {
         matches!(reason, stolon::FinishReason::Repetition).then_some(Self::Repetition)
     }

@@ -37,7 +37,7 @@ pub struct ResponsesRequest {
     pub tool_choice: Option<Value>,
     /// Whether an answer may have several calls. Default true.
     pub parallel_tool_calls: Option<bool>,
-    /// What the text of the answer has to follow.
+    /// The required format of the answer's text.
     pub text: Option<TextOptions>,
     /// How the model thinks.
     pub reasoning: Option<Reasoning>,
@@ -65,8 +65,8 @@ pub struct TextOptions {
 #[derive(Clone, Debug, Deserialize, JsonSchema)]
 #[serde(expecting = "an object")]
 pub struct Reasoning {
-    /// How long it thinks: the variable `reasoning_effort` of the chat template, if it knows one of
-    /// this name; otherwise without effect.
+    /// Effort of reasoning: the variable `reasoning_effort` of the chat template, if it has one;
+    /// otherwise without effect.
     pub effort: Option<String>,
     /// `summary` has no effect: replies have the whole reasoning. Every other member must be empty.
     #[serde(flatten)]
@@ -141,7 +141,7 @@ pub enum TypedItem {
 pub struct InputMessage {
     /// Who wrote it: `user`, `assistant`, `system` or `developer`.
     pub role: InputRole,
-    /// What it says.
+    /// The content.
     pub content: InputContent,
 }
 

@@ -20,8 +20,8 @@ pub struct OpenSession {
     /// the client has. Default: a random one.
     #[serde(alias = "session_id")]
     pub id: Option<String>,
-    /// Seconds without a turn after which the session is closed, 1 to 86400. Default: what the
-    /// server was started with.
+    /// Seconds without a turn after which the session is closed, 1 to 86400. Default: the server's
+    /// `--session-ttl`.
     #[serde(default, deserialize_with = "fields::count::<_, 1, MAX_TTL_SECONDS>")]
     #[schemars(range(min = 1, max = MAX_TTL_SECONDS))]
     pub ttl_seconds: Option<usize>,
@@ -70,7 +70,7 @@ pub struct Session {
     pub object: Cow<'static, str>,
     /// Tokens of the conversation: prompt and answer of its last complete turn.
     pub tokens: usize,
-    /// How many of them it keeps from being evicted, from the first one on.
+    /// How many of them it protects from eviction, from the first one on.
     pub held_tokens: usize,
     /// KV blocks that it holds. Blocks that several sessions share count for each of them.
     pub held_blocks: usize,

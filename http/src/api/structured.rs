@@ -1,4 +1,4 @@
-//! Structured output: what an answer has to follow, in the forms of OpenAI's and vLLM's APIs.
+//! Structured output: the required format of an answer, in the forms of OpenAI's and vLLM's APIs.
 
 use schemars::JsonSchema;
 use serde::Deserialize;

@@ -33,7 +33,7 @@ pub(super) struct Chat {
     choices: Vec<Growing>,
 }
 
-/// What is known of a choice.
+/// The state of a choice.
 #[derive(Debug)]
 struct Growing {
     /// The whole choice, unless it is streamed.
@@ -42,7 +42,7 @@ struct Growing {
     complete_calls: usize,
 }
 
-/// The reason of an answer with this number of complete calls.
+/// The finish reason of an answer with this number of complete calls.
 fn finish_reason(reason: FinishReason, calls: usize) -> FinishReason {
     match reason {
         FinishReason::Stop if calls > 0 => FinishReason::ToolCalls,
@@ -51,7 +51,7 @@ fn finish_reason(reason: FinishReason, calls: usize) -> FinishReason {
 }
 
 impl Chat {
-    /// The reply to one call. `format` is what an answer consists of.
+    /// The reply to one call. `format` describes the parts of an answer.
     pub(super) fn new(
         app: &App,
         call: &Call,
@@ -100,7 +100,7 @@ impl Chat {
         }
     }
 
-    /// What parts of an answer add to the message of a choice.
+    /// The deltas by which parts of an answer extend the message of a choice.
     fn deltas(&mut self, index: usize, parts: Vec<AnswerPart>) -> Vec<Delta> {
         let mut deltas = Vec::new();
         for part in parts {

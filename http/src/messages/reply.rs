@@ -14,11 +14,11 @@ use crate::error::ApiError;
 use crate::reply::{Dialect, Piece};
 use crate::request_id;
 
-/// A reply that is being made.
+/// A reply in progress.
 pub(super) struct Messages {
     reply: MessageReply,
     format: Option<ToolCallFormat>,
-    /// The block that is growing.
+    /// The block in progress.
     open: Option<Open>,
     /// Number of the next block in the events.
     next_index: usize,
@@ -26,7 +26,7 @@ pub(super) struct Messages {
     complete_calls: usize,
 }
 
-/// A block that is growing.
+/// A block in progress.
 struct Open {
     kind: Kind,
     index: usize,
@@ -44,7 +44,7 @@ enum Kind {
 }
 
 impl Open {
-    /// The block at its end.
+    /// The complete block.
     fn close(self) -> ReplyBlock {
         let mut block = self.block;
         match &mut block {
@@ -117,7 +117,7 @@ impl Messages {
         events
     }
 
-    /// Ends the block that is growing.
+    /// Ends the block in progress.
     fn stop(&mut self) -> Vec<MessageEvent> {
         let Some(open) = self.open.take() else { return Vec::new() };
         let index = Some(open.index);

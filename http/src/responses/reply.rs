@@ -15,7 +15,7 @@ use crate::reply::{Dialect, Piece};
 use crate::request_id;
 use crate::unix_seconds;
 
-/// A reply that is being made.
+/// A reply in progress.
 pub(super) struct ResponseReply {
     /// The response without its output.
     response: Response,
@@ -23,7 +23,7 @@ pub(super) struct ResponseReply {
     namespaces: Namespaces,
     /// The items of the whole reply.
     output: Vec<OutputItem>,
-    /// The item that is growing.
+    /// The item in progress.
     open: Option<Open>,
     /// Number of the next item in the events.
     next_index: usize,
@@ -33,7 +33,7 @@ pub(super) struct ResponseReply {
     is_cut: bool,
 }
 
-/// An item that is growing.
+/// An item in progress.
 struct Open {
     kind: Kind,
     index: usize,
@@ -52,7 +52,7 @@ enum Kind {
 }
 
 impl Kind {
-    /// What the events about its text are called.
+    /// The names of the events about its text: an addition, and the end.
     fn text_event(self) -> [&'static str; 2] {
         match self {
             Self::Message => ["response.output_text.delta", "response.output_text.done"],
@@ -88,7 +88,7 @@ impl Kind {
 }
 
 impl Open {
-    /// The item at its end.
+    /// The complete item.
     fn close(self, new_status: Status) -> OutputItem {
         let part = self.kind.part(&self.text);
         let mut item = self.item;
@@ -152,7 +152,7 @@ impl ResponseReply {
         self.event(kind, ResponseEvent { response, ..ResponseEvent::default() })
     }
 
-    /// An event about the item that is growing.
+    /// An event about the item in progress.
     fn item_event(&mut self, kind: &'static str, event: ResponseEvent) -> Option<ResponseEvent> {
         let open = self.open.as_ref()?;
         let has_logprobs = open.kind == Kind::Message && kind.contains("output_text");
@@ -225,7 +225,7 @@ impl ResponseReply {
         self.start(Kind::Call, id, item)
     }
 
-    /// Ends the item that is growing.
+    /// Ends the item in progress.
     fn stop(&mut self, status: Status) -> Vec<ResponseEvent> {
         let Some(open) = &self.open else { return Vec::new() };
         let (index, text) = (open.index, open.text.clone());

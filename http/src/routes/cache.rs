@@ -19,14 +19,14 @@ pub(super) fn group() -> Group {
     routes.extend(prompts());
     routes.extend(whole());
     routes.extend(older_names());
-    Group { name: "Prefix cache", description: "What is cached, for operators.", routes }
+    Group { name: "Prefix cache", description: "The prefix cache, for operators.", routes }
 }
 
 /// Routes that change nothing.
 fn reads() -> Vec<Route> {
     vec![
         get("/v1/cache/tiers", Operator, cache::tiers)
-            .described("cacheTiers", "What is stored besides the KV pool, and what it has saved")
+            .described("cacheTiers", "KV outside of the KV pool, and the time that it has saved")
             .replies::<TiersReply>(),
         get("/v1/cache/stats", Operator, cache::stats)
             .described("cacheStats", "Blocks, hits and evictions")
@@ -47,7 +47,7 @@ fn reads() -> Vec<Route> {
             .replies::<Prefix>()
             .fails(&[404]),
         get("/v1/cache/pins", Operator, cache::pins)
-            .described("listPins", "All pins, and what they hold")
+            .described("listPins", "All pins, and the prefixes that they hold")
             .query::<TokensQuery>()
             .replies::<PinList>(),
         get("/v1/cache/sessions", Operator, sessions::list_all)
@@ -77,7 +77,7 @@ fn prompts() -> Vec<Route> {
             .takes::<CacheRequest>()
             .replies::<CacheResults>(),
         post("/v1/cache/warm", Operator, cache::warm)
-            .described("warmCache", "Compute what is not cached of each prompt")
+            .described("warmCache", "Compute the part of each prompt that is not cached")
             .takes::<CacheRequest>()
             .replies::<CacheResults>()
             .generates(),
@@ -99,7 +99,7 @@ fn prompts() -> Vec<Route> {
         post("/v1/cache/export", Operator, cache_files::export)
             .described(
                 "exportPrompt",
-                "Compute what is not cached of a prompt and send its KV as a file",
+                "Compute the part of a prompt that is not cached, and send its KV as a file",
             )
             .takes::<CacheRequest>()
             .replies_as(Reply::Text(FILE))

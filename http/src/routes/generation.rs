@@ -39,7 +39,7 @@ pub(super) fn group() -> Group {
         post("/v1/embeddings", Client, embeddings::create)
             .described(
                 "createEmbedding",
-                "The vectors of texts, if the model is meant for embeddings",
+                "The vectors of texts, if the model is made for embeddings",
             )
             .takes::<EmbeddingsRequest>()
             .replies::<Embeddings>()

@@ -1,4 +1,4 @@
-//! Routes for those who run a server: health, metrics, and the description of the API.
+//! Routes for running a server: health, metrics, and the description of the API.
 
 use schemars::{Schema, SchemaGenerator, json_schema};
 

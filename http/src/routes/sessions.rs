@@ -24,15 +24,15 @@ pub(super) fn group() -> Group {
             .replies::<SessionList>()
             .fails(&[403]),
         get("/v1/sessions/{id}", Client, sessions::get)
-            .described("retrieveSession", "A session, and what it holds")
+            .described("retrieveSession", "A session, and the size of the prefix that it holds")
             .replies::<Session>()
             .fails(&[404]),
         delete("/v1/sessions/{id}", Client, sessions::close)
-            .described("closeSession", "Close a session and free what it holds")
+            .described("closeSession", "Close a session and release the blocks that it holds")
             .replies::<SessionClosed>()
             .fails(&[404]),
         post("/v1/sessions/{id}/fork", Client, sessions::fork)
-            .described("forkSession", "Open a session that continues where this one is, or earlier")
+            .described("forkSession", "Open a session that continues a prefix of this one")
             .takes::<ForkSession>()
             .replies::<Session>()
             .fails(&[404, 409, 429]),

@@ -1,4 +1,4 @@
-//! Sends spans to a collector: OTLP over HTTP, from a thread of its own.
+//! Sends spans to a collector: OTLP over HTTP, from a separate thread.
 //!
 //! Spans wait in a queue of bounded length. If the collector is slow or down, they are dropped and
 //! counted, and requests notice nothing.
@@ -25,13 +25,14 @@ use super::SpanCounts;
 use super::layer::SpanLayer;
 use crate::certificates::Authorities;
 
-/// Most spans that wait for the collector, unless `OTEL_BSP_MAX_QUEUE_SIZE` says otherwise.
+/// Maximum number of spans that wait for the collector, unless `OTEL_BSP_MAX_QUEUE_SIZE` sets
+/// another.
 const MAX_QUEUED: usize = 2048;
-/// Time of one attempt to send spans, unless `OTEL_EXPORTER_OTLP_TIMEOUT` says otherwise.
+/// Maximum time of one attempt to send spans, unless `OTEL_EXPORTER_OTLP_TIMEOUT` sets another.
 const SEND_TIMEOUT: Duration = Duration::from_secs(10);
-/// Most bytes that are read of a collector's reply.
+/// Maximum size of a collector's reply, in bytes.
 const MAX_REPLY_BYTES: u64 = 64 << 10;
-/// Time that the last spans have at the end of the process.
+/// Maximum time for sending the last spans at the end of the process.
 const FINISH_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// The export of this process.
@@ -114,7 +115,7 @@ fn checked(endpoint: &str) -> anyhow::Result<String> {
     })
 }
 
-/// What describes this process in all traces.
+/// The attributes of this process in all traces.
 fn resource() -> Resource {
     let found = Resource::builder().build();
     let name = found.get(&Key::new("service.name")).map(|name| name.to_string());
@@ -125,7 +126,7 @@ fn resource() -> Resource {
 }
 
 impl Export {
-    /// Sends the spans that wait. Gives up after a few seconds.
+    /// Sends the spans that wait, for at most 5 seconds.
     pub fn finish(self) {
         // Failures have been reported, and the process ends.
         let _ = self.0.shutdown_with_timeout(FINISH_TIMEOUT);
@@ -170,7 +171,7 @@ struct Exporter {
     sender: SpanExporter,
     counts: Arc<Counts>,
     endpoint: String,
-    /// What the last request to the collector failed with.
+    /// The error of the last request to the collector.
     problem: Arc<Mutex<String>>,
     is_failing: AtomicBool,
 }

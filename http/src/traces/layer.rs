@@ -1,10 +1,10 @@
-//! Collects what the spans of the log say about each HTTP request.
+//! Collects the fields of the log's spans for each HTTP request.
 //!
 //! 1. [`begin`] adds an [`HttpCall`] to the span of a request.
 //! 2. The engine makes a span of each answer in it; the layer adds an [`Answer`] to that span,
 //!    which takes the fields as they are recorded.
 //! 3. When the span of an answer closes, the answer moves to its request. The span of the request
-//!    closes after those in it, once the reply has been sent or its client has gone.
+//!    closes after those in it, once the reply has been sent or the client has disconnected.
 //! 4. The request is exported.
 
 use std::fmt;
@@ -42,18 +42,18 @@ pub struct SpanLayer {
     counts: Arc<Counts>,
 }
 
-/// An HTTP request, so far.
+/// An HTTP request in progress.
 #[derive(Debug)]
 pub(super) struct HttpCall {
-    /// When it arrived, on two clocks. All other times are measured from here by the monotonic one.
+    /// Time of arrival on two clocks. All other times are measured from here by the monotonic one.
     pub(super) arrived: (SystemTime, Instant),
     /// The client's span, if it sent one.
     pub(super) parent: Context,
     pub(super) name: String,
     pub(super) attributes: Vec<KeyValue>,
-    /// Status of the reply; `None` if the client has gone before.
+    /// Status of the reply; `None` if the client disconnected before it.
     pub(super) status: Option<StatusCode>,
-    /// What was wrong, as a code.
+    /// The code of the error, if there was one.
     pub(super) error: Option<&'static str>,
     pub(super) answers: Vec<Answer>,
 }
@@ -75,7 +75,7 @@ pub(super) struct Answer {
     pub(super) first_token: Option<Duration>,
     /// `finished`, `cancelled` or `failed`.
     pub(super) outcome: String,
-    /// Why it ended: of a finished answer the engine's reason, of a failed one the error.
+    /// Why it ended: the engine's finish reason, or the error of a failed answer.
     pub(super) reason: String,
 }
 
@@ -84,7 +84,7 @@ impl SpanLayer {
         Self { tracer, counts }
     }
 
-    /// The spans that the layer needs, whatever the log shows.
+    /// A filter with the spans that the layer needs, independent of the log's level.
     #[must_use]
     pub fn filter() -> FilterFn<fn(&Metadata<'_>) -> bool> {
         let needed: fn(&Metadata<'_>) -> bool = |metadata| {
@@ -133,8 +133,8 @@ impl<S: Subscriber + for<'a> LookupSpan<'a>> Layer<S> for SpanLayer {
     }
 }
 
-/// Begins the trace of a request. Only requests that make the server work are traced, those with
-/// the method POST and a known path; probes and pages are not.
+/// Begins the trace of a request. Only requests with the method POST and a known path are traced;
+/// probes and pages are not.
 pub(super) fn begin(span: &Span, request: &Request<Body>, request_id: &str) {
     let Some(route) = request.extensions().get::<MatchedPath>() else { return };
     if request.method() != Method::POST {
@@ -171,7 +171,7 @@ pub(super) fn begin(span: &Span, request: &Request<Body>, request_id: &str) {
     });
 }
 
-/// Adds to the current request what its client asks for.
+/// Adds the options of the current request.
 pub(super) fn describe(asked: Asked<'_>) {
     with_call(&Span::current(), |call| call.attributes.extend(spans::asked(asked)));
 }

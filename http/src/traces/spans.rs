@@ -1,5 +1,5 @@
 //! The spans of an HTTP request that has ended, with the names of OpenTelemetry's conventions for
-//! HTTP servers and for generative AI. What they have no name for begins with `stolon.`.
+//! HTTP servers and for generative AI. Names that the conventions lack begin with `stolon.`.
 
 use std::borrow::Cow;
 use std::time::{Duration, Instant, SystemTime};
@@ -12,7 +12,7 @@ use super::Asked;
 use super::export::Counts;
 use super::layer::{Answer, HttpCall};
 
-/// What a client asks for.
+/// The attributes of a request's options.
 pub(super) fn asked(asked: Asked<'_>) -> Vec<KeyValue> {
     let sampling = asked.sampling;
     let float = |name: &'static str, value: f32| KeyValue::new(name, f64::from(value));
@@ -97,14 +97,14 @@ struct Clock {
 }
 
 impl Clock {
-    /// The time of a moment, which is moved into the request if it is outside.
+    /// The time of a moment, limited to the time of the request.
     fn at(&self, moment: Instant) -> SystemTime {
         let since = moment.min(self.ended).saturating_duration_since(self.arrived.1);
         self.arrived.0 + since
     }
 }
 
-/// A part of an answer's life.
+/// A phase of an answer.
 struct Phase {
     name: &'static str,
     begins: Instant,
@@ -151,7 +151,8 @@ fn phases(answer: &Answer) -> Vec<Phase> {
     phases
 }
 
-/// Why an answer ended. The engine's own reason is not shown, because it may quote a stop string.
+/// The finish reason of an answer, in general words: the engine's own reason may quote a stop
+/// string.
 fn finish_reason(answer: &Answer) -> &'static str {
     match (answer.outcome.as_str(), answer.reason.as_str()) {
         ("finished", "Length") => "length",
@@ -182,7 +183,7 @@ fn outcome(call: &HttpCall) -> (Status, Option<Cow<'static, str>>) {
     }
 }
 
-/// What the answers used. A prompt counts once, however many answers it has.
+/// The token counts of the answers. A prompt counts once, however many answers it has.
 fn usage(answers: &[Answer]) -> Vec<KeyValue> {
     let Some(first) = answers.first() else { return Vec::new() };
     let prompts = || answers.iter().filter(|answer| answer.choice == 0);

@@ -27,7 +27,7 @@ pub struct Response {
     pub output: Vec<OutputItem>,
     /// Token counts; `null` until the answer has ended.
     pub usage: Option<ResponseUsage>,
-    /// What the request said.
+    /// The settings of the request.
     #[serde(flatten)]
     pub settings: ResponseSettings,
 }
@@ -62,7 +62,7 @@ pub struct IncompleteDetails {
     pub reason: &'static str,
 }
 
-/// The members of a response that repeat the request, or say what its default is.
+/// The members of a response that repeat the request or its defaults.
 #[derive(Clone, Debug, Serialize, JsonSchema)]
 pub struct ResponseSettings {
     /// See [`ResponsesRequest`](super::ResponsesRequest).
@@ -122,11 +122,11 @@ pub struct SettingsFunction {
 /// The form of the text.
 #[derive(Clone, Debug, Serialize, JsonSchema)]
 pub struct SettingsText {
-    /// What it has to follow.
+    /// The required format.
     pub format: SettingsFormat,
 }
 
-/// What the text has to follow.
+/// The required format of the text.
 #[derive(Clone, Debug, Serialize, JsonSchema)]
 #[serde(tag = "type", rename_all = "snake_case")]
 pub enum SettingsFormat {
@@ -257,7 +257,7 @@ pub struct ResponseEvent {
     pub kind: &'static str,
     /// Number of the event, from 0.
     pub sequence_number: usize,
-    /// The response as it is.
+    /// The response so far.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub response: Option<Box<Response>>,
     /// Number of the item, from 0.
