@@ -20,7 +20,7 @@ async fn main() -> anyhow::Result<()> {
     let engine = Engine::builder().model(model).num_blocks(128).pin_budget(32).build().await?;
     let system_prompt = Request::text(SYSTEM_PROMPT);
 
-    // A pin holds what is cached, so the prompt is computed first.
+    // A pin holds cached blocks, so the prompt is computed first.
     engine.cache().warm(system_prompt.clone()).await?;
     let pin = engine.cache().pin(&system_prompt, Some(Duration::from_secs(3600))).await?;
 

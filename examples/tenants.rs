@@ -1,5 +1,5 @@
-//! Two tenants of one engine: what one of them has computed is not visible to the other, not even
-//! by the time to the first token, and can be removed without touching the other's.
+//! Two tenants of one engine. The cached prefixes of one are not visible to the other, not even
+//! through the time to the first token, and can be removed without affecting the other's.
 //!
 //! ```sh
 //! cargo run --release -p stolon --example tenants -- path/to/model

@@ -70,8 +70,8 @@ fn draw<'a, X>(
 where
     X: Ranged<ValueType = f64> + ValueFormatter<f64>,
 {
-    // Light lines are made transparent because a logarithmic axis draws many of them whatever the
-    // configured number is.
+    // Light lines are made transparent because a logarithmic axis draws many of them, more
+    // than the configured number.
     let mut mesh = chart.configure_mesh();
     mesh.x_desc(labels.x).y_desc(labels.y).light_line_style(TRANSPARENT).draw()?;
     for (line, colour) in lines.iter().zip(COLOURS.iter().cycle()) {

@@ -1,5 +1,5 @@
-// Requests to the server that this page came from. Keys are kept for the life of the browser tab
-// only, and are sent as headers.
+// Requests to the server that this page came from. Keys are kept until the browser tab
+// is closed, and are sent as headers.
 
 const STORE = "stolon-keys";
 
@@ -65,7 +65,7 @@ export async function send(path, { admin = false, body, signal } = {}) {
   throw new ApiError(response.status, String(message));
 }
 
-/** What to do about an error of a client's request, in the words of the page. */
+/** The text that the page shows for an error of a client's request. */
 export function explain(error) {
   const message = error.message.replace(/\.?$/, ".");
   if (error.status === 401) return `${aboutApiKey()} Enter it under “Keys”.`;
@@ -73,7 +73,7 @@ export function explain(error) {
   return message;
 }
 
-/** What is wrong with the API key, if the server has refused it. */
+/** The text that the page shows if the server has refused the API key. */
 export const aboutApiKey = () =>
   keys.api ? "The server does not know this API key." : "The chat needs an API key.";
 

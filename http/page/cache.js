@@ -1,5 +1,5 @@
-// What the page knows of the prefix cache: the outline of the tree, kept up to date by the server's
-// events, and the statistics, asked for once a second. Both rest while the page is not visible.
+// The page's copy of the prefix cache: the outline of the tree, which is updated at the server's
+// events, and the statistics, requested once a second. Both pause while the page is not visible.
 
 import { keys, operator, send, serverSentEvents } from "./api.js";
 import { announce, byId, plural } from "./dom.js";
@@ -7,9 +7,9 @@ import * as inspector from "./inspector.js";
 import * as picture from "./picture.js";
 import { build, Memory, walk } from "./tree.js";
 
-/** Most nodes of the picture. The server joins the small ones beyond it. */
+/** Maximum number of nodes of the picture. The server counts the others together. */
 const MOST_NODES = 250;
-/** Least time between two outlines, in milliseconds. */
+/** Minimum time between two outlines, in milliseconds. */
 const PAUSE = 200;
 
 const memory = new Memory();
@@ -32,7 +32,7 @@ export function start(stats) {
   document.addEventListener("visibilitychange", () => (document.hidden ? rest() : restart()));
 }
 
-/** Connects anew, after the keys have changed for example. */
+/** Connects again, for example after the keys have changed. */
 export function restart() {
   rest();
   if (document.hidden) return;
@@ -108,7 +108,7 @@ async function refresh(signal) {
       show(await outline(under ? `&under=${under.id}` : ""), under?.above);
     } catch (error) {
       if (error.status !== 404 || !under) throw error;
-      // The node has gone, or it has grown and has another id.
+      // The node was removed, or it has grown and has another id.
       const roots = build(await outline(""), memory);
       const node = [...walk(roots)].find((node) => node.key === under.key);
       if (node) under.id = node.id;
@@ -131,7 +131,7 @@ function show(outline, above) {
   inspector.update(roots, outline);
 }
 
-/** Says why the tree cannot be shown, or that it can. */
+/** Shows why the tree cannot be shown, or hides the notice if it can. */
 function lock(error) {
   byId("locked").hidden = !error;
   for (const id of ["tree", "tree-keys", "as-table", "flush", "figures"]) {
@@ -151,7 +151,7 @@ function lock(error) {
   byId("unlock").hidden = error.status !== 401;
 }
 
-/** Shows only a node and what is below it; `null` goes back one step. */
+/** Shows only a node and the nodes below it; `null` goes back one step. */
 function zoom(node) {
   const into = node?.rest ? node.parent : node;
   if (node === null) zoomed.pop();

@@ -4,7 +4,7 @@ import { byId, count, el, percent, plural, svg } from "./dom.js";
 
 /** Time from the left to the right end, in milliseconds. */
 const SPAN = 120_000;
-/** Without samples for so long, a line is broken. */
+/** A line has a gap if there were no samples for this long, in milliseconds. */
 const GAP = 4000;
 const [WIDTH, HEIGHT] = [240, 60];
 
@@ -66,7 +66,7 @@ class Chart {
     return group;
   }
 
-  /** The samples in parts between which there were none. */
+  /** The samples, divided at the gaps. */
   #parts() {
     const parts = [];
     let before = -Infinity;
@@ -100,7 +100,7 @@ export function start() {
 /** Adds the reply of /v1/cache/stats. */
 export function add({ stats, token_hit_rate: overall }) {
   const now = Date.now();
-  // A server that was started again counts from zero.
+  // A restarted server counts from zero.
   const last = before && before.stats.completion_tokens <= stats.completion_tokens ? before : null;
   const since = (name) => stats[name] - (last?.stats[name] ?? stats[name]);
   const asked = since("prompt_tokens");

@@ -7,9 +7,9 @@ import * as store from "./store.js";
 import * as system from "./system.js";
 
 const DEMO_MODEL = "stolon-demo";
-/** Where a tab remembers which chat it shows. */
+/** Key of the tab's storage for the id of the shown chat. */
 const CURRENT = "stolon-current";
-/** Who is this near to the end of the conversation follows it, in pixels. */
+/** The view follows the answer if it is at most this far from the end, in pixels. */
 const NEAR_END = 60;
 
 /** The chats, the latest first, and the one that is shown. */
@@ -61,7 +61,7 @@ export function start(answered) {
   open(chats.find((chat) => chat.id === id) ?? newChat(""));
 }
 
-/** Finds out which model is served. Throws if a key is missing. */
+/** Asks the server for its model. Throws if a key is missing. */
 export async function connect() {
   const { data } = await client("v1/models");
   model = data[0].id;
@@ -103,7 +103,7 @@ function open(chat) {
   byId("question").focus({ preventScroll: true });
 }
 
-/** Takes over what another tab has changed. */
+/** Loads the changes of another tab. */
 function reload() {
   const own = running?.chat ?? current;
   const stored = store.load();
@@ -173,7 +173,7 @@ function viewOf(chat, turn) {
   return views.get(turn);
 }
 
-/** Removes a turn and all after it, and asks anew. */
+/** Removes a turn and all after it, and asks the question again. */
 function askAgain(chat, turn, question) {
   if (running) return;
   chat.turns.length = chat.turns.indexOf(turn);
@@ -207,7 +207,7 @@ function sampling() {
   return Object.fromEntries(set.map((input) => [input.name, Number(input.value)]));
 }
 
-/** The messages of a chat. A turn without an answer is no part of later prompts. */
+/** The messages of a chat. A turn without an answer is not part of later prompts. */
 function messages(chat) {
   const turns = chat.turns.flatMap(({ question, answer }, index) => {
     if (!answer && index < chat.turns.length - 1) return [];

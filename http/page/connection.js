@@ -1,17 +1,17 @@
-// Whether the server answers. It is asked once a second, so that a server that has gone is noticed
-// within three seconds, and what the page shows of it is marked as old.
+// Whether the server answers. The page asks once a second. It notices within three seconds that a
+// server does not answer, and then marks the figures as old.
 
 import { byId } from "./dom.js";
 
 const PAUSE = 1000;
-/** Time in which /health has to answer, in milliseconds: it computes nothing. */
+/** Time within which /health has to answer, in milliseconds. It needs no computation. */
 const PATIENCE = 1500;
 
 let isGone = false;
 let answered = new Date();
 let timer = null;
 
-/** Begins to watch. `returned` is called when a server that had gone answers again. */
+/** Begins to watch. `returned` is called when a server answers again after a failure. */
 export function start(returned) {
   const watch = async () => {
     clearTimeout(timer);

@@ -1,13 +1,13 @@
-// What is known of one prefix, and what an operator can do with it: pin, unpin, evict, and warm
-// again what was evicted.
+// Shows one prefix, with the operator's actions: pin, unpin, evict, and warm again after an
+// eviction.
 
 import { operator } from "./api.js";
 import { announce, byId, count, duration, plural } from "./dom.js";
 import { walk } from "./tree.js";
 
-/** Most texts of nodes that are kept. */
+/** Maximum number of nodes whose texts are kept. */
 const MOST_TEXTS = 300;
-/** Longest text that is kept of a node, in characters. */
+/** Maximum length of a node's text that is kept, in characters. */
 const MOST_TEXT = 20_000;
 
 let shown = null;
@@ -46,7 +46,7 @@ export function show(node) {
   showText(node);
 }
 
-/** Forgets all texts, because the page may no longer show them. */
+/** Removes all texts, because the page may no longer show them. */
 export function clear() {
   shown = evicted = null;
   texts.clear();
@@ -60,7 +60,7 @@ async function showText(node) {
   if (text !== null && shown?.id === node.id) byId("text").textContent = text;
 }
 
-/** Learns the newest state of the nodes. */
+/** Takes the latest outline. */
 export function update(roots, outline) {
   if (outline.latest_use !== ticks.at(-1)?.[0]) ticks.push([outline.latest_use, Date.now()]);
   if (ticks.length > 2000) ticks.splice(0, 1000);
@@ -81,7 +81,7 @@ export function tick() {
   if (shown && !byId("inspector").hidden) describe();
 }
 
-/** How long ago a node was used. The cache counts uses, the page knows when it saw which. */
+/** The time since a node was used. The cache counts uses; the page notes when it saw each count. */
 export function age(node, outline) {
   const at = ticks.findIndex(([tick]) => tick >= node.last_use);
   if (at > 0) {
@@ -144,12 +144,12 @@ export function fail(error) {
   byId("action-error").hidden = false;
 }
 
-/** How to start the server so that a prefix can be pinned that could not be. */
+/** The server's flag with which a refused pin would be possible. */
 function pinHint(error) {
   const numbers = error.status === 409 && error.message.match(/at most \d+ pinned .*got (\d+) .*?(\d+)/);
   if (!numbers) return "";
   const needed = Number(numbers[1]) + Number(numbers[2]);
-  return ` Start the server with --pin-budget ${needed} or more, which keeps so many blocks of the ` +
+  return ` Start the server with --pin-budget ${needed} or more, which reserves blocks of the ` +
     "KV pool for pins.";
 }
 
@@ -180,7 +180,7 @@ async function evict() {
     throw new Error(`Nothing was evicted: ${why}`);
   }
   announce(`Evicted ${plural(blocks, "block")}`);
-  // What requests and pins hold stays.
+  // Blocks that requests and pins hold are not evicted.
   const { results } = await operator("v1/cache/query", { body: request });
   if (results[0].cached_tokens === results[0].prompt_tokens) return;
   evicted = request.prompt;

@@ -41,7 +41,7 @@ async function connect() {
     } catch (error) {
       if (own !== attempt) return;
       if (error.status === 401) return showConnection(aboutApiKey());
-      // That the server does not answer at all is said by `connection`.
+      // `connection` shows it if the server does not answer at all.
       showConnection(error.status === 0 || error.status === 503 ? "" : error.message);
     }
     await new Promise((resolve) => setTimeout(resolve, wait));
@@ -62,7 +62,7 @@ function showCache(isShown) {
   try {
     localStorage.setItem(CACHE_HIDDEN, isShown ? "" : "yes");
   } catch {
-    // Then it is shown again when the page is loaded again.
+    // Without storage, the choice lasts until the page is loaded again.
   }
 }
 

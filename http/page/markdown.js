@@ -6,14 +6,14 @@ import { el } from "./dom.js";
 
 /** Longer texts are shown as they are, because splitting them would make the page slow. */
 const MOST_TEXT = 200_000;
-/** Addresses that links may lead to. */
+/** Addresses to which links may lead. */
 const SAFE_LINK = /^(https?:|mailto:)/i;
 /** The entities that models write. */
 const ENTITIES = {
   "&amp;": "&", "&lt;": "<", "&gt;": ">", "&quot;": '"', "&#39;": "'", "&nbsp;": "\u00a0",
 };
 
-/** A text that grows, as elements. Only the blocks that have changed are made again. */
+/** A growing text, as elements. Only blocks that have changed are made again. */
 export class Markdown {
   element = el("div", { className: "words" });
   #sources = [];
@@ -34,7 +34,7 @@ function split(text) {
     try {
       return lexer(text).filter((token) => token.type !== "space" && token.type !== "def");
     } catch {
-      // Such a text is shown as it is.
+      // The text is then shown as it is.
     }
   }
   return [{ type: "text", raw: text, text }];
@@ -124,14 +124,14 @@ function link(token) {
   return el("a", { ...props, title: token.title ?? token.href }, ...words);
 }
 
-/** Copies a text, and says so on the button. */
+/** Copies a text, and shows on the button that it was copied. */
 export async function copyText(button, text) {
   const label = button.textContent;
   let said = "Copied";
   try {
     await navigator.clipboard.writeText(text);
   } catch {
-    // Only pages from HTTPS or the own machine may use the clipboard.
+    // Only pages from HTTPS or from this machine may use the clipboard.
     said = copyBySelection(text) ? "Copied" : "Not allowed";
   }
   button.textContent = said;

@@ -1,13 +1,13 @@
-// How a turn looks: the question, the answer as Markdown, the bar of cached against computed prompt
-// tokens with the times, and what can be done with them.
+// Shows a turn: the question, the answer as Markdown, the bar of cached and computed prompt tokens
+// with the times, and the buttons.
 
 import { count, duration, el, percent, plural } from "./dom.js";
 import { copyText, Markdown } from "./markdown.js";
 
-/** Most times that a growing answer is drawn a second. */
+/** Maximum number of times per second that a growing answer is drawn. */
 const DRAWINGS = 20;
 
-/** What to say of an answer that the model did not end. */
+/** The text below an answer that the model did not end. */
 const NOTES = {
   length: "cut off at the limit of tokens",
   repetition: "ended because it repeated itself",
@@ -33,7 +33,7 @@ export class TurnView {
   #start = performance.now();
   #first = 0;
   #last = 0;
-  /** Parts of the answer that have arrived, most of which are one token. */
+  /** Number of parts of the answer that have arrived. Most parts are one token. */
   #parts = 0;
   #timer = null;
 
@@ -83,7 +83,7 @@ export class TurnView {
       el("button", { type: "submit", className: "primary" }, "Ask again"),
       el("button", { type: "button", onclick: close }, "Cancel"),
       this.#actions.isLast ? null
-        : el("span", { className: "quiet" }, "What comes after it is removed.")));
+        : el("span", { className: "quiet" }, "The turns after it are removed.")));
     this.#question.replaceWith(form);
     field.focus();
   }
@@ -140,7 +140,7 @@ export class TurnView {
     if (this.#turn.reasoning) this.#thoughts.textContent = this.#turn.reasoning;
   }
 
-  /** Shows what is known of a complete answer, and what can be done with it. */
+  /** Shows the figures of a complete answer, and the buttons. */
   showFigures() {
     const { figures, error, answer } = this.#turn;
     const parts = [];
@@ -176,7 +176,7 @@ function facts(figures) {
   if (first !== null) facts.push(`first token after ${duration(first)}`);
   if (generated) {
     const seconds = (last - first) / 1000;
-    // Tokens that arrive all at once say nothing about the rate between them.
+    // If all tokens arrive at once, there is no rate.
     const tokensPerSecond =
       generated > 1 && seconds > 0.01 ? (generated - 1) / seconds : generated / (total / 1000);
     facts.push(`${plural(generated, "token")}, ${rate(tokensPerSecond)}`);

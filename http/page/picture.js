@@ -6,7 +6,7 @@ import { layout, neighbour, walk } from "./tree.js";
 import { age, textOf } from "./inspector.js";
 
 const STATES = { cached: "cached", used: "in use", pinned: "pinned", rest: "not shown" };
-/** Most height of the picture, as a share of the window's. */
+/** Maximum height of the picture, as a share of the window's height. */
 const MOST_HEIGHT = 0.42;
 
 let roots = [];
@@ -16,7 +16,7 @@ let asTable = false;
 /** The elements of the nodes by key, and the nodes by element. */
 const elements = new Map();
 const nodes = new WeakMap();
-/** The key of the node that has the focus, or gets it when the picture does. */
+/** The key of the node that has the focus, or will get it with the picture. */
 let focused = null;
 /** The key of the node below the pointer. */
 let pointed = null;
@@ -42,7 +42,7 @@ export function start(given) {
   new ResizeObserver(() => place()).observe(tree);
 }
 
-/** Draws a tree that `build` has made of an outline. */
+/** Draws a tree that `build` has made from an outline. */
 export function draw(newRoots, newOutline, zoomed) {
   [roots, outline, isZoomed] = [newRoots, newOutline, zoomed];
   byId("tree").hidden = byId("tree-keys").hidden = asTable || roots.length === 0;
@@ -74,7 +74,7 @@ function place() {
     }
     nodes.set(element, node);
     fill(element, node);
-    // Elements stand in the order of the tree, for screen readers.
+    // Elements are in the order of the tree, for screen readers.
     const next = previous ? previous.nextElementSibling : tree.firstElementChild;
     if (next !== element) tree.insertBefore(element, next);
     previous = element;

@@ -6,7 +6,7 @@ const entries = [...document.querySelectorAll("details")].map((element) => ({
   text: element.textContent.toLowerCase(),
   name: (element.id + element.querySelector("summary").textContent).toLowerCase(),
 }));
-/** With so few results, they are opened. */
+/** Results are opened if there are at most this many. */
 const FEW = 8;
 
 const input = document.createElement("input");
@@ -20,7 +20,7 @@ const box = document.createElement("search");
 box.append(input, found);
 document.querySelector("h2").before(box);
 
-/** Finds words that begin so: “pin” is not found in “mapping”. */
+/** Finds words with this beginning: “pin” is not found in “mapping”. */
 const beginning = (word) =>
   new RegExp(`(^|[^a-z0-9])${word.replace(/[.*+?^${}()|[\]\\]/g, "\\$&")}`);
 
@@ -30,7 +30,7 @@ function search() {
   for (const entry of entries) {
     const { element, name, wasOpen } = entry;
     element.hidden = !results.includes(entry);
-    // Of many results, only those are open whose name has the words.
+    // If there are many results, only those with the words in their names are opened.
     const isOpen = results.length <= FEW || words.every((word) => word.test(name));
     element.open = words.length ? isOpen : wasOpen;
   }

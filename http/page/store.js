@@ -1,13 +1,13 @@
-// The chats, which this browser keeps: one entry of its storage for each. Other tabs with this page
-// see the same chats.
+// The chats, kept in the browser's storage with one entry each. Other tabs with this page see the
+// same chats.
 //
 // A chat has `id`, `name`, `system`, `changed` (when, in milliseconds) and `turns`. A turn has
-// `question` and, as far as there was one, `answer`, `reasoning`, `figures` and `error`.
+// `question` and, if there are any, `answer`, `reasoning`, `figures` and `error`.
 
 import { el } from "./dom.js";
 
 const PREFIX = "stolon-chat/";
-/** Most chats that are kept. */
+/** Maximum number of chats that are kept. */
 const MOST_CHATS = 200;
 
 /** The chats that are kept, the latest first. */
@@ -24,7 +24,7 @@ export function load() {
   return chats.filter(Boolean).sort((a, b) => b.changed - a.changed);
 }
 
-/** A chat from its JSON, or `null` if it is none. */
+/** A chat from its JSON, or `null` if the text is not a chat. */
 function read(json) {
   try {
     const { id, name, system, changed, turns } = JSON.parse(json);
@@ -61,7 +61,7 @@ export function save(chat, all) {
   }
 }
 
-/** Forgets a chat. */
+/** Removes a chat. */
 export function remove(chat) {
   try {
     localStorage.removeItem(PREFIX + chat.id);

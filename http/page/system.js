@@ -1,4 +1,4 @@
-// The system prompt of the chat that is shown, and computing it ahead.
+// The system prompt of the shown chat, and its computation before the first question.
 
 import { ApiError, client, explain } from "./api.js";
 import { byId, plural } from "./dom.js";
@@ -18,7 +18,7 @@ export function start(given) {
   });
 }
 
-/** Learns which model is asked. */
+/** Takes the name of the model. */
 export function serve(name) {
   model = name;
 }
@@ -33,7 +33,7 @@ export function show(text) {
   byId("system-size").textContent = words ? plural(words, "word") : "none";
 }
 
-/** Computes the system prompt before anything is asked. */
+/** Computes the system prompt before the first question. */
 async function warm() {
   const system = shown;
   const say = (text) => {
@@ -44,7 +44,7 @@ async function warm() {
   try {
     const prompt = await firstTokens(system);
     if (!prompt.length) throw new ApiError(0, "The chat template puts nothing before a question.");
-    // As a request of the client, so that it is cached where the client's requests look for it.
+    // Sent as a request of the client, so that it is cached in the client's namespace.
     const body = { model, prompt, max_tokens: 1 };
     const { usage } = await client("v1/completions", { body });
     const cached = usage.prompt_tokens_details?.cached_tokens ?? 0;

@@ -1,17 +1,17 @@
 // The shape of the picture of the prefix tree, computed from the server's outline: no DOM here.
 //
 // Tokens run from left to right: a node begins where its parent ends, and its width grows with its
-// number of tokens. What lies above each other are alternatives. So a prefix that many prompts
-// share is one tall block, with a short block for what each of them goes on with.
+// number of tokens. Nodes above each other are alternatives. So a prefix that many prompts
+// share is one tall block, followed by a short block for each continuation.
 
 /** Smallest width of a node in pixels, unless a chain is so long that it would not fit. */
 const LEAST_WIDTH = 120;
 const LEAST_HEIGHT = 9;
 const MOST_HEIGHT = 56;
-/** Keys that a memory keeps of nodes that may come back. */
+/** Maximum number of keys that a memory keeps of removed nodes, which may come back. */
 const MOST_KEYS = 5000;
 
-/** What holds a node: `used` by a running request, `pinned`, or merely `cached`. */
+/** The state of a node: `used` by a running request, `pinned`, or only `cached`. */
 export function stateOf(node) {
   if (node.locks > node.pinned) return "used";
   return node.pinned > 0 ? "pinned" : "cached";
@@ -41,7 +41,7 @@ export function build(outline, memory, above = "") {
   return roots;
 }
 
-/** Sorts siblings by the time when they were first seen, and adds what is not listed of them. */
+/** Sorts siblings by the time when they were first seen, and adds a node for those not listed. */
 function arrange(siblings, { hidden_nodes, hidden_tokens }, parent) {
   siblings.sort((a, b) => a.key - b.key);
   if (hidden_nodes === 0) return;
@@ -94,7 +94,7 @@ export class Memory {
   }
 }
 
-/** What a node has in common with itself before it grew or was split. */
+/** The features of a node that stay the same when it grows or is split. */
 const likeness = (node) => `${node.above} ${node.namespace ?? ""} ${node.text ?? ""}`;
 
 /** All nodes of a tree, a parent before its children, from top to bottom. */
