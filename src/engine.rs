@@ -79,7 +79,7 @@ impl Engine {
     ///
     /// # Errors
     /// Every way in which a request can be invalid, and [`EngineError`](crate::EngineError)'s
-    /// `Overloaded`, `Interrupted` and `Stopped`.
+    /// `Overloaded`, `QuotaExceeded`, `Draining`, `Interrupted`, `BackendHung` and `Stopped`.
     pub async fn generate(&self, request: Request) -> Result<TokenStream, Error> {
         let (request, answer) = self.prepare(request).await?;
         let turn = request.turn.clone().map(|turn| (turn, Arc::clone(&request.tokens)));

@@ -122,8 +122,8 @@ impl EngineHandle {
     ///
     /// # Errors
     /// Every way in which a request can be invalid, [`EngineError::Overloaded`] if the admission
-    /// queue is full, [`EngineError::Draining`], [`EngineError::Interrupted`] and
-    /// [`EngineError::Stopped`].
+    /// queue is full, [`EngineError::QuotaExceeded`], [`EngineError::Draining`],
+    /// [`EngineError::Interrupted`], [`EngineError::BackendHung`] and [`EngineError::Stopped`].
     pub fn submit(&self, request: SequenceRequest) -> Result<SequenceStream, EngineError> {
         self.send(request, 0, self.common().current()?)
     }

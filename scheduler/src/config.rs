@@ -26,7 +26,7 @@ pub enum AdmissionPolicy {
     /// The request with the fewest uncached prompt tokens first; requests age while they wait.
     #[default]
     Cost,
-    /// The same as `Fcfs`, which has this name in other engines.
+    /// The same as `Fcfs`, under the name that other engines use.
     Priority,
 }
 
