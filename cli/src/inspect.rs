@@ -166,8 +166,8 @@ fn status(refusals: &[String]) -> ExitCode {
     if refusals.is_empty() { ExitCode::SUCCESS } else { ExitCode::from(REFUSED) }
 }
 
-/// Where the model's tokenizer is, if it has one. A tokenizer that cannot be used is a reason to
-/// refuse the model.
+/// The file with the model's tokenizer, if it has one. A tokenizer that cannot be used is a reason
+/// to refuse the model.
 fn tokenizer(inspection: &mut Inspection) -> Option<&'static str> {
     let text = inspection.text.as_ref()?;
     let place = match &text.tokenizer {

@@ -132,7 +132,7 @@ impl TlsArgs {
     }
 }
 
-/// Who may use the server, and which of them share a cache.
+/// Keys, limits and tenants of clients, and the operator's key.
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Access")]
 struct AccessArgs {
@@ -201,7 +201,7 @@ fn from_one() -> RangedU64ValueParser<u64> {
 }
 
 impl ServeArgs {
-    /// Where traces are sent.
+    /// The flag that names the collector of traces.
     pub(crate) fn traces(&self) -> &TracesArgs {
         &self.traces
     }

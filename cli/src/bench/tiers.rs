@@ -73,7 +73,7 @@ pub struct TiersArgs {
     engine: EngineArgs,
 }
 
-/// Where KV is stored.
+/// A place in which KV is stored.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum Tier {
     Pool,
