@@ -57,7 +57,7 @@
 //!   stream stops reading, only its own request is paused.
 //! * **Batch invariance.** The logits of a request do not depend on what else is in the batch, how
 //!   the prompt was cut into chunks, or whether its prefix was cached. Greedy answers and seeded
-//!   answers are therefore repeatable.
+//!   answers are therefore repeatable. `EngineBuilder::batch_invariant` can switch it off on a GPU.
 //!
 //! # Runtimes, threads, drop and cancellation
 //!

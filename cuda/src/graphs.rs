@@ -1,6 +1,6 @@
 //! Decode steps as CUDA graphs.
 //!
-//! Launching the kernels of a decode step of a small model one by one takes about as long as they
+//! Launching the kernels of a decode step of a small model one by one can take longer than they
 //! run. A graph launches all of them at once. It has the addresses of what its kernels read and
 //! write, so the first step of each size is captured together with its inputs, and a later step of
 //! the same size overwrites these inputs and replays the graph. Batches are padded to a few sizes
