@@ -54,8 +54,8 @@ pub struct ServeArgs {
     served_model_name: Vec<String>,
     /// Maximum number of tokens of an answer, if the request sets no limit
     ///
-    /// Default: 16 for completions, as OpenAI's API, and for chat as many as the context and the KV
-    /// cache allow.
+    /// Default: 16 for completions, as in OpenAI's API, and for chat as many as the context and the
+    /// KV cache allow.
     #[arg(long, value_name = "TOKENS", value_parser = from_one())]
     default_max_tokens: Option<u64>,
     /// Let messages contain special tokens, such as `<|im_end|>`, that act as control tokens

@@ -16,7 +16,8 @@ use ureq::tls::{Certificate, RootCerts, TlsConfig};
 /// Largest accepted file, in bytes.
 const MAX_FILE_BYTES: u64 = 1 << 20;
 
-/// The authorities that a client trusts instead of the public ones: the flag `--cacert`, as curl's.
+/// The authorities that a client trusts instead of the public ones: the flag `--cacert`, as in
+/// curl.
 #[derive(Clone, Debug)]
 pub struct Authorities(Vec<CertificateDer<'static>>);
 

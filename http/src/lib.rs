@@ -137,7 +137,7 @@ pub struct RouterOptions {
     /// Maximum time for an answer; `None` for no limit.
     pub request_timeout: Option<Duration>,
     /// Maximum number of tokens of an answer if the request sets none. Default: 16 for completions,
-    /// as OpenAI's, and for chat as many as the context and the KV pool allow.
+    /// as in OpenAI's API, and for chat as many as the context and the KV pool allow.
     pub default_max_tokens: Option<usize>,
     /// Maximum number of answers of one call, prompts times `n` or `best_of`, at most 128. It
     /// should not exceed the size of the engine's queue, because a call that does not fit in the
@@ -219,10 +219,10 @@ struct App {
 }
 
 /// The HTTP API of an engine: `/v1/completions`, `/v1/chat/completions`, `/v1/responses`,
-/// `/v1/embeddings` and `/v1/models` as OpenAI's, `/v1/messages` as Anthropic's, `/tokenize` and
-/// `/detokenize` as vLLM's, `/v1/sessions`, and `/health`, `/ready`, `/version`, `/metrics`,
-/// `/v1/cache` and `/admin` for operators. The API is described at `/openapi.json`, and for people
-/// at `/docs`.
+/// `/v1/embeddings` and `/v1/models` as in OpenAI's API, `/v1/messages` as in Anthropic's,
+/// `/tokenize` and `/detokenize` as in vLLM, `/v1/sessions`, and `/health`, `/ready`, `/version`,
+/// `/metrics`, `/v1/cache` and `/admin` for operators. The API is described at `/openapi.json`, and
+/// for people at `/docs`.
 ///
 /// Without an administrator's key, `/v1/cache`, `/admin` and `/metrics` are refused unless the
 /// connection comes from this machine, which is known from

@@ -1,4 +1,4 @@
-//! The handlers of `POST /tokenize` and `POST /detokenize`.
+//! The handlers of `POST /tokenize`, `POST /detokenize` and `GET /tokenizer_info`.
 
 use std::sync::Arc;
 

@@ -31,7 +31,7 @@ pub(crate) enum Scope {
     StructuredOutputs,
     /// The body of a request to tokenise.
     Tokenize,
-    /// The body of a request to open a session, and the `session_params`, as SGLang's.
+    /// The body of a request to open a session, and the `session_params`, in SGLang's form.
     SglangSession,
     /// An object of this server's own API.
     None,

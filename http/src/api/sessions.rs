@@ -140,7 +140,7 @@ pub struct SessionClosed {
     pub deleted: bool,
 }
 
-/// The body of `POST /open_session`, as SGLang's.
+/// The body of `POST /open_session`, in SGLang's form.
 #[derive(Debug, Default, Deserialize, JsonSchema)]
 #[serde(expecting = "an object")]
 pub struct SglangOpenSession {
@@ -157,7 +157,7 @@ pub struct SglangOpenSession {
     pub unknown: UnknownFields,
 }
 
-/// The body of `POST /close_session`, as SGLang's.
+/// The body of `POST /close_session`, in SGLang's form.
 #[derive(Debug, Default, Deserialize, JsonSchema)]
 #[serde(expecting = "an object")]
 pub struct SglangCloseSession {

@@ -1,4 +1,4 @@
-//! `POST /tokenize` and `POST /detokenize`, as vLLM's.
+//! `POST /tokenize`, `POST /detokenize` and `GET /tokenizer_info`, as in vLLM.
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};

@@ -154,7 +154,7 @@ pub(super) fn begin(span: &Span, request: &Request<Body>, request_id: &str) {
             KeyValue::new("http.request.method", request.method().as_str().to_owned()),
             KeyValue::new("http.route", route.to_owned()),
             KeyValue::new("url.path", request.uri().path().to_owned()),
-            // vLLM's name of it.
+            // vLLM's name for it.
             KeyValue::new("gen_ai.request.id", request_id.to_owned()),
         ];
         let operation = routes::traced_as(route);
