@@ -4,7 +4,7 @@
 
 use crate::attention::args::KvSlice;
 use crate::attention::tile_view::{TileView, TransposedKeys};
-use crate::gemm::{Bf16, Bf16Pairs, F16, F32, Form, I8, Panels};
+use crate::gemm::{Bf16, Bf16Pairs, F16, F32, Form, I8, Panels, SingleForm};
 use crate::kv_layout::KvLayout;
 use crate::lanes::{LANES, Lanes};
 use crate::prefetch::{CACHE_LINE_BYTES, prefetch_l2};
@@ -25,7 +25,7 @@ pub(super) fn prefetch_rows<T>(rows: &[*const T], from: usize) {
 /// # Safety
 /// `from` is readable for `min(live, 16)` values, and the instruction set of `L` is available.
 #[inline(always)]
-pub(super) unsafe fn load_live<L: Lanes, F: Form>(from: *const F::Raw, live: usize) -> L {
+pub(super) unsafe fn load_live<L: Lanes, F: SingleForm>(from: *const F::Raw, live: usize) -> L {
     // SAFETY: 16 values are loaded from `from` only if `live` is at least 16, otherwise `live`
     // values are copied to a local array of 16, which is loaded. The set of `L` is available.
     unsafe {
@@ -101,7 +101,7 @@ unsafe fn widen_transposed<L: Lanes, F: Form>(
 /// # Safety
 /// As for [`load_keys`]. `from` is the arguments' keys, stored as [`KvLayout::Rows`] in the form F.
 #[inline(always)]
-unsafe fn transpose_rows<L: Lanes, F: Form>(
+unsafe fn transpose_rows<L: Lanes, F: SingleForm>(
     tile: &TileView<'_>,
     next: &TileView<'_>,
     to: *mut f32,
@@ -123,7 +123,7 @@ unsafe fn transpose_rows<L: Lanes, F: Form>(
 /// Each of `rows` is readable for `len` values. `to` is writable for `16 * len` values, which no
 /// other thread accesses. The instruction set of `L` is available.
 #[inline(always)]
-pub(super) unsafe fn transpose_panel<L: Lanes, F: Form>(
+pub(super) unsafe fn transpose_panel<L: Lanes, F: SingleForm>(
     rows: &[*const F::Raw; LANES],
     next: &[*const F::Raw; LANES],
     len: usize,
@@ -172,7 +172,7 @@ pub(super) unsafe fn load_values<L: Lanes>(tile: &TileView<'_>, next: &TileView<
 /// # Safety
 /// As for [`load_values`]. `from` is the arguments' values, stored in the form F.
 #[inline(always)]
-unsafe fn widen_rows<L: Lanes, F: Form>(
+unsafe fn widen_rows<L: Lanes, F: SingleForm>(
     tile: &TileView<'_>,
     next: &TileView<'_>,
     to: *mut f32,

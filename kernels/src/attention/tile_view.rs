@@ -9,9 +9,9 @@ use std::ops::Range;
 use crate::attention::args::{AttentionArgs, KvSlice};
 use crate::attention::query_chunk::QueryChunk;
 use crate::attention::sizes::POSITIONS_PER_TILE;
-#[cfg(target_arch = "x86_64")]
-use crate::gemm::Form;
 use crate::gemm::Panels;
+#[cfg(target_arch = "x86_64")]
+use crate::gemm::SingleForm;
 use crate::lanes::LANES;
 #[cfg(target_arch = "x86_64")]
 use crate::lanes::Lanes;
@@ -239,7 +239,7 @@ impl Panels<f32> for StoredPairs {
         Panels::prefetch::<P>(&self.0, p, 2 * k + 1, now.cast());
     }
     #[inline(always)]
-    unsafe fn load<L: Lanes, F: Form<Raw = f32>>(&self, now: *const f32) -> L {
+    unsafe fn load<L: Lanes, F: SingleForm<Raw = f32>>(&self, now: *const f32) -> L {
         let first = now.cast::<u16>();
         // SAFETY: a step of a panel is 16 values of a position and as many of the position after
         // it, `row` values further on. The instruction set of `L` is available.

@@ -3,7 +3,7 @@
 
 use std::marker::PhantomData;
 
-use super::weights::Form;
+use super::weights::{Form, SingleForm};
 use crate::lanes::{Kernel, LANES, Lanes};
 
 /// Where the panels of a product are in memory.
@@ -19,13 +19,13 @@ pub(crate) trait Panels<Raw> {
     /// Prefetches what will be read some time after step `k` of panel `p`, whose values are at
     /// `now`, by a tile of P panels.
     fn prefetch<const P: usize>(&self, p: usize, k: usize, now: *const Raw);
-    /// Loads the 16 values of a step, of a form that is not stored in pairs.
+    /// Loads the 16 values of a step.
     ///
     /// # Safety
     /// `now` is the start of a step of one of the panels, which are readable, and the instruction
     /// set of `L` is available.
     #[inline(always)]
-    unsafe fn load<L: Lanes, F: Form<Raw = Raw>>(&self, now: *const Raw) -> L {
+    unsafe fn load<L: Lanes, F: SingleForm<Raw = Raw>>(&self, now: *const Raw) -> L {
         // SAFETY: the 16 values of a step are contiguous, and the conditions are the same.
         unsafe { F::load(now) }
     }
@@ -191,36 +191,23 @@ unsafe fn tile<L: Lanes, F: Form, B: Panels<F::Raw>, const R: usize, const P: us
             for p in 0..P {
                 args.b.prefetch::<P>(first + p, k, b[p]);
             }
-            let mut weights = [L::splat(0.0); P];
-            let mut seconds = [L::splat(0.0); P];
+            let mut weights = [[L::splat(0.0); 2]; P];
             for p in 0..P {
-                if F::PAIRS {
-                    (weights[p], seconds[p]) = F::load_pairs(b[p]);
-                } else {
-                    weights[p] = args.b.load::<L, F>(b[p]);
-                }
+                weights[p] = F::load_steps(&args.b, b[p]);
             }
-            for r in 0..R {
-                let x = L::splat(*a.add(r * args.a_row));
-                for p in 0..P {
-                    sums[r][p] = F::accumulate(weights[p], x, sums[r][p]);
-                }
-            }
-            a = a.add(args.a_inner);
-            if F::PAIRS {
+            for step in 0..F::STEPS {
                 for r in 0..R {
                     let x = L::splat(*a.add(r * args.a_row));
                     for p in 0..P {
-                        sums[r][p] = F::accumulate(seconds[p], x, sums[r][p]);
+                        sums[r][p] = F::accumulate(weights[p][step], x, sums[r][p]);
                     }
                 }
                 a = a.add(args.a_inner);
             }
-            let steps = if F::PAIRS { 2 } else { 1 };
             for p in 0..P {
-                b[p] = b[p].add(steps * args.b.inner_step());
+                b[p] = b[p].add(F::STEPS * args.b.inner_step());
             }
-            k += steps;
+            k += F::STEPS;
         }
         for r in 0..R {
             if r < args.rows {

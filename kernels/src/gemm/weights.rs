@@ -1,52 +1,48 @@
 //! How the weights of a panel are stored, and how the microkernel loads them.
 #![allow(unsafe_code, reason = "loads packed weights by pointer")]
 
+use super::tile::{CachedPanels, Panels};
 use crate::lanes::{Kernel, LANES, Lanes};
 
 /// A storage form of the weights of a panel.
 pub(crate) trait Form {
     /// A stored value.
     type Raw: Copy + Default;
-    /// Whether two successive weights of an output feature are stored side by side:
-    /// `[inner / 2][16][2]`.
-    const PAIRS: bool;
+    /// Number of successive weights of an output feature that are stored side by side, and loaded
+    /// together: 1 for `[inner][16]`, 2 for `[inner / 2][16][2]`.
+    const STEPS: usize;
     /// Whether [`Form::widen`] may convert the weights to f32 before they are multiplied.
-    const WIDENS: bool;
+    const WIDENS: bool = true;
+    /// Loads the weights of [`STEPS`](Form::STEPS) steps of a panel, 16 weights each. If there is
+    /// only one step, the second vector is not used.
+    ///
+    /// # Safety
+    /// The instruction set of `L` is available, and `from` is the start of a step of one of
+    /// `panels`, which is readable.
+    unsafe fn load_steps<L: Lanes, B: Panels<Self::Raw>>(
+        panels: &B,
+        from: *const Self::Raw,
+    ) -> [L; 2];
     /// Converts `inner` steps of a panel to f32, `[inner][16]`. Only for forms with
     /// [`Form::WIDENS`].
     ///
     /// # Safety
     /// The instruction set of `L` is available. `from` is readable and `to` is writable for
-    /// `16 * inner` values. `inner` is even if the form has pairs.
+    /// `16 * inner` values. `inner` is a multiple of [`STEPS`](Form::STEPS).
     #[inline(always)]
     unsafe fn widen<L: Lanes>(from: *const Self::Raw, inner: usize, to: *mut f32) {
-        // SAFETY: step `k < inner` reads and writes the 16 values from `16 * k` on, or the 32
-        // values of two steps for pairs, of which `inner` is a multiple.
-        unsafe {
-            if Self::PAIRS {
-                for k in (0..inner).step_by(2) {
-                    let (first, second) = Self::load_pairs::<L>(from.add(k * LANES));
-                    first.store(to.add(k * LANES));
+        let panel = CachedPanels { first: from, step: 0, inner_step: LANES };
+        for k in (0..inner).step_by(Self::STEPS) {
+            // SAFETY: the steps from `k` on are below `inner`, and each reads and writes 16 values.
+            unsafe {
+                let [first, second]: [L; 2] = Self::load_steps(&panel, from.add(k * LANES));
+                first.store(to.add(k * LANES));
+                if Self::STEPS == 2 {
                     second.store(to.add((k + 1) * LANES));
-                }
-            } else {
-                for k in 0..inner {
-                    Self::load::<L>(from.add(k * LANES)).store(to.add(k * LANES));
                 }
             }
         }
     }
-    /// Loads 16 weights, one per output feature. Not used for pairs.
-    ///
-    /// # Safety
-    /// The instruction set of `L` is available, and `from` is readable for 16 values.
-    unsafe fn load<L: Lanes>(from: *const Self::Raw) -> L;
-    /// Loads 16 pairs of weights, one per output feature; returns the first weights and the second
-    /// weights. Only used for pairs.
-    ///
-    /// # Safety
-    /// The instruction set of `L` is available, and `from` is readable for 32 values.
-    unsafe fn load_pairs<L: Lanes>(from: *const Self::Raw) -> (L, L);
     /// Runs `kernel` as [`Lanes::call`] does, with the instructions enabled that the form needs in
     /// addition to the instruction set of `L`.
     ///
@@ -69,110 +65,93 @@ pub(crate) trait Form {
     }
 }
 
-/// f32 weights, `[inner][16]`.
-pub(crate) struct F32;
-/// f16 weights, `[inner][16]`.
-pub(crate) struct F16;
-/// bf16 values, `[inner][16]`: keys and values of the KV cache.
-pub(crate) struct Bf16;
+/// A form whose weights are stored one by one, `[inner][16]`.
+pub(crate) trait SingleForm: Form {
+    /// Loads 16 weights, one per output feature.
+    ///
+    /// # Safety
+    /// The instruction set of `L` is available, and `from` is readable for 16 values.
+    unsafe fn load<L: Lanes>(from: *const Self::Raw) -> L;
+}
+
+/// Defines forms of single weights, each with the type of a stored value and the method of
+/// [`Lanes`] that loads 16 of them.
+macro_rules! single_forms {
+    ($($(#[$doc:meta])* $form:ident($raw:ty, $load:ident);)*) => {$(
+        $(#[$doc])*
+        pub(crate) struct $form;
+
+        impl Form for $form {
+            type Raw = $raw;
+            const STEPS: usize = 1;
+            #[inline(always)]
+            unsafe fn load_steps<L: Lanes, B: Panels<$raw>>(
+                panels: &B,
+                from: *const $raw,
+            ) -> [L; 2] {
+                // SAFETY: the conditions are those of this method.
+                unsafe { [panels.load::<L, Self>(from), L::splat(0.0)] }
+            }
+        }
+
+        impl SingleForm for $form {
+            #[inline(always)]
+            unsafe fn load<L: Lanes>(from: *const $raw) -> L {
+                // SAFETY: `from` is readable for 16 values; the instruction set of `L` is available.
+                unsafe { L::$load(from.cast()) }
+            }
+        }
+    )*};
+}
+
+single_forms! {
+    /// f32 weights.
+    F32(f32, load);
+    /// f16 weights.
+    F16(u16, load_f16);
+    /// bf16 values: keys and values of the KV cache.
+    Bf16(u16, load_bf16);
+    /// Signed bytes: keys and values of the KV cache.
+    I8(i8, load_i8);
+}
+
 /// bf16 weights, `[inner / 2][16][2]`.
 pub(crate) struct Bf16Pairs;
-/// Signed bytes, `[inner][16]`: keys and values of the KV cache.
-pub(crate) struct I8;
+
+impl Form for Bf16Pairs {
+    type Raw = u16;
+    const STEPS: usize = 2;
+    #[inline(always)]
+    unsafe fn load_steps<L: Lanes, B: Panels<u16>>(_: &B, from: *const u16) -> [L; 2] {
+        // SAFETY: a step of a panel of pairs is 32 readable values; the instruction set of `L` is
+        // available.
+        unsafe { L::load_bf16_pairs(from) }.into()
+    }
+}
 
 /// bf16 weights, `[inner / 2][16][2]`, for the dot product instruction of AVX-512 BF16. Activations
 /// are bf16 pairs too. An f32 holds the bits of a pair, and the inner dimension counts pairs.
 #[cfg(target_arch = "x86_64")]
 pub(crate) struct Bf16Dots;
 
-impl Form for F32 {
-    type Raw = f32;
-    const PAIRS: bool = false;
-    const WIDENS: bool = true;
+#[cfg(target_arch = "x86_64")]
+impl SingleForm for Bf16Dots {
     #[inline(always)]
     unsafe fn load<L: Lanes>(from: *const f32) -> L {
         // SAFETY: `from` is readable for 16 values; the instruction set of `L` is available.
         unsafe { L::load(from) }
-    }
-    #[inline(always)]
-    unsafe fn load_pairs<L: Lanes>(_: *const f32) -> (L, L) {
-        unreachable!("these weights are not stored as pairs")
-    }
-}
-
-impl Form for F16 {
-    type Raw = u16;
-    const PAIRS: bool = false;
-    const WIDENS: bool = true;
-    #[inline(always)]
-    unsafe fn load<L: Lanes>(from: *const u16) -> L {
-        // SAFETY: `from` is readable for 16 values; the instruction set of `L` is available.
-        unsafe { L::load_f16(from) }
-    }
-    #[inline(always)]
-    unsafe fn load_pairs<L: Lanes>(_: *const u16) -> (L, L) {
-        unreachable!("these weights are not stored as pairs")
-    }
-}
-
-impl Form for Bf16 {
-    type Raw = u16;
-    const PAIRS: bool = false;
-    const WIDENS: bool = true;
-    #[inline(always)]
-    unsafe fn load<L: Lanes>(from: *const u16) -> L {
-        // SAFETY: `from` is readable for 16 values; the instruction set of `L` is available.
-        unsafe { L::load_bf16(from) }
-    }
-    #[inline(always)]
-    unsafe fn load_pairs<L: Lanes>(_: *const u16) -> (L, L) {
-        unreachable!("these weights are not stored as pairs")
-    }
-}
-
-impl Form for I8 {
-    type Raw = i8;
-    const PAIRS: bool = false;
-    const WIDENS: bool = true;
-    #[inline(always)]
-    unsafe fn load<L: Lanes>(from: *const i8) -> L {
-        // SAFETY: `from` is readable for 16 values; the instruction set of `L` is available.
-        unsafe { L::load_i8(from.cast()) }
-    }
-    #[inline(always)]
-    unsafe fn load_pairs<L: Lanes>(_: *const i8) -> (L, L) {
-        unreachable!("these weights are not stored as pairs")
-    }
-}
-
-impl Form for Bf16Pairs {
-    type Raw = u16;
-    const PAIRS: bool = true;
-    const WIDENS: bool = true;
-    #[inline(always)]
-    unsafe fn load<L: Lanes>(_: *const u16) -> L {
-        unreachable!("these weights are stored as pairs")
-    }
-    #[inline(always)]
-    unsafe fn load_pairs<L: Lanes>(from: *const u16) -> (L, L) {
-        // SAFETY: `from` is readable for 32 values; the instruction set of `L` is available.
-        unsafe { L::load_bf16_pairs(from) }
     }
 }
 
 #[cfg(target_arch = "x86_64")]
 impl Form for Bf16Dots {
     type Raw = f32;
-    const PAIRS: bool = false;
+    const STEPS: usize = 1;
     const WIDENS: bool = false;
     #[inline(always)]
-    unsafe fn load<L: Lanes>(from: *const f32) -> L {
-        // SAFETY: `from` is readable for 16 values; the instruction set of `L` is available.
-        unsafe { L::load(from) }
-    }
-    #[inline(always)]
-    unsafe fn load_pairs<L: Lanes>(_: *const f32) -> (L, L) {
-        unreachable!("these weights are not stored as pairs")
+    unsafe fn load_steps<L: Lanes, B: Panels<f32>>(panels: &B, from: *const f32) -> [L; 2] {
+        // SAFETY: the conditions are those of this method.
+        unsafe { [panels.load::<L, Self>(from), L::splat(0.0)] }
     }
     #[inline(always)]
     unsafe fn call<L: Lanes, K: Kernel>(kernel: K) {
