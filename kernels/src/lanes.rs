@@ -7,11 +7,15 @@
 //! All methods are `unsafe` because an implementation may only run where its instruction set is
 //! available; a value of `Path` proves that.
 //!
-//! `vector` defines the interface, and `portable`, `x86` and `neon` implement it. `math` has the
+//! `vector` defines the interface, and `portable`, `avx2`, `avx512` and `neon` implement it. `math` has the
 //! functions that are not single instructions, `partial` loads and stores the ends of rows, and
 //! `bytes` has vectors of 16 words of four bytes.
 #![allow(unsafe_code, reason = "dispatches to functions compiled for an instruction set")]
 
+#[cfg(target_arch = "x86_64")]
+mod avx2;
+#[cfg(target_arch = "x86_64")]
+mod avx512;
 mod bytes;
 pub(crate) mod math;
 #[cfg(target_arch = "aarch64")]
@@ -19,9 +23,11 @@ mod neon;
 mod partial;
 mod portable;
 mod vector;
-#[cfg(target_arch = "x86_64")]
-mod x86;
 
+#[cfg(target_arch = "x86_64")]
+pub(crate) use avx2::Avx2;
+#[cfg(target_arch = "x86_64")]
+pub(crate) use avx512::Avx512;
 #[cfg(target_arch = "aarch64")]
 pub(crate) use bytes::Four;
 pub(crate) use bytes::{Bytes, PlainBytes, WORD_VECTOR_BYTES};
@@ -35,8 +41,6 @@ pub(crate) use neon::{Neon, each};
 pub(crate) use partial::{load_some, store_some};
 pub(crate) use portable::Portable;
 pub(crate) use vector::{Kernel, LANES, Lanes};
-#[cfg(target_arch = "x86_64")]
-pub(crate) use x86::{Avx2, Avx512};
 
 /// Defines `fn name(path, args...)`, which runs `body::<L>(args...)` compiled for the instruction
 /// set of `path`.

@@ -174,48 +174,88 @@ unsafe fn last_panel(args: &AmxChunkArgs, block: &TileBlock, rows: usize, full: 
     }
 }
 
-/// More than 16 rows: blocks of the inner dimension of pairs of panels, times pairs of row tiles.
+/// More than 16 rows: pairs of panels times pairs of row tiles, then the rows and the panels that
+/// are left.
 ///
 /// # Safety
 /// As for [`multiply_chunk`], and `args.rows` is above 16.
 unsafe fn chunk_of_pairs(args: &AmxChunkArgs) {
-    let panel_len = args.padded_inner * LANES;
-    let row_tile_len = AMX_TILE_ROWS * args.padded_inner;
-    let depth = args.padded_inner / AMX_BF16_DEPTH;
     let full = args.features / LANES;
+    let paired = full / 2 * 2;
     let pair_rows = args.rows / (2 * AMX_TILE_ROWS) * (2 * AMX_TILE_ROWS);
     let rest = args.rows - pair_rows;
-    // The block of all the inner dimension at a row tile and a panel.
-    let whole = |row: usize, panel: usize| {
-        // SAFETY: `row` is a multiple of 16 below `rows`, and `panel` is at most `full`, so the
-        // pointers lie within the activations, weights and output of the task or at most at their
-        // ends.
-        unsafe {
-            TileBlock {
-                a: args.packed.add(row * args.padded_inner),
-                a_tile: row_tile_len,
-                a_row_bytes: AMX_TILE_ROW_BYTES,
-                a_step_bytes: AMX_TILE_BYTES,
-                b: args.panels.add(panel * panel_len),
-                b_panel: panel_len,
-                depth,
-                begin: std::ptr::null(),
-                begin_row: 0,
-                c: args.out.add(row * args.out_features + panel * LANES),
-                c_row: args.out_features,
-                ahead: args.panels,
+    // SAFETY: AMX may be used, and before each kind of block the tiles are configured for its rows
+    // and shape. The rows after `pair_rows`, `rest`, are fewer than 32 and get one or two tiles of
+    // exactly these rows. The panels below `paired` are full and have partners.
+    unsafe {
+        blocks_of_pairs(args, pair_rows, paired);
+        if rest > AMX_TILE_ROWS {
+            configure(AMX_TILE_ROWS, rest - AMX_TILE_ROWS, false);
+            for panel in (0..paired).step_by(2) {
+                block_2x2(&whole_block(args, pair_rows, panel));
+            }
+        } else if rest > 0 {
+            configure(rest, rest, true);
+            for panel in 0..paired {
+                block_1x1(&whole_block(args, pair_rows, panel));
             }
         }
-    };
-    // SAFETY: AMX may be used, and before each kind of block the tiles are configured for its rows
-    // and shape. Pairs of row tiles are below `pair_rows`; the rows after it, `rest`, are fewer
-    // than 32 and get one or two tiles of exactly these rows. Pairs of panels are below `paired`,
-    // all of which are full. Blocks end at `depth`. Partial sums have 32 values for each row, and
-    // rows of a pass have separate ones; `begin` reads only what the block before in the same pass
-    // has stored.
+        // The remaining panels: one without a partner, and one that is not full.
+        for row in (0..args.rows).step_by(AMX_TILE_ROWS) {
+            let rows = AMX_TILE_ROWS.min(args.rows - row);
+            if full.is_multiple_of(2) && args.features == full * LANES {
+                break;
+            }
+            configure(rows, rows, true);
+            if full % 2 == 1 {
+                block_1x1(&whole_block(args, row, full - 1));
+            }
+            last_panel(args, &whole_block(args, row, full), rows, full);
+        }
+    }
+}
+
+/// The block of all the inner dimension at a row tile and a panel.
+///
+/// # Safety
+/// `args` is valid (see [`AmxChunkArgs`]). `row` is a multiple of 16 below the rows of the task, and
+/// `panel` is at most the number of its full panels.
+unsafe fn whole_block(args: &AmxChunkArgs, row: usize, panel: usize) -> TileBlock {
+    let panel_len = args.padded_inner * LANES;
+    // SAFETY: by the requirements, the pointers lie within the activations, weights and output of
+    // the task or at most at their ends.
+    unsafe {
+        TileBlock {
+            a: args.packed.add(row * args.padded_inner),
+            a_tile: AMX_TILE_ROWS * args.padded_inner,
+            a_row_bytes: AMX_TILE_ROW_BYTES,
+            a_step_bytes: AMX_TILE_BYTES,
+            b: args.panels.add(panel * panel_len),
+            b_panel: panel_len,
+            depth: args.padded_inner / AMX_BF16_DEPTH,
+            begin: std::ptr::null(),
+            begin_row: 0,
+            c: args.out.add(row * args.out_features + panel * LANES),
+            c_row: args.out_features,
+            ahead: args.panels,
+        }
+    }
+}
+
+/// The first `pair_rows` rows, pairs of row tiles, times the first `paired` panels: one block of the
+/// inner dimension after the other.
+///
+/// # Safety
+/// As for [`multiply_chunk`]. `pair_rows` is a multiple of 32 and at most `args.rows`, and `paired`
+/// is even and at most the number of full panels.
+unsafe fn blocks_of_pairs(args: &AmxChunkArgs, pair_rows: usize, paired: usize) {
+    let panel_len = args.padded_inner * LANES;
+    let depth = args.padded_inner / AMX_BF16_DEPTH;
+    // SAFETY: AMX may be used, and the tiles are configured for pairs of whole row tiles. Blocks
+    // end at `depth`. Partial sums have 32 values for each row, and rows of a pass have separate
+    // ones; `begin` reads only what the block before in the same pass has stored.
     unsafe {
         configure(AMX_TILE_ROWS, AMX_TILE_ROWS, false);
-        let paired = full / 2 * 2;
         for pass in (0..paired).step_by(PANELS_PER_PASS) {
             let pass_end = paired.min(pass + PANELS_PER_PASS);
             for from in (0..depth).step_by(BLOCK_TILES) {
@@ -229,7 +269,7 @@ unsafe fn chunk_of_pairs(args: &AmxChunkArgs) {
                         pass_end * panel_len
                     };
                     for row in (0..pair_rows).step_by(2 * AMX_TILE_ROWS) {
-                        let mut block = whole(row, panel);
+                        let mut block = whole_block(args, row, panel);
                         let sums = ((panel - pass) / 2 * args.rows + row) * 2 * LANES;
                         let sums = args.partial_sums.add(sums);
                         block.a = block.a.add(from * AMX_BF16_TILE_LEN);
@@ -250,29 +290,6 @@ unsafe fn chunk_of_pairs(args: &AmxChunkArgs) {
                     }
                 }
             }
-        }
-        if rest > AMX_TILE_ROWS {
-            configure(AMX_TILE_ROWS, rest - AMX_TILE_ROWS, false);
-            for panel in (0..paired).step_by(2) {
-                block_2x2(&whole(pair_rows, panel));
-            }
-        } else if rest > 0 {
-            configure(rest, rest, true);
-            for panel in 0..paired {
-                block_1x1(&whole(pair_rows, panel));
-            }
-        }
-        // The remaining panels: one without a partner, and one that is not full.
-        for row in (0..args.rows).step_by(AMX_TILE_ROWS) {
-            let rows = AMX_TILE_ROWS.min(args.rows - row);
-            if full.is_multiple_of(2) && args.features == full * LANES {
-                break;
-            }
-            configure(rows, rows, true);
-            if full % 2 == 1 {
-                block_1x1(&whole(row, full - 1));
-            }
-            last_panel(args, &whole(row, full), rows, full);
         }
     }
 }

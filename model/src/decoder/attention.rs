@@ -112,8 +112,9 @@ impl Decoder {
         let width = config.num_heads * config.head_dim;
         let q = &q[..rows * width];
         let attended = &mut attended[..rows * width];
-        let sinks = layer.sinks.as_deref();
-        passes::attend(config, index, self.path, kv, q, sinks, sequences, attended, workers);
+        let (path, sinks) = (self.path, layer.sinks.as_deref());
+        let attention = passes::LayerAttention { config, path, kv, index, sinks };
+        attention.run(q, sequences, attended, workers);
         self.profile.mark(Stage::Attention);
         attended_packed.reset(rows, &[&layer.output.matrix]);
         attended_packed.pack(workers.for_pass(rows, width), attended);

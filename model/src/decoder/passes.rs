@@ -200,41 +200,51 @@ pub(super) fn finish_logits(
     });
 }
 
-/// Paged attention of one layer: `q` and `out` are `[rows, num_heads, head_dim]`, `sinks` is
-/// `[num_heads]`.
-#[allow(clippy::too_many_arguments, reason = "all are plain inputs of one kernel call")]
-pub(super) fn attend(
-    config: &DecoderConfig,
-    index: usize,
-    path: Path,
-    kv: &KvStore,
-    q: &[f32],
-    sinks: Option<&[f32]>,
-    sequences: &[AttentionSequence<'_>],
-    out: &mut [f32],
-    workers: &Workers,
-) {
-    let sliding_window = config.layers[index].sliding_window;
-    let seen = |sequence: &AttentionSequence<'_>| {
-        let context = sequence.start + sequence.count;
-        sequence.count * sliding_window.map_or(context, |window| window.min(context))
-    };
-    let products = sequences.iter().map(seen).sum::<usize>() * config.num_heads * config.head_dim;
-    let args = AttentionArgs {
-        path,
-        q,
-        sequences,
-        keys: kv.keys(index),
-        key_layout: kv.shape().key_layout,
-        values: kv.values(index),
-        block_size: kv.shape().block_size,
-        heads: config.num_heads,
-        kv_heads: config.num_kv_heads,
-        head_dim: config.head_dim,
-        scale: config.attention_scale,
-        softcap: config.attention_softcap,
-        sliding_window,
-        sinks,
-    };
-    kernels::attention(workers.for_work(2 * products), &args, out);
+/// Paged attention of one layer.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct LayerAttention<'a> {
+    pub(super) config: &'a DecoderConfig,
+    pub(super) path: Path,
+    pub(super) kv: &'a KvStore,
+    /// Index of the layer.
+    pub(super) index: usize,
+    /// Logits of the attention sinks, `[num_heads]`.
+    pub(super) sinks: Option<&'a [f32]>,
+}
+
+impl LayerAttention<'_> {
+    /// Computes attention of the queries `q` into `out`. Both are `[rows, num_heads, head_dim]`.
+    pub(super) fn run(
+        &self,
+        q: &[f32],
+        sequences: &[AttentionSequence<'_>],
+        out: &mut [f32],
+        workers: &Workers,
+    ) {
+        let Self { config, path, kv, index, sinks } = *self;
+        let sliding_window = config.layers[index].sliding_window;
+        let seen = |sequence: &AttentionSequence<'_>| {
+            let context = sequence.start + sequence.count;
+            sequence.count * sliding_window.map_or(context, |window| window.min(context))
+        };
+        let pairs = sequences.iter().map(seen).sum::<usize>();
+        let products = pairs * config.num_heads * config.head_dim;
+        let args = AttentionArgs {
+            path,
+            q,
+            sequences,
+            keys: kv.keys(index),
+            key_layout: kv.shape().key_layout,
+            values: kv.values(index),
+            block_size: kv.shape().block_size,
+            heads: config.num_heads,
+            kv_heads: config.num_kv_heads,
+            head_dim: config.head_dim,
+            scale: config.attention_scale,
+            softcap: config.attention_softcap,
+            sliding_window,
+            sinks,
+        };
+        kernels::attention(workers.for_work(2 * products), &args, out);
+    }
 }

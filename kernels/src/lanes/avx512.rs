@@ -1,27 +1,22 @@
-//! [`Lanes`] on x86-64: one AVX-512 register, or two AVX2 registers.
+//! [`Lanes`] with AVX-512: one register.
 #![allow(unsafe_code, reason = "intrinsics")]
 
 use std::arch::x86_64::{
-    __m256, __m256i, __m512, __m512bh, __m512i, _CMP_LT_OQ, _CMP_NLT_UQ, _mm_add_ps, _mm_add_ss,
-    _mm_cvtss_f32, _mm_loadl_epi64, _mm_loadu_si128, _mm_movehdup_ps, _mm_movehl_ps,
-    _mm256_add_epi32, _mm256_add_ps, _mm256_and_si256, _mm256_andnot_ps, _mm256_castps_si256,
-    _mm256_castps256_ps128, _mm256_castsi256_ps, _mm256_cmp_ps, _mm256_cvtepi8_epi32,
-    _mm256_cvtepi32_ps, _mm256_cvtepu8_epi32, _mm256_cvtepu16_epi32, _mm256_cvtph_ps,
-    _mm256_div_ps, _mm256_extractf128_ps, _mm256_fmadd_ps, _mm256_loadu_ps, _mm256_loadu_si256,
-    _mm256_max_ps, _mm256_min_ps, _mm256_mul_ps, _mm256_set1_epi32, _mm256_set1_ps,
-    _mm256_slli_epi32, _mm256_storeu_ps, _mm256_sub_ps, _mm512_add_epi32, _mm512_add_ps,
-    _mm512_and_si512, _mm512_castpd_ps, _mm512_castps_pd, _mm512_castps_si512,
-    _mm512_castps512_ps256, _mm512_castsi256_si512, _mm512_castsi512_ps, _mm512_cmp_ps_mask,
-    _mm512_cvtepi8_epi32, _mm512_cvtepi32_ps, _mm512_cvtepu8_epi32, _mm512_cvtne2ps_pbh,
-    _mm512_cvtph_ps, _mm512_div_ps, _mm512_dpbf16_ps, _mm512_fmadd_ps, _mm512_fnmadd_ps,
-    _mm512_inserti64x4, _mm512_loadu_ps, _mm512_loadu_si512, _mm512_maskz_mov_ps,
-    _mm512_maskz_permutexvar_epi16, _mm512_max_ps, _mm512_min_ps, _mm512_mul_ps,
-    _mm512_permutexvar_epi16, _mm512_rcp14_ps, _mm512_reduce_max_ps, _mm512_set1_epi32,
-    _mm512_set1_ps, _mm512_shuffle_f32x4, _mm512_slli_epi32, _mm512_storeu_ps, _mm512_sub_ps,
-    _mm512_unpackhi_pd, _mm512_unpackhi_ps, _mm512_unpacklo_pd, _mm512_unpacklo_ps,
+    __m256i, __m512, __m512bh, __m512i, _CMP_NLT_UQ, _mm_add_ps, _mm_add_ss, _mm_cvtss_f32,
+    _mm_loadu_si128, _mm_movehdup_ps, _mm_movehl_ps, _mm256_castps256_ps128, _mm256_extractf128_ps,
+    _mm256_loadu_si256, _mm512_add_epi32, _mm512_add_ps, _mm512_and_si512, _mm512_castpd_ps,
+    _mm512_castps_pd, _mm512_castps_si512, _mm512_castps512_ps256, _mm512_castsi256_si512,
+    _mm512_castsi512_ps, _mm512_cmp_ps_mask, _mm512_cvtepi8_epi32, _mm512_cvtepi32_ps,
+    _mm512_cvtepu8_epi32, _mm512_cvtne2ps_pbh, _mm512_cvtph_ps, _mm512_div_ps, _mm512_dpbf16_ps,
+    _mm512_fmadd_ps, _mm512_fnmadd_ps, _mm512_inserti64x4, _mm512_loadu_ps, _mm512_loadu_si512,
+    _mm512_maskz_mov_ps, _mm512_maskz_permutexvar_epi16, _mm512_max_ps, _mm512_min_ps,
+    _mm512_mul_ps, _mm512_permutexvar_epi16, _mm512_rcp14_ps, _mm512_reduce_max_ps,
+    _mm512_set1_epi32, _mm512_set1_ps, _mm512_shuffle_f32x4, _mm512_slli_epi32, _mm512_storeu_ps,
+    _mm512_sub_ps, _mm512_unpackhi_pd, _mm512_unpackhi_ps, _mm512_unpacklo_pd, _mm512_unpacklo_ps,
 };
 
-use super::vector::{Kernel, LANES, Lanes};
+use super::avx2::UPPER_HALF;
+use crate::lanes::vector::{Kernel, LANES, Lanes};
 
 /// One 512-bit register.
 #[derive(Clone, Copy)]
@@ -51,13 +46,6 @@ static HALVES_INTERLEAVED: [u16; 2 * LANES] = {
     }
     order
 };
-
-/// Two 256-bit registers.
-#[derive(Clone, Copy)]
-pub(crate) struct Avx2(pub(crate) __m256, pub(crate) __m256);
-
-/// Mask of the upper 16 bits of a 32-bit lane: the second value of a bf16 pair, as f32 bits.
-const UPPER_HALF: i32 = 0xffff_0000_u32.cast_signed();
 
 /// Permutation that moves 16 values of 16 bits to the upper halves of 16 lanes of 32 bits. The
 /// entries of the lower halves are unused because a mask zeroes these.
@@ -270,153 +258,6 @@ impl Lanes for Avx512 {
                 square[4 + j] = Avx512(_mm512_shuffle_f32x4::<0b10_00_10_00>(low_odd, high_odd));
                 square[12 + j] = Avx512(_mm512_shuffle_f32x4::<0b11_01_11_01>(low_odd, high_odd));
             }
-        }
-    }
-}
-
-impl Lanes for Avx2 {
-    const REGISTERS: usize = 8;
-    const GROUP_MAX: usize = 6;
-
-    #[inline(always)]
-    unsafe fn call<K: Kernel>(kernel: K) {
-        #[target_feature(enable = "avx2,fma,f16c")]
-        #[inline(never)]
-        unsafe fn run<K: Kernel>(kernel: K) {
-            // SAFETY: this function enables the instruction set of the type; the caller meets the
-            // requirements of `kernel`.
-            unsafe { kernel.run::<Avx2>() }
-        }
-        // SAFETY: AVX2, FMA and F16C are available; the caller meets the requirements
-        // of `kernel`.
-        unsafe { run(kernel) }
-    }
-    #[inline(always)]
-    unsafe fn splat(value: f32) -> Self {
-        // SAFETY: computes in registers; AVX2, FMA and F16C are available.
-        unsafe { Avx2(_mm256_set1_ps(value), _mm256_set1_ps(value)) }
-    }
-    #[inline(always)]
-    unsafe fn load(from: *const f32) -> Self {
-        // SAFETY: `from` is readable for 16 values, and AVX2, FMA and F16C are available.
-        unsafe { Avx2(_mm256_loadu_ps(from), _mm256_loadu_ps(from.add(8))) }
-    }
-    #[inline(always)]
-    unsafe fn store(self, to: *mut f32) {
-        // SAFETY: `to` is writable for 16 values, and AVX2, FMA and F16C are available.
-        unsafe {
-            _mm256_storeu_ps(to, self.0);
-            _mm256_storeu_ps(to.add(8), self.1);
-        }
-    }
-    #[inline(always)]
-    unsafe fn load_bf16(from: *const u16) -> Self {
-        // SAFETY: `from` is readable for 16 values, and AVX2, FMA and F16C are available.
-        unsafe {
-            let widen = |from: *const u16| {
-                let raw = _mm256_cvtepu16_epi32(_mm_loadu_si128(from.cast()));
-                _mm256_castsi256_ps(_mm256_slli_epi32::<16>(raw))
-            };
-            Avx2(widen(from), widen(from.add(8)))
-        }
-    }
-    #[inline(always)]
-    unsafe fn load_f16(from: *const u16) -> Self {
-        // SAFETY: `from` is readable for 16 values, and AVX2, FMA and F16C are available.
-        unsafe {
-            let low = _mm256_cvtph_ps(_mm_loadu_si128(from.cast()));
-            let high = _mm256_cvtph_ps(_mm_loadu_si128(from.add(8).cast()));
-            Avx2(low, high)
-        }
-    }
-    #[inline(always)]
-    unsafe fn load_bf16_pairs(from: *const u16) -> (Self, Self) {
-        // SAFETY: `from` is readable for 32 values, and AVX2, FMA and F16C are available.
-        unsafe {
-            let low = _mm256_loadu_si256(from.cast::<__m256i>());
-            let high = _mm256_loadu_si256(from.add(16).cast::<__m256i>());
-            let mask = _mm256_set1_epi32(UPPER_HALF);
-            let first = |raw| _mm256_castsi256_ps(_mm256_slli_epi32::<16>(raw));
-            let second = |raw| _mm256_castsi256_ps(_mm256_and_si256(raw, mask));
-            (Avx2(first(low), first(high)), Avx2(second(low), second(high)))
-        }
-    }
-    #[inline(always)]
-    unsafe fn load_u8(from: *const u8) -> Self {
-        // SAFETY: `from` is readable for 16 bytes, and AVX2, FMA and F16C are available.
-        unsafe {
-            let widen = |from: *const u8| {
-                _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(_mm_loadl_epi64(from.cast())))
-            };
-            Avx2(widen(from), widen(from.add(8)))
-        }
-    }
-    #[inline(always)]
-    unsafe fn load_i8(from: *const u8) -> Self {
-        // SAFETY: `from` is readable for 16 bytes, and AVX2, FMA and F16C are available.
-        unsafe {
-            let widen = |from: *const u8| {
-                _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(from.cast())))
-            };
-            Avx2(widen(from), widen(from.add(8)))
-        }
-    }
-    #[inline(always)]
-    unsafe fn add(self, other: Self) -> Self {
-        // SAFETY: computes in registers; AVX2, FMA and F16C are available.
-        unsafe { Avx2(_mm256_add_ps(self.0, other.0), _mm256_add_ps(self.1, other.1)) }
-    }
-    #[inline(always)]
-    unsafe fn sub(self, other: Self) -> Self {
-        // SAFETY: computes in registers; AVX2, FMA and F16C are available.
-        unsafe { Avx2(_mm256_sub_ps(self.0, other.0), _mm256_sub_ps(self.1, other.1)) }
-    }
-    #[inline(always)]
-    unsafe fn mul(self, other: Self) -> Self {
-        // SAFETY: computes in registers; AVX2, FMA and F16C are available.
-        unsafe { Avx2(_mm256_mul_ps(self.0, other.0), _mm256_mul_ps(self.1, other.1)) }
-    }
-    #[inline(always)]
-    unsafe fn div(self, other: Self) -> Self {
-        // SAFETY: computes in registers; AVX2, FMA and F16C are available.
-        unsafe { Avx2(_mm256_div_ps(self.0, other.0), _mm256_div_ps(self.1, other.1)) }
-    }
-    #[inline(always)]
-    unsafe fn mul_add(self, factor: Self, addend: Self) -> Self {
-        // SAFETY: computes in registers; AVX2, FMA and F16C are available.
-        unsafe {
-            let low = _mm256_fmadd_ps(self.0, factor.0, addend.0);
-            Avx2(low, _mm256_fmadd_ps(self.1, factor.1, addend.1))
-        }
-    }
-    #[inline(always)]
-    unsafe fn max(self, other: Self) -> Self {
-        // SAFETY: computes in registers; AVX2, FMA and F16C are available.
-        unsafe { Avx2(_mm256_max_ps(self.0, other.0), _mm256_max_ps(self.1, other.1)) }
-    }
-    #[inline(always)]
-    unsafe fn min(self, other: Self) -> Self {
-        // SAFETY: computes in registers; AVX2, FMA and F16C are available.
-        unsafe { Avx2(_mm256_min_ps(self.0, other.0), _mm256_min_ps(self.1, other.1)) }
-    }
-    #[inline(always)]
-    unsafe fn scale_by_power(self, shifted: Self) -> Self {
-        // SAFETY: computes in registers; AVX2, FMA and F16C are available.
-        unsafe {
-            let scale = |value, shifted| {
-                let n = _mm256_slli_epi32::<23>(_mm256_castps_si256(shifted));
-                _mm256_castsi256_ps(_mm256_add_epi32(_mm256_castps_si256(value), n))
-            };
-            Avx2(scale(self.0, shifted.0), scale(self.1, shifted.1))
-        }
-    }
-    #[inline(always)]
-    unsafe fn keep_where_ge(self, x: Self, limit: Self) -> Self {
-        // SAFETY: computes in registers; AVX2, FMA and F16C are available.
-        unsafe {
-            let keep =
-                |value, x, limit| _mm256_andnot_ps(_mm256_cmp_ps::<_CMP_LT_OQ>(x, limit), value);
-            Avx2(keep(self.0, x.0, limit.0), keep(self.1, x.1, limit.1))
         }
     }
 }
