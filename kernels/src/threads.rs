@@ -12,38 +12,39 @@
 //! workers spin for a short time before they sleep, because one decoding step is a rapid succession
 //! of such calls.
 //!
-//! **Why not rayon.** A decoding step makes many short calls from one thread, which is not a thread
-//! of the pool. `benches/thread_pool.rs` measures calls whose tasks do nothing, with 2 threads on a
-//! 2-core AMD EPYC machine under other load. Back to back, the median call takes 0.07, 0.34 and
-//! 0.60 µs for 2, 16 and 64 tasks here, and 12.1, 12.3 and 13.4 µs with rayon's parallel iterators,
-//! because a call from outside rayon's pool is handed to a pool thread while the caller sleeps.
-//! Called from inside its pool, rayon takes 0.06, 0.41 and 1.6 µs: that would do, but would require
-//! that the compute thread belongs to the pool. After a pause of 1 ms, workers must be woken: 10 to
-//! 14 µs here, 52 to 57 µs with rayon from outside and 10 to 13 µs from inside, measured at
-//! real-time priority. At normal priority, if other processes keep all cores busy, a woken worker
-//! may displace the caller for the time that it spins (100 µs).
+//! **Why not rayon.** `benches/thread_pool.rs` runs the products of a decoding step of one token on
+//! both pools by turns, with 2 threads on a 2-core AMD EPYC machine. Rayon is entered once per step,
+//! so that all calls come from inside its pool. At real-time priority, that is, with both cores for
+//! itself, rayon takes as long as this pool for a model of 135 million parameters (3.4 ms), but 1.3
+//! to 1.9 times as long for the demo model (48 instead of 25 to 36 µs), where the calls are most of the
+//! time. If other processes keep the cores busy, it takes 1.4 times as long for 135 million
+//! parameters, and 1.7 times after a pause of 1 ms, because its threads sleep between the calls of a
+//! step and must wait for a core. From outside its pool, each call costs 3 µs more (40 µs after a
+//! pause), because it is handed to a thread of the pool while the caller sleeps. A worker here spins
+//! for up to 100 µs and may displace the caller for that time, if all cores are busy.
 //!
 //! The orderings are checked by the loom models in `loom_tests/tests/threads.rs`.
 #![allow(unsafe_code, reason = "shares a borrowed closure with threads that outlive the borrow")]
+
+mod scratch;
 
 use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::PoisonError;
 use std::time::{Duration, Instant};
 
-use crate::buffer::{Buffer, Plain};
+use crate::buffer::Plain;
 use crate::sync::{
     Arc, AtomicBool, AtomicU64, AtomicUsize, Builder, Condvar, JoinHandle, Mutex, Ordering,
     UnsafeCell, fence, leave_order, lock, open_order, spin_loop, waits_for_workers, yield_now,
 };
+use scratch::{Scratch, ScratchPool};
 
 /// How long an idle worker spins before it sleeps.
 const SPIN_TIME: Duration = Duration::from_micros(100);
 /// How often an idle worker looks at the gate before it looks at the time. Models look once,
 /// because each look doubles the number of interleavings.
 const POLLS_PER_CLOCK_READ: usize = if cfg!(loom) { 1 } else { 64 };
-/// Maximum number of scratch buffers that are kept for later calls.
-const SCRATCH_COUNT_MAX: usize = 64;
 
 /// The bit of `state` that says that the gate is open. The bits below it count the workers inside,
 /// the bits above it the calls, so that a worker enters each call at most once.
@@ -81,8 +82,8 @@ struct Shared {
     wake: Condvar,
     /// The payload of the first task of the current call that panicked.
     panic: Mutex<Option<Box<dyn Any + Send>>>,
-    /// Scratch buffers that are not in use.
-    scratch: Mutex<Vec<Buffer>>,
+    /// Memory of the tasks.
+    scratch: ScratchPool,
 }
 
 // SAFETY: `call` is the only field that is not Sync. It is written only by the caller that holds
@@ -126,7 +127,7 @@ impl Threads {
             sleep: Mutex::new(()),
             wake: Condvar::new(),
             panic: Mutex::new(None),
-            scratch: Mutex::new(Vec::new()),
+            scratch: ScratchPool::default(),
         });
         // The gate can count this many workers, plus the thread of the caller.
         let count = count.min(WORKERS_INSIDE as usize + 1);
@@ -234,30 +235,10 @@ impl Threads {
         }
     }
 
-    /// Scratch memory for at least `count` values of type `T`. It contains whatever its last user
-    /// left there. It returns to the pool when it is dropped.
+    /// Scratch memory for at least `count` values of type `T`. Its contents are those that the last
+    /// user left. It returns to the pool when it is dropped.
     pub(super) fn scratch<T: Plain>(&self, count: usize) -> Scratch<'_> {
-        let bytes = count * size_of::<T>();
-        let mut kept = lock(&self.shared.scratch);
-        // The smallest buffer that is large enough, so that small requests do not take the large
-        // buffers.
-        let fitting = (0..kept.len())
-            .filter(|&index| kept[index].byte_len() >= bytes)
-            .min_by_key(|&index| kept[index].byte_len());
-        let buffer = match fitting {
-            Some(index) => kept.swap_remove(index),
-            None => {
-                // If many buffers are kept, the new one replaces the smallest, which was too small.
-                if kept.len() >= SCRATCH_COUNT_MAX / 2
-                    && let Some(index) = (0..kept.len()).min_by_key(|&index| kept[index].byte_len())
-                {
-                    kept.swap_remove(index);
-                }
-                drop(kept);
-                Buffer::zeroed::<u8>(bytes.next_multiple_of(4096))
-            }
-        };
-        Scratch { buffer: Some(buffer), pool: &self.shared.scratch }
+        self.shared.scratch.take(count * size_of::<T>())
     }
 }
 
@@ -277,29 +258,6 @@ impl Drop for Threads {
     }
 }
 
-/// Scratch memory on loan from a pool.
-pub(super) struct Scratch<'a> {
-    /// Always present until the loan is dropped.
-    buffer: Option<Buffer>,
-    pool: &'a Mutex<Vec<Buffer>>,
-}
-
-impl Scratch<'_> {
-    /// The memory as a slice of at least as many elements as were requested, aligned to 64 bytes.
-    pub(super) fn slice_mut<T: Plain>(&mut self) -> &mut [T] {
-        self.buffer.as_mut().map_or(&mut [], Buffer::slice_mut)
-    }
-}
-
-impl Drop for Scratch<'_> {
-    fn drop(&mut self) {
-        let mut kept = lock(self.pool);
-        if kept.len() < SCRATCH_COUNT_MAX {
-            kept.extend(self.buffer.take());
-        }
-    }
-}
-
 /// Takes task indexes of a call and runs the tasks until no index is left.
 fn run_tasks(shared: &Shared, call: ParallelCall) {
     // SAFETY: this runs on the thread of the caller before it closes the gate, or on a worker
@@ -307,7 +265,7 @@ fn run_tasks(shared: &Shared, call: ParallelCall) {
     // and all workers have left.
     let task = unsafe { &*call.task };
     loop {
-        // Relaxed: a read-modify-write gives each index to one thread only, whatever its ordering.
+        // Relaxed: a read-modify-write gives each index to one thread only, with any ordering.
         let index = shared.next.fetch_add(1, Ordering::Relaxed);
         if index >= call.task_count {
             return;
