@@ -13,11 +13,10 @@
 //! | quantised | blocks of 16 rows interleaved, see [`quant`] | integers, see [`int8`] |
 #![allow(unsafe_code, reason = "tasks write disjoint blocks of one output")]
 
+mod multiply;
 mod pack;
 mod partition;
 
-#[cfg(target_arch = "x86_64")]
-use crate::amx::chunk::{AmxChunkArgs, multiply_chunk, partial_sums_len};
 use crate::buffer::{Buffer, SharedMut};
 use crate::error::KernelError;
 use crate::gemm;
@@ -72,8 +71,7 @@ impl Matrix {
         Ok(matrix)
     }
 
-    /// Creates a matrix of zeroes, which [`Matrix::fill`] then fills. Its type is the one in which
-    /// weights of type `dtype` are [kept](TensorType::kept_as).
+    /// Creates a matrix of zeroes, which [`Matrix::fill`] then fills.
     ///
     /// # Errors
     /// * [`KernelError::Empty`] if a dimension is zero.
@@ -87,11 +85,9 @@ impl Matrix {
         if out_features == 0 || in_features == 0 {
             return Err(KernelError::Empty { out_features, in_features });
         }
-        let source = dtype;
-        let dtype = source.kept_as();
-        let expected = source.block_len();
+        let expected = dtype.block_len();
         if !in_features.is_multiple_of(expected) {
-            return Err(KernelError::PartialBlock { dtype: source, expected, got: in_features });
+            return Err(KernelError::PartialBlock { dtype, expected, got: in_features });
         }
         let padded_inner = match dtype {
             TensorType::Bf16 => in_features.next_multiple_of(BF16_INNER),
@@ -107,9 +103,8 @@ impl Matrix {
     ///
     /// `first_row` is a multiple of [`ROWS_STEP`](Matrix::ROWS_STEP). `bytes` holds whole rows with
     /// weights of type `source`. Their number is a multiple of `ROWS_STEP` too, except at the end
-    /// of the matrix. `source` is the type of the matrix, or one that is
-    /// [kept](TensorType::kept_as) as that type. A `Q8_0` matrix also accepts `F32`, `F16` and
-    /// `Bf16` rows and quantises them.
+    /// of the matrix. `source` is the type of the matrix. A `Q8_0` matrix also accepts `F32`, `F16`
+    /// and `Bf16` rows and quantises them.
     ///
     /// # Errors
     /// * [`KernelError::WrongByteCount`] if `bytes` does not hold such rows.
@@ -129,7 +124,7 @@ impl Matrix {
         if rows * row_bytes != bytes.len() || !ends || !first_row.is_multiple_of(LANES) {
             return Err(self.wrong_bytes(source, first_row, bytes));
         }
-        let rounds = source.kept_as() != self.dtype;
+        let rounds = source != self.dtype;
         if rounds && (self.dtype != TensorType::Q8_0 || source.is_quantised()) {
             return Err(KernelError::NotRounded { from: source, to: self.dtype });
         }
@@ -144,11 +139,11 @@ impl Matrix {
                 let start = panels.get().add((first_panel + index) * layout.panel_bytes);
                 std::slice::from_raw_parts_mut(start, layout.panel_bytes)
             };
-            let converted = match rounds {
-                true => Some(quant::round_to_q8_0(source, self.in_features, rows)),
-                false => source.convert(rows),
-            };
-            layout.pack(converted.as_deref().unwrap_or(rows), panel);
+            if rounds {
+                layout.pack(&quant::round_to_q8_0(source, self.in_features, rows), panel);
+            } else {
+                layout.pack(rows, panel);
+            }
         });
         Ok(())
     }
@@ -293,141 +288,6 @@ impl Matrix {
             return Packing::Pairs { inner, group_max };
         }
         Packing::Lanes { inner, group_max, path: self.path }
-    }
-
-    /// Computes one task of a product. `out` points to the first sum of the task, and its rows are
-    /// `out_row` values apart.
-    ///
-    /// # Safety
-    /// `x` holds the rows of the task in this matrix's [`packing`](Matrix::packing) for the rows of
-    /// the whole product, and no thread writes them. `out` is writable for the features of the task
-    /// in each of its rows, and no other thread accesses them.
-    pub(crate) unsafe fn multiply_task(
-        &self,
-        threads: &Threads,
-        x: &Packed,
-        task: &GemmTask,
-        out: *mut f32,
-        out_row: usize,
-    ) {
-        let (rows, features) = (task.rows, task.features);
-        let values = x.values(task.first_row);
-        match x.packing() {
-            Packing::Bytes { inner, groups } => {
-                let args = int8::Int8Chunk {
-                    words: values,
-                    scales: x.scales(task.first_row),
-                    sums: x.sums(task.first_row),
-                    rows,
-                    inner,
-                    panels: self.data.slice::<u8>()[self.panel_start(task, 1)..].as_ptr(),
-                    out,
-                    out_row,
-                    features,
-                };
-                // SAFETY: `x` was packed by these groups, the panels are those of the task, and
-                // `out` is exclusive to it.
-                unsafe { groups.chunk(threads, &args, self.dtype) }
-            }
-            #[cfg(target_arch = "x86_64")]
-            Packing::Tiles { inner } => {
-                let mut partial_sums = threads.scratch::<f32>(partial_sums_len(rows));
-                let args = AmxChunkArgs {
-                    packed: values.cast::<u16>(),
-                    rows,
-                    padded_inner: inner,
-                    panels: self.data.slice::<u16>()[self.panel_start(task, 2)..].as_ptr(),
-                    out,
-                    out_features: out_row,
-                    features,
-                    partial_sums: partial_sums.slice_mut::<f32>().as_mut_ptr(),
-                };
-                // SAFETY: `Packing::Tiles` exists only for a path with AMX. The panels are those of
-                // the task, and `out` is exclusive to it.
-                unsafe { multiply_chunk(&args) }
-            }
-            #[cfg(target_arch = "x86_64")]
-            Packing::Pairs { inner, .. } => {
-                let args = lane_args(values, inner / 2, task, out, out_row);
-                // SAFETY: `x` holds the rows as bf16 pairs, and `out` is exclusive to the task.
-                unsafe { self.multiply_lanes(&args, task) }
-            }
-            Packing::Lanes { inner, .. } => {
-                let args = lane_args(values, inner, task, out, out_row);
-                // SAFETY: `x` holds the rows as f32, and `out` is exclusive to the task.
-                unsafe { self.multiply_lanes(&args, task) }
-            }
-        }
-    }
-
-    /// Index of the first weight of a task, in units of `unit` bytes.
-    fn panel_start(&self, task: &GemmTask, unit: usize) -> usize {
-        task.first_panel * self.layout().panel_bytes / unit
-    }
-
-    /// Computes one task on SIMD lanes. `args` is complete except for the weights.
-    ///
-    /// # Safety
-    /// With the task's panels of this matrix as weights, `args` is valid (see [`gemm::GemmChunk`]).
-    unsafe fn multiply_lanes(&self, args: &gemm::GemmChunk<u8>, task: &GemmTask) {
-        // SAFETY: each slice begins with the first panel of the task and holds all of its panels.
-        // `uses_dots` is true only for a path with AVX-512 BF16.
-        unsafe {
-            match self.dtype {
-                TensorType::F32 => {
-                    let panels = &self.data.slice::<f32>()[self.panel_start(task, 4)..];
-                    gemm::chunk_f32(self.path, &with_panels(args, panels));
-                }
-                TensorType::F16 => {
-                    let panels = &self.data.slice::<u16>()[self.panel_start(task, 2)..];
-                    gemm::chunk_f16(self.path, &with_panels(args, panels));
-                }
-                #[cfg(target_arch = "x86_64")]
-                TensorType::Bf16 if self.uses_dots() => {
-                    let panels = &self.data.slice::<f32>()[self.panel_start(task, 4)..];
-                    gemm::chunk_bf16_dots(&with_panels(args, panels));
-                }
-                TensorType::Bf16 => {
-                    let panels = &self.data.slice::<u16>()[self.panel_start(task, 2)..];
-                    gemm::chunk_bf16(self.path, &with_panels(args, panels));
-                }
-                _ => unreachable!("quantised weights are multiplied as integers"),
-            }
-        }
-    }
-}
-
-/// The arguments of a task on SIMD lanes, without the weights.
-fn lane_args(
-    values: *const u8,
-    padded_inner: usize,
-    task: &GemmTask,
-    out: *mut f32,
-    out_row: usize,
-) -> gemm::GemmChunk<u8> {
-    gemm::GemmChunk {
-        packed: values.cast::<f32>(),
-        rows: task.rows,
-        padded_inner,
-        panels: std::ptr::null(),
-        panel_count: task.features.div_ceil(LANES),
-        out,
-        out_row,
-        features: task.features,
-    }
-}
-
-/// `args` with `panels` as weights.
-fn with_panels<Raw>(args: &gemm::GemmChunk<u8>, panels: &[Raw]) -> gemm::GemmChunk<Raw> {
-    gemm::GemmChunk {
-        packed: args.packed,
-        rows: args.rows,
-        padded_inner: args.padded_inner,
-        panels: panels.as_ptr(),
-        panel_count: args.panel_count,
-        out: args.out,
-        out_row: args.out_row,
-        features: args.features,
     }
 }
 

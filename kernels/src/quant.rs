@@ -13,21 +13,20 @@
 //! Everything about one format is in one implementation of [`Format`].
 #![allow(unsafe_code, reason = "unpacks blocks that were packed before")]
 
-mod converted;
 mod format;
+mod grid_formats;
 mod grids;
 mod groups;
 mod k_quants;
 mod small_blocks;
+mod ternary;
 
-pub(crate) use converted::{
-    BLOCK_LEN as CONVERTED_BLOCK_LEN, Converted, Iq1M, Iq1S, Iq2S, Iq2Xs, Iq2Xxs, Iq3S, Iq3Xxs,
-    Tq1_0, Tq2_0, convert, target as converted_to,
-};
 pub(crate) use format::{Block, Format, WORDS};
+pub(crate) use grid_formats::{Iq1M, Iq1S, Iq2S, Iq2Xs, Iq2Xxs, Iq3S, Iq3Xxs};
 pub(crate) use groups::{I8Group16, I8Group32, U4Group32, U4Group128};
 pub(crate) use k_quants::{Iq4Xs, Q2K, Q3K, Q4K, Q5K, Q6K};
 pub(crate) use small_blocks::{Iq4Nl, Mxfp4, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0};
+pub(crate) use ternary::{Tq1_0, Tq2_0};
 
 use crate::lanes::{LANES, PlainBytes, Portable};
 use crate::tensor_type::{TensorType, with_format};
@@ -187,10 +186,7 @@ pub(super) fn dequantise(dtype: TensorType, blocks: &[u8], out: &mut [f32]) {
         out.len(),
         "out must hold one value per weight"
     );
-    match dtype.convert(blocks) {
-        Some(blocks) => dequantise(dtype.kept_as(), &blocks, out),
-        None => with_format!(dtype, F => dequantise_of::<F>(blocks, out)),
-    }
+    with_format!(dtype, F => dequantise_of::<F>(blocks, out));
 }
 
 /// [`dequantise`] for blocks of `F`. Packs 16 blocks at a time as if they were the rows of a

@@ -7,14 +7,11 @@
 /// * `blocks`: types of blocks, with their name and their number in GGUF files. Everything else
 ///   about such a type is in its implementation of [`Format`](crate::quant::Format), which has the
 ///   name of the variant.
-/// * `converted`: as `blocks`, for types that are converted while they are loaded. See
-///   [`Converted`](crate::quant::Converted).
 macro_rules! tensor_types {
     (
         $d:tt
         floats { $($(#[$float_doc:meta])* $float:ident($float_name:literal, $float_id:literal, $bytes:literal),)* }
         blocks { $($(#[$block_doc:meta])* $block:ident($block_name:literal, $block_id:expr),)* }
-        converted { $($(#[$rare_doc:meta])* $rare:ident($rare_name:literal, $rare_id:literal),)* }
     ) => {
         /// Element type of a stored tensor. The quantised types have the layouts of GGUF files
         /// (ggml).
@@ -22,13 +19,12 @@ macro_rules! tensor_types {
         pub enum TensorType {
             $($(#[$float_doc])* $float,)*
             $($(#[$block_doc])* $block,)*
-            $($(#[$rare_doc])* $rare,)*
         }
 
         impl TensorType {
             /// All element types.
-            pub const ALL: [Self; { [$($float_name,)* $($block_name,)* $($rare_name),*].len() }] =
-                [$(Self::$float,)* $(Self::$block,)* $(Self::$rare),*];
+            pub const ALL: [Self; { [$($float_name,)* $($block_name),*].len() }] =
+                [$(Self::$float,)* $(Self::$block),*];
 
             /// Number of elements in a block, the unit of storage: 1, or a multiple of 32. The row
             /// length of a tensor must be a multiple of it.
@@ -37,7 +33,6 @@ macro_rules! tensor_types {
                 match self {
                     $(Self::$float => 1,)*
                     $(Self::$block => <crate::quant::$block as crate::quant::Format>::BLOCK_LEN,)*
-                    $(Self::$rare => crate::quant::CONVERTED_BLOCK_LEN,)*
                 }
             }
 
@@ -47,7 +42,6 @@ macro_rules! tensor_types {
                 match self {
                     $(Self::$float => $bytes,)*
                     $(Self::$block => <crate::quant::$block as crate::quant::Format>::BLOCK_BYTES,)*
-                    $(Self::$rare => <crate::quant::$rare as crate::quant::Converted>::BLOCK_BYTES,)*
                 }
             }
 
@@ -57,7 +51,6 @@ macro_rules! tensor_types {
                 match self {
                     $(Self::$float => $float_name,)*
                     $(Self::$block => $block_name,)*
-                    $(Self::$rare => $rare_name,)*
                 }
             }
 
@@ -67,26 +60,6 @@ macro_rules! tensor_types {
                 match self {
                     $(Self::$float => Some($float_id),)*
                     $(Self::$block => $block_id,)*
-                    $(Self::$rare => Some($rare_id),)*
-                }
-            }
-
-            /// The type in which a [`Matrix`](crate::Matrix) keeps weights of this type. It differs
-            /// for rare types, which take more memory there than in a file; no value changes.
-            #[must_use]
-            pub fn kept_as(self) -> Self {
-                match self {
-                    $(Self::$rare => crate::quant::converted_to::<crate::quant::$rare>(),)*
-                    _ => self,
-                }
-            }
-
-            /// Converts whole blocks of this type to blocks of [`kept_as`](Self::kept_as). `None`
-            /// for types that are kept as they are.
-            pub(crate) fn convert(self, blocks: &[u8]) -> Option<Vec<u8>> {
-                match self {
-                    $(Self::$rare => Some(crate::quant::convert::<crate::quant::$rare>(blocks)),)*
-                    _ => None,
                 }
             }
         }
@@ -100,8 +73,7 @@ macro_rules! tensor_types {
                         type $d format = $crate::quant::$block;
                         $d body
                     })*
-                    $($crate::tensor_type::TensorType::$float)|*
-                    $(| $crate::tensor_type::TensorType::$rare)* => {
+                    $($crate::tensor_type::TensorType::$float)|* => {
                         unreachable!("{:?} weights are not multiplied as integers", $d dtype)
                     }
                 }
@@ -148,6 +120,24 @@ tensor_types! {
         Iq4Xs("IQ4_XS", Some(23)),
         /// Blocks of 32 floats of 4 bits (E2M1) with a power of two as scale (17 bytes).
         Mxfp4("MXFP4", Some(39)),
+        /// Super-blocks of 256 weights of about 2.06 bits (66 bytes).
+        Iq2Xxs("IQ2_XXS", Some(16)),
+        /// Super-blocks of 256 weights of about 2.31 bits (74 bytes).
+        Iq2Xs("IQ2_XS", Some(17)),
+        /// Super-blocks of 256 weights of about 3.06 bits (98 bytes).
+        Iq3Xxs("IQ3_XXS", Some(18)),
+        /// Super-blocks of 256 weights of about 1.56 bits (50 bytes).
+        Iq1S("IQ1_S", Some(19)),
+        /// Super-blocks of 256 weights of about 3.44 bits (110 bytes).
+        Iq3S("IQ3_S", Some(21)),
+        /// Super-blocks of 256 weights of about 2.56 bits (82 bytes).
+        Iq2S("IQ2_S", Some(22)),
+        /// Super-blocks of 256 weights of 1.75 bits (56 bytes).
+        Iq1M("IQ1_M", Some(29)),
+        /// Super-blocks of 256 weights -1, 0 or 1 of about 1.69 bits (54 bytes).
+        Tq1_0("TQ1_0", Some(34)),
+        /// Super-blocks of 256 weights of about 2.06 bits from -1 to 2 (66 bytes).
+        Tq2_0("TQ2_0", Some(35)),
         /// Blocks of 32 signed bytes with an f32 scale for every 16 of them (40 bytes): the two
         /// scales, then the bytes. No file has this type; weights of other types are converted to
         /// it.
@@ -163,26 +153,6 @@ tensor_types! {
         /// Blocks of 128 weights of 4 bits (72 bytes): as [`U4Group32`](Self::U4Group32), with the
         /// 16 bytes of four times 32 weights after the scale and the minimum.
         U4Group128("U4 with a scale per 128", None),
-    }
-    converted {
-        /// Super-blocks of 256 weights of about 2.06 bits (66 bytes).
-        Iq2Xxs("IQ2_XXS", 16),
-        /// Super-blocks of 256 weights of about 2.31 bits (74 bytes).
-        Iq2Xs("IQ2_XS", 17),
-        /// Super-blocks of 256 weights of about 3.06 bits (98 bytes).
-        Iq3Xxs("IQ3_XXS", 18),
-        /// Super-blocks of 256 weights of about 1.56 bits (50 bytes).
-        Iq1S("IQ1_S", 19),
-        /// Super-blocks of 256 weights of about 3.44 bits (110 bytes).
-        Iq3S("IQ3_S", 21),
-        /// Super-blocks of 256 weights of about 2.56 bits (82 bytes).
-        Iq2S("IQ2_S", 22),
-        /// Super-blocks of 256 weights of 1.75 bits (56 bytes).
-        Iq1M("IQ1_M", 29),
-        /// Super-blocks of 256 weights -1, 0 or 1 of about 1.69 bits (54 bytes).
-        Tq1_0("TQ1_0", 34),
-        /// Super-blocks of 256 weights of about 2.06 bits from -1 to 2 (66 bytes).
-        Tq2_0("TQ2_0", 35),
     }
 }
 

@@ -1,7 +1,5 @@
 //! How much memory packed weights need, and whether it is free.
 
-use std::collections::HashMap;
-
 use stolon_kernels::{Matrix, TensorType};
 
 use crate::config::{DecoderConfig, TensorSpec};
@@ -20,7 +18,6 @@ pub(crate) fn check(
     kv_budget: KvBudget,
     shape: &KvShape,
 ) -> Result<(), ModelError> {
-    log_conversions(config, weights);
     // Weights in buffers are released while they are packed.
     let packed = packed_bytes(config, weights, weight_type);
     let needed = packed.saturating_sub(weights.buffered_bytes());
@@ -38,28 +35,6 @@ pub(crate) fn check(
         return Err(error.into());
     }
     Ok(())
-}
-
-/// Logs which types of weights are converted to others that take more memory.
-fn log_conversions(config: &DecoderConfig, weights: &Weights) {
-    let mut elements = HashMap::<TensorType, usize>::new();
-    for spec in config.tensors() {
-        let Some(dtype) = weights.dtype(&spec.name) else { continue };
-        if dtype.kept_as() != dtype {
-            let count = spec.shape.iter().fold(1, |product: usize, n| product.saturating_mul(*n));
-            let sum = elements.entry(dtype).or_default();
-            *sum = sum.saturating_add(count);
-        }
-    }
-    for (dtype, count) in elements {
-        tracing::info!(
-            from = dtype.name(),
-            to = dtype.kept_as().name(),
-            stored_bytes = dtype.bytes_of(count),
-            packed_bytes = dtype.kept_as().bytes_of(count),
-            "weights are converted while they are loaded: no value changes, but they take more memory"
-        );
-    }
 }
 
 /// The size in bytes of all tensors of `config` after packing.

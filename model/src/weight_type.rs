@@ -24,7 +24,7 @@ impl WeightType {
         let columns = spec.shape.last().copied().unwrap_or(0);
         let fits = stored.block_len() == 1 && columns.is_multiple_of(TensorType::Q8_0.block_len());
         let rounds = self == Self::Q8_0 && spec.role != TensorRole::Router;
-        if rounds && fits { TensorType::Q8_0 } else { stored.kept_as() }
+        if rounds && fits { TensorType::Q8_0 } else { stored }
     }
 }
 

@@ -4,9 +4,7 @@
 use super::activations::SUMS;
 use super::dots::Dots;
 use crate::gemm::group_rows;
-#[cfg(target_arch = "x86_64")]
-use crate::lanes::{Bytes, WORD_VECTOR_BYTES};
-use crate::lanes::{LANES, Lanes};
+use crate::lanes::{Bytes, LANES, Lanes, WORD_VECTOR_BYTES};
 use crate::prefetch::prefetch_l1;
 use crate::quant::{Block, Format, SUB_BLOCK, WORDS};
 
@@ -195,6 +193,40 @@ pub(super) unsafe fn chunk<D: Dots, F: Format>(args: &Int8Chunk) {
                 }
             }
             row += size;
+        }
+    }
+}
+
+/// Number of bytes of a panel that [`expand_to_scaled`] writes.
+pub(super) fn scaled_panel_len<F: Format>(inner: usize) -> usize {
+    inner / SUB_BLOCK * (F::SCALES + WORDS) * WORD_VECTOR_BYTES
+}
+
+/// Unpacks a whole panel to one with blocks of `ScaledBytes`: for each
+/// sub-block its scales and its words of signed bytes.
+///
+/// # Safety
+/// The instruction set of `D` is available, `panel` is a whole panel with blocks of `F`, which have
+/// no minima, and `to` is writable for [`scaled_panel_len`] bytes.
+#[inline(always)]
+pub(super) unsafe fn expand_to_scaled<D: Dots, F: Format>(mut panel: QuantPanel, mut to: *mut u8) {
+    // SAFETY: the loops visit each sub-block of `panel.blocks` blocks once, so reads stay inside
+    // the panel and writes inside the new one.
+    unsafe {
+        for block in 0..panel.blocks {
+            for sub_block in 0..F::SUB_BLOCKS {
+                panel.prefetch::<F>(block, sub_block);
+                for index in 0..F::SCALES {
+                    let scale = F::scale::<D::Lanes>(panel.block, sub_block * F::SCALES + index);
+                    scale.store(to.cast());
+                    to = to.add(WORD_VECTOR_BYTES);
+                }
+                for index in 0..WORDS {
+                    F::word::<D::Bytes>(panel.block, sub_block, index).store(to);
+                    to = to.add(WORD_VECTOR_BYTES);
+                }
+            }
+            panel.advance::<F>();
         }
     }
 }

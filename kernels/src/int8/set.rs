@@ -2,15 +2,17 @@
 #![allow(unsafe_code, reason = "calls functions compiled for the detected instruction set")]
 
 use super::activations::{self, GroupRows, PackedGroup};
-use super::chunk::{self, Int8Chunk};
+use super::chunk::{self, Int8Chunk, QuantPanel};
 use super::dots::{Dots, PlainDots};
 #[cfg(target_arch = "aarch64")]
 use super::neon::NeonDots;
 #[cfg(target_arch = "x86_64")]
 use super::x86::{Avx2Pairs, Avx512Pairs, Avx512Vnni, AvxVnni};
+use crate::lanes::LANES;
 use crate::path::{Path, PathKind};
-use crate::quant::Format;
+use crate::quant::{Format, I8Group16, I8Group32};
 use crate::tensor_type::{TensorType, with_format};
+use crate::threads::Threads;
 
 /// The dot-product instructions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -219,9 +221,53 @@ impl DotSet {
     ///
     /// # Safety
     /// `args` is valid (see [`Int8Chunk`]), and its rows were packed by this set.
-    pub(super) unsafe fn chunk(self, args: &Int8Chunk, dtype: TensorType) {
-        // SAFETY: the requirements are the same, for panels of blocks of `F`.
-        with_format!(dtype, F => unsafe { self.chunk_of::<F>(args) });
+    pub(super) unsafe fn chunk(self, threads: &Threads, args: &Int8Chunk, dtype: TensorType) {
+        // SAFETY: the requirements are the same, for panels of blocks of `F`. The conditions are
+        // constant so that a format has only the functions that it uses.
+        with_format!(dtype, F => unsafe {
+            if const { F::EXPANDED } {
+                self.chunk_of_expanded::<F>(threads, args);
+            } else {
+                self.chunk_of::<F>(args);
+            }
+        });
+    }
+
+    /// [`DotSet::chunk`] for blocks of `F` that are [expanded](Format::EXPANDED), in scratch memory
+    /// that stays in the cache.
+    ///
+    /// # Safety
+    /// As for [`DotSet::chunk`].
+    unsafe fn chunk_of_expanded<F: Format>(self, threads: &Threads, args: &Int8Chunk) {
+        let mut memory = threads.scratch::<u8>(chunk::scaled_panel_len::<F>(args.inner));
+        let expanded = memory.slice_mut::<u8>().as_mut_ptr();
+        for index in 0..args.features.div_ceil(LANES) {
+            let panel = QuantPanel::at::<F>(args.inner, args.panels, index);
+            let args = Int8Chunk {
+                panels: expanded,
+                out: args.out.wrapping_add(index * LANES),
+                features: LANES.min(args.features - index * LANES),
+                ..*args
+            };
+            // SAFETY: panel `index` is one of the task's, and `expanded` has room for it. Its
+            // features of `out` exist.
+            unsafe {
+                self.expand::<F>(panel, expanded);
+                if const { F::SCALES == 1 } {
+                    self.chunk_of::<I8Group32>(&args);
+                } else {
+                    self.chunk_of::<I8Group16>(&args);
+                }
+            }
+        }
+    }
+
+    dispatch_dots! {
+        /// Unpacks a panel with blocks of `F`.
+        ///
+        /// # Safety
+        /// As for [`chunk::expand_to_scaled`].
+        fn expand<F: Format>(panel: QuantPanel, to: *mut u8) = expand_with
     }
 
     dispatch_dots! {
@@ -239,6 +285,14 @@ impl DotSet {
 unsafe fn pack_with<D: Dots>(rows: GroupRows<'_>, packed: PackedGroup, _: D) {
     // SAFETY: the requirements are the same.
     unsafe { activations::pack::<D>(rows, packed) }
+}
+
+/// # Safety
+/// As for [`chunk::expand_to_scaled`].
+#[inline(always)]
+unsafe fn expand_with<F: Format, D: Dots>(panel: QuantPanel, to: *mut u8, _: D) {
+    // SAFETY: the requirements are the same.
+    unsafe { chunk::expand_to_scaled::<D, F>(panel, to) }
 }
 
 /// # Safety

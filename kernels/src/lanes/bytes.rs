@@ -24,7 +24,6 @@ pub(crate) trait Bytes: Copy {
     /// Loads 16 words.
     unsafe fn load(from: *const u8) -> Self;
     /// Stores 16 words.
-    #[cfg(target_arch = "x86_64")]
     unsafe fn store(self, to: *mut u8);
     /// Bitwise or.
     unsafe fn or(self, other: Self) -> Self;
@@ -50,7 +49,6 @@ impl Bytes for PlainBytes {
         // SAFETY: `from` is readable for 64 bytes by the contract of `Bytes`.
         PlainBytes(unsafe { from.cast::<[u8; WORD_VECTOR_BYTES]>().read() })
     }
-    #[cfg(target_arch = "x86_64")]
     #[inline(always)]
     unsafe fn store(self, to: *mut u8) {
         // SAFETY: `to` is writable for 64 bytes by the contract of `Bytes`.

@@ -141,7 +141,12 @@ impl Format for Q2K {
 /// # Safety
 /// The word is one of a whole packed block, and the instruction set of `B` is available.
 #[inline(always)]
-unsafe fn two_bits<B: Bytes>(block: Block, first: usize, sub_block: usize, index: usize) -> B {
+pub(super) unsafe fn two_bits<B: Bytes>(
+    block: Block,
+    first: usize,
+    sub_block: usize,
+    index: usize,
+) -> B {
     // SAFETY: the word is one of a whole packed block.
     unsafe { block.word::<B>(first + sub_block / 4 * WORDS + index).right(sub_block % 4 * 2, 3) }
 }

@@ -3,7 +3,7 @@
 
 use std::arch::aarch64::{
     uint8x16_t, vandq_u8, vdupq_n_s8, vdupq_n_u8, vld1q_u8, vorrq_u8, vqtbl1q_u8, vshlq_u8,
-    vsubq_u8,
+    vst1q_u8, vsubq_u8,
 };
 
 use super::Bytes;
@@ -19,6 +19,13 @@ impl Bytes for Four {
         unsafe {
             let (low, high) = (from, from.add(32));
             [vld1q_u8(low), vld1q_u8(low.add(16)), vld1q_u8(high), vld1q_u8(high.add(16))]
+        }
+    }
+    #[inline(always)]
+    unsafe fn store(self, to: *mut u8) {
+        for (index, register) in self.into_iter().enumerate() {
+            // SAFETY: `to` is writable for four times 16 bytes, and every aarch64 has NEON.
+            unsafe { vst1q_u8(to.add(16 * index), register) }
         }
     }
     #[inline(always)]
