@@ -7,9 +7,9 @@
 //! All methods are `unsafe` because an implementation may only run where its instruction set is
 //! available; a value of `Path` proves that.
 //!
-//! `vector` defines the interface, and `portable`, `avx2`, `avx512` and `neon` implement it. `math` has the
-//! functions that are not single instructions, `partial` loads and stores the ends of rows, and
-//! `bytes` has vectors of 16 words of four bytes.
+//! `vector` defines the interface, and `portable`, `avx2`, `avx512` and `neon` implement it. `math`
+//! has the functions that are not single instructions, `partial` loads and stores the ends of rows,
+//! and `bytes` has vectors of 16 words of four bytes.
 #![allow(unsafe_code, reason = "dispatches to functions compiled for an instruction set")]
 
 #[cfg(target_arch = "x86_64")]

@@ -13,15 +13,16 @@
 //! of such calls.
 //!
 //! **Why not rayon.** `benches/thread_pool.rs` runs the products of a decoding step of one token on
-//! both pools by turns, with 2 threads on a 2-core AMD EPYC machine. Rayon is entered once per step,
-//! so that all calls come from inside its pool. At real-time priority, that is, with both cores for
-//! itself, rayon takes as long as this pool for a model of 135 million parameters (3.4 ms), but 1.3
-//! to 1.9 times as long for the demo model (48 instead of 25 to 36 µs), where the calls are most of the
-//! time. If other processes keep the cores busy, it takes 1.4 times as long for 135 million
-//! parameters, and 1.7 times after a pause of 1 ms, because its threads sleep between the calls of a
-//! step and must wait for a core. From outside its pool, each call costs 3 µs more (40 µs after a
-//! pause), because it is handed to a thread of the pool while the caller sleeps. A worker here spins
-//! for up to 100 µs and may displace the caller for that time, if all cores are busy.
+//! both pools by turns, with 2 threads on a 2-core AMD EPYC machine. Rayon is entered once per
+//! step, so that all calls come from inside its pool. At real-time priority, that is, with both
+//! cores for itself, rayon takes as long as this pool for a model of 135 million parameters (3.4
+//! ms), but 1.3 to 1.9 times as long for the demo model (48 instead of 25 to 36 µs), where the
+//! calls are most of the time. If other processes keep the cores busy, it takes 1.4 times as long
+//! for 135 million parameters, and 1.7 times after a pause of 1 ms, because its threads sleep
+//! between the calls of a step and must wait for a core. From outside its pool, each call costs 3
+//! µs more (40 µs after a pause), because it is handed to a thread of the pool while the caller
+//! sleeps. A worker here spins for up to 100 µs and may displace the caller for that time, if all
+//! cores are busy.
 //!
 //! The orderings are checked by the loom models in `loom_tests/tests/threads.rs`.
 #![allow(unsafe_code, reason = "shares a borrowed closure with threads that outlive the borrow")]
