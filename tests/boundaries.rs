@@ -24,6 +24,7 @@ const UNSAFE_FILES: &[&str] = &[
     "kvcache/src/node.rs",
     "kvcache/src/reclaim.rs",
     "kvcache/src/writer/arena.rs",
+    "kvcache/src/writer/arena/read.rs",
     "model/src/mmap.rs",
 ];
 

@@ -1,9 +1,9 @@
 //! Takes an answer apart: the model's reasoning, its text, and its calls of tools.
 //!
 //! An [`AnswerParser`] reads the answer's text in pieces, as the detokenizer returns it. What it
-//! returns depends only on the text, not on how it was cut into pieces. What is not a call after
-//! all (broken JSON, an unknown function, a call that does not end) becomes text, so nothing that
-//! the model wrote is lost, and the arguments of a complete call are always a JSON object.
+//! returns depends only on the text, not on how it was cut into pieces. If a call turns out to be
+//! invalid (broken JSON, an unknown function, a call that does not end), it becomes text. So nothing
+//! that the model wrote is lost, and the arguments of a complete call are always a JSON object.
 
 mod block;
 mod envelope;
@@ -13,6 +13,7 @@ mod json;
 mod named;
 mod parser;
 mod python;
+mod reasoning;
 mod tagged;
 #[cfg(test)]
 mod tests;
@@ -21,10 +22,11 @@ use std::sync::Arc;
 
 use crate::FunctionSchema;
 
-pub use self::format::{ReasoningFormat, ToolCallFormat};
+pub use self::format::ToolCallFormat;
 pub use self::parser::AnswerParser;
+pub use self::reasoning::ReasoningFormat;
 
-/// Maximum number of calls of one answer. Further ones are text.
+/// Maximum number of calls of one answer. Further calls become text.
 const MAX_CALLS: usize = 128;
 
 /// What an answer may consist of. The default is text alone.
@@ -36,14 +38,15 @@ pub struct AnswerFormat {
     pub reasoning_is_open: bool,
     /// The format of calls. `None` leaves them in the text.
     pub tool_calls: Option<ToolCallFormat>,
-    /// The functions that may be called. In formats without a marker, what calls none of them is
-    /// text. In formats that write arguments without quotes, the schemas say which are texts.
+    /// The functions that may be called. In formats without a marker, calls of other functions
+    /// become text. In formats that write arguments without quotes, the schemas tell which arguments
+    /// are texts.
     pub functions: Arc<[FunctionSchema]>,
     /// Whether everything after the first call is dropped.
     pub single_call: bool,
-    /// Whether a grammar guarantees the form of calls. Their arguments are passed on while they
-    /// arrive then, and such a call is broken only if the answer is cut off. Otherwise a call is
-    /// passed on when it is complete.
+    /// Whether a grammar guarantees the form of calls. If so, arguments are passed on while they
+    /// arrive, and a call can be incomplete only because the answer was cut off. Otherwise a call
+    /// is passed on when it is complete.
     pub guaranteed: bool,
 }
 

@@ -1,4 +1,4 @@
-//! Runs code that a file controls, such as a chat template, on a thread of its own: with a stack of
+//! Runs code that a file controls, such as a chat template, on a separate thread: with a stack of
 //! known size, with a deadline, and with panics caught.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};

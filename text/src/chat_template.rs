@@ -17,32 +17,28 @@ mod limits;
 mod messages;
 mod python;
 mod reserved;
+mod templates;
 
-use std::error::Error as _;
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
 use std::time::SystemTime;
 
-use minijinja::machinery::{Vm, make_string_output};
-use minijinja::value::Value as Jinja;
-use minijinja::{AutoEscape, Environment, ErrorKind, State};
-use serde_json::{Map, Value, json};
+use serde_json::{Map, Value};
 
-use self::limits::{Budget, DEADLINE, FUEL, MAX_OUTPUT, MAX_SOURCE, MAX_TEMPLATES};
+use self::limits::{DEADLINE, MAX_SOURCE, MAX_TEMPLATES};
 pub(crate) use self::reserved::Reserved;
+use self::templates::{Entry, Templates};
 use crate::bounded::Bounded;
 use crate::{ChatMessage, ChatTemplateError, ToolCallFormat};
 
 /// Name of the template that is used unless the request names another one.
 const DEFAULT: &str = "default";
-/// The text of the messages that find out what a template supports.
-const PROBE: &str = "5tolon pr0be";
 /// Name of the template that is preferred for conversations with tools.
 const TOOL_USE: &str = "tool_use";
 
 /// A model's chat templates.
 ///
-/// A template is a program from a downloaded file. It runs on a thread of its own, with limits on
-/// its instructions, memory, output and time, and only when a conversation is rendered.
+/// A template is a program from a downloaded file. It runs on a separate thread, with limits on its
+/// instructions, memory, output and time, and only when a conversation is rendered.
 #[derive(Clone, Debug)]
 pub struct ChatTemplate {
     templates: Arc<Templates>,
@@ -74,43 +70,14 @@ impl RenderedChat {
     }
 }
 
-#[derive(Debug)]
-struct Templates {
-    environment: Environment<'static>,
-    entries: Vec<Entry>,
-    /// The variables `bos_token`, `eos_token` and so on.
-    special_tokens: Map<String, Value>,
-}
-
-#[derive(Debug)]
-struct Entry {
-    name: String,
-    source: String,
-    /// Determined by the first rendering.
-    forms: OnceLock<Forms>,
-    /// Whether messages with the role `system` are shown. Determined when tools are described for
-    /// the first time.
-    shows_system: OnceLock<bool>,
-}
-
-/// The forms of content that a template supports. Content is converted to the other form if the
-/// template supports only one.
-#[derive(Clone, Copy, Debug)]
-struct Forms {
-    /// A list of parts.
-    parts: bool,
-    strings: bool,
-}
-
 /// How a model calls tools.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ToolUse {
     /// The format of its calls.
     pub format: ToolCallFormat,
     /// Whether the tools have to be described in the messages, as
-    /// [`ChatOptions::describe_tools`] says: the chat template does not know tools, or has a format
-    /// that is not known. The model was not trained on the format then, and only a grammar makes
-    /// sure that it keeps to it.
+    /// [`ChatOptions::describe_tools`] says: the chat template does not support tools, or has an unknown
+    /// format. The model was then not trained on `format`, and only a grammar makes it keep to it.
     pub is_described: bool,
 }
 
@@ -158,11 +125,6 @@ impl Default for ChatOptions {
     }
 }
 
-/// The message of `raise_exception`, carried through minijinja's error type as its source.
-#[derive(Debug, thiserror::Error)]
-#[error("{0}")]
-struct Raised(String);
-
 impl ChatTemplate {
     /// Checks the syntax of `(name, source)` templates, without executing them. `special_tokens`
     /// are the variables `bos_token`, `eos_token` and so on.
@@ -185,17 +147,12 @@ impl ChatTemplate {
             if entries.len() >= MAX_TEMPLATES {
                 return malformed(name, format!("expected at most {MAX_TEMPLATES} templates"));
             }
-            // Jinja2 treats all line endings as `\n`.
-            let source = source.replace("\r\n", "\n").replace('\r', "\n");
-            let source = generation::replace_generation_tags(&source);
-            let (forms, shows_system) = (OnceLock::new(), OnceLock::new());
-            entries.push(Entry { name, source, forms, shows_system });
+            entries.push(Entry::new(name, source));
         }
         if entries.is_empty() {
             return Err(ChatTemplateError::Missing);
         }
-        let environment = environment::environment();
-        let templates = Arc::new(Templates { environment, entries, special_tokens });
+        let templates = Arc::new(Templates::new(entries, special_tokens));
         let chat = Self { templates, bounded: Bounded::default() };
         let templates = Arc::clone(&chat.templates);
         chat.bounded.run(DEADLINE, move || templates.check_syntax()).unwrap_or_else(|stopped| {
@@ -280,7 +237,7 @@ impl ChatTemplate {
         let tool_use = || if options.tools.is_empty() { None } else { find(TOOL_USE) };
         match &options.template {
             Some(name) => find(name),
-            // A single template is used whatever its name is.
+            // If there is only one template, its name does not matter.
             None => tool_use()
                 .or_else(|| find(DEFAULT))
                 .or((self.templates.entries.len() == 1).then_some(0)),
@@ -290,154 +247,4 @@ impl ChatTemplate {
             available: self.names().collect::<Vec<_>>().join(", "),
         })
     }
-}
-
-/// All of this runs on a thread with a large stack.
-impl Templates {
-    fn check_syntax(&self) -> Result<(), ChatTemplateError> {
-        self.entries.iter().try_for_each(|entry| {
-            compile::compile(&entry.name, &entry.source).map(drop).map_err(|error| {
-                ChatTemplateError::Malformed { name: entry.name.clone(), reason: describe(&error) }
-            })
-        })
-    }
-
-    fn render(
-        &self,
-        index: usize,
-        messages: &[ChatMessage],
-        mut options: ChatOptions,
-        reserved: Option<&Reserved>,
-    ) -> Result<RenderedChat, ChatTemplateError> {
-        let entry = &self.entries[index];
-        let forms = entry.forms.get_or_init(|| self.probe(entry));
-        let mut messages = messages::to_template_values(messages, forms.parts, forms.strings)?;
-        if options.describe_tools {
-            let tools = std::mem::take(&mut options.tools);
-            let system = entry.shows_system.get_or_init(|| self.shows_system(entry, *forms));
-            messages = describe::describe(messages, &tools, *system);
-        }
-        let separator = match reserved {
-            Some(reserved) => reserved.separate(&mut messages, &mut options)?,
-            None => None,
-        };
-        if options.continue_final_message {
-            messages::mark_end(&mut messages)?;
-        }
-        let mut text = self.render_values(entry, &messages, &options)?;
-        if options.continue_final_message {
-            messages::cut_at_mark(&mut text)?;
-        }
-        Ok(RenderedChat { text, separator })
-    }
-
-    fn render_values(
-        &self,
-        entry: &Entry,
-        messages: &[Value],
-        options: &ChatOptions,
-    ) -> Result<String, ChatTemplateError> {
-        // Compiling takes less time than rendering, and the result would borrow from the source.
-        let compiled = compile::compile(&entry.name, &entry.source).map_err(failure)?;
-        let variables = self.variables(messages, options);
-        let mut text = String::new();
-        Vm::new(&self.environment)
-            .eval(
-                &compiled.main,
-                variables,
-                &compiled.blocks,
-                &mut make_string_output(&mut text),
-                AutoEscape::None,
-            )
-            .map_err(failure)?;
-        if text.len() > MAX_OUTPUT {
-            let got = text.len();
-            let reason = format!("expected a text of at most {MAX_OUTPUT} bytes, got {got}");
-            return Err(ChatTemplateError::Failed { reason });
-        }
-        Ok(text)
-    }
-
-    fn variables(&self, messages: &[Value], options: &ChatOptions) -> Jinja {
-        // An absent list is passed as `none`, as transformers does: templates distinguish it from
-        // an undefined variable and from an empty list.
-        let or_none = |list: &[Value]| {
-            if list.is_empty() { Jinja::from(()) } else { Jinja::from_serialize(list) }
-        };
-        let now = options.now.unwrap_or_else(SystemTime::now);
-        let strftime_now = move |state: &State<'_, '_>, format: &str| {
-            // A directive such as `%c` becomes a text of several words.
-            Budget::of(state).charge(format.len().saturating_mul(64))?;
-            Ok::<_, minijinja::Error>(clock::format_utc(now, format))
-        };
-        let own = [
-            ("messages", Jinja::from_serialize(messages)),
-            ("tools", or_none(&options.tools)),
-            ("documents", or_none(&options.documents)),
-            ("add_generation_prompt", Jinja::from(options.add_generation_prompt)),
-            ("strftime_now", Jinja::from_function(strftime_now)),
-        ];
-        let of_map = |map: &Map<String, Value>| -> Vec<(String, Jinja)> {
-            map.iter().map(|(name, value)| (name.clone(), Jinja::from_serialize(value))).collect()
-        };
-        // Later variables override earlier ones: a request may override special tokens, but not
-        // the conversation.
-        of_map(&self.special_tokens)
-            .into_iter()
-            .chain(of_map(&options.variables))
-            .chain(own.map(|(name, value)| (name.to_owned(), value)))
-            .collect()
-    }
-
-    /// Determines which forms of content the template supports, by rendering a message with each.
-    fn probe(&self, entry: &Entry) -> Forms {
-        let part = json!([{"type": "text", "text": PROBE, "5tolon_type": 1}]);
-        let strings = self.shows(entry, &[json!({"role": "user", "content": PROBE})]);
-        let parts = self.shows(entry, &[json!({"role": "user", "content": part})]);
-        // If both fail, the template needs more than one message. Strings are the common form.
-        Forms { parts, strings: strings || !parts }
-    }
-
-    /// Determines whether the template shows messages with the role `system`.
-    fn shows_system(&self, entry: &Entry, forms: Forms) -> bool {
-        let message = |role: &str, text: &str| match forms.strings {
-            true => json!({"role": role, "content": text}),
-            false => json!({"role": role, "content": [{"type": "text", "text": text}]}),
-        };
-        self.shows(entry, &[message("system", PROBE), message("user", "Hello")])
-    }
-
-    /// Whether the template shows the text of the probe, and nothing else of its part.
-    fn shows(&self, entry: &Entry, messages: &[Value]) -> bool {
-        let text = self.render_values(entry, messages, &ChatOptions::default());
-        // A template that does not support parts prints the whole list, including the types.
-        text.is_ok_and(|text| text.contains(PROBE) && !text.contains("5tolon_type"))
-    }
-}
-
-/// The error and all its sources in one line.
-fn describe(error: &minijinja::Error) -> String {
-    let mut text = error.to_string();
-    let mut cause = error.source();
-    while let Some(source) = cause {
-        text.push_str(": ");
-        text.push_str(&source.to_string());
-        cause = source.source();
-    }
-    limits::shortened(text)
-}
-
-fn failure(error: minijinja::Error) -> ChatTemplateError {
-    let mut cause = error.source();
-    while let Some(source) = cause {
-        if let Some(Raised(message)) = source.downcast_ref() {
-            return ChatTemplateError::Raised { message: message.clone() };
-        }
-        cause = source.source();
-    }
-    if error.kind() == ErrorKind::OutOfFuel {
-        let reason = format!("expected a template that executes at most {FUEL} instructions");
-        return ChatTemplateError::Failed { reason };
-    }
-    ChatTemplateError::Failed { reason: describe(&error) }
 }

@@ -6,7 +6,7 @@
 //! expression derivatives.
 //!
 //! 1. The vocabulary becomes a trie when the first grammar of a model is compiled.
-//! 2. A grammar is checked against the limits of this module and compiled, on a thread of its own.
+//! 2. A grammar is checked against the limits of this module and compiled on a separate thread.
 //!    A bounded cache keeps the parsers of recent grammars as they are before the first token, and
 //!    each request gets a copy.
 //! 3. A token is accepted: `GrammarState::begin` starts the work for the next mask on a worker
@@ -150,7 +150,7 @@ impl Grammar {
     pub const MAX_SCHEMA_COUNT: u64 = 65_536;
 
     /// A context-free grammar in Lark or GBNF. Only GBNF has `::=` between the name of a rule and
-    /// what it is.
+    /// its body.
     #[must_use]
     pub fn of_text(text: String) -> Self {
         if text.contains("::=") { Self::Gbnf(text) } else { Self::Lark(text) }

@@ -253,7 +253,7 @@ mod tests {
         assert_eq!(message, "invalid stop: expected strings of at most 4096 bytes in all");
     }
 
-    /// Goal: the choices of a request share the tables, and each has a state of its own.
+    /// Goal: the choices of a request share the tables, and each has its own state.
     #[test]
     fn clones_share_their_tables() {
         let mut first = StopStrings::new(["ab"], false).expect("not empty");

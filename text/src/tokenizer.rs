@@ -97,8 +97,8 @@ impl Tokenizer {
         Self::from_document(file, document)
     }
 
-    /// Creates a tokenizer from a parsed `tokenizer.json`. The library reads it on a thread of its
-    /// own, where it also has to encode some texts in time.
+    /// Creates a tokenizer from a parsed `tokenizer.json`. The library reads it on a separate
+    /// thread, where it also has to encode some texts in time.
     fn from_document(file: &str, mut document: Value) -> Result<Self, TokenizerError> {
         check::check(file, &mut document)?;
         let name = file.to_owned();

@@ -63,10 +63,10 @@ pub(super) enum Change {
     CallEnd,
 }
 
-/// How a block goes on after a character.
+/// The effect of a character on the block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Next {
-    /// The character belongs to the block, which goes on.
+    /// The character belongs to the block, which has not ended.
     Continue,
     /// The character may begin the text that follows the block.
     MayEnd,

@@ -1,5 +1,5 @@
-//! The formats in which models write tool calls and reasoning, and how a chat template tells which
-//! one its model uses.
+//! The formats in which models write tool calls, and how a chat template tells which one its model
+//! uses.
 
 use std::fmt;
 use std::str::FromStr;
@@ -61,7 +61,7 @@ pub(super) struct Markers {
 }
 
 /// The special tokens of gpt-oss, which delimit every message of an answer.
-const HARMONY: &[&str] = &[
+pub(super) const HARMONY: &[&str] = &[
     "<|start|>",
     "<|channel|>",
     "<|constrain|>",
@@ -71,10 +71,29 @@ const HARMONY: &[&str] = &[
     "<|return|>",
 ];
 
-/// What the templates of gpt-oss contain.
-const HARMONY_TEMPLATE: &[&str] = &["<|channel|>", "<|message|>"];
+/// The special tokens of DeepSeek: around all calls, and around the parts of each.
+const DEEPSEEK: &[&str] = &[
+    "<｜tool▁calls▁begin｜>",
+    "<｜tool▁call▁begin｜>",
+    "<｜tool▁sep｜>",
+    "<｜tool▁call▁end｜>",
+    "<｜tool▁calls▁end｜>",
+];
 
-fn has_all(source: &str, markers: &[&str]) -> bool {
+/// The special tokens of Kimi, in the same order.
+const KIMI: &[&str] = &[
+    "<|tool_calls_section_begin|>",
+    "<|tool_call_begin|>",
+    "<|tool_call_argument_begin|>",
+    "<|tool_call_end|>",
+    "<|tool_calls_section_end|>",
+];
+
+/// Texts that the templates of gpt-oss contain.
+pub(super) const HARMONY_TEMPLATE: &[&str] = &["<|channel|>", "<|message|>"];
+
+/// Whether a template contains all of these texts.
+pub(super) fn has_all(source: &str, markers: &[&str]) -> bool {
     markers.iter().all(|&marker| source.contains(marker))
 }
 
@@ -159,7 +178,7 @@ impl ToolCallFormat {
     }
 
     /// What precedes the name of a function, what follows it, and what follows its arguments, in
-    /// the formats that write each call between special tokens of its own.
+    /// the formats that write each call between special tokens.
     pub(crate) fn call_markers(self) -> Option<[&'static str; 3]> {
         match (self, self.special_tokens()) {
             (Self::DeepSeek | Self::Kimi, &[_, begin, separator, end, _]) => {
@@ -231,13 +250,7 @@ impl ToolCallFormat {
             Self::DeepSeek => &Markers {
                 open: &["<｜tool▁calls▁begin｜>"],
                 close: "<｜tool▁calls▁end｜>",
-                special_tokens: &[
-                    "<｜tool▁calls▁begin｜>",
-                    "<｜tool▁call▁begin｜>",
-                    "<｜tool▁sep｜>",
-                    "<｜tool▁call▁end｜>",
-                    "<｜tool▁calls▁end｜>",
-                ],
+                special_tokens: DEEPSEEK,
             },
             Self::DeepSeekV32 => &Markers {
                 open: &["<｜DSML｜function_calls>"],
@@ -247,13 +260,7 @@ impl ToolCallFormat {
             Self::Kimi => &Markers {
                 open: &["<|tool_calls_section_begin|>"],
                 close: "<|tool_calls_section_end|>",
-                special_tokens: &[
-                    "<|tool_calls_section_begin|>",
-                    "<|tool_call_begin|>",
-                    "<|tool_call_argument_begin|>",
-                    "<|tool_call_end|>",
-                    "<|tool_calls_section_end|>",
-                ],
+                special_tokens: KIMI,
             },
             Self::Cohere => &Markers {
                 open: &["<|START_ACTION|>"],
@@ -283,98 +290,10 @@ impl FromStr for ToolCallFormat {
     }
 }
 
-/// The tags around a model's reasoning, which precedes the answer.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-#[non_exhaustive]
-pub enum ReasoningFormat {
-    /// `<think>` and `</think>`: DeepSeek R1, Qwen 3 and others.
-    Think,
-    /// `[THINK]` and `[/THINK]`: Magistral.
-    MistralThink,
-    /// `<|START_THINKING|>` and `<|END_THINKING|>`: Command A.
-    Cohere,
-    /// The channel `analysis`: gpt-oss. The text is that of the other channels.
-    Harmony,
-}
-
-impl ReasoningFormat {
-    /// All formats.
-    pub const ALL: [Self; 4] = [Self::Think, Self::MistralThink, Self::Cohere, Self::Harmony];
-
-    /// The name, as in `--reasoning-parser`.
-    #[must_use]
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Think => "think",
-            Self::MistralThink => "mistral",
-            Self::Cohere => "cohere",
-            Self::Harmony => "openai",
-        }
-    }
-
-    /// The format that a chat template mentions.
-    #[must_use]
-    pub fn of_template(source: &str) -> Option<Self> {
-        if has_all(source, HARMONY_TEMPLATE) {
-            return Some(Self::Harmony);
-        }
-        let tagged = [Self::Think, Self::MistralThink, Self::Cohere];
-        tagged.into_iter().find(|format| source.contains(format.tags().1))
-    }
-
-    /// The texts before and after the reasoning.
-    #[must_use]
-    pub fn tags(self) -> (&'static str, &'static str) {
-        match self {
-            Self::Think => ("<think>", "</think>"),
-            Self::MistralThink => ("[THINK]", "[/THINK]"),
-            Self::Cohere => ("<|START_THINKING|>", "<|END_THINKING|>"),
-            Self::Harmony => ("<|channel|>analysis<|message|>", "<|end|>"),
-        }
-    }
-
-    /// Spellings of the special tokens that may delimit the reasoning. The text that is parsed must
-    /// contain them.
-    #[must_use]
-    pub fn special_tokens(self) -> &'static [&'static str] {
-        match self {
-            Self::Think => &["<think>", "</think>"],
-            Self::MistralThink => &["[THINK]", "[/THINK]"],
-            Self::Cohere => &["<|START_THINKING|>", "<|END_THINKING|>"],
-            Self::Harmony => HARMONY,
-        }
-    }
-
-    /// Whether a prompt that ends with this text has begun the reasoning of the answer.
-    #[must_use]
-    pub fn is_open_after(self, prompt_end: &str) -> bool {
-        prompt_end.trim_end().ends_with(self.tags().0)
-    }
-}
-
-impl fmt::Display for ReasoningFormat {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.name())
-    }
-}
-
-impl FromStr for ReasoningFormat {
-    type Err = String;
-
-    fn from_str(name: &str) -> Result<Self, String> {
-        let found = Self::ALL.into_iter().find(|format| format.name() == name);
-        // vLLM has one parser per model family for these tags.
-        let alias = || matches!(name, "deepseek_r1" | "qwen3" | "glm45").then_some(Self::Think);
-        found.or_else(alias).ok_or_else(|| {
-            let names = Self::ALL.map(Self::name).join(", ");
-            format!("expected one of {names}, got `{name}`")
-        })
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::ReasoningFormat;
 
     /// Goal: templates of the well-known families lead to their formats.
     #[test]

@@ -13,15 +13,15 @@ use super::named::object;
 use super::parser::find;
 use super::{AnswerPart, MAX_CALLS};
 
-/// What ends a message.
+/// The marker that ends a message.
 const CLOSES: [&str; 3] = ["<|end|>", "<|call|>", "<|return|>"];
-/// What begins the header of the next message.
+/// The marker that begins the header of the next message.
 const NEXT: &str = "<|start|>";
-/// What ends a message, or begins the header of one.
+/// The markers that end a message, or begin the header of one.
 const ENDS: [&str; 5] = [CLOSES[0], CLOSES[1], CLOSES[2], NEXT, "<|channel|>"];
-/// What separates two messages of an answer that are both text, or both reasoning.
+/// The text between two messages of an answer that are both text, or both reasoning.
 const SEPARATOR: &str = "\n\n";
-/// What ends a header.
+/// The marker that ends a header.
 const MESSAGE: &str = "<|message|>";
 /// Maximum length of a header in bytes.
 const MAX_HEADER: usize = 512;
@@ -54,7 +54,7 @@ enum State {
     Text,
     /// In the arguments of a call of the function `name`, which have been read so far.
     Call { name: String, arguments: String },
-    /// The rest is text, whatever it is.
+    /// All further text is text of the answer, also if it contains markers.
     PlainText,
     /// The rest is dropped.
     Dropped,

@@ -36,7 +36,7 @@ enum Mode {
     Block(Block),
     /// In an answer of messages in channels.
     Harmony(Box<Harmony>),
-    /// The rest is text, whatever it is.
+    /// All further text is text of the answer, also if it contains markers.
     PlainText,
     /// The rest is dropped.
     Dropped,

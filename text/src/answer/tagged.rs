@@ -93,7 +93,7 @@ fn call<'a>(
     }
 }
 
-/// Reads a call of GLM: the name of the function, and keys and values between tags of their own.
+/// Reads a call of GLM: the name of the function, and its keys and values, each between tags.
 fn glm_call(text: &str, functions: &[FunctionSchema]) -> Option<(String, Value)> {
     const KEY: &str = "<arg_key>";
     let (name, mut rest) = text.split_at(text.find(KEY).unwrap_or(text.len()));
@@ -116,8 +116,8 @@ fn name_in(head: &str) -> Option<&str> {
     is_name.then_some(name)
 }
 
-/// Splits the text at the first `end` that something follows which may follow a value. A value may
-/// contain `end`.
+/// Splits the text into a value and what follows its tag `end`. A value may contain `end`: it ends
+/// at the first `end` whose rest satisfies `ends`.
 pub(super) fn split_value<'a>(
     text: &'a str,
     end: &str,
@@ -143,8 +143,8 @@ impl<'a> Arguments<'a> {
         Self { name, schema, values: Map::new() }
     }
 
-    /// Adds an argument, whose value is a text or not, or as the schema says. `None` if there is
-    /// one with this name.
+    /// Adds an argument. `is_text` tells whether its value is a text; `None` leaves that to the
+    /// schema. Returns `None` if the call already has an argument with this name.
     fn add(&mut self, key: &str, value: &str, is_text: Option<bool>) -> Option<()> {
         let value = value.strip_prefix('\n').unwrap_or(value);
         let value = value.strip_suffix('\n').unwrap_or(value);

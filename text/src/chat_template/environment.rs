@@ -7,7 +7,8 @@ use minijinja::{Environment, Error, ErrorKind, State, UndefinedBehavior, Value};
 use minijinja_contrib::pycompat;
 
 use super::limits::{Budget, FUEL, MAX_WIDTH, refused, shortened};
-use super::{Raised, guards, python};
+use super::templates::Raised;
+use super::{guards, python};
 
 /// Creates the environment that all templates of a model share.
 pub(super) fn environment() -> Environment<'static> {

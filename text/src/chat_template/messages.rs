@@ -33,8 +33,8 @@ pub(super) fn to_template_values(
         .collect()
 }
 
-/// Marks the end of the last message's content. Conversations are not expected to contain it; one
-/// that does is cut where it does so last.
+/// Marks the end of the last message's content. A conversation is not expected to contain it. If
+/// one does, the text is cut at the last occurrence.
 const END_MARK: &str = "\u{10fffd}5tolon end\u{10fffd}";
 
 /// Adds a mark to the content of the last message, which has to be the assistant's.

@@ -44,7 +44,7 @@ impl<T> Cache<T> {
     }
 
     /// The value of a text. `make` returns a missing one and its size in bytes; an error is
-    /// returned to all who wait for it, and not kept.
+    /// returned to all callers that wait for it, and not kept.
     pub(super) fn get(
         &self,
         text: String,
@@ -58,7 +58,7 @@ impl<T> Cache<T> {
             }
             Arc::clone(state.flights.entry(Arc::clone(&text)).or_default())
         };
-        // The first who comes makes it, the others wait.
+        // The first caller makes it, and the others wait.
         let made = flight.get_or_init(|| {
             let made = make().map(|(value, bytes)| (Arc::new(value), bytes));
             let mut state = self.lock();
@@ -151,8 +151,8 @@ mod tests {
         }
     }
 
-    /// Goal: who needs a value while it is made waits for it, also if it fails; a failure is not
-    /// kept.
+    /// Goal: callers that need a value while it is made wait for it, also if it fails; a failure
+    /// is not kept.
     #[test]
     fn concurrent_callers_share_one_computation() {
         let cache = Cache::new(4, 1000);
@@ -160,7 +160,7 @@ mod tests {
         let ask = |fails: bool| {
             cache.get("x".to_owned(), || {
                 made.fetch_add(1, Ordering::Relaxed);
-                // Until all eight have asked: one flight is theirs, one the cache's.
+                // Wait until all eight have asked: each of them and the cache hold the flight.
                 while Arc::strong_count(&cache.lock().flights["x"]) < 9 {
                     std::thread::yield_now();
                 }

@@ -191,7 +191,7 @@ pub(super) fn lark(
     let next = form.next.filter(|_| !calls.single);
     let next = next.map_or(String::new(), |text| format!(" ({} {open} rest)*", spaced(text)));
     let _ = writeln!(lark, "calls: {open} rest{next}");
-    // Text is in a message of its own.
+    // Text is in a separate message.
     let is_harmony = calls.format == ToolCallFormat::Harmony;
     let text = if is_harmony { channel(tokenizer, "final") } else { String::new() };
     match &calls.otherwise {

@@ -27,7 +27,8 @@ const SEARCH: Duration = Duration::from_secs(1);
 /// Whitespace in one place of a JSON value, as most texts have it. If more is allowed, some models
 /// write it until their answer is cut off.
 const WHITESPACE: &str = "( |\\n {0,16})";
-/// Most grammars that are kept compiled for one model, and their size in bytes together.
+/// Maximum number of compiled grammars in the cache of one model, and their maximum total size in
+/// bytes.
 const CACHED: (usize, usize) = (64, 32 << 20);
 /// Maximum length of the message of an error, in bytes.
 const MAX_MESSAGE: usize = 400;
@@ -58,8 +59,8 @@ pub struct GrammarCompiler {
     bounded: Bounded,
 }
 
-/// A grammar as it is cached. Its parser is never used but copied, so that its size stays what it
-/// was and no request sees what another one has done with it.
+/// A grammar as it is cached. Requests work on copies of its parser. The parser itself never
+/// changes, so its size stays the same, and requests do not affect each other.
 struct Compiled {
     matcher: Mutex<Matcher>,
     /// The mask of the first token.
@@ -248,7 +249,7 @@ pub(super) fn message(error: &str) -> String {
     let text = error[..end].trim();
     let mut text = match text {
         "" => "no answer follows the grammar".to_owned(),
-        // The names of errors in the library say nothing to a client.
+        // A client has no use for the names of the library's errors.
         "NoExtensionBias" => "no text can follow the grammar, for example because a rule or a \
                               `$ref` leads only to itself"
             .to_owned(),
@@ -264,7 +265,8 @@ pub(super) fn message(error: &str) -> String {
     text
 }
 
-/// The grammars that a grammar consists of, by name. The first is the whole.
+/// The grammars that a grammar consists of, by name. An answer follows the first one, which refers
+/// to the others.
 struct Parts<'a> {
     tokenizer: &'a Tokenizer,
     grammars: Vec<GrammarWithLexer>,
@@ -318,7 +320,7 @@ impl Parts<'_> {
     }
 
     /// The grammar `then`, with the name `name`, after a message in the channel `analysis` of
-    /// gpt-oss. Calls have headers of their own.
+    /// gpt-oss. Calls have other headers.
     fn after_analysis(&self, then: &Grammar, name: &str) -> String {
         let analysis = calls::channel(self.tokenizer, "analysis");
         let reasoned = calls::text_until(self.tokenizer, "reasoned", "<|end|>");
@@ -351,7 +353,7 @@ impl Parts<'_> {
         for (index, function) in calls.functions.iter().enumerate() {
             let mut schema = schema::supported(&function.parameters)?;
             if let Some(members) = schema.as_object_mut() {
-                // Arguments are an object, whatever else the schema says.
+                // Arguments are always an object, also if the schema allows other values.
                 members.insert("type".to_owned(), json!("object"));
             }
             self.add_json(format!("{arguments}{index}"), schema);

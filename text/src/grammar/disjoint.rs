@@ -13,7 +13,8 @@ const MAX_REFERENCES: usize = 8;
 pub(super) const TYPES: [&str; 7] =
     ["array", "boolean", "integer", "null", "number", "object", "string"];
 
-/// Compares the alternatives within one schema. What they may cost is limited for all together.
+/// Compares the alternatives within one schema. The limit of work holds for all comparisons
+/// together.
 pub(super) struct Disjoint<'a> {
     /// The schema in which references are paths.
     root: &'a Value,
@@ -57,7 +58,7 @@ impl<'a> Disjoint<'a> {
         schema
     }
 
-    /// Whether so many values may be compared.
+    /// Takes `count` comparisons of values from the limit. Returns whether so many were left.
     fn may_compare(&mut self, count: usize) -> bool {
         let left = self.left.checked_sub(count);
         self.left = left.unwrap_or(0);

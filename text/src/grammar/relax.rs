@@ -9,7 +9,7 @@ use super::Grammar;
 use super::disjoint::Disjoint;
 use super::schema::{add_to_all_of, count, is_known_format, looks_around, member_schemas};
 
-/// How the JSON schema of a client is taken.
+/// How strictly the JSON schema of a client is read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SchemaOptions {
     /// Whether keywords that a grammar cannot enforce are refused, by [`Grammar::check`]. Otherwise
@@ -41,13 +41,14 @@ struct Relax<'a> {
     options: SchemaOptions,
     /// Compares alternatives of the schema as the client has written it.
     disjoint: Disjoint<'a>,
-    /// References to schemas that are only a part of what is said about a value.
+    /// References to schemas that do not describe a value completely: those in `allOf`, and those
+    /// next to other properties.
     parts: HashSet<String>,
 }
 
 impl Relax<'_> {
-    /// `is_part` tells whether the schema is only a part of what is said about a value, so that it
-    /// does not know all properties of an object.
+    /// `is_part` tells whether other schemas describe the same value, so that this one need not
+    /// list all properties of an object.
     fn schema(&mut self, schema: Value, depth: usize, is_part: bool) -> Value {
         let Value::Object(mut members) = schema else { return schema };
         if depth > Grammar::MAX_SCHEMA_DEPTH {
@@ -153,7 +154,7 @@ mod tests {
         assert_eq!(Grammar::JsonSchema(expected).check(), Ok(()));
     }
 
-    /// Goal: objects are closed, but not those that are a part of what is said about a value.
+    /// Goal: objects are closed, but not those that other schemas describe, too.
     #[test]
     fn objects_are_closed() {
         let object = json!({"type": "object", "properties": {"a": {}}});

@@ -1,65 +1,20 @@
 //! Which JSON schemas are supported. A schema is checked and reduced to what constrains an answer
 //! before it is compiled, so that no keyword is ignored that would change the answer.
 
+mod keywords;
+#[cfg(feature = "grammar")]
+mod locate;
+
 use serde_json::{Map, Value, json};
 
+use self::keywords::{ANNOTATIONS, COUNTS, FORMATS, NAMED_SCHEMAS, ONE_SCHEMA, SCHEMAS, VALUES};
+#[cfg(feature = "grammar")]
+pub(super) use self::locate::locate;
 use super::disjoint::{Disjoint, TYPES};
 use super::{Grammar, GrammarError};
 
-/// Maximum number of schemas that are compiled to find the one that is wrong.
-#[cfg(feature = "grammar")]
-const MAX_TRIES: usize = 64;
 /// Maximum length of a path in an error, in bytes.
 const MAX_PATH: usize = 512;
-
-/// Keywords that say nothing about which values are valid.
-const ANNOTATIONS: [&str; 18] = [
-    "$anchor",
-    "$comment",
-    "$id",
-    "$schema",
-    "contentEncoding",
-    "contentMediaType",
-    "default",
-    "deprecated",
-    "description",
-    "discriminator",
-    "example",
-    "examples",
-    "externalDocs",
-    "id",
-    "readOnly",
-    "title",
-    "writeOnly",
-    "xml",
-];
-
-/// Keywords with a schema.
-const ONE_SCHEMA: [&str; 3] = ["additionalItems", "additionalProperties", "items"];
-/// Keywords with a list of schemas.
-const SCHEMAS: [&str; 5] = ["allOf", "anyOf", "items", "oneOf", "prefixItems"];
-/// Keywords with an object whose members are schemas.
-const NAMED_SCHEMAS: [&str; 4] = ["$defs", "definitions", "patternProperties", "properties"];
-/// Keywords with a number of items, characters or properties.
-const COUNTS: [&str; 6] =
-    ["maxItems", "maxLength", "maxProperties", "minItems", "minLength", "minProperties"];
-/// Keywords with a value that is not a schema.
-const VALUES: [&str; 11] = [
-    "const",
-    "enum",
-    "exclusiveMaximum",
-    "exclusiveMinimum",
-    "format",
-    "maximum",
-    "minimum",
-    "multipleOf",
-    "pattern",
-    "required",
-    "type",
-];
-/// The values of `format` that are enforced.
-const FORMATS: [&str; 10] =
-    ["date", "date-time", "duration", "email", "hostname", "ipv4", "ipv6", "time", "uri", "uuid"];
 
 /// The schema without annotations.
 ///
@@ -110,47 +65,6 @@ pub(super) fn member_schemas(
     }
 }
 
-/// The path of the innermost schema in a schema that `fails`, and why it does. Calls `fails` a
-/// limited number of times.
-#[cfg(feature = "grammar")]
-pub(super) fn locate(
-    schema: &Value,
-    error: GrammarError,
-    fails: impl Fn(&Value) -> Option<GrammarError>,
-) -> GrammarError {
-    let definitions: Vec<_> = ["$defs", "definitions"]
-        .into_iter()
-        .filter_map(|name| Some((name.to_owned(), schema.get(name)?.clone())))
-        .collect();
-    let (mut left, mut path, mut found, mut at) = (MAX_TRIES, Vec::new(), error, schema.clone());
-    'inner: while let Value::Object(members) = &mut at {
-        let mut inner = Vec::new();
-        member_schemas(members, |keyword, name, schema| {
-            if inner.len() < MAX_TRIES {
-                inner.push((keyword.to_owned(), name.to_owned(), schema.clone()));
-            }
-        });
-        for (keyword, name, schema) in inner {
-            let mut alone = schema.clone();
-            if let Value::Object(members) = &mut alone {
-                members.extend(definitions.iter().cloned());
-            }
-            if left == 0 {
-                break 'inner;
-            }
-            left -= 1;
-            if let Some(error) = fails(&alone) {
-                path.push(keyword);
-                path.extend((!name.is_empty()).then_some(name));
-                (found, at) = (error, schema);
-                continue 'inner;
-            }
-        }
-        break;
-    }
-    GrammarError { path: shortened(path.join(".")), ..found }
-}
-
 /// A path that fits in an error message.
 fn shortened(mut path: String) -> String {
     if path.len() > MAX_PATH {
@@ -160,7 +74,7 @@ fn shortened(mut path: String) -> String {
     path
 }
 
-/// Adds schemas to those that a value has to follow all.
+/// Adds schemas to `allOf`: a value has to be valid under each of them.
 pub(super) fn add_to_all_of(
     members: &mut Map<String, Value>,
     schemas: impl IntoIterator<Item = Value>,
@@ -258,7 +172,7 @@ impl Check<'_> {
     fn keyword(&mut self, keyword: &str, value: &Value) -> Result<Option<Value>, GrammarError> {
         let is = |list: &[&str]| list.contains(&keyword);
         match value {
-            // An extension of its own has the meaning of an annotation.
+            // Extensions of other programs are annotations, too.
             _ if is(&ANNOTATIONS) || keyword.starts_with("x-") => Ok(None),
             Value::Bool(false) if keyword == "uniqueItems" || keyword == "nullable" => Ok(None),
             Value::Array(alternatives)
@@ -433,7 +347,7 @@ mod tests {
         assert!(!looks_around(r"\\1") && looks_around(r"(a)\1"));
     }
 
-    /// Goal: the size of a schema is limited, wherever it has its size.
+    /// Goal: the size of a schema is limited: by its depth, its values and its texts.
     #[test]
     fn the_size_is_limited() {
         let long = "x".repeat(Grammar::MAX_SCHEMA_BYTES + 1);

@@ -2,7 +2,7 @@
 //!
 //! A worker takes the job of the request on which the least time was spent so far (least attained
 //! service). A mask cannot be interrupted, so requests on which more than [`LIGHT`] was spent have
-//! workers of their own: a slow grammar delays other slow ones only.
+//! separate workers. So a slow grammar delays only other slow ones.
 
 use std::sync::mpsc::{self, Receiver, Sender};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -16,7 +16,7 @@ const LIGHT: Duration = Duration::from_millis(200);
 /// Size of a worker's stack in bytes. Only the part that is used becomes resident.
 const STACK: usize = 64 << 20;
 
-/// The workers, as those see them who have jobs. They end when the last clone is dropped.
+/// Hands jobs to the workers. They end when the last clone is dropped.
 #[derive(Clone, Debug)]
 pub(super) struct Workers {
     light: Sender<Job>,
@@ -26,7 +26,7 @@ pub(super) struct Workers {
 /// The jobs of some of the workers.
 struct Queue {
     receiver: Receiver<Job>,
-    /// Those that were received and that no worker has taken.
+    /// Jobs that were received and that no worker has taken.
     waiting: Vec<Job>,
 }
 
@@ -58,7 +58,7 @@ impl Workers {
     }
 }
 
-/// Starts `count` threads that run those of the jobs that `keep` returns.
+/// Starts `count` threads that run the jobs for which `keep` returns the job.
 fn start_threads(
     count: usize,
     receiver: Receiver<Job>,

@@ -1,0 +1,95 @@
+//! The formats in which models write their reasoning.
+
+use std::fmt;
+use std::str::FromStr;
+
+use super::format::{HARMONY, HARMONY_TEMPLATE, has_all};
+
+/// The tags around a model's reasoning, which precedes the answer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum ReasoningFormat {
+    /// `<think>` and `</think>`: DeepSeek R1, Qwen 3 and others.
+    Think,
+    /// `[THINK]` and `[/THINK]`: Magistral.
+    MistralThink,
+    /// `<|START_THINKING|>` and `<|END_THINKING|>`: Command A.
+    Cohere,
+    /// The channel `analysis`: gpt-oss. The text is that of the other channels.
+    Harmony,
+}
+
+impl ReasoningFormat {
+    /// All formats.
+    pub const ALL: [Self; 4] = [Self::Think, Self::MistralThink, Self::Cohere, Self::Harmony];
+
+    /// The name, as in `--reasoning-parser`.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Think => "think",
+            Self::MistralThink => "mistral",
+            Self::Cohere => "cohere",
+            Self::Harmony => "openai",
+        }
+    }
+
+    /// The format that a chat template mentions.
+    #[must_use]
+    pub fn of_template(source: &str) -> Option<Self> {
+        if has_all(source, HARMONY_TEMPLATE) {
+            return Some(Self::Harmony);
+        }
+        let tagged = [Self::Think, Self::MistralThink, Self::Cohere];
+        tagged.into_iter().find(|format| source.contains(format.tags().1))
+    }
+
+    /// The texts before and after the reasoning.
+    #[must_use]
+    pub fn tags(self) -> (&'static str, &'static str) {
+        match self {
+            Self::Think => ("<think>", "</think>"),
+            Self::MistralThink => ("[THINK]", "[/THINK]"),
+            Self::Cohere => ("<|START_THINKING|>", "<|END_THINKING|>"),
+            Self::Harmony => ("<|channel|>analysis<|message|>", "<|end|>"),
+        }
+    }
+
+    /// Spellings of the special tokens that may delimit the reasoning. The text that is parsed must
+    /// contain them.
+    #[must_use]
+    pub fn special_tokens(self) -> &'static [&'static str] {
+        match self {
+            Self::Think => &["<think>", "</think>"],
+            Self::MistralThink => &["[THINK]", "[/THINK]"],
+            Self::Cohere => &["<|START_THINKING|>", "<|END_THINKING|>"],
+            Self::Harmony => HARMONY,
+        }
+    }
+
+    /// Whether a prompt that ends with this text has begun the reasoning of the answer.
+    #[must_use]
+    pub fn is_open_after(self, prompt_end: &str) -> bool {
+        prompt_end.trim_end().ends_with(self.tags().0)
+    }
+}
+
+impl fmt::Display for ReasoningFormat {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+impl FromStr for ReasoningFormat {
+    type Err = String;
+
+    fn from_str(name: &str) -> Result<Self, String> {
+        let found = Self::ALL.into_iter().find(|format| format.name() == name);
+        // vLLM has one parser per model family for these tags.
+        let alias = || matches!(name, "deepseek_r1" | "qwen3" | "glm45").then_some(Self::Think);
+        found.or_else(alias).ok_or_else(|| {
+            let names = Self::ALL.map(Self::name).join(", ");
+            format!("expected one of {names}, got `{name}`")
+        })
+    }
+}
