@@ -25,7 +25,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         drop(step);
         cache.commit(&mut sequence, prompt.len())?;
 
-        // Generate three tokens. Each is computed in a step of its own.
+        // Generate three tokens. Each is computed in a separate step.
         for token in [100, 101, 102] {
             cache.grow(&mut sequence, &[token])?;
             drop(cache.begin_step());

@@ -16,7 +16,7 @@ const TAG_IMAGE: u8 = 4;
 ///
 /// `Namespace::default()` is the base namespace, with no adapter and no salt. Others are built with
 /// [`Namespace::builder`], which reduces its fields to a keyed digest of 256 bits (HMAC-SHA256). So
-/// a namespace has 32 bytes, whatever the length of the salt, and is cheap to copy and compare. It
+/// a namespace has 32 bytes, however long the salt is, and is cheap to copy and compare. It
 /// needs no registration; the tree keeps it while something is cached in it.
 ///
 /// Two namespaces are equal if their digests are: if the same fields were set to the same values
@@ -207,7 +207,7 @@ fn process_key() -> [u8; 32] {
 mod tests {
     use super::*;
 
-    /// Goal: different fields never build the same namespace, whatever bytes they hold.
+    /// Goal: different fields never build the same namespace, for any bytes that they hold.
     #[test]
     fn fields_cannot_be_confused() {
         let b = Namespace::builder;

@@ -1,4 +1,4 @@
-//! Goal: `commit_from` loses no block, whatever part of the offered blocks the tree takes.
+//! Goal: `commit_from` loses no block, for any part of the offered blocks that the tree takes.
 
 use stolon_kvcache::{
     AuditError, BlockId, BlockPool, CommitError, Namespace, PoolCounts, TokenSpan,

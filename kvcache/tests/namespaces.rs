@@ -18,7 +18,7 @@ fn fill(writer: &mut TreeWriter) {
     }
 }
 
-/// Goal: a namespace takes the same memory whatever the length of its salt, and building one makes
+/// Goal: a namespace takes the same memory for a salt of any length, and building one makes
 /// no copy of the salt.
 #[test]
 fn long_salts_take_no_memory() {

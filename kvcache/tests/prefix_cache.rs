@@ -1,5 +1,5 @@
-//! The tree and the pool joined in [`PrefixCache`]: whatever the caller does and in which order, no
-//! block is lost and none is served twice.
+//! The tree and the pool joined in [`PrefixCache`]: no sequence of calls loses a block or hands one
+//! out twice.
 
 use proptest::prelude::*;
 use std::collections::HashSet;

@@ -31,8 +31,8 @@ fn query(reader: &TreeReader) {
     assert!(reader.query_match_len(&Namespace::default(), &[7, 1, 2, 3]) <= 4);
 }
 
-/// Goal: queries free nothing that the writer has removed, neither while it is waiting nor beside a
-/// busy writer; what they do instead is bounded.
+/// Goal: queries free nothing that the writer has removed, neither while the writer is idle nor
+/// while it is busy; the work that they do for it is bounded.
 ///
 /// This is one test, because every test has a thread, and the record of a thread that has ended is
 /// freed by the other threads of the program.
@@ -42,8 +42,8 @@ fn queries_free_nothing_of_the_tree() {
     a_query_beside_the_writer_at_most_hands_over();
 }
 
-/// While thousands of nodes wait to be freed, and nobody but a reader notices the end of their
-/// grace period, its queries free none of them. The writer then does.
+/// Thousands of nodes wait to be freed, and only a reader notices the end of their grace period.
+/// Its queries free none of them; the next operation of the writer does.
 fn a_query_frees_nothing_that_waits() {
     // Fewer than 64 batches of 256 nodes.
     const LEAVES: u32 = 5000;

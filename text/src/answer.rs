@@ -2,8 +2,9 @@
 //!
 //! An [`AnswerParser`] reads the answer's text in pieces, as the detokenizer returns it. What it
 //! returns depends only on the text, not on how it was cut into pieces. If a call turns out to be
-//! invalid (broken JSON, an unknown function, a call that does not end), it becomes text. So nothing
-//! that the model wrote is lost, and the arguments of a complete call are always a JSON object.
+//! invalid (broken JSON, an unknown function, a call that does not end), it becomes text. So
+//! nothing that the model wrote is lost, and the arguments of a complete call are always a JSON
+//! object.
 
 mod block;
 mod envelope;
@@ -39,8 +40,8 @@ pub struct AnswerFormat {
     /// The format of calls. `None` leaves them in the text.
     pub tool_calls: Option<ToolCallFormat>,
     /// The functions that may be called. In formats without a marker, calls of other functions
-    /// become text. In formats that write arguments without quotes, the schemas tell which arguments
-    /// are texts.
+    /// become text. In formats that write arguments without quotes, the schemas tell which
+    /// arguments are texts.
     pub functions: Arc<[FunctionSchema]>,
     /// Whether everything after the first call is dropped.
     pub single_call: bool,

@@ -76,8 +76,9 @@ pub struct ToolUse {
     /// The format of its calls.
     pub format: ToolCallFormat,
     /// Whether the tools have to be described in the messages, as
-    /// [`ChatOptions::describe_tools`] says: the chat template does not support tools, or has an unknown
-    /// format. The model was then not trained on `format`, and only a grammar makes it keep to it.
+    /// [`ChatOptions::describe_tools`] says: the chat template does not support tools, or has an
+    /// unknown format. The model was then not trained on `format`, and only a grammar makes it keep
+    /// to it.
     pub is_described: bool,
 }
 
@@ -91,9 +92,9 @@ pub struct ChatOptions {
     pub continue_final_message: bool,
     /// JSON schemas of the functions that the model may call. May be empty.
     pub tools: Vec<Value>,
-    /// Whether tools, and earlier calls with their results, are described in the messages instead of
-    /// being handed to the template: for templates that do not know tools. False by default. See
-    /// [`ChatTemplate::tool_use`].
+    /// Whether tools, and earlier calls with their results, are described in the messages instead
+    /// of being handed to the template: for templates that do not support tools. False by default.
+    /// See [`ChatTemplate::tool_use`].
     pub describe_tools: bool,
     /// Documents for templates that support retrieval. May be empty.
     pub documents: Vec<Value>,

@@ -25,7 +25,7 @@ fn lock(writer: &Mutex<TreeWriter>) -> MutexGuard<'_, TreeWriter> {
     writer.lock().expect("no panic under the lock")
 }
 
-/// Runs `first` on a thread of its own and `second` on this one, both starting at the same time.
+/// Runs `first` on a new thread and `second` on this one, both starting at the same time.
 fn together<A: Send + 'static, B>(
     first: impl FnOnce() -> A + Send + 'static,
     second: impl FnOnce() -> B,
@@ -103,7 +103,7 @@ pub(crate) fn priorities_of_two_requests() {
     writer.audit().expect("consistent");
 }
 
-/// Goal: a prefix has the largest priority of its users, in whatever order they use it.
+/// Goal: a prefix has the largest priority of its users, in any order of use.
 #[test]
 fn priorities_against_each_other() {
     repeat(priorities_of_two_requests);

@@ -1,6 +1,6 @@
-//! Arbitrary grammars of every kind, and the first tokens of answers that follow them: whatever
-//! they are, they end with a grammar or an error, and a mask that was begun in advance is that of
-//! the slow path.
+//! Arbitrary grammars of every kind, and the first tokens of answers that follow them. Compiling
+//! ends with a grammar or an error, and a mask that was begun in advance equals that of the slow
+//! path.
 #![no_main]
 
 use std::sync::OnceLock;

@@ -91,7 +91,7 @@ fn answers(tokenizer: &Tokenizer, grammar: &Grammar) -> Vec<String> {
     texts.collect()
 }
 
-/// Goal: answers follow the grammar, whatever its kind, and its whole choice can be reached.
+/// Goal: answers follow grammars of every kind, and every choice of a grammar can be reached.
 #[test]
 fn answers_follow_every_kind_of_grammar() {
     let tokenizer = tokenizer(false);
@@ -351,7 +351,7 @@ fn hostile_grammars_end() {
 }
 
 /// Goal: a grammar that was compiled before allows the same tokens as one that is compiled anew,
-/// whatever other requests have done with it; and schemas that differ only in the order of their
+/// also after other requests have used it; and schemas that differ only in the order of their
 /// properties are different grammars.
 #[test]
 fn cached_grammars_equal_compiled_ones() {

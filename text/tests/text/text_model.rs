@@ -106,8 +106,8 @@ fn end_of_sequence_tokens_come_from_the_model_or_the_tokenizer() {
     assert_eq!(text.as_deref(), Ok("x</s>"));
 }
 
-/// A template that prints all that a conversation contains, with two special tokens of its own and
-/// one added token that is not marked as special.
+/// A template that prints all that a conversation contains, with two special tokens and one
+/// added token that is not marked as special.
 const PRINTS_ALL: &str = "<|begin|>{% for m in messages %}{{ m.role }}:{% if m.content is string %}\
     {{ m.content }}{% else %}{% for p in m.content %}{{ p.text }}{% endfor %}{% endif %}\
     {{ m.name }}{{ m.tool_calls|tojson if m.tool_calls }}<|end|>{% endfor %}{{ tools|tojson if \
