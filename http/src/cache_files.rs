@@ -18,7 +18,7 @@ use stolon::PrefixImport;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use super::App;
-use super::connection::Activity;
+use super::activity::Activity;
 use super::error::ApiError;
 use super::receive::Received;
 use crate::api::cache::{CacheRequest, Imported};

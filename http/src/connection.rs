@@ -12,8 +12,8 @@
 use std::convert::Infallible;
 use std::net::SocketAddr;
 use std::pin::pin;
-use std::sync::{Arc, Mutex, PoisonError};
-use std::time::{Duration, Instant};
+use std::sync::Arc;
+use std::time::Duration;
 
 use axum::body::Body;
 use axum::extract::ConnectInfo;
@@ -29,6 +29,7 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, watch};
 use tokio_io_timeout::TimeoutStream;
 use tokio_rustls::TlsAcceptor;
 
+use super::activity::Activity;
 use super::gate::Gate;
 
 /// Time for which a connection may be receiving before it can be closed to make room for others.
@@ -50,40 +51,12 @@ pub struct ConnectionLimits {
     pub write_timeout: Duration,
 }
 
-/// Whether a complete request of a connection is being answered.
-#[derive(Debug)]
-pub(super) struct Activity {
-    /// Time since which the connection has been receiving; `None` while it is busy.
-    receiving_since: Mutex<Option<Instant>>,
-}
-
-impl Activity {
-    fn new() -> Arc<Self> {
-        Arc::new(Self { receiving_since: Mutex::new(Some(Instant::now())) })
-    }
-
-    /// The request has been received completely.
-    pub(super) fn busy(&self) {
-        self.set(None);
-    }
-
-    fn set(&self, since: Option<Instant>) {
-        *self.receiving_since.lock().unwrap_or_else(PoisonError::into_inner) = since;
-    }
-
-    /// How long the connection has been receiving; `None` while it is busy.
-    fn receiving(&self) -> Option<Duration> {
-        let since = *self.receiving_since.lock().unwrap_or_else(PoisonError::into_inner);
-        since.map(|since| since.elapsed())
-    }
-}
-
 /// Marks a connection as receiving again when the reply has been handed to the connection.
 struct ReplyGuard(Arc<Activity>);
 
 impl Drop for ReplyGuard {
     fn drop(&mut self) {
-        self.0.set(Some(Instant::now()));
+        self.0.receive();
     }
 }
 

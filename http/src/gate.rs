@@ -84,3 +84,30 @@ fn unavailable(path: &str, health: Health) -> Response {
     response.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("close"));
     response
 }
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+    use crate::tests::{get, json};
+
+    /// Goal: before the model has been loaded, and while the server stops, every request is answered
+    /// with status 503, in the form of its route, and the time to try again.
+    #[tokio::test]
+    async fn a_closed_gate_answers_every_request() {
+        let gate = Gate::loading();
+        for name in ["loading", "stopping"] {
+            let health = gate.answer(get("/health")).await;
+            assert_eq!(health.headers()["connection"], "close");
+            let (status, reply) = json(health).await;
+            assert_eq!((status, &reply["status"]), (StatusCode::SERVICE_UNAVAILABLE, &json!(name)));
+            let other = gate.answer(get("/v1/models")).await;
+            assert!(other.headers().contains_key("retry-after"));
+            let (status, reply) = json(other).await;
+            assert_eq!(status, StatusCode::SERVICE_UNAVAILABLE);
+            assert_eq!(reply["error"]["type"], "service_unavailable_error");
+            gate.close();
+        }
+    }
+}

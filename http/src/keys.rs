@@ -1,11 +1,11 @@
 //! The clients' API keys: the keys and their limits, the set that a server accepts, and the file
 //! with keys.
 
+use std::fs::File;
 use std::io::Read;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use anyhow::Context;
 use arc_swap::ArcSwap;
 use stolon::Quota;
 use subtle::ConstantTimeEq;
@@ -119,6 +119,14 @@ impl ApiKeys {
     }
 }
 
+/// Why a file of API keys cannot be used. The text shows no key.
+#[derive(Debug, thiserror::Error)]
+#[error("cannot read the API keys in {}: {reason}", path.display())]
+pub struct KeyFileError {
+    path: PathBuf,
+    reason: String,
+}
+
 /// Largest accepted file, in bytes.
 const MAX_FILE_BYTES: u64 = 1 << 20;
 
@@ -128,17 +136,20 @@ const MAX_FILE_BYTES: u64 = 1 << 20;
 /// # Errors
 /// If the file cannot be read, has more than 1 MiB, or has a malformed line, which is named by its
 /// number.
-pub fn read(path: &Path, limits: KeyLimits) -> anyhow::Result<Vec<ApiKey>> {
-    let cannot = || format!("cannot read the API keys in {}", path.display());
+pub fn read(path: &Path, limits: KeyLimits) -> Result<Vec<ApiKey>, KeyFileError> {
+    let keys = read_text(path).and_then(|text| parse(&text, limits));
+    keys.map_err(|reason| KeyFileError { path: path.to_owned(), reason })
+}
+
+fn read_text(path: &Path) -> Result<String, String> {
     let mut text = String::new();
-    let file = std::fs::File::open(path).with_context(cannot)?;
-    file.take(MAX_FILE_BYTES + 1).read_to_string(&mut text).with_context(cannot)?;
-    anyhow::ensure!(
-        text.len() as u64 <= MAX_FILE_BYTES,
-        "{}: expected at most {MAX_FILE_BYTES} bytes",
-        cannot()
-    );
-    parse(&text, limits).map_err(anyhow::Error::msg).with_context(cannot)
+    let file = File::open(path).map_err(|error| error.to_string())?;
+    let read = file.take(MAX_FILE_BYTES + 1).read_to_string(&mut text);
+    read.map_err(|error| error.to_string())?;
+    if text.len() as u64 > MAX_FILE_BYTES {
+        return Err(format!("expected at most {MAX_FILE_BYTES} bytes"));
+    }
+    Ok(text)
 }
 
 /// Checks that a key can be sent in a header.

@@ -14,7 +14,7 @@
 //! use tokio::net::TcpListener;
 //!
 //! #[tokio::main]
-//! async fn main() -> anyhow::Result<()> {
+//! async fn main() -> Result<(), Box<dyn std::error::Error>> {
 //!     let engine = Engine::builder().model("path/to/model").build().await?;
 //!     let app = Router::new()
 //!         .route("/", get(|| async { "an application" }))
@@ -29,8 +29,12 @@
 //! ```
 //!
 //! The limits of connections (their number, slow headers, clients that read nothing) belong to
-//! [`listen`], which accepts them for `stolon serve`; those of requests and their bodies are the
+//! `listen`, which accepts them for `stolon serve`; those of requests and their bodies are the
 //! router's.
+//!
+//! A program that mounts the router needs none of the features, which are on by default. Without
+//! `listen` there is nothing that accepts connections or knows TLS, without `grammar` requests for
+//! structured output are refused, and without `otel` no traces are exported.
 
 #![forbid(unsafe_code)]
 
@@ -56,18 +60,25 @@ use crate::api::responses::ResponsesRequest;
 
 pub use access::{Access, Tenants};
 pub use advice::UnknownParameters;
+#[cfg(feature = "listen")]
 pub use connection::{ConnectionLimits, listen};
 pub use cors::Origins;
 pub use dialogue::FormatChoice;
+#[cfg(feature = "listen")]
 pub use gate::Gate;
-pub use keys::{ApiKey, ApiKeys, KeyLimits, Secret, check as check_key, read as read_keys};
+pub use keys::{
+    ApiKey, ApiKeys, KeyFileError, KeyLimits, Secret, check as check_key, read as read_keys,
+};
+#[cfg(feature = "listen")]
 pub use tls::Certificate;
 
 pub mod api;
+#[cfg(feature = "tls")]
 pub mod certificates;
 pub mod traces;
 
 mod access;
+mod activity;
 mod admin;
 mod advice;
 mod body;
@@ -77,6 +88,7 @@ mod cache_files;
 mod chat;
 mod choices;
 mod completions;
+#[cfg(feature = "listen")]
 mod connection;
 mod cors;
 mod deadline;
@@ -84,6 +96,7 @@ mod dialogue;
 mod embeddings;
 mod error;
 mod flight;
+#[cfg(feature = "listen")]
 mod gate;
 mod keys;
 mod logprobs;
@@ -102,6 +115,7 @@ mod routes;
 mod scan;
 mod sessions;
 mod structured;
+#[cfg(feature = "listen")]
 mod tls;
 mod tokenize;
 

@@ -12,7 +12,7 @@ use axum::http::{HeaderName, header};
 use axum::response::IntoResponse;
 use base64::Engine;
 use base64::prelude::BASE64_STANDARD;
-use ring::digest::{SHA256, digest};
+use hmac_sha256::Hash;
 use schemars::SchemaGenerator;
 use schemars::generate::SchemaSettings;
 use serde_json::{Map, Value, json};
@@ -39,8 +39,7 @@ pub(super) async fn json() -> impl IntoResponse {
 
 /// The policy of the page, which allows nothing but its own styles, by their hash, and its script.
 static POLICY: LazyLock<String> = LazyLock::new(|| {
-    let hash = digest(&SHA256, page::STYLE.as_bytes());
-    let hash = BASE64_STANDARD.encode(hash);
+    let hash = BASE64_STANDARD.encode(Hash::hash(page::STYLE.as_bytes()));
     format!(
         "default-src 'none'; style-src 'sha256-{hash}'; script-src 'self'; base-uri 'none'; \
          form-action 'none'; frame-ancestors 'none'; require-trusted-types-for 'script'; \

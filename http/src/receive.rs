@@ -3,15 +3,15 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use axum::body::Body;
+use axum::body::{Body, HttpBody};
 use axum::extract::{FromRequest, Request};
 use axum::http::{HeaderMap, StatusCode, header};
 use http_body_util::BodyExt;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use super::App;
+use super::activity::Activity;
 use super::advice::Ignored;
-use super::connection::Activity;
 use super::error::ApiError;
 
 /// Bytes of each body that do not count towards the memory of all bodies, so that ordinary requests
@@ -107,7 +107,7 @@ impl BodyLimits {
     }
 
     async fn receive(&self, body: &mut Body) -> Result<Received, ApiError> {
-        let announced = hyper::body::Body::size_hint(body).lower();
+        let announced = HttpBody::size_hint(body).lower();
         self.check_size(usize::try_from(announced).unwrap_or(usize::MAX))?;
         let mut bytes = Vec::new();
         let mut memory: Option<OwnedSemaphorePermit> = None;

@@ -11,16 +11,15 @@ use stolon::Engine;
 use stolon_backend::fake::{FakeBackend, FakeOptions};
 use tower::ServiceExt;
 
-use super::gate::Gate;
 use super::{RouterOptions, router};
 
-async fn json(response: axum::response::Response) -> (StatusCode, Value) {
+pub(super) async fn json(response: axum::response::Response) -> (StatusCode, Value) {
     let status = response.status();
     let body = response.into_body().collect().await.expect("a body").to_bytes();
     (status, serde_json::from_slice(&body).expect("JSON"))
 }
 
-fn get(path: &str) -> Request<Body> {
+pub(super) fn get(path: &str) -> Request<Body> {
     Request::get(path).body(Body::empty()).expect("a request")
 }
 
@@ -58,25 +57,6 @@ async fn admin_routes_need_a_known_peer() {
     let (status, reply) = json(router.oneshot(get("/admin/tree")).await.expect("a reply")).await;
     assert_eq!(status, StatusCode::FORBIDDEN);
     assert_eq!(reply["error"]["type"], "permission_error");
-}
-
-/// Goal: before the model has been loaded, and while the server stops, every request is answered
-/// with status 503, in the form of its route, and the time to try again.
-#[tokio::test]
-async fn a_closed_gate_answers_every_request() {
-    let gate = Gate::loading();
-    for name in ["loading", "stopping"] {
-        let health = gate.answer(get("/health")).await;
-        assert_eq!(health.headers()["connection"], "close");
-        let (status, reply) = json(health).await;
-        assert_eq!((status, &reply["status"]), (StatusCode::SERVICE_UNAVAILABLE, &json!(name)));
-        let other = gate.answer(get("/v1/models")).await;
-        assert!(other.headers().contains_key("retry-after"));
-        let (status, reply) = json(other).await;
-        assert_eq!(status, StatusCode::SERVICE_UNAVAILABLE);
-        assert_eq!(reply["error"]["type"], "service_unavailable_error");
-        gate.close();
-    }
 }
 
 /// Goal: the router can be nested in another application, next to its own routes and its own answer

@@ -1,0 +1,42 @@
+//! Whether a connection is receiving a request or is busy with a complete one.
+//!
+//! The listener adds an [`Activity`] to each request, and the handlers that read a body report its
+//! end there. Requests of an application that has mounted the router itself have none.
+
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+/// What a connection is doing.
+#[derive(Debug)]
+pub(super) struct Activity {
+    /// Since when the connection has been receiving; `None` while it is busy.
+    receiving_since: Mutex<Option<Instant>>,
+}
+
+#[cfg_attr(not(feature = "listen"), allow(dead_code, reason = "made and read by the listener"))]
+impl Activity {
+    /// The activity of a connection that has just been opened.
+    pub(super) fn new() -> Arc<Self> {
+        Arc::new(Self { receiving_since: Mutex::new(Some(Instant::now())) })
+    }
+
+    /// The request has been received completely.
+    pub(super) fn busy(&self) {
+        self.set(None);
+    }
+
+    /// The reply has been sent, so that the next request may come.
+    pub(super) fn receive(&self) {
+        self.set(Some(Instant::now()));
+    }
+
+    fn set(&self, since: Option<Instant>) {
+        *self.receiving_since.lock().unwrap_or_else(PoisonError::into_inner) = since;
+    }
+
+    /// How long the connection has been receiving; `None` while it is busy.
+    pub(super) fn receiving(&self) -> Option<Duration> {
+        let since = *self.receiving_since.lock().unwrap_or_else(PoisonError::into_inner);
+        since.map(|since| since.elapsed())
+    }
+}
