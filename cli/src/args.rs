@@ -1,7 +1,7 @@
-//! Flags that several commands share: the model, the engine's settings, and in `sampling.rs` the
-//! sampling parameters.
+//! Flags that several commands share: the model and the engine's settings, in `tiers.rs` where
+//! computed KV is stored, and in `sampling.rs` how tokens are sampled.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::time::Duration;
 
 use anyhow::Context;
@@ -9,16 +9,18 @@ use clap::Args;
 use clap::builder::RangedU64ValueParser;
 use stolon::{
     AdmissionPolicy, EmbeddingSizes, Engine, EngineBuilder, EvictionPolicy, KvType, ModelSource,
-    PrefetchPolicy, WeightType, WritePolicy,
+    WeightType,
 };
 
 use crate::download;
 use crate::memory::parse_bytes;
 
 pub use sampling::SamplingArgs;
+pub use tiers::TierArgs;
 
 mod files;
 mod sampling;
+mod tiers;
 
 /// The default of `--block-size` on the CPU, in tokens. On a GPU it is larger.
 const DEFAULT_BLOCK_SIZE: usize = 16;
@@ -67,48 +69,9 @@ pub struct EngineArgs {
     /// Size of the KV cache in blocks of `--block-size` tokens, instead of `--kv-memory`
     #[arg(long, value_name = "BLOCKS")]
     pub num_blocks: Option<usize>,
-    /// Directory in which computed KV is stored, so that it is read back instead of being computed
-    /// again when it was evicted, and after a restart
-    ///
-    /// It is created if it does not exist, and only one process can use it at a time. KV is read
-    /// back only where that is faster than computing it. The files contain prompts and answers as
-    /// token ids.
-    #[arg(long, value_name = "DIR")]
-    pub kv_cache_dir: Option<PathBuf>,
-    /// Maximum size of `--kv-cache-dir`, in bytes or with a unit. `--eviction-policy` decides what
-    /// is removed first
-    #[arg(long, value_parser = parse_bytes, default_value = "16G", value_name = "BYTES")]
-    pub kv_cache_dir_size: u64,
-    /// When KV is written to `--kv-cache-dir`: `write-through` (as soon as it is computed),
-    /// `write-through-selective[=HITS]` (when HITS later requests have begun with it, by default
-    /// one), or `write-back` (when it is evicted from the KV pool, and when the server stops)
-    #[arg(long, alias = "hicache-write-policy")]
-    #[arg(default_value_t = WritePolicy::default(), value_name = "POLICY")]
-    pub kv_write_policy: WritePolicy,
-    /// How long a request waits for KV that is read from `--kv-cache-dir` or from an object store:
-    /// `best-effort` (as long as that is expected to be faster than computing it), `wait-complete`
-    /// (until everything is read), or `timeout=MILLISECONDS` (as the first, but not longer)
-    #[arg(long, alias = "hicache-storage-prefetch-policy")]
-    #[arg(default_value_t = PrefetchPolicy::default(), value_name = "POLICY")]
-    pub kv_prefetch_policy: PrefetchPolicy,
-    /// Object store in which the KV of `--kv-cache-dir` is stored, too, so that servers with the
-    /// same model share it: `s3://bucket/folder`, `gs://`, `az://`, or `file://` for a shared
-    /// directory
-    ///
-    /// Credentials, regions and endpoints are taken from the environment: `AWS_ACCESS_KEY_ID`,
-    /// `AWS_SECRET_ACCESS_KEY`, `AWS_REGION`, `AWS_ENDPOINT`, `GOOGLE_SERVICE_ACCOUNT`,
-    /// `AZURE_STORAGE_ACCOUNT_NAME` and so on. Stolon removes nothing from the store.
-    #[cfg(feature = "object-store")]
-    #[arg(long, requires = "kv_cache_dir", value_name = "URL")]
-    pub kv_object_store: Option<String>,
-    /// File with the secret key from which the namespaces of cache salts and tenants are derived:
-    /// 64 hexadecimal digits
-    ///
-    /// Servers that share an object store need the same key to share KV of requests with a salt. By
-    /// default the key is kept in `--kv-cache-dir`; without a directory, each process draws a
-    /// random key.
-    #[arg(long, value_name = "FILE")]
-    pub namespace_key_file: Option<PathBuf>,
+    /// Where KV that leaves the pool is stored.
+    #[command(flatten)]
+    pub tiers: TierArgs,
     /// Number of tokens per KV cache block: a power of two from 1 to 256
     ///
     /// The prefix cache shares whole blocks. Smaller blocks share more of two similar prompts and
@@ -274,14 +237,6 @@ fn parse_embedding_sizes(text: &str) -> Result<EmbeddingSizes, String> {
 }
 
 impl EngineArgs {
-    /// Adds a disk tier in a directory, with the settings of the disk tier in these arguments.
-    pub(crate) fn with_disk(&self, builder: EngineBuilder, directory: &Path) -> EngineBuilder {
-        builder
-            .kv_cache_dir(directory, self.kv_cache_dir_size)
-            .write_policy(self.kv_write_policy)
-            .prefetch_policy(self.kv_prefetch_policy)
-    }
-
     /// Tokens per KV block: the value of `--block-size`, or the default on the CPU.
     pub(crate) fn cpu_block_size(&self) -> usize {
         let default = if self.model == DEMO { DEMO_BLOCK_SIZE } else { DEFAULT_BLOCK_SIZE };
@@ -320,17 +275,7 @@ impl EngineArgs {
         if let Some(bytes) = self.kv_memory {
             builder = builder.kv_memory(bytes);
         }
-        if let Some(directory) = &self.kv_cache_dir {
-            builder = self.with_disk(builder, directory);
-        }
-        if let Some(path) = &self.namespace_key_file {
-            builder = builder.namespace_key(files::read_namespace_key(path)?);
-        }
-        #[cfg(feature = "object-store")]
-        if let Some(url) = &self.kv_object_store {
-            builder = builder.kv_object_store(url);
-        }
-        Ok(self.with_sizes(builder))
+        Ok(self.with_sizes(self.tiers.apply(builder)?))
     }
 
     fn step_time_target(&self) -> Option<Duration> {

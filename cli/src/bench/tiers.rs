@@ -150,7 +150,7 @@ impl TiersArgs {
             own_store.is_some() || !self.tiers.contains(&Tier::ObjectStore),
             "expected --kv-object-store for the object store of --tiers"
         );
-        let parent = self.engine.kv_cache_dir.take().unwrap_or_else(std::env::temp_dir);
+        let parent = self.engine.tiers.kv_cache_dir.take().unwrap_or_else(std::env::temp_dir);
         let mut sides = Vec::new();
         for &tier in &self.tiers {
             let parent = if tier == Tier::Memory { Path::new("/dev/shm") } else { &parent };
@@ -181,7 +181,7 @@ impl TiersArgs {
     /// The object store of the arguments, which only some of the runs use.
     #[cfg(feature = "object-store")]
     fn take_object_store(&mut self) -> Option<String> {
-        self.engine.kv_object_store.take()
+        self.engine.tiers.kv_object_store.take()
     }
 
     #[cfg(not(feature = "object-store"))]
@@ -214,7 +214,7 @@ impl TiersArgs {
         let block_size = self.engine.cpu_block_size();
         let mut builder = self.engine.builder()?.num_blocks(tokens.div_ceil(block_size) + 1);
         if tier != Tier::Pool {
-            builder = self.engine.with_disk(builder, directory);
+            builder = self.engine.tiers.with_disk(builder, directory);
         }
         #[cfg(feature = "object-store")]
         if let Some(url) = store {
