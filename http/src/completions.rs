@@ -94,8 +94,6 @@ pub(super) async fn create(
     }
     call.max_tokens = max_tokens;
     call.logprobs = request.logprobs;
-    let mut shown = Prompts::default();
-    let usage = app.usage_sum(call.choice_count);
     let mut requests: Vec<Request> = prompts.iter().cloned().map(engine_request).collect();
     if echo && call.has_session() {
         let message = "`echo` is not possible with `session_id`";
@@ -110,16 +108,27 @@ pub(super) async fn create(
     }
     call.join_session(&mut requests)?;
     call.describe(&app);
-    if !echo {
-        for request in &mut requests {
-            shown.ids.extend(call.prompt_ids(&app.engine, request).await?);
-        }
-        return respond(&app, &call, requests, shown, usage).await;
+    if echo {
+        return respond_with_echo(&app, &call, prompts).await;
     }
-    let scored = prompts.into_iter().map(|prompt| score(&app.engine, &call, prompt));
+    let mut shown = Prompts::default();
+    for request in &mut requests {
+        shown.ids.extend(call.prompt_ids(&app.engine, request).await?);
+    }
+    let usage = app.usage_sum(call.choice_count);
+    respond(&app, &call, requests, shown, usage).await
+}
+
+/// Runs the prompts of a call and replies with choices that begin with their prompts.
+async fn respond_with_echo(
+    app: &App,
+    call: &Call,
+    prompts: Vec<Prompt>,
+) -> Result<Response, ApiError> {
+    let scored = prompts.into_iter().map(|prompt| score(&app.engine, call, prompt));
     let scored = try_join_all(scored).await?;
-    let prompt_usages: Vec<stolon::Usage> = scored.iter().map(|scored| scored.usage).collect();
-    let usage = usage.with_prompts(&prompt_usages);
+    let usages: Vec<stolon::Usage> = scored.iter().map(|scored| scored.usage).collect();
+    let mut shown = Prompts::default();
     let mut requests = Vec::with_capacity(scored.len());
     for scored in scored {
         shown.echoes.push(scored.echo);
@@ -128,17 +137,16 @@ pub(super) async fn create(
         }
         requests.push(Request::tokens(scored.tokens));
     }
-    if max_tokens == 0 {
+    let usage = app.usage_sum(call.choice_count);
+    if call.max_tokens == 0 {
         let count = requests.len() * call.choice_count;
-        let completions = Completions::new(&app, &call, count, shown);
-        return reply::respond_without_answers(&call, count, usage, completions).await;
+        let completions = Completions::new(app, call, count, shown);
+        let usage = usage.with_prompts(&usages);
+        return reply::respond_without_answers(call, count, usage, completions).await;
     }
-    if request.logprobs.is_none() {
-        // The prompts have not been computed, and count with their answers.
-        let usage = app.usage_sum(call.choice_count);
-        return respond(&app, &call, requests, shown, usage).await;
-    }
-    respond(&app, &call, requests, shown, usage).await
+    // Without log-probabilities, the prompts have not been computed and count with their answers.
+    let usage = if call.logprobs.is_some() { usage.with_prompts(&usages) } else { usage };
+    respond(app, call, requests, shown, usage).await
 }
 
 /// Runs the prompts of a call and replies. `usage` has the tokens that were counted before.
