@@ -147,6 +147,7 @@ fn all_other_libraries_forbid_unsafe() {
         "demo",
         "gpu_check",
         "http",
+        "http/derive",
         "loadgen",
         "scheduler",
         "text",

@@ -30,6 +30,8 @@ pub mod options;
 pub mod outline;
 pub mod reply;
 pub mod responses;
+#[cfg(feature = "openapi")]
+mod schemas;
 pub mod sessions;
 pub mod structured;
 pub mod tokenize;

@@ -32,9 +32,12 @@
 //! `listen`, which accepts them for `stolon serve`; those of requests and their bodies are the
 //! router's.
 //!
-//! A program that mounts the router needs none of the features, which are on by default. Without
-//! `listen` there is nothing that accepts connections or knows TLS, without `grammar` requests for
-//! structured output are refused, and without `otel` no traces are exported.
+//! A program that mounts the router needs none of the features, which are on by default:
+//!
+//! * `grammar`: structured output. Without it, requests for it are refused with status 400;
+//! * `listen`: `listen` itself, and TLS;
+//! * `openapi`: `/openapi.json` and `/docs`. Without it, they are answered with status 404;
+//! * `otel`: traces.
 
 #![forbid(unsafe_code)]
 
@@ -102,6 +105,10 @@ mod keys;
 mod logprobs;
 mod messages;
 mod metrics;
+#[cfg(feature = "openapi")]
+mod openapi;
+#[cfg(not(feature = "openapi"))]
+#[path = "openapi/absent.rs"]
 mod openapi;
 mod options;
 mod outline;
@@ -113,6 +120,7 @@ mod request_id;
 mod responses;
 mod routes;
 mod scan;
+mod schema;
 mod sessions;
 mod structured;
 #[cfg(feature = "listen")]

@@ -18,11 +18,9 @@ use schemars::generate::SchemaSettings;
 use serde_json::{Map, Value, json};
 
 use crate::api::{chat, messages, options};
-use crate::routes::{self, Make, Operation, Reply, Request, Role, Route};
+use crate::routes::{self, FILE, Operation, Reply, Request, Role, Route};
+use crate::schema::Make;
 use crate::{RouterOptions, deadline};
-
-/// The media type of exported prefixes.
-pub(crate) const FILE: &str = "application/octet-stream";
 
 /// JSON pointer of the schemas in the description.
 const COMPONENTS: &str = "/components/schemas";

@@ -3,6 +3,8 @@
 //! The router, the rules of access, the description at `/openapi.json` and `/docs`, and the names
 //! of operations in traces are made from these rows. One file has the rows of each group.
 
+#![cfg_attr(not(feature = "openapi"), allow(dead_code, reason = "read only by the description"))]
+
 mod cache;
 mod generation;
 mod models;
@@ -14,15 +16,15 @@ use std::sync::Arc;
 use axum::handler::Handler;
 use axum::routing::MethodRouter;
 use axum::{Router, middleware, routing};
-use schemars::{JsonSchema, Schema, SchemaGenerator};
 
 use crate::api::admin::Health;
 use crate::api::error::ErrorReply;
 use crate::api::messages::MessagesError;
+use crate::schema::{JsonSchema, Make, reference};
 use crate::{App, RouterOptions, access, admin, cors, messages, page};
 
-/// Makes the schema of a type.
-pub(crate) type Make = fn(&mut SchemaGenerator) -> Schema;
+/// The media type of exported prefixes.
+pub(crate) const FILE: &str = "application/octet-stream";
 
 /// Who may use a route.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -312,11 +314,6 @@ impl Route {
         errors.dedup();
         errors
     }
-}
-
-/// A reference to the schema of a type.
-fn reference<T: JsonSchema>(generator: &mut SchemaGenerator) -> Schema {
-    generator.subschema_for::<T>()
 }
 
 #[cfg(test)]

@@ -83,5 +83,34 @@ async fn the_router_can_be_mounted() {
     let (status, reply) = ask(request.body(Body::from(body)).expect("a request")).await;
     assert_eq!((status, &reply["usage"]["completion_tokens"]), (StatusCode::OK, &json!(2)));
     let (status, description) = ask(get("/llm/openapi.json")).await;
-    assert_eq!((status, &description["servers"][0]["url"]), (StatusCode::OK, &json!("./")));
+    if cfg!(feature = "openapi") {
+        assert_eq!((status, &description["servers"][0]["url"]), (StatusCode::OK, &json!("./")));
+    } else {
+        assert_eq!(status, StatusCode::NOT_FOUND);
+        assert!(description.to_string().contains("without the feature `openapi`"), "{description}");
+    }
+}
+
+/// Goal: a build without grammars refuses structured output, with the parameter at fault, and
+/// answers other requests.
+#[cfg(all(feature = "demo-model", not(feature = "grammar")))]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn structured_output_is_refused_without_its_feature() {
+    let engine = Engine::builder().model("demo").build().await.expect("an engine");
+    let router = router(engine, RouterOptions::default());
+    let ask = async |path, body: Value| {
+        let request = Request::post(path).header("content-type", "application/json");
+        let request = request.body(Body::from(body.to_string())).expect("a request");
+        json(router.clone().oneshot(request).await.expect("a reply")).await
+    };
+    let prompt = json!({"prompt": "The keeper", "max_tokens": 2});
+    assert_eq!(ask("/v1/completions", prompt.clone()).await.0, StatusCode::OK);
+    let mut guided = prompt;
+    guided["response_format"] = json!({"type": "json_object"});
+    let (status, reply) = ask("/v1/completions", guided).await;
+    assert_eq!(
+        (status, &reply["error"]["param"]),
+        (StatusCode::BAD_REQUEST, &json!("response_format"))
+    );
+    assert!(reply.to_string().contains("without the feature `grammar`"), "{reply}");
 }

@@ -1,10 +1,8 @@
 //! Health and version, and the operator's statistics and audit.
 
-use schemars::JsonSchema;
+use crate::schema::JsonSchema;
 use serde::Serialize;
 use stolon::{AuditReport, EngineStats, ModelInfo};
-
-use super::fields;
 
 /// `GET /health` and `GET /ready`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, JsonSchema)]
@@ -55,10 +53,10 @@ pub struct Version {
 #[derive(Clone, Debug, PartialEq, Serialize, JsonSchema)]
 pub struct Stats {
     /// The model and the size of its KV cache.
-    #[schemars(schema_with = "fields::object_schema")]
+    #[schemars(schema_with = "super::schemas::object")]
     pub model: ModelInfo,
     /// Counters since the engine started, and gauges of this moment.
-    #[schemars(schema_with = "fields::counters_schema::<EngineStats>")]
+    #[schemars(schema_with = "super::schemas::counters::<EngineStats>")]
     pub stats: EngineStats,
     /// Fraction of prompt tokens that were read from the prefix cache, 0 to 1.
     pub token_hit_rate: f64,
@@ -72,6 +70,6 @@ pub struct Audit {
     /// Always true.
     pub ok: bool,
     /// The numbers that were verified.
-    #[schemars(schema_with = "fields::counters_schema::<AuditReport>")]
+    #[schemars(schema_with = "super::schemas::counters::<AuditReport>")]
     pub audit: AuditReport,
 }

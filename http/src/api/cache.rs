@@ -1,6 +1,6 @@
 //! `/v1/cache`: the prefix cache for operators.
 
-use schemars::JsonSchema;
+use crate::schema::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 use stolon::{CacheStats, DiskStats, EngineStats, NodeDump, ObjectStats};
@@ -43,7 +43,7 @@ pub struct Tree {
     /// Version of the tree; it grows with each change.
     pub version: u64,
     /// Statistics of the prefix cache.
-    #[schemars(schema_with = "fields::counters_schema::<CacheStats>")]
+    #[schemars(schema_with = "super::schemas::counters::<CacheStats>")]
     pub stats: CacheStats,
     /// The nodes; parents come before their children.
     pub nodes: Vec<TreeNode>,
@@ -180,10 +180,10 @@ pub struct Flushed {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct CacheStatsReply {
     /// Statistics of the prefix tree.
-    #[schemars(schema_with = "fields::counters_schema::<CacheStats>")]
+    #[schemars(schema_with = "super::schemas::counters::<CacheStats>")]
     pub cache: CacheStats,
     /// The engine's counters and gauges.
-    #[schemars(schema_with = "fields::counters_schema::<EngineStats>")]
+    #[schemars(schema_with = "super::schemas::counters::<EngineStats>")]
     pub stats: EngineStats,
     /// Fraction of prompt tokens that were read from the prefix cache, 0 to 1.
     pub token_hit_rate: f64,
@@ -199,10 +199,10 @@ pub struct TiersReply {
     /// Seconds that computing them would have taken at the recent speed.
     pub compute_seconds_saved: f64,
     /// The disk tier (`--kv-cache-dir`); `null` if there is none.
-    #[schemars(schema_with = "fields::optional_counters_schema::<DiskStats>")]
+    #[schemars(schema_with = "super::schemas::optional_counters::<DiskStats>")]
     pub disk: Option<DiskStats>,
     /// The object store behind it (`--kv-object-store`); `null` if there is none.
-    #[schemars(schema_with = "fields::optional_counters_schema::<ObjectStats>")]
+    #[schemars(schema_with = "super::schemas::optional_counters::<ObjectStats>")]
     pub object_store: Option<ObjectStats>,
 }
 

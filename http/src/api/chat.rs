@@ -1,6 +1,6 @@
 //! `POST /v1/chat/completions`: answers a conversation.
 
-use schemars::JsonSchema;
+use crate::schema::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 

@@ -1,6 +1,6 @@
 //! `POST /v1/completions`: continues prompts.
 
-use schemars::JsonSchema;
+use crate::schema::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::fields::{self, UnknownFields};
@@ -23,7 +23,7 @@ pub struct CompletionRequest {
     /// log-probabilities; the generated token's own is reported in any case. `false` or left out:
     /// none.
     #[serde(default, deserialize_with = "fields::count_or_false::<_, 0, MAX_LOGPROBS>")]
-    #[schemars(schema_with = "fields::count_or_false_schema::<0, MAX_LOGPROBS>")]
+    #[schemars(schema_with = "super::schemas::count_or_false::<0, MAX_LOGPROBS>")]
     pub logprobs: Option<usize>,
     /// Whether each choice begins with its prompt. Default false.
     pub echo: Option<bool>,

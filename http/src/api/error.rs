@@ -1,6 +1,6 @@
 //! The reply to a request that failed.
 
-use schemars::JsonSchema;
+use crate::schema::JsonSchema;
 use serde::Serialize;
 
 /// OpenAI's form of an error reply.

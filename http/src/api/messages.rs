@@ -2,7 +2,7 @@
 //!
 //! `cache_control` is accepted everywhere and has no effect: every prefix is cached.
 
-use schemars::JsonSchema;
+use crate::schema::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 

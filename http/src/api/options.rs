@@ -2,7 +2,7 @@
 //!
 //! A parameter of the engine is defined once here and applied once, in `src/options.rs`.
 
-use schemars::JsonSchema;
+use crate::schema::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
@@ -64,12 +64,12 @@ pub struct GenerationOptions {
     /// Pairs of token id and a number from -100 to 100 that is added to the token's logit. In JSON
     /// an object whose keys are the ids.
     #[serde(default, deserialize_with = "fields::logit_bias")]
-    #[schemars(schema_with = "fields::logit_bias_schema")]
+    #[schemars(schema_with = "super::schemas::logit_bias")]
     pub logit_bias: Option<Vec<(u32, f32)>>,
     /// Seed of the random draws: the same request with the same seed gives the same answer. Of
     /// several choices, each uses the seed after its predecessor's. Default: a fresh one.
     #[serde(default, deserialize_with = "fields::seed")]
-    #[schemars(schema_with = "fields::seed_schema")]
+    #[schemars(schema_with = "super::schemas::seed")]
     pub seed: Option<u64>,
 
     /// Strings that end the answer when they appear in it; they are not part of the answer.

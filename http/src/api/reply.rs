@@ -1,6 +1,6 @@
 //! The object around the choices of a reply, and the usage it reports.
 
-use schemars::JsonSchema;
+use crate::schema::JsonSchema;
 use serde::Serialize;
 
 /// A whole reply, or one piece of a streamed one. All pieces of a reply have the same id.

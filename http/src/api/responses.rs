@@ -2,7 +2,7 @@
 
 mod reply;
 
-use schemars::JsonSchema;
+use crate::schema::JsonSchema;
 use serde::Deserialize;
 use serde_json::{Map, Value};
 

@@ -2,7 +2,7 @@
 
 use std::borrow::Cow;
 
-use schemars::JsonSchema;
+use crate::schema::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use stolon::SessionInfo;
@@ -66,7 +66,7 @@ pub struct Session {
     /// Its id, for `session_id` in requests.
     pub id: String,
     /// Always `session`.
-    #[schemars(schema_with = "session_constant")]
+    #[schemars(schema_with = "super::schemas::session_constant")]
     pub object: Cow<'static, str>,
     /// Tokens of the conversation: prompt and answer of its last complete turn.
     pub tokens: usize,
@@ -93,10 +93,6 @@ pub struct Session {
     pub owner: Option<String>,
 }
 
-fn session_constant(_: &mut schemars::SchemaGenerator) -> schemars::Schema {
-    schemars::json_schema!({"const": "session"})
-}
-
 impl Session {
     /// Describes a session to its client.
     pub(crate) fn new(info: &SessionInfo) -> Self {
@@ -121,14 +117,10 @@ impl Session {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct SessionList {
     /// Always `list`.
-    #[schemars(schema_with = "list_constant")]
+    #[schemars(schema_with = "super::schemas::list_constant")]
     pub object: Cow<'static, str>,
     /// The sessions, the one that has been idle longest first.
     pub data: Vec<Session>,
-}
-
-fn list_constant(_: &mut schemars::SchemaGenerator) -> schemars::Schema {
-    schemars::json_schema!({"const": "list"})
 }
 
 /// The reply to `DELETE /v1/sessions/{id}`.

@@ -1,6 +1,6 @@
 //! `POST /tokenize`, `POST /detokenize` and `GET /tokenizer_info`, as in vLLM.
 
-use schemars::JsonSchema;
+use crate::schema::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 

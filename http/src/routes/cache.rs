@@ -1,7 +1,7 @@
 //! Routes of the prefix cache, for operators.
 
 use super::Role::Operator;
-use super::{Group, Reply, Route, delete, get, post};
+use super::{FILE, Group, Reply, Route, delete, get, post};
 use crate::api::admin::Audit;
 use crate::api::cache::{
     CacheRequest, CacheResults, CacheStatsReply, EventData, EventsQuery, Evicted, FlushQuery,
@@ -10,7 +10,6 @@ use crate::api::cache::{
 };
 use crate::api::outline::{Outline, OutlineQuery, Prefix, PrefixQuery};
 use crate::api::sessions::SessionList;
-use crate::openapi::FILE;
 use crate::{admin, cache, cache_events, cache_files, outline, sessions};
 
 /// The rows.

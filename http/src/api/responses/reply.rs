@@ -1,6 +1,6 @@
 //! The reply of `POST /v1/responses` and its events.
 
-use schemars::JsonSchema;
+use crate::schema::JsonSchema;
 use serde::Serialize;
 use serde_json::{Map, Value};
 
