@@ -96,7 +96,7 @@ pub struct EngineArgs {
     /// Allow answers on a GPU to depend, by rounding, on what is cached and on other running
     /// requests
     ///
-    /// Long prompts are computed faster then, and so is each token after a long context. KV can be
+    /// Long prompts, and each token after a long context, are then computed faster. KV can be
     /// neither stored nor exported.
     #[cfg(feature = "candle")]
     #[arg(long)]

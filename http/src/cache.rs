@@ -304,7 +304,7 @@ impl App {
         Ok(CacheResults { results: results.collect::<Result<_, ApiError>>()? })
     }
 
-    /// Computes those prompts of which a whole block is not cached.
+    /// Computes the prompts of which at least one whole block is not cached.
     async fn compute(&self, requests: &[Request]) -> Result<(), ApiError> {
         let block_size = self.engine.model_info().block_size;
         let cached = self.engine.cache().query_match_lens(requests)?;

@@ -24,8 +24,8 @@ const PROMPT_END: usize = 16;
 /// The variable of chat templates for the effort of reasoning.
 const EFFORT: &str = "reasoning_effort";
 
-/// The tools that OpenAI's service executes, or whose arguments are not JSON, by the beginning of
-/// their types: some end with a date.
+/// Types of tools that OpenAI's service executes, or whose arguments are not JSON. These are the
+/// beginnings of the types, because some end with a date.
 const HOSTED: &[&str] = &[
     "apply_patch",
     "code_interpreter",

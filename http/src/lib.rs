@@ -143,8 +143,8 @@ pub struct RouterOptions {
     /// Names of the model for clients, which replace its id. The first one is that of replies and
     /// metrics. If there are none, clients use the id.
     pub served_names: Vec<String>,
-    /// A further name that is not listed, while there are no `served_names`: the argument by which
-    /// the operator chose the model.
+    /// A further name that is accepted but not listed, such as the argument with which the operator
+    /// chose the model. It has no effect if there are `served_names`.
     pub alias: Option<String>,
     /// The rules of access.
     pub access: Access,
@@ -223,7 +223,7 @@ struct App {
     bodies: receive::BodyLimits,
     parser: body::Parser,
     request_timeout: Option<Duration>,
-    /// The operator's limit for answers without one.
+    /// Maximum number of tokens of answers whose requests set none, if the operator chose it.
     configured_max_tokens: Option<usize>,
     max_answers: usize,
     unknown_parameters: UnknownParameters,

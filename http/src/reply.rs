@@ -61,7 +61,7 @@ pub(super) trait Dialect: Send + Sized + 'static {
 /// The additions of one engine event to a choice.
 #[derive(Debug, Default)]
 pub(super) struct Piece<'a> {
-    /// Parts of the answer; none if the text that they will have is not complete.
+    /// Parts of the answer; empty while a character or a tag is incomplete.
     pub(super) parts: Vec<AnswerPart>,
     /// The generated token; `None` for text that was withheld until the end.
     pub(super) id: Option<u32>,
@@ -260,13 +260,13 @@ impl UsageSum {
         Self { choices_per_prompt, hides_cached_tokens, prompts_counted, is_closed, sum }
     }
 
-    /// Counts the prompts, so that those of the choices do not count.
+    /// Counts the prompts now instead of with their choices.
     pub(super) fn with_prompts(mut self, prompts: &[stolon::Usage]) -> Self {
         prompts.iter().for_each(|&usage| self.add_prompt(usage));
         Self { prompts_counted: true, ..self }
     }
 
-    /// Choices that are added do not count any more.
+    /// The sum as it is: choices that are added later do not count.
     fn closed(self) -> Self {
         Self { is_closed: true, ..self }
     }

@@ -17,7 +17,7 @@ use super::workload::{Conversation, Turn};
 /// What conversations are sent to: an engine in this process ([`stolon::Engine`]), or a server
 /// ([`HttpTarget`](super::http::HttpTarget)).
 pub trait Target: Clone + Send + Sync + 'static {
-    /// What was said in a conversation so far, in the form of which prompts are made.
+    /// What was said in a conversation so far, in the form from which the target makes prompts.
     type History: Default + Send;
     /// A request that was sent, and whose answer has not been read.
     type Answer: Send;
@@ -326,7 +326,7 @@ mod tests {
         }
     }
 
-    /// Goal: conversations that take turns come around in order, whatever the concurrency, and
+    /// Goal: conversations that take turns come around in order with every concurrency, and
     /// their records are by conversation, then by turn.
     #[tokio::test]
     async fn conversations_take_turns() {

@@ -1,8 +1,8 @@
 //! A server with an OpenAI-compatible API as a target of the load generator.
 //!
 //! Answers are always streamed. Servers are not trusted: the time of a request, the size of an
-//! event and the size of an answer are bounded, and whatever a server sends instead of an answer
-//! becomes a [`Failure`] that is counted.
+//! event and the size of an answer are bounded, and anything that a server sends instead of an
+//! answer becomes a [`Failure`] that is counted.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};

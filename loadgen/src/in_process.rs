@@ -54,7 +54,7 @@ impl Target for Engine {
 }
 
 impl From<Error> for Failure {
-    /// An engine in this process fails only for reasons that make the figures worthless.
+    /// An engine in this process fails only for reasons that make the figures meaningless.
     fn from(error: Error) -> Self {
         match error {
             Error::Engine(EngineError::Overloaded { .. }) => Self::Overloaded,

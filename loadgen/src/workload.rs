@@ -123,7 +123,7 @@ impl std::fmt::Display for Arrivals {
     }
 }
 
-/// The shared-prefix workload: every prompt is a long shared prefix and a short suffix of its own.
+/// The shared-prefix workload: every prompt is a long shared prefix and a short unique suffix.
 #[derive(Clone, Debug, PartialEq)]
 pub struct PrefixWorkload {
     /// Number of requests.
@@ -138,7 +138,7 @@ pub struct PrefixWorkload {
     pub output_tokens: usize,
     /// When requests arrive.
     pub arrivals: Arrivals,
-    /// Give every request a prefix of its own instead of the shared one: the same lengths with
+    /// Give every request a different prefix instead of the shared one: the same lengths with
     /// nothing to share.
     pub distinct: bool,
     /// Token ids are drawn from `0..vocab_size` without the excluded ones.

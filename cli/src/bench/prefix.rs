@@ -206,7 +206,7 @@ impl PrefixArgs {
     }
 
     fn print(&self, engine: &Engine, results: &[(Arrivals, [Side; 2])]) -> anyhow::Result<()> {
-        let prefix = if self.distinct { "a prefix of its own" } else { "the shared prefix" };
+        let prefix = if self.distinct { "a separate prefix" } else { "the shared prefix" };
         terminal::line(format!(
             "{}: {} requests of {} tokens in {prefix} and {} to {} more, {} generated. The first \
              request counts towards the throughput only.",

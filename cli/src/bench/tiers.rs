@@ -128,7 +128,7 @@ impl Directory {
 
 impl Drop for Directory {
     fn drop(&mut self) {
-        // A directory that is left behind is an annoyance only.
+        // A directory that is left behind does no harm.
         let _ = std::fs::remove_dir_all(&self.path);
     }
 }

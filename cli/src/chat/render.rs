@@ -92,7 +92,7 @@ impl Renderer {
         out
     }
 
-    /// Decides what the marks before `next` mean.
+    /// Decides whether the marks before `next` are text or change the style.
     fn resolve_marks(&mut self, out: &mut String, next: char) {
         let marks = std::mem::take(&mut self.marks);
         let Some(mark) = marks.chars().next() else { return };

@@ -140,7 +140,7 @@ pub struct CacheResult {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub disk_tokens: Option<usize>,
     /// How many of them are on the disk or, as far as is known, in the object store. Absent without
-    /// one.
+    /// an object store.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub object_store_tokens: Option<usize>,
 }

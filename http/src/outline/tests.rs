@@ -40,7 +40,7 @@ fn tokens(dump: &TreeDump, nodes: &[usize]) -> usize {
     nodes.iter().map(|&index| dump.nodes[index].position_count).sum()
 }
 
-/// Goal: whatever the size of the tree and of the outline, each token is either in a listed node or
+/// Goal: for every size of the tree and of the outline, each token is either in a listed node or
 /// counted once as hidden, and listed nodes have their parents before them.
 #[test]
 fn an_outline_accounts_for_every_token() {

@@ -174,7 +174,7 @@ mod tests {
         assert_eq!(answer(&[ids, end]).expect("complete").token_events, 1);
     }
 
-    /// Goal: each way in which a stream can go wrong is a failure with a kind of its own.
+    /// Goal: each way in which a stream can go wrong is a failure of a different kind.
     #[test]
     fn bad_streams_are_told_apart() {
         let token = r#"{"choices":[{"text":"a"}]}"#;
