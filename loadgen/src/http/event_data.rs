@@ -60,7 +60,7 @@ impl EventData {
             return result;
         }
         if let Some(value) = self.line.strip_prefix(b"data") {
-            // A field without a colon has an empty value. Other fields and comments mean nothing.
+            // A field without a colon has an empty value. Other fields, and comments, are ignored.
             let value = value.strip_prefix(b":").or(value.is_empty().then_some(value));
             if let Some(value) = value {
                 if std::mem::replace(&mut self.has_data, true) {

@@ -110,7 +110,7 @@ pub(super) async fn send(
     })
 }
 
-/// The failure that a reply with another status than 200 is.
+/// The failure for a reply whose status is not 200.
 pub(super) async fn refusal(response: Response<Incoming>) -> Failure {
     let status = response.status();
     if status == StatusCode::TOO_MANY_REQUESTS {

@@ -22,7 +22,7 @@ fn record(sent_at: f64, token_times: &[f64], prompt: usize, cached: usize) -> Re
 }
 
 /// Goal: percentiles are recorded values, by nearest rank, from the smallest to the largest, in
-/// whatever order the values came.
+/// any order of the values.
 #[test]
 fn percentiles_are_nearest_rank() {
     let times = Distribution::of_ms([3.0, 1.0, 4.0, 2.0]);
