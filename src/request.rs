@@ -5,6 +5,8 @@
 //!
 //! [`Engine::generate`]: crate::Engine::generate
 
+mod sharing;
+
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -12,8 +14,8 @@ use stolon_scheduler::{Quota, RequestOptions, TokenSet};
 
 use crate::text::ChatOptions;
 use crate::{
-    ChatMessage, Error, Grammar, LogitsProcessor, MessageContent, Namespace, SamplingParams,
-    SessionId, SharedProcessor,
+    ChatMessage, Grammar, LogitsProcessor, MessageContent, SamplingParams, SessionId,
+    SharedProcessor,
 };
 
 /// A prompt.
@@ -304,65 +306,6 @@ impl Request {
     pub fn prompt_logprobs(mut self, top: usize) -> Request {
         self.options.prompt_logprobs = Some(top);
         self
-    }
-
-    /// Maximum length of [`Request::cache_salt`], in bytes.
-    pub const MAX_CACHE_SALT_BYTES: usize = 1024;
-
-    /// Shares cached prefixes only with requests of the same salt, so that tenants cannot probe
-    /// each other's prompts by timing. At most [`Request::MAX_CACHE_SALT_BYTES`].
-    pub fn cache_salt(mut self, salt: impl Into<String>) -> Request {
-        self.cache_salt = Some(salt.into());
-        self
-    }
-
-    /// Makes the request a turn of an open session ([`Sessions::open`](crate::Sessions::open)):
-    /// its cached prompt and answer are then kept from being evicted until the session's next turn.
-    /// The cache salt must be the session's. A session changes what is computed, never what is
-    /// answered.
-    ///
-    /// A session has one turn at a time; others fail with
-    /// [`SessionError::Busy`](crate::SessionError::Busy). A turn that is cancelled or fails leaves
-    /// the session as it was. If it was complete but its stream ended at a stop string, the
-    /// session has its tokens up to that string.
-    pub fn session(mut self, id: impl Into<SessionId>) -> Request {
-        self.session = Some(id.into());
-        self
-    }
-
-    /// Makes the prompt the continuation of its session: it follows the tokens of the session's
-    /// last turn, prompt and answer, which need not be sent again. Text is tokenised on its own,
-    /// with the special tokens that begin a text only if the session has no tokens yet. Not for
-    /// conversations of messages.
-    ///
-    /// If the session's tokens change before the turn begins, it fails with
-    /// [`SessionError::Busy`](crate::SessionError::Busy). Functions that look at a prompt without
-    /// running it, such as [`Cache::query_match_len`](crate::Cache::query_match_len), look at
-    /// this prompt alone; give them what [`Engine::tokenized`](crate::Engine::tokenized) returns.
-    pub fn append(mut self) -> Request {
-        self.append = true;
-        self
-    }
-
-    /// The value of [`Request::session`]; `None` if it was not called.
-    pub fn get_session(&self) -> Option<&SessionId> {
-        self.session.as_ref()
-    }
-
-    /// The namespace of its cached prefixes. `key` is the engine's key of namespaces, if it has
-    /// one.
-    ///
-    /// # Errors
-    /// `InvalidParameter` if the cache salt is too long.
-    pub(crate) fn namespace(&self, key: Option<[u8; 32]>) -> Result<Namespace, Error> {
-        let Some(salt) = &self.cache_salt else { return Ok(Namespace::default()) };
-        if salt.len() > Request::MAX_CACHE_SALT_BYTES {
-            let expected = format!("at most {} bytes", Request::MAX_CACHE_SALT_BYTES);
-            let got = format!("{} bytes", salt.len());
-            return Err(Error::invalid("cache_salt", expected, got));
-        }
-        let builder = Namespace::builder().salt(salt);
-        Ok(key.into_iter().fold(builder, |builder, key| builder.key(key)).build())
     }
 
     /// Requests with a larger value are admitted earlier, under every

@@ -145,6 +145,42 @@ async fn every_block_is_free_or_cached_after_all_requests() {
     assert_eq!(engine.audit().await.expect("consistent accounting").blocks_free, 20);
 }
 
+/// Goal: a request that writes nothing to the cache uses what is cached, adds nothing to it, and no
+/// other request waits for it; one that reads nothing computes its whole prompt. The answers are
+/// the same.
+#[tokio::test]
+async fn a_request_can_skip_the_cache() {
+    let (builder, _) = builder(64);
+    let engine = builder.build().await.expect("valid settings");
+    let blocks = async || engine.audit().await.expect("consistent accounting").blocks_committed;
+    let request = |len: u32| Request::tokens(prompt(2, len)).max_tokens(20);
+    let unwritten = |len: u32| request(len).skip_writing_prefix_cache(true);
+    // Two at the same time would otherwise share the prefill, and be preempted for each other.
+    let (first, second) = tokio::join!(run(&engine, unwritten(70)), run(&engine, unwritten(70)));
+    assert_eq!((first.finish.usage.cached_tokens, second.finish.usage.cached_tokens), (0, 0));
+    assert_eq!((blocks().await, first.token_ids), (0, second.token_ids.clone()));
+    let choices = engine.generate_choices(unwritten(70), 3).await.expect("it fits");
+    assert_eq!((choices.len(), blocks().await), (3, 0));
+    for choice in choices {
+        let answer = choice.collect_text().await.expect("it ends");
+        assert_eq!((answer.finish.usage.cached_tokens, &answer.token_ids), (0, &second.token_ids));
+    }
+
+    run(&engine, request(32).max_tokens(1)).await;
+    assert_eq!(blocks().await, 2);
+    let reader = run(&engine, unwritten(70)).await;
+    assert_eq!((reader.finish.usage.cached_tokens, blocks().await), (32, 2));
+    assert_eq!(reader.token_ids, second.token_ids);
+    let whole = run(&engine, request(70).skip_reading_prefix_cache(true)).await;
+    assert_eq!((whole.finish.usage.cached_tokens, whole.token_ids), (0, second.token_ids));
+    assert!(blocks().await > 2, "what was computed is cached");
+
+    let session = engine.sessions().open(Default::default()).expect("a session");
+    let refused = engine.generate(unwritten(70).session(session.id)).await;
+    let error = refused.expect_err("a session keeps what is cached of it").to_string();
+    assert!(error.contains("skip_writing_prefix_cache"), "{error}");
+}
+
 /// Goal: without prefix caching no prefix is matched, no block stays cached, and the answers are
 /// the same.
 #[tokio::test]

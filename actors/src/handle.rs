@@ -161,7 +161,9 @@ impl EngineHandle {
         let context = self.context();
         let shares = context.config.prefix_caching && !request.options.needs_whole_prompt();
         let matched = match shares {
-            true if choice > 0 => request.tokens.len(),
+            true if choice > 0 && !request.options.skip_writing_prefix_cache => {
+                request.tokens.len()
+            }
             true => generation.reader.query_match_len(&request.namespace, &request.tokens),
             false => 0,
         };

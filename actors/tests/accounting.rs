@@ -43,6 +43,7 @@ async fn random_life(harness: &Harness, rng: &mut SmallRng, actions: usize) -> [
                 let mut request = SequenceRequest::new(tokens, rng.random_range(1..20));
                 let timeout = rng.random_bool(0.2).then_some(Duration::from_millis(1));
                 request.options.timeout = timeout;
+                request.options.skip_writing_prefix_cache = rng.random_bool(0.1);
                 if let Ok(stream) = harness.engine.submit(request) {
                     accepted += 1;
                     streams.push(stream);

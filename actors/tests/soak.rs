@@ -36,6 +36,8 @@ async fn run_random_request(harness: &Harness, rng: &mut SmallRng, outcomes: &Ou
     let max_tokens = rng.random_range(1..12);
     let mut request = SequenceRequest::new(tokens.clone(), max_tokens);
     request.options.priority = rng.random_range(0..3);
+    request.options.skip_writing_prefix_cache = rng.random_bool(0.1);
+    request.options.skip_reading_prefix_cache = rng.random_bool(0.1);
     let events_read_max =
         if rng.random_range(0..4) == 0 { rng.random_range(0..8) } else { usize::MAX };
     // A refused request is submitted again, so that the test passes on slow machines, too.

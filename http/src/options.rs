@@ -190,6 +190,8 @@ impl Call {
             .ignore_eos(options.ignore_eos.unwrap_or(false))
             .min_tokens(options.min_tokens.unwrap_or(0))
             .end_repetition(options.end_repetition.unwrap_or(false))
+            .skip_reading_prefix_cache(options.skip_reading_prefix_cache.unwrap_or(false))
+            .skip_writing_prefix_cache(options.skip_writing_prefix_cache.unwrap_or(false))
             .priority(options.priority.unwrap_or(0));
         if let Some(top) = self.logprobs {
             request = request.logprobs(top);

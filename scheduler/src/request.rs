@@ -32,6 +32,11 @@ pub struct RequestOptions {
     /// [`Event::Embedding`](crate::Event::Embedding) in place of tokens. Options of the generation
     /// have no effect. The backend must return hidden states.
     pub pooling: Option<Pooling>,
+    /// Compute the whole prompt, including tokens that are cached.
+    pub skip_reading_prefix_cache: bool,
+    /// Add no part of the prompt and the answer to the prefix cache, or to a tier. Tokens that are
+    /// cached already are used, and stay cached. Not for the turn of a session.
+    pub skip_writing_prefix_cache: bool,
     /// Requests with a larger value are admitted earlier, under every admission policy.
     pub priority: i32,
     /// Name of the client that the request is for, if several share an engine. Requests with the
@@ -53,10 +58,12 @@ impl RequestOptions {
     /// Maximum value of [`RequestOptions::prompt_logprobs`].
     pub const MAX_PROMPT_LOGPROBS: usize = 128;
 
-    /// Whether every position of the prompt must be computed, even if it is cached, because the
-    /// backend's output is needed for all of them.
+    /// Whether every position of the prompt is computed, even if it is cached: because the
+    /// backend's output is needed for all of them, or because the request says so.
     pub fn needs_whole_prompt(&self) -> bool {
-        self.prompt_logprobs.is_some() || self.pooling == Some(Pooling::Mean)
+        self.skip_reading_prefix_cache
+            || self.prompt_logprobs.is_some()
+            || self.pooling == Some(Pooling::Mean)
     }
 }
 

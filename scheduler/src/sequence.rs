@@ -243,7 +243,12 @@ impl Sequence {
 
     /// Whether the whole prompt must be computed even if it is cached.
     pub(crate) fn bypasses_match(&self) -> bool {
-        self.prompt_logprobs.is_some() || self.options.pooling == Some(Pooling::Mean)
+        self.prompt_logprobs.is_some() || self.options.needs_whole_prompt()
+    }
+
+    /// Whether others can share what it computes.
+    pub(crate) fn writes_cache(&self) -> bool {
+        !self.options.skip_writing_prefix_cache
     }
 
     /// The quota that it is charged to.

@@ -293,6 +293,8 @@ enum Action {
         max_tokens: usize,
         timeout: Option<u64>,
         logprobs: bool,
+        /// Whether it skips reading the cache, and whether writing it.
+        skips: [bool; 2],
         /// Index of the quota that it is charged to.
         quota: Option<usize>,
     },
@@ -335,10 +337,11 @@ fn actions() -> impl Strategy<Value = Action> {
             1usize..30,
             prop::option::weighted(0.1, 1u64..40),
             prop::bool::weighted(0.1),
+            [prop::bool::weighted(0.1), prop::bool::weighted(0.2)],
             prop::option::weighted(0.5, 0usize..2),
         )
-            .prop_map(|(seed, len, max_tokens, timeout, logprobs, quota)| {
-                Action::Submit { seed, len, max_tokens, timeout, logprobs, quota }
+            .prop_map(|(seed, len, max_tokens, timeout, logprobs, skips, quota)| {
+                Action::Submit { seed, len, max_tokens, timeout, logprobs, skips, quota }
             }),
         2 => (0u32..4, 1usize..60, 1usize..30, 0usize..4).prop_map(
             |(seed, len, max_tokens, first_block)| {
@@ -422,11 +425,13 @@ proptest! {
         let quotas = [Quota::new(40, Some(60)), Quota::new(100, None)];
         for action in actions {
             match action {
-                Action::Submit { seed, len, max_tokens, timeout, logprobs, quota } => {
+                Action::Submit { seed, len, max_tokens, timeout, logprobs, skips, quota } => {
                     harness.submit_request(prompt(seed, len), max_tokens, |request| {
                         let options = &mut request.options;
                         options.timeout = timeout.map(Duration::from_millis);
                         options.prompt_logprobs = logprobs.then_some(1);
+                        [options.skip_reading_prefix_cache, options.skip_writing_prefix_cache] =
+                            skips;
                         options.quota = quota.map(|index| quotas[index].clone());
                     });
                 }

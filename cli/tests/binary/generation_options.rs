@@ -56,10 +56,20 @@ async fn every_api_has_the_options_of_generation() {
         assert_eq!(cached_with("a").await, 0, "{path}");
         assert!(cached_with("a").await > 0, "{path}");
         assert_eq!(cached_with("b").await, 0, "{path}");
+        let cached_without = async |skipped: &str| {
+            let more = json!({"cache_salt": "c", skipped: true});
+            let reply = server.ok(path, with(&body, &more)).await;
+            reply.pointer(cached).and_then(Value::as_u64).expect("a count")
+        };
+        assert_eq!(cached_without("skip_writing_prefix_cache").await, 0, "{path}");
+        assert_eq!(cached_without("skip_reading_prefix_cache").await, 0, "{path}");
+        assert!(cached_without("skip_writing_prefix_cache").await > 0, "{path}");
+        assert_eq!(cached_without("skip_reading_prefix_cache").await, 0, "{path}");
         for (more, expected) in [
             (json!({"priority": "high"}), "priority"),
             (json!({"min_p": "low"}), "min_p"),
             (json!({"cache_salt": 1}), "cache_salt"),
+            (json!({"skip_writing_prefix_cache": "no"}), "skip_writing_prefix_cache"),
             (json!({"session_id": "none"}), "session `none`"),
             (json!({"guided_regex": "("}), "invalid regex"),
         ] {

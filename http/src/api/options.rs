@@ -110,6 +110,12 @@ pub struct GenerationOptions {
     /// Only requests with the same salt share cached prefixes. This prevents tenants from finding
     /// out by timing which prompts others have sent. Default: the cache of requests without a salt.
     pub cache_salt: Option<String>,
+    /// Whether to compute the whole prompt, including tokens that are cached. Default false.
+    pub skip_reading_prefix_cache: Option<bool>,
+    /// Whether to add no part of the prompt and the answer to the cache, the disk or the object
+    /// store. Tokens that are cached already are used, and stay cached. Default false. Not with
+    /// `session_id`.
+    pub skip_writing_prefix_cache: Option<bool>,
     /// The session of which the request is a turn: the cached KV of its prompt and answer is not
     /// evicted until the next turn. The request has one prompt and one answer, and the `cache_salt`
     /// of the session. See `/v1/sessions`.

@@ -39,6 +39,10 @@ pub(super) fn check(
     let pool = (spec.block_count - reserved) * spec.block_size;
     request.stored.as_ref().map_or(Ok(()), |stored| stored.check(spec))?;
     let options = &request.options;
+    if options.skip_writing_prefix_cache && request.turn.is_some() {
+        let expected = "false for the turn of a session, which keeps what is cached of it";
+        return Err(EngineError::invalid("skip_writing_prefix_cache", expected, true));
+    }
     if options.pooling.is_some() {
         if spec.hidden_size.is_none() {
             let expected = "a backend that returns hidden states";

@@ -354,12 +354,13 @@ impl<M: Memory> Scheduler<M> {
     }
 }
 
-/// A running sequence as a possible leader of a waiting one. It can lead while it still has prompt
-/// blocks to commit.
+/// A running sequence as a possible leader of a waiting one. It can lead while it has prompt blocks
+/// that it is going to commit.
 fn as_leader<'a>(leader: &'a Sequence, waiting: &Waiting, block_size: usize) -> Option<Leader<'a>> {
     let to_commit = leader.prompt_len / block_size * block_size;
     let committed = leader.held.committed();
     let can_lead = committed < to_commit
+        && leader.writes_cache()
         && leader.end.is_none()
         && leader.namespace == waiting.sequence.namespace;
     can_lead.then_some(Leader {

@@ -12,7 +12,8 @@ use crate::tenant::SlotShares;
 use crate::transfer::SaveRequest;
 
 impl<M: Memory> Scheduler<M> {
-    /// Adds the full blocks of every running sequence to the tree.
+    /// Adds the full blocks of the running sequences to the tree, except for those that write
+    /// nothing to it.
     pub(super) async fn commit(&mut self) -> Result<(), ActorStopped> {
         if !self.context.config.prefix_caching {
             return Ok(());
@@ -22,6 +23,9 @@ impl<M: Memory> Scheduler<M> {
         let mut items = Vec::new();
         for (index, running) in self.running.iter_mut().enumerate() {
             let sequence = &mut running.sequence;
+            if !sequence.writes_cache() {
+                continue;
+            }
             let held = &mut sequence.held;
             let len = held.computed / block_size * block_size;
             let holds_both = held.lease.is_some() && held.reserved.is_some();
@@ -183,7 +187,8 @@ impl<M: Memory> Scheduler<M> {
             return None;
         }
         let may_be_preempted = |r: &&Running| {
-            let is_bound = r.sequence.bypasses_match() || r.sequence.is_sampling;
+            let keeps = r.sequence.writes_cache() && !r.sequence.bypasses_match();
+            let is_bound = !keeps || r.sequence.is_sampling;
             shares.is_exceeded(r.sequence.tenant) && !is_bound
         };
         let victims = self.running.iter().filter(may_be_preempted);

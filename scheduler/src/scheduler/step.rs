@@ -157,7 +157,9 @@ impl<M: Memory> Scheduler<M> {
         let (spec, config) = (&self.context.spec, &self.context.config);
         let block_size = spec.block_size;
         let cache_logits = config.prefix_caching && config.logit_cache_bytes > 0;
-        let cache_logits = |sequence: &Sequence| cache_logits && sequence.prompt_len >= block_size;
+        let cache_logits = |sequence: &Sequence| {
+            cache_logits && sequence.writes_cache() && sequence.prompt_len >= block_size
+        };
         let loads = self.plan_loads();
         let views: Vec<_> = (self.running.iter().enumerate())
             .map(|(index, Running { sequence, arrival, .. })| {
