@@ -5,7 +5,7 @@ use std::convert::Infallible;
 use super::EnginePart;
 
 #[derive(Debug, Default)]
-pub(crate) struct FaultPlan;
+pub(crate) struct FaultPlan(());
 
 impl FaultPlan {
     pub(crate) fn trigger(&self, _part: EnginePart) -> Result<(), Infallible> {

@@ -5,7 +5,7 @@
 use candle_core::cuda_backend::cudarc::driver::{
     CudaSlice, CudaView, DevicePtr, LaunchConfig, PushKernelArg,
 };
-use candle_core::cuda_backend::{CudaDevice, CudaStorageSlice, WrapErr};
+use candle_core::cuda_backend::{CudaDType, CudaDevice, CudaStorageSlice, WrapErr};
 use candle_core::{CudaStorage, Layout, Result, Storage, Tensor, bail};
 
 use super::SplitAttention;
@@ -61,49 +61,48 @@ impl Operands<'_> {
         keys: &CudaView<'_, T>,
         values: &CudaView<'_, T>,
     ) -> Result<CudaSlice<f32>> {
-        let (launch, args) = (self.op.launch, self.op.args);
-        let shape = args.shape;
         let stream = self.device.cuda_stream();
         let addresses = [self.q.device_ptr(&stream).0, keys.device_ptr(&stream).0];
         if addresses.iter().any(|address| !address.is_multiple_of(UNIT)) {
             bail!("split-KV attention: expected operands that are aligned to {UNIT} bytes");
         }
-        let number = |value: usize| match u32::try_from(value) {
-            Ok(value) => Ok(value),
-            Err(_) => bail!("split-KV attention: expected sizes below 2^32, got {value}"),
-        };
-        let (count, heads, dim) = (number(launch.count)?, number(args.heads)?, shape.head_dim);
+        let partials = self.attend_parts(kernel, keys, values)?;
+        self.merge_parts(&partials)
+    }
+
+    /// Computes the softmax state of each part: `[parts, heads, head_dim + 2]`.
+    fn attend_parts<T>(
+        &self,
+        kernel: &str,
+        keys: &CudaView<'_, T>,
+        values: &CudaView<'_, T>,
+    ) -> Result<CudaSlice<f32>> {
+        let (launch, args) = (self.op.launch, self.op.args);
+        let shape = args.shape;
         let parts = launch.part_rows.elem_count();
-        let kv_heads = number(shape.kv_heads)?;
-        let block_size = number(shape.block_size)?;
+        let [heads, dim] = [number(args.heads)?, number(shape.head_dim)?];
+        let [kv_heads, block_size] = [number(shape.kv_heads)?, number(shape.block_size)?];
         let table_len = number(launch.tables.elem_count() / launch.count)?;
         let window = args.window.map_or(Ok(u32::MAX), number)?;
         let softcap = args.softcap.unwrap_or(0.0);
-        let chunks = (args.heads / shape.kv_heads).div_ceil(HEADS);
-
-        // SAFETY: the first kernel writes all elements that the second one reads: those of the
-        // parts in which the window of their query lies.
-        let partials = unsafe { self.device.alloc::<f32>(parts * args.heads * (dim + 2)) }?;
-        // SAFETY: the second kernel writes all elements.
-        let output = unsafe { self.device.alloc::<f32>(launch.count * args.heads * dim) }?;
-        let dim = number(dim)?;
+        let chunks = number((args.heads / shape.kv_heads).div_ceil(HEADS))?;
+        // SAFETY: this kernel writes all elements that `merge_parts` reads: those of the parts in
+        // which the window of their query lies.
+        let partials =
+            unsafe { self.device.alloc::<f32>(parts * args.heads * (shape.head_dim + 2)) }?;
         let tables = [&launch.tables, &launch.contexts, &launch.part_rows, &launch.part_starts];
         let tables = tables.map(Tensor::storage_and_layout);
         let [tables, contexts, part_rows, part_starts] =
-            tables.each_ref().map(|(storage, layout)| match &**storage {
-                Storage::Cuda(storage) => view(storage.as_cuda_slice::<u32>()?, layout),
-                _ => bail!("split-KV attention: expected tables on the device"),
-            });
-        let (contexts, part_starts) = (contexts?, part_starts?);
-
+            tables.each_ref().map(|(storage, layout)| on_device::<u32>(storage, layout));
+        let (tables, contexts) = (tables?, contexts?);
+        let (part_rows, part_starts) = (part_rows?, part_starts?);
         let function = self.device.get_or_load_custom_func(kernel, MODULE, PTX)?;
         let config = LaunchConfig {
-            grid_dim: (number(parts)?, kv_heads * number(chunks)?, 1),
+            grid_dim: (number(parts)?, kv_heads * chunks, 1),
             block_dim: (THREADS, 1, 1),
             shared_mem_bytes: 0,
         };
         let mut builder = function.builder();
-        let (tables, part_rows) = (tables?, part_rows?);
         builder.arg(&self.q).arg(keys).arg(values).arg(&tables).arg(&contexts).arg(&part_rows);
         builder.arg(&part_starts).arg(&partials).arg(&heads).arg(&kv_heads).arg(&dim);
         builder.arg(&block_size).arg(&table_len).arg(&window).arg(&args.scale).arg(&softcap);
@@ -113,31 +112,57 @@ impl Operands<'_> {
         // tables, up to the contexts, are below the number of blocks, because the batch checker has
         // accepted them.
         unsafe { builder.launch(config) }.w()?;
+        Ok(partials)
+    }
 
+    /// Merges the softmax states of the parts of each query: `[count, heads, head_dim]`.
+    fn merge_parts(&self, partials: &CudaSlice<f32>) -> Result<CudaSlice<f32>> {
+        let (launch, args) = (self.op.launch, self.op.args);
+        let head_dim = args.shape.head_dim;
+        let [count, heads, dim] = [number(launch.count)?, number(args.heads)?, number(head_dim)?];
+        let window = args.window.map_or(Ok(u32::MAX), number)?;
+        // SAFETY: the kernel writes all elements.
+        let output = unsafe { self.device.alloc::<f32>(launch.count * args.heads * head_dim) }?;
+        let tables = [&launch.contexts, &launch.part_starts].map(Tensor::storage_and_layout);
+        let [contexts, part_starts] =
+            tables.each_ref().map(|(storage, layout)| on_device::<u32>(storage, layout));
+        let (contexts, part_starts) = (contexts?, part_starts?);
+        let sinks = args.sinks.map(Tensor::storage_and_layout);
+        let sinks = sinks.as_ref().map(|(storage, layout)| on_device::<f32>(storage, layout));
+        let sinks = sinks.transpose()?;
         let function = self.device.get_or_load_custom_func("merge_parts", MODULE, PTX)?;
         let config = LaunchConfig {
             grid_dim: (heads, count, 1),
             block_dim: (THREADS, 1, 1),
             shared_mem_bytes: 0,
         };
-        let sinks = args.sinks.map(Tensor::storage_and_layout);
-        let sinks = match &sinks {
-            Some((storage, layout)) => match &**storage {
-                Storage::Cuda(storage) => Some(view(storage.as_cuda_slice::<f32>()?, layout)?),
-                _ => bail!("split-KV attention: expected sinks on the device"),
-            },
-            None => None,
-        };
         let none = 0_u64;
         let mut builder = function.builder();
-        builder.arg(&partials).arg(&contexts).arg(&part_starts);
+        builder.arg(partials).arg(&contexts).arg(&part_starts);
         match &sinks {
             Some(sinks) => builder.arg(sinks),
             None => builder.arg(&none),
         };
         builder.arg(&output).arg(&dim).arg(&window);
-        // SAFETY: as above. Without sinks, their address is null, which the kernel checks.
+        // SAFETY: as in `attend_parts`. Without sinks, their address is null, which the kernel
+        // checks.
         unsafe { builder.launch(config) }.w()?;
         Ok(output)
+    }
+}
+
+/// A size as the kernels take it.
+fn number(value: usize) -> Result<u32> {
+    match u32::try_from(value) {
+        Ok(value) => Ok(value),
+        Err(_) => bail!("split-KV attention: expected sizes below 2^32, got {value}"),
+    }
+}
+
+/// The elements of a tensor, which is on the device.
+fn on_device<'a, T: CudaDType>(storage: &'a Storage, layout: &Layout) -> Result<CudaView<'a, T>> {
+    match storage {
+        Storage::Cuda(storage) => view(storage.as_cuda_slice::<T>()?, layout),
+        _ => bail!("split-KV attention: expected tables and sinks on the device"),
     }
 }
