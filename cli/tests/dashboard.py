@@ -15,7 +15,7 @@ import time
 import urllib.parse
 import urllib.request
 
-DASHBOARD = pathlib.Path(__file__).resolve().parent.parent / "dashboards" / "stolon.json"
+DASHBOARD = pathlib.Path(__file__).resolve().parents[2] / "http" / "dashboards" / "stolon.json"
 CONFIG = """
 global: {{scrape_interval: 1s}}
 scrape_configs:
