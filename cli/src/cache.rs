@@ -76,10 +76,14 @@ enum CacheCommand {
     /// Keep a prompt in the cache: compute the part that is not cached, and protect all of it from
     /// eviction
     Pin(PinArgs),
-    /// End a pin
+    /// End the pins of prompts, or one pin by its id
     Unpin {
+        #[command(flatten)]
+        prompts: PromptArgs,
         /// Id of the pin, as `list-pinned` shows it
-        id: u64,
+        #[arg(long, value_name = "ID",
+              conflicts_with_all = ["prompts", "prompt_file", "messages", "token_ids"])]
+        id: Option<u64>,
     },
     /// Show all pins and what they hold
     ListPinned {
@@ -252,10 +256,15 @@ impl CacheArgs {
                 .show(&client.post("pin", &pin.body()?)?, |PinCreated { id, tokens }| {
                     vec![format!("pin {id}: {tokens} tokens")]
                 }),
-            CacheCommand::Unpin { id } => {
-                let body = Map::from_iter([("id".to_owned(), json!(id))]);
-                let ended = |_: &PinDeleted| vec![format!("pin {id} has ended")];
-                self.show(&client.post("unpin", &body)?, ended)
+            CacheCommand::Unpin { prompts, id } => {
+                let mut body = prompts.body()?;
+                body.extend(id.map(|id| ("id".to_owned(), json!(id))));
+                self.show(&client.post("unpin", &body)?, |PinDeleted { pins, .. }| {
+                    vec![match pins {
+                        1 => "1 pin has ended".to_owned(),
+                        pins => format!("{pins} pins have ended"),
+                    }]
+                })
             }
             CacheCommand::ListPinned { tokens } => {
                 self.show(&client.get(&format!("pins?tokens={tokens}"))?, lines::pins)

@@ -121,7 +121,7 @@ request_body!(TokenizeRequest, Tokenize);
 request_body!(DetokenizeRequest, None);
 request_body!(CacheRequest, None, CachePrompt);
 request_body!(PinRequest, None, CachePrompt);
-request_body!(UnpinRequest, None);
+request_body!(UnpinRequest, None, CachePrompt);
 request_body!(PolicyRequest, None);
 request_body!(OpenSession, None);
 request_body!(ForkSession, None);

@@ -32,7 +32,17 @@ use crate::api::cache::{
 pub(super) async fn stats(State(app): State<Arc<App>>) -> Result<Json<CacheStatsReply>, ApiError> {
     let (cache, stats) = (app.engine.cache().stats().await?, app.engine.stats());
     let (token_hit_rate, request_hit_rate) = (stats.token_hit_rate(), stats.request_hit_rate());
-    Ok(Json(CacheStatsReply { cache, stats, token_hit_rate, request_hit_rate }))
+    let info = app.engine.model_info();
+    let cached_kv_bytes = info.kv_bytes / info.num_blocks.max(1) * cache.blocks;
+    let kv_bytes = info.kv_bytes;
+    Ok(Json(CacheStatsReply {
+        cache,
+        stats,
+        kv_bytes,
+        cached_kv_bytes,
+        token_hit_rate,
+        request_hit_rate,
+    }))
 }
 
 /// `GET /v1/cache/tiers`: the KV that is stored outside of the KV pool.
@@ -123,13 +133,27 @@ pub(super) async fn pin(
     Ok(Json(PinCreated { id: id.0, tokens }))
 }
 
-/// `POST /v1/cache/unpin`: ends a pin.
+/// `POST /v1/cache/unpin`: ends a pin, or all pins of prompts.
 pub(super) async fn unpin(
     State(app): State<Arc<App>>,
     body: Received,
 ) -> Result<Json<PinDeleted>, ApiError> {
-    let request: UnpinRequest = app.parser.parse(body).await?;
-    app.end_pin(request.id).await
+    let UnpinRequest { id, prompts, .. } = app.parser.parse(body).await?;
+    if let Some(id) = id {
+        if prompts.is_given() {
+            let message = "expected either `id` or prompts, got both";
+            return Err(ApiError::invalid(Some("id"), message));
+        }
+        return app.end_pin(id).await;
+    }
+    let mut pins = 0;
+    for request in app.tokenized(prompts).await? {
+        pins += app.engine.cache().unpin_prompt(&request).await?;
+    }
+    match pins {
+        0 => Err(ApiError::new(StatusCode::NOT_FOUND, "there is no pin of these prompts")),
+        pins => Ok(Json(PinDeleted { deleted: true, pins })),
+    }
 }
 
 /// `DELETE /admin/pins/{id}`: ends a pin.
@@ -146,7 +170,7 @@ pub(super) async fn evict(
     body: Received,
 ) -> Result<Json<Evicted>, ApiError> {
     let CacheRequest { prompts, .. } = app.parser.parse(body).await?;
-    if prompts.prompt.is_some() || prompts.messages.is_some() {
+    if prompts.is_given() {
         let mut blocks = 0;
         for request in app.tokenized(prompts).await? {
             blocks += app.engine.cache().evict_prefix(&request).await?;
@@ -231,6 +255,11 @@ impl CachePrompt {
     /// The engine's salt for these prompts.
     fn salt(&self) -> Option<String> {
         Tenant::named(self.tenant.clone()).salt(self.cache_salt.as_deref())
+    }
+
+    /// Whether there is a prompt.
+    fn is_given(&self) -> bool {
+        self.prompt.is_some() || self.messages.is_some()
     }
 
     /// The engine's requests for these prompts, made in the same way as those of completions and
@@ -325,7 +354,7 @@ impl App {
 
     async fn end_pin(&self, id: u64) -> Result<Json<PinDeleted>, ApiError> {
         if self.engine.cache().unpin(PinId(id)).await? {
-            return Ok(Json(PinDeleted { deleted: true }));
+            return Ok(Json(PinDeleted { deleted: true, pins: 1 }));
         }
         Err(ApiError::new(StatusCode::NOT_FOUND, format!("there is no pin {id}")))
     }

@@ -131,6 +131,23 @@ impl Cache<'_> {
         Ok(self.0.inner.handle.unpin(id).await?)
     }
 
+    /// Ends all pins of this prompt, rounded down to whole blocks. Returns how many there were.
+    ///
+    /// # Errors
+    /// Those of rendering and tokenising the prompt, `Interrupted` and `Stopped`.
+    pub async fn unpin_prompt(self, request: &Request) -> Result<usize, Error> {
+        let namespace = self.0.namespace(request)?;
+        let tokens = self.0.prompt_tokens(request).await?;
+        let block_size = self.0.model_info().block_size;
+        let pinned = &tokens[..tokens.len() / block_size * block_size];
+        let mut ended = 0;
+        for pin in self.pins().await? {
+            let is_of_prompt = pin.namespace == namespace && *pin.token_ids == *pinned;
+            ended += usize::from(is_of_prompt && self.unpin(pin.id).await?);
+        }
+        Ok(ended)
+    }
+
     /// All pins, oldest first.
     ///
     /// # Errors

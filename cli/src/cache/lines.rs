@@ -7,7 +7,15 @@ use stolon_http::api::cache::{
 use stolon_http::api::sessions::{Session, SessionList};
 
 pub(super) fn stats(reply: &CacheStatsReply) -> Vec<String> {
-    let CacheStatsReply { cache, stats, token_hit_rate, request_hit_rate } = reply;
+    let CacheStatsReply {
+        cache,
+        stats,
+        kv_bytes,
+        cached_kv_bytes,
+        token_hit_rate,
+        request_hit_rate,
+    } = reply;
+    let share = *cached_kv_bytes as f64 / (*kv_bytes).max(1) as f64;
     vec![
         format!(
             "blocks   {} cached ({} evictable, {} pinned), {} free, {} in use by requests",
@@ -16,6 +24,12 @@ pub(super) fn stats(reply: &CacheStatsReply) -> Vec<String> {
             cache.blocks_pinned,
             stats.blocks_free,
             stats.blocks_reserved
+        ),
+        format!(
+            "KV       {} cached, {:.1} % of {}",
+            ByteSize(*cached_kv_bytes as u64),
+            share * 100.0,
+            ByteSize(*kv_bytes as u64)
         ),
         format!(
             "hits     {:.1} % of prompt tokens, {:.1} % of requests",

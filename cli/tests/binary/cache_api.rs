@@ -122,7 +122,7 @@ async fn prompts_are_queried_and_warmed() {
     }
 }
 
-/// Goal: a pin computes its prompt, says what it holds and why, and ends by its id.
+/// Goal: a pin computes its prompt, says what it holds and why, and ends by its id or its prompt.
 #[tokio::test]
 async fn pins_compute_and_describe_what_they_hold() {
     let server = Server::start(TINY, &["--pin-budget", "4"]);
@@ -143,8 +143,23 @@ async fn pins_compute_and_describe_what_they_hold() {
     let evicted = server.ok("/v1/cache/evict", json!({"prompt": prompt(40, 1)})).await;
     assert_eq!(evicted["blocks"], 0, "it is pinned");
     let end = json!({"id": created["id"]});
-    assert_eq!(server.ok("/v1/cache/unpin", end.clone()).await, json!({"deleted": true}));
+    assert_eq!(
+        server.ok("/v1/cache/unpin", end.clone()).await,
+        json!({"deleted": true, "pins": 1})
+    );
     assert_eq!(server.post("/v1/cache/unpin", end).await.0, 404);
+    let whole = json!({"prompt": prompt(40, 1)});
+    server.ok("/v1/cache/pin", whole.clone()).await;
+    let other = json!({"prompt": prompt(20, 1)});
+    assert_eq!(server.post("/v1/cache/unpin", other).await.0, 404);
+    let ended = server.ok("/v1/cache/unpin", whole.clone()).await;
+    assert_eq!(ended, json!({"deleted": true, "pins": 1}));
+    let mut both = whole;
+    both["id"] = json!(1);
+    assert_eq!(server.post("/v1/cache/unpin", both).await.1["error"]["param"], "id");
+    let (_, stats) = server.get("/v1/cache/stats").await;
+    let bytes = |name: &str| stats[name].as_u64().expect("a number");
+    assert!(0 < bytes("cached_kv_bytes") && bytes("cached_kv_bytes") < bytes("kv_bytes"));
     for (body, param) in [
         (json!({"prompt": ["a", "b"]}), "prompt"),
         (json!({"prompt": "x", "refresh_on_hit": true}), "refresh_on_hit"),

@@ -285,10 +285,15 @@ async fn the_cache_of_a_running_server_is_administered() {
         assert!(pins.contains(word), "{pins}");
     }
     assert_eq!(cache(&["evict", text]), "0 blocks freed\n");
-    assert_eq!(cache(&["unpin", "1"]), "pin 1 has ended\n");
+    assert_eq!(cache(&["unpin", text]), "1 pin has ended\n");
+    assert_eq!(cache(&["pin", text]), "pin 2: 48 tokens\n");
+    assert_eq!(cache(&["unpin", "--id", "2"]), "1 pin has ended\n");
     assert!(cache(&["tree", "--tokens"]).contains("48 tokens, "));
     assert!(cache(&["tree", "--dot"]).starts_with("digraph"));
-    assert!(cache(&["stats"]).contains("3 cached (3 evictable, 0 pinned)"));
+    let stats = cache(&["stats"]);
+    for words in ["3 cached (3 evictable, 0 pinned)", "KV       ", " % of "] {
+        assert!(stats.contains(words), "{stats}");
+    }
     assert_eq!(cache(&["evict", text]), "3 blocks freed\n");
     assert_eq!(cache(&["flush"]), "the cache is empty\n");
     assert_eq!(cache(&["tree"]), "nothing is cached\n");
@@ -309,7 +314,7 @@ async fn the_cache_of_a_running_server_is_administered() {
     );
     let refused = fail(&["cache", "--url", &url, "stats"]);
     assert!(refused.contains("401") && refused.contains("STOLON_ADMIN_KEY"), "{refused}");
-    let unpinned = fail(&["cache", "--url", &url, "--admin-key", "root", "unpin", "7"]);
+    let unpinned = fail(&["cache", "--url", &url, "--admin-key", "root", "unpin", "--id", "7"]);
     assert!(unpinned.contains("there is no pin 7"), "{unpinned}");
     let unreachable = fail(&["cache", "--url", "http://127.0.0.1:1", "stats"]);
     assert!(unreachable.contains("stolon serve"), "{unreachable}");

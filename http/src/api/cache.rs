@@ -185,6 +185,10 @@ pub struct CacheStatsReply {
     /// The engine's counters and gauges.
     #[schemars(schema_with = "super::schemas::counters::<EngineStats>")]
     pub stats: EngineStats,
+    /// Size of the KV pool, in bytes.
+    pub kv_bytes: usize,
+    /// KV in the prefix cache, in bytes: its blocks of the pool.
+    pub cached_kv_bytes: usize,
     /// Fraction of prompt tokens that were read from the prefix cache, 0 to 1.
     pub token_hit_rate: f64,
     /// Fraction of requests that found a part of their prompt cached, 0 to 1.
@@ -279,11 +283,14 @@ pub struct PinRequest {
 }
 
 /// `POST /v1/cache/unpin`.
-#[derive(Clone, Debug, PartialEq, Deserialize, JsonSchema)]
+#[derive(Debug, Deserialize, JsonSchema)]
 #[serde(expecting = "an object")]
 pub struct UnpinRequest {
-    /// Id of the pin.
-    pub id: u64,
+    /// Id of the pin. Either this or the prompts must be given.
+    pub id: Option<u64>,
+    /// The prompts whose pins end.
+    #[serde(flatten)]
+    pub prompts: CachePrompt,
     /// Every other member; must be empty.
     #[serde(flatten)]
     pub unknown: UnknownFields,
@@ -303,6 +310,8 @@ pub struct PinCreated {
 pub struct PinDeleted {
     /// Always true.
     pub deleted: bool,
+    /// Number of pins that have ended.
+    pub pins: usize,
 }
 
 /// `GET /v1/cache/pins`.

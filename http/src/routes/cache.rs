@@ -87,7 +87,7 @@ fn prompts() -> Vec<Route> {
             .generates()
             .fails(&[409]),
         post("/v1/cache/unpin", Operator, cache::unpin)
-            .described("unpinPrompt", "End a pin")
+            .described("unpinPrompt", "End a pin, or all pins of prompts")
             .takes::<UnpinRequest>()
             .replies::<PinDeleted>()
             .fails(&[404]),
