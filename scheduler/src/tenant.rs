@@ -4,7 +4,6 @@
 //! equal share of them. Requests of tenants below their share are admitted first, and if need be
 //! the youngest request of the tenant with the most slots is preempted for one of them.
 
-use std::collections::HashMap;
 use std::hash::{DefaultHasher, Hash, Hasher};
 
 /// The tenant of a request: a hash of its name. Two names with the same hash are treated as one
@@ -24,8 +23,9 @@ impl TenantId {
 /// The share of the running slots of each tenant at one moment.
 #[derive(Clone, Debug)]
 pub(crate) struct SlotShares {
-    /// Number of running requests of each tenant that has running or waiting requests.
-    running: HashMap<TenantId, usize>,
+    /// Number of running requests of each tenant that has running or waiting requests, in the order
+    /// of the tenants.
+    running: Vec<(TenantId, usize)>,
     /// Number of slots that each of them is entitled to, at least 1.
     share: usize,
 }
@@ -37,20 +37,23 @@ impl SlotShares {
         running: impl Iterator<Item = TenantId>,
         waiting: impl Iterator<Item = TenantId>,
     ) -> SlotShares {
-        let mut counts: HashMap<TenantId, usize> = HashMap::new();
-        for tenant in running {
-            *counts.entry(tenant).or_default() += 1;
-        }
-        for tenant in waiting {
-            counts.entry(tenant).or_default();
-        }
+        let running = running.map(|tenant| (tenant, 1));
+        let waiting = waiting.map(|tenant| (tenant, 0));
+        let mut counts: Vec<(TenantId, usize)> = running.chain(waiting).collect();
+        counts.sort_unstable();
+        counts.dedup_by(|next, kept| {
+            let is_same = next.0 == kept.0;
+            kept.1 += if is_same { next.1 } else { 0 };
+            is_same
+        });
         let share = (slots / counts.len().max(1)).max(1);
         SlotShares { running: counts, share }
     }
 
     /// Number of running requests of a tenant.
     pub(crate) fn running(&self, tenant: TenantId) -> usize {
-        self.running.get(&tenant).copied().unwrap_or(0)
+        let found = self.running.binary_search_by_key(&tenant, |&(tenant, _)| tenant);
+        found.map_or(0, |index| self.running[index].1)
     }
 
     /// Whether one more running request would exceed the tenant's share.
