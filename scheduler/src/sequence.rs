@@ -158,7 +158,8 @@ impl Sequence {
         submitted: Instant,
     ) -> Sequence {
         let Terms { choice, max_tokens, loan, share, block_size } = terms;
-        let SequenceRequest { tokens, namespace, eos_ids, stored, turn, options } = request;
+        let SequenceRequest { tokens, namespace, eos_ids, stored, turn, mut options } = request;
+        let stored = stored.filter(|_| !options.needs_whole_prompt());
         let mut prefix_hash = DefaultHasher::new();
         namespace.hash(&mut prefix_hash);
         tokens[..tokens.len().min(block_size)].hash(&mut prefix_hash);
@@ -176,7 +177,8 @@ impl Sequence {
             max_tokens,
             eos_ids,
             pooler: options.pooling.map(Pooler::new),
-            prompt_logprobs: options.prompt_logprobs.map(gathered),
+            // Once they are reported, the prompt may be read from the cache.
+            prompt_logprobs: options.prompt_logprobs.take().map(gathered),
             record,
             events,
             times: Times {
@@ -188,7 +190,7 @@ impl Sequence {
                 last_token: None,
             },
             cached_tokens: None,
-            stored: stored.filter(|_| !options.needs_whole_prompt()),
+            stored,
             options,
             held: Held::default(),
             loan,

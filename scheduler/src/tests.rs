@@ -488,6 +488,24 @@ fn a_follower_continues_when_its_leader_ends() {
     }
 }
 
+/// Goal: a request for the log-probabilities of its prompt reads the cache once they are reported,
+/// for example after a preemption; one that skips reading never does.
+#[test]
+fn the_cache_is_bypassed_for_as_long_as_needed() {
+    for skips in [false, true] {
+        let harness = Harness::new(4, 16, EngineConfig::default());
+        let mut request = SequenceRequest::new(prompt(1, 8), 4);
+        request.options.prompt_logprobs = Some(1);
+        request.options.skip_reading_prefix_cache = skips;
+        let entered = harness.context.submit(0, request, 0, 0, harness.now);
+        let (mut sequence, _permit, _events) = entered.expect("it fits");
+        assert!(sequence.bypasses_match());
+        sequence.held.computed = sequence.prompt_len;
+        sequence.gather_prompt_logprobs(Vec::new());
+        assert_eq!(sequence.bypasses_match(), skips);
+    }
+}
+
 /// Goal: a repeated prompt gets its first token from cached logits, without a step, also if its
 /// last block is not full. When the block of the logits is evicted, the logits are dropped.
 #[test]
