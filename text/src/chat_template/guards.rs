@@ -5,7 +5,7 @@ use minijinja::machinery::Instruction;
 use minijinja::value::Rest;
 use minijinja::{Environment, Error, State, Value};
 
-use super::limits::Budget;
+use super::limits::{Budget, VALUE};
 
 /// The function that makes a list of the result of a slice, which is lazy.
 pub(super) const EAGER: &str = "guard: eager";
@@ -70,7 +70,7 @@ fn charge_compared(budget: &Budget, operands: &[Value]) -> Result<(), Error> {
 
 fn charge_sum(budget: &Budget, operands: &[Value]) -> Result<(), Error> {
     operands.iter().try_for_each(|operand| match operand.as_bytes() {
-        Some(text) => budget.charge(text.len().saturating_add(24)),
+        Some(_) => budget.charge_items(operand),
         // minijinja copies the items only once in 32 additions.
         None => budget.charge_values(operand.len().unwrap_or(0) / 32 + 1),
     })
@@ -80,8 +80,8 @@ fn charge_product(budget: &Budget, operands: &[Value]) -> Result<(), Error> {
     let factors = operands.iter().map(|value| value.as_usize().unwrap_or(1));
     let factor = factors.max().unwrap_or(1);
     operands.iter().try_for_each(|operand| {
-        let len = operand.as_str().map(str::len).or_else(|| Some(operand.len()? * 24));
-        budget.charge(len.unwrap_or(24).saturating_mul(factor.max(1)))
+        let len = operand.as_str().map(str::len).or_else(|| Some(operand.len()? * VALUE));
+        budget.charge(len.unwrap_or(VALUE).saturating_mul(factor.max(1)))
     })
 }
 

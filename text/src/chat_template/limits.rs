@@ -36,7 +36,7 @@ pub(super) const MAX_DEPTH: usize = 100;
 /// Bytes that all values made by one rendering may take together, whether still in use or not.
 const BUDGET: usize = 256 << 20;
 /// Bytes that a value takes in addition to its text.
-const VALUE: usize = 24;
+pub(super) const VALUE: usize = 24;
 /// Maximum width of an indentation or of a formatted value, and maximum length of a separator.
 pub(super) const MAX_WIDTH: usize = 1000;
 /// Maximum length in bytes of a failure's description. It may quote values of the template.
