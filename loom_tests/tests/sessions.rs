@@ -1,8 +1,8 @@
 //! The end of a session's turn. The scheduler and the caller's stream both hold the turn, and the
 //! one that learns of the end first ends it.
 //!
-//! The scheduler runs on a thread of its own here, as it does in the engine. The other thread is
-//! that of the caller: the stream that reads the answer, the next turn, or a flush.
+//! The scheduler runs on a separate thread here, as in the engine. The other thread is the caller's:
+//! the stream that reads the answer, the next turn, or a flush.
 #![cfg(all(loom, not(crossbeam_loom)))]
 
 use std::sync::Arc;

@@ -2,7 +2,7 @@
 //!
 //! 1. A row whose processor is ready is sampled on the executor thread when its step has ended. Any
 //!    other row is returned with its sampler, as a [`LateRow`].
-//! 2. [`LateSampling::start`] samples it on a thread of its own. Meanwhile its sequence takes part
+//! 2. [`LateSampling::start`] samples it on a separate thread. Meanwhile its sequence takes part
 //!    in no step and keeps its KV.
 //! 3. When the token is chosen, the scheduler is woken, and continues the sequence.
 //!
@@ -54,7 +54,7 @@ impl LateSampling {
         self.wake = wake;
     }
 
-    /// Samples a row of the sequence `id` on a thread of its own.
+    /// Samples a row of the sequence `id` on a separate thread.
     ///
     /// # Errors
     /// [`SamplingError::ProcessorFailed`] if there can be no further thread.

@@ -30,7 +30,7 @@ impl Request {
     }
 
     /// Makes the prompt the continuation of its session: it follows the tokens of the session's
-    /// last turn, prompt and answer, which need not be sent again. Text is tokenised on its own,
+    /// last turn, prompt and answer, which need not be sent again. Text is tokenised separately,
     /// with the special tokens that begin a text only if the session has no tokens yet. Not for
     /// conversations of messages.
     ///

@@ -113,8 +113,8 @@ impl Sessions {
         sessions.into_iter().map(|(id, session)| session.info(id, now)).collect()
     }
 
-    /// Opens a session `to` with the tokens of `from` or, if `tokens` is given, with so many of its
-    /// first tokens. A turn of `from` that is in progress does not count. The new session has the
+    /// Opens a session `to` with the tokens of `from` or, if `tokens` is given, with that many of
+    /// its first tokens. A turn of `from` that is in progress does not count. The new session has the
     /// same namespace and time to live. The caller locks its prefix and hands it to
     /// [`Sessions::hold`].
     ///

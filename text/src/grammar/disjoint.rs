@@ -58,7 +58,7 @@ impl<'a> Disjoint<'a> {
         schema
     }
 
-    /// Takes `count` comparisons of values from the limit. Returns whether so many were left.
+    /// Takes `count` comparisons of values from the limit. Returns whether the limit allowed them.
     fn may_compare(&mut self, count: usize) -> bool {
         let left = self.left.checked_sub(count);
         self.left = left.unwrap_or(0);
