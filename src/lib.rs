@@ -218,8 +218,8 @@ pub use stolon_model::{
 };
 pub use stolon_scheduler::{
     AdmissionPolicy, AuditReport, CacheStats, EngineError, EngineHealth, EngineHistograms,
-    EngineStats, Event, Finish, FinishReason, HistogramData, LengthBound, Quota, SessionError,
-    SessionId, SessionInfo, Timings, TokenEvent, UnknownPolicy, Usage,
+    EngineStats, Event, Finish, FinishReason, HistogramData, LengthBound, Pinned, Quota,
+    SessionError, SessionId, SessionInfo, Timings, TokenEvent, UnknownPolicy, Usage,
 };
 pub use stolon_text::{
     Answer, AnswerFormat, AnswerParser, AnswerPart, ReasoningFormat, ToolCall, ToolCallFormat,

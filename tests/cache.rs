@@ -116,6 +116,7 @@ async fn pins_do_not_starve_requests() {
         matches!(error, Error::Engine(EngineError::PromptTooLong { got: 96, limit: 80, .. })),
         "{error}"
     );
+    assert!(error.to_string().contains("3 are pinned, by 1 pin; unpin"), "{error}");
     let answer =
         engine.generate(Request::tokens(vec![9; 70]).max_tokens(1000)).await.expect("it fits");
     assert_eq!(answer.collect_text().await.expect("it ends").token_ids.len(), 11);
@@ -124,10 +125,10 @@ async fn pins_do_not_starve_requests() {
     assert!(refused.contains("pin_budget") && refused.contains("got 8"), "{refused}");
 }
 
-/// Goal: while nothing is pinned, a prompt is limited by the pool alone, not by the pin budget. No
-/// pin can take its blocks while it is in flight, and afterwards pins limit prompts again.
+/// Goal: a prompt is limited by what is pinned, not by the pin budget. No pin can take its blocks
+/// while it is in flight, and afterwards pins limit prompts again.
 #[tokio::test]
-async fn the_pin_budget_limits_prompts_only_while_something_is_pinned() {
+async fn prompts_are_limited_by_what_is_pinned() {
     let (builder, fake) = builder(8);
     let engine = builder.pin_budget(3).build().await.expect("valid settings");
     let long = Request::tokens(vec![9; 120]).max_tokens(1000);
@@ -143,11 +144,32 @@ async fn the_pin_budget_limits_prompts_only_while_something_is_pinned() {
     let pin = engine.cache().pin(&prompt(0), None).await.expect("nothing long is in flight");
     let error = engine.generate(long.clone()).await.expect_err("something is pinned");
     assert!(
-        matches!(error, Error::Engine(EngineError::PromptTooLong { limit: 80, .. })),
+        matches!(error, Error::Engine(EngineError::PromptTooLong { limit: 112, .. })),
         "{error}"
     );
+    let beside = Request::tokens(vec![9; 110]).max_tokens(1000);
+    let answer = engine.generate(beside).await.expect("it fits next to the pinned block");
+    assert_eq!(answer.collect_text().await.expect("it ends").token_ids.len(), 3);
     assert!(engine.cache().unpin(pin).await.expect("it runs"));
     engine.cache().warm(long).await.expect("nothing is pinned");
+    engine.audit().await.expect("consistent accounting");
+}
+
+/// Goal: without a pin budget of its own, an engine lets pins occupy a quarter of the pool, and
+/// accepts a prompt of the context length beside them.
+#[tokio::test]
+async fn pins_have_a_default_budget_that_refuses_no_prompt() {
+    let engine = builder(12).0.max_positions(128).build().await.expect("valid settings");
+    engine.cache().warm(blocks(3, 4)).await.expect("it fits");
+    let error = engine.cache().pin(&blocks(3, 4), None).await.expect_err("a quarter is 3 blocks");
+    assert!(
+        error.to_string().contains("at most 3 pinned blocks, got 4 in addition to the 0"),
+        "{error}"
+    );
+    engine.cache().pin(&blocks(3, 3), None).await.expect("cached, within the budget");
+    let longest = Request::tokens(vec![9; 127]).max_tokens(1);
+    let answer = engine.generate(longest).await.expect("it fits next to the pinned blocks");
+    assert_eq!(answer.collect_text().await.expect("it ends").token_ids.len(), 1);
     engine.audit().await.expect("consistent accounting");
 }
 

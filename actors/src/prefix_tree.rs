@@ -13,7 +13,7 @@ use stolon_kvcache::{
 };
 use stolon_scheduler::{
     Acquired, CacheStats, CommitItem, Committed, Evicted, EvictionDemand, Gauges, PinBudget,
-    Removal, commit, evict, remove,
+    Pinned, Removal, commit, evict, remove,
 };
 
 use crate::cache::CacheEvents;
@@ -78,7 +78,7 @@ impl Actor for PrefixTreeActor {
         _: ActorRef<TreeMessage>,
         writer: TreeWriter,
     ) -> Result<TreeState, ActorProcessingErr> {
-        self.pin_budget.set_pinned(false);
+        self.pin_budget.set_pinned(Pinned::default());
         Ok(TreeState { writer, pins: HashMap::new() })
     }
 
@@ -152,10 +152,10 @@ impl Actor for PrefixTreeActor {
 }
 
 impl PrefixTreeActor {
-    /// Sets the gauges, and lets long prompts use the blocks of the pin budget if nothing is
-    /// pinned.
+    /// Sets the gauges, and lets long prompts use the blocks of the pin budget that are not pinned.
     fn publish_pins(&self, writer: &mut TreeWriter) {
-        self.pin_budget.set_pinned(self.publish(writer).pinned > 0);
+        let (blocks, pins) = (self.publish(writer).pinned, writer.pin_count());
+        self.pin_budget.set_pinned(Pinned { blocks, pins });
     }
 
     /// Sets the gauges and returns the counts.

@@ -171,10 +171,11 @@ pub struct EngineArgs {
     pub eviction_policy: EvictionPolicy,
     /// Maximum number of KV blocks that pinned prefixes may occupy
     ///
-    /// These blocks are not available to running requests, except to long prompts while nothing is
-    /// pinned. With 0, prefixes cannot be pinned (`/v1/cache/pin`).
-    #[arg(long, default_value_t = 0, value_name = "BLOCKS")]
-    pub pin_budget: usize,
+    /// Pinned blocks are not available to running requests. With 0, prefixes cannot be pinned
+    /// (`/v1/cache/pin`). Default: a quarter of the blocks, or less where a request of the context
+    /// length would not fit next to them.
+    #[arg(long, value_name = "BLOCKS")]
+    pub pin_budget: Option<usize>,
     /// Maximum number of KV blocks that sessions keep from being evicted between their turns
     ///
     /// A running request that finds no other block takes them. With 0, sessions hold nothing.
@@ -255,7 +256,6 @@ impl EngineArgs {
             .max_running(self.max_running)
             .prefix_caching(!self.no_prefix_caching)
             .eviction_policy(self.eviction_policy)
-            .pin_budget(self.pin_budget)
             .max_sessions(self.max_sessions)
             .session_ttl(Duration::from_secs(self.session_ttl))
             .step_timeout(Duration::from_secs(self.step_timeout))
@@ -266,6 +266,9 @@ impl EngineArgs {
         } else {
             builder.model(self.model.as_str())
         };
+        if let Some(blocks) = self.pin_budget {
+            builder = builder.pin_budget(blocks);
+        }
         if let Some(blocks) = self.session_budget {
             builder = builder.session_budget(blocks);
         }

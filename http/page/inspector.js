@@ -149,8 +149,8 @@ function pinHint(error) {
   const numbers = error.status === 409 && error.message.match(/at most \d+ pinned .*got (\d+) .*?(\d+)/);
   if (!numbers) return "";
   const needed = Number(numbers[1]) + Number(numbers[2]);
-  return ` Start the server with --pin-budget ${needed} or more, which reserves blocks of the ` +
-    "KV pool for pins.";
+  return ` Start the server with --pin-budget ${needed} or more, the number of blocks of the ` +
+    "KV pool that pins may hold.";
 }
 
 /** The shown prefix as the body of a request. */

@@ -97,6 +97,10 @@ impl Pins {
         self.pins.get(&id).map(|&(_, end)| end)
     }
 
+    pub(crate) fn count(&self) -> usize {
+        self.pins.len()
+    }
+
     pub(crate) fn infos(&self) -> impl Iterator<Item = &PinInfo> {
         self.pins.values().map(|(info, _)| info)
     }

@@ -113,10 +113,12 @@ pub struct EngineConfig {
     pub eviction_policy: EvictionPolicy,
     /// A custom order of eviction, used instead of `eviction_policy`.
     pub eviction_order: Option<EvictionOrderFactory>,
-    /// Maximum number of KV blocks that pinned prefixes may occupy. These blocks are not available
-    /// to running requests, so that every admitted request can complete. While nothing is pinned, a
-    /// prompt that needs them may use them, and nothing can be pinned until its request has ended.
-    pub pin_budget: usize,
+    /// Maximum number of KV blocks that pinned prefixes may occupy; less than the number of blocks.
+    /// `None` means a quarter of them, or less where a request of the context length would not fit
+    /// next to the budget. These blocks are not available to running requests, so that every
+    /// admitted request can complete. A prompt that needs the part in which nothing is pinned may
+    /// use it, and nothing can be pinned until its request has ended.
+    pub pin_budget: Option<usize>,
     /// Maximum number of KV blocks that sessions keep from being evicted between their turns; at
     /// most the number of blocks. `None` means half of them. Sessions release blocks when a running
     /// request finds no others. 0 means that sessions hold nothing.
@@ -165,7 +167,7 @@ impl Default for EngineConfig {
             prefix_caching: true,
             eviction_policy: EvictionPolicy::default(),
             eviction_order: None,
-            pin_budget: 0,
+            pin_budget: None,
             session_budget: None,
             max_sessions: 1024,
             session_ttl: Duration::from_secs(30 * 60),

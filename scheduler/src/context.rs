@@ -12,13 +12,14 @@ use stolon_kvcache::{BlockPool, EvictionPolicy, StepFence, TreeBuilder, TreeRead
 use tracing::Span;
 use tracing::field::Empty;
 
+use crate::blocks_for;
 use crate::config::{AdmissionPolicy, EngineConfig};
 use crate::error::{EngineError, LengthBound};
 use crate::event_channel::{EventReceiver, event_channel};
 use crate::gauges::Gauges;
 use crate::memory::BlockAllocator;
 use crate::permits::{QueueLimits, QueuePermit};
-use crate::pin_budget::{BudgetLoan, PinBudget};
+use crate::pin_budget::{BudgetLoan, PinBudget, Pinned};
 use crate::quota::QuotaShare;
 use crate::request::SequenceRequest;
 use crate::request_counts::RequestRecord;
@@ -39,7 +40,7 @@ pub struct EngineContext {
     pub policy: Arc<ArcSwap<AdmissionPolicy>>,
     /// The eviction policy in use; `None` for the custom order of the settings.
     eviction_policy: Arc<ArcSwap<Option<EvictionPolicy>>>,
-    /// Whether requests or pins use the blocks of the pin budget.
+    /// Divides the blocks of the pin budget between pins and long requests.
     pub pin_budget: Arc<PinBudget>,
     /// The open sessions.
     pub sessions: Arc<Sessions>,
@@ -73,6 +74,17 @@ pub struct PromptLimit {
 }
 
 impl PromptLimit {
+    /// The same limit, set by the pool next to what is pinned.
+    fn beside(self, pinned: Pinned) -> PromptLimit {
+        match self.bound {
+            LengthBound::Pool { blocks, block_size } => {
+                let bound = LengthBound::Pins { blocks, block_size, pinned };
+                PromptLimit { bound, ..self }
+            }
+            _ => self,
+        }
+    }
+
     /// The error of a prompt of `got` tokens.
     pub fn error(self, got: usize) -> EngineError {
         EngineError::PromptTooLong { got, limit: self.tokens, bound: self.bound }
@@ -95,6 +107,7 @@ impl EngineContext {
             }
             spec.max_positions = limit;
         }
+        let pin_budget = config.pin_budget.unwrap_or_else(|| PinBudget::default_blocks(&spec));
         let session_budget = config.session_budget.unwrap_or(spec.block_count / 2);
         let (max_sessions, session_ttl) = (config.max_sessions, config.session_ttl);
         Ok(EngineContext {
@@ -103,7 +116,7 @@ impl EngineContext {
                 Some(_) => None,
                 None => Some(config.eviction_policy),
             })),
-            pin_budget: Arc::default(),
+            pin_budget: Arc::new(PinBudget::new(pin_budget)),
             sessions: Arc::new(Sessions::new(session_budget, max_sessions, session_ttl)),
             limits: Arc::new(QueueLimits::new(
                 config.max_queued_requests,
@@ -126,7 +139,7 @@ impl EngineContext {
         };
         let (writer, reader) = TreeBuilder::new(self.spec.block_size)
             .eviction_order(eviction)
-            .pin_budget(self.config.pin_budget)
+            .pin_budget(self.pin_budget.blocks())
             .block_count(self.spec.block_count)
             .build()
             .map_err(|_| invalid_block_size(self.spec.block_size))?;
@@ -172,12 +185,20 @@ impl EngineContext {
     /// Validates a request. Returns the maximum number of tokens to generate, and the right to use
     /// the blocks of the pin budget, if the prompt needs them.
     fn check(&self, request: &SequenceRequest) -> Result<(usize, Option<BudgetLoan>), EngineError> {
-        let (got, reserved) = (request.tokens.len(), self.config.pin_budget);
-        let limit = |reserved| prompt_limit(&self.spec, reserved, answer_min(request)).tokens;
-        let needs_more = got > limit(reserved) && got <= limit(0);
-        let loan = if needs_more { self.pin_budget.borrow() } else { None };
-        let reserved = if loan.is_some() { 0 } else { reserved };
-        Ok((check(request, &self.spec, &self.config, reserved)?, loan))
+        let (got, budget) = (request.tokens.len(), self.pin_budget.blocks());
+        let limit = |reserved| prompt_limit(&self.spec, reserved, answer_min(request));
+        if got <= limit(budget).tokens || got > limit(0).tokens {
+            let reserved = if got <= limit(0).tokens { budget } else { 0 };
+            return Ok((check(request, &self.spec, &self.config, reserved)?, None));
+        }
+        let needed = blocks_for(self.spec.block_size, got);
+        match self.pin_budget.borrow(needed, self.spec.block_count) {
+            Ok((loan, pinned)) => {
+                let max_tokens = check(request, &self.spec, &self.config, pinned.blocks)?;
+                Ok((max_tokens, Some(loan)))
+            }
+            Err(pinned) => Err(limit(pinned.blocks).beside(pinned).error(got)),
+        }
     }
 
     /// Validates a request, of which `matched` positions are cached, and takes a queue permit for

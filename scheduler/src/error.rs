@@ -6,6 +6,7 @@ use std::time::Duration;
 use stolon_backend::SamplingError;
 use stolon_kvcache::PinError;
 
+use crate::pin_budget::Pinned;
 use crate::session::SessionError;
 
 /// What limits the length of a prompt.
@@ -13,12 +14,21 @@ use crate::session::SessionError;
 pub enum LengthBound {
     /// The model's context length, in positions.
     Context(usize),
-    /// The KV pool without the blocks reserved for pins.
+    /// The KV pool.
     Pool {
         /// Number of blocks that requests can use.
         blocks: usize,
         /// Positions per block.
         block_size: usize,
+    },
+    /// The part of the KV pool in which nothing is pinned.
+    Pins {
+        /// Number of blocks that requests can use next to the pins.
+        blocks: usize,
+        /// Positions per block.
+        block_size: usize,
+        /// What the pins occupy.
+        pinned: Pinned,
     },
 }
 
@@ -33,6 +43,14 @@ impl std::fmt::Display for LengthBound {
                 "the KV pool has {blocks} blocks of {block_size} positions, {} in all",
                 blocks * block_size
             ),
+            LengthBound::Pins { blocks, block_size, pinned: Pinned { blocks: held, pins } } => {
+                write!(
+                    f,
+                    "{blocks} blocks of {block_size} positions are left in the KV pool, because \
+                     {held} are pinned, by {pins} {pin}; unpin prefixes to make room",
+                    pin = if *pins == 1 { "pin" } else { "pins" }
+                )
+            }
         }
     }
 }

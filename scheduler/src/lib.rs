@@ -73,7 +73,7 @@ pub use memory::{
     remove,
 };
 pub use permits::QueuePermit;
-pub use pin_budget::PinBudget;
+pub use pin_budget::{PinBudget, Pinned};
 pub use quota::Quota;
 pub use request::{RequestOptions, SequenceRequest};
 pub use scheduler::Scheduler;

@@ -1,54 +1,103 @@
-//! Lets long prompts use the blocks of the pin budget while nothing is pinned.
+//! Divides the KV pool between pins and long requests.
 //!
-//! A request whose prompt fits only with these blocks holds a [`BudgetLoan`] from its validation to
-//! its end. While one exists nothing can be pinned, and while something is pinned none is given, so
-//! that every request that was accepted can complete. Other requests do not touch the lock.
+//! Pins occupy at most the pin budget, and a request that fits next to the whole budget never
+//! touches the lock. A longer one may use the part of the budget in which nothing is pinned: it
+//! holds a [`BudgetLoan`] from its validation to its end, and nothing can be pinned while a loan
+//! exists. So every request that was accepted can complete.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// Whether requests or pins use the blocks of the pin budget.
-#[derive(Debug, Default)]
-pub struct PinBudget(Mutex<State>);
+use stolon_backend::BackendSpec;
+
+use crate::blocks_for;
+
+/// What pins occupy.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Pinned {
+    /// Number of blocks. A block that several pins share counts for each of them.
+    pub blocks: usize,
+    /// Number of pins.
+    pub pins: usize,
+}
+
+/// Who uses the blocks of the pin budget.
+#[derive(Debug)]
+pub struct PinBudget {
+    /// Maximum number of blocks that pins may occupy.
+    blocks: usize,
+    /// What of it is in use.
+    state: Mutex<State>,
+}
 
 #[derive(Debug, Default)]
 struct State {
     /// Number of loans.
     loans: usize,
-    /// Whether something is pinned, or is about to be.
-    pinned: bool,
+    /// Whether a pin is about to be made, which may take all of the budget.
+    pinning: bool,
+    /// What is pinned.
+    pinned: Pinned,
 }
 
-/// The right of a request to use the blocks of the pin budget. Dropping it returns the right.
+/// The right of a request to use the blocks of the budget in which nothing is pinned. Dropping it
+/// returns the right.
 #[derive(Debug)]
 pub(crate) struct BudgetLoan(Arc<PinBudget>);
 
 impl PinBudget {
-    /// The right to use the blocks; `None` while something is pinned.
-    pub(crate) fn borrow(self: &Arc<PinBudget>) -> Option<BudgetLoan> {
+    /// A budget of `blocks` blocks, in which nothing is pinned.
+    pub(crate) fn new(blocks: usize) -> PinBudget {
+        PinBudget { blocks, state: Mutex::default() }
+    }
+
+    /// The budget of an engine that sets none: a quarter of the pool, or less where a request of
+    /// the maximum length would not fit next to it. So the default never makes a request fail.
+    pub(crate) fn default_blocks(spec: &BackendSpec) -> usize {
+        let longest = blocks_for(spec.block_size, spec.max_positions);
+        (spec.block_count / 4).min(spec.block_count.saturating_sub(longest))
+    }
+
+    /// Maximum number of blocks that pins may occupy.
+    pub fn blocks(&self) -> usize {
+        self.blocks
+    }
+
+    /// The right to use the blocks in which nothing is pinned, if a request that may hold
+    /// `needed` of the `total` blocks of the pool can have them. Otherwise what is pinned.
+    pub(crate) fn borrow(
+        self: &Arc<PinBudget>,
+        needed: usize,
+        total: usize,
+    ) -> Result<(BudgetLoan, Pinned), Pinned> {
         let mut state = self.lock();
-        if state.pinned {
-            return None;
+        let pinned = match state.pinning {
+            true => Pinned { blocks: self.blocks, pins: state.pinned.pins + 1 },
+            false => state.pinned,
+        };
+        if needed + pinned.blocks > total {
+            return Err(pinned);
         }
         state.loans += 1;
-        Some(BudgetLoan(Arc::clone(self)))
+        Ok((BudgetLoan(Arc::clone(self)), pinned))
     }
 
     /// Whether something may be pinned now. If so, no request borrows the blocks from now on, until
-    /// [`PinBudget::set_pinned`] says that nothing is pinned.
+    /// [`PinBudget::set_pinned`] says what is pinned.
     pub fn begin_pin(&self) -> bool {
         let mut state = self.lock();
-        state.pinned |= state.loans == 0;
-        state.pinned
+        state.pinning |= state.loans == 0;
+        state.pinning
     }
 
-    /// Whether something is pinned. Called by the owner of the pins after each change.
-    pub fn set_pinned(&self, pinned: bool) {
-        self.lock().pinned = pinned;
+    /// Says what is pinned. Called by the owner of the pins after each change.
+    pub fn set_pinned(&self, pinned: Pinned) {
+        let mut state = self.lock();
+        (state.pinned, state.pinning) = (pinned, false);
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
         // The state is valid between any two statements, so a poisoned lock is taken too.
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -62,16 +111,41 @@ impl Drop for BudgetLoan {
 mod tests {
     use super::*;
 
-    /// Goal: loans and pins exclude each other, and each can begin when the other has ended.
+    /// Goal: a loan needs only that its request fits next to what is pinned, and while one exists
+    /// nothing more is pinned.
     #[test]
-    fn loans_and_pins_exclude_each_other() {
-        let budget = Arc::new(PinBudget::default());
-        let loans = [budget.borrow(), budget.borrow()].map(|loan| loan.expect("nothing is pinned"));
+    fn a_loan_fits_next_to_the_pins_and_keeps_others_out() {
+        let budget = Arc::new(PinBudget::new(4));
+        let loans = [budget.borrow(8, 8), budget.borrow(8, 8)].map(|loan| loan.expect("no pin"));
         assert!(!budget.begin_pin());
         drop(loans);
         assert!(budget.begin_pin() && budget.begin_pin());
-        assert!(budget.borrow().is_none());
-        budget.set_pinned(false);
-        assert!(budget.borrow().is_some());
+        assert!(budget.borrow(5, 8).is_err(), "the pin may take the whole budget");
+        let pinned = Pinned { blocks: 2, pins: 1 };
+        budget.set_pinned(pinned);
+        assert_eq!(budget.borrow(7, 8).expect_err("two blocks are pinned"), pinned);
+        let (loan, beside) = budget.borrow(6, 8).expect("it fits next to the pin");
+        assert_eq!(beside, pinned);
+        assert!(!budget.begin_pin());
+        drop(loan);
+        budget.set_pinned(Pinned::default());
+        assert!(budget.borrow(8, 8).is_ok());
+    }
+
+    /// Goal: the default budget leaves room for a request of the maximum length.
+    #[test]
+    fn the_default_budget_never_refuses_a_request() {
+        let spec = |block_count| BackendSpec {
+            vocab_size: 256,
+            max_positions: 100,
+            block_size: 16,
+            block_count,
+            block_bytes: 1,
+            hidden_size: None,
+            draws: false,
+        };
+        for (blocks, budget) in [(1, 0), (7, 0), (8, 1), (9, 2), (100, 25)] {
+            assert_eq!(PinBudget::default_blocks(&spec(blocks)), budget, "{blocks}");
+        }
     }
 }

@@ -89,12 +89,15 @@ impl EngineBuilder {
     }
 
     /// Maximum number of KV blocks that pinned prefixes ([`Cache::pin`](crate::Cache::pin)) may
-    /// occupy; less than the number of blocks. Default: 0, nothing can be pinned.
+    /// occupy; less than the number of blocks. Default: a quarter of the blocks, or less where a
+    /// request of the context length would not fit next to the budget. With 0, nothing can be
+    /// pinned.
     ///
-    /// These blocks are not available to running requests, whether anything is pinned or not, so
-    /// that every admitted request can complete.
+    /// Pinned blocks are not available to running requests, so that every admitted request can
+    /// complete. A prompt that fits only in what is not pinned may use the rest of the budget, and
+    /// nothing can be pinned until its request has ended.
     pub fn pin_budget(mut self, blocks: usize) -> Self {
-        self.config.pin_budget = blocks;
+        self.config.pin_budget = Some(blocks);
         self
     }
 

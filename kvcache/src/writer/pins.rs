@@ -40,6 +40,11 @@ impl TreeWriter {
         self.pins.infos().cloned().collect()
     }
 
+    /// Number of pins.
+    pub fn pin_count(&self) -> usize {
+        self.pins.count()
+    }
+
     /// Sets the priority of the cached prefix of `positions`. Under
     /// [`EvictionPolicy::Priority`](crate::EvictionPolicy::Priority), and for custom orders that
     /// use it, a higher priority keeps blocks cached longer. It applies to whole nodes, so blocks

@@ -103,9 +103,9 @@ pub(super) fn check_spec(spec: &BackendSpec, config: &EngineConfig) -> Result<()
     if spec.block_count == 0 {
         return Err(EngineError::invalid("num_blocks", "at least 1", 0));
     }
-    if config.pin_budget >= spec.block_count {
+    if let Some(got) = config.pin_budget.filter(|&budget| budget >= spec.block_count) {
         let expected = format!("fewer than the pool's {} blocks", spec.block_count);
-        return Err(EngineError::invalid("pin_budget", expected, config.pin_budget));
+        return Err(EngineError::invalid("pin_budget", expected, got));
     }
     if let Some(got) = config.session_budget.filter(|&budget| budget > spec.block_count) {
         let expected = format!("at most the pool's {} blocks", spec.block_count);
