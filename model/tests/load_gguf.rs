@@ -298,7 +298,10 @@ fn sampling_is_recommended_by_the_file() {
 
     file.set("general.sampling.min_p", Meta::F32(2.0));
     let error = open(&write(dir.path(), &file)).unwrap_err().to_string();
-    assert!(error.contains("min_p") && error.contains("from 0 to 1"), "{error}");
+    for part in ["m.gguf", "general.sampling", "min_p", "from 0 to 1"] {
+        assert!(error.contains(part), "`{error}` lacks `{part}`");
+    }
+    assert!(!error.contains("generation_config.json"), "{error}");
 }
 
 /// Goal: errors name the key or tensor that is missing, invalid or not implemented.

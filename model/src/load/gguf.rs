@@ -252,6 +252,9 @@ pub(crate) fn generation(
     };
     let path = directory.join(directory::GENERATION);
     let mut members = sampling(header);
+    // Their own errors name the GGUF file, also if the other file replaces the members.
+    let name = format!("{} (general.sampling)", header.file);
+    generation::parse(&name, Some(&members.clone().into()), &own)?;
     let value = match files::optional(files::read_json(&path))? {
         Some(serde_json::Value::Object(mut file)) => {
             members.append(&mut file);
