@@ -10,9 +10,7 @@ use std::time::Duration;
 use stolon_backend::{BackendSpec, StepBatch};
 use stolon_loadgen::metrics::RequestRecord;
 use stolon_loadgen::workload::Conversation;
-use stolon_scheduler::{
-    AdmissionPolicy, EngineConfig, EngineStats, Event, SequenceRequest, Simulation,
-};
+use stolon_scheduler::{EngineConfig, EngineStats, Event, SequenceRequest, Simulation};
 
 use crate::cost::CostModel;
 use crate::workload::Workload;
@@ -59,8 +57,6 @@ pub fn simulate(
     cost: &CostModel,
 ) -> anyhow::Result<Run> {
     let block_size = spec.block_size;
-    // The other policies are compared within one priority.
-    let with_priorities = config.policy == AdmissionPolicy::Priority;
     let mut simulation = Simulation::new(spec, config, |batch| cost.step(batch, block_size))?;
     let new_client = |conversation| Client { conversation, history: Vec::new(), turns_sent: 0 };
     let mut clients: Vec<Client<'_>> = conversations.iter().map(new_client).collect();
@@ -77,7 +73,7 @@ pub fn simulate(
                 arrivals.pop().into_iter().for_each(|Reverse((_, client))| {
                     simulation.wait_until(at);
                     let sent_at = at.as_secs_f64();
-                    match submit(&mut simulation, &mut clients[client], with_priorities) {
+                    match submit(&mut simulation, &mut clients[client]) {
                         Some(id) => {
                             let record = RequestRecord { sent_at, ..RequestRecord::default() };
                             in_flight.insert(id, InFlight { client, record });
@@ -138,15 +134,11 @@ pub fn capacity(
 fn submit<C: FnMut(&StepBatch) -> Duration>(
     simulation: &mut Simulation<C>,
     client: &mut Client<'_>,
-    with_priorities: bool,
 ) -> Option<u64> {
     let turn = &client.conversation.turns[client.turns_sent];
     client.turns_sent += 1;
     client.history.extend_from_slice(&turn.tokens);
-    let mut request = SequenceRequest::new(client.history.clone(), turn.output_tokens);
-    if with_priorities {
-        request.options.priority = client.conversation.priority;
-    }
+    let request = SequenceRequest::new(client.history.clone(), turn.output_tokens);
     simulation.submit(request).ok()
 }
 

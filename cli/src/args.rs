@@ -194,12 +194,13 @@ pub struct EngineArgs {
     #[arg(long, default_value_t = 1800, value_name = "SECONDS",
           value_parser = clap::value_parser!(u64).range(1..=86_400))]
     pub session_ttl: u64,
-    /// Order in which queued requests are admitted: fcfs, longest-prefix, cost or priority
+    /// Order in which queued requests are admitted: fcfs, longest-prefix or cost
     ///
     /// fcfs: first come, first served. longest-prefix: most cached prompt tokens first. cost:
-    /// fewest uncached prompt tokens first; requests age. priority: another name of fcfs. Under
-    /// each of them, requests with a larger `priority` come first.
-    #[arg(long, visible_alias = "scheduling-policy", default_value_t, value_name = "POLICY")]
+    /// fewest uncached prompt tokens first; requests age. Under each of them, requests with a
+    /// larger `priority` come first, so `priority`, vLLM's name, is accepted for fcfs.
+    #[arg(long, visible_alias = "scheduling-policy", default_value_t, value_name = "POLICY",
+          value_parser = admission_policy)]
     pub admission: AdmissionPolicy,
     /// Seconds after which a forward pass counts as hung
     ///
@@ -340,6 +341,12 @@ impl EngineArgs {
         let engine = self.builder()?.build().await;
         engine.with_context(|| format!("cannot start an engine for the model `{}`", self.model))
     }
+}
+
+/// As in the library, with one more name of `fcfs`.
+fn admission_policy(name: &str) -> Result<AdmissionPolicy, String> {
+    let name = if name == "priority" { "fcfs" } else { name };
+    name.parse::<AdmissionPolicy>().map_err(|error| error.to_string())
 }
 
 fn parse_json(text: &str) -> Result<serde_json::Value, String> {

@@ -26,8 +26,6 @@ pub enum AdmissionPolicy {
     /// The request with the fewest uncached prompt tokens first; requests age while they wait.
     #[default]
     Cost,
-    /// The same as `Fcfs`, under the name that other engines use.
-    Priority,
 }
 
 impl fmt::Display for AdmissionPolicy {
@@ -36,14 +34,16 @@ impl fmt::Display for AdmissionPolicy {
             AdmissionPolicy::Fcfs => "fcfs",
             AdmissionPolicy::LongestPrefix => "longest-prefix",
             AdmissionPolicy::Cost => "cost",
-            AdmissionPolicy::Priority => "priority",
         })
     }
 }
 
 /// The text is not the name of an admission policy.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("admission policy: expected fcfs, longest-prefix, cost or priority, got `{got}`")]
+#[error(
+    "admission policy: expected fcfs, longest-prefix or cost, got `{got}` (requests with a larger \
+     priority come first under each of them)"
+)]
 pub struct UnknownPolicy {
     /// The name that was given.
     pub got: String,
@@ -57,7 +57,6 @@ impl FromStr for AdmissionPolicy {
             "fcfs" => Ok(AdmissionPolicy::Fcfs),
             "longest-prefix" => Ok(AdmissionPolicy::LongestPrefix),
             "cost" => Ok(AdmissionPolicy::Cost),
-            "priority" => Ok(AdmissionPolicy::Priority),
             other => Err(UnknownPolicy { got: other.to_owned() }),
         }
     }

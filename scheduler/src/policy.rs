@@ -154,7 +154,7 @@ pub(crate) type SortKey = (bool, i64, i64, i64, i64, u64);
 pub(crate) fn sort_key(policy: AdmissionPolicy, candidate: &Candidate) -> SortKey {
     let prefix_sharers = -(candidate.prefix_sharers as i64);
     let (first, second, third) = match policy {
-        AdmissionPolicy::Fcfs | AdmissionPolicy::Priority => (0, 0, 0),
+        AdmissionPolicy::Fcfs => (0, 0, 0),
         AdmissionPolicy::LongestPrefix => (-(candidate.matched as i64), prefix_sharers, 0),
         // Costs with the same integer logarithm to base 2 count as similar.
         AdmissionPolicy::Cost => {
@@ -198,7 +198,6 @@ mod tests {
         check(AdmissionPolicy::Fcfs, &candidates, &[0, 1, 2]);
         check(AdmissionPolicy::LongestPrefix, &candidates, &[1, 2, 0]);
         check(AdmissionPolicy::Cost, &candidates, &[1, 2, 0]);
-        check(AdmissionPolicy::Priority, &candidates, &[0, 1, 2]);
     }
 
     /// Goal: under every policy a larger class comes first and the policy orders within a class,
@@ -209,7 +208,6 @@ mod tests {
         (candidates[1].class, candidates[2].class) = (5, 5);
         for (policy, expected) in [
             (AdmissionPolicy::Fcfs, [1, 2, 0]),
-            (AdmissionPolicy::Priority, [1, 2, 0]),
             (AdmissionPolicy::LongestPrefix, [1, 2, 0]),
             (AdmissionPolicy::Cost, [2, 1, 0]),
         ] {
@@ -227,7 +225,6 @@ mod tests {
         check(AdmissionPolicy::Cost, &candidates, &[2, 1, 0]);
         check(AdmissionPolicy::LongestPrefix, &candidates, &[1, 0, 2]);
         check(AdmissionPolicy::Fcfs, &candidates, &[0, 1, 2]);
-        check(AdmissionPolicy::Priority, &candidates, &[0, 1, 2]);
     }
 
     #[test]
@@ -291,8 +288,7 @@ mod tests {
             costs in prop::collection::vec(1usize..200, 1..60),
             arrivals_per_round in 1usize..4,
             policy in prop::sample::select(vec![
-                AdmissionPolicy::Fcfs, AdmissionPolicy::LongestPrefix,
-                AdmissionPolicy::Cost, AdmissionPolicy::Priority,
+                AdmissionPolicy::Fcfs, AdmissionPolicy::LongestPrefix, AdmissionPolicy::Cost,
             ]),
         ) {
             const BOUND: usize = 300;

@@ -50,6 +50,8 @@ struct Harness {
     now: Instant,
     /// Requests are of several tenants, by their first token.
     tenants: bool,
+    /// Requests have priorities, by their first token.
+    priorities: bool,
 }
 
 /// One request, from the point of view of its caller.
@@ -92,11 +94,18 @@ impl Harness {
         let EmptyCache { writer, reader, allocator, fence } = context.empty_cache().expect("valid");
         let memory = DirectMemory { writer, allocator };
         let scheduler = Scheduler::new(context.clone(), memory, reader, fence);
-        let now = Instant::now();
-        let callers = Vec::new();
-        let in_flight = None;
-        let tenants = false;
-        Harness { scheduler, context, backend, in_flight, callers, saves, evicted, now, tenants }
+        Harness {
+            scheduler,
+            context,
+            backend,
+            in_flight: None,
+            callers: Vec::new(),
+            saves,
+            evicted,
+            now: Instant::now(),
+            tenants: false,
+            priorities: false,
+        }
     }
 
     fn submit(&mut self, prompt: Vec<u32>, max_tokens: usize, timeout: Option<Duration>) {
@@ -133,8 +142,7 @@ impl Harness {
         let pool = spec.block_count * spec.block_size;
         let max_tokens = max_tokens.min(pool + 1 - prompt.len());
         let mut request = SequenceRequest::new(prompt.clone(), max_tokens);
-        // The order of the other policies is observed within one priority.
-        if **self.context.policy.load() == AdmissionPolicy::Priority {
+        if self.priorities {
             request.options.priority = prompt[0] as i32;
         }
         if self.tenants {
@@ -371,7 +379,6 @@ fn actions() -> impl Strategy<Value = Action> {
             AdmissionPolicy::Fcfs,
             AdmissionPolicy::LongestPrefix,
             AdmissionPolicy::Cost,
-            AdmissionPolicy::Priority,
         ])
         .prop_map(Action::Policy),
     ]

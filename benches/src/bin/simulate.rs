@@ -94,7 +94,6 @@ fn main() -> anyhow::Result<()> {
             ("fcfs", AdmissionPolicy::Fcfs, false),
             ("longest-prefix", AdmissionPolicy::LongestPrefix, false),
             ("cost", AdmissionPolicy::Cost, false),
-            ("priority", AdmissionPolicy::Priority, false),
         ] {
             let config = args.config(policy, conservative);
             let run = simulate(&plan, spec.clone(), config, &cost)?;

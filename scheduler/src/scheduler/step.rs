@@ -223,7 +223,7 @@ impl<M: Memory> Scheduler<M> {
     fn prefill_order(&self) -> PrefillOrder {
         match **self.context.policy.load() {
             _ if self.context.config.max_overtake_tokens == 0 => PrefillOrder::Arrival,
-            AdmissionPolicy::Fcfs | AdmissionPolicy::Priority => PrefillOrder::Priority,
+            AdmissionPolicy::Fcfs => PrefillOrder::Priority,
             AdmissionPolicy::LongestPrefix | AdmissionPolicy::Cost => PrefillOrder::FewestLeft,
         }
     }

@@ -32,7 +32,7 @@ fn started(harness: &mut Harness) -> Vec<usize> {
 /// after it, and starts when its own client's requests end.
 #[test]
 fn a_held_request_keeps_nobody_else_out() {
-    for policy in [AdmissionPolicy::Fcfs, AdmissionPolicy::Cost, AdmissionPolicy::Priority] {
+    for policy in [AdmissionPolicy::Fcfs, AdmissionPolicy::LongestPrefix, AdmissionPolicy::Cost] {
         let mut harness = harness(policy, 8);
         let (ada, bob) = (Quota::new(40, None), Quota::new(40, None));
         let first = submit(&mut harness, Some(&ada), 20, 10);
