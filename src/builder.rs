@@ -95,7 +95,7 @@ impl EngineBuilder {
     /// The backend's spec sets the number and the size of KV blocks.
     /// [`model`](Self::model), [`kv_memory`](Self::kv_memory), [`num_blocks`](Self::num_blocks),
     /// [`block_size`](Self::block_size), [`kv_type`](Self::kv_type), [`threads`](Self::threads),
-    /// [`weights`](Self::weights), `device` and
+    /// [`weights`](Self::weights), `device`, `chat_template` and
     /// [`override_generation_config`](Self::override_generation_config) would have no effect, so
     /// [`build`](Self::build) refuses them.
     pub fn backend(self, id: impl Into<String>, backend: Box<dyn Backend + Send>) -> Self {

@@ -15,7 +15,7 @@ use stolon_text::StopStrings;
 
 use crate::repetition::RepetitionDetector;
 use crate::text::Detokenizer;
-use crate::{Completion, EngineError, Error};
+use crate::{Completion, Error};
 
 /// The events of one request. Dropping the stream cancels the request.
 ///
@@ -95,7 +95,8 @@ impl TokenStream {
     /// Reads the stream to its end and returns the whole generation.
     ///
     /// # Errors
-    /// The error that the stream ended with.
+    /// The error that the stream ended with; `InvalidParameter` if [`next`](TokenStream::next) has
+    /// already returned its last event.
     pub async fn collect_text(mut self) -> Result<Completion, Error> {
         let mut text = String::new();
         let mut token_ids = Vec::new();
@@ -115,8 +116,11 @@ impl TokenStream {
                 _ => {}
             }
         }
-        // The caller has already read the stream to its end with `next`.
-        Err(EngineError::Stopped.into())
+        Err(Error::invalid(
+            "stream",
+            "one whose end was not read yet",
+            "one that was read to its end",
+        ))
     }
 
     /// Processes one event of the engine: adds text to it and queues it for the reader.

@@ -39,6 +39,7 @@ async fn a_restarted_engine_is_warm_with_the_same_bits() {
         let warm = with_disk().build().await.expect("the directory is free again");
         let request = Request::tokens(longer.clone());
         let found = warm.tiers().query(&request).expect("tokens");
+        assert_eq!(found.object_store, 0, "there is no object store");
         assert_eq!((found.pool, found.disk), (0, 192));
         let (expected, _) = answer(&cold, &longer).await;
         assert_eq!(answer(&warm, &longer).await, (expected, 192), "{kv_type}");

@@ -114,4 +114,8 @@ async fn streams_are_read_without_further_crates() {
         }
     }
     assert_eq!((tokens, is_finished), (3, true));
+    // The engine still runs, so the error of one more read is the caller's.
+    let error = stream.collect_text().await.expect_err("it was read to its end");
+    assert!(matches!(error, Error::Engine(EngineError::InvalidParameter { .. })), "{error}");
+    run(&engine, &prompt(1, 20)).await;
 }

@@ -149,7 +149,7 @@ async fn a_factory_that_fails_is_an_error() {
 #[tokio::test]
 async fn settings_that_a_custom_backend_ignores_are_refused() {
     type Set = fn(EngineBuilder) -> EngineBuilder;
-    let settings: [(&str, Set); 7] = [
+    let settings: [(&str, Set); 9] = [
         ("model", |b| b.model("random:tiny")),
         ("kv_memory", |b| b.kv_memory(1 << 20)),
         ("num_blocks", |b| b.num_blocks(8)),
@@ -157,6 +157,8 @@ async fn settings_that_a_custom_backend_ignores_are_refused() {
         ("kv_type", |b| b.kv_type(KvType::F32)),
         ("threads", |b| b.threads(1)),
         ("weights", |b| b.weights(WeightType::Stored)),
+        ("chat_template", |b| b.chat_template("{{ messages }}")),
+        ("chat_template", |b| b.chat_template("{{ malformed")),
     ];
     for (name, set) in settings {
         match refused(set(builder(8).0)).await {
@@ -177,6 +179,8 @@ async fn a_model_runs_with_another_tokenizer() {
     let engine = model().text_model(bytes(&[])).build().await.expect("it starts");
     assert_eq!(engine.tokenize("ab", false).await.expect("bytes"), [97, 98]);
     answer(&engine).await.expect("an answer");
+    let error = refused(model().text_model(bytes(&[])).chat_template("{{ messages }}")).await;
+    assert!(error.to_string().contains("chat_template"), "{error}");
 }
 
 /// Goal: an engine can be built and used without a runtime if it is given one; otherwise building

@@ -223,6 +223,7 @@ impl EngineError {
             | EngineError::QuotaExceeded { retry_after, .. } => Some(*retry_after),
             EngineError::QueueTimeout { .. }
             | EngineError::PinBudgetInUse
+            | EngineError::Session(SessionError::Busy { .. })
             | EngineError::Interrupted { .. }
             | EngineError::BackendHung { .. } => Some(RETRY_AFTER),
             _ => None,
@@ -309,6 +310,7 @@ mod tests {
             EngineError::QueueTimeout { waited: second },
             EngineError::Interrupted { reason: reason() },
             EngineError::BackendHung { limit: second },
+            SessionError::Busy { id: "x".into() }.into(),
         ] {
             assert_eq!(error.retry_after(), Some(second), "{error}");
             assert!(error.is_retryable());
@@ -324,6 +326,7 @@ mod tests {
             EngineError::Draining,
             EngineError::Stopped,
             EngineError::Audit(reason()),
+            SessionError::Unknown { id: "x".into() }.into(),
         ] {
             assert_eq!(error.retry_after(), None, "{error}");
             assert!(!error.is_retryable());

@@ -53,6 +53,10 @@ impl EngineBuilder {
         if self.backend.is_some() {
             self.refuse_ignored_settings()?;
         }
+        if self.text.is_some() && self.chat_template.is_some() {
+            let expected = "no value, because a `text_model` has its own templates";
+            return Err(Error::invalid("chat_template", expected, "a value"));
+        }
         let options = self.backend_options(config)?;
         let own_text = self.text;
         let (load_options, template) = (self.load_options, self.chat_template);
@@ -111,6 +115,7 @@ impl EngineBuilder {
             ("weights", self.weights.is_some()),
             ("override_generation_config", self.load_options.generation.is_some()),
             ("device", self.device.is_set()),
+            ("chat_template", self.chat_template.is_some()),
         ];
         match ignored.into_iter().find(|(_, is_set)| *is_set) {
             Some((name, _)) => {

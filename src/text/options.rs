@@ -9,8 +9,9 @@ use crate::{Engine, EngineBuilder, Error, Request};
 
 impl EngineBuilder {
     /// The chat template to use instead of those of the [`model`](Self::model): the source of a
-    /// Jinja template. Has no effect on a `text_model`. A template that is malformed, or a model
-    /// without a tokenizer, is an error when the engine is built.
+    /// Jinja template. A template that is malformed, or a model without a tokenizer, is an error
+    /// when the engine is built, and so is a `text_model` or a custom backend, whose templates are
+    /// those of the `text_model`.
     pub fn chat_template(mut self, source: impl Into<String>) -> Self {
         self.chat_template = Some(source.into());
         self

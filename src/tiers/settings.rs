@@ -15,8 +15,8 @@ use crate::{EngineBuilder, Error};
 pub(crate) struct TierOptions {
     /// The directory and its maximum size in bytes.
     disk: Option<(PathBuf, u64)>,
-    write: WritePolicy,
-    prefetch: PrefetchPolicy,
+    write: Option<WritePolicy>,
+    prefetch: Option<PrefetchPolicy>,
     /// URL of the object store behind the directory.
     object_store: Option<String>,
 }
@@ -28,17 +28,23 @@ impl TierOptions {
     /// Makes the tiers, and sets them as the engine's sink and source of KV.
     pub(crate) fn prepare(self, config: &mut EngineConfig) -> Result<PreparedTiers, Error> {
         let Some((directory, budget_bytes)) = self.disk else {
-            return match self.object_store {
-                Some(_) => {
+            let needs_directory = [
+                ("kv_object_store", self.object_store.is_some()),
+                ("write_policy", self.write.is_some()),
+                ("prefetch_policy", self.prefetch.is_some()),
+            ];
+            return match needs_directory.into_iter().find(|(_, is_set)| *is_set) {
+                Some((name, _)) => {
                     let expected = "a directory with `kv_cache_dir`";
-                    Err(Error::invalid("kv_object_store", expected, "no directory"))
+                    Err(Error::invalid(name, expected, "no directory"))
                 }
                 None => Ok(PreparedTiers(None)),
             };
         };
         let (eviction, object_store) = (config.new_eviction_order(), self.object_store);
         let settings = TierSettings { directory, budget_bytes, eviction, object_store };
-        let tiers = Arc::new(stolon_tiers::Tiers::new(self.write, self.prefetch));
+        let (write, prefetch) = (self.write.unwrap_or_default(), self.prefetch.unwrap_or_default());
+        let tiers = Arc::new(stolon_tiers::Tiers::new(write, prefetch));
         config.kv_sink = Some(Arc::clone(&tiers) as _);
         config.kv_source = Some(Arc::clone(&tiers) as _);
         Ok(PreparedTiers(Some((tiers, settings))))
@@ -75,18 +81,18 @@ impl EngineBuilder {
         self
     }
 
-    /// When KV is written to the directory of [`kv_cache_dir`](Self::kv_cache_dir). Default: as
-    /// soon as it is computed.
+    /// When KV is written to the directory of [`kv_cache_dir`](Self::kv_cache_dir), which must be
+    /// set. Default: as soon as it is computed.
     pub fn write_policy(mut self, policy: WritePolicy) -> Self {
-        self.tiers.write = policy;
+        self.tiers.write = Some(policy);
         self
     }
 
     /// How long a request waits for KV that is read from the directory of
-    /// [`kv_cache_dir`](Self::kv_cache_dir) or fetched from the object store. Default: as long as
-    /// that is expected to be faster than computing.
+    /// [`kv_cache_dir`](Self::kv_cache_dir), which must be set, or fetched from the object store.
+    /// Default: as long as that is expected to be faster than computing.
     pub fn prefetch_policy(mut self, policy: PrefetchPolicy) -> Self {
-        self.tiers.prefetch = policy;
+        self.tiers.prefetch = Some(policy);
         self
     }
 

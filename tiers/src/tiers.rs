@@ -72,7 +72,8 @@ pub struct TierMatch {
     pub pool: usize,
     /// Tokens whose KV is on the disk.
     pub disk: usize,
-    /// Tokens whose KV is on the disk or, after these, as far as is known, in the object store.
+    /// Tokens whose KV is on the disk or, after these, as far as is known, in the object store; 0
+    /// without an object store.
     pub object_store: usize,
 }
 
@@ -138,6 +139,7 @@ impl Tiers {
         let places: Vec<Place> = open.disk.shape().places(namespace, tokens).collect();
         let (disk, stored) = open.stored(0, &places);
         let record = open.disk.shape().record_positions();
+        let stored = if open.remote.is_some() { stored } else { 0 };
         TierMatch { pool, disk: disk * record, object_store: stored * record }
     }
 
