@@ -8,6 +8,7 @@ mod progress;
 mod serve;
 mod soak;
 mod tiers;
+mod workloads;
 
 /// The available measurements.
 #[derive(Debug, Subcommand)]

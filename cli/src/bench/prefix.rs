@@ -8,6 +8,7 @@ use serde_json::{Value, json};
 use stolon::Engine;
 
 use super::progress;
+use super::workloads::{Shape, WorkloadName};
 use crate::args::EngineArgs;
 use crate::terminal;
 use stolon_loadgen::drive::open_loop;
@@ -20,6 +21,12 @@ pub struct PrefixArgs {
     /// Print one JSON object instead of tables
     #[arg(long)]
     json: bool,
+    /// Run a workload by its name instead of one with the numbers below
+    #[arg(long, value_name = "NAME")]
+    #[arg(conflicts_with_all = [
+        "requests", "shared", "unique_min", "unique_max", "output_tokens", "rate", "distinct",
+    ])]
+    workload: Option<WorkloadName>,
     /// Number of requests per run, at least 2. The first request fills the cache; it counts
     /// towards the throughput only
     #[arg(long, default_value_t = 48, value_parser = clap::value_parser!(u32).range(2..))]
@@ -79,7 +86,10 @@ impl Side {
 }
 
 impl PrefixArgs {
-    pub(super) async fn run(self) -> anyhow::Result<()> {
+    pub(super) async fn run(mut self) -> anyhow::Result<()> {
+        if let Some(name) = self.workload {
+            self.set_shape(name.shape());
+        }
         anyhow::ensure!(
             self.unique_min <= self.unique_max && self.shared + self.unique_min > 0,
             "expected 0 <= unique-min <= unique-max and a prompt of at least 1 token, \
@@ -110,6 +120,14 @@ impl PrefixArgs {
         off.shutdown().await;
         on.shutdown().await;
         Ok(())
+    }
+
+    fn set_shape(&mut self, shape: Shape) {
+        self.requests = shape.requests;
+        self.shared = shape.shared;
+        (self.unique_min, self.unique_max) = shape.unique;
+        self.output_tokens = shape.output_tokens;
+        self.rate = Some(shape.rate);
     }
 
     fn workload(&self, engine: &Engine, arrivals: Arrivals, repeat: u32) -> PrefixWorkload {
