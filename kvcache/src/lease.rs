@@ -69,6 +69,11 @@ impl PrefixLease {
         &self.blocks
     }
 
+    /// Number of positions in a block.
+    pub fn block_size(&self) -> usize {
+        self.block_size
+    }
+
     /// The namespace of the prefix.
     pub fn namespace(&self) -> &Namespace {
         &self.namespace

@@ -53,6 +53,15 @@ pub enum TokenSpan {
     },
 }
 
+impl TokenSpan {
+    /// Whether a match may end right after `position`: it is a token, or the last position of a
+    /// span.
+    #[inline(always)]
+    pub fn may_end_after(position: u32) -> bool {
+        position & (SPAN | MORE) != SPAN | MORE
+    }
+}
+
 /// A span cannot be written as positions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 pub enum TokenSpanError {
@@ -160,12 +169,6 @@ fn check(what: &'static str, got: u32, limit: u32) -> Result<(), TokenSpanError>
     if got < limit { Ok(()) } else { Err(TokenSpanError::OutOfRange { what, limit, got }) }
 }
 
-/// Whether a sequence may end right after `position`.
-#[inline(always)]
-fn ends_span(position: u32) -> bool {
-    position & (SPAN | MORE) != SPAN | MORE
-}
-
 /// The index of the first position that is neither a token id below 2^31 nor part of a span as
 /// [`TokenSpanInterner::append`] writes it. `positions` may end inside a span, but not start there.
 pub(crate) fn first_invalid(positions: &[u32]) -> Option<usize> {
@@ -183,7 +186,7 @@ pub(crate) fn first_invalid(positions: &[u32]) -> Option<usize> {
 #[inline(always)]
 pub(crate) fn whole_spans(positions: &[u32], matched: usize, block_size: usize) -> usize {
     let mut length = matched;
-    while length > 0 && !ends_span(positions[length - 1]) {
+    while length > 0 && !TokenSpan::may_end_after(positions[length - 1]) {
         length -= block_size;
     }
     length

@@ -79,7 +79,8 @@ pub use request::{RequestOptions, SequenceRequest};
 pub use scheduler::Scheduler;
 pub use sequence::Sequence;
 pub use session::{
-    NewSession, SessionError, SessionId, SessionInfo, SessionPrefix, Sessions, Turn, TurnEnd,
+    NewSession, SessionError, SessionHold, SessionId, SessionInfo, SessionPrefix, Sessions, Turn,
+    TurnEnd,
 };
 pub use simulation::{Simulation, SimulationEvent};
 pub use stats::{AuditReport, CacheStats, EngineStats};

@@ -15,7 +15,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use stolon_backend::{BackendSpec, Draw, LogitRows, Pooler, Pooling, SamplerState, TokenLogprob};
-use stolon_kvcache::Namespace;
+use stolon_kvcache::{BlockLease, Namespace};
 
 use crate::budget::{AnswerLimit, DecodeForecast};
 use crate::error::EngineError;
@@ -25,7 +25,7 @@ use crate::quota::{QuotaId, QuotaShare};
 use crate::request::{RequestOptions, SequenceRequest};
 use crate::request_counts::RequestRecord;
 use crate::schedule::SequenceView;
-use crate::session::{Turn, TurnEnd};
+use crate::session::{SessionHold, Turn, TurnEnd};
 use crate::step_plan::{PromptTargets, RowTask};
 use crate::tenant::TenantId;
 use crate::token_set::TokenSet;
@@ -203,7 +203,7 @@ impl Sequence {
     }
 
     /// Releases what it holds, because it has ended. If it is a complete turn of a session, the
-    /// session keeps its lease.
+    /// session keeps its prefix and its last block.
     pub(crate) fn release(&mut self, is_complete: bool, now: Instant) {
         let held = mem::take(&mut self.held);
         self.loan = None;
@@ -215,9 +215,23 @@ impl Sequence {
         let cached_tokens = self.cached_tokens.unwrap_or_default();
         let (tokens, prompt_tokens) = (Arc::clone(&self.tokens), self.prompt_len);
         turn.complete(TurnEnd { tokens, prompt_tokens, cached_tokens }, now);
-        if let Some(lease) = held.lease {
-            turn.keep(lease);
+        if let Some(prefix) = held.lease {
+            let after = &self.tokens[prefix.len()..held.computed.max(prefix.len())];
+            turn.keep(SessionHold::new(prefix, after, held.reserved));
         }
+    }
+
+    /// The block in which the turn before ended, if the request is a turn of a session and goes on
+    /// in it after the prefix of `held`. Returns it with the number of its positions that are used.
+    pub(crate) fn partial_block(&self, held: &Held) -> Option<(BlockLease, usize)> {
+        let (turn, prefix) = self.turn.as_ref().zip(held.lease.as_ref())?;
+        // Stored KV is loaded into whole blocks.
+        if self.bypasses_match() || self.stored_after(prefix.len()) > 0 {
+            return None;
+        }
+        // The last position is computed in any case, because its logits are needed.
+        let rest = self.tokens.get(prefix.len()..self.tokens.len() - 1)?;
+        turn.take_partial(prefix, rest)
     }
 
     /// Number of tokens generated so far.

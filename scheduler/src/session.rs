@@ -1,17 +1,20 @@
 //! Sessions: conversations whose prefix stays cached between their turns.
 //!
-//! A session is a name for a sequence of tokens that grows with each turn, and a lease on the part
-//! of it that the prefix tree has. It is no second cache: a turn finds its prefix in the tree as
-//! every other request does, so a session changes what is computed and never what is answered.
+//! A session is a name for a sequence of tokens that grows with each turn, a lease on the part of it
+//! that the prefix tree has, and the block after that part, which is not full and therefore not in
+//! the tree. It is no second cache: a turn finds its prefix in the tree as every other request does,
+//! and goes on in its own partial block. So a session changes what is computed and never what is
+//! answered.
 //!
 //! 1. **Open**: it has no tokens and holds nothing.
 //! 2. **Turn**: a request that names the session. One at a time; [`Turn`] marks the session as busy
 //!    until the request has ended, on every path. If it completes, the session's tokens become
-//!    its prompt and its answer, and the lease of the request is kept instead of being dropped. If
-//!    it fails or is cancelled, the session stays where it was.
+//!    its prompt and its answer, and the leases of the request are kept instead of being dropped. If
+//!    it fails or is cancelled, the session stays where it was; at most the partial block, which
+//!    the request has taken, is computed again.
 //! 3. **Idle**: the lease keeps the blocks from being evicted, as a pin would. If sessions together
 //!    would hold more than their budget, or if a running request finds no other blocks, the session
-//!    that has been idle longest releases its lease. So a hold never makes a request fail or wait
+//!    that has been idle longest releases what it holds. So a hold never makes a request fail or wait
 //!    for ever. What is evicted afterwards is still on the disk if there is a disk tier.
 //! 4. **Closed**: by its owner, after its time to live without a turn, or to make room for another
 //!    session.
@@ -20,6 +23,7 @@
 //! sessions; the sessions and their tokens stay.
 
 mod held_blocks;
+mod hold;
 mod sessions;
 mod table;
 #[cfg(test)]
@@ -30,8 +34,9 @@ use std::hash::{BuildHasher, RandomState};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use stolon_kvcache::{Namespace, PrefixLease};
+use stolon_kvcache::{BlockLease, Namespace, PrefixLease};
 
+pub use hold::SessionHold;
 pub use sessions::Sessions;
 
 use crate::error::EngineError;
@@ -263,10 +268,17 @@ impl Turn {
         self.sessions.complete_turn(&self.id, self.number, end, now);
     }
 
-    /// Keeps the lease of a complete turn, unless the session has gone on meanwhile or its cached
+    /// Keeps the KV of a complete turn, unless the session has gone on meanwhile or its cached
     /// blocks were removed on request.
-    pub fn keep(&self, lease: PrefixLease) {
-        self.sessions.keep(&self.id, self.number, lease);
+    pub fn keep(&self, hold: impl Into<SessionHold>) {
+        self.sessions.keep(&self.id, self.number, hold.into());
+    }
+
+    /// Takes the partial block of the turn before, if it continues the locked `prefix` of this one,
+    /// and if positions at its start are those of `rest`, which follow `prefix` in the prompt.
+    /// Returns it with the number of these positions.
+    pub fn take_partial(&self, prefix: &PrefixLease, rest: &[u32]) -> Option<(BlockLease, usize)> {
+        self.sessions.take_partial(&self.id, self.number, prefix, rest)
     }
 
     /// Ends a turn that is not complete: the session stays where it was. Does nothing if the turn

@@ -219,7 +219,10 @@ impl<M: Memory> Scheduler<M> {
         }
         let waiting = self.queue.remove(index);
         self.queue.charge_overtaking(&round.candidates[..=index], waiting.cost());
-        let held = Held { lease, reserved, computed: matched, ..Held::default() };
+        let mut held = Held { lease, reserved, computed: matched, ..Held::default() };
+        if let Some((block, count)) = waiting.sequence.partial_block(&held) {
+            held.continue_in(block, count);
+        }
         self.start(waiting, held, logits, now);
         Ok(Attempt::Started)
     }

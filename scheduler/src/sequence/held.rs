@@ -34,6 +34,16 @@ impl Held {
         }
     }
 
+    /// Goes on in a block that has the next `count` positions already, in place of the first reserved
+    /// one.
+    pub(crate) fn continue_in(&mut self, block: BlockLease, count: usize) {
+        self.computed += count;
+        if let Some(mut reserved) = self.reserved.replace(block) {
+            drop(reserved.split(1));
+            self.add_reserved(reserved);
+        }
+    }
+
     /// Appends reserved blocks.
     pub(crate) fn add_reserved(&mut self, blocks: BlockLease) {
         self.table.extend_from_slice(blocks.blocks());

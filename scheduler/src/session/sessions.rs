@@ -6,11 +6,12 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use stolon_kvcache::{Namespace, PrefixLease};
+use stolon_kvcache::{BlockLease, Namespace, PrefixLease};
 
 use super::table::{Session, Table};
 use super::{
-    NewSession, SessionCounts, SessionError, SessionId, SessionInfo, SessionPrefix, Turn, TurnEnd,
+    NewSession, SessionCounts, SessionError, SessionHold, SessionId, SessionInfo, SessionPrefix,
+    Turn, TurnEnd,
 };
 use crate::error::EngineError;
 #[cfg(loom)]
@@ -168,7 +169,7 @@ impl Sessions {
 
     /// Lets a session hold the locked prefix of its tokens, unless it has gone on meanwhile.
     pub fn hold(&self, prefix: &SessionPrefix, lease: PrefixLease) {
-        self.keep(&prefix.id, prefix.revision, lease);
+        self.keep(&prefix.id, prefix.revision, lease.into());
     }
 
     /// Begins a turn.
@@ -242,8 +243,22 @@ impl Sessions {
         }
     }
 
-    /// Lets a session hold `lease` instead of what it holds, if its revision is still `revision`.
-    pub(super) fn keep(&self, id: &SessionId, revision: u64, lease: PrefixLease) {
+    /// Takes the partial block that a session in this turn holds, if it continues `prefix` with
+    /// positions of `rest`. Returns it with the number of these positions.
+    pub(super) fn take_partial(
+        &self,
+        id: &SessionId,
+        turn: u64,
+        prefix: &PrefixLease,
+        rest: &[u32],
+    ) -> Option<(BlockLease, usize)> {
+        let mut table = self.lock_now();
+        let is_turn = table.sessions.get(id)?.turn == Some(turn);
+        is_turn.then(|| table.take_partial(id, prefix, rest)).flatten()
+    }
+
+    /// Lets a session hold `hold` instead of what it holds, if its revision is still `revision`.
+    pub(super) fn keep(&self, id: &SessionId, revision: u64, mut hold: SessionHold) {
         let mut table = self.lock_now();
         let is_current = table.sessions.get(id).is_some_and(|session| session.revision == revision);
         #[cfg(loom)]
@@ -252,14 +267,17 @@ impl Sessions {
             return;
         }
         table.release(id);
-        if lease.is_empty() {
+        if hold.block_count() > self.budget {
+            hold.drop_partial();
+        }
+        if hold.is_empty() {
             return;
         }
-        if lease.blocks().len() > self.budget {
+        if hold.block_count() > self.budget {
             table.holds_lost += 1;
             return;
         }
-        table.hold(id, lease);
+        table.hold(id, hold);
         while table.held.len() > self.budget {
             let oldest = table.oldest_hold(Some(id));
             debug_assert!(oldest.is_some(), "one session alone does not exceed the budget");
@@ -303,6 +321,12 @@ impl Sessions {
             displaced: table.displaced,
             holds_lost: table.holds_lost,
         }
+    }
+
+    /// Number of blocks that are not full among those that sessions hold. The pool counts them as
+    /// reserved.
+    pub(crate) fn partial_blocks(&self) -> usize {
+        self.lock_now().partial_blocks()
     }
 
     /// Verifies the accounting of held blocks.

@@ -4,10 +4,10 @@ use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use stolon_kvcache::{Namespace, PrefixLease};
+use stolon_kvcache::{BlockLease, Namespace, PrefixLease};
 
 use super::held_blocks::HeldBlocks;
-use super::{SessionError, SessionId, SessionInfo};
+use super::{SessionError, SessionHold, SessionId, SessionInfo};
 
 #[derive(Debug, Default)]
 pub(super) struct Table {
@@ -31,8 +31,8 @@ pub(super) struct Session {
     pub(super) ttl: Duration,
     /// Prompt and answer of the last complete turn.
     pub(super) tokens: Arc<Vec<u32>>,
-    /// Locks what the prefix tree has of them.
-    hold: Option<PrefixLease>,
+    /// The KV of them that it keeps.
+    hold: Option<SessionHold>,
     opened: Instant,
     pub(super) last_use: Instant,
     /// The number of the last use. No other session has the same.
@@ -82,8 +82,8 @@ impl Session {
             namespace: self.namespace,
             ttl: self.ttl,
             tokens: self.tokens.len(),
-            held_tokens: held.map_or(0, |lease| lease.len().min(self.tokens.len())),
-            held_blocks: held.map_or(0, |lease| lease.blocks().len()),
+            held_tokens: held.map_or(0, |hold| hold.len().min(self.tokens.len())),
+            held_blocks: held.map_or(0, SessionHold::block_count),
             age: since(self.opened),
             idle: self.turn.is_none().then(|| since(self.last_use)),
             turns: self.turns,
@@ -141,19 +141,35 @@ impl Table {
         self.sessions.remove(id).is_some()
     }
 
-    /// Lets an open session that holds nothing hold `lease`.
-    pub(super) fn hold(&mut self, id: &SessionId, lease: PrefixLease) {
+    /// Lets an open session that holds nothing hold `hold`.
+    pub(super) fn hold(&mut self, id: &SessionId, hold: SessionHold) {
         let Some(session) = self.sessions.get_mut(id) else { return };
-        self.held.add(lease.blocks());
+        self.held.add(hold.blocks());
         self.holders.insert(session.used, id.clone());
-        session.hold = Some(lease);
+        session.hold = Some(hold);
+    }
+
+    /// Takes the partial block of what a session holds; see [`SessionHold::take_partial`].
+    pub(super) fn take_partial(
+        &mut self,
+        id: &SessionId,
+        prefix: &PrefixLease,
+        rest: &[u32],
+    ) -> Option<(BlockLease, usize)> {
+        let hold = self.sessions.get_mut(id)?.hold.as_mut()?;
+        let taken = hold.take_partial(prefix, rest)?;
+        self.held.remove(taken.0.blocks().iter().copied());
+        if hold.is_empty() {
+            self.release(id);
+        }
+        Some(taken)
     }
 
     /// Ends a hold. Returns whether there was one.
     pub(super) fn release(&mut self, id: &SessionId) -> bool {
         let Some(session) = self.sessions.get_mut(id) else { return false };
-        let Some(lease) = session.hold.take() else { return false };
-        self.held.remove(lease.blocks());
+        let Some(hold) = session.hold.take() else { return false };
+        self.held.remove(hold.blocks());
         self.holders.remove(&session.used);
         true
     }
@@ -198,20 +214,26 @@ impl Table {
         idle.min_by_key(rank).map(|(id, _)| id.clone())
     }
 
+    /// Number of partial blocks that sessions hold.
+    pub(super) fn partial_blocks(&self) -> usize {
+        let holds = self.sessions.values().filter_map(|session| session.hold.as_ref());
+        holds.filter(|hold| hold.has_partial()).count()
+    }
+
     /// Verifies the accounting of held blocks.
     ///
     /// # Errors
     /// The first inconsistency.
     pub(super) fn audit(&self) -> Result<(), String> {
-        let leases = || self.sessions.values().filter_map(|session| session.hold.as_ref());
-        if !self.held.is_sum_of(leases().map(PrefixLease::blocks)) {
+        let holds = || self.sessions.values().filter_map(|session| session.hold.as_ref());
+        if !self.held.is_sum_of(holds()) {
             return Err("sessions: the blocks that they hold are not those that are counted".into());
         }
         let is_holder = |(used, id): (&u64, &SessionId)| {
             let session = self.sessions.get(id);
             session.is_some_and(|session| session.hold.is_some() && session.used == *used)
         };
-        if self.holders.len() != leases().count() || !self.holders.iter().all(is_holder) {
+        if self.holders.len() != holds().count() || !self.holders.iter().all(is_holder) {
             return Err("sessions: those that hold something are not those that are listed".into());
         }
         Ok(())

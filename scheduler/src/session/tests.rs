@@ -3,16 +3,21 @@
 use std::collections::HashSet;
 
 use proptest::prelude::*;
-use stolon_kvcache::{BlockId, TreeWriter, prefix_tree};
+use stolon_kvcache::{BlockId, BlockPool, StepFence, TreeWriter, prefix_tree};
 
 use super::*;
 
 const BLOCK: usize = 4;
 
-/// A prefix tree and the sessions that hold leases on it.
+/// Number of blocks of the pool from which partial blocks are reserved.
+const POOL: u32 = 16;
+
+/// A prefix tree, a pool, and the sessions that hold leases on them.
 struct Fixture {
     sessions: Arc<Sessions>,
     writer: TreeWriter,
+    pool: BlockPool,
+    _fence: StepFence,
     next_block: u32,
     start: Instant,
 }
@@ -21,7 +26,9 @@ impl Fixture {
     fn new(budget: usize, max: usize, ttl_seconds: u64) -> Fixture {
         let (writer, _) = prefix_tree(BLOCK).expect("a block size");
         let sessions = Arc::new(Sessions::new(budget, max, Duration::from_secs(ttl_seconds)));
-        Fixture { sessions, writer, next_block: 0, start: Instant::now() }
+        let (pool, _fence) = BlockPool::new(POOL as usize);
+        let start = Instant::now();
+        Fixture { sessions, writer, pool, _fence, next_block: POOL, start }
     }
 
     /// This many seconds after the start.
@@ -43,6 +50,14 @@ impl Fixture {
         let commit = self.writer.commit(&mut lease, tokens, &blocks).expect("its own lease");
         assert!(commit.duplicates.is_empty());
         lease
+    }
+
+    /// What a request leaves that has computed `tokens`, and committed its full blocks.
+    fn hold(&mut self, namespace: &Namespace, tokens: &[u32]) -> SessionHold {
+        let lease = self.lease(namespace, tokens);
+        let after = &tokens[lease.len()..];
+        let reserved = self.pool.reserve(1).expect("enough blocks");
+        SessionHold::new(lease, after, Some(reserved))
     }
 
     /// A complete turn.
@@ -131,6 +146,63 @@ fn a_turn_ends_where_the_caller_stops_reading() {
         let info = fixture.info(&id, 0);
         assert_eq!((info.tokens, info.held_tokens, info.held_blocks), (7, 7, 2));
     }
+}
+
+/// Goal: the next turn gets the partial block of the turn before with as many of its positions as it
+/// continues, if its own prefix is that of the session, and at most once.
+#[test]
+fn a_turn_goes_on_in_the_partial_block_of_the_last_one() {
+    let mut fixture = Fixture::new(100, 10, 60);
+    let [id] = ids(["a"]);
+    fixture.open(&id, 0).expect("a free id");
+    let (namespace, now) = (Namespace::default(), fixture.at(0));
+    let tokens: Vec<u32> = (0..7).collect();
+    let mut begin = |tokens: &[u32]| {
+        let turn = fixture.sessions.begin_turn(&id, &namespace, now).expect("an idle session");
+        turn.complete(end(tokens), now);
+        let hold = fixture.hold(&namespace, tokens);
+        turn.keep(hold);
+        let info = fixture.info(&id, 0);
+        assert_eq!((info.held_tokens, info.held_blocks), (tokens.len(), tokens.len().div_ceil(4)));
+        let turn = fixture.sessions.begin_turn(&id, &namespace, now).expect("an idle session");
+        let prefix = fixture.writer.acquire(&namespace, tokens);
+        (turn, prefix)
+    };
+    for (rest, expected) in [
+        (&[4, 5, 6, 9, 9][..], Some(3)),
+        (&[4, 5, 8, 9], Some(2)),
+        (&[4], Some(1)),
+        (&[8, 5, 6], None),
+        (&[], None),
+    ] {
+        let (turn, prefix) = begin(&tokens);
+        let taken = turn.take_partial(&prefix, rest);
+        assert_eq!(
+            taken.as_ref().map(|(block, count)| (block.len(), *count)),
+            expected.map(|n| (1, n))
+        );
+        if taken.is_some() {
+            assert!(turn.take_partial(&prefix, rest).is_none(), "it has one owner");
+        }
+    }
+    // Spans that the partial block has in part and completely.
+    let span = |more: bool| 1 << 31 | u32::from(more) << 30;
+    for (is_cut, expected) in [(true, 1), (false, 3)] {
+        let (turn, prefix) = begin(&[0, 1, 2, 3, 4, span(true), span(is_cut)]);
+        let taken = turn.take_partial(&prefix, &[4, span(true), span(is_cut), span(false)]);
+        assert_eq!(taken.map(|(_, count)| count), Some(expected), "no match ends inside a span");
+    }
+    // A turn whose prefix ends earlier cannot use it, nor one that has ended.
+    let (turn, prefix) = begin(&tokens);
+    drop(prefix);
+    let shorter = fixture.writer.acquire(&namespace, &tokens[..3]);
+    assert!(turn.take_partial(&shorter, &tokens[..3]).is_none());
+    let prefix = fixture.writer.acquire(&namespace, &tokens);
+    turn.abandon(now);
+    assert!(turn.take_partial(&prefix, &tokens[4..]).is_none());
+    assert_eq!(fixture.pool.counts().reserved, 1);
+    assert!(fixture.sessions.close(&id, now));
+    assert_eq!(fixture.pool.counts().reserved, 0);
 }
 
 /// Goal: an idle session is closed when its time to live has passed since its last turn.
@@ -318,6 +390,8 @@ enum Action {
     /// Ends the turn of a session with these tokens, if it has one.
     Complete(usize, Vec<u32>),
     Abandon(usize),
+    /// Takes the partial block in a turn with this prompt.
+    TakePartial(usize, Vec<u32>),
     /// Opens a session that continues the first tokens of another one of its namespace.
     Fork(usize, usize),
     Rewind(usize, usize),
@@ -334,7 +408,9 @@ fn action() -> impl Strategy<Value = Action> {
         4 => session.clone().prop_map(Action::Open),
         1 => session.clone().prop_map(Action::Close),
         8 => session.clone().prop_map(Action::Begin),
-        8 => (session.clone(), tokens).prop_map(|(id, tokens)| Action::Complete(id, tokens)),
+        8 => (session.clone(), tokens.clone())
+            .prop_map(|(id, tokens)| Action::Complete(id, tokens)),
+        4 => (session.clone(), tokens).prop_map(|(id, tokens)| Action::TakePartial(id, tokens)),
         2 => session.clone().prop_map(Action::Abandon),
         2 => (session.clone(), 0..40usize).prop_map(|(id, tokens)| Action::Fork(id, tokens)),
         2 => (session.clone(), 0..40usize).prop_map(|(id, tokens)| Action::Rewind(id, tokens)),
@@ -350,7 +426,10 @@ fn action() -> impl Strategy<Value = Action> {
 #[derive(Clone, Debug, Default)]
 struct Expected {
     tokens: Vec<u32>,
+    /// The positions of the full blocks that it holds.
     held: Vec<u32>,
+    /// Those of its partial block.
+    partial: Vec<u32>,
     last_use: u64,
     used: u64,
     /// Which turn was begun last.
@@ -358,6 +437,17 @@ struct Expected {
     busy: bool,
     /// Whether what the turn in progress has locked may be held.
     may_hold: bool,
+}
+
+impl Expected {
+    fn held_blocks(&self) -> usize {
+        self.held.len() / BLOCK + usize::from(!self.partial.is_empty())
+    }
+
+    fn release(&mut self) {
+        self.held.clear();
+        self.partial.clear();
+    }
 }
 
 const TTL: u64 = 60;
@@ -380,16 +470,20 @@ impl Model {
             (1..=session.held.len() / BLOCK)
                 .map(move |count| (id % 2, &session.held[..count * BLOCK]))
         });
-        blocks.collect::<HashSet<_>>().len()
+        blocks.collect::<HashSet<_>>().len() + self.partial_blocks()
+    }
+
+    fn partial_blocks(&self) -> usize {
+        self.sessions.values().filter(|session| !session.partial.is_empty()).count()
     }
 
     fn release_oldest(&mut self, except: Option<usize>) -> bool {
         let holding = self
             .sessions
             .iter_mut()
-            .filter(|(id, session)| !session.held.is_empty() && Some(**id) != except);
+            .filter(|(id, session)| session.held_blocks() > 0 && Some(**id) != except);
         let oldest = holding.min_by_key(|(_, session)| session.used);
-        oldest.map(|(_, session)| session.held.clear()).is_some()
+        oldest.map(|(_, session)| session.release()).is_some()
     }
 
     /// Opens a session. Returns whether that is possible.
@@ -409,15 +503,18 @@ impl Model {
         true
     }
 
-    fn complete(&mut self, id: usize, tokens: &[u32], now: u64) {
+    fn complete(&mut self, id: usize, tokens: &[u32], partial: &[u32], now: u64) {
         let Some(session) = self.sessions.get_mut(&id) else { return };
         (session.busy, session.last_use) = (false, now);
         session.tokens = tokens.to_vec();
         let blocks = tokens.len() / BLOCK;
         if session.may_hold {
-            session.held.clear();
+            session.release();
             if blocks <= BUDGET {
                 session.held = tokens[..blocks * BLOCK].to_vec();
+            }
+            if blocks < BUDGET {
+                session.partial = partial.to_vec();
             }
             while self.held() > BUDGET {
                 assert!(self.release_oldest(Some(id)));
@@ -467,13 +564,33 @@ proptest! {
                 }
                 Action::Complete(id, tokens) => {
                     let Some((turn, number)) = turns[id].take() else { continue };
-                    let lease = fixture.lease(&namespace(id), &tokens);
+                    let hold = fixture.hold(&namespace(id), &tokens);
                     turn.complete(end(&tokens), time);
-                    turn.keep(lease);
+                    turn.keep(hold);
                     // Its session may have been closed, and another one opened under its name.
                     if model.sessions.get(&id).is_some_and(|session| session.turn == number) {
-                        model.complete(id, &tokens, now);
+                        let partial = &tokens[tokens.len() / BLOCK * BLOCK..];
+                        model.complete(id, &tokens, partial, now);
                     }
+                }
+                Action::TakePartial(id, tokens) => {
+                    let Some((turn, number)) = &turns[id] else { continue };
+                    let prefix = fixture.writer.acquire(&namespace(id), &tokens);
+                    let (before, rest) = tokens.split_at(prefix.len());
+                    let taken = turn.take_partial(&prefix, rest).map(|(_, count)| count);
+                    let session = model.sessions.get_mut(&id);
+                    let session = session.filter(|session| {
+                        session.busy && session.turn == *number && session.held == before
+                    });
+                    let equal = session.map_or(0, |session| {
+                        let both = session.partial.iter().zip(rest);
+                        let equal = both.take_while(|(own, other)| own == other).count();
+                        if equal > 0 {
+                            session.partial.clear();
+                        }
+                        equal
+                    });
+                    prop_assert_eq!(taken.unwrap_or(0), equal);
                 }
                 Action::Abandon(id) => {
                     let Some((turn, number)) = turns[id].take() else { continue };
@@ -499,7 +616,7 @@ proptest! {
                     if let (Ok(prefix), Some(tokens)) = (forked, tokens) {
                         let lease = fixture.lease(&prefix.namespace, &prefix.tokens);
                         fixture.sessions.hold(&prefix, lease);
-                        model.complete(to, &tokens, now);
+                        model.complete(to, &tokens, &[], now);
                     }
                 }
                 Action::Rewind(id, count) => {
@@ -513,7 +630,7 @@ proptest! {
                         let tokens = session.tokens[..count].to_vec();
                         let lease = fixture.lease(&prefix.namespace, &prefix.tokens);
                         fixture.sessions.hold(&prefix, lease);
-                        model.complete(id, &tokens, now);
+                        model.complete(id, &tokens, &[], now);
                     }
                 }
                 Action::Wait(seconds) => now += seconds,
@@ -525,7 +642,7 @@ proptest! {
                     fixture.sessions.release_all();
                     drop(fixture.writer.flush());
                     for session in model.sessions.values_mut() {
-                        session.held.clear();
+                        session.release();
                         session.may_hold = false;
                     }
                 }
@@ -533,7 +650,7 @@ proptest! {
                     fixture.sessions.release_namespace(&namespace(id));
                     for (other, session) in &mut model.sessions {
                         if other % 2 == id % 2 {
-                            session.held.clear();
+                            session.release();
                             session.may_hold = false;
                         }
                     }
@@ -548,14 +665,16 @@ proptest! {
                 (info.id.clone(), info.tokens, info.held_blocks, info.idle.is_none())
             }).collect();
             let expected: Vec<_> = model.sessions.iter().map(|(&id, session)| {
-                (name(id), session.tokens.len(), session.held.len() / BLOCK, session.busy)
+                (name(id), session.tokens.len(), session.held_blocks(), session.busy)
             }).collect();
             prop_assert_eq!(got, expected);
             let held = fixture.sessions.counts(time).held_blocks;
             prop_assert!(held <= BUDGET);
             prop_assert_eq!(held, model.held());
             // No lease outlives the action, except those that sessions hold.
-            prop_assert_eq!(fixture.writer.counts().locked, held);
+            let partial_blocks = model.partial_blocks();
+            prop_assert_eq!(fixture.writer.counts().locked, held - partial_blocks);
+            prop_assert_eq!(fixture.pool.counts().reserved, partial_blocks);
             fixture.writer.audit().expect("a sound tree");
         }
     }
