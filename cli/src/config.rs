@@ -46,8 +46,9 @@ const SERVICE_SCHEMES: [&str; 3] = ["tcp://", "udp://", "sctp://"];
 /// of a variable.
 pub fn parse(args: &[OsString]) -> anyhow::Result<Cli> {
     let command = with_environment(Cli::command(), &[]);
-    check_variables(&command, std::env::vars_os().filter_map(|(name, _)| name.into_string().ok()))?;
+    // Requests for help leave the function here, so that help is shown in any environment.
     let mut matches = command.clone().try_get_matches_from(args)?;
+    check_variables(&command, std::env::vars_os().filter_map(|(name, _)| name.into_string().ok()))?;
     let with_model = with_model_flag(args, &matches);
     if let Some(args) = &with_model {
         matches = command.clone().try_get_matches_from(args)?;

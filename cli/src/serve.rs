@@ -5,6 +5,7 @@
 
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
+use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -241,9 +242,15 @@ impl ServeArgs {
         let limits = self.limits.of_connections();
         let serving = tokio::spawn(listen(listener, Arc::clone(&gate), limits, tls, stop));
         terminal::note(format!("loading {} for {scheme}://{address}", self.engine.model));
-        let engine = tokio::select! {
-            engine = engine => engine?,
-            () = interrupts.stop() => return Ok(()),
+        let mut engine = pin!(engine);
+        let engine = loop {
+            tokio::select! {
+                engine = engine.as_mut() => break engine?,
+                interrupt = interrupts.next() => match interrupt {
+                    Interrupt::Reload => self.reload(&api_keys, certificate.as_ref()),
+                    Interrupt::Stop => return Ok(()),
+                },
+            }
         };
         gate.open(router(engine.clone(), options));
         announce(&engine, scheme, address);

@@ -196,4 +196,8 @@ fn misspelt_variables_are_refused() {
         assert_eq!(output.status.code(), Some(2), "{errors}");
         assert!(errors.contains("STOLON_MAX_MODEL_LENGHT"), "{errors}");
     }
+    for args in [&["--help"][..], &["serve", "--help"], &["help"], &["--version"]] {
+        let output = stolon(args).env("STOLON_MAX_MODEL_LENGHT", "4096").output();
+        assert!(output.expect("the binary ends").status.success(), "{args:?}");
+    }
 }
