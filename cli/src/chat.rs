@@ -227,16 +227,27 @@ impl Conversation {
         let request = sampling.apply(request, &self.engine.chat_sampling());
         let mut stream = self.engine.generate(request).await?;
         let mut answer = String::new();
+        // What the renderer holds back is shown however the answer ends.
+        let rest_of = |renderer: &mut Option<Renderer>| {
+            renderer.as_mut().map(Renderer::finish).unwrap_or_default()
+        };
         loop {
             let event = tokio::select! {
-                event = stream.next() => event,
+                event = stream.next() => event.transpose(),
                 // Dropping the stream cancels the request.
                 _ = tokio::signal::ctrl_c() => {
-                    terminal::stream(&renderer.map(|mut it| it.finish()).unwrap_or_default())?;
+                    terminal::stream(&rest_of(&mut renderer))?;
                     return Ok(None);
                 }
             };
-            match event.transpose()? {
+            let event = match event {
+                Ok(event) => event,
+                Err(error) => {
+                    terminal::line(rest_of(&mut renderer))?;
+                    return Err(error.into());
+                }
+            };
+            match event {
                 Some(Event::Token(token)) => {
                     match &mut renderer {
                         Some(renderer) => terminal::stream(&renderer.push(&token.text))?,
@@ -245,8 +256,7 @@ impl Conversation {
                     answer.push_str(&token.text);
                 }
                 Some(Event::Finished(finish)) => {
-                    let rest = renderer.as_mut().map(Renderer::finish);
-                    terminal::line(rest.unwrap_or_default())?;
+                    terminal::line(rest_of(&mut renderer))?;
                     note(&figures(&finish), width)?;
                 }
                 Some(_) => {}

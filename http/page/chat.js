@@ -116,6 +116,7 @@ function reload() {
 }
 
 function keep(chat) {
+  chat.changed = Date.now();
   chats.sort((a, b) => b.changed - a.changed);
   const problem = store.save(chat, chats);
   byId("chat-error").textContent = problem;

@@ -140,17 +140,8 @@ export async function act(name) {
 
 /** Shows why an action failed. */
 export function fail(error) {
-  byId("action-error").textContent = `${error.message}.${pinHint(error)}`;
+  byId("action-error").textContent = `${error.message}.`;
   byId("action-error").hidden = false;
-}
-
-/** The server's flag with which a refused pin would be possible. */
-function pinHint(error) {
-  const numbers = error.status === 409 && error.message.match(/at most \d+ pinned .*got (\d+) .*?(\d+)/);
-  if (!numbers) return "";
-  const needed = Number(numbers[1]) + Number(numbers[2]);
-  return ` Start the server with --pin-budget ${needed} or more, the number of blocks of the ` +
-    "KV pool that pins may hold.";
 }
 
 /** The shown prefix as the body of a request. */

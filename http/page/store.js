@@ -47,9 +47,8 @@ export const create = (system) => ({
   name: "New chat", system, changed: Date.now(), turns: [],
 });
 
-/** Keeps a chat. Returns why it could not, or an empty text. */
+/** Keeps a chat; `all` has the latest first. Returns why it could not, or an empty text. */
 export function save(chat, all) {
-  chat.changed = Date.now();
   const oldest = all.filter((other) => other.turns.length).slice(MOST_CHATS);
   try {
     for (const { id } of oldest) localStorage.removeItem(PREFIX + id);

@@ -8,7 +8,7 @@ use axum::Json;
 use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use serde_json::Value;
-use stolon::{EngineError, Error, SessionError, TierError};
+use stolon::{EngineError, Error, PinError, SessionError, TierError};
 
 use super::body::brief;
 use crate::api::error::{ErrorObject, ErrorReply};
@@ -226,6 +226,18 @@ impl ApiError {
         Self { param, ..Self::new(status, message).code(code) }
     }
 
+    fn from_pin(error: &PinError, message: String) -> Self {
+        let (message, code) = match error {
+            PinError::NotCached => (message, "prompt_not_cached"),
+            PinError::OverBudget { pinned, requested, .. } => {
+                let needed = pinned.saturating_add(*requested);
+                let hint = format!("start the server with --pin-budget {needed} or more");
+                (format!("{message}: {hint}"), "pin_budget_exceeded")
+            }
+        };
+        Self::new(StatusCode::CONFLICT, message).code(code)
+    }
+
     fn from_engine(error: EngineError, message: String) -> Self {
         match error {
             EngineError::EmptyPrompt | EngineError::TokenOutOfRange { .. } => {
@@ -241,7 +253,7 @@ impl ApiError {
                 Self::invalid(Some(&name), message).code("invalid_value")
             }
             EngineError::Session(error) => Self::from_session(&error, message),
-            EngineError::Pin(_) => Self::new(StatusCode::CONFLICT, message),
+            EngineError::Pin(error) => Self::from_pin(&error, message),
             EngineError::Overloaded { retry_after, queued_requests, queued_tokens } => {
                 let message = format!(
                     "overloaded: {queued_requests} requests with {queued_tokens} uncached tokens \
@@ -319,6 +331,20 @@ mod tests {
             let body = error.reply().error;
             assert_eq!((body.kind, body.code), (kind, code));
             assert!(!body.message.is_empty());
+        }
+    }
+
+    /// Goal: programs learn from the code why a prompt was not pinned, and people what would help.
+    #[test]
+    fn refused_pins_have_a_code() {
+        let over_budget = PinError::OverBudget { budget: 8, pinned: 6, requested: 4 };
+        for (error, code, words) in [
+            (PinError::NotCached, "prompt_not_cached", "got none"),
+            (over_budget, "pin_budget_exceeded", "--pin-budget 10 or more"),
+        ] {
+            let error = ApiError::from(Error::from(EngineError::Pin(error))).reply().error;
+            assert_eq!(error.code, Some(code));
+            assert!(error.message.ends_with(words), "{}", error.message);
         }
     }
 

@@ -86,6 +86,12 @@ pub(super) fn set(sampling: &mut SamplingArgs, name: &str, value: &str) -> anyho
     let matches = matches.map_err(|error| anyhow::anyhow!(first_line(&error)))?;
     // If a switch is absent, the matches say that it is off.
     let ignore_eos = sampling.ignore_eos;
+    if ["json-schema", "regex", "grammar"].contains(&name.as_str()) {
+        // They exclude each other, and the last one wins.
+        sampling.json_schema = None;
+        sampling.regex = None;
+        sampling.grammar = None;
+    }
     sampling.update_from_arg_matches(&matches).context("cannot set it")?;
     sampling.ignore_eos |= ignore_eos;
     Ok(())
@@ -183,5 +189,21 @@ mod tests {
             assert!(error.contains(expected), "{error}");
         }
         assert_eq!(shown(&sampling), ["temperature 0.5", "top-k 40", "seed 7"]);
+    }
+
+    /// Goal: of the flags that restrict the answer, the last one that was set applies; a wrong value
+    /// leaves the one before.
+    #[test]
+    fn the_last_grammar_applies() {
+        let matches = flags().try_get_matches_from(["--seed", "7"]).expect("valid");
+        let mut sampling = SamplingArgs::from_arg_matches(&matches).expect("valid");
+        let has = |it: &SamplingArgs| [it.json_schema.is_some(), it.regex.is_some()];
+        set(&mut sampling, "json-schema", r#"{"type": "object"}"#).expect("valid");
+        assert_eq!(has(&sampling), [true, false]);
+        set(&mut sampling, "regex", "[a-z]+").expect("valid");
+        assert_eq!(has(&sampling), [false, true]);
+        set(&mut sampling, "json-schema", "{").expect_err("refused");
+        assert_eq!(has(&sampling), [false, true]);
+        assert_eq!(shown(&sampling), ["seed 7", "a grammar"]);
     }
 }
