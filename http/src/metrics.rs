@@ -180,7 +180,8 @@ fn blocks(out: &mut Output<'_>, stats: &EngineStats, info: &ModelInfo) -> fmt::R
     let help = "Share of the KV blocks that requests and pins hold, 0 to 1.";
     out.gauge_f64("kv_cache_usage_perc", help, used / stats.blocks_total.max(1) as f64)?;
     let help = "KV blocks. State cached: owned by the prefix cache, of which evictable ones are \
-                held by no request and no pin; reserved: private to running requests.";
+                held by no request and no pin; reserved: private to a running request, or the last \
+                block of a session.";
     let states = [
         ("free", stats.blocks_free as u64),
         ("reserved", stats.blocks_reserved as u64),

@@ -313,13 +313,14 @@ impl<M: Memory> Scheduler<M> {
         // Callers may close sessions meanwhile, which gives partial blocks back.
         let partial = self.context.sessions.partial_blocks()..=partial_before;
         let in_sessions = report.blocks_reserved.checked_sub(reserved);
-        if !in_sessions.is_some_and(|count| partial.contains(&count)) {
+        let Some(in_sessions) = in_sessions.filter(|count| partial.contains(count)) else {
             return Ok(Err(format!(
                 "reserved blocks: running sequences hold {reserved} and sessions {partial:?}, the pool \
                  counts {}",
                 report.blocks_reserved
             )));
-        }
+        };
+        (report.blocks_reserved, report.blocks_partial) = (reserved, in_sessions);
         if let Some(waiting) = self.queue.entries().iter().find(|w| w.overtaken > w.bound) {
             return Ok(Err(format!(
                 "sequence {}: overtaken by {} tokens, expected at most {}",

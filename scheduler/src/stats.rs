@@ -96,7 +96,7 @@ pub struct EngineStats {
     pub blocks_total: usize,
     /// Free blocks.
     pub blocks_free: usize,
-    /// Blocks reserved by running requests.
+    /// Blocks reserved by running requests, and partial last blocks that sessions hold.
     pub blocks_reserved: usize,
     /// Blocks owned by the prefix cache.
     pub blocks_cached: usize,
@@ -104,7 +104,7 @@ pub struct EngineStats {
     pub blocks_evictable: usize,
     /// Cached blocks that pins hold. A block held by several pins counts once for each.
     pub blocks_pinned: usize,
-    /// Cached blocks that sessions hold. A block held by several sessions counts once.
+    /// Blocks that sessions hold, cached and partial ones. A block held by several sessions counts once.
     pub blocks_in_sessions: usize,
 }
 
@@ -185,12 +185,14 @@ impl CacheStats {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 #[non_exhaustive]
 pub struct AuditReport {
-    /// Blocks of the KV pool: always the sum of free, reserved and committed blocks.
+    /// Blocks of the KV pool: always the sum of free, reserved, partial and committed blocks.
     pub blocks_total: usize,
     /// Free blocks.
     pub blocks_free: usize,
     /// Blocks reserved by running requests; 0 if none runs.
     pub blocks_reserved: usize,
+    /// Blocks that are not full, in which the last turn of a session has ended.
+    pub blocks_partial: usize,
     /// Blocks owned by the prefix cache.
     pub blocks_committed: usize,
     /// Committed blocks that no request, no pin and no session holds.

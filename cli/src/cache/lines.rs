@@ -18,7 +18,7 @@ pub(super) fn stats(reply: &CacheStatsReply) -> Vec<String> {
     let share = *cached_kv_bytes as f64 / (*kv_bytes).max(1) as f64;
     vec![
         format!(
-            "blocks   {} cached ({} evictable, {} pinned), {} free, {} in use by requests",
+            "blocks   {} cached ({} evictable, {} pinned), {} free, {} private to requests and sessions",
             cache.blocks,
             cache.blocks_evictable,
             cache.blocks_pinned,

@@ -307,9 +307,9 @@ async fn the_cache_of_a_running_server_is_administered() {
     let turn = json!({"prompt": text, "max_tokens": 1, "session_id": "chat-7"});
     assert_eq!(server.post("/v1/completions", turn).await.0, 200);
     let sessions = cache(&["sessions"]);
-    assert!(sessions.starts_with("chat-7: 48 of 5"), "{sessions}");
+    assert!(sessions.starts_with("chat-7: 54 of 5"), "{sessions}");
     assert!(
-        sessions.contains(" tokens held in 3 blocks, 1 turns, idle for 0 of 60 s"),
+        sessions.contains(" tokens held in 4 blocks, 1 turns, idle for 0 of 60 s"),
         "{sessions}"
     );
     let refused = fail(&["cache", "--url", &url, "stats"]);

@@ -259,7 +259,7 @@ impl Server {
             if busy == [Some(0); 3] {
                 let count = |name: &str| audit[name].as_u64().expect("a count");
                 assert_eq!(
-                    count("blocks_free") + count("blocks_committed"),
+                    count("blocks_free") + count("blocks_partial") + count("blocks_committed"),
                     count("blocks_total"),
                     "{audit}"
                 );

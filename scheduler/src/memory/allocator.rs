@@ -236,6 +236,7 @@ fn audit(pool: &mut BlockPool, tree: &TreeCounts) -> Result<AuditReport, String>
         blocks_total: total,
         blocks_free: free,
         blocks_reserved: reserved,
+        blocks_partial: 0,
         blocks_committed: committed,
         blocks_evictable: tree.evictable,
         running: 0,
