@@ -5,7 +5,6 @@
 
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
-use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -30,7 +29,7 @@ use stolon_http::{
 mod interrupts;
 mod limits;
 
-use interrupts::{Interrupt, Interrupts};
+use interrupts::Interrupts;
 use limits::LimitArgs;
 
 /// Arguments of `stolon serve`.
@@ -242,28 +241,21 @@ impl ServeArgs {
         let limits = self.limits.of_connections();
         let serving = tokio::spawn(listen(listener, Arc::clone(&gate), limits, tls, stop));
         terminal::note(format!("loading {} for {scheme}://{address}", self.engine.model));
-        let mut engine = pin!(engine);
-        let engine = loop {
-            tokio::select! {
-                engine = engine.as_mut() => break engine?,
-                interrupt = interrupts.next() => match interrupt {
-                    Interrupt::Reload => self.reload(&api_keys, certificate.as_ref()),
-                    Interrupt::Stop => return Ok(()),
-                },
-            }
+        let reload = || self.reload(&api_keys, certificate.as_ref());
+        let engine = tokio::select! {
+            engine = engine => engine?,
+            () = interrupts.stop(reload) => return Ok(()),
         };
         gate.open(router(engine.clone(), options));
         announce(&engine, scheme, address);
-        while interrupts.next().await == Interrupt::Reload {
-            self.reload(&api_keys, certificate.as_ref());
-        }
+        interrupts.stop(reload).await;
         gate.close();
         stopping.send_replace(true);
         terminal::note("stopping; waiting for running requests to finish");
         tokio::select! {
             result = serving => result?,
             () = tokio::time::sleep(Duration::from_secs(self.shutdown_timeout)) => {}
-            () = interrupts.stop() => {}
+            () = interrupts.stop(reload) => {}
         }
         engine.shutdown().await;
         Ok(())

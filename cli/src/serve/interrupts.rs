@@ -2,7 +2,7 @@
 
 /// The reaction of the server to a signal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Interrupt {
+enum Interrupt {
     /// To stop: SIGINT (Ctrl-C) or SIGTERM.
     Stop,
     /// To read files again: SIGHUP.
@@ -35,14 +35,16 @@ impl Interrupts {
         Ok(Self {})
     }
 
-    /// Waits for a signal to stop.
-    pub(super) async fn stop(&mut self) {
-        while self.next().await != Interrupt::Stop {}
+    /// Waits for a signal to stop. Calls `reload` at each one to read files again.
+    pub(super) async fn stop(&mut self, reload: impl Fn()) {
+        while self.next().await == Interrupt::Reload {
+            reload();
+        }
     }
 
     /// Waits for the next signal.
     #[cfg(unix)]
-    pub(super) async fn next(&mut self) -> Interrupt {
+    async fn next(&mut self) -> Interrupt {
         let [interrupt, terminate] = &mut self.stopping;
         let hangup = async {
             match &mut self.hangup {
@@ -59,7 +61,7 @@ impl Interrupts {
 
     /// Waits for the next signal.
     #[cfg(not(unix))]
-    pub(super) async fn next(&mut self) -> Interrupt {
+    async fn next(&mut self) -> Interrupt {
         if tokio::signal::ctrl_c().await.is_err() {
             std::future::pending::<()>().await; // No handler could be installed.
         }
