@@ -2,7 +2,8 @@
 
 use crate::Namespace;
 use crate::node::NodeId;
-use std::collections::BTreeMap;
+use crate::sync::Arc;
+use std::collections::{BTreeMap, HashMap};
 use thiserror::Error;
 
 /// Identifies a pin. Ids of one tree are never reused.
@@ -22,6 +23,10 @@ pub struct PinInfo {
     pub position_count: usize,
     /// Number of pinned blocks. A block that several pins share counts for each of them.
     pub block_count: usize,
+    /// Whether blocks of the prefix were evicted and it was not committed again since. Only pins
+    /// that [`TreeBuilder::demotable_pins`](crate::TreeBuilder::demotable_pins) permits to demote
+    /// ever are.
+    pub demoted: bool,
 }
 
 /// A prefix could not be pinned.
@@ -50,18 +55,43 @@ pub enum PinError {
 #[derive(Debug)]
 pub(crate) struct Pins {
     /// Maximum of `blocks`.
-    pub(crate) budget: usize,
+    budget: usize,
+    /// Whether pins can be demoted, instead of locking their prefixes.
+    pub(crate) demotable: bool,
     /// Number of blocks that all pins hold; shared blocks count for each pin.
     pub(crate) blocks: usize,
     /// The last id given out.
     last: u64,
-    /// Each pin with the node that it locks.
-    pins: BTreeMap<PinId, (PinInfo, NodeId)>,
+    pins: BTreeMap<PinId, Pin>,
+    /// The demoted pins, by the hash of the last block of their prefixes.
+    demoted: HashMap<u64, Vec<PinId>>,
+}
+
+#[derive(Debug)]
+struct Pin {
+    info: PinInfo,
+    state: PinState,
+}
+
+#[derive(Debug)]
+enum PinState {
+    /// The node in which the prefix ends.
+    Cached(NodeId),
+    /// The prefix is not cached completely.
+    Demoted {
+        /// All positions of the prefix.
+        positions: Arc<[u32]>,
+        /// The hash of its last block.
+        hash: u64,
+        /// Tick of the last use before it was demoted.
+        last_use: u64,
+    },
 }
 
 impl Pins {
-    pub(crate) fn new(budget: usize) -> Pins {
-        Pins { budget, blocks: 0, last: 0, pins: BTreeMap::new() }
+    pub(crate) fn new(budget: usize, demotable: bool) -> Pins {
+        let (pins, demoted) = (BTreeMap::new(), HashMap::new());
+        Pins { budget, demotable, blocks: 0, last: 0, pins, demoted }
     }
 
     /// Checks whether a pin of `block_count` blocks is permitted.
@@ -76,25 +106,108 @@ impl Pins {
         Ok(())
     }
 
-    /// Adds a pin that locks `end` and returns its new id.
+    /// Adds a pin whose prefix ends in `end` and returns its new id.
     pub(crate) fn insert(&mut self, mut info: PinInfo, end: NodeId) -> PinId {
         self.last += 1;
         info.id = PinId(self.last);
         self.blocks += info.block_count;
-        self.pins.insert(info.id, (info, end));
+        self.pins.insert(info.id, Pin { info, state: PinState::Cached(end) });
         PinId(self.last)
     }
 
-    /// Removes a pin and returns the node that it locks.
+    /// Removes a pin. Returns the node in which its prefix ends, [`NodeId::NONE`] for a demoted
+    /// pin; `None` if there is no such pin.
     pub(crate) fn remove(&mut self, id: PinId) -> Option<NodeId> {
-        let (info, end) = self.pins.remove(&id)?;
+        let Pin { info, state } = self.pins.remove(&id)?;
         self.blocks -= info.block_count;
-        Some(end)
+        match state {
+            PinState::Cached(end) => Some(end),
+            PinState::Demoted { hash, .. } => {
+                self.forget_demoted(hash, id);
+                Some(NodeId::NONE)
+            }
+        }
     }
 
-    /// The node that a pin locks.
-    pub(crate) fn end(&self, id: PinId) -> Option<NodeId> {
-        self.pins.get(&id).map(|&(_, end)| end)
+    /// Demotes the pins that end in `end`, the node that the prefix of all `positions` ends in.
+    /// Returns how many there were.
+    pub(crate) fn demote(
+        &mut self,
+        end: NodeId,
+        positions: &[u32],
+        hash: u64,
+        last_use: u64,
+    ) -> u32 {
+        let positions: Arc<[u32]> = positions.into();
+        let mut count = 0;
+        for (&id, pin) in &mut self.pins {
+            if matches!(pin.state, PinState::Cached(node) if node == end) {
+                let positions = Arc::clone(&positions);
+                pin.state = PinState::Demoted { positions, hash, last_use };
+                pin.info.demoted = true;
+                self.demoted.entry(hash).or_default().push(id);
+                count += 1;
+            }
+        }
+        count
+    }
+
+    pub(crate) fn has_demoted(&self) -> bool {
+        !self.demoted.is_empty()
+    }
+
+    /// The demoted pins whose prefix ends with a block of this hash and is a prefix of `positions`
+    /// in `namespace`, with the number of its blocks.
+    pub(crate) fn demoted_at(
+        &self,
+        hash: u64,
+        namespace: &Namespace,
+        positions: &[u32],
+    ) -> Vec<(PinId, usize)> {
+        let ids = self.demoted.get(&hash).into_iter().flatten();
+        let is_prefix = |pin: &&Pin| match &pin.state {
+            PinState::Demoted { positions: own, .. } => {
+                pin.info.namespace == *namespace && positions.starts_with(own)
+            }
+            PinState::Cached(_) => false,
+        };
+        let pins = ids.filter_map(|id| self.pins.get(id)).filter(is_prefix);
+        pins.map(|pin| (pin.info.id, pin.info.block_count)).collect()
+    }
+
+    /// The prefix of a demoted pin is cached again and ends in `end`.
+    pub(crate) fn renew(&mut self, id: PinId, end: NodeId) {
+        let Some(pin) = self.pins.get_mut(&id) else { return };
+        pin.info.demoted = false;
+        let before = std::mem::replace(&mut pin.state, PinState::Cached(end));
+        if let PinState::Demoted { hash, .. } = before {
+            self.forget_demoted(hash, id);
+        }
+    }
+
+    fn forget_demoted(&mut self, hash: u64, id: PinId) {
+        if let Some(ids) = self.demoted.get_mut(&hash) {
+            ids.retain(|&other| other != id);
+            if ids.is_empty() {
+                self.demoted.remove(&hash);
+            }
+        }
+    }
+
+    /// When a pinned prefix was last used, with `node_use` as the last use of a node.
+    pub(crate) fn last_use(&self, id: PinId, node_use: impl Fn(NodeId) -> u64) -> Option<u64> {
+        match self.pins.get(&id)?.state {
+            PinState::Cached(end) => Some(node_use(end)),
+            PinState::Demoted { last_use, .. } => Some(last_use),
+        }
+    }
+
+    /// The nodes in which the prefixes of pins end that are not demoted.
+    pub(crate) fn ends(&self) -> impl Iterator<Item = NodeId> {
+        self.pins.values().filter_map(|pin| match pin.state {
+            PinState::Cached(end) => Some(end),
+            PinState::Demoted { .. } => None,
+        })
     }
 
     pub(crate) fn count(&self) -> usize {
@@ -102,6 +215,6 @@ impl Pins {
     }
 
     pub(crate) fn infos(&self) -> impl Iterator<Item = &PinInfo> {
-        self.pins.values().map(|(info, _)| info)
+        self.pins.values().map(|pin| &pin.info)
     }
 }

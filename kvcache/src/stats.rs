@@ -27,6 +27,9 @@ pub struct TreeStats {
     pub evicted_by_namespace: u64,
     /// Blocks that were removed by their prefix.
     pub evicted_by_prefix: u64,
+    /// Pins that were demoted because blocks of their prefixes were evicted, see
+    /// [`TreeBuilder::demotable_pins`](crate::TreeBuilder::demotable_pins).
+    pub pins_demoted: u64,
     /// Panics of an [`EvictionOrder`](crate::EvictionOrder).
     pub eviction_order_panics: u64,
     /// Histogram of the age of runs of blocks when they were removed. Entry `n` counts the runs

@@ -2,6 +2,7 @@
 
 use crate::core::Core;
 use crate::eviction::{EvictionOrder, EvictionPolicy};
+use crate::pin::Pins;
 use crate::sync::Arc;
 use crate::{BlockHasher, BlockPool, ConfigError, PrefixCache, TreeReader, TreeWriter, hash};
 
@@ -28,6 +29,7 @@ pub struct TreeBuilder {
     order: Box<dyn EvictionOrder>,
     hash_seed: u64,
     pin_budget: usize,
+    demotable_pins: bool,
     block_count: Option<usize>,
 }
 
@@ -37,7 +39,8 @@ impl TreeBuilder {
     pub fn new(block_size: usize) -> TreeBuilder {
         let order = EvictionPolicy::default().order();
         let (hash_seed, pin_budget) = (hash::DEFAULT_SEED, usize::MAX);
-        TreeBuilder { block_size, order, hash_seed, pin_budget, block_count: None }
+        let (demotable_pins, block_count) = (false, None);
+        TreeBuilder { block_size, order, hash_seed, pin_budget, demotable_pins, block_count }
     }
 
     /// Uses one of the eviction policies that come with this crate.
@@ -63,6 +66,16 @@ impl TreeBuilder {
     /// pins share counts once for each of them.
     pub fn pin_budget(mut self, block_count: usize) -> TreeBuilder {
         self.pin_budget = block_count;
+        self
+    }
+
+    /// Sets whether pins can be demoted. By default they cannot: a pin locks its prefix. A demotable
+    /// pin lets the blocks of its prefix be evicted when nothing else can, least recently used
+    /// first or as the eviction policy says. It remains a pin, and protects the prefix again as
+    /// soon as it is committed again. For engines that store pinned prefixes in a second tier of
+    /// memory: pins then never keep a long prompt from running.
+    pub fn demotable_pins(mut self, demotable: bool) -> TreeBuilder {
+        self.demotable_pins = demotable;
         self
     }
 
@@ -98,7 +111,8 @@ impl TreeBuilder {
         }
         let core = Arc::new(Core::new(self.block_size, self.hash_seed));
         let reader = TreeReader { core: core.clone() };
-        Ok((TreeWriter::new(core, self.order, self.pin_budget, self.block_count), reader))
+        let pins = Pins::new(self.pin_budget, self.demotable_pins);
+        Ok((TreeWriter::new(core, self.order, pins, self.block_count), reader))
     }
 
     /// Creates the empty tree together with a pool of `block_count` blocks.

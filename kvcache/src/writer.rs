@@ -10,13 +10,14 @@ mod audit;
 mod commit;
 mod evict;
 mod locks;
+mod order;
 mod owned;
 mod pins;
 mod subscribe;
 
 use crate::core::Core;
 use crate::events::EventLog;
-use crate::eviction::{self, EvictionCandidate, EvictionOrder, EvictionRank};
+use crate::eviction::{EvictionOrder, EvictionRank};
 use crate::lease::ReturnQueue;
 use crate::node::NodeId;
 use crate::pin::Pins;
@@ -26,6 +27,7 @@ use crate::sync::Arc;
 use crate::sync::planted;
 use crate::{EvictedBlock, Namespace, PrefixLease, TreeReader, TreeStats, token_span};
 use arena::Arena;
+use order::OrderKey;
 use owned::OwnedBlocks;
 use std::collections::{BTreeSet, HashMap};
 pub use subscribe::CacheSnapshot;
@@ -41,7 +43,7 @@ pub struct TreeWriter {
     /// The writer's record of each node, by node number.
     records: Vec<Record>,
     /// All evictable leaves. The first is evicted first.
-    order: BTreeSet<(EvictionRank, NodeId)>,
+    order: BTreeSet<OrderKey>,
     eviction: Box<dyn EvictionOrder>,
     returns: Arc<ReturnQueue>,
     /// Number of operations so far; the tree's clock.
@@ -82,8 +84,10 @@ enum BlockSource {
 /// What the writer knows about a node, besides its parent and its children.
 #[derive(Clone, Debug, Default)]
 struct Record {
-    /// Number of leases and pins that end in this node or below it.
+    /// Number of leases, and of pins that cannot be demoted, that end in this node or below it.
     locks: u32,
+    /// Number of demotable pins that end in this node or below it.
+    pins: u32,
     /// Number of acquires whose match went through the node.
     hits: u32,
     /// The priority that was set last.
@@ -99,6 +103,15 @@ struct Record {
     /// Whether the node is evictable, and therefore in the order of eviction under `rank`.
     ranked: bool,
     rank: EvictionRank,
+    /// Whether it is in the order of eviction as a pinned leaf.
+    ranked_as_pinned: bool,
+}
+
+impl Record {
+    /// Whether a lease or a pin ends in the node or below it.
+    fn is_held(&self) -> bool {
+        self.locks > 0 || self.pins > 0
+    }
 }
 
 /// The sizes of the tree at one moment, returned by [`TreeWriter::counts`].
@@ -110,9 +123,10 @@ pub struct TreeCounts {
     pub cached: usize,
     /// Number of blocks in the index that evictions can remove, directly or after other blocks.
     pub evictable: usize,
-    /// Number of blocks in the index that leases and pins hold.
+    /// Number of blocks in the index that leases and pins hold. Demotable pins hold none.
     pub locked: usize,
-    /// Number of blocks that pins hold. A block that several pins share counts for each of them.
+    /// Number of blocks of all pins, demoted ones included. A block that several pins share counts
+    /// for each of them.
     pub pinned: usize,
     /// Number of blocks that a flush or the eviction of a namespace has removed from the index and
     /// that were not returned yet, because a lease still holds them or held them until just now.
@@ -127,7 +141,7 @@ impl TreeWriter {
     pub(crate) fn new(
         core: Arc<Core>,
         eviction: Box<dyn EvictionOrder>,
-        pin_budget: usize,
+        pins: Pins,
         block_count: Option<usize>,
     ) -> TreeWriter {
         TreeWriter {
@@ -145,7 +159,7 @@ impl TreeWriter {
             path: Vec::new(),
             owned: OwnedBlocks::new(block_count),
             source: BlockSource::Unknown,
-            pins: Pins::new(pin_budget),
+            pins,
             events: EventLog::default(),
             stats: TreeStats::default(),
         }
@@ -227,14 +241,6 @@ impl TreeWriter {
         }
     }
 
-    /// Replaces the order of eviction. The leaves that can be evicted are ranked anew.
-    pub fn set_eviction_order(&mut self, order: Box<dyn EvictionOrder>) {
-        self.drain();
-        self.eviction = order;
-        let leaves: Vec<NodeId> = self.order.iter().map(|&(_, id)| id).collect();
-        leaves.into_iter().for_each(|id| self.refresh(id));
-    }
-
     /// Returns the counters since the tree was created.
     pub fn stats(&self) -> &TreeStats {
         &self.stats
@@ -244,7 +250,7 @@ impl TreeWriter {
     /// not the KV blocks themselves. Takes time in proportion to the number of nodes.
     pub fn index_bytes(&self) -> usize {
         /// Memory per entry of the B-tree, whose leaves are assumed to be two thirds full.
-        const ORDER_ENTRY: usize = size_of::<(EvictionRank, NodeId)>() * 3 / 2;
+        const ORDER_ENTRY: usize = size_of::<OrderKey>() * 3 / 2;
         self.arena.heap_bytes()
             + self.records.capacity() * size_of::<Record>()
             + self.order.len() * ORDER_ENTRY
@@ -314,62 +320,7 @@ impl TreeWriter {
         Record { created: self.tick, last_use: self.tick, start_block, root, ..Record::default() }
     }
 
-    /// Updates a node's entry in the order of eviction: a leaf without a lock has one.
-    fn refresh(&mut self, id: NodeId) {
-        let evictable = self.arena.is_live(id)
-            && !self.arena.is_root(id)
-            && self.arena.child_count(id) == 0
-            && self.records[id.index()].locks == 0;
-        #[cfg(loom)]
-        let evictable = evictable
-            || planted::is(planted::Bug::EvictLocked)
-                && self.arena.is_live(id)
-                && !self.arena.is_root(id)
-                && self.arena.child_count(id) == 0;
-        self.leave_order(id);
-        if !evictable {
-            return;
-        }
-        let block_count = self.arena.edge(id).block_count();
-        let is_whole = self.whole_blocks(id) == block_count;
-        let record = &mut self.records[id.index()];
-        // If the end of an atomic token span was evicted, no match can use the rest of it, so it is
-        // evicted first.
-        let mut rank = EvictionRank::default();
-        if is_whole {
-            let leaf = EvictionCandidate {
-                created: record.created,
-                last_use: record.last_use,
-                hits: record.hits,
-                priority: record.priority,
-                block_count,
-                start_block: record.start_block as usize,
-            };
-            let panics = &mut self.stats.eviction_order_panics;
-            rank = eviction::contain(panics, || self.eviction.rank(&leaf))
-                .unwrap_or(EvictionRank(0, leaf.last_use));
-        }
-        (record.ranked, record.rank) = (true, rank);
-        self.order.insert((rank, id));
-    }
-
-    /// If the node ends inside an atomic token span, returns the number of its blocks before that
-    /// span. Otherwise returns the number of its blocks.
-    fn whole_blocks(&self, id: NodeId) -> usize {
-        let positions = self.arena.edge(id).positions();
-        let block_size = self.block_size();
-        token_span::whole_spans(positions, positions.len(), block_size) / block_size
-    }
-
-    /// Removes a node's entry from the order of eviction, if it has one.
-    fn leave_order(&mut self, id: NodeId) {
-        let record = &mut self.records[id.index()];
-        if std::mem::take(&mut record.ranked) {
-            self.order.remove(&(record.rank, id));
-        }
-    }
-
-    /// Splits a node; see [`Arena::split`]. Both parts keep its locks, uses and priority.
+    /// Splits a node; see [`Arena::split`]. Both parts keep its locks, pins, uses and priority.
     fn split(
         &mut self,
         id: NodeId,

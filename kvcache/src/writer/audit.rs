@@ -4,7 +4,7 @@ use super::TreeWriter;
 use crate::AuditError;
 use crate::core::Core;
 use crate::node::NodeId;
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 
 fn same(counter: &'static str, expected: usize, got: usize) -> Result<(), AuditError> {
     if expected == got { Ok(()) } else { Err(AuditError::Counter { counter, expected, got }) }
@@ -19,10 +19,14 @@ impl TreeWriter {
     /// The first contradiction found.
     pub fn audit(&mut self) -> Result<(), AuditError> {
         self.drain();
+        let mut pins: HashMap<NodeId, u32> = HashMap::new();
+        if self.pins.demotable {
+            self.pins.ends().for_each(|end| *pins.entry(end).or_default() += 1);
+        }
         let mut owned = HashSet::new();
         let (mut cached, mut locked, mut detached, mut leaves) = (0, 0, 0, 0);
         for id in self.arena.ids() {
-            self.audit_node(id)?;
+            self.audit_node(id, pins.get(&id).copied().unwrap_or_default())?;
             if self.arena.is_root(id) {
                 continue;
             }
@@ -55,7 +59,8 @@ impl TreeWriter {
         same("evictable leaves", leaves, self.order.len())
     }
 
-    fn audit_node(&self, id: NodeId) -> Result<(), AuditError> {
+    /// Checks a node, in which `pins` demotable pins end.
+    fn audit_node(&self, id: NodeId, pins: u32) -> Result<(), AuditError> {
         let check = |holds: bool, expected| match holds {
             true => Ok(()),
             false => Err(AuditError::Node { node: id.0, expected }),
@@ -84,6 +89,8 @@ impl TreeWriter {
         check(edge.positions().len() == edge.block_count() * block_size, "whole blocks")?;
         let below: u32 = children.iter().map(|child| self.records[child.index()].locks).sum();
         check(record.locks >= below, "at least the locks of its children")?;
+        let below: u32 = children.iter().map(|child| self.records[child.index()].pins).sum();
+        check(record.pins == below + pins, "the pins of its children and its own")?;
         let root = if arena.is_root(parent) { parent } else { self.records[parent.index()].root };
         check(record.root == root, "the root of its parent")?;
         let start = match arena.is_root(parent) {
@@ -99,7 +106,11 @@ impl TreeWriter {
             "an entry in the order of eviction exactly if evictable",
         )?;
         if record.ranked {
-            check(self.order.contains(&(record.rank, id)), "its entry in the order of eviction")?;
+            check(
+                self.order.contains(&record.order_key(id)),
+                "its entry in the order of eviction",
+            )?;
+            check(record.ranked_as_pinned == (record.pins > 0), "to be ranked as pinned if it is")?;
         }
         let mut firsts: Vec<&[u32]> =
             children.iter().map(|&child| &arena.edge(child).positions()[..block_size]).collect();

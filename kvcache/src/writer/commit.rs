@@ -85,6 +85,7 @@ impl TreeWriter {
         }
         self.lock_up(end, lease.end);
         lease.end = end;
+        self.renew_pins(&lease.namespace, positions, end, fresh.len());
         let commit = Commit { blocks: [&known, fresh].concat(), duplicates };
         lease.blocks.extend_from_slice(&commit.blocks);
         Ok(commit)
@@ -237,6 +238,7 @@ impl TreeWriter {
         let mut above = id;
         while !self.arena.is_root(above)
             && self.records[above.index()].locks == 1
+            && self.records[above.index()].pins == 0
             && (above == id || self.arena.child_count(above) == 1)
             && self.arena.edge(above).block_count() <= length
         {

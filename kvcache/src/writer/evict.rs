@@ -1,6 +1,6 @@
 //! Removal of blocks from the index: to make room, of one namespace, or of everything.
 
-use super::{BlockSource, Record, TreeWriter};
+use super::{BlockSource, OrderKey, Record, TreeWriter};
 use crate::core::Core;
 use crate::eviction;
 use crate::node::NodeId;
@@ -22,7 +22,8 @@ impl TreeWriter {
     /// Removes up to `block_count` blocks from the index and returns them, which the caller
     /// frees with [`BlockPool::release`](crate::BlockPool::release).
     ///
-    /// Unlocked leaves are evicted in the order of the eviction policy. A leaf that is longer than
+    /// Unlocked leaves are evicted in the order of the eviction policy, those of demotable pins after
+    /// all others. A leaf that is longer than
     /// needed loses only its last blocks. The rest of an atomic token span whose end was evicted
     /// earlier is evicted before anything else. Fewer than `block_count` blocks are returned only
     /// if everything that remains is locked.
@@ -53,12 +54,15 @@ impl TreeWriter {
         // In a large tree each victim costs a few cache misses. Those of a batch overlap if the
         // loads are issued together.
         let next = self.order.iter().take(block_count.saturating_sub(out.len()).min(PREFETCHED));
-        let loaded = next.fold(0, |sum, &(_, id)| {
-            sum ^ self.arena.prefetch(id) ^ self.records[id.index()].created
+        let loaded = next.fold(0, |sum, &OrderKey { leaf, .. }| {
+            sum ^ self.arena.prefetch(leaf) ^ self.records[leaf.index()].created
         });
         std::hint::black_box(loaded);
         while out.len() < block_count {
-            let Some(&(rank, id)) = self.order.first() else { break };
+            let Some(&OrderKey { is_pinned, rank, leaf: id }) = self.order.first() else { break };
+            if is_pinned {
+                self.demote_pins(id);
+            }
             let edge = self.arena.edge(id);
             let length = edge.block_count();
             let most = match length - self.whole_blocks(id) {
@@ -87,6 +91,9 @@ impl TreeWriter {
                 self.arena.replace_run(&[id], kept);
                 self.show(id);
                 self.refresh(id);
+                if is_pinned {
+                    self.merge_around(id);
+                }
             }
         }
         self.hand_over(out)
@@ -103,7 +110,7 @@ impl TreeWriter {
     }
 
     /// The prefix up to the end of a leaf of which the last `taken` blocks are evicted.
-    fn evicted_prefix(&self, leaf: NodeId, taken: usize) -> EvictedPrefix {
+    pub(super) fn evicted_prefix(&self, leaf: NodeId, taken: usize) -> EvictedPrefix {
         let mut path = vec![leaf];
         let mut parent = self.arena.parent(leaf);
         while !self.arena.is_root(parent) {
@@ -191,15 +198,15 @@ impl TreeWriter {
         self.hand_over(out)
     }
 
-    /// The unlocked nodes at or below `top` whose parents are locked, or `top`. Everything below an
-    /// unlocked node is unlocked.
+    /// The nodes at or below `top` that no lease and no pin holds and whose parents are held, or
+    /// `top`. Everything below such a node is not held either.
     fn unlocked_below(&self, top: NodeId) -> Vec<NodeId> {
         let (mut found, mut pending) = (Vec::new(), vec![top]);
         while let Some(id) = pending.pop() {
-            let locked = self.records[id.index()].locks > 0;
+            let held = self.records[id.index()].is_held();
             #[cfg(loom)]
-            let locked = locked && !planted::is(planted::Bug::EvictLockedPrefix);
-            if locked {
+            let held = held && !planted::is(planted::Bug::EvictLockedPrefix);
+            if held {
                 pending.extend(self.arena.children(id));
             } else {
                 found.push(id);
@@ -224,7 +231,7 @@ impl TreeWriter {
             self.stats.record_lifetime(self.tick - self.records[id.index()].created);
             let ends = self.arena.is_root(parent)
                 || self.arena.child_count(parent) > 1
-                || self.records[parent.index()].locks > 0;
+                || self.records[parent.index()].is_held();
             self.remove_leaf(id);
             if ends {
                 break;
@@ -252,7 +259,7 @@ impl TreeWriter {
             self.stats.record_lifetime(self.tick - record.created);
             self.cached -= edge.block_count();
             if std::mem::take(&mut record.ranked) {
-                self.order.remove(&(record.rank, id));
+                self.order.remove(&record.order_key(id));
             }
             if record.locks > 0 {
                 self.locked -= edge.block_count();

@@ -59,18 +59,19 @@ impl TreeWriter {
         self.merge_around(end);
     }
 
-    /// Whether `child` is the only child of `parent` and every lease on `parent` continues through
-    /// `child`. Then the two can be merged into one node.
+    /// Whether `child` is the only child of `parent` and every lease and pin on `parent` continues
+    /// through `child`. Then the two can be merged into one node.
     fn mergeable(&self, parent: NodeId, child: NodeId) -> bool {
         !self.arena.is_root(parent)
             && self.arena.child_count(parent) == 1
             && self.records[parent.index()].locks == self.records[child.index()].locks
+            && self.records[parent.index()].pins == self.records[child.index()].pins
     }
 
     /// Merges the longest chain around `id` that has no branch and in which no lease ends before
     /// the last node.
     pub(super) fn merge_around(&mut self, id: NodeId) {
-        if !self.arena.is_live(id) || self.arena.is_root(id) {
+        if id.is_none() || !self.arena.is_live(id) || self.arena.is_root(id) {
             return;
         }
         let mut top = id;

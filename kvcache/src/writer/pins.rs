@@ -10,6 +10,9 @@ impl TreeWriter {
     /// [`evict_namespace`](TreeWriter::evict_namespace) those of its namespace. What is committed
     /// later is not pinned.
     ///
+    /// If pins are [demotable](crate::TreeBuilder::demotable_pins), the prefix is not kept from
+    /// being evicted, but evicted after all that is not pinned.
+    ///
     /// # Errors
     ///
     /// If not even one block is cached, or if the pin budget would be exceeded. Nothing is pinned
@@ -22,9 +25,17 @@ impl TreeWriter {
         let block_count = length / block_size;
         self.pins.check(block_count)?;
         let end = self.end_path_at(block_count);
-        self.lock_up(end, NodeId::NONE);
-        let info =
-            PinInfo { id: PinId(0), namespace: *namespace, position_count: length, block_count };
+        match self.pins.demotable {
+            true => self.count_pins(end, |pins| pins + 1),
+            false => self.lock_up(end, NodeId::NONE),
+        }
+        let info = PinInfo {
+            id: PinId(0),
+            namespace: *namespace,
+            position_count: length,
+            block_count,
+            demoted: false,
+        };
         Ok(self.pins.insert(info, end))
     }
 
@@ -67,14 +78,69 @@ impl TreeWriter {
     /// When a pinned prefix was last used by an acquire or a commit, in ticks. `None` if there is
     /// no such pin.
     pub fn pin_last_use(&self, id: PinId) -> Option<u64> {
-        self.pins.end(id).map(|end| self.records[end.index()].last_use)
+        self.pins.last_use(id, |end| self.records[end.index()].last_use)
     }
 
     pub(super) fn end_pin(&mut self, id: PinId) -> bool {
-        let end = self.pins.remove(id);
-        if let Some(end) = end {
+        let Some(end) = self.pins.remove(id) else { return false };
+        if self.pins.demotable {
+            self.count_pins(end, |pins| pins - 1);
+            self.merge_around(end);
+        } else {
             self.unlock_up(end);
         }
-        end.is_some()
+        true
+    }
+
+    /// Demotes the pins that end in a leaf, because blocks of it are evicted. The leaf keeps its
+    /// place in the order of eviction until then.
+    pub(super) fn demote_pins(&mut self, leaf: NodeId) {
+        let positions = self.evicted_prefix(leaf, 0).positions;
+        let hash = self.arena.edge(leaf).last_hash();
+        let last_use = self.records[leaf.index()].last_use;
+        let demoted = self.pins.demote(leaf, &positions, hash, last_use);
+        self.stats.pins_demoted += u64::from(demoted);
+        self.change_pins(leaf, |pins| pins - demoted);
+    }
+
+    /// Protects demoted pins again whose prefixes end with one of the last `fresh` blocks of the
+    /// node `end`, in which `positions` end and which were committed just now.
+    pub(super) fn renew_pins(
+        &mut self,
+        namespace: &Namespace,
+        positions: &[u32],
+        end: NodeId,
+        fresh: usize,
+    ) {
+        if fresh == 0 || !self.pins.has_demoted() {
+            return;
+        }
+        let hashes = self.arena.edge(end).hashes();
+        let hashes = hashes[hashes.len() - fresh..].iter();
+        let renewed: Vec<_> =
+            hashes.flat_map(|&hash| self.pins.demoted_at(hash, namespace, positions)).collect();
+        for (id, block_count) in renewed {
+            self.find(namespace, &positions[..block_count * self.block_size()]);
+            let end = self.end_path_at(block_count);
+            self.count_pins(end, |pins| pins + 1);
+            self.pins.renew(id, end);
+        }
+    }
+
+    /// Changes the number of demotable pins of the nodes from `end` up, and the rank of `end`.
+    fn count_pins(&mut self, end: NodeId, change: impl Fn(u32) -> u32) {
+        self.change_pins(end, change);
+        if !end.is_none() {
+            self.refresh(end);
+        }
+    }
+
+    fn change_pins(&mut self, end: NodeId, change: impl Fn(u32) -> u32) {
+        let mut id = end;
+        while !id.is_none() && !self.arena.is_root(id) {
+            let record = &mut self.records[id.index()];
+            record.pins = change(record.pins);
+            id = self.arena.parent(id);
+        }
     }
 }

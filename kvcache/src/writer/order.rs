@@ -1,0 +1,90 @@
+//! The writer's index of the leaves that can be evicted, in the order of eviction.
+
+use super::{Record, TreeWriter};
+use crate::eviction::{self, EvictionCandidate, EvictionOrder, EvictionRank};
+use crate::node::NodeId;
+#[cfg(loom)]
+use crate::sync::planted;
+use crate::token_span;
+
+/// A leaf's place in the order of eviction. Pinned leaves come after all others.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct OrderKey {
+    pub(super) is_pinned: bool,
+    pub(super) rank: EvictionRank,
+    pub(super) leaf: NodeId,
+}
+
+impl Record {
+    /// The entry of the node in the order of eviction, if it has one.
+    pub(super) fn order_key(&self, leaf: NodeId) -> OrderKey {
+        OrderKey { is_pinned: self.ranked_as_pinned, rank: self.rank, leaf }
+    }
+}
+
+impl TreeWriter {
+    /// Replaces the order of eviction. The leaves that can be evicted are ranked anew.
+    pub fn set_eviction_order(&mut self, order: Box<dyn EvictionOrder>) {
+        self.drain();
+        self.eviction = order;
+        let leaves: Vec<NodeId> = self.order.iter().map(|key| key.leaf).collect();
+        leaves.into_iter().for_each(|id| self.refresh(id));
+    }
+
+    /// Updates a node's entry in the order of eviction: a leaf without a lock has one.
+    pub(super) fn refresh(&mut self, id: NodeId) {
+        let evictable = self.arena.is_live(id)
+            && !self.arena.is_root(id)
+            && self.arena.child_count(id) == 0
+            && self.records[id.index()].locks == 0;
+        #[cfg(loom)]
+        let evictable = evictable
+            || planted::is(planted::Bug::EvictLocked)
+                && self.arena.is_live(id)
+                && !self.arena.is_root(id)
+                && self.arena.child_count(id) == 0;
+        self.leave_order(id);
+        if !evictable {
+            return;
+        }
+        let block_count = self.arena.edge(id).block_count();
+        let is_whole = self.whole_blocks(id) == block_count;
+        let record = &mut self.records[id.index()];
+        // If the end of an atomic token span was evicted, no match can use the rest of it, so it is
+        // evicted first.
+        let mut rank = EvictionRank::default();
+        if is_whole {
+            let leaf = EvictionCandidate {
+                created: record.created,
+                last_use: record.last_use,
+                hits: record.hits,
+                priority: record.priority,
+                block_count,
+                start_block: record.start_block as usize,
+            };
+            let panics = &mut self.stats.eviction_order_panics;
+            rank = eviction::contain(panics, || self.eviction.rank(&leaf))
+                .unwrap_or(EvictionRank(0, leaf.last_use));
+        }
+        // A pinned prefix ends between spans.
+        (record.ranked, record.rank, record.ranked_as_pinned) = (true, rank, record.pins > 0);
+        self.order.insert(record.order_key(id));
+    }
+
+    /// If the node ends inside an atomic token span, returns the number of its blocks before that
+    /// span. Otherwise returns the number of its blocks.
+    pub(super) fn whole_blocks(&self, id: NodeId) -> usize {
+        let positions = self.arena.edge(id).positions();
+        let block_size = self.block_size();
+        token_span::whole_spans(positions, positions.len(), block_size) / block_size
+    }
+
+    /// Removes a node's entry from the order of eviction, if it has one.
+    pub(super) fn leave_order(&mut self, id: NodeId) {
+        let record = &mut self.records[id.index()];
+        if std::mem::take(&mut record.ranked) {
+            let key = record.order_key(id);
+            self.order.remove(&key);
+        }
+    }
+}
