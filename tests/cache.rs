@@ -147,16 +147,16 @@ async fn prompts_are_limited_by_what_is_pinned() {
         matches!(error, Error::Engine(EngineError::PromptTooLong { limit: 112, .. })),
         "{error}"
     );
-    let beside = Request::tokens(vec![9; 110]).max_tokens(1000);
-    let answer = engine.generate(beside).await.expect("it fits next to the pinned block");
+    let shorter = Request::tokens(vec![9; 110]).max_tokens(1000);
+    let answer = engine.generate(shorter).await.expect("it fits next to the pinned block");
     assert_eq!(answer.collect_text().await.expect("it ends").token_ids.len(), 3);
     assert!(engine.cache().unpin(pin).await.expect("it runs"));
     engine.cache().warm(long).await.expect("nothing is pinned");
     engine.audit().await.expect("consistent accounting");
 }
 
-/// Goal: without a pin budget of its own, an engine lets pins occupy a quarter of the pool, and
-/// accepts a prompt of the context length beside them.
+/// Goal: if no pin budget is set, pins may occupy a quarter of the pool, and a prompt of the context
+/// length is accepted next to them.
 #[tokio::test]
 async fn pins_have_a_default_budget_that_refuses_no_prompt() {
     let engine = builder(12).0.max_positions(128).build().await.expect("valid settings");

@@ -414,7 +414,7 @@ proptest! {
         conservative in prop::bool::weighted(0.2),
         max_overtake_tokens in prop::sample::select(vec![0usize, 50, 10_000]),
         logit_cache_bytes in prop::sample::select(vec![0usize, 1000, 1 << 20]),
-        tenants in any::<bool>(),
+        (tenants, priorities) in any::<(bool, bool)>(),
     ) {
         let mut harness = Harness::new(block_size, pool.div_ceil(block_size), EngineConfig {
             max_batched_tokens,
@@ -428,7 +428,7 @@ proptest! {
             look_ahead: 4,
             ..EngineConfig::default()
         });
-        harness.tenants = tenants;
+        (harness.tenants, harness.priorities) = (tenants, priorities);
         let quotas = [Quota::new(40, Some(60)), Quota::new(100, None)];
         for action in actions {
             match action {

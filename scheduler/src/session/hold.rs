@@ -16,7 +16,7 @@ pub struct SessionHold {
 struct PartialBlock {
     /// The positions that were computed, fewer than the block has.
     tokens: Box<[u32]>,
-    /// The block, which nobody else can read.
+    /// The block. No other request can read it.
     block: BlockLease,
 }
 
