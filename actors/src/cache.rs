@@ -23,7 +23,8 @@ pub struct PinOptions {
     pub description: Option<String>,
 }
 
-/// A pinned prefix: it is not evicted until the pin ends.
+/// A pinned prefix. Until the pin ends, it is not evicted or, if there is a disk tier, evicted last
+/// and kept there.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Pin {
@@ -35,6 +36,9 @@ pub struct Pin {
     pub tokens: usize,
     /// Number of pinned blocks. Blocks shared with another pin count for both.
     pub blocks: usize,
+    /// Whether blocks of the prefix were evicted, because running requests needed all others. Its
+    /// next use reads them from the disk tier, or computes them. Always false without a disk tier.
+    pub demoted: bool,
     /// Remaining time to live; `None` if it has no limit.
     pub ends_in: Option<Duration>,
     /// The pinned token ids.

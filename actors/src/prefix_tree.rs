@@ -12,8 +12,8 @@ use stolon_kvcache::{
     ConfigError, EvictedBlocks, EvictionPolicy, Namespace, PinId, TreeCounts, TreeWriter,
 };
 use stolon_scheduler::{
-    Acquired, CacheStats, CommitItem, Committed, Evicted, EvictionDemand, Gauges, PinBudget,
-    Pinned, Removal, commit, evict, remove,
+    Acquired, CacheStats, CommitItem, Committed, Evicted, EvictionDemand, Gauges, KvSink,
+    PinBudget, Pinned, Removal, commit, evict, remove,
 };
 
 use crate::cache::CacheEvents;
@@ -65,6 +65,8 @@ pub(crate) struct TreeState {
 pub(crate) struct PrefixTreeActor {
     pub(crate) gauges: Arc<Gauges>,
     pub(crate) pin_budget: Arc<PinBudget>,
+    /// What stores pinned prefixes, if there is something.
+    pub(crate) sink_of_pins: Option<Arc<dyn KvSink>>,
     pub(crate) faults: Arc<FaultPlan>,
 }
 

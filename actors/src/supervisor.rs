@@ -214,6 +214,7 @@ impl SupervisorActor {
         let tree = PrefixTreeActor {
             gauges: Arc::clone(&gauges),
             pin_budget: Arc::clone(&context.pin_budget),
+            sink_of_pins: context.config.sink_of_pins().cloned(),
             faults: Arc::clone(&faults),
         };
         let (tree, _) = Actor::spawn_linked(None, tree, writer, me.clone()).await?;

@@ -174,6 +174,9 @@ pub struct EngineArgs {
     /// Pinned blocks are not available to running requests. With 0, prefixes cannot be pinned
     /// (`/v1/cache/pin`). Default: a quarter of the blocks, or less where a request of the context
     /// length would not fit next to them.
+    ///
+    /// With `--kv-cache-dir`, pinned blocks are available to running requests: pinned prefixes are
+    /// stored in the directory, and evicted from the KV pool after everything else.
     #[arg(long, value_name = "BLOCKS")]
     pub pin_budget: Option<usize>,
     /// Maximum number of KV blocks that sessions keep from being evicted between their turns

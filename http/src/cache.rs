@@ -368,6 +368,7 @@ impl App {
             namespace: format!("{:?}", pin.namespace),
             tokens: pin.tokens,
             blocks: pin.blocks,
+            demoted: pin.demoted,
             ends_in_seconds: pin.ends_in.map(|left| left.as_secs_f64()),
             refresh_on_hit: pin.options.refresh_on_hit,
             reason: pin.options.reason.clone(),

@@ -116,7 +116,8 @@ pub struct EngineConfig {
     /// `None` means a quarter of them, or less where a request of the context length would not fit
     /// next to the budget. These blocks are not available to running requests, so that every
     /// admitted request can complete. A prompt that needs the part in which nothing is pinned may
-    /// use it, and nothing can be pinned until its request has ended.
+    /// use it, and nothing can be pinned until its request has ended. If `kv_sink` stores pins, all
+    /// blocks are available to requests, and `None` means a quarter of the blocks.
     pub pin_budget: Option<usize>,
     /// Maximum number of KV blocks that sessions keep from being evicted between their turns; at
     /// most the number of blocks. `None` means half of them. Sessions release blocks when a running
@@ -193,6 +194,11 @@ impl EngineConfig {
             Some(custom) => custom.make(),
             None => self.eviction_policy.order(),
         }
+    }
+
+    /// What stores pinned prefixes, if there is something.
+    pub fn sink_of_pins(&self) -> Option<&Arc<dyn KvSink>> {
+        self.kv_sink.as_ref().filter(|sink| sink.stores_pins())
     }
 
     /// Validates every setting that does not depend on the backend.

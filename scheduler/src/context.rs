@@ -75,7 +75,7 @@ pub struct PromptLimit {
 
 impl PromptLimit {
     /// The same limit, set by the pool next to what is pinned.
-    fn beside(self, pinned: Pinned) -> PromptLimit {
+    fn next_to(self, pinned: Pinned) -> PromptLimit {
         match self.bound {
             LengthBound::Pool { blocks, block_size } => {
                 let bound = LengthBound::Pins { blocks, block_size, pinned };
@@ -107,7 +107,8 @@ impl EngineContext {
             }
             spec.max_positions = limit;
         }
-        let pin_budget = config.pin_budget.unwrap_or_else(|| PinBudget::default_blocks(&spec));
+        let demotable = config.sink_of_pins().is_some();
+        let pin_budget = PinBudget::new(config.pin_budget, demotable, &spec);
         let session_budget = config.session_budget.unwrap_or(spec.block_count / 2);
         let (max_sessions, session_ttl) = (config.max_sessions, config.session_ttl);
         Ok(EngineContext {
@@ -116,7 +117,7 @@ impl EngineContext {
                 Some(_) => None,
                 None => Some(config.eviction_policy),
             })),
-            pin_budget: Arc::new(PinBudget::new(pin_budget)),
+            pin_budget: Arc::new(pin_budget),
             sessions: Arc::new(Sessions::new(session_budget, max_sessions, session_ttl)),
             limits: Arc::new(QueueLimits::new(
                 config.max_queued_requests,
@@ -140,6 +141,7 @@ impl EngineContext {
         let (writer, reader) = TreeBuilder::new(self.spec.block_size)
             .eviction_order(eviction)
             .pin_budget(self.pin_budget.blocks())
+            .demotable_pins(self.config.sink_of_pins().is_some())
             .block_count(self.spec.block_count)
             .build()
             .map_err(|_| invalid_block_size(self.spec.block_size))?;
@@ -185,7 +187,7 @@ impl EngineContext {
     /// Validates a request. Returns the maximum number of tokens to generate, and the right to use
     /// the blocks of the pin budget, if the prompt needs them.
     fn check(&self, request: &SequenceRequest) -> Result<(usize, Option<BudgetLoan>), EngineError> {
-        let (got, budget) = (request.tokens.len(), self.pin_budget.blocks());
+        let (got, budget) = (request.tokens.len(), self.pin_budget.reserved());
         let limit = |reserved| prompt_limit(&self.spec, reserved, answer_min(request));
         if got <= limit(budget).tokens || got > limit(0).tokens {
             let reserved = if got <= limit(0).tokens { budget } else { 0 };
@@ -197,7 +199,7 @@ impl EngineContext {
                 let max_tokens = check(request, &self.spec, &self.config, pinned.blocks)?;
                 Ok((max_tokens, Some(loan)))
             }
-            Err(pinned) => Err(limit(pinned.blocks).beside(pinned).error(got)),
+            Err(pinned) => Err(limit(pinned.blocks).next_to(pinned).error(got)),
         }
     }
 

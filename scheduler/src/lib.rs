@@ -90,7 +90,7 @@ pub use sync::planted;
 pub use token_set::TokenSet;
 pub use transfer::{
     EvictedCopy, KvSink, KvSource, LoadTask, PendingKv, Prefetch, PromptLookup, SaveRequest,
-    StoredKv,
+    StoredKv, StoredPin,
 };
 
 /// Number of blocks that hold `positions` positions.

@@ -4,6 +4,9 @@
 //! touches the lock. A longer one may use the part of the budget in which nothing is pinned: it
 //! holds a [`BudgetLoan`] from its validation to its end, and nothing can be pinned while a loan
 //! exists. So every request that was accepted can complete.
+//!
+//! Pins that can be demoted, because their prefixes are stored outside of the pool, take no blocks
+//! from requests. They have a budget nonetheless, of which nothing is reserved.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -25,6 +28,8 @@ pub struct Pinned {
 pub struct PinBudget {
     /// Maximum number of blocks that pins may occupy.
     blocks: usize,
+    /// Whether requests that hold no loan leave these blocks to pins.
+    is_reserved: bool,
     /// What of it is in use.
     state: Mutex<State>,
 }
@@ -45,21 +50,24 @@ struct State {
 pub(crate) struct BudgetLoan(Arc<PinBudget>);
 
 impl PinBudget {
-    /// A budget of `blocks` blocks, in which nothing is pinned.
-    pub(crate) fn new(blocks: usize) -> PinBudget {
-        PinBudget { blocks, state: Mutex::default() }
-    }
-
-    /// The budget of an engine that sets none: a quarter of the pool, or less where a request of
-    /// the maximum length would not fit next to it. So the default never makes a request fail.
-    pub(crate) fn default_blocks(spec: &BackendSpec) -> usize {
-        let longest = blocks_for(spec.block_size, spec.max_positions);
-        (spec.block_count / 4).min(spec.block_count.saturating_sub(longest))
+    /// A budget of `blocks` blocks, in which nothing is pinned. `None` means a quarter of the pool,
+    /// or less where a request of the maximum length would not fit next to it, so that it never
+    /// makes a request fail.
+    pub(crate) fn new(blocks: Option<usize>, demotable: bool, spec: &BackendSpec) -> PinBudget {
+        let longest = if demotable { 0 } else { blocks_for(spec.block_size, spec.max_positions) };
+        let default = (spec.block_count / 4).min(spec.block_count.saturating_sub(longest));
+        let (blocks, is_reserved) = (blocks.unwrap_or(default), !demotable);
+        PinBudget { blocks, is_reserved, state: Mutex::default() }
     }
 
     /// Maximum number of blocks that pins may occupy.
     pub fn blocks(&self) -> usize {
         self.blocks
+    }
+
+    /// Number of blocks that a request cannot use without a loan.
+    pub(crate) fn reserved(&self) -> usize {
+        if self.is_reserved { self.blocks } else { 0 }
     }
 
     /// The right to use the blocks in which nothing is pinned, if a request that may hold
@@ -111,11 +119,23 @@ impl Drop for BudgetLoan {
 mod tests {
     use super::*;
 
+    fn spec(block_count: usize) -> BackendSpec {
+        BackendSpec {
+            vocab_size: 256,
+            max_positions: 100,
+            block_size: 16,
+            block_count,
+            block_bytes: 1,
+            hidden_size: None,
+            draws: false,
+        }
+    }
+
     /// Goal: a loan needs only that its request fits next to what is pinned, and while one exists
     /// nothing more is pinned.
     #[test]
     fn a_loan_fits_next_to_the_pins_and_keeps_others_out() {
-        let budget = Arc::new(PinBudget::new(4));
+        let budget = Arc::new(PinBudget::new(Some(4), false, &spec(8)));
         let loans = [budget.borrow(8, 8), budget.borrow(8, 8)].map(|loan| loan.expect("no pin"));
         assert!(!budget.begin_pin());
         drop(loans);
@@ -124,28 +144,25 @@ mod tests {
         let pinned = Pinned { blocks: 2, pins: 1 };
         budget.set_pinned(pinned);
         assert_eq!(budget.borrow(7, 8).expect_err("two blocks are pinned"), pinned);
-        let (loan, beside) = budget.borrow(6, 8).expect("it fits next to the pin");
-        assert_eq!(beside, pinned);
+        let (loan, others) = budget.borrow(6, 8).expect("it fits next to the pin");
+        assert_eq!(others, pinned);
         assert!(!budget.begin_pin());
         drop(loan);
         budget.set_pinned(Pinned::default());
         assert!(budget.borrow(8, 8).is_ok());
     }
 
-    /// Goal: the default budget leaves room for a request of the maximum length.
+    /// Goal: the default budget leaves room for a request of the maximum length, unless pins can be
+    /// demoted. Then, nothing is reserved for them.
     #[test]
     fn the_default_budget_never_refuses_a_request() {
-        let spec = |block_count| BackendSpec {
-            vocab_size: 256,
-            max_positions: 100,
-            block_size: 16,
-            block_count,
-            block_bytes: 1,
-            hidden_size: None,
-            draws: false,
-        };
-        for (blocks, budget) in [(1, 0), (7, 0), (8, 1), (9, 2), (100, 25)] {
-            assert_eq!(PinBudget::default_blocks(&spec(blocks)), budget, "{blocks}");
+        for (blocks, reserved, demotable) in
+            [(1, 0, 0), (7, 0, 1), (8, 1, 2), (9, 2, 2), (100, 25, 25)]
+        {
+            let budget = PinBudget::new(None, false, &spec(blocks));
+            assert_eq!((budget.blocks(), budget.reserved()), (reserved, reserved), "{blocks}");
+            let budget = PinBudget::new(None, true, &spec(blocks));
+            assert_eq!((budget.blocks(), budget.reserved()), (demotable, 0), "{blocks}");
         }
     }
 }

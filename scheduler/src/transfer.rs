@@ -157,6 +157,28 @@ pub trait KvSink: fmt::Debug + Send + Sync {
         let _ = prefix;
         None
     }
+
+    /// Whether the sink stores pinned prefixes. If so, pins occupy no blocks that a running request
+    /// needs: their prefixes are evicted if nothing else can be. Asked when the engine starts.
+    fn stores_pins(&self) -> bool {
+        false
+    }
+
+    /// A prefix was pinned, all of whose blocks are in the pool. Called by the actor of the prefix
+    /// tree if [`KvSink::stores_pins`], so it must not block.
+    fn pinned(&self, namespace: &Namespace, tokens: &Arc<Vec<u32>>) -> Option<StoredPin> {
+        let _ = (namespace, tokens);
+        None
+    }
+}
+
+/// What a [`KvSink`] does about a pinned prefix.
+#[derive(Debug)]
+pub struct StoredPin {
+    /// The blocks that are not stored yet.
+    pub save: Option<SaveRequest>,
+    /// Dropped when the pin has ended.
+    pub held: Box<dyn Any + Send>,
 }
 
 /// Finds KV that was stored outside of the pool. The engine asks it before a request is submitted.

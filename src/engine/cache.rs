@@ -104,6 +104,10 @@ impl Cache<'_> {
     /// [`Cache::unpin`]. [`Cache::warm`] computes it first. A flush or a restart of the engine
     /// ends all pins.
     ///
+    /// With a disk tier, the pin takes no blocks from running requests: its prefix is stored on the
+    /// disk, evicted from the KV cache after everything else, and removed from the disk after
+    /// everything else. What follows the last whole record of 64 tokens is not stored.
+    ///
     /// # Errors
     /// Those of rendering and tokenising the prompt, `Pin` if nothing of it is cached or
     /// [`EngineBuilder::pin_budget`](crate::EngineBuilder::pin_budget) would be exceeded,

@@ -17,7 +17,7 @@ use std::fs::{self, File};
 use std::io::{self, Read, Write};
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Mutex, MutexGuard};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, SystemTime};
 
 use bytes::Bytes;
@@ -226,6 +226,13 @@ impl DiskTier {
         self.index().set_order(eviction);
     }
 
+    /// Lets these records, also those that are written later, be removed after all others while
+    /// the result lives.
+    pub fn protect(self: &Arc<DiskTier>, keys: Vec<ChainKey>) -> ProtectedRecords {
+        self.index().protect(&keys);
+        ProtectedRecords { tier: Arc::clone(self), keys }
+    }
+
     /// Removes records that exceed the budget.
     fn shrink(&self) {
         loop {
@@ -279,6 +286,19 @@ impl DiskTier {
 impl Drop for DiskTier {
     fn drop(&mut self) {
         self.close();
+    }
+}
+
+/// Records that are removed after all others until this is dropped.
+#[derive(Debug)]
+pub struct ProtectedRecords {
+    tier: Arc<DiskTier>,
+    keys: Vec<ChainKey>,
+}
+
+impl Drop for ProtectedRecords {
+    fn drop(&mut self) {
+        self.tier.index().unprotect(&self.keys);
     }
 }
 

@@ -27,8 +27,11 @@ pub(crate) struct Index {
     entries: HashMap<ChainKey, Entry>,
     /// Number of stored records that are known to follow each record.
     followers: HashMap<ChainKey, u32>,
+    /// Records, stored or not, that are removed after all others, each with the number of
+    /// times that it was protected.
+    protected: HashMap<ChainKey, u32>,
     /// The records that none follows. The first is removed first.
-    order: BTreeSet<(EvictionRank, ChainKey)>,
+    order: BTreeSet<(RecordRank, ChainKey)>,
     eviction: Box<dyn EvictionOrder>,
     bytes: u64,
     /// Increases with each use of a record.
@@ -43,7 +46,14 @@ struct Entry {
     /// What the order of eviction knows about it.
     candidate: EvictionCandidate,
     /// Its place in [`Index::order`].
-    rank: Option<EvictionRank>,
+    rank: Option<RecordRank>,
+}
+
+/// A record's place in the order of eviction. Protected records come after all others.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+struct RecordRank {
+    is_protected: bool,
+    rank: EvictionRank,
 }
 
 impl Index {
@@ -52,6 +62,7 @@ impl Index {
         Index {
             entries: HashMap::new(),
             followers: HashMap::new(),
+            protected: HashMap::new(),
             order: BTreeSet::new(),
             eviction,
             bytes: 0,
@@ -136,8 +147,29 @@ impl Index {
         self.remove(&key);
         let Index { eviction, .. } = self;
         // A custom order may panic.
-        let _ = catch_unwind(AssertUnwindSafe(|| eviction.evicted(rank)));
+        let _ = catch_unwind(AssertUnwindSafe(|| eviction.evicted(rank.rank)));
         Some(key)
+    }
+
+    /// Lets records be removed after all others, until [`Index::unprotect`].
+    pub(crate) fn protect(&mut self, keys: &[ChainKey]) {
+        for key in keys {
+            *self.protected.entry(*key).or_default() += 1;
+            self.rank(key);
+        }
+    }
+
+    /// Undoes one [`Index::protect`].
+    pub(crate) fn unprotect(&mut self, keys: &[ChainKey]) {
+        for key in keys {
+            if let Some(count) = self.protected.get_mut(key) {
+                *count -= 1;
+                if *count == 0 {
+                    self.protected.remove(key);
+                    self.rank(key);
+                }
+            }
+        }
     }
 
     /// Replaces the order of eviction.
@@ -158,7 +190,9 @@ impl Index {
     /// Removes all records and returns their keys.
     pub(crate) fn clear(&mut self) -> Vec<ChainKey> {
         let eviction = std::mem::replace(&mut self.eviction, EvictionPolicy::default().order());
-        let old = std::mem::replace(self, Index::new(eviction));
+        let mut new = Index::new(eviction);
+        new.protected = std::mem::take(&mut self.protected);
+        let old = std::mem::replace(self, new);
         old.entries.into_keys().collect()
     }
 
@@ -194,7 +228,7 @@ impl Index {
 
     /// Updates a record's place in the order of eviction, if there is such a record.
     fn rank(&mut self, key: &ChainKey) {
-        let Index { entries, order, eviction, .. } = self;
+        let Index { entries, order, eviction, protected, .. } = self;
         let Some(entry) = entries.get_mut(key) else { return };
         if let Some(rank) = entry.rank.take() {
             order.remove(&(rank, *key));
@@ -202,6 +236,7 @@ impl Index {
         if !self.followers.contains_key(key) {
             let ranked = catch_unwind(AssertUnwindSafe(|| eviction.rank(&entry.candidate)));
             let rank = ranked.unwrap_or(EvictionRank(0, entry.candidate.last_use));
+            let rank = RecordRank { is_protected: protected.contains_key(key), rank };
             entry.rank = Some(rank);
             order.insert((rank, *key));
         }
@@ -292,6 +327,31 @@ mod tests {
             while index.remove_first().is_some() {}
             assert_eq!((index.len(), index.bytes(), index.followers.len()), (0, 0, 0), "{policy}");
         }
+    }
+
+    /// Goal: protected records are removed after all others, also if they were written after they
+    /// were protected and after everything was removed once, until nothing protects them any more.
+    #[test]
+    fn protected_records_are_removed_last() {
+        let mut index = Index::new(EvictionPolicy::Lru.order());
+        let [first, second] = [places(1, 3), places(2, 3)];
+        let keys: Vec<_> = first.iter().map(|place| place.key).collect();
+        index.protect(&keys);
+        index.protect(&keys[2..]);
+        index.clear();
+        write(&mut index, &first, 0);
+        write(&mut index, &second, 0);
+        find(&mut index, &second);
+        let removed: Vec<_> = std::iter::from_fn(|| index.remove_first()).collect();
+        let [end, middle] = [second[2].key, second[1].key];
+        assert_eq!(removed, [end, middle, keys[2], keys[1], keys[0]]);
+        write(&mut index, &first, 0);
+        write(&mut index, &second, 0);
+        index.unprotect(&keys);
+        assert_eq!(index.remove_first(), Some(end), "the first is protected twice");
+        index.unprotect(&keys[2..]);
+        assert_eq!(index.remove_first(), Some(keys[2]), "least recently used");
+        assert!(index.protected.is_empty());
     }
 
     /// Goal: an order that panics removes something nonetheless.

@@ -39,7 +39,7 @@ mod tiers;
 mod uses;
 mod writer;
 
-pub use disk::{DiskError, DiskTier};
+pub use disk::{DiskError, DiskTier, ProtectedRecords};
 pub use disk_stats::DiskStats;
 pub use error::{FormatError, TierError};
 pub use key::ChainKey;

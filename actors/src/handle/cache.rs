@@ -25,7 +25,9 @@ impl EngineHandle {
     }
 
     /// Protects the cached prefix of the tokens from eviction, for its time to live or until
-    /// [`unpin`](EngineHandle::unpin). A flush or a restart ends all pins.
+    /// [`unpin`](EngineHandle::unpin). A flush or a restart ends all pins. If the
+    /// [`EngineConfig::kv_sink`](stolon_scheduler::EngineConfig::kv_sink) stores pins, the prefix is
+    /// stored, and is evicted only if nothing else can be.
     ///
     /// # Errors
     /// [`EngineError::Pin`] if nothing of it is cached or
@@ -38,7 +40,12 @@ impl EngineHandle {
         options: PinOptions,
     ) -> Result<PinId, EngineError> {
         let begin = |reply| PinMessage::Begin { namespace, tokens, options, reply };
-        self.call_tree(|reply| TreeMessage::Pin(begin(reply))).await?
+        let pin = self.call_tree(|reply| TreeMessage::Pin(begin(reply))).await??;
+        if let (Some(save), Ok(generation)) = (pin.save, self.common().current()) {
+            // If the generation has just ended, the request is dropped here.
+            let _ = generation.admission.cast(AdmissionMessage::Save(Box::new(save)));
+        }
+        Ok(pin.id)
     }
 
     /// Removes part of the cache, except for what running requests use. Returns the number of

@@ -1,11 +1,12 @@
 //! Pins: what the tree does not store about them, and their times to live.
 
+use std::any::Any;
 use std::sync::Arc;
 use std::time::Instant;
 
 use ractor::{ActorRef, RpcReplyPort};
 use stolon_kvcache::{Namespace, PinId, PinInfo};
-use stolon_scheduler::EngineError;
+use stolon_scheduler::{EngineError, KvSink, SaveRequest};
 
 use super::{PrefixTreeActor, TreeMessage, TreeState};
 use crate::cache::{Pin, PinOptions};
@@ -18,7 +19,7 @@ pub(crate) enum PinMessage {
         namespace: Namespace,
         tokens: Vec<u32>,
         options: PinOptions,
-        reply: RpcReplyPort<Result<PinId, EngineError>>,
+        reply: RpcReplyPort<Result<NewPin, EngineError>>,
     },
     /// End a pin. Answers whether there was one.
     End(PinId, RpcReplyPort<bool>),
@@ -26,6 +27,14 @@ pub(crate) enum PinMessage {
     Expire(PinId),
     /// List all pins.
     List(RpcReplyPort<Vec<Pin>>),
+}
+
+/// A pin that was made.
+#[derive(Debug)]
+pub(crate) struct NewPin {
+    pub(crate) id: PinId,
+    /// The blocks of its prefix that are to be stored.
+    pub(crate) save: Option<SaveRequest>,
 }
 
 /// What the tree does not store about a pin.
@@ -40,6 +49,8 @@ pub(super) struct PinRecord {
     end: Option<Instant>,
     /// When its prefix had last been used when `end` was set, in ticks of the tree.
     last_use: Option<u64>,
+    /// Protects the stored prefix. It has no other use than to be dropped.
+    _stored: Option<Box<dyn Any + Send>>,
 }
 
 impl PrefixTreeActor {
@@ -57,10 +68,8 @@ impl PrefixTreeActor {
                     false => Err(EngineError::PinBudgetInUse),
                 };
                 self.publish_pins(&mut state.writer);
-                if let Ok(id) = pinned {
-                    state.keep(id, &tokens, options, myself);
-                }
-                let _ = reply.send(pinned);
+                let keep = |id| NewPin { id, save: self.keep(state, id, tokens, options, myself) };
+                let _ = reply.send(pinned.map(keep));
             }
             PinMessage::End(id, reply) => {
                 let _ = reply.send(self.unpin(state, id));
@@ -77,6 +86,36 @@ impl PrefixTreeActor {
         }
     }
 
+    /// Remembers a new pin of the prefix of `tokens`. Returns the blocks that are to be stored.
+    fn keep(
+        &self,
+        state: &mut TreeState,
+        id: PinId,
+        mut tokens: Vec<u32>,
+        options: PinOptions,
+        myself: &ActorRef<TreeMessage>,
+    ) -> Option<SaveRequest> {
+        let infos = state.writer.pins();
+        let info = infos.iter().find(|info| info.id == id)?;
+        tokens.truncate(info.position_count);
+        let hashes = state.writer.reader().block_hashes(&info.namespace, &tokens);
+        let token_ids = tokens.as_slice().into();
+        let store = |sink: &Arc<dyn KvSink>| sink.pinned(&info.namespace, &Arc::new(tokens));
+        let stored = self.sink_of_pins.as_ref().and_then(store);
+        let (held, save) = stored.map(|pin| (pin.held, pin.save)).unzip();
+        let record = PinRecord {
+            options,
+            token_ids,
+            last_hash: hashes.last().copied().unwrap_or_default(),
+            end: None,
+            last_use: None,
+            _stored: held,
+        };
+        state.pins.insert(id, record);
+        state.set_end(id, myself);
+        save.flatten()
+    }
+
     fn unpin(&self, state: &mut TreeState, id: PinId) -> bool {
         state.pins.remove(&id);
         let was_there = state.writer.unpin(id);
@@ -86,29 +125,6 @@ impl PrefixTreeActor {
 }
 
 impl TreeState {
-    /// Remembers a new pin of the prefix of `tokens`.
-    fn keep(
-        &mut self,
-        id: PinId,
-        tokens: &[u32],
-        options: PinOptions,
-        myself: &ActorRef<TreeMessage>,
-    ) {
-        let infos = self.writer.pins();
-        let Some(info) = infos.iter().find(|info| info.id == id) else { return };
-        let pinned = &tokens[..info.position_count];
-        let hashes = self.writer.reader().block_hashes(&info.namespace, pinned);
-        let record = PinRecord {
-            options,
-            token_ids: pinned.into(),
-            last_hash: hashes.last().copied().unwrap_or_default(),
-            end: None,
-            last_use: None,
-        };
-        self.pins.insert(id, record);
-        self.set_end(id, myself);
-    }
-
     /// Lets a pin with a time to live end after that time, from now on.
     fn set_end(&mut self, id: PinId, myself: &ActorRef<TreeMessage>) {
         let Some(pin) = self.pins.get_mut(&id) else { return };
@@ -140,6 +156,7 @@ impl TreeState {
             namespace: info.namespace,
             tokens: info.position_count,
             blocks: info.block_count,
+            demoted: info.demoted,
             ends_in: end.map(|end| end.saturating_duration_since(Instant::now())),
             token_ids: record.map(|record| Arc::clone(&record.token_ids)).unwrap_or_default(),
             last_hash: record.map(|record| record.last_hash).unwrap_or_default(),

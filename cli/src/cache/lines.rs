@@ -18,7 +18,8 @@ pub(super) fn stats(reply: &CacheStatsReply) -> Vec<String> {
     let share = *cached_kv_bytes as f64 / (*kv_bytes).max(1) as f64;
     vec![
         format!(
-            "blocks   {} cached ({} evictable, {} pinned), {} free, {} private to requests and sessions",
+            "blocks   {} cached ({} evictable, {} pinned), {} free, \
+             {} private to requests and sessions",
             cache.blocks,
             cache.blocks_evictable,
             cache.blocks_pinned,
@@ -94,6 +95,9 @@ pub(super) fn results(reply: &CacheResults) -> Vec<String> {
 pub(super) fn pins(reply: &PinList) -> Vec<String> {
     let line = |pin: &PinInfo| {
         let mut line = format!("pin {}: {} tokens, {} blocks", pin.id, pin.tokens, pin.blocks);
+        if pin.demoted {
+            line.push_str(", demoted");
+        }
         if let Some(seconds) = pin.ends_in_seconds {
             line.push_str(&format!(", ends in {seconds:.0} s"));
         }

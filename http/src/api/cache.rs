@@ -330,8 +330,11 @@ pub struct PinInfo {
     pub namespace: String,
     /// Tokens of the prompt that are pinned, from its start: whole blocks.
     pub tokens: usize,
-    /// KV blocks that the pin holds.
+    /// KV blocks of the pinned tokens.
     pub blocks: usize,
+    /// Whether blocks of the prompt were evicted, because running requests needed all others. Its
+    /// next use reads them from the disk tier, or computes them. Always false without a disk tier.
+    pub demoted: bool,
     /// Seconds until the pin ends, or is prolonged; `null` if it lasts until it is unpinned.
     pub ends_in_seconds: Option<f64>,
     /// Whether use prolongs its life.

@@ -5,7 +5,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use stolon_kvcache::{EvictedPrefix, Namespace};
-use stolon_scheduler::{EvictedCopy, KvSink, PromptLookup, SaveRequest};
+use stolon_scheduler::{EvictedCopy, KvSink, PromptLookup, SaveRequest, StoredPin};
 
 use super::{Open, Tiers};
 use crate::key::ChainKey;
@@ -120,5 +120,17 @@ impl KvSink for Tiers {
             blocks: prefix.blocks[claim.blocks()].to_vec(),
             done: Box::new(|bytes| claim.write(bytes)),
         })
+    }
+
+    fn stores_pins(&self) -> bool {
+        true
+    }
+
+    fn pinned(&self, namespace: &Namespace, tokens: &Arc<Vec<u32>>) -> Option<StoredPin> {
+        let open = self.open.get()?;
+        let keys = open.disk.shape().places(namespace, tokens).map(|place| place.key).collect();
+        let held = Box::new(open.disk.protect(keys));
+        let claim = open.writer.claim(*namespace, tokens, 0..tokens.len());
+        Some(StoredPin { save: claim.map(Claim::save), held })
     }
 }
