@@ -53,13 +53,7 @@ use tower_http::catch_panic::CatchPanicLayer;
 use tower_http::trace::{DefaultOnResponse, OnResponse, TraceLayer};
 use tracing::{Level, Span};
 
-use crate::api::chat::ChatRequest;
-use crate::api::completions::CompletionRequest;
-use crate::api::embeddings::EmbeddingsRequest;
-use crate::api::error::ErrorReply;
-use crate::api::messages::MessagesRequest;
 use crate::api::options::MAX_CHOICES;
-use crate::api::responses::ResponsesRequest;
 
 pub use access::{Access, Tenants};
 pub use advice::UnknownParameters;
@@ -71,6 +65,9 @@ pub use dialogue::FormatChoice;
 pub use gate::Gate;
 pub use keys::{
     ApiKey, ApiKeys, KeyFileError, KeyLimits, Secret, check as check_key, read as read_keys,
+};
+pub use parsing::{
+    parse_chat, parse_completion, parse_embeddings, parse_messages, parse_responses,
 };
 #[cfg(feature = "listen")]
 pub use tls::Certificate;
@@ -113,6 +110,7 @@ mod openapi;
 mod options;
 mod outline;
 mod page;
+mod parsing;
 mod parts;
 mod receive;
 mod reply;
@@ -266,52 +264,6 @@ pub fn router(engine: Engine, options: RouterOptions) -> Router {
         .layer(middleware::from_fn_with_state(Arc::clone(&app), advice::middleware))
         .layer(middleware::from_fn(request_id::middleware))
         .with_state(app)
-}
-
-/// Parses the body of a completion request as the server does, with a limit on JSON values. For
-/// fuzzing, and for programs that check requests before they send them.
-///
-/// # Errors
-/// The body of the server's reply.
-pub fn parse_completion(body: &[u8], max_values: usize) -> Result<CompletionRequest, ErrorReply> {
-    parse_alone(body, max_values)
-}
-
-/// Parses the body of a chat request as the server does, with a limit on JSON values.
-///
-/// # Errors
-/// The body of the server's reply.
-pub fn parse_chat(body: &[u8], max_values: usize) -> Result<ChatRequest, ErrorReply> {
-    parse_alone(body, max_values)
-}
-
-/// Parses the body of a request to `/v1/responses` as the server does, with a limit on JSON values.
-///
-/// # Errors
-/// The body of the server's reply.
-pub fn parse_responses(body: &[u8], max_values: usize) -> Result<ResponsesRequest, ErrorReply> {
-    parse_alone(body, max_values)
-}
-
-/// Parses the body of a request to `/v1/messages` as the server does, with a limit on JSON values.
-///
-/// # Errors
-/// The body of the server's reply, in OpenAI's form.
-pub fn parse_messages(body: &[u8], max_values: usize) -> Result<MessagesRequest, ErrorReply> {
-    parse_alone(body, max_values)
-}
-
-/// Parses the body of a request for embeddings as the server does, with a limit on JSON values.
-///
-/// # Errors
-/// The body of the server's reply.
-pub fn parse_embeddings(body: &[u8], max_values: usize) -> Result<EmbeddingsRequest, ErrorReply> {
-    parse_alone(body, max_values)
-}
-
-/// Parses a body outside of a request. Ignored parameters are not reported.
-fn parse_alone<T: body::RequestBody>(body: &[u8], max_values: usize) -> Result<T, ErrorReply> {
-    body::parse(body, max_values, &advice::Ignored::default()).map_err(|error| error.reply())
 }
 
 impl App {
