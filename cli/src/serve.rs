@@ -21,7 +21,7 @@ use crate::terminal;
 use crate::traces::TracesArgs;
 use stolon_http::api::options::MAX_CHOICES;
 use stolon_http::{
-    Access, ApiKeys, Certificate, FormatChoice, Gate, Origins, RouterOptions,
+    Access, ApiKeys, Certificate, FormatChoice, Gate, Origins, RootPath, RouterOptions,
     UnknownParameters, listen, router,
 };
 
@@ -48,6 +48,12 @@ pub struct ServeArgs {
     /// TCP port to listen on. 0 chooses a free port, which is printed
     #[arg(long, default_value_t = 8080)]
     port: u16,
+    /// Path below which clients reach the server, such as /llm behind a reverse proxy
+    ///
+    /// All routes are then answered below this path and without it, so it does not matter whether
+    /// the proxy removes the path from requests. /openapi.json names it as the server's address.
+    #[arg(long, value_name = "PATH", default_value = "/")]
+    root_path: RootPath,
     /// Name of the model for clients, instead of its id. Can be repeated
     ///
     /// Requests may use any of the names. The first one is that of replies and metrics.
@@ -174,7 +180,7 @@ impl ServeArgs {
             .with_context(|| format!("cannot listen on {}:{}", self.host, self.port))?;
         let address = listener.local_addr()?;
         warn_if_open(address, &options.access);
-        let gate = Arc::new(Gate::loading());
+        let gate = Arc::new(Gate::loading().below(self.root_path.clone()));
         let (stopping, stop) = watch::channel(false);
         let limits = self.limits.of_connections();
         let serving = tokio::spawn(listen(listener, Arc::clone(&gate), limits, tls, stop));
@@ -242,6 +248,7 @@ impl ServeArgs {
             public_metrics: self.access.public_metrics,
             hide_cached_tokens: self.access.hide_cached_tokens,
             page: !self.no_page,
+            root_path: self.root_path.clone(),
         })
     }
 }

@@ -12,6 +12,7 @@ use tower::ServiceExt;
 
 use super::error::ApiError;
 use super::request_id::RequestId;
+use super::root_path::RootPath;
 use crate::api::admin::{Health, Status};
 
 /// The state of the server: loading, then serving, then stopping.
@@ -24,13 +25,24 @@ enum Phase {
 
 /// Passes requests to the router while there is one.
 #[derive(Debug)]
-pub struct Gate(RwLock<Phase>);
+pub struct Gate {
+    phase: RwLock<Phase>,
+    root_path: RootPath,
+}
 
 impl Gate {
     /// A gate without a router: the model is being loaded.
     #[must_use]
     pub fn loading() -> Self {
-        Self(RwLock::new(Phase::Loading { since: Instant::now() }))
+        let phase = RwLock::new(Phase::Loading { since: Instant::now() });
+        Self { phase, root_path: RootPath::default() }
+    }
+
+    /// The same for a router with a [root path](super::RouterOptions::root_path), below which
+    /// `/health` and `/ready` are answered in their own form, too.
+    #[must_use]
+    pub fn below(self, root_path: RootPath) -> Self {
+        Self { root_path, ..self }
     }
 
     /// Passes requests to the router from now on.
@@ -44,11 +56,11 @@ impl Gate {
     }
 
     fn set(&self, phase: Phase) {
-        *self.0.write().unwrap_or_else(PoisonError::into_inner) = phase;
+        *self.phase.write().unwrap_or_else(PoisonError::into_inner) = phase;
     }
 
     pub(super) async fn answer(&self, request: Request<Body>) -> Response {
-        let health = match &*self.0.read().unwrap_or_else(PoisonError::into_inner) {
+        let health = match &*self.phase.read().unwrap_or_else(PoisonError::into_inner) {
             Phase::Serving(router) => Ok(router.clone()),
             Phase::Loading { since } => Err(Health::not_ready(
                 Status::Loading,
@@ -66,7 +78,7 @@ impl Gate {
             },
             Err(health) => {
                 let id = RequestId::of(request.headers());
-                let mut response = unavailable(request.uri().path(), health);
+                let mut response = unavailable(self.root_path.strip(request.uri().path()), health);
                 id.add_to(&mut response);
                 response
             }
@@ -108,6 +120,17 @@ mod tests {
             assert_eq!(status, StatusCode::SERVICE_UNAVAILABLE);
             assert_eq!(reply["error"]["type"], "service_unavailable_error");
             gate.close();
+        }
+    }
+
+    /// Goal: health has its own form below the root path, too, and only there.
+    #[tokio::test]
+    async fn a_closed_gate_knows_the_root_path() {
+        let gate = Gate::loading().below("/llm".parse().expect("a path"));
+        for (path, is_health) in [("/llm/ready", true), ("/ready", true), ("/other/ready", false)] {
+            let (status, reply) = json(gate.answer(get(path)).await).await;
+            assert_eq!(status, StatusCode::SERVICE_UNAVAILABLE);
+            assert_eq!(reply["status"] == "loading", is_health, "{path}: {reply}");
         }
     }
 }

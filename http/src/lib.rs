@@ -69,6 +69,7 @@ pub use keys::{
 pub use parsing::{
     parse_chat, parse_completion, parse_embeddings, parse_messages, parse_responses,
 };
+pub use root_path::RootPath;
 #[cfg(feature = "listen")]
 pub use tls::Certificate;
 
@@ -116,6 +117,7 @@ mod receive;
 mod reply;
 mod request_id;
 mod responses;
+mod root_path;
 mod routes;
 mod scan;
 mod schema;
@@ -181,6 +183,8 @@ pub struct RouterOptions {
     pub hide_cached_tokens: bool,
     /// Whether there is a page at `/`, with its files below `/page`.
     pub page: bool,
+    /// A path below which all routes can be reached, in addition to their own paths.
+    pub root_path: RootPath,
 }
 
 impl Default for RouterOptions {
@@ -205,6 +209,7 @@ impl Default for RouterOptions {
             public_metrics: false,
             hide_cached_tokens: false,
             page: false,
+            root_path: RootPath::default(),
         }
     }
 }
@@ -229,6 +234,8 @@ struct App {
     tool_calls: FormatChoice<ToolCallFormat>,
     reasoning: FormatChoice<ReasoningFormat>,
     hide_cached_tokens: bool,
+    #[cfg_attr(not(feature = "openapi"), allow(dead_code, reason = "read by the description"))]
+    root_path: RootPath,
     metrics: metrics::Metrics,
     audits: flight::SingleFlight<Result<AuditReport, error::ApiError>>,
     event_streams: cache_events::EventStreams,
@@ -250,7 +257,9 @@ struct App {
 /// [`Router::into_make_service_with_connect_info`] and a [`SocketAddr`](std::net::SocketAddr).
 pub fn router(engine: Engine, options: RouterOptions) -> Router {
     let app = Arc::new(App::new(engine, options.clone()));
-    routes::router(&app, &options)
+    let root = options.root_path.clone();
+    let router = root
+        .add_redirect(routes::router(&app, &options))
         .fallback(admin::not_found)
         .method_not_allowed_fallback(admin::method_not_allowed)
         .layer(CatchPanicLayer::custom(error::panicked))
@@ -263,7 +272,8 @@ pub fn router(engine: Engine, options: RouterOptions) -> Router {
         ))
         .layer(middleware::from_fn_with_state(Arc::clone(&app), advice::middleware))
         .layer(middleware::from_fn(request_id::middleware))
-        .with_state(app)
+        .with_state(app);
+    root.mount(router)
 }
 
 impl App {
@@ -296,6 +306,7 @@ impl App {
             tool_calls: options.tool_calls,
             reasoning: options.reasoning,
             hide_cached_tokens: options.hide_cached_tokens,
+            root_path: options.root_path,
             event_streams: cache_events::EventStreams::new(),
             prefix_files: cache_files::PrefixFiles::new(),
             audits: flight::SingleFlight::new(),

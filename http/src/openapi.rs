@@ -6,8 +6,10 @@
 
 mod page;
 
-use std::sync::LazyLock;
+use std::borrow::Cow;
+use std::sync::{Arc, LazyLock};
 
+use axum::extract::State;
 use axum::http::{HeaderName, header};
 use axum::response::IntoResponse;
 use base64::Engine;
@@ -20,10 +22,14 @@ use serde_json::{Map, Value, json};
 use crate::api::{chat, messages, options};
 use crate::routes::{self, FILE, Operation, Reply, Request, Role, Route};
 use crate::schema::Make;
-use crate::{RouterOptions, deadline};
+use crate::{App, RootPath, RouterOptions, deadline};
 
 /// JSON pointer of the schemas in the description.
 const COMPONENTS: &str = "/components/schemas";
+
+/// The servers in the description of a router without a root path, as JSON. The address is relative
+/// to the description, because a router may be nested below any path.
+const RELATIVE_SERVERS: &str = r#""servers":[{"url":"./"}]"#;
 
 /// The description as JSON, made at the first request for it.
 static DESCRIPTION: LazyLock<Value> = LazyLock::new(describe);
@@ -31,8 +37,18 @@ static JSON: LazyLock<String> = LazyLock::new(|| DESCRIPTION.to_string());
 static PAGE: LazyLock<String> = LazyLock::new(|| page::render(&DESCRIPTION));
 
 /// `GET /openapi.json`.
-pub(super) async fn json() -> impl IntoResponse {
-    ([(header::CONTENT_TYPE, "application/json")], JSON.as_str())
+pub(super) async fn json(State(app): State<Arc<App>>) -> impl IntoResponse {
+    ([(header::CONTENT_TYPE, "application/json")], at(&app.root_path))
+}
+
+/// The description of a server that clients reach below this path.
+fn at(root_path: &RootPath) -> Cow<'static, str> {
+    if root_path.as_str().is_empty() {
+        return JSON.as_str().into();
+    }
+    let servers = json!([{"url": root_path.as_str()}]);
+    // Only this member is different, and the description has hundreds of kilobytes.
+    JSON.replacen(RELATIVE_SERVERS, &format!("\"servers\":{servers}"), 1).into()
 }
 
 /// The policy of the page, which allows nothing but its own styles, by their hash, and its script.
@@ -88,7 +104,7 @@ fn describe() -> Value {
                             status 400, unless its value requests nothing.",
             "license": {"name": "MIT OR Apache-2.0", "identifier": "MIT OR Apache-2.0"},
         },
-        // Relative to this document, because a router may be nested below any path.
+        // See RELATIVE_SERVERS.
         "servers": [{"url": "./"}],
         "tags": tags,
         "paths": paths,
@@ -332,6 +348,17 @@ mod tests {
         let text = DESCRIPTION.to_string();
         assert!(!text.contains("[`"), "{}", &text[text.find("[`").unwrap_or(0)..][..80]);
         assert!(!text.contains("MAX_"), "a constant is missing in CONSTANTS");
+    }
+
+    /// Goal: the description names the root path as its server, and is otherwise the same.
+    #[test]
+    fn the_root_path_is_the_server() {
+        let root_path: RootPath = "/llm/".parse().expect("a path");
+        let mut below: Value = serde_json::from_str(&at(&root_path)).expect("JSON");
+        assert_eq!(below["servers"], json!([{"url": "/llm"}]));
+        below["servers"] = json!([{"url": "./"}]);
+        assert_eq!(below, *DESCRIPTION);
+        assert_eq!(at(&RootPath::default()), JSON.as_str());
     }
 
     /// Goal: a type that is both in requests and in replies has one form.

@@ -35,6 +35,7 @@ mod page_api;
 mod page_chat;
 mod readme;
 mod responses_api;
+mod root_path;
 mod sessions_api;
 mod structured_api;
 mod support;
