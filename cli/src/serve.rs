@@ -1,9 +1,8 @@
-//! `stolon serve`: binds the port, loads the model and serves until SIGINT or SIGTERM.
+//! `stolon serve`: binds the address, loads the model and serves until SIGINT or SIGTERM.
 //!
-//! The port is bound first, so that a port in use is reported before the model is loaded. Requests
+//! The address is bound first, so that one in use is reported before the model is loaded. Requests
 //! are answered with status 503 until the model is loaded.
 
-use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
@@ -12,7 +11,6 @@ use anyhow::Context;
 use clap::Args;
 use clap::builder::RangedU64ValueParser;
 use stolon::{Engine, ReasoningFormat, ToolCallFormat};
-use tokio::net::TcpListener;
 use tokio::sync::watch;
 
 use crate::args::EngineArgs;
@@ -21,15 +19,17 @@ use crate::terminal;
 use crate::traces::TracesArgs;
 use stolon_http::api::options::MAX_CHOICES;
 use stolon_http::{
-    Access, ApiKeys, Certificate, FormatChoice, Gate, Origins, RootPath, RouterOptions,
-    UnknownParameters, listen, router,
+    ApiKeys, Certificate, FormatChoice, Gate, Origins, RouterOptions, UnknownParameters, listen,
+    router,
 };
 
 mod access;
+mod address;
 mod interrupts;
 mod limits;
 
 use access::AccessArgs;
+use address::{AddressArgs, Bound};
 use interrupts::Interrupts;
 use limits::LimitArgs;
 
@@ -39,21 +39,8 @@ pub struct ServeArgs {
     /// Model to load, as with --model
     #[arg(value_name = "MODEL")]
     model_argument: Option<String>,
-    /// IP address or host name to listen on
-    ///
-    /// Use 0.0.0.0 to listen on all interfaces. Everybody who can reach the address can then use
-    /// the model, unless API keys are set.
-    #[arg(long, default_value = "127.0.0.1")]
-    host: String,
-    /// TCP port to listen on. 0 chooses a free port, which is printed
-    #[arg(long, default_value_t = 8080)]
-    port: u16,
-    /// Path below which clients reach the server, such as /llm behind a reverse proxy
-    ///
-    /// All routes are then answered below this path and without it, so it does not matter whether
-    /// the proxy removes the path from requests. /openapi.json names it as the server's address.
-    #[arg(long, value_name = "PATH", default_value = "/")]
-    root_path: RootPath,
+    #[command(flatten)]
+    address: AddressArgs,
     /// Name of the model for clients, instead of its id. Can be repeated
     ///
     /// Requests may use any of the names. The first one is that of replies and metrics.
@@ -170,28 +157,24 @@ impl ServeArgs {
     ) -> anyhow::Result<()> {
         let options = self.router_options()?;
         let certificate = self.tls.read()?;
-        let scheme = if certificate.is_some() { "https" } else { "http" };
         let tls = certificate.as_ref().map(Certificate::acceptor).transpose()?;
         let api_keys = options.access.api_keys.clone();
         let can_reload = certificate.is_some() || self.access.api_key_file.is_some();
         let mut interrupts = Interrupts::new(can_reload).context("cannot receive signals")?;
-        let listener = TcpListener::bind((self.host.as_str(), self.port))
-            .await
-            .with_context(|| format!("cannot listen on {}:{}", self.host, self.port))?;
-        let address = listener.local_addr()?;
-        warn_if_open(address, &options.access);
-        let gate = Arc::new(Gate::loading().below(self.root_path.clone()));
+        let (listener, address) = self.address.bind(certificate.is_some()).await?;
+        address.warn_if_open(&options.access);
+        let gate = Arc::new(Gate::loading().below(self.address.root_path.clone()));
         let (stopping, stop) = watch::channel(false);
         let limits = self.limits.of_connections();
         let serving = tokio::spawn(listen(listener, Arc::clone(&gate), limits, tls, stop));
-        terminal::note(format!("loading {} for {scheme}://{address}", self.engine.model));
+        terminal::note(format!("loading {} for {address}", self.engine.model));
         let reload = || self.reload(&api_keys, certificate.as_ref());
         let engine = tokio::select! {
             engine = engine => engine?,
             () = interrupts.stop(reload) => return Ok(()),
         };
         gate.open(router(engine.clone(), options));
-        announce(&engine, scheme, address);
+        announce(&engine, &address);
         interrupts.stop(reload).await;
         gate.close();
         stopping.send_replace(true);
@@ -248,23 +231,13 @@ impl ServeArgs {
             public_metrics: self.access.public_metrics,
             hide_cached_tokens: self.access.hide_cached_tokens,
             page: !self.no_page,
-            root_path: self.root_path.clone(),
+            root_path: self.address.root_path.clone(),
         })
     }
 }
 
-/// Warns if other machines can reach a server without API keys.
-fn warn_if_open(address: SocketAddr, access: &Access) {
-    if access.api_keys.is_empty() && !address.ip().is_loopback() {
-        terminal::warn(format!(
-            "WARNING: other machines can reach {address}, and there are no API keys: everybody there \
-             can use the model. Set --api-key-file or STOLON_API_KEY, or listen on 127.0.0.1."
-        ));
-    }
-}
-
 /// Describes the server on standard output. A server whose output is not read serves all the same.
-fn announce(engine: &Engine, scheme: &str, address: SocketAddr) {
+fn announce(engine: &Engine, address: &Bound) {
     let info = engine.model_info();
     terminal::note(format!("model    {} ({} tokens of context)", info.id, info.max_positions));
     terminal::note(format!(
@@ -275,5 +248,5 @@ fn announce(engine: &Engine, scheme: &str, address: SocketAddr) {
         format_bytes(info.kv_bytes as u64),
         if info.prefix_caching { "on" } else { "off" },
     ));
-    terminal::note(format!("listening on {scheme}://{address}"));
+    terminal::note(format!("listening on {address}"));
 }

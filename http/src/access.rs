@@ -5,10 +5,10 @@
 //! reverse proxy, whose connections come from this machine, and web pages that are open in a
 //! browser here, which can send requests to 127.0.0.1.
 
-use std::net::{IpAddr, SocketAddr};
+use std::net::IpAddr;
 use std::sync::Arc;
 
-use axum::extract::{ConnectInfo, Request, State};
+use axum::extract::{Request, State};
 use axum::http::uri::Authority;
 use axum::http::{HeaderMap, HeaderName, StatusCode, header};
 use axum::middleware::Next;
@@ -20,6 +20,7 @@ use super::App;
 use super::deadline::Deadline;
 use super::error::ApiError;
 use super::keys::{AcceptedKey, ApiKeys, Secret};
+use super::peer::Peer;
 
 /// Headers by which reverse proxies say that a request is not their own.
 const FORWARDED: [&str; 5] =
@@ -59,7 +60,7 @@ pub(super) struct Caller {
     /// if there are neither.
     pub(super) owner: String,
     /// The engine's name for the client: the owner or, if that is empty, the address that the
-    /// request came from. `None` if that is not known.
+    /// request came from, or the user of the socket. `None` if that is not known.
     pub(super) identity: Option<Arc<str>>,
     /// The time by which the client wants its answer.
     pub(super) deadline: Deadline,
@@ -107,14 +108,14 @@ pub(super) async fn client(
     mut request: Request,
     next: Next,
 ) -> Result<Response, ApiError> {
-    app.access.check_rebound(peer(&request), request.headers())?;
+    app.access.check_rebound(Peer::of(&request), request.headers())?;
     let key = app.access.key(request.headers())?;
     let tenant = app.access.tenant(key.as_deref(), request.headers())?;
     let deadline = Deadline::of(request.headers())?;
     let key_name = key.as_deref().map(AcceptedKey::name);
     let owner = tenant.0.as_deref().or(key_name).unwrap_or_default().to_owned();
     let identity = match owner.as_str() {
-        "" => peer(&request).map(|address| address.to_canonical().to_string().into()),
+        "" => Peer::of(&request).map(|peer| peer.client().into()),
         owner => Some(owner.into()),
     };
     let quota = key.and_then(|key| key.quota.clone());
@@ -128,13 +129,8 @@ pub(super) async fn admin(
     request: Request,
     next: Next,
 ) -> Result<Response, ApiError> {
-    app.access.check_admin(peer(&request), request.headers())?;
+    app.access.check_admin(Peer::of(&request), request.headers())?;
     Ok(next.run(request).await)
-}
-
-/// The address of the connection's peer, if the server gave it to the router.
-fn peer(request: &Request) -> Option<IpAddr> {
-    request.extensions().get::<ConnectInfo<SocketAddr>>().map(|peer| peer.0.ip())
 }
 
 impl Access {
@@ -172,9 +168,9 @@ impl Access {
     /// Refuses a web page that has given its own name the address of this machine (DNS rebinding).
     /// For the browser it is of the same origin as the server, so without API keys nothing else
     /// keeps it from using the model. Other programs send no `Origin`.
-    fn check_rebound(&self, peer: Option<IpAddr>, headers: &HeaderMap) -> Result<(), ApiError> {
+    fn check_rebound(&self, peer: Option<Peer>, headers: &HeaderMap) -> Result<(), ApiError> {
         let is_page = self.api_keys.is_empty() && headers.contains_key(header::ORIGIN);
-        if !is_page || !is_local(peer, headers) || names_this_machine(headers) {
+        if !is_page || !is_local(peer, headers) || names_this_machine(peer, headers) {
             return Ok(());
         }
         Err(forbidden(
@@ -183,7 +179,7 @@ impl Access {
         ))
     }
 
-    fn check_admin(&self, peer: Option<IpAddr>, headers: &HeaderMap) -> Result<(), ApiError> {
+    fn check_admin(&self, peer: Option<Peer>, headers: &HeaderMap) -> Result<(), ApiError> {
         if is_cross_site(headers) {
             return Err(forbidden("a web page of another site may not use this route"));
         }
@@ -195,6 +191,12 @@ impl Access {
                 "expected the header Authorization: Bearer KEY with the administrator's key";
             return Err(ApiError::unauthorized(message));
         }
+        if let Some(Peer::Program { is_operator: false, .. }) = peer {
+            return Err(forbidden(
+                "without an administrator's key (--admin-key) only the user who runs the server, and \
+                 root, can use this route through its socket",
+            ));
+        }
         if !is_local(peer, headers) {
             return Err(forbidden(
                 "without an administrator's key (--admin-key) this route can be used only from the \
@@ -202,7 +204,7 @@ impl Access {
             ));
         }
         // A web page can give its own name the address 127.0.0.1 (DNS rebinding).
-        if names_this_machine(headers) {
+        if names_this_machine(peer, headers) {
             return Ok(());
         }
         Err(forbidden(
@@ -213,14 +215,20 @@ impl Access {
 }
 
 /// Whether a connection comes from this machine, and from a program that is not a proxy.
-fn is_local(peer: Option<IpAddr>, headers: &HeaderMap) -> bool {
-    peer.is_some_and(|peer| peer.to_canonical().is_loopback())
-        && !FORWARDED.iter().any(|name| headers.contains_key(*name))
+fn is_local(peer: Option<Peer>, headers: &HeaderMap) -> bool {
+    let is_on_this_machine = match peer {
+        Some(Peer::Address(address)) => address.ip().to_canonical().is_loopback(),
+        Some(Peer::Program { .. }) => true,
+        None => false,
+    };
+    is_on_this_machine && !FORWARDED.iter().any(|name| headers.contains_key(*name))
 }
 
-/// Whether the request was sent to a name that can only be this machine.
-fn names_this_machine(headers: &HeaderMap) -> bool {
-    authority(headers, header::HOST).is_some_and(|host| is_loopback_name(host.host()))
+/// Whether the request was sent to a name that can only be this machine. No name leads a browser to
+/// a Unix domain socket, and programs write any name in the addresses of its routes.
+fn names_this_machine(peer: Option<Peer>, headers: &HeaderMap) -> bool {
+    matches!(peer, Some(Peer::Program { .. }))
+        || authority(headers, header::HOST).is_some_and(|host| is_loopback_name(host.host()))
 }
 
 fn forbidden(message: &str) -> ApiError {

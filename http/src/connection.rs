@@ -1,4 +1,4 @@
-//! Accepts TCP connections and serves HTTP/1.1 on them, with or without TLS, within limits on their
+//! Accepts connections and serves HTTP/1.1 on them, with or without TLS, within limits on their
 //! number and their times.
 //!
 //! A connection is either *receiving* (it waits for a request, or for the rest of one) or *busy* (a
@@ -10,7 +10,6 @@
 //! by [`ConnectionLimits::write_timeout`].
 
 use std::convert::Infallible;
-use std::net::SocketAddr;
 use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
@@ -24,13 +23,13 @@ use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use tokio::io::{AsyncRead, AsyncWrite};
-use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, watch};
-use tokio_io_timeout::TimeoutStream;
 use tokio_rustls::TlsAcceptor;
 
 use super::activity::Activity;
 use super::gate::Gate;
+use super::listener::{Listener, Stream};
+use super::peer::Peer;
 
 /// Time for which a connection may be receiving before it can be closed to make room for others.
 const GRACE: Duration = Duration::from_secs(1);
@@ -70,19 +69,20 @@ struct Signal {
 /// Serves until `stop` becomes true, and then until the connections of that moment have ended.
 /// Connections that are accepted after that are answered by the gate, but not waited for.
 pub async fn listen(
-    listener: TcpListener,
+    listener: impl Into<Listener>,
     gate: Arc<Gate>,
     limits: ConnectionLimits,
     tls: Option<TlsAcceptor>,
     mut stop: watch::Receiver<bool>,
 ) {
+    let listener = listener.into();
     let (signal, _) = watch::channel(Signal::default());
     let permits = Arc::new(Semaphore::new(limits.count));
     let (open, mut ended) = mpsc::channel::<Infallible>(1);
     let mut open = Some(open);
     loop {
         let accepted = tokio::select! {
-            accepted = accept(&listener, &permits, &signal) => accepted,
+            accepted = accept(&listener, limits.write_timeout, &permits, &signal) => accepted,
             // An error means that the sender was dropped, and with it the whole server.
             _ = stop.wait_for(|&stop| stop), if open.is_some() => {
                 open = None;
@@ -108,10 +108,11 @@ pub async fn listen(
 /// Waits for a connection. If there are too many, or the process has no file descriptors left,
 /// idle ones are closed.
 async fn accept(
-    listener: &TcpListener,
+    listener: &Listener,
+    write_timeout: Duration,
     permits: &Arc<Semaphore>,
     signal: &watch::Sender<Signal>,
-) -> (TcpStream, SocketAddr, OwnedSemaphorePermit) {
+) -> (Stream, Peer, OwnedSemaphorePermit) {
     let permit = loop {
         if let Ok(permit) = Arc::clone(permits).try_acquire_owned() {
             break permit;
@@ -121,7 +122,7 @@ async fn accept(
     };
     let mut failed = false;
     loop {
-        match listener.accept().await {
+        match listener.accept(write_timeout).await {
             Ok((stream, peer)) => return (stream, peer, permit),
             Err(error) => {
                 if !std::mem::replace(&mut failed, true) {
@@ -136,18 +137,14 @@ async fn accept(
 
 /// Serves one connection until it ends or has to be closed.
 async fn serve(
-    stream: TcpStream,
-    peer: SocketAddr,
+    stream: Stream,
+    peer: Peer,
     gate: Arc<Gate>,
     limits: ConnectionLimits,
     tls: Option<TlsAcceptor>,
     mut signal: watch::Receiver<Signal>,
 ) {
-    // Without this option, the small pieces of a streamed reply are delayed. A failure is ignored.
-    let _ = stream.set_nodelay(true);
-    let mut stream = TimeoutStream::new(stream);
-    stream.set_write_timeout(Some(limits.write_timeout));
-    let (stream, activity) = (Box::pin(stream), Activity::new());
+    let activity = Activity::new();
     let Some(tls) = tls else {
         return exchange(stream, peer, gate, limits, activity, signal).await;
     };
@@ -175,7 +172,7 @@ async fn must_close(signal: &mut watch::Receiver<Signal>, activity: &Activity) {
 /// Answers the requests of a connection.
 async fn exchange<S: AsyncRead + AsyncWrite + Unpin + Send + 'static>(
     stream: S,
-    peer: SocketAddr,
+    peer: Peer,
     gate: Arc<Gate>,
     limits: ConnectionLimits,
     activity: Arc<Activity>,
@@ -216,7 +213,7 @@ async fn exchange<S: AsyncRead + AsyncWrite + Unpin + Send + 'static>(
 
 async fn answer(
     request: Request<Incoming>,
-    peer: SocketAddr,
+    peer: Peer,
     gate: Arc<Gate>,
     activity: Arc<Activity>,
 ) -> Result<Response<Body>, Infallible> {
@@ -225,7 +222,10 @@ async fn answer(
         activity.busy();
     }
     let mut request = request.map(Body::new);
-    request.extensions_mut().insert(ConnectInfo(peer));
+    match peer {
+        Peer::Address(address) => request.extensions_mut().insert(ConnectInfo(address)).is_some(),
+        Peer::Program { .. } => request.extensions_mut().insert(peer).is_some(),
+    };
     request.extensions_mut().insert(activity);
     let response = gate.answer(request).await;
     // The closure owns the guard and is dropped with the body, when the reply has been sent.

@@ -66,10 +66,14 @@ pub use gate::Gate;
 pub use keys::{
     ApiKey, ApiKeys, KeyFileError, KeyLimits, Secret, check as check_key, read as read_keys,
 };
+#[cfg(feature = "listen")]
+pub use listener::Listener;
 pub use parsing::{
     parse_chat, parse_completion, parse_embeddings, parse_messages, parse_responses,
 };
 pub use root_path::RootPath;
+#[cfg(all(unix, feature = "listen"))]
+pub use socket::SocketFile;
 #[cfg(feature = "listen")]
 pub use tls::Certificate;
 
@@ -100,6 +104,8 @@ mod flight;
 #[cfg(feature = "listen")]
 mod gate;
 mod keys;
+#[cfg(feature = "listen")]
+mod listener;
 mod logprobs;
 mod messages;
 mod metrics;
@@ -113,6 +119,7 @@ mod outline;
 mod page;
 mod parsing;
 mod parts;
+mod peer;
 mod receive;
 mod reply;
 mod request_id;
@@ -122,6 +129,8 @@ mod routes;
 mod scan;
 mod schema;
 mod sessions;
+#[cfg(all(unix, feature = "listen"))]
+mod socket;
 mod structured;
 #[cfg(feature = "listen")]
 mod tls;

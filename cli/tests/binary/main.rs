@@ -44,3 +44,5 @@ mod tokenize_api;
 mod tools_api;
 #[cfg(feature = "otel")]
 mod traces;
+#[cfg(unix)]
+mod unix_socket;

@@ -10,14 +10,19 @@ fn headers(pairs: &[(&'static str, &str)]) -> HeaderMap {
     pairs.iter().map(pair).collect()
 }
 
+/// A TCP connection from this address.
+fn peer(address: &str) -> Peer {
+    let address: IpAddr = address.parse().expect("an address");
+    Peer::Address((address, 1).into())
+}
+
 /// Goal: without a key, the administrator's routes are open to programs on this machine alone:
 /// not to other machines, clients of a proxy, or web pages, rebound names included.
 #[test]
 fn admin_routes_without_a_key_are_local() {
     let access = Access::default();
-    let check = |peer: &str, pairs: &[(&'static str, &str)]| {
-        let peer = peer.parse().expect("an address");
-        access.check_admin(Some(peer), &headers(pairs)).is_ok()
+    let check = |address: &str, pairs: &[(&'static str, &str)]| {
+        access.check_admin(Some(peer(address)), &headers(pairs)).is_ok()
     };
     for host in ["127.0.0.1:8080", "localhost", "LOCALHOST:1", "[::1]:8080", "127.9.9.9"] {
         assert!(check("127.0.0.1", &[("host", host)]), "{host}");
@@ -49,9 +54,8 @@ fn admin_routes_without_a_key_are_local() {
 /// model; programs, pages of this machine, clients of a proxy and other machines can.
 #[test]
 fn rebound_pages_cannot_use_the_model() {
-    let check = |access: &Access, peer: &str, pairs: &[(&'static str, &str)]| {
-        let peer = Some(peer.parse().expect("an address"));
-        access.check_rebound(peer, &headers(pairs)).is_ok()
+    let check = |access: &Access, address: &str, pairs: &[(&'static str, &str)]| {
+        access.check_rebound(Some(peer(address)), &headers(pairs)).is_ok()
     };
     let mut access = Access::default();
     let rebound = ("host", "rebound.example:8080");
@@ -69,13 +73,36 @@ fn rebound_pages_cannot_use_the_model() {
     assert!(check(&access, "127.0.0.1", &[rebound, origin]), "the key decides");
 }
 
+/// Goal: through a Unix domain socket, the administrator's routes without a key are open to the user
+/// who runs the server, whatever host the address has, and not to other users, clients of a proxy,
+/// or web pages; a web page's host does not matter for the model.
+#[test]
+fn admin_routes_of_a_socket_belong_to_its_user() {
+    let access = Access::default();
+    let check = |is_operator: bool, pairs: &[(&'static str, &str)]| {
+        let peer = Some(Peer::Program { uid: Some(7), is_operator });
+        access.check_admin(peer, &headers(pairs)).is_ok()
+    };
+    for host in ["localhost", "stolon", "rebound.example"] {
+        assert!(check(true, &[("host", host)]) && !check(false, &[("host", host)]), "{host}");
+    }
+    assert!(check(true, &[]));
+    for foreign in [("origin", "https://evil.example"), ("x-forwarded-for", "203.0.113.9")] {
+        assert!(!check(true, &[("host", "localhost"), foreign]), "{foreign:?}");
+    }
+    let peer = Some(Peer::Program { uid: None, is_operator: false });
+    let page = headers(&[("host", "app.example"), ("origin", "https://app.example")]);
+    assert!(access.check_rebound(peer, &page).is_ok());
+    let access = Access { admin_key: Some(Secret::from("sesame".to_owned())), ..access };
+    assert!(access.check_admin(peer, &headers(&[("authorization", "Bearer sesame")])).is_ok());
+}
+
 /// Goal: with a key, the key alone decides, except about web pages.
 #[test]
 fn admin_routes_with_a_key_need_the_key() {
     let access = Access { admin_key: Some(Secret::from("sesame".to_owned())), ..Access::default() };
     let check = |pairs: &[(&'static str, &str)]| {
-        let peer = Some(IpAddr::from([192, 0, 2, 7]));
-        access.check_admin(peer, &headers(pairs)).is_ok()
+        access.check_admin(Some(peer("192.0.2.7")), &headers(pairs)).is_ok()
     };
     let key = ("authorization", "Bearer sesame");
     assert!(check(&[key]) && check(&[("authorization", "bearer sesame"), ("via", "proxy")]));

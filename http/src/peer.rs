@@ -1,0 +1,51 @@
+//! The other end of the connection on which a request came.
+
+use std::fmt;
+use std::net::SocketAddr;
+
+use axum::extract::{ConnectInfo, Request};
+
+/// The other end of a connection.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Peer {
+    /// A TCP connection from this address.
+    Address(SocketAddr),
+    /// A program that has connected to the server's Unix domain socket, so it runs on this machine.
+    #[cfg_attr(
+        not(all(unix, feature = "listen")),
+        allow(dead_code, reason = "made by the listener of a socket")
+    )]
+    Program {
+        /// The id of the user who runs it, if the system tells.
+        uid: Option<u32>,
+        /// Whether that user also runs the server, or is root.
+        is_operator: bool,
+    },
+}
+
+impl Peer {
+    /// The peer of a request, if the server gave it to the router.
+    pub(super) fn of(request: &Request) -> Option<Self> {
+        let extensions = request.extensions();
+        let address = || extensions.get().map(|&ConnectInfo(address)| Self::Address(address));
+        extensions.get().copied().or_else(address)
+    }
+
+    /// The name of an unknown client: its address, or the user who runs it.
+    pub(super) fn client(&self) -> String {
+        match self {
+            Self::Address(address) => address.ip().to_canonical().to_string(),
+            Self::Program { uid: Some(uid), .. } => format!("uid {uid}"),
+            Self::Program { uid: None, .. } => "unix".to_owned(),
+        }
+    }
+}
+
+impl fmt::Display for Peer {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Address(address) => address.fmt(out),
+            Self::Program { .. } => out.write_str(&self.client()),
+        }
+    }
+}
