@@ -220,10 +220,15 @@ impl ApiError {
             SessionError::Busy { .. } => (StatusCode::CONFLICT, "session_busy"),
             SessionError::Exists { .. } => (StatusCode::CONFLICT, "session_exists"),
             SessionError::OtherNamespace { .. } => (StatusCode::BAD_REQUEST, "invalid_value"),
-            _ => (StatusCode::TOO_MANY_REQUESTS, "too_many_sessions"),
+            _ => return Self::too_many_sessions(message),
         };
-        let param = Some("session_id".to_owned());
-        Self { param, ..Self::new(status, message).code(code) }
+        Self { param: Some("session_id".to_owned()), ..Self::new(status, message).code(code) }
+    }
+
+    /// A session can be opened as soon as the turn of any other one ends.
+    fn too_many_sessions(message: String) -> Self {
+        let error = Self::too_many(message, "too_many_sessions", Duration::from_secs(1));
+        Self { param: Some("session_id".to_owned()), ..error }
     }
 
     fn from_pin(error: &PinError, message: String) -> Self {
@@ -362,5 +367,20 @@ mod tests {
             let response = error.into_response();
             assert_eq!(response.headers()[header::RETRY_AFTER], header);
         }
+    }
+
+    /// Goal: a client that cannot open a session because all are in use learns when to try again.
+    #[test]
+    fn too_many_sessions_set_retry_after() {
+        let error = EngineError::Session(SessionError::TooMany { max: 3 });
+        let error = ApiError::from(Error::from(error));
+        let body = error.reply().error;
+        assert_eq!(
+            (body.code, body.param.as_deref()),
+            (Some("too_many_sessions"), Some("session_id"))
+        );
+        let response = error.into_response();
+        assert_eq!(response.status(), StatusCode::TOO_MANY_REQUESTS);
+        assert_eq!(response.headers()[header::RETRY_AFTER], "1");
     }
 }

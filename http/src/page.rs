@@ -7,11 +7,11 @@
 
 use std::hash::{DefaultHasher, Hash, Hasher};
 
-use axum::extract::Path;
 use axum::http::{self, HeaderMap, HeaderName, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 
 use super::error::ApiError;
+use super::parts::PathId;
 use super::routes::Role::Everybody;
 use super::routes::{Route, get};
 
@@ -65,8 +65,12 @@ pub(super) fn routes() -> Vec<Route> {
     ]
 }
 
-async fn file(Path(name): Path<String>, headers: HeaderMap) -> Result<Response, ApiError> {
-    let file = FILES.iter().find(|file| file.0 == name);
+async fn file(
+    name: Result<PathId<String>, ApiError>,
+    headers: HeaderMap,
+) -> Result<Response, ApiError> {
+    // A name that is not UTF-8 is that of no file.
+    let file = name.ok().and_then(|PathId(name)| FILES.iter().find(|file| file.0 == name));
     let missing = || ApiError::new(StatusCode::NOT_FOUND, "the page has no such file");
     Ok(file.ok_or_else(missing)?.reply(&headers))
 }

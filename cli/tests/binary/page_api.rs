@@ -43,6 +43,10 @@ async fn the_page_is_served_with_a_strict_policy() {
     for path in ["/page/", "/page/none.js", "/page/../src/serve.rs", "/page/%2e%2e%2fCargo.toml"] {
         assert_eq!(get(&server, path).await.status(), 404, "{path}");
     }
+    for path in ["/page/none.js", "/page/%ff", "/page/main.js%ff"] {
+        let (status, reply) = server.get(path).await;
+        assert_eq!((status, &reply["error"]["type"]), (404, &json!("not_found_error")), "{path}");
+    }
 }
 
 /// Goal: a browser that has the current version of a file gets no second copy.
