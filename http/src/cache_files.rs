@@ -20,7 +20,7 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use super::App;
 use super::activity::Activity;
 use super::error::ApiError;
-use super::receive::Received;
+use super::receive::{Received, check_content_encoding};
 use crate::api::cache::{CacheRequest, Imported};
 
 /// The media type of exported prefixes. A web page can send it to another site only after a CORS
@@ -107,6 +107,7 @@ fn begin_import(
         let message = format!("expected the header Content-Type: {CONTENT_TYPE}, got {got}");
         return Err(ApiError::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, message));
     }
+    check_content_encoding(headers)?;
     Ok((app.engine.cache().import()?, app.prefix_files.begin()?))
 }
 

@@ -35,6 +35,7 @@
 //! A program that mounts the router needs none of the features, which are on by default:
 //!
 //! * `grammar`: structured output. Without it, requests for it are refused with status 400;
+//! * `gzip`: replies compressed by gzip. Without it, no reply is compressed;
 //! * `listen`: `listen` itself, and TLS;
 //! * `openapi`: `/openapi.json` and `/docs`. Without it, they are answered with status 404;
 //! * `otel`: traces.
@@ -103,6 +104,8 @@ mod error;
 mod flight;
 #[cfg(feature = "listen")]
 mod gate;
+#[cfg(feature = "gzip")]
+mod gzip;
 mod keys;
 #[cfg(feature = "listen")]
 mod listener;
@@ -282,6 +285,8 @@ pub fn router(engine: Engine, options: RouterOptions) -> Router {
         .layer(middleware::from_fn_with_state(Arc::clone(&app), advice::middleware))
         .layer(middleware::from_fn(request_id::middleware))
         .with_state(app);
+    #[cfg(feature = "gzip")]
+    let router = router.layer(gzip::layer());
     root.mount(router)
 }
 

@@ -265,7 +265,7 @@ fn meaning(status: u16) -> (&'static str, bool) {
         408 => ("The body did not arrive in time", false),
         409 => ("The prompt cannot be pinned, or is not cached, or the session is in use", false),
         413 => ("The body is too large", false),
-        415 => ("The body is not of the expected type", false),
+        415 => ("The body is not of the expected type, or is compressed", false),
         429 => ("The queue, or what the key may use, is full", true),
         501 => ("The backend cannot copy KV blocks", false),
         503 => ("The server cannot answer now", true),

@@ -95,10 +95,12 @@ fn reply(kind: &'static str, content: impl Into<String>, headers: &HeaderMap) ->
     let content = content.into();
     let mut hasher = DefaultHasher::new();
     content.hash(&mut hasher);
-    let tag = format!("\"{:016x}\"", hasher.finish());
+    let hash = format!("\"{:016x}\"", hasher.finish());
     let known = headers.get_all(header::IF_NONE_MATCH).iter().filter_map(|tags| tags.to_str().ok());
     let known = known.flat_map(|tags| tags.split(','));
-    let is_known = known.map(|tag| tag.trim().trim_start_matches("W/")).any(|known| known == tag);
+    let is_known = known.map(|tag| tag.trim().trim_start_matches("W/")).any(|known| known == hash);
+    // The tag is weak, because the same content may be sent compressed or not.
+    let tag = format!("W/{hash}");
     // Browsers ask again each time, so that a page never mixes files of two versions.
     let caching = [(header::ETAG, tag), (header::CACHE_CONTROL, "no-cache".to_owned())];
     let mut response = match is_known {

@@ -12,7 +12,7 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use super::App;
 use super::activity::Activity;
 use super::advice::Ignored;
-use super::error::ApiError;
+use super::error::{ApiError, cut};
 
 /// Bytes of each body that do not count towards the memory of all bodies, so that ordinary requests
 /// are accepted while large ones use all of it. The number of connections bounds their sum.
@@ -50,7 +50,8 @@ impl FromRequest<Arc<App>> for Received {
     type Rejection = ApiError;
 
     async fn from_request(request: Request, app: &Arc<App>) -> Result<Self, ApiError> {
-        let checked = check_content_type(request.headers());
+        let checked = check_content_type(request.headers())
+            .and_then(|()| check_content_encoding(request.headers()));
         let activity = request.extensions().get::<Arc<Activity>>().cloned();
         let ignored = request.extensions().get::<Ignored>().cloned().unwrap_or_default();
         let limits = &app.bodies;
@@ -80,6 +81,21 @@ fn check_content_type(headers: &HeaderMap) -> Result<(), ApiError> {
     }
     let message = format!("expected the header Content-Type: application/json, got {given}");
     Err(ApiError::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, message))
+}
+
+/// Refuses a compressed body, whose size could be bounded only after it was decompressed.
+pub(super) fn check_content_encoding(headers: &HeaderMap) -> Result<(), ApiError> {
+    for given in headers.get_all(header::CONTENT_ENCODING) {
+        if !given.as_bytes().trim_ascii().eq_ignore_ascii_case(b"identity") {
+            let message = format!(
+                "expected a body that is not compressed (no header Content-Encoding, or identity), \
+                 got Content-Encoding: {}",
+                cut(String::from_utf8_lossy(given.as_bytes()).into_owned(), 80)
+            );
+            return Err(ApiError::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, message));
+        }
+    }
+    Ok(())
 }
 
 impl BodyLimits {

@@ -22,6 +22,7 @@ mod generation_options;
 mod gguf_writer;
 #[cfg(feature = "candle")]
 mod gpu_check;
+mod gzip;
 mod inspect;
 mod json_schema;
 mod key_limits;
