@@ -238,6 +238,19 @@ impl PrefixCache {
         self.writer.set_priority(namespace, positions, priority)
     }
 
+    /// As [`TreeWriter::set_namespace_quota`].
+    ///
+    /// # Errors
+    ///
+    /// [`ConfigError::NamespaceQuotas`] if too many namespaces have a quota of their own.
+    pub fn set_namespace_quota(
+        &mut self,
+        namespace: &Namespace,
+        block_count: Option<usize>,
+    ) -> Result<(), ConfigError> {
+        self.writer.set_namespace_quota(namespace, block_count)
+    }
+
     /// As [`TreeWriter::subscribe`].
     ///
     /// # Errors

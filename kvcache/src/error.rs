@@ -20,6 +20,13 @@ pub enum ConfigError {
         /// The largest supported number.
         max: usize,
     },
+    /// Too many namespaces have a quota of their own; see
+    /// [`TreeWriter::set_namespace_quota`](crate::TreeWriter::set_namespace_quota).
+    #[error("namespace quotas: expected at most {max} namespaces with a quota of their own")]
+    NamespaceQuotas {
+        /// The largest supported number of such namespaces.
+        max: usize,
+    },
     /// The event queue could not hold a single event.
     #[error("event queue: expected a capacity of at least 1 event, got {got}")]
     EventCapacity {
@@ -104,7 +111,7 @@ impl Shortage {
     /// block is missing after the running steps, or if the tree cannot evict that many.
     pub fn evictions(&self, tree: &TreeCounts) -> Option<usize> {
         let missing = self.missing();
-        (missing > 0 && missing <= tree.evictable + tree.detached).then_some(missing)
+        (missing > 0 && missing <= tree.returnable()).then_some(missing)
     }
 }
 

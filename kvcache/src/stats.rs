@@ -27,6 +27,8 @@ pub struct TreeStats {
     pub evicted_by_namespace: u64,
     /// Blocks that were removed by their prefix.
     pub evicted_by_prefix: u64,
+    /// Blocks that were evicted because their namespace exceeded its quota.
+    pub evicted_for_quota: u64,
     /// Pins that were demoted because blocks of their prefixes were evicted, see
     /// [`TreeBuilder::demotable_pins`](crate::TreeBuilder::demotable_pins).
     pub pins_demoted: u64,

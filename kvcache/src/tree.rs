@@ -4,6 +4,7 @@ use crate::core::Core;
 use crate::eviction::{EvictionOrder, EvictionPolicy};
 use crate::pin::Pins;
 use crate::sync::Arc;
+use crate::writer::Quotas;
 use crate::{BlockHasher, BlockPool, ConfigError, PrefixCache, TreeReader, TreeWriter, hash};
 
 /// The largest supported block size, in positions.
@@ -31,16 +32,22 @@ pub struct TreeBuilder {
     pin_budget: usize,
     demotable_pins: bool,
     block_count: Option<usize>,
+    namespace_quota: Option<usize>,
 }
 
 impl TreeBuilder {
     /// Starts with blocks of `block_size` positions (a power of two from 1 to 256), the policy
-    /// [`EvictionPolicy::Lru`], the default hash seed and no limit on pinned blocks.
+    /// [`EvictionPolicy::Lru`], the default hash seed, no limit on pinned blocks and no quota.
     pub fn new(block_size: usize) -> TreeBuilder {
-        let order = EvictionPolicy::default().order();
-        let (hash_seed, pin_budget) = (hash::DEFAULT_SEED, usize::MAX);
-        let (demotable_pins, block_count) = (false, None);
-        TreeBuilder { block_size, order, hash_seed, pin_budget, demotable_pins, block_count }
+        TreeBuilder {
+            block_size,
+            order: EvictionPolicy::default().order(),
+            hash_seed: hash::DEFAULT_SEED,
+            pin_budget: usize::MAX,
+            demotable_pins: false,
+            block_count: None,
+            namespace_quota: None,
+        }
     }
 
     /// Uses one of the eviction policies that come with this crate.
@@ -88,6 +95,28 @@ impl TreeBuilder {
         self
     }
 
+    /// Sets the quota of each namespace but the base namespace: the number of blocks that it may
+    /// keep cached, so that the prompts of one tenant cannot evict those of all others. A quota of
+    /// 0 keeps nothing that no lease and no pin holds. Without this call there is no quota.
+    /// [`TreeWriter::set_namespace_quota`] sets another quota for one namespace, also for the base
+    /// namespace.
+    ///
+    /// All blocks of a namespace that the index holds count, including those that leases and pins
+    /// hold. When a commit adds blocks to a namespace that then exceeds its quota, or when
+    /// something is unlocked in a namespace that exceeds it, the namespace's own unlocked leaves
+    /// are evicted in the order of the eviction policy, until it is within its quota or everything
+    /// in it is locked. So a namespace exceeds its quota only by what leases and pins hold, and
+    /// other namespaces lose nothing. Dropped leases count as unlocked from the next operation of
+    /// the writer on, as for all purposes.
+    ///
+    /// Blocks that were evicted for a quota are returned by the next eviction, before it removes
+    /// anything from the index. Until then [`TreeCounts::freed`](crate::TreeCounts::freed) counts
+    /// them.
+    pub fn namespace_quota(mut self, block_count: usize) -> TreeBuilder {
+        self.namespace_quota = Some(block_count);
+        self
+    }
+
     /// Returns a hasher that computes the block hashes of trees with these settings.
     ///
     /// # Errors
@@ -112,7 +141,8 @@ impl TreeBuilder {
         let core = Arc::new(Core::new(self.block_size, self.hash_seed));
         let reader = TreeReader { core: core.clone() };
         let pins = Pins::new(self.pin_budget, self.demotable_pins);
-        Ok((TreeWriter::new(core, self.order, pins, self.block_count), reader))
+        let quotas = Quotas::new(self.namespace_quota);
+        Ok((TreeWriter::new(core, self.order, pins, quotas, self.block_count), reader))
     }
 
     /// Creates the empty tree together with a pool of `block_count` blocks.

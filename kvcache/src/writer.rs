@@ -8,11 +8,13 @@
 pub(crate) mod arena;
 mod audit;
 mod commit;
+mod counts;
 mod evict;
 mod locks;
 mod order;
 mod owned;
 mod pins;
+mod quota;
 mod subscribe;
 
 use crate::core::Core;
@@ -27,8 +29,10 @@ use crate::sync::Arc;
 use crate::sync::planted;
 use crate::{EvictedBlock, Namespace, PrefixLease, TreeReader, TreeStats, token_span};
 use arena::Arena;
+pub use counts::TreeCounts;
 use order::OrderKey;
 use owned::OwnedBlocks;
+pub(crate) use quota::Quotas;
 use std::collections::{BTreeSet, HashMap};
 pub use subscribe::CacheSnapshot;
 
@@ -57,7 +61,8 @@ pub struct TreeWriter {
     detached: HashMap<NodeId, Vec<EvictedBlock>>,
     /// Number of blocks in `detached`.
     detached_blocks: usize,
-    /// Blocks of detached nodes whose last lock was released. The next eviction returns them.
+    /// Blocks of detached nodes whose last lock was released, and blocks that were evicted for a
+    /// quota. The next eviction returns them.
     freed: Vec<EvictedBlock>,
     /// The nodes of the current walk with the number of matched blocks in each. A field only to
     /// reuse its memory.
@@ -65,6 +70,7 @@ pub struct TreeWriter {
     owned: OwnedBlocks,
     source: BlockSource,
     pins: Pins,
+    quotas: Quotas,
     events: EventLog,
     stats: TreeStats,
 }
@@ -114,34 +120,12 @@ impl Record {
     }
 }
 
-/// The sizes of the tree at one moment, returned by [`TreeWriter::counts`].
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-#[non_exhaustive]
-#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
-pub struct TreeCounts {
-    /// Number of blocks in the index: `evictable + locked`.
-    pub cached: usize,
-    /// Number of blocks in the index that evictions can remove, directly or after other blocks.
-    pub evictable: usize,
-    /// Number of blocks in the index that leases and pins hold. Demotable pins hold none.
-    pub locked: usize,
-    /// Number of blocks of all pins, demoted ones included. A block that several pins share counts
-    /// for each of them.
-    pub pinned: usize,
-    /// Number of blocks that a flush or the eviction of a namespace has removed from the index and
-    /// that were not returned yet, because a lease still holds them or held them until just now.
-    pub detached: usize,
-    /// Number of nodes, not counting the roots of namespaces.
-    pub nodes: usize,
-    /// Number of namespaces in which something is cached, not counting the base namespace.
-    pub namespaces: usize,
-}
-
 impl TreeWriter {
     pub(crate) fn new(
         core: Arc<Core>,
         eviction: Box<dyn EvictionOrder>,
         pins: Pins,
+        quotas: Quotas,
         block_count: Option<usize>,
     ) -> TreeWriter {
         TreeWriter {
@@ -160,6 +144,7 @@ impl TreeWriter {
             owned: OwnedBlocks::new(block_count),
             source: BlockSource::Unknown,
             pins,
+            quotas,
             events: EventLog::default(),
             stats: TreeStats::default(),
         }
@@ -226,21 +211,6 @@ impl TreeWriter {
         PrefixLease { namespace: *namespace, blocks, block_size, priority, end, queue }
     }
 
-    /// Returns the numbers of blocks by state, after all dropped leases were processed.
-    pub fn counts(&mut self) -> TreeCounts {
-        self.drain();
-        let roots = self.arena.child_count(Core::DIRECTORY);
-        TreeCounts {
-            cached: self.cached,
-            evictable: self.cached - self.locked,
-            locked: self.locked,
-            pinned: self.pins.blocks,
-            detached: self.detached_blocks + self.freed.len(),
-            nodes: self.arena.node_count() - roots,
-            namespaces: roots,
-        }
-    }
-
     /// Returns the counters since the tree was created.
     pub fn stats(&self) -> &TreeStats {
         &self.stats
@@ -254,6 +224,7 @@ impl TreeWriter {
         self.arena.heap_bytes()
             + self.records.capacity() * size_of::<Record>()
             + self.order.len() * ORDER_ENTRY
+            + self.quotas.heap_bytes(ORDER_ENTRY)
     }
 
     /// Number of nodes and tables that were unlinked from the tree and are not freed yet. The writer

@@ -109,6 +109,22 @@ fn an_eviction_by_prefix_keeps_what_is_pinned() {
     assert!(tree.matched(&[1, 2, 3, 4, 5, 6]) == 4 && !tree.is_demoted(pin));
 }
 
+/// Goal: a quota evicts nothing that is pinned, and what was pinned as soon as it is not.
+#[test]
+fn a_quota_evicts_nothing_that_is_pinned() {
+    let mut tree = Tree::new(EvictionPolicy::Lru);
+    tree.writer.set_namespace_quota(&base(), Some(1)).expect("a few quotas");
+    let lease = tree.commit(&[1, 2, 3, 4]);
+    let pin = tree.pin(&[1, 2, 3, 4]);
+    drop(lease);
+    drop(tree.commit(&[5, 6]));
+    tree.writer.audit().expect("consistent");
+    assert_eq!((tree.matched(&[1, 2, 3, 4]), tree.matched(&[5, 6])), (4, 0));
+    assert!(!tree.is_demoted(pin) && tree.writer.unpin(pin));
+    tree.writer.audit().expect("consistent");
+    assert_eq!(tree.matched(&[1, 2, 3, 4]), 2, "one block is the quota");
+}
+
 #[derive(Clone, Debug)]
 enum Op {
     Commit(Vec<u32>, bool),

@@ -56,7 +56,39 @@ impl TreeWriter {
         same("cached blocks", cached, self.cached)?;
         same("locked blocks", locked, self.locked)?;
         same("detached blocks", detached, self.detached_blocks)?;
-        same("evictable leaves", leaves, self.order.len())
+        same("evictable leaves", leaves, self.order.len())?;
+        self.audit_quotas()
+    }
+
+    /// Recounts the use of each namespace with a quota.
+    fn audit_quotas(&self) -> Result<(), AuditError> {
+        let directory = self.arena.children(Core::DIRECTORY);
+        let mut usage_count = 0;
+        for root in directory.into_iter().chain([Core::BASE]) {
+            let limited = self.quotas.quota(&self.arena.namespace_of(root)).is_some();
+            let usage = self.quotas.usage(root);
+            let check = |holds: bool, expected| match holds {
+                true => Ok(()),
+                false => Err(AuditError::Node { node: root.0, expected }),
+            };
+            check(limited == usage.is_some(), "a record of its use exactly if it has a quota")?;
+            let Some(usage) = usage else { continue };
+            usage_count += 1;
+            let (mut cached, mut leaves) = (0, 0);
+            let mut pending = self.arena.children(root);
+            while let Some(id) = pending.pop() {
+                pending.extend(self.arena.children(id));
+                cached += self.arena.edge(id).block_count();
+                let record = &self.records[id.index()];
+                leaves += usize::from(record.ranked);
+                let listed = usage.leaves.contains(&record.order_key(id));
+                check(listed == record.ranked, "its evictable leaves in the record of its use")?;
+            }
+            same("cached blocks of a namespace", cached, usage.cached)?;
+            same("evictable leaves of a namespace", leaves, usage.leaves.len())?;
+            check(usage.victim().is_none(), "to exceed its quota only by what is held")?;
+        }
+        same("namespaces with a quota", usage_count, self.quotas.usage_count())
     }
 
     /// Checks a node, in which `pins` demotable pins end.

@@ -88,6 +88,8 @@ impl TreeWriter {
         self.renew_pins(&lease.namespace, positions, end, fresh.len());
         let commit = Commit { blocks: [&known, fresh].concat(), duplicates };
         lease.blocks.extend_from_slice(&commit.blocks);
+        self.quotas.add_blocks(self.records[end.index()].root, fresh.len());
+        self.enforce_quotas();
         Ok(commit)
     }
 
@@ -206,6 +208,7 @@ impl TreeWriter {
             None => {
                 let (root, leaf) = self.arena.add_namespace(&lease.namespace, edge);
                 self.set_record(root, self.new_record(0, root));
+                self.quotas.add_root(&lease.namespace, root);
                 (root, leaf)
             }
         };

@@ -59,17 +59,12 @@ impl TreeWriter {
         });
         std::hint::black_box(loaded);
         while out.len() < block_count {
-            let Some(&OrderKey { is_pinned, rank, leaf: id }) = self.order.first() else { break };
-            if is_pinned {
-                self.demote_pins(id);
-            }
-            let edge = self.arena.edge(id);
-            let length = edge.block_count();
-            let most = match length - self.whole_blocks(id) {
+            let Some(&OrderKey { rank, leaf: id, .. }) = self.order.first() else { break };
+            let most = match self.rest_of_span(id) {
                 0 => {
                     let panics = &mut self.stats.eviction_order_panics;
                     eviction::contain(panics, || self.eviction.evicted(rank));
-                    length
+                    self.arena.edge(id).block_count()
                 }
                 rest_of_span => rest_of_span,
             };
@@ -77,26 +72,46 @@ impl TreeWriter {
             if let Some(prefixes) = &mut prefixes {
                 prefixes.push(self.evicted_prefix(id, taken));
             }
-            let namespace = self.arena.namespace_of(self.records[id.index()].root);
-            out.extend(content(edge, namespace).skip(length - taken));
-            let hashes = || edge.hashes()[length - taken..].iter().rev().copied().collect();
-            self.events.report(|| CacheEvent::Removed { hashes: hashes() });
-            self.cached -= taken;
             self.stats.evicted_for_room += taken as u64;
-            self.stats.record_lifetime(self.tick - self.records[id.index()].created);
-            if taken == length {
-                self.remove_leaf(id);
-            } else {
-                let kept = edge.part(0, length - taken, self.arena.core.block_size);
-                self.arena.replace_run(&[id], kept);
-                self.show(id);
-                self.refresh(id);
-                if is_pinned {
-                    self.merge_around(id);
-                }
-            }
+            self.trim_leaf(id, taken, &mut out);
         }
         self.hand_over(out)
+    }
+
+    /// If a leaf ends inside an atomic token span, returns the number of its blocks from the start
+    /// of that span, which are useless without the span's end. Otherwise returns 0.
+    pub(super) fn rest_of_span(&self, leaf: NodeId) -> usize {
+        self.arena.edge(leaf).block_count() - self.whole_blocks(leaf)
+    }
+
+    /// Evicts the last `taken` blocks of an unlocked leaf, at least one and at most all of them,
+    /// and appends them to `out`.
+    pub(super) fn trim_leaf(&mut self, id: NodeId, taken: usize, out: &mut Vec<EvictedBlock>) {
+        let is_pinned = self.records[id.index()].pins > 0;
+        if is_pinned {
+            self.demote_pins(id);
+        }
+        let edge = self.arena.edge(id);
+        let length = edge.block_count();
+        let root = self.records[id.index()].root;
+        let namespace = self.arena.namespace_of(root);
+        out.extend(content(edge, namespace).skip(length - taken));
+        let hashes = || edge.hashes()[length - taken..].iter().rev().copied().collect();
+        self.events.report(|| CacheEvent::Removed { hashes: hashes() });
+        self.cached -= taken;
+        self.quotas.remove_blocks(root, taken);
+        self.stats.record_lifetime(self.tick - self.records[id.index()].created);
+        if taken == length {
+            self.remove_leaf(id);
+        } else {
+            let kept = edge.part(0, length - taken, self.arena.core.block_size);
+            self.arena.replace_run(&[id], kept);
+            self.show(id);
+            self.refresh(id);
+            if is_pinned {
+                self.merge_around(id);
+            }
+        }
     }
 
     /// The blocks no longer belong to the tree.
@@ -143,6 +158,9 @@ impl TreeWriter {
         roots.push(Core::BASE);
         for root in roots {
             self.take_out_below(root, &mut out);
+            if root != Core::BASE {
+                self.quotas.remove_root(root);
+            }
         }
         let detached = &self.detached;
         let keep = |id: NodeId| detached.contains_key(&id);
@@ -171,6 +189,7 @@ impl TreeWriter {
         let detached = &self.detached;
         self.arena.clear_below(root, |id| detached.contains_key(&id));
         if root != Core::BASE {
+            self.quotas.remove_root(root);
             self.arena.remove_leaf(root);
         }
         self.hand_over(out)
@@ -218,7 +237,8 @@ impl TreeWriter {
     /// Removes an unlocked node with everything below it, and then the unlocked nodes above it that
     /// have become leaves. Appends their blocks to `out`.
     fn remove_subtree(&mut self, top: NodeId, out: &mut Vec<EvictedBlock>) {
-        let namespace = self.arena.namespace_of(self.records[top.index()].root);
+        let root = self.records[top.index()].root;
+        let namespace = self.arena.namespace_of(root);
         let mut hashes = self.take_out_below(top, out);
         self.arena.clear_below(top, |_| false);
         let mut id = top;
@@ -228,6 +248,7 @@ impl TreeWriter {
             hashes.extend(edge.hashes().iter().rev());
             out.extend(content(edge, namespace));
             self.cached -= edge.block_count();
+            self.quotas.remove_blocks(root, edge.block_count());
             self.stats.record_lifetime(self.tick - self.records[id.index()].created);
             let ends = self.arena.is_root(parent)
                 || self.arena.child_count(parent) > 1
@@ -241,26 +262,23 @@ impl TreeWriter {
         self.events.report(|| CacheEvent::Removed { hashes });
     }
 
-    /// Removes the records of everything below `root`, before the nodes are removed. Appends blocks
+    /// Removes the records of everything below `top`, before the nodes are removed. Appends blocks
     /// without a lock to `out`; the others become detached. Returns the hashes of all blocks,
     /// descendants first.
-    fn take_out_below(&mut self, root: NodeId, out: &mut Vec<EvictedBlock>) -> Vec<u64> {
-        let namespace = match self.arena.is_root(root) {
-            true => self.arena.namespace_of(root),
-            false => self.arena.namespace_of(self.records[root.index()].root),
-        };
+    fn take_out_below(&mut self, top: NodeId, out: &mut Vec<EvictedBlock>) -> Vec<u64> {
+        let root = if self.arena.is_root(top) { top } else { self.records[top.index()].root };
+        let namespace = self.arena.namespace_of(root);
         let mut hashes = Vec::new();
-        let mut pending = self.arena.children(root);
+        let mut pending = self.arena.children(top);
         while let Some(id) = pending.pop() {
             pending.extend(self.arena.children(id));
+            self.leave_order(id);
             let edge = self.arena.edge(id);
-            let record = &mut self.records[id.index()];
+            let record = &self.records[id.index()];
             hashes.extend_from_slice(edge.hashes());
             self.stats.record_lifetime(self.tick - record.created);
             self.cached -= edge.block_count();
-            if std::mem::take(&mut record.ranked) {
-                self.order.remove(&record.order_key(id));
-            }
+            self.quotas.remove_blocks(root, edge.block_count());
             if record.locks > 0 {
                 self.locked -= edge.block_count();
                 self.detached_blocks += edge.block_count();
@@ -281,7 +299,10 @@ impl TreeWriter {
         self.arena.remove_leaf(id);
         self.set_record(id, Record::default());
         match (self.arena.is_root(parent), self.arena.child_count(parent)) {
-            (true, 0) if parent != Core::BASE => self.arena.remove_leaf(parent),
+            (true, 0) if parent != Core::BASE => {
+                self.quotas.remove_root(parent);
+                self.arena.remove_leaf(parent);
+            }
             (true, _) => {}
             (false, 0) => self.refresh(parent),
             (false, _) => self.merge_around(parent),

@@ -6,12 +6,14 @@ use crate::node::edge::Edge;
 
 impl TreeWriter {
     /// Catches up with what other threads have done since the last operation: releases the locks
-    /// of dropped leases, and frees nodes that readers no longer hold.
+    /// of dropped leases, evicts what then exceeds the quotas of namespaces, and frees nodes that
+    /// readers no longer hold.
     pub(super) fn drain(&mut self) {
         self.arena.collect_garbage();
         for end in self.returns.take() {
             self.unlock_up(end);
         }
+        self.enforce_quotas();
     }
 
     /// Adds a lock to the nodes from `from` up to `until`, without `until` itself.

@@ -68,7 +68,9 @@ impl TreeWriter {
         }
         // A pinned prefix ends between spans.
         (record.ranked, record.rank, record.ranked_as_pinned) = (true, rank, record.pins > 0);
-        self.order.insert(record.order_key(id));
+        let key = record.order_key(id);
+        self.order.insert(key);
+        self.quotas.add_leaf(record.root, key);
     }
 
     /// If the node ends inside an atomic token span, returns the number of its blocks before that
@@ -85,6 +87,7 @@ impl TreeWriter {
         if std::mem::take(&mut record.ranked) {
             let key = record.order_key(id);
             self.order.remove(&key);
+            self.quotas.remove_leaf(record.root, &key);
         }
     }
 }

@@ -42,7 +42,9 @@ impl TreeWriter {
     /// Ends a pin. Returns whether it existed.
     pub fn unpin(&mut self, id: PinId) -> bool {
         self.begin_operation();
-        self.end_pin(id)
+        let existed = self.end_pin(id);
+        self.enforce_quotas();
+        existed
     }
 
     /// Returns all pins, oldest first.
