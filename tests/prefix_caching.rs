@@ -202,3 +202,57 @@ async fn prefix_caching_can_be_disabled() {
     }
     assert_eq!(answers[0], answers[1]);
 }
+
+/// Goal: with a quota, a client that floods the cache loses its own oldest prompts only, and every
+/// block of the pool can be used. Without one, it evicts the prompts of all others.
+#[tokio::test]
+async fn a_quota_keeps_one_salt_from_evicting_the_others() {
+    let request = |first: u32, blocks: u32| {
+        let tokens: Vec<u32> = (0..16 * blocks).map(|n| (first + n * 7) % 256).collect();
+        Request::tokens(tokens).max_tokens(1)
+    };
+    for (quota, others) in [(Some(5), 48), (None, 0)] {
+        let mut builder = builder(16).0.max_running(2);
+        if let Some(blocks) = quota {
+            builder = builder.namespace_quota(blocks);
+        }
+        let engine = builder.build().await.expect("valid settings");
+        let (quiet, unsalted) = (request(3, 3).cache_salt("quiet"), request(3, 3));
+        let flood = |round: u32| request(round * 10, 2).cache_salt("flood");
+        for prompt in [quiet.clone(), unsalted.clone()] {
+            run(&engine, prompt).await;
+        }
+        // Two of them run at any time, so the engine is never idle in between.
+        let floods: Vec<_> =
+            (0..20).map(|round| tokio::spawn(warm(&engine, flood(round)))).collect();
+        for flood in floods {
+            flood.await.expect("no panic");
+        }
+        let cached = |request: &Request| engine.cache().query_match_len(request).expect("tokens");
+        assert_eq!((cached(&quiet), cached(&unsalted)), (others, others), "{quota:?}");
+        let flooded: usize = (0..20).map(|round| cached(&flood(round))).sum();
+        let report = engine.audit().await.expect("consistent accounting");
+        let stats = engine.stats();
+        if let Some(blocks) = quota {
+            assert_eq!(flooded, blocks * 16);
+            assert_eq!((stats.evictions, stats.evictions_for_quota), (0, 35));
+            assert_eq!((report.blocks_committed, report.blocks_free), (11, 5));
+            // More than what is free, so the next one evicts what the default order says.
+            run(&engine, request(200, 8)).await;
+            assert!(engine.stats().evictions > 0);
+        } else {
+            assert_eq!(stats.evictions_for_quota, 0);
+        }
+        engine.audit().await.expect("consistent accounting");
+    }
+    let refused = builder(8).0.namespace_quota(9).build().await.expect_err("too many").to_string();
+    assert!(refused.contains("namespace_quota") && refused.contains("got 9"), "{refused}");
+}
+
+/// Computes a prompt on a task of its own.
+fn warm(engine: &Engine, request: Request) -> impl Future<Output = ()> + Send + use<> {
+    let engine = engine.clone();
+    async move {
+        run(&engine, request).await;
+    }
+}

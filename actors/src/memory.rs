@@ -89,7 +89,7 @@ impl Memory for ActorMemory {
     async fn counts(&mut self) -> Result<BlockCounts, ActorStopped> {
         let tree = self.call_tree(TreeMessage::Counts);
         let (tree, free) = try_join(tree, self.call_allocator(AllocatorMessage::Free)).await?;
-        Ok(BlockCounts { free, evictable: tree.evictable })
+        Ok(BlockCounts { free, evictable: tree.returnable() })
     }
 
     async fn settle(&mut self) -> Result<(), ActorStopped> {

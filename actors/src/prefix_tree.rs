@@ -12,8 +12,8 @@ use stolon_kvcache::{
     ConfigError, EvictedBlocks, EvictionPolicy, Namespace, PinId, TreeCounts, TreeWriter,
 };
 use stolon_scheduler::{
-    Acquired, CacheStats, CommitItem, Committed, Evicted, EvictionDemand, Gauges, KvSink,
-    PinBudget, Pinned, Removal, commit, evict, remove,
+    Acquired, CacheStats, CommitItem, Committed, Evicted, EvictionCounts, EvictionDemand, Gauges,
+    KvSink, PinBudget, Pinned, Removal, commit, evict, remove,
 };
 
 use crate::cache::CacheEvents;
@@ -60,6 +60,8 @@ pub(crate) struct TreeState {
     writer: TreeWriter,
     /// What the tree does not store about the pins.
     pins: HashMap<PinId, PinRecord>,
+    /// The evictions that the gauges have counted.
+    counted: EvictionCounts,
 }
 
 pub(crate) struct PrefixTreeActor {
@@ -81,7 +83,7 @@ impl Actor for PrefixTreeActor {
         writer: TreeWriter,
     ) -> Result<TreeState, ActorProcessingErr> {
         self.pin_budget.set_pinned(Pinned::default());
-        Ok(TreeState { writer, pins: HashMap::new() })
+        Ok(TreeState { writer, pins: HashMap::new(), counted: EvictionCounts::default() })
     }
 
     async fn handle(
@@ -96,45 +98,40 @@ impl Actor for PrefixTreeActor {
         match message {
             TreeMessage::Acquire { namespace, tokens, limit, priority, reply } => {
                 let lease = writer.acquire_prioritized(&namespace, &tokens[..limit], priority);
-                let evictable = self.publish(writer).evictable;
+                let evictable = self.publish(state).returnable();
                 drop(tokens);
                 let _ = reply.send(Acquired { lease, evictable });
             }
             TreeMessage::Commit(items, reply) => {
                 let committed = items.into_iter().map(|item| commit(writer, item)).collect();
-                self.publish(writer);
+                self.publish(state);
                 let _ = reply.send(committed);
             }
             TreeMessage::Evict { demand, note, reply } => {
                 let evicted = evict(writer, demand, note);
-                self.gauges.count_evictions(evicted.blocks.len());
-                self.publish(writer);
+                self.publish(state);
                 let _ = reply.send(evicted);
             }
             TreeMessage::Flush(reply) => {
-                let before = writer.counts().cached;
                 let flushed = writer.flush();
-                self.gauges.count_requested_evictions(before);
                 state.pins.clear();
-                self.publish_pins(writer);
+                self.publish_pins(state);
                 let _ = reply.send(flushed);
             }
             TreeMessage::Remove(removal, reply) => {
-                let before = writer.counts().cached;
                 let removed = remove(writer, &removal);
-                self.gauges.count_requested_evictions(before - self.publish(writer).cached);
                 let live: HashSet<PinId> = writer.pins().iter().map(|pin| pin.id).collect();
                 state.pins.retain(|id, _| live.contains(id));
-                self.publish_pins(writer);
+                self.publish_pins(state);
                 let _ = reply.send(removed);
             }
             TreeMessage::SetEvictionPolicy(policy) => writer.set_eviction_order(policy.order()),
             TreeMessage::Counts(reply) => {
-                let _ = reply.send(self.publish(writer));
+                let _ = reply.send(self.publish(state));
             }
             TreeMessage::Audit(reply) => {
                 let checked = writer.audit().map_err(|error| error.to_string());
-                let _ = reply.send(checked.map(|_| self.publish(writer)));
+                let _ = reply.send(checked.map(|()| self.publish(state)));
             }
             TreeMessage::Pin(message) => self.handle_pin(message, state, &myself),
             TreeMessage::Subscribe(capacity, reply) => {
@@ -144,7 +141,8 @@ impl Actor for PrefixTreeActor {
                 let _ = reply.send(receiver.map(with_snapshot));
             }
             TreeMessage::Stats(reply) => {
-                let counts = self.publish(writer);
+                let counts = self.publish(state);
+                let writer = &state.writer;
                 let stats = CacheStats::new(&counts, writer.stats(), writer.index_bytes());
                 let _ = reply.send(stats);
             }
@@ -155,15 +153,18 @@ impl Actor for PrefixTreeActor {
 
 impl PrefixTreeActor {
     /// Sets the gauges, and lets long prompts use the blocks of the pin budget that are not pinned.
-    fn publish_pins(&self, writer: &mut TreeWriter) {
-        let (blocks, pins) = (self.publish(writer).pinned, writer.pin_count());
+    fn publish_pins(&self, state: &mut TreeState) {
+        let (blocks, pins) = (self.publish(state).pinned, state.writer.pin_count());
         self.pin_budget.set_pinned(Pinned { blocks, pins });
     }
 
-    /// Sets the gauges and returns the counts.
-    fn publish(&self, writer: &mut TreeWriter) -> TreeCounts {
-        let counts = writer.counts();
+    /// Sets the gauges, counts the new evictions and returns the counts.
+    fn publish(&self, state: &mut TreeState) -> TreeCounts {
+        let counts = state.writer.counts();
         self.gauges.set_tree(&counts);
+        let evictions = EvictionCounts::new(state.writer.stats());
+        self.gauges.count_evictions(state.counted, evictions);
+        state.counted = evictions;
         counts
     }
 }

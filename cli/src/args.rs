@@ -179,6 +179,16 @@ pub struct EngineArgs {
     /// stored in the directory, and evicted from the KV pool after everything else.
     #[arg(long, value_name = "BLOCKS")]
     pub pin_budget: Option<usize>,
+    /// Number of KV blocks that each cache salt and each tenant may keep in the prefix cache
+    ///
+    /// A client that has more cached loses its own blocks in the order of `--eviction-policy`, and
+    /// others lose none. Clients are separated by `cache_salt` or `--tenant-by`; requests without
+    /// either have no quota. A client that sends several values of `cache_salt` has a quota for
+    /// each of them. Blocks that running requests, pins and sessions hold count, but are not
+    /// evicted. With 0, only these are kept. Blocks that are evicted for the quota are not written
+    /// to `--kv-cache-dir` under the policy write-back. Default: no limit.
+    #[arg(long, value_name = "BLOCKS")]
+    pub namespace_quota: Option<usize>,
     /// Maximum number of KV blocks that sessions keep from being evicted between their turns
     ///
     /// A running request that finds no other block takes them. With 0, sessions hold nothing.
@@ -272,6 +282,9 @@ impl EngineArgs {
         };
         if let Some(blocks) = self.pin_budget {
             builder = builder.pin_budget(blocks);
+        }
+        if let Some(blocks) = self.namespace_quota {
+            builder = builder.namespace_quota(blocks);
         }
         if let Some(blocks) = self.session_budget {
             builder = builder.session_budget(blocks);

@@ -191,8 +191,13 @@ fn blocks(out: &mut Output<'_>, stats: &EngineStats, info: &ModelInfo) -> fmt::R
     ];
     out.gauges("kv_cache_blocks", help, "state", &states)?;
     let help = "Blocks that left the prefix cache. Reason room: to make room for a request; \
-                requested: by a flush or another call of the operator.";
-    let reasons = [("room", stats.evictions), ("requested", stats.evictions_requested)];
+                quota: their cache salt or tenant exceeded its quota; requested: by a flush or \
+                another call of the operator.";
+    let reasons = [
+        ("room", stats.evictions),
+        ("quota", stats.evictions_for_quota),
+        ("requested", stats.evictions_requested),
+    ];
     out.counters("prefix_cache_evicted_blocks", help, "reason", &reasons)?;
     let labels = [
         ("block_size", info.block_size.to_string()),

@@ -119,6 +119,11 @@ pub struct EngineConfig {
     /// use it, and nothing can be pinned until its request has ended. If `kv_sink` stores pins, all
     /// blocks are available to requests, and `None` means a quarter of the blocks.
     pub pin_budget: Option<usize>,
+    /// Number of blocks that each namespace but the default one may keep in the prefix cache, at
+    /// most the number of blocks; 0 keeps nothing that is not in use. `None` means no limit. What
+    /// requests, pins and sessions hold counts, and may exceed it. See
+    /// [`TreeBuilder::namespace_quota`](stolon_kvcache::TreeBuilder::namespace_quota).
+    pub namespace_quota: Option<usize>,
     /// Maximum number of KV blocks that sessions keep from being evicted between their turns; at
     /// most the number of blocks. `None` means half of them. Sessions release blocks when a running
     /// request finds no others. 0 means that sessions hold nothing.
@@ -168,6 +173,7 @@ impl Default for EngineConfig {
             eviction_policy: EvictionPolicy::default(),
             eviction_order: None,
             pin_budget: None,
+            namespace_quota: None,
             session_budget: None,
             max_sessions: 1024,
             session_ttl: Duration::from_secs(30 * 60),

@@ -138,13 +138,16 @@ impl EngineContext {
             Some(policy) => policy.order(),
             None => self.config.new_eviction_order(),
         };
-        let (writer, reader) = TreeBuilder::new(self.spec.block_size)
+        let mut builder = TreeBuilder::new(self.spec.block_size)
             .eviction_order(eviction)
             .pin_budget(self.pin_budget.blocks())
             .demotable_pins(self.config.sink_of_pins().is_some())
-            .block_count(self.spec.block_count)
-            .build()
-            .map_err(|_| invalid_block_size(self.spec.block_size))?;
+            .block_count(self.spec.block_count);
+        if let Some(quota) = self.config.namespace_quota {
+            builder = builder.namespace_quota(quota);
+        }
+        let (writer, reader) =
+            builder.build().map_err(|_| invalid_block_size(self.spec.block_size))?;
         let (pool, fence) = BlockPool::new(self.spec.block_count);
         let takes_evicted = self.config.kv_sink.as_ref().is_some_and(|sink| sink.takes_evicted());
         let allocator = BlockAllocator::new(pool, self.config.logit_cache_bytes);

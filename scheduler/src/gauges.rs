@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::task::{Context, Poll};
 use std::time::Duration;
 
-use stolon_kvcache::{PoolCounts, TreeCounts};
+use stolon_kvcache::{PoolCounts, TreeCounts, TreeStats};
 
 use crate::histogram::{EngineHistograms, Histograms};
 use crate::request_counts::{RequestCounts, RequestNumbers};
@@ -40,6 +40,7 @@ pub struct Gauges {
     pub(crate) preemptions_stalled: Counter,
     pub(crate) preemptions_for_share: Counter,
     pub(crate) evictions: Counter,
+    pub(crate) evictions_for_quota: Counter,
     pub(crate) evictions_requested: Counter,
     pub(crate) restarts: Counter,
     pub(crate) follows: Counter,
@@ -54,6 +55,30 @@ pub struct Gauges {
 
 /// Minimum number of prompt positions in a step from which the speed of prefills is measured.
 const PREFILL_POSITIONS: usize = 32;
+
+/// Numbers of blocks that have left a prefix tree since it was created, by cause.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct EvictionCounts {
+    /// Evicted to make room.
+    pub room: u64,
+    /// Evicted because their namespace exceeded its quota.
+    pub quota: u64,
+    /// Removed because an operator asked for it.
+    pub requested: u64,
+}
+
+impl EvictionCounts {
+    /// Reads the counters of a tree.
+    pub fn new(stats: &TreeStats) -> EvictionCounts {
+        EvictionCounts {
+            room: stats.evicted_for_room,
+            quota: stats.evicted_for_quota,
+            requested: stats.evicted_by_flush
+                + stats.evicted_by_namespace
+                + stats.evicted_by_prefix,
+        }
+    }
+}
 
 impl Gauges {
     /// Refuses requests from now on, with [`EngineError::Draining`](crate::EngineError::Draining).
@@ -77,17 +102,18 @@ impl Gauges {
         self.restarts.add(1);
     }
 
-    /// Counts blocks evicted to make room.
-    pub fn count_evictions(&self, blocks: usize) {
-        if blocks > 0 {
-            tracing::debug!(target: "stolon", blocks, "cached blocks evicted");
+    /// Counts the blocks that have left a prefix tree between two readings of its counters.
+    pub fn count_evictions(&self, before: EvictionCounts, now: EvictionCounts) {
+        let evicted = |cause: fn(&EvictionCounts) -> u64| {
+            usize::try_from(cause(&now).saturating_sub(cause(&before))).unwrap_or(usize::MAX)
+        };
+        let (room, quota) = (evicted(|counts| counts.room), evicted(|counts| counts.quota));
+        if room + quota > 0 {
+            tracing::debug!(target: "stolon", room, quota, "cached blocks evicted");
         }
-        self.evictions.add(blocks);
-    }
-
-    /// Counts blocks removed from the cache because an operator asked for it.
-    pub fn count_requested_evictions(&self, blocks: usize) {
-        self.evictions_requested.add(blocks);
+        self.evictions.add(room);
+        self.evictions_for_quota.add(quota);
+        self.evictions_requested.add(evicted(|counts| counts.requested));
     }
 
     /// A copy of all distributions.
@@ -113,7 +139,7 @@ impl Gauges {
     /// Sets the gauges of the prefix tree.
     pub fn set_tree(&self, counts: &TreeCounts) {
         self.blocks_cached.set(counts.cached + counts.detached);
-        self.blocks_evictable.set(counts.evictable);
+        self.blocks_evictable.set(counts.returnable());
         self.blocks_pinned.set(counts.pinned);
     }
 
@@ -178,6 +204,7 @@ impl Gauges {
             preemptions_stalled,
             preemptions_for_share,
             evictions: self.evictions.get(),
+            evictions_for_quota: self.evictions_for_quota.get(),
             evictions_requested: self.evictions_requested.get(),
             sessions: sessions.open,
             session_turns: sessions.turns,

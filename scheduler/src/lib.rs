@@ -63,7 +63,7 @@ pub use error::{EngineError, LengthBound};
 pub use event::{Event, Finish, FinishReason, Timings, TokenEvent, Usage};
 pub use event_channel::{EventReceiver, EventSender, RESERVED_EVENTS, Received, event_channel};
 pub use execute::execute;
-pub use gauges::Gauges;
+pub use gauges::{EvictionCounts, Gauges};
 pub use health::EngineHealth;
 pub use histogram::{EngineHistograms, HistogramData};
 pub use late_sampling::LateRow;

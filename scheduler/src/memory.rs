@@ -28,7 +28,7 @@ pub struct ActorStopped(pub &'static str);
 pub struct Acquired {
     /// The longest match, locked.
     pub lease: PrefixLease,
-    /// Number of blocks that can still be evicted now that the match is locked.
+    /// Number of blocks that the tree can still return now that the match is locked.
     pub evictable: usize,
 }
 
@@ -82,7 +82,8 @@ pub struct Reserved {
 pub struct BlockCounts {
     /// Free blocks.
     pub free: usize,
-    /// Cached blocks that no request and no pin holds.
+    /// Blocks that the tree can return: cached blocks that no request and no pin holds, and blocks
+    /// that have left the index already.
     pub evictable: usize,
 }
 
@@ -129,8 +130,8 @@ pub trait Memory: Send {
     /// Counts blocks, after everything that was dropped so far has been returned.
     fn counts(&mut self) -> impl Future<Output = Result<BlockCounts, ActorStopped>> + Send;
 
-    /// Returns flushed blocks that were still in use at the flush to the pool. Called when nothing
-    /// runs.
+    /// Returns blocks to the pool that have left the index: those of a flush that were still in
+    /// use, and those that were evicted for quotas. Called when nothing runs.
     fn settle(&mut self) -> impl Future<Output = Result<(), ActorStopped>> + Send;
 
     /// Removes everything from the tree that no request holds.

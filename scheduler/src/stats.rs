@@ -77,6 +77,9 @@ pub struct EngineStats {
     pub preemptions_for_share: u64,
     /// Blocks evicted from the prefix cache to make room.
     pub evictions: u64,
+    /// Blocks evicted from the prefix cache because their namespace exceeded its quota.
+    #[serde(default)]
+    pub evictions_for_quota: u64,
     /// Blocks removed from the prefix cache by a flush or by another request of the operator.
     pub evictions_requested: u64,
     /// Open sessions.
@@ -150,6 +153,8 @@ pub struct CacheStats {
     pub blocks_duplicate: u64,
     /// Blocks evicted to make room.
     pub evicted_for_room: u64,
+    /// Blocks evicted because their namespace exceeded its quota.
+    pub evicted_for_quota: u64,
     /// Blocks removed by flushes.
     pub evicted_by_flush: u64,
     /// Mean number of tokens found in the cache, over all requests that ran.
@@ -173,6 +178,7 @@ impl CacheStats {
             blocks_committed: stats.blocks_committed,
             blocks_duplicate: stats.blocks_duplicate,
             evicted_for_room: stats.evicted_for_room,
+            evicted_for_quota: stats.evicted_for_quota,
             evicted_by_flush: stats.evicted_by_flush,
             average_match: stats.average_match(),
             lifetime_ticks: stats.lifetime_ticks,

@@ -105,6 +105,22 @@ impl EngineBuilder {
         self
     }
 
+    /// Number of KV blocks that the prompts and answers of each cache salt
+    /// ([`Request::cache_salt`](crate::Request::cache_salt)) may keep in the prefix cache, at most
+    /// the number of blocks. Default: no limit. Requests without a salt have none either.
+    ///
+    /// A client with a salt of its own then evicts its own cached blocks when it has too many of
+    /// them, and not those of others. (A client that may use several salts has a quota for each of
+    /// them.) With 0, nothing is kept that is not in use. Blocks that
+    /// running requests, pins and sessions hold count. They are not evicted, so a salt exceeds its
+    /// quota by these alone, until they are released.
+    ///
+    /// What is evicted for a quota is not written to the disk tier under `WritePolicy::WriteBack`.
+    pub fn namespace_quota(mut self, blocks: usize) -> Self {
+        self.config.namespace_quota = Some(blocks);
+        self
+    }
+
     /// Maximum number of KV blocks that sessions ([`Sessions::open`](crate::Sessions::open)) keep
     /// from being evicted between their turns. Default: half of the blocks. With 0, sessions hold
     /// nothing.

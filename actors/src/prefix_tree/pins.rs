@@ -67,7 +67,7 @@ impl PrefixTreeActor {
                     true => state.writer.pin(&namespace, &tokens).map_err(EngineError::from),
                     false => Err(EngineError::PinBudgetInUse),
                 };
-                self.publish_pins(&mut state.writer);
+                self.publish_pins(state);
                 let keep = |id| NewPin { id, save: self.keep(state, id, tokens, options, myself) };
                 let _ = reply.send(pinned.map(keep));
             }
@@ -119,7 +119,7 @@ impl PrefixTreeActor {
     fn unpin(&self, state: &mut TreeState, id: PinId) -> bool {
         state.pins.remove(&id);
         let was_there = state.writer.unpin(id);
-        self.publish_pins(&mut state.writer);
+        self.publish_pins(state);
         was_there
     }
 }

@@ -39,8 +39,8 @@ pub(super) fn stats(reply: &CacheStatsReply) -> Vec<String> {
         ),
         format!("tree     {} nodes, {} bytes", cache.nodes, cache.index_bytes),
         format!(
-            "removed  {} blocks to make room, {} by operators",
-            stats.evictions, stats.evictions_requested
+            "removed  {} blocks to make room, {} for quotas, {} by operators",
+            stats.evictions, stats.evictions_for_quota, stats.evictions_requested
         ),
         format!("requests {} running, {} waiting", stats.running, stats.waiting),
     ]

@@ -168,3 +168,27 @@ async fn the_dashboard_uses_exported_metrics() {
         assert!(sample.contains(&format!("{label}=")), "{name} has no label {label}");
     }
 }
+
+/// Goal: with `--namespace-quota`, a salt keeps as many blocks as it may, and the metrics and
+/// the statistics of the cache count what left for its quota.
+#[tokio::test]
+async fn evictions_for_a_quota_are_counted() {
+    let server = Server::start(TINY, &["--namespace-quota", "3"]);
+    server.complete(json!({"prompt": prompt(40, 0), "max_tokens": 1})).await;
+    for seed in 1..=3 {
+        let body = json!({"prompt": prompt(40, seed), "max_tokens": 1, "cache_salt": "flood"});
+        server.complete(body).await;
+    }
+    server.settled_audit().await;
+    let after = scrape(&server).await;
+    for (name, expected) in [
+        ("prefix_cache_evicted_blocks_total{reason=\"quota\"}", 2.0),
+        ("prefix_cache_evicted_blocks_total{reason=\"room\"}", 0.0),
+        ("kv_cache_blocks{state=\"cached\"}", 6.0),
+        ("kv_cache_blocks{state=\"evictable\"}", 6.0),
+    ] {
+        assert_eq!(after.get(&format!("stolon:{name}")), Some(&expected), "{name}");
+    }
+    let (_, stats) = server.get("/v1/cache/stats").await;
+    assert_eq!(stats["cache"]["evicted_for_quota"], 2, "{stats}");
+}

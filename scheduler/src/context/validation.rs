@@ -107,6 +107,10 @@ pub(super) fn check_spec(spec: &BackendSpec, config: &EngineConfig) -> Result<()
         let expected = format!("fewer than the pool's {} blocks", spec.block_count);
         return Err(EngineError::invalid("pin_budget", expected, got));
     }
+    if let Some(got) = config.namespace_quota.filter(|&quota| quota > spec.block_count) {
+        let expected = format!("at most the pool's {} blocks", spec.block_count);
+        return Err(EngineError::invalid("namespace_quota", expected, got));
+    }
     if let Some(got) = config.session_budget.filter(|&budget| budget > spec.block_count) {
         let expected = format!("at most the pool's {} blocks", spec.block_count);
         return Err(EngineError::invalid("session_budget", expected, got));

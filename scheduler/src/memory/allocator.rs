@@ -51,7 +51,8 @@ pub trait TreeAccess {
 pub enum EvictionDemand {
     /// The blocks that a reservation lacks; none if the tree cannot supply all of them.
     Lacking(Shortage),
-    /// Blocks that were flushed while a sequence still used them, and are not used any more.
+    /// Blocks that left the index for the quota of their namespace, and blocks that were flushed
+    /// while a sequence used them and are not used any more.
     Detached,
 }
 
@@ -69,7 +70,7 @@ pub fn evict(writer: &mut TreeWriter, demand: EvictionDemand, note: bool) -> Evi
     let counts = writer.counts();
     let count = match demand {
         EvictionDemand::Lacking(shortage) => shortage.evictions(&counts).unwrap_or(0),
-        EvictionDemand::Detached => counts.detached,
+        EvictionDemand::Detached => counts.freed,
     };
     if count == 0 {
         return Evicted::default();
@@ -150,8 +151,9 @@ impl BlockAllocator {
         Ok(Reserved { lease, logits, evicted: evicted.prefixes })
     }
 
-    /// Returns blocks to the pool that were flushed while a sequence still used them. The tree
-    /// evicts those before anything that can still be matched.
+    /// Returns blocks to the pool that have left the index already; see
+    /// [`EvictionDemand::Detached`]. Reservations take those before anything that can still be
+    /// matched is evicted.
     ///
     /// # Errors
     /// Those of the tree.
@@ -228,7 +230,7 @@ fn audit(pool: &mut BlockPool, tree: &TreeCounts) -> Result<AuditReport, String>
     }
     if committed != tree.cached + tree.detached {
         return Err(format!(
-            "blocks: the pool counts {committed} committed, the tree {} cached and {} flushed",
+            "blocks: the pool counts {committed} committed, the tree {} cached and {} detached",
             tree.cached, tree.detached
         ));
     }
@@ -238,7 +240,7 @@ fn audit(pool: &mut BlockPool, tree: &TreeCounts) -> Result<AuditReport, String>
         blocks_reserved: reserved,
         blocks_partial: 0,
         blocks_committed: committed,
-        blocks_evictable: tree.evictable,
+        blocks_evictable: tree.returnable(),
         running: 0,
         waiting: 0,
     })

@@ -57,7 +57,7 @@ impl Memory for DirectMemory {
         priority: i32,
     ) -> Result<Acquired, ActorStopped> {
         let lease = self.writer.acquire_prioritized(namespace, &tokens[..limit], priority);
-        Ok(Acquired { lease, evictable: self.writer.counts().evictable })
+        Ok(Acquired { lease, evictable: self.writer.counts().returnable() })
     }
 
     async fn commit(&mut self, items: Vec<CommitItem>) -> Result<Vec<Committed>, ActorStopped> {
@@ -78,8 +78,8 @@ impl Memory for DirectMemory {
     }
 
     async fn counts(&mut self) -> Result<BlockCounts, ActorStopped> {
-        let (free, evictable) = (self.allocator.pool_counts().free, self.writer.counts().evictable);
-        Ok(BlockCounts { free, evictable })
+        let free = self.allocator.pool_counts().free;
+        Ok(BlockCounts { free, evictable: self.writer.counts().returnable() })
     }
 
     async fn settle(&mut self) -> Result<(), ActorStopped> {
