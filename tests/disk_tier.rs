@@ -6,16 +6,12 @@ use std::num::NonZero;
 use std::time::Duration;
 
 use stolon::{
-    Engine, EngineBuilder, Error, EvictionPolicy, KvType, PrefetchPolicy, Request, TierError,
-    WritePolicy,
+    Engine, EngineBuilder, Error, KvType, PrefetchPolicy, Request, TierError, WritePolicy,
 };
 use support::{Directory, answer, ask, prompt, records, stop};
 
 #[path = "support/tiers.rs"]
 mod support;
-
-/// Size of a record of the fake backend: 64 positions with 24 bytes of KV and a token each.
-const RECORD_BYTES: u64 = 176 + 64 * (24 + 4) + 32;
 
 /// An engine on the fake backend, which takes 500 us for a token.
 fn slow_fake(block_count: usize) -> EngineBuilder {
@@ -89,64 +85,6 @@ async fn evicted_prefixes_are_read_back() {
         }
     });
     futures::future::join_all(asks).await;
-    stop(engine).await;
-}
-
-/// Goal: the eviction policy of the engine decides what is removed from the disk, also when it is
-/// changed while the engine runs, and priorities count.
-#[tokio::test]
-async fn the_eviction_policy_holds_for_the_disk() {
-    let after = async |policy, changed: Option<EvictionPolicy>| {
-        let directory = Directory::new(&format!("disk-policy-{policy}-{changed:?}"));
-        let builder = slow_fake(128).eviction_policy(policy);
-        // There is room for three records.
-        let builder = builder.kv_cache_dir(&directory.0, 3 * RECORD_BYTES);
-        let engine = builder.build().await.expect("an engine");
-        // The second prompt is important, the first one is used again.
-        for (seed, priority) in [(0, 0), (1, 1), (2, 0), (0, 0), (3, 0)] {
-            if let Some(policy) = changed.filter(|_| seed == 3) {
-                engine.cache().set_eviction_policy(policy).expect("it runs");
-            }
-            let request = Request::tokens(prompt(70, seed)).max_tokens(1).priority(priority);
-            engine.complete(request).await.expect("an answer");
-            engine.tiers().flush().await.expect("it runs");
-        }
-        let is_there = |seed: &u32| {
-            let request = Request::tokens(prompt(70, *seed));
-            engine.tiers().query(&request).expect("tokens").disk == 64
-        };
-        let left: Vec<u32> = (0..4).filter(is_there).collect();
-        assert_eq!(engine.tiers().disk_stats().expect("a disk tier").records_evicted, 1);
-        stop(engine).await;
-        left
-    };
-    assert_eq!(after(EvictionPolicy::Lru, None).await, [0, 2, 3]);
-    assert_eq!(after(EvictionPolicy::Fifo, None).await, [1, 2, 3]);
-    assert_eq!(after(EvictionPolicy::Priority, None).await, [0, 1, 3]);
-    assert_eq!(after(EvictionPolicy::Lru, Some(EvictionPolicy::Fifo)).await, [1, 2, 3]);
-}
-
-/// Goal: what requests find in the pool is not removed from the disk as if nobody used it.
-#[tokio::test]
-async fn what_is_used_in_the_pool_stays_on_the_disk() {
-    let directory = Directory::new("disk-hot");
-    let with_budget = |bytes| slow_fake(128).kv_cache_dir(&directory.0, bytes).build();
-    let engine = with_budget(1 << 30).await.expect("an engine");
-    ask(&engine, &prompt(200, 0)).await;
-    engine.tiers().flush().await.expect("it runs");
-    let disk = engine.tiers().disk_stats().expect("a disk tier");
-    assert_eq!(disk.records, 3);
-    stop(engine).await;
-    let engine = with_budget(3 * disk.bytes).await.expect("an engine");
-    for seed in 1..10 {
-        ask(&engine, &prompt(200, 0)).await;
-        ask(&engine, &prompt(200, seed)).await;
-        engine.tiers().flush().await.expect("it runs");
-    }
-    let disk = engine.tiers().disk_stats().expect("a disk tier");
-    assert_eq!((disk.records_evicted, disk.read_tokens), (3 * 7, 192), "{disk:?}");
-    let found = engine.tiers().query(&Request::tokens(prompt(200, 0))).expect("tokens");
-    assert_eq!(found.disk, 192, "it is in use");
     stop(engine).await;
 }
 

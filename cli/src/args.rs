@@ -16,7 +16,7 @@ use crate::download;
 use crate::memory::parse_bytes;
 
 pub use sampling::SamplingArgs;
-pub use tiers::TierArgs;
+pub use tiers::{DiskSize, TierArgs};
 
 mod files;
 mod sampling;

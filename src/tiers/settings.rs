@@ -4,30 +4,62 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use stolon_actors::EngineHandle;
+use stolon_kvcache::EvictionOrder;
 use stolon_scheduler::EngineConfig;
 use stolon_tiers::{PrefetchPolicy, TierSettings, WritePolicy};
 
 use super::{EngineTiers, blocking, record_shape};
 use crate::{EngineBuilder, Error};
 
+/// Maximum ratio of the disk tier's size to the size of the KV pool.
+const MAX_RATIO: f64 = 1000.0;
+
 /// The settings of the tiers, as set in the builder.
 #[derive(Default)]
 pub(crate) struct TierOptions {
     /// The directory and its maximum size in bytes.
     disk: Option<(PathBuf, u64)>,
+    /// The directory and its maximum size as a multiple of the KV pool's size.
+    disk_ratio: Option<(PathBuf, f64)>,
     write: Option<WritePolicy>,
     prefetch: Option<PrefetchPolicy>,
     /// URL of the object store behind the directory.
     object_store: Option<String>,
 }
 
+/// Maximum size of the disk tier.
+#[derive(Clone, Copy, Debug)]
+enum DiskSize {
+    Bytes(u64),
+    /// A multiple of the KV pool's size, which is known when the engine has started.
+    Ratio(f64),
+}
+
+impl DiskSize {
+    /// The size in bytes, with a KV pool of `pool_bytes` bytes.
+    fn bytes(self, pool_bytes: u64) -> u64 {
+        match self {
+            DiskSize::Bytes(bytes) => bytes,
+            DiskSize::Ratio(ratio) => (pool_bytes as f64 * ratio) as u64,
+        }
+    }
+}
+
 /// Tiers that are opened when the engine has started.
-pub(crate) struct PreparedTiers(Option<(Arc<stolon_tiers::Tiers>, TierSettings)>);
+pub(crate) struct PreparedTiers(Option<Prepared>);
+
+struct Prepared {
+    tiers: Arc<stolon_tiers::Tiers>,
+    directory: PathBuf,
+    size: DiskSize,
+    eviction: Box<dyn EvictionOrder>,
+    object_store: Option<String>,
+}
 
 impl TierOptions {
     /// Makes the tiers, and sets them as the engine's sink and source of KV.
     pub(crate) fn prepare(self, config: &mut EngineConfig) -> Result<PreparedTiers, Error> {
-        let Some((directory, budget_bytes)) = self.disk else {
+        let Some((directory, size)) = self.disk()? else {
             let needs_directory = [
                 ("kv_object_store", self.object_store.is_some()),
                 ("write_policy", self.write.is_some()),
@@ -42,19 +74,44 @@ impl TierOptions {
             };
         };
         let (eviction, object_store) = (config.new_eviction_order(), self.object_store);
-        let settings = TierSettings { directory, budget_bytes, eviction, object_store };
         let (write, prefetch) = (self.write.unwrap_or_default(), self.prefetch.unwrap_or_default());
         let tiers = Arc::new(stolon_tiers::Tiers::new(write, prefetch));
         config.kv_sink = Some(Arc::clone(&tiers) as _);
         config.kv_source = Some(Arc::clone(&tiers) as _);
-        Ok(PreparedTiers(Some((tiers, settings))))
+        Ok(PreparedTiers(Some(Prepared { tiers, directory, size, eviction, object_store })))
+    }
+
+    /// The directory of the disk tier and its maximum size, if there is one.
+    fn disk(&self) -> Result<Option<(PathBuf, DiskSize)>, Error> {
+        match (&self.disk, &self.disk_ratio) {
+            (None, None) => Ok(None),
+            (Some((directory, bytes)), None) => {
+                Ok(Some((directory.clone(), DiskSize::Bytes(*bytes))))
+            }
+            (None, Some((directory, ratio))) if *ratio > 0.0 && *ratio <= MAX_RATIO => {
+                Ok(Some((directory.clone(), DiskSize::Ratio(*ratio))))
+            }
+            (None, Some((_, ratio))) => {
+                let expected = format!("a ratio above 0 and at most {MAX_RATIO}");
+                Err(Error::invalid("kv_cache_dir_ratio", expected, ratio))
+            }
+            (Some(_), Some(_)) => {
+                let expected = "either `kv_cache_dir` or `kv_cache_dir_ratio`";
+                Err(Error::invalid("kv_cache_dir_ratio", expected, "both"))
+            }
+        }
     }
 }
 
 impl PreparedTiers {
     /// Opens the tiers of an engine that has started.
     pub(crate) async fn open(self, handle: &EngineHandle) -> Result<EngineTiers, Error> {
-        let Some((tiers, settings)) = self.0 else { return Ok(EngineTiers(None)) };
+        let Some(prepared) = self.0 else { return Ok(EngineTiers(None)) };
+        let Prepared { tiers, directory, size, eviction, object_store } = prepared;
+        let spec = &handle.context().spec;
+        let pool_bytes = (spec.block_count as u64).saturating_mul(spec.block_bytes as u64);
+        let budget_bytes = size.bytes(pool_bytes);
+        let settings = TierSettings { directory, budget_bytes, eviction, object_store };
         let (opened, shape) = (Arc::clone(&tiers), record_shape(handle)?);
         blocking(handle, move || opened.open(settings, shape)).await??;
         Ok(EngineTiers(Some(tiers)))
@@ -78,6 +135,15 @@ impl EngineBuilder {
     pub fn kv_cache_dir(mut self, directory: impl Into<PathBuf>, budget_bytes: u64) -> Self {
         let directory = directory.into();
         self.tiers.disk = Some((directory, budget_bytes));
+        self
+    }
+
+    /// As [`kv_cache_dir`](Self::kv_cache_dir), with a maximum size that is given as a multiple of
+    /// the size of the KV pool, which often is known only when the engine has started: above 0 and
+    /// at most 1,000. With 4.0, the directory holds at most four times as many bytes as the pool.
+    /// [`build`](Self::build) refuses other numbers, and a builder with both sizes.
+    pub fn kv_cache_dir_ratio(mut self, directory: impl Into<PathBuf>, ratio: f64) -> Self {
+        self.tiers.disk_ratio = Some((directory.into(), ratio));
         self
     }
 

@@ -1,7 +1,9 @@
 //! Flags of the tiers behind the KV pool: a directory, and an object store that servers share.
 
 use std::path::{Path, PathBuf};
+use std::str::FromStr;
 
+use anyhow::bail;
 use clap::Args;
 use stolon::{EngineBuilder, PrefetchPolicy, WritePolicy};
 
@@ -20,10 +22,10 @@ pub struct TierArgs {
     /// token ids.
     #[arg(long, value_name = "DIR")]
     pub kv_cache_dir: Option<PathBuf>,
-    /// Maximum size of `--kv-cache-dir`, in bytes or with a unit. `--eviction-policy` decides what
-    /// is removed first
-    #[arg(long, value_parser = parse_bytes, default_value = "16G", value_name = "BYTES")]
-    pub kv_cache_dir_size: u64,
+    /// Maximum size of `--kv-cache-dir`, in bytes (`20G`) or as a multiple of the size of the KV
+    /// pool (`4x`, at most `1000x`). `--eviction-policy` decides what is removed first
+    #[arg(long, default_value = "16G", value_name = "SIZE")]
+    pub kv_cache_dir_size: DiskSize,
     /// When KV is written to `--kv-cache-dir`: `write-through` (as soon as it is computed),
     /// `write-through-selective[=HITS]` (when HITS later requests have begun with it, by default
     /// one), or `write-back` (when it is evicted from the KV pool, and when the server stops)
@@ -56,22 +58,61 @@ pub struct TierArgs {
     pub namespace_key_file: Option<PathBuf>,
 }
 
+/// Maximum size of the disk tier.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum DiskSize {
+    /// A number of bytes, at least 1.
+    Bytes(u64),
+    /// A multiple of the size of the KV pool: above 0 and at most 1,000.
+    Ratio(f64),
+}
+
+impl FromStr for DiskSize {
+    type Err = String;
+
+    /// Parses a size in bytes, as [`parse_bytes`], or a number followed by `x`.
+    fn from_str(text: &str) -> Result<DiskSize, String> {
+        let size = match text.trim().strip_suffix(['x', 'X']) {
+            None => parse_bytes(text).ok().map(DiskSize::Bytes),
+            Some(number) => {
+                let ratio = number.parse().ok().filter(|&ratio| ratio > 0.0 && ratio <= 1000.0);
+                ratio.map(DiskSize::Ratio)
+            }
+        };
+        size.ok_or_else(|| {
+            format!(
+                "expected a size such as 20G, or a multiple of the size of the KV pool such as 4x, \
+                 above 0x and at most 1000x, got `{text}`"
+            )
+        })
+    }
+}
+
 impl TierArgs {
-    /// Adds a disk tier in a directory, with the settings of the disk tier in these arguments.
-    pub(crate) fn with_disk(&self, builder: EngineBuilder, directory: &Path) -> EngineBuilder {
-        builder
-            .kv_cache_dir(directory, self.kv_cache_dir_size)
-            .write_policy(self.kv_write_policy)
-            .prefetch_policy(self.kv_prefetch_policy)
+    /// Adds a disk tier of this size in a directory, with the policies in these arguments.
+    pub(crate) fn with_disk(
+        &self,
+        builder: EngineBuilder,
+        directory: &Path,
+        size: DiskSize,
+    ) -> EngineBuilder {
+        let builder = match size {
+            DiskSize::Bytes(bytes) => builder.kv_cache_dir(directory, bytes),
+            DiskSize::Ratio(ratio) => builder.kv_cache_dir_ratio(directory, ratio),
+        };
+        builder.write_policy(self.kv_write_policy).prefetch_policy(self.kv_prefetch_policy)
     }
 
     /// Adds all tiers that are asked for.
     ///
     /// # Errors
-    /// If the key of namespaces cannot be read.
+    /// If the key of namespaces cannot be read, or the disk tier has a size as a multiple of the KV
+    /// pool but no directory.
     pub(super) fn apply(&self, mut builder: EngineBuilder) -> anyhow::Result<EngineBuilder> {
         if let Some(directory) = &self.kv_cache_dir {
-            builder = self.with_disk(builder, directory);
+            builder = self.with_disk(builder, directory, self.kv_cache_dir_size);
+        } else if let DiskSize::Ratio(ratio) = self.kv_cache_dir_size {
+            bail!("expected --kv-cache-dir for the --kv-cache-dir-size {ratio}x, got no directory");
         }
         if let Some(path) = &self.namespace_key_file {
             builder = builder.namespace_key(files::read_namespace_key(path)?);
@@ -81,5 +122,30 @@ impl TierArgs {
             builder = builder.kv_object_store(url);
         }
         Ok(builder)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Goal: bytes and multiples of the KV pool are told apart, and anything else is refused.
+    #[test]
+    fn sizes_of_the_disk_tier_are_parsed() {
+        for (text, size) in [
+            ("1048576", DiskSize::Bytes(1 << 20)),
+            ("20G", DiskSize::Bytes(20 << 30)),
+            ("4x", DiskSize::Ratio(4.0)),
+            (" 0.5x ", DiskSize::Ratio(0.5)),
+            (".25X", DiskSize::Ratio(0.25)),
+            ("1000x", DiskSize::Ratio(1000.0)),
+        ] {
+            assert_eq!(text.parse(), Ok(size), "{text}");
+        }
+        let bad = ["", "x", "0x", "-0x", "-1x", "1000.1x", "NaNx", "infx", "0x10", "4xx", "4Gx"];
+        for text in bad {
+            let refused = text.parse::<DiskSize>().expect_err(text);
+            assert!(refused.contains("4x") && refused.contains(&format!("`{text}`")), "{refused}");
+        }
     }
 }

@@ -9,7 +9,7 @@ use clap::{Args, ValueEnum};
 use stolon::Engine;
 
 use super::progress;
-use crate::args::EngineArgs;
+use crate::args::{DiskSize, EngineArgs};
 use stolon_loadgen::drive::{closed_loop, in_turns};
 use stolon_loadgen::metrics::{RequestRecord, median};
 use stolon_loadgen::rng::SeededRng;
@@ -20,8 +20,7 @@ use report::Restart;
 mod report;
 
 /// Size of the disk tier in front of an object store: small, so that mostly the store is measured.
-#[cfg(feature = "object-store")]
-const STORE_DISK_BYTES: u64 = 32 << 20;
+const STORE_DISK_SIZE: DiskSize = DiskSize::Bytes(32 << 20);
 /// Tokens after the shared prefix in the requests that measure a restart.
 const SUFFIX_TOKENS: usize = 16;
 
@@ -98,6 +97,8 @@ struct Side {
     tier: Tier,
     /// Directory in which the tier stores KV; it stays empty for the pool alone.
     directory: Directory,
+    /// Maximum size of the KV in the directory.
+    size: DiskSize,
     /// The answers of each run: by conversation, then by turn.
     runs: Vec<Vec<RequestRecord>>,
 }
@@ -151,10 +152,13 @@ impl TiersArgs {
             "expected --kv-object-store for the object store of --tiers"
         );
         let parent = self.engine.tiers.kv_cache_dir.take().unwrap_or_else(std::env::temp_dir);
+        let own_size = std::mem::replace(&mut self.engine.tiers.kv_cache_dir_size, STORE_DISK_SIZE);
         let mut sides = Vec::new();
         for &tier in &self.tiers {
             let parent = if tier == Tier::Memory { Path::new("/dev/shm") } else { &parent };
-            sides.push(Side { tier, directory: Directory::new(parent, tier)?, runs: Vec::new() });
+            let directory = Directory::new(parent, tier)?;
+            let size = if tier == Tier::ObjectStore { STORE_DISK_SIZE } else { own_size };
+            sides.push(Side { tier, directory, size, runs: Vec::new() });
         }
         let mut model = String::new();
         for repeat in 0..self.repeats {
@@ -162,7 +166,7 @@ impl TiersArgs {
                 let directory = side.directory.next();
                 let store = own_store.as_ref().filter(|_| side.tier == Tier::ObjectStore);
                 let store = store.map(|url| format!("{url}/bench-{}-{repeat}", std::process::id()));
-                let engine = self.start(side.tier, &directory, store).await?;
+                let engine = self.start(side.tier, &directory, side.size, store).await?;
                 model.clone_from(&engine.model_info().id);
                 side.runs.push(self.converse(&engine, side.tier, repeat).await?);
                 engine.shutdown().await;
@@ -199,6 +203,7 @@ impl TiersArgs {
         &self,
         tier: Tier,
         directory: &Path,
+        size: DiskSize,
         store: Option<String>,
     ) -> anyhow::Result<Engine> {
         let all = self.clients as usize * self.conversation_tokens();
@@ -214,11 +219,11 @@ impl TiersArgs {
         let block_size = self.engine.cpu_block_size();
         let mut builder = self.engine.builder()?.num_blocks(tokens.div_ceil(block_size) + 1);
         if tier != Tier::Pool {
-            builder = self.engine.tiers.with_disk(builder, directory);
+            builder = self.engine.tiers.with_disk(builder, directory, size);
         }
         #[cfg(feature = "object-store")]
         if let Some(url) = store {
-            builder = builder.kv_cache_dir(directory, STORE_DISK_BYTES).kv_object_store(url);
+            builder = builder.kv_object_store(url);
         }
         #[cfg(not(feature = "object-store"))]
         drop(store);
@@ -271,7 +276,7 @@ impl TiersArgs {
         let mut times = [const { Vec::new() }; 3];
         for repeat in 0..self.repeats.max(3) {
             let directory = side.directory.next();
-            let engine = self.start(tier, &directory, None).await?;
+            let engine = self.start(tier, &directory, side.size, None).await?;
             let mut rng = SeededRng::new(self.seed.wrapping_add(u64::from(repeat)));
             let vocabulary = vocabulary(&engine);
             let prefix = vocabulary.draw(&mut rng, self.prefix as usize);
@@ -286,7 +291,7 @@ impl TiersArgs {
             times[1].push(first_token(&engine, &prompts[1]).await?);
             engine.tiers().flush().await?;
             engine.shutdown().await;
-            let engine = self.start(tier, &directory, None).await?;
+            let engine = self.start(tier, &directory, side.size, None).await?;
             first_token(&engine, &prompts[0][self.prefix as usize..]).await?;
             times[2].push(first_token(&engine, &prompts[2]).await?);
             engine.shutdown().await;

@@ -372,13 +372,18 @@ async fn prefixes_are_exported_and_imported() {
 }
 
 /// Goal: with a directory for KV, a server that was restarted serves what the first one has
-/// computed, with the same answer, and says so; a second server on the directory is refused.
+/// computed, with the same answer, and says so; a second server on the directory is refused, and so
+/// is a size as a multiple of the KV pool without a directory.
 #[tokio::test]
 async fn stored_kv_survives_a_restart() {
     let directory = tempfile::tempdir().expect("a directory");
     let path = directory.path().join("kv");
     let path = path.to_str().expect("UTF-8");
-    let args = ["--kv-cache-dir", path, "--kv-cache-dir-size", "64M"];
+    let ratio = ["serve", "--model", TINY, "--port", "0", "--kv-cache-dir-size", "4x"];
+    let refused = crate::support::run(&ratio, "");
+    let reason = String::from_utf8_lossy(&refused.stderr);
+    assert!(!refused.status.success() && reason.contains("expected --kv-cache-dir"), "{reason}");
+    let args = ["--kv-cache-dir", path, "--kv-cache-dir-size", "4x", "--num-blocks", "128"];
     let body = json!({"prompt": prompt(150, 1), "max_tokens": 12});
     let server = Server::start(TINY, &args);
     let first = server.complete(body.clone()).await;
@@ -390,6 +395,9 @@ async fn stored_kv_survives_a_restart() {
     while written().await != json!(2) {
         tokio::time::sleep(std::time::Duration::from_millis(5)).await;
     }
+    let pool = server.get("/v1/cache/stats").await.1["kv_bytes"].as_u64().expect("a number");
+    let disk = server.get("/v1/cache/tiers").await.1["disk"]["budget_bytes"].clone();
+    assert_eq!(disk, json!(4 * pool));
     drop(server);
     let server = Server::start(TINY, &args);
     let found = server.ok("/v1/cache/query", json!({"prompt": prompt(150, 1)})).await;

@@ -37,6 +37,7 @@ fn flags_precede_the_environment_and_that_the_file() {
         ("STOLON_HOST", "environment.example"),
         ("STOLON_BLOCK_SIZE", "8"),
         ("STOLON_SPECIAL_TOKENS_IN_MESSAGES", "yes"),
+        ("STOLON_KV_CACHE_DIR_SIZE", "0.5x"),
     ];
     let args = ["config", "--block-size", "32", "--num-blocks", "512"];
     let output = text(&run(file, &variables, &args));
@@ -47,6 +48,7 @@ fn flags_precede_the_environment_and_that_the_file() {
         ("max-running", "max-running = 7 # file"),
         ("served-model-name", "served-model-name = [\"a\", \"b\"] # file"),
         ("hide-cached-tokens", "hide-cached-tokens = true # file"),
+        ("kv-cache-dir-size", "kv-cache-dir-size = \"0.5x\" # environment"),
         ("public-metrics", "public-metrics = false # file"),
         ("special-tokens-in-messages", "special-tokens-in-messages = true # environment"),
         ("api-key", "# api-key is set, by file"),
@@ -144,6 +146,7 @@ fn wrong_files_are_refused() {
         ("prot = 1", ["`prot`", "stolon config"]),
         ("config = \"x\"", ["`config`", "no setting"]),
         ("port = \"high\"", ["--port", "high"]),
+        ("kv-cache-dir-size = \"0x\"", ["--kv-cache-dir-size", "4x"]),
         ("port = [1]", ["`port`", "a text or a number"]),
         ("hide-cached-tokens = 1", ["`hide-cached-tokens`", "true or false"]),
         ("[serve]\nport = 1", ["`serve`", "no setting"]),
