@@ -315,12 +315,16 @@ impl Engine {
 
     /// Stops the engine. Running and waiting requests end with
     /// [`EngineError::Stopped`](crate::EngineError::Stopped), and the model's memory is released
-    /// before this returns.
-    pub async fn shutdown(&self) {
+    /// before this returns. The exception is a backend that hangs for longer than
+    /// [`EngineBuilder::step_timeout`](crate::EngineBuilder::step_timeout): this then returns false,
+    /// and the backend's thread, its weights and the KV cache are released when it returns from its
+    /// step, which may be never.
+    pub async fn shutdown(&self) -> bool {
         let Inner { handle, tiers, .. } = &*self.inner;
         tiers.before_stop(handle).await;
-        handle.shutdown().await;
+        let is_released = handle.shutdown().await;
         tiers.after_stop(handle).await;
+        is_released
     }
 
     /// Refuses new requests with [`EngineError::Draining`](crate::EngineError::Draining) from now

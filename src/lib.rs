@@ -76,7 +76,8 @@
 //!   in `select!`. If the future of [`Engine::generate`] is dropped, the request is not submitted
 //!   or is cancelled.
 //! * **Failures.** If a part of the engine panics, its requests end with
-//!   [`EngineError::Interrupted`], and the engine restarts with an empty cache.
+//!   [`EngineError::Interrupted`], and the engine restarts with an empty cache. If that happens ten
+//!   times in a row without a completed step, it stops with [`EngineError::GaveUp`].
 //!   [`Error::is_retryable`] says whether it helps to send a request again, and
 //!   [`Engine::health`] what the engine is doing.
 //! * **Shared state.** Several engines can run in one process; they share nothing but the default

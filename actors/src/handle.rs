@@ -198,10 +198,12 @@ impl EngineHandle {
 
     /// Stops the engine. Running and waiting requests end with [`EngineError::Stopped`]. The
     /// backend is dropped before this returns, unless it hangs for longer than
-    /// [`EngineConfig::step_timeout`].
-    pub async fn shutdown(&self) {
+    /// [`EngineConfig::step_timeout`]. Returns false in that case: the backend's thread and memory
+    /// are released when it returns from its step, which may be never.
+    pub async fn shutdown(&self) -> bool {
         // Fails only if the engine has stopped already.
-        let _ = call(&self.shared.supervisor, SupervisorMessage::Shutdown, "the supervisor").await;
+        let stopped = call(&self.shared.supervisor, SupervisorMessage::Shutdown, "the supervisor");
+        stopped.await.unwrap_or(true)
     }
 
     /// Makes a part of the engine fail at its next message, for tests.

@@ -9,6 +9,11 @@
 //!    refused until it returns;
 //! 4. a new generation starts on the same thread and backend with an empty tree and an empty pool.
 //!    What a failed part may have left in the cache is never read again.
+//!
+//! After failures in a row without a completed step, step 4 waits longer each time, and in the end
+//! the engine gives up and stops ([`Restarts`]).
+
+mod restarts;
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, mpsc};
@@ -28,6 +33,7 @@ use crate::executor::{ExecutorActor, ExecutorThread};
 use crate::fault::FaultPlan;
 use crate::memory::ActorMemory;
 use crate::prefix_tree::{PrefixTreeActor, TreeMessage};
+use restarts::Restarts;
 
 /// One set of actors, as callers see it.
 #[derive(Debug)]
@@ -58,17 +64,17 @@ pub(crate) struct Common {
     pub(crate) faults: Arc<FaultPlan>,
     /// `None` during a restart and after shutdown.
     pub(crate) generation: ArcSwapOption<Generation>,
-    /// Why there is no generation, while its backend hangs.
+    /// Why there is no generation, while its backend hangs and after the engine has given up.
     pub(crate) down: ArcSwapOption<EngineError>,
     pub(crate) stopped: AtomicBool,
 }
 
 /// The messages of the supervisor.
 pub(crate) enum SupervisorMessage {
-    /// Stop everything, drop the backend, answer.
-    Shutdown(RpcReplyPort<()>),
-    /// The executor thread has finished the last step of a failed generation; false if the thread
-    /// has ended.
+    /// Stop everything, drop the backend, answer whether it was dropped.
+    Shutdown(RpcReplyPort<bool>),
+    /// The executor thread has finished the last step of a failed generation, and the pause before
+    /// a restart has passed; false if the thread has ended.
     ExecutorFree(bool),
 }
 
@@ -81,6 +87,7 @@ pub(crate) struct SupervisorState {
     parts: Option<Parts>,
     /// `None` once shut down.
     executor: Option<ExecutorThread>,
+    restarts: Restarts,
     common: Arc<Common>,
 }
 
@@ -117,7 +124,8 @@ impl Actor for SupervisorActor {
         executor: ExecutorThread,
     ) -> Result<SupervisorState, ActorProcessingErr> {
         let parts = Some(self.start(&myself, &executor).await?);
-        Ok(SupervisorState { parts, executor: Some(executor), common: Arc::clone(&self.common) })
+        let (executor, restarts) = (Some(executor), Restarts::default());
+        Ok(SupervisorState { parts, executor, restarts, common: Arc::clone(&self.common) })
     }
 
     async fn handle(
@@ -129,9 +137,9 @@ impl Actor for SupervisorActor {
         match message {
             SupervisorMessage::Shutdown(reply) => {
                 self.common.stop();
-                self.stop_and_drop(state).await;
+                let dropped = self.stop_and_drop(state).await;
                 // Fails only if the caller has stopped.
-                let _ = reply.send(());
+                let _ = reply.send(dropped);
                 myself.stop(None);
             }
             SupervisorMessage::ExecutorFree(alive) => match &state.executor {
@@ -170,7 +178,15 @@ impl Actor for SupervisorActor {
         };
         // Only the first failure of a generation counts, because the others follow from it.
         let Some(parts) = state.parts.take_if(|parts| parts.contains(&cell)) else { return Ok(()) };
-        tracing::error!(%fault, "part of the engine failed; restarting with an empty cache");
+        let pause = match state.restarts.after_failure(self.common.context.gauges.steps()) {
+            Ok(pause) => pause,
+            Err(failures) => {
+                self.give_up(state, parts, failures, &fault).await;
+                myself.stop(None);
+                return Ok(());
+            }
+        };
+        tracing::error!(%fault, ?pause, "part of the engine failed; restarting with an empty cache");
         if matches!(fault, EngineError::BackendHung { .. }) {
             self.common.down.store(Some(Arc::new(fault.clone())));
         }
@@ -178,6 +194,9 @@ impl Actor for SupervisorActor {
         // The current step may never end.
         tokio::spawn(async move {
             let alive = executor_free.await.is_ok();
+            if !pause.is_zero() {
+                tokio::time::sleep(pause).await;
+            }
             // Fails only if the supervisor has stopped.
             let _ = myself.cast(SupervisorMessage::ExecutorFree(alive));
         });
@@ -263,18 +282,45 @@ impl SupervisorActor {
         executor_free
     }
 
-    /// Stops the generation and waits until the executor thread has dropped the backend. A backend
-    /// that hangs is dropped if it ever returns.
-    async fn stop_and_drop(&self, state: &mut SupervisorState) {
+    /// Stops the engine for good after `failures` failures in a row, of which `last` is the last.
+    async fn give_up(
+        &self,
+        state: &mut SupervisorState,
+        parts: Parts,
+        failures: u32,
+        last: &EngineError,
+    ) {
+        let error = EngineError::GaveUp { failures, last: last.to_string() };
+        tracing::error!(%error, "the engine has stopped");
+        self.common.down.store(Some(Arc::new(error.clone())));
+        self.common.stop();
+        self.stop(parts, Some(error)).await;
+        self.stop_and_drop(state).await;
+    }
+
+    /// Stops the generation and waits until the executor thread has dropped the backend. Returns
+    /// whether it has. A backend that hangs is dropped if it ever returns.
+    async fn stop_and_drop(&self, state: &mut SupervisorState) -> bool {
         if let Some(parts) = state.parts.take() {
             self.stop(parts, None).await;
         }
-        let Some(executor) = state.executor.take() else { return };
+        let Some(executor) = state.executor.take() else { return true };
         let dropped = executor.end();
-        match self.common.context.config.step_timeout {
-            Some(limit) => drop(tokio::time::timeout(limit, dropped).await),
-            None => drop(dropped.await),
+        let Some(limit) = self.common.context.config.step_timeout else {
+            drop(dropped.await);
+            return true;
+        };
+        let is_dropped = tokio::time::timeout(limit, dropped).await.is_ok();
+        if !is_dropped {
+            let spec = &self.common.context.spec;
+            tracing::warn!(
+                ?limit,
+                kv_bytes = spec.block_count as u64 * spec.block_bytes as u64,
+                "the backend hangs: its thread, the model's weights and the KV pool are not released \
+                 until it returns"
+            );
         }
+        is_dropped
     }
 }
 
@@ -314,10 +360,12 @@ impl Common {
     /// The current generation, or why there is none.
     pub(crate) fn current(&self) -> Result<Arc<Generation>, EngineError> {
         self.generation.load_full().ok_or_else(|| {
-            if self.stopped.load(Ordering::Acquire) {
-                EngineError::Stopped
-            } else if let Some(down) = self.down.load_full() {
+            let stopped = self.stopped.load(Ordering::Acquire);
+            let down = self.down.load_full();
+            if let Some(down) = down.filter(|down| !stopped || down.has_given_up()) {
                 (*down).clone()
+            } else if stopped {
+                EngineError::Stopped
             } else {
                 EngineError::Interrupted { reason: "it is restarting after a failure".to_owned() }
             }

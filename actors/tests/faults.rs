@@ -97,6 +97,39 @@ async fn the_engine_recovers_from_repeated_backend_failures() {
     assert_eq!(harness.engine.context().stats().restarts, 5);
 }
 
+/// Goal: an engine whose backend panics at every step restarts with growing pauses, and in the end
+/// stops with an error that says so, instead of restarting forever. The backend is dropped then.
+#[tokio::test(start_paused = true)]
+async fn the_engine_gives_up_a_backend_that_fails_every_time() {
+    let harness = start(options(16, 64), EngineConfig::default()).await;
+    let begun = tokio::time::Instant::now();
+    let mut interrupted = 0;
+    let last = loop {
+        let error = match harness.engine.submit(SequenceRequest::new(prompt(1, 60), 8)) {
+            Ok(stream) => {
+                harness.fake.inject_next(FakeFault::Panic);
+                read_to_end(stream).await.expect_err("the step panics")
+            }
+            Err(error) => error,
+        };
+        let is_down = matches!(error, EngineError::Interrupted { .. });
+        if !is_down {
+            break error;
+        }
+        interrupted += 1;
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    };
+    let EngineError::GaveUp { failures: 10, last: reason } = &last else { panic!("{last}") };
+    assert!(reason.contains("restarts"), "{last}");
+    assert!(interrupted >= 9 && begun.elapsed() > Duration::from_secs(10), "{interrupted}");
+    assert!(!last.is_retryable());
+    assert_eq!(harness.engine.context().stats().restarts, 9);
+    assert_eq!(harness.engine.health(), EngineHealth::Stopped);
+    let refused = harness.engine.submit(SequenceRequest::new(prompt(1, 20), 1));
+    assert_eq!(refused.err(), Some(last));
+    assert!(harness.engine.shutdown().await, "nothing hangs");
+}
+
 /// Goal: the engine and its backend stop when the last handle and the last stream are dropped.
 #[tokio::test]
 async fn dropping_the_last_handle_and_stream_stops_the_engine() {
@@ -158,10 +191,13 @@ async fn requests_end_with_an_error_while_the_backend_hangs() {
     assert_eq!(harness.engine.context().stats().restarts, 1);
     // A shutdown does not wait for a hanging backend either.
     let hold = harness.fake.hold();
+    let steps = harness.fake.step_count();
     let stream = harness.submit(&prompt(3, 60), 8);
-    tokio::time::timeout(Duration::from_secs(5), harness.engine.shutdown())
+    harness.wait_for_steps(steps + 1).await;
+    let released = tokio::time::timeout(Duration::from_secs(5), harness.engine.shutdown())
         .await
         .expect("the shutdown completes");
+    assert!(!released, "the backend still hangs");
     assert!(read_to_end(stream).await.is_err());
     drop(hold);
 }

@@ -10,7 +10,7 @@ use std::time::Duration;
 use anyhow::Context;
 use clap::Args;
 use clap::builder::RangedU64ValueParser;
-use stolon::{Engine, ReasoningFormat, ToolCallFormat};
+use stolon::{Engine, EngineHealth, ReasoningFormat, ToolCallFormat};
 use tokio::sync::watch;
 
 use crate::args::EngineArgs;
@@ -175,9 +175,13 @@ impl ServeArgs {
         };
         gate.open(router(engine.clone(), options));
         announce(&engine, &address);
-        interrupts.stop(reload).await;
+        let has_stopped = tokio::select! {
+            () = interrupts.stop(reload) => false,
+            () = stopped(&engine) => true,
+        };
         gate.close();
         stopping.send_replace(true);
+        anyhow::ensure!(!has_stopped, "the engine has stopped; the log says why");
         terminal::note("stopping; waiting for running requests to finish");
         tokio::select! {
             result = serving => result?,
@@ -233,6 +237,14 @@ impl ServeArgs {
             page: !self.no_page,
             root_path: self.address.root_path.clone(),
         })
+    }
+}
+
+/// Waits until the engine has stopped by itself, because its backend fails again and again. A
+/// process manager can then start the server anew.
+async fn stopped(engine: &Engine) {
+    while engine.health() != EngineHealth::Stopped {
+        tokio::time::sleep(Duration::from_secs(1)).await;
     }
 }
 

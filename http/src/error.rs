@@ -286,7 +286,7 @@ impl ApiError {
                 let refused = Self::new(StatusCode::SERVICE_UNAVAILABLE, message);
                 Self { retry_after: error.retry_after(), ..refused }
             }
-            EngineError::Stopped | EngineError::Draining => {
+            EngineError::Stopped | EngineError::GaveUp { .. } | EngineError::Draining => {
                 Self::new(StatusCode::SERVICE_UNAVAILABLE, message)
             }
             EngineError::LogitsProcessor { .. } => Self::invalid(None, message),

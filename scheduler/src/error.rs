@@ -178,6 +178,18 @@ pub enum EngineError {
         /// The configured maximum duration of a step.
         limit: Duration,
     },
+    /// Parts of the engine, such as its backend, have failed again and again without completing a
+    /// step. The engine has stopped and does not start again.
+    #[error(
+        "the engine has stopped after {failures} failures in a row without a completed step; the \
+         last one: {last}"
+    )]
+    GaveUp {
+        /// Number of failures.
+        failures: u32,
+        /// The last one.
+        last: String,
+    },
     /// The engine could not start: its backend could not be made, or there is no tokio runtime
     /// that it can run on.
     #[error("the engine cannot start: {reason}")]
@@ -234,6 +246,11 @@ impl EngineError {
     /// [`retry_after`](EngineError::retry_after).
     pub fn is_retryable(&self) -> bool {
         self.retry_after().is_some()
+    }
+
+    /// Whether it is [`EngineError::GaveUp`].
+    pub fn has_given_up(&self) -> bool {
+        matches!(self, EngineError::GaveUp { .. })
     }
 
     /// An [`EngineError::InvalidParameter`].
@@ -322,6 +339,7 @@ mod tests {
             EngineError::InvalidLogits { reason: reason() },
             EngineError::InvalidEmbedding { value: f32::INFINITY },
             EngineError::LogitsProcessor { reason: reason() },
+            EngineError::GaveUp { failures: 10, last: reason() },
             EngineError::StartFailed { reason: reason() },
             EngineError::Draining,
             EngineError::Stopped,

@@ -97,6 +97,11 @@ impl Gauges {
         self.request_counts.poll_idle(context)
     }
 
+    /// Number of completed steps since the engine started.
+    pub fn steps(&self) -> u64 {
+        self.steps.get()
+    }
+
     /// Counts a restart of the engine.
     pub fn count_restart(&self) {
         self.restarts.add(1);
