@@ -192,8 +192,9 @@ impl Engine {
         let ends = eos_ids.as_slice().iter().chain(options.stop_ids.as_slice());
         let ends: Vec<u32> = ends.copied().collect();
         if let Some(grammar) = request.grammar {
-            let inner = options.sampling.processor.take();
-            let processor = self.inner.prompts.grammar_processor(grammar, &ends, inner).await?;
+            let (inner, client) = (options.sampling.processor.take(), options.tenant.clone());
+            let prompts = &self.inner.prompts;
+            let processor = prompts.grammar_processor(grammar, &ends, inner, client).await?;
             options.sampling.processor = Some(processor);
         }
         if request.min_tokens > 0 {
@@ -349,7 +350,7 @@ impl Engine {
         text: impl Into<String>,
         add_special: bool,
     ) -> Result<Vec<u32>, Error> {
-        self.inner.prompts.encode(text.into(), add_special).await
+        self.inner.prompts.encode(text.into(), add_special, None).await
     }
 
     /// The text of token ids. `skip_special` leaves special tokens out.

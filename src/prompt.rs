@@ -1,11 +1,20 @@
 //! Turns prompts into token ids without blocking the caller's runtime.
 //!
-//! Rendering and tokenising take time in proportion to the prompt's length: roughly a millisecond
-//! for 4 KiB, seconds for several megabytes. Short prompts are tokenised where the caller runs,
-//! because the change to another thread would take longer. All others are tokenised on the blocking
-//! threads of the engine's runtime. Semaphores bound how many of them compute at the same time, so
-//! that tokenising leaves cores to the model. A prompt whose text is so long that its tokens
-//! cannot fit the context or the KV pool is refused before any of this.
+//! Tokenising takes time in proportion to the prompt's length: roughly a millisecond for 4 KiB,
+//! seconds for several megabytes. Short texts are tokenised where the caller runs, because the
+//! change to another thread would take longer. All others are tokenised on the blocking threads of
+//! the engine's runtime. A prompt whose text is so long that its tokens cannot fit the context or
+//! the KV pool is refused before any of this.
+//!
+//! What a chat template does cannot be told from the conversation: a variable of the request may
+//! make it count to a million. So conversations are always rendered on the blocking threads, first
+//! with limits that permit about a millisecond of work. If that is not enough, the work is long.
+//!
+//! A semaphore bounds how many texts are tokenised at the same time, so that tokenising leaves
+//! cores to the model. Long work has a [`FairLane`] instead, where clients do not wait for all the
+//! work of others.
+
+mod lane;
 
 use std::sync::Arc;
 
@@ -17,6 +26,7 @@ use tokio::sync::Semaphore;
 use crate::request::Prompt;
 use crate::text::{Text, chat_values};
 use crate::{Error, Grammar, Request, SharedProcessor};
+use lane::{Client, FairLane};
 
 /// Size in bytes of everything that may become text, which is what tokenising takes time for.
 fn work_bytes(request: &Request) -> usize {
@@ -43,7 +53,7 @@ fn json_bytes(value: &Value) -> usize {
 
 /// Size up to which a prompt is tokenised in the calling task, in bytes.
 const INLINE_BYTES_MAX: usize = 2 << 10;
-/// Size from which a prompt counts as large, in bytes.
+/// Size from which tokenising a prompt is long work, in bytes.
 const LARGE_BYTES: usize = 128 << 10;
 
 /// The text layer of an engine, and the threads on which it runs.
@@ -53,22 +63,41 @@ pub(crate) struct Prompts {
     limit: PromptLimit,
     runtime: Handle,
     permits: Arc<Semaphore>,
-    /// Large prompts have permits of their own, so that others do not wait for them.
-    large_permits: Arc<Semaphore>,
+    /// Long work, for which the rest does not wait.
+    long: Arc<FairLane>,
+}
+
+/// How long some work on a text may take.
+enum Work {
+    /// It takes less time than the change to another thread.
+    Tiny,
+    /// A few milliseconds.
+    Short,
+    /// Up to seconds, for this client.
+    Long(Client),
+}
+
+impl Work {
+    /// Tokenising a text of `bytes` bytes for a client.
+    fn of_text(bytes: usize, client: Client) -> Work {
+        if bytes <= INLINE_BYTES_MAX {
+            Work::Tiny
+        } else if bytes < LARGE_BYTES {
+            Work::Short
+        } else {
+            Work::Long(client)
+        }
+    }
 }
 
 impl Prompts {
     /// Prompts of at most `limit` are tokenised on the blocking threads of `runtime`.
     pub(crate) fn new(text: Text, limit: PromptLimit, runtime: Handle) -> Prompts {
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
-        let permits = |count: usize| Arc::new(Semaphore::new(count.max(1)));
-        Prompts {
-            text,
-            limit,
-            runtime,
-            permits: permits(cores / 2),
-            large_permits: permits(cores / 4),
-        }
+        let permits = Arc::new(Semaphore::new((cores / 2).max(1)));
+        // One client never has all of them.
+        let long = FairLane::new((cores / 4).max(2));
+        Prompts { text, limit, runtime, permits, long }
     }
 
     /// The token ids of a prompt, computed on the calling thread.
@@ -83,22 +112,35 @@ impl Prompts {
             return Ok(tokens.clone());
         }
         self.text.check_len(request.prompt().len_bytes(), self.limit)?;
+        let (bytes, client) = (work_bytes(request), request.options.tenant.clone());
         // A clone of a request shares its prompt.
         let (request, limit) = (request.clone(), self.limit);
-        self.run(work_bytes(&request), move |text| text.prompt_tokens(&request, limit)).await
+        let mut work = Work::of_text(bytes, client.clone());
+        if matches!(request.prompt(), Prompt::Chat(_)) {
+            if bytes < LARGE_BYTES {
+                let quick = request.clone();
+                let quick = move |text: &Text| text.quick_tokens(&quick, limit);
+                if let Some(tokens) = self.run(Work::Short, quick).await? {
+                    return Ok(tokens);
+                }
+            }
+            work = Work::Long(client);
+        }
+        self.run(work, move |text| text.prompt_tokens(&request, limit)).await
     }
 
-    /// The token ids of a prompt that follows others, or that begins a text.
+    /// The token ids of a client's prompt that follows others, or that begins a text.
     pub(crate) async fn continuation(
         &self,
         prompt: &Prompt,
         begins: bool,
+        client: Client,
     ) -> Result<Vec<u32>, Error> {
         match prompt {
             Prompt::Tokens(tokens) => Ok(tokens.clone()),
             Prompt::Text(text) => {
                 self.text.check_len(text.len(), self.limit)?;
-                self.encode(text.clone(), begins).await
+                self.encode(text.clone(), begins, client).await
             }
             Prompt::Chat(_) => {
                 let expected = "a text or token ids to follow those of a session";
@@ -107,41 +149,49 @@ impl Prompts {
         }
     }
 
-    /// The token ids of a text.
-    pub(crate) async fn encode(&self, input: String, add_special: bool) -> Result<Vec<u32>, Error> {
-        self.run(input.len(), move |text| text.encode(&input, add_special)).await
+    /// The token ids of a client's text.
+    pub(crate) async fn encode(
+        &self,
+        input: String,
+        add_special: bool,
+        client: Client,
+    ) -> Result<Vec<u32>, Error> {
+        let work = Work::of_text(input.len(), client);
+        self.run(work, move |text| text.encode(&input, add_special)).await
     }
 
-    /// A processor that keeps an answer to `grammar`. It runs after `inner`. `ends` are the tokens
-    /// that end the answer.
+    /// A processor that keeps the answer to a client's request to `grammar`. It runs after `inner`.
+    /// `ends` are the tokens that end the answer.
     pub(crate) async fn grammar_processor(
         &self,
         grammar: Arc<Grammar>,
         ends: &[u32],
         inner: Option<SharedProcessor>,
+        client: Client,
     ) -> Result<SharedProcessor, Error> {
         let ends: Arc<[u32]> = ends.into();
-        // Compiling takes as long as tokenising a large prompt.
         let processor = move |text: &Text| text.grammar_processor(&grammar, ends, inner);
-        self.run(LARGE_BYTES, processor).await
+        // It may have to be compiled.
+        self.run(Work::Long(client), processor).await
     }
 
-    /// Runs `work` on a prompt of `bytes` bytes, in the calling task or on a blocking thread.
+    /// Does something with a text, in the calling task or on a blocking thread.
     async fn run<T: Send + 'static>(
         &self,
-        bytes: usize,
+        kind: Work,
         work: impl FnOnce(&Text) -> Result<T, Error> + Send + 'static,
     ) -> Result<T, Error> {
-        if bytes <= INLINE_BYTES_MAX {
-            return work(&self.text);
-        }
-        let permits = if bytes < LARGE_BYTES { &self.permits } else { &self.large_permits };
-        // The semaphores are never closed.
-        let permit = Arc::clone(permits).acquire_owned().await.map_err(|_| EngineError::Stopped)?;
+        let (permit, slot) = match kind {
+            Work::Tiny => return work(&self.text),
+            Work::Short => (Some(Arc::clone(&self.permits).acquire_owned().await), None),
+            Work::Long(client) => (None, Some(self.long.slot(client).await)),
+        };
+        // The semaphore is never closed.
+        let permit = permit.transpose().map_err(|_| EngineError::Stopped)?;
         let text = self.text.clone();
         let job = self.runtime.spawn_blocking(move || {
             // Returned when the work is done, even if the caller has gone.
-            let _permit = permit;
+            let _returned = (permit, slot);
             work(&text)
         });
         match job.await {

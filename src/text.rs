@@ -153,6 +153,21 @@ impl Text {
         }
     }
 
+    /// The token ids of a conversation whose template needs little work; `None` if it needs more, or
+    /// fails.
+    pub(crate) fn quick_tokens(
+        &self,
+        request: &Request,
+        limit: PromptLimit,
+    ) -> Result<Option<Vec<u32>>, Error> {
+        let Prompt::Chat(messages) = request.prompt() else { return Ok(None) };
+        let options = chat_options(request.tools.as_deref(), &request.chat)?;
+        let model = self.model()?;
+        let Some(chat) = model.prepare_quickly(messages, &options) else { return Ok(None) };
+        self.check_len(chat.len_bytes(), limit)?;
+        Ok(Some(model.encode_rendered(&chat)?))
+    }
+
     /// The prompt text of a conversation. `tools` replace those of `options`.
     pub(crate) fn render(
         &self,

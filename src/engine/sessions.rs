@@ -154,7 +154,8 @@ impl Engine {
         };
         let before = self.inner.handle.context().sessions.tokens(id, Instant::now())?;
         let prompt = request.prompt();
-        let prompt = self.inner.prompts.continuation(prompt, before.is_empty()).await?;
+        let client = request.options.tenant.clone();
+        let prompt = self.inner.prompts.continuation(prompt, before.is_empty(), client).await?;
         let tokens = [&before[..], &prompt].concat();
         Ok(Request { after: Some(before), ..request.with_tokens(tokens) })
     }

@@ -98,6 +98,14 @@ impl Text {
         }
     }
 
+    pub(crate) fn quick_tokens(
+        &self,
+        _request: &Request,
+        _limit: PromptLimit,
+    ) -> Result<Option<Vec<u32>>, Error> {
+        Ok(None)
+    }
+
     pub(crate) fn render_chat(
         &self,
         _messages: &[ChatMessage],

@@ -26,6 +26,7 @@ use serde_json::{Map, Value};
 
 use self::limits::{DEADLINE, MAX_SOURCE, MAX_TEMPLATES};
 pub(crate) use self::reserved::Reserved;
+pub(crate) use self::templates::Effort;
 use self::templates::{Entry, Templates};
 use crate::bounded::Bounded;
 use crate::{ChatMessage, ChatTemplateError, ToolCallFormat};
@@ -206,7 +207,8 @@ impl ChatTemplate {
         messages: &[ChatMessage],
         options: &ChatOptions,
     ) -> Result<String, ChatTemplateError> {
-        self.render_separated(messages, options, None).map(|rendered| rendered.text)
+        let rendered = self.render_separated(messages, options, None, Effort::Full);
+        rendered.map(|rendered| rendered.text)
     }
 
     /// Renders a conversation, with separators in the given spellings.
@@ -215,13 +217,16 @@ impl ChatTemplate {
         messages: &[ChatMessage],
         options: &ChatOptions,
         reserved: Option<Arc<Reserved>>,
+        effort: Effort,
     ) -> Result<RenderedChat, ChatTemplateError> {
         limits::check_input(messages, options)?;
         let index = self.choose(options)?;
         let (messages, options) = (messages.to_vec(), options.clone());
         let templates = Arc::clone(&self.templates);
         self.bounded
-            .run(DEADLINE, move || templates.render(index, &messages, options, reserved.as_deref()))
+            .run(DEADLINE, move || {
+                templates.render(index, &messages, options, reserved.as_deref(), effort)
+            })
             .unwrap_or_else(|stopped| {
                 Err(ChatTemplateError::Failed { reason: stopped.to_string() })
             })

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use serde_json::{Map, Value};
 
-use crate::chat_template::{RenderedChat, Reserved};
+use crate::chat_template::{Effort, RenderedChat, Reserved};
 use crate::spellings::Spellings;
 use crate::{
     ChatMessage, ChatOptions, ChatTemplate, ChatTemplateError, GgufTokenizer, TextSource,
@@ -132,8 +132,27 @@ impl TextModel {
         messages: &[ChatMessage],
         options: &ChatOptions,
     ) -> Result<RenderedChat, ChatTemplateError> {
+        self.render_with(messages, options, Effort::Full)
+    }
+
+    /// As [`TextModel::prepare_chat`] if that is about a millisecond of work. `None` if it is more,
+    /// or if it fails; `prepare_chat` tells which.
+    pub fn prepare_quickly(
+        &self,
+        messages: &[ChatMessage],
+        options: &ChatOptions,
+    ) -> Option<RenderedChat> {
+        self.render_with(messages, options, Effort::Quick).ok()
+    }
+
+    fn render_with(
+        &self,
+        messages: &[ChatMessage],
+        options: &ChatOptions,
+        effort: Effort,
+    ) -> Result<RenderedChat, ChatTemplateError> {
         let reserved = (!options.special_tokens_in_messages).then(|| Arc::clone(&self.reserved));
-        self.chat_template()?.render_separated(messages, options, reserved)
+        self.chat_template()?.render_separated(messages, options, reserved, effort)
     }
 
     /// The second half of [`TextModel::encode_chat`]: encodes a rendered conversation.

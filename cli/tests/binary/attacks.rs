@@ -17,6 +17,7 @@ use std::time::{Duration, Instant};
 
 use futures::future::{BoxFuture, FutureExt, join_all};
 use serde_json::{Value, json};
+use tempfile::NamedTempFile;
 
 use crate::support::Server;
 
@@ -27,7 +28,15 @@ const CHAT: &str = "/v1/chat/completions";
 type Attack = for<'a> fn(&'a Server) -> BoxFuture<'a, ()>;
 
 /// Name and attack. Those on connections are last, because their connections stay open for a while.
-const ATTACKS: [(&str, Attack); 19] = [
+const ATTACKS: [(&str, Attack); 20] = [
+    ("8 conversations whose template counts to 500,000", |server| {
+        let ask = async |_| {
+            let body = json!({"messages": [{"role": "user", "content": "x"}], "max_tokens": 1,
+                              "chat_template_kwargs": {"work": 500}});
+            server.ok(CHAT, body).await
+        };
+        async move { drop(join_all((0..8).map(ask)).await) }.boxed()
+    }),
     ("128 choices with 16 stop strings of 900,000 characters", |server| {
         let body = json!({"prompt": "hello", "max_tokens": 1, "n": 128,
                           "stop": vec!["z".repeat(900_000); 16]});
@@ -124,7 +133,8 @@ const ATTACKS: [(&str, Attack); 19] = [
 /// holds no block for the attacker.
 #[tokio::test]
 async fn every_attack_is_survived() {
-    let server = Server::start("demo", &["--num-blocks", "1024"]);
+    let template = template();
+    let server = Server::start("demo", &arguments(&template));
     let expected = normal_answer(&server).await;
     for (name, attack) in ATTACKS {
         attack(&server).await;
@@ -144,7 +154,8 @@ async fn every_attack_is_survived() {
 #[ignore = "takes several minutes, and its figures need a quiet machine"]
 #[allow(clippy::print_stdout, reason = "it is a measurement")]
 async fn attacks_are_measured() {
-    let server = Arc::new(Server::start_limited("demo", &["--num-blocks", "1024"], 4 << 30));
+    let template = template();
+    let server = Arc::new(Server::start_limited("demo", &arguments(&template), 4 << 30));
     // Memory of the KV pool becomes resident when a block is first written.
     for seed in 0..6 {
         let prompt: Vec<u32> =
@@ -177,6 +188,23 @@ async fn attacks_are_measured() {
     // How much of it the allocator keeps for each thread varies by up to 20 MB. An attack that kept
     // its bodies would leave hundreds.
     assert!(after <= resident + (32 << 20), "expected at most 32 MB more than before");
+}
+
+/// A file with the template of the demo model, after a loop that a request chooses the length of.
+fn template() -> NamedTempFile {
+    let own = include_str!("../../../model/demo/tokenizer_config.json");
+    let own: Value = serde_json::from_str(own).expect("JSON");
+    let own = own["chat_template"].as_str().expect("a template");
+    let file = NamedTempFile::new().expect("a file");
+    let counts = "{% for i in range(work | default(0)) %}{% for j in range(1000) %}\
+                  {% set x = j %}{% endfor %}{% endfor %}";
+    std::fs::write(&file, format!("{counts}{own}")).expect("written");
+    file
+}
+
+fn arguments(template: &NamedTempFile) -> [&str; 4] {
+    let path = template.path().to_str().expect("UTF-8");
+    ["--num-blocks", "1024", "--chat-template", path]
 }
 
 /// What a normal client and a health check notice of an attack, in milliseconds, sorted.

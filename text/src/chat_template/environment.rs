@@ -6,16 +6,17 @@ use minijinja::{AutoEscape, filters, functions, tests};
 use minijinja::{Environment, Error, ErrorKind, State, UndefinedBehavior, Value};
 use minijinja_contrib::pycompat;
 
-use super::limits::{Budget, FUEL, MAX_WIDTH, refused, shortened};
+use super::limits::{Budget, MAX_WIDTH, refused, shortened};
 use super::templates::Raised;
 use super::{guards, python};
 
-/// Creates the environment that all templates of a model share.
-pub(super) fn environment() -> Environment<'static> {
+/// Creates the environment that all templates of a model share, in which a rendering may execute
+/// `fuel` instructions.
+pub(super) fn environment(fuel: u64) -> Environment<'static> {
     let mut environment = Environment::new();
     environment.set_undefined_behavior(UndefinedBehavior::Lenient);
     environment.set_auto_escape_callback(|_| AutoEscape::None);
-    environment.set_fuel(Some(FUEL));
+    environment.set_fuel(Some(fuel));
     environment.set_debug(false);
     environment.set_formatter(|output, state, value| {
         let text = python::to_str(&Budget::of(state), value)?;

@@ -23,6 +23,8 @@ pub(super) const MAX_TAG_TOKENS: usize = 4000;
 pub(super) const MAX_CONSTANTS: usize = 16 << 20;
 /// Number of instructions that a template may execute.
 pub(super) const FUEL: u64 = 4_000_000;
+/// The same for a rendering that must be quick: about a millisecond.
+pub(super) const QUICK_FUEL: u64 = 20_000;
 /// Time that a template may take, waiting for a processor included.
 pub(super) const DEADLINE: Duration = Duration::from_secs(10);
 /// Maximum size of the rendered text in bytes.
@@ -35,6 +37,8 @@ pub(super) const MAX_INPUT_VALUES: usize = 500_000;
 pub(super) const MAX_DEPTH: usize = 100;
 /// Bytes that all values made by one rendering may take together, whether still in use or not.
 const BUDGET: usize = 256 << 20;
+/// The same for a rendering that must be quick.
+const QUICK_BUDGET: usize = 1 << 20;
 /// Bytes that a value takes in addition to its text.
 pub(super) const VALUE: usize = 24;
 /// Maximum width of an indentation or of a formatted value, and maximum length of a separator.
@@ -75,7 +79,12 @@ pub(super) fn refused(reason: impl Into<String>) -> Error {
 impl Budget {
     /// The budget of the rendering that `state` belongs to.
     pub(super) fn of(state: &State<'_, '_>) -> Arc<Self> {
-        state.get_or_set_temp_object("budget", || Self { left: AtomicUsize::new(BUDGET) })
+        let new = || {
+            let fuel = state.fuel_levels().map(|(used, left)| used + left);
+            let bytes = if fuel == Some(QUICK_FUEL) { QUICK_BUDGET } else { BUDGET };
+            Self { left: AtomicUsize::new(bytes) }
+        };
+        state.get_or_set_temp_object("budget", new)
     }
 
     /// Takes `bytes` from the budget.

@@ -9,7 +9,7 @@ use minijinja::value::Value as Jinja;
 use minijinja::{AutoEscape, Environment, ErrorKind, State};
 use serde_json::{Map, Value, json};
 
-use super::limits::{self, Budget, FUEL, MAX_OUTPUT};
+use super::limits::{self, Budget, FUEL, MAX_OUTPUT, QUICK_FUEL};
 use super::{ChatOptions, RenderedChat, Reserved};
 use super::{clock, compile, describe, environment, generation, messages};
 use crate::{ChatMessage, ChatTemplateError};
@@ -20,9 +20,20 @@ const PROBE: &str = "5tolon pr0be";
 #[derive(Debug)]
 pub(super) struct Templates {
     environment: Environment<'static>,
+    /// The environment of renderings that must be quick.
+    quick: Environment<'static>,
     pub(super) entries: Vec<Entry>,
     /// The variables `bos_token`, `eos_token` and so on.
     special_tokens: Map<String, Value>,
+}
+
+/// How much work a rendering may be.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Effort {
+    /// About a millisecond. A rendering that needs more fails.
+    Quick,
+    /// As much as any rendering may be.
+    Full,
 }
 
 #[derive(Debug)]
@@ -62,7 +73,8 @@ impl Entry {
 
 impl Templates {
     pub(super) fn new(entries: Vec<Entry>, special_tokens: Map<String, Value>) -> Self {
-        Self { environment: environment::environment(), entries, special_tokens }
+        let [environment, quick] = [FUEL, QUICK_FUEL].map(environment::environment);
+        Self { environment, quick, entries, special_tokens }
     }
 
     pub(super) fn check_syntax(&self) -> Result<(), ChatTemplateError> {
@@ -79,6 +91,7 @@ impl Templates {
         messages: &[ChatMessage],
         mut options: ChatOptions,
         reserved: Option<&Reserved>,
+        effort: Effort,
     ) -> Result<RenderedChat, ChatTemplateError> {
         let entry = &self.entries[index];
         let forms = entry.forms.get_or_init(|| self.probe(entry));
@@ -95,7 +108,7 @@ impl Templates {
         if options.continue_final_message {
             messages::mark_end(&mut messages)?;
         }
-        let mut text = self.render_values(entry, &messages, &options)?;
+        let mut text = self.render_values(entry, &messages, &options, effort)?;
         if options.continue_final_message {
             messages::cut_at_mark(&mut text)?;
         }
@@ -107,12 +120,17 @@ impl Templates {
         entry: &Entry,
         messages: &[Value],
         options: &ChatOptions,
+        effort: Effort,
     ) -> Result<String, ChatTemplateError> {
+        let environment = match effort {
+            Effort::Quick => &self.quick,
+            Effort::Full => &self.environment,
+        };
         // Compiling takes less time than rendering, and the result would borrow from the source.
         let compiled = compile::compile(&entry.name, &entry.source).map_err(failure)?;
         let variables = self.variables(messages, options);
         let mut text = String::new();
-        Vm::new(&self.environment)
+        Vm::new(environment)
             .eval(
                 &compiled.main,
                 variables,
@@ -180,7 +198,7 @@ impl Templates {
 
     /// Whether the template shows the text of the probe, and nothing else of its part.
     fn shows(&self, entry: &Entry, messages: &[Value]) -> bool {
-        let text = self.render_values(entry, messages, &ChatOptions::default());
+        let text = self.render_values(entry, messages, &ChatOptions::default(), Effort::Full);
         // A template that does not support parts prints the whole list, including the types.
         text.is_ok_and(|text| text.contains(PROBE) && !text.contains("5tolon_type"))
     }

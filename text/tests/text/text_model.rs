@@ -54,6 +54,37 @@ fn named_templates_come_from_the_tokenizer_configuration() {
     assert_eq!(render(tools).as_deref(), Ok("with tools"));
 }
 
+/// Goal: a conversation is rendered quickly, to the same tokens, exactly if its template needs little
+/// work, whether that is many instructions or long texts; the limits depend on nothing before.
+#[test]
+fn only_little_work_is_done_quickly() {
+    let template = "{% for i in range(work | default(0)) %}{% set x = i %}{% endfor %}\
+                    {% for m in messages %}{{ m.content * (copies | default(1)) }}{% endfor %}";
+    let model = model(&source(None, Some(template)));
+    let messages = [ChatMessage::user("the"), ChatMessage::assistant("er")];
+    let with = |name: &str, value: usize| ChatOptions {
+        variables: [(name.to_owned(), json!(value))].into_iter().collect(),
+        ..ChatOptions::default()
+    };
+    for (options, is_little) in [
+        (ChatOptions::default(), true),
+        (with("work", 1_000), true),
+        (with("work", 100_000), false),
+        (with("copies", 1_000), true),
+        (with("copies", 1_000_000), false),
+        (ChatOptions::default(), true),
+    ] {
+        let whole = model.prepare_chat(&messages, &options).expect("renders");
+        let quick = model.prepare_quickly(&messages, &options);
+        assert_eq!(quick.is_some(), is_little, "{:?}", options.variables);
+        if let Some(quick) = quick {
+            let encode = |chat| model.encode_rendered(chat).expect("encodes");
+            assert_eq!(encode(&quick), encode(&whole));
+        }
+    }
+    assert!(model.prepare_quickly(&messages, &with("work", usize::MAX)).is_none());
+}
+
 /// Goal: a model with a missing or malformed template loads, and rendering returns the error.
 #[test]
 fn missing_and_malformed_templates_are_reported_on_use() {

@@ -1,0 +1,197 @@
+//! [`FairLane`]: long work on texts, a bounded number at a time, shared fairly by clients.
+
+use std::collections::{HashMap, VecDeque};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use tokio::sync::oneshot;
+
+/// Who has sent a request, if that is known: its tenant.
+pub(crate) type Client = Option<Arc<str>>;
+
+/// Lets work of several clients run, at most `slots` at a time.
+///
+/// A free slot goes to the client that has used the least time so far; work of one client starts in
+/// order of arrival. With several slots, one client never has all of them, so that another one does
+/// not wait for work that is running. The time counts for as long as the client has work here.
+#[derive(Debug)]
+pub(crate) struct FairLane {
+    slots: usize,
+    clients: Mutex<HashMap<Client, Usage>>,
+}
+
+/// What a client with running or waiting work does.
+#[derive(Debug, Default)]
+struct Usage {
+    running: usize,
+    waiting: VecDeque<oneshot::Sender<Slot>>,
+    /// The time of all its work that has ended, beginning with that of the client that had used
+    /// least when this one came.
+    spent: Duration,
+}
+
+/// The permission to work. Dropping it passes the slot on.
+#[derive(Debug)]
+pub(crate) struct Slot {
+    lane: Arc<FairLane>,
+    client: Client,
+    begun: Instant,
+    is_free: bool,
+}
+
+impl FairLane {
+    /// A lane with at least one slot.
+    pub(crate) fn new(slots: usize) -> Arc<FairLane> {
+        Arc::new(FairLane { slots: slots.max(1), clients: Mutex::default() })
+    }
+
+    /// Waits for a slot. If the future is dropped, it waits no longer.
+    pub(crate) async fn slot(self: &Arc<FairLane>, client: Client) -> Slot {
+        let (sender, receiver) = oneshot::channel();
+        {
+            let mut clients = self.lock();
+            let least = clients.values().map(|usage| usage.spent).min().unwrap_or_default();
+            let usage = clients
+                .entry(client.clone())
+                .or_insert_with(|| Usage { spent: least, ..Usage::default() });
+            usage.waiting.push_back(sender);
+        }
+        self.hand_out();
+        match receiver.await {
+            Ok(slot) => slot,
+            // The sender is kept until a slot is sent.
+            Err(_) => Slot::new(self, client),
+        }
+    }
+
+    /// Gives the free slots to those who wait.
+    fn hand_out(self: &Arc<FairLane>) {
+        while let Some((client, sender)) = self.next() {
+            // One that does not wait any more returns its slot.
+            if let Err(mut slot) = sender.send(Slot::new(self, client)) {
+                slot.free();
+            }
+        }
+    }
+
+    /// Takes a slot for the client that is next, if there is one.
+    fn next(&self) -> Option<(Client, oneshot::Sender<Slot>)> {
+        let mut clients = self.lock();
+        let running: usize = clients.values().map(|usage| usage.running).sum();
+        let most = (self.slots - 1).max(1);
+        let may_run = |usage: &Usage| !usage.waiting.is_empty() && usage.running < most;
+        let next = clients.iter_mut().filter(|(_, usage)| may_run(usage));
+        let (client, usage) = next.min_by_key(|(_, usage)| (usage.spent, usage.running))?;
+        if running >= self.slots {
+            return None;
+        }
+        let sender = usage.waiting.pop_front()?;
+        usage.running += 1;
+        Some((client.clone(), sender))
+    }
+
+    fn lock(&self) -> MutexGuard<'_, HashMap<Client, Usage>> {
+        // The state is valid between any two statements, so a poisoned lock is taken too.
+        self.clients.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Slot {
+    fn new(lane: &Arc<FairLane>, client: Client) -> Slot {
+        Slot { lane: Arc::clone(lane), client, begun: Instant::now(), is_free: false }
+    }
+
+    /// Returns the slot, without passing it on.
+    fn free(&mut self) {
+        self.is_free = true;
+        let mut clients = self.lane.lock();
+        if let Some(usage) = clients.get_mut(&self.client) {
+            usage.running = usage.running.saturating_sub(1);
+            usage.spent += self.begun.elapsed();
+            if usage.running == 0 && usage.waiting.is_empty() {
+                clients.remove(&self.client);
+            }
+        }
+    }
+}
+
+impl Drop for Slot {
+    fn drop(&mut self) {
+        if !self.is_free {
+            self.free();
+            self.lane.hand_out();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use futures::FutureExt;
+
+    use super::*;
+
+    fn client(name: &str) -> Client {
+        Some(name.into())
+    }
+
+    /// Goal: one client never has all slots, and waits in order of arrival for its own.
+    #[test]
+    fn a_slot_is_left_for_others() {
+        let lane = FairLane::new(2);
+        let first = lane.slot(client("a")).now_or_never().expect("a free slot");
+        let mut second = Box::pin(lane.slot(client("a")));
+        let mut third = Box::pin(lane.slot(client("a")));
+        assert!(second.as_mut().now_or_never().is_none(), "the other slot is for others");
+        assert!(third.as_mut().now_or_never().is_none());
+        let other = lane.slot(client("b")).now_or_never().expect("a free slot");
+        let mut unknown = Box::pin(lane.slot(None));
+        assert!(unknown.as_mut().now_or_never().is_none(), "both are in use");
+        drop(first);
+        drop(other);
+        assert!(unknown.as_mut().now_or_never().is_some());
+        let second = second.as_mut().now_or_never().expect("its turn");
+        assert!(third.as_mut().now_or_never().is_none());
+        drop(second);
+        assert!(third.as_mut().now_or_never().is_some());
+        drop((unknown, third));
+        assert!(lane.lock().is_empty(), "nothing is kept of clients without work");
+    }
+
+    /// Goal: a free slot goes to the client that has used less time, however much work of others
+    /// came before; a client that comes later does not profit from the time before.
+    #[test]
+    fn the_client_that_used_less_is_next() {
+        let lane = FairLane::new(1);
+        let mut running = lane.slot(client("a")).now_or_never().expect("a free slot");
+        let mut flood: Vec<_> = (0..5).map(|_| Box::pin(lane.slot(client("a")))).collect();
+        assert!(flood.iter_mut().all(|slot| slot.as_mut().now_or_never().is_none()));
+        running.begun -= Duration::from_secs(5);
+        drop(running);
+        let mut running = flood.remove(0).now_or_never().expect("nobody else waits");
+        let mut late: Vec<_> = (0..2).map(|_| Box::pin(lane.slot(client("b")))).collect();
+        assert!(late.iter_mut().all(|slot| slot.as_mut().now_or_never().is_none()));
+        running.begun -= Duration::from_secs(1);
+        drop(running);
+        let mut running = late.remove(0).now_or_never().expect("it has used less");
+        running.begun -= Duration::from_secs(3);
+        drop(running);
+        let running = flood.remove(0).now_or_never().expect("now that one has used less");
+        drop(running);
+    }
+
+    /// Goal: who does not wait any more takes no slot from others.
+    #[test]
+    fn work_that_was_given_up_takes_no_slot() {
+        let lane = FairLane::new(1);
+        let running = lane.slot(client("a")).now_or_never().expect("a free slot");
+        let mut given_up = Box::pin(lane.slot(client("b")));
+        let mut waiting = Box::pin(lane.slot(client("c")));
+        assert!(given_up.as_mut().now_or_never().is_none());
+        assert!(waiting.as_mut().now_or_never().is_none());
+        drop(given_up);
+        drop(running);
+        drop(waiting.as_mut().now_or_never().expect("its turn"));
+        drop(waiting);
+        assert!(lane.lock().is_empty());
+    }
+}
