@@ -371,7 +371,9 @@ async fn a_router_tokenises_once_and_asks_for_the_cost() {
     assert!(json["finish"]["timings"]["total"].is_f64());
     let after = engine.estimate(&request).expect("text");
     assert_eq!((after.prompt_tokens, after.cached_tokens), (80, 80));
-    assert_eq!(after.expected_wait, Some(Duration::ZERO));
+    // The step that has ended the answer may still be in it.
+    assert!(after.expected_wait.is_some_and(|wait| wait < Duration::from_millis(1)), "{after:?}");
+    assert!(after.expected_first_token > after.expected_wait);
 }
 
 /// Goal: many callers that audit all the time are answered, all by the same few audits, and a

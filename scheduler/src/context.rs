@@ -26,6 +26,8 @@ use crate::request_counts::RequestRecord;
 use crate::sequence::{Sequence, Terms};
 use crate::session::Sessions;
 use crate::stats::EngineStats;
+use crate::tenant::TenantId;
+use crate::wait::Arrival;
 use validation::{answer_min, check, check_spec, check_tokens, invalid_block_size, prompt_limit};
 
 mod validation;
@@ -279,11 +281,21 @@ impl EngineContext {
         self.limits.is_full(uncached.max(1))
     }
 
-    /// Number of uncached tokens in the admission queue, and the time to compute them at the recent
-    /// throughput; `None` before anything was computed.
-    pub fn queue_estimate(&self) -> (usize, Option<Duration>) {
-        let queued = self.limits.queued_tokens();
-        (queued, self.limits.time_of(queued))
+    /// Number of uncached tokens in the admission queue.
+    pub fn queued_tokens(&self) -> usize {
+        self.limits.queued_tokens()
+    }
+
+    /// The expected time until the first token of a request that arrives now, with `uncached`
+    /// uncached tokens, and the part of it that the request waits for others. `None` before
+    /// anything was computed.
+    pub fn first_token_estimate(
+        &self,
+        uncached: usize,
+        tenant: Option<&str>,
+    ) -> Option<(Duration, Duration)> {
+        let arrival = Arrival { uncached, tenant: TenantId::new(tenant) };
+        self.limits.workload().first_token(arrival)
     }
 
     /// Number of prompt positions that recent steps have computed per second; `None` before the

@@ -52,6 +52,7 @@ mod sync;
 mod tenant;
 mod token_set;
 mod transfer;
+mod wait;
 
 #[cfg(test)]
 mod tests;

@@ -8,7 +8,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::time::Duration;
 
+use arc_swap::ArcSwap;
+
 use crate::error::EngineError;
+use crate::wait::Workload;
 
 /// The limits, and the shared counts of what is waiting.
 #[derive(Debug)]
@@ -17,8 +20,10 @@ pub(crate) struct QueueLimits {
     max_tokens: usize,
     requests: AtomicUsize,
     tokens: AtomicUsize,
-    /// Recent throughput in computed tokens per second, for the retry hint; 0 while unknown.
+    /// Recent throughput in computed tokens per second; 0 while unknown.
     rate: AtomicU64,
+    /// What the scheduler has published of its requests.
+    workload: ArcSwap<Workload>,
 }
 
 /// The place of one request in the admission queue.
@@ -31,6 +36,11 @@ pub struct QueuePermit {
 }
 
 impl QueuePermit {
+    /// Number of uncached tokens of the request when it arrived.
+    pub(crate) fn tokens(&self) -> usize {
+        self.tokens
+    }
+
     /// Number of uncached tokens that were waiting when this request arrived.
     pub(crate) fn ahead(&self) -> usize {
         self.ahead
@@ -45,6 +55,7 @@ impl QueueLimits {
             requests: AtomicUsize::new(0),
             tokens: AtomicUsize::new(0),
             rate: AtomicU64::new(0),
+            workload: ArcSwap::default(),
         }
     }
 
@@ -66,7 +77,7 @@ impl QueueLimits {
         if self.exceeds(requests, queued, tokens) {
             drop(permit);
             return Err(EngineError::Overloaded {
-                retry_after: self.retry_after(queued),
+                retry_after: self.until_room(requests, queued, tokens),
                 queued_requests: requests,
                 queued_tokens: queued,
             });
@@ -96,25 +107,49 @@ impl QueueLimits {
         self.requests.load(Ordering::Relaxed)
     }
 
-    /// Sets the throughput that the retry hint is computed from.
+    /// Publishes what the scheduler has to do.
+    pub(crate) fn set_workload(&self, workload: Workload) {
+        self.workload.store(Arc::new(workload));
+    }
+
+    /// What the scheduler has published last.
+    pub(crate) fn workload(&self) -> Arc<Workload> {
+        self.workload.load_full()
+    }
+
+    /// The time until `tokens` uncached tokens would get a permit, from 50 ms to 10 minutes, while
+    /// `requests` requests with `queued` tokens wait.
+    fn until_room(&self, requests: usize, queued: usize, tokens: usize) -> Duration {
+        let workload = self.workload();
+        let mut left = queued;
+        let fits = |started: usize, left: usize| {
+            requests.saturating_sub(started) < self.max_requests
+                && left.saturating_add(tokens) <= self.max_tokens
+        };
+        let mut started = 0;
+        for waiting in &workload.waiting {
+            if fits(started, left) {
+                break;
+            }
+            left = left.saturating_sub(waiting.work.prefill as usize);
+            started += 1;
+        }
+        let until = workload.starts(started.max(1)).unwrap_or(Duration::from_secs(1));
+        until.clamp(Duration::from_millis(50), Duration::from_secs(600))
+    }
+
+    /// Sets the recent throughput.
     pub(crate) fn set_rate(&self, tokens_per_second: f64) {
         self.rate.store(tokens_per_second as u64, Ordering::Relaxed);
     }
 
-    /// Time to compute `tokens` at the recent throughput; `None` while it is unknown.
-    pub(crate) fn time_of(&self, tokens: usize) -> Option<Duration> {
-        let rate = self.rate.load(Ordering::Relaxed);
-        let seconds = || tokens as f64 / rate as f64;
-        (rate > 0).then(|| Duration::from_secs_f64(seconds()))
-    }
-
-    /// Estimated time to compute half of the waiting tokens, from 50 ms to 60 s.
-    pub(crate) fn retry_after(&self, queued_tokens: usize) -> Duration {
+    /// Estimated time to compute half of `tokens`, which a client has in flight, from 50 ms to 60 s.
+    pub(crate) fn retry_after(&self, tokens: usize) -> Duration {
         let rate = self.rate.load(Ordering::Relaxed);
         if rate == 0 {
             return Duration::from_secs(1);
         }
-        let seconds = queued_tokens as f64 / 2.0 / rate as f64;
+        let seconds = tokens as f64 / 2.0 / rate as f64;
         Duration::from_secs_f64(seconds.clamp(0.05, 60.0))
     }
 }

@@ -90,12 +90,12 @@ pub(crate) enum PrefillOrder {
 /// Minimum number of prompt tokens of a step whose size is limited by its duration, if it has room
 /// for them. Matrix products with fewer rows are limited by reading the weights, so smaller steps
 /// would take hardly less time.
-const TIMED_PREFILL_MIN: usize = 64;
+pub(crate) const TIMED_PREFILL_MIN: usize = 64;
 
 /// One in this many prefill tokens of a tenant is not given in order of arrival. In the simulated
 /// workload in which nothing is shared, the 99th percentile of the time to first token is 1.27
 /// times that of first come, first served with one in two, and 1.22 times with one in 4, 8 or 16.
-const REORDERED_SHARE: usize = 4;
+pub(crate) const REORDERED_SHARE: usize = 4;
 
 /// The sizes of a step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -17,6 +17,7 @@ mod ending;
 mod room;
 mod step;
 mod transfers;
+mod workload;
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -37,6 +38,7 @@ use crate::sequence::{Ending, Sequence};
 use crate::stats::AuditReport;
 use crate::step_plan::StepPlan;
 use crate::transfer::{EvictedCopy, Saving};
+use crate::wait::Work;
 
 /// Maximum number of rounds of admission in one call of `advance` that yield no step.
 const ROUNDS_MAX: usize = 4;
@@ -116,6 +118,10 @@ pub struct Scheduler<M> {
     try_admission: bool,
     /// Throughput in computed tokens per second, smoothed; 0 before the first step.
     rate: f64,
+    /// Duration in seconds of steps that only generate tokens, smoothed; 0 before the first one.
+    decode_step: f64,
+    /// The last requests that arrived, with the time.
+    arrived: VecDeque<(Instant, Work)>,
     /// Whether a waiting or running sequence may have a deadline.
     has_deadlines: bool,
 }
@@ -151,6 +157,8 @@ impl<M: Memory> Scheduler<M> {
             unsettled: false,
             try_admission: false,
             rate: 0.0,
+            decode_step: 0.0,
+            arrived: VecDeque::new(),
             has_deadlines: false,
         }
     }
@@ -165,6 +173,7 @@ impl<M: Memory> Scheduler<M> {
     pub fn submit(&mut self, sequence: Sequence, permit: QueuePermit) {
         let times = &sequence.times;
         self.has_deadlines |= times.deadline.is_some() || times.queue_deadline.is_some();
+        self.note_arrival(&sequence, &permit);
         self.queue.push(sequence, permit, self.context.config.max_overtake_tokens);
         self.try_admission = true;
     }
@@ -254,6 +263,7 @@ impl<M: Memory> Scheduler<M> {
         if idle && std::mem::take(&mut self.unsettled) {
             self.memory.settle().await?;
         }
+        self.publish_workload(now);
         Ok(plan)
     }
 

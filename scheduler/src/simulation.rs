@@ -119,6 +119,14 @@ impl<C: FnMut(&StepBatch) -> Duration> Simulation<C> {
         Ok(id)
     }
 
+    /// The expected time until the first token of a request that would be submitted now, and the
+    /// part of it that the request would wait for others. `None` before anything was computed.
+    pub fn first_token_estimate(&self, request: &SequenceRequest) -> Option<(Duration, Duration)> {
+        let cached = self.scheduler.query_match_len(&request.namespace, &request.tokens);
+        let uncached = request.tokens.len().saturating_sub(cached);
+        self.context.first_token_estimate(uncached, request.options.tenant.as_deref())
+    }
+
     /// Cancels a request by dropping its stream.
     ///
     /// # Errors

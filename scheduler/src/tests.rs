@@ -24,6 +24,7 @@ use crate::step_plan::{StepDone, StepPlan};
 use crate::transfer::StoredKv;
 
 mod depth;
+mod estimates;
 mod fairness;
 mod processors;
 mod quota;

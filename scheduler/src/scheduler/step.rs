@@ -72,11 +72,16 @@ impl<M: Memory> Scheduler<M> {
             return;
         }
         let prompts = slices.iter().filter(|slice| slice.count > 1).map(|slice| slice.count).sum();
+        let seconds = time.as_secs_f64();
+        if prompts == 0 && seconds > 0.0 {
+            let before = if self.decode_step > 0.0 { self.decode_step } else { seconds };
+            self.decode_step = 0.9 * before + 0.1 * seconds;
+        }
         let gauges = &self.context.gauges;
         gauges.computed_tokens.add(computed);
         gauges.histograms.step_tokens.count(computed);
         gauges.note_prefill(prompts, computed, time);
-        self.note_rate(computed, time.as_secs_f64());
+        self.note_rate(computed, seconds);
     }
 
     /// Applies the result of one slice. Returns a reason if its sequence is complete.
