@@ -74,8 +74,10 @@ pub struct EngineArgs {
     pub tiers: TierArgs,
     /// Number of tokens per KV cache block: a power of two from 1 to 256
     ///
-    /// The prefix cache shares whole blocks. Smaller blocks share more of two similar prompts and
-    /// have more overhead.
+    /// The prefix cache shares and pins whole blocks: a prefix that is shorter than a block is
+    /// neither shared nor pinned. Smaller blocks share more of two similar prompts and are slower:
+    /// on the CPU, 8 instead of 16 adds up to 5 % to a prefill and 7 to 23 % to the time of a token
+    /// after a context of 4,096, and 4 adds about as much. More than 16 saves at most 2 %.
     ///
     /// By default 16, or 4 with the demo model, whose questions are short; and 32 on a GPU, where
     /// attention is slow with smaller blocks.

@@ -73,8 +73,8 @@ enum CacheCommand {
     Query(PromptArgs),
     /// Compute the part of each prompt that is not cached
     Warm(PromptArgs),
-    /// Keep a prompt in the cache: compute the part that is not cached, and protect all of it from
-    /// eviction
+    /// Keep a prompt in the cache: compute the part that is not cached, and protect its whole blocks
+    /// (`stolon serve --block-size`) from eviction
     Pin(PinArgs),
     /// End the pins of prompts, or one pin by its id
     Unpin {

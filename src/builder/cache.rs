@@ -29,8 +29,10 @@ impl EngineBuilder {
 
     /// Number of positions per KV block: a power of two from 1 to 256. Default: 16.
     ///
-    /// Prefixes are shared in whole blocks. Smaller blocks match longer prefixes; larger blocks
-    /// need less bookkeeping.
+    /// Prefixes are shared and pinned in whole blocks: a prefix that is shorter than a block is
+    /// neither. Smaller blocks match longer prefixes, and are slower: keys are stored transposed in
+    /// groups of 16 positions only if a block has room for a group. The figures are in
+    /// `benches/RESULTS.md`.
     pub fn block_size(mut self, positions: usize) -> Self {
         self.block_size = Some(positions);
         self

@@ -102,7 +102,8 @@ impl Cache<'_> {
 
     /// Protects the cached prefix of the request's prompt from eviction, for `ttl` or until
     /// [`Cache::unpin`]. [`Cache::warm`] computes it first. A flush or a restart of the engine
-    /// ends all pins.
+    /// ends all pins. Whole blocks are protected, so a prompt that is shorter than
+    /// [`EngineBuilder::block_size`](crate::EngineBuilder::block_size) cannot be pinned.
     ///
     /// With a disk tier, the pin takes no blocks from running requests: its prefix is stored on the
     /// disk, evicted from the KV cache after everything else, and removed from the disk after
