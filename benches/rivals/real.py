@@ -1,6 +1,6 @@
 """Compares Stolon with llama.cpp on real, trained models: the same files, in one run.
 
-Not part of CI; `.ci/deep` runs the tasks `perplexity`, `greedy` and `chat`. Needs what rivals.py needs:
+Not part of CI; `.ci/deep` runs all tasks but `speed`. Needs what rivals.py needs:
 
     venv/bin/pip install gguf numpy
     CMAKE_ARGS="-DGGML_NATIVE=ON" venv/bin/pip install --no-binary llama-cpp-python llama-cpp-python
@@ -17,6 +17,8 @@ Tasks:
                 agree, next to the same figures of llama.cpp with another type of KV cache
     chat        a conversation of ten turns with SmolLM2, whose answers with a warm cache equal those of
                 a server that has just started
+    questions   how SmolLM2's answers to ten everyday questions end, by themselves or in a loop, with the
+                defaults of both engines; fails if too many of Stolon's do not end (questions.py)
     speed       tokens per second of prefill and decode, time to the first tokens of 1, 4 and 16 prompts,
                 time to load and resident memory
 """
@@ -40,6 +42,8 @@ HERE = pathlib.Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
 sys.path.insert(0, str(ROOT / "model" / "tests"))
 import fetch_models  # noqa: E402
+import layout  # noqa: E402
+import questions  # noqa: E402
 
 WINDOW = 512
 # Largest relative difference of perplexity from llama.cpp's with F16 weights, and by how much it
@@ -323,11 +327,10 @@ def speed(options, paths):
     print("\n### Tokens per second and times, medians, Stolon / llama.cpp = how many times as fast\n")
     print("| file | " + " | ".join(headings) + " |\n|---|" + "---|" * len(headings))
     for path in paths:
-        commands = ([options.worker], [sys.executable, HERE / "worker_llama.py"])
-        engines = [
-            rivals.Engine(str(command[0]), [*map(str, command), str(path), str(options.threads)], {})
-            for command in commands
-        ]
+        arguments = [path, options.threads]
+        llama = [sys.executable, HERE / "worker_llama.py", *arguments, *["plain"] * options.plain]
+        commands = ([options.worker, *arguments], llama)
+        engines = [rivals.Engine(str(command[0]), [*map(str, command)], {}) for command in commands]
         times = {work: ([], []) for work in works}
         for round in range(options.rounds + 1):
             for work in works:
@@ -357,14 +360,17 @@ def speed(options, paths):
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("models", type=pathlib.Path, help="folder of fetch_models.py")
-    parser.add_argument("--tasks", nargs="*", default=["perplexity", "greedy", "chat", "speed"])
+    parser.add_argument("--tasks", nargs="*", default=["perplexity", "greedy", "chat", "questions", "speed"])
     parser.add_argument("--stolon", type=pathlib.Path, default=ROOT / "target/release/stolon", help="the command")
     parser.add_argument("--worker", type=pathlib.Path, default=HERE / "target/release/stolon-rivals")
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--tokens", type=int, default=10_240, help="tokens of each text")
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--seeds", type=int, default=3, help="answers to each question of `questions`")
+    parser.add_argument("--stolon-only", action="store_true", help="do not give `questions` to llama.cpp")
     options = parser.parse_args()
     files = [options.models / name for name in fetch_models.FILES]
+    options.plain = layout.keep_off_tiles(files[0])
     right = True
     for path in files:
         if "perplexity" in options.tasks:
@@ -377,6 +383,11 @@ def main():
             right &= greedy(options, path)
     if "chat" in options.tasks:
         right &= chat(options, options.models / fetch_models.SMOLLM2)
+    if "questions" in options.tasks:
+        # The other file is a base model, which has no chat template.
+        smollm2 = options.models / fetch_models.SMOLLM2
+        for path in (smollm2, widened(smollm2)):
+            right &= questions.questions(options, Stolon, path)
     if "speed" in options.tasks:
         speed(options, [file for path in files for file in (path, widened(path))])
     sys.exit(0 if right else "some results are not as expected")
