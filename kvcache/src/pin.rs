@@ -2,7 +2,6 @@
 
 use crate::Namespace;
 use crate::node::NodeId;
-use crate::sync::Arc;
 use std::collections::{BTreeMap, HashMap};
 use thiserror::Error;
 
@@ -80,7 +79,7 @@ enum PinState {
     /// The prefix is not cached completely.
     Demoted {
         /// All positions of the prefix.
-        positions: Arc<[u32]>,
+        positions: Box<[u32]>,
         /// The hash of its last block.
         hash: u64,
         /// Tick of the last use before it was demoted.
@@ -138,12 +137,10 @@ impl Pins {
         hash: u64,
         last_use: u64,
     ) -> u32 {
-        let positions: Arc<[u32]> = positions.into();
         let mut count = 0;
         for (&id, pin) in &mut self.pins {
             if matches!(pin.state, PinState::Cached(node) if node == end) {
-                let positions = Arc::clone(&positions);
-                pin.state = PinState::Demoted { positions, hash, last_use };
+                pin.state = PinState::Demoted { positions: positions.into(), hash, last_use };
                 pin.info.demoted = true;
                 self.demoted.entry(hash).or_default().push(id);
                 count += 1;
