@@ -312,6 +312,13 @@ impl<M: Memory> Scheduler<M> {
         if let Err(problem) = self.context.sessions.audit() {
             return Ok(Err(problem));
         }
+        let steps = self.fence.running();
+        if self.in_flight.is_none() && steps > 0 {
+            return Ok(Err(format!(
+                "steps: no step is in flight, but the tickets of {steps} were not dropped, so blocks \
+                 that are returned are not used again"
+            )));
+        }
         report.running = self.running.len();
         report.waiting = self.queue.len();
         let reserved: usize = self

@@ -9,6 +9,7 @@ use futures::FutureExt;
 use proptest::prelude::*;
 use stolon_backend::fake::{FakeBackend, FakeFault, FakeOptions, expected_hidden, expected_next};
 use stolon_backend::{Backend, Pooler, Pooling};
+use stolon_kvcache::BlockPool;
 
 use crate::config::{AdmissionPolicy, EngineConfig};
 use crate::context::{EmptyCache, EngineContext};
@@ -397,6 +398,20 @@ fn expected_embedding(prompt: &[u32], pooling: Pooling) -> Vec<f32> {
         pooler.push(&expected_hidden(&prompt[..end], HIDDEN_SIZE), HIDDEN_SIZE);
     }
     pooler.finish()
+}
+
+/// Goal: a step whose ticket is not dropped is named by the audit, because its blocks are lost.
+#[test]
+fn an_audit_finds_a_forgotten_ticket() {
+    let mut harness = Harness::new(4, 16, EngineConfig::default());
+    harness.submit(prompt(1, 10), 1, None);
+    let mut plan = harness.in_flight.take().expect("a step");
+    let of_another_pool = BlockPool::new(1).1.begin();
+    std::mem::forget(std::mem::replace(&mut plan.ticket, of_another_pool));
+    let done = execute(&mut harness.backend, plan);
+    ready(harness.scheduler.complete(done, harness.now));
+    let error = ready(harness.scheduler.audit()).expect_err("a ticket is missing");
+    assert!(error.contains("the tickets of 1 were not dropped"), "{error}");
 }
 
 proptest! {

@@ -35,6 +35,13 @@ impl StepFence {
         StepTicket { step, steps: self.steps.clone() }
     }
 
+    /// Number of steps that have begun and not ended: of tickets that exist. A ticket that was
+    /// forgotten ([`std::mem::forget`]) counts for ever, and no block that is returned after it is
+    /// handed out again.
+    pub fn running(&self) -> usize {
+        lock(&self.steps).running.len()
+    }
+
     /// The number of the last step that has begun.
     pub(crate) fn begun(&self) -> u64 {
         lock(&self.steps).begun

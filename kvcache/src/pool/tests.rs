@@ -145,3 +145,16 @@ proptest! {
         }
     }
 }
+
+/// Goal: a ticket that was forgotten shows, and blocks that are returned after it are not handed out.
+#[test]
+fn a_forgotten_ticket_shows() {
+    let (mut pool, fence) = BlockPool::new(2);
+    drop(fence.begin());
+    assert_eq!(fence.running(), 0);
+    std::mem::forget(fence.begin());
+    drop(pool.reserve(2).expect("all are free"));
+    assert_eq!((fence.running(), pool.counts().fenced), (1, 2));
+    assert!(pool.reserve(1).is_err());
+    pool.audit().expect("consistent");
+}
