@@ -71,9 +71,10 @@ impl Engine {
 
     /// Submits a request and returns its event stream.
     ///
-    /// The prompt is rendered and tokenised, a long one on a blocking thread of the engine's
-    /// runtime, so that the calling task does not block. Then the request is validated and its
-    /// uncached part is counted. An engine whose admission queue is full refuses at once.
+    /// The prompt is rendered and tokenised. Conversations and long texts are processed on blocking
+    /// threads of the engine's runtime, so that the calling task does not block. Then the request is
+    /// validated and its uncached part is counted. An engine whose admission queue is full refuses
+    /// at once.
     ///
     /// Cancel safe: if the future is dropped before it completes, nothing is submitted.
     ///

@@ -6,8 +6,8 @@
 //! the engine's runtime. A prompt whose text is so long that its tokens cannot fit the context or
 //! the KV pool is refused before any of this.
 //!
-//! What a chat template does cannot be told from the conversation: a variable of the request may
-//! make it count to a million. So conversations are always rendered on the blocking threads, first
+//! How much work a chat template does cannot be seen from the conversation: a variable of the
+//! request may make it count to a million. So conversations are always rendered on the blocking threads, first
 //! with limits that permit about a millisecond of work. If that is not enough, the work is long.
 //!
 //! A semaphore bounds how many texts are tokenised at the same time, so that tokenising leaves
@@ -115,17 +115,15 @@ impl Prompts {
         let (bytes, client) = (work_bytes(request), request.options.tenant.clone());
         // A clone of a request shares its prompt.
         let (request, limit) = (request.clone(), self.limit);
-        let mut work = Work::of_text(bytes, client.clone());
-        if matches!(request.prompt(), Prompt::Chat(_)) {
-            if bytes < LARGE_BYTES {
-                let quick = request.clone();
-                let quick = move |text: &Text| text.quick_tokens(&quick, limit);
-                if let Some(tokens) = self.run(Work::Short, quick).await? {
-                    return Ok(tokens);
-                }
+        let is_chat = matches!(request.prompt(), Prompt::Chat(_));
+        if is_chat && bytes < LARGE_BYTES {
+            let request = request.clone();
+            let quick = move |text: &Text| text.quick_tokens(&request, limit);
+            if let Some(tokens) = self.run(Work::Short, quick).await? {
+                return Ok(tokens);
             }
-            work = Work::Long(client);
         }
+        let work = if is_chat { Work::Long(client) } else { Work::of_text(bytes, client) };
         self.run(work, move |text| text.prompt_tokens(&request, limit)).await
     }
 

@@ -10,7 +10,7 @@ mod options;
 use std::sync::Arc;
 
 use stolon_scheduler::{PromptLimit, TokenSet};
-use stolon_text::{ChatMessage, ChatTemplate, TextModel, TextSource, Tokenizer};
+use stolon_text::{ChatMessage, ChatTemplate, RenderedChat, TextModel, TextSource, Tokenizer};
 
 pub(crate) use stolon_text::{ChatOptions, Detokenizer};
 
@@ -145,10 +145,7 @@ impl Text {
             Prompt::Text(text) => self.encode(text, true),
             Prompt::Chat(messages) => {
                 let options = chat_options(request.tools.as_deref(), &request.chat)?;
-                let model = self.model()?;
-                let chat = model.prepare_chat(messages, &options)?;
-                self.check_len(chat.len_bytes(), limit)?;
-                Ok(model.encode_rendered(&chat)?)
+                self.encode_chat(&self.model()?.prepare_chat(messages, &options)?, limit)
             }
         }
     }
@@ -162,10 +159,13 @@ impl Text {
     ) -> Result<Option<Vec<u32>>, Error> {
         let Prompt::Chat(messages) = request.prompt() else { return Ok(None) };
         let options = chat_options(request.tools.as_deref(), &request.chat)?;
-        let model = self.model()?;
-        let Some(chat) = model.prepare_quickly(messages, &options) else { return Ok(None) };
+        let chat = self.model()?.prepare_quickly(messages, &options);
+        chat.map(|chat| self.encode_chat(&chat, limit)).transpose()
+    }
+
+    fn encode_chat(&self, chat: &RenderedChat, limit: PromptLimit) -> Result<Vec<u32>, Error> {
         self.check_len(chat.len_bytes(), limit)?;
-        Ok(Some(model.encode_rendered(&chat)?))
+        Ok(self.model()?.encode_rendered(chat)?)
     }
 
     /// The prompt text of a conversation. `tools` replace those of `options`.

@@ -360,14 +360,16 @@ impl Common {
     /// The current generation, or why there is none.
     pub(crate) fn current(&self) -> Result<Arc<Generation>, EngineError> {
         self.generation.load_full().ok_or_else(|| {
-            let stopped = self.stopped.load(Ordering::Acquire);
             let down = self.down.load_full();
-            if let Some(down) = down.filter(|down| !stopped || down.has_given_up()) {
-                (*down).clone()
-            } else if stopped {
-                EngineError::Stopped
-            } else {
-                EngineError::Interrupted { reason: "it is restarting after a failure".to_owned() }
+            match (self.stopped.load(Ordering::Acquire), down.as_deref()) {
+                (false, Some(down)) | (true, Some(down @ EngineError::GaveUp { .. })) => {
+                    down.clone()
+                }
+                (true, _) => EngineError::Stopped,
+                (false, None) => {
+                    let reason = "it is restarting after a failure".to_owned();
+                    EngineError::Interrupted { reason }
+                }
             }
         })
     }

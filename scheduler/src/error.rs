@@ -248,11 +248,6 @@ impl EngineError {
         self.retry_after().is_some()
     }
 
-    /// Whether it is [`EngineError::GaveUp`].
-    pub fn has_given_up(&self) -> bool {
-        matches!(self, EngineError::GaveUp { .. })
-    }
-
     /// An [`EngineError::InvalidParameter`].
     pub fn invalid(
         name: impl Into<Cow<'static, str>>,

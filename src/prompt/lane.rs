@@ -167,7 +167,7 @@ mod tests {
         assert!(flood.iter_mut().all(|slot| slot.as_mut().now_or_never().is_none()));
         running.begun -= Duration::from_secs(5);
         drop(running);
-        let mut running = flood.remove(0).now_or_never().expect("nobody else waits");
+        let mut running = flood.remove(0).now_or_never().expect("no other client waits");
         let mut late: Vec<_> = (0..2).map(|_| Box::pin(lane.slot(client("b")))).collect();
         assert!(late.iter_mut().all(|slot| slot.as_mut().now_or_never().is_none()));
         running.begun -= Duration::from_secs(1);

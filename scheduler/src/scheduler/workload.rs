@@ -17,28 +17,28 @@ impl<M: Memory> Scheduler<M> {
         if self.arrived.len() == ARRIVALS_MAX {
             self.arrived.pop_front();
         }
-        let work = Work {
-            prefill: permit.tokens() as f64,
+        let work = self.work(sequence, permit.tokens());
+        self.arrived.push_back((sequence.times.submitted, work));
+    }
+
+    /// A request that has `prefill` tokens to compute.
+    fn work(&self, sequence: &Sequence, prefill: usize) -> Work {
+        Work {
+            prefill: prefill as f64,
             decode: sequence.expected(self.forecast) as f64,
             tenant: sequence.tenant,
-        };
-        self.arrived.push_back((sequence.times.submitted, work));
+        }
     }
 
     /// Publishes the requests, for estimates.
     pub(super) fn publish_workload(&self, now: Instant) {
         let config = &self.context.config;
-        let (waiting, forecast) = (self.queue.entries(), self.forecast);
-        let work = |sequence: &Sequence, prefill: usize| Work {
-            prefill: prefill as f64,
-            decode: sequence.expected(forecast) as f64,
-            tenant: sequence.tenant,
-        };
+        let waiting = self.queue.entries();
         let running = self.running.iter().filter(|running| !running.stalled).map(|running| {
             let sequence = &running.sequence;
             match sequence.tokens.len().saturating_sub(sequence.held.computed) {
-                0 | 1 => work(sequence, 0),
-                prefill => work(sequence, prefill),
+                0 | 1 => self.work(sequence, 0),
+                prefill => self.work(sequence, prefill),
             }
         });
         let later = waiting.iter().skip(WAITING_MAX).map(|waiting| waiting.cost()).sum();
@@ -56,7 +56,7 @@ impl<M: Memory> Scheduler<M> {
             running: running.collect(),
             waiting: (waiting.iter().take(WAITING_MAX))
                 .map(|waiting| WaitingWork {
-                    work: work(&waiting.sequence, waiting.cost()),
+                    work: self.work(&waiting.sequence, waiting.cost()),
                     slack: waiting.slack(),
                     bound: waiting.bound,
                 })
