@@ -102,7 +102,7 @@ async fn the_eviction_policy_holds_for_the_disk() {
     assert_eq!(after(EvictionPolicy::Lru, Some(EvictionPolicy::Fifo)).await, [1, 2, 3]);
 }
 
-/// Goal: what requests find in the pool is not removed from the disk as if nobody used it.
+/// Goal: what requests find in the pool is not removed from the disk as if it were unused.
 #[tokio::test]
 async fn what_is_used_in_the_pool_stays_on_the_disk() {
     let directory = Directory::new("disk-hot");

@@ -249,7 +249,7 @@ async fn a_quota_keeps_one_salt_from_evicting_the_others() {
     assert!(refused.contains("namespace_quota") && refused.contains("got 9"), "{refused}");
 }
 
-/// Computes a prompt on a task of its own.
+/// Computes a prompt on a separate task.
 fn warm(engine: &Engine, request: Request) -> impl Future<Output = ()> + Send + use<> {
     let engine = engine.clone();
     async move {

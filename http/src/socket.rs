@@ -55,7 +55,7 @@ impl SocketFile {
     /// If another server listens there, if the path is that of another kind of file, or if the
     /// system does not permit the socket.
     pub async fn bind(path: &Path) -> io::Result<(Listener, Self)> {
-        // The system would choose a name of its own for an empty path.
+        // For an empty path, the system would choose a name.
         if path.as_os_str().is_empty() {
             return Err(io::Error::new(
                 ErrorKind::InvalidInput,

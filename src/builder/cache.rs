@@ -111,11 +111,11 @@ impl EngineBuilder {
     /// ([`Request::cache_salt`](crate::Request::cache_salt)) may keep in the prefix cache, at most
     /// the number of blocks. Default: no limit. Requests without a salt have none either.
     ///
-    /// A client with a salt of its own then evicts its own cached blocks when it has too many of
-    /// them, and not those of others. (A client that may use several salts has a quota for each of
-    /// them.) With 0, nothing is kept that is not in use. Blocks that
-    /// running requests, pins and sessions hold count. They are not evicted, so a salt exceeds its
-    /// quota by these alone, until they are released.
+    /// If each client has its own salt, a client with too many cached blocks loses blocks that it
+    /// has cached itself, and other clients lose none. A client that uses several salts has a quota
+    /// for each of them. With 0, nothing is kept that is not in use. Blocks that running requests,
+    /// pins and sessions hold count, but they are not evicted, so a salt exceeds its quota by these
+    /// alone, until they are released.
     ///
     /// What is evicted for a quota is not written to the disk tier under `WritePolicy::WriteBack`.
     pub fn namespace_quota(mut self, blocks: usize) -> Self {

@@ -129,7 +129,7 @@ impl TierArgs {
 mod tests {
     use super::*;
 
-    /// Goal: bytes and multiples of the KV pool are told apart, and anything else is refused.
+    /// Goal: bytes and multiples of the KV pool are parsed, and anything else is refused.
     #[test]
     fn sizes_of_the_disk_tier_are_parsed() {
         for (text, size) in [

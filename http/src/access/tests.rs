@@ -73,9 +73,9 @@ fn rebound_pages_cannot_use_the_model() {
     assert!(check(&access, "127.0.0.1", &[rebound, origin]), "the key decides");
 }
 
-/// Goal: through a Unix domain socket, the administrator's routes without a key are open to the user
-/// who runs the server, whatever host the address has, and not to other users, clients of a proxy,
-/// or web pages; a web page's host does not matter for the model.
+/// Goal: if there is no administrator's key, the user who runs the server may use the
+/// administrator's routes through a Unix domain socket, with any host in the address. Other users,
+/// clients of a proxy and web pages may not. For the model, the host of a web page does not matter.
 #[test]
 fn admin_routes_of_a_socket_belong_to_its_user() {
     let access = Access::default();

@@ -194,8 +194,8 @@ impl TreeWriter {
     /// Evicts unlocked leaves of the namespaces that exceed their quotas, until they do not any
     /// more or everything in them is locked or pinned. The next eviction returns the blocks.
     ///
-    /// The eviction order is not told of these evictions, because an order that ages its entries
-    /// would age those of other namespaces too.
+    /// These evictions are not reported to the eviction order, because an order that ages its
+    /// entries would age those of other namespaces too.
     pub(super) fn enforce_quotas(&mut self) {
         while let Some(root) = self.quotas.changed.pop() {
             while let Some((excess, leaf)) = self.quotas.usage(root).and_then(Usage::victim) {

@@ -137,7 +137,7 @@ fn refused_requests_learn_when_there_is_room() {
     assert!(factors[10] < 1.5, "{factors:.2?}");
 }
 
-/// By which factor the time is wrong that a full engine tells a request.
+/// The factor by which the time is wrong after which a full engine lets a request try again.
 fn room_factor(seed: u64) -> f64 {
     let config =
         EngineConfig { max_queued_requests: 12, max_running: 8, ..EngineConfig::default() };
@@ -160,10 +160,10 @@ fn room_factor(seed: u64) -> f64 {
                 Err(other) => panic!("{other}"),
             }
         }
-        if let Some((begun, told)) = refused {
-            let (actual, told) = (engine.simulation.now() - begun, told.as_secs_f64());
+        if let Some((begun, promised)) = refused {
+            let (actual, promised) = (engine.simulation.now() - begun, promised.as_secs_f64());
             let actual = actual.max(Duration::from_millis(50)).as_secs_f64();
-            return (told / actual).max(actual / told);
+            return (promised / actual).max(actual / promised);
         }
     }
     panic!("the queue was never full");
