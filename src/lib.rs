@@ -79,7 +79,8 @@
 //!   [`EngineError::Interrupted`], and the engine restarts with an empty cache. If that happens ten
 //!   times in a row without a completed step, it stops with [`EngineError::GaveUp`].
 //!   [`Error::is_retryable`] says whether it helps to send a request again, and
-//!   [`Engine::health`] what the engine is doing.
+//!   [`Engine::health`] what the engine is doing. With `panic = "abort"` in your profile, a panic
+//!   ends the whole program instead.
 //! * **Shared state.** Several engines can run in one process; they share nothing but the default
 //!   collector of `crossbeam-epoch`. A thread that stays pinned in it delays the release of the
 //!   index memory of all prefix trees, not of KV blocks.
@@ -226,7 +227,9 @@ pub use stolon_text::{
     Answer, AnswerFormat, AnswerParser, AnswerPart, ReasoningFormat, ToolCall, ToolCallFormat,
 };
 #[cfg(feature = "text")]
-pub use stolon_text::{ChatError, ChatOptions, ChatTemplate, TextModel, Tokenizer, ToolUse};
+pub use stolon_text::{
+    ChatError, ChatOptions, ChatTemplate, TextModel, Tokenizer, ToolUse, panics_become_errors,
+};
 pub use stolon_text::{
     ChatMessage, ChatTemplateError, FunctionSchema, GgufTokenizer, Grammar, GrammarError,
     MessageContent, Otherwise, SchemaOptions, TextSource, TokenizerError, TokenizerSource,

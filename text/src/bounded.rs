@@ -1,6 +1,7 @@
 //! Runs code that a file controls, such as a chat template, on a separate thread: with a stack of
 //! known size, with a deadline, and with panics caught.
 
+use std::cell::Cell;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -72,9 +73,24 @@ impl Bounded {
     }
 }
 
+thread_local! {
+    /// Whether [`catch`] is running on this thread.
+    static CATCHING: Cell<bool> = const { Cell::new(false) };
+}
+
+/// Whether a panic on this thread would become an error of the file or the request that has caused
+/// it. A program's panic hook needs to print nothing then.
+#[must_use]
+pub fn panics_become_errors() -> bool {
+    CATCHING.get()
+}
+
 /// Runs `job` on this thread and turns a panic into an error.
 pub(crate) fn catch<T>(job: impl FnOnce() -> T) -> Result<T, Stopped> {
-    catch_unwind(AssertUnwindSafe(job)).map_err(|panic| {
+    let outer = CATCHING.replace(true);
+    let result = catch_unwind(AssertUnwindSafe(job));
+    CATCHING.set(outer);
+    result.map_err(|panic| {
         let text = panic
             .downcast_ref::<&str>()
             .map(ToString::to_string)
@@ -113,5 +129,15 @@ mod tests {
         let job = || -> u32 { panic!("no {}", "way") };
         let error = Bounded::default().run(Duration::from_secs(60), job);
         assert_eq!(error, Err(Stopped::Panicked("no way".to_owned())));
+    }
+
+    /// Goal: a panic hook can tell panics that become errors from others.
+    #[test]
+    fn a_hook_can_tell_caught_panics() {
+        assert!(!panics_become_errors());
+        let inner = || catch(|| (catch(|| ()).is_ok(), panics_become_errors()));
+        assert_eq!(catch(inner), Ok(Ok((true, true))));
+        let _ = catch(|| panic!("caught"));
+        assert!(!panics_become_errors());
     }
 }

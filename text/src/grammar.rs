@@ -133,14 +133,14 @@ impl GrammarError {
 }
 
 impl Grammar {
-    /// Maximum length of a grammar in Lark or GBNF, and of all texts of a choice together, in bytes.
+    /// Maximum length of a grammar in Lark or GBNF, in bytes.
     pub const MAX_BYTES: usize = 64 << 10;
     /// Maximum length of a regular expression in bytes, also of one in a JSON schema, and of a line
     /// of a grammar.
     pub const MAX_REGEX_BYTES: usize = 4 << 10;
     /// Maximum number of texts of a choice.
     pub const MAX_CHOICES: usize = 4096;
-    /// Maximum length in bytes of all names and texts of a JSON schema.
+    /// Maximum length in bytes of all names and texts of a JSON schema, and of all texts of a choice.
     pub const MAX_SCHEMA_BYTES: usize = 256 << 10;
     /// Maximum number of values of a JSON schema.
     pub const MAX_SCHEMA_VALUES: usize = 64 << 10;
@@ -228,5 +228,5 @@ fn check_choice(texts: &[String]) -> Result<(), GrammarError> {
         let (max, got) = (Grammar::MAX_CHOICES, texts.len());
         return Err(GrammarError::new(format!("expected 1 to {max} choices, got {got}")));
     }
-    check_len("choices", texts.iter().map(String::len).sum(), Grammar::MAX_BYTES)
+    check_len("choices", texts.iter().map(String::len).sum(), Grammar::MAX_SCHEMA_BYTES)
 }

@@ -43,6 +43,8 @@ pub use answer::{
     Answer, AnswerFormat, AnswerParser, AnswerPart, ReasoningFormat, ToolCall, ToolCallFormat,
 };
 #[cfg(feature = "tokenizer")]
+pub use bounded::panics_become_errors;
+#[cfg(feature = "tokenizer")]
 pub use chat_template::{ChatOptions, ChatTemplate, RenderedChat, ToolUse};
 #[cfg(feature = "tokenizer")]
 pub use detokenizer::Detokenizer;

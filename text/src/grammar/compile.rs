@@ -30,10 +30,16 @@ const WHITESPACE: &str = "( |\\n {0,16})";
 /// Maximum number of compiled grammars in the cache of one model, and their maximum total size in
 /// bytes.
 const CACHED: (usize, usize) = (64, 32 << 20);
+const TOO_COMPLEX: &str = "the grammar is too complex: it has too many alternatives in one place, \
+                           too large repetitions, or too many ways to read the same text";
 /// Maximum length of the message of an error, in bytes.
 const MAX_MESSAGE: usize = 400;
 
-/// The limits of a grammar and of a mask. A regular expression at the limits takes up to half a
+/// What messages of the library contain if one of the limits below is exceeded.
+const EXCEEDED: [&str; 4] = [" max is ", "Too many items", "fuel", "too big"];
+
+/// The limits of a grammar and of a mask. There are about four items for each optional property of
+/// an object; 5,000 of them take about as long as a compilation may. A regular expression at the limits takes up to half a
 /// second for a mask, most other grammars a few milliseconds, and an ambiguous one up to seconds.
 /// The lexer takes up to 100 MB.
 fn limits() -> ParserLimits {
@@ -42,6 +48,8 @@ fn limits() -> ParserLimits {
         step_lexer_fuel: 50_000,
         max_lexer_states: 50_000,
         max_grammar_size: 200_000,
+        max_items_in_row: 24_000,
+        step_max_items: 200_000,
         verbose_errors: false,
         ..ParserLimits::default()
     }
@@ -253,9 +261,12 @@ pub(super) fn message(error: &str) -> String {
         "NoExtensionBias" => "no text can follow the grammar, for example because a rule or a \
                               `$ref` leads only to itself"
             .to_owned(),
-        "ParserTooComplex" | "LexerTooComplex" => "the grammar is too complex".to_owned(),
+        "ParserTooComplex" | "LexerTooComplex" => TOO_COMPLEX.to_owned(),
+        text if EXCEEDED.iter().any(|mark| text.contains(mark)) => TOO_COMPLEX.to_owned(),
         name if !name.contains(' ') => "the grammar cannot be compiled".to_owned(),
-        text => text.replace("Unsatisfiable schema", "no value is valid under the schema"),
+        text => text
+            .replace("Unsatisfiable schema", "no value is valid under the schema")
+            .replace("Invalid type:", "expected a type of JSON, got"),
     };
     if text.len() > MAX_MESSAGE {
         let end = (0..=MAX_MESSAGE).rev().find(|&end| text.is_char_boundary(end)).unwrap_or(0);
@@ -291,7 +302,8 @@ impl Parts<'_> {
             Grammar::Gbnf(text) => self.add_lark(name, gbnf::to_lark(text)?),
             Grammar::Choice(texts) => {
                 let texts: Vec<_> = texts.iter().map(|text| calls::literal(text)).collect();
-                self.add_lark(name, format!("start: {}", texts.join(" | ")));
+                // One terminal is much faster than a rule with thousands of alternatives.
+                self.add_lark(name, format!("start: CHOICE\nCHOICE: {}", texts.join(" | ")));
             }
             Grammar::ToolCalls(calls) => self.add_calls(&name, calls)?,
             Grammar::AfterReasoning { reasoning, is_open, then } => {

@@ -4,7 +4,6 @@
 //! by a worker thread (`workers.rs`), while the model computes the step in which the mask is used.
 
 use std::fmt;
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -15,6 +14,7 @@ use super::GrammarError;
 use super::compile::{message, next_mask};
 use super::mask::TokenMask;
 use super::workers::Workers;
+use crate::bounded::catch;
 
 /// Time that the masks of a request may take together, without the time that they wait for a
 /// worker. A request that needs more ends with an error.
@@ -188,7 +188,7 @@ impl Job {
             spent.add(begun.elapsed());
             advanced
         };
-        let (matcher, mask) = catch_unwind(AssertUnwindSafe(advance))
+        let (matcher, mask) = catch(advance)
             .unwrap_or_else(|_| (None, Err(GrammarError::new("the parser of the grammar failed"))));
         *slot.lock() = Progress::Idle(Box::new(Reached { matcher, tokens, mask }));
         slot.finished.notify_all();
