@@ -149,7 +149,11 @@ fn priorities_of_requests_reach_their_prefixes() {
     request(&[7], 50, 5);
     request(&[7], 60, 1); // It does not lower the priority.
     request(&[6], 70, 6); // A request that finds everything cached raises it.
-    assert_eq!(evict_all(&mut writer), [30, 12, 50, 40, 20, 11, 10]);
+    let mut prefixes = Vec::new();
+    while !writer.evict_prefixes(1, &mut prefixes).is_empty() {}
+    let evicted: Vec<(u32, i32)> =
+        prefixes.iter().map(|prefix| (prefix.blocks[prefix.evicted].0, prefix.priority)).collect();
+    assert_eq!(evicted, [(30, -2), (12, 3), (50, 5), (40, 6), (20, 8), (11, 8), (10, 8)]);
 }
 
 /// Goal: the eviction of a prefix removes what starts with it and what only it uses, and keeps what
@@ -594,6 +598,31 @@ fn statistics_count_operations() {
     assert_eq!((stats.hit_rate(), stats.token_hit_rate(), stats.average_match()), (0.5, 0.25, 1.0));
     assert_eq!((stats.blocks_committed, stats.evicted_for_room, stats.evicted_by_flush), (4, 1, 3));
     assert!(stats.lifetime_ticks.iter().sum::<u64>() > 0);
+}
+
+/// Goal: however blocks leave the tree, their age is counted, in operations of the writer.
+#[test]
+fn ages_of_removed_blocks_are_counted() {
+    type Leave = fn(&mut TreeWriter);
+    let ways: [Leave; 4] = [
+        |writer| assert_eq!(writer.evict(4).len(), 4),
+        |writer| assert_eq!(writer.evict_prefix(&base(), &[1, 2, 3, 4]).len(), 4),
+        |writer| assert_eq!(writer.evict_namespace(&base()).len(), 4),
+        |writer| assert_eq!(writer.flush().len(), 4),
+    ];
+    for leave in ways {
+        let (mut writer, _) = prefix_tree(1).expect("a block size");
+        let operations = |writer: &mut TreeWriter, count: usize| {
+            (0..count).for_each(|_| drop(writer.acquire(&base(), &[9])));
+        };
+        operations(&mut writer, 100);
+        put(&mut writer, &base(), &[1, 2, 3, 4], 0);
+        operations(&mut writer, 20);
+        leave(&mut writer);
+        let mut expected = [0; 32];
+        expected[4] = 1; // 16 to 31 operations
+        assert_eq!(writer.stats().lifetime_ticks, expected);
+    }
 }
 
 /// Goal: a dump describes every node with its locks and uses.

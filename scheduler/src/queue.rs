@@ -261,6 +261,10 @@ impl Queue {
 #[cfg(test)]
 mod tests {
     use std::sync::Arc;
+    use std::time::Duration;
+
+    use bytes::Bytes;
+    use stolon_kvcache::Namespace;
 
     use super::*;
     use crate::event_channel::event_channel;
@@ -268,6 +272,7 @@ mod tests {
     use crate::request::SequenceRequest;
     use crate::request_counts::RequestRecord;
     use crate::sequence::Terms;
+    use crate::transfer::StoredKv;
 
     fn sequence(id: u64) -> Sequence {
         let request = SequenceRequest::new(vec![id as u32; 8], 1);
@@ -322,5 +327,55 @@ mod tests {
         let _ahead = limits.acquire(50).expect("there is room");
         strict.push(sequence, limits.acquire(8).expect("there is room"), 0);
         assert_eq!(bounds(&strict), [0]);
+    }
+
+    /// Goal: a request that was preempted has left the queue for its caller: its queue timeout no
+    /// longer applies, its other timeout does.
+    #[test]
+    fn a_preempted_request_has_no_queue_timeout() {
+        let (now, second) = (Instant::now(), Duration::from_secs(1));
+        let mut queue = queue(1);
+        let times = &mut queue.entries_mut()[0].sequence.times;
+        (times.queue_deadline, times.deadline) = (Some(now + second), Some(now + 3 * second));
+        assert_eq!(queue.next_deadline(), Some(now + second));
+        queue.entries_mut()[0].sequence.times.started = Some(now);
+        assert_eq!(queue.next_deadline(), Some(now + 3 * second));
+        assert!(queue.take_overdue(now + 2 * second).is_empty());
+        assert_eq!(queue.take_overdue(now + 3 * second).len(), 1);
+    }
+
+    /// Goal: whether a lock was dropped is reported, because only then there may be more room.
+    #[test]
+    fn dropped_match_locks_are_reported() {
+        let (mut writer, _reader) = stolon_kvcache::prefix_tree(4).expect("a block size");
+        let mut queue = queue(2);
+        assert!(!queue.drop_match_locks());
+        let lease = writer.acquire(&Namespace::default(), &[1; 8]);
+        queue.entries_mut()[0].match_lock = Some(lease);
+        assert!(queue.drop_match_locks() && !queue.drop_match_locks());
+    }
+
+    /// Goal: a policy learns how many requests, running and waiting, begin with the same block, and
+    /// that a load saves most of the tokens that it loads, but not all.
+    #[test]
+    fn candidates_describe_what_a_request_costs() {
+        let mut queue = queue(2);
+        let running = [sequence(1), sequence(1), sequence(7)];
+        let shares = SlotShares::new(8, std::iter::empty(), std::iter::empty());
+        let sharers = |queue: &Queue| -> Vec<usize> {
+            let candidates = queue.candidates(running.iter(), &shares);
+            candidates.iter().map(|candidate| candidate.prefix_sharers).collect()
+        };
+        assert_eq!(sharers(&queue), [1, 3]);
+        let mut stored = sequence(2);
+        stored.tokens = Arc::new(vec![2; 401]);
+        stored.prompt_len = 401;
+        stored.stored = Some(StoredKv::new(4, 1, vec![Bytes::new(); 99]));
+        let waiting = &mut queue.entries_mut()[0];
+        waiting.sequence = stored;
+        waiting.matched = 4;
+        // Blocks 1 to 99 are stored: 396 tokens, which cost as much as 7 that are computed.
+        let candidate = &queue.candidates(running.iter(), &shares)[0];
+        assert_eq!((candidate.matched, queue.entries()[0].cost()), (4 + 396 - 7, 1 + 7));
     }
 }
