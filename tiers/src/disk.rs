@@ -13,7 +13,7 @@
 mod directory;
 mod read;
 
-use std::fs::{self, File};
+use std::fs;
 use std::io::{self, Read, Write};
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -25,9 +25,9 @@ use stolon_kvcache::{EvictionOrder, EvictionPolicy, Namespace};
 
 use crate::disk_index::Index;
 use crate::disk_stats::{Counters, DiskStats};
+use crate::files::{self, Links, write_atomically};
 use crate::key::ChainKey;
 use crate::place::Place;
-use crate::prefix::write_atomically;
 use crate::record::{Record, RecordShape, is_of};
 use crate::shared::{PAUSE, Pause, Speed, lock};
 use crate::tier::Tier;
@@ -144,7 +144,8 @@ impl DiskTier {
     /// The bytes of a stored record; `None` if there is none, it cannot be read or has KV of
     /// another format, of another model for example. They are not verified. Blocks.
     pub fn bytes_of(&self, key: &ChainKey) -> Option<Bytes> {
-        let file = self.contains(key).then(|| File::open(self.directory.record(key)))?.ok()?;
+        let path = self.contains(key).then(|| self.directory.record(key))?;
+        let file = files::open(&path, Links::Refuse).ok()?;
         let mut bytes = Vec::new();
         let expected = self.shape.record_bytes(self.shape.record_positions())?;
         file.take(expected as u64 + 1).read_to_end(&mut bytes).ok()?;
@@ -271,7 +272,7 @@ impl DiskTier {
         for (number, place) in places.iter().enumerate() {
             let used = earlier(now, number);
             // Files may be readable although their times cannot be set.
-            let _ = File::open(self.directory.record(&place.key))
+            let _ = files::open(&self.directory.record(&place.key), Links::Refuse)
                 .and_then(|file| file.set_modified(used));
         }
     }

@@ -74,11 +74,11 @@ impl Index {
     pub(crate) fn scan(folder: &Path, eviction: Box<dyn EvictionOrder>) -> io::Result<Index> {
         let mut found = Vec::new();
         for part in fs::read_dir(folder)? {
-            let part = part?.path();
-            if !part.is_dir() {
+            let part = part?;
+            if !part.file_type()?.is_dir() {
                 continue;
             }
-            for file in fs::read_dir(&part)? {
+            for file in fs::read_dir(part.path())? {
                 let path = file?.path();
                 if path.extension().is_some_and(|extension| extension == "tmp") {
                     // If it cannot be removed, it only takes up space.
@@ -88,7 +88,10 @@ impl Index {
                 let stem = path.file_stem().and_then(|stem| stem.to_str());
                 let key = stem.and_then(ChainKey::from_hex);
                 let is_record = path.extension().is_some_and(|extension| extension == EXTENSION);
-                if let (Some(key), true, Ok(metadata)) = (key, is_record, fs::metadata(&path)) {
+                if let (Some(key), true, Ok(metadata)) =
+                    (key, is_record, fs::symlink_metadata(&path))
+                    && metadata.is_file()
+                {
                     let used = metadata.modified().unwrap_or(SystemTime::UNIX_EPOCH);
                     found.push((used, key, metadata.len()));
                 }

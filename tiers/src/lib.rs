@@ -20,6 +20,7 @@ mod disk;
 mod disk_index;
 mod disk_stats;
 mod error;
+mod files;
 mod key;
 mod load;
 #[cfg(feature = "object-store")]
@@ -42,6 +43,7 @@ mod writer;
 pub use disk::{DiskError, DiskTier, ProtectedRecords};
 pub use disk_stats::DiskStats;
 pub use error::{FormatError, TierError};
+pub use files::write_atomically;
 pub use key::ChainKey;
 #[cfg(feature = "object-store")]
 pub use object::ObjectTier;
@@ -50,7 +52,7 @@ pub use object_stats::ObjectStats;
 pub use place::Place;
 pub use plan::{Lookup, ReadPlan, Speeds, plan};
 pub use policy::{PrefetchPolicy, WritePolicy};
-pub use prefix::{ExportedPrefix, PrefixReader, StoredPrefix, write_atomically};
+pub use prefix::{ExportedPrefix, PrefixReader, StoredPrefix};
 pub use record::{HEADER_BYTES, Record, RecordHeader, RecordShape};
 pub use tier::{RemoteTier, Tier};
 pub use tiers::{TierMatch, TierSettings, Tiers};

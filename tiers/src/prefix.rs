@@ -1,13 +1,14 @@
 //! A whole prefix as a sequence of records: what is exported and imported.
 
-use std::fs::{self, File};
-use std::io::{self, Read, Write};
+use std::fs::File;
+use std::io::{Read, Write};
 use std::path::Path;
 
 use bytes::Bytes;
 use stolon_kvcache::Namespace;
 
 use crate::error::{FormatError, TierError};
+use crate::files::{self, Links, write_atomically};
 use crate::key::ChainKey;
 use crate::record::{HEADER_BYTES, Record, RecordHeader, RecordShape};
 
@@ -174,10 +175,7 @@ impl PrefixReader {
     /// [`TierError::File`], and as [`PrefixReader::push`].
     pub fn read(&mut self, path: &Path) -> Result<(), TierError> {
         let failed = |error| TierError::file(path, error);
-        let mut file = File::open(path).map_err(failed)?;
-        if !file.metadata().map_err(failed)?.is_file() {
-            return Err(failed(io::Error::other("expected a regular file")));
-        }
+        let mut file = files::open(path, Links::Follow).map_err(failed)?;
         let mut piece = vec![0; PIECE_BYTES];
         loop {
             match file.read(&mut piece).map_err(failed)? {
@@ -231,32 +229,4 @@ impl PrefixReader {
         self.prefix.blocks.extend(record.blocks);
         Ok(())
     }
-}
-
-/// Writes a file so that, even after a crash, either the old file or the whole new one is there:
-/// the content goes to a temporary file in the same directory, which is synchronised and renamed.
-///
-/// # Errors
-/// Those of the file system and of `write`. The temporary file is removed then.
-pub fn write_atomically(
-    path: &Path,
-    write: impl FnOnce(&mut File) -> io::Result<()>,
-) -> io::Result<()> {
-    let Some(name) = path.file_name() else {
-        return Err(io::Error::new(io::ErrorKind::InvalidInput, "expected the name of a file"));
-    };
-    let mut temporary = name.to_owned();
-    temporary.push(format!(".{}.tmp", std::process::id()));
-    let temporary = path.with_file_name(temporary);
-    let written = File::create(&temporary).and_then(|mut file| {
-        write(&mut file)?;
-        file.flush()?;
-        file.sync_all()
-    });
-    let renamed = written.and_then(|()| fs::rename(&temporary, path));
-    if renamed.is_err() {
-        // The first error says more than one of the removal.
-        let _ = fs::remove_file(&temporary);
-    }
-    renamed
 }

@@ -144,6 +144,45 @@ fn damaged_files_are_misses() {
     assert!(refused + tier.stats().records_refused > 400, "{refused} were refused");
 }
 
+/// Goal: pipes and links in place of the tier's files are neither waited for nor followed: those of
+/// records are misses, and a directory with such a lock or key is refused.
+#[cfg(unix)]
+#[test]
+fn special_files_are_not_opened() {
+    use std::os::unix::fs::symlink;
+
+    let pipe = |path: &Path| {
+        let made = Command::new("mkfifo").arg(path).status().expect("a command");
+        assert!(made.success());
+    };
+    let directory = tempfile::tempdir().expect("a directory");
+    let tier = open(directory.path());
+    (0..2).for_each(|seed| write(&tier, &tokens(seed, 2)));
+    let outside = tempfile::NamedTempFile::new().expect("a file");
+    let used = outside.as_file().metadata().and_then(|file| file.modified()).expect("a time");
+    let key = directory.path().join("v1/namespace-key");
+    for (number, record) in files(directory.path()).into_iter().enumerate() {
+        std::fs::remove_file(&record).expect("removed");
+        match number % 2 {
+            0 => pipe(&record),
+            _ => symlink(outside.path(), &record).expect("a link"),
+        }
+    }
+    for seed in 0..2 {
+        assert_eq!(read(&tier, &tokens(seed, 2)), 0);
+    }
+    let after = outside.as_file().metadata().and_then(|file| file.modified()).expect("a time");
+    assert_eq!(used, after);
+    drop(tier);
+    assert_eq!(open(directory.path()).stats().records, 0);
+    for file in [key, directory.path().join("lock")] {
+        std::fs::remove_file(&file).expect("removed");
+        pipe(&file);
+        let refused = DiskTier::open(directory.path(), 1 << 20, SHAPE, lru());
+        assert!(refused.is_err_and(|error| error.to_string().contains("regular file")));
+    }
+}
+
 /// Goal: the budget holds, what was used least recently goes first, and the end of a prefix goes
 /// before its beginning, also after a restart.
 #[test]

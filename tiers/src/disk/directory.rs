@@ -7,8 +7,8 @@ use std::path::{Path, PathBuf};
 use stolon_kvcache::EvictionOrder;
 
 use crate::disk_index::{EXTENSION, Index};
+use crate::files::{self, Links, write_atomically};
 use crate::key::ChainKey;
-use crate::prefix::write_atomically;
 
 /// The folder of the files of this version of the format.
 const FOLDER: &str = "v1";
@@ -59,7 +59,9 @@ impl Directory {
         std::os::unix::fs::DirBuilderExt::mode(&mut builder, 0o700);
         builder.create(&folder).map_err(failed(&folder))?;
         let file = path.join("lock");
-        let lock = File::options().create(true).truncate(false).write(true).open(&file);
+        let mut options = File::options();
+        options.create(true).truncate(false).read(true).write(true);
+        let lock = files::open_with(&mut options, &file, Links::Refuse);
         let lock = lock.map_err(failed(&file))?;
         match lock.try_lock() {
             Ok(()) => {}
@@ -99,7 +101,8 @@ fn failed(path: &Path) -> impl FnOnce(io::Error) -> DiskError + use<> {
 /// The key in a file. It is made if it does not exist; if it has another size, it is made again.
 fn namespace_key(path: &Path) -> io::Result<[u8; 32]> {
     let mut bytes = Vec::new();
-    let read = File::open(path).and_then(|file| file.take(33).read_to_end(&mut bytes));
+    let read =
+        files::open(path, Links::Refuse).and_then(|file| file.take(33).read_to_end(&mut bytes));
     let read = match read {
         Ok(_) => <[u8; 32]>::try_from(bytes).ok(),
         Err(error) if error.kind() == io::ErrorKind::NotFound => None,

@@ -1,6 +1,5 @@
 //! Reading from a disk tier.
 
-use std::fs::File;
 use std::io::Read;
 use std::num::NonZero;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -11,6 +10,7 @@ use bytes::Bytes;
 use stolon_kvcache::Namespace;
 
 use super::DiskTier;
+use crate::files::{self, Links};
 use crate::key::ChainKey;
 use crate::place::Place;
 use crate::record::Record;
@@ -102,7 +102,7 @@ impl DiskTier {
         let path = self.directory.record(&place.key);
         let expected = self.shape.record_bytes(self.shape.record_positions())?;
         let read = || -> Result<Record, String> {
-            let file = File::open(&path).map_err(|error| error.to_string())?;
+            let file = files::open(&path, Links::Refuse).map_err(|error| error.to_string())?;
             let size = file.metadata().map_err(|error| error.to_string())?.len();
             if size != expected as u64 {
                 return Err(format!("expected {expected} bytes, got {size}"));
