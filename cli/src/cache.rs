@@ -1,8 +1,7 @@
 //! `stolon cache`: shows and changes the prefix cache of a running server through its routes below
 //! `/v1/cache`.
 
-use std::io::Read;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::time::Duration;
 
 use anyhow::Context;
@@ -10,7 +9,7 @@ use clap::{Args, Subcommand};
 use serde::de::DeserializeOwned;
 use serde_json::{Map, Value, json};
 
-use crate::terminal;
+use crate::{terminal, text_file};
 use stolon_http::api::cache::{Evicted, Flushed, Imported, PinCreated, PinDeleted};
 use stolon_http::certificates::Authorities;
 use stolon_loadgen::http::certificate_hint;
@@ -18,8 +17,6 @@ use stolon_loadgen::http::certificate_hint;
 mod files;
 mod lines;
 
-/// Maximum size of a file with a prompt or messages, in bytes.
-const MAX_FILE_BYTES: u64 = 64 << 20;
 /// Maximum size of a reply, in bytes.
 const MAX_REPLY_BYTES: u64 = 1 << 30;
 
@@ -168,10 +165,14 @@ impl PromptArgs {
     fn body(&self) -> anyhow::Result<Map<String, Value>> {
         let mut body = Map::new();
         if let Some(path) = &self.prompt_file {
-            body.insert("prompt".to_owned(), json!(read(path)?));
+            body.insert(
+                "prompt".to_owned(),
+                json!(text_file::read_or_stdin(path, text_file::MAX_BYTES)?),
+            );
         } else if let Some(path) = &self.messages {
-            let read: Value = serde_json::from_str(&read(path)?)
-                .with_context(|| format!("{} is not JSON", path.display()))?;
+            let read: Value =
+                serde_json::from_str(&text_file::read_or_stdin(path, text_file::MAX_BYTES)?)
+                    .with_context(|| format!("{} is not JSON", path.display()))?;
             let messages = read.get("messages").cloned().unwrap_or(read);
             body.insert("messages".to_owned(), messages);
         } else if !self.token_ids.is_empty() {
@@ -199,25 +200,6 @@ impl PinArgs {
         }
         Ok(body)
     }
-}
-
-/// Reads a text from a file or from standard input.
-fn read(path: &Path) -> anyhow::Result<String> {
-    let mut text = String::new();
-    let source: Box<dyn Read> = if path == Path::new("-") {
-        Box::new(std::io::stdin())
-    } else {
-        let file = std::fs::File::open(path);
-        Box::new(file.with_context(|| format!("cannot open {}", path.display()))?)
-    };
-    let read = source.take(MAX_FILE_BYTES + 1).read_to_string(&mut text);
-    read.with_context(|| format!("cannot read {}", path.display()))?;
-    anyhow::ensure!(
-        text.len() as u64 <= MAX_FILE_BYTES,
-        "{}: expected at most {MAX_FILE_BYTES} bytes",
-        path.display()
-    );
-    Ok(text)
 }
 
 impl CacheArgs {

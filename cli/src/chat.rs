@@ -22,7 +22,7 @@ use self::render::Renderer;
 use crate::args::{EngineArgs, SamplingArgs};
 use crate::download;
 use crate::generate::figures;
-use crate::terminal;
+use crate::{terminal, text_file};
 
 /// Arguments of `stolon chat`.
 #[derive(Debug, Args)]
@@ -56,10 +56,7 @@ impl ChatArgs {
     /// An unreadable file, a model without a chat template, and errors of the engine.
     pub async fn run(self) -> anyhow::Result<()> {
         let system = match &self.system_file {
-            Some(path) => Some(
-                std::fs::read_to_string(path)
-                    .with_context(|| format!("cannot read {}", path.display()))?,
-            ),
+            Some(path) => Some(text_file::read(path, text_file::MAX_BYTES)?),
             None => self.system.clone(),
         };
         let engine = start(&self.engine).await?;

@@ -11,8 +11,6 @@
 
 use std::collections::HashSet;
 use std::ffi::{OsStr, OsString};
-use std::fs::File;
-use std::io::Read;
 use std::path::Path;
 
 use anyhow::{Context, anyhow, bail, ensure};
@@ -22,7 +20,7 @@ use clap::{Arg, ArgAction, ArgMatches, Command, CommandFactory, FromArgMatches};
 use toml::{Table, Value};
 
 use crate::cli::Cli;
-use crate::{log, terminal};
+use crate::{log, terminal, text_file};
 
 /// Largest accepted file, in bytes.
 const MAX_FILE_BYTES: u64 = 1 << 20;
@@ -214,10 +212,7 @@ fn find<'a>(command: &'a Command, path: &[&str]) -> Option<&'a Command> {
 }
 
 fn read(path: &Path) -> anyhow::Result<Table> {
-    let mut text = String::new();
-    let file = File::open(path).context("cannot open the file")?;
-    file.take(MAX_FILE_BYTES + 1).read_to_string(&mut text).context("cannot read the file")?;
-    ensure!(text.len() as u64 <= MAX_FILE_BYTES, "expected at most {MAX_FILE_BYTES} bytes");
+    let text = text_file::read(path, MAX_FILE_BYTES)?;
     text.parse().map_err(|error: toml::de::Error| anyhow!("expected TOML: {}", error.message()))
 }
 

@@ -1,9 +1,7 @@
 //! `stolon generate`: generates text from one or several prompts.
 
-use std::io::Read;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
-use anyhow::Context;
 use clap::Args;
 use futures::future::try_join_all;
 use serde_json::{Value, json};
@@ -12,7 +10,7 @@ use stolon::{
 };
 
 use crate::args::{EngineArgs, SamplingArgs};
-use crate::terminal;
+use crate::{terminal, text_file};
 
 /// Arguments of `stolon generate`.
 #[derive(Debug, Args)]
@@ -83,7 +81,7 @@ impl GenerateArgs {
     fn requests(&self) -> anyhow::Result<Vec<Request>> {
         let mut texts = self.prompt.clone();
         for path in &self.prompt_file {
-            texts.push(read_prompt(path)?);
+            texts.push(text_file::read_or_stdin(path, text_file::MAX_BYTES)?);
         }
         let text = |text| match self.chat {
             true => Request::chat(vec![ChatMessage::new("user", text)]),
@@ -167,15 +165,6 @@ fn logprob_json(entry: &TokenLogprob) -> Value {
         "logprob": entry.logprob,
         "top": entry.top.iter().map(pair).collect::<Vec<_>>(),
     })
-}
-
-fn read_prompt(path: &Path) -> anyhow::Result<String> {
-    if path == Path::new("-") {
-        let mut text = String::new();
-        std::io::stdin().read_to_string(&mut text).context("cannot read standard input")?;
-        return Ok(text);
-    }
-    std::fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))
 }
 
 fn parse_ids(text: &str) -> Result<TokenIds, String> {

@@ -20,4 +20,5 @@ pub mod log;
 pub mod memory;
 pub mod serve;
 mod terminal;
+mod text_file;
 mod traces;

@@ -24,6 +24,7 @@ fn main() -> ExitCode {
             }
         },
     };
+    ignore_caught_panics();
     let log = match cli.start_log() {
         Ok(log) => log,
         Err(error) => {
@@ -37,7 +38,11 @@ fn main() -> ExitCode {
         .build()
         .map_err(anyhow::Error::from)
         .and_then(|runtime| {
-            let result = runtime.block_on(cli.run());
+            let result = runtime.block_on(async {
+                #[cfg(unix)]
+                survive_size_limit();
+                cli.run().await
+            });
             // A blocking read of standard input that is no longer awaited must not delay the exit.
             runtime.shutdown_background();
             result
@@ -51,6 +56,26 @@ fn main() -> ExitCode {
             ExitCode::FAILURE
         }
     }
+}
+
+/// Prints no panic that becomes an error of a request or of a file, which says what went wrong.
+fn ignore_caught_panics() {
+    let print = std::panic::take_hook();
+    std::panic::set_hook(Box::new(move |panic| {
+        if !stolon::panics_become_errors() {
+            print(panic);
+        }
+    }));
+}
+
+/// Lets a write beyond the limit on the size of files (`ulimit -f`) fail. Without a handler of the
+/// signal it would end the process.
+#[cfg(unix)]
+fn survive_size_limit() {
+    use rustix::process::Signal;
+    use tokio::signal::unix::{SignalKind, signal};
+    // The handler stays when the result is dropped. If it cannot be installed, nothing is lost.
+    drop(signal(SignalKind::from_raw(Signal::XFSZ.as_raw())));
 }
 
 fn report(error: &anyhow::Error) {

@@ -15,8 +15,8 @@ use tokio::sync::watch;
 
 use crate::args::EngineArgs;
 use crate::memory::format_bytes;
-use crate::terminal;
 use crate::traces::TracesArgs;
+use crate::{terminal, text_file};
 use stolon_http::api::options::MAX_CHOICES;
 use stolon_http::{
     ApiKeys, Certificate, FormatChoice, Gate, Origins, RouterOptions, UnknownParameters, listen,
@@ -122,7 +122,9 @@ impl TlsArgs {
     }
 
     fn read(&self) -> anyhow::Result<Option<Certificate>> {
-        self.files().map(|(certificates, key)| Certificate::read(certificates, key)).transpose()
+        let Some((chain, key)) = self.files() else { return Ok(None) };
+        let name = format!("{} and {}", chain.display(), key.display());
+        text_file::announced(name, || Certificate::read(chain, key)).map(Some)
     }
 }
 
@@ -195,8 +197,8 @@ impl ServeArgs {
     /// Reads the files with keys and certificates again. If a file cannot be read, its old content
     /// stays in use.
     fn reload(&self, api_keys: &ApiKeys, certificate: Option<&Certificate>) {
-        if self.access.api_key_file.is_some() {
-            match self.access.keys() {
+        if let Some(file) = &self.access.api_key_file {
+            match check_rereadable(file).and_then(|()| self.access.keys()) {
                 Ok(keys) => {
                     api_keys.replace(keys);
                     terminal::note("the API keys were read again");
@@ -205,7 +207,11 @@ impl ServeArgs {
             }
         }
         if let Some((certificate, (chain, key))) = certificate.zip(self.tls.files()) {
-            match certificate.renew(chain, key) {
+            let renew = || {
+                [chain, key].into_iter().try_for_each(check_rereadable)?;
+                certificate.renew(chain, key)
+            };
+            match renew() {
                 Ok(()) => terminal::note("the certificate was read again"),
                 Err(error) => terminal::warn(format!("WARNING: {error:#}; the certificate stays")),
             }
@@ -238,6 +244,13 @@ impl ServeArgs {
             root_path: self.address.root_path.clone(),
         })
     }
+}
+
+/// Refuses a file that cannot be read a second time: reading a pipe would wait for its other end.
+fn check_rereadable(file: &Path) -> anyhow::Result<()> {
+    let metadata = file.metadata().with_context(|| format!("cannot open {}", file.display()))?;
+    anyhow::ensure!(metadata.is_file(), "{}: expected a regular file", file.display());
+    Ok(())
 }
 
 /// Waits until the engine has stopped by itself, because its backend fails again and again. A

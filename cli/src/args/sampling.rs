@@ -1,7 +1,11 @@
 //! Flags for sampling parameters and for the end of an answer.
 
+use std::path::Path;
+
 use clap::Args;
 use stolon::{Grammar, Request, SamplingParams, SchemaOptions};
+
+use crate::text_file;
 
 /// Sampling parameters and stop conditions.
 ///
@@ -102,7 +106,7 @@ impl SamplingArgs {
 }
 
 fn parse_schema(text: &str) -> Result<Grammar, String> {
-    let read = || std::fs::read_to_string(text).map_err(|error| format!("{text}: {error}"));
+    let read = || read(text);
     let json = if text.trim_start().starts_with('{') { text.to_owned() } else { read()? };
     let schema = serde_json::from_str(&json);
     let schema = schema.map_err(|error| format!("expected a JSON schema, got {error}"))?;
@@ -115,8 +119,11 @@ fn parse_regex(text: &str) -> Result<Grammar, String> {
 }
 
 fn parse_grammar(path: &str) -> Result<Grammar, String> {
-    let text = std::fs::read_to_string(path).map_err(|error| format!("{path}: {error}"))?;
-    checked(Grammar::of_text(text))
+    checked(Grammar::of_text(read(path)?))
+}
+
+fn read(path: &str) -> Result<String, String> {
+    text_file::read(Path::new(path), text_file::MAX_BYTES).map_err(|error| format!("{error:#}"))
 }
 
 fn checked(grammar: Grammar) -> Result<Grammar, String> {

@@ -41,9 +41,11 @@ impl Client<'_> {
 
     /// Sends an exported file to the server, and returns its reply.
     pub(super) fn import(&self, path: &Path) -> anyhow::Result<String> {
-        let opened = File::open(path).and_then(|file| Ok((file.metadata()?, file)));
-        let (metadata, file) = opened.with_context(|| format!("cannot open {}", path.display()))?;
+        let failed = || format!("cannot open {}", path.display());
+        let metadata = path.metadata().with_context(failed)?;
+        // Opening a pipe would wait for its other end.
         anyhow::ensure!(metadata.is_file(), "{}: expected a regular file", path.display());
+        let file = File::open(path).with_context(failed)?;
         let bar = bar(Some(metadata.len()), "importing");
         let url = self.route("import");
         let request = self

@@ -4,9 +4,12 @@ use std::path::PathBuf;
 
 use clap::Args;
 use hyper::header::HeaderName;
-use stolon_http::{Access, ApiKey, KeyLimits, Origins, Secret, Tenants, check_key, read_keys};
+use stolon_http::{
+    Access, ApiKey, KeyLimits, Origins, Secret, Tenants, check_key, read_keys,
+};
 
 use super::from_one;
+use crate::text_file;
 
 /// Keys, limits and tenants of clients, and the operator's key.
 #[derive(Debug, Args)]
@@ -85,7 +88,8 @@ impl AccessArgs {
             api_keys.push(ApiKey { name, key, limits });
         }
         if let Some(path) = &self.api_key_file {
-            api_keys.extend(read_keys(path, limits)?);
+            let keys = text_file::announced(path.display(), || read_keys(path, limits));
+            api_keys.extend(keys?);
         }
         Ok(api_keys)
     }

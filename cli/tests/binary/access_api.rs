@@ -148,4 +148,40 @@ async fn keys_are_read_again_on_sighup() {
     server.hang_up();
     std::fs::write(&file, "ada key-of-ada\nfay key-of-fay\n").expect("written");
     replaced("key-of-eve", "key-of-fay").await;
+    // A pipe is not read again: nothing else would be answered until its other end is opened.
+    std::fs::remove_file(&file).expect("removed");
+    make_pipe(&file);
+    server.hang_up();
+    let other = dir.path().join("other");
+    std::fs::write(&other, "ada key-of-ada\ngus key-of-gus\n").expect("written");
+    std::fs::rename(&other, &file).expect("renamed");
+    replaced("key-of-fay", "key-of-gus").await;
+}
+
+/// Goal: a server that waits for the other end of a pipe says so, and takes what comes.
+#[cfg(unix)]
+#[tokio::test]
+async fn a_pipe_with_keys_is_waited_for() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let pipe = dir.path().join("keys");
+    make_pipe(&pipe);
+    let writer = pipe.clone();
+    let writing = std::thread::spawn(move || {
+        std::thread::sleep(std::time::Duration::from_secs(2));
+        std::fs::write(writer, "ada key-of-ada\n").expect("written");
+    });
+    let path = pipe.to_str().expect("UTF-8");
+    let server = Server::with_log(TINY, &["--api-key-file", path]);
+    writing.join().expect("written");
+    let client = reqwest::Client::new();
+    let models = client.get(server.url("/v1/models"));
+    assert_eq!(status(models.bearer_auth("key-of-ada")).await, 200);
+    let log = server.stop_and_read_errors();
+    assert!(log.contains(&format!("waiting for {path}")), "{log}");
+}
+
+#[cfg(unix)]
+fn make_pipe(path: &std::path::Path) {
+    let made = std::process::Command::new("mkfifo").arg(path).status().expect("a command");
+    assert!(made.success());
 }

@@ -162,7 +162,7 @@ fn wrong_files_are_refused() {
     }
     let output = stolon(&["serve", "--config", "/nowhere/x.toml"]).output().expect("it ends");
     let errors = String::from_utf8_lossy(&output.stderr);
-    assert!(errors.contains("/nowhere/x.toml") && errors.contains("cannot open"), "{errors}");
+    assert!(errors.contains("/nowhere/x.toml") && errors.contains("cannot read"), "{errors}");
 }
 
 /// Goal: the model can be given without a flag or with the short one, before what the environment

@@ -171,3 +171,21 @@ async fn sigterm_lets_running_requests_finish() {
     let refused = reqwest::Client::builder().timeout(Duration::from_secs(5)).build();
     assert!(refused.expect("a client").get(url).send().await.is_err());
 }
+
+/// Goal: KV that exceeds the limit on the size of files (`ulimit -f`) is not stored, and ends
+/// neither the server nor a request.
+#[cfg(unix)]
+#[tokio::test]
+async fn a_limit_on_the_size_of_files_does_not_end_the_server() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let path = directory.path().to_str().expect("UTF-8");
+    let server = Server::start_limited(TINY, &["--kv-cache-dir", path], "-f 1");
+    let body = json!({"prompt": vec![97; 200], "max_tokens": 2});
+    server.complete(body.clone()).await;
+    let failed = async || server.get("/v1/cache/tiers").await.1["disk"]["writes_failed"].clone();
+    while failed().await == json!(0) {
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    server.complete(body).await;
+    server.settled_audit().await;
+}

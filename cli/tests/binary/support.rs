@@ -79,10 +79,10 @@ impl Server {
         Self::read(Self::spawn(stolon(&[]), model, args, Stdio::inherit()))
     }
 
-    /// Starts a server whose address space is limited to this many bytes.
-    pub(crate) fn start_limited(model: &str, args: &[&str], bytes: u64) -> Self {
+    /// Starts a server with a limit of the shell, such as `-v 1024` for an address space of 1 MiB.
+    pub(crate) fn start_limited(model: &str, args: &[&str], limit: &str) -> Self {
         let mut shell = Command::new("sh");
-        let limit = format!("ulimit -v {} && exec \"$@\"", bytes / 1024);
+        let limit = format!("ulimit {limit} && exec \"$@\"");
         shell.args(["-c", &limit, "sh", env!("CARGO_BIN_EXE_stolon")]).env_remove("RUST_LOG");
         Self::read(Self::spawn(shell, model, args, Stdio::inherit()))
     }
