@@ -5,11 +5,9 @@
 //! reverse proxy, whose connections come from this machine, and web pages that are open in a
 //! browser here, which can send requests to 127.0.0.1.
 
-use std::net::IpAddr;
 use std::sync::Arc;
 
 use axum::extract::{Request, State};
-use axum::http::uri::Authority;
 use axum::http::{HeaderMap, HeaderName, StatusCode, header};
 use axum::middleware::Next;
 use axum::response::Response;
@@ -18,7 +16,8 @@ use stolon::Quota;
 
 use super::App;
 use super::deadline::Deadline;
-use super::error::ApiError;
+use super::error::{ApiError, cut};
+use super::hosts::{self, AllowedHost};
 use super::keys::{AcceptedKey, ApiKeys, Secret};
 use super::peer::Peer;
 
@@ -50,6 +49,9 @@ pub struct Access {
     pub admin_key: Option<Secret>,
     /// Where the tenant of a request comes from.
     pub tenants: Tenants,
+    /// Without API keys, names that may be in the addresses of clients' routes, next to `localhost`
+    /// and addresses in numbers. If there are none, only connections from this machine are checked.
+    pub allowed_hosts: Vec<AllowedHost>,
 }
 
 /// The client that sent a request, and its limits. A request extension.
@@ -108,7 +110,7 @@ pub(super) async fn client(
     mut request: Request,
     next: Next,
 ) -> Result<Response, ApiError> {
-    app.access.check_rebound(Peer::of(&request), request.headers())?;
+    app.access.check_host(Peer::of(&request), request.headers())?;
     let key = app.access.key(request.headers())?;
     let tenant = app.access.tenant(key.as_deref(), request.headers())?;
     let deadline = Deadline::of(request.headers())?;
@@ -165,18 +167,31 @@ impl Access {
         self.api_keys.find(given).map(Some).ok_or_else(refused)
     }
 
-    /// Refuses a web page that has given its own name the address of this machine (DNS rebinding).
-    /// For the browser it is of the same origin as the server, so without API keys nothing else
-    /// keeps it from using the model. Other programs send no `Origin`.
-    fn check_rebound(&self, peer: Option<Peer>, headers: &HeaderMap) -> Result<(), ApiError> {
-        let is_page = self.api_keys.is_empty() && headers.contains_key(header::ORIGIN);
-        if !is_page || !is_local(peer, headers) || names_this_machine(peer, headers) {
+    /// Refuses a name that a web page may have given the address of the server (DNS rebinding).
+    /// Without API keys, nothing else keeps such a page from using the model. Only the host tells:
+    /// a page can send any other header that a program or a proxy sends.
+    fn check_host(&self, peer: Option<Peer>, headers: &HeaderMap) -> Result<(), ApiError> {
+        let is_checked = match peer {
+            Some(Peer::Address(_)) if self.allowed_hosts.is_empty() => is_on_this_machine(peer),
+            Some(Peer::Address(_)) => true,
+            // No name leads a browser to a socket.
+            Some(Peer::Program { .. }) | None => false,
+        };
+        if !is_checked || !self.api_keys.is_empty() {
             return Ok(());
         }
-        Err(forbidden(
-            "without API keys (--api-key), a web page on this machine can use the server only with the \
-             host localhost, 127.0.0.1 or [::1] in its address",
-        ))
+        let host = hosts::host(headers);
+        let is_known = |host| {
+            hosts::is_fixed(host) || self.allowed_hosts.iter().any(|allowed| allowed.admits(host))
+        };
+        if host.as_ref().is_some_and(is_known) {
+            return Ok(());
+        }
+        let got = host.map_or("none".to_owned(), |host| cut(host.to_string(), 80));
+        Err(forbidden(format!(
+            "without API keys (--api-key), the host in the address must be localhost, an address in \
+             numbers, or a name given with --allowed-hosts, such as that of a reverse proxy; got {got}"
+        )))
     }
 
     fn check_admin(&self, peer: Option<Peer>, headers: &HeaderMap) -> Result<(), ApiError> {
@@ -216,22 +231,25 @@ impl Access {
 
 /// Whether a connection comes from this machine, and from a program that is not a proxy.
 fn is_local(peer: Option<Peer>, headers: &HeaderMap) -> bool {
-    let is_on_this_machine = match peer {
+    is_on_this_machine(peer) && !FORWARDED.iter().any(|name| headers.contains_key(*name))
+}
+
+fn is_on_this_machine(peer: Option<Peer>) -> bool {
+    match peer {
         Some(Peer::Address(address)) => address.ip().to_canonical().is_loopback(),
         Some(Peer::Program { .. }) => true,
         None => false,
-    };
-    is_on_this_machine && !FORWARDED.iter().any(|name| headers.contains_key(*name))
+    }
 }
 
 /// Whether the request was sent to a name that can only be this machine. No name leads a browser to
 /// a Unix domain socket, and programs write any name in the addresses of its routes.
 fn names_this_machine(peer: Option<Peer>, headers: &HeaderMap) -> bool {
     matches!(peer, Some(Peer::Program { .. }))
-        || authority(headers, header::HOST).is_some_and(|host| is_loopback_name(host.host()))
+        || hosts::host(headers).is_some_and(|host| hosts::is_this_machine(&host))
 }
 
-fn forbidden(message: &str) -> ApiError {
+fn forbidden(message: impl Into<String>) -> ApiError {
     ApiError::new(StatusCode::FORBIDDEN, message)
 }
 
@@ -245,10 +263,6 @@ fn plain_key(headers: &HeaderMap) -> Option<&str> {
     headers.get("x-api-key")?.to_str().ok()
 }
 
-fn authority(headers: &HeaderMap, name: HeaderName) -> Option<Authority> {
-    headers.get(name)?.to_str().ok()?.parse().ok()
-}
-
 /// Whether a browser sent the request for a page of another site.
 fn is_cross_site(headers: &HeaderMap) -> bool {
     let site = headers.get("sec-fetch-site").map(axum::http::HeaderValue::as_bytes);
@@ -259,13 +273,6 @@ fn is_cross_site(headers: &HeaderMap) -> bool {
     let origin = origin.to_str().ok().and_then(|origin| origin.split_once("://"));
     let own = headers.get(header::HOST).and_then(|host| host.to_str().ok());
     origin.map(|(_, authority)| authority) != own
-}
-
-/// Whether a host in an address can only be this machine.
-fn is_loopback_name(host: &str) -> bool {
-    let address = host.trim_start_matches('[').trim_end_matches(']');
-    host.eq_ignore_ascii_case("localhost")
-        || address.parse::<IpAddr>().is_ok_and(|address| address.is_loopback())
 }
 
 #[cfg(test)]

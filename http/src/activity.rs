@@ -6,18 +6,23 @@
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
+use tokio::sync::Notify;
+
 /// What a connection is doing.
 #[derive(Debug)]
 pub(super) struct Activity {
     /// Since when the connection has been receiving; `None` while it is busy.
     receiving_since: Mutex<Option<Instant>>,
+    /// Notified when the connection has to be closed.
+    end: Notify,
 }
 
 #[cfg_attr(not(feature = "listen"), allow(dead_code, reason = "made and read by the listener"))]
 impl Activity {
     /// The activity of a connection that has just been opened.
     pub(super) fn new() -> Arc<Self> {
-        Arc::new(Self { receiving_since: Mutex::new(Some(Instant::now())) })
+        let receiving_since = Mutex::new(Some(Instant::now()));
+        Arc::new(Self { receiving_since, end: Notify::new() })
     }
 
     /// The request has been received completely.
@@ -28,6 +33,16 @@ impl Activity {
     /// The reply has been sent, so that the next request may come.
     pub(super) fn receive(&self) {
         self.set(Some(Instant::now()));
+    }
+
+    /// Closes the connection, for a client that takes a reply too slowly.
+    pub(super) fn end(&self) {
+        self.end.notify_one();
+    }
+
+    /// Waits until the connection has to be closed.
+    pub(super) async fn ended(&self) {
+        self.end.notified().await;
     }
 
     fn set(&self, since: Option<Instant>) {

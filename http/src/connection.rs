@@ -195,6 +195,7 @@ async fn exchange<S: AsyncRead + AsyncWrite + Unpin + Send + 'static>(
                 }
                 return;
             }
+            () = activity.ended() => return,
             changed = signal.changed() => {
                 if changed.is_err() {
                     return; // The listener has ended, which waits for older connections.

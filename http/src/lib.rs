@@ -64,6 +64,7 @@ pub use cors::Origins;
 pub use dialogue::FormatChoice;
 #[cfg(feature = "listen")]
 pub use gate::Gate;
+pub use hosts::AllowedHost;
 pub use keys::{
     ApiKey, ApiKeys, KeyFileError, KeyLimits, Secret, check as check_key, read as read_keys,
 };
@@ -106,6 +107,7 @@ mod flight;
 mod gate;
 #[cfg(feature = "gzip")]
 mod gzip;
+mod hosts;
 mod keys;
 #[cfg(feature = "listen")]
 mod listener;

@@ -18,6 +18,12 @@ use super::error::{ApiError, cut};
 /// are accepted while large ones use all of it. The number of connections bounds their sum.
 const FREE_BYTES: usize = 64 << 10;
 
+/// Bytes of a refused body that are still read, the time for it, and the time in which nothing may
+/// arrive. Then the connection is closed.
+const LINGER_BYTES: usize = 256 << 20;
+const LINGER_TIME: Duration = Duration::from_secs(30);
+const LINGER_PAUSE: Duration = Duration::from_secs(2);
+
 /// Limits of the bodies of a router's requests.
 #[derive(Debug)]
 pub(super) struct BodyLimits {
@@ -55,18 +61,34 @@ impl FromRequest<Arc<App>> for Received {
         let activity = request.extensions().get::<Arc<Activity>>().cloned();
         let ignored = request.extensions().get::<Ignored>().cloned().unwrap_or_default();
         let limits = &app.bodies;
-        let received = limits.receive_or_discard(checked, request.into_body());
-        let received = tokio::time::timeout(limits.time, received);
-        let mut received = received.await.map_err(|_| {
-            let message = format!("the body did not arrive within {:?}", limits.time);
-            ApiError::new(StatusCode::REQUEST_TIMEOUT, message)
-        })??;
+        let mut body = request.into_body();
+        let received = match checked {
+            Ok(()) => limits.receive_in_time(&mut body).await,
+            Err(error) => Err(error),
+        };
+        if received.is_err() {
+            linger(body);
+        }
+        let mut received = received?;
         if let Some(activity) = activity {
             activity.busy();
         }
         received.ignored = ignored;
         Ok(received)
     }
+}
+
+/// Reads the rest of a refused body and forgets it, while the request is answered. A client that
+/// reads the reply only after it has sent everything would otherwise find a closed connection.
+pub(super) fn linger(mut body: Body) {
+    tokio::spawn(tokio::time::timeout(LINGER_TIME, async move {
+        let mut left = LINGER_BYTES;
+        while let Ok(Some(Ok(frame))) = tokio::time::timeout(LINGER_PAUSE, body.frame()).await
+            && let Some(rest) = left.checked_sub(frame.data_ref().map_or(0, |data| data.len()))
+        {
+            left = rest;
+        }
+    }));
 }
 
 /// Refuses any type but JSON. A web page can send a form or plain text to any server without a
@@ -99,27 +121,12 @@ pub(super) fn check_content_encoding(headers: &HeaderMap) -> Result<(), ApiError
 }
 
 impl BodyLimits {
-    /// Receives a body. If it is refused, its rest is read first unless it is too long, because a
-    /// client that is still sending may not see the reply.
-    async fn receive_or_discard(
-        &self,
-        checked: Result<(), ApiError>,
-        mut body: Body,
-    ) -> Result<Received, ApiError> {
-        let refused = match checked {
-            Ok(()) => match self.receive(&mut body).await {
-                Ok(received) => return Ok(received),
-                Err(error) => error,
-            },
-            Err(error) => error,
-        };
-        let mut left = self.size;
-        while let Some(Ok(frame)) = body.frame().await
-            && let Some(rest) = left.checked_sub(frame.data_ref().map_or(0, |data| data.len()))
-        {
-            left = rest;
-        }
-        Err(refused)
+    async fn receive_in_time(&self, body: &mut Body) -> Result<Received, ApiError> {
+        let received = tokio::time::timeout(self.time, self.receive(body));
+        received.await.unwrap_or_else(|_| {
+            let message = format!("the body did not arrive within {:?}", self.time);
+            Err(ApiError::new(StatusCode::REQUEST_TIMEOUT, message))
+        })
     }
 
     async fn receive(&self, body: &mut Body) -> Result<Received, ApiError> {

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use clap::Args;
 use hyper::header::HeaderName;
 use stolon_http::{
-    Access, ApiKey, KeyLimits, Origins, Secret, Tenants, check_key, read_keys,
+    Access, AllowedHost, ApiKey, KeyLimits, Origins, Secret, Tenants, check_key, read_keys,
 };
 
 use super::from_one;
@@ -46,6 +46,14 @@ pub(super) struct AccessArgs {
     /// refused to pages of other origins in any case.
     #[arg(long, value_name = "ORIGIN")]
     pub(super) allowed_origins: Vec<Origins>,
+    /// Name that may be in the address of requests to /v1 if there are no API keys, such as that of a
+    /// reverse proxy, or `*` for all. Can be repeated
+    ///
+    /// By default, programs and web pages on this machine can use only localhost and addresses in
+    /// numbers, because a web page could give a name of its own the address of this machine.
+    /// Requests from other machines are checked only if this flag is given.
+    #[arg(long, value_name = "HOST")]
+    allowed_hosts: Vec<AllowedHost>,
     /// Key for the operator's routes /v1/cache, /admin and /metrics, sent as `Authorization: Bearer
     /// KEY`
     ///
@@ -109,7 +117,8 @@ impl AccessArgs {
             "--tenant-by key: expected API keys (--api-key-file), got none"
         );
         let admin_key = self.admin_key.clone().map(Secret::from);
-        Ok(Access { api_keys: api_keys.into(), admin_key, tenants })
+        let allowed_hosts = self.allowed_hosts.clone();
+        Ok(Access { api_keys: api_keys.into(), admin_key, tenants, allowed_hosts })
     }
 }
 

@@ -155,6 +155,49 @@ async fn a_client_that_does_not_read_is_disconnected() {
     assert!(ended(server).await.success());
 }
 
+/// Goal: a client that reads its reply only after it has sent a body of many times the limit sees
+/// why the body was refused.
+#[test]
+fn a_refused_body_is_read_to_its_end() {
+    let server = Server::start(TINY, &["--body-limit", "10K"]);
+    let body = " ".repeat(20 << 20);
+    for (head, status) in [
+        (head(body.len()), "413"),
+        (head(body.len()).replace("json", "xml"), "415"),
+        (head(body.len()).replace("completions", "cache/import"), "415"),
+    ] {
+        for _ in 0..5 {
+            let mut stream = begin(&server, &(head.clone() + &body));
+            let mut first = [0; 12];
+            stream.read_exact(&mut first).expect("the beginning of a reply");
+            assert_eq!(String::from_utf8_lossy(&first), format!("HTTP/1.1 {status}"));
+        }
+    }
+}
+
+/// Goal: an import whose bytes arrive one by one is refused, and lets the next one begin.
+#[test]
+fn a_slow_import_is_refused() {
+    let server = Server::start(TINY, &["--body-timeout", "1"]);
+    let head = head(100_000).replace("completions", "cache/import");
+    let head = head.replace("application/json", "application/octet-stream");
+    for _ in 0..2 {
+        let mut stream = begin(&server, &head);
+        let mut writer = stream.try_clone().expect("a copy");
+        let dripping = std::thread::spawn(move || {
+            while writer.write_all(b"S").is_ok() {
+                std::thread::sleep(Duration::from_millis(100));
+            }
+        });
+        let mut reply = [0; 1000];
+        let bytes = stream.read(&mut reply).expect("a reply");
+        let reply = String::from_utf8_lossy(&reply[..bytes]);
+        assert!(reply.starts_with("HTTP/1.1 408") && reply.contains("too slowly"), "{reply}");
+        stream.shutdown(std::net::Shutdown::Both).expect("closed");
+        dripping.join().expect("ended");
+    }
+}
+
 /// Goal: a server whose standard output and standard error were closed by their reader serves on,
 /// and finishes its streams on SIGTERM.
 #[tokio::test]

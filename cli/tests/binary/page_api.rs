@@ -95,6 +95,11 @@ async fn other_pages_can_use_neither_the_model_nor_the_cache() {
     assert_eq!(send("/v1/completions", &address, &own, json).await, 200);
     let rebound = "rebound.example:8080";
     assert_eq!(send("/v1/completions", rebound, "http://rebound.example:8080", json).await, 403);
+    // Such a page can claim to be a proxy.
+    let models = client.get(server.url("/v1/models")).header("x-forwarded-for", "1");
+    let models = models.header("host", rebound).send().await.expect("a response");
+    assert_eq!(models.status(), 403);
+    assert!(models.text().await.expect("a text").contains("--allowed-hosts"));
     // A page of another site may send such forms without asking first.
     for kind in ["text/plain", "application/x-www-form-urlencoded", "multipart/form-data"] {
         assert_eq!(send("/v1/completions", &address, "https://evil.example", kind).await, 415);

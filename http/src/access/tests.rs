@@ -1,5 +1,7 @@
 //! Tests of the checks of keys, addresses and origins.
 
+use std::net::IpAddr;
+
 use super::*;
 use crate::{ApiKey, KeyLimits};
 
@@ -50,23 +52,36 @@ fn admin_routes_without_a_key_are_local() {
     }
 }
 
-/// Goal: without API keys, a web page whose name was rebound to this machine cannot use the
-/// model; programs, pages of this machine, clients of a proxy and other machines can.
+/// Goal: without API keys, a web page whose name was rebound to this machine cannot use the model,
+/// whatever headers it sends; localhost, addresses in numbers and the names that the operator
+/// allows can be used.
 #[test]
 fn rebound_pages_cannot_use_the_model() {
     let check = |access: &Access, address: &str, pairs: &[(&'static str, &str)]| {
-        access.check_rebound(Some(peer(address)), &headers(pairs)).is_ok()
+        access.check_host(Some(peer(address)), &headers(pairs)).is_ok()
     };
     let mut access = Access::default();
     let rebound = ("host", "rebound.example:8080");
     let origin = ("origin", "http://rebound.example:8080");
-    assert!(!check(&access, "127.0.0.1", &[rebound, origin]));
-    assert!(!check(&access, "::1", &[origin]));
-    assert!(check(&access, "127.0.0.1", &[rebound]));
-    assert!(check(&access, "127.0.0.1", &[("host", "localhost:8080"), origin]));
-    assert!(check(&access, "127.0.0.1", &[rebound, origin, ("via", "1.1 proxy")]));
-    assert!(check(&access, "192.0.2.7", &[rebound, origin]));
-    assert!(access.check_rebound(None, &headers(&[rebound, origin])).is_ok());
+    for of_page in [&[rebound][..], &[rebound, origin], &[origin], &[]] {
+        assert!(!check(&access, "127.0.0.1", of_page) && !check(&access, "::1", of_page));
+    }
+    for name in FORWARDED {
+        assert!(!check(&access, "127.0.0.1", &[rebound, origin, (name, "1")]), "{name}");
+    }
+    for host in ["localhost:8080", "127.0.0.1", "[::1]:80", "192.0.2.7"] {
+        assert!(check(&access, "127.0.0.1", &[("host", host), origin]), "{host}");
+    }
+    assert!(check(&access, "192.0.2.7", &[rebound, origin]), "from another machine");
+    assert!(access.check_host(None, &headers(&[rebound, origin])).is_ok());
+    access.allowed_hosts = vec!["llm.example".parse().expect("a name")];
+    for address in ["127.0.0.1", "192.0.2.7"] {
+        assert!(check(&access, address, &[("host", "llm.example")]), "{address}");
+        assert!(check(&access, address, &[("host", "10.0.0.1:8080")]), "{address}");
+        assert!(!check(&access, address, &[rebound]), "{address}");
+    }
+    let proxied = headers(&[("host", "llm.example")]);
+    assert!(access.check_admin(Some(peer("127.0.0.1")), &proxied).is_err(), "not for operators");
     let key =
         ApiKey { name: "a".to_owned(), key: "key".to_owned().into(), limits: KeyLimits::default() };
     access.api_keys = vec![key].into();
@@ -92,7 +107,7 @@ fn admin_routes_of_a_socket_belong_to_its_user() {
     }
     let peer = Some(Peer::Program { uid: None, is_operator: false });
     let page = headers(&[("host", "app.example"), ("origin", "https://app.example")]);
-    assert!(access.check_rebound(peer, &page).is_ok());
+    assert!(access.check_host(peer, &page).is_ok());
     let access = Access { admin_key: Some(Secret::from("sesame".to_owned())), ..access };
     assert!(access.check_admin(peer, &headers(&[("authorization", "Bearer sesame")])).is_ok());
 }
