@@ -19,7 +19,7 @@ use stolon_kvcache::BlockId;
 const INNER: usize = 2048;
 const FEATURES: usize = 6144;
 
-const DTYPES: [TensorType; 11] = [
+const DTYPES: [TensorType; 14] = [
     TensorType::F32,
     TensorType::Bf16,
     TensorType::Q8_0,
@@ -30,6 +30,9 @@ const DTYPES: [TensorType; 11] = [
     TensorType::Q2K,
     TensorType::Q3K,
     TensorType::Iq4Nl,
+    TensorType::Iq1M,
+    TensorType::Iq2Xs,
+    TensorType::Iq3S,
     TensorType::Mxfp4,
 ];
 

@@ -37,6 +37,11 @@ pub(crate) trait Bytes: Copy {
     unsafe fn left(self, count: usize, mask: u8) -> Self;
     /// Replaces each byte, which is below 16, by the entry of `table` with that index.
     unsafe fn look_up(self, table: &[i8; 16]) -> Self;
+    /// The entries of `table` with these indices, modulo its length, which is a power of two.
+    #[inline(always)]
+    unsafe fn gather<const N: usize>(table: &[u32; N], indices: [u32; LANES]) -> [u32; LANES] {
+        indices.map(|index| table[index as usize & (N - 1)])
+    }
 }
 
 /// A vector of 16 words in portable Rust.

@@ -28,8 +28,8 @@ unsafe fn words<B: Bytes, const N: usize>(
 ) -> B {
     let indices: [u32; LANES] = std::array::from_fn(word);
     let signs: [u32; LANES] = std::array::from_fn(signs);
-    // All grids have a power of two of words, so this changes no index.
-    let words = indices.map(|index| grid[index as usize & (N - 1)]);
+    // SAFETY: the instruction set is available. All grids have a power of two of words.
+    let words = unsafe { B::gather(grid, indices) };
     let words: [u32; LANES] =
         std::array::from_fn(|lane| with_signs(words[lane], signs[lane]).to_le());
     // SAFETY: the array holds 16 words.

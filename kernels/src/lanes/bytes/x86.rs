@@ -3,14 +3,14 @@
 
 use std::arch::x86_64::{
     __m256i, __m512i, _mm_cvtsi64_si128, _mm_loadu_si128, _mm256_and_si256,
-    _mm256_broadcastsi128_si256, _mm256_loadu_si256, _mm256_or_si256, _mm256_set1_epi8,
-    _mm256_shuffle_epi8, _mm256_sll_epi16, _mm256_srl_epi16, _mm256_storeu_si256, _mm256_sub_epi8,
-    _mm512_and_si512, _mm512_broadcast_i32x4, _mm512_loadu_si512, _mm512_or_si512,
-    _mm512_set1_epi8, _mm512_shuffle_epi8, _mm512_sll_epi16, _mm512_srl_epi16, _mm512_storeu_si512,
-    _mm512_sub_epi8,
+    _mm256_broadcastsi128_si256, _mm256_i32gather_epi32, _mm256_loadu_si256, _mm256_or_si256,
+    _mm256_set1_epi8, _mm256_shuffle_epi8, _mm256_sll_epi16, _mm256_srl_epi16, _mm256_storeu_si256,
+    _mm256_sub_epi8, _mm512_and_si512, _mm512_broadcast_i32x4, _mm512_i32gather_epi32,
+    _mm512_loadu_si512, _mm512_or_si512, _mm512_set1_epi8, _mm512_shuffle_epi8, _mm512_sll_epi16,
+    _mm512_srl_epi16, _mm512_storeu_si512, _mm512_sub_epi8,
 };
 
-use super::Bytes;
+use super::{Bytes, LANES};
 
 /// 16 words in one register.
 pub(crate) type One = __m512i;
@@ -61,6 +61,16 @@ impl Bytes for One {
         unsafe {
             let table = _mm512_broadcast_i32x4(_mm_loadu_si128(table.as_ptr().cast()));
             _mm512_shuffle_epi8(table, self)
+        }
+    }
+    #[inline(always)]
+    unsafe fn gather<const N: usize>(table: &[u32; N], indices: [u32; LANES]) -> [u32; LANES] {
+        let indices = indices.map(|index| index & (N as u32 - 1));
+        // SAFETY: AVX-512 F is available. The arrays have the size of the vectors, and all indices
+        // are below the length of the table, a power of two.
+        unsafe {
+            let indices = _mm512_loadu_si512(indices.as_ptr().cast());
+            std::mem::transmute(_mm512_i32gather_epi32::<4>(indices, table.as_ptr().cast()))
         }
     }
 }
@@ -122,6 +132,19 @@ impl Bytes for Two {
         unsafe {
             let table = _mm256_broadcastsi128_si256(_mm_loadu_si128(table.as_ptr().cast()));
             [_mm256_shuffle_epi8(table, self[0]), _mm256_shuffle_epi8(table, self[1])]
+        }
+    }
+    #[inline(always)]
+    unsafe fn gather<const N: usize>(table: &[u32; N], indices: [u32; LANES]) -> [u32; LANES] {
+        let indices = indices.map(|index| index & (N as u32 - 1));
+        // SAFETY: AVX2 is available. The arrays have the size of two vectors, and all indices are
+        // below the length of the table, a power of two.
+        unsafe {
+            let half = |first: usize| {
+                let indices = _mm256_loadu_si256(indices[first..].as_ptr().cast());
+                _mm256_i32gather_epi32::<4>(table.as_ptr().cast(), indices)
+            };
+            std::mem::transmute([half(0), half(LANES / 2)])
         }
     }
 }
