@@ -39,6 +39,7 @@ pub struct EngineBuilder {
     pub(crate) block_size: Option<usize>,
     pub(crate) kv_type: Option<KvType>,
     pub(crate) threads: Option<usize>,
+    pub(crate) bind_threads: bool,
     pub(crate) weights: Option<WeightType>,
     pub(crate) device: Device,
     embedding: Option<EmbeddingConfig>,
@@ -60,6 +61,7 @@ impl std::fmt::Debug for EngineBuilder {
             .field("block_size", &self.block_size)
             .field("kv_type", &self.kv_type)
             .field("threads", &self.threads)
+            .field("bind_threads", &self.bind_threads)
             .field("weights", &self.weights)
             .field("config", &self.config)
             .finish()
@@ -177,10 +179,19 @@ impl EngineBuilder {
         self
     }
 
-    /// Number of threads that compute forward passes; at least 1. Default: the number of CPUs that
-    /// the process may use.
+    /// Number of threads that compute forward passes; at least 1. Default: one for each performance
+    /// core of one socket that the process may use, by its affinity mask and its cgroup's quota.
     pub fn threads(mut self, count: usize) -> Self {
         self.threads = Some(count);
+        self
+    }
+
+    /// Keeps each of these threads on a processor of its own (Linux). That helps on a machine that
+    /// computes for nobody else, above all if it has several sockets. Two engines must not be bound
+    /// to the same processors: give each process its own, for example with `taskset`. If there are
+    /// fewer processors than threads, a warning is logged and nothing is bound. Default: `false`.
+    pub fn bind_threads(mut self, bind: bool) -> Self {
+        self.bind_threads = bind;
         self
     }
 

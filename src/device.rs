@@ -40,7 +40,11 @@ impl Device {
             return Ok(None);
         };
         let weights = builder.weights.is_some_and(|weights| weights != WeightType::Stored);
-        let ignored = [("threads", builder.threads.is_some()), ("weights", weights)];
+        let ignored = [
+            ("threads", builder.threads.is_some()),
+            ("bind_threads", builder.bind_threads),
+            ("weights", weights),
+        ];
         if let Some((name, _)) = ignored.into_iter().find(|(_, is_set)| *is_set) {
             return Err(Error::invalid(name, "no value on a GPU", "a value"));
         }

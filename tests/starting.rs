@@ -149,13 +149,14 @@ async fn a_factory_that_fails_is_an_error() {
 #[tokio::test]
 async fn settings_that_a_custom_backend_ignores_are_refused() {
     type Set = fn(EngineBuilder) -> EngineBuilder;
-    let settings: [(&str, Set); 9] = [
+    let settings: [(&str, Set); 10] = [
         ("model", |b| b.model("random:tiny")),
         ("kv_memory", |b| b.kv_memory(1 << 20)),
         ("num_blocks", |b| b.num_blocks(8)),
         ("block_size", |b| b.block_size(16)),
         ("kv_type", |b| b.kv_type(KvType::F32)),
         ("threads", |b| b.threads(1)),
+        ("bind_threads", |b| b.bind_threads(true)),
         ("weights", |b| b.weights(WeightType::Stored)),
         ("chat_template", |b| b.chat_template("{{ messages }}")),
         ("chat_template", |b| b.chat_template("{{ malformed")),

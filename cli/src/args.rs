@@ -223,10 +223,16 @@ pub struct EngineArgs {
     #[arg(long, default_value_t = 600, value_name = "SECONDS",
           value_parser = clap::value_parser!(u64).range(1..=1_000_000))]
     pub step_timeout: u64,
-    /// Number of threads that compute, 1 to 1024. Default: the number of CPU cores this process may
-    /// use
+    /// Number of threads that compute, 1 to 1024. Default: one for each performance core of one
+    /// socket that this process may use
     #[arg(long, value_parser = RangedU64ValueParser::<usize>::new().range(1..=1024))]
     pub threads: Option<usize>,
+    /// Keep each of these threads on a processor of its own
+    ///
+    /// Helps on a machine that computes for nobody else, above all if it has several sockets. Two
+    /// processes must not be bound to the same processors: start each with `taskset`. Linux only.
+    #[arg(long)]
+    pub bind_threads: bool,
     /// Format of the weight matrices in memory: `stored` (as in the file) or `q8_0`
     ///
     /// `q8_0` rounds plain (f32, f16, bf16) matrices to 8 bits while they are loaded, which saves
@@ -345,6 +351,7 @@ impl EngineArgs {
         if let Some(count) = self.threads {
             builder = builder.threads(count);
         }
+        builder = builder.bind_threads(self.bind_threads);
         if let Some(sizes) = &self.embedding_sizes {
             builder = builder.embedding_sizes(sizes.clone());
         }

@@ -5,11 +5,9 @@
 //! What callers use:
 //!
 //! * [`Path`]: the instruction set. A value proves that the processor and the operating system
-//!   support
-//!   it, which makes the functions that take one safe.
+//!   support it, which makes the functions that take one safe.
 //! * [`Threads`]: a thread pool. There is no global pool, so two engines in a process do not
-//!   disturb
-//!   each other.
+//!   disturb each other.
 //! * [`Matrix`]: weights, packed once at load time into the layout that the kernels read.
 //! * [`Operands`] and [`multiply`]: packed activations, and GEMMs with several matrices at once
 //!   whose
@@ -24,7 +22,7 @@
 //!
 //! | modules | contents |
 //! |---|---|
-//! | `path`, `threads`, `buffer`, `error`, `tensor_type`, `prefetch` | instruction sets, threads, aligned memory, prefetching |
+//! | `path`, `topology`, `threads`, `buffer`, `error`, `tensor_type`, `prefetch` | instruction sets, processors, threads, aligned memory, prefetching |
 //! | `lanes` | SIMD vectors on each instruction set, dispatch, exponentials |
 //! | `quant`, `source_rows` | GGUF block formats; rows that are not packed yet |
 //! | `gemm`, `int8`, `amx` | packing of activations and microkernels: floats, quantised weights, AMX |
@@ -56,6 +54,7 @@ mod source_rows;
 mod sync;
 mod tensor_type;
 mod threads;
+mod topology;
 
 #[cfg(test)]
 mod reference;

@@ -39,6 +39,7 @@ use crate::sync::{
     Arc, AtomicBool, AtomicU64, AtomicUsize, Builder, Condvar, JoinHandle, Mutex, Ordering,
     UnsafeCell, fence, leave_order, lock, open_order, spin_loop, waits_for_workers, yield_now,
 };
+use crate::topology::{self, Processors};
 use scratch::{Scratch, ScratchPool};
 
 /// How long an idle worker spins before it sleeps.
@@ -118,6 +119,22 @@ impl Threads {
     /// smaller; see [`Threads::count`].
     #[must_use]
     pub fn new(count: usize) -> Threads {
+        Threads::start(count, None)
+    }
+
+    /// As [`Threads::new`], with each thread bound to a processor of its own. The calling thread,
+    /// and what it starts later, may use all of these processors. They are those of
+    /// [`Threads::default_count`] before others. `None` if the process may not use as many
+    /// processors, or the system does not bind threads.
+    #[must_use]
+    pub fn bound(count: usize) -> Option<Threads> {
+        let processors = Processors::of_process();
+        let numbers = processors.for_threads(count.max(1))?;
+        topology::bind(numbers).then(|| Threads::start(count, Some(numbers)))
+    }
+
+    /// Starts the threads, each on one of the processors, if these are given.
+    fn start(count: usize, processors: Option<&[usize]>) -> Threads {
         let shared = Arc::new(Shared {
             state: AtomicU64::new(0),
             call: UnsafeCell::new(None),
@@ -135,20 +152,24 @@ impl Threads {
         let workers = (1..count)
             .map_while(|index| {
                 let shared = Arc::clone(&shared);
-                Builder::new()
-                    .name(format!("stolon-compute-{index}"))
-                    .spawn(move || work(&shared))
-                    .ok()
+                let processor = processors.map(|numbers| numbers[index]);
+                let run = move || {
+                    // If it fails, the thread runs where the caller may run.
+                    processor.map(|number| topology::bind(&[number]));
+                    work(&shared);
+                };
+                Builder::new().name(format!("stolon-compute-{index}")).spawn(run).ok()
             })
             .collect();
         Threads { shared, workers }
     }
 
-    /// Number of processors that this process may use, by its affinity mask and its cgroup's CPU
-    /// quota; at least 1.
+    /// Number of threads that compute as fast as this process can: one for each performance core
+    /// of one socket that it may use by its affinity mask, within its cgroup's CPU quota; at least
+    /// 1. Elsewhere than on Linux all processors count.
     #[must_use]
     pub fn default_count() -> usize {
-        std::thread::available_parallelism().map_or(1, std::num::NonZero::get)
+        Processors::of_process().default_count()
     }
 
     /// Number of threads that work on a call, including the caller's; at least 1.

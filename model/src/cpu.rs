@@ -31,8 +31,10 @@ pub struct CpuOptions {
     /// Element type of the KV store. `None` selects f32 for f32 weights and bf16 for all others.
     pub kv_type: Option<KvType>,
     /// Number of threads that compute, including the executor's thread; at least 1. `None` selects
-    /// the number of cores that the process may use.
+    /// one for each performance core of one socket that the process may use.
     pub threads: Option<usize>,
+    /// Whether each of these threads stays on a processor of its own.
+    pub bind_threads: bool,
     /// Instruction set of the kernels. `None` selects the best one of this machine.
     pub path: Option<Path>,
     /// Element type in which matrices are kept.
@@ -49,6 +51,7 @@ impl Default for CpuOptions {
             kv_budget: KvBudget::Auto,
             kv_type: None,
             threads: None,
+            bind_threads: false,
             path: None,
             weight_type: WeightType::Stored,
             kv_copies: false,
@@ -66,6 +69,14 @@ impl CpuOptions {
             }),
             count => Ok(count),
         }
+    }
+
+    fn workers(&self, count: usize) -> Workers {
+        let bound = self.bind_threads.then(|| Workers::bound(count));
+        if let Some(None) = bound {
+            tracing::warn!("the {count} threads cannot be bound to as many processors");
+        }
+        bound.flatten().unwrap_or_else(|| Workers::new(count))
     }
 
     fn path(&self) -> Result<Path, ModelError> {
@@ -121,7 +132,7 @@ impl CpuBackend {
         let mut kv_format = options
             .kv_copies
             .then(|| kv_format(&config, &weights, options.weight_type, &shape, path, thread_count));
-        let workers = Workers::new(thread_count);
+        let workers = options.workers(thread_count);
         let mut decoder = Decoder::load(config, weights, options.weight_type, path, &workers)?;
         let block_count = options.kv_budget.block_count(shape.block_bytes())?;
         let mut kv = KvStore::new(shape, block_count)?;

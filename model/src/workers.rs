@@ -26,6 +26,11 @@ impl Workers {
         Self { pool: Threads::new(count), alone: Threads::new(1) }
     }
 
+    /// The same with threads that are [bound](Threads::bound), if that is possible.
+    pub(crate) fn bound(count: usize) -> Option<Self> {
+        Some(Self { pool: Threads::bound(count)?, alone: Threads::new(1) })
+    }
+
     /// Number of threads, including the calling thread.
     pub(crate) fn count(&self) -> usize {
         self.pool.count()

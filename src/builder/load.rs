@@ -95,6 +95,7 @@ impl EngineBuilder {
             kv_budget,
             kv_type: self.kv_type,
             threads: self.threads,
+            bind_threads: self.bind_threads,
             weight_type: self.weights.unwrap_or_default(),
             kv_copies: cfg!(feature = "tiers"),
             ..CpuOptions::default()
@@ -112,6 +113,7 @@ impl EngineBuilder {
             ("block_size", self.block_size.is_some()),
             ("kv_type", self.kv_type.is_some()),
             ("threads", self.threads.is_some()),
+            ("bind_threads", self.bind_threads),
             ("weights", self.weights.is_some()),
             ("override_generation_config", self.load_options.generation.is_some()),
             ("device", self.device.is_set()),
