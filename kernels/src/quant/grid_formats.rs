@@ -47,23 +47,26 @@ fn with_signs(word: u32, signs: u32) -> u32 {
 }
 
 /// Eight signs from seven bits: the number of negative signs is even.
-#[inline(always)]
-fn even_signs(bits: u32) -> u32 {
-    let bits = bits & 127;
-    let parity = bits ^ bits >> 4;
-    let parity = parity ^ parity >> 2;
-    bits | ((parity ^ parity >> 1) & 1) << 7
-}
+const EVEN_SIGNS: [u32; 128] = {
+    let mut signs = [0; 128];
+    let mut bits: u32 = 0;
+    while bits < 128 {
+        signs[bits as usize] = bits | (bits.count_ones() & 1) << 7;
+        bits += 1;
+    }
+    signs
+};
 
 /// Sixteen-bit integers of the 16 features, from the bytes `byte` and `byte + 1`.
 ///
 /// # Safety
 /// The block is a whole packed block with these bytes.
 #[inline(always)]
-unsafe fn pairs(block: Block, byte: usize) -> [u16; LANES] {
+unsafe fn pairs(block: Block, byte: usize) -> [u32; LANES] {
     // SAFETY: the block has the bytes.
     let (low, high) = unsafe { (block.bytes(byte), block.bytes(byte + 1)) };
-    std::array::from_fn(|lane| u16::from_le_bytes([low[lane], high[lane]]))
+    // Wide integers, so that the compiler can vectorize what follows.
+    std::array::from_fn(|lane| u32::from(low[lane]) | u32::from(high[lane]) << 8)
 }
 
 /// `unit * d * (2 * bits + 1)`, where `bits` is at most 15. No product is rounded.
@@ -93,11 +96,15 @@ unsafe fn four_bits(block: Block, byte: usize, index: usize) -> [u8; LANES] {
 /// # Safety
 /// The block is a whole packed block with these bytes, and `index` is below [`WORDS`].
 #[inline(always)]
-unsafe fn packed_signs(block: Block, first: usize, index: usize) -> [u32; LANES] {
+unsafe fn packed_signs<B: Bytes>(block: Block, first: usize, index: usize) -> [u32; LANES] {
     let bit = index / 2 * 7;
-    // SAFETY: the signs of a group are in two of the four bytes, because `bit` is at most 21.
-    let bits = unsafe { pairs(block, first + bit / 8) };
-    bits.map(|bits| even_signs(u32::from(bits) >> (bit % 8)) >> (index % 2 * 4))
+    // SAFETY: the signs of a group are in two of the four bytes, because `bit` is at most 21. The
+    // table has a power of two of entries.
+    let signs = unsafe {
+        let bits = pairs(block, first + bit / 8);
+        B::gather(&EVEN_SIGNS, bits.map(|bits| bits >> (bit % 8)))
+    };
+    signs.map(|signs| signs >> (index % 2 * 4))
 }
 
 /// An f16 scale; for each 32 weights four 8-bit indices, four times seven signs and a 4-bit scale.
@@ -114,7 +121,7 @@ impl Format for Iq2Xxs {
         // SAFETY: the bytes are some of a whole packed block.
         unsafe {
             let entry = block.bytes(first + index / 2);
-            let signs = packed_signs(block, first + 4, index);
+            let signs = packed_signs::<B>(block, first + 4, index);
             let word = |lane: usize| 2 * u32::from(entry[lane]) + index as u32 % 2;
             words(&IQ2_XXS_GRID, word, |lane| signs[lane])
         }
@@ -142,9 +149,9 @@ impl Format for Iq2Xs {
         // SAFETY: the bytes are some of a whole packed block.
         unsafe {
             let bits = pairs(block, 2 + 2 * (GROUPS * sub_block + index / 2));
-            let word = |lane: usize| 2 * u32::from(bits[lane] & 511) + index as u32 % 2;
-            let signs = |lane| even_signs(u32::from(bits[lane] >> 9)) >> (index % 2 * 4);
-            words(&IQ2_XS_GRID, word, signs)
+            let word = |lane: usize| 2 * (bits[lane] & 511) + index as u32 % 2;
+            let signs = B::gather(&EVEN_SIGNS, bits.map(|bits| bits >> 9));
+            words(&IQ2_XS_GRID, word, |lane| signs[lane] >> (index % 2 * 4))
         }
     }
     #[inline(always)]
@@ -198,7 +205,7 @@ impl Format for Iq3Xxs {
         // SAFETY: the bytes are some of a whole packed block.
         unsafe {
             let entry = block.bytes(2 + WORDS * sub_block + index);
-            let signs = packed_signs(block, 66 + 4 * sub_block, index);
+            let signs = packed_signs::<B>(block, 66 + 4 * sub_block, index);
             words(&IQ3_XXS_GRID, |lane| entry[lane].into(), |lane| signs[lane])
         }
     }
@@ -240,8 +247,8 @@ impl Format for Iq3S {
 
 /// Index of a word of [`IQ1_GRID`]. `high` holds the upper three bits of the index of the entry.
 #[inline(always)]
-fn iq1_word(low: u8, high: u16, minus: bool, half: usize) -> u32 {
-    2 * (u32::from(low) | u32::from(high & 7) << 8 | u32::from(minus) << 11) + half as u32
+fn iq1_word(low: u8, high: u32, minus: bool, half: usize) -> u32 {
+    2 * (u32::from(low) | (high & 7) << 8 | u32::from(minus) << 11) + half as u32
 }
 
 /// An f16 scale, the low 8 bits of 32 indices; for each 32 weights a 16-bit integer with the high 3
