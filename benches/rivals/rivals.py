@@ -1,4 +1,4 @@
-"""Compares Stolon with llama.cpp and PyTorch on random weights of the shape of Qwen3-0.6B.
+"""Compares Stolon with llama.cpp, PyTorch and OpenVINO GenAI on random weights of the shape of Qwen3-0.6B.
 
 Not part of the build or of CI. Needs Python 3.10 or later and about 3 GB of disk space:
 
@@ -13,7 +13,8 @@ every task in turn, so that other load on the machine affects all of them alike.
 medians, and the fastest run in brackets.
 
 If a virtual machine traps llama.cpp's AMX int8 instructions, leave `llama-q8` out of --engines and use
-`llama-q8-plain`; if it traps PyTorch's AMX instructions, set ONEDNN_MAX_CPU_ISA=AVX512_CORE_BF16.
+`llama-q8-plain`; if it traps PyTorch's AMX instructions, set ONEDNN_MAX_CPU_ISA=AVX512_CORE_BF16. OpenVINO
+(`openvino`, `openvino-int8`, `openvino-int4`) runs if it is named; worker_openvino.py says what it needs.
 """
 
 import argparse
@@ -31,8 +32,10 @@ HERE = pathlib.Path(__file__).resolve().parent
 WORKS = [
     ("prefill 512", "prefill 512", 512),
     ("prefill 1088", "prefill 1,088", 1088),
+    ("prefill 2048", "prefill 2,048", 2048),
     ("decode 1 16", "decode of 1", 1),
     ("decode 8 16", "decode of 8", 8),
+    ("decode 16 16", "decode of 16", 16),
 ]
 LINEAR = [(f"linear {rows}", f"{rows} rows", rows) for rows in (1, 8, 64, 512)]
 LINEAR_ENGINES = ["stolon-bf16", "torch", "stolon-f32", "gemm-f32", "matrixmultiply-f32"]
@@ -73,6 +76,7 @@ class Engine:
 def engines(folder, stolon, threads, names):
     python = [sys.executable]
     llama = lambda kind: [*python, HERE / "worker_llama.py", folder / f"{kind}.gguf", threads]
+    openvino = lambda kind: [*python, HERE / "worker_openvino.py", folder / "hf", threads, kind]
     own = lambda model: [stolon, folder / model, threads]
     known = {
         "stolon": (own("hf"), {}),
@@ -80,6 +84,9 @@ def engines(folder, stolon, threads, names):
         "stolon-avx2": (own("hf"), {"STOLON_CPU_PATH": "avx2"}),
         "stolon-q8": (own("Q8_0.gguf"), {}),
         "torch": ([*python, HERE / "worker_torch.py", folder / "hf", threads], {}),
+        "openvino": (openvino("fp16"), {}),
+        "openvino-int8": (openvino("int8"), {}),
+        "openvino-int4": (openvino("int4"), {}),
         "llama-bf16": (llama("BF16"), {}),
         "llama-q8": (llama("Q8_0"), {}),
         "llama-q8-plain": ([*llama("Q8_0"), "plain"], {}),
