@@ -28,9 +28,10 @@ pub enum ModelCommand {
     /// Describe a model without loading it: sizes, types, memory needed, and why it would be
     /// refused
     ///
-    /// Reads only headers and small files. Of a model on the hub that is not in the cache, only the
-    /// beginning of each file with weights is downloaded. The exit status is 0 if the model can be
-    /// loaded, 3 if it would be refused, and 1 if it cannot be found or read.
+    /// Reads only headers and small files, so the values of weights are not checked. Of a model on
+    /// the hub that is not in the cache, only the beginning of each file with weights is downloaded.
+    /// The exit status is 0 if the model can be loaded, 3 if it would be refused, and 1 if it cannot
+    /// be found or read.
     Inspect(InspectArgs),
 }
 

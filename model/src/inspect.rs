@@ -112,6 +112,7 @@ pub struct InspectOptions {
 /// Describes a model directory, a GGUF file or a repository on the hub. A model that would be
 /// refused is described as far as possible, with the reasons. Of a model on the hub that is not in
 /// the cache, the beginning of each file with weights is requested, and small files are downloaded.
+/// The values of weights are not read, so wrong ones are not found.
 ///
 /// # Errors
 /// [`ModelError`] if nothing can be said about the model, because there is none, its files cannot
