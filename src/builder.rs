@@ -186,10 +186,10 @@ impl EngineBuilder {
         self
     }
 
-    /// Keeps each of these threads on a processor of its own (Linux). That helps on a machine that
-    /// computes for nobody else, above all if it has several sockets. Two engines must not be bound
-    /// to the same processors: give each process its own, for example with `taskset`. If there are
-    /// fewer processors than threads, a warning is logged and nothing is bound. Default: `false`.
+    /// Binds each of these threads to one processor (Linux). This helps if nothing else computes on
+    /// the machine, above all if it has several sockets. Two engines must not be bound to the same
+    /// processors: start each process with `taskset`, for example. If there are fewer processors
+    /// than threads, a warning is logged and nothing is bound. Default: `false`.
     pub fn bind_threads(mut self, bind: bool) -> Self {
         self.bind_threads = bind;
         self

@@ -1,7 +1,7 @@
 """The OpenVINO GenAI worker of rivals.py: MODEL_DIRECTORY THREADS WEIGHTS, which is fp16, int8 or int4. Commands
 as in src/main.rs.
 
-The model is converted into a folder beside MODEL_DIRECTORY at the first start, with
+The model is converted into a folder next to MODEL_DIRECTORY at the first start, with
 
     venv/bin/pip install openvino-genai openvino-tokenizers "optimum-intel[openvino]"
 

@@ -227,10 +227,10 @@ pub struct EngineArgs {
     /// socket that this process may use
     #[arg(long, value_parser = RangedU64ValueParser::<usize>::new().range(1..=1024))]
     pub threads: Option<usize>,
-    /// Keep each of these threads on a processor of its own
+    /// Bind each of these threads to one processor (Linux only)
     ///
-    /// Helps on a machine that computes for nobody else, above all if it has several sockets. Two
-    /// processes must not be bound to the same processors: start each with `taskset`. Linux only.
+    /// This helps if nothing else computes on the machine, above all if it has several sockets. Two
+    /// processes must not be bound to the same processors: start each with `taskset`.
     #[arg(long)]
     pub bind_threads: bool,
     /// Format of the weight matrices in memory: `stored` (as in the file) or `q8_0`

@@ -165,14 +165,10 @@ impl PromptArgs {
     fn body(&self) -> anyhow::Result<Map<String, Value>> {
         let mut body = Map::new();
         if let Some(path) = &self.prompt_file {
-            body.insert(
-                "prompt".to_owned(),
-                json!(text_file::read_or_stdin(path, text_file::MAX_BYTES)?),
-            );
+            body.insert("prompt".to_owned(), json!(text_file::read_or_stdin(path)?));
         } else if let Some(path) = &self.messages {
-            let read: Value =
-                serde_json::from_str(&text_file::read_or_stdin(path, text_file::MAX_BYTES)?)
-                    .with_context(|| format!("{} is not JSON", path.display()))?;
+            let read: Value = serde_json::from_str(&text_file::read_or_stdin(path)?)
+                .with_context(|| format!("{} is not JSON", path.display()))?;
             let messages = read.get("messages").cloned().unwrap_or(read);
             body.insert("messages".to_owned(), messages);
         } else if !self.token_ids.is_empty() {

@@ -81,7 +81,7 @@ impl GenerateArgs {
     fn requests(&self) -> anyhow::Result<Vec<Request>> {
         let mut texts = self.prompt.clone();
         for path in &self.prompt_file {
-            texts.push(text_file::read_or_stdin(path, text_file::MAX_BYTES)?);
+            texts.push(text_file::read_or_stdin(path)?);
         }
         let text = |text| match self.chat {
             true => Request::chat(vec![ChatMessage::new("user", text)]),

@@ -198,7 +198,7 @@ impl ServeArgs {
     /// stays in use.
     fn reload(&self, api_keys: &ApiKeys, certificate: Option<&Certificate>) {
         if let Some(file) = &self.access.api_key_file {
-            match check_rereadable(file).and_then(|()| self.access.keys()) {
+            match text_file::regular(file).and_then(|_| self.access.keys()) {
                 Ok(keys) => {
                     api_keys.replace(keys);
                     terminal::note("the API keys were read again");
@@ -208,7 +208,8 @@ impl ServeArgs {
         }
         if let Some((certificate, (chain, key))) = certificate.zip(self.tls.files()) {
             let renew = || {
-                [chain, key].into_iter().try_for_each(check_rereadable)?;
+                text_file::regular(chain)?;
+                text_file::regular(key)?;
                 certificate.renew(chain, key)
             };
             match renew() {
@@ -244,13 +245,6 @@ impl ServeArgs {
             root_path: self.address.root_path.clone(),
         })
     }
-}
-
-/// Refuses a file that cannot be read a second time: reading a pipe would wait for its other end.
-fn check_rereadable(file: &Path) -> anyhow::Result<()> {
-    let metadata = file.metadata().with_context(|| format!("cannot open {}", file.display()))?;
-    anyhow::ensure!(metadata.is_file(), "{}: expected a regular file", file.display());
-    Ok(())
 }
 
 /// Waits until the engine has stopped by itself, because its backend fails again and again. A

@@ -1,7 +1,7 @@
 //! Texts in files and from standard input.
 
 use std::fmt::Display;
-use std::fs::File;
+use std::fs::{File, Metadata};
 use std::io::{self, Read};
 use std::path::Path;
 use std::sync::mpsc::{self, RecvTimeoutError};
@@ -25,13 +25,20 @@ pub(crate) fn read(path: &Path, bytes_max: u64) -> anyhow::Result<String> {
     checked(text, &shown, bytes_max)
 }
 
-/// As [`read`], or from standard input if the path is `-`.
-pub(crate) fn read_or_stdin(path: &Path, bytes_max: u64) -> anyhow::Result<String> {
+/// As [`read`], or from standard input if the path is `-`, up to [`MAX_BYTES`].
+pub(crate) fn read_or_stdin(path: &Path) -> anyhow::Result<String> {
     if path != Path::new("-") {
-        return read(path, bytes_max);
+        return read(path, MAX_BYTES);
     }
     let shown = "standard input";
-    checked(announced(shown, || take(io::stdin(), bytes_max)), shown, bytes_max)
+    checked(announced(shown, || take(io::stdin(), MAX_BYTES)), shown, MAX_BYTES)
+}
+
+/// Refuses everything but a regular file: opening a pipe would wait for its other end.
+pub(crate) fn regular(path: &Path) -> anyhow::Result<Metadata> {
+    let metadata = path.metadata().with_context(|| format!("cannot open {}", path.display()))?;
+    ensure!(metadata.is_file(), "{}: expected a regular file", path.display());
+    Ok(metadata)
 }
 
 /// Runs `read`. If that takes longer than a second, for example because the file `name` is a pipe to

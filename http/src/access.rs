@@ -50,7 +50,7 @@ pub struct Access {
     /// Where the tenant of a request comes from.
     pub tenants: Tenants,
     /// Without API keys, names that may be in the addresses of clients' routes, next to `localhost`
-    /// and addresses in numbers. If there are none, only connections from this machine are checked.
+    /// and IP addresses. If there are none, only connections from this machine are checked.
     pub allowed_hosts: Vec<AllowedHost>,
 }
 
@@ -189,8 +189,8 @@ impl Access {
         }
         let got = host.map_or("none".to_owned(), |host| cut(host.to_string(), 80));
         Err(forbidden(format!(
-            "without API keys (--api-key), the host in the address must be localhost, an address in \
-             numbers, or a name given with --allowed-hosts, such as that of a reverse proxy; got {got}"
+            "without API keys (--api-key), the host in the address must be localhost, an IP address, \
+             or a name given with --allowed-hosts, such as that of a reverse proxy; got {got}"
         )))
     }
 

@@ -2,7 +2,7 @@
 //!
 //! A web page can give its own name the address of this machine (DNS rebinding). For its browser
 //! the server then has the same origin as the page, so what tells such a page from others is the
-//! name in the address. Addresses in numbers cannot be rebound.
+//! name in the address. An IP address cannot be rebound.
 
 use std::net::IpAddr;
 use std::str::FromStr;
@@ -72,8 +72,7 @@ fn address(host: &Authority) -> Option<IpAddr> {
 mod tests {
     use super::*;
 
-    /// Goal: names are parsed and compared whatever their case and port are; addresses with more
-    /// than a name are refused.
+    /// Goal: the comparison of names ignores case and port. Texts with more than a name are refused.
     #[test]
     fn allowed_hosts_are_parsed() {
         let host = |text: &str| text.parse::<Authority>().expect("a host");

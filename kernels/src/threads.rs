@@ -122,9 +122,9 @@ impl Threads {
         Threads::start(count, None)
     }
 
-    /// As [`Threads::new`], with each thread bound to a processor of its own. The calling thread,
-    /// and what it starts later, may use all of these processors. They are those of
-    /// [`Threads::default_count`] before others. `None` if the process may not use as many
+    /// As [`Threads::new`], and binds each thread to one processor. The calling thread, and threads
+    /// that it starts later, may use all of these processors. Those of
+    /// [`Threads::default_count`] come first. `None` if the process may not use as many
     /// processors, or the system does not bind threads.
     #[must_use]
     pub fn bound(count: usize) -> Option<Threads> {

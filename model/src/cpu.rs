@@ -33,7 +33,7 @@ pub struct CpuOptions {
     /// Number of threads that compute, including the executor's thread; at least 1. `None` selects
     /// one for each performance core of one socket that the process may use.
     pub threads: Option<usize>,
-    /// Whether each of these threads stays on a processor of its own.
+    /// Whether each of these threads is bound to one processor.
     pub bind_threads: bool,
     /// Instruction set of the kernels. `None` selects the best one of this machine.
     pub path: Option<Path>,

@@ -69,7 +69,7 @@ pub fn write_atomically(
     renamed
 }
 
-/// Makes a file, in place of one that an earlier process has left, whatever its kind is.
+/// Makes a file. A file of any kind that is there already, from an earlier process, is replaced.
 fn create_new(path: &Path) -> io::Result<File> {
     let create = || File::options().write(true).create_new(true).open(path);
     match create() {

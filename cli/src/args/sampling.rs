@@ -106,8 +106,7 @@ impl SamplingArgs {
 }
 
 fn parse_schema(text: &str) -> Result<Grammar, String> {
-    let read = || read(text);
-    let json = if text.trim_start().starts_with('{') { text.to_owned() } else { read()? };
+    let json = if text.trim_start().starts_with('{') { text.to_owned() } else { read(text)? };
     let schema = serde_json::from_str(&json);
     let schema = schema.map_err(|error| format!("expected a JSON schema, got {error}"))?;
     let options = SchemaOptions { strict: false, additional_properties: false };

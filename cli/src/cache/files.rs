@@ -9,6 +9,7 @@ use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use stolon_tiers::write_atomically;
 
 use super::{Client, failure, unreachable};
+use crate::text_file;
 
 impl Client<'_> {
     /// Writes the KV of a prompt to a file, and returns its size in bytes.
@@ -41,11 +42,8 @@ impl Client<'_> {
 
     /// Sends an exported file to the server, and returns its reply.
     pub(super) fn import(&self, path: &Path) -> anyhow::Result<String> {
-        let failed = || format!("cannot open {}", path.display());
-        let metadata = path.metadata().with_context(failed)?;
-        // Opening a pipe would wait for its other end.
-        anyhow::ensure!(metadata.is_file(), "{}: expected a regular file", path.display());
-        let file = File::open(path).with_context(failed)?;
+        let metadata = text_file::regular(path)?;
+        let file = File::open(path).with_context(|| format!("cannot open {}", path.display()))?;
         let bar = bar(Some(metadata.len()), "importing");
         let url = self.route("import");
         let request = self

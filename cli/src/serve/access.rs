@@ -49,8 +49,8 @@ pub(super) struct AccessArgs {
     /// Name that may be in the address of requests to /v1 if there are no API keys, such as that of a
     /// reverse proxy, or `*` for all. Can be repeated
     ///
-    /// By default, programs and web pages on this machine can use only localhost and addresses in
-    /// numbers, because a web page could give a name of its own the address of this machine.
+    /// By default, requests from this machine must be for localhost or an IP address, because the
+    /// owner of a web page can let its domain name lead to this machine (DNS rebinding).
     /// Requests from other machines are checked only if this flag is given.
     #[arg(long, value_name = "HOST")]
     allowed_hosts: Vec<AllowedHost>,

@@ -53,8 +53,8 @@ fn admin_routes_without_a_key_are_local() {
 }
 
 /// Goal: without API keys, a web page whose name was rebound to this machine cannot use the model,
-/// whatever headers it sends; localhost, addresses in numbers and the names that the operator
-/// allows can be used.
+/// also if it sends the headers of a proxy. Requests for localhost, for an IP address or for a name
+/// that the operator allows are accepted.
 #[test]
 fn rebound_pages_cannot_use_the_model() {
     let check = |access: &Access, address: &str, pairs: &[(&'static str, &str)]| {
