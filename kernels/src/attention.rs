@@ -31,7 +31,7 @@ mod scratch;
 mod simd_kernel;
 mod sizes;
 mod softmax_state;
-mod tile_loading;
+pub(crate) mod tile_loading;
 mod tile_view;
 
 use crate::buffer::SharedMut;

@@ -79,6 +79,16 @@ pub fn add(path: Path, x: &mut [f32], other: &[f32]) {
     unsafe { add_dispatch(path, x.as_mut_ptr(), other.as_ptr(), x.len()) }
 }
 
+/// `x *= other`, elementwise.
+///
+/// # Panics
+/// If `x` and `other` have different lengths.
+pub fn mul(path: Path, x: &mut [f32], other: &[f32]) {
+    assert_eq!(x.len(), other.len(), "mul: both slices must have the same length");
+    // SAFETY: `x` and `other` each hold `x.len()` values, as asserted above.
+    unsafe { mul_dispatch(path, x.as_mut_ptr(), other.as_ptr(), x.len()) }
+}
+
 /// `x = factor * x`, elementwise.
 pub fn scale(path: Path, x: &mut [f32], factor: f32) {
     // SAFETY: `x` holds `x.len()` values.
@@ -244,6 +254,20 @@ dispatch! {
     /// # Safety
     /// Both pointers are valid for `len` values.
     unsafe fn add_dispatch(x: *mut f32, other: *const f32, len: usize) = add_lanes
+}
+
+/// # Safety
+/// The instruction set of `L` is available, and `x` and `other` are valid for `len` values.
+#[inline(always)]
+unsafe fn mul_lanes<L: Lanes>(x: *mut f32, other: *const f32, len: usize) {
+    // SAFETY: `zip_in_place` requires exactly what this function requires; the closure only
+    // computes in registers.
+    unsafe { zip_in_place::<L>(x, other, len, |a, b| a.mul(b)) }
+}
+dispatch! {
+    /// # Safety
+    /// Both pointers are valid for `len` values.
+    unsafe fn mul_dispatch(x: *mut f32, other: *const f32, len: usize) = mul_lanes
 }
 
 /// `x = f(x)`, elementwise.

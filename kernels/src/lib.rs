@@ -15,6 +15,7 @@
 //!   experts, to rows of a common output.
 //! * [`attention`]: causal attention over ragged batches, which reads keys and values through block
 //!   tables. [`KvRows`] writes them.
+//! * [`convolution`]: short causal convolutions over the same store.
 //! * [`rms_norm`], [`silu_mul`], [`norm_and_rope`] and others: elementwise operations between
 //!   GEMMs.
 //!
@@ -29,12 +30,13 @@
 //! | `packing`, `matrix`, `operand` | layouts of activations; packed weights; packed activations |
 //! | `elementwise`, `heads`, `kv_layout`, `kv_rows` | norms, gates, rotary embedding, KV cache rows |
 //! | `product` | GEMMs with fused epilogues |
-//! | `attention` | flash-style attention with online softmax |
+//! | `attention`, `convolution` | flash-style attention with online softmax; short convolutions |
 
 #[cfg(target_arch = "x86_64")]
 mod amx;
 mod attention;
 mod buffer;
+mod convolution;
 mod elementwise;
 mod error;
 mod gemm;
@@ -66,8 +68,9 @@ pub use attention::args::{AttentionArgs, AttentionSequence, KvSlice};
 pub use attention::attention;
 pub use attention::prefix_sharing::positions_read;
 pub use buffer::{Buffer, Plain};
+pub use convolution::convolution;
 pub use elementwise::{
-    add, clamped_swiglu, gelu_tanh_mul, rms_norm, rms_norm_in_place, scale, silu_mul, soft_cap,
+    add, clamped_swiglu, gelu_tanh_mul, mul, rms_norm, rms_norm_in_place, scale, silu_mul, soft_cap,
 };
 pub use error::KernelError;
 pub use heads::{HeadNorm, norm_and_rope};

@@ -26,7 +26,7 @@ pub enum KvSlice<'a> {
 }
 
 impl KvSlice<'_> {
-    fn len(&self) -> usize {
+    pub(crate) fn len(&self) -> usize {
         match self {
             KvSlice::F32(values) => values.len(),
             KvSlice::Bf16(values) | KvSlice::F16(values) => values.len(),

@@ -25,7 +25,7 @@ pub(super) fn prefetch_rows<T>(rows: &[*const T], from: usize) {
 /// # Safety
 /// `from` is readable for `min(live, 16)` values, and the instruction set of `L` is available.
 #[inline(always)]
-pub(super) unsafe fn load_live<L: Lanes, F: SingleForm>(from: *const F::Raw, live: usize) -> L {
+pub(crate) unsafe fn load_live<L: Lanes, F: SingleForm>(from: *const F::Raw, live: usize) -> L {
     // SAFETY: 16 values are loaded from `from` only if `live` is at least 16, otherwise `live`
     // values are copied to a local array of 16, which is loaded. The set of `L` is available.
     unsafe {
