@@ -230,12 +230,15 @@ fn use_every_field(config: &DecoderConfig) {
         logit_softcap: _,
         // The default compute type.
         dtype: _,
+        // Refused by `Layer::load`.
+        convolution_taps: _,
         experts,
         layers,
     } = config;
     for layer in layers {
         // `Decoder::compute`, `Decoder::attend` and `DecoderConfig::weights`
-        let LayerConfig { rope: _, sliding_window: _, experts: _ } = layer;
+        // Convolutions are refused by `Layer::load`.
+        let LayerConfig { convolution: _, rope: _, sliding_window: _, experts: _ } = layer;
     }
     if let Some(experts) = experts {
         // `DecoderConfig::weights`, `experts::groups` and `ExpertsConfig::choose`
@@ -243,6 +246,7 @@ fn use_every_field(config: &DecoderConfig) {
             count: _,
             per_token: _,
             width: _,
+            scores: _,
             normalized: _,
             router_bias: _,
             shared_width: _,

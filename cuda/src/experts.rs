@@ -19,6 +19,8 @@ pub(crate) struct Experts {
     config: ExpertsConfig,
     /// `[experts, hidden_size]`.
     router: Linear,
+    /// The bias of each expert in the choice of experts.
+    bias: Option<Vec<f32>>,
     experts: Vec<GatedMlp>,
     /// The shared expert and its score, `[1, hidden_size]`.
     shared: Option<(GatedMlp, Linear)>,
@@ -38,8 +40,9 @@ impl Experts {
         spec: &ExpertsWeights,
         loader: &mut Loader,
     ) -> std::result::Result<Self, OpenError> {
-        let ExpertsWeights { config: experts_config, router, experts, shared } = spec;
+        let ExpertsWeights { config: experts_config, router, bias, experts, shared } = spec;
         let router = loader.linear(router)?;
+        let bias = bias.as_ref().map(|bias| loader.weights.floats(bias)).transpose()?;
         let experts = experts.iter().map(|expert| GatedMlp::load(config, expert, loader));
         let experts = experts.collect::<std::result::Result<_, _>>()?;
         let shared = match shared {
@@ -48,15 +51,16 @@ impl Experts {
             }
             None => None,
         };
-        Ok(Self { config: *experts_config, router, experts, shared })
+        Ok(Self { config: *experts_config, router, bias, experts, shared })
     }
 
     /// Adds the outputs of the experts of the rows `normed` to the rows of `x`, both
     /// `[rows, hidden_size]`.
     pub(crate) fn add(&self, x: &Tensor, normed: &Tensor) -> Result<Tensor> {
         let scores = self.router.forward(normed)?.to_vec2::<f32>()?;
+        let groups = groups(&self.config, self.bias.as_deref(), scores);
         let mut x = x.clone();
-        for (mlp, group) in self.experts.iter().zip(groups(&self.config, &scores)) {
+        for (mlp, group) in self.experts.iter().zip(groups) {
             if group.rows.is_empty() {
                 continue;
             }
@@ -75,11 +79,11 @@ impl Experts {
 }
 
 /// The rows of each expert, in ascending order. `scores` is `[rows, experts]`.
-fn groups(config: &ExpertsConfig, scores: &[Vec<f32>]) -> Vec<Group> {
+fn groups(config: &ExpertsConfig, bias: Option<&[f32]>, scores: Vec<Vec<f32>>) -> Vec<Group> {
     let mut groups = vec![Group::default(); config.count];
     let (mut order, mut choices) = (Vec::new(), vec![ExpertChoice::default(); config.per_token]);
-    for (row, scores) in scores.iter().enumerate() {
-        config.choose(scores, &mut order, &mut choices);
+    for (row, mut scores) in scores.into_iter().enumerate() {
+        config.choose(&mut scores, bias, &mut order, &mut choices);
         for choice in &choices {
             let group = &mut groups[choice.expert as usize];
             group.rows.push(row as u32);

@@ -1,7 +1,11 @@
 //! The weights of one layer, and its parts that work on rows alone: everything but attention.
 
 use candle_core::{DType, Result, Tensor};
-use stolon_model::config::{FeedForwardWeights, LayerWeights, MlpWeights, QkNorm, TensorSpec};
+use stolon_model::ModelError;
+use stolon_model::config::{
+    AttentionWeights, FeedForwardWeights, LayerWeights, MixerWeights, MlpWeights, QkNorm,
+    TensorSpec,
+};
 use stolon_model::{Activation, DecoderConfig};
 
 use crate::OpenError;
@@ -78,15 +82,24 @@ impl Layer {
     ) -> std::result::Result<Self, OpenError> {
         let LayerWeights {
             attention_input_norm,
-            qkv,
-            qk_norms,
-            sinks,
-            output,
+            mixer,
             attention_output_norm,
             mlp_input_norm,
             mlp,
             mlp_output_norm,
         } = spec;
+        let AttentionWeights { qkv, qk_norms, sinks, output } = match mixer {
+            MixerWeights::Attention(attention) => attention,
+            MixerWeights::Convolution(_) => {
+                return Err(OpenError::Model(ModelError::Unsupported {
+                    file: "the configuration".to_owned(),
+                    key: "conv_L_cache".to_owned(),
+                    got: "a convolution".to_owned(),
+                    expected: "layers with attention; other layers are computed by the CPU backend"
+                        .to_owned(),
+                }));
+            }
+        };
         let mut norm = |spec: Option<&TensorSpec>| {
             spec.map(|spec| Norm::load(config, spec, loader)).transpose()
         };

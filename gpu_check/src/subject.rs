@@ -116,8 +116,8 @@ impl Subject {
     }
 }
 
-/// One model per architecture, in the order of [`Architecture::all`]. The file has the fields of
-/// each one besides the common sizes. Windows are shorter than the prompts of the checks.
+/// One model for each architecture that the backend computes, in the order of
+/// [`Architecture::all`]. The file has the fields of each one besides the common sizes. Windows are shorter than the prompts of the checks.
 pub(super) fn architectures() -> Result<Vec<Subject>, ModelError> {
     const FILE: &str = "architectures.json";
     let malformed = |reason: String| ModelError::Malformed { file: FILE.to_owned(), reason };
@@ -131,7 +131,7 @@ pub(super) fn architectures() -> Result<Vec<Subject>, ModelError> {
             "head_dim": 64, "max_position_embeddings": 1024, "rope_theta": 10_000.0,
             "rms_norm_eps": 1e-5, "tie_word_embeddings": false, "dtype": "float32",
         });
-        let Some(own) = list.get(name).and_then(Value::as_object) else {
+        let Some(own) = list[name].as_object() else {
             return Err(malformed(format!("expected an object `{name}`")));
         };
         if let Some(value) = value.as_object_mut() {
@@ -140,7 +140,10 @@ pub(super) fn architectures() -> Result<Vec<Subject>, ModelError> {
         let config = DecoderConfig::from_json(name, &value)?;
         Ok(Subject { name: name.to_owned(), source: Source::Config(Box::new(config)) })
     };
-    Architecture::all().map(subject).collect()
+    Architecture::all()
+        .filter(|architecture| list.get(architecture.name()).is_some())
+        .map(subject)
+        .collect()
 }
 
 /// Random weights for `config`. They do not depend on the machine.

@@ -153,5 +153,8 @@ fn every_architecture_has_a_model() {
         weights.check(&config).expect("all tensors");
         architectures.insert(config.architecture);
     }
-    assert_eq!(architectures, Architecture::all().collect());
+    // The backend refuses convolutions.
+    let refused = [Architecture::Lfm2, Architecture::Lfm2Moe];
+    let computed = Architecture::all().filter(|architecture| !refused.contains(architecture));
+    assert_eq!(architectures, computed.collect());
 }

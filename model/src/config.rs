@@ -16,15 +16,16 @@ mod rope;
 mod tensors;
 
 pub use architecture::Architecture;
-pub use experts::{ExpertChoice, ExpertsConfig};
+pub use experts::{ExpertChoice, ExpertScores, ExpertsConfig};
 pub(crate) use hf::{ParsedConfig, parse as parse_json};
 pub(crate) use keys::Keys;
 pub use norms::NormPlacement;
 pub(crate) use pairs::AdjacentPairs;
 pub use rope::{Rope, RopeScaling};
 pub use tensors::{
-    DecoderWeights, ExpertsWeights, FeedForwardWeights, LayerWeights, LinearWeights, MlpWeights,
-    SharedExpertWeights, StackedWeights, TensorRole, TensorSpec,
+    AttentionWeights, ConvolutionWeights, DecoderWeights, ExpertsWeights, FeedForwardWeights,
+    LayerWeights, LinearWeights, MixerWeights, MlpWeights, SharedExpertWeights, StackedWeights,
+    TensorRole, TensorSpec,
 };
 
 use stolon_kernels::TensorType;
@@ -36,6 +37,9 @@ pub(crate) const LAYERS_MAX: usize = 4096;
 
 /// Maximum number of elements of a head. Known models have up to 576.
 pub(crate) const HEAD_DIM_MAX: usize = 1 << 16;
+
+/// Maximum number of taps of a convolution. Known models have 3.
+const CONVOLUTION_TAPS_MAX: usize = 64;
 
 /// The MLP's gate function.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -67,6 +71,9 @@ pub enum QkNorm {
 /// The properties in which layers may differ from each other.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LayerConfig {
+    /// Whether the layer has a short convolution in place of attention. It has neither a rotary
+    /// embedding nor a sliding window then.
+    pub convolution: bool,
     /// Index into [`DecoderConfig::ropes`], or `None` if queries and keys are not rotated.
     pub rope: Option<usize>,
     /// Number of positions that a query attends to, including its own: a query at position `p`
@@ -90,6 +97,9 @@ pub struct DecoderConfig {
     pub intermediate_size: usize,
     /// The mixture of experts, if at least one layer has one.
     pub experts: Option<ExpertsConfig>,
+    /// Number of positions that enter each output of a convolution, its own included: from 2 to 64.
+    /// `None` if no layer has one.
+    pub convolution_taps: Option<usize>,
     /// Number of query heads, a multiple of `num_kv_heads`.
     pub num_heads: usize,
     /// Number of key heads and of value heads.
@@ -170,6 +180,7 @@ impl DecoderConfig {
         self.check_sizes(file)?;
         self.check_numbers(file)?;
         self.check_experts(file)?;
+        self.check_convolutions(file)?;
         for rope in &self.ropes {
             rope.check(file, self.rotary_dim(), self.max_positions)?;
         }
@@ -246,6 +257,18 @@ impl DecoderConfig {
                 Err(ModelError::key(file, key, "a finite number above 0", number))
             }
             None => Ok(()),
+        }
+    }
+
+    fn check_convolutions(&self, file: &str) -> Result<(), ModelError> {
+        let needed = self.layers.iter().any(|layer| layer.convolution);
+        let taps = self.convolution_taps.unwrap_or(0);
+        match needed {
+            true if !(2..=CONVOLUTION_TAPS_MAX).contains(&taps) => {
+                let expected = format!("2 to {CONVOLUTION_TAPS_MAX}");
+                Err(ModelError::key(file, "conv_L_cache", expected, taps))
+            }
+            _ => Ok(()),
         }
     }
 

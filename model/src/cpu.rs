@@ -120,14 +120,8 @@ impl CpuBackend {
         let (thread_count, path) = (options.thread_count()?, options.path()?);
         let kv_type = options.kv_type.unwrap_or_else(|| default_kv_type(config.dtype));
         let (block_size, bf16) = (options.block_size, kv_type == KvType::Bf16);
-        let shape = KvShape {
-            layer_count: config.layers.len(),
-            block_size,
-            kv_heads: config.num_kv_heads,
-            head_dim: config.head_dim,
-            kv_type,
-            key_layout: KvLayout::of_keys(path, bf16, block_size, config.head_dim),
-        };
+        let key_layout = KvLayout::of_keys(path, bf16, block_size, config.head_dim);
+        let shape = KvShape::of(&config, block_size, kv_type, key_layout);
         memory::check(&config, &weights, options.weight_type, options.kv_budget, &shape)?;
         let mut kv_format = options
             .kv_copies
@@ -275,7 +269,7 @@ fn kv_format(
         "{:?}, {} layers, weights {weight_type}, KV {} in blocks of {}, {layout}, {} on {} ({}-endian), \
          revision {KV_REVISION}",
         config.architecture,
-        shape.layer_count,
+        config.layers.len(),
         shape.kv_type.name(),
         shape.block_size,
         path.name(),

@@ -21,6 +21,7 @@ use crate::workers::Workers;
 
 mod activations;
 mod attention;
+mod convolution;
 mod experts;
 mod layer;
 mod linear;
@@ -32,7 +33,7 @@ mod rope;
 mod routing;
 
 use activations::Activations;
-use attention::{Part, output_slices, whole_slices};
+use attention::{Inputs, output_slices, whole_slices};
 use experts::ExpertsPass;
 use layer::{Layer, Mlp};
 use linear::Loader;
@@ -81,8 +82,11 @@ impl Decoder {
         let DecoderWeights { embedding, layers, final_norm, head } = config.weights();
         let embedding = loader.matrix(&embedding)?;
         let head = head.map(|head| loader.matrix(&head)).transpose()?;
-        let layers =
-            layers.iter().map(|layer| Layer::load(layer, &mut loader)).collect::<Result<_, _>>()?;
+        let layers = layers
+            .iter()
+            .zip(kept_indices(&config))
+            .map(|(layer, kept)| Layer::load(layer, kept, &mut loader))
+            .collect::<Result<_, _>>()?;
         let final_norm = loader.vector(&final_norm)?;
         let ropes = config
             .ropes
@@ -140,23 +144,19 @@ impl Decoder {
         self.profile.mark(Stage::Batch);
         for index in 0..self.layers.len() {
             let last = index + 1 == self.layers.len();
-            self.heads(
-                index,
-                if last { &[Part::Keys, Part::Values] } else { &Part::ALL },
-                kv,
-                workers,
-            );
+            self.project(index, if last { Inputs::Kept } else { Inputs::All }, kv, workers);
             if last {
-                // In the last layer, rows without output are needed for their keys and values only.
+                // In the last layer, rows without output are needed only for what later positions
+                // read.
                 rows = self.keep_output_rows(rows, workers);
                 self.profile.mark(Stage::Batch);
                 if rows == 0 {
                     return StepOutput::default();
                 }
                 sequences = output_slices(batch);
-                self.heads(index, &[Part::Queries], kv, workers);
+                self.project(index, Inputs::Own, kv, workers);
             }
-            self.attend(index, rows, kv, &sequences, workers);
+            self.mix(index, rows, kv, &sequences, workers);
             self.mlp(index, rows, workers);
         }
         let hidden = self.take_hidden(workers);
@@ -227,7 +227,7 @@ impl Decoder {
         let Activations { x, normed, .. } = &mut self.activations;
         let weight = match self.layers.get(index) {
             Some(layer) => {
-                normed.reset(rows, &[&layer.q.matrix, &layer.k.matrix, &layer.v.matrix]);
+                normed.reset(rows, &layer.mixer.inputs());
                 layer.attention_input_norm.as_deref()
             }
             None => {
@@ -241,7 +241,7 @@ impl Decoder {
 
     /// Moves the rows that get logits or whose hidden states are returned to the front of the
     /// residual stream and returns their number. If other rows were dropped, the remaining ones are
-    /// packed again for the last layer's queries.
+    /// packed again for what they alone need of the last layer.
     fn keep_output_rows(&mut self, rows: usize, workers: &Workers) -> usize {
         let kept = self.plan.output_rows.len();
         if kept < rows {
@@ -298,6 +298,16 @@ impl Decoder {
     }
 }
 
+/// For each layer its index in the KV store, among the layers of its kind.
+fn kept_indices(config: &DecoderConfig) -> impl Iterator<Item = usize> {
+    let mut counts = [0; 2];
+    config.layers.iter().map(move |layer| {
+        let count = &mut counts[usize::from(layer.convolution)];
+        *count += 1;
+        *count - 1
+    })
+}
+
 /// Names each field of a model's configuration and where the forward pass uses it. A field that is
 /// added does not compile until it is named here: it must be used, or refused with an error.
 fn use_every_field(config: &DecoderConfig) {
@@ -328,6 +338,8 @@ fn use_every_field(config: &DecoderConfig) {
         rotary_dim: _,
         max_positions: _,
         ropes: _,
+        // `Decoder::convolve`
+        convolution_taps: _,
         // `passes::attend`
         attention_scale: _,
         attention_softcap: _,
@@ -344,7 +356,7 @@ fn use_every_field(config: &DecoderConfig) {
     } = config;
     for layer in layers {
         // `Decoder::heads`, `passes::attend` and `DecoderConfig::weights`
-        let LayerConfig { rope: _, sliding_window: _, experts: _ } = layer;
+        let LayerConfig { convolution: _, rope: _, sliding_window: _, experts: _ } = layer;
     }
     if let Some(experts) = experts {
         // `DecoderConfig::weights`, `Routing` and `ExpertsConfig::choose`
@@ -352,6 +364,7 @@ fn use_every_field(config: &DecoderConfig) {
             count: _,
             per_token: _,
             width: _,
+            scores: _,
             normalized: _,
             router_bias: _,
             shared_width: _,

@@ -375,14 +375,8 @@ fn elements(tensors: &[TensorSummary]) -> u64 {
 }
 
 fn memory(config: &DecoderConfig, weights: &Weights, options: &InspectOptions) -> MemoryNeeded {
-    let shape = KvShape {
-        layer_count: config.layers.len(),
-        block_size: 1,
-        kv_heads: config.num_kv_heads,
-        head_dim: config.head_dim,
-        kv_type: options.kv_type.unwrap_or_else(|| default_kv_type(config.dtype)),
-        key_layout: KvLayout::Rows,
-    };
+    let kv_type = options.kv_type.unwrap_or_else(|| default_kv_type(config.dtype));
+    let shape = KvShape::of(config, 1, kv_type, KvLayout::Rows);
     let kv_per_token = shape.block_bytes() as u64;
     MemoryNeeded {
         weights: packed_bytes(config, weights, options.weight_type),

@@ -1,5 +1,9 @@
 //! The paged KV store: the keys and values of all layers, in blocks that block tables refer to.
 //!
+//! A layer with a convolution keeps the convolution's input of each position instead, `[block_count,
+//! block_size, width]`. Keeping those of the last positions only would need less memory, but then a
+//! prefix could be used again only from where they were kept; so it can be used from any position.
+//!
 //! The values of a layer have the layout `[block_count, block_size, kv_heads, head_dim]`. The
 //! layout of its keys is [`KvShape::key_layout`]. With [`KvType::Int8`], keys and values have
 //! scales `[block_count, block_size, kv_heads]`. There is one scale per position and head, so that
@@ -16,6 +20,7 @@
 use stolon_kernels::{KvLayout, KvSlice};
 use stolon_kvcache::BlockId;
 
+use crate::config::DecoderConfig;
 pub use crate::error::KvStoreError;
 use crate::workers::Workers;
 
@@ -35,32 +40,61 @@ const COPY_MIN: usize = 1 << 18;
 /// The sizes and layout of a KV store. All sizes are at least 1.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct KvShape {
-    /// Number of layers of the model.
-    pub layer_count: usize,
+    /// Number of layers with attention.
+    pub attention_layers: usize,
+    /// Number of layers with a convolution.
+    pub convolution_layers: usize,
+    /// Number of elements of a convolution's input at one position. It is not used if no layer has
+    /// one.
+    pub convolution_width: usize,
     /// Positions per block: a power of two from 1 to 256.
     pub block_size: usize,
     /// Number of key heads and of value heads.
     pub kv_heads: usize,
     /// Number of elements of a head.
     pub head_dim: usize,
-    /// Element type.
+    /// Element type. The inputs of convolutions have the type [`KvType::of_convolutions`].
     pub kv_type: KvType,
     /// Layout of the keys. Values always have the layout [`KvLayout::Rows`].
     pub key_layout: KvLayout,
 }
 
 impl KvShape {
+    /// The shape that the layers of `config` need.
+    #[must_use]
+    pub fn of(
+        config: &DecoderConfig,
+        block_size: usize,
+        kv_type: KvType,
+        key_layout: KvLayout,
+    ) -> Self {
+        let convolution_layers = config.layers.iter().filter(|layer| layer.convolution).count();
+        Self {
+            attention_layers: config.layers.len() - convolution_layers,
+            convolution_layers,
+            convolution_width: config.hidden_size,
+            block_size,
+            kv_heads: config.num_kv_heads,
+            head_dim: config.head_dim,
+            kv_type,
+            key_layout,
+        }
+    }
+
     /// Number of elements of the keys of one position in one layer.
     #[must_use]
     pub fn position_len(&self) -> usize {
         self.kv_heads * self.head_dim
     }
 
-    /// Size in bytes of the keys and values of one block in all layers.
+    /// Size in bytes of one block in all layers.
     #[must_use]
     pub fn block_bytes(&self) -> usize {
-        let heads = 2 * self.layer_count * self.block_size * self.kv_heads;
-        heads * self.kv_type.head_bytes(self.head_dim)
+        let heads = 2 * self.attention_layers * self.kv_heads;
+        let inputs = self.kv_type.of_convolutions().head_bytes(self.convolution_width);
+        let position =
+            heads * self.kv_type.head_bytes(self.head_dim) + self.convolution_layers * inputs;
+        position * self.block_size
     }
 }
 
@@ -69,7 +103,7 @@ impl KvShape {
 pub struct KvStore {
     shape: KvShape,
     block_count: usize,
-    /// Two per layer: keys, then values.
+    /// Two per layer with attention, keys, then values; then one per layer with a convolution.
     planes: Vec<Plane>,
 }
 
@@ -89,10 +123,14 @@ impl KvStore {
             block_bytes: shape.block_bytes(),
             free: free_memory(),
         };
-        let planes = (0..2 * shape.layer_count)
-            .map(|_| Plane::new(&shape, block_count))
-            .collect::<Option<Vec<_>>>()
-            .ok_or_else(out_of_memory)?;
+        let plane = |kv_type, heads: usize, width| {
+            Plane::new(kv_type, (shape.block_size * heads).checked_mul(block_count)?, width)
+        };
+        let heads = (0..2 * shape.attention_layers)
+            .map(|_| plane(shape.kv_type, shape.kv_heads, shape.head_dim));
+        let inputs = (0..shape.convolution_layers)
+            .map(|_| plane(shape.kv_type.of_convolutions(), 1, shape.convolution_width));
+        let planes = heads.chain(inputs).collect::<Option<Vec<_>>>().ok_or_else(out_of_memory)?;
         Ok(Self { shape, block_count, planes })
     }
 
@@ -108,26 +146,38 @@ impl KvStore {
         self.block_count
     }
 
-    /// The keys of a layer, in the layout [`KvShape::key_layout`].
+    /// The keys of a layer, in the layout [`KvShape::key_layout`]. Layers with attention are
+    /// counted without the others.
     ///
     /// # Panics
-    /// If `layer` is not below the number of layers.
+    /// If `layer` is not below the number of layers with attention.
     #[must_use]
     pub fn keys(&self, layer: usize) -> KvSlice<'_> {
         self.planes[2 * layer].slice()
     }
 
-    /// The values of a layer, `[block_count, block_size, kv_heads, head_dim]`.
+    /// The values of a layer with attention, `[block_count, block_size, kv_heads, head_dim]`.
     ///
     /// # Panics
-    /// If `layer` is not below the number of layers.
+    /// If `layer` is not below the number of layers with attention.
     #[must_use]
     pub fn values(&self, layer: usize) -> KvSlice<'_> {
         self.planes[2 * layer + 1].slice()
     }
 
-    /// Copies blocks out, one after another: for each layer its keys, then its values, each as the
-    /// elements in their layout followed by the scales, in the byte order of this machine. `to` has
+    /// The inputs of a layer's convolution, `[block_count, block_size, width]`. Layers with a
+    /// convolution are counted without the others.
+    ///
+    /// # Panics
+    /// If `layer` is not below the number of layers with a convolution.
+    #[must_use]
+    pub fn inputs(&self, layer: usize) -> KvSlice<'_> {
+        self.planes[2 * self.shape.attention_layers + layer].slice()
+    }
+
+    /// Copies blocks out, one after another: for each layer with attention its keys, then its
+    /// values, then for each layer with a convolution its inputs, each as the elements in their
+    /// layout followed by the scales, in the byte order of this machine. `to` has
     /// [`KvShape::block_bytes`] bytes for each block.
     ///
     /// # Panics
@@ -160,15 +210,20 @@ impl KvStore {
         let fits = from.iter().all(|bytes| bytes.len() == block_bytes);
         assert!(fits && from.len() == blocks.len(), "expected {} blocks", blocks.len());
         // Threads write different planes, so each knows where its bytes of a block begin.
-        let (count, plane_bytes) = (self.block_count, block_bytes / self.planes.len());
+        let count = self.block_count;
+        let plane_bytes = (block_bytes / self.planes.len()).max(1);
         let per_part = COPY_MIN.div_ceil((blocks.len() * plane_bytes).max(1));
-        let parts = self.planes.chunks_mut(per_part).enumerate();
-        workers.run(parts, |(index, planes)| {
-            for (plane, start) in
-                planes.iter_mut().zip((index * per_part * plane_bytes..).step_by(plane_bytes))
-            {
+        let mut end = 0;
+        let starts = self.planes.iter().map(|plane| {
+            end += plane.block_bytes(count);
+            end - plane.block_bytes(count)
+        });
+        let starts: Vec<usize> = starts.collect();
+        let parts = self.planes.chunks_mut(per_part).zip(starts.chunks(per_part));
+        workers.run(parts, |(planes, starts)| {
+            for (plane, start) in planes.iter_mut().zip(starts) {
                 for (block, from) in blocks.iter().zip(from) {
-                    let mut from = &from[start..start + plane_bytes];
+                    let mut from = &from[*start..];
                     for part in plane.block_mut(*block, count) {
                         let (head, rest) = from.split_at(part.len());
                         part.copy_from_slice(head);
@@ -177,6 +232,11 @@ impl KvStore {
                 }
             }
         });
+    }
+
+    /// The inputs of a layer's convolution for writing.
+    pub(crate) fn inputs_mut(&mut self, layer: usize) -> &mut Plane {
+        &mut self.planes[2 * self.shape.attention_layers + layer]
     }
 
     /// The keys and the values of a layer for writing. Both are returned at once, so that two

@@ -44,12 +44,12 @@ pub(crate) fn packed_bytes(
     weight_type: WeightType,
 ) -> u64 {
     let bytes = |spec: TensorSpec| match *spec.shape.as_slice() {
-        [rows, columns] => {
+        [rows, columns] if spec.role.is_matrix() => {
             let stored = weights.dtype(&spec.name).unwrap_or(TensorType::F32);
             let elements = rows.next_multiple_of(Matrix::ROWS_STEP).saturating_mul(columns);
             weight_type.of(&spec, stored).bytes_of(elements).map_or(u64::MAX, |n| n as u64)
         }
-        // Norms and biases are kept in f32.
+        // Norms, biases and the taps of convolutions are kept in f32.
         _ => 4 * spec.shape.iter().product::<usize>() as u64,
     };
     config.tensors().into_iter().map(bytes).fold(0, u64::saturating_add)

@@ -19,7 +19,7 @@ use std::path::Path;
 
 pub use stolon_kernels::TensorType;
 
-use crate::config::{AdjacentPairs, DecoderConfig, TensorSpec};
+use crate::config::{AdjacentPairs, DecoderConfig, MixerWeights, TensorSpec};
 use crate::error::ModelError;
 use crate::files;
 use crate::mmap::Bytes;
@@ -230,7 +230,8 @@ impl Weights {
     /// [`ModelError::WrongShape`] if there is another number of rows.
     pub(crate) fn pair_adjacent_rows(&mut self, config: &DecoderConfig) -> Result<(), ModelError> {
         for layer in config.weights().layers {
-            let [q, k, _] = layer.qkv.parts;
+            let MixerWeights::Attention(attention) = layer.mixer else { continue };
+            let [q, k, _] = attention.qkv.parts;
             for (part, heads) in [(k, config.num_kv_heads), (q, config.num_heads)] {
                 let pairs = AdjacentPairs::of(config, heads);
                 for spec in part.bias.into_iter().chain([part.weight]) {

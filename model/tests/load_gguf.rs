@@ -63,6 +63,8 @@ fn every_type_is_loaded_byte_for_byte() {
         config_json("phi3"),
         config_json("glm4"),
         config_json("ernie4_5"),
+        config_json("lfm2"),
+        config_json("lfm2_moe"),
         config_json("gemma2"),
         config_json("gemma3_text"),
         config_json("qwen2_moe"),
@@ -348,6 +350,17 @@ fn errors_name_the_key_or_tensor() {
     };
     check("llama", &small_heads, &["k_proj", "expected shape [32, 256], got [64, 256]"]);
     check("llama", &set("llama.attention.head_count_kv", Meta::U32(3)), &["divisor", "got 3"]);
+    for counts in [&[0][..], &[0, 0], &[0, -2], &[4, 2], &[0, 2, 2]] {
+        let key = "lfm2.attention.head_count_kv";
+        check(
+            "lfm2",
+            &set(key, Meta::I32s(counts.to_vec())),
+            &[key, "2 numbers, all 0 or the same"],
+        );
+    }
+    check("lfm2", &set("lfm2.shortconv.l_cache", Meta::U32(1)), &["2 to 64", "got 1"]);
+    let softmax = set("lfm2moe.expert_gating_func", Meta::U32(1));
+    check("lfm2_moe", &softmax, &["lfm2moe.expert_gating_func", "1 is not", "2 (sigmoid)"]);
     check("qwen2", &set("qwen2.attention.sliding_window", Meta::U32(8)), &["sliding_window"]);
     check("qwen3", &set("qwen3.final_logit_softcapping", Meta::F32(30.0)), &["softcapping", "30"]);
     check("llama", &drop_tensor("token_embd.weight"), &["missing tensor `token_embd.weight`"]);

@@ -1,10 +1,20 @@
 //! Opens candle backends, and CPU backends to compare them with, of the models of the fixtures.
 
 use stolon_cuda::{CandleBackend, CandleOptions};
-use stolon_model::{CpuBackend, CpuOptions, KvBudget, KvType, LoadedModel};
+use stolon_model::{Architecture, CpuBackend, CpuOptions, KvBudget, KvType, LoadedModel};
 
 pub(super) use crate::suite::fixture::*;
 use crate::suite::{Open, Sizes};
+
+/// The architectures that the backend refuses, because some layers have no attention.
+pub(super) const REFUSED: [Architecture; 2] = [Architecture::Lfm2, Architecture::Lfm2Moe];
+
+/// The names of the models that the backend computes.
+pub(super) fn names() -> Vec<String> {
+    let mut names = crate::suite::fixture::names();
+    names.retain(|name| !REFUSED.contains(&model(name).config.architecture));
+    names
+}
 
 /// Options with a KV store of at least 1,024 positions.
 pub(super) fn options(block_size: usize) -> CandleOptions {

@@ -31,6 +31,10 @@ pub enum Architecture {
     Glm4,
     /// Ernie 4.5: adjacent elements of heads are rotated.
     Ernie45,
+    /// LFM2: most layers have a short convolution in place of attention.
+    Lfm2,
+    /// LFM2-MoE: LFM2 with a mixture of experts in all layers but the first ones.
+    Lfm2Moe,
     /// Gemma 2: four norms per layer, local and global layers, soft-capped scores and logits.
     Gemma2,
     /// The text part of Gemma 3: four norms per layer, local and global layers.
@@ -83,6 +87,8 @@ pub(crate) struct Description {
     /// Whether windows are used only with `use_sliding_window`.
     pub(super) windows_need_flag: bool,
     pub(super) experts: Option<ExpertsDefaults>,
+    /// Whether layers may have a convolution in place of attention (LFM2).
+    pub(super) convolutions: bool,
     pub(crate) gguf: Gguf,
 }
 
@@ -204,6 +210,18 @@ pub(super) struct ExpertsDefaults {
     /// `None`: always normalized, without a key.
     pub(super) normalized: Option<bool>,
     pub(super) router_bias: bool,
+    pub(super) scores: Scores,
+    /// Number of layers at the start without experts; `None` if other keys say which layers have
+    /// them.
+    pub(super) dense_layers: Option<usize>,
+}
+
+/// How the scores of routers become weights.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Scores {
+    Softmax,
+    /// With biases, unless the file says otherwise.
+    Sigmoid,
 }
 
 /// What is peculiar to GGUF files.

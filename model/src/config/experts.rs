@@ -13,7 +13,7 @@ const EXPERTS_TOTAL_MAX: usize = 1 << 15;
 /// A mixture of experts, which replaces the MLP of layers with
 /// [`LayerConfig::experts`](super::LayerConfig::experts). Each expert is an MLP. A router scores
 /// all experts for each token, and the outputs of the experts with the highest scores are added,
-/// weighted by the softmax of the scores. Among equal scores, the lower index wins.
+/// weighted as [`Self::scores`] says. Among equal scores, the lower index wins.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ExpertsConfig {
     /// Number of experts of a layer, at most 1024.
@@ -22,14 +22,29 @@ pub struct ExpertsConfig {
     pub per_token: usize,
     /// Width of the MLP of an expert.
     pub width: usize,
-    /// Whether the weights of a token's experts add up to 1: the softmax is taken over the scores
-    /// of these experts. Otherwise it is taken over the scores of all experts.
+    /// How scores become weights.
+    pub scores: ExpertScores,
+    /// Whether the weights of a token's experts add up to 1. With a softmax, it is taken over the
+    /// scores of these experts then, and otherwise over the scores of all experts.
     pub normalized: bool,
     /// Whether the router has a bias.
     pub router_bias: bool,
     /// Width of the MLP of the shared expert, which all tokens use in addition. Its weight is the
     /// sigmoid of a projection to one number. `None` if there is no shared expert.
     pub shared_width: Option<usize>,
+}
+
+/// How the scores of a router become the weights of experts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ExpertScores {
+    /// By a softmax.
+    Softmax,
+    /// By the sigmoid of each score. If `bias` is true, each expert has a bias, which is added to
+    /// its weight for the choice of experts only (LFM2).
+    Sigmoid {
+        /// Whether there are biases.
+        bias: bool,
+    },
 }
 
 /// An expert that a token uses.
@@ -43,14 +58,26 @@ pub struct ExpertChoice {
 
 impl ExpertsConfig {
     /// Chooses the experts with the highest of a token's `scores`, `[count]`; of equal scores the
-    /// one with the lower index. `choices`, `[per_token]`, gets them with their weights, the
-    /// highest score first. `order` is scratch memory.
+    /// one with the lower index. `bias`, `[count]`, is that of [`ExpertScores::Sigmoid`]. `choices`,
+    /// `[per_token]`, gets the experts with their weights, the highest score first. `order` is
+    /// scratch memory, and so are the scores afterwards.
     ///
     /// # Panics
-    /// If `scores` is empty.
-    pub fn choose(&self, scores: &[f32], order: &mut Vec<u32>, choices: &mut [ExpertChoice]) {
-        let by_score =
-            |a: &u32, b: &u32| scores[*b as usize].total_cmp(&scores[*a as usize]).then(a.cmp(b));
+    /// If `scores` is empty, or `bias` is shorter.
+    pub fn choose(
+        &self,
+        scores: &mut [f32],
+        bias: Option<&[f32]>,
+        order: &mut Vec<u32>,
+        choices: &mut [ExpertChoice],
+    ) {
+        if let ExpertScores::Sigmoid { .. } = self.scores {
+            scores.iter_mut().for_each(|score| *score = 1.0 / (1.0 + (-*score).exp()));
+        }
+        let scores = &*scores;
+        let key =
+            |expert: u32| scores[expert as usize] + bias.map_or(0.0, |bias| bias[expert as usize]);
+        let by_score = |a: &u32, b: &u32| key(*b).total_cmp(&key(*a)).then(a.cmp(b));
         order.clear();
         order.extend(0..scores.len() as u32);
         if choices.len() < order.len() {
@@ -59,10 +86,17 @@ impl ExpertsConfig {
         }
         order.sort_unstable_by(by_score);
         let largest = scores[order[0] as usize];
-        let weight = |expert: u32| (scores[expert as usize] - largest).exp();
-        let sum: f32 = match self.normalized {
-            true => order.iter().map(|expert| weight(*expert)).sum(),
-            false => (0..scores.len() as u32).map(weight).sum(),
+        let weight = |expert: u32| match self.scores {
+            ExpertScores::Softmax => (scores[expert as usize] - largest).exp(),
+            ExpertScores::Sigmoid { .. } => scores[expert as usize],
+        };
+        let chosen = || order.iter().map(|expert| weight(*expert)).sum::<f32>();
+        let sum = match (self.scores, self.normalized) {
+            (ExpertScores::Softmax, true) => chosen(),
+            (ExpertScores::Softmax, false) => (0..scores.len() as u32).map(weight).sum(),
+            // As in transformers, so that the sum is not 0.
+            (ExpertScores::Sigmoid { .. }, true) => chosen() + 1e-6,
+            (ExpertScores::Sigmoid { .. }, false) => 1.0,
         };
         for (choice, &expert) in choices.iter_mut().zip(order.iter()) {
             *choice = ExpertChoice { expert, weight: weight(expert) / sum };

@@ -4,6 +4,7 @@
 //! to Gemma's norms, Llama 3.1's rope scaling is a tensor of divisors, and the rows of Llama's q
 //! and k projections are in a different order, which [`Weights`](crate::Weights) reverses.
 
+mod convolutions;
 mod experts;
 mod layers;
 mod metadata;
@@ -49,7 +50,7 @@ pub(crate) fn parse(
     let (architecture, prefix) = architecture(header)?;
     let keys = Metadata { header, prefix };
     let row = architecture.description();
-    keys.refuse_options(row.multipliers)?;
+    keys.refuse_options(row)?;
     let hidden_size = keys.required_size("embedding_length")?;
     let num_heads = keys.required_size("attention.head_count")?;
     let head_dim = keys.size("attention.key_length")?.unwrap_or(hidden_size / num_heads);
@@ -65,26 +66,32 @@ pub(crate) fn parse(
     let rope = keys.rope(row, max_positions, tensors)?;
     let (ropes, mut layers) = keys.layers(row, layer_count, rope)?;
     let experts = keys.experts(row, &mut layers)?;
+    let (num_kv_heads, convolution_taps) = keys.convolutions(row, num_heads, &mut layers)?;
+    let attention = layers.iter().position(|layer| !layer.convolution).unwrap_or(0);
+    let attention_has = |name: &str| has(&format!("blk.{attention}.{name}"));
     let config = DecoderConfig {
         architecture,
         vocab_size: vocab_size(header, hidden_size)?,
         hidden_size,
         intermediate_size: keys.required_size("feed_forward_length")?,
         experts,
+        convolution_taps,
         num_heads,
-        num_kv_heads: keys.size("attention.head_count_kv")?.unwrap_or(num_heads),
+        num_kv_heads,
         head_dim,
         rotary_dim,
         rms_norm_eps: keys.required_float("attention.layer_norm_rms_epsilon")? as f32,
         norm_offset: 0.0,
         max_positions: ropes[0].context(max_positions),
         tie_word_embeddings: !has("output.weight"),
-        qkv_bias: has("blk.0.attn_q.bias") || has("blk.0.attn_qkv.bias"),
-        output_bias: has("blk.0.attn_output.bias"),
+        qkv_bias: attention_has("attn_q.bias") || attention_has("attn_qkv.bias"),
+        output_bias: attention_has("attn_output.bias"),
         mlp_bias: has("blk.0.ffn_up.bias") || has("blk.0.ffn_up_exps.bias"),
         qk_norm: match row.qk_norm {
             Some(QkNorm::Position) => Some(QkNorm::Position),
-            Some(QkNorm::Head) | None => has("blk.0.attn_q_norm.weight").then_some(QkNorm::Head),
+            Some(QkNorm::Head) | None => {
+                attention_has("attn_q_norm.weight").then_some(QkNorm::Head)
+            }
         },
         norms: row.norms,
         activation: match row.gate {
@@ -92,7 +99,7 @@ pub(crate) fn parse(
             Gate::Gelu => Activation::GeluTanh,
             Gate::Silu => Activation::Silu,
         },
-        attention_sinks: has("blk.0.attn_sinks.weight"),
+        attention_sinks: attention_has("attn_sinks.weight"),
         embedding_scale: match scale("embedding_scale")? {
             None if row.scaled_embedding => Some((hidden_size as f64).sqrt() as f32),
             factor => factor,

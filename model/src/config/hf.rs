@@ -3,6 +3,7 @@
 //! Missing keys have the same defaults as in transformers. Options that the decoder does not
 //! implement are errors, because a model computes wrong results if an option is ignored.
 
+mod convolutions;
 mod experts;
 mod layers;
 mod rope;
@@ -112,23 +113,23 @@ fn decoder(
     let ropes = rope::parse(&row.rotation, keys, head_dim, max_positions)?;
     let mut layers = layers::parse(row, keys, ropes.local)?;
     let experts = experts::parse(row, keys, &mut layers)?;
+    let convolution_taps = convolutions::parse(row, keys, &mut layers)?;
+    let eps_key = if row.convolutions { "norm_eps" } else { "rms_norm_eps" };
     Ok(DecoderConfig {
         architecture: row.architecture,
         vocab_size: keys.size("vocab_size")?.unwrap_or(defaults.vocab_size),
         hidden_size,
-        intermediate_size: keys.size("intermediate_size")?.unwrap_or(defaults.intermediate_size),
+        intermediate_size: convolutions::mlp_width(row, keys)?,
         experts,
+        convolution_taps,
         num_heads,
         num_kv_heads,
         head_dim,
         rotary_dim: ropes.rotary_dim,
-        rms_norm_eps: keys.positive("rms_norm_eps")?.unwrap_or(defaults.rms_norm_eps) as f32,
+        rms_norm_eps: keys.positive(eps_key)?.unwrap_or(defaults.rms_norm_eps) as f32,
         norm_offset: row.norm_offset,
         max_positions: ropes.list[0].context(max_positions),
-        tie_word_embeddings: match root.flag("tie_word_embeddings")? {
-            Some(tied) => tied,
-            None => keys.flag("tie_word_embeddings")?.unwrap_or(defaults.tie_word_embeddings),
-        },
+        tie_word_embeddings: tied(row, keys, root)?,
         qkv_bias: row.qkv_bias.of(keys)?,
         output_bias: row.output_bias.of(keys)?,
         mlp_bias: row.mlp_bias.of(keys)?,
@@ -157,6 +158,20 @@ fn decoder(
         layers,
         dtype: dtype(keys, root)?,
     })
+}
+
+/// Whether the embedding is also the output matrix.
+fn tied(row: &Description, keys: &Keys<'_>, root: &Keys<'_>) -> Result<bool, ModelError> {
+    // Files of LFM2 may have another key.
+    let own = if row.convolutions { root.flag("tie_embedding")? } else { None };
+    let flag = match own {
+        Some(tied) => Some(tied),
+        None => root.flag("tie_word_embeddings")?,
+    };
+    match flag {
+        Some(tied) => Ok(tied),
+        None => Ok(keys.flag("tie_word_embeddings")?.unwrap_or(row.defaults.tie_word_embeddings)),
+    }
 }
 
 /// Refuses options that the architecture does not have in transformers, or that the decoder does

@@ -5,7 +5,9 @@
 //! models fill them, and both backends load a layer from its [`LayerWeights`]. They take it apart
 //! field by field, so that a tensor that is added here compiles only when each backend loads it.
 
-use super::{DecoderConfig, ExpertsConfig, QkNorm};
+mod list;
+
+use super::{DecoderConfig, ExpertScores, ExpertsConfig, QkNorm};
 
 /// The kind of a tensor, by which random models choose its values, and backends its type.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -21,15 +23,17 @@ pub enum TensorRole {
     Norm,
     /// A bias, or the scores of attention sinks.
     Bias,
+    /// The taps of a convolution.
+    Taps,
 }
 
 impl TensorRole {
-    /// Whether the tensor has two dimensions.
+    /// Whether the tensor is a matrix that activations are multiplied with.
     #[must_use]
     pub fn is_matrix(self) -> bool {
         match self {
             Self::Embedding | Self::Matrix | Self::Router => true,
-            Self::Norm | Self::Bias => false,
+            Self::Norm | Self::Bias | Self::Taps => false,
         }
     }
 }
@@ -80,6 +84,8 @@ pub struct ExpertsWeights {
     pub config: ExpertsConfig,
     /// `[experts, hidden_size]`: the score of each expert.
     pub router: LinearWeights,
+    /// The bias of each expert in the choice of experts, `[experts]`.
+    pub bias: Option<TensorSpec>,
     /// One MLP per expert.
     pub experts: Vec<MlpWeights>,
     /// The expert that all tokens use in addition.
@@ -105,12 +111,9 @@ pub enum FeedForwardWeights {
     Experts(ExpertsWeights),
 }
 
-/// The weights of one layer, in the order of the forward pass. Norms are `[hidden_size]` unless
-/// stated otherwise, and `None` if the layer does not have them.
+/// The weights of attention.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct LayerWeights {
-    /// Norm of the residual stream before attention.
-    pub attention_input_norm: Option<TensorSpec>,
+pub struct AttentionWeights {
     /// The projections to queries, keys and values.
     pub qkv: StackedWeights<3>,
     /// Norms of queries and keys: `[head_dim]` each, or `[num_heads * head_dim]` and
@@ -120,6 +123,39 @@ pub struct LayerWeights {
     pub sinks: Option<TensorSpec>,
     /// The projection of attention's output.
     pub output: LinearWeights,
+}
+
+/// The weights of a short convolution (LFM2): `output(gate * taps(factor * x))`, where `taps` adds
+/// up the last positions of each channel.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ConvolutionWeights {
+    /// The projections to the factor of the inputs, the gate of the outputs, and the inputs, each
+    /// `[hidden_size, hidden_size]`.
+    pub inputs: StackedWeights<3>,
+    /// `[hidden_size, taps]`, the oldest position first.
+    pub taps: TensorSpec,
+    /// The projection of the convolution's output.
+    pub output: LinearWeights,
+}
+
+/// How a layer mixes positions.
+#[allow(clippy::large_enum_variant, reason = "there is one per layer, while a model is loaded")]
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum MixerWeights {
+    /// Attention.
+    Attention(AttentionWeights),
+    /// A short convolution.
+    Convolution(ConvolutionWeights),
+}
+
+/// The weights of one layer, in the order of the forward pass. Norms are `[hidden_size]` unless
+/// stated otherwise, and `None` if the layer does not have them.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LayerWeights {
+    /// Norm of the residual stream before attention, or before what the layer has in its place.
+    pub attention_input_norm: Option<TensorSpec>,
+    /// Attention, or what the layer has in its place.
+    pub mixer: MixerWeights,
     /// Norm of attention's output before it is added to the residual stream.
     pub attention_output_norm: Option<TensorSpec>,
     /// Norm of the residual stream before the MLP or the experts.
@@ -173,7 +209,10 @@ impl DecoderConfig {
     pub(crate) fn stacked(&self) -> Vec<(String, Vec<TensorSpec>)> {
         let mut list = Vec::new();
         for layer in self.weights().layers {
-            list.push(layer.qkv.matrices());
+            list.push(match layer.mixer {
+                MixerWeights::Attention(attention) => attention.qkv.matrices(),
+                MixerWeights::Convolution(convolution) => convolution.inputs.matrices(),
+            });
             match layer.mlp {
                 FeedForwardWeights::Dense(mlp) => list.push(mlp.gate_up.matrices()),
                 FeedForwardWeights::Experts(ExpertsWeights { experts, shared, .. }) => {
@@ -194,18 +233,39 @@ impl DecoderConfig {
     }
 
     fn layer_weights(&self, index: usize) -> LayerWeights {
-        let (hidden, dim) = (self.hidden_size, self.head_dim);
-        let (queries, keys) = (self.num_heads * dim, self.num_kv_heads * dim);
         let at = |part: &str| format!("model.layers.{index}.{part}");
         let norms = self.norms.names();
-        let hidden_norm = |name: Option<&str>| name.map(|name| norm(&at(name), hidden));
+        let hidden_norm = |name: Option<&str>| name.map(|name| norm(&at(name), self.hidden_size));
+        LayerWeights {
+            attention_input_norm: hidden_norm(norms.attention_input),
+            mixer: match self.convolution_taps.filter(|_| self.layers[index].convolution) {
+                Some(taps) => MixerWeights::Convolution(self.convolution_weights(taps, &at)),
+                None => MixerWeights::Attention(self.attention_weights(&at)),
+            },
+            attention_output_norm: hidden_norm(norms.attention_output),
+            mlp_input_norm: hidden_norm(norms.mlp_input),
+            mlp: match self.experts.filter(|_| self.layers[index].experts) {
+                Some(experts) => {
+                    FeedForwardWeights::Experts(self.expert_weights(experts, &at("mlp")))
+                }
+                None => {
+                    FeedForwardWeights::Dense(self.mlp_weights(&at("mlp"), self.intermediate_size))
+                }
+            },
+            mlp_output_norm: hidden_norm(norms.mlp_output),
+        }
+    }
+
+    /// The attention of a layer. `at` is the name of a module of the layer.
+    fn attention_weights(&self, at: &dyn Fn(&str) -> String) -> AttentionWeights {
+        let (hidden, dim) = (self.hidden_size, self.head_dim);
+        let (queries, keys) = (self.num_heads * dim, self.num_kv_heads * dim);
         let qkv = |part: &str, rows| linear(&at(part), [rows, hidden], self.qkv_bias);
         let qk_norm_sizes = self.qk_norm.map(|norm| match norm {
             QkNorm::Head => [dim, dim],
             QkNorm::Position => [queries, keys],
         });
-        LayerWeights {
-            attention_input_norm: hidden_norm(norms.attention_input),
+        AttentionWeights {
             qkv: StackedWeights {
                 name: at("self_attn.qkv_proj.weight"),
                 parts: [
@@ -222,17 +282,25 @@ impl DecoderConfig {
                 role: TensorRole::Bias,
             }),
             output: linear(&at("self_attn.o_proj"), [hidden, queries], self.output_bias),
-            attention_output_norm: hidden_norm(norms.attention_output),
-            mlp_input_norm: hidden_norm(norms.mlp_input),
-            mlp: match self.experts.filter(|_| self.layers[index].experts) {
-                Some(experts) => {
-                    FeedForwardWeights::Experts(self.expert_weights(experts, &at("mlp")))
-                }
-                None => {
-                    FeedForwardWeights::Dense(self.mlp_weights(&at("mlp"), self.intermediate_size))
-                }
+        }
+    }
+
+    /// The convolution of a layer. `at` is the name of a module of the layer.
+    fn convolution_weights(&self, taps: usize, at: &dyn Fn(&str) -> String) -> ConvolutionWeights {
+        let hidden = self.hidden_size;
+        // Files have the three projections as one matrix.
+        let input = |part: &str| linear(&at(&format!("conv.in_proj.{part}")), [hidden; 2], false);
+        ConvolutionWeights {
+            inputs: StackedWeights {
+                name: at("conv.in_proj.weight"),
+                parts: [input("factor"), input("gate"), input("x")],
             },
-            mlp_output_norm: hidden_norm(norms.mlp_output),
+            taps: TensorSpec {
+                name: at("conv.conv.weight"),
+                shape: vec![hidden, taps],
+                role: TensorRole::Taps,
+            },
+            output: linear(&at("conv.out_proj"), [hidden; 2], false),
         }
     }
 
@@ -251,8 +319,7 @@ impl DecoderConfig {
     }
 
     fn expert_weights(&self, config: ExpertsConfig, module: &str) -> ExpertsWeights {
-        let ExpertsConfig { count, per_token: _, width, normalized: _, router_bias, shared_width } =
-            config;
+        let ExpertsConfig { count, width, scores, router_bias, shared_width, .. } = config;
         let gate = |part: &str, rows, bias| {
             let linear = linear(&format!("{module}.{part}"), [rows, self.hidden_size], bias);
             let weight = TensorSpec { role: TensorRole::Router, ..linear.weight };
@@ -262,6 +329,11 @@ impl DecoderConfig {
         ExpertsWeights {
             config,
             router: gate("gate", count, router_bias),
+            bias: (scores == ExpertScores::Sigmoid { bias: true }).then(|| TensorSpec {
+                name: format!("{module}.expert_bias"),
+                shape: vec![count],
+                role: TensorRole::Bias,
+            }),
             experts: (0..count).map(expert).collect(),
             shared: shared_width.map(|width| SharedExpertWeights {
                 mlp: self.mlp_weights(&format!("{module}.shared_expert"), width),
@@ -287,72 +359,5 @@ fn linear(module: &str, shape: [usize; 2], bias: bool) -> LinearWeights {
             shape: vec![shape[0]],
             role: TensorRole::Bias,
         }),
-    }
-}
-
-impl LinearWeights {
-    fn list(self, list: &mut Vec<TensorSpec>) {
-        let Self { weight, bias } = self;
-        list.push(weight);
-        list.extend(bias);
-    }
-}
-
-impl<const N: usize> StackedWeights<N> {
-    fn matrices(self) -> (String, Vec<TensorSpec>) {
-        (self.name, self.parts.into_iter().map(|part| part.weight).collect())
-    }
-
-    fn list(self, list: &mut Vec<TensorSpec>) {
-        let Self { name: _, parts } = self;
-        parts.into_iter().for_each(|part| part.list(list));
-    }
-}
-
-impl MlpWeights {
-    fn list(self, list: &mut Vec<TensorSpec>) {
-        let Self { gate_up, down } = self;
-        gate_up.list(list);
-        down.list(list);
-    }
-}
-
-impl ExpertsWeights {
-    fn list(self, list: &mut Vec<TensorSpec>) {
-        let Self { config: _, router, experts, shared } = self;
-        router.list(list);
-        experts.into_iter().for_each(|expert| expert.list(list));
-        if let Some(SharedExpertWeights { mlp, gate }) = shared {
-            mlp.list(list);
-            gate.list(list);
-        }
-    }
-}
-
-impl LayerWeights {
-    fn list(self, list: &mut Vec<TensorSpec>) {
-        let Self {
-            attention_input_norm,
-            qkv,
-            qk_norms,
-            sinks,
-            output,
-            attention_output_norm,
-            mlp_input_norm,
-            mlp,
-            mlp_output_norm,
-        } = self;
-        list.extend(attention_input_norm);
-        qkv.list(list);
-        list.extend(qk_norms.into_iter().flatten());
-        list.extend(sinks);
-        output.list(list);
-        list.extend(attention_output_norm);
-        list.extend(mlp_input_norm);
-        match mlp {
-            FeedForwardWeights::Dense(mlp) => mlp.list(list),
-            FeedForwardWeights::Experts(experts) => experts.list(list),
-        }
-        list.extend(mlp_output_norm);
     }
 }

@@ -13,18 +13,21 @@ pub(super) struct Activations {
     pub(super) x: Vec<f32>,
     /// The normalized residual stream `[rows, hidden_size]`, packed for the next GEMM.
     pub(super) normed: Operands,
-    /// Queries, `[rows, num_heads, head_dim]`.
+    /// Queries, `[rows, num_heads, head_dim]`, or the gates of a convolution's outputs, `[rows,
+    /// hidden_size]`.
     pub(super) q: Vec<f32>,
     /// Keys, `[rows, num_kv_heads, head_dim]`, that are normalized before they are written to the
     /// KV store. Used only with [`QkNorm::Position`].
     pub(super) k: Vec<f32>,
     /// Output of attention, `[rows, num_heads, head_dim]`.
     pub(super) attended: Vec<f32>,
-    /// Output of attention, packed for the output projection.
-    pub(super) attended_packed: Operands,
+    /// Output of attention or of a convolution, packed for the output projection.
+    pub(super) mixed: Operands,
     /// Output of the gate function `[rows, intermediate_size]`, packed for the down projection.
     /// With experts, one group of rows for each expert.
     pub(super) inner: Operands,
+    /// The slots of the positions that enter the convolution at each row, `[rows, taps]`.
+    pub(super) taps: Vec<Option<usize>>,
     /// Which experts each row uses.
     pub(super) routing: Routing,
     /// Output of a projection `[rows, hidden_size]` that is normalized before it is added to the
@@ -35,7 +38,8 @@ pub(super) struct Activations {
 impl Activations {
     /// Grows the f32 buffers to at least `rows` rows.
     pub(super) fn reserve(&mut self, config: &DecoderConfig, rows: usize) {
-        let queries = rows * config.num_heads * config.head_dim;
+        let attended = rows * config.num_heads * config.head_dim;
+        let gates = if config.convolution_taps.is_some() { rows * config.hidden_size } else { 0 };
         let projected = if config.norms.outputs() { rows * config.hidden_size } else { 0 };
         let keys = match config.qk_norm {
             Some(QkNorm::Position) => rows * config.num_kv_heads * config.head_dim,
@@ -44,9 +48,9 @@ impl Activations {
         for (buffer, len) in [
             (&mut self.x, rows * config.hidden_size),
             (&mut self.projected, projected),
-            (&mut self.q, queries),
+            (&mut self.q, attended.max(gates)),
             (&mut self.k, keys),
-            (&mut self.attended, queries),
+            (&mut self.attended, attended),
         ] {
             if buffer.len() < len {
                 buffer.resize(len, 0.0);

@@ -27,6 +27,8 @@ pub(super) struct Experts {
     config: ExpertsConfig,
     /// `[experts, hidden_size]`.
     router: Linear,
+    /// The bias of each expert in the choice of experts.
+    bias: Option<Vec<f32>>,
     /// The experts, followed by the shared expert if there is one.
     experts: Vec<GatedMlp>,
     /// `[1, hidden_size]`: the score of the shared expert.
@@ -36,8 +38,9 @@ pub(super) struct Experts {
 impl Experts {
     /// Loads the experts that `spec` describes.
     pub(super) fn load(spec: &ExpertsWeights, loader: &mut Loader<'_>) -> Result<Self, ModelError> {
-        let ExpertsWeights { config, router, experts, shared } = spec;
+        let ExpertsWeights { config, router, bias, experts, shared } = spec;
         let router = loader.linear(router)?;
+        let bias = loader.optional_vector(bias.as_ref())?;
         let mut experts: Vec<_> = experts
             .iter()
             .map(|expert| GatedMlp::load(expert, loader))
@@ -47,7 +50,7 @@ impl Experts {
             experts.push(GatedMlp::load(mlp, loader)?);
             shared_gate = Some(loader.linear(gate)?);
         }
-        Ok(Self { config: *config, router, experts, shared_gate })
+        Ok(Self { config: *config, router, bias, experts, shared_gate })
     }
 
     /// Size in bytes of all packed matrices.
@@ -199,6 +202,6 @@ impl ExpertsPass<'_> {
         let threads = self.workers.for_products(&readers, rows);
         kernels::multiply(self.path, threads, normed, &mut products);
         drop(products);
-        routing.choose(config, self.workers);
+        routing.choose(config, self.experts.bias.as_deref(), self.workers);
     }
 }

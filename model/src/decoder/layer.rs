@@ -1,26 +1,53 @@
 //! The weights of one layer.
 
+use stolon_kernels::Matrix;
+
+use super::attention::Attention;
+use super::convolution::Convolution;
 use super::experts::Experts;
 use super::linear::{Linear, Loader};
 use super::mlp::GatedMlp;
-use crate::config::{FeedForwardWeights, LayerWeights};
+use crate::config::{FeedForwardWeights, LayerWeights, MixerWeights};
 use crate::error::ModelError;
 
 /// The weights of one layer: the fields of [`LayerWeights`], which describes them.
 #[derive(Debug)]
 pub(super) struct Layer {
     pub(super) attention_input_norm: Option<Vec<f32>>,
-    pub(super) q: Linear,
-    pub(super) k: Linear,
-    pub(super) v: Linear,
-    pub(super) q_norm: Option<Vec<f32>>,
-    pub(super) k_norm: Option<Vec<f32>>,
-    pub(super) sinks: Option<Vec<f32>>,
-    pub(super) output: Linear,
+    pub(super) mixer: Mixer,
     pub(super) attention_output_norm: Option<Vec<f32>>,
     pub(super) mlp_input_norm: Option<Vec<f32>>,
     pub(super) mlp: Mlp,
     pub(super) mlp_output_norm: Option<Vec<f32>>,
+}
+
+/// How a layer mixes positions.
+#[derive(Debug)]
+pub(super) enum Mixer {
+    /// Attention.
+    Attention(Attention),
+    /// A short convolution.
+    Convolution(Convolution),
+}
+
+impl Mixer {
+    /// The projection of the output.
+    pub(super) fn output(&self) -> &Linear {
+        match self {
+            Self::Attention(attention) => &attention.output,
+            Self::Convolution(convolution) => &convolution.output,
+        }
+    }
+
+    /// The matrices that the normalized residual stream is multiplied with.
+    pub(super) fn inputs(&self) -> [&Matrix; 3] {
+        match self {
+            Self::Attention(Attention { q, k, v, .. }) => [&q.matrix, &k.matrix, &v.matrix],
+            Self::Convolution(Convolution { factor, gate, x, .. }) => {
+                [&factor.matrix, &gate.matrix, &x.matrix]
+            }
+        }
+    }
 }
 
 /// What a layer computes after attention.
@@ -33,33 +60,31 @@ pub(super) enum Mlp {
 }
 
 impl Layer {
-    /// Loads the tensors that `spec` describes.
-    pub(super) fn load(spec: &LayerWeights, loader: &mut Loader<'_>) -> Result<Self, ModelError> {
+    /// Loads the tensors that `spec` describes. `kept` is the index of the layer in the KV store,
+    /// among those of its kind.
+    pub(super) fn load(
+        spec: &LayerWeights,
+        kept: usize,
+        loader: &mut Loader<'_>,
+    ) -> Result<Self, ModelError> {
         let LayerWeights {
             attention_input_norm,
-            qkv,
-            qk_norms,
-            sinks,
-            output,
+            mixer,
             attention_output_norm,
             mlp_input_norm,
             mlp,
             mlp_output_norm,
         } = spec;
-        let [q, k, v] = &qkv.parts;
-        let [q_norm, k_norm] = match qk_norms {
-            Some([q, k]) => [Some(q), Some(k)],
-            None => [None, None],
-        };
         Ok(Self {
             attention_input_norm: loader.optional_vector(attention_input_norm.as_ref())?,
-            q: loader.linear(q)?,
-            k: loader.linear(k)?,
-            v: loader.linear(v)?,
-            q_norm: loader.optional_vector(q_norm)?,
-            k_norm: loader.optional_vector(k_norm)?,
-            sinks: loader.optional_vector(sinks.as_ref())?,
-            output: loader.linear(output)?,
+            mixer: match mixer {
+                MixerWeights::Attention(attention) => {
+                    Mixer::Attention(Attention::load(attention, kept, loader)?)
+                }
+                MixerWeights::Convolution(convolution) => {
+                    Mixer::Convolution(Convolution::load(convolution, kept, loader)?)
+                }
+            },
             attention_output_norm: loader.optional_vector(attention_output_norm.as_ref())?,
             mlp_input_norm: loader.optional_vector(mlp_input_norm.as_ref())?,
             mlp: match mlp {
@@ -74,11 +99,11 @@ impl Layer {
 
     /// Size in bytes of all packed matrices.
     pub(super) fn bytes(&self) -> usize {
-        let attention = [&self.q, &self.k, &self.v, &self.output];
+        let inputs = self.mixer.inputs().map(Matrix::bytes).into_iter().sum::<usize>();
         let mlp = match &self.mlp {
             Mlp::Dense(mlp) => mlp.bytes(),
             Mlp::Experts(experts) => experts.bytes(),
         };
-        attention.iter().map(|linear| linear.bytes()).sum::<usize>() + mlp
+        inputs + self.mixer.output().bytes() + mlp
     }
 }

@@ -208,6 +208,8 @@ pub(super) struct LayerAttention<'a> {
     pub(super) kv: &'a KvStore,
     /// Index of the layer.
     pub(super) index: usize,
+    /// Index of the layer in the KV store.
+    pub(super) kept: usize,
     /// Logits of the attention sinks, `[num_heads]`.
     pub(super) sinks: Option<&'a [f32]>,
 }
@@ -221,7 +223,7 @@ impl LayerAttention<'_> {
         out: &mut [f32],
         workers: &Workers,
     ) {
-        let Self { config, path, kv, index, sinks } = *self;
+        let Self { config, path, kv, index, kept, sinks } = *self;
         let sliding_window = config.layers[index].sliding_window;
         let seen = |sequence: &AttentionSequence<'_>| {
             let context = sequence.start + sequence.count;
@@ -233,9 +235,9 @@ impl LayerAttention<'_> {
             path,
             q,
             sequences,
-            keys: kv.keys(index),
+            keys: kv.keys(kept),
             key_layout: kv.shape().key_layout,
-            values: kv.values(index),
+            values: kv.values(kept),
             block_size: kv.shape().block_size,
             heads: config.num_heads,
             kv_heads: config.num_kv_heads,

@@ -42,16 +42,22 @@ impl Routing {
     }
 
     /// Chooses the experts of each row by its scores, and groups the rows by expert.
-    pub(super) fn choose(&mut self, config: &ExpertsConfig, workers: &Workers) {
+    /// `bias` is that of the choice.
+    pub(super) fn choose(
+        &mut self,
+        config: &ExpertsConfig,
+        bias: Option<&[f32]>,
+        workers: &Workers,
+    ) {
         let rows = self.scores.len() / config.count;
         let chunk = workers.chunk_rows(rows, 8 * config.count);
-        let scores = self.scores.chunks(chunk * config.count);
+        let scores = self.scores.chunks_mut(chunk * config.count);
         let parts = scores.zip(self.choices.chunks_mut(chunk * config.per_token));
         workers.run(parts, |(scores, choices)| {
             let mut order = Vec::new();
-            let rows = scores.chunks_exact(config.count);
+            let rows = scores.chunks_exact_mut(config.count);
             for (scores, choices) in rows.zip(choices.chunks_exact_mut(config.per_token)) {
-                config.choose(scores, &mut order, choices);
+                config.choose(scores, bias, &mut order, choices);
             }
         });
         self.group(config.count, config.per_token);
@@ -108,6 +114,7 @@ fn sigmoid(x: f32) -> f32 {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::config::ExpertScores;
 
     fn config(per_token: usize, normalized: bool, shared: bool) -> ExpertsConfig {
         let shared_width = shared.then_some(8);
@@ -115,6 +122,7 @@ mod tests {
             count: 5,
             per_token,
             width: 4,
+            scores: ExpertScores::Softmax,
             normalized,
             router_bias: false,
             shared_width,
@@ -126,7 +134,7 @@ mod tests {
         routing.reset(config, scores.len() / config.count, 1);
         routing.scores.copy_from_slice(scores);
         routing.shared_scores.fill(0.0);
-        routing.choose(config, &Workers::new(1));
+        routing.choose(config, None, &Workers::new(1));
         routing
     }
 
@@ -157,6 +165,26 @@ mod tests {
         assert_eq!(groups(&got), expected);
         let all = routing(&config(5, false, false), scores.as_flattened());
         assert_eq!(groups(&all), [0, 1, 2, 3, 4].map(|expert| (expert, vec![0, 1, 2, 3])));
+    }
+
+    /// Goal: with sigmoids, the bias changes which experts are chosen, and not their weights.
+    #[test]
+    fn a_bias_only_chooses() {
+        let sigmoid = |x: f32| 1.0 / (1.0 + (-x).exp());
+        for normalized in [true, false] {
+            let scores = ExpertScores::Sigmoid { bias: true };
+            let config = ExpertsConfig { scores, ..config(2, normalized, false) };
+            let mut routing = Routing::default();
+            routing.reset(&config, 1, 1);
+            routing.scores.copy_from_slice(&[0.0, 2.0, 1.0, -1.0, 0.5]);
+            routing.choose(&config, Some(&[0.0, -1.0, 0.0, 0.7, 0.0]), &Workers::new(1));
+            assert_eq!(groups(&routing), [(2, vec![0]), (3, vec![0])]);
+            let chosen = [sigmoid(1.0), sigmoid(-1.0)];
+            let sum = if normalized { chosen[0] + chosen[1] } else { 1.0 };
+            for (weight, chosen) in routing.weights.iter().zip(chosen) {
+                assert!((weight - chosen / sum).abs() < 1e-5, "{weight} {chosen} {sum}");
+            }
+        }
     }
 
     /// Goal: weights are the softmax over the chosen experts, or over all, and the shared expert's

@@ -34,6 +34,16 @@ impl KvType {
         }
     }
 
+    /// The type in which the inputs of convolutions are stored. These have no heads whose scales
+    /// 8-bit integers could use.
+    #[must_use]
+    pub fn of_convolutions(self) -> Self {
+        match self {
+            Self::Int8 => Self::Bf16,
+            other => other,
+        }
+    }
+
     /// The type's name, which [`KvType::from_str`] parses.
     #[must_use]
     pub fn name(self) -> &'static str {

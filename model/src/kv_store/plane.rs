@@ -1,13 +1,13 @@
-//! [`Plane`]: the memory of the keys, or of the values, of one layer.
+//! [`Plane`]: the memory of the keys, of the values, or of the inputs of a convolution, of one layer.
 
 use std::ops::Range;
 
 use stolon_kernels::{Buffer, KvSlice, KvSliceMut};
 use stolon_kvcache::BlockId;
 
-use super::{KvShape, KvType};
+use super::KvType;
 
-/// The keys, or the values, of one layer.
+/// The keys, the values, or the inputs of the convolution, of one layer.
 #[derive(Debug)]
 pub(crate) struct Plane {
     kv_type: KvType,
@@ -18,11 +18,10 @@ pub(crate) struct Plane {
 }
 
 impl Plane {
-    /// Allocates a zeroed plane. Returns `None` if there is not enough memory.
-    pub(super) fn new(shape: &KvShape, block_count: usize) -> Option<Self> {
-        let heads = (shape.block_size * shape.kv_heads).checked_mul(block_count)?;
-        let len = heads.checked_mul(shape.head_dim)?;
-        let kv_type = shape.kv_type;
+    /// Allocates a zeroed plane of `heads` heads of `head_dim` elements, in all blocks together.
+    /// Returns `None` if there is not enough memory.
+    pub(super) fn new(kv_type: KvType, heads: usize, head_dim: usize) -> Option<Self> {
+        let len = heads.checked_mul(head_dim)?;
         let values = match kv_type {
             KvType::F32 => Buffer::try_zeroed::<f32>(len)?,
             KvType::Bf16 | KvType::F16 => Buffer::try_zeroed::<u16>(len)?,
@@ -30,6 +29,11 @@ impl Plane {
         };
         let scales = if kv_type == KvType::Int8 { heads } else { 0 };
         Some(Self { kv_type, values, scales: Buffer::try_zeroed::<f32>(scales)? })
+    }
+
+    /// Number of bytes of one of `block_count` blocks.
+    pub(super) fn block_bytes(&self, block_count: usize) -> usize {
+        (self.values.byte_len() + self.scales.byte_len()) / block_count
     }
 
     /// The bytes of one of `block_count` blocks: its elements, then its scales. In every layout a

@@ -4,7 +4,9 @@ use super::*;
 
 fn shape(kv_type: KvType) -> KvShape {
     KvShape {
-        layer_count: 3,
+        attention_layers: 3,
+        convolution_layers: 2,
+        convolution_width: 3,
         block_size: 4,
         kv_heads: 2,
         head_dim: 5,
@@ -28,6 +30,18 @@ impl KvStore {
             for (index, row) in rows.chunks_exact(kv_heads * head_dim).enumerate() {
                 to.write_row(index, row);
             }
+        }
+    }
+
+    /// Writes inputs of a convolution to all positions of a block.
+    fn write_inputs(&mut self, layer: usize, block: usize, rows: &[f32]) {
+        let KvShape { block_size, convolution_width: width, .. } = *self.shape();
+        let mut places = SlotMapping::default();
+        places.fill((0..block_size).map(|row| Some(block * block_size + row)));
+        let store = self.inputs_mut(layer).slice_mut();
+        let mut to = KvRows::new(Path::PORTABLE, store, KvLayout::Rows, &places, width, 1);
+        for (index, row) in rows.chunks_exact(width).enumerate() {
+            to.write_row(index, row);
         }
     }
 }
@@ -133,6 +147,9 @@ fn blocks_survive_a_copy_out_and_in_bit_for_bit() {
                     for block in 0..block_count {
                         let seed = 1000 * layer + 100 * block;
                         store.write(layer, block, 0, &rows(seed), &rows(seed + 50));
+                        if layer < shape.convolution_layers {
+                            store.write_inputs(layer, block, &rows(seed + 30)[..16 * 3]);
+                        }
                     }
                 }
                 store
@@ -150,6 +167,12 @@ fn blocks_survive_a_copy_out_and_in_bit_for_bit() {
             assert_eq!(read(&to, 5), bytes, "{kv_type} {key_layout:?}");
             assert!((0..5).all(|block| read(&to, block) == before[block]), "{kv_type}");
             // What the kernels read, not only what the copy reads.
+            for layer in 0..shape.convolution_layers {
+                let [from, to] = [(&from, 3), (&to, 5)].map(|(store, block)| {
+                    to_f32(store.inputs(layer), 1)[block * 48..][..48].to_vec()
+                });
+                assert!(from == to && from.iter().any(|&value| value != 0.0), "{kv_type}");
+            }
             for layer in 0..3 {
                 for (from, to) in
                     [(from.keys(layer), to.keys(layer)), (from.values(layer), to.values(layer))]
@@ -248,10 +271,11 @@ fn writing_two_rows_to_the_same_slot_panics() {
 /// numbers of blocks.
 #[test]
 fn budgets_are_converted_to_block_counts() {
-    assert_eq!(shape(KvType::F32).block_bytes(), 2 * 3 * 4 * 2 * 5 * 4);
-    assert_eq!(shape(KvType::Bf16).block_bytes(), 2 * 3 * 4 * 2 * 5 * 2);
-    assert_eq!(shape(KvType::F16).block_bytes(), 2 * 3 * 4 * 2 * 5 * 2);
-    assert_eq!(shape(KvType::Int8).block_bytes(), 2 * 3 * 4 * 2 * (5 + 4));
+    let (heads, inputs) = (2 * 3 * 4 * 2, 2 * 4 * 3);
+    assert_eq!(shape(KvType::F32).block_bytes(), heads * 5 * 4 + inputs * 4);
+    assert_eq!(shape(KvType::Bf16).block_bytes(), heads * 5 * 2 + inputs * 2);
+    assert_eq!(shape(KvType::F16).block_bytes(), heads * 5 * 2 + inputs * 2);
+    assert_eq!(shape(KvType::Int8).block_bytes(), heads * (5 + 4) + inputs * 2);
     assert_eq!(kv_capacity(1000, 100), Ok(10));
     assert_eq!(kv_capacity(1099, 100), Ok(10));
     assert_eq!(

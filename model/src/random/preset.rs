@@ -9,15 +9,17 @@ use crate::error::ModelError;
 /// `tiny` (about 0.1 M parameters, f32), `20m`, `100m` (Llama shapes, bf16), `474m` (Qwen3 0.6B
 /// with a vocabulary of 32,768), `moe-1b` (a mixture of experts in the shape of Qwen3-MoE: 1.3 B
 /// parameters, of which a token uses 0.26 B), and the shapes of published models (bf16).
-pub const PRESETS: [&str; 13] = [
+pub const PRESETS: [&str; 15] = [
     "tiny",
     "20m",
     "100m",
     "474m",
     "moe-1b",
+    "lfm2-350m",
     "qwen2.5-0.5b",
     "qwen3-0.6b",
     "gemma3-1b",
+    "lfm2-1.2b",
     "llama3.2-1b",
     "gemma2-2b",
     "smollm3-3b",

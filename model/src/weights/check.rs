@@ -108,8 +108,14 @@ impl Weights {
                 });
             }
         };
-        // A matrix of one row may be stored as a vector.
-        if stored.shape != shape && [&[1], stored.shape.as_slice()].concat() != shape {
+        // A matrix of one row may be stored as a vector, and a convolution with a dimension of 1
+        // between channels and taps.
+        let is_same = match (&stored.shape[..], shape) {
+            ([columns], [1, wanted]) => columns == wanted,
+            ([rows, 1, columns], [_, _]) => [*rows, *columns] == shape,
+            (stored, _) => stored == shape,
+        };
+        if !is_same {
             return Err(ModelError::WrongShape {
                 file: file.clone(),
                 tensor: name.into(),

@@ -197,6 +197,16 @@ pub(crate) fn check_index(weights: &Weights, index: &Value, dir: &Path) -> Resul
     Ok(())
 }
 
+/// What LFM2's names have in place of others.
+const OTHER_NAMES: [(&str, &str); 6] = [
+    (".embedding_norm.", ".norm."),
+    (".operator_norm.", ".input_layernorm."),
+    (".ffn_norm.", ".post_attention_layernorm."),
+    (".self_attn.out_proj.", ".self_attn.o_proj."),
+    (".q_layernorm.", ".q_norm."),
+    (".k_layernorm.", ".k_norm."),
+];
+
 /// The name that the decoder uses for a tensor. Models saved without their output matrix lack the
 /// prefix `model.`, multimodal models have longer prefixes, and some models name routers and
 /// experts differently.
@@ -205,20 +215,23 @@ fn canonical_name(name: &str) -> String {
         return format!("model.{rest}");
     }
     let name = name.strip_prefix("language_model.").unwrap_or(name);
-    if ["layers.", "embed_tokens.", "norm."].iter().any(|start| name.starts_with(start)) {
+    if ["layers.", "embed_tokens.", "norm.", "embedding_norm."]
+        .iter()
+        .any(|start| name.starts_with(start))
+    {
         return canonical_name(&format!("model.{name}"));
     }
     if let Some((layer, kind)) = name.split_once(".mlp.router.") {
         return format!("{layer}.mlp.gate.{kind}");
     }
-    match name.split_once(".block_sparse_moe.") {
-        Some((layer, module)) => {
-            let module = module
-                .replace(".w1.", ".gate_proj.")
-                .replace(".w2.", ".down_proj.")
-                .replace(".w3.", ".up_proj.");
-            format!("{layer}.mlp.{module}")
-        }
-        None => name.to_owned(),
+    let mlp = [".block_sparse_moe.", ".feed_forward."].into_iter();
+    if let Some((layer, module)) = mlp.filter_map(|module| name.split_once(module)).next() {
+        let module = module
+            .replace("w1.", "gate_proj.")
+            .replace("w2.", "down_proj.")
+            .replace("w3.", "up_proj.");
+        return format!("{layer}.mlp.{module}");
     }
+    let other = OTHER_NAMES.into_iter().find(|(other, _)| name.contains(other));
+    other.map_or_else(|| name.to_owned(), |(other, own)| name.replace(other, own))
 }

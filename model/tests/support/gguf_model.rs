@@ -70,6 +70,8 @@ fn gguf_name(name: &str, post_norms: bool) -> String {
         "self_attn.q_norm" => "attn_q_norm",
         "self_attn.k_norm" => "attn_k_norm",
         "self_attn" if kind == "sinks" => return format!("blk.{layer}.attn_sinks.weight"),
+        "conv.conv" => "shortconv.conv",
+        "conv.out_proj" => "shortconv.out_proj",
         "post_attention_layernorm" if post_norms => "post_attention_norm",
         "post_attention_layernorm" | "pre_feedforward_layernorm" => "ffn_norm",
         "post_self_attn_layernorm" => "post_attention_norm",
@@ -77,6 +79,7 @@ fn gguf_name(name: &str, post_norms: bool) -> String {
         "mlp.gate_proj" => "ffn_gate",
         "mlp.up_proj" => "ffn_up",
         "mlp.down_proj" => "ffn_down",
+        "mlp" if kind == "expert_bias" => return format!("blk.{layer}.exp_probs_b.bias"),
         "mlp.gate" => "ffn_gate_inp",
         "mlp.shared_expert_gate" => "ffn_gate_inp_shexp",
         "mlp.shared_expert.gate_proj" => "ffn_gate_shexp",
@@ -100,6 +103,7 @@ fn metadata(config: &DecoderConfig, file: &mut GgufWriter) {
         Architecture::Qwen2Moe => "qwen2moe",
         Architecture::Qwen3Moe => "qwen3moe",
         Architecture::GptOss => "gpt-oss",
+        Architecture::Lfm2Moe => "lfm2moe",
         other => other.name(),
     };
     file.set("general.architecture", Meta::Text(prefix.into()));
@@ -115,7 +119,24 @@ fn metadata(config: &DecoderConfig, file: &mut GgufWriter) {
         ("rope.dimension_count", config.rotary_dim()),
     ];
     for (key, number) in numbers {
-        file.set(&format!("{prefix}.{key}"), Meta::U32(number as u32));
+        let value = match (key, config.convolution_taps) {
+            ("attention.head_count_kv", Some(_)) => Meta::I32s(
+                config
+                    .layers
+                    .iter()
+                    .map(|l| if l.convolution { 0 } else { number as i32 })
+                    .collect(),
+            ),
+            _ => Meta::U32(number as u32),
+        };
+        file.set(&format!("{prefix}.{key}"), value);
+    }
+    if config.architecture == Architecture::Lfm2Moe {
+        file.set(&format!("{prefix}.expert_gating_func"), Meta::U32(2));
+        file.set(&format!("{prefix}.leading_dense_block_count"), Meta::U32(1));
+    }
+    if let Some(taps) = config.convolution_taps {
+        file.set(&format!("{prefix}.shortconv.l_cache"), Meta::U32(taps as u32));
     }
     if let Some(experts) = &config.experts {
         let numbers = [
@@ -186,17 +207,21 @@ fn metadata(config: &DecoderConfig, file: &mut GgufWriter) {
 pub(crate) fn stored_type(spec: &TensorSpec, dtype: TensorType) -> TensorType {
     match spec.role {
         TensorRole::Embedding | TensorRole::Matrix => dtype,
-        TensorRole::Router | TensorRole::Norm | TensorRole::Bias => TensorType::F32,
+        TensorRole::Router | TensorRole::Norm | TensorRole::Bias | TensorRole::Taps => {
+            TensorType::F32
+        }
     }
 }
 
-/// The GGUF name of Phi-3's tensor with the rows of several matrices, of which `name` is one, and
+/// The GGUF name of a tensor, as Phi-3 and LFM2 have them, with the rows of several matrices, of which `name` is one, and
 /// whether `name` is the first of them.
 fn fused_name(name: &str) -> Option<(String, bool)> {
     let (layer, rest) = name.strip_prefix("model.layers.")?.split_once('.')?;
     let (fused, first) = match rest {
         "self_attn.q_proj.weight" => ("attn_qkv", true),
         "self_attn.k_proj.weight" | "self_attn.v_proj.weight" => ("attn_qkv", false),
+        "conv.in_proj.factor.weight" => ("shortconv.in_proj", true),
+        "conv.in_proj.gate.weight" | "conv.in_proj.x.weight" => ("shortconv.in_proj", false),
         "mlp.gate_proj.weight" => ("ffn_up", true),
         "mlp.up_proj.weight" => ("ffn_up", false),
         _ => return None,
@@ -234,6 +259,7 @@ pub(crate) fn gguf_of(config: &DecoderConfig, weights: &Weights, dtype: TensorTy
         let fused = fused_name(&spec.name).filter(|(name, _)| match config.architecture {
             Architecture::Phi3 => true,
             Architecture::Glm4 => name.contains("ffn_up"),
+            Architecture::Lfm2 | Architecture::Lfm2Moe => name.contains("shortconv"),
             _ => false,
         });
         if let Some((name, first)) = fused {
@@ -251,7 +277,12 @@ pub(crate) fn gguf_of(config: &DecoderConfig, weights: &Weights, dtype: TensorTy
             NormPlacement::Output | NormPlacement::InputAndOutput => true,
             NormPlacement::InputAndOutputOfGlm => false,
         };
-        let name = gguf_name(&spec.name, post_norms);
+        let name = match gguf_name(&spec.name, post_norms) {
+            name if config.convolution_taps.is_some() && name == "output_norm.weight" => {
+                "token_embd_norm.weight".to_owned()
+            }
+            name => name,
+        };
         if spec.name.contains(".mlp.experts.") {
             // Experts are stacked along a new first dimension, in ascending order.
             let Some(stacked) = file.tensors.iter_mut().find(|tensor| tensor.0 == name) else {

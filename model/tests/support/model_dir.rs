@@ -37,6 +37,11 @@ pub(crate) fn config_json(architecture: &str) -> Value {
         config["num_hidden_layers"] = 4.into();
         config["sliding_window"] = 16.into();
     }
+    if architecture.starts_with("lfm2") {
+        config["layer_types"] = json!(["conv", "full_attention"]);
+        config["block_auto_adjust_ff_dim"] = false.into();
+        config["norm_eps"] = 1e-5.into();
+    }
     if architecture == "ernie4_5" {
         config["use_bias"] = true.into();
     }
@@ -50,11 +55,15 @@ pub(crate) fn config_json(architecture: &str) -> Value {
         config["layer_types"] = json!(["sliding_attention", "full_attention"]);
         config["tie_word_embeddings"] = true.into();
     }
-    if let "mixtral" | "qwen2_moe" | "qwen3_moe" | "gpt_oss" = architecture {
-        let qwen = architecture.starts_with("qwen");
-        let count = if qwen { "num_experts" } else { "num_local_experts" };
+    if let "mixtral" | "qwen2_moe" | "qwen3_moe" | "gpt_oss" | "lfm2_moe" = architecture {
+        let local = ["mixtral", "gpt_oss"].contains(&architecture);
+        let count = if local { "num_local_experts" } else { "num_experts" };
         config[count] = 4.into();
         config["num_experts_per_tok"] = 2.into();
+    }
+    if architecture == "lfm2_moe" {
+        config["moe_intermediate_size"] = 256.into();
+        config["num_dense_layers"] = 1.into();
     }
     if let "qwen2_moe" | "qwen3_moe" = architecture {
         config["moe_intermediate_size"] = 256.into();

@@ -293,7 +293,9 @@ impl Split {
         let split = match pre {
             // Files that were converted before the key existed lack it.
             None | Some("default" | "gpt-2" | "gpt2" | "phi-2" | "olmo") => Self::default(),
-            Some("llama-bpe" | "llama3" | "llama-v3" | "falcon3" | "dbrx" | "smaug-bpe") => Self {
+            Some(
+                "llama-bpe" | "llama3" | "llama-v3" | "falcon3" | "lfm2" | "dbrx" | "smaug-bpe",
+            ) => Self {
                 pattern: Some(LLAMA3),
                 whole_words_first: true,
                 adds_bos: true,

@@ -8,7 +8,7 @@ use super::{
     AttentionScale, Bias, Defaults, Description, Gate, Gguf, Pattern, Rotation, Softcaps, Windows,
 };
 use crate::config::{NormPlacement, QkNorm};
-use mixtures::{GPT_OSS, MIXTRAL, QWEN2_MOE, QWEN3_MOE};
+use mixtures::{GPT_OSS, LFM2_MOE, MIXTRAL, QWEN2_MOE, QWEN3_MOE};
 
 const LLAMA: Description = Description {
     architecture: Llama,
@@ -54,6 +54,7 @@ const LLAMA: Description = Description {
     windows: Windows::Nowhere,
     windows_need_flag: false,
     experts: None,
+    convolutions: false,
     gguf: Gguf {
         name: Some("llama"),
         adjacent: true,
@@ -260,6 +261,30 @@ const ERNIE45: Description = Description {
     ..LLAMA
 };
 
+const LFM2: Description = Description {
+    architecture: Lfm2,
+    model_types: &["lfm2"],
+    classes: &["Lfm2ForCausalLM"],
+    defaults: Defaults {
+        vocab_size: 65_536,
+        hidden_size: 2560,
+        intermediate_size: 12_288,
+        num_kv_heads: Some(8),
+        max_positions: 128_000,
+        rms_norm_eps: 1e-5,
+        tie_word_embeddings: true,
+        ..LLAMA.defaults
+    },
+    qkv_bias: Bias::Never,
+    output_bias: Bias::Never,
+    mlp_bias: Bias::Never,
+    qk_norm: Some(QkNorm::Head),
+    rotation: Rotation { theta: 1e6, ..LLAMA.rotation },
+    convolutions: true,
+    gguf: gguf("lfm2"),
+    ..LLAMA
+};
+
 const GEMMA3: Description = Description {
     architecture: Gemma3,
     model_types: &["gemma3_text", "gemma3"],
@@ -309,7 +334,7 @@ const GEMMA2: Description = Description {
 };
 
 /// One row per architecture, in the order of [`Architecture`](super::Architecture).
-pub(super) static TABLE: [Description; 17] = [
-    LLAMA, MISTRAL, QWEN2, QWEN3, GRANITE, OLMO2, OLMO3, SMOLLM3, PHI3, GLM4, ERNIE45, GEMMA2,
-    GEMMA3, MIXTRAL, QWEN2_MOE, QWEN3_MOE, GPT_OSS,
+pub(super) static TABLE: [Description; 19] = [
+    LLAMA, MISTRAL, QWEN2, QWEN3, GRANITE, OLMO2, OLMO3, SMOLLM3, PHI3, GLM4, ERNIE45, LFM2,
+    LFM2_MOE, GEMMA2, GEMMA3, MIXTRAL, QWEN2_MOE, QWEN3_MOE, GPT_OSS,
 ];

@@ -1,9 +1,12 @@
 //! Parses the mixture of experts of a GGUF file.
 
-use super::super::architecture::Description;
-use super::super::{ExpertsConfig, LayerConfig};
+use super::super::architecture::{Description, Scores};
+use super::super::{ExpertScores, ExpertsConfig, LayerConfig};
 use super::Metadata;
 use crate::error::ModelError;
+
+/// llama.cpp's number of the sigmoid as the function that makes weights of scores.
+const SIGMOID: u64 = 2;
 
 impl Metadata<'_> {
     /// The mixture of experts, if the file has one. Sets [`LayerConfig::experts`] of the layers
@@ -47,10 +50,22 @@ impl Metadata<'_> {
                 self.invalid("expert_weights_norm", "true or false", value.shown())
             })?,
         };
+        let scores = match row.experts.map(|experts| experts.scores) {
+            Some(Scores::Sigmoid) => {
+                let key = "expert_gating_func";
+                if let Some(got) = self.value(key).filter(|value| value.as_u64() != Some(SIGMOID)) {
+                    return Err(self.unsupported(key, "2 (sigmoid)", got.shown()));
+                }
+                let has_bias = |name: &String| name.ends_with(".exp_probs_b.bias");
+                ExpertScores::Sigmoid { bias: self.header.tensors.keys().any(has_bias) }
+            }
+            Some(Scores::Softmax) | None => ExpertScores::Softmax,
+        };
         Ok(Some(ExpertsConfig {
             count: self.required_size("expert_count")?,
             per_token,
             width,
+            scores,
             normalized,
             router_bias: row.experts.is_some_and(|experts| experts.router_bias),
             shared_width,

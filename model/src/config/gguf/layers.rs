@@ -33,7 +33,8 @@ impl Metadata<'_> {
             Some(value) if value.as_u64() == Some(0) => None,
             Some(_) => self.size(key)?,
         };
-        let full = LayerConfig { rope: Some(0), sliding_window: None, experts: false };
+        let full =
+            LayerConfig { convolution: false, rope: Some(0), sliding_window: None, experts: false };
         let Some(window) = window else {
             let mark = self.value("rope.scaling.finetuned").and_then(Value::as_bool);
             let rotated = mark != Some(false) || !row.gguf.marks_unrotated;

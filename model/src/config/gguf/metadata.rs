@@ -93,22 +93,22 @@ impl Metadata<'_> {
     }
 
     /// Returns an error for an option that is not implemented and would change the output.
-    /// `multipliers` tells whether the architecture has factors of embeddings and residuals.
-    pub(super) fn refuse_options(&self, multipliers: bool) -> Result<(), ModelError> {
-        for key in [
-            "expert_group_count",
-            "expert_weights_scale",
-            "leading_dense_block_count",
-            "rope.scaling.yarn_log_multiplier",
-        ] {
+    pub(super) fn refuse_options(&self, row: &Description) -> Result<(), ModelError> {
+        for key in
+            ["expert_group_count", "expert_weights_scale", "rope.scaling.yarn_log_multiplier"]
+        {
             self.only(key, 0.0)?;
+        }
+        // Which layers have experts follows from their tensors.
+        if row.experts.is_none_or(|experts| experts.dense_layers.is_none()) {
+            self.only("leading_dense_block_count", 0.0)?;
         }
         if let Some(causal) = self.value("attention.causal")
             && causal.as_bool() != Some(true)
         {
             return Err(self.unsupported("attention.causal", "true", causal.shown()));
         }
-        if !multipliers {
+        if !row.multipliers {
             for key in ["attention.scale", "embedding_scale", "residual_scale", "logit_scale"] {
                 self.only(key, 0.0)?;
             }

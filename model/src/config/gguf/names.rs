@@ -8,7 +8,8 @@ use super::super::Architecture;
 pub(crate) fn tensor_name(architecture: Architecture, name: &str) -> Option<String> {
     match name {
         "token_embd.weight" => return Some("model.embed_tokens.weight".into()),
-        "output_norm.weight" => return Some("model.norm.weight".into()),
+        // LFM2 has the second name.
+        "output_norm.weight" | "token_embd_norm.weight" => return Some("model.norm.weight".into()),
         "output.weight" => return Some("lm_head.weight".into()),
         _ => {}
     }
@@ -23,9 +24,13 @@ pub(crate) fn tensor_name(architecture: Architecture, name: &str) -> Option<Stri
         "attn_v" => "self_attn.v_proj",
         "attn_qkv" => "self_attn.qkv_proj",
         "attn_output" => "self_attn.o_proj",
+        "shortconv.in_proj" => "conv.in_proj",
+        "shortconv.conv" => "conv.conv",
+        "shortconv.out_proj" => "conv.out_proj",
         "attn_q_norm" => "self_attn.q_norm",
         "attn_k_norm" => "self_attn.k_norm",
         "ffn_norm" => norms.mlp_input?,
+        "exp_probs_b" => return Some(format!("model.layers.{layer}.mlp.expert_bias")),
         "attn_sinks" => return Some(format!("model.layers.{layer}.self_attn.sinks")),
         // Without norms of outputs, it is that of the MLP (gpt-oss).
         "post_attention_norm" => norms.attention_output.or(norms.mlp_input)?,

@@ -1,8 +1,8 @@
 //! Parses the mixture of experts of a `config.json`.
 
-use super::super::architecture::{Description, ExpertsDefaults};
+use super::super::architecture::{Description, ExpertsDefaults, Scores};
 use super::super::keys::Keys;
-use super::super::{ExpertsConfig, LayerConfig};
+use super::super::{ExpertScores, ExpertsConfig, LayerConfig};
 use crate::error::ModelError;
 
 /// The mixture of experts, if the architecture has one. Sets [`LayerConfig::experts`] of the layers
@@ -34,10 +34,21 @@ pub(super) fn parse(
         Some(default) => keys.flag("norm_topk_prob")?.unwrap_or(default),
         None => true,
     };
+    let factor = "routed_scaling_factor";
+    let scores = match defaults.scores {
+        Scores::Softmax => ExpertScores::Softmax,
+        Scores::Sigmoid if keys.number(factor)?.unwrap_or(1.0) != 1.0 => {
+            return Err(keys.unsupported(factor, "1"));
+        }
+        Scores::Sigmoid => {
+            ExpertScores::Sigmoid { bias: keys.flag("use_expert_bias")?.unwrap_or(true) }
+        }
+    };
     Ok(Some(ExpertsConfig {
         count,
         per_token: keys.size("num_experts_per_tok")?.unwrap_or(defaults.per_token),
         width: keys.size(key)?.unwrap_or(width),
+        scores,
         normalized,
         router_bias: defaults.router_bias,
         shared_width,
@@ -51,6 +62,11 @@ fn mark_layers(
     count: usize,
     layers: &mut [LayerConfig],
 ) -> Result<(), ModelError> {
+    if let Some(dense) = defaults.dense_layers {
+        let dense = keys.count("num_dense_layers")?.unwrap_or(dense);
+        layers.iter_mut().skip(dense).for_each(|layer| layer.experts = count > 0);
+        return Ok(());
+    }
     let (step, dense) = match defaults.width {
         Some(_) => (
             keys.size("decoder_sparse_step")?.unwrap_or(1),

@@ -34,6 +34,7 @@ pub(super) fn parse(
         },
     };
     let layer = |(is_sliding, rotated): (bool, bool)| LayerConfig {
+        convolution: false,
         rope: rotated.then_some(if is_sliding { local } else { 0 }),
         sliding_window: window.filter(|_| is_sliding),
         experts: false,

@@ -1,8 +1,7 @@
 use serde_json::{Value, json};
 
 use super::*;
-use crate::config::{ExpertsConfig, Rope, RopeScaling};
-use crate::config::{NormPlacement, QkNorm};
+use crate::config::{ExpertScores, ExpertsConfig, NormPlacement, QkNorm, Rope, RopeScaling};
 
 fn read(value: Value) -> Result<ParsedConfig, ModelError> {
     parse("config.json", &value)
@@ -132,7 +131,16 @@ fn experts_follow_the_configuration() {
     let all = vec![0, 1, 2, 3, 4, 5];
     let of = |count, per_token, width, normalized, shared_width| {
         let router_bias = false;
-        Some(ExpertsConfig { count, per_token, width, normalized, router_bias, shared_width })
+        let scores = ExpertScores::Softmax;
+        Some(ExpertsConfig {
+            count,
+            per_token,
+            width,
+            scores,
+            normalized,
+            router_bias,
+            shared_width,
+        })
     };
     assert_eq!(experts("mixtral", json!({})), (of(8, 2, 14_336, true, None), all.clone()));
     let qwen2 = of(60, 4, 1408, false, Some(5632));
@@ -157,6 +165,61 @@ fn experts_follow_the_configuration() {
     refused(json!({ "num_experts_per_tok": 129 }), ["`num_experts_per_tok`", "1 to 128"]);
     refused(json!({ "num_experts_per_tok": 0 }), ["`num_experts_per_tok`", "got 0"]);
     refused(json!({ "mlp_only_layers": [-1] }), ["`mlp_only_layers`", "[-1]"]);
+}
+
+/// Goal: the layers with a convolution, the number of taps, the width of the MLP and the other keys
+/// that only LFM2 has are those of transformers; what is not implemented is refused.
+#[test]
+fn convolutions_follow_the_configuration() {
+    let lfm2 = |extra: Value| {
+        let config = decoder(with(json!({ "model_type": "lfm2", "num_hidden_layers": 4 }), &extra));
+        let layers = config.layers.iter().enumerate().filter(|(_, layer)| layer.convolution);
+        let layers: Vec<_> = layers.map(|(index, _)| index).collect();
+        (layers, config.convolution_taps, config.intermediate_size)
+    };
+    // 12,288 * 2 / 3 is a multiple of 256.
+    assert_eq!(lfm2(json!({})), (vec![], None, 8192));
+    let of_350m = json!({ "full_attn_idxs": [2], "block_ff_dim": 6656, "conv_L_cache": 4 });
+    assert_eq!(lfm2(of_350m), (vec![0, 1, 3], Some(4), 4608));
+    let listed = json!({
+        "layer_types": ["full_attention", "conv", "conv", "full_attention"],
+        "full_attn_idxs": [2], "intermediate_size": 100, "block_ffn_dim_multiplier": 1.5,
+        "block_multiple_of": 8,
+    });
+    assert_eq!(lfm2(listed), (vec![1, 2], Some(3), 104));
+    let plain = json!({ "intermediate_size": 100, "block_auto_adjust_ff_dim": false });
+    assert_eq!(lfm2(plain).2, 100);
+    let unrounded = json!({ "intermediate_size": 100, "block_ffn_dim_multiplier": null });
+    assert_eq!(lfm2(unrounded).2, 66);
+    let huge = json!({ "block_ffn_dim_multiplier": 1e30, "block_multiple_of": 1 << 30 });
+    assert_eq!(lfm2(huge).2, 1 << 30);
+    let tied = |key: &str, value: bool| {
+        decoder(json!({ "model_type": "lfm2", key: value })).tie_word_embeddings
+    };
+    assert_eq!(["tie_embedding", "tie_word_embeddings"].map(|key| tied(key, false)), [false; 2]);
+    assert!(tied("tie_embedding", true));
+    let moe = decoder(json!({ "model_type": "lfm2_moe", "num_dense_layers": 30 }));
+    assert_eq!(
+        (moe.intermediate_size, moe.layers[29].experts, moe.layers[30].experts),
+        (7168, false, true)
+    );
+    let bias = |extra: Value| {
+        let config = decoder(with(json!({ "model_type": "lfm2_moe" }), &extra));
+        config.experts.expect("experts").scores
+    };
+    assert_eq!(bias(json!({})), ExpertScores::Sigmoid { bias: true });
+    let without = json!({ "use_expert_bias": false });
+    assert_eq!(bias(without), ExpertScores::Sigmoid { bias: false });
+    for (model_type, key, value) in [
+        ("lfm2", "conv_bias", json!(true)),
+        ("lfm2", "layer_types", json!(["conv"])),
+        ("lfm2_moe", "routed_scaling_factor", json!(2.5)),
+    ] {
+        let error = read(json!({ "model_type": model_type, key: value })).unwrap_err();
+        assert!(error.to_string().contains(key), "{error}");
+    }
+    let one_tap = json!({ "model_type": "lfm2", "full_attn_idxs": [], "conv_L_cache": 1 });
+    assert!(read(one_tap).unwrap_err().to_string().contains("2 to 64"));
 }
 
 /// Goal: `use_sliding_window`, `max_window_layers`, `layer_types` and Gemma's pattern determine

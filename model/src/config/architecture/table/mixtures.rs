@@ -2,9 +2,9 @@
 
 use super::super::Architecture::*;
 use super::super::{
-    Bias, Defaults, Description, ExpertsDefaults, Gate, Pattern, Rotation, Windows,
+    Bias, Defaults, Description, ExpertsDefaults, Gate, Pattern, Rotation, Scores, Windows,
 };
-use super::{LLAMA, MISTRAL, QWEN2, QWEN3, gguf};
+use super::{LFM2, LLAMA, MISTRAL, QWEN2, QWEN3, gguf};
 use crate::config::RopeScaling;
 
 /// The scaling of gpt-oss.
@@ -25,6 +25,8 @@ const MIXTRAL_EXPERTS: ExpertsDefaults = ExpertsDefaults {
     shared_width: None,
     normalized: None,
     router_bias: false,
+    scores: Scores::Softmax,
+    dense_layers: None,
 };
 
 pub(super) const MIXTRAL: Description = Description {
@@ -120,4 +122,22 @@ pub(super) const GPT_OSS: Description = Description {
     }),
     gguf: gguf("gpt-oss"),
     ..LLAMA
+};
+
+pub(super) const LFM2_MOE: Description = Description {
+    architecture: Lfm2Moe,
+    model_types: &["lfm2_moe"],
+    classes: &["Lfm2MoeForCausalLM"],
+    defaults: Defaults { hidden_size: 2048, intermediate_size: 7168, ..LFM2.defaults },
+    experts: Some(ExpertsDefaults {
+        count: 32,
+        per_token: 4,
+        width: Some(1792),
+        normalized: Some(true),
+        scores: Scores::Sigmoid,
+        dense_layers: Some(2),
+        ..MIXTRAL_EXPERTS
+    }),
+    gguf: gguf("lfm2moe"),
+    ..LFM2
 };

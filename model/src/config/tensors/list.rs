@@ -1,0 +1,91 @@
+//! Lists the tensors of each part of a decoder, in the order of the forward pass. Each part is taken
+//! apart field by field, so that a tensor that is added does not compile until it is listed.
+
+use super::{
+    AttentionWeights, ConvolutionWeights, ExpertsWeights, FeedForwardWeights, LayerWeights,
+    LinearWeights, MixerWeights, MlpWeights, SharedExpertWeights, StackedWeights, TensorSpec,
+};
+
+impl LinearWeights {
+    pub(super) fn list(self, list: &mut Vec<TensorSpec>) {
+        let Self { weight, bias } = self;
+        list.push(weight);
+        list.extend(bias);
+    }
+}
+
+impl<const N: usize> StackedWeights<N> {
+    pub(super) fn matrices(self) -> (String, Vec<TensorSpec>) {
+        (self.name, self.parts.into_iter().map(|part| part.weight).collect())
+    }
+
+    pub(super) fn list(self, list: &mut Vec<TensorSpec>) {
+        let Self { name: _, parts } = self;
+        parts.into_iter().for_each(|part| part.list(list));
+    }
+}
+
+impl MlpWeights {
+    pub(super) fn list(self, list: &mut Vec<TensorSpec>) {
+        let Self { gate_up, down } = self;
+        gate_up.list(list);
+        down.list(list);
+    }
+}
+
+impl ExpertsWeights {
+    pub(super) fn list(self, list: &mut Vec<TensorSpec>) {
+        let Self { config: _, router, bias, experts, shared } = self;
+        router.list(list);
+        list.extend(bias);
+        experts.into_iter().for_each(|expert| expert.list(list));
+        if let Some(SharedExpertWeights { mlp, gate }) = shared {
+            mlp.list(list);
+            gate.list(list);
+        }
+    }
+}
+
+impl AttentionWeights {
+    pub(super) fn list(self, list: &mut Vec<TensorSpec>) {
+        let Self { qkv, qk_norms, sinks, output } = self;
+        qkv.list(list);
+        list.extend(qk_norms.into_iter().flatten());
+        list.extend(sinks);
+        output.list(list);
+    }
+}
+
+impl ConvolutionWeights {
+    pub(super) fn list(self, list: &mut Vec<TensorSpec>) {
+        let Self { inputs, taps, output } = self;
+        inputs.list(list);
+        list.push(taps);
+        output.list(list);
+    }
+}
+
+impl LayerWeights {
+    pub(super) fn list(self, list: &mut Vec<TensorSpec>) {
+        let Self {
+            attention_input_norm,
+            mixer,
+            attention_output_norm,
+            mlp_input_norm,
+            mlp,
+            mlp_output_norm,
+        } = self;
+        list.extend(attention_input_norm);
+        match mixer {
+            MixerWeights::Attention(attention) => attention.list(list),
+            MixerWeights::Convolution(convolution) => convolution.list(list),
+        }
+        list.extend(attention_output_norm);
+        list.extend(mlp_input_norm);
+        match mlp {
+            FeedForwardWeights::Dense(mlp) => mlp.list(list),
+            FeedForwardWeights::Experts(experts) => experts.list(list),
+        }
+        list.extend(mlp_output_norm);
+    }
+}
