@@ -8,7 +8,7 @@
 use candle_core::{DType, Device, Result, Tensor};
 use stolon_backend::{StepBatch, StepOutput};
 use stolon_model::config::DecoderWeights;
-use stolon_model::{DecoderConfig, ExpertsConfig, LayerConfig};
+use stolon_model::{DecoderConfig, ExpertsConfig, LayerConfig, QueryScaling};
 
 use crate::OpenError;
 use crate::attention::{Attention, AttentionArgs, Padding, Prepared};
@@ -105,6 +105,7 @@ impl Decoder {
     pub(crate) fn compute(&self, inputs: &StepInputs, kv: &mut KvStore) -> Result<Computed> {
         let rotations = inputs.rotations.iter().map(|table| table.at(&inputs.positions));
         let rotations = rotations.collect::<Result<Vec<_>>>()?;
+        let query_factors = self.query_factors(&inputs.positions)?;
         let mut attention = &inputs.attention;
         let mut x = self.embed(&inputs.tokens)?;
         for (index, layer) in self.layers.iter().enumerate() {
@@ -112,6 +113,9 @@ impl Decoder {
             let layer_config = &config.layers[index];
             let rotation = layer_config.rope.map(|rope| &rotations[rope]);
             let Projected { queries: mut q, keys, values } = layer.project(config, &x, rotation)?;
+            if let Some(factors) = &query_factors {
+                q = q.broadcast_mul(factors)?;
+            }
             let dtype = kv.shape().dtype;
             let plane = kv.layer(index);
             write(inputs, &plane.keys, keys, dtype)?;
@@ -132,6 +136,17 @@ impl Decoder {
             Some(outputs) => self.output(&x, outputs),
             None => Ok(Computed::default()),
         }
+    }
+
+    /// The factors of the queries at `positions`, `[rows, 1, 1]`, if they have any.
+    fn query_factors(&self, positions: &Tensor) -> Result<Option<Tensor>> {
+        let Some(QueryScaling { beta, step }) = self.config.query_scaling else { return Ok(None) };
+        let positions = positions.to_dtype(DType::F32)?;
+        // A quotient, because a product with the reciprocal may be just below a whole number.
+        let step = Tensor::full(step as f32, positions.shape(), positions.device())?;
+        let steps = positions.div(&step)?.floor()?;
+        let factors = steps.affine(1.0, 1.0)?.log()?.affine(f64::from(beta), 1.0)?;
+        Ok(Some(factors.reshape(((), 1, 1))?))
     }
 
     /// The embeddings of `tokens`, `[tokens, hidden_size]` in f32.
@@ -219,6 +234,8 @@ fn use_every_field(config: &DecoderConfig) {
         rotary_dim: _,
         max_positions: _,
         ropes: _,
+        // `Decoder::compute`
+        query_scaling: _,
         // `Decoder::attend`
         attention_scale: _,
         attention_softcap: _,

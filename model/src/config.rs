@@ -68,6 +68,24 @@ pub enum QkNorm {
     Position,
 }
 
+/// A factor of queries that grows with the position, so that attention stays as selective in long
+/// contexts (Ministral 3, as in Llama 4): `1 + beta * ln(1 + floor(position / step))`.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct QueryScaling {
+    /// How fast the factor grows, above 0.
+    pub beta: f32,
+    /// Number of positions with the same factor: the context of the original training.
+    pub step: usize,
+}
+
+impl QueryScaling {
+    /// The factor of the queries at `position`. It is 1 at all positions below `step`.
+    #[must_use]
+    pub fn factor(self, position: usize) -> f32 {
+        1.0 + self.beta * ((1 + position / self.step) as f32).ln()
+    }
+}
+
 /// The properties in which layers may differ from each other.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LayerConfig {
@@ -142,6 +160,9 @@ pub struct DecoderConfig {
     pub logit_scale: Option<f32>,
     /// Factor of the attention scores before the softmax, above 0.
     pub attention_scale: f32,
+    /// The factor of queries that depends on the position; `None` for 1. Not with
+    /// [`QkNorm::Position`].
+    pub query_scaling: Option<QueryScaling>,
     /// Attention scores, after the multiplication by `attention_scale`, are bounded by soft-capping
     /// (`cap * tanh(score / cap)`) with this cap, above 0. `None` for no soft-capping.
     pub attention_softcap: Option<f32>,
@@ -244,6 +265,7 @@ impl DecoderConfig {
         let floats = [
             ("rms_norm_eps", self.rms_norm_eps),
             ("attention_scale", self.attention_scale),
+            ("llama_4_scaling_beta", self.query_scaling.map_or(1.0, |scaling| scaling.beta)),
             ("embedding_scale", self.embedding_scale.unwrap_or(1.0)),
             ("residual_scale", self.residual_scale.unwrap_or(1.0)),
             ("swiglu_alpha", alpha),
@@ -252,6 +274,12 @@ impl DecoderConfig {
             ("attn_logit_softcapping", self.attention_softcap.unwrap_or(1.0)),
             ("final_logit_softcapping", self.logit_softcap.unwrap_or(1.0)),
         ];
+        if let Some(scaling) = self.query_scaling
+            && (scaling.step == 0 || self.qk_norm == Some(QkNorm::Position))
+        {
+            let expected = "a context of at least 1, and no norm over all heads";
+            return Err(ModelError::key(file, "llama_4_scaling_beta", expected, scaling.beta));
+        }
         match floats.into_iter().find(|(_, number)| !number.is_finite() || *number <= 0.0) {
             Some((key, number)) => {
                 Err(ModelError::key(file, key, "a finite number above 0", number))

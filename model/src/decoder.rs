@@ -330,6 +330,7 @@ fn use_every_field(config: &DecoderConfig) {
         // `Decoder::embed`
         embedding_scale: _,
         // `passes::Norm`, `passes::Heads` and `passes::Residual`
+        query_scaling: _,
         rms_norm_eps: _,
         norm_offset: _,
         qk_norm: _,

@@ -33,7 +33,8 @@ pub mod weights;
 mod workers;
 
 pub use config::{
-    Activation, Architecture, DecoderConfig, ExpertsConfig, LayerConfig, Rope, RopeScaling,
+    Activation, Architecture, DecoderConfig, ExpertsConfig, LayerConfig, QueryScaling, Rope,
+    RopeScaling,
 };
 pub use cpu::{CpuBackend, CpuOptions};
 pub use decoder::{Stage, StageTimes};

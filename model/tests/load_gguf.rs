@@ -55,6 +55,7 @@ fn every_type_is_loaded_byte_for_byte() {
     let cases = [
         config_json("llama"),
         biased,
+        config_json("ministral3"),
         config_json("qwen2"),
         config_json("qwen3"),
         config_json("granite"),

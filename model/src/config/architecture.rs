@@ -12,12 +12,16 @@ pub enum Architecture {
     Llama,
     /// Mistral, with or without a sliding window.
     Mistral,
+    /// Ministral 3: queries have a factor that grows with the position.
+    Ministral3,
     /// Qwen2 and Qwen2.5: the projections of q, k and v have biases.
     Qwen2,
     /// Qwen3: q and k of each head are normalized.
     Qwen3,
     /// Granite 3: factors of the embeddings, the residuals and the logits.
     Granite,
+    /// Granite 4 without Mamba layers and experts: Granite 3 with other names.
+    GraniteHybrid,
     /// OLMo 2: norms of the outputs of attention and MLP only, and of all heads of q and k
     /// together.
     Olmo2,
@@ -60,7 +64,7 @@ pub(crate) struct Description {
     /// The names of the class in `architectures` of `config.json` for each of these types.
     pub(super) classes: &'static [&'static str],
     /// The value of `model_type` of multimodal models, in which the decoder's keys are in the object
-    /// `text_config`.
+    /// `text_config`. If it is that of several architectures, the object says which one it is.
     pub(super) multimodal: Option<&'static str>,
     pub(super) defaults: Defaults,
     /// Biases of the projections to queries, keys and values.
@@ -76,6 +80,8 @@ pub(crate) struct Description {
     pub(super) gate: Gate,
     pub(super) attention_sinks: bool,
     pub(super) attention_scale: AttentionScale,
+    /// The default of the factor of queries that grows with the position; `None` if there is none.
+    pub(super) query_scaling: Option<f32>,
     /// Whether scores and logits are soft-capped, and with which caps if the keys are missing.
     pub(super) softcaps: Option<Softcaps>,
     /// Whether embeddings are multiplied by the square root of `hidden_size`.
@@ -87,6 +93,8 @@ pub(crate) struct Description {
     /// Whether windows are used only with `use_sliding_window`.
     pub(super) windows_need_flag: bool,
     pub(super) experts: Option<ExpertsDefaults>,
+    /// Whether files have the keys of Granite 4, which may have Mamba layers and experts.
+    pub(super) mamba: bool,
     /// Whether layers may have a convolution in place of attention (LFM2).
     pub(super) convolutions: bool,
     pub(crate) gguf: Gguf,
@@ -171,6 +179,18 @@ pub(crate) struct Rotation {
     pub(super) original_context: Option<usize>,
     /// The scaling if the key `rope_parameters` is missing.
     pub(super) scaling: Option<&'static RopeScaling>,
+}
+
+impl Rotation {
+    /// The context of the original training, if the default scaling names it.
+    pub(crate) fn original(&self) -> Option<usize> {
+        match self.scaling {
+            Some(RopeScaling::Yarn { original_max_position_embeddings, .. }) => {
+                Some(*original_max_position_embeddings)
+            }
+            _ => None,
+        }
+    }
 }
 
 /// Which layers have a sliding window.
@@ -273,6 +293,12 @@ impl Architecture {
     /// The architecture with this `general.architecture`.
     pub(super) fn from_gguf(name: &str) -> Option<Self> {
         Self::find(|row| row.gguf.name == Some(name))
+    }
+
+    /// The architecture of the text model in a multimodal model with these types.
+    pub(super) fn in_multimodal(model_type: &str, text: &str) -> Option<Self> {
+        Self::from_model_type(text)
+            .filter(|architecture| architecture.description().multimodal == Some(model_type))
     }
 
     fn find(matches: impl Fn(&Description) -> bool) -> Option<Self> {

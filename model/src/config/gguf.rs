@@ -107,6 +107,7 @@ pub(crate) fn parse(
         residual_scale: scale("residual_scale")?,
         logit_scale: scale("logit_scale")?.map(|divisor| 1.0 / divisor),
         attention_scale: keys.factor("attention.scale")?.unwrap_or(1.0 / score_dim.sqrt()),
+        query_scaling: keys.query_scaling(row)?,
         attention_softcap: keys.softcap(row, "attn_logit_softcapping", |caps| caps.attention)?,
         logit_softcap: keys.softcap(row, "final_logit_softcapping", |caps| caps.logits)?,
         ropes,

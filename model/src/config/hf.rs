@@ -6,6 +6,7 @@
 mod convolutions;
 mod experts;
 mod layers;
+mod mamba;
 mod rope;
 
 use serde_json::Value;
@@ -14,7 +15,7 @@ use stolon_kernels::TensorType;
 use super::architecture::{AttentionScale, Bias, Description, Gate};
 use super::keys::Keys;
 use super::quantization::{self, Quantization};
-use super::{Activation, Architecture, DecoderConfig};
+use super::{Activation, Architecture, DecoderConfig, QueryScaling};
 use crate::error::{ModelError, quoted};
 
 /// The content of `config.json`: the decoder's configuration and the special token ids.
@@ -75,8 +76,13 @@ fn ids(objects: &[&Keys<'_>], key: &str) -> Result<Option<Vec<u32>>, ModelError>
 fn architecture(root: &Keys<'_>) -> Result<Architecture, ModelError> {
     let class = root.texts("architectures")?.and_then(|list| list.first().copied());
     let model_type = root.text("model_type")?;
+    let text_type = match root.object("text_config")? {
+        Some(text) => text.text("model_type")?,
+        None => None,
+    };
     let known = match (model_type, class) {
-        (Some(name), _) => Architecture::from_model_type(name),
+        (Some(name), _) => Architecture::from_model_type(name)
+            .or_else(|| Architecture::in_multimodal(name, text_type?)),
         (None, Some(class)) => Architecture::from_class(class),
         (None, None) => None,
     };
@@ -114,6 +120,7 @@ fn decoder(
     let mut layers = layers::parse(row, keys, ropes.local)?;
     let experts = experts::parse(row, keys, &mut layers)?;
     let convolution_taps = convolutions::parse(row, keys, &mut layers)?;
+    mamba::parse(row, keys, &mut layers)?;
     let eps_key = if row.convolutions { "norm_eps" } else { "rms_norm_eps" };
     Ok(DecoderConfig {
         architecture: row.architecture,
@@ -144,6 +151,7 @@ fn decoder(
         residual_scale: multiplier(keys, "residual_multiplier")?,
         logit_scale: multiplier(keys, "logits_scaling")?.map(|divisor| 1.0 / divisor),
         attention_scale: row.attention_scale.of(keys, head_dim)? as f32,
+        query_scaling: query_scaling(row, keys)?,
         attention_softcap: softcap(
             keys,
             "attn_logit_softcapping",
@@ -193,6 +201,19 @@ fn refuse_options(row: &Description, keys: &Keys<'_>) -> Result<(), ModelError> 
         }
     }
     Ok(())
+}
+
+/// The factor of queries that grows with the position.
+fn query_scaling(row: &Description, keys: &Keys<'_>) -> Result<Option<QueryScaling>, ModelError> {
+    let Some(default) = row.query_scaling else { return Ok(None) };
+    let Some(rope) = keys.object("rope_parameters")? else {
+        return Ok(row.rotation.original().map(|step| QueryScaling { beta: default, step }));
+    };
+    let Some(beta) = rope.positive_f32("llama_4_scaling_beta")? else { return Ok(None) };
+    match rope.size("original_max_position_embeddings")? {
+        Some(step) => Ok(Some(QueryScaling { beta, step })),
+        None => Err(rope.invalid("original_max_position_embeddings", "an integer")),
+    }
 }
 
 /// A factor; `None` if it is missing or 1.

@@ -103,10 +103,12 @@ impl Decoder {
             eps: config.rms_norm_eps,
             norm_offset: config.norm_offset,
             norm: config.qk_norm,
+            query_scaling: config.query_scaling,
             rope: config.layers[index].rope.map(|rope| &self.ropes[rope]),
             positions: &plan.positions,
         };
-        let epilogue_q = |sums: RowSums<'_>| heads.apply(&layer.q, layer.q_norm.as_deref(), sums);
+        let epilogue_q =
+            |sums: RowSums<'_>| heads.apply_to_queries(&layer.q, layer.q_norm.as_deref(), sums);
         let epilogue_k = |sums: RowSums<'_>| heads.apply(&layer.k, layer.k_norm.as_deref(), sums);
         let epilogue_v = |sums: RowSums<'_>| layer.v.add_bias(path, sums.feature, sums.first);
         let matrices = [[&layer.q.matrix], [&layer.k.matrix], [&layer.v.matrix]];

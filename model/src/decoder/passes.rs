@@ -12,7 +12,7 @@ use stolon_kernels::{
 use super::linear::Linear;
 use super::mlp::GatedMlp;
 use super::rope::RopeTable;
-use crate::config::{Activation, DecoderConfig, QkNorm};
+use crate::config::{Activation, DecoderConfig, QkNorm, QueryScaling};
 use crate::kv_store::KvStore;
 use crate::workers::Workers;
 
@@ -64,6 +64,8 @@ pub(super) struct Heads<'a> {
     pub(super) norm_offset: f32,
     /// What the norms are applied to.
     pub(super) norm: Option<QkNorm>,
+    /// The factor of queries that depends on the position.
+    pub(super) query_scaling: Option<QueryScaling>,
     /// `None` if heads are not rotated.
     pub(super) rope: Option<&'a RopeTable>,
     /// Position of each row.
@@ -83,6 +85,20 @@ impl Heads<'_> {
         let norm = norm.map(|weight| HeadNorm { weight, eps, offset });
         let rotation = self.rotation(self.positions[sums.row]);
         kernels::norm_and_rope(self.path, sums.first, self.head_dim, norm, rotation);
+    }
+
+    /// The epilogue of queries: [`Self::apply`], and the factor that depends on the position.
+    pub(super) fn apply_to_queries(
+        &self,
+        linear: &Linear,
+        norm: Option<&[f32]>,
+        sums: RowSums<'_>,
+    ) {
+        let RowSums { row, feature, first, second } = sums;
+        self.apply(linear, norm, RowSums { row, feature, first: &mut *first, second });
+        if let Some(scaling) = self.query_scaling {
+            kernels::scale(self.path, first, scaling.factor(self.positions[row] as usize));
+        }
     }
 
     /// Normalizes all heads of each position together and applies the rotary embedding. `x` is

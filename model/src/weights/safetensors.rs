@@ -197,8 +197,10 @@ pub(crate) fn check_index(weights: &Weights, index: &Value, dir: &Path) -> Resul
     Ok(())
 }
 
-/// What LFM2's names have in place of others.
-const OTHER_NAMES: [(&str, &str); 6] = [
+/// What the names of LFM2 and Granite 4 have in place of others.
+const OTHER_NAMES: [(&str, &str); 8] = [
+    (".shared_mlp.input_linear.", ".mlp.gate_up_proj."),
+    (".shared_mlp.output_linear.", ".mlp.down_proj."),
     (".embedding_norm.", ".norm."),
     (".operator_norm.", ".input_layernorm."),
     (".ffn_norm.", ".post_attention_layernorm."),

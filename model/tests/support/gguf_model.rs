@@ -103,6 +103,8 @@ fn metadata(config: &DecoderConfig, file: &mut GgufWriter) {
         Architecture::Qwen2Moe => "qwen2moe",
         Architecture::Qwen3Moe => "qwen3moe",
         Architecture::GptOss => "gpt-oss",
+        Architecture::GraniteHybrid => "granite",
+        Architecture::Ministral3 => "mistral3",
         Architecture::Lfm2Moe => "lfm2moe",
         other => other.name(),
     };
@@ -154,7 +156,8 @@ fn metadata(config: &DecoderConfig, file: &mut GgufWriter) {
     file.set(&format!("{prefix}.rope.freq_base"), Meta::F32(config.ropes[0].theta as f32));
     let epsilon = format!("{prefix}.attention.layer_norm_rms_epsilon");
     file.set(&epsilon, Meta::F32(config.rms_norm_eps));
-    let granite = config.architecture == Architecture::Granite;
+    let granite =
+        matches!(config.architecture, Architecture::Granite | Architecture::GraniteHybrid);
     for (key, number) in [
         ("attention.scale", granite.then_some(config.attention_scale)),
         ("embedding_scale", config.embedding_scale.filter(|_| granite)),
@@ -166,6 +169,10 @@ fn metadata(config: &DecoderConfig, file: &mut GgufWriter) {
         if let Some(number) = number {
             file.set(&format!("{prefix}.{key}"), Meta::F32(number));
         }
+    }
+    if let Some(scaling) = config.query_scaling {
+        file.set(&format!("{prefix}.attention.temperature_scale"), Meta::F32(scaling.beta));
+        file.set(&format!("{prefix}.rope.scaling.yarn_log_multiplier"), Meta::F32(1.0));
     }
     if let Some(window) = config.layers[0].sliding_window {
         file.set(&format!("{prefix}.attention.sliding_window"), Meta::U32(window as u32));
@@ -237,8 +244,10 @@ pub(crate) fn gguf_of(config: &DecoderConfig, weights: &Weights, dtype: TensorTy
         config.architecture,
         Architecture::Llama
             | Architecture::Mistral
+            | Architecture::Ministral3
             | Architecture::Mixtral
             | Architecture::Granite
+            | Architecture::GraniteHybrid
             | Architecture::SmolLm3
             | Architecture::Glm4
             | Architecture::Ernie45

@@ -24,11 +24,24 @@ pub(crate) fn config_json(architecture: &str) -> Value {
         "rms_norm_eps": 1e-5, "rope_theta": 50_000.0, "tie_word_embeddings": false,
         "torch_dtype": "float32", "bos_token_id": 1, "eos_token_id": 2,
     });
-    if architecture == "granite" {
+    if architecture == "granitemoehybrid" {
+        config["layer_types"] = json!(["attention", "attention"]);
+        config["num_local_experts"] = 0.into();
+        config["shared_intermediate_size"] = 256.into();
+        config["position_embedding_type"] = "rope".into();
+    }
+    if architecture.starts_with("granite") {
         config["attention_multiplier"] = 0.1.into();
         config["embedding_multiplier"] = 12.0.into();
         config["residual_multiplier"] = 0.22.into();
         config["logits_scaling"] = 8.0.into();
+    }
+    if architecture == "ministral3" {
+        config["rope_parameters"] = json!({
+            "rope_type": "yarn", "rope_theta": 50_000.0, "factor": 4.0, "mscale": 1.0,
+            "mscale_all_dim": 1.0, "original_max_position_embeddings": 8,
+            "llama_4_scaling_beta": 0.3,
+        });
     }
     if architecture == "smollm3" {
         config["num_hidden_layers"] = 5.into();

@@ -7,7 +7,7 @@ use super::Architecture::*;
 use super::{
     AttentionScale, Bias, Defaults, Description, Gate, Gguf, Pattern, Rotation, Softcaps, Windows,
 };
-use crate::config::{NormPlacement, QkNorm};
+use crate::config::{NormPlacement, QkNorm, RopeScaling};
 use mixtures::{GPT_OSS, LFM2_MOE, MIXTRAL, QWEN2_MOE, QWEN3_MOE};
 
 const LLAMA: Description = Description {
@@ -39,6 +39,7 @@ const LLAMA: Description = Description {
     gate: Gate::Silu,
     attention_sinks: false,
     attention_scale: AttentionScale::HeadDim,
+    query_scaling: None,
     softcaps: None,
     scaled_embedding: false,
     multipliers: false,
@@ -54,6 +55,7 @@ const LLAMA: Description = Description {
     windows: Windows::Nowhere,
     windows_need_flag: false,
     experts: None,
+    mamba: false,
     convolutions: false,
     gguf: Gguf {
         name: Some("llama"),
@@ -76,6 +78,7 @@ const MISTRAL: Description = Description {
     architecture: Mistral,
     model_types: &["mistral"],
     classes: &["MistralForCausalLM"],
+    multimodal: Some("mistral3"),
     defaults: Defaults {
         intermediate_size: 14_336,
         num_kv_heads: Some(8),
@@ -90,6 +93,35 @@ const MISTRAL: Description = Description {
     // GGUF files of Mistral and Mixtral have the name of Llama.
     gguf: NO_GGUF,
     ..LLAMA
+};
+
+/// The scaling of Ministral 3.
+static MINISTRAL3_SCALING: RopeScaling = RopeScaling::Yarn {
+    factor: 16.0,
+    beta_fast: 32.0,
+    beta_slow: 1.0,
+    truncate: true,
+    original_max_position_embeddings: 16_384,
+    attention_factor: 1.0,
+};
+
+const MINISTRAL3: Description = Description {
+    architecture: Ministral3,
+    model_types: &["ministral3"],
+    classes: &["Ministral3ForCausalLM"],
+    defaults: Defaults {
+        vocab_size: 131_072,
+        num_layers: 34,
+        head_dim: Some(128),
+        max_positions: 262_144,
+        rms_norm_eps: 1e-5,
+        sliding_window: None,
+        ..MISTRAL.defaults
+    },
+    query_scaling: Some(0.1),
+    rotation: Rotation { theta: 1e6, scaling: Some(&MINISTRAL3_SCALING), ..LLAMA.rotation },
+    gguf: Gguf { name: Some("mistral3"), ..LLAMA.gguf },
+    ..MISTRAL
 };
 
 const QWEN2: Description = Description {
@@ -135,6 +167,16 @@ const GRANITE: Description = Description {
     multipliers: true,
     gguf: Gguf { name: Some("granite"), marks_unrotated: true, ..LLAMA.gguf },
     ..LLAMA
+};
+
+const GRANITE_HYBRID: Description = Description {
+    architecture: GraniteHybrid,
+    model_types: &["granitemoehybrid"],
+    classes: &["GraniteMoeHybridForCausalLM"],
+    mamba: true,
+    // Without Mamba layers, GGUF files have the name of Granite 3.
+    gguf: NO_GGUF,
+    ..GRANITE
 };
 
 const OLMO2: Description = Description {
@@ -334,7 +376,26 @@ const GEMMA2: Description = Description {
 };
 
 /// One row per architecture, in the order of [`Architecture`](super::Architecture).
-pub(super) static TABLE: [Description; 19] = [
-    LLAMA, MISTRAL, QWEN2, QWEN3, GRANITE, OLMO2, OLMO3, SMOLLM3, PHI3, GLM4, ERNIE45, LFM2,
-    LFM2_MOE, GEMMA2, GEMMA3, MIXTRAL, QWEN2_MOE, QWEN3_MOE, GPT_OSS,
+pub(super) static TABLE: [Description; 21] = [
+    LLAMA,
+    MISTRAL,
+    MINISTRAL3,
+    QWEN2,
+    QWEN3,
+    GRANITE,
+    GRANITE_HYBRID,
+    OLMO2,
+    OLMO3,
+    SMOLLM3,
+    PHI3,
+    GLM4,
+    ERNIE45,
+    LFM2,
+    LFM2_MOE,
+    GEMMA2,
+    GEMMA3,
+    MIXTRAL,
+    QWEN2_MOE,
+    QWEN3_MOE,
+    GPT_OSS,
 ];

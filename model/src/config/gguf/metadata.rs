@@ -1,5 +1,6 @@
 //! Typed access to the metadata of a GGUF file.
 
+use super::super::QueryScaling;
 use super::super::architecture::{Description, Softcaps};
 use super::super::keys::SIZE_MAX;
 use crate::error::ModelError;
@@ -74,6 +75,19 @@ impl Metadata<'_> {
         }
     }
 
+    /// The factor of queries that grows with the position.
+    pub(super) fn query_scaling(
+        &self,
+        row: &Description,
+    ) -> Result<Option<QueryScaling>, ModelError> {
+        if row.query_scaling.is_none() {
+            return Ok(None);
+        }
+        let Some(beta) = self.factor("attention.temperature_scale")? else { return Ok(None) };
+        let step = self.required_size("rope.scaling.original_context_length")?;
+        Ok(Some(QueryScaling { beta, step }))
+    }
+
     /// A cap; `default` if the key is missing.
     pub(super) fn softcap(
         &self,
@@ -94,11 +108,12 @@ impl Metadata<'_> {
 
     /// Returns an error for an option that is not implemented and would change the output.
     pub(super) fn refuse_options(&self, row: &Description) -> Result<(), ModelError> {
-        for key in
-            ["expert_group_count", "expert_weights_scale", "rope.scaling.yarn_log_multiplier"]
-        {
+        for key in ["expert_group_count", "expert_weights_scale"] {
             self.only(key, 0.0)?;
         }
+        // With 1, the attention factor of YaRN is 1.
+        let multiplier = if row.query_scaling.is_some() { 1.0 } else { 0.0 };
+        self.only("rope.scaling.yarn_log_multiplier", multiplier)?;
         // Which layers have experts follows from their tensors.
         if row.experts.is_none_or(|experts| experts.dense_layers.is_none()) {
             self.only("leading_dense_block_count", 0.0)?;

@@ -83,9 +83,11 @@ impl Metadata<'_> {
             }
         };
         let float = |key, default| self.float(key).map(|value| value.unwrap_or(default));
-        let attention_factor = RopeScaling::yarn_attention_factor(factor)
-            * float("rope.scaling.attn_factor", 1.0)?
-            * float("rope.scaling.yarn_attn_factor", 1.0)?;
+        let scaled = self.value("rope.scaling.yarn_log_multiplier").is_none();
+        let attention_factor =
+            if scaled { RopeScaling::yarn_attention_factor(factor) } else { 1.0 }
+                * float("rope.scaling.attn_factor", 1.0)?
+                * float("rope.scaling.yarn_attn_factor", 1.0)?;
         let original = match self.size("rope.scaling.original_context_length")? {
             Some(original) => original,
             None => self.required_size("context_length")?,

@@ -3,6 +3,7 @@
 use super::super::LayerConfig;
 use super::super::architecture::Description;
 use super::super::keys::{Keys, SIZE_MAX};
+use super::mamba;
 use crate::error::ModelError;
 
 /// Number of taps of a convolution if the key is missing.
@@ -52,7 +53,8 @@ fn layers_of(keys: &Keys<'_>, count: usize) -> Result<Vec<bool>, ModelError> {
 
 /// Width of the MLP. LFM2's files give the width from which it is computed.
 pub(super) fn mlp_width(row: &Description, keys: &Keys<'_>) -> Result<usize, ModelError> {
-    let width = keys.size("intermediate_size")?.unwrap_or(row.defaults.intermediate_size);
+    let (key, default) = mamba::mlp_width(row);
+    let width = keys.size(key)?.unwrap_or(default);
     if !row.convolutions || row.experts.is_some() {
         return Ok(width);
     }

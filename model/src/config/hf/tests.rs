@@ -167,6 +167,65 @@ fn experts_follow_the_configuration() {
     refused(json!({ "mlp_only_layers": [-1] }), ["`mlp_only_layers`", "[-1]"]);
 }
 
+/// Goal: Ministral 3 is found in the wrapper that it shares with Mistral Small, and its queries have
+/// the factor that the keys or the defaults say.
+#[test]
+fn ministral_3_follows_the_configuration() {
+    let scaling =
+        |extra: Value| decoder(with(json!({ "model_type": "ministral3" }), &extra)).query_scaling;
+    assert_eq!(scaling(json!({})), Some(QueryScaling { beta: 0.1, step: 16_384 }));
+    let rope = |beta: Value| {
+        json!({ "rope_parameters": {
+            "rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 8,
+            "llama_4_scaling_beta": beta,
+        } })
+    };
+    let of_file = scaling(rope(json!(0.5))).expect("a factor");
+    assert_eq!(of_file, QueryScaling { beta: 0.5, step: 8 });
+    assert_eq!([0, 7].map(|position| of_file.factor(position)), [1.0; 2]);
+    assert!((of_file.factor(16) - (1.0 + 0.5 * 3_f32.ln())).abs() < 1e-6);
+    assert_eq!(scaling(rope(Value::Null)), None);
+    for (text, expected) in
+        [("ministral3", Architecture::Ministral3), ("mistral", Architecture::Mistral)]
+    {
+        let text = json!({ "model_type": text, "hidden_size": 64 });
+        let wrapper = decoder(json!({ "model_type": "mistral3", "text_config": text }));
+        assert_eq!((wrapper.architecture, wrapper.hidden_size), (expected, 64));
+    }
+    for value in [json!({ "model_type": "llama" }), json!({}), Value::Null] {
+        let error = read(json!({ "model_type": "mistral3", "text_config": value })).unwrap_err();
+        assert!(error.to_string().contains("`mistral3`"), "{error}");
+    }
+}
+
+/// Goal: Granite 4 without Mamba layers and experts is read, and all others are refused by the key
+/// that says so.
+#[test]
+fn granite_4_follows_the_configuration() {
+    let base = json!({
+        "model_type": "granitemoehybrid", "num_hidden_layers": 2, "num_local_experts": 0,
+        "layer_types": ["attention", "full_attention"], "shared_intermediate_size": 96,
+        "position_embedding_type": "rope",
+    });
+    let config = decoder(base.clone());
+    assert_eq!((config.intermediate_size, config.layers[1].rope), (96, Some(0)));
+    for unrotated in [json!("nope"), Value::Null] {
+        let config = decoder(with(base.clone(), &json!({ "position_embedding_type": unrotated })));
+        assert!(config.layers.iter().all(|layer| layer.rope.is_none()));
+    }
+    for (key, value) in [
+        ("layer_types", json!(["attention", "mamba"])),
+        ("layer_types", json!(["attention"])),
+        ("layer_types", Value::Null),
+        ("num_local_experts", json!(8)),
+        ("num_local_experts", Value::Null),
+        ("position_embedding_type", json!("alibi")),
+    ] {
+        let error = read(with(base.clone(), &json!({ key: value }))).unwrap_err();
+        assert!(error.to_string().contains(&format!("`{key}`")), "{error}");
+    }
+}
+
 /// Goal: the layers with a convolution, the number of taps, the width of the MLP and the other keys
 /// that only LFM2 has are those of transformers; what is not implemented is refused.
 #[test]
