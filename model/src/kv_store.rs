@@ -153,7 +153,7 @@ impl KvStore {
     /// If `layer` is not below the number of layers with attention.
     #[must_use]
     pub fn keys(&self, layer: usize) -> KvSlice<'_> {
-        self.planes[2 * layer].slice()
+        self.planes[..2 * self.shape.attention_layers][2 * layer].slice()
     }
 
     /// The values of a layer with attention, `[block_count, block_size, kv_heads, head_dim]`.
@@ -162,7 +162,7 @@ impl KvStore {
     /// If `layer` is not below the number of layers with attention.
     #[must_use]
     pub fn values(&self, layer: usize) -> KvSlice<'_> {
-        self.planes[2 * layer + 1].slice()
+        self.planes[..2 * self.shape.attention_layers][2 * layer + 1].slice()
     }
 
     /// The inputs of a layer's convolution, `[block_count, block_size, width]`. Layers with a
@@ -242,7 +242,8 @@ impl KvStore {
     /// The keys and the values of a layer for writing. Both are returned at once, so that two
     /// threads can write them at the same time.
     pub(crate) fn layer_mut(&mut self, layer: usize) -> [&mut Plane; 2] {
-        let [keys, values] = &mut self.planes[2 * layer..2 * layer + 2] else {
+        let heads = &mut self.planes[..2 * self.shape.attention_layers];
+        let [keys, values] = &mut heads[2 * layer..2 * layer + 2] else {
             unreachable!("there are two planes per layer");
         };
         [keys, values]
