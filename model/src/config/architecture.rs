@@ -27,6 +27,9 @@ pub enum Architecture {
     Olmo2,
     /// OLMo 3: OLMo 2 with windows in three of four layers.
     Olmo3,
+    /// EXAONE 4: norms of the outputs only; if some layers have windows, the others have no rotary
+    /// embedding.
+    Exaone4,
     /// SmolLM3: every fourth layer has no rotary embedding.
     SmolLm3,
     /// Phi-3, Phi-3.5 and Phi-4: q, k and v are stored as one tensor, and so are gate and up.
@@ -45,6 +48,8 @@ pub enum Architecture {
     Gemma3,
     /// Mixtral: Mistral with a mixture of experts in each layer.
     Mixtral,
+    /// OLMoE: a mixture of experts, and norms of all heads of q and k together.
+    Olmoe,
     /// Qwen1.5-MoE and Qwen2-MoE: a mixture of experts with a shared expert.
     Qwen2Moe,
     /// Qwen3-MoE: a mixture of experts.
@@ -175,6 +180,8 @@ pub(crate) struct Rotation {
     /// Every such layer has no rotary embedding, unless `no_rope_layers` says otherwise (SmolLM3);
     /// `None` if all have one.
     pub(super) unrotated_step: Option<usize>,
+    /// Whether, if some layers have a window, only these have a rotary embedding (EXAONE 4).
+    pub(super) local_only: bool,
     /// Default of `original_max_position_embeddings`.
     pub(super) original_context: Option<usize>,
     /// The scaling if the key `rope_parameters` is missing.
@@ -255,6 +262,8 @@ pub(crate) struct Gguf {
     pub(super) fused_mlp: bool,
     /// The window if the key is missing.
     pub(super) window: Option<usize>,
+    /// Whether the weights of a token's experts add up to 1 if the key is missing.
+    pub(super) normalized_experts: bool,
     /// Whether `rope.scaling.finetuned = false` marks a model without rotary embeddings.
     pub(super) marks_unrotated: bool,
     /// The number of layers of the model whose attention scale is computed from

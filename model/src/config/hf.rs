@@ -191,6 +191,9 @@ fn refuse_options(row: &Description, keys: &Keys<'_>) -> Result<(), ModelError> 
     if keys.flag("is_causal")? == Some(false) {
         return Err(keys.unsupported("is_causal", "true"));
     }
+    if keys.positive("clip_qkv")?.is_some() {
+        return Err(keys.unsupported("clip_qkv", "null"));
+    }
     let softcaps = ["attn_logit_softcapping", "final_logit_softcapping"];
     let multipliers = ["embedding_multiplier", "residual_multiplier", "logits_scaling"];
     let softcaps = softcaps.iter().filter(|_| row.softcaps.is_none());

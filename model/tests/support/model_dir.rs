@@ -46,6 +46,10 @@ pub(crate) fn config_json(architecture: &str) -> Value {
     if architecture == "smollm3" {
         config["num_hidden_layers"] = 5.into();
     }
+    if architecture == "exaone4" {
+        config["sliding_window"] = 16.into();
+        config["layer_types"] = json!(["sliding_attention", "full_attention"]);
+    }
     if architecture == "olmo3" {
         config["num_hidden_layers"] = 4.into();
         config["sliding_window"] = 16.into();
@@ -68,7 +72,7 @@ pub(crate) fn config_json(architecture: &str) -> Value {
         config["layer_types"] = json!(["sliding_attention", "full_attention"]);
         config["tie_word_embeddings"] = true.into();
     }
-    if let "mixtral" | "qwen2_moe" | "qwen3_moe" | "gpt_oss" | "lfm2_moe" = architecture {
+    if let "mixtral" | "qwen2_moe" | "qwen3_moe" | "gpt_oss" | "lfm2_moe" | "olmoe" = architecture {
         let local = ["mixtral", "gpt_oss"].contains(&architecture);
         let count = if local { "num_local_experts" } else { "num_experts" };
         config[count] = 4.into();

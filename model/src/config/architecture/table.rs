@@ -1,14 +1,14 @@
 //! The table of architectures. An architecture that computes nothing new is one more row: those
 //! fields that differ from the row it starts from.
 
+mod gemma;
 mod mixtures;
 
 use super::Architecture::*;
-use super::{
-    AttentionScale, Bias, Defaults, Description, Gate, Gguf, Pattern, Rotation, Softcaps, Windows,
-};
+use super::{AttentionScale, Bias, Defaults, Description, Gate, Gguf, Pattern, Rotation, Windows};
 use crate::config::{NormPlacement, QkNorm, RopeScaling};
-use mixtures::{GPT_OSS, LFM2_MOE, MIXTRAL, QWEN2_MOE, QWEN3_MOE};
+use gemma::{GEMMA2, GEMMA3};
+use mixtures::{GPT_OSS, LFM2_MOE, MIXTRAL, OLMOE, QWEN2_MOE, QWEN3_MOE};
 
 const LLAMA: Description = Description {
     architecture: Llama,
@@ -49,6 +49,7 @@ const LLAMA: Description = Description {
         partial: None,
         adjacent: false,
         unrotated_step: None,
+        local_only: false,
         original_context: None,
         scaling: None,
     },
@@ -62,6 +63,7 @@ const LLAMA: Description = Description {
         adjacent: true,
         fused_mlp: false,
         window: None,
+        normalized_experts: true,
         marks_unrotated: false,
         wide_scale_layers: None,
     },
@@ -208,6 +210,29 @@ const OLMO3: Description = Description {
     ..OLMO2
 };
 
+const EXAONE4: Description = Description {
+    architecture: Exaone4,
+    model_types: &["exaone4"],
+    classes: &["Exaone4ForCausalLM"],
+    defaults: Defaults {
+        vocab_size: 102_400,
+        intermediate_size: 16_384,
+        rms_norm_eps: 1e-5,
+        sliding_window: Some(4096),
+        bos_token_id: Some(0),
+        ..LLAMA.defaults
+    },
+    qkv_bias: Bias::Never,
+    output_bias: Bias::Never,
+    mlp_bias: Bias::Never,
+    norms: NormPlacement::Output,
+    qk_norm: Some(QkNorm::Head),
+    rotation: Rotation { local_only: true, ..LLAMA.rotation },
+    windows: Windows::Some(Pattern::AllButEvery(4)),
+    gguf: gguf("exaone4"),
+    ..LLAMA
+};
+
 const SMOLLM3: Description = Description {
     architecture: SmolLm3,
     model_types: &["smollm3"],
@@ -327,56 +352,8 @@ const LFM2: Description = Description {
     ..LLAMA
 };
 
-const GEMMA3: Description = Description {
-    architecture: Gemma3,
-    model_types: &["gemma3_text", "gemma3"],
-    classes: &["Gemma3ForCausalLM", "Gemma3ForConditionalGeneration"],
-    multimodal: Some("gemma3"),
-    defaults: Defaults {
-        vocab_size: 262_208,
-        hidden_size: 2304,
-        intermediate_size: 9216,
-        num_layers: 26,
-        num_heads: 8,
-        num_kv_heads: Some(4),
-        head_dim: Some(256),
-        max_positions: 131_072,
-        tie_word_embeddings: true,
-        sliding_window: Some(4096),
-        eos_token_ids: &[1],
-        bos_token_id: Some(2),
-        ..LLAMA.defaults
-    },
-    mlp_bias: Bias::Never,
-    norms: NormPlacement::InputAndOutput,
-    norm_offset: 1.0,
-    qk_norm: Some(QkNorm::Head),
-    gate: Gate::Gelu,
-    attention_scale: AttentionScale::QueryScalar,
-    softcaps: Some(Softcaps { attention: None, logits: None }),
-    scaled_embedding: true,
-    rotation: Rotation { theta: 1e6, local_theta: Some(1e4), ..LLAMA.rotation },
-    windows: Windows::Some(Pattern::AllButEvery(6)),
-    gguf: Gguf { wide_scale_layers: Some(62), ..gguf("gemma3") },
-    ..LLAMA
-};
-
-const GEMMA2: Description = Description {
-    architecture: Gemma2,
-    model_types: &["gemma2"],
-    classes: &["Gemma2ForCausalLM"],
-    multimodal: None,
-    defaults: Defaults { vocab_size: 256_000, max_positions: 8192, ..GEMMA3.defaults },
-    qk_norm: None,
-    softcaps: Some(Softcaps { attention: Some(50.0), logits: Some(30.0) }),
-    rotation: LLAMA.rotation,
-    windows: Windows::Some(Pattern::Even),
-    gguf: Gguf { wide_scale_layers: Some(46), window: Some(4096), ..gguf("gemma2") },
-    ..GEMMA3
-};
-
 /// One row per architecture, in the order of [`Architecture`](super::Architecture).
-pub(super) static TABLE: [Description; 21] = [
+pub(super) static TABLE: [Description; 23] = [
     LLAMA,
     MISTRAL,
     MINISTRAL3,
@@ -386,6 +363,7 @@ pub(super) static TABLE: [Description; 21] = [
     GRANITE_HYBRID,
     OLMO2,
     OLMO3,
+    EXAONE4,
     SMOLLM3,
     PHI3,
     GLM4,
@@ -395,6 +373,7 @@ pub(super) static TABLE: [Description; 21] = [
     GEMMA2,
     GEMMA3,
     MIXTRAL,
+    OLMOE,
     QWEN2_MOE,
     QWEN3_MOE,
     GPT_OSS,

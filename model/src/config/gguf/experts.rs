@@ -35,8 +35,8 @@ impl Metadata<'_> {
         // The same defaults as in llama.cpp, whose files of Mixtral have the name of Llama.
         let width = match (self.size("expert_feed_forward_length")?, row.experts) {
             (Some(width), _) => width,
-            (None, None) => dense_width,
-            (None, Some(_)) => dense_width / per_token,
+            (None, Some(experts)) if experts.width.is_some() => dense_width / per_token,
+            (None, _) => dense_width,
         };
         let key = "expert_shared_feed_forward_length";
         let shared_width = match self.size(key)? {
@@ -45,7 +45,7 @@ impl Metadata<'_> {
             Some(width) => return Err(self.unsupported(key, "nothing", width)),
         };
         let normalized = match self.value("expert_weights_norm") {
-            None => !has_shared,
+            None => row.gguf.normalized_experts,
             Some(value) => value.as_bool().ok_or_else(|| {
                 self.invalid("expert_weights_norm", "true or false", value.shown())
             })?,

@@ -59,6 +59,10 @@ impl Metadata<'_> {
         }
         let local = Some(ropes.len() - 1);
         let sliding = LayerConfig { rope: local, sliding_window: Some(window), ..full };
+        let full = match row.rotation.local_only {
+            true => LayerConfig { rope: None, ..full },
+            false => full,
+        };
         let layer = |sliding_here| if sliding_here { sliding } else { full };
         Ok((ropes, is_sliding.into_iter().map(layer).collect()))
     }

@@ -33,9 +33,14 @@ pub(super) fn parse(
             None => by_pattern(pattern, keys, &rotated)?,
         },
     };
+    let local_only = row.rotation.local_only && window.is_some();
     let layer = |(is_sliding, rotated): (bool, bool)| LayerConfig {
         convolution: false,
-        rope: rotated.then_some(if is_sliding { local } else { 0 }),
+        rope: (rotated && (is_sliding || !local_only)).then_some(if is_sliding {
+            local
+        } else {
+            0
+        }),
         sliding_window: window.filter(|_| is_sliding),
         experts: false,
     };

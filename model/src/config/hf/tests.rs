@@ -226,6 +226,27 @@ fn granite_4_follows_the_configuration() {
     }
 }
 
+/// Goal: in EXAONE 4, only the layers with a window have a rope, if there are any; without a window
+/// all have one. OLMoE's clipping is refused.
+#[test]
+fn exaone_4_and_olmoe_follow_the_configuration() {
+    let ropes = |extra: Value| {
+        let base = json!({ "model_type": "exaone4", "num_hidden_layers": 4 });
+        let layers = decoder(with(base, &extra)).layers;
+        layers.iter().map(|layer| layer.rope.is_some()).collect::<Vec<_>>()
+    };
+    assert_eq!(ropes(json!({})), [true, true, true, false]);
+    assert_eq!(ropes(json!({ "sliding_window_pattern": 2 })), [true, false, true, false]);
+    let full = ["full_attention"; 4];
+    assert_eq!(ropes(json!({ "sliding_window": null, "layer_types": full })), [true; 4]);
+    let olmoe = decoder(json!({ "model_type": "olmoe" }));
+    assert_eq!(olmoe.qk_norm, Some(QkNorm::Position));
+    let experts = olmoe.experts.expect("experts");
+    assert_eq!((experts.count, experts.width, experts.normalized), (64, 2048, false));
+    let error = read(json!({ "model_type": "olmoe", "clip_qkv": 8.0 })).unwrap_err();
+    assert!(error.to_string().contains("`clip_qkv`"), "{error}");
+}
+
 /// Goal: the layers with a convolution, the number of taps, the width of the MLP and the other keys
 /// that only LFM2 has are those of transformers; what is not implemented is refused.
 #[test]

@@ -2,10 +2,10 @@
 
 use super::super::Architecture::*;
 use super::super::{
-    Bias, Defaults, Description, ExpertsDefaults, Gate, Pattern, Rotation, Scores, Windows,
+    Bias, Defaults, Description, ExpertsDefaults, Gate, Gguf, Pattern, Rotation, Scores, Windows,
 };
 use super::{LFM2, LLAMA, MISTRAL, QWEN2, QWEN3, gguf};
-use crate::config::RopeScaling;
+use crate::config::{QkNorm, RopeScaling};
 
 /// The scaling of gpt-oss.
 static GPT_OSS_SCALING: RopeScaling = RopeScaling::Yarn {
@@ -40,6 +40,34 @@ pub(super) const MIXTRAL: Description = Description {
     ..MISTRAL
 };
 
+pub(super) const OLMOE: Description = Description {
+    architecture: Olmoe,
+    model_types: &["olmoe"],
+    classes: &["OlmoeForCausalLM"],
+    defaults: Defaults {
+        vocab_size: 50_304,
+        hidden_size: 2048,
+        intermediate_size: 2048,
+        num_layers: 16,
+        num_heads: 16,
+        max_positions: 4096,
+        rms_norm_eps: 1e-5,
+        eos_token_ids: &[50_279],
+        bos_token_id: None,
+        ..LLAMA.defaults
+    },
+    mlp_bias: Bias::Never,
+    qk_norm: Some(QkNorm::Position),
+    experts: Some(ExpertsDefaults {
+        count: 64,
+        per_token: 8,
+        normalized: Some(false),
+        ..MIXTRAL_EXPERTS
+    }),
+    gguf: Gguf { normalized_experts: false, ..gguf("olmoe") },
+    ..LLAMA
+};
+
 pub(super) const QWEN2_MOE: Description = Description {
     architecture: Qwen2Moe,
     model_types: &["qwen2_moe"],
@@ -62,7 +90,7 @@ pub(super) const QWEN2_MOE: Description = Description {
         normalized: Some(false),
         ..MIXTRAL_EXPERTS
     }),
-    gguf: gguf("qwen2moe"),
+    gguf: Gguf { normalized_experts: false, ..gguf("qwen2moe") },
     ..QWEN2
 };
 
