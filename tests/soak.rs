@@ -152,13 +152,19 @@ async fn random_requests_through_damaged_tiers() {
     let selective =
         stolon::WritePolicy::WriteThroughSelective { hits: std::num::NonZero::<u32>::MIN };
     let (through, back) = (stolon::WritePolicy::WriteThrough, stolon::WritePolicy::WriteBack);
+    let mut loaded_tokens = 0;
     for (policy, requests) in [(through, 24_000), (selective, 12_000), (back, 14_000)] {
-        println!("{policy}: {}", soak_tiers(policy, requests).await);
+        let stats = soak_tiers(policy, requests).await;
+        println!("{policy}: {stats:?}");
+        loaded_tokens += stats.loaded_tokens;
     }
+    // The engine loads what is faster to load than to compute, which depends on what else the
+    // machine does, so a single policy may load nothing.
+    assert!(loaded_tokens > 0);
 }
 
 #[cfg(all(feature = "tiers", target_os = "linux"))]
-async fn soak_tiers(policy: stolon::WritePolicy, requests: usize) -> String {
+async fn soak_tiers(policy: stolon::WritePolicy, requests: usize) -> stolon::EngineStats {
     const DISK_BYTES: u64 = 60_000;
     let directory = tiers::Directory::new("soak");
     let (disk, store) = (directory.0.join("disk"), directory.0.join("store"));
@@ -221,7 +227,8 @@ async fn soak_tiers(policy: stolon::WritePolicy, requests: usize) -> String {
     let requests = requests / CLIENTS / 10 * CLIENTS * 10;
     assert_eq!((stats.requests as usize, stats.failed), (requests, 0));
     assert_eq!((stats.finished + stats.cancelled) as usize, requests);
-    assert!(stats.loaded_tokens > 0 && stats.evictions > 0, "{stats:?}");
+    assert!(stats.evictions > 0, "{stats:?}");
     assert!(disk.records_refused > 0 && disk.writes_failed > 0, "{disk:?}");
-    format!("{stats:?}\n{disk:?}")
+    println!("{disk:?}");
+    stats
 }
