@@ -117,7 +117,8 @@ impl Subject {
 }
 
 /// One model for each architecture that the backend computes, in the order of
-/// [`Architecture::all`]. The file has the fields of each one besides the common sizes. Windows are shorter than the prompts of the checks.
+/// [`Architecture::all`]. The file has the fields of each one besides the common sizes. Windows are
+/// shorter than the prompts of the checks.
 pub(super) fn architectures() -> Result<Vec<Subject>, ModelError> {
     const FILE: &str = "architectures.json";
     let malformed = |reason: String| ModelError::Malformed { file: FILE.to_owned(), reason };

@@ -10,8 +10,8 @@ use crate::path::Path;
 /// Computes one row of a convolution with a gate: `out[c] = gate[c] * sum of taps[t][c] *
 /// inputs[slots[t]][c]` over the taps `t` in ascending order.
 ///
-/// `inputs` has the shape `[slots, out.len()]`, and `taps` the shape `[slots.len(), out.len()]`. A
-/// slot of `None` stands for a position before the start of the sequence, whose inputs are zero.
+/// `inputs` has the shape `[slots, out.len()]`, and `taps` the shape `[slots.len(), out.len()]`.
+/// `None` is a position before the start of the sequence, whose inputs are zero.
 /// Serial; the result depends on nothing but these values.
 ///
 /// # Panics
@@ -63,8 +63,8 @@ unsafe fn convolve<L: Lanes, F: SingleForm>(inputs: &[F::Raw], row: Row<'_>) {
     let width = out.len();
     for at in (0..width).step_by(LANES) {
         let left = width - at;
-        // SAFETY: a slot is a row of `width` values, of which `left` follow `at`, and so many
-        // weights follow `tap * width + at`, and so many values of `gate` and `out` follow `at`.
+        // SAFETY: each slot, each tap, `gate` and `out` have `width` values, of which `left` are at
+        // `at` and after it. No more than `left` are read or written.
         unsafe {
             let mut sum = L::splat(0.0);
             for (tap, slot) in slots.iter().enumerate() {

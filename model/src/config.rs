@@ -16,6 +16,7 @@ mod rope;
 mod tensors;
 
 pub use architecture::Architecture;
+pub(crate) use experts::sigmoid;
 pub use experts::{ExpertChoice, ExpertScores, ExpertsConfig};
 pub(crate) use hf::{ParsedConfig, parse as parse_json};
 pub(crate) use keys::Keys;

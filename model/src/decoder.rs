@@ -10,7 +10,7 @@
 //! once per step.
 
 use stolon_backend::{StepBatch, StepOutput};
-use stolon_kernels::{self as kernels, Matrix, Path, Product, RowSums, Sink};
+use stolon_kernels::{self as kernels, AttentionSequence, Matrix, Path, Product, RowSums, Sink};
 
 use crate::config::{DecoderConfig, DecoderWeights, ExpertsConfig, LayerConfig};
 use crate::error::ModelError;
@@ -34,6 +34,7 @@ mod routing;
 
 use activations::Activations;
 use attention::{Inputs, output_slices, whole_slices};
+use convolution::fill_taps;
 use experts::ExpertsPass;
 use layer::{Layer, Mlp};
 use linear::Loader;
@@ -138,6 +139,7 @@ impl Decoder {
         let context = self.plan.positions.iter().max().map_or(0, |&last| last as usize + 1);
         self.ropes.iter_mut().for_each(|rope| rope.grow(context));
         let mut sequences = whole_slices(batch);
+        self.fill_taps(&sequences, kv.shape().block_size);
 
         self.embed(&batch.tokens, workers);
         self.norm_for(0, rows, workers);
@@ -154,6 +156,7 @@ impl Decoder {
                     return StepOutput::default();
                 }
                 sequences = output_slices(batch);
+                self.fill_taps(&sequences, kv.shape().block_size);
                 self.project(index, Inputs::Own, kv, workers);
             }
             self.mix(index, rows, kv, &sequences, workers);
@@ -173,6 +176,13 @@ impl Decoder {
         passes::finish_logits(&self.config, self.path, &mut logits, workers);
         self.profile.mark(Stage::Logits);
         StepOutput { logits, hidden, ..StepOutput::default() }
+    }
+
+    /// Fills the slots that enter the convolutions at the rows of `sequences`, if there are any.
+    fn fill_taps(&mut self, sequences: &[AttentionSequence<'_>], block_size: usize) {
+        if let Some(count) = self.config.convolution_taps {
+            fill_taps(&mut self.activations.taps, count, sequences, block_size);
+        }
     }
 
     /// Returns the hidden states that the batch requests, `[rows, hidden_size]`, and leaves only

@@ -126,8 +126,8 @@ fn tolerance(dtype: TensorType) -> Option<f64> {
         TensorType::F32 => 0.0,
         TensorType::F16 => 2e-3,
         TensorType::Bf16 | TensorType::Q8_0 => 0.035,
-        TensorType::Q6K => 0.12,
-        TensorType::Q5_0 | TensorType::Q5_1 | TensorType::Q5K => 0.25,
+        TensorType::Q6K => 0.1,
+        TensorType::Q5_0 | TensorType::Q5_1 | TensorType::Q5K => 0.2,
         TensorType::Q4_0 | TensorType::Q4_1 | TensorType::Q4K => 0.4,
         _ => return None,
     })
@@ -162,8 +162,9 @@ fn logits_match_those_from_safetensors() {
                 if architecture.starts_with("gemma") { allowed.max(1e-5) } else { allowed };
             // Rounding also changes which experts a row uses.
             let allowed = if config.experts.is_some() { 2.0 * allowed } else { allowed };
-            // OLMo 2 does not normalize the inputs of its matrices.
-            let allowed = if architecture == "olmo2" { 1.25 * allowed } else { allowed };
+            // OLMo 2 and EXAONE 4 do not normalize the inputs of their matrices.
+            let outputs_only = matches!(architecture, "olmo2" | "exaone4");
+            let allowed = if outputs_only { 1.25 * allowed } else { allowed };
             assert!(error <= allowed, "{architecture} {dtype:?}: {error}");
         }
     }

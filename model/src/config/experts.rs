@@ -47,6 +47,10 @@ pub enum ExpertScores {
     },
 }
 
+pub(crate) fn sigmoid(x: f32) -> f32 {
+    1.0 / (1.0 + (-x).exp())
+}
+
 /// An expert that a token uses.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct ExpertChoice {
@@ -72,7 +76,7 @@ impl ExpertsConfig {
         choices: &mut [ExpertChoice],
     ) {
         if let ExpertScores::Sigmoid { .. } = self.scores {
-            scores.iter_mut().for_each(|score| *score = 1.0 / (1.0 + (-*score).exp()));
+            scores.iter_mut().for_each(|score| *score = sigmoid(*score));
         }
         let scores = &*scores;
         let key =

@@ -7,6 +7,7 @@ mod convolutions;
 mod experts;
 mod layers;
 mod mamba;
+mod mlp;
 mod rope;
 
 use serde_json::Value;
@@ -126,7 +127,7 @@ fn decoder(
         architecture: row.architecture,
         vocab_size: keys.size("vocab_size")?.unwrap_or(defaults.vocab_size),
         hidden_size,
-        intermediate_size: convolutions::mlp_width(row, keys)?,
+        intermediate_size: mlp::width(row, keys)?,
         experts,
         convolution_taps,
         num_heads,

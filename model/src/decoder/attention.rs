@@ -173,7 +173,7 @@ impl Decoder {
     ) {
         match &self.layers[index].mixer {
             Mixer::Attention(_) => self.attend(index, rows, kv, sequences, workers),
-            Mixer::Convolution(_) => self.convolve(index, rows, kv, sequences, workers),
+            Mixer::Convolution(_) => self.convolve(index, rows, kv, workers),
         }
         let layer = &self.layers[index];
         let Activations { x, mixed, projected, .. } = &mut self.activations;

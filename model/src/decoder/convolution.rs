@@ -9,12 +9,12 @@ use stolon_kernels::{
     self as kernels, AttentionSequence, KvLayout, KvRows, Matrix, Product, RowSums, Sink,
 };
 
-use super::Decoder;
 use super::activations::Activations;
 use super::attention::Inputs;
 use super::layer::Mixer;
 use super::linear::{Linear, Loader};
 use super::profile::Stage;
+use super::{Decoder, plan};
 use crate::config::ConvolutionWeights;
 use crate::error::ModelError;
 use crate::kv_store::KvStore;
@@ -96,19 +96,11 @@ impl Decoder {
     }
 
     /// Computes the convolution for `rows` rows and packs it for the output projection.
-    pub(super) fn convolve(
-        &mut self,
-        index: usize,
-        rows: usize,
-        kv: &KvStore,
-        sequences: &[AttentionSequence<'_>],
-        workers: &Workers,
-    ) {
+    pub(super) fn convolve(&mut self, index: usize, rows: usize, kv: &KvStore, workers: &Workers) {
         let (path, width) = (self.path, self.config.hidden_size);
         let Mixer::Convolution(layer) = &self.layers[index].mixer else { return };
         let Activations { q, mixed, taps, .. } = &mut self.activations;
         let count = layer.taps.len() / width;
-        fill_taps(taps, count, sequences, kv.shape().block_size);
         let inputs = kv.inputs(layer.kept);
         mixed.reset(rows, &[&layer.output.matrix]);
         mixed.fill(workers.for_pass(rows, width * count), |_, first, out| {
@@ -124,7 +116,7 @@ impl Decoder {
 
 /// Fills `taps` with the slots of the last `count` positions up to each row's own, the oldest first;
 /// `None` for those before the start of the sequence.
-fn fill_taps(
+pub(super) fn fill_taps(
     taps: &mut Vec<Option<usize>>,
     count: usize,
     sequences: &[AttentionSequence<'_>],
@@ -132,10 +124,7 @@ fn fill_taps(
 ) {
     taps.clear();
     for sequence in sequences {
-        let slot = |position: usize| {
-            sequence.block_table[position / block_size].0 as usize * block_size
-                + position % block_size
-        };
+        let slot = |position| plan::slot_of(sequence.block_table, position, block_size);
         for end in sequence.start + 1..=sequence.start + sequence.count {
             taps.extend((0..count).map(|tap| Some(slot((end + tap).checked_sub(count)?))));
         }
@@ -148,8 +137,8 @@ mod tests {
 
     use super::*;
 
-    /// Goal: each row has the slots of its own and the preceding positions, in the blocks of its
-    /// sequence, and none before the start.
+    /// Goal: the slots of a row are those of its position and of the ones before it, in the blocks of
+    /// the sequence. There are none before the start.
     #[test]
     fn taps_are_the_last_positions_of_the_same_sequence() {
         let sequences = [

@@ -3,6 +3,7 @@
 
 use stolon_backend::{SequenceSlice, StepBatch};
 use stolon_kernels::SlotMapping;
+use stolon_kvcache::BlockId;
 
 /// The rows of a batch, in the order of its tokens. The buffers are reused between steps.
 #[derive(Debug, Default)]
@@ -47,14 +48,17 @@ pub(super) fn output_count(slice: &SequenceSlice) -> usize {
 
 /// Index in the KV store of the keys and values of a position; `None` if they are not written.
 fn slot(slice: &SequenceSlice, position: usize, block_size: usize) -> Option<usize> {
-    let block = || slice.block_table[position / block_size].0 as usize;
-    (position >= slice.write_from).then(|| block() * block_size + position % block_size)
+    (position >= slice.write_from).then(|| slot_of(&slice.block_table, position, block_size))
+}
+
+/// Index in the KV store of a position of the sequence with this block table.
+pub(super) fn slot_of(block_table: &[BlockId], position: usize, block_size: usize) -> usize {
+    block_table[position / block_size].0 as usize * block_size + position % block_size
 }
 
 #[cfg(test)]
 mod tests {
     use stolon_backend::LogitRows;
-    use stolon_kvcache::BlockId;
 
     use super::*;
 

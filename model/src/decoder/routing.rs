@@ -1,6 +1,6 @@
 //! The choice of experts for each row, and the groups of rows that use the same expert.
 
-use crate::config::{ExpertChoice, ExpertsConfig};
+use crate::config::{ExpertChoice, ExpertsConfig, sigmoid};
 use crate::workers::Workers;
 
 /// Which experts the rows of a step use in one layer. The buffers are reused.
@@ -107,10 +107,6 @@ impl Routing {
     }
 }
 
-fn sigmoid(x: f32) -> f32 {
-    1.0 / (1.0 + (-x).exp())
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -170,7 +166,6 @@ mod tests {
     /// Goal: with sigmoids, the bias changes which experts are chosen, and not their weights.
     #[test]
     fn a_bias_only_chooses() {
-        let sigmoid = |x: f32| 1.0 / (1.0 + (-x).exp());
         for normalized in [true, false] {
             let scores = ExpertScores::Sigmoid { bias: true };
             let config = ExpertsConfig { scores, ..config(2, normalized, false) };

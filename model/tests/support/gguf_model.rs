@@ -220,8 +220,8 @@ pub(crate) fn stored_type(spec: &TensorSpec, dtype: TensorType) -> TensorType {
     }
 }
 
-/// The GGUF name of a tensor, as Phi-3 and LFM2 have them, with the rows of several matrices, of which `name` is one, and
-/// whether `name` is the first of them.
+/// The GGUF name of a tensor with the rows of several matrices, of which `name` is one, as Phi-3 and
+/// LFM2 have them, and whether `name` is the first of them.
 fn fused_name(name: &str) -> Option<(String, bool)> {
     let (layer, rest) = name.strip_prefix("model.layers.")?.split_once('.')?;
     let (fused, first) = match rest {

@@ -29,7 +29,7 @@ pub(super) fn parse(
         Windows::Nowhere => vec![false; count],
         Windows::Everywhere => vec![true; count],
         Windows::Some(pattern) => match kinds {
-            Some(kinds) => listed(&kinds, keys, count)?,
+            Some(kinds) => listed(&kinds, "sliding_attention", keys, count)?,
             None => by_pattern(pattern, keys, &rotated)?,
         },
     };
@@ -61,17 +61,23 @@ fn window(row: &Description, keys: &Keys<'_>) -> Result<Option<usize>, ModelErro
     }
 }
 
-/// Which layers have a window, from the key `layer_types` with the value `kinds`.
-fn listed(kinds: &[&str], keys: &Keys<'_>, count: usize) -> Result<Vec<bool>, ModelError> {
+/// Which of the `count` layers are of the kind `other`, and not `full_attention`, from the key
+/// `layer_types` with the value `kinds`.
+pub(super) fn listed(
+    kinds: &[&str],
+    other: &str,
+    keys: &Keys<'_>,
+    count: usize,
+) -> Result<Vec<bool>, ModelError> {
     if kinds.len() != count {
         return Err(keys.invalid("layer_types", &format!("{count} entries, one per layer")));
     }
-    let is_sliding = |kind: &&str| match *kind {
+    let is_other = |kind: &&str| match *kind {
         "full_attention" => Ok(false),
-        "sliding_attention" => Ok(true),
-        _ => Err(keys.unsupported("layer_types", "full_attention or sliding_attention")),
+        kind if kind == other => Ok(true),
+        _ => Err(keys.unsupported("layer_types", &format!("full_attention or {other}"))),
     };
-    kinds.iter().map(is_sliding).collect()
+    kinds.iter().map(is_other).collect()
 }
 
 /// Which layers have a window if there is no list. `rotated` are those with a rotary embedding.

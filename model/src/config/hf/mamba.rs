@@ -31,11 +31,3 @@ pub(super) fn parse(
     }
     Ok(())
 }
-
-/// The key of the width of the MLP, and the width if it is missing.
-pub(super) fn mlp_width(row: &Description) -> (&'static str, usize) {
-    match row.mamba {
-        true => ("shared_intermediate_size", 1024),
-        false => ("intermediate_size", row.defaults.intermediate_size),
-    }
-}
