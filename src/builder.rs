@@ -267,7 +267,8 @@ impl EngineBuilder {
             kv_bytes = info.kv_bytes,
             "the engine is ready"
         );
-        let prompts = Prompts::new(text, handle.context().prompt_limit(), handle.runtime().clone());
+        let limit = handle.context().prompt_limit();
+        let prompts = Prompts::new(text, limit, handle.runtime().clone())?;
         let tiers = tiers.open(&handle).await?;
         let namespace_key = key.or_else(|| tiers.namespace_key());
         Ok(Engine::new(Inner { handle, prompts, sampling, info, namespace_key, tiers }))

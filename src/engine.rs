@@ -347,7 +347,7 @@ impl Engine {
     }
 
     /// The token ids of a text. `add_special` adds the special tokens that the model expects around
-    /// a text. A long text is tokenised on a blocking thread of the engine's runtime.
+    /// a text. A long text is tokenised on another thread.
     ///
     /// # Errors
     /// [`Error::NoTokenizer`], [`Error::Tokenizer`].
@@ -357,6 +357,24 @@ impl Engine {
         add_special: bool,
     ) -> Result<Vec<u32>, Error> {
         self.inner.prompts.encode(text.into(), add_special, None).await
+    }
+
+    /// Does something that takes longer than about a millisecond and is no step of the model, such
+    /// as parsing a body of megabytes, on the threads on which the engine tokenises large prompts.
+    /// They have a low priority, so that steps are not delayed, and clients share them fairly;
+    /// `client` is the [`Request::tenant`] of the client's requests. For servers around the engine.
+    ///
+    /// If the future is dropped before the work has begun, it is not done. A panic of the work is
+    /// passed on.
+    ///
+    /// # Errors
+    /// [`EngineError::Stopped`](crate::EngineError::Stopped) if the threads have ended.
+    pub async fn long_work<T: Send + 'static>(
+        &self,
+        client: Option<Arc<str>>,
+        work: impl FnOnce() -> T + Send + 'static,
+    ) -> Result<T, Error> {
+        self.inner.prompts.long_work.run(client, work).await
     }
 
     /// The text of token ids. `skip_special` leaves special tokens out.

@@ -66,8 +66,9 @@
 //!   Engines and streams can be used from other runtimes and from any executor. If your application
 //!   keeps its workers busy, give the engine a runtime of its own.
 //! * **Threads.** One thread loads the model, computes every step and drops the backend. The CPU
-//!   backend adds [`EngineBuilder::threads`] threads for its kernels. Long prompts are tokenised,
-//!   and conversations rendered, on the runtime's blocking threads.
+//!   backend adds [`EngineBuilder::threads`] threads for its kernels. Conversations are rendered and
+//!   longer prompts tokenised on the runtime's blocking threads, large ones on threads with a low
+//!   priority: a quarter as many as there are cores, at least two ([`Engine::long_work`]).
 //! * **Drop.** Dropping a [`TokenStream`] cancels its request. Dropping the last [`Engine`] and the
 //!   last stream stops the engine without waiting; the memory of the model is released soon after,
 //!   on the engine's own thread. [`Engine::shutdown`] waits for that, and [`Engine::drain`] first
@@ -147,6 +148,7 @@ mod embedding;
 mod engine;
 mod error;
 mod estimate;
+mod long_work;
 mod min_tokens;
 mod model_info;
 mod prompt;

@@ -7,14 +7,12 @@
 //! the KV pool is refused before any of this.
 //!
 //! How much work a chat template does cannot be seen from the conversation: a variable of the
-//! request may make it count to a million. So conversations are always rendered on the blocking threads, first
-//! with limits that permit about a millisecond of work. If that is not enough, the work is long.
+//! request may make it count to a million. So conversations are always rendered on the blocking
+//! threads, first with limits that permit about a millisecond of work. If that is not enough, the
+//! work is long.
 //!
 //! A semaphore bounds how many texts are tokenised at the same time, so that tokenising leaves
-//! cores to the model. Long work has a [`FairLane`] instead, where clients do not wait for all the
-//! work of others.
-
-mod lane;
+//! cores to the model. Long work goes to the threads of [`LongWork`] instead.
 
 use std::sync::Arc;
 
@@ -23,10 +21,10 @@ use stolon_scheduler::{EngineError, PromptLimit};
 use tokio::runtime::Handle;
 use tokio::sync::Semaphore;
 
+use crate::long_work::{Client, LongWork};
 use crate::request::Prompt;
 use crate::text::{Text, chat_values};
 use crate::{Error, Grammar, Request, SharedProcessor};
-use lane::{Client, FairLane};
 
 /// Size in bytes of everything that may become text, which is what tokenising takes time for.
 fn work_bytes(request: &Request) -> usize {
@@ -63,8 +61,8 @@ pub(crate) struct Prompts {
     limit: PromptLimit,
     runtime: Handle,
     permits: Arc<Semaphore>,
-    /// Long work, for which the rest does not wait.
-    long: Arc<FairLane>,
+    /// For which the rest does not wait.
+    pub(crate) long_work: LongWork,
 }
 
 /// How long some work on a text may take.
@@ -92,12 +90,10 @@ impl Work {
 
 impl Prompts {
     /// Prompts of at most `limit` are tokenised on the blocking threads of `runtime`.
-    pub(crate) fn new(text: Text, limit: PromptLimit, runtime: Handle) -> Prompts {
+    pub(crate) fn new(text: Text, limit: PromptLimit, runtime: Handle) -> Result<Prompts, Error> {
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
         let permits = Arc::new(Semaphore::new((cores / 2).max(1)));
-        // One client never has all of them.
-        let long = FairLane::new((cores / 4).max(2));
-        Prompts { text, limit, runtime, permits, long }
+        Ok(Prompts { text, limit, runtime, permits, long_work: LongWork::start()? })
     }
 
     /// The token ids of a prompt, computed on the calling thread.
@@ -173,23 +169,24 @@ impl Prompts {
         self.run(Work::Long(client), processor).await
     }
 
-    /// Does something with a text, in the calling task or on a blocking thread.
+    /// Does something with a text, in the calling task or on another thread.
     async fn run<T: Send + 'static>(
         &self,
         kind: Work,
         work: impl FnOnce(&Text) -> Result<T, Error> + Send + 'static,
     ) -> Result<T, Error> {
-        let (permit, slot) = match kind {
-            Work::Tiny => return work(&self.text),
-            Work::Short => (Some(Arc::clone(&self.permits).acquire_owned().await), None),
-            Work::Long(client) => (None, Some(self.long.slot(client).await)),
-        };
-        // The semaphore is never closed.
-        let permit = permit.transpose().map_err(|_| EngineError::Stopped)?;
         let text = self.text.clone();
+        match kind {
+            Work::Tiny => return work(&self.text),
+            Work::Short => {}
+            Work::Long(client) => return self.long_work.run(client, move || work(&text)).await?,
+        }
+        let permit = Arc::clone(&self.permits).acquire_owned().await;
+        // The semaphore is never closed.
+        let permit = permit.map_err(|_| EngineError::Stopped)?;
         let job = self.runtime.spawn_blocking(move || {
             // Returned when the work is done, even if the caller has gone.
-            let _returned = (permit, slot);
+            let _returned = permit;
             work(&text)
         });
         match job.await {

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 use serde_path_to_error::{Path, Segment};
-use tokio::sync::Semaphore;
+use stolon::Engine;
 
 use super::advice::{Ignored, UnknownParameters};
 use super::error::ApiError;
@@ -32,52 +32,40 @@ const INLINE_BYTES: usize = 32 << 10;
 /// Up to this many tokens are converted to text on the thread that received them.
 const INLINE_TOKENS: usize = 4096;
 
-/// Maximum number of larger bodies and lists of tokens that are processed at the same time, on
-/// threads that may block.
-const PARALLEL: usize = 2;
-
-/// Parses bodies within limits on their number of values and on concurrent work.
+/// Parses bodies within a limit on their number of values. Large ones, and long lists of tokens, are
+/// long work of the engine.
 #[derive(Debug)]
 pub(super) struct Parser {
     max_values: usize,
-    permits: Arc<Semaphore>,
+    engine: Engine,
 }
 
 impl Parser {
     /// A parser for bodies of at most `max_values` JSON values.
-    pub(super) fn new(max_values: usize) -> Self {
-        Self { max_values, permits: Arc::new(Semaphore::new(PARALLEL)) }
+    pub(super) fn new(max_values: usize, engine: Engine) -> Self {
+        Self { max_values, engine }
     }
 
     /// Parses a body. The body and its share of the memory for bodies are dropped before this
     /// returns.
     pub(super) async fn parse<T: RequestBody>(&self, body: Received) -> Result<T, ApiError> {
         let (length, max_values) = (body.bytes.len(), self.max_values);
+        let client = body.client.clone();
         let work = move || parse(&body.bytes, max_values, &body.ignored);
-        if length <= INLINE_BYTES { work() } else { self.run_elsewhere(work).await? }
+        if length <= INLINE_BYTES { work() } else { self.engine.long_work(client, work).await? }
     }
 
-    /// Runs work on `count` tokens: a few on the calling thread, many on a thread that may block.
+    /// Runs a client's work on `count` tokens: a few on the calling thread, many elsewhere.
     pub(super) async fn run<T: Send + 'static>(
         &self,
+        client: Option<Arc<str>>,
         count: usize,
         work: impl FnOnce() -> T + Send + 'static,
     ) -> Result<T, ApiError> {
-        if count <= INLINE_TOKENS { Ok(work()) } else { self.run_elsewhere(work).await }
-    }
-
-    async fn run_elsewhere<T: Send + 'static>(
-        &self,
-        work: impl FnOnce() -> T + Send + 'static,
-    ) -> Result<T, ApiError> {
-        let permit = Arc::clone(&self.permits).acquire_owned().await;
-        let permit = permit.map_err(|_| ApiError::internal())?;
-        let job = tokio::task::spawn_blocking(move || {
-            let result = work();
-            drop(permit);
-            result
-        });
-        job.await.map_err(|_| ApiError::internal())
+        if count <= INLINE_TOKENS {
+            return Ok(work());
+        }
+        Ok(self.engine.long_work(client, work).await?)
     }
 }
 

@@ -87,7 +87,7 @@ pub(super) async fn create(
     let format = request.encoding_format.unwrap_or_default();
     let hides_cached_tokens = app.hide_cached_tokens;
     let encode = move || reply(embeddings, model, format, hides_cached_tokens);
-    app.parser.run(size.saturating_mul(count), encode).await
+    app.parser.run(caller.identity, size.saturating_mul(count), encode).await
 }
 
 /// Refuses an empty list of inputs, and one whose vectors would exceed [`MAX_VALUES`].

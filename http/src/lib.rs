@@ -304,6 +304,7 @@ impl App {
         };
         Self {
             metrics: metrics::Metrics::new(engine.clone(), served_names[0].clone()),
+            parser: body::Parser::new(values, engine.clone()),
             engine,
             served_names,
             alias,
@@ -313,7 +314,6 @@ impl App {
                 time: options.body_timeout,
                 memory: Arc::new(Semaphore::new(options.body_memory.min(Semaphore::MAX_PERMITS))),
             },
-            parser: body::Parser::new(values),
             request_timeout: options.request_timeout,
             configured_max_tokens: options.default_max_tokens,
             max_answers: options.max_answers.clamp(1, MAX_CHOICES),

@@ -42,7 +42,7 @@ pub(super) async fn outline(
         app.dumps.run(|| async move { Ok(Arc::new(engine.cache().dump()?)) }.boxed()).await?;
     let engine = app.engine.clone();
     let work = dump.nodes.len() + 8 * query.nodes;
-    let outline = app.parser.run(work, move || {
+    let outline = app.parser.run(None, work, move || {
         let root = match under {
             Some(hash) => Some(dump.nodes.iter().position(|node| node.last_hash == hash)?),
             None => None,
@@ -63,7 +63,7 @@ pub(super) async fn prefix(
     let hash = parse_id("id", &id)?;
     let blocks = app.engine.stats().blocks_cached;
     let engine = app.engine.clone();
-    let found = app.parser.run(blocks + MAX_TEXT_TOKENS, move || {
+    let found = app.parser.run(None, blocks + MAX_TEXT_TOKENS, move || {
         let Some(found) = engine.cache().cached_prefix(hash)? else { return Ok(None) };
         let tokens = found.positions.len();
         let from = query.from.min(tokens);

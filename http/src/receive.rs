@@ -10,6 +10,7 @@ use http_body_util::BodyExt;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use super::App;
+use super::access::Caller;
 use super::activity::Activity;
 use super::advice::Ignored;
 use super::error::{ApiError, cut};
@@ -41,6 +42,8 @@ pub(super) struct Received {
     pub(super) bytes: Vec<u8>,
     /// The parameters of the request that are ignored.
     pub(super) ignored: Ignored,
+    /// The engine's name for the client, if it is known.
+    pub(super) client: Option<Arc<str>>,
     /// The part of [`BodyLimits::memory`] that the body holds.
     _memory: Option<OwnedSemaphorePermit>,
 }
@@ -48,7 +51,8 @@ pub(super) struct Received {
 #[cfg(test)]
 impl From<String> for Received {
     fn from(text: String) -> Self {
-        Self { bytes: text.into_bytes(), ignored: Ignored::default(), _memory: None }
+        let bytes = text.into_bytes();
+        Self { bytes, ignored: Ignored::default(), client: None, _memory: None }
     }
 }
 
@@ -60,6 +64,8 @@ impl FromRequest<Arc<App>> for Received {
             .and_then(|()| check_content_encoding(request.headers()));
         let activity = request.extensions().get::<Arc<Activity>>().cloned();
         let ignored = request.extensions().get::<Ignored>().cloned().unwrap_or_default();
+        let caller = request.extensions().get::<Caller>();
+        let client = caller.and_then(|caller| caller.identity.clone());
         let limits = &app.bodies;
         let mut body = request.into_body();
         let received = match checked {
@@ -74,6 +80,7 @@ impl FromRequest<Arc<App>> for Received {
             activity.busy();
         }
         received.ignored = ignored;
+        received.client = client;
         Ok(received)
     }
 }
@@ -151,7 +158,7 @@ impl BodyLimits {
             }
             bytes.extend_from_slice(&data);
         }
-        Ok(Received { bytes, ignored: Ignored::default(), _memory: memory })
+        Ok(Received { bytes, ignored: Ignored::default(), client: None, _memory: memory })
     }
 
     fn check_size(&self, size: usize) -> Result<(), ApiError> {

@@ -2,12 +2,13 @@
 
 use std::sync::Arc;
 
-use axum::Json;
 use axum::extract::State;
+use axum::{Extension, Json};
 use serde_json::json;
-use stolon::{ChatMessage, ChatOptions, Request};
+use stolon::{ChatOptions, Request};
 
 use super::App;
+use super::access::Caller;
 use super::advice::Ignored;
 use super::chat::{messages, tools};
 use super::dialogue::{Tool, tool_use};
@@ -21,6 +22,7 @@ use crate::api::tokenize::{
 /// `POST /tokenize`.
 pub(super) async fn tokenize(
     State(app): State<Arc<App>>,
+    Extension(caller): Extension<Caller>,
     body: Received,
 ) -> Result<Json<Tokenized>, ApiError> {
     let ignored = body.ignored.clone();
@@ -32,7 +34,9 @@ pub(super) async fn tokenize(
         (Some(prompt), None) => text_tokens(&app, prompt, &request).await?,
         (None, Some(conversation)) => {
             let conversation = messages(conversation, &ignored)?;
-            chat_tokens(&app, conversation, request.chat_options(&app, &ignored)?).await?
+            let options = request.chat_options(&app, &ignored)?;
+            let request = Request::chat(conversation).chat_options(options);
+            app.engine.prompt_tokens(&caller.sign(request)).await?
         }
         (None, None) => return Err(ApiError::missing("prompt")),
         (Some(_), Some(_)) => {
@@ -50,7 +54,7 @@ pub(super) async fn tokenize(
         let texts = tokens.iter().map(|&token| token_text(&engine, token)).collect();
         Tokenized { count, max_model_len, tokens, token_strs: Some(texts) }
     };
-    Ok(Json(app.parser.run(count, with_texts).await?))
+    Ok(Json(app.parser.run(caller.identity, count, with_texts).await?))
 }
 
 /// `POST /detokenize`.
@@ -58,6 +62,7 @@ pub(super) async fn detokenize(
     State(app): State<Arc<App>>,
     body: Received,
 ) -> Result<Json<Detokenized>, ApiError> {
+    let client = body.client.clone();
     let request: DetokenizeRequest = app.parser.parse(body).await?;
     if let Some(model) = &request.model {
         app.check_model(model)?;
@@ -70,7 +75,7 @@ pub(super) async fn detokenize(
     let engine = app.engine.clone();
     let count = request.tokens.len();
     let decode = move || engine.detokenize(&request.tokens, false);
-    Ok(Json(Detokenized { prompt: app.parser.run(count, decode).await?? }))
+    Ok(Json(Detokenized { prompt: app.parser.run(client, count, decode).await?? }))
 }
 
 /// `GET /tokenizer_info`.
@@ -107,15 +112,6 @@ async fn text_tokens(
         return Err(only_with_messages("tools"));
     }
     Ok(app.engine.tokenize(prompt, request.add_special_tokens.unwrap_or(true)).await?)
-}
-
-async fn chat_tokens(
-    app: &App,
-    conversation: Vec<ChatMessage>,
-    options: ChatOptions,
-) -> Result<Vec<u32>, ApiError> {
-    let request = Request::chat(conversation).chat_options(options);
-    Ok(app.engine.prompt_tokens(&request).await?)
 }
 
 fn only_with_messages(param: &str) -> ApiError {

@@ -36,6 +36,7 @@ mod permits;
 mod pin_budget;
 mod policy;
 mod preempt;
+mod priority;
 mod queue;
 mod quota;
 mod request;
@@ -75,6 +76,7 @@ pub use memory::{
 };
 pub use permits::QueuePermit;
 pub use pin_budget::{PinBudget, Pinned};
+pub use priority::yield_to_computing;
 pub use quota::Quota;
 pub use request::{RequestOptions, SequenceRequest};
 pub use scheduler::Scheduler;

@@ -7,7 +7,7 @@ use std::sync::mpsc::{self, Receiver, Sender};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 
 use stolon_kvcache::Namespace;
-use stolon_scheduler::SaveRequest;
+use stolon_scheduler::{SaveRequest, yield_to_computing};
 
 use crate::disk::DiskTier;
 use crate::key::ChainKey;
@@ -17,10 +17,6 @@ use crate::tier::Tier;
 /// Maximum number of bytes of KV that are claimed and not written yet. When there are more, nothing
 /// is claimed: what is not stored now is offered again when it is used again.
 const CLAIMED_BYTES_MAX: usize = 256 << 20;
-
-/// Niceness of the thread, which then gets about a tenth of a core while all cores are busy.
-#[cfg(target_os = "linux")]
-const WRITER_NICENESS: i32 = 10;
 
 /// The queue of writes, and its thread. The thread ends when the queue and all claims are dropped
 /// and everything in it was written.
@@ -80,7 +76,6 @@ impl DiskWriter {
         let (queue, writes) = mpsc::channel();
         let own_tier = Arc::clone(&tier);
         let work = move || {
-            #[cfg(target_os = "linux")]
             yield_to_computing();
             run(&own_tier, &writes, &on_written);
         };
@@ -212,14 +207,6 @@ impl Drop for Claim {
         claimed.numbers.remove(&self.number);
         self.claims.ended.notify_all();
     }
-}
-
-/// Lowers the priority of the calling thread. No request waits for a write, but the kernels'
-/// threads wait for each other, so a core that is taken from one of them delays all.
-#[cfg(target_os = "linux")]
-fn yield_to_computing() {
-    // On Linux this sets the priority of one thread. Where it is refused, only speed is lost.
-    let _ = rustix::process::setpriority_process(None, WRITER_NICENESS);
 }
 
 fn run(tier: &DiskTier, writes: &Receiver<Write>, on_written: &dyn Fn(Vec<ChainKey>)) {

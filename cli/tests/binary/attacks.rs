@@ -3,15 +3,15 @@
 //! accounts for every block.
 //!
 //! `every_attack_is_survived` runs each attack once. `attacks_are_measured` repeats each of them
-//! alongside a normal client, with limited address space, and prints what the client and `/health`
-//! noticed of it:
+//! alongside a normal client with another address, with limited address space, and prints what that
+//! client and `/health` noticed of it:
 //!
 //! ```sh
 //! cargo test --release -p stolon-cli --test binary attacks_are_measured -- --ignored --nocapture
 //! ```
 
 use std::io::{Read, Write};
-use std::net::TcpStream;
+use std::net::{IpAddr, TcpStream};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -135,10 +135,11 @@ const ATTACKS: [(&str, Attack); 20] = [
 async fn every_attack_is_survived() {
     let template = template();
     let server = Server::start("demo", &arguments(&template));
-    let expected = normal_answer(&server).await;
+    let client = Client::from_address(&server, [127, 0, 0, 1]);
+    let expected = client.answer().await;
     for (name, attack) in ATTACKS {
         attack(&server).await;
-        assert_eq!(normal_answer(&server).await, expected, "after {name}");
+        assert_eq!(client.answer().await, expected, "after {name}");
         server.settled_audit().await;
         assert_eq!(server.get("/health").await.0, 200, "after {name}");
     }
@@ -150,44 +151,65 @@ async fn every_attack_is_survived() {
 
 /// Goal: with little address space no attack ends the server, and what they took is given back. The
 /// times are printed, not judged: they depend on the machine and on what else it does.
+#[cfg(target_os = "linux")]
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 #[ignore = "takes several minutes, and its figures need a quiet machine"]
 #[allow(clippy::print_stdout, reason = "it is a measurement")]
 async fn attacks_are_measured() {
     let template = template();
     let server = Arc::new(Server::start_limited("demo", &arguments(&template), "-v 4194304"));
+    // Clients elsewhere would not take the server's cores to make their large bodies.
+    let attackers = tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(2)
+        .enable_all()
+        .on_thread_start(yield_to_everybody)
+        .build()
+        .expect("a runtime");
     // Memory of the KV pool becomes resident when a block is first written.
     for seed in 0..6 {
         let prompt: Vec<u32> =
             (0..3_000).map(|i| 10 + (i * (seed + 3) + i / 7 * seed) % 100).collect();
         server.complete(json!({"prompt": prompt, "max_tokens": 1})).await;
     }
-    let expected = normal_answer(&server).await;
-    let quiet = Noticed::during(&server, tokio::time::sleep(Duration::from_secs(5))).await;
+    let client = Client::from_address(&server, [127, 0, 0, 2]);
+    let expected = client.answer().await;
+    let quiet = Noticed::during(&client, tokio::time::sleep(Duration::from_secs(5))).await;
     let resident = server.resident_bytes();
     println!("client median ms (ratio) | health p99 ms | resident MB | attack");
     quiet.print(&quiet, &server, "none");
     for (name, attack) in ATTACKS {
-        // In a task of its own, because it takes time to make large bodies.
         let attacked = Arc::clone(&server);
-        let attacker = tokio::spawn(async move {
+        let attacker = attackers.spawn(async move {
             let end = Instant::now() + Duration::from_secs(5);
             while Instant::now() < end {
                 attack(&attacked).await;
             }
         });
         let attacker = async { attacker.await.expect("the attack ends") };
-        let noticed = Noticed::during(&server, attacker);
+        let noticed = Noticed::during(&client, attacker);
         noticed.await.print(&quiet, &server, name);
-        assert_eq!(normal_answer(&server).await, expected, "after {name}");
+        assert_eq!(client.answer().await, expected, "after {name}");
         server.settled_audit().await;
     }
+    attackers.shutdown_background();
     tokio::time::sleep(Duration::from_secs(60)).await;
+    Noticed::during(&client, tokio::time::sleep(Duration::from_secs(5)))
+        .await
+        .print(&quiet, &server, "none");
     let after = server.resident_bytes();
     println!("resident: {} MB before, {} MB a minute after", resident >> 20, after >> 20);
     // How much of it the allocator keeps for each thread varies by up to 20 MB. An attack that kept
     // its bodies would leave hundreds.
     assert!(after <= resident + (32 << 20), "expected at most 32 MB more than before");
+}
+
+/// Lets every other thread have the core of the calling one at once.
+#[cfg(target_os = "linux")]
+fn yield_to_everybody() {
+    let thread = std::fs::read_link("/proc/thread-self").expect("the thread");
+    let id = thread.file_name().expect("an id").to_owned();
+    let set = std::process::Command::new("chrt").args(["--idle", "--pid", "0"]).arg(id).status();
+    assert!(set.expect("chrt runs").success());
 }
 
 /// A file with the template of the demo model, after a loop that a request chooses the length of.
@@ -207,6 +229,36 @@ fn arguments(template: &NamedTempFile) -> [&str; 4] {
     ["--num-blocks", "1024", "--chat-template", path]
 }
 
+/// A normal client.
+struct Client<'a> {
+    server: &'a Server,
+    http: reqwest::Client,
+}
+
+impl<'a> Client<'a> {
+    fn from_address(server: &'a Server, address: [u8; 4]) -> Self {
+        let http = reqwest::Client::builder().local_address(IpAddr::from(address)).build();
+        Self { server, http: http.expect("a client") }
+    }
+
+    /// The answer to its request.
+    async fn answer(&self) -> Value {
+        let body = json!({"messages": [
+            {"role": "system", "content": "The violet tent costs 45 crowns."},
+            {"role": "user", "content": "How much does the violet tent cost?"},
+        ], "max_tokens": 12, "temperature": 0});
+        let response = self.http.post(self.server.url(CHAT)).json(&body).send().await;
+        let mut reply: Value = response.expect("a response").json().await.expect("JSON");
+        assert!(reply["choices"].is_array(), "{reply}");
+        reply["choices"].take()
+    }
+
+    async fn check_health(&self) {
+        let response = self.http.get(self.server.url("/health")).send().await;
+        assert_eq!(response.expect("a response").status(), 200);
+    }
+}
+
 /// What a normal client and a health check notice of an attack, in milliseconds, sorted.
 struct Noticed {
     answers: Vec<f64>,
@@ -215,10 +267,10 @@ struct Noticed {
 
 impl Noticed {
     /// Asks and checks one after the other, each on its own connection, until the attack ends.
-    async fn during(server: &Server, attack: impl Future<Output = ()>) -> Self {
+    async fn during(client: &Client<'_>, attack: impl Future<Output = ()>) -> Self {
         let (ended, end) = tokio::sync::watch::channel(false);
-        let ask = async || drop(normal_answer(server).await);
-        let check = async || assert_eq!(server.get("/health").await.0, 200);
+        let ask = async || drop(client.answer().await);
+        let check = async || client.check_health().await;
         let attack = async {
             attack.await;
             ended.send_replace(true);
@@ -249,15 +301,6 @@ async fn times(ask: impl AsyncFn(), end: &tokio::sync::watch::Receiver<bool>) ->
     }
     times.sort_by(f64::total_cmp);
     times
-}
-
-/// The answer to a normal client's request.
-async fn normal_answer(server: &Server) -> Value {
-    let body = json!({"messages": [
-        {"role": "system", "content": "The violet tent costs 45 crowns."},
-        {"role": "user", "content": "How much does the violet tent cost?"},
-    ], "max_tokens": 12, "temperature": 0});
-    server.ok(CHAT, body).await["choices"].take()
 }
 
 async fn status(server: &Server, path: &str, body: String) -> u16 {
