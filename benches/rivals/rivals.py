@@ -14,7 +14,8 @@ medians, and the fastest run in brackets.
 
 If a virtual machine traps llama.cpp's AMX int8 instructions, leave `llama-q8` out of --engines and use
 `llama-q8-plain`; if it traps PyTorch's AMX instructions, set ONEDNN_MAX_CPU_ISA=AVX512_CORE_BF16. OpenVINO
-(`openvino`, `openvino-int8`, `openvino-int4`) runs if it is named; worker_openvino.py says what it needs.
+(`openvino`, `openvino-int8`, `openvino-int4`), `stolon-q4` and `llama-q4` run if they are named;
+worker_openvino.py says what OpenVINO needs.
 """
 
 import argparse
@@ -33,7 +34,9 @@ WORKS = [
     ("prefill 512", "prefill 512", 512),
     ("prefill 1088", "prefill 1,088", 1088),
     ("prefill 2048", "prefill 2,048", 2048),
+    ("prefill 8192", "prefill 8,192", 8192),
     ("decode 1 16", "decode of 1", 1),
+    ("decode 4 16", "decode of 4", 4),
     ("decode 8 16", "decode of 8", 8),
     ("decode 16 16", "decode of 16", 16),
 ]
@@ -83,12 +86,14 @@ def engines(folder, stolon, threads, names):
         "stolon-avx512": (own("hf"), {"STOLON_CPU_PATH": "avx512"}),
         "stolon-avx2": (own("hf"), {"STOLON_CPU_PATH": "avx2"}),
         "stolon-q8": (own("Q8_0.gguf"), {}),
+        "stolon-q4": (own("Q4_0.gguf"), {}),
         "torch": ([*python, HERE / "worker_torch.py", folder / "hf", threads], {}),
         "openvino": (openvino("fp16"), {}),
         "openvino-int8": (openvino("int8"), {}),
         "openvino-int4": (openvino("int4"), {}),
         "llama-bf16": (llama("BF16"), {}),
         "llama-q8": (llama("Q8_0"), {}),
+        "llama-q4": (llama("Q4_0"), {}),
         "llama-q8-plain": ([*llama("Q8_0"), "plain"], {}),
     }
     for library in ("stolon-bf16", "stolon-f32", "gemm-f32", "matrixmultiply-f32"):
@@ -105,7 +110,7 @@ def main():
     parser.add_argument("--stolon", type=pathlib.Path, default=HERE / "target/release/stolon-rivals", help="the Stolon worker")
     parser.add_argument("--rounds", type=int, default=5, help="measured rounds, after one to warm up")
     parser.add_argument("--threads", default=str(len(os.sched_getaffinity(0))), help="threads per engine")
-    parser.add_argument("--engines", nargs="*", help="engines to run; default: all but llama-q8-plain")
+    parser.add_argument("--engines", nargs="*", help="engines to run; default: those of bf16 and 8 bits, without OpenVINO")
     parser.add_argument("--linear", action="store_true", help="run one linear layer instead of a whole model")
     parser.add_argument("--works", nargs="*", help="run only tasks that begin with one of these words; default: all")
     options = parser.parse_args()

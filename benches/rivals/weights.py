@@ -1,7 +1,7 @@
 """Random weights of the shape of Qwen3-0.6B with a vocabulary of 32,768: 474 million parameters.
 
-weights.make(FOLDER) writes FOLDER/hf (safetensors in bf16, for PyTorch and Stolon) and FOLDER/BF16.gguf and
-FOLDER/Q8_0.gguf (for llama.cpp and Stolon) unless they are there.
+weights.make(FOLDER) writes FOLDER/hf (safetensors in bf16, for PyTorch and Stolon), and FOLDER/BF16.gguf,
+FOLDER/Q8_0.gguf and FOLDER/Q4_0.gguf (for llama.cpp and Stolon) unless they are there.
 """
 
 import json
@@ -102,6 +102,7 @@ def make(folder):
     (folder / "hf" / "config.json").write_text(json.dumps(CONFIG, indent=1))
     named = {hf: values for hf, _, values in both}
     save_file(named, folder / "hf" / "model.safetensors", metadata={"format": "pt"})
-    for kind in (gguf.GGMLQuantizationType.BF16, gguf.GGMLQuantizationType.Q8_0):
+    kinds = gguf.GGMLQuantizationType
+    for kind in (kinds.BF16, kinds.Q8_0, kinds.Q4_0):
         write_gguf(folder / f"{kind.name}.gguf", [(gg, values) for _, gg, values in both], kind)
     done.touch()

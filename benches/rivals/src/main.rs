@@ -17,7 +17,7 @@ use stolon_model::{CpuBackend, CpuOptions, KvBudget, LoadOptions, ModelSource, l
 
 /// Positions in the cache when decoding begins.
 const CONTEXT: usize = 512;
-/// Maximum number of positions of a sequence.
+/// Positions of each sequence. One alone may have as many as all together.
 const POSITIONS: usize = 2048;
 /// Maximum number of sequences.
 const SEQUENCES: usize = 16;
@@ -59,8 +59,9 @@ fn main() -> Result<(), Error> {
 
 /// A slice of `count` tokens of a sequence from position `start` on, with the logits of the last.
 fn slice(backend: &CpuBackend, sequence: usize, start: usize, count: usize) -> SequenceSlice {
-    let blocks = POSITIONS / backend.spec().block_size;
-    let first = sequence * blocks;
+    let block_size = backend.spec().block_size;
+    let first = sequence * POSITIONS / block_size;
+    let blocks = POSITIONS.max(start + count).div_ceil(block_size);
     let ids = (first..first + blocks).filter_map(|id| u32::try_from(id).ok());
     SequenceSlice {
         token_count: count,
