@@ -115,6 +115,20 @@ fn policies_order_their_victims() {
     }
 }
 
+/// Goal: a lease says which prefix it holds.
+#[test]
+fn a_lease_describes_its_prefix() {
+    let (mut writer, _reader) = prefix_tree(4).expect("a block size");
+    let tenant = Namespace::builder().salt("tenant").build();
+    put(&mut writer, &tenant, &[1, 2, 3, 4, 5, 6, 7, 8], 1);
+    let lease = writer.acquire(&tenant, &[1, 2, 3, 4, 5, 6, 7, 8, 9]);
+    assert_eq!((lease.block_size(), lease.len(), lease.blocks().len()), (4, 8, 2));
+    assert_eq!(*lease.namespace(), tenant);
+    let expected = format!("PrefixLease {{ namespace: {tenant:?}, positions: 8 }}");
+    assert_eq!(format!("{lease:?}"), expected);
+    assert_eq!(format!("{:?}", base()), "Namespace(base)");
+}
+
 /// Goal: the order of eviction can be replaced while the tree holds leaves, which are then evicted
 /// in the new order.
 #[test]

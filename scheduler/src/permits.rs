@@ -163,7 +163,11 @@ impl Drop for QueuePermit {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::OnceLock;
+
     use super::*;
+    use crate::tenant::TenantId;
+    use crate::wait::{Speeds, WaitingWork, Work};
 
     fn refused(result: Result<QueuePermit, EngineError>) -> bool {
         matches!(result, Err(EngineError::Overloaded { .. }))
@@ -198,6 +202,34 @@ mod tests {
         assert!(refused(limits.acquire(1)));
         drop(large);
         assert!(limits.acquire(1).is_ok());
+    }
+
+    /// Goal: the time until there is room is that of the request whose start makes it, whether the
+    /// number of requests or their tokens are the limit.
+    #[test]
+    fn room_is_predicted_from_the_start_that_makes_it() {
+        let waiting = |prefill| {
+            let work = Work { prefill, decode: 1.0, tenant: TenantId::default() };
+            WaitingWork { work, slack: 0, bound: 0 }
+        };
+        let limits = QueueLimits::new(4, 100);
+        let starts = OnceLock::from(vec![1.0, 2.0, 4.0, 8.0]);
+        let speeds = Speeds { prefill: 1.0, ..Speeds::default() };
+        let waiting = vec![waiting(10.0), waiting(20.0), waiting(30.0), waiting(40.0)];
+        limits.set_workload(Workload { waiting, starts, speeds, ..Workload::default() });
+        for (requests, queued, tokens, seconds) in [
+            (4, 100, 5, 1),  // After the first start there is room for 10.
+            (4, 100, 10, 1), // Exactly as much.
+            (4, 100, 11, 2),
+            (4, 100, 31, 4),
+            (4, 100, 1000, 8), // Never, but all will have started.
+            (4, 50, 5, 1),     // There are only too many requests.
+            (6, 50, 5, 4),
+            (2, 50, 5, 1), // There is room: the next start is near.
+        ] {
+            let time = limits.until_room(requests, queued, tokens);
+            assert_eq!(time, Duration::from_secs(seconds), "{requests} {queued} {tokens}");
+        }
     }
 
     #[test]
