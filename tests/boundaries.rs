@@ -29,7 +29,7 @@ const UNSAFE_FILES: &[&str] = &[
 ];
 
 /// Crates with the prefixes of crate names that must not be among their direct dependencies.
-const FORBIDDEN_DEPENDENCIES: [(&str, &[&str]); 13] = [
+const FORBIDDEN_DEPENDENCIES: [(&str, &[&str]); 14] = [
     ("cuda", &["tokio", "ractor", "stolon-scheduler", "stolon-actors", "stolon-text"]),
     ("kvcache", &["tokio", "ractor", "candle", "stolon-"]),
     (
@@ -72,6 +72,7 @@ const FORBIDDEN_DEPENDENCIES: [(&str, &[&str]); 13] = [
         ],
     ),
     ("loadgen", &["axum", "indicatif", "stolon-cli", "stolon-http", "stolon-gpu"]),
+    ("fleet", &["axum", "ractor", "stolon-actors", "stolon-scheduler", "stolon-http"]),
     ("gpu_check", &["axum", "indicatif", "stolon-cli", "stolon-http"]),
     // The first build in a checkout: nothing that the demonstration does not need.
     ("demo", &["clap", "hyper", "rustls", "tracing-subscriber", "stolon-", "ureq"]),

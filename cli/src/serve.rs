@@ -26,11 +26,13 @@ use stolon_http::{
 mod access;
 mod address;
 mod interrupts;
+mod kv_events;
 mod limits;
 
 use access::AccessArgs;
 use address::{AddressArgs, Bound};
 use interrupts::Interrupts;
+use kv_events::KvEventsArgs;
 use limits::LimitArgs;
 
 /// Arguments of `stolon serve`.
@@ -96,6 +98,8 @@ pub struct ServeArgs {
     #[command(flatten)]
     limits: LimitArgs,
     #[command(flatten)]
+    kv_events: KvEventsArgs,
+    #[command(flatten)]
     traces: TracesArgs,
     #[command(flatten)]
     engine: EngineArgs,
@@ -160,6 +164,7 @@ impl ServeArgs {
         let options = self.router_options()?;
         let certificate = self.tls.read()?;
         let tls = certificate.as_ref().map(Certificate::acceptor).transpose()?;
+        let kv_events = self.kv_events.read()?;
         let api_keys = options.access.api_keys.clone();
         let can_reload = certificate.is_some() || self.access.api_key_file.is_some();
         let mut interrupts = Interrupts::new(can_reload).context("cannot receive signals")?;
@@ -175,6 +180,7 @@ impl ServeArgs {
             engine = engine => engine?,
             () = interrupts.stop(reload) => return Ok(()),
         };
+        let _publisher = kv_events::start(kv_events.as_ref(), &engine).await?;
         gate.open(router(engine.clone(), options));
         announce(&engine, &address);
         let has_stopped = tokio::select! {

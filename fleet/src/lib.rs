@@ -1,0 +1,61 @@
+//! What makes a Stolon engine a worker behind a router that routes by cached prefixes.
+//!
+//! [`KvEventPublisher`] publishes every change of the prefix cache in the wire format of vLLM's KV
+//! events: a ZeroMQ PUB socket, and a ROUTER socket that replays what a subscriber has missed.
+//! NVIDIA Dynamo, llm-d and the vLLM production stack read it.
+//!
+//! ```no_run
+//! use stolon::Engine;
+//! use stolon_fleet::{KvEventPublisher, KvEventsConfig};
+//!
+//! # async fn publish() -> Result<(), Box<dyn std::error::Error>> {
+//! let engine = Engine::builder().model("Qwen/Qwen3-0.6B").build().await?;
+//! let config: KvEventsConfig = r#"{"enable_kv_cache_events": true,
+//!     "endpoint": "tcp://*:5557", "replay_endpoint": "tcp://*:5558"}"#.parse()?;
+//! let publisher = KvEventPublisher::start(&engine, &config).await?;
+//! println!("events at {}", publisher.endpoint());
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! # The wire format
+//!
+//! Each message on the PUB socket has three frames: the topic, a sequence number (8 bytes,
+//! big-endian, counted from 0), and a batch in MessagePack. A batch is an array of the time in
+//! seconds since 1970, the events, and nil (the rank, which Stolon does not have). Each event is a
+//! map whose `type` is one of
+//!
+//! * `BlockStored`: `block_hashes`, `parent_block_hash` (nil at the start of a prompt), `token_ids`
+//!   (`block_size` for each hash), `block_size`, `lora_id` and `lora_name` (nil), `medium`, and
+//!   `extra_keys` for the first blocks of a namespace other than the base one: its digest, from
+//!   which a cache salt cannot be computed;
+//! * `BlockRemoved`: `block_hashes`, `medium`;
+//! * `AllBlocksCleared`: the first event of a process, and after an engine's restart.
+//!
+//! `medium` is `GPU`, vLLM's name for the memory that the model computes from, also on a CPU. What
+//! the disk and object tiers hold is not published. Hashes are 64-bit integers. They are chained:
+//! the hash of a block depends on its namespace and on all positions up to its end, and is the same
+//! in every process; those in a namespace with a salt only if the processes share its key.
+//!
+//! A request to the ROUTER socket is an empty frame and the first sequence number that is wanted.
+//! The reply is one message for each batch since then that is still kept (an empty frame, topic,
+//! number, batch), and one with the number 2^64 - 1 at the end. If that number is too old, the
+//! first reply has the number of the last batch before those that follow, and its events are
+//! `AllBlocksCleared` and a `BlockStored` for everything that is cached, so that a router which
+//! restarts knows the whole cache.
+//!
+//! # Slow subscribers
+//!
+//! The engine never waits. A subscriber that is more than `hwm` batches behind loses the next ones,
+//! sees a gap in the sequence numbers, and asks for a replay. One that takes nothing at all for
+//! half a minute is disconnected. Token ids are published as they are: use a private network.
+
+#![forbid(unsafe_code)]
+
+mod config;
+mod publisher;
+mod replay;
+mod wire;
+
+pub use config::{ConfigError, KvEventsConfig, PublisherKind};
+pub use publisher::{KvEventCounts, KvEventPublisher, PublishError};

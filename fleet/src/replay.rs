@@ -1,0 +1,198 @@
+//! [`Kept`]: the last batches, for subscribers that have missed some, and the ROUTER socket that
+//! sends them again.
+
+use std::collections::VecDeque;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use bytes::Bytes;
+use omq_tokio::{Message, Socket};
+use stolon::{CacheEvent, Engine};
+
+use crate::publisher::Counters;
+use crate::wire;
+
+/// Maximum number of bytes of batches that are kept, and of one message in a reply's queue.
+const KEPT_BYTES_MAX: usize = 64 << 20;
+/// The time in which a reply must have been taken.
+const REPLY_TIME: Duration = Duration::from_secs(10);
+/// For how long a snapshot is used again, so that many requests cost the engine one.
+const SNAPSHOT_TIME: Duration = Duration::from_secs(1);
+/// The number of the message that ends a reply.
+const END: u64 = u64::MAX;
+
+/// The batches that can be sent again.
+#[derive(Debug)]
+pub(crate) struct Kept {
+    batches: Mutex<Batches>,
+    /// Maximum number of batches.
+    most: usize,
+}
+
+#[derive(Debug, Default)]
+struct Batches {
+    /// Those with the numbers before `next`, without gaps.
+    last: VecDeque<Bytes>,
+    bytes: usize,
+    /// The number of the next batch.
+    next: u64,
+}
+
+impl Kept {
+    pub(crate) fn new(most: usize) -> Kept {
+        Kept { batches: Mutex::default(), most }
+    }
+
+    /// Numbers a batch and keeps it, in place of older ones.
+    pub(crate) fn add(&self, batch: &Bytes) -> u64 {
+        let mut batches = self.lock();
+        batches.bytes += batch.len();
+        batches.last.push_back(batch.clone());
+        while batches.last.len() > self.most || batches.bytes > KEPT_BYTES_MAX {
+            let Some(oldest) = batches.last.pop_front() else { break };
+            batches.bytes -= oldest.len();
+        }
+        batches.next += 1;
+        batches.next - 1
+    }
+
+    /// The batches from a number on; `None` if some of them are no longer kept.
+    fn since(&self, number: u64) -> Option<Vec<(u64, Bytes)>> {
+        let batches = self.lock();
+        let oldest = batches.next - batches.last.len() as u64;
+        let skipped = number.checked_sub(oldest)?;
+        let skipped = usize::try_from(skipped).unwrap_or(usize::MAX);
+        Some((oldest..).zip(batches.last.iter().cloned()).skip(skipped).collect())
+    }
+
+    /// The number of the next batch.
+    fn next(&self) -> u64 {
+        self.lock().next
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Batches> {
+        // No statement panics between two that belong together.
+        self.batches.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Answers requests for missed batches, one after the other.
+pub(crate) struct Replay {
+    pub(crate) engine: Engine,
+    pub(crate) kept: Arc<Kept>,
+    pub(crate) counters: Arc<Counters>,
+    pub(crate) topic: Bytes,
+    pub(crate) socket: Socket,
+    /// The number of the last batch that a snapshot includes, the snapshot, and its time.
+    pub(crate) snapshot: Option<(u64, Bytes, Instant)>,
+}
+
+impl Replay {
+    /// Serves until the socket is closed.
+    pub(crate) async fn serve(mut self) {
+        while let Ok(request) = self.socket.recv().await {
+            let Some((client, first)) = parse(&request) else {
+                tracing::debug!(frames = request.len(), "not a request for KV events");
+                continue;
+            };
+            self.counters.replays.add(1);
+            // A client that has gone or takes nothing must not hold up others.
+            match tokio::time::timeout(REPLY_TIME, self.reply(client, first)).await {
+                Ok(Ok(())) => {}
+                Ok(Err(error)) => tracing::debug!(%error, "a replay of KV events was not taken"),
+                Err(_) => tracing::debug!("a replay of KV events was not taken in time"),
+            }
+        }
+    }
+
+    async fn reply(&mut self, client: Bytes, first: u64) -> Result<(), omq_tokio::Error> {
+        for (number, batch) in self.since(first).await {
+            self.send(&client, self.topic.clone(), number, batch).await?;
+        }
+        self.send(&client, Bytes::new(), END, Bytes::new()).await
+    }
+
+    async fn send(
+        &self,
+        client: &Bytes,
+        topic: Bytes,
+        number: u64,
+        batch: Bytes,
+    ) -> Result<(), omq_tokio::Error> {
+        let number = Bytes::copy_from_slice(&number.to_be_bytes());
+        let frames = [client.clone(), Bytes::new(), topic, number, batch];
+        self.socket.send(Message::multipart(frames)).await
+    }
+
+    /// The batches from `first` on or, if they are no longer kept, the cache as it is and what
+    /// followed.
+    async fn since(&mut self, first: u64) -> Vec<(u64, Bytes)> {
+        if let Some(batches) = self.kept.since(first) {
+            return batches;
+        }
+        let usable = |(number, _, made): &(u64, Bytes, Instant)| {
+            made.elapsed() < SNAPSHOT_TIME && self.kept.since(number + 1).is_some()
+        };
+        if !self.snapshot.as_ref().is_some_and(usable) {
+            self.snapshot = self.take_snapshot().await;
+        }
+        let Some((number, snapshot, _)) = &self.snapshot else { return Vec::new() };
+        let mut batches = vec![(*number, snapshot.clone())];
+        batches.extend(self.kept.since(number + 1).unwrap_or_default());
+        batches
+    }
+
+    /// What is cached. The number is read first: a batch that is published meanwhile is both in the
+    /// snapshot and sent after it, and what was sent twice is known twice. `None` while the engine
+    /// restarts: then everything is published anew soon.
+    async fn take_snapshot(&self) -> Option<(u64, Bytes, Instant)> {
+        let last = self.kept.next().checked_sub(1)?;
+        let mut events = self.engine.cache().events(1).await.ok()?;
+        let stored = events.take_snapshot().events;
+        let batch = wire::encode([CacheEvent::Cleared].iter().chain(&stored));
+        Some((last, batch, Instant::now()))
+    }
+}
+
+/// The identity of a client, and the first number that it asks for.
+fn parse(request: &Message) -> Option<(Bytes, u64)> {
+    if request.len() != 3 || !request.part_bytes(1)?.is_empty() {
+        return None;
+    }
+    let number: [u8; 8] = request.part_bytes(2)?[..].try_into().ok()?;
+    Some((request.part_bytes(0)?, u64::from_be_bytes(number)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Goal: the last batches are kept, and a number before them is known to be too old.
+    #[test]
+    fn the_last_batches_are_kept() {
+        let kept = Kept::new(2);
+        assert_eq!(kept.since(0), Some(Vec::new()));
+        let batch = |byte: u8| Bytes::from(vec![byte]);
+        for number in 0..5 {
+            assert_eq!(kept.add(&batch(number as u8)), number);
+        }
+        assert_eq!(kept.since(2), None);
+        assert_eq!(kept.since(3), Some(vec![(3, batch(3)), (4, batch(4))]));
+        assert_eq!(kept.since(4), Some(vec![(4, batch(4))]));
+        assert_eq!(kept.since(5), Some(Vec::new()));
+        assert_eq!(kept.since(END), Some(Vec::new()));
+    }
+
+    /// Goal: the memory of large batches is bounded, too.
+    #[test]
+    fn bytes_are_bounded() {
+        let kept = Kept::new(1000);
+        let large = Bytes::from(vec![0; KEPT_BYTES_MAX / 2]);
+        for _ in 0..3 {
+            kept.add(&large);
+        }
+        assert_eq!(kept.since(1).map(|batches| batches.len()), Some(2));
+        kept.add(&Bytes::from(vec![0; KEPT_BYTES_MAX + 1]));
+        assert_eq!((kept.since(3), kept.since(4)), (None, Some(Vec::new())));
+    }
+}

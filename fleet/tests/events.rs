@@ -1,0 +1,310 @@
+//! KV events over real sockets: what subscribers know is what the engine has cached.
+
+use std::collections::{HashMap, HashSet};
+use std::time::Duration;
+
+use omq_tokio::{Endpoint, Message, Options, Socket, SocketType};
+use serde::Deserialize;
+use stolon::{CacheEvent, Engine, Request};
+use stolon_backend::fake::{FakeBackend, FakeOptions};
+use stolon_fleet::{KvEventPublisher, KvEventsConfig, PublishError};
+
+/// An event as a router would decode it: every field of the format is required.
+#[derive(Debug, Deserialize)]
+#[serde(tag = "type", deny_unknown_fields)]
+enum KvEvent {
+    BlockStored {
+        block_hashes: Vec<u64>,
+        parent_block_hash: Option<u64>,
+        token_ids: Vec<u32>,
+        block_size: usize,
+        lora_id: Option<u32>,
+        medium: String,
+        lora_name: Option<String>,
+        extra_keys: Option<Vec<Option<(String,)>>>,
+    },
+    BlockRemoved {
+        block_hashes: Vec<u64>,
+        medium: String,
+    },
+    AllBlocksCleared {},
+}
+
+type Batch = (f64, Vec<KvEvent>, Option<u32>);
+
+/// A router's copy of the index: the parent of each block.
+#[derive(Debug, Default)]
+struct Copy {
+    parents: HashMap<u64, Option<u64>>,
+    /// The number of the next batch.
+    next: u64,
+    removed: usize,
+}
+
+impl Copy {
+    fn apply(&mut self, batch: &[u8]) {
+        let (time, events, rank): Batch = rmp_serde::from_slice(batch).expect("a batch");
+        assert!(time > 1.7e9 && rank.is_none());
+        for event in events {
+            match event {
+                KvEvent::BlockStored {
+                    block_hashes,
+                    mut parent_block_hash,
+                    token_ids,
+                    block_size,
+                    lora_id,
+                    medium,
+                    lora_name,
+                    extra_keys,
+                } => {
+                    assert_eq!((block_size, token_ids.len()), (16, 16 * block_hashes.len()));
+                    assert_eq!((lora_id, lora_name, medium.as_str()), (None, None, "GPU"));
+                    let blocks = extra_keys.map_or(block_hashes.len(), |keys| keys.len());
+                    assert_eq!(blocks, block_hashes.len());
+                    for hash in block_hashes {
+                        let known = parent_block_hash.is_none_or(|p| self.parents.contains_key(&p));
+                        assert!(known, "an orphan");
+                        self.parents.insert(hash, parent_block_hash);
+                        parent_block_hash = Some(hash);
+                    }
+                }
+                KvEvent::BlockRemoved { block_hashes, medium } => {
+                    assert_eq!(medium, "GPU");
+                    self.removed += block_hashes.len();
+                    for hash in block_hashes {
+                        self.parents.remove(&hash).expect("a block that was stored");
+                    }
+                }
+                KvEvent::AllBlocksCleared {} => self.parents.clear(),
+            }
+        }
+    }
+
+    /// Receives batches until the copy has these blocks.
+    async fn follow(&mut self, subscriber: &Socket, topic: &str, expected: &HashSet<u64>) {
+        while self.parents.keys().copied().collect::<HashSet<_>>() != *expected {
+            let message = receive(subscriber).await;
+            assert_eq!(message.len(), 3);
+            assert_eq!(&message[0], topic.as_bytes());
+            assert_eq!(number(&message[1]), self.next, "a gap");
+            self.next += 1;
+            self.apply(&message[2]);
+        }
+    }
+}
+
+fn number(frame: &[u8]) -> u64 {
+    u64::from_be_bytes(frame.try_into().expect("8 bytes"))
+}
+
+async fn receive(socket: &Socket) -> Message {
+    let message = tokio::time::timeout(Duration::from_secs(20), socket.recv()).await;
+    message.expect("a message in time").expect("an open socket")
+}
+
+async fn engine(blocks: usize) -> Engine {
+    let options =
+        FakeOptions { block_count: blocks, max_positions: 8192, ..FakeOptions::default() };
+    let backend = Box::new(FakeBackend::new(options));
+    Engine::builder().backend("fake", backend).build().await.expect("an engine")
+}
+
+fn config(more: &str) -> KvEventsConfig {
+    let text = format!(
+        r#"{{"enable_kv_cache_events": true, "endpoint": "tcp://*:0",
+             "replay_endpoint": "tcp://*:0"{more}}}"#
+    );
+    text.parse().expect("a configuration")
+}
+
+/// The bound address, on this machine.
+fn local(endpoint: &str) -> Endpoint {
+    let (_, port) = endpoint.rsplit_once(':').expect("a port");
+    format!("tcp://127.0.0.1:{port}").parse().expect("an address")
+}
+
+async fn connect(kind: SocketType, endpoint: &str, options: Options) -> Socket {
+    let socket = Socket::new(kind, options);
+    socket.connect(local(endpoint)).await.expect("an address");
+    socket
+}
+
+/// A subscriber that receives everything from now on.
+async fn subscribe(publisher: &KvEventPublisher, topic: &str) -> Socket {
+    let subscriber = connect(SocketType::Sub, publisher.endpoint(), Options::new()).await;
+    subscriber.subscribe(topic.to_owned()).await.expect("a topic");
+    tokio::time::sleep(Duration::from_millis(300)).await;
+    subscriber
+}
+
+/// What is replayed from a number on: numbers and batches.
+async fn replay(publisher: &KvEventPublisher, from: u64) -> Vec<(u64, Vec<u8>)> {
+    let endpoint = publisher.replay_endpoint().expect("a second address");
+    let client = connect(SocketType::Dealer, endpoint, Options::new()).await;
+    let request = [Vec::new(), from.to_be_bytes().to_vec()];
+    client.send(Message::multipart(request)).await.expect("sent");
+    let mut batches = Vec::new();
+    loop {
+        let message = receive(&client).await;
+        assert_eq!((message.len(), message[0].len()), (4, 0));
+        match number(&message[2]) {
+            u64::MAX => return batches,
+            number => batches.push((number, message[3].to_vec())),
+        }
+    }
+}
+
+/// A prompt of `blocks` blocks, different for each seed.
+fn prompt(seed: u32, blocks: u32) -> Request {
+    let positions = 0..16 * blocks;
+    let tokens = positions.map(|i| if i == 0 { 10 + seed % 200 } else { 10 + (i * 7 + seed) % 90 });
+    Request::tokens(tokens.collect::<Vec<_>>()).max_tokens(1)
+}
+
+/// The hashes of all cached blocks, by the engine.
+async fn cached(engine: &Engine) -> HashSet<u64> {
+    let events = engine.cache().events(1).await.expect("a snapshot");
+    let stored = events.snapshot().events.iter().filter_map(|event| match event {
+        CacheEvent::Stored { hashes, .. } => Some(hashes.clone()),
+        _ => None,
+    });
+    stored.flatten().collect()
+}
+
+/// Goal: a subscriber's copy of the index follows the engine through storing, salts, eviction and
+/// flushes, without a gap, an orphan, or another event than the format has.
+#[tokio::test(flavor = "multi_thread")]
+async fn subscribers_follow_the_cache() {
+    let engine = engine(64).await;
+    let topic = "kv@10.0.0.7@model";
+    let config = config(&format!(r#", "topic": "{topic}""#));
+    let publisher = KvEventPublisher::start(&engine, &config).await.expect("free ports");
+    let subscriber = subscribe(&publisher, topic).await;
+    let other = subscribe(&publisher, "another topic").await;
+    let mut copy = Copy { next: 1, ..Copy::default() }; // The first was sent before.
+    for seed in 0..30 {
+        engine.cache().warm(prompt(seed, 1 + seed % 7)).await.expect("it fits");
+        copy.follow(&subscriber, topic, &cached(&engine).await).await;
+    }
+    assert!(copy.removed > 0, "some were evicted");
+    let salted = prompt(3, 2).cache_salt("a secret");
+    engine.cache().warm(salted).await.expect("it fits");
+    copy.follow(&subscriber, topic, &cached(&engine).await).await;
+    engine.cache().flush().await.expect("a running engine");
+    copy.follow(&subscriber, topic, &HashSet::new()).await;
+    assert!(other.try_recv().is_err(), "it has subscribed to another topic");
+    let counts = publisher.counts();
+    assert_eq!((counts.batches, counts.snapshots), (copy.next, 1));
+    engine.shutdown().await;
+}
+
+/// Goal: who was not there learns the whole cache: from the batches that are kept or, if they are
+/// too few, from a snapshot and what followed.
+#[tokio::test(flavor = "multi_thread")]
+async fn missed_batches_are_replayed() {
+    for (steps, kept) in [(10_000, true), (2, false)] {
+        let engine = engine(64).await;
+        let config = config(&format!(r#", "buffer_steps": {steps}"#));
+        let publisher = KvEventPublisher::start(&engine, &config).await.expect("free ports");
+        let subscriber = subscribe(&publisher, "").await;
+        let mut copy = Copy { next: 1, ..Copy::default() };
+        for seed in 0..20 {
+            engine.cache().warm(prompt(seed, 5)).await.expect("it fits");
+            copy.follow(&subscriber, "", &cached(&engine).await).await;
+        }
+        let all = replay(&publisher, 0).await;
+        assert_eq!(all.len() as u64 == copy.next, kept);
+        let numbers: Vec<u64> = all.iter().map(|(number, _)| *number).collect();
+        assert!(numbers.is_sorted() && numbers.last() == Some(&(copy.next - 1)), "{numbers:?}");
+        let mut late = Copy::default();
+        all.iter().for_each(|(_, batch)| late.apply(batch));
+        assert_eq!(late.parents, copy.parents);
+        assert_eq!(replay(&publisher, copy.next - 1).await.len(), 1);
+        assert_eq!(replay(&publisher, copy.next).await, []);
+        assert_eq!(replay(&publisher, u64::MAX).await, []);
+        assert_eq!(publisher.counts().replays, 4);
+        engine.shutdown().await;
+    }
+}
+
+/// Goal: what is no request for a replay is ignored, and the next client is answered.
+#[tokio::test(flavor = "multi_thread")]
+async fn other_messages_are_ignored() {
+    let engine = engine(16).await;
+    let publisher = KvEventPublisher::start(&engine, &config("")).await.expect("free ports");
+    let endpoint = publisher.replay_endpoint().expect("a second address");
+    let client = connect(SocketType::Dealer, endpoint, Options::new()).await;
+    for frames in [vec![vec![]], vec![vec![], vec![1]], vec![vec![0; 8]], vec![vec![0; 60_000]; 9]]
+    {
+        client.send(Message::multipart(frames)).await.expect("sent");
+    }
+    assert_eq!(replay(&publisher, 0).await.len(), 1);
+    assert_eq!(publisher.counts().replays, 1);
+}
+
+/// Goal: a subscriber that reads nothing holds up neither the engine nor another subscriber, whose
+/// batches have no gap.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_slow_subscriber_is_left_behind() {
+    let engine = engine(256).await;
+    let publisher = KvEventPublisher::start(&engine, &config(r#", "hwm": 8"#)).await;
+    let publisher = publisher.expect("free ports");
+    let endpoint = publisher.endpoint();
+    let slow = connect(SocketType::Sub, endpoint, Options::new().recv_hwm(1)).await;
+    slow.subscribe("").await.expect("a topic");
+    let subscriber = subscribe(&publisher, "").await;
+    let mut copy = Copy { next: 1, ..Copy::default() };
+    for seed in 0..300 {
+        engine.cache().warm(prompt(seed, 100)).await.expect("it fits");
+        copy.follow(&subscriber, "", &cached(&engine).await).await;
+    }
+    assert!(copy.next > 300);
+    engine.shutdown().await;
+}
+
+/// Goal: a batch that describes a large cache arrives whole.
+#[tokio::test(flavor = "multi_thread")]
+async fn large_batches_arrive() {
+    let engine = engine(4096).await;
+    for seed in 0..40 {
+        engine.cache().warm(prompt(seed, 100)).await.expect("it fits");
+    }
+    let publisher = KvEventPublisher::start(&engine, &config("")).await.expect("free ports");
+    let all = replay(&publisher, 0).await;
+    let mut copy = Copy::default();
+    all.iter().for_each(|(_, batch)| copy.apply(batch));
+    assert!(all[0].1.len() > 64 << 10, "{} bytes", all[0].1.len());
+    assert_eq!(copy.parents.keys().copied().collect::<HashSet<_>>(), cached(&engine).await);
+}
+
+/// Goal: addresses that cannot be used, and a configuration that publishes nothing, are errors.
+#[tokio::test(flavor = "multi_thread")]
+async fn wrong_addresses_are_errors() {
+    let engine = engine(16).await;
+    let nothing = KvEventPublisher::start(&engine, &KvEventsConfig::default()).await;
+    assert!(matches!(nothing, Err(PublishError::Disabled)));
+    let publisher = KvEventPublisher::start(&engine, &config("")).await.expect("free ports");
+    let port = publisher.endpoint().rsplit_once(':').expect("a port").1;
+    for endpoint in [format!("tcp://*:{port}"), "tcp://*:99999".into(), "ipc:///no/dir/x".into()] {
+        let (mut of_events, mut of_replays) = (config(""), config(""));
+        of_events.endpoint = endpoint.clone();
+        of_replays.replay_endpoint = Some(endpoint.clone());
+        for config in [of_events, of_replays] {
+            let error = KvEventPublisher::start(&engine, &config).await.expect_err("not usable");
+            assert!(error.to_string().contains(&endpoint), "{error}");
+        }
+    }
+}
+
+/// Goal: the publisher ends with the engine, and an engine can be published again.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_publisher_can_be_replaced() {
+    let engine = engine(64).await;
+    engine.cache().warm(prompt(1, 3)).await.expect("it fits");
+    for _ in 0..2 {
+        let publisher = KvEventPublisher::start(&engine, &config("")).await.expect("free ports");
+        let mut copy = Copy::default();
+        replay(&publisher, 0).await.iter().for_each(|(_, batch)| copy.apply(batch));
+        assert_eq!(copy.parents.len(), 3);
+    }
+}
