@@ -308,3 +308,45 @@ async fn a_publisher_can_be_replaced() {
         assert_eq!(copy.parents.len(), 3);
     }
 }
+
+/// Goal: a million events arrive without a gap and take a bounded amount of memory, although another
+/// subscriber reads nothing.
+#[tokio::test(flavor = "multi_thread")]
+#[ignore = "takes a minute when optimised"]
+#[allow(clippy::print_stdout, reason = "it is a measurement")]
+async fn a_million_events_arrive() {
+    let engine = engine(256).await;
+    let config = config(r#", "hwm": 1000, "buffer_steps": 1000"#);
+    let publisher = KvEventPublisher::start(&engine, &config).await.expect("free ports");
+    let endpoint = publisher.endpoint();
+    let slow = connect(SocketType::Sub, endpoint, Options::new().recv_hwm(1)).await;
+    slow.subscribe("").await.expect("a topic");
+    let subscriber = subscribe(&publisher, "").await;
+    let mut copy = Copy { next: 1, ..Copy::default() };
+    let mut resident = 0;
+    let mut seed = 0;
+    while publisher.counts().events < 1_000_000 {
+        for _ in 0..100 {
+            seed += 1;
+            let tokens: Vec<u32> = (0..16).map(|i| seed >> (2 * i) & 3).collect();
+            engine.cache().warm(Request::tokens(tokens).max_tokens(1)).await.expect("it fits");
+        }
+        copy.follow(&subscriber, "", &cached(&engine).await).await;
+        if resident == 0 && publisher.counts().events > 100_000 {
+            resident = resident_bytes();
+        }
+    }
+    let grown = resident_bytes().saturating_sub(resident);
+    let counts = publisher.counts();
+    println!("{counts:?}, {} kB more memory for the last 900,000 events", grown >> 10);
+    assert!(grown < 16 << 20, "{grown} bytes");
+    assert_eq!((counts.snapshots, counts.batches), (1, copy.next));
+    engine.shutdown().await;
+}
+
+/// Resident memory of this process.
+fn resident_bytes() -> u64 {
+    let status = std::fs::read_to_string("/proc/self/status").expect("Linux describes the process");
+    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).expect("VmRSS");
+    line.trim().trim_end_matches(" kB").parse::<u64>().expect("a number") << 10
+}
