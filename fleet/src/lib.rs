@@ -27,8 +27,8 @@
 //!
 //! * `BlockStored`: `block_hashes`, `parent_block_hash` (nil at the start of a prompt), `token_ids`
 //!   (`block_size` for each hash), `block_size`, `lora_id` and `lora_name` (nil), `medium`, and
-//!   `extra_keys` for the first blocks of a namespace other than the base one: its digest, from
-//!   which a cache salt cannot be computed;
+//!   `extra_keys` for the first blocks of a namespace other than the base one:
+//!   `dynamo-cache-salt:` and its digest, from which a cache salt cannot be computed;
 //! * `BlockRemoved`: `block_hashes`, `medium`;
 //! * `AllBlocksCleared`: the first event of a process, and after an engine's restart.
 //!

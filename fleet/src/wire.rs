@@ -9,6 +9,10 @@ use stolon::{CacheEvent, Namespace};
 /// vLLM's name for the memory that the model computes from.
 const MEDIUM: &str = "GPU";
 
+/// By this prefix Dynamo knows the key of a namespace from others, and keeps its blocks apart. To
+/// other routers the whole key is opaque.
+const NAMESPACE_PREFIX: &str = "dynamo-cache-salt:";
+
 /// An event. Its variants and fields have the names of the wire format, in its order.
 #[derive(Serialize)]
 #[serde(tag = "type")]
@@ -71,10 +75,11 @@ impl<'a> KvEvent<'a> {
 
 /// The namespace, as the key of the first of these blocks. The other hashes follow from it.
 fn extra_keys(namespace: Namespace, blocks: usize) -> Vec<Option<[String; 1]>> {
-    let digest: String = namespace.to_bytes().iter().map(|byte| format!("{byte:02x}")).collect();
+    let mut key = NAMESPACE_PREFIX.to_owned();
+    key.extend(namespace.to_bytes().iter().map(|byte| format!("{byte:02x}")));
     let mut keys = vec![None; blocks];
     if let Some(first) = keys.first_mut() {
-        *first = Some([digest]);
+        *first = Some([key]);
     }
     keys
 }
@@ -143,7 +148,7 @@ mod tests {
             hashes: vec![1, 2],
             positions: vec![5; 4],
         };
-        let digest = "ab".repeat(32);
+        let digest = format!("dynamo-cache-salt:{}", "ab".repeat(32));
         let has_digest = |event| {
             let bytes = encode([&event]);
             bytes.windows(digest.len()).filter(|part| *part == digest.as_bytes()).count()
