@@ -113,7 +113,8 @@ mod tests {
         assert_eq!(block_on(long.run(None, || 3)).expect("done"), 3);
     }
 
-    /// Goal: work that nobody waits for any more is not begun, and what it holds is released.
+    /// Goal: work whose future was dropped before its turn is not begun, and what it holds is
+    /// released.
     #[test]
     fn work_that_was_given_up_is_not_begun() {
         let long = LongWork::start().expect("threads");

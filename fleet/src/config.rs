@@ -157,7 +157,7 @@ mod tests {
             (r#"{"enable_kv_cache_events": true, "publisher": "null"}"#, false, true),
             (r#"{"enable_kv_cache_events": true, "endpoint": "tcp://router:1"}"#, true, false),
             (r#"{"enable_kv_cache_events": true, "endpoint": "tcp://[::]:1"}"#, true, true),
-            (r#"{"enable_kv_cache_events": true, "endpoint": "ipc:///tmp/x"}"#, true, true),
+            (r#"{"enable_kv_cache_events": true, "endpoint": "ipc:///run/x"}"#, true, true),
         ] {
             let config: KvEventsConfig = text.parse().expect("a configuration");
             assert_eq!((config.publishes(), config.binds()), (publishes, binds), "{text}");

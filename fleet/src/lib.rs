@@ -47,7 +47,7 @@
 //! # Slow subscribers
 //!
 //! The engine never waits. A subscriber that is more than `hwm` batches behind loses the next ones,
-//! sees a gap in the sequence numbers, and asks for a replay. One that takes nothing at all for
+//! sees a gap in the sequence numbers, and requests a replay. One that takes nothing at all for
 //! half a minute is disconnected. Token ids are published as they are: use a private network.
 
 #![forbid(unsafe_code)]

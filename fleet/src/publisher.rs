@@ -41,7 +41,7 @@ pub enum PublishError {
     Endpoint {
         /// The address.
         endpoint: String,
-        /// Why.
+        /// The reason.
         reason: String,
     },
 }
@@ -198,6 +198,18 @@ fn refused(endpoint: &str, error: &omq_tokio::Error) -> PublishError {
     PublishError::Endpoint { endpoint: endpoint.to_owned(), reason: error.to_string() }
 }
 
+/// The events that turn any copy of the index into the index of the engine, and the changes that
+/// follow them, in a queue of at most `capacity`.
+pub(crate) async fn subscribe(
+    engine: &Engine,
+    capacity: usize,
+) -> Result<(Vec<CacheEvent>, CacheEvents), Error> {
+    let mut live = engine.cache().events(capacity).await?;
+    let mut whole = vec![CacheEvent::Cleared];
+    whole.append(&mut live.take_snapshot().events);
+    Ok((whole, live))
+}
+
 /// The task that publishes.
 struct Publishing {
     engine: Engine,
@@ -225,9 +237,7 @@ impl Publishing {
 
     /// Publishes what is cached. Returns the changes from then on.
     async fn begin(&self) -> Result<CacheEvents, Error> {
-        let mut live = self.engine.cache().events(self.queue).await?;
-        let mut batch = vec![CacheEvent::Cleared];
-        batch.append(&mut live.take_snapshot().events);
+        let (batch, live) = subscribe(&self.engine, self.queue).await?;
         self.counters.snapshots.add(1);
         self.publish(&batch).await;
         Ok(live)

@@ -7,12 +7,12 @@ use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use omq_tokio::{Message, Socket};
-use stolon::{CacheEvent, Engine};
+use stolon::Engine;
 
-use crate::publisher::Counters;
+use crate::publisher::{Counters, subscribe};
 use crate::wire;
 
-/// Maximum number of bytes of batches that are kept, and of one message in a reply's queue.
+/// Maximum number of bytes of the batches that are kept.
 const KEPT_BYTES_MAX: usize = 64 << 20;
 /// The time in which a reply must have been taken.
 const REPLY_TIME: Duration = Duration::from_secs(10);
@@ -147,14 +147,12 @@ impl Replay {
     /// restarts: then everything is published anew soon.
     async fn take_snapshot(&self) -> Option<(u64, Bytes, Instant)> {
         let last = self.kept.next().checked_sub(1)?;
-        let mut events = self.engine.cache().events(1).await.ok()?;
-        let stored = events.take_snapshot().events;
-        let batch = wire::encode([CacheEvent::Cleared].iter().chain(&stored));
-        Some((last, batch, Instant::now()))
+        let (whole, _) = subscribe(&self.engine, 1).await.ok()?;
+        Some((last, wire::encode(&whole), Instant::now()))
     }
 }
 
-/// The identity of a client, and the first number that it asks for.
+/// The identity of a client, and the first number that it requests.
 fn parse(request: &Message) -> Option<(Bytes, u64)> {
     if request.len() != 3 || !request.part_bytes(1)?.is_empty() {
         return None;

@@ -37,8 +37,8 @@ enum KvEvent<'a> {
 }
 
 /// A batch of events, with the time of now.
-pub(crate) fn encode<'a>(events: impl IntoIterator<Item = &'a CacheEvent>) -> Bytes {
-    let events: Vec<KvEvent<'_>> = events.into_iter().filter_map(KvEvent::new).collect();
+pub(crate) fn encode(events: &[CacheEvent]) -> Bytes {
+    let events: Vec<KvEvent<'_>> = events.iter().filter_map(KvEvent::new).collect();
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs_f64();
     let mut bytes = Vec::new();
     let mut serializer = rmp_serde::Serializer::new(&mut bytes).with_struct_map();
@@ -150,7 +150,7 @@ mod tests {
         };
         let digest = format!("dynamo-cache-salt:{}", "ab".repeat(32));
         let has_digest = |event| {
-            let bytes = encode([&event]);
+            let bytes = encode(&[event]);
             bytes.windows(digest.len()).filter(|part| *part == digest.as_bytes()).count()
         };
         assert_eq!((has_digest(stored(None)), has_digest(stored(Some(3)))), (1, 0));

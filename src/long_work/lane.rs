@@ -1,4 +1,4 @@
-//! [`FairLane`]: long work on texts, a bounded number at a time, shared fairly by clients.
+//! [`FairLane`]: long work, a bounded number at a time, shared fairly by clients.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
