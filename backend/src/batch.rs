@@ -26,6 +26,31 @@ pub struct BackendSpec {
     /// Whether the backend draws tokens itself ([`LogitRows::Drawn`]). This saves time if rows of
     /// logits must otherwise be copied from a device.
     pub draws: bool,
+    /// The recurrent state of a sequence; `None` if the model has attention layers only, or keeps
+    /// all that a prefix leaves behind in its KV blocks.
+    pub state: Option<StateSpec>,
+}
+
+impl BackendSpec {
+    /// Number of KV blocks that hold the copy of a state; 0 for a model without states.
+    #[must_use]
+    pub fn checkpoint_blocks(&self) -> usize {
+        self.state.map_or(0, |state| state.bytes.div_ceil(self.block_bytes.max(1)).max(1))
+    }
+}
+
+/// The recurrent state of a sequence: what layers such as Gated DeltaNet and Mamba keep of a prefix
+/// in place of keys and values of its positions.
+///
+/// A state belongs to one position and cannot be cut. A running sequence has its own in a *slot* of
+/// the backend. A *checkpoint* is a copy of it in KV blocks, from which other requests resume.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct StateSpec {
+    /// Size of a state in bytes, all layers together; at least 1.
+    pub bytes: usize,
+    /// Number of slots: the maximum number of sequences that run at the same time. Slots are
+    /// `0..slots`.
+    pub slots: usize,
 }
 
 /// For which tokens of a sequence's slice the backend returns a row, and whether it is a row of
@@ -90,16 +115,45 @@ pub struct SequenceSlice {
     /// the KV store already and are read through `block_table`.
     pub start: usize,
     /// First position whose keys and values are written through the block table, from `start` to
-    /// `start + token_count`. It is `start` unless the whole prompt was found in the prefix cache.
-    /// In that case the last position is computed for its logits only: its keys and values are
-    /// already in a shared block, which must not be written to, and `write_from` is
-    /// `start + token_count`.
+    /// `start + token_count`. Those of the positions before it are in shared blocks already, which
+    /// must not be written to. It is `start` unless cached positions are computed again: the last
+    /// one for its logits, if the whole prompt was found in the prefix cache, or all after the
+    /// checkpoint from which a sequence with a recurrent state resumes.
     pub write_from: usize,
     /// The sequence's blocks in order of position: block `i` holds the positions from
     /// `i * block_size`. The table covers at least `start + token_count` positions.
     pub block_table: Vec<BlockId>,
     /// The tokens of this slice that get a row of logits, or whose hidden states are returned.
     pub logit_rows: LogitRows,
+    /// The sequence's recurrent state. `Some` exactly if the backend has states
+    /// ([`BackendSpec::state`]).
+    pub state: Option<SliceState>,
+}
+
+/// How a slice uses the recurrent state of its sequence. After the step, the slot has the state
+/// after the slice's last position.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SliceState {
+    /// The slot of the sequence, which no other slice of the batch has. If `start` is 0, or with a
+    /// checkpoint to resume from, what it contains is ignored; else it has the state after the
+    /// position before `start`.
+    pub slot: u32,
+    /// The blocks of the checkpoint after the position before `start`, if the sequence resumes from
+    /// one: [`BackendSpec::checkpoint_blocks`] of them. The step reads them only.
+    pub resume: Option<Vec<BlockId>>,
+    /// The checkpoints that the step writes, in ascending order of their positions.
+    pub checkpoints: Vec<StateCheckpoint>,
+}
+
+/// A checkpoint that a step writes.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct StateCheckpoint {
+    /// Number of positions of the sequence that the state covers: from `start + 1` to the slice's
+    /// end.
+    pub len: usize,
+    /// The blocks that the state is copied to: [`BackendSpec::checkpoint_blocks`] of them, which
+    /// are in no block table and in no other checkpoint of the batch.
+    pub blocks: Vec<BlockId>,
 }
 
 /// One ragged batch of prefill chunks and decodes, of any lengths and in any order.

@@ -6,7 +6,7 @@
 
 use stolon_kvcache::BlockId;
 
-use crate::{BackendError, BackendSpec, SequenceSlice, StepBatch};
+use crate::{BackendError, BackendSpec, SequenceSlice, SliceState, StateSpec, StepBatch};
 
 /// Finds violations of the contract of [`StepBatch`]. A backend keeps one for its KV store.
 #[derive(Debug)]
@@ -43,7 +43,7 @@ impl BatchChecker {
     /// anywhere else in the batch.
     fn claim_written(&mut self, batch: &StepBatch, block_size: usize) -> Result<(), BackendError> {
         for (index, slice) in batch.sequences.iter().enumerate() {
-            for block in &slice.block_table[written_blocks(slice, block_size)] {
+            for block in written_blocks(slice, block_size) {
                 let writer = &mut self.writers[block.0 as usize];
                 if *writer != 0 {
                     let other = *writer - 1;
@@ -56,7 +56,7 @@ impl BatchChecker {
             }
         }
         for (index, slice) in batch.sequences.iter().enumerate() {
-            let written = written_blocks(slice, block_size);
+            let written = written_table(slice, block_size);
             for (table_index, block) in slice.block_table.iter().enumerate() {
                 let writer = self.writers[block.0 as usize];
                 let is_own_write = writer as usize == index + 1 && written.contains(&table_index);
@@ -71,13 +71,22 @@ impl BatchChecker {
                     ));
                 }
             }
+            let resumed = slice.state.iter().flat_map(|state| &state.resume).flatten();
+            for block in resumed {
+                let writer = self.writers[block.0 as usize];
+                if let Some(other) = writer.checked_sub(1) {
+                    let reason =
+                        format_args!("resumes from block {}, which slice {other} writes", block.0);
+                    return Err(malformed(index, reason));
+                }
+            }
         }
         Ok(())
     }
 
     fn release_written(&mut self, batch: &StepBatch, block_size: usize) {
         for slice in &batch.sequences {
-            for block in &slice.block_table[written_blocks(slice, block_size)] {
+            for block in written_blocks(slice, block_size) {
                 self.writers[block.0 as usize] = 0;
             }
         }
@@ -88,6 +97,7 @@ impl BatchChecker {
 fn check_slices(batch: &StepBatch, spec: &BackendSpec) -> Result<usize, BackendError> {
     let mut rows = 0;
     let mut rest = batch.tokens.as_slice();
+    check_slots(batch, spec)?;
     for (index, slice) in batch.sequences.iter().enumerate() {
         let count = slice.token_count;
         if count == 0 || count > rest.len() {
@@ -108,6 +118,7 @@ fn check_slices(batch: &StepBatch, spec: &BackendSpec) -> Result<usize, BackendE
             ));
         }
         check_positions(index, slice, spec)?;
+        check_state(index, slice, spec)?;
         if spec.hidden_size.is_none() && !slice.logit_rows.hidden(count).is_empty() {
             let rows = slice.logit_rows;
             return Err(malformed(index, format_args!("expected rows of logits, got {rows:?}")));
@@ -169,6 +180,71 @@ fn check_positions(
     Ok(())
 }
 
+/// Checks that each slot of states exists and is used by one slice.
+fn check_slots(batch: &StepBatch, spec: &BackendSpec) -> Result<(), BackendError> {
+    let Some(StateSpec { slots, .. }) = spec.state else { return Ok(()) };
+    let mut used = vec![false; slots];
+    for (index, slice) in batch.sequences.iter().enumerate() {
+        let Some(state) = &slice.state else {
+            return Err(malformed(index, format_args!("expected a slot for its state, got none")));
+        };
+        match used.get_mut(state.slot as usize) {
+            Some(used) if !*used => *used = true,
+            found => {
+                let problem = if found.is_some() { "which another slice has" } else { "too large" };
+                let reason = format_args!(
+                    "expected a slot of its own below {slots}, got {}, {problem}",
+                    state.slot
+                );
+                return Err(malformed(index, reason));
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Checks the checkpoints that a slice resumes from and writes.
+fn check_state(
+    index: usize,
+    slice: &SequenceSlice,
+    spec: &BackendSpec,
+) -> Result<(), BackendError> {
+    let Some(SliceState { resume, checkpoints, .. }) = &slice.state else { return Ok(()) };
+    if spec.state.is_none() {
+        return Err(malformed(index, format_args!("expected no state, which this model has not")));
+    }
+    if resume.is_some() && slice.start == 0 {
+        return Err(malformed(index, format_args!("resumes from a checkpoint at position 0")));
+    }
+    let mut before = slice.start;
+    for checkpoint in checkpoints {
+        let end = slice.start + slice.token_count;
+        if checkpoint.len <= before || checkpoint.len > end {
+            let reason = format_args!(
+                "expected a checkpoint in {}..={end}, got {}",
+                before + 1,
+                checkpoint.len
+            );
+            return Err(malformed(index, reason));
+        }
+        before = checkpoint.len;
+    }
+    let needed = spec.checkpoint_blocks();
+    for blocks in resume.iter().chain(checkpoints.iter().map(|checkpoint| &checkpoint.blocks)) {
+        if blocks.len() != needed {
+            let reason =
+                format_args!("expected checkpoints of {needed} blocks, got {}", blocks.len());
+            return Err(malformed(index, reason));
+        }
+        if let Some(block) = blocks.iter().find(|block| block.0 as usize >= spec.block_count) {
+            let reason =
+                format_args!("expected block ids below {}, got {}", spec.block_count, block.0);
+            return Err(malformed(index, reason));
+        }
+    }
+    Ok(())
+}
+
 /// Checks the arguments of [`Backend::write_blocks`](crate::Backend::write_blocks): block ids, and
 /// the number of buffers and their sizes in bytes.
 ///
@@ -219,8 +295,15 @@ pub fn check_read(
     Ok(())
 }
 
+/// The blocks that the step writes for a slice: keys and values, and checkpoints.
+fn written_blocks(slice: &SequenceSlice, block_size: usize) -> impl Iterator<Item = &BlockId> {
+    let checkpoints = slice.state.iter().flat_map(|state| &state.checkpoints);
+    let checkpoints = checkpoints.flat_map(|checkpoint| &checkpoint.blocks);
+    slice.block_table[written_table(slice, block_size)].iter().chain(checkpoints)
+}
+
 /// Indices into the slice's block table of the blocks that the step writes.
-fn written_blocks(slice: &SequenceSlice, block_size: usize) -> std::ops::Range<usize> {
+fn written_table(slice: &SequenceSlice, block_size: usize) -> std::ops::Range<usize> {
     let end = slice.start + slice.token_count;
     if slice.write_from == end {
         return 0..0;

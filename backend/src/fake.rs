@@ -16,8 +16,8 @@ use std::time::Duration;
 use stolon_kvcache::BlockId;
 
 use crate::{
-    Backend, BackendError, BackendSpec, BatchChecker, KvFormat, SequenceSlice, StepBatch,
-    StepOutput, check_read, check_write,
+    Backend, BackendError, BackendSpec, BatchChecker, KvFormat, SequenceSlice, StateSpec,
+    StepBatch, StepOutput, check_read, check_write,
 };
 
 pub use handle::{FakeFault, FakeHandle, StepHold};
@@ -62,6 +62,9 @@ pub struct FakeOptions {
     /// not continue the previous position's. No correct engine causes that. If false, the step
     /// uses what it reads, as a real backend would, and generates other tokens.
     pub strict: bool,
+    /// The recurrent state: number of blocks that a checkpoint takes and number of slots. Each step
+    /// checks then that the slots and checkpoints it reads are those of its slices' prefixes.
+    pub state: Option<(usize, usize)>,
     /// Whether the backend keeps a copy of every batch for [`FakeHandle::take_batches`].
     pub record: bool,
 }
@@ -78,6 +81,7 @@ impl Default for FakeOptions {
             sampling_threads: 1,
             latency: FakeLatency::default(),
             strict: true,
+            state: None,
             record: false,
         }
     }
@@ -94,6 +98,9 @@ pub struct FakeBackend {
     /// `[block_count, block_size]`: the mark stored at each position of each block, `None` where
     /// nothing was written.
     slots: Vec<Option<Mark>>,
+    /// The recurrent state in each slot: the mark of the last position that it covers. `None` where
+    /// it is undefined.
+    states: Vec<Option<Mark>>,
     handle: FakeHandle,
 }
 
@@ -111,12 +118,17 @@ impl FakeBackend {
                 block_bytes: block_size * SLOT_BYTES,
                 hidden_size: options.hidden_size,
                 draws: options.draws,
+                state: options.state.map(|(blocks, slots)| StateSpec {
+                    bytes: blocks * block_size * SLOT_BYTES,
+                    slots,
+                }),
             },
             sampling_threads: options.sampling_threads,
             latency: options.latency,
             strict: options.strict,
             checker: BatchChecker::new(block_count),
             slots: vec![None; block_count * block_size],
+            states: vec![None; options.state.map_or(0, |(_, slots)| slots)],
             handle: FakeHandle::new(options.record),
         }
     }
@@ -166,6 +178,7 @@ impl FakeBackend {
         for position in 0..slice.start {
             digest.push(self.read(slice, position, digest.last())?);
         }
+        self.resume(slice, digest.last())?;
         for (index, &token) in tokens.iter().enumerate() {
             let position = slice.start + index;
             let own = Mark::after(digest.last(), token, position);
@@ -189,8 +202,48 @@ impl FakeBackend {
             if slice.logit_rows.hidden(tokens.len()).contains(&index) {
                 digest.append_hidden(self.spec.hidden_size.unwrap_or(0), &mut output.hidden);
             }
+            self.keep_state(slice, position + 1, digest.last());
         }
         Ok(())
+    }
+
+    /// Checks that the state with which a slice begins, in its slot or its checkpoint, is the one
+    /// after `last`, the mark of the position before.
+    fn resume(&self, slice: &SequenceSlice, last: Mark) -> Result<(), BackendError> {
+        let Some(state) = &slice.state else { return Ok(()) };
+        let found = match &state.resume {
+            _ if slice.start == 0 => Some(last),
+            Some(blocks) => {
+                let mut marks = blocks.iter().map(|block| self.slots[self.first_slot(*block)]);
+                let first = marks.next().flatten();
+                first.filter(|first| marks.all(|mark| mark == Some(*first)))
+            }
+            None => self.states[state.slot as usize],
+        };
+        if found == Some(last) || !self.strict {
+            return Ok(());
+        }
+        Err(BackendError::MalformedBatch(format!(
+            "expected the state after {} positions in slot {}, or the checkpoint {:?}, got {found:?}",
+            slice.start, state.slot, state.resume
+        )))
+    }
+
+    /// Stores the state after `len` positions, of which `last` is the last one's mark, in the
+    /// slice's slot and its checkpoint of that length.
+    fn keep_state(&mut self, slice: &SequenceSlice, len: usize, last: Mark) {
+        let Some(state) = &slice.state else { return };
+        self.states[state.slot as usize] = Some(last);
+        let checkpoints = state.checkpoints.iter().filter(|checkpoint| checkpoint.len == len);
+        for block in checkpoints.flat_map(|checkpoint| &checkpoint.blocks) {
+            let first = self.first_slot(*block);
+            self.slots[first..][..self.spec.block_size].fill(Some(last));
+        }
+    }
+
+    /// The index in `slots` of a block's first position.
+    fn first_slot(&self, block: BlockId) -> usize {
+        block.0 as usize * self.spec.block_size
     }
 
     /// Clears every position that the batch should have written, as a step that fails may leave
@@ -200,6 +253,12 @@ impl FakeBackend {
             for position in slice.write_from..slice.start + slice.token_count {
                 let index = self.slot_index(slice, position);
                 self.slots[index] = None;
+            }
+            let Some(state) = &slice.state else { continue };
+            self.states[state.slot as usize] = None;
+            for block in state.checkpoints.iter().flat_map(|checkpoint| &checkpoint.blocks) {
+                let first = self.first_slot(*block);
+                self.slots[first..][..self.spec.block_size].fill(None);
             }
         }
     }

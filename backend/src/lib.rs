@@ -28,7 +28,8 @@ mod pooling;
 pub mod sampling;
 
 pub use batch::{
-    Backend, BackendError, BackendSpec, KvFormat, LogitRows, SequenceSlice, StepBatch, StepOutput,
+    Backend, BackendError, BackendSpec, KvFormat, LogitRows, SequenceSlice, SliceState,
+    StateCheckpoint, StateSpec, StepBatch, StepOutput,
 };
 pub use check::{BatchChecker, check_read, check_write};
 pub use pooling::{Pooler, Pooling};

@@ -209,6 +209,7 @@ fn fill(backend: &mut dyn Backend) -> anyhow::Result<()> {
                 write_from: start,
                 block_table: table.clone(),
                 logit_rows: LogitRows::None,
+                state: None,
             };
             let tokens = (0..CHUNK).map(|index| index as u32 % 97).collect();
             backend.step(&StepBatch { tokens, sequences: vec![slice] })?;
@@ -305,6 +306,7 @@ mod tests {
             write_from: start,
             block_table: Vec::new(),
             logit_rows: LogitRows::Last,
+            state: None,
         }
     }
 

@@ -44,6 +44,7 @@ fn largest_step(options: &CandleOptions, max_positions: usize, logit_rows: Logit
         write_from: 1,
         block_table: vec![BlockId(0)],
         logit_rows,
+        state: None,
     };
     let mut sequences = vec![decode; decodes];
     let (mut block, mut left) = (1, options.step_tokens - decodes);
@@ -95,6 +96,7 @@ mod tests {
                     block_bytes: 1,
                     hidden_size: None,
                     draws: true,
+                    state: None,
                 };
                 BatchChecker::new(spec.block_count).check(&batch, &spec).expect("a valid batch");
             }

@@ -55,6 +55,7 @@ fn measure(directory: &Path, weights: &str) -> Result<(), Failure> {
         write_from: 0,
         block_table: vec![BlockId(0)],
         logit_rows: LogitRows::Last,
+        state: None,
     };
     backend.step(&StepBatch { tokens: vec![1], sequences: vec![slice] })?;
     let spec = backend.spec();

@@ -111,7 +111,14 @@ fn fill(backend: &mut CpuBackend) {
         let token_count = block_table.len() * spec.block_size;
         let block_table = block_table.to_vec();
         let logit_rows = LogitRows::None;
-        let slice = SequenceSlice { token_count, start: 0, write_from: 0, block_table, logit_rows };
+        let slice = SequenceSlice {
+            token_count,
+            start: 0,
+            write_from: 0,
+            block_table,
+            logit_rows,
+            state: None,
+        };
         let tokens = (0..token_count).map(|i| (i % spec.vocab_size) as u32).collect();
         backend.step(&StepBatch { sequences: vec![slice], tokens }).expect("a valid batch");
     }

@@ -139,6 +139,7 @@ impl CpuBackend {
             hidden_size: Some(decoder.config().hidden_size),
             // The rows are in the engine's memory already.
             draws: false,
+            state: None,
         };
         if let Some(format) = &mut kv_format {
             let probe = kv_probe::step(&spec);

@@ -64,6 +64,7 @@ mod tests {
                 block_bytes: 1,
                 hidden_size: None,
                 draws: false,
+                state: None,
             };
             let batch = step(&spec);
             BatchChecker::new(block_count).check(&batch, &spec).expect("a valid batch");

@@ -72,6 +72,7 @@ fn run(path: &Path) -> Result<(), String> {
         write_from: 0,
         block_table: vec![BlockId(0)],
         logit_rows: LogitRows::Last,
+        state: None,
     };
     let step = backend.step(&StepBatch { tokens: vec![0; 4], sequences: vec![slice] });
     step.map_err(|error| error.to_string())?;

@@ -115,6 +115,7 @@ fn logits(config: &DecoderConfig, weights: Weights) -> Vec<f32> {
         write_from: 0,
         block_table: vec![BlockId(0), BlockId(1)],
         logit_rows: LogitRows::All,
+        state: None,
     };
     backend.step(&StepBatch { tokens, sequences: vec![slice] }).unwrap().logits
 }

@@ -272,6 +272,7 @@ mod tests {
             block_bytes: 1,
             hidden_size: None,
             draws: false,
+            state: None,
         }
     }
 

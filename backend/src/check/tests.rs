@@ -12,6 +12,7 @@ fn spec() -> BackendSpec {
         block_bytes: 0,
         hidden_size: None,
         draws: false,
+        state: None,
     }
 }
 
@@ -23,6 +24,7 @@ fn slice(start: usize, token_count: usize, table: &[u32]) -> SequenceSlice {
         write_from: start,
         block_table: table.iter().map(|&id| BlockId(id)).collect(),
         logit_rows: LogitRows::Last,
+        state: None,
     }
 }
 

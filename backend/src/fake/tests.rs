@@ -14,6 +14,7 @@ fn slice(start: usize, token_count: usize, table: &[u32]) -> SequenceSlice {
         write_from: start,
         block_table: table.iter().map(|&id| BlockId(id)).collect(),
         logit_rows: LogitRows::Last,
+        state: None,
     }
 }
 

@@ -195,6 +195,7 @@ impl<M: Memory> Scheduler<M> {
                 write_from: slice.write_from,
                 block_table: sequence.held.table[..blocks_for(block_size, end)].to_vec(),
                 logit_rows: slice.rows,
+                state: None,
             });
             let cache_logits = cache_logits(sequence);
             tasks.push(RowTask {

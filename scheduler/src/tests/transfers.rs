@@ -32,6 +32,7 @@ fn block_bytes(prompt: &[u32], block_size: usize) -> Vec<Box<[u8]>> {
         write_from: 0,
         block_table: table.clone(),
         logit_rows: LogitRows::None,
+        state: None,
     };
     let batch = StepBatch { tokens: prompt.to_vec(), sequences: vec![slice] };
     backend.step(&batch).expect("a valid batch");
