@@ -164,7 +164,7 @@ impl EngineHandle {
             true if choice > 0 && !request.options.skip_writing_prefix_cache => {
                 request.tokens.len()
             }
-            true => generation.reader.query_match_len(&request.namespace, &request.tokens),
+            true => generation.reader.query_resume(&request.namespace, &request.tokens).resume,
             false => 0,
         };
         // Ids only need to be unique, so relaxed ordering suffices.

@@ -7,8 +7,8 @@ use ractor::rpc::CallResult;
 use ractor::{ActorRef, Message, RpcReplyPort};
 use stolon_kvcache::Namespace;
 use stolon_scheduler::{
-    Acquired, ActorStopped, AuditReport, BlockCounts, CommitItem, Committed, LogitsKey, Memory,
-    PromptLogits, Reserved,
+    Acquired, ActorStopped, AuditReport, BlockCounts, CheckpointItem, CommitItem, Committed,
+    LogitsKey, Memory, PromptLogits, Reserved,
 };
 
 use crate::block_allocator::AllocatorMessage;
@@ -65,6 +65,10 @@ impl Memory for ActorMemory {
         let acquire =
             move |reply| TreeMessage::Acquire { namespace, tokens, limit, priority, reply };
         self.call_tree(acquire).await
+    }
+
+    async fn commit_checkpoints(&mut self, items: Vec<CheckpointItem>) -> Result<(), ActorStopped> {
+        self.call_tree(move |reply| TreeMessage::CommitCheckpoints(items, reply)).await
     }
 
     async fn commit(&mut self, items: Vec<CommitItem>) -> Result<Vec<Committed>, ActorStopped> {

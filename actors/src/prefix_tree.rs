@@ -12,8 +12,9 @@ use stolon_kvcache::{
     ConfigError, EvictedBlocks, EvictionPolicy, Namespace, PinId, TreeCounts, TreeWriter,
 };
 use stolon_scheduler::{
-    Acquired, CacheStats, CommitItem, Committed, Evicted, EvictionCounts, EvictionDemand, Gauges,
-    KvSink, PinBudget, Pinned, Removal, commit, evict, remove,
+    Acquired, CacheStats, CheckpointItem, CommitItem, Committed, Evicted, EvictionCounts,
+    EvictionDemand, Gauges, KvSink, PinBudget, Pinned, Removal, acquire, commit, commit_checkpoint,
+    evict, remove,
 };
 
 use crate::cache::CacheEvents;
@@ -35,6 +36,8 @@ pub(crate) enum TreeMessage {
     },
     /// Add full blocks.
     Commit(Vec<CommitItem>, RpcReplyPort<Vec<Committed>>),
+    /// Add checkpoints.
+    CommitCheckpoints(Vec<CheckpointItem>, RpcReplyPort<()>),
     /// Evict what is demanded and return it, with the prefixes that it ended if `note` is set.
     Evict { demand: EvictionDemand, note: bool, reply: RpcReplyPort<Evicted> },
     /// Remove everything that no request holds and return its blocks.
@@ -97,15 +100,20 @@ impl Actor for PrefixTreeActor {
         // A send fails only if the caller has stopped; dropping a lease returns what it holds.
         match message {
             TreeMessage::Acquire { namespace, tokens, limit, priority, reply } => {
-                let lease = writer.acquire_prioritized(&namespace, &tokens[..limit], priority);
-                let evictable = self.publish(state).returnable();
+                let acquired = acquire(writer, &namespace, &tokens[..limit], priority);
+                self.publish(state);
                 drop(tokens);
-                let _ = reply.send(Acquired { lease, evictable });
+                let _ = reply.send(acquired);
             }
             TreeMessage::Commit(items, reply) => {
                 let committed = items.into_iter().map(|item| commit(writer, item)).collect();
                 self.publish(state);
                 let _ = reply.send(committed);
+            }
+            TreeMessage::CommitCheckpoints(items, reply) => {
+                items.into_iter().for_each(|item| commit_checkpoint(writer, item));
+                self.publish(state);
+                let _ = reply.send(());
             }
             TreeMessage::Evict { demand, note, reply } => {
                 let evicted = evict(writer, demand, note);

@@ -237,6 +237,7 @@ fn batch(slices: &[(usize, usize)], block_size: usize, logit_rows: LogitRows) ->
             write_from: start,
             block_table: (next_block..next_block + blocks).map(BlockId).collect(),
             logit_rows,
+            state: None,
         });
         next_block += blocks;
     }

@@ -57,6 +57,7 @@ fn largest_step(options: &CandleOptions, max_positions: usize, logit_rows: Logit
             write_from: 0,
             block_table: (block..end).map(BlockId).collect(),
             logit_rows: LogitRows::None,
+            state: None,
         });
         (block, left) = (end, left - token_count);
     }

@@ -142,6 +142,11 @@ fn requests(out: &mut Output<'_>, stats: &EngineStats) -> fmt::Result {
     out.counters("admission_rejections", help, "reason", &reasons)?;
     let help = "Times that a waiting request waited for a running one that computed its prefix.";
     out.counter("shared_prefill_waits", help, stats.follows)?;
+    let help = "Checkpoints of recurrent states that were taken, for models that have such states.";
+    out.counter("state_checkpoints", help, stats.checkpoints)?;
+    let help = "Prompt tokens whose KV was cached and that were computed again, because the last \
+                checkpoint of the recurrent state was before them.";
+    out.counter("state_recomputed_tokens", help, stats.recomputed_tokens)?;
     let help = "Requests that were preempted, by any reason.";
     out.counter("num_preemptions", help, stats.preemptions)?;
     let help = "Requests that were preempted. Reason no_blocks: an older request needed the KV \

@@ -2,12 +2,13 @@
 //! epochs. It is freed when the last handle is dropped.
 #![allow(unsafe_code, reason = "reads under a guard; frees the tree with its last handle")]
 
+use crate::checkpoint::CheckpointSpan;
 use crate::node::edge::Edge;
 use crate::node::table::ChildTable;
 use crate::node::{Node, NodeId};
 use crate::reclaim::{Epochs, Unlinked};
 use crate::sync::{AtomicU64, Mutex, Ordering, lock};
-use crate::{CachedPrefix, Namespace, NodeDump, TreeDump};
+use crate::{CachedPrefix, Namespace, NodeDump, PrefixMatch, TreeDump};
 use std::ptr;
 
 /// The shared part of one tree.
@@ -28,6 +29,8 @@ pub(crate) struct Core {
     pub(crate) block_size: usize,
     /// The hash before the first block of the base namespace.
     pub(crate) seed: u64,
+    /// `None` in a tree without checkpoints.
+    pub(crate) checkpoint: Option<CheckpointSpan>,
 }
 
 impl Core {
@@ -36,7 +39,7 @@ impl Core {
     /// The node number of `directory`.
     pub(crate) const DIRECTORY: NodeId = NodeId(1);
 
-    pub(crate) fn new(block_size: usize, seed: u64) -> Core {
+    pub(crate) fn new(block_size: usize, seed: u64, checkpoint: Option<CheckpointSpan>) -> Core {
         Core {
             base: Node::new(Edge::default(), Self::BASE, ptr::null_mut()),
             directory: Node::new(Edge::default(), Self::DIRECTORY, ptr::null_mut()),
@@ -45,6 +48,7 @@ impl Core {
             left_over: Mutex::new(Vec::new()),
             block_size,
             seed,
+            checkpoint,
         }
     }
 
@@ -77,6 +81,26 @@ impl Core {
         let raw = unsafe { root.walk(root_hash, positions, self.block_size, |_, _| ()) };
         drop(guard);
         crate::token_span::whole_spans(positions, raw, self.block_size)
+    }
+}
+
+impl Core {
+    /// How many of the first `positions` are cached in `namespace`, and the length of the longest
+    /// prefix of them, shorter than `positions`, that has a checkpoint.
+    pub(crate) fn resume(&self, namespace: &Namespace, positions: &[u32]) -> PrefixMatch {
+        let Some(span) = &self.checkpoint else {
+            let cached = self.match_len(namespace, positions);
+            return PrefixMatch { cached, resume: cached };
+        };
+        let guard = self.epochs.pin();
+        // SAFETY: the guard keeps everything alive that is reachable from now on.
+        let Some(root) = (unsafe { self.root(namespace) }) else { return PrefixMatch::default() };
+        let root_hash = namespace.root_hash(self.seed);
+        // SAFETY: the guard keeps every reachable node alive to the end of this function.
+        let found = unsafe { root.walk_checkpoints(root_hash, positions, self.block_size, span) };
+        drop(guard);
+        let cached = crate::token_span::whole_spans(positions, found.cached, self.block_size);
+        PrefixMatch { cached, ..found }
     }
 }
 
@@ -149,18 +173,24 @@ impl Core {
         // SAFETY: the guard keeps every reachable node alive to the end of this function.
         unsafe { self.each_first(|node, namespace| pending.push((node, None, namespace))) };
         while let Some((node, parent, namespace)) = pending.pop() {
+            let hashes = node.edge.kv_hashes();
+            if let (Some(parent), []) = (parent, hashes) {
+                dump.nodes[parent].checkpoint = true;
+                continue;
+            }
             let index = dump.nodes.len();
             // SAFETY: the guard keeps every reachable node alive to the end of this function.
             unsafe { node.each_child(|child| pending.push((child, Some(index), namespace))) };
-            let positions = node.edge.positions();
+            let positions = &node.edge.positions()[..hashes.len() * self.block_size];
             let (locks, hits, last_use) = node.shown.get();
             dump.nodes.push(NodeDump {
                 parent,
                 namespace,
-                last_hash: node.edge.last_hash(),
-                block_count: node.edge.block_count(),
+                last_hash: hashes.last().copied().unwrap_or_default(),
+                block_count: hashes.len(),
                 position_count: positions.len(),
                 first_positions: positions[..positions.len().min(8)].to_vec(),
+                checkpoint: hashes.len() < node.edge.block_count(),
                 locks,
                 hits,
                 last_use,

@@ -32,6 +32,9 @@ pub struct NodeDump {
     pub position_count: usize,
     /// The first positions of the node, at most eight.
     pub first_positions: Vec<u32>,
+    /// Whether there is a checkpoint of the recurrent state after the node's last position. Its
+    /// blocks are not counted in `block_count`.
+    pub checkpoint: bool,
     /// Number of leases and pins that end in this node or below it.
     pub locks: u32,
     /// Number of acquires whose match went through the node.

@@ -33,8 +33,13 @@ pub struct EvictionCandidate {
     /// The priority last set by [`TreeWriter::set_priority`](crate::TreeWriter::set_priority),
     /// 0 by default.
     pub priority: i32,
-    /// Number of blocks in the leaf, at least 1.
+    /// Number of blocks in the leaf, at least 1, a checkpoint included.
     pub block_count: usize,
+    /// Number of blocks that must be computed again if the leaf is evicted, at least 1: its own; or,
+    /// in a tree with checkpoints, the blocks of KV from the checkpoint before it up to its own. A
+    /// leaf after the last checkpoint saves nothing. No order is consulted about it: it is evicted
+    /// before all others.
+    pub saved_blocks: usize,
     /// Number of blocks before the leaf. The attention of the leaf's positions reads these blocks
     /// too, so recomputing a leaf costs more the deeper it is.
     pub start_block: usize,
@@ -218,8 +223,11 @@ impl CostAware {
 
 impl EvictionOrder for CostAware {
     fn rank(&mut self, leaf: &EvictionCandidate) -> EvictionRank {
-        let context = leaf.start_block as u64 + leaf.block_count as u64 / 2;
+        let saved = leaf.saved_blocks as u64;
+        let end = leaf.start_block as u64 + leaf.block_count as u64;
+        let context = end.saturating_sub(saved.div_ceil(2));
         let cost = Self::UNIT + context * Self::UNIT / Self::CONTEXT_DOUBLES;
+        let cost = cost.saturating_mul(saved) / leaf.block_count.max(1) as u64;
         let uses = u64::from(leaf.hits.min(1 << 16)) + 1;
         EvictionRank(self.clock.saturating_add(cost.saturating_mul(uses)), leaf.last_use)
     }

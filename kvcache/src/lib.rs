@@ -27,6 +27,9 @@
 //! - A **block** holds the KV of `block_size` consecutive positions. Only whole blocks are cached.
 //! - An **atomic token span** ([`TokenSpan`]) is a part of a prompt that is not text, an image for
 //!   example. No match ends inside one.
+//! - A **checkpoint** ([`TreeWriter::commit_checkpoint`]) is a copy of the recurrent state of a
+//!   sequence in blocks, for models that have one. Requests for such a model can use cached
+//!   positions only up to a checkpoint ([`TreeReader::query_resume`]).
 //! - A **namespace** ([`Namespace`]) is a separate part of the index, for example per adapter or
 //!   tenant.
 //! - A **lease** owns something until it is dropped: [`PrefixLease`] a lock on a cached prefix,
@@ -136,6 +139,7 @@ compile_error!("`--cfg loom` needs the feature `loom` of stolon-kvcache");
 
 mod block;
 mod cache;
+mod checkpoint;
 mod core;
 mod dump;
 mod error;
@@ -157,6 +161,7 @@ mod writer;
 
 pub use block::{BlockId, EvictedBlock, EvictedBlocks, EvictedPrefix};
 pub use cache::{PrefixCache, SequenceBlocks};
+pub use checkpoint::{CheckpointLease, PrefixMatch};
 pub use dump::{CachedPrefix, NodeDump, TreeDump};
 pub use error::{AuditError, CommitError, ConfigError, GrowError, Shortage};
 pub use events::{CacheEvent, EventReceiver, NumberedEvent};

@@ -13,9 +13,10 @@
 pub(crate) mod edge;
 pub(crate) mod table;
 
-use crate::hash;
+use crate::checkpoint::CheckpointSpan;
 use crate::reclaim::Retired;
 use crate::sync::{AtomicPtr, Ordering, Witness, publish_order};
+use crate::{PrefixMatch, hash};
 use edge::Edge;
 use std::ptr;
 use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
@@ -167,6 +168,49 @@ impl Node {
             node = child;
         }
         matched
+    }
+
+    /// Whether there is a checkpoint directly below this node.
+    ///
+    /// # Safety
+    ///
+    /// As for [`Node::child`].
+    pub(crate) unsafe fn has_checkpoint(&self, span: &CheckpointSpan) -> bool {
+        let is_first = |edge: &Edge| usize::from(span.is_at(edge, 0));
+        // SAFETY: the caller keeps everything reachable alive.
+        unsafe { self.child(span.key(self.edge.last_hash()), is_first) }.is_some()
+    }
+
+    /// As [`Node::walk`], and finds the longest prefix on the way that has a checkpoint and is
+    /// shorter than `positions`.
+    ///
+    /// # Safety
+    ///
+    /// As for [`Node::child`].
+    pub(crate) unsafe fn walk_checkpoints<'g>(
+        &'g self,
+        root_hash: u64,
+        positions: &[u32],
+        block_size: usize,
+        span: &CheckpointSpan,
+    ) -> PrefixMatch {
+        let mut resume = 0;
+        let mut matched = 0;
+        let visit = |node: &'g Node, blocks: usize| {
+            matched += blocks * block_size;
+            if matched == positions.len() {
+                return;
+            }
+            let found = match blocks < node.edge.block_count() {
+                true => span.is_at(&node.edge, blocks),
+                // SAFETY: the caller keeps everything reachable alive for 'g.
+                false => unsafe { node.has_checkpoint(span) },
+            };
+            resume = if found { matched } else { resume };
+        };
+        // SAFETY: the caller keeps everything reachable alive for 'g.
+        let cached = unsafe { self.walk(root_hash, positions, block_size, visit) };
+        PrefixMatch { cached, resume }
     }
 
     /// As [`Node::walk`], for a caller that has the hashes of the blocks and trusts them. Returns

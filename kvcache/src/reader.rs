@@ -2,7 +2,7 @@
 
 use crate::core::Core;
 use crate::sync::{Arc, Ordering};
-use crate::{BlockHasher, CachedPrefix, Namespace, TreeDump};
+use crate::{BlockHasher, CachedPrefix, Namespace, PrefixMatch, TreeDump};
 
 /// Queries the tree without a lock, while the writer changes it. Cheap to clone; may be used on any
 /// thread, also after the writer was dropped.
@@ -24,6 +24,13 @@ impl TreeReader {
     #[inline]
     pub fn query_match_len(&self, namespace: &Namespace, positions: &[u32]) -> usize {
         self.core.match_len(namespace, positions)
+    }
+
+    /// As [`query_match_len`](TreeReader::query_match_len), and from where a request for this prompt
+    /// can resume: for models with a recurrent state, whose requests can use the cached positions
+    /// only up to a checkpoint. Each of the two lengths was exact at some instant during the call.
+    pub fn query_resume(&self, namespace: &Namespace, positions: &[u32]) -> PrefixMatch {
+        self.core.resume(namespace, positions)
     }
 
     /// As [`query_match_len`](TreeReader::query_match_len), for many prompts of one namespace. Pins

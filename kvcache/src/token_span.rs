@@ -4,7 +4,8 @@
 //! Encoding of a position of a span: bit 31 is set, which distinguishes it from a token id. Bit 30
 //! says that more positions of the same span follow, so that the end of a span can be recognised
 //! without looking at the next position. The other 30 bits identify the span: its kind and its
-//! value, or a number that a [`TokenSpanInterner`] has assigned to its value.
+//! value, or a number that a [`TokenSpanInterner`] has assigned to its value. One kind is not for
+//! prompts: the tree writes it for checkpoints (`checkpoint.rs`).
 //!
 //! Two prompts may differ first in the block in which an image ends. They share the blocks before
 //! it, so a node of the tree may end inside an image. This concerns storage only: matches, leases,
@@ -24,6 +25,7 @@ const VALUE_BITS: u32 = 28;
 const KIND_IMAGE: u32 = 0;
 const KIND_COORDINATE: u32 = 1;
 const KIND_SIZE: u32 = 2;
+const KIND_CHECKPOINT: u32 = 3;
 
 /// An atomic token span: a part of a prompt that is not text. It occupies one or more positions,
 /// and no match, lease, pin or commit ends inside it.
@@ -163,6 +165,21 @@ impl TokenSpanInterner {
         images.recent.insert(image, number);
         Ok(number)
     }
+}
+
+/// The positions of a checkpoint that occupies `kv_len` of them. No prompt has such a span.
+pub(crate) fn checkpoint(kv_len: usize) -> Box<[u32]> {
+    let last = SPAN | KIND_CHECKPOINT << VALUE_BITS;
+    let mut positions = vec![last | MORE; kv_len];
+    if let Some(position) = positions.last_mut() {
+        *position = last;
+    }
+    positions.into()
+}
+
+/// Whether a position is part of a checkpoint.
+pub(crate) fn is_checkpoint(position: u32) -> bool {
+    position | MORE == SPAN | MORE | KIND_CHECKPOINT << VALUE_BITS
 }
 
 fn check(what: &'static str, got: u32, limit: u32) -> Result<(), TokenSpanError> {

@@ -1,5 +1,6 @@
 //! Construction of a tree.
 
+use crate::checkpoint::CheckpointSpan;
 use crate::core::Core;
 use crate::eviction::{EvictionOrder, EvictionPolicy};
 use crate::pin::Pins;
@@ -12,6 +13,9 @@ const BLOCK_SIZE_MAX: usize = 256;
 
 /// The largest supported number of blocks. Their accounting takes five bytes a block.
 const BLOCK_COUNT_MAX: usize = 1 << 28;
+
+/// The largest supported number of blocks of a checkpoint.
+const CHECKPOINT_BLOCKS_MAX: usize = 1 << 20;
 
 /// Creates an empty tree with blocks of `block_size` positions that evicts the least recently used
 /// leaf first. [`TreeBuilder`] offers more settings.
@@ -32,6 +36,7 @@ pub struct TreeBuilder {
     pin_budget: usize,
     demotable_pins: bool,
     block_count: Option<usize>,
+    checkpoint_blocks: usize,
     namespace_quota: Option<usize>,
 }
 
@@ -46,6 +51,7 @@ impl TreeBuilder {
             pin_budget: usize::MAX,
             demotable_pins: false,
             block_count: None,
+            checkpoint_blocks: 0,
             namespace_quota: None,
         }
     }
@@ -95,6 +101,15 @@ impl TreeBuilder {
         self
     }
 
+    /// Sets the number of blocks that a checkpoint takes: a copy of the recurrent state of a
+    /// sequence, for models that have one. See
+    /// [`TreeWriter::commit_checkpoint`](crate::TreeWriter::commit_checkpoint). With 0, the
+    /// default, the tree has no checkpoints.
+    pub fn checkpoint_blocks(mut self, block_count: usize) -> TreeBuilder {
+        self.checkpoint_blocks = block_count;
+        self
+    }
+
     /// Sets the quota of each namespace but the base namespace: the number of blocks that it may
     /// keep cached, so that the prompts of one tenant cannot evict those of all others. A quota of
     /// 0 keeps nothing that no lease and no pin holds. Without this call there is no quota.
@@ -132,13 +147,19 @@ impl TreeBuilder {
     /// # Errors
     ///
     /// [`ConfigError::BlockSize`] if the block size is not a power of two from 1 to 256, and
-    /// [`ConfigError::BlockCount`] for more than 2^28 blocks.
+    /// [`ConfigError::BlockCount`] for more than 2^28 blocks, or 2^20 for a checkpoint.
     pub fn build(self) -> Result<(TreeWriter, TreeReader), ConfigError> {
         self.check_block_size()?;
         if let Some(got) = self.block_count.filter(|&count| count > BLOCK_COUNT_MAX) {
             return Err(ConfigError::BlockCount { got, max: BLOCK_COUNT_MAX });
         }
-        let core = Arc::new(Core::new(self.block_size, self.hash_seed));
+        let block_count = self.checkpoint_blocks;
+        if block_count > CHECKPOINT_BLOCKS_MAX {
+            let (got, max) = (block_count, CHECKPOINT_BLOCKS_MAX);
+            return Err(ConfigError::BlockCount { got, max });
+        }
+        let span = (block_count > 0).then(|| CheckpointSpan::new(block_count, self.block_size));
+        let core = Arc::new(Core::new(self.block_size, self.hash_seed, span));
         let reader = TreeReader { core: core.clone() };
         let pins = Pins::new(self.pin_budget, self.demotable_pins);
         let quotas = Quotas::new(self.namespace_quota);

@@ -7,6 +7,7 @@
 
 pub(crate) mod arena;
 mod audit;
+mod checkpoints;
 mod commit;
 mod counts;
 mod evict;
@@ -186,6 +187,21 @@ impl TreeWriter {
         priority: Option<i32>,
     ) -> PrefixLease {
         self.begin_operation();
+        let lease = self.lock_match(namespace, positions, priority);
+        self.stats.acquires += 1;
+        self.stats.acquires_hit += u64::from(!lease.is_empty());
+        self.stats.positions_asked += positions.len() as u64;
+        self.stats.positions_hit += lease.len() as u64;
+        lease
+    }
+
+    /// Locks the longest cached prefix of `positions`, and notes the use of its nodes.
+    fn lock_match(
+        &mut self,
+        namespace: &Namespace,
+        positions: &[u32],
+        priority: Option<i32>,
+    ) -> PrefixLease {
         let block_size = self.block_size();
         let raw = self.find(namespace, positions);
         let length = token_span::whole_spans(positions, raw, block_size);
@@ -202,10 +218,6 @@ impl TreeWriter {
             }
             blocks.extend(self.arena.edge(id).blocks());
         }
-        self.stats.acquires += 1;
-        self.stats.acquires_hit += u64::from(length > 0);
-        self.stats.positions_asked += positions.len() as u64;
-        self.stats.positions_hit += length as u64;
         self.lock_up(end, NodeId::NONE);
         let queue = self.returns.clone();
         PrefixLease { namespace: *namespace, blocks, block_size, priority, end, queue }

@@ -45,6 +45,7 @@ fn slice(sequence: usize, start: usize, count: usize, block_size: usize) -> Sequ
         write_from: start,
         block_table: (first..first + blocks as u32).map(BlockId).collect(),
         logit_rows: LogitRows::Last,
+        state: None,
     }
 }
 

@@ -137,6 +137,7 @@ fn measure(backend: &mut CpuBackend, work: &Work, repeats: usize) -> (f64, Stage
             .map(|i| BlockId(((sequence * blocks + i) * 7919 % spec.block_count) as u32))
             .collect(),
         logit_rows: LogitRows::Last,
+        state: None,
     });
     let batch = StepBatch {
         sequences: slices.collect(),

@@ -25,6 +25,7 @@ pub fn step(spec: &BackendSpec) -> StepBatch {
             write_from: 0,
             block_table: (0..blocks as u32).map(BlockId).collect(),
             logit_rows: LogitRows::None,
+            state: None,
         }],
     }
 }

@@ -144,7 +144,8 @@ impl EngineContext {
             .eviction_order(eviction)
             .pin_budget(self.pin_budget.blocks())
             .demotable_pins(self.config.sink_of_pins().is_some())
-            .block_count(self.spec.block_count);
+            .block_count(self.spec.block_count)
+            .checkpoint_blocks(self.spec.checkpoint_blocks());
         if let Some(quota) = self.config.namespace_quota {
             builder = builder.namespace_quota(quota);
         }
@@ -232,6 +233,10 @@ impl EngineContext {
         if choice > 0 {
             request.options.prompt_logprobs = None;
             request.turn = None;
+        }
+        if self.spec.state.is_some() {
+            // KV without the state after it saves nothing.
+            request.stored = None;
         }
         let prompt_tokens = request.tokens.len();
         let uncached = prompt_tokens.saturating_sub(matched).max(1);

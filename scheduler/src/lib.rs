@@ -47,6 +47,7 @@ mod sequence;
 mod session;
 mod sharing;
 mod simulation;
+mod states;
 mod stats;
 mod step_plan;
 mod sync;
@@ -71,8 +72,8 @@ pub use histogram::{EngineHistograms, HistogramData};
 pub use late_sampling::LateRow;
 pub use memory::{
     Acquired, ActorStopped, BlockAllocator, BlockCounts, CommitItem, Committed, DirectMemory,
-    Evicted, EvictionDemand, LogitsKey, Memory, Removal, Reserved, TreeAccess, commit, evict,
-    remove,
+    Evicted, EvictionDemand, LogitsKey, Memory, Removal, Reserved, TreeAccess, acquire, commit,
+    commit_checkpoint, evict, remove,
 };
 pub use permits::QueuePermit;
 pub use pin_budget::{PinBudget, Pinned};
@@ -86,6 +87,7 @@ pub use session::{
     TurnEnd,
 };
 pub use simulation::{Simulation, SimulationEvent};
+pub use states::CheckpointItem;
 pub use stats::{AuditReport, CacheStats, EngineStats};
 pub use step_plan::{PromptTargets, RowResult, RowTask, StepDone, StepPlan};
 #[cfg(loom)]

@@ -10,12 +10,15 @@ mod direct;
 use std::future::Future;
 use std::sync::Arc;
 
-use stolon_kvcache::{BlockId, BlockLease, EvictedPrefix, Namespace, PrefixLease, TreeWriter};
+use stolon_kvcache::{
+    BlockId, BlockLease, CheckpointLease, EvictedPrefix, Namespace, PrefixLease, TreeWriter,
+};
 
 pub use allocator::{BlockAllocator, Evicted, EvictionDemand, Removal, TreeAccess, evict, remove};
 pub use direct::DirectMemory;
 
 use crate::cached_logits::PromptLogits;
+use crate::states::CheckpointItem;
 use crate::stats::AuditReport;
 
 /// The actor that owns part of the memory has stopped; the engine restarts.
@@ -28,6 +31,8 @@ pub struct ActorStopped(pub &'static str);
 pub struct Acquired {
     /// The longest match, locked.
     pub lease: PrefixLease,
+    /// For a model with a recurrent state: the checkpoint from which the request resumes, locked.
+    pub checkpoint: Option<CheckpointLease>,
     /// Number of blocks that the tree can still return now that the match is locked.
     pub evictable: usize,
 }
@@ -107,6 +112,12 @@ pub trait Memory: Send {
         priority: i32,
     ) -> impl Future<Output = Result<Acquired, ActorStopped>> + Send;
 
+    /// Adds checkpoints to the tree, of which the positions are in the tree.
+    fn commit_checkpoints(
+        &mut self,
+        items: Vec<CheckpointItem>,
+    ) -> impl Future<Output = Result<(), ActorStopped>> + Send;
+
     /// Adds full blocks to the tree, in this order.
     fn commit(
         &mut self,
@@ -142,6 +153,29 @@ pub trait Memory: Send {
     fn audit(
         &mut self,
     ) -> impl Future<Output = Result<Result<AuditReport, String>, ActorStopped>> + Send;
+}
+
+/// Locks the longest cached prefix of `tokens` and the checkpoint from which a request resumes, if
+/// the tree has checkpoints.
+pub fn acquire(
+    writer: &mut TreeWriter,
+    namespace: &Namespace,
+    tokens: &[u32],
+    priority: i32,
+) -> Acquired {
+    let lease = writer.acquire_prioritized(namespace, tokens, priority);
+    let checkpoint = writer.acquire_checkpoint(namespace, tokens, priority);
+    Acquired { lease, checkpoint, evictable: writer.counts().returnable() }
+}
+
+/// Adds a checkpoint to the tree. If its positions were evicted, the blocks are returned to the
+/// pool.
+pub fn commit_checkpoint(writer: &mut TreeWriter, item: CheckpointItem) {
+    let CheckpointItem { namespace, tokens, len, mut blocks } = item;
+    if let Err(error) = writer.commit_checkpoint(&namespace, &tokens[..len], &mut blocks) {
+        debug_assert!(false, "{error}");
+        tracing::error!(%error, "the prefix tree refused a checkpoint");
+    }
 }
 
 /// Adds one sequence's full blocks to the tree.

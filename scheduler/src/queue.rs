@@ -3,8 +3,9 @@
 use std::collections::HashMap;
 use std::time::Instant;
 
-use stolon_kvcache::PrefixLease;
+use stolon_kvcache::PrefixMatch;
 
+use crate::memory::Acquired;
 use crate::permits::QueuePermit;
 use crate::policy::Candidate;
 use crate::quota::QuotaId;
@@ -26,6 +27,8 @@ pub(crate) struct Waiting {
     pub(crate) permit: Option<QueuePermit>,
     /// Number of its tokens that were cached at `version` of the tree.
     pub(crate) matched: usize,
+    /// Number of these that need not be computed: all, unless the model has a recurrent state.
+    pub(crate) resume: usize,
     /// The tree's version at the last query; `None` if `matched` must be queried.
     pub(crate) version: Option<u64>,
     /// Total cost, in tokens, of later requests that were admitted before it.
@@ -34,7 +37,7 @@ pub(crate) struct Waiting {
     pub(crate) bound: usize,
     /// Locks its match while the scheduler looks further down the queue, so that the match is not
     /// evicted.
-    pub(crate) match_lock: Option<PrefixLease>,
+    pub(crate) match_lock: Option<Acquired>,
     /// The leader whose blocks it waits for.
     pub(crate) follow: Option<Follow>,
     /// The version of the set of running sequences that was last searched for a leader.
@@ -55,6 +58,7 @@ impl Waiting {
             arrival,
             permit,
             matched: 0,
+            resume: 0,
             version: None,
             overtaken: 0,
             bound,
@@ -81,7 +85,7 @@ impl Waiting {
     /// load is not free, so it counts as a part of the tokens that it saves.
     fn found(&self) -> usize {
         let stored = self.sequence.stored_after(self.matched);
-        self.matched + stored - stored.div_ceil(LOADS_PER_COMPUTED)
+        self.resume + stored - stored.div_ceil(LOADS_PER_COMPUTED)
     }
 
     /// When it times out.
@@ -238,7 +242,7 @@ impl Queue {
         &mut self,
         version: u64,
         limit: usize,
-        mut query: impl FnMut(&Sequence) -> usize,
+        mut query: impl FnMut(&Sequence) -> PrefixMatch,
     ) {
         let mut left = limit;
         for step in 0..self.entries.len() {
@@ -252,7 +256,8 @@ impl Queue {
                 return;
             }
             left -= 1;
-            waiting.matched = query(&waiting.sequence);
+            let found = query(&waiting.sequence);
+            (waiting.matched, waiting.resume) = (found.cached, found.resume);
             waiting.version = Some(version);
         }
     }
@@ -268,6 +273,7 @@ mod tests {
 
     use super::*;
     use crate::event_channel::event_channel;
+    use crate::memory::acquire;
     use crate::permits::QueueLimits;
     use crate::request::SequenceRequest;
     use crate::request_counts::RequestRecord;
@@ -300,7 +306,7 @@ mod tests {
             let mut queried = Vec::new();
             queue.refresh_matches(version, 2, |sequence| {
                 queried.push(sequence.id);
-                version as usize
+                PrefixMatch::default()
             });
             assert_eq!(queried, expected, "version {version}");
         };
@@ -350,8 +356,8 @@ mod tests {
         let (mut writer, _reader) = stolon_kvcache::prefix_tree(4).expect("a block size");
         let mut queue = queue(2);
         assert!(!queue.drop_match_locks());
-        let lease = writer.acquire(&Namespace::default(), &[1; 8]);
-        queue.entries_mut()[0].match_lock = Some(lease);
+        let acquired = acquire(&mut writer, &Namespace::default(), &[1; 8], 0);
+        queue.entries_mut()[0].match_lock = Some(acquired);
         assert!(queue.drop_match_locks() && !queue.drop_match_locks());
     }
 
@@ -373,7 +379,7 @@ mod tests {
         stored.stored = Some(StoredKv::new(4, 1, vec![Bytes::new(); 99]));
         let waiting = &mut queue.entries_mut()[0];
         waiting.sequence = stored;
-        waiting.matched = 4;
+        (waiting.matched, waiting.resume) = (4, 4);
         // Blocks 1 to 99 are stored: 396 tokens, which cost as much as 7 that are computed.
         let candidate = &queue.candidates(running.iter(), &shares)[0];
         assert_eq!((candidate.matched, queue.entries()[0].cost()), (4 + 396 - 7, 1 + 7));

@@ -33,6 +33,10 @@ pub(crate) struct SequenceView {
     pub(crate) computed: usize,
     /// Number of its tokens, prompt and generated.
     pub(crate) tokens: usize,
+    /// Number of leading positions that are in the prefix tree, whose blocks are not written to. It
+    /// is larger than `computed` while a sequence computes cached positions again for its recurrent
+    /// state.
+    pub(crate) committed: usize,
     /// Number of positions that its block table covers.
     pub(crate) covered: usize,
     /// Number of the last step that it was part of.
@@ -215,7 +219,8 @@ fn slice(index: usize, view: &SequenceView, count: usize) -> Slice {
     let start = if full_hit { view.tokens - 1 } else { view.computed };
     let end = start + count;
     let rows = if end == view.tokens { view.last_rows } else { view.chunk_rows };
-    Slice { index, start, count, write_from: if full_hit { end } else { start }, rows }
+    let write_from = if full_hit { end } else { view.committed.clamp(start, end) };
+    Slice { index, start, count, write_from, rows }
 }
 
 #[cfg(test)]

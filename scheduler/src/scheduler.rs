@@ -13,6 +13,7 @@
 
 mod admit;
 mod blocks;
+mod checkpoints;
 mod ending;
 mod room;
 mod step;
@@ -35,10 +36,12 @@ use crate::queue::Queue;
 #[cfg(test)]
 use crate::queue::Waiting;
 use crate::sequence::{Ending, Sequence};
+use crate::states::{CheckpointItem, FreeSlots};
 use crate::stats::AuditReport;
 use crate::step_plan::StepPlan;
 use crate::transfer::{EvictedCopy, Saving};
 use crate::wait::Work;
+use checkpoints::StateInFlight;
 
 /// Maximum number of rounds of admission in one call of `advance` that yield no step.
 const ROUNDS_MAX: usize = 4;
@@ -77,6 +80,8 @@ struct InFlight {
     start: usize,
     /// Number of its tokens in the step.
     count: usize,
+    /// What it holds for the recurrent state of its sequence.
+    state: StateInFlight,
 }
 
 /// The scheduler. See the module documentation.
@@ -104,6 +109,10 @@ pub struct Scheduler<M> {
     saves: VecDeque<Saving>,
     /// Whether the first save is part of the step in flight.
     save_in_flight: bool,
+    /// The slots for recurrent states that no sequence has; `None` for a model without.
+    free_slots: Option<Arc<FreeSlots>>,
+    /// Checkpoints that steps have written and that are not in the tree yet.
+    written: Vec<CheckpointItem>,
     /// The rows that are sampled outside of steps.
     late_sampling: LateSampling,
     /// Predicts how many tokens requests will generate.
@@ -137,6 +146,7 @@ impl<M: Memory> Scheduler<M> {
     ) -> Scheduler<M> {
         // Twice the number of requests, because calls of requests that have ended may still run.
         let late_sampling = LateSampling::new(2 * context.config.max_running);
+        let free_slots = context.spec.state.map(|state| FreeSlots::new(state.slots));
         Scheduler {
             context,
             memory,
@@ -150,6 +160,8 @@ impl<M: Memory> Scheduler<M> {
             evicted_in_flight: Vec::new(),
             saves: VecDeque::new(),
             save_in_flight: false,
+            free_slots,
+            written: Vec::new(),
             late_sampling,
             forecast: DecodeForecast::default(),
             step: 0,
@@ -217,6 +229,12 @@ impl<M: Memory> Scheduler<M> {
     }
 
     #[cfg(test)]
+    pub(crate) fn all_slots_are_free(&self) -> bool {
+        let slots = self.context.spec.state.map(|state| state.slots);
+        slots == self.free_slots.as_ref().map(|slots| slots.count())
+    }
+
+    #[cfg(test)]
     pub(crate) fn waiting_mut(&mut self) -> &mut [Waiting] {
         self.queue.entries_mut()
     }
@@ -244,6 +262,7 @@ impl<M: Memory> Scheduler<M> {
             self.apply_late_tokens(now);
             self.end_overdue(now);
             self.notice_stalled();
+            self.publish_checkpoints().await?;
             if self.try_admission && !self.queue.is_empty() {
                 self.try_admission = false;
                 self.admit(now).await?;
@@ -252,7 +271,7 @@ impl<M: Memory> Scheduler<M> {
                 break;
             }
             self.grow().await?;
-            plan = self.plan();
+            plan = self.plan().await?;
             // Without a step, no completion will call this again, so blocks that `grow` has
             // released by preemption must be offered to waiting requests now.
             if plan.is_some() || !self.try_admission || self.queue.is_empty() {
@@ -287,6 +306,7 @@ impl<M: Memory> Scheduler<M> {
         self.running.clear();
         self.saves.clear();
         self.evicted.clear();
+        self.written.clear();
     }
 
     /// Removes everything from the cache that no request uses.
@@ -324,9 +344,15 @@ impl<M: Memory> Scheduler<M> {
         let reserved: usize = self
             .running
             .iter()
-            .filter_map(|r| r.sequence.held.reserved.as_ref())
-            .map(|lease| lease.blocks().len())
+            .map(|r| {
+                let reserved = r.sequence.held.reserved.as_ref().map_or(0, |lease| lease.len());
+                let answer = r.sequence.held.state.answer.as_ref();
+                reserved + answer.map_or(0, |(_, blocks)| blocks.len())
+            })
             .sum();
+        let written = self.written.iter().map(|item| item.blocks.len()).sum::<usize>();
+        let in_flight = self.in_flight.iter().flatten().map(|slice| slice.state.block_count());
+        let reserved = reserved + written + in_flight.sum::<usize>();
         // Callers may close sessions meanwhile, which gives partial blocks back.
         let partial = self.context.sessions.partial_blocks()..=partial_before;
         let in_sessions = report.blocks_reserved.checked_sub(reserved);
@@ -347,7 +373,8 @@ impl<M: Memory> Scheduler<M> {
         for running in &self.running {
             let held = &running.sequence.held;
             let covered = held.table.len() * self.context.spec.block_size;
-            if held.computed > covered || held.committed() > held.computed {
+            let ahead = self.free_slots.is_none() && held.committed() > held.computed;
+            if held.computed > covered || ahead {
                 return Ok(Err(format!(
                     "sequence {}: {} positions committed, {} computed, {covered} covered",
                     running.sequence.id,

@@ -215,9 +215,11 @@ impl Sequence {
         let cached_tokens = self.cached_tokens.unwrap_or_default();
         let (tokens, prompt_tokens) = (Arc::clone(&self.tokens), self.prompt_len);
         turn.complete(TurnEnd { tokens, prompt_tokens, cached_tokens }, now);
+        // With a recurrent state, the next turn resumes from a checkpoint, not in this block.
+        let reserved = held.reserved.filter(|_| held.state.slot.is_none());
         if let Some(prefix) = held.lease {
             let after = &self.tokens[prefix.len()..held.computed.max(prefix.len())];
-            turn.keep(SessionHold::new(prefix, after, held.reserved));
+            turn.keep(SessionHold::new(prefix, after, reserved));
         }
     }
 
@@ -262,6 +264,11 @@ impl Sequence {
         self.prompt_logprobs.is_some() || self.options.needs_whole_prompt()
     }
 
+    /// Number of positions of which it has computed the state, or computes it in the step in flight.
+    pub(crate) fn passed(&self) -> usize {
+        self.held.computed.max(self.held.state.planned)
+    }
+
     /// Whether others can share what it computes.
     pub(crate) fn writes_cache(&self) -> bool {
         !self.options.skip_writing_prefix_cache
@@ -300,6 +307,7 @@ impl Sequence {
         SequenceView {
             computed,
             tokens: self.tokens.len(),
+            committed: self.held.committed(),
             covered: self.held.table.len() * spec.block_size,
             last_step: self.held.last_step,
             arrival,

@@ -68,6 +68,12 @@ pub struct EngineStats {
     pub steps_failed: u64,
     /// Times that a waiting request waited for a running one that was computing the same prefix.
     pub follows: u64,
+    /// Checkpoints of recurrent states that were taken for the prefix cache; 0 for models without
+    /// such states.
+    pub checkpoints: u64,
+    /// Tokens whose KV was cached and that were computed again nonetheless when their request
+    /// started, because the last checkpoint of the recurrent state was before them.
+    pub recomputed_tokens: u64,
     /// Times that a running request was preempted.
     pub preemptions: u64,
     /// How many of them hit a request that was stalled by a slow consumer, for another request.

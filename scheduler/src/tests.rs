@@ -29,6 +29,7 @@ mod estimates;
 mod fairness;
 mod processors;
 mod quota;
+mod states;
 mod transfers;
 
 const VOCAB_SIZE: usize = 16;
@@ -80,16 +81,27 @@ struct Caller {
 
 impl Harness {
     fn new(block_size: usize, block_count: usize, config: EngineConfig) -> Harness {
+        Harness::with_states(block_size, block_count, None, config)
+    }
+
+    /// A harness for a model with recurrent states, whose checkpoints take so many blocks.
+    fn with_states(
+        block_size: usize,
+        block_count: usize,
+        checkpoint_blocks: Option<usize>,
+        config: EngineConfig,
+    ) -> Harness {
         let (saves, evicted) = (transfers::Saves::default(), transfers::Saves::default());
         let sink = transfers::EvictedSink(Arc::clone(&evicted));
         let config = EngineConfig { kv_sink: Some(Arc::new(sink)), ..config };
         let backend = FakeBackend::new(FakeOptions {
             vocab_size: VOCAB_SIZE,
-            max_positions: 512,
+            max_positions: 4096,
             block_size,
             block_count,
             hidden_size: Some(HIDDEN_SIZE),
             draws: true,
+            state: checkpoint_blocks.map(|blocks| (blocks, config.max_running)),
             ..FakeOptions::default()
         });
         let context = EngineContext::new(config, backend.spec().clone()).expect("valid settings");
@@ -280,6 +292,7 @@ impl Harness {
             }
         }
         self.advance();
+        assert!(self.scheduler.all_slots_are_free());
         let audit = ready(self.scheduler.audit()).expect("a consistent accounting");
         assert_eq!((audit.running, audit.waiting, audit.blocks_reserved), (0, 0, 0));
         assert_eq!(audit.blocks_evictable, audit.blocks_committed);
@@ -431,8 +444,10 @@ proptest! {
         max_overtake_tokens in prop::sample::select(vec![0usize, 50, 10_000]),
         logit_cache_bytes in prop::sample::select(vec![0usize, 1000, 1 << 20]),
         (tenants, priorities) in any::<(bool, bool)>(),
+        checkpoint_blocks in prop::option::of(1usize..12),
     ) {
-        let mut harness = Harness::new(block_size, pool.div_ceil(block_size), EngineConfig {
+        let block_count = pool.div_ceil(block_size);
+        let mut harness = Harness::with_states(block_size, block_count, checkpoint_blocks, EngineConfig {
             max_batched_tokens,
             max_running,
             prefix_caching,
@@ -680,7 +695,7 @@ fn a_stale_match_does_not_break_the_overtaking_bound() {
     );
     let version = harness.scheduler.waiting()[1].version;
     let waiting = harness.scheduler.waiting_mut();
-    (waiting[1].matched, waiting[1].version) = (64, version);
+    (waiting[1].matched, waiting[1].resume, waiting[1].version) = (64, 64, version);
     harness.scheduler.resume();
     harness.advance();
     assert_eq!(

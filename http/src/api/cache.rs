@@ -63,6 +63,10 @@ pub struct TreeNode {
     /// The node's first token ids, at most eight, if they were requested.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub first_tokens: Option<Vec<u32>>,
+    /// Whether a request can resume after the node's last token, for a model with a recurrent state.
+    /// Left out if not.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub checkpoint: bool,
     /// Running requests and pins that hold the node or one below it. Such a node is not evicted.
     pub locks: u32,
     /// Requests that matched the node.
@@ -80,6 +84,7 @@ impl TreeNode {
             blocks: node.block_count,
             tokens: node.position_count,
             first_tokens: tokens.then(|| node.first_positions.clone()),
+            checkpoint: node.checkpoint,
             locks: node.locks,
             hits: node.hits,
             last_use: node.last_use,

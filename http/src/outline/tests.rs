@@ -16,6 +16,7 @@ fn random_tree(rng: &mut ChaCha8Rng, nodes: usize) -> TreeDump {
             block_count: tokens / 16,
             position_count: tokens,
             first_positions: Vec::new(),
+            checkpoint: false,
             locks: 0,
             hits: 0,
             last_use: 0,

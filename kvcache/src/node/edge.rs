@@ -1,6 +1,6 @@
 //! The content of a node: a run of whole blocks. Immutable once built.
 
-use crate::BlockId;
+use crate::{BlockId, checkpoint};
 
 /// Number of positions compared by one `memcmp`: a multiple of every block size, and large enough
 /// to be worth the call.
@@ -52,6 +52,13 @@ impl Edge {
     #[inline(always)]
     pub(crate) fn hashes(&self) -> &[u64] {
         &self.hashes
+    }
+
+    /// The hashes of the blocks that hold KV: all but those of a checkpoint at the end.
+    pub(crate) fn kv_hashes(&self) -> &[u64] {
+        let block_size = self.positions().len() / self.block_count().max(1);
+        let checkpoint = checkpoint::checkpoint_blocks(self, block_size.max(1));
+        &self.hashes[..self.block_count() - checkpoint]
     }
 
     /// The hash of the first block: the node's key in its parent's table.

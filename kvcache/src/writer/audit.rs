@@ -156,6 +156,8 @@ impl TreeWriter {
             _ => arena.edge(parent).last_hash(),
         };
         let hashes = crate::hash::block_hashes(parent_hash, edge.positions(), block_size);
-        check(hashes == edge.hashes(), "the hashes of its positions")
+        check(hashes == edge.hashes(), "the hashes of its positions")?;
+        let ends = edge.kv_hashes().len() == edge.block_count();
+        check(ends || children.is_empty(), "nothing after a checkpoint")
     }
 }

@@ -108,7 +108,9 @@ impl TreeWriter {
         let end = offered.min(positions.len() / block_size) * block_size;
         // The lease ends between spans, so the rest does not start inside one.
         let rest = positions.get(lease.len()..end).unwrap_or_default();
-        if let Some(at) = token_span::first_invalid(rest) {
+        let checkpoint = self.arena.core.checkpoint.as_ref();
+        let is_checkpoint = checkpoint.is_some_and(|span| *rest == *span.positions);
+        if !is_checkpoint && let Some(at) = token_span::first_invalid(rest) {
             let index = lease.len() + at;
             return Err(CommitError::InvalidPosition { index, got: rest[at] });
         }
@@ -174,7 +176,7 @@ impl TreeWriter {
         let hashes = hash::block_hashes(parent_hash, positions, self.block_size());
         let edge = (!fresh.is_empty()).then(|| Edge::new(positions, fresh, &hashes));
         self.cached += fresh.len();
-        if edge.is_some() {
+        if edge.is_some() && !token_span::is_checkpoint(positions[0]) {
             self.events.report(|| CacheEvent::Stored {
                 namespace: lease.namespace,
                 parent: last.map(|_| parent_hash),

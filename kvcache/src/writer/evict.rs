@@ -24,7 +24,7 @@ impl TreeWriter {
     ///
     /// Unlocked leaves are evicted in the order of the eviction policy, those of demotable pins after
     /// all others. A leaf that is longer than
-    /// needed loses only its last blocks. The rest of an atomic token span whose end was evicted
+    /// needed loses only its last blocks, but a checkpoint is evicted as a whole. The rest of an atomic token span whose end was evicted
     /// earlier is evicted before anything else. Fewer than `block_count` blocks are returned only
     /// if everything that remains is locked.
     pub fn evict(&mut self, block_count: usize) -> EvictedBlocks {
@@ -60,22 +60,35 @@ impl TreeWriter {
         std::hint::black_box(loaded);
         while out.len() < block_count {
             let Some(&OrderKey { rank, leaf: id, .. }) = self.order.first() else { break };
-            let most = match self.rest_of_span(id) {
-                0 => {
-                    let panics = &mut self.stats.eviction_order_panics;
-                    eviction::contain(panics, || self.eviction.evicted(rank));
-                    self.arena.edge(id).block_count()
-                }
-                rest_of_span => rest_of_span,
-            };
-            let taken = most.min(block_count - out.len());
+            if self.rest_of_span(id) == 0 {
+                let panics = &mut self.stats.eviction_order_panics;
+                eviction::contain(panics, || self.eviction.evicted(rank));
+            }
+            let taken = self.victims(id, block_count - out.len());
             if let Some(prefixes) = &mut prefixes {
-                prefixes.push(self.evicted_prefix(id, taken));
+                // Checkpoints are not part of a prefix.
+                let prefix = self.evicted_prefix(id, taken);
+                prefixes.extend(Some(prefix).filter(|prefix| prefix.evicted < prefix.blocks.len()));
             }
             self.stats.evicted_for_room += taken as u64;
             self.trim_leaf(id, taken, &mut out);
         }
+        // A checkpoint is evicted as a whole. The next eviction returns what is left.
+        self.freed.extend(out.drain(block_count.min(out.len())..));
         self.hand_over(out)
+    }
+
+    /// Number of blocks to evict from the end of an unlocked leaf if `wanted` are needed: all of a
+    /// checkpoint, at most the rest of an atomic token span that has lost its end, and else as many
+    /// as the leaf has.
+    pub(super) fn victims(&self, leaf: NodeId, wanted: usize) -> usize {
+        let edge = self.arena.edge(leaf);
+        let length = edge.block_count();
+        match (length - edge.kv_hashes().len(), self.rest_of_span(leaf)) {
+            (0, 0) => length.min(wanted),
+            (0, rest) => rest.min(wanted),
+            (checkpoint, _) => checkpoint,
+        }
     }
 
     /// If a leaf ends inside an atomic token span, returns the number of its blocks from the start
@@ -96,8 +109,11 @@ impl TreeWriter {
         let root = self.records[id.index()].root;
         let namespace = self.arena.namespace_of(root);
         out.extend(content(edge, namespace).skip(length - taken));
-        let hashes = || edge.hashes()[length - taken..].iter().rev().copied().collect();
-        self.events.report(|| CacheEvent::Removed { hashes: hashes() });
+        let removed = edge.kv_hashes().get(length - taken..).unwrap_or_default();
+        if !removed.is_empty() {
+            let hashes = || removed.iter().rev().copied().collect();
+            self.events.report(|| CacheEvent::Removed { hashes: hashes() });
+        }
         self.cached -= taken;
         self.quotas.remove_blocks(root, taken);
         self.stats.record_lifetime(self.tick - self.records[id.index()].created);
@@ -124,7 +140,7 @@ impl TreeWriter {
         EvictedBlocks { blocks, pool }
     }
 
-    /// The prefix up to the end of a leaf of which the last `taken` blocks are evicted.
+    /// The prefix up to the end of a leaf, without a checkpoint at its end, of which the last `taken` blocks are evicted.
     pub(super) fn evicted_prefix(&self, leaf: NodeId, taken: usize) -> EvictedPrefix {
         let mut path = vec![leaf];
         let mut parent = self.arena.parent(leaf);
@@ -133,12 +149,18 @@ impl TreeWriter {
             parent = self.arena.parent(parent);
         }
         let edges = || path.iter().rev().map(|&id| self.arena.edge(id));
-        let blocks: Vec<BlockId> = edges().flat_map(Edge::blocks).collect();
+        let mut blocks: Vec<BlockId> = edges().flat_map(Edge::blocks).collect();
+        let mut positions: Vec<u32> =
+            edges().flat_map(|edge| edge.positions().iter().copied()).collect();
+        let evicted = blocks.len() - taken;
+        let edge = self.arena.edge(leaf);
+        blocks.truncate(blocks.len() - (edge.block_count() - edge.kv_hashes().len()));
+        positions.truncate(blocks.len() * self.block_size());
         EvictedPrefix {
             namespace: self.arena.namespace_of(self.records[leaf.index()].root),
-            positions: edges().flat_map(|edge| edge.positions().iter().copied()).collect(),
+            positions,
             priority: self.records[leaf.index()].priority,
-            evicted: blocks.len() - taken,
+            evicted,
             blocks,
         }
     }
@@ -245,7 +267,7 @@ impl TreeWriter {
         loop {
             let parent = self.arena.parent(id);
             let edge = self.arena.edge(id);
-            hashes.extend(edge.hashes().iter().rev());
+            hashes.extend(edge.kv_hashes().iter().rev());
             out.extend(content(edge, namespace));
             self.cached -= edge.block_count();
             self.quotas.remove_blocks(root, edge.block_count());
@@ -275,7 +297,7 @@ impl TreeWriter {
             self.leave_order(id);
             let edge = self.arena.edge(id);
             let record = &self.records[id.index()];
-            hashes.extend_from_slice(edge.hashes());
+            hashes.extend_from_slice(edge.kv_hashes());
             self.stats.record_lifetime(self.tick - record.created);
             self.cached -= edge.block_count();
             self.quotas.remove_blocks(root, edge.block_count());

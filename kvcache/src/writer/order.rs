@@ -49,11 +49,12 @@ impl TreeWriter {
         }
         let block_count = self.arena.edge(id).block_count();
         let is_whole = self.whole_blocks(id) == block_count;
+        let saved_blocks = self.saved_blocks(id);
         let record = &mut self.records[id.index()];
         // If the end of an atomic token span was evicted, no match can use the rest of it, so it is
-        // evicted first.
-        let mut rank = EvictionRank::default();
-        if is_whole {
+        // evicted first. So is KV after the last checkpoint, if there are checkpoints.
+        let mut rank = EvictionRank(0, if is_whole { record.last_use } else { 0 });
+        if is_whole && saved_blocks > 0 {
             let leaf = EvictionCandidate {
                 created: record.created,
                 last_use: record.last_use,
@@ -61,6 +62,7 @@ impl TreeWriter {
                 priority: record.priority,
                 block_count,
                 start_block: record.start_block as usize,
+                saved_blocks,
             };
             let panics = &mut self.stats.eviction_order_panics;
             rank = eviction::contain(panics, || self.eviction.rank(&leaf))
@@ -71,6 +73,27 @@ impl TreeWriter {
         let key = record.order_key(id);
         self.order.insert(key);
         self.quotas.add_leaf(record.root, key);
+    }
+
+    /// Number of blocks that requests need not compute because of a leaf: its own, or, if there are
+    /// checkpoints, those between its checkpoint and the one before it.
+    fn saved_blocks(&self, leaf: NodeId) -> usize {
+        let edge = self.arena.edge(leaf);
+        let own = edge.kv_hashes().len();
+        let Some(span) = &self.arena.core.checkpoint else { return own };
+        if own == edge.block_count() {
+            return 0;
+        }
+        let mut saved = own;
+        let mut above = self.arena.parent(leaf);
+        // The parent's checkpoint is this one, unless the leaf has KV before it.
+        let mut is_same = own == 0;
+        while !self.arena.is_root(above) && (is_same || !self.arena.has_checkpoint(above, span)) {
+            saved += self.arena.edge(above).block_count();
+            above = self.arena.parent(above);
+            is_same = false;
+        }
+        saved
     }
 
     /// If the node ends inside an atomic token span, returns the number of its blocks before that

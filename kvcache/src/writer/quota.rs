@@ -199,10 +199,7 @@ impl TreeWriter {
     pub(super) fn enforce_quotas(&mut self) {
         while let Some(root) = self.quotas.changed.pop() {
             while let Some((excess, leaf)) = self.quotas.usage(root).and_then(Usage::victim) {
-                let rest_of_span = self.rest_of_span(leaf);
-                let length = self.arena.edge(leaf).block_count();
-                let most = if rest_of_span > 0 { rest_of_span } else { length };
-                let taken = most.min(excess);
+                let taken = self.victims(leaf, excess);
                 self.stats.evicted_for_quota += taken as u64;
                 let mut out = std::mem::take(&mut self.freed);
                 self.trim_leaf(leaf, taken, &mut out);

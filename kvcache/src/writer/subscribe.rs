@@ -46,12 +46,11 @@ impl TreeWriter {
                 let edge = self.arena.edge(id);
                 let last = Some(edge.last_hash());
                 pending.extend(self.arena.children(id).into_iter().map(|child| (child, last)));
-                events.push(CacheEvent::Stored {
-                    namespace,
-                    parent,
-                    hashes: edge.hashes().to_vec(),
-                    positions: edge.positions().to_vec(),
-                });
+                let hashes = edge.kv_hashes().to_vec();
+                let positions = edge.positions()[..hashes.len() * self.block_size()].to_vec();
+                if !hashes.is_empty() {
+                    events.push(CacheEvent::Stored { namespace, parent, hashes, positions });
+                }
             }
         }
         CacheSnapshot { number: self.events.last(), events }

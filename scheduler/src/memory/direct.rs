@@ -8,9 +8,11 @@ use stolon_kvcache::{EvictedBlocks, Namespace, TreeCounts, TreeWriter};
 
 use super::{
     Acquired, ActorStopped, BlockAllocator, BlockCounts, CommitItem, Committed, Evicted,
-    EvictionDemand, LogitsKey, Memory, Removal, Reserved, TreeAccess, commit, evict, remove,
+    EvictionDemand, LogitsKey, Memory, Removal, Reserved, TreeAccess, acquire, commit,
+    commit_checkpoint, evict, remove,
 };
 use crate::cached_logits::PromptLogits;
+use crate::states::CheckpointItem;
 use crate::stats::AuditReport;
 
 /// The tree and the allocator.
@@ -56,8 +58,12 @@ impl Memory for DirectMemory {
         limit: usize,
         priority: i32,
     ) -> Result<Acquired, ActorStopped> {
-        let lease = self.writer.acquire_prioritized(namespace, &tokens[..limit], priority);
-        Ok(Acquired { lease, evictable: self.writer.counts().returnable() })
+        Ok(acquire(&mut self.writer, namespace, &tokens[..limit], priority))
+    }
+
+    async fn commit_checkpoints(&mut self, items: Vec<CheckpointItem>) -> Result<(), ActorStopped> {
+        items.into_iter().for_each(|item| commit_checkpoint(&mut self.writer, item));
+        Ok(())
     }
 
     async fn commit(&mut self, items: Vec<CommitItem>) -> Result<Vec<Committed>, ActorStopped> {

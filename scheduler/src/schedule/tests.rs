@@ -8,6 +8,7 @@ const ORDERS: [PrefillOrder; 3] =
 fn view(computed: usize, tokens: usize) -> SequenceView {
     SequenceView {
         computed,
+        committed: 0,
         tokens,
         covered: tokens,
         last_step: 0,

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use stolon_kvcache::PrefixLease;
+use stolon_kvcache::{PrefixLease, PrefixMatch};
 
 use super::room::Round;
 use super::step::unusable_logits;
@@ -14,7 +14,8 @@ use crate::memory::{ActorStopped, BlockCounts, LogitsKey, Memory};
 use crate::policy;
 use crate::queue::Waiting;
 use crate::sequence::{Ending, Held, Sequence};
-use crate::sharing::{self, Leader};
+use crate::sharing::{self, Follow, Leader};
+use crate::states::HeldState;
 
 /// Maximum number of waiting requests whose match is queried in one round, so that the time of a
 /// round does not grow with the queue: 32 full hits of 8,192 tokens take 60 us. With 8, or with all
@@ -121,6 +122,7 @@ impl<M: Memory> Scheduler<M> {
                 (Attempt::Started, Some(victim)) if self.running.len() > config.max_running => {
                     self.preempt_for_share(victim);
                 }
+                (Attempt::NoRoom, _) if self.release_answers() => {}
                 (Attempt::NoRoom, None) if self.preempt_stalled() => {}
                 (Attempt::NoRoom, _) => break,
                 _ => {}
@@ -136,9 +138,9 @@ impl<M: Memory> Scheduler<M> {
         let reader = &self.reader;
         self.queue.refresh_matches(reader.tree_version(), QUERIES_PER_ROUND, |sequence| {
             if sequence.bypasses_match() {
-                0
+                PrefixMatch::default()
             } else {
-                reader.query_match_len(&sequence.namespace, &sequence.tokens)
+                reader.query_resume(&sequence.namespace, &sequence.tokens)
             }
         });
     }
@@ -159,8 +161,9 @@ impl<M: Memory> Scheduler<M> {
         let Sequence { namespace, tokens, options, .. } = &waiting.sequence;
         let (limit, priority) = (waiting.matched, options.priority);
         let acquired = self.memory.acquire(namespace, tokens, limit, priority).await?;
-        self.queue.entries_mut()[index].match_lock = Some(acquired.lease);
-        Ok(acquired.evictable)
+        let evictable = acquired.evictable;
+        self.queue.entries_mut()[index].match_lock = Some(acquired);
+        Ok(evictable)
     }
 
     /// Tries to admit one waiting request.
@@ -175,16 +178,16 @@ impl<M: Memory> Scheduler<M> {
             return Ok(Attempt::Follows);
         }
         let caching = self.context.config.prefix_caching;
+        let has_states = self.free_slots.is_some();
         let block_size = self.context.spec.block_size;
         let promised = self.promised_to_followers(index, round);
         let alone = self.running.is_empty();
-        let hint = self.queue.entries()[index].matched;
-        if !alone && !self.fits(index, capacity, promised, hint) {
+        if !alone && !self.fits(index, capacity, promised) {
             return Ok(Attempt::NoRoom);
         }
         // The request fits according to the last query, which is only a hint. Lock the actual match
         // and check again.
-        let mut lease = None;
+        let (mut lease, mut checkpoint) = (None, None);
         let mut capacity = capacity;
         if caching {
             let sequence = &self.queue.entries()[index].sequence;
@@ -193,15 +196,19 @@ impl<M: Memory> Scheduler<M> {
             let acquired = self.memory.acquire(namespace, tokens, limit, options.priority).await?;
             let waiting = &mut self.queue.entries_mut()[index];
             waiting.matched = acquired.lease.len();
+            waiting.resume = match has_states {
+                true => acquired.checkpoint.as_ref().map_or(0, |checkpoint| checkpoint.len()),
+                false => waiting.matched,
+            };
             waiting.version = Some(self.reader.tree_version());
             capacity.evictable = acquired.evictable;
-            lease = Some(acquired.lease);
+            (lease, checkpoint) = (Some(acquired.lease), acquired.checkpoint);
         }
         let matched = lease.as_ref().map_or(0, |lease| lease.len());
         if self.queue.entries()[index].cost() > round.slacks[index] {
             return Ok(Attempt::ExceedsSlack);
         }
-        if !alone && !self.fits(index, capacity, promised, matched) {
+        if !alone && !self.fits(index, capacity, promised) {
             return Ok(Attempt::NoRoom);
         }
         let sequence = &self.queue.entries()[index].sequence;
@@ -219,8 +226,10 @@ impl<M: Memory> Scheduler<M> {
         }
         let waiting = self.queue.remove(index);
         self.queue.charge_overtaking(&round.candidates[..=index], waiting.cost());
-        let mut held = Held { lease, reserved, computed: matched, ..Held::default() };
-        if let Some((block, count)) = waiting.sequence.partial_block(&held) {
+        let state = HeldState { resume: checkpoint, parted: matched, ..HeldState::default() };
+        let computed = waiting.resume;
+        let mut held = Held { lease, reserved, computed, state, ..Held::default() };
+        if !has_states && let Some((block, count)) = waiting.sequence.partial_block(&held) {
             held.continue_in(block, count);
         }
         self.start(waiting, held, logits, now);
@@ -267,11 +276,8 @@ impl<M: Memory> Scheduler<M> {
         if waiting.leaders_seen == Some(self.running_version) || !self.may_follow(waiting) {
             return false;
         }
-        let block_size = self.context.spec.block_size;
         let leaders = self.running.iter().map(|running| &running.sequence);
-        let leaders = leaders.filter_map(|leader| as_leader(leader, waiting, block_size));
-        let follow =
-            sharing::choose(&waiting.sequence.tokens, waiting.matched, block_size, leaders);
+        let follow = self.choose_leader(waiting, leaders);
         let waiting = &mut self.queue.entries_mut()[index];
         waiting.leaders_seen = Some(self.running_version);
         waiting.follow = follow;
@@ -283,13 +289,10 @@ impl<M: Memory> Scheduler<M> {
     fn attach_followers(&mut self) {
         let Some(leader) = self.running.last() else { return };
         let leader = &leader.sequence;
-        let block_size = self.context.spec.block_size;
         let mut found = Vec::new();
         for (index, waiting) in self.queue.entries().iter().enumerate() {
             if waiting.follow.is_none() && self.may_follow(waiting) {
-                let leaders = as_leader(leader, waiting, block_size).into_iter();
-                let tokens = &waiting.sequence.tokens;
-                let follow = sharing::choose(tokens, waiting.matched, block_size, leaders);
+                let follow = self.choose_leader(waiting, std::iter::once(leader));
                 found.extend(follow.map(|follow| (index, follow)));
             }
         }
@@ -297,6 +300,33 @@ impl<M: Memory> Scheduler<M> {
         for (index, follow) in found {
             self.queue.entries_mut()[index].follow = Some(follow);
         }
+    }
+
+    /// Chooses the leader for a waiting request. With recurrent states, a follower resumes from a
+    /// checkpoint before its last position, which the leader can take only where it has not been
+    /// yet.
+    fn choose_leader<'a>(
+        &self,
+        waiting: &Waiting,
+        leaders: impl Iterator<Item = &'a Sequence>,
+    ) -> Option<Follow> {
+        let block_size = self.context.spec.block_size;
+        let rule = self.checkpoint_rule();
+        let tokens = &waiting.sequence.tokens[..];
+        let tokens = &tokens[..tokens.len() - usize::from(rule.is_some())];
+        let leaders = leaders.filter_map(|leader| {
+            let (done, end) = match rule {
+                Some(rule) => (leader.passed(), rule.end_of_prompt(leader.prompt_len)),
+                None => (leader.held.committed(), leader.prompt_len / block_size * block_size),
+            };
+            let can_lead = done < end
+                && leader.writes_cache()
+                && leader.end.is_none()
+                && leader.namespace == waiting.sequence.namespace;
+            let Sequence { id, prompt_len, .. } = *leader;
+            can_lead.then_some(Leader { id, tokens: &leader.tokens, prompt_len, committed: done })
+        });
+        sharing::choose(tokens, waiting.resume, block_size, leaders)
     }
 
     /// Whether a waiting request may wait for a leader.
@@ -329,6 +359,8 @@ impl<M: Memory> Scheduler<M> {
             gauges.requests_hit.add(usize::from(found > 0));
             gauges.prompt_tokens.add(sequence.prompt_len);
             gauges.cached_tokens.add(found);
+            let again = sequence.held.committed().min(sequence.prompt_len).saturating_sub(found);
+            gauges.recomputed_tokens.add(again);
             let prompt_tokens = sequence.prompt_len;
             sequence.send(Event::Started { prompt_tokens, cached_tokens: found });
         }
@@ -355,21 +387,4 @@ impl<M: Memory> Scheduler<M> {
             self.finish(id, end, now);
         }
     }
-}
-
-/// A running sequence as a possible leader of a waiting one. It can lead while it has prompt blocks
-/// that it is going to commit.
-fn as_leader<'a>(leader: &'a Sequence, waiting: &Waiting, block_size: usize) -> Option<Leader<'a>> {
-    let to_commit = leader.prompt_len / block_size * block_size;
-    let committed = leader.held.committed();
-    let can_lead = committed < to_commit
-        && leader.writes_cache()
-        && leader.end.is_none()
-        && leader.namespace == waiting.sequence.namespace;
-    can_lead.then_some(Leader {
-        id: leader.id,
-        tokens: &leader.tokens,
-        prompt_len: leader.prompt_len,
-        committed,
-    })
 }

@@ -90,6 +90,9 @@ impl<M: Memory> Scheduler<M> {
         if reserved.is_none() && self.queue.drop_match_locks() {
             reserved = self.reserve(total).await?;
         }
+        if reserved.is_none() && self.release_answers() {
+            reserved = self.reserve(total).await?;
+        }
         while reserved.is_none() && self.context.sessions.release_oldest() {
             reserved = self.reserve(total).await?;
         }
@@ -144,6 +147,7 @@ impl<M: Memory> Scheduler<M> {
             computed_tokens = sequence.held.computed,
             "request preempted"
         );
+        Self::keep_answer(&mut self.written, &mut sequence);
         sequence.release_blocks();
         sequence.record.wait();
         let mut waiting = Waiting::new(sequence, arrival, bound, None);

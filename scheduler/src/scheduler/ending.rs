@@ -18,6 +18,7 @@ impl<M: Memory> Scheduler<M> {
     pub(super) fn finish(&mut self, id: u64, reason: FinishReason, now: Instant) {
         let Some(index) = self.running.iter().position(|r| r.sequence.id == id) else { return };
         let mut sequence = self.running.remove(index).sequence;
+        Self::keep_answer(&mut self.written, &mut sequence);
         sequence.release(true, now);
         self.note_length(&sequence);
         sequence.record.span.record("reason", tracing::field::debug(&reason));
@@ -73,6 +74,9 @@ impl<M: Memory> Scheduler<M> {
     /// counts as finished.
     pub(super) fn end_early(&mut self, mut sequence: Sequence, ending: Ending) {
         let is_complete = ending == Ending::Cancelled && sequence.events.is_complete();
+        if ending == Ending::Cancelled {
+            Self::keep_answer(&mut self.written, &mut sequence);
+        }
         sequence.release(is_complete, Instant::now());
         match ending {
             Ending::Cancelled if is_complete => {

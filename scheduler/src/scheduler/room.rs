@@ -6,6 +6,7 @@ use crate::budget::{self, BlockDemand};
 use crate::config::AdmissionPolicy;
 use crate::memory::{BlockCounts, Memory};
 use crate::policy::Candidate;
+use crate::queue::Waiting;
 use crate::sequence::Sequence;
 use crate::{blocks_for, policy};
 
@@ -21,17 +22,11 @@ pub(super) struct Round {
 }
 
 impl<M: Memory> Scheduler<M> {
-    /// Whether a waiting request with `matched` cached tokens fits into `capacity`, if `promised`
-    /// blocks of it are set aside for followers.
-    pub(super) fn fits(
-        &self,
-        index: usize,
-        capacity: BlockCounts,
-        promised: usize,
-        matched: usize,
-    ) -> bool {
+    /// Whether a waiting request fits into `capacity` with what its last query found, if `promised`
+    /// blocks are set aside for followers.
+    pub(super) fn fits(&self, index: usize, capacity: BlockCounts, promised: usize) -> bool {
         if !self.context.config.conservative {
-            return self.peak(index, matched) + promised <= capacity.available();
+            return self.peak(index) + promised <= capacity.available();
         }
         let block_size = self.context.spec.block_size;
         let blocks_max = |sequence: &Sequence| {
@@ -42,16 +37,16 @@ impl<M: Memory> Scheduler<M> {
         running + blocks_max(&self.queue.entries()[index].sequence) <= self.context.spec.block_count
     }
 
-    /// The maximum number of blocks that the running sequences and a waiting request with `matched`
-    /// cached tokens will hold at any future time, beyond those they hold now.
-    fn peak(&self, index: usize, matched: usize) -> usize {
+    /// The maximum number of blocks that the running sequences and a waiting request will hold at
+    /// any future time, beyond those they hold now.
+    fn peak(&self, index: usize) -> usize {
         let block_size = self.context.spec.block_size;
-        let sequence = &self.queue.entries()[index].sequence;
+        let Waiting { sequence, matched, resume, .. } = &self.queue.entries()[index];
         let running = self.running.iter().map(|running| {
             let sequence = &running.sequence;
             (sequence, sequence.held.computed, sequence.held.table.len())
         });
-        let all = running.chain([(sequence, matched, matched / block_size)]);
+        let all = running.chain([(sequence, *resume, matched / block_size)]);
         // Assumes that prompts are computed one after another, with the tokens of each step that
         // decodes leave.
         let limits = self.step_limits();

@@ -23,7 +23,7 @@ impl<M: Memory> Scheduler<M> {
     /// # Errors
     /// [`ActorStopped`] if the memory no longer answers.
     pub async fn complete(&mut self, mut done: StepDone, now: Instant) -> Result<(), ActorStopped> {
-        let slices = self.in_flight.take().unwrap_or_default();
+        let mut slices = self.in_flight.take().unwrap_or_default();
         self.complete_transfers(&mut done);
         self.context.gauges.steps.add(usize::from(!slices.is_empty()));
         let mut finished: Vec<(u64, FinishReason)> = Vec::new();
@@ -36,11 +36,20 @@ impl<M: Memory> Scheduler<M> {
                     let row = result.logits.take().filter(|_| result.failure.is_none());
                     rows.extend(row.map(|row| (slice.id, row)));
                 }
-                for (slice, result) in slices.iter().zip(results) {
+                for (slice, result) in slices.iter_mut().zip(results) {
                     let end = self.apply(slice, result, now);
                     finished.extend(end.map(|end| (slice.id, end)));
+                    if let Some(index) = self.find(slice) {
+                        self.take_checkpoints(index, std::mem::take(&mut slice.state));
+                    }
                 }
                 self.commit().await?;
+                for running in &mut self.running {
+                    if finished.iter().any(|&(id, _)| id == running.sequence.id) {
+                        Self::keep_answer(&mut self.written, &mut running.sequence);
+                    }
+                }
+                self.publish_checkpoints().await?;
                 self.cache_logits(rows)?;
             }
             Err(reason) => {
@@ -158,11 +167,14 @@ impl<M: Memory> Scheduler<M> {
     }
 
     /// Plans the next step; `None` if no running sequence can take part.
-    pub(super) fn plan(&mut self) -> Option<StepPlan> {
+    ///
+    /// # Errors
+    /// [`ActorStopped`] if the memory no longer answers.
+    pub(super) async fn plan(&mut self) -> Result<Option<StepPlan>, ActorStopped> {
         let (spec, config) = (&self.context.spec, &self.context.config);
         let block_size = spec.block_size;
         let cache_logits = config.prefix_caching && config.logit_cache_bytes > 0;
-        let cache_logits = |sequence: &Sequence| {
+        let cache_logits = move |sequence: &Sequence| {
             cache_logits && sequence.writes_cache() && sequence.prompt_len >= block_size
         };
         let loads = self.plan_loads();
@@ -174,9 +186,10 @@ impl<M: Memory> Scheduler<M> {
             })
             .collect();
         let slices = schedule::plan(&views, self.step_limits(), self.prefill_order());
+        let mut states = self.reserve_checkpoints(&slices).await?.into_iter();
         let saves = self.plan_saves();
         if slices.is_empty() && saves.is_empty() && loads.is_empty() {
-            return None;
+            return Ok(None);
         }
         self.step += 1;
         for load in &self.loads {
@@ -186,8 +199,10 @@ impl<M: Memory> Scheduler<M> {
         let mut tasks = Vec::with_capacity(slices.len());
         let mut in_flight = Vec::with_capacity(slices.len());
         for slice in slices {
-            let sequence = &mut self.running[slice.index].sequence;
             let end = slice.start + slice.count;
+            let mut state = states.next().unwrap_or_default();
+            let slice_state = self.slice_state(slice.index, end, &mut state);
+            let sequence = &mut self.running[slice.index].sequence;
             batch.tokens.extend_from_slice(&sequence.tokens[slice.start..end]);
             batch.sequences.push(SequenceSlice {
                 token_count: slice.count,
@@ -195,7 +210,7 @@ impl<M: Memory> Scheduler<M> {
                 write_from: slice.write_from,
                 block_table: sequence.held.table[..blocks_for(block_size, end)].to_vec(),
                 logit_rows: slice.rows,
-                state: None,
+                state: slice_state,
             });
             let cache_logits = cache_logits(sequence);
             tasks.push(RowTask {
@@ -209,10 +224,11 @@ impl<M: Memory> Scheduler<M> {
                 index: slice.index,
                 start: slice.start,
                 count: slice.count,
+                state,
             });
         }
         self.in_flight = Some(in_flight);
-        Some(StepPlan { saves, loads, batch, tasks, ticket: self.fence.begin() })
+        Ok(Some(StepPlan { saves, loads, batch, tasks, ticket: self.fence.begin() }))
     }
 
     /// The sizes of the next step. While another request decodes or waits, its duration is limited

@@ -2,6 +2,8 @@
 
 use stolon_kvcache::{BlockId, BlockLease, PrefixLease};
 
+use crate::states::HeldState;
+
 /// The blocks and positions of a running sequence.
 #[derive(Debug, Default)]
 pub(crate) struct Held {
@@ -11,8 +13,11 @@ pub(crate) struct Held {
     pub(crate) reserved: Option<BlockLease>,
     /// Block table: the blocks of both leases in order of position.
     pub(crate) table: Vec<BlockId>,
-    /// Number of positions whose keys and values are in the KV store.
+    /// Number of positions that are computed: their keys and values are in the KV store, and its
+    /// recurrent state covers them.
     pub(crate) computed: usize,
+    /// Its recurrent state, for a model that has one.
+    pub(crate) state: HeldState,
     /// Number of the last step that it was part of.
     pub(crate) last_step: u64,
 }

@@ -2,11 +2,12 @@
 #![allow(unsafe_code, reason = "follows the raw pointers of live nodes")]
 
 use super::{Arena, Entry};
-use crate::Namespace;
+use crate::checkpoint::CheckpointSpan;
 use crate::core::Core;
 use crate::node::edge::Edge;
 use crate::node::table::ChildTable;
 use crate::node::{Node, NodeId};
+use crate::{Namespace, PrefixMatch};
 use std::ptr::NonNull;
 
 impl Arena {
@@ -94,6 +95,25 @@ impl Arena {
         let visit = |node: &Node, blocks| visit(node.id, blocks);
         // SAFETY: only the writer retires nodes, and it is borrowed here.
         unsafe { node.walk(root_hash, positions, self.core.block_size, visit) }
+    }
+
+    /// Whether there is a checkpoint directly below a node.
+    pub(crate) fn has_checkpoint(&self, id: NodeId, span: &CheckpointSpan) -> bool {
+        // SAFETY: only the writer retires nodes, and it is borrowed here.
+        unsafe { self.node(id).has_checkpoint(span) }
+    }
+
+    /// As [`Node::walk_checkpoints`] from the root `root`.
+    pub(crate) fn walk_checkpoints(
+        &self,
+        root: NodeId,
+        root_hash: u64,
+        positions: &[u32],
+        span: &CheckpointSpan,
+    ) -> PrefixMatch {
+        let node = self.node(root);
+        // SAFETY: only the writer retires nodes, and it is borrowed here.
+        unsafe { node.walk_checkpoints(root_hash, positions, self.core.block_size, span) }
     }
 
     /// The namespace of the root `id`, which is not the directory.

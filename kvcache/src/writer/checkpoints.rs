@@ -1,0 +1,73 @@
+//! Checkpoints in the index.
+
+use super::TreeWriter;
+use crate::{BlockLease, CheckpointLease, CommitError, Namespace};
+
+impl TreeWriter {
+    /// Locks the checkpoint of the longest prefix of `positions` that has one and is shorter than
+    /// `positions`. Counts as a use of the checkpoint and its prefix for the order of eviction, but
+    /// not in the statistics of acquires. `priority` is as for
+    /// [`acquire_prioritized`](TreeWriter::acquire_prioritized).
+    ///
+    /// Returns `None` if there is no such checkpoint, which is always so in a tree without
+    /// [`checkpoint_blocks`](crate::TreeBuilder::checkpoint_blocks).
+    pub fn acquire_checkpoint(
+        &mut self,
+        namespace: &Namespace,
+        positions: &[u32],
+        priority: i32,
+    ) -> Option<CheckpointLease> {
+        self.begin_operation();
+        let core = self.arena.core.clone();
+        let span = core.checkpoint.as_ref()?;
+        let root = self.arena.root(namespace)?;
+        let root_hash = namespace.root_hash(core.seed);
+        let found = self.arena.walk_checkpoints(root, root_hash, positions, span);
+        if found.resume == 0 {
+            return None;
+        }
+        let whole = [&positions[..found.resume], &*span.positions].concat();
+        let lease = self.lock_match(namespace, &whole, Some(priority));
+        debug_assert_eq!(lease.len(), whole.len(), "the walk has found it");
+        Some(CheckpointLease::new(lease, span.block_count))
+    }
+
+    /// Publishes a checkpoint: the state after `positions`, a whole number of blocks, which was
+    /// copied to the first [`checkpoint_blocks`](crate::TreeBuilder::checkpoint_blocks) of
+    /// `private`. Moves these blocks into the tree. If the tree has the checkpoint already, they
+    /// return to their pool.
+    ///
+    /// Returns whether the tree has the checkpoint now. It has not if `positions` are not cached,
+    /// because they were evicted or flushed, or if there are too few blocks. `private` is unchanged
+    /// then.
+    ///
+    /// # Errors
+    ///
+    /// [`CommitError`] as for [`commit_from`](TreeWriter::commit_from). Nothing is changed then.
+    pub fn commit_checkpoint(
+        &mut self,
+        namespace: &Namespace,
+        positions: &[u32],
+        private: &mut BlockLease,
+    ) -> Result<bool, CommitError> {
+        self.begin_operation();
+        let core = self.arena.core.clone();
+        let Some(span) = &core.checkpoint else { return Ok(false) };
+        if private.len() < span.block_count || positions.is_empty() {
+            return Ok(false);
+        }
+        let mut lease = self.lock_match(namespace, positions, None);
+        if lease.len() < positions.len() {
+            return Ok(false);
+        }
+        let whole = [positions, &*span.positions].concat();
+        let mut own = private.split(span.block_count);
+        let committed = self.commit_from(&mut lease, &whole, &mut own);
+        if !own.is_empty() {
+            // Nothing was taken. The blocks were split from this lease, so they fit to it.
+            let fits = private.append(own);
+            debug_assert!(fits.is_ok(), "blocks of one pool");
+        }
+        committed.map(|count| count > 0)
+    }
+}

@@ -1,0 +1,161 @@
+//! Checkpoints of recurrent states: taken by steps, and added to the tree.
+
+use std::mem;
+use std::sync::Arc;
+
+use stolon_backend::{SliceState, StateCheckpoint};
+use stolon_kvcache::{BlockLease, CheckpointLease};
+
+use super::Scheduler;
+use crate::memory::{ActorStopped, Memory};
+use crate::schedule::Slice;
+use crate::sequence::Sequence;
+use crate::states::{CheckpointItem, CheckpointRule, CheckpointWishes};
+
+/// What a slice of the step in flight holds for the recurrent state of its sequence.
+#[derive(Debug, Default)]
+pub(super) struct StateInFlight {
+    /// Locks the checkpoint that the slice resumes from.
+    resume: Option<CheckpointLease>,
+    /// The checkpoints that the slice writes, with the number of positions that they cover.
+    pub(super) checkpoints: Vec<(usize, BlockLease)>,
+}
+
+impl StateInFlight {
+    /// Number of blocks that are reserved for checkpoints.
+    pub(super) fn block_count(&self) -> usize {
+        self.checkpoints.iter().map(|(_, blocks)| blocks.len()).sum()
+    }
+}
+
+impl<M: Memory> Scheduler<M> {
+    /// Where checkpoints are taken; `None` for a model without recurrent states.
+    pub(super) fn checkpoint_rule(&self) -> Option<CheckpointRule> {
+        let spec = &self.context.spec;
+        spec.state.map(|_| CheckpointRule {
+            block_size: spec.block_size,
+            blocks: spec.checkpoint_blocks(),
+        })
+    }
+
+    /// Reserves blocks for the checkpoints that the slices of the next step take; empty for a model
+    /// without states. Slices for which there are not enough blocks take none.
+    ///
+    /// # Errors
+    /// [`ActorStopped`] if the memory no longer answers.
+    pub(super) async fn reserve_checkpoints(
+        &mut self,
+        slices: &[Slice],
+    ) -> Result<Vec<StateInFlight>, ActorStopped> {
+        let Some(rule) = self.checkpoint_rule() else { return Ok(Vec::new()) };
+        let mut states: Vec<StateInFlight> =
+            slices.iter().map(|_| StateInFlight::default()).collect();
+        let caches = self.context.config.prefix_caching;
+        for (slice, state) in slices.iter().zip(&mut states).filter(|_| caches) {
+            if !self.running[slice.index].sequence.writes_cache() {
+                continue;
+            }
+            let wishes = self.wishes(slice.index);
+            let prompt_end = rule.end_of_prompt(wishes.prompt_len);
+            for len in rule.choose(&wishes, slice.start, slice.start + slice.count) {
+                let held = &mut self.running[slice.index].sequence.held.state;
+                // The step overwrites the checkpoint of an answer. If it fails, so does the request.
+                let own = held.answer.take_if(|_| len > prompt_end).map(|(_, blocks)| blocks);
+                let blocks = match own {
+                    Some(blocks) => Some(blocks),
+                    None => self.reserve(rule.blocks).await?,
+                };
+                state.checkpoints.extend(blocks.map(|blocks| (len, blocks)));
+            }
+        }
+        Ok(states)
+    }
+
+    fn wishes(&self, index: usize) -> CheckpointWishes {
+        let sequence = &self.running[index].sequence;
+        let follows = self.queue.entries().iter().filter_map(|waiting| waiting.follow);
+        let followers = follows.filter(|follow| follow.leader == sequence.id);
+        CheckpointWishes {
+            prompt_len: sequence.prompt_len,
+            parted: sequence.held.state.parted,
+            followers: followers.map(|follow| follow.shared).collect(),
+        }
+    }
+
+    /// The state of a slice of the next step, which computes its sequence up to `end`.
+    pub(super) fn slice_state(
+        &mut self,
+        index: usize,
+        end: usize,
+        in_flight: &mut StateInFlight,
+    ) -> Option<SliceState> {
+        let slots = self.free_slots.as_ref()?;
+        let held = &mut self.running[index].sequence.held.state;
+        if held.slot.is_none() {
+            held.slot = slots.take();
+        }
+        debug_assert!(held.slot.is_some(), "there is a slot for each running sequence");
+        held.planned = end;
+        in_flight.resume = held.resume.take();
+        let written = in_flight.checkpoints.iter();
+        Some(SliceState {
+            slot: held.slot.as_ref()?.id(),
+            resume: in_flight.resume.as_ref().map(|resume| resume.blocks().to_vec()),
+            checkpoints: written
+                .map(|(len, blocks)| StateCheckpoint {
+                    len: *len,
+                    blocks: blocks.blocks().to_vec(),
+                })
+                .collect(),
+        })
+    }
+
+    /// Takes what a slice has written, if its sequence has been computed as far.
+    pub(super) fn take_checkpoints(&mut self, index: usize, state: StateInFlight) {
+        let Some(rule) = self.checkpoint_rule() else { return };
+        let sequence = &mut self.running[index].sequence;
+        let prompt_end = rule.end_of_prompt(sequence.prompt_len);
+        for (len, blocks) in state.checkpoints {
+            if len > sequence.held.computed {
+                continue;
+            }
+            if len > prompt_end {
+                sequence.held.state.answer = Some((len, blocks));
+            } else {
+                self.written.push(item(sequence, len, blocks));
+            }
+        }
+    }
+
+    /// Marks the checkpoint of a sequence's answer to be added to the tree, because the sequence
+    /// ends or is preempted.
+    pub(super) fn keep_answer(written: &mut Vec<CheckpointItem>, sequence: &mut Sequence) {
+        if let Some((len, blocks)) = sequence.held.state.answer.take() {
+            written.push(item(sequence, len, blocks));
+        }
+    }
+
+    /// Adds the written checkpoints to the tree, after the KV that they belong to.
+    ///
+    /// # Errors
+    /// [`ActorStopped`] if the memory no longer answers.
+    pub(super) async fn publish_checkpoints(&mut self) -> Result<(), ActorStopped> {
+        if self.written.is_empty() {
+            return Ok(());
+        }
+        self.context.gauges.checkpoints.add(self.written.len());
+        self.memory.commit_checkpoints(mem::take(&mut self.written)).await
+    }
+
+    /// Releases the blocks of the checkpoints of answers, which are needed otherwise. Returns
+    /// whether there was one.
+    pub(super) fn release_answers(&mut self) -> bool {
+        let held = self.running.iter_mut().map(|running| &mut running.sequence.held.state);
+        held.filter_map(|state| state.answer.take()).count() > 0
+    }
+}
+
+fn item(sequence: &Sequence, len: usize, blocks: BlockLease) -> CheckpointItem {
+    let (namespace, tokens) = (sequence.namespace, Arc::clone(&sequence.tokens));
+    CheckpointItem { namespace, tokens, len, blocks }
+}

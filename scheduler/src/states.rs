@@ -1,0 +1,228 @@
+//! Recurrent states, for models that have them: the slots of running sequences, and where
+//! checkpoints are taken.
+//!
+//! A sequence of such a model resumes from a checkpoint only, so a checkpoint is worth what will be
+//! asked for again. It is taken
+//!
+//! - before the last position of a prompt, from which a repeated prompt, and the next turn of a
+//!   conversation, resume;
+//! - where the prompt parts from what was cached, if the KV matched further than the last
+//!   checkpoint: the next prompt that parts there resumes there;
+//! - where followers part from the prompt that they wait for;
+//! - at regular distances within a long prompt;
+//! - after the last full block of an answer, as the next turn of a conversation begins with it. The
+//!   end of an answer is not known in advance, so a sequence overwrites one checkpoint of its own
+//!   while it generates, and publishes it when it ends or is preempted.
+//!
+//! Taking one costs a copy of the state, never a second pass. It is never necessary: without blocks
+//! for it, a sequence goes on without.
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use stolon_kvcache::{BlockLease, CheckpointLease, Namespace};
+
+/// Number of checkpoints' worth of KV between two regular checkpoints of a prompt, so that these
+/// take at most a fifth of the memory of what they belong to.
+const KV_PER_CHECKPOINT: usize = 4;
+
+/// Minimum distance of regular checkpoints, in positions.
+const DISTANCE_MIN: usize = 1024;
+
+/// Minimum distance of the checkpoints of an answer, in positions: with small blocks, a copy of the
+/// state for each block would take longer than the tokens.
+const ANSWER_DISTANCE_MIN: usize = 16;
+
+/// The slots of a backend that no sequence has.
+#[derive(Debug)]
+pub(crate) struct FreeSlots(Mutex<Vec<u32>>);
+
+impl FreeSlots {
+    /// The slots `0..count`.
+    pub(crate) fn new(count: usize) -> Arc<FreeSlots> {
+        Arc::new(FreeSlots(Mutex::new((0..count as u32).rev().collect())))
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Vec<u32>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Takes a slot. Dropping it returns it.
+    pub(crate) fn take(self: &Arc<Self>) -> Option<StateSlot> {
+        let id = self.lock().pop()?;
+        Some(StateSlot { id, slots: Arc::clone(self) })
+    }
+
+    /// Number of slots that no sequence has.
+    #[cfg(test)]
+    pub(crate) fn count(&self) -> usize {
+        self.lock().len()
+    }
+}
+
+/// A slot of the backend, which a running sequence has.
+#[derive(Debug)]
+pub(crate) struct StateSlot {
+    id: u32,
+    slots: Arc<FreeSlots>,
+}
+
+impl StateSlot {
+    pub(crate) fn id(&self) -> u32 {
+        self.id
+    }
+}
+
+impl Drop for StateSlot {
+    fn drop(&mut self) {
+        self.slots.lock().push(self.id);
+    }
+}
+
+/// What a running sequence has of its recurrent state.
+#[derive(Debug, Default)]
+pub(crate) struct HeldState {
+    /// Its slot, from its first step on.
+    pub(crate) slot: Option<StateSlot>,
+    /// The checkpoint that its first step resumes from.
+    pub(crate) resume: Option<CheckpointLease>,
+    /// Number of its positions whose KV was cached when it started: where it parts from other
+    /// prompts.
+    pub(crate) parted: usize,
+    /// End of the last step that it was part of. Checkpoints can be taken after it only.
+    pub(crate) planned: usize,
+    /// The checkpoint of its answer, with the number of positions that it covers.
+    pub(crate) answer: Option<(usize, BlockLease)>,
+}
+
+/// A checkpoint that a step has written, to be added to the tree.
+#[derive(Debug)]
+pub struct CheckpointItem {
+    /// The namespace of the sequence.
+    pub namespace: Namespace,
+    /// The sequence's tokens.
+    pub tokens: Arc<Vec<u32>>,
+    /// Number of leading positions that the state covers, a multiple of the block size. Their KV is
+    /// cached.
+    pub len: usize,
+    /// The blocks of the checkpoint.
+    pub blocks: BlockLease,
+}
+
+/// Where checkpoints of a model are taken.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct CheckpointRule {
+    /// Positions per block.
+    pub(crate) block_size: usize,
+    /// Number of blocks of a checkpoint, at least 1.
+    pub(crate) blocks: usize,
+}
+
+/// What the choice of a sequence's checkpoints depends on.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct CheckpointWishes {
+    /// Number of tokens of the prompt.
+    pub(crate) prompt_len: usize,
+    /// [`HeldState::parted`].
+    pub(crate) parted: usize,
+    /// Where followers part from it, in positions.
+    pub(crate) followers: Vec<usize>,
+}
+
+impl CheckpointRule {
+    /// The last position, from the start of a prompt, at which a checkpoint serves a repetition of
+    /// it: a full block before its last position.
+    pub(crate) fn end_of_prompt(&self, prompt_len: usize) -> usize {
+        self.whole(prompt_len.saturating_sub(1))
+    }
+
+    fn whole(&self, len: usize) -> usize {
+        len / self.block_size * self.block_size
+    }
+
+    /// The lengths of the prefixes of which a step that computes the positions `start..end` takes
+    /// checkpoints, in ascending order.
+    pub(crate) fn choose(&self, wishes: &CheckpointWishes, start: usize, end: usize) -> Vec<usize> {
+        let prompt_end = self.end_of_prompt(wishes.prompt_len);
+        let distance = KV_PER_CHECKPOINT * self.blocks * self.block_size;
+        let distance = distance.max(DISTANCE_MIN).next_multiple_of(self.block_size);
+        let answer = self.block_size.max(ANSWER_DISTANCE_MIN);
+        let regular = (start / distance + 1..=end / distance).map(|n| n * distance);
+        let mut lens: Vec<usize> = regular.filter(|&len| len < prompt_end).collect();
+        lens.push(prompt_end);
+        lens.push(self.whole(wishes.parted).min(prompt_end));
+        lens.extend(wishes.followers.iter().map(|&len| self.whole(len).min(prompt_end)));
+        let of_answer = end / answer * answer;
+        lens.extend((of_answer > prompt_end).then_some(of_answer));
+        lens.retain(|&len| len > start && len <= end);
+        lens.sort_unstable();
+        lens.dedup();
+        lens
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const RULE: CheckpointRule = CheckpointRule { block_size: 16, blocks: 10 };
+
+    fn wishes(prompt_len: usize) -> CheckpointWishes {
+        CheckpointWishes { prompt_len, parted: 0, followers: Vec::new() }
+    }
+
+    /// Goal: there is a checkpoint before the last position of a prompt, however it is cut.
+    #[test]
+    fn a_prompt_gets_a_checkpoint_before_its_last_position() {
+        assert_eq!(RULE.choose(&wishes(100), 0, 100), [96]);
+        assert_eq!(RULE.choose(&wishes(95), 0, 95), [80]);
+        assert_eq!(RULE.choose(&wishes(96), 0, 96), [80, 96], "the last one is of the answer");
+        assert_eq!(RULE.choose(&wishes(97), 90, 97), [96]);
+        assert_eq!(RULE.choose(&wishes(97), 96, 97), [0; 0]);
+        assert_eq!(RULE.choose(&wishes(10), 0, 10), [0; 0]);
+        let cuts = [(0, 40), (40, 95), (95, 100)];
+        let all: Vec<_> = cuts.map(|(start, end)| RULE.choose(&wishes(100), start, end)).concat();
+        assert_eq!(all, [96]);
+    }
+
+    /// Goal: a prompt gets one where it parts from others, running and cached ones.
+    #[test]
+    fn a_prompt_gets_checkpoints_where_it_parts_from_others() {
+        let wishes = CheckpointWishes { parted: 48, followers: vec![70, 200], ..wishes(100) };
+        assert_eq!(RULE.choose(&wishes, 0, 100), [48, 64, 96]);
+        assert_eq!(RULE.choose(&wishes, 48, 100), [64, 96]);
+    }
+
+    /// Goal: long prompts get one at regular distances, which do not depend on how they are cut.
+    #[test]
+    fn long_prompts_get_regular_checkpoints() {
+        assert_eq!(RULE.choose(&wishes(3000), 0, 3000), [1024, 2048, 2992]);
+        assert_eq!(RULE.choose(&wishes(3000), 1024, 2047), [0; 0]);
+        assert_eq!(RULE.choose(&wishes(3000), 2000, 2048), [2048]);
+        let large = CheckpointRule { blocks: 100, ..RULE };
+        assert_eq!(large.choose(&wishes(14_001), 0, 14_001), [6400, 12_800, 14_000]);
+    }
+
+    /// Goal: an answer gets one after each full block, and with small blocks not more often than
+    /// every 16 positions.
+    #[test]
+    fn answers_get_checkpoints_at_the_ends_of_blocks() {
+        let of = |rule: CheckpointRule, end: usize| rule.choose(&wishes(100), end - 1, end);
+        assert_eq!(of(RULE, 112), [112]);
+        assert_eq!(of(RULE, 113), [0; 0]);
+        let small = CheckpointRule { block_size: 4, ..RULE };
+        let ends: Vec<usize> = (101..150).flat_map(|end| of(small, end)).collect();
+        assert_eq!(ends, [112, 128, 144]);
+    }
+
+    /// Goal: a slot belongs to one sequence at a time and returns when it is dropped.
+    #[test]
+    fn slots_are_returned() {
+        let slots = FreeSlots::new(2);
+        let (first, second) = (slots.take(), slots.take());
+        let ids = [&first, &second].map(|slot| slot.as_ref().map(StateSlot::id));
+        assert_eq!(ids, [Some(0), Some(1)]);
+        assert!(slots.take().is_none());
+        drop(first);
+        assert_eq!((slots.count(), slots.take().map(|slot| slot.id())), (1, Some(0)));
+    }
+}

@@ -1,0 +1,134 @@
+//! Models with recurrent states: where requests resume, and what they compute again.
+
+use super::*;
+
+/// A harness with blocks of 4 positions, checkpoints of 3 blocks, and enough memory.
+fn harness(max_batched_tokens: usize) -> Harness {
+    let config = EngineConfig { max_batched_tokens, ..EngineConfig::default() };
+    Harness::with_states(4, 400, Some(3), config)
+}
+
+fn run(harness: &mut Harness, prompt: Vec<u32>, max_tokens: usize) -> usize {
+    harness.submit(prompt, max_tokens, None);
+    harness.finish();
+    harness.callers.last().and_then(|caller| caller.cached).expect("it has run")
+}
+
+/// The next turn of a conversation: the last prompt, its answer and some more tokens.
+fn next_turn(harness: &Harness, more: u32) -> Vec<u32> {
+    let last = harness.callers.last().expect("a turn before");
+    [&last.prompt[..], &last.tokens, &[more; 9]].concat()
+}
+
+/// Goal: a repeated prompt computes at most a block again, and gets its first token from cached
+/// logits.
+#[test]
+fn a_repeated_prompt_resumes_before_its_last_position() {
+    for len in 96..101 {
+        let mut harness = harness(64);
+        assert_eq!(run(&mut harness, group_prompt(1, len), 3), 0);
+        let computed = harness.context.gauges.computed_tokens.get();
+        let expected = (len - 1) / 4 * 4;
+        assert_eq!(run(&mut harness, group_prompt(1, len), 3), expected);
+        let again = harness.context.gauges.computed_tokens.get() - computed;
+        assert_eq!(again as usize, len - expected + 2);
+        assert_eq!(harness.context.gauges.first_tokens_from_cache.get(), 1);
+    }
+}
+
+/// Goal: each turn of a conversation computes only what is new, up to the distance of the
+/// checkpoints of an answer.
+#[test]
+fn a_turn_resumes_at_the_end_of_the_answer_before() {
+    let mut harness = harness(64);
+    run(&mut harness, group_prompt(1, 50), 40);
+    for more in 1..8 {
+        let prompt = next_turn(&harness, more);
+        let before = prompt.len() - 9 - 1;
+        let cached = run(&mut harness, prompt, 40);
+        assert_eq!(cached, before / 16 * 16, "the last checkpoint of the answer");
+    }
+    let again = harness.context.gauges.recomputed_tokens.get();
+    assert!(again < 7 * 16, "{again} tokens whose KV was cached were computed again");
+}
+
+/// Goal: the second prompt that parts from another one computes the shared part again once, and
+/// takes a checkpoint there; the third resumes there. KV is never stored twice.
+#[test]
+fn the_third_prompt_resumes_where_prompts_part() {
+    let mut harness = harness(64);
+    let of = |own: u32| [group_prompt(1, 80), vec![own; 17]].concat();
+    assert_eq!(run(&mut harness, of(1), 1), 0);
+    let before = harness.context.stats().checkpoints;
+    assert_eq!(run(&mut harness, of(2), 1), 0, "there is no checkpoint at 80");
+    assert_eq!(harness.context.stats().recomputed_tokens, 80);
+    assert_eq!(harness.context.stats().checkpoints - before, 2);
+    for own in 3..6 {
+        assert_eq!(run(&mut harness, of(own), 1), 80);
+    }
+    let audit = ready(harness.scheduler.audit()).expect("a consistent accounting");
+    // 20 shared blocks and 4 more of each prompt; checkpoints at 80 and before each prompt's end.
+    assert_eq!(audit.blocks_committed, 20 + 5 * 4 + 3 * (1 + 5));
+}
+
+/// Goal: prompts that come together are computed once up to where they part.
+#[test]
+fn followers_resume_where_they_part_from_their_leader() {
+    let mut harness = harness(16);
+    let of = |own: u32| [group_prompt(1, 80), vec![own; 10]].concat();
+    for own in 1..6 {
+        harness.submit(of(own), 1, None);
+    }
+    harness.submit(of(1), 1, None);
+    harness.finish();
+    let cached: Vec<_> = harness.callers.iter().map(|caller| caller.cached).collect();
+    assert_eq!(cached, [0, 80, 80, 80, 80, 88].map(Some));
+    let computed = harness.context.gauges.computed_tokens.get();
+    assert_eq!(computed, 90 + 4 * 10, "the last one has cached logits");
+}
+
+/// Goal: a request resumes at a regular checkpoint of a long prompt of which it shares a part, if
+/// nothing is closer.
+#[test]
+fn long_prompts_have_checkpoints_in_between() {
+    let config = EngineConfig { max_batched_tokens: 100, ..EngineConfig::default() };
+    let mut harness = Harness::with_states(4, 4000, Some(3), config);
+    run(&mut harness, (0..2100).map(|n| n * n / 7 % 16).collect(), 1);
+    let shared: Vec<u32> = (0..1500).map(|n| n * n / 7 % 16).collect();
+    assert_eq!(run(&mut harness, shared, 1), 1024);
+}
+
+/// Goal: without blocks for checkpoints, requests run as they would without a cache of states.
+#[test]
+fn requests_run_without_blocks_for_checkpoints() {
+    let config = EngineConfig { max_batched_tokens: 64, ..EngineConfig::default() };
+    let mut harness = Harness::with_states(4, 16, Some(14), config);
+    for _ in 0..2 {
+        assert_eq!(run(&mut harness, group_prompt(1, 40), 20), 0);
+    }
+    assert_eq!(harness.context.stats().checkpoints, 0);
+}
+
+/// Goal: a preempted request resumes from its last checkpoint.
+#[test]
+fn a_preempted_request_resumes_from_its_last_checkpoint() {
+    let config = EngineConfig { max_batched_tokens: 64, max_running: 2, ..EngineConfig::default() };
+    let mut harness = Harness::with_states(4, 400, Some(3), config);
+    let tenant = |name: &'static str| {
+        move |request: &mut SequenceRequest| {
+            request.options.tenant = Some(name.into());
+        }
+    };
+    harness.submit_request(group_prompt(1, 60), 60, tenant("a"));
+    harness.submit_request(group_prompt(2, 60), 60, tenant("a"));
+    for _ in 0..40 {
+        harness.step(false);
+        harness.read(true);
+    }
+    let computed = harness.context.gauges.computed_tokens.get();
+    harness.submit_request(group_prompt(3, 60), 1, tenant("b"));
+    harness.finish();
+    assert_eq!(harness.context.gauges.preemptions_for_share.get(), 1);
+    let again = harness.context.gauges.computed_tokens.get() - computed - 60;
+    assert!(again < 2 * 60 - 2 * 39 + 20, "{again} tokens were computed afterwards");
+}
