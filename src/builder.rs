@@ -254,6 +254,7 @@ impl EngineBuilder {
             block_size: spec.block_size,
             num_blocks: spec.block_count,
             kv_bytes: spec.block_count * spec.block_bytes,
+            state_bytes: spec.state.map_or(0, |state| state.bytes),
             eos_token_ids: text.eos_ids().as_slice().to_vec(),
             has_chat_template: text.has_chat_template(),
             embedding,

@@ -234,7 +234,7 @@ impl Engine {
         let (namespace, tokens) = self.lookup(request)?;
         let handle = &self.inner.handle;
         let (context, tenant) = (handle.context(), request.options.tenant.as_deref());
-        let cached_tokens = handle.query_match_len(&namespace, &tokens);
+        let cached_tokens = handle.query_resume(&namespace, &tokens).resume;
         let uncached = tokens.len().saturating_sub(cached_tokens);
         let first_token = context.first_token_estimate(uncached, tenant);
         Ok(Estimate {

@@ -12,7 +12,7 @@ use serde::Serialize;
 pub struct Estimate {
     /// Number of tokens of the prompt.
     pub prompt_tokens: usize,
-    /// How many of them are in the prefix cache now.
+    /// How many of them need not be computed, because they are in the prefix cache now.
     pub cached_tokens: usize,
     /// Number of uncached prompt tokens of the requests in the admission queue.
     pub queued_tokens: usize,

@@ -20,6 +20,9 @@ pub struct ModelInfo {
     pub num_blocks: usize,
     /// Memory of all KV blocks, in bytes.
     pub kv_bytes: usize,
+    /// Size of the recurrent state of one sequence, in bytes; 0 for models without one. Running
+    /// requests have one each, and the prefix cache keeps copies of it in KV blocks.
+    pub state_bytes: usize,
     /// Token ids that end a generation.
     pub eos_token_ids: Vec<u32>,
     /// Whether the model has a chat template.

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use futures::future::try_join;
 use ractor::rpc::CallResult;
 use ractor::{ActorRef, Message, RpcReplyPort};
-use stolon_kvcache::Namespace;
+use stolon_kvcache::{CheckpointLease, Namespace};
 use stolon_scheduler::{
     Acquired, ActorStopped, AuditReport, BlockCounts, CheckpointItem, CommitItem, Committed,
     LogitsKey, Memory, PromptLogits, Reserved,
@@ -67,7 +67,10 @@ impl Memory for ActorMemory {
         self.call_tree(acquire).await
     }
 
-    async fn commit_checkpoints(&mut self, items: Vec<CheckpointItem>) -> Result<(), ActorStopped> {
+    async fn commit_checkpoints(
+        &mut self,
+        items: Vec<CheckpointItem>,
+    ) -> Result<Vec<Option<CheckpointLease>>, ActorStopped> {
         self.call_tree(move |reply| TreeMessage::CommitCheckpoints(items, reply)).await
     }
 

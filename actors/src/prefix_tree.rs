@@ -9,7 +9,8 @@ use std::sync::Arc;
 
 use ractor::{Actor, ActorProcessingErr, ActorRef, RpcReplyPort};
 use stolon_kvcache::{
-    ConfigError, EvictedBlocks, EvictionPolicy, Namespace, PinId, TreeCounts, TreeWriter,
+    CheckpointLease, ConfigError, EvictedBlocks, EvictionPolicy, Namespace, PinId, TreeCounts,
+    TreeWriter,
 };
 use stolon_scheduler::{
     Acquired, CacheStats, CheckpointItem, CommitItem, Committed, Evicted, EvictionCounts,
@@ -37,7 +38,7 @@ pub(crate) enum TreeMessage {
     /// Add full blocks.
     Commit(Vec<CommitItem>, RpcReplyPort<Vec<Committed>>),
     /// Add checkpoints.
-    CommitCheckpoints(Vec<CheckpointItem>, RpcReplyPort<()>),
+    CommitCheckpoints(Vec<CheckpointItem>, RpcReplyPort<Vec<Option<CheckpointLease>>>),
     /// Evict what is demanded and return it, with the prefixes that it ended if `note` is set.
     Evict { demand: EvictionDemand, note: bool, reply: RpcReplyPort<Evicted> },
     /// Remove everything that no request holds and return its blocks.
@@ -111,9 +112,10 @@ impl Actor for PrefixTreeActor {
                 let _ = reply.send(committed);
             }
             TreeMessage::CommitCheckpoints(items, reply) => {
-                items.into_iter().for_each(|item| commit_checkpoint(writer, item));
+                let commit = |item| commit_checkpoint(writer, item);
+                let committed = items.into_iter().map(commit).collect();
                 self.publish(state);
-                let _ = reply.send(());
+                let _ = reply.send(committed);
             }
             TreeMessage::Evict { demand, note, reply } => {
                 let evicted = evict(writer, demand, note);

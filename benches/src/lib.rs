@@ -9,6 +9,7 @@
 
 #![forbid(unsafe_code)]
 
+pub mod checkpoints;
 pub mod cost;
 pub mod plot;
 pub mod report;

@@ -326,6 +326,7 @@ impl App {
             Ok(CacheResult {
                 prompt_tokens: prompt_len(request),
                 cached_tokens: found.pool,
+                resume_tokens: self.engine.cache().query_resume(request)?.resume,
                 disk_tokens: disk.map(|_| found.disk),
                 object_store_tokens: objects.map(|_| found.object_store),
             })
@@ -333,16 +334,19 @@ impl App {
         Ok(CacheResults { results: results.collect::<Result<_, ApiError>>()? })
     }
 
-    /// Computes the prompts of which at least one whole block is not cached.
+    /// Computes the prompts of which a request would compute at least one whole block.
     async fn compute(&self, requests: &[Request]) -> Result<(), ApiError> {
-        let block_size = self.engine.model_info().block_size;
-        let cached = self.engine.cache().query_match_lens(requests)?;
-        let missing = requests
-            .iter()
-            .zip(cached)
-            .filter(|(request, cached)| prompt_len(request) / block_size > cached / block_size);
-        try_join_all(missing.map(|(request, _)| {
-            let request = request.clone();
+        let info = self.engine.model_info();
+        let block_size = info.block_size;
+        // A recurrent state must be computed after the last position.
+        let last = usize::from(info.state_bytes > 0);
+        let mut missing = Vec::new();
+        for request in requests {
+            let resume = self.engine.cache().query_resume(request)?.resume;
+            let whole = prompt_len(request).saturating_sub(last) / block_size;
+            missing.extend((whole > resume / block_size).then(|| request.clone()));
+        }
+        try_join_all(missing.into_iter().map(|request| {
             self.engine.cache().warm(match self.request_timeout {
                 Some(timeout) => request.timeout(timeout),
                 None => request,

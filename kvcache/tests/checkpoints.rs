@@ -48,7 +48,7 @@ impl Cache {
     /// Adds a checkpoint after `positions`.
     fn checkpoint(&mut self, positions: &[u32]) -> bool {
         let mut private = self.reserve(self.checkpoint_blocks);
-        self.writer.commit_checkpoint(&base(), positions, &mut private).expect("valid")
+        self.writer.commit_checkpoint(&base(), positions, &mut private).expect("valid").is_some()
     }
 
     fn resume(&self, positions: &[u32]) -> (usize, usize) {
@@ -119,10 +119,12 @@ fn a_checkpoint_is_locked_with_its_prefix() {
     let mut private = cache.reserve(2);
     let blocks = private.blocks().to_vec();
     let committed = cache.writer.commit_checkpoint(&base(), &prompt[..8], &mut private);
-    assert_eq!((committed, private.len()), (Ok(false), 2), "the prefix is not cached");
+    assert!(committed.is_ok_and(|lease| lease.is_none()) && private.len() == 2, "no prefix");
     cache.commit(&prompt);
     let committed = cache.writer.commit_checkpoint(&base(), &prompt[..8], &mut private);
-    assert_eq!((committed, private.len()), (Ok(true), 0));
+    let committed = committed.ok().flatten().expect("it is cached");
+    assert_eq!((committed.len(), committed.blocks(), private.len()), (8, &blocks[..], 0));
+    drop(committed);
     assert!(cache.checkpoint(&prompt[..8]), "it is there already");
     assert_eq!(cache.pool.counts().committed, 5, "and the second copy was returned");
     assert!(cache.writer.acquire_checkpoint(&base(), &prompt[..8], 0).is_none());

@@ -6,7 +6,8 @@ mod scenarios;
 
 use scenarios::{
     priorities_of_two_requests, query_acquire_and_eviction,
-    query_acquire_and_eviction_of_the_prefix, reuse_during_a_step,
+    query_acquire_and_eviction_of_the_prefix, resume_and_eviction, reuse_during_a_step,
+    reuse_of_a_checkpoint,
 };
 use stolon_kvcache::planted::{Bug, plant};
 use stolon_loom_tests::must_fail;
@@ -64,6 +65,22 @@ fn planted_eviction_of_a_locked_prefix_is_caught() {
     let test = "planted_eviction_of_a_locked_prefix_is_caught";
     let model = query_acquire_and_eviction_of_the_prefix;
     must_fail(test, "an acquired block was evicted", 2, model);
+}
+
+/// Goal: the models find an eviction that takes a checkpoint from which a request resumes.
+#[test]
+fn planted_eviction_of_a_locked_checkpoint_is_caught() {
+    plant(Bug::EvictLocked);
+    let test = "planted_eviction_of_a_locked_checkpoint_is_caught";
+    must_fail(test, "an acquired checkpoint was evicted", 2, resume_and_eviction);
+}
+
+/// Goal: the models find a pool that hands out a checkpoint's block during the step that reads it.
+#[test]
+fn planted_reuse_of_a_checkpoint_is_caught() {
+    plant(Bug::NoStepFence);
+    let message = "handed out during a running step";
+    must_fail("planted_reuse_of_a_checkpoint_is_caught", message, 3, reuse_of_a_checkpoint);
 }
 
 /// Goal: the models find a request that lowers the priority of its prefix.

@@ -112,11 +112,12 @@ pub trait Memory: Send {
         priority: i32,
     ) -> impl Future<Output = Result<Acquired, ActorStopped>> + Send;
 
-    /// Adds checkpoints to the tree, of which the positions are in the tree.
+    /// Adds checkpoints to the tree, of which the positions are in the tree. Returns each of them
+    /// locked, or `None` if it could not be added.
     fn commit_checkpoints(
         &mut self,
         items: Vec<CheckpointItem>,
-    ) -> impl Future<Output = Result<(), ActorStopped>> + Send;
+    ) -> impl Future<Output = Result<Vec<Option<CheckpointLease>>, ActorStopped>> + Send;
 
     /// Adds full blocks to the tree, in this order.
     fn commit(
@@ -168,13 +169,17 @@ pub fn acquire(
     Acquired { lease, checkpoint, evictable: writer.counts().returnable() }
 }
 
-/// Adds a checkpoint to the tree. If its positions were evicted, the blocks are returned to the
-/// pool.
-pub fn commit_checkpoint(writer: &mut TreeWriter, item: CheckpointItem) {
-    let CheckpointItem { namespace, tokens, len, mut blocks } = item;
-    if let Err(error) = writer.commit_checkpoint(&namespace, &tokens[..len], &mut blocks) {
-        debug_assert!(false, "{error}");
-        tracing::error!(%error, "the prefix tree refused a checkpoint");
+/// Adds a checkpoint to the tree and locks it. If its positions were evicted, the blocks are
+/// returned to the pool.
+pub fn commit_checkpoint(writer: &mut TreeWriter, item: CheckpointItem) -> Option<CheckpointLease> {
+    let CheckpointItem { namespace, tokens, len, mut blocks, .. } = item;
+    match writer.commit_checkpoint(&namespace, &tokens[..len], &mut blocks) {
+        Ok(lease) => lease,
+        Err(error) => {
+            debug_assert!(false, "{error}");
+            tracing::error!(%error, "the prefix tree refused a checkpoint");
+            None
+        }
     }
 }
 

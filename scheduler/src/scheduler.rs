@@ -24,7 +24,7 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Instant;
 
-use stolon_kvcache::{Namespace, StepFence, TreeReader};
+use stolon_kvcache::{Namespace, PrefixMatch, StepFence, TreeReader};
 
 use crate::budget::DecodeForecast;
 use crate::context::EngineContext;
@@ -207,9 +207,10 @@ impl<M: Memory> Scheduler<M> {
         self.try_admission = true;
     }
 
-    /// Number of leading tokens that are cached now. A hint: it may change before a request runs.
-    pub fn query_match_len(&self, namespace: &Namespace, tokens: &[u32]) -> usize {
-        self.reader.query_match_len(namespace, tokens)
+    /// Number of leading tokens that are cached now, and how many of them a request would not
+    /// compute. A hint: it may change before a request runs.
+    pub fn query_resume(&self, namespace: &Namespace, tokens: &[u32]) -> PrefixMatch {
+        self.reader.query_resume(namespace, tokens)
     }
 
     /// Whether a step is in flight.
@@ -259,7 +260,7 @@ impl<M: Memory> Scheduler<M> {
         self.context.sessions.expire(now);
         let mut plan = None;
         for _ in 0..ROUNDS_MAX {
-            self.apply_late_tokens(now);
+            self.apply_late_tokens(now).await?;
             self.end_overdue(now);
             self.notice_stalled();
             self.publish_checkpoints().await?;

@@ -219,7 +219,8 @@ impl Sequence {
         let reserved = held.reserved.filter(|_| held.state.slot.is_none());
         if let Some(prefix) = held.lease {
             let after = &self.tokens[prefix.len()..held.computed.max(prefix.len())];
-            turn.keep(SessionHold::new(prefix, after, reserved));
+            let hold = SessionHold::new(prefix, after, reserved);
+            turn.keep(hold.with_checkpoint(held.state.of_session));
         }
     }
 

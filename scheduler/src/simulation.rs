@@ -107,7 +107,7 @@ impl<C: FnMut(&StepBatch) -> Duration> Simulation<C> {
         request.options.prompt_logprobs = None;
         request.options.pooling = None;
         let matched = match self.context.config.prefix_caching {
-            true => self.scheduler.query_match_len(&request.namespace, &request.tokens),
+            true => self.scheduler.query_resume(&request.namespace, &request.tokens).resume,
             false => 0,
         };
         let (id, now) = (self.next_id, self.instant());
@@ -122,7 +122,7 @@ impl<C: FnMut(&StepBatch) -> Duration> Simulation<C> {
     /// The expected time until the first token of a request that would be submitted now, and the
     /// part of it that the request would wait for others. `None` before anything was computed.
     pub fn first_token_estimate(&self, request: &SequenceRequest) -> Option<(Duration, Duration)> {
-        let cached = self.scheduler.query_match_len(&request.namespace, &request.tokens);
+        let cached = self.scheduler.query_resume(&request.namespace, &request.tokens).resume;
         let uncached = request.tokens.len().saturating_sub(cached);
         self.context.first_token_estimate(uncached, request.options.tenant.as_deref())
     }

@@ -83,6 +83,8 @@ impl Drop for StateSlot {
 pub(crate) struct HeldState {
     /// Its slot, from its first step on.
     pub(crate) slot: Option<StateSlot>,
+    /// The last checkpoint that it has published, if it is a turn of a session, which then holds it.
+    pub(crate) of_session: Option<CheckpointLease>,
     /// The checkpoint that its first step resumes from.
     pub(crate) resume: Option<CheckpointLease>,
     /// Number of its positions whose KV was cached when it started: where it parts from other
@@ -97,6 +99,8 @@ pub(crate) struct HeldState {
 /// A checkpoint that a step has written, to be added to the tree.
 #[derive(Debug)]
 pub struct CheckpointItem {
+    /// The sequence's id.
+    pub id: u64,
     /// The namespace of the sequence.
     pub namespace: Namespace,
     /// The sequence's tokens.

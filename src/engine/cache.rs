@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use stolon_actors::{CacheEvents, Pin, PinOptions};
-use stolon_kvcache::{CachedPrefix, EvictionPolicy, PinId, TreeDump};
+use stolon_kvcache::{CachedPrefix, EvictionPolicy, PinId, PrefixMatch, TreeDump};
 use stolon_scheduler::{CacheStats, Removal};
 
 use super::Engine;
@@ -46,6 +46,18 @@ impl Cache<'_> {
     pub fn query_match_len(self, request: &Request) -> Result<usize, Error> {
         let (namespace, tokens) = self.0.lookup(request)?;
         Ok(self.0.inner.handle.query_match_len(&namespace, &tokens))
+    }
+
+    /// As [`Cache::query_match_len`], and how many of these tokens the request would not compute.
+    /// These are all of them, unless the model has a recurrent state
+    /// ([`ModelInfo::state_bytes`](crate::ModelInfo::state_bytes)): then the request resumes from
+    /// the last checkpoint of the state in its prompt.
+    ///
+    /// # Errors
+    /// Those of rendering and tokenising the prompt.
+    pub fn query_resume(self, request: &Request) -> Result<PrefixMatch, Error> {
+        let (namespace, tokens) = self.0.lookup(request)?;
+        Ok(self.0.inner.handle.query_resume(&namespace, &tokens))
     }
 
     /// [`Cache::query_match_len`] of several requests, in their order.

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use stolon_kvcache::{CachedPrefix, EvictionPolicy, Namespace, PinId, TreeDump};
+use stolon_kvcache::{CachedPrefix, EvictionPolicy, Namespace, PinId, PrefixMatch, TreeDump};
 use stolon_scheduler::{CacheStats, EngineError, Removal, SessionId, SessionInfo, SessionPrefix};
 
 use super::EngineHandle;
@@ -18,10 +18,16 @@ impl EngineHandle {
     /// The number of leading tokens that are cached now. Lock-free and without side effects. The
     /// answer is a hint: it may change before a request runs.
     pub fn query_match_len(&self, namespace: &Namespace, tokens: &[u32]) -> usize {
+        self.query_resume(namespace, tokens).cached
+    }
+
+    /// As [`EngineHandle::query_match_len`], and how many of these tokens need not be computed: all,
+    /// unless the model has a recurrent state.
+    pub fn query_resume(&self, namespace: &Namespace, tokens: &[u32]) -> PrefixMatch {
         let generation = self.common().generation.load();
         let query =
-            |generation: &Arc<Generation>| generation.reader.query_match_len(namespace, tokens);
-        generation.as_ref().map_or(0, query)
+            |generation: &Arc<Generation>| generation.reader.query_resume(namespace, tokens);
+        generation.as_ref().map_or(PrefixMatch::default(), query)
     }
 
     /// Protects the cached prefix of the tokens from eviction, for its time to live or until

@@ -37,9 +37,8 @@ impl TreeWriter {
     /// `private`. Moves these blocks into the tree. If the tree has the checkpoint already, they
     /// return to their pool.
     ///
-    /// Returns whether the tree has the checkpoint now. It has not if `positions` are not cached,
-    /// because they were evicted or flushed, or if there are too few blocks. `private` is unchanged
-    /// then.
+    /// Returns the checkpoint, locked; `None` if `positions` are not cached, because they were
+    /// evicted or flushed, or if there are too few blocks. `private` keeps its blocks then.
     ///
     /// # Errors
     ///
@@ -49,16 +48,16 @@ impl TreeWriter {
         namespace: &Namespace,
         positions: &[u32],
         private: &mut BlockLease,
-    ) -> Result<bool, CommitError> {
+    ) -> Result<Option<CheckpointLease>, CommitError> {
         self.begin_operation();
         let core = self.arena.core.clone();
-        let Some(span) = &core.checkpoint else { return Ok(false) };
+        let Some(span) = &core.checkpoint else { return Ok(None) };
         if private.len() < span.block_count || positions.is_empty() {
-            return Ok(false);
+            return Ok(None);
         }
         let mut lease = self.lock_match(namespace, positions, None);
         if lease.len() < positions.len() {
-            return Ok(false);
+            return Ok(None);
         }
         let whole = [positions, &*span.positions].concat();
         let mut own = private.split(span.block_count);
@@ -68,6 +67,7 @@ impl TreeWriter {
             let fits = private.append(own);
             debug_assert!(fits.is_ok(), "blocks of one pool");
         }
-        committed.map(|count| count > 0)
+        let is_whole = committed? > 0;
+        Ok(is_whole.then(|| CheckpointLease::new(lease, span.block_count)))
     }
 }

@@ -6,8 +6,8 @@
 use crate::harness::sync::{Arc, AtomicBool, Barrier, Mutex, MutexGuard, Ordering, thread};
 use crate::harness::{put, repeat, stagger};
 use stolon_kvcache::{
-    BlockId, BlockPool, EvictedBlocks, EvictionPolicy, Namespace, TreeBuilder, TreeReader,
-    TreeWriter, prefix_tree,
+    BlockId, BlockPool, EvictedBlocks, EvictionPolicy, Namespace, StepFence, TreeBuilder,
+    TreeReader, TreeWriter, prefix_tree,
 };
 
 fn base() -> Namespace {
@@ -221,4 +221,103 @@ fn leases_that_end_on_other_threads() {
         assert_eq!(pool.reserve(2).map(|lease| lease.len()), Ok(2));
         pool.audit().expect("consistent");
     });
+}
+
+/// A tree with checkpoints of one block, over a pool of six blocks of one position.
+fn with_checkpoints() -> (TreeWriter, TreeReader, BlockPool, StepFence) {
+    let tree = TreeBuilder::new(1).checkpoint_blocks(1);
+    let (mut writer, reader) = tree.build().expect("a block size");
+    let (mut pool, fence) = BlockPool::new(6);
+    let mut lease = writer.acquire(&base(), &[]);
+    let mut private = pool.reserve(2).expect("free blocks");
+    writer.commit_from(&mut lease, &[1, 2], &mut private).expect("a valid commit");
+    (writer, reader, pool, fence)
+}
+
+fn checkpoint(writer: &mut TreeWriter, pool: &mut BlockPool, positions: &[u32]) {
+    let mut private = pool.reserve(1).expect("a free block");
+    let lease = writer.commit_checkpoint(&base(), positions, &mut private).expect("valid");
+    assert!(lease.is_some(), "its positions are cached");
+}
+
+/// A request that resumes from a checkpoint, and an eviction on another thread.
+pub(crate) fn resume_and_eviction() {
+    let (mut writer, reader, mut pool, _fence) = with_checkpoints();
+    checkpoint(&mut writer, &mut pool, &[1]);
+    let writer = Arc::new(Mutex::new(writer));
+    let evictor = writer.clone();
+    let (evicted, (hint, lease)) = together(
+        move || lock(&evictor).evict(3),
+        || {
+            let hint = reader.query_resume(&base(), &[1, 2]);
+            (hint, lock(&writer).acquire_checkpoint(&base(), &[1, 2], 0))
+        },
+    );
+    let resume = lease.as_ref().map_or(0, |lease| lease.len());
+    assert!(resume <= hint.resume && hint.resume <= hint.cached, "nothing was added");
+    let blocks = lease.iter().flat_map(|lease| lease.blocks());
+    let kept = blocks.into_iter().all(|block| evicted.iter().all(|gone| gone != block));
+    assert!(kept, "an acquired checkpoint was evicted");
+    assert_eq!(reader.query_resume(&base(), &[1, 2]).resume, resume);
+    assert_eq!(evicted.len(), if resume == 1 { 1 } else { 3 });
+    lock(&writer).audit().expect("consistent");
+}
+
+/// Goal: a checkpoint that a request has acquired stays, with its prefix.
+#[test]
+fn evict_against_resume() {
+    repeat(resume_and_eviction);
+}
+
+/// Goal: a lock-free query sees a checkpoint whole or not at all, and never a length without one,
+/// while checkpoints are published and evicted and their blocks are used for others.
+#[test]
+fn query_against_checkpoints() {
+    repeat(|| {
+        let (mut writer, reader, mut pool, _fence) = with_checkpoints();
+        let ask = move || reader.query_resume(&base(), &[1, 2, 3]);
+        let (found, ()) = together(ask, || {
+            checkpoint(&mut writer, &mut pool, &[1]);
+            pool.release(writer.evict(2));
+            checkpoint(&mut writer, &mut pool, &[1]);
+        });
+        // The position after the first checkpoint is of no use to requests, so it is evicted first.
+        let answers = [(2, 0), (2, 1), (1, 1), (1, 0)];
+        assert!(answers.contains(&(found.cached, found.resume)), "got {found:?}");
+        writer.audit().expect("consistent");
+    });
+}
+
+/// A step that resumes from a checkpoint whose request is cancelled, so that its block is evicted
+/// and handed out again.
+pub(crate) fn reuse_of_a_checkpoint() {
+    let (mut writer, _reader, mut pool, fence) = with_checkpoints();
+    checkpoint(&mut writer, &mut pool, &[1]);
+    let _others = pool.reserve(3).expect("the free blocks");
+    let lease = writer.acquire_checkpoint(&base(), &[1, 2], 0).expect("it is cached");
+    let in_use = Arc::new(AtomicBool::new(true));
+    let ticket = fence.begin();
+    let step = in_use.clone();
+    together(
+        move || {
+            // Represents the last access of the copy out of the checkpoint.
+            step.store(false, Ordering::Relaxed);
+            drop(ticket);
+        },
+        || {
+            drop(lease);
+            pool.release(writer.evict(3));
+            if pool.reserve(3).is_ok() {
+                assert!(!in_use.load(Ordering::Relaxed), "handed out during a running step");
+            }
+        },
+    );
+    assert_eq!(pool.reserve(3).map(|lease| lease.len()), Ok(3), "free after the step");
+    pool.audit().expect("consistent");
+}
+
+/// Goal: the block of a checkpoint is reused only after the step that resumes from it.
+#[test]
+fn reuse_of_a_checkpoint_against_a_running_step() {
+    repeat(reuse_of_a_checkpoint);
 }

@@ -4,7 +4,7 @@
 use std::convert::Infallible;
 use std::sync::Arc;
 
-use stolon_kvcache::{EvictedBlocks, Namespace, TreeCounts, TreeWriter};
+use stolon_kvcache::{CheckpointLease, EvictedBlocks, Namespace, TreeCounts, TreeWriter};
 
 use super::{
     Acquired, ActorStopped, BlockAllocator, BlockCounts, CommitItem, Committed, Evicted,
@@ -61,9 +61,11 @@ impl Memory for DirectMemory {
         Ok(acquire(&mut self.writer, namespace, &tokens[..limit], priority))
     }
 
-    async fn commit_checkpoints(&mut self, items: Vec<CheckpointItem>) -> Result<(), ActorStopped> {
-        items.into_iter().for_each(|item| commit_checkpoint(&mut self.writer, item));
-        Ok(())
+    async fn commit_checkpoints(
+        &mut self,
+        items: Vec<CheckpointItem>,
+    ) -> Result<Vec<Option<CheckpointLease>>, ActorStopped> {
+        Ok(items.into_iter().map(|item| commit_checkpoint(&mut self.writer, item)).collect())
     }
 
     async fn commit(&mut self, items: Vec<CommitItem>) -> Result<Vec<Committed>, ActorStopped> {

@@ -6,7 +6,8 @@ use std::sync::Arc;
 use stolon_backend::{SliceState, StateCheckpoint};
 use stolon_kvcache::{BlockLease, CheckpointLease};
 
-use super::Scheduler;
+use super::{Running, Scheduler};
+use crate::event::FinishReason;
 use crate::memory::{ActorStopped, Memory};
 use crate::schedule::Slice;
 use crate::sequence::Sequence;
@@ -144,7 +145,35 @@ impl<M: Memory> Scheduler<M> {
             return Ok(());
         }
         self.context.gauges.checkpoints.add(self.written.len());
-        self.memory.commit_checkpoints(mem::take(&mut self.written)).await
+        let ids: Vec<u64> = self.written.iter().map(|item| item.id).collect();
+        let committed = self.memory.commit_checkpoints(mem::take(&mut self.written)).await?;
+        for (id, lease) in ids.into_iter().zip(committed) {
+            let running = self.running.iter_mut().find(|r| r.sequence.id == id);
+            let Some(Running { sequence, .. }) = running.filter(|r| r.sequence.turn.is_some())
+            else {
+                continue;
+            };
+            sequence.held.state.of_session = lease;
+        }
+        Ok(())
+    }
+
+    /// Marks the checkpoints of the answers of sequences that end now, and adds them to the tree, so
+    /// that their sessions can hold them.
+    ///
+    /// # Errors
+    /// [`ActorStopped`] if the memory no longer answers.
+    pub(super) async fn publish_ending(
+        &mut self,
+        finished: &[(u64, FinishReason)],
+    ) -> Result<(), ActorStopped> {
+        for Running { sequence, .. } in &mut self.running {
+            let ends = sequence.end.is_some() || sequence.events.is_closed();
+            if (ends && !sequence.in_step) || finished.iter().any(|&(id, _)| id == sequence.id) {
+                Self::keep_answer(&mut self.written, sequence);
+            }
+        }
+        self.publish_checkpoints().await
     }
 
     /// Releases the blocks of the checkpoints of answers, which are needed otherwise. Returns
@@ -157,5 +186,5 @@ impl<M: Memory> Scheduler<M> {
 
 fn item(sequence: &Sequence, len: usize, blocks: BlockLease) -> CheckpointItem {
     let (namespace, tokens) = (sequence.namespace, Arc::clone(&sequence.tokens));
-    CheckpointItem { namespace, tokens, len, blocks }
+    CheckpointItem { id: sequence.id, namespace, tokens, len, blocks }
 }

@@ -44,12 +44,7 @@ impl<M: Memory> Scheduler<M> {
                     }
                 }
                 self.commit().await?;
-                for running in &mut self.running {
-                    if finished.iter().any(|&(id, _)| id == running.sequence.id) {
-                        Self::keep_answer(&mut self.written, &mut running.sequence);
-                    }
-                }
-                self.publish_checkpoints().await?;
+                self.publish_ending(&finished).await?;
                 self.cache_logits(rows)?;
             }
             Err(reason) => {
@@ -126,7 +121,11 @@ impl<M: Memory> Scheduler<M> {
     }
 
     /// Applies what was sampled outside of steps.
-    pub(super) fn apply_late_tokens(&mut self, now: Instant) {
+    ///
+    /// # Errors
+    /// [`ActorStopped`] if the memory no longer answers.
+    pub(super) async fn apply_late_tokens(&mut self, now: Instant) -> Result<(), ActorStopped> {
+        let mut finished = Vec::new();
         for LateToken { id, sampler, sampled } in self.late_sampling.take() {
             let running = self.running.iter_mut().find(|r| r.sequence.id == id);
             let Some(Running { sequence, .. }) = running else { continue };
@@ -137,13 +136,17 @@ impl<M: Memory> Scheduler<M> {
             match sampled {
                 _ if sequence.end.is_some() => {}
                 Ok(sampled) => {
-                    if let Some(end) = sequence.push(sampled.token, sampled.logprob, now) {
-                        self.finish(id, end, now);
-                    }
+                    let end = sequence.push(sampled.token, sampled.logprob, now);
+                    finished.extend(end.map(|end| (id, end)));
                 }
                 Err(failure) => sequence.end = Some(Ending::Failed(unusable_logits(&failure))),
             }
         }
+        self.publish_ending(&finished).await?;
+        for (id, end) in finished {
+            self.finish(id, end, now);
+        }
+        Ok(())
     }
 
     /// Caches the logits of the last positions of prompts whose full blocks are all in the tree.

@@ -1,12 +1,14 @@
 //! [`SessionHold`]: what a session keeps of its last turn.
 
-use stolon_kvcache::{BlockId, BlockLease, PrefixLease, TokenSpan};
+use stolon_kvcache::{BlockId, BlockLease, CheckpointLease, PrefixLease, TokenSpan};
 
 /// What a session keeps of its last turn: the full blocks, which the prefix tree has, and the block
 /// after them.
 #[derive(Debug)]
 pub struct SessionHold {
     prefix: PrefixLease,
+    /// For a model with a recurrent state: the checkpoint from which the next turn resumes.
+    checkpoint: Option<CheckpointLease>,
     partial: Option<PartialBlock>,
 }
 
@@ -23,7 +25,7 @@ struct PartialBlock {
 /// A prefix that ends with a full block.
 impl From<PrefixLease> for SessionHold {
     fn from(prefix: PrefixLease) -> SessionHold {
-        SessionHold { prefix, partial: None }
+        SessionHold { prefix, checkpoint: None, partial: None }
     }
 }
 
@@ -35,7 +37,13 @@ impl SessionHold {
         let block = reserved.filter(|_| is_partial).map(|mut reserved| reserved.split(1));
         let block = block.filter(|block| !block.is_empty());
         let partial = block.map(|block| PartialBlock { tokens: after.into(), block });
-        SessionHold { prefix, partial }
+        SessionHold { prefix, checkpoint: None, partial }
+    }
+
+    /// The same with the checkpoint from which the next turn resumes.
+    #[must_use]
+    pub fn with_checkpoint(self, checkpoint: Option<CheckpointLease>) -> SessionHold {
+        SessionHold { checkpoint, ..self }
     }
 
     /// Number of positions.
@@ -49,11 +57,13 @@ impl SessionHold {
 
     pub(super) fn blocks(&self) -> impl Iterator<Item = BlockId> + '_ {
         let partial = self.partial.iter().flat_map(|partial| partial.block.blocks());
-        self.prefix.blocks().iter().chain(partial).copied()
+        let checkpoint = self.checkpoint.iter().flat_map(CheckpointLease::blocks);
+        self.prefix.blocks().iter().chain(checkpoint).chain(partial).copied()
     }
 
     pub(super) fn block_count(&self) -> usize {
-        self.prefix.blocks().len() + usize::from(self.has_partial())
+        let checkpoint = self.checkpoint.as_ref().map_or(0, |lease| lease.blocks().len());
+        self.prefix.blocks().len() + checkpoint + usize::from(self.has_partial())
     }
 
     pub(super) fn has_partial(&self) -> bool {

@@ -1,6 +1,9 @@
 //! Models with recurrent states: where requests resume, and what they compute again.
 
+use stolon_kvcache::Namespace;
+
 use super::*;
+use crate::session::{NewSession, SessionId};
 
 /// A harness with blocks of 4 positions, checkpoints of 3 blocks, and enough memory.
 fn harness(max_batched_tokens: usize) -> Harness {
@@ -12,6 +15,14 @@ fn run(harness: &mut Harness, prompt: Vec<u32>, max_tokens: usize) -> usize {
     harness.submit(prompt, max_tokens, None);
     harness.finish();
     harness.callers.last().and_then(|caller| caller.cached).expect("it has run")
+}
+
+/// Runs all requests to their ends.
+fn run_all(harness: &mut Harness) {
+    while harness.step(false) {
+        harness.read(true);
+    }
+    assert!(harness.callers.iter().all(Caller::is_done));
 }
 
 /// The next turn of a conversation: the last prompt, its answer and some more tokens.
@@ -96,6 +107,32 @@ fn long_prompts_have_checkpoints_in_between() {
     run(&mut harness, (0..2100).map(|n| n * n / 7 % 16).collect(), 1);
     let shared: Vec<u32> = (0..1500).map(|n| n * n / 7 % 16).collect();
     assert_eq!(run(&mut harness, shared, 1), 1024);
+}
+
+/// Goal: a session keeps the checkpoint at the end of its last answer, so that its next turn resumes
+/// there although everything else was evicted.
+#[test]
+fn a_session_keeps_its_checkpoint() {
+    let mut harness = Harness::with_states(4, 100, Some(3), EngineConfig::default());
+    let id = SessionId::new("conversation");
+    let new = NewSession { id: id.clone(), namespace: Namespace::default(), ttl: None };
+    harness.context.sessions.open(new, harness.now).expect("there is room");
+    let mut prompt = group_prompt(1, 50);
+    for expected in [0, 64] {
+        let turn = harness.context.sessions.begin_turn(&id, &Namespace::default(), harness.now);
+        let turn = turn.expect("it is idle");
+        harness.submit_request(prompt.clone(), 20, |request| request.turn = Some(turn));
+        run_all(&mut harness);
+        let caller = harness.callers.last().expect("a turn");
+        assert_eq!(caller.cached, Some(expected));
+        prompt.extend(&caller.tokens);
+        prompt.extend([7; 5]);
+        // Fills the pool, so that everything else is evicted.
+        for group in 2..6 {
+            harness.submit(group_prompt(group, 180), 1, None);
+            run_all(&mut harness);
+        }
+    }
 }
 
 /// Goal: without blocks for checkpoints, requests run as they would without a cache of states.
