@@ -1,11 +1,15 @@
 //! Short causal convolutions: each channel is a weighted sum of the last positions of a sequence.
 #![allow(unsafe_code, reason = "runs on SIMD lanes, whose methods are unsafe")]
 
+mod rows;
+
 use crate::attention::args::KvSlice;
 use crate::attention::tile_loading::load_live;
 use crate::gemm::{Bf16, F16, F32, Form, SingleForm};
 use crate::lanes::{LANES, Lanes, dispatch, load_some, store_some};
 use crate::path::Path;
+
+pub use rows::convolution_silu;
 
 /// Computes one row of a convolution with a gate: `out[c] = gate[c] * sum of taps[t][c] *
 /// inputs[slots[t]][c]` over the taps `t` in ascending order.

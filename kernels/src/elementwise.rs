@@ -6,9 +6,13 @@
 //! other rows of a batch. Functions panic if the lengths of their slices do not match.
 #![allow(unsafe_code, reason = "runs on SIMD lanes, whose methods are unsafe")]
 
+mod gates;
+
 use crate::lanes::math::{gelu_tanh, sigmoid};
 use crate::lanes::{self, LANES, Lanes, dispatch, load_some, store_some};
 use crate::path::Path;
+
+pub use gates::{mul_sigmoid, mul_silu};
 
 /// RMS norm of each row: `out = x / sqrt(mean(x^2) + eps) * (weight + offset)`.
 ///

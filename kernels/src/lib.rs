@@ -15,7 +15,9 @@
 //!   experts, to rows of a common output.
 //! * [`attention`]: causal attention over ragged batches, which reads keys and values through block
 //!   tables. [`KvRows`] writes them.
-//! * [`convolution`]: short causal convolutions over the same store.
+//! * [`convolution`]: short causal convolutions over the same store. [`convolution_silu`] has f32
+//!   rows instead.
+//! * [`Recurrence`]: the states of linear recurrences, such as Gated DeltaNet, token by token.
 //! * [`rms_norm`], [`silu_mul`], [`norm_and_rope`] and others: elementwise operations between
 //!   GEMMs.
 //!
@@ -31,6 +33,7 @@
 //! | `elementwise`, `heads`, `kv_layout`, `kv_rows` | norms, gates, rotary embedding, KV cache rows |
 //! | `product` | GEMMs with fused epilogues |
 //! | `attention`, `convolution` | flash-style attention with online softmax; short convolutions |
+//! | `recurrence` | linear recurrences with a state |
 
 #[cfg(target_arch = "x86_64")]
 mod amx;
@@ -52,6 +55,7 @@ mod path;
 mod prefetch;
 mod product;
 mod quant;
+mod recurrence;
 mod source_rows;
 mod sync;
 mod tensor_type;
@@ -68,9 +72,10 @@ pub use attention::args::{AttentionArgs, AttentionSequence, KvSlice};
 pub use attention::attention;
 pub use attention::prefix_sharing::positions_read;
 pub use buffer::{Buffer, Plain};
-pub use convolution::convolution;
+pub use convolution::{convolution, convolution_silu};
 pub use elementwise::{
-    add, clamped_swiglu, gelu_tanh_mul, mul, rms_norm, rms_norm_in_place, scale, silu_mul, soft_cap,
+    add, clamped_swiglu, gelu_tanh_mul, mul, mul_sigmoid, mul_silu, rms_norm, rms_norm_in_place,
+    scale, silu_mul, soft_cap,
 };
 pub use error::KernelError;
 pub use heads::{HeadNorm, norm_and_rope};
@@ -81,6 +86,7 @@ pub use operand::{Operands, OperandsMut};
 pub use path::{Path, PathKind};
 pub use product::{Epilogue, Product, RowSums, Sink, Term, accumulate, multiply};
 pub use quant::widen;
+pub use recurrence::{Recurrence, Rule, StridedRows};
 #[cfg(loom)]
 pub use sync::planted;
 pub use tensor_type::TensorType;

@@ -1,0 +1,82 @@
+//! Gates: values that are multiplied with a function of others.
+#![allow(unsafe_code, reason = "runs on SIMD lanes, whose methods are unsafe")]
+
+use super::zip_in_place;
+use crate::lanes::math::sigmoid;
+use crate::lanes::{Lanes, dispatch};
+use crate::path::Path;
+
+/// `x *= silu(gate)`, elementwise, with `silu(x) = x / (1 + e^-x)`.
+///
+/// # Panics
+/// If `x` and `gate` have different lengths.
+pub fn mul_silu(path: Path, x: &mut [f32], gate: &[f32]) {
+    assert_eq!(x.len(), gate.len(), "mul_silu: x and gate must have the same length");
+    // SAFETY: both slices hold `x.len()` values, as asserted above.
+    unsafe { mul_silu_dispatch(path, x.as_mut_ptr(), gate.as_ptr(), x.len()) }
+}
+
+/// `x *= sigmoid(gate)`, elementwise, with `sigmoid(x) = 1 / (1 + e^-x)`.
+///
+/// # Panics
+/// If `x` and `gate` have different lengths.
+pub fn mul_sigmoid(path: Path, x: &mut [f32], gate: &[f32]) {
+    assert_eq!(x.len(), gate.len(), "mul_sigmoid: x and gate must have the same length");
+    // SAFETY: both slices hold `x.len()` values, as asserted above.
+    unsafe { mul_sigmoid_dispatch(path, x.as_mut_ptr(), gate.as_ptr(), x.len()) }
+}
+
+/// # Safety
+/// The instruction set of `L` is available, and `x` and `gate` are valid for `len` values.
+#[inline(always)]
+unsafe fn mul_silu_lanes<L: Lanes>(x: *mut f32, gate: *const f32, len: usize) {
+    // SAFETY: `zip_in_place` requires exactly what this function requires; the closure only
+    // computes in registers.
+    unsafe { zip_in_place::<L>(x, gate, len, |x, gate| x.mul(gate.mul(sigmoid(gate)))) }
+}
+dispatch! {
+    /// # Safety
+    /// Both pointers are valid for `len` values.
+    unsafe fn mul_silu_dispatch(x: *mut f32, gate: *const f32, len: usize) = mul_silu_lanes
+}
+
+/// # Safety
+/// The instruction set of `L` is available, and `x` and `gate` are valid for `len` values.
+#[inline(always)]
+unsafe fn mul_sigmoid_lanes<L: Lanes>(x: *mut f32, gate: *const f32, len: usize) {
+    // SAFETY: `zip_in_place` requires exactly what this function requires; the closure only
+    // computes in registers.
+    unsafe { zip_in_place::<L>(x, gate, len, |x, gate| x.mul(sigmoid(gate))) }
+}
+dispatch! {
+    /// # Safety
+    /// Both pointers are valid for `len` values.
+    unsafe fn mul_sigmoid_dispatch(x: *mut f32, gate: *const f32, len: usize) = mul_sigmoid_lanes
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::reference::random;
+
+    /// Goal: both gates are the documented functions on every instruction set, also for lengths
+    /// that are not multiples of the vector width.
+    #[test]
+    fn gates_are_the_documented_functions() {
+        for len in [1, 16, 53] {
+            let (x, gate) = (random(1, len), random(2, len));
+            let gate: Vec<f32> = gate.iter().map(|gate| 8.0 * gate).collect();
+            for path in Path::supported() {
+                let (mut silu, mut plain) = (x.clone(), x.clone());
+                mul_silu(path, &mut silu, &gate);
+                mul_sigmoid(path, &mut plain, &gate);
+                for i in 0..len {
+                    let (x, gate) = (f64::from(x[i]), f64::from(gate[i]));
+                    let sigmoid = 1.0 / (1.0 + (-gate).exp());
+                    assert!((f64::from(plain[i]) - x * sigmoid).abs() < 1e-6, "{path} {i}");
+                    assert!((f64::from(silu[i]) - x * gate * sigmoid).abs() < 1e-5, "{path} {i}");
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,277 @@
+//! Linear recurrences over the tokens of a sequence: each head has a state `S`, a matrix `[key_dim,
+//! value_dim]`, to which every token adds the product of its key and a correction of its value.
+//!
+//! The tokens are taken one after the other, in f32. So the state after a token depends on the
+//! tokens before it only, bit for bit, and not on how a prompt was cut into chunks. That a
+//! sequential recurrence is fast enough is due to the layout of the state: it is divided into slabs
+//! of 16 columns, `[slabs, key_dim, 16]`. A slab with 128 keys takes 8 kB. It stays in the L1 cache
+//! while the kernel goes through all tokens of a slice, and each token reads and writes it once.
+#![allow(unsafe_code, reason = "runs on SIMD lanes, whose methods are unsafe")]
+
+use crate::lanes::{LANES, Lanes, dispatch, load_some, store_some};
+use crate::path::Path;
+
+/// Number of independent sums over the keys. Key `i` belongs to sum `i % CHAINS`, so that the order
+/// of the additions depends on the number of keys only.
+const CHAINS: usize = 2;
+
+/// Vectors of successive tokens, which are at equal distances in memory.
+#[derive(Clone, Copy, Debug)]
+pub struct StridedRows<'a> {
+    /// The vector of token `t` begins at index `t * stride`.
+    pub values: &'a [f32],
+    /// Distance between the vectors of successive tokens.
+    pub stride: usize,
+}
+
+impl StridedRows<'_> {
+    /// Whether there are `count` vectors of `width` values.
+    fn has(&self, count: usize, width: usize) -> bool {
+        let needed = (count - 1).checked_mul(self.stride).and_then(|last| last.checked_add(width));
+        needed.is_some_and(|needed| needed <= self.values.len())
+    }
+
+    /// The first value of a token's vector.
+    ///
+    /// # Safety
+    /// The vector of the token exists.
+    #[inline(always)]
+    unsafe fn at(&self, token: usize) -> *const f32 {
+        // SAFETY: the vector begins inside of `values` by the condition of this method.
+        unsafe { self.values.as_ptr().add(token * self.stride) }
+    }
+}
+
+/// What a token adds to the state.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Rule {
+    /// The delta rule: `key * strength * (value - memory)`, where `memory` is what the state, after
+    /// its decay, has for the key (Yang et al., 2024, Gated Delta Networks).
+    Delta,
+    /// The product `key * strength * value`, as in Mamba-2 (Dao and Gu, 2024).
+    Additive,
+}
+
+/// Successive tokens of one head.
+#[derive(Clone, Copy, Debug)]
+pub struct Recurrence<'a> {
+    /// The instruction set.
+    pub path: Path,
+    /// What a token adds to the state.
+    pub rule: Rule,
+    /// Number of tokens, at least 1.
+    pub tokens: usize,
+    /// Number of values of a key and of a query, at least 1.
+    pub key_dim: usize,
+    /// Number of values of a value and of an output, at least 1.
+    pub value_dim: usize,
+    /// `[key_dim]` of each token.
+    pub queries: StridedRows<'a>,
+    /// `[key_dim]` of each token.
+    pub keys: StridedRows<'a>,
+    /// `[value_dim]` of each token.
+    pub values: StridedRows<'a>,
+    /// The factor of the state before each token.
+    pub decays: StridedRows<'a>,
+    /// The factor of what each token adds.
+    pub strengths: StridedRows<'a>,
+}
+
+impl Recurrence<'_> {
+    /// Number of values of the state of a head: `[slabs, key_dim, 16]`, where the last slab may
+    /// have columns that are not used, which stay zero.
+    #[must_use]
+    pub fn state_len(key_dim: usize, value_dim: usize) -> usize {
+        value_dim.div_ceil(LANES) * key_dim * LANES
+    }
+
+    /// Computes all tokens: changes `state`, of [`Self::state_len`] values, from the one before the
+    /// first token to the one after the last, and writes the product of each query with the state
+    /// after its token to `out`, `[tokens, value_dim]`.
+    ///
+    /// Serial. The bits of state and outputs depend on the instruction set and on the sequence of
+    /// tokens only: calls with parts of the tokens, one after the other, have the same results.
+    ///
+    /// # Panics
+    /// If a size is 0, or a slice has not the documented length.
+    pub fn run(&self, state: &mut [f32], out: &mut [f32]) {
+        let Self { tokens, key_dim, value_dim, .. } = *self;
+        assert!(tokens > 0 && key_dim > 0 && value_dim > 0, "recurrence: a size is 0");
+        let state_len = Self::state_len(key_dim, value_dim);
+        assert_eq!(state.len(), state_len, "recurrence: the state has another size");
+        assert_eq!(out.len(), tokens * value_dim, "recurrence: one output for each token");
+        let rows = [
+            (self.queries, key_dim),
+            (self.keys, key_dim),
+            (self.values, value_dim),
+            (self.decays, 1),
+            (self.strengths, 1),
+        ];
+        let complete = rows.iter().all(|(rows, width)| rows.has(tokens, *width));
+        assert!(complete, "recurrence: expected the inputs of {tokens} tokens");
+        // SAFETY: the lengths were checked above.
+        unsafe {
+            match self.rule {
+                Rule::Delta => delta_dispatch(self.path, *self, state, out),
+                Rule::Additive => additive_dispatch(self.path, *self, state, out),
+            }
+        }
+    }
+}
+
+/// # Safety
+/// Those of [`head`].
+#[inline(always)]
+unsafe fn delta<L: Lanes>(args: Recurrence<'_>, state: &mut [f32], out: &mut [f32]) {
+    // SAFETY: the conditions are the same.
+    unsafe { head::<L, true>(&args, state, out) }
+}
+dispatch! {
+    /// # Safety
+    /// All slices have the lengths that [`Recurrence::run`] documents.
+    unsafe fn delta_dispatch(args: Recurrence<'_>, state: &mut [f32], out: &mut [f32]) = delta
+}
+
+/// # Safety
+/// Those of [`head`].
+#[inline(always)]
+unsafe fn additive<L: Lanes>(args: Recurrence<'_>, state: &mut [f32], out: &mut [f32]) {
+    // SAFETY: the conditions are the same.
+    unsafe { head::<L, false>(&args, state, out) }
+}
+dispatch! {
+    /// # Safety
+    /// All slices have the lengths that [`Recurrence::run`] documents.
+    unsafe fn additive_dispatch(args: Recurrence<'_>, state: &mut [f32], out: &mut [f32]) = additive
+}
+
+/// Computes all tokens of a head, one slab after the other.
+///
+/// # Safety
+/// The instruction set of `L` is available, and all slices have the lengths that
+/// [`Recurrence::run`] documents.
+#[inline(always)]
+unsafe fn head<L: Lanes, const DELTA: bool>(
+    args: &Recurrence<'_>,
+    state: &mut [f32],
+    out: &mut [f32],
+) {
+    let slabs = state.chunks_exact_mut(args.key_dim * LANES);
+    for (slab, state) in slabs.enumerate() {
+        let first = slab * LANES;
+        let left = args.value_dim - first;
+        let slab = Slab { state: state.as_mut_ptr(), key_dim: args.key_dim };
+        // SAFETY: `slab` points to `key_dim` rows of 16 values. `token` is below the number of
+        // tokens, of each of which all vectors exist; `left` values and outputs are at `first` and
+        // after it, and no more are read or written.
+        unsafe {
+            let mut memory = if DELTA { slab.recall::<L>(args.keys.at(0)) } else { L::splat(0.0) };
+            for token in 0..args.tokens {
+                let decay = L::splat(*args.decays.at(token));
+                let strength = L::splat(*args.strengths.at(token));
+                let mut value = load_some::<L>(args.values.at(token).add(first), left, 0.0);
+                if DELTA {
+                    value = value.sub(decay.mul(memory));
+                }
+                let step = Step {
+                    key: args.keys.at(token),
+                    query: args.queries.at(token),
+                    decay,
+                    update: value.mul(strength),
+                };
+                let output;
+                if DELTA && token + 1 < args.tokens {
+                    let next_key = args.keys.at(token + 1);
+                    (output, memory) = slab.advance::<L, true>(&step, next_key);
+                } else {
+                    (output, _) = slab.advance::<L, false>(&step, step.key);
+                }
+                store_some(output, out.as_mut_ptr().add(token * args.value_dim + first), left);
+            }
+        }
+    }
+}
+
+/// One token of a slab.
+struct Step<L> {
+    /// `[key_dim]`.
+    key: *const f32,
+    /// `[key_dim]`.
+    query: *const f32,
+    decay: L,
+    /// What is multiplied with the key and added to the state.
+    update: L,
+}
+
+/// 16 columns of a head's state.
+#[derive(Clone, Copy)]
+struct Slab {
+    /// `[key_dim, 16]`.
+    state: *mut f32,
+    key_dim: usize,
+}
+
+impl Slab {
+    /// The product of a key with the state: `sum of key[i] * S[i]`.
+    ///
+    /// # Safety
+    /// The instruction set of `L` is available, the state is readable for `key_dim * 16` values,
+    /// and `key` for `key_dim` values.
+    #[inline(always)]
+    unsafe fn recall<L: Lanes>(self, key: *const f32) -> L {
+        // SAFETY: `i` is below `key_dim`, so key and row `i` are readable.
+        unsafe {
+            let mut sums = [L::splat(0.0); CHAINS];
+            for i in 0..self.key_dim {
+                let row = L::load(self.state.add(i * LANES));
+                let sum = &mut sums[i % CHAINS];
+                *sum = row.mul_add(L::splat(*key.add(i)), *sum);
+            }
+            sums[0].add(sums[1])
+        }
+    }
+
+    /// Changes the state by one token: `S[i] = decay * S[i] + key[i] * update`. Returns the product
+    /// of the query with the new state and, if `RECALL`, what [`Slab::recall`] returns for
+    /// `next_key`, so that each token reads the state once.
+    ///
+    /// # Safety
+    /// The instruction set of `L` is available, the state is readable and writable for `key_dim *
+    /// 16` values, and all keys and the query are readable for `key_dim` values.
+    #[inline(always)]
+    unsafe fn advance<L: Lanes, const RECALL: bool>(
+        self,
+        step: &Step<L>,
+        next_key: *const f32,
+    ) -> (L, L) {
+        // SAFETY: `i` is below `key_dim`, so row `i` is readable and writable, and so are the values
+        // `i` of the keys and the query readable.
+        unsafe {
+            let mut outputs = [L::splat(0.0); CHAINS];
+            let mut memories = [L::splat(0.0); CHAINS];
+            let mut advance_row = |i: usize, chain: usize| {
+                let at = self.state.add(i * LANES);
+                let decayed = L::load(at).mul(step.decay);
+                let row = step.update.mul_add(L::splat(*step.key.add(i)), decayed);
+                row.store(at);
+                outputs[chain] = row.mul_add(L::splat(*step.query.add(i)), outputs[chain]);
+                if RECALL {
+                    memories[chain] = row.mul_add(L::splat(*next_key.add(i)), memories[chain]);
+                }
+            };
+            let mut i = 0;
+            while i + CHAINS <= self.key_dim {
+                advance_row(i, 0);
+                advance_row(i + 1, 1);
+                i += CHAINS;
+            }
+            if i < self.key_dim {
+                advance_row(i, 0);
+            }
+            (outputs[0].add(outputs[1]), memories[0].add(memories[1]))
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;
