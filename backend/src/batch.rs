@@ -145,6 +145,14 @@ pub struct SliceState {
     pub checkpoints: Vec<StateCheckpoint>,
 }
 
+impl SliceState {
+    /// The state in `slot`, without checkpoints.
+    #[must_use]
+    pub fn in_slot(slot: u32) -> Self {
+        Self { slot, resume: None, checkpoints: Vec::new() }
+    }
+}
+
 /// A checkpoint that a step writes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StateCheckpoint {

@@ -249,13 +249,15 @@ fn use_every_field(config: &DecoderConfig) {
         dtype: _,
         // Refused by `Layer::load`.
         convolution_taps: _,
+        delta_net: _,
+        output_gate: _,
         experts,
         layers,
     } = config;
     for layer in layers {
         // `Decoder::compute`, `Decoder::attend` and `DecoderConfig::weights`
-        // Convolutions are refused by `Layer::load`.
-        let LayerConfig { convolution: _, rope: _, sliding_window: _, experts: _ } = layer;
+        // Layers without attention are refused by `Layer::load`.
+        let LayerConfig { mixer: _, rope: _, sliding_window: _, experts: _ } = layer;
     }
     if let Some(experts) = experts {
         // `DecoderConfig::weights`, `experts::groups` and `ExpertsConfig::choose`

@@ -88,18 +88,27 @@ impl Layer {
             mlp,
             mlp_output_norm,
         } = spec;
-        let AttentionWeights { qkv, qk_norms, sinks, output } = match mixer {
+        let AttentionWeights { qkv, qk_norms, sinks, gate, output } = match mixer {
             MixerWeights::Attention(attention) => attention,
-            MixerWeights::Convolution(_) => {
+            MixerWeights::Convolution(_) | MixerWeights::DeltaNet(_) => {
                 return Err(OpenError::Model(ModelError::Unsupported {
                     file: "the configuration".to_owned(),
-                    key: "conv_L_cache".to_owned(),
-                    got: "a convolution".to_owned(),
+                    key: "layer_types".to_owned(),
+                    got: "a layer with a convolution or Gated DeltaNet".to_owned(),
                     expected: "layers with attention; other layers are computed by the CPU backend"
                         .to_owned(),
                 }));
             }
         };
+        if gate.is_some() {
+            return Err(OpenError::Model(ModelError::Unsupported {
+                file: "the configuration".to_owned(),
+                key: "attn_output_gate".to_owned(),
+                got: "a gate of attention's output".to_owned(),
+                expected: "attention without gates; these are computed by the CPU backend"
+                    .to_owned(),
+            }));
+        }
         let mut norm = |spec: Option<&TensorSpec>| {
             spec.map(|spec| Norm::load(config, spec, loader)).transpose()
         };

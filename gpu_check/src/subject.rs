@@ -153,7 +153,8 @@ fn weights(config: &DecoderConfig) -> Result<Weights, ModelError> {
     let random = random_model(&narrow, 1)?;
     let mut tensors = Vec::new();
     for spec in config.tensors() {
-        let gain = if spec.role == TensorRole::Norm { 1.0 } else { GAIN };
+        let is_norm = matches!(spec.role, TensorRole::Norm | TensorRole::PlainNorm);
+        let gain = if is_norm { 1.0 } else { GAIN };
         let tensor = random.tensor(&spec.name, &spec.shape)?;
         let halves = tensor.bytes.as_chunks().0.iter();
         let bytes = halves.flat_map(|half: &[u8; 2]| {

@@ -6,7 +6,7 @@
 
 use std::time::{Duration, Instant};
 
-use stolon_backend::{Backend, LogitRows, SequenceSlice, StepBatch};
+use stolon_backend::{Backend, BackendSpec, LogitRows, SequenceSlice, SliceState, StepBatch};
 use stolon_kvcache::BlockId;
 use stolon_model::{CpuBackend, CpuOptions, KvBudget, LoadOptions, ModelError, ModelSource, load};
 
@@ -35,9 +35,10 @@ fn main() -> Result<(), ModelError> {
     Ok(())
 }
 
-/// One sequence of a batch: `count` tokens from position `start` on, with its own blocks.
-fn slice(sequence: usize, start: usize, count: usize, block_size: usize) -> SequenceSlice {
-    let blocks = (2 * CONTEXT).div_ceil(block_size);
+/// One sequence of a batch: `count` tokens from position `start` on, with its own blocks and, if the
+/// model has recurrent layers, its own state.
+fn slice(sequence: usize, start: usize, count: usize, spec: &BackendSpec) -> SequenceSlice {
+    let blocks = (2 * CONTEXT).div_ceil(spec.block_size);
     let first = (sequence * blocks) as u32;
     SequenceSlice {
         token_count: count,
@@ -45,7 +46,7 @@ fn slice(sequence: usize, start: usize, count: usize, block_size: usize) -> Sequ
         write_from: start,
         block_table: (first..first + blocks as u32).map(BlockId).collect(),
         logit_rows: LogitRows::Last,
-        state: None,
+        state: spec.state.map(|_| SliceState::in_slot(sequence as u32)),
     }
 }
 
@@ -63,25 +64,25 @@ fn measure(
     let kv_budget = KvBudget::Blocks(blocks);
     let options = CpuOptions { kv_budget, threads, ..CpuOptions::default() };
     let mut backend = CpuBackend::new(model.config, model.weights, options)?;
-    let vocab_size = backend.spec().vocab_size;
+    let spec = &backend.spec().clone();
     let batch = |sequences: Vec<SequenceSlice>| StepBatch {
         tokens: (0..sequences.iter().map(|slice| slice.token_count).sum())
-            .map(|index: usize| (index * 31 % vocab_size) as u32)
+            .map(|index: usize| (index * 31 % spec.vocab_size) as u32)
             .collect(),
         sequences,
     };
     let works = [
-        ("prefill 512", batch(vec![slice(0, 0, CONTEXT, block_size)])),
-        ("prefill 64", batch(vec![slice(0, 0, 64, block_size)])),
-        ("decode 1", batch(vec![slice(0, CONTEXT, 1, block_size)])),
-        ("decode 16", batch((0..16).map(|s| slice(s, CONTEXT, 1, block_size)).collect())),
-        ("decode 8", batch((0..8).map(|s| slice(s, CONTEXT, 1, block_size)).collect())),
+        ("prefill 512", batch(vec![slice(0, 0, CONTEXT, spec)])),
+        ("prefill 64", batch(vec![slice(0, 0, 64, spec)])),
+        ("decode 1", batch(vec![slice(0, CONTEXT, 1, spec)])),
+        ("decode 16", batch((0..16).map(|s| slice(s, CONTEXT, 1, spec)).collect())),
+        ("decode 8", batch((0..8).map(|s| slice(s, CONTEXT, 1, spec)).collect())),
         (
             "mixed 7 + 128",
             batch(
                 (0..7)
-                    .map(|s| slice(s, CONTEXT, 1, block_size))
-                    .chain([slice(7, 0, 128, block_size)])
+                    .map(|s| slice(s, CONTEXT, 1, spec))
+                    .chain([slice(7, 0, 128, spec)])
                     .collect(),
             ),
         ),

@@ -11,7 +11,7 @@ use std::time::Instant;
 
 use safetensors::tensor::{Dtype, TensorView};
 use serde_json::json;
-use stolon_backend::{Backend, LogitRows, SequenceSlice, StepBatch};
+use stolon_backend::{Backend, LogitRows, SequenceSlice, SliceState, StepBatch};
 use stolon_kvcache::BlockId;
 use stolon_model::random::preset;
 use stolon_model::{
@@ -55,7 +55,7 @@ fn measure(directory: &Path, weights: &str) -> Result<(), Failure> {
         write_from: 0,
         block_table: vec![BlockId(0)],
         logit_rows: LogitRows::Last,
-        state: None,
+        state: backend.spec().state.map(|_| SliceState::in_slot(0)),
     };
     backend.step(&StepBatch { tokens: vec![1], sequences: vec![slice] })?;
     let spec = backend.spec();

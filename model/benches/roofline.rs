@@ -11,7 +11,7 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
-use stolon_backend::{Backend, LogitRows, SequenceSlice, StepBatch};
+use stolon_backend::{Backend, LogitRows, SequenceSlice, SliceState, StepBatch};
 use stolon_kernels::{Matrix, Path, TensorType, Threads};
 use stolon_kvcache::BlockId;
 use stolon_model::{
@@ -117,7 +117,7 @@ fn fill(backend: &mut CpuBackend) {
             write_from: 0,
             block_table,
             logit_rows,
-            state: None,
+            state: spec.state.map(|_| SliceState::in_slot(0)),
         };
         let tokens = (0..token_count).map(|i| (i % spec.vocab_size) as u32).collect();
         backend.step(&StepBatch { sequences: vec![slice], tokens }).expect("a valid batch");
@@ -137,7 +137,7 @@ fn measure(backend: &mut CpuBackend, work: &Work, repeats: usize) -> (f64, Stage
             .map(|i| BlockId(((sequence * blocks + i) * 7919 % spec.block_count) as u32))
             .collect(),
         logit_rows: LogitRows::Last,
-        state: None,
+        state: spec.state.map(|_| SliceState::in_slot(sequence as u32)),
     });
     let batch = StepBatch {
         sequences: slices.collect(),

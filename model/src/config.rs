@@ -5,6 +5,7 @@
 //! on the architecture.
 
 mod architecture;
+mod delta_net;
 mod experts;
 pub(crate) mod gguf;
 mod hf;
@@ -16,6 +17,7 @@ mod rope;
 mod tensors;
 
 pub use architecture::Architecture;
+pub use delta_net::DeltaNetConfig;
 pub(crate) use experts::sigmoid;
 pub use experts::{ExpertChoice, ExpertScores, ExpertsConfig};
 pub(crate) use hf::{ParsedConfig, parse as parse_json};
@@ -24,9 +26,9 @@ pub use norms::NormPlacement;
 pub(crate) use pairs::AdjacentPairs;
 pub use rope::{Rope, RopeScaling};
 pub use tensors::{
-    AttentionWeights, ConvolutionWeights, DecoderWeights, ExpertsWeights, FeedForwardWeights,
-    LayerWeights, LinearWeights, MixerWeights, MlpWeights, SharedExpertWeights, StackedWeights,
-    TensorRole, TensorSpec,
+    AttentionWeights, ConvolutionWeights, DecoderWeights, DeltaNetWeights, ExpertsWeights,
+    FeedForwardWeights, LayerWeights, LinearWeights, MixerWeights, MlpWeights, SharedExpertWeights,
+    StackedWeights, TensorRole, TensorSpec,
 };
 
 use stolon_kernels::TensorType;
@@ -87,12 +89,23 @@ impl QueryScaling {
     }
 }
 
+/// How a layer mixes positions.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum MixerKind {
+    /// Attention.
+    Attention,
+    /// A short convolution (LFM2), as [`DecoderConfig::convolution_taps`] says.
+    Convolution,
+    /// Gated DeltaNet, as [`DecoderConfig::delta_net`] says.
+    DeltaNet,
+}
+
 /// The properties in which layers may differ from each other.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LayerConfig {
-    /// Whether the layer has a short convolution in place of attention. It has neither a rotary
-    /// embedding nor a sliding window then.
-    pub convolution: bool,
+    /// What the layer has to mix positions. Without attention, it has neither a rotary embedding
+    /// nor a sliding window.
+    pub mixer: MixerKind,
     /// Index into [`DecoderConfig::ropes`], or `None` if queries and keys are not rotated.
     pub rope: Option<usize>,
     /// Number of positions that a query attends to, including its own: a query at position `p`
@@ -119,6 +132,8 @@ pub struct DecoderConfig {
     /// Number of positions that enter each output of a convolution, its own included: from 2 to 64.
     /// `None` if no layer has one.
     pub convolution_taps: Option<usize>,
+    /// The layers with Gated DeltaNet; `None` if there are none.
+    pub delta_net: Option<DeltaNetConfig>,
     /// Number of query heads, a multiple of `num_kv_heads`.
     pub num_heads: usize,
     /// Number of key heads and of value heads.
@@ -141,6 +156,9 @@ pub struct DecoderConfig {
     pub qkv_bias: bool,
     /// Whether `o_proj` has a bias.
     pub output_bias: bool,
+    /// Whether the output of attention is multiplied by the sigmoid of a gate, which is a
+    /// projection like that to queries (Qwen3-Next).
+    pub output_gate: bool,
     /// Whether `gate_proj`, `up_proj` and `down_proj` have biases, also those of experts.
     pub mlp_bias: bool,
     /// The norms of queries and keys; `None` if there are none.
@@ -202,7 +220,7 @@ impl DecoderConfig {
         self.check_sizes(file)?;
         self.check_numbers(file)?;
         self.check_experts(file)?;
-        self.check_convolutions(file)?;
+        self.check_mixers(file)?;
         for rope in &self.ropes {
             rope.check(file, self.rotary_dim(), self.max_positions)?;
         }
@@ -289,16 +307,30 @@ impl DecoderConfig {
         }
     }
 
-    fn check_convolutions(&self, file: &str) -> Result<(), ModelError> {
-        let needed = self.layers.iter().any(|layer| layer.convolution);
+    /// Whether at least one layer mixes positions in this way.
+    pub(crate) fn has(&self, mixer: MixerKind) -> bool {
+        self.layers.iter().any(|layer| layer.mixer == mixer)
+    }
+
+    fn check_mixers(&self, file: &str) -> Result<(), ModelError> {
         let taps = self.convolution_taps.unwrap_or(0);
-        match needed {
-            true if !(2..=CONVOLUTION_TAPS_MAX).contains(&taps) => {
-                let expected = format!("2 to {CONVOLUTION_TAPS_MAX}");
-                Err(ModelError::key(file, "conv_L_cache", expected, taps))
-            }
-            _ => Ok(()),
+        if self.has(MixerKind::Convolution) && !(2..=CONVOLUTION_TAPS_MAX).contains(&taps) {
+            let expected = format!("2 to {CONVOLUTION_TAPS_MAX}");
+            return Err(ModelError::key(file, "conv_L_cache", expected, taps));
         }
+        match &self.delta_net {
+            Some(delta_net) => delta_net.check(file)?,
+            None if self.has(MixerKind::DeltaNet) => {
+                return Err(ModelError::key(file, "linear_num_key_heads", "1 or more", "nothing"));
+            }
+            None => return Ok(()),
+        }
+        // Checkpoints of states are in the blocks of the KV store.
+        if self.has(MixerKind::Attention) || self.has(MixerKind::Convolution) {
+            return Ok(());
+        }
+        let expected = "at least one layer with full_attention";
+        Err(ModelError::unsupported(file, "layer_types", expected, "none"))
     }
 
     fn check_experts(&self, file: &str) -> Result<(), ModelError> {

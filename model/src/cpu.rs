@@ -5,18 +5,21 @@
 //! backends in one process share nothing.
 
 use stolon_backend::{
-    Backend, BackendError, BackendSpec, BatchChecker, KvFormat, StepBatch, StepOutput, check_read,
-    check_write,
+    Backend, BackendError, BackendSpec, BatchChecker, KvFormat, StateSpec, StepBatch, StepOutput,
+    check_read, check_write,
 };
 use stolon_kernels::{KvLayout, Path, Threads};
 use stolon_kvcache::BlockId;
 
 use crate::config::DecoderConfig;
-use crate::decoder::{Decoder, StageTimes};
+use crate::decoder::{Decoder, StageTimes, StepState};
 use crate::error::ModelError;
 use crate::kv_probe;
-use crate::kv_store::{KvBudget, KvShape, KvStore, KvType, check_block_size};
+use crate::kv_store::{
+    KvBudget, KvShape, KvStore, KvType, check_block_size, default_kv_budget, free_memory,
+};
 use crate::memory;
+use crate::state_store::{StateStore, state_spec};
 use crate::weight_type::WeightType;
 use crate::weights::{TensorType, Weights};
 use crate::workers::Workers;
@@ -28,6 +31,9 @@ pub struct CpuOptions {
     pub block_size: usize,
     /// Size of the KV store.
     pub kv_budget: KvBudget,
+    /// Maximum number of sequences that run at the same time, at least 1, if the model has recurrent
+    /// layers: the state of each has a slot. A slot takes memory when it is first used.
+    pub state_slots: usize,
     /// Element type of the KV store. `None` selects f32 for f32 weights and bf16 for all others.
     pub kv_type: Option<KvType>,
     /// Number of threads that compute, including the executor's thread; at least 1. `None` selects
@@ -49,6 +55,7 @@ impl Default for CpuOptions {
         Self {
             block_size: 16,
             kv_budget: KvBudget::Auto,
+            state_slots: 64,
             kv_type: None,
             threads: None,
             bind_threads: false,
@@ -68,6 +75,31 @@ impl CpuOptions {
                 got: "0".to_owned(),
             }),
             count => Ok(count),
+        }
+    }
+
+    /// The sizes of the recurrent states, if there are any.
+    fn states(&self, config: &DecoderConfig) -> Result<Option<StateSpec>, ModelError> {
+        match state_spec(config, self.state_slots) {
+            Some(spec) if spec.slots == 0 || u32::try_from(spec.slots).is_err() => {
+                Err(ModelError::InvalidOption {
+                    name: "state slots".to_owned(),
+                    expected: format!("1 to {}", u32::MAX),
+                    got: spec.slots.to_string(),
+                })
+            }
+            spec => Ok(spec),
+        }
+    }
+
+    /// The size of the KV store, next to which states take `state_bytes` bytes when all slots are in
+    /// use.
+    fn budget(&self, state_bytes: u64) -> KvBudget {
+        match self.kv_budget {
+            KvBudget::Auto if state_bytes > 0 => {
+                KvBudget::Bytes(default_kv_budget(free_memory().saturating_sub(state_bytes)))
+            }
+            budget => budget,
         }
     }
 
@@ -96,6 +128,7 @@ pub struct CpuBackend {
     checker: BatchChecker,
     decoder: Decoder,
     kv: KvStore,
+    states: StateStore,
     workers: Workers,
     path: Path,
 }
@@ -122,14 +155,19 @@ impl CpuBackend {
         let (block_size, bf16) = (options.block_size, kv_type == KvType::Bf16);
         let key_layout = KvLayout::of_keys(path, bf16, block_size, config.head_dim);
         let shape = KvShape::of(&config, block_size, kv_type, key_layout);
-        memory::check(&config, &weights, options.weight_type, options.kv_budget, &shape)?;
+        let state = options.states(&config)?;
+        let state_bytes =
+            state.map_or(0, |state| (state.bytes as u64).saturating_mul(state.slots as u64));
+        let needed = memory::Needed { shape: &shape, kv_budget: options.kv_budget, state_bytes };
+        memory::check(&config, &weights, options.weight_type, &needed)?;
         let mut kv_format = options
             .kv_copies
             .then(|| kv_format(&config, &weights, options.weight_type, &shape, path, thread_count));
         let workers = options.workers(thread_count);
         let mut decoder = Decoder::load(config, weights, options.weight_type, path, &workers)?;
-        let block_count = options.kv_budget.block_count(shape.block_bytes())?;
+        let block_count = options.budget(state_bytes).block_count(shape.block_bytes())?;
         let mut kv = KvStore::new(shape, block_count)?;
+        let mut states = StateStore::new(decoder.config(), options.state_slots)?;
         let spec = BackendSpec {
             vocab_size: decoder.config().vocab_size,
             max_positions: decoder.config().max_positions,
@@ -139,18 +177,20 @@ impl CpuBackend {
             hidden_size: Some(decoder.config().hidden_size),
             // The rows are in the engine's memory already.
             draws: false,
-            state: None,
+            state,
         };
         if let Some(format) = &mut kv_format {
             let probe = kv_probe::step(&spec);
-            decoder.forward(&probe, &mut kv, &workers);
+            let step = StepState { kv: &mut kv, states: &mut states };
+            decoder.forward(&probe, step, &workers);
             let blocks = &probe.sequences[0].block_table;
             let mut bytes = vec![0; blocks.len() * spec.block_bytes];
             kv.read_blocks(blocks, &mut bytes, &workers);
+            bytes.extend_from_slice(if state.is_some() { states.slot_bytes(0) } else { &[] });
             kv_probe::add_to(format, &bytes);
         }
         let checker = BatchChecker::new(block_count);
-        let backend = Self { spec, kv_format, checker, decoder, kv, workers, path };
+        let backend = Self { spec, kv_format, checker, decoder, kv, states, workers, path };
         backend.log_ready();
         Ok(backend)
     }
@@ -163,6 +203,8 @@ impl CpuBackend {
             kv_blocks = self.spec.block_count,
             kv_bytes = self.spec.block_count * self.spec.block_bytes,
             kv_type = self.kv_type().name(),
+            state_slots = self.spec.state.map_or(0, |state| state.slots),
+            state_bytes = self.spec.state.map_or(0, |state| state.slots * state.bytes),
             "the CPU backend is ready"
         );
         if matches!(stolon_kernels::OPT_LEVEL, "0" | "1") {
@@ -222,7 +264,8 @@ impl Backend for CpuBackend {
         if batch.sequences.is_empty() {
             return Ok(StepOutput::default());
         }
-        Ok(self.decoder.forward(batch, &mut self.kv, &self.workers))
+        let step = StepState { kv: &mut self.kv, states: &mut self.states };
+        Ok(self.decoder.forward(batch, step, &self.workers))
     }
 
     fn sampling_threads(&self) -> usize {

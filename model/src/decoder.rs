@@ -12,9 +12,10 @@
 use stolon_backend::{StepBatch, StepOutput};
 use stolon_kernels::{self as kernels, AttentionSequence, Matrix, Path, Product, RowSums, Sink};
 
-use crate::config::{DecoderConfig, DecoderWeights, ExpertsConfig, LayerConfig};
+use crate::config::{DecoderConfig, DecoderWeights};
 use crate::error::ModelError;
 use crate::kv_store::KvStore;
+use crate::state_store::StateStore;
 use crate::weight_type::WeightType;
 use crate::weights::Weights;
 use crate::workers::Workers;
@@ -22,7 +23,9 @@ use crate::workers::Workers;
 mod activations;
 mod attention;
 mod convolution;
+mod delta_net;
 mod experts;
+mod fields;
 mod layer;
 mod linear;
 mod mlp;
@@ -65,6 +68,15 @@ pub(crate) struct Decoder {
     profile: Profile,
 }
 
+/// What steps read and write of the positions before them.
+#[derive(Debug)]
+pub(crate) struct StepState<'a> {
+    /// The keys and values of all positions.
+    pub(crate) kv: &'a mut KvStore,
+    /// The recurrent states of the running sequences.
+    pub(crate) states: &'a mut StateStore,
+}
+
 impl Decoder {
     /// Packs all weights for the instruction set `path`. The file of the weights is not needed
     /// afterwards.
@@ -78,7 +90,7 @@ impl Decoder {
         path: Path,
         workers: &Workers,
     ) -> Result<Self, ModelError> {
-        use_every_field(&config);
+        fields::use_every_field(&config);
         let mut loader = Loader { weights, weight_type, path, workers };
         let DecoderWeights { embedding, layers, final_norm, head } = config.weights();
         let embedding = loader.matrix(&embedding)?;
@@ -86,7 +98,7 @@ impl Decoder {
         let layers = layers
             .iter()
             .zip(kept_indices(&config))
-            .map(|(layer, kept)| Layer::load(layer, kept, &mut loader))
+            .map(|(layer, kept)| Layer::load(&config, layer, kept, &mut loader))
             .collect::<Result<_, _>>()?;
         let final_norm = loader.vector(&final_norm)?;
         let ropes = config
@@ -124,29 +136,32 @@ impl Decoder {
         self.embedding.bytes() + head + self.layers.iter().map(Layer::bytes).sum::<usize>()
     }
 
-    /// Computes a batch that the batch checker has accepted: writes keys and values to `kv` and
-    /// returns the requested logits and hidden states.
+    /// Computes a batch that the batch checker has accepted: writes keys and values, states and
+    /// checkpoints, and returns the requested logits and hidden states.
     pub(crate) fn forward(
         &mut self,
         batch: &StepBatch,
-        kv: &mut KvStore,
+        mut step: StepState<'_>,
         workers: &Workers,
     ) -> StepOutput {
         self.profile.begin();
-        self.plan.fill(batch, kv.shape().block_size);
+        let block_size = step.kv.shape().block_size;
+        self.plan.fill(batch, block_size);
+        step.states.begin(batch, step.kv, workers);
         let mut rows = self.plan.positions.len();
         self.activations.reserve(&self.config, rows);
         let context = self.plan.positions.iter().max().map_or(0, |&last| last as usize + 1);
         self.ropes.iter_mut().for_each(|rope| rope.grow(context));
         let mut sequences = whole_slices(batch);
-        self.fill_taps(&sequences, kv.shape().block_size);
+        self.fill_taps(&sequences, block_size);
 
         self.embed(&batch.tokens, workers);
         self.norm_for(0, rows, workers);
         self.profile.mark(Stage::Batch);
         for index in 0..self.layers.len() {
             let last = index + 1 == self.layers.len();
-            self.project(index, if last { Inputs::Kept } else { Inputs::All }, kv, workers);
+            let inputs = if last { Inputs::Kept } else { Inputs::All };
+            self.project(index, inputs, (batch, &mut step), workers);
             if last {
                 // In the last layer, rows without output are needed only for what later positions
                 // read.
@@ -156,10 +171,10 @@ impl Decoder {
                     return StepOutput::default();
                 }
                 sequences = output_slices(batch);
-                self.fill_taps(&sequences, kv.shape().block_size);
-                self.project(index, Inputs::Own, kv, workers);
+                self.fill_taps(&sequences, block_size);
+                self.project(index, Inputs::Own, (batch, &mut step), workers);
             }
-            self.mix(index, rows, kv, &sequences, workers);
+            self.mix(index, rows, step.kv, &sequences, workers);
             self.mlp(index, rows, workers);
         }
         let hidden = self.take_hidden(workers);
@@ -308,77 +323,12 @@ impl Decoder {
     }
 }
 
-/// For each layer its index in the KV store, among the layers of its kind.
+/// For each layer its index in the KV store or in the states, among the layers of its kind.
 fn kept_indices(config: &DecoderConfig) -> impl Iterator<Item = usize> {
-    let mut counts = [0; 2];
+    let mut counts = [0; 3];
     config.layers.iter().map(move |layer| {
-        let count = &mut counts[usize::from(layer.convolution)];
+        let count = &mut counts[layer.mixer as usize];
         *count += 1;
         *count - 1
     })
-}
-
-/// Names each field of a model's configuration and where the forward pass uses it. A field that is
-/// added does not compile until it is named here: it must be used, or refused with an error.
-fn use_every_field(config: &DecoderConfig) {
-    let DecoderConfig {
-        // In messages only.
-        architecture: _,
-        // Sizes of the weights, see `DecoderConfig::weights`, and of activations.
-        vocab_size: _,
-        hidden_size: _,
-        intermediate_size: _,
-        num_heads: _,
-        num_kv_heads: _,
-        head_dim: _,
-        // Which weights there are.
-        tie_word_embeddings: _,
-        qkv_bias: _,
-        output_bias: _,
-        mlp_bias: _,
-        norms: _,
-        // `Decoder::embed`
-        embedding_scale: _,
-        // `passes::Norm`, `passes::Heads` and `passes::Residual`
-        query_scaling: _,
-        rms_norm_eps: _,
-        norm_offset: _,
-        qk_norm: _,
-        residual_scale: _,
-        // `RopeTable`
-        rotary_dim: _,
-        max_positions: _,
-        ropes: _,
-        // `Decoder::convolve`
-        convolution_taps: _,
-        // `passes::attend`
-        attention_scale: _,
-        attention_softcap: _,
-        attention_sinks: _,
-        // `passes::gate`
-        activation: _,
-        // `passes::finish_logits`
-        logit_scale: _,
-        logit_softcap: _,
-        // The default type of the KV store.
-        dtype: _,
-        experts,
-        layers,
-    } = config;
-    for layer in layers {
-        // `Decoder::heads`, `passes::attend` and `DecoderConfig::weights`
-        let LayerConfig { convolution: _, rope: _, sliding_window: _, experts: _ } = layer;
-    }
-    if let Some(experts) = experts {
-        // `DecoderConfig::weights`, `Routing` and `ExpertsConfig::choose`
-        let ExpertsConfig {
-            count: _,
-            per_token: _,
-            width: _,
-            scores: _,
-            normalized: _,
-            router_bias: _,
-            shared_width: _,
-        } = experts;
-    }
 }

@@ -5,7 +5,7 @@
 //! and products on a GPU from a library of the driver's maker. KV that was computed elsewhere is
 //! used only where the same prompt has the same keys and values.
 
-use stolon_backend::{BackendSpec, KvFormat, LogitRows, SequenceSlice, StepBatch};
+use stolon_backend::{BackendSpec, KvFormat, LogitRows, SequenceSlice, SliceState, StepBatch};
 use stolon_kvcache::BlockId;
 
 /// Minimum number of tokens, unless the context or the KV store is smaller.
@@ -25,12 +25,13 @@ pub fn step(spec: &BackendSpec) -> StepBatch {
             write_from: 0,
             block_table: (0..blocks as u32).map(BlockId).collect(),
             logit_rows: LogitRows::None,
-            state: None,
+            state: spec.state.map(|_| SliceState::in_slot(0)),
         }],
     }
 }
 
-/// Makes the `bytes` of the blocks that [`step`] has written a part of `format`.
+/// Makes the `bytes` of the blocks, and of the recurrent state, that [`step`] has written a part of
+/// `format`.
 pub fn add_to(format: &mut KvFormat, bytes: &[u8]) {
     let probe = blake3::hash(bytes);
     let mut fingerprint = blake3::Hasher::new_derive_key("stolon 2026 format of KV blocks, probed");
@@ -41,7 +42,7 @@ pub fn add_to(format: &mut KvFormat, bytes: &[u8]) {
 
 #[cfg(test)]
 mod tests {
-    use stolon_backend::BatchChecker;
+    use stolon_backend::{BatchChecker, StateSpec};
 
     use super::*;
 
@@ -49,6 +50,7 @@ mod tests {
     /// context has room for them.
     #[test]
     fn the_step_is_valid() {
+        let state = StateSpec { bytes: 100, slots: 1 };
         for (block_size, block_count, max_positions, expected) in [
             (16, 100, 4096, 16),
             (32, 100, 4096, 32),
@@ -65,7 +67,7 @@ mod tests {
                 block_bytes: 1,
                 hidden_size: None,
                 draws: false,
-                state: None,
+                state: (block_size > 1).then_some(state),
             };
             let batch = step(&spec);
             BatchChecker::new(block_count).check(&batch, &spec).expect("a valid batch");

@@ -10,6 +10,8 @@
 //! the bits stored for a position depend on this position only, and not on when or with which
 //! others it is written.
 //!
+//! Blocks also store checkpoints of recurrent states, as plain bytes (`bytes.rs`).
+//!
 //! The store belongs to one backend, and only the backend's steps write to it. It does not track
 //! which sequence owns which block.
 //!
@@ -20,7 +22,7 @@
 use stolon_kernels::{KvLayout, KvSlice};
 use stolon_kvcache::BlockId;
 
-use crate::config::DecoderConfig;
+use crate::config::{DecoderConfig, MixerKind};
 pub use crate::error::KvStoreError;
 use crate::workers::Workers;
 
@@ -30,6 +32,7 @@ pub use capacity::{
 pub use kv_type::KvType;
 pub(crate) use plane::Plane;
 
+mod bytes;
 mod capacity;
 mod kv_type;
 mod plane;
@@ -68,10 +71,10 @@ impl KvShape {
         kv_type: KvType,
         key_layout: KvLayout,
     ) -> Self {
-        let convolution_layers = config.layers.iter().filter(|layer| layer.convolution).count();
+        let layers = |kind| config.layers.iter().filter(|layer| layer.mixer == kind).count();
         Self {
-            attention_layers: config.layers.len() - convolution_layers,
-            convolution_layers,
+            attention_layers: layers(MixerKind::Attention),
+            convolution_layers: layers(MixerKind::Convolution),
             convolution_width: config.hidden_size,
             block_size,
             kv_heads: config.num_kv_heads,

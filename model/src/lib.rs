@@ -28,13 +28,14 @@ mod memory;
 mod mmap;
 pub mod random;
 pub mod source;
+mod state_store;
 mod weight_type;
 pub mod weights;
 mod workers;
 
 pub use config::{
-    Activation, Architecture, DecoderConfig, ExpertsConfig, LayerConfig, QueryScaling, Rope,
-    RopeScaling,
+    Activation, Architecture, DecoderConfig, DeltaNetConfig, ExpertsConfig, LayerConfig, MixerKind,
+    QueryScaling, Rope, RopeScaling,
 };
 pub use cpu::{CpuBackend, CpuOptions};
 pub use decoder::{Stage, StageTimes};

@@ -8,21 +8,33 @@ use crate::kv_store::{KvBudget, KvShape, free_memory};
 use crate::weight_type::WeightType;
 use crate::weights::Weights;
 
-/// Checks that there is memory for the packed weights and for an explicit KV budget, before
-/// anything is packed, which takes long. The default KV budget depends on the memory that is free
-/// afterwards.
+/// The memory that a backend needs next to the weights.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Needed<'a> {
+    /// The sizes of the KV store.
+    pub(crate) shape: &'a KvShape,
+    /// The number of its blocks.
+    pub(crate) kv_budget: KvBudget,
+    /// Size of the recurrent states of all slots in bytes.
+    pub(crate) state_bytes: u64,
+}
+
+/// Checks that there is memory for the packed weights, the recurrent states, and an explicit KV
+/// budget, before anything is packed, which takes long. The default KV budget depends on the memory
+/// that is free afterwards.
 pub(crate) fn check(
     config: &DecoderConfig,
     weights: &Weights,
     weight_type: WeightType,
-    kv_budget: KvBudget,
-    shape: &KvShape,
+    Needed { shape, kv_budget, state_bytes }: &Needed<'_>,
 ) -> Result<(), ModelError> {
     // Weights in buffers are released while they are packed.
     let packed = packed_bytes(config, weights, weight_type);
     let needed = packed.saturating_sub(weights.buffered_bytes());
     check_free("the packed weights", needed)?;
-    if kv_budget == KvBudget::Auto {
+    let needed = needed.saturating_add(*state_bytes);
+    check_free("the packed weights and the recurrent states of all slots", needed)?;
+    if *kv_budget == KvBudget::Auto {
         return Ok(());
     }
     let (block_count, block_bytes) =
@@ -53,6 +65,11 @@ pub(crate) fn packed_bytes(
         _ => 4 * spec.shape.iter().product::<usize>() as u64,
     };
     config.tensors().into_iter().map(bytes).fold(0, u64::saturating_add)
+}
+
+/// The error that `expected` bytes of memory for `what` are not free.
+pub(crate) fn out_of_memory(what: &str, expected: u64) -> ModelError {
+    ModelError::OutOfMemory { what: what.to_owned(), expected, free: free_memory() }
 }
 
 /// Checks that `expected` bytes of memory are free. `what` needs them.

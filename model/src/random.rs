@@ -64,14 +64,15 @@ pub fn random_model(config: &DecoderConfig, seed: u64) -> Result<Weights, ModelE
         elements.and_then(|n| config.dtype.bytes_of(n)).map_or(u64::MAX, |n| n as u64)
     };
     check_free(NAME, specs.iter().map(bytes).fold(0, u64::saturating_add))?;
-    let norm_mean = 1.0 - config.norm_offset;
     let quantiles = normal::quantiles();
-    let (matrices, norms) = (
-        Values::new(&quantiles, 0.0, config.dtype),
-        Values::new(&quantiles, norm_mean, config.dtype),
-    );
+    let [matrices, norms, plain_norms] = [0.0, 1.0 - config.norm_offset, 1.0]
+        .map(|mean| Values::new(&quantiles, mean, config.dtype));
     let fill = |spec: &TensorSpec| {
-        let values = if spec.role == TensorRole::Norm { &norms } else { &matrices };
+        let values = match spec.role {
+            TensorRole::Norm => &norms,
+            TensorRole::PlainNorm => &plain_norms,
+            _ => &matrices,
+        };
         Tensor {
             name: spec.name.clone(),
             dtype: config.dtype,

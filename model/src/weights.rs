@@ -9,6 +9,7 @@ mod check;
 mod gguf;
 mod interleaved;
 mod quantized;
+mod rows;
 pub(crate) mod safetensors;
 
 use std::borrow::Cow;
@@ -25,6 +26,7 @@ use crate::files;
 use crate::mmap::Bytes;
 use interleaved::Interleaved;
 use quantized::Converted;
+use rows::RowRuns;
 
 /// One tensor, row-major (last dimension contiguous), little-endian.
 #[derive(Clone, Debug)]
@@ -71,6 +73,8 @@ struct Stored {
     converted: Option<Box<Converted>>,
     /// How the tensor is part of one that holds all experts; `None` if it is stored by itself.
     interleaved: Option<Interleaved>,
+    /// Which rows of the stored tensor are its own; `None` if all are.
+    runs: Option<RowRuns>,
 }
 
 impl Weights {
@@ -154,6 +158,7 @@ impl Weights {
                 pairs: None,
                 converted: None,
                 interleaved: None,
+                runs: None,
             };
             weights.insert(tensor.name, stored)?;
         }
@@ -189,15 +194,13 @@ impl Weights {
     pub fn tensor(&self, name: &str, shape: &[usize]) -> Result<Tensor<'_>, ModelError> {
         let stored = self.stored(name, shape)?;
         let dtype = self.checked(name, stored, shape)?;
-        let bytes = self.bytes(name, stored, dtype)?;
-        let bytes = match stored.pairs {
-            Some(pairs) => Cow::Owned(pairs.separate(&bytes)),
-            None => bytes,
-        };
+        let mut bytes = self.bytes(name, stored, dtype)?;
+        stored.runs.iter().for_each(|runs| bytes = Cow::Owned(runs.select(&bytes)));
+        stored.pairs.iter().for_each(|pairs| bytes = Cow::Owned(pairs.separate(&bytes)));
         Ok(Tensor { name: name.into(), dtype, shape: stored.shape.clone(), bytes })
     }
 
-    /// The bytes of a tensor of the type `dtype`, with its rows in the order of the file.
+    /// The bytes of a tensor of the type `dtype`, its rows as in the file.
     fn bytes(
         &self,
         name: &str,
@@ -360,10 +363,9 @@ impl Weights {
                 Ok(dtype) => dtype.name().to_owned(),
                 Err(other) => other.clone(),
             };
-            let (dtype, bytes) = match &stored.converted {
-                Some(converted) => (converted.format.to_owned(), converted.bytes),
-                None => (dtype, stored.byte_len()),
-            };
+            let converted = stored.converted.as_ref();
+            let bytes = converted.map_or_else(|| stored.byte_len(), |converted| converted.bytes);
+            let dtype = converted.map_or(dtype, |converted| converted.format.to_owned());
             (name.as_str(), dtype, stored.shape.as_slice(), bytes)
         })
     }
@@ -383,9 +385,10 @@ impl Weights {
 impl Stored {
     /// Size of the tensor in bytes, as stored.
     fn byte_len(&self) -> u64 {
-        match &self.interleaved {
-            Some(interleaved) => interleaved.byte_len(self.range.len()) as u64,
-            None => self.range.len() as u64,
+        let all = self.range.len();
+        match (&self.interleaved, &self.runs) {
+            (Some(interleaved), _) => interleaved.byte_len(all) as u64,
+            (None, runs) => runs.as_ref().map_or(all, |runs| runs.byte_len(all)) as u64,
         }
     }
 }

@@ -64,6 +64,20 @@ impl Workers {
         if self.count() == 1 { rows.max(1) } else { rows.div_ceil(parts).max(1) }
     }
 
+    /// Calls `pass` with each part: on all threads if the parts are about `multiply_adds`
+    /// multiply-adds, and these are many.
+    pub(crate) fn run_work<P: Send>(
+        &self,
+        parts: impl ExactSizeIterator<Item = P>,
+        multiply_adds: usize,
+        pass: impl Fn(P) + Sync,
+    ) {
+        match multiply_adds < PRODUCT_MIN || self.count() == 1 {
+            true => parts.for_each(pass),
+            false => self.run(parts, pass),
+        }
+    }
+
     /// Calls `pass` with each part, on all threads if there are several parts.
     pub(crate) fn run<P: Send>(
         &self,

@@ -33,7 +33,7 @@ use std::path::{Path, PathBuf};
 use std::sync::mpsc::channel;
 use std::time::Duration;
 
-use stolon_backend::{Backend, LogitRows, SequenceSlice, StepBatch};
+use stolon_backend::{Backend, LogitRows, SequenceSlice, SliceState, StepBatch};
 use stolon_kvcache::BlockId;
 use stolon_model::{
     CpuBackend, CpuOptions, InspectOptions, KvBudget, LoadOptions, ModelSource, inspect, load,
@@ -72,7 +72,7 @@ fn run(path: &Path) -> Result<(), String> {
         write_from: 0,
         block_table: vec![BlockId(0)],
         logit_rows: LogitRows::Last,
-        state: None,
+        state: backend.spec().state.map(|_| SliceState::in_slot(0)),
     };
     let step = backend.step(&StepBatch { tokens: vec![0; 4], sequences: vec![slice] });
     step.map_err(|error| error.to_string())?;

@@ -7,7 +7,8 @@ pub(super) use crate::suite::fixture::*;
 use crate::suite::{Open, Sizes};
 
 /// The architectures that the backend refuses, because some layers have no attention.
-pub(super) const REFUSED: [Architecture; 2] = [Architecture::Lfm2, Architecture::Lfm2Moe];
+pub(super) const REFUSED: [Architecture; 3] =
+    [Architecture::Lfm2, Architecture::Lfm2Moe, Architecture::Qwen35];
 
 /// The names of the models that the backend computes.
 pub(super) fn names() -> Vec<String> {

@@ -74,7 +74,9 @@ fn tokens_are_drawn_from_their_rows() {
         with_rows(LogitRows::Last, &subject.other, 10),
         with_rows(LogitRows::Drawn(random), &subject.other[..7], 20),
     ];
-    let output = subject.backend(16, 1).step(&run::batch(&parts)).expect("a good batch");
+    let mut backend = subject.backend(16, 1);
+    let batch = run::batch(&*backend, &parts);
+    let output = backend.step(&batch).expect("a good batch");
     let rows = [(&subject.tokens[..], Draw::GREEDY), (&subject.other[..7], random)];
     let expected = rows.map(|(tokens, draw)| draw.of(&subject.reference(tokens)[tokens.len() - 1]));
     assert_eq!(output.drawn, expected);

@@ -2,7 +2,7 @@
 
 mod table;
 
-use super::{NormPlacement, QkNorm, RopeScaling};
+use super::{DeltaNetConfig, NormPlacement, QkNorm, RopeScaling};
 use table::TABLE;
 
 /// The architectures that the decoder supports.
@@ -54,6 +54,9 @@ pub enum Architecture {
     Qwen2Moe,
     /// Qwen3-MoE: a mixture of experts.
     Qwen3Moe,
+    /// The text part of Qwen3.5 and Qwen3.6: Gated DeltaNet in three of four layers, and gates of
+    /// attention's output in the others.
+    Qwen35,
     /// gpt-oss: a mixture of experts with biases and clamped gates, attention sinks, and windows in
     /// every other layer.
     GptOss,
@@ -76,6 +79,8 @@ pub(crate) struct Description {
     pub(super) qkv_bias: Bias,
     /// Bias of the projection of attention's output.
     pub(super) output_bias: Bias,
+    /// Whether attention's output has a gate.
+    pub(super) output_gate: bool,
     /// Biases of the projections of the MLP.
     pub(super) mlp_bias: Bias,
     pub(super) norms: NormPlacement,
@@ -102,6 +107,8 @@ pub(crate) struct Description {
     pub(super) mamba: bool,
     /// Whether layers may have a convolution in place of attention (LFM2).
     pub(super) convolutions: bool,
+    /// Gated DeltaNet in place of attention in most layers, with the sizes of missing keys.
+    pub(super) delta_net: Option<DeltaNetConfig>,
     pub(crate) gguf: Gguf,
 }
 

@@ -17,7 +17,7 @@ use stolon_backend::Pooling;
 use stolon_kernels::TensorType;
 
 use super::architecture::Gate;
-use super::{Activation, Architecture, DecoderConfig, QkNorm};
+use super::{Activation, Architecture, DecoderConfig, LayerConfig, MixerKind, QkNorm};
 use crate::error::{ModelError, quoted};
 use crate::gguf::{Header, Value};
 use metadata::Metadata;
@@ -67,7 +67,8 @@ pub(crate) fn parse(
     let (ropes, mut layers) = keys.layers(row, layer_count, rope)?;
     let experts = keys.experts(row, &mut layers)?;
     let (num_kv_heads, convolution_taps) = keys.convolutions(row, num_heads, &mut layers)?;
-    let attention = layers.iter().position(|layer| !layer.convolution).unwrap_or(0);
+    let has_attention = |layer: &LayerConfig| layer.mixer == MixerKind::Attention;
+    let attention = layers.iter().position(has_attention).unwrap_or(0);
     let attention_has = |name: &str| has(&format!("blk.{attention}.{name}"));
     let config = DecoderConfig {
         architecture,
@@ -76,6 +77,7 @@ pub(crate) fn parse(
         intermediate_size: keys.required_size("feed_forward_length")?,
         experts,
         convolution_taps,
+        delta_net: None,
         num_heads,
         num_kv_heads,
         head_dim,
@@ -86,6 +88,7 @@ pub(crate) fn parse(
         tie_word_embeddings: !has("output.weight"),
         qkv_bias: attention_has("attn_q.bias") || attention_has("attn_qkv.bias"),
         output_bias: attention_has("attn_output.bias"),
+        output_gate: false,
         mlp_bias: has("blk.0.ffn_up.bias") || has("blk.0.ffn_up_exps.bias"),
         qk_norm: match row.qk_norm {
             Some(QkNorm::Position) => Some(QkNorm::Position),

@@ -4,6 +4,7 @@
 //! implement are errors, because a model computes wrong results if an option is ignored.
 
 mod convolutions;
+mod delta_net;
 mod experts;
 mod layers;
 mod mamba;
@@ -121,6 +122,7 @@ fn decoder(
     let mut layers = layers::parse(row, keys, ropes.local)?;
     let experts = experts::parse(row, keys, &mut layers)?;
     let convolution_taps = convolutions::parse(row, keys, &mut layers)?;
+    let delta_net = delta_net::parse(row, keys, &mut layers)?;
     mamba::parse(row, keys, &mut layers)?;
     let eps_key = if row.convolutions { "norm_eps" } else { "rms_norm_eps" };
     Ok(DecoderConfig {
@@ -130,6 +132,7 @@ fn decoder(
         intermediate_size: mlp::width(row, keys)?,
         experts,
         convolution_taps,
+        delta_net,
         num_heads,
         num_kv_heads,
         head_dim,
@@ -140,15 +143,13 @@ fn decoder(
         tie_word_embeddings: tied(row, keys, root)?,
         qkv_bias: row.qkv_bias.of(keys)?,
         output_bias: row.output_bias.of(keys)?,
+        output_gate: row.output_gate,
         mlp_bias: row.mlp_bias.of(keys)?,
         qk_norm: row.qk_norm,
         norms: row.norms,
         activation: activation(row.gate, keys)?,
         attention_sinks: row.attention_sinks,
-        embedding_scale: match multiplier(keys, "embedding_multiplier")? {
-            None if row.scaled_embedding => Some((hidden_size as f64).sqrt() as f32),
-            factor => factor,
-        },
+        embedding_scale: embedding_scale(row, keys, hidden_size)?,
         residual_scale: multiplier(keys, "residual_multiplier")?,
         logit_scale: multiplier(keys, "logits_scaling")?.map(|divisor| 1.0 / divisor),
         attention_scale: row.attention_scale.of(keys, head_dim)? as f32,
@@ -218,6 +219,16 @@ fn query_scaling(row: &Description, keys: &Keys<'_>) -> Result<Option<QueryScali
         Some(step) => Ok(Some(QueryScaling { beta, step })),
         None => Err(rope.invalid("original_max_position_embeddings", "an integer")),
     }
+}
+
+/// The factor of the embeddings.
+fn embedding_scale(
+    row: &Description,
+    keys: &Keys<'_>,
+    hidden_size: usize,
+) -> Result<Option<f32>, ModelError> {
+    let of_size = row.scaled_embedding.then(|| (hidden_size as f64).sqrt() as f32);
+    Ok(multiplier(keys, "embedding_multiplier")?.or(of_size))
 }
 
 /// A factor; `None` if it is missing or 1.

@@ -6,8 +6,10 @@
 //! field by field, so that a tensor that is added here compiles only when each backend loads it.
 
 mod list;
+mod mixers;
 
-use super::{DecoderConfig, ExpertScores, ExpertsConfig, QkNorm};
+use super::{DecoderConfig, ExpertScores, ExpertsConfig};
+pub use mixers::{AttentionWeights, ConvolutionWeights, DeltaNetWeights, MixerWeights};
 
 /// The kind of a tensor, by which random models choose its values, and backends its type.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -19,8 +21,10 @@ pub enum TensorRole {
     /// A small matrix whose results decide between alternatives. It is never rounded to a type of
     /// less precision.
     Router,
-    /// The weight of an RMS norm.
+    /// The weight of an RMS norm, to which [`DecoderConfig::norm_offset`] is added.
     Norm,
+    /// The weight of an RMS norm without an offset.
+    PlainNorm,
     /// A bias, or the scores of attention sinks.
     Bias,
     /// The taps of a convolution.
@@ -33,7 +37,7 @@ impl TensorRole {
     pub fn is_matrix(self) -> bool {
         match self {
             Self::Embedding | Self::Matrix | Self::Router => true,
-            Self::Norm | Self::Bias | Self::Taps => false,
+            Self::Norm | Self::PlainNorm | Self::Bias | Self::Taps => false,
         }
     }
 }
@@ -111,43 +115,6 @@ pub enum FeedForwardWeights {
     Experts(ExpertsWeights),
 }
 
-/// The weights of attention.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct AttentionWeights {
-    /// The projections to queries, keys and values.
-    pub qkv: StackedWeights<3>,
-    /// Norms of queries and keys: `[head_dim]` each, or `[num_heads * head_dim]` and
-    /// `[num_kv_heads * head_dim]`, as [`DecoderConfig::qk_norm`] says.
-    pub qk_norms: Option<[TensorSpec; 2]>,
-    /// The score of the attention sink of each head, `[num_heads]`.
-    pub sinks: Option<TensorSpec>,
-    /// The projection of attention's output.
-    pub output: LinearWeights,
-}
-
-/// The weights of a short convolution (LFM2): `output(gate * taps(factor * x))`, where `taps` adds
-/// up the last positions of each channel.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct ConvolutionWeights {
-    /// The projections to the factor of the inputs, the gate of the outputs, and the inputs, each
-    /// `[hidden_size, hidden_size]`.
-    pub inputs: StackedWeights<3>,
-    /// `[hidden_size, taps]`, the oldest position first.
-    pub taps: TensorSpec,
-    /// The projection of the convolution's output.
-    pub output: LinearWeights,
-}
-
-/// How a layer mixes positions.
-#[allow(clippy::large_enum_variant, reason = "there is one per layer, while a model is loaded")]
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum MixerWeights {
-    /// Attention.
-    Attention(AttentionWeights),
-    /// A short convolution.
-    Convolution(ConvolutionWeights),
-}
-
 /// The weights of one layer, in the order of the forward pass. Norms are `[hidden_size]` unless
 /// stated otherwise, and `None` if the layer does not have them.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -209,10 +176,11 @@ impl DecoderConfig {
     pub(crate) fn stacked(&self) -> Vec<(String, Vec<TensorSpec>)> {
         let mut list = Vec::new();
         for layer in self.weights().layers {
-            list.push(match layer.mixer {
-                MixerWeights::Attention(attention) => attention.qkv.matrices(),
-                MixerWeights::Convolution(convolution) => convolution.inputs.matrices(),
-            });
+            match layer.mixer {
+                MixerWeights::Attention(attention) => list.push(attention.qkv.matrices()),
+                MixerWeights::Convolution(convolution) => list.push(convolution.inputs.matrices()),
+                MixerWeights::DeltaNet(_) => {}
+            }
             match layer.mlp {
                 FeedForwardWeights::Dense(mlp) => list.push(mlp.gate_up.matrices()),
                 FeedForwardWeights::Experts(ExpertsWeights { experts, shared, .. }) => {
@@ -238,10 +206,7 @@ impl DecoderConfig {
         let hidden_norm = |name: Option<&str>| name.map(|name| norm(&at(name), self.hidden_size));
         LayerWeights {
             attention_input_norm: hidden_norm(norms.attention_input),
-            mixer: match self.convolution_taps.filter(|_| self.layers[index].convolution) {
-                Some(taps) => MixerWeights::Convolution(self.convolution_weights(taps, &at)),
-                None => MixerWeights::Attention(self.attention_weights(&at)),
-            },
+            mixer: self.mixer_weights(self.layers[index].mixer, &at),
             attention_output_norm: hidden_norm(norms.attention_output),
             mlp_input_norm: hidden_norm(norms.mlp_input),
             mlp: match self.experts.filter(|_| self.layers[index].experts) {
@@ -253,54 +218,6 @@ impl DecoderConfig {
                 }
             },
             mlp_output_norm: hidden_norm(norms.mlp_output),
-        }
-    }
-
-    /// The attention of a layer. `at` is the name of a module of the layer.
-    fn attention_weights(&self, at: &dyn Fn(&str) -> String) -> AttentionWeights {
-        let (hidden, dim) = (self.hidden_size, self.head_dim);
-        let (queries, keys) = (self.num_heads * dim, self.num_kv_heads * dim);
-        let qkv = |part: &str, rows| linear(&at(part), [rows, hidden], self.qkv_bias);
-        let qk_norm_sizes = self.qk_norm.map(|norm| match norm {
-            QkNorm::Head => [dim, dim],
-            QkNorm::Position => [queries, keys],
-        });
-        AttentionWeights {
-            qkv: StackedWeights {
-                name: at("self_attn.qkv_proj.weight"),
-                parts: [
-                    qkv("self_attn.q_proj", queries),
-                    qkv("self_attn.k_proj", keys),
-                    qkv("self_attn.v_proj", keys),
-                ],
-            },
-            qk_norms: qk_norm_sizes
-                .map(|[q, k]| [norm(&at("self_attn.q_norm"), q), norm(&at("self_attn.k_norm"), k)]),
-            sinks: self.attention_sinks.then(|| TensorSpec {
-                name: at("self_attn.sinks"),
-                shape: vec![self.num_heads],
-                role: TensorRole::Bias,
-            }),
-            output: linear(&at("self_attn.o_proj"), [hidden, queries], self.output_bias),
-        }
-    }
-
-    /// The convolution of a layer. `at` is the name of a module of the layer.
-    fn convolution_weights(&self, taps: usize, at: &dyn Fn(&str) -> String) -> ConvolutionWeights {
-        let hidden = self.hidden_size;
-        // Files have the three projections as one matrix.
-        let input = |part: &str| linear(&at(&format!("conv.in_proj.{part}")), [hidden; 2], false);
-        ConvolutionWeights {
-            inputs: StackedWeights {
-                name: at("conv.in_proj.weight"),
-                parts: [input("factor"), input("gate"), input("x")],
-            },
-            taps: TensorSpec {
-                name: at("conv.conv.weight"),
-                shape: vec![hidden, taps],
-                role: TensorRole::Taps,
-            },
-            output: linear(&at("conv.out_proj"), [hidden; 2], false),
         }
     }
 

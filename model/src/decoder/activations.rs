@@ -2,6 +2,7 @@
 
 use stolon_kernels::Operands;
 
+use super::delta_net::DeltaNetBuffers;
 use super::routing::Routing;
 use crate::config::{DecoderConfig, QkNorm};
 
@@ -13,9 +14,11 @@ pub(super) struct Activations {
     pub(super) x: Vec<f32>,
     /// The normalized residual stream `[rows, hidden_size]`, packed for the next GEMM.
     pub(super) normed: Operands,
-    /// Queries, `[rows, num_heads, head_dim]`, or the gates of a convolution's outputs, `[rows,
-    /// hidden_size]`.
+    /// Queries, `[rows, num_heads, head_dim]`.
     pub(super) q: Vec<f32>,
+    /// The gates of the outputs of attention, `[rows, num_heads, head_dim]`, of a convolution,
+    /// `[rows, hidden_size]`, or of Gated DeltaNet, `[rows, value_heads, value_dim]`.
+    pub(super) gates: Vec<f32>,
     /// Keys, `[rows, num_kv_heads, head_dim]`, that are normalized before they are written to the
     /// KV store. Used only with [`QkNorm::Position`].
     pub(super) k: Vec<f32>,
@@ -28,6 +31,8 @@ pub(super) struct Activations {
     pub(super) inner: Operands,
     /// The slots of the positions that enter the convolution at each row, `[rows, taps]`.
     pub(super) taps: Vec<Option<usize>>,
+    /// Buffers of Gated DeltaNet.
+    pub(super) delta_net: DeltaNetBuffers,
     /// Which experts each row uses.
     pub(super) routing: Routing,
     /// Output of a projection `[rows, hidden_size]` that is normalized before it is added to the
@@ -39,7 +44,14 @@ impl Activations {
     /// Grows the f32 buffers to at least `rows` rows.
     pub(super) fn reserve(&mut self, config: &DecoderConfig, rows: usize) {
         let attended = rows * config.num_heads * config.head_dim;
-        let gates = if config.convolution_taps.is_some() { rows * config.hidden_size } else { 0 };
+        let gates = [
+            config.convolution_taps.map(|_| rows * config.hidden_size),
+            config.output_gate.then_some(attended),
+            config.delta_net.map(|delta_net| rows * delta_net.value_width()),
+        ];
+        if let Some(delta_net) = &config.delta_net {
+            self.delta_net.reserve(delta_net, rows);
+        }
         let projected = if config.norms.outputs() { rows * config.hidden_size } else { 0 };
         let keys = match config.qk_norm {
             Some(QkNorm::Position) => rows * config.num_kv_heads * config.head_dim,
@@ -48,7 +60,8 @@ impl Activations {
         for (buffer, len) in [
             (&mut self.x, rows * config.hidden_size),
             (&mut self.projected, projected),
-            (&mut self.q, attended.max(gates)),
+            (&mut self.q, attended),
+            (&mut self.gates, gates.into_iter().flatten().max().unwrap_or(0)),
             (&mut self.k, keys),
             (&mut self.attended, attended),
         ] {

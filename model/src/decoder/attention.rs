@@ -9,7 +9,7 @@ use super::activations::Activations;
 use super::layer::Mixer;
 use super::linear::{Linear, Loader};
 use super::profile::Stage;
-use super::{Decoder, passes, plan};
+use super::{Decoder, StepState, passes, plan};
 use crate::config::{AttentionWeights, QkNorm};
 use crate::error::ModelError;
 use crate::kv_store::KvStore;
@@ -24,6 +24,8 @@ pub(super) struct Attention {
     q_norm: Option<Vec<f32>>,
     k_norm: Option<Vec<f32>>,
     sinks: Option<Vec<f32>>,
+    /// The gates of the output.
+    pub(super) gate: Option<Linear>,
     pub(super) output: Linear,
     /// Index of the layer in the KV store.
     kept: usize,
@@ -35,7 +37,7 @@ impl Attention {
         kept: usize,
         loader: &mut Loader<'_>,
     ) -> Result<Self, ModelError> {
-        let AttentionWeights { qkv, qk_norms, sinks, output } = spec;
+        let AttentionWeights { qkv, qk_norms, sinks, gate, output } = spec;
         let [q, k, v] = &qkv.parts;
         let [q_norm, k_norm] = match qk_norms {
             Some([q, k]) => [Some(q), Some(k)],
@@ -48,9 +50,33 @@ impl Attention {
             q_norm: loader.optional_vector(q_norm)?,
             k_norm: loader.optional_vector(k_norm)?,
             sinks: loader.optional_vector(sinks.as_ref())?,
+            gate: gate.as_ref().map(|gate| loader.linear(gate)).transpose()?,
             output: loader.linear(output)?,
             kept,
         })
+    }
+}
+
+impl Attention {
+    /// Normalizes all heads of each position of the queries and the keys together, and writes the
+    /// keys to the KV store.
+    fn norm_positions(
+        &self,
+        inputs: Inputs,
+        heads: &passes::Heads<'_>,
+        [q, k]: [&mut [f32]; 2],
+        keys: &mut KvRows<'_>,
+        workers: &Workers,
+    ) {
+        let (Some(q_norm), Some(k_norm)) = (&self.q_norm, &self.k_norm) else { return };
+        if inputs.own() {
+            heads.norm_positions(q, q_norm, workers);
+        }
+        if inputs.kept() {
+            heads.norm_positions(k, k_norm, workers);
+            let rows = k.chunks_exact(k_norm.len()).enumerate();
+            rows.for_each(|(row, values)| keys.write_row(row, values));
+        }
     }
 }
 
@@ -59,9 +85,9 @@ impl Attention {
 pub(super) enum Inputs {
     /// Everything.
     All,
-    /// What later positions need: keys and values, or the inputs of the convolution.
+    /// What later positions need: keys and values, the inputs of the convolution, or the state.
     Kept,
-    /// What only rows with an output need: queries, or the gates of the convolution.
+    /// What only rows with an output need: queries, or gates.
     Own,
 }
 
@@ -77,17 +103,18 @@ impl Inputs {
 
 impl Decoder {
     /// Computes what layer `index` needs of its normalized input before it mixes positions. What
-    /// later positions need is written to `kv`.
+    /// later positions need is written to the KV store or the states.
     pub(super) fn project(
         &mut self,
         index: usize,
         inputs: Inputs,
-        kv: &mut KvStore,
+        (batch, step): (&StepBatch, &mut StepState<'_>),
         workers: &Workers,
     ) {
         match &self.layers[index].mixer {
-            Mixer::Attention(_) => self.heads(index, inputs, kv, workers),
-            Mixer::Convolution(_) => self.convolution_inputs(index, inputs, kv, workers),
+            Mixer::Attention(_) => self.heads(index, inputs, step.kv, workers),
+            Mixer::Convolution(_) => self.convolution_inputs(index, inputs, step.kv, workers),
+            Mixer::DeltaNet(_) => self.delta_net_inputs(index, inputs, (batch, step), workers),
         }
     }
 
@@ -96,7 +123,7 @@ impl Decoder {
         let (config, path) = (&self.config, self.path);
         let Mixer::Attention(layer) = &self.layers[index].mixer else { return };
         let plan = &self.plan;
-        let Activations { normed, q, k, .. } = &mut self.activations;
+        let Activations { normed, q, k, gates, .. } = &mut self.activations;
         let heads = passes::Heads {
             path,
             head_dim: config.head_dim,
@@ -111,8 +138,13 @@ impl Decoder {
             |sums: RowSums<'_>| heads.apply_to_queries(&layer.q, layer.q_norm.as_deref(), sums);
         let epilogue_k = |sums: RowSums<'_>| heads.apply(&layer.k, layer.k_norm.as_deref(), sums);
         let epilogue_v = |sums: RowSums<'_>| layer.v.add_bias(path, sums.feature, sums.first);
-        let matrices = [[&layer.q.matrix], [&layer.k.matrix], [&layer.v.matrix]];
+        let add_gate_bias = |sums: RowSums<'_>| {
+            layer.gate.iter().for_each(|gate| gate.add_bias(path, sums.feature, sums.first));
+        };
+        let matrices = [&layer.q, &layer.k, &layer.v].map(|linear| [&linear.matrix]);
+        let gate_matrix = layer.gate.as_ref().map(|gate| [&gate.matrix]);
         let q = &mut q[..normed.rows() * config.num_heads * config.head_dim];
+        let gates = &mut gates[..gate_matrix.map_or(0, |_| q.len())];
         let key_width = config.num_kv_heads * config.head_dim;
         let key_layout = kv.shape().key_layout;
         let [keys, values] = kv.layer_mut(layer.kept);
@@ -141,28 +173,23 @@ impl Decoder {
                 sink,
             })
             .collect();
+        if let (Some(matrices), true) = (&gate_matrix, inputs.own()) {
+            let (step, epilogue) = (config.head_dim, Some(&add_gate_bias as Epilogue<'_>));
+            products.push(Product { group: 0, matrices, step, epilogue, sink: Sink::Rows(gates) });
+        }
         let matrices: Vec<&Matrix> = products.iter().map(|product| product.matrices[0]).collect();
         let threads = workers.for_products(&matrices, normed.rows());
         let epilogue_time = kernels::multiply(path, threads, normed, &mut products);
         drop(products);
-        if let (Some(rows), Some(q_norm), Some(k_norm)) =
-            (&mut late_keys, &layer.q_norm, &layer.k_norm)
-        {
-            if inputs.own() {
-                heads.norm_positions(q, q_norm, workers);
-            }
-            if inputs.kept() {
-                let k = &mut k[..normed.rows() * key_width];
-                heads.norm_positions(k, k_norm, workers);
-                let keys = k.chunks_exact(key_width).enumerate();
-                keys.for_each(|(row, values)| rows.write_row(row, values));
-            }
+        if let Some(keys) = &mut late_keys {
+            let rows = [q, &mut k[..normed.rows() * key_width]];
+            layer.norm_positions(inputs, &heads, rows, keys, workers);
         }
         self.profile.mark_with(Stage::Qkv, epilogue_time, Stage::Heads);
     }
 
-    /// Mixes positions for `rows` rows, by attention or by convolution, and adds the projection of
-    /// the result to the residual stream.
+    /// Mixes positions for `rows` rows, unless [`Decoder::project`] has done it, and adds the
+    /// projection of the result to the residual stream.
     pub(super) fn mix(
         &mut self,
         index: usize,
@@ -174,6 +201,7 @@ impl Decoder {
         match &self.layers[index].mixer {
             Mixer::Attention(_) => self.attend(index, rows, kv, sequences, workers),
             Mixer::Convolution(_) => self.convolve(index, rows, kv, workers),
+            Mixer::DeltaNet(_) => self.gate_delta_net(index, rows, workers),
         }
         let layer = &self.layers[index];
         let Activations { x, mixed, projected, .. } = &mut self.activations;
@@ -199,13 +227,18 @@ impl Decoder {
     ) {
         let (config, path) = (&self.config, self.path);
         let Mixer::Attention(layer) = &self.layers[index].mixer else { return };
-        let Activations { q, attended, mixed, .. } = &mut self.activations;
+        let Activations { q, gates, attended, mixed, .. } = &mut self.activations;
         let width = config.num_heads * config.head_dim;
         let q = &q[..rows * width];
         let attended = &mut attended[..rows * width];
         let (kept, sinks) = (layer.kept, layer.sinks.as_deref());
         let attention = passes::LayerAttention { config, path, kv, index, kept, sinks };
         attention.run(q, sequences, attended, workers);
+        if layer.gate.is_some() {
+            let chunk = workers.chunk_rows(rows, 4 * width) * width;
+            let parts = attended.chunks_mut(chunk).zip(gates[..rows * width].chunks(chunk));
+            workers.run(parts, |(x, gates)| kernels::mul_sigmoid(path, x, gates));
+        }
         self.profile.mark(Stage::Attention);
         mixed.reset(rows, &[&layer.output.matrix]);
         mixed.pack(workers.for_pass(rows, width), attended);

@@ -66,7 +66,7 @@ impl Decoder {
     ) {
         let (path, width) = (self.path, self.config.hidden_size);
         let Mixer::Convolution(layer) = &self.layers[index].mixer else { return };
-        let Activations { normed, q, .. } = &mut self.activations;
+        let Activations { normed, gates, .. } = &mut self.activations;
         let store = kv.inputs_mut(layer.kept).slice_mut();
         // The store has no scales, so parts of a row are written independently of each other.
         let kept = KvRows::new(path, store, KvLayout::Rows, &self.plan.slots, width, 1);
@@ -84,7 +84,7 @@ impl Decoder {
             });
         }
         if inputs.own() {
-            let sink = Sink::Rows(&mut q[..normed.rows() * width]);
+            let sink = Sink::Rows(&mut gates[..normed.rows() * width]);
             let matrices = &gate_matrices;
             products.push(Product { group: 0, matrices, step: 1, epilogue: None, sink });
         }
@@ -99,14 +99,14 @@ impl Decoder {
     pub(super) fn convolve(&mut self, index: usize, rows: usize, kv: &KvStore, workers: &Workers) {
         let (path, width) = (self.path, self.config.hidden_size);
         let Mixer::Convolution(layer) = &self.layers[index].mixer else { return };
-        let Activations { q, mixed, taps, .. } = &mut self.activations;
+        let Activations { gates, mixed, taps, .. } = &mut self.activations;
         let count = layer.taps.len() / width;
         let inputs = kv.inputs(layer.kept);
         mixed.reset(rows, &[&layer.output.matrix]);
         mixed.fill(workers.for_pass(rows, width * count), |_, first, out| {
             for (row, out) in (first..).zip(out.chunks_exact_mut(width)) {
                 let slots = &taps[row * count..][..count];
-                let gate = &q[row * width..][..width];
+                let gate = &gates[row * width..][..width];
                 kernels::convolution(path, inputs, slots, &layer.taps, gate, out);
             }
         });

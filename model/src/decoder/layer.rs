@@ -4,10 +4,11 @@ use stolon_kernels::Matrix;
 
 use super::attention::Attention;
 use super::convolution::Convolution;
+use super::delta_net::DeltaNet;
 use super::experts::Experts;
 use super::linear::{Linear, Loader};
 use super::mlp::GatedMlp;
-use crate::config::{FeedForwardWeights, LayerWeights, MixerWeights};
+use crate::config::{DecoderConfig, FeedForwardWeights, LayerWeights, MixerWeights};
 use crate::error::ModelError;
 
 /// The weights of one layer: the fields of [`LayerWeights`], which describes them.
@@ -28,6 +29,8 @@ pub(super) enum Mixer {
     Attention(Attention),
     /// A short convolution.
     Convolution(Convolution),
+    /// Gated DeltaNet.
+    DeltaNet(DeltaNet),
 }
 
 impl Mixer {
@@ -36,17 +39,47 @@ impl Mixer {
         match self {
             Self::Attention(attention) => &attention.output,
             Self::Convolution(convolution) => &convolution.output,
+            Self::DeltaNet(delta_net) => &delta_net.output,
         }
     }
 
     /// The matrices that the normalized residual stream is multiplied with.
-    pub(super) fn inputs(&self) -> [&Matrix; 3] {
-        match self {
-            Self::Attention(Attention { q, k, v, .. }) => [&q.matrix, &k.matrix, &v.matrix],
-            Self::Convolution(Convolution { factor, gate, x, .. }) => {
-                [&factor.matrix, &gate.matrix, &x.matrix]
+    pub(super) fn inputs(&self) -> Vec<&Matrix> {
+        let inputs = match self {
+            Self::Attention(Attention { q, k, v, gate, .. }) => {
+                [Some(q), Some(k), Some(v), gate.as_ref()]
             }
-        }
+            Self::Convolution(Convolution { factor, gate, x, .. }) => {
+                [Some(factor), Some(gate), Some(x), None]
+            }
+            Self::DeltaNet(DeltaNet { qkv, gate, strength, step, .. }) => {
+                [qkv, gate, strength, step].map(Some)
+            }
+        };
+        inputs.into_iter().flatten().map(|linear| &linear.matrix).collect()
+    }
+
+    /// Loads what the layer has. `kept` is its index in what it keeps for later positions.
+    fn load(
+        config: &DecoderConfig,
+        spec: &MixerWeights,
+        kept: usize,
+        loader: &mut Loader<'_>,
+    ) -> Result<Self, ModelError> {
+        Ok(match (spec, config.delta_net) {
+            (MixerWeights::Attention(spec), _) => {
+                Self::Attention(Attention::load(spec, kept, loader)?)
+            }
+            (MixerWeights::Convolution(spec), _) => {
+                Self::Convolution(Convolution::load(spec, kept, loader)?)
+            }
+            (MixerWeights::DeltaNet(spec), Some(config)) => {
+                Self::DeltaNet(DeltaNet::load(config, spec, kept, loader)?)
+            }
+            (MixerWeights::DeltaNet(_), None) => {
+                unreachable!("`DecoderConfig::check` requires the sizes of such layers")
+            }
+        })
     }
 }
 
@@ -60,9 +93,10 @@ pub(super) enum Mlp {
 }
 
 impl Layer {
-    /// Loads the tensors that `spec` describes. `kept` is the index of the layer in the KV store,
-    /// among those of its kind.
+    /// Loads the tensors that `spec` describes. `kept` is the index of the layer in the KV store or
+    /// in the states, among those of its kind.
     pub(super) fn load(
+        config: &DecoderConfig,
         spec: &LayerWeights,
         kept: usize,
         loader: &mut Loader<'_>,
@@ -77,14 +111,7 @@ impl Layer {
         } = spec;
         Ok(Self {
             attention_input_norm: loader.optional_vector(attention_input_norm.as_ref())?,
-            mixer: match mixer {
-                MixerWeights::Attention(attention) => {
-                    Mixer::Attention(Attention::load(attention, kept, loader)?)
-                }
-                MixerWeights::Convolution(convolution) => {
-                    Mixer::Convolution(Convolution::load(convolution, kept, loader)?)
-                }
-            },
+            mixer: Mixer::load(config, mixer, kept, loader)?,
             attention_output_norm: loader.optional_vector(attention_output_norm.as_ref())?,
             mlp_input_norm: loader.optional_vector(mlp_input_norm.as_ref())?,
             mlp: match mlp {
@@ -99,7 +126,7 @@ impl Layer {
 
     /// Size in bytes of all packed matrices.
     pub(super) fn bytes(&self) -> usize {
-        let inputs = self.mixer.inputs().map(Matrix::bytes).into_iter().sum::<usize>();
+        let inputs = self.mixer.inputs().into_iter().map(Matrix::bytes).sum::<usize>();
         let mlp = match &self.mlp {
             Mlp::Dense(mlp) => mlp.bytes(),
             Mlp::Experts(experts) => experts.bytes(),

@@ -16,6 +16,20 @@ pub(super) struct BatchRows {
     pub(super) output_rows: Vec<usize>,
     /// For each of the output rows, whether its hidden state is returned.
     pub(super) hidden_rows: Vec<bool>,
+    /// The first row of each slice, and the number of all rows.
+    bounds: Vec<usize>,
+}
+
+/// The rows of a slice in the batch.
+#[derive(Debug)]
+pub(super) struct SliceRows<'a> {
+    /// The first row.
+    pub(super) first: usize,
+    /// Number of rows, at least 1.
+    pub(super) tokens: usize,
+    /// The checkpoints of the recurrent state: after how many of the slice's tokens, in ascending
+    /// order, and the blocks.
+    pub(super) checkpoints: Vec<(usize, &'a [BlockId])>,
 }
 
 impl BatchRows {
@@ -24,6 +38,8 @@ impl BatchRows {
         self.positions.clear();
         self.output_rows.clear();
         self.hidden_rows.clear();
+        self.bounds.clear();
+        self.bounds.push(0);
         for slice in &batch.sequences {
             let end = slice.start + slice.token_count;
             self.positions.extend(slice.start as u32..end as u32);
@@ -31,12 +47,34 @@ impl BatchRows {
             self.output_rows.extend(end_row - output_count..end_row);
             let is_hidden = !slice.logit_rows.hidden(slice.token_count).is_empty();
             self.hidden_rows.resize(self.output_rows.len(), is_hidden);
+            self.bounds.push(end_row);
         }
         let slots = batch.sequences.iter().flat_map(|slice| {
             let positions = slice.start..slice.start + slice.token_count;
             positions.map(|position| slot(slice, position, block_size))
         });
         self.slots.fill(slots);
+    }
+
+    /// The rows of all slices of the batch that the plan is filled for.
+    pub(super) fn slices<'a>(&self, batch: &'a StepBatch) -> Vec<SliceRows<'a>> {
+        let rows = |(slice, first): (&'a SequenceSlice, &usize)| SliceRows {
+            first: *first,
+            tokens: slice.token_count,
+            checkpoints: slice
+                .state
+                .iter()
+                .flat_map(|state| &state.checkpoints)
+                .map(|checkpoint| (checkpoint.len - slice.start, &checkpoint.blocks[..]))
+                .collect(),
+        };
+        batch.sequences.iter().zip(&self.bounds).map(rows).collect()
+    }
+
+    /// The slice that row `row` belongs to: its first row, and the number of its rows.
+    pub(super) fn slice_of(&self, row: usize) -> (usize, usize) {
+        let end = self.bounds.partition_point(|bound| *bound <= row);
+        (self.bounds[end - 1], self.bounds[end] - self.bounds[end - 1])
     }
 }
 

@@ -2,7 +2,7 @@ use stolon_kernels::{KvRows, Path, SlotMapping};
 
 use super::*;
 
-fn shape(kv_type: KvType) -> KvShape {
+pub(super) fn shape(kv_type: KvType) -> KvShape {
     KvShape {
         attention_layers: 3,
         convolution_layers: 2,

@@ -72,6 +72,7 @@ pub(crate) fn prepare(weights: &mut Weights, config: &ParsedConfig) -> Result<()
         weights.convert(quantization, &config.decoder)?;
     }
     weights.split_fused(&config.decoder)?;
+    weights.split_rows(&config.decoder)?;
     match config.decoder.architecture.description().rotation.adjacent {
         true => weights.pair_adjacent_rows(&config.decoder),
         false => Ok(()),

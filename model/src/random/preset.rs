@@ -6,11 +6,13 @@ use crate::config::DecoderConfig;
 use crate::error::ModelError;
 
 /// The names of all presets of [`ModelSource::Random`](crate::ModelSource::Random), smallest first:
-/// `tiny` (about 0.1 M parameters, f32), `20m`, `100m` (Llama shapes, bf16), `474m` (Qwen3 0.6B
+/// `tiny` (about 0.1 M parameters, f32), `hybrid-tiny` (the same with recurrent layers, in the shape
+/// of Qwen3.5), `20m`, `100m` (Llama shapes, bf16), `474m` (Qwen3 0.6B
 /// with a vocabulary of 32,768), `moe-1b` (a mixture of experts in the shape of Qwen3-MoE: 1.3 B
 /// parameters, of which a token uses 0.26 B), and the shapes of published models (bf16).
-pub const PRESETS: [&str; 15] = [
+pub const PRESETS: [&str; 17] = [
     "tiny",
+    "hybrid-tiny",
     "20m",
     "100m",
     "474m",
@@ -18,6 +20,7 @@ pub const PRESETS: [&str; 15] = [
     "lfm2-350m",
     "qwen2.5-0.5b",
     "qwen3-0.6b",
+    "qwen3.5-0.8b",
     "gemma3-1b",
     "lfm2-1.2b",
     "llama3.2-1b",

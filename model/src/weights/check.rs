@@ -2,7 +2,7 @@
 
 use stolon_kernels::TensorType;
 
-use super::{Stored, Weights};
+use super::{RowRuns, Stored, Weights};
 use crate::config::{DecoderConfig, TensorSpec};
 use crate::error::ModelError;
 
@@ -32,8 +32,11 @@ impl Weights {
     /// Checks that tensors do not overlap. Each one is packed separately, so a small file with
     /// overlapping tensors would need much memory.
     pub(super) fn check_disjoint(&self) -> Result<(), ModelError> {
-        // Interleaved tensors share their range.
-        let first = |stored: &Stored| stored.interleaved.as_ref().is_none_or(|i| i.first == 0);
+        // Tensors whose rows are between those of others share their range.
+        let first = |stored: &Stored| {
+            stored.interleaved.as_ref().is_none_or(|interleaved| interleaved.first == 0)
+                && stored.runs.as_ref().is_none_or(RowRuns::has_first)
+        };
         let stored =
             self.tensors.iter().filter(|(_, stored)| !stored.range.is_empty() && first(stored));
         let mut ranges: Vec<_> = stored

@@ -31,6 +31,7 @@ impl Header {
                 pairs: None,
                 converted: None,
                 interleaved: None,
+                runs: None,
             };
             if name.contains('*') {
                 for (index, expert) in stored.split(self.file_of(info), &name, experts)?.enumerate()

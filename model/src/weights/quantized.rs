@@ -146,7 +146,8 @@ impl Weights {
         // Several matrices may be stored as one.
         let specs = config.tensors().into_iter().filter(|spec| spec.role.is_matrix());
         let whole = specs.map(|spec| (spec.name.clone(), vec![spec]));
-        for (name, matrices) in config.stacked().into_iter().chain(whole) {
+        let stacked = config.stacked().into_iter().chain(config.mixed_matrices());
+        for (name, matrices) in stacked.chain(whole) {
             let rows = matrices.iter().map(|matrix| matrix.shape[0]).sum();
             let shape = [rows, matrices[0].shape[1]];
             let Some(module) = name.strip_suffix(".weight") else { continue };
@@ -206,6 +207,7 @@ impl Converted {
                 range,
                 pairs: None,
                 interleaved: None,
+                runs: None,
                 converted: Some(Box::new(part)),
             };
             (name, stored)

@@ -47,6 +47,7 @@ pub(crate) fn add(weights: &mut Weights, file: &str, bytes: Bytes) -> Result<(),
             pairs: None,
             converted: None,
             interleaved: None,
+            runs: None,
         };
         weights.insert(canonical_name(&name), stored)?;
     }

@@ -36,7 +36,8 @@ pub(super) fn backend(model: LoadedModel, setup: Setup) -> CpuBackend {
 fn options(setup: Setup) -> CpuOptions {
     CpuOptions {
         block_size: setup.block_size,
-        kv_budget: KvBudget::Blocks(1024 / setup.block_size + 16),
+        // Checkpoints of states take more blocks than the positions of such small models.
+        kv_budget: KvBudget::Blocks(1024 / setup.block_size + 512),
         kv_type: Some(setup.kv_type),
         threads: Some(setup.threads),
         path: setup.path,

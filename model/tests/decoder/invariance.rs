@@ -2,7 +2,9 @@
 //! sequence.
 
 use stolon_kernels::Path;
-use stolon_model::{DecoderConfig, ExpertsConfig, KvType, LoadedModel, TensorType, random_model};
+use stolon_model::{
+    DecoderConfig, DeltaNetConfig, ExpertsConfig, KvType, LoadedModel, TensorType, random_model,
+};
 
 use super::fixture::{self, Setup};
 use crate::suite::invariance::Subject;
@@ -22,9 +24,15 @@ fn wide(fixture: &'static str, dtype: TensorType, path: Path) -> Subject<'static
         hidden_size: 256,
         intermediate_size: 600,
         experts,
+        delta_net: config.delta_net.map(|delta_net| DeltaNetConfig {
+            key_dim: 64,
+            value_dim: 40,
+            ..delta_net
+        }),
         num_heads: 6,
         num_kv_heads: 2,
         head_dim: 64,
+        rotary_dim: None,
         attention_scale: 0.125,
         dtype,
         ..config
@@ -64,5 +72,6 @@ fn every_instruction_set_is_batch_invariant() {
             wide("qwen3", dtype, path).check();
         }
         wide("qwen2_moe", TensorType::Bf16, path).check();
+        wide("qwen3_5", TensorType::Bf16, path).check();
     }
 }

@@ -1,6 +1,6 @@
 //! Helpers that call a backend as an executor does: block tables, chunks and batches.
 
-use stolon_backend::{Backend, LogitRows, SequenceSlice, StepBatch};
+use stolon_backend::{Backend, LogitRows, SequenceSlice, SliceState, StepBatch};
 use stolon_kvcache::BlockId;
 
 /// One sequence's part of a step: its slice and its tokens.
@@ -30,17 +30,31 @@ pub(crate) fn part(tokens: &[u32], start: usize, end: usize, table: &[BlockId]) 
     }
 }
 
-/// The parts as one batch.
-pub(crate) fn batch(parts: &[Part]) -> StepBatch {
+/// The part of a sequence whose recurrent state is in `slot`, if the backend has states.
+pub(crate) fn in_slot(backend: &dyn Backend, slot: u32, mut part: Part) -> Part {
+    if backend.spec().state.is_some() {
+        part.slice.state = Some(SliceState::in_slot(slot));
+    }
+    part
+}
+
+/// The parts as one batch. If the backend has recurrent states, the slot of a part that has none is
+/// the number of its first block.
+pub(crate) fn batch(backend: &dyn Backend, parts: &[Part]) -> StepBatch {
+    let slice = |part: &Part| match part.slice.state {
+        Some(_) => part.slice.clone(),
+        None => in_slot(backend, part.slice.block_table[0].0, part.clone()).slice,
+    };
     StepBatch {
         tokens: parts.iter().flat_map(|part| part.tokens.clone()).collect(),
-        sequences: parts.iter().map(|part| part.slice.clone()).collect(),
+        sequences: parts.iter().map(slice).collect(),
     }
 }
 
 /// Runs the parts as one batch. Returns the rows of logits of each part.
 pub(crate) fn step(backend: &mut dyn Backend, parts: &[Part]) -> Vec<Vec<Vec<f32>>> {
-    let logits = backend.step(&batch(parts)).expect("a good batch").logits;
+    let batch = batch(backend, parts);
+    let logits = backend.step(&batch).expect("a good batch").logits;
     let mut rows = logits.chunks_exact(backend.spec().vocab_size).map(<[f32]>::to_vec);
     let counts = parts.iter().map(|part| part.slice.logit_rows.logits(part.tokens.len()).len());
     let rows = counts.map(|count| rows.by_ref().take(count).collect()).collect();
@@ -50,7 +64,8 @@ pub(crate) fn step(backend: &mut dyn Backend, parts: &[Part]) -> Vec<Vec<Vec<f32
 
 /// Runs the parts as one batch. Returns the hidden states of each part.
 pub(crate) fn hidden(backend: &mut dyn Backend, parts: &[Part]) -> Vec<Vec<Vec<f32>>> {
-    let hidden = backend.step(&batch(parts)).expect("a good batch").hidden;
+    let batch = batch(backend, parts);
+    let hidden = backend.step(&batch).expect("a good batch").hidden;
     let width = backend.spec().hidden_size.expect("a decoder has hidden states");
     let mut rows = hidden.chunks_exact(width).map(<[f32]>::to_vec);
     let counts = parts.iter().map(|part| part.slice.logit_rows.hidden(part.tokens.len()).len());

@@ -3,7 +3,7 @@
 use candle_core::quantized::QTensor;
 use candle_core::{Device, Tensor as CandleTensor};
 use stolon_model::config::{NormPlacement, TensorRole, TensorSpec};
-use stolon_model::{Architecture, DecoderConfig, RopeScaling, TensorType, Weights};
+use stolon_model::{Architecture, DecoderConfig, MixerKind, RopeScaling, TensorType, Weights};
 
 use crate::candle_types::candle_type;
 use crate::gguf_writer::{GgufWriter, Meta};
@@ -126,7 +126,7 @@ fn metadata(config: &DecoderConfig, file: &mut GgufWriter) {
                 config
                     .layers
                     .iter()
-                    .map(|l| if l.convolution { 0 } else { number as i32 })
+                    .map(|l| if l.mixer == MixerKind::Convolution { 0 } else { number as i32 })
                     .collect(),
             ),
             _ => Meta::U32(number as u32),
@@ -214,9 +214,11 @@ fn metadata(config: &DecoderConfig, file: &mut GgufWriter) {
 pub(crate) fn stored_type(spec: &TensorSpec, dtype: TensorType) -> TensorType {
     match spec.role {
         TensorRole::Embedding | TensorRole::Matrix => dtype,
-        TensorRole::Router | TensorRole::Norm | TensorRole::Bias | TensorRole::Taps => {
-            TensorType::F32
-        }
+        TensorRole::Router
+        | TensorRole::Norm
+        | TensorRole::PlainNorm
+        | TensorRole::Bias
+        | TensorRole::Taps => TensorType::F32,
     }
 }
 

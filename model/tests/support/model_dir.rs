@@ -12,8 +12,9 @@ pub(crate) fn architectures() -> impl Iterator<Item = &'static str> {
     Architecture::all().map(Architecture::name)
 }
 
-/// The architectures in whose files adjacent rows of q and k form the pairs that are rotated.
-pub(crate) const ADJACENT: [&str; 2] = ["glm4", "ernie4_5"];
+/// The architectures whose files have rows in another order: adjacent rows of q and k form the pairs
+/// that are rotated, or the rows of queries and gates are in one matrix.
+pub(crate) const OTHER_ROWS: [&str; 3] = ["glm4", "ernie4_5", "qwen3_5_text"];
 
 /// A small `config.json`. Rows are long enough for every quantized type.
 pub(crate) fn config_json(architecture: &str) -> Value {
@@ -53,6 +54,13 @@ pub(crate) fn config_json(architecture: &str) -> Value {
     if architecture == "olmo3" {
         config["num_hidden_layers"] = 4.into();
         config["sliding_window"] = 16.into();
+    }
+    if architecture == "qwen3_5_text" {
+        config["layer_types"] = json!(["linear_attention", "full_attention"]);
+        config["linear_num_key_heads"] = 2.into();
+        config["linear_num_value_heads"] = 4.into();
+        config["linear_key_head_dim"] = 32.into();
+        config["linear_value_head_dim"] = 64.into();
     }
     if architecture.starts_with("lfm2") {
         config["layer_types"] = json!(["conv", "full_attention"]);

@@ -3,12 +3,14 @@
 
 mod gemma;
 mod mixtures;
+mod recurrent;
 
 use super::Architecture::*;
 use super::{AttentionScale, Bias, Defaults, Description, Gate, Gguf, Pattern, Rotation, Windows};
 use crate::config::{NormPlacement, QkNorm, RopeScaling};
 use gemma::{GEMMA2, GEMMA3};
 use mixtures::{GPT_OSS, LFM2_MOE, MIXTRAL, OLMOE, QWEN2_MOE, QWEN3_MOE};
+use recurrent::QWEN35;
 
 const LLAMA: Description = Description {
     architecture: Llama,
@@ -32,6 +34,7 @@ const LLAMA: Description = Description {
     },
     qkv_bias: Bias::Key("attention_bias", false),
     output_bias: Bias::Key("attention_bias", false),
+    output_gate: false,
     mlp_bias: Bias::Key("mlp_bias", false),
     norms: NormPlacement::Input,
     norm_offset: 0.0,
@@ -58,6 +61,7 @@ const LLAMA: Description = Description {
     experts: None,
     mamba: false,
     convolutions: false,
+    delta_net: None,
     gguf: Gguf {
         name: Some("llama"),
         adjacent: true,
@@ -353,7 +357,7 @@ const LFM2: Description = Description {
 };
 
 /// One row per architecture, in the order of [`Architecture`](super::Architecture).
-pub(super) static TABLE: [Description; 23] = [
+pub(super) static TABLE: [Description; 24] = [
     LLAMA,
     MISTRAL,
     MINISTRAL3,
@@ -376,5 +380,6 @@ pub(super) static TABLE: [Description; 23] = [
     OLMOE,
     QWEN2_MOE,
     QWEN3_MOE,
+    QWEN35,
     GPT_OSS,
 ];

@@ -1,8 +1,8 @@
 //! Parses which layers of a GGUF file have a convolution.
 
-use super::super::LayerConfig;
 use super::super::architecture::Description;
 use super::super::keys::SIZE_MAX;
+use super::super::{LayerConfig, MixerKind};
 use super::Metadata;
 use crate::error::ModelError;
 use crate::gguf::Value;
@@ -33,10 +33,10 @@ impl Metadata<'_> {
         };
         for (layer, count) in layers.iter_mut().zip(counts) {
             if *count == 0 {
-                *layer = LayerConfig { convolution: true, rope: None, ..*layer };
+                *layer = LayerConfig { mixer: MixerKind::Convolution, rope: None, ..*layer };
             }
         }
-        let any = layers.iter().any(|layer| layer.convolution);
+        let any = layers.iter().any(|layer| layer.mixer == MixerKind::Convolution);
         let taps = if any { Some(self.required_size("shortconv.l_cache")?) } else { None };
         Ok((heads as usize, taps))
     }

@@ -1,7 +1,7 @@
 //! Parses which layers of a GGUF file have a sliding window and a rotary embedding.
 
 use super::super::architecture::{Description, Pattern, Windows};
-use super::super::{LAYERS_MAX, LayerConfig, Rope, RopeScaling};
+use super::super::{LAYERS_MAX, LayerConfig, MixerKind, Rope, RopeScaling};
 use super::Metadata;
 use crate::error::ModelError;
 use crate::gguf::Value;
@@ -33,8 +33,12 @@ impl Metadata<'_> {
             Some(value) if value.as_u64() == Some(0) => None,
             Some(_) => self.size(key)?,
         };
-        let full =
-            LayerConfig { convolution: false, rope: Some(0), sliding_window: None, experts: false };
+        let full = LayerConfig {
+            mixer: MixerKind::Attention,
+            rope: Some(0),
+            sliding_window: None,
+            experts: false,
+        };
         let Some(window) = window else {
             let mark = self.value("rope.scaling.finetuned").and_then(Value::as_bool);
             let rotated = mark != Some(false) || !row.gguf.marks_unrotated;

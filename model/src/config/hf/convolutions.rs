@@ -1,8 +1,8 @@
 //! Parses which layers of a `config.json` have a convolution.
 
-use super::super::LayerConfig;
 use super::super::architecture::Description;
 use super::super::keys::Keys;
+use super::super::{LayerConfig, MixerKind};
 use super::layers;
 use crate::error::ModelError;
 
@@ -24,10 +24,10 @@ pub(super) fn parse(
     let wanted = layers_of(keys, layers.len())?;
     for (layer, has_convolution) in layers.iter_mut().zip(wanted) {
         if has_convolution {
-            *layer = LayerConfig { convolution: true, rope: None, ..*layer };
+            *layer = LayerConfig { mixer: MixerKind::Convolution, rope: None, ..*layer };
         }
     }
-    let any = layers.iter().any(|layer| layer.convolution);
+    let any = layers.iter().any(|layer| layer.mixer == MixerKind::Convolution);
     let taps = keys.size("conv_L_cache")?.unwrap_or(TAPS);
     Ok(any.then_some(taps))
 }

@@ -2,7 +2,7 @@
 
 use super::super::architecture::{Description, Pattern, Windows};
 use super::super::keys::Keys;
-use super::super::{LAYERS_MAX, LayerConfig};
+use super::super::{LAYERS_MAX, LayerConfig, MixerKind};
 use crate::error::ModelError;
 
 /// Default of `max_window_layers`.
@@ -35,7 +35,7 @@ pub(super) fn parse(
     };
     let local_only = row.rotation.local_only && window.is_some();
     let layer = |(is_sliding, rotated): (bool, bool)| LayerConfig {
-        convolution: false,
+        mixer: MixerKind::Attention,
         rope: (rotated && (is_sliding || !local_only)).then_some(if is_sliding {
             local
         } else {

@@ -1,7 +1,9 @@
 use serde_json::{Value, json};
 
 use super::*;
-use crate::config::{ExpertScores, ExpertsConfig, NormPlacement, QkNorm, Rope, RopeScaling};
+use crate::config::{
+    ExpertScores, ExpertsConfig, MixerKind, NormPlacement, QkNorm, Rope, RopeScaling,
+};
 
 fn read(value: Value) -> Result<ParsedConfig, ModelError> {
     parse("config.json", &value)
@@ -253,7 +255,11 @@ fn exaone_4_and_olmoe_follow_the_configuration() {
 fn convolutions_follow_the_configuration() {
     let lfm2 = |extra: Value| {
         let config = decoder(with(json!({ "model_type": "lfm2", "num_hidden_layers": 4 }), &extra));
-        let layers = config.layers.iter().enumerate().filter(|(_, layer)| layer.convolution);
+        let layers = config
+            .layers
+            .iter()
+            .enumerate()
+            .filter(|(_, layer)| layer.mixer == MixerKind::Convolution);
         let layers: Vec<_> = layers.map(|(index, _)| index).collect();
         (layers, config.convolution_taps, config.intermediate_size)
     };

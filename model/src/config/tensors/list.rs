@@ -2,8 +2,9 @@
 //! apart field by field, so that a tensor that is added does not compile until it is listed.
 
 use super::{
-    AttentionWeights, ConvolutionWeights, ExpertsWeights, FeedForwardWeights, LayerWeights,
-    LinearWeights, MixerWeights, MlpWeights, SharedExpertWeights, StackedWeights, TensorSpec,
+    AttentionWeights, ConvolutionWeights, DeltaNetWeights, ExpertsWeights, FeedForwardWeights,
+    LayerWeights, LinearWeights, MixerWeights, MlpWeights, SharedExpertWeights, StackedWeights,
+    TensorSpec,
 };
 
 impl LinearWeights {
@@ -48,10 +49,13 @@ impl ExpertsWeights {
 
 impl AttentionWeights {
     pub(super) fn list(self, list: &mut Vec<TensorSpec>) {
-        let Self { qkv, qk_norms, sinks, output } = self;
+        let Self { qkv, qk_norms, sinks, gate, output } = self;
         qkv.list(list);
         list.extend(qk_norms.into_iter().flatten());
         list.extend(sinks);
+        if let Some(gate) = gate {
+            gate.list(list);
+        }
         output.list(list);
     }
 }
@@ -61,6 +65,15 @@ impl ConvolutionWeights {
         let Self { inputs, taps, output } = self;
         inputs.list(list);
         list.push(taps);
+        output.list(list);
+    }
+}
+
+impl DeltaNetWeights {
+    pub(super) fn list(self, list: &mut Vec<TensorSpec>) {
+        let Self { qkv, gate, strength, step, step_bias, rates, taps, norm, output } = self;
+        [qkv, gate, strength, step].into_iter().for_each(|linear| linear.list(list));
+        list.extend([step_bias, rates, taps, norm]);
         output.list(list);
     }
 }
@@ -79,6 +92,7 @@ impl LayerWeights {
         match mixer {
             MixerWeights::Attention(attention) => attention.list(list),
             MixerWeights::Convolution(convolution) => convolution.list(list),
+            MixerWeights::DeltaNet(delta_net) => delta_net.list(list),
         }
         list.extend(attention_output_norm);
         list.extend(mlp_input_norm);

@@ -1,0 +1,44 @@
+//! The rows of architectures with recurrent layers.
+
+use super::super::Architecture::*;
+use super::super::{Defaults, Description, Rotation, Windows};
+use super::{NO_GGUF, QWEN3};
+use crate::config::DeltaNetConfig;
+
+const DELTA_NET: DeltaNetConfig = DeltaNetConfig {
+    key_heads: 16,
+    value_heads: 32,
+    key_dim: 128,
+    value_dim: 128,
+    taps: 4,
+    grouped: true,
+    log_rates: true,
+};
+
+pub(super) const QWEN35: Description = Description {
+    architecture: Qwen35,
+    model_types: &["qwen3_5_text", "qwen3_5"],
+    classes: &["Qwen3_5ForCausalLM", "Qwen3_5ForConditionalGeneration"],
+    multimodal: Some("qwen3_5"),
+    defaults: Defaults {
+        vocab_size: 248_320,
+        hidden_size: 4096,
+        intermediate_size: 12_288,
+        num_layers: 32,
+        num_heads: 16,
+        num_kv_heads: Some(4),
+        head_dim: Some(256),
+        max_positions: 32_768,
+        rms_norm_eps: 1e-6,
+        sliding_window: None,
+        ..QWEN3.defaults
+    },
+    output_gate: true,
+    norm_offset: 1.0,
+    rotation: Rotation { partial: Some(0.25), ..QWEN3.rotation },
+    windows: Windows::Nowhere,
+    windows_need_flag: false,
+    delta_net: Some(DELTA_NET),
+    gguf: NO_GGUF,
+    ..QWEN3
+};

@@ -1,0 +1,150 @@
+//! The description of layers with Gated DeltaNet.
+
+use stolon_kernels::Recurrence;
+
+use super::keys::SIZE_MAX;
+use crate::error::ModelError;
+
+/// Maximum number of taps of the convolution. Known models have 4.
+const TAPS_MAX: usize = 64;
+
+/// Gated DeltaNet (Yang et al., 2024), which most layers of Qwen3.5 and Qwen3-Next have in place of
+/// attention. Each value head has a state, a matrix `[key_dim, value_dim]`, which every position
+/// changes by the delta rule. Queries, keys and values pass a short convolution first, whose last
+/// inputs are a part of the state.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DeltaNetConfig {
+    /// Number of query heads and of key heads.
+    pub key_heads: usize,
+    /// Number of value heads, a multiple of `key_heads`.
+    pub value_heads: usize,
+    /// Number of elements of a query head and of a key head.
+    pub key_dim: usize,
+    /// Number of elements of a value head.
+    pub value_dim: usize,
+    /// Number of positions that enter each output of the convolution, its own included: from 2 to
+    /// 64.
+    pub taps: usize,
+    /// Whether consecutive value heads share a key head, as in safetensors files. Otherwise value
+    /// head `h` uses the key head `h % key_heads`, as in GGUF files.
+    pub grouped: bool,
+    /// Whether the weights have the logarithms of the decay rates (`A_log` of safetensors files),
+    /// and not the negated rates (`ssm_a` of GGUF files).
+    pub log_rates: bool,
+}
+
+impl DeltaNetConfig {
+    /// Number of elements of all query heads, and of all key heads.
+    #[must_use]
+    pub fn key_width(&self) -> usize {
+        self.key_heads * self.key_dim
+    }
+
+    /// Number of elements of all value heads.
+    #[must_use]
+    pub fn value_width(&self) -> usize {
+        self.value_heads * self.value_dim
+    }
+
+    /// Number of channels of the convolution: queries, keys and values.
+    #[must_use]
+    pub fn channels(&self) -> usize {
+        2 * self.key_width() + self.value_width()
+    }
+
+    /// The key head that a value head uses.
+    #[must_use]
+    pub fn key_head(&self, value_head: usize) -> usize {
+        match self.grouped {
+            true => value_head / (self.value_heads / self.key_heads),
+            false => value_head % self.key_heads,
+        }
+    }
+
+    /// Number of values of the last inputs of the convolution, `[taps - 1, channels]`.
+    #[must_use]
+    pub fn inputs_len(&self) -> usize {
+        (self.taps - 1) * self.channels()
+    }
+
+    /// Number of values of the state of one value head.
+    #[must_use]
+    pub fn head_len(&self) -> usize {
+        Recurrence::state_len(self.key_dim, self.value_dim)
+    }
+
+    /// Number of f32 values of the state of a layer: the last inputs of the convolution, followed
+    /// by the states of all value heads.
+    #[must_use]
+    pub fn state_len(&self) -> usize {
+        self.inputs_len() + self.value_heads * self.head_len()
+    }
+
+    /// Checks the documented ranges. `file` is the file's name in error messages.
+    pub(super) fn check(&self, file: &str) -> Result<(), ModelError> {
+        let sizes = [
+            ("linear_num_key_heads", self.key_heads),
+            ("linear_num_value_heads", self.value_heads),
+            ("linear_key_head_dim", self.key_dim),
+            ("linear_value_head_dim", self.value_dim),
+        ];
+        for (key, size) in sizes {
+            if size == 0 || size as u64 > SIZE_MAX {
+                return Err(ModelError::key(file, key, format!("1 to {SIZE_MAX}"), size));
+            }
+        }
+        if !(2..=TAPS_MAX).contains(&self.taps) {
+            let expected = format!("2 to {TAPS_MAX}");
+            return Err(ModelError::key(file, "linear_conv_kernel_dim", expected, self.taps));
+        }
+        if !self.value_heads.is_multiple_of(self.key_heads) {
+            let expected = format!("a multiple of linear_num_key_heads, {}", self.key_heads);
+            return Err(ModelError::key(
+                file,
+                "linear_num_value_heads",
+                expected,
+                self.value_heads,
+            ));
+        }
+        // Each factor is at most 2^30, so the products of two do not overflow.
+        let product =
+            |a: usize, b: usize| Some(a.saturating_mul(b)).filter(|n| *n as u64 <= SIZE_MAX);
+        let heads = product(self.key_heads, self.key_dim)
+            .and(product(self.value_heads, self.value_dim))
+            .and(product(self.key_dim, self.value_dim.next_multiple_of(16)))
+            .and_then(|head| product(head, self.value_heads));
+        match heads {
+            Some(_) => Ok(()),
+            None => {
+                let expected = format!("at most {SIZE_MAX} elements of all heads and their states");
+                Err(ModelError::key(file, "linear_num_value_heads", expected, self.value_heads))
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Goal: the key head of each value head is that of its group, or the next one in turn.
+    #[test]
+    fn value_heads_share_key_heads() {
+        let config = DeltaNetConfig {
+            key_heads: 2,
+            value_heads: 6,
+            key_dim: 4,
+            value_dim: 20,
+            taps: 4,
+            grouped: true,
+            log_rates: true,
+        };
+        let heads = |config: DeltaNetConfig| (0..6).map(|head| config.key_head(head)).collect();
+        let (grouped, tiled): (Vec<_>, Vec<_>) =
+            (heads(config), heads(DeltaNetConfig { grouped: false, ..config }));
+        assert_eq!(grouped, [0, 0, 0, 1, 1, 1]);
+        assert_eq!(tiled, [0, 1, 0, 1, 0, 1]);
+        assert_eq!(config.state_len(), 3 * (8 + 8 + 120) + 6 * 4 * 32);
+        assert!(config.check("f").is_ok());
+    }
+}

@@ -1,0 +1,52 @@
+//! Parses the layers with Gated DeltaNet of a `config.json`.
+
+use super::super::architecture::Description;
+use super::super::keys::Keys;
+use super::super::{DeltaNetConfig, LayerConfig, MixerKind};
+use super::layers;
+use crate::error::ModelError;
+
+/// Every layer with this number has attention, if the keys do not say otherwise.
+const ATTENTION_INTERVAL: usize = 4;
+
+/// The sizes of the layers with Gated DeltaNet, if there are any. Marks these layers.
+pub(super) fn parse(
+    row: &Description,
+    keys: &Keys<'_>,
+    layers: &mut [LayerConfig],
+) -> Result<Option<DeltaNetConfig>, ModelError> {
+    let Some(defaults) = row.delta_net else { return Ok(None) };
+    if keys.flag("attn_output_gate")? == Some(false) {
+        return Err(keys.unsupported("attn_output_gate", "true"));
+    }
+    // Also the activation of the convolution and of the gates.
+    for key in ["hidden_act", "output_gate_type"] {
+        if !["silu", "swish"].contains(&keys.text(key)?.unwrap_or("silu")) {
+            return Err(keys.unsupported(key, "silu"));
+        }
+    }
+    let wanted = match keys.texts("layer_types")? {
+        Some(kinds) => layers::listed(&kinds, "linear_attention", keys, layers.len())?,
+        None => {
+            let interval = keys.size("full_attention_interval")?.unwrap_or(ATTENTION_INTERVAL);
+            (1..=layers.len()).map(|number| !number.is_multiple_of(interval)).collect()
+        }
+    };
+    for (layer, is_recurrent) in layers.iter_mut().zip(wanted) {
+        if is_recurrent {
+            *layer = LayerConfig { mixer: MixerKind::DeltaNet, rope: None, ..*layer };
+        }
+    }
+    if layers.iter().all(|layer| layer.mixer == MixerKind::Attention) {
+        return Ok(None);
+    }
+    let size = |key, default| keys.size(key).map(|size| size.unwrap_or(default));
+    Ok(Some(DeltaNetConfig {
+        key_heads: size("linear_num_key_heads", defaults.key_heads)?,
+        value_heads: size("linear_num_value_heads", defaults.value_heads)?,
+        key_dim: size("linear_key_head_dim", defaults.key_dim)?,
+        value_dim: size("linear_value_head_dim", defaults.value_dim)?,
+        taps: size("linear_conv_kernel_dim", defaults.taps)?,
+        ..defaults
+    }))
+}

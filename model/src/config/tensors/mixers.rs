@@ -1,0 +1,171 @@
+//! The weights of what layers have to mix positions: attention, convolutions, Gated DeltaNet.
+
+use super::{LinearWeights, StackedWeights, TensorRole, TensorSpec, linear, norm};
+use crate::config::{DecoderConfig, DeltaNetConfig, MixerKind, QkNorm};
+
+/// The weights of attention.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct AttentionWeights {
+    /// The projections to queries, keys and values.
+    pub qkv: StackedWeights<3>,
+    /// Norms of queries and keys: `[head_dim]` each, or `[num_heads * head_dim]` and
+    /// `[num_kv_heads * head_dim]`, as [`DecoderConfig::qk_norm`] says.
+    pub qk_norms: Option<[TensorSpec; 2]>,
+    /// The score of the attention sink of each head, `[num_heads]`.
+    pub sinks: Option<TensorSpec>,
+    /// The projection to the gates of attention's output. Files have it in one matrix with that to
+    /// queries.
+    pub gate: Option<LinearWeights>,
+    /// The projection of attention's output.
+    pub output: LinearWeights,
+}
+
+/// The weights of a short convolution (LFM2): `output(gate * taps(factor * x))`, where `taps` adds
+/// up the last positions of each channel.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ConvolutionWeights {
+    /// The projections to the factor of the inputs, the gate of the outputs, and the inputs, each
+    /// `[hidden_size, hidden_size]`.
+    pub inputs: StackedWeights<3>,
+    /// `[hidden_size, taps]`, the oldest position first.
+    pub taps: TensorSpec,
+    /// The projection of the convolution's output.
+    pub output: LinearWeights,
+}
+
+/// The weights of Gated DeltaNet. Projections are from `hidden_size`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DeltaNetWeights {
+    /// The projection to queries, keys and values, `[channels, hidden_size]`.
+    pub qkv: LinearWeights,
+    /// The projection to the gates of the outputs, `[value_width, hidden_size]`.
+    pub gate: LinearWeights,
+    /// The projection to the strengths before their sigmoid, `[value_heads, hidden_size]`.
+    pub strength: LinearWeights,
+    /// The projection to the time steps before their softplus, `[value_heads, hidden_size]`.
+    pub step: LinearWeights,
+    /// Added to the time steps before their softplus, `[value_heads]`.
+    pub step_bias: TensorSpec,
+    /// The decay rates, `[value_heads]`, as [`DeltaNetConfig::log_rates`] says.
+    pub rates: TensorSpec,
+    /// `[channels, taps]`, the oldest position first.
+    pub taps: TensorSpec,
+    /// Norm of the output of each value head, `[value_dim]`. Its weight has no offset.
+    pub norm: TensorSpec,
+    /// The projection of the output, `[hidden_size, value_width]`.
+    pub output: LinearWeights,
+}
+
+/// How a layer mixes positions.
+#[allow(clippy::large_enum_variant, reason = "there is one per layer, while a model is loaded")]
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum MixerWeights {
+    /// Attention.
+    Attention(AttentionWeights),
+    /// A short convolution.
+    Convolution(ConvolutionWeights),
+    /// Gated DeltaNet.
+    DeltaNet(DeltaNetWeights),
+}
+
+impl DecoderConfig {
+    /// What a layer of this kind has. `at` is the name of a module of the layer.
+    pub(super) fn mixer_weights(
+        &self,
+        kind: MixerKind,
+        at: &dyn Fn(&str) -> String,
+    ) -> MixerWeights {
+        match (kind, self.convolution_taps, self.delta_net) {
+            (MixerKind::Convolution, Some(taps), _) => {
+                MixerWeights::Convolution(self.convolution_weights(taps, at))
+            }
+            (MixerKind::DeltaNet, _, Some(delta_net)) => {
+                MixerWeights::DeltaNet(self.delta_net_weights(delta_net, at))
+            }
+            _ => MixerWeights::Attention(self.attention_weights(at)),
+        }
+    }
+
+    /// The attention of a layer. `at` is the name of a module of the layer.
+    fn attention_weights(&self, at: &dyn Fn(&str) -> String) -> AttentionWeights {
+        let (hidden, dim) = (self.hidden_size, self.head_dim);
+        let (queries, keys) = (self.num_heads * dim, self.num_kv_heads * dim);
+        let qkv = |part: &str, rows| linear(&at(part), [rows, hidden], self.qkv_bias);
+        let qk_norm_sizes = self.qk_norm.map(|norm| match norm {
+            QkNorm::Head => [dim, dim],
+            QkNorm::Position => [queries, keys],
+        });
+        AttentionWeights {
+            qkv: StackedWeights {
+                name: at("self_attn.qkv_proj.weight"),
+                parts: [
+                    qkv("self_attn.q_proj", queries),
+                    qkv("self_attn.k_proj", keys),
+                    qkv("self_attn.v_proj", keys),
+                ],
+            },
+            qk_norms: qk_norm_sizes
+                .map(|[q, k]| [norm(&at("self_attn.q_norm"), q), norm(&at("self_attn.k_norm"), k)]),
+            sinks: self.attention_sinks.then(|| TensorSpec {
+                name: at("self_attn.sinks"),
+                shape: vec![self.num_heads],
+                role: TensorRole::Bias,
+            }),
+            gate: self.output_gate.then(|| qkv("self_attn.gate_proj", queries)),
+            output: linear(&at("self_attn.o_proj"), [hidden, queries], self.output_bias),
+        }
+    }
+
+    /// The convolution of a layer. `at` is the name of a module of the layer.
+    fn convolution_weights(&self, taps: usize, at: &dyn Fn(&str) -> String) -> ConvolutionWeights {
+        let hidden = self.hidden_size;
+        // Files have the three projections as one matrix.
+        let input = |part: &str| linear(&at(&format!("conv.in_proj.{part}")), [hidden; 2], false);
+        ConvolutionWeights {
+            inputs: StackedWeights {
+                name: at("conv.in_proj.weight"),
+                parts: [input("factor"), input("gate"), input("x")],
+            },
+            taps: TensorSpec {
+                name: at("conv.conv.weight"),
+                shape: vec![hidden, taps],
+                role: TensorRole::Taps,
+            },
+            output: linear(&at("conv.out_proj"), [hidden; 2], false),
+        }
+    }
+
+    /// The Gated DeltaNet of a layer. `at` is the name of a module of the layer.
+    fn delta_net_weights(
+        &self,
+        config: DeltaNetConfig,
+        at: &dyn Fn(&str) -> String,
+    ) -> DeltaNetWeights {
+        let (hidden, heads) = (self.hidden_size, config.value_heads);
+        let at = |part: &str| at(&format!("linear_attn.{part}"));
+        let projection = |part: &str, rows| linear(&at(part), [rows, hidden], false);
+        // Small errors of these add up over all later positions.
+        let exact = |part: &str| {
+            let linear = projection(part, heads);
+            let weight = TensorSpec { role: TensorRole::Router, ..linear.weight };
+            LinearWeights { weight, ..linear }
+        };
+        let of_heads =
+            |part: &str| TensorSpec { name: at(part), shape: vec![heads], role: TensorRole::Bias };
+        DeltaNetWeights {
+            qkv: projection("in_proj_qkv", config.channels()),
+            gate: projection("in_proj_z", config.value_width()),
+            strength: exact("in_proj_b"),
+            step: exact("in_proj_a"),
+            step_bias: of_heads("dt_bias"),
+            rates: of_heads("A_log"),
+            taps: TensorSpec {
+                name: at("conv1d.weight"),
+                shape: vec![config.channels(), config.taps],
+                role: TensorRole::Taps,
+            },
+            norm: TensorSpec { role: TensorRole::PlainNorm, ..norm(&at("norm"), config.value_dim) },
+            output: linear(&at("out_proj"), [hidden, config.value_width()], false),
+        }
+    }
+}

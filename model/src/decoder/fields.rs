@@ -1,0 +1,86 @@
+//! Where the forward pass uses each field of a configuration.
+
+use crate::config::{DecoderConfig, DeltaNetConfig, ExpertsConfig, LayerConfig};
+
+/// Names each field of a model's configuration and where the forward pass uses it. A field that is
+/// added does not compile until it is named here: it must be used, or refused with an error.
+pub(super) fn use_every_field(config: &DecoderConfig) {
+    let DecoderConfig {
+        // In messages only.
+        architecture: _,
+        // Sizes of the weights, see `DecoderConfig::weights`, and of activations.
+        vocab_size: _,
+        hidden_size: _,
+        intermediate_size: _,
+        num_heads: _,
+        num_kv_heads: _,
+        head_dim: _,
+        // Which weights there are.
+        tie_word_embeddings: _,
+        qkv_bias: _,
+        output_bias: _,
+        output_gate: _,
+        mlp_bias: _,
+        norms: _,
+        // `Decoder::embed`
+        embedding_scale: _,
+        // `passes::Norm`, `passes::Heads` and `passes::Residual`
+        query_scaling: _,
+        rms_norm_eps: _,
+        norm_offset: _,
+        qk_norm: _,
+        residual_scale: _,
+        // `RopeTable`
+        rotary_dim: _,
+        max_positions: _,
+        ropes: _,
+        // `Decoder::convolve`
+        convolution_taps: _,
+        // `passes::attend`
+        attention_scale: _,
+        attention_softcap: _,
+        attention_sinks: _,
+        // `passes::gate`
+        activation: _,
+        // `passes::finish_logits`
+        logit_scale: _,
+        logit_softcap: _,
+        // The default type of the KV store.
+        dtype: _,
+        experts,
+        delta_net,
+        layers,
+    } = config;
+    for layer in layers {
+        // `Decoder::project`, `Decoder::heads`, `passes::attend` and `DecoderConfig::weights`
+        let LayerConfig { mixer: _, rope: _, sliding_window: _, experts: _ } = layer;
+    }
+    experts.iter().for_each(use_every_field_of_experts);
+    delta_net.iter().for_each(use_every_field_of_delta_net);
+}
+
+fn use_every_field_of_experts(config: &ExpertsConfig) {
+    // `DecoderConfig::weights`, `Routing` and `ExpertsConfig::choose`
+    let ExpertsConfig {
+        count: _,
+        per_token: _,
+        width: _,
+        scores: _,
+        normalized: _,
+        router_bias: _,
+        shared_width: _,
+    } = config;
+}
+
+fn use_every_field_of_delta_net(config: &DeltaNetConfig) {
+    // `DecoderConfig::weights`, `StateStore` and `DeltaNet`
+    let DeltaNetConfig {
+        key_heads: _,
+        value_heads: _,
+        key_dim: _,
+        value_dim: _,
+        taps: _,
+        grouped: _,
+        log_rates: _,
+    } = config;
+}

@@ -1,0 +1,131 @@
+//! The recurrent states of running sequences, in f32.
+//!
+//! A sequence has one of the *slots*. The state of a slot consists of the states of all recurrent
+//! layers, one after the other; [`DeltaNetConfig::state_len`](crate::config::DeltaNetConfig) says
+//! what that of a layer is. Before a step computes anything, [`StateStore::begin`] brings the slots
+//! of its slices into the state at their start. The layers then change their parts of the state.
+//!
+//! Memory is reserved at creation in a new zeroed mapping and becomes resident where slots are
+//! used. Dropping the store releases it.
+
+use stolon_backend::{SequenceSlice, StateSpec, StepBatch};
+use stolon_kernels::Buffer;
+use stolon_kvcache::BlockId;
+
+use crate::config::{DecoderConfig, MixerKind};
+use crate::error::ModelError;
+use crate::kv_store::KvStore;
+use crate::memory::out_of_memory;
+use crate::workers::Workers;
+
+/// Number of bytes of a value.
+const VALUE_BYTES: usize = size_of::<f32>();
+
+/// The states of all slots. See the [module documentation](self).
+#[derive(Debug)]
+pub(crate) struct StateStore {
+    /// `[slots, layers, layer_len]`.
+    values: Buffer,
+    slots: usize,
+    /// Number of recurrent layers.
+    layers: usize,
+    /// Number of values of the state of a layer.
+    layer_len: usize,
+}
+
+/// The size of a state, or `None` if no layer is recurrent. `slots` is the number of slots.
+pub(crate) fn state_spec(config: &DecoderConfig, slots: usize) -> Option<StateSpec> {
+    let delta_net = config.delta_net?;
+    let layers = config.layers.iter().filter(|layer| layer.mixer == MixerKind::DeltaNet).count();
+    let bytes = delta_net.state_len() * VALUE_BYTES;
+    (layers > 0).then(|| StateSpec { bytes: layers.saturating_mul(bytes), slots })
+}
+
+impl StateStore {
+    /// Reserves the states of `slots` sequences, all zero. Without recurrent layers, they are empty.
+    ///
+    /// # Errors
+    /// [`ModelError::OutOfMemory`].
+    pub(crate) fn new(config: &DecoderConfig, slots: usize) -> Result<Self, ModelError> {
+        let bytes = state_spec(config, slots).map_or(0, |spec| spec.bytes);
+        let layer_len = config.delta_net.map_or(0, |delta_net| delta_net.state_len());
+        let values = (bytes / VALUE_BYTES).checked_mul(slots).and_then(Buffer::try_zeroed::<f32>);
+        let values = values.ok_or_else(|| {
+            out_of_memory("the recurrent states", (bytes as u64).saturating_mul(slots as u64))
+        })?;
+        let layers = (bytes / VALUE_BYTES).checked_div(layer_len).unwrap_or(0);
+        Ok(Self { values, slots, layers, layer_len })
+    }
+
+    /// Number of values of the state of a slot.
+    fn slot_len(&self) -> usize {
+        self.layers * self.layer_len
+    }
+
+    /// Brings the slots of all slices into the state before their first token, and fills the end of
+    /// each checkpoint that they will write, beyond the state, with zeros.
+    pub(crate) fn begin(&mut self, batch: &StepBatch, kv: &mut KvStore, workers: &Workers) {
+        let bytes = self.slot_len() * VALUE_BYTES;
+        if bytes == 0 {
+            return;
+        }
+        let mut slots: Vec<Option<&mut [u8]>> =
+            self.values.slice_mut::<u8>().chunks_exact_mut(bytes).map(Some).collect();
+        let mut fills: Vec<(&mut [u8], Option<&[BlockId]>)> = Vec::new();
+        for slice in &batch.sequences {
+            let Some(state) = &slice.state else { continue };
+            if slice.start > 0 && state.resume.is_none() {
+                continue;
+            }
+            // The batch checker has refused slots that do not exist or are used twice.
+            if let Some(slot) = slots.get_mut(state.slot as usize).and_then(Option::take) {
+                fills.push((slot, state.resume.as_deref()));
+            }
+        }
+        let store = &*kv;
+        workers.run(fills.into_iter(), |(slot, resume)| match resume {
+            Some(blocks) => store.read_bytes(blocks, 0, slot),
+            None => slot.fill(0),
+        });
+        let checkpoints = batch.sequences.iter().flat_map(|slice| &slice.state);
+        for checkpoint in checkpoints.flat_map(|state| &state.checkpoints) {
+            let end = checkpoint.blocks.len() * kv.shape().block_bytes();
+            kv.write_bytes(&checkpoint.blocks, bytes, &vec![0; end - bytes]);
+        }
+    }
+
+    /// The states of recurrent layer `layer` for each of `slices`, in their order. Recurrent layers
+    /// are counted without the others.
+    ///
+    /// # Panics
+    /// If there is no such layer, or a slice has no slot of its own.
+    pub(crate) fn layer_mut<'a>(
+        &'a mut self,
+        layer: usize,
+        slices: &[SequenceSlice],
+    ) -> Vec<&'a mut [f32]> {
+        assert!(layer < self.layers, "expected a layer below {}, got {layer}", self.layers);
+        let (slot_len, layer_len) = (self.slot_len(), self.layer_len);
+        let slots = self.values.slice_mut::<f32>().chunks_exact_mut(slot_len);
+        let mut states: Vec<Option<&mut [f32]>> =
+            slots.map(|slot| Some(&mut slot[layer * layer_len..][..layer_len])).collect();
+        let slot = |slice: &SequenceSlice| slice.state.as_ref().map(|state| state.slot as usize);
+        let states = slices.iter().map(|slice| states.get_mut(slot(slice)?)?.take());
+        states.map(|state| state.expect("the batch checker requires a slot of its own")).collect()
+    }
+
+    /// Where the state of a layer begins in a checkpoint, in bytes.
+    pub(crate) fn offset_bytes(&self, layer: usize) -> usize {
+        layer * self.layer_len * VALUE_BYTES
+    }
+
+    /// The bytes of the state in `slot`.
+    ///
+    /// # Panics
+    /// If there is no such slot.
+    pub(crate) fn slot_bytes(&self, slot: usize) -> &[u8] {
+        assert!(slot < self.slots, "expected a slot below {}, got {slot}", self.slots);
+        let bytes = self.slot_len() * VALUE_BYTES;
+        &self.values.slice::<u8>()[slot * bytes..][..bytes]
+    }
+}

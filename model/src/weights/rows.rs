@@ -1,0 +1,150 @@
+//! Matrices whose rows are between those of others in the matrix of a file.
+//!
+//! | matrix of a file | contents |
+//! |---|---|
+//! | `self_attn.q_proj`, with gates of attention's output | each head's query, then its gate |
+
+use super::{Stored, Weights};
+use crate::config::{DecoderConfig, MixerWeights, TensorSpec};
+use crate::error::ModelError;
+
+/// Rows at equal distances.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Run {
+    /// The first row.
+    first: usize,
+    /// Number of successive rows.
+    len: usize,
+    /// Distance to the next rows that belong to the run.
+    step: usize,
+    /// How often there are `len` rows.
+    count: usize,
+}
+
+/// The rows of a matrix, in the order that they have in memory, among those of the file's matrix.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct RowRuns {
+    runs: Vec<Run>,
+    /// Number of rows of the file's matrix.
+    all_rows: usize,
+}
+
+impl RowRuns {
+    /// Number of rows of the matrix.
+    fn rows(&self) -> usize {
+        self.runs.iter().map(|run| run.len * run.count).sum()
+    }
+
+    /// Whether the first row of the file's matrix belongs to the matrix. This is so for one of those
+    /// that it consists of.
+    pub(super) fn has_first(&self) -> bool {
+        self.runs.iter().any(|run| run.first == 0)
+    }
+
+    /// Size of the matrix in bytes if that of all rows is `all`.
+    pub(super) fn byte_len(&self, all: usize) -> usize {
+        all / self.all_rows.max(1) * self.rows()
+    }
+
+    /// The rows of the matrix, from the bytes of all rows.
+    pub(super) fn select(&self, all: &[u8]) -> Vec<u8> {
+        let row_bytes = all.len() / self.all_rows.max(1);
+        let mut bytes = Vec::with_capacity(self.byte_len(all.len()));
+        for run in &self.runs {
+            for index in 0..run.count {
+                let start = (run.first + index * run.step) * row_bytes;
+                bytes.extend_from_slice(&all[start..start + run.len * row_bytes]);
+            }
+        }
+        bytes
+    }
+}
+
+/// A tensor of a file, and the tensors whose rows it has.
+struct Division {
+    name: String,
+    rows: usize,
+    parts: Vec<(TensorSpec, Vec<Run>)>,
+}
+
+impl DecoderConfig {
+    /// The matrices that files have in place of several whose rows are between each other: the name
+    /// of each, and the matrix as the file has it.
+    pub(super) fn mixed_matrices(&self) -> Vec<(String, Vec<TensorSpec>)> {
+        let matrices = self.divisions().into_iter().filter_map(|Division { name, rows, parts }| {
+            let (first, _) = parts.into_iter().next()?;
+            let shape = vec![rows, *first.shape.get(1)?];
+            Some((name.clone(), vec![TensorSpec { name, shape, role: first.role }]))
+        });
+        matrices.collect()
+    }
+
+    /// The tensors that files have in place of several whose rows are between each other.
+    fn divisions(&self) -> Vec<Division> {
+        let mut list = Vec::new();
+        for layer in self.weights().layers {
+            if let MixerWeights::Attention(attention) = layer.mixer {
+                let [q, ..] = attention.qkv.parts;
+                let Some(gate) = attention.gate else { continue };
+                let (len, count) = (self.head_dim, self.num_heads);
+                let run = |first| vec![Run { first, len, step: 2 * len, count }];
+                let biases = q.bias.into_iter().zip(gate.bias);
+                for (q, gate) in [(q.weight, gate.weight)].into_iter().chain(biases) {
+                    let (name, rows) = (q.name.clone(), 2 * len * count);
+                    list.push(Division { name, rows, parts: vec![(q, run(0)), (gate, run(len))] });
+                }
+            }
+        }
+        list
+    }
+}
+
+impl Weights {
+    /// Divides tensors in which the rows of several of the configuration's tensors are between each
+    /// other. Rows are selected when a tensor is read.
+    ///
+    /// # Errors
+    /// [`ModelError::WrongShape`] if there is another number of rows.
+    pub(crate) fn split_rows(&mut self, config: &DecoderConfig) -> Result<(), ModelError> {
+        for Division { name, rows, parts } in config.divisions() {
+            // `check` finds the ones that are missing.
+            let Some(stored) = self.tensors.get(&name) else { continue };
+            let columns = parts[0].0.shape[1..].to_vec();
+            let shape: Vec<usize> = [rows].into_iter().chain(columns).collect();
+            if stored.shape != shape {
+                return Err(ModelError::WrongShape {
+                    file: self.regions[stored.region].file.clone(),
+                    tensor: name,
+                    expected: shape,
+                    got: stored.shape.clone(),
+                });
+            }
+            let stored = stored.clone();
+            self.tensors.remove(&name);
+            for (TensorSpec { name, shape, role: _ }, runs) in parts {
+                let runs = Some(RowRuns { runs, all_rows: rows });
+                self.insert(name, Stored { shape, runs, ..stored.clone() })?;
+            }
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Goal: the rows of a matrix are selected in the order of its runs.
+    #[test]
+    fn rows_are_selected_in_order() {
+        let runs = vec![
+            Run { first: 1, len: 2, step: 4, count: 2 },
+            Run { first: 0, len: 1, step: 4, count: 2 },
+        ];
+        let runs = RowRuns { runs, all_rows: 8 };
+        let all: Vec<u8> = (0..8).flat_map(|row| [row, row]).collect();
+        assert_eq!(runs.select(&all), [1, 1, 2, 2, 5, 5, 6, 6, 0, 0, 4, 4]);
+        assert_eq!((runs.rows(), runs.byte_len(16)), (6, 12));
+        assert!(runs.has_first());
+    }
+}
