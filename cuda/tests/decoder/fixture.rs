@@ -7,8 +7,13 @@ pub(super) use crate::suite::fixture::*;
 use crate::suite::{Open, Sizes};
 
 /// The architectures that the backend refuses, because some layers have no attention.
-pub(super) const REFUSED: [Architecture; 3] =
-    [Architecture::Lfm2, Architecture::Lfm2Moe, Architecture::Qwen35];
+pub(super) const REFUSED: [Architecture; 5] = [
+    Architecture::Lfm2,
+    Architecture::Lfm2Moe,
+    Architecture::Qwen35,
+    Architecture::Qwen35Moe,
+    Architecture::Qwen3Next,
+];
 
 /// The names of the models that the backend computes.
 pub(super) fn names() -> Vec<String> {

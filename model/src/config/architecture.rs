@@ -57,6 +57,10 @@ pub enum Architecture {
     /// The text part of Qwen3.5 and Qwen3.6: Gated DeltaNet in three of four layers, and gates of
     /// attention's output in the others.
     Qwen35,
+    /// The text part of Qwen3.5-MoE and Qwen3.6-MoE: Qwen3.5 with a mixture of experts.
+    Qwen35Moe,
+    /// Qwen3-Next: Gated DeltaNet in three of four layers, and a mixture of experts.
+    Qwen3Next,
     /// gpt-oss: a mixture of experts with biases and clamped gates, attention sinks, and windows in
     /// every other layer.
     GptOss,

@@ -71,11 +71,28 @@ pub(crate) fn prepare(weights: &mut Weights, config: &ParsedConfig) -> Result<()
     if let Some(quantization) = &config.quantization {
         weights.convert(quantization, &config.decoder)?;
     }
+    omit_other_parts(weights);
     weights.split_fused(&config.decoder)?;
     weights.split_rows(&config.decoder)?;
     match config.decoder.architecture.description().rotation.adjacent {
         true => weights.pair_adjacent_rows(&config.decoder),
         false => Ok(()),
+    }
+}
+
+/// Removes the tensors that compute no text, or several tokens at once: a vision encoder, and the
+/// layers of multi-token prediction.
+fn omit_other_parts(weights: &mut Weights) {
+    for (prefixes, what) in [
+        (&["model.visual.", "visual."][..], "a vision encoder"),
+        (&["mtp.", "model.mtp."][..], "multi-token prediction"),
+    ] {
+        let is_other = |name: &&str| prefixes.iter().any(|prefix| name.starts_with(prefix));
+        let names: Vec<String> = weights.names().filter(is_other).map(str::to_owned).collect();
+        if !names.is_empty() {
+            tracing::info!("{} tensors of {what} are not used", names.len());
+        }
+        names.iter().for_each(|name| weights.remove(name));
     }
 }
 

@@ -1,6 +1,10 @@
-//! The tensors of gpt-oss that hold all experts of a layer, with the rows of the gate and up
-//! projections interleaved. They are divided into one tensor per expert and projection, whose rows
-//! are brought into the usual order when it is read.
+//! Tensors that hold all experts of a layer. They are divided into one tensor per expert and
+//! projection.
+//!
+//! Without biases (Qwen3.5-MoE), `gate_up_proj` is `[experts, 2 * width, hidden]`, the rows of gate
+//! first, and `down_proj` is `[experts, hidden, width]`, so each tensor is a range of theirs. With
+//! biases (gpt-oss), the rows of gate and up are interleaved, and are brought into the usual order
+//! when a tensor is read:
 //!
 //! | tensor | shape |
 //! |---|---|
@@ -139,6 +143,10 @@ fn divide_one(weights: &mut Weights, name: &str, mut stored: Stored) -> Result<(
     let projections: &[&str] =
         if last.starts_with("gate_up_proj") { &["gate_proj", "up_proj"] } else { &["down_proj"] };
     let step = projections.len();
+    if !last.contains("proj_") && !weights.contains(&format!("{name}_bias")) {
+        return divide_rows(weights, module, projections, &stored)
+            .unwrap_or_else(|| Err(malformed(&expected_experts(step), &stored)));
+    }
     let mut scales = None;
     // The number of experts, of rows and, except for biases, of columns.
     let (count, rows, columns) = match *stored.shape.as_slice() {
@@ -171,8 +179,7 @@ fn divide_one(weights: &mut Weights, name: &str, mut stored: Stored) -> Result<(
         || !rows.is_multiple_of(step)
         || stored.range.len() < count
     {
-        let expected = format!("1 to {EXPERTS_MAX} experts with a multiple of {step} rows");
-        return Err(malformed(&expected, &stored));
+        return Err(malformed(&expected_experts(step), &stored));
     }
     let kind = if columns.is_some() { "weight" } else { "bias" };
     let part = |range: &Range<usize>, index: usize| {
@@ -198,6 +205,41 @@ fn divide_one(weights: &mut Weights, name: &str, mut stored: Stored) -> Result<(
         }
     }
     Ok(())
+}
+
+/// The shape that a tensor of all experts should have, for messages.
+fn expected_experts(step: usize) -> String {
+    format!("1 to {EXPERTS_MAX} experts with a multiple of {step} rows")
+}
+
+/// Divides a tensor `[experts, rows of all projections, columns]`; `None` if it has another shape.
+fn divide_rows(
+    weights: &mut Weights,
+    module: &str,
+    projections: &[&str],
+    stored: &Stored,
+) -> Option<Result<(), ModelError>> {
+    let [count, all_rows, columns] = *stored.shape.as_slice() else { return None };
+    let parts = count.checked_mul(projections.len())?;
+    if !(1..=EXPERTS_MAX).contains(&count)
+        || !all_rows.is_multiple_of(projections.len())
+        || stored.range.len() < parts
+        || !stored.range.len().is_multiple_of(parts)
+    {
+        return None;
+    }
+    let (rows, len) = (all_rows / projections.len(), stored.range.len() / parts);
+    for part in 0..parts {
+        let (index, projection) = (part / projections.len(), projections[part % projections.len()]);
+        let start = stored.range.start + part * len;
+        let stored =
+            Stored { shape: vec![rows, columns], range: start..start + len, ..stored.clone() };
+        let name = format!("{module}.{index}.{projection}.weight");
+        if let Err(error) = weights.insert(name, stored) {
+            return Some(Err(error));
+        }
+    }
+    Some(Ok(()))
 }
 
 #[cfg(test)]
@@ -230,6 +272,7 @@ mod tests {
             ("gate_up_proj", vec![2, 3, 4], numbers(24)),
             ("gate_up_proj_bias", vec![2, 4], numbers(8)),
             ("down_proj", vec![2, 2, 3], numbers(12)),
+            ("down_proj_bias", vec![2, 3], numbers(6)),
         ])
         .unwrap();
         let gate = floats(&weights, "1.gate_proj.weight", &[2, 3]);
@@ -239,7 +282,26 @@ mod tests {
         assert_eq!(floats(&weights, "1.up_proj.bias", &[2]), [5.0, 7.0]);
         let down = floats(&weights, "1.down_proj.weight", &[3, 2]);
         assert_eq!(down, [6.0, 9.0, 7.0, 10.0, 8.0, 11.0]);
-        assert_eq!(weights.total_bytes(), 4 * (24 + 8 + 12));
+        assert_eq!(weights.total_bytes(), 4 * (24 + 8 + 12 + 6));
+        assert!(weights.check_disjoint().is_ok());
+    }
+
+    /// Goal: without biases, the rows of gate and up follow one another.
+    #[test]
+    fn rows_without_biases_are_divided() {
+        let numbers = |count: u16| (0..count).map(f32::from).collect::<Vec<_>>();
+        let weights = weights(vec![
+            ("gate_up_proj", vec![2, 4, 3], numbers(24)),
+            ("down_proj", vec![2, 3, 2], numbers(12)),
+        ])
+        .unwrap();
+        let gate = floats(&weights, "1.gate_proj.weight", &[2, 3]);
+        assert_eq!(gate, [12.0, 13.0, 14.0, 15.0, 16.0, 17.0]);
+        let up = floats(&weights, "0.up_proj.weight", &[2, 3]);
+        assert_eq!(up, [6.0, 7.0, 8.0, 9.0, 10.0, 11.0]);
+        let down = floats(&weights, "1.down_proj.weight", &[3, 2]);
+        assert_eq!(down, [6.0, 7.0, 8.0, 9.0, 10.0, 11.0]);
+        assert_eq!(weights.total_bytes(), 4 * (24 + 12));
         assert!(weights.check_disjoint().is_ok());
     }
 

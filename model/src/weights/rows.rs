@@ -3,9 +3,13 @@
 //! | matrix of a file | contents |
 //! |---|---|
 //! | `self_attn.q_proj`, with gates of attention's output | each head's query, then its gate |
+//! | `linear_attn.in_proj_qkvz` (Qwen3-Next) | each key head's query, key, values and gates |
+//! | `linear_attn.in_proj_ba` (Qwen3-Next) | each key head's strengths, then its time steps |
 
 use super::{Stored, Weights};
-use crate::config::{DecoderConfig, MixerWeights, TensorSpec};
+use crate::config::{
+    AttentionWeights, DecoderConfig, DeltaNetConfig, DeltaNetWeights, MixerWeights, TensorSpec,
+};
 use crate::error::ModelError;
 
 /// Rows at equal distances.
@@ -83,20 +87,55 @@ impl DecoderConfig {
     fn divisions(&self) -> Vec<Division> {
         let mut list = Vec::new();
         for layer in self.weights().layers {
-            if let MixerWeights::Attention(attention) = layer.mixer {
-                let [q, ..] = attention.qkv.parts;
-                let Some(gate) = attention.gate else { continue };
-                let (len, count) = (self.head_dim, self.num_heads);
-                let run = |first| vec![Run { first, len, step: 2 * len, count }];
-                let biases = q.bias.into_iter().zip(gate.bias);
-                for (q, gate) in [(q.weight, gate.weight)].into_iter().chain(biases) {
-                    let (name, rows) = (q.name.clone(), 2 * len * count);
-                    list.push(Division { name, rows, parts: vec![(q, run(0)), (gate, run(len))] });
+            match (layer.mixer, self.delta_net) {
+                (MixerWeights::Attention(attention), _) => self.add_gated(attention, &mut list),
+                (MixerWeights::DeltaNet(delta_net), Some(config)) if config.grouped => {
+                    list.extend(of_delta_net(&config, delta_net));
                 }
+                _ => {}
             }
         }
         list
     }
+
+    /// Adds the matrix and the biases of queries and gates.
+    fn add_gated(&self, attention: AttentionWeights, list: &mut Vec<Division>) {
+        let [q, ..] = attention.qkv.parts;
+        let Some(gate) = attention.gate else { return };
+        let (len, count) = (self.head_dim, self.num_heads);
+        let run = |first| vec![Run { first, len, step: 2 * len, count }];
+        let biases = q.bias.into_iter().zip(gate.bias);
+        for (q, gate) in [(q.weight, gate.weight)].into_iter().chain(biases) {
+            let (name, rows) = (q.name.clone(), 2 * len * count);
+            list.push(Division { name, rows, parts: vec![(q, run(0)), (gate, run(len))] });
+        }
+    }
+}
+
+/// The matrices that Qwen3-Next has in place of those of Gated DeltaNet.
+fn of_delta_net(config: &DeltaNetConfig, weights: DeltaNetWeights) -> [Division; 2] {
+    let DeltaNetConfig { key_heads: count, key_dim, .. } = *config;
+    let heads = config.value_heads / count;
+    let values = heads * config.value_dim;
+    let step = 2 * key_dim + 2 * values;
+    let run = |first, len| Run { first, len, step, count };
+    let (query, key) = (run(0, key_dim), run(key_dim, key_dim));
+    let (value, gate) = (run(2 * key_dim, values), run(2 * key_dim + values, values));
+    let of_heads = |first| vec![Run { first, len: heads, step: 2 * heads, count }];
+    let named = |spec: &TensorSpec, own: &str, name: &str| spec.name.replace(own, name);
+    let (qkv, strength) = (weights.qkv.weight, weights.strength.weight);
+    [
+        Division {
+            name: named(&qkv, "in_proj_qkv", "in_proj_qkvz"),
+            rows: step * count,
+            parts: vec![(qkv, vec![query, key, value]), (weights.gate.weight, vec![gate])],
+        },
+        Division {
+            name: named(&strength, "in_proj_b", "in_proj_ba"),
+            rows: 2 * heads * count,
+            parts: vec![(strength, of_heads(0)), (weights.step.weight, of_heads(heads))],
+        },
+    ]
 }
 
 impl Weights {

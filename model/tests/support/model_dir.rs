@@ -14,7 +14,8 @@ pub(crate) fn architectures() -> impl Iterator<Item = &'static str> {
 
 /// The architectures whose files have rows in another order: adjacent rows of q and k form the pairs
 /// that are rotated, or the rows of queries and gates are in one matrix.
-pub(crate) const OTHER_ROWS: [&str; 3] = ["glm4", "ernie4_5", "qwen3_5_text"];
+pub(crate) const OTHER_ROWS: [&str; 5] =
+    ["glm4", "ernie4_5", "qwen3_5_text", "qwen3_5_moe_text", "qwen3_next"];
 
 /// A small `config.json`. Rows are long enough for every quantized type.
 pub(crate) fn config_json(architecture: &str) -> Value {
@@ -55,7 +56,7 @@ pub(crate) fn config_json(architecture: &str) -> Value {
         config["num_hidden_layers"] = 4.into();
         config["sliding_window"] = 16.into();
     }
-    if architecture == "qwen3_5_text" {
+    if let "qwen3_5_text" | "qwen3_5_moe_text" | "qwen3_next" = architecture {
         config["layer_types"] = json!(["linear_attention", "full_attention"]);
         config["linear_num_key_heads"] = 2.into();
         config["linear_num_value_heads"] = 4.into();
@@ -80,7 +81,9 @@ pub(crate) fn config_json(architecture: &str) -> Value {
         config["layer_types"] = json!(["sliding_attention", "full_attention"]);
         config["tie_word_embeddings"] = true.into();
     }
-    if let "mixtral" | "qwen2_moe" | "qwen3_moe" | "gpt_oss" | "lfm2_moe" | "olmoe" = architecture {
+    if let "mixtral" | "qwen2_moe" | "qwen3_moe" | "gpt_oss" | "lfm2_moe" | "olmoe"
+    | "qwen3_5_moe_text" | "qwen3_next" = architecture
+    {
         let local = ["mixtral", "gpt_oss"].contains(&architecture);
         let count = if local { "num_local_experts" } else { "num_experts" };
         config[count] = 4.into();
@@ -102,7 +105,10 @@ pub(crate) fn config_json(architecture: &str) -> Value {
             "original_max_position_embeddings": 32,
         });
     }
-    if architecture == "qwen2_moe" {
+    if let "qwen3_5_moe_text" | "qwen3_next" = architecture {
+        config["moe_intermediate_size"] = 256.into();
+    }
+    if let "qwen2_moe" | "qwen3_5_moe_text" | "qwen3_next" = architecture {
         config["shared_expert_intermediate_size"] = 512.into();
     }
     if architecture == "phi3" {

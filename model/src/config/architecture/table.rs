@@ -10,7 +10,7 @@ use super::{AttentionScale, Bias, Defaults, Description, Gate, Gguf, Pattern, Ro
 use crate::config::{NormPlacement, QkNorm, RopeScaling};
 use gemma::{GEMMA2, GEMMA3};
 use mixtures::{GPT_OSS, LFM2_MOE, MIXTRAL, OLMOE, QWEN2_MOE, QWEN3_MOE};
-use recurrent::QWEN35;
+use recurrent::{QWEN3_NEXT, QWEN35, QWEN35_MOE};
 
 const LLAMA: Description = Description {
     architecture: Llama,
@@ -357,7 +357,7 @@ const LFM2: Description = Description {
 };
 
 /// One row per architecture, in the order of [`Architecture`](super::Architecture).
-pub(super) static TABLE: [Description; 24] = [
+pub(super) static TABLE: [Description; 26] = [
     LLAMA,
     MISTRAL,
     MINISTRAL3,
@@ -381,5 +381,7 @@ pub(super) static TABLE: [Description; 24] = [
     QWEN2_MOE,
     QWEN3_MOE,
     QWEN35,
+    QWEN35_MOE,
+    QWEN3_NEXT,
     GPT_OSS,
 ];

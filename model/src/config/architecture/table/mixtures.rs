@@ -18,7 +18,7 @@ static GPT_OSS_SCALING: RopeScaling = RopeScaling::Yarn {
     attention_factor: 1.346_573_6,
 };
 
-const MIXTRAL_EXPERTS: ExpertsDefaults = ExpertsDefaults {
+pub(super) const MIXTRAL_EXPERTS: ExpertsDefaults = ExpertsDefaults {
     count: 8,
     per_token: 2,
     width: None,

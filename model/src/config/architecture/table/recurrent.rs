@@ -1,7 +1,8 @@
 //! The rows of architectures with recurrent layers.
 
 use super::super::Architecture::*;
-use super::super::{Defaults, Description, Rotation, Windows};
+use super::super::{Defaults, Description, ExpertsDefaults, Rotation, Windows};
+use super::mixtures::MIXTRAL_EXPERTS;
 use super::{NO_GGUF, QWEN3};
 use crate::config::DeltaNetConfig;
 
@@ -41,4 +42,49 @@ pub(super) const QWEN35: Description = Description {
     delta_net: Some(DELTA_NET),
     gguf: NO_GGUF,
     ..QWEN3
+};
+
+pub(super) const QWEN35_MOE: Description = Description {
+    architecture: Qwen35Moe,
+    model_types: &["qwen3_5_moe_text", "qwen3_5_moe"],
+    classes: &["Qwen3_5MoeForCausalLM", "Qwen3_5MoeForConditionalGeneration"],
+    multimodal: Some("qwen3_5_moe"),
+    defaults: Defaults {
+        hidden_size: 2048,
+        num_layers: 40,
+        num_kv_heads: Some(2),
+        ..QWEN35.defaults
+    },
+    experts: Some(ExpertsDefaults {
+        count: 256,
+        per_token: 8,
+        width: Some(512),
+        shared_width: Some(512),
+        ..MIXTRAL_EXPERTS
+    }),
+    ..QWEN35
+};
+
+pub(super) const QWEN3_NEXT: Description = Description {
+    architecture: Qwen3Next,
+    model_types: &["qwen3_next"],
+    classes: &["Qwen3NextForCausalLM"],
+    multimodal: None,
+    defaults: Defaults {
+        vocab_size: 151_936,
+        hidden_size: 2048,
+        intermediate_size: 5632,
+        num_layers: 48,
+        num_kv_heads: Some(2),
+        ..QWEN35.defaults
+    },
+    experts: Some(ExpertsDefaults {
+        count: 512,
+        per_token: 10,
+        width: Some(512),
+        shared_width: Some(512),
+        normalized: Some(true),
+        ..MIXTRAL_EXPERTS
+    }),
+    ..QWEN35
 };
