@@ -116,6 +116,14 @@ pub struct LayerConfig {
     pub experts: bool,
 }
 
+impl LayerConfig {
+    /// Whether the layer has attention.
+    #[must_use]
+    pub fn has_attention(&self) -> bool {
+        self.mixer == MixerKind::Attention
+    }
+}
+
 /// Everything that the forward pass needs apart from the weights. All sizes are at least 1.
 #[derive(Clone, Debug, PartialEq)]
 pub struct DecoderConfig {

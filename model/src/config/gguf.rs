@@ -5,6 +5,7 @@
 //! and k projections are in a different order, which [`Weights`](crate::Weights) reverses.
 
 mod convolutions;
+mod delta_net;
 mod experts;
 mod layers;
 mod metadata;
@@ -17,7 +18,7 @@ use stolon_backend::Pooling;
 use stolon_kernels::TensorType;
 
 use super::architecture::Gate;
-use super::{Activation, Architecture, DecoderConfig, LayerConfig, MixerKind, QkNorm};
+use super::{Activation, Architecture, DecoderConfig, LayerConfig, QkNorm};
 use crate::error::{ModelError, quoted};
 use crate::gguf::{Header, Value};
 use metadata::Metadata;
@@ -55,7 +56,7 @@ pub(crate) fn parse(
     let num_heads = keys.required_size("attention.head_count")?;
     let head_dim = keys.size("attention.key_length")?.unwrap_or(hidden_size / num_heads);
     let rotary_dim = keys.rotary_dim(row, head_dim)?;
-    let layer_count = keys.layer_count()?;
+    let layer_count = keys.layer_count(row)?;
     let score_dim = match row.gguf.wide_scale_layers == Some(layer_count) {
         true => (hidden_size / num_heads) as f32,
         false => head_dim as f32,
@@ -67,17 +68,17 @@ pub(crate) fn parse(
     let (ropes, mut layers) = keys.layers(row, layer_count, rope)?;
     let experts = keys.experts(row, &mut layers)?;
     let (num_kv_heads, convolution_taps) = keys.convolutions(row, num_heads, &mut layers)?;
-    let has_attention = |layer: &LayerConfig| layer.mixer == MixerKind::Attention;
-    let attention = layers.iter().position(has_attention).unwrap_or(0);
+    let delta_net = keys.delta_net(row, &mut layers)?;
+    let attention = layers.iter().position(LayerConfig::has_attention).unwrap_or(0);
     let attention_has = |name: &str| has(&format!("blk.{attention}.{name}"));
     let config = DecoderConfig {
         architecture,
         vocab_size: vocab_size(header, hidden_size)?,
         hidden_size,
-        intermediate_size: keys.required_size("feed_forward_length")?,
+        intermediate_size: keys.dense_width()?,
         experts,
         convolution_taps,
-        delta_net: None,
+        delta_net,
         num_heads,
         num_kv_heads,
         head_dim,
@@ -88,7 +89,7 @@ pub(crate) fn parse(
         tie_word_embeddings: !has("output.weight"),
         qkv_bias: attention_has("attn_q.bias") || attention_has("attn_qkv.bias"),
         output_bias: attention_has("attn_output.bias"),
-        output_gate: false,
+        output_gate: row.output_gate,
         mlp_bias: has("blk.0.ffn_up.bias") || has("blk.0.ffn_up_exps.bias"),
         qk_norm: match row.qk_norm {
             Some(QkNorm::Position) => Some(QkNorm::Position),
@@ -97,16 +98,10 @@ pub(crate) fn parse(
             }
         },
         norms: row.norms,
-        activation: match row.gate {
-            Gate::ClampedSwiglu => Activation::ClampedSwiglu { alpha: 1.702, limit: 7.0 },
-            Gate::Gelu => Activation::GeluTanh,
-            Gate::Silu => Activation::Silu,
-        },
+        activation: activation(row.gate),
         attention_sinks: attention_has("attn_sinks.weight"),
-        embedding_scale: match scale("embedding_scale")? {
-            None if row.scaled_embedding => Some((hidden_size as f64).sqrt() as f32),
-            factor => factor,
-        },
+        embedding_scale: scale("embedding_scale")?
+            .or(row.scaled_embedding.then(|| (hidden_size as f64).sqrt() as f32)),
         residual_scale: scale("residual_scale")?,
         logit_scale: scale("logit_scale")?.map(|divisor| 1.0 / divisor),
         attention_scale: keys.factor("attention.scale")?.unwrap_or(1.0 / score_dim.sqrt()),
@@ -119,6 +114,14 @@ pub(crate) fn parse(
     };
     config.check(&header.file)?;
     Ok(config)
+}
+
+fn activation(gate: Gate) -> Activation {
+    match gate {
+        Gate::ClampedSwiglu => Activation::ClampedSwiglu { alpha: 1.702, limit: 7.0 },
+        Gate::Gelu => Activation::GeluTanh,
+        Gate::Silu => Activation::Silu,
+    }
 }
 
 /// Number of rows of the embedding.

@@ -60,6 +60,7 @@ pub(crate) fn describe(
     let config = config::gguf::parse(header, &|name| small_floats(header, &contents, name))?;
     let mut weights = weights(header, &config, contents)?;
     weights.split_fused(&config)?;
+    weights.split_rows(&config)?;
     if config.architecture.description().gguf.adjacent {
         weights.pair_adjacent_rows(&config)?;
     }

@@ -5,6 +5,9 @@ use candle_core::{Device, Tensor as CandleTensor};
 use stolon_model::config::{NormPlacement, TensorRole, TensorSpec};
 use stolon_model::{Architecture, DecoderConfig, MixerKind, RopeScaling, TensorType, Weights};
 
+#[path = "gguf_delta_net.rs"]
+mod gguf_delta_net;
+
 use crate::candle_types::candle_type;
 use crate::gguf_writer::{GgufWriter, Meta};
 
@@ -72,6 +75,15 @@ fn gguf_name(name: &str, post_norms: bool) -> String {
         "self_attn" if kind == "sinks" => return format!("blk.{layer}.attn_sinks.weight"),
         "conv.conv" => "shortconv.conv",
         "conv.out_proj" => "shortconv.out_proj",
+        "linear_attn" if kind == "A_log" => return format!("blk.{layer}.ssm_a"),
+        "linear_attn" => return format!("blk.{layer}.ssm_dt.bias"),
+        "linear_attn.in_proj_qkv" => "attn_qkv",
+        "linear_attn.in_proj_z" => "attn_gate",
+        "linear_attn.in_proj_b" => "ssm_beta",
+        "linear_attn.in_proj_a" => "ssm_alpha",
+        "linear_attn.conv1d" => "ssm_conv1d",
+        "linear_attn.norm" => "ssm_norm",
+        "linear_attn.out_proj" => "ssm_out",
         "post_attention_layernorm" if post_norms => "post_attention_norm",
         "post_attention_layernorm" | "pre_feedforward_layernorm" => "ffn_norm",
         "post_self_attn_layernorm" => "post_attention_norm",
@@ -106,6 +118,9 @@ fn metadata(config: &DecoderConfig, file: &mut GgufWriter) {
         Architecture::GraniteHybrid => "granite",
         Architecture::Ministral3 => "mistral3",
         Architecture::Lfm2Moe => "lfm2moe",
+        Architecture::Qwen35 => "qwen35",
+        Architecture::Qwen35Moe => "qwen35moe",
+        Architecture::Qwen3Next => "qwen3next",
         other => other.name(),
     };
     file.set("general.architecture", Meta::Text(prefix.into()));
@@ -139,6 +154,9 @@ fn metadata(config: &DecoderConfig, file: &mut GgufWriter) {
     }
     if let Some(taps) = config.convolution_taps {
         file.set(&format!("{prefix}.shortconv.l_cache"), Meta::U32(taps as u32));
+    }
+    if let Some(delta_net) = &config.delta_net {
+        gguf_delta_net::metadata(delta_net, prefix, file);
     }
     if let Some(experts) = &config.experts {
         let numbers = [
@@ -255,7 +273,10 @@ pub(crate) fn gguf_of(config: &DecoderConfig, weights: &Weights, dtype: TensorTy
             | Architecture::Ernie45
     );
     for spec in config.tensors() {
-        let mut values = floats(weights, &spec.name, &spec.shape);
+        let Some((mut values, mut shape)) = gguf_delta_net::converted(config, weights, &spec)
+        else {
+            continue;
+        };
         if llama && spec.name.contains("q_proj") {
             values = interleaved(config, &values, config.num_heads);
         }
@@ -266,7 +287,7 @@ pub(crate) fn gguf_of(config: &DecoderConfig, weights: &Weights, dtype: TensorTy
             values.iter_mut().for_each(|value| *value += config.norm_offset);
         }
         let dtype = stored_type(&spec, dtype);
-        let bytes = quantized(&values, &spec.shape, dtype);
+        let bytes = quantized(&values, &shape, dtype);
         let fused = fused_name(&spec.name).filter(|(name, _)| match config.architecture {
             Architecture::Phi3 => true,
             Architecture::Glm4 => name.contains("ffn_up"),
@@ -284,13 +305,18 @@ pub(crate) fn gguf_of(config: &DecoderConfig, weights: &Weights, dtype: TensorTy
             continue;
         }
         let post_norms = match config.norms {
-            NormPlacement::Input => config.architecture == Architecture::GptOss,
+            NormPlacement::Input => {
+                config.architecture == Architecture::GptOss || config.delta_net.is_some()
+            }
             NormPlacement::Output | NormPlacement::InputAndOutput => true,
             NormPlacement::InputAndOutputOfGlm => false,
         };
         let name = match gguf_name(&spec.name, post_norms) {
             name if config.convolution_taps.is_some() && name == "output_norm.weight" => {
                 "token_embd_norm.weight".to_owned()
+            }
+            name if config.architecture == Architecture::Qwen3Next => {
+                name.replace("ssm_beta", "ssm_ba")
             }
             name => name,
         };
@@ -305,7 +331,6 @@ pub(crate) fn gguf_of(config: &DecoderConfig, weights: &Weights, dtype: TensorTy
             stacked.3.extend(bytes);
             continue;
         }
-        let mut shape = spec.shape;
         if spec.name.contains("shared_expert_gate") {
             shape.remove(0);
         }

@@ -304,6 +304,7 @@ impl Split {
             Some("qwen2" | "deepseek-r1-qwen" | "megrez" | "stablelm2") => {
                 Self { pattern: Some(QWEN2), composes: true, ..Self::default() }
             }
+            Some("qwen35") => Self { pattern: Some(QWEN35), composes: true, ..Self::default() },
             Some("tekken" | "pixtral") => Self {
                 pattern: Some(TEKKEN),
                 whole_words_first: true,
@@ -315,8 +316,8 @@ impl Split {
                 Self { single_digits: true, ..Self::default() }
             }
             Some(other) => {
-                let expected = "gpt-2, llama-bpe, qwen2, gpt-4o, tekken or smollm; or copy the model's \
-                                tokenizer.json to the directory of the file";
+                let expected = "gpt-2, llama-bpe, qwen2, qwen35, gpt-4o, tekken or smollm; or copy the \
+                                model's tokenizer.json to the directory of the file";
                 return Err(TokenizerError::unsupported(
                     file,
                     "tokenizer.ggml.pre",
@@ -339,6 +340,12 @@ const LLAMA3: &str = concat!(
 const QWEN2: &str = concat!(
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}",
     r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
+);
+
+/// Qwen 3.5: like Qwen 2, but combining marks belong to words.
+const QWEN35: &str = concat!(
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+|\p{N}",
+    r"| ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
 );
 
 /// GPT-4o (Phi-4-mini, gpt-oss): like Tekken, but with contractions at the end of a word, and

@@ -166,6 +166,7 @@ fn each_family_splits_numbers_as_documented() {
     check("gpt-2", &["1234"]);
     check("llama-bpe", &["123", "4"]);
     check("qwen2", &["1", "2", "3", "4"]);
+    check("qwen35", &["1", "2", "3", "4"]);
     check("tekken", &["1", "2", "3", "4"]);
     check("gpt-4o", &["123", "4"]);
     check("smollm", &["1", "2", "3", "4"]);

@@ -66,6 +66,7 @@ const LLAMA: Description = Description {
         name: Some("llama"),
         adjacent: true,
         fused_mlp: false,
+        tiled_heads: false,
         window: None,
         normalized_experts: true,
         marks_unrotated: false,

@@ -9,6 +9,15 @@ use crate::error::ModelError;
 const SIGMOID: u64 = 2;
 
 impl Metadata<'_> {
+    /// Width of the MLP of layers without experts. Files of models in which all layers have experts
+    /// may lack it.
+    pub(super) fn dense_width(&self) -> Result<usize, ModelError> {
+        match (self.size("feed_forward_length")?, self.size("expert_feed_forward_length")?) {
+            (Some(width), _) | (None, Some(width)) => Ok(width),
+            (None, None) => self.required_size("feed_forward_length"),
+        }
+    }
+
     /// The mixture of experts, if the file has one. Sets [`LayerConfig::experts`] of the layers
     /// that have a router.
     pub(super) fn experts(
@@ -30,7 +39,7 @@ impl Metadata<'_> {
             };
         }
         let has_shared = row.experts.is_some_and(|experts| experts.shared_width.is_some());
-        let dense_width = self.required_size("feed_forward_length")?;
+        let dense_width = self.dense_width()?;
         let per_token = self.required_size("expert_used_count")?;
         // The same defaults as in llama.cpp, whose files of Mixtral have the name of Llama.
         let width = match (self.size("expert_feed_forward_length")?, row.experts) {

@@ -14,8 +14,13 @@ pub(crate) fn tensor_name(architecture: Architecture, name: &str) -> Option<Stri
         _ => {}
     }
     let (layer, rest) = name.strip_prefix("blk.")?.split_once('.')?;
-    let (module, kind) = rest.rsplit_once('.')?;
     let row = architecture.description();
+    if row.delta_net.is_some()
+        && let Some(part) = delta_net_name(rest)
+    {
+        return Some(format!("model.layers.{layer}.linear_attn.{part}"));
+    }
+    let (module, kind) = rest.rsplit_once('.')?;
     let norms = row.norms.names();
     let module = match module {
         "attn_norm" => norms.attention_input?,
@@ -47,9 +52,29 @@ pub(crate) fn tensor_name(architecture: Architecture, name: &str) -> Option<Stri
         "ffn_gate_exps" => "mlp.experts.*.gate_proj",
         "ffn_up_exps" => "mlp.experts.*.up_proj",
         "ffn_down_exps" => "mlp.experts.*.down_proj",
+        "ffn_gate_up_exps" => "mlp.experts.*.gate_up_proj",
         _ => return expert_name(layer, module, kind),
     };
     Some(format!("model.layers.{layer}.{module}.{kind}"))
+}
+
+/// The name of a tensor of Gated DeltaNet in its module.
+fn delta_net_name(name: &str) -> Option<&'static str> {
+    Some(match name {
+        "attn_qkv.weight" => "in_proj_qkv.weight",
+        "attn_gate.weight" => "in_proj_z.weight",
+        // Older files of Qwen3-Next have both in one matrix.
+        "ssm_in.weight" => "in_proj_qkvz.weight",
+        "ssm_ba.weight" => "in_proj_ba.weight",
+        "ssm_beta.weight" => "in_proj_b.weight",
+        "ssm_alpha.weight" => "in_proj_a.weight",
+        "ssm_conv1d.weight" => "conv1d.weight",
+        "ssm_dt.bias" => "dt_bias",
+        "ssm_a" => "A_log",
+        "ssm_norm.weight" => "norm.weight",
+        "ssm_out.weight" => "out_proj.weight",
+        _ => return None,
+    })
 }
 
 /// The name of a tensor in older files, which have one tensor per expert: `ffn_gate.7.weight`.

@@ -1,9 +1,9 @@
 //! The rows of architectures with recurrent layers.
 
 use super::super::Architecture::*;
-use super::super::{Defaults, Description, ExpertsDefaults, Rotation, Windows};
+use super::super::{Defaults, Description, ExpertsDefaults, Gguf, Rotation, Windows};
 use super::mixtures::MIXTRAL_EXPERTS;
-use super::{NO_GGUF, QWEN3};
+use super::{QWEN3, gguf};
 use crate::config::DeltaNetConfig;
 
 const DELTA_NET: DeltaNetConfig = DeltaNetConfig {
@@ -40,7 +40,7 @@ pub(super) const QWEN35: Description = Description {
     windows: Windows::Nowhere,
     windows_need_flag: false,
     delta_net: Some(DELTA_NET),
-    gguf: NO_GGUF,
+    gguf: Gguf { tiled_heads: true, ..gguf("qwen35") },
     ..QWEN3
 };
 
@@ -62,6 +62,7 @@ pub(super) const QWEN35_MOE: Description = Description {
         shared_width: Some(512),
         ..MIXTRAL_EXPERTS
     }),
+    gguf: Gguf { tiled_heads: true, ..gguf("qwen35moe") },
     ..QWEN35
 };
 
@@ -86,5 +87,6 @@ pub(super) const QWEN3_NEXT: Description = Description {
         normalized: Some(true),
         ..MIXTRAL_EXPERTS
     }),
+    gguf: gguf("qwen3next"),
     ..QWEN35
 };

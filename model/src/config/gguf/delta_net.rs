@@ -1,0 +1,75 @@
+//! Parses the layers with Gated DeltaNet of a GGUF file.
+
+use super::super::architecture::Description;
+use super::super::{DeltaNetConfig, LayerConfig, MixerKind};
+use super::Metadata;
+use crate::error::ModelError;
+use crate::gguf::Value;
+
+/// Every layer with this number has attention, if the keys do not say otherwise.
+const ATTENTION_INTERVAL: usize = 4;
+
+impl Metadata<'_> {
+    /// Number of layers that predict more than the next token. They follow the others, and are not
+    /// used.
+    pub(super) fn prediction_layers(&self, row: &Description) -> Result<usize, ModelError> {
+        let key = "nextn_predict_layers";
+        match self.value(key) {
+            Some(value) if row.delta_net.is_some() && value.as_u64() != Some(0) => {
+                let count = self.required_size(key)?;
+                tracing::info!("{count} layers of multi-token prediction are not used");
+                Ok(count)
+            }
+            _ => Ok(0),
+        }
+    }
+
+    /// The sizes of the layers with Gated DeltaNet, if there are any. Marks these layers.
+    pub(super) fn delta_net(
+        &self,
+        row: &Description,
+        layers: &mut [LayerConfig],
+    ) -> Result<Option<DeltaNetConfig>, ModelError> {
+        if row.delta_net.is_none() {
+            return Ok(None);
+        }
+        let recurrent = self.recurrent_layers(layers.len())?;
+        for (layer, is_recurrent) in layers.iter_mut().zip(recurrent) {
+            if is_recurrent {
+                *layer = LayerConfig { mixer: MixerKind::DeltaNet, rope: None, ..*layer };
+            }
+        }
+        if layers.iter().all(|layer| layer.mixer == MixerKind::Attention) {
+            return Ok(None);
+        }
+        let value_heads = self.required_size("ssm.time_step_rank")?;
+        let key = "ssm.inner_size";
+        let inner = self.required_size(key)?;
+        if !inner.is_multiple_of(value_heads) {
+            let expected = format!("a multiple of ssm.time_step_rank, {value_heads}");
+            return Err(self.invalid(key, &expected, inner));
+        }
+        Ok(Some(DeltaNetConfig {
+            key_heads: self.required_size("ssm.group_count")?,
+            value_heads,
+            key_dim: self.required_size("ssm.state_size")?,
+            value_dim: inner / value_heads,
+            taps: self.required_size("ssm.conv_kernel")?,
+            grouped: !row.gguf.tiled_heads,
+            log_rates: false,
+        }))
+    }
+
+    /// Which of the first `count` layers are recurrent.
+    fn recurrent_layers(&self, count: usize) -> Result<Vec<bool>, ModelError> {
+        let key = "attention.recurrent_layers";
+        if let Some(value) = self.value(key) {
+            return match value {
+                Value::Bools(layers) if layers.len() >= count => Ok(layers[..count].to_vec()),
+                _ => Err(self.invalid(key, &format!("{count} booleans"), value.shown())),
+            };
+        }
+        let interval = self.size("full_attention_interval")?.unwrap_or(ATTENTION_INTERVAL);
+        Ok((1..=count).map(|number| !number.is_multiple_of(interval)).collect())
+    }
+}
