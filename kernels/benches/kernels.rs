@@ -1,9 +1,9 @@
-//! Benchmarks of GEMM and attention, with candle's matrix product as the baseline.
+//! Benchmarks of GEMM, attention and recurrences, with candle's matrix product as the baseline.
 //!
 //! Run with `cargo bench -p stolon-kernels --bench kernels`. `STOLON_CPU_PATH` selects a lower
 //! instruction set. The products are those of a linear layer with 2048 input and 6144 output
 //! features. Throughput is given in bytes of weights for up to 16 rows, which are memory-bound, and
-//! in additions and multiplications for more rows.
+//! in additions and multiplications for more rows. A recurrence is that of one head of Qwen3.5.
 
 #![allow(missing_docs, reason = "criterion's macro makes a public function")]
 
@@ -11,8 +11,8 @@ use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_m
 use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
 use stolon_kernels::{
-    AttentionArgs, AttentionSequence, KvLayout, KvSlice, Matrix, Path, TensorType, Threads,
-    attention,
+    AttentionArgs, AttentionSequence, KvLayout, KvSlice, Matrix, Path, Recurrence, Rule,
+    StridedRows, TensorType, Threads, attention,
 };
 use stolon_kvcache::BlockId;
 
@@ -195,5 +195,40 @@ fn attentions(criterion: &mut Criterion) {
     group.finish();
 }
 
-criterion_group!(benches, products, attentions);
+fn recurrences(criterion: &mut Criterion) {
+    const DIM: usize = 128;
+    let path = Path::detect().expect("STOLON_CPU_PATH names an instruction set of this machine");
+    let mut group = criterion.benchmark_group("recurrence");
+    for (name, rule, tokens) in [
+        ("delta rule, 512 tokens", Rule::Delta, 512),
+        ("delta rule, 1 token", Rule::Delta, 1),
+        ("additive, 512 tokens", Rule::Additive, 512),
+    ] {
+        let rows: Vec<f32> = random(3 * DIM * tokens).iter().map(|value| 0.05 * value).collect();
+        let gates = vec![0.9; tokens];
+        let rows = |at: usize| StridedRows { values: &rows[at..], stride: 3 * DIM };
+        let gates = StridedRows { values: &gates, stride: 1 };
+        let recurrence = Recurrence {
+            path,
+            rule,
+            tokens,
+            key_dim: DIM,
+            value_dim: DIM,
+            queries: rows(0),
+            keys: rows(DIM),
+            values: rows(2 * DIM),
+            decays: gates,
+            strengths: gates,
+        };
+        let mut state = vec![0.0; Recurrence::state_len(DIM, DIM)];
+        let mut out = vec![0.0; tokens * DIM];
+        group.throughput(Throughput::Elements((8 * tokens * DIM * DIM) as u64));
+        group.bench_function(BenchmarkId::new(path.name(), name), |bencher| {
+            bencher.iter(|| recurrence.run(&mut state, &mut out));
+        });
+    }
+    group.finish();
+}
+
+criterion_group!(benches, products, attentions, recurrences);
 criterion_main!(benches);

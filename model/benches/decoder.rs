@@ -1,6 +1,7 @@
 //! Measures the tokens per second of the CPU backend on random models.
 //!
 //! `cargo bench -p stolon-model --bench decoder [-- PRESET ... | --threads=N | --work=decode]`.
+//! A model with recurrent layers is also measured with attention in their place.
 //! Without `--bench` and presets (as under `cargo test`), only the smallest model runs once.
 #![allow(clippy::print_stdout, reason = "prints its figures")]
 
@@ -8,7 +9,8 @@ use std::time::{Duration, Instant};
 
 use stolon_backend::{Backend, BackendSpec, LogitRows, SequenceSlice, SliceState, StepBatch};
 use stolon_kvcache::BlockId;
-use stolon_model::{CpuBackend, CpuOptions, KvBudget, LoadOptions, ModelError, ModelSource, load};
+use stolon_model::random::{preset, random_model};
+use stolon_model::{CpuBackend, CpuOptions, DecoderConfig, KvBudget, MixerKind, ModelError, Stage};
 
 /// Number of positions of a prompt, and of cached positions when decoding is measured.
 const CONTEXT: usize = 512;
@@ -27,12 +29,27 @@ fn main() -> Result<(), ModelError> {
     let threads = threads.and_then(|count| count.parse().ok());
     let time = if full { Duration::from_secs(2) } else { Duration::ZERO };
     let work = arguments.iter().find_map(|argument| argument.strip_prefix("--work="));
-    println!("| model | path | threads | weights MB | work | ms/step | tokens/s |");
-    println!("|---|---|---|---|---|---|---|");
-    for preset in presets {
-        measure(preset, threads, work.unwrap_or(""), time)?;
+    println!("| model | path | threads | weights MB | work | ms/step | tokens/s | recurrence |");
+    println!("|---|---|---|---|---|---|---|---|");
+    for name in presets {
+        let config = preset(name)?;
+        let attention = config.delta_net.is_some().then(|| with_attention(config.clone()));
+        let work = work.unwrap_or("");
+        measure((name, config), threads, work, time)?;
+        if let Some(config) = attention {
+            measure((&format!("{name}, attention only"), config), threads, work, time)?;
+        }
     }
     Ok(())
+}
+
+/// The same sizes with attention in all layers.
+fn with_attention(mut config: DecoderConfig) -> DecoderConfig {
+    for layer in &mut config.layers {
+        (layer.mixer, layer.rope) = (MixerKind::Attention, Some(0));
+    }
+    config.delta_net = None;
+    config
 }
 
 /// One sequence of a batch: `count` tokens from position `start` on, with its own blocks and, if the
@@ -51,19 +68,18 @@ fn slice(sequence: usize, start: usize, count: usize, spec: &BackendSpec) -> Seq
 }
 
 fn measure(
-    preset: &str,
+    (name, config): (&str, DecoderConfig),
     threads: Option<usize>,
     work: &str,
     time: Duration,
 ) -> Result<(), ModelError> {
     const SEQUENCES: usize = 16;
-    let source = ModelSource::Random { preset: preset.to_owned(), seed: 1 };
-    let model = load(&source, &LoadOptions::default())?;
+    let weights = random_model(&config, 1)?;
     let block_size = CpuOptions::default().block_size;
     let blocks = SEQUENCES * (2 * CONTEXT).div_ceil(block_size);
     let kv_budget = KvBudget::Blocks(blocks);
     let options = CpuOptions { kv_budget, threads, ..CpuOptions::default() };
-    let mut backend = CpuBackend::new(model.config, model.weights, options)?;
+    let mut backend = CpuBackend::new(config, weights, options)?;
     let spec = &backend.spec().clone();
     let batch = |sequences: Vec<SequenceSlice>| StepBatch {
         tokens: (0..sequences.iter().map(|slice| slice.token_count).sum())
@@ -87,14 +103,18 @@ fn measure(
             ),
         ),
     ];
-    for (name, batch) in works.into_iter().filter(|(name, _)| name.starts_with(work)) {
+    for (work, batch) in works.into_iter().filter(|(name, _)| name.starts_with(work)) {
+        let before = backend.stage_times();
         let step_ms = step_time(&mut backend, &batch, time) * 1e3;
+        let stages = backend.stage_times().since(&before);
+        let share = stages.of(Stage::Recurrence).as_secs_f64() / stages.total().as_secs_f64();
         println!(
-            "| {preset} | {} | {} | {:.1} | {name} | {step_ms:.3} | {:.0} |",
+            "| {name} | {} | {} | {:.1} | {work} | {step_ms:.3} | {:.0} | {:.1} % |",
             backend.path().name(),
             backend.thread_count(),
             backend.weight_bytes() as f64 / 1e6,
             batch.tokens.len() as f64 / step_ms * 1e3,
+            100.0 * share,
         );
     }
     Ok(())

@@ -168,13 +168,12 @@ impl Decoder {
             let slices = self.plan.slices(batch);
             let mut states = step.states.layer_mut(layer.kept, &batch.sequences);
             layer.prepare(self.path, buffers, &slices, &states, workers);
-            self.profile.mark(Stage::Heads);
             let mut copies = recur::StateCopies::new(&slices, layer.config.state_len());
             copies.copy_inputs(&layer.config, buffers, &slices, &states);
             layer.recur(self.path, buffers, &slices, (&mut states, &mut copies), workers);
             layer.keep_inputs(buffers, &slices, &mut states);
             copies.write(step.kv, step.states.offset_bytes(layer.kept));
-            self.profile.mark(Stage::Attention);
+            self.profile.mark(Stage::Recurrence);
         }
     }
 
@@ -203,6 +202,6 @@ impl Decoder {
                 kernels::mul_silu(path, out, &gates[row * width..][..width]);
             }
         });
-        self.profile.mark(Stage::Attention);
+        self.profile.mark(Stage::Recurrence);
     }
 }

@@ -15,8 +15,11 @@ pub enum Stage {
     Qkv,
     /// Biases, norms and rotary embedding of the heads, and writing to the KV store.
     Heads,
-    /// Attention.
+    /// Attention, and convolutions in its place.
     Attention,
+    /// With recurrent layers: their convolution, the recurrence and the gates of its outputs, and
+    /// the copies of states to checkpoints.
+    Recurrence,
     /// GEMM of the output projection after attention.
     Output,
     /// With experts: the norm and GEMM of the router, the choice of experts, and packing of the
@@ -36,11 +39,12 @@ pub enum Stage {
 
 impl Stage {
     /// All stages, in the order of a step.
-    pub const ALL: [Self; 11] = [
+    pub const ALL: [Self; 12] = [
         Self::Batch,
         Self::Qkv,
         Self::Heads,
         Self::Attention,
+        Self::Recurrence,
         Self::Output,
         Self::Route,
         Self::GateUp,

@@ -35,6 +35,26 @@ fn invalid_options_are_refused() {
     assert_eq!(backend.spec().block_bytes as u64, block_bytes);
 }
 
+/// Goal: without recurrent layers, the number of slots is not used; with them, it is at least 1, and
+/// the states of all slots must fit in memory.
+#[test]
+fn slots_of_states_are_checked() {
+    let open = |name: &str, state_slots| {
+        let model = fixture::model(name);
+        let kv_budget = KvBudget::Blocks(4);
+        let options = CpuOptions { kv_budget, state_slots, ..CpuOptions::default() };
+        CpuBackend::new(model.config, model.weights, options)
+    };
+    assert_eq!(open("llama", 0).expect("no states").spec().state, None);
+    let error = open("qwen3_5", 0).expect_err("no slots").to_string();
+    assert!(error.contains("state slots") && error.contains("got 0"), "{error}");
+    let error = open("qwen3_5", 1 << 31).expect_err("too many slots").to_string();
+    assert!(error.contains("the recurrent states of all slots"), "{error}");
+    let state = open("qwen3_5", 3).expect("3 slots").spec().state.expect("states");
+    // Three layers with 4 heads of 12 x 32 values (20 are used) and 3 inputs of 128 channels.
+    assert_eq!((state.bytes, state.slots), (3 * 4 * (4 * 12 * 32 + 3 * 128), 3));
+}
+
 /// Goal: models and batches that are malformed are refused, and an empty batch is not.
 #[test]
 fn malformed_models_and_batches_are_refused() {

@@ -32,7 +32,7 @@ fn hostile() -> Vec<Value> {
 #[test]
 fn no_value_of_a_key_is_dangerous() {
     let dir = tempfile::tempdir().unwrap();
-    for architecture in ["llama", "gemma3_text", "qwen2_moe"] {
+    for architecture in ["llama", "gemma3_text", "qwen2_moe", "qwen3_5_text"] {
         let mut config = config_json(architecture);
         for key in [
             "head_dim",

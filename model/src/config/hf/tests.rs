@@ -1,3 +1,5 @@
+mod recurrent;
+
 use serde_json::{Value, json};
 
 use super::*;
@@ -745,7 +747,7 @@ proptest::proptest! {
     /// consistent configuration with a bounded number of layers.
     #[test]
     fn arbitrary_values_never_panic(
-        architecture in proptest::sample::select(vec!["llama", "mistral", "qwen2", "qwen3", "granite", "olmo2", "smollm3", "phi3", "gemma2", "gemma3_text", "gemma3", "mixtral", "qwen2_moe", "qwen3_moe", "gpt_oss"]),
+        architecture in proptest::sample::select(vec!["llama", "mistral", "qwen2", "qwen3", "granite", "olmo2", "smollm3", "phi3", "gemma2", "gemma3_text", "gemma3", "mixtral", "qwen2_moe", "qwen3_moe", "qwen3_5_text", "qwen3_5_moe", "qwen3_next", "gpt_oss"]),
         changes in proptest::collection::vec((proptest::sample::select(KEYS.to_vec()), any_value()), 1..4),
     ) {
         let mut value = json!({ "model_type": architecture });
@@ -759,7 +761,15 @@ proptest::proptest! {
     }
 }
 
-const KEYS: [&str; 49] = [
+const KEYS: [&str; 57] = [
+    "attn_output_gate",
+    "full_attention_interval",
+    "linear_conv_kernel_dim",
+    "linear_key_head_dim",
+    "linear_num_key_heads",
+    "linear_num_value_heads",
+    "linear_value_head_dim",
+    "output_gate_type",
     "attention_multiplier",
     "embedding_multiplier",
     "logits_scaling",

@@ -1,0 +1,124 @@
+//! Configurations of models with Gated DeltaNet.
+
+use super::*;
+use crate::config::DeltaNetConfig;
+
+/// The indices of the layers with Gated DeltaNet.
+fn recurrent(config: &DecoderConfig) -> Vec<usize> {
+    let layers = config.layers.iter().enumerate();
+    let recurrent = layers.filter(|(_, layer)| layer.mixer == MixerKind::DeltaNet);
+    recurrent.map(|(index, _)| index).collect()
+}
+
+/// Goal: the published configuration of Qwen3.5-0.8B, with its nested object and the sections of
+/// its rotary embedding, is read.
+#[test]
+fn published_configurations_are_read() {
+    let parsed = read(json!({
+        "architectures": ["Qwen3_5ForConditionalGeneration"], "model_type": "qwen3_5",
+        "tie_word_embeddings": true,
+        "text_config": {
+            "model_type": "qwen3_5_text", "attention_bias": false, "attn_output_gate": true,
+            "dtype": "bfloat16", "eos_token_id": 248_044, "full_attention_interval": 4,
+            "head_dim": 256, "hidden_act": "silu", "hidden_size": 1024,
+            "intermediate_size": 3584, "linear_conv_kernel_dim": 4, "linear_key_head_dim": 128,
+            "linear_num_key_heads": 16, "linear_num_value_heads": 16,
+            "linear_value_head_dim": 128, "mamba_ssm_dtype": "float32",
+            "max_position_embeddings": 262_144, "mlp_only_layers": [],
+            "mtp_num_hidden_layers": 1, "num_attention_heads": 8, "num_hidden_layers": 24,
+            "num_key_value_heads": 2, "rms_norm_eps": 1e-6, "vocab_size": 248_320,
+            "rope_parameters": {
+                "mrope_interleaved": true, "mrope_section": [11, 11, 10],
+                "partial_rotary_factor": 0.25, "rope_theta": 10_000_000, "rope_type": "default",
+            },
+        },
+        "vision_config": { "model_type": "qwen3_5", "hidden_size": 768 },
+    }));
+    let config = parsed.expect("a published configuration").decoder;
+    assert_eq!((config.architecture, config.dtype), (Architecture::Qwen35, TensorType::Bf16));
+    assert_eq!((config.rotary_dim(), &config.ropes[..]), (64, &[plain(1e7)][..]));
+    assert_eq!((config.norm_offset, config.output_gate), (1.0, true));
+    assert!(config.tie_word_embeddings);
+    let attention: Vec<usize> = (0..24).filter(|index| (index + 1) % 4 == 0).collect();
+    assert!(attention.iter().all(|index| config.layers[*index].rope == Some(0)));
+    assert_eq!(recurrent(&config).len() + attention.len(), 24);
+    let delta_net = config.delta_net.expect("recurrent layers");
+    // 16 heads of 128 x 128, and three inputs of 6,144 channels.
+    assert_eq!(delta_net.state_len(), 16 * 128 * 128 + 3 * 6144);
+    assert_eq!(config, crate::random::preset("qwen3.5-0.8b").expect("a preset"));
+}
+
+/// Goal: missing keys have the defaults of transformers.
+#[test]
+fn missing_keys_have_defaults() {
+    let default = DeltaNetConfig {
+        key_heads: 16,
+        value_heads: 32,
+        key_dim: 128,
+        value_dim: 128,
+        taps: 4,
+        grouped: true,
+        log_rates: true,
+    };
+    for (model_type, layers, hidden_size, experts) in [
+        ("qwen3_5_text", 32, 4096, None),
+        ("qwen3_5_moe_text", 40, 2048, Some((256, 8, 512, Some(512), true))),
+        ("qwen3_next", 48, 2048, Some((512, 10, 512, Some(512), true))),
+    ] {
+        let config = decoder(json!({ "model_type": model_type }));
+        assert_eq!(config.delta_net, Some(default), "{model_type}");
+        assert_eq!((config.layers.len(), config.hidden_size), (layers, hidden_size));
+        assert_eq!((config.head_dim, config.rotary_dim()), (256, 64), "{model_type}");
+        assert_eq!(recurrent(&config).len(), layers / 4 * 3, "{model_type}");
+        let of_experts = |experts: ExpertsConfig| {
+            let ExpertsConfig { count, per_token, width, shared_width, normalized, .. } = experts;
+            (count, per_token, width, shared_width, normalized)
+        };
+        assert_eq!(config.experts.map(of_experts), experts, "{model_type}");
+    }
+}
+
+/// Goal: the layers are those of the list, or all but every n-th.
+#[test]
+fn layers_follow_the_configuration() {
+    let layers = |extra: Value| {
+        let base = json!({ "model_type": "qwen3_5_text", "num_hidden_layers": 4 });
+        let config = decoder(with(base, &extra));
+        (recurrent(&config), config.delta_net.is_some())
+    };
+    assert_eq!(layers(json!({})), (vec![0, 1, 2], true));
+    assert_eq!(layers(json!({ "full_attention_interval": 2 })), (vec![0, 2], true));
+    assert_eq!(layers(json!({ "full_attention_interval": 1 })), (vec![], false));
+    let (full, linear) = ("full_attention", "linear_attention");
+    let listed = json!({ "layer_types": [full, linear, full, linear] });
+    assert_eq!(layers(listed), (vec![1, 3], true));
+}
+
+/// Goal: options that are not implemented and sizes out of range are refused by their key.
+#[test]
+fn other_options_are_refused() {
+    for (key, value, expected) in [
+        ("attn_output_gate", json!(false), "true"),
+        ("hidden_act", json!("gelu_pytorch_tanh"), "silu"),
+        ("output_gate_type", json!("sigmoid"), "silu"),
+        ("layer_types", json!(vec!["linear_attention"; 4]), "at least one layer"),
+        ("layer_types", json!(["full_attention"]), "4 entries"),
+        ("full_attention_interval", json!(0), "from 1"),
+        ("linear_conv_kernel_dim", json!(1), "2 to 64"),
+        ("linear_conv_kernel_dim", json!(65), "2 to 64"),
+        ("linear_num_key_heads", json!(5), "a multiple of linear_num_key_heads"),
+        ("linear_num_value_heads", json!(1 << 30), "at most 1073741824 elements"),
+        ("linear_key_head_dim", json!(1 << 28), "at most 1073741824 elements"),
+        ("linear_value_head_dim", json!(0), "from 1"),
+    ] {
+        let json = json!({ "model_type": "qwen3_5_text", "num_hidden_layers": 4, key: value });
+        let error = read(json).expect_err(key).to_string();
+        let named = key == "linear_key_head_dim" || key == "linear_num_key_heads";
+        let key = if named { "linear_num_value_heads" } else { key };
+        // An interval beyond the last layer, and a list, lead to the same error.
+        assert!(error.contains(&format!("`{key}`")) && error.contains(expected), "{key}: {error}");
+    }
+    let beyond = json!({ "model_type": "qwen3_5_text", "full_attention_interval": 4096 });
+    let error = read(beyond).expect_err("no attention").to_string();
+    assert!(error.contains("`layer_types`"), "{error}");
+}
