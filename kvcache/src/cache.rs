@@ -2,10 +2,10 @@
 //! caller can neither lose a block nor free one twice.
 
 use crate::{
-    AuditError, BlockId, BlockLease, BlockPool, CacheSnapshot, CommitError, ConfigError,
-    EventReceiver, EvictedBlock, EvictedBlocks, GrowError, Namespace, PinError, PinId, PinInfo,
-    PoolCounts, PrefixLease, Shortage, StepFence, StepTicket, TreeBuilder, TreeCounts, TreeReader,
-    TreeStats, TreeWriter,
+    AuditError, BlockId, BlockLease, BlockPool, CacheSnapshot, CheckpointLease, CommitError,
+    ConfigError, EventReceiver, EvictedBlock, EvictedBlocks, GrowError, Namespace, PinError, PinId,
+    PinInfo, PoolCounts, PrefixLease, Shortage, StepFence, StepTicket, TreeBuilder, TreeCounts,
+    TreeReader, TreeStats, TreeWriter,
 };
 
 /// A prefix cache over the blocks of an engine's KV memory: the tree and the block pool together.
@@ -165,6 +165,51 @@ impl PrefixCache {
         let too_many = CommitError::TooMany { len: positions.len(), got: written };
         let positions = positions.get(..written).ok_or(too_many)?;
         self.writer.commit_from(prefix, positions, private)
+    }
+
+    // ---- checkpoints ----
+
+    /// Reserves the blocks of a checkpoint: of a copy of the recurrent state of a sequence, for
+    /// models that have one. The engine copies the state there and calls
+    /// [`commit_checkpoint`](PrefixCache::commit_checkpoint). Evicts as
+    /// [`begin`](PrefixCache::begin) does. The lease is empty in a cache without
+    /// [`checkpoint_blocks`](TreeBuilder::checkpoint_blocks).
+    ///
+    /// # Errors
+    ///
+    /// [`Shortage`] as for `begin`.
+    pub fn reserve_checkpoint(&mut self) -> Result<BlockLease, Shortage> {
+        self.reserve(self.writer.checkpoint_blocks())
+    }
+
+    /// Publishes a checkpoint of the state after the first `len` positions of the sequence, which
+    /// are committed. Returns it locked; `None` if these positions have been flushed, or `len` is no
+    /// multiple of the block size.
+    ///
+    /// # Errors
+    ///
+    /// If fewer positions of the sequence are committed, or the blocks are of another cache. Nothing
+    /// is changed then.
+    pub fn commit_checkpoint(
+        &mut self,
+        sequence: &SequenceBlocks,
+        len: usize,
+        blocks: &mut BlockLease,
+    ) -> Result<Option<CheckpointLease>, CommitError> {
+        let too_many = CommitError::TooMany { len: sequence.cached_len(), got: len };
+        let positions = sequence.positions.get(..len).filter(|_| len <= sequence.cached_len());
+        let positions = positions.ok_or(too_many)?;
+        self.writer.commit_checkpoint(sequence.namespace(), positions, blocks)
+    }
+
+    /// Locks the checkpoint from which a request for `positions` resumes; `None` if it must compute
+    /// all of them. As [`TreeWriter::acquire_checkpoint`].
+    pub fn acquire_checkpoint(
+        &mut self,
+        namespace: &Namespace,
+        positions: &[u32],
+    ) -> Option<CheckpointLease> {
+        self.writer.acquire_checkpoint(namespace, positions, i32::MIN)
     }
 
     /// Begins a step, such as one forward pass of a batch. A block that is freed before the ticket

@@ -52,6 +52,19 @@ impl CheckpointLease {
     }
 }
 
+/// The positions with which a checkpoint of so many positions is stored, after those of its prefix:
+/// for programs that keep copies of it outside of the tree, under the prefix and these positions. No
+/// prompt contains them.
+pub fn checkpoint_positions(count: usize) -> Box<[u32]> {
+    token_span::checkpoint(count)
+}
+
+/// Number of leading `positions` that are not those of a checkpoint at their end.
+pub fn len_before_checkpoint(positions: &[u32]) -> usize {
+    let checkpoint = positions.iter().rev().take_while(|&&at| token_span::is_checkpoint(at));
+    positions.len() - checkpoint.count()
+}
+
 /// What a tree must know to find checkpoints.
 #[derive(Debug)]
 pub(crate) struct CheckpointSpan {

@@ -40,6 +40,11 @@ pub struct EvictionCandidate {
     /// leaf after the last checkpoint saves nothing. No order is consulted about it: it is evicted
     /// before all others.
     pub saved_blocks: usize,
+    /// Number of cached continuations of the prefix that a checkpoint belongs to, 0 for other
+    /// leaves. With one, the sequence that was computed there has gone on, and requests for it
+    /// resume from a later checkpoint. With more, prompts part there. It is as of the moment when
+    /// the leaf became evictable.
+    pub continuations: usize,
     /// Number of blocks before the leaf. The attention of the leaf's positions reads these blocks
     /// too, so recomputing a leaf costs more the deeper it is.
     pub start_block: usize,
@@ -219,6 +224,8 @@ impl CostAware {
     const CONTEXT_DOUBLES: u64 = 256;
     /// Cost of computing one block without context.
     const UNIT: u64 = 1024;
+    /// How much less often a checkpoint is used whose sequence has gone on.
+    const GONE_ON: u64 = 4;
 }
 
 impl EvictionOrder for CostAware {
@@ -228,7 +235,8 @@ impl EvictionOrder for CostAware {
         let context = end.saturating_sub(saved.div_ceil(2));
         let cost = Self::UNIT + context * Self::UNIT / Self::CONTEXT_DOUBLES;
         let cost = cost.saturating_mul(saved) / leaf.block_count.max(1) as u64;
-        let uses = u64::from(leaf.hits.min(1 << 16)) + 1;
+        let likely = if leaf.continuations == 1 { 1 } else { Self::GONE_ON };
+        let uses = (u64::from(leaf.hits.min(1 << 16)) + 1) * likely;
         EvictionRank(self.clock.saturating_add(cost.saturating_mul(uses)), leaf.last_use)
     }
 

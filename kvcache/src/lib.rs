@@ -161,7 +161,7 @@ mod writer;
 
 pub use block::{BlockId, EvictedBlock, EvictedBlocks, EvictedPrefix};
 pub use cache::{PrefixCache, SequenceBlocks};
-pub use checkpoint::{CheckpointLease, PrefixMatch};
+pub use checkpoint::{CheckpointLease, PrefixMatch, checkpoint_positions, len_before_checkpoint};
 pub use dump::{CachedPrefix, NodeDump, TreeDump};
 pub use error::{AuditError, CommitError, ConfigError, GrowError, Shortage};
 pub use events::{CacheEvent, EventReceiver, NumberedEvent};

@@ -187,7 +187,7 @@ impl TreeWriter {
         priority: Option<i32>,
     ) -> PrefixLease {
         self.begin_operation();
-        let lease = self.lock_match(namespace, positions, priority);
+        let lease = self.lock_match(namespace, positions, priority, 1);
         self.stats.acquires += 1;
         self.stats.acquires_hit += u64::from(!lease.is_empty());
         self.stats.positions_asked += positions.len() as u64;
@@ -195,12 +195,14 @@ impl TreeWriter {
         lease
     }
 
-    /// Locks the longest cached prefix of `positions`, and notes the use of its nodes.
+    /// Locks the longest cached prefix of `positions`, notes the use of its nodes and adds `hits` to
+    /// their hits.
     fn lock_match(
         &mut self,
         namespace: &Namespace,
         positions: &[u32],
         priority: Option<i32>,
+        hits: u32,
     ) -> PrefixLease {
         let block_size = self.block_size();
         let raw = self.find(namespace, positions);
@@ -209,7 +211,7 @@ impl TreeWriter {
         let mut blocks = Vec::with_capacity(length / block_size);
         for &(id, _) in &self.path {
             let record = &mut self.records[id.index()];
-            record.hits = record.hits.saturating_add(1);
+            record.hits = record.hits.saturating_add(hits);
             record.last_use = self.tick;
             record.priority = record.priority.max(priority.unwrap_or(i32::MIN));
             #[cfg(loom)]

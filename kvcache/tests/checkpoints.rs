@@ -229,6 +229,28 @@ fn flushed_checkpoints_are_freed() {
     cache.check();
 }
 
+/// Goal: the whole cache does the same: blocks for a checkpoint are reserved, published behind a
+/// sequence's cached positions only, and found by the next request.
+#[test]
+fn a_cache_of_its_own_has_checkpoints() {
+    let tree = TreeBuilder::new(4).checkpoint_blocks(2);
+    let mut cache = tree.build_cache(8).expect("supported sizes");
+    let prompt = tokens(0..13);
+    let mut sequence = cache.begin(&base(), &prompt).expect("free blocks");
+    let mut blocks = cache.reserve_checkpoint().expect("free blocks");
+    assert!(cache.commit_checkpoint(&sequence, 12, &mut blocks).is_err(), "nothing is committed");
+    cache.commit(&mut sequence, 13).expect("valid");
+    let lease = cache.commit_checkpoint(&sequence, 12, &mut blocks).expect("valid");
+    assert_eq!((lease.map(|lease| lease.len()), blocks.len()), (Some(12), 0));
+    drop(sequence);
+    let lease = cache.acquire_checkpoint(&base(), &prompt).expect("it is cached");
+    assert_eq!((lease.len(), lease.blocks().len()), (12, 2));
+    assert_eq!(cache.make_room(8).len(), 0, "it is locked");
+    drop(lease);
+    assert_eq!(cache.make_room(8).len(), 5);
+    cache.audit().expect("consistent");
+}
+
 /// Goal: a tree without checkpoints has none, and a prompt cannot contain one.
 #[test]
 fn prompts_contain_no_checkpoints() {

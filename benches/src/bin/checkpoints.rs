@@ -27,14 +27,19 @@ struct Args {
 fn main() -> anyhow::Result<()> {
     let args = Args::parse();
     let lru = Order::Policy(EvictionPolicy::Lru);
-    println!("| workload | memory | attention only | LRU | Marconi | cost-aware |");
-    println!("|---|---|---|---|---|---|");
+    println!("| workload | memory | attention only | LRU | SLRU | Marconi | cost-aware |");
+    println!("|---|---|---|---|---|---|---|");
     for workload in StateWorkload::ALL {
         let run =
             |blocks, order, has_states| run(workload, args.requests, blocks, order, has_states);
         let everything = run(ENOUGH_BLOCKS, lru, true)?;
         let attention = run(ENOUGH_BLOCKS, lru, false)?;
-        println!("| {} | all | {} | {} | | |", workload.name(), show(attention), show(everything));
+        println!(
+            "| {} | all | {} | {} | | | |",
+            workload.name(),
+            show(attention),
+            show(everything)
+        );
         for percent in [1, 5, 20] {
             let blocks = everything.blocks * percent / 100;
             let mut marconi = Savings::default();
@@ -43,9 +48,10 @@ fn main() -> anyhow::Result<()> {
                 marconi = if other.rate() > marconi.rate() { other } else { marconi };
             }
             println!(
-                "| | {percent} % | {} | {} | {} | {} |",
+                "| | {percent} % | {} | {} | {} | {} | {} |",
                 show(run(blocks, lru, false)?),
                 show(run(blocks, lru, true)?),
+                show(run(blocks, Order::Policy(EvictionPolicy::Slru), true)?),
                 show(marconi),
                 show(run(blocks, Order::Policy(EvictionPolicy::CostAware), true)?),
             );

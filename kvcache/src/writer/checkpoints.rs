@@ -4,6 +4,11 @@ use super::TreeWriter;
 use crate::{BlockLease, CheckpointLease, CommitError, Namespace};
 
 impl TreeWriter {
+    /// Number of blocks of a checkpoint; 0 in a tree without checkpoints.
+    pub fn checkpoint_blocks(&self) -> usize {
+        self.arena.core.checkpoint.as_ref().map_or(0, |span| span.block_count)
+    }
+
     /// Locks the checkpoint of the longest prefix of `positions` that has one and is shorter than
     /// `positions`. Counts as a use of the checkpoint and its prefix for the order of eviction, but
     /// not in the statistics of acquires. `priority` is as for
@@ -27,7 +32,9 @@ impl TreeWriter {
             return None;
         }
         let whole = [&positions[..found.resume], &*span.positions].concat();
-        let lease = self.lock_match(namespace, &whole, Some(priority));
+        let lease = self.lock_match(namespace, &whole, Some(priority), 0);
+        let record = &mut self.records[lease.end.index()];
+        record.hits = record.hits.saturating_add(1);
         debug_assert_eq!(lease.len(), whole.len(), "the walk has found it");
         Some(CheckpointLease::new(lease, span.block_count))
     }
@@ -55,10 +62,11 @@ impl TreeWriter {
         if private.len() < span.block_count || positions.is_empty() {
             return Ok(None);
         }
-        let mut lease = self.lock_match(namespace, positions, None);
+        let mut lease = self.lock_match(namespace, positions, None, 0);
         if lease.len() < positions.len() {
             return Ok(None);
         }
+        let hits = self.records[lease.end.index()].hits;
         let whole = [positions, &*span.positions].concat();
         let mut own = private.split(span.block_count);
         let committed = self.commit_from(&mut lease, &whole, &mut own);
@@ -68,6 +76,9 @@ impl TreeWriter {
             debug_assert!(fits.is_ok(), "blocks of one pool");
         }
         let is_whole = committed? > 0;
+        // A checkpoint where prompts part was asked for before it existed.
+        let record = &mut self.records[lease.end.index()];
+        record.hits = record.hits.max(hits);
         Ok(is_whole.then(|| CheckpointLease::new(lease, span.block_count)))
     }
 }

@@ -49,7 +49,7 @@ impl TreeWriter {
         }
         let block_count = self.arena.edge(id).block_count();
         let is_whole = self.whole_blocks(id) == block_count;
-        let saved_blocks = self.saved_blocks(id);
+        let (saved_blocks, continuations) = (self.saved_blocks(id), self.continuations(id));
         let record = &mut self.records[id.index()];
         // If the end of an atomic token span was evicted, no match can use the rest of it, so it is
         // evicted first. So is KV after the last checkpoint, if there are checkpoints.
@@ -63,6 +63,7 @@ impl TreeWriter {
                 block_count,
                 start_block: record.start_block as usize,
                 saved_blocks,
+                continuations,
             };
             let panics = &mut self.stats.eviction_order_panics;
             rank = eviction::contain(panics, || self.eviction.rank(&leaf))
@@ -94,6 +95,14 @@ impl TreeWriter {
             is_same = false;
         }
         saved
+    }
+
+    /// Number of cached continuations of the prefix before a leaf that is a checkpoint; 0 for others.
+    fn continuations(&self, leaf: NodeId) -> usize {
+        match self.arena.edge(leaf).kv_hashes() {
+            [] => self.arena.child_count(self.arena.parent(leaf)) - 1,
+            _ => 0,
+        }
     }
 
     /// If the node ends inside an atomic token span, returns the number of its blocks before that
