@@ -159,9 +159,6 @@ async fn store_pool(tiers: Arc<stolon_tiers::Tiers>, handle: EngineHandle) {
 
 /// The format of an engine's KV.
 fn record_shape(handle: &EngineHandle) -> Result<RecordShape, TierError> {
-    if handle.context().spec.state.is_some() {
-        return Err(TierError::RecurrentState);
-    }
     let format = handle.kv_format().ok_or(TierError::NoKvCopies)?;
     let spec = &handle.context().spec;
     let (block_size, block_bytes) = (spec.block_size, spec.block_bytes);

@@ -8,6 +8,7 @@ use std::time::Duration;
 use stolon::{
     Engine, EngineBuilder, Error, KvType, PrefetchPolicy, Request, TierError, WritePolicy,
 };
+use stolon_backend::fake::{FakeBackend, FakeLatency, FakeOptions};
 use support::{Directory, answer, ask, prompt, records, stop};
 
 #[path = "support/tiers.rs"]
@@ -16,6 +17,15 @@ mod support;
 /// An engine on the fake backend, which takes 500 us for a token.
 fn slow_fake(block_count: usize) -> EngineBuilder {
     support::slow_fake(block_count, Duration::from_micros(500))
+}
+
+/// The same for a model with a recurrent state, whose checkpoints take four blocks.
+fn slow_fake_with_state(block_count: usize) -> EngineBuilder {
+    let per_prefill_token = Duration::from_micros(500);
+    let latency = FakeLatency { per_prefill_token, ..FakeLatency::default() };
+    let state = Some((4, 16));
+    let options = FakeOptions { block_count, latency, state, ..FakeOptions::default() };
+    Engine::builder().backend("fake", Box::new(FakeBackend::new(options)))
 }
 
 /// Goal: after a restart, prompts are read from the disk, and the answers have the same bits as
@@ -86,6 +96,35 @@ async fn evicted_prefixes_are_read_back() {
     });
     futures::future::join_all(asks).await;
     stop(engine).await;
+}
+
+/// Goal: the prompts of a model with a recurrent state are read with the checkpoint of their state,
+/// after a restart and after an eviction, and never without.
+#[tokio::test]
+async fn a_recurrent_state_is_stored_with_its_prefix() {
+    let directory = Directory::new("disk-state");
+    let with_disk =
+        |blocks| slow_fake_with_state(blocks).kv_cache_dir(&directory.0, 1 << 30).build();
+    let first = with_disk(200).await.expect("an engine");
+    let question = |seed| [prompt(200, 1), prompt(60, seed)].concat();
+    assert_eq!(ask(&first, &prompt(200, 1)).await, 0);
+    // The end of the prompt, to the last whole record, and its checkpoint.
+    stop(first).await;
+    assert_eq!(records(&directory.0).len(), 3 + 1);
+    let again = with_disk(40).await.expect("the directory is free again");
+    assert_eq!(ask(&again, &question(2)).await, 192);
+    assert_eq!(again.stats().loaded_tokens, 192);
+    for seed in 3..8 {
+        ask(&again, &prompt(250, seed)).await;
+    }
+    let computed = again.stats().computed_tokens;
+    assert_eq!(ask(&again, &question(9)).await, 192, "it was evicted from the pool");
+    assert_eq!(again.stats().computed_tokens - computed, 68 + 2);
+    assert_eq!(again.stats().loads_failed, 0);
+    stop(again).await;
+    let refused = slow_fake_with_state(40).kv_cache_dir(&directory.0, 1 << 30);
+    let refused = refused.write_policy(WritePolicy::WriteBack).build().await.map(|_| ());
+    assert!(matches!(refused, Err(Error::Engine(_))), "{refused:?}");
 }
 
 /// Goal: nothing is read for requests that are refused because the queue is full.

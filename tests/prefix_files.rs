@@ -3,6 +3,7 @@
 #![cfg(feature = "tiers")]
 
 use stolon::{Engine, EngineBuilder, Error, FormatError, KvType, Request, TierError};
+use stolon_backend::fake::{FakeBackend, FakeOptions};
 
 fn prompt(len: usize, seed: u32) -> Vec<u32> {
     (0..len as u32).map(|n| (n * 31 + n * n * 7 + seed * 13) % 256).collect()
@@ -129,4 +130,25 @@ async fn prefixes_are_written_to_files_and_read_from_them() {
     let refused = import(&small, &longest).await.expect_err("longer than the pool");
     assert!(refused.to_string().contains("at most"), "{refused}");
     std::fs::remove_dir_all(directory).expect("removed");
+}
+
+/// Goal: a prefix of a model with a recurrent state is exported with its state, and a question about
+/// it resumes where the prefix ends.
+#[tokio::test]
+async fn a_prefix_is_exported_with_its_recurrent_state() {
+    let with_state = || {
+        let options = FakeOptions { state: Some((3, 8)), ..FakeOptions::default() };
+        start(Engine::builder().backend("fake", Box::new(FakeBackend::new(options))))
+    };
+    let (from, to) = (with_state().await, with_state().await);
+    let document = prompt(150, 1);
+    let bytes = export(&from, &document).await;
+    assert_eq!(import(&to, &bytes).await.expect("the same model"), 128);
+    let question = [document.clone(), prompt(21, 2)].concat();
+    let (expected, _) = answer(&from, &question).await;
+    let (warm, cached) = answer(&to, &question).await;
+    assert_eq!((warm, cached), (expected, 128));
+    assert_eq!(to.stats().loaded_tokens, 128);
+    let short = from.cache().export(&Request::tokens(prompt(16, 3))).await.map(|_| ());
+    assert!(matches!(short, Err(Error::Tier(TierError::NotCached { .. }))), "{short:?}");
 }

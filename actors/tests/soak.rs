@@ -17,6 +17,7 @@ use stolon_scheduler::{EngineConfig, EngineError, Event, SequenceRequest};
 use support::{Harness, prompt, read_to_end, start};
 
 const CLIENTS: usize = 48;
+const BLOCKS: usize = 40;
 const VOCAB_SIZE: usize = 64;
 
 /// How many requests ended in each way, and how many submissions were refused.
@@ -105,12 +106,14 @@ fn resident_bytes() -> Option<usize> {
     Some(line.trim().trim_end_matches("kB").trim().parse::<usize>().ok()? * 1024)
 }
 
-async fn soak(requests: usize) {
+/// With `checkpoint_blocks`, the model has a recurrent state whose checkpoints take so many blocks.
+async fn soak(requests: usize, checkpoint_blocks: Option<usize>) {
     silence_injected_panics();
     let options = FakeOptions {
         vocab_size: VOCAB_SIZE,
-        block_count: 40,
+        block_count: BLOCKS,
         max_positions: 512,
+        state: checkpoint_blocks.map(|blocks| (blocks, 12)),
         ..FakeOptions::default()
     };
     let config = EngineConfig {
@@ -164,8 +167,9 @@ async fn soak(requests: usize) {
     assert!(count(&outcomes.finished) > requests / 4, "{outcomes:?} {stats:?}");
     assert!(stats.restarts > 0 && count(&outcomes.interrupted) > 0, "{outcomes:?} {stats:?}");
     assert!(stats.evictions > 0 && stats.first_tokens_from_cache > 0, "{stats:?}");
+    assert_eq!(stats.checkpoints > 0, checkpoint_blocks.is_some(), "{stats:?}");
     harness.engine.flush().await.expect("the engine runs");
-    assert_eq!(harness.engine.audit().await.expect("a consistent accounting").blocks_free, 40);
+    assert_eq!(harness.engine.audit().await.expect("a consistent accounting").blocks_free, BLOCKS);
     if let [_, second, .., last] = sizes[..] {
         assert!(last < second + (8 << 20), "memory grows: {sizes:?}");
     }
@@ -187,12 +191,25 @@ fn silence_injected_panics() {
 /// Goal: while parts fail at random, every request ends with the right tokens or the right error.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn random_requests_and_faults_leak_nothing() {
-    soak(4_800).await;
+    soak(4_800, None).await;
 }
 
 /// Goal: the same for a hundred thousand requests.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 #[ignore = "takes minutes; .ci/deep runs it"]
 async fn a_hundred_thousand_random_requests_leak_nothing() {
-    soak(100_320).await;
+    soak(100_320, None).await;
+}
+
+/// Goal: the same for a model with a recurrent state, whose slots and checkpoints are accounted for.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn random_requests_with_recurrent_states_leak_nothing() {
+    soak(2_400, Some(3)).await;
+}
+
+/// Goal: the same for fifty thousand requests.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[ignore = "takes minutes; .ci/deep runs it"]
+async fn fifty_thousand_random_requests_with_recurrent_states_leak_nothing() {
+    soak(50_400, Some(3)).await;
 }

@@ -202,9 +202,7 @@ impl From<Error> for ApiError {
                 Self::invalid(None, message).code("stored_kv_refused")
             }
             Error::Tier(TierError::NotCached { .. }) => Self::new(StatusCode::CONFLICT, message),
-            Error::Tier(TierError::NoKvCopies | TierError::RecurrentState) => {
-                Self::new(StatusCode::NOT_IMPLEMENTED, message)
-            }
+            Error::Tier(TierError::NoKvCopies) => Self::new(StatusCode::NOT_IMPLEMENTED, message),
             _ => Self::new(StatusCode::INTERNAL_SERVER_ERROR, message),
         }
     }

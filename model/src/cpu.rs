@@ -177,7 +177,7 @@ impl CpuBackend {
             hidden_size: Some(decoder.config().hidden_size),
             // The rows are in the engine's memory already.
             draws: false,
-            state,
+            state: state.map(|state| checkpointed(state, &shape)),
         };
         if let Some(format) = &mut kv_format {
             let probe = kv_probe::step(&spec);
@@ -287,6 +287,16 @@ impl Backend for CpuBackend {
         self.kv.write_blocks(blocks, from, &self.workers);
         Ok(())
     }
+}
+
+/// Minimum number of positions of which the blocks are stored together in other tiers.
+const STORED_POSITIONS: usize = 64;
+
+/// The state with the size of a checkpoint, which other tiers can store: whole blocks, and as many
+/// as they store together.
+fn checkpointed(state: StateSpec, shape: &KvShape) -> StateSpec {
+    let together = shape.block_bytes() * (STORED_POSITIONS / shape.block_size).max(1);
+    StateSpec { bytes: state.bytes.next_multiple_of(together), ..state }
 }
 
 /// Number of the way in which keys and values are computed. It must be raised with every change of

@@ -234,10 +234,6 @@ impl EngineContext {
             request.options.prompt_logprobs = None;
             request.turn = None;
         }
-        if self.spec.state.is_some() {
-            // KV without the state after it saves nothing.
-            request.stored = None;
-        }
         let prompt_tokens = request.tokens.len();
         let uncached = prompt_tokens.saturating_sub(matched).max(1);
         let refused = |error: &EngineError| {

@@ -84,7 +84,7 @@ impl Waiting {
     /// Number of its tokens that need not be computed, because they are cached or can be loaded. A
     /// load is not free, so it counts as a part of the tokens that it saves.
     fn found(&self) -> usize {
-        let stored = self.sequence.stored_after(self.matched);
+        let stored = self.sequence.stored_after(self.resume);
         self.resume + stored - stored.div_ceil(LOADS_PER_COMPUTED)
     }
 

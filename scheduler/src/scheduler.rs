@@ -347,8 +347,7 @@ impl<M: Memory> Scheduler<M> {
             .iter()
             .map(|r| {
                 let reserved = r.sequence.held.reserved.as_ref().map_or(0, |lease| lease.len());
-                let answer = r.sequence.held.state.answer.as_ref();
-                reserved + answer.map_or(0, |(_, blocks)| blocks.len())
+                reserved + r.sequence.held.state.reserved()
             })
             .sum();
         let written = self.written.iter().map(|item| item.blocks.len()).sum::<usize>();

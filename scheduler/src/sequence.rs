@@ -10,7 +10,6 @@
 
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::mem;
-use std::ops::Range;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -35,6 +34,7 @@ pub(crate) use held::Held;
 
 mod answer;
 mod held;
+mod stored;
 
 /// Maximum number of logit rows of one sequence in one step, for a sequence with prompt
 /// log-probabilities. A row is as wide as the vocabulary, so this bounds memory.
@@ -320,6 +320,7 @@ impl Sequence {
             paused: self.end.is_some()
                 || self.is_sampling
                 || self.is_stalled()
+                || self.held.state.load.is_some()
                 || computed < self.loadable().end * spec.block_size,
         }
     }
@@ -329,31 +330,6 @@ impl Sequence {
     fn next_draw(&self, cache_logits: bool) -> Option<Draw> {
         let is_cached = cache_logits && self.generated() == 0;
         self.sampler.as_ref().filter(|_| !is_cached)?.next_draw()
-    }
-
-    /// The blocks that can be loaded now: those of its stored KV that continue what is computed and
-    /// that it has reserved. Only whole blocks of the prompt are loaded.
-    pub(crate) fn loadable(&self) -> Range<usize> {
-        let Some(stored) = &self.stored else { return 0..0 };
-        let block_size = stored.block_size();
-        let (computed, stored) = (self.held.computed, stored.range());
-        let next = computed / block_size;
-        if !computed.is_multiple_of(block_size) || !stored.contains(&next) {
-            return 0..0;
-        }
-        next..stored.end.min(self.held.table.len()).min(self.prompt_len / block_size).max(next)
-    }
-
-    /// Number of prompt positions after the first `matched` ones that stored KV has.
-    pub(crate) fn stored_after(&self, matched: usize) -> usize {
-        let Some(stored) = &self.stored else { return 0 };
-        let block_size = stored.block_size();
-        let end = stored.range().end.min(self.prompt_len / block_size) * block_size;
-        if stored.range().contains(&(matched / block_size)) {
-            end.saturating_sub(matched)
-        } else {
-            0
-        }
     }
 
     /// What to do with the output of its tokens `start..start + count`. `cache_logits` requests the

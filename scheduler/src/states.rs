@@ -19,7 +19,7 @@
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use stolon_kvcache::{BlockLease, CheckpointLease, Namespace};
+use stolon_kvcache::{BlockId, BlockLease, CheckpointLease, Namespace};
 
 /// Number of checkpoints' worth of KV between two regular checkpoints of a prompt, so that these
 /// take at most a fifth of the memory of what they belong to.
@@ -78,6 +78,42 @@ impl Drop for StateSlot {
     }
 }
 
+/// A checkpoint from which a sequence resumes.
+#[derive(Debug)]
+pub(crate) enum Resume {
+    /// One of the tree.
+    Cached(CheckpointLease),
+    /// One that was loaded, and that the tree does not have yet.
+    Loaded(BlockLease),
+}
+
+impl Resume {
+    /// The blocks of the checkpoint.
+    pub(crate) fn blocks(&self) -> &[BlockId] {
+        match self {
+            Resume::Cached(lease) => lease.blocks(),
+            Resume::Loaded(blocks) => blocks.blocks(),
+        }
+    }
+
+    /// Number of its blocks that the pool counts as reserved.
+    pub(crate) fn reserved(&self) -> usize {
+        match self {
+            Resume::Cached(_) => 0,
+            Resume::Loaded(blocks) => blocks.len(),
+        }
+    }
+}
+
+/// A load of stored KV that ends with a checkpoint.
+#[derive(Debug)]
+pub(crate) struct StateLoad {
+    /// The blocks for the checkpoint.
+    pub(crate) blocks: BlockLease,
+    /// Index of the next block of the stored KV to load. The checkpoint comes last.
+    pub(crate) next: usize,
+}
+
 /// What a running sequence has of its recurrent state.
 #[derive(Debug, Default)]
 pub(crate) struct HeldState {
@@ -86,7 +122,9 @@ pub(crate) struct HeldState {
     /// The last checkpoint that it has published, if it is a turn of a session, which then holds it.
     pub(crate) of_session: Option<CheckpointLease>,
     /// The checkpoint that its first step resumes from.
-    pub(crate) resume: Option<CheckpointLease>,
+    pub(crate) resume: Option<Resume>,
+    /// The load before its first step. Until it has ended, the sequence takes part in no step.
+    pub(crate) load: Option<StateLoad>,
     /// Number of its positions whose KV was cached when it started: where it parts from other
     /// prompts.
     pub(crate) parted: usize,
@@ -94,6 +132,15 @@ pub(crate) struct HeldState {
     pub(crate) planned: usize,
     /// The checkpoint of its answer, with the number of positions that it covers.
     pub(crate) answer: Option<(usize, BlockLease)>,
+}
+
+impl HeldState {
+    /// Number of blocks that are reserved for checkpoints.
+    pub(crate) fn reserved(&self) -> usize {
+        let answer = self.answer.as_ref().map_or(0, |(_, blocks)| blocks.len());
+        let load = self.load.as_ref().map_or(0, |load| load.blocks.len());
+        answer + load + self.resume.as_ref().map_or(0, Resume::reserved)
+    }
 }
 
 /// A checkpoint that a step has written, to be added to the tree.
@@ -108,6 +155,8 @@ pub struct CheckpointItem {
     /// Number of leading positions that the state covers, a multiple of the block size. Their KV is
     /// cached.
     pub len: usize,
+    /// The priority of the request.
+    pub priority: i32,
     /// The blocks of the checkpoint.
     pub blocks: BlockLease,
 }
@@ -119,6 +168,9 @@ pub(crate) struct CheckpointRule {
     pub(crate) block_size: usize,
     /// Number of blocks of a checkpoint, at least 1.
     pub(crate) blocks: usize,
+    /// The lengths of the prefixes that get one are multiples of this number of positions, which is
+    /// a multiple of the block size.
+    pub(crate) distance: usize,
 }
 
 /// What the choice of a sequence's checkpoints depends on.
@@ -140,7 +192,7 @@ impl CheckpointRule {
     }
 
     fn whole(&self, len: usize) -> usize {
-        len / self.block_size * self.block_size
+        len / self.distance * self.distance
     }
 
     /// The lengths of the prefixes of which a step that computes the positions `start..end` takes
@@ -148,8 +200,8 @@ impl CheckpointRule {
     pub(crate) fn choose(&self, wishes: &CheckpointWishes, start: usize, end: usize) -> Vec<usize> {
         let prompt_end = self.end_of_prompt(wishes.prompt_len);
         let distance = KV_PER_CHECKPOINT * self.blocks * self.block_size;
-        let distance = distance.max(DISTANCE_MIN).next_multiple_of(self.block_size);
-        let answer = self.block_size.max(ANSWER_DISTANCE_MIN);
+        let distance = distance.max(DISTANCE_MIN).next_multiple_of(self.distance);
+        let answer = self.distance.max(ANSWER_DISTANCE_MIN);
         let regular = (start / distance + 1..=end / distance).map(|n| n * distance);
         let mut lens: Vec<usize> = regular.filter(|&len| len < prompt_end).collect();
         lens.push(prompt_end);
@@ -168,7 +220,7 @@ impl CheckpointRule {
 mod tests {
     use super::*;
 
-    const RULE: CheckpointRule = CheckpointRule { block_size: 16, blocks: 10 };
+    const RULE: CheckpointRule = CheckpointRule { block_size: 16, blocks: 10, distance: 16 };
 
     fn wishes(prompt_len: usize) -> CheckpointWishes {
         CheckpointWishes { prompt_len, parted: 0, followers: Vec::new() }
@@ -213,9 +265,19 @@ mod tests {
         let of = |rule: CheckpointRule, end: usize| rule.choose(&wishes(100), end - 1, end);
         assert_eq!(of(RULE, 112), [112]);
         assert_eq!(of(RULE, 113), [0; 0]);
-        let small = CheckpointRule { block_size: 4, ..RULE };
+        let small = CheckpointRule { block_size: 4, distance: 4, ..RULE };
         let ends: Vec<usize> = (101..150).flat_map(|end| of(small, end)).collect();
         assert_eq!(ends, [112, 128, 144]);
+    }
+
+    /// Goal: what a tier stores at larger distances only is not taken in between.
+    #[test]
+    fn the_distance_of_a_tier_is_kept() {
+        let rule = CheckpointRule { distance: 64, ..RULE };
+        let wishes = CheckpointWishes { parted: 100, followers: vec![150], ..wishes(300) };
+        assert_eq!(rule.choose(&wishes, 0, 300), [64, 128, 256]);
+        assert_eq!(rule.choose(&wishes, 300, 320), [320]);
+        assert_eq!(rule.choose(&wishes, 320, 383), [0; 0]);
     }
 
     /// Goal: a slot belongs to one sequence at a time and returns when it is dropped.

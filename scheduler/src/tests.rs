@@ -130,6 +130,15 @@ impl Harness {
         self.submit_request(prompt, max_tokens, |request| request.stored = Some(stored));
     }
 
+    /// Stored KV of a prompt from `first_block` on, as the model needs it.
+    fn stored(&self, prompt: &[u32], first_block: usize) -> Option<StoredKv> {
+        let spec = &self.context.spec;
+        match spec.checkpoint_blocks() {
+            0 => Some(transfers::stored_kv(prompt, spec.block_size, first_block)),
+            count => transfers::stored_state(prompt, spec.block_size, first_block, count),
+        }
+    }
+
     /// A request for an embedding, with stored KV if there is any.
     fn submit_embedding(
         &mut self,
@@ -475,13 +484,12 @@ proptest! {
                 }
                 Action::SubmitStored { seed, len, max_tokens, first_block } => {
                     let prompt = prompt(seed, len);
-                    let stored = transfers::stored_kv(&prompt, block_size, first_block);
-                    harness.submit_stored(prompt, max_tokens, stored);
+                    let stored = harness.stored(&prompt, first_block);
+                    harness.submit_request(prompt, max_tokens, |request| request.stored = stored);
                 }
                 Action::Embed { seed, len, mean, timeout, first_block } => {
                     let (prompt, timeout) = (prompt(seed, len), timeout.map(Duration::from_millis));
-                    let stored =
-                        first_block.map(|first| transfers::stored_kv(&prompt, block_size, first));
+                    let stored = first_block.and_then(|first| harness.stored(&prompt, first));
                     let pooling = if mean { Pooling::Mean } else { Pooling::Last };
                     harness.submit_embedding(prompt, pooling, timeout, stored);
                 }

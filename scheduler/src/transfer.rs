@@ -47,6 +47,8 @@ pub struct StoredKv {
     block_size: usize,
     first_block: usize,
     blocks: Arc<[Bytes]>,
+    /// Index of the first block that is not KV but part of a checkpoint of the recurrent state.
+    checkpoint: Option<usize>,
     /// Dropped with the last clone.
     _held: Option<Arc<dyn Any + Send + Sync>>,
 }
@@ -57,7 +59,17 @@ impl StoredKv {
     /// [`block_bytes`](BackendSpec::block_bytes) bytes, as [`Backend::read_blocks`] has returned
     /// them.
     pub fn new(block_size: usize, first_block: usize, blocks: Vec<Bytes>) -> StoredKv {
-        StoredKv { block_size, first_block, blocks: blocks.into(), _held: None }
+        let (blocks, checkpoint) = (blocks.into(), None);
+        StoredKv { block_size, first_block, blocks, checkpoint, _held: None }
+    }
+
+    /// The same for a model with a recurrent state: the last `block_count` blocks are the checkpoint
+    /// of the state after the positions of those before it. Without a checkpoint, or with one of
+    /// another size, stored KV is of no use for such a model.
+    #[must_use]
+    pub fn with_checkpoint(self, block_count: usize) -> StoredKv {
+        let checkpoint = self.blocks.len().checked_sub(block_count);
+        StoredKv { checkpoint: checkpoint.map(|index| self.first_block + index), ..self }
     }
 
     /// Keeps a value until the last clone is dropped: a permit for the memory, for example.
@@ -69,6 +81,12 @@ impl StoredKv {
     /// Checks the sizes against those of the backend.
     pub(crate) fn check(&self, spec: &BackendSpec) -> Result<(), EngineError> {
         let wrong = self.blocks.iter().find(|block| block.len() != spec.block_bytes);
+        let expected = spec.state.map(|_| self.range().end.checked_sub(spec.checkpoint_blocks()));
+        if self.checkpoint != expected.flatten() {
+            let expected = format!("a checkpoint of {} blocks", spec.checkpoint_blocks());
+            let got = self.checkpoint.map_or(0, |first| self.range().end - first);
+            return Err(EngineError::invalid("stored", expected, format!("one of {got}")));
+        }
         if self.block_size == spec.block_size && wrong.is_none() {
             return Ok(());
         }
@@ -84,7 +102,17 @@ impl StoredKv {
         self.block_size
     }
 
-    /// The indices of the blocks that it has.
+    /// Whether it ends with a checkpoint.
+    pub(crate) fn has_checkpoint(&self) -> bool {
+        self.checkpoint.is_some()
+    }
+
+    /// The indices of its blocks of KV.
+    pub(crate) fn kv_range(&self) -> Range<usize> {
+        self.first_block..self.checkpoint.unwrap_or(self.range().end)
+    }
+
+    /// The indices of the blocks that it has, those of a checkpoint included.
     pub fn range(&self) -> Range<usize> {
         self.first_block..self.first_block + self.blocks.len()
     }
@@ -145,6 +173,12 @@ pub trait KvSink: fmt::Debug + Send + Sync {
         priority: i32,
     ) -> Option<SaveRequest>;
 
+    /// The lengths of prefixes, in positions, of which it stores checkpoints of recurrent states: the
+    /// multiples of this number, which is a multiple of `block_size`.
+    fn checkpoint_distance(&self, block_size: usize) -> usize {
+        block_size
+    }
+
     /// Whether [`KvSink::evicted`] is called. Asked once, when the engine starts.
     fn takes_evicted(&self) -> bool {
         false
@@ -197,6 +231,12 @@ pub struct PromptLookup {
     pub tokens: Arc<Vec<u32>>,
     /// Number of leading tokens whose KV is in the pool.
     pub cached: usize,
+    /// Number of these that need not be computed: all, unless the model has a recurrent state.
+    pub resume: usize,
+    /// Number of positions that a checkpoint of the recurrent state takes, in whole blocks; 0 for a
+    /// model without one. For other models, stored KV is of use with a checkpoint only, which is
+    /// stored after its prefix under [`checkpoint_positions`](stolon_kvcache::checkpoint_positions).
+    pub checkpoint_positions: usize,
     /// The priority of the request.
     pub priority: i32,
     /// Number of prompt positions that recent steps have computed per second; `None` before the

@@ -98,6 +98,7 @@ impl EngineBuilder {
             bind_threads: self.bind_threads,
             weight_type: self.weights.unwrap_or_default(),
             kv_copies: cfg!(feature = "tiers"),
+            state_slots: config.max_running,
             ..CpuOptions::default()
         }))
     }

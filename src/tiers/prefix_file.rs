@@ -4,7 +4,7 @@
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use stolon_kvcache::Namespace;
+use stolon_kvcache::{Namespace, checkpoint_positions, len_before_checkpoint};
 use stolon_scheduler::{SequenceRequest, StoredKv};
 use stolon_tiers::{ExportedPrefix, PrefixReader, RecordShape, StoredPrefix, TierError};
 
@@ -37,10 +37,21 @@ impl Cache<'_> {
             return Err(TierError::NotCached { expected, got: 0 }.into());
         }
         let request = request.clone().with_tokens(tokens.clone());
-        if self.query_match_len(&request)? < tokens.len() {
-            self.warm(request).await?;
-        }
         let handle = &self.0.inner.handle;
+        let checkpoint_blocks = handle.context().spec.checkpoint_blocks();
+        let last = usize::from(checkpoint_blocks > 0);
+        let whole = (tokens.len() - last) / shape.block_size * shape.block_size;
+        if self.query_resume(&request)?.resume < whole {
+            self.warm(request.clone()).await?;
+        }
+        if checkpoint_blocks > 0 {
+            tokens.truncate(self.query_resume(&request)?.resume);
+            if tokens.is_empty() {
+                return Err(TierError::NotCached { expected, got: 0 }.into());
+            }
+            tokens.extend(checkpoint_positions(checkpoint_blocks * shape.block_size));
+        }
+        let (block_count, expected) = (tokens.len() / shape.block_size, tokens.len());
         let shared = Arc::new(tokens.clone());
         let saved = handle.save_blocks(Namespace::default(), shared, 0..block_count).await?;
         let bytes = saved.unwrap_or_default();
@@ -73,7 +84,9 @@ impl Cache<'_> {
     /// [`TierError::NoKvCopies`].
     pub fn import(self) -> Result<PrefixImport, Error> {
         let shape = record_shape(&self.0.inner.handle)?;
-        let positions_max = self.0.inner.handle.context().prompt_limit().tokens;
+        let context = self.0.inner.handle.context();
+        let checkpoint = context.spec.checkpoint_blocks() * shape.block_size;
+        let positions_max = context.prompt_limit().tokens + checkpoint;
         let reader = PrefixReader::new(shape, Namespace::default(), positions_max);
         Ok(PrefixImport { engine: self.0.clone(), shape, reader })
     }
@@ -117,18 +130,23 @@ impl PrefixImport {
     /// [`TierError::StoredKv`] if the file is not complete; the errors of [`Engine::generate`];
     /// [`TierError::NotCached`] if the prefix was not in the cache afterwards.
     pub async fn finish(self) -> Result<usize, Error> {
-        let StoredPrefix { tokens, blocks } = self.reader.finish().map_err(TierError::from)?;
-        let expected = tokens.len();
+        let StoredPrefix { mut tokens, blocks } = self.reader.finish().map_err(TierError::from)?;
         let handle = &self.engine.inner.handle;
-        let request = SequenceRequest {
-            stored: Some(StoredKv::new(self.shape.block_size, 0, blocks)),
-            ..SequenceRequest::new(tokens.clone(), 1)
-        };
+        let expected = len_before_checkpoint(&tokens);
+        let mut stored = StoredKv::new(self.shape.block_size, 0, blocks);
+        if expected < tokens.len() {
+            stored = stored.with_checkpoint((tokens.len() - expected) / self.shape.block_size);
+            // A request resumes before its last position, which may have any token.
+            tokens.truncate(expected);
+            tokens.push(0);
+        }
+        let request =
+            SequenceRequest { stored: Some(stored), ..SequenceRequest::new(tokens.clone(), 1) };
         let mut stream = handle.submit(request)?;
         while let Some(event) = stream.next().await {
             event?;
         }
-        let got = handle.query_match_len(&Namespace::default(), &tokens);
+        let got = handle.query_resume(&Namespace::default(), &tokens).resume;
         match got < expected {
             true => Err(TierError::NotCached { expected, got }.into()),
             false => Ok(got),

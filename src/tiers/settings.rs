@@ -109,6 +109,11 @@ impl PreparedTiers {
         let Some(prepared) = self.0 else { return Ok(EngineTiers(None)) };
         let Prepared { tiers, directory, size, eviction, object_store } = prepared;
         let spec = &handle.context().spec;
+        if spec.state.is_some() && tiers.write_policy() == WritePolicy::WriteBack {
+            let expected = "`write_through` or `write_through_selective`, because what is evicted \
+                            from the pool has no state of a model with a recurrent state";
+            return Err(Error::invalid("write_policy", expected, "write_back"));
+        }
         let pool_bytes = (spec.block_count as u64).saturating_mul(spec.block_bytes as u64);
         let budget_bytes = size.bytes(pool_bytes);
         let settings = TierSettings { directory, budget_bytes, eviction, object_store };

@@ -222,6 +222,7 @@ impl Index {
         candidate.priority = candidate.priority.max(priority);
         candidate.start_block = place.first / shape.block_size;
         candidate.block_count = shape.record_positions() / shape.block_size;
+        candidate.saved_blocks = candidate.block_count;
         if entry.parent.replace(place.parent).is_none() {
             *self.followers.entry(place.parent).or_default() += 1;
             self.rank(&place.parent);

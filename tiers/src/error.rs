@@ -18,11 +18,6 @@ pub enum TierError {
     /// The backend cannot copy KV out of and into its pool.
     #[error("this engine's backend cannot copy KV blocks")]
     NoKvCopies,
-    /// KV of a model with a recurrent state is of no use without the state, which is not stored.
-    #[error(
-        "KV of a model with a recurrent state cannot be stored: its state is not stored with it"
-    )]
-    RecurrentState,
     /// The prompt was computed, but not all of its full blocks were in the cache when they were to
     /// be copied: the prompt has no full block, the pool is too small for it and the running
     /// requests, or prefix caching is off.

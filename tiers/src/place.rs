@@ -24,8 +24,17 @@ impl RecordShape {
         namespace: &Namespace,
         tokens: &'a [u32],
     ) -> impl Iterator<Item = Place> + use<'a> {
+        self.places_after(ChainKey::root(&self.fingerprint, namespace), tokens)
+    }
+
+    /// The full records of the `tokens` that follow a prefix with the key `parent`, counted from the
+    /// end of that prefix.
+    pub(crate) fn places_after<'a>(
+        &self,
+        mut parent: ChainKey,
+        tokens: &'a [u32],
+    ) -> impl Iterator<Item = Place> + use<'a> {
         let positions = self.record_positions();
-        let mut parent = ChainKey::root(&self.fingerprint, namespace);
         tokens.chunks_exact(positions).enumerate().map(move |(number, tokens)| {
             let key = parent.then(tokens);
             let place = Place { first: number * positions, parent, key };

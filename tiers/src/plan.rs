@@ -24,6 +24,11 @@ const UNMEASURED_LIMIT: Duration = Duration::from_secs(10);
 pub struct Lookup {
     /// Number of leading positions whose KV is in the pool.
     pub cached: usize,
+    /// How many of the last stored records hold a checkpoint of a recurrent state instead of KV. If
+    /// there are any, only all records together are of use.
+    pub checkpoint_records: usize,
+    /// With a checkpoint: number of leading positions that need not be computed if nothing is read.
+    pub resume: usize,
     /// Positions of a record; at least 1.
     pub record_positions: usize,
     /// Number of leading records that are on the disk. Records within `cached` count, stored or
@@ -76,13 +81,16 @@ pub fn plan(lookup: &Lookup, speeds: &Speeds, policy: PrefetchPolicy) -> ReadPla
     let mut plan = ReadPlan::default();
     let first = lookup.cached / lookup.record_positions;
     let end = lookup.stored.min(first.saturating_add(lookup.room));
-    if longest.is_zero() || end <= first {
+    let is_checkpoint = lookup.checkpoint_records > 0;
+    if longest.is_zero() || end <= first || is_checkpoint && end < lookup.stored {
         return plan;
     }
     let on_disk = lookup.on_disk.clamp(first, end);
     let limit_up_to = |end: usize| {
         let expected = times(speeds.disk, on_disk - first) + times(speeds.store, end - on_disk);
-        let positions = end * lookup.record_positions - lookup.cached;
+        let kv = end.saturating_sub(lookup.checkpoint_records) * lookup.record_positions;
+        let from = if is_checkpoint { lookup.resume } else { lookup.cached };
+        let positions = kv.saturating_sub(from);
         let compute = speeds.prefill_rate.map(|rate| computing_time(positions, rate));
         wait_limit(expected, compute, policy)
     };
@@ -91,7 +99,7 @@ pub fn plan(lookup: &Lookup, speeds: &Speeds, policy: PrefetchPolicy) -> ReadPla
         plan.slow_store = on_disk..end.min(on_disk + MEASURED_RECORDS);
         end = on_disk;
         // The disk alone may be faster than computing.
-        limit = if end > first { limit_up_to(end) } else { None };
+        limit = if end > first && !is_checkpoint { limit_up_to(end) } else { None };
     }
     match limit {
         Some(limit) => {
@@ -157,7 +165,15 @@ mod tests {
 
     /// 330 tokens, with five records of 64 positions on the disk and none in the pool.
     fn on_disk() -> Lookup {
-        Lookup { cached: 0, record_positions: 64, on_disk: 5, stored: 5, room: 100 }
+        Lookup {
+            cached: 0,
+            checkpoint_records: 0,
+            resume: 0,
+            record_positions: 64,
+            on_disk: 5,
+            stored: 5,
+            room: 100,
+        }
     }
 
     /// Computing a record takes 64 ms, reading it 1 ms, fetching it 10 ms.
@@ -184,6 +200,25 @@ mod tests {
         check(Lookup { stored: 9, ..on_disk() }, 0..5, 5..9);
         check(Lookup { stored: 9, room: 7, ..on_disk() }, 0..5, 5..7);
         check(Lookup { on_disk: 0, ..on_disk() }, 0..0, 0..5);
+    }
+
+    /// Goal: records that end with a checkpoint are read all together or not at all, and are worth
+    /// the positions that need not be computed then.
+    #[test]
+    fn a_checkpoint_is_read_with_all_before_it() {
+        let lookup = Lookup { checkpoint_records: 2, ..on_disk() };
+        check(lookup, 0..5, 5..5);
+        check(Lookup { cached: 192, ..lookup }, 3..5, 5..5);
+        check(Lookup { on_disk: 4, ..lookup }, 0..4, 4..5);
+        check(Lookup { room: 4, ..lookup }, 0..0, 0..0);
+        // Three records take 192 ms to compute, five take 5 ms to read. With one record left to
+        // compute, reading the others is worth it up to 51 ms.
+        let at = |resume, disk| {
+            let speeds = Speeds { disk: Duration::from_millis(disk), ..speeds() };
+            plan(&Lookup { resume, cached: 192, ..lookup }, &speeds, BEST).records()
+        };
+        assert_eq!((at(128, 20), at(128, 30)), (3..5, 0..0));
+        assert_eq!((at(0, 70), at(0, 80)), (3..5, 0..0));
     }
 
     /// Goal: what is slower than computing is not read, but named, so that its speed is measured
@@ -220,6 +255,8 @@ mod tests {
         (0..3000_usize, 1..300_usize, 0..40_usize, 0..40_usize, 0..60_usize).prop_map(
             |(cached, record_positions, on_disk, more, room)| Lookup {
                 cached,
+                checkpoint_records: 0,
+                resume: 0,
                 record_positions,
                 on_disk,
                 stored: on_disk + more,

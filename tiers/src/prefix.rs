@@ -5,7 +5,7 @@ use std::io::{Read, Write};
 use std::path::Path;
 
 use bytes::Bytes;
-use stolon_kvcache::Namespace;
+use stolon_kvcache::{Namespace, len_before_checkpoint};
 
 use crate::error::{FormatError, TierError};
 use crate::files::{self, Links, write_atomically};
@@ -61,10 +61,10 @@ impl ExportedPrefix {
         ExportedPrefix { shape, namespace, tokens, blocks, written: 0, key }
     }
 
-    /// Number of tokens of the prefix.
+    /// Number of tokens of the prefix, without a checkpoint after it.
     #[must_use]
     pub fn token_count(&self) -> usize {
-        self.tokens.len()
+        len_before_checkpoint(&self.tokens)
     }
 
     /// Size of all records in bytes.

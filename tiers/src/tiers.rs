@@ -128,6 +128,11 @@ impl Tiers {
         Ok(())
     }
 
+    /// When KV is stored.
+    pub fn write_policy(&self) -> WritePolicy {
+        self.write
+    }
+
     /// The key of namespaces of the directory.
     pub fn namespace_key(&self) -> Option<[u8; 32]> {
         Some(self.open.get()?.disk.namespace_key())

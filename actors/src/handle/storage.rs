@@ -4,7 +4,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use futures::FutureExt;
-use stolon_kvcache::Namespace;
+use stolon_kvcache::{Namespace, PrefixMatch};
 use stolon_scheduler::{
     EngineError, PendingKv, Prefetch, PromptLookup, SaveRequest, SequenceRequest,
 };
@@ -25,15 +25,17 @@ impl EngineHandle {
         let Some(source) = source.filter(|_| !request.options.needs_whole_prompt()) else {
             return request;
         };
-        let cached = self.query_match_len(&request.namespace, &request.tokens);
+        let PrefixMatch { cached, resume } = self.query_resume(&request.namespace, &request.tokens);
         // Nothing is read for a request that is going to be refused.
-        if context.queue_is_full(request.tokens.len() - cached) {
+        if context.queue_is_full(request.tokens.len() - resume) {
             return request;
         }
         let Prefetch { save, load } = source.prefetch(&PromptLookup {
             namespace: request.namespace,
             tokens: Arc::clone(&request.tokens),
             cached,
+            resume,
+            checkpoint_positions: context.spec.checkpoint_blocks() * context.spec.block_size,
             priority: request.options.priority,
             prefill_rate: context.prefill_rate(),
         });

@@ -9,6 +9,10 @@ use super::chat::{MAX_MESSAGES, Message};
 use super::completions::PromptInput;
 use super::fields::{self, UnknownFields};
 
+mod policy;
+
+pub use policy::{Policy, PolicyRequest};
+
 /// Maximum number of prompts of one request.
 pub const MAX_PROMPTS: usize = 128;
 
@@ -216,28 +220,6 @@ pub struct TiersReply {
     /// The object store behind it (`--kv-object-store`); `null` if there is none.
     #[schemars(schema_with = "super::schemas::optional_counters::<ObjectStats>")]
     pub object_store: Option<ObjectStats>,
-}
-
-/// `GET /v1/cache/policy`, and the reply to `POST`.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, JsonSchema)]
-pub struct Policy {
-    /// Order in which cached blocks are evicted; `null` for a custom one.
-    pub eviction: Option<String>,
-    /// Order in which queued requests are admitted.
-    pub admission: String,
-}
-
-/// The body of `POST /v1/cache/policy`. A policy that is left out does not change.
-#[derive(Debug, Deserialize, JsonSchema)]
-#[serde(expecting = "an object")]
-pub struct PolicyRequest {
-    /// Order in which cached blocks are evicted, such as `lru`.
-    pub eviction: Option<String>,
-    /// Order in which queued requests are admitted, such as `fcfs`.
-    pub admission: Option<String>,
-    /// Every other member; must be empty.
-    #[serde(flatten)]
-    pub unknown: UnknownFields,
 }
 
 /// The query of `GET /v1/cache/events`.

@@ -4,20 +4,20 @@ use std::mem;
 use std::sync::Arc;
 
 use stolon_backend::{SliceState, StateCheckpoint};
-use stolon_kvcache::{BlockLease, CheckpointLease};
+use stolon_kvcache::{BlockLease, Namespace, checkpoint_positions};
 
 use super::{Running, Scheduler};
 use crate::event::FinishReason;
 use crate::memory::{ActorStopped, Memory};
 use crate::schedule::Slice;
 use crate::sequence::Sequence;
-use crate::states::{CheckpointItem, CheckpointRule, CheckpointWishes};
+use crate::states::{CheckpointItem, CheckpointRule, CheckpointWishes, Resume, StateLoad};
 
 /// What a slice of the step in flight holds for the recurrent state of its sequence.
 #[derive(Debug, Default)]
 pub(super) struct StateInFlight {
-    /// Locks the checkpoint that the slice resumes from.
-    resume: Option<CheckpointLease>,
+    /// The checkpoint that the slice resumes from.
+    resume: Option<Resume>,
     /// The checkpoints that the slice writes, with the number of positions that they cover.
     pub(super) checkpoints: Vec<(usize, BlockLease)>,
 }
@@ -25,17 +25,21 @@ pub(super) struct StateInFlight {
 impl StateInFlight {
     /// Number of blocks that are reserved for checkpoints.
     pub(super) fn block_count(&self) -> usize {
-        self.checkpoints.iter().map(|(_, blocks)| blocks.len()).sum()
+        let written = self.checkpoints.iter().map(|(_, blocks)| blocks.len()).sum::<usize>();
+        written + self.resume.as_ref().map_or(0, Resume::reserved)
     }
 }
 
 impl<M: Memory> Scheduler<M> {
     /// Where checkpoints are taken; `None` for a model without recurrent states.
     pub(super) fn checkpoint_rule(&self) -> Option<CheckpointRule> {
-        let spec = &self.context.spec;
+        let (spec, sink) = (&self.context.spec, &self.context.config.kv_sink);
+        let sink = sink.as_ref();
         spec.state.map(|_| CheckpointRule {
             block_size: spec.block_size,
             blocks: spec.checkpoint_blocks(),
+            distance: sink
+                .map_or(spec.block_size, |sink| sink.checkpoint_distance(spec.block_size)),
         })
     }
 
@@ -112,9 +116,17 @@ impl<M: Memory> Scheduler<M> {
     }
 
     /// Takes what a slice has written, if its sequence has been computed as far.
-    pub(super) fn take_checkpoints(&mut self, index: usize, state: StateInFlight) {
+    /// `start` is the position of its first token.
+    pub(super) fn take_checkpoints(&mut self, index: usize, start: usize, state: StateInFlight) {
         let Some(rule) = self.checkpoint_rule() else { return };
+        let caches = self.context.config.prefix_caching;
         let sequence = &mut self.running[index].sequence;
+        if let Some(Resume::Loaded(blocks)) = state.resume
+            && caches
+            && sequence.writes_cache()
+        {
+            self.written.push(item(sequence, start, blocks));
+        }
         let prompt_end = rule.end_of_prompt(sequence.prompt_len);
         for (len, blocks) in state.checkpoints {
             if len > sequence.held.computed {
@@ -145,15 +157,73 @@ impl<M: Memory> Scheduler<M> {
             return Ok(());
         }
         self.context.gauges.checkpoints.add(self.written.len());
-        let ids: Vec<u64> = self.written.iter().map(|item| item.id).collect();
-        let committed = self.memory.commit_checkpoints(mem::take(&mut self.written)).await?;
-        for (id, lease) in ids.into_iter().zip(committed) {
+        let items = mem::take(&mut self.written);
+        let described = |item: &CheckpointItem| {
+            (item.id, item.namespace, Arc::clone(&item.tokens), item.len, item.priority)
+        };
+        let described: Vec<_> = items.iter().map(described).collect();
+        let committed = self.memory.commit_checkpoints(items).await?;
+        for ((id, namespace, tokens, len, priority), lease) in described.into_iter().zip(committed)
+        {
+            let Some(lease) = lease else { continue };
+            self.save_checkpoint(&namespace, &tokens[..len], priority).await?;
             let running = self.running.iter_mut().find(|r| r.sequence.id == id);
             let Some(Running { sequence, .. }) = running.filter(|r| r.sequence.turn.is_some())
             else {
                 continue;
             };
-            sequence.held.state.of_session = lease;
+            sequence.held.state.of_session = Some(lease);
+        }
+        Ok(())
+    }
+
+    /// Copies a checkpoint of the tree out of the pool, if the sink wants it.
+    async fn save_checkpoint(
+        &mut self,
+        namespace: &Namespace,
+        prefix: &[u32],
+        priority: i32,
+    ) -> Result<(), ActorStopped> {
+        let Some(sink) = self.context.config.kv_sink.clone() else { return Ok(()) };
+        let spec = &self.context.spec;
+        let (first, count) = (prefix.len() / spec.block_size, spec.checkpoint_blocks());
+        let positions = checkpoint_positions(count * spec.block_size);
+        let whole = Arc::new([prefix, &positions].concat());
+        match sink.wanted(namespace, &whole, first..first + count, priority) {
+            Some(save) => self.save(save).await,
+            None => Ok(()),
+        }
+    }
+
+    /// Prepares the loads of stored KV with checkpoints: reserves blocks for the checkpoints. What
+    /// cannot be loaded is computed.
+    ///
+    /// # Errors
+    /// [`ActorStopped`] if the memory no longer answers.
+    pub(super) async fn prepare_state_loads(&mut self) -> Result<(), ActorStopped> {
+        let Some(rule) = self.checkpoint_rule() else { return Ok(()) };
+        for index in 0..self.running.len() {
+            let sequence = &self.running[index].sequence;
+            let Some(stored) = &sequence.stored else { continue };
+            if sequence.held.state.load.is_some() || sequence.in_step {
+                continue;
+            }
+            let (kv, next) = (stored.kv_range(), sequence.held.committed() / rule.block_size);
+            let len = kv.end * rule.block_size;
+            let saves = (sequence.held.computed + 1..sequence.tokens.len()).contains(&len);
+            let continues = kv.start <= next || kv.is_empty();
+            let blocks = match saves && continues && len <= sequence.prompt_len {
+                true => self.reserve(rule.blocks).await?,
+                false => None,
+            };
+            let sequence = &mut self.running[index].sequence;
+            match blocks {
+                Some(blocks) => {
+                    let next = next.clamp(kv.start, kv.end);
+                    sequence.held.state.load = Some(StateLoad { blocks, next });
+                }
+                None => sequence.stored = None,
+            }
         }
         Ok(())
     }
@@ -186,5 +256,6 @@ impl<M: Memory> Scheduler<M> {
 
 fn item(sequence: &Sequence, len: usize, blocks: BlockLease) -> CheckpointItem {
     let (namespace, tokens) = (sequence.namespace, Arc::clone(&sequence.tokens));
-    CheckpointItem { id: sequence.id, namespace, tokens, len, blocks }
+    let (id, priority) = (sequence.id, sequence.options.priority);
+    CheckpointItem { id, namespace, tokens, len, priority, blocks }
 }

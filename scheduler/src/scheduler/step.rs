@@ -40,7 +40,8 @@ impl<M: Memory> Scheduler<M> {
                     let end = self.apply(slice, result, now);
                     finished.extend(end.map(|end| (slice.id, end)));
                     if let Some(index) = self.find(slice) {
-                        self.take_checkpoints(index, std::mem::take(&mut slice.state));
+                        let state = std::mem::take(&mut slice.state);
+                        self.take_checkpoints(index, slice.start, state);
                     }
                 }
                 self.commit().await?;
@@ -174,6 +175,7 @@ impl<M: Memory> Scheduler<M> {
     /// # Errors
     /// [`ActorStopped`] if the memory no longer answers.
     pub(super) async fn plan(&mut self) -> Result<Option<StepPlan>, ActorStopped> {
+        self.prepare_state_loads().await?;
         let (spec, config) = (&self.context.spec, &self.context.config);
         let block_size = spec.block_size;
         let cache_logits = config.prefix_caching && config.logit_cache_bytes > 0;

@@ -16,8 +16,10 @@ pub(super) struct LoadInFlight {
     id: u64,
     /// Its index in `running` when the step began.
     pub(super) index: usize,
-    /// Number of its positions that are in the KV store after the load.
+    /// Number of its positions that are computed after the load.
     pub(super) end: usize,
+    /// For stored KV with a checkpoint: index of the first block that is not loaded then.
+    next: Option<usize>,
 }
 
 impl<M: Memory> Scheduler<M> {
@@ -89,10 +91,22 @@ impl<M: Memory> Scheduler<M> {
             let blocks = loadable.start..loadable.end.min(loadable.start + room);
             room -= blocks.len();
             sequence.in_step = true;
-            let end = blocks.end * spec.block_size;
-            self.loads.push(LoadInFlight { id: sequence.id, index, end });
             let first_block = blocks.start;
-            tasks.push(LoadTask { blocks: sequence.held.table[blocks].to_vec(), kv, first_block });
+            let (id, computed) = (sequence.id, sequence.held.computed);
+            let (end, next, blocks) = match &sequence.held.state.load {
+                None => (blocks.end * spec.block_size, None, sequence.held.table[blocks].to_vec()),
+                Some(load) => {
+                    let kv_end = kv.kv_range().end;
+                    let of_kv = blocks.start.min(kv_end)..blocks.end.min(kv_end);
+                    let of_state =
+                        blocks.start.max(kv_end) - kv_end..blocks.end.max(kv_end) - kv_end;
+                    let (kv, state) =
+                        (&sequence.held.table[of_kv], &load.blocks.blocks()[of_state]);
+                    (computed, Some(blocks.end), [kv, state].concat())
+                }
+            };
+            self.loads.push(LoadInFlight { id, index, end, next });
+            tasks.push(LoadTask { blocks, kv, first_block });
         }
         tasks
     }
@@ -107,6 +121,13 @@ impl<M: Memory> Scheduler<M> {
             let Some(running) = running else { continue };
             let sequence = &mut running.sequence;
             sequence.in_step = false;
+            if let Some(next) = load.next {
+                let before = sequence.held.computed;
+                sequence.state_loaded(next, copied);
+                gauges.loaded_tokens.add(sequence.held.computed - before);
+                gauges.loads_failed.add(usize::from(!copied));
+                continue;
+            }
             if copied {
                 gauges.loaded_tokens.add(load.end - sequence.held.computed);
                 sequence.held.computed = load.end;

@@ -5,11 +5,13 @@ use std::ops::Range;
 use std::sync::{Arc, Mutex};
 
 use stolon_backend::fake::{FakeBackend, FakeOptions};
-use stolon_backend::{Backend, LogitRows, SequenceSlice, StepBatch};
+use stolon_backend::{Backend, LogitRows, SequenceSlice, SliceState, StateCheckpoint, StepBatch};
 use stolon_kvcache::{BlockId, EvictedPrefix, Namespace};
 
 use super::{Harness, VOCAB_SIZE, group_prompt, ready, with_cached};
 use crate::config::EngineConfig;
+use crate::error::EngineError;
+use crate::request::SequenceRequest;
 use crate::transfer::{EvictedCopy, KvSink, SaveRequest, StoredKv};
 
 /// What saves have yielded: the prompt, the first block, and the bytes.
@@ -49,6 +51,47 @@ pub(super) fn stored_kv(prompt: &[u32], block_size: usize, first_block: usize) -
     let blocks = block_bytes(prompt, block_size).into_iter().skip(first_block);
     let blocks = blocks.map(Into::into).collect();
     StoredKv::new(block_size, first_block, blocks)
+}
+
+/// As [`stored_kv`], for a model with a recurrent state whose checkpoints take `checkpoint_blocks`:
+/// up to the last full block before the last position, with a checkpoint. `None` if there is none.
+pub(super) fn stored_state(
+    prompt: &[u32],
+    block_size: usize,
+    first_block: usize,
+    checkpoint_blocks: usize,
+) -> Option<StoredKv> {
+    let count = (prompt.len() - 1) / block_size;
+    let prefix = &prompt[..count * block_size];
+    if count <= first_block {
+        return None;
+    }
+    let mut kv = block_bytes(prefix, block_size);
+    let options = FakeOptions {
+        vocab_size: VOCAB_SIZE,
+        block_size,
+        block_count: 256,
+        state: Some((checkpoint_blocks, 1)),
+        ..FakeOptions::default()
+    };
+    let mut backend = FakeBackend::new(options);
+    let blocks: Vec<_> = (count..count + checkpoint_blocks).map(|id| BlockId(id as u32)).collect();
+    let checkpoint = StateCheckpoint { len: prefix.len(), blocks: blocks.clone() };
+    let slice = SequenceSlice {
+        token_count: prefix.len(),
+        start: 0,
+        write_from: 0,
+        block_table: (0..count as u32).map(BlockId).collect(),
+        logit_rows: LogitRows::None,
+        state: Some(SliceState { slot: 0, resume: None, checkpoints: vec![checkpoint] }),
+    };
+    let batch = StepBatch { tokens: prefix.to_vec(), sequences: vec![slice] };
+    backend.step(&batch).expect("a valid batch");
+    let mut bytes = vec![0; checkpoint_blocks * backend.spec().block_bytes];
+    backend.read_blocks(&blocks, &mut bytes).expect("it was written");
+    kv.extend(bytes.chunks(backend.spec().block_bytes).map(Box::from));
+    let blocks = kv.into_iter().skip(first_block).map(Into::into).collect();
+    Some(StoredKv::new(block_size, first_block, blocks).with_checkpoint(checkpoint_blocks))
 }
 
 /// Takes everything that is evicted.
@@ -254,4 +297,52 @@ fn failed_saves_yield_nothing() {
     harness.save(prompt, 0);
     harness.finish();
     assert!(harness.saves.lock().expect("no panic").is_empty());
+}
+
+/// Goal: a prompt with a stored checkpoint computes only what comes after it, the tree gets KV and
+/// checkpoint, and KV that the pool has already is not loaded again.
+#[test]
+fn a_stored_checkpoint_is_loaded_with_its_kv() {
+    for cached in [0, 20, 40] {
+        let config = EngineConfig { max_batched_tokens: 16, ..EngineConfig::default() };
+        let mut harness = Harness::with_states(4, 100, Some(3), config);
+        let prompt = group_prompt(1, 43);
+        if cached > 0 {
+            // The KV of a prompt that parts there, and no checkpoint.
+            let other = [&prompt[..cached], &[9; 3]].concat();
+            harness.submit_request(other, 1, |request| request.options.pooling = None);
+            harness.finish();
+        }
+        let before = harness.context.gauges.computed_tokens.get();
+        let stored = stored_state(&prompt, 4, cached / 4 / 2, 3).expect("full blocks");
+        harness.submit_stored(prompt.clone(), 2, stored);
+        harness.finish();
+        let gauges = &harness.context.gauges;
+        assert_eq!(harness.callers.last().and_then(|caller| caller.cached), Some(40));
+        assert_eq!(gauges.computed_tokens.get() - before, 3 + 1);
+        harness.submit(prompt, 2, None);
+        harness.finish();
+        assert_eq!(harness.callers.last().and_then(|caller| caller.cached), Some(40));
+        let audit = ready(harness.scheduler.audit()).expect("a consistent accounting");
+        assert!(audit.blocks_committed >= 10 + 3, "{audit:?}");
+    }
+}
+
+/// Goal: without a checkpoint, or with one of another size, stored KV is refused for a model with a
+/// recurrent state; a load that fails is computed.
+#[test]
+fn stored_kv_needs_a_checkpoint() {
+    let mut harness = Harness::with_states(4, 100, Some(3), EngineConfig::default());
+    let prompt = group_prompt(1, 43);
+    for stored in [stored_kv(&prompt, 4, 0), stored_state(&prompt, 4, 0, 2).expect("full blocks")] {
+        let mut request = SequenceRequest::new(prompt.clone(), 1);
+        request.stored = Some(stored);
+        let refused = harness.context.submit(0, request, 0, 0, harness.now).map(|_| ());
+        assert!(matches!(refused, Err(EngineError::InvalidParameter { .. })), "{refused:?}");
+    }
+    harness.backend.handle().fail_copies(1);
+    let stored = stored_state(&prompt, 4, 0, 3).expect("full blocks");
+    harness.submit_stored(prompt, 2, stored);
+    harness.finish();
+    assert_eq!(harness.context.gauges.computed_tokens.get(), 43 + 1);
 }

@@ -4,7 +4,7 @@ use std::num::NonZeroU32;
 use std::ops::Range;
 use std::sync::Arc;
 
-use stolon_kvcache::{EvictedPrefix, Namespace};
+use stolon_kvcache::{EvictedPrefix, Namespace, len_before_checkpoint};
 use stolon_scheduler::{EvictedCopy, KvSink, PromptLookup, SaveRequest, StoredPin};
 
 use super::{Open, Tiers};
@@ -44,8 +44,11 @@ impl Tiers {
         match self.write {
             WritePolicy::WriteThrough => tokens.len(),
             WritePolicy::WriteThroughSelective { hits } => {
-                let keys = open.disk.shape().places(namespace, tokens).map(|place| place.key);
-                self.used_often(keys, hits) * open.disk.shape().record_positions()
+                // A checkpoint is used as often as its prefix.
+                let prefix = &tokens[..len_before_checkpoint(tokens)];
+                let keys = open.disk.shape().places(namespace, prefix).map(|place| place.key);
+                let often = self.used_often(keys, hits) * open.disk.shape().record_positions();
+                if often == prefix.len() { tokens.len() } else { often }
             }
             WritePolicy::WriteBack => 0,
         }
@@ -101,6 +104,12 @@ impl KvSink for Tiers {
         }
         let end = self.wanted_len(open, namespace, &tokens[..committed.end * block_size]);
         Some(open.writer.claim(*namespace, tokens, 0..end)?.priority(priority).save())
+    }
+
+    /// Whole records only, so that a checkpoint begins with a record.
+    fn checkpoint_distance(&self, block_size: usize) -> usize {
+        let open = self.open.get();
+        open.map_or(block_size, |open| open.disk.shape().record_positions())
     }
 
     fn takes_evicted(&self) -> bool {

@@ -1,0 +1,165 @@
+//! Models with a recurrent state: an answer has the same bits wherever its request resumes, and a
+//! request computes little more than one of a model without a state would.
+
+use std::path::Path;
+
+use stolon::{Completion, Engine, EngineBuilder, Request, TokenLogprob};
+
+/// Vocabulary size of the fixtures. The preset's is larger.
+const VOCAB_SIZE: u32 = 96;
+
+fn prompt(seed: u32, len: u32) -> Vec<u32> {
+    (0..len).map(|n| (n * n * 31 + n * seed + seed) % VOCAB_SIZE).collect()
+}
+
+fn builder(model: &str) -> EngineBuilder {
+    match model.starts_with("random:") {
+        true => Engine::builder().model(model),
+        false => {
+            let fixtures = Path::new(env!("CARGO_MANIFEST_DIR")).join("model/tests/fixtures");
+            Engine::builder().model(fixtures.join(model))
+        }
+    }
+}
+
+async fn start(builder: EngineBuilder) -> Engine {
+    builder.build().await.expect("the engine starts")
+}
+
+async fn complete(engine: &Engine, tokens: &[u32]) -> Completion {
+    let request = Request::tokens(tokens).max_tokens(20).logprobs(3).ignore_eos(true);
+    engine.complete(request).await.expect("it fits")
+}
+
+fn bits(logprobs: &[TokenLogprob]) -> Vec<(u32, u32)> {
+    logprobs.iter().map(|token| (token.token_id, token.logprob.to_bits())).collect()
+}
+
+/// The turns of a conversation: each prompt is the one before, its answer and more tokens. Returns
+/// the answers with the bits of their log-probabilities, and how many tokens of each prompt were
+/// not computed.
+async fn converse(engine: &Engine, turns: u32) -> (Vec<Vec<(u32, u32)>>, Vec<usize>) {
+    let (mut tokens, mut answers, mut cached) = (prompt(1, 70), Vec::new(), Vec::new());
+    for turn in 0..turns {
+        let answer = complete(engine, &tokens).await;
+        answers.push(bits(&answer.logprobs));
+        cached.push(answer.finish.usage.cached_tokens);
+        tokens.extend(answer.token_ids);
+        tokens.extend(prompt(turn + 2, 15));
+    }
+    (answers, cached)
+}
+
+/// Goal: for every architecture and size of blocks and chunks, a conversation has the same bits as
+/// without a cache, and each turn resumes near the end of the one before.
+#[tokio::test]
+async fn conversations_resume_with_the_same_bits() {
+    for model in ["random:hybrid-tiny", "qwen3_5", "qwen3_5_moe", "qwen3_next"] {
+        let cold = start(builder(model).prefix_caching(false)).await;
+        assert!(cold.model_info().state_bytes > 0, "{model}");
+        let (expected, none) = converse(&cold, 4).await;
+        assert_eq!(none, [0; 4]);
+        for (block_size, chunk) in [(1, 64), (4, 7), (16, 7), (16, 512), (32, 64)] {
+            let warm = builder(model).block_size(block_size).max_batched_tokens(chunk);
+            let warm = start(warm.kv_memory(64 << 20)).await;
+            let (answers, cached) = converse(&warm, 4).await;
+            let case = format!("{model}, blocks of {block_size}, chunks of {chunk}");
+            assert_eq!(answers, expected, "{case}");
+            // A turn ends with its answer, of which the last token's state is not computed.
+            let ends = [0, 70 + 19, 105 + 19, 140 + 19];
+            for (turn, (cached, end)) in cached.into_iter().zip(ends).enumerate() {
+                let distance = block_size.max(16);
+                assert_eq!(cached, end / distance * distance, "{case}, turn {turn}");
+            }
+            warm.audit().await.expect("consistent accounting");
+            warm.shutdown().await;
+        }
+        cold.shutdown().await;
+    }
+}
+
+/// Goal: prompts that part anywhere, run at the same time, repeat each other and evict each other's
+/// state have the same bits as alone.
+#[tokio::test]
+async fn requests_at_the_same_time_have_the_same_bits_as_alone() {
+    let cold = start(builder("random:hybrid-tiny").prefix_caching(false).max_running(1)).await;
+    let shared = prompt(1, 90);
+    let prompts: Vec<Vec<u32>> = (0..12)
+        .map(|n: u32| [&shared[..(n as usize * 7 + 9).min(90)], &prompt(n % 5, 30)].concat())
+        .collect();
+    let mut expected = Vec::new();
+    for prompt in &prompts {
+        expected.push(bits(&complete(&cold, prompt).await.logprobs));
+    }
+    let spec = cold.model_info();
+    let state_blocks = spec.state_bytes.div_ceil(spec.kv_bytes / spec.num_blocks);
+    for blocks in [30 + state_blocks, 60 + 4 * state_blocks, 4000] {
+        let warm = builder("random:hybrid-tiny").num_blocks(blocks).max_batched_tokens(40);
+        let warm = start(warm).await;
+        for _ in 0..3 {
+            let runs = prompts.iter().map(|prompt| complete(&warm, prompt));
+            let answers = futures::future::join_all(runs).await;
+            for (answer, expected) in answers.iter().zip(&expected) {
+                assert_eq!(&bits(&answer.logprobs), expected, "{blocks} blocks");
+            }
+        }
+        let stats = warm.stats();
+        assert!(blocks < 4000 || stats.cached_tokens > stats.prompt_tokens / 2, "{stats:?}");
+        warm.audit().await.expect("consistent accounting");
+        warm.shutdown().await;
+    }
+    cold.shutdown().await;
+}
+
+/// Goal: callers learn what is cached and from where a request resumes, before and after.
+#[tokio::test]
+async fn callers_learn_where_a_request_resumes() {
+    let engine = start(builder("random:hybrid-tiny")).await;
+    let tokens = prompt(1, 100);
+    let request = |tokens: &[u32]| Request::tokens(tokens).max_tokens(1);
+    let found = |tokens: &[u32]| engine.cache().query_resume(&request(tokens)).expect("tokens");
+    assert_eq!((found(&tokens).cached, found(&tokens).resume), (0, 0));
+    engine.cache().warm(request(&tokens)).await.expect("it fits");
+    assert_eq!((found(&tokens).cached, found(&tokens).resume), (96, 96));
+    // Another prompt shares 80 tokens, of which there is KV and no state.
+    let other = [&tokens[..80], &prompt(9, 20)].concat();
+    assert_eq!((found(&other).cached, found(&other).resume), (80, 0));
+    let estimate = engine.estimate(&request(&other)).expect("tokens");
+    assert_eq!(estimate.cached_tokens, 0);
+    engine.cache().warm(request(&other)).await.expect("it fits");
+    assert_eq!(engine.stats().recomputed_tokens, 80);
+    let third = [&tokens[..80], &prompt(11, 20)].concat();
+    assert_eq!((found(&third).cached, found(&third).resume), (80, 80));
+    let dump = engine.cache().dump().expect("it runs");
+    let checkpoints = dump.nodes.iter().filter(|node| node.checkpoint).count();
+    assert_eq!(checkpoints, 3, "at 80, and before the end of both prompts");
+    engine.shutdown().await;
+}
+
+/// Goal: after a restart, a conversation goes on from its stored state with the same bits.
+#[cfg(feature = "tiers")]
+#[tokio::test]
+async fn a_restarted_engine_resumes_with_the_same_bits() {
+    let path = std::env::temp_dir().join(format!("stolon-states-{}", std::process::id()));
+    let cold = start(builder("random:hybrid-tiny").prefix_caching(false)).await;
+    let tokens = prompt(1, 300);
+    let longer = [tokens.clone(), prompt(2, 20)].concat();
+    let expected = bits(&complete(&cold, &longer).await.logprobs);
+    // Reading is worth it however fast this machine computes.
+    let with_disk = || {
+        let builder = builder("random:hybrid-tiny").kv_cache_dir(&path, 1 << 30);
+        start(builder.prefetch_policy(stolon::PrefetchPolicy::WaitComplete))
+    };
+    let first = with_disk().await;
+    complete(&first, &tokens).await;
+    first.tiers().flush().await.expect("it runs");
+    first.shutdown().await;
+    let again = with_disk().await;
+    let answer = complete(&again, &longer).await;
+    assert_eq!(bits(&answer.logprobs), expected);
+    assert_eq!(answer.finish.usage.cached_tokens, 256, "whole records of 64 positions");
+    assert_eq!(again.stats().loaded_tokens, 256);
+    again.audit().await.expect("consistent accounting");
+    again.shutdown().await;
+    std::fs::remove_dir_all(&path).expect("it was made");
+}
