@@ -250,6 +250,7 @@ fn use_every_field(config: &DecoderConfig) {
         // Refused by `Layer::load`.
         convolution_taps: _,
         delta_net: _,
+        mamba2: _,
         output_gate: _,
         experts,
         layers,

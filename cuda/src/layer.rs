@@ -90,11 +90,11 @@ impl Layer {
         } = spec;
         let AttentionWeights { qkv, qk_norms, sinks, gate, output } = match mixer {
             MixerWeights::Attention(attention) => attention,
-            MixerWeights::Convolution(_) | MixerWeights::DeltaNet(_) => {
+            MixerWeights::Convolution(_) | MixerWeights::DeltaNet(_) | MixerWeights::Mamba2(_) => {
                 return Err(OpenError::Model(ModelError::Unsupported {
                     file: "the configuration".to_owned(),
                     key: "layer_types".to_owned(),
-                    got: "a layer with a convolution or Gated DeltaNet".to_owned(),
+                    got: "a layer with a convolution or a recurrent layer".to_owned(),
                     expected: "layers with attention; other layers are computed by the CPU backend"
                         .to_owned(),
                 }));

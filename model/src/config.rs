@@ -10,9 +10,11 @@ mod experts;
 pub(crate) mod gguf;
 mod hf;
 mod keys;
+mod mamba2;
 mod norms;
 mod pairs;
 pub(crate) mod quantization;
+mod recurrent;
 mod rope;
 mod tensors;
 
@@ -22,13 +24,15 @@ pub(crate) use experts::sigmoid;
 pub use experts::{ExpertChoice, ExpertScores, ExpertsConfig};
 pub(crate) use hf::{ParsedConfig, parse as parse_json};
 pub(crate) use keys::Keys;
+pub use mamba2::Mamba2Config;
 pub use norms::NormPlacement;
 pub(crate) use pairs::AdjacentPairs;
+pub use recurrent::RecurrentShape;
 pub use rope::{Rope, RopeScaling};
 pub use tensors::{
     AttentionWeights, ConvolutionWeights, DecoderWeights, DeltaNetWeights, ExpertsWeights,
-    FeedForwardWeights, LayerWeights, LinearWeights, MixerWeights, MlpWeights, SharedExpertWeights,
-    StackedWeights, TensorRole, TensorSpec,
+    FeedForwardWeights, LayerWeights, LinearWeights, Mamba2Weights, MixerWeights, MlpWeights,
+    SharedExpertWeights, StackedWeights, TensorRole, TensorSpec,
 };
 
 use stolon_kernels::TensorType;
@@ -98,6 +102,8 @@ pub enum MixerKind {
     Convolution,
     /// Gated DeltaNet, as [`DecoderConfig::delta_net`] says.
     DeltaNet,
+    /// Mamba-2, as [`DecoderConfig::mamba2`] says.
+    Mamba2,
 }
 
 /// The properties in which layers may differ from each other.
@@ -142,6 +148,8 @@ pub struct DecoderConfig {
     pub convolution_taps: Option<usize>,
     /// The layers with Gated DeltaNet; `None` if there are none.
     pub delta_net: Option<DeltaNetConfig>,
+    /// The layers with Mamba-2; `None` if there are none. No model has both.
+    pub mamba2: Option<Mamba2Config>,
     /// Number of query heads, a multiple of `num_kv_heads`.
     pub num_heads: usize,
     /// Number of key heads and of value heads.
@@ -326,12 +334,14 @@ impl DecoderConfig {
             let expected = format!("2 to {CONVOLUTION_TAPS_MAX}");
             return Err(ModelError::key(file, "conv_L_cache", expected, taps));
         }
-        match &self.delta_net {
-            Some(delta_net) => delta_net.check(file)?,
-            None if self.has(MixerKind::DeltaNet) => {
-                return Err(ModelError::key(file, "linear_num_key_heads", "1 or more", "nothing"));
+        match (&self.delta_net, &self.mamba2) {
+            (Some(delta_net), None) => delta_net.check(file)?,
+            (None, Some(mamba2)) => mamba2.check(file)?,
+            _ if self.recurrent_layers() == 0 => return Ok(()),
+            _ => {
+                let expected = "the sizes of recurrent layers of one kind";
+                return Err(ModelError::key(file, "layer_types", expected, "others"));
             }
-            None => return Ok(()),
         }
         // Checkpoints of states are in the blocks of the KV store.
         if self.has(MixerKind::Attention) || self.has(MixerKind::Convolution) {

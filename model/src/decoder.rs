@@ -28,10 +28,12 @@ mod experts;
 mod fields;
 mod layer;
 mod linear;
+mod mamba2;
 mod mlp;
 mod passes;
 mod plan;
 mod profile;
+mod recurrent;
 mod rope;
 mod routing;
 
@@ -325,7 +327,7 @@ impl Decoder {
 
 /// For each layer its index in the KV store or in the states, among the layers of its kind.
 fn kept_indices(config: &DecoderConfig) -> impl Iterator<Item = usize> {
-    let mut counts = [0; 3];
+    let mut counts = [0; 4];
     config.layers.iter().map(move |layer| {
         let count = &mut counts[layer.mixer as usize];
         *count += 1;

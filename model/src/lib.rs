@@ -34,8 +34,8 @@ pub mod weights;
 mod workers;
 
 pub use config::{
-    Activation, Architecture, DecoderConfig, DeltaNetConfig, ExpertsConfig, LayerConfig, MixerKind,
-    QueryScaling, Rope, RopeScaling,
+    Activation, Architecture, DecoderConfig, DeltaNetConfig, ExpertsConfig, LayerConfig,
+    Mamba2Config, MixerKind, QueryScaling, Rope, RopeScaling,
 };
 pub use cpu::{CpuBackend, CpuOptions};
 pub use decoder::{Stage, StageTimes};

@@ -1,8 +1,8 @@
 //! The recurrent states of running sequences, in f32.
 //!
 //! A sequence has one of the *slots*. The state of a slot consists of the states of all recurrent
-//! layers, one after the other; [`DeltaNetConfig::state_len`](crate::config::DeltaNetConfig) says
-//! what that of a layer is. Before a step computes anything, [`StateStore::begin`] brings the slots
+//! layers, one after the other; [`RecurrentShape`](crate::config::RecurrentShape) says what that
+//! of a layer is. Before a step computes anything, [`StateStore::begin`] brings the slots
 //! of its slices into the state at their start. The layers then change their parts of the state.
 //!
 //! Memory is reserved at creation in a new zeroed mapping and becomes resident where slots are
@@ -12,7 +12,7 @@ use stolon_backend::{SequenceSlice, StateSpec, StepBatch};
 use stolon_kernels::Buffer;
 use stolon_kvcache::BlockId;
 
-use crate::config::{DecoderConfig, MixerKind};
+use crate::config::DecoderConfig;
 use crate::error::ModelError;
 use crate::kv_store::KvStore;
 use crate::memory::out_of_memory;
@@ -35,9 +35,8 @@ pub(crate) struct StateStore {
 
 /// The size of a state, or `None` if no layer is recurrent. `slots` is the number of slots.
 pub(crate) fn state_spec(config: &DecoderConfig, slots: usize) -> Option<StateSpec> {
-    let delta_net = config.delta_net?;
-    let layers = config.layers.iter().filter(|layer| layer.mixer == MixerKind::DeltaNet).count();
-    let bytes = delta_net.state_len() * VALUE_BYTES;
+    let (shape, layers) = (config.recurrent_shape()?, config.recurrent_layers());
+    let bytes = shape.state_len() * VALUE_BYTES;
     (layers > 0).then(|| StateSpec { bytes: layers.saturating_mul(bytes), slots })
 }
 
@@ -48,7 +47,7 @@ impl StateStore {
     /// [`ModelError::OutOfMemory`].
     pub(crate) fn new(config: &DecoderConfig, slots: usize) -> Result<Self, ModelError> {
         let bytes = state_spec(config, slots).map_or(0, |spec| spec.bytes);
-        let layer_len = config.delta_net.map_or(0, |delta_net| delta_net.state_len());
+        let layer_len = config.recurrent_shape().map_or(0, |shape| shape.state_len());
         let values = (bytes / VALUE_BYTES).checked_mul(slots).and_then(Buffer::try_zeroed::<f32>);
         let values = values.ok_or_else(|| {
             out_of_memory("the recurrent states", (bytes as u64).saturating_mul(slots as u64))

@@ -1,24 +1,23 @@
 //! Opens candle backends, and CPU backends to compare them with, of the models of the fixtures.
 
 use stolon_cuda::{CandleBackend, CandleOptions};
-use stolon_model::{Architecture, CpuBackend, CpuOptions, KvBudget, KvType, LoadedModel};
+use stolon_model::{
+    CpuBackend, CpuOptions, DecoderConfig, KvBudget, KvType, LayerConfig, LoadedModel,
+};
 
 pub(super) use crate::suite::fixture::*;
 use crate::suite::{Open, Sizes};
 
-/// The architectures that the backend refuses, because some layers have no attention.
-pub(super) const REFUSED: [Architecture; 5] = [
-    Architecture::Lfm2,
-    Architecture::Lfm2Moe,
-    Architecture::Qwen35,
-    Architecture::Qwen35Moe,
-    Architecture::Qwen3Next,
-];
+/// Whether the backend computes models with this configuration: those in which all layers have
+/// attention, without gates of its output.
+pub(super) fn computes(config: &DecoderConfig) -> bool {
+    config.layers.iter().all(LayerConfig::has_attention) && !config.output_gate
+}
 
 /// The names of the models that the backend computes.
 pub(super) fn names() -> Vec<String> {
     let mut names = crate::suite::fixture::names();
-    names.retain(|name| !REFUSED.contains(&model(name).config.architecture));
+    names.retain(|name| computes(&model(name).config));
     names
 }
 

@@ -10,7 +10,7 @@ use crate::suite::{parity, run};
 /// Goal: logits and greedy tokens of every architecture match those of transformers.
 #[test]
 fn every_architecture_matches_transformers() {
-    parity::check("candle", &fixture::open(fixture::options(16)), &fixture::REFUSED);
+    parity::check("candle", &fixture::open(fixture::options(16)), fixture::computes);
 }
 
 /// Goal: logits and hidden states of every architecture match those of the CPU backend, at all

@@ -20,7 +20,7 @@ pub enum Architecture {
     Qwen3,
     /// Granite 3: factors of the embeddings, the residuals and the logits.
     Granite,
-    /// Granite 4 without Mamba layers and experts: Granite 3 with other names.
+    /// Granite 4 without experts: Granite 3 with other names, and Mamba-2 in most layers.
     GraniteHybrid,
     /// OLMo 2: norms of the outputs of attention and MLP only, and of all heads of q and k
     /// together.

@@ -1,12 +1,7 @@
 //! The description of layers with Gated DeltaNet.
 
-use stolon_kernels::Recurrence;
-
-use super::keys::SIZE_MAX;
+use super::recurrent::{RecurrentShape, ShapeKeys, check_sizes};
 use crate::error::ModelError;
-
-/// Maximum number of taps of the convolution. Known models have 4.
-const TAPS_MAX: usize = 64;
 
 /// Gated DeltaNet (Yang et al., 2024), which most layers of Qwen3.5 and Qwen3-Next have in place of
 /// attention. Each value head has a state, a matrix `[key_dim, value_dim]`, which every position
@@ -46,10 +41,16 @@ impl DeltaNetConfig {
         self.value_heads * self.value_dim
     }
 
-    /// Number of channels of the convolution: queries, keys and values.
+    /// The sizes that all kinds of recurrent layers have.
     #[must_use]
-    pub fn channels(&self) -> usize {
-        2 * self.key_width() + self.value_width()
+    pub fn shape(&self) -> RecurrentShape {
+        RecurrentShape {
+            heads: self.value_heads,
+            key_dim: self.key_dim,
+            value_dim: self.value_dim,
+            channels: 2 * self.key_width() + self.value_width(),
+            taps: self.taps,
+        }
     }
 
     /// The key head that a value head uses.
@@ -61,65 +62,21 @@ impl DeltaNetConfig {
         }
     }
 
-    /// Number of values of the last inputs of the convolution, `[taps - 1, channels]`.
-    #[must_use]
-    pub fn inputs_len(&self) -> usize {
-        (self.taps - 1) * self.channels()
-    }
-
-    /// Number of values of the state of one value head.
-    #[must_use]
-    pub fn head_len(&self) -> usize {
-        Recurrence::state_len(self.key_dim, self.value_dim)
-    }
-
-    /// Number of f32 values of the state of a layer: the last inputs of the convolution, followed
-    /// by the states of all value heads.
-    #[must_use]
-    pub fn state_len(&self) -> usize {
-        self.inputs_len() + self.value_heads * self.head_len()
-    }
-
     /// Checks the documented ranges. `file` is the file's name in error messages.
     pub(super) fn check(&self, file: &str) -> Result<(), ModelError> {
+        let heads = "linear_num_value_heads";
         let sizes = [
             ("linear_num_key_heads", self.key_heads),
-            ("linear_num_value_heads", self.value_heads),
+            (heads, self.value_heads),
             ("linear_key_head_dim", self.key_dim),
             ("linear_value_head_dim", self.value_dim),
         ];
-        for (key, size) in sizes {
-            if size == 0 || size as u64 > SIZE_MAX {
-                return Err(ModelError::key(file, key, format!("1 to {SIZE_MAX}"), size));
-            }
-        }
-        if !(2..=TAPS_MAX).contains(&self.taps) {
-            let expected = format!("2 to {TAPS_MAX}");
-            return Err(ModelError::key(file, "linear_conv_kernel_dim", expected, self.taps));
-        }
+        check_sizes(file, &sizes)?;
         if !self.value_heads.is_multiple_of(self.key_heads) {
             let expected = format!("a multiple of linear_num_key_heads, {}", self.key_heads);
-            return Err(ModelError::key(
-                file,
-                "linear_num_value_heads",
-                expected,
-                self.value_heads,
-            ));
+            return Err(ModelError::key(file, heads, expected, self.value_heads));
         }
-        // Each factor is at most 2^30, so the products of two do not overflow.
-        let product =
-            |a: usize, b: usize| Some(a.saturating_mul(b)).filter(|n| *n as u64 <= SIZE_MAX);
-        let heads = product(self.key_heads, self.key_dim)
-            .and(product(self.value_heads, self.value_dim))
-            .and(product(self.key_dim, self.value_dim.next_multiple_of(16)))
-            .and_then(|head| product(head, self.value_heads));
-        match heads {
-            Some(_) => Ok(()),
-            None => {
-                let expected = format!("at most {SIZE_MAX} elements of all heads and their states");
-                Err(ModelError::key(file, "linear_num_value_heads", expected, self.value_heads))
-            }
-        }
+        self.shape().check(file, &ShapeKeys { heads, taps: "linear_conv_kernel_dim" })
     }
 }
 
@@ -144,7 +101,7 @@ mod tests {
             (heads(config), heads(DeltaNetConfig { grouped: false, ..config }));
         assert_eq!(grouped, [0, 0, 0, 1, 1, 1]);
         assert_eq!(tiled, [0, 1, 0, 1, 0, 1]);
-        assert_eq!(config.state_len(), 3 * (8 + 8 + 120) + 6 * 4 * 32);
+        assert_eq!(config.shape().state_len(), 3 * (8 + 8 + 120) + 6 * 4 * 32);
         assert!(config.check("f").is_ok());
     }
 }

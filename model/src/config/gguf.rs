@@ -79,6 +79,7 @@ pub(crate) fn parse(
         experts,
         convolution_taps,
         delta_net,
+        mamba2: None,
         num_heads,
         num_kv_heads,
         head_dim,
@@ -91,12 +92,8 @@ pub(crate) fn parse(
         output_bias: attention_has("attn_output.bias"),
         output_gate: row.output_gate,
         mlp_bias: has("blk.0.ffn_up.bias") || has("blk.0.ffn_up_exps.bias"),
-        qk_norm: match row.qk_norm {
-            Some(QkNorm::Position) => Some(QkNorm::Position),
-            Some(QkNorm::Head) | None => {
-                attention_has("attn_q_norm.weight").then_some(QkNorm::Head)
-            }
-        },
+        qk_norm: (row.qk_norm.filter(|norm| *norm == QkNorm::Position))
+            .or(attention_has("attn_q_norm.weight").then_some(QkNorm::Head)),
         norms: row.norms,
         activation: activation(row.gate),
         attention_sinks: attention_has("attn_sinks.weight"),

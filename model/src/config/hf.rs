@@ -14,7 +14,7 @@ mod rope;
 use serde_json::Value;
 use stolon_kernels::TensorType;
 
-use super::architecture::{AttentionScale, Bias, Description, Gate};
+use super::architecture::{AttentionScale, Bias, Description, Gate, Softcaps};
 use super::keys::Keys;
 use super::quantization::{self, Quantization};
 use super::{Activation, Architecture, DecoderConfig, QueryScaling};
@@ -123,7 +123,8 @@ fn decoder(
     let experts = experts::parse(row, keys, &mut layers)?;
     let convolution_taps = convolutions::parse(row, keys, &mut layers)?;
     let delta_net = delta_net::parse(row, keys, &mut layers)?;
-    mamba::parse(row, keys, &mut layers)?;
+    let mamba2 = mamba::parse(row, keys, hidden_size, &mut layers)?;
+    let cap = |cap: fn(Softcaps) -> Option<f32>| row.softcaps.and_then(cap);
     let eps_key = if row.convolutions { "norm_eps" } else { "rms_norm_eps" };
     Ok(DecoderConfig {
         architecture: row.architecture,
@@ -133,6 +134,7 @@ fn decoder(
         experts,
         convolution_taps,
         delta_net,
+        mamba2,
         num_heads,
         num_kv_heads,
         head_dim,
@@ -154,16 +156,8 @@ fn decoder(
         logit_scale: multiplier(keys, "logits_scaling")?.map(|divisor| 1.0 / divisor),
         attention_scale: row.attention_scale.of(keys, head_dim)? as f32,
         query_scaling: query_scaling(row, keys)?,
-        attention_softcap: softcap(
-            keys,
-            "attn_logit_softcapping",
-            row.softcaps.and_then(|caps| caps.attention),
-        )?,
-        logit_softcap: softcap(
-            keys,
-            "final_logit_softcapping",
-            row.softcaps.and_then(|caps| caps.logits),
-        )?,
+        attention_softcap: softcap(keys, "attn_logit_softcapping", cap(|caps| caps.attention))?,
+        logit_softcap: softcap(keys, "final_logit_softcapping", cap(|caps| caps.logits))?,
         ropes: ropes.list,
         layers,
         dtype: dtype(keys, root)?,

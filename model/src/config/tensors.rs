@@ -9,7 +9,9 @@ mod list;
 mod mixers;
 
 use super::{DecoderConfig, ExpertScores, ExpertsConfig};
-pub use mixers::{AttentionWeights, ConvolutionWeights, DeltaNetWeights, MixerWeights};
+pub use mixers::{
+    AttentionWeights, ConvolutionWeights, DeltaNetWeights, Mamba2Weights, MixerWeights,
+};
 
 /// The kind of a tensor, by which random models choose its values, and backends its type.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -180,6 +182,7 @@ impl DecoderConfig {
                 MixerWeights::Attention(attention) => list.push(attention.qkv.matrices()),
                 MixerWeights::Convolution(convolution) => list.push(convolution.inputs.matrices()),
                 MixerWeights::DeltaNet(_) => {}
+                MixerWeights::Mamba2(mamba2) => list.push(mamba2.inputs.matrices()),
             }
             match layer.mlp {
                 FeedForwardWeights::Dense(mlp) => list.push(mlp.gate_up.matrices()),

@@ -2,7 +2,7 @@
 
 use stolon_kernels::Operands;
 
-use super::delta_net::DeltaNetBuffers;
+use super::recurrent::RecurrentBuffers;
 use super::routing::Routing;
 use crate::config::{DecoderConfig, QkNorm};
 
@@ -17,7 +17,7 @@ pub(super) struct Activations {
     /// Queries, `[rows, num_heads, head_dim]`.
     pub(super) q: Vec<f32>,
     /// The gates of the outputs of attention, `[rows, num_heads, head_dim]`, of a convolution,
-    /// `[rows, hidden_size]`, or of Gated DeltaNet, `[rows, value_heads, value_dim]`.
+    /// `[rows, hidden_size]`, or of a recurrent layer, `[rows, heads, value_dim]`.
     pub(super) gates: Vec<f32>,
     /// Keys, `[rows, num_kv_heads, head_dim]`, that are normalized before they are written to the
     /// KV store. Used only with [`QkNorm::Position`].
@@ -31,8 +31,8 @@ pub(super) struct Activations {
     pub(super) inner: Operands,
     /// The slots of the positions that enter the convolution at each row, `[rows, taps]`.
     pub(super) taps: Vec<Option<usize>>,
-    /// Buffers of Gated DeltaNet.
-    pub(super) delta_net: DeltaNetBuffers,
+    /// Buffers of recurrent layers.
+    pub(super) recurrent: RecurrentBuffers,
     /// Which experts each row uses.
     pub(super) routing: Routing,
     /// Output of a projection `[rows, hidden_size]` that is normalized before it is added to the
@@ -47,10 +47,10 @@ impl Activations {
         let gates = [
             config.convolution_taps.map(|_| rows * config.hidden_size),
             config.output_gate.then_some(attended),
-            config.delta_net.map(|delta_net| rows * delta_net.value_width()),
+            config.recurrent_shape().map(|shape| rows * shape.value_width()),
         ];
-        if let Some(delta_net) = &config.delta_net {
-            self.delta_net.reserve(delta_net, rows);
+        if let Some(shape) = &config.recurrent_shape() {
+            self.recurrent.reserve(shape, rows);
         }
         let projected = if config.norms.outputs() { rows * config.hidden_size } else { 0 };
         let keys = match config.qk_norm {

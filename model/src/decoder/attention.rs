@@ -115,6 +115,7 @@ impl Decoder {
             Mixer::Attention(_) => self.heads(index, inputs, step.kv, workers),
             Mixer::Convolution(_) => self.convolution_inputs(index, inputs, step.kv, workers),
             Mixer::DeltaNet(_) => self.delta_net_inputs(index, inputs, (batch, step), workers),
+            Mixer::Mamba2(_) => self.mamba2_inputs(index, inputs, (batch, step), workers),
         }
     }
 
@@ -202,6 +203,7 @@ impl Decoder {
             Mixer::Attention(_) => self.attend(index, rows, kv, sequences, workers),
             Mixer::Convolution(_) => self.convolve(index, rows, kv, workers),
             Mixer::DeltaNet(_) => self.gate_delta_net(index, rows, workers),
+            Mixer::Mamba2(_) => self.gate_mamba2(index, rows, workers),
         }
         let layer = &self.layers[index];
         let Activations { x, mixed, projected, .. } = &mut self.activations;

@@ -1,6 +1,6 @@
 //! Where the forward pass uses each field of a configuration.
 
-use crate::config::{DecoderConfig, DeltaNetConfig, ExpertsConfig, LayerConfig};
+use crate::config::{DecoderConfig, DeltaNetConfig, ExpertsConfig, LayerConfig, Mamba2Config};
 
 /// Names each field of a model's configuration and where the forward pass uses it. A field that is
 /// added does not compile until it is named here: it must be used, or refused with an error.
@@ -49,6 +49,7 @@ pub(super) fn use_every_field(config: &DecoderConfig) {
         dtype: _,
         experts,
         delta_net,
+        mamba2,
         layers,
     } = config;
     for layer in layers {
@@ -57,6 +58,7 @@ pub(super) fn use_every_field(config: &DecoderConfig) {
     }
     experts.iter().for_each(use_every_field_of_experts);
     delta_net.iter().for_each(use_every_field_of_delta_net);
+    mamba2.iter().for_each(use_every_field_of_mamba2);
 }
 
 fn use_every_field_of_experts(config: &ExpertsConfig) {
@@ -82,5 +84,17 @@ fn use_every_field_of_delta_net(config: &DeltaNetConfig) {
         taps: _,
         grouped: _,
         log_rates: _,
+    } = config;
+}
+
+fn use_every_field_of_mamba2(config: &Mamba2Config) {
+    // `DecoderConfig::weights`, `StateStore` and `Mamba2`
+    let Mamba2Config {
+        heads: _,
+        head_dim: _,
+        groups: _,
+        state_dim: _,
+        taps: _,
+        convolution_bias: _,
     } = config;
 }

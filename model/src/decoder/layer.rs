@@ -7,6 +7,7 @@ use super::convolution::Convolution;
 use super::delta_net::DeltaNet;
 use super::experts::Experts;
 use super::linear::{Linear, Loader};
+use super::mamba2::Mamba2;
 use super::mlp::GatedMlp;
 use crate::config::{DecoderConfig, FeedForwardWeights, LayerWeights, MixerWeights};
 use crate::error::ModelError;
@@ -31,6 +32,8 @@ pub(super) enum Mixer {
     Convolution(Convolution),
     /// Gated DeltaNet.
     DeltaNet(DeltaNet),
+    /// Mamba-2.
+    Mamba2(Mamba2),
 }
 
 impl Mixer {
@@ -40,6 +43,7 @@ impl Mixer {
             Self::Attention(attention) => &attention.output,
             Self::Convolution(convolution) => &convolution.output,
             Self::DeltaNet(delta_net) => &delta_net.output,
+            Self::Mamba2(mamba2) => &mamba2.output,
         }
     }
 
@@ -55,6 +59,9 @@ impl Mixer {
             Self::DeltaNet(DeltaNet { qkv, gate, strength, step, .. }) => {
                 [qkv, gate, strength, step].map(Some)
             }
+            Self::Mamba2(Mamba2 { gate, xbc, step, .. }) => {
+                [Some(gate), Some(xbc), Some(step), None]
+            }
         };
         inputs.into_iter().flatten().map(|linear| &linear.matrix).collect()
     }
@@ -66,17 +73,20 @@ impl Mixer {
         kept: usize,
         loader: &mut Loader<'_>,
     ) -> Result<Self, ModelError> {
-        Ok(match (spec, config.delta_net) {
-            (MixerWeights::Attention(spec), _) => {
+        Ok(match (spec, config.delta_net, config.mamba2) {
+            (MixerWeights::Attention(spec), ..) => {
                 Self::Attention(Attention::load(spec, kept, loader)?)
             }
-            (MixerWeights::Convolution(spec), _) => {
+            (MixerWeights::Convolution(spec), ..) => {
                 Self::Convolution(Convolution::load(spec, kept, loader)?)
             }
-            (MixerWeights::DeltaNet(spec), Some(config)) => {
+            (MixerWeights::DeltaNet(spec), Some(config), _) => {
                 Self::DeltaNet(DeltaNet::load(config, spec, kept, loader)?)
             }
-            (MixerWeights::DeltaNet(_), None) => {
+            (MixerWeights::Mamba2(spec), _, Some(config)) => {
+                Self::Mamba2(Mamba2::load(config, spec, kept, loader)?)
+            }
+            (MixerWeights::DeltaNet(_), None, _) | (MixerWeights::Mamba2(_), _, None) => {
                 unreachable!("`DecoderConfig::check` requires the sizes of such layers")
             }
         })

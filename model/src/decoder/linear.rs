@@ -1,6 +1,6 @@
 //! The decoder's weights: packed matrices with optional biases, and vectors in f32.
 
-use stolon_kernels::{self as kernels, Matrix, Path};
+use stolon_kernels::{self as kernels, Matrix, Operands, Path, Product, Sink};
 
 use crate::config::{LinearWeights, TensorSpec};
 use crate::error::ModelError;
@@ -62,6 +62,26 @@ impl Loader<'_> {
     ) -> Result<Option<Vec<f32>>, ModelError> {
         spec.map(|spec| self.vector(spec)).transpose()
     }
+}
+
+/// Multiplies `rows` with the matrices that are wanted, and writes the results to their buffers,
+/// `[rows, out]` at their beginning. The matrices have no biases.
+pub(super) fn multiply_wanted<'a, const N: usize>(
+    path: Path,
+    rows: &Operands,
+    products: [(bool, &'a Linear, &'a mut Vec<f32>); N],
+    workers: &Workers,
+) {
+    let (mut matrices, mut sinks) = (Vec::with_capacity(N), Vec::with_capacity(N));
+    for (_, linear, out) in products.into_iter().filter(|(wanted, ..)| *wanted) {
+        matrices.push([&linear.matrix]);
+        sinks.push(Sink::Rows(&mut out[..rows.rows() * linear.matrix.out_features()]));
+    }
+    let product = |(matrices, sink)| Product { group: 0, matrices, step: 1, epilogue: None, sink };
+    let mut products: Vec<Product<'_>> =
+        matrices.iter().map(|matrices| &matrices[..]).zip(sinks).map(product).collect();
+    let threads = workers.for_products(matrices.as_flattened(), rows.rows());
+    kernels::multiply(path, threads, rows, &mut products);
 }
 
 /// A matrix `[out, in]` with an optional bias `[out]`, which is added in the epilogue of the GEMM.

@@ -1,33 +1,92 @@
-//! Parses the keys of Granite 4, of which only models without Mamba layers and experts are supported.
+//! Parses the keys of Granite 4: layers with Mamba-2, and rotary embeddings. Models with experts
+//! are not supported.
 
-use super::super::LayerConfig;
 use super::super::architecture::Description;
 use super::super::keys::Keys;
+use super::super::{LayerConfig, Mamba2Config, MixerKind};
 use crate::error::ModelError;
 
-/// Refuses Mamba layers and experts, and sets which layers have a rotary embedding: all or none.
+/// Refuses experts, and sets which layers have Mamba-2, and which a rotary embedding: all or none.
 pub(super) fn parse(
     row: &Description,
     keys: &Keys<'_>,
+    hidden_size: usize,
     layers: &mut [LayerConfig],
-) -> Result<(), ModelError> {
+) -> Result<Option<Mamba2Config>, ModelError> {
     if !row.mamba {
-        return Ok(());
+        return Ok(None);
     }
     let kinds = keys.texts("layer_types")?.unwrap_or_default();
-    let all_attention = kinds.iter().all(|kind| ["attention", "full_attention"].contains(kind));
-    if kinds.len() != layers.len() || !all_attention {
-        let expected = format!("{} layers with `attention`, and none with Mamba", layers.len());
-        return Err(keys.unsupported("layer_types", &expected));
+    if kinds.len() != layers.len() {
+        return Err(keys.invalid("layer_types", &format!("{} entries", layers.len())));
     }
     if keys.count("num_local_experts")? != Some(0) {
         return Err(keys.unsupported("num_local_experts", "0"));
     }
     let key = "position_embedding_type";
-    match keys.text(key)? {
-        Some("rope") => {}
-        None | Some("nope") => layers.iter_mut().for_each(|layer| layer.rope = None),
+    let rotated = match keys.text(key)? {
+        Some("rope") => true,
+        None | Some("nope") => false,
         Some(_) => return Err(keys.unsupported(key, "rope or nope")),
+    };
+    for (layer, kind) in layers.iter_mut().zip(kinds) {
+        layer.mixer = match kind {
+            "attention" | "full_attention" => MixerKind::Attention,
+            "mamba" | "linear_attention" => MixerKind::Mamba2,
+            _ => return Err(keys.unsupported("layer_types", "attention or mamba")),
+        };
+        if !rotated || !layer.has_attention() {
+            layer.rope = None;
+        }
     }
-    Ok(())
+    match layers.iter().all(LayerConfig::has_attention) {
+        true => Ok(None),
+        false => sizes(keys, hidden_size).map(Some),
+    }
+}
+
+/// The sizes of the layers with Mamba-2.
+fn sizes(keys: &Keys<'_>, hidden_size: usize) -> Result<Mamba2Config, ModelError> {
+    if keys.flag("mamba_proj_bias")?.unwrap_or(false) {
+        return Err(keys.unsupported("mamba_proj_bias", "false"));
+    }
+    // Time steps are bounded by nothing but 0, unless the key says otherwise.
+    if keys.value("time_step_limit").is_some_and(|limit| !is_unlimited(limit)) {
+        return Err(keys.unsupported("time_step_limit", "[0, infinity]"));
+    }
+    // Also the activation of the convolution and of the gates.
+    if !["silu", "swish"].contains(&keys.text("hidden_act")?.unwrap_or("silu")) {
+        return Err(keys.unsupported("hidden_act", "silu"));
+    }
+    let size = |key, default| keys.size(key).map(|size| size.unwrap_or(default));
+    let heads = size("mamba_n_heads", 128)?;
+    let width = hidden_size.saturating_mul(size("mamba_expand", 2)?);
+    let head_dim = match keys.value("mamba_d_head").and_then(|value| value.as_str()) {
+        Some("auto") => None,
+        _ => keys.size("mamba_d_head")?,
+    };
+    let head_dim = head_dim.unwrap_or(width / heads);
+    if heads.checked_mul(head_dim) != Some(width) {
+        let expected = format!("mamba_expand * hidden_size, {width}, divided by mamba_n_heads");
+        return Err(keys.invalid("mamba_d_head", &expected));
+    }
+    Ok(Mamba2Config {
+        heads,
+        head_dim,
+        groups: size("mamba_n_groups", 1)?,
+        state_dim: size("mamba_d_state", 256)?,
+        taps: size("mamba_d_conv", 4)?,
+        convolution_bias: keys.flag("mamba_conv_bias")?.unwrap_or(true),
+    })
+}
+
+/// Whether a range of time steps begins with 0 and has no end. Files have the end as `Infinity`, a
+/// number that JSON does not have, in one of several forms.
+fn is_unlimited(limit: &serde_json::Value) -> bool {
+    let Some([start, end]) = limit.as_array().map(Vec::as_slice) else { return false };
+    let end = match end.as_f64() {
+        Some(end) => end >= 1e30,
+        None => end.is_null() || end.is_string() || end.is_object(),
+    };
+    start.as_f64() == Some(0.0) && end
 }

@@ -202,8 +202,7 @@ fn ministral_3_follows_the_configuration() {
     }
 }
 
-/// Goal: Granite 4 without Mamba layers and experts is read, and all others are refused by the key
-/// that says so.
+/// Goal: Granite 4 without experts is read, and all others are refused by the key that says so.
 #[test]
 fn granite_4_follows_the_configuration() {
     let base = json!({
@@ -218,7 +217,7 @@ fn granite_4_follows_the_configuration() {
         assert!(config.layers.iter().all(|layer| layer.rope.is_none()));
     }
     for (key, value) in [
-        ("layer_types", json!(["attention", "mamba"])),
+        ("layer_types", json!(["attention", "conv"])),
         ("layer_types", json!(["attention"])),
         ("layer_types", Value::Null),
         ("num_local_experts", json!(8)),

@@ -3,8 +3,8 @@
 
 use super::{
     AttentionWeights, ConvolutionWeights, DeltaNetWeights, ExpertsWeights, FeedForwardWeights,
-    LayerWeights, LinearWeights, MixerWeights, MlpWeights, SharedExpertWeights, StackedWeights,
-    TensorSpec,
+    LayerWeights, LinearWeights, Mamba2Weights, MixerWeights, MlpWeights, SharedExpertWeights,
+    StackedWeights, TensorSpec,
 };
 
 impl LinearWeights {
@@ -78,6 +78,18 @@ impl DeltaNetWeights {
     }
 }
 
+impl Mamba2Weights {
+    pub(super) fn list(self, list: &mut Vec<TensorSpec>) {
+        let Self { inputs, step_bias, log_rates, skip, taps, convolution_bias, norm, output } =
+            self;
+        inputs.list(list);
+        list.extend([step_bias, log_rates, skip, taps]);
+        list.extend(convolution_bias);
+        list.push(norm);
+        output.list(list);
+    }
+}
+
 impl LayerWeights {
     pub(super) fn list(self, list: &mut Vec<TensorSpec>) {
         let Self {
@@ -93,6 +105,7 @@ impl LayerWeights {
             MixerWeights::Attention(attention) => attention.list(list),
             MixerWeights::Convolution(convolution) => convolution.list(list),
             MixerWeights::DeltaNet(delta_net) => delta_net.list(list),
+            MixerWeights::Mamba2(mamba2) => mamba2.list(list),
         }
         list.extend(attention_output_norm);
         list.extend(mlp_input_norm);

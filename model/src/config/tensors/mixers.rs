@@ -1,7 +1,7 @@
 //! The weights of what layers have to mix positions: attention, convolutions, Gated DeltaNet.
 
 use super::{LinearWeights, StackedWeights, TensorRole, TensorSpec, linear, norm};
-use crate::config::{DecoderConfig, DeltaNetConfig, MixerKind, QkNorm};
+use crate::config::{DecoderConfig, DeltaNetConfig, Mamba2Config, MixerKind, QkNorm};
 
 /// The weights of attention.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -56,6 +56,29 @@ pub struct DeltaNetWeights {
     pub output: LinearWeights,
 }
 
+/// The weights of Mamba-2.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Mamba2Weights {
+    /// The projections to the gates of the outputs, `[heads * head_dim, hidden_size]`, to values,
+    /// keys and queries, `[channels, hidden_size]`, and to the time steps before their softplus,
+    /// `[heads, hidden_size]`.
+    pub inputs: StackedWeights<3>,
+    /// Added to the time steps before their softplus, `[heads]`.
+    pub step_bias: TensorSpec,
+    /// The logarithms of the decay rates, `[heads]`.
+    pub log_rates: TensorSpec,
+    /// The factor with which each head's value is added to its output, `[heads]`.
+    pub skip: TensorSpec,
+    /// `[channels, taps]`, the oldest position first.
+    pub taps: TensorSpec,
+    /// `[channels]`.
+    pub convolution_bias: Option<TensorSpec>,
+    /// Norm of the gated outputs, `[heads * head_dim]`. Each group of heads is normalized alone.
+    pub norm: TensorSpec,
+    /// The projection of the output, `[hidden_size, heads * head_dim]`.
+    pub output: LinearWeights,
+}
+
 /// How a layer mixes positions.
 #[allow(clippy::large_enum_variant, reason = "there is one per layer, while a model is loaded")]
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -66,6 +89,8 @@ pub enum MixerWeights {
     Convolution(ConvolutionWeights),
     /// Gated DeltaNet.
     DeltaNet(DeltaNetWeights),
+    /// Mamba-2.
+    Mamba2(Mamba2Weights),
 }
 
 impl DecoderConfig {
@@ -75,12 +100,15 @@ impl DecoderConfig {
         kind: MixerKind,
         at: &dyn Fn(&str) -> String,
     ) -> MixerWeights {
-        match (kind, self.convolution_taps, self.delta_net) {
-            (MixerKind::Convolution, Some(taps), _) => {
+        match (kind, self.convolution_taps, self.delta_net, self.mamba2) {
+            (MixerKind::Convolution, Some(taps), ..) => {
                 MixerWeights::Convolution(self.convolution_weights(taps, at))
             }
-            (MixerKind::DeltaNet, _, Some(delta_net)) => {
+            (MixerKind::DeltaNet, _, Some(delta_net), _) => {
                 MixerWeights::DeltaNet(self.delta_net_weights(delta_net, at))
+            }
+            (MixerKind::Mamba2, .., Some(mamba2)) => {
+                MixerWeights::Mamba2(self.mamba2_weights(mamba2, at))
             }
             _ => MixerWeights::Attention(self.attention_weights(at)),
         }
@@ -153,7 +181,7 @@ impl DecoderConfig {
         let of_heads =
             |part: &str| TensorSpec { name: at(part), shape: vec![heads], role: TensorRole::Bias };
         DeltaNetWeights {
-            qkv: projection("in_proj_qkv", config.channels()),
+            qkv: projection("in_proj_qkv", config.shape().channels),
             gate: projection("in_proj_z", config.value_width()),
             strength: exact("in_proj_b"),
             step: exact("in_proj_a"),
@@ -161,11 +189,51 @@ impl DecoderConfig {
             rates: of_heads("A_log"),
             taps: TensorSpec {
                 name: at("conv1d.weight"),
-                shape: vec![config.channels(), config.taps],
+                shape: vec![config.shape().channels, config.taps],
                 role: TensorRole::Taps,
             },
             norm: TensorSpec { role: TensorRole::PlainNorm, ..norm(&at("norm"), config.value_dim) },
             output: linear(&at("out_proj"), [hidden, config.value_width()], false),
+        }
+    }
+
+    /// The Mamba-2 of a layer. `at` is the name of a module of the layer.
+    fn mamba2_weights(&self, config: Mamba2Config, at: &dyn Fn(&str) -> String) -> Mamba2Weights {
+        let (hidden, shape) = (self.hidden_size, config.shape());
+        let at = |part: &str| at(&format!("mamba.{part}"));
+        // Files have the three projections as one matrix.
+        let input =
+            |part: &str, rows| linear(&at(&format!("in_proj.{part}")), [rows, hidden], false);
+        let vector = |part: &str, len| TensorSpec {
+            name: at(part),
+            shape: vec![len],
+            role: TensorRole::Bias,
+        };
+        Mamba2Weights {
+            inputs: StackedWeights {
+                name: at("in_proj.weight"),
+                parts: [
+                    input("gate", shape.value_width()),
+                    input("xbc", shape.channels),
+                    input("step", config.heads),
+                ],
+            },
+            step_bias: vector("dt_bias", config.heads),
+            log_rates: vector("A_log", config.heads),
+            skip: vector("D", config.heads),
+            taps: TensorSpec {
+                name: at("conv1d.weight"),
+                shape: vec![shape.channels, config.taps],
+                role: TensorRole::Taps,
+            },
+            convolution_bias: config
+                .convolution_bias
+                .then(|| vector("conv1d.bias", shape.channels)),
+            norm: TensorSpec {
+                role: TensorRole::PlainNorm,
+                ..norm(&at("norm"), shape.value_width())
+            },
+            output: linear(&at("out_proj"), [hidden, shape.value_width()], false),
         }
     }
 }

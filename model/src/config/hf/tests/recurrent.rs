@@ -1,7 +1,7 @@
-//! Configurations of models with Gated DeltaNet.
+//! Configurations of models with recurrent layers.
 
 use super::*;
-use crate::config::DeltaNetConfig;
+use crate::config::{DeltaNetConfig, Mamba2Config};
 
 /// The indices of the layers with Gated DeltaNet.
 fn recurrent(config: &DecoderConfig) -> Vec<usize> {
@@ -44,7 +44,7 @@ fn published_configurations_are_read() {
     assert_eq!(recurrent(&config).len() + attention.len(), 24);
     let delta_net = config.delta_net.expect("recurrent layers");
     // 16 heads of 128 x 128, and three inputs of 6,144 channels.
-    assert_eq!(delta_net.state_len(), 16 * 128 * 128 + 3 * 6144);
+    assert_eq!(delta_net.shape().state_len(), 16 * 128 * 128 + 3 * 6144);
     assert_eq!(config, crate::random::preset("qwen3.5-0.8b").expect("a preset"));
 }
 
@@ -121,4 +121,49 @@ fn other_options_are_refused() {
     let beyond = json!({ "model_type": "qwen3_5_text", "full_attention_interval": 4096 });
     let error = read(beyond).expect_err("no attention").to_string();
     assert!(error.contains("`layer_types`"), "{error}");
+}
+
+/// Goal: the published configuration of Granite 4.0 H Micro is read; sizes that do not fit and
+/// options that are not implemented are refused by their key.
+#[test]
+fn mamba_layers_follow_the_configuration() {
+    let base = json!({
+        "model_type": "granitemoehybrid", "num_hidden_layers": 4, "hidden_size": 2048,
+        "num_local_experts": 0, "layer_types": ["mamba", "mamba", "attention", "mamba"],
+        "shared_intermediate_size": 8192, "position_embedding_type": "nope",
+        "mamba_d_conv": 4, "mamba_d_head": 64, "mamba_d_state": 128, "mamba_expand": 2,
+        "mamba_n_groups": 1, "mamba_n_heads": 64, "mamba_conv_bias": true,
+        "mamba_proj_bias": false, "time_step_limit": [0.0, null],
+    });
+    let config = decoder(base.clone());
+    let mamba2 = Mamba2Config {
+        heads: 64,
+        head_dim: 64,
+        groups: 1,
+        state_dim: 128,
+        taps: 4,
+        convolution_bias: true,
+    };
+    assert_eq!((config.mamba2, config.recurrent_layers()), (Some(mamba2), 3));
+    // 64 heads of 128 x 64, and three inputs of 4,096 + 2 * 128 channels.
+    assert_eq!(mamba2.shape().state_len(), 64 * 128 * 64 + 3 * 4352);
+    let auto = decoder(with(base.clone(), &json!({ "mamba_d_head": "auto" })));
+    assert_eq!(auto.mamba2, Some(mamba2));
+    for (key, value) in [
+        ("mamba_d_head", json!(65)),
+        ("mamba_n_groups", json!(3)),
+        ("mamba_d_state", json!(1 << 30)),
+        ("mamba_d_conv", json!(1)),
+        ("mamba_proj_bias", json!(true)),
+        ("time_step_limit", json!([0.0, 5.0])),
+        ("time_step_limit", json!([0.1, null])),
+        ("hidden_act", json!("gelu_pytorch_tanh")),
+        ("layer_types", json!(vec!["mamba"; 4])),
+    ] {
+        let error = read(with(base.clone(), &json!({ key: value }))).expect_err(key).to_string();
+        // The heads are named if sizes do not fit each other.
+        let named = matches!(key, "mamba_n_groups" | "mamba_d_state");
+        let key = if named { "mamba_n_heads" } else { key };
+        assert!(error.contains(&format!("`{key}`")), "{key}: {error}");
+    }
 }

@@ -1,0 +1,63 @@
+//! The description of layers with Mamba-2.
+
+use super::recurrent::{RecurrentShape, ShapeKeys, check_sizes};
+use crate::error::ModelError;
+
+/// Mamba-2 (Dao and Gu, 2024), which most layers of Granite 4 have in place of attention. Each head
+/// has a state, a matrix `[state_dim, head_dim]`, which decays and to which every position adds the
+/// product of a key (`B`) and its value (`x`). A query (`C`) reads it. Keys, queries and values pass
+/// a short convolution first.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Mamba2Config {
+    /// Number of heads, a multiple of `groups`.
+    pub heads: usize,
+    /// Number of elements of a head.
+    pub head_dim: usize,
+    /// Number of keys and of queries, each of which `heads / groups` consecutive heads share. The
+    /// outputs of these heads are normalized together.
+    pub groups: usize,
+    /// Number of elements of a key and of a query.
+    pub state_dim: usize,
+    /// Number of positions that enter each output of the convolution, its own included: from 2 to
+    /// 64.
+    pub taps: usize,
+    /// Whether the convolution has biases.
+    pub convolution_bias: bool,
+}
+
+impl Mamba2Config {
+    /// Number of elements of all keys, and of all queries.
+    #[must_use]
+    pub fn key_width(&self) -> usize {
+        self.groups * self.state_dim
+    }
+
+    /// The sizes that all kinds of recurrent layers have.
+    #[must_use]
+    pub fn shape(&self) -> RecurrentShape {
+        RecurrentShape {
+            heads: self.heads,
+            key_dim: self.state_dim,
+            value_dim: self.head_dim,
+            channels: self.heads * self.head_dim + 2 * self.key_width(),
+            taps: self.taps,
+        }
+    }
+
+    /// Checks the documented ranges. `file` is the file's name in error messages.
+    pub(super) fn check(&self, file: &str) -> Result<(), ModelError> {
+        let heads = "mamba_n_heads";
+        let sizes = [
+            (heads, self.heads),
+            ("mamba_d_head", self.head_dim),
+            ("mamba_n_groups", self.groups),
+            ("mamba_d_state", self.state_dim),
+        ];
+        check_sizes(file, &sizes)?;
+        if !self.heads.is_multiple_of(self.groups) {
+            let expected = format!("a multiple of mamba_n_groups, {}", self.groups);
+            return Err(ModelError::key(file, heads, expected, self.heads));
+        }
+        self.shape().check(file, &ShapeKeys { heads, taps: "mamba_d_conv" })
+    }
+}

@@ -1,0 +1,101 @@
+//! The sizes that all kinds of recurrent layers have.
+
+use stolon_kernels::Recurrence;
+
+use super::keys::SIZE_MAX;
+use super::{DecoderConfig, MixerKind};
+use crate::error::ModelError;
+
+/// Maximum number of taps of the convolution. Known models have 4.
+const TAPS_MAX: usize = 64;
+
+/// The sizes of a recurrent layer. Its state consists of the last inputs of a short convolution,
+/// followed by a matrix `[key_dim, value_dim]` for each head.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RecurrentShape {
+    /// Number of heads that have a state.
+    pub heads: usize,
+    /// Number of elements of a key and of a query.
+    pub key_dim: usize,
+    /// Number of elements of a value.
+    pub value_dim: usize,
+    /// Number of channels of the convolution: all queries, keys and values.
+    pub channels: usize,
+    /// Number of positions that enter each output of the convolution, its own included: from 2 to
+    /// 64.
+    pub taps: usize,
+}
+
+/// The names of the keys of a configuration that the sizes come from, for messages.
+pub(super) struct ShapeKeys {
+    pub(super) heads: &'static str,
+    pub(super) taps: &'static str,
+}
+
+impl RecurrentShape {
+    /// Number of elements of all values, and of all outputs.
+    #[must_use]
+    pub fn value_width(&self) -> usize {
+        self.heads * self.value_dim
+    }
+
+    /// Number of values of the last inputs of the convolution, `[taps - 1, channels]`.
+    #[must_use]
+    pub fn inputs_len(&self) -> usize {
+        (self.taps - 1) * self.channels
+    }
+
+    /// Number of values of the state of one head.
+    #[must_use]
+    pub fn head_len(&self) -> usize {
+        Recurrence::state_len(self.key_dim, self.value_dim)
+    }
+
+    /// Number of f32 values of the state of a layer.
+    #[must_use]
+    pub fn state_len(&self) -> usize {
+        self.inputs_len() + self.heads * self.head_len()
+    }
+
+    /// Checks the documented ranges. All sizes but the taps are from 1 to 2^30, and the channels are
+    /// the sum of three products of two of them.
+    pub(super) fn check(&self, file: &str, keys: &ShapeKeys) -> Result<(), ModelError> {
+        if !(2..=TAPS_MAX).contains(&self.taps) {
+            let expected = format!("2 to {TAPS_MAX}");
+            return Err(ModelError::key(file, keys.taps, expected, self.taps));
+        }
+        let product =
+            |a: usize, b: usize| Some(a.saturating_mul(b)).filter(|n| *n as u64 <= SIZE_MAX);
+        let state = product(self.key_dim, self.value_dim.next_multiple_of(16))
+            .and_then(|head| product(head, self.heads));
+        if state.is_some() && self.channels as u64 <= 3 * SIZE_MAX {
+            return Ok(());
+        }
+        let expected = format!("at most {SIZE_MAX} elements of all heads and their states");
+        Err(ModelError::key(file, keys.heads, expected, self.heads))
+    }
+}
+
+/// Checks that sizes are from 1 to 2^30.
+pub(super) fn check_sizes(file: &str, sizes: &[(&str, usize)]) -> Result<(), ModelError> {
+    match sizes.iter().find(|(_, size)| *size == 0 || *size as u64 > SIZE_MAX) {
+        Some((key, size)) => Err(ModelError::key(file, key, format!("1 to {SIZE_MAX}"), size)),
+        None => Ok(()),
+    }
+}
+
+impl DecoderConfig {
+    /// The sizes of the recurrent layers; `None` if there are none.
+    #[must_use]
+    pub fn recurrent_shape(&self) -> Option<RecurrentShape> {
+        let delta_net = self.delta_net.map(|config| config.shape());
+        delta_net.or(self.mamba2.map(|config| config.shape()))
+    }
+
+    /// Number of recurrent layers.
+    #[must_use]
+    pub fn recurrent_layers(&self) -> usize {
+        let is_recurrent = |kind| matches!(kind, MixerKind::DeltaNet | MixerKind::Mamba2);
+        self.layers.iter().filter(|layer| is_recurrent(layer.mixer)).count()
+    }
+}

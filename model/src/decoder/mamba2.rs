@@ -1,0 +1,164 @@
+//! Mamba-2, which most layers of Granite 4 have in place of attention.
+//!
+//! A layer projects its input to the gates of the outputs, to values, keys and queries, and to the
+//! time steps of the heads ([`Decoder::mamba2_inputs`]). To the outputs of the recurrence
+//! (`recurrent.rs`), each head adds a share of its value. They are gated, and then normalized
+//! ([`Decoder::gate_mamba2`]).
+
+use stolon_backend::StepBatch;
+use stolon_kernels::{self as kernels, Rule};
+
+use super::attention::Inputs;
+use super::layer::Mixer;
+use super::linear::{Linear, Loader};
+use super::profile::Stage;
+use super::recurrent::{HeadInputs, Recurrent, by_tap, softplus};
+use super::{Decoder, StepState, linear};
+use crate::config::{Mamba2Config, Mamba2Weights};
+use crate::error::ModelError;
+use crate::workers::Workers;
+
+/// The weights of a layer with Mamba-2: the fields of [`Mamba2Weights`].
+#[derive(Debug)]
+pub(super) struct Mamba2 {
+    config: Mamba2Config,
+    pub(super) gate: Linear,
+    pub(super) xbc: Linear,
+    pub(super) step: Linear,
+    /// `[heads]`.
+    step_bias: Vec<f32>,
+    /// The decay rates per time step, `[heads]`, all negative.
+    rates: Vec<f32>,
+    /// `[heads]`.
+    skip: Vec<f32>,
+    /// `[heads * head_dim]`.
+    norm: Vec<f32>,
+    pub(super) output: Linear,
+    recurrent: Recurrent,
+}
+
+impl Mamba2 {
+    pub(super) fn load(
+        config: Mamba2Config,
+        spec: &Mamba2Weights,
+        kept: usize,
+        loader: &mut Loader<'_>,
+    ) -> Result<Self, ModelError> {
+        let Mamba2Weights {
+            inputs,
+            step_bias,
+            log_rates,
+            skip,
+            taps,
+            convolution_bias,
+            norm,
+            output,
+        } = spec;
+        let [gate, xbc, step] = &inputs.parts;
+        let by_channel = loader.vector(taps)?;
+        let rates = loader.vector(log_rates)?.into_iter().map(|rate| -rate.exp()).collect();
+        Ok(Self {
+            config,
+            gate: loader.linear(gate)?,
+            xbc: loader.linear(xbc)?,
+            step: loader.linear(step)?,
+            step_bias: loader.vector(step_bias)?,
+            rates,
+            skip: loader.vector(skip)?,
+            norm: loader.vector(norm)?,
+            output: loader.linear(output)?,
+            recurrent: Recurrent {
+                shape: config.shape(),
+                rule: Rule::Additive,
+                heads: (0..config.heads).map(|head| inputs_of(&config, head)).collect(),
+                taps: by_tap(&by_channel, config.taps),
+                convolution_bias: loader.optional_vector(convolution_bias.as_ref())?,
+                kept,
+            },
+        })
+    }
+
+    /// Fills the decays and strengths of a row, `[2, heads]`: strengths are the time steps.
+    fn fill_factors(&self, steps: &[f32], factors: &mut [f32]) {
+        let (decays, strengths) = factors.split_at_mut(self.config.heads);
+        let factors = decays.iter_mut().zip(strengths);
+        let rates = self.rates.iter().zip(&self.step_bias);
+        for (((decay, strength), step), (rate, bias)) in factors.zip(steps).zip(rates) {
+            *strength = softplus(step + bias);
+            *decay = (rate * *strength).exp();
+        }
+    }
+}
+
+/// The channels of a head: all values are followed by the keys and the queries of all groups.
+fn inputs_of(config: &Mamba2Config, head: usize) -> HeadInputs {
+    let group = head / (config.heads / config.groups);
+    let key = config.heads * config.head_dim + group * config.state_dim;
+    HeadInputs { query: key + config.key_width(), key, value: head * config.head_dim }
+}
+
+impl Decoder {
+    /// Computes the projections of layer `index` and, with those that later positions need, the
+    /// state after each slice.
+    pub(super) fn mamba2_inputs(
+        &mut self,
+        index: usize,
+        inputs: Inputs,
+        (batch, step): (&StepBatch, &mut StepState<'_>),
+        workers: &Workers,
+    ) {
+        let Mixer::Mamba2(layer) = &self.layers[index].mixer else { return };
+        let activations = &mut self.activations;
+        let (normed, buffers) = (&activations.normed, &mut activations.recurrent);
+        let products = [
+            (inputs.kept(), &layer.xbc, &mut buffers.projected),
+            (inputs.kept(), &layer.step, &mut buffers.steps),
+            (inputs.own(), &layer.gate, &mut activations.gates),
+        ];
+        linear::multiply_wanted(self.path, normed, products, workers);
+        self.profile.mark(Stage::Qkv);
+        if inputs.kept() {
+            let finish = |_: &mut [f32], [_, steps]: [&[f32]; 2], factors: &mut [f32]| {
+                layer.fill_factors(steps, factors);
+            };
+            let step = (&self.plan, batch, step);
+            layer.recurrent.advance(self.path, buffers, step, &finish, workers);
+            self.profile.mark(Stage::Recurrence);
+        }
+    }
+
+    /// Gates and normalizes the outputs of the recurrence in layer `index`, and packs them for the
+    /// output projection. `rows` rows have an output.
+    pub(super) fn gate_mamba2(&mut self, index: usize, rows: usize, workers: &Workers) {
+        let (path, eps) = (self.path, self.config.rms_norm_eps);
+        let is_last = index + 1 == self.layers.len();
+        let Mixer::Mamba2(layer) = &self.layers[index].mixer else { return };
+        let (shape, width) = (layer.recurrent.shape, layer.recurrent.shape.value_width());
+        let group = width / layer.config.groups;
+        let activations = &mut self.activations;
+        let (buffers, gates) = (&activations.recurrent, &activations.gates);
+        let plan = &self.plan;
+        activations.mixed.reset(rows, &[&layer.output.matrix]);
+        activations.mixed.fill(workers.for_pass(rows, 4 * width), |_, first, out| {
+            for (row, out) in (first..).zip(out.chunks_exact_mut(width)) {
+                // The last layer has only the rows whose output is needed.
+                let source = if is_last { plan.output_rows[row] } else { row };
+                let values = &buffers.convolved[source * shape.channels..][..width];
+                let heads = out.chunks_exact_mut(shape.value_dim).zip(&layer.skip);
+                for (head, (out, skip)) in heads.enumerate() {
+                    let output = buffers.output(&shape, plan, (source, head));
+                    let values = &values[head * shape.value_dim..];
+                    for ((out, output), value) in out.iter_mut().zip(output).zip(values) {
+                        *out = output + skip * value;
+                    }
+                }
+                kernels::mul_silu(path, out, &gates[row * width..][..width]);
+                let groups = out.chunks_exact_mut(group).zip(layer.norm.chunks_exact(group));
+                groups.for_each(|(out, weight)| {
+                    kernels::rms_norm_in_place(path, out, weight, eps, 0.0);
+                });
+            }
+        });
+        self.profile.mark(Stage::Recurrence);
+    }
+}
