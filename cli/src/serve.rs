@@ -161,7 +161,7 @@ impl ServeArgs {
         self,
         engine: impl Future<Output = anyhow::Result<Engine>>,
     ) -> anyhow::Result<()> {
-        let options = self.router_options()?;
+        let mut options = self.router_options()?;
         let certificate = self.tls.read()?;
         let tls = certificate.as_ref().map(Certificate::acceptor).transpose()?;
         let kv_events = self.kv_events.read()?;
@@ -180,7 +180,8 @@ impl ServeArgs {
             engine = engine => engine?,
             () = interrupts.stop(reload) => return Ok(()),
         };
-        let _publisher = kv_events::start(kv_events.as_ref(), &engine).await?;
+        let publisher = kv_events::start(kv_events.as_ref(), &engine).await?;
+        options.counters.extend(publisher.as_ref().map(kv_events::counters));
         gate.open(router(engine.clone(), options));
         announce(&engine, &address);
         let has_stopped = tokio::select! {
@@ -246,6 +247,7 @@ impl ServeArgs {
             reasoning: self.reasoning_parser,
             allowed_origins: self.access.allowed_origins.iter().flat_map(Origins::list).collect(),
             public_metrics: self.access.public_metrics,
+            counters: Vec::new(),
             hide_cached_tokens: self.access.hide_cached_tokens,
             page: !self.no_page,
             root_path: self.address.root_path.clone(),

@@ -18,6 +18,9 @@
 //! # }
 //! ```
 //!
+//! [`CacheFeed`] has the same content for programs that need no socket. It is all that the crate
+//! has without its feature `zmq`, which is on by default.
+//!
 //! # The wire format
 //!
 //! Each message on the PUB socket has three frames: the topic, a sequence number (8 bytes,
@@ -37,6 +40,9 @@
 //! the hash of a block depends on its namespace and on all positions up to its end, and is the same
 //! in every process; those in a namespace with a salt only if the processes share its key.
 //!
+//! When somebody subscribes, a batch without events is published. A subscriber that comes late
+//! learns from its number that it has missed something, also while nothing changes in the cache.
+//!
 //! A request to the ROUTER socket is an empty frame and the first sequence number that is wanted.
 //! The reply is one message for each batch since then that is still kept (an empty frame, topic,
 //! number, batch), and one with the number 2^64 - 1 at the end. If that number is too old, the
@@ -48,14 +54,24 @@
 //!
 //! The engine never waits. A subscriber that is more than `hwm` batches behind loses the next ones,
 //! sees a gap in the sequence numbers, and requests a replay. One that takes nothing at all for
-//! half a minute is disconnected. Token ids are published as they are: use a private network.
+//! half a minute is disconnected. [`KvEventCounts`] has the number of batches that were sent again,
+//! and of subscribers that were disconnected; ZeroMQ does not report how many batches a subscriber
+//! has lost that requests no replay. Token ids are published as they are: use a private network.
 
 #![forbid(unsafe_code)]
 
+#[cfg(feature = "zmq")]
 mod config;
+mod feed;
+#[cfg(feature = "zmq")]
 mod publisher;
+#[cfg(feature = "zmq")]
 mod replay;
+#[cfg(feature = "zmq")]
 mod wire;
 
+#[cfg(feature = "zmq")]
 pub use config::{ConfigError, KvEventsConfig, PublisherKind};
-pub use publisher::{KvEventCounts, KvEventPublisher, PublishError};
+pub use feed::{CacheBatch, CacheFeed};
+#[cfg(feature = "zmq")]
+pub use publisher::{KvEventCounters, KvEventCounts, KvEventPublisher, PublishError};

@@ -5,23 +5,26 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use bytes::Bytes;
-use futures::FutureExt;
-use omq_tokio::{Endpoint, Message, Options, Socket, SocketType};
-use stolon::{CacheEvent, CacheEvents, Engine, Error};
+use omq_tokio::{
+    DisconnectReason, Endpoint, Message, MonitorEvent, MonitorRecvError, MonitorStream, Options,
+    Socket, SocketType,
+};
+use stolon::{CacheEvent, Engine, Error};
+use tokio::sync::Notify;
 use tokio::task::JoinHandle;
+use tokio::time::Instant;
 
 use crate::config::{ConfigError, KvEventsConfig};
+use crate::feed::{CacheBatch, CacheFeed};
 use crate::replay::{Kept, Replay};
 use crate::wire;
 
-/// Maximum number of events in a batch, but for those that describe the whole cache.
-const BATCH_MAX: usize = 1024;
 /// Maximum size of a message that a subscriber or a client of replays may send, in bytes.
 const RECEIVED_MAX: usize = 64 << 10;
+/// Least time between two batches that are published because somebody has subscribed.
+const ANNOUNCEMENTS: Duration = Duration::from_millis(100);
 /// A peer that takes nothing for this long is disconnected.
 const STALLED: Duration = Duration::from_secs(30);
-/// Pause before an engine that restarts is asked again.
-const PAUSE: Duration = Duration::from_millis(100);
 
 /// Why events are not published.
 #[derive(Debug, thiserror::Error)]
@@ -59,6 +62,12 @@ pub struct KvEventCounts {
     pub snapshots: u64,
     /// Number of requests for a replay.
     pub replays: u64,
+    /// Number of batches that were sent again in replies to them. A subscriber that was too slow
+    /// has lost these, or was not there when they were published.
+    pub replayed: u64,
+    /// Number of subscribers whose connection was ended because they took nothing for 30 seconds,
+    /// or failed. Those that left by themselves do not count.
+    pub lost_subscribers: u64,
 }
 
 /// The counters behind [`KvEventCounts`].
@@ -68,6 +77,33 @@ pub(crate) struct Counters {
     events: Counter,
     snapshots: Counter,
     pub(crate) replays: Counter,
+    pub(crate) replayed: Counter,
+    lost_subscribers: Counter,
+}
+
+impl Counters {
+    fn read(&self) -> KvEventCounts {
+        KvEventCounts {
+            batches: self.batches.get(),
+            events: self.events.get(),
+            snapshots: self.snapshots.get(),
+            replays: self.replays.get(),
+            replayed: self.replayed.get(),
+            lost_subscribers: self.lost_subscribers.get(),
+        }
+    }
+}
+
+/// Reads the counters of a publisher, also after the publisher has ended.
+#[derive(Clone, Debug)]
+pub struct KvEventCounters(Arc<Counters>);
+
+impl KvEventCounters {
+    /// What has been done so far.
+    #[must_use]
+    pub fn read(&self) -> KvEventCounts {
+        self.0.read()
+    }
 }
 
 #[derive(Debug, Default)]
@@ -116,16 +152,21 @@ impl KvEventPublisher {
             socket.connect(to).await.map_err(|error| refused(&config.endpoint, &error))?;
             config.endpoint.clone()
         };
+        let joined = Arc::new(Notify::new());
+        let watching = watch(socket.monitor(), Arc::clone(&counters), Arc::clone(&joined));
+        let mut feed = CacheFeed::open(engine, config.max_queue_size).await?;
         let publishing = Publishing {
-            engine: engine.clone(),
-            queue: config.max_queue_size,
             kept: Arc::clone(&kept),
             counters: Arc::clone(&counters),
             topic: topic.clone(),
             socket,
+            joined,
         };
-        let events = publishing.begin().await?;
-        let tasks = vec![tokio::spawn(publishing.run(events))];
+        // The content is there already. A request for a replay finds it from now on.
+        if let Some(whole) = feed.next().await {
+            publishing.publish_batch(&whole).await;
+        }
+        let tasks = vec![tokio::spawn(publishing.run(feed)), tokio::spawn(watching)];
         let mut publisher =
             Self { endpoint, replay_endpoint: None, counters: Arc::clone(&counters), tasks };
         if let Some(endpoint) = &config.replay_endpoint {
@@ -160,13 +201,13 @@ impl KvEventPublisher {
     /// What has been done so far.
     #[must_use]
     pub fn counts(&self) -> KvEventCounts {
-        let Counters { batches, events, snapshots, replays } = &*self.counters;
-        KvEventCounts {
-            batches: batches.get(),
-            events: events.get(),
-            snapshots: snapshots.get(),
-            replays: replays.get(),
-        }
+        self.counters.read()
+    }
+
+    /// The counters, to be read without the publisher.
+    #[must_use]
+    pub fn counters(&self) -> KvEventCounters {
+        KvEventCounters(Arc::clone(&self.counters))
     }
 }
 
@@ -198,75 +239,73 @@ fn refused(endpoint: &str, error: &omq_tokio::Error) -> PublishError {
     PublishError::Endpoint { endpoint: endpoint.to_owned(), reason: error.to_string() }
 }
 
-/// The events that turn any copy of the index into the index of the engine, and the changes that
-/// follow them, in a queue of at most `capacity`.
-pub(crate) async fn subscribe(
-    engine: &Engine,
-    capacity: usize,
-) -> Result<(Vec<CacheEvent>, CacheEvents), Error> {
-    let mut live = engine.cache().events(capacity).await?;
-    let mut whole = vec![CacheEvent::Cleared];
-    whole.append(&mut live.take_snapshot().events);
-    Ok((whole, live))
+/// Watches the connections of the PUB socket. Reports subscriptions, and counts subscribers that
+/// are disconnected because they take nothing or fail.
+async fn watch(mut events: MonitorStream, counters: Arc<Counters>, joined: Arc<Notify>) {
+    loop {
+        match events.recv().await {
+            Ok(MonitorEvent::SubscribeReceived { .. }) => joined.notify_one(),
+            Ok(MonitorEvent::Disconnected {
+                peer, reason: DisconnectReason::Error(cause), ..
+            }) => {
+                counters.lost_subscribers.add(1);
+                let address = peer.peer_address;
+                tracing::warn!(?address, cause, "a subscriber of KV events was disconnected");
+            }
+            Ok(_) => {}
+            // Events of this socket were missed, perhaps a subscription; the next ones follow.
+            Err(MonitorRecvError::Lagged(_)) => joined.notify_one(),
+            Err(_) => return,
+        }
+    }
 }
 
 /// The task that publishes.
 struct Publishing {
-    engine: Engine,
-    queue: usize,
     kept: Arc<Kept>,
     counters: Arc<Counters>,
     topic: Bytes,
     socket: Socket,
+    /// Notified when somebody has subscribed.
+    joined: Arc<Notify>,
 }
 
 impl Publishing {
-    /// Publishes the changes that follow `events`, until the engine stops.
-    async fn run(self, mut events: CacheEvents) {
+    /// Publishes what follows until the engine stops.
+    async fn run(self, mut feed: CacheFeed) {
+        let mut earliest = Instant::now();
         loop {
-            self.follow(events).await;
-            events = loop {
-                match self.begin().await {
-                    Ok(events) => break events,
-                    Err(error) if error.is_retryable() => tokio::time::sleep(PAUSE).await,
-                    Err(_) => return,
+            let joined = async {
+                self.joined.notified().await;
+                tokio::time::sleep_until(earliest).await;
+            };
+            tokio::select! {
+                batch = feed.next() => match batch {
+                    Some(batch) => self.publish_batch(&batch).await,
+                    None => return,
+                },
+                () = joined => {
+                    // Without events. A subscriber learns the number of the last batch from it, and
+                    // requests what it has missed. If nothing changes in the cache, it would
+                    // otherwise know nothing.
+                    self.publish(&[]).await;
+                    earliest = Instant::now() + ANNOUNCEMENTS;
                 }
             }
         }
     }
 
-    /// Publishes what is cached. Returns the changes from then on.
-    async fn begin(&self) -> Result<CacheEvents, Error> {
-        let (batch, live) = subscribe(&self.engine, self.queue).await?;
-        self.counters.snapshots.add(1);
-        self.publish(&batch).await;
-        Ok(live)
-    }
-
-    /// Publishes changes until the engine restarts or stops, or events were lost.
-    async fn follow(&self, mut live: CacheEvents) {
-        let mut batch = Vec::new();
-        while let Some(first) = live.next().await {
-            batch.clear();
-            batch.push(first.event);
-            while batch.len() < BATCH_MAX
-                && let Some(Some(next)) = live.next().now_or_never()
-            {
-                batch.push(next.event);
-            }
-            if batch.iter().any(|event| matches!(event, CacheEvent::Reset { .. })) {
-                return;
-            }
-            self.publish(&batch).await;
-        }
+    async fn publish_batch(&self, batch: &CacheBatch) {
+        self.counters.snapshots.add(u64::from(batch.is_whole));
+        self.publish(&batch.events).await;
     }
 
     async fn publish(&self, events: &[CacheEvent]) {
-        let batch = wire::encode(events);
-        let number = Bytes::copy_from_slice(&self.kept.add(&batch).to_be_bytes());
         self.counters.batches.add(1);
         self.counters.events.add(events.len() as u64);
-        let message = Message::multipart([self.topic.clone(), number, batch]);
+        let payload = wire::encode(events);
+        let number = Bytes::copy_from_slice(&self.kept.add(&payload).to_be_bytes());
+        let message = Message::multipart([self.topic.clone(), number, payload]);
         // Never waits for a subscriber. Fails only if the socket was closed.
         if let Err(error) = self.socket.send(message).await {
             tracing::warn!(%error, "a batch of KV events was not published");

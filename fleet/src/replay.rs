@@ -9,7 +9,8 @@ use bytes::Bytes;
 use omq_tokio::{Message, Socket};
 use stolon::Engine;
 
-use crate::publisher::{Counters, subscribe};
+use crate::feed::subscribe;
+use crate::publisher::Counters;
 use crate::wire;
 
 /// Maximum number of bytes of the batches that are kept.
@@ -108,6 +109,7 @@ impl Replay {
     async fn reply(&mut self, client: Bytes, first: u64) -> Result<(), omq_tokio::Error> {
         for (number, batch) in self.since(first).await {
             self.send(&client, self.topic.clone(), number, batch).await?;
+            self.counters.replayed.add(1);
         }
         self.send(&client, Bytes::new(), END, Bytes::new()).await
     }

@@ -70,6 +70,7 @@ pub use keys::{
 };
 #[cfg(feature = "listen")]
 pub use listener::Listener;
+pub use metrics::{CounterSource, CounterValue, EngineMetrics};
 pub use parsing::{
     parse_chat, parse_completion, parse_embeddings, parse_messages, parse_responses,
 };
@@ -193,6 +194,8 @@ pub struct RouterOptions {
     pub allowed_origins: Vec<HeaderValue>,
     /// Whether everybody may read `/metrics`. If not, the rules of the operator's routes apply.
     pub public_metrics: bool,
+    /// Counters that `/metrics` adds to those of the engine. Default: none.
+    pub counters: Vec<CounterSource>,
     /// Whether replies leave out the number of prompt tokens that came from the cache.
     pub hide_cached_tokens: bool,
     /// Whether there is a page at `/`, with its files below `/page`.
@@ -221,6 +224,7 @@ impl Default for RouterOptions {
             reasoning: FormatChoice::Auto,
             allowed_origins: Vec::new(),
             public_metrics: false,
+            counters: Vec::new(),
             hide_cached_tokens: false,
             page: false,
             root_path: RootPath::default(),
@@ -250,7 +254,7 @@ struct App {
     hide_cached_tokens: bool,
     #[cfg_attr(not(feature = "openapi"), allow(dead_code, reason = "read by the description"))]
     root_path: RootPath,
-    metrics: metrics::Metrics,
+    metrics: EngineMetrics,
     audits: flight::SingleFlight<Result<AuditReport, error::ApiError>>,
     event_streams: cache_events::EventStreams,
     prefix_files: cache_files::PrefixFiles,
@@ -303,7 +307,11 @@ impl App {
             names => (names, None),
         };
         Self {
-            metrics: metrics::Metrics::new(engine.clone(), served_names[0].clone()),
+            metrics: EngineMetrics::with_counters(
+                engine.clone(),
+                served_names[0].clone(),
+                options.counters,
+            ),
             parser: body::Parser::new(values, engine.clone()),
             engine,
             served_names,

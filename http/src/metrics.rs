@@ -1,8 +1,8 @@
 //! `GET /metrics`: the engine's counters and distributions in Prometheus's formats.
 //!
 //! Names and buckets are vLLM's where they mean the same, with the prefix `stolon:`, so that its
-//! dashboards and the routers that read its metrics need little change. Nothing is measured here:
-//! the engine counts with atomics, which a scrape reads.
+//! dashboards need little change. What routers read has vLLM's own prefix, too (`vllm.rs`). Nothing
+//! is measured here: the engine counts with atomics, which a scrape reads.
 
 use std::fmt;
 use std::sync::Arc;
@@ -11,18 +11,23 @@ use axum::extract::State;
 use axum::http::{HeaderMap, header};
 use axum::response::{IntoResponse, Response};
 use prometheus_client::collector::Collector;
-use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric, text};
-use prometheus_client::metrics::MetricType;
-use prometheus_client::metrics::counter::ConstCounter;
-use prometheus_client::metrics::gauge::ConstGauge;
+use prometheus_client::encoding::{DescriptorEncoder, text};
 use prometheus_client::registry::Registry;
-use stolon::{
-    DiskStats, Engine, EngineHistograms, EngineStats, HistogramData, ModelInfo, ObjectStats,
-};
+use stolon::{DiskStats, Engine, EngineHistograms, EngineStats, ModelInfo, ObjectStats};
 
 use super::App;
 use super::error::ApiError;
 use crate::traces;
+
+mod more;
+mod output;
+mod vllm;
+
+pub use more::{CounterSource, CounterValue};
+use output::Output;
+
+/// The prefix of the names of Stolon's metrics.
+const PREFIX: &str = "stolon:";
 
 /// The text format of OpenMetrics, which Prometheus requests and other readers accept.
 const OPEN_METRICS: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
@@ -30,17 +35,45 @@ const OPEN_METRICS: &str = "application/openmetrics-text; version=1.0.0; charset
 /// The older text format of Prometheus.
 const PLAIN: &str = "text/plain; version=0.0.4; charset=utf-8";
 
-/// The metrics of one engine.
+/// The metrics of one engine. A scrape reads the engine's numbers.
 #[derive(Debug)]
-pub(super) struct Metrics(Registry);
+pub struct EngineMetrics(Registry);
 
-impl Metrics {
+impl EngineMetrics {
     /// The metrics of an engine, whose model is served under this name.
-    pub(super) fn new(engine: Engine, model_name: String) -> Self {
+    #[must_use]
+    pub fn new(engine: Engine, model_name: String) -> Self {
+        Self::with_counters(engine, model_name, Vec::new())
+    }
+
+    /// The same, with counters of the program around the engine.
+    pub(super) fn with_counters(
+        engine: Engine,
+        model_name: String,
+        more: Vec<CounterSource>,
+    ) -> Self {
         let model = ("model_name".into(), model_name.into());
         let mut registry = Registry::with_labels([model].into_iter());
-        registry.register_collector(Box::new(EngineMetrics(engine)));
+        registry.register_collector(Box::new(Numbers { engine, more }));
         Self(registry)
+    }
+
+    /// The metrics in the text format of OpenMetrics.
+    ///
+    /// # Errors
+    /// None that is known; the encoder's interface has one.
+    pub fn open_metrics_text(&self) -> Result<String, fmt::Error> {
+        let mut text = String::new();
+        text::encode(&mut text, &self.0)?;
+        Ok(text)
+    }
+
+    /// The metrics in the older text format of Prometheus.
+    ///
+    /// # Errors
+    /// As [`EngineMetrics::open_metrics_text`].
+    pub fn plain_text(&self) -> Result<String, fmt::Error> {
+        Ok(plain(&self.open_metrics_text()?))
     }
 }
 
@@ -49,15 +82,16 @@ pub(super) async fn metrics(
     State(app): State<Arc<App>>,
     headers: HeaderMap,
 ) -> Result<Response, ApiError> {
-    let mut body = String::new();
-    text::encode(&mut body, &app.metrics.0).map_err(|_| ApiError::internal())?;
+    let internal = |_| ApiError::internal();
     let accepts = |kind: &str| {
         let mut accepted = headers.get_all(header::ACCEPT).iter();
         accepted.any(|value| value.to_str().is_ok_and(|value| value.contains(kind)))
     };
     if accepts("text/plain") && !accepts("openmetrics-text") {
-        return Ok(([(header::CONTENT_TYPE, PLAIN)], plain(&body)).into_response());
+        let body = app.metrics.plain_text().map_err(internal)?;
+        return Ok(([(header::CONTENT_TYPE, PLAIN)], body).into_response());
     }
+    let body = app.metrics.open_metrics_text().map_err(internal)?;
     Ok(([(header::CONTENT_TYPE, OPEN_METRICS)], body).into_response())
 }
 
@@ -83,12 +117,15 @@ fn plain(open_metrics: &str) -> String {
 
 /// Reads the engine's numbers at each scrape.
 #[derive(Debug)]
-struct EngineMetrics(Engine);
+struct Numbers {
+    engine: Engine,
+    more: Vec<CounterSource>,
+}
 
-impl Collector for EngineMetrics {
+impl Collector for Numbers {
     fn encode(&self, encoder: DescriptorEncoder<'_>) -> fmt::Result {
-        let Self(engine) = self;
-        let mut out = Output(encoder);
+        let Self { engine, more } = self;
+        let mut out = Output::new(encoder, PREFIX);
         let (stats, info) = (engine.stats(), engine.model_info());
         requests(&mut out, &stats)?;
         tokens(&mut out, &stats)?;
@@ -111,7 +148,11 @@ impl Collector for EngineMetrics {
             ];
             out.counters("trace_spans", help, "outcome", &outcomes)?;
         }
-        distributions(&mut out, &engine.histograms(), info.max_positions)
+        distributions(&mut out, &engine.histograms(), info.max_positions)?;
+        for counter in more.iter().flat_map(CounterSource::read) {
+            out.counter(counter.name, counter.help, counter.value)?;
+        }
+        vllm::encode(out.with_prefix(vllm::PREFIX), &stats, info)
     }
 }
 
@@ -180,10 +221,8 @@ fn tokens(out: &mut Output<'_>, stats: &EngineStats) -> fmt::Result {
 }
 
 fn blocks(out: &mut Output<'_>, stats: &EngineStats, info: &ModelInfo) -> fmt::Result {
-    let available = stats.blocks_free + stats.blocks_evictable;
-    let used = stats.blocks_total.saturating_sub(available) as f64;
     let help = "Share of the KV blocks that requests and pins hold, 0 to 1.";
-    out.gauge_f64("kv_cache_usage_perc", help, used / stats.blocks_total.max(1) as f64)?;
+    out.gauge_f64("kv_cache_usage_perc", help, kv_usage(stats))?;
     let help = "KV blocks. State cached: owned by the prefix cache, of which evictable ones are \
                 held by no request and no pin; reserved: private to a running request, or the last \
                 block of a session.";
@@ -204,12 +243,24 @@ fn blocks(out: &mut Output<'_>, stats: &EngineStats, info: &ModelInfo) -> fmt::R
         ("requested", stats.evictions_requested),
     ];
     out.counters("prefix_cache_evicted_blocks", help, "reason", &reasons)?;
+    cache_config(out, info)
+}
+
+/// The share of the KV blocks that requests and pins hold, 0 to 1.
+fn kv_usage(stats: &EngineStats) -> f64 {
+    let available = stats.blocks_free + stats.blocks_evictable;
+    let used = stats.blocks_total.saturating_sub(available) as f64;
+    used / stats.blocks_total.max(1) as f64
+}
+
+fn cache_config(out: &mut Output<'_>, info: &ModelInfo) -> fmt::Result {
     let labels = [
         ("block_size", info.block_size.to_string()),
         ("num_gpu_blocks", info.num_blocks.to_string()),
         ("enable_prefix_caching", info.prefix_caching.to_string()),
     ];
-    out.info("cache_config_info", "Size of the KV cache: blocks, and tokens per block.", &labels)
+    let help = "Size of the KV cache: blocks, and tokens per block.";
+    out.info("cache_config_info", help, &labels, 1)
 }
 
 fn sessions(out: &mut Output<'_>, stats: &EngineStats) -> fmt::Result {
@@ -292,94 +343,4 @@ fn distributions(
     tokens("request_generation_tokens", "Tokens of an answer.", &data.generation_tokens)?;
     let help = "Positions computed in one forward pass.";
     out.histogram("iteration_tokens_total", help, &data.step_tokens, f64::INFINITY)
-}
-
-/// Writes metrics one by one.
-struct Output<'a>(DescriptorEncoder<'a>);
-
-impl Output<'_> {
-    fn counter(&mut self, name: &str, help: &str, value: u64) -> fmt::Result {
-        self.one(name, help, &ConstCounter::new(value))
-    }
-
-    fn gauge(&mut self, name: &str, help: &str, value: u64) -> fmt::Result {
-        self.one(name, help, &ConstGauge::new(value))
-    }
-
-    fn gauge_f64(&mut self, name: &str, help: &str, value: f64) -> fmt::Result {
-        self.one(name, help, &ConstGauge::new(value))
-    }
-
-    fn one(&mut self, name: &str, help: &str, metric: &impl EncodeMetric) -> fmt::Result {
-        let kind = metric.metric_type();
-        let name = prefixed(name);
-        let encoder = self.0.encode_descriptor(&name, help, None, kind)?;
-        metric.encode(encoder)
-    }
-
-    /// A counter for each value of a label.
-    fn counters(
-        &mut self,
-        name: &str,
-        help: &str,
-        label: &str,
-        values: &[(&str, u64)],
-    ) -> fmt::Result {
-        self.family(name, help, label, values, ConstCounter::new)
-    }
-
-    /// A gauge for each value of a label.
-    fn gauges(
-        &mut self,
-        name: &str,
-        help: &str,
-        label: &str,
-        values: &[(&str, u64)],
-    ) -> fmt::Result {
-        self.family(name, help, label, values, ConstGauge::new)
-    }
-
-    fn family<M: EncodeMetric>(
-        &mut self,
-        name: &str,
-        help: &str,
-        label: &str,
-        values: &[(&str, u64)],
-        metric: fn(u64) -> M,
-    ) -> fmt::Result {
-        let name = prefixed(name);
-        let kind = metric(0).metric_type();
-        let mut family = self.0.encode_descriptor(&name, help, None, kind)?;
-        values.iter().try_for_each(|&(value, count)| {
-            metric(count).encode(family.encode_family(&[(label, value)])?)
-        })
-    }
-
-    /// A gauge of value 1 whose labels carry the information.
-    fn info(&mut self, name: &str, help: &str, labels: &[(&str, String); 3]) -> fmt::Result {
-        let name = prefixed(name);
-        let mut family = self.0.encode_descriptor(&name, help, None, MetricType::Gauge)?;
-        ConstGauge::new(1_u64).encode(family.encode_family(labels)?)
-    }
-
-    /// A distribution, without the buckets above `most`, the largest possible value.
-    fn histogram(
-        &mut self,
-        name: &str,
-        help: &str,
-        data: &HistogramData,
-        most: f64,
-    ) -> fmt::Result {
-        let name = prefixed(name);
-        let kept = data.bounds.iter().take_while(|&&bound| bound <= most).count();
-        let mut buckets: Vec<(f64, u64)> =
-            data.bounds[..kept].iter().copied().zip(data.counts.iter().copied()).collect();
-        buckets.push((f64::INFINITY, data.counts[kept..].iter().sum()));
-        let mut encoder = self.0.encode_descriptor(&name, help, None, MetricType::Histogram)?;
-        encoder.encode_histogram::<[(&str, &str); 0]>(data.sum, data.total(), &buckets, None)
-    }
-}
-
-fn prefixed(name: &str) -> String {
-    format!("stolon:{name}")
 }

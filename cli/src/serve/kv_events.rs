@@ -6,6 +6,9 @@ use clap::Args;
 use stolon::Engine;
 #[cfg(feature = "fleet")]
 use stolon_fleet::{KvEventPublisher, KvEventsConfig};
+use stolon_http::CounterSource;
+#[cfg(feature = "fleet")]
+use stolon_http::CounterValue;
 
 /// The flag that says where KV events are published.
 #[derive(Clone, Debug, Args)]
@@ -32,6 +35,42 @@ impl KvEventsArgs {
         let config = config.transpose().context("--kv-events-config")?;
         Ok(config.filter(KvEventsConfig::publishes))
     }
+}
+
+/// The counters of a publisher, for `/metrics`.
+#[cfg(feature = "fleet")]
+pub(super) fn counters(publisher: &KvEventPublisher) -> CounterSource {
+    let counters = publisher.counters();
+    let counter = |name, help, value| CounterValue { name, help, value };
+    CounterSource::new(move || {
+        let counts = counters.read();
+        vec![
+            counter(
+                "kv_event_batches",
+                "Batches of KV events that were published.",
+                counts.batches,
+            ),
+            counter("kv_events", "KV events in these batches.", counts.events),
+            counter(
+                "kv_event_snapshots",
+                "Times that the whole cache was published: at the start, when the engine \
+                 restarted, and when its events came faster than they could be published.",
+                counts.snapshots,
+            ),
+            counter("kv_event_replays", "Requests for a replay of KV events.", counts.replays),
+            counter(
+                "kv_event_replayed_batches",
+                "Batches that were sent again because a subscriber had missed them.",
+                counts.replayed,
+            ),
+            counter(
+                "kv_event_lost_subscribers",
+                "Subscribers that were disconnected because they took nothing for 30 seconds, or \
+                 failed.",
+                counts.lost_subscribers,
+            ),
+        ]
+    })
 }
 
 /// Begins to publish, if there is a configuration.
@@ -61,6 +100,12 @@ impl KvEventsArgs {
         );
         Ok(None)
     }
+}
+
+/// Nothing is counted.
+#[cfg(not(feature = "fleet"))]
+pub(super) fn counters(_: &()) -> CounterSource {
+    CounterSource::new(Vec::new)
 }
 
 /// There is nothing to publish.

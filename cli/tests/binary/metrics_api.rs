@@ -19,7 +19,8 @@ async fn scrape(server: &Server) -> HashMap<String, f64> {
     let model = format!("model_name=\"{TINY}\"");
     let samples = text.lines().filter(|line| !line.starts_with('#')).map(|line| {
         let (name, value) = line.rsplit_once(' ').expect("a value");
-        assert!(name.starts_with("stolon:") && name.contains(&model), "{line}");
+        let has_prefix = name.starts_with("stolon:") || name.starts_with("vllm:");
+        assert!(has_prefix && name.contains(&model), "{line}");
         let name = name.replace(&format!("{model},"), "").replace(&format!("{{{model}}}"), "");
         (name, value.parse().expect("a number"))
     });
@@ -72,6 +73,35 @@ async fn metrics_count_what_happened() {
     }
     assert!(after["stolon:time_to_first_token_seconds_sum"] > 0.0);
     assert!(after["stolon:iteration_tokens_total_sum"] > 0.0);
+}
+
+/// Goal: the metrics that routers read are there under the names by which they read them: those of
+/// the endpoint picker of llm-d first, and then those of the router of the vLLM production stack.
+#[tokio::test]
+async fn routers_find_their_metrics() {
+    let server = Server::start(TINY, &["--num-blocks", "64", "--block-size", "16"]);
+    let body = json!({"prompt": prompt(40, 1), "max_tokens": 2, "ignore_eos": true});
+    server.complete(body.clone()).await;
+    server.complete(body).await;
+    server.settled_audit().await;
+    let samples = scrape(&server).await;
+    let sizes = "block_size=\"16\",num_gpu_blocks=\"64\",enable_prefix_caching=\"true\"";
+    for (name, expected) in [
+        ("num_requests_waiting", 0.0),
+        ("num_requests_running", 0.0),
+        ("kv_cache_usage_perc", 0.0),
+        (&format!("cache_config_info{{{sizes}}}"), 1.0),
+        ("gpu_cache_usage_perc", 0.0),
+        ("gpu_prefix_cache_queries_total", 80.0),
+        ("gpu_prefix_cache_hits_total", 40.0),
+        ("gpu_prefix_cache_hit_rate", 0.5),
+    ] {
+        let name = format!("vllm:{name}");
+        assert_eq!(samples.get(&name), Some(&expected), "{name}: {samples:?}");
+    }
+    let adapters = "max_lora=\"0\",running_lora_adapters=\"\",waiting_lora_adapters=\"\"";
+    let time = samples.get(&format!("vllm:lora_requests_info{{{adapters}}}"));
+    assert!(time.is_some_and(|&time| time > 1.7e9), "{samples:?}");
 }
 
 /// Goal: a refused request is counted by the limit that it exceeded.
@@ -147,8 +177,8 @@ async fn the_dashboard_uses_exported_metrics() {
     let samples = scrape(&server).await;
     let exported = |wanted: &str| {
         samples.keys().find(|name| {
-            let name = name.trim_start_matches("stolon:");
-            name.split('{').next() == Some(wanted)
+            let name = name.split('{').next().unwrap_or_default();
+            name.strip_prefix("stolon:") == Some(wanted)
         })
     };
     let dashboard: Value = serde_json::from_str(DASHBOARD).expect("JSON");

@@ -147,6 +147,8 @@ fn of_chat(name: &str, value: &Value) -> Option<bool> {
         "verbosity" => value == "medium",
         "best_of" => value == 1,
         "echo" | "add_special_tokens" => value == false,
+        // SGLang's: reasoning is in a field of its own, also while it is streamed.
+        "separate_reasoning" | "stream_reasoning" => value == true,
         _ => return None,
     })
 }
@@ -163,7 +165,10 @@ fn of_generation(name: &str, value: &Value) -> Option<bool> {
         "store"
         | "use_beam_search"
         | "include_stop_str_in_output"
-        | "return_tokens_as_token_ids" => value == false,
+        | "return_tokens_as_token_ids"
+        // SGLang's.
+        | "no_stop_trim"
+        | "return_hidden_states" => value == false,
         "skip_special_tokens" | "spaces_between_special_tokens" | "detokenize" => value == true,
         "service_tier" => value == "auto" || value == "default",
         "length_penalty" => value.as_f64() == Some(1.0),
@@ -199,5 +204,28 @@ fn is_empty(value: &Value) -> bool {
         Value::Object(object) => object.is_empty(),
         Value::String(text) => text.is_empty(),
         _ => false,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Goal: what the router of the vLLM project adds to each request asks for nothing, and the
+    /// other values of these parameters are not ignored.
+    #[test]
+    fn routers_may_add_their_defaults() {
+        let of_both = [
+            ("no_stop_trim", false),
+            ("return_hidden_states", false),
+            ("skip_special_tokens", true),
+        ];
+        let of_chat = [("separate_reasoning", true), ("stream_reasoning", true)];
+        let both = of_both.map(|case| (Scope::Completions, case)).into_iter();
+        let chat = of_both.into_iter().chain(of_chat).map(|case| (Scope::Chat, case));
+        for (scope, (name, value)) in both.chain(chat) {
+            assert_eq!(meaning(scope, name, &json!(value)), Meaning::Nothing, "{name}");
+            assert_eq!(meaning(scope, name, &json!(!value)), Meaning::Unsupported, "{name}");
+        }
     }
 }

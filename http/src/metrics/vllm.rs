@@ -1,0 +1,43 @@
+//! The metrics that routers read, under vLLM's names.
+//!
+//! The endpoint picker of llm-d and of the Gateway API Inference Extension reads
+//! `num_requests_waiting`, `num_requests_running`, `kv_cache_usage_perc`, `lora_requests_info`
+//! (the labels `max_lora`, `running_lora_adapters` and `waiting_lora_adapters`) and
+//! `cache_config_info` (`block_size` and `num_gpu_blocks`). The router of the vLLM production stack
+//! reads the first two, `gpu_cache_usage_perc`, and `gpu_prefix_cache_hit_rate`, `_hits_total` and
+//! `_queries_total`. Everything else is exported with Stolon's own prefix only.
+
+use std::fmt;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use stolon::{EngineStats, ModelInfo};
+
+use super::{Output, cache_config, kv_usage};
+
+/// The prefix of vLLM's names.
+pub(super) const PREFIX: &str = "vllm:";
+
+pub(super) fn encode(out: &mut Output<'_>, stats: &EngineStats, info: &ModelInfo) -> fmt::Result {
+    let (running, waiting) = (stats.running as u64, stats.waiting as u64);
+    out.gauge("num_requests_running", "As stolon:num_requests_running.", running)?;
+    out.gauge("num_requests_waiting", "As stolon:num_requests_waiting.", waiting)?;
+    let help = "As stolon:kv_cache_usage_perc.";
+    out.gauge_f64("kv_cache_usage_perc", help, kv_usage(stats))?;
+    out.gauge_f64("gpu_cache_usage_perc", help, kv_usage(stats))?;
+    let help = "As stolon:prefix_cache_queries.";
+    out.counter("gpu_prefix_cache_queries", help, stats.prompt_tokens)?;
+    let help = "As stolon:prefix_cache_hits.";
+    out.counter("gpu_prefix_cache_hits", help, stats.cached_tokens)?;
+    let help = "Share of the prompt tokens that were found in the prefix cache, 0 to 1.";
+    out.gauge_f64("gpu_prefix_cache_hit_rate", help, stats.token_hit_rate())?;
+    let labels = ["max_lora", "running_lora_adapters", "waiting_lora_adapters"];
+    let [most, running, waiting] = labels;
+    let labels = [(most, "0".to_owned()), (running, String::new()), (waiting, String::new())];
+    let help = "Adapters, which Stolon does not have; its value is the time in seconds since 1970.";
+    out.info("lora_requests_info", help, &labels, now())?;
+    cache_config(out, info)
+}
+
+fn now() -> u64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs()
+}
