@@ -51,9 +51,15 @@ a queue of the scheduler which admits them by cost and by age until all of the b
 
 
 def free_port():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
+    """A free port below 32768: Dynamo takes no other for its metrics."""
+    while True:
+        with socket.socket() as probe:
+            port = random.randrange(20_000, 32_768)
+            try:
+                probe.bind(("127.0.0.1", port))
+                return port
+            except OSError:
+                continue
 
 
 def make_model(folder, layers, hidden):
