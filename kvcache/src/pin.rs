@@ -1,7 +1,7 @@
 //! Pins: prefixes that stay cached without a lease.
 
-use crate::Namespace;
 use crate::node::NodeId;
+use crate::{CheckpointLease, Namespace};
 use std::collections::{BTreeMap, HashMap};
 use thiserror::Error;
 
@@ -20,7 +20,8 @@ pub struct PinInfo {
     pub namespace: Namespace,
     /// Number of pinned positions, from the start of the sequence.
     pub position_count: usize,
-    /// Number of pinned blocks. A block that several pins share counts for each of them.
+    /// Number of pinned blocks, those of a checkpoint included. A block that several pins share
+    /// counts for each of them.
     pub block_count: usize,
     /// Whether blocks of the prefix were evicted and it was not committed again since. Only pins
     /// that [`TreeBuilder::demotable_pins`](crate::TreeBuilder::demotable_pins) permits to demote
@@ -69,6 +70,8 @@ pub(crate) struct Pins {
 #[derive(Debug)]
 struct Pin {
     info: PinInfo,
+    /// Locks the last checkpoint of the prefix.
+    _checkpoint: Option<CheckpointLease>,
     state: PinState,
 }
 
@@ -106,18 +109,24 @@ impl Pins {
     }
 
     /// Adds a pin whose prefix ends in `end` and returns its new id.
-    pub(crate) fn insert(&mut self, mut info: PinInfo, end: NodeId) -> PinId {
+    pub(crate) fn insert(
+        &mut self,
+        mut info: PinInfo,
+        end: NodeId,
+        checkpoint: Option<CheckpointLease>,
+    ) -> PinId {
         self.last += 1;
         info.id = PinId(self.last);
         self.blocks += info.block_count;
-        self.pins.insert(info.id, Pin { info, state: PinState::Cached(end) });
+        let state = PinState::Cached(end);
+        self.pins.insert(info.id, Pin { info, state, _checkpoint: checkpoint });
         PinId(self.last)
     }
 
     /// Removes a pin. Returns the node in which its prefix ends, [`NodeId::NONE`] for a demoted
     /// pin; `None` if there is no such pin.
     pub(crate) fn remove(&mut self, id: PinId) -> Option<NodeId> {
-        let Pin { info, state } = self.pins.remove(&id)?;
+        let Pin { info, state, .. } = self.pins.remove(&id)?;
         self.blocks -= info.block_count;
         match state {
             PinState::Cached(end) => Some(end),

@@ -229,6 +229,34 @@ fn flushed_checkpoints_are_freed() {
     cache.check();
 }
 
+/// Goal: a pin keeps the last checkpoint of its prefix, within the budget, until it ends.
+#[test]
+fn a_pin_keeps_the_last_checkpoint_of_its_prefix() {
+    let tree = TreeBuilder::new(4).checkpoint_blocks(2).pin_budget(5);
+    let (writer, reader) = tree.build().expect("supported sizes");
+    let (pool, _fence) = BlockPool::new(32);
+    let mut cache = Cache { writer, reader, pool, block_size: 4, checkpoint_blocks: 2 };
+    let prompt = tokens(0..16);
+    cache.commit(&prompt);
+    assert!(cache.checkpoint(&prompt[..8]));
+    assert!(cache.checkpoint(&prompt[..12]));
+    assert!(cache.writer.pin(&base(), &prompt).is_err(), "four blocks and two of a checkpoint");
+    let pin = cache.writer.pin(&base(), &prompt[..12]).expect("three blocks and two");
+    assert_eq!(cache.writer.pins()[0].block_count, 5);
+    assert_eq!(cache.evict(32), 1 + 2, "all else");
+    assert_eq!(cache.resume(&prompt), (12, 12));
+    cache.check();
+    assert!(cache.writer.unpin(pin));
+    assert_eq!(cache.evict(32), 5);
+    cache.commit(&prompt);
+    assert!(cache.checkpoint(&prompt[..12]));
+    cache.writer.pin(&base(), &prompt[..12]).expect("within the budget");
+    let flushed = cache.writer.flush();
+    assert_eq!(flushed.len(), 6, "a flush ends pins");
+    cache.pool.release(flushed);
+    cache.check();
+}
+
 /// Goal: the whole cache does the same: blocks for a checkpoint are reserved, published behind a
 /// sequence's cached positions only, and found by the next request.
 #[test]

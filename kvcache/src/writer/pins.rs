@@ -10,6 +10,8 @@ impl TreeWriter {
     /// [`evict_namespace`](TreeWriter::evict_namespace) those of its namespace. What is committed
     /// later is not pinned.
     ///
+    /// In a tree with checkpoints, the last one of the prefix is pinned with it.
+    ///
     /// If pins are [demotable](crate::TreeBuilder::demotable_pins), the prefix is not kept from
     /// being evicted, but evicted after all that is not pinned.
     ///
@@ -18,13 +20,23 @@ impl TreeWriter {
     /// If not even one block is cached, or if the pin budget would be exceeded. Nothing is pinned
     /// then.
     pub fn pin(&mut self, namespace: &Namespace, positions: &[u32]) -> Result<PinId, PinError> {
+        // One position more, so that a checkpoint at the end of the prefix counts.
+        let longer = [positions, &[0]].concat();
+        let checkpoint = match self.pins.demotable {
+            true => None,
+            false => self.acquire_checkpoint(namespace, &longer, i32::MIN),
+        };
         self.begin_operation();
         let block_size = self.block_size();
         let raw = self.find(namespace, positions);
         let length = token_span::whole_spans(positions, raw, block_size);
-        let block_count = length / block_size;
+        let of_checkpoint = checkpoint.as_ref().map_or(0, |lease| lease.blocks().len());
+        let block_count = match length / block_size {
+            0 => 0,
+            count => count + of_checkpoint,
+        };
         self.pins.check(block_count)?;
-        let end = self.end_path_at(block_count);
+        let end = self.end_path_at(length / block_size);
         match self.pins.demotable {
             true => self.count_pins(end, |pins| pins + 1),
             false => self.lock_up(end, NodeId::NONE),
@@ -36,7 +48,7 @@ impl TreeWriter {
             block_count,
             demoted: false,
         };
-        Ok(self.pins.insert(info, end))
+        Ok(self.pins.insert(info, end, checkpoint))
     }
 
     /// Ends a pin. Returns whether it existed.
