@@ -192,7 +192,7 @@ pub fn run(
     };
     let mut config = EngineConfig { logit_cache_bytes: 0, ..EngineConfig::default() };
     match order {
-        Order::Policy(policy) => config.eviction_policy = policy,
+        Order::Policy(policy) => config.eviction_policy = Some(policy),
         Order::Marconi { weight } => {
             let order = move || -> Box<dyn EvictionOrder> { Box::new(Marconi(weight)) };
             config.eviction_order = Some(EvictionOrderFactory::new(order));

@@ -167,10 +167,12 @@ pub struct EngineArgs {
     /// Order in which cached blocks are evicted, from the KV pool and from `--kv-cache-dir`: lru,
     /// lfu, fifo, mru, filo, priority, slru or cost-aware
     ///
+    /// Default: lru, or cost-aware for the KV pool of a model with a recurrent state.
+    ///
     /// priority: a prefix has the largest `priority` of the requests that used it; the lowest is
     /// evicted first.
-    #[arg(long, default_value_t, value_name = "POLICY")]
-    pub eviction_policy: EvictionPolicy,
+    #[arg(long, value_name = "POLICY")]
+    pub eviction_policy: Option<EvictionPolicy>,
     /// Maximum number of KV blocks that pinned prefixes may occupy
     ///
     /// Pinned blocks are not available to running requests. With 0, prefixes cannot be pinned
@@ -277,7 +279,6 @@ impl EngineArgs {
             .step_time_target(self.step_time_target())
             .max_running(self.max_running)
             .prefix_caching(!self.no_prefix_caching)
-            .eviction_policy(self.eviction_policy)
             .max_sessions(self.max_sessions)
             .session_ttl(Duration::from_secs(self.session_ttl))
             .step_timeout(Duration::from_secs(self.step_timeout))
@@ -288,6 +289,9 @@ impl EngineArgs {
         } else {
             builder.model(self.model.as_str())
         };
+        if let Some(policy) = self.eviction_policy {
+            builder = builder.eviction_policy(policy);
+        }
         if let Some(blocks) = self.pin_budget {
             builder = builder.pin_budget(blocks);
         }

@@ -2,8 +2,8 @@
 
 use proptest::prelude::*;
 use stolon_kvcache::{
-    BlockLease, BlockPool, CacheEvent, EvictionPolicy, Namespace, PrefixMatch, TreeBuilder,
-    TreeReader, TreeWriter,
+    BlockLease, BlockPool, CacheEvent, EvictionCandidate, EvictionOrder, EvictionRank, Namespace,
+    PrefixMatch, TreeBuilder, TreeReader, TreeWriter,
 };
 
 fn base() -> Namespace {
@@ -160,9 +160,18 @@ fn checkpoints_are_evicted_before_their_prefix() {
 /// Goal: an order learns how many blocks a checkpoint saves: those from the one before it.
 #[test]
 fn an_order_learns_what_a_checkpoint_saves() {
+    /// Evicts first what saves least.
+    #[derive(Debug)]
+    struct LeastSaved;
+
+    impl EvictionOrder for LeastSaved {
+        fn rank(&mut self, leaf: &EvictionCandidate) -> EvictionRank {
+            assert!(leaf.is_checkpoint, "others are evicted first");
+            EvictionRank(leaf.saved_blocks as u64, 0)
+        }
+    }
     let mut cache = Cache::new(4, 3, 64);
-    let policy = EvictionPolicy::CostAware;
-    cache.writer.set_eviction_order(policy.order());
+    cache.writer.set_eviction_order(Box::new(LeastSaved));
     let (long, short) = (tokens(0..48), [&tokens(0..48)[..], &[7; 4]].concat());
     for prompt in [&long, &short] {
         cache.commit(prompt);

@@ -108,8 +108,9 @@ pub struct EngineConfig {
     pub max_positions: Option<usize>,
     /// Whether computed prefixes are cached and shared.
     pub prefix_caching: bool,
-    /// Which cached blocks are evicted first.
-    pub eviction_policy: EvictionPolicy,
+    /// Which cached blocks are evicted first. `None` means the least recently used, or, for a model
+    /// with a recurrent state, [`EvictionPolicy::CostAware`].
+    pub eviction_policy: Option<EvictionPolicy>,
     /// A custom order of eviction, used instead of `eviction_policy`.
     pub eviction_order: Option<EvictionOrderFactory>,
     /// Maximum number of KV blocks that pinned prefixes may occupy; less than the number of blocks.
@@ -170,7 +171,7 @@ impl Default for EngineConfig {
             default_max_tokens: None,
             max_positions: None,
             prefix_caching: true,
-            eviction_policy: EvictionPolicy::default(),
+            eviction_policy: None,
             eviction_order: None,
             pin_budget: None,
             namespace_quota: None,
@@ -198,7 +199,7 @@ impl EngineConfig {
     pub fn new_eviction_order(&self) -> Box<dyn EvictionOrder> {
         match &self.eviction_order {
             Some(custom) => custom.make(),
-            None => self.eviction_policy.order(),
+            None => self.eviction_policy.unwrap_or_default().order(),
         }
     }
 

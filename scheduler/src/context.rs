@@ -98,7 +98,10 @@ impl EngineContext {
     ///
     /// # Errors
     /// [`EngineError::InvalidParameter`] for the first impossible value.
-    pub fn new(config: EngineConfig, mut spec: BackendSpec) -> Result<EngineContext, EngineError> {
+    pub fn new(
+        mut config: EngineConfig,
+        mut spec: BackendSpec,
+    ) -> Result<EngineContext, EngineError> {
         config.validate()?;
         check_spec(&spec, &config)?;
         if let Some(limit) = config.max_positions {
@@ -109,6 +112,12 @@ impl EngineContext {
             }
             spec.max_positions = limit;
         }
+        let mut default_policy = EvictionPolicy::default();
+        if let Some(state) = spec.state {
+            // Each running request has a slot. Checkpoints differ much in what they save.
+            config.max_running = config.max_running.min(state.slots.max(1));
+            default_policy = EvictionPolicy::CostAware;
+        }
         let demotable = config.sink_of_pins().is_some();
         let pin_budget = PinBudget::new(config.pin_budget, demotable, &spec);
         let session_budget = config.session_budget.unwrap_or(spec.block_count / 2);
@@ -117,7 +126,7 @@ impl EngineContext {
             policy: Arc::new(ArcSwap::from_pointee(config.policy)),
             eviction_policy: Arc::new(ArcSwap::from_pointee(match config.eviction_order {
                 Some(_) => None,
-                None => Some(config.eviction_policy),
+                None => Some(config.eviction_policy.unwrap_or(default_policy)),
             })),
             pin_budget: Arc::new(pin_budget),
             sessions: Arc::new(Sessions::new(session_budget, max_sessions, session_ttl)),

@@ -53,9 +53,10 @@ impl EngineBuilder {
     }
 
     /// Which cached blocks are evicted first when the KV cache is full, and which records of the
-    /// disk tier when that is. Default: [`EvictionPolicy::Lru`].
+    /// disk tier when that is. Default: [`EvictionPolicy::Lru`], or [`EvictionPolicy::CostAware`]
+    /// for the KV cache of a model with a recurrent state.
     pub fn eviction_policy(mut self, policy: EvictionPolicy) -> Self {
-        self.config.eviction_policy = policy;
+        self.config.eviction_policy = Some(policy);
         self
     }
 

@@ -95,15 +95,19 @@ impl TreeWriter {
     }
 
     /// Replaces a chain by one node with `edge`. Its record gets the largest number of hits, the
-    /// highest priority and the latest use of the chain.
+    /// highest priority and the latest use of the chain; with a checkpoint at its end, the hits of
+    /// that.
     pub(super) fn replace_run(&mut self, run: &[NodeId], edge: Edge) {
         let (Some(&top), Some(&bottom)) = (run.first(), run.last()) else { return };
         let mut merged = self.records[bottom.index()].clone();
         merged.start_block = self.records[top.index()].start_block;
+        let ends_with_checkpoint = edge.kv_hashes().len() < edge.block_count();
         for id in run {
             let record = &self.records[id.index()];
             debug_assert!(!record.ranked || *id == bottom, "only leaves are ranked");
-            merged.hits = merged.hits.max(record.hits);
+            if !ends_with_checkpoint {
+                merged.hits = merged.hits.max(record.hits);
+            }
             merged.priority = merged.priority.max(record.priority);
             merged.last_use = merged.last_use.max(record.last_use);
         }

@@ -1,6 +1,7 @@
 //! Models with recurrent states: where requests resume, and what they compute again.
 
-use stolon_kvcache::Namespace;
+use stolon_backend::Backend;
+use stolon_kvcache::{EvictionPolicy, Namespace};
 
 use super::*;
 use crate::session::{NewSession, SessionId};
@@ -144,6 +145,16 @@ fn requests_run_without_blocks_for_checkpoints() {
         assert_eq!(run(&mut harness, group_prompt(1, 40), 20), 0);
     }
     assert_eq!(harness.context.stats().checkpoints, 0);
+}
+
+/// Goal: no more requests run than the backend has slots for states.
+#[test]
+fn each_running_request_has_a_slot() {
+    let options = FakeOptions { state: Some((1, 2)), ..FakeOptions::default() };
+    let spec = FakeBackend::new(options).spec().clone();
+    let context = EngineContext::new(EngineConfig::default(), spec).expect("valid settings");
+    assert_eq!(context.config.max_running, 2);
+    assert_eq!(context.eviction_policy(), Some(EvictionPolicy::CostAware));
 }
 
 /// Goal: a preempted request resumes from its last checkpoint.
