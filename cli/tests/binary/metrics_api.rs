@@ -80,7 +80,8 @@ async fn metrics_count_what_happened() {
 #[tokio::test]
 async fn routers_find_their_metrics() {
     let server = Server::start(TINY, &["--num-blocks", "64", "--block-size", "16"]);
-    let body = json!({"prompt": prompt(40, 1), "max_tokens": 2, "ignore_eos": true});
+    let tokens = prompt(40, 1);
+    let body = json!({"prompt": tokens, "max_tokens": 2, "ignore_eos": true});
     server.complete(body.clone()).await;
     server.complete(body).await;
     server.settled_audit().await;
@@ -92,8 +93,8 @@ async fn routers_find_their_metrics() {
         ("kv_cache_usage_perc", 0.0),
         (&format!("cache_config_info{{{sizes}}}"), 1.0),
         ("gpu_cache_usage_perc", 0.0),
-        ("gpu_prefix_cache_queries_total", 80.0),
-        ("gpu_prefix_cache_hits_total", 40.0),
+        ("gpu_prefix_cache_queries_total", 2.0 * tokens.len() as f64),
+        ("gpu_prefix_cache_hits_total", tokens.len() as f64),
         ("gpu_prefix_cache_hit_rate", 0.5),
     ] {
         let name = format!("vllm:{name}");
