@@ -40,9 +40,6 @@ pub struct EvictionCandidate {
     /// leaf after the last checkpoint saves nothing. No order is consulted about it: it is evicted
     /// before all others.
     pub saved_blocks: usize,
-    /// Whether the leaf ends with a checkpoint. In a tree with checkpoints, all leaves do that an
-    /// order is consulted about.
-    pub is_checkpoint: bool,
     /// Number of cached continuations of the prefix that a checkpoint belongs to, 0 for other
     /// leaves. With one, the sequence that was computed there has gone on, and requests for it
     /// resume from a later checkpoint. With more, prompts part there. It is as of the moment when
@@ -168,7 +165,7 @@ impl EvictionPolicy {
             EvictionPolicy::Slru => {
                 stateless(|leaf| EvictionRank(u64::from(leaf.hits >= 2), leaf.last_use))
             }
-            EvictionPolicy::CostAware => Box::new(CostAware::default()),
+            EvictionPolicy::CostAware => Box::new(CostAware { clock: 0 }),
         }
     }
 }
@@ -216,18 +213,10 @@ impl EvictionOrder for Stateless {
 /// Greedy-dual: a leaf is worth its recomputation cost per block times its uses, plus the worth of
 /// the leaf that was evicted last. As evictions raise this clock, a leaf that is never used again
 /// is overtaken by newer leaves, however expensive it was.
-///
-/// Checkpoints are all of one size and save very different amounts, and what one saves changes when
-/// others are evicted. After its last use, one stays longer than the least recently used ones by
-/// what it saves per block, times its uses, in units of the time that those stay.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 struct CostAware {
     /// Worth of the leaf that was evicted last.
     clock: u64,
-    /// Tick of the last use of any checkpoint.
-    latest: u64,
-    /// How many ticks evicted checkpoints had not been used for, smoothed.
-    turnover: u64,
 }
 
 impl CostAware {
@@ -237,39 +226,21 @@ impl CostAware {
     const UNIT: u64 = 1024;
     /// How much less often a checkpoint is used whose sequence has gone on.
     const GONE_ON: u64 = 4;
-    /// How many turnovers longer a checkpoint stays that saves one block per block and was not used
-    /// again.
-    const TURNOVERS: u64 = 4;
-    /// How many turnovers longer a checkpoint stays at most.
-    const TURNOVERS_MAX: u64 = 32;
-
-    fn rank_checkpoint(&mut self, leaf: &EvictionCandidate) -> EvictionRank {
-        self.latest = self.latest.max(leaf.last_use);
-        let hits = u64::from(leaf.hits.min(1 << 16));
-        // The sequence that has gone on is one of the hits.
-        let uses = if leaf.continuations == 1 { hits.max(1) } else { (hits + 1) * Self::GONE_ON };
-        let saved = (leaf.saved_blocks as u64).saturating_mul(uses * Self::TURNOVERS);
-        let longer = self.turnover.saturating_mul(saved);
-        let longer = longer / (leaf.block_count as u64 * Self::GONE_ON).max(1);
-        let longer = longer.min(Self::TURNOVERS_MAX * self.turnover);
-        EvictionRank(leaf.last_use + longer, leaf.last_use)
-    }
 }
 
 impl EvictionOrder for CostAware {
     fn rank(&mut self, leaf: &EvictionCandidate) -> EvictionRank {
-        if leaf.is_checkpoint {
-            return self.rank_checkpoint(leaf);
-        }
-        let context = leaf.start_block as u64 + leaf.block_count as u64 / 2;
+        let saved = leaf.saved_blocks as u64;
+        let end = leaf.start_block as u64 + leaf.block_count as u64;
+        let context = end.saturating_sub(saved.div_ceil(2));
         let cost = Self::UNIT + context * Self::UNIT / Self::CONTEXT_DOUBLES;
-        let uses = u64::from(leaf.hits.min(1 << 16)) + 1;
+        let cost = cost.saturating_mul(saved) / leaf.block_count.max(1) as u64;
+        let likely = if leaf.continuations == 1 { 1 } else { Self::GONE_ON };
+        let uses = (u64::from(leaf.hits.min(1 << 16)) + 1) * likely;
         EvictionRank(self.clock.saturating_add(cost.saturating_mul(uses)), leaf.last_use)
     }
 
     fn evicted(&mut self, victim: EvictionRank) {
         self.clock = self.clock.max(victim.0);
-        let unused = self.latest.saturating_sub(victim.1);
-        self.turnover = (7 * self.turnover + unused).div_ceil(8);
     }
 }

@@ -114,9 +114,10 @@ impl EngineContext {
         }
         let mut default_policy = EvictionPolicy::default();
         if let Some(state) = spec.state {
-            // Each running request has a slot. Checkpoints differ much in what they save.
+            // Each running request has a slot. Most checkpoints are never used, so those that were
+            // stay longer.
             config.max_running = config.max_running.min(state.slots.max(1));
-            default_policy = EvictionPolicy::CostAware;
+            default_policy = EvictionPolicy::Slru;
         }
         let demotable = config.sink_of_pins().is_some();
         let pin_budget = PinBudget::new(config.pin_budget, demotable, &spec);

@@ -50,7 +50,6 @@ impl TreeWriter {
         let block_count = self.arena.edge(id).block_count();
         let is_whole = self.whole_blocks(id) == block_count;
         let (saved_blocks, continuations) = (self.saved_blocks(id), self.continuations(id));
-        let is_checkpoint = self.arena.core.checkpoint.is_some();
         let record = &mut self.records[id.index()];
         // If the end of an atomic token span was evicted, no match can use the rest of it, so it is
         // evicted first. So is KV after the last checkpoint, if there are checkpoints.
@@ -64,7 +63,6 @@ impl TreeWriter {
                 block_count,
                 start_block: record.start_block as usize,
                 saved_blocks,
-                is_checkpoint,
                 continuations,
             };
             let panics = &mut self.stats.eviction_order_panics;
