@@ -167,7 +167,7 @@ pub struct EngineArgs {
     /// Order in which cached blocks are evicted, from the KV pool and from `--kv-cache-dir`: lru,
     /// lfu, fifo, mru, filo, priority, slru or cost-aware
     ///
-    /// Default: lru, or slru for the KV pool of a model with a recurrent state.
+    /// Default: lru, or cost-aware for the KV pool of a model with a recurrent state.
     ///
     /// priority: a prefix has the largest `priority` of the requests that used it; the lowest is
     /// evicted first.

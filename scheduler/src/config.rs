@@ -109,7 +109,7 @@ pub struct EngineConfig {
     /// Whether computed prefixes are cached and shared.
     pub prefix_caching: bool,
     /// Which cached blocks are evicted first. `None` means the least recently used, or, for a model
-    /// with a recurrent state, [`EvictionPolicy::Slru`].
+    /// with a recurrent state, [`EvictionPolicy::CostAware`].
     pub eviction_policy: Option<EvictionPolicy>,
     /// A custom order of eviction, used instead of `eviction_policy`.
     pub eviction_order: Option<EvictionOrderFactory>,

@@ -114,10 +114,9 @@ impl EngineContext {
         }
         let mut default_policy = EvictionPolicy::default();
         if let Some(state) = spec.state {
-            // Each running request has a slot. Most checkpoints are never used, so those that were
-            // stay longer.
+            // Each running request has a slot. Checkpoints differ much in what they save.
             config.max_running = config.max_running.min(state.slots.max(1));
-            default_policy = EvictionPolicy::Slru;
+            default_policy = EvictionPolicy::CostAware;
         }
         let demotable = config.sink_of_pins().is_some();
         let pin_budget = PinBudget::new(config.pin_budget, demotable, &spec);

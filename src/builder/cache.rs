@@ -53,7 +53,7 @@ impl EngineBuilder {
     }
 
     /// Which cached blocks are evicted first when the KV cache is full, and which records of the
-    /// disk tier when that is. Default: [`EvictionPolicy::Lru`], or [`EvictionPolicy::Slru`]
+    /// disk tier when that is. Default: [`EvictionPolicy::Lru`], or [`EvictionPolicy::CostAware`]
     /// for the KV cache of a model with a recurrent state.
     pub fn eviction_policy(mut self, policy: EvictionPolicy) -> Self {
         self.config.eviction_policy = Some(policy);

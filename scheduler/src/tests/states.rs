@@ -154,7 +154,7 @@ fn each_running_request_has_a_slot() {
     let spec = FakeBackend::new(options).spec().clone();
     let context = EngineContext::new(EngineConfig::default(), spec).expect("valid settings");
     assert_eq!(context.config.max_running, 2);
-    assert_eq!(context.eviction_policy(), Some(EvictionPolicy::Slru));
+    assert_eq!(context.eviction_policy(), Some(EvictionPolicy::CostAware));
 }
 
 /// Goal: a preempted request resumes from its last checkpoint.
