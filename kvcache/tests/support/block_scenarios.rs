@@ -275,16 +275,16 @@ fn evict_against_resume() {
 fn query_against_checkpoints() {
     repeat(|| {
         let (mut writer, reader, mut pool, _fence) = with_checkpoints();
-        let ask = move || reader.query_resume(&base(), &[1, 2, 3]);
-        let (found, ()) = together(ask, || {
+        let change = move || {
             checkpoint(&mut writer, &mut pool, &[1]);
             pool.release(writer.evict(2));
             checkpoint(&mut writer, &mut pool, &[1]);
-        });
+            writer.audit().expect("consistent");
+        };
+        let ((), found) = together(change, || reader.query_resume(&base(), &[1, 2, 3]));
         // The position after the first checkpoint is of no use to requests, so it is evicted first.
         let answers = [(2, 0), (2, 1), (1, 1), (1, 0)];
         assert!(answers.contains(&(found.cached, found.resume)), "got {found:?}");
-        writer.audit().expect("consistent");
     });
 }
 
