@@ -90,7 +90,8 @@ async fn prompts_are_queried_and_warmed() {
     let cached: Vec<usize> = query(json!({"prompt": [text, text]})).await;
     assert_eq!(cached, [0, 0]);
     let warmed = server.ok("/v1/cache/warm", json!({"prompt": text, "cache_salt": "a"})).await;
-    assert_eq!(warmed["results"][0], json!({"prompt_tokens": length, "cached_tokens": whole}));
+    let expected = json!({"prompt_tokens": length, "cached_tokens": whole, "resume_tokens": whole});
+    assert_eq!(warmed["results"][0], expected);
     let salted: Vec<usize> = query(json!({"prompt": [tokens], "cache_salt": "a"})).await;
     let plain: Vec<usize> = query(json!({"prompt": text})).await;
     let other: Vec<usize> = query(json!({"prompt": text, "tenant": "a"})).await;
@@ -401,7 +402,8 @@ async fn stored_kv_survives_a_restart() {
     drop(server);
     let server = Server::start(TINY, &args);
     let found = server.ok("/v1/cache/query", json!({"prompt": prompt(150, 1)})).await;
-    let expected = json!({"prompt_tokens": 158, "cached_tokens": 0, "disk_tokens": 128});
+    let expected = json!({"prompt_tokens": 158, "cached_tokens": 0, "resume_tokens": 0,
+                          "disk_tokens": 128});
     assert_eq!(found["results"], json!([expected]));
     let (url, ids) =
         (server.url(""), prompt(150, 1).iter().map(u32::to_string).collect::<Vec<_>>());
