@@ -173,7 +173,7 @@ impl TreeWriter {
         for pin in self.pins.infos().map(|pin| pin.id).collect::<Vec<_>>() {
             self.end_pin(pin);
         }
-        self.drain();
+        self.release_returned();
         let mut out = std::mem::take(&mut self.freed);
         self.stats.evicted_by_flush += self.cached as u64;
         self.events.report(|| CacheEvent::Cleared);
@@ -201,7 +201,7 @@ impl TreeWriter {
         for pin in pins.map(|pin| pin.id).collect::<Vec<_>>() {
             self.end_pin(pin);
         }
-        self.drain();
+        self.release_returned();
         let mut out = std::mem::take(&mut self.freed);
         let Some(root) = self.arena.root(namespace) else {
             return self.hand_over(out);

@@ -10,10 +10,15 @@ impl TreeWriter {
     /// readers no longer hold.
     pub(super) fn drain(&mut self) {
         self.arena.collect_garbage();
+        self.release_returned();
+        self.enforce_quotas();
+    }
+
+    /// Releases the locks of dropped leases.
+    pub(super) fn release_returned(&mut self) {
         for end in self.returns.take() {
             self.unlock_up(end);
         }
-        self.enforce_quotas();
     }
 
     /// Adds a lock to the nodes from `from` up to `until`, without `until` itself.
