@@ -106,7 +106,8 @@ fn resident_bytes() -> Option<usize> {
     Some(line.trim().trim_end_matches("kB").trim().parse::<usize>().ok()? * 1024)
 }
 
-/// With `checkpoint_blocks`, the model has a recurrent state whose checkpoints take so many blocks.
+/// With `checkpoint_blocks`, the model has a recurrent state, and this is the size of a checkpoint in
+/// blocks.
 async fn soak(requests: usize, checkpoint_blocks: Option<usize>) {
     silence_injected_panics();
     let options = FakeOptions {

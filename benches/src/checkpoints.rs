@@ -30,11 +30,10 @@ pub enum StateWorkload {
     /// Conversations of 5 to 25 turns after a common system prompt of 200 tokens, 64 at a time. A
     /// turn has 20 to 250 tokens, an answer 30 to 120.
     Chat,
-    /// 60 system prompts of 500 to 3,000 tokens, of which the first are used most, each request
-    /// with 30 to 300 tokens of its own.
+    /// 60 system prompts of 500 to 3,000 tokens, of which the first are used most. Each request adds
+    /// 30 to 300 tokens.
     SystemPrompts,
-    /// 100 tasks with examples of 800 to 2,000 tokens; each request has 40 to 120 tokens of its
-    /// own.
+    /// 100 tasks with examples of 800 to 2,000 tokens. Each request adds 40 to 120 tokens.
     FewShot,
     /// Agents of 20 to 60 steps after a common prompt of 2,500 tokens, 24 at a time. A step adds
     /// 50 to 500 tokens, an answer has 20 to 100. Context grows up to 16,000 tokens.

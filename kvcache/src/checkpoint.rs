@@ -52,8 +52,8 @@ impl CheckpointLease {
     }
 }
 
-/// The positions with which a checkpoint of so many positions is stored, after those of its prefix:
-/// for programs that keep copies of it outside of the tree, under the prefix and these positions. No
+/// The positions of a checkpoint that occupies `count` of them, which follow those of its prefix. A program that keeps
+/// a copy of a checkpoint outside of the tree stores it under the prefix and these positions. No
 /// prompt contains them.
 pub fn checkpoint_positions(count: usize) -> Box<[u32]> {
     token_span::checkpoint(count)

@@ -84,7 +84,8 @@ impl Harness {
         Harness::with_states(block_size, block_count, None, config)
     }
 
-    /// A harness for a model with recurrent states, whose checkpoints take so many blocks.
+    /// With `checkpoint_blocks`, the model has a recurrent state, and this is the size of a
+    /// checkpoint in blocks.
     fn with_states(
         block_size: usize,
         block_count: usize,

@@ -24,7 +24,7 @@ pub(crate) async fn publish(engine: Engine, publisher: Arc<SnapshotPublisher>) {
     }
 }
 
-/// What the router is told. Blocks that are cached but not in use can be evicted at any time, so
+/// What the worker reports to the router. Blocks that are cached but not in use can be evicted at any time, so
 /// that they are no load.
 fn snapshot(stats: &EngineStats) -> ComponentSnapshot {
     let unused = stats.blocks_free + stats.blocks_evictable;

@@ -147,7 +147,7 @@ fn of_chat(name: &str, value: &Value) -> Option<bool> {
         "verbosity" => value == "medium",
         "best_of" => value == 1,
         "echo" | "add_special_tokens" => value == false,
-        // SGLang's: reasoning is in a field of its own, also while it is streamed.
+        // SGLang's: reasoning has a separate field, also while it is streamed.
         "separate_reasoning" | "stream_reasoning" => value == true,
         _ => return None,
     })
@@ -211,7 +211,7 @@ fn is_empty(value: &Value) -> bool {
 mod tests {
     use super::*;
 
-    /// Goal: what the router of the vLLM project adds to each request asks for nothing, and the
+    /// Goal: what the router of the vLLM project adds to each request requests nothing, and the
     /// other values of these parameters are not ignored.
     #[test]
     fn routers_may_add_their_defaults() {

@@ -22,6 +22,7 @@ impl TreeWriter {
         positions: &[u32],
         priority: i32,
     ) -> Option<CheckpointLease> {
+        self.arena.core.checkpoint.as_ref()?;
         self.begin_operation();
         let core = self.arena.core.clone();
         let span = core.checkpoint.as_ref()?;
@@ -33,6 +34,7 @@ impl TreeWriter {
         }
         let whole = [&positions[..found.resume], &*span.positions].concat();
         let lease = self.lock_match(namespace, &whole, Some(priority), 0);
+        // Only the checkpoint is hit: acquires count the hits of its prefix.
         let record = &mut self.records[lease.end.index()];
         record.hits = record.hits.saturating_add(1);
         debug_assert_eq!(lease.len(), whole.len(), "the walk has found it");

@@ -23,10 +23,10 @@ impl TreeWriter {
     /// frees with [`BlockPool::release`](crate::BlockPool::release).
     ///
     /// Unlocked leaves are evicted in the order of the eviction policy, those of demotable pins after
-    /// all others. A leaf that is longer than
-    /// needed loses only its last blocks, but a checkpoint is evicted as a whole. The rest of an atomic token span whose end was evicted
-    /// earlier is evicted before anything else. Fewer than `block_count` blocks are returned only
-    /// if everything that remains is locked.
+    /// all others. A leaf that is longer than needed loses only its last blocks, but a checkpoint is
+    /// evicted as a whole. The rest of an atomic token span whose end was evicted earlier is evicted
+    /// before anything else. Fewer than `block_count` blocks are returned only if everything that
+    /// remains is locked.
     pub fn evict(&mut self, block_count: usize) -> EvictedBlocks {
         self.evict_noting(block_count, None)
     }
@@ -65,10 +65,10 @@ impl TreeWriter {
                 eviction::contain(panics, || self.eviction.evicted(rank));
             }
             let taken = self.victims(id, block_count - out.len());
-            if let Some(prefixes) = &mut prefixes {
-                // Checkpoints are not part of a prefix.
-                let prefix = self.evicted_prefix(id, taken);
-                prefixes.extend(Some(prefix).filter(|prefix| prefix.evicted < prefix.blocks.len()));
+            if let Some(prefixes) = &mut prefixes
+                && self.checkpoint_blocks_of(id) == 0
+            {
+                prefixes.push(self.evicted_prefix(id, taken));
             }
             self.stats.evicted_for_room += taken as u64;
             self.trim_leaf(id, taken, &mut out);
@@ -78,14 +78,18 @@ impl TreeWriter {
         self.hand_over(out)
     }
 
+    /// Number of blocks of the checkpoint at the end of a leaf, or 0.
+    fn checkpoint_blocks_of(&self, leaf: NodeId) -> usize {
+        let edge = self.arena.edge(leaf);
+        edge.block_count() - edge.kv_hashes().len()
+    }
+
     /// Number of blocks to evict from the end of an unlocked leaf if `wanted` are needed: all of a
     /// checkpoint, at most the rest of an atomic token span that has lost its end, and else as many
     /// as the leaf has.
     pub(super) fn victims(&self, leaf: NodeId, wanted: usize) -> usize {
-        let edge = self.arena.edge(leaf);
-        let length = edge.block_count();
-        match (length - edge.kv_hashes().len(), self.rest_of_span(leaf)) {
-            (0, 0) => length.min(wanted),
+        match (self.checkpoint_blocks_of(leaf), self.rest_of_span(leaf)) {
+            (0, 0) => self.arena.edge(leaf).block_count().min(wanted),
             (0, rest) => rest.min(wanted),
             (checkpoint, _) => checkpoint,
         }
@@ -140,7 +144,7 @@ impl TreeWriter {
         EvictedBlocks { blocks, pool }
     }
 
-    /// The prefix up to the end of a leaf, without a checkpoint at its end, of which the last `taken` blocks are evicted.
+    /// The prefix up to the end of a leaf of which the last `taken` blocks are evicted.
     pub(super) fn evicted_prefix(&self, leaf: NodeId, taken: usize) -> EvictedPrefix {
         let mut path = vec![leaf];
         let mut parent = self.arena.parent(leaf);
@@ -149,18 +153,12 @@ impl TreeWriter {
             parent = self.arena.parent(parent);
         }
         let edges = || path.iter().rev().map(|&id| self.arena.edge(id));
-        let mut blocks: Vec<BlockId> = edges().flat_map(Edge::blocks).collect();
-        let mut positions: Vec<u32> =
-            edges().flat_map(|edge| edge.positions().iter().copied()).collect();
-        let evicted = blocks.len() - taken;
-        let edge = self.arena.edge(leaf);
-        blocks.truncate(blocks.len() - (edge.block_count() - edge.kv_hashes().len()));
-        positions.truncate(blocks.len() * self.block_size());
+        let blocks: Vec<BlockId> = edges().flat_map(Edge::blocks).collect();
         EvictedPrefix {
             namespace: self.arena.namespace_of(self.records[leaf.index()].root),
-            positions,
+            positions: edges().flat_map(|edge| edge.positions().iter().copied()).collect(),
             priority: self.records[leaf.index()].priority,
-            evicted,
+            evicted: blocks.len() - taken,
             blocks,
         }
     }

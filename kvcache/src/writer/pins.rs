@@ -20,11 +20,13 @@ impl TreeWriter {
     /// If not even one block is cached, or if the pin budget would be exceeded. Nothing is pinned
     /// then.
     pub fn pin(&mut self, namespace: &Namespace, positions: &[u32]) -> Result<PinId, PinError> {
-        // One position more, so that a checkpoint at the end of the prefix counts.
-        let longer = [positions, &[0]].concat();
-        let checkpoint = match self.pins.demotable {
+        let checkpoint = match self.pins.demotable || self.checkpoint_blocks() == 0 {
             true => None,
-            false => self.acquire_checkpoint(namespace, &longer, i32::MIN),
+            false => {
+                // One position more, so that a checkpoint at the end of the prefix counts.
+                let longer = [positions, &[0]].concat();
+                self.acquire_checkpoint(namespace, &longer, i32::MIN)
+            }
         };
         self.begin_operation();
         let block_size = self.block_size();

@@ -178,29 +178,40 @@ fn commit_against_commit() {
     });
 }
 
-/// A step that uses a block, and a pool that gets the block back and hands it out again.
-pub(crate) fn reuse_during_a_step() {
-    let (mut pool, fence) = BlockPool::new(1);
-    let lease = pool.reserve(1).expect("a free block");
+/// A step that uses `count` blocks, and a pool that gets them back with `give_back` and hands them
+/// out again. Returns the blocks that were handed out before all was done, if there were any.
+fn reuse_around_a_step(
+    (pool, fence): (&mut BlockPool, &StepFence),
+    count: usize,
+    give_back: impl FnOnce(&mut BlockPool),
+) -> Option<Vec<BlockId>> {
     let in_use = Arc::new(AtomicBool::new(true));
     let ticket = fence.begin();
     let step = in_use.clone();
-    together(
+    let ((), handed_out) = together(
         move || {
-            // Represents the kernel's last access to the block.
+            // Represents the step's last access to the blocks.
             step.store(false, Ordering::Relaxed);
             drop(ticket);
         },
         || {
-            drop(lease);
-            if let Ok(again) = pool.reserve(1) {
-                assert_eq!(again.blocks(), [BlockId(0)]);
-                assert!(!in_use.load(Ordering::Relaxed), "handed out during a running step");
-            }
+            give_back(pool);
+            let again = pool.reserve(count).ok()?;
+            assert!(!in_use.load(Ordering::Relaxed), "handed out during a running step");
+            Some(again.blocks().to_vec())
         },
     );
-    assert_eq!(pool.reserve(1).map(|lease| lease.len()), Ok(1), "free after the step");
+    assert_eq!(pool.reserve(count).map(|lease| lease.len()), Ok(count), "free after the step");
     pool.audit().expect("consistent");
+    handed_out
+}
+
+/// A step that uses a block, and a pool that gets the block back and hands it out again.
+pub(crate) fn reuse_during_a_step() {
+    let (mut pool, fence) = BlockPool::new(1);
+    let lease = pool.reserve(1).expect("a free block");
+    let again = reuse_around_a_step((&mut pool, &fence), 1, |_| drop(lease));
+    assert!(again.is_none_or(|blocks| blocks == [BlockId(0)]));
 }
 
 /// Goal: a block that returns to the pool during a step is handed out only after that step.
@@ -295,25 +306,10 @@ pub(crate) fn reuse_of_a_checkpoint() {
     checkpoint(&mut writer, &mut pool, &[1]);
     let _others = pool.reserve(3).expect("the free blocks");
     let lease = writer.acquire_checkpoint(&base(), &[1, 2], 0).expect("it is cached");
-    let in_use = Arc::new(AtomicBool::new(true));
-    let ticket = fence.begin();
-    let step = in_use.clone();
-    together(
-        move || {
-            // Represents the last access of the copy out of the checkpoint.
-            step.store(false, Ordering::Relaxed);
-            drop(ticket);
-        },
-        || {
-            drop(lease);
-            pool.release(writer.evict(3));
-            if pool.reserve(3).is_ok() {
-                assert!(!in_use.load(Ordering::Relaxed), "handed out during a running step");
-            }
-        },
-    );
-    assert_eq!(pool.reserve(3).map(|lease| lease.len()), Ok(3), "free after the step");
-    pool.audit().expect("consistent");
+    reuse_around_a_step((&mut pool, &fence), 3, |pool| {
+        drop(lease);
+        pool.release(writer.evict(3));
+    });
 }
 
 /// Goal: the block of a checkpoint is reused only after the step that resumes from it.

@@ -53,23 +53,34 @@ impl Weights {
         Ok(())
     }
 
+    /// Removes a tensor that is going to be divided; `None` if there is none of this name.
+    ///
+    /// # Errors
+    /// [`ModelError::WrongShape`] if it has another shape than `expected`.
+    pub(super) fn take_whole(
+        &mut self,
+        name: &str,
+        expected: Vec<usize>,
+    ) -> Result<Option<Stored>, ModelError> {
+        let Some(stored) = self.tensors.get(name) else { return Ok(None) };
+        if stored.shape != expected {
+            return Err(ModelError::WrongShape {
+                file: self.regions[stored.region].file.clone(),
+                tensor: name.to_owned(),
+                expected,
+                got: stored.shape.clone(),
+            });
+        }
+        Ok(self.tensors.remove(name))
+    }
+
     /// Divides tensors that contain the rows of several of the configuration's matrices. Nothing is
     /// copied: each matrix is a range of the bytes.
     pub(crate) fn split_fused(&mut self, config: &DecoderConfig) -> Result<(), ModelError> {
         for (name, parts) in config.stacked() {
-            let Some(stored) = self.tensors.get(&name) else { continue };
             let rows = parts.iter().map(|part| part.shape[0]).sum();
             let shape = vec![rows, parts[0].shape[1]];
-            if stored.shape != shape {
-                return Err(ModelError::WrongShape {
-                    file: self.regions[stored.region].file.clone(),
-                    tensor: name,
-                    expected: shape,
-                    got: stored.shape.clone(),
-                });
-            }
-            let stored = stored.clone();
-            self.tensors.remove(&name);
+            let Some(stored) = self.take_whole(&name, shape)? else { continue };
             // Tensors of types that are not supported may have any length, and are not read.
             let row_bytes = if stored.dtype.is_ok() { stored.range.len() / rows } else { 0 };
             let mut start = stored.range.start;

@@ -146,20 +146,10 @@ impl Weights {
     /// [`ModelError::WrongShape`] if there is another number of rows.
     pub(crate) fn split_rows(&mut self, config: &DecoderConfig) -> Result<(), ModelError> {
         for Division { name, rows, parts } in config.divisions() {
-            // `check` finds the ones that are missing.
-            let Some(stored) = self.tensors.get(&name) else { continue };
             let columns = parts[0].0.shape[1..].to_vec();
             let shape: Vec<usize> = [rows].into_iter().chain(columns).collect();
-            if stored.shape != shape {
-                return Err(ModelError::WrongShape {
-                    file: self.regions[stored.region].file.clone(),
-                    tensor: name,
-                    expected: shape,
-                    got: stored.shape.clone(),
-                });
-            }
-            let stored = stored.clone();
-            self.tensors.remove(&name);
+            // `check` finds the ones that are missing.
+            let Some(stored) = self.take_whole(&name, shape)? else { continue };
             for (TensorSpec { name, shape, role: _ }, runs) in parts {
                 let runs = Some(RowRuns { runs, all_rows: rows });
                 self.insert(name, Stored { shape, runs, ..stored.clone() })?;

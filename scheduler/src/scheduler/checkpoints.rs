@@ -60,7 +60,7 @@ impl<M: Memory> Scheduler<M> {
             if !self.running[slice.index].sequence.writes_cache() {
                 continue;
             }
-            let wishes = self.wishes(slice.index);
+            let wishes = self.wishes(slice.index, slice.start);
             let prompt_end = rule.end_of_prompt(wishes.prompt_len);
             for len in rule.choose(&wishes, slice.start, slice.start + slice.count) {
                 let held = &mut self.running[slice.index].sequence.held.state;
@@ -76,9 +76,12 @@ impl<M: Memory> Scheduler<M> {
         Ok(states)
     }
 
-    fn wishes(&self, index: usize) -> CheckpointWishes {
+    /// What the checkpoints of a slice that begins at `start` depend on. Nothing follows an answer.
+    fn wishes(&self, index: usize, start: usize) -> CheckpointWishes {
         let sequence = &self.running[index].sequence;
-        let follows = self.queue.entries().iter().filter_map(|waiting| waiting.follow);
+        let is_prompt = start < sequence.prompt_len;
+        let waiting = if is_prompt { self.queue.entries() } else { &[] };
+        let follows = waiting.iter().filter_map(|waiting| waiting.follow);
         let followers = follows.filter(|follow| follow.leader == sequence.id);
         CheckpointWishes {
             prompt_len: sequence.prompt_len,
@@ -115,8 +118,8 @@ impl<M: Memory> Scheduler<M> {
         })
     }
 
-    /// Takes what a slice has written, if its sequence has been computed as far.
-    /// `start` is the position of its first token.
+    /// Takes what a slice has written, if its sequence has been computed as far. `start` is the
+    /// position of its first token.
     pub(super) fn take_checkpoints(&mut self, index: usize, start: usize, state: StateInFlight) {
         let Some(rule) = self.checkpoint_rule() else { return };
         let caches = self.context.config.prefix_caching;
@@ -237,6 +240,9 @@ impl<M: Memory> Scheduler<M> {
         &mut self,
         finished: &[(u64, FinishReason)],
     ) -> Result<(), ActorStopped> {
+        if self.free_slots.is_none() {
+            return Ok(());
+        }
         for Running { sequence, .. } in &mut self.running {
             let ends = sequence.end.is_some() || sequence.events.is_closed();
             if (ends && !sequence.in_step) || finished.iter().any(|&(id, _)| id == sequence.id) {
