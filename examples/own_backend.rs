@@ -55,7 +55,7 @@ impl AttentionBackend {
             block_bytes: block_size * size_of::<KeyValue>(),
             hidden_size: None,
             draws: false,
-            state: None,
+            ..BackendSpec::default()
         };
         let kv = vec![KeyValue::default(); block_count * block_size];
         AttentionBackend { spec, checker: BatchChecker::new(block_count), kv }

@@ -52,7 +52,12 @@ mod tests {
 
     fn candidate(name: &str, logprobs: &[f32]) -> Completion {
         let entry = |&logprob| TokenLogprob { token_id: 1, logprob, top: Vec::new() };
-        let usage = Usage { prompt_tokens: 9, cached_tokens: 4, completion_tokens: logprobs.len() };
+        let usage = Usage {
+            prompt_tokens: 9,
+            cached_tokens: 4,
+            completion_tokens: logprobs.len(),
+            ..Usage::default()
+        };
         let reason = FinishReason::Length;
         Completion {
             text: name.to_owned(),
@@ -70,7 +75,12 @@ mod tests {
         let names: Vec<&str> = best.completions.iter().map(|best| best.text.as_str()).collect();
         assert_eq!(names, expected);
         let generated = candidates.iter().map(|(_, logprobs)| logprobs.len()).sum();
-        let usage = Usage { prompt_tokens: 9, cached_tokens: 4, completion_tokens: generated };
+        let usage = Usage {
+            prompt_tokens: 9,
+            cached_tokens: 4,
+            completion_tokens: generated,
+            ..Usage::default()
+        };
         assert_eq!(best.usage, usage);
     }
 

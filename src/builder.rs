@@ -243,7 +243,7 @@ impl EngineBuilder {
         let make = self.into_factory(&config, sender)?;
         let handle = EngineHandle::start_with(make, config, runtime).await?;
         let missing = |_| EngineError::StartFailed { reason: "nothing was loaded".to_owned() };
-        let Loaded { id, text, sampling, embedding, generates } =
+        let Loaded { id, text, sampling, embedding, generates, images } =
             loaded.try_recv().map_err(missing)?;
         let spec = &handle.context().spec;
         let embedding = embedding_info(&id, spec, own_embedding.or(embedding), sizes)?;
@@ -259,6 +259,7 @@ impl EngineBuilder {
             has_chat_template: text.has_chat_template(),
             embedding,
             generates,
+            takes_images: spec.images,
             prefix_caching,
         };
         tracing::info!(
@@ -268,8 +269,8 @@ impl EngineBuilder {
             kv_bytes = info.kv_bytes,
             "the engine is ready"
         );
-        let limit = handle.context().prompt_limit();
-        let prompts = Prompts::new(text, limit, handle.runtime().clone())?;
+        let (context, runtime) = (handle.context().clone(), handle.runtime().clone());
+        let prompts = Prompts::new(text, images, context, runtime)?;
         let tiers = tiers.open(&handle).await?;
         let namespace_key = key.or_else(|| tiers.namespace_key());
         Ok(Engine::new(Inner { handle, prompts, sampling, info, namespace_key, tiers }))

@@ -7,10 +7,11 @@ use futures::future::try_join_all;
 use stolon_actors::EngineHandle;
 use stolon_scheduler::{
     AdmissionPolicy, AuditReport, EngineHealth, EngineHistograms, EngineStats, SequenceRequest,
-    Timings, TokenSet, Usage,
+    Timings, TokenSet,
 };
 use stolon_text::StopStrings;
 
+use crate::images::prompt_usage;
 use crate::min_tokens::MinTokens;
 use crate::prompt::Prompts;
 use crate::repetition::RepetitionDetector;
@@ -203,7 +204,7 @@ impl Engine {
             let processor = MinTokens { count: request.min_tokens, ends, inner };
             options.sampling.processor = Some(SharedProcessor::new(processor));
         }
-        let tokens = Arc::new(tokens);
+        let (tokens, images) = (Arc::new(tokens), request.placed);
         let detokenizer = text.detokenizer(&request.shown_tokens);
         let answer = AnswerState {
             text: detokenizer.map(|detokenizer| (detokenizer, stop_strings)),
@@ -213,10 +214,11 @@ impl Engine {
             stop_ids: options.stop_ids.clone(),
             min_tokens: request.min_tokens,
             submitted,
-            usage: Usage { prompt_tokens: tokens.len(), ..Usage::default() },
+            usage: prompt_usage(&tokens, &images),
             timings: Timings::default(),
         };
-        let sequence = SequenceRequest { tokens, namespace, eos_ids, stored: None, turn, options };
+        let sequence =
+            SequenceRequest { tokens, images, namespace, eos_ids, stored: None, turn, options };
         Ok((self.inner.handle.with_stored(sequence).await, answer))
     }
 

@@ -41,6 +41,14 @@ pub enum Error {
         /// The text of the answer.
         text: String,
     },
+    /// An image of a request cannot be decoded, or is not accepted by the model.
+    #[error("image {number}: {reason}")]
+    Image {
+        /// The number of the image in the request, from 1.
+        number: usize,
+        /// What was expected and what came.
+        reason: String,
+    },
     /// A request uses text, but the engine has no tokenizer: the model comes without one, the
     /// engine runs on a custom backend, or the library was built without the feature `text`.
     #[error("this engine has no tokenizer: expected token ids, got text")]

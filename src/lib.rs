@@ -100,6 +100,7 @@
 //! | `text` | yes | prompts and answers as text: tokenizers and chat templates |
 //! | `grammar` | yes | answers that follow a JSON schema or a grammar ([`Request::grammar`]) |
 //! | `schema` | no | answers and tools with Rust types ([`Engine::ask`], [`Tool`]); implies `grammar` |
+//! | `images` | no | prompts with images ([`Request::image`]) |
 //! | `hub` | yes | downloading models from the Hugging Face hub |
 //! | `tiers` | no | cached prefixes outside of the KV pool: a disk tier, export and import |
 //! | `object-store` | no | an object store behind the disk tier; implies `tiers` |
@@ -148,6 +149,7 @@ mod embedding;
 mod engine;
 mod error;
 mod estimate;
+mod images;
 mod long_work;
 mod min_tokens;
 mod model_info;

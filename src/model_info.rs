@@ -32,6 +32,8 @@ pub struct ModelInfo {
     /// Whether the model generates text. Models for embeddings do, unless they have no output
     /// matrix.
     pub generates: bool,
+    /// Whether the model takes images ([`Request::image`](crate::Request::image)).
+    pub takes_images: bool,
     /// Whether computed prefixes are cached and shared.
     pub prefix_caching: bool,
 }

@@ -17,10 +17,11 @@
 use std::sync::Arc;
 
 use serde_json::Value;
-use stolon_scheduler::{EngineError, PromptLimit};
+use stolon_scheduler::{EngineContext, EngineError, PromptLimit};
 use tokio::runtime::Handle;
 use tokio::sync::Semaphore;
 
+use crate::images::Images;
 use crate::long_work::{Client, LongWork};
 use crate::request::Prompt;
 use crate::text::{Text, chat_values};
@@ -58,6 +59,8 @@ const LARGE_BYTES: usize = 128 << 10;
 #[derive(Debug)]
 pub(crate) struct Prompts {
     pub(crate) text: Text,
+    images: Images,
+    context: EngineContext,
     limit: PromptLimit,
     runtime: Handle,
     permits: Arc<Semaphore>,
@@ -89,15 +92,37 @@ impl Work {
 }
 
 impl Prompts {
-    /// Prompts of at most `limit` are tokenised on the blocking threads of `runtime`.
-    pub(crate) fn new(text: Text, limit: PromptLimit, runtime: Handle) -> Result<Prompts, Error> {
+    /// The prompts of the engine with this `context`. They are tokenised on the blocking threads of
+    /// `runtime`.
+    pub(crate) fn new(
+        text: Text,
+        images: Images,
+        context: EngineContext,
+        runtime: Handle,
+    ) -> Result<Prompts, Error> {
+        let limit = context.prompt_limit();
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
         let permits = Arc::new(Semaphore::new((cores / 2).max(1)));
-        Ok(Prompts { text, limit, runtime, permits, long_work: LongWork::start()? })
+        let long_work = LongWork::start()?;
+        Ok(Prompts { text, images, context, limit, runtime, permits, long_work })
+    }
+
+    /// The request with its images among the tokens of its prompt. Decoding images is long work.
+    pub(crate) async fn placed(&self, request: Request) -> Result<Request, Error> {
+        if !request.has_images() {
+            return Ok(request);
+        }
+        let client = request.options.tenant.clone();
+        let (images, context) = (self.images.clone(), self.context.clone());
+        self.run(Work::Long(client), move |text| images.place(request, text, &context)).await
     }
 
     /// The token ids of a prompt, computed on the calling thread.
     pub(crate) fn tokens_here(&self, request: &Request) -> Result<Vec<u32>, Error> {
+        if request.has_images() {
+            let request = self.images.place(request.clone(), &self.text, &self.context)?;
+            return self.text.prompt_tokens(&request, self.limit);
+        }
         self.text.prompt_tokens(request, self.limit)
     }
 

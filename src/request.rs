@@ -10,7 +10,7 @@ mod sharing;
 use std::sync::Arc;
 use std::time::Duration;
 
-use stolon_scheduler::{Quota, RequestOptions, TokenSet};
+use stolon_scheduler::{PromptImage, Quota, RequestOptions, TokenSet};
 
 use crate::text::ChatOptions;
 use crate::{
@@ -57,6 +57,10 @@ impl Prompt {
 #[derive(Clone, Debug)]
 pub struct Request {
     pub(crate) prompt: Arc<Prompt>,
+    /// The images, as files, that are not in the prompt yet.
+    pub(crate) images: Vec<Arc<[u8]>>,
+    /// The images that are in the prompt, which is token ids.
+    pub(crate) placed: Arc<[PromptImage]>,
     /// The chat template's variable `tools`.
     pub(crate) tools: Option<Arc<serde_json::Value>>,
     /// How a conversation is rendered, apart from the tools.
@@ -82,6 +86,8 @@ impl Request {
     pub fn new(prompt: Prompt) -> Request {
         Request {
             prompt: Arc::new(prompt),
+            images: Vec::new(),
+            placed: Arc::default(),
             tools: None,
             chat: Arc::default(),
             stop: Arc::default(),

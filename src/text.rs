@@ -16,6 +16,7 @@ pub(crate) use stolon_text::{ChatOptions, Detokenizer};
 
 use grammar::Grammars;
 
+use crate::images::PreparedImages;
 use crate::request::Prompt;
 use crate::{Error, Grammar, Request, SharedProcessor};
 
@@ -146,6 +147,27 @@ impl Text {
             Prompt::Chat(messages) => {
                 let options = chat_options(request.tools.as_deref(), &request.chat)?;
                 self.encode_chat(&self.model()?.prepare_chat(messages, &options)?, limit)
+            }
+        }
+    }
+
+    /// As [`Text::prompt_tokens`], for a prompt with images. Each tile of an image has one token.
+    pub(crate) fn tokens_with_images(
+        &self,
+        request: &Request,
+        limit: PromptLimit,
+        images: &PreparedImages,
+    ) -> Result<Vec<u32>, Error> {
+        self.check_len(request.prompt().len_bytes(), limit)?;
+        match request.prompt() {
+            Prompt::Tokens(tokens) => Ok(tokens.clone()),
+            Prompt::Text(text) => self.encode(&images.replace_in(text)?, true),
+            Prompt::Chat(messages) => {
+                let options = chat_options(request.tools.as_deref(), &request.chat)?;
+                let chat = self.model()?.prepare_chat(messages, &options)?;
+                let (chat, places) = chat.replace(&images.placeholder, &images.texts);
+                images.check_count(places)?;
+                self.encode_chat(&chat, limit)
             }
         }
     }

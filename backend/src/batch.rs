@@ -1,13 +1,17 @@
 //! The trait [`Backend`] and the plain data that goes in and out of it.
 
 use std::ops::Range;
+use std::sync::Arc;
+use std::time::Duration;
 
 use stolon_kvcache::BlockId;
 
+use crate::image::{ImageEmbeddings, ImageInput, SliceImage};
 use crate::sampling::{Draw, SamplingError};
 
-/// The sizes of a backend, which the engine needs to plan batches and memory.
-#[derive(Clone, Debug, PartialEq, Eq)]
+/// The sizes of a backend, which the engine needs to plan batches and memory. A backend names those
+/// that it has; the others are 0, false and `None` by default.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct BackendSpec {
     /// Number of rows of the output matrix. Every token id is below it.
     pub vocab_size: usize,
@@ -29,6 +33,9 @@ pub struct BackendSpec {
     /// The recurrent state of a sequence; `None` if the model has attention layers only, or keeps
     /// all that a prefix leaves behind in its KV blocks.
     pub state: Option<StateSpec>,
+    /// Whether the backend encodes images ([`Backend::encode`]) and computes their positions. It
+    /// has a `hidden_size` then.
+    pub images: bool,
 }
 
 impl BackendSpec {
@@ -56,9 +63,10 @@ pub struct StateSpec {
 /// For which tokens of a sequence's slice the backend returns a row, and whether it is a row of
 /// logits or a hidden state: the output of the last layer after the final norm, which the output
 /// matrix turns into logits.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub enum LogitRows {
     /// For none. Used for every prefill chunk of a prompt except the last.
+    #[default]
     None,
     /// For the slice's last token, which is what sampling needs.
     Last,
@@ -107,7 +115,7 @@ impl LogitRows {
 }
 
 /// The part of a step that belongs to one sequence.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct SequenceSlice {
     /// Number of tokens in [`StepBatch::tokens`] that belong to this sequence; at least 1.
     pub token_count: usize,
@@ -128,6 +136,8 @@ pub struct SequenceSlice {
     /// The sequence's recurrent state. `Some` exactly if the backend has states
     /// ([`BackendSpec::state`]).
     pub state: Option<SliceState>,
+    /// The images of which the slice computes positions, in ascending order; none overlap.
+    pub images: Vec<SliceImage>,
 }
 
 /// How a slice uses the recurrent state of its sequence. After the step, the slot has the state
@@ -167,7 +177,8 @@ pub struct StateCheckpoint {
 /// One ragged batch of prefill chunks and decodes, of any lengths and in any order.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct StepBatch {
-    /// Token ids of all slices, concatenated in the order of `sequences`.
+    /// Token ids of all slices, concatenated in the order of `sequences`. At the positions of images
+    /// they have no meaning.
     pub tokens: Vec<u32>,
     /// The slices. A block that one slice writes is in no other slice's block table.
     pub sequences: Vec<SequenceSlice>,
@@ -240,6 +251,24 @@ pub trait Backend {
     /// # Errors
     /// Any [`BackendError`]. Positions outside of the step's write ranges are unchanged even then.
     fn step(&mut self, batch: &StepBatch) -> Result<StepOutput, BackendError>;
+
+    /// Encodes an image, or a part of that: computes for about `time` and returns the image's
+    /// embeddings if they are complete. If not, the next call for the same image goes on. A backend
+    /// may remember one incomplete image only; a call for another one then begins anew.
+    ///
+    /// The embeddings depend on the image only, bit for bit, and not on how many calls it took.
+    ///
+    /// # Errors
+    /// [`BackendError::Unsupported`] by default; [`BackendError::Failed`] if the image has not the
+    /// size or the number of positions that the encoder expects.
+    fn encode(
+        &mut self,
+        image: &Arc<ImageInput>,
+        time: Duration,
+    ) -> Result<Option<ImageEmbeddings>, BackendError> {
+        let _ = (image, time);
+        Err(BackendError::Unsupported("images"))
+    }
 
     /// Maximum number of threads, including the executor thread, that sample from the rows of a
     /// step after it has ended; at least 1. Small steps are sampled on the executor thread alone.

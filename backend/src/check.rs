@@ -6,7 +6,9 @@
 
 use stolon_kvcache::BlockId;
 
-use crate::{BackendError, BackendSpec, SequenceSlice, SliceState, StateSpec, StepBatch};
+use crate::{
+    BackendError, BackendSpec, SequenceSlice, SliceImage, SliceState, StateSpec, StepBatch,
+};
 
 /// Finds violations of the contract of [`StepBatch`]. A backend keeps one for its KV store.
 #[derive(Debug)]
@@ -111,13 +113,9 @@ fn check_slices(batch: &StepBatch, spec: &BackendSpec) -> Result<usize, BackendE
         }
         let (tokens, others) = rest.split_at(count);
         rest = others;
-        if let Some(token) = tokens.iter().find(|&&token| token as usize >= spec.vocab_size) {
-            return Err(malformed(
-                index,
-                format_args!("expected token ids below {}, got {token}", spec.vocab_size),
-            ));
-        }
         check_positions(index, slice, spec)?;
+        check_images(index, slice, spec)?;
+        check_tokens(index, slice, tokens, spec)?;
         check_state(index, slice, spec)?;
         if spec.hidden_size.is_none() && !slice.logit_rows.hidden(count).is_empty() {
             let rows = slice.logit_rows;
@@ -178,6 +176,61 @@ fn check_positions(
         ));
     }
     Ok(())
+}
+
+/// Checks the images of a slice: their order, where they lie, and their embeddings.
+fn check_images(
+    index: usize,
+    slice: &SequenceSlice,
+    spec: &BackendSpec,
+) -> Result<(), BackendError> {
+    if !slice.images.is_empty() && !spec.images {
+        return Err(malformed(index, format_args!("expected no image, which is not supported")));
+    }
+    let (mut before, end) = (slice.start, slice.start + slice.token_count);
+    for image in &slice.images {
+        let SliceImage { start, len, full_attention, embeddings } = image;
+        let image_end = start.saturating_add(*len);
+        let is_inside = *start >= slice.start && image_end <= end;
+        let overlaps = *start < end && image_end > before;
+        let follows = *start >= before || before == slice.start;
+        if !overlaps || !follows || *full_attention && !is_inside {
+            let all = if *full_attention { "all of" } else { "some of" };
+            let reason = format_args!(
+                "expected {all} an image within {before}..{end}, got {start}..{image_end}"
+            );
+            return Err(malformed(index, reason));
+        }
+        let (values, width) = (embeddings.values.len(), spec.hidden_size.unwrap_or(0));
+        if Some(values) != len.checked_mul(width) {
+            let reason = format_args!(
+                "expected {len} rows of {width} values for an image, got {values} values"
+            );
+            return Err(malformed(index, reason));
+        }
+        before = image_end;
+    }
+    Ok(())
+}
+
+/// Checks that the tokens of a slice, except at the positions of images, are in the vocabulary.
+fn check_tokens(
+    index: usize,
+    slice: &SequenceSlice,
+    tokens: &[u32],
+    spec: &BackendSpec,
+) -> Result<(), BackendError> {
+    let is_outside = |(_, token): &(usize, &u32)| **token as usize >= spec.vocab_size;
+    let in_image = |offset: usize| {
+        slice.images.iter().any(|image| image.positions().contains(&(slice.start + offset)))
+    };
+    match tokens.iter().enumerate().filter(is_outside).find(|(offset, _)| !in_image(*offset)) {
+        None => Ok(()),
+        Some((_, token)) => {
+            let reason = format_args!("expected token ids below {}, got {token}", spec.vocab_size);
+            Err(malformed(index, reason))
+        }
+    }
 }
 
 /// Checks that each slot of states exists and is used by one slice.

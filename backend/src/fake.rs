@@ -11,21 +11,25 @@
 //! backend to the executor's thread. Through the handle it observes the backend and injects faults
 //! from its own thread.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use stolon_kvcache::BlockId;
 
 use crate::{
-    Backend, BackendError, BackendSpec, BatchChecker, KvFormat, SequenceSlice, StateSpec,
-    StepBatch, StepOutput, check_read, check_write,
+    Backend, BackendError, BackendSpec, BatchChecker, ImageEmbeddings, ImageInput, KvFormat,
+    SequenceSlice, StateSpec, StepBatch, StepOutput, check_read, check_write,
 };
 
 pub use handle::{FakeFault, FakeHandle, StepHold};
+pub use images::image_token;
 pub use marks::{expected_hidden, expected_logits, expected_next};
 
 mod handle;
+mod images;
 mod marks;
 
+use images::{FakeEncoder, tokens_with_images};
 use marks::{Mark, PrefixDigest, SLOT_BYTES};
 
 /// The simulated duration of a step. All parts are zero by default and are added up.
@@ -65,6 +69,8 @@ pub struct FakeOptions {
     /// The recurrent state: number of blocks that a checkpoint takes and number of slots. Each step
     /// checks then that the slots and checkpoints it reads are those of its slices' prefixes.
     pub state: Option<(usize, usize)>,
+    /// Number of calls of [`Backend::encode`] that an image takes; 0 if images are not supported.
+    pub encode_calls: usize,
     /// Whether the backend keeps a copy of every batch for [`FakeHandle::take_batches`].
     pub record: bool,
 }
@@ -82,6 +88,7 @@ impl Default for FakeOptions {
             latency: FakeLatency::default(),
             strict: true,
             state: None,
+            encode_calls: 0,
             record: false,
         }
     }
@@ -101,6 +108,7 @@ pub struct FakeBackend {
     /// The recurrent state in each slot: the mark of the last position that it covers. `None` where
     /// it is undefined.
     states: Vec<Option<Mark>>,
+    encoder: FakeEncoder,
     handle: FakeHandle,
 }
 
@@ -122,6 +130,7 @@ impl FakeBackend {
                     bytes: blocks * block_size * SLOT_BYTES,
                     slots,
                 }),
+                images: options.encode_calls > 0,
             },
             sampling_threads: options.sampling_threads,
             latency: options.latency,
@@ -129,6 +138,7 @@ impl FakeBackend {
             checker: BatchChecker::new(block_count),
             slots: vec![None; block_count * block_size],
             states: vec![None; options.state.map_or(0, |(_, slots)| slots)],
+            encoder: FakeEncoder::new(options.encode_calls),
             handle: FakeHandle::new(options.record),
         }
     }
@@ -310,9 +320,18 @@ impl Backend for FakeBackend {
         for slice in &batch.sequences {
             let (tokens, others) = rest.split_at(slice.token_count);
             rest = others;
-            self.run_slice(slice, tokens, &mut output)?;
+            self.run_slice(slice, &tokens_with_images(slice, tokens), &mut output)?;
         }
         Ok(output)
+    }
+
+    fn encode(
+        &mut self,
+        image: &Arc<ImageInput>,
+        _time: Duration,
+    ) -> Result<Option<ImageEmbeddings>, BackendError> {
+        self.handle.enter_encoding()?;
+        self.encoder.advance(image, self.spec.hidden_size.unwrap_or(0))
     }
 
     /// The fingerprint names the block size only: marks depend on nothing else.

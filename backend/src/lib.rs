@@ -8,6 +8,7 @@
 //! [`BlockId`](stolon_kvcache::BlockId) and on a random number generator.
 //!
 //! * [`batch`](StepBatch): the batch and its parts, the sizes a backend declares, its errors;
+//! * [`ImageInput`]: an image of a prompt, and what an encoder makes of it;
 //! * [`BatchChecker`]: validates a batch against the contract before anything is written;
 //! * [`sampling`]: from rows of logits to token ids, as the executor does it;
 //! * [`Pooling`]: from hidden states to embeddings;
@@ -24,6 +25,7 @@ mod batch;
 mod check;
 #[cfg(feature = "testing")]
 pub mod fake;
+mod image;
 mod pooling;
 pub mod sampling;
 
@@ -32,6 +34,7 @@ pub use batch::{
     StateCheckpoint, StateSpec, StepBatch, StepOutput,
 };
 pub use check::{BatchChecker, check_read, check_write};
+pub use image::{ImageEmbeddings, ImageInput, SliceImage};
 pub use pooling::{Pooler, Pooling};
 pub use sampling::{
     Draw, LogitsProcessor, Sampled, SamplerState, SamplingError, SamplingParams, SharedProcessor,

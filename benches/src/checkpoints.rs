@@ -188,6 +188,7 @@ pub fn run(
         hidden_size: None,
         draws: false,
         state: has_states.then_some(StateSpec { bytes: STATE_BYTES, slots: 64 }),
+        ..BackendSpec::default()
     };
     let mut config = EngineConfig { logit_cache_bytes: 0, ..EngineConfig::default() };
     match order {

@@ -103,6 +103,7 @@ fn attention_sequence(slice: &SequenceSlice) -> AttentionSequence<'_> {
     AttentionSequence {
         start: slice.start,
         count: slice.token_count,
+        full: false,
         block_table: &slice.block_table,
     }
 }
@@ -209,7 +210,7 @@ fn fill(backend: &mut dyn Backend) -> anyhow::Result<()> {
                 write_from: start,
                 block_table: table.clone(),
                 logit_rows: LogitRows::None,
-                state: None,
+                ..SequenceSlice::default()
             };
             let tokens = (0..CHUNK).map(|index| index as u32 % 97).collect();
             backend.step(&StepBatch { tokens, sequences: vec![slice] })?;
@@ -237,7 +238,7 @@ fn batch(slices: &[(usize, usize)], block_size: usize, logit_rows: LogitRows) ->
             write_from: start,
             block_table: (next_block..next_block + blocks).map(BlockId).collect(),
             logit_rows,
-            state: None,
+            ..SequenceSlice::default()
         });
         next_block += blocks;
     }
@@ -307,7 +308,7 @@ mod tests {
             write_from: start,
             block_table: Vec::new(),
             logit_rows: LogitRows::Last,
-            state: None,
+            ..SequenceSlice::default()
         }
     }
 

@@ -72,7 +72,7 @@ impl Workload {
             block_bytes: 1,
             hidden_size: None,
             draws: false,
-            state: None,
+            ..BackendSpec::default()
         }
     }
 

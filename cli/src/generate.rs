@@ -1,6 +1,7 @@
 //! `stolon generate`: generates text from one or several prompts.
 
 use std::path::PathBuf;
+use std::sync::Arc;
 
 use clap::Args;
 use futures::future::try_join_all;
@@ -10,7 +11,7 @@ use stolon::{
 };
 
 use crate::args::{EngineArgs, SamplingArgs};
-use crate::{terminal, text_file};
+use crate::{image_file, terminal, text_file};
 
 /// Arguments of `stolon generate`.
 #[derive(Debug, Args)]
@@ -24,6 +25,10 @@ pub struct GenerateArgs {
     /// Prompt as token ids separated by commas, such as 1,2,3. Can be repeated
     #[arg(long, value_name = "IDS", value_parser = parse_ids)]
     prompt_tokens: Vec<TokenIds>,
+    /// File of an image that belongs to each text prompt: PNG, JPEG, WebP, GIF or BMP. Can be
+    /// repeated. Only for models that take images
+    #[arg(long, value_name = "FILE")]
+    image: Vec<PathBuf>,
     /// Send each text prompt as a user's message, with the model's chat template
     #[arg(long)]
     chat: bool,
@@ -83,9 +88,14 @@ impl GenerateArgs {
         for path in &self.prompt_file {
             texts.push(text_file::read_or_stdin(path)?);
         }
-        let text = |text| match self.chat {
-            true => Request::chat(vec![ChatMessage::new("user", text)]),
-            false => Request::text(text),
+        let images = self.image.iter().map(|path| image_file::read(path));
+        let images = images.collect::<anyhow::Result<Vec<Arc<[u8]>>>>()?;
+        let text = |text| {
+            let request = match self.chat {
+                true => Request::chat(vec![ChatMessage::new("user", text)]),
+                false => Request::text(text),
+            };
+            images.iter().cloned().fold(request, Request::image)
         };
         let ids = self.prompt_tokens.iter().map(|ids| Request::tokens(ids.0.clone()));
         // The JSON form always has the log-probability of each token.

@@ -15,6 +15,7 @@ pub mod config;
 pub mod demo;
 mod download;
 pub mod generate;
+mod image_file;
 pub mod inspect;
 pub mod log;
 pub mod memory;

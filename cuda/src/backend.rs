@@ -136,7 +136,7 @@ impl CandleBackend {
             block_bytes: shape.block_bytes(),
             hidden_size: Some(config.hidden_size),
             draws: draw::is_supported(&device, config.vocab_size),
-            state: None,
+            ..BackendSpec::default()
         };
         if let Some(format) = &mut kv_format {
             let probe = kv_probe::step(&spec);

@@ -44,7 +44,7 @@ fn largest_step(options: &CandleOptions, max_positions: usize, logit_rows: Logit
         write_from: 1,
         block_table: vec![BlockId(0)],
         logit_rows,
-        state: None,
+        ..SequenceSlice::default()
     };
     let mut sequences = vec![decode; decodes];
     let (mut block, mut left) = (1, options.step_tokens - decodes);
@@ -57,7 +57,7 @@ fn largest_step(options: &CandleOptions, max_positions: usize, logit_rows: Logit
             write_from: 0,
             block_table: (block..end).map(BlockId).collect(),
             logit_rows: LogitRows::None,
-            state: None,
+            ..SequenceSlice::default()
         });
         (block, left) = (end, left - token_count);
     }
@@ -97,7 +97,7 @@ mod tests {
                     block_bytes: 1,
                     hidden_size: None,
                     draws: true,
-                    state: None,
+                    ..BackendSpec::default()
                 };
                 BatchChecker::new(spec.block_count).check(&batch, &spec).expect("a valid batch");
             }

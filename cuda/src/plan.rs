@@ -157,7 +157,7 @@ mod tests {
             write_from,
             block_table: table.iter().copied().map(BlockId).collect(),
             logit_rows,
-            state: None,
+            ..SequenceSlice::default()
         };
         let batch = StepBatch {
             tokens: vec![0; 11],

@@ -25,7 +25,7 @@ fn largest_step(options: &CandleOptions, logit_rows: LogitRows) -> StepBatch {
         write_from: 1,
         block_table: vec![BlockId(0)],
         logit_rows,
-        state: None,
+        ..SequenceSlice::default()
     };
     let mut sequences = vec![decode; options.step_sequences];
     sequences.push(SequenceSlice {
@@ -34,7 +34,7 @@ fn largest_step(options: &CandleOptions, logit_rows: LogitRows) -> StepBatch {
         write_from: 0,
         block_table: (1..64).map(BlockId).collect(),
         logit_rows: LogitRows::None,
-        state: None,
+        ..SequenceSlice::default()
     });
     StepBatch { tokens: vec![0; options.step_tokens], sequences }
 }

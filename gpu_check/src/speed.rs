@@ -231,7 +231,7 @@ fn slice(count: usize, start: usize, first_block: usize, logit_rows: LogitRows) 
         write_from: start,
         block_table: table(first_block, start + count, BLOCK_SIZE),
         logit_rows,
-        state: None,
+        ..SequenceSlice::default()
     }
 }
 

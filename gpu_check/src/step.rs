@@ -36,7 +36,7 @@ pub(super) fn batch(parts: &[Part<'_>]) -> StepBatch {
         write_from: part.write_from,
         block_table: part.table.to_vec(),
         logit_rows: LogitRows::All,
-        state: None,
+        ..SequenceSlice::default()
     };
     StepBatch {
         tokens: parts.iter().flat_map(|part| &part.tokens[part.from..part.to]).copied().collect(),

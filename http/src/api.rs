@@ -22,6 +22,7 @@ pub mod completions;
 pub mod embeddings;
 pub mod error;
 pub mod fields;
+pub mod images;
 pub mod logprobs;
 pub mod messages;
 pub mod models;

@@ -184,7 +184,7 @@ fn reply(
         prompt_tokens,
         total_tokens: prompt_tokens,
         prompt_tokens_details: (!hides_cached_tokens)
-            .then_some(PromptTokensDetails { cached_tokens }),
+            .then_some(PromptTokensDetails { cached_tokens, image_tokens: 0 }),
     };
     Json(api::Embeddings { object: "list", data: data.collect(), model, usage }).into_response()
 }

@@ -193,6 +193,7 @@ impl From<Error> for ApiError {
             Error::Grammar(_) => {
                 Self::invalid(None, message).code("invalid_json_schema_or_grammar")
             }
+            Error::Image { .. } => Self::invalid(Some("messages"), message),
             Error::Tokenizer(_) | Error::NoTokenizer => Self::invalid(Some("prompt"), message),
             Error::ChatTemplate(_) => Self::invalid(Some("messages"), message),
             Error::NotForEmbeddings { .. } | Error::EmbeddingsOnly { .. } => {

@@ -213,7 +213,7 @@ fn add_turn(
         }
         BlockContent::Blocks(blocks) => blocks,
     };
-    let (mut texts, mut calls, mut reasoning) = (Vec::new(), Vec::new(), String::new());
+    let (mut own_parts, mut calls, mut reasoning) = (Vec::new(), Vec::new(), String::new());
     for (place, block) in blocks.into_iter().enumerate() {
         let misplaced = |role: &str| {
             let path = format!("{path}[{place}]");
@@ -221,7 +221,8 @@ fn add_turn(
             ApiError::invalid(Some(&path), message)
         };
         match block {
-            Block::Text { text, .. } => texts.push(text),
+            Block::Text { text, .. } => own_parts.push(text_part(text)),
+            Block::Image { source, .. } => own_parts.push(source.into_part()),
             Block::ToolUse { id, name, input, .. } if turn.role == TurnRole::Assistant => {
                 let function = json!({"name": name, "arguments": input});
                 calls.push(json!({"id": id, "type": "function", "function": function}));
@@ -241,10 +242,10 @@ fn add_turn(
             _ => return Err(misplaced("assistant")),
         }
     }
-    if texts.is_empty() && calls.is_empty() && turn.role == TurnRole::User {
+    if own_parts.is_empty() && calls.is_empty() && turn.role == TurnRole::User {
         return Ok(()); // Only results.
     }
-    let mut own = message(role, parts(texts));
+    let mut own = message(role, message_content(own_parts));
     if own.content == Some(MessageContent::Text(String::new())) && !calls.is_empty() {
         own.content = None;
     }
@@ -266,34 +267,41 @@ fn check_length(path: &str, content: &BlockContent) -> Result<(), ApiError> {
     Err(ApiError::invalid(Some(path), message))
 }
 
-/// Content that may only have blocks of text.
+/// Content that may only have blocks of text and images.
 fn text_content(path: &str, content: BlockContent) -> Result<MessageContent, ApiError> {
     check_length(path, &content)?;
     let blocks = match content {
         BlockContent::Text(text) => return Ok(MessageContent::Text(text)),
         BlockContent::Blocks(blocks) => blocks,
     };
-    let mut texts = Vec::with_capacity(blocks.len());
+    let mut parts = Vec::with_capacity(blocks.len());
     for (index, block) in blocks.into_iter().enumerate() {
         match block {
             Block::Text { text, .. } if index == 0 && text.starts_with(BILLING) => {}
-            Block::Text { text, .. } => texts.push(text),
+            Block::Text { text, .. } => parts.push(text_part(text)),
+            Block::Image { source, .. } => parts.push(source.into_part()),
             _ => {
                 let path = format!("{path}[{index}]");
-                let message = format!("`{path}`: expected a block of type `text`");
+                let message = format!("`{path}`: expected a block of type `text` or `image`");
                 return Err(ApiError::invalid(Some(&path), message));
             }
         }
     }
-    Ok(parts(texts))
+    Ok(message_content(parts))
 }
 
-/// Texts as the content of a message.
-fn parts(mut texts: Vec<String>) -> MessageContent {
-    match texts.len() {
-        0 | 1 => MessageContent::Text(texts.pop().unwrap_or_default()),
-        _ => MessageContent::Parts(
-            texts.into_iter().map(|text| json!({"type": "text", "text": text})).collect(),
-        ),
+fn text_part(text: String) -> Value {
+    json!({"type": "text", "text": text})
+}
+
+/// Parts as the content of a message. A single text is not a part.
+fn message_content(mut parts: Vec<Value>) -> MessageContent {
+    match parts.as_mut_slice() {
+        [] => MessageContent::Text(String::new()),
+        [only] if only["type"] == "text" => match only["text"].take() {
+            Value::String(text) => MessageContent::Text(text),
+            _ => MessageContent::Parts(parts),
+        },
+        _ => MessageContent::Parts(parts),
     }
 }

@@ -207,7 +207,8 @@ impl<D: Dialect> Replying<D> {
             // A preempted request starts a second time.
             Event::Started { prompt_tokens, cached_tokens } if !self.begun[index] => {
                 self.begun[index] = true;
-                let usage = stolon::Usage { prompt_tokens, cached_tokens, completion_tokens: 0 };
+                let usage =
+                    stolon::Usage { prompt_tokens, cached_tokens, ..stolon::Usage::default() };
                 self.dialect.begin(index, self.usage.shown(usage))
             }
             Event::Token(TokenEvent { id, text, logprob }) => {
@@ -287,6 +288,7 @@ impl UsageSum {
         if !self.prompts_counted {
             self.sum.prompt_tokens += usage.prompt_tokens;
             self.sum.cached_tokens += usage.cached_tokens;
+            self.sum.image_tokens += usage.image_tokens;
         }
         self.sum.completion_tokens += usage.completion_tokens;
     }
@@ -297,13 +299,13 @@ impl UsageSum {
 
     /// The usage in a reply, without the cached tokens if the operator hides them.
     fn shown(self, usage: stolon::Usage) -> Usage {
-        let stolon::Usage { prompt_tokens, cached_tokens, completion_tokens } = usage;
+        let stolon::Usage { prompt_tokens, cached_tokens, image_tokens, completion_tokens } = usage;
         Usage {
             prompt_tokens,
             completion_tokens,
             total_tokens: prompt_tokens + completion_tokens,
             prompt_tokens_details: (!self.hides_cached_tokens)
-                .then_some(PromptTokensDetails { cached_tokens }),
+                .then_some(PromptTokensDetails { cached_tokens, image_tokens }),
         }
     }
 }

@@ -21,11 +21,12 @@ use super::options::{Call, OfApi};
 use super::receive::Received;
 use super::reply as replies;
 use crate::api::chat::MAX_MESSAGES;
+use crate::api::images::image_part;
 use crate::api::neutral::Scope;
 use crate::api::responses::{
-    Input, InputContent, InputItem, InputMessage, InputRole, ResponseSettings, ResponsesRequest,
-    ResponsesTool, SettingsFormat, SettingsFunction, SettingsReasoning, SettingsText, SettingsTool,
-    TypedItem,
+    Input, InputContent, InputItem, InputMessage, InputPart, InputRole, ResponseSettings,
+    ResponsesRequest, ResponsesTool, SettingsFormat, SettingsFunction, SettingsReasoning,
+    SettingsText, SettingsTool, TypedItem,
 };
 use reply::ResponseReply;
 
@@ -205,12 +206,15 @@ fn add_item(messages: &mut Vec<ChatMessage>, item: InputItem) {
             }
         }
         InputItem::Typed(TypedItem::FunctionCallOutput { call_id, output }) => {
-            let mut message = ChatMessage::new("tool", text(output));
+            let mut message = ChatMessage::new("tool", "");
+            message.content = Some(content(output));
             message.extra.insert("tool_call_id".to_owned(), Value::String(call_id));
             messages.push(message);
         }
         InputItem::Typed(TypedItem::Reasoning { content }) => {
-            let reasoning = text(InputContent::Parts(content.unwrap_or_default()));
+            let parts = content.unwrap_or_default().into_iter();
+            let texts: Vec<String> = parts.flat_map(InputPart::into_text).collect();
+            let reasoning = texts.join("\n");
             if !reasoning.is_empty() {
                 let mut message = ChatMessage::assistant("");
                 message.content = None;
@@ -222,18 +226,20 @@ fn add_item(messages: &mut Vec<ChatMessage>, item: InputItem) {
 }
 
 fn add_message(messages: &mut Vec<ChatMessage>, message: InputMessage) {
-    let content = text(message.content);
-    match message.role {
-        InputRole::User => messages.push(ChatMessage::user(content)),
-        InputRole::System => messages.push(ChatMessage::system(content)),
-        InputRole::Assistant => match messages.last_mut() {
+    let mut added = match message.role {
+        InputRole::User => ChatMessage::user(""),
+        InputRole::System => ChatMessage::system(""),
+        InputRole::Assistant => match messages.pop() {
             // The reasoning of this message came before it.
-            Some(last) if last.role == "assistant" && last.content.is_none() => {
-                last.content = Some(MessageContent::Text(content));
+            Some(last) if last.role == "assistant" && last.content.is_none() => last,
+            other => {
+                messages.extend(other);
+                ChatMessage::assistant("")
             }
-            _ => messages.push(ChatMessage::assistant(content)),
         },
-    }
+    };
+    added.content = Some(content(message.content));
+    messages.push(added);
 }
 
 /// The last message if it is the assistant's, or else a new message of the assistant.
@@ -247,12 +253,19 @@ fn last_of_assistant(messages: &mut Vec<ChatMessage>) -> &mut ChatMessage {
     &mut messages[last]
 }
 
-fn text(content: InputContent) -> String {
-    match content {
-        InputContent::Text(text) => text,
-        InputContent::Parts(parts) => {
-            let texts: Vec<String> = parts.into_iter().map(|part| part.into_text()).collect();
-            texts.join("\n")
-        }
+/// The content of a message. Texts are joined, unless there are images between them.
+fn content(content: InputContent) -> MessageContent {
+    let parts = match content {
+        InputContent::Text(text) => return MessageContent::Text(text),
+        InputContent::Parts(parts) => parts,
+    };
+    let parts: Vec<Result<String, String>> = parts.into_iter().map(InputPart::into_text).collect();
+    if parts.iter().all(Result::is_ok) {
+        return MessageContent::Text(parts.into_iter().flatten().collect::<Vec<_>>().join("\n"));
     }
+    let part = |part: Result<String, String>| match part {
+        Ok(text) => json!({"type": "text", "text": text}),
+        Err(url) => image_part(&url),
+    };
+    MessageContent::Parts(parts.into_iter().map(part).collect())
 }

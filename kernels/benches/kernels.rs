@@ -140,6 +140,7 @@ impl Layer {
         let sequences = self.tables.iter().map(|(start, block_table)| AttentionSequence {
             start: *start,
             count: self.count,
+            full: false,
             block_table,
         });
         let args = AttentionArgs {

@@ -1,4 +1,6 @@
-//! Causal attention over a paged KV cache, for a ragged batch of prefill chunks and decodes.
+//! Attention over a paged KV cache, for a ragged batch of prefill chunks and decodes. It is causal,
+//! except that the positions of an image may see each other in both directions
+//! ([`AttentionSequence::full`](args::AttentionSequence::full)).
 //!
 //! The queries of any number of sequences read the keys and values of one layer through block
 //! tables, as in vLLM's paged attention (Kwon et al., 2023). Query heads that share a kv head
@@ -43,7 +45,7 @@ use query_chunk::QueryChunk;
 use sizes::POSITIONS_PER_TILE;
 use softmax_state::{AttentionOutput, SoftmaxState};
 
-/// Computes causal attention for every query in `args` over the positions that it sees. `out` is
+/// Computes attention for every query in `args` over the positions that it sees. `out` is
 /// `[rows, heads, head_dim]`, like `args.q`.
 ///
 /// The result of a query depends only on its position and its context, bit for bit; see

@@ -62,6 +62,12 @@ impl TokenSpan {
     pub fn may_end_after(position: u32) -> bool {
         position & (SPAN | MORE) != SPAN | MORE
     }
+
+    /// Whether `position` is part of an image. Its value is then the number that an interner has
+    /// assigned to the image, which has no meaning outside of the process.
+    pub fn is_image(position: u32) -> bool {
+        position & SPAN != 0 && position >> VALUE_BITS & 3 == KIND_IMAGE
+    }
 }
 
 /// A span cannot be written as positions.

@@ -64,6 +64,7 @@ fn slice(sequence: usize, start: usize, count: usize, spec: &BackendSpec) -> Seq
         block_table: (first..first + blocks as u32).map(BlockId).collect(),
         logit_rows: LogitRows::Last,
         state: spec.state.map(|_| SliceState::in_slot(sequence as u32)),
+        ..SequenceSlice::default()
     }
 }
 

@@ -56,6 +56,7 @@ fn measure(directory: &Path, weights: &str) -> Result<(), Failure> {
         block_table: vec![BlockId(0)],
         logit_rows: LogitRows::Last,
         state: backend.spec().state.map(|_| SliceState::in_slot(0)),
+        ..SequenceSlice::default()
     };
     backend.step(&StepBatch { tokens: vec![1], sequences: vec![slice] })?;
     let spec = backend.spec();

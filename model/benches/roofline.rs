@@ -118,6 +118,7 @@ fn fill(backend: &mut CpuBackend) {
             block_table,
             logit_rows,
             state: spec.state.map(|_| SliceState::in_slot(0)),
+            ..SequenceSlice::default()
         };
         let tokens = (0..token_count).map(|i| (i % spec.vocab_size) as u32).collect();
         backend.step(&StepBatch { sequences: vec![slice], tokens }).expect("a valid batch");
@@ -138,6 +139,7 @@ fn measure(backend: &mut CpuBackend, work: &Work, repeats: usize) -> (f64, Stage
             .collect(),
         logit_rows: LogitRows::Last,
         state: spec.state.map(|_| SliceState::in_slot(sequence as u32)),
+        ..SequenceSlice::default()
     });
     let batch = StepBatch {
         sequences: slices.collect(),

@@ -178,6 +178,7 @@ impl CpuBackend {
             // The rows are in the engine's memory already.
             draws: false,
             state: state.map(|state| checkpointed(state, &shape)),
+            images: false,
         };
         if let Some(format) = &mut kv_format {
             let probe = kv_probe::step(&spec);

@@ -9,7 +9,7 @@
 //! The decoder is loaded once from [`Weights`]. The backend that owns it calls [`Decoder::forward`]
 //! once per step.
 
-use stolon_backend::{StepBatch, StepOutput};
+use stolon_backend::{SliceImage, StepBatch, StepOutput};
 use stolon_kernels::{self as kernels, AttentionSequence, Matrix, Path, Product, RowSums, Sink};
 
 use crate::config::{DecoderConfig, DecoderWeights};
@@ -157,7 +157,7 @@ impl Decoder {
         let mut sequences = whole_slices(batch);
         self.fill_taps(&sequences, block_size);
 
-        self.embed(&batch.tokens, workers);
+        self.embed(batch, workers);
         self.norm_for(0, rows, workers);
         self.profile.mark(Stage::Batch);
         for index in 0..self.layers.len() {
@@ -231,21 +231,36 @@ impl Decoder {
         hidden
     }
 
-    /// Fills the residual stream with the embeddings of `tokens`.
-    fn embed(&mut self, tokens: &[u32], workers: &Workers) {
-        let width = self.config.hidden_size;
+    /// Fills the residual stream with the embeddings of the batch's tokens and images.
+    fn embed(&mut self, batch: &StepBatch, workers: &Workers) {
+        let (tokens, width) = (&batch.tokens, self.config.hidden_size);
+        let in_vocabulary = 0..self.config.vocab_size as u32;
         let (embedding, scale) = (&self.embedding, self.config.embedding_scale);
         let chunk = workers.chunk_rows(tokens.len(), width);
         let x = &mut self.activations.x[..tokens.len() * width];
         let parts = x.chunks_mut(chunk * width).zip(tokens.chunks(chunk));
         workers.run(parts, |(x, tokens)| {
-            for (row, &token) in x.chunks_exact_mut(width).zip(tokens) {
+            let rows = x.chunks_exact_mut(width).zip(tokens);
+            // The others are positions of images.
+            for (row, &token) in rows.filter(|(_, token)| in_vocabulary.contains(token)) {
                 embedding.row(token as usize, row);
                 if let Some(scale) = scale {
                     row.iter_mut().for_each(|value| *value *= scale);
                 }
             }
         });
+        let mut first = 0;
+        for slice in &batch.sequences {
+            let rows = &mut self.activations.x[first * width..][..slice.token_count * width];
+            first += slice.token_count;
+            for SliceImage { start, len, embeddings, .. } in &slice.images {
+                let from = slice.start.max(*start);
+                let values = &embeddings.values[(from - start) * width..];
+                let count = (start + len).min(slice.start + slice.token_count) - from;
+                let rows = &mut rows[(from - slice.start) * width..][..count * width];
+                rows.copy_from_slice(&values[..count * width]);
+            }
+        }
     }
 
     /// Normalizes the residual stream for the attention of layer `index`, or for the output matrix

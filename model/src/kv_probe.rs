@@ -26,6 +26,7 @@ pub fn step(spec: &BackendSpec) -> StepBatch {
             block_table: (0..blocks as u32).map(BlockId).collect(),
             logit_rows: LogitRows::None,
             state: spec.state.map(|_| SliceState::in_slot(0)),
+            ..SequenceSlice::default()
         }],
     }
 }
@@ -68,6 +69,7 @@ mod tests {
                 hidden_size: None,
                 draws: false,
                 state: (block_size > 1).then_some(state),
+                ..BackendSpec::default()
             };
             let batch = step(&spec);
             BatchChecker::new(block_count).check(&batch, &spec).expect("a valid batch");

@@ -73,6 +73,7 @@ fn run(path: &Path) -> Result<(), String> {
         block_table: vec![BlockId(0)],
         logit_rows: LogitRows::Last,
         state: backend.spec().state.map(|_| SliceState::in_slot(0)),
+        ..SequenceSlice::default()
     };
     let step = backend.step(&StepBatch { tokens: vec![0; 4], sequences: vec![slice] });
     step.map_err(|error| error.to_string())?;

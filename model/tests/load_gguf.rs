@@ -116,6 +116,7 @@ fn logits(config: &DecoderConfig, weights: Weights) -> Vec<f32> {
         block_table: vec![BlockId(0), BlockId(1)],
         logit_rows: LogitRows::All,
         state: backend.spec().state.map(|_| SliceState::in_slot(0)),
+        ..SequenceSlice::default()
     };
     backend.step(&StepBatch { tokens, sequences: vec![slice] }).unwrap().logits
 }

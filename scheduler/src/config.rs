@@ -152,6 +152,9 @@ pub struct EngineConfig {
     /// Maximum duration of one step. A backend that takes longer is treated as hung. `None` means
     /// no limit. Requires a tokio runtime with a time driver.
     pub step_timeout: Option<Duration>,
+    /// Maximum size in bytes of the embeddings of images that are kept after their use, for the same
+    /// image behind another prefix; 0 for none.
+    pub encoder_cache_bytes: usize,
     /// Number of unread events after which a request is paused; at least 8.
     pub event_capacity: usize,
     /// Stores KV outside of the pool. It is told of blocks that are added to the prefix tree.
@@ -184,6 +187,7 @@ impl Default for EngineConfig {
             max_overtake_tokens: 4_096,
             logit_cache_bytes: 32 << 20,
             step_timeout: None,
+            encoder_cache_bytes: 64 << 20,
             event_capacity: 256,
             kv_sink: None,
             kv_source: None,

@@ -7,8 +7,11 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use arc_swap::ArcSwap;
-use stolon_backend::BackendSpec;
-use stolon_kvcache::{BlockPool, EvictionPolicy, StepFence, TreeBuilder, TreeReader, TreeWriter};
+use stolon_backend::{BackendSpec, ImageInput};
+use stolon_kvcache::{
+    BlockPool, EvictionPolicy, StepFence, TokenSpan, TokenSpanInterner, TreeBuilder, TreeReader,
+    TreeWriter,
+};
 use tracing::Span;
 use tracing::field::Empty;
 
@@ -17,6 +20,7 @@ use crate::config::{AdmissionPolicy, EngineConfig};
 use crate::error::{EngineError, LengthBound};
 use crate::event_channel::{EventReceiver, event_channel};
 use crate::gauges::Gauges;
+use crate::images::PromptImage;
 use crate::memory::BlockAllocator;
 use crate::permits::{QueueLimits, QueuePermit};
 use crate::pin_budget::{BudgetLoan, PinBudget, Pinned};
@@ -31,6 +35,9 @@ use crate::wait::Arrival;
 use validation::{answer_min, check, check_spec, check_tokens, invalid_block_size, prompt_limit};
 
 mod validation;
+
+/// Number of images whose numbers are remembered at least, 64 bytes for each.
+const REMEMBERED_IMAGES: usize = 1 << 14;
 
 /// Everything that outlives a scheduler. Clones share all of it except the sizes, which are
 /// constant.
@@ -50,6 +57,9 @@ pub struct EngineContext {
     pub gauges: Arc<Gauges>,
     /// The backend's sizes.
     pub spec: BackendSpec,
+    /// Numbers the images of prompts. It outlives the prefix trees, because a number is never used
+    /// for another image.
+    spans: Arc<TokenSpanInterner>,
     pub(crate) limits: Arc<QueueLimits>,
 }
 
@@ -134,6 +144,7 @@ impl EngineContext {
                 config.max_queued_requests,
                 config.max_queued_tokens,
             )),
+            spans: Arc::new(TokenSpanInterner::new(REMEMBERED_IMAGES)),
             config: Arc::new(config),
             gauges: Arc::new(Gauges::default()),
             spec,
@@ -165,6 +176,27 @@ impl EngineContext {
         let allocator = BlockAllocator::new(pool, self.config.logit_cache_bytes);
         let allocator = allocator.noting_evicted(takes_evicted);
         Ok(EmptyCache { writer, reader, allocator, fence })
+    }
+
+    /// Appends an image to the tokens of a prompt.
+    ///
+    /// # Errors
+    /// [`EngineError::InvalidParameter`] if the image has no positions, or if 2^28 different images
+    /// were appended before.
+    pub fn append_image(
+        &self,
+        input: Arc<ImageInput>,
+        tokens: &mut Vec<u32>,
+    ) -> Result<PromptImage, EngineError> {
+        let start = tokens.len();
+        let kv_len = u32::try_from(input.kv_len).unwrap_or(u32::MAX);
+        if start.saturating_add(input.kv_len) > self.prompt_limit().tokens {
+            return Err(self.prompt_limit().error(start.saturating_add(input.kv_len)));
+        }
+        let span = TokenSpan::Image { content_hash: input.content_hash, kv_len };
+        let appended = self.spans.append(span, tokens);
+        appended.map_err(|error| EngineError::invalid("images", "an image", error))?;
+        Ok(PromptImage { start, input })
     }
 
     /// The eviction policy in use; `None` for a custom order.

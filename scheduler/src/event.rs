@@ -74,6 +74,8 @@ pub struct Usage {
     pub prompt_tokens: usize,
     /// How many of them were read from the prefix cache.
     pub cached_tokens: usize,
+    /// How many of the prompt's tokens are positions of images.
+    pub image_tokens: usize,
     /// Number of generated tokens, including an end-of-sequence token.
     pub completion_tokens: usize,
 }

@@ -9,12 +9,12 @@ use std::thread;
 use std::time::Instant;
 
 use stolon_backend::{
-    Backend, Sampled, SamplingError, SequenceSlice, StepBatch, StepOutput, TokenLogprob,
-    prompt_logprob,
+    Backend, ImageEmbeddings, ImageInput, Sampled, SamplingError, SequenceSlice, StepBatch,
+    StepOutput, TokenLogprob, prompt_logprob,
 };
 
 use crate::late_sampling::LateRow;
-use crate::step_plan::{PromptTargets, RowResult, RowTask, StepDone, StepPlan};
+use crate::step_plan::{EncodeTask, PromptTargets, RowResult, RowTask, StepDone, StepPlan};
 use crate::transfer::save_blocks;
 
 /// Minimum number of logits per sampling thread. Starting a thread takes some 20 microseconds, and
@@ -24,14 +24,34 @@ const LOGITS_PER_THREAD: usize = 1 << 18;
 /// Executes a step on `backend`. The step's ticket is dropped before this returns, so that blocks
 /// released during the step can be reused when its result is handled.
 pub fn execute(backend: &mut dyn Backend, plan: StepPlan) -> StepDone {
-    let StepPlan { saves, loads, batch, tasks, ticket } = plan;
+    let StepPlan { saves, loads, encode, batch, tasks, ticket } = plan;
     let saved = saves.iter().map(|blocks| save_blocks(backend, blocks)).collect();
     let loaded: Vec<bool> = loads.into_iter().map(|load| load.run(backend)).collect();
+    let encoded = encode.map(|EncodeTask { image, time }| {
+        let embeddings = backend.encode(&image, time).map_err(|error| error.to_string())?;
+        check_embeddings(&image, backend.spec().hidden_size.unwrap_or(0), embeddings)
+    });
     let begun = Instant::now();
     let outcome = forward(backend, batch, tasks, &loaded);
     let compute = begun.elapsed();
     drop(ticket);
-    StepDone { saved, loaded, outcome, compute }
+    StepDone { saved, encoded, loaded, outcome, compute }
+}
+
+/// Checks the size of what an encoder has returned.
+fn check_embeddings(
+    image: &ImageInput,
+    width: usize,
+    embeddings: Option<ImageEmbeddings>,
+) -> Result<Option<ImageEmbeddings>, String> {
+    let got = embeddings.as_ref().map(|embeddings| embeddings.values.len());
+    if got.is_some_and(|got| Some(got) != image.kv_len.checked_mul(width)) {
+        return Err(format!(
+            "the encoder returned {got:?} values, expected {} rows of {width}",
+            image.kv_len
+        ));
+    }
+    Ok(embeddings)
 }
 
 /// Runs the forward pass of the slices whose loads have not failed, and handles their logits and

@@ -30,6 +30,7 @@ mod execute;
 mod gauges;
 mod health;
 mod histogram;
+mod images;
 mod late_sampling;
 mod memory;
 mod permits;
@@ -69,6 +70,7 @@ pub use execute::execute;
 pub use gauges::{EvictionCounts, Gauges};
 pub use health::EngineHealth;
 pub use histogram::{EngineHistograms, HistogramData};
+pub use images::PromptImage;
 pub use late_sampling::LateRow;
 pub use memory::{
     Acquired, ActorStopped, BlockAllocator, BlockCounts, CommitItem, Committed, DirectMemory,
@@ -89,7 +91,7 @@ pub use session::{
 pub use simulation::{Simulation, SimulationEvent};
 pub use states::CheckpointItem;
 pub use stats::{AuditReport, CacheStats, EngineStats};
-pub use step_plan::{PromptTargets, RowResult, RowTask, StepDone, StepPlan};
+pub use step_plan::{EncodeTask, PromptTargets, RowResult, RowTask, StepDone, StepPlan};
 #[cfg(loom)]
 pub use sync::planted;
 pub use token_set::TokenSet;

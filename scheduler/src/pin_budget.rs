@@ -128,7 +128,7 @@ mod tests {
             block_bytes: 1,
             hidden_size: None,
             draws: false,
-            state: None,
+            ..BackendSpec::default()
         }
     }
 

@@ -6,6 +6,7 @@ use std::time::Duration;
 use stolon_backend::{Pooling, SamplingParams};
 use stolon_kvcache::Namespace;
 
+use crate::images::PromptImage;
 use crate::quota::Quota;
 use crate::session::Turn;
 use crate::token_set::TokenSet;
@@ -71,8 +72,11 @@ impl RequestOptions {
 #[derive(Clone, Debug)]
 pub struct SequenceRequest {
     /// The prompt: at least one token id, each below the vocabulary size. Shared, so that several
-    /// requests for the same prompt hold it once.
+    /// requests for the same prompt hold it once. The positions of images are as
+    /// [`EngineContext::append_image`](crate::EngineContext::append_image) writes them.
     pub tokens: Arc<Vec<u32>>,
+    /// The images of the prompt, in order of position. The prompt ends with a token.
+    pub images: Arc<[PromptImage]>,
     /// Cached positions are shared only between requests of the same namespace.
     pub namespace: Namespace,
     /// End-of-sequence token ids: each of them ends the generation.
@@ -92,6 +96,7 @@ impl SequenceRequest {
     pub fn new(tokens: Vec<u32>, max_tokens: usize) -> SequenceRequest {
         SequenceRequest {
             tokens: Arc::new(tokens),
+            images: Arc::default(),
             namespace: Namespace::default(),
             eos_ids: TokenSet::default(),
             stored: None,

@@ -18,6 +18,10 @@
 //! tokens that it and the earlier prompts of its tenant had left when it was admitted. Tokens of
 //! a step that cannot be used for these, because they are paused, wait for blocks or have their
 //! maximum number of tokens in the step, do not count.
+//!
+//! An image whose positions attend to each other is computed in one step. If none of the prompts
+//! that go on with such an image gets enough tokens for it, the one that has waited longest computes
+//! its image nevertheless.
 
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
@@ -47,8 +51,12 @@ pub(crate) struct SequenceView {
     pub(crate) class: i32,
     /// The tenant that it belongs to.
     pub(crate) tenant: TenantId,
-    /// Maximum number of its tokens in one step. Smaller than the step if every row gets logits.
+    /// Maximum number of its tokens in one step. Smaller than the step if every row gets logits, or
+    /// if an image that is not encoded yet follows.
     pub(crate) chunk_max: usize,
+    /// The first and the end position of the next image that is computed in one step, because its
+    /// positions attend to each other. `chunk_max` ends before a second one.
+    pub(crate) image: Option<(usize, usize)>,
     /// Which rows are needed from a chunk before the last one.
     pub(crate) chunk_rows: LogitRows,
     /// Which rows are needed from the chunk that contains its last token.
@@ -72,6 +80,16 @@ impl SequenceView {
     /// Number of its tokens that one step can compute.
     fn chunk(&self) -> usize {
         self.pending().min(self.chunk_max.max(1))
+    }
+
+    /// The largest part of `count` tokens that does not end inside an image.
+    fn before_image(&self, count: usize) -> usize {
+        match self.image {
+            Some((start, end)) if (start + 1..end).contains(&(self.computed + count)) => {
+                start.saturating_sub(self.computed)
+            }
+            _ => count,
+        }
     }
 
     fn takes_part(&self) -> bool {
@@ -147,8 +165,24 @@ pub(crate) fn plan(views: &[SequenceView], limits: StepLimits, order: PrefillOrd
     for (tenant, tokens) in divide_among_tenants(views, prefills, prefill) {
         divide_among_prompts(views, tenant, tokens, order, &mut slices);
     }
+    let image = image_too_large(views, &mut slices);
+    slices.extend(image);
     slices.sort_unstable_by_key(|slice| slice.index);
     slices
+}
+
+/// Removes the chunks of sequences that got fewer tokens than the image with which they go on.
+/// Returns a chunk with all of the image for the one among them that has waited longest, although
+/// the step then has more tokens than it should.
+fn image_too_large(views: &[SequenceView], slices: &mut Vec<Slice>) -> Option<Slice> {
+    let mut waiting: Vec<usize> = Vec::new();
+    slices.retain(|slice| {
+        waiting.extend((slice.count == 0).then_some(slice.index));
+        slice.count > 0
+    });
+    let index = waiting.into_iter().min_by_key(|&i| (views[i].last_step, views[i].arrival))?;
+    let (_, end) = views[index].image?;
+    Some(slice(index, &views[index], end - views[index].computed))
 }
 
 /// The prompts of each tenant, with the number of tokens that the tenant gets of `tokens`.
@@ -201,7 +235,10 @@ fn divide_among_prompts(
         left += std::mem::take(&mut rest);
     }
     let computed = prompts.into_iter().filter(|&(_, count)| count > 0);
-    slices.extend(computed.map(|(index, count)| slice(index, &views[index], count)));
+    slices.extend(computed.map(|(index, count)| {
+        let view = &views[index];
+        slice(index, view, view.before_image(count))
+    }));
 }
 
 /// The key by which prompts are ordered. The smallest comes first.

@@ -14,6 +14,7 @@
 mod admit;
 mod blocks;
 mod checkpoints;
+mod encode;
 mod ending;
 mod room;
 mod step;
@@ -42,6 +43,7 @@ use crate::step_plan::StepPlan;
 use crate::transfer::{EvictedCopy, Saving};
 use crate::wait::Work;
 use checkpoints::StateInFlight;
+use encode::Encoding;
 
 /// Maximum number of rounds of admission in one call of `advance` that yield no step.
 const ROUNDS_MAX: usize = 4;
@@ -113,6 +115,8 @@ pub struct Scheduler<M> {
     free_slots: Option<Arc<FreeSlots>>,
     /// Checkpoints that steps have written and that are not in the tree yet.
     written: Vec<CheckpointItem>,
+    /// The images that are encoded.
+    encoding: Encoding,
     /// The rows that are sampled outside of steps.
     late_sampling: LateSampling,
     /// Predicts how many tokens requests will generate.
@@ -146,6 +150,7 @@ impl<M: Memory> Scheduler<M> {
     ) -> Scheduler<M> {
         // Twice the number of requests, because calls of requests that have ended may still run.
         let late_sampling = LateSampling::new(2 * context.config.max_running);
+        let encoding = Encoding::new(context.config.encoder_cache_bytes);
         let free_slots = context.spec.state.map(|state| FreeSlots::new(state.slots));
         Scheduler {
             context,
@@ -162,6 +167,7 @@ impl<M: Memory> Scheduler<M> {
             save_in_flight: false,
             free_slots,
             written: Vec::new(),
+            encoding,
             late_sampling,
             forecast: DecodeForecast::default(),
             step: 0,

@@ -19,6 +19,7 @@ use stolon_kvcache::{BlockLease, Namespace};
 use crate::budget::{AnswerLimit, DecodeForecast};
 use crate::error::EngineError;
 use crate::event_channel::EventSender;
+use crate::images::SequenceImages;
 use crate::pin_budget::BudgetLoan;
 use crate::quota::{QuotaId, QuotaShare};
 use crate::request::{RequestOptions, SequenceRequest};
@@ -50,6 +51,8 @@ pub struct Sequence {
     pub(crate) tokens: Arc<Vec<u32>>,
     /// Number of prompt tokens at the start of `tokens`.
     pub(crate) prompt_len: usize,
+    /// The images of the prompt.
+    pub(crate) images: SequenceImages,
     /// Cached positions are shared within it.
     pub(crate) namespace: Namespace,
     /// The tenant that it belongs to.
@@ -158,7 +161,8 @@ impl Sequence {
         submitted: Instant,
     ) -> Sequence {
         let Terms { choice, max_tokens, loan, share, block_size } = terms;
-        let SequenceRequest { tokens, namespace, eos_ids, stored, turn, mut options } = request;
+        let SequenceRequest { tokens, images, namespace, eos_ids, stored, turn, mut options } =
+            request;
         let stored = stored.filter(|_| !options.needs_whole_prompt());
         let mut prefix_hash = DefaultHasher::new();
         namespace.hash(&mut prefix_hash);
@@ -171,6 +175,7 @@ impl Sequence {
             prompt_len: tokens.len(),
             sampler: Some(Box::new(sampler)),
             tokens,
+            images: SequenceImages::new(images),
             namespace,
             tenant: TenantId::new(options.tenant.as_deref()),
             prefix_hash: prefix_hash.finish(),
@@ -305,6 +310,10 @@ impl Sequence {
                 (LogitRows::None, draw.map_or(LogitRows::Last, LogitRows::Drawn))
             }
         };
+        let (image, after) = self.images.next_whole(computed).unzip();
+        let not_encoded = self.images.next_to_encode(computed).map(|image| image.start);
+        let limit = after.flatten().into_iter().chain(not_encoded).min();
+        let image_limit = limit.map_or(usize::MAX, |limit| limit.saturating_sub(computed));
         SequenceView {
             computed,
             tokens: self.tokens.len(),
@@ -314,10 +323,12 @@ impl Sequence {
             arrival,
             class: self.options.priority,
             tenant: self.tenant,
-            chunk_max: if all_logits { LOGIT_ROWS_MAX } else { usize::MAX },
+            chunk_max: if all_logits { LOGIT_ROWS_MAX } else { image_limit },
+            image: image.map(|image| (image.start, image.end)),
             chunk_rows,
             last_rows,
             paused: self.end.is_some()
+                || image_limit == 0
                 || self.is_sampling
                 || self.is_stalled()
                 || self.held.state.load.is_some()

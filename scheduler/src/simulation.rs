@@ -173,6 +173,7 @@ impl<C: FnMut(&StepBatch) -> Duration> Simulation<C> {
             }
             drop(plan.ticket);
             let done = StepDone {
+                encoded: None,
                 saved: Vec::new(),
                 loaded: Vec::new(),
                 outcome: Ok(results),
@@ -272,7 +273,7 @@ mod tests {
             block_bytes: 1,
             hidden_size: None,
             draws: false,
-            state: None,
+            ..BackendSpec::default()
         }
     }
 

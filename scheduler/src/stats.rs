@@ -74,6 +74,8 @@ pub struct EngineStats {
     /// Tokens whose KV was cached and that were computed again nonetheless when their request
     /// started, because the last checkpoint of the recurrent state was before them.
     pub recomputed_tokens: u64,
+    /// Images that were encoded. One whose positions are all in the prefix cache is not.
+    pub images_encoded: u64,
     /// Times that a running request was preempted.
     pub preemptions: u64,
     /// How many of them hit a request that was stalled by a slow consumer, for another request.

@@ -4,7 +4,10 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use stolon_backend::{Pooler, Sampled, SamplerState, SamplingError, StepBatch, TokenLogprob};
+use stolon_backend::{
+    ImageEmbeddings, ImageInput, Pooler, Sampled, SamplerState, SamplingError, StepBatch,
+    TokenLogprob,
+};
 use stolon_kvcache::{BlockId, StepTicket};
 
 use crate::late_sampling::LateRow;
@@ -17,12 +20,23 @@ pub struct StepPlan {
     pub saves: Vec<Vec<BlockId>>,
     /// Blocks that are copied into the KV store before the forward pass.
     pub loads: Vec<LoadTask>,
-    /// The forward pass. It may be empty if the step has only copies.
+    /// An image that is encoded before the forward pass, or a part of that.
+    pub encode: Option<EncodeTask>,
+    /// The forward pass. It may be empty if the step has only copies, or encodes an image.
     pub batch: StepBatch,
     /// What to do with the output: one entry per slice of the batch.
     pub tasks: Vec<RowTask>,
     /// Blocks released during the step are not reused until this is dropped.
     pub ticket: StepTicket,
+}
+
+/// An image to encode.
+#[derive(Clone, Debug)]
+pub struct EncodeTask {
+    /// The image.
+    pub image: Arc<ImageInput>,
+    /// How long to do it. See [`Backend::encode`](stolon_backend::Backend::encode).
+    pub time: Duration,
 }
 
 /// What to do with the logit rows and the hidden states of one slice.
@@ -76,6 +90,9 @@ pub struct StepDone {
     /// For each list of saved blocks, their bytes one after another; `None` if they could not be
     /// copied. A missing entry counts as `None`.
     pub saved: Vec<Option<Vec<u8>>>,
+    /// What the encoder has returned, if an image was to be encoded: its embeddings if they are
+    /// complete, or why it failed.
+    pub encoded: Option<Result<Option<ImageEmbeddings>, String>>,
     /// Whether each load has copied all of its blocks. A missing entry counts as false.
     pub loaded: Vec<bool>,
     /// One entry per slice, or why the forward pass failed.

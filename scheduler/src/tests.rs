@@ -27,6 +27,7 @@ use crate::transfer::StoredKv;
 mod depth;
 mod estimates;
 mod fairness;
+mod images;
 mod processors;
 mod quota;
 mod states;
@@ -103,6 +104,7 @@ impl Harness {
             hidden_size: Some(HIDDEN_SIZE),
             draws: true,
             state: checkpoint_blocks.map(|blocks| (blocks, config.max_running)),
+            encode_calls: 3,
             ..FakeOptions::default()
         });
         let context = EngineContext::new(config, backend.spec().clone()).expect("valid settings");

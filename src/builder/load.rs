@@ -14,6 +14,7 @@ use super::{EngineBuilder, ModelArg};
 use crate::Error;
 use crate::device::GpuOptions;
 use crate::engine::DefaultSampling;
+use crate::images::Images;
 use crate::text::Text;
 
 /// Makes a backend on the executor thread.
@@ -41,6 +42,7 @@ pub(super) struct Loaded {
     pub(super) sampling: DefaultSampling,
     pub(super) embedding: Option<EmbeddingConfig>,
     pub(super) generates: bool,
+    pub(super) images: Images,
 }
 
 impl EngineBuilder {
@@ -64,8 +66,8 @@ impl EngineBuilder {
         match (self.backend, self.model) {
             (Some((id, make)), _) => {
                 let (text, sampling) = (own_text.unwrap_or_default(), DefaultSampling::default());
-                let (embedding, generates) = (None, true);
-                let rest = Loaded { id, text, sampling, embedding, generates };
+                let (embedding, generates, images) = (None, true, Images::default());
+                let rest = Loaded { id, text, sampling, embedding, generates, images };
                 drop(loaded.send(rest));
                 Ok(make)
             }
@@ -158,7 +160,8 @@ fn load(
         recommended: generation.recommended_sampling(),
         chat: generation.chat_sampling(),
     };
-    Ok((Loaded { id, text, sampling, embedding, generates }, backend))
+    let images = Images::default();
+    Ok((Loaded { id, text, sampling, embedding, generates, images }, backend))
 }
 
 /// Replaces all chat templates of a model.

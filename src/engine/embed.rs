@@ -47,6 +47,9 @@ impl Engine {
     ) -> Result<Embedding, Error> {
         let info = self.embedding_info()?;
         let size = info.size_with(dimensions)?;
+        if request.has_images() {
+            return Err(Error::invalid("images", "none for an embedding", request.images.len()));
+        }
         let namespace = self.namespace(&request)?;
         let tokens = self.inner.prompts.tokens(&request).await?;
         let prompt_tokens = tokens.len();

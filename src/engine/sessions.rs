@@ -144,10 +144,15 @@ impl Sessions<'_> {
 }
 
 impl Engine {
-    /// Puts the tokens of its session before the prompt of a request with `append`.
+    /// Puts the tokens of its session before the prompt of a request with `append`, and images in
+    /// their places.
     pub(super) async fn appended(&self, mut request: Request) -> Result<Request, Error> {
         if !std::mem::take(&mut request.append) {
-            return Ok(request);
+            return self.inner.prompts.placed(request).await;
+        }
+        if !request.images.is_empty() {
+            let expected = "none in a request that is appended to a session";
+            return Err(Error::invalid("images", expected, request.images.len()));
         }
         let Some(id) = &request.session else {
             return Err(Error::invalid("append", "a request with a session", "none"));

@@ -30,6 +30,9 @@ impl Cache<'_> {
             return Err(Error::invalid("cache_salt", expected, "a prompt with one"));
         }
         let mut tokens = self.0.prompt_tokens(request).await?;
+        if request.has_images() {
+            return Err(Error::invalid("images", "a prompt without images", "some"));
+        }
         let block_count = tokens.len() / shape.block_size;
         let expected = block_count.max(1) * shape.block_size;
         tokens.truncate(block_count * shape.block_size);

@@ -1,7 +1,7 @@
 //! [`Place`]: a record's place in a prompt.
 
 use bytes::Bytes;
-use stolon_kvcache::Namespace;
+use stolon_kvcache::{Namespace, TokenSpan};
 
 use crate::key::ChainKey;
 use crate::record::{Record, RecordShape};
@@ -18,7 +18,8 @@ pub struct Place {
 }
 
 impl RecordShape {
-    /// The full records of a prompt, in their order, stored or not.
+    /// The full records of a prompt, in their order, stored or not: those before its first image,
+    /// whose positions are numbers that only this process knows.
     pub fn places<'a>(
         &self,
         namespace: &Namespace,
@@ -35,7 +36,9 @@ impl RecordShape {
         tokens: &'a [u32],
     ) -> impl Iterator<Item = Place> + use<'a> {
         let positions = self.record_positions();
-        tokens.chunks_exact(positions).enumerate().map(move |(number, tokens)| {
+        let has_image = |tokens: &&[u32]| tokens.iter().any(|&token| TokenSpan::is_image(token));
+        let records = tokens.chunks_exact(positions).take_while(move |record| !has_image(record));
+        records.enumerate().map(move |(number, tokens)| {
             let key = parent.then(tokens);
             let place = Place { first: number * positions, parent, key };
             parent = key;

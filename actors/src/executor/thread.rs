@@ -138,6 +138,7 @@ fn compute(
             catch_unwind(AssertUnwindSafe(|| match faults.trigger(EnginePart::ExecutorThread) {
                 Ok(()) => execute(backend, *plan),
                 Err(error) => StepDone {
+                    encoded: None,
                     saved: Vec::new(),
                     loaded: Vec::new(),
                     outcome: Err(error.to_string()),

@@ -12,7 +12,7 @@ fn spec() -> BackendSpec {
         block_bytes: 0,
         hidden_size: None,
         draws: false,
-        state: None,
+        ..BackendSpec::default()
     }
 }
 
@@ -24,7 +24,7 @@ fn slice(start: usize, token_count: usize, table: &[u32]) -> SequenceSlice {
         write_from: start,
         block_table: table.iter().map(|&id| BlockId(id)).collect(),
         logit_rows: LogitRows::Last,
-        state: None,
+        ..SequenceSlice::default()
     }
 }
 
@@ -125,4 +125,51 @@ fn written_blocks_must_be_exclusive() {
         &batch(vec![slice(0, 1, &[3, 5]), slice(0, 4, &[5])]),
         "block_table[1] is block 5, which slice 1 writes",
     );
+}
+
+/// Goal: images have to be where they are said to be, with as many rows as positions, and only
+/// their positions may have tokens that are not in the vocabulary.
+#[test]
+fn images_are_checked() {
+    let spec = BackendSpec { hidden_size: Some(2), images: true, ..spec() };
+    let image = |start, len, full_attention| SliceImage {
+        start,
+        len,
+        full_attention,
+        embeddings: crate::ImageEmbeddings { values: vec![0.0; 2 * len.min(16)].into() },
+    };
+    let tokens = vec![1, 1, u32::MAX, u32::MAX, 1, 1];
+    let with = |images: Vec<SliceImage>| {
+        let slice = SequenceSlice { images, ..slice(4, 6, &[0, 1, 2]) };
+        let batch = StepBatch { tokens: tokens.clone(), sequences: vec![slice] };
+        BatchChecker::new(8).check(&batch, &spec)
+    };
+    let mut wide = image(6, 2, false);
+    wide.embeddings.values = vec![0.0; 5].into();
+    for good in [
+        vec![image(6, 2, true)],
+        vec![image(2, 4, false), image(6, 2, true), image(8, 9, false)],
+        vec![image(4, 1, false), image(6, 1, false), image(7, 1, true)],
+    ] {
+        with(good).expect("well-formed images");
+    }
+    for (bad, part) in [
+        (vec![], "token ids below 100"),
+        (vec![image(6, 1, true)], "token ids below 100"),
+        (vec![image(3, 5, true)], "all of an image within 4..10, got 3..8"),
+        (vec![image(6, 5, true)], "all of an image within 4..10, got 6..11"),
+        (vec![image(1, 3, false)], "some of an image within 4..10, got 1..4"),
+        (vec![image(10, 1, false)], "some of an image within 4..10, got 10..11"),
+        (vec![image(6, 2, true), image(7, 1, false)], "within 8..10, got 7..8"),
+        (vec![image(6, usize::MAX, false)], "rows of 2 values"),
+        (vec![wide], "2 rows of 2 values for an image, got 5"),
+    ] {
+        let error = with(bad).expect_err(part).to_string();
+        assert!(error.contains(part), "expected {part:?} in {error:?}");
+    }
+    let spec = BackendSpec { images: false, ..spec.clone() };
+    let slice = SequenceSlice { images: vec![image(6, 2, true)], ..slice(4, 6, &[0, 1, 2]) };
+    let batch = StepBatch { tokens, sequences: vec![slice] };
+    let error = BatchChecker::new(8).check(&batch, &spec).expect_err("no images");
+    assert!(error.to_string().contains("not supported"), "{error}");
 }

@@ -47,6 +47,10 @@ struct State {
     copies: u64,
     /// Copies that are still to fail.
     failing_copies: usize,
+    /// Number of calls of the encoder so far.
+    encodings: u64,
+    /// Calls of the encoder that are still to fail.
+    failing_encodings: usize,
 }
 
 /// Blocks every step at its start until it is dropped.
@@ -134,6 +138,28 @@ impl FakeHandle {
         }
         state.failing_copies -= 1;
         Err(BackendError::Failed("an error of a copy was injected".to_owned()))
+    }
+
+    /// Number of calls of the encoder of images so far, including those that failed.
+    #[must_use]
+    pub fn encoding_count(&self) -> u64 {
+        self.shared.lock().encodings
+    }
+
+    /// Makes the next `count` calls of the encoder of images fail.
+    pub fn fail_encodings(&self, count: usize) {
+        self.shared.lock().failing_encodings = count;
+    }
+
+    /// Called by the backend at the start of a call of the encoder.
+    pub(super) fn enter_encoding(&self) -> Result<(), BackendError> {
+        let mut state = self.shared.lock();
+        state.encodings += 1;
+        if state.failing_encodings == 0 {
+            return Ok(());
+        }
+        state.failing_encodings -= 1;
+        Err(BackendError::Failed("an error of the encoder was injected".to_owned()))
     }
 
     /// Called by the backend at the start of a step: counts the step, waits while a hold exists,

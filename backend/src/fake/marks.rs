@@ -125,7 +125,7 @@ fn digest(tokens: &[u32]) -> PrefixDigest {
 }
 
 /// One step of SplitMix64: a bijection of 64-bit values whose output bits depend on all input bits.
-fn mix(value: u64) -> u64 {
+pub(super) fn mix(value: u64) -> u64 {
     let mut z = value.wrapping_add(0x9E37_79B9_7F4A_7C15);
     z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
     z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);

@@ -1,7 +1,7 @@
 use stolon_kvcache::BlockId;
 
 use super::*;
-use crate::LogitRows;
+use crate::{LogitRows, SliceImage};
 
 fn options(block_size: usize) -> FakeOptions {
     FakeOptions { vocab_size: 50, block_size, block_count: 32, ..FakeOptions::default() }
@@ -14,7 +14,7 @@ fn slice(start: usize, token_count: usize, table: &[u32]) -> SequenceSlice {
         write_from: start,
         block_table: table.iter().map(|&id| BlockId(id)).collect(),
         logit_rows: LogitRows::Last,
-        state: None,
+        ..SequenceSlice::default()
     }
 }
 
@@ -193,4 +193,33 @@ fn blocks_survive_a_copy_out_and_in() {
     backend.handle().fail_copies(1);
     assert!(backend.read_blocks(&[BlockId(5), BlockId(2)], &mut bytes).is_err());
     assert!(backend.read_blocks(&[BlockId(5), BlockId(2)], &mut bytes).is_ok());
+}
+
+/// Goal: an image takes the number of calls that it should, also if another one comes in between,
+/// and its positions count like tokens that follow from its hash.
+#[test]
+fn positions_of_images_depend_on_their_content() {
+    let mut backend = FakeBackend::new(FakeOptions { encode_calls: 2, ..options(4) });
+    let image = |content_hash| {
+        let size = [1, 1];
+        let pixels = vec![0; 3];
+        Arc::new(ImageInput { content_hash, kv_len: 3, full_attention: true, size, pixels })
+    };
+    let (one, other) = (image(1), image(1 << 100));
+    let mut encode = |image| backend.encode(image, Duration::ZERO).expect("an encoder");
+    for (image, is_complete) in
+        [(&one, false), (&other, false), (&one, false), (&one, true), (&other, false)]
+    {
+        assert_eq!(encode(image).is_some(), is_complete);
+    }
+    let embeddings = encode(&other).expect("the second call in a row");
+    let slice = SequenceSlice {
+        images: vec![SliceImage { start: 1, len: 3, full_attention: true, embeddings }],
+        ..slice(0, 5, &[2, 3])
+    };
+    let logits = run(&mut backend, &[7, 0, 0, 0, 8], slice);
+    let rows = [0, 1, 2].map(|row| image_token(1 << 100, row));
+    assert_eq!(logits, expected_logits(&[7, rows[0], rows[1], rows[2], 8], 50));
+    assert_ne!(image_token(1, 0), image_token(2, 0));
+    assert_eq!(backend.handle().encoding_count(), 6);
 }

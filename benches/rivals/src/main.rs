@@ -69,7 +69,7 @@ fn slice(backend: &CpuBackend, sequence: usize, start: usize, count: usize) -> S
         write_from: start,
         block_table: ids.map(BlockId).collect(),
         logit_rows: LogitRows::Last,
-        state: None,
+        ..SequenceSlice::default()
     }
 }
 

@@ -63,7 +63,7 @@ impl IdleBackend {
             block_bytes: 1,
             hidden_size: None,
             draws,
-            state: None,
+            ..BackendSpec::default()
         };
         // A typical distribution: a few likely tokens and a long tail, at pseudo-random places.
         let place = |token: usize| (token as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 40;

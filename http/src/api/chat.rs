@@ -5,6 +5,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
 use super::fields::{self, UnknownFields};
+use super::images::ImageUrl;
 use super::logprobs::ChatLogprobs;
 use super::options::{ChoiceOptions, GenerationOptions, MAX_LOGPROBS};
 use super::reply::{CutReason, FinishReason, Reply};
@@ -131,7 +132,7 @@ impl Role {
 
 /// The content of a message.
 #[derive(Clone, Debug, PartialEq, Deserialize, JsonSchema)]
-#[serde(untagged, expecting = "expected a string or a list of parts of type `text`")]
+#[serde(untagged, expecting = "expected a string or a list of parts of type `text` or `image_url`")]
 pub enum Content {
     /// A text.
     Text(String),
@@ -143,7 +144,12 @@ pub enum Content {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(tag = "type", rename_all = "snake_case")]
 pub enum ContentPart {
-    /// Text, the only supported type.
+    /// An image, for models that take images.
+    ImageUrl {
+        /// The image.
+        image_url: ImageUrl,
+    },
+    /// Text.
     Text {
         /// The text.
         text: String,

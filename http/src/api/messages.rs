@@ -119,6 +119,13 @@ pub enum Block {
         /// Without effect.
         citations: Option<Value>,
     },
+    /// An image, for models that take images.
+    Image {
+        /// The image.
+        source: super::images::ImageSource,
+        /// Without effect.
+        cache_control: Option<Value>,
+    },
     /// A call, in a message of the assistant.
     ToolUse {
         /// Its id, to which the result refers.

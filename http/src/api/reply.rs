@@ -53,6 +53,13 @@ impl Usage {
 pub struct PromptTokensDetails {
     /// Prompt tokens that were read from the prefix cache.
     pub cached_tokens: usize,
+    /// Prompt tokens that are positions of images; left out if there are none.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub image_tokens: usize,
+}
+
+fn is_zero(number: &usize) -> bool {
+    *number == 0
 }
 
 /// Why generation ended.

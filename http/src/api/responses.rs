@@ -172,6 +172,14 @@ pub enum InputContent {
 #[derive(Debug, Deserialize, JsonSchema)]
 #[serde(tag = "type", rename_all = "snake_case")]
 pub enum InputPart {
+    /// An image, for models that take images.
+    InputImage {
+        /// A data URL in base64: `data:image/png;base64,..`. Other URLs are not fetched.
+        image_url: String,
+        /// Without effect: the size in which an image is shown to the model follows from its
+        /// processor.
+        detail: Option<Value>,
+    },
     /// Text of the user, or of an output.
     InputText {
         /// The text.
@@ -190,13 +198,13 @@ pub enum InputPart {
 }
 
 impl InputPart {
-    /// The text.
-    #[must_use]
-    pub fn into_text(self) -> String {
+    /// The text; the URL of an image.
+    pub(crate) fn into_text(self) -> Result<String, String> {
         match self {
             Self::InputText { text } | Self::OutputText { text } | Self::ReasoningText { text } => {
-                text
+                Ok(text)
             }
+            Self::InputImage { image_url, .. } => Err(image_url),
         }
     }
 }

@@ -239,9 +239,10 @@ impl AmxWork<'_> {
             if self.readers.len() == 1 {
                 // The padding sees what the last query sees, so that it does not need a mask if the
                 // last query needs none.
-                let position = self.chunk().position + query.min(self.queries_each - 1) / group;
-                let first_seen = self.args.first_seen(position);
-                (first, last) = (position_lane(first_seen), position_lane(position));
+                let row = query.min(self.queries_each - 1) / group;
+                let first_seen = self.args.first_seen(self.chunk().position + row);
+                let last_seen = self.chunk().seen_end(row) - 1;
+                (first, last) = (position_lane(first_seen), position_lane(last_seen));
             }
             // SAFETY: `query` is below `self.queries`, for which both arrays have room.
             unsafe {

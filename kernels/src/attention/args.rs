@@ -54,6 +54,9 @@ pub struct AttentionSequence<'a> {
     /// Number of queries, at successive positions: 1 in decoding, the length of the chunk in
     /// prefill.
     pub count: usize,
+    /// Whether each query sees all positions up to the last query's, as the positions of an image
+    /// see each other. If not, it sees those up to its own.
+    pub full: bool,
     /// The block table: the blocks that hold the sequence, in order of position. It covers at least
     /// `start + count` positions.
     pub block_table: &'a [BlockId],
@@ -90,8 +93,8 @@ pub struct AttentionArgs<'a> {
     /// Soft-capping (Gemma 2): a score `s`, which includes the factor `scale`, is replaced by
     /// `softcap * tanh(s / softcap)`. Finite and above 0; `None` leaves scores as they are.
     pub softcap: Option<f32>,
-    /// Number of positions that a query sees, including its own; at least 1. `None` if it sees all
-    /// positions up to its own.
+    /// Number of positions that a query sees up to its own, at least 1; `None` if it sees all of
+    /// them.
     pub sliding_window: Option<usize>,
     /// `[heads]`: the score of each head's attention sink. A sink takes part in the softmax as one
     /// more position whose value is zero. `None` if there are no sinks.

@@ -179,12 +179,16 @@ fn query_chunks(args: &AttentionArgs<'_>) -> Vec<QueryChunk> {
     for (index, sequence) in args.sequences.iter().enumerate() {
         for from in (0..sequence.count).step_by(rows_per_chunk) {
             let position = sequence.start + from;
+            let count = rows_per_chunk.min(sequence.count - from);
+            let seen = if sequence.full { sequence.count } else { from + count };
             chunks.push(QueryChunk {
                 sequence: index,
                 row: row + from,
                 position,
-                count: rows_per_chunk.min(sequence.count - from),
+                count,
                 first: args.first_seen(position),
+                end: sequence.start + seen,
+                full: sequence.full,
                 states: None,
             });
         }

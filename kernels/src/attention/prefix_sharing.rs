@@ -126,7 +126,7 @@ pub(super) fn readers(
     let seen = |index: usize| {
         let chunk = &chunks[index];
         let table = args.sequences[chunk.sequence].block_table;
-        (index, SeenBlocks::new(table, chunk.first..chunk.end(), args.block_size))
+        (index, SeenBlocks::new(table, chunk.first..chunk.end, args.block_size))
     };
     let mut decodes: Vec<(usize, SeenBlocks<'_>)> = decodes.into_iter().map(seen).collect();
     decodes.sort_unstable_by(|(_, a), (_, b)| a.order(b));

@@ -21,15 +21,20 @@ pub(super) struct QueryChunk {
     pub(super) count: usize,
     /// First position that any of the queries sees.
     pub(super) first: usize,
+    /// The last position that any of the queries sees, plus one.
+    pub(super) end: usize,
+    /// Whether all queries see the positions up to `end`, and not only those up to their own.
+    pub(super) full: bool,
     /// If the chunk's context is split over several work items: where the states of its spans,
     /// `[spans][kv_heads]`, begin in the memory for states, in `f32`s.
     pub(super) states: Option<usize>,
 }
 
 impl QueryChunk {
-    /// The last position that any of the queries sees, plus one.
-    pub(super) fn end(&self) -> usize {
-        self.position + self.count
+    /// The last position that the query of row `row` sees, plus one.
+    #[inline(always)]
+    pub(super) fn seen_end(&self, row: usize) -> usize {
+        if self.full { self.end } else { self.position + row + 1 }
     }
 
     /// Number of query vectors that use one kv head: rows times query heads per kv head.
@@ -39,13 +44,13 @@ impl QueryChunk {
 
     /// The spans that its queries see.
     pub(super) fn spans(&self) -> Range<usize> {
-        self.first / POSITIONS_PER_SPAN..self.end().div_ceil(POSITIONS_PER_SPAN)
+        self.first / POSITIONS_PER_SPAN..self.end.div_ceil(POSITIONS_PER_SPAN)
     }
 
     /// The part of `positions` that any of its queries sees; may be empty.
     pub(super) fn seen(&self, positions: Range<usize>) -> Range<usize> {
         let from = self.first.clamp(positions.start, positions.end);
-        from..self.end().clamp(from, positions.end)
+        from..self.end.clamp(from, positions.end)
     }
 
     /// Whether computing the chunk is memory-bound, as in decoding.

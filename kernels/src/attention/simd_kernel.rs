@@ -324,9 +324,9 @@ impl SimdWork<'_> {
         }
         let begin = view.location.begin;
         let group = self.args.heads / self.args.kv_heads;
-        let position = self.plan.chunk(self.item, readers.start).position + query / group;
+        let (chunk, row) = (self.plan.chunk(self.item, readers.start), query / group);
         let in_tile = |position: usize| position.saturating_sub(begin).min(POSITIONS_PER_TILE);
-        in_tile(self.args.first_seen(position))..in_tile(position + 1)
+        in_tile(self.args.first_seen(chunk.position + row))..in_tile(chunk.seen_end(row))
     }
 
     /// Packs the queries of a reader group for the microkernels, `[row group][words of a head][rows

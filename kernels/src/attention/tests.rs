@@ -15,6 +15,7 @@ use crate::kv_layout::KvLayout;
 use crate::path::{Path, PathKind};
 use crate::reference::{random, to_bf16, worst};
 
+mod full;
 mod shared;
 mod sinks;
 mod stored;
@@ -178,13 +179,29 @@ fn expected(shape: Shape, sequence: &Sequence, positions: Range<usize>) -> Vec<f
     expected_with(shape, sequence, positions, None)
 }
 
-/// [`expected`] with a sink for each head.
-fn expected_with(
+/// What differs from plain causal attention.
+#[derive(Clone, Copy, Debug, Default)]
+struct Mask<'a> {
+    /// A sink for each head.
+    sinks: Option<&'a [f32]>,
+    /// Whether the queries of each part see all positions up to the part's end.
+    full: bool,
+}
+
+impl<'a> From<Option<&'a [f32]>> for Mask<'a> {
+    fn from(sinks: Option<&'a [f32]>) -> Self {
+        Mask { sinks, full: false }
+    }
+}
+
+/// [`expected`] with a mask.
+fn expected_with<'a>(
     shape: Shape,
     sequence: &Sequence,
     positions: Range<usize>,
-    sinks: Option<&[f32]>,
+    mask: impl Into<Mask<'a>>,
 ) -> Vec<f64> {
+    let (Mask { sinks, full }, end) = (mask.into(), positions.end);
     let Shape { heads, kv_heads, head_dim, softcap, window, .. } = shape;
     let mut out = Vec::new();
     for position in positions {
@@ -192,7 +209,7 @@ fn expected_with(
             let q = &sequence.q[(position * heads + head) * head_dim..][..head_dim];
             let kv = |at: usize| (at * kv_heads + head / (heads / kv_heads)) * head_dim;
             let first = window.map_or(0, |window| (position + 1).saturating_sub(window));
-            let scores: Vec<f64> = (first..=position)
+            let scores: Vec<f64> = (first..if full { end } else { position + 1 })
                 .map(|at| {
                     let k = &sequence.k[kv(at)..][..head_dim];
                     let dot: f64 =
@@ -276,16 +293,17 @@ fn run(
     run_with(path, threads, shape, sequences, cache, parts, None)
 }
 
-/// [`run`] with a sink for each head.
-fn run_with(
+/// [`run`] with a mask.
+fn run_with<'a>(
     path: Path,
     threads: &Threads,
     shape: Shape,
     sequences: &[Sequence],
     cache: &Cache,
     parts: &[(usize, usize, usize)],
-    sinks: Option<&[f32]>,
+    mask: impl Into<Mask<'a>>,
 ) -> Vec<Vec<f32>> {
+    let Mask { sinks, full } = mask.into();
     let row_len = shape.heads * shape.head_dim;
     let bf16 = |values: &[f32]| -> Vec<u16> {
         values.iter().map(|&v| half::bf16::from_f32(v).to_bits()).collect()
@@ -328,6 +346,7 @@ fn run_with(
         .map(|&(index, start, count)| AttentionSequence {
             start,
             count,
+            full,
             block_table: &cache.tables[index],
         })
         .collect();
@@ -474,7 +493,8 @@ fn bits_do_not_depend_on_how_a_long_context_is_divided() {
 #[should_panic(expected = "block 99 of 4")]
 fn nonexistent_block_is_refused() {
     let store = [0.0; 4 * 16 * 8];
-    let sequence = AttentionSequence { start: 0, count: 1, block_table: &[BlockId(99)] };
+    let sequence =
+        AttentionSequence { start: 0, count: 1, full: false, block_table: &[BlockId(99)] };
     let args = AttentionArgs {
         path: Path::PORTABLE,
         q: &[0.0; 8],

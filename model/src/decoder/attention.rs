@@ -1,6 +1,8 @@
 //! The first half of a layer: queries, keys and values, attention, and its projection.
 
-use stolon_backend::{LogitRows, StepBatch};
+use std::ops::Range;
+
+use stolon_backend::{LogitRows, SequenceSlice, StepBatch};
 use stolon_kernels::{
     self as kernels, AttentionSequence, Epilogue, KvLayout, KvRows, Matrix, Product, RowSums, Sink,
 };
@@ -249,29 +251,47 @@ impl Decoder {
 
 /// All rows of all slices, as input of the attention kernel.
 pub(super) fn whole_slices(batch: &StepBatch) -> Vec<AttentionSequence<'_>> {
-    let slices = batch.sequences.iter();
-    slices
-        .map(|slice| AttentionSequence {
-            start: slice.start,
-            count: slice.token_count,
-            block_table: &slice.block_table,
-        })
-        .collect()
+    let mut sequences = Vec::with_capacity(batch.sequences.len());
+    for slice in &batch.sequences {
+        divide_at_images(slice, slice.start..slice.start + slice.token_count, &mut sequences);
+    }
+    sequences
+}
+
+/// Divides positions of a slice into images with full attention, of which `positions` has all rows
+/// or none, and the causal parts between them.
+fn divide_at_images<'a>(
+    slice: &'a SequenceSlice,
+    positions: Range<usize>,
+    sequences: &mut Vec<AttentionSequence<'a>>,
+) {
+    let mut push = |positions: Range<usize>, full| {
+        let (start, count) = (positions.start, positions.len());
+        if count > 0 {
+            let block_table = slice.block_table.as_slice();
+            sequences.push(AttentionSequence { start, count, full, block_table });
+        }
+    };
+    let mut next = positions.start;
+    for image in slice.images.iter().filter(|image| image.full_attention) {
+        let image = image.positions();
+        if image.start >= positions.start {
+            push(next..image.start, false);
+            next = image.end;
+            push(image, true);
+        }
+    }
+    push(next..positions.end, false);
 }
 
 /// Only the rows that get logits or whose hidden states are returned, as input of the attention
 /// kernel.
 pub(super) fn output_slices(batch: &StepBatch) -> Vec<AttentionSequence<'_>> {
+    let mut sequences = Vec::with_capacity(batch.sequences.len());
     let slices = batch.sequences.iter();
-    slices
-        .filter(|slice| slice.logit_rows != LogitRows::None)
-        .map(|slice| {
-            let count = plan::output_count(slice);
-            AttentionSequence {
-                start: slice.start + slice.token_count - count,
-                count,
-                block_table: &slice.block_table,
-            }
-        })
-        .collect()
+    slices.filter(|slice| slice.logit_rows != LogitRows::None).for_each(|slice| {
+        let end = slice.start + slice.token_count;
+        divide_at_images(slice, end - plan::output_count(slice)..end, &mut sequences);
+    });
+    sequences
 }

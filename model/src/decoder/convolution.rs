@@ -142,8 +142,13 @@ mod tests {
     #[test]
     fn taps_are_the_last_positions_of_the_same_sequence() {
         let sequences = [
-            AttentionSequence { start: 0, count: 2, block_table: &[BlockId(7)] },
-            AttentionSequence { start: 4, count: 2, block_table: &[BlockId(5), BlockId(2)] },
+            AttentionSequence { start: 0, count: 2, full: false, block_table: &[BlockId(7)] },
+            AttentionSequence {
+                start: 4,
+                count: 2,
+                full: false,
+                block_table: &[BlockId(5), BlockId(2)],
+            },
         ];
         let mut taps = vec![Some(1)];
         fill_taps(&mut taps, 3, &sequences, 4);

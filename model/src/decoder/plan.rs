@@ -113,7 +113,7 @@ mod tests {
                     write_from: 3,
                     block_table: vec![BlockId(9), BlockId(5), BlockId(7)],
                     logit_rows: LogitRows::Last,
-                    state: None,
+                    ..SequenceSlice::default()
                 },
                 SequenceSlice {
                     token_count: 1,
@@ -121,7 +121,7 @@ mod tests {
                     write_from: 4,
                     block_table: vec![BlockId(1)],
                     logit_rows: LogitRows::AllHidden,
-                    state: None,
+                    ..SequenceSlice::default()
                 },
             ],
         };

@@ -25,7 +25,7 @@ pub(crate) fn part(tokens: &[u32], start: usize, end: usize, table: &[BlockId]) 
             write_from: start,
             block_table: table.to_vec(),
             logit_rows: LogitRows::All,
-            state: None,
+            ..SequenceSlice::default()
         },
     }
 }

@@ -1,11 +1,12 @@
 //! Validation of requests and of the backend's sizes. A request that passes fits an empty pool.
 
 use stolon_backend::BackendSpec;
-use stolon_kvcache::prefix_tree;
+use stolon_kvcache::{TokenSpan, prefix_tree};
 
 use super::PromptLimit;
 use crate::config::EngineConfig;
 use crate::error::{EngineError, LengthBound};
+use crate::images::PromptImage;
 use crate::request::{RequestOptions, SequenceRequest};
 
 /// Minimum number of tokens that a request generates: 0 if it is for an embedding.
@@ -35,7 +36,10 @@ pub(super) fn check(
     reserved: usize,
 ) -> Result<usize, EngineError> {
     let (got, vocab_size) = (request.tokens.len(), spec.vocab_size);
-    check_tokens(&request.tokens, prompt_limit(spec, reserved, answer_min(request)), vocab_size)?;
+    let limit = prompt_limit(spec, reserved, answer_min(request));
+    check_len(&request.tokens, limit)?;
+    check_ids(&request.tokens, &request.images, vocab_size)?;
+    check_images(request, spec)?;
     let pool = (spec.block_count - reserved) * spec.block_size;
     request.stored.as_ref().map_or(Ok(()), |stored| stored.check(spec))?;
     let options = &request.options;
@@ -84,17 +88,70 @@ pub(super) fn check_tokens(
     limit: PromptLimit,
     vocab_size: usize,
 ) -> Result<(), EngineError> {
+    check_len(tokens, limit)?;
+    check_ids(tokens, &[], vocab_size)
+}
+
+fn check_len(tokens: &[u32], limit: PromptLimit) -> Result<(), EngineError> {
     if tokens.is_empty() {
         return Err(EngineError::EmptyPrompt);
     }
     if tokens.len() > limit.tokens {
         return Err(limit.error(tokens.len()));
     }
-    let outside = |&(_, &id): &(usize, &u32)| id as usize >= vocab_size;
-    match tokens.iter().enumerate().find(outside) {
-        Some((index, &got)) => Err(EngineError::TokenOutOfRange { index, got, vocab_size }),
-        None => Ok(()),
+    Ok(())
+}
+
+/// Checks that the ids of all positions that no image has are below `vocab_size`.
+fn check_ids(tokens: &[u32], images: &[PromptImage], vocab_size: usize) -> Result<(), EngineError> {
+    let ends = images.iter().map(|image| image.positions().end);
+    let starts = images.iter().map(|image| image.start).chain([tokens.len()]);
+    for (from, to) in std::iter::once(0).chain(ends).zip(starts) {
+        let part = tokens.get(from..to).unwrap_or_default();
+        if let Some(at) = part.iter().position(|&id| id as usize >= vocab_size) {
+            let (index, got) = (from + at, part[at]);
+            return Err(EngineError::TokenOutOfRange { index, got, vocab_size });
+        }
     }
+    Ok(())
+}
+
+/// Checks where the images of a request are, and that its other options can be used with images.
+fn check_images(request: &SequenceRequest, spec: &BackendSpec) -> Result<(), EngineError> {
+    let (tokens, images) = (&request.tokens, &request.images);
+    let invalid = |expected: &str, got: &dyn std::fmt::Display| {
+        Err(EngineError::invalid("images", expected, got.to_string()))
+    };
+    if images.is_empty() {
+        return Ok(());
+    }
+    if !spec.images {
+        return invalid("none, because the model takes text only", &images.len());
+    }
+    if request.options.pooling.is_some() || request.options.prompt_logprobs.is_some() {
+        return invalid("none with prompt_logprobs or for an embedding", &images.len());
+    }
+    let mut before = 0;
+    for image in images.iter() {
+        let positions = image.positions();
+        let is_image = |position: &u32| position >> 31 == 1;
+        let part = tokens.get(positions.clone()).unwrap_or_default();
+        let is_whole = part.len() == image.input.kv_len && part.iter().all(is_image);
+        // The last position of a span is told from the others by the key of the cache.
+        let ends = positions.end.checked_sub(1).and_then(|last| tokens.get(last));
+        if positions.start < before
+            || !is_whole
+            || !ends.is_some_and(|&l| TokenSpan::may_end_after(l))
+        {
+            let got = format!("one at {positions:?} of {} positions", tokens.len());
+            return invalid("images at their positions of the prompt", &got);
+        }
+        before = positions.end;
+    }
+    if before >= tokens.len() {
+        return invalid("a prompt that goes on after its last image", &"an image at its end");
+    }
+    Ok(())
 }
 
 /// Validates the backend's sizes, and the settings that depend on them.

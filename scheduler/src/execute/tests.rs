@@ -64,7 +64,7 @@ fn several_threads_sample_what_one_samples() {
                 write_from: 0,
                 block_table: vec![BlockId(index)],
                 logit_rows: if all { LogitRows::All } else { LogitRows::Last },
-                state: None,
+                ..SequenceSlice::default()
             });
             let params = SamplingParams {
                 temperature: [0.0, 0.7, 1.0][index as usize % 3],

@@ -16,6 +16,7 @@ fn view(computed: usize, tokens: usize) -> SequenceView {
         class: 0,
         tenant: TenantId::default(),
         chunk_max: usize::MAX,
+        image: None,
         chunk_rows: LogitRows::None,
         last_rows: LogitRows::Last,
         paused: false,

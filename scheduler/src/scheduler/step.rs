@@ -25,6 +25,7 @@ impl<M: Memory> Scheduler<M> {
     pub async fn complete(&mut self, mut done: StepDone, now: Instant) -> Result<(), ActorStopped> {
         let mut slices = self.in_flight.take().unwrap_or_default();
         self.complete_transfers(&mut done);
+        self.complete_encoding(done.encoded.take());
         self.context.gauges.steps.add(usize::from(!slices.is_empty()));
         let mut finished: Vec<(u64, FinishReason)> = Vec::new();
         match done.outcome {
@@ -106,6 +107,7 @@ impl<M: Memory> Scheduler<M> {
             return None;
         }
         sequence.held.computed = sequence.held.computed.max(slice.start + slice.count);
+        sequence.images.forget(sequence.held.computed);
         sequence.gather_prompt_logprobs(result.prompt);
         if sequence.end.is_some() {
             return None;
@@ -176,6 +178,7 @@ impl<M: Memory> Scheduler<M> {
     /// [`ActorStopped`] if the memory no longer answers.
     pub(super) async fn plan(&mut self) -> Result<Option<StepPlan>, ActorStopped> {
         self.prepare_state_loads().await?;
+        let encode = self.plan_encoding();
         let (spec, config) = (&self.context.spec, &self.context.config);
         let block_size = spec.block_size;
         let cache_logits = config.prefix_caching && config.logit_cache_bytes > 0;
@@ -193,7 +196,7 @@ impl<M: Memory> Scheduler<M> {
         let slices = schedule::plan(&views, self.step_limits(), self.prefill_order());
         let mut states = self.reserve_checkpoints(&slices).await?.into_iter();
         let saves = self.plan_saves();
-        if slices.is_empty() && saves.is_empty() && loads.is_empty() {
+        if slices.is_empty() && saves.is_empty() && loads.is_empty() && encode.is_none() {
             return Ok(None);
         }
         self.step += 1;
@@ -216,6 +219,7 @@ impl<M: Memory> Scheduler<M> {
                 block_table: sequence.held.table[..blocks_for(block_size, end)].to_vec(),
                 logit_rows: slice.rows,
                 state: slice_state,
+                images: sequence.images.within(&(slice.start..end)),
             });
             let cache_logits = cache_logits(sequence);
             tasks.push(RowTask {
@@ -233,17 +237,21 @@ impl<M: Memory> Scheduler<M> {
             });
         }
         self.in_flight = Some(in_flight);
-        Ok(Some(StepPlan { saves, loads, batch, tasks, ticket: self.fence.begin() }))
+        Ok(Some(StepPlan { saves, loads, encode, batch, tasks, ticket: self.fence.begin() }))
     }
 
     /// The sizes of the next step. While another request decodes or waits, its duration is limited
     /// at the recent speed.
     pub(super) fn step_limits(&self) -> StepLimits {
         let config = &self.context.config;
-        let is_alone = self.running.len() <= 1 && self.queue.is_empty();
-        let target = config.step_time_target.filter(|_| !is_alone);
+        let target = config.step_time_target.filter(|_| !self.is_alone());
         let timed = target.and_then(|target| self.context.gauges.prefill_positions(target));
         StepLimits { tokens: config.max_batched_tokens, timed: timed.unwrap_or(usize::MAX) }
+    }
+
+    /// Whether no other request decodes or waits.
+    pub(super) fn is_alone(&self) -> bool {
+        self.running.len() <= 1 && self.queue.is_empty()
     }
 
     /// In which order prompts are computed.

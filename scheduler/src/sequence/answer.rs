@@ -106,6 +106,7 @@ impl Sequence {
             usage: Usage {
                 prompt_tokens: self.prompt_len,
                 cached_tokens: self.cached_tokens.unwrap_or(0),
+                image_tokens: self.images.positions(),
                 completion_tokens: self.generated(),
             },
             timings: Timings {

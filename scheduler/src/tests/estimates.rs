@@ -41,7 +41,7 @@ impl Engine {
             block_bytes: 1,
             hidden_size: None,
             draws: false,
-            state: None,
+            ..BackendSpec::default()
         };
         let cost = move |batch: &StepBatch| token * (30 + batch.tokens.len() as u32);
         let simulation = Simulation::new(spec, config, Box::new(cost) as Cost).expect("valid");

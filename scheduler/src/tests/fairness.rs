@@ -65,7 +65,7 @@ fn run(load: Load, clients: Clients, config: EngineConfig) -> Figures {
         block_bytes: 1,
         hidden_size: None,
         draws: false,
-        state: None,
+        ..BackendSpec::default()
     };
     let request = |tenant: &str, tokens: Vec<u32>, answer| {
         let mut request = SequenceRequest::new(tokens, answer);

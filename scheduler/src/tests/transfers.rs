@@ -34,7 +34,7 @@ fn block_bytes(prompt: &[u32], block_size: usize) -> Vec<Box<[u8]>> {
         write_from: 0,
         block_table: table.clone(),
         logit_rows: LogitRows::None,
-        state: None,
+        ..SequenceSlice::default()
     };
     let batch = StepBatch { tokens: prompt.to_vec(), sequences: vec![slice] };
     backend.step(&batch).expect("a valid batch");
@@ -84,6 +84,7 @@ pub(super) fn stored_state(
         block_table: (0..count as u32).map(BlockId).collect(),
         logit_rows: LogitRows::None,
         state: Some(SliceState { slot: 0, resume: None, checkpoints: vec![checkpoint] }),
+        ..SequenceSlice::default()
     };
     let batch = StepBatch { tokens: prefix.to_vec(), sequences: vec![slice] };
     backend.step(&batch).expect("a valid batch");

@@ -166,7 +166,7 @@ impl AmxWork<'_> {
     /// position is after the end of the query chunk's context.
     #[inline]
     pub(super) fn prefetch(&self, from: &[u16], position: usize) {
-        if position >= self.chunk().end() {
+        if position >= self.chunk().end {
             return;
         }
         let at = self.index_of(position);

@@ -48,7 +48,7 @@ fn work_items_cover_every_span_once() {
         [0, 100, 70, 3, 100, 36, 100].into_iter().zip(0..).map(|(n, i)| table(i, n)).collect();
     let sequence = |table: usize, start, count| {
         let block_table = tables[table].as_slice();
-        AttentionSequence { start, count, block_table }
+        AttentionSequence { start, count, full: false, block_table }
     };
     let long = [sequence(0, 8191, 1), sequence(3, POSITIONS_PER_SPAN - 1, 1)];
     let mixed = [sequence(0, 100, 1), sequence(1, 0, 1088), sequence(2, 3 * POSITIONS_PER_SPAN, 9)];
@@ -101,7 +101,7 @@ fn shared_tiles_are_loaded_once() {
     let tables = [table(0, 100), table(1, 70), table(2, 36), table(3, 100)];
     let sequence = |table: usize, start| {
         let block_table = tables[table].as_slice();
-        AttentionSequence { start, count: 1, block_table }
+        AttentionSequence { start, count: 1, full: false, block_table }
     };
     let end = 1700;
     for order in [[0, 3, 1, 2], [2, 0, 1, 3]] {

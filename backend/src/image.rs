@@ -1,0 +1,67 @@
+//! Images: what a backend's encoder makes positions of.
+
+use std::ops::Range;
+use std::sync::Arc;
+
+/// A picture, or a tile of one, for the encoder of a model: resized, not yet normalized.
+#[derive(Clone, PartialEq, Eq)]
+pub struct ImageInput {
+    /// 128 bits of a hash of everything that the encoder's output depends on: the pixels, their
+    /// number in each direction, and how they are prepared. It identifies the image in the prefix
+    /// cache.
+    pub content_hash: u128,
+    /// Number of positions that the image takes in a prompt, at least 1.
+    pub kv_len: usize,
+    /// Whether its positions attend to each other in both directions. If not, each attends to the
+    /// positions up to its own, as those of text do.
+    pub full_attention: bool,
+    /// Width and height in pixels.
+    pub size: [usize; 2],
+    /// Row-major `[height, width, 3]`: red, green and blue.
+    pub pixels: Vec<u8>,
+}
+
+impl std::fmt::Debug for ImageInput {
+    /// Shows everything but the pixels.
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let ImageInput { content_hash, kv_len, full_attention, size, .. } = self;
+        f.debug_struct("ImageInput")
+            .field("content_hash", &format_args!("{content_hash:032x}"))
+            .field("kv_len", kv_len)
+            .field("full_attention", full_attention)
+            .field("size", size)
+            .finish_non_exhaustive()
+    }
+}
+
+/// The inputs of the decoder's first layer at the positions of an image, as an encoder returns
+/// them. Clones share the values.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ImageEmbeddings {
+    /// Row-major `[kv_len, hidden_size]`.
+    pub values: Arc<[f32]>,
+}
+
+/// An image of which a slice computes positions.
+#[derive(Clone, Debug, PartialEq)]
+pub struct SliceImage {
+    /// Position of the image's first row in the sequence. It may be before the slice's start, unless
+    /// the image has full attention.
+    pub start: usize,
+    /// Number of positions of the image, at least 1. It ends after the slice's start. It may end
+    /// after the slice's end, unless the image has full attention.
+    pub len: usize,
+    /// Whether its positions attend to each other in both directions. All of them are in the slice
+    /// then.
+    pub full_attention: bool,
+    /// What the encoder has returned for it: `len` rows.
+    pub embeddings: ImageEmbeddings,
+}
+
+impl SliceImage {
+    /// The positions of the image in the sequence.
+    #[must_use]
+    pub fn positions(&self) -> Range<usize> {
+        self.start..self.start + self.len
+    }
+}

@@ -1,0 +1,53 @@
+//! Positions that see each other in both directions, as those of an image.
+
+use super::*;
+
+const FULL: Mask<'static> = Mask { sinks: None, full: true };
+
+/// Goal: full attention of a part of a sequence, after other positions, agrees with the formula on
+/// every path and shape, and differs from causal attention.
+#[test]
+fn full_attention_matches_the_formula() {
+    let threads = Threads::new(2);
+    for path in Path::supported() {
+        for shape in SHAPES {
+            let sequences = [sequence(shape, 900, 41)];
+            for (block_size, (start, count)) in
+                [(16, (0, 150)), (1, (3, 70)), (64, (450, 300)), (16, (890, 1))]
+            {
+                let cache = cache(shape, &sequences, block_size);
+                let parts = [(0, start, count)];
+                let got = run_with(path, &threads, shape, &sequences, &cache, &parts, FULL);
+                let expected = expected_with(shape, &sequences[0], start..start + count, FULL);
+                let (difference, at) = worst(&got[0], &expected);
+                let tolerance = tolerance(path, shape);
+                let what = format!("{path} {shape:?} {start} {count}");
+                assert!(difference < tolerance, "{what}: off by {difference} at {at}");
+                let causal = run(path, &threads, shape, &sequences, &cache, &parts);
+                assert_eq!(got == causal, count == 1, "{what}");
+            }
+        }
+    }
+}
+
+/// Goal: the bits of full attention do not depend on the block size, on other sequences of the call,
+/// which may be causal, or on how many threads divide the context.
+#[test]
+fn bits_of_full_attention_do_not_depend_on_blocks_batch_or_threads() {
+    let pools = [1, 3, 8].map(Threads::new);
+    for path in Path::supported() {
+        for shape in [SHAPES[0], SHAPES[1], SHAPES[2], SHAPES[5], SHAPES[8]] {
+            let sequences = [sequence(shape, 1300, 43), sequence(shape, 80, 44)];
+            let caches = [16, 1, 64].map(|block_size| cache(shape, &sequences, block_size));
+            let run = |cache, pool, parts: &[_]| {
+                run_with(path, pool, shape, &sequences, cache, parts, FULL)
+            };
+            let alone = run(&caches[0], &pools[0], &[(0, 500, 700)]);
+            for (cache, pool) in caches.iter().zip(&pools) {
+                let got = run(cache, pool, &[(1, 0, 80), (0, 500, 700), (1, 79, 1)]);
+                let bits = |values: &[f32]| values.iter().map(|v| v.to_bits()).collect::<Vec<_>>();
+                assert!(bits(&got[1]) == bits(&alone[0]), "{path} {shape:?}");
+            }
+        }
+    }
+}

@@ -1,0 +1,221 @@
+//! Prompts with images: what is encoded, what is shared, and how images are divided among steps.
+
+use stolon_backend::ImageInput;
+use stolon_backend::fake::image_token;
+
+use super::*;
+
+/// A part of a prompt.
+#[derive(Clone, Debug)]
+enum Part {
+    Text(Vec<u32>),
+    /// Content, number of positions, and whether they attend to each other.
+    Image(u128, usize, bool),
+}
+
+use Part::{Image, Text};
+
+impl Harness {
+    /// Submits a prompt of these parts, which is checked as any other: the fake backend computes
+    /// images from their contents.
+    fn submit_parts(
+        &mut self,
+        parts: &[Part],
+        max_tokens: usize,
+        set: impl FnOnce(&mut SequenceRequest),
+    ) {
+        let (mut tokens, mut expected, mut images) = (Vec::new(), Vec::new(), Vec::new());
+        for part in parts {
+            match part {
+                Text(text) => {
+                    tokens.extend_from_slice(text);
+                    expected.extend_from_slice(text);
+                }
+                &Image(content_hash, kv_len, full_attention) => {
+                    let (size, pixels) = ([1, 1], vec![0; 3]);
+                    let input = ImageInput { content_hash, kv_len, full_attention, size, pixels };
+                    let placed = self.context.append_image(Arc::new(input), &mut tokens);
+                    images.push(placed.expect("a short image"));
+                    expected.extend((0..kv_len).map(|row| image_token(content_hash, row)));
+                }
+            }
+        }
+        let before = self.callers.len();
+        self.submit_request(tokens, max_tokens, |request| {
+            request.images = images.into();
+            set(request);
+        });
+        if let Some(caller) = self.callers.get_mut(before) {
+            caller.prompt = expected;
+        }
+    }
+
+    fn run_parts(&mut self, parts: &[Part]) -> usize {
+        self.submit_parts(parts, 3, |_| {});
+        self.finish();
+        self.callers.last().and_then(|caller| caller.cached).expect("it has run")
+    }
+}
+
+fn harness(block_size: usize, max_batched_tokens: usize) -> Harness {
+    let config = EngineConfig { max_batched_tokens, ..EngineConfig::default() };
+    Harness::new(block_size, 4096 / block_size, config)
+}
+
+/// Goal: an image is encoded once, however many questions follow about it; with whole blocks after
+/// it, or blocks of one position, nothing of it is computed again. An image behind another prefix is
+/// computed, but not encoded.
+#[test]
+fn an_image_is_encoded_once_and_its_positions_are_shared() {
+    for full in [false, true] {
+        for block_size in [1, 4] {
+            let mut harness = harness(block_size, 8);
+            let question =
+                |own| [Text(vec![1; 5]), Image(7, 30, full), Text(vec![2; 9]), Text(own)];
+            assert_eq!(harness.run_parts(&question(vec![3; 4])), 0);
+            let cached = 44 / block_size * block_size;
+            assert_eq!(harness.run_parts(&question(vec![4; 6])), cached);
+            let computed = harness.context.stats().computed_tokens;
+            assert_eq!(harness.run_parts(&question(vec![5; 6])), cached);
+            assert_eq!(harness.context.stats().computed_tokens - computed, 50 - cached as u64 + 2);
+            assert_eq!(harness.context.stats().images_encoded, 1);
+            let behind = [Text(vec![9; 7]), Image(7, 30, full), Text(vec![3])];
+            assert_eq!(harness.run_parts(&behind), 0);
+            assert_eq!(harness.context.stats().images_encoded, 1);
+            // Another image in the same place, and the same content of another length.
+            for other in [Image(8, 30, full), Image(7, 29, full)] {
+                let parts = [Text(vec![1; 5]), other, Text(vec![2; 9])];
+                assert_eq!(harness.run_parts(&parts), 5 / block_size * block_size);
+            }
+            assert_eq!(harness.context.stats().images_encoded, 3);
+        }
+    }
+}
+
+/// Goal: while an image is encoded and computed, others decode in every step, and a prompt of text
+/// is computed. An image larger than a step is computed as a whole, and one at a time.
+#[test]
+fn others_go_on_while_images_are_encoded_and_computed() {
+    let mut harness = harness(4, 16);
+    harness.submit(vec![6; 5], 60, None);
+    harness.step(false);
+    for hash in 1..4 {
+        let parts = [Text(vec![1; 3]), Image(hash, 40, true), Text(vec![2; 3])];
+        harness.submit_parts(&parts, 2, |request| {
+            request.options.tenant = Some(hash.to_string().into());
+        });
+    }
+    harness.submit(vec![5; 40], 2, None);
+    let mut whole = Vec::new();
+    while let Some(plan) = &harness.in_flight {
+        let counts: Vec<usize> = plan.batch.sequences.iter().map(|s| s.token_count).collect();
+        if harness.callers[0].end.is_none() {
+            assert!(plan.batch.sequences[0].token_count == 1, "the decode takes part: {counts:?}");
+        }
+        let images = plan.batch.sequences.iter().flat_map(|slice| &slice.images);
+        whole.push(images.count());
+        harness.step(false);
+        harness.read(true);
+    }
+    assert_eq!(whole.iter().max(), Some(&1), "one large image in a step: {whole:?}");
+    assert_eq!(whole.iter().sum::<usize>(), 3, "each in one step: {whole:?}");
+    harness.finish();
+    assert_eq!(harness.context.stats().images_encoded, 3);
+    assert_eq!(harness.backend.handle().encoding_count(), 9, "three calls for each");
+}
+
+/// Goal: if the encoder fails, the requests that wait for this image fail, and no others.
+#[test]
+fn a_failed_encoding_ends_the_requests_that_wait_for_it() {
+    let mut harness = harness(4, 64);
+    harness.backend.handle().fail_encodings(1);
+    for hash in [1, 1, 2] {
+        harness.submit_parts(&[Image(hash, 10, false), Text(vec![1; 3])], 4, |_| {});
+    }
+    harness.submit(vec![6; 5], 6, None);
+    harness.finish();
+    let failed = harness.callers.iter().map(|caller| caller.end.clone().expect("ended").is_err());
+    assert_eq!(failed.collect::<Vec<_>>(), [true, true, false, false]);
+    assert_eq!(harness.context.stats().steps_failed, 0);
+}
+
+/// Goal: requests with images that no backend could compute are refused.
+#[test]
+fn malformed_images_are_refused() {
+    let harness = harness(4, 64);
+    let input = |kv_len| {
+        let (content_hash, full_attention) = (1, false);
+        Arc::new(ImageInput { content_hash, kv_len, full_attention, size: [1, 1], pixels: vec![] })
+    };
+    let mut tokens = vec![1; 3];
+    let image = harness.context.append_image(input(5), &mut tokens).expect("a short image");
+    tokens.push(2);
+    let moved = |start| crate::PromptImage { start, ..image.clone() };
+    let longer = crate::PromptImage { input: input(6), ..image.clone() };
+    let check = |tokens: &[u32], images: Vec<crate::PromptImage>| {
+        let mut request = SequenceRequest::new(tokens.to_vec(), 1);
+        request.images = images.into();
+        harness.context.submit(0, request, 0, 0, harness.now).map(|_| ()).map_err(|e| e.to_string())
+    };
+    assert_eq!(check(&tokens, vec![image.clone()]), Ok(()));
+    for (tokens, images, part) in [
+        (&tokens[..], vec![], "token id"),
+        (&tokens, vec![moved(2)], "token id"),
+        (&tokens, vec![moved(4)], "token id"),
+        (&tokens, vec![longer], "images at their positions"),
+        (&tokens, vec![image.clone(), image.clone()], "images at their positions"),
+        (&tokens[..8], vec![image.clone()], "goes on after its last image"),
+        (&tokens[..6], vec![image.clone()], "images at their positions"),
+    ] {
+        let error = check(tokens, images).expect_err(part);
+        assert!(error.contains(part), "expected {part:?} in {error:?}");
+    }
+    assert!(harness.context.append_image(input(0), &mut tokens.clone()).is_err());
+    assert!(harness.context.append_image(input(usize::MAX), &mut tokens.clone()).is_err());
+}
+
+fn part() -> impl Strategy<Value = Part> {
+    prop_oneof![
+        proptest::collection::vec(0..4_u32, 1..12).prop_map(Text),
+        (0..3_u128, 1..24_usize, any::<bool>())
+            .prop_map(|(hash, len, full)| Image(hash, len, full)),
+    ]
+}
+
+proptest! {
+    /// Goal: whatever the prompts, sizes of steps and blocks, cancellations, failures of steps and
+    /// memory are, every answer is that of a request that runs alone, and no block is lost.
+    #[test]
+    fn answers_with_images_do_not_depend_on_schedules(
+        prompts in proptest::collection::vec((proptest::collection::vec(part(), 1..5), 1..6_usize), 1..12),
+        (block_size, max_batched_tokens) in (prop_oneof![Just(1), Just(4)], 1..40_usize),
+        blocks in 40..120_usize,
+        cache in prop_oneof![Just(0), Just(2000), Just(1 << 20)],
+        actions in proptest::collection::vec((0..6_u8, any::<u8>()), 0..60),
+    ) {
+        let config = EngineConfig {
+            max_batched_tokens,
+            encoder_cache_bytes: cache,
+            max_running: 5,
+            ..EngineConfig::default()
+        };
+        let mut harness = Harness::new(block_size, blocks * 4 / block_size, config);
+        let mut prompts = prompts.into_iter();
+        for (action, which) in actions {
+            match action {
+                0 | 1 => if let Some((mut parts, max_tokens)) = prompts.next() {
+                    parts.push(Text(vec![1]));
+                    harness.submit_parts(&parts, max_tokens, |_| {});
+                },
+                2 if !harness.callers.is_empty() => {
+                    let caller = usize::from(which) % harness.callers.len();
+                    harness.cancel(caller);
+                }
+                3 if which < 20 => { harness.step(true); }
+                4 if which < 20 => harness.backend.handle().fail_encodings(1),
+                _ => { harness.step(false); harness.read(false); }
+            }
+        }
+        harness.finish();
+    }
+}
