@@ -11,7 +11,6 @@ use stolon_scheduler::{
 };
 use stolon_text::StopStrings;
 
-use crate::images::prompt_usage;
 use crate::min_tokens::MinTokens;
 use crate::prompt::Prompts;
 use crate::repetition::RepetitionDetector;
@@ -214,7 +213,7 @@ impl Engine {
             stop_ids: options.stop_ids.clone(),
             min_tokens: request.min_tokens,
             submitted,
-            usage: prompt_usage(&tokens, &images),
+            usage: crate::images::prompt_usage(&tokens, &images),
             timings: Timings::default(),
         };
         let sequence =
@@ -234,11 +233,10 @@ impl Engine {
     /// Those of rendering and tokenising the prompt.
     pub fn estimate(&self, request: &Request) -> Result<Estimate, Error> {
         let (namespace, tokens) = self.lookup(request)?;
-        let handle = &self.inner.handle;
-        let (context, tenant) = (handle.context(), request.options.tenant.as_deref());
+        let (handle, context) = (&self.inner.handle, self.inner.handle.context());
         let cached_tokens = handle.query_resume(&namespace, &tokens).resume;
-        let uncached = tokens.len().saturating_sub(cached_tokens);
-        let first_token = context.first_token_estimate(uncached, tenant);
+        let work = context.uncached_work(&tokens, cached_tokens);
+        let first_token = context.first_token_estimate(work, request.options.tenant.as_deref());
         Ok(Estimate {
             prompt_tokens: tokens.len(),
             cached_tokens,

@@ -199,6 +199,22 @@ impl EngineContext {
         Ok(PromptImage { start, input })
     }
 
+    /// The work of a prompt of which `cached` tokens are cached, in tokens to compute: the others,
+    /// and encoding their images.
+    pub fn uncached_work(&self, tokens: &[u32], cached: usize) -> usize {
+        let uncached = tokens.get(cached..).unwrap_or_default();
+        uncached.len() + self.encoding_cost(uncached)
+    }
+
+    /// What encoding the images of uncached tokens costs, in tokens to compute.
+    fn encoding_cost(&self, uncached: &[u32]) -> usize {
+        if !self.spec.images {
+            return 0;
+        }
+        let is_image = |token: &&u32| TokenSpan::is_image(**token);
+        self.gauges.encoding_cost(uncached.iter().filter(is_image).count())
+    }
+
     /// The eviction policy in use; `None` for a custom order.
     pub fn eviction_policy(&self) -> Option<EvictionPolicy> {
         **self.eviction_policy.load()
@@ -276,7 +292,8 @@ impl EngineContext {
             request.turn = None;
         }
         let prompt_tokens = request.tokens.len();
-        let uncached = prompt_tokens.saturating_sub(matched).max(1);
+        let encoding = self.encoding_cost(&request.tokens[matched.min(prompt_tokens)..]);
+        let uncached = prompt_tokens.saturating_sub(matched).max(1) + encoding;
         let refused = |error: &EngineError| {
             tracing::debug!(target: "stolon", prompt_tokens, uncached, %error, "request refused");
         };
@@ -297,7 +314,8 @@ impl EngineContext {
         let span = request_span(id, choice, prompt_tokens);
         let record = RequestRecord::new(&self.gauges, span).inspect_err(refused)?;
         let (sender, events) = event_channel(self.config.event_capacity);
-        let terms = Terms { choice, max_tokens, loan, share, block_size: self.spec.block_size };
+        let block_size = self.spec.block_size;
+        let terms = Terms { choice, max_tokens, loan, share, block_size, encoding };
         let sequence = Sequence::new(id, request, terms, record, sender, now);
         Ok((sequence, permit, events))
     }

@@ -6,7 +6,7 @@ mod tests;
 use std::panic::resume_unwind;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use stolon_backend::{
     Backend, ImageEmbeddings, ImageInput, Sampled, SamplingError, SequenceSlice, StepBatch,
@@ -27,15 +27,17 @@ pub fn execute(backend: &mut dyn Backend, plan: StepPlan) -> StepDone {
     let StepPlan { saves, loads, encode, batch, tasks, ticket } = plan;
     let saved = saves.iter().map(|blocks| save_blocks(backend, blocks)).collect();
     let loaded: Vec<bool> = loads.into_iter().map(|load| load.run(backend)).collect();
+    let begun = Instant::now();
     let encoded = encode.map(|EncodeTask { image, time }| {
         let embeddings = backend.encode(&image, time).map_err(|error| error.to_string())?;
         check_embeddings(&image, backend.spec().hidden_size.unwrap_or(0), embeddings)
     });
+    let encoding = if encoded.is_some() { begun.elapsed() } else { Duration::ZERO };
     let begun = Instant::now();
     let outcome = forward(backend, batch, tasks, &loaded);
     let compute = begun.elapsed();
     drop(ticket);
-    StepDone { saved, encoded, loaded, outcome, compute }
+    StepDone { saved, encoded, encoding, loaded, outcome, compute }
 }
 
 /// Checks the size of what an encoder has returned.

@@ -47,6 +47,7 @@ pub struct Gauges {
     pub(crate) checkpoints: Counter,
     pub(crate) recomputed_tokens: Counter,
     pub(crate) images_encoded: Counter,
+    pub(crate) encode_rate: Gauge,
     pub(crate) first_tokens_from_cache: Counter,
     pub(crate) most_overtaken_tokens: Gauge,
     pub(crate) blocks_free: Gauge,
@@ -164,6 +165,28 @@ impl Gauges {
             before => 0.7 * before as f64 + 0.3 * now,
         };
         self.prefill_rate.set((rate as usize).max(1));
+    }
+
+    /// Updates the speed of the encoder after it has spent `time` on an image of `positions`.
+    pub(crate) fn note_encoding(&self, positions: usize, time: Duration) {
+        self.images_encoded.add(1);
+        if !time.is_zero() {
+            let now = positions as f64 / time.as_secs_f64();
+            let rate = match self.encode_rate.get() {
+                0 => now,
+                before => 0.7 * before as f64 + 0.3 * now,
+            };
+            self.encode_rate.set((rate as usize).max(1));
+        }
+    }
+
+    /// Number of positions that are computed in the time in which `positions` of images are encoded;
+    /// as many, before both speeds are known.
+    pub(crate) fn encoding_cost(&self, positions: usize) -> usize {
+        match (self.prefill_rate.get(), self.encode_rate.get()) {
+            (0, _) | (_, 0) => positions,
+            (prefill, encode) => positions.saturating_mul(prefill).div_ceil(encode),
+        }
     }
 
     /// Number of positions that are computed in `time` at the recent speed; `None` before it is

@@ -52,6 +52,11 @@ impl SequenceImages {
         self.all.iter().map(|image| image.input.kv_len).sum()
     }
 
+    /// Whether no image has positions after the first `matched`.
+    pub(crate) fn ends_within(&self, matched: usize) -> bool {
+        self.all.last().is_none_or(|image| image.positions().end <= matched)
+    }
+
     /// The images that have positions after the first `computed`.
     fn pending(&self, computed: usize) -> impl Iterator<Item = (usize, &PromptImage)> {
         let first = self.all.partition_point(|image| image.positions().end <= computed);

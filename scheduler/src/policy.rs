@@ -23,7 +23,8 @@ pub(crate) struct Candidate {
     pub(crate) class: i32,
     /// Its tenant has its share of the running slots.
     pub(crate) has_share: bool,
-    /// Number of tokens of the prompt, and of what was generated before a preemption.
+    /// Number of tokens of the prompt, and of what was generated before a preemption, and what
+    /// encoding its images costs, in tokens to compute.
     pub(crate) tokens: usize,
     /// How many of them need not be computed, because they were cached at the last query or can be
     /// loaded.

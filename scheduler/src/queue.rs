@@ -75,10 +75,17 @@ impl Waiting {
         self.bound.saturating_sub(self.overtaken)
     }
 
-    /// Number of tokens to compute before the next one can be sampled, at least 1, according to the
-    /// last query.
+    /// Number of tokens to compute before the next one can be sampled, at least 1, and what encoding
+    /// its images costs, according to the last query.
     pub(crate) fn cost(&self) -> usize {
-        self.sequence.tokens.len().saturating_sub(self.found()).max(1)
+        self.work().saturating_sub(self.found()).max(1)
+    }
+
+    /// Number of its tokens, and what encoding its images costs, unless all of these are cached.
+    fn work(&self) -> usize {
+        let images = &self.sequence.images;
+        let encoding = if images.ends_within(self.found()) { 0 } else { self.sequence.encoding };
+        self.sequence.tokens.len() + encoding
     }
 
     /// Number of its tokens that need not be computed, because they are cached or can be loaded. A
@@ -222,7 +229,7 @@ impl Queue {
                 arrival: waiting.arrival,
                 class: waiting.sequence.options.priority,
                 has_share: shares.is_reached(waiting.sequence.tenant),
-                tokens: waiting.sequence.tokens.len(),
+                tokens: waiting.work(),
                 matched: waiting.found(),
                 prefix_sharers: counts_by_prefix[&waiting.sequence.prefix_hash],
                 slack: waiting.slack(),
@@ -282,7 +289,8 @@ mod tests {
 
     fn sequence(id: u64) -> Sequence {
         let request = SequenceRequest::new(vec![id as u32; 8], 1);
-        let terms = Terms { choice: 0, max_tokens: 1, loan: None, share: None, block_size: 4 };
+        let terms =
+            Terms { choice: 0, max_tokens: 1, loan: None, share: None, block_size: 4, encoding: 0 };
         let record = RequestRecord::new(&Arc::default(), tracing::Span::none()).expect("open");
         Sequence::new(id, request, terms, record, event_channel(8).0, Instant::now())
     }

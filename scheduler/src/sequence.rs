@@ -53,6 +53,8 @@ pub struct Sequence {
     pub(crate) prompt_len: usize,
     /// The images of the prompt.
     pub(crate) images: SequenceImages,
+    /// What encoding them costs, in tokens to compute.
+    pub(crate) encoding: usize,
     /// Cached positions are shared within it.
     pub(crate) namespace: Namespace,
     /// The tenant that it belongs to.
@@ -148,6 +150,8 @@ pub(crate) struct Terms {
     pub(crate) share: Option<QuotaShare>,
     /// Positions per block.
     pub(crate) block_size: usize,
+    /// What encoding its images costs, in tokens to compute.
+    pub(crate) encoding: usize,
 }
 
 impl Sequence {
@@ -160,7 +164,7 @@ impl Sequence {
         events: EventSender,
         submitted: Instant,
     ) -> Sequence {
-        let Terms { choice, max_tokens, loan, share, block_size } = terms;
+        let Terms { choice, max_tokens, loan, share, block_size, encoding } = terms;
         let SequenceRequest { tokens, images, namespace, eos_ids, stored, turn, mut options } =
             request;
         let stored = stored.filter(|_| !options.needs_whole_prompt());
@@ -176,6 +180,7 @@ impl Sequence {
             sampler: Some(Box::new(sampler)),
             tokens,
             images: SequenceImages::new(images),
+            encoding,
             namespace,
             tenant: TenantId::new(options.tenant.as_deref()),
             prefix_hash: prefix_hash.finish(),

@@ -174,6 +174,7 @@ impl<C: FnMut(&StepBatch) -> Duration> Simulation<C> {
             drop(plan.ticket);
             let done = StepDone {
                 encoded: None,
+                encoding: Duration::ZERO,
                 saved: Vec::new(),
                 loaded: Vec::new(),
                 outcome: Ok(results),

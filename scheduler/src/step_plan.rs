@@ -93,6 +93,8 @@ pub struct StepDone {
     /// What the encoder has returned, if an image was to be encoded: its embeddings if they are
     /// complete, or why it failed.
     pub encoded: Option<Result<Option<ImageEmbeddings>, String>>,
+    /// Time that the executor thread spent on the encoder.
+    pub encoding: Duration,
     /// Whether each load has copied all of its blocks. A missing entry counts as false.
     pub loaded: Vec<bool>,
     /// One entry per slice, or why the forward pass failed.

@@ -139,6 +139,7 @@ fn compute(
                 Ok(()) => execute(backend, *plan),
                 Err(error) => StepDone {
                     encoded: None,
+                    encoding: Duration::ZERO,
                     saved: Vec::new(),
                     loaded: Vec::new(),
                     outcome: Err(error.to_string()),

@@ -2,6 +2,7 @@
 
 use std::collections::HashMap;
 use std::sync::Arc;
+use std::time::Duration;
 
 use stolon_backend::{ImageEmbeddings, ImageInput};
 
@@ -19,6 +20,8 @@ pub(super) struct Encoding {
     cache: EncoderCache,
     /// The image that the last step has begun, or gone on with.
     current: Option<Arc<ImageInput>>,
+    /// How long it has been encoded so far.
+    time: Duration,
     /// For each tenant with running requests the step in which an image of it was last begun.
     turns: HashMap<TenantId, u64>,
 }
@@ -26,7 +29,7 @@ pub(super) struct Encoding {
 impl Encoding {
     pub(super) fn new(cache_bytes: usize) -> Encoding {
         let cache = EncoderCache::new(cache_bytes);
-        Encoding { cache, current: None, turns: HashMap::new() }
+        Encoding { cache, current: None, time: Duration::ZERO, turns: HashMap::new() }
     }
 }
 
@@ -38,7 +41,7 @@ impl<M: Memory> Scheduler<M> {
             true => ENCODE_TIME_MAX,
             false => self.context.config.step_time_target.unwrap_or(ENCODE_TIME_MAX),
         };
-        let Encoding { cache, current, turns } = &mut self.encoding;
+        let Encoding { cache, current, time: spent, turns } = &mut self.encoding;
         let mut waiting: Vec<(TenantId, u64, Arc<ImageInput>)> = Vec::new();
         for Running { sequence, arrival, .. } in &mut self.running {
             if sequence.end.is_some() || sequence.is_stalled() {
@@ -71,6 +74,7 @@ impl<M: Memory> Scheduler<M> {
         let (tenant, _, image) = waiting.swap_remove(chosen);
         if begun.is_none() {
             turns.insert(tenant, self.step + 1);
+            *spent = Duration::ZERO;
         }
         *current = Some(Arc::clone(&image));
         Some(EncodeTask { image, time })
@@ -81,13 +85,15 @@ impl<M: Memory> Scheduler<M> {
     pub(super) fn complete_encoding(
         &mut self,
         encoded: Option<Result<Option<ImageEmbeddings>, String>>,
+        time: Duration,
     ) {
         let Some(image) = self.encoding.current.take() else { return };
+        self.encoding.time += time;
         let result = encoded.unwrap_or_else(|| Err("the image was not encoded".to_owned()));
         match result {
             Ok(None) => self.encoding.current = Some(image),
             Ok(Some(embeddings)) => {
-                self.context.gauges.images_encoded.add(1);
+                self.context.gauges.note_encoding(image.kv_len, self.encoding.time);
                 for Running { sequence, .. } in &mut self.running {
                     sequence.images.keep(&image, &embeddings, sequence.held.computed);
                 }

@@ -25,7 +25,7 @@ impl<M: Memory> Scheduler<M> {
     pub async fn complete(&mut self, mut done: StepDone, now: Instant) -> Result<(), ActorStopped> {
         let mut slices = self.in_flight.take().unwrap_or_default();
         self.complete_transfers(&mut done);
-        self.complete_encoding(done.encoded.take());
+        self.complete_encoding(done.encoded.take(), done.encoding);
         self.context.gauges.steps.add(usize::from(!slices.is_empty()));
         let mut finished: Vec<(u64, FinishReason)> = Vec::new();
         match done.outcome {
