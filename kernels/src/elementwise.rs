@@ -1,5 +1,5 @@
-//! Elementwise operations and row reductions between GEMMs: RMS norm, gated activations and
-//! residual additions.
+//! Elementwise operations and row reductions between GEMMs: norms, activations and residual
+//! additions.
 //!
 //! All functions are serial; callers split rows over [`Threads`](crate::Threads). The order of a
 //! reduction depends only on the length of the row, so the result of a row does not depend on the
@@ -7,12 +7,15 @@
 #![allow(unsafe_code, reason = "runs on SIMD lanes, whose methods are unsafe")]
 
 mod gates;
+mod layer_norm;
+pub(crate) mod softmax;
 
-use crate::lanes::math::{gelu_tanh, sigmoid};
+use crate::lanes::math::sigmoid;
 use crate::lanes::{self, LANES, Lanes, dispatch, load_some, store_some};
 use crate::path::Path;
 
-pub use gates::{mul_sigmoid, mul_silu};
+pub use gates::{gelu_tanh_in_place, gelu_tanh_mul, mul_sigmoid, mul_silu};
+pub use layer_norm::{LayerNorm, layer_norm};
 
 /// RMS norm of each row: `out = x / sqrt(mean(x^2) + eps) * (weight + offset)`.
 ///
@@ -49,16 +52,6 @@ pub fn silu_mul(path: Path, gate: &mut [f32], up: &[f32]) {
     assert_eq!(gate.len(), up.len(), "silu_mul: gate and up must have the same length");
     // SAFETY: `gate` and `up` each hold `gate.len()` values, as asserted above.
     unsafe { silu_mul_dispatch(path, gate.as_mut_ptr(), up.as_ptr(), gate.len()) }
-}
-
-/// `gate = gelu(gate) * up`, elementwise, with the tanh approximation of GELU.
-///
-/// # Panics
-/// If `gate` and `up` have different lengths.
-pub fn gelu_tanh_mul(path: Path, gate: &mut [f32], up: &[f32]) {
-    assert_eq!(gate.len(), up.len(), "gelu_tanh_mul: gate and up must have the same length");
-    // SAFETY: `gate` and `up` each hold `gate.len()` values, as asserted above.
-    unsafe { gelu_mul_dispatch(path, gate.as_mut_ptr(), up.as_ptr(), gate.len()) }
 }
 
 /// `gate = (up + 1) * g * sigmoid(alpha * g)`, elementwise, where `g` is `gate`, at most `limit`,
@@ -201,20 +194,6 @@ dispatch! {
     /// # Safety
     /// Both pointers are valid for `len` values.
     unsafe fn silu_mul_dispatch(gate: *mut f32, up: *const f32, len: usize) = silu_mul_lanes
-}
-
-/// # Safety
-/// The instruction set of `L` is available, and `gate` and `up` are valid for `len` values.
-#[inline(always)]
-unsafe fn gelu_mul_lanes<L: Lanes>(gate: *mut f32, up: *const f32, len: usize) {
-    // SAFETY: `zip_in_place` requires exactly what this function requires; the closure only
-    // computes in registers.
-    unsafe { zip_in_place::<L>(gate, up, len, |g, u| gelu_tanh(g).mul(u)) }
-}
-dispatch! {
-    /// # Safety
-    /// Both pointers are valid for `len` values.
-    unsafe fn gelu_mul_dispatch(gate: *mut f32, up: *const f32, len: usize) = gelu_mul_lanes
 }
 
 /// # Safety

@@ -15,10 +15,11 @@
 //!   experts, to rows of a common output.
 //! * [`attention`]: causal attention over ragged batches, which reads keys and values through block
 //!   tables. [`KvRows`] writes them.
+//! * [`full_attention`]: attention in both directions between the rows of an image.
 //! * [`convolution`]: short causal convolutions over the same store. [`convolution_silu`] has f32
 //!   rows instead.
 //! * [`Recurrence`]: the states of linear recurrences, such as Gated DeltaNet, token by token.
-//! * [`rms_norm`], [`silu_mul`], [`norm_and_rope`] and others: elementwise operations between
+//! * [`rms_norm`], [`layer_norm`], [`silu_mul`], [`norm_and_rope`] and others: elementwise operations between
 //!   GEMMs.
 //!
 //! How the modules build on each other, from the lowest to the highest:
@@ -32,7 +33,7 @@
 //! | `packing`, `matrix`, `operand` | layouts of activations; packed weights; packed activations |
 //! | `elementwise`, `heads`, `kv_layout`, `kv_rows` | norms, gates, rotary embedding, KV cache rows |
 //! | `product` | GEMMs with fused epilogues |
-//! | `attention`, `convolution` | flash-style attention with online softmax; short convolutions |
+//! | `attention`, `full_attention`, `convolution` | flash-style attention with online softmax; attention without a cache; short convolutions |
 //! | `recurrence` | linear recurrences with a state |
 
 #[cfg(target_arch = "x86_64")]
@@ -42,6 +43,7 @@ mod buffer;
 mod convolution;
 mod elementwise;
 mod error;
+mod full_attention;
 mod gemm;
 mod heads;
 mod int8;
@@ -74,10 +76,11 @@ pub use attention::prefix_sharing::positions_read;
 pub use buffer::{Buffer, Plain};
 pub use convolution::{convolution, convolution_silu};
 pub use elementwise::{
-    add, clamped_swiglu, gelu_tanh_mul, mul, mul_sigmoid, mul_silu, rms_norm, rms_norm_in_place,
-    scale, silu_mul, soft_cap,
+    LayerNorm, add, clamped_swiglu, gelu_tanh_in_place, gelu_tanh_mul, layer_norm, mul,
+    mul_sigmoid, mul_silu, rms_norm, rms_norm_in_place, scale, silu_mul, soft_cap,
 };
 pub use error::KernelError;
+pub use full_attention::{FullAttention, full_attention};
 pub use heads::{HeadNorm, norm_and_rope};
 pub use kv_layout::KvLayout;
 pub use kv_rows::{KvRows, KvSliceMut, SlotMapping};

@@ -1,8 +1,8 @@
-//! Gates: values that are multiplied with a function of others.
+//! Gates: values that are multiplied with a function of others. And GELU without a gate.
 #![allow(unsafe_code, reason = "runs on SIMD lanes, whose methods are unsafe")]
 
-use super::zip_in_place;
-use crate::lanes::math::sigmoid;
+use super::{map_in_place, zip_in_place};
+use crate::lanes::math::{gelu_tanh, sigmoid};
 use crate::lanes::{Lanes, dispatch};
 use crate::path::Path;
 
@@ -24,6 +24,36 @@ pub fn mul_sigmoid(path: Path, x: &mut [f32], gate: &[f32]) {
     assert_eq!(x.len(), gate.len(), "mul_sigmoid: x and gate must have the same length");
     // SAFETY: both slices hold `x.len()` values, as asserted above.
     unsafe { mul_sigmoid_dispatch(path, x.as_mut_ptr(), gate.as_ptr(), x.len()) }
+}
+
+/// `gate = gelu(gate) * up`, elementwise, with the tanh approximation of GELU.
+///
+/// # Panics
+/// If `gate` and `up` have different lengths.
+pub fn gelu_tanh_mul(path: Path, gate: &mut [f32], up: &[f32]) {
+    assert_eq!(gate.len(), up.len(), "gelu_tanh_mul: gate and up must have the same length");
+    // SAFETY: `gate` and `up` each hold `gate.len()` values, as asserted above.
+    unsafe { gelu_mul_dispatch(path, gate.as_mut_ptr(), up.as_ptr(), gate.len()) }
+}
+
+/// `x = gelu(x)`, elementwise, with the tanh approximation of GELU.
+pub fn gelu_tanh_in_place(path: Path, x: &mut [f32]) {
+    // SAFETY: `x` holds `x.len()` values.
+    unsafe { gelu_dispatch(path, x.as_mut_ptr(), x.len()) }
+}
+
+/// # Safety
+/// The instruction set of `L` is available, and `x` is valid for `len` values.
+#[inline(always)]
+unsafe fn gelu_lanes<L: Lanes>(x: *mut f32, len: usize) {
+    // SAFETY: `map_in_place` requires exactly what this function requires; the closure only
+    // computes in registers.
+    unsafe { map_in_place::<L>(x, len, |x| gelu_tanh(x)) }
+}
+dispatch! {
+    /// # Safety
+    /// `x` is valid for `len` values.
+    unsafe fn gelu_dispatch(x: *mut f32, len: usize) = gelu_lanes
 }
 
 /// # Safety
@@ -52,6 +82,20 @@ dispatch! {
     /// # Safety
     /// Both pointers are valid for `len` values.
     unsafe fn mul_sigmoid_dispatch(x: *mut f32, gate: *const f32, len: usize) = mul_sigmoid_lanes
+}
+
+/// # Safety
+/// The instruction set of `L` is available, and `gate` and `up` are valid for `len` values.
+#[inline(always)]
+unsafe fn gelu_mul_lanes<L: Lanes>(gate: *mut f32, up: *const f32, len: usize) {
+    // SAFETY: `zip_in_place` requires exactly what this function requires; the closure only
+    // computes in registers.
+    unsafe { zip_in_place::<L>(gate, up, len, |g, u| gelu_tanh(g).mul(u)) }
+}
+dispatch! {
+    /// # Safety
+    /// Both pointers are valid for `len` values.
+    unsafe fn gelu_mul_dispatch(gate: *mut f32, up: *const f32, len: usize) = gelu_mul_lanes
 }
 
 #[cfg(test)]
