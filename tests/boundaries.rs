@@ -29,7 +29,7 @@ const UNSAFE_FILES: &[&str] = &[
 ];
 
 /// Crates with the prefixes of crate names that must not be among their direct dependencies.
-const FORBIDDEN_DEPENDENCIES: [(&str, &[&str]); 14] = [
+const FORBIDDEN_DEPENDENCIES: [(&str, &[&str]); 15] = [
     ("cuda", &["tokio", "ractor", "stolon-scheduler", "stolon-actors", "stolon-text"]),
     ("kvcache", &["tokio", "ractor", "candle", "stolon-"]),
     (
@@ -46,6 +46,10 @@ const FORBIDDEN_DEPENDENCIES: [(&str, &[&str]); 14] = [
     ),
     ("backend", &["tokio", "ractor", "stolon-scheduler", "stolon-actors", "stolon-model"]),
     ("text", &["tokio", "ractor", "stolon-scheduler", "stolon-actors", "stolon-model"]),
+    (
+        "vision",
+        &["tokio", "ractor", "stolon-kernels", "stolon-scheduler", "stolon-actors", "stolon-model"],
+    ),
     ("scheduler", &["tokio", "ractor", "stolon-actors", "stolon-model", "stolon-text"]),
     (
         "tiers",
@@ -153,6 +157,7 @@ fn all_other_libraries_forbid_unsafe() {
         "scheduler",
         "text",
         "tiers",
+        "vision",
         ".",
     ] {
         let path = root.join(name).join("src/lib.rs");

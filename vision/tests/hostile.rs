@@ -1,0 +1,140 @@
+//! Pictures that are broken, too large, or no pictures: each leads to an error, and none to a panic
+//! or to much memory.
+
+#[path = "support/fixture.rs"]
+mod fixture;
+
+use proptest::prelude::*;
+use stolon_vision::{Picture, PictureError, PictureLimits};
+
+const LIMITS: PictureLimits =
+    PictureLimits { bytes_max: 1 << 16, edge_max: 1000, pixels_max: 100_000, memory_max: 1 << 20 };
+
+fn file(name: &str) -> Vec<u8> {
+    std::fs::read(fixture::path("pictures").join(name)).unwrap()
+}
+
+fn names() -> Vec<String> {
+    let entries = std::fs::read_dir(fixture::path("pictures")).unwrap();
+    let mut names: Vec<_> =
+        entries.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();
+    names.sort_unstable();
+    names
+}
+
+fn message(bytes: &[u8], limits: &PictureLimits) -> String {
+    Picture::decode(bytes, limits).unwrap_err().to_string()
+}
+
+/// A PNG file that has only a header, of an RGB picture of `width` x `height` pixels.
+fn png_header(width: u32, height: u32) -> Vec<u8> {
+    let mut chunk = b"IHDR".to_vec();
+    chunk.extend(width.to_be_bytes());
+    chunk.extend(height.to_be_bytes());
+    chunk.extend([8, 2, 0, 0, 0]);
+    let mut png = b"\x89PNG\r\n\x1a\n\0\0\0\r".to_vec();
+    png.extend(&chunk);
+    png.extend(crc32(&chunk).to_be_bytes());
+    // The start of compressed data, without which the header does not count as complete.
+    png.extend(b"\0\0\0\x0aIDATx\x9c");
+    png
+}
+
+fn crc32(bytes: &[u8]) -> u32 {
+    let step = |crc: u32, byte: &u8| {
+        (0..8).fold(crc ^ u32::from(*byte), |crc, _| {
+            (crc >> 1) ^ (0xedb8_8320 & (crc & 1).wrapping_neg())
+        })
+    };
+    !bytes.iter().fold(!0, step)
+}
+
+/// Goal: each limit is checked, and the message has the limit and the size.
+#[test]
+fn large_pictures_are_refused() {
+    let png = file("rgb.png");
+    let small = PictureLimits { bytes_max: 100, ..LIMITS };
+    assert_eq!(
+        message(&png, &small),
+        format!("the picture is too large: expected at most 100 bytes, got {}", png.len())
+    );
+    for (limits, expected) in [
+        (PictureLimits { edge_max: 20, ..LIMITS }, "20 pixels of width, got 23"),
+        (PictureLimits { pixels_max: 390, ..LIMITS }, "390 pixels, got 391"),
+        (PictureLimits { memory_max: 1172, ..LIMITS }, "1172 bytes of decoded pixels, got 1173"),
+    ] {
+        let expected = format!("the picture is too large: expected at most {expected}");
+        assert_eq!(message(&png, &limits), expected);
+    }
+}
+
+/// Goal: a small file with a header of a huge picture is refused before anything is allocated.
+#[test]
+fn bombs_are_refused_by_their_headers() {
+    for (width, height) in [(100_000, 1), (1, 100_000), (16_384, 16_384), (u32::MAX, u32::MAX)] {
+        let error = Picture::decode(&png_header(width, height), &PictureLimits::default());
+        assert!(error.is_err(), "{width} x {height}");
+    }
+    let error = Picture::decode(&png_header(16_000, 16_000), &PictureLimits::default());
+    assert!(matches!(error, Err(PictureError::TooLarge { what: "pixels", .. })), "{error:?}");
+    for (name, at) in [("color.bmp", 18), ("plain.gif", 6)] {
+        let mut bytes = file(name);
+        bytes[at..at + 2].copy_from_slice(&[0xff, 0x7f]);
+        let error = Picture::decode(&bytes, &LIMITS).unwrap_err();
+        assert!(matches!(error, PictureError::TooLarge { .. }), "{name}: {error}");
+    }
+}
+
+/// Goal: what is not a picture is refused with the list of formats.
+#[test]
+fn other_files_are_refused() {
+    let tiff = b"II*\0\x08\0\0\0\0\0";
+    let svg = b"<svg xmlns=\"http://www.w3.org/2000/svg\"/>";
+    for bytes in [&b""[..], b"\x89", b"hello", tiff, svg, b"\0\0\0\x1cftypavif"] {
+        assert_eq!(Picture::decode(bytes, &LIMITS), Err(PictureError::UnknownFormat));
+    }
+}
+
+/// Goal: a picture that is cut off anywhere is refused, except in what follows its pixels.
+#[test]
+fn truncated_pictures_are_refused() {
+    for name in names() {
+        let bytes = file(&name);
+        for end in 0..bytes.len() / 2 {
+            assert!(Picture::decode(&bytes[..end], &LIMITS).is_err(), "{name}, {end} bytes");
+        }
+        for end in bytes.len() / 2..bytes.len() {
+            let _ = Picture::decode(&bytes[..end], &LIMITS);
+        }
+        if name.ends_with(".jpg") {
+            let error = message(&bytes[..bytes.len() - 40], &LIMITS);
+            assert!(error.ends_with("the end of the picture is missing"), "{name}: {error}");
+        }
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(300))]
+
+    /// Goal: no change of bytes makes a decoder panic or exceed the limits.
+    #[test]
+    fn changed_pictures_do_not_panic(
+        index in any::<prop::sample::Index>(),
+        changes in prop::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 1..8),
+    ) {
+        let names = names();
+        let mut bytes = file(index.get(names.as_slice()).as_str());
+        for (at, value) in changes {
+            let at = at.index(bytes.len());
+            bytes[at] = value;
+        }
+        match Picture::decode(&bytes, &LIMITS) {
+            Ok(picture) => {
+                prop_assert!(picture.width() * picture.height() <= LIMITS.pixels_max);
+            }
+            Err(error) => {
+                prop_assert!(!error.to_string().ends_with("the decoder failed"), "{}", error);
+            }
+        }
+    }
+}
