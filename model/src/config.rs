@@ -17,6 +17,7 @@ pub(crate) mod quantization;
 mod recurrent;
 mod rope;
 mod tensors;
+mod vision;
 
 pub use architecture::Architecture;
 pub use delta_net::DeltaNetConfig;
@@ -34,6 +35,8 @@ pub use tensors::{
     FeedForwardWeights, LayerWeights, LinearWeights, Mamba2Weights, MixerWeights, MlpWeights,
     SharedExpertWeights, StackedWeights, TensorRole, TensorSpec,
 };
+pub(crate) use vision::{NormWeights, ProjectorWeights, VisionLayerWeights, VisionWeights};
+pub use vision::{ProjectorConfig, TowerConfig, VisionConfig};
 
 use stolon_kernels::TensorType;
 

@@ -4,121 +4,31 @@
 //! [`Backend::step`]. Dropping it frees the weights and the KV store and stops the threads. Two
 //! backends in one process share nothing.
 
+mod options;
+
+use std::sync::Arc;
+use std::time::Duration;
+
 use stolon_backend::{
-    Backend, BackendError, BackendSpec, BatchChecker, KvFormat, StateSpec, StepBatch, StepOutput,
-    check_read, check_write,
+    Backend, BackendError, BackendSpec, BatchChecker, ImageEmbeddings, ImageInput, KvFormat,
+    StateSpec, StepBatch, StepOutput, check_read, check_write,
 };
-use stolon_kernels::{KvLayout, Path, Threads};
+use stolon_kernels::{KvLayout, Path};
 use stolon_kvcache::BlockId;
 
-use crate::config::DecoderConfig;
+use crate::config::{DecoderConfig, VisionConfig};
+use crate::decoder::linear::Loader;
 use crate::decoder::{Decoder, StageTimes, StepState};
 use crate::error::ModelError;
 use crate::kv_probe;
-use crate::kv_store::{
-    KvBudget, KvShape, KvStore, KvType, check_block_size, default_kv_budget, free_memory,
-};
+use crate::kv_store::{KvShape, KvStore, KvType, check_block_size};
 use crate::memory;
-use crate::state_store::{StateStore, state_spec};
+use crate::state_store::StateStore;
+use crate::vision::Encoder;
 use crate::weight_type::WeightType;
 use crate::weights::{TensorType, Weights};
 use crate::workers::Workers;
-
-/// Options of a [`CpuBackend`].
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct CpuOptions {
-    /// Positions per KV block: a power of two from 1 to 256.
-    pub block_size: usize,
-    /// Size of the KV store.
-    pub kv_budget: KvBudget,
-    /// Maximum number of sequences that run at the same time, at least 1, if the model has recurrent
-    /// layers: the state of each has a slot. A slot takes memory when it is first used.
-    pub state_slots: usize,
-    /// Element type of the KV store. `None` selects f32 for f32 weights and bf16 for all others.
-    pub kv_type: Option<KvType>,
-    /// Number of threads that compute, including the executor's thread; at least 1. `None` selects
-    /// one for each performance core of one socket that the process may use.
-    pub threads: Option<usize>,
-    /// Whether each of these threads is bound to one processor.
-    pub bind_threads: bool,
-    /// Instruction set of the kernels. `None` selects the best one of this machine.
-    pub path: Option<Path>,
-    /// Element type in which matrices are kept.
-    pub weight_type: WeightType,
-    /// Whether KV blocks can be copied out of and into the KV store. [`Backend::kv_format`] needs a
-    /// hash of the weights then: their files are read once more when they are loaded.
-    pub kv_copies: bool,
-}
-
-impl Default for CpuOptions {
-    fn default() -> Self {
-        Self {
-            block_size: 16,
-            kv_budget: KvBudget::Auto,
-            state_slots: 64,
-            kv_type: None,
-            threads: None,
-            bind_threads: false,
-            path: None,
-            weight_type: WeightType::Stored,
-            kv_copies: false,
-        }
-    }
-}
-
-impl CpuOptions {
-    fn thread_count(&self) -> Result<usize, ModelError> {
-        match self.threads.unwrap_or_else(Threads::default_count) {
-            0 => Err(ModelError::InvalidOption {
-                name: "threads".to_owned(),
-                expected: "at least 1".to_owned(),
-                got: "0".to_owned(),
-            }),
-            count => Ok(count),
-        }
-    }
-
-    /// The sizes of the recurrent states, if there are any.
-    fn states(&self, config: &DecoderConfig) -> Result<Option<StateSpec>, ModelError> {
-        match state_spec(config, self.state_slots) {
-            Some(spec) if spec.slots == 0 || u32::try_from(spec.slots).is_err() => {
-                Err(ModelError::InvalidOption {
-                    name: "state slots".to_owned(),
-                    expected: format!("1 to {}", u32::MAX),
-                    got: spec.slots.to_string(),
-                })
-            }
-            spec => Ok(spec),
-        }
-    }
-
-    /// The size of the KV store, next to which states take `state_bytes` bytes when all slots are in
-    /// use.
-    fn budget(&self, state_bytes: u64) -> KvBudget {
-        match self.kv_budget {
-            KvBudget::Auto if state_bytes > 0 => {
-                KvBudget::Bytes(default_kv_budget(free_memory().saturating_sub(state_bytes)))
-            }
-            budget => budget,
-        }
-    }
-
-    fn workers(&self, count: usize) -> Workers {
-        let bound = self.bind_threads.then(|| Workers::bound(count));
-        if let Some(None) = bound {
-            tracing::warn!("the {count} threads cannot be bound to as many processors");
-        }
-        bound.flatten().unwrap_or_else(|| Workers::new(count))
-    }
-
-    fn path(&self) -> Result<Path, ModelError> {
-        self.path.map_or_else(Path::detect, Ok).map_err(|source| ModelError::InvalidOption {
-            name: "CPU path".to_owned(),
-            expected: "an instruction set that this machine supports".to_owned(),
-            got: source.to_string(),
-        })
-    }
-}
+pub use options::CpuOptions;
 
 /// Computes forward passes on the CPU. See the [module documentation](self).
 #[derive(Debug)]
@@ -127,6 +37,8 @@ pub struct CpuBackend {
     kv_format: Option<KvFormat>,
     checker: BatchChecker,
     decoder: Decoder,
+    /// `None` if the model reads text only.
+    encoder: Option<Encoder>,
     kv: KvStore,
     states: StateStore,
     workers: Workers,
@@ -147,8 +59,24 @@ impl CpuBackend {
         weights: Weights,
         options: CpuOptions,
     ) -> Result<Self, ModelError> {
+        Self::with_encoder(config, None, weights, options)
+    }
+
+    /// As [`new`](Self::new), with the model's image encoder, whose tensors are among `weights`.
+    ///
+    /// # Errors
+    /// As for [`new`](Self::new), also about the encoder.
+    pub fn with_encoder(
+        config: DecoderConfig,
+        encoder: Option<VisionConfig>,
+        weights: Weights,
+        options: CpuOptions,
+    ) -> Result<Self, ModelError> {
         config.check("the configuration")?;
         weights.check(&config)?;
+        if let Some(encoder) = &encoder {
+            check_encoder(encoder, &weights, &config)?;
+        }
         check_block_size(options.block_size)?;
         let (thread_count, path) = (options.thread_count()?, options.path()?);
         let kv_type = options.kv_type.unwrap_or_else(|| default_kv_type(config.dtype));
@@ -159,12 +87,24 @@ impl CpuBackend {
         let state_bytes =
             state.map_or(0, |state| (state.bytes as u64).saturating_mul(state.slots as u64));
         let needed = memory::Needed { shape: &shape, kv_budget: options.kv_budget, state_bytes };
-        memory::check(&config, &weights, options.weight_type, &needed)?;
-        let mut kv_format = options
-            .kv_copies
-            .then(|| kv_format(&config, &weights, options.weight_type, &shape, path, thread_count));
+        let all =
+            config.tensors().into_iter().chain(encoder.iter().flat_map(VisionConfig::tensors));
+        memory::check(all, &weights, options.weight_type, &needed)?;
+        let mut kv_format = options.kv_copies.then(|| {
+            kv_format(
+                (&config, encoder.as_ref()),
+                &weights,
+                options.weight_type,
+                &shape,
+                path,
+                thread_count,
+            )
+        });
         let workers = options.workers(thread_count);
-        let mut decoder = Decoder::load(config, weights, options.weight_type, path, &workers)?;
+        let weight_type = options.weight_type;
+        let mut loader = Loader { weights, weight_type, path, workers: &workers };
+        let encoder = encoder.map(|config| Encoder::load(config, &mut loader)).transpose()?;
+        let mut decoder = Decoder::load(config, loader.weights, weight_type, path, &workers)?;
         let block_count = options.budget(state_bytes).block_count(shape.block_bytes())?;
         let mut kv = KvStore::new(shape, block_count)?;
         let mut states = StateStore::new(decoder.config(), options.state_slots)?;
@@ -178,7 +118,7 @@ impl CpuBackend {
             // The rows are in the engine's memory already.
             draws: false,
             state: state.map(|state| checkpointed(state, &shape)),
-            images: false,
+            images: encoder.is_some(),
         };
         if let Some(format) = &mut kv_format {
             let probe = kv_probe::step(&spec);
@@ -191,7 +131,8 @@ impl CpuBackend {
             kv_probe::add_to(format, &bytes);
         }
         let checker = BatchChecker::new(block_count);
-        let backend = Self { spec, kv_format, checker, decoder, kv, states, workers, path };
+        let backend =
+            Self { spec, kv_format, checker, decoder, encoder, kv, states, workers, path };
         backend.log_ready();
         Ok(backend)
     }
@@ -251,7 +192,7 @@ impl CpuBackend {
     /// Size of the packed weights in bytes.
     #[must_use]
     pub fn weight_bytes(&self) -> usize {
-        self.decoder.weight_bytes()
+        self.decoder.weight_bytes() + self.encoder.as_ref().map_or(0, Encoder::weight_bytes)
     }
 }
 
@@ -267,6 +208,17 @@ impl Backend for CpuBackend {
         }
         let step = StepState { kv: &mut self.kv, states: &mut self.states };
         Ok(self.decoder.forward(batch, step, &self.workers))
+    }
+
+    fn encode(
+        &mut self,
+        image: &Arc<ImageInput>,
+        time: Duration,
+    ) -> Result<Option<ImageEmbeddings>, BackendError> {
+        match &mut self.encoder {
+            Some(encoder) => encoder.encode(image, time, &self.workers),
+            None => Err(BackendError::Unsupported("images")),
+        }
     }
 
     fn sampling_threads(&self) -> usize {
@@ -290,6 +242,21 @@ impl Backend for CpuBackend {
     }
 }
 
+/// Checks that an encoder can be loaded, and that its embeddings are as wide as the decoder.
+fn check_encoder(
+    encoder: &VisionConfig,
+    weights: &Weights,
+    decoder: &DecoderConfig,
+) -> Result<(), ModelError> {
+    const NAME: &str = "the configuration of the encoder";
+    encoder.check(NAME)?;
+    if encoder.output_size != decoder.hidden_size {
+        let expected = format!("{} (hidden_size)", decoder.hidden_size);
+        return Err(ModelError::key(NAME, "output_size", expected, encoder.output_size));
+    }
+    weights.check_encoder(encoder)
+}
+
 /// Minimum number of positions of which the blocks are stored together in other tiers.
 const STORED_POSITIONS: usize = 64;
 
@@ -309,7 +276,7 @@ const KV_REVISION: u32 = 2;
 /// files, how weights and KV are kept in memory, and the instruction set, because sums are rounded
 /// in another order on others.
 fn kv_format(
-    config: &DecoderConfig,
+    (config, encoder): (&DecoderConfig, Option<&VisionConfig>),
     weights: &Weights,
     weight_type: WeightType,
     shape: &KvShape,
@@ -332,7 +299,9 @@ fn kv_format(
         if cfg!(target_endian = "little") { "little" } else { "big" },
     );
     let mut fingerprint = blake3::Hasher::new_derive_key("stolon 2026 format of KV blocks");
-    for part in [description.as_str(), &format!("{shape:?}"), &format!("{config:?}")] {
+    let encoder = encoder.map(|encoder| format!("{encoder:?}"));
+    let parts = [description.clone(), format!("{shape:?}"), format!("{config:?}")];
+    for part in parts.iter().chain(&encoder) {
         fingerprint.update(&(part.len() as u64).to_le_bytes()).update(part.as_bytes());
     }
     fingerprint.update(&weights.hash(threads));

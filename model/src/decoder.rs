@@ -27,7 +27,7 @@ mod delta_net;
 mod experts;
 mod fields;
 mod layer;
-mod linear;
+pub(crate) mod linear;
 mod mamba2;
 mod mlp;
 mod passes;

@@ -57,6 +57,7 @@ pub(crate) fn load() -> Result<LoadedModel, ModelError> {
         generation,
         embedding: None,
         generates: true,
+        images: None,
     })
 }
 

@@ -1,6 +1,7 @@
 //! Describes a model without loading it: what it is, what memory it needs, and why it would be
 //! refused. Only headers and small files are read, within the same limits as for loading.
 
+mod images;
 mod outline;
 
 use std::collections::BTreeMap;
@@ -240,7 +241,12 @@ fn of_directory(
         Ok(weights)
     });
     match prepared {
-        Ok(weights) => inspection.of_weights(&weights, config.as_ref(), options),
+        Ok(weights) => {
+            inspection.of_weights(&weights, config.as_ref(), options);
+            if let Some(config) = &config {
+                inspection.add_images((directory, &json), &config.decoder, &weights, options);
+            }
+        }
         Err(error) => inspection.refuse(error),
     }
     match directory::text(directory) {
@@ -379,7 +385,7 @@ fn memory(config: &DecoderConfig, weights: &Weights, options: &InspectOptions) -
     let shape = KvShape::of(config, 1, kv_type, KvLayout::Rows);
     let kv_per_token = shape.block_bytes() as u64;
     MemoryNeeded {
-        weights: packed_bytes(config, weights, options.weight_type),
+        weights: packed_bytes(config.tensors().into_iter(), weights, options.weight_type),
         kv_per_token,
         kv_of_context: kv_per_token.saturating_mul(config.max_positions as u64),
     }

@@ -29,13 +29,15 @@ mod mmap;
 pub mod random;
 pub mod source;
 mod state_store;
+mod vision;
 mod weight_type;
 pub mod weights;
 mod workers;
 
 pub use config::{
     Activation, Architecture, DecoderConfig, DeltaNetConfig, ExpertsConfig, LayerConfig,
-    Mamba2Config, MixerKind, QueryScaling, Rope, RopeScaling,
+    Mamba2Config, MixerKind, ProjectorConfig, QueryScaling, Rope, RopeScaling, TowerConfig,
+    VisionConfig,
 };
 pub use cpu::{CpuBackend, CpuOptions};
 pub use decoder::{Stage, StageTimes};
@@ -45,8 +47,8 @@ pub use hub::{DownloadProgress, HubOptions, ProgressCallback};
 pub use inspect::{InspectOptions, Inspection, inspect};
 pub use kv_store::{KvBudget, KvType};
 pub use load::{
-    EmbeddingConfig, EmbeddingSizes, GenerationDefaults, LoadOptions, LoadedModel, load,
-    read_gguf_tokenizer,
+    EmbeddingConfig, EmbeddingSizes, GenerationDefaults, ImageModel, LoadOptions, LoadedModel,
+    load, read_gguf_tokenizer,
 };
 pub use random::random_model;
 pub use source::ModelSource;

@@ -8,10 +8,12 @@ pub(crate) mod directory;
 pub(crate) mod embedding;
 pub(crate) mod generation;
 pub(crate) mod gguf;
+pub(crate) mod images;
 pub(crate) mod model;
 
 pub use embedding::{EmbeddingConfig, EmbeddingSizes};
 pub use gguf::read_gguf_tokenizer;
+pub use images::ImageModel;
 pub use model::{GenerationDefaults, LoadedModel};
 
 use std::path::Path;

@@ -2,7 +2,7 @@
 
 use stolon_kernels::{Matrix, TensorType};
 
-use crate::config::{DecoderConfig, TensorSpec};
+use crate::config::TensorSpec;
 use crate::error::{KvStoreError, ModelError};
 use crate::kv_store::{KvBudget, KvShape, free_memory};
 use crate::weight_type::WeightType;
@@ -23,13 +23,13 @@ pub(crate) struct Needed<'a> {
 /// budget, before anything is packed, which takes long. The default KV budget depends on the memory
 /// that is free afterwards.
 pub(crate) fn check(
-    config: &DecoderConfig,
+    tensors: impl Iterator<Item = TensorSpec>,
     weights: &Weights,
     weight_type: WeightType,
     Needed { shape, kv_budget, state_bytes }: &Needed<'_>,
 ) -> Result<(), ModelError> {
     // Weights in buffers are released while they are packed.
-    let packed = packed_bytes(config, weights, weight_type);
+    let packed = packed_bytes(tensors, weights, weight_type);
     let needed = packed.saturating_sub(weights.buffered_bytes());
     check_free("the packed weights", needed)?;
     let needed = needed.saturating_add(*state_bytes);
@@ -49,9 +49,9 @@ pub(crate) fn check(
     Ok(())
 }
 
-/// The size in bytes of all tensors of `config` after packing.
+/// The size in bytes of `tensors` after packing.
 pub(crate) fn packed_bytes(
-    config: &DecoderConfig,
+    tensors: impl Iterator<Item = TensorSpec>,
     weights: &Weights,
     weight_type: WeightType,
 ) -> u64 {
@@ -64,7 +64,7 @@ pub(crate) fn packed_bytes(
         // Norms, biases and the taps of convolutions are kept in f32.
         _ => 4 * spec.shape.iter().product::<usize>() as u64,
     };
-    config.tensors().into_iter().map(bytes).fold(0, u64::saturating_add)
+    tensors.map(bytes).fold(0, u64::saturating_add)
 }
 
 /// The error that `expected` bytes of memory for `what` are not free.

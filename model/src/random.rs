@@ -38,6 +38,7 @@ pub(crate) fn load(name: &str, seed: u64) -> Result<LoadedModel, ModelError> {
         generation: GenerationDefaults { do_sample: Some(false), ..GenerationDefaults::default() },
         embedding: None,
         generates: true,
+        images: None,
     })
 }
 

@@ -5,7 +5,7 @@ use std::sync::mpsc::Sender;
 use stolon_backend::Backend;
 use stolon_model::{
     CpuBackend, CpuOptions, DecoderConfig, EmbeddingConfig, KvBudget, LoadOptions, LoadedModel,
-    Weights,
+    VisionConfig, Weights,
 };
 use stolon_scheduler::EngineConfig;
 use stolon_text::{TextSource, TokenizerSource};
@@ -27,9 +27,17 @@ enum BackendOptions {
 }
 
 impl BackendOptions {
-    fn open(self, config: DecoderConfig, weights: Weights) -> Result<Box<dyn Backend>, Error> {
+    /// Opens a backend of a decoder and, if it computes that, the image encoder of the same model.
+    fn open(
+        self,
+        config: DecoderConfig,
+        encoder: Option<VisionConfig>,
+        weights: Weights,
+    ) -> Result<Box<dyn Backend>, Error> {
         match self {
-            Self::Cpu(options) => Ok(Box::new(CpuBackend::new(config, weights, options)?)),
+            Self::Cpu(options) => {
+                Ok(Box::new(CpuBackend::with_encoder(config, encoder, weights, options)?))
+            }
             Self::Gpu(options) => options.open(config, weights),
         }
     }
@@ -145,7 +153,7 @@ fn load(
         ModelArg::Source(source) => source,
         ModelArg::Text(text) => text.parse()?,
     };
-    let LoadedModel { id, config, weights, mut text, generation, embedding, generates } =
+    let LoadedModel { id, config, weights, mut text, generation, embedding, generates, images } =
         stolon_model::load(&source, load_options)?;
     let is_replaced = template.is_some();
     if let Some(template) = template {
@@ -155,12 +163,15 @@ fn load(
         Some(text) => text,
         None => text_layer(&text, &generation.eos_token_ids, is_replaced)?,
     };
-    let backend = options.open(config, weights)?;
+    // Without the feature, no memory is needed for the encoder.
+    let encoder = images.as_ref().filter(|_| cfg!(feature = "images"));
+    let encoder = encoder.map(|images| images.encoder.clone());
+    let backend = options.open(config, encoder, weights)?;
     let sampling = DefaultSampling {
         recommended: generation.recommended_sampling(),
         chat: generation.chat_sampling(),
     };
-    let images = Images::default();
+    let images = Images::new(images.as_ref().filter(|_| backend.spec().images));
     Ok((Loaded { id, text, sampling, embedding, generates, images }, backend))
 }
 

@@ -75,9 +75,10 @@ pub(crate) struct Description {
     pub(super) model_types: &'static [&'static str],
     /// The names of the class in `architectures` of `config.json` for each of these types.
     pub(super) classes: &'static [&'static str],
-    /// The value of `model_type` of multimodal models, in which the decoder's keys are in the object
-    /// `text_config`. If it is that of several architectures, the object says which one it is.
-    pub(super) multimodal: Option<&'static str>,
+    /// The values of `model_type` of multimodal models, in which the decoder's keys are in the
+    /// object `text_config`. If one is that of several architectures, the object says which one it
+    /// is.
+    pub(super) multimodal: &'static [&'static str],
     pub(super) defaults: Defaults,
     /// Biases of the projections to queries, keys and values.
     pub(super) qkv_bias: Bias,
@@ -321,7 +322,7 @@ impl Architecture {
     /// The architecture of the text model in a multimodal model with these types.
     pub(super) fn in_multimodal(model_type: &str, text: &str) -> Option<Self> {
         Self::from_model_type(text)
-            .filter(|architecture| architecture.description().multimodal == Some(model_type))
+            .filter(|architecture| architecture.description().multimodal.contains(&model_type))
     }
 
     fn find(matches: impl Fn(&Description) -> bool) -> Option<Self> {

@@ -42,11 +42,11 @@ pub(crate) fn parse(file: &str, value: &Value) -> Result<ParsedConfig, ModelErro
     let text = root.object("text_config")?;
     let row = architecture.description();
     let keys = match &text {
-        Some(text) if row.multimodal.is_some() => {
+        Some(text) if !row.multimodal.is_empty() => {
             quantization = quantization.or(quantization::parse(text)?);
             text.clone()
         }
-        None if row.multimodal.is_some() && row.multimodal == root.text("model_type")? => {
+        None if root.text("model_type")?.is_some_and(|name| row.multimodal.contains(&name)) => {
             return Err(root.invalid("text_config", "an object"));
         }
         _ => root.clone(),

@@ -25,9 +25,9 @@ pub enum TensorRole {
     Router,
     /// The weight of an RMS norm, to which [`DecoderConfig::norm_offset`] is added.
     Norm,
-    /// The weight of an RMS norm without an offset.
+    /// The weight of an RMS norm without an offset, or of a layer norm.
     PlainNorm,
-    /// A bias, or the scores of attention sinks.
+    /// A bias, the scores of attention sinks, or learnt positions of patches.
     Bias,
     /// The taps of a convolution.
     Taps,
@@ -271,7 +271,8 @@ fn norm(module: &str, size: usize) -> TensorSpec {
     TensorSpec { name: format!("{module}.weight"), shape: vec![size], role: TensorRole::Norm }
 }
 
-fn linear(module: &str, shape: [usize; 2], bias: bool) -> LinearWeights {
+/// The projection `module` to `shape[0]` features.
+pub(super) fn linear(module: &str, shape: [usize; 2], bias: bool) -> LinearWeights {
     LinearWeights {
         weight: matrix(module, shape, TensorRole::Matrix),
         bias: bias.then(|| TensorSpec {

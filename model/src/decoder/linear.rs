@@ -1,6 +1,6 @@
 //! The decoder's weights: packed matrices with optional biases, and vectors in f32.
 
-use stolon_kernels::{self as kernels, Matrix, Operands, Path, Product, Sink};
+use stolon_kernels::{self as kernels, Matrix, Operands, Path, Product, Sink, TensorType};
 
 use crate::config::{LinearWeights, TensorSpec};
 use crate::error::ModelError;
@@ -14,16 +14,16 @@ const RUN_BYTES: usize = 8 << 20;
 /// Packs a model's weights. It releases the memory of each one as soon as it is packed, so that the
 /// model is never in memory twice.
 #[derive(Debug)]
-pub(super) struct Loader<'a> {
-    pub(super) weights: Weights,
-    pub(super) weight_type: WeightType,
-    pub(super) path: Path,
-    pub(super) workers: &'a Workers,
+pub(crate) struct Loader<'a> {
+    pub(crate) weights: Weights,
+    pub(crate) weight_type: WeightType,
+    pub(crate) path: Path,
+    pub(crate) workers: &'a Workers,
 }
 
 impl Loader<'_> {
     /// Packs the matrix `spec` in the type that the options and its role select.
-    pub(super) fn matrix(&mut self, spec: &TensorSpec) -> Result<Matrix, ModelError> {
+    pub(crate) fn matrix(&mut self, spec: &TensorSpec) -> Result<Matrix, ModelError> {
         let unpackable = |error| ModelError::Unpackable { tensor: spec.name.clone(), error };
         let tensor = self.weights.tensor(&spec.name, &spec.shape)?;
         let (rows, columns) = (spec.shape[0], spec.shape[1]);
@@ -43,20 +43,38 @@ impl Loader<'_> {
     }
 
     /// Packs a matrix and reads its bias.
-    pub(super) fn linear(&mut self, spec: &LinearWeights) -> Result<Linear, ModelError> {
+    pub(crate) fn linear(&mut self, spec: &LinearWeights) -> Result<Linear, ModelError> {
         let LinearWeights { weight, bias } = spec;
         Ok(Linear { matrix: self.matrix(weight)?, bias: self.optional_vector(bias.as_ref())? })
     }
 
+    /// Packs a matrix without a bias.
+    pub(crate) fn unbiased(&mut self, spec: &TensorSpec) -> Result<Linear, ModelError> {
+        Ok(Linear { matrix: self.matrix(spec)?, bias: None })
+    }
+
+    /// Packs a matrix without a bias that the file has transposed, `[in, out]`. It is kept in f32,
+    /// because there is only one such matrix, and it is small.
+    pub(crate) fn transposed(&mut self, spec: &TensorSpec) -> Result<Linear, ModelError> {
+        let (inputs, outputs) = (spec.shape[0], spec.shape[1]);
+        let values = self.vector(spec)?;
+        let column = |output: usize| values[output..].iter().step_by(outputs);
+        let bytes: Vec<u8> =
+            (0..outputs).flat_map(column).flat_map(|value| value.to_le_bytes()).collect();
+        let matrix = Matrix::pack(TensorType::F32, outputs, inputs, &bytes, self.path)
+            .map_err(|error| ModelError::Unpackable { tensor: spec.name.clone(), error })?;
+        Ok(Linear { matrix, bias: None })
+    }
+
     /// Reads a norm or a bias and converts it to f32.
-    pub(super) fn vector(&mut self, spec: &TensorSpec) -> Result<Vec<f32>, ModelError> {
+    pub(crate) fn vector(&mut self, spec: &TensorSpec) -> Result<Vec<f32>, ModelError> {
         let vector = self.weights.floats(spec)?;
         self.weights.remove(&spec.name);
         Ok(vector)
     }
 
     /// As [`Self::vector`], if the model has the tensor.
-    pub(super) fn optional_vector(
+    pub(crate) fn optional_vector(
         &mut self,
         spec: Option<&TensorSpec>,
     ) -> Result<Option<Vec<f32>>, ModelError> {
@@ -66,7 +84,7 @@ impl Loader<'_> {
 
 /// Multiplies `rows` with the matrices that are wanted, and writes the results to their buffers,
 /// `[rows, out]` at their beginning. The matrices have no biases.
-pub(super) fn multiply_wanted<'a, const N: usize>(
+pub(crate) fn multiply_wanted<'a, const N: usize>(
     path: Path,
     rows: &Operands,
     products: [(bool, &'a Linear, &'a mut Vec<f32>); N],
@@ -86,21 +104,21 @@ pub(super) fn multiply_wanted<'a, const N: usize>(
 
 /// A matrix `[out, in]` with an optional bias `[out]`, which is added in the epilogue of the GEMM.
 #[derive(Debug)]
-pub(super) struct Linear {
-    pub(super) matrix: Matrix,
+pub(crate) struct Linear {
+    pub(crate) matrix: Matrix,
     bias: Option<Vec<f32>>,
 }
 
 impl Linear {
     /// Adds the bias to the part of a row that starts at output feature `first`.
-    pub(super) fn add_bias(&self, path: Path, first: usize, sums: &mut [f32]) {
+    pub(crate) fn add_bias(&self, path: Path, first: usize, sums: &mut [f32]) {
         if let Some(bias) = &self.bias {
             kernels::add(path, sums, &bias[first..first + sums.len()]);
         }
     }
 
     /// Size of the packed matrix in bytes.
-    pub(super) fn bytes(&self) -> usize {
+    pub(crate) fn bytes(&self) -> usize {
         self.matrix.bytes()
     }
 }

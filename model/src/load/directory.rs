@@ -6,8 +6,8 @@ use serde_json::Value;
 use stolon_text::{TextSource, TokenizerSource};
 
 use super::embedding::{self, EmbeddingConfig};
-use super::generation;
 use super::model::LoadedModel;
+use super::{generation, images};
 use crate::config::{self, ParsedConfig};
 use crate::error::ModelError;
 use crate::files::{self, optional, read_json};
@@ -23,7 +23,7 @@ pub(crate) const CHAT_TEMPLATE_JSON: &str = "chat_template.json";
 
 /// All files that are read, except the weights.
 #[cfg(feature = "hub")]
-pub(crate) const SMALL: [&str; 8] = [
+pub(crate) const SMALL: [&str; 10] = [
     CONFIG,
     GENERATION,
     TOKENIZER,
@@ -32,6 +32,8 @@ pub(crate) const SMALL: [&str; 8] = [
     CHAT_TEMPLATE_JSON,
     embedding::MODULES,
     embedding::POOLING,
+    images::PREPROCESSOR,
+    images::PROCESSOR,
 ];
 
 /// Loads the safetensors model in `directory`. `id` is the model's name.
@@ -47,9 +49,10 @@ pub(super) fn load(directory: &Path, id: String) -> Result<LoadedModel, ModelErr
     prepare(&mut weights, &config)?;
     let generates = tie_missing_head(&mut config, &weights, embedding.as_ref());
     weights.check(&config.decoder)?;
+    let images = images::of_directory(directory, &value, &config.decoder, &weights)?;
     let text = text(directory)?;
     let config = config.decoder;
-    Ok(LoadedModel { id, config, weights, text, generation, embedding, generates })
+    Ok(LoadedModel { id, config, weights, text, generation, embedding, generates, images })
 }
 
 /// Models for embeddings may have no output matrix, although it is not tied to the embedding

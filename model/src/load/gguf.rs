@@ -23,7 +23,16 @@ pub(super) fn load(path: &Path, id: String) -> Result<LoadedModel, ModelError> {
     let text = text(&header, directory)?;
     let generation = generation(&header, config.clone(), directory)?;
     let embedding = embedding(&header)?;
-    Ok(LoadedModel { id, config, weights, text, generation, embedding, generates: true })
+    Ok(LoadedModel {
+        id,
+        config,
+        weights,
+        text,
+        generation,
+        embedding,
+        generates: true,
+        images: None,
+    })
 }
 
 /// How embeddings are made. A GGUF file does not say whether they are normalised; llama.cpp does it

@@ -4,6 +4,7 @@ use stolon_backend::SamplingParams;
 use stolon_text::TextSource;
 
 use super::embedding::EmbeddingConfig;
+use super::images::ImageModel;
 use crate::config::DecoderConfig;
 use crate::weights::Weights;
 
@@ -26,6 +27,8 @@ pub struct LoadedModel {
     /// Whether the model generates text. A model for embeddings may have no output matrix; the
     /// logits that it computes are then meaningless.
     pub generates: bool,
+    /// How the model reads images; `None` if it reads text only.
+    pub images: Option<ImageModel>,
 }
 
 /// The keys of `generation_config.json` that the engine uses. `None` means that the key is missing.

@@ -3,7 +3,7 @@
 use stolon_kernels::TensorType;
 
 use super::{RowRuns, Stored, Weights};
-use crate::config::{DecoderConfig, TensorSpec};
+use crate::config::{DecoderConfig, TensorSpec, VisionConfig};
 use crate::error::ModelError;
 
 impl Weights {
@@ -27,6 +27,26 @@ impl Weights {
         };
         let overlap = self.check_disjoint().err();
         overlap.into_iter().chain(config.tensors().into_iter().filter_map(of_tensor))
+    }
+
+    /// Whether the weights have an image encoder. Some checkpoints of vision models have only the
+    /// decoder.
+    pub(crate) fn has_encoder(&self, encoder: &VisionConfig) -> bool {
+        let prefix = &encoder.tower.prefix;
+        self.names().any(|name| name.starts_with(prefix))
+    }
+
+    /// Checks that all tensors that `encoder` requires are present with the right shape and a
+    /// supported type, without reading their data.
+    ///
+    /// # Errors
+    /// The error of [`tensor`](Self::tensor) for the first tensor that is not.
+    pub fn check_encoder(&self, encoder: &VisionConfig) -> Result<(), ModelError> {
+        for spec in encoder.tensors() {
+            let stored = self.stored(&spec.name, &spec.shape)?;
+            self.checked(&spec.name, stored, &spec.shape)?;
+        }
+        Ok(())
     }
 
     /// Checks that tensors do not overlap. Each one is packed separately, so a small file with
@@ -122,11 +142,14 @@ impl Weights {
                 });
             }
         };
-        // A matrix of one row may be stored as a vector, and a convolution with a dimension of 1
-        // between channels and taps.
+        // A matrix of one row may be stored as a vector, a convolution with a dimension of 1
+        // between channels and taps, and the projection of patches as the kernel of a convolution.
         let is_same = match (&stored.shape[..], shape) {
             ([columns], [1, wanted]) => columns == wanted,
             ([rows, 1, columns], [_, _]) => [*rows, *columns] == shape,
+            ([rows, kernel @ ..], [wanted, columns]) if kernel.len() >= 3 => {
+                rows == wanted && kernel.iter().product::<usize>() == *columns
+            }
             (stored, _) => stored == shape,
         };
         if !is_same {

@@ -210,12 +210,29 @@ const OTHER_NAMES: [(&str, &str); 8] = [
     (".k_layernorm.", ".k_norm."),
 ];
 
+/// The name that the image encoder uses for one of its tensors: that of newer versions of
+/// transformers. `None` if the tensor is not one of an image encoder.
+fn encoder_name(name: &str) -> Option<String> {
+    let inner = name.strip_prefix("model.").unwrap_or(name);
+    if let Some(rest) = inner.strip_prefix("vision_tower.") {
+        let rest = rest.strip_prefix("vision_model.").unwrap_or(rest);
+        return Some(format!("model.vision_tower.{rest}"));
+    }
+    let modules = ["vision_model.", "connector.", "multi_modal_projector."];
+    modules.iter().any(|module| inner.starts_with(module)).then(|| format!("model.{inner}"))
+}
+
 /// The name that the decoder uses for a tensor. Models saved without their output matrix lack the
 /// prefix `model.`, multimodal models have longer prefixes, and some models name routers and
 /// experts differently.
 fn canonical_name(name: &str) -> String {
-    if let Some(rest) = name.strip_prefix("model.language_model.") {
-        return format!("model.{rest}");
+    for prefix in ["model.language_model.", "model.text_model."] {
+        if let Some(rest) = name.strip_prefix(prefix) {
+            return format!("model.{rest}");
+        }
+    }
+    if let Some(name) = encoder_name(name) {
+        return name;
     }
     let name = name.strip_prefix("language_model.").unwrap_or(name);
     if ["layers.", "embed_tokens.", "norm.", "embedding_norm."]

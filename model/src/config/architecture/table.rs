@@ -16,7 +16,7 @@ const LLAMA: Description = Description {
     architecture: Llama,
     model_types: &["llama"],
     classes: &["LlamaForCausalLM"],
-    multimodal: None,
+    multimodal: &["idefics3", "smolvlm"],
     defaults: Defaults {
         vocab_size: 32_000,
         hidden_size: 4096,
@@ -85,7 +85,7 @@ const MISTRAL: Description = Description {
     architecture: Mistral,
     model_types: &["mistral"],
     classes: &["MistralForCausalLM"],
-    multimodal: Some("mistral3"),
+    multimodal: &["mistral3"],
     defaults: Defaults {
         intermediate_size: 14_336,
         num_kv_heads: Some(8),

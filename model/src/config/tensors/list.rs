@@ -8,7 +8,7 @@ use super::{
 };
 
 impl LinearWeights {
-    pub(super) fn list(self, list: &mut Vec<TensorSpec>) {
+    pub(in crate::config) fn list(self, list: &mut Vec<TensorSpec>) {
         let Self { weight, bias } = self;
         list.push(weight);
         list.extend(bias);

@@ -11,7 +11,7 @@ pub(super) const GEMMA3: Description = Description {
     architecture: Gemma3,
     model_types: &["gemma3_text", "gemma3"],
     classes: &["Gemma3ForCausalLM", "Gemma3ForConditionalGeneration"],
-    multimodal: Some("gemma3"),
+    multimodal: &["gemma3"],
     defaults: Defaults {
         vocab_size: 262_208,
         hidden_size: 2304,
@@ -45,7 +45,7 @@ pub(super) const GEMMA2: Description = Description {
     architecture: Gemma2,
     model_types: &["gemma2"],
     classes: &["Gemma2ForCausalLM"],
-    multimodal: None,
+    multimodal: &[],
     defaults: Defaults { vocab_size: 256_000, max_positions: 8192, ..GEMMA3.defaults },
     qk_norm: None,
     softcaps: Some(Softcaps { attention: Some(50.0), logits: Some(30.0) }),

@@ -33,7 +33,7 @@ pub(super) const MIXTRAL: Description = Description {
     architecture: Mixtral,
     model_types: &["mixtral"],
     classes: &["MixtralForCausalLM"],
-    multimodal: None,
+    multimodal: &[],
     defaults: Defaults { sliding_window: None, rms_norm_eps: 1e-5, ..MISTRAL.defaults },
     rotation: Rotation { theta: 1e6, ..LLAMA.rotation },
     experts: Some(MIXTRAL_EXPERTS),

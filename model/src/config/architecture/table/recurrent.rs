@@ -20,7 +20,7 @@ pub(super) const QWEN35: Description = Description {
     architecture: Qwen35,
     model_types: &["qwen3_5_text", "qwen3_5"],
     classes: &["Qwen3_5ForCausalLM", "Qwen3_5ForConditionalGeneration"],
-    multimodal: Some("qwen3_5"),
+    multimodal: &["qwen3_5"],
     defaults: Defaults {
         vocab_size: 248_320,
         hidden_size: 4096,
@@ -48,7 +48,7 @@ pub(super) const QWEN35_MOE: Description = Description {
     architecture: Qwen35Moe,
     model_types: &["qwen3_5_moe_text", "qwen3_5_moe"],
     classes: &["Qwen3_5MoeForCausalLM", "Qwen3_5MoeForConditionalGeneration"],
-    multimodal: Some("qwen3_5_moe"),
+    multimodal: &["qwen3_5_moe"],
     defaults: Defaults {
         hidden_size: 2048,
         num_layers: 40,
@@ -70,7 +70,7 @@ pub(super) const QWEN3_NEXT: Description = Description {
     architecture: Qwen3Next,
     model_types: &["qwen3_next"],
     classes: &["Qwen3NextForCausalLM"],
-    multimodal: None,
+    multimodal: &[],
     defaults: Defaults {
         vocab_size: 151_936,
         hidden_size: 2048,

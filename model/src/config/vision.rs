@@ -1,0 +1,147 @@
+//! The configuration of an image encoder: a vision transformer, which makes a row of features of
+//! each patch of an image, and a projector, which makes embeddings for the decoder of them.
+//!
+//! The decoder has a [`DecoderConfig`](super::DecoderConfig) of its own, and does not know what the
+//! encoder is like.
+
+mod weights;
+
+use super::keys::SIZE_MAX;
+use crate::config::LAYERS_MAX;
+use crate::error::ModelError;
+pub(crate) use weights::{NormWeights, ProjectorWeights, VisionLayerWeights, VisionWeights};
+
+/// Everything that the encoder needs apart from the weights. All sizes are at least 1.
+#[derive(Clone, Debug, PartialEq)]
+pub struct VisionConfig {
+    /// The vision transformer.
+    pub tower: TowerConfig,
+    /// What makes embeddings of its features.
+    pub projector: ProjectorConfig,
+    /// Width of an embedding: `hidden_size` of the decoder.
+    pub output_size: usize,
+    /// Mean of each channel, of values from 0 to 1. It is subtracted from them.
+    pub mean: [f32; 3],
+    /// What the result is divided by, above 0.
+    pub deviation: [f32; 3],
+}
+
+/// A vision transformer of the kind of SigLIP: patches with learnt positions, layers with layer
+/// norms before attention and MLP, attention in both directions, and a norm at the end.
+#[derive(Clone, Debug, PartialEq)]
+pub struct TowerConfig {
+    /// The beginning of the names of its tensors, with the dot at the end.
+    pub prefix: String,
+    /// Width of the residual stream, a multiple of `heads`.
+    pub hidden_size: usize,
+    /// Width of the MLP.
+    pub intermediate_size: usize,
+    /// Number of layers.
+    pub layers: usize,
+    /// Number of heads.
+    pub heads: usize,
+    /// Edge of a patch in pixels.
+    pub patch_size: usize,
+    /// Edge in pixels of the square images of the training, a multiple of `patch_size`. There is one
+    /// learnt position per patch of such an image.
+    pub image_size: usize,
+    /// Added to the variance in layer norms.
+    pub norm_eps: f32,
+}
+
+impl TowerConfig {
+    /// Number of patches along the edge of an image of the training.
+    #[must_use]
+    pub fn grid(&self) -> usize {
+        self.image_size / self.patch_size
+    }
+}
+
+/// How the features of patches become embeddings.
+#[derive(Clone, Debug, PartialEq)]
+pub enum ProjectorConfig {
+    /// Idefics 3 and SmolVLM: the features of a square of patches are concatenated and projected.
+    PixelShuffle {
+        /// Edge of the square in patches, a divisor of the edge of the image in patches.
+        factor: usize,
+    },
+    /// Gemma 3: the mean of the features of a square of patches is normalized and projected.
+    AveragePooling {
+        /// Edge of the square in patches, a divisor of the edge of the image in patches.
+        factor: usize,
+    },
+}
+
+impl ProjectorConfig {
+    /// Edge in patches of the square that becomes one embedding.
+    #[must_use]
+    pub fn factor(&self) -> usize {
+        match self {
+            Self::PixelShuffle { factor } | Self::AveragePooling { factor } => *factor,
+        }
+    }
+}
+
+impl VisionConfig {
+    /// The number of embeddings of an image of `width` x `height` pixels.
+    ///
+    /// # Errors
+    /// What is expected of the size, if the encoder cannot process it.
+    pub fn rows_of(&self, [width, height]: [usize; 2]) -> Result<usize, String> {
+        let TowerConfig { patch_size, image_size, .. } = self.tower;
+        let step = patch_size * self.projector.factor();
+        let is_valid = |edge: usize| edge > 0 && edge <= image_size && edge.is_multiple_of(step);
+        match is_valid(width) && is_valid(height) {
+            true => Ok((width / step) * (height / step)),
+            false => Err(format!("multiples of {step} pixels up to {image_size}")),
+        }
+    }
+
+    /// Checks the documented ranges of the fields and the relations between them. `file` is the
+    /// file's name in error messages.
+    ///
+    /// # Errors
+    /// [`ModelError::InvalidKey`] for the first field that is out of range.
+    pub fn check(&self, file: &str) -> Result<(), ModelError> {
+        let TowerConfig { hidden_size, intermediate_size, layers, heads, .. } = self.tower;
+        let TowerConfig { patch_size, image_size, .. } = self.tower;
+        for (key, size) in [
+            ("hidden_size", hidden_size),
+            ("intermediate_size", intermediate_size),
+            ("num_hidden_layers", layers),
+            ("num_attention_heads", heads),
+            ("patch_size", patch_size),
+            ("image_size", image_size),
+        ] {
+            let max = if key == "num_hidden_layers" { LAYERS_MAX as u64 } else { SIZE_MAX };
+            if size == 0 || size as u64 > max {
+                return Err(ModelError::key(file, &named(key), format!("1 to {max}"), size));
+            }
+        }
+        if !hidden_size.is_multiple_of(heads) {
+            let expected = format!("a divisor of hidden_size, {hidden_size}");
+            return Err(ModelError::key(file, &named("num_attention_heads"), expected, heads));
+        }
+        // The patches of an image are in memory at the same time.
+        let (edge_max, patch_max) = (1 << 14, 1 << 10);
+        if patch_size > patch_max || image_size > edge_max || patch_size > image_size {
+            let expected = format!("at most {patch_max}, in images of at most {edge_max} pixels");
+            return Err(ModelError::key(file, &named("patch_size"), expected, patch_size));
+        }
+        let factor = self.projector.factor();
+        if factor == 0 || !self.tower.grid().is_multiple_of(factor) {
+            let expected = format!("a divisor of {} patches", self.tower.grid());
+            return Err(ModelError::key(file, "scale_factor", expected, factor));
+        }
+        let numbers = self.deviation.iter().chain([&self.tower.norm_eps]);
+        match numbers.copied().find(|number| !number.is_finite() || *number <= 0.0) {
+            Some(number) => Err(ModelError::key(file, "image_std", "numbers above 0", number)),
+            None => Ok(()),
+        }
+    }
+}
+
+/// The path of a key of the tower, for messages.
+fn named(key: &str) -> String {
+    format!("vision_config.{key}")
+}

@@ -1,0 +1,155 @@
+//! The weights of an image encoder: the names, shapes and kinds of all tensors.
+
+use super::{ProjectorConfig, VisionConfig};
+use crate::config::{LinearWeights, TensorRole, TensorSpec};
+
+/// A layer norm.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct NormWeights {
+    /// `[hidden_size]`.
+    pub(crate) weight: TensorSpec,
+    /// `[hidden_size]`.
+    pub(crate) bias: TensorSpec,
+}
+
+/// The weights of one layer of the tower, in the order of the forward pass.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct VisionLayerWeights {
+    pub(crate) attention_norm: NormWeights,
+    /// The projections to queries, keys and values.
+    pub(crate) qkv: [LinearWeights; 3],
+    pub(crate) output: LinearWeights,
+    pub(crate) mlp_norm: NormWeights,
+    pub(crate) up: LinearWeights,
+    pub(crate) down: LinearWeights,
+}
+
+/// The weights of a projector.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum ProjectorWeights {
+    /// `[output_size, factor^2 * hidden_size]`.
+    PixelShuffle(TensorSpec),
+    AveragePooling {
+        /// The weight of an RMS norm, to which 1 is added.
+        norm: TensorSpec,
+        /// `[hidden_size, output_size]`: transposed, unlike other matrices.
+        projection: TensorSpec,
+    },
+}
+
+/// All weights of an encoder, in the order of the forward pass.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct VisionWeights {
+    /// `[hidden_size, 3 * patch_size^2]`. Files have it as the kernel of a convolution.
+    pub(crate) patches: LinearWeights,
+    /// `[grid^2, hidden_size]`: added to the features of each patch.
+    pub(crate) positions: TensorSpec,
+    pub(crate) layers: Vec<VisionLayerWeights>,
+    pub(crate) final_norm: NormWeights,
+    pub(crate) projector: ProjectorWeights,
+}
+
+impl VisionConfig {
+    /// All weights that the encoder has.
+    pub(crate) fn weights(&self) -> VisionWeights {
+        let tower = &self.tower;
+        let hidden = tower.hidden_size;
+        let at = |part: &str| format!("{}{part}", tower.prefix);
+        let patch = 3 * tower.patch_size * tower.patch_size;
+        VisionWeights {
+            patches: linear(&at("embeddings.patch_embedding"), [hidden, patch]),
+            positions: TensorSpec {
+                name: at("embeddings.position_embedding.weight"),
+                shape: vec![tower.grid() * tower.grid(), hidden],
+                role: TensorRole::Bias,
+            },
+            layers: (0..tower.layers).map(|index| self.layer_weights(index)).collect(),
+            final_norm: norm(&at("post_layernorm"), hidden),
+            projector: self.projector_weights(),
+        }
+    }
+
+    fn layer_weights(&self, index: usize) -> VisionLayerWeights {
+        let (hidden, inner) = (self.tower.hidden_size, self.tower.intermediate_size);
+        let at = |part: &str| format!("{}encoder.layers.{index}.{part}", self.tower.prefix);
+        let square = |part: &str| linear(&at(part), [hidden, hidden]);
+        VisionLayerWeights {
+            attention_norm: norm(&at("layer_norm1"), hidden),
+            qkv: ["self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"].map(square),
+            output: square("self_attn.out_proj"),
+            mlp_norm: norm(&at("layer_norm2"), hidden),
+            up: linear(&at("mlp.fc1"), [inner, hidden]),
+            down: linear(&at("mlp.fc2"), [hidden, inner]),
+        }
+    }
+
+    fn projector_weights(&self) -> ProjectorWeights {
+        let hidden = self.tower.hidden_size;
+        let matrix = |name: &str, shape: [usize; 2]| TensorSpec {
+            name: name.to_owned(),
+            shape: shape.into(),
+            role: TensorRole::Matrix,
+        };
+        match self.projector {
+            ProjectorConfig::PixelShuffle { factor } => ProjectorWeights::PixelShuffle(matrix(
+                "model.connector.modality_projection.proj.weight",
+                [self.output_size, factor * factor * hidden],
+            )),
+            ProjectorConfig::AveragePooling { .. } => ProjectorWeights::AveragePooling {
+                norm: TensorSpec {
+                    name: "model.multi_modal_projector.mm_soft_emb_norm.weight".to_owned(),
+                    shape: vec![hidden],
+                    role: TensorRole::Norm,
+                },
+                projection: matrix(
+                    "model.multi_modal_projector.mm_input_projection_weight",
+                    [hidden, self.output_size],
+                ),
+            },
+        }
+    }
+
+    /// All tensors that the encoder reads, in the order of the forward pass.
+    #[must_use]
+    pub fn tensors(&self) -> Vec<TensorSpec> {
+        let VisionWeights { patches, positions, layers, final_norm, projector } = self.weights();
+        let mut list = Vec::new();
+        patches.list(&mut list);
+        list.push(positions);
+        for layer in layers {
+            let VisionLayerWeights { attention_norm, qkv, output, mlp_norm, up, down } = layer;
+            attention_norm.list(&mut list);
+            qkv.into_iter().chain([output]).for_each(|linear| linear.list(&mut list));
+            mlp_norm.list(&mut list);
+            [up, down].into_iter().for_each(|linear| linear.list(&mut list));
+        }
+        final_norm.list(&mut list);
+        match projector {
+            ProjectorWeights::PixelShuffle(matrix) => list.push(matrix),
+            ProjectorWeights::AveragePooling { norm, projection } => {
+                list.extend([norm, projection]);
+            }
+        }
+        list
+    }
+}
+
+impl NormWeights {
+    fn list(self, list: &mut Vec<TensorSpec>) {
+        let Self { weight, bias } = self;
+        list.extend([weight, bias]);
+    }
+}
+
+fn linear(module: &str, shape: [usize; 2]) -> LinearWeights {
+    super::super::tensors::linear(module, shape, true)
+}
+
+fn norm(module: &str, size: usize) -> NormWeights {
+    let vector =
+        |part: &str, role| TensorSpec { name: format!("{module}.{part}"), shape: vec![size], role };
+    NormWeights {
+        weight: vector("weight", TensorRole::PlainNorm),
+        bias: vector("bias", TensorRole::Bias),
+    }
+}

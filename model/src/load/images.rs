@@ -1,0 +1,203 @@
+//! What a vision model does with images: the configuration of its encoder in `config.json`, and of
+//! its processor in `preprocessor_config.json` or `processor_config.json`.
+
+mod gemma3;
+mod idefics3;
+
+use std::path::Path;
+
+use serde_json::Value;
+use stolon_vision::{ProcessorConfig, Resampling};
+
+use crate::config::{DecoderConfig, Keys, VisionConfig};
+use crate::error::ModelError;
+use crate::files::{optional, read_json};
+use crate::weights::Weights;
+
+pub(crate) const PREPROCESSOR: &str = "preprocessor_config.json";
+pub(crate) const PROCESSOR: &str = "processor_config.json";
+
+/// How a model reads images.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ImageModel {
+    /// The encoder, whose tensors are among those of the model.
+    pub encoder: VisionConfig,
+    /// How pictures are prepared for it.
+    pub processor: ProcessorConfig,
+}
+
+/// The files of a model that say how it reads images.
+struct Sources<'a> {
+    /// `config.json`.
+    config: Keys<'a>,
+    /// The object `vision_config` in it.
+    vision: Keys<'a>,
+    /// The configuration of the image processor.
+    processor: Keys<'a>,
+    decoder: &'a DecoderConfig,
+}
+
+/// How the model in `directory` reads images; `None` if it does not, or if its encoder is not
+/// supported, so that it is used for text only. `config` is the content of `config.json`.
+///
+/// # Errors
+/// [`ModelError`] if a file cannot be read, or if a key or a tensor of a supported encoder is
+/// invalid.
+pub(crate) fn of_directory(
+    directory: &Path,
+    config: &Value,
+    decoder: &DecoderConfig,
+    weights: &Weights,
+) -> Result<Option<ImageModel>, ModelError> {
+    usable(configured(directory, config, decoder)?, weights)
+}
+
+/// The same, without a look at the weights.
+fn configured(
+    directory: &Path,
+    config: &Value,
+    decoder: &DecoderConfig,
+) -> Result<Option<ImageModel>, ModelError> {
+    let file = directory.join(super::directory::CONFIG).display().to_string();
+    match processor(directory)? {
+        Some((other, value)) => of_json((&file, config), (&other, &value), decoder),
+        None => Ok(None),
+    }
+}
+
+/// How a model reads images, from the content of `config.json` and the configuration of the image
+/// processor, each with the name of its file.
+///
+/// # Errors
+/// As for [`of_directory`].
+pub(crate) fn of_json(
+    (file, config): (&str, &Value),
+    (processor_file, processor): (&str, &Value),
+    decoder: &DecoderConfig,
+) -> Result<Option<ImageModel>, ModelError> {
+    let config = Keys::root(file, config)?;
+    let Some(parse) = config.text("model_type")?.and_then(parser) else { return Ok(None) };
+    let Some(vision) = config.object("vision_config")? else { return Ok(None) };
+    let processor = Keys::root(processor_file, processor)?;
+    match parse(&Sources { config, vision, processor, decoder }) {
+        Ok(model) => Ok(Some(model)),
+        Err(error @ ModelError::Unsupported { .. }) => {
+            tracing::info!("the model reads no images: {error}");
+            Ok(None)
+        }
+        Err(error) => Err(error),
+    }
+}
+
+/// `images`, if the weights have an encoder whose tensors have supported types.
+fn usable(images: Option<ImageModel>, weights: &Weights) -> Result<Option<ImageModel>, ModelError> {
+    let Some(images) = images else { return Ok(None) };
+    if !weights.has_encoder(&images.encoder) {
+        tracing::info!("the model reads no images: its files have the decoder only");
+        return Ok(None);
+    }
+    match weights.check_encoder(&images.encoder) {
+        Ok(()) => Ok(Some(images)),
+        Err(error @ ModelError::WrongType { .. }) => {
+            tracing::info!("the model reads no images: {error}");
+            Ok(None)
+        }
+        Err(error) => Err(error),
+    }
+}
+
+type Parser = fn(&Sources<'_>) -> Result<ImageModel, ModelError>;
+
+/// The function that reads the configuration of models with this `model_type`.
+fn parser(model_type: &str) -> Option<Parser> {
+    match model_type {
+        "idefics3" | "smolvlm" => Some(idefics3::parse),
+        "gemma3" => Some(gemma3::parse),
+        _ => None,
+    }
+}
+
+/// The configuration of the image processor and the name of its file.
+fn processor(directory: &Path) -> Result<Option<(String, Value)>, ModelError> {
+    let path = directory.join(PREPROCESSOR);
+    if let Some(value) = optional(read_json(&path))? {
+        return Ok(Some((path.display().to_string(), value)));
+    }
+    // Since version 5 of transformers, the configurations of all processors are in one file.
+    let path = directory.join(PROCESSOR);
+    let value = optional(read_json(&path))?;
+    let object = value.and_then(|mut value| value.get_mut("image_processor").map(Value::take));
+    Ok(object.filter(Value::is_object).map(|object| (path.display().to_string(), object)))
+}
+
+impl Sources<'_> {
+    /// The mean and the deviation of each channel. Those of ImageNet are not used by any model here,
+    /// so both are 0.5 by default.
+    fn normalization(&self) -> Result<([f32; 3], [f32; 3]), ModelError> {
+        let keys = &self.processor;
+        for key in ["do_rescale", "do_normalize"] {
+            if keys.flag(key)? == Some(false) {
+                return Err(keys.unsupported(key, "true"));
+            }
+        }
+        let factor = keys.positive("rescale_factor")?.unwrap_or(1.0 / 255.0);
+        if (factor * 255.0 - 1.0).abs() > 1e-3 {
+            return Err(keys.unsupported("rescale_factor", "1/255"));
+        }
+        let channels = |key: &str| match keys.numbers(key)?.as_deref() {
+            None => Ok([0.5; 3]),
+            Some([r, g, b]) => Ok([*r, *g, *b]),
+            Some(_) => Err(keys.invalid(key, "3 numbers")),
+        };
+        Ok((channels("image_mean")?, channels("image_std")?))
+    }
+
+    /// The filter for resizing.
+    fn resampling(&self, default: Resampling) -> Result<Resampling, ModelError> {
+        match self.processor.count("resample")? {
+            None => Ok(default),
+            Some(number) => Resampling::from_pillow(number as u64)
+                .ok_or_else(|| self.processor.unsupported("resample", "1, 2 or 3")),
+        }
+    }
+
+    /// The member `member` of the object `key` of the processor.
+    fn size_in(&self, key: &str, member: &str) -> Result<Option<usize>, ModelError> {
+        match self.processor.object(key)? {
+            Some(object) => object.size(member),
+            None => Ok(None),
+        }
+    }
+
+    /// Refuses a tower with another activation than GELU in its tanh approximation.
+    fn refuse_activations(&self) -> Result<(), ModelError> {
+        match self.vision.text("hidden_act")? {
+            None | Some("gelu_pytorch_tanh") => Ok(()),
+            Some(_) => Err(self.vision.unsupported("hidden_act", "gelu_pytorch_tanh")),
+        }
+    }
+
+    /// The id of the image token, under the first of these keys that there is.
+    fn image_token(&self, keys: [&str; 2]) -> Result<u32, ModelError> {
+        for key in keys {
+            if let Some(id) = self.config.token_ids(key)?.and_then(|ids| ids.first().copied()) {
+                let is_valid = (id as usize) < self.decoder.vocab_size;
+                let expected = format!("an id below vocab_size, {}", self.decoder.vocab_size);
+                return is_valid.then_some(id).ok_or_else(|| self.config.invalid(key, &expected));
+            }
+        }
+        Err(self.config.invalid(keys[0], "the id of a token"))
+    }
+
+    /// Checks that the encoder can process tiles of `edge` x `edge` pixels; returns the number of
+    /// their embeddings. `key` names the edge in the configuration of the processor.
+    fn rows_of_tile(
+        &self,
+        encoder: &VisionConfig,
+        key: &str,
+        edge: usize,
+    ) -> Result<usize, ModelError> {
+        encoder.check(self.config.file)?;
+        encoder.rows_of([edge, edge]).map_err(|expected| self.processor.invalid(key, &expected))
+    }
+}

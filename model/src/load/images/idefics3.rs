@@ -1,0 +1,55 @@
+//! Idefics 3 and SmolVLM. Missing keys have the defaults of transformers.
+
+use stolon_vision::{Idefics3Tiles, ProcessorConfig, Resampling, Tiling};
+
+use super::{ImageModel, Sources};
+use crate::config::{ProjectorConfig, TowerConfig, VisionConfig};
+use crate::error::ModelError;
+
+pub(super) fn parse(sources: &Sources<'_>) -> Result<ImageModel, ModelError> {
+    let Sources { config, vision, processor, decoder } = sources;
+    sources.refuse_activations()?;
+    let (mean, deviation) = sources.normalization()?;
+    let encoder = VisionConfig {
+        tower: TowerConfig {
+            prefix: "model.vision_model.".to_owned(),
+            hidden_size: vision.size("hidden_size")?.unwrap_or(1152),
+            intermediate_size: vision.size("intermediate_size")?.unwrap_or(3072),
+            layers: vision.size("num_hidden_layers")?.unwrap_or(12),
+            heads: vision.size("num_attention_heads")?.unwrap_or(16),
+            patch_size: vision.size("patch_size")?.unwrap_or(32),
+            image_size: vision.size("image_size")?.unwrap_or(224),
+            norm_eps: vision.positive_f32("layer_norm_eps")?.unwrap_or(1e-6),
+        },
+        projector: ProjectorConfig::PixelShuffle {
+            factor: config.size("scale_factor")?.unwrap_or(2),
+        },
+        output_size: decoder.hidden_size,
+        mean,
+        deviation,
+    };
+    let tile_edge = sources.size_in("max_image_size", "longest_edge")?.unwrap_or(364);
+    let tile_rows = sources.rows_of_tile(&encoder, "max_image_size", tile_edge)?;
+    let resizes = processor.flag("do_resize")?.unwrap_or(true);
+    let longest_edge = sources.size_in("size", "longest_edge")?.unwrap_or(4 * 364);
+    if longest_edge > EDGE_MAX {
+        return Err(processor.invalid("size", &format!("at most {EDGE_MAX} pixels")));
+    }
+    let tiles = Idefics3Tiles {
+        longest_edge: resizes.then_some(longest_edge),
+        tile_edge,
+        splits: processor.flag("do_image_splitting")?.unwrap_or(true),
+        tile_rows,
+    };
+    let processor = ProcessorConfig {
+        placeholder: "<image>".to_owned(),
+        image_token: "<image>".to_owned(),
+        image_token_id: sources.image_token(["image_token_id", "image_token_index"])?,
+        resampling: sources.resampling(Resampling::Lanczos)?,
+        tiling: Tiling::Idefics3(tiles),
+    };
+    Ok(ImageModel { encoder, processor })
+}
+
+/// Maximum length of the longer edge of a picture after it was resized.
+const EDGE_MAX: usize = 1 << 14;

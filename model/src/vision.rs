@@ -1,0 +1,134 @@
+//! The image encoder of a vision model on the CPU: a vision transformer and a projector.
+//!
+//! The backend that owns it calls [`Encoder::encode`] until it returns the embeddings. An image is
+//! computed layer by layer, so that a call ends soon after its time is over and steps of the
+//! decoder run in between. What was computed is kept for the image of the last call only.
+//!
+//! **Invariant**: the embeddings of an image have the same bits however the work was divided into
+//! calls, and for any number of threads. Prefixes with images are cached and shared, so a
+//! difference would make results depend on what ran before.
+
+mod patches;
+mod projector;
+mod tower;
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use stolon_backend::{BackendError, ImageEmbeddings, ImageInput};
+use stolon_kernels::Path;
+
+use crate::config::VisionConfig;
+use crate::decoder::linear::Loader;
+use crate::error::ModelError;
+use crate::workers::Workers;
+use projector::Projector;
+use tower::{Activations, Tower};
+
+/// An encoder with packed weights. See the [module documentation](self).
+#[derive(Debug)]
+pub(crate) struct Encoder {
+    config: VisionConfig,
+    path: Path,
+    tower: Tower,
+    projector: Projector,
+    /// The image of the last call, unless it is complete. The buffers exist only in between.
+    progress: Option<Progress>,
+}
+
+/// An image of which some layers were computed.
+#[derive(Debug)]
+struct Progress {
+    image: Arc<ImageInput>,
+    /// Number of layers that were computed.
+    layers: usize,
+    activations: Activations,
+}
+
+impl Encoder {
+    /// Packs the weights of the encoder.
+    ///
+    /// # Errors
+    /// [`ModelError`] with the name of a tensor that is missing or has the wrong shape or type.
+    pub(crate) fn load(config: VisionConfig, loader: &mut Loader<'_>) -> Result<Self, ModelError> {
+        let weights = config.weights();
+        let projector = Projector::load(&config, &weights.projector, loader)?;
+        let tower = Tower::load(&config.tower, weights, loader)?;
+        Ok(Self { config, path: loader.path, tower, projector, progress: None })
+    }
+
+    /// Size in bytes of all packed matrices.
+    pub(crate) fn weight_bytes(&self) -> usize {
+        self.tower.bytes() + self.projector.bytes()
+    }
+
+    /// Computes layers of `image` until `time` is over, but at least one. Returns the embeddings
+    /// when they are complete. An image of an earlier call that is not complete is dropped.
+    ///
+    /// # Errors
+    /// [`BackendError::Failed`] if the image does not have a size that the encoder can
+    /// process, or says another number of rows than it has.
+    pub(crate) fn encode(
+        &mut self,
+        image: &Arc<ImageInput>,
+        time: Duration,
+        workers: &Workers,
+    ) -> Result<Option<ImageEmbeddings>, BackendError> {
+        let begun = Instant::now();
+        let mut progress = match self.progress.take() {
+            Some(progress) if is_same(&progress.image, image) => progress,
+            _ => self.begin(image, workers)?,
+        };
+        loop {
+            self.tower.layer(progress.layers, &mut progress.activations, self.path, workers);
+            progress.layers += 1;
+            if progress.layers == self.config.tower.layers {
+                return Ok(Some(self.finish(progress, workers)));
+            }
+            if begun.elapsed() >= time {
+                self.progress = Some(progress);
+                return Ok(None);
+            }
+        }
+    }
+
+    fn begin(&self, image: &Arc<ImageInput>, workers: &Workers) -> Result<Progress, BackendError> {
+        self.check(image)?;
+        let patches = patches::Patches::of(&self.config, image);
+        let activations = self.tower.embed(&patches, self.path, workers);
+        Ok(Progress { image: Arc::clone(image), layers: 0, activations })
+    }
+
+    fn finish(&self, progress: Progress, workers: &Workers) -> ImageEmbeddings {
+        let Progress { image, layers: _, mut activations } = progress;
+        self.tower.norm(&mut activations, self.path, workers);
+        let grid = image.size.map(|edge| edge / self.config.tower.patch_size);
+        let values = self.projector.project(activations.x, grid, self.path, workers);
+        ImageEmbeddings { values: values.into() }
+    }
+
+    fn check(&self, image: &ImageInput) -> Result<(), BackendError> {
+        let [width, height] = image.size;
+        let invalid = |expected: String, got: String| {
+            BackendError::Failed(format!("image: expected {expected}, got {got}"))
+        };
+        let rows = self
+            .config
+            .rows_of(image.size)
+            .map_err(|expected| invalid(expected, format!("{width} x {height} pixels")))?;
+        if image.kv_len != rows {
+            return Err(invalid(format!("{rows} rows"), image.kv_len.to_string()));
+        }
+        let bytes = 3 * width * height;
+        if image.pixels.len() != bytes {
+            let got = image.pixels.len().to_string();
+            return Err(invalid(format!("{bytes} bytes of pixels"), got));
+        }
+        Ok(())
+    }
+}
+
+/// Whether two inputs are the same image.
+fn is_same(one: &Arc<ImageInput>, other: &Arc<ImageInput>) -> bool {
+    Arc::ptr_eq(one, other) || one == other
+}

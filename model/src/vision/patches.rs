@@ -1,0 +1,53 @@
+//! The patches of an image: normalized pixels in the order of the kernel that projects them.
+
+use stolon_backend::ImageInput;
+
+use crate::config::VisionConfig;
+
+/// The patches of one image.
+#[derive(Debug)]
+pub(super) struct Patches<'a> {
+    image: &'a ImageInput,
+    /// Edge of a patch in pixels.
+    edge: usize,
+    /// Number of patches along the width and the height.
+    pub(super) grid: [usize; 2],
+    /// The normalized value of each channel for each value of a byte.
+    values: [[f32; 256]; 3],
+}
+
+impl<'a> Patches<'a> {
+    /// The patches of an image whose edges are multiples of the edge of a patch.
+    pub(super) fn of(config: &VisionConfig, image: &'a ImageInput) -> Self {
+        let edge = config.tower.patch_size;
+        let mut values = [[0.0; 256]; 3];
+        for (channel, values) in values.iter_mut().enumerate() {
+            for (byte, value) in values.iter_mut().enumerate() {
+                let share = byte as f32 / 255.0;
+                *value = (share - config.mean[channel]) / config.deviation[channel];
+            }
+        }
+        Self { image, edge, grid: image.size.map(|length| length / edge), values }
+    }
+
+    /// Number of patches.
+    pub(super) fn count(&self) -> usize {
+        self.grid[0] * self.grid[1]
+    }
+
+    /// Writes patch `index`, counted in rows, to `out`: `[3, edge, edge]`.
+    pub(super) fn write(&self, index: usize, out: &mut [f32]) {
+        let (row, column) = (index / self.grid[0], index % self.grid[0]);
+        let (edge, width) = (self.edge, self.image.size[0]);
+        for (line, y) in (row * edge..(row + 1) * edge).enumerate() {
+            let first = 3 * (y * width + column * edge);
+            let pixels = self.image.pixels[first..first + 3 * edge].chunks_exact(3);
+            for (x, pixel) in pixels.enumerate() {
+                for (channel, byte) in pixel.iter().enumerate() {
+                    out[(channel * edge + line) * edge + x] =
+                        self.values[channel][usize::from(*byte)];
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,281 @@
+//! The vision transformer: patches with learnt positions, and layers of attention and MLP.
+
+use stolon_kernels::{
+    self as kernels, Epilogue, FullAttention, LayerNorm, Matrix, Operands, Path, Product, RowSums,
+    Sink,
+};
+
+use super::patches::Patches;
+use crate::config::{NormWeights, TowerConfig, VisionLayerWeights, VisionWeights};
+use crate::decoder::linear::{Linear, Loader};
+use crate::error::ModelError;
+use crate::workers::Workers;
+
+/// A tower with packed weights.
+#[derive(Debug)]
+pub(super) struct Tower {
+    config: TowerConfig,
+    /// The projection of patches.
+    patches: Linear,
+    /// `[grid^2, hidden_size]`.
+    positions: Vec<f32>,
+    layers: Vec<Layer>,
+    final_norm: Norm,
+}
+
+#[derive(Debug)]
+struct Layer {
+    attention_norm: Norm,
+    qkv: [Linear; 3],
+    output: Linear,
+    mlp_norm: Norm,
+    up: Linear,
+    down: Linear,
+}
+
+/// A layer norm.
+#[derive(Debug)]
+struct Norm {
+    weight: Vec<f32>,
+    bias: Vec<f32>,
+    eps: f32,
+}
+
+/// The activations of an image. Each f32 buffer is `[patches, hidden_size]`.
+#[derive(Debug)]
+pub(super) struct Activations {
+    /// The residual stream.
+    pub(super) x: Vec<f32>,
+    /// Its normalized rows, packed.
+    normed: Operands,
+    /// Queries, keys and values.
+    qkv: [Vec<f32>; 3],
+    /// The output of attention.
+    attended: Vec<f32>,
+    /// The same, packed.
+    mixed: Operands,
+    /// The inner features of the MLP, packed.
+    inner: Operands,
+}
+
+impl Tower {
+    pub(super) fn load(
+        config: &TowerConfig,
+        weights: VisionWeights,
+        loader: &mut Loader<'_>,
+    ) -> Result<Self, ModelError> {
+        let VisionWeights { patches, positions, layers, final_norm, projector: _ } = weights;
+        let eps = config.norm_eps;
+        Ok(Self {
+            config: config.clone(),
+            patches: loader.linear(&patches)?,
+            positions: loader.vector(&positions)?,
+            layers: layers
+                .iter()
+                .map(|layer| Layer::load(layer, eps, loader))
+                .collect::<Result<_, _>>()?,
+            final_norm: Norm::load(&final_norm, eps, loader)?,
+        })
+    }
+
+    /// Size in bytes of all packed matrices.
+    pub(super) fn bytes(&self) -> usize {
+        let layers = self.layers.iter().map(|layer| {
+            let Layer { qkv, output, up, down, .. } = layer;
+            qkv.iter().chain([output, up, down]).map(Linear::bytes).sum::<usize>()
+        });
+        self.patches.bytes() + layers.sum::<usize>()
+    }
+
+    /// Projects the patches and adds their positions.
+    pub(super) fn embed(
+        &self,
+        patches: &Patches<'_>,
+        path: Path,
+        workers: &Workers,
+    ) -> Activations {
+        let (rows, width) = (patches.count(), self.config.hidden_size);
+        let matrix = &self.patches.matrix;
+        let mut packed = Operands::default();
+        packed.reset(rows, &[matrix]);
+        packed.fill(workers.for_pass(rows, matrix.in_features()), |_, first, block| {
+            for (index, row) in block.chunks_exact_mut(matrix.in_features()).enumerate() {
+                patches.write(first + index, row);
+            }
+        });
+        let mut x = vec![0.0; rows * width];
+        let [columns, lines] = patches.grid;
+        for (index, row) in x.chunks_exact_mut(width).enumerate() {
+            let line = self.position(index / columns, lines);
+            let position = line * self.config.grid() + self.position(index % columns, columns);
+            row.copy_from_slice(&self.positions[position * width..][..width]);
+        }
+        project(&self.patches, &packed, Sink::Add(&mut x), path, workers);
+        Activations {
+            normed: Operands::default(),
+            qkv: [(); 3].map(|()| vec![0.0; rows * width]),
+            attended: vec![0.0; rows * width],
+            mixed: Operands::default(),
+            inner: Operands::default(),
+            x,
+        }
+    }
+
+    /// The learnt position of patch `index` of `count` patches along an edge: the one at the same
+    /// fraction of the edge, so that smaller images than those of the training are covered as a
+    /// whole. (transformers computes the fraction in f32, which leads to a neighbour in some grids
+    /// that no published model has.)
+    fn position(&self, index: usize, count: usize) -> usize {
+        index * self.config.grid() / count
+    }
+
+    /// Computes layer `index`.
+    pub(super) fn layer(
+        &self,
+        index: usize,
+        activations: &mut Activations,
+        path: Path,
+        workers: &Workers,
+    ) {
+        let Layer { attention_norm, qkv, output, mlp_norm, up, down } = &self.layers[index];
+        let Activations { x, normed, qkv: rows_of_qkv, attended, mixed, inner } = activations;
+        let rows = x.len() / self.config.hidden_size;
+        attention_norm.pack(x, normed, &[0, 1, 2].map(|part| &qkv[part].matrix), path, workers);
+        project_all(qkv, normed, rows_of_qkv, path, workers);
+        self.attend(rows_of_qkv, attended, path, workers);
+        mixed.reset(rows, &[&output.matrix]);
+        mixed.pack(workers.for_pass(rows, self.config.hidden_size), attended);
+        project(output, mixed, Sink::Add(x), path, workers);
+
+        mlp_norm.pack(x, normed, &[&up.matrix], path, workers);
+        inner.reset(rows, &[&down.matrix]);
+        let gelu = |sums: RowSums<'_>| {
+            up.add_bias(path, sums.feature, sums.first);
+            kernels::gelu_tanh_in_place(path, sums.first);
+        };
+        multiply(up, normed, &gelu, Sink::Operands(inner.only()), (path, workers));
+        project(down, inner, Sink::Add(x), path, workers);
+    }
+
+    fn attend(&self, [q, k, v]: &[Vec<f32>; 3], out: &mut [f32], path: Path, workers: &Workers) {
+        let heads = self.config.heads;
+        let head_dim = self.config.hidden_size / heads;
+        let scale = 1.0 / (head_dim as f32).sqrt();
+        let args = FullAttention { path, q, k, v, heads, head_dim, scale };
+        let rows = q.len() / self.config.hidden_size;
+        kernels::full_attention(workers.for_work(2 * rows * q.len()), &args, out);
+    }
+
+    /// Normalizes the residual stream after the last layer, in place.
+    pub(super) fn norm(&self, activations: &mut Activations, path: Path, workers: &Workers) {
+        let Activations { x, attended, .. } = activations;
+        let width = self.config.hidden_size;
+        let chunk = workers.chunk_rows(x.len() / width, width) * width;
+        workers.run(x.chunks(chunk).zip(attended.chunks_mut(chunk)), |(x, out)| {
+            self.final_norm.apply(x, out, path);
+        });
+        std::mem::swap(x, attended);
+    }
+}
+
+impl Layer {
+    fn load(
+        weights: &VisionLayerWeights,
+        eps: f32,
+        loader: &mut Loader<'_>,
+    ) -> Result<Self, ModelError> {
+        let VisionLayerWeights { attention_norm, qkv: [q, k, v], output, mlp_norm, up, down } =
+            weights;
+        Ok(Self {
+            attention_norm: Norm::load(attention_norm, eps, loader)?,
+            qkv: [loader.linear(q)?, loader.linear(k)?, loader.linear(v)?],
+            output: loader.linear(output)?,
+            mlp_norm: Norm::load(mlp_norm, eps, loader)?,
+            up: loader.linear(up)?,
+            down: loader.linear(down)?,
+        })
+    }
+}
+
+impl Norm {
+    fn load(weights: &NormWeights, eps: f32, loader: &mut Loader<'_>) -> Result<Self, ModelError> {
+        let NormWeights { weight, bias } = weights;
+        Ok(Self { weight: loader.vector(weight)?, bias: loader.vector(bias)?, eps })
+    }
+
+    fn apply(&self, x: &[f32], out: &mut [f32], path: Path) {
+        let norm = LayerNorm { weight: &self.weight, bias: &self.bias, eps: self.eps };
+        kernels::layer_norm(path, x, &norm, out);
+    }
+
+    /// Normalizes the rows of `x` and packs them for `readers`.
+    fn pack(
+        &self,
+        x: &[f32],
+        out: &mut Operands,
+        readers: &[&Matrix],
+        path: Path,
+        workers: &Workers,
+    ) {
+        let width = self.weight.len();
+        let rows = x.len() / width;
+        out.reset(rows, readers);
+        out.fill(workers.for_pass(rows, width), |_, first, block| {
+            self.apply(&x[first * width..][..block.len()], block, path);
+        });
+    }
+}
+
+/// Multiplies `rows` with the matrix of `linear` and writes the results, after `epilogue`, to
+/// `sink`.
+fn multiply(
+    linear: &Linear,
+    rows: &Operands,
+    epilogue: Epilogue<'_>,
+    sink: Sink<'_>,
+    (path, workers): (Path, &Workers),
+) {
+    let matrices = [&linear.matrix];
+    let product =
+        Product { group: 0, matrices: &matrices, step: 1, epilogue: Some(epilogue), sink };
+    kernels::multiply(path, workers.for_products(&matrices, rows.rows()), rows, &mut [product]);
+}
+
+/// The projection of `rows` with its bias.
+pub(super) fn project(
+    linear: &Linear,
+    rows: &Operands,
+    sink: Sink<'_>,
+    path: Path,
+    workers: &Workers,
+) {
+    let add_bias = |sums: RowSums<'_>| linear.add_bias(path, sums.feature, sums.first);
+    multiply(linear, rows, &add_bias, sink, (path, workers));
+}
+
+/// The projections of the same rows, in one call.
+fn project_all(
+    linears: &[Linear; 3],
+    rows: &Operands,
+    out: &mut [Vec<f32>; 3],
+    path: Path,
+    workers: &Workers,
+) {
+    let matrices = [0, 1, 2].map(|part| &linears[part].matrix);
+    let epilogues = [0, 1, 2].map(|part| {
+        move |sums: RowSums<'_>| linears[part].add_bias(path, sums.feature, sums.first)
+    });
+    let mut products: Vec<Product<'_>> = matrices
+        .chunks(1)
+        .zip(&epilogues)
+        .zip(out.iter_mut())
+        .map(|((matrices, epilogue), out)| Product {
+            group: 0,
+            matrices,
+            step: 1,
+            epilogue: Some(epilogue),
+            sink: Sink::Rows(out),
+        })
+        .collect();
+    kernels::multiply(path, workers.for_products(&matrices, rows.rows()), rows, &mut products);
+}

@@ -1,0 +1,8 @@
+//! Vision models against transformers. `fixtures/make_images.py` writes the models and the results.
+
+mod images {
+    mod encoder;
+    mod fixture;
+    mod loading;
+    mod prompt;
+}

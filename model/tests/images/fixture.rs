@@ -1,0 +1,129 @@
+//! Loads the models of `fixtures/images` and what transformers makes of a picture.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use safetensors::SafeTensors;
+use stolon_backend::{Backend, ImageInput};
+use stolon_kernels::Path;
+use stolon_model::{
+    CpuBackend, CpuOptions, ImageModel, KvBudget, KvType, LoadOptions, LoadedModel, ModelSource,
+    load,
+};
+
+/// The names of all models.
+pub(super) const NAMES: [&str; 2] = ["smolvlm", "gemma3"];
+
+pub(super) fn directory(name: &str) -> PathBuf {
+    [env!("CARGO_MANIFEST_DIR"), "tests/fixtures/images", name].iter().collect()
+}
+
+pub(super) fn model(name: &str) -> LoadedModel {
+    load(&ModelSource::Directory(directory(name)), &LoadOptions::default()).expect("a valid model")
+}
+
+pub(super) fn images(model: &LoadedModel) -> &ImageModel {
+    model.images.as_ref().expect("a vision model")
+}
+
+/// The results of transformers for a model.
+pub(super) struct Expected {
+    /// The width and height of a tile.
+    pub(super) tile_size: [usize; 2],
+    /// The pixels of each tile.
+    pub(super) tiles: Vec<Vec<u8>>,
+    /// The embeddings of all tiles.
+    pub(super) embeddings: Vec<f32>,
+}
+
+/// Reads the results for the model `name`.
+pub(super) fn expected(name: &str) -> Expected {
+    let bytes = std::fs::read(directory(name).join("images.safetensors")).expect("a fixture");
+    let file = SafeTensors::deserialize(&bytes).expect("a safetensors file");
+    let tensor = |key| file.tensor(key).expect("a tensor of the script");
+    let tiles = tensor("tiles");
+    let [_, tile_height, tile_width, _] = *tiles.shape() else { panic!("tiles have 4 dimensions") };
+    Expected {
+        tile_size: [tile_width, tile_height],
+        tiles: tiles
+            .data()
+            .chunks_exact(3 * tile_width * tile_height)
+            .map(<[u8]>::to_vec)
+            .collect(),
+        embeddings: floats(tensor("embeddings").data()),
+    }
+}
+
+/// The tiles of transformers as inputs of the encoder.
+pub(super) fn inputs(name: &str, model: &LoadedModel) -> Vec<Arc<ImageInput>> {
+    let Expected { tiles, tile_size, .. } = expected(name);
+    let kv_len = images(model).encoder.rows_of(tile_size).expect("a size for the encoder");
+    let input = |(index, pixels)| {
+        let (content_hash, full_attention) = (index as u128, false);
+        Arc::new(ImageInput { content_hash, kv_len, full_attention, size: tile_size, pixels })
+    };
+    tiles.into_iter().enumerate().map(input).collect()
+}
+
+/// A prompt with the picture, and what transformers computes for it.
+pub(super) struct Logits {
+    /// Token ids, with the image token at each position of a tile.
+    pub(super) prompt: Vec<u32>,
+    /// The positions whose logits are known.
+    pub(super) rows: Vec<usize>,
+    /// `[rows, vocab_size]`.
+    pub(super) logits: Vec<f32>,
+}
+
+/// The token that stands for images in [`Logits::prompt`].
+pub(super) const IMAGE_TOKEN: u32 = 60;
+
+/// Reads the prompt of the model `name` and its logits.
+pub(super) fn logits(name: &str) -> Logits {
+    let bytes = std::fs::read(directory(name).join("images.safetensors")).expect("a fixture");
+    let file = SafeTensors::deserialize(&bytes).expect("a safetensors file");
+    let data = |key| file.tensor(key).expect("a tensor of the script").data();
+    let integers =
+        |key| data(key).chunks_exact(8).map(|b| i64::from_le_bytes(b.try_into().expect("8")));
+    Logits {
+        prompt: integers("prompt").map(|id| id as u32).collect(),
+        rows: integers("rows").map(|row| row as usize).collect(),
+        logits: floats(data("logits")),
+    }
+}
+
+fn floats(bytes: &[u8]) -> Vec<f32> {
+    bytes.chunks_exact(4).map(|b| f32::from_le_bytes(b.try_into().expect("4 bytes"))).collect()
+}
+
+/// Maximum difference of two rows, in standard deviations of `expected`.
+pub(super) fn difference(got: &[f32], expected: &[f32]) -> f32 {
+    let count = expected.len() as f32;
+    let mean = expected.iter().sum::<f32>() / count;
+    let variance = expected.iter().map(|value| (value - mean).powi(2)).sum::<f32>() / count;
+    let differences = got.iter().zip(expected).map(|(a, b)| (a - b).abs());
+    // A NaN must not be lost in the maximum.
+    let largest = differences.fold(0.0, |largest, d| if d <= largest { largest } else { d });
+    largest / variance.sqrt()
+}
+
+/// A backend with the model's encoder.
+pub(super) fn backend(model: LoadedModel, path: Option<Path>, threads: usize) -> CpuBackend {
+    let LoadedModel { config, weights, images, .. } = model;
+    let options = CpuOptions {
+        kv_budget: KvBudget::Blocks(16),
+        threads: Some(threads),
+        path,
+        kv_type: Some(KvType::F32),
+        ..CpuOptions::default()
+    };
+    let encoder = images.map(|images| images.encoder);
+    CpuBackend::with_encoder(config, encoder, weights, options).expect("a valid model")
+}
+
+/// The embeddings of an image, in one call.
+pub(super) fn encode(backend: &mut CpuBackend, image: &Arc<ImageInput>) -> Vec<f32> {
+    let embeddings = backend.encode(image, Duration::MAX).expect("a good image");
+    embeddings.expect("there was time").values.to_vec()
+}

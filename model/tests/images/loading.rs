@@ -1,0 +1,94 @@
+//! The configurations of encoders and processors.
+
+use std::path::Path;
+
+use serde_json::Value;
+use stolon_model::{LoadOptions, LoadedModel, ModelError, ModelSource, load};
+use stolon_vision::Tiling;
+
+use super::fixture;
+
+/// A copy of the fixture `name` in `to`, without the files `omitted`.
+fn copy(name: &str, to: &Path, omitted: &[&str]) {
+    for entry in std::fs::read_dir(fixture::directory(name)).unwrap() {
+        let path = entry.unwrap().path();
+        let file = path.file_name().unwrap();
+        if !omitted.iter().any(|omitted| file == *omitted) {
+            std::fs::copy(&path, to.join(file)).unwrap();
+        }
+    }
+}
+
+fn open(directory: &Path) -> Result<LoadedModel, ModelError> {
+    load(&ModelSource::Directory(directory.to_owned()), &LoadOptions::default())
+}
+
+fn change(directory: &Path, file: &str, change: impl FnOnce(&mut Value)) {
+    let path = directory.join(file);
+    let mut value = serde_json::from_slice(&std::fs::read(&path).unwrap()).unwrap();
+    change(&mut value);
+    std::fs::write(&path, value.to_string()).unwrap();
+}
+
+const PREPROCESSOR: &str = "preprocessor_config.json";
+
+/// Goal: a model without the files of a processor, or with an encoder that is not supported, is used
+/// for text only.
+#[test]
+fn unsupported_encoders_leave_text() {
+    let dir = tempfile::tempdir().unwrap();
+    copy("gemma3", dir.path(), &[PREPROCESSOR]);
+    assert_eq!(open(dir.path()).unwrap().images, None);
+    for (file, object, key, value) in [
+        ("config.json", "vision_config", "hidden_act", Value::from("relu")),
+        (PREPROCESSOR, "", "do_normalize", Value::from(false)),
+        (PREPROCESSOR, "", "resample", Value::from(0)),
+    ] {
+        copy("gemma3", dir.path(), &[]);
+        change(dir.path(), file, |json| match object {
+            "" => json[key] = value,
+            object => json[object][key] = value,
+        });
+        assert_eq!(open(dir.path()).unwrap().images, None, "{key}");
+    }
+}
+
+/// Goal: a wrong value is an error with the file, the key, what was expected and what is there.
+#[test]
+fn wrong_values_are_refused() {
+    for (name, file, object, key, value, expected) in [
+        ("smolvlm", "config.json", "vision_config", "num_attention_heads", 5, "a divisor of"),
+        ("smolvlm", "config.json", "", "scale_factor", 3, "a divisor of 4 patches"),
+        ("smolvlm", "config.json", "", "image_token_id", 64, "an id below vocab_size, 64"),
+        ("smolvlm", PREPROCESSOR, "max_image_size", "longest_edge", 48, "up to 32"),
+        ("gemma3", "config.json", "", "mm_tokens_per_image", 8, "the square of a divisor of 6"),
+        ("gemma3", "config.json", "vision_config", "patch_size", 0, "an integer from 1"),
+    ] {
+        let dir = tempfile::tempdir().unwrap();
+        copy(name, dir.path(), &[]);
+        change(dir.path(), file, |json| match object {
+            "" => json[key] = value.into(),
+            object => json[object][key] = value.into(),
+        });
+        let error = open(dir.path()).unwrap_err().to_string();
+        assert!(error.contains(expected), "{key}: {error}");
+    }
+}
+
+/// Goal: the configuration of a processor is also found where newer versions of transformers write
+/// it.
+#[test]
+fn processors_may_share_a_file() {
+    let dir = tempfile::tempdir().unwrap();
+    copy("smolvlm", dir.path(), &[PREPROCESSOR]);
+    let file = std::fs::read(fixture::directory("smolvlm").join(PREPROCESSOR)).unwrap();
+    let processor: Value = serde_json::from_slice(&file).unwrap();
+    let shared = serde_json::json!({ "image_processor": processor, "image_seq_len": 4 });
+    std::fs::write(dir.path().join("processor_config.json"), shared.to_string()).unwrap();
+    let model = open(dir.path()).unwrap();
+    assert_eq!(model.images, fixture::model("smolvlm").images);
+    let Tiling::Idefics3(tiles) = fixture::images(&model).processor.tiling else {
+        panic!("SmolVLM has the tiles of Idefics 3")
+    };
+    assert_eq!((tiles.longest_edge, tiles.tile_edge, tiles.tile_rows), (Some(64), 32, 4));
+}
