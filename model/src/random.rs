@@ -5,6 +5,7 @@
 
 mod normal;
 mod preset;
+mod vision;
 
 use std::borrow::Cow;
 
@@ -15,7 +16,7 @@ use stolon_text::{TextSource, TokenizerSource};
 
 pub use preset::{PRESETS, preset};
 
-use crate::config::{DecoderConfig, TensorRole, TensorSpec};
+use crate::config::{DecoderConfig, TensorRole, TensorSpec, VisionConfig};
 use crate::error::ModelError;
 use crate::load::model::{GenerationDefaults, LoadedModel};
 use crate::memory::check_free;
@@ -24,21 +25,29 @@ use crate::weights::{Tensor, TensorType, Weights};
 /// Standard deviation of all weights, as in the usual initialization before training.
 const DEVIATION: f32 = 0.02;
 
-/// Creates a model with the shape of the preset `name`. Its tokens are bytes.
+/// Creates a model with the shape of the preset `name`. Its tokens are bytes, and those that mark
+/// images if it reads them.
 pub(crate) fn load(name: &str, seed: u64) -> Result<LoadedModel, ModelError> {
-    let config = preset(name)?;
-    let weights = random_model(&config, seed)?;
-    let tokenizer = TokenizerSource::Bytes { vocab_size: config.vocab_size };
+    let (config, images) = preset::with_images(name)?;
+    let weights = random_weights(&config, images.as_ref().map(|images| &images.encoder), seed)?;
+    let (tokenizer, chat_template) = match &images {
+        None => (TokenizerSource::Bytes { vocab_size: config.vocab_size }, None),
+        Some(_) => {
+            let bytes = vision::tokenizer().to_string().into_bytes().into();
+            let template = Some(vision::CHAT_TEMPLATE.to_owned());
+            (TokenizerSource::Json { file: format!("random:{name}"), bytes }, template)
+        }
+    };
     Ok(LoadedModel {
         id: format!("random:{name}"),
         config,
         weights,
-        text: TextSource { tokenizer, tokenizer_config: None, chat_template: None },
+        text: TextSource { tokenizer, tokenizer_config: None, chat_template },
         // The same answers in every chat, because these models are for tests and benchmarks.
         generation: GenerationDefaults { do_sample: Some(false), ..GenerationDefaults::default() },
         embedding: None,
         generates: true,
-        images: None,
+        images,
     })
 }
 
@@ -53,13 +62,23 @@ pub(crate) fn load(name: &str, seed: u64) -> Result<LoadedModel, ModelError> {
 /// # Panics
 /// If a thread cannot be started.
 pub fn random_model(config: &DecoderConfig, seed: u64) -> Result<Weights, ModelError> {
+    random_weights(config, None, seed)
+}
+
+/// The same, with the weights of an image encoder.
+fn random_weights(
+    config: &DecoderConfig,
+    encoder: Option<&VisionConfig>,
+    seed: u64,
+) -> Result<Weights, ModelError> {
     const NAME: &str = "random model";
     if config.dtype.block_len() != 1 {
         let got = config.dtype.name();
         return Err(ModelError::unsupported(NAME, "dtype", "F32, F16 or BF16", got));
     }
     config.check(NAME)?;
-    let specs = config.tensors();
+    let mut specs = config.tensors();
+    specs.extend(encoder.iter().flat_map(|encoder| encoder.tensors()));
     let bytes = |spec: &TensorSpec| {
         let elements = spec.shape.iter().try_fold(1_usize, |n, d| n.checked_mul(*d));
         elements.and_then(|n| config.dtype.bytes_of(n)).map_or(u64::MAX, |n| n as u64)

@@ -4,19 +4,23 @@ use serde_json::Value;
 
 use crate::config::DecoderConfig;
 use crate::error::ModelError;
+use crate::load::images::{self, ImageModel};
 
 /// The names of all presets of [`ModelSource::Random`](crate::ModelSource::Random), smallest first:
 /// `tiny` (about 0.1 M parameters, f32), `hybrid-tiny` (the same with recurrent layers, in the shape
-/// of Qwen3.5), `20m`, `100m` (Llama shapes, bf16), `474m` (Qwen3 0.6B
-/// with a vocabulary of 32,768), `moe-1b` (a mixture of experts in the shape of Qwen3-MoE: 1.3 B
-/// parameters, of which a token uses 0.26 B), and the shapes of published models (bf16).
-pub const PRESETS: [&str; 17] = [
+/// of Qwen3.5), `smolvlm-tiny` (the same with an image encoder, in the shape of SmolVLM), `20m`,
+/// `100m` (Llama shapes, bf16), `474m` (Qwen3 0.6B with a vocabulary of 32,768), `moe-1b` (a mixture
+/// of experts in the shape of Qwen3-MoE: 1.3 B parameters, of which a token uses 0.26 B), and the
+/// shapes of published models (bf16).
+pub const PRESETS: [&str; 19] = [
     "tiny",
     "hybrid-tiny",
+    "smolvlm-tiny",
     "20m",
     "100m",
     "474m",
     "moe-1b",
+    "smolvlm-256m",
     "lfm2-350m",
     "qwen2.5-0.5b",
     "qwen3-0.6b",
@@ -35,12 +39,26 @@ pub const PRESETS: [&str; 17] = [
 /// # Errors
 /// [`ModelError::InvalidOption`] if there is no preset with this name.
 pub fn preset(name: &str) -> Result<DecoderConfig, ModelError> {
+    with_images(name).map(|(decoder, _)| decoder)
+}
+
+/// The same, and how the model reads images, if it does.
+///
+/// # Errors
+/// As for [`preset`].
+pub(super) fn with_images(name: &str) -> Result<(DecoderConfig, Option<ImageModel>), ModelError> {
     let value = preset_json(name).ok_or_else(|| ModelError::InvalidOption {
         name: "random model".into(),
         expected: format!("one of {}", PRESETS.join(", ")),
         got: format!("`{name}`"),
     })?;
-    DecoderConfig::from_json(&format!("random:{name}"), &value)
+    let file = format!("random:{name}");
+    let decoder = DecoderConfig::from_json(&file, &value)?;
+    let images = match value.get("processor") {
+        Some(processor) => images::of_json((&file, &value), (&file, processor), &decoder)?,
+        None => None,
+    };
+    Ok((decoder, images))
 }
 
 /// The preset in the format of a `config.json`.

@@ -67,3 +67,21 @@ fn random_weights_match_the_configuration() {
     config.dtype = TensorType::Q8_0;
     assert!(matches!(random_model(&config, 1), Err(ModelError::Unsupported { .. })));
 }
+
+/// Goal: a random vision model has an encoder, and a tokenizer in which each token that marks an
+/// image is one token, with the id that the processor names.
+#[test]
+fn vision_models_have_tokens_for_images() {
+    let model = load("smolvlm-tiny", 1).unwrap();
+    let images = model.images.expect("a vision model");
+    model.weights.check_encoder(&images.encoder).unwrap();
+    let tokenizer = stolon_text::Tokenizer::new(&model.text.tokenizer).unwrap();
+    assert!(tokenizer.vocab_size() <= model.config.vocab_size);
+    let encode = |text: &str| tokenizer.encode(text, false).unwrap();
+    assert_eq!(encode(&images.processor.image_token), [images.processor.image_token_id]);
+    for token in vision::image_tokens() {
+        assert_eq!(encode(&token).len(), 1, "{token}");
+    }
+    let text: String = ('\0'..='\u{17f}').collect();
+    assert_eq!(encode(&text), text.bytes().map(u32::from).collect::<Vec<_>>());
+}
