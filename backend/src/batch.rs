@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use stolon_kvcache::BlockId;
 
+use crate::adapter::{Adapter, AdapterLoader};
 use crate::image::{ImageEmbeddings, ImageInput, SliceImage};
 use crate::sampling::{Draw, SamplingError};
 
@@ -114,7 +115,8 @@ impl LogitRows {
     }
 }
 
-/// The part of a step that belongs to one sequence.
+/// The part of a step that belongs to one sequence. The default has no tokens; it is for the fields
+/// that few slices have: `..SequenceSlice::default()`.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct SequenceSlice {
     /// Number of tokens in [`StepBatch::tokens`] that belong to this sequence; at least 1.
@@ -138,6 +140,10 @@ pub struct SequenceSlice {
     pub state: Option<SliceState>,
     /// The images of which the slice computes positions, in ascending order; none overlap.
     pub images: Vec<SliceImage>,
+    /// The adapter that changes the model's weights for all of these tokens; `None` for the model
+    /// itself. The positions before `start` were computed with the same one. Only for backends with
+    /// [`Backend::adapters`], and only one that their loader has returned.
+    pub adapter: Option<Adapter>,
 }
 
 /// How a slice uses the recurrent state of its sequence. After the step, the slot has the state
@@ -236,6 +242,12 @@ pub trait Backend {
     /// The backend's sizes. They are constant over its lifetime.
     fn spec(&self) -> &BackendSpec;
 
+    /// Reads adapters for the model, if the backend supports them. The default is `None`. It is
+    /// asked for once, after the backend was made.
+    fn adapters(&self) -> Option<Arc<dyn AdapterLoader>> {
+        None
+    }
+
     /// Computes one ragged batch: writes keys and values and returns the rows and tokens that the
     /// slices request.
     ///
@@ -244,9 +256,10 @@ pub trait Backend {
     /// KV would be faster.
     ///
     /// **Batch invariance.** A row of logits and a hidden state depend, bit for bit, on the tokens
-    /// of that sequence only. They do not depend on the other sequences of the batch, on how
-    /// the prompt was cut into chunks, on the block size, or on which positions were read from the
-    /// cache. The engine relies on this to return the same text with a warm and with a cold cache.
+    /// and the adapter of that sequence only. They do not depend on the other sequences of the
+    /// batch, on how the prompt was cut into chunks, on the block size, or on which positions were
+    /// read from the cache. The engine relies on this to return the same text with a warm and with
+    /// a cold cache.
     ///
     /// # Errors
     /// Any [`BackendError`]. Positions outside of the step's write ranges are unchanged even then.

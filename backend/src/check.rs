@@ -16,13 +16,21 @@ pub struct BatchChecker {
     /// `[block_count]`: 1 + the index of the slice that writes the block in the batch being
     /// checked, or 0 if no slice writes it. All zeros between calls.
     writers: Vec<u32>,
+    /// Whether slices may have adapters.
+    adapters: bool,
 }
 
 impl BatchChecker {
     /// Creates a checker for a KV store of `block_count` blocks.
     #[must_use]
     pub fn new(block_count: usize) -> Self {
-        Self { writers: vec![0; block_count] }
+        Self { writers: vec![0; block_count], adapters: false }
+    }
+
+    /// A checker that accepts slices with adapters. The backend has to check that each is its own.
+    #[must_use]
+    pub fn with_adapters(self) -> Self {
+        Self { adapters: true, ..self }
     }
 
     /// Checks `batch` against `spec` and returns the number of logit rows that it requests.
@@ -36,6 +44,10 @@ impl BatchChecker {
     /// batch names such a block.
     pub fn check(&mut self, batch: &StepBatch, spec: &BackendSpec) -> Result<usize, BackendError> {
         let rows = check_slices(batch, spec)?;
+        let adapted = batch.sequences.iter().position(|slice| slice.adapter.is_some());
+        if let Some(index) = adapted.filter(|_| !self.adapters) {
+            return Err(malformed(index, format_args!("this backend does not support adapters")));
+        }
         let outcome = self.claim_written(batch, spec.block_size);
         self.release_written(batch, spec.block_size);
         outcome.map(|()| rows)

@@ -2,10 +2,10 @@
 //! contents can be verified.
 //!
 //! In place of a key and a value, each position stores a *mark*: a hash of its token, its position
-//! and the mark of the previous position. Logits and hidden states are pure functions of all marks
-//! of the prefix **as read back through the block table**. A wrong block, a shared block that was
-//! overwritten, or a block that was reused too early therefore leads to other tokens than
-//! [`expected_next`] returns, or to an error (see [`FakeOptions::strict`]).
+//! and the mark of the previous position, or of the adapter at position 0. Logits and hidden states
+//! are pure functions of all marks of the prefix **as read back through the block table**. A wrong
+//! block, a shared block that was overwritten, or a block that was reused too early therefore leads
+//! to other tokens than [`expected_next`] returns, or to an error (see [`FakeOptions::strict`]).
 //!
 //! A test creates the backend from [`FakeOptions`], takes a [`FakeHandle`] from it, and moves the
 //! backend to the executor's thread. Through the handle it observes the backend and injects faults
@@ -17,14 +17,16 @@ use std::time::Duration;
 use stolon_kvcache::BlockId;
 
 use crate::{
-    Backend, BackendError, BackendSpec, BatchChecker, ImageEmbeddings, ImageInput, KvFormat,
-    SequenceSlice, StateSpec, StepBatch, StepOutput, check_read, check_write,
+    AdapterLoader, Backend, BackendError, BackendSpec, BatchChecker, ImageEmbeddings, ImageInput,
+    KvFormat, SequenceSlice, StateSpec, StepBatch, StepOutput, check_read, check_write,
 };
 
+pub use adapters::fake_adapter;
 pub use handle::{FakeFault, FakeHandle, StepHold};
 pub use images::image_token;
-pub use marks::{expected_hidden, expected_logits, expected_next};
+pub use marks::{expected_hidden, expected_logits, expected_next, expected_next_with};
 
+mod adapters;
 mod handle;
 mod images;
 mod marks;
@@ -135,7 +137,7 @@ impl FakeBackend {
             sampling_threads: options.sampling_threads,
             latency: options.latency,
             strict: options.strict,
-            checker: BatchChecker::new(block_count),
+            checker: BatchChecker::new(block_count).with_adapters(),
             slots: vec![None; block_count * block_size],
             states: vec![None; options.state.map_or(0, |(_, slots)| slots)],
             encoder: FakeEncoder::new(options.encode_calls),
@@ -184,7 +186,9 @@ impl FakeBackend {
         tokens: &[u32],
         output: &mut StepOutput,
     ) -> Result<(), BackendError> {
-        let mut digest = PrefixDigest::default();
+        let foreign = || BackendError::MalformedBatch("an adapter of another backend".to_owned());
+        let seed = adapters::seed(slice.adapter.as_ref()).ok_or_else(foreign)?;
+        let mut digest = PrefixDigest::of(seed);
         for position in 0..slice.start {
             digest.push(self.read(slice, position, digest.last())?);
         }
@@ -295,6 +299,10 @@ impl Backend for FakeBackend {
 
     fn sampling_threads(&self) -> usize {
         self.sampling_threads
+    }
+
+    fn adapters(&self) -> Option<Arc<dyn AdapterLoader>> {
+        Some(Arc::new(adapters::FakeLoader))
     }
 
     /// # Panics

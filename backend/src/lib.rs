@@ -9,6 +9,7 @@
 //!
 //! * [`batch`](StepBatch): the batch and its parts, the sizes a backend declares, its errors;
 //! * [`ImageInput`]: an image of a prompt, and what an encoder makes of it;
+//! * [`Adapter`]: changes of the weights that a sequence chooses, and how they are loaded;
 //! * [`BatchChecker`]: validates a batch against the contract before anything is written;
 //! * [`sampling`]: from rows of logits to token ids, as the executor does it;
 //! * [`Pooling`]: from hidden states to embeddings;
@@ -21,6 +22,7 @@
 #[doc = include_str!("../README.md")]
 mod readme {}
 
+mod adapter;
 mod batch;
 mod check;
 #[cfg(feature = "testing")]
@@ -29,6 +31,7 @@ mod image;
 mod pooling;
 pub mod sampling;
 
+pub use adapter::{Adapter, AdapterLoadError, AdapterLoader};
 pub use batch::{
     Backend, BackendError, BackendSpec, KvFormat, LogitRows, SequenceSlice, SliceState,
     StateCheckpoint, StateSpec, StepBatch, StepOutput,

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use stolon_backend::{Pooling, SamplingParams};
+use stolon_backend::{Adapter, Pooling, SamplingParams};
 use stolon_kvcache::Namespace;
 
 use crate::images::PromptImage;
@@ -46,6 +46,9 @@ pub struct RequestOptions {
     pub tenant: Option<Arc<str>>,
     /// Limits the tokens of all requests with the same quota; `None` for no limit.
     pub quota: Option<Quota>,
+    /// The adapter that computes the request; `None` for the model itself. The namespace of the
+    /// request must belong to it alone, because its KV is of no use to others.
+    pub adapter: Option<Adapter>,
     /// Maximum time in the admission queue.
     pub queue_timeout: Option<Duration>,
     /// Maximum time from submission to the last token.

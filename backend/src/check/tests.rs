@@ -173,3 +173,12 @@ fn images_are_checked() {
     let error = BatchChecker::new(8).check(&batch, &spec).expect_err("no images");
     assert!(error.to_string().contains("not supported"), "{error}");
 }
+
+/// Goal: an adapter is accepted only by backends that support adapters.
+#[test]
+fn adapters_must_be_supported() {
+    let adapter = Some(crate::Adapter::new([1; 32], 0, 1, ()));
+    let adapted = batch(vec![slice(0, 3, &[0]), SequenceSlice { adapter, ..slice(0, 3, &[1]) }]);
+    expect_refused(&adapted, "slice 1: this backend does not support adapters");
+    BatchChecker::new(8).with_adapters().check(&adapted, &spec()).expect("a good batch");
+}

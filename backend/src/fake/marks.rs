@@ -1,6 +1,9 @@
 //! The mark that the fake backend stores per position, and the logits that follow from the marks
 //! of a prefix.
 
+use super::adapters;
+use crate::Adapter;
+
 /// What the fake backend stores for one position in place of a key and a value.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Mark {
@@ -54,6 +57,12 @@ pub(super) struct PrefixDigest {
 }
 
 impl PrefixDigest {
+    /// The digest of no positions, in a sequence whose marks start from `seed`: 0 without an
+    /// adapter.
+    pub(super) fn of(seed: u64) -> Self {
+        Self { last: Mark { hash: seed, ..Mark::default() }, fold: seed }
+    }
+
     /// Adds the next position's mark.
     pub(super) fn push(&mut self, mark: Mark) {
         self.fold = mix(self.fold ^ mark.hash);
@@ -96,7 +105,7 @@ impl PrefixDigest {
 #[must_use]
 pub fn expected_hidden(tokens: &[u32], hidden_size: usize) -> Vec<f32> {
     let mut hidden = Vec::with_capacity(hidden_size);
-    digest(tokens).append_hidden(hidden_size, &mut hidden);
+    digest(0, tokens).append_hidden(hidden_size, &mut hidden);
     hidden
 }
 
@@ -104,7 +113,17 @@ pub fn expected_hidden(tokens: &[u32], hidden_size: usize) -> Vec<f32> {
 /// Computed directly from the tokens, without blocks and batches.
 #[must_use]
 pub fn expected_next(tokens: &[u32], vocab_size: usize) -> u32 {
-    digest(tokens).next(vocab_size)
+    digest(0, tokens).next(vocab_size)
+}
+
+/// [`expected_next`] of a sequence with `adapter`.
+///
+/// # Panics
+/// If the adapter is not one of the fake backend.
+#[must_use]
+pub fn expected_next_with(adapter: Option<&Adapter>, tokens: &[u32], vocab_size: usize) -> u32 {
+    let seed = adapters::seed(adapter).expect("an adapter of the fake backend");
+    digest(seed, tokens).next(vocab_size)
 }
 
 /// The logits `[vocab_size]` that a [`FakeBackend`](super::FakeBackend) must return after
@@ -112,12 +131,12 @@ pub fn expected_next(tokens: &[u32], vocab_size: usize) -> u32 {
 #[must_use]
 pub fn expected_logits(tokens: &[u32], vocab_size: usize) -> Vec<f32> {
     let mut logits = Vec::with_capacity(vocab_size);
-    digest(tokens).append_logits(vocab_size, &mut logits);
+    digest(0, tokens).append_logits(vocab_size, &mut logits);
     logits
 }
 
-fn digest(tokens: &[u32]) -> PrefixDigest {
-    let mut digest = PrefixDigest::default();
+fn digest(seed: u64, tokens: &[u32]) -> PrefixDigest {
+    let mut digest = PrefixDigest::of(seed);
     for (position, &token) in tokens.iter().enumerate() {
         digest.push(Mark::after(digest.last(), token, position));
     }

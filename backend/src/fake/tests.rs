@@ -1,7 +1,7 @@
 use stolon_kvcache::BlockId;
 
 use super::*;
-use crate::{LogitRows, SliceImage};
+use crate::{Adapter, LogitRows, SliceImage};
 
 fn options(block_size: usize) -> FakeOptions {
     FakeOptions { vocab_size: 50, block_size, block_count: 32, ..FakeOptions::default() }
@@ -222,4 +222,29 @@ fn positions_of_images_depend_on_their_content() {
     assert_eq!(logits, expected_logits(&[7, rows[0], rows[1], rows[2], 8], 50));
     assert_ne!(image_token(1, 0), image_token(2, 0));
     assert_eq!(backend.handle().encoding_count(), 6);
+}
+
+/// Goal: with an adapter a sequence has other tokens, and positions that another adapter or the
+/// model itself has computed are detected.
+#[test]
+fn positions_belong_to_an_adapter() {
+    let tokens = prompt(8);
+    let [first, second] = [b"first", b"other"].map(|contents| fake_adapter(contents));
+    let with = |adapter: Option<&Adapter>, start, count| SequenceSlice {
+        adapter: adapter.cloned(),
+        ..slice(start, count, &[0, 1])
+    };
+    let expected: Vec<u32> = [None, Some(&first), Some(&second)]
+        .map(|adapter| expected_next_with(adapter, &tokens, 50))
+        .into();
+    assert_eq!(expected[0], expected_next(&tokens, 50));
+    assert!(expected[0] != expected[1] && expected[1] != expected[2], "{expected:?}");
+    let mut backend = FakeBackend::new(options(4));
+    run(&mut backend, &tokens[..5], with(Some(&first), 0, 5));
+    for other in [None, Some(&second)] {
+        let error = try_run(&mut backend, &tokens[5..], with(other, 5, 3)).expect_err("other KV");
+        assert!(error.to_string().contains("does not continue"), "{error}");
+    }
+    let logits = run(&mut backend, &tokens[5..], with(Some(&first), 5, 3));
+    assert_eq!(logits.iter().position(|&logit| logit == 8.0), Some(expected[1] as usize));
 }

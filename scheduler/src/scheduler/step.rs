@@ -220,6 +220,7 @@ impl<M: Memory> Scheduler<M> {
                 logit_rows: slice.rows,
                 state: slice_state,
                 images: sequence.images.within(&(slice.start..end)),
+                adapter: sequence.options.adapter.clone(),
             });
             let cache_logits = cache_logits(sequence);
             tasks.push(RowTask {
