@@ -13,6 +13,7 @@
 //!   whose
 //!   epilogues are fused. [`accumulate`] adds the products of groups of rows, such as those of
 //!   experts, to rows of a common output.
+//! * [`LowRank`]: the update of a product's results by a LoRA adapter, in the epilogue.
 //! * [`attention`]: causal attention over ragged batches, which reads keys and values through block
 //!   tables. [`KvRows`] writes them.
 //! * [`full_attention`]: attention in both directions between the rows of an image.
@@ -32,7 +33,7 @@
 //! | `gemm`, `int8`, `amx` | packing of activations and microkernels: floats, quantised weights, AMX |
 //! | `packing`, `matrix`, `operand` | layouts of activations; packed weights; packed activations |
 //! | `elementwise`, `heads`, `kv_layout`, `kv_rows` | norms, gates, rotary embedding, KV cache rows |
-//! | `product` | GEMMs with fused epilogues |
+//! | `product`, `low_rank` | GEMMs with fused epilogues; updates of their results by LoRA adapters |
 //! | `attention`, `full_attention`, `convolution` | flash-style attention with online softmax; attention without a cache; short convolutions |
 //! | `recurrence` | linear recurrences with a state |
 
@@ -50,6 +51,7 @@ mod int8;
 mod kv_layout;
 mod kv_rows;
 mod lanes;
+mod low_rank;
 mod matrix;
 mod operand;
 mod packing;
@@ -84,6 +86,7 @@ pub use full_attention::{FullAttention, full_attention};
 pub use heads::{HeadNorm, norm_and_rope};
 pub use kv_layout::KvLayout;
 pub use kv_rows::{KvRows, KvSliceMut, SlotMapping};
+pub use low_rank::LowRank;
 pub use matrix::Matrix;
 pub use operand::{Operands, OperandsMut};
 pub use path::{Path, PathKind};
