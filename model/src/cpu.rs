@@ -10,12 +10,13 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use stolon_backend::{
-    Backend, BackendError, BackendSpec, BatchChecker, ImageEmbeddings, ImageInput, KvFormat,
-    StateSpec, StepBatch, StepOutput, check_read, check_write,
+    AdapterLoader, Backend, BackendError, BackendSpec, BatchChecker, ImageEmbeddings, ImageInput,
+    KvFormat, StateSpec, StepBatch, StepOutput, check_read, check_write,
 };
 use stolon_kernels::{KvLayout, Path};
 use stolon_kvcache::BlockId;
 
+use crate::adapter::LoraLoader;
 use crate::config::{DecoderConfig, VisionConfig};
 use crate::decoder::linear::Loader;
 use crate::decoder::{Decoder, StageTimes, StepState};
@@ -43,6 +44,7 @@ pub struct CpuBackend {
     states: StateStore,
     workers: Workers,
     path: Path,
+    adapters: Arc<LoraLoader>,
 }
 
 impl CpuBackend {
@@ -130,9 +132,20 @@ impl CpuBackend {
             bytes.extend_from_slice(if state.is_some() { states.slot_bytes(0) } else { &[] });
             kv_probe::add_to(format, &bytes);
         }
-        let checker = BatchChecker::new(block_count);
-        let backend =
-            Self { spec, kv_format, checker, decoder, encoder, kv, states, workers, path };
+        let checker = BatchChecker::new(block_count).with_adapters();
+        let adapters = Arc::new(LoraLoader::new(decoder.config(), path));
+        let backend = Self {
+            spec,
+            kv_format,
+            checker,
+            decoder,
+            encoder,
+            kv,
+            states,
+            workers,
+            path,
+            adapters,
+        };
         backend.log_ready();
         Ok(backend)
     }
@@ -201,8 +214,16 @@ impl Backend for CpuBackend {
         &self.spec
     }
 
+    fn adapters(&self) -> Option<Arc<dyn AdapterLoader>> {
+        Some(Arc::clone(&self.adapters) as _)
+    }
+
     fn step(&mut self, batch: &StepBatch) -> Result<StepOutput, BackendError> {
         self.checker.check(batch, &self.spec)?;
+        let adapters = batch.sequences.iter().filter_map(|slice| slice.adapter.as_ref());
+        if let Some(foreign) = adapters.into_iter().find(|a| self.adapters.own(a).is_none()) {
+            return Err(BackendError::MalformedBatch(format!("{foreign:?} is of another model")));
+        }
         if batch.sequences.is_empty() {
             return Ok(StepOutput::default());
         }

@@ -10,8 +10,9 @@
 //! once per step.
 
 use stolon_backend::{SliceImage, StepBatch, StepOutput};
-use stolon_kernels::{self as kernels, AttentionSequence, Matrix, Path, Product, RowSums, Sink};
+use stolon_kernels::{self as kernels, AttentionSequence, Matrix, Path, Product, Sink};
 
+use crate::adapter::Site;
 use crate::config::{DecoderConfig, DecoderWeights};
 use crate::error::ModelError;
 use crate::kv_store::KvStore;
@@ -21,6 +22,7 @@ use crate::weights::Weights;
 use crate::workers::Workers;
 
 mod activations;
+mod adapters;
 mod attention;
 mod convolution;
 mod delta_net;
@@ -38,10 +40,10 @@ mod rope;
 mod routing;
 
 use activations::Activations;
+use adapters::AdapterRows;
 use attention::{Inputs, output_slices, whole_slices};
 use convolution::fill_taps;
-use experts::ExpertsPass;
-use layer::{Layer, Mlp};
+use layer::Layer;
 use linear::Loader;
 use passes::Norm;
 use plan::BatchRows;
@@ -67,6 +69,7 @@ pub(crate) struct Decoder {
     ropes: Vec<RopeTable>,
     plan: BatchRows,
     activations: Activations,
+    adapters: AdapterRows,
     profile: Profile,
 }
 
@@ -118,6 +121,7 @@ impl Decoder {
             ropes,
             plan: BatchRows::default(),
             activations: Activations::default(),
+            adapters: AdapterRows::default(),
             profile: Profile::new(),
         })
     }
@@ -149,6 +153,7 @@ impl Decoder {
         self.profile.begin();
         let block_size = step.kv.shape().block_size;
         self.plan.fill(batch, block_size);
+        self.adapters.fill(batch);
         step.states.begin(batch, step.kv, workers);
         let mut rows = self.plan.positions.len();
         self.activations.reserve(&self.config, rows);
@@ -277,8 +282,15 @@ impl Decoder {
                 Some(&self.final_norm[..])
             }
         };
-        let x = &x[..rows * self.config.hidden_size];
-        Norm::of(&self.config, weight, self.path).pack(x, normed, workers);
+        let width = self.config.hidden_size;
+        let x = &x[..rows * width];
+        let norm = Norm::of(&self.config, weight, self.path);
+        norm.pack(x, normed, workers);
+        if index < self.layers.len() {
+            self.adapters.lower((index, Site::Inputs), self.path, workers, |row, out| {
+                norm.apply(&x[row * width..][..width], out);
+            });
+        }
     }
 
     /// Moves the rows that get logits or whose hidden states are returned to the front of the
@@ -294,49 +306,10 @@ impl Decoder {
                 self.plan.positions[to] = self.plan.positions[from];
             }
             self.plan.positions.truncate(kept);
+            self.adapters.keep(&self.plan.output_rows);
             self.norm_for(self.layers.len() - 1, kept, workers);
         }
         kept
-    }
-
-    /// Normalizes the residual stream of `rows` rows, computes the MLP or the experts of layer
-    /// `index`, adds the result to the residual stream, and normalizes that for the next layer or
-    /// the output matrix.
-    fn mlp(&mut self, index: usize, rows: usize, workers: &Workers) {
-        let (config, path, layer) = (&self.config, self.path, &self.layers[index]);
-        let Activations { x, normed, inner, projected, routing, .. } = &mut self.activations;
-        let x = &mut x[..rows * config.hidden_size];
-        let norm = Norm::of(config, layer.mlp_input_norm.as_deref(), path);
-        match &layer.mlp {
-            Mlp::Dense(mlp) => {
-                let matrices = [&mlp.gate.matrix, &mlp.up.matrix];
-                normed.reset(rows, &matrices);
-                norm.pack(x, normed, workers);
-                self.profile.mark(Stage::Residual);
-                inner.reset(rows, &[&mlp.down.matrix]);
-                let gate = |sums: RowSums<'_>| passes::gate(config.activation, mlp, path, sums);
-                let product = Product {
-                    group: 0,
-                    matrices: &matrices,
-                    step: 1,
-                    epilogue: Some(&gate),
-                    sink: Sink::Operands(inner.only()),
-                };
-                let threads = workers.for_products(&matrices, rows);
-                let epilogue_time = kernels::multiply(path, threads, normed, &mut [product]);
-                self.profile.mark_with(Stage::GateUp, epilogue_time, Stage::Gate);
-                let own_norm = layer.mlp_output_norm.as_deref();
-                let residual = passes::Residual { config, path, linear: &mlp.down, own_norm };
-                let epilogue_time = residual.add(inner, x, projected, workers);
-                self.profile.mark_with(Stage::Down, epilogue_time, Stage::Residual);
-            }
-            Mlp::Experts(experts) => {
-                let pass = ExpertsPass { config, path, workers, experts };
-                pass.add(norm, x, normed, inner, routing, &mut self.profile);
-            }
-        }
-        self.norm_for(index + 1, rows, workers);
-        self.profile.mark(Stage::Residual);
     }
 }
 

@@ -145,6 +145,17 @@ pub enum ModelError {
         /// The tensor's type in the file.
         got: String,
     },
+    /// A tensor of an adapter that is not one of a projection which adapters may change.
+    #[error(
+        "{file}: tensor `{tensor}` is not supported: expected the matrices lora_A and lora_B of \
+         projections of attention and of dense MLPs"
+    )]
+    NotAdaptable {
+        /// The file.
+        file: String,
+        /// The tensor's name in the file.
+        tensor: String,
+    },
     /// The hub refused a request or could not be reached.
     #[error("hub: {repo}@{revision}: {file}: {reason}")]
     Hub {

@@ -54,7 +54,6 @@ pub(crate) struct TensorInfo {
 }
 
 /// Parses the header of the file with the content `bytes`. `file` is its name in error messages.
-#[cfg(any(test, fuzzing))]
 pub(crate) fn read(file: &str, bytes: &[u8]) -> Result<Header, ModelError> {
     read_head(file, bytes, bytes.len() as u64)
 }

@@ -7,6 +7,7 @@
 //! * [`CpuBackend`]: runs the decoder with its KV store and threads behind the engine's
 //!   [`Backend`](stolon_backend::Backend) trait.
 
+mod adapter;
 pub mod config;
 pub mod cpu;
 mod decoder;

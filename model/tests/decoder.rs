@@ -1,10 +1,18 @@
 //! Tests the logits of the CPU backend: they equal those of transformers, and are bit-identical for
 //! all batchings, chunk sizes, block sizes and thread counts.
 
+#[path = "support/adapter_writer.rs"]
+mod adapter_writer;
 #[path = "support/candle_types.rs"]
 mod candle_types;
+#[path = "support/gguf_writer.rs"]
+#[allow(dead_code, reason = "shared between tests")]
+mod gguf_writer;
+#[path = "support/model_adapter.rs"]
+mod model_adapter;
 
 mod decoder {
+    mod adapters;
     mod checkpoints;
     mod fixture;
     mod invariance;

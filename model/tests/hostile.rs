@@ -2,6 +2,8 @@
 //! hang, or memory out of proportion to the file.
 #![allow(clippy::unwrap_used, reason = "a test's helpers fail by panicking")]
 
+#[path = "support/adapter_writer.rs"]
+mod adapter_writer;
 #[path = "support/candle_types.rs"]
 mod candle_types;
 #[path = "support/gguf_model.rs"]
@@ -9,10 +11,14 @@ mod gguf_model;
 #[path = "support/gguf_writer.rs"]
 #[allow(dead_code, reason = "shared between tests")]
 mod gguf_writer;
+#[path = "support/model_adapter.rs"]
+mod model_adapter;
 #[path = "support/model_dir.rs"]
 #[allow(dead_code, reason = "shared between tests")]
 mod model_dir;
 
+#[path = "hostile/adapters.rs"]
+mod adapters;
 #[path = "hostile/config.rs"]
 mod config;
 #[path = "hostile/gguf.rs"]

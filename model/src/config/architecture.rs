@@ -267,7 +267,7 @@ pub(crate) enum Scores {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Gguf {
     /// `general.architecture`; `None` if it is that of another architecture, or if there are none.
-    pub(super) name: Option<&'static str>,
+    pub(crate) name: Option<&'static str>,
     /// Whether the converter brings the rows of q and k into pairs of adjacent elements.
     pub(crate) adjacent: bool,
     /// Whether gate and up are stored as one tensor, with the name of up.

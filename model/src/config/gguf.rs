@@ -135,7 +135,7 @@ fn vocab_size(header: &Header, hidden_size: usize) -> Result<usize, ModelError> 
 }
 
 /// The architecture and the name that the file has for it, with which the keys begin.
-fn architecture(header: &Header) -> Result<(Architecture, &str), ModelError> {
+pub(crate) fn architecture(header: &Header) -> Result<(Architecture, &str), ModelError> {
     let value = header.metadata.get("general.architecture");
     let known = value
         .and_then(Value::as_text)

@@ -29,6 +29,9 @@ pub(super) struct Activations {
     /// Output of the gate function `[rows, intermediate_size]`, packed for the down projection.
     /// With experts, one group of rows for each expert.
     pub(super) inner: Operands,
+    /// The rows of `inner`, `[rows, intermediate_size]`, if an adapter of the step reads them;
+    /// empty otherwise.
+    pub(super) inner_rows: Vec<f32>,
     /// The slots of the positions that enter the convolution at each row, `[rows, taps]`.
     pub(super) taps: Vec<Option<usize>>,
     /// Buffers of recurrent layers.

@@ -4,7 +4,8 @@ use std::ops::Range;
 
 use stolon_backend::{LogitRows, SequenceSlice, StepBatch};
 use stolon_kernels::{
-    self as kernels, AttentionSequence, Epilogue, KvLayout, KvRows, Matrix, Product, RowSums, Sink,
+    self as kernels, AttentionSequence, Epilogue, KvLayout, KvRows, Matrix, Path, Product, RowSums,
+    Sink, SlotMapping,
 };
 
 use super::activations::Activations;
@@ -12,7 +13,8 @@ use super::layer::Mixer;
 use super::linear::{Linear, Loader};
 use super::profile::Stage;
 use super::{Decoder, StepState, passes, plan};
-use crate::config::{AttentionWeights, QkNorm};
+use crate::adapter::Site;
+use crate::config::{AttentionWeights, DecoderConfig, QkNorm};
 use crate::error::ModelError;
 use crate::kv_store::KvStore;
 use crate::workers::Workers;
@@ -125,7 +127,6 @@ impl Decoder {
     fn heads(&mut self, index: usize, inputs: Inputs, kv: &mut KvStore, workers: &Workers) {
         let (config, path) = (&self.config, self.path);
         let Mixer::Attention(layer) = &self.layers[index].mixer else { return };
-        let plan = &self.plan;
         let Activations { normed, q, k, gates, .. } = &mut self.activations;
         let heads = passes::Heads {
             path,
@@ -135,13 +136,23 @@ impl Decoder {
             norm: config.qk_norm,
             query_scaling: config.query_scaling,
             rope: config.layers[index].rope.map(|rope| &self.ropes[rope]),
-            positions: &plan.positions,
+            positions: &self.plan.positions,
         };
-        let epilogue_q =
-            |sums: RowSums<'_>| heads.apply_to_queries(&layer.q, layer.q_norm.as_deref(), sums);
-        let epilogue_k = |sums: RowSums<'_>| heads.apply(&layer.k, layer.k_norm.as_deref(), sums);
-        let epilogue_v = |sums: RowSums<'_>| layer.v.add_bias(path, sums.feature, sums.first);
-        let add_gate_bias = |sums: RowSums<'_>| {
+        let updates = self.adapters.updates(index, Site::Inputs);
+        let epilogue_q = |sums: RowSums<'_>| {
+            updates.add(0, sums.row, sums.feature, sums.first);
+            heads.apply_to_queries(&layer.q, layer.q_norm.as_deref(), sums);
+        };
+        let epilogue_k = |sums: RowSums<'_>| {
+            updates.add(1, sums.row, sums.feature, sums.first);
+            heads.apply(&layer.k, layer.k_norm.as_deref(), sums);
+        };
+        let epilogue_v = |sums: RowSums<'_>| {
+            updates.add(2, sums.row, sums.feature, sums.first);
+            layer.v.add_bias(path, sums.feature, sums.first);
+        };
+        let epilogue_gate = |sums: RowSums<'_>| {
+            updates.add(3, sums.row, sums.feature, sums.first);
             layer.gate.iter().for_each(|gate| gate.add_bias(path, sums.feature, sums.first));
         };
         let matrices = [&layer.q, &layer.k, &layer.v].map(|linear| [&linear.matrix]);
@@ -149,14 +160,7 @@ impl Decoder {
         let q = &mut q[..normed.rows() * config.num_heads * config.head_dim];
         let gates = &mut gates[..gate_matrix.map_or(0, |_| q.len())];
         let key_width = config.num_kv_heads * config.head_dim;
-        let key_layout = kv.shape().key_layout;
-        let [keys, values] = kv.layer_mut(layer.kept);
-        let [keys, values] =
-            [(keys, key_layout), (values, KvLayout::Rows)].map(|(plane, layout)| {
-                let (kv_heads, head_dim) = (config.num_kv_heads, config.head_dim);
-                let store = plane.slice_mut();
-                KvRows::new(path, store, layout, &plan.slots, kv_heads, head_dim)
-            });
+        let [keys, values] = kv_rows(config, path, &self.plan.slots, kv, layer.kept);
         // Keys that are normalized together are complete only after the GEMM.
         let (keys, mut late_keys) = match config.qk_norm {
             Some(QkNorm::Position) => (Sink::Rows(&mut k[..normed.rows() * key_width]), Some(keys)),
@@ -177,7 +181,7 @@ impl Decoder {
             })
             .collect();
         if let (Some(matrices), true) = (&gate_matrix, inputs.own()) {
-            let (step, epilogue) = (config.head_dim, Some(&add_gate_bias as Epilogue<'_>));
+            let (step, epilogue) = (config.head_dim, Some(&epilogue_gate as Epilogue<'_>));
             products.push(Product { group: 0, matrices, step, epilogue, sink: Sink::Rows(gates) });
         }
         let matrices: Vec<&Matrix> = products.iter().map(|product| product.matrices[0]).collect();
@@ -215,6 +219,7 @@ impl Decoder {
             path: self.path,
             linear: layer.mixer.output(),
             own_norm: layer.attention_output_norm.as_deref(),
+            updates: self.adapters.updates(index, Site::Output),
         };
         let epilogue_time = residual.add(mixed, x, projected, workers);
         self.profile.mark_with(Stage::Output, epilogue_time, Stage::Residual);
@@ -246,7 +251,26 @@ impl Decoder {
         self.profile.mark(Stage::Attention);
         mixed.reset(rows, &[&layer.output.matrix]);
         mixed.pack(workers.for_pass(rows, width), attended);
+        self.adapters.lower((index, Site::Output), path, workers, |row, out| {
+            out.copy_from_slice(&attended[row * width..][..width]);
+        });
     }
+}
+
+/// Where the keys and the values of a step are stored in layer `kept` of the KV store.
+fn kv_rows<'a>(
+    config: &DecoderConfig,
+    path: Path,
+    slots: &'a SlotMapping,
+    kv: &'a mut KvStore,
+    kept: usize,
+) -> [KvRows<'a>; 2] {
+    let key_layout = kv.shape().key_layout;
+    let [keys, values] = kv.layer_mut(kept);
+    [(keys, key_layout), (values, KvLayout::Rows)].map(|(plane, layout)| {
+        let (kv_heads, head_dim) = (config.num_kv_heads, config.head_dim);
+        KvRows::new(path, plane.slice_mut(), layout, slots, kv_heads, head_dim)
+    })
 }
 
 /// All rows of all slices, as input of the attention kernel.

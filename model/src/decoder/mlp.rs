@@ -1,8 +1,18 @@
-//! The weights of an MLP with a gate.
+//! The second half of a layer: an MLP with a gate, or a mixture of experts.
 
+use stolon_kernels::{self as kernels, Epilogue, Product, RowSums, Sink};
+
+use super::Decoder;
+use super::activations::Activations;
+use super::experts::ExpertsPass;
+use super::layer::Mlp;
 use super::linear::{Linear, Loader};
+use super::passes::{self, Norm};
+use super::profile::Stage;
+use crate::adapter::Site;
 use crate::config::MlpWeights;
 use crate::error::ModelError;
+use crate::workers::Workers;
 
 /// An MLP with a gate: `down(activation(gate(x)) * up(x))`.
 #[derive(Debug)]
@@ -23,5 +33,71 @@ impl GatedMlp {
     /// Size in bytes of all packed matrices.
     pub(super) fn bytes(&self) -> usize {
         self.gate.bytes() + self.up.bytes() + self.down.bytes()
+    }
+}
+
+impl Decoder {
+    /// Normalizes the residual stream of `rows` rows, computes the MLP or the experts of layer
+    /// `index`, adds the result to the residual stream, and normalizes that for the next layer or
+    /// the output matrix.
+    pub(super) fn mlp(&mut self, index: usize, rows: usize, workers: &Workers) {
+        let (config, path, layer) = (&self.config, self.path, &self.layers[index]);
+        match &layer.mlp {
+            Mlp::Dense(_) => self.dense(index, rows, workers),
+            Mlp::Experts(experts) => {
+                let Activations { x, normed, inner, routing, .. } = &mut self.activations;
+                let norm = Norm::of(config, layer.mlp_input_norm.as_deref(), path);
+                let pass = ExpertsPass { config, path, workers, experts };
+                let x = &mut x[..rows * config.hidden_size];
+                pass.add(norm, x, normed, inner, routing, &mut self.profile);
+            }
+        }
+        self.norm_for(index + 1, rows, workers);
+        self.profile.mark(Stage::Residual);
+    }
+
+    /// Computes the MLP of layer `index` and adds the result to the residual stream.
+    fn dense(&mut self, index: usize, rows: usize, workers: &Workers) {
+        let (config, path, layer) = (&self.config, self.path, &self.layers[index]);
+        let Mlp::Dense(mlp) = &layer.mlp else { return };
+        let Activations { x, normed, inner, inner_rows, projected, .. } = &mut self.activations;
+        let x = &mut x[..rows * config.hidden_size];
+        let norm = Norm::of(config, layer.mlp_input_norm.as_deref(), path);
+        let matrices = [&mlp.gate.matrix, &mlp.up.matrix];
+        normed.reset(rows, &matrices);
+        norm.pack(x, normed, workers);
+        self.adapters.lower((index, Site::GateUp), path, workers, |row, out| {
+            norm.apply(&x[row * out.len()..][..out.len()], out);
+        });
+        self.profile.mark(Stage::Residual);
+        inner.reset(rows, &[&mlp.down.matrix]);
+        let updates = self.adapters.updates(index, Site::GateUp);
+        let gate = |sums: RowSums<'_>| {
+            updates.add(0, sums.row, sums.feature, sums.first);
+            updates.add(1, sums.row, sums.feature, sums.second);
+            passes::gate(config.activation, mlp, path, sums);
+        };
+        let epilogue = Some(&gate as Epilogue<'_>);
+        // An adapter of the down projection reads the inner rows, too, as they are before they are
+        // packed.
+        let width = mlp.down.matrix.in_features();
+        let is_read = self.adapters.has(index, Site::Down);
+        inner_rows.resize(if is_read { rows * width } else { 0 }, 0.0);
+        let sink = if is_read { Sink::Rows(inner_rows) } else { Sink::Operands(inner.only()) };
+        let product = Product { group: 0, matrices: &matrices, step: 1, epilogue, sink };
+        let threads = workers.for_products(&matrices, rows);
+        let epilogue_time = kernels::multiply(path, threads, normed, &mut [product]);
+        if is_read {
+            inner.pack(workers.for_pass(rows, width), inner_rows);
+            self.adapters.lower((index, Site::Down), path, workers, |row, out| {
+                out.copy_from_slice(&inner_rows[row * width..][..width]);
+            });
+        }
+        self.profile.mark_with(Stage::GateUp, epilogue_time, Stage::Gate);
+        let own_norm = layer.mlp_output_norm.as_deref();
+        let updates = self.adapters.updates(index, Site::Down);
+        let residual = passes::Residual { config, path, linear: &mlp.down, own_norm, updates };
+        let epilogue_time = residual.add(inner, x, projected, workers);
+        self.profile.mark_with(Stage::Down, epilogue_time, Stage::Residual);
     }
 }

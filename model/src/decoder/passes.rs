@@ -9,6 +9,7 @@ use stolon_kernels::{
     RowSums, Sink,
 };
 
+use super::adapters::Updates;
 use super::linear::Linear;
 use super::mlp::GatedMlp;
 use super::rope::RopeTable;
@@ -47,7 +48,8 @@ impl<'a> Norm<'a> {
         workers.run(x.chunks(chunk).zip(out.chunks_mut(chunk)), |(x, out)| self.apply(x, out));
     }
 
-    fn apply(&self, x: &[f32], out: &mut [f32]) {
+    /// Normalizes the rows of `x` into `out` on the calling thread.
+    pub(super) fn apply(&self, x: &[f32], out: &mut [f32]) {
         match self.weight {
             Some(weight) => kernels::rms_norm(self.path, x, weight, self.eps, self.offset, out),
             None => out.copy_from_slice(x),
@@ -144,6 +146,8 @@ pub(super) struct Residual<'a> {
     pub(super) linear: &'a Linear,
     /// Weight of the norm of the result before it is added, `[hidden_size]`.
     pub(super) own_norm: Option<&'a [f32]>,
+    /// The updates of the projection by adapters.
+    pub(super) updates: Updates<'a>,
 }
 
 impl Residual<'_> {
@@ -166,6 +170,7 @@ impl Residual<'_> {
             }
         };
         let finish = |sums: RowSums<'_>| {
+            self.updates.add(0, sums.row, sums.feature, sums.first);
             linear.add_bias(path, sums.feature, sums.first);
             if self.own_norm.is_none() {
                 scale(sums.first);

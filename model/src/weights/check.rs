@@ -51,7 +51,7 @@ impl Weights {
 
     /// Checks that tensors do not overlap. Each one is packed separately, so a small file with
     /// overlapping tensors would need much memory.
-    pub(super) fn check_disjoint(&self) -> Result<(), ModelError> {
+    pub(crate) fn check_disjoint(&self) -> Result<(), ModelError> {
         // Tensors whose rows are between those of others share their range.
         let first = |stored: &Stored| {
             stored.interleaved.as_ref().is_none_or(|interleaved| interleaved.first == 0)
@@ -97,7 +97,15 @@ impl Weights {
     /// Divides tensors that contain the rows of several of the configuration's matrices. Nothing is
     /// copied: each matrix is a range of the bytes.
     pub(crate) fn split_fused(&mut self, config: &DecoderConfig) -> Result<(), ModelError> {
-        for (name, parts) in config.stacked() {
+        self.split_stacked(config.stacked())
+    }
+
+    /// Divides matrices, each given by its name and the matrices whose rows it has.
+    pub(super) fn split_stacked(
+        &mut self,
+        stacked: Vec<(String, Vec<TensorSpec>)>,
+    ) -> Result<(), ModelError> {
+        for (name, parts) in stacked {
             let rows = parts.iter().map(|part| part.shape[0]).sum();
             let shape = vec![rows, parts[0].shape[1]];
             let Some(stored) = self.take_whole(&name, shape)? else { continue };

@@ -145,7 +145,36 @@ impl Weights {
     /// # Errors
     /// [`ModelError::WrongShape`] if there is another number of rows.
     pub(crate) fn split_rows(&mut self, config: &DecoderConfig) -> Result<(), ModelError> {
-        for Division { name, rows, parts } in config.divisions() {
+        self.divide(config.divisions())
+    }
+
+    /// Divides the matrices of an adapter that are added to tensors which [`Weights::split_fused`]
+    /// and [`Weights::split_rows`] divide. They have the names and the rows of these, and any
+    /// number of columns.
+    ///
+    /// # Errors
+    /// [`ModelError::WrongShape`] if there is another number of rows.
+    pub(crate) fn split_updates(&mut self, config: &DecoderConfig) -> Result<(), ModelError> {
+        let mut stacked = config.stacked();
+        for (name, parts) in &mut stacked {
+            self.take_columns(name, parts.iter_mut());
+        }
+        self.split_stacked(stacked)?;
+        let mut divisions = config.divisions();
+        for Division { name, parts, .. } in &mut divisions {
+            self.take_columns(name, parts.iter_mut().map(|(spec, _)| spec));
+        }
+        self.divide(divisions)
+    }
+
+    /// Gives `parts` the number of columns that the matrix `name` has.
+    fn take_columns<'a>(&self, name: &str, parts: impl Iterator<Item = &'a mut TensorSpec>) {
+        let Some([_, columns]) = self.shape(name) else { return };
+        parts.for_each(|part| part.shape[1] = *columns);
+    }
+
+    fn divide(&mut self, divisions: Vec<Division>) -> Result<(), ModelError> {
+        for Division { name, rows, parts } in divisions {
             let columns = parts[0].0.shape[1..].to_vec();
             let shape: Vec<usize> = [rows].into_iter().chain(columns).collect();
             // `check` finds the ones that are missing.

@@ -32,6 +32,16 @@ pub(crate) const SINGLE: &str = "model.safetensors";
 
 /// Adds the tensors of one file to `weights`. `file` is its name in error messages.
 pub(crate) fn add(weights: &mut Weights, file: &str, bytes: Bytes) -> Result<(), ModelError> {
+    add_renamed(weights, file, bytes, |name| Ok(canonical_name(name)))
+}
+
+/// Adds the tensors of one file to `weights`, with the names that `rename` returns.
+pub(crate) fn add_renamed(
+    weights: &mut Weights,
+    file: &str,
+    bytes: Bytes,
+    mut rename: impl FnMut(&str) -> Result<String, ModelError>,
+) -> Result<(), ModelError> {
     let (data_start, metadata) = header(file, &bytes)?;
     let file_bytes = bytes.file_bytes();
     let region = weights.add_region(file, bytes);
@@ -49,7 +59,7 @@ pub(crate) fn add(weights: &mut Weights, file: &str, bytes: Bytes) -> Result<(),
             interleaved: None,
             runs: None,
         };
-        weights.insert(canonical_name(&name), stored)?;
+        weights.insert(rename(&name)?, stored)?;
     }
     let data_end = data_start.saturating_add(metadata.data_len() as u64);
     if data_end != file_bytes {
@@ -225,7 +235,7 @@ fn encoder_name(name: &str) -> Option<String> {
 /// The name that the decoder uses for a tensor. Models saved without their output matrix lack the
 /// prefix `model.`, multimodal models have longer prefixes, and some models name routers and
 /// experts differently.
-fn canonical_name(name: &str) -> String {
+pub(crate) fn canonical_name(name: &str) -> String {
     for prefix in ["model.language_model.", "model.text_model."] {
         if let Some(rest) = name.strip_prefix(prefix) {
             return format!("model.{rest}");

@@ -11,8 +11,12 @@ use crate::suite::invariance::Subject;
 
 const THREADS: [usize; 2] = [1, 2];
 
-/// A model and a sequence that are large enough for all work to run on several threads.
-fn wide(fixture: &'static str, dtype: TensorType, path: Path) -> Subject<'static> {
+/// A model that is large enough for all work to run on several threads: its configuration, and a
+/// function that returns it.
+pub(super) fn wide_model(
+    fixture: &'static str,
+    dtype: TensorType,
+) -> (DecoderConfig, impl Fn() -> LoadedModel) {
     let LoadedModel { config, .. } = fixture::model(fixture);
     let experts = config.experts.map(|experts| ExpertsConfig {
         width: 320,
@@ -37,11 +41,18 @@ fn wide(fixture: &'static str, dtype: TensorType, path: Path) -> Subject<'static
         dtype,
         ..config
     };
-    let kv_type = if dtype == TensorType::F32 { KvType::F32 } else { KvType::Bf16 };
+    let own = config.clone();
     let model = move || {
-        let weights = random_model(&config, 7).expect("a valid configuration");
-        LoadedModel { weights, config: config.clone(), ..fixture::model(fixture) }
+        let weights = random_model(&own, 7).expect("a valid configuration");
+        LoadedModel { weights, config: own.clone(), ..fixture::model(fixture) }
     };
+    (config, model)
+}
+
+/// A wide model and a sequence.
+fn wide(fixture: &'static str, dtype: TensorType, path: Path) -> Subject<'static> {
+    let (_, model) = wide_model(fixture, dtype);
+    let kv_type = if dtype == TensorType::F32 { KvType::F32 } else { KvType::Bf16 };
     let open = fixture::open(Setup { kv_type, path: Some(path), ..Setup::default() });
     let label = format!("wide {fixture}, {dtype:?}, {path:?}");
     let tokens = (0..140).map(|i| i * i % 499).collect();

@@ -10,7 +10,7 @@ use crate::{MEMORY_MAX, run_within};
 const EDGES: [u64; 8] = [0, 1, 0xff, 1 << 31, u32::MAX as u64, 1 << 62, 1 << 63, u64::MAX];
 
 /// Changes `bytes` in one to three places of the first `header` bytes.
-fn damage(bytes: &mut Vec<u8>, header: usize, random: &mut SmallRng) {
+pub(crate) fn damage(bytes: &mut Vec<u8>, header: usize, random: &mut SmallRng) {
     for _ in 0..random.random_range(1..=3) {
         let header = header.min(bytes.len()).max(1);
         let at = random.random_range(0..header);

@@ -1,0 +1,197 @@
+//! The settings of an adapter in the format of PEFT, `adapter_config.json`.
+
+use serde_json::Value;
+
+use crate::config::Keys;
+use crate::error::ModelError;
+
+/// Characters of regular expressions. PEFT matches the keys of patterns as such; a dot stands for
+/// itself in all known files.
+const REGEX: [char; 12] = ['*', '+', '?', '(', ')', '[', ']', '{', '}', '|', '\\', '$'];
+
+/// Options that change answers and are not implemented, unless they are missing, false or empty.
+const REFUSED: [&str; 12] = [
+    "use_dora",
+    "use_qalora",
+    "use_bdlora",
+    "lora_bias",
+    "modules_to_save",
+    "trainable_token_indices",
+    "layer_replication",
+    "target_parameters",
+    "alora_invocation_tokens",
+    "arrow_config",
+    "kasa_config",
+    "monteclora_config",
+];
+
+/// Initialisations that change the model's own weights, which are not in the adapter's files.
+const CHANGE_THE_MODEL: [&str; 5] = ["pissa", "olora", "corda", "loftq", "lora_ga"];
+
+/// From which the scale of each module follows.
+#[derive(Debug)]
+pub(super) struct PeftSettings {
+    /// The file, used in errors.
+    file: String,
+    rank: usize,
+    alpha: f64,
+    /// Ranks of single modules, by the ends of their names.
+    rank_pattern: Vec<(String, f64)>,
+    /// The values of `alpha` of single modules, by the ends of their names.
+    alpha_pattern: Vec<(String, f64)>,
+    /// Whether the scale is `alpha / sqrt(rank)`, not `alpha / rank`.
+    by_root: bool,
+}
+
+impl PeftSettings {
+    /// Reads the settings in `value`. `file` is used in errors.
+    pub(super) fn parse(file: &str, value: &Value) -> Result<Self, ModelError> {
+        let keys = Keys::root(file, value)?;
+        if !keys.text("peft_type")?.is_some_and(|kind| kind.eq_ignore_ascii_case("LORA")) {
+            return Err(keys.unsupported("peft_type", "`LORA`"));
+        }
+        for key in REFUSED {
+            let is_off = match keys.value(key) {
+                None | Some(Value::Bool(false)) => true,
+                Some(Value::Array(list)) => list.is_empty(),
+                Some(Value::Object(map)) => map.is_empty(),
+                Some(_) => false,
+            };
+            if !is_off {
+                return Err(keys.unsupported(key, "nothing"));
+            }
+        }
+        if keys.text("bias")?.is_some_and(|bias| bias != "none") {
+            return Err(keys.unsupported("bias", "`none`"));
+        }
+        let initialised = keys.value("init_lora_weights").and_then(Value::as_str).unwrap_or("");
+        if CHANGE_THE_MODEL.iter().any(|kind| initialised.to_lowercase().starts_with(kind)) {
+            let expected = "an adapter that was converted to one of the original model";
+            return Err(keys.unsupported("init_lora_weights", expected));
+        }
+        Ok(Self {
+            file: file.to_owned(),
+            rank: keys.size("r")?.ok_or_else(|| keys.invalid("r", "an integer above 0"))?,
+            alpha: keys
+                .number("lora_alpha")?
+                .ok_or_else(|| keys.invalid("lora_alpha", "a finite number"))?,
+            rank_pattern: pattern(&keys, "rank_pattern")?,
+            alpha_pattern: pattern(&keys, "alpha_pattern")?,
+            by_root: keys.flag("use_rslora")?.unwrap_or(false),
+        })
+    }
+
+    /// The scale of the matrices of `module`, whose name is as in the file, without PEFT's prefix.
+    /// `rank` is that of the matrices.
+    ///
+    /// # Errors
+    /// [`ModelError::InvalidKey`] if the settings say another rank, or if different values of a
+    /// pattern match the module.
+    pub(super) fn scale(&self, module: &str, rank: usize) -> Result<f32, ModelError> {
+        let expected = self.matching("rank_pattern", &self.rank_pattern, module)?;
+        let expected = expected.unwrap_or(self.rank as f64);
+        if expected != rank as f64 {
+            let tensors = format!("{rank}, the rank of the matrices of `{module}`");
+            return Err(ModelError::key(&self.file, "r", tensors, expected));
+        }
+        let alpha = self.matching("alpha_pattern", &self.alpha_pattern, module)?;
+        let alpha = alpha.unwrap_or(self.alpha);
+        Ok((alpha / if self.by_root { expected.sqrt() } else { expected }) as f32)
+    }
+
+    /// The value of `pattern` for `module`; `None` if no key is the end of its name.
+    fn matching(
+        &self,
+        key: &str,
+        pattern: &[(String, f64)],
+        module: &str,
+    ) -> Result<Option<f64>, ModelError> {
+        let is_end = |(name, _): &&(String, f64)| match name.strip_prefix('^') {
+            Some(whole) => whole == module,
+            None => module
+                .strip_suffix(name.as_str())
+                .is_some_and(|before| before.is_empty() || before.ends_with('.')),
+        };
+        let mut values = pattern.iter().filter(is_end).map(|(_, value)| *value);
+        let first = values.next();
+        match first.is_some_and(|first| values.any(|other| other != first)) {
+            true => {
+                let expected = format!("one value for `{module}`");
+                Err(ModelError::key(&self.file, key, expected, "several"))
+            }
+            false => Ok(first),
+        }
+    }
+}
+
+/// The entries of the object `key`: names of modules, or their ends, and numbers.
+fn pattern(keys: &Keys<'_>, key: &str) -> Result<Vec<(String, f64)>, ModelError> {
+    let Some(object) = keys.object(key)? else { return Ok(Vec::new()) };
+    let entry = |name: &str| {
+        if name.contains(REGEX) {
+            return Err(object.unsupported(name, "the name of a module, or the end of one"));
+        }
+        let value = object.number(name)?.ok_or_else(|| object.invalid(name, "a number"))?;
+        Ok((name.to_owned(), value))
+    };
+    object.names().map(entry).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn parse(more: &[(&str, Value)]) -> Result<PeftSettings, ModelError> {
+        let mut value = json!({ "peft_type": "LORA", "r": 8, "lora_alpha": 16, "bias": "none" });
+        more.iter().for_each(|(key, member)| value[*key] = member.clone());
+        PeftSettings::parse("adapter_config.json", &value)
+    }
+
+    /// Goal: scales follow from rank and alpha, also those of single modules, as in PEFT.
+    #[test]
+    fn scales_follow_from_the_settings() {
+        let module = "model.layers.1.self_attn.q_proj";
+        assert_eq!(parse(&[]).unwrap().scale(module, 8).unwrap(), 2.0);
+        let root = parse(&[("use_rslora", json!(true)), ("r", json!(16))]).unwrap();
+        assert_eq!(root.scale(module, 16).unwrap(), 4.0);
+        let patterns = parse(&[
+            ("rank_pattern", json!({ "q_proj": 4, "^model.layers.0.mlp.up_proj": 2 })),
+            ("alpha_pattern", json!({ "layers.1.self_attn.q_proj": 3.0, "proj": 100 })),
+        ])
+        .unwrap();
+        assert_eq!(patterns.scale(module, 4).unwrap(), 0.75);
+        assert_eq!(patterns.scale("model.layers.0.mlp.up_proj", 2).unwrap(), 8.0);
+        assert_eq!(patterns.scale("model.layers.1.mlp.up_proj", 8).unwrap(), 2.0);
+        let error = patterns.scale(module, 8).unwrap_err().to_string();
+        assert!(error.contains("key `r`: expected 8, the rank of the matrices of"), "{error}");
+        let twice = json!({ "q_proj": 4, "self_attn.q_proj": 8 });
+        let error = parse(&[("rank_pattern", twice)]).unwrap().scale(module, 8).unwrap_err();
+        assert!(error.to_string().contains("expected one value"), "{error}");
+    }
+
+    /// Goal: what would change answers and is not implemented is refused by its key.
+    #[test]
+    fn other_options_are_refused_by_their_keys() {
+        for (key, value) in [
+            ("peft_type", json!("ADALORA")),
+            ("use_dora", json!(true)),
+            ("lora_bias", json!(true)),
+            ("modules_to_save", json!(["lm_head"])),
+            ("bias", json!("all")),
+            ("init_lora_weights", json!("pissa_niter_4")),
+            ("alora_invocation_tokens", json!([1, 2])),
+            ("target_parameters", json!(["experts.gate_up_proj"])),
+            ("rank_pattern", json!({ "layers\\.[0-3]": 4 })),
+            ("r", json!(0)),
+            ("lora_alpha", json!("x")),
+        ] {
+            let error = parse(&[(key, value)]).expect_err(key).to_string();
+            assert!(error.contains(key), "{error}");
+        }
+        let off = [("use_dora", json!(false)), ("modules_to_save", json!([]))];
+        let null = [("lora_bias", Value::Null), ("init_lora_weights", json!("gaussian"))];
+        assert!(parse(&[off, null].concat()).is_ok());
+    }
+}

@@ -1,0 +1,53 @@
+//! The projections of a layer that adapters may change.
+
+use super::Site;
+use crate::config::{
+    AttentionWeights, FeedForwardWeights, LayerWeights, MixerWeights, MlpWeights, StackedWeights,
+    TensorSpec,
+};
+
+/// A projection, and where its matrices may be in files.
+#[derive(Clone, Debug)]
+pub(super) struct Part {
+    /// The model's matrix, `[out, in]`.
+    pub(super) spec: TensorSpec,
+    /// The names of the matrices of files that have its rows: its own, and that of a matrix which
+    /// has the rows of others, too.
+    pub(super) sources: Vec<String>,
+}
+
+/// The projections of a layer at each site, in the order of [`Site::ALL`].
+pub(super) fn sites(layer: LayerWeights) -> [Vec<Part>; Site::ALL.len()] {
+    let (inputs, output) = match layer.mixer {
+        MixerWeights::Attention(AttentionWeights { qkv, gate, output, .. }) => {
+            let query = qkv.parts[0].weight.name.clone();
+            let mut inputs = stacked(qkv);
+            // Files have the gates in one matrix with the queries.
+            inputs.extend(gate.map(|gate| Part { spec: gate.weight, sources: vec![query] }));
+            (inputs, vec![single(output.weight)])
+        }
+        MixerWeights::Convolution(_) | MixerWeights::DeltaNet(_) | MixerWeights::Mamba2(_) => {
+            Default::default()
+        }
+    };
+    let (gate_up, down) = match layer.mlp {
+        FeedForwardWeights::Dense(MlpWeights { gate_up, down }) => {
+            (stacked(gate_up), vec![single(down.weight)])
+        }
+        FeedForwardWeights::Experts(_) => Default::default(),
+    };
+    [inputs, output, gate_up, down]
+}
+
+fn single(spec: TensorSpec) -> Part {
+    Part { sources: vec![spec.name.clone()], spec }
+}
+
+fn stacked<const N: usize>(weights: StackedWeights<N>) -> Vec<Part> {
+    let StackedWeights { name, parts } = weights;
+    let part = |part: crate::config::LinearWeights| Part {
+        sources: vec![part.weight.name.clone(), name.clone()],
+        spec: part.weight,
+    };
+    parts.into_iter().map(part).collect()
+}

@@ -1,0 +1,252 @@
+//! Crafted and damaged adapters: every one is an error that names the tensor or the key, or an
+//! adapter that can be used.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use rand::SeedableRng;
+use rand::rngs::SmallRng;
+use serde_json::{Value, json};
+use stolon_backend::{Adapter, AdapterLoadError, AdapterLoader, Backend};
+use stolon_model::{CpuBackend, CpuOptions, KvBudget, LoadOptions, ModelSource, load};
+
+use crate::adapter_writer::AdapterWriter;
+use crate::gguf_writer::{GgufWriter, Meta};
+use crate::model_adapter::whole_adapter;
+use crate::mutations::damage;
+
+/// Maximum size of an adapter in bytes. Those of these tests have a tenth of it.
+const BYTES_MAX: u64 = 1 << 20;
+const QUERY: &str = "base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight";
+
+/// A loader of adapters for the fixture `name`, and a valid adapter.
+fn subject(name: &str) -> (Arc<dyn AdapterLoader>, AdapterWriter) {
+    let fixtures = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures");
+    let source = ModelSource::Directory(fixtures.join(name));
+    let model = load(&source, &LoadOptions::default()).unwrap();
+    let adapter = whole_adapter(&model.config, 4, "F32", 1);
+    let options =
+        CpuOptions { kv_budget: KvBudget::Blocks(2), threads: Some(1), ..CpuOptions::default() };
+    let backend = CpuBackend::new(model.config, model.weights, options).unwrap();
+    (backend.adapters().unwrap(), adapter)
+}
+
+/// Loads an adapter and checks that this allocates little.
+fn load_within(loader: &dyn AdapterLoader, path: &Path) -> Result<Adapter, AdapterLoadError> {
+    let mut result = Err(AdapterLoadError::NotFound(String::new()));
+    let memory = allocation_counter::measure(|| result = loader.load(path, BYTES_MAX));
+    assert!(memory.bytes_max < 16 * BYTES_MAX, "{} bytes: {result:?}", memory.bytes_max);
+    result
+}
+
+#[track_caller]
+fn refused(loader: &dyn AdapterLoader, adapter: &AdapterWriter, expected: &[&str]) {
+    let dir = tempfile::tempdir().unwrap();
+    adapter.write(dir.path());
+    let error = load_within(loader, dir.path()).expect_err(expected[0]).to_string();
+    assert!(error.len() < 4000, "an error of {} bytes", error.len());
+    expected.iter().for_each(|part| assert!(error.contains(part), "`{error}` lacks `{part}`"));
+}
+
+/// Goal: tensors that are missing, of the wrong shape or type, or not of a projection that adapters
+/// may change are refused by name.
+#[test]
+fn tensors_that_do_not_fit_are_refused_by_name() {
+    let (loader, good) = subject("llama");
+    let dir = tempfile::tempdir().unwrap();
+    good.write(dir.path());
+    load_within(&*loader, dir.path()).unwrap();
+    type Change = fn(&mut AdapterWriter);
+    let cases: [(Change, &[&str]); 12] = [
+        (|adapter| adapter.tensors.clear(), &["expected matrices, got none"]),
+        (|adapter| drop(adapter.tensors.remove(0)), &["layers.0.self_attn.q_proj", "missing"]),
+        (|adapter| drop(adapter.tensors.remove(1)), &["layers.0.self_attn.q_proj", "lora_B"]),
+        (|adapter| adapter.tensors[0].2 = vec![3, 64], &["q_proj", "shape [4, 48]", "[3, 64]"]),
+        (|adapter| adapter.tensors[1].2 = vec![16, 12], &["q_proj", "[16, 12]"]),
+        (|adapter| adapter.tensors[1].2 = vec![192], &["q_proj", "1 to 1024 columns", "[192]"]),
+        (|adapter| adapter.tensors[0].1 = "I32", &["q_proj", "type", "I32"]),
+        (
+            |adapter| {
+                adapter.settings["r"] = 0.into();
+            },
+            &["key `r`"],
+        ),
+        (
+            |adapter| {
+                adapter.settings["r"] = 5.into();
+            },
+            &["key `r`: expected 4, the rank of the matrices of `model.layers.0.self_attn.q_proj`"],
+        ),
+        (
+            |adapter| {
+                adapter.settings["lora_alpha"] = json!(1e300);
+                adapter.settings["use_dora"] = true.into();
+            },
+            &["key `use_dora`"],
+        ),
+        (
+            |adapter| {
+                adapter.settings = json!([]);
+            },
+            &["expected a JSON object"],
+        ),
+        (
+            |adapter| {
+                // 1,025 columns of no rows have no bytes.
+                adapter.tensors[1].2 = vec![0, 1025];
+                adapter.tensors[1].3.clear();
+            },
+            &["q_proj"],
+        ),
+    ];
+    for (change, expected) in cases {
+        let mut adapter = good.clone();
+        change(&mut adapter);
+        refused(&*loader, &adapter, expected);
+    }
+    for other in [
+        "base_model.model.model.embed_tokens.lora_embedding_A",
+        "base_model.model.lm_head.lora_A.weight",
+        "base_model.model.lm_head.weight",
+        "base_model.model.model.layers.0.self_attn.q_proj.lora_magnitude_vector",
+        "base_model.model.model.layers.0.self_attn.q_proj.lora_B.bias",
+        "base_model.model.model.layers.0.input_layernorm.lora_A.weight",
+        "base_model.model.model.layers.2.self_attn.q_proj.lora_A.weight",
+        "base_model.model.model.layers.00.self_attn.q_proj.lora_A.weight",
+    ] {
+        let mut adapter = good.clone();
+        adapter.tensors[0].0 = other.to_owned();
+        refused(&*loader, &adapter, &[other, "is not supported"]);
+    }
+}
+
+/// Goal: two tensors with names of the same matrix are refused.
+#[test]
+fn tensors_of_the_same_matrix_are_refused() {
+    let (loader, mut twice) = subject("llama");
+    twice.tensors[2].0 = QUERY.replace("base_model.model.", "");
+    refused(&*loader, &twice, &["duplicate tensor", "q_proj"]);
+}
+
+/// Goal: adapters of experts and of layers without attention are refused by name.
+#[test]
+fn experts_and_other_mixers_are_refused() {
+    for (name, tensor) in [
+        ("mixtral", "layers.0.block_sparse_moe.experts.3.w1"),
+        ("mixtral", "layers.0.mlp.experts.0.up_proj"),
+        ("qwen3_5", "layers.0.linear_attn.in_proj_qkv"),
+        ("lfm2", "layers.0.conv.in_proj"),
+    ] {
+        let (loader, mut adapter) = subject(name);
+        let name = format!("base_model.model.model.{tensor}.lora_A.weight");
+        adapter.tensors[0].0.clone_from(&name);
+        refused(&*loader, &adapter, &[&name, "is not supported"]);
+    }
+}
+
+/// Goal: the sizes of files and of packed matrices are bounded before they are read or allocated.
+#[test]
+fn sizes_are_bounded() {
+    let (loader, good) = subject("llama");
+    let dir = tempfile::tempdir().unwrap();
+    good.write(dir.path());
+    let bytes = good.weights().len() as u64;
+    let error = loader.load(dir.path(), bytes - 1).unwrap_err();
+    assert!(
+        matches!(&error, AdapterLoadError::TooLarge(text) if text.contains("at most")),
+        "{error}"
+    );
+    let size = loader.load(dir.path(), BYTES_MAX).unwrap().bytes();
+    let error = loader.load(dir.path(), size.max(bytes) - 1).unwrap_err();
+    assert!(
+        matches!(&error, AdapterLoadError::TooLarge(text) if text.contains("at most")),
+        "{error}"
+    );
+    for (path, expected) in [("nothing", "adapter_config.json"), ("nothing.gguf", "No such file")] {
+        let error = loader.load(&dir.path().join(path), BYTES_MAX).unwrap_err();
+        assert!(matches!(&error, AdapterLoadError::NotFound(text) if text.contains(expected)));
+    }
+    std::fs::remove_file(dir.path().join("adapter_model.safetensors")).unwrap();
+    std::fs::write(dir.path().join("adapter_model.bin"), "").unwrap();
+    let error = loader.load(dir.path(), BYTES_MAX).unwrap_err().to_string();
+    assert!(error.contains("adapter_model.bin is not supported"), "{error}");
+}
+
+/// A GGUF adapter of one projection.
+fn gguf() -> GgufWriter {
+    let text = |key: &str, value: &str| (key.to_owned(), Meta::Text(value.to_owned()));
+    let tensor = |name: &str, shape: [usize; 2]| {
+        let bytes = vec![1; 4 * shape[0] * shape[1]];
+        (format!("blk.0.attn_q.weight.{name}"), shape.to_vec(), 0, bytes)
+    };
+    GgufWriter {
+        metadata: vec![
+            text("general.architecture", "llama"),
+            text("general.type", "adapter"),
+            text("adapter.type", "lora"),
+            ("adapter.lora.alpha".to_owned(), Meta::F32(8.0)),
+        ],
+        tensors: vec![tensor("lora_a", [4, 48]), tensor("lora_b", [48, 4])],
+    }
+}
+
+/// Goal: GGUF files that are not LoRA adapters for the model are refused by the key or the tensor.
+#[test]
+fn other_gguf_files_are_refused() {
+    let (loader, _) = subject("llama");
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("adapter.gguf");
+    let load = |file: &GgufWriter| {
+        std::fs::write(&path, file.bytes()).unwrap();
+        load_within(&*loader, &path).map_err(|error| error.to_string())
+    };
+    load(&gguf()).unwrap();
+    for (index, value, expected) in [
+        (0, Meta::Text("qwen3".to_owned()), "general.architecture"),
+        (1, Meta::Text("model".to_owned()), "general.type"),
+        (2, Meta::Text("ia3".to_owned()), "adapter.type"),
+        (3, Meta::F32(f32::NAN), "adapter.lora.alpha"),
+        (3, Meta::Text("8".to_owned()), "adapter.lora.alpha"),
+    ] {
+        let mut file = gguf();
+        file.metadata[index].1 = value;
+        let error = load(&file).unwrap_err();
+        assert!(error.contains(&format!("key `{expected}`")), "{error}");
+    }
+    for name in ["token_embd.weight.lora_a", "blk.0.attn_q.weight", "blk.0.x.weight.lora_b"] {
+        let mut file = gguf();
+        file.tensors[0].0 = name.to_owned();
+        let error = load(&file).unwrap_err();
+        assert!(error.contains(name) && error.contains("is not supported"), "{error}");
+    }
+    let mut activated = gguf();
+    let tokens = Meta::I32s(vec![1]);
+    activated.metadata.push(("adapter.alora.invocation_tokens".to_owned(), tokens));
+    assert!(load(&activated).unwrap_err().contains("alora"));
+}
+
+/// Goal: damaged adapters are errors, or adapters that were read completely.
+#[test]
+fn damaged_adapters_do_no_harm() {
+    let mut random = SmallRng::seed_from_u64(0x10a);
+    let (loader, adapter) = subject("llama");
+    let dir = tempfile::tempdir().unwrap();
+    let settings = adapter.settings.to_string().into_bytes();
+    let (weights, gguf) = (adapter.weights(), gguf().bytes());
+    let header = 8 + u64::from_le_bytes(weights[..8].try_into().unwrap()) as usize;
+    for round in 0..900 {
+        let (mut settings, mut weights, mut gguf) =
+            (settings.clone(), weights.clone(), gguf.clone());
+        match round % 3 {
+            0 => damage(&mut settings, usize::MAX, &mut random),
+            1 => damage(&mut weights, header, &mut random),
+            _ => damage(&mut gguf, 400, &mut random),
+        }
+        let file = dir.path().join("adapter.gguf");
+        std::fs::write(&file, gguf).unwrap();
+        std::fs::write(dir.path().join("adapter_config.json"), settings).unwrap();
+        std::fs::write(dir.path().join("adapter_model.safetensors"), weights).unwrap();
+        let path = if round % 3 == 2 { &file } else { dir.path() };
+        let _: Result<_, Value> = load_within(&*loader, path).map_err(|_| Value::Null);
+    }
+}

@@ -1,0 +1,36 @@
+//! Adapters that change every projection of a model which adapters may change.
+
+use stolon_model::DecoderConfig;
+use stolon_model::config::{AttentionWeights, FeedForwardWeights, LinearWeights, MixerWeights};
+
+use crate::adapter_writer::AdapterWriter;
+
+/// A random adapter for all projections of the model with the configuration `config`.
+pub(crate) fn whole_adapter(
+    config: &DecoderConfig,
+    rank: usize,
+    dtype: &'static str,
+    seed: u64,
+) -> AdapterWriter {
+    let mut adapter = AdapterWriter::new(rank, seed);
+    for layer in config.weights().layers {
+        let mut linears: Vec<LinearWeights> = Vec::new();
+        let mut gated = false;
+        if let MixerWeights::Attention(AttentionWeights { qkv, output, gate, .. }) = layer.mixer {
+            gated = gate.is_some();
+            linears.extend(qkv.parts);
+            linears.push(output);
+        }
+        if let FeedForwardWeights::Dense(mlp) = layer.mlp {
+            linears.extend(mlp.gate_up.parts);
+            linears.push(mlp.down);
+        }
+        for LinearWeights { weight, .. } in linears {
+            let module = weight.name.strip_suffix(".weight").expect("a matrix");
+            // Queries and their gates are in one matrix.
+            let parts = if gated && module.ends_with("q_proj") { 2 } else { 1 };
+            adapter.add(module, [parts * weight.shape[0], weight.shape[1]], dtype);
+        }
+    }
+    adapter
+}
