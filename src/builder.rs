@@ -1,5 +1,6 @@
 //! Configures and starts an engine.
 
+mod adapters;
 mod arg;
 mod cache;
 #[cfg(feature = "hub")]
@@ -13,6 +14,7 @@ use stolon_model::{EmbeddingConfig, EmbeddingSizes, KvType, LoadOptions, WeightT
 use stolon_scheduler::{EngineConfig, EngineError};
 use tokio::runtime::Handle;
 
+use crate::adapters::AdapterTable;
 use crate::device::Device;
 use crate::engine::Inner;
 use crate::prompt::Prompts;
@@ -20,6 +22,7 @@ use crate::text::Text;
 use crate::tiers::TierOptions;
 use crate::{EmbeddingInfo, Engine, Error, ModelInfo};
 
+use adapters::AdapterSettings;
 pub use arg::ModelArg;
 use load::{BackendFactory, Loaded};
 
@@ -48,6 +51,7 @@ pub struct EngineBuilder {
     runtime: Option<Handle>,
     namespace_key: Option<[u8; 32]>,
     pub(crate) tiers: TierOptions,
+    adapters: AdapterSettings,
     config: EngineConfig,
 }
 
@@ -229,6 +233,7 @@ impl EngineBuilder {
     /// * [`Error::Tokenizer`] if the model's tokenizer cannot be read;
     /// * [`EngineError::InvalidParameter`] if a setting has an impossible value or has no effect on
     ///   a custom backend, or if neither a model nor a backend is set;
+    /// * [`Error::Adapter`] if an adapter cannot be loaded;
     /// * `Error::Tier` if the directory of the disk tier or the object store cannot be used, or if
     ///   the backend does not support them (feature `tiers`);
     /// * [`EngineError::StartFailed`] if there is no tokio runtime, if it has no time driver, or if
@@ -238,6 +243,7 @@ impl EngineBuilder {
         let (mut config, runtime) = (std::mem::take(&mut self.config), self.runtime.take());
         let tiers = std::mem::take(&mut self.tiers).prepare(&mut config)?;
         let (prefix_caching, key) = (config.prefix_caching, self.namespace_key);
+        let AdapterSettings { adapters, memory } = std::mem::take(&mut self.adapters);
         let (own_embedding, sizes) = (self.embedding.take(), self.embedding_sizes.take());
         let (sender, loaded) = std::sync::mpsc::channel();
         let make = self.into_factory(&config, sender)?;
@@ -273,7 +279,13 @@ impl EngineBuilder {
         let prompts = Prompts::new(text, images, context, runtime)?;
         let tiers = tiers.open(&handle).await?;
         let namespace_key = key.or_else(|| tiers.namespace_key());
-        Ok(Engine::new(Inner { handle, prompts, sampling, info, namespace_key, tiers }))
+        let (loader, runtime) = (handle.adapters().cloned(), handle.runtime().clone());
+        let table = AdapterTable::new(loader, info.id.clone(), memory, runtime);
+        for (name, path) in adapters {
+            table.load(&name, &path, false).await?;
+        }
+        let adapters = table;
+        Ok(Engine::new(Inner { handle, prompts, sampling, info, namespace_key, tiers, adapters }))
     }
 }
 

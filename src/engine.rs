@@ -11,6 +11,7 @@ use stolon_scheduler::{
 };
 use stolon_text::StopStrings;
 
+use crate::adapters::AdapterTable;
 use crate::min_tokens::MinTokens;
 use crate::prompt::Prompts;
 use crate::repetition::RepetitionDetector;
@@ -21,6 +22,7 @@ use crate::{
     SamplingParams, SharedProcessor, TokenStream,
 };
 
+mod adapters;
 mod cache;
 mod embed;
 mod sessions;
@@ -48,6 +50,7 @@ pub(crate) struct Inner {
     /// [`EngineBuilder::namespace_key`], or the one of the tiers.
     pub(crate) namespace_key: Option<[u8; 32]>,
     pub(crate) tiers: EngineTiers,
+    pub(crate) adapters: AdapterTable,
 }
 
 /// The sampling parameters of requests that give none.
@@ -158,11 +161,6 @@ impl Engine {
         Ok(best)
     }
 
-    /// The namespace of a request.
-    pub(crate) fn namespace(&self, request: &Request) -> Result<Namespace, Error> {
-        request.namespace(self.inner.namespace_key)
-    }
-
     /// The namespace and the tokens of a request's prompt, rendered and tokenised on the calling
     /// thread.
     pub(crate) fn lookup(&self, request: &Request) -> Result<(Namespace, Vec<u32>), Error> {
@@ -177,7 +175,7 @@ impl Engine {
             return Err(Error::EmbeddingsOnly { model: self.inner.info.id.clone() });
         }
         let request = self.appended(request).await?;
-        let namespace = self.namespace(&request)?;
+        let (request, namespace) = self.with_adapter(request).await?;
         let turn = self.begin_turn(&request, &namespace)?;
         let tokens = self.inner.prompts.tokens(&request).await?;
         let text = &self.inner.prompts.text;

@@ -11,6 +11,8 @@ use stolon_text::{
     TokenizerError,
 };
 
+use crate::AdapterError;
+
 /// Every error of the library.
 #[derive(Clone, Debug, thiserror::Error)]
 #[non_exhaustive]
@@ -71,6 +73,9 @@ pub enum Error {
         /// The model's name.
         model: String,
     },
+    /// An adapter cannot be loaded or used.
+    #[error(transparent)]
+    Adapter(#[from] AdapterError),
     /// The tiers cannot be used, or a prefix not be exported or imported.
     #[cfg(feature = "tiers")]
     #[error(transparent)]
@@ -83,6 +88,7 @@ impl Error {
     pub fn retry_after(&self) -> Option<Duration> {
         match self {
             Error::Engine(error) => error.retry_after(),
+            Error::Adapter(AdapterError::OutOfMemory { .. }) => Some(Duration::from_secs(1)),
             _ => None,
         }
     }

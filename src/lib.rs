@@ -120,6 +120,7 @@
 //! * [`Request`] and [`SamplingParams`]: what to generate, and how tokens are sampled;
 //! * [`Completion`]: a whole answer, from [`TokenStream::collect_text`] or [`Engine::best_of`];
 //! * [`Engine::embed`]: the embedding of a text;
+//! * [`Engine::load_adapter`]: LoRA adapters, which each request may choose;
 //! * [`inspect()`](inspect::inspect): what a model is and needs, without loading it;
 //! * [`Error`] and [`EngineError`]: every failure, with the expected and the actual value;
 //! * [`EngineStats`], [`CacheStats`], [`Cache::events`] and [`Engine::audit`]: observation;
@@ -137,6 +138,7 @@
 #[doc = include_str!("../README.md")]
 mod readme {}
 
+mod adapters;
 mod best;
 mod builder;
 mod completion;
@@ -182,12 +184,13 @@ pub mod backend {
     #[cfg(feature = "testing")]
     pub use stolon_backend::fake;
     pub use stolon_backend::{
-        Backend, BackendError, BackendSpec, BatchChecker, Draw, KvFormat, LogitRows, SequenceSlice,
-        StepBatch, StepOutput, check_read, check_write,
+        Adapter, AdapterLoadError, AdapterLoader, Backend, BackendError, BackendSpec, BatchChecker,
+        Draw, KvFormat, LogitRows, SequenceSlice, StepBatch, StepOutput, check_read, check_write,
     };
     pub use stolon_kvcache::BlockId;
 }
 
+pub use adapters::{AdapterError, AdapterInfo};
 pub use best::BestOf;
 pub use builder::{EngineBuilder, ModelArg};
 pub use completion::Completion;

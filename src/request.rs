@@ -74,6 +74,8 @@ pub struct Request {
     pub(crate) processor: Option<SharedProcessor>,
     pub(crate) grammar: Option<Arc<Grammar>>,
     pub(crate) cache_salt: Option<String>,
+    /// The name of the adapter. `options` has its weights when the request is submitted.
+    pub(crate) adapter: Option<String>,
     pub(crate) session: Option<SessionId>,
     pub(crate) append: bool,
     /// The tokens of the session that the prompt begins with.
@@ -99,6 +101,7 @@ impl Request {
             processor: None,
             grammar: None,
             cache_salt: None,
+            adapter: None,
             session: None,
             append: false,
             after: None,

@@ -16,7 +16,7 @@ use std::sync::mpsc;
 use ractor::{Actor, ActorProcessingErr, ActorRef};
 use stolon_scheduler::StepPlan;
 
-pub(crate) use self::thread::{ExecutorThread, Job};
+pub(crate) use self::thread::{BackendTraits, ExecutorThread, Job};
 use crate::admission::AdmissionMessage;
 use crate::fault::{EnginePart, FaultPlan};
 

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use arc_swap::ArcSwapOption;
 use ractor::{Actor, ActorRef, RpcReplyPort, SpawnErr};
-use stolon_backend::{Backend, KvFormat};
+use stolon_backend::{AdapterLoader, Backend, KvFormat};
 use stolon_scheduler::{
     ActorStopped, AuditReport, EngineConfig, EngineContext, EngineError, EngineHealth,
     SequenceRequest,
@@ -20,7 +20,7 @@ use tokio::runtime::Handle;
 use tokio::time::timeout;
 
 use crate::admission::AdmissionMessage;
-use crate::executor::ExecutorThread;
+use crate::executor::{BackendTraits, ExecutorThread};
 use crate::fault::FaultPlan;
 #[cfg(feature = "testing")]
 use crate::fault::{EnginePart, Fault};
@@ -85,10 +85,12 @@ impl EngineHandle {
         require_timers(&runtime)?;
         config.validate()?;
         let faults = Arc::new(FaultPlan::default());
-        let (executor, spec, kv_format) = ExecutorThread::start(make, Arc::clone(&faults)).await?;
+        let (executor, traits) = ExecutorThread::start(make, Arc::clone(&faults)).await?;
+        let BackendTraits { spec, kv_format, adapters } = traits;
         let common = Arc::new(Common {
             context: EngineContext::new(config, spec)?,
             kv_format,
+            adapters,
             faults,
             generation: ArcSwapOption::empty(),
             down: ArcSwapOption::empty(),
@@ -116,6 +118,11 @@ impl EngineHandle {
     /// cannot copy blocks.
     pub fn kv_format(&self) -> Option<&KvFormat> {
         self.common().kv_format.as_ref()
+    }
+
+    /// Reads adapters for the backend's model; `None` if it does not support them.
+    pub fn adapters(&self) -> Option<&Arc<dyn AdapterLoader>> {
+        self.common().adapters.as_ref()
     }
 
     /// Submits a request and returns its event stream, without waiting.

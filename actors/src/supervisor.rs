@@ -22,7 +22,7 @@ use arc_swap::ArcSwapOption;
 use futures::FutureExt;
 use futures::future::Shared;
 use ractor::{Actor, ActorCell, ActorProcessingErr, ActorRef, RpcReplyPort, SupervisionEvent};
-use stolon_backend::KvFormat;
+use stolon_backend::{AdapterLoader, KvFormat};
 use stolon_kvcache::TreeReader;
 use stolon_scheduler::{EmptyCache, EngineContext, EngineError, EngineHealth};
 use tokio::sync::oneshot;
@@ -61,6 +61,8 @@ pub(crate) struct Common {
     pub(crate) context: EngineContext,
     /// The format in which the backend copies blocks; `None` if it cannot.
     pub(crate) kv_format: Option<KvFormat>,
+    /// Reads adapters; `None` if the backend does not support them.
+    pub(crate) adapters: Option<Arc<dyn AdapterLoader>>,
     pub(crate) faults: Arc<FaultPlan>,
     /// `None` during a restart and after shutdown.
     pub(crate) generation: ArcSwapOption<Generation>,

@@ -81,9 +81,10 @@ impl Cache<'_> {
         Ok(self.0.inner.handle.evict(Removal::Prefix(namespace, tokens)).await?)
     }
 
-    /// Removes everything that requests with this cache salt (`None`: without one) have cached, and
-    /// ends its pins and what its sessions hold. Blocks that running requests use are freed when
-    /// these have ended. Returns the number of blocks that were freed at once.
+    /// Removes everything that requests with this cache salt (`None`: without one) and without an
+    /// adapter have cached, and ends its pins and what its sessions hold. Blocks that running
+    /// requests use are freed when these have ended. Returns the number of blocks that were freed
+    /// at once.
     ///
     /// # Errors
     /// `InvalidParameter` if the salt is too long, `Interrupted` and `Stopped`.

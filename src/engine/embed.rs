@@ -50,7 +50,7 @@ impl Engine {
         if request.has_images() {
             return Err(Error::invalid("images", "none for an embedding", request.images.len()));
         }
-        let namespace = self.namespace(&request)?;
+        let (request, namespace) = self.with_adapter(request).await?;
         let tokens = self.inner.prompts.tokens(&request).await?;
         let prompt_tokens = tokens.len();
         let options = RequestOptions {

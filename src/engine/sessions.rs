@@ -13,6 +13,7 @@ use crate::{Error, Namespace, Request};
 pub struct SessionOptions {
     id: SessionId,
     cache_salt: Option<String>,
+    adapter: Option<String>,
     ttl: Option<Duration>,
 }
 
@@ -26,12 +27,19 @@ impl Default for SessionOptions {
 impl SessionOptions {
     /// A session with this id, which must not be in use.
     pub fn new(id: impl Into<SessionId>) -> SessionOptions {
-        SessionOptions { id: id.into(), cache_salt: None, ttl: None }
+        SessionOptions { id: id.into(), cache_salt: None, adapter: None, ttl: None }
     }
 
     /// The cache salt of all its turns; see [`Request::cache_salt`].
     pub fn cache_salt(mut self, salt: impl Into<String>) -> SessionOptions {
         self.cache_salt = Some(salt.into());
+        self
+    }
+
+    /// The adapter of all its turns; see [`Request::adapter`]. If other weights are loaded under
+    /// its name, the session has to be opened again.
+    pub fn adapter(mut self, name: impl Into<String>) -> SessionOptions {
+        self.adapter = Some(name.into());
         self
     }
 
@@ -85,12 +93,13 @@ impl Sessions<'_> {
     ///
     /// # Errors
     /// `InvalidParameter` if the id, the cache salt or the time to live is invalid,
+    /// [`AdapterError::Unknown`](crate::AdapterError::Unknown),
     /// [`SessionError::Exists`](crate::SessionError::Exists), and
     /// [`SessionError::TooMany`](crate::SessionError::TooMany) if all open sessions have turns in
     /// progress.
     pub fn open(self, options: SessionOptions) -> Result<SessionInfo, Error> {
-        let SessionOptions { id, cache_salt, ttl } = options;
-        let request = Request { cache_salt, ..Request::tokens([]) };
+        let SessionOptions { id, cache_salt, adapter, ttl } = options;
+        let request = Request { cache_salt, adapter, ..Request::tokens([]) };
         let new = NewSession { id, namespace: self.0.namespace(&request)?, ttl };
         Ok(self.0.inner.handle.context().sessions.open(new, Instant::now())?)
     }

@@ -15,10 +15,18 @@ impl Request {
         self
     }
 
+    /// Computes the request with the LoRA adapter that is loaded under this name
+    /// ([`Engine::load_adapter`](crate::Engine::load_adapter)). Cached prefixes are shared only
+    /// with requests of the same adapter. Default: the model itself.
+    pub fn adapter(mut self, name: impl Into<String>) -> Request {
+        self.adapter = Some(name.into());
+        self
+    }
+
     /// Makes the request a turn of an open session ([`Sessions::open`](crate::Sessions::open)):
     /// its cached prompt and answer are then kept from being evicted until the session's next turn.
-    /// The cache salt must be the session's. A session changes what is computed, never what is
-    /// answered.
+    /// The cache salt and the adapter must be the session's. A session changes what is computed,
+    /// never what is answered.
     ///
     /// A session has one turn at a time; others fail with
     /// [`SessionError::Busy`](crate::SessionError::Busy). A turn that is cancelled or fails leaves
@@ -48,19 +56,29 @@ impl Request {
         self.session.as_ref()
     }
 
-    /// The namespace of its cached prefixes. `key` is the engine's key of namespaces, if it has
-    /// one.
+    /// The namespace of its cached prefixes. `generation` is that of its adapter, and `key` the
+    /// engine's key of namespaces, if it has one.
     ///
     /// # Errors
     /// `InvalidParameter` if the cache salt is too long.
-    pub(crate) fn namespace(&self, key: Option<[u8; 32]>) -> Result<Namespace, Error> {
-        let Some(salt) = &self.cache_salt else { return Ok(Namespace::default()) };
-        if salt.len() > Request::MAX_CACHE_SALT_BYTES {
+    pub(crate) fn namespace(
+        &self,
+        generation: Option<u64>,
+        key: Option<[u8; 32]>,
+    ) -> Result<Namespace, Error> {
+        let salt = self.cache_salt.as_deref();
+        if salt.is_some_and(|salt| salt.len() > Request::MAX_CACHE_SALT_BYTES) {
             let expected = format!("at most {} bytes", Request::MAX_CACHE_SALT_BYTES);
-            let got = format!("{} bytes", salt.len());
+            let got = format!("{} bytes", salt.map_or(0, str::len));
             return Err(Error::invalid("cache_salt", expected, got));
         }
-        let builder = Namespace::builder().salt(salt);
+        let mut builder = Namespace::builder();
+        if let Some(salt) = salt {
+            builder = builder.salt(salt);
+        }
+        if let (Some(name), Some(generation)) = (&self.adapter, generation) {
+            builder = builder.adapter(name, generation);
+        }
         Ok(key.into_iter().fold(builder, |builder, key| builder.key(key)).build())
     }
 

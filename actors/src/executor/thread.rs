@@ -16,7 +16,7 @@ use std::sync::mpsc::{self, Receiver, Sender};
 use std::time::Duration;
 
 use ractor::ActorRef;
-use stolon_backend::{Backend, BackendSpec, KvFormat};
+use stolon_backend::{AdapterLoader, Backend, BackendSpec, KvFormat};
 use stolon_scheduler::{EngineError, StepDone, StepPlan, execute};
 use tokio::sync::oneshot;
 
@@ -48,6 +48,23 @@ pub(crate) struct ExecutorThread {
     ended: oneshot::Receiver<()>,
 }
 
+/// What the engine knows of its backend. It is constant over the backend's lifetime.
+#[derive(Debug)]
+pub(crate) struct BackendTraits {
+    pub(crate) spec: BackendSpec,
+    /// The format in which it copies blocks; `None` if it cannot.
+    pub(crate) kv_format: Option<KvFormat>,
+    /// Reads adapters; `None` if it does not support them.
+    pub(crate) adapters: Option<Arc<dyn AdapterLoader>>,
+}
+
+impl BackendTraits {
+    fn of(backend: &dyn Backend) -> BackendTraits {
+        let (kv_format, adapters) = (backend.kv_format(), backend.adapters());
+        BackendTraits { spec: backend.spec().clone(), kv_format, adapters }
+    }
+}
+
 impl ExecutorThread {
     /// Starts the thread and waits until `make` has made the backend on it. If the returned future
     /// is dropped before that, the thread drops the backend and ends.
@@ -57,16 +74,16 @@ impl ExecutorThread {
     pub(crate) async fn start<E: From<EngineError> + Send + 'static>(
         make: impl FnOnce() -> Result<Box<dyn Backend>, E> + Send + 'static,
         faults: Arc<FaultPlan>,
-    ) -> Result<(ExecutorThread, BackendSpec, Option<KvFormat>), E> {
+    ) -> Result<(ExecutorThread, BackendTraits), E> {
         let failed = |reason| E::from(EngineError::StartFailed { reason });
         let (generations, queue) = mpsc::channel();
-        let (made, sizes) = oneshot::channel();
+        let (made, traits) = oneshot::channel();
         let (end, ended) = oneshot::channel();
         let life = move || {
             match catch_unwind(AssertUnwindSafe(make)) {
                 Ok(Ok(backend)) => {
                     // Fails only if the caller has dropped the future.
-                    if made.send(Ok((backend.spec().clone(), backend.kv_format()))).is_ok() {
+                    if made.send(Ok(BackendTraits::of(backend.as_ref()))).is_ok() {
                         serve(backend, &queue, &faults);
                     }
                 }
@@ -83,8 +100,8 @@ impl ExecutorThread {
         let thread = std::thread::Builder::new().name("stolon-executor".to_owned()).spawn(life);
         thread.map_err(|error| failed(format!("the executor thread: {error}")))?;
         let lost = |_| failed("the executor thread ended".to_owned());
-        let (spec, kv_format) = sizes.await.map_err(lost)??;
-        Ok((ExecutorThread { generations, ended }, spec, kv_format))
+        let traits = traits.await.map_err(lost)??;
+        Ok((ExecutorThread { generations, ended }, traits))
     }
 
     /// Computes `jobs` from now on. `executor` learns of a panic, which ends the generation. The
