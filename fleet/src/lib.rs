@@ -29,9 +29,9 @@
 //! map whose `type` is one of
 //!
 //! * `BlockStored`: `block_hashes`, `parent_block_hash` (nil at the start of a prompt), `token_ids`
-//!   (`block_size` for each hash), `block_size`, `lora_id` and `lora_name` (nil), `medium`, and
-//!   `extra_keys` for the first blocks of a namespace other than the base one:
-//!   `dynamo-cache-salt:` and its digest, from which a cache salt cannot be computed;
+//!   (`block_size` for each hash), `block_size`, `lora_id` (nil), `lora_name` (the name of the LoRA
+//!   adapter, or nil), `medium`, and `extra_keys` for the first blocks of a namespace other than
+//!   the base one: `dynamo-cache-salt:` and its digest, from which a cache salt cannot be computed;
 //! * `BlockRemoved`: `block_hashes`, `medium`;
 //! * `AllBlocksCleared`: the first event of a process, and after an engine's restart.
 //!

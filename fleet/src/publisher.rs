@@ -156,6 +156,7 @@ impl KvEventPublisher {
         let watching = watch(socket.monitor(), Arc::clone(&counters), Arc::clone(&joined));
         let mut feed = CacheFeed::open(engine, config.max_queue_size).await?;
         let publishing = Publishing {
+            engine: engine.clone(),
             kept: Arc::clone(&kept),
             counters: Arc::clone(&counters),
             topic: topic.clone(),
@@ -262,6 +263,7 @@ async fn watch(mut events: MonitorStream, counters: Arc<Counters>, joined: Arc<N
 
 /// The task that publishes.
 struct Publishing {
+    engine: Engine,
     kept: Arc<Kept>,
     counters: Arc<Counters>,
     topic: Bytes,
@@ -303,7 +305,7 @@ impl Publishing {
     async fn publish(&self, events: &[CacheEvent]) {
         self.counters.batches.add(1);
         self.counters.events.add(events.len() as u64);
-        let payload = wire::encode(events);
+        let payload = wire::encode(events, |namespace| self.engine.adapter_of(namespace));
         let number = Bytes::copy_from_slice(&self.kept.add(&payload).to_be_bytes());
         let message = Message::multipart([self.topic.clone(), number, payload]);
         // Never waits for a subscriber. Fails only if the socket was closed.

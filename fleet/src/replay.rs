@@ -150,7 +150,8 @@ impl Replay {
     async fn take_snapshot(&self) -> Option<(u64, Bytes, Instant)> {
         let last = self.kept.next().checked_sub(1)?;
         let (whole, _) = subscribe(&self.engine, 1).await.ok()?;
-        Some((last, wire::encode(&whole), Instant::now()))
+        let whole = wire::encode(&whole, |namespace| self.engine.adapter_of(namespace));
+        Some((last, whole, Instant::now()))
     }
 }
 

@@ -1,5 +1,6 @@
 //! Batches of KV events in MessagePack, as vLLM encodes them.
 
+use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use bytes::Bytes;
@@ -36,9 +37,22 @@ enum KvEvent<'a> {
     AllBlocksCleared {},
 }
 
-/// A batch of events, with the time of now.
-pub(crate) fn encode(events: &[CacheEvent]) -> Bytes {
-    let events: Vec<KvEvent<'_>> = events.iter().filter_map(KvEvent::new).collect();
+/// A batch of events, with the time of now. `adapter` is the name of the adapter that computes what
+/// is in a namespace, if it is one of an adapter.
+pub(crate) fn encode(
+    events: &[CacheEvent],
+    adapter: impl Fn(&Namespace) -> Option<Arc<str>>,
+) -> Bytes {
+    let names: Vec<Option<Arc<str>>> = events
+        .iter()
+        .map(|event| match event {
+            CacheEvent::Stored { namespace, .. } if !namespace.is_base() => adapter(namespace),
+            _ => None,
+        })
+        .collect();
+    let named = events.iter().zip(&names);
+    let events: Vec<KvEvent<'_>> =
+        named.filter_map(|(event, name)| KvEvent::new(event, name.as_deref())).collect();
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs_f64();
     let mut bytes = Vec::new();
     let mut serializer = rmp_serde::Serializer::new(&mut bytes).with_struct_map();
@@ -49,7 +63,7 @@ pub(crate) fn encode(events: &[CacheEvent]) -> Bytes {
 
 impl<'a> KvEvent<'a> {
     /// The event as it is sent; none for a reset, after which the cache is published anew.
-    fn new(event: &'a CacheEvent) -> Option<Self> {
+    fn new(event: &'a CacheEvent, lora_name: Option<&'a str>) -> Option<Self> {
         match event {
             CacheEvent::Stored { namespace, parent, hashes, positions } => {
                 let first = parent.is_none() && !namespace.is_base();
@@ -60,7 +74,7 @@ impl<'a> KvEvent<'a> {
                     block_size: positions.len() / hashes.len().max(1),
                     lora_id: None,
                     medium: MEDIUM,
-                    lora_name: None,
+                    lora_name,
                     extra_keys: first.then(|| extra_keys(*namespace, hashes.len())),
                 })
             }
@@ -103,7 +117,7 @@ mod tests {
             CacheEvent::Removed { hashes: vec![7] },
             CacheEvent::Reset { missed: 3 },
         ];
-        let bytes = encode(&events);
+        let bytes = encode(&events, |_| Some("not for the base namespace".into()));
         let mut expected = vec![0x93, 0xcb]; // An array of 3, and a 64-bit float.
         expected.extend(&bytes[2..10]);
         let text = |text: &str| {
@@ -150,9 +164,15 @@ mod tests {
         };
         let digest = format!("dynamo-cache-salt:{}", "ab".repeat(32));
         let has_digest = |event| {
-            let bytes = encode(&[event]);
+            let bytes = encode(&[event], |_| None);
             bytes.windows(digest.len()).filter(|part| *part == digest.as_bytes()).count()
         };
         assert_eq!((has_digest(stored(None)), has_digest(stored(Some(3)))), (1, 0));
+        // The name of an adapter is in each event of its namespaces.
+        for parent in [None, Some(3)] {
+            let adapter = |of: &Namespace| (*of == namespace).then(|| "sql".into());
+            let bytes = encode(&[stored(parent)], adapter);
+            assert!(bytes.windows(14).any(|part| part == b"\xa9lora_name\xa3sql"));
+        }
     }
 }
