@@ -15,10 +15,14 @@ use stolon::{
 use crate::download;
 use crate::memory::parse_bytes;
 
+pub use adapters::AdapterArgs;
+use parsers::{admission_policy, parse_embedding_sizes, parse_json};
 pub use sampling::SamplingArgs;
 pub use tiers::{DiskSize, TierArgs};
 
+mod adapters;
 mod files;
+mod parsers;
 mod sampling;
 mod tiers;
 
@@ -72,6 +76,9 @@ pub struct EngineArgs {
     /// Where KV that leaves the pool is stored.
     #[command(flatten)]
     pub tiers: TierArgs,
+    /// The LoRA adapters.
+    #[command(flatten)]
+    pub adapters: AdapterArgs,
     /// Number of tokens per KV cache block: a power of two from 1 to 256
     ///
     /// The prefix cache shares and pins whole blocks: a prefix that is shorter than a block is
@@ -250,17 +257,6 @@ pub struct EngineArgs {
     pub embedding_sizes: Option<EmbeddingSizes>,
 }
 
-/// Parses `any` or a list of sizes.
-fn parse_embedding_sizes(text: &str) -> Result<EmbeddingSizes, String> {
-    if text == "any" {
-        return Ok(EmbeddingSizes::Any);
-    }
-    let size = |size: &str| size.trim().parse().ok().filter(|&size: &usize| size > 0);
-    let sizes: Option<Vec<usize>> = text.split(',').map(size).collect();
-    let sizes = sizes.ok_or_else(|| "expected `any` or whole numbers with commas".to_owned())?;
-    Ok(EmbeddingSizes::Listed(sizes))
-}
-
 impl EngineArgs {
     /// Tokens per KV block: the value of `--block-size`, or the default on the CPU.
     pub(crate) fn cpu_block_size(&self) -> usize {
@@ -307,7 +303,7 @@ impl EngineArgs {
         if let Some(bytes) = self.kv_memory {
             builder = builder.kv_memory(bytes);
         }
-        Ok(self.with_sizes(self.tiers.apply(builder)?))
+        Ok(self.with_sizes(self.adapters.apply(self.tiers.apply(builder)?)))
     }
 
     fn step_time_target(&self) -> Option<Duration> {
@@ -370,16 +366,6 @@ impl EngineArgs {
         let engine = self.builder()?.build().await;
         engine.with_context(|| format!("cannot start an engine for the model `{}`", self.model))
     }
-}
-
-/// As in the library, with one more name of `fcfs`.
-fn admission_policy(name: &str) -> Result<AdmissionPolicy, String> {
-    let name = if name == "priority" { "fcfs" } else { name };
-    name.parse::<AdmissionPolicy>().map_err(|error| error.to_string())
-}
-
-fn parse_json(text: &str) -> Result<serde_json::Value, String> {
-    serde_json::from_str(text).map_err(|error| format!("expected a JSON object, got {error}"))
 }
 
 #[cfg(feature = "demo-model")]

@@ -180,6 +180,11 @@ impl ServeArgs {
             engine = engine => engine?,
             () = interrupts.stop(reload) => return Ok(()),
         };
+        for adapter in engine.adapters() {
+            let name = &adapter.name;
+            let is_taken = self.served_model_name.contains(name);
+            anyhow::ensure!(!is_taken, "`{name}` is the name of an adapter and of the model");
+        }
         let publisher = kv_events::start(kv_events.as_ref(), &engine).await?;
         options.counters.extend(publisher.as_ref().map(kv_events::counters));
         gate.open(router(engine.clone(), options));
@@ -275,5 +280,9 @@ fn announce(engine: &Engine, address: &Bound) {
         format_bytes(info.kv_bytes as u64),
         if info.prefix_caching { "on" } else { "off" },
     ));
+    for adapter in engine.adapters() {
+        let (name, rank, bytes) = (&adapter.name, adapter.rank, format_bytes(adapter.bytes));
+        terminal::note(format!("adapter  {name} (LoRA of rank {rank}, {bytes})"));
+    }
     terminal::note(format!("listening on {address}"));
 }

@@ -7,7 +7,7 @@ use axum::Json;
 use axum::extract::State;
 use axum::http::{Method, StatusCode, Uri};
 use futures::FutureExt;
-use stolon::EngineHealth;
+use stolon::{AdapterInfo, EngineHealth};
 
 use super::App;
 use super::error::ApiError;
@@ -17,7 +17,9 @@ use crate::api::models::{Model, ModelList};
 
 /// `GET /v1/models`.
 pub(super) async fn models(State(app): State<Arc<App>>) -> Json<ModelList> {
-    let data: Vec<Model> = app.names().map(|name| app.model_entry(name)).collect();
+    let mut data: Vec<Model> = app.names().map(|name| app.model_entry(name)).collect();
+    let adapters = app.engine.adapters();
+    data.extend(adapters.iter().map(|adapter| app.adapter_entry(adapter)));
     let id = |model: Option<&Model>| model.map(|model| model.id.clone());
     let (first_id, last_id) = (id(data.first()), id(data.last()));
     Json(ModelList { object: "list", data, has_more: false, first_id, last_id })
@@ -28,8 +30,11 @@ pub(super) async fn model(
     State(app): State<Arc<App>>,
     PathId(id): PathId<String>,
 ) -> Result<Json<Model>, ApiError> {
-    app.check_model(&id)?;
-    Ok(Json(app.model_entry(&id)))
+    let adapter = app.adapter_of(&id)?.and_then(|name| app.adapter(&name));
+    Ok(Json(match adapter {
+        Some(adapter) => app.adapter_entry(&adapter),
+        None => app.model_entry(&id),
+    }))
 }
 
 /// `GET /health` and `GET /ready`: whether the engine accepts requests. The engine computes nothing
@@ -97,12 +102,14 @@ impl App {
         self.names().next().unwrap_or_default()
     }
 
+    /// Whether this is a name of the model.
+    pub(super) fn serves(&self, name: &str) -> bool {
+        self.names().any(|served| served == name) || self.alias.as_deref() == Some(name)
+    }
+
     /// Refuses a model that is not served here.
     pub(super) fn check_model(&self, name: &str) -> Result<(), ApiError> {
-        if self.names().any(|served| served == name) || self.alias.as_deref() == Some(name) {
-            return Ok(());
-        }
-        Err(ApiError::unknown_model(name, self.model_name()))
+        self.adapter_of(name).map(drop)
     }
 
     fn model_entry(&self, name: &str) -> Model {
@@ -114,8 +121,18 @@ impl App {
             created: self.started,
             created_at: rfc3339(self.started),
             owned_by: "stolon",
+            root: self.engine.model_info().id.clone(),
+            parent: None,
             max_model_len: self.engine.model_info().max_positions,
             embedding_size: self.engine.embedding_size(None).ok(),
+        }
+    }
+
+    fn adapter_entry(&self, adapter: &AdapterInfo) -> Model {
+        Model {
+            root: adapter.path.display().to_string(),
+            parent: Some(self.model_name().to_owned()),
+            ..self.model_entry(&adapter.name)
         }
     }
 }

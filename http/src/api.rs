@@ -1,9 +1,9 @@
 //! Requests and replies of the HTTP API as plain typed data.
 //!
 //! One file per endpoint: [`completions`], [`chat`], [`responses`], [`messages`], [`embeddings`],
-//! [`sessions`], [`tokenize`], [`models`], and [`admin`], [`cache`] and [`outline`] for the
-//! operator's endpoints. Shared types have files too: [`options`] (parameters of all APIs for
-//! generation), [`structured`] (schemas and grammars of answers), [`reply`] (the object around
+//! [`sessions`], [`tokenize`], [`models`], and [`adapters`], [`admin`], [`cache`] and [`outline`]
+//! for the operator's endpoints. Shared types have files too: [`options`] (parameters of all APIs
+//! for generation), [`structured`] (schemas and grammars of answers), [`reply`] (the object around
 //! generated choices), [`logprobs`] and [`error`].
 //!
 //! Requests implement `Deserialize` and replies implement `Serialize`. The types only fix the
@@ -15,6 +15,7 @@
 //! [`UnknownFields`](fields::UnknownFields) and refused: a misspelt parameter must not be ignored.
 //! Exceptions are values that request nothing, such as `"tools": []`.
 
+pub mod adapters;
 pub mod admin;
 pub mod cache;
 pub mod chat;

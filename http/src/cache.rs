@@ -10,23 +10,19 @@ use axum::response::{IntoResponse, Response};
 use futures::FutureExt;
 use futures::future::try_join_all;
 use serde_json::json;
-use stolon::{ChatOptions, Pin, PinId, PinOptions, Request, TreeDump};
+use stolon::{Pin, PinId, PinOptions, Request, TreeDump};
 
 use super::App;
-use super::access::Tenant;
-use super::advice::Ignored;
-use super::chat::messages;
-use super::completions::engine_request;
-use super::dialogue::tool_use;
 use super::error::{ApiError, cut};
 use super::parts::{PathId, Query};
 use super::receive::Received;
 use crate::api::cache::{
     CachePrompt, CacheRequest, CacheResult, CacheResults, CacheStatsReply, Evicted, FlushQuery,
-    Flushed, MAX_PIN_TEXT, MAX_PROMPTS, PinCreated, PinDeleted, PinInfo, PinList, PinRequest,
-    Policy, PolicyRequest, TiersReply, TokensQuery, Tree, TreeFormat, TreeNode, TreeQuery,
-    UnpinRequest,
+    Flushed, MAX_PIN_TEXT, PinCreated, PinDeleted, PinInfo, PinList, PinRequest, Policy,
+    PolicyRequest, TiersReply, TokensQuery, Tree, TreeFormat, TreeNode, TreeQuery, UnpinRequest,
 };
+
+mod prompts;
 
 /// `GET /v1/cache/stats`.
 pub(super) async fn stats(State(app): State<Arc<App>>) -> Result<Json<CacheStatsReply>, ApiError> {
@@ -249,65 +245,6 @@ fn pin_options(pin: &mut PinRequest) -> Result<PinOptions, ApiError> {
         reason: pin.reason.take(),
         description: pin.description.take(),
     })
-}
-
-impl CachePrompt {
-    /// The engine's salt for these prompts.
-    fn salt(&self) -> Option<String> {
-        Tenant::named(self.tenant.clone()).salt(self.cache_salt.as_deref())
-    }
-
-    /// Whether there is a prompt.
-    fn is_given(&self) -> bool {
-        self.prompt.is_some() || self.messages.is_some()
-    }
-
-    /// The engine's requests for these prompts, made in the same way as those of completions and
-    /// chat.
-    fn into_requests(self, app: &App) -> Result<Vec<Request>, ApiError> {
-        let salt = self.salt();
-        if self.messages.is_none() {
-            for (param, given) in [
-                ("chat_template_kwargs", self.chat_template_kwargs.is_some()),
-                ("add_generation_prompt", self.add_generation_prompt.is_some()),
-            ] {
-                if given {
-                    let message = format!("`{param}` is allowed only with `messages`");
-                    return Err(ApiError::invalid(Some(param), message));
-                }
-            }
-        }
-        let mut requests: Vec<Request> = match (self.prompt, self.messages) {
-            (Some(prompt), None) => prompt.into_prompts().into_iter().map(engine_request).collect(),
-            (None, Some(conversation)) => {
-                let mut options = ChatOptions {
-                    special_tokens_in_messages: app.special_tokens_in_messages,
-                    add_generation_prompt: self.add_generation_prompt.unwrap_or(true),
-                    variables: self.chat_template_kwargs.unwrap_or_default(),
-                    ..ChatOptions::default()
-                };
-                options.describe_tools = tool_use(app, &options)?.is_described;
-                vec![
-                    Request::chat(messages(conversation, &Ignored::default())?)
-                        .chat_options(options),
-                ]
-            }
-            (None, None) => return Err(ApiError::missing("prompt")),
-            (Some(_), Some(_)) => {
-                let message = "expected either `prompt` or `messages`, got both";
-                return Err(ApiError::invalid(Some("messages"), message));
-            }
-        };
-        if requests.is_empty() || requests.len() > MAX_PROMPTS {
-            let message =
-                format!("`prompt`: expected 1 to {MAX_PROMPTS} prompts, got {}", requests.len());
-            return Err(ApiError::invalid(Some("prompt"), message));
-        }
-        if let Some(salt) = salt {
-            requests.iter_mut().for_each(|r| *r = r.clone().cache_salt(salt.clone()));
-        }
-        Ok(requests)
-    }
 }
 
 impl App {

@@ -50,13 +50,7 @@ pub(super) async fn create(
     body: Received,
 ) -> Result<Response, ApiError> {
     let request: EmbeddingsRequest = app.parser.parse(body).await?;
-    let model = match request.model {
-        Some(name) => {
-            app.check_model(&name)?;
-            name
-        }
-        None => app.model_name().to_owned(),
-    };
+    let (model, adapter) = app.chosen(request.model)?;
     let size = app.engine.embedding_size(request.dimensions)?;
     let inputs = Arc::new(Inputs {
         app: Arc::clone(&app),
@@ -73,6 +67,10 @@ pub(super) async fn create(
     let prompt = |tokens| {
         let prompt = Request::tokens(tokens).priority(request.priority.unwrap_or(0));
         let prompt = caller.sign(prompt);
+        let prompt = match &adapter {
+            Some(adapter) => prompt.adapter(adapter),
+            None => prompt,
+        };
         match &salt {
             Some(salt) => prompt.cache_salt(salt.clone()),
             None => prompt,

@@ -67,6 +67,11 @@ impl ApiError {
     /// 404: the requested model is not the one that is served.
     pub(super) fn unknown_model(got: &str, served: &str) -> Self {
         let message = format!("the model `{got}` is not served here; this server has `{served}`");
+        Self::model_not_found(message)
+    }
+
+    /// 404: the model of a request does not exist.
+    pub(super) fn model_not_found(message: String) -> Self {
         let error = Self::new(StatusCode::NOT_FOUND, message).code("model_not_found");
         Self { param: Some("model".to_owned()), ..error }
     }
@@ -190,6 +195,7 @@ impl From<Error> for ApiError {
         let message = error.to_string();
         match error {
             Error::Engine(error) => Self::from_engine(error, message),
+            Error::Adapter(error) => Self::from_adapter(&error, message),
             Error::Grammar(_) => {
                 Self::invalid(None, message).code("invalid_json_schema_or_grammar")
             }

@@ -87,6 +87,7 @@ pub mod traces;
 
 mod access;
 mod activity;
+mod adapters;
 mod admin;
 mod advice;
 mod body;
@@ -265,9 +266,9 @@ struct App {
 
 /// The HTTP API of an engine: `/v1/completions`, `/v1/chat/completions`, `/v1/responses`,
 /// `/v1/embeddings` and `/v1/models` as in OpenAI's API, `/v1/messages` as in Anthropic's,
-/// `/tokenize` and `/detokenize` as in vLLM, `/v1/sessions`, and `/health`, `/ready`, `/version`,
-/// `/metrics`, `/v1/cache` and `/admin` for operators. The API is described at `/openapi.json`, and
-/// for people at `/docs`.
+/// `/tokenize`, `/detokenize` and `/v1/load_lora_adapter` as in vLLM, `/v1/sessions`, and
+/// `/health`, `/ready`, `/version`, `/metrics`, `/v1/cache` and `/admin` for operators. The API is
+/// described at `/openapi.json`, and for people at `/docs`.
 ///
 /// Without an administrator's key, `/v1/cache`, `/admin` and `/metrics` are refused unless the
 /// connection comes from this machine, which is known from

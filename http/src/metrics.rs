@@ -19,10 +19,12 @@ use super::App;
 use super::error::ApiError;
 use crate::traces;
 
+mod adapters;
 mod more;
 mod output;
 mod vllm;
 
+use adapters::adapters;
 pub use more::{CounterSource, CounterValue};
 use output::Output;
 
@@ -152,7 +154,9 @@ impl Collector for Numbers {
         for counter in more.iter().flat_map(CounterSource::read) {
             out.counter(counter.name, counter.help, counter.value)?;
         }
-        vllm::encode(out.with_prefix(vllm::PREFIX), &stats, info)
+        let loaded = engine.adapters();
+        adapters(&mut out, &loaded, engine.adapter_evictions())?;
+        vllm::encode(out.with_prefix(vllm::PREFIX), &stats, info, &loaded)
     }
 }
 

@@ -22,6 +22,8 @@ use crate::traces;
 pub(super) struct Call {
     /// The model's name as the client wrote it.
     pub(super) model: String,
+    /// The adapter that the client chose by this name.
+    adapter: Option<String>,
     /// Choices to return for each prompt: `n`.
     pub(super) choice_count: usize,
     /// Answers to generate for each prompt, of which the best `choice_count` are returned, best
@@ -73,13 +75,7 @@ impl Call {
         caller: &Caller,
         ignored: &Ignored,
     ) -> Result<Self, ApiError> {
-        let model = match options.model.take() {
-            Some(name) => {
-                app.check_model(&name)?;
-                name
-            }
-            None => app.model_name().to_owned(),
-        };
+        let (model, adapter) = app.chosen(options.model.take())?;
         let stream = options.stream.unwrap_or(false);
         let include_usage = include_usage(of_api.choices.stream_options.as_ref(), stream, ignored)?;
         if let Some(stop) = &options.stop
@@ -101,6 +97,7 @@ impl Call {
         options.end_repetition.get_or_insert(ends);
         Ok(Self {
             model,
+            adapter,
             choice_count: of_api.choices.n.unwrap_or(1),
             candidate_count: None,
             stream,
@@ -201,6 +198,9 @@ impl Call {
         }
         if let Some(salt) = &self.salt {
             request = request.cache_salt(salt.clone());
+        }
+        if let Some(adapter) = &self.adapter {
+            request = request.adapter(adapter);
         }
         if let Some(timeout) = self.deadline.left() {
             request = request.timeout(timeout);

@@ -31,8 +31,12 @@ pub(super) async fn open(
 ) -> Result<Json<Session>, ApiError> {
     let request: OpenSession = app.parser.parse(body).await?;
     let ttl = request.ttl_seconds.map(|seconds| Duration::from_secs(seconds as u64));
-    let salt = request.cache_salt.as_deref();
-    let info = app.open_session(&caller, request.id, ttl, salt)?;
+    let (_, adapter) = app.chosen(request.model)?;
+    let mut options = caller.session_options(request.id, ttl, request.cache_salt.as_deref());
+    if let Some(adapter) = adapter {
+        options = options.adapter(adapter);
+    }
+    let info = app.engine.sessions().open(options)?;
     Ok(Json(app.session(&info)))
 }
 
@@ -111,7 +115,8 @@ pub(super) async fn sglang_open(
         let refused = || ApiError::expected("timeout", &expected, &json!(seconds));
         valid.then(|| Duration::from_secs_f32(seconds)).ok_or_else(refused)
     });
-    let info = app.open_session(&caller, request.session_id, ttl.transpose()?, None)?;
+    let options = caller.session_options(request.session_id, ttl.transpose()?, None);
+    let info = app.engine.sessions().open(options)?;
     Ok(Json(info.id.name().to_owned()))
 }
 
@@ -144,6 +149,23 @@ impl Caller {
         }
     }
 
+    /// How a session of the client is opened.
+    fn session_options(
+        &self,
+        name: Option<String>,
+        ttl: Option<Duration>,
+        salt: Option<&str>,
+    ) -> SessionOptions {
+        let mut options = SessionOptions::new(self.new_session(name));
+        if let Some(ttl) = ttl {
+            options = options.ttl(ttl);
+        }
+        if let Some(salt) = self.tenant.salt(salt) {
+            options = options.cache_salt(salt);
+        }
+        options
+    }
+
     /// The client's session of this name.
     pub(super) fn session(&self, name: String) -> SessionId {
         SessionId::owned_by(self.owner.as_str(), name)
@@ -151,23 +173,6 @@ impl Caller {
 }
 
 impl App {
-    fn open_session(
-        &self,
-        caller: &Caller,
-        name: Option<String>,
-        ttl: Option<Duration>,
-        salt: Option<&str>,
-    ) -> Result<SessionInfo, ApiError> {
-        let mut options = SessionOptions::new(caller.new_session(name));
-        if let Some(ttl) = ttl {
-            options = options.ttl(ttl);
-        }
-        if let Some(salt) = caller.tenant.salt(salt) {
-            options = options.cache_salt(salt);
-        }
-        Ok(self.engine.sessions().open(options)?)
-    }
-
     fn close_session(&self, id: SessionId) -> Result<Json<SessionClosed>, ApiError> {
         // The error of a session that is not open.
         self.engine.sessions().get(&id)?;

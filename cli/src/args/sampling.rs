@@ -70,6 +70,9 @@ pub struct SamplingArgs {
     /// Answer with a text of the grammar in this file, in the syntax of Lark or in GBNF
     #[arg(long, value_name = "FILE", value_parser = parse_grammar, group = "structure")]
     pub grammar: Option<Grammar>,
+    /// Answer with this LoRA adapter, one of those given with --lora-modules
+    #[arg(long, value_name = "NAME")]
+    pub lora: Option<String>,
 }
 
 impl SamplingArgs {
@@ -96,6 +99,10 @@ impl SamplingArgs {
                 Some(grammar) => request.grammar(grammar.clone()),
                 None => request,
             };
+        let request = match &self.lora {
+            Some(name) => request.adapter(name),
+            None => request,
+        };
         request
             .sampling(sampling)
             .stop(self.stop.iter().cloned())

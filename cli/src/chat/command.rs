@@ -123,6 +123,7 @@ pub(super) fn shown(sampling: &SamplingArgs) -> Vec<String> {
         json_schema,
         regex,
         grammar,
+        lora,
     } = sampling;
     let entry = |name: &str, value: Option<String>| value.map(|value| format!("{name} {value}"));
     let text = |value: &Option<f32>| value.map(|value| value.to_string());
@@ -143,6 +144,7 @@ pub(super) fn shown(sampling: &SamplingArgs) -> Vec<String> {
         entry("end-repetition", end_repetition.map(|value| value.to_string())),
         (json_schema.is_some() || regex.is_some() || grammar.is_some())
             .then(|| "a grammar".to_owned()),
+        entry("lora", lora.clone()),
     ]
     .into_iter()
     .flatten()

@@ -2,6 +2,9 @@
 //! They use models with random weights and the built-in demo model.
 
 mod access_api;
+#[path = "../../../model/tests/support/adapter_writer.rs"]
+mod adapter_writer;
+mod adapters_api;
 mod agents;
 mod attacks;
 mod bench;

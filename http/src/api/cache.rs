@@ -113,6 +113,8 @@ pub struct CachePrompt {
     pub add_generation_prompt: Option<bool>,
     /// The cache salt that requests with these prompts use. Default: none.
     pub cache_salt: Option<String>,
+    /// The model of requests with these prompts, if it is a LoRA adapter. Default: none.
+    pub model: Option<String>,
     /// The tenant to which the prompts belong, on a server that separates tenants by their keys or
     /// by a header. Default: none.
     pub tenant: Option<String>,

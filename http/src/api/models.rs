@@ -4,12 +4,13 @@
 use crate::schema::JsonSchema;
 use serde::Serialize;
 
-/// The names under which the model is served.
+/// The names under which the model is served, and its LoRA adapters.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, JsonSchema)]
 pub struct ModelList {
     /// Always `list`.
     pub object: &'static str,
-    /// The names given with `--served-model-name` or, if there are none, the model's id.
+    /// The names given with `--served-model-name` or, if there are none, the model's id, and then
+    /// the names of the adapters.
     pub data: Vec<Model>,
     /// Always false: the list is complete. As Anthropic's.
     pub has_more: bool,
@@ -19,7 +20,7 @@ pub struct ModelList {
     pub last_id: Option<String>,
 }
 
-/// The model under one of its names.
+/// The model under one of its names, or an adapter.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, JsonSchema)]
 pub struct Model {
     /// The name to use as `model` in requests.
@@ -37,6 +38,10 @@ pub struct Model {
     pub created_at: String,
     /// Always `stolon`.
     pub owned_by: &'static str,
+    /// The model's id; of an adapter, the directory or file that it was loaded from.
+    pub root: String,
+    /// Of an adapter, the name of the model that it changes; otherwise `null`.
+    pub parent: Option<String>,
     /// Context length in tokens: prompt and generated tokens together.
     pub max_model_len: usize,
     /// Number of values of an embedding; left out if the model is not meant for embeddings.

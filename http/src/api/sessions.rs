@@ -27,6 +27,8 @@ pub struct OpenSession {
     pub ttl_seconds: Option<usize>,
     /// The cache salt of all its turns. Default: none.
     pub cache_salt: Option<String>,
+    /// The model of all its turns, if it is a LoRA adapter. Default: none.
+    pub model: Option<String>,
     /// Every other member; must be empty.
     #[serde(flatten)]
     pub unknown: UnknownFields,

@@ -10,14 +10,19 @@
 use std::fmt;
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use stolon::{EngineStats, ModelInfo};
+use stolon::{AdapterInfo, EngineStats, ModelInfo};
 
 use super::{Output, cache_config, kv_usage};
 
 /// The prefix of vLLM's names.
 pub(super) const PREFIX: &str = "vllm:";
 
-pub(super) fn encode(out: &mut Output<'_>, stats: &EngineStats, info: &ModelInfo) -> fmt::Result {
+pub(super) fn encode(
+    out: &mut Output<'_>,
+    stats: &EngineStats,
+    info: &ModelInfo,
+    adapters: &[AdapterInfo],
+) -> fmt::Result {
     let (running, waiting) = (stats.running as u64, stats.waiting as u64);
     out.gauge("num_requests_running", "As stolon:num_requests_running.", running)?;
     out.gauge("num_requests_waiting", "As stolon:num_requests_waiting.", waiting)?;
@@ -32,8 +37,11 @@ pub(super) fn encode(out: &mut Output<'_>, stats: &EngineStats, info: &ModelInfo
     out.gauge_f64("gpu_prefix_cache_hit_rate", help, stats.token_hit_rate())?;
     let labels = ["max_lora", "running_lora_adapters", "waiting_lora_adapters"];
     let [most, running, waiting] = labels;
-    let labels = [(most, "0".to_owned()), (running, String::new()), (waiting, String::new())];
-    let help = "Adapters, which Stolon does not have; its value is the time in seconds since 1970.";
+    let in_use: Vec<&str> = adapters.iter().filter(|a| a.in_use).map(|a| a.name.as_str()).collect();
+    // Any number of adapters can be in a batch. The label says how many are loaded.
+    let loaded = adapters.len().to_string();
+    let labels = [(most, loaded), (running, in_use.join(",")), (waiting, String::new())];
+    let help = "LoRA adapters that requests use; its value is the time in seconds since 1970.";
     out.info("lora_requests_info", help, &labels, now())?;
     cache_config(out, info)
 }

@@ -1,18 +1,25 @@
 //! Routes of the served model and its tokenizer.
 
-use super::Role::Client;
-use super::{Group, get, post};
+use super::Role::{Client, Operator};
+use super::{Group, Reply, get, post};
+use crate::api::adapters::{AdapterList, LoadAdapter, UnloadAdapter};
 use crate::api::models::{Model, ModelList};
 use crate::api::tokenize::{
     DetokenizeRequest, Detokenized, TokenizeRequest, Tokenized, TokenizerInfo,
 };
-use crate::{admin, tokenize};
+use crate::{adapters, admin, tokenize};
+
+/// The media type of the replies to operators who load and unload adapters.
+const TEXT: &str = "text/plain";
 
 /// The rows.
 pub(super) fn group() -> Group {
     let routes = vec![
         get("/v1/models", Client, admin::models)
-            .described("listModels", "The names under which the model is served")
+            .described(
+                "listModels",
+                "The names under which the model is served, and its LoRA adapters",
+            )
             .replies::<ModelList>(),
         get("/v1/models/{*id}", Client, admin::model)
             .described(
@@ -21,6 +28,19 @@ pub(super) fn group() -> Group {
             )
             .replies::<Model>()
             .fails(&[400, 404]),
+        post("/v1/load_lora_adapter", Operator, adapters::load)
+            .described("loadLoraAdapter", "Load a LoRA adapter from the server's disk")
+            .takes::<LoadAdapter>()
+            .replies_as(Reply::Text(TEXT))
+            .fails(&[404, 501]),
+        post("/v1/unload_lora_adapter", Operator, adapters::unload)
+            .described("unloadLoraAdapter", "Unload a LoRA adapter; requests that use it go on")
+            .takes::<UnloadAdapter>()
+            .replies_as(Reply::Text(TEXT))
+            .fails(&[404]),
+        get("/v1/lora_adapters", Operator, adapters::list)
+            .described("listLoraAdapters", "The LoRA adapters, their sizes and their use")
+            .replies::<AdapterList>(),
         post("/tokenize", Client, tokenize::tokenize)
             .described("tokenize", "The token ids of a text or of a conversation")
             .takes::<TokenizeRequest>()
@@ -35,6 +55,6 @@ pub(super) fn group() -> Group {
             .described("tokenizerInfo", "Special tokens and the chat template")
             .replies::<TokenizerInfo>(),
     ];
-    let description = "The served model and its tokenizer.";
+    let description = "The served model, its LoRA adapters and its tokenizer.";
     Group { name: "Models and tokens", description, routes }
 }

@@ -1,0 +1,132 @@
+//! LoRA adapters: how a request chooses one by the name of a model, and the operator's routes that
+//! load, unload and list them. Their bodies, statuses and messages are those of vLLM.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::Json;
+use axum::extract::State;
+use axum::http::StatusCode;
+use stolon::backend::AdapterLoadError;
+use stolon::{AdapterError, AdapterInfo};
+
+use super::App;
+use super::error::ApiError;
+use super::receive::Received;
+use crate::api::adapters::{Adapter, AdapterList, LoadAdapter, UnloadAdapter};
+
+/// `POST /v1/load_lora_adapter`.
+pub(super) async fn load(State(app): State<Arc<App>>, body: Received) -> Result<String, ApiError> {
+    let LoadAdapter { lora_name: name, lora_path: path, load_inplace, .. } =
+        app.parser.parse(body).await?;
+    if app.serves(&name) {
+        let message = format!("`lora_name`: `{name}` is a name of the model");
+        return Err(ApiError::invalid(Some("lora_name"), message));
+    }
+    let loaded = match load_inplace.unwrap_or(false) {
+        true => app.engine.replace_adapter(&name, &path).await,
+        false => app.engine.load_adapter(&name, &path).await,
+    };
+    match loaded {
+        Ok(_) => Ok(format!("Success: LoRA adapter '{name}' added successfully.")),
+        Err(AdapterError::Exists { .. }) => {
+            let message = format!(
+                "The lora adapter '{name}' has already been loaded. If you want to load the \
+                 adapter in place, set 'load_inplace' to True."
+            );
+            Err(ApiError::invalid(Some("lora_name"), message))
+        }
+        Err(error) => Err(refused(&error)),
+    }
+}
+
+/// `POST /v1/unload_lora_adapter`.
+pub(super) async fn unload(
+    State(app): State<Arc<App>>,
+    body: Received,
+) -> Result<String, ApiError> {
+    let UnloadAdapter { lora_name: name, .. } = app.parser.parse(body).await?;
+    match app.engine.unload_adapter(&name) {
+        Ok(()) => Ok(format!("Success: LoRA adapter '{name}' removed successfully.")),
+        Err(AdapterError::Unknown { .. }) => {
+            let message = format!("The lora adapter '{name}' cannot be found.");
+            Err(ApiError::new(StatusCode::NOT_FOUND, message))
+        }
+        Err(error) => Err(refused(&error)),
+    }
+}
+
+/// `GET /v1/lora_adapters`.
+pub(super) async fn list(State(app): State<Arc<App>>) -> Json<AdapterList> {
+    let data = app.engine.adapters().into_iter().map(Adapter::from).collect();
+    Json(AdapterList { object: "list", data })
+}
+
+/// The reply to an operator whose adapter cannot be loaded.
+fn refused(error: &AdapterError) -> ApiError {
+    let message = error.to_string();
+    match error {
+        AdapterError::Load { reason: AdapterLoadError::NotFound(_), .. } => {
+            ApiError::new(StatusCode::NOT_FOUND, message)
+        }
+        AdapterError::Unsupported => ApiError::new(StatusCode::NOT_IMPLEMENTED, message),
+        AdapterError::InvalidName { .. } => ApiError::invalid(Some("lora_name"), message),
+        AdapterError::OutOfMemory { .. } => ApiError::unavailable(message, Duration::from_secs(1)),
+        _ => ApiError::invalid(Some("lora_path"), message),
+    }
+}
+
+impl ApiError {
+    /// The reply to a client whose request cannot use its adapter.
+    pub(super) fn from_adapter(error: &AdapterError, message: String) -> Self {
+        match error {
+            AdapterError::Unknown { .. } => Self::model_not_found(message),
+            AdapterError::OutOfMemory { .. } => Self::unavailable(message, Duration::from_secs(1)),
+            // The operator has to do something. The message has paths of the server.
+            _ => {
+                tracing::warn!(%error, "a request cannot use its adapter");
+                let message = "the adapter's files cannot be read as they were loaded";
+                Self::new(StatusCode::SERVICE_UNAVAILABLE, message)
+            }
+        }
+    }
+}
+
+impl App {
+    /// The adapter that a request chooses by this name of a model; `None` for the model itself.
+    ///
+    /// # Errors
+    /// Status 404 if the model is not served here.
+    pub(super) fn adapter_of(&self, model: &str) -> Result<Option<String>, ApiError> {
+        if self.serves(model) {
+            return Ok(None);
+        }
+        match self.adapter(model) {
+            Some(info) => Ok(Some(info.name)),
+            None => Err(ApiError::unknown_model(model, self.model_name())),
+        }
+    }
+
+    /// The name of the model in the reply to a request with this `model`, and the adapter that it
+    /// chooses.
+    ///
+    /// # Errors
+    /// As [`App::adapter_of`].
+    pub(super) fn chosen(
+        &self,
+        model: Option<String>,
+    ) -> Result<(String, Option<String>), ApiError> {
+        match model {
+            Some(name) => {
+                let adapter = self.adapter_of(&name)?;
+                Ok((name, adapter))
+            }
+            None => Ok((self.model_name().to_owned(), None)),
+        }
+    }
+
+    /// The adapter of this name.
+    pub(super) fn adapter(&self, name: &str) -> Option<AdapterInfo> {
+        self.engine.adapters().into_iter().find(|info| info.name == name)
+    }
+}
