@@ -110,18 +110,7 @@ impl CpuBackend {
         let block_count = options.budget(state_bytes).block_count(shape.block_bytes())?;
         let mut kv = KvStore::new(shape, block_count)?;
         let mut states = StateStore::new(decoder.config(), options.state_slots)?;
-        let spec = BackendSpec {
-            vocab_size: decoder.config().vocab_size,
-            max_positions: decoder.config().max_positions,
-            block_size: shape.block_size,
-            block_count,
-            block_bytes: shape.block_bytes(),
-            hidden_size: Some(decoder.config().hidden_size),
-            // The rows are in the engine's memory already.
-            draws: false,
-            state: state.map(|state| checkpointed(state, &shape)),
-            images: encoder.is_some(),
-        };
+        let spec = spec_of(decoder.config(), &shape, block_count, state, encoder.is_some());
         if let Some(format) = &mut kv_format {
             let probe = kv_probe::step(&spec);
             let step = StepState { kv: &mut kv, states: &mut states };
@@ -276,6 +265,28 @@ fn check_encoder(
         return Err(ModelError::key(NAME, "output_size", expected, encoder.output_size));
     }
     weights.check_encoder(encoder)
+}
+
+/// The sizes of a backend.
+fn spec_of(
+    config: &DecoderConfig,
+    shape: &KvShape,
+    block_count: usize,
+    state: Option<StateSpec>,
+    images: bool,
+) -> BackendSpec {
+    BackendSpec {
+        vocab_size: config.vocab_size,
+        max_positions: config.max_positions,
+        block_size: shape.block_size,
+        block_count,
+        block_bytes: shape.block_bytes(),
+        hidden_size: Some(config.hidden_size),
+        // The rows are in the engine's memory already.
+        draws: false,
+        state: state.map(|state| checkpointed(state, shape)),
+        images,
+    }
 }
 
 /// Minimum number of positions of which the blocks are stored together in other tiers.
