@@ -9,7 +9,7 @@ use crate::Error;
 
 /// Prepares no images.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Images;
+pub(crate) struct Images {}
 
 impl Images {
     pub(crate) fn new(_: Option<&stolon_model::ImageModel>) -> Images {
