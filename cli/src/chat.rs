@@ -13,7 +13,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::Context;
 use clap::Args;
-use serde_json::json;
+use serde_json::{Value, json};
 use stolon::{ChatMessage, ChatOptions, Engine, Event, MessageContent, Request};
 
 use self::command::{Command, HELP};
@@ -22,7 +22,7 @@ use self::render::Renderer;
 use crate::args::{EngineArgs, SamplingArgs};
 use crate::download;
 use crate::generate::figures;
-use crate::{terminal, text_file};
+use crate::{image_file, terminal, text_file};
 
 /// Arguments of `stolon chat`.
 #[derive(Debug, Args)]
@@ -47,6 +47,8 @@ struct Conversation {
     messages: Vec<ChatMessage>,
     /// The file that `/save` has written. `/save` replaces no other file.
     saved: Option<PathBuf>,
+    /// The images of the next message.
+    images: Vec<Value>,
 }
 
 impl ChatArgs {
@@ -70,6 +72,7 @@ impl ChatArgs {
             engine: engine.clone(),
             sampling: self.sampling,
             messages: system.map(|text| ChatMessage::new("system", text)).into_iter().collect(),
+            images: Vec::new(),
             saved: None,
         };
         let mut input = Input::new()?;
@@ -134,6 +137,7 @@ impl Conversation {
             Command::Reset => {
                 let system = self.system_count();
                 self.messages.truncate(system);
+                self.images.clear();
                 one("a new conversation".to_owned())
             }
             Command::Cache => self.cached().await?,
@@ -157,6 +161,10 @@ impl Conversation {
             Command::Save(path) => {
                 self.save(&path)?;
                 one(format!("saved as {}", path.display()))
+            }
+            Command::Image(path) => {
+                self.images.push(image_file::part(&path)?);
+                one(format!("{} is part of the next message", path.display()))
             }
             Command::Unknown(line) => one(format!("no command `{line}`; /help shows them")),
             Command::Say(_) | Command::Quit => Vec::new(),
@@ -199,20 +207,35 @@ impl Conversation {
     /// One turn: streams the answer and appends it to the conversation. A turn that fails or is
     /// interrupted leaves the conversation as it was.
     async fn turn(&mut self, text: &str, width: Option<usize>) -> anyhow::Result<()> {
-        self.messages.push(ChatMessage::new("user", text));
+        let mut message = ChatMessage::new("user", text);
+        let mut parts = std::mem::take(&mut self.images);
+        if !parts.is_empty() {
+            parts.push(json!({"type": "text", "text": text}));
+            message.content = Some(MessageContent::Parts(parts));
+        }
+        self.messages.push(message);
         match self.answer(width).await {
             Ok(Some(answer)) => self.messages.push(ChatMessage::new("assistant", answer)),
             Ok(None) => {
-                self.messages.pop();
+                self.take_back();
                 note("\n[interrupted; the question was removed from the conversation]", width)?;
             }
             Err(error) if crate::cli::is_broken_pipe(&error) => return Err(error),
             Err(error) => {
-                self.messages.pop();
+                self.take_back();
                 note(&format!("[{}]", crate::cli::one_line(&error)), width)?;
             }
         }
         Ok(())
+    }
+
+    /// Removes the last question. Its images belong to the next one.
+    fn take_back(&mut self) {
+        let content = self.messages.pop().and_then(|question| question.content);
+        if let Some(MessageContent::Parts(mut parts)) = content {
+            parts.pop();
+            self.images = parts;
+        }
     }
 
     /// Streams the answer to standard output and returns it; `None` if it was interrupted.
@@ -318,10 +341,13 @@ fn note(text: &str, width: Option<usize>) -> io::Result<()> {
     terminal::line(terminal::dim(wrapped.as_deref().unwrap_or(text)))
 }
 
-/// The text of a message. All messages here are plain text.
+/// The text of a message, which comes after its images.
 fn content(message: &ChatMessage) -> &str {
     match &message.content {
         Some(MessageContent::Text(text)) => text,
-        _ => "",
+        Some(MessageContent::Parts(parts)) => {
+            parts.last().and_then(|part| part["text"].as_str()).unwrap_or_default()
+        }
+        None => "",
     }
 }

@@ -5,8 +5,18 @@ use std::path::Path;
 use std::sync::Arc;
 
 use anyhow::{Context, ensure};
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
+use serde_json::{Value, json};
 
 use crate::text_file::{MAX_BYTES, regular};
+
+/// The file as a part of a message.
+pub(crate) fn part(path: &Path) -> anyhow::Result<Value> {
+    // The engine decodes the file, whatever type is written here.
+    let url = format!("data:image/png;base64,{}", STANDARD.encode(read(path)?));
+    Ok(json!({"type": "image_url", "image_url": {"url": url}}))
+}
 
 /// Reads a file of at most [`MAX_BYTES`]. The engine decodes it.
 pub(crate) fn read(path: &Path) -> anyhow::Result<Arc<[u8]>> {

@@ -8,7 +8,7 @@ import json
 import sys
 
 import anthropic
-from openai_client import SCRIPTED, start
+from openai_client import SCRIPTED, picture, start
 
 WEATHER = {
     "name": "get_weather",
@@ -69,6 +69,22 @@ def check_rest(client, model):
         raise AssertionError("a wrong key was not refused")
 
 
+def check_images(client, model):
+    source = {"type": "base64", "media_type": "image/png", "data": picture(20, 30, (200, 0, 0)).split(",")[1]}
+    content = [{"type": "image", "source": source}, {"type": "text", "text": "What is this?"}]
+    ask = dict(model=model, max_tokens=3, messages=[{"role": "user", "content": content}])
+    first = client.messages.create(**ask)
+    again = client.messages.create(**ask)
+    assert again.content == first.content and again.usage.cache_read_input_tokens > 10, again.usage
+    content[0] = {"type": "image", "source": {"type": "url", "url": "https://example.com/a.png"}}
+    try:
+        client.messages.create(**ask)
+    except anthropic.BadRequestError as error:
+        assert "data URL" in str(error), error
+    else:
+        raise AssertionError("a remote image was accepted")
+
+
 def main():
     process, address = start(sys.argv[1], ["--model", SCRIPTED, "--api-key", "0123456789abcdef-key"])
     try:
@@ -76,6 +92,13 @@ def main():
         model = "scripted"
         check_loop(client, model)
         check_rest(client, model)
+    finally:
+        process.terminate()
+        process.wait(timeout=60)
+    process, address = start(sys.argv[1], ["--model", "random:smolvlm-tiny"])
+    try:
+        client = anthropic.Anthropic(base_url=address, api_key="none", max_retries=0)
+        check_images(client, "smolvlm-tiny")
     finally:
         process.terminate()
         process.wait(timeout=60)

@@ -5,15 +5,18 @@ model/tests/fixtures/embedding, and needs no network.
 Fails with an exception at the first reply that differs from what OpenAI's API specifies.
 """
 
+import base64
 import enum
 import json
 import pathlib
 import re
+import struct
 import subprocess
 import sys
 import time
 import typing
 import urllib.request
+import zlib
 
 import openai
 import pydantic
@@ -230,6 +233,65 @@ def check_embeddings(client, model):
             raise AssertionError(f"{wrong} was accepted")
 
 
+def picture(width, height, color):
+    """A PNG file of one color as a data URL."""
+
+    def chunk(kind, data):
+        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+
+    header = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
+    rows = zlib.compress((b"\0" + bytes(color) * width) * height)
+    file = b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", rows) + chunk(b"IEND", b"")
+    return "data:image/png;base64," + base64.b64encode(file).decode()
+
+
+def check_images(client, model):
+    red, blue = picture(40, 30, (200, 0, 0)), picture(40, 30, (0, 0, 200))
+
+    def ask(question, *urls):
+        parts = [{"type": "image_url", "image_url": {"url": url, "detail": "auto"}} for url in urls]
+        content = [*parts, {"type": "text", "text": question}]
+        messages = [{"role": "user", "content": content}]
+        return client.chat.completions.create(model=model, messages=messages, max_completion_tokens=4, temperature=0)
+
+    first, second = ask("What is this?", red), ask("What color has it?", red)
+    image_tokens = first.usage.prompt_tokens_details.image_tokens
+    assert 0 < image_tokens < first.usage.prompt_tokens, first.usage
+    assert first.usage.prompt_tokens_details.cached_tokens == 0, first.usage
+    assert second.usage.prompt_tokens_details.cached_tokens > image_tokens, second.usage
+    other = ask("What is this?", blue)
+    assert other.usage.prompt_tokens_details.cached_tokens < image_tokens, other.usage
+    assert ask("What is this?", red).choices == first.choices, "the cache changed the answer"
+    both = ask("What differs?", red, blue)
+    assert both.usage.prompt_tokens_details.image_tokens == 2 * image_tokens, both.usage
+    parts = [{"type": "input_image", "image_url": red, "detail": "auto"}, {"type": "input_text", "text": "What is this?"}]
+    response = client.responses.create(
+        model=model, input=[{"role": "user", "content": parts}], max_output_tokens=4, temperature=0
+    )
+    assert response.usage.input_tokens == first.usage.prompt_tokens, response.usage
+    for url, expected in [
+        ("https://example.com/a.png", "data URL"),
+        (red[:60], "image 1"),
+        ("data:image/png;base64,QUJD", "image 1"),
+    ]:
+        try:
+            ask("What is this?", url)
+        except openai.BadRequestError as error:
+            assert expected in str(error), error
+        else:
+            raise AssertionError(f"{url} was accepted")
+
+
+def check_no_images(client, model):
+    content = [{"type": "image_url", "image_url": {"url": picture(2, 2, (0, 0, 0))}}]
+    try:
+        client.chat.completions.create(model=model, messages=[{"role": "user", "content": content}])
+    except openai.BadRequestError as error:
+        assert "text only" in str(error), error
+    else:
+        raise AssertionError("an image was accepted by a model that takes text only")
+
+
 def check_server(binary, arguments, checks):
     process, address = start(binary, arguments)
     try:
@@ -243,7 +305,9 @@ def check_server(binary, arguments, checks):
 
 
 def main():
-    check_server(sys.argv[1], [], [check_completions, check_chat, check_errors, check_cancel])
+    checks = [check_completions, check_chat, check_errors, check_cancel, check_no_images]
+    check_server(sys.argv[1], [], checks)
+    check_server(sys.argv[1], ["--model", "random:smolvlm-tiny"], [check_images])
     check_server(sys.argv[1], ["--model", SCRIPTED], [check_tools, check_responses])
     # This model would reason without end where it may not write what its script says.
     plain = ["--model", SCRIPTED, "--reasoning-parser", "none"]

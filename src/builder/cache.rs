@@ -27,7 +27,8 @@ impl EngineBuilder {
         self
     }
 
-    /// Number of positions per KV block: a power of two from 1 to 256. Default: 16.
+    /// Number of positions per KV block: a power of two from 1 to 256. Default: 16;
+    /// 1 for a model that takes images, because no match ends inside an image.
     ///
     /// Prefixes are shared and pinned in whole blocks: a prefix that is shorter than a block is
     /// neither. Smaller blocks match longer prefixes, and are slower: keys are stored transposed in

@@ -20,9 +20,16 @@ use crate::text::Text;
 /// Makes a backend on the executor thread.
 pub(super) type BackendFactory = Box<dyn FnOnce() -> Result<Box<dyn Backend>, Error> + Send>;
 
+/// Positions per KV block, unless the builder says otherwise.
+const BLOCK_SIZE: usize = 16;
+/// The same for a model that takes images. No match ends inside an image, so a question about it
+/// shares the image's last positions only if they end a block.
+const BLOCK_SIZE_WITH_IMAGES: usize = 1;
+
 /// The options of the backend that runs a model.
 enum BackendOptions {
-    Cpu(CpuOptions),
+    /// With the block size that was requested.
+    Cpu(CpuOptions, Option<usize>),
     Gpu(GpuOptions),
 }
 
@@ -35,7 +42,10 @@ impl BackendOptions {
         weights: Weights,
     ) -> Result<Box<dyn Backend>, Error> {
         match self {
-            Self::Cpu(options) => {
+            Self::Cpu(options, block_size) => {
+                let default = if encoder.is_some() { BLOCK_SIZE_WITH_IMAGES } else { BLOCK_SIZE };
+                let block_size = block_size.unwrap_or(default);
+                let options = CpuOptions { block_size, ..options };
                 Ok(Box::new(CpuBackend::with_encoder(config, encoder, weights, options)?))
             }
             Self::Gpu(options) => options.open(config, weights),
@@ -100,8 +110,7 @@ impl EngineBuilder {
         if let Some(options) = self.device.gpu_options(self, config, kv_budget)? {
             return Ok(BackendOptions::Gpu(options));
         }
-        Ok(BackendOptions::Cpu(CpuOptions {
-            block_size: self.block_size.unwrap_or(16),
+        let options = CpuOptions {
             kv_budget,
             kv_type: self.kv_type,
             threads: self.threads,
@@ -110,7 +119,8 @@ impl EngineBuilder {
             kv_copies: cfg!(feature = "tiers"),
             state_slots: config.max_running,
             ..CpuOptions::default()
-        }))
+        };
+        Ok(BackendOptions::Cpu(options, self.block_size))
     }
 
     /// # Errors

@@ -9,6 +9,7 @@ use crate::args::SamplingArgs;
 
 pub(super) const HELP: &str = "\
 /help              shows this
+/image FILE        adds an image to the next message
 /system [TEXT]     shows the system prompt, or replaces it; `/system -` removes it
 /set [NAME VALUE]  shows what sampling flags are set, or sets one: /set temperature 0.7
 /save FILE         writes the conversation: as JSON if FILE ends with .json, else as Markdown
@@ -32,6 +33,8 @@ pub(super) enum Command<'a> {
     /// Show the sampling flags, or set one to a value, which is empty for a switch.
     Set(Option<(&'a str, &'a str)>),
     Save(PathBuf),
+    /// Add an image to the next message.
+    Image(PathBuf),
     /// A message for the model.
     Say(&'a str),
     Unknown(&'a str),
@@ -58,6 +61,7 @@ impl<'a> Command<'a> {
                 Self::Set(Some((name, value.trim())))
             }
             ("/save", Some(file)) => Self::Save(file.into()),
+            ("/image", Some(file)) => Self::Image(file.into()),
             _ => Self::Unknown(line),
         }
     }

@@ -1,0 +1,158 @@
+//! Prompts with images through the engine, on a small random model of the structure of SmolVLM.
+
+use std::sync::Arc;
+
+use serde_json::json;
+use stolon::{ChatMessage, Completion, Engine, EngineBuilder, Error, MessageContent, Request};
+
+/// An uncompressed BMP file with pixels that follow from `seed`.
+fn picture(width: u32, height: u32, seed: u32) -> Arc<[u8]> {
+    let row = (3 * width).next_multiple_of(4);
+    let (header, size) = (54_u32, row * height);
+    let mut file = b"BM".to_vec();
+    for word in [header + size, 0, header, 40, width, height, 24 << 16 | 1, 0, size, 0, 0, 0, 0] {
+        file.extend(word.to_le_bytes());
+    }
+    file.extend((0..size).map(|at| (at.wrapping_mul(seed * 2 + 7) >> 3) as u8));
+    file.into()
+}
+
+fn builder() -> EngineBuilder {
+    Engine::builder().model("random:smolvlm-tiny").num_blocks(8192).threads(1)
+}
+
+/// A question about images, with log-probabilities, so that answers are compared bit by bit.
+fn question(images: &[&Arc<[u8]>], text: &str) -> Request {
+    let request = Request::chat(vec![ChatMessage::user(text)]).max_tokens(6).logprobs(0);
+    images.iter().fold(request, |request, image| request.image(Arc::clone(image)))
+}
+
+fn bits(completion: &Completion) -> Vec<(u32, u32)> {
+    let logprobs = completion.logprobs.iter().map(|logprob| logprob.logprob.to_bits());
+    completion.token_ids.iter().copied().zip(logprobs).collect()
+}
+
+/// Goal: an answer about images has the same bits with a warm and with a cold cache, for one and
+/// several images, at every block size and with steps that would cut the images. What a question
+/// shares with another one is neither computed nor encoded again.
+#[tokio::test]
+async fn warm_answers_equal_cold_ones() -> Result<(), Error> {
+    let (one, other) = (picture(40, 30, 1), picture(90, 120, 2));
+    let prompts = [
+        question(&[&one], "What is this?"),
+        question(&[&one], "What is this thing?"),
+        question(&[&one, &other], "What differs?"),
+        question(&[&other, &one], "What differs?"),
+        Request::text("Hello <image> and <image>.").max_tokens(6).logprobs(0),
+    ];
+    let [.., text] = &prompts;
+    let text = text.clone().image(Arc::clone(&other)).image(Arc::clone(&one));
+    let prompts = [&prompts[..4], &[text]].concat();
+    let mut cold = Vec::new();
+    for prompt in &prompts {
+        let engine = builder().prefix_caching(false).build().await?;
+        cold.push(bits(&engine.complete(prompt.clone()).await?));
+        engine.shutdown().await;
+    }
+    for (block_size, step) in [(1, 512), (1, 5), (4, 33), (16, 7), (64, 64)] {
+        let builder = builder().block_size(block_size).max_batched_tokens(step);
+        let engine = builder.num_blocks(8192 / block_size).build().await?;
+        for round in 0..2 {
+            for (prompt, cold) in prompts.iter().zip(&cold) {
+                let answer = engine.complete(prompt.clone()).await?;
+                assert_eq!(bits(&answer), *cold, "blocks of {block_size}, round {round}");
+                let usage = answer.finish.usage;
+                assert!(usage.image_tokens > 0 && usage.image_tokens < usage.prompt_tokens);
+                if round == 1 && block_size == 1 {
+                    assert!(usage.cached_tokens + 1 >= usage.prompt_tokens, "{usage:?}");
+                }
+            }
+        }
+        if block_size == 1 {
+            assert!(engine.stats().images_encoded <= 12, "{}", engine.stats().images_encoded);
+        }
+        engine.audit().await?;
+        engine.shutdown().await;
+    }
+    Ok(())
+}
+
+/// Goal: the second question about an image finds it in the cache, and lookups and estimates count
+/// its positions.
+#[tokio::test]
+async fn a_second_question_finds_the_image() -> Result<(), Error> {
+    let engine = builder().build().await?;
+    let image = picture(64, 64, 3);
+    let first = engine.complete(question(&[&image], "What is this?")).await?;
+    let encoded = engine.stats().images_encoded;
+    assert_eq!((first.finish.usage.cached_tokens, engine.model_info().block_size), (0, 1));
+    let next = question(&[&image], "Which color has it?");
+    let found = engine.cache().query_match_len(&next)?;
+    assert!(found >= first.finish.usage.image_tokens, "{found}");
+    let estimate = engine.estimate(&next)?;
+    assert_eq!(estimate.cached_tokens, found);
+    let second = engine.complete(engine.tokenized(next).await?).await?;
+    assert_eq!(second.finish.usage.cached_tokens, found);
+    assert_eq!(engine.stats().images_encoded, encoded, "nothing was encoded again");
+    let other = question(&[&picture(64, 64, 4)], "What is this?");
+    assert!(engine.cache().query_match_len(&other)? < first.finish.usage.image_tokens);
+    Ok(())
+}
+
+/// Goal: images as parts of OpenAI's form are those of `Request::image`.
+#[tokio::test]
+async fn parts_with_data_urls_are_images() -> Result<(), Error> {
+    let engine = builder().build().await?;
+    let image = picture(8, 8, 3);
+    let url = format!("data:image/bmp;base64,{}", base64(&image));
+    let parts = |image| {
+        let mut message = ChatMessage::user("");
+        let text = json!({"type": "text", "text": "What is this?"});
+        message.content = Some(MessageContent::Parts(vec![image, text]));
+        Request::chat(vec![message]).max_tokens(3)
+    };
+    let tokens = engine.prompt_tokens(&question(&[&image], "What is this?")).await?;
+    for part in [
+        json!({"type": "image_url", "image_url": {"url": url}}),
+        json!({"type": "image_url", "image_url": url}),
+    ] {
+        assert_eq!(engine.prompt_tokens(&parts(part)).await?, tokens);
+    }
+    let placed = parts(json!({"type": "image"})).image(image);
+    assert_eq!(engine.prompt_tokens(&placed).await?, tokens);
+    for (url, expected) in [
+        ("https://example.com/a.png", "expected a data URL in base64"),
+        ("data:image/png;base64,!", "expected a data URL in base64"),
+        ("data:image/png;base64,AAAA", "image 1: "),
+    ] {
+        let request = parts(json!({"type": "image_url", "image_url": {"url": url}}));
+        let error = engine.generate(request).await.expect_err(url).to_string();
+        assert!(error.contains(expected), "{url}: {error}");
+    }
+    Ok(())
+}
+
+/// Goal: what cannot be answered is refused with what was expected, and hurts no other request.
+#[tokio::test]
+async fn wrong_images_are_refused() -> Result<(), Error> {
+    let engine = builder().build().await?;
+    let image = picture(8, 8, 3);
+    let text = engine.generate(Request::text("no <image> but two <image>").image(image.clone()));
+    let error = text.await.expect_err("one image for two places").to_string();
+    assert!(error.contains("expected 2 images"), "{error}");
+    let broken: Arc<[u8]> = image[..60].into();
+    let error = engine.generate(question(&[&image, &broken], "?")).await.expect_err("broken");
+    assert!(matches!(error, Error::Image { number: 2, .. }), "{error}");
+    let error = engine.generate(question(&[&image], "?").prompt_logprobs(1)).await;
+    assert!(error.expect_err("prompt logprobs").to_string().contains("images"));
+    engine.complete(question(&[&image], "?")).await?;
+    let engine = Engine::builder().model("random:tiny").num_blocks(64).threads(1).build().await?;
+    let error = engine.generate(Request::text("hi").image(image)).await.expect_err("text only");
+    assert!(error.to_string().contains("the model takes text only"), "{error}");
+    Ok(())
+}
+
+fn base64(bytes: &[u8]) -> String {
+    use ::base64::Engine as _;
+    ::base64::engine::general_purpose::STANDARD.encode(bytes)
+}
