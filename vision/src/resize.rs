@@ -1,4 +1,4 @@
-//! Resizing in RGB, with the filters and the rounding of Pillow.
+//! Resizing in RGB, with the filters and the rounding of Pillow and torchvision.
 
 use fast_image_resize::images::{Image, ImageRef};
 use fast_image_resize::{FilterType, PixelType, ResizeAlg, ResizeOptions, Resizer};
@@ -9,8 +9,8 @@ use crate::picture::Picture;
 /// The picture in another size, at least 1 x 1.
 pub(crate) fn resize(picture: &Picture, size: [usize; 2], resampling: Resampling) -> Picture {
     let [width, height] = size.map(|edge| edge.max(1));
-    // Pillow resizes rows before columns, and rounds in between, where Lanczos may exceed the range
-    // of bytes. The library begins with the columns, so it is called for each direction.
+    // torchvision resizes rows before columns, and rounds in between, where Lanczos may exceed the
+    // range of bytes. The library begins with the columns, so it is called for each direction.
     let rows = resize_once(picture, [width, picture.height()], resampling);
     resize_once(&rows, [width, height], resampling)
 }

@@ -1,8 +1,7 @@
 //! Pictures that are broken, too large, or no pictures: each leads to an error, and none to a panic
 //! or to much memory.
 
-#[path = "support/fixture.rs"]
-mod fixture;
+use std::path::PathBuf;
 
 use proptest::prelude::*;
 use stolon_vision::{Picture, PictureError, PictureLimits};
@@ -10,12 +9,16 @@ use stolon_vision::{Picture, PictureError, PictureLimits};
 const LIMITS: PictureLimits =
     PictureLimits { bytes_max: 1 << 16, edge_max: 1000, pixels_max: 100_000, memory_max: 1 << 20 };
 
+fn folder() -> PathBuf {
+    [env!("CARGO_MANIFEST_DIR"), "tests/fixtures/pictures"].iter().collect()
+}
+
 fn file(name: &str) -> Vec<u8> {
-    std::fs::read(fixture::path("pictures").join(name)).unwrap()
+    std::fs::read(folder().join(name)).unwrap()
 }
 
 fn names() -> Vec<String> {
-    let entries = std::fs::read_dir(fixture::path("pictures")).unwrap();
+    let entries = std::fs::read_dir(folder()).unwrap();
     let mut names: Vec<_> =
         entries.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();
     names.sort_unstable();

@@ -18,7 +18,8 @@ fn tolerance(name: &str) -> (u8, f64) {
 }
 
 /// Goal: files of all formats and kinds of pixels are decoded as Pillow decodes them, turned as
-/// their EXIF orientation says, with white behind transparent pixels; of animations the first frame.
+/// their EXIF orientation says, with white behind transparent pixels. Of animations it is the first
+/// frame.
 #[test]
 fn pictures_are_those_of_pillow() {
     let expected = Fixture::read("pictures.safetensors");
