@@ -14,19 +14,21 @@ fn folder() -> PathBuf {
 }
 
 fn file(name: &str) -> Vec<u8> {
-    std::fs::read(folder().join(name)).unwrap()
+    std::fs::read(folder().join(name)).expect("a fixture")
 }
 
 fn names() -> Vec<String> {
-    let entries = std::fs::read_dir(folder()).unwrap();
-    let mut names: Vec<_> =
-        entries.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();
+    let entries = std::fs::read_dir(folder()).expect("the fixtures");
+    let name = |entry: std::io::Result<std::fs::DirEntry>| {
+        entry.expect("an entry").file_name().into_string().expect("a name in UTF-8")
+    };
+    let mut names: Vec<_> = entries.map(name).collect();
     names.sort_unstable();
     names
 }
 
 fn message(bytes: &[u8], limits: &PictureLimits) -> String {
-    Picture::decode(bytes, limits).unwrap_err().to_string()
+    Picture::decode(bytes, limits).expect_err("a bad picture").to_string()
 }
 
 /// A PNG file that has only a header, of an RGB picture of `width` x `height` pixels.

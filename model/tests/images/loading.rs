@@ -10,11 +10,11 @@ use super::fixture;
 
 /// A copy of the fixture `name` in `to`, without the files `omitted`.
 fn copy(name: &str, to: &Path, omitted: &[&str]) {
-    for entry in std::fs::read_dir(fixture::directory(name)).unwrap() {
-        let path = entry.unwrap().path();
-        let file = path.file_name().unwrap();
+    for entry in std::fs::read_dir(fixture::directory(name)).expect("the fixture") {
+        let path = entry.expect("an entry").path();
+        let file = path.file_name().expect("a name");
         if !omitted.iter().any(|omitted| file == *omitted) {
-            std::fs::copy(&path, to.join(file)).unwrap();
+            std::fs::copy(&path, to.join(file)).expect("a copy");
         }
     }
 }
@@ -25,9 +25,9 @@ fn open(directory: &Path) -> Result<LoadedModel, ModelError> {
 
 fn change(directory: &Path, file: &str, change: impl FnOnce(&mut Value)) {
     let path = directory.join(file);
-    let mut value = serde_json::from_slice(&std::fs::read(&path).unwrap()).unwrap();
+    let mut value = serde_json::from_slice(&std::fs::read(&path).expect("a file")).expect("JSON");
     change(&mut value);
-    std::fs::write(&path, value.to_string()).unwrap();
+    std::fs::write(&path, value.to_string()).expect("a file");
 }
 
 const PREPROCESSOR: &str = "preprocessor_config.json";
