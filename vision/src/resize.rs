@@ -1,7 +1,8 @@
 //! Resizing in RGB, with the filters and the rounding of Pillow and torchvision.
 
-use fast_image_resize::images::{Image, ImageRef};
-use fast_image_resize::{FilterType, PixelType, ResizeAlg, ResizeOptions, Resizer};
+use fast_image_resize::images::{TypedImage, TypedImageRef};
+use fast_image_resize::pixels::U8x3;
+use fast_image_resize::{FilterType, ResizeAlg, ResizeOptions, Resizer};
 
 use crate::config::Resampling;
 use crate::picture::Picture;
@@ -28,9 +29,12 @@ fn resize_once(picture: &Picture, [width, height]: [usize; 2], resampling: Resam
     let options = ResizeOptions::new().resize_alg(ResizeAlg::Convolution(filter));
     // Pictures have at most 2^16 pixels on each side, and sizes of tiles are smaller.
     let [from_width, from_height] = [picture.width(), picture.height()].map(|edge| edge as u32);
-    let from = ImageRef::new(from_width, from_height, picture.pixels(), PixelType::U8x3)
+    // With the type of pixels, the code for all other types is not compiled.
+    let from = TypedImageRef::<U8x3>::from_buffer(from_width, from_height, picture.pixels())
         .expect("a picture has the pixels of its size");
-    let mut to = Image::new(width as u32, height as u32, PixelType::U8x3);
-    Resizer::new().resize(&from, &mut to, &options).expect("both have the same type of pixels");
-    Picture::from_rgb(width, height, to.into_vec()).expect("the pixels of the size")
+    let mut pixels = vec![0; 3 * width * height];
+    let mut to = TypedImage::<U8x3>::from_buffer(width as u32, height as u32, &mut pixels)
+        .expect("as many pixels");
+    Resizer::new().resize_typed(&from, &mut to, &options).expect("no part is cut out");
+    Picture::from_rgb(width, height, pixels).expect("the pixels of the size")
 }
