@@ -246,14 +246,14 @@ impl Engine {
 
     /// The same request with its prompt as token ids, so that it is tokenised once for any number
     /// of [`Cache::query_match_len`], [`Engine::estimate`] and [`Engine::generate`], also of other
-    /// engines that run the same model.
+    /// engines that run the same model. With images, the tokens are for this engine only.
     ///
     /// # Errors
     /// Those of rendering and tokenising the prompt.
     pub async fn tokenized(&self, request: Request) -> Result<Request, Error> {
         let request = self.appended(request).await?;
         let tokens = self.inner.prompts.tokens(&request).await?;
-        Ok(request.with_tokens(tokens))
+        Ok(Request { placed: Arc::clone(&request.placed), ..request.with_tokens(tokens) })
     }
 
     /// The token ids of the prompt, as [`Engine::generate`] computes them.

@@ -47,7 +47,7 @@ impl Images {
         let tokens = text.tokens_with_images(&request, context.prompt_limit(), &prepared)?;
         let (tokens, placed) = prepared.place(tokens, context)?;
         let placed = placed.into();
-        Ok(Request { images: Vec::new(), placed, ..request.with_tokens(tokens) })
+        Ok(Request { placed, ..request.with_tokens(tokens) })
     }
 
     /// The request with all images of its conversation in `images`, in the order of the parts

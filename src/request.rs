@@ -131,13 +131,14 @@ impl Request {
         self
     }
 
-    /// Replaces the prompt by token ids and keeps everything else. With the ids from
+    /// Replaces the prompt, with its images, by token ids and keeps everything else. With the ids from
     /// [`Engine::prompt_tokens`], nothing is tokenised again.
     ///
     /// [`Engine::prompt_tokens`]: crate::Engine::prompt_tokens
     pub fn with_tokens(mut self, tokens: impl Into<Vec<u32>>) -> Request {
         self.prompt = Arc::new(Prompt::Tokens(tokens.into()));
         (self.tools, self.chat) = (None, Arc::default());
+        (self.images, self.placed) = (Vec::new(), Arc::default());
         self
     }
 

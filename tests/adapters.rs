@@ -62,7 +62,7 @@ fn write(dir: &TempDir, name: &str, contents: &str) -> std::path::PathBuf {
 #[tokio::test]
 async fn requests_use_the_adapter_that_they_name() {
     let dir = tempfile::tempdir().expect("a directory");
-    let (builder, _) = fake::builder(128);
+    let (builder, handle) = fake::builder(128);
     let builder = builder.adapter("one", write(&dir, "one", "first"));
     let engine = builder.build().await.expect("an engine");
     engine.load_adapter("two", write(&dir, "two", "second")).await.expect("a valid adapter");
@@ -78,8 +78,9 @@ async fn requests_use_the_adapter_that_they_name() {
     }
     let request = Request::tokens(tokens).adapter("two").cache_salt("another tenant");
     assert_eq!(engine.cache().query_match_len(&request).expect("a known adapter"), 0);
-    // A request holds its adapter a little longer than its answer takes.
+    // A request holds its adapter a little longer than its answer takes, and a recorded batch too.
     engine.audit().await.expect("a consistent accounting");
+    drop(handle.take_batches());
     let infos = engine.adapters();
     assert_eq!(infos.iter().map(|info| info.name.as_str()).collect::<Vec<_>>(), ["one", "two"]);
     assert_eq!(infos.iter().map(|info| info.requests).collect::<Vec<_>>(), [2, 2]);

@@ -217,7 +217,9 @@ impl Backend for CpuBackend {
             return Ok(StepOutput::default());
         }
         let step = StepState { kv: &mut self.kv, states: &mut self.states };
-        Ok(self.decoder.forward(batch, step, &self.workers))
+        let output = self.decoder.forward(batch, step, &self.workers);
+        self.decoder.release_adapters();
+        Ok(output)
     }
 
     fn encode(

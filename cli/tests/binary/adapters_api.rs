@@ -64,10 +64,10 @@ async fn adapters_are_loaded_chosen_and_unloaded() {
     let entry =
         |model: &Value| (model["id"].clone(), model["root"].clone(), model["parent"].clone());
     let entries: Vec<_> = models["data"].as_array().expect("a list").iter().map(entry).collect();
-    assert_eq!(entries[0], (json!("demo"), json!("demo"), Value::Null));
-    assert_eq!(entries[1], (json!("one"), json!(first), json!("demo")));
-    assert_eq!(entries[2], (json!("two"), json!(second), json!("demo")));
-    assert_eq!(server.get("/v1/models/two").await.1["parent"], "demo");
+    assert_eq!(entries[0], (json!("stolon-demo"), json!("stolon-demo"), Value::Null));
+    assert_eq!(entries[1], (json!("one"), json!(first), json!("stolon-demo")));
+    assert_eq!(entries[2], (json!("two"), json!(second), json!("stolon-demo")));
+    assert_eq!(server.get("/v1/models/two").await.1["parent"], "stolon-demo");
 
     let names = [None, Some("one"), Some("two")];
     let mut answers = Vec::new();

@@ -12,6 +12,7 @@
 use stolon_backend::{Adapter, StepBatch};
 use stolon_kernels::{self as kernels, Epilogue, Matrix, Operands, Path, Product, RowSums, Sink};
 
+use super::Decoder;
 use crate::adapter::{LoraWeights, Site, SiteWeights};
 use crate::workers::Workers;
 
@@ -55,8 +56,7 @@ impl Group {
 impl AdapterRows {
     /// Replaces the contents by the rows of `batch`.
     pub(super) fn fill(&mut self, batch: &StepBatch) {
-        self.groups.clear();
-        self.places.clear();
+        self.clear();
         if batch.sequences.iter().all(|slice| slice.adapter.is_none()) {
             return;
         }
@@ -66,6 +66,12 @@ impl AdapterRows {
                 self.push(group);
             }
         }
+    }
+
+    /// Holds no adapter any more.
+    pub(super) fn clear(&mut self) {
+        self.groups.clear();
+        self.places.clear();
     }
 
     /// Keeps only these rows, in their order, which get the indices from 0 on.
@@ -164,6 +170,13 @@ pub(super) struct Updates<'a> {
     rows: &'a AdapterRows,
     layer: usize,
     site: Site,
+}
+
+impl Decoder {
+    /// Releases the adapters of the last step, so that their memory can be used for others.
+    pub(crate) fn release_adapters(&mut self) {
+        self.adapters.clear();
+    }
 }
 
 impl Updates<'_> {
