@@ -8,7 +8,7 @@ use crate::adapter_writer::AdapterWriter;
 use crate::support::{Server, fail, json_lines, succeed, texts};
 
 /// Writes a random adapter for the demo model.
-fn write(dir: &Path, seed: u64) {
+pub(crate) fn write_adapter(dir: &Path, seed: u64) {
     let mut adapter = AdapterWriter::new(8, seed);
     for layer in 0..3 {
         for (module, shape) in [
@@ -52,8 +52,8 @@ async fn ask(server: &Server, model: Option<&str>) -> (String, u64) {
 async fn adapters_are_loaded_chosen_and_unloaded() {
     let dirs = [tempfile::tempdir().expect("a directory"), tempfile::tempdir().expect("one")];
     let [first, second] = [0, 1].map(|index| dirs[index].path().to_str().expect("UTF-8"));
-    write(dirs[0].path(), 1);
-    write(dirs[1].path(), 2);
+    write_adapter(dirs[0].path(), 1);
+    write_adapter(dirs[1].path(), 2);
     let flag = format!("one={first}");
     let server = Server::start("demo", &["--lora-modules", &flag, "--lora-memory", "64M"]);
     let load = json!({"lora_name": "two", "lora_path": second});
@@ -124,7 +124,7 @@ async fn unusable_adapters_are_refused() {
     assert_eq!(load("client", body("x")).await.0, 401);
     let (status, text) = load("secret", body("x")).await;
     assert!(status == 404 && text.contains("adapter_config.json"), "{status}: {text}");
-    write(dir.path(), 1);
+    write_adapter(dir.path(), 1);
     let (status, text) = load("secret", body("demo")).await;
     assert!(status == 400 && text.contains("name of the model"), "{status}: {text}");
     let (status, text) = load("secret", json!({"lora_name": "x"})).await;
@@ -140,7 +140,7 @@ async fn unusable_adapters_are_refused() {
 #[test]
 fn generate_answers_with_an_adapter() {
     let dir = tempfile::tempdir().expect("a directory");
-    write(dir.path(), 1);
+    write_adapter(dir.path(), 1);
     let path = dir.path().to_str().expect("UTF-8");
     let module = json!({"name": "x", "path": path, "base_model_name": "demo"}).to_string();
     let args = ["generate", "--prompt", "The violet tent", "--json", "--max-tokens", "8"];

@@ -2,6 +2,7 @@
 
 use serde_json::Value;
 
+use crate::adapters_api::write_adapter;
 use crate::support::Server;
 
 const READMES: [&str; 3] = [
@@ -14,7 +15,10 @@ const READMES: [&str; 3] = [
 /// examples are served.
 #[tokio::test]
 async fn requests_of_the_readmes_are_answered() {
-    let server = Server::start("demo", &[]);
+    let dir = tempfile::tempdir().expect("a directory");
+    write_adapter(dir.path(), 1);
+    let adapter = format!("sql={}", dir.path().display());
+    let server = Server::start("demo", &["--lora-modules", &adapter]);
     let mut sent = 0;
     for readme in READMES {
         for example in readme.split("curl ").skip(1) {
