@@ -86,8 +86,9 @@ pub struct EngineArgs {
     /// on the CPU, 8 instead of 16 adds up to 5 % to a prefill and 7 to 23 % to the time of a token
     /// after a context of 4,096, and 4 adds about as much. More than 16 saves at most 2 %.
     ///
-    /// By default 16, or 4 with the demo model, whose questions are short; and 32 on a GPU, where
-    /// attention is slow with smaller blocks.
+    /// By default 16, or 4 with the demo model, whose questions are short, and 1 with models that take
+    /// images, inside which no match ends; and 32 on a GPU, where attention is slow with smaller
+    /// blocks.
     #[arg(long, value_name = "TOKENS")]
     pub block_size: Option<usize>,
     /// Device that runs the model: cpu, cuda, cuda:INDEX, metal or metal:INDEX
@@ -322,7 +323,7 @@ impl EngineArgs {
         let is_cpu = self.device == stolon::DeviceChoice::Cpu;
         #[cfg(not(feature = "candle"))]
         let is_cpu = true;
-        if is_cpu || self.block_size.is_some() {
+        if self.block_size.is_some() || is_cpu && self.model == DEMO {
             builder = builder.block_size(self.cpu_block_size());
         }
         #[cfg(feature = "candle")]

@@ -83,7 +83,7 @@ async fn adapters_are_loaded_chosen_and_unloaded() {
 
     let metrics = reqwest::get(server.url("/metrics")).await.expect("a response");
     let metrics = metrics.text().await.expect("text");
-    let line = "stolon:lora_requests_total{adapter=\"one\"";
+    let line = "stolon:lora_requests_total{model_name=\"stolon-demo\",adapter=\"one\"} 2";
     assert!(metrics.contains(line), "{metrics}");
     assert!(metrics.contains("vllm:lora_requests_info{") && metrics.contains("max_lora=\"2\""));
 
