@@ -98,7 +98,7 @@ def main():
     process, address = start(sys.argv[1], ["--model", "random:smolvlm-tiny"])
     try:
         client = anthropic.Anthropic(base_url=address, api_key="none", max_retries=0)
-        check_images(client, "smolvlm-tiny")
+        check_images(client, "random:smolvlm-tiny")
     finally:
         process.terminate()
         process.wait(timeout=60)
