@@ -216,6 +216,11 @@ impl AdapterTable {
         self.lock().namespaces.get(namespace).cloned()
     }
 
+    /// The registered adapter `name`.
+    pub(crate) fn info(&self, name: &str) -> Option<AdapterInfo> {
+        self.lock().entries.get(name).map(|entry| entry.info(name))
+    }
+
     /// The registered adapters, in the order of their names.
     pub(crate) fn list(&self) -> Vec<AdapterInfo> {
         let mut table = self.lock();

@@ -211,7 +211,7 @@ impl Engine {
             stop_ids: options.stop_ids.clone(),
             min_tokens: request.min_tokens,
             submitted,
-            usage: crate::images::prompt_usage(&tokens, &images),
+            usage: crate::request::prompt_usage(&tokens, &images),
             timings: Timings::default(),
         };
         let sequence =

@@ -1,33 +1,29 @@
 //! Images of requests: they are decoded and prepared, and take their places among the tokens of the
-//! prompt. Without the feature `images`, and for models that take text only, a request with images
-//! fails.
+//! prompt. For models that take text only, a request with images fails.
 
-#[cfg(not(feature = "images"))]
-#[path = "images/absent.rs"]
-mod processor;
-#[cfg(feature = "images")]
 mod processor;
 
 use std::sync::Arc;
 
 use serde_json::{Value, json};
 use stolon_backend::ImageInput;
-use stolon_scheduler::{EngineContext, PromptImage, Usage};
+use stolon_scheduler::{EngineContext, PromptImage, PromptLimit};
+use stolon_text::replace_in_order;
 
 pub(crate) use processor::Images;
 
-use crate::request::Prompt;
+use crate::request::{Prompt, is_image, is_url};
 use crate::text::Text;
 use crate::{ChatMessage, Error, MessageContent, Request};
 
 /// The images of a request, ready to take their places.
 #[derive(Debug)]
-pub(crate) struct PreparedImages {
+struct PreparedImages {
     /// What a chat template writes in the place of an image.
-    pub(crate) placeholder: String,
+    placeholder: String,
     /// For each image the text that replaces the placeholder.
-    pub(crate) texts: Vec<String>,
-    /// The token that stands for a tile in these texts.
+    texts: Vec<String>,
+    /// The token that has the place of a tile in these texts.
     image_token: u32,
     /// The tiles of all images.
     tiles: Vec<Arc<ImageInput>>,
@@ -43,8 +39,9 @@ impl Images {
         context: &EngineContext,
     ) -> Result<Request, Error> {
         let request = self.collect(request)?;
-        let prepared = self.prepare(&request.images, context.prompt_limit())?;
-        let tokens = text.tokens_with_images(&request, context.prompt_limit(), &prepared)?;
+        let limit = context.prompt_limit();
+        let prepared = self.prepare(&request.images, limit)?;
+        let tokens = prepared.tokens(&request, text, limit)?;
         let (tokens, placed) = prepared.place(tokens, context)?;
         let placed = placed.into();
         Ok(Request { placed, ..request.with_tokens(tokens) })
@@ -76,20 +73,39 @@ impl Images {
 }
 
 impl PreparedImages {
+    /// The token ids of a request's prompt, with one token for each tile.
+    fn tokens(
+        &self,
+        request: &Request,
+        text: &Text,
+        limit: PromptLimit,
+    ) -> Result<Vec<u32>, Error> {
+        text.check_len(request.prompt().len_bytes(), limit)?;
+        match request.prompt() {
+            Prompt::Tokens(tokens) => Ok(tokens.clone()),
+            Prompt::Text(prompt) => text.encode(&self.replace_in(prompt)?, true),
+            Prompt::Chat(messages) => {
+                let chat = text.rendered(request, messages)?;
+                let (chat, places) = chat.replace_in_order(&self.placeholder, &self.texts);
+                self.check_count(places)?;
+                text.encode_chat(&chat, limit)
+            }
+        }
+    }
+
     /// Replaces the placeholders in `text`, which has as many as there are images. Without any, the
     /// images come first.
-    pub(crate) fn replace_in(&self, text: &str) -> Result<String, Error> {
-        let parts: Vec<&str> = text.split(&self.placeholder).collect();
-        if parts.len() == 1 {
+    fn replace_in(&self, text: &str) -> Result<String, Error> {
+        let (replaced, places) = replace_in_order(text, &self.placeholder, &self.texts);
+        if places == 0 {
             return Ok(self.texts.concat() + text);
         }
-        self.check_count(parts.len() - 1)?;
-        let replaced = parts.iter().zip(self.texts.iter().map(String::as_str).chain([""]));
-        Ok(replaced.flat_map(|(part, image)| [part, image]).collect())
+        self.check_count(places)?;
+        Ok(replaced)
     }
 
     /// Checks that a prompt has as many placeholders as there are images.
-    pub(crate) fn check_count(&self, placeholders: usize) -> Result<(), Error> {
+    fn check_count(&self, placeholders: usize) -> Result<(), Error> {
         let images = self.texts.len();
         if placeholders == images {
             return Ok(());
@@ -121,20 +137,6 @@ impl PreparedImages {
     }
 }
 
-/// The token counts of a prompt with these images.
-pub(crate) fn prompt_usage(tokens: &[u32], images: &[PromptImage]) -> Usage {
-    let image_tokens = images.iter().map(|image| image.input.kv_len).sum();
-    Usage { prompt_tokens: tokens.len(), image_tokens, ..Usage::default() }
-}
-
-fn is_image(part: &Value) -> bool {
-    part["type"] == "image"
-}
-
-fn is_url(part: &Value) -> bool {
-    part["type"] == "image_url"
-}
-
 fn parts_mut(message: &mut ChatMessage) -> &mut [Value] {
     match &mut message.content {
         Some(MessageContent::Parts(parts)) => parts,
@@ -156,36 +158,6 @@ fn add_parts(messages: &mut [ChatMessage], images: usize) {
     };
     let added = std::iter::repeat_n(json!({"type": "image"}), missing);
     message.content = Some(MessageContent::Parts(added.chain(own).collect()));
-}
-
-impl Request {
-    /// Adds an image: the content of a PNG, JPEG, WebP, GIF or BMP file. Only for models that take
-    /// images ([`ModelInfo::takes_images`](crate::ModelInfo::takes_images)), and with the feature
-    /// `images`.
-    ///
-    /// In a conversation, the images take the places of the parts `{"type": "image"}` of its
-    /// messages, in their order. Images without such a part come first in the last message of the
-    /// user. A part may also have an image itself, as a data URL in base64:
-    /// `{"type": "image_url", "image_url": {"url": "data:image/png;base64,.."}}`. In a text, images
-    /// take the places of the model's placeholders, or come first if there are none. The KV of an
-    /// image is cached and shared like that of text, by its pixels.
-    pub fn image(mut self, file: impl Into<Arc<[u8]>>) -> Request {
-        self.images.push(file.into());
-        self
-    }
-
-    /// Whether it has images that are not in the prompt yet.
-    pub(crate) fn has_images(&self) -> bool {
-        let parts = |message: &ChatMessage| match &message.content {
-            Some(MessageContent::Parts(parts)) => {
-                parts.iter().any(|part| is_image(part) || is_url(part))
-            }
-            _ => false,
-        };
-        let in_messages =
-            matches!(self.prompt(), Prompt::Chat(messages) if messages.iter().any(parts));
-        in_messages || !self.images.is_empty()
-    }
 }
 
 #[cfg(test)]

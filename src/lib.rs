@@ -151,6 +151,10 @@ mod embedding;
 mod engine;
 mod error;
 mod estimate;
+#[cfg(feature = "images")]
+mod images;
+#[cfg(not(feature = "images"))]
+#[path = "images/absent.rs"]
 mod images;
 mod long_work;
 mod min_tokens;

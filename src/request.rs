@@ -5,12 +5,17 @@
 //!
 //! [`Engine::generate`]: crate::Engine::generate
 
+mod images;
 mod sharing;
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use stolon_scheduler::{PromptImage, Quota, RequestOptions, TokenSet};
+
+pub(crate) use images::prompt_usage;
+#[cfg(feature = "images")]
+pub(crate) use images::{is_image, is_url};
 
 use crate::text::ChatOptions;
 use crate::{

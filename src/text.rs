@@ -16,7 +16,6 @@ pub(crate) use stolon_text::{ChatOptions, Detokenizer};
 
 use grammar::Grammars;
 
-use crate::images::PreparedImages;
 use crate::request::Prompt;
 use crate::{Error, Grammar, Request, SharedProcessor};
 
@@ -144,32 +143,18 @@ impl Text {
         match request.prompt() {
             Prompt::Tokens(tokens) => Ok(tokens.clone()),
             Prompt::Text(text) => self.encode(text, true),
-            Prompt::Chat(messages) => {
-                let options = chat_options(request.tools.as_deref(), &request.chat)?;
-                self.encode_chat(&self.model()?.prepare_chat(messages, &options)?, limit)
-            }
+            Prompt::Chat(messages) => self.encode_chat(&self.rendered(request, messages)?, limit),
         }
     }
 
-    /// As [`Text::prompt_tokens`], for a prompt with images. Each tile of an image has one token.
-    pub(crate) fn tokens_with_images(
+    /// The conversation of a request, rendered.
+    pub(crate) fn rendered(
         &self,
         request: &Request,
-        limit: PromptLimit,
-        images: &PreparedImages,
-    ) -> Result<Vec<u32>, Error> {
-        self.check_len(request.prompt().len_bytes(), limit)?;
-        match request.prompt() {
-            Prompt::Tokens(tokens) => Ok(tokens.clone()),
-            Prompt::Text(text) => self.encode(&images.replace_in(text)?, true),
-            Prompt::Chat(messages) => {
-                let options = chat_options(request.tools.as_deref(), &request.chat)?;
-                let chat = self.model()?.prepare_chat(messages, &options)?;
-                let (chat, places) = chat.replace(&images.placeholder, &images.texts);
-                images.check_count(places)?;
-                self.encode_chat(&chat, limit)
-            }
-        }
+        messages: &[ChatMessage],
+    ) -> Result<RenderedChat, Error> {
+        let options = chat_options(request.tools.as_deref(), &request.chat)?;
+        Ok(self.model()?.prepare_chat(messages, &options)?)
     }
 
     /// The token ids of a conversation whose template needs little work; `None` if it needs more, or
@@ -185,7 +170,11 @@ impl Text {
         chat.map(|chat| self.encode_chat(&chat, limit)).transpose()
     }
 
-    fn encode_chat(&self, chat: &RenderedChat, limit: PromptLimit) -> Result<Vec<u32>, Error> {
+    pub(crate) fn encode_chat(
+        &self,
+        chat: &RenderedChat,
+        limit: PromptLimit,
+    ) -> Result<Vec<u32>, Error> {
         self.check_len(chat.len_bytes(), limit)?;
         Ok(self.model()?.encode_rendered(chat)?)
     }

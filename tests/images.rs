@@ -43,11 +43,11 @@ async fn warm_answers_equal_cold_ones() -> Result<(), Error> {
         question(&[&one], "What is this thing?"),
         question(&[&one, &other], "What differs?"),
         question(&[&other, &one], "What differs?"),
-        Request::text("Hello <image> and <image>.").max_tokens(6).logprobs(0),
+        [&other, &one].into_iter().fold(
+            Request::text("Hello <image> and <image>.").max_tokens(6).logprobs(0),
+            |request, image| request.image(Arc::clone(image)),
+        ),
     ];
-    let [.., text] = &prompts;
-    let text = text.clone().image(Arc::clone(&other)).image(Arc::clone(&one));
-    let prompts = [&prompts[..4], &[text]].concat();
     let mut cold = Vec::new();
     for prompt in &prompts {
         let engine = builder().prefix_caching(false).build().await?;

@@ -2,7 +2,7 @@
 //! choose.
 //!
 //! 1. A backend that supports adapters returns an [`AdapterLoader`]
-//!    ([`Backend::adapters`](crate::Backend::adapters)). The engine asks for it once, on the
+//!    ([`Backend::adapters`](crate::Backend::adapters)). The engine gets it once, on the
 //!    executor thread, and calls it on other threads while steps are computed.
 //! 2. The loader reads an adapter's files and returns an [`Adapter`] that is ready to be used.
 //! 3. A request holds a clone from its submission to its end, and its slices have one each

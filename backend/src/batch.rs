@@ -242,8 +242,8 @@ pub trait Backend {
     /// The backend's sizes. They are constant over its lifetime.
     fn spec(&self) -> &BackendSpec;
 
-    /// Reads adapters for the model, if the backend supports them. The default is `None`. It is
-    /// asked for once, after the backend was made.
+    /// Reads adapters for the model, if the backend supports them. The default is `None`. The
+    /// engine calls this once, after the backend was made.
     fn adapters(&self) -> Option<Arc<dyn AdapterLoader>> {
         None
     }

@@ -13,7 +13,7 @@ use crate::text_file::{MAX_BYTES, regular};
 
 /// The file as a part of a message.
 pub(crate) fn part(path: &Path) -> anyhow::Result<Value> {
-    // The engine decodes the file, whatever type is written here.
+    // The engine recognizes the type of the file by its content, not by this URL.
     let url = format!("data:image/png;base64,{}", STANDARD.encode(read(path)?));
     Ok(json!({"type": "image_url", "image_url": {"url": url}}))
 }

@@ -7,8 +7,8 @@ use std::time::Duration;
 use axum::Json;
 use axum::extract::State;
 use axum::http::StatusCode;
+use stolon::AdapterError;
 use stolon::backend::AdapterLoadError;
-use stolon::{AdapterError, AdapterInfo};
 
 use super::App;
 use super::error::ApiError;
@@ -101,7 +101,7 @@ impl App {
         if self.serves(model) {
             return Ok(None);
         }
-        match self.adapter(model) {
+        match self.engine.adapter(model) {
             Some(info) => Ok(Some(info.name)),
             None => Err(ApiError::unknown_model(model, self.model_name())),
         }
@@ -123,10 +123,5 @@ impl App {
             }
             None => Ok((self.model_name().to_owned(), None)),
         }
-    }
-
-    /// The adapter of this name.
-    pub(super) fn adapter(&self, name: &str) -> Option<AdapterInfo> {
-        self.engine.adapters().into_iter().find(|info| info.name == name)
     }
 }

@@ -30,7 +30,7 @@ pub(super) async fn model(
     State(app): State<Arc<App>>,
     PathId(id): PathId<String>,
 ) -> Result<Json<Model>, ApiError> {
-    let adapter = app.adapter_of(&id)?.and_then(|name| app.adapter(&name));
+    let adapter = app.adapter_of(&id)?.and_then(|name| app.engine.adapter(name));
     Ok(Json(match adapter {
         Some(adapter) => app.adapter_entry(&adapter),
         None => app.model_entry(&id),

@@ -9,17 +9,17 @@
 mod adapter_writer;
 #[path = "../tests/support/model_adapter.rs"]
 mod model_adapter;
+#[path = "support/steps.rs"]
+mod steps;
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use model_adapter::whole_adapter;
-use stolon_backend::{Adapter, Backend, BackendSpec, LogitRows, SequenceSlice, StepBatch};
-use stolon_kvcache::BlockId;
+use steps::{CONTEXT, slice, step_times};
+use stolon_backend::{Adapter, Backend, StepBatch};
 use stolon_model::random::{preset, random_model};
 use stolon_model::{CpuBackend, CpuOptions, KvBudget};
 
-/// Number of positions of a prompt, and of cached positions when decoding is measured.
-const CONTEXT: usize = 512;
 /// Number of adapters, and of sequences that decode.
 const ADAPTERS: usize = 8;
 /// Maximum size of an adapter in bytes.
@@ -51,20 +51,6 @@ fn main() -> Result<(), Error> {
         measure(name, threads, rank, time)?;
     }
     Ok(())
-}
-
-/// One sequence of a batch: `count` tokens from position `start` on, with its own blocks.
-fn slice(sequence: usize, start: usize, count: usize, spec: &BackendSpec) -> SequenceSlice {
-    let blocks = (2 * CONTEXT).div_ceil(spec.block_size);
-    let first = (sequence * blocks) as u32;
-    SequenceSlice {
-        token_count: count,
-        start,
-        write_from: start,
-        block_table: (first..first + blocks as u32).map(BlockId).collect(),
-        logit_rows: LogitRows::Last,
-        ..SequenceSlice::default()
-    }
 }
 
 fn measure(name: &str, threads: Option<usize>, rank: usize, time: Duration) -> Result<(), Error> {
@@ -114,28 +100,4 @@ fn with_adapters(batch: &StepBatch, adapters: &[Adapter]) -> StepBatch {
         slice.adapter = Some(adapter.clone());
     }
     batch
-}
-
-/// The median times of the steps in seconds, measured by turns for about `time`.
-fn step_times<const N: usize>(
-    backend: &mut CpuBackend,
-    batches: [&StepBatch; N],
-    time: Duration,
-) -> [f64; N] {
-    let mut times = [const { Vec::new() }; N];
-    let start = Instant::now();
-    loop {
-        for (batch, times) in batches.into_iter().zip(&mut times) {
-            let begun = Instant::now();
-            let output = backend.step(batch).expect("a valid batch");
-            times.push(begun.elapsed().as_secs_f64());
-            assert!(!output.logits.is_empty());
-        }
-        if start.elapsed() >= time && times[0].len() > 2 {
-            return times.map(|mut times| {
-                times.sort_by(f64::total_cmp);
-                times[times.len() / 2]
-            });
-        }
-    }
 }

@@ -5,15 +5,15 @@
 //! Without `--bench` and presets (as under `cargo test`), only the smallest model runs once.
 #![allow(clippy::print_stdout, reason = "prints its figures")]
 
-use std::time::{Duration, Instant};
+#[path = "support/steps.rs"]
+mod steps;
 
-use stolon_backend::{Backend, BackendSpec, LogitRows, SequenceSlice, SliceState, StepBatch};
-use stolon_kvcache::BlockId;
+use std::time::Duration;
+
+use steps::{CONTEXT, slice, step_times};
+use stolon_backend::{Backend, SequenceSlice, StepBatch};
 use stolon_model::random::{preset, random_model};
 use stolon_model::{CpuBackend, CpuOptions, DecoderConfig, KvBudget, MixerKind, ModelError, Stage};
-
-/// Number of positions of a prompt, and of cached positions when decoding is measured.
-const CONTEXT: usize = 512;
 
 fn main() -> Result<(), ModelError> {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
@@ -50,22 +50,6 @@ fn with_attention(mut config: DecoderConfig) -> DecoderConfig {
     }
     config.delta_net = None;
     config
-}
-
-/// One sequence of a batch: `count` tokens from position `start` on, with its own blocks and, if the
-/// model has recurrent layers, its own state.
-fn slice(sequence: usize, start: usize, count: usize, spec: &BackendSpec) -> SequenceSlice {
-    let blocks = (2 * CONTEXT).div_ceil(spec.block_size);
-    let first = (sequence * blocks) as u32;
-    SequenceSlice {
-        token_count: count,
-        start,
-        write_from: start,
-        block_table: (first..first + blocks as u32).map(BlockId).collect(),
-        logit_rows: LogitRows::Last,
-        state: spec.state.map(|_| SliceState::in_slot(sequence as u32)),
-        ..SequenceSlice::default()
-    }
 }
 
 fn measure(
@@ -106,7 +90,8 @@ fn measure(
     ];
     for (work, batch) in works.into_iter().filter(|(name, _)| name.starts_with(work)) {
         let before = backend.stage_times();
-        let step_ms = step_time(&mut backend, &batch, time) * 1e3;
+        let [step] = step_times(&mut backend, [&batch], time);
+        let step_ms = step * 1e3;
         let stages = backend.stage_times().since(&before);
         let share = stages.of(Stage::Recurrence).as_secs_f64() / stages.total().as_secs_f64();
         println!(
@@ -119,20 +104,4 @@ fn measure(
         );
     }
     Ok(())
-}
-
-/// The median time of a step in seconds, measured for about `time`.
-fn step_time(backend: &mut CpuBackend, batch: &StepBatch, time: Duration) -> f64 {
-    let mut times = Vec::new();
-    let start = Instant::now();
-    loop {
-        let begun = Instant::now();
-        let output = backend.step(batch).expect("a valid batch");
-        times.push(begun.elapsed().as_secs_f64());
-        assert!(!output.logits.is_empty());
-        if start.elapsed() >= time && times.len() > 2 {
-            times.sort_by(f64::total_cmp);
-            return times[times.len() / 2];
-        }
-    }
 }

@@ -158,25 +158,14 @@ impl Gauges {
         if prompts < PREFILL_POSITIONS || prompts < computed / 2 || time.is_zero() {
             return;
         }
-        let now = computed as f64 / time.as_secs_f64();
-        // Only the scheduler writes it.
-        let rate = match self.prefill_rate.get() {
-            0 => now,
-            before => 0.7 * before as f64 + 0.3 * now,
-        };
-        self.prefill_rate.set((rate as usize).max(1));
+        self.prefill_rate.set_rate(computed, time);
     }
 
     /// Updates the speed of the encoder after it has spent `time` on an image of `positions`.
     pub(crate) fn note_encoding(&self, positions: usize, time: Duration) {
         self.images_encoded.add(1);
         if !time.is_zero() {
-            let now = positions as f64 / time.as_secs_f64();
-            let rate = match self.encode_rate.get() {
-                0 => now,
-                before => 0.7 * before as f64 + 0.3 * now,
-            };
-            self.encode_rate.set((rate as usize).max(1));
+            self.encode_rate.set_rate(positions, time);
         }
     }
 
@@ -283,6 +272,17 @@ pub(crate) struct Gauge(AtomicUsize);
 impl Gauge {
     pub(crate) fn set(&self, n: usize) {
         self.0.store(n, Ordering::Relaxed);
+    }
+
+    /// Updates a speed per second, smoothed over measurements, after `positions` were computed in
+    /// `time`, which is above 0. Only the scheduler may call it, because it reads before it writes.
+    fn set_rate(&self, positions: usize, time: Duration) {
+        let now = positions as f64 / time.as_secs_f64();
+        let rate = match self.get() {
+            0 => now,
+            before => 0.7 * before as f64 + 0.3 * now,
+        };
+        self.set((rate as usize).max(1));
     }
 
     /// Sets the gauge to `n` if its value is smaller.

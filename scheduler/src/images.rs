@@ -54,13 +54,17 @@ impl SequenceImages {
 
     /// Whether no image has positions after the first `matched`.
     pub(crate) fn ends_within(&self, matched: usize) -> bool {
-        self.all.last().is_none_or(|image| image.positions().end <= matched)
+        self.done(matched) == self.all.len()
     }
 
     /// The images that have positions after the first `computed`.
     fn pending(&self, computed: usize) -> impl Iterator<Item = (usize, &PromptImage)> {
-        let first = self.all.partition_point(|image| image.positions().end <= computed);
-        self.all.iter().enumerate().skip(first)
+        self.all.iter().enumerate().skip(self.done(computed))
+    }
+
+    /// Number of images that end within the first `computed` positions.
+    fn done(&self, computed: usize) -> usize {
+        self.all.partition_point(|image| image.positions().end <= computed)
     }
 
     /// The first image after `computed` positions that has to be encoded.
@@ -94,7 +98,7 @@ impl SequenceImages {
 
     /// Forgets the embeddings of the images that end within the first `computed` positions.
     pub(crate) fn forget(&mut self, computed: usize) {
-        let done = self.all.partition_point(|image| image.positions().end <= computed);
+        let done = self.done(computed);
         self.embeddings[..done].fill(None);
     }
 

@@ -49,7 +49,7 @@ pub enum AdapterError {
         reason: AdapterLoadError,
     },
     /// The adapter had left the memory, and its files are not the same any more. It has to be
-    /// loaded again, so that a name changes its answers only if somebody asks for it.
+    /// loaded again, so that a name changes its answers only on request.
     #[error(
         "the files of the adapter `{name}` in {} have changed since it was loaded: load it again",
         path.display()

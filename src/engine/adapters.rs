@@ -68,6 +68,11 @@ impl Engine {
         self.inner.adapters.list()
     }
 
+    /// The adapter of this name, if it is loaded.
+    pub fn adapter(&self, name: impl AsRef<str>) -> Option<AdapterInfo> {
+        self.inner.adapters.info(name.as_ref())
+    }
+
     /// Whether the backend supports adapters.
     pub fn supports_adapters(&self) -> bool {
         self.inner.adapters.is_supported()

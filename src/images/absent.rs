@@ -1,35 +1,27 @@
-//! Replaces the preparation of images in a build without the feature `images`.
+//! Replaces the images of a build without the feature `images`: a request with images fails.
 
-use std::sync::Arc;
+use stolon_model::ImageModel;
+use stolon_scheduler::EngineContext;
 
-use stolon_scheduler::PromptLimit;
-
-use super::PreparedImages;
-use crate::Error;
+use crate::text::Text;
+use crate::{Error, Request};
 
 /// Prepares no images.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Images {}
 
 impl Images {
-    pub(crate) fn new(_: Option<&stolon_model::ImageModel>) -> Images {
+    pub(crate) fn new(_: Option<&ImageModel>) -> Images {
         Images {}
     }
 
-    pub(crate) fn file_of(&self, _: &str, number: usize) -> Result<Arc<[u8]>, Error> {
-        Err(refused(number))
-    }
-
-    pub(crate) fn prepare(
+    pub(crate) fn place(
         &self,
-        images: &[Arc<[u8]>],
-        _: PromptLimit,
-    ) -> Result<PreparedImages, Error> {
-        Err(refused(images.len()))
+        request: Request,
+        _: &Text,
+        _: &EngineContext,
+    ) -> Result<Request, Error> {
+        let expected = "none, because the library was built without the feature `images`";
+        Err(Error::invalid("images", expected, request.images.len().max(1)))
     }
-}
-
-fn refused(images: usize) -> Error {
-    let expected = "none, because the library was built without the feature `images`";
-    Error::invalid("images", expected, images)
 }

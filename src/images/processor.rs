@@ -26,7 +26,7 @@ impl Images {
     }
 
     /// The file in a data URL, which is that of image number `number` of a request.
-    pub(crate) fn file_of(&self, url: &str, number: usize) -> Result<Arc<[u8]>, Error> {
+    pub(super) fn file_of(&self, url: &str, number: usize) -> Result<Arc<[u8]>, Error> {
         /// How much of another URL an error shows.
         const SHOWN: usize = 40;
         let data = url.strip_prefix("data:").and_then(|data| data.split_once(','));
@@ -43,7 +43,7 @@ impl Images {
 
     /// Decodes images and cuts them into tiles, which together have at most as many positions as a
     /// prompt may have.
-    pub(crate) fn prepare(
+    pub(super) fn prepare(
         &self,
         images: &[Arc<[u8]>],
         limit: PromptLimit,

@@ -5,7 +5,6 @@ use std::sync::Arc;
 use stolon_scheduler::{PromptLimit, TokenSet};
 use stolon_text::TextSource;
 
-use crate::images::PreparedImages;
 use crate::request::Prompt;
 use crate::{ChatMessage, Error, Grammar, Request, SharedProcessor};
 
@@ -97,15 +96,6 @@ impl Text {
             Prompt::Tokens(tokens) => Ok(tokens.clone()),
             Prompt::Text(_) | Prompt::Chat(_) => Err(Error::NoTokenizer),
         }
-    }
-
-    pub(crate) fn tokens_with_images(
-        &self,
-        request: &Request,
-        limit: PromptLimit,
-        _images: &PreparedImages,
-    ) -> Result<Vec<u32>, Error> {
-        self.prompt_tokens(request, limit)
     }
 
     pub(crate) fn quick_tokens(

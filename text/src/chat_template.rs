@@ -62,23 +62,11 @@ impl RenderedChat {
         self.text.len()
     }
 
-    /// Replaces the occurrences of `placeholder`, such as that of an image, by `texts` in order.
-    /// Returns how many there are; without as many texts, the last ones stay.
+    /// [`replace_in_order`](crate::replace_in_order) in the text.
     #[must_use]
-    pub fn replace(self, placeholder: &str, texts: &[String]) -> (Self, usize) {
-        if placeholder.is_empty() {
-            return (self, 0);
-        }
-        let mut texts = texts.iter();
-        let (mut replaced, mut count) = (String::with_capacity(self.text.len()), 0);
-        let mut rest = self.text.as_str();
-        while let Some((before, after)) = rest.split_once(placeholder) {
-            replaced.push_str(before);
-            replaced.push_str(texts.next().map_or(placeholder, String::as_str));
-            (rest, count) = (after, count + 1);
-        }
-        replaced.push_str(rest);
-        (Self { text: replaced, ..self }, count)
+    pub fn replace_in_order(self, placeholder: &str, texts: &[String]) -> (Self, usize) {
+        let (text, count) = crate::replace_in_order(&self.text, placeholder, texts);
+        (Self { text, ..self }, count)
     }
 
     /// The pieces of the text, which are encoded one by one.

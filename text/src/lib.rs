@@ -30,6 +30,8 @@ mod detokenizer;
 mod error;
 mod grammar;
 mod message;
+#[cfg(feature = "tokenizer")]
+mod replace;
 mod source;
 #[cfg(feature = "tokenizer")]
 mod spellings;
@@ -55,6 +57,8 @@ pub use grammar::{
     FunctionSchema, Grammar, GrammarError, Otherwise, SchemaOptions, ToolCallGrammar,
 };
 pub use message::{ChatMessage, MessageContent};
+#[cfg(feature = "tokenizer")]
+pub use replace::replace_in_order;
 pub use source::{GgufTokenizer, TextSource, TokenizerSource};
 pub use stop_strings::{MAX_STOP_BYTES, MAX_STOP_STRINGS, StopScan, StopStrings};
 #[cfg(feature = "tokenizer")]

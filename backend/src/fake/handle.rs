@@ -43,14 +43,31 @@ struct State {
     /// Faults by the number of the step, which is counted from 1.
     faults: BTreeMap<u64, FakeFault>,
     batches: Vec<StepBatch>,
-    /// Number of copies of blocks, in both directions, so far.
-    copies: u64,
-    /// Copies that are still to fail.
-    failing_copies: usize,
-    /// Number of calls of the encoder so far.
-    encodings: u64,
-    /// Calls of the encoder that are still to fail.
-    failing_encodings: usize,
+    /// Copies of blocks, in both directions.
+    copies: Calls,
+    /// Calls of the encoder of images.
+    encodings: Calls,
+}
+
+/// Calls of one kind.
+#[derive(Debug, Default)]
+struct Calls {
+    /// Number of calls so far.
+    count: u64,
+    /// Calls that are still to fail.
+    failing: usize,
+}
+
+impl Calls {
+    /// Counts a call. The error names it as `what` if it is to fail.
+    fn enter(&mut self, what: &str) -> Result<(), BackendError> {
+        self.count += 1;
+        if self.failing == 0 {
+            return Ok(());
+        }
+        self.failing -= 1;
+        Err(BackendError::Failed(format!("an error of {what} was injected")))
+    }
 }
 
 /// Blocks every step at its start until it is dropped.
@@ -121,45 +138,33 @@ impl FakeHandle {
     /// Number of calls so far that copied blocks out or in, including those that failed.
     #[must_use]
     pub fn copy_count(&self) -> u64 {
-        self.shared.lock().copies
+        self.shared.lock().copies.count
     }
 
     /// Makes the next `count` calls that copy blocks fail.
     pub fn fail_copies(&self, count: usize) {
-        self.shared.lock().failing_copies = count;
+        self.shared.lock().copies.failing = count;
     }
 
     /// Called by the backend at the start of a copy of blocks.
     pub(super) fn enter_copy(&self) -> Result<(), BackendError> {
-        let mut state = self.shared.lock();
-        state.copies += 1;
-        if state.failing_copies == 0 {
-            return Ok(());
-        }
-        state.failing_copies -= 1;
-        Err(BackendError::Failed("an error of a copy was injected".to_owned()))
+        self.shared.lock().copies.enter("a copy")
     }
 
     /// Number of calls of the encoder of images so far, including those that failed.
     #[must_use]
     pub fn encoding_count(&self) -> u64 {
-        self.shared.lock().encodings
+        self.shared.lock().encodings.count
     }
 
     /// Makes the next `count` calls of the encoder of images fail.
     pub fn fail_encodings(&self, count: usize) {
-        self.shared.lock().failing_encodings = count;
+        self.shared.lock().encodings.failing = count;
     }
 
     /// Called by the backend at the start of a call of the encoder.
     pub(super) fn enter_encoding(&self) -> Result<(), BackendError> {
-        let mut state = self.shared.lock();
-        state.encodings += 1;
-        if state.failing_encodings == 0 {
-            return Ok(());
-        }
-        state.failing_encodings -= 1;
-        Err(BackendError::Failed("an error of the encoder was injected".to_owned()))
+        self.shared.lock().encodings.enter("the encoder")
     }
 
     /// Called by the backend at the start of a step: counts the step, waits while a hold exists,

@@ -9,7 +9,7 @@ use std::path::Path;
 use serde_json::Value;
 use stolon_vision::{ProcessorConfig, Resampling};
 
-use crate::config::{DecoderConfig, Keys, VisionConfig};
+use crate::config::{DecoderConfig, Keys, TowerConfig, VisionConfig};
 use crate::error::ModelError;
 use crate::files::{optional, read_json};
 use crate::weights::Weights;
@@ -131,6 +131,22 @@ fn processor(directory: &Path) -> Result<Option<(String, Value)>, ModelError> {
 }
 
 impl Sources<'_> {
+    /// The tower, of which the configuration may leave out what is as in `default`.
+    fn tower(&self, default: TowerConfig) -> Result<TowerConfig, ModelError> {
+        let size =
+            |key: &str, default: usize| self.vision.size(key).map(|given| given.unwrap_or(default));
+        Ok(TowerConfig {
+            prefix: default.prefix,
+            hidden_size: size("hidden_size", default.hidden_size)?,
+            intermediate_size: size("intermediate_size", default.intermediate_size)?,
+            layers: size("num_hidden_layers", default.layers)?,
+            heads: size("num_attention_heads", default.heads)?,
+            patch_size: size("patch_size", default.patch_size)?,
+            image_size: size("image_size", default.image_size)?,
+            norm_eps: self.vision.positive_f32("layer_norm_eps")?.unwrap_or(default.norm_eps),
+        })
+    }
+
     /// The mean and the deviation of each channel. Those of ImageNet are not used by any model here,
     /// so both are 0.5 by default.
     fn normalization(&self) -> Result<([f32; 3], [f32; 3]), ModelError> {

@@ -1,5 +1,8 @@
 //! Loads the models of `fixtures/images` and what transformers makes of a picture.
 
+#[path = "../support/difference.rs"]
+mod difference;
+
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
@@ -11,6 +14,8 @@ use stolon_model::{
     CpuBackend, CpuOptions, ImageModel, KvBudget, KvType, LoadOptions, LoadedModel, ModelSource,
     load,
 };
+
+pub(super) use difference::difference;
 
 /// The names of all models.
 pub(super) const NAMES: [&str; 2] = ["smolvlm", "gemma3"];
@@ -95,17 +100,6 @@ pub(super) fn logits(name: &str) -> Logits {
 
 fn floats(bytes: &[u8]) -> Vec<f32> {
     bytes.chunks_exact(4).map(|b| f32::from_le_bytes(b.try_into().expect("4 bytes"))).collect()
-}
-
-/// Maximum difference of two rows, in standard deviations of `expected`.
-pub(super) fn difference(got: &[f32], expected: &[f32]) -> f32 {
-    let count = expected.len() as f32;
-    let mean = expected.iter().sum::<f32>() / count;
-    let variance = expected.iter().map(|value| (value - mean).powi(2)).sum::<f32>() / count;
-    let differences = got.iter().zip(expected).map(|(a, b)| (a - b).abs());
-    // A NaN must not be lost in the maximum.
-    let largest = differences.fold(0.0, |largest, d| if d <= largest { largest } else { d });
-    largest / variance.sqrt()
 }
 
 /// A backend with the model's encoder.

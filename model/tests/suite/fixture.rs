@@ -1,9 +1,14 @@
 //! Loads the models of `model/tests/fixtures` and the logits that transformers computes for them.
 
+#[path = "../support/difference.rs"]
+mod difference;
+
 use std::path::PathBuf;
 
 use safetensors::SafeTensors;
 use stolon_model::{LoadOptions, LoadedModel, ModelSource, load};
+
+pub(crate) use difference::difference;
 
 /// The crates that use this file are next to each other.
 const FIXTURES: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../model/tests/fixtures");
@@ -75,16 +80,4 @@ pub(crate) fn prompt_and_logits(name: &str) -> (Vec<u32>, Vec<f32>) {
     let bytes = file(name, "expected.safetensors");
     let file = SafeTensors::deserialize(&bytes).expect("a safetensors file");
     (integers(&file, "prompt"), logits(&file))
-}
-
-/// Maximum difference of the elements of two rows, in standard deviations of `expected`.
-pub(crate) fn difference(got: &[f32], expected: &[f32]) -> f32 {
-    assert_eq!(got.len(), expected.len());
-    let count = expected.len() as f32;
-    let mean = expected.iter().sum::<f32>() / count;
-    let variance = expected.iter().map(|value| (value - mean).powi(2)).sum::<f32>() / count;
-    let differences = got.iter().zip(expected).map(|(a, b)| (a - b).abs());
-    // A NaN must not be lost in the maximum.
-    let largest = differences.fold(0.0, |largest, d| if d <= largest { largest } else { d });
-    largest / variance.sqrt()
 }

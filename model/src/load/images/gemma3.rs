@@ -7,19 +7,19 @@ use crate::config::{ProjectorConfig, TowerConfig, VisionConfig};
 use crate::error::ModelError;
 
 pub(super) fn parse(sources: &Sources<'_>) -> Result<ImageModel, ModelError> {
-    let Sources { config, vision, processor, decoder } = sources;
+    let Sources { config, processor, decoder, .. } = sources;
     sources.refuse_activations()?;
     let (mean, deviation) = sources.normalization()?;
-    let tower = TowerConfig {
+    let tower = sources.tower(TowerConfig {
         prefix: "model.vision_tower.".to_owned(),
-        hidden_size: vision.size("hidden_size")?.unwrap_or(768),
-        intermediate_size: vision.size("intermediate_size")?.unwrap_or(3072),
-        layers: vision.size("num_hidden_layers")?.unwrap_or(12),
-        heads: vision.size("num_attention_heads")?.unwrap_or(12),
-        patch_size: vision.size("patch_size")?.unwrap_or(16),
-        image_size: vision.size("image_size")?.unwrap_or(224),
-        norm_eps: vision.positive_f32("layer_norm_eps")?.unwrap_or(1e-6),
-    };
+        hidden_size: 768,
+        intermediate_size: 3072,
+        layers: 12,
+        heads: 12,
+        patch_size: 16,
+        image_size: 224,
+        norm_eps: 1e-6,
+    })?;
     // The embeddings of an image form a square.
     let rows = config.size("mm_tokens_per_image")?.unwrap_or(256);
     let side = rows.isqrt();

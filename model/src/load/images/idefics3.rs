@@ -7,20 +7,20 @@ use crate::config::{ProjectorConfig, TowerConfig, VisionConfig};
 use crate::error::ModelError;
 
 pub(super) fn parse(sources: &Sources<'_>) -> Result<ImageModel, ModelError> {
-    let Sources { config, vision, processor, decoder } = sources;
+    let Sources { config, processor, decoder, .. } = sources;
     sources.refuse_activations()?;
     let (mean, deviation) = sources.normalization()?;
     let encoder = VisionConfig {
-        tower: TowerConfig {
+        tower: sources.tower(TowerConfig {
             prefix: "model.vision_model.".to_owned(),
-            hidden_size: vision.size("hidden_size")?.unwrap_or(1152),
-            intermediate_size: vision.size("intermediate_size")?.unwrap_or(3072),
-            layers: vision.size("num_hidden_layers")?.unwrap_or(12),
-            heads: vision.size("num_attention_heads")?.unwrap_or(16),
-            patch_size: vision.size("patch_size")?.unwrap_or(32),
-            image_size: vision.size("image_size")?.unwrap_or(224),
-            norm_eps: vision.positive_f32("layer_norm_eps")?.unwrap_or(1e-6),
-        },
+            hidden_size: 1152,
+            intermediate_size: 3072,
+            layers: 12,
+            heads: 16,
+            patch_size: 32,
+            image_size: 224,
+            norm_eps: 1e-6,
+        })?,
         projector: ProjectorConfig::PixelShuffle {
             factor: config.size("scale_factor")?.unwrap_or(2),
         },

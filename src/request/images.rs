@@ -1,0 +1,55 @@
+//! The images of a request.
+
+use std::sync::Arc;
+
+use serde_json::Value;
+use stolon_scheduler::{PromptImage, Usage};
+
+use super::{Prompt, Request};
+use crate::{ChatMessage, MessageContent};
+
+impl Request {
+    /// Adds an image: the content of a PNG, JPEG, WebP, GIF or BMP file. Only for models that take
+    /// images ([`ModelInfo::takes_images`](crate::ModelInfo::takes_images)), and with the feature
+    /// `images`.
+    ///
+    /// In a conversation, the images take the places of the parts `{"type": "image"}` of its
+    /// messages, in their order. Images without such a part come first in the last message of the
+    /// user. A part may also have an image itself, as a data URL in base64:
+    /// `{"type": "image_url", "image_url": {"url": "data:image/png;base64,.."}}`. In a text, images
+    /// take the places of the model's placeholders, or come first if there are none. The KV of an
+    /// image is cached and shared like that of text, by its pixels.
+    pub fn image(mut self, file: impl Into<Arc<[u8]>>) -> Request {
+        self.images.push(file.into());
+        self
+    }
+
+    /// Whether it has images that are not in the prompt yet.
+    pub(crate) fn has_images(&self) -> bool {
+        let parts = |message: &ChatMessage| match &message.content {
+            Some(MessageContent::Parts(parts)) => {
+                parts.iter().any(|part| is_image(part) || is_url(part))
+            }
+            _ => false,
+        };
+        let in_messages =
+            matches!(self.prompt(), Prompt::Chat(messages) if messages.iter().any(parts));
+        in_messages || !self.images.is_empty()
+    }
+}
+
+/// Whether a part of a message is the place of an image of [`Request::image`].
+pub(crate) fn is_image(part: &Value) -> bool {
+    part["type"] == "image"
+}
+
+/// Whether a part of a message has an image itself.
+pub(crate) fn is_url(part: &Value) -> bool {
+    part["type"] == "image_url"
+}
+
+/// The token counts of a prompt with these images.
+pub(crate) fn prompt_usage(tokens: &[u32], images: &[PromptImage]) -> Usage {
+    let image_tokens = images.iter().map(|image| image.input.kv_len).sum();
+    Usage { prompt_tokens: tokens.len(), image_tokens, ..Usage::default() }
+}
