@@ -8,7 +8,6 @@
 
 mod gates;
 mod layer_norm;
-pub(crate) mod softmax;
 
 use crate::lanes::math::sigmoid;
 use crate::lanes::{self, LANES, Lanes, dispatch, load_some, store_some};

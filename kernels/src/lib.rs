@@ -16,7 +16,6 @@
 //! * [`LowRank`]: the update of a product's results by a LoRA adapter, in the epilogue.
 //! * [`attention`]: causal attention over ragged batches, which reads keys and values through block
 //!   tables. [`KvRows`] writes them.
-//! * [`full_attention`]: attention in both directions between the rows of an image.
 //! * [`convolution`]: short causal convolutions over the same store. [`convolution_silu`] has f32
 //!   rows instead.
 //! * [`Recurrence`]: the states of linear recurrences, such as Gated DeltaNet, token by token.
@@ -34,7 +33,7 @@
 //! | `packing`, `matrix`, `operand` | layouts of activations; packed weights; packed activations |
 //! | `elementwise`, `heads`, `kv_layout`, `kv_rows` | norms, gates, rotary embedding, KV cache rows |
 //! | `product`, `low_rank` | GEMMs with fused epilogues; updates of their results by LoRA adapters |
-//! | `attention`, `full_attention`, `convolution` | flash-style attention with online softmax; attention without a cache; short convolutions |
+//! | `attention`, `convolution` | flash-style attention with online softmax; short convolutions |
 //! | `recurrence` | linear recurrences with a state |
 
 #[cfg(target_arch = "x86_64")]
@@ -44,7 +43,6 @@ mod buffer;
 mod convolution;
 mod elementwise;
 mod error;
-mod full_attention;
 mod gemm;
 mod heads;
 mod int8;
@@ -82,7 +80,6 @@ pub use elementwise::{
     mul_sigmoid, mul_silu, rms_norm, rms_norm_in_place, scale, silu_mul, soft_cap,
 };
 pub use error::KernelError;
-pub use full_attention::{FullAttention, full_attention};
 pub use heads::{HeadNorm, norm_and_rope};
 pub use kv_layout::KvLayout;
 pub use kv_rows::{KvRows, KvSliceMut, SlotMapping};

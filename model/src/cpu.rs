@@ -105,7 +105,9 @@ impl CpuBackend {
         let workers = options.workers(thread_count);
         let weight_type = options.weight_type;
         let mut loader = Loader { weights, weight_type, path, workers: &workers };
-        let encoder = encoder.map(|config| Encoder::load(config, &mut loader)).transpose()?;
+        let patch_kv_type = default_kv_type(config.dtype);
+        let encoder =
+            encoder.map(|config| Encoder::load(config, patch_kv_type, &mut loader)).transpose()?;
         let mut decoder = Decoder::load(config, loader.weights, weight_type, path, &workers)?;
         let block_count = options.budget(state_bytes).block_count(shape.block_bytes())?;
         let mut kv = KvStore::new(shape, block_count)?;

@@ -19,7 +19,7 @@
 //! resident where blocks are written, so a large budget costs nothing until it is used. Dropping
 //! the store releases the memory.
 
-use stolon_kernels::{KvLayout, KvSlice};
+use stolon_kernels::{KvLayout, KvRows, KvSlice, Path, SlotMapping};
 use stolon_kvcache::BlockId;
 
 use crate::config::{DecoderConfig, MixerKind};
@@ -242,14 +242,22 @@ impl KvStore {
         &mut self.planes[2 * self.shape.attention_layers + layer]
     }
 
-    /// The keys and the values of a layer for writing. Both are returned at once, so that two
-    /// threads can write them at the same time.
-    pub(crate) fn layer_mut(&mut self, layer: usize) -> [&mut Plane; 2] {
-        let heads = &mut self.planes[..2 * self.shape.attention_layers];
+    /// Where a layer's keys and values of the positions in `slots` are written. Both are returned at
+    /// once, so that two threads can write them at the same time.
+    pub(crate) fn rows_mut<'a>(
+        &'a mut self,
+        layer: usize,
+        path: Path,
+        slots: &'a SlotMapping,
+    ) -> [KvRows<'a>; 2] {
+        let KvShape { attention_layers, kv_heads, head_dim, key_layout, .. } = self.shape;
+        let heads = &mut self.planes[..2 * attention_layers];
         let [keys, values] = &mut heads[2 * layer..2 * layer + 2] else {
             unreachable!("there are two planes per layer");
         };
-        [keys, values]
+        [(keys, key_layout), (values, KvLayout::Rows)].map(|(plane, layout)| {
+            KvRows::new(path, plane.slice_mut(), layout, slots, kv_heads, head_dim)
+        })
     }
 }
 

@@ -8,6 +8,7 @@
 //! calls, and for any number of threads. Prefixes with images are cached and shared, so a
 //! difference would make results depend on what ran before.
 
+mod patch_kv;
 mod patches;
 mod projector;
 mod tower;
@@ -21,7 +22,9 @@ use stolon_kernels::Path;
 use crate::config::VisionConfig;
 use crate::decoder::linear::Loader;
 use crate::error::ModelError;
+use crate::kv_store::KvType;
 use crate::workers::Workers;
+use patch_kv::PatchKv;
 use projector::Projector;
 use tower::{Activations, Tower};
 
@@ -30,6 +33,8 @@ use tower::{Activations, Tower};
 pub(crate) struct Encoder {
     config: VisionConfig,
     path: Path,
+    /// Element type of the keys and values of patches.
+    kv_type: KvType,
     tower: Tower,
     projector: Projector,
     /// The image of the last call, unless it is complete. The buffers exist only in between.
@@ -46,15 +51,19 @@ struct Progress {
 }
 
 impl Encoder {
-    /// Packs the weights of the encoder.
+    /// Packs the weights of the encoder. Keys and values of patches have the type `kv_type`.
     ///
     /// # Errors
     /// [`ModelError`] with the name of a tensor that is missing or has the wrong shape or type.
-    pub(crate) fn load(config: VisionConfig, loader: &mut Loader<'_>) -> Result<Self, ModelError> {
+    pub(crate) fn load(
+        config: VisionConfig,
+        kv_type: KvType,
+        loader: &mut Loader<'_>,
+    ) -> Result<Self, ModelError> {
         let weights = config.weights();
         let projector = Projector::load(&config, &weights.projector, loader)?;
         let tower = Tower::load(&config.tower, weights, loader)?;
-        Ok(Self { config, path: loader.path, tower, projector, progress: None })
+        Ok(Self { config, path: loader.path, kv_type, tower, projector, progress: None })
     }
 
     /// Size in bytes of all packed matrices.
@@ -95,7 +104,9 @@ impl Encoder {
     fn begin(&self, image: &Arc<ImageInput>, workers: &Workers) -> Result<Progress, BackendError> {
         self.check(image)?;
         let patches = patches::Patches::of(&self.config, image);
-        let activations = self.tower.embed(&patches, self.path, workers);
+        let kv = PatchKv::new(&self.config.tower, self.kv_type, self.path, patches.count())
+            .map_err(|error| BackendError::Failed(format!("image: {error}")))?;
+        let activations = self.tower.embed(&patches, kv, self.path, workers);
         Ok(Progress { image: Arc::clone(image), layers: 0, activations })
     }
 

@@ -50,6 +50,12 @@ pub struct TowerConfig {
 }
 
 impl TowerConfig {
+    /// Length of a head.
+    #[must_use]
+    pub fn head_dim(&self) -> usize {
+        self.hidden_size / self.heads
+    }
+
     /// Number of patches along the edge of an image of the training.
     #[must_use]
     pub fn grid(&self) -> usize {

@@ -4,8 +4,7 @@ use std::ops::Range;
 
 use stolon_backend::{LogitRows, SequenceSlice, StepBatch};
 use stolon_kernels::{
-    self as kernels, AttentionSequence, Epilogue, KvLayout, KvRows, Matrix, Path, Product, RowSums,
-    Sink, SlotMapping,
+    self as kernels, AttentionSequence, Epilogue, KvRows, Matrix, Product, RowSums, Sink,
 };
 
 use super::activations::Activations;
@@ -14,7 +13,7 @@ use super::linear::{Linear, Loader};
 use super::profile::Stage;
 use super::{Decoder, StepState, passes, plan};
 use crate::adapter::Site;
-use crate::config::{AttentionWeights, DecoderConfig, QkNorm};
+use crate::config::{AttentionWeights, QkNorm};
 use crate::error::ModelError;
 use crate::kv_store::KvStore;
 use crate::workers::Workers;
@@ -160,7 +159,7 @@ impl Decoder {
         let q = &mut q[..normed.rows() * config.num_heads * config.head_dim];
         let gates = &mut gates[..gate_matrix.map_or(0, |_| q.len())];
         let key_width = config.num_kv_heads * config.head_dim;
-        let [keys, values] = kv_rows(config, path, &self.plan.slots, kv, layer.kept);
+        let [keys, values] = kv.rows_mut(layer.kept, path, &self.plan.slots);
         // Keys that are normalized together are complete only after the GEMM.
         let (keys, mut late_keys) = match config.qk_norm {
             Some(QkNorm::Position) => (Sink::Rows(&mut k[..normed.rows() * key_width]), Some(keys)),
@@ -255,22 +254,6 @@ impl Decoder {
             out.copy_from_slice(&attended[row * width..][..width]);
         });
     }
-}
-
-/// Where the keys and the values of a step are stored in layer `kept` of the KV store.
-fn kv_rows<'a>(
-    config: &DecoderConfig,
-    path: Path,
-    slots: &'a SlotMapping,
-    kv: &'a mut KvStore,
-    kept: usize,
-) -> [KvRows<'a>; 2] {
-    let key_layout = kv.shape().key_layout;
-    let [keys, values] = kv.layer_mut(kept);
-    [(keys, key_layout), (values, KvLayout::Rows)].map(|(plane, layout)| {
-        let (kv_heads, head_dim) = (config.num_kv_heads, config.head_dim);
-        KvRows::new(path, plane.slice_mut(), layout, slots, kv_heads, head_dim)
-    })
 }
 
 /// All rows of all slices, as input of the attention kernel.

@@ -22,11 +22,8 @@ impl KvStore {
         let first = block * block_size + offset;
         let mut places = SlotMapping::default();
         places.fill((0..keys.len() / (kv_heads * head_dim)).map(|row| Some(first + row)));
-        let layouts = [self.shape().key_layout, KvLayout::Rows];
-        let planes = self.layer_mut(layer).into_iter().zip(layouts);
-        for ((plane, layout), rows) in planes.zip([keys, values]) {
-            let store = plane.slice_mut();
-            let mut to = KvRows::new(Path::PORTABLE, store, layout, &places, kv_heads, head_dim);
+        let stores = self.rows_mut(layer, Path::PORTABLE, &places);
+        for (mut to, rows) in stores.into_iter().zip([keys, values]) {
             for (index, row) in rows.chunks_exact(kv_heads * head_dim).enumerate() {
                 to.write_row(index, row);
             }

@@ -1,10 +1,10 @@
 //! The vision transformer: patches with learnt positions, and layers of attention and MLP.
 
 use stolon_kernels::{
-    self as kernels, Epilogue, FullAttention, LayerNorm, Matrix, Operands, Path, Product, RowSums,
-    Sink,
+    self as kernels, Epilogue, LayerNorm, Matrix, Operands, Path, Product, RowSums, Sink,
 };
 
+use super::patch_kv::PatchKv;
 use super::patches::Patches;
 use crate::config::{NormWeights, TowerConfig, VisionLayerWeights, VisionWeights};
 use crate::decoder::linear::{Linear, Loader};
@@ -41,15 +41,17 @@ struct Norm {
     eps: f32,
 }
 
-/// The activations of an image. Each f32 buffer is `[patches, hidden_size]`.
+/// The activations of an image. Each buffer of f32 is `[patches, hidden_size]`.
 #[derive(Debug)]
 pub(super) struct Activations {
     /// The residual stream.
     pub(super) x: Vec<f32>,
     /// Its normalized rows, packed.
     normed: Operands,
-    /// Queries, keys and values.
-    qkv: [Vec<f32>; 3],
+    /// Queries.
+    q: Vec<f32>,
+    /// Keys and values.
+    kv: PatchKv,
     /// The output of attention.
     attended: Vec<f32>,
     /// The same, packed.
@@ -87,10 +89,11 @@ impl Tower {
         self.patches.bytes() + layers.sum::<usize>()
     }
 
-    /// Projects the patches and adds their positions.
+    /// Projects the patches and adds their positions. `kv` has room for as many patches.
     pub(super) fn embed(
         &self,
         patches: &Patches<'_>,
+        kv: PatchKv,
         path: Path,
         workers: &Workers,
     ) -> Activations {
@@ -113,7 +116,8 @@ impl Tower {
         project(&self.patches, &packed, Sink::Add(&mut x), path, workers);
         Activations {
             normed: Operands::default(),
-            qkv: [(); 3].map(|()| vec![0.0; rows * width]),
+            q: vec![0.0; rows * width],
+            kv,
             attended: vec![0.0; rows * width],
             mixed: Operands::default(),
             inner: Operands::default(),
@@ -138,11 +142,11 @@ impl Tower {
         workers: &Workers,
     ) {
         let Layer { attention_norm, qkv, output, mlp_norm, up, down } = &self.layers[index];
-        let Activations { x, normed, qkv: rows_of_qkv, attended, mixed, inner } = activations;
+        let Activations { x, normed, q, kv, attended, mixed, inner } = activations;
         let rows = x.len() / self.config.hidden_size;
         attention_norm.pack(x, normed, &[0, 1, 2].map(|part| &qkv[part].matrix), path, workers);
-        project_all(qkv, normed, rows_of_qkv, path, workers);
-        self.attend(rows_of_qkv, attended, path, workers);
+        self.heads(qkv, normed, (&mut *q, &mut *kv), path, workers);
+        kv.attend(q, attended, path, workers);
         mixed.reset(rows, &[&output.matrix]);
         mixed.pack(workers.for_pass(rows, self.config.hidden_size), attended);
         project(output, mixed, Sink::Add(x), path, workers);
@@ -157,13 +161,34 @@ impl Tower {
         project(down, inner, Sink::Add(x), path, workers);
     }
 
-    fn attend(&self, [q, k, v]: &[Vec<f32>; 3], out: &mut [f32], path: Path, workers: &Workers) {
-        let heads = self.config.heads;
-        let head_dim = self.config.hidden_size / heads;
-        let scale = 1.0 / (head_dim as f32).sqrt();
-        let args = FullAttention { path, q, k, v, heads, head_dim, scale };
-        let rows = q.len() / self.config.hidden_size;
-        kernels::full_attention(workers.for_work(2 * rows * q.len()), &args, out);
+    /// Computes queries, keys and values in one call.
+    fn heads(
+        &self,
+        linears: &[Linear; 3],
+        rows: &Operands,
+        (q, kv): (&mut [f32], &mut PatchKv),
+        path: Path,
+        workers: &Workers,
+    ) {
+        let matrices = [0, 1, 2].map(|part| &linears[part].matrix);
+        let epilogues = [0, 1, 2].map(|part| {
+            move |sums: RowSums<'_>| linears[part].add_bias(path, sums.feature, sums.first)
+        });
+        let [keys, values] = kv.rows_mut(path);
+        let sinks = [Sink::Rows(q), Sink::Cache(keys), Sink::Cache(values)];
+        let mut products: Vec<Product<'_>> = matrices
+            .chunks(1)
+            .zip(&epilogues)
+            .zip(sinks)
+            .map(|((matrices, epilogue), sink)| Product {
+                group: 0,
+                matrices,
+                step: self.config.head_dim(),
+                epilogue: Some(epilogue),
+                sink,
+            })
+            .collect();
+        kernels::multiply(path, workers.for_products(&matrices, rows.rows()), rows, &mut products);
     }
 
     /// Normalizes the residual stream after the last layer, in place.
@@ -251,31 +276,4 @@ pub(super) fn project(
 ) {
     let add_bias = |sums: RowSums<'_>| linear.add_bias(path, sums.feature, sums.first);
     multiply(linear, rows, &add_bias, sink, (path, workers));
-}
-
-/// The projections of the same rows, in one call.
-fn project_all(
-    linears: &[Linear; 3],
-    rows: &Operands,
-    out: &mut [Vec<f32>; 3],
-    path: Path,
-    workers: &Workers,
-) {
-    let matrices = [0, 1, 2].map(|part| &linears[part].matrix);
-    let epilogues = [0, 1, 2].map(|part| {
-        move |sums: RowSums<'_>| linears[part].add_bias(path, sums.feature, sums.first)
-    });
-    let mut products: Vec<Product<'_>> = matrices
-        .chunks(1)
-        .zip(&epilogues)
-        .zip(out.iter_mut())
-        .map(|((matrices, epilogue), out)| Product {
-            group: 0,
-            matrices,
-            step: 1,
-            epilogue: Some(epilogue),
-            sink: Sink::Rows(out),
-        })
-        .collect();
-    kernels::multiply(path, workers.for_products(&matrices, rows.rows()), rows, &mut products);
 }

@@ -5,12 +5,14 @@ use std::time::Duration;
 
 use stolon_backend::{Backend, BackendError, ImageInput};
 use stolon_kernels::Path;
-use stolon_model::{CpuBackend, CpuOptions, KvBudget};
+use stolon_model::{CpuBackend, CpuOptions, KvBudget, TensorType};
 
 use super::fixture::{self, NAMES};
 
 /// Maximum difference from transformers, in standard deviations of the embeddings.
 const DIFFERENCE_MAX: f32 = 1e-4;
+/// The same if keys and values are bf16.
+const BF16_DIFFERENCE_MAX: f32 = 0.05;
 
 /// Goal: the embeddings of every model match those of transformers, on every instruction set of this
 /// machine.
@@ -50,6 +52,31 @@ fn embeddings_depend_on_the_image_only() {
         }
         let mut parallel = fixture::backend(fixture::model(name), None, 3);
         assert_eq!(fixture::encode(&mut parallel, &inputs[0]), whole, "{name}");
+    }
+}
+
+/// Goal: with keys and values of patches in bf16, embeddings are close to those of transformers in
+/// f32 on every instruction set, and their bits depend on the image only.
+#[test]
+fn embeddings_with_bf16_keys_are_close() {
+    for name in NAMES {
+        let expected = fixture::expected(name).embeddings;
+        for path in Path::supported() {
+            let of = |threads| {
+                let mut model = fixture::model(name);
+                let inputs = fixture::inputs(name, &model);
+                model.config.dtype = TensorType::Bf16;
+                let mut backend = fixture::backend(model, Some(path), threads);
+                let encode = |image| fixture::encode(&mut backend, image);
+                inputs.iter().flat_map(encode).collect::<Vec<f32>>()
+            };
+            let got = of(1);
+            let largest = fixture::difference(&got, &expected);
+            // More than the difference in f32, or nothing was rounded.
+            let rounded = DIFFERENCE_MAX..BF16_DIFFERENCE_MAX;
+            assert!(rounded.contains(&largest), "{name}, {path}: {largest}");
+            assert_eq!(of(3), got, "{name}, {path}");
+        }
     }
 }
 
