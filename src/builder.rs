@@ -8,6 +8,8 @@ mod hub;
 mod load;
 mod scheduling;
 
+use futures::FutureExt;
+use futures::future::BoxFuture;
 use stolon_actors::EngineHandle;
 use stolon_backend::{Backend, BackendSpec};
 use stolon_model::{EmbeddingConfig, EmbeddingSizes, KvType, LoadOptions, WeightType};
@@ -238,54 +240,70 @@ impl EngineBuilder {
     ///   the backend does not support them (feature `tiers`);
     /// * [`EngineError::StartFailed`] if there is no tokio runtime, if it has no time driver, or if
     ///   loading the model or making the backend panics.
-    pub async fn build(mut self) -> Result<Engine, Error> {
-        self.config.validate()?;
-        let (mut config, runtime) = (std::mem::take(&mut self.config), self.runtime.take());
-        let tiers = std::mem::take(&mut self.tiers).prepare(&mut config)?;
-        let (prefix_caching, key) = (config.prefix_caching, self.namespace_key);
-        let AdapterSettings { adapters, memory } = std::mem::take(&mut self.adapters);
-        let (own_embedding, sizes) = (self.embedding.take(), self.embedding_sizes.take());
-        let (sender, loaded) = std::sync::mpsc::channel();
-        let make = self.into_factory(&config, sender)?;
-        let handle = EngineHandle::start_with(make, config, runtime).await?;
-        let missing = |_| EngineError::StartFailed { reason: "nothing was loaded".to_owned() };
-        let Loaded { id, text, sampling, embedding, generates, images } =
-            loaded.try_recv().map_err(missing)?;
-        let spec = &handle.context().spec;
-        let embedding = embedding_info(&id, spec, own_embedding.or(embedding), sizes)?;
-        let info = ModelInfo {
-            id,
-            vocab_size: spec.vocab_size,
-            max_positions: spec.max_positions,
-            block_size: spec.block_size,
-            num_blocks: spec.block_count,
-            kv_bytes: spec.block_count * spec.block_bytes,
-            state_bytes: spec.state.map_or(0, |state| state.bytes),
-            eos_token_ids: text.eos_ids().as_slice().to_vec(),
-            has_chat_template: text.has_chat_template(),
-            embedding,
-            generates,
-            takes_images: spec.images,
-            prefix_caching,
-        };
-        tracing::info!(
-            model = info.id,
-            num_blocks = info.num_blocks,
-            block_size = info.block_size,
-            kv_bytes = info.kv_bytes,
-            "the engine is ready"
-        );
-        let (context, runtime) = (handle.context().clone(), handle.runtime().clone());
-        let prompts = Prompts::new(text, images, context, runtime)?;
-        let tiers = tiers.open(&handle).await?;
-        let namespace_key = key.or_else(|| tiers.namespace_key());
-        let (loader, runtime) = (handle.adapters().cloned(), handle.runtime().clone());
-        let table = AdapterTable::new(loader, info.id.clone(), memory, runtime);
-        for (name, path) in adapters {
-            table.load(&name, &path, false).await?;
+    pub async fn build(self) -> Result<Engine, Error> {
+        self.start().await
+    }
+
+    /// As [`EngineBuilder::build`], compiled once, as the futures of [`EngineHandle`] are.
+    fn start(mut self) -> BoxFuture<'static, Result<Engine, Error>> {
+        async move {
+            self.config.validate()?;
+            let (mut config, runtime) = (std::mem::take(&mut self.config), self.runtime.take());
+            let tiers = std::mem::take(&mut self.tiers).prepare(&mut config)?;
+            let (prefix_caching, key) = (config.prefix_caching, self.namespace_key);
+            let AdapterSettings { adapters, memory } = std::mem::take(&mut self.adapters);
+            let (own_embedding, sizes) = (self.embedding.take(), self.embedding_sizes.take());
+            let (sender, loaded) = std::sync::mpsc::channel();
+            let make = self.into_factory(&config, sender)?;
+            let handle = EngineHandle::start_with(make, config, runtime).await?;
+            let missing = |_| EngineError::StartFailed { reason: "nothing was loaded".to_owned() };
+            let Loaded { id, text, sampling, embedding, generates, images } =
+                loaded.try_recv().map_err(missing)?;
+            let spec = &handle.context().spec;
+            let embedding = embedding_info(&id, spec, own_embedding.or(embedding), sizes)?;
+            let info = ModelInfo {
+                id,
+                vocab_size: spec.vocab_size,
+                max_positions: spec.max_positions,
+                block_size: spec.block_size,
+                num_blocks: spec.block_count,
+                kv_bytes: spec.block_count * spec.block_bytes,
+                state_bytes: spec.state.map_or(0, |state| state.bytes),
+                eos_token_ids: text.eos_ids().as_slice().to_vec(),
+                has_chat_template: text.has_chat_template(),
+                embedding,
+                generates,
+                takes_images: spec.images,
+                prefix_caching,
+            };
+            tracing::info!(
+                model = info.id,
+                num_blocks = info.num_blocks,
+                block_size = info.block_size,
+                kv_bytes = info.kv_bytes,
+                "the engine is ready"
+            );
+            let (context, runtime) = (handle.context().clone(), handle.runtime().clone());
+            let prompts = Prompts::new(text, images, context, runtime)?;
+            let tiers = tiers.open(&handle).await?;
+            let namespace_key = key.or_else(|| tiers.namespace_key());
+            let (loader, runtime) = (handle.adapters().cloned(), handle.runtime().clone());
+            let table = AdapterTable::new(loader, info.id.clone(), memory, runtime);
+            for (name, path) in adapters {
+                table.load(&name, &path, false).await?;
+            }
+            let adapters = table;
+            Ok(Engine::new(Inner {
+                handle,
+                prompts,
+                sampling,
+                info,
+                namespace_key,
+                tiers,
+                adapters,
+            }))
         }
-        let adapters = table;
-        Ok(Engine::new(Inner { handle, prompts, sampling, info, namespace_key, tiers, adapters }))
+        .boxed()
     }
 }
 

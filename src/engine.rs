@@ -3,7 +3,8 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use futures::future::try_join_all;
+use futures::FutureExt;
+use futures::future::{BoxFuture, try_join_all};
 use stolon_actors::EngineHandle;
 use stolon_scheduler::{
     AdmissionPolicy, AuditReport, EngineHealth, EngineHistograms, EngineStats, SequenceRequest,
@@ -168,55 +169,62 @@ impl Engine {
         Ok((namespace, self.inner.prompts.tokens_here(request)?))
     }
 
-    /// Splits a request into what the engine computes and what its stream needs.
-    async fn prepare(&self, request: Request) -> Result<(SequenceRequest, AnswerState), Error> {
-        let submitted = Instant::now();
-        if !self.inner.info.generates {
-            return Err(Error::EmbeddingsOnly { model: self.inner.info.id.clone() });
+    /// Splits a request into what the engine computes and what its stream needs. The future is boxed
+    /// as those of [`EngineHandle`] are.
+    fn prepare(
+        &self,
+        request: Request,
+    ) -> BoxFuture<'_, Result<(SequenceRequest, AnswerState), Error>> {
+        async move {
+            let submitted = Instant::now();
+            if !self.inner.info.generates {
+                return Err(Error::EmbeddingsOnly { model: self.inner.info.id.clone() });
+            }
+            let request = self.appended(request).await?;
+            let (request, namespace) = self.with_adapter(request).await?;
+            let turn = self.begin_turn(&request, &namespace)?;
+            let tokens = self.inner.prompts.tokens(&request).await?;
+            let text = &self.inner.prompts.text;
+            if !request.stop.is_empty() {
+                // Stop strings are searched in text.
+                text.require_tokenizer()?;
+            }
+            let stop_strings = StopStrings::new(&*request.stop, false)?;
+            let eos_ids = if request.ignore_eos { TokenSet::default() } else { text.eos_ids() };
+            let mut options = request.options;
+            options.sampling.logprobs = request.logprobs.or(options.sampling.logprobs);
+            options.sampling.processor = request.processor.or(options.sampling.processor);
+            let ends = eos_ids.as_slice().iter().chain(options.stop_ids.as_slice());
+            let ends: Vec<u32> = ends.copied().collect();
+            if let Some(grammar) = request.grammar {
+                let (inner, client) = (options.sampling.processor.take(), options.tenant.clone());
+                let prompts = &self.inner.prompts;
+                let processor = prompts.grammar_processor(grammar, &ends, inner, client).await?;
+                options.sampling.processor = Some(processor);
+            }
+            if request.min_tokens > 0 {
+                let inner = options.sampling.processor.take();
+                let processor = MinTokens { count: request.min_tokens, ends, inner };
+                options.sampling.processor = Some(SharedProcessor::new(processor));
+            }
+            let (tokens, images) = (Arc::new(tokens), request.placed);
+            let detokenizer = text.detokenizer(&request.shown_tokens);
+            let answer = AnswerState {
+                text: detokenizer.map(|detokenizer| (detokenizer, stop_strings)),
+                repetition: request.end_repetition.then(RepetitionDetector::new),
+                stops: request.stop,
+                eos_ids: eos_ids.clone(),
+                stop_ids: options.stop_ids.clone(),
+                min_tokens: request.min_tokens,
+                submitted,
+                usage: crate::request::prompt_usage(&tokens, &images),
+                timings: Timings::default(),
+            };
+            let sequence =
+                SequenceRequest { tokens, images, namespace, eos_ids, stored: None, turn, options };
+            Ok((self.inner.handle.with_stored(sequence).await, answer))
         }
-        let request = self.appended(request).await?;
-        let (request, namespace) = self.with_adapter(request).await?;
-        let turn = self.begin_turn(&request, &namespace)?;
-        let tokens = self.inner.prompts.tokens(&request).await?;
-        let text = &self.inner.prompts.text;
-        if !request.stop.is_empty() {
-            // Stop strings are searched in text.
-            text.require_tokenizer()?;
-        }
-        let stop_strings = StopStrings::new(&*request.stop, false)?;
-        let eos_ids = if request.ignore_eos { TokenSet::default() } else { text.eos_ids() };
-        let mut options = request.options;
-        options.sampling.logprobs = request.logprobs.or(options.sampling.logprobs);
-        options.sampling.processor = request.processor.or(options.sampling.processor);
-        let ends = eos_ids.as_slice().iter().chain(options.stop_ids.as_slice());
-        let ends: Vec<u32> = ends.copied().collect();
-        if let Some(grammar) = request.grammar {
-            let (inner, client) = (options.sampling.processor.take(), options.tenant.clone());
-            let prompts = &self.inner.prompts;
-            let processor = prompts.grammar_processor(grammar, &ends, inner, client).await?;
-            options.sampling.processor = Some(processor);
-        }
-        if request.min_tokens > 0 {
-            let inner = options.sampling.processor.take();
-            let processor = MinTokens { count: request.min_tokens, ends, inner };
-            options.sampling.processor = Some(SharedProcessor::new(processor));
-        }
-        let (tokens, images) = (Arc::new(tokens), request.placed);
-        let detokenizer = text.detokenizer(&request.shown_tokens);
-        let answer = AnswerState {
-            text: detokenizer.map(|detokenizer| (detokenizer, stop_strings)),
-            repetition: request.end_repetition.then(RepetitionDetector::new),
-            stops: request.stop,
-            eos_ids: eos_ids.clone(),
-            stop_ids: options.stop_ids.clone(),
-            min_tokens: request.min_tokens,
-            submitted,
-            usage: crate::request::prompt_usage(&tokens, &images),
-            timings: Timings::default(),
-        };
-        let sequence =
-            SequenceRequest { tokens, images, namespace, eos_ids, stored: None, turn, options };
-        Ok((self.inner.handle.with_stored(sequence).await, answer))
+        .boxed()
     }
 
     /// What this engine would have to compute for a request, and how long the request would wait
@@ -325,11 +333,19 @@ impl Engine {
     /// and the backend's thread, its weights and the KV cache are released when it returns from its
     /// step, which may be never.
     pub async fn shutdown(&self) -> bool {
-        let Inner { handle, tiers, .. } = &*self.inner;
-        tiers.before_stop(handle).await;
-        let is_released = handle.shutdown().await;
-        tiers.after_stop(handle).await;
-        is_released
+        self.stop().await
+    }
+
+    /// As [`Engine::shutdown`], compiled once, as the futures of [`EngineHandle`] are.
+    fn stop(&self) -> BoxFuture<'_, bool> {
+        async move {
+            let Inner { handle, tiers, .. } = &*self.inner;
+            tiers.before_stop(handle).await;
+            let is_released = handle.shutdown().await;
+            tiers.after_stop(handle).await;
+            is_released
+        }
+        .boxed()
     }
 
     /// Refuses new requests with [`EngineError::Draining`](crate::EngineError::Draining) from now

@@ -16,6 +16,8 @@
 
 use std::sync::Arc;
 
+use futures::FutureExt;
+use futures::future::BoxFuture;
 use serde_json::Value;
 use stolon_scheduler::{EngineContext, EngineError, PromptLimit};
 use tokio::runtime::Handle;
@@ -108,13 +110,16 @@ impl Prompts {
     }
 
     /// The request with its images among the tokens of its prompt. Decoding images is long work.
-    pub(crate) async fn placed(&self, request: Request) -> Result<Request, Error> {
-        if !request.has_images() {
-            return Ok(request);
+    pub(crate) fn placed(&self, request: Request) -> BoxFuture<'_, Result<Request, Error>> {
+        async move {
+            if !request.has_images() {
+                return Ok(request);
+            }
+            let client = request.options.tenant.clone();
+            let (images, context) = (self.images.clone(), self.context.clone());
+            self.run(Work::Long(client), move |text| images.place(request, text, &context)).await
         }
-        let client = request.options.tenant.clone();
-        let (images, context) = (self.images.clone(), self.context.clone());
-        self.run(Work::Long(client), move |text| images.place(request, text, &context)).await
+        .boxed()
     }
 
     /// The token ids of a prompt, computed on the calling thread.
@@ -128,24 +133,30 @@ impl Prompts {
 
     /// The token ids of a prompt. If the future is dropped while another thread computes, the
     /// result is discarded.
-    pub(crate) async fn tokens(&self, request: &Request) -> Result<Vec<u32>, Error> {
-        if let Prompt::Tokens(tokens) = request.prompt() {
-            return Ok(tokens.clone());
-        }
-        self.text.check_len(request.prompt().len_bytes(), self.limit)?;
-        let (bytes, client) = (work_bytes(request), request.options.tenant.clone());
-        // A clone of a request shares its prompt.
-        let (request, limit) = (request.clone(), self.limit);
-        let is_chat = matches!(request.prompt(), Prompt::Chat(_));
-        if is_chat && bytes < LARGE_BYTES {
-            let request = request.clone();
-            let quick = move |text: &Text| text.quick_tokens(&request, limit);
-            if let Some(tokens) = self.run(Work::Short, quick).await? {
-                return Ok(tokens);
+    pub(crate) fn tokens<'a>(
+        &'a self,
+        request: &'a Request,
+    ) -> BoxFuture<'a, Result<Vec<u32>, Error>> {
+        async move {
+            if let Prompt::Tokens(tokens) = request.prompt() {
+                return Ok(tokens.clone());
             }
+            self.text.check_len(request.prompt().len_bytes(), self.limit)?;
+            let (bytes, client) = (work_bytes(request), request.options.tenant.clone());
+            // A clone of a request shares its prompt.
+            let (request, limit) = (request.clone(), self.limit);
+            let is_chat = matches!(request.prompt(), Prompt::Chat(_));
+            if is_chat && bytes < LARGE_BYTES {
+                let request = request.clone();
+                let quick = move |text: &Text| text.quick_tokens(&request, limit);
+                if let Some(tokens) = self.run(Work::Short, quick).await? {
+                    return Ok(tokens);
+                }
+            }
+            let work = if is_chat { Work::Long(client) } else { Work::of_text(bytes, client) };
+            self.run(work, move |text| text.prompt_tokens(&request, limit)).await
         }
-        let work = if is_chat { Work::Long(client) } else { Work::of_text(bytes, client) };
-        self.run(work, move |text| text.prompt_tokens(&request, limit)).await
+        .boxed()
     }
 
     /// The token ids of a client's prompt that follows others, or that begins a text.

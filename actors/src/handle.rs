@@ -1,4 +1,7 @@
 //! The handle that callers hold. Its methods run in the caller's own task.
+//!
+//! Their futures are boxed. The code of an `async fn` is compiled in every crate that awaits it, and
+//! with it that of everything it awaits; a boxed future is compiled once, in this crate.
 
 mod cache;
 mod storage;
@@ -10,6 +13,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use arc_swap::ArcSwapOption;
+use futures::FutureExt;
+use futures::future::BoxFuture;
 use ractor::{Actor, ActorRef, RpcReplyPort, SpawnErr};
 use stolon_backend::{AdapterLoader, Backend, KvFormat};
 use stolon_scheduler::{
@@ -57,11 +62,11 @@ impl EngineHandle {
     ///
     /// # Errors
     /// As [`EngineHandle::start_with`].
-    pub async fn start(
+    pub fn start(
         backend: Box<dyn Backend + Send>,
         config: EngineConfig,
-    ) -> Result<EngineHandle, EngineError> {
-        EngineHandle::start_with(move || Ok(backend as Box<dyn Backend>), config, None).await
+    ) -> BoxFuture<'static, Result<EngineHandle, EngineError>> {
+        EngineHandle::start_with(move || Ok(backend as Box<dyn Backend>), config, None).boxed()
     }
 
     /// Starts an engine. `make` makes the backend on the executor thread, which also computes every
@@ -76,10 +81,9 @@ impl EngineHandle {
         config: EngineConfig,
         runtime: Option<Handle>,
     ) -> Result<EngineHandle, E> {
-        let failed = |reason: &str| EngineError::StartFailed { reason: reason.to_owned() };
         let current = || {
             let expected = "expected to be called from a tokio runtime, got none";
-            Handle::try_current().map_err(|_| failed(expected))
+            Handle::try_current().map_err(|_| start_failed(expected))
         };
         let runtime = runtime.map_or_else(current, Ok)?;
         require_timers(&runtime)?;
@@ -96,11 +100,7 @@ impl EngineHandle {
             down: ArcSwapOption::empty(),
             stopped: false.into(),
         });
-        // The handle is made by the task, so that the actors stop if the caller does not wait any
-        // more.
-        let start = start_actors(common, executor, runtime.clone());
-        let started = runtime.spawn(start).await;
-        Ok(started.map_err(|_| failed("the tokio runtime has ended"))??)
+        Ok(start_actors(common, executor, runtime).await?)
     }
 
     /// The runtime that the actors run on.
@@ -199,18 +199,24 @@ impl EngineHandle {
     /// # Errors
     /// [`EngineError::Audit`] describes the first inconsistency; [`EngineError::Interrupted`],
     /// [`EngineError::Stopped`].
-    pub async fn audit(&self) -> Result<AuditReport, EngineError> {
+    pub fn audit(&self) -> BoxFuture<'_, Result<AuditReport, EngineError>> {
+        async move {
         self.call_admission(AdmissionMessage::Audit).await?.map_err(EngineError::Audit)
+    }.boxed()
     }
 
     /// Stops the engine. Running and waiting requests end with [`EngineError::Stopped`]. The
     /// backend is dropped before this returns, unless it hangs for longer than
     /// [`EngineConfig::step_timeout`]. Returns false in that case: the backend's thread and memory
     /// are released when it returns from its step, which may be never.
-    pub async fn shutdown(&self) -> bool {
-        // Fails only if the engine has stopped already.
-        let stopped = call(&self.shared.supervisor, SupervisorMessage::Shutdown, "the supervisor");
-        stopped.await.unwrap_or(true)
+    pub fn shutdown(&self) -> BoxFuture<'_, bool> {
+        async move {
+            // Fails only if the engine has stopped already.
+            let stopped =
+                call(&self.shared.supervisor, SupervisorMessage::Shutdown, "the supervisor");
+            stopped.await.unwrap_or(true)
+        }
+        .boxed()
     }
 
     /// Makes a part of the engine fail at its next message, for tests.
@@ -252,12 +258,15 @@ impl EngineHandle {
     /// Waits until no request runs or waits, for at most `limit`. Returns whether that happened.
     ///
     /// May be called from any executor: the timer runs on the engine's runtime.
-    pub async fn idle(&self, limit: Duration) -> bool {
-        let gauges = Arc::clone(&self.context().gauges);
-        let idle = poll_fn(move |context| gauges.poll_idle(context));
-        let wait = async move { timeout(limit, idle).await.is_ok() };
-        // An error means that the runtime has ended, and with it every request.
-        self.shared.runtime.spawn(wait).await.unwrap_or(true)
+    pub fn idle(&self, limit: Duration) -> BoxFuture<'_, bool> {
+        async move {
+            let gauges = Arc::clone(&self.context().gauges);
+            let idle = poll_fn(move |context| gauges.poll_idle(context));
+            let wait = async move { timeout(limit, idle).await.is_ok() };
+            // An error means that the runtime has ended, and with it every request.
+            self.shared.runtime.spawn(wait).await.unwrap_or(true)
+        }
+        .boxed()
     }
 
     /// Refuses new requests with [`EngineError::Draining`] from now on, and waits until no request
@@ -284,24 +293,32 @@ impl EngineHandle {
 fn require_timers(runtime: &Handle) -> Result<(), EngineError> {
     let _context = runtime.enter();
     catch_unwind(|| drop(tokio::time::sleep(Duration::ZERO))).map_err(|_| {
-        let expected =
-            "expected a tokio runtime with a time driver (`enable_time`), got one without";
-        EngineError::StartFailed { reason: expected.to_owned() }
+        start_failed("expected a tokio runtime with a time driver (`enable_time`), got one without")
     })
 }
 
 /// Starts the supervisor, which starts the other actors.
-async fn start_actors(
+fn start_actors(
     common: Arc<Common>,
     executor: ExecutorThread,
     runtime: Handle,
-) -> Result<EngineHandle, EngineError> {
-    let supervisor = SupervisorActor { common: Arc::clone(&common) };
-    let (supervisor, _) = Actor::spawn(None, supervisor, executor)
-        .await
-        .map_err(|error| start_error(error, "the supervisor"))?;
-    let shared = Shared { common, supervisor, next_id: AtomicU64::new(0), runtime };
-    Ok(EngineHandle { shared: Arc::new(shared) })
+) -> BoxFuture<'static, Result<EngineHandle, EngineError>> {
+    let on = runtime.clone();
+    let start = async move {
+        let supervisor = SupervisorActor { common: Arc::clone(&common) };
+        let (supervisor, _) = Actor::spawn(None, supervisor, executor)
+            .await
+            .map_err(|error| start_error(error, "the supervisor"))?;
+        let shared = Shared { common, supervisor, next_id: AtomicU64::new(0), runtime };
+        Ok(EngineHandle { shared: Arc::new(shared) })
+    };
+    // The handle is made by the task, so that the actors stop if the caller does not wait any more.
+    let started = on.spawn(start);
+    async move { started.await.map_err(|_| start_failed("the tokio runtime has ended"))? }.boxed()
+}
+
+fn start_failed(reason: &str) -> EngineError {
+    EngineError::StartFailed { reason: reason.to_owned() }
 }
 
 /// Why an actor could not be started.

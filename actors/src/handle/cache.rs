@@ -3,6 +3,8 @@
 use std::sync::Arc;
 use std::time::Instant;
 
+use futures::FutureExt;
+use futures::future::BoxFuture;
 use stolon_kvcache::{CachedPrefix, EvictionPolicy, Namespace, PinId, PrefixMatch, TreeDump};
 use stolon_scheduler::{CacheStats, EngineError, Removal, SessionId, SessionInfo, SessionPrefix};
 
@@ -39,19 +41,22 @@ impl EngineHandle {
     /// [`EngineError::Pin`] if nothing of it is cached or
     /// [`EngineConfig::pin_budget`](stolon_scheduler::EngineConfig::pin_budget) would be exceeded,
     /// [`EngineError::PinBudgetInUse`], [`EngineError::Interrupted`], [`EngineError::Stopped`].
-    pub async fn pin(
+    pub fn pin(
         &self,
         namespace: Namespace,
         tokens: Vec<u32>,
         options: PinOptions,
-    ) -> Result<PinId, EngineError> {
-        let begin = |reply| PinMessage::Begin { namespace, tokens, options, reply };
-        let pin = self.call_tree(|reply| TreeMessage::Pin(begin(reply))).await??;
-        if let (Some(save), Ok(generation)) = (pin.save, self.common().current()) {
-            // If the generation has just ended, the request is dropped here.
-            let _ = generation.admission.cast(AdmissionMessage::Save(Box::new(save)));
+    ) -> BoxFuture<'_, Result<PinId, EngineError>> {
+        async move {
+            let begin = |reply| PinMessage::Begin { namespace, tokens, options, reply };
+            let pin = self.call_tree(|reply| TreeMessage::Pin(begin(reply))).await??;
+            if let (Some(save), Ok(generation)) = (pin.save, self.common().current()) {
+                // If the generation has just ended, the request is dropped here.
+                let _ = generation.admission.cast(AdmissionMessage::Save(Box::new(save)));
+            }
+            Ok(pin.id)
         }
-        Ok(pin.id)
+        .boxed()
     }
 
     /// Removes part of the cache, except for what running requests use. Returns the number of
@@ -59,21 +64,24 @@ impl EngineHandle {
     ///
     /// # Errors
     /// [`EngineError::Interrupted`], [`EngineError::Stopped`].
-    pub async fn evict(&self, removal: Removal) -> Result<usize, EngineError> {
-        let generation = self.common().current()?;
-        let namespace = match &removal {
-            Removal::Namespace(namespace) => Some(*namespace),
-            Removal::Prefix(..) => None,
-        };
-        let release = || {
-            namespace.inspect(|namespace| self.context().sessions.release_namespace(namespace));
-        };
-        release();
-        let remove = |reply| AllocatorMessage::Remove(removal, reply);
-        let answer = call(&generation.allocator, remove, BLOCK_ALLOCATOR).await;
-        // A turn that began in between has locked what is no longer in the tree.
-        release();
-        self.or_end(answer, &generation).await
+    pub fn evict(&self, removal: Removal) -> BoxFuture<'_, Result<usize, EngineError>> {
+        async move {
+            let generation = self.common().current()?;
+            let namespace = match &removal {
+                Removal::Namespace(namespace) => Some(*namespace),
+                Removal::Prefix(..) => None,
+            };
+            let release = || {
+                namespace.inspect(|namespace| self.context().sessions.release_namespace(namespace));
+            };
+            release();
+            let remove = |reply| AllocatorMessage::Remove(removal, reply);
+            let answer = call(&generation.allocator, remove, BLOCK_ALLOCATOR).await;
+            // A turn that began in between has locked what is no longer in the tree.
+            release();
+            self.or_end(answer, &generation).await
+        }
+        .boxed()
     }
 
     /// Changes the eviction policy, also for what is cached already. It replaces a custom order.
@@ -93,16 +101,18 @@ impl EngineHandle {
     ///
     /// # Errors
     /// [`EngineError::Interrupted`], [`EngineError::Stopped`].
-    pub async fn unpin(&self, id: PinId) -> Result<bool, EngineError> {
-        self.call_tree(|reply| TreeMessage::Pin(PinMessage::End(id, reply))).await
+    pub fn unpin(&self, id: PinId) -> BoxFuture<'_, Result<bool, EngineError>> {
+        async move { self.call_tree(|reply| TreeMessage::Pin(PinMessage::End(id, reply))).await }
+            .boxed()
     }
 
     /// All pins, oldest first.
     ///
     /// # Errors
     /// [`EngineError::Interrupted`], [`EngineError::Stopped`].
-    pub async fn pins(&self) -> Result<Vec<Pin>, EngineError> {
-        self.call_tree(|reply| TreeMessage::Pin(PinMessage::List(reply))).await
+    pub fn pins(&self) -> BoxFuture<'_, Result<Vec<Pin>, EngineError>> {
+        async move { self.call_tree(|reply| TreeMessage::Pin(PinMessage::List(reply))).await }
+            .boxed()
     }
 
     /// The content of the cache, and every change from now on, in a queue of at most `capacity`
@@ -111,17 +121,20 @@ impl EngineHandle {
     /// # Errors
     /// [`EngineError::InvalidParameter`] if `capacity` is 0, [`EngineError::Interrupted`],
     /// [`EngineError::Stopped`].
-    pub async fn events(&self, capacity: usize) -> Result<CacheEvents, EngineError> {
-        let events = self.call_tree(|reply| TreeMessage::Subscribe(capacity, reply)).await?;
-        events.map_err(|_| EngineError::invalid("capacity", "at least 1 event", capacity))
+    pub fn events(&self, capacity: usize) -> BoxFuture<'_, Result<CacheEvents, EngineError>> {
+        async move {
+            let events = self.call_tree(|reply| TreeMessage::Subscribe(capacity, reply)).await?;
+            events.map_err(|_| EngineError::invalid("capacity", "at least 1 event", capacity))
+        }
+        .boxed()
     }
 
     /// Statistics of the prefix cache.
     ///
     /// # Errors
     /// [`EngineError::Interrupted`], [`EngineError::Stopped`].
-    pub async fn cache_stats(&self) -> Result<CacheStats, EngineError> {
-        self.call_tree(TreeMessage::Stats).await
+    pub fn cache_stats(&self) -> BoxFuture<'_, Result<CacheStats, EngineError>> {
+        async move { self.call_tree(TreeMessage::Stats).await }.boxed()
     }
 
     /// A copy of the tree's structure, made by a reader concurrently with changes.
@@ -145,8 +158,8 @@ impl EngineHandle {
     ///
     /// # Errors
     /// [`EngineError::Interrupted`], [`EngineError::Stopped`].
-    pub async fn flush(&self) -> Result<(), EngineError> {
-        self.call_admission(AdmissionMessage::Flush).await
+    pub fn flush(&self) -> BoxFuture<'_, Result<(), EngineError>> {
+        async move { self.call_admission(AdmissionMessage::Flush).await }.boxed()
     }
 
     /// Opens a session `to` that continues where `from` is or, with `tokens`, from its first
@@ -154,27 +167,27 @@ impl EngineHandle {
     ///
     /// # Errors
     /// As [`Sessions::fork`](stolon_scheduler::Sessions::fork).
-    pub async fn fork_session(
+    pub fn fork_session(
         &self,
         from: &SessionId,
         to: SessionId,
         tokens: Option<usize>,
-    ) -> Result<SessionInfo, EngineError> {
-        let prefix = self.context().sessions.fork(from, to, tokens, Instant::now())?;
-        self.hold(prefix).await
+    ) -> BoxFuture<'_, Result<SessionInfo, EngineError>> {
+        let prefix = self.context().sessions.fork(from, to, tokens, Instant::now());
+        async move { self.hold(prefix?).await }.boxed()
     }
 
     /// Takes a session back to its first `tokens` tokens.
     ///
     /// # Errors
     /// As [`Sessions::rewind`](stolon_scheduler::Sessions::rewind).
-    pub async fn rewind_session(
+    pub fn rewind_session(
         &self,
         id: &SessionId,
         tokens: usize,
-    ) -> Result<SessionInfo, EngineError> {
-        let prefix = self.context().sessions.rewind(id, tokens, Instant::now())?;
-        self.hold(prefix).await
+    ) -> BoxFuture<'_, Result<SessionInfo, EngineError>> {
+        let prefix = self.context().sessions.rewind(id, tokens, Instant::now());
+        async move { self.hold(prefix?).await }.boxed()
     }
 
     /// Lets a session hold the cached prefix of its tokens. While the engine restarts, nothing is

@@ -4,6 +4,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use futures::FutureExt;
+use futures::future::BoxFuture;
 use stolon_kvcache::{Namespace, PrefixMatch};
 use stolon_scheduler::{
     EngineError, PendingKv, Prefetch, PromptLookup, SaveRequest, SequenceRequest,
@@ -19,40 +20,46 @@ impl EngineHandle {
     /// Adds stored KV of its prompt to a request, if there is an
     /// [`EngineConfig::kv_source`](stolon_scheduler::EngineConfig::kv_source) that has some and
     /// reads it in time.
-    pub async fn with_stored(&self, mut request: SequenceRequest) -> SequenceRequest {
-        let context = self.context();
-        let source = context.config.kv_source.as_ref();
-        let Some(source) = source.filter(|_| !request.options.needs_whole_prompt()) else {
-            return request;
-        };
-        let PrefixMatch { cached, resume } = self.query_resume(&request.namespace, &request.tokens);
-        // Nothing is read for a request that is going to be refused.
-        if context.queue_is_full(request.tokens.len() - resume) {
-            return request;
+    pub fn with_stored(&self, mut request: SequenceRequest) -> BoxFuture<'_, SequenceRequest> {
+        async move {
+            let context = self.context();
+            let source = context.config.kv_source.as_ref();
+            let Some(source) = source.filter(|_| !request.options.needs_whole_prompt()) else {
+                return request;
+            };
+            let PrefixMatch { cached, resume } =
+                self.query_resume(&request.namespace, &request.tokens);
+            // Nothing is read for a request that is going to be refused.
+            if context.queue_is_full(request.tokens.len() - resume) {
+                return request;
+            }
+            let Prefetch { save, load } = source.prefetch(&PromptLookup {
+                namespace: request.namespace,
+                tokens: Arc::clone(&request.tokens),
+                cached,
+                resume,
+                checkpoint_positions: context.spec.checkpoint_blocks() * context.spec.block_size,
+                priority: request.options.priority,
+                prefill_rate: context.prefill_rate(),
+            });
+            if let (Some(save), Ok(generation)) = (save, self.common().current()) {
+                // If the generation has just ended, the request is dropped here.
+                let _ = generation.admission.cast(AdmissionMessage::Save(Box::new(save)));
+            }
+            let Some(PendingKv { kv, limit }) = load else { return request };
+            // The timer needs the engine's runtime; the caller may have another one.
+            let wait = self.shared.runtime.spawn(async move { timeout(limit, kv).await });
+            match wait.await {
+                Ok(Ok(kv)) => request.stored = kv,
+                Ok(Err(_)) => {
+                    tracing::debug!(?limit, "stored KV was not read in time; it is computed")
+                }
+                // The runtime has ended.
+                Err(_) => {}
+            }
+            request
         }
-        let Prefetch { save, load } = source.prefetch(&PromptLookup {
-            namespace: request.namespace,
-            tokens: Arc::clone(&request.tokens),
-            cached,
-            resume,
-            checkpoint_positions: context.spec.checkpoint_blocks() * context.spec.block_size,
-            priority: request.options.priority,
-            prefill_rate: context.prefill_rate(),
-        });
-        if let (Some(save), Ok(generation)) = (save, self.common().current()) {
-            // If the generation has just ended, the request is dropped here.
-            let _ = generation.admission.cast(AdmissionMessage::Save(Box::new(save)));
-        }
-        let Some(PendingKv { kv, limit }) = load else { return request };
-        // The timer needs the engine's runtime; the caller may have another one.
-        let wait = self.shared.runtime.spawn(async move { timeout(limit, kv).await });
-        match wait.await {
-            Ok(Ok(kv)) => request.stored = kv,
-            Ok(Err(_)) => tracing::debug!(?limit, "stored KV was not read in time; it is computed"),
-            // The runtime has ended.
-            Err(_) => {}
-        }
-        request
+        .boxed()
     }
 
     /// Copies the cached ones of these blocks of a prompt out of the KV pool, from the first one
@@ -62,25 +69,28 @@ impl EngineHandle {
     ///
     /// # Errors
     /// [`EngineError::Interrupted`], [`EngineError::Stopped`].
-    pub async fn save_blocks(
+    pub fn save_blocks(
         &self,
         namespace: Namespace,
         tokens: Arc<Vec<u32>>,
         blocks: Range<usize>,
-    ) -> Result<Option<Vec<u8>>, EngineError> {
-        let generation = self.common().current()?;
-        let (sender, saved) = oneshot::channel();
-        // Fails only if the caller does not wait for the copy any more.
-        let done = Box::new(move |bytes| drop(sender.send(bytes)));
-        let request = SaveRequest { namespace, tokens, blocks, done };
-        // If the generation has just ended, the request is dropped here.
-        let _ = generation.admission.cast(AdmissionMessage::Save(Box::new(request)));
-        match saved.await {
-            Ok(bytes) => Ok(Some(bytes)),
-            Err(_) => match generation.end.clone().now_or_never() {
-                Some(end) => Err(end_error(end)),
-                None => Ok(None),
-            },
+    ) -> BoxFuture<'_, Result<Option<Vec<u8>>, EngineError>> {
+        async move {
+            let generation = self.common().current()?;
+            let (sender, saved) = oneshot::channel();
+            // Fails only if the caller does not wait for the copy any more.
+            let done = Box::new(move |bytes| drop(sender.send(bytes)));
+            let request = SaveRequest { namespace, tokens, blocks, done };
+            // If the generation has just ended, the request is dropped here.
+            let _ = generation.admission.cast(AdmissionMessage::Save(Box::new(request)));
+            match saved.await {
+                Ok(bytes) => Ok(Some(bytes)),
+                Err(_) => match generation.end.clone().now_or_never() {
+                    Some(end) => Err(end_error(end)),
+                    None => Ok(None),
+                },
+            }
         }
+        .boxed()
     }
 }
