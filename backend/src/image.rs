@@ -15,8 +15,12 @@ pub struct ImageInput {
     /// Whether its positions attend to each other in both directions. If not, each attends to the
     /// positions up to its own, as those of text do.
     pub full_attention: bool,
-    /// Width and height in pixels.
+    /// Width and height of `pixels`.
     pub size: [usize; 2],
+    /// Columns and rows of tiles, for encoders that make the positions of an image of several tiles
+    /// (Moondream). `pixels` is then the whole picture and, below it, its tiles row by row, all of
+    /// the same size. `[0, 0]` if it is the picture alone.
+    pub tiles: [usize; 2],
     /// Row-major `[height, width, 3]`: red, green and blue.
     pub pixels: Vec<u8>,
 }
@@ -24,12 +28,13 @@ pub struct ImageInput {
 impl std::fmt::Debug for ImageInput {
     /// Shows everything but the pixels.
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let ImageInput { content_hash, kv_len, full_attention, size, .. } = self;
+        let ImageInput { content_hash, kv_len, full_attention, size, tiles, .. } = self;
         f.debug_struct("ImageInput")
             .field("content_hash", &format_args!("{content_hash:032x}"))
             .field("kv_len", kv_len)
             .field("full_attention", full_attention)
             .field("size", size)
+            .field("tiles", tiles)
             .finish_non_exhaustive()
     }
 }

@@ -7,8 +7,8 @@
 
 use candle_core::{DType, Device, Result, Tensor};
 use stolon_backend::{StepBatch, StepOutput};
-use stolon_model::config::DecoderWeights;
-use stolon_model::{DecoderConfig, ExpertsConfig, LayerConfig, QueryScaling};
+use stolon_model::config::{DecoderWeights, NormKind, NormPlacement};
+use stolon_model::{DecoderConfig, ExpertsConfig, LayerConfig, ModelError, QueryScaling};
 
 use crate::OpenError;
 use crate::attention::{Attention, AttentionArgs, Padding, Prepared};
@@ -44,7 +44,10 @@ impl Decoder {
         mut loader: Loader,
     ) -> std::result::Result<Self, OpenError> {
         use_every_field(&config);
-        let DecoderWeights { embedding: spec, layers, final_norm, head } = config.weights();
+        refuse_blocks(&config)?;
+        // A configuration with a bias of the output matrix is refused by `refuse_blocks`.
+        let DecoderWeights { embedding: spec, layers, final_norm, head, head_bias: _ } =
+            config.weights();
         let embedding = loader.dense(&spec)?;
         let head = match head {
             Some(head) => loader.head(&head)?,
@@ -55,7 +58,7 @@ impl Decoder {
             .iter()
             .map(|layer| Layer::load(&config, layer, &mut loader))
             .collect::<std::result::Result<_, _>>()?;
-        let final_norm = Norm::load(&config, &final_norm, &mut loader)?;
+        let final_norm = Norm::load(&config, &final_norm.weight, &mut loader)?;
         let ropes = config
             .ropes
             .iter()
@@ -247,6 +250,10 @@ fn use_every_field(config: &DecoderConfig) {
         logit_softcap: _,
         // The default compute type.
         dtype: _,
+        // Refused by `refuse_blocks`.
+        head_bias: _,
+        norm_kind: _,
+        mlp_gate: _,
         // Refused by `Layer::load`.
         convolution_taps: _,
         delta_net: _,
@@ -272,6 +279,27 @@ fn use_every_field(config: &DecoderConfig) {
             shared_width: _,
         } = experts;
     }
+}
+
+/// Refuses layer norms, parallel layers, MLPs without a gate and biases of the output matrix.
+fn refuse_blocks(config: &DecoderConfig) -> std::result::Result<(), OpenError> {
+    let is_computed = config.norm_kind == NormKind::Rms
+        && config.norms != NormPlacement::Parallel
+        && config.mlp_gate
+        && !config.head_bias;
+    if is_computed { Ok(()) } else { Err(refused(config)) }
+}
+
+/// The error for a model that has such parts.
+pub(crate) fn refused(config: &DecoderConfig) -> OpenError {
+    OpenError::Model(ModelError::Unsupported {
+        file: "the configuration".to_owned(),
+        key: "model_type".to_owned(),
+        got: config.architecture.name().to_owned(),
+        expected: "a model with RMS norms, MLPs with gates that follow attention, and no bias of \
+                   the output matrix; other models are computed by the CPU backend"
+            .to_owned(),
+    })
 }
 
 /// Writes the keys or values of the rows of a step to a plane of the KV store of the type `dtype`.

@@ -9,6 +9,7 @@ use stolon_model::config::{
 use stolon_model::{Activation, DecoderConfig};
 
 use crate::OpenError;
+use crate::decoder::refused;
 use crate::experts::Experts;
 use crate::gate::gate;
 use crate::linear::Linear;
@@ -117,9 +118,9 @@ impl Layer {
             None => [None, None],
         };
         Ok(Self {
-            attention_input_norm: norm(attention_input_norm.as_ref())?,
+            attention_input_norm: norm(attention_input_norm.as_ref().map(|norm| &norm.weight))?,
             attention_output_norm: norm(attention_output_norm.as_ref())?,
-            mlp_input_norm: norm(mlp_input_norm.as_ref())?,
+            mlp_input_norm: norm(mlp_input_norm.as_ref().map(|norm| &norm.weight))?,
             mlp_output_norm: norm(mlp_output_norm.as_ref())?,
             q_norm,
             k_norm,
@@ -128,6 +129,7 @@ impl Layer {
             output: loader.linear(output)?,
             mlp: match mlp {
                 FeedForwardWeights::Dense(mlp) => Mlp::Dense(GatedMlp::load(config, mlp, loader)?),
+                FeedForwardWeights::Plain(_) => return Err(refused(config)),
                 FeedForwardWeights::Experts(experts) => {
                     Mlp::Experts(Experts::load(config, experts, loader)?)
                 }

@@ -26,16 +26,16 @@ pub use experts::{ExpertChoice, ExpertScores, ExpertsConfig};
 pub(crate) use hf::{ParsedConfig, parse as parse_json};
 pub(crate) use keys::Keys;
 pub use mamba2::Mamba2Config;
-pub use norms::NormPlacement;
+pub use norms::{NormKind, NormPlacement};
 pub(crate) use pairs::AdjacentPairs;
 pub use recurrent::RecurrentShape;
 pub use rope::{Rope, RopeScaling};
 pub use tensors::{
     AttentionWeights, ConvolutionWeights, DecoderWeights, DeltaNetWeights, ExpertsWeights,
     FeedForwardWeights, LayerWeights, LinearWeights, Mamba2Weights, MixerWeights, MlpWeights,
-    SharedExpertWeights, StackedWeights, TensorRole, TensorSpec,
+    NormWeights, PlainMlpWeights, SharedExpertWeights, StackedWeights, TensorRole, TensorSpec,
 };
-pub(crate) use vision::{NormWeights, ProjectorWeights, VisionLayerWeights, VisionWeights};
+pub(crate) use vision::{LayerNormWeights, ProjectorWeights, VisionLayerWeights, VisionWeights};
 pub use vision::{ProjectorConfig, TowerConfig, VisionConfig};
 
 use stolon_kernels::TensorType;
@@ -163,7 +163,7 @@ pub struct DecoderConfig {
     /// Number of leading elements of each head that are rotated (Phi-4-mini: three of four), which
     /// is even and at most `head_dim`. `None` for all.
     pub rotary_dim: Option<usize>,
-    /// Added to the mean square in every RMS norm.
+    /// Added to the mean square in every RMS norm, and to the variance in layer norms.
     pub rms_norm_eps: f32,
     /// Every RMS norm multiplies by `norm_offset + weight`. 1 for Gemma's safetensors, else 0.
     pub norm_offset: f32,
@@ -171,6 +171,8 @@ pub struct DecoderConfig {
     pub max_positions: usize,
     /// Whether the embedding is also the output matrix, so that there is no `lm_head.weight`.
     pub tie_word_embeddings: bool,
+    /// Whether the output matrix has a bias. Only if it is not the embedding.
+    pub head_bias: bool,
     /// Whether `q_proj`, `k_proj` and `v_proj` have biases.
     pub qkv_bias: bool,
     /// Whether `o_proj` has a bias.
@@ -184,8 +186,13 @@ pub struct DecoderConfig {
     pub qk_norm: Option<QkNorm>,
     /// Where layers normalize the residual stream.
     pub norms: NormPlacement,
+    /// The kind of these norms, and of the one before the output matrix.
+    pub norm_kind: NormKind,
     /// The MLP's gate function.
     pub activation: Activation,
+    /// Whether the MLP has a gate: `down(activation(gate(x)) * up(x))`. Otherwise it is
+    /// `down(activation(up(x)))`, without experts.
+    pub mlp_gate: bool,
     /// Whether each head has an attention sink: a learnt score that takes part in the softmax as
     /// one more position without a value.
     pub attention_sinks: bool,
@@ -238,6 +245,7 @@ impl DecoderConfig {
     pub fn check(&self, file: &str) -> Result<(), ModelError> {
         self.check_sizes(file)?;
         self.check_numbers(file)?;
+        self.check_blocks(file)?;
         self.check_experts(file)?;
         self.check_mixers(file)?;
         for rope in &self.ropes {

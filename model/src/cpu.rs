@@ -229,10 +229,15 @@ impl Backend for CpuBackend {
         image: &Arc<ImageInput>,
         time: Duration,
     ) -> Result<Option<ImageEmbeddings>, BackendError> {
-        match &mut self.encoder {
-            Some(encoder) => encoder.encode(image, time, &self.workers),
-            None => Err(BackendError::Unsupported("images")),
-        }
+        let Some(encoder) = &mut self.encoder else {
+            return Err(BackendError::Unsupported("images"));
+        };
+        let embeddings = encoder.encode(image, time, &self.workers)?;
+        let Some((embeddings, token)) = embeddings.as_ref().zip(encoder.first_token()) else {
+            return Ok(embeddings);
+        };
+        let first = self.decoder.embedding(token);
+        Ok(Some(ImageEmbeddings { values: [&first, &embeddings.values[..]].concat().into() }))
     }
 
     fn sampling_threads(&self) -> usize {
@@ -267,6 +272,10 @@ fn check_encoder(
     if encoder.output_size != decoder.hidden_size {
         let expected = format!("{} (hidden_size)", decoder.hidden_size);
         return Err(ModelError::key(NAME, "output_size", expected, encoder.output_size));
+    }
+    if let Some(token) = encoder.first_token.filter(|id| *id as usize >= decoder.vocab_size) {
+        let expected = format!("an id below vocab_size, {}", decoder.vocab_size);
+        return Err(ModelError::key(NAME, "first_token", expected, token));
     }
     weights.check_encoder(encoder)
 }

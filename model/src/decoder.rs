@@ -10,7 +10,9 @@
 //! once per step.
 
 use stolon_backend::{SliceImage, StepBatch, StepOutput};
-use stolon_kernels::{self as kernels, AttentionSequence, Matrix, Path, Product, Sink};
+use stolon_kernels::{
+    self as kernels, AttentionSequence, Epilogue, Matrix, Path, Product, RowSums, Sink,
+};
 
 use crate::adapter::Site;
 use crate::config::{DecoderConfig, DecoderWeights};
@@ -45,7 +47,7 @@ use attention::{Inputs, output_slices, whole_slices};
 use convolution::fill_taps;
 use layer::Layer;
 use linear::Loader;
-use passes::Norm;
+use passes::{Norm, NormVectors};
 use plan::BatchRows;
 use profile::Profile;
 use rope::RopeTable;
@@ -62,9 +64,11 @@ pub(crate) struct Decoder {
     embedding: Matrix,
     /// The output matrix `[vocab_size, hidden_size]`, unless it is tied to the embedding.
     head: Option<Matrix>,
+    /// The bias of the output matrix, `[vocab_size]`.
+    head_bias: Option<Vec<f32>>,
     layers: Vec<Layer>,
-    /// `[hidden_size]`: weight of the norm before the output matrix.
-    final_norm: Vec<f32>,
+    /// The norm before the output matrix.
+    final_norm: NormVectors,
     /// One table per entry of `config.ropes`, in the same order.
     ropes: Vec<RopeTable>,
     plan: BatchRows,
@@ -97,15 +101,16 @@ impl Decoder {
     ) -> Result<Self, ModelError> {
         fields::use_every_field(&config);
         let mut loader = Loader { weights, weight_type, path, workers };
-        let DecoderWeights { embedding, layers, final_norm, head } = config.weights();
+        let DecoderWeights { embedding, layers, final_norm, head, head_bias } = config.weights();
         let embedding = loader.matrix(&embedding)?;
         let head = head.map(|head| loader.matrix(&head)).transpose()?;
+        let head_bias = loader.optional_vector(head_bias.as_ref())?;
         let layers = layers
             .iter()
             .zip(kept_indices(&config))
             .map(|(layer, kept)| Layer::load(&config, layer, kept, &mut loader))
             .collect::<Result<_, _>>()?;
-        let final_norm = loader.vector(&final_norm)?;
+        let final_norm = NormVectors::load(&final_norm, &mut loader)?;
         let ropes = config
             .ropes
             .iter()
@@ -116,6 +121,7 @@ impl Decoder {
             path,
             embedding,
             head,
+            head_bias,
             layers,
             final_norm,
             ropes,
@@ -140,6 +146,13 @@ impl Decoder {
     pub(crate) fn weight_bytes(&self) -> usize {
         let head = self.head.as_ref().map_or(0, Matrix::bytes);
         self.embedding.bytes() + head + self.layers.iter().map(Layer::bytes).sum::<usize>()
+    }
+
+    /// The embedding of a token below the vocabulary size, `[hidden_size]`.
+    pub(crate) fn embedding(&self, token: u32) -> Vec<f32> {
+        let mut row = vec![0.0; self.config.hidden_size];
+        embed_token(&self.embedding, self.config.embedding_scale, token, &mut row);
+        row
     }
 
     /// Computes a batch that the batch checker has accepted: writes keys and values, states and
@@ -189,15 +202,28 @@ impl Decoder {
         if rows == 0 {
             return StepOutput { hidden, ..StepOutput::default() };
         }
-        let mut logits = vec![0.0; rows * self.config.vocab_size];
-        let head = self.head.as_ref().unwrap_or(&self.embedding);
-        let sink = Sink::Rows(&mut logits);
-        let product = Product { group: 0, matrices: &[head], step: 1, epilogue: None, sink };
-        let threads = workers.for_products(&[head], rows);
-        kernels::multiply(self.path, threads, &self.activations.normed, &mut [product]);
-        passes::finish_logits(&self.config, self.path, &mut logits, workers);
+        let logits = self.logits(rows, workers);
         self.profile.mark(Stage::Logits);
         StepOutput { logits, hidden, ..StepOutput::default() }
+    }
+
+    /// The logits of the first `rows` rows, which are normalized and packed for the output matrix.
+    fn logits(&self, rows: usize, workers: &Workers) -> Vec<f32> {
+        let path = self.path;
+        let mut logits = vec![0.0; rows * self.config.vocab_size];
+        let head = self.head.as_ref().unwrap_or(&self.embedding);
+        let add_bias = |sums: RowSums<'_>| {
+            if let Some(bias) = &self.head_bias {
+                kernels::add(path, sums.first, &bias[sums.feature..][..sums.first.len()]);
+            }
+        };
+        let epilogue = self.head_bias.as_ref().map(|_| &add_bias as Epilogue<'_>);
+        let sink = Sink::Rows(&mut logits);
+        let product = Product { group: 0, matrices: &[head], step: 1, epilogue, sink };
+        let threads = workers.for_products(&[head], rows);
+        kernels::multiply(path, threads, &self.activations.normed, &mut [product]);
+        passes::finish_logits(&self.config, path, &mut logits, workers);
+        logits
     }
 
     /// Fills the slots that enter the convolutions at the rows of `sequences`, if there are any.
@@ -240,18 +266,16 @@ impl Decoder {
     fn embed(&mut self, batch: &StepBatch, workers: &Workers) {
         let (tokens, width) = (&batch.tokens, self.config.hidden_size);
         let in_vocabulary = 0..self.config.vocab_size as u32;
-        let (embedding, scale) = (&self.embedding, self.config.embedding_scale);
         let chunk = workers.chunk_rows(tokens.len(), width);
+        let (embedding, scale) = (&self.embedding, self.config.embedding_scale);
+        let lookup = |token: u32, row: &mut [f32]| embed_token(embedding, scale, token, row);
         let x = &mut self.activations.x[..tokens.len() * width];
         let parts = x.chunks_mut(chunk * width).zip(tokens.chunks(chunk));
         workers.run(parts, |(x, tokens)| {
             let rows = x.chunks_exact_mut(width).zip(tokens);
             // The others are positions of images.
             for (row, &token) in rows.filter(|(_, token)| in_vocabulary.contains(token)) {
-                embedding.row(token as usize, row);
-                if let Some(scale) = scale {
-                    row.iter_mut().for_each(|value| *value *= scale);
-                }
+                lookup(token, row);
             }
         });
         let mut first = 0;
@@ -272,19 +296,19 @@ impl Decoder {
     /// if `index` is the number of layers.
     fn norm_for(&mut self, index: usize, rows: usize, workers: &Workers) {
         let Activations { x, normed, .. } = &mut self.activations;
-        let weight = match self.layers.get(index) {
+        let vectors = match self.layers.get(index) {
             Some(layer) => {
-                normed.reset(rows, &layer.mixer.inputs());
-                layer.attention_input_norm.as_deref()
+                normed.reset(rows, &layer.inputs());
+                layer.attention_input_norm.as_ref()
             }
             None => {
                 normed.reset(rows, &[self.head.as_ref().unwrap_or(&self.embedding)]);
-                Some(&self.final_norm[..])
+                Some(&self.final_norm)
             }
         };
         let width = self.config.hidden_size;
         let x = &x[..rows * width];
-        let norm = Norm::of(&self.config, weight, self.path);
+        let norm = Norm::of(&self.config, vectors, self.path);
         norm.pack(x, normed, workers);
         if index < self.layers.len() {
             self.adapters.lower((index, Site::Inputs), self.path, workers, |row, out| {
@@ -310,6 +334,14 @@ impl Decoder {
             self.norm_for(self.layers.len() - 1, kept, workers);
         }
         kept
+    }
+}
+
+/// Writes the embedding of a token to `row`.
+fn embed_token(embedding: &Matrix, scale: Option<f32>, token: u32, row: &mut [f32]) {
+    embedding.row(token as usize, row);
+    if let Some(scale) = scale {
+        row.iter_mut().for_each(|value| *value *= scale);
     }
 }
 

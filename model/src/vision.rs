@@ -1,5 +1,8 @@
 //! The image encoder of a vision model on the CPU: a vision transformer and a projector.
 //!
+//! Some encoders read an image in several pictures: the whole one, and tiles of it. The tower computes
+//! one picture after the other, and the projector makes the embeddings of all.
+//!
 //! The backend that owns it calls [`Encoder::encode`] until it returns the embeddings. An image is
 //! computed layer by layer, so that a call ends soon after its time is over and steps of the
 //! decoder run in between. What was computed is kept for the image of the last call only.
@@ -11,6 +14,7 @@
 mod patch_kv;
 mod patches;
 mod projector;
+mod tiles;
 mod tower;
 
 use std::sync::Arc;
@@ -19,12 +23,13 @@ use std::time::{Duration, Instant};
 use stolon_backend::{BackendError, ImageEmbeddings, ImageInput};
 use stolon_kernels::Path;
 
-use crate::config::VisionConfig;
+use crate::config::{ProjectorConfig, VisionConfig};
 use crate::decoder::linear::Loader;
 use crate::error::ModelError;
 use crate::kv_store::KvType;
 use crate::workers::Workers;
 use patch_kv::PatchKv;
+use patches::Patches;
 use projector::Projector;
 use tower::{Activations, Tower};
 
@@ -45,7 +50,9 @@ pub(crate) struct Encoder {
 #[derive(Debug)]
 struct Progress {
     image: Arc<ImageInput>,
-    /// Number of layers that were computed.
+    /// The features of the pictures that were computed.
+    features: Vec<Vec<f32>>,
+    /// Number of layers of the next picture that were computed.
     layers: usize,
     activations: Activations,
 }
@@ -71,6 +78,11 @@ impl Encoder {
         self.tower.bytes() + self.projector.bytes()
     }
 
+    /// The token whose embedding comes before the embeddings of each image.
+    pub(crate) fn first_token(&self) -> Option<u32> {
+        self.config.first_token
+    }
+
     /// Computes layers of `image` until `time` is over, but at least one. Returns the embeddings
     /// when they are complete. An image of an earlier call that is not complete is dropped.
     ///
@@ -92,7 +104,10 @@ impl Encoder {
             self.tower.layer(progress.layers, &mut progress.activations, self.path, workers);
             progress.layers += 1;
             if progress.layers == self.config.tower.layers {
-                return Ok(Some(self.finish(progress, workers)));
+                self.finish_picture(&mut progress, workers)?;
+                if progress.features.len() == pictures(&progress.image) {
+                    return Ok(Some(self.finish(progress, workers)));
+                }
             }
             if begun.elapsed() >= time {
                 self.progress = Some(progress);
@@ -103,18 +118,49 @@ impl Encoder {
 
     fn begin(&self, image: &Arc<ImageInput>, workers: &Workers) -> Result<Progress, BackendError> {
         self.check(image)?;
-        let patches = patches::Patches::of(&self.config, image);
-        let kv = PatchKv::new(&self.config.tower, self.kv_type, self.path, patches.count())
-            .map_err(|error| BackendError::Failed(format!("image: {error}")))?;
-        let activations = self.tower.embed(&patches, kv, self.path, workers);
-        Ok(Progress { image: Arc::clone(image), layers: 0, activations })
+        let activations = self.embed(image, 0, workers)?;
+        Ok(Progress { image: Arc::clone(image), features: Vec::new(), layers: 0, activations })
     }
 
+    /// The activations of picture `index` of an image before the first layer.
+    fn embed(
+        &self,
+        image: &ImageInput,
+        index: usize,
+        workers: &Workers,
+    ) -> Result<Activations, BackendError> {
+        let patches = Patches::of(&self.config, image, picture_size(image), index);
+        let kv = PatchKv::new(&self.config.tower, self.kv_type, self.path, patches.count())
+            .map_err(|error| BackendError::Failed(format!("image: {error}")))?;
+        Ok(self.tower.embed(&patches, kv, self.path, workers))
+    }
+
+    /// Keeps the features of a picture of which all layers were computed, and begins the next one.
+    fn finish_picture(
+        &self,
+        progress: &mut Progress,
+        workers: &Workers,
+    ) -> Result<(), BackendError> {
+        let Progress { image, features, layers, activations } = progress;
+        self.tower.norm(activations, self.path, workers);
+        features.push(std::mem::take(&mut activations.x));
+        if features.len() < pictures(image) {
+            *layers = 0;
+            *activations = self.embed(image, features.len(), workers)?;
+        }
+        Ok(())
+    }
+
+    /// The embeddings of an image of which all pictures were computed.
     fn finish(&self, progress: Progress, workers: &Workers) -> ImageEmbeddings {
-        let Progress { image, layers: _, mut activations } = progress;
-        self.tower.norm(&mut activations, self.path, workers);
-        let grid = image.size.map(|edge| edge / self.config.tower.patch_size);
-        let values = self.projector.project(activations.x, grid, self.path, workers);
+        let Progress { image, features, .. } = progress;
+        let values = match &self.projector {
+            Projector::Squares(squares) => {
+                let grid = image.size.map(|edge| edge / self.config.tower.patch_size);
+                squares.project(features.concat(), grid, self.path, workers)
+            }
+            Projector::Tiles(tiles) => tiles.project(&features, image.tiles, self.path, workers),
+        };
         ImageEmbeddings { values: values.into() }
     }
 
@@ -130,6 +176,16 @@ impl Encoder {
         if image.kv_len != rows {
             return Err(invalid(format!("{rows} rows"), image.kv_len.to_string()));
         }
+        let [columns, rows_of_tiles] = image.tiles;
+        let tiles = columns.checked_mul(rows_of_tiles);
+        let expected = match self.config.projector {
+            ProjectorConfig::Tiles { .. } => height / self.config.tower.image_size - 1,
+            _ => 0,
+        };
+        if tiles != Some(expected) {
+            let got = format!("{columns} x {rows_of_tiles}");
+            return Err(invalid(format!("{expected} tiles"), got));
+        }
         let bytes = 3 * width * height;
         if image.pixels.len() != bytes {
             let got = image.pixels.len().to_string();
@@ -137,6 +193,16 @@ impl Encoder {
         }
         Ok(())
     }
+}
+
+/// Number of pictures in which an image is read.
+fn pictures(image: &ImageInput) -> usize {
+    1 + image.tiles[0] * image.tiles[1]
+}
+
+/// Width and height of each of these pictures.
+fn picture_size(image: &ImageInput) -> [usize; 2] {
+    [image.size[0], image.size[1] / pictures(image)]
 }
 
 /// Whether two inputs are the same image.

@@ -8,6 +8,7 @@
 mod check;
 mod gguf;
 mod interleaved;
+mod moondream;
 mod quantized;
 mod rows;
 pub(crate) mod safetensors;

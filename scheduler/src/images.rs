@@ -185,6 +185,7 @@ mod tests {
             kv_len,
             full_attention,
             size: [1, 1],
+            tiles: [0, 0],
             pixels: vec![0; 3],
         })
     }

@@ -47,6 +47,8 @@ pub enum Tiling {
     Idefics3(Idefics3Tiles),
     /// Gemma 3.
     Gemma3(Gemma3Tiles),
+    /// Moondream.
+    Moondream(MoondreamTiles),
 }
 
 /// Idefics 3 and SmolVLM: a large picture is cut into rows and columns of square tiles, which are
@@ -73,6 +75,20 @@ pub struct Gemma3Tiles {
     pub tile_rows: usize,
     /// Whether crops of the picture follow; `None` for the usual setting, in which they do not.
     pub pan_and_scan: Option<PanAndScan>,
+}
+
+/// Moondream: a large picture is cut into overlapping tiles, which follow the whole picture. The
+/// encoder makes the same number of positions of all of them together.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MoondreamTiles {
+    /// Edge of a tile in pixels, more than twice the margin.
+    pub tile_edge: usize,
+    /// Margin of a tile in pixels. Adjacent tiles overlap by twice as much.
+    pub margin: usize,
+    /// Maximum number of tiles of a picture, without the whole picture; at least 1.
+    pub tiles_max: usize,
+    /// Number of positions that a picture takes in a prompt, at least 1.
+    pub rows: usize,
 }
 
 /// How Gemma 3 crops pictures that are much wider than high, or higher than wide.

@@ -24,7 +24,9 @@ mod processor;
 #[cfg(feature = "processor")]
 mod resize;
 
-pub use config::{Gemma3Tiles, Idefics3Tiles, PanAndScan, ProcessorConfig, Resampling, Tiling};
+pub use config::{
+    Gemma3Tiles, Idefics3Tiles, MoondreamTiles, PanAndScan, ProcessorConfig, Resampling, Tiling,
+};
 #[cfg(feature = "processor")]
 pub use error::PictureError;
 #[cfg(feature = "processor")]

@@ -7,6 +7,41 @@ use safetensors::SafeTensors;
 use stolon_model::{LoadOptions, ModelSource, load};
 use stolon_vision::{ImageProcessor, Picture};
 
+/// Goal: the pixels of Moondream's pictures are exactly those of `kestrel`: pictures that grow, that
+/// shrink, and that shrink so much that pixels are averaged first.
+#[test]
+fn pixels_of_moondream_are_those_of_kestrel() {
+    let root = env!("CARGO_MANIFEST_DIR");
+    let directory: PathBuf = [root, "../model/tests/fixtures/images/moondream2"].iter().collect();
+    let bytes = std::fs::read(directory.join("images.safetensors")).unwrap();
+    let file = SafeTensors::deserialize(&bytes).unwrap();
+    let model = load(&ModelSource::Directory(directory), &LoadOptions::default()).unwrap();
+    let images = model.images.unwrap();
+    let processor = ImageProcessor::new(images.processor);
+    let mut hashes = Vec::new();
+    for name in ["", "small.", "high.", "large.", "huge."] {
+        let tensor = |key: &str| file.tensor(&format!("{name}{key}")).unwrap();
+        let picture = tensor("picture");
+        let [height, width, _] = *picture.shape() else { panic!("a picture has 3 dimensions") };
+        let picture = Picture::from_rgb(width, height, picture.data().to_vec()).unwrap();
+        let prepared = processor.prepare(&picture).unwrap();
+        let [image] = &prepared.tiles[..] else { panic!("one image") };
+        let tiling: Vec<usize> = image.tiles.to_vec();
+        let expected = tensor("tiling");
+        let columns_and_rows: Vec<usize> =
+            expected.data().chunks_exact(8).map(|number| number[0].into()).collect();
+        assert_eq!(tiling, columns_and_rows, "{name}");
+        let expected = tensor("tiles");
+        let [count, edge, _, _] = *expected.shape() else { panic!("tiles have 4 dimensions") };
+        assert_eq!(image.size, [edge, edge * count], "{name}");
+        assert_eq!(image.pixels, expected.data(), "{name}");
+        assert_eq!(images.encoder.rows_of(image.size), Ok(image.kv_len), "{name}");
+        assert!(image.full_attention);
+        assert!(!hashes.contains(&image.content_hash), "{name}");
+        hashes.push(image.content_hash);
+    }
+}
+
 /// Goal: tiles are those of transformers with the configuration in the files of the model.
 #[test]
 fn processors_are_configured_as_in_transformers() {

@@ -203,7 +203,14 @@ fn positions_of_images_depend_on_their_content() {
     let image = |content_hash| {
         let size = [1, 1];
         let pixels = vec![0; 3];
-        Arc::new(ImageInput { content_hash, kv_len: 3, full_attention: true, size, pixels })
+        Arc::new(ImageInput {
+            content_hash,
+            kv_len: 3,
+            full_attention: true,
+            size,
+            tiles: [0, 0],
+            pixels,
+        })
     };
     let (one, other) = (image(1), image(1 << 100));
     let mut encode = |image| backend.encode(image, Duration::ZERO).expect("an encoder");

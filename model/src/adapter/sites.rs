@@ -34,7 +34,7 @@ pub(super) fn sites(layer: LayerWeights) -> [Vec<Part>; Site::ALL.len()] {
         FeedForwardWeights::Dense(MlpWeights { gate_up, down }) => {
             (stacked(gate_up), vec![single(down.weight)])
         }
-        FeedForwardWeights::Experts(_) => Default::default(),
+        FeedForwardWeights::Plain(_) | FeedForwardWeights::Experts(_) => Default::default(),
     };
     [inputs, output, gate_up, down]
 }

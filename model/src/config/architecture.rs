@@ -64,6 +64,9 @@ pub enum Architecture {
     /// gpt-oss: a mixture of experts with biases and clamped gates, attention sinks, and windows in
     /// every other layer.
     GptOss,
+    /// The text part of Moondream 2, which is that of Phi-1.5: attention and MLP side by side, layer
+    /// norms, biases everywhere, and no gates.
+    Moondream2,
 }
 
 /// Everything about an architecture that files do not say: its names, what the forward pass

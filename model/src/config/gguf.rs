@@ -18,7 +18,7 @@ use stolon_backend::Pooling;
 use stolon_kernels::TensorType;
 
 use super::architecture::Gate;
-use super::{Activation, Architecture, DecoderConfig, LayerConfig, QkNorm};
+use super::{Activation, Architecture, DecoderConfig, LayerConfig, NormKind, QkNorm};
 use crate::error::{ModelError, quoted};
 use crate::gguf::{Header, Value};
 use metadata::Metadata;
@@ -88,6 +88,7 @@ pub(crate) fn parse(
         norm_offset: 0.0,
         max_positions: ropes[0].context(max_positions),
         tie_word_embeddings: !has("output.weight"),
+        head_bias: false,
         qkv_bias: attention_has("attn_q.bias") || attention_has("attn_qkv.bias"),
         output_bias: attention_has("attn_output.bias"),
         output_gate: row.output_gate,
@@ -95,7 +96,9 @@ pub(crate) fn parse(
         qk_norm: (row.qk_norm.filter(|norm| *norm == QkNorm::Position))
             .or(attention_has("attn_q_norm.weight").then_some(QkNorm::Head)),
         norms: row.norms,
+        norm_kind: NormKind::Rms,
         activation: activation(row.gate),
+        mlp_gate: true,
         attention_sinks: attention_has("attn_sinks.weight"),
         embedding_scale: scale("embedding_scale")?
             .or(row.scaled_embedding.then(|| (hidden_size as f64).sqrt() as f32)),

@@ -9,6 +9,7 @@ mod experts;
 mod layers;
 mod mamba;
 mod mlp;
+mod moondream;
 mod rope;
 
 use serde_json::Value;
@@ -17,7 +18,7 @@ use stolon_kernels::TensorType;
 use super::architecture::{AttentionScale, Bias, Description, Gate, Softcaps};
 use super::keys::Keys;
 use super::quantization::{self, Quantization};
-use super::{Activation, Architecture, DecoderConfig, QueryScaling};
+use super::{Activation, Architecture, DecoderConfig, NormKind, QueryScaling};
 use crate::error::{ModelError, quoted};
 
 /// The content of `config.json`: the decoder's configuration and the special token ids.
@@ -38,6 +39,9 @@ pub(crate) fn parse(file: &str, value: &Value) -> Result<ParsedConfig, ModelErro
     let root = Keys::root(file, value)?;
     let mut quantization = quantization::parse(&root)?;
     let architecture = architecture(&root)?;
+    if architecture == Architecture::Moondream2 {
+        return moondream::parse(&root);
+    }
     // In multimodal models, the decoder's keys are in a nested object.
     let text = root.object("text_config")?;
     let row = architecture.description();
@@ -143,13 +147,16 @@ fn decoder(
         norm_offset: row.norm_offset,
         max_positions: ropes.list[0].context(max_positions),
         tie_word_embeddings: tied(row, keys, root)?,
+        head_bias: false,
         qkv_bias: row.qkv_bias.of(keys)?,
         output_bias: row.output_bias.of(keys)?,
         output_gate: row.output_gate,
         mlp_bias: row.mlp_bias.of(keys)?,
         qk_norm: row.qk_norm,
         norms: row.norms,
+        norm_kind: NormKind::Rms,
         activation: activation(row.gate, keys)?,
+        mlp_gate: true,
         attention_sinks: row.attention_sinks,
         embedding_scale: embedding_scale(row, keys, hidden_size)?,
         residual_scale: multiplier(keys, "residual_multiplier")?,

@@ -1,4 +1,17 @@
-//! Where the layers of a decoder have norms, and the names of these.
+//! Which norms the layers of a decoder have, where they have them, and the names of these.
+
+use super::{Activation, DecoderConfig};
+use crate::error::ModelError;
+
+/// The kind of the norms of the residual stream.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum NormKind {
+    /// RMS norms, which scale rows.
+    Rms,
+    /// Layer norms, which shift rows to the mean 0, scale them, and add a bias (Moondream 2). Only
+    /// inputs are normalized then.
+    Layer,
+}
 
 /// Where a layer normalizes the residual stream. The names of the weights depend on it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -15,6 +28,9 @@ pub enum NormPlacement {
     /// As [`InputAndOutput`](Self::InputAndOutput), with other names (GLM-4): `input_layernorm`,
     /// `post_self_attn_layernorm`, `post_attention_layernorm` and `post_mlp_layernorm`.
     InputAndOutputOfGlm,
+    /// The input of the layer is normalized, `input_layernorm`, and both attention and MLP read it
+    /// (Moondream 2). Their outputs are added to the residual stream.
+    Parallel,
 }
 
 /// The names of a layer's norms, without the prefix of the layer and the suffix `.weight`.
@@ -29,7 +45,10 @@ pub(crate) struct NormNames {
 impl NormPlacement {
     /// Whether outputs are normalized before the residual is added.
     pub(crate) fn outputs(self) -> bool {
-        self != Self::Input
+        match self {
+            Self::Input | Self::Parallel => false,
+            Self::Output | Self::InputAndOutput | Self::InputAndOutputOfGlm => true,
+        }
     }
 
     /// The names of the norms of a layer.
@@ -51,7 +70,33 @@ impl NormPlacement {
                 Some("post_attention_layernorm"),
                 Some("post_mlp_layernorm"),
             ],
+            Self::Parallel => [Some("input_layernorm"), None, None, None],
         };
         NormNames { attention_input, attention_output, mlp_input, mlp_output }
+    }
+}
+
+impl DecoderConfig {
+    /// Checks that the forward pass has the combination of norms and MLP. `file` is the file's name
+    /// in error messages.
+    pub(super) fn check_blocks(&self, file: &str) -> Result<(), ModelError> {
+        let refused =
+            |key: &str, expected: &str| Err(ModelError::unsupported(file, key, expected, "others"));
+        if self.norm_kind == NormKind::Layer && self.norms.outputs() {
+            return refused("norms", "layer norms of inputs only");
+        }
+        let layers = || self.layers.iter();
+        if self.norms == NormPlacement::Parallel
+            && (self.mlp_gate || layers().any(|layer| layer.experts || !layer.has_attention()))
+        {
+            return refused("norms", "attention and an MLP without a gate side by side");
+        }
+        if !self.mlp_gate && self.activation != Activation::GeluTanh {
+            return refused("hidden_act", "gelu_pytorch_tanh in an MLP without a gate");
+        }
+        if self.head_bias && self.tie_word_embeddings {
+            return refused("tie_word_embeddings", "false with a bias of the output matrix");
+        }
+        Ok(())
     }
 }

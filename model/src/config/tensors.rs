@@ -8,7 +8,7 @@
 mod list;
 mod mixers;
 
-use super::{DecoderConfig, ExpertScores, ExpertsConfig};
+use super::{DecoderConfig, ExpertScores, ExpertsConfig, NormKind};
 pub use mixers::{
     AttentionWeights, ConvolutionWeights, DeltaNetWeights, Mamba2Weights, MixerWeights,
 };
@@ -83,6 +83,24 @@ pub struct MlpWeights {
     pub down: LinearWeights,
 }
 
+/// An MLP without a gate: `down(activation(up(x)))`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PlainMlpWeights {
+    /// The projection to the inner features.
+    pub up: LinearWeights,
+    /// The projection back to `hidden_size`.
+    pub down: LinearWeights,
+}
+
+/// A norm of rows of the residual stream.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct NormWeights {
+    /// `[hidden_size]`.
+    pub weight: TensorSpec,
+    /// `[hidden_size]`, for [`NormKind::Layer`]; `None` for an RMS norm.
+    pub bias: Option<TensorSpec>,
+}
+
 /// A mixture of experts.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ExpertsWeights {
@@ -113,6 +131,8 @@ pub struct SharedExpertWeights {
 pub enum FeedForwardWeights {
     /// One MLP for all tokens.
     Dense(MlpWeights),
+    /// One MLP without a gate for all tokens.
+    Plain(PlainMlpWeights),
     /// A mixture of experts.
     Experts(ExpertsWeights),
 }
@@ -122,13 +142,14 @@ pub enum FeedForwardWeights {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LayerWeights {
     /// Norm of the residual stream before attention, or before what the layer has in its place.
-    pub attention_input_norm: Option<TensorSpec>,
+    pub attention_input_norm: Option<NormWeights>,
     /// Attention, or what the layer has in its place.
     pub mixer: MixerWeights,
     /// Norm of attention's output before it is added to the residual stream.
     pub attention_output_norm: Option<TensorSpec>,
-    /// Norm of the residual stream before the MLP or the experts.
-    pub mlp_input_norm: Option<TensorSpec>,
+    /// Norm of the residual stream before the MLP or the experts. Without it, they read the input
+    /// of attention if layers are parallel, and else the residual stream.
+    pub mlp_input_norm: Option<NormWeights>,
     /// The MLP or the experts.
     pub mlp: FeedForwardWeights,
     /// Norm of the MLP's output before it is added to the residual stream.
@@ -143,9 +164,11 @@ pub struct DecoderWeights {
     /// One entry per layer.
     pub layers: Vec<LayerWeights>,
     /// Norm of the residual stream before the output matrix.
-    pub final_norm: TensorSpec,
+    pub final_norm: NormWeights,
     /// The output matrix `[vocab_size, hidden_size]`; `None` if it is the embedding.
     pub head: Option<TensorSpec>,
+    /// The bias of the output matrix, `[vocab_size]`.
+    pub head_bias: Option<TensorSpec>,
 }
 
 impl DecoderConfig {
@@ -156,8 +179,9 @@ impl DecoderConfig {
         DecoderWeights {
             embedding: matrix("model.embed_tokens", shape, TensorRole::Embedding),
             layers: (0..self.layers.len()).map(|layer| self.layer_weights(layer)).collect(),
-            final_norm: norm("model.norm", self.hidden_size),
+            final_norm: self.residual_norm("model.norm"),
             head: (!self.tie_word_embeddings).then(|| matrix("lm_head", shape, TensorRole::Matrix)),
+            head_bias: self.head_bias.then(|| bias("lm_head", self.vocab_size)),
         }
     }
 
@@ -165,11 +189,11 @@ impl DecoderConfig {
     #[must_use]
     pub fn tensors(&self) -> Vec<TensorSpec> {
         let mut list = Vec::new();
-        let DecoderWeights { embedding, layers, final_norm, head } = self.weights();
+        let DecoderWeights { embedding, layers, final_norm, head, head_bias } = self.weights();
         list.push(embedding);
         layers.into_iter().for_each(|layer| layer.list(&mut list));
-        list.push(final_norm);
-        list.extend(head);
+        final_norm.list(&mut list);
+        list.extend(head.into_iter().chain(head_bias));
         list
     }
 
@@ -186,6 +210,7 @@ impl DecoderConfig {
             }
             match layer.mlp {
                 FeedForwardWeights::Dense(mlp) => list.push(mlp.gate_up.matrices()),
+                FeedForwardWeights::Plain(_) => {}
                 FeedForwardWeights::Experts(ExpertsWeights { experts, shared, .. }) => {
                     let mlps = experts.into_iter().chain(shared.map(|shared| shared.mlp));
                     list.extend(mlps.map(|mlp| mlp.gate_up.matrices()));
@@ -207,18 +232,20 @@ impl DecoderConfig {
         let at = |part: &str| format!("model.layers.{index}.{part}");
         let norms = self.norms.names();
         let hidden_norm = |name: Option<&str>| name.map(|name| norm(&at(name), self.hidden_size));
+        let input_norm = |name: Option<&str>| name.map(|name| self.residual_norm(&at(name)));
         LayerWeights {
-            attention_input_norm: hidden_norm(norms.attention_input),
+            attention_input_norm: input_norm(norms.attention_input),
             mixer: self.mixer_weights(self.layers[index].mixer, &at),
             attention_output_norm: hidden_norm(norms.attention_output),
-            mlp_input_norm: hidden_norm(norms.mlp_input),
+            mlp_input_norm: input_norm(norms.mlp_input),
             mlp: match self.experts.filter(|_| self.layers[index].experts) {
                 Some(experts) => {
                     FeedForwardWeights::Experts(self.expert_weights(experts, &at("mlp")))
                 }
-                None => {
+                None if self.mlp_gate => {
                     FeedForwardWeights::Dense(self.mlp_weights(&at("mlp"), self.intermediate_size))
                 }
+                None => FeedForwardWeights::Plain(self.plain_mlp_weights(&at("mlp"))),
             },
             mlp_output_norm: hidden_norm(norms.mlp_output),
         }
@@ -235,6 +262,24 @@ impl DecoderConfig {
                 parts: [inner("gate_proj"), inner("up_proj")],
             },
             down: linear(&at("down_proj"), [hidden, width], bias),
+        }
+    }
+
+    /// The MLP `module`, which has no gate.
+    fn plain_mlp_weights(&self, module: &str) -> PlainMlpWeights {
+        let (hidden, width, bias) = (self.hidden_size, self.intermediate_size, self.mlp_bias);
+        PlainMlpWeights {
+            up: linear(&format!("{module}.up_proj"), [width, hidden], bias),
+            down: linear(&format!("{module}.down_proj"), [hidden, width], bias),
+        }
+    }
+
+    /// The norm `module` of the residual stream.
+    fn residual_norm(&self, module: &str) -> NormWeights {
+        let with_bias = self.norm_kind == NormKind::Layer;
+        NormWeights {
+            weight: norm(module, self.hidden_size),
+            bias: with_bias.then(|| bias(module, self.hidden_size)),
         }
     }
 
@@ -271,14 +316,15 @@ fn norm(module: &str, size: usize) -> TensorSpec {
     TensorSpec { name: format!("{module}.weight"), shape: vec![size], role: TensorRole::Norm }
 }
 
+/// The bias of `module`.
+fn bias(module: &str, size: usize) -> TensorSpec {
+    TensorSpec { name: format!("{module}.bias"), shape: vec![size], role: TensorRole::Bias }
+}
+
 /// The projection `module` to `shape[0]` features.
-pub(super) fn linear(module: &str, shape: [usize; 2], bias: bool) -> LinearWeights {
+pub(super) fn linear(module: &str, shape: [usize; 2], with_bias: bool) -> LinearWeights {
     LinearWeights {
         weight: matrix(module, shape, TensorRole::Matrix),
-        bias: bias.then(|| TensorSpec {
-            name: format!("{module}.bias"),
-            shape: vec![shape[0]],
-            role: TensorRole::Bias,
-        }),
+        bias: with_bias.then(|| bias(module, shape[0])),
     }
 }

@@ -9,7 +9,10 @@ mod weights;
 use super::keys::SIZE_MAX;
 use crate::config::LAYERS_MAX;
 use crate::error::ModelError;
-pub(crate) use weights::{NormWeights, ProjectorWeights, VisionLayerWeights, VisionWeights};
+pub(crate) use weights::{LayerNormWeights, ProjectorWeights, VisionLayerWeights, VisionWeights};
+
+/// Maximum number of tiles of an image. Their features are in memory at the same time.
+const TILES_MAX: usize = 64;
 
 /// Everything that the encoder needs apart from the weights. All sizes are at least 1.
 #[derive(Clone, Debug, PartialEq)]
@@ -24,6 +27,10 @@ pub struct VisionConfig {
     pub mean: [f32; 3],
     /// What the result is divided by, above 0.
     pub deviation: [f32; 3],
+    /// A token whose embedding is the first row of every image, before those of the encoder; `None`
+    /// for most models. In Moondream, the token that begins a sequence attends to the image after
+    /// it, so it is a part of the image.
+    pub first_token: Option<u32>,
 }
 
 /// A vision transformer of the kind of SigLIP: patches with learnt positions, layers with layer
@@ -76,6 +83,17 @@ pub enum ProjectorConfig {
         /// Edge of the square in patches, a divisor of the edge of the image in patches.
         factor: usize,
     },
+    /// Moondream: the features of the whole picture, and those of its tiles, which are reduced to
+    /// the same number, are concatenated and projected by an MLP.
+    Tiles {
+        /// Margin of a tile in patches. Adjacent tiles overlap by twice as much, which is less than
+        /// their edge.
+        margin: usize,
+        /// Maximum number of tiles.
+        tiles_max: usize,
+        /// Width of the MLP.
+        inner_size: usize,
+    },
 }
 
 impl ProjectorConfig {
@@ -84,17 +102,29 @@ impl ProjectorConfig {
     pub fn factor(&self) -> usize {
         match self {
             Self::PixelShuffle { factor } | Self::AveragePooling { factor } => *factor,
+            Self::Tiles { .. } => 1,
         }
     }
 }
 
 impl VisionConfig {
-    /// The number of embeddings of an image of `width` x `height` pixels.
+    /// The number of embeddings of an image of `width` x `height` pixels. If the encoder reads
+    /// tiles, these are below the whole picture.
     ///
     /// # Errors
     /// What is expected of the size, if the encoder cannot process it.
     pub fn rows_of(&self, [width, height]: [usize; 2]) -> Result<usize, String> {
         let TowerConfig { patch_size, image_size, .. } = self.tower;
+        if let ProjectorConfig::Tiles { tiles_max, .. } = self.projector {
+            let tiles = (height / image_size).saturating_sub(1);
+            let is_valid = width == image_size && height == image_size * (1 + tiles);
+            return match is_valid && (1..=tiles_max).contains(&tiles) {
+                true => Ok(self.tower.grid().pow(2) + usize::from(self.first_token.is_some())),
+                false => {
+                    Err(format!("a picture and 1 to {tiles_max} tiles of {image_size} pixels"))
+                }
+            };
+        }
         let step = patch_size * self.projector.factor();
         let is_valid = |edge: usize| edge > 0 && edge <= image_size && edge.is_multiple_of(step);
         match is_valid(width) && is_valid(height) {
@@ -138,6 +168,21 @@ impl VisionConfig {
         if factor == 0 || !self.tower.grid().is_multiple_of(factor) {
             let expected = format!("a divisor of {} patches", self.tower.grid());
             return Err(ModelError::key(file, "scale_factor", expected, factor));
+        }
+        if let ProjectorConfig::Tiles { margin, tiles_max, inner_size } = self.projector {
+            let grid = self.tower.grid();
+            if 2 * margin >= grid {
+                let expected = format!("less than half of {grid} patches");
+                return Err(ModelError::key(file, "vision.overlap_margin", expected, margin));
+            }
+            if !(1..=TILES_MAX).contains(&tiles_max) {
+                let expected = format!("1 to {TILES_MAX}");
+                return Err(ModelError::key(file, "vision.max_crops", expected, tiles_max));
+            }
+            if inner_size == 0 || inner_size as u64 > SIZE_MAX {
+                let expected = format!("1 to {SIZE_MAX}");
+                return Err(ModelError::key(file, "vision.proj_inner_dim", expected, inner_size));
+            }
         }
         let numbers = self.deviation.iter().chain([&self.tower.norm_eps]);
         match numbers.copied().find(|number| !number.is_finite() || *number <= 0.0) {

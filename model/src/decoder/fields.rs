@@ -21,7 +21,10 @@ pub(super) fn use_every_field(config: &DecoderConfig) {
         output_bias: _,
         output_gate: _,
         mlp_bias: _,
+        head_bias: _,
         norms: _,
+        norm_kind: _,
+        mlp_gate: _,
         // `Decoder::embed`
         embedding_scale: _,
         // `passes::Norm`, `passes::Heads` and `passes::Residual`

@@ -8,17 +8,18 @@ use super::delta_net::DeltaNet;
 use super::experts::Experts;
 use super::linear::{Linear, Loader};
 use super::mamba2::Mamba2;
-use super::mlp::GatedMlp;
+use super::mlp::{GatedMlp, PlainMlp};
+use super::passes::NormVectors;
 use crate::config::{DecoderConfig, FeedForwardWeights, LayerWeights, MixerWeights};
 use crate::error::ModelError;
 
 /// The weights of one layer: the fields of [`LayerWeights`], which describes them.
 #[derive(Debug)]
 pub(super) struct Layer {
-    pub(super) attention_input_norm: Option<Vec<f32>>,
+    pub(super) attention_input_norm: Option<NormVectors>,
     pub(super) mixer: Mixer,
     pub(super) attention_output_norm: Option<Vec<f32>>,
-    pub(super) mlp_input_norm: Option<Vec<f32>>,
+    pub(super) mlp_input_norm: Option<NormVectors>,
     pub(super) mlp: Mlp,
     pub(super) mlp_output_norm: Option<Vec<f32>>,
 }
@@ -98,6 +99,8 @@ impl Mixer {
 pub(super) enum Mlp {
     /// One MLP for all rows.
     Dense(GatedMlp),
+    /// One MLP without a gate for all rows.
+    Plain(PlainMlp),
     /// A mixture of experts.
     Experts(Experts),
 }
@@ -120,12 +123,13 @@ impl Layer {
             mlp_output_norm,
         } = spec;
         Ok(Self {
-            attention_input_norm: loader.optional_vector(attention_input_norm.as_ref())?,
+            attention_input_norm: NormVectors::optional(attention_input_norm.as_ref(), loader)?,
             mixer: Mixer::load(config, mixer, kept, loader)?,
             attention_output_norm: loader.optional_vector(attention_output_norm.as_ref())?,
-            mlp_input_norm: loader.optional_vector(mlp_input_norm.as_ref())?,
+            mlp_input_norm: NormVectors::optional(mlp_input_norm.as_ref(), loader)?,
             mlp: match mlp {
                 FeedForwardWeights::Dense(mlp) => Mlp::Dense(GatedMlp::load(mlp, loader)?),
+                FeedForwardWeights::Plain(mlp) => Mlp::Plain(PlainMlp::load(mlp, loader)?),
                 FeedForwardWeights::Experts(experts) => {
                     Mlp::Experts(Experts::load(experts, loader)?)
                 }
@@ -134,11 +138,21 @@ impl Layer {
         })
     }
 
+    /// The matrices that the normalized input of the layer is multiplied with.
+    pub(super) fn inputs(&self) -> Vec<&Matrix> {
+        let mut inputs = self.mixer.inputs();
+        if let (Mlp::Plain(mlp), None) = (&self.mlp, &self.mlp_input_norm) {
+            inputs.push(&mlp.up.matrix);
+        }
+        inputs
+    }
+
     /// Size in bytes of all packed matrices.
     pub(super) fn bytes(&self) -> usize {
         let inputs = self.mixer.inputs().into_iter().map(Matrix::bytes).sum::<usize>();
         let mlp = match &self.mlp {
             Mlp::Dense(mlp) => mlp.bytes(),
+            Mlp::Plain(mlp) => mlp.bytes(),
             Mlp::Experts(experts) => experts.bytes(),
         };
         inputs + self.mixer.output().bytes() + mlp

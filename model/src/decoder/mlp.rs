@@ -1,4 +1,4 @@
-//! The second half of a layer: an MLP with a gate, or a mixture of experts.
+//! The second half of a layer: an MLP with or without a gate, or a mixture of experts.
 
 use stolon_kernels::{self as kernels, Epilogue, Product, RowSums, Sink};
 
@@ -10,7 +10,7 @@ use super::linear::{Linear, Loader};
 use super::passes::{self, Norm};
 use super::profile::Stage;
 use crate::adapter::Site;
-use crate::config::MlpWeights;
+use crate::config::{MlpWeights, PlainMlpWeights};
 use crate::error::ModelError;
 use crate::workers::Workers;
 
@@ -36,6 +36,29 @@ impl GatedMlp {
     }
 }
 
+/// An MLP without a gate: `down(gelu(up(x)))`.
+#[derive(Debug)]
+pub(super) struct PlainMlp {
+    pub(super) up: Linear,
+    down: Linear,
+}
+
+impl PlainMlp {
+    /// Loads an MLP.
+    pub(super) fn load(
+        spec: &PlainMlpWeights,
+        loader: &mut Loader<'_>,
+    ) -> Result<Self, ModelError> {
+        let PlainMlpWeights { up, down } = spec;
+        Ok(Self { up: loader.linear(up)?, down: loader.linear(down)? })
+    }
+
+    /// Size in bytes of all packed matrices.
+    pub(super) fn bytes(&self) -> usize {
+        self.up.bytes() + self.down.bytes()
+    }
+}
+
 impl Decoder {
     /// Normalizes the residual stream of `rows` rows, computes the MLP or the experts of layer
     /// `index`, adds the result to the residual stream, and normalizes that for the next layer or
@@ -44,9 +67,10 @@ impl Decoder {
         let (config, path, layer) = (&self.config, self.path, &self.layers[index]);
         match &layer.mlp {
             Mlp::Dense(_) => self.dense(index, rows, workers),
+            Mlp::Plain(_) => self.plain(index, rows, workers),
             Mlp::Experts(experts) => {
                 let Activations { x, normed, inner, routing, .. } = &mut self.activations;
-                let norm = Norm::of(config, layer.mlp_input_norm.as_deref(), path);
+                let norm = Norm::of(config, layer.mlp_input_norm.as_ref(), path);
                 let pass = ExpertsPass { config, path, workers, experts };
                 let x = &mut x[..rows * config.hidden_size];
                 pass.add(norm, x, normed, inner, routing, &mut self.profile);
@@ -56,13 +80,43 @@ impl Decoder {
         self.profile.mark(Stage::Residual);
     }
 
+    /// Computes the MLP without a gate of layer `index` and adds the result to the residual stream.
+    /// Without a norm of its own, it reads the rows that were packed for attention.
+    fn plain(&mut self, index: usize, rows: usize, workers: &Workers) {
+        let (config, path, layer) = (&self.config, self.path, &self.layers[index]);
+        let Mlp::Plain(mlp) = &layer.mlp else { return };
+        let Activations { x, normed, inner, projected, .. } = &mut self.activations;
+        let x = &mut x[..rows * config.hidden_size];
+        let matrices = [&mlp.up.matrix];
+        if let Some(vectors) = &layer.mlp_input_norm {
+            normed.reset(rows, &matrices);
+            Norm::of(config, Some(vectors), path).pack(x, normed, workers);
+            self.profile.mark(Stage::Residual);
+        }
+        inner.reset(rows, &[&mlp.down.matrix]);
+        let gelu = |sums: RowSums<'_>| {
+            mlp.up.add_bias(path, sums.feature, sums.first);
+            kernels::gelu_tanh_in_place(path, sums.first);
+        };
+        let (epilogue, sink) = (Some(&gelu as Epilogue<'_>), Sink::Operands(inner.only()));
+        let product = Product { group: 0, matrices: &matrices, step: 1, epilogue, sink };
+        let threads = workers.for_products(&matrices, rows);
+        let epilogue_time = kernels::multiply(path, threads, normed, &mut [product]);
+        self.profile.mark_with(Stage::GateUp, epilogue_time, Stage::Gate);
+        let own_norm = layer.mlp_output_norm.as_deref();
+        let updates = self.adapters.updates(index, Site::Down);
+        let residual = passes::Residual { config, path, linear: &mlp.down, own_norm, updates };
+        let epilogue_time = residual.add(inner, x, projected, workers);
+        self.profile.mark_with(Stage::Down, epilogue_time, Stage::Residual);
+    }
+
     /// Computes the MLP of layer `index` and adds the result to the residual stream.
     fn dense(&mut self, index: usize, rows: usize, workers: &Workers) {
         let (config, path, layer) = (&self.config, self.path, &self.layers[index]);
         let Mlp::Dense(mlp) = &layer.mlp else { return };
         let Activations { x, normed, inner, inner_rows, projected, .. } = &mut self.activations;
         let x = &mut x[..rows * config.hidden_size];
-        let norm = Norm::of(config, layer.mlp_input_norm.as_deref(), path);
+        let norm = Norm::of(config, layer.mlp_input_norm.as_ref(), path);
         let matrices = [&mlp.gate.matrix, &mlp.up.matrix];
         normed.reset(rows, &matrices);
         norm.pack(x, normed, workers);

@@ -5,22 +5,46 @@
 use std::time::Duration;
 
 use stolon_kernels::{
-    self as kernels, AttentionArgs, AttentionSequence, Epilogue, HeadNorm, Operands, Path, Product,
-    RowSums, Sink,
+    self as kernels, AttentionArgs, AttentionSequence, Epilogue, HeadNorm, LayerNorm, Operands,
+    Path, Product, RowSums, Sink,
 };
 
 use super::adapters::Updates;
-use super::linear::Linear;
+use super::linear::{Linear, Loader};
 use super::mlp::GatedMlp;
 use super::rope::RopeTable;
-use crate::config::{Activation, DecoderConfig, QkNorm, QueryScaling};
+use crate::config::{Activation, DecoderConfig, NormWeights, QkNorm, QueryScaling};
+use crate::error::ModelError;
 use crate::kv_store::KvStore;
 use crate::workers::Workers;
 
-/// An RMS norm over rows of the residual stream. Without a weight, rows are left as they are.
+/// The weights of a norm: the fields of [`NormWeights`].
+#[derive(Debug)]
+pub(super) struct NormVectors {
+    weight: Vec<f32>,
+    /// The bias of a layer norm; `None` for an RMS norm.
+    bias: Option<Vec<f32>>,
+}
+
+impl NormVectors {
+    pub(super) fn load(spec: &NormWeights, loader: &mut Loader<'_>) -> Result<Self, ModelError> {
+        let NormWeights { weight, bias } = spec;
+        Ok(Self { weight: loader.vector(weight)?, bias: loader.optional_vector(bias.as_ref())? })
+    }
+
+    /// As [`Self::load`], if there is a norm.
+    pub(super) fn optional(
+        spec: Option<&NormWeights>,
+        loader: &mut Loader<'_>,
+    ) -> Result<Option<Self>, ModelError> {
+        spec.map(|spec| Self::load(spec, loader)).transpose()
+    }
+}
+
+/// A norm over rows of the residual stream. Without weights, rows are left as they are.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Norm<'a> {
-    weight: Option<&'a [f32]>,
+    vectors: Option<&'a NormVectors>,
     /// Number of elements of a row.
     width: usize,
     eps: f32,
@@ -29,9 +53,9 @@ pub(super) struct Norm<'a> {
 }
 
 impl<'a> Norm<'a> {
-    pub(super) fn of(config: &DecoderConfig, weight: Option<&'a [f32]>, path: Path) -> Self {
+    pub(super) fn of(config: &DecoderConfig, vectors: Option<&'a NormVectors>, path: Path) -> Self {
         let (eps, offset) = (config.rms_norm_eps, config.norm_offset);
-        Self { weight, width: config.hidden_size, eps, offset, path }
+        Self { vectors, width: config.hidden_size, eps, offset, path }
     }
 
     /// Normalizes the rows of `x` and packs them into `out`.
@@ -50,8 +74,14 @@ impl<'a> Norm<'a> {
 
     /// Normalizes the rows of `x` into `out` on the calling thread.
     pub(super) fn apply(&self, x: &[f32], out: &mut [f32]) {
-        match self.weight {
-            Some(weight) => kernels::rms_norm(self.path, x, weight, self.eps, self.offset, out),
+        let (path, eps) = (self.path, self.eps);
+        match self.vectors {
+            Some(NormVectors { weight, bias: Some(bias) }) => {
+                kernels::layer_norm(path, x, &LayerNorm { weight, bias, eps }, out);
+            }
+            Some(NormVectors { weight, bias: None }) => {
+                kernels::rms_norm(path, x, weight, eps, self.offset, out);
+            }
             None => out.copy_from_slice(x),
         }
     }

@@ -8,7 +8,7 @@ use stolon_text::{TextSource, TokenizerSource};
 use super::embedding::{self, EmbeddingConfig};
 use super::model::LoadedModel;
 use super::{generation, images};
-use crate::config::{self, ParsedConfig};
+use crate::config::{self, Architecture, ParsedConfig};
 use crate::error::ModelError;
 use crate::files::{self, optional, read_json};
 use crate::gguf::split;
@@ -73,6 +73,9 @@ pub(crate) fn tie_missing_head(
 pub(crate) fn prepare(weights: &mut Weights, config: &ParsedConfig) -> Result<(), ModelError> {
     if let Some(quantization) = &config.quantization {
         weights.convert(quantization, &config.decoder)?;
+    }
+    if config.decoder.architecture == Architecture::Moondream2 {
+        weights.name_moondream(&config.decoder)?;
     }
     omit_other_parts(weights);
     weights.split_fused(&config.decoder)?;

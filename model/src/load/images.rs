@@ -3,13 +3,14 @@
 
 mod gemma3;
 mod idefics3;
+mod moondream;
 
 use std::path::Path;
 
 use serde_json::Value;
 use stolon_vision::{ProcessorConfig, Resampling};
 
-use crate::config::{DecoderConfig, Keys, TowerConfig, VisionConfig};
+use crate::config::{Architecture, DecoderConfig, Keys, TowerConfig, VisionConfig};
 use crate::error::ModelError;
 use crate::files::{optional, read_json};
 use crate::weights::Weights;
@@ -61,6 +62,10 @@ fn configured(
     let file = directory.join(super::directory::CONFIG).display().to_string();
     match processor(directory)? {
         Some((other, value)) => of_json((&file, config), (&other, &value), decoder),
+        // Moondream has no file of a processor.
+        None if decoder.architecture == Architecture::Moondream2 => {
+            of_json((&file, config), (&file, config), decoder)
+        }
         None => Ok(None),
     }
 }
@@ -76,6 +81,9 @@ pub(crate) fn of_json(
     decoder: &DecoderConfig,
 ) -> Result<Option<ImageModel>, ModelError> {
     let config = Keys::root(file, config)?;
+    if decoder.architecture == Architecture::Moondream2 {
+        return moondream::parse(&config, decoder).map(Some);
+    }
     let Some(parse) = config.text("model_type")?.and_then(parser) else { return Ok(None) };
     let Some(vision) = config.object("vision_config")? else { return Ok(None) };
     let processor = Keys::root(processor_file, processor)?;

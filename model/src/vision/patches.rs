@@ -8,6 +8,8 @@ use crate::config::VisionConfig;
 #[derive(Debug)]
 pub(super) struct Patches<'a> {
     image: &'a ImageInput,
+    /// The first row of pixels.
+    top: usize,
     /// Edge of a patch in pixels.
     edge: usize,
     /// Number of patches along the width and the height.
@@ -17,8 +19,14 @@ pub(super) struct Patches<'a> {
 }
 
 impl<'a> Patches<'a> {
-    /// The patches of an image whose edges are multiples of the edge of a patch.
-    pub(super) fn of(config: &VisionConfig, image: &'a ImageInput) -> Self {
+    /// The patches of picture `index` of the pictures of `size` that are one below the other in
+    /// `image`. Their edges are multiples of the edge of a patch.
+    pub(super) fn of(
+        config: &VisionConfig,
+        image: &'a ImageInput,
+        size: [usize; 2],
+        index: usize,
+    ) -> Self {
         let edge = config.tower.patch_size;
         let mut values = [[0.0; 256]; 3];
         for (channel, values) in values.iter_mut().enumerate() {
@@ -27,7 +35,8 @@ impl<'a> Patches<'a> {
                 *value = (share - config.mean[channel]) / config.deviation[channel];
             }
         }
-        Self { image, edge, grid: image.size.map(|length| length / edge), values }
+        let grid = size.map(|length| length / edge);
+        Self { image, top: index * size[1], edge, grid, values }
     }
 
     /// Number of patches.
@@ -40,7 +49,7 @@ impl<'a> Patches<'a> {
         let (row, column) = (index / self.grid[0], index % self.grid[0]);
         let (edge, width) = (self.edge, self.image.size[0]);
         for (line, y) in (row * edge..(row + 1) * edge).enumerate() {
-            let first = 3 * (y * width + column * edge);
+            let first = 3 * ((self.top + y) * width + column * edge);
             let pixels = self.image.pixels[first..first + 3 * edge].chunks_exact(3);
             for (x, pixel) in pixels.enumerate() {
                 for (channel, byte) in pixel.iter().enumerate() {

@@ -2,6 +2,7 @@
 
 use stolon_kernels::{self as kernels, Operands, Path, Sink};
 
+use super::tiles::Tiles;
 use super::tower::project;
 use crate::config::{ProjectorConfig, ProjectorWeights, VisionConfig};
 use crate::decoder::linear::{Linear, Loader};
@@ -10,7 +11,39 @@ use crate::workers::Workers;
 
 /// A projector with packed weights.
 #[derive(Debug)]
-pub(super) struct Projector {
+pub(super) enum Projector {
+    /// Each square of patches becomes one embedding.
+    Squares(Squares),
+    /// Patches of the picture and of its tiles become embeddings together.
+    Tiles(Tiles),
+}
+
+impl Projector {
+    pub(super) fn load(
+        config: &VisionConfig,
+        weights: &ProjectorWeights,
+        loader: &mut Loader<'_>,
+    ) -> Result<Self, ModelError> {
+        Ok(match (weights, &config.projector) {
+            (ProjectorWeights::Tiles(mlp), ProjectorConfig::Tiles { margin, .. }) => {
+                Self::Tiles(Tiles::load(&config.tower, *margin, mlp, loader)?)
+            }
+            _ => Self::Squares(Squares::load(config, weights, loader)?),
+        })
+    }
+
+    /// Size in bytes of the packed matrices.
+    pub(super) fn bytes(&self) -> usize {
+        match self {
+            Self::Squares(squares) => squares.linear.bytes(),
+            Self::Tiles(tiles) => tiles.bytes(),
+        }
+    }
+}
+
+/// A projector of squares of patches.
+#[derive(Debug)]
+pub(super) struct Squares {
     /// Edge in patches of the square that becomes one embedding.
     factor: usize,
     /// Width of the features of a patch.
@@ -27,8 +60,8 @@ struct PooledNorm {
     eps: f32,
 }
 
-impl Projector {
-    pub(super) fn load(
+impl Squares {
+    fn load(
         config: &VisionConfig,
         weights: &ProjectorWeights,
         loader: &mut Loader<'_>,
@@ -40,15 +73,10 @@ impl Projector {
                 let norm = PooledNorm { weight: loader.vector(norm)?, eps };
                 (loader.transposed(projection)?, Some(norm))
             }
+            ProjectorWeights::Tiles(_) => unreachable!("`Tiles` has this projector"),
         };
-        let (ProjectorConfig::PixelShuffle { factor } | ProjectorConfig::AveragePooling { factor }) =
-            config.projector;
+        let factor = config.projector.factor();
         Ok(Self { factor, width: config.tower.hidden_size, pooled_norm, linear })
-    }
-
-    /// Size in bytes of the packed matrix.
-    pub(super) fn bytes(&self) -> usize {
-        self.linear.bytes()
     }
 
     /// The embeddings of an image, `[rows, output_size]`. `features` is

@@ -6,7 +6,7 @@ use stolon_kernels::{
 
 use super::patch_kv::PatchKv;
 use super::patches::Patches;
-use crate::config::{NormWeights, TowerConfig, VisionLayerWeights, VisionWeights};
+use crate::config::{LayerNormWeights, TowerConfig, VisionLayerWeights, VisionWeights};
 use crate::decoder::linear::{Linear, Loader};
 use crate::error::ModelError;
 use crate::workers::Workers;
@@ -223,8 +223,12 @@ impl Layer {
 }
 
 impl Norm {
-    fn load(weights: &NormWeights, eps: f32, loader: &mut Loader<'_>) -> Result<Self, ModelError> {
-        let NormWeights { weight, bias } = weights;
+    fn load(
+        weights: &LayerNormWeights,
+        eps: f32,
+        loader: &mut Loader<'_>,
+    ) -> Result<Self, ModelError> {
+        let LayerNormWeights { weight, bias } = weights;
         Ok(Self { weight: loader.vector(weight)?, bias: loader.vector(bias)?, eps })
     }
 
@@ -253,7 +257,7 @@ impl Norm {
 
 /// Multiplies `rows` with the matrix of `linear` and writes the results, after `epilogue`, to
 /// `sink`.
-fn multiply(
+pub(super) fn multiply(
     linear: &Linear,
     rows: &Operands,
     epilogue: Epilogue<'_>,

@@ -100,14 +100,14 @@ impl Weights {
         self.split_stacked(config.stacked())
     }
 
-    /// Divides matrices, each given by its name and the matrices whose rows it has.
+    /// Divides matrices or vectors, each given by its name and the tensors whose rows it has.
     pub(super) fn split_stacked(
         &mut self,
         stacked: Vec<(String, Vec<TensorSpec>)>,
     ) -> Result<(), ModelError> {
         for (name, parts) in stacked {
-            let rows = parts.iter().map(|part| part.shape[0]).sum();
-            let shape = vec![rows, parts[0].shape[1]];
+            let rows: usize = parts.iter().map(|part| part.shape[0]).sum();
+            let shape = [&[rows], &parts[0].shape[1..]].concat();
             let Some(stored) = self.take_whole(&name, shape)? else { continue };
             // Tensors of types that are not supported may have any length, and are not read.
             let row_bytes = if stored.dtype.is_ok() { stored.range.len() / rows } else { 0 };
@@ -151,13 +151,15 @@ impl Weights {
             }
         };
         // A matrix of one row may be stored as a vector, a convolution with a dimension of 1
-        // between channels and taps, and the projection of patches as the kernel of a convolution.
+        // between channels and taps, the projection of patches as the kernel of a convolution, and
+        // the positions of patches with a first dimension of 1.
         let is_same = match (&stored.shape[..], shape) {
             ([columns], [1, wanted]) => columns == wanted,
             ([rows, 1, columns], [_, _]) => [*rows, *columns] == shape,
             ([rows, kernel @ ..], [wanted, columns]) if kernel.len() >= 3 => {
                 rows == wanted && kernel.iter().product::<usize>() == *columns
             }
+            ([1, rest @ ..], wanted) if rest == wanted => true,
             (stored, _) => stored == shape,
         };
         if !is_same {

@@ -23,9 +23,14 @@ fn embeddings_match_transformers() {
             let model = fixture::model(name);
             let inputs = fixture::inputs(name, &model);
             let mut backend = fixture::backend(model, Some(path), 1);
-            let got: Vec<f32> =
-                inputs.iter().flat_map(|image| fixture::encode(&mut backend, image)).collect();
             let expected = fixture::expected(name).embeddings;
+            let mut got: Vec<f32> =
+                inputs.iter().flat_map(|image| fixture::encode(&mut backend, image)).collect();
+            if fixture::expected(name).tiling.is_some() {
+                // The second image is not that of the script.
+                let other = got.split_off(expected.len());
+                assert!(fixture::difference(&other, &expected) > 0.1, "{name}");
+            }
             assert_eq!(got.len(), expected.len(), "{name}");
             let largest = fixture::difference(&got, &expected);
             assert!(largest < DIFFERENCE_MAX, "{name}, {path}: {largest} standard deviations");
@@ -40,7 +45,8 @@ fn embeddings_depend_on_the_image_only() {
     for name in NAMES {
         let model = fixture::model(name);
         let inputs = fixture::inputs(name, &model);
-        let layers = fixture::images(&model).encoder.tower.layers;
+        let pictures = 1 + inputs[0].tiles.iter().product::<usize>();
+        let layers = pictures * fixture::images(&model).encoder.tower.layers;
         let mut backend = fixture::backend(model, None, 1);
         let whole = fixture::encode(&mut backend, &inputs[0]);
         for call in 1..=layers {
@@ -115,6 +121,33 @@ fn other_images_are_refused() {
         let error = backend.encode(&Arc::new(image), Duration::MAX).expect_err("a bad image");
         assert!(error.to_string().contains(expected), "{error}");
     }
+}
+
+/// Goal: an image with another number of tiles than its pixels have is refused.
+#[test]
+fn other_tilings_are_refused() {
+    let model = fixture::model("moondream2");
+    let inputs = fixture::inputs("moondream2", &model);
+    let mut backend = fixture::backend(model, None, 1);
+    let image = ImageInput::clone(&inputs[0]);
+    for (image, expected) in [
+        (ImageInput { tiles: [3, 2], ..image.clone() }, "expected 8 tiles, got 3 x 2"),
+        (ImageInput { tiles: [usize::MAX, 3], ..image.clone() }, "expected 8 tiles"),
+        (ImageInput { size: [30, 30], ..image.clone() }, "a picture and 1 to 8 tiles of 30 pixels"),
+        (ImageInput { size: [30, 275], ..image.clone() }, "got 30 x 275 pixels"),
+        (ImageInput { size: [30, 300], ..image.clone() }, "a picture and 1 to 8 tiles"),
+        (ImageInput { kv_len: 25, ..image.clone() }, "expected 26 rows, got 25"),
+        (ImageInput { pixels: vec![0; 5], ..image }, "expected 24300 bytes of pixels, got 5"),
+    ] {
+        let error = backend.encode(&Arc::new(image), Duration::MAX).expect_err("a bad image");
+        assert!(error.to_string().contains(expected), "{error}");
+    }
+    let model = fixture::model("smolvlm");
+    let plain = fixture::inputs("smolvlm", &model);
+    let mut backend = fixture::backend(model, None, 1);
+    let image = ImageInput { tiles: [1, 1], ..ImageInput::clone(&plain[0]) };
+    let error = backend.encode(&Arc::new(image), Duration::MAX).expect_err("a bad image");
+    assert!(error.to_string().contains("expected 0 tiles, got 1 x 1"), "{error}");
 }
 
 /// Goal: a backend without an encoder says that it does not support images.

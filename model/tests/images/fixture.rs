@@ -18,7 +18,7 @@ use stolon_model::{
 pub(super) use difference::difference;
 
 /// The names of all models.
-pub(super) const NAMES: [&str; 2] = ["smolvlm", "gemma3"];
+pub(super) const NAMES: [&str; 3] = ["smolvlm", "gemma3", "moondream2"];
 
 pub(super) fn directory(name: &str) -> PathBuf {
     [env!("CARGO_MANIFEST_DIR"), "tests/fixtures/images", name].iter().collect()
@@ -38,6 +38,8 @@ pub(super) struct Expected {
     pub(super) tile_size: [usize; 2],
     /// The pixels of each tile.
     pub(super) tiles: Vec<Vec<u8>>,
+    /// Columns and rows of tiles of an image that the encoder reads in several pictures.
+    pub(super) tiling: Option<[usize; 2]>,
     /// The embeddings of all tiles.
     pub(super) embeddings: Vec<f32>,
 }
@@ -56,17 +58,40 @@ pub(super) fn expected(name: &str) -> Expected {
             .chunks_exact(3 * tile_width * tile_height)
             .map(<[u8]>::to_vec)
             .collect(),
+        tiling: file.tensor("tiling").ok().map(|tiling| {
+            let [columns, rows] = [0, 8].map(|at| tiling.data()[at].into());
+            [columns, rows]
+        }),
         embeddings: floats(tensor("embeddings").data()),
     }
 }
 
 /// The tiles of transformers as inputs of the encoder.
 pub(super) fn inputs(name: &str, model: &LoadedModel) -> Vec<Arc<ImageInput>> {
-    let Expected { tiles, tile_size, .. } = expected(name);
+    let Expected { tiles, tile_size, tiling, .. } = expected(name);
+    if let Some(tiling) = tiling {
+        let size = [tile_size[0], tile_size[1] * tiles.len()];
+        let kv_len = images(model).encoder.rows_of(size).expect("a size for the encoder");
+        let (full_attention, pixels) = (true, tiles.concat());
+        let input = |content_hash, pixels| {
+            Arc::new(ImageInput {
+                content_hash,
+                kv_len,
+                full_attention,
+                size,
+                tiles: tiling,
+                pixels,
+            })
+        };
+        // Another image, for tests that need two.
+        let other = pixels.iter().map(|value| 255 - value).collect();
+        return vec![input(0, pixels), input(1, other)];
+    }
     let kv_len = images(model).encoder.rows_of(tile_size).expect("a size for the encoder");
     let input = |(index, pixels)| {
         let (content_hash, full_attention) = (index as u128, false);
-        Arc::new(ImageInput { content_hash, kv_len, full_attention, size: tile_size, pixels })
+        let (size, tiles) = (tile_size, [0, 0]);
+        Arc::new(ImageInput { content_hash, kv_len, full_attention, size, tiles, pixels })
     };
     tiles.into_iter().enumerate().map(input).collect()
 }

@@ -75,6 +75,37 @@ fn wrong_values_are_refused() {
     }
 }
 
+/// Goal: a wrong value of Moondream's own keys is an error with the key and what was expected, and
+/// what only other models of the family have is refused.
+#[test]
+fn wrong_values_of_moondream_are_refused() {
+    for (object, key, value, expected) in [
+        ("text", "dim", Value::from(50), "config.text.dim`: expected a multiple of 12"),
+        ("text", "n_layers", 5000.into(), "config.text.n_layers`: expected at most 4096"),
+        ("text", "moe", serde_json::json!({}), "config.text.moe"),
+        ("text", "tau_attn", true.into(), "config.text.tau_attn"),
+        ("text", "group_size", 128.into(), "config.text.group_size"),
+        ("text", "prefix_attn", 25.into(), "config.text.prefix_attn"),
+        ("vision", "overlap_margin", 3.into(), "vision.overlap_margin`: expected less than half"),
+        ("vision", "max_crops", 65.into(), "vision.max_crops`: expected 1 to 64"),
+        ("vision", "crop_size", 36.into(), "config.vision.crop_size"),
+        ("vision", "enc_n_heads", 5.into(), "a divisor of"),
+        ("vision", "in_channels", 4.into(), "config.vision.in_channels"),
+        ("vision", "proj_out_dim", 47.into(), "expected 48 (text.dim)"),
+        ("tokenizer", "bos_id", 96.into(), "96"),
+        ("", "text", 5.into(), "config.text`: expected an object"),
+    ] {
+        let dir = tempfile::tempdir().unwrap();
+        copy("moondream2", dir.path(), &[]);
+        change(dir.path(), "config.json", |json| match object {
+            "" => json["config"][key] = value,
+            object => json["config"][object][key] = value,
+        });
+        let error = open(dir.path()).unwrap_err().to_string();
+        assert!(error.contains(expected), "{key}: {error}");
+    }
+}
+
 /// Goal: the configuration of a processor is also found where newer versions of transformers write
 /// it.
 #[test]

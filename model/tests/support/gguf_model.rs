@@ -309,7 +309,7 @@ pub(crate) fn gguf_of(config: &DecoderConfig, weights: &Weights, dtype: TensorTy
                 config.architecture == Architecture::GptOss || config.delta_net.is_some()
             }
             NormPlacement::Output | NormPlacement::InputAndOutput => true,
-            NormPlacement::InputAndOutputOfGlm => false,
+            NormPlacement::InputAndOutputOfGlm | NormPlacement::Parallel => false,
         };
         let name = match gguf_name(&spec.name, post_norms) {
             name if config.convolution_taps.is_some() && name == "output_norm.weight" => {

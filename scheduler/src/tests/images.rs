@@ -33,7 +33,14 @@ impl Harness {
                 }
                 &Image(content_hash, kv_len, full_attention) => {
                     let (size, pixels) = ([1, 1], vec![0; 3]);
-                    let input = ImageInput { content_hash, kv_len, full_attention, size, pixels };
+                    let input = ImageInput {
+                        content_hash,
+                        kv_len,
+                        full_attention,
+                        size,
+                        tiles: [0, 0],
+                        pixels,
+                    };
                     let placed = self.context.append_image(Arc::new(input), &mut tokens);
                     images.push(placed.expect("a short image"));
                     expected.extend((0..kv_len).map(|row| image_token(content_hash, row)));
@@ -146,7 +153,14 @@ fn malformed_images_are_refused() {
     let harness = harness(4, 64);
     let input = |kv_len| {
         let (content_hash, full_attention) = (1, false);
-        Arc::new(ImageInput { content_hash, kv_len, full_attention, size: [1, 1], pixels: vec![] })
+        Arc::new(ImageInput {
+            content_hash,
+            kv_len,
+            full_attention,
+            size: [1, 1],
+            tiles: [0, 0],
+            pixels: vec![],
+        })
     };
     let mut tokens = vec![1; 3];
     let image = harness.context.append_image(input(5), &mut tokens).expect("a short image");

@@ -3,6 +3,7 @@
 
 mod gemma;
 mod mixtures;
+mod moondream;
 mod recurrent;
 
 use super::Architecture::*;
@@ -10,6 +11,7 @@ use super::{AttentionScale, Bias, Defaults, Description, Gate, Gguf, Pattern, Ro
 use crate::config::{NormPlacement, QkNorm, RopeScaling};
 use gemma::{GEMMA2, GEMMA3};
 use mixtures::{GPT_OSS, LFM2_MOE, MIXTRAL, OLMOE, QWEN2_MOE, QWEN3_MOE};
+use moondream::MOONDREAM2;
 use recurrent::{QWEN3_NEXT, QWEN35, QWEN35_MOE};
 
 const LLAMA: Description = Description {
@@ -358,7 +360,7 @@ const LFM2: Description = Description {
 };
 
 /// One row per architecture, in the order of [`Architecture`](super::Architecture).
-pub(super) static TABLE: [Description; 26] = [
+pub(super) static TABLE: [Description; 27] = [
     LLAMA,
     MISTRAL,
     MINISTRAL3,
@@ -385,4 +387,5 @@ pub(super) static TABLE: [Description; 26] = [
     QWEN35_MOE,
     QWEN3_NEXT,
     GPT_OSS,
+    MOONDREAM2,
 ];

@@ -3,8 +3,8 @@
 
 use super::{
     AttentionWeights, ConvolutionWeights, DeltaNetWeights, ExpertsWeights, FeedForwardWeights,
-    LayerWeights, LinearWeights, Mamba2Weights, MixerWeights, MlpWeights, SharedExpertWeights,
-    StackedWeights, TensorSpec,
+    LayerWeights, LinearWeights, Mamba2Weights, MixerWeights, MlpWeights, NormWeights,
+    PlainMlpWeights, SharedExpertWeights, StackedWeights, TensorSpec,
 };
 
 impl LinearWeights {
@@ -31,6 +31,22 @@ impl MlpWeights {
         let Self { gate_up, down } = self;
         gate_up.list(list);
         down.list(list);
+    }
+}
+
+impl PlainMlpWeights {
+    pub(super) fn list(self, list: &mut Vec<TensorSpec>) {
+        let Self { up, down } = self;
+        up.list(list);
+        down.list(list);
+    }
+}
+
+impl NormWeights {
+    pub(super) fn list(self, list: &mut Vec<TensorSpec>) {
+        let Self { weight, bias } = self;
+        list.push(weight);
+        list.extend(bias);
     }
 }
 
@@ -100,7 +116,7 @@ impl LayerWeights {
             mlp,
             mlp_output_norm,
         } = self;
-        list.extend(attention_input_norm);
+        attention_input_norm.into_iter().for_each(|norm| norm.list(list));
         match mixer {
             MixerWeights::Attention(attention) => attention.list(list),
             MixerWeights::Convolution(convolution) => convolution.list(list),
@@ -108,9 +124,10 @@ impl LayerWeights {
             MixerWeights::Mamba2(mamba2) => mamba2.list(list),
         }
         list.extend(attention_output_norm);
-        list.extend(mlp_input_norm);
+        mlp_input_norm.into_iter().for_each(|norm| norm.list(list));
         match mlp {
             FeedForwardWeights::Dense(mlp) => mlp.list(list),
+            FeedForwardWeights::Plain(mlp) => mlp.list(list),
             FeedForwardWeights::Experts(experts) => experts.list(list),
         }
         list.extend(mlp_output_norm);

@@ -5,7 +5,7 @@ use crate::config::{LinearWeights, TensorRole, TensorSpec};
 
 /// A layer norm.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct NormWeights {
+pub(crate) struct LayerNormWeights {
     /// `[hidden_size]`.
     pub(crate) weight: TensorSpec,
     /// `[hidden_size]`.
@@ -15,11 +15,11 @@ pub(crate) struct NormWeights {
 /// The weights of one layer of the tower, in the order of the forward pass.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct VisionLayerWeights {
-    pub(crate) attention_norm: NormWeights,
+    pub(crate) attention_norm: LayerNormWeights,
     /// The projections to queries, keys and values.
     pub(crate) qkv: [LinearWeights; 3],
     pub(crate) output: LinearWeights,
-    pub(crate) mlp_norm: NormWeights,
+    pub(crate) mlp_norm: LayerNormWeights,
     pub(crate) up: LinearWeights,
     pub(crate) down: LinearWeights,
 }
@@ -35,6 +35,9 @@ pub(crate) enum ProjectorWeights {
         /// `[hidden_size, output_size]`: transposed, unlike other matrices.
         projection: TensorSpec,
     },
+    /// The two projections of an MLP, `[inner_size, 2 * hidden_size]` and
+    /// `[output_size, inner_size]`.
+    Tiles(Box<[LinearWeights; 2]>),
 }
 
 /// All weights of an encoder, in the order of the forward pass.
@@ -45,7 +48,7 @@ pub(crate) struct VisionWeights {
     /// `[grid^2, hidden_size]`: added to the features of each patch.
     pub(crate) positions: TensorSpec,
     pub(crate) layers: Vec<VisionLayerWeights>,
-    pub(crate) final_norm: NormWeights,
+    pub(crate) final_norm: LayerNormWeights,
     pub(crate) projector: ProjectorWeights,
 }
 
@@ -106,6 +109,10 @@ impl VisionConfig {
                     [hidden, self.output_size],
                 ),
             },
+            ProjectorConfig::Tiles { inner_size, .. } => ProjectorWeights::Tiles(Box::new([
+                linear("model.vision.proj_mlp.fc1", [inner_size, 2 * hidden]),
+                linear("model.vision.proj_mlp.fc2", [self.output_size, inner_size]),
+            ])),
         }
     }
 
@@ -129,12 +136,13 @@ impl VisionConfig {
             ProjectorWeights::AveragePooling { norm, projection } => {
                 list.extend([norm, projection]);
             }
+            ProjectorWeights::Tiles(mlp) => mlp.into_iter().for_each(|part| part.list(&mut list)),
         }
         list
     }
 }
 
-impl NormWeights {
+impl LayerNormWeights {
     fn list(self, list: &mut Vec<TensorSpec>) {
         let Self { weight, bias } = self;
         list.extend([weight, bias]);
@@ -145,10 +153,10 @@ fn linear(module: &str, shape: [usize; 2]) -> LinearWeights {
     super::super::tensors::linear(module, shape, true)
 }
 
-fn norm(module: &str, size: usize) -> NormWeights {
+fn norm(module: &str, size: usize) -> LayerNormWeights {
     let vector =
         |part: &str, role| TensorSpec { name: format!("{module}.{part}"), shape: vec![size], role };
-    NormWeights {
+    LayerNormWeights {
         weight: vector("weight", TensorRole::PlainNorm),
         bias: vector("bias", TensorRole::Bias),
     }

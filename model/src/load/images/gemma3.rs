@@ -29,8 +29,14 @@ pub(super) fn parse(sources: &Sources<'_>) -> Result<ImageModel, ModelError> {
         return Err(config.invalid("mm_tokens_per_image", &expected));
     }
     let projector = ProjectorConfig::AveragePooling { factor: grid / side };
-    let encoder =
-        VisionConfig { tower, projector, output_size: decoder.hidden_size, mean, deviation };
+    let encoder = VisionConfig {
+        tower,
+        projector,
+        output_size: decoder.hidden_size,
+        mean,
+        deviation,
+        first_token: None,
+    };
     let edge = encoder.tower.image_size;
     for member in ["height", "width"] {
         if sources.size_in("size", member)?.unwrap_or(edge) != edge {

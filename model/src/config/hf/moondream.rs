@@ -1,0 +1,123 @@
+//! Parses the `config.json` of Moondream 2. The object `config` has the keys of its parts: `text`,
+//! `vision`, `region` and `tokenizer`. That of the published model is empty, because its code has
+//! the defaults.
+
+use super::super::architecture::Description;
+use super::super::{
+    Activation, Architecture, DecoderConfig, Keys, LAYERS_MAX, LayerConfig, MixerKind, NormKind,
+    Rope, RopeScaling,
+};
+use super::ParsedConfig;
+use crate::error::ModelError;
+
+/// Parses the configuration of the text model and the special tokens.
+pub(super) fn parse(root: &Keys<'_>) -> Result<ParsedConfig, ModelError> {
+    let row = Architecture::Moondream2.description();
+    let parts = root.object("config")?;
+    let part = |name: &str| match &parts {
+        Some(parts) => parts.object(name),
+        None => Ok(None),
+    };
+    let (text, tokenizer) = (part("text")?, part("tokenizer")?);
+    let decoder = decoder(row, text.as_ref(), root)?;
+    decoder.check(root.file)?;
+    let ids = |key: &str, default: &[u32]| match &tokenizer {
+        Some(tokenizer) => Ok(tokenizer.token_ids(key)?.unwrap_or_else(|| default.to_vec())),
+        None => Ok::<_, ModelError>(default.to_vec()),
+    };
+    let bos = ids("bos_id", row.defaults.bos_token_id.as_slice())?;
+    Ok(ParsedConfig {
+        decoder,
+        eos_token_ids: ids("eos_id", row.defaults.eos_token_ids)?,
+        bos_token_id: bos.first().copied(),
+        quantization: None,
+    })
+}
+
+fn decoder(
+    row: &Description,
+    text: Option<&Keys<'_>>,
+    root: &Keys<'_>,
+) -> Result<DecoderConfig, ModelError> {
+    text.map_or(Ok(()), refuse_options)?;
+    let defaults = &row.defaults;
+    let size = |key: &str, default: usize| match text {
+        Some(text) => text.size(key).map(|given| given.unwrap_or(default)),
+        None => Ok(default),
+    };
+    let hidden_size = size("dim", defaults.hidden_size)?;
+    let num_heads = size("n_heads", defaults.num_heads)?;
+    let head_dim = hidden_size / num_heads;
+    let theta = text.map_or(Ok(None), |text| text.positive("rope_theta"))?;
+    let theta = theta.unwrap_or(row.rotation.theta);
+    let layer = LayerConfig {
+        mixer: MixerKind::Attention,
+        rope: Some(0),
+        sliding_window: None,
+        experts: false,
+    };
+    Ok(DecoderConfig {
+        architecture: row.architecture,
+        vocab_size: size("vocab_size", defaults.vocab_size)?,
+        hidden_size,
+        intermediate_size: size("ff_dim", defaults.intermediate_size)?,
+        experts: None,
+        convolution_taps: None,
+        delta_net: None,
+        mamba2: None,
+        num_heads,
+        num_kv_heads: size("n_kv_heads", num_heads)?,
+        head_dim,
+        rotary_dim: Some(head_dim / 2),
+        rms_norm_eps: defaults.rms_norm_eps as f32,
+        norm_offset: 0.0,
+        max_positions: size("max_context", defaults.max_positions)?,
+        tie_word_embeddings: false,
+        head_bias: true,
+        qkv_bias: true,
+        output_bias: true,
+        output_gate: false,
+        mlp_bias: true,
+        qk_norm: None,
+        norms: row.norms,
+        norm_kind: NormKind::Layer,
+        activation: Activation::GeluTanh,
+        mlp_gate: false,
+        attention_sinks: false,
+        embedding_scale: None,
+        residual_scale: None,
+        logit_scale: None,
+        attention_scale: (head_dim as f64).powf(-0.5) as f32,
+        query_scaling: None,
+        attention_softcap: None,
+        logit_softcap: None,
+        ropes: vec![Rope { theta, scaling: RopeScaling::None }],
+        layers: vec![layer; size("n_layers", defaults.num_layers)?],
+        dtype: super::dtype(root, root)?,
+    })
+}
+
+/// Refuses what only other models of the family have, and sizes that do not fit together.
+fn refuse_options(text: &Keys<'_>) -> Result<(), ModelError> {
+    if text.value("moe").is_some() {
+        return Err(text.unsupported("moe", "null (Moondream 2)"));
+    }
+    if text.flag("tau_attn")? == Some(true) {
+        return Err(text.unsupported("tau_attn", "false (Moondream 2)"));
+    }
+    let layers = text.size("n_layers")?;
+    if layers.is_some_and(|layers| layers > LAYERS_MAX) {
+        return Err(text.invalid("n_layers", &format!("at most {LAYERS_MAX}")));
+    }
+    let (width, heads) = (text.size("dim")?, text.size("n_heads")?);
+    if let (Some(width), Some(heads)) = (width, heads)
+        && !width.is_multiple_of(4 * heads)
+    {
+        // Half of each head is rotated, in pairs.
+        return Err(text.invalid("dim", &format!("a multiple of {}, 4 * n_heads", 4 * heads)));
+    }
+    if text.value("group_size").is_some() {
+        return Err(text.unsupported("group_size", "null (weights that are not quantised)"));
+    }
+    Ok(())
+}

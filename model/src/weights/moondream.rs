@@ -1,0 +1,145 @@
+//! The names of Moondream's tensors.
+//!
+//! | tensor of a file | tensors here |
+//! |---|---|
+//! | `model.text.*` | those of the decoder, with the usual names |
+//! | `attn.qkv` of a block | `q_proj`, `k_proj` and `v_proj`, one after the other |
+//! | `model.vision.*` | those of the encoder, with the names of SigLIP |
+
+use super::{Stored, Weights};
+use crate::config::{DecoderConfig, FeedForwardWeights, MixerWeights, TensorSpec};
+use crate::error::ModelError;
+
+/// Modules of a block of the text model, and their usual names.
+const TEXT: [(&str, &str); 5] = [
+    ("ln", "input_layernorm"),
+    ("attn.qkv", "self_attn.qkv_proj"),
+    ("attn.proj", "self_attn.o_proj"),
+    ("mlp.fc1", "mlp.up_proj"),
+    ("mlp.fc2", "mlp.down_proj"),
+];
+
+/// Modules of a block of the image encoder, and the names of SigLIP.
+const VISION: [(&str, &str); 6] = [
+    ("ln1", "layer_norm1"),
+    ("attn.qkv", "self_attn.qkv_proj"),
+    ("attn.proj", "self_attn.out_proj"),
+    ("ln2", "layer_norm2"),
+    ("mlp.fc1", "mlp.fc1"),
+    ("mlp.fc2", "mlp.fc2"),
+];
+
+/// The name here of the tensor with the name `name` in a file of Moondream 2.
+fn renamed(name: &str) -> Option<String> {
+    // Files of compiled models have this in some names.
+    let name = name.replace("._orig_mod", "");
+    match name.as_str() {
+        "model.text.wte" => return Some("model.embed_tokens.weight".to_owned()),
+        "model.vision.pos_emb" => {
+            return Some("model.vision.embeddings.position_embedding.weight".to_owned());
+        }
+        _ => {}
+    }
+    if let Some(rest) = name.strip_prefix("model.text.blocks.") {
+        return in_block(rest, &TEXT).map(|rest| format!("model.layers.{rest}"));
+    }
+    if let Some(rest) = name.strip_prefix("model.vision.blocks.") {
+        return in_block(rest, &VISION).map(|rest| format!("model.vision.encoder.layers.{rest}"));
+    }
+    for (module, here) in [
+        ("model.text.post_ln.", "model.norm."),
+        ("model.text.lm_head.", "lm_head."),
+        ("model.vision.patch_emb.", "model.vision.embeddings.patch_embedding."),
+        ("model.vision.post_ln.", "model.vision.post_layernorm."),
+    ] {
+        if let Some(kind) = name.strip_prefix(module) {
+            return Some(format!("{here}{kind}"));
+        }
+    }
+    Some(name)
+}
+
+/// The name of a tensor in a block: its number, the module and the kind of tensor.
+fn in_block(rest: &str, modules: &[(&str, &str)]) -> Option<String> {
+    let (block, rest) = rest.split_once('.')?;
+    let (module, kind) = rest.rsplit_once('.')?;
+    let (_, here) = modules.iter().find(|(own, _)| *own == module)?;
+    Some(format!("{block}.{here}.{kind}"))
+}
+
+impl Weights {
+    /// Gives the tensors of a Moondream model the names that the rest of the crate has for them, and
+    /// divides those of queries, keys and values.
+    ///
+    /// # Errors
+    /// [`ModelError::Malformed`] if two tensors have the same name afterwards, and
+    /// [`ModelError::WrongShape`] if a tensor cannot be divided.
+    pub(crate) fn name_moondream(&mut self, config: &DecoderConfig) -> Result<(), ModelError> {
+        for (name, stored) in std::mem::take(&mut self.tensors) {
+            if let Some(name) = renamed(&name) {
+                self.insert(name, stored)?;
+            }
+        }
+        let mut biases = Vec::new();
+        for layer in config.weights().layers {
+            debug_assert!(matches!(layer.mlp, FeedForwardWeights::Plain(_)));
+            if let MixerWeights::Attention(attention) = layer.mixer {
+                let name = attention.qkv.name.replace("weight", "bias");
+                let parts = attention.qkv.parts.into_iter().filter_map(|part| part.bias).collect();
+                biases.push((name, parts));
+            }
+        }
+        self.split_stacked(biases)?;
+        self.split_thirds("model.vision.encoder.layers.")
+    }
+
+    /// Divides the tensors of queries, keys and values of an encoder into parts of the same size.
+    fn split_thirds(&mut self, prefix: &str) -> Result<(), ModelError> {
+        let is_qkv = |name: &&String| name.starts_with(prefix) && name.contains(".qkv_proj.");
+        let names: Vec<String> = self.tensors.keys().filter(is_qkv).cloned().collect();
+        let mut list = Vec::with_capacity(names.len());
+        for name in names {
+            let Some(Stored { shape, .. }) = self.tensors.get(&name) else { continue };
+            // `check_encoder` finds the parts that are missing.
+            let Some((rows, rest)) = shape.split_first() else { continue };
+            if *rows == 0 || !rows.is_multiple_of(3) {
+                continue;
+            }
+            let shape: Vec<usize> = [rows / 3].into_iter().chain(rest.iter().copied()).collect();
+            let part = |own: &str| TensorSpec {
+                name: name.replace("qkv_proj", own),
+                shape: shape.clone(),
+                role: crate::config::TensorRole::Matrix,
+            };
+            list.push((name.clone(), ["q_proj", "k_proj", "v_proj"].map(part).to_vec()));
+        }
+        self.split_stacked(list)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Goal: names of all parts are translated, also those of compiled models, and others are kept
+    /// or left out.
+    #[test]
+    fn names_are_translated() {
+        for (name, expected) in [
+            ("model.text.wte", Some("model.embed_tokens.weight")),
+            ("model.text.blocks.3.ln.bias", Some("model.layers.3.input_layernorm.bias")),
+            ("model.text._orig_mod.lm_head.bias", Some("lm_head.bias")),
+            ("model.text.post_ln.weight", Some("model.norm.weight")),
+            ("model.text.blocks.0.attn.kv_cache", None),
+            (
+                "model.vision.blocks.26.attn.qkv.weight",
+                Some("model.vision.encoder.layers.26.self_attn.qkv_proj.weight"),
+            ),
+            ("model.vision.post_ln.bias", Some("model.vision.post_layernorm.bias")),
+            ("model.vision.proj_mlp.fc1.bias", Some("model.vision.proj_mlp.fc1.bias")),
+            ("model.region.size_features", Some("model.region.size_features")),
+        ] {
+            assert_eq!(renamed(name).as_deref(), expected);
+        }
+    }
+}
