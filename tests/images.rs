@@ -1,5 +1,8 @@
 //! Prompts with images through the engine, on a small random model of the structure of SmolVLM.
 
+#[path = "images/prefixes.rs"]
+mod prefixes;
+
 use std::sync::Arc;
 
 use serde_json::json;
