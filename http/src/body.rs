@@ -52,7 +52,10 @@ impl Parser {
     pub(super) async fn parse<T: RequestBody>(&self, body: Received) -> Result<T, ApiError> {
         let (length, max_values) = (body.bytes.len(), self.max_values);
         let client = body.client.clone();
-        let work = move || parse(&body.bytes, max_values, &body.ignored);
+        let work = move || {
+            let Received { bytes, ignored, client: _, memory: _held } = body;
+            parse(&bytes.join(), max_values, &ignored)
+        };
         if length <= INLINE_BYTES { work() } else { self.engine.long_work(client, work).await? }
     }
 

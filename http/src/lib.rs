@@ -135,6 +135,7 @@ mod root_path;
 mod routes;
 mod scan;
 mod schema;
+mod segments;
 mod sessions;
 #[cfg(all(unix, feature = "listen"))]
 mod socket;

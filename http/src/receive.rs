@@ -14,6 +14,7 @@ use super::access::Caller;
 use super::activity::Activity;
 use super::advice::Ignored;
 use super::error::{ApiError, cut};
+use super::segments::Segments;
 
 /// Bytes of each body that do not count towards the memory of all bodies, so that ordinary requests
 /// are accepted while large ones use all of it. The number of connections bounds their sum.
@@ -39,20 +40,20 @@ pub(super) struct BodyLimits {
 /// The whole body of a request of type JSON.
 #[derive(Debug)]
 pub(super) struct Received {
-    pub(super) bytes: Vec<u8>,
+    pub(super) bytes: Segments,
     /// The parameters of the request that are ignored.
     pub(super) ignored: Ignored,
     /// The engine's name for the client, if it is known.
     pub(super) client: Option<Arc<str>>,
     /// The part of [`BodyLimits::memory`] that the body holds.
-    _memory: Option<OwnedSemaphorePermit>,
+    pub(super) memory: Option<OwnedSemaphorePermit>,
 }
 
 #[cfg(test)]
 impl From<String> for Received {
     fn from(text: String) -> Self {
-        let bytes = text.into_bytes();
-        Self { bytes, ignored: Ignored::default(), client: None, _memory: None }
+        let bytes = text.into_bytes().into();
+        Self { bytes, ignored: Ignored::default(), client: None, memory: None }
     }
 }
 
@@ -139,7 +140,7 @@ impl BodyLimits {
     async fn receive(&self, body: &mut Body) -> Result<Received, ApiError> {
         let announced = HttpBody::size_hint(body).lower();
         self.check_size(usize::try_from(announced).unwrap_or(usize::MAX))?;
-        let mut bytes = Vec::new();
+        let mut bytes = Segments::default();
         let mut memory: Option<OwnedSemaphorePermit> = None;
         while let Some(frame) = body.frame().await {
             let frame = frame.map_err(|error| {
@@ -156,9 +157,9 @@ impl BodyLimits {
                     None => memory = Some(more),
                 }
             }
-            bytes.extend_from_slice(&data);
+            bytes.extend(&data);
         }
-        Ok(Received { bytes, ignored: Ignored::default(), client: None, _memory: memory })
+        Ok(Received { bytes, ignored: Ignored::default(), client: None, memory })
     }
 
     fn check_size(&self, size: usize) -> Result<(), ApiError> {
