@@ -12,6 +12,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use stolon_backend::{ImageEmbeddings, ImageInput, SliceImage};
+use stolon_kvcache::Namespace;
 
 /// Longest time for which a step encodes an image while no other request waits for the step.
 pub(crate) const ENCODE_TIME_MAX: Duration = Duration::from_millis(500);
@@ -90,7 +91,7 @@ impl SequenceImages {
         computed: usize,
     ) {
         for (image, kept) in self.all.iter().zip(&mut self.embeddings) {
-            if key(&image.input) == key(input) && image.positions().end > computed {
+            if content(&image.input) == content(input) && image.positions().end > computed {
                 *kept = Some(embeddings.clone());
             }
         }
@@ -119,14 +120,25 @@ impl SequenceImages {
 }
 
 /// What the embeddings of an image depend on.
-pub(crate) fn key(input: &ImageInput) -> (u128, usize) {
+type Content = (u128, usize);
+
+fn content(input: &ImageInput) -> Content {
     (input.content_hash, input.kv_len)
+}
+
+/// An image in a namespace. Namespaces do not share embeddings: nobody can find out by timing whether
+/// somebody else has shown the same picture.
+pub(crate) type ImageKey = (Namespace, Content);
+
+/// The key of an image.
+pub(crate) fn key(namespace: Namespace, input: &ImageInput) -> ImageKey {
+    (namespace, content(input))
 }
 
 /// The embeddings of the images that were used last, for the same image behind another prefix.
 #[derive(Debug)]
 pub(crate) struct EncoderCache {
-    entries: HashMap<(u128, usize), Entry>,
+    entries: HashMap<ImageKey, Entry>,
     /// Size of all embeddings in bytes, and its maximum.
     bytes: usize,
     bytes_max: usize,
@@ -150,21 +162,21 @@ impl EncoderCache {
         EncoderCache { entries: HashMap::new(), bytes: 0, bytes_max, uses: 0 }
     }
 
-    pub(crate) fn get(&mut self, input: &ImageInput) -> Option<&ImageEmbeddings> {
+    pub(crate) fn get(&mut self, key: &ImageKey) -> Option<&ImageEmbeddings> {
         self.uses += 1;
-        let entry = self.entries.get_mut(&key(input))?;
+        let entry = self.entries.get_mut(key)?;
         entry.last_use = self.uses;
         Some(&entry.embeddings)
     }
 
-    pub(crate) fn insert(&mut self, input: &ImageInput, embeddings: ImageEmbeddings) {
+    pub(crate) fn insert(&mut self, key: ImageKey, embeddings: ImageEmbeddings) {
         self.uses += 1;
         let entry = Entry { embeddings, last_use: self.uses };
         if entry.bytes() > self.bytes_max {
             return;
         }
         self.bytes += entry.bytes();
-        if let Some(before) = self.entries.insert(key(input), entry) {
+        if let Some(before) = self.entries.insert(key, entry) {
             self.bytes -= before.bytes();
         }
         while self.bytes > self.bytes_max {
@@ -230,18 +242,21 @@ mod tests {
     #[test]
     fn the_cache_of_embeddings_is_bounded() {
         let mut cache = EncoderCache::new(100);
-        let images = [1, 2, 3].map(|hash| input(hash, 1, true));
+        let own = |hash, len| key(Namespace::default(), &input(hash, len, true));
+        let images = [1, 2, 3].map(|hash| own(hash, 1));
         for image in &images[..2] {
-            cache.insert(image, embeddings(10));
-            cache.insert(image, embeddings(10));
+            cache.insert(*image, embeddings(10));
+            cache.insert(*image, embeddings(10));
         }
         assert!(cache.get(&images[0]).is_some());
-        cache.insert(&images[2], embeddings(10));
+        cache.insert(images[2], embeddings(10));
         let found = [0, 1, 2].map(|index: usize| cache.get(&images[index]).is_some());
         assert_eq!(found, [true, false, true]);
         assert_eq!(cache.bytes, 80);
-        cache.insert(&images[1], embeddings(26));
+        cache.insert(images[1], embeddings(26));
         assert!(cache.get(&images[1]).is_none() && cache.bytes == 80);
-        assert!(cache.get(&input(1, 2, true)).is_none(), "another length is another image");
+        assert!(cache.get(&own(1, 2)).is_none(), "another length is another image");
+        let salted = Namespace::builder().salt("salt").build();
+        assert!(cache.get(&(salted, images[0].1)).is_none(), "another namespace shares nothing");
     }
 }

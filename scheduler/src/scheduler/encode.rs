@@ -5,10 +5,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use stolon_backend::{ImageEmbeddings, ImageInput};
+use stolon_kvcache::Namespace;
 
 use super::{Running, Scheduler};
 use crate::error::EngineError;
-use crate::images::{ENCODE_TIME_MAX, EncoderCache, key};
+use crate::images::{ENCODE_TIME_MAX, EncoderCache, ImageKey, key};
 use crate::memory::Memory;
 use crate::sequence::Ending;
 use crate::step_plan::EncodeTask;
@@ -18,12 +19,18 @@ use crate::tenant::TenantId;
 #[derive(Debug)]
 pub(super) struct Encoding {
     cache: EncoderCache,
-    /// The image that the last step has begun, or gone on with.
-    current: Option<Arc<ImageInput>>,
+    /// The image that the last step has begun, or gone on with, and the namespace that it is for.
+    current: Option<(Namespace, Arc<ImageInput>)>,
     /// How long it has been encoded so far.
     time: Duration,
     /// For each tenant with running requests the step in which an image of it was last begun.
     turns: HashMap<TenantId, u64>,
+}
+
+impl Waiting {
+    fn key(&self) -> ImageKey {
+        key(self.namespace, &self.image)
+    }
 }
 
 impl Encoding {
@@ -31,6 +38,14 @@ impl Encoding {
         let cache = EncoderCache::new(cache_bytes);
         Encoding { cache, current: None, time: Duration::ZERO, turns: HashMap::new() }
     }
+}
+
+/// A sequence that waits for an image.
+struct Waiting {
+    tenant: TenantId,
+    arrival: u64,
+    namespace: Namespace,
+    image: Arc<ImageInput>,
 }
 
 impl<M: Memory> Scheduler<M> {
@@ -42,19 +57,20 @@ impl<M: Memory> Scheduler<M> {
             false => self.context.config.step_time_target.unwrap_or(ENCODE_TIME_MAX),
         };
         let Encoding { cache, current, time: spent, turns } = &mut self.encoding;
-        let mut waiting: Vec<(TenantId, u64, Arc<ImageInput>)> = Vec::new();
+        let mut waiting: Vec<Waiting> = Vec::new();
         for Running { sequence, arrival, .. } in &mut self.running {
             if sequence.end.is_some() || sequence.is_stalled() {
                 continue;
             }
             let computed = sequence.held.computed;
             while let Some(image) = sequence.images.next_to_encode(computed) {
-                let input = Arc::clone(&image.input);
-                let Some(embeddings) = cache.get(&input) else {
-                    waiting.push((sequence.tenant, *arrival, input));
+                let (namespace, image) = (sequence.namespace, Arc::clone(&image.input));
+                let Some(embeddings) = cache.get(&key(namespace, &image)) else {
+                    let (tenant, arrival) = (sequence.tenant, *arrival);
+                    waiting.push(Waiting { tenant, arrival, namespace, image });
                     break;
                 };
-                sequence.images.keep(&input, embeddings, computed);
+                sequence.images.keep(&image, embeddings, computed);
             }
         }
         if waiting.is_empty() {
@@ -62,47 +78,50 @@ impl<M: Memory> Scheduler<M> {
             turns.clear();
             return None;
         }
-        let is_current = |image: &ImageInput| current.as_deref().map(key) == Some(key(image));
-        let begun = waiting.iter().position(|(_, _, image)| is_current(image));
+        let current_key = current.as_ref().map(|(namespace, image)| key(*namespace, image));
+        let begun = waiting.iter().position(|waiting| current_key == Some(waiting.key()));
         let chosen = begun.unwrap_or_else(|| {
-            let turn = |(tenant, arrival, _): &(TenantId, u64, _)| {
-                (turns.get(tenant).copied().unwrap_or(0), *arrival)
+            let turn = |waiting: &Waiting| {
+                (turns.get(&waiting.tenant).copied().unwrap_or(0), waiting.arrival)
             };
             let first = (0..waiting.len()).min_by_key(|&index| turn(&waiting[index]));
             first.unwrap_or_default()
         });
-        let (tenant, _, image) = waiting.swap_remove(chosen);
+        let Waiting { tenant, namespace, image, .. } = waiting.swap_remove(chosen);
         if begun.is_none() {
             turns.insert(tenant, self.step + 1);
             *spent = Duration::ZERO;
         }
-        *current = Some(Arc::clone(&image));
+        *current = Some((namespace, Arc::clone(&image)));
         Some(EncodeTask { image, time })
     }
 
-    /// Takes the result of the encoder: gives complete embeddings to all sequences with the image,
-    /// or ends those that wait for an image that could not be encoded.
+    /// Takes the result of the encoder: gives complete embeddings to all sequences of the namespace
+    /// with the image, or ends those that wait for an image that could not be encoded.
     pub(super) fn complete_encoding(
         &mut self,
         encoded: Option<Result<Option<ImageEmbeddings>, String>>,
         time: Duration,
     ) {
-        let Some(image) = self.encoding.current.take() else { return };
+        let Some((namespace, image)) = self.encoding.current.take() else { return };
+        let image_key = key(namespace, &image);
         self.encoding.time += time;
         let result = encoded.unwrap_or_else(|| Err("the image was not encoded".to_owned()));
         match result {
-            Ok(None) => self.encoding.current = Some(image),
+            Ok(None) => self.encoding.current = Some((namespace, image)),
             Ok(Some(embeddings)) => {
                 self.context.gauges.note_encoding(image.kv_len, self.encoding.time);
-                for Running { sequence, .. } in &mut self.running {
+                let running = self.running.iter_mut().map(|running| &mut running.sequence);
+                for sequence in running.filter(|sequence| sequence.namespace == namespace) {
                     sequence.images.keep(&image, &embeddings, sequence.held.computed);
                 }
-                self.encoding.cache.insert(&image, embeddings);
+                self.encoding.cache.insert(image_key, embeddings);
             }
             Err(reason) => {
                 for Running { sequence, .. } in &mut self.running {
                     let next = sequence.images.next_to_encode(sequence.held.computed);
-                    if next.is_some_and(|next| key(&next.input) == key(&image)) {
+                    let next = next.map(|next| key(sequence.namespace, &next.input));
+                    if next == Some(image_key) {
                         let reason = reason.clone();
                         let failed = Ending::Failed(EngineError::StepFailed { reason });
                         sequence.end.get_or_insert(failed);
