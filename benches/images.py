@@ -2,8 +2,9 @@
 
 For each model, a server is started, and each picture is asked about several times. The first question
 encodes the picture and computes its positions; the others find them in the cache. Prints medians
-over the pictures, the positions of a picture, and the memory after many pictures. Only the standard
-library is needed.
+over the pictures, the positions of a picture, and the memory after many pictures. With --check, it
+fails if the next questions take more than a tenth of the first one's time, or if the memory grows.
+Only the standard library is needed.
 """
 
 import argparse
@@ -83,8 +84,12 @@ def measure(binary, model, arguments):
             ask(address, picture(seed % 300 + 1000, 32, 32), f"What is number {seed}?")
             if seed == arguments.flat // 2:
                 before = resident(process)
+        after = resident(process)
         if arguments.flat:
-            print(f"{model}: memory {before:.0f} MB after half of {arguments.flat} pictures, {resident(process):.0f} MB after all")
+            print(f"{model}: memory {before:.0f} MB after half of {arguments.flat} pictures, {after:.0f} MB after all")
+        if arguments.check:
+            assert ratio <= 0.1, f"expected at most 0.1 of the first question's time, got {ratio:.3f}"
+            assert after <= 1.1 * before, f"expected memory within 1.1 of {before:.0f} MB, got {after:.0f} MB"
     finally:
         process.terminate()
         process.wait(timeout=60)
@@ -97,6 +102,7 @@ def main():
     parser.add_argument("--pictures", type=int, default=5)
     parser.add_argument("--size", type=int, nargs=2, default=[640, 480])
     parser.add_argument("--flat", type=int, default=0, help="number of requests after which memory is compared")
+    parser.add_argument("--check", action="store_true", help="fail if an aim is missed")
     parser.add_argument("--server", nargs=argparse.REMAINDER, default=[])
     arguments = parser.parse_args()
     for model in arguments.models:
