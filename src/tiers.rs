@@ -89,8 +89,10 @@ impl Tiers<'_> {
         let inner = &self.0.inner;
         let (namespace, tokens) = self.0.lookup(request)?;
         let pool = inner.handle.query_match_len(&namespace, &tokens);
-        let query = |tiers: &Arc<stolon_tiers::Tiers>| tiers.query(pool, &namespace, &tokens);
-        Ok(inner.tiers.0.as_ref().map_or_else(|| TierMatch::pool(pool), query))
+        Ok(match &inner.tiers.0 {
+            Some(tiers) => tiers.query(pool, &namespace, Arc::new(tokens)),
+            None => TierMatch::pool(pool),
+        })
     }
 
     /// Statistics of the disk tier; `None` if there is none.

@@ -5,34 +5,15 @@ mod prefixes;
 
 use std::sync::Arc;
 
+use pictures::{bits, picture, question};
 use serde_json::json;
-use stolon::{ChatMessage, Completion, Engine, EngineBuilder, Error, MessageContent, Request};
+use stolon::{ChatMessage, Engine, EngineBuilder, Error, MessageContent, Request};
 
-/// An uncompressed BMP file with pixels that follow from `seed`.
-fn picture(width: u32, height: u32, seed: u32) -> Arc<[u8]> {
-    let row = (3 * width).next_multiple_of(4);
-    let (header, size) = (54_u32, row * height);
-    let mut file = b"BM".to_vec();
-    for word in [header + size, 0, header, 40, width, height, 24 << 16 | 1, 0, size, 0, 0, 0, 0] {
-        file.extend(word.to_le_bytes());
-    }
-    file.extend((0..size).map(|at| (at.wrapping_mul(seed * 2 + 7) >> 3) as u8));
-    file.into()
-}
+#[path = "support/pictures.rs"]
+mod pictures;
 
 fn builder() -> EngineBuilder {
     Engine::builder().model("random:smolvlm-tiny").num_blocks(8192).threads(1)
-}
-
-/// A question about images, with log-probabilities, so that answers are compared bit by bit.
-fn question(images: &[&Arc<[u8]>], text: &str) -> Request {
-    let request = Request::chat(vec![ChatMessage::user(text)]).max_tokens(6).logprobs(0);
-    images.iter().fold(request, |request, image| request.image(Arc::clone(image)))
-}
-
-fn bits(completion: &Completion) -> Vec<(u32, u32)> {
-    let logprobs = completion.logprobs.iter().map(|logprob| logprob.logprob.to_bits());
-    completion.token_ids.iter().copied().zip(logprobs).collect()
 }
 
 /// Goal: an answer about images has the same bits with a warm and with a cold cache, for one and

@@ -21,7 +21,8 @@ pub struct ImageInput {
     /// (Moondream). `pixels` is then the whole picture and, below it, its tiles row by row, all of
     /// the same size. `[0, 0]` if it is the picture alone.
     pub tiles: [usize; 2],
-    /// Row-major `[height, width, 3]`: red, green and blue.
+    /// Row-major `[height, width, 3]`: red, green and blue. Empty if only stored KV of the image is
+    /// known, so that it cannot be encoded.
     pub pixels: Vec<u8>,
 }
 

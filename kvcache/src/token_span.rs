@@ -22,6 +22,7 @@ const SPAN: u32 = 1 << 31;
 const MORE: u32 = 1 << 30;
 /// Number of bits for the value. The two bits above hold the kind.
 const VALUE_BITS: u32 = 28;
+const VALUE_MASK: u32 = (1 << VALUE_BITS) - 1;
 const KIND_IMAGE: u32 = 0;
 const KIND_COORDINATE: u32 = 1;
 const KIND_SIZE: u32 = 2;
@@ -63,11 +64,36 @@ impl TokenSpan {
         position & (SPAN | MORE) != SPAN | MORE
     }
 
-    /// Whether `position` is part of an image. Its value is then the number that an interner has
-    /// assigned to the image, which has no meaning outside of the process.
+    /// Whether `position` is part of an image.
     pub fn is_image(position: u32) -> bool {
-        position & SPAN != 0 && position >> VALUE_BITS & 3 == KIND_IMAGE
+        TokenSpan::image_number(position).is_some()
     }
+
+    /// The number of the image that `position` is part of; `None` if it is part of no image. An
+    /// interner has assigned it: outside of the process it has no meaning.
+    #[inline(always)]
+    pub fn image_number(position: u32) -> Option<u32> {
+        let is_image = position & SPAN != 0 && position >> VALUE_BITS & 3 == KIND_IMAGE;
+        is_image.then_some(position & VALUE_MASK)
+    }
+
+    /// A position of an image with another number (its lowest 28 bits) in the place of its own. Any
+    /// other position is returned as it is.
+    pub fn with_image_number(position: u32, number: u32) -> u32 {
+        match TokenSpan::is_image(position) {
+            true => position & !VALUE_MASK | number & VALUE_MASK,
+            false => position,
+        }
+    }
+}
+
+/// What identifies an image in every process: [`TokenSpan::Image`] without the other spans.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct ImageSpan {
+    /// A 128-bit hash of everything that the KV of the image depends on.
+    pub content_hash: u128,
+    /// Number of positions that the image occupies, at least 1.
+    pub kv_len: u32,
 }
 
 /// A span cannot be written as positions.
@@ -106,20 +132,35 @@ pub struct TokenSpanInterner {
     capacity: usize,
 }
 
-/// Numbers by content hash and length, in two generations. When the recent generation is full, the
+/// The images that are remembered, in two generations. When the recent generation is full, the
 /// earlier one is dropped and the recent one takes its place.
 #[derive(Debug, Default)]
 struct Images {
-    recent: HashMap<(u128, u32), u32>,
-    earlier: HashMap<(u128, u32), u32>,
+    recent: Generation,
+    earlier: Generation,
     next: u32,
 }
 
+/// The numbers of images, and the images by number.
+#[derive(Debug, Default)]
+struct Generation {
+    numbers: HashMap<ImageSpan, u32>,
+    images: HashMap<u32, ImageSpan>,
+}
+
 impl TokenSpanInterner {
-    /// Creates an interner that remembers from `capacity` to twice as many images and uses about 64
-    /// bytes for each. A capacity of 0 counts as 1.
+    /// Creates an interner that remembers from `capacity` to twice as many images and uses about
+    /// 128 bytes for each. A capacity of 0 counts as 1.
     pub fn new(capacity: usize) -> TokenSpanInterner {
         TokenSpanInterner { images: Mutex::new(Images::default()), capacity: capacity.max(1) }
+    }
+
+    /// The image that `position` is part of; `None` if it is part of none, or of one that was
+    /// forgotten. An image stays as long remembered as without this call.
+    pub fn image_at(&self, position: u32) -> Option<ImageSpan> {
+        let number = TokenSpan::image_number(position)?;
+        let images = lock(&self.images);
+        images.recent.images.get(&number).or_else(|| images.earlier.images.get(&number)).copied()
     }
 
     /// Appends the positions of `span` to `positions`.
@@ -140,7 +181,7 @@ impl TokenSpanInterner {
             }
             TokenSpan::Image { kv_len: 0, .. } => return Err(TokenSpanError::EmptyImage),
             TokenSpan::Image { content_hash, kv_len } => {
-                (KIND_IMAGE, self.image_number(content_hash, kv_len)?, kv_len)
+                (KIND_IMAGE, self.image_number(ImageSpan { content_hash, kv_len })?, kv_len)
             }
         };
         let last = SPAN | kind << VALUE_BITS | value;
@@ -149,15 +190,14 @@ impl TokenSpanInterner {
         Ok(())
     }
 
-    fn image_number(&self, content_hash: u128, kv_len: u32) -> Result<u32, TokenSpanError> {
+    fn image_number(&self, image: ImageSpan) -> Result<u32, TokenSpanError> {
         const LIMIT: u32 = 1 << VALUE_BITS;
-        let image = (content_hash, kv_len);
         let mut guard = lock(&self.images);
         let images = &mut *guard;
-        if let Some(&number) = images.recent.get(&image) {
+        if let Some(&number) = images.recent.numbers.get(&image) {
             return Ok(number);
         }
-        let number = match images.earlier.remove(&image) {
+        let number = match images.earlier.numbers.remove(&image) {
             Some(number) => number,
             None if images.next == LIMIT => return Err(TokenSpanError::Exhausted { limit: LIMIT }),
             None => {
@@ -165,10 +205,12 @@ impl TokenSpanInterner {
                 images.next - 1
             }
         };
-        if images.recent.len() == self.capacity {
+        images.earlier.images.remove(&number);
+        if images.recent.numbers.len() == self.capacity {
             images.earlier = std::mem::take(&mut images.recent);
         }
-        images.recent.insert(image, number);
+        images.recent.numbers.insert(image, number);
+        images.recent.images.insert(number, image);
         Ok(number)
     }
 }
@@ -291,15 +333,25 @@ mod tests {
     #[test]
     fn images_that_are_not_used_are_forgotten() {
         let interner = TokenSpanInterner::new(4);
-        let number = |content_hash| interner.image_number(content_hash, 9).expect("numbers left");
+        let image = |content_hash| ImageSpan { content_hash, kv_len: 9 };
+        let number = |hash| interner.image_number(image(hash)).expect("numbers left");
+        let found = |number| interner.image_at(SPAN | number);
         let first = number(0);
         for content_hash in 1..1000 {
             assert_eq!(number(content_hash), content_hash as u32, "a new number for a new image");
             assert_eq!(number(0), first, "in use all the time");
+            assert_eq!(
+                [first, content_hash as u32].map(found),
+                [0, content_hash].map(image).map(Some)
+            );
             let images = lock(&interner.images);
-            assert!(images.recent.len() + images.earlier.len() <= 8);
+            let kept = [&images.recent, &images.earlier];
+            assert!(kept.map(|kept| kept.numbers.len()).iter().sum::<usize>() <= 8);
+            assert!(kept.iter().all(|kept| kept.numbers.len() == kept.images.len()));
         }
+        assert_eq!((found(1), interner.image_at(5)), (None, None), "forgotten, and no image");
         assert_eq!(number(1), 1000, "forgotten, so new");
+        assert_eq!(found(1000), Some(image(1)));
         for content_hash in [998, 999, 0] {
             assert_eq!(number(content_hash), content_hash as u32, "used recently");
         }
@@ -309,11 +361,11 @@ mod tests {
     #[test]
     fn numbers_run_out_without_being_reused() {
         let interner = TokenSpanInterner::new(4);
+        let number = |content_hash| interner.image_number(ImageSpan { content_hash, kv_len: 9 });
         lock(&interner.images).next = (1 << VALUE_BITS) - 1;
-        let last = interner.image_number(1, 9);
+        let last = number(1);
         assert_eq!(last, Ok((1 << VALUE_BITS) - 1));
-        let exhausted = TokenSpanError::Exhausted { limit: 1 << VALUE_BITS };
-        assert_eq!(interner.image_number(2, 9), Err(exhausted));
-        assert_eq!(interner.image_number(1, 9), last);
+        assert_eq!(number(2), Err(TokenSpanError::Exhausted { limit: 1 << VALUE_BITS }));
+        assert_eq!(number(1), last);
     }
 }

@@ -199,6 +199,11 @@ impl EngineContext {
         Ok(PromptImage { start, input })
     }
 
+    /// What numbers the images of prompts.
+    pub fn spans(&self) -> &Arc<TokenSpanInterner> {
+        &self.spans
+    }
+
     /// The work of a prompt of which `cached` tokens are cached, in tokens to compute: the others,
     /// and encoding their images.
     pub fn uncached_work(&self, tokens: &[u32], cached: usize) -> usize {

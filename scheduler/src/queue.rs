@@ -84,7 +84,8 @@ impl Waiting {
     /// Number of its tokens, and what encoding its images costs, unless all of these are cached.
     fn work(&self) -> usize {
         let images = &self.sequence.images;
-        let encoding = if images.ends_within(self.found()) { 0 } else { self.sequence.encoding };
+        let found = self.resume + self.sequence.stored_after(self.resume);
+        let encoding = if images.ends_within(found) { 0 } else { self.sequence.encoding };
         self.sequence.tokens.len() + encoding
     }
 
@@ -271,7 +272,7 @@ impl Queue {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use std::sync::Arc;
     use std::time::Duration;
 
@@ -287,7 +288,7 @@ mod tests {
     use crate::sequence::Terms;
     use crate::transfer::StoredKv;
 
-    fn sequence(id: u64) -> Sequence {
+    pub(crate) fn sequence(id: u64) -> Sequence {
         let request = SequenceRequest::new(vec![id as u32; 8], 1);
         let terms =
             Terms { choice: 0, max_tokens: 1, loan: None, share: None, block_size: 4, encoding: 0 };

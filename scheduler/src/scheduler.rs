@@ -279,9 +279,12 @@ impl<M: Memory> Scheduler<M> {
             }
             self.grow().await?;
             plan = self.plan().await?;
-            // Without a step, no completion will call this again, so blocks that `grow` has
-            // released by preemption must be offered to waiting requests now.
-            if plan.is_some() || !self.try_admission || self.queue.is_empty() {
+            // Without a step, no completion will call this again, so a request that cannot go on
+            // must be ended now, and blocks that `grow` has released by preemption must be offered
+            // to waiting requests.
+            let has_ended = self.running.iter().any(|running| running.sequence.end.is_some());
+            let can_admit = self.try_admission && !self.queue.is_empty();
+            if plan.is_some() || !has_ended && !can_admit {
                 break;
             }
         }

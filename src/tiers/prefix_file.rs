@@ -4,9 +4,14 @@
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use stolon_kvcache::{Namespace, checkpoint_positions, len_before_checkpoint};
-use stolon_scheduler::{SequenceRequest, StoredKv};
-use stolon_tiers::{ExportedPrefix, PrefixReader, RecordShape, StoredPrefix, TierError};
+use stolon_backend::ImageInput;
+use stolon_kvcache::{
+    ImageSpan, Namespace, TokenSpan, checkpoint_positions, len_before_checkpoint,
+};
+use stolon_scheduler::{EngineContext, EngineError, PromptImage, SequenceRequest, StoredKv};
+use stolon_tiers::{
+    ExportedPrefix, NamedTokens, PrefixReader, RecordShape, StoredPrefix, TierError,
+};
 
 use super::{blocking, record_shape};
 use crate::{Cache, Engine, Error, Request};
@@ -15,7 +20,7 @@ impl Cache<'_> {
     /// Computes the part of a prompt that is not cached, and copies the keys and values of all its
     /// full blocks out of the KV pool. [`Cache::import`] puts them into the cache of an engine with
     /// the same model and settings, which then answers as if it had computed them itself, bit for
-    /// bit.
+    /// bit. Images are exported as their KV and a hash of their content, and only as a whole.
     ///
     /// The copy takes as much memory as the prompt's KV does.
     ///
@@ -29,17 +34,22 @@ impl Cache<'_> {
                             have another key for salts";
             return Err(Error::invalid("cache_salt", expected, "a prompt with one"));
         }
-        let mut tokens = self.0.prompt_tokens(request).await?;
-        if request.has_images() {
-            return Err(Error::invalid("images", "a prompt without images", "some"));
-        }
+        let prompt = self.0.tokenized(request.clone()).await?;
+        let mut tokens = self.0.prompt_tokens(&prompt).await?;
         let block_count = tokens.len() / shape.block_size;
         let expected = block_count.max(1) * shape.block_size;
         tokens.truncate(block_count * shape.block_size);
+        while tokens.last().is_some_and(|&position| !TokenSpan::may_end_after(position)) {
+            tokens.truncate(tokens.len() - shape.block_size);
+        }
         if tokens.is_empty() {
             return Err(TierError::NotCached { expected, got: 0 }.into());
         }
-        let request = request.clone().with_tokens(tokens.clone());
+        let request = match prompt.placed.is_empty() {
+            true => prompt.with_tokens(tokens.clone()),
+            // It must go on after its last image.
+            false => prompt,
+        };
         let handle = &self.0.inner.handle;
         let checkpoint_blocks = handle.context().spec.checkpoint_blocks();
         let last = usize::from(checkpoint_blocks > 0);
@@ -61,6 +71,10 @@ impl Cache<'_> {
         let got = bytes.len() / shape.block_bytes * shape.block_size;
         if got < expected {
             return Err(TierError::NotCached { expected, got }.into());
+        }
+        let tokens = NamedTokens::new(Arc::new(tokens), handle.context().spans());
+        if !tokens.are_all_named() {
+            return Err(TierError::NotCached { expected, got: 0 }.into());
         }
         Ok(ExportedPrefix::new(shape, Namespace::default(), tokens, bytes))
     }
@@ -133,8 +147,10 @@ impl PrefixImport {
     /// [`TierError::StoredKv`] if the file is not complete; the errors of [`Engine::generate`];
     /// [`TierError::NotCached`] if the prefix was not in the cache afterwards.
     pub async fn finish(self) -> Result<usize, Error> {
-        let StoredPrefix { mut tokens, blocks } = self.reader.finish().map_err(TierError::from)?;
+        let StoredPrefix { tokens, images, blocks } =
+            self.reader.finish().map_err(TierError::from)?;
         let handle = &self.engine.inner.handle;
+        let (mut tokens, images) = place_images(&tokens, &images, handle.context())?;
         let expected = len_before_checkpoint(&tokens);
         let mut stored = StoredKv::new(self.shape.block_size, 0, blocks);
         if expected < tokens.len() {
@@ -142,9 +158,12 @@ impl PrefixImport {
             // A request resumes before its last position, which may have any token.
             tokens.truncate(expected);
             tokens.push(0);
+        } else if tokens.last().is_some_and(|&position| TokenSpan::is_image(position)) {
+            // A prompt goes on after its last image.
+            tokens.push(0);
         }
-        let request =
-            SequenceRequest { stored: Some(stored), ..SequenceRequest::new(tokens.clone(), 1) };
+        let stored = Some(stored);
+        let request = SequenceRequest { images, stored, ..SequenceRequest::new(tokens.clone(), 1) };
         let mut stream = handle.submit(request)?;
         while let Some(event) = stream.next().await {
             event?;
@@ -155,4 +174,30 @@ impl PrefixImport {
             false => Ok(got),
         }
     }
+}
+
+/// The tokens of a stored prefix with the numbers that images have in this process, and the images.
+/// Only their KV is known, so they cannot be encoded.
+fn place_images(
+    tokens: &[u32],
+    images: &[ImageSpan],
+    context: &EngineContext,
+) -> Result<(Vec<u32>, Arc<[PromptImage]>), EngineError> {
+    let (mut placed, mut found) = (Vec::with_capacity(tokens.len()), Vec::new());
+    while let Some(&position) = tokens.get(placed.len()) {
+        let number = TokenSpan::image_number(position);
+        let Some(image) = number.and_then(|number| images.get(number as usize)) else {
+            placed.push(position);
+            continue;
+        };
+        let input = ImageInput {
+            content_hash: image.content_hash,
+            kv_len: image.kv_len as usize,
+            full_attention: false,
+            size: [0, 0],
+            pixels: Vec::new(),
+        };
+        found.push(context.append_image(Arc::new(input), &mut placed)?);
+    }
+    Ok((placed, found.into()))
 }

@@ -118,7 +118,8 @@ impl PreparedTiers {
         let budget_bytes = size.bytes(pool_bytes);
         let settings = TierSettings { directory, budget_bytes, eviction, object_store };
         let (opened, shape) = (Arc::clone(&tiers), record_shape(handle)?);
-        blocking(handle, move || opened.open(settings, shape)).await??;
+        let spans = Arc::clone(handle.context().spans());
+        blocking(handle, move || opened.open(settings, shape, spans)).await??;
         Ok(EngineTiers(Some(tiers)))
     }
 }

@@ -1,7 +1,7 @@
 //! [`DiskTier`]: records in a directory, up to a budget in bytes.
 //!
 //! Each record is a file of its own, named by its key: `DIRECTORY/v1/ab/abcd....kv`. Only full
-//! records are stored. The index of what is there is in memory and is made from the names and sizes
+//! records and tails are stored ([`Place`]). The index of what is there is in memory and is made from the names and sizes
 //! of the files when the tier is opened; their content is read, and verified, when it is needed.
 //!
 //! A file appears under its name only when it is complete, so a process that is killed leaves
@@ -31,6 +31,7 @@ use crate::place::Place;
 use crate::record::{Record, RecordShape, is_of};
 use crate::shared::{PAUSE, Pause, Speed, lock};
 use crate::tier::Tier;
+use crate::tokens::NamedTokens;
 
 use directory::Directory;
 pub use directory::DiskError;
@@ -96,7 +97,7 @@ impl DiskTier {
         self.directory.namespace_key
     }
 
-    /// Stores full records of `tokens` from position `first` on, which must begin a record.
+    /// Stores records of `tokens` from position `first` on, which must begin a full record.
     /// `blocks` are the bytes of the blocks from there, one after another; a rest that fills no
     /// record is ignored. `priority` is that of the request that they were computed for. Records
     /// that exceed the budget are removed. If a write fails, nothing is written for a few seconds.
@@ -104,33 +105,32 @@ impl DiskTier {
     pub fn write(
         &self,
         namespace: &Namespace,
-        tokens: &[u32],
+        tokens: &NamedTokens,
         first: usize,
         blocks: &[u8],
         priority: i32,
     ) -> Vec<ChainKey> {
-        let positions = self.shape.record_positions();
-        let bytes = positions / self.shape.block_size * self.shape.block_bytes;
-        let places = self.shape.places(namespace, tokens).filter(|place| place.first >= first);
+        let RecordShape { block_size, block_bytes, .. } = self.shape;
+        let byte = |position: usize| (position - first) / block_size * block_bytes;
+        let end = first + blocks.len() / block_bytes.max(1) * block_size;
+        let places = self.shape.stored_places(namespace, tokens, end);
         let (mut written, now) = (Vec::new(), SystemTime::now());
-        for (place, blocks) in places.zip(blocks.chunks_exact(bytes)) {
+        for place in places.filter(|place| place.first >= first) {
             if self.index().contains(&place.key) {
                 continue;
             }
+            let Some(content) = place.content(tokens) else { continue };
             if !self.accepts_writes() {
                 self.counters.skipped(1);
                 continue;
             }
-            let end = place.first + positions;
-            let tokens = &tokens[place.first..end];
-            let place_in_prefix = (place.first, end);
             let (_, record) = Record::encode(
                 &self.shape,
                 namespace,
                 &place.parent,
-                place_in_prefix,
-                tokens,
-                blocks,
+                (place.first, place.end()),
+                &content,
+                &blocks[byte(place.first)..byte(place.end())],
             );
             match self.write_record(&place.key, &record, earlier(now, written.len())) {
                 Ok(()) => written.push(place),
@@ -147,9 +147,9 @@ impl DiskTier {
         let path = self.contains(key).then(|| self.directory.record(key))?;
         let file = files::open(&path, Links::Refuse).ok()?;
         let mut bytes = Vec::new();
-        let expected = self.shape.record_bytes(self.shape.record_positions())?;
-        file.take(expected as u64 + 1).read_to_end(&mut bytes).ok()?;
-        (bytes.len() == expected && is_of(&bytes, &self.shape)).then(|| bytes.into())
+        let most = self.shape.record_bytes_max() as u64;
+        file.take(most.saturating_add(1)).read_to_end(&mut bytes).ok()?;
+        is_of(&bytes, &self.shape).then(|| bytes.into())
     }
 
     /// The keys of all records, also of other formats, the most recently used first. Does no I/O.

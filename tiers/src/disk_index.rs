@@ -221,7 +221,7 @@ impl Index {
         candidate.hits = candidate.hits.saturating_add(u32::from(found));
         candidate.priority = candidate.priority.max(priority);
         candidate.start_block = place.first / shape.block_size;
-        candidate.block_count = shape.record_positions() / shape.block_size;
+        candidate.block_count = place.positions / shape.block_size;
         candidate.saved_blocks = candidate.block_count;
         if entry.parent.replace(place.parent).is_none() {
             *self.followers.entry(place.parent).or_default() += 1;
@@ -262,7 +262,7 @@ mod tests {
         let mut parent = ChainKey::root(&SHAPE.fingerprint, &Namespace::default());
         let place = |number: usize| {
             let key = parent.then(&[if number == 0 { 0 } else { seed }, number as u32]);
-            let place = Place { first: number * 64, parent, key };
+            let place = Place { first: number * 64, positions: 64, images: 0, parent, key };
             parent = key;
             place
         };

@@ -58,9 +58,9 @@ pub enum FormatError {
     #[error("not a file of stored KV: expected it to begin with `stolonKV`")]
     NotStoredKv,
     /// It has another version of the format.
-    #[error("stored KV: expected version {expected} of the format, got {got}")]
+    #[error("stored KV: expected version {expected} of the format or an earlier one, got {got}")]
     Version {
-        /// The version that this program reads.
+        /// The latest version that this program reads.
         expected: u32,
         /// The version of the file.
         got: u32,
@@ -87,6 +87,20 @@ pub enum FormatError {
     /// Its key does not follow from the key before it and its tokens.
     #[error("stored KV: a record does not continue the prefix before it")]
     BrokenChain,
+    /// The numbers in a record do not name its images in their order.
+    #[error(
+        "stored KV: expected each image of a record to be named once, in the order of their \
+         positions"
+    )]
+    Images,
+    /// An image has fewer or more positions than its name says.
+    #[error("stored KV: expected {expected} positions of an image, got {got}")]
+    ImageLength {
+        /// The number of positions of the image.
+        expected: u32,
+        /// The number of consecutive positions in the prefix.
+        got: usize,
+    },
     /// Its bytes were changed.
     #[error("stored KV: the checksum is wrong, so the data are damaged")]
     Checksum,

@@ -37,6 +37,7 @@ mod remote;
 mod shared;
 mod tier;
 mod tiers;
+mod tokens;
 mod uses;
 mod writer;
 
@@ -56,4 +57,5 @@ pub use prefix::{ExportedPrefix, PrefixReader, StoredPrefix};
 pub use record::{HEADER_BYTES, Record, RecordHeader, RecordShape};
 pub use tier::{RemoteTier, Tier};
 pub use tiers::{TierMatch, TierSettings, Tiers};
+pub use tokens::{NamedTokens, RecordTokens};
 pub use writer::{Claim, DiskWriter};

@@ -37,6 +37,8 @@ pub struct Lookup {
     /// Number of leading records that are on the disk or, after these, in the object store; at
     /// least `on_disk`.
     pub stored: usize,
+    /// How many positions fewer than a full record the last stored record has.
+    pub missing: usize,
     /// Number of records for which there is memory.
     pub room: usize,
 }
@@ -88,7 +90,8 @@ pub fn plan(lookup: &Lookup, speeds: &Speeds, policy: PrefetchPolicy) -> ReadPla
     let on_disk = lookup.on_disk.clamp(first, end);
     let limit_up_to = |end: usize| {
         let expected = times(speeds.disk, on_disk - first) + times(speeds.store, end - on_disk);
-        let kv = end.saturating_sub(lookup.checkpoint_records) * lookup.record_positions;
+        let missing = if end == lookup.stored { lookup.missing } else { 0 };
+        let kv = end.saturating_sub(lookup.checkpoint_records) * lookup.record_positions - missing;
         let from = if is_checkpoint { lookup.resume } else { lookup.cached };
         let positions = kv.saturating_sub(from);
         let compute = speeds.prefill_rate.map(|rate| computing_time(positions, rate));
@@ -172,6 +175,7 @@ mod tests {
             record_positions: 64,
             on_disk: 5,
             stored: 5,
+            missing: 0,
             room: 100,
         }
     }
@@ -221,6 +225,16 @@ mod tests {
         assert_eq!((at(0, 70), at(0, 80)), (3..5, 0..0));
     }
 
+    /// Goal: a last record that is short is worth the positions that it has.
+    #[test]
+    fn a_short_record_is_worth_less() {
+        let lookup = |missing| Lookup { cached: 256, missing, ..on_disk() };
+        let speeds = Speeds { disk: ms(40), ..speeds() };
+        // A full record takes 64 ms to compute, half of one 32 ms.
+        let read = |missing| plan(&lookup(missing), &speeds, BEST).records();
+        assert_eq!((read(0), read(32)), (4..5, 0..0));
+    }
+
     /// Goal: what is slower than computing is not read, but named, so that its speed is measured
     /// again; the disk is read without a store that is too slow.
     #[test]
@@ -260,6 +274,7 @@ mod tests {
                 record_positions,
                 on_disk,
                 stored: on_disk + more,
+                missing: 0,
                 room,
             },
         )

@@ -1,16 +1,18 @@
 //! A whole prefix as a sequence of records: what is exported and imported.
 
+use std::collections::HashMap;
 use std::fs::File;
 use std::io::{Read, Write};
 use std::path::Path;
 
 use bytes::Bytes;
-use stolon_kvcache::{Namespace, len_before_checkpoint};
+use stolon_kvcache::{ImageSpan, Namespace, TokenSpan, len_before_checkpoint};
 
 use crate::error::{FormatError, TierError};
 use crate::files::{self, Links, write_atomically};
 use crate::key::ChainKey;
 use crate::record::{HEADER_BYTES, Record, RecordHeader, RecordShape};
+use crate::tokens::NamedTokens;
 
 /// Bytes of a file that are read at a time.
 const PIECE_BYTES: usize = 1 << 20;
@@ -18,8 +20,10 @@ const PIECE_BYTES: usize = 1 << 20;
 /// A verified prefix.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StoredPrefix {
-    /// All token ids: whole blocks.
+    /// All token ids: whole blocks. The numbers of images are indices of `images`.
     pub tokens: Vec<u32>,
+    /// The images. Each one has as many positions as it should.
+    pub images: Vec<ImageSpan>,
     /// The bytes of all blocks, one item per block.
     pub blocks: Vec<Bytes>,
 }
@@ -29,7 +33,7 @@ pub struct StoredPrefix {
 pub struct ExportedPrefix {
     shape: RecordShape,
     namespace: Namespace,
-    tokens: Vec<u32>,
+    tokens: NamedTokens,
     /// The bytes of all blocks.
     blocks: Vec<u8>,
     /// Number of positions that were written.
@@ -38,8 +42,8 @@ pub struct ExportedPrefix {
 }
 
 impl ExportedPrefix {
-    /// The prefix `tokens`: whole blocks, at least one. `blocks` are the bytes of these blocks, one
-    /// after another.
+    /// The prefix `tokens`: whole blocks, at least one, and whole images, which all have a name.
+    /// `blocks` are the bytes of these blocks, one after another.
     ///
     /// # Panics
     /// If they are not.
@@ -47,13 +51,15 @@ impl ExportedPrefix {
     pub fn new(
         shape: RecordShape,
         namespace: Namespace,
-        tokens: Vec<u32>,
+        tokens: NamedTokens,
         blocks: Vec<u8>,
     ) -> ExportedPrefix {
-        let count = tokens.len() / shape.block_size;
+        let positions = tokens.tokens();
+        let count = positions.len() / shape.block_size;
+        assert!(tokens.are_all_named(), "only images with a name are stored");
         assert!(
             count > 0
-                && tokens.len().is_multiple_of(shape.block_size)
+                && positions.len().is_multiple_of(shape.block_size)
                 && blocks.len() == count * shape.block_bytes,
             "only whole blocks are stored"
         );
@@ -64,17 +70,18 @@ impl ExportedPrefix {
     /// Number of tokens of the prefix, without a checkpoint after it.
     #[must_use]
     pub fn token_count(&self) -> usize {
-        len_before_checkpoint(&self.tokens)
+        len_before_checkpoint(self.tokens.tokens())
     }
 
     /// Size of all records in bytes.
     #[must_use]
     pub fn file_bytes(&self) -> usize {
-        let full = self.shape.record_positions();
-        let (records, rest) = (self.tokens.len() / full, self.tokens.len() % full);
-        let size = |positions| self.shape.record_bytes(positions).unwrap_or(usize::MAX);
-        let rest = if rest > 0 { size(rest) } else { 0 };
-        records.saturating_mul(size(full)).saturating_add(rest)
+        let (full, len) = (self.shape.record_positions(), self.tokens.tokens().len());
+        let records = (0..len).step_by(full).filter_map(|start| {
+            let record = self.tokens.record(start..len.min(start + full))?;
+            self.shape.record_bytes(record.tokens.len(), record.images.len())
+        });
+        records.fold(0, usize::saturating_add)
     }
 
     /// Writes the records to a file, atomically. Blocks.
@@ -93,18 +100,19 @@ impl Iterator for ExportedPrefix {
 
     /// The next record.
     fn next(&mut self) -> Option<Vec<u8>> {
-        let (start, shape) = (self.written, &self.shape);
-        let end = self.tokens.len().min(start + shape.record_positions());
+        let (start, shape, len) = (self.written, &self.shape, self.tokens.tokens().len());
+        let end = len.min(start + shape.record_positions());
         if start == end {
             return None;
         }
+        let content = self.tokens.record(start..end)?;
         let byte = |position: usize| position / shape.block_size * shape.block_bytes;
         let (key, record) = Record::encode(
             shape,
             &self.namespace,
             &self.key,
-            (start, self.tokens.len()),
-            &self.tokens[start..end],
+            (start, len),
+            &content,
             &self.blocks[byte(start)..byte(end)],
         );
         (self.written, self.key) = (end, key);
@@ -126,6 +134,8 @@ pub struct PrefixReader {
     prefix_positions: Option<usize>,
     key: ChainKey,
     prefix: StoredPrefix,
+    /// The indices of the images.
+    numbers: HashMap<ImageSpan, u32>,
 }
 
 impl PrefixReader {
@@ -139,7 +149,8 @@ impl PrefixReader {
             pending: Vec::new(),
             prefix_positions: None,
             key: ChainKey::root(&shape.fingerprint, &namespace),
-            prefix: StoredPrefix { tokens: Vec::new(), blocks: Vec::new() },
+            prefix: StoredPrefix { tokens: Vec::new(), images: Vec::new(), blocks: Vec::new() },
+            numbers: HashMap::new(),
         }
     }
 
@@ -188,9 +199,11 @@ impl PrefixReader {
     /// The prefix, after all bytes were pushed.
     ///
     /// # Errors
-    /// [`FormatError::Truncated`] if it is not complete.
+    /// [`FormatError::Truncated`] if it is not complete, [`FormatError::ImageLength`] if an image is
+    /// not.
     pub fn finish(self) -> Result<StoredPrefix, FormatError> {
         if self.prefix_positions == Some(self.prefix.tokens.len()) {
+            check_images(&self.prefix)?;
             return Ok(self.prefix);
         }
         let expected = match self.header()? {
@@ -225,8 +238,40 @@ impl PrefixReader {
         let record = Record::parse(&bytes, &self.shape, &self.namespace)?;
         self.prefix_positions = Some(record.header.prefix_positions);
         self.key = record.header.key;
-        self.prefix.tokens.extend(record.tokens);
+        let StoredPrefix { tokens, images, .. } = &mut self.prefix;
+        for (position, image) in record.content.named() {
+            let number = image.map_or(0, |image| {
+                *self.numbers.entry(image).or_insert_with(|| {
+                    images.push(image);
+                    images.len() as u32 - 1
+                })
+            });
+            tokens.push(TokenSpan::with_image_number(position, number));
+        }
         self.prefix.blocks.extend(record.blocks);
         Ok(())
     }
+}
+
+/// Checks that each image has all of its positions, and no more.
+fn check_images(prefix: &StoredPrefix) -> Result<(), FormatError> {
+    let StoredPrefix { tokens, images, .. } = prefix;
+    let mut at = 0;
+    while let Some(&position) = tokens.get(at) {
+        let number = TokenSpan::image_number(position);
+        let Some(image) = number.and_then(|number| images.get(number as usize)) else {
+            at += 1;
+            continue;
+        };
+        let is_next = |next: &&u32| TokenSpan::image_number(**next) == number;
+        let own = tokens[at..].iter().take_while(is_next);
+        let inner = own.take_while(|next| !TokenSpan::may_end_after(**next)).count();
+        let ends = tokens.get(at + inner).filter(is_next).is_some();
+        let got = inner + usize::from(ends);
+        if !ends || got != image.kv_len as usize {
+            return Err(FormatError::ImageLength { expected: image.kv_len, got });
+        }
+        at += got;
+    }
+    Ok(())
 }

@@ -1,4 +1,5 @@
-//! [`Record`]: the tokens and the KV of some consecutive blocks of a prefix, as bytes.
+//! [`Record`]: the tokens, the names of images and the KV of some consecutive blocks of a prefix, as
+//! bytes.
 //!
 //! The README of this crate has the layout. A record is read in two steps, so that no memory is
 //! allocated for a size that was not verified: [`RecordHeader::parse`] compares every field of the
@@ -6,17 +7,23 @@
 //! [`Record::parse`] verifies the rest.
 
 use bytes::Bytes;
-use stolon_kvcache::Namespace;
+use stolon_kvcache::{ImageSpan, Namespace};
 
 use crate::error::FormatError;
 use crate::key::ChainKey;
+use crate::tokens::RecordTokens;
 
 /// Size of a record's header in bytes.
 pub const HEADER_BYTES: usize = 176;
 /// Size of the checksum at the end of a record in bytes.
 const CHECKSUM_BYTES: usize = 32;
 const MAGIC: &[u8; 8] = b"stolonKV";
+/// The version of records without images, and that of records with images. The former are those of
+/// programs that store no images.
 const VERSION: u32 = 1;
+const VERSION_WITH_IMAGES: u32 = 2;
+/// Size of an image in a record in bytes: its content hash and its number of positions.
+const IMAGE_BYTES: usize = 16 + 4;
 /// Positions of a full record, unless a block has more. Small enough that little is computed again
 /// where a prompt ends within a record, large enough that few files and keys are needed.
 const RECORD_POSITIONS: usize = 64;
@@ -42,18 +49,26 @@ impl RecordShape {
         self.block_size.max(RECORD_POSITIONS / self.block_size.max(1) * self.block_size)
     }
 
-    /// Size in bytes of a record of `positions` positions, a multiple of the block size; `None` if
-    /// it overflows.
+    /// Size in bytes of a record of `positions` positions, a multiple of the block size, with
+    /// `images` different images; `None` if it overflows.
     #[must_use]
-    pub fn record_bytes(&self, positions: usize) -> Option<usize> {
+    pub fn record_bytes(&self, positions: usize, images: usize) -> Option<usize> {
         let blocks = (positions / self.block_size).checked_mul(self.block_bytes)?;
         let tokens = positions.checked_mul(size_of::<u32>())?;
-        blocks.checked_add(tokens)?.checked_add(HEADER_BYTES + CHECKSUM_BYTES)
+        let images = images.checked_mul(IMAGE_BYTES)?;
+        let content = blocks.checked_add(tokens)?.checked_add(images)?;
+        content.checked_add(HEADER_BYTES + CHECKSUM_BYTES)
     }
 
-    /// Size in bytes of a full record; the largest number if it overflows.
+    /// The largest size in bytes of a record: that of a full one, each of whose positions is another
+    /// image; the largest number if it overflows.
+    pub(crate) fn record_bytes_max(&self) -> usize {
+        self.record_bytes(self.record_positions(), self.record_positions()).unwrap_or(usize::MAX)
+    }
+
+    /// Size in bytes of a full record without images; the largest number if it overflows.
     pub(crate) fn full_record_bytes(&self) -> usize {
-        self.record_bytes(self.record_positions()).unwrap_or(usize::MAX)
+        self.record_bytes(self.record_positions(), 0).unwrap_or(usize::MAX)
     }
 }
 
@@ -64,6 +79,8 @@ pub struct RecordHeader {
     pub first: usize,
     /// Number of positions: whole blocks.
     pub positions: usize,
+    /// Number of different images that have some of these positions.
+    pub images: usize,
     /// Number of positions of the whole prefix that the record was written with.
     pub prefix_positions: usize,
     /// Key of the prefix before the record.
@@ -74,15 +91,13 @@ pub struct RecordHeader {
     pub record_bytes: usize,
 }
 
-/// Whether a record is of the current version of the format, with KV of this format. Nothing else
-/// is verified.
+/// Whether bytes are as many as a record with KV of this format has. Its namespace, key and content
+/// are not verified.
 pub(crate) fn is_of(record: &[u8], shape: &RecordShape) -> bool {
     let header = record.first_chunk::<HEADER_BYTES>();
-    header.is_some_and(|header| {
-        &field::<8>(header, 0) == MAGIC
-            && u32::from_le_bytes(field(header, 8)) == VERSION
-            && field::<32>(header, 48) == shape.fingerprint
-    })
+    let namespace = header.map(|header| Namespace::from_bytes(field(header, 80)));
+    let header = namespace.map(|namespace| RecordHeader::parse(record, shape, &namespace));
+    matches!(header, Some(Ok(header)) if header.record_bytes == record.len())
 }
 
 impl RecordHeader {
@@ -102,9 +117,9 @@ impl RecordHeader {
         if &field::<8>(bytes, 0) != MAGIC {
             return Err(FormatError::NotStoredKv);
         }
-        let version = u32::from_le_bytes(field(bytes, 8));
-        if version != VERSION {
-            return Err(FormatError::Version { expected: VERSION, got: version });
+        let version = number_at(bytes, 8);
+        if version != VERSION && version != VERSION_WITH_IMAGES {
+            return Err(FormatError::Version { expected: VERSION_WITH_IMAGES, got: version });
         }
         if field::<32>(bytes, 48) != shape.fingerprint {
             return Err(FormatError::Fingerprint);
@@ -112,8 +127,17 @@ impl RecordHeader {
         if field::<32>(bytes, 80) != namespace.to_bytes() {
             return Err(FormatError::Namespace);
         }
+        RecordHeader::sizes(bytes, shape, version)
+    }
+
+    /// Parses the sizes in a header of this version.
+    fn sizes(
+        bytes: &[u8; HEADER_BYTES],
+        shape: &RecordShape,
+        version: u32,
+    ) -> Result<RecordHeader, FormatError> {
         let number = |at| u64::from_le_bytes(field(bytes, at));
-        let block_size = u64::from(u32::from_le_bytes(field(bytes, 12)));
+        let block_size = u64::from(number_at(bytes, 12));
         check(block_size == shape.block_size as u64, "positions per block", block_size, || {
             shape.block_size.to_string()
         })?;
@@ -122,10 +146,16 @@ impl RecordHeader {
             shape.block_bytes.to_string()
         })?;
         let full = shape.record_positions() as u64;
-        let (first, positions, prefix_positions) = (number(24), number(32), number(40));
+        let (first, prefix_positions) = (number(24), number(40));
+        let [positions, images] = [32, 36].map(|at| u64::from(number_at(bytes, at)));
         let whole = positions > 0 && positions <= full && positions.is_multiple_of(block_size);
         check(whole, "positions of a record", positions, || {
             format!("a multiple of {block_size}, at most {full}")
+        })?;
+        let images_max = if version == VERSION { 0 } else { positions };
+        let images_min = u64::from(version != VERSION);
+        check((images_min..=images_max).contains(&images), "images of a record", images, || {
+            format!("from {images_min} to {images_max}")
         })?;
         check(
             first.is_multiple_of(full) && first < POSITIONS_MAX,
@@ -142,8 +172,8 @@ impl RecordHeader {
             positions,
             || format!("{full}, because it is not the last one"),
         )?;
-        let positions = positions as usize;
-        let record_bytes = shape.record_bytes(positions).ok_or(FormatError::Number {
+        let (positions, images) = (positions as usize, images as usize);
+        let record_bytes = shape.record_bytes(positions, images).ok_or(FormatError::Number {
             what: "bytes per block",
             expected: "a record that fits in memory".to_owned(),
             got: block_bytes,
@@ -151,6 +181,7 @@ impl RecordHeader {
         Ok(RecordHeader {
             first: first as usize,
             positions,
+            images,
             prefix_positions: prefix_positions as usize,
             parent: ChainKey::from_bytes(field(bytes, 112)),
             key: ChainKey::from_bytes(field(bytes, 144)),
@@ -164,8 +195,8 @@ impl RecordHeader {
 pub struct Record {
     /// Its header.
     pub header: RecordHeader,
-    /// The token ids of its positions.
-    pub tokens: Vec<u32>,
+    /// The token ids of its positions, and its images.
+    pub content: RecordTokens,
     /// The bytes of its blocks, one item per block: parts of the record's own memory.
     pub blocks: Vec<Bytes>,
 }
@@ -181,7 +212,7 @@ impl Record {
         namespace: &Namespace,
     ) -> Result<Record, FormatError> {
         let header = RecordHeader::parse(bytes, shape, namespace)?;
-        let RecordHeader { positions, record_bytes, .. } = header;
+        let RecordHeader { positions, images, record_bytes, .. } = header;
         if bytes.len() < record_bytes {
             return Err(FormatError::Truncated { expected: record_bytes, got: bytes.len() });
         }
@@ -192,58 +223,89 @@ impl Record {
         if *blake3::hash(content).as_bytes() != *checksum {
             return Err(FormatError::Checksum);
         }
-        let (tokens, blocks) = content[HEADER_BYTES..].split_at(positions * size_of::<u32>());
-        let tokens: Vec<u32> =
-            tokens.as_chunks().0.iter().map(|token| u32::from_le_bytes(*token)).collect();
-        if header.parent.then(&tokens) != header.key {
+        let (tokens, rest) = content[HEADER_BYTES..].split_at(positions * size_of::<u32>());
+        let (images, blocks) = rest.split_at(images * IMAGE_BYTES);
+        let tokens = tokens.as_chunks().0.iter().map(|token| u32::from_le_bytes(*token));
+        let images = images.as_chunks::<IMAGE_BYTES>().0.iter().map(image);
+        let content = RecordTokens { tokens: tokens.collect(), images: images.collect() };
+        if !content.is_canonical() {
+            return Err(FormatError::Images);
+        }
+        if header.parent.then_record(&content) != header.key {
             return Err(FormatError::BrokenChain);
         }
         let blocks = blocks.chunks_exact(shape.block_bytes).map(|block| bytes.slice_ref(block));
         let blocks = blocks.collect();
-        Ok(Record { header, tokens, blocks })
+        Ok(Record { header, content, blocks })
     }
 
-    /// The bytes of a record of `tokens`, which begin at position `first` of a prefix of
+    /// The bytes of a record with this content, which begins at position `first` of a prefix of
     /// `prefix_positions` positions, and whose key is returned as well. `blocks` are the bytes of
     /// its blocks, one after another.
     ///
     /// # Panics
-    /// If `tokens` and `blocks` are not those of the same number of whole blocks, from 1 to a full
+    /// If `content` and `blocks` are not those of the same number of whole blocks, from 1 to a full
     /// record.
     #[must_use]
-    pub fn encode(
+    pub(crate) fn encode(
         shape: &RecordShape,
         namespace: &Namespace,
         parent: &ChainKey,
         (first, prefix_positions): (usize, usize),
-        tokens: &[u32],
+        content: &RecordTokens,
         blocks: &[u8],
     ) -> (ChainKey, Vec<u8>) {
+        let RecordTokens { tokens, images } = content;
         let count = tokens.len() / shape.block_size;
         assert!(tokens.len().is_multiple_of(shape.block_size), "only whole blocks are stored");
         assert!((1..=shape.record_positions()).contains(&tokens.len()), "{count} blocks");
         assert_eq!(blocks.len(), count * shape.block_bytes, "{count} blocks");
-        let key = parent.then(tokens);
-        let size = shape.record_bytes(tokens.len()).unwrap_or(0);
+        let key = parent.then_record(content);
+        let size = shape.record_bytes(tokens.len(), images.len()).unwrap_or(0);
         let mut bytes = Vec::with_capacity(size);
+        let version = if images.is_empty() { VERSION } else { VERSION_WITH_IMAGES };
         bytes.extend_from_slice(MAGIC);
-        bytes.extend_from_slice(&VERSION.to_le_bytes());
+        bytes.extend_from_slice(&version.to_le_bytes());
         bytes.extend_from_slice(&(shape.block_size as u32).to_le_bytes());
-        for number in [shape.block_bytes, first, tokens.len(), prefix_positions] {
+        for number in [shape.block_bytes, first] {
             bytes.extend_from_slice(&(number as u64).to_le_bytes());
         }
+        for number in [tokens.len(), images.len()] {
+            bytes.extend_from_slice(&(number as u32).to_le_bytes());
+        }
+        bytes.extend_from_slice(&(prefix_positions as u64).to_le_bytes());
         bytes.extend_from_slice(&shape.fingerprint);
         bytes.extend_from_slice(&namespace.to_bytes());
         bytes.extend_from_slice(parent.as_bytes());
         bytes.extend_from_slice(key.as_bytes());
         debug_assert_eq!(bytes.len(), HEADER_BYTES);
         tokens.iter().for_each(|token| bytes.extend_from_slice(&token.to_le_bytes()));
+        for ImageSpan { content_hash, kv_len } in images {
+            bytes.extend_from_slice(&content_hash.to_le_bytes());
+            bytes.extend_from_slice(&kv_len.to_le_bytes());
+        }
         bytes.extend_from_slice(blocks);
         let checksum = blake3::hash(&bytes);
         bytes.extend_from_slice(checksum.as_bytes());
         debug_assert_eq!(bytes.len(), size);
         (key, bytes)
     }
+}
+
+/// The image in these bytes.
+fn image(bytes: &[u8; IMAGE_BYTES]) -> ImageSpan {
+    let (mut content_hash, mut kv_len) = ([0; 16], [0; 4]);
+    content_hash.copy_from_slice(&bytes[..16]);
+    kv_len.copy_from_slice(&bytes[16..]);
+    ImageSpan {
+        content_hash: u128::from_le_bytes(content_hash),
+        kv_len: u32::from_le_bytes(kv_len),
+    }
+}
+
+/// The 32-bit number at offset `at` of a header.
+fn number_at(header: &[u8; HEADER_BYTES], at: usize) -> u32 {
+    u32::from_le_bytes(field(header, at))
 }
 
 /// The `N` bytes of a header from offset `at`.

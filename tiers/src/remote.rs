@@ -22,6 +22,7 @@ use crate::object_error::ObjectError;
 use crate::object_stats::ObjectStats;
 use crate::place::Place;
 use crate::tier::{RemoteTier, Tier};
+use crate::tokens::NamedTokens;
 
 /// Maximum number of lists of records that wait to be uploaded.
 const QUEUE: usize = 1_024;
@@ -92,9 +93,9 @@ impl Tier for ObjectStoreTier {
         self.tier.speed_is_due()
     }
 
-    fn read(&self, namespace: &Namespace, tokens: &Arc<Vec<u32>>, places: &[Place]) -> Vec<Bytes> {
+    fn read(&self, namespace: &Namespace, tokens: &NamedTokens, places: &[Place]) -> Vec<Bytes> {
         let (tier, disk) = (Arc::clone(&self.tier), Arc::clone(&self.disk));
-        let fetch = fetch(tier, disk, *namespace, Arc::clone(tokens), places.to_vec());
+        let fetch = fetch(tier, disk, *namespace, tokens.clone(), places.to_vec());
         run(&self.runtime, fetch).unwrap_or_default()
     }
 }
@@ -133,14 +134,14 @@ async fn fetch(
     tier: Arc<ObjectTier>,
     disk: Arc<DiskTier>,
     namespace: Namespace,
-    tokens: Arc<Vec<u32>>,
+    tokens: NamedTokens,
     places: Vec<Place>,
 ) -> Vec<Bytes> {
-    let (begun, bytes) = (Instant::now(), disk.shape().full_record_bytes());
+    let begun = Instant::now();
     let one = |place: Place| {
-        let (tier, shape, tokens) = (&tier, *disk.shape(), Arc::clone(&tokens));
+        let (tier, shape, tokens) = (&tier, *disk.shape(), tokens.clone());
         async move {
-            let record = tier.fetch(&place.key, bytes).await;
+            let record = tier.fetch(&place.key, place.bytes(&shape)).await;
             let record = record.map_err(|error| error.to_string())?;
             let verify = move || place.verify(&shape, &namespace, &tokens, &record);
             let verified = tokio::task::spawn_blocking(verify).await;
@@ -149,19 +150,21 @@ async fn fetch(
         }
     };
     let mut records = stream::iter(places).map(one).buffered(PARALLEL);
-    let (mut blocks, mut count) = (Vec::new(), 0);
+    let (mut blocks, mut bytes) = (Vec::new(), 0);
     while let Some(record) = records.next().await {
         match record {
-            Ok(record) => blocks.extend(record.blocks),
+            Ok(record) => {
+                bytes += record.header.record_bytes;
+                blocks.extend(record.blocks);
+            }
             Err(reason) => {
                 tracing::warn!(reason, "stored KV could not be fetched; it is computed");
                 break;
             }
         }
-        count += 1;
     }
-    if count > 0 {
-        tier.note_speed(count * bytes, begun.elapsed());
+    if bytes > 0 {
+        tier.note_speed(bytes, begun.elapsed());
     }
     blocks
 }

@@ -1,7 +1,6 @@
 //! [`Tier`] and [`RemoteTier`]: the interfaces of the places where records are stored.
 
 use std::fmt;
-use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -10,6 +9,7 @@ use stolon_kvcache::Namespace;
 use crate::key::ChainKey;
 use crate::object_stats::ObjectStats;
 use crate::place::Place;
+use crate::tokens::NamedTokens;
 
 /// A place where records are stored.
 pub trait Tier: fmt::Debug + Send + Sync {
@@ -25,7 +25,7 @@ pub trait Tier: fmt::Debug + Send + Sync {
 
     /// Reads consecutive records of a prompt and verifies them. Returns the bytes of each block, up
     /// to the first record that is missing or wrong. Blocks.
-    fn read(&self, namespace: &Namespace, tokens: &Arc<Vec<u32>>, places: &[Place]) -> Vec<Bytes>;
+    fn read(&self, namespace: &Namespace, tokens: &NamedTokens, places: &[Place]) -> Vec<Bytes>;
 }
 
 /// A tier behind the disk, which several engines share.

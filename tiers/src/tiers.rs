@@ -16,7 +16,7 @@ mod store;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, OnceLock};
 
-use stolon_kvcache::{EvictionOrder, EvictionPolicy, Namespace};
+use stolon_kvcache::{EvictionOrder, EvictionPolicy, Namespace, TokenSpan, TokenSpanInterner};
 
 use crate::disk::DiskTier;
 use crate::disk_stats::DiskStats;
@@ -27,6 +27,7 @@ use crate::place::Place;
 use crate::policy::{PrefetchPolicy, WritePolicy};
 use crate::record::RecordShape;
 use crate::tier::{RemoteTier, Tier};
+use crate::tokens::NamedTokens;
 use crate::uses::Uses;
 use crate::writer::DiskWriter;
 
@@ -62,6 +63,20 @@ struct Open {
     writer: DiskWriter,
     /// The object store.
     remote: Option<Arc<dyn RemoteTier>>,
+    /// Knows the images of prompts.
+    interner: Arc<TokenSpanInterner>,
+}
+
+/// The records of a prompt that are stored.
+#[derive(Debug)]
+struct Found {
+    /// The records of the prompt: the stored ones, and perhaps more after them.
+    places: Vec<Place>,
+    /// Number of leading records that are on the disk.
+    on_disk: usize,
+    /// Number of leading records that are there or, after these, in the object store. Their end is
+    /// not inside an image.
+    stored: usize,
 }
 
 /// How much of a prompt is where. Each number counts from the start of the prompt.
@@ -98,14 +113,19 @@ impl Tiers {
         }
     }
 
-    /// Opens the directory, and the object store behind it, for KV of this format. Blocks. With an
-    /// object store, it must be called on a thread of a tokio runtime, which the tiers use from
-    /// then on.
+    /// Opens the directory, and the object store behind it, for KV of this format. The images of
+    /// prompts are numbered by `interner`. Blocks. With an object store, it must be called on a
+    /// thread of a tokio runtime, which the tiers use from then on.
     ///
     /// # Errors
     /// [`TierError::Disk`], [`TierError::ObjectStore`], and [`TierError::File`] if the thread that
     /// writes cannot be started.
-    pub fn open(&self, settings: TierSettings, shape: RecordShape) -> Result<(), TierError> {
+    pub fn open(
+        &self,
+        settings: TierSettings,
+        shape: RecordShape,
+        interner: Arc<TokenSpanInterner>,
+    ) -> Result<(), TierError> {
         let TierSettings { directory, budget_bytes, eviction, object_store } = settings;
         let disk = DiskTier::open(&directory, budget_bytes, shape, eviction);
         let disk = Arc::new(disk.map_err(|error| TierError::Disk(Arc::new(error)))?);
@@ -124,7 +144,7 @@ impl Tiers {
             "KV is stored on disk"
         );
         // It is opened once.
-        let _ = self.open.set(Open { disk, writer, remote });
+        let _ = self.open.set(Open { disk, writer, remote, interner });
         Ok(())
     }
 
@@ -139,13 +159,15 @@ impl Tiers {
     }
 
     /// How much of a prompt is in each tier, `pool` tokens of it in the pool. Does no I/O.
-    pub fn query(&self, pool: usize, namespace: &Namespace, tokens: &[u32]) -> TierMatch {
+    pub fn query(&self, pool: usize, namespace: &Namespace, tokens: Arc<Vec<u32>>) -> TierMatch {
         let Some(open) = self.open.get() else { return TierMatch::pool(pool) };
-        let places: Vec<Place> = open.disk.shape().places(namespace, tokens).collect();
-        let (disk, stored) = open.stored(0, &places);
-        let record = open.disk.shape().record_positions();
-        let stored = if open.remote.is_some() { stored } else { 0 };
-        TierMatch { pool, disk: disk * record, object_store: stored * record }
+        let found = open.find(namespace, &NamedTokens::new(tokens, &open.interner), 0);
+        let end = |records: usize| match records.checked_sub(1) {
+            Some(last) => found.places[last].end(),
+            None => 0,
+        };
+        let object_store = if open.remote.is_some() { end(found.stored) } else { 0 };
+        TierMatch { pool, disk: end(found.on_disk), object_store }
     }
 
     /// Changes the order in which records are removed from the disk.
@@ -195,6 +217,35 @@ impl Tiers {
 }
 
 impl Open {
+    /// The stored records of a prompt, of which `cached` positions are in the pool. What is there
+    /// counts as stored.
+    fn find(&self, namespace: &Namespace, tokens: &NamedTokens, cached: usize) -> Found {
+        let shape = self.disk.shape();
+        let record = shape.record_positions();
+        let mut places: Vec<Place> = shape.places(namespace, tokens).collect();
+        let (on_disk, mut stored) = self.stored(cached / record, &places);
+        let is_whole = |end: usize| TokenSpan::may_end_after(tokens.tokens()[end - 1]);
+        while stored <= places.len() {
+            let before = stored.checked_sub(1).map(|last| places[last]);
+            let parent = before.map_or_else(|| shape.root(namespace), |place| place.key);
+            let mut tails = shape.tails(parent, stored * record, tokens);
+            let on_disk = on_disk.min(stored);
+            let tail = tails.find(|tail| tail.end() > cached && self.stored(0, &[*tail]).1 > 0);
+            if let Some(tail) = tail {
+                let is_on_disk = on_disk == stored && self.disk.contains(&tail.key);
+                places.truncate(stored);
+                places.push(tail);
+                let on_disk = on_disk + usize::from(is_on_disk);
+                return Found { places, on_disk, stored: stored + 1 };
+            }
+            if before.is_none_or(|place| is_whole(place.end())) {
+                return Found { places, on_disk, stored };
+            }
+            stored -= 1;
+        }
+        Found { on_disk: on_disk.min(stored), places, stored }
+    }
+
     /// Number of leading records that are on the disk, and that are there or, after these, in the
     /// object store. The first `skipped` count as stored.
     fn stored(&self, skipped: usize, places: &[Place]) -> (usize, usize) {

@@ -13,6 +13,7 @@ use crate::disk::DiskTier;
 use crate::key::ChainKey;
 use crate::shared::lock;
 use crate::tier::Tier;
+use crate::tokens::NamedTokens;
 
 /// Maximum number of bytes of KV that are claimed and not written yet. When there are more, nothing
 /// is claimed: what is not stored now is offered again when it is used again.
@@ -48,12 +49,12 @@ struct Claimed {
     next: u64,
 }
 
-/// Full records of a prefix that are going to be written. They cannot be claimed again until they
+/// Records of a prefix that are going to be written. They cannot be claimed again until they
 /// were written or the claim is dropped.
 #[derive(Debug)]
 pub struct Claim {
     namespace: Namespace,
-    tokens: Arc<Vec<u32>>,
+    tokens: NamedTokens,
     positions: Range<usize>,
     block_size: usize,
     priority: i32,
@@ -83,34 +84,34 @@ impl DiskWriter {
         Ok(DiskWriter { tier, queue, claims: Arc::default() })
     }
 
-    /// Claims the full records in these positions of `tokens` that are neither stored nor claimed;
-    /// `None` if there are none, or if a write has failed a short time ago. If too much is waiting
+    /// Claims the records in these positions of `tokens` that are to be stored
+    /// ([`RecordShape::stored_places`](crate::RecordShape::stored_places)) and are neither stored
+    /// nor claimed. `None` if there are none, or if a write has failed a short time ago. If too much is waiting
     /// to be written, the last ones are left out, and counted as skipped. Does no I/O.
     pub fn claim(
         &self,
         namespace: Namespace,
-        tokens: &Arc<Vec<u32>>,
+        tokens: &NamedTokens,
         positions: Range<usize>,
     ) -> Option<Claim> {
         let shape = self.tier.shape();
-        let record = shape.record_positions();
-        let record_bytes = record / shape.block_size * shape.block_bytes;
         if !self.tier.accepts_writes() {
             return None;
         }
-        let places = shape.places(&namespace, &tokens[..positions.end]);
+        let places = shape.stored_places(&namespace, tokens, positions.end);
         let places: Vec<_> = places.filter(|place| place.first >= positions.start).collect();
         let mut claimed = lock(&self.claims.claimed);
         let free = |key: &ChainKey| !claimed.keys.contains(key) && !self.tier.contains(key);
         let first = places.iter().find(|place| free(&place.key))?.first;
-        let room = CLAIMED_BYTES_MAX.saturating_sub(claimed.bytes) / record_bytes.max(1);
+        let room = CLAIMED_BYTES_MAX.saturating_sub(claimed.bytes);
+        let bytes_to = |end: usize| (end - first) / shape.block_size * shape.block_bytes;
         let (mut keys, mut end) = (Vec::new(), first);
         let mut skipped = 0;
         for place in places.iter().filter(|place| free(&place.key)) {
             // Records in between that are stored or claimed are copied with the others.
-            if (place.first + record - first) / record <= room {
+            if bytes_to(place.end()) <= room {
                 keys.push(place.key);
-                end = place.first + record;
+                end = end.max(place.end());
             } else {
                 skipped += 1;
             }
@@ -119,7 +120,7 @@ impl DiskWriter {
         if keys.is_empty() {
             return None;
         }
-        let bytes = (end - first) / record * record_bytes;
+        let bytes = bytes_to(end);
         claimed.keys.extend(&keys);
         claimed.bytes += bytes;
         let number = claimed.next;
@@ -127,7 +128,7 @@ impl DiskWriter {
         claimed.numbers.insert(number);
         Some(Claim {
             namespace,
-            tokens: Arc::clone(tokens),
+            tokens: tokens.clone(),
             positions: first..end,
             block_size: shape.block_size,
             priority: 0,
@@ -157,7 +158,7 @@ impl Claim {
 
     /// The tokens of the prefix; there may be more of them.
     pub fn tokens(&self) -> &Arc<Vec<u32>> {
-        &self.tokens
+        self.tokens.tokens()
     }
 
     /// Sets the priority of the request that they were computed for; 0 by default.
@@ -182,7 +183,7 @@ impl Claim {
     pub(crate) fn save(self) -> SaveRequest {
         SaveRequest {
             namespace: self.namespace,
-            tokens: Arc::clone(&self.tokens),
+            tokens: Arc::clone(self.tokens()),
             blocks: self.blocks(),
             done: Box::new(|bytes| self.write(bytes)),
         }

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
 use stolon_kvcache::{EvictionOrder, EvictionPolicy, Namespace};
-use stolon_tiers::{DiskError, DiskTier, DiskWriter, Place, RecordShape, Tier};
+use stolon_tiers::{DiskError, DiskTier, DiskWriter, NamedTokens, Place, RecordShape, Tier};
 
 const SHAPE: RecordShape = RecordShape { fingerprint: [3; 32], block_size: 16, block_bytes: 100 };
 /// Positions and bytes of a record.
@@ -40,12 +40,13 @@ fn blocks(tokens: &[u32]) -> Vec<u8> {
 
 /// Number of positions from the start of a prompt that are stored.
 fn match_len(tier: &DiskTier, namespace: &Namespace, tokens: &[u32]) -> usize {
-    let places = tier.shape().places(namespace, tokens);
+    let tokens = NamedTokens::from(tokens.to_vec());
+    let places = tier.shape().places(namespace, &tokens);
     places.take_while(|place| tier.contains(&place.key)).count() * RECORD
 }
 
 fn write(tier: &DiskTier, tokens: &[u32]) {
-    tier.write(&Namespace::default(), tokens, 0, &blocks(tokens), 0);
+    tier.write(&Namespace::default(), &tokens.to_vec().into(), 0, &blocks(tokens), 0);
 }
 
 /// Reads a prompt and checks what comes. Returns the number of positions.
@@ -57,10 +58,11 @@ fn read(tier: &DiskTier, tokens: &[u32]) -> usize {
 
 /// The stored bytes of a prompt from position `from` on.
 fn read_from(tier: &DiskTier, tokens: &[u32], from: usize) -> Vec<u8> {
-    let mut places: Vec<Place> = SHAPE.places(&Namespace::default(), tokens).collect();
+    let named = NamedTokens::from(tokens.to_vec());
+    let mut places: Vec<Place> = SHAPE.places(&Namespace::default(), &named).collect();
     places.truncate(match_len(tier, &Namespace::default(), tokens) / RECORD);
     let wanted = &places[(from / RECORD).min(places.len())..];
-    let blocks = tier.read(&Namespace::default(), &Arc::new(tokens.to_vec()), wanted);
+    let blocks = tier.read(&Namespace::default(), &named, wanted);
     tier.touch(&places, 0);
     blocks.concat()
 }
@@ -232,8 +234,8 @@ fn the_writer_stores_every_record_once() {
     let tier = Arc::new(open(directory.path()));
     let writer = DiskWriter::start(Arc::clone(&tier), |_| {}).expect("a thread");
     let claim = |seed, records| {
-        let tokens = Arc::new(tokens(seed, records));
-        writer.claim(Namespace::default(), &tokens, 0..tokens.len())
+        let tokens = NamedTokens::from(tokens(seed, records));
+        writer.claim(Namespace::default(), &tokens, 0..tokens.tokens().len())
     };
     let first = claim(0, 1).expect("nothing is stored");
     assert_eq!(first.positions(), 0..64);
@@ -263,8 +265,8 @@ fn claims_are_bounded() {
     let shape = RecordShape { block_bytes: 15 << 20, ..SHAPE };
     let tier = Arc::new(DiskTier::open(directory.path(), 1 << 40, shape, lru()).expect("free"));
     let writer = DiskWriter::start(Arc::clone(&tier), |_| {}).expect("a thread");
-    let prompt = Arc::new(tokens(1, 6));
-    let claim = || writer.claim(Namespace::default(), &prompt, 0..prompt.len());
+    let prompt = NamedTokens::from(tokens(1, 6));
+    let claim = || writer.claim(Namespace::default(), &prompt, 0..prompt.tokens().len());
     let first = claim().expect("it is free");
     assert_eq!(first.positions(), 0..256, "records have 60 MiB, and 256 MiB may wait");
     assert!(claim().is_none());

@@ -2,11 +2,13 @@
 //! changed.
 
 use rand::rngs::SmallRng;
+use std::sync::Arc;
+
 use rand::{Rng, SeedableRng};
-use stolon_kvcache::Namespace;
+use stolon_kvcache::{Namespace, TokenSpan, TokenSpanInterner};
 use stolon_tiers::{
-    ExportedPrefix, FormatError, HEADER_BYTES, PrefixReader, RecordShape, StoredPrefix,
-    write_atomically,
+    ExportedPrefix, FormatError, HEADER_BYTES, NamedTokens, PrefixReader, RecordShape,
+    StoredPrefix, write_atomically,
 };
 
 fn shape(block_size: usize) -> RecordShape {
@@ -16,15 +18,50 @@ fn shape(block_size: usize) -> RecordShape {
 /// A prefix of random tokens and blocks.
 fn prefix(shape: &RecordShape, positions: usize, seed: u64) -> StoredPrefix {
     let mut random = SmallRng::seed_from_u64(seed);
-    let tokens = (0..positions).map(|_| random.random()).collect();
+    let tokens = (0..positions).map(|_| random.random::<u32>() >> 1).collect();
     let block = |_| (0..shape.block_bytes).map(|_| random.random()).collect::<Vec<u8>>().into();
     let blocks = (0..positions / shape.block_size).map(block).collect();
-    StoredPrefix { tokens, blocks }
+    StoredPrefix { tokens, images: Vec::new(), blocks }
+}
+
+/// A prefix that begins with a token and images of these contents and lengths, up to `positions`
+/// positions. As in a file, each different image has the number of its first occurrence.
+fn with_images(
+    shape: &RecordShape,
+    positions: usize,
+    images: &[(u128, u32)],
+) -> (StoredPrefix, TokenSpanInterner) {
+    let StoredPrefix { tokens: text, blocks, .. } = prefix(shape, positions, 3);
+    let (interner, mut tokens) = (TokenSpanInterner::new(99), vec![text[0]]);
+    let mut known = Vec::new();
+    for &(content_hash, kv_len) in images {
+        let span = TokenSpan::Image { content_hash, kv_len };
+        interner.append(span, &mut tokens).expect("in range");
+        let last = tokens.last().and_then(|&position| interner.image_at(position));
+        known.extend(last.filter(|image| !known.contains(image)));
+    }
+    tokens.extend(&text[tokens.len().min(positions)..]);
+    tokens.truncate(positions);
+    (StoredPrefix { tokens, images: known, blocks }, interner)
 }
 
 fn write(shape: &RecordShape, namespace: Namespace, prefix: &StoredPrefix) -> Vec<Vec<u8>> {
     let bytes = prefix.blocks.concat();
-    ExportedPrefix::new(*shape, namespace, prefix.tokens.clone(), bytes).collect()
+    ExportedPrefix::new(*shape, namespace, prefix.tokens.clone().into(), bytes).collect()
+}
+
+/// The same for a prefix of which an interner knows the images.
+fn write_named(
+    shape: &RecordShape,
+    (prefix, interner): &(StoredPrefix, TokenSpanInterner),
+) -> Vec<Vec<u8>> {
+    let tokens = NamedTokens::new(Arc::new(prefix.tokens.clone()), interner);
+    let exported =
+        ExportedPrefix::new(*shape, Namespace::default(), tokens, prefix.blocks.concat());
+    let announced = exported.file_bytes();
+    let records: Vec<Vec<u8>> = exported.collect();
+    assert_eq!(records.iter().map(Vec::len).sum::<usize>(), announced);
+    records
 }
 
 fn read(shape: &RecordShape, bytes: &[u8], piece: usize) -> Result<StoredPrefix, FormatError> {
@@ -53,12 +90,90 @@ fn prefixes_are_read_back_as_they_were_written() {
     }
 }
 
+/// Goal: a prefix with images is read back as it was written: images that are cut by records, follow
+/// each other and occur again, and more than fit a record.
+#[test]
+fn images_are_read_back_as_they_were_written() {
+    let shape = shape(1);
+    let many: Vec<(u128, u32)> = (0..150).map(|n| (n % 70, 1 + n as u32 % 2)).collect();
+    for images in [&[(1 << 100, 200)][..], &[(7, 3), (8, 3), (7, 3), (7, 4)], &many] {
+        for extra in [0, 1, 70] {
+            let positions = 1 + images.iter().map(|image| image.1 as usize).sum::<usize>() + extra;
+            let stored = with_images(&shape, positions, images);
+            let records = write_named(&shape, &stored);
+            let versions = records.iter().map(|record| record[8]);
+            let has_image = |part: &[u32]| part.iter().any(|&token| TokenSpan::is_image(token));
+            let expected = stored.0.tokens.chunks(64).map(|part| 1 + u8::from(has_image(part)));
+            assert!(versions.eq(expected), "records without images are those of version 1");
+            assert_eq!(read(&shape, &records.concat(), 999), Ok(stored.0));
+        }
+    }
+}
+
+/// The same record with another part from offset `at` on, whose key and checksum are right.
+fn forged(record: &[u8], at: usize, part: &[u8]) -> Vec<u8> {
+    let mut record = record.to_vec();
+    record[at..at + part.len()].copy_from_slice(part);
+    let end = record.len() - 32;
+    let checksum = blake3::hash(&record[..end]);
+    record[end..].copy_from_slice(checksum.as_bytes());
+    record
+}
+
+/// Goal: names of images that are wrong are refused by what is wrong, though the checksum is right.
+#[test]
+fn wrong_names_of_images_are_refused() {
+    let shape = shape(1);
+    let stored = with_images(&shape, 20, &[(1, 3), (2, 3)]);
+    let records = write_named(&shape, &stored);
+    let [record] = &records[..] else { panic!("one record") };
+    let (tokens, names) = (HEADER_BYTES, HEADER_BYTES + 4 * 20);
+    let refused =
+        |at, part: &[u8]| read(&shape, &forged(record, at, part), 999).expect_err("it was changed");
+    assert_eq!(refused(names, &[9]), FormatError::BrokenChain, "another content");
+    assert_eq!(refused(names + 16, &[4]), FormatError::BrokenChain, "another length");
+    let first = stored.0.tokens[1];
+    for number in [1, 2, 1 << 20] {
+        let position = TokenSpan::with_image_number(first, number).to_le_bytes();
+        assert_eq!(refused(tokens + 4, &position), FormatError::Images, "number {number}");
+    }
+    assert_eq!(refused(names + 20, &record[names..names + 20]), FormatError::Images, "twice");
+    let message = refused(36, &21_u32.to_le_bytes()).to_string();
+    assert_eq!(message, "stored KV: images of a record: expected from 1 to 20, got 21");
+    let message = refused(8, &[1]).to_string();
+    assert_eq!(message, "stored KV: images of a record: expected from 0 to 0, got 2");
+    let message = refused(36, &[0]).to_string();
+    assert_eq!(message, "stored KV: images of a record: expected from 1 to 20, got 0");
+    // A record of version 1 has no positions of images, which would have no name.
+    let text = write(&shape, Namespace::default(), &prefix(&shape, 20, 1)).concat();
+    let nameless = forged(&text, tokens, &first.to_le_bytes());
+    assert_eq!(read(&shape, &nameless, 999), Err(FormatError::Images));
+}
+
+/// Goal: a prefix that ends inside an image is refused, as is one that begins inside of one.
+#[test]
+fn incomplete_images_are_refused() {
+    let shape = shape(1);
+    let error = |stored: &(StoredPrefix, TokenSpanInterner)| {
+        read(&shape, &write_named(&shape, stored).concat(), 999).map(|_| ())
+    };
+    let mut stored = with_images(&shape, 100, &[(1, 120)]);
+    let length = |got| Err(FormatError::ImageLength { expected: 120, got });
+    assert_eq!(error(&stored), length(99));
+    stored = with_images(&shape, 140, &[(1, 120)]);
+    assert_eq!(error(&stored), Ok(()));
+    stored.0.tokens.drain(..2);
+    stored.0.tokens.extend([1, 2]);
+    assert_eq!(error(&stored), length(119));
+}
+
 /// Goal: ten thousand random mutations of a file are all refused, and so is every truncation.
 #[test]
 fn no_mutation_and_no_truncation_is_accepted() {
     let shape = shape(16);
-    let stored = prefix(&shape, 9 * 16, 1);
-    let bytes = write(&shape, Namespace::default(), &stored).concat();
+    let stored = with_images(&shape, 9 * 16, &[(1, 70), (2, 5)]);
+    let bytes = write_named(&shape, &stored).concat();
+    let stored = stored.0;
     let mut random = SmallRng::seed_from_u64(2);
     for round in 0..10_000 {
         let mut changed = bytes.clone();
@@ -115,9 +230,9 @@ fn what_belongs_elsewhere_is_refused_by_its_name() {
     let bytes = write(&shape, salted, &stored).concat();
     assert_eq!(read(&shape, &bytes, 100), Err(FormatError::Namespace));
     let mut newer = records.concat();
-    newer[8] = 2;
+    newer[8] = 3;
     let error = read(&shape, &newer, 100).expect_err("another version").to_string();
-    assert_eq!(error, "stored KV: expected version 1 of the format, got 2");
+    assert_eq!(error, "stored KV: expected version 2 of the format or an earlier one, got 3");
     let picture = [b"GIF89a".as_slice(), &[0; 400]].concat();
     assert_eq!(read(&shape, &picture, 100), Err(FormatError::NotStoredKv));
 

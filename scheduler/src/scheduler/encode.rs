@@ -63,11 +63,14 @@ impl<M: Memory> Scheduler<M> {
                 continue;
             }
             let computed = sequence.held.computed;
-            while let Some(image) = sequence.images.next_to_encode(computed) {
+            while let Some(image) = sequence.next_to_encode() {
                 let (namespace, image) = (sequence.namespace, Arc::clone(&image.input));
                 let Some(embeddings) = cache.get(&key(namespace, &image)) else {
                     let (tenant, arrival) = (sequence.tenant, *arrival);
-                    waiting.push(Waiting { tenant, arrival, namespace, image });
+                    match image.pixels.is_empty() {
+                        true => sequence.end = Some(without_pixels()),
+                        false => waiting.push(Waiting { tenant, arrival, namespace, image }),
+                    }
                     break;
                 };
                 sequence.images.keep(&image, embeddings, computed);
@@ -119,7 +122,7 @@ impl<M: Memory> Scheduler<M> {
             }
             Err(reason) => {
                 for Running { sequence, .. } in &mut self.running {
-                    let next = sequence.images.next_to_encode(sequence.held.computed);
+                    let next = sequence.next_to_encode();
                     let next = next.map(|next| key(sequence.namespace, &next.input));
                     if next == Some(image_key) {
                         let reason = reason.clone();
@@ -130,4 +133,11 @@ impl<M: Memory> Scheduler<M> {
             }
         }
     }
+}
+
+/// The end of a request with stored KV for an image of which nothing else is known, if the KV could
+/// not be loaded.
+fn without_pixels() -> Ending {
+    let reason = "the stored KV of an image could not be loaded, and it has no pixels to encode";
+    Ending::Failed(EngineError::StepFailed { reason: reason.to_owned() })
 }

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use stolon_kvcache::{BlockId, BlockLease};
+use stolon_kvcache::{BlockId, BlockLease, TokenSpan};
 
 use super::Scheduler;
 use crate::memory::{ActorStopped, LogitsKey, Memory, Reserved};
@@ -32,8 +32,11 @@ impl<M: Memory> Scheduler<M> {
         if self.saves.len() >= SAVES_MAX || request.blocks.is_empty() {
             return Ok(());
         }
-        let limit = request.blocks.end * self.context.spec.block_size;
-        let limit = limit.min(request.tokens.len());
+        let (tokens, block_size) = (&request.tokens, self.context.spec.block_size);
+        // A lease does not end inside an image.
+        let is_whole = |end: &usize| TokenSpan::may_end_after(tokens[end - 1]);
+        let ends = (request.blocks.end * block_size..=tokens.len()).step_by(block_size);
+        let limit = ends.into_iter().find(is_whole).unwrap_or(tokens.len());
         let acquired = self.memory.acquire(&request.namespace, &request.tokens, limit, 0).await?;
         self.saves.extend(Saving::new(request, acquired.lease));
         Ok(())
@@ -88,8 +91,8 @@ impl<M: Memory> Scheduler<M> {
                 continue;
             }
             let Some(kv) = sequence.stored.clone() else { continue };
-            let blocks = loadable.start..loadable.end.min(loadable.start + room);
-            room -= blocks.len();
+            let blocks = sequence.load_in_step(&loadable, room);
+            room = room.saturating_sub(blocks.len());
             sequence.in_step = true;
             let first_block = blocks.start;
             let (id, computed) = (sequence.id, sequence.held.computed);

@@ -2,8 +2,10 @@
 
 use stolon_backend::ImageInput;
 use stolon_backend::fake::image_token;
+use stolon_kvcache::Namespace;
 
 use super::*;
+use crate::transfer::SaveRequest;
 
 /// A part of a prompt.
 #[derive(Clone, Debug)]
@@ -187,6 +189,90 @@ fn malformed_images_are_refused() {
     }
     assert!(harness.context.append_image(input(0), &mut tokens.clone()).is_err());
     assert!(harness.context.append_image(input(usize::MAX), &mut tokens.clone()).is_err());
+}
+
+/// Goal: an image with stored KV is neither encoded nor computed. If stored KV ends inside an image
+/// or cannot be loaded, the image is encoded and computed as a whole.
+#[test]
+fn stored_images_are_not_encoded() {
+    for (full, block_size) in [(false, 1), (false, 4), (true, 1), (true, 4)] {
+        let prompt = [Text(vec![1; 5]), Image(7, 30, full), Text(vec![2; 13])];
+        let images = (0..30).map(|row| image_token(7, row));
+        let tokens: Vec<u32> = [1; 5].into_iter().chain(images).chain([2; 13]).collect();
+        for (stored, failing, loaded, encoded) in
+            [(48, 0, 48, 0), (44, 0, 44, 0), (32, 0, 4, 1), (36, 0, 36, 0), (44, 1, 0, 1)]
+        {
+            // The text before the image has five positions.
+            let loaded = if block_size == 1 && loaded == 4 { 5 } else { loaded };
+            let mut harness = harness(block_size, 8);
+            harness.backend.handle().fail_copies(failing);
+            let kv = transfers::stored_kv(&tokens[..stored], block_size, 0);
+            harness.submit_parts(&prompt, 3, |request| request.stored = Some(kv));
+            harness.finish();
+            let gauges = &harness.context.gauges;
+            let got = (gauges.loaded_tokens.get(), harness.context.stats().images_encoded);
+            assert_eq!(got, (loaded, encoded), "{stored} of blocks of {block_size}");
+        }
+    }
+}
+
+/// Goal: a save of blocks that end inside an image yields all of them, though a lease ends with the
+/// image.
+#[test]
+fn blocks_that_end_inside_an_image_are_saved() {
+    for block_size in [1, 4] {
+        let mut harness = harness(block_size, 64);
+        harness.run_parts(&[Text(vec![1; 5]), Image(7, 30, true), Text(vec![2; 13])]);
+        let mut tokens = vec![1; 5];
+        let (size, pixels) = ([1, 1], vec![0; 3]);
+        let input = ImageInput { content_hash: 7, kv_len: 30, full_attention: true, size, pixels };
+        harness.context.append_image(Arc::new(input), &mut tokens).expect("a short image");
+        tokens.extend([2; 13]);
+        let saved = Arc::new(std::sync::Mutex::new(Vec::new()));
+        let own = Arc::clone(&saved);
+        ready(harness.scheduler.save(SaveRequest {
+            namespace: Namespace::default(),
+            tokens: Arc::new(tokens),
+            blocks: 0..16 / block_size,
+            done: Box::new(move |bytes| *own.lock().expect("no panic") = bytes),
+        }));
+        harness.advance();
+        harness.finish();
+        let images = (0..11).map(|row| image_token(7, row));
+        let expected: Vec<u32> = [1; 5].into_iter().chain(images).collect();
+        let expected = transfers::block_bytes(&expected, block_size).concat();
+        assert_eq!(*saved.lock().expect("no panic"), expected, "blocks of {block_size}");
+    }
+}
+
+/// Goal: an image of which only stored KV is known needs no pixels. If the KV cannot be loaded, the
+/// request fails, and no other one with the same image.
+#[test]
+fn an_image_without_pixels_is_loaded_or_fails() {
+    let parts = [Text(vec![1; 4]), Image(7, 8, true), Text(vec![2; 5])];
+    let images = (0..8).map(|row| image_token(7, row));
+    let tokens: Vec<u32> = [1; 4].into_iter().chain(images).chain([2; 5]).collect();
+    for failing in [0, 1] {
+        let mut harness = harness(4, 64);
+        harness.backend.handle().fail_copies(failing);
+        let kv = transfers::stored_kv(&tokens, 4, 0);
+        harness.submit_parts(&parts, 2, |request| {
+            request.stored = Some(kv);
+            let images = request.images.iter().map(|image| {
+                let input = ImageInput { pixels: Vec::new(), ..ImageInput::clone(&image.input) };
+                crate::PromptImage { input: Arc::new(input), ..image.clone() }
+            });
+            request.images = images.collect();
+        });
+        harness.submit_parts(&parts, 2, |_| {});
+        harness.finish();
+        let ends = harness.callers.iter().map(|caller| caller.end.clone().expect("ended"));
+        let ends: Vec<_> = ends.map(|end| end.map_err(|error| error.to_string())).collect();
+        assert_eq!(ends[0].is_err(), failing > 0, "{ends:?}");
+        assert!(failing == 0 || format!("{:?}", ends[0]).contains("no pixels"), "{ends:?}");
+        assert!(ends[1].is_ok(), "{ends:?}");
+        assert_eq!(harness.context.stats().images_encoded, failing as u64);
+    }
 }
 
 fn part() -> impl Strategy<Value = Part> {

@@ -18,10 +18,11 @@ use crate::transfer::{EvictedCopy, KvSink, SaveRequest, StoredKv};
 pub(super) type Saves = Arc<Mutex<Vec<(Vec<u32>, usize, Vec<u8>)>>>;
 
 /// The bytes of each full block of a prompt, computed by a backend of its own.
-fn block_bytes(prompt: &[u32], block_size: usize) -> Vec<Box<[u8]>> {
+pub(super) fn block_bytes(prompt: &[u32], block_size: usize) -> Vec<Box<[u8]>> {
     let count = prompt.len() / block_size;
     let options = FakeOptions {
-        vocab_size: VOCAB_SIZE,
+        // Rows of images are below it, too.
+        vocab_size: 1 << 24,
         block_size,
         block_count: 128,
         ..FakeOptions::default()

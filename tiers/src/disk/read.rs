@@ -2,8 +2,8 @@
 
 use std::io::Read;
 use std::num::NonZero;
+use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
@@ -15,6 +15,7 @@ use crate::key::ChainKey;
 use crate::place::Place;
 use crate::record::Record;
 use crate::tier::Tier;
+use crate::tokens::NamedTokens;
 
 /// Maximum number of threads that read one prompt.
 const READ_THREADS_MAX: usize = 4;
@@ -33,7 +34,7 @@ impl Tier for DiskTier {
     }
 
     /// Wrong records are removed. Uses a few threads, because verifying takes as long as reading.
-    fn read(&self, namespace: &Namespace, tokens: &Arc<Vec<u32>>, places: &[Place]) -> Vec<Bytes> {
+    fn read(&self, namespace: &Namespace, tokens: &NamedTokens, places: &[Place]) -> Vec<Bytes> {
         let begun = Instant::now();
         let mut records = self.read_records(namespace, tokens, places);
         let complete = records.iter().take_while(|record| record.is_some()).count();
@@ -65,7 +66,7 @@ impl DiskTier {
     fn read_records(
         &self,
         namespace: &Namespace,
-        tokens: &[u32],
+        tokens: &NamedTokens,
         places: &[Place],
     ) -> Vec<Option<Record>> {
         let records: Vec<OnceLock<Record>> = places.iter().map(|_| OnceLock::new()).collect();
@@ -95,12 +96,17 @@ impl DiskTier {
 
     /// Reads and verifies one record. If that fails although the index has the record, the failure
     /// is counted and logged, and the record is removed.
-    fn read_record(&self, namespace: &Namespace, tokens: &[u32], place: &Place) -> Option<Record> {
+    fn read_record(
+        &self,
+        namespace: &Namespace,
+        tokens: &NamedTokens,
+        place: &Place,
+    ) -> Option<Record> {
         if !self.index().contains(&place.key) {
             return None;
         }
         let path = self.directory.record(&place.key);
-        let expected = self.shape.record_bytes(self.shape.record_positions())?;
+        let expected = place.bytes(&self.shape);
         let read = || -> Result<Record, String> {
             let file = files::open(&path, Links::Refuse).map_err(|error| error.to_string())?;
             let size = file.metadata().map_err(|error| error.to_string())?.len();

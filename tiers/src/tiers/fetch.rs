@@ -4,38 +4,48 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use bytes::Bytes;
-use stolon_kvcache::checkpoint_positions;
+use stolon_kvcache::{Namespace, checkpoint_positions};
 use stolon_scheduler::{KvSource, PendingKv, Prefetch, PromptLookup, StoredKv};
 
-use super::{Open, Tiers};
+use super::{Found, Open, Tiers};
 use crate::load::LoadEnd;
 use crate::place::Place;
 use crate::plan::{Lookup, ReadPlan, Speeds, plan};
 use crate::tier::Tier;
+use crate::tokens::NamedTokens;
+use crate::writer::Claim;
+
+/// A prompt of which stored KV is looked for.
+#[derive(Clone, Debug)]
+struct Prompt {
+    namespace: Namespace,
+    tokens: NamedTokens,
+    priority: i32,
+}
 
 impl KvSource for Tiers {
-    fn prefetch(&self, prompt: &PromptLookup) -> Prefetch {
+    fn prefetch(&self, lookup: &PromptLookup) -> Prefetch {
         let Some(open) = self.open.get() else { return Prefetch::default() };
-        let shape = open.disk.shape();
-        let places: Vec<Place> = shape.places(&prompt.namespace, &prompt.tokens).collect();
-        let save = self.note_use(open, prompt, &places);
-        if prompt.checkpoint_positions == 0 {
-            return Prefetch { save, load: self.load(open, prompt, places) };
-        }
-        let load = open.with_checkpoint(prompt, &places).and_then(|prompt| {
-            let places = shape.places(&prompt.namespace, &prompt.tokens).collect();
-            self.load(open, &prompt, places)
-        });
+        let tokens = NamedTokens::new(Arc::clone(&lookup.tokens), &open.interner);
+        let save = self.note_use(open, lookup, &tokens);
+        let load = match lookup.checkpoint_positions {
+            0 => self.load(open, lookup, &tokens),
+            _ => open.with_checkpoint(lookup, &tokens).and_then(|(cached, tokens)| {
+                self.load(open, &PromptLookup { cached, ..lookup.clone() }, &tokens)
+            }),
+        };
         Prefetch { save, load }
     }
 }
 
 impl Tiers {
-    /// Decides which records of a prompt are read, and begins to read them.
-    fn load(&self, open: &Open, prompt: &PromptLookup, places: Vec<Place>) -> Option<PendingKv> {
+    /// Decides which records of a prompt are read, and begins to read them. `tokens` are those of
+    /// the prompt, or of its beginning and a checkpoint.
+    fn load(&self, open: &Open, prompt: &PromptLookup, tokens: &NamedTokens) -> Option<PendingKv> {
         let shape = open.disk.shape();
         let record_positions = shape.record_positions();
-        let (on_disk, stored) = open.stored(prompt.cached / record_positions, &places);
+        let Found { places, on_disk, stored } = open.find(&prompt.namespace, tokens, prompt.cached);
+        let last = stored.checked_sub(1).and_then(|last| places.get(last));
         let lookup = Lookup {
             cached: prompt.cached,
             resume: prompt.resume,
@@ -43,35 +53,42 @@ impl Tiers {
             record_positions,
             on_disk,
             stored,
+            missing: last.map_or(0, |place| record_positions - place.positions),
             room: self.loads.room() / shape.full_record_bytes(),
         };
         let plan = plan(&lookup, &open.speeds(prompt.prefill_rate), self.prefetch);
-        open.measure(&open.disk, prompt, &places[plan.slow_disk.clone()]);
+        let (namespace, priority) = (prompt.namespace, prompt.priority);
+        let checkpoint_blocks = prompt.checkpoint_positions / shape.block_size;
+        let prompt = Prompt { namespace, tokens: tokens.clone(), priority };
+        measure(&open.disk, &prompt, &places[plan.slow_disk.clone()]);
         if let Some(remote) = &open.remote {
-            open.measure(remote, prompt, &places[plan.slow_store.clone()]);
+            measure(remote, &prompt, &places[plan.slow_store.clone()]);
         }
-        if plan.is_empty() { None } else { self.begin(open, prompt, places, plan) }
+        match plan.is_empty() {
+            true => None,
+            false => self.begin(open, prompt, places, plan, checkpoint_blocks),
+        }
     }
 
-    /// Begins to read a part of a prompt, or joins a read that has begun. `None` if there is no
-    /// memory for it now.
+    /// Begins to read a part of a prompt, whose last blocks may be a checkpoint, or joins a read that
+    /// has begun. `None` if there is no memory for it now.
     fn begin(
         &self,
         open: &Open,
-        prompt: &PromptLookup,
+        prompt: Prompt,
         places: Vec<Place>,
         plan: ReadPlan,
+        checkpoint_blocks: usize,
     ) -> Option<PendingKv> {
         let (shape, records) = (*open.disk.shape(), plan.records());
         let key = (places.get(records.end - 1)?.key, records.start);
-        let bytes = shape.record_bytes(records.len() * shape.record_positions());
-        let (own, prompt, limit) = (open.clone(), prompt.clone(), plan.limit);
-        let first_block = records.start * shape.record_positions() / shape.block_size;
-        let checkpoint_blocks = prompt.checkpoint_positions / shape.block_size;
+        let bytes = places[records.clone()].iter().map(|place| place.bytes(&shape));
+        let bytes = bytes.fold(0, usize::saturating_add);
+        let (own, limit) = (open.clone(), plan.limit);
+        let first_block = places[records.start].first / shape.block_size;
         let read = move |end: LoadEnd| {
             let blocks = own.read(&prompt, &places, &plan);
-            let is_whole =
-                blocks.len() == records.len() * shape.record_positions() / shape.block_size;
+            let is_whole = blocks.len() == own.block_count(&places[records]);
             let kv = StoredKv::new(shape.block_size, first_block, blocks);
             end.finish(match checkpoint_blocks {
                 0 => Some(kv).filter(|kv| !kv.range().is_empty()),
@@ -80,7 +97,7 @@ impl Tiers {
             // This only affects eviction from the disk, so no request waits for it.
             own.disk.touch(&places[..plan.disk.end], prompt.priority);
         };
-        let kv = self.loads.begin(key, bytes.unwrap_or(usize::MAX), read)?;
+        let kv = self.loads.begin(key, bytes, read)?;
         Some(PendingKv { kv, limit })
     }
 }
@@ -88,24 +105,34 @@ impl Tiers {
 impl Open {
     /// For a model with a recurrent state: the longest prefix of a prompt, shorter than the prompt
     /// and longer than what need not be computed, that is stored with its checkpoint. It is followed
-    /// by the positions of the checkpoint.
-    fn with_checkpoint(&self, prompt: &PromptLookup, places: &[Place]) -> Option<PromptLookup> {
+    /// by the positions of the checkpoint. The number is that of its positions in the pool.
+    fn with_checkpoint(
+        &self,
+        prompt: &PromptLookup,
+        tokens: &NamedTokens,
+    ) -> Option<(usize, NamedTokens)> {
         let (shape, record) = (self.disk.shape(), self.disk.shape().record_positions());
         if !prompt.checkpoint_positions.is_multiple_of(record) {
             return None;
         }
-        let (_, stored) = self.stored(prompt.cached / record, places);
+        let places: Vec<Place> = shape.places(&prompt.namespace, tokens).collect();
+        let (_, stored) = self.stored(prompt.cached / record, &places);
         let last = stored.min((prompt.tokens.len().checked_sub(1)?) / record);
         let positions = checkpoint_positions(prompt.checkpoint_positions);
         let count = prompt.resume / record + 1..=last;
+        let positions = NamedTokens::from(positions.to_vec());
         let found = count.rev().find(|&count| {
-            let checkpoint = shape.places_after(places[count - 1].key, &positions);
+            let checkpoint = shape.places_after(places[count - 1].key, 0, &positions);
             let checkpoint: Vec<Place> = checkpoint.collect();
             self.stored(0, &checkpoint).1 == checkpoint.len()
         })?;
-        let tokens = [&prompt.tokens[..found * record], &positions].concat();
         let cached = prompt.cached.min(found * record);
-        Some(PromptLookup { tokens: Arc::new(tokens), cached, ..prompt.clone() })
+        Some((cached, tokens.prefix_with(found * record, positions.tokens())))
+    }
+
+    /// Number of blocks of consecutive records.
+    fn block_count(&self, places: &[Place]) -> usize {
+        places.iter().map(|place| place.positions).sum::<usize>() / self.disk.shape().block_size
     }
 
     fn speeds(&self, prefill_rate: Option<f64>) -> Speeds {
@@ -115,51 +142,38 @@ impl Open {
 
     /// Reads blocks, fewer than planned if something cannot be read. What comes from the object
     /// store is written to the disk. Blocks.
-    fn read(&self, prompt: &PromptLookup, places: &[Place], plan: &ReadPlan) -> Vec<Bytes> {
-        let (namespace, tokens) = (&prompt.namespace, &prompt.tokens);
-        let shape = self.disk.shape();
-        let position = |records: usize| records * shape.record_positions();
+    fn read(&self, prompt: &Prompt, places: &[Place], plan: &ReadPlan) -> Vec<Bytes> {
+        let (namespace, tokens) = (prompt.namespace, &prompt.tokens);
         let mut blocks = read(&*self.disk, prompt, places, plan.disk.clone());
-        let expected = position(plan.disk.len()) / shape.block_size;
-        if let (Some(remote), false, true) =
-            (&self.remote, plan.store.is_empty(), blocks.len() == expected)
-        {
-            let claim = self.writer.claim(*namespace, tokens, 0..position(plan.store.end));
+        let is_whole = blocks.len() == self.block_count(&places[plan.disk.clone()]);
+        let ends = (places[plan.store.clone()].first(), places[plan.store.clone()].last());
+        if let (Some(remote), (Some(first), Some(last)), true) = (&self.remote, ends, is_whole) {
+            let claim = self.writer.claim(namespace, tokens, 0..last.end());
             let fetched = read(&**remote, prompt, places, plan.store.clone());
             // A claim that begins elsewhere has found other records to be written.
-            let start = position(plan.store.start);
-            if let Some(claim) = claim.filter(|claim| claim.positions().start == start) {
+            let is_own = |claim: &Claim| claim.positions().start == first.first;
+            if let Some(claim) = claim.filter(is_own) {
                 claim.write(fetched.concat());
             }
             blocks.extend(fetched);
         }
         blocks
     }
-
-    /// Reads records in the background if the speed of their tier was not measured for a while.
-    /// Otherwise, a tier that was too slow once would not be tried again.
-    fn measure<T: Tier + ?Sized + 'static>(
-        &self,
-        tier: &Arc<T>,
-        prompt: &PromptLookup,
-        places: &[Place],
-    ) {
-        if places.is_empty() || !tier.speed_is_due() {
-            return;
-        }
-        let (tier, prompt, places) = (Arc::clone(tier), prompt.clone(), places.to_vec());
-        let read = move || drop(tier.read(&prompt.namespace, &prompt.tokens, &places));
-        // Without a thread, the speed is measured another time.
-        let _ = std::thread::Builder::new().name("stolon-load".to_owned()).spawn(read);
-    }
 }
 
-fn read(
-    tier: &dyn Tier,
-    prompt: &PromptLookup,
-    places: &[Place],
-    records: Range<usize>,
-) -> Vec<Bytes> {
+/// Reads records in the background if the speed of their tier was not measured for a while.
+/// Otherwise, a tier that was too slow once would not be tried again.
+fn measure<T: Tier + ?Sized + 'static>(tier: &Arc<T>, prompt: &Prompt, places: &[Place]) {
+    if places.is_empty() || !tier.speed_is_due() {
+        return;
+    }
+    let (tier, prompt, places) = (Arc::clone(tier), prompt.clone(), places.to_vec());
+    let read = move || drop(tier.read(&prompt.namespace, &prompt.tokens, &places));
+    // Without a thread, the speed is measured another time.
+    let _ = std::thread::Builder::new().name("stolon-load".to_owned()).spawn(read);
+}
+
+fn read(tier: &dyn Tier, prompt: &Prompt, places: &[Place], records: Range<usize>) -> Vec<Bytes> {
     match records.is_empty() {
         true => Vec::new(),
         false => tier.read(&prompt.namespace, &prompt.tokens, &places[records]),

@@ -8,56 +8,65 @@ use stolon_kvcache::{EvictedPrefix, Namespace, len_before_checkpoint};
 use stolon_scheduler::{EvictedCopy, KvSink, PromptLookup, SaveRequest, StoredPin};
 
 use super::{Open, Tiers};
-use crate::key::ChainKey;
-use crate::place::Place;
+use crate::place::{Place, ends_image};
 use crate::policy::WritePolicy;
 use crate::shared::lock;
+use crate::tokens::NamedTokens;
 use crate::writer::Claim;
 
 /// Number of bytes that are copied out and written at a time when the whole pool is stored.
 const POOL_PART_BYTES: usize = 64 << 20;
 
 impl Tiers {
-    /// Notes that a request begins with this prompt, whose full records are `places`. If the write
-    /// policy stores what is used often, returns the records that are in the pool, have been used
-    /// often enough and are not stored yet.
+    /// Notes that a request begins with this prompt. If the write policy stores what is used often,
+    /// returns the records that are in the pool, have been used often enough and are not stored yet.
     pub(super) fn note_use(
         &self,
         open: &Open,
         prompt: &PromptLookup,
-        places: &[Place],
+        tokens: &NamedTokens,
     ) -> Option<SaveRequest> {
-        let positions = open.disk.shape().record_positions();
+        let (shape, len) = (open.disk.shape(), tokens.tokens().len());
+        let places: Vec<Place> = shape.stored_places(&prompt.namespace, tokens, len).collect();
+        let in_pool = places.iter().copied().filter(|place| place.end() <= prompt.cached);
+        let in_pool: Vec<Place> = in_pool.collect();
         // Records whose KV is in the pool are not read, but they are in use nonetheless.
-        let in_pool = &places[..prompt.cached / positions];
-        open.disk.note_use(in_pool, prompt.priority);
+        open.disk.note_use(&in_pool, prompt.priority);
         let WritePolicy::WriteThroughSelective { hits } = self.write else { return None };
         lock(&self.uses).note(places.iter().map(|place| place.key));
-        let end = positions * self.used_often(in_pool.iter().map(|place| place.key), hits);
-        let claim = open.writer.claim(prompt.namespace, &prompt.tokens, 0..end)?;
+        let end = self.used_often(in_pool.into_iter(), hits);
+        let claim = open.writer.claim(prompt.namespace, tokens, 0..end)?;
         Some(claim.priority(prompt.priority).save())
     }
 
-    /// Number of leading positions that the write policy stores when they have been computed: whole
-    /// records, or all.
-    fn wanted_len(&self, open: &Open, namespace: &Namespace, tokens: &[u32]) -> usize {
+    /// Number of the first `end` positions that the write policy stores when these have been
+    /// computed: whole records, or all.
+    fn wanted_len(
+        &self,
+        open: &Open,
+        namespace: &Namespace,
+        tokens: &NamedTokens,
+        end: usize,
+    ) -> usize {
         match self.write {
-            WritePolicy::WriteThrough => tokens.len(),
+            WritePolicy::WriteThrough => end,
             WritePolicy::WriteThroughSelective { hits } => {
                 // A checkpoint is used as often as its prefix.
-                let prefix = &tokens[..len_before_checkpoint(tokens)];
-                let keys = open.disk.shape().places(namespace, prefix).map(|place| place.key);
-                let often = self.used_often(keys, hits) * open.disk.shape().record_positions();
-                if often == prefix.len() { tokens.len() } else { often }
+                let prefix = len_before_checkpoint(&tokens.tokens()[..end]);
+                let places = open.disk.shape().stored_places(namespace, tokens, prefix);
+                let often = self.used_often(places, hits);
+                if often == prefix { end } else { often }
             }
             WritePolicy::WriteBack => 0,
         }
     }
 
-    /// Number of leading records that were used `hits` times after their first use.
-    fn used_often(&self, keys: impl Iterator<Item = ChainKey>, hits: NonZeroU32) -> usize {
-        let uses = lock(&self.uses);
-        keys.take_while(|key| uses.at_least(hits.saturating_add(1).get(), key)).count()
+    /// Where the last one of these records ends that was used `hits` times after its first use.
+    /// Records before it were used as often.
+    fn used_often(&self, places: impl Iterator<Item = Place>, hits: NonZeroU32) -> usize {
+        let (uses, count) = (lock(&self.uses), hits.saturating_add(1).get());
+        let often = places.filter(|place| uses.at_least(count, &place.key));
+        often.map(|place| place.end()).max().unwrap_or(0)
     }
 
     /// Whether the pool is stored only before it is lost. Then, when the engine stops or everything
@@ -76,11 +85,13 @@ impl Tiers {
     ) -> impl Iterator<Item = Claim> + Send + use<> {
         let tokens = Arc::new(tokens);
         self.open.get().cloned().into_iter().flat_map(move |open| {
-            let (shape, tokens) = (*open.disk.shape(), Arc::clone(&tokens));
+            let shape = *open.disk.shape();
+            let tokens = NamedTokens::new(Arc::clone(&tokens), &open.interner);
             let part = (POOL_PART_BYTES / shape.block_bytes.max(1)).max(1) * shape.block_size;
             let part = part.next_multiple_of(shape.record_positions());
-            (0..tokens.len()).step_by(part).filter_map(move |start| {
-                let positions = start..tokens.len().min(start + part);
+            let len = tokens.tokens().len();
+            (0..len).step_by(part).filter_map(move |start| {
+                let positions = start..len.min(start + part);
                 open.writer.claim(namespace, &tokens, positions)
             })
         })
@@ -99,11 +110,14 @@ impl KvSink for Tiers {
         let block_size = open.disk.shape().block_size;
         let blocks_per_record = open.disk.shape().record_positions() / block_size;
         let record = |block: usize| block / blocks_per_record;
-        if record(committed.start) == record(committed.end) {
+        let end = committed.end * block_size;
+        let new = &tokens[committed.start * block_size..end];
+        if record(committed.start) == record(committed.end) && !new.iter().any(ends_image) {
             return None;
         }
-        let end = self.wanted_len(open, namespace, &tokens[..committed.end * block_size]);
-        Some(open.writer.claim(*namespace, tokens, 0..end)?.priority(priority).save())
+        let tokens = NamedTokens::new(Arc::clone(tokens), &open.interner);
+        let end = self.wanted_len(open, namespace, &tokens, end);
+        Some(open.writer.claim(*namespace, &tokens, 0..end)?.priority(priority).save())
     }
 
     /// Whole records only, so that a checkpoint begins with a record.
@@ -120,10 +134,11 @@ impl KvSink for Tiers {
         let open = self.open.get()?;
         let shape = open.disk.shape();
         let (block_size, record) = (shape.block_size, shape.record_positions());
-        let tokens = Arc::new(prefix.positions);
+        let len = prefix.positions.len();
+        let tokens = NamedTokens::new(Arc::new(prefix.positions), &open.interner);
         // All records that lose a block.
         let start = prefix.evicted * block_size / record * record;
-        let claim = open.writer.claim(prefix.namespace, &tokens, start..tokens.len())?;
+        let claim = open.writer.claim(prefix.namespace, &tokens, start..len)?;
         let claim = claim.priority(prefix.priority);
         Some(EvictedCopy {
             blocks: prefix.blocks[claim.blocks()].to_vec(),
@@ -137,9 +152,11 @@ impl KvSink for Tiers {
 
     fn pinned(&self, namespace: &Namespace, tokens: &Arc<Vec<u32>>) -> Option<StoredPin> {
         let open = self.open.get()?;
-        let keys = open.disk.shape().places(namespace, tokens).map(|place| place.key).collect();
+        let (shape, len) = (open.disk.shape(), tokens.len());
+        let tokens = NamedTokens::new(Arc::clone(tokens), &open.interner);
+        let keys = shape.stored_places(namespace, &tokens, len).map(|place| place.key).collect();
         let held = Box::new(open.disk.protect(keys));
-        let claim = open.writer.claim(*namespace, tokens, 0..tokens.len());
+        let claim = open.writer.claim(*namespace, &tokens, 0..len);
         Some(StoredPin { save: claim.map(Claim::save), held })
     }
 }

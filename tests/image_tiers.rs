@@ -1,0 +1,163 @@
+//! Prompts with images in the tiers: after a restart, through an object store and through an exported
+//! file, what was computed for an image is used with the same bits, and the image is not encoded.
+#![cfg(all(feature = "images", feature = "tiers"))]
+
+use std::path::Path;
+use std::sync::Arc;
+
+use stolon::{Engine, EngineBuilder, Error, PrefetchPolicy, Request};
+use support::{Directory, records};
+
+#[path = "support/pictures.rs"]
+mod pictures;
+#[path = "support/tiers.rs"]
+#[allow(dead_code, reason = "other tests use the rest of it")]
+mod support;
+
+use pictures::{bits, picture, question};
+
+fn builder() -> EngineBuilder {
+    Engine::builder().model("random:smolvlm-tiny").num_blocks(8192).threads(1)
+}
+
+/// An engine that waits for all stored KV, however fast it computes.
+async fn with_disk(directory: &Path) -> Engine {
+    let builder = builder().kv_cache_dir(directory, 1 << 30);
+    builder.prefetch_policy(PrefetchPolicy::WaitComplete).build().await.expect("an engine")
+}
+
+/// The bits of an answer, and how many prompt tokens came from the cache or a tier.
+async fn ask(engine: &Engine, request: Request) -> (Vec<(u32, u32)>, usize) {
+    let answer = engine.complete(request).await.expect("an answer");
+    (bits(&answer), answer.finish.usage.cached_tokens)
+}
+
+/// The bits of an engine that computes everything.
+async fn cold(request: Request) -> Vec<(u32, u32)> {
+    let engine = builder().prefix_caching(false).build().await.expect("an engine");
+    ask(&engine, request).await.0
+}
+
+async fn stop(engine: Engine) {
+    engine.tiers().flush().await.expect("it runs");
+    engine.audit().await.expect("a consistent accounting");
+    engine.shutdown().await;
+}
+
+/// Asks a second question about images that another engine was asked about, and checks that only
+/// what follows the images is computed, and that nothing is encoded.
+async fn ask_again(engine: &Engine, pictures: &[&Arc<[u8]>]) {
+    let next = question(pictures, "Which color has it?");
+    let found = engine.tiers().query(&next).expect("a prompt");
+    let estimate = engine.tokenized(next.clone()).await.expect("a prompt");
+    let prompt = engine.prompt_tokens(&estimate).await.expect("a prompt");
+    let images_end = 1 + prompt.iter().rposition(|&token| token >> 31 == 1).expect("an image");
+    assert_eq!(found.disk.max(found.object_store), images_end, "{found:?}");
+    let expected = cold(next.clone()).await;
+    let (answer, cached) = ask(engine, next).await;
+    let stats = engine.stats();
+    assert_eq!((cached, stats.loaded_tokens), (images_end, images_end as u64));
+    assert_eq!((stats.images_encoded, stats.loads_failed), (0, 0));
+    assert_eq!(answer, expected);
+}
+
+/// Goal: after a restart, a second question about an image reads the image from the disk.
+#[tokio::test]
+async fn a_restarted_engine_knows_the_images() {
+    let directory = Directory::new("image-restart");
+    let (one, other) = (picture(40, 30, 1), picture(90, 120, 2));
+    let first = with_disk(&directory.0).await;
+    ask(&first, question(&[&other], "Something else")).await;
+    ask(&first, question(&[&one, &other], "What is this?")).await;
+    stop(first).await;
+    let again = with_disk(&directory.0).await;
+    ask_again(&again, &[&one, &other]).await;
+    let unknown = question(&[&picture(40, 30, 3)], "What is this?");
+    let encoded = again.stats().images_encoded;
+    assert_eq!(ask(&again, unknown.clone()).await.0, cold(unknown).await);
+    assert!(again.stats().images_encoded > encoded, "another image is encoded");
+    stop(again).await;
+}
+
+/// Goal: records whose tokens or names of images were changed are refused, and computed.
+#[tokio::test]
+async fn damaged_names_of_images_are_computed() {
+    let directory = Directory::new("image-damaged");
+    let image = picture(64, 64, 1);
+    let first = with_disk(&directory.0).await;
+    ask(&first, question(&[&image], "What is this?")).await;
+    stop(first).await;
+    let header = 176;
+    let mut changed = 0;
+    for path in records(&directory.0) {
+        let mut bytes = std::fs::read(&path).expect("readable");
+        let [positions, names] = [32, 36].map(|at| bytes[at]);
+        if names > 0 {
+            bytes[header + 4 * usize::from(positions)] ^= 1;
+            std::fs::write(&path, bytes).expect("written");
+            changed += 1;
+        }
+    }
+    assert!(changed > 0, "a record has an image");
+    let again = with_disk(&directory.0).await;
+    let next = question(&[&image], "Which color has it?");
+    let expected = cold(next.clone()).await;
+    assert_eq!(ask(&again, next).await.0, expected);
+    let disk = again.tiers().disk_stats().expect("a disk tier");
+    assert!(disk.records_refused > 0 && again.stats().images_encoded > 0, "{disk:?}");
+    stop(again).await;
+}
+
+/// Goal: a process that shares the object store with another one reads what that one has computed.
+#[cfg(feature = "object-store")]
+#[tokio::test]
+async fn engines_share_images_through_an_object_store() {
+    let directory = Directory::new("image-object");
+    let store = directory.0.join("store");
+    std::fs::create_dir_all(&store).expect("a directory");
+    let url = format!("file://{}", store.display());
+    let engine = |name: &str| {
+        let builder = builder().kv_cache_dir(directory.0.join(name), 1 << 30);
+        builder.kv_object_store(&url).prefetch_policy(PrefetchPolicy::WaitComplete).build()
+    };
+    let image = picture(64, 64, 1);
+    let first = engine("first").await.expect("an engine");
+    ask(&first, question(&[&image], "What is this?")).await;
+    stop(first).await;
+    let second = engine("second").await.expect("an engine");
+    let known = question(&[&image], "What is this?");
+    // The store is listed after the start. The test would hang if it never was.
+    while second.tiers().query(&known).expect("a prompt").object_store == 0 {
+        tokio::time::sleep(std::time::Duration::from_millis(10)).await;
+    }
+    ask_again(&second, &[&image]).await;
+    stop(second).await;
+}
+
+/// Goal: a prefix with images can be exported, and imported by an engine that does not have the
+/// pictures. It ends with the last image or with the question.
+#[tokio::test]
+async fn exported_images_are_imported_without_their_pixels() -> Result<(), Error> {
+    for block_size in [1, 16] {
+        let engine = || builder().block_size(block_size).num_blocks(8192 / block_size);
+        let (from, to) = (engine().build().await?, engine().build().await?);
+        let image = picture(64, 64, 1);
+        let document = question(&[&image], "What is this?");
+        let bytes: Vec<u8> = from.cache().export(&document).await?.flatten().collect();
+        let mut import = to.cache().import()?;
+        bytes.chunks(10_000).try_for_each(|piece| import.push(piece))?;
+        let imported = import.finish().await?;
+        let prompt = from.prompt_tokens(&document).await?.len();
+        assert_eq!(imported, prompt / block_size * block_size, "{block_size}");
+        let next = question(&[&image], "What is this? Which color has it?");
+        let expected = cold(next.clone()).await;
+        let found = to.cache().query_match_len(&next)?;
+        assert_eq!(ask(&to, next).await, (expected, found), "{block_size}");
+        if block_size == 1 {
+            assert_eq!(to.stats().images_encoded, 0);
+            assert!(found > 0);
+        }
+        to.audit().await?;
+    }
+    Ok(())
+}
