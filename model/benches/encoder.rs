@@ -76,6 +76,7 @@ fn largest_image(encoder: &VisionConfig) -> Result<ImageInput, String> {
         kv_len: encoder.rows_of(size)?,
         full_attention: false,
         size,
+        tiles: [0, 0],
         pixels: (0..3 * size[0] * size[1]).map(|index| (index * 31 % 251) as u8).collect(),
     })
 }

@@ -195,6 +195,7 @@ fn place_images(
             kv_len: image.kv_len as usize,
             full_attention: false,
             size: [0, 0],
+            tiles: [0, 0],
             pixels: Vec::new(),
         };
         found.push(context.append_image(Arc::new(input), &mut placed)?);

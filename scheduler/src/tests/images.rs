@@ -225,7 +225,8 @@ fn blocks_that_end_inside_an_image_are_saved() {
         harness.run_parts(&[Text(vec![1; 5]), Image(7, 30, true), Text(vec![2; 13])]);
         let mut tokens = vec![1; 5];
         let (size, pixels) = ([1, 1], vec![0; 3]);
-        let input = ImageInput { content_hash: 7, kv_len: 30, full_attention: true, size, pixels };
+        let (tiles, full_attention) = ([0, 0], true);
+        let input = ImageInput { content_hash: 7, kv_len: 30, full_attention, size, tiles, pixels };
         harness.context.append_image(Arc::new(input), &mut tokens).expect("a short image");
         tokens.extend([2; 13]);
         let saved = Arc::new(std::sync::Mutex::new(Vec::new()));
