@@ -274,6 +274,8 @@ impl EngineBuilder {
                 embedding,
                 generates,
                 takes_images: spec.images,
+                skills: text.skills.names(),
+                regions: spec.regions,
                 prefix_caching,
             };
             tracing::info!(

@@ -12,7 +12,7 @@ use stolon_text::replace_in_order;
 
 pub(crate) use processor::Images;
 
-use crate::request::{Prompt, is_image, is_url};
+use crate::request::{ImageFile, Prompt, is_image, is_url};
 use crate::text::Text;
 use crate::{ChatMessage, Error, MessageContent, Request};
 
@@ -27,6 +27,9 @@ struct PreparedImages {
     image_token: u32,
     /// The tiles of all images.
     tiles: Vec<Arc<ImageInput>>,
+    /// The token that begins a sequence, if the model takes one image, which comes before all text
+    /// and has this token in itself (Moondream).
+    first_token: Option<u32>,
 }
 
 impl Images {
@@ -42,6 +45,7 @@ impl Images {
         let limit = context.prompt_limit();
         let prepared = self.prepare(&request.images, limit)?;
         let tokens = prepared.tokens(&request, text, limit)?;
+        let tokens = prepared.begin(tokens)?;
         let (tokens, placed) = prepared.place(tokens, context)?;
         let placed = placed.into();
         Ok(Request { placed, ..request.with_tokens(tokens) })
@@ -64,7 +68,7 @@ impl Images {
                 // OpenAI's clients send an object, some others the URL alone.
                 let url = &part["image_url"];
                 let url = url["url"].as_str().or(url.as_str()).unwrap_or_default();
-                images.push(self.file_of(url, images.len() + 1)?);
+                images.push(ImageFile::Url(url.into()));
                 *part = json!({"type": "image"});
             }
         }
@@ -90,7 +94,21 @@ impl PreparedImages {
                 self.check_count(places)?;
                 text.encode_chat(&chat, limit)
             }
+            Prompt::Skill(skill) => text.skills.tokens(skill, text),
         }
+    }
+
+    /// Puts the image of a model with one image before the tokens of the prompt.
+    fn begin(&self, tokens: Vec<u32>) -> Result<Vec<u32>, Error> {
+        let Some(first) = self.first_token else { return Ok(tokens) };
+        if self.tiles.len() != 1 {
+            return Err(Error::invalid("images", "one image", self.tiles.len()));
+        }
+        let rest = match tokens.split_first() {
+            Some((token, rest)) if *token == first => rest,
+            _ => &tokens[..],
+        };
+        Ok(std::iter::once(self.image_token).chain(rest.iter().copied()).collect())
     }
 
     /// Replaces the placeholders in `text`, which has as many as there are images. Without any, the
@@ -166,7 +184,9 @@ mod tests {
 
     fn prepared(texts: &[&str]) -> PreparedImages {
         let texts = texts.iter().map(|text| (*text).to_owned()).collect();
-        PreparedImages { placeholder: "<i>".to_owned(), texts, image_token: 9, tiles: Vec::new() }
+        let placeholder = "<i>".to_owned();
+        let (image_token, first_token) = (9, None);
+        PreparedImages { placeholder, texts, image_token, tiles: Vec::new(), first_token }
     }
 
     /// Goal: images take the places of placeholders in order, or come first; any other number of

@@ -162,6 +162,7 @@ mod model_info;
 mod prompt;
 mod repetition;
 mod request;
+mod skills;
 mod stream;
 #[cfg(feature = "text")]
 mod text;
@@ -204,6 +205,7 @@ pub use error::Error;
 pub use estimate::Estimate;
 pub use model_info::ModelInfo;
 pub use request::{Prompt, Request};
+pub use skills::{BoundingBox, CaptionLength, Point, Skill};
 pub use stream::TokenStream;
 #[cfg(feature = "schema")]
 pub use typed::Tool;
@@ -213,7 +215,8 @@ pub use futures::{Stream, StreamExt};
 pub use schemars;
 pub use stolon_actors::{CacheEvents, Pin, PinOptions};
 pub use stolon_backend::{
-    Backend, LogitsProcessor, Pooling, SamplingError, SamplingParams, SharedProcessor, TokenLogprob,
+    Backend, LogitsProcessor, Pooling, RegionBins, RegionLogits, SamplingError, SamplingParams,
+    SharedProcessor, TokenLogprob,
 };
 #[cfg(feature = "candle")]
 pub use stolon_cuda::DeviceChoice;

@@ -2,7 +2,7 @@
 
 use serde::Serialize;
 
-use crate::EmbeddingInfo;
+use crate::{EmbeddingInfo, RegionBins};
 
 /// What an engine runs, and its sizes.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
@@ -34,6 +34,13 @@ pub struct ModelInfo {
     pub generates: bool,
     /// Whether the model takes images ([`Request::image`](crate::Request::image)).
     pub takes_images: bool,
+    /// The tasks for which the model was trained with prompts of their own, as in
+    /// [`Request::query`](crate::Request::query): `query`, `caption`, `point` and `detect`. Empty
+    /// for most models.
+    pub skills: Vec<&'static str>,
+    /// The bins of coordinates and sizes in answers of the last two.
+    #[serde(skip)]
+    pub regions: Option<RegionBins>,
     /// Whether computed prefixes are cached and shared.
     pub prefix_caching: bool,
 }

@@ -172,9 +172,9 @@ impl Prompts {
                 self.text.check_len(text.len(), self.limit)?;
                 self.encode(text.clone(), begins, client).await
             }
-            Prompt::Chat(_) => {
+            Prompt::Chat(_) | Prompt::Skill(_) => {
                 let expected = "a text or token ids to follow those of a session";
-                Err(Error::invalid("append", expected, "a conversation"))
+                Err(Error::invalid("append", expected, "another prompt"))
             }
         }
     }

@@ -13,14 +13,14 @@ use std::time::Duration;
 
 use stolon_scheduler::{PromptImage, Quota, RequestOptions, TokenSet};
 
-pub(crate) use images::prompt_usage;
+pub(crate) use images::{ImageFile, prompt_usage};
 #[cfg(feature = "images")]
 pub(crate) use images::{is_image, is_url};
 
 use crate::text::ChatOptions;
 use crate::{
     ChatMessage, Grammar, LogitsProcessor, MessageContent, SamplingParams, SessionId,
-    SharedProcessor,
+    SharedProcessor, Skill,
 };
 
 /// A prompt.
@@ -33,6 +33,8 @@ pub enum Prompt {
     Tokens(Vec<u32>),
     /// A conversation. It is rendered with the model's chat template.
     Chat(Vec<ChatMessage>),
+    /// A task for which the model was trained with a prompt of its own.
+    Skill(Skill),
 }
 
 impl Prompt {
@@ -53,6 +55,7 @@ impl Prompt {
             Prompt::Text(text) => text.len(),
             Prompt::Tokens(_) => 0,
             Prompt::Chat(messages) => messages.iter().map(message).sum(),
+            Prompt::Skill(skill) => skill.words().len(),
         }
     }
 }
@@ -63,7 +66,7 @@ impl Prompt {
 pub struct Request {
     pub(crate) prompt: Arc<Prompt>,
     /// The images, as files, that are not in the prompt yet.
-    pub(crate) images: Vec<Arc<[u8]>>,
+    pub(crate) images: Vec<ImageFile>,
     /// The images that are in the prompt, which is token ids.
     pub(crate) placed: Arc<[PromptImage]>,
     /// The chat template's variable `tools`.

@@ -17,6 +17,7 @@ pub(crate) use stolon_text::{ChatOptions, Detokenizer};
 use grammar::Grammars;
 
 use crate::request::Prompt;
+use crate::skills::Skills;
 use crate::{Error, Grammar, Request, SharedProcessor};
 
 /// The model's tokenizer and chat templates, if it has any. All requests share them.
@@ -25,12 +26,15 @@ pub(crate) struct Text {
     model: Option<TextModel>,
     eos_ids: TokenSet,
     grammars: Option<Grammars>,
+    /// The prompts of the model's skills.
+    pub(crate) skills: Skills,
 }
 
 impl Text {
     pub(crate) fn new(model: TextModel) -> Text {
         let eos_ids = model.eos_token_ids().iter().copied().collect();
-        Text { grammars: Some(Grammars::new(&model)), model: Some(model), eos_ids }
+        let (grammars, skills) = (Some(Grammars::new(&model)), Skills::default());
+        Text { grammars, model: Some(model), eos_ids, skills }
     }
 
     /// The tokenizer and chat templates of a model. With `needs_template`, a template that is
@@ -144,6 +148,7 @@ impl Text {
             Prompt::Tokens(tokens) => Ok(tokens.clone()),
             Prompt::Text(text) => self.encode(text, true),
             Prompt::Chat(messages) => self.encode_chat(&self.rendered(request, messages)?, limit),
+            Prompt::Skill(skill) => self.skills.prompt_tokens(skill, self),
         }
     }
 

@@ -8,6 +8,7 @@ use stolon_kvcache::BlockId;
 
 use crate::adapter::{Adapter, AdapterLoader};
 use crate::image::{ImageEmbeddings, ImageInput, SliceImage};
+use crate::regions::RegionBins;
 use crate::sampling::{Draw, SamplingError};
 
 /// The sizes of a backend, which the engine needs to plan batches and memory. A backend names those
@@ -37,6 +38,9 @@ pub struct BackendSpec {
     /// Whether the backend encodes images ([`Backend::encode`]) and computes their positions. It
     /// has a `hidden_size` then.
     pub images: bool,
+    /// Into which bins the model divides coordinates and sizes; `None` if it has none. Batches may
+    /// then have tokens for these bins, and rows with their logits ([`LogitRows::Regions`]).
+    pub regions: Option<RegionBins>,
 }
 
 impl BackendSpec {
@@ -76,6 +80,9 @@ pub enum LogitRows {
     Drawn(Draw),
     /// For every token of the slice, which is what prompt log-probabilities need.
     All,
+    /// For the slice's last token, followed by the logits of bins of coordinates and sizes. Only
+    /// for backends with [`BackendSpec::regions`].
+    Regions,
     /// The hidden state of the slice's last token, which is what an embedding with
     /// [`Pooling::Last`](crate::Pooling::Last) needs.
     LastHidden,
@@ -89,7 +96,7 @@ impl LogitRows {
     #[must_use]
     pub fn logits(self, token_count: usize) -> Range<usize> {
         match self {
-            Self::Last => token_count.saturating_sub(1)..token_count,
+            Self::Last | Self::Regions => token_count.saturating_sub(1)..token_count,
             Self::All => 0..token_count,
             Self::None | Self::Drawn(_) | Self::LastHidden | Self::AllHidden => 0..0,
         }
@@ -101,8 +108,15 @@ impl LogitRows {
         match self {
             Self::LastHidden => token_count.saturating_sub(1)..token_count,
             Self::AllHidden => 0..token_count,
-            Self::None | Self::Last | Self::Drawn(_) | Self::All => 0..0,
+            Self::None | Self::Last | Self::Drawn(_) | Self::All | Self::Regions => 0..0,
         }
+    }
+
+    /// Number of values of a row for a backend with this `spec`.
+    #[must_use]
+    pub fn width(self, spec: &BackendSpec) -> usize {
+        let regions = spec.regions.filter(|_| self == Self::Regions);
+        spec.vocab_size + regions.map_or(0, RegionBins::width)
     }
 
     /// The draw of the last token, if a token is returned instead of a row.
@@ -194,7 +208,8 @@ pub struct StepBatch {
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct StepOutput {
     /// Row-major `[rows, vocab_size]`: the rows requested by each slice's `logit_rows`, in the
-    /// order of the batch's tokens.
+    /// order of the batch's tokens. A row for [`LogitRows::Regions`] is wider
+    /// ([`LogitRows::width`]).
     pub logits: Vec<f32>,
     /// Row-major `[rows, hidden_size]`: the hidden states requested by each slice's `logit_rows`,
     /// in the order of the batch's tokens.

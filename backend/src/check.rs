@@ -7,7 +7,8 @@
 use stolon_kvcache::BlockId;
 
 use crate::{
-    BackendError, BackendSpec, SequenceSlice, SliceImage, SliceState, StateSpec, StepBatch,
+    BackendError, BackendSpec, LogitRows, SequenceSlice, SliceImage, SliceState, StateSpec,
+    StepBatch,
 };
 
 /// Finds violations of the contract of [`StepBatch`]. A backend keeps one for its KV store.
@@ -137,6 +138,9 @@ fn check_slices(batch: &StepBatch, spec: &BackendSpec) -> Result<usize, BackendE
             let rows = slice.logit_rows;
             return Err(malformed(index, format_args!("expected whole rows, got {rows:?}")));
         }
+        if spec.regions.is_none() && slice.logit_rows == LogitRows::Regions {
+            return Err(malformed(index, format_args!("this backend has no regions")));
+        }
         rows += slice.logit_rows.logits(count).len();
     }
     if !rest.is_empty() {
@@ -225,14 +229,18 @@ fn check_images(
     Ok(())
 }
 
-/// Checks that the tokens of a slice, except at the positions of images, are in the vocabulary.
+/// Checks that the tokens of a slice, except at the positions of images, are in the vocabulary, or
+/// coordinates and sizes that the backend has.
 fn check_tokens(
     index: usize,
     slice: &SequenceSlice,
     tokens: &[u32],
     spec: &BackendSpec,
 ) -> Result<(), BackendError> {
-    let is_outside = |(_, token): &(usize, &u32)| **token as usize >= spec.vocab_size;
+    let is_outside = |(_, token): &(usize, &u32)| {
+        let is_region = spec.regions.is_some_and(|bins| bins.have(**token));
+        **token as usize >= spec.vocab_size && !is_region
+    };
     let in_image = |offset: usize| {
         slice.images.iter().any(|image| image.positions().contains(&(slice.start + offset)))
     };

@@ -9,6 +9,7 @@
 //!
 //! * [`batch`](StepBatch): the batch and its parts, the sizes a backend declares, its errors;
 //! * [`ImageInput`]: an image of a prompt, and what an encoder makes of it;
+//! * [`RegionBins`]: coordinates and sizes as tokens, and the logits of their bins;
 //! * [`Adapter`]: changes of the weights that a sequence chooses, and how they are loaded;
 //! * [`BatchChecker`]: validates a batch against the contract before anything is written;
 //! * [`sampling`]: from rows of logits to token ids, as the executor does it;
@@ -29,6 +30,7 @@ mod check;
 pub mod fake;
 mod image;
 mod pooling;
+mod regions;
 pub mod sampling;
 
 pub use adapter::{Adapter, AdapterLoadError, AdapterLoader};
@@ -39,6 +41,7 @@ pub use batch::{
 pub use check::{BatchChecker, check_read, check_write};
 pub use image::{ImageEmbeddings, ImageInput, SliceImage};
 pub use pooling::{Pooler, Pooling};
+pub use regions::{RegionBins, RegionLogits};
 pub use sampling::{
     Draw, LogitsProcessor, Sampled, SamplerState, SamplingError, SamplingParams, SharedProcessor,
     TokenLogprob, prompt_logprob,

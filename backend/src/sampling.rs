@@ -28,6 +28,7 @@ mod logprob;
 mod penalties;
 mod processor;
 mod random;
+mod regions;
 mod select;
 #[cfg(test)]
 mod tests;

@@ -250,11 +250,10 @@ fn use_every_field(config: &DecoderConfig) {
         logit_softcap: _,
         // The default compute type.
         dtype: _,
-        // Refused by `refuse_blocks`.
+        // Refused by `refuse_blocks` and by `Layer::load`.
         head_bias: _,
         norm_kind: _,
         mlp_gate: _,
-        // Refused by `Layer::load`.
         convolution_taps: _,
         delta_net: _,
         mamba2: _,

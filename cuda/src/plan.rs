@@ -71,7 +71,10 @@ impl BatchRows {
                     &mut plan.drawn_rows
                 }
                 LogitRows::LastHidden | LogitRows::AllHidden => &mut plan.hidden_rows,
-                LogitRows::None | LogitRows::Last | LogitRows::All => &mut plan.logit_rows,
+                // The batch checker refuses regions, because the backend has none.
+                LogitRows::None | LogitRows::Last | LogitRows::All | LogitRows::Regions => {
+                    &mut plan.logit_rows
+                }
             };
             for row in end - output_count(slice)..end {
                 let output = plan.output_rows.len() as u32;

@@ -258,9 +258,9 @@ fn bearer(headers: &HeaderMap) -> Option<&str> {
     scheme.eq_ignore_ascii_case("bearer").then(|| key.trim())
 }
 
-/// The key as Anthropic's clients send it.
+/// The key as Anthropic's or Moondream's clients send it.
 fn plain_key(headers: &HeaderMap) -> Option<&str> {
-    headers.get("x-api-key")?.to_str().ok()
+    headers.get("x-api-key").or_else(|| headers.get("x-moondream-auth"))?.to_str().ok()
 }
 
 /// Whether a browser sent the request for a page of another site.

@@ -25,6 +25,7 @@ use crate::api::responses::ResponsesRequest;
 use crate::api::sessions::{
     ForkSession, OpenSession, RewindSession, SglangCloseSession, SglangOpenSession,
 };
+use crate::api::skills::{CaptionRequest, QueryRequest, RegionsRequest, SkillOptions};
 use crate::api::tokenize::{DetokenizeRequest, TokenizeRequest};
 
 /// Bodies of up to this many bytes are parsed on the thread that received them.
@@ -109,6 +110,9 @@ request_body!(ChatRequest, Chat, GenerationOptions, ChoiceOptions);
 request_body!(ResponsesRequest, Responses, GenerationOptions);
 request_body!(MessagesRequest, Messages, GenerationOptions);
 request_body!(EmbeddingsRequest, Embeddings);
+request_body!(QueryRequest, None, SkillOptions);
+request_body!(CaptionRequest, None, SkillOptions);
+request_body!(RegionsRequest, None);
 request_body!(TokenizeRequest, Tokenize);
 request_body!(DetokenizeRequest, None);
 request_body!(CacheRequest, None, CachePrompt);

@@ -137,6 +137,7 @@ mod scan;
 mod schema;
 mod segments;
 mod sessions;
+mod skills;
 #[cfg(all(unix, feature = "listen"))]
 mod socket;
 mod structured;

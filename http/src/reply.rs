@@ -293,7 +293,7 @@ impl UsageSum {
         self.sum.completion_tokens += usage.completion_tokens;
     }
 
-    fn total(self) -> Usage {
+    pub(super) fn total(self) -> Usage {
         self.shown(self.sum)
     }
 

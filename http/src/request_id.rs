@@ -41,7 +41,8 @@ impl RequestId {
         response.headers_mut().insert(HEADER, self.0);
     }
 
-    fn as_str(&self) -> &str {
+    /// The id.
+    pub(super) fn as_str(&self) -> &str {
         self.0.to_str().unwrap_or_default()
     }
 }

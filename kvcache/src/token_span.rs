@@ -64,6 +64,35 @@ impl TokenSpan {
         position & (SPAN | MORE) != SPAN | MORE
     }
 
+    /// The coordinate or the size at `position`, which takes this position only; `None` for a token
+    /// id and for a part of an image.
+    pub fn of_value(position: u32) -> Option<TokenSpan> {
+        let value = position & ((1 << VALUE_BITS) - 1);
+        match (position & (SPAN | MORE), position >> VALUE_BITS & 3) {
+            (SPAN, KIND_COORDINATE) => Some(TokenSpan::Coordinate { bin: value }),
+            (SPAN, KIND_SIZE) => Some(TokenSpan::Size {
+                width_bin: value >> (VALUE_BITS / 2),
+                height_bin: value & ((1 << (VALUE_BITS / 2)) - 1),
+            }),
+            _ => None,
+        }
+    }
+
+    /// The position of a coordinate or a size, as [`TokenSpanInterner::append`] writes it; `None`
+    /// for an image, which takes several, and for a bin that is out of range.
+    pub fn value_position(self) -> Option<u32> {
+        let (kind, value) = match self {
+            TokenSpan::Coordinate { bin } if bin < 1 << VALUE_BITS => (KIND_COORDINATE, bin),
+            TokenSpan::Size { width_bin, height_bin }
+                if width_bin.max(height_bin) < 1 << (VALUE_BITS / 2) =>
+            {
+                (KIND_SIZE, width_bin << (VALUE_BITS / 2) | height_bin)
+            }
+            _ => return None,
+        };
+        Some(SPAN | kind << VALUE_BITS | value)
+    }
+
     /// Whether `position` is part of an image.
     pub fn is_image(position: u32) -> bool {
         TokenSpan::image_number(position).is_some()
@@ -311,6 +340,36 @@ mod tests {
         assert_eq!(first_invalid(&[1, prompt[2], 3]), Some(1), "an image without an end");
         assert_eq!(first_invalid(&[prompt[2], prompt[6] + 1]), Some(0), "the end of another image");
         assert_eq!(first_invalid(&[SPAN | MORE | KIND_SIZE << VALUE_BITS]), Some(0));
+    }
+
+    /// Goal: coordinates and sizes are read back from their positions, which an interner writes in
+    /// the same way, and nothing else is one.
+    #[test]
+    fn values_are_read_back() {
+        let interner = TokenSpanInterner::new(4);
+        for span in [
+            TokenSpan::Coordinate { bin: 0 },
+            TokenSpan::Coordinate { bin: (1 << 28) - 1 },
+            TokenSpan::Size { width_bin: (1 << 14) - 1, height_bin: 0 },
+            TokenSpan::Size { width_bin: 3, height_bin: (1 << 14) - 1 },
+        ] {
+            let mut positions = Vec::new();
+            interner.append(span, &mut positions).unwrap();
+            assert_eq!(span.value_position(), positions.first().copied());
+            assert_eq!(TokenSpan::of_value(positions[0]), Some(span));
+        }
+        let image = TokenSpan::Image { content_hash: 1, kv_len: 2 };
+        let mut positions = vec![0, 7, (1 << 31) - 1];
+        interner.append(image, &mut positions).unwrap();
+        positions.extend(checkpoint(1));
+        assert!(positions.iter().all(|position| TokenSpan::of_value(*position).is_none()));
+        for span in [
+            image,
+            TokenSpan::Coordinate { bin: 1 << 28 },
+            TokenSpan::Size { width_bin: 0, height_bin: 1 << 14 },
+        ] {
+            assert_eq!(span.value_position(), None);
+        }
     }
 
     /// Goal: a span with a value out of range is refused, and nothing is appended.

@@ -35,8 +35,10 @@ pub use tensors::{
     FeedForwardWeights, LayerWeights, LinearWeights, Mamba2Weights, MixerWeights, MlpWeights,
     NormWeights, PlainMlpWeights, SharedExpertWeights, StackedWeights, TensorRole, TensorSpec,
 };
-pub(crate) use vision::{LayerNormWeights, ProjectorWeights, VisionLayerWeights, VisionWeights};
-pub use vision::{ProjectorConfig, TowerConfig, VisionConfig};
+pub(crate) use vision::{
+    LayerNormWeights, ProjectorWeights, RegionWeights, VisionLayerWeights, VisionWeights,
+};
+pub use vision::{ProjectorConfig, RegionConfig, TowerConfig, VisionConfig};
 
 use stolon_kernels::TensorType;
 

@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use stolon_backend::{
     AdapterLoader, Backend, BackendError, BackendSpec, BatchChecker, ImageEmbeddings, ImageInput,
-    KvFormat, StateSpec, StepBatch, StepOutput, check_read, check_write,
+    KvFormat, RegionBins, StateSpec, StepBatch, StepOutput, check_read, check_write,
 };
 use stolon_kernels::{KvLayout, Path};
 use stolon_kvcache::BlockId;
@@ -19,7 +19,7 @@ use stolon_kvcache::BlockId;
 use crate::adapter::LoraLoader;
 use crate::config::{DecoderConfig, VisionConfig};
 use crate::decoder::linear::Loader;
-use crate::decoder::{Decoder, StageTimes, StepState};
+use crate::decoder::{Decoder, Regions, StageTimes, StepState};
 use crate::error::ModelError;
 use crate::kv_probe;
 use crate::kv_store::{KvShape, KvStore, KvType, check_block_size};
@@ -104,15 +104,13 @@ impl CpuBackend {
         });
         let workers = options.workers(thread_count);
         let weight_type = options.weight_type;
-        let mut loader = Loader { weights, weight_type, path, workers: &workers };
-        let patch_kv_type = default_kv_type(config.dtype);
-        let encoder =
-            encoder.map(|config| Encoder::load(config, patch_kv_type, &mut loader)).transpose()?;
-        let mut decoder = Decoder::load(config, loader.weights, weight_type, path, &workers)?;
+        let loader = Loader { weights, weight_type, path, workers: &workers };
+        let (encoder, bins, mut decoder) = load_parts(config, encoder, loader)?;
         let block_count = options.budget(state_bytes).block_count(shape.block_bytes())?;
         let mut kv = KvStore::new(shape, block_count)?;
         let mut states = StateStore::new(decoder.config(), options.state_slots)?;
-        let spec = spec_of(decoder.config(), &shape, block_count, state, encoder.is_some());
+        let spec = spec_of(decoder.config(), &shape, block_count, state);
+        let spec = BackendSpec { images: encoder.is_some(), regions: bins, ..spec };
         if let Some(format) = &mut kv_format {
             let probe = kv_probe::step(&spec);
             let step = StepState { kv: &mut kv, states: &mut states };
@@ -261,6 +259,26 @@ impl Backend for CpuBackend {
     }
 }
 
+/// Loads the encoder, if there is one, the bins of coordinates and sizes, and the decoder.
+fn load_parts(
+    config: DecoderConfig,
+    encoder: Option<VisionConfig>,
+    mut loader: Loader<'_>,
+) -> Result<(Option<Encoder>, Option<RegionBins>, Decoder), ModelError> {
+    let Loader { weight_type, path, workers, .. } = loader;
+    let kv_type = default_kv_type(config.dtype);
+    let (encoder, regions) = match encoder {
+        Some(config) => {
+            let regions = Regions::load(&config, &mut loader)?;
+            (Some(Encoder::load(config, kv_type, &mut loader)?), regions)
+        }
+        None => (None, None),
+    };
+    let bins = regions.as_ref().map(Regions::bins);
+    let decoder = Decoder::load(config, loader.weights, weight_type, path, workers)?;
+    Ok((encoder, bins, decoder.with_regions(regions)))
+}
+
 /// Checks that an encoder can be loaded, and that its embeddings are as wide as the decoder.
 fn check_encoder(
     encoder: &VisionConfig,
@@ -286,7 +304,6 @@ fn spec_of(
     shape: &KvShape,
     block_count: usize,
     state: Option<StateSpec>,
-    images: bool,
 ) -> BackendSpec {
     BackendSpec {
         vocab_size: config.vocab_size,
@@ -298,7 +315,8 @@ fn spec_of(
         // The rows are in the engine's memory already.
         draws: false,
         state: state.map(|state| checkpointed(state, shape)),
-        images,
+        images: false,
+        regions: None,
     }
 }
 

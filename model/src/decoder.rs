@@ -38,6 +38,7 @@ mod passes;
 mod plan;
 mod profile;
 mod recurrent;
+mod regions;
 mod rope;
 mod routing;
 
@@ -53,6 +54,7 @@ use profile::Profile;
 use rope::RopeTable;
 
 pub use profile::{Stage, StageTimes};
+pub(crate) use regions::Regions;
 
 /// A model with packed weights and the buffers of its forward pass. See the
 /// [module documentation](self).
@@ -74,6 +76,8 @@ pub(crate) struct Decoder {
     plan: BatchRows,
     activations: Activations,
     adapters: AdapterRows,
+    /// Coordinates and sizes as tokens, if the model has them.
+    regions: Option<Regions>,
     profile: Profile,
 }
 
@@ -128,6 +132,7 @@ impl Decoder {
             plan: BatchRows::default(),
             activations: Activations::default(),
             adapters: AdapterRows::default(),
+            regions: None,
             profile: Profile::new(),
         })
     }
@@ -145,7 +150,9 @@ impl Decoder {
     /// Size in bytes of all packed matrices.
     pub(crate) fn weight_bytes(&self) -> usize {
         let head = self.head.as_ref().map_or(0, Matrix::bytes);
-        self.embedding.bytes() + head + self.layers.iter().map(Layer::bytes).sum::<usize>()
+        let regions = self.regions.as_ref().map_or(0, Regions::bytes);
+        let layers = self.layers.iter().map(Layer::bytes).sum::<usize>();
+        self.embedding.bytes() + head + layers + regions
     }
 
     /// The embedding of a token below the vocabulary size, `[hidden_size]`.
@@ -176,6 +183,7 @@ impl Decoder {
         self.fill_taps(&sequences, block_size);
 
         self.embed(batch, workers);
+        self.embed_regions(batch, workers);
         self.norm_for(0, rows, workers);
         self.profile.mark(Stage::Batch);
         for index in 0..self.layers.len() {
@@ -202,7 +210,7 @@ impl Decoder {
         if rows == 0 {
             return StepOutput { hidden, ..StepOutput::default() };
         }
-        let logits = self.logits(rows, workers);
+        let logits = self.add_regions(self.logits(rows, workers), workers);
         self.profile.mark(Stage::Logits);
         StepOutput { logits, hidden, ..StepOutput::default() }
     }
@@ -273,7 +281,7 @@ impl Decoder {
         let parts = x.chunks_mut(chunk * width).zip(tokens.chunks(chunk));
         workers.run(parts, |(x, tokens)| {
             let rows = x.chunks_exact_mut(width).zip(tokens);
-            // The others are positions of images.
+            // The others are positions of images, coordinates and sizes.
             for (row, &token) in rows.filter(|(_, token)| in_vocabulary.contains(token)) {
                 lookup(token, row);
             }

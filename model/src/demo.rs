@@ -58,6 +58,7 @@ pub(crate) fn load() -> Result<LoadedModel, ModelError> {
         embedding: None,
         generates: true,
         images: None,
+        skills: None,
     })
 }
 

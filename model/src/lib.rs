@@ -37,8 +37,8 @@ mod workers;
 
 pub use config::{
     Activation, Architecture, DecoderConfig, DeltaNetConfig, ExpertsConfig, LayerConfig,
-    Mamba2Config, MixerKind, ProjectorConfig, QueryScaling, Rope, RopeScaling, TowerConfig,
-    VisionConfig,
+    Mamba2Config, MixerKind, ProjectorConfig, QueryScaling, RegionConfig, Rope, RopeScaling,
+    TowerConfig, VisionConfig,
 };
 pub use cpu::{CpuBackend, CpuOptions};
 pub use decoder::{Stage, StageTimes};
@@ -49,7 +49,7 @@ pub use inspect::{InspectOptions, Inspection, inspect};
 pub use kv_store::{KvBudget, KvType};
 pub use load::{
     EmbeddingConfig, EmbeddingSizes, GenerationDefaults, ImageModel, LoadOptions, LoadedModel,
-    load, read_gguf_tokenizer,
+    PromptParts, SkillPrompts, load, read_gguf_tokenizer,
 };
 pub use random::random_model;
 pub use source::ModelSource;

@@ -10,11 +10,13 @@ pub(crate) mod generation;
 pub(crate) mod gguf;
 pub(crate) mod images;
 pub(crate) mod model;
+pub(crate) mod skills;
 
 pub use embedding::{EmbeddingConfig, EmbeddingSizes};
 pub use gguf::read_gguf_tokenizer;
 pub use images::ImageModel;
 pub use model::{GenerationDefaults, LoadedModel};
+pub use skills::{PromptParts, SkillPrompts};
 
 use std::path::Path;
 

@@ -14,6 +14,7 @@ use rand::{RngCore, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 use stolon_text::{TextSource, TokenizerSource};
 
+use preset::Preset;
 pub use preset::{PRESETS, preset};
 
 use crate::config::{DecoderConfig, TensorRole, TensorSpec, VisionConfig};
@@ -28,13 +29,14 @@ const DEVIATION: f32 = 0.02;
 /// Creates a model with the shape of the preset `name`. Its tokens are bytes, and those that mark
 /// images if it reads them.
 pub(crate) fn load(name: &str, seed: u64) -> Result<LoadedModel, ModelError> {
-    let (config, images) = preset::with_images(name)?;
+    let Preset { decoder: config, images, skills } = preset::with_images(name)?;
     let weights = random_weights(&config, images.as_ref().map(|images| &images.encoder), seed)?;
     let (tokenizer, chat_template) = match &images {
         None => (TokenizerSource::Bytes { vocab_size: config.vocab_size }, None),
         Some(_) => {
             let bytes = vision::tokenizer().to_string().into_bytes().into();
-            let template = Some(vision::CHAT_TEMPLATE.to_owned());
+            // Models with skills have prompts of their own.
+            let template = skills.is_none().then(|| vision::CHAT_TEMPLATE.to_owned());
             (TokenizerSource::Json { file: format!("random:{name}"), bytes }, template)
         }
     };
@@ -48,6 +50,7 @@ pub(crate) fn load(name: &str, seed: u64) -> Result<LoadedModel, ModelError> {
         embedding: None,
         generates: true,
         images,
+        skills,
     })
 }
 

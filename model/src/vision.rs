@@ -1,7 +1,7 @@
 //! The image encoder of a vision model on the CPU: a vision transformer and a projector.
 //!
-//! Some encoders read an image in several pictures: the whole one, and tiles of it. The tower computes
-//! one picture after the other, and the projector makes the embeddings of all.
+//! Some encoders read an image in several pictures: the whole one, and tiles of it. The tower
+//! computes one picture after the other, and the projector makes the embeddings of all.
 //!
 //! The backend that owns it calls [`Encoder::encode`] until it returns the embeddings. An image is
 //! computed layer by layer, so that a call ends soon after its time is over and steps of the

@@ -5,4 +5,5 @@ mod images {
     mod fixture;
     mod loading;
     mod prompt;
+    mod regions;
 }

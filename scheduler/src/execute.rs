@@ -9,8 +9,8 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use stolon_backend::{
-    Backend, ImageEmbeddings, ImageInput, Sampled, SamplingError, SequenceSlice, StepBatch,
-    StepOutput, TokenLogprob, prompt_logprob,
+    Backend, ImageEmbeddings, ImageInput, LogitRows, RegionBins, Sampled, SamplingError,
+    SequenceSlice, StepBatch, StepOutput, TokenLogprob, prompt_logprob,
 };
 
 use crate::late_sampling::LateRow;
@@ -75,10 +75,12 @@ fn forward(
         false => backend.step(&batch).map_err(|error| error.to_string())?,
     };
     let row_count = |slice: &SequenceSlice| slice.logit_rows.logits(slice.token_count).len();
-    let wanted: usize = batch.sequences.iter().map(row_count).sum();
-    if output.logits.len() != wanted * vocab_size {
+    let spec = backend.spec().clone();
+    let row_values = |slice: &SequenceSlice| row_count(slice) * slice.logit_rows.width(&spec);
+    let wanted: usize = batch.sequences.iter().map(row_values).sum();
+    if output.logits.len() != wanted {
         return Err(format!(
-            "the backend returned {} logits, expected {wanted} rows of {vocab_size}",
+            "the backend returned {} logits, expected {wanted} in rows of {vocab_size}",
             output.logits.len()
         ));
     }
@@ -111,12 +113,13 @@ fn forward(
             work.push((task, None));
             continue;
         };
-        let (rows, others) = rest.split_at_mut(row_count(slice) * vocab_size);
+        let (rows, others) = rest.split_at_mut(row_values(slice));
         rest = others;
         let (own, others) = states.split_at(state_count(slice) * hidden_size);
         states = others;
         let drawn = slice.logit_rows.draw().and_then(|_| drawn.next());
-        work.push((task, Some(SliceOutput { rows, drawn, states: own })));
+        let regions = spec.regions.filter(|_| slice.logit_rows == LogitRows::Regions);
+        work.push((task, Some(SliceOutput { rows, regions, drawn, states: own })));
     }
     let result = |(task, output)| slice_result(task, output, vocab_size, hidden_size);
     Ok(in_parallel(work, threads, result))
@@ -124,8 +127,9 @@ fn forward(
 
 /// What the backend has returned for one slice.
 struct SliceOutput<'a> {
-    /// `[rows, vocab_size]`.
+    /// `[rows, vocab_size]`, or one row that ends with the logits of `regions`.
     rows: &'a mut [f32],
+    regions: Option<RegionBins>,
     drawn: Option<Result<u32, SamplingError>>,
     /// `[rows, hidden_size]`.
     states: &'a [f32],
@@ -138,11 +142,14 @@ fn slice_result(
     vocab_size: usize,
     hidden_size: usize,
 ) -> RowResult {
-    let Some(SliceOutput { rows, drawn, states }) = output else {
+    let Some(SliceOutput { rows, regions, drawn, states }) = output else {
         let RowTask { sampler, pooler, .. } = task;
         return RowResult { sampler, pooler, skipped: true, ..RowResult::default() };
     };
-    let mut result = sample_slice(rows, drawn, vocab_size, task);
+    let mut result = match regions {
+        Some(bins) => sample_regions(rows, bins, task),
+        None => sample_slice(rows, drawn, vocab_size, task),
+    };
     if let Some(pooler) = result.pooler.as_mut().filter(|_| !states.is_empty()) {
         pooler.push(states, hidden_size);
     }
@@ -235,6 +242,19 @@ fn sample_slice(
     };
     match sampled.transpose() {
         Ok(sampled) => result.sampled = sampled,
+        Err(error) => result.failure = Some(error),
+    }
+    result.sampler = Some(sampler);
+    result
+}
+
+/// Samples from one slice's row that ends with the logits of `bins`.
+fn sample_regions(row: &mut [f32], bins: RegionBins, task: RowTask) -> RowResult {
+    let RowTask { sampler, pooler, .. } = task;
+    let mut result = RowResult { pooler, ..RowResult::default() };
+    let Some(mut sampler) = sampler else { return result };
+    match sampler.sample_regions(row, bins) {
+        Ok(sampled) => result.sampled = Some(sampled),
         Err(error) => result.failure = Some(error),
     }
     result.sampler = Some(sampler);

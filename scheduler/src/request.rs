@@ -33,6 +33,10 @@ pub struct RequestOptions {
     /// [`Event::Embedding`](crate::Event::Embedding) in place of tokens. Options of the generation
     /// have no effect. The backend must return hidden states.
     pub pooling: Option<Pooling>,
+    /// Generate coordinates and sizes, too, which the sampling's processor chooses
+    /// ([`LogitsProcessor::choose`](stolon_backend::LogitsProcessor::choose)). The backend must
+    /// have bins for them. Not with `prompt_logprobs`.
+    pub regions: bool,
     /// Compute the whole prompt, including tokens that are cached.
     pub skip_reading_prefix_cache: bool,
     /// Add no part of the prompt and the answer to the prefix cache, or to a tier. Tokens that are

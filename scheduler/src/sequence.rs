@@ -309,6 +309,7 @@ impl Sequence {
         let (chunk_rows, last_rows) = match self.options.pooling {
             Some(Pooling::Last) => (LogitRows::None, LogitRows::LastHidden),
             Some(Pooling::Mean) => (LogitRows::AllHidden, LogitRows::AllHidden),
+            None if self.options.regions => (LogitRows::None, LogitRows::Regions),
             None if all_logits => (LogitRows::All, LogitRows::All),
             None => {
                 let draw = if spec.draws { self.next_draw(cache_logits) } else { None };

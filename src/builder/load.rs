@@ -15,6 +15,7 @@ use crate::Error;
 use crate::device::GpuOptions;
 use crate::engine::DefaultSampling;
 use crate::images::Images;
+use crate::skills::Skills;
 use crate::text::Text;
 
 /// Makes a backend on the executor thread.
@@ -163,13 +164,22 @@ fn load(
         ModelArg::Source(source) => source,
         ModelArg::Text(text) => text.parse()?,
     };
-    let LoadedModel { id, config, weights, mut text, generation, embedding, generates, images } =
-        stolon_model::load(&source, load_options)?;
+    let LoadedModel {
+        id,
+        config,
+        weights,
+        mut text,
+        generation,
+        embedding,
+        generates,
+        images,
+        skills,
+    } = stolon_model::load(&source, load_options)?;
     let is_replaced = template.is_some();
     if let Some(template) = template {
         replace_templates(&mut text, template);
     }
-    let text = match own_text {
+    let mut text = match own_text {
         Some(text) => text,
         None => text_layer(&text, &generation.eos_token_ids, is_replaced)?,
     };
@@ -177,6 +187,7 @@ fn load(
     let encoder = images.as_ref().filter(|_| cfg!(feature = "images"));
     let encoder = encoder.map(|images| images.encoder.clone());
     let backend = options.open(config, encoder, weights)?;
+    text.skills = Skills::new(skills, backend.spec().regions.is_some());
     let sampling = DefaultSampling {
         recommended: generation.recommended_sampling(),
         chat: generation.chat_sampling(),

@@ -9,6 +9,7 @@ use stolon_vision::{ImageProcessor, Picture, PictureLimits};
 
 use super::PreparedImages;
 use crate::Error;
+use crate::request::ImageFile;
 
 /// Maximum number of images of a request.
 const IMAGES_MAX: usize = 256;
@@ -17,16 +18,19 @@ const IMAGES_MAX: usize = 256;
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Images {
     processor: Option<Arc<ImageProcessor>>,
+    /// The token that each image begins with, if there is one.
+    first_token: Option<u32>,
 }
 
 impl Images {
     pub(crate) fn new(model: Option<&stolon_model::ImageModel>) -> Images {
         let processor = model.map(|model| ImageProcessor::new(model.processor.clone()));
-        Images { processor: processor.map(Arc::new) }
+        let first_token = model.and_then(|model| model.encoder.first_token);
+        Images { processor: processor.map(Arc::new), first_token }
     }
 
     /// The file in a data URL, which is that of image number `number` of a request.
-    pub(super) fn file_of(&self, url: &str, number: usize) -> Result<Arc<[u8]>, Error> {
+    fn file_of(url: &str, number: usize) -> Result<Arc<[u8]>, Error> {
         /// How much of another URL an error shows.
         const SHOWN: usize = 40;
         let data = url.strip_prefix("data:").and_then(|data| data.split_once(','));
@@ -45,7 +49,7 @@ impl Images {
     /// prompt may have.
     pub(super) fn prepare(
         &self,
-        images: &[Arc<[u8]>],
+        images: &[ImageFile],
         limit: PromptLimit,
     ) -> Result<PreparedImages, Error> {
         let Some(processor) = &self.processor else {
@@ -62,7 +66,11 @@ impl Images {
                 number: index + 1,
                 reason: error.to_string(),
             };
-            let picture = Picture::decode(file, &PictureLimits::default()).map_err(refused)?;
+            let file = match file {
+                ImageFile::Bytes(bytes) => Arc::clone(bytes),
+                ImageFile::Url(url) => Self::file_of(url, index + 1)?,
+            };
+            let picture = Picture::decode(&file, &PictureLimits::default()).map_err(refused)?;
             let prepared = processor.prepare(&picture).map_err(refused)?;
             positions += prepared.tiles.iter().map(|tile| tile.kv_len).sum::<usize>();
             if positions > limit.tokens {
@@ -72,6 +80,7 @@ impl Images {
             tiles.extend(prepared.tiles.into_iter().map(Arc::new));
         }
         let placeholder = processor.placeholder().to_owned();
-        Ok(PreparedImages { placeholder, texts, image_token: processor.image_token_id(), tiles })
+        let (image_token, first_token) = (processor.image_token_id(), self.first_token);
+        Ok(PreparedImages { placeholder, texts, image_token, tiles, first_token })
     }
 }

@@ -8,6 +8,16 @@ use stolon_scheduler::{PromptImage, Usage};
 use super::{Prompt, Request};
 use crate::{ChatMessage, MessageContent};
 
+/// The file of an image. The content is read in builds with the feature `images` only.
+#[cfg_attr(not(feature = "images"), allow(dead_code, reason = "refused without being read"))]
+#[derive(Clone, Debug)]
+pub(crate) enum ImageFile {
+    /// Its content.
+    Bytes(Arc<[u8]>),
+    /// A data URL.
+    Url(Arc<str>),
+}
+
 impl Request {
     /// Adds an image: the content of a PNG, JPEG, WebP, GIF or BMP file. Only for models that take
     /// images ([`ModelInfo::takes_images`](crate::ModelInfo::takes_images)), and with the feature
@@ -17,10 +27,18 @@ impl Request {
     /// messages, in their order. Images without such a part come first in the last message of the
     /// user. A part may also have an image itself, as a data URL in base64:
     /// `{"type": "image_url", "image_url": {"url": "data:image/png;base64,.."}}`. In a text, images
-    /// take the places of the model's placeholders, or come first if there are none. The KV of an
-    /// image is cached and shared like that of text, by its pixels.
+    /// take the places of the model's placeholders, or come first if there are none. Moondream
+    /// takes one image, which always comes first. The KV of an image is cached and shared like that
+    /// of text, by its pixels.
     pub fn image(mut self, file: impl Into<Arc<[u8]>>) -> Request {
-        self.images.push(file.into());
+        self.images.push(ImageFile::Bytes(file.into()));
+        self
+    }
+
+    /// As [`Request::image`], with the file as a data URL in base64: `data:image/png;base64,..`. It
+    /// is decoded on the threads that prepare images. Other URLs are refused.
+    pub fn image_url(mut self, url: impl Into<Arc<str>>) -> Request {
+        self.images.push(ImageFile::Url(url.into()));
         self
     }
 

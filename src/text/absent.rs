@@ -6,6 +6,7 @@ use stolon_scheduler::{PromptLimit, TokenSet};
 use stolon_text::TextSource;
 
 use crate::request::Prompt;
+use crate::skills::Skills;
 use crate::{ChatMessage, Error, Grammar, Request, SharedProcessor};
 
 /// How a conversation would be rendered.
@@ -21,6 +22,8 @@ pub(crate) fn chat_values(_: &ChatOptions) -> impl Iterator<Item = &serde_json::
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Text {
     eos_ids: TokenSet,
+    /// The prompts of the model's skills.
+    pub(crate) skills: Skills,
 }
 
 /// Has no values: without a tokenizer there is no detokenizer.
@@ -39,7 +42,7 @@ impl Detokenizer {
 
 impl Text {
     pub(crate) fn tokens_only(eos_token_ids: &[u32]) -> Text {
-        Text { eos_ids: eos_token_ids.iter().copied().collect() }
+        Text { eos_ids: eos_token_ids.iter().copied().collect(), skills: Skills::default() }
     }
 
     pub(crate) fn load(
@@ -95,6 +98,7 @@ impl Text {
         match request.prompt() {
             Prompt::Tokens(tokens) => Ok(tokens.clone()),
             Prompt::Text(_) | Prompt::Chat(_) => Err(Error::NoTokenizer),
+            Prompt::Skill(skill) => self.skills.prompt_tokens(skill, self),
         }
     }
 

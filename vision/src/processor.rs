@@ -23,7 +23,7 @@ pub struct PreparedImage {
     pub tiles: Vec<ImageInput>,
     /// The text that takes the place of the image's placeholder before the prompt is tokenized. It
     /// has the image token once per tile, where transformers repeats it [`ImageInput::kv_len`]
-    /// times.
+    /// times. Empty for Moondream, whose image comes before all text.
     pub text: String,
 }
 
@@ -90,8 +90,8 @@ fn tile(
     ImageInput { content_hash, kv_len, full_attention, size, tiles: [0, 0], pixels }
 }
 
-/// The hash of an image: of its pixels, and of how they become embeddings. What else these depend on
-/// is the same for all images of a model.
+/// The hash of an image: of its pixels, and of how they become embeddings. What else these depend
+/// on is the same for all images of a model.
 fn content_hash(config: &ProcessorConfig, image: &str, pixels: &[u8]) -> u128 {
     let mut hash = hmac_sha256::Hash::new();
     let parameters = format!("{:?} {image}", config.tiling);

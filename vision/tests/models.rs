@@ -7,8 +7,8 @@ use safetensors::SafeTensors;
 use stolon_model::{LoadOptions, ModelSource, load};
 use stolon_vision::{ImageProcessor, Picture};
 
-/// Goal: the pixels of Moondream's pictures are exactly those of `kestrel`: pictures that grow, that
-/// shrink, and that shrink so much that pixels are averaged first.
+/// Goal: the pixels of Moondream's pictures are exactly those of `kestrel`: pictures that grow,
+/// that shrink, and that shrink so much that pixels are averaged first.
 #[test]
 fn pixels_of_moondream_are_those_of_kestrel() {
     let root = env!("CARGO_MANIFEST_DIR");

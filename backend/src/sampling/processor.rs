@@ -5,6 +5,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
 use super::SamplingError;
+use crate::regions::RegionLogits;
 
 /// Changes the logits of one request before a token is chosen, for example to exclude tokens that
 /// do not continue a grammar.
@@ -23,6 +24,15 @@ pub trait LogitsProcessor: Send + Sync {
     /// # Errors
     /// [`SamplingError::ProcessorFailed`] ends the request.
     fn process(&self, output: &[u32], logits: &mut [f32]) -> Result<(), SamplingError>;
+
+    /// Chooses the token after `output` by itself, from `logits`, `[vocab_size]`, and from those of
+    /// bins of coordinates and sizes, which become tokens, too
+    /// ([`TokenSpan`](stolon_kvcache::TokenSpan)). Called only for requests that generate
+    /// coordinates and sizes, between two steps, so it must be as fast as reading the logits.
+    /// `None`, the default, samples a token of the vocabulary as usual.
+    fn choose(&self, _output: &[u32], _logits: &[f32], _regions: &RegionLogits<'_>) -> Option<u32> {
+        None
+    }
 
     /// Called when the last token of `output` was chosen, before the step that computes the logits
     /// of the next one. May begin work in the background for [`LogitsProcessor::process`] with the
@@ -71,6 +81,21 @@ impl SharedProcessor {
         })
     }
 
+    /// As [`LogitsProcessor::choose`].
+    ///
+    /// # Errors
+    /// [`SamplingError::ProcessorPanicked`].
+    pub(super) fn choose_caught(
+        &self,
+        output: &[u32],
+        logits: &[f32],
+        regions: &RegionLogits<'_>,
+    ) -> Result<Option<u32>, SamplingError> {
+        catch_unwind(AssertUnwindSafe(|| self.0.choose(output, logits, regions))).map_err(|_| {
+            SamplingError::ProcessorPanicked { reason: "while it chose a token".to_owned() }
+        })
+    }
+
     /// As [`LogitsProcessor::is_ready`]. After a panic it is not ready: `process` reports what is
     /// wrong.
     pub(super) fn is_ready_caught(&self, output: &[u32]) -> bool {
@@ -86,6 +111,10 @@ impl SharedProcessor {
 impl LogitsProcessor for SharedProcessor {
     fn process(&self, output: &[u32], logits: &mut [f32]) -> Result<(), SamplingError> {
         self.0.process(output, logits)
+    }
+
+    fn choose(&self, output: &[u32], logits: &[f32], regions: &RegionLogits<'_>) -> Option<u32> {
+        self.0.choose(output, logits, regions)
     }
 
     fn prepare(&self, output: &[u32]) {

@@ -41,6 +41,7 @@ mod readme;
 mod responses_api;
 mod root_path;
 mod sessions_api;
+mod skills_api;
 mod structured_api;
 mod support;
 mod tls;

@@ -40,6 +40,11 @@ async fn replies_are_as_described() {
         ("/detokenize", json!({"tokens": [97, 98]})),
         ("/detokenize", json!({"tokens": [u32::MAX]})),
         ("/v1/embeddings", json!({"input": text})),
+        // Successful replies are compared in `skills_api.rs`.
+        ("/v1/query", json!({"question": text})),
+        ("/v1/caption", json!({"image_url": "data:image/png;base64,"})),
+        ("/v1/point", json!({"image_url": "data:image/png;base64,", "object": "x"})),
+        ("/v1/detect", json!({"image_url": "data:image/png;base64,", "object": "x"})),
         ("/v1/cache/query", json!({"prompt": text})),
         ("/v1/cache/warm", json!({"prompt": [text, "another"]})),
         ("/v1/cache/pin", json!({"prompt": text, "ttl_seconds": 60, "reason": "test"})),

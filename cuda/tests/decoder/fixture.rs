@@ -9,9 +9,10 @@ pub(super) use crate::suite::fixture::*;
 use crate::suite::{Open, Sizes};
 
 /// Whether the backend computes models with this configuration: those in which all layers have
-/// attention, without gates of its output.
+/// attention, without gates of its output, and MLPs with gates.
 pub(super) fn computes(config: &DecoderConfig) -> bool {
-    config.layers.iter().all(LayerConfig::has_attention) && !config.output_gate
+    let has_attention = config.layers.iter().all(LayerConfig::has_attention);
+    has_attention && !config.output_gate && config.mlp_gate
 }
 
 /// The names of the models that the backend computes.

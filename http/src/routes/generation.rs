@@ -1,17 +1,20 @@
 //! Routes that answer with the model.
 
 use super::Role::Client;
-use super::{ErrorForm, Group, post};
+use super::{ErrorForm, Group, Route, post};
 use crate::api::chat::{ChatCompletion, ChatCompletionChunk, ChatRequest};
 use crate::api::completions::{Completion, CompletionRequest};
 use crate::api::embeddings::{Embeddings, EmbeddingsRequest};
 use crate::api::messages::{MessageEvent, MessageReply, MessagesRequest, TokenCount};
 use crate::api::responses::{Response, ResponseEvent, ResponsesRequest};
-use crate::{chat, completions, embeddings, messages, responses};
+use crate::api::skills::{
+    BoxesReply, CaptionRequest, PointsReply, QueryRequest, RegionsRequest, SkillChunk, SkillReply,
+};
+use crate::{chat, completions, embeddings, messages, responses, skills};
 
 /// The rows.
 pub(super) fn group() -> Group {
-    let routes = vec![
+    let mut routes = vec![
         post("/v1/chat/completions", Client, chat::create)
             .described("createChatCompletion", "Answer a conversation")
             .takes::<ChatRequest>()
@@ -65,5 +68,42 @@ pub(super) fn group() -> Group {
             .fails(&[404])
             .fails_as(ErrorForm::Anthropic),
     ];
-    Group { name: "Generation", description: "OpenAI's and Anthropic's APIs.", routes }
+    routes.extend(skills());
+    Group { name: "Generation", description: "OpenAI's, Anthropic's and Moondream's APIs.", routes }
+}
+
+/// The rows of Moondream's API.
+fn skills() -> [Route; 4] {
+    [
+        post("/v1/query", Client, skills::query)
+            .described("query", "Answer a question about an image, in Moondream's form")
+            .takes::<QueryRequest>()
+            .replies::<SkillReply>()
+            .streams::<SkillChunk>()
+            .generates()
+            .traced_as("generate_content")
+            .fails(&[404, 409]),
+        post("/v1/caption", Client, skills::caption)
+            .described("caption", "Describe an image, in Moondream's form")
+            .takes::<CaptionRequest>()
+            .replies::<SkillReply>()
+            .streams::<SkillChunk>()
+            .generates()
+            .traced_as("generate_content")
+            .fails(&[404, 409]),
+        post("/v1/point", Client, skills::point)
+            .described("point", "Find the points of things in an image, in Moondream's form")
+            .takes::<RegionsRequest>()
+            .replies::<PointsReply>()
+            .generates()
+            .traced_as("generate_content")
+            .fails(&[404, 409]),
+        post("/v1/detect", Client, skills::detect)
+            .described("detect", "Find the boxes around things in an image, in Moondream's form")
+            .takes::<RegionsRequest>()
+            .replies::<BoxesReply>()
+            .generates()
+            .traced_as("generate_content")
+            .fails(&[404, 409]),
+    ]
 }

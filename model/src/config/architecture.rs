@@ -64,8 +64,8 @@ pub enum Architecture {
     /// gpt-oss: a mixture of experts with biases and clamped gates, attention sinks, and windows in
     /// every other layer.
     GptOss,
-    /// The text part of Moondream 2, which is that of Phi-1.5: attention and MLP side by side, layer
-    /// norms, biases everywhere, and no gates.
+    /// The text part of Moondream 2, which is that of Phi-1.5: attention and MLP side by side,
+    /// layer norms, biases everywhere, and no gates.
     Moondream2,
 }
 

@@ -57,10 +57,8 @@ pub(crate) fn parse(
     let head_dim = keys.size("attention.key_length")?.unwrap_or(hidden_size / num_heads);
     let rotary_dim = keys.rotary_dim(row, head_dim)?;
     let layer_count = keys.layer_count(row)?;
-    let score_dim = match row.gguf.wide_scale_layers == Some(layer_count) {
-        true => (hidden_size / num_heads) as f32,
-        false => head_dim as f32,
-    };
+    let is_wide = row.gguf.wide_scale_layers == Some(layer_count);
+    let score_dim = if is_wide { hidden_size / num_heads } else { head_dim } as f32;
     let scale = |key: &str| keys.factor(key).map(|factor| factor.filter(|factor| *factor != 1.0));
     let has = |name: &str| header.tensors.contains_key(name);
     let max_positions = keys.required_size("context_length")?;

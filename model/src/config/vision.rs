@@ -6,10 +6,14 @@
 
 mod weights;
 
+use stolon_backend::RegionBins;
+
 use super::keys::SIZE_MAX;
 use crate::config::LAYERS_MAX;
 use crate::error::ModelError;
-pub(crate) use weights::{LayerNormWeights, ProjectorWeights, VisionLayerWeights, VisionWeights};
+pub(crate) use weights::{
+    LayerNormWeights, ProjectorWeights, RegionWeights, VisionLayerWeights, VisionWeights,
+};
 
 /// Maximum number of tiles of an image. Their features are in memory at the same time.
 const TILES_MAX: usize = 64;
@@ -31,7 +35,55 @@ pub struct VisionConfig {
     /// for most models. In Moondream, the token that begins a sequence attends to the image after
     /// it, so it is a part of the image.
     pub first_token: Option<u32>,
+    /// How coordinates and sizes in the image are tokens of the decoder; `None` if they are not.
+    pub regions: Option<RegionConfig>,
 }
+
+/// Coordinates and sizes as tokens (Moondream): encoders that make their embeddings of Fourier
+/// features, and decoders that make logits of their bins of the residual stream.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RegionConfig {
+    /// Number of bins of a coordinate, from 2 to 2^14.
+    pub coordinate_bins: usize,
+    /// Number of bins of a width, and of a height, from 2 to 2^14.
+    pub size_bins: usize,
+    /// Number of features of a coordinate, which is even.
+    pub coordinate_features: usize,
+    /// Number of features of a size, which is even.
+    pub size_features: usize,
+    /// Width of the MLPs that decode.
+    pub inner_size: usize,
+}
+
+impl RegionConfig {
+    /// The bins.
+    #[must_use]
+    pub fn bins(&self) -> RegionBins {
+        RegionBins { coordinates: self.coordinate_bins, sizes: self.size_bins }
+    }
+
+    fn check(&self, file: &str) -> Result<(), ModelError> {
+        for (key, size, max) in [
+            ("coord_out_dim", self.coordinate_bins, BINS_MAX),
+            ("size_out_dim", self.size_bins, BINS_MAX),
+            ("coord_feat_dim", self.coordinate_features, SIZE_MAX as usize),
+            ("size_feat_dim", self.size_features, SIZE_MAX as usize),
+            ("inner_dim", self.inner_size, SIZE_MAX as usize),
+        ] {
+            if !(2..=max).contains(&size) {
+                let key = format!("region.{key}");
+                return Err(ModelError::key(file, &key, format!("2 to {max}"), size));
+            }
+        }
+        match (self.coordinate_features | self.size_features).is_multiple_of(2) {
+            true => Ok(()),
+            false => Err(ModelError::key(file, "region", "even numbers of features", "an odd one")),
+        }
+    }
+}
+
+/// Maximum number of bins. Tokens of sizes have two.
+const BINS_MAX: usize = 1 << 14;
 
 /// A vision transformer of the kind of SigLIP: patches with learnt positions, layers with layer
 /// norms before attention and MLP, attention in both directions, and a norm at the end.
@@ -184,6 +236,7 @@ impl VisionConfig {
                 return Err(ModelError::key(file, "vision.proj_inner_dim", expected, inner_size));
             }
         }
+        self.regions.iter().try_for_each(|regions| regions.check(file))?;
         let numbers = self.deviation.iter().chain([&self.tower.norm_eps]);
         match numbers.copied().find(|number| !number.is_finite() || *number <= 0.0) {
             Some(number) => Err(ModelError::key(file, "image_std", "numbers above 0", number)),

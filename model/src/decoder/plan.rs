@@ -1,7 +1,7 @@
 //! The plan of a step: for each row of a batch its position, where its keys and values are written,
 //! and whether it gets logits or its hidden state is returned.
 
-use stolon_backend::{SequenceSlice, StepBatch};
+use stolon_backend::{LogitRows, SequenceSlice, StepBatch};
 use stolon_kernels::SlotMapping;
 use stolon_kvcache::BlockId;
 
@@ -16,6 +16,8 @@ pub(super) struct BatchRows {
     pub(super) output_rows: Vec<usize>,
     /// For each of the output rows, whether its hidden state is returned.
     pub(super) hidden_rows: Vec<bool>,
+    /// For each row that gets logits, whether those of bins of coordinates and sizes follow.
+    pub(super) region_rows: Vec<bool>,
     /// The first row of each slice, and the number of all rows.
     bounds: Vec<usize>,
 }
@@ -38,6 +40,7 @@ impl BatchRows {
         self.positions.clear();
         self.output_rows.clear();
         self.hidden_rows.clear();
+        self.region_rows.clear();
         self.bounds.clear();
         self.bounds.push(0);
         for slice in &batch.sequences {
@@ -47,6 +50,9 @@ impl BatchRows {
             self.output_rows.extend(end_row - output_count..end_row);
             let is_hidden = !slice.logit_rows.hidden(slice.token_count).is_empty();
             self.hidden_rows.resize(self.output_rows.len(), is_hidden);
+            let logits = slice.logit_rows.logits(slice.token_count).len();
+            let has_regions = slice.logit_rows == LogitRows::Regions;
+            self.region_rows.resize(self.region_rows.len() + logits, has_regions);
             self.bounds.push(end_row);
         }
         let slots = batch.sequences.iter().flat_map(|slice| {
@@ -96,8 +102,6 @@ pub(super) fn slot_of(block_table: &[BlockId], position: usize, block_size: usiz
 
 #[cfg(test)]
 mod tests {
-    use stolon_backend::LogitRows;
-
     use super::*;
 
     /// Goal: the plan has the right positions and output rows, and exactly the positions from

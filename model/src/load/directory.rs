@@ -7,8 +7,8 @@ use stolon_text::{TextSource, TokenizerSource};
 
 use super::embedding::{self, EmbeddingConfig};
 use super::model::LoadedModel;
-use super::{generation, images};
-use crate::config::{self, Architecture, ParsedConfig};
+use super::{generation, images, skills};
+use crate::config::{self, Architecture, Keys, ParsedConfig};
 use crate::error::ModelError;
 use crate::files::{self, optional, read_json};
 use crate::gguf::split;
@@ -50,9 +50,11 @@ pub(super) fn load(directory: &Path, id: String) -> Result<LoadedModel, ModelErr
     let generates = tie_missing_head(&mut config, &weights, embedding.as_ref());
     weights.check(&config.decoder)?;
     let images = images::of_directory(directory, &value, &config.decoder, &weights)?;
+    let file = directory.join(CONFIG).display().to_string();
+    let skills = skills::of_config(&Keys::root(&file, &value)?, &config.decoder)?;
     let text = text(directory)?;
     let config = config.decoder;
-    Ok(LoadedModel { id, config, weights, text, generation, embedding, generates, images })
+    Ok(LoadedModel { id, config, weights, text, generation, embedding, generates, images, skills })
 }
 
 /// Models for embeddings may have no output matrix, although it is not tied to the embedding

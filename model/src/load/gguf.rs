@@ -32,6 +32,7 @@ pub(super) fn load(path: &Path, id: String) -> Result<LoadedModel, ModelError> {
         embedding,
         generates: true,
         images: None,
+        skills: None,
     })
 }
 

@@ -17,6 +17,8 @@ use crate::weights::Weights;
 
 pub(crate) const PREPROCESSOR: &str = "preprocessor_config.json";
 pub(crate) const PROCESSOR: &str = "processor_config.json";
+/// The beginning of the names of the tensors of coordinates and sizes.
+const REGIONS: &str = "model.region.";
 
 /// How a model reads images.
 #[derive(Clone, Debug, PartialEq)]
@@ -99,10 +101,14 @@ pub(crate) fn of_json(
 
 /// `images`, if the weights have an encoder whose tensors have supported types.
 fn usable(images: Option<ImageModel>, weights: &Weights) -> Result<Option<ImageModel>, ModelError> {
-    let Some(images) = images else { return Ok(None) };
+    let Some(mut images) = images else { return Ok(None) };
     if !weights.has_encoder(&images.encoder) {
         tracing::info!("the model reads no images: its files have the decoder only");
         return Ok(None);
+    }
+    if images.encoder.regions.is_some() && !weights.names().any(|n| n.starts_with(REGIONS)) {
+        tracing::info!("the model finds nothing in images: its files have no weights for that");
+        images.encoder.regions = None;
     }
     match weights.check_encoder(&images.encoder) {
         Ok(()) => Ok(Some(images)),

@@ -5,6 +5,7 @@ use stolon_text::TextSource;
 
 use super::embedding::EmbeddingConfig;
 use super::images::ImageModel;
+use super::skills::SkillPrompts;
 use crate::config::DecoderConfig;
 use crate::weights::Weights;
 
@@ -29,6 +30,8 @@ pub struct LoadedModel {
     pub generates: bool,
     /// How the model reads images; `None` if it reads text only.
     pub images: Option<ImageModel>,
+    /// The prompts of the model's skills; `None` if it has none.
+    pub skills: Option<SkillPrompts>,
 }
 
 /// The keys of `generation_config.json` that the engine uses. `None` means that the key is missing.

@@ -2,20 +2,22 @@
 
 use serde_json::Value;
 
-use crate::config::DecoderConfig;
+use crate::config::{DecoderConfig, Keys};
 use crate::error::ModelError;
 use crate::load::images::{self, ImageModel};
+use crate::load::skills::{self, SkillPrompts};
 
 /// The names of all presets of [`ModelSource::Random`](crate::ModelSource::Random), smallest first:
 /// `tiny` (about 0.1 M parameters, f32), `hybrid-tiny` (the same with recurrent layers, in the shape
-/// of Qwen3.5), `smolvlm-tiny` (the same with an image encoder, in the shape of SmolVLM), `20m`,
-/// `100m` (Llama shapes, bf16), `474m` (Qwen3 0.6B with a vocabulary of 32,768), `moe-1b` (a mixture
-/// of experts in the shape of Qwen3-MoE: 1.3 B parameters, of which a token uses 0.26 B), and the
-/// shapes of published models (bf16).
-pub const PRESETS: [&str; 19] = [
+/// of Qwen3.5), `smolvlm-tiny` and `moondream2-tiny` (the same with an image encoder, in the shapes
+/// of SmolVLM and Moondream 2), `20m`, `100m` (Llama shapes, bf16), `474m` (Qwen3 0.6B with a
+/// vocabulary of 32,768), `moe-1b` (a mixture of experts in the shape of Qwen3-MoE: 1.3 B
+/// parameters, of which a token uses 0.26 B), and the shapes of published models (bf16).
+pub const PRESETS: [&str; 21] = [
     "tiny",
     "hybrid-tiny",
     "smolvlm-tiny",
+    "moondream2-tiny",
     "20m",
     "100m",
     "474m",
@@ -28,6 +30,7 @@ pub const PRESETS: [&str; 19] = [
     "gemma3-1b",
     "lfm2-1.2b",
     "llama3.2-1b",
+    "moondream2",
     "gemma2-2b",
     "smollm3-3b",
     "phi4-mini",
@@ -39,14 +42,24 @@ pub const PRESETS: [&str; 19] = [
 /// # Errors
 /// [`ModelError::InvalidOption`] if there is no preset with this name.
 pub fn preset(name: &str) -> Result<DecoderConfig, ModelError> {
-    with_images(name).map(|(decoder, _)| decoder)
+    with_images(name).map(|preset| preset.decoder)
 }
 
-/// The same, and how the model reads images, if it does.
+/// What is known of a preset.
+#[derive(Debug)]
+pub(super) struct Preset {
+    pub(super) decoder: DecoderConfig,
+    /// How the model reads images, if it does.
+    pub(super) images: Option<ImageModel>,
+    /// The prompts of its skills, if it has any.
+    pub(super) skills: Option<SkillPrompts>,
+}
+
+/// The preset `name`.
 ///
 /// # Errors
 /// As for [`preset`].
-pub(super) fn with_images(name: &str) -> Result<(DecoderConfig, Option<ImageModel>), ModelError> {
+pub(super) fn with_images(name: &str) -> Result<Preset, ModelError> {
     let value = preset_json(name).ok_or_else(|| ModelError::InvalidOption {
         name: "random model".into(),
         expected: format!("one of {}", PRESETS.join(", ")),
@@ -58,7 +71,8 @@ pub(super) fn with_images(name: &str) -> Result<(DecoderConfig, Option<ImageMode
         Some(processor) => images::of_json((&file, &value), (&file, processor), &decoder)?,
         None => None,
     };
-    Ok((decoder, images))
+    let skills = skills::of_config(&Keys::root(&file, &value)?, &decoder)?;
+    Ok(Preset { decoder, images, skills })
 }
 
 /// The preset in the format of a `config.json`.

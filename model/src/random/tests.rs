@@ -44,6 +44,7 @@ fn presets_are_valid() {
     assert_eq!(millions("moe-1b"), 1284);
     assert_eq!(millions("gemma3-1b"), 999);
     assert_eq!(millions("llama3.2-1b"), 1235);
+    assert_eq!(millions("moondream2"), 1418);
     assert_eq!(millions("gemma2-2b"), 2614);
     assert_eq!(millions("smollm3-3b"), 3075);
     assert_eq!(millions("phi4-mini"), 3836);
@@ -82,6 +83,10 @@ fn vision_models_have_tokens_for_images() {
     for token in vision::image_tokens() {
         assert_eq!(encode(&token).len(), 1, "{token}");
     }
+    let moondream = load("moondream2-tiny", 1).unwrap();
+    let images = moondream.images.expect("a vision model");
+    moondream.weights.check_encoder(&images.encoder).unwrap();
+    assert_eq!(images.encoder.first_token, moondream.skills.map(|skills| skills.first_token));
     let text: String = ('\0'..='\u{17f}').collect();
     assert_eq!(encode(&text), text.bytes().map(u32::from).collect::<Vec<_>>());
 }

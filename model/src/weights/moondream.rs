@@ -68,8 +68,8 @@ fn in_block(rest: &str, modules: &[(&str, &str)]) -> Option<String> {
 }
 
 impl Weights {
-    /// Gives the tensors of a Moondream model the names that the rest of the crate has for them, and
-    /// divides those of queries, keys and values.
+    /// Gives the tensors of a Moondream model the names that the rest of the crate has for them,
+    /// and divides those of queries, keys and values.
     ///
     /// # Errors
     /// [`ModelError::Malformed`] if two tensors have the same name afterwards, and

@@ -123,6 +123,22 @@ pub(super) fn logits(name: &str) -> Logits {
     }
 }
 
+/// The bins of a point, a width and a height that follow the prompt of the model `name`.
+pub(super) fn region_bins(name: &str) -> Vec<u32> {
+    let bytes = std::fs::read(directory(name).join("images.safetensors")).expect("a fixture");
+    let file = SafeTensors::deserialize(&bytes).expect("a safetensors file");
+    let bins = file.tensor("region.bins").expect("a tensor of the script");
+    bins.data().chunks_exact(8).map(|bin| bin[0].into()).collect()
+}
+
+/// The logits at the last position of the prompt of the model `name` and at these tokens: of the
+/// vocabulary, and of the bins of coordinates, widths and heights.
+pub(super) fn region_logits(name: &str) -> Vec<f32> {
+    let bytes = std::fs::read(directory(name).join("images.safetensors")).expect("a fixture");
+    let file = SafeTensors::deserialize(&bytes).expect("a safetensors file");
+    floats(file.tensor("region.logits").expect("a tensor of the script").data())
+}
+
 fn floats(bytes: &[u8]) -> Vec<f32> {
     bytes.chunks_exact(4).map(|b| f32::from_le_bytes(b.try_into().expect("4 bytes"))).collect()
 }

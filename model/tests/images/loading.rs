@@ -93,6 +93,12 @@ fn wrong_values_of_moondream_are_refused() {
         ("vision", "in_channels", 4.into(), "config.vision.in_channels"),
         ("vision", "proj_out_dim", 47.into(), "expected 48 (text.dim)"),
         ("tokenizer", "bos_id", 96.into(), "96"),
+        ("region", "dim", 47.into(), "expected 48 (text.dim)"),
+        ("region", "decoder_arch", "linear".into(), "config.region.decoder_arch"),
+        ("region", "use_ln", true.into(), "config.region.use_ln"),
+        ("region", "coord_feat_dim", 11.into(), "even numbers of features"),
+        ("region", "size_out_dim", 40_000.into(), "region.size_out_dim`: expected 2 to 16384"),
+        ("region", "inner_dim", 41.into(), "model.region.coord_decoder.fc1.weight"),
         ("", "text", 5.into(), "config.text`: expected an object"),
     ] {
         let dir = tempfile::tempdir().unwrap();

@@ -59,6 +59,10 @@ pub(super) fn check(
         // It generates nothing, and ends when the prompt is computed.
         return Ok(1);
     }
+    if options.regions && (spec.regions.is_none() || options.prompt_logprobs.is_some()) {
+        let expected = "false without bins of the backend, and with `prompt_logprobs`";
+        return Err(EngineError::invalid("regions", expected, true));
+    }
     let max_tokens = options.max_tokens.or(config.default_max_tokens).unwrap_or(usize::MAX);
     if max_tokens == 0 {
         return Err(EngineError::invalid("max_tokens", "at least 1", 0));

@@ -246,8 +246,9 @@ impl<M: Memory> Scheduler<M> {
         let &block = lease.blocks().last()?;
         let all_cached = sequence.tokens.len() - lease.len() < self.context.spec.block_size;
         let is_ready = sequence.sampler.as_ref().is_none_or(|sampler| sampler.is_ready());
-        let is_embedding = sequence.options.pooling.is_some();
-        if is_embedding || !all_cached || !is_ready || self.context.config.logit_cache_bytes == 0 {
+        // What is cached are the logits of the vocabulary.
+        let needs_more = sequence.options.pooling.is_some() || sequence.options.regions;
+        if needs_more || !all_cached || !is_ready || self.context.config.logit_cache_bytes == 0 {
             return None;
         }
         let (namespace, tokens) = (sequence.namespace, Arc::clone(&sequence.tokens));

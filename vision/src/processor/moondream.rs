@@ -36,7 +36,8 @@ pub(super) fn prepare(
         tiles: [columns, rows],
         pixels,
     };
-    PreparedImage { tiles: vec![input], text: config.image_token.clone() }
+    // The image comes before the text.
+    PreparedImage { tiles: vec![input], text: String::new() }
 }
 
 /// The number of columns and rows of tiles of a picture whose size without margins is given. Each

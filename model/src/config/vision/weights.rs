@@ -1,6 +1,6 @@
 //! The weights of an image encoder: the names, shapes and kinds of all tensors.
 
-use super::{ProjectorConfig, VisionConfig};
+use super::{ProjectorConfig, RegionConfig, VisionConfig};
 use crate::config::{LinearWeights, TensorRole, TensorSpec};
 
 /// A layer norm.
@@ -38,6 +38,23 @@ pub(crate) enum ProjectorWeights {
     /// The two projections of an MLP, `[inner_size, 2 * hidden_size]` and
     /// `[output_size, inner_size]`.
     Tiles(Box<[LinearWeights; 2]>),
+}
+
+/// The weights of coordinates and sizes.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct RegionWeights {
+    /// The frequencies of the features of a coordinate, `[1, coordinate_features / 2]`.
+    pub(crate) coordinate_frequencies: TensorSpec,
+    /// `[output_size, coordinate_features]`.
+    pub(crate) coordinate_encoder: LinearWeights,
+    /// `[inner_size, output_size]` and `[coordinate_bins, inner_size]`.
+    pub(crate) coordinate_decoder: [LinearWeights; 2],
+    /// The frequencies of the features of a size, `[2, size_features / 2]`.
+    pub(crate) size_frequencies: TensorSpec,
+    /// `[output_size, size_features]`.
+    pub(crate) size_encoder: LinearWeights,
+    /// `[inner_size, output_size]` and `[2 * size_bins, inner_size]`: widths, then heights.
+    pub(crate) size_decoder: [LinearWeights; 2],
 }
 
 /// All weights of an encoder, in the order of the forward pass.
@@ -116,6 +133,31 @@ impl VisionConfig {
         }
     }
 
+    /// The weights of coordinates and sizes, if these are tokens.
+    pub(crate) fn region_weights(&self) -> Option<RegionWeights> {
+        let regions = self.regions?;
+        let (width, inner) = (self.output_size, regions.inner_size);
+        let at = |part: &str| format!("model.region.{part}");
+        let decoder = |name: &str, bins: usize| {
+            let part = |part: &str, shape| linear(&at(&format!("{name}.{part}")), shape);
+            [part("fc1", [inner, width]), part("fc2", [bins, inner])]
+        };
+        let frequencies = |name: &str, rows: usize, features: usize| TensorSpec {
+            name: at(name),
+            shape: vec![rows, features / 2],
+            role: TensorRole::Bias,
+        };
+        let RegionConfig { coordinate_bins, size_bins, .. } = regions;
+        Some(RegionWeights {
+            coordinate_frequencies: frequencies("coord_features", 1, regions.coordinate_features),
+            coordinate_encoder: linear(&at("coord_encoder"), [width, regions.coordinate_features]),
+            coordinate_decoder: decoder("coord_decoder", coordinate_bins),
+            size_frequencies: frequencies("size_features", 2, regions.size_features),
+            size_encoder: linear(&at("size_encoder"), [width, regions.size_features]),
+            size_decoder: decoder("size_decoder", 2 * size_bins),
+        })
+    }
+
     /// All tensors that the encoder reads, in the order of the forward pass.
     #[must_use]
     pub fn tensors(&self) -> Vec<TensorSpec> {
@@ -138,7 +180,27 @@ impl VisionConfig {
             }
             ProjectorWeights::Tiles(mlp) => mlp.into_iter().for_each(|part| part.list(&mut list)),
         }
+        if let Some(regions) = self.region_weights() {
+            regions.list(&mut list);
+        }
         list
+    }
+}
+
+impl RegionWeights {
+    fn list(self, list: &mut Vec<TensorSpec>) {
+        let Self {
+            coordinate_frequencies,
+            coordinate_encoder,
+            coordinate_decoder,
+            size_frequencies,
+            size_encoder,
+            size_decoder,
+        } = self;
+        list.extend([coordinate_frequencies, size_frequencies]);
+        [coordinate_encoder, size_encoder].into_iter().for_each(|linear| linear.list(list));
+        let decoders = coordinate_decoder.into_iter().chain(size_decoder);
+        decoders.for_each(|linear| linear.list(list));
     }
 }
 

@@ -36,6 +36,7 @@ pub(super) fn parse(sources: &Sources<'_>) -> Result<ImageModel, ModelError> {
         mean,
         deviation,
         first_token: None,
+        regions: None,
     };
     let edge = encoder.tower.image_size;
     for member in ["height", "width"] {

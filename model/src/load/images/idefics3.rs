@@ -28,6 +28,7 @@ pub(super) fn parse(sources: &Sources<'_>) -> Result<ImageModel, ModelError> {
         mean,
         deviation,
         first_token: None,
+        regions: None,
     };
     let tile_edge = sources.size_in("max_image_size", "longest_edge")?.unwrap_or(364);
     let tile_rows = sources.rows_of_tile(&encoder, "max_image_size", tile_edge)?;

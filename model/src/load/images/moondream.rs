@@ -4,7 +4,9 @@
 use stolon_vision::{MoondreamTiles, ProcessorConfig, Resampling, Tiling};
 
 use super::ImageModel;
-use crate::config::{DecoderConfig, Keys, ProjectorConfig, TowerConfig, VisionConfig};
+use crate::config::{
+    DecoderConfig, Keys, ProjectorConfig, RegionConfig, TowerConfig, VisionConfig,
+};
 use crate::error::ModelError;
 
 /// An id that no token has: the place of an image is known before the prompt is tokenised.
@@ -17,7 +19,9 @@ pub(super) fn parse(config: &Keys<'_>, decoder: &DecoderConfig) -> Result<ImageM
         None => Ok(None),
     };
     let (vision, text, tokenizer) = (part("vision")?, part("text")?, part("tokenizer")?);
+    let regions = Some(regions(part("region")?.as_ref(), decoder)?);
     let encoder = encoder(vision.as_ref(), tokenizer.as_ref(), decoder)?;
+    let encoder = VisionConfig { regions, ..encoder };
     encoder.check(config.file)?;
     let TowerConfig { image_size: tile_edge, patch_size, .. } = encoder.tower;
     let ProjectorConfig::Tiles { margin, tiles_max, .. } = encoder.projector else {
@@ -41,6 +45,33 @@ pub(super) fn parse(config: &Keys<'_>, decoder: &DecoderConfig) -> Result<ImageM
         tiling: Tiling::Moondream(tiles),
     };
     Ok(ImageModel { encoder, processor })
+}
+
+/// How coordinates and sizes are tokens.
+fn regions(region: Option<&Keys<'_>>, decoder: &DecoderConfig) -> Result<RegionConfig, ModelError> {
+    let size = |key: &str, default: usize| match region {
+        Some(region) => region.size(key).map(|given| given.unwrap_or(default)),
+        None => Ok(default),
+    };
+    if let Some(region) = region {
+        if region.size("dim")?.is_some_and(|dim| dim != decoder.hidden_size) {
+            let expected = format!("{} (text.dim)", decoder.hidden_size);
+            return Err(region.invalid("dim", &expected));
+        }
+        if region.text("decoder_arch")?.is_some_and(|kind| kind != "mlp") {
+            return Err(region.unsupported("decoder_arch", "mlp (Moondream 2)"));
+        }
+        if region.flag("use_ln")? == Some(true) {
+            return Err(region.unsupported("use_ln", "false (Moondream 2)"));
+        }
+    }
+    Ok(RegionConfig {
+        coordinate_bins: size("coord_out_dim", 1024)?,
+        size_bins: size("size_out_dim", 2048)? / 2,
+        coordinate_features: size("coord_feat_dim", 256)?,
+        size_features: size("size_feat_dim", 512)?,
+        inner_size: size("inner_dim", 8192)?,
+    })
 }
 
 fn encoder(
@@ -101,5 +132,6 @@ fn encoder(
         mean: [0.5; 3],
         deviation: [0.5; 3],
         first_token: Some(first),
+        regions: None,
     })
 }

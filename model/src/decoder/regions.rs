@@ -1,0 +1,205 @@
+//! Coordinates and sizes as tokens of the decoder (Moondream): their embeddings, which are made of
+//! Fourier features, and the logits of their bins, which are made of the residual stream.
+
+use stolon_backend::{RegionBins, StepBatch};
+use stolon_kernels::{self as kernels, Epilogue, Operands, Path, Product, RowSums, Sink};
+use stolon_kvcache::TokenSpan;
+
+use super::Decoder;
+use super::linear::{Linear, Loader};
+use crate::config::{LinearWeights, RegionWeights, VisionConfig};
+use crate::error::ModelError;
+use crate::workers::Workers;
+
+/// The weights of coordinates and sizes.
+#[derive(Debug)]
+pub(crate) struct Regions {
+    bins: RegionBins,
+    path: Path,
+    coordinates: Values,
+    sizes: Values,
+}
+
+/// The weights of values of one kind.
+#[derive(Debug)]
+struct Values {
+    /// `[numbers, features / 2]`: one number for a coordinate, two for a size.
+    frequencies: Vec<f32>,
+    encoder: Linear,
+    up: Linear,
+    down: Linear,
+}
+
+impl Regions {
+    /// Packs the weights, if the model has any.
+    ///
+    /// # Errors
+    /// [`ModelError`] with the name of a tensor that is missing or has the wrong shape or type.
+    pub(crate) fn load(
+        config: &VisionConfig,
+        loader: &mut Loader<'_>,
+    ) -> Result<Option<Self>, ModelError> {
+        let (Some(regions), Some(weights)) = (config.regions, config.region_weights()) else {
+            return Ok(None);
+        };
+        let RegionWeights {
+            coordinate_frequencies,
+            coordinate_encoder,
+            coordinate_decoder,
+            size_frequencies,
+            size_encoder,
+            size_decoder,
+        } = weights;
+        let mut values = |frequencies, encoder: &LinearWeights, [up, down]: [LinearWeights; 2]| {
+            Ok::<_, ModelError>(Values {
+                frequencies: loader.vector(&frequencies)?,
+                encoder: loader.linear(encoder)?,
+                up: loader.linear(&up)?,
+                down: loader.linear(&down)?,
+            })
+        };
+        let coordinates = values(coordinate_frequencies, &coordinate_encoder, coordinate_decoder)?;
+        let sizes = values(size_frequencies, &size_encoder, size_decoder)?;
+        Ok(Some(Self { bins: regions.bins(), path: loader.path, coordinates, sizes }))
+    }
+
+    /// Size in bytes of all packed matrices.
+    pub(crate) fn bytes(&self) -> usize {
+        [&self.coordinates, &self.sizes].map(Values::bytes).iter().sum()
+    }
+
+    /// The bins.
+    pub(crate) fn bins(&self) -> RegionBins {
+        self.bins
+    }
+
+    /// Writes the embedding of a token to `row`, `[hidden_size]`, if it is a coordinate or a size.
+    fn embed(&self, token: u32, row: &mut [f32], workers: &Workers) {
+        match TokenSpan::of_value(token) {
+            Some(TokenSpan::Coordinate { bin }) => {
+                let numbers = [self.bins.coordinate(bin)];
+                self.coordinates.encode(&numbers, row, self.path, workers);
+            }
+            Some(TokenSpan::Size { width_bin, height_bin }) => {
+                let numbers = [width_bin, height_bin].map(|bin| self.bins.size(bin));
+                self.sizes.encode(&numbers, row, self.path, workers);
+            }
+            Some(TokenSpan::Image { .. }) | None => {}
+        }
+    }
+
+    /// The logits of the bins, `[rows, bins.width()]`, of rows of the residual stream.
+    fn logits(&self, x: &[f32], workers: &Workers) -> Vec<f32> {
+        let rows = x.len() / self.coordinates.up.matrix.in_features();
+        let coordinates = self.coordinates.decode(x, self.path, workers);
+        let sizes = self.sizes.decode(x, self.path, workers);
+        let mut logits = Vec::with_capacity(rows * self.bins.width());
+        let rows = coordinates.chunks_exact(self.bins.coordinates);
+        for (coordinates, sizes) in rows.zip(sizes.chunks_exact(2 * self.bins.sizes)) {
+            logits.extend_from_slice(coordinates);
+            logits.extend_from_slice(sizes);
+        }
+        logits
+    }
+}
+
+impl Values {
+    fn bytes(&self) -> usize {
+        self.encoder.bytes() + self.up.bytes() + self.down.bytes()
+    }
+
+    /// Writes the embedding of a value to `out`: the projection of the cosines and sines of the
+    /// sums of its numbers, each multiplied with its frequencies.
+    fn encode(&self, numbers: &[f32], out: &mut [f32], path: Path, workers: &Workers) {
+        let half = self.frequencies.len() / numbers.len();
+        let mut features = vec![0.0; 2 * half];
+        for index in 0..half {
+            let of_number = |(number, frequencies): (&f32, &[f32])| {
+                std::f32::consts::TAU * number * frequencies[index]
+            };
+            let angle: f32 =
+                numbers.iter().zip(self.frequencies.chunks_exact(half)).map(of_number).sum();
+            features[index] = angle.cos();
+            features[half + index] = angle.sin();
+        }
+        let mut packed = Operands::default();
+        packed.reset(1, &[&self.encoder.matrix]);
+        packed.pack(workers.for_pass(1, features.len()), &features);
+        let add_bias = |sums: RowSums<'_>| self.encoder.add_bias(path, sums.feature, sums.first);
+        multiply(&self.encoder, &packed, &add_bias, Sink::Rows(out), (path, workers));
+    }
+
+    /// The logits of the bins of rows of the residual stream.
+    fn decode(&self, x: &[f32], path: Path, workers: &Workers) -> Vec<f32> {
+        let width = self.up.matrix.in_features();
+        let rows = x.len() / width;
+        let (mut packed, mut inner) = (Operands::default(), Operands::default());
+        packed.reset(rows, &[&self.up.matrix]);
+        packed.pack(workers.for_pass(rows, width), x);
+        inner.reset(rows, &[&self.down.matrix]);
+        let gelu = |sums: RowSums<'_>| {
+            self.up.add_bias(path, sums.feature, sums.first);
+            kernels::gelu_tanh_in_place(path, sums.first);
+        };
+        multiply(&self.up, &packed, &gelu, Sink::Operands(inner.only()), (path, workers));
+        let mut logits = vec![0.0; rows * self.down.matrix.out_features()];
+        let add_bias = |sums: RowSums<'_>| self.down.add_bias(path, sums.feature, sums.first);
+        multiply(&self.down, &inner, &add_bias, Sink::Rows(&mut logits), (path, workers));
+        logits
+    }
+}
+
+/// Multiplies `rows` with the matrix of `linear`.
+fn multiply(
+    linear: &Linear,
+    rows: &Operands,
+    epilogue: Epilogue<'_>,
+    sink: Sink<'_>,
+    (path, workers): (Path, &Workers),
+) {
+    let matrices = [&linear.matrix];
+    let product =
+        Product { group: 0, matrices: &matrices, step: 1, epilogue: Some(epilogue), sink };
+    kernels::multiply(path, workers.for_products(&matrices, rows.rows()), rows, &mut [product]);
+}
+
+impl Decoder {
+    /// Lets the decoder read and write coordinates and sizes.
+    pub(crate) fn with_regions(self, regions: Option<Regions>) -> Self {
+        Self { regions, ..self }
+    }
+
+    /// Writes the embeddings of the batch's coordinates and sizes to the residual stream.
+    pub(super) fn embed_regions(&mut self, batch: &StepBatch, workers: &Workers) {
+        let Some(regions) = &self.regions else { return };
+        let width = self.config.hidden_size;
+        for (row, token) in self.activations.x.chunks_exact_mut(width).zip(&batch.tokens) {
+            regions.embed(*token, row, workers);
+        }
+    }
+
+    /// Inserts the logits of bins into `logits`, `[rows, vocab_size]`, after the rows that request
+    /// them. The rows are the first ones of the residual stream.
+    pub(super) fn add_regions(&self, logits: Vec<f32>, workers: &Workers) -> Vec<f32> {
+        let Some(regions) = &self.regions else { return logits };
+        let wanted = self.plan.region_rows.iter().filter(|wanted| **wanted).count();
+        if wanted == 0 {
+            return logits;
+        }
+        let width = self.config.hidden_size;
+        let rows = self.activations.x.chunks_exact(width).zip(&self.plan.region_rows);
+        let x: Vec<f32> =
+            rows.filter(|(_, wanted)| **wanted).flat_map(|(row, _)| row).copied().collect();
+        let more = regions.logits(&x, workers);
+        let mut all = Vec::with_capacity(logits.len() + more.len());
+        let mut more = more.chunks_exact(regions.bins.width());
+        let rows = logits.chunks_exact(self.config.vocab_size);
+        for (row, wanted) in rows.zip(&self.plan.region_rows) {
+            all.extend_from_slice(row);
+            if *wanted {
+                all.extend(more.next().into_iter().flatten());
+            }
+        }
+        all
+    }
+}

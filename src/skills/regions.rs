@@ -1,0 +1,173 @@
+//! Points and boxes: which tokens a model may choose for them, and what the tokens say.
+
+use stolon_backend::{LogitsProcessor, RegionBins, RegionLogits, SamplingError};
+use stolon_kvcache::TokenSpan;
+
+use crate::{Completion, ModelInfo};
+
+/// A point in an image. Both coordinates are from 0, the left or the upper edge, to 1.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Point {
+    /// As a fraction of the width.
+    pub x: f32,
+    /// As a fraction of the height.
+    pub y: f32,
+}
+
+/// A box around a thing in an image. All coordinates are from 0, the left or the upper edge, to 1.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct BoundingBox {
+    /// The left edge.
+    pub x_min: f32,
+    /// The upper edge.
+    pub y_min: f32,
+    /// The right edge.
+    pub x_max: f32,
+    /// The lower edge.
+    pub y_max: f32,
+}
+
+impl Completion {
+    /// The points in the answer to [`Request::point`](crate::Request::point). A last one that is
+    /// cut off is left out.
+    #[must_use]
+    pub fn points(&self, model: &ModelInfo) -> Vec<Point> {
+        let Some(bins) = model.regions else { return Vec::new() };
+        let coordinates: Vec<f32> = spans(&self.token_ids)
+            .filter_map(|span| match span {
+                TokenSpan::Coordinate { bin } => Some(bins.coordinate(bin)),
+                _ => None,
+            })
+            .collect();
+        coordinates.chunks_exact(2).map(|point| Point { x: point[0], y: point[1] }).collect()
+    }
+
+    /// The boxes in the answer to [`Request::detect`](crate::Request::detect). A last one that is
+    /// cut off is left out.
+    #[must_use]
+    pub fn boxes(&self, model: &ModelInfo) -> Vec<BoundingBox> {
+        let Some(bins) = model.regions else { return Vec::new() };
+        let spans: Vec<TokenSpan> = spans(&self.token_ids).collect();
+        let boxes = spans.chunks_exact(3).filter_map(|spans| match spans {
+            &[
+                TokenSpan::Coordinate { bin: x },
+                TokenSpan::Coordinate { bin: y },
+                TokenSpan::Size { width_bin, height_bin },
+            ] => Some(bounding_box(bins, [x, y], [width_bin, height_bin])),
+            _ => None,
+        });
+        boxes.collect()
+    }
+}
+
+/// The coordinates and sizes among tokens.
+fn spans(tokens: &[u32]) -> impl Iterator<Item = TokenSpan> {
+    tokens.iter().filter_map(|token| TokenSpan::of_value(*token))
+}
+
+/// The box around a centre, within the image.
+fn bounding_box(bins: RegionBins, centre: [u32; 2], size: [u32; 2]) -> BoundingBox {
+    let [[x_min, x_max], [y_min, y_max]] = [0, 1].map(|axis| {
+        let (centre, half) = (bins.coordinate(centre[axis]), bins.size(size[axis]) / 2.0);
+        [(centre - half).max(0.0), (centre + half).min(1.0)]
+    });
+    BoundingBox { x_min, y_min, x_max, y_max }
+}
+
+/// Chooses the tokens of points or boxes: a horizontal and a vertical coordinate, for boxes a size,
+/// and so on, until the model ends the list in place of a horizontal coordinate. The most likely
+/// bin is chosen; among equally likely ones, the first.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Finder {
+    pub(super) boxes: bool,
+    /// The token in whose place a coordinate is chosen.
+    pub(super) coordinate: u32,
+    /// The token that ends the list.
+    pub(super) end: u32,
+}
+
+impl LogitsProcessor for Finder {
+    fn process(&self, _output: &[u32], _logits: &mut [f32]) -> Result<(), SamplingError> {
+        Ok(())
+    }
+
+    fn choose(&self, output: &[u32], logits: &[f32], regions: &RegionLogits<'_>) -> Option<u32> {
+        let stage = output.len() % if self.boxes { 3 } else { 2 };
+        let logit = |token: u32| logits.get(token as usize).copied();
+        let [end, other] = [self.end, self.coordinate];
+        // Among equally likely tokens, the lower id is chosen.
+        let ends = match (logit(end), logit(other)) {
+            (Some(end_logit), Some(logit)) if end_logit == logit => end < other,
+            (Some(end_logit), Some(logit)) => end_logit > logit,
+            _ => true,
+        };
+        let span = match stage {
+            0 if ends => return Some(end),
+            0 | 1 => TokenSpan::Coordinate { bin: largest(regions.coordinates) },
+            _ => TokenSpan::Size {
+                width_bin: largest(regions.widths),
+                height_bin: largest(regions.heights),
+            },
+        };
+        span.value_position()
+    }
+
+    fn is_ready(&self, _output: &[u32]) -> bool {
+        true
+    }
+}
+
+/// The index of the largest value; the first one among equal values.
+fn largest(values: &[f32]) -> u32 {
+    let mut best = 0;
+    for (index, value) in values.iter().enumerate() {
+        if *value > values[best] {
+            best = index;
+        }
+    }
+    best as u32
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Goal: points have two coordinates, boxes a size in addition, and the list ends only in place
+    /// of a horizontal coordinate.
+    #[test]
+    fn tokens_are_chosen_in_turn() {
+        let coordinate = |bin| TokenSpan::Coordinate { bin }.value_position().expect("a bin");
+        let size = TokenSpan::Size { width_bin: 1, height_bin: 0 }.value_position();
+        let regions = RegionLogits {
+            coordinates: &[0.0, 2.0, 2.0],
+            widths: &[1.0, 3.0],
+            heights: &[4.0, 4.0],
+        };
+        for (boxes, period) in [(false, 2), (true, 3)] {
+            let finder = Finder { boxes, coordinate: 2, end: 0 };
+            for len in 0..7 {
+                let output = vec![coordinate(0); len];
+                let choose = |logits: [f32; 3]| finder.choose(&output, &logits, &regions);
+                let expected = match len % period {
+                    2 => size,
+                    _ => Some(coordinate(1)),
+                };
+                assert_eq!(choose([0.0, 9.0, 1.0]), expected);
+                let ends = if len % period == 0 { Some(0) } else { expected };
+                assert_eq!(choose([1.0, 9.0, 0.5]), ends);
+                assert_eq!(choose([1.0, 9.0, 1.0]), ends);
+            }
+        }
+    }
+
+    /// Goal: boxes are around their centres, and within the image.
+    #[test]
+    fn boxes_are_within_the_image() {
+        let bins = RegionBins { coordinates: 5, sizes: 11 };
+        // A width of a half and a height of 1.
+        let found = bounding_box(bins, [1, 2], [9, 10]);
+        assert_eq!(found, BoundingBox { x_min: 0.0, y_min: 0.0, x_max: 0.5, y_max: 1.0 });
+        let found = bounding_box(bins, [4, 0], [8, 9]);
+        assert_eq!(found, BoundingBox { x_min: 0.875, y_min: 0.0, x_max: 1.0, y_max: 0.25 });
+    }
+}
