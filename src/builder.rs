@@ -276,6 +276,7 @@ impl EngineBuilder {
                 takes_images: spec.images,
                 skills: text.skills.names(),
                 regions: spec.regions,
+                image_token_id: images.image_token(),
                 prefix_caching,
             };
             tracing::info!(

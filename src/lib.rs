@@ -222,8 +222,8 @@ pub use stolon_backend::{
 pub use stolon_cuda::DeviceChoice;
 pub use stolon_kvcache::{
     CacheEvent, CacheSnapshot, CachedPrefix, EvictionCandidate, EvictionOrder, EvictionPolicy,
-    EvictionRank, Namespace, NamespaceBuilder, NodeDump, NumberedEvent, PinError, PinId,
-    PrefixMatch, TreeDump, UnknownEvictionPolicy,
+    EvictionRank, ImageSpan, Namespace, NamespaceBuilder, NodeDump, NumberedEvent, PinError, PinId,
+    PrefixMatch, TokenSpan, TreeDump, UnknownEvictionPolicy,
 };
 #[cfg(feature = "hub")]
 pub use stolon_model::DownloadProgress;

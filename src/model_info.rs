@@ -41,6 +41,9 @@ pub struct ModelInfo {
     /// The bins of coordinates and sizes in answers of the last two.
     #[serde(skip)]
     pub regions: Option<RegionBins>,
+    /// The token that has the place of an image in the text of a prompt; `None` if the model takes
+    /// no images, or if a custom backend takes them.
+    pub image_token_id: Option<u32>,
     /// Whether computed prefixes are cached and shared.
     pub prefix_caching: bool,
 }

@@ -30,15 +30,26 @@
 //!
 //! * `BlockStored`: `block_hashes`, `parent_block_hash` (nil at the start of a prompt), `token_ids`
 //!   (`block_size` for each hash), `block_size`, `lora_id` (nil), `lora_name` (the name of the LoRA
-//!   adapter, or nil), `medium`, and `extra_keys` for the first blocks of a namespace other than
-//!   the base one: `dynamo-cache-salt:` and its digest, from which a cache salt cannot be computed;
+//!   adapter, or nil), `medium`, and `extra_keys`, if there are any: for each block nil or an array
+//!   of keys;
 //! * `BlockRemoved`: `block_hashes`, `medium`;
 //! * `AllBlocksCleared`: the first event of a process, and after an engine's restart.
+//!
+//! At the positions of images, `token_ids` has the model's image token. The keys of such a block are
+//! pairs of a hash of the image (32 hexadecimal digits, from its pixels and how they are prepared)
+//! and the position where the image begins, counted from the start of the block and negative if that
+//! is in an earlier block. A picture that the model reads as several tiles is an image for each. An
+//! image that the engine has forgotten, because thousands of others came after it, has the name
+//! `forgotten`; no request matches its blocks any more. The first block of a namespace other than the
+//! base one has the key `dynamo-cache-salt:` and the namespace's digest, from which a cache salt
+//! cannot be computed.
 //!
 //! `medium` is `GPU`, vLLM's name for the memory that the model computes from, also on a CPU. What
 //! the disk and object tiers hold is not published. Hashes are 64-bit integers. They are chained:
 //! the hash of a block depends on its namespace and on all positions up to its end, and is the same
-//! in every process; those in a namespace with a salt only if the processes share its key.
+//! in every process; those in a namespace with a salt only if the processes share its key. From the
+//! first position of an image on, they are those of one process: compare `token_ids` and
+//! `extra_keys` instead.
 //!
 //! When somebody subscribes, a batch without events is published. A subscriber that comes late
 //! learns from its number that it has missed something, also while nothing changes in the cache.
@@ -62,6 +73,8 @@
 
 #[cfg(feature = "zmq")]
 mod config;
+#[cfg(feature = "zmq")]
+mod extra_keys;
 mod feed;
 #[cfg(feature = "zmq")]
 mod publisher;

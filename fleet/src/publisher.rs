@@ -305,7 +305,7 @@ impl Publishing {
     async fn publish(&self, events: &[CacheEvent]) {
         self.counters.batches.add(1);
         self.counters.events.add(events.len() as u64);
-        let payload = wire::encode(events, |namespace| self.engine.adapter_of(namespace));
+        let payload = wire::encode(events, &self.engine);
         let number = Bytes::copy_from_slice(&self.kept.add(&payload).to_be_bytes());
         let message = Message::multipart([self.topic.clone(), number, payload]);
         // Never waits for a subscriber. Fails only if the socket was closed.

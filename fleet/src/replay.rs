@@ -150,7 +150,7 @@ impl Replay {
     async fn take_snapshot(&self) -> Option<(u64, Bytes, Instant)> {
         let last = self.kept.next().checked_sub(1)?;
         let (whole, _) = subscribe(&self.engine, 1).await.ok()?;
-        let whole = wire::encode(&whole, |namespace| self.engine.adapter_of(namespace));
+        let whole = wire::encode(&whole, &self.engine);
         Some((last, whole, Instant::now()))
     }
 }

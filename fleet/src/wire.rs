@@ -1,18 +1,15 @@
 //! Batches of KV events in MessagePack, as vLLM encodes them.
 
-use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use bytes::Bytes;
 use serde::Serialize;
-use stolon::{CacheEvent, Namespace};
+use stolon::CacheEvent;
+
+use crate::extra_keys::{ExtraKey, ExtraKeys, Names};
 
 /// vLLM's name for the memory that the model computes from.
 const MEDIUM: &str = "GPU";
-
-/// By this prefix Dynamo knows the key of a namespace from others, and keeps its blocks apart. To
-/// other routers the whole key is opaque.
-const NAMESPACE_PREFIX: &str = "dynamo-cache-salt:";
 
 /// An event. Its variants and fields have the names of the wire format, in its order.
 #[derive(Serialize)]
@@ -21,14 +18,14 @@ enum KvEvent<'a> {
     BlockStored {
         block_hashes: &'a [u64],
         parent_block_hash: Option<u64>,
-        token_ids: &'a [u32],
+        token_ids: Vec<u32>,
         block_size: usize,
         lora_id: Option<u32>,
         medium: &'static str,
         lora_name: Option<&'a str>,
-        /// For each block what its hash depends on besides positions; left out if that is nothing.
+        /// For each block what its hash depends on besides token ids; left out if that is nothing.
         #[serde(skip_serializing_if = "Option::is_none")]
-        extra_keys: Option<Vec<Option<[String; 1]>>>,
+        extra_keys: Option<Vec<Option<Vec<ExtraKey>>>>,
     },
     BlockRemoved {
         block_hashes: &'a [u64],
@@ -37,22 +34,24 @@ enum KvEvent<'a> {
     AllBlocksCleared {},
 }
 
-/// A batch of events, with the time of now. `adapter` is the name of the adapter that computes what
-/// is in a namespace, if it is one of an adapter.
-pub(crate) fn encode(
-    events: &[CacheEvent],
-    adapter: impl Fn(&Namespace) -> Option<Arc<str>>,
-) -> Bytes {
-    let names: Vec<Option<Arc<str>>> = events
+/// A batch of events, with the time of now.
+pub(crate) fn encode(events: &[CacheEvent], names: &dyn Names) -> Bytes {
+    let adapters: Vec<_> = events
         .iter()
         .map(|event| match event {
-            CacheEvent::Stored { namespace, .. } if !namespace.is_base() => adapter(namespace),
+            CacheEvent::Stored { namespace, .. } if !namespace.is_base() => {
+                names.adapter(namespace)
+            }
             _ => None,
         })
         .collect();
-    let named = events.iter().zip(&names);
-    let events: Vec<KvEvent<'_>> =
-        named.filter_map(|(event, name)| KvEvent::new(event, name.as_deref())).collect();
+    let mut extra_keys = ExtraKeys::default();
+    let named = events.iter().zip(&adapters);
+    let events: Vec<KvEvent<'_>> = named
+        .filter_map(|(event, adapter)| {
+            KvEvent::new(event, adapter.as_deref(), &mut extra_keys, names)
+        })
+        .collect();
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs_f64();
     let mut bytes = Vec::new();
     let mut serializer = rmp_serde::Serializer::new(&mut bytes).with_struct_map();
@@ -63,19 +62,24 @@ pub(crate) fn encode(
 
 impl<'a> KvEvent<'a> {
     /// The event as it is sent; none for a reset, after which the cache is published anew.
-    fn new(event: &'a CacheEvent, lora_name: Option<&'a str>) -> Option<Self> {
+    fn new(
+        event: &'a CacheEvent,
+        lora_name: Option<&'a str>,
+        extra_keys: &mut ExtraKeys,
+        names: &dyn Names,
+    ) -> Option<Self> {
         match event {
-            CacheEvent::Stored { namespace, parent, hashes, positions } => {
-                let first = parent.is_none() && !namespace.is_base();
+            CacheEvent::Stored { parent, hashes, positions, .. } => {
+                let (token_ids, extra_keys) = extra_keys.of(event, names);
                 Some(KvEvent::BlockStored {
                     block_hashes: hashes,
                     parent_block_hash: *parent,
-                    token_ids: positions,
+                    token_ids,
                     block_size: positions.len() / hashes.len().max(1),
                     lora_id: None,
                     medium: MEDIUM,
                     lora_name,
-                    extra_keys: first.then(|| extra_keys(*namespace, hashes.len())),
+                    extra_keys,
                 })
             }
             CacheEvent::Removed { hashes } => {
@@ -87,20 +91,12 @@ impl<'a> KvEvent<'a> {
     }
 }
 
-/// The namespace, as the key of the first of these blocks. The other hashes follow from it.
-fn extra_keys(namespace: Namespace, blocks: usize) -> Vec<Option<[String; 1]>> {
-    let mut key = NAMESPACE_PREFIX.to_owned();
-    key.extend(namespace.to_bytes().iter().map(|byte| format!("{byte:02x}")));
-    let mut keys = vec![None; blocks];
-    if let Some(first) = keys.first_mut() {
-        *first = Some([key]);
-    }
-    keys
-}
-
 #[cfg(test)]
 mod tests {
+    use stolon::{Namespace, TokenSpan};
+
     use super::*;
+    use crate::extra_keys::tests::TestNames;
 
     /// Goal: the bytes are those of vLLM's encoder (msgspec), but for the time: the expected ones
     /// were written by hand from the specification of MessagePack.
@@ -117,7 +113,8 @@ mod tests {
             CacheEvent::Removed { hashes: vec![7] },
             CacheEvent::Reset { missed: 3 },
         ];
-        let bytes = encode(&events, |_| Some("not for the base namespace".into()));
+        let adapter = Some((Namespace::default(), "not for the base namespace"));
+        let bytes = encode(&events, &TestNames { adapter, ..TestNames::new() });
         let mut expected = vec![0x93, 0xcb]; // An array of 3, and a 64-bit float.
         expected.extend(&bytes[2..10]);
         let text = |text: &str| {
@@ -164,15 +161,33 @@ mod tests {
         };
         let digest = format!("dynamo-cache-salt:{}", "ab".repeat(32));
         let has_digest = |event| {
-            let bytes = encode(&[event], |_| None);
+            let bytes = encode(&[event], &TestNames::new());
             bytes.windows(digest.len()).filter(|part| *part == digest.as_bytes()).count()
         };
         assert_eq!((has_digest(stored(None)), has_digest(stored(Some(3)))), (1, 0));
         // The name of an adapter is in each event of its namespaces.
         for parent in [None, Some(3)] {
-            let adapter = |of: &Namespace| (*of == namespace).then(|| "sql".into());
-            let bytes = encode(&[stored(parent)], adapter);
+            let adapter = Some((namespace, "sql"));
+            let bytes = encode(&[stored(parent)], &TestNames { adapter, ..TestNames::new() });
             assert!(bytes.windows(14).any(|part| part == b"\xa9lora_name\xa3sql"));
         }
+    }
+    /// Goal: the keys of an image are a pair of its hash and its offset, as in vLLM.
+    #[test]
+    fn an_image_is_a_pair_of_hash_and_offset() {
+        let names = TestNames::new();
+        let mut positions = vec![5];
+        let image = TokenSpan::Image { content_hash: 0xab << 120, kv_len: 3 };
+        names.images.append(image, &mut positions).expect("in range");
+        let namespace = Namespace::default();
+        let event = CacheEvent::Stored { namespace, parent: None, hashes: vec![1, 2], positions };
+        let bytes = encode(&[event], &names);
+        let mut expected = b"\xaaextra_keys\x92\x91\x92\xd9\x20ab".to_vec();
+        expected.extend([b'0'; 30]);
+        expected.extend(b"\x01\x91\x92\xd9\x20ab");
+        expected.extend([b'0'; 30]);
+        expected.push(0xff);
+        assert!(bytes.windows(expected.len()).any(|part| part == expected));
+        assert!(bytes.windows(5).any(|part| part == [0x94, 5, 99, 99, 99]), "the model's token");
     }
 }

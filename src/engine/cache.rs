@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use stolon_actors::{CacheEvents, Pin, PinOptions};
-use stolon_kvcache::{CachedPrefix, EvictionPolicy, PinId, PrefixMatch, TreeDump};
+use stolon_kvcache::{CachedPrefix, EvictionPolicy, ImageSpan, PinId, PrefixMatch, TreeDump};
 use stolon_scheduler::{CacheStats, Removal};
 
 use super::Engine;
@@ -95,6 +95,13 @@ impl Cache<'_> {
             None => request,
         };
         Ok(self.0.inner.handle.evict(Removal::Namespace(self.0.namespace(&request)?)).await?)
+    }
+
+    /// The image that a position of [`Cache::events`] is part of, for programs that publish them:
+    /// positions have numbers that only this process knows. `None` for a position of text, and for an
+    /// image that the engine has forgotten, because many others came after it.
+    pub fn image_at(self, position: u32) -> Option<ImageSpan> {
+        self.0.inner.handle.context().spans().image_at(position)
     }
 
     /// The eviction policy in use; `None` for a custom order.

@@ -15,6 +15,10 @@ impl Images {
         Images {}
     }
 
+    pub(crate) fn image_token(&self) -> Option<u32> {
+        None
+    }
+
     pub(crate) fn place(
         &self,
         request: Request,

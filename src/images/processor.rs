@@ -29,6 +29,11 @@ impl Images {
         Images { processor: processor.map(Arc::new), first_token }
     }
 
+    /// The token that has the place of a tile; `None` for a model that takes text only.
+    pub(crate) fn image_token(&self) -> Option<u32> {
+        self.processor.as_ref().map(|processor| processor.image_token_id())
+    }
+
     /// The file in a data URL, which is that of image number `number` of a request.
     fn file_of(url: &str, number: usize) -> Result<Arc<[u8]>, Error> {
         /// How much of another URL an error shows.
