@@ -87,7 +87,7 @@ impl Engine {
     /// `Overloaded`, `QuotaExceeded`, `Draining`, `Interrupted`, `BackendHung` and `Stopped`.
     pub async fn generate(&self, request: Request) -> Result<TokenStream, Error> {
         let (request, answer) = self.prepare(request).await?;
-        let turn = request.turn.clone().map(|turn| (turn, Arc::clone(&request.tokens)));
+        let turn = request.turn.clone().map(|turn| (turn, request.content()));
         Ok(TokenStream::new(self.inner.handle.submit(request)?, answer, turn))
     }
 

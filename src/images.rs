@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use serde_json::{Value, json};
 use stolon_backend::ImageInput;
-use stolon_scheduler::{EngineContext, PromptImage, PromptLimit};
+use stolon_scheduler::{EngineContext, PromptImage, PromptLimit, SessionContent};
 use stolon_text::replace_in_order;
 
 pub(crate) use processor::Images;
@@ -34,19 +34,22 @@ struct PreparedImages {
 
 impl Images {
     /// Decodes the images of a request and renders and tokenises its prompt. In the returned
-    /// request, the prompt is token ids, and the images are where the model expects them.
+    /// request, the prompt is token ids, and the images are where the model expects them. What the
+    /// request is appended to comes before them.
     pub(crate) fn place(
         &self,
         request: Request,
+        before: &SessionContent,
         text: &Text,
         context: &EngineContext,
     ) -> Result<Request, Error> {
         let request = self.collect(request)?;
         let limit = context.prompt_limit();
         let prepared = self.prepare(&request.images, limit)?;
-        let tokens = prepared.tokens(&request, text, limit)?;
-        let tokens = prepared.begin(tokens)?;
-        let (tokens, placed) = prepared.place(tokens, context)?;
+        let begins = before.tokens.is_empty();
+        let tokens = prepared.tokens(&request, begins, text, limit)?;
+        let tokens = prepared.begin(tokens, begins)?;
+        let (tokens, placed) = prepared.place(tokens, before, context)?;
         let placed = placed.into();
         Ok(Request { placed, ..request.with_tokens(tokens) })
     }
@@ -77,17 +80,19 @@ impl Images {
 }
 
 impl PreparedImages {
-    /// The token ids of a request's prompt, with one token for each tile.
+    /// The token ids of a request's prompt, with one token for each tile. A prompt that `begins` may
+    /// get the model's first token.
     fn tokens(
         &self,
         request: &Request,
+        begins: bool,
         text: &Text,
         limit: PromptLimit,
     ) -> Result<Vec<u32>, Error> {
         text.check_len(request.prompt().len_bytes(), limit)?;
         match request.prompt() {
             Prompt::Tokens(tokens) => Ok(tokens.clone()),
-            Prompt::Text(prompt) => text.encode(&self.replace_in(prompt)?, true),
+            Prompt::Text(prompt) => text.encode(&self.replace_in(prompt)?, begins),
             Prompt::Chat(messages) => {
                 let chat = text.rendered(request, messages)?;
                 let (chat, places) = chat.replace_in_order(&self.placeholder, &self.texts);
@@ -98,9 +103,13 @@ impl PreparedImages {
         }
     }
 
-    /// Puts the image of a model with one image before the tokens of the prompt.
-    fn begin(&self, tokens: Vec<u32>) -> Result<Vec<u32>, Error> {
+    /// Puts the image of a model with one image before the tokens of a prompt that begins a sequence.
+    fn begin(&self, tokens: Vec<u32>, begins: bool) -> Result<Vec<u32>, Error> {
         let Some(first) = self.first_token else { return Ok(tokens) };
+        if !begins {
+            let expected = "none after the beginning of a session with this model";
+            return Err(Error::invalid("images", expected, self.tiles.len()));
+        }
         if self.tiles.len() != 1 {
             return Err(Error::invalid("images", "one image", self.tiles.len()));
         }
@@ -132,10 +141,11 @@ impl PreparedImages {
         Err(Error::invalid("images", expected, images))
     }
 
-    /// Replaces the tokens of tiles by the positions of the tiles.
+    /// Replaces the tokens of tiles by the positions of the tiles, after what comes before.
     fn place(
         self,
         tokens: Vec<u32>,
+        before: &SessionContent,
         context: &EngineContext,
     ) -> Result<(Vec<u32>, Vec<PromptImage>), Error> {
         let places = tokens.iter().filter(|token| **token == self.image_token).count();
@@ -144,7 +154,7 @@ impl PreparedImages {
             return Err(Error::invalid("images", expected, places));
         }
         let mut tiles = self.tiles.into_iter();
-        let (mut placed, mut images) = (Vec::with_capacity(tokens.len()), Vec::new());
+        let (mut placed, mut images) = (before.tokens.to_vec(), before.images.to_vec());
         for token in tokens {
             match (token == self.image_token).then(|| tiles.next()).flatten() {
                 Some(tile) => images.push(context.append_image(tile, &mut placed)?),

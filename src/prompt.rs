@@ -19,7 +19,7 @@ use std::sync::Arc;
 use futures::FutureExt;
 use futures::future::BoxFuture;
 use serde_json::Value;
-use stolon_scheduler::{EngineContext, EngineError, PromptLimit};
+use stolon_scheduler::{EngineContext, EngineError, PromptLimit, SessionContent};
 use tokio::runtime::Handle;
 use tokio::sync::Semaphore;
 
@@ -112,20 +112,37 @@ impl Prompts {
     /// The request with its images among the tokens of its prompt. Decoding images is long work.
     pub(crate) fn placed(&self, request: Request) -> BoxFuture<'_, Result<Request, Error>> {
         async move {
-            if !request.has_images() {
-                return Ok(request);
+            match request.has_images() {
+                true => self.placed_after(request, SessionContent::default()).await,
+                false => Ok(request),
             }
-            let client = request.options.tenant.clone();
-            let (images, context) = (self.images.clone(), self.context.clone());
-            self.run(Work::Long(client), move |text| images.place(request, text, &context)).await
         }
         .boxed()
+    }
+
+    /// The request with its tokens after those of a session, with the images of both.
+    pub(crate) async fn placed_after(
+        &self,
+        request: Request,
+        before: SessionContent,
+    ) -> Result<Request, Error> {
+        let client = request.options.tenant.clone();
+        if request.has_images() {
+            let (images, context) = (self.images.clone(), self.context.clone());
+            let place = move |text: &Text| images.place(request, &before, text, &context);
+            return self.run(Work::Long(client), place).await;
+        }
+        let begins = before.tokens.is_empty();
+        let prompt = self.continuation(request.prompt(), begins, client).await?;
+        let tokens = [&before.tokens[..], &prompt].concat();
+        Ok(Request { placed: before.images, ..request.with_tokens(tokens) })
     }
 
     /// The token ids of a prompt, computed on the calling thread.
     pub(crate) fn tokens_here(&self, request: &Request) -> Result<Vec<u32>, Error> {
         if request.has_images() {
-            let request = self.images.place(request.clone(), &self.text, &self.context)?;
+            let before = SessionContent::default();
+            let request = self.images.place(request.clone(), &before, &self.text, &self.context)?;
             return self.text.prompt_tokens(&request, self.limit);
         }
         self.text.prompt_tokens(request, self.limit)
@@ -160,7 +177,7 @@ impl Prompts {
     }
 
     /// The token ids of a client's prompt that follows others, or that begins a text.
-    pub(crate) async fn continuation(
+    async fn continuation(
         &self,
         prompt: &Prompt,
         begins: bool,

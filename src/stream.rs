@@ -9,7 +9,8 @@ use std::time::Instant;
 use futures::Stream;
 use stolon_actors::SequenceStream;
 use stolon_scheduler::{
-    Event, Finish, FinishReason, Timings, TokenEvent, TokenSet, Turn, TurnEnd, Usage,
+    Event, Finish, FinishReason, SessionContent, Timings, TokenEvent, TokenSet, Turn, TurnEnd,
+    Usage,
 };
 use stolon_text::StopStrings;
 
@@ -38,7 +39,7 @@ pub struct TokenStream {
 struct TurnStream {
     turn: Arc<Turn>,
     /// Prompt, and the answer up to the last token that was read.
-    tokens: Arc<Vec<u32>>,
+    content: SessionContent,
 }
 
 impl Drop for TurnStream {
@@ -74,9 +75,9 @@ impl TokenStream {
     pub(crate) fn new(
         sequence: SequenceStream,
         answer: AnswerState,
-        turn: Option<(Arc<Turn>, Arc<Vec<u32>>)>,
+        turn: Option<(Arc<Turn>, SessionContent)>,
     ) -> TokenStream {
-        let turn = turn.map(|(turn, tokens)| TurnStream { turn, tokens });
+        let turn = turn.map(|(turn, content)| TurnStream { turn, content });
         TokenStream { sequence: Some(sequence), ready: VecDeque::new(), answer, turn }
     }
 
@@ -161,7 +162,7 @@ impl TokenStream {
         let repeats =
             self.answer.repetition.as_mut().zip(token.id).is_some_and(|(it, id)| it.push(id));
         if let Some((turn, id)) = self.turn.as_mut().zip(token.id) {
-            Arc::make_mut(&mut turn.tokens).push(id);
+            Arc::make_mut(&mut turn.content.tokens).push(id);
         }
         self.ready.push_back(Event::Token(token));
         if let Some(index) = matched {
@@ -177,8 +178,8 @@ impl TokenStream {
     fn end_early(&mut self, reason: FinishReason) {
         if let Some(turn) = self.turn.take() {
             let Usage { prompt_tokens, cached_tokens, .. } = self.answer.usage;
-            let tokens = Arc::clone(&turn.tokens);
-            let end = TurnEnd { tokens, prompt_tokens, cached_tokens };
+            let content = turn.content.clone();
+            let end = TurnEnd { content, prompt_tokens, cached_tokens };
             // Before the engine learns that the request is complete.
             turn.turn.complete(end, Instant::now());
         }

@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use pictures::{bits, picture, question};
 use serde_json::json;
-use stolon::{ChatMessage, Engine, EngineBuilder, Error, MessageContent, Request};
+use stolon::{ChatMessage, Engine, EngineBuilder, Error, MessageContent, Request, SessionOptions};
 
 #[path = "support/pictures.rs"]
 mod pictures;
@@ -80,6 +80,57 @@ async fn a_second_question_finds_the_image() -> Result<(), Error> {
     assert_eq!(engine.stats().images_encoded, encoded, "nothing was encoded again");
     let other = question(&[&picture(64, 64, 4)], "What is this?");
     assert!(engine.cache().query_match_len(&other)? < first.finish.usage.image_tokens);
+    Ok(())
+}
+
+/// The answers of a session to two turns with images and two without, of which only the new part is
+/// sent, and how many tokens were cached and are images. The cache is emptied before the last one.
+async fn turns(engine: &Engine) -> Result<Vec<(Vec<(u32, u32)>, [usize; 2])>, Error> {
+    let id = engine.sessions().open(SessionOptions::default())?.id;
+    let (one, other) = (picture(40, 30, 1), picture(64, 64, 2));
+    let turn = |text: &str| Request::text(text).session(&id).append().max_tokens(4).logprobs(0);
+    let mut answers = Vec::new();
+    for request in [
+        turn("Hello <image>, what is it?").image(one.clone()),
+        turn(" And <image> or <image>?").image(other).image(one),
+        turn(" Which was the first?"),
+        turn(" And the last?"),
+    ] {
+        if answers.len() == 3 {
+            engine.cache().flush().await?;
+        }
+        let answer = engine.complete(request.ignore_eos(true)).await?;
+        let usage = answer.finish.usage;
+        answers.push((bits(&answer), [usage.cached_tokens, usage.image_tokens]));
+    }
+    let mut refused = 0;
+    for count in 0..60 {
+        let fork = engine.sessions().fork(&id, format!("fork-{count}"), Some(count)).await;
+        refused += usize::from(fork.is_err());
+    }
+    assert!(refused > 0 && refused < 50, "{refused} of the first 60 positions are inside an image");
+    Ok(answers)
+}
+
+/// Goal: turns with images can be appended to a session, and turns without to a session with
+/// images. Their answers have the bits of an engine without a cache, also after the cache was
+/// emptied, and what was cached is not computed again.
+#[tokio::test]
+async fn images_are_appended_to_sessions() -> Result<(), Error> {
+    let cold = turns(&builder().prefix_caching(false).build().await?).await?;
+    let engine = builder().build().await?;
+    let warm = turns(&engine).await?;
+    assert_eq!((warm.len(), cold.len()), (4, 4));
+    for (warm, cold) in warm.iter().zip(&cold) {
+        assert_eq!(warm.0, cold.0);
+    }
+    let images: Vec<usize> = warm.iter().map(|(_, [_, images])| *images).collect();
+    assert!(0 < images[0] && images[0] < images[1], "{images:?}");
+    assert_eq!(images[1..], [images[1]; 3], "the images of all turns count");
+    let cached: Vec<usize> = warm.iter().map(|(_, [cached, _])| *cached).collect();
+    assert!(cached[1] > images[0] && cached[2] > images[1], "{cached:?} {images:?}");
+    assert_eq!((cached[0], cached[3]), (0, 0), "the cache was emptied");
+    engine.audit().await?;
     Ok(())
 }
 

@@ -12,7 +12,9 @@ use loom::thread;
 use stolon_kvcache::{Namespace, PrefixLease, TreeReader, TreeWriter};
 use stolon_loom_tests::{explore, must_fail, put, tree};
 use stolon_scheduler::planted::{Bug, plant};
-use stolon_scheduler::{NewSession, SessionId, SessionInfo, Sessions, Turn, TurnEnd};
+use stolon_scheduler::{
+    NewSession, SessionContent, SessionId, SessionInfo, Sessions, Turn, TurnEnd,
+};
 
 /// What the scheduler has computed: more than the caller reads if a stop string ends the answer.
 const COMPUTED: [u32; 3] = [1, 2, 3];
@@ -69,16 +71,18 @@ impl Engine {
         scheduler.join().expect("the thread does not panic");
         let now = Instant::now();
         let info = self.sessions.info(&self.id, now).expect("the session is open");
-        let tokens = self.sessions.tokens(&self.id, now).expect("the session is idle");
+        let content = self.sessions.content(&self.id, now).expect("the session is idle");
         assert_eq!(self.tree.counts().locked, info.held_blocks, "a lease was lost or kept twice");
         assert!(self.sessions.close(&self.id, now));
         assert_eq!(self.tree.counts().locked, 0, "a closed session holds something");
-        (info, tokens.to_vec())
+        (info, content.tokens.to_vec())
     }
 }
 
 fn complete(turn: &Turn, tokens: &[u32]) {
-    let end = TurnEnd { tokens: Arc::new(tokens.to_vec()), prompt_tokens: 1, cached_tokens: 0 };
+    let tokens = Arc::new(tokens.to_vec());
+    let content = SessionContent { tokens, ..SessionContent::default() };
+    let end = TurnEnd { content, prompt_tokens: 1, cached_tokens: 0 };
     turn.complete(end, Instant::now());
 }
 

@@ -26,11 +26,24 @@ pub struct PromptImage {
     pub input: Arc<ImageInput>,
 }
 
+/// The pixels of these images in bytes.
+pub(crate) fn pixel_bytes(images: &[PromptImage]) -> usize {
+    images.iter().map(|image| image.input.pixels.len()).sum()
+}
+
 impl PromptImage {
     /// Its positions in the prompt.
     #[must_use]
     pub fn positions(&self) -> Range<usize> {
         self.start..self.start.saturating_add(self.input.kv_len)
+    }
+
+    /// The same image without its pixels, which can be used as long as its KV is cached or stored.
+    pub(crate) fn without_pixels(&self) -> PromptImage {
+        let ImageInput { content_hash, kv_len, full_attention, size, pixels: _ } = *self.input;
+        let pixels = Vec::new();
+        let input = ImageInput { content_hash, kv_len, full_attention, size, pixels };
+        PromptImage { start: self.start, input: Arc::new(input) }
     }
 }
 
@@ -46,6 +59,11 @@ pub(crate) struct SequenceImages {
 impl SequenceImages {
     pub(crate) fn new(all: Arc<[PromptImage]>) -> SequenceImages {
         SequenceImages { embeddings: vec![None; all.len()], all }
+    }
+
+    /// All of them.
+    pub(crate) fn all(&self) -> &Arc<[PromptImage]> {
+        &self.all
     }
 
     /// Number of their positions.

@@ -85,8 +85,8 @@ pub use request::{RequestOptions, SequenceRequest};
 pub use scheduler::Scheduler;
 pub use sequence::Sequence;
 pub use session::{
-    NewSession, SessionError, SessionHold, SessionId, SessionInfo, SessionPrefix, Sessions, Turn,
-    TurnEnd,
+    NewSession, SessionContent, SessionError, SessionHold, SessionId, SessionInfo, SessionPrefix,
+    Sessions, Turn, TurnEnd,
 };
 pub use simulation::{Simulation, SimulationEvent};
 pub use states::CheckpointItem;

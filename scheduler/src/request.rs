@@ -8,7 +8,7 @@ use stolon_kvcache::Namespace;
 
 use crate::images::PromptImage;
 use crate::quota::Quota;
-use crate::session::Turn;
+use crate::session::{SessionContent, Turn};
 use crate::token_set::TokenSet;
 use crate::transfer::StoredKv;
 
@@ -110,5 +110,11 @@ impl SequenceRequest {
             turn: None,
             options: RequestOptions { max_tokens: Some(max_tokens), ..RequestOptions::default() },
         }
+    }
+
+    /// Its prompt with the images.
+    #[must_use]
+    pub fn content(&self) -> SessionContent {
+        SessionContent { tokens: Arc::clone(&self.tokens), images: Arc::clone(&self.images) }
     }
 }

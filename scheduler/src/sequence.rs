@@ -25,7 +25,7 @@ use crate::quota::{QuotaId, QuotaShare};
 use crate::request::{RequestOptions, SequenceRequest};
 use crate::request_counts::RequestRecord;
 use crate::schedule::SequenceView;
-use crate::session::{SessionHold, Turn, TurnEnd};
+use crate::session::{SessionContent, SessionHold, Turn, TurnEnd};
 use crate::step_plan::{PromptTargets, RowTask};
 use crate::tenant::TenantId;
 use crate::token_set::TokenSet;
@@ -223,8 +223,9 @@ impl Sequence {
             return turn.abandon(now);
         }
         let cached_tokens = self.cached_tokens.unwrap_or_default();
-        let (tokens, prompt_tokens) = (Arc::clone(&self.tokens), self.prompt_len);
-        turn.complete(TurnEnd { tokens, prompt_tokens, cached_tokens }, now);
+        let (tokens, images) = (Arc::clone(&self.tokens), Arc::clone(self.images.all()));
+        let (content, prompt_tokens) = (SessionContent { tokens, images }, self.prompt_len);
+        turn.complete(TurnEnd { content, prompt_tokens, cached_tokens }, now);
         // With a recurrent state, the next turn resumes from a checkpoint, not in this block.
         let reserved = held.reserved.filter(|_| held.state.slot.is_none());
         if let Some(prefix) = held.lease {

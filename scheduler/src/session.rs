@@ -19,6 +19,10 @@
 //! 4. **Closed**: by its owner, after its time to live without a turn, or to make room for another
 //!    session.
 //!
+//! A session also keeps the images of its conversation, so that they can be computed again. The
+//! pixels that all sessions keep are bounded: those of the session that was idle longest go first. Its
+//! images are then known by their KV only.
+//!
 //! A flush or a restart of the engine ends all holds, and the eviction of a namespace those of its
 //! sessions; the sessions and their tokens stay.
 
@@ -40,6 +44,7 @@ pub use hold::SessionHold;
 pub use sessions::Sessions;
 
 use crate::error::EngineError;
+use crate::images::PromptImage;
 
 /// Identifies a session: a name that is unique among the sessions of one owner.
 ///
@@ -226,6 +231,43 @@ pub(crate) struct SessionCounts {
     pub(crate) holds_lost: u64,
 }
 
+/// The conversation of a session: prompt and answer of its last complete turn.
+#[derive(Clone, Debug, Default)]
+pub struct SessionContent {
+    /// The tokens, with the token that ended the answer.
+    pub tokens: Arc<Vec<u32>>,
+    /// The images of the prompt, in order of position. Some may have lost their pixels: their turns
+    /// can be continued as long as their KV is cached or stored.
+    pub images: Arc<[PromptImage]>,
+}
+
+impl SessionContent {
+    /// The first `count` tokens and their images.
+    ///
+    /// # Errors
+    /// [`EngineError::InvalidParameter`] if there are fewer tokens, or if one of the images would be
+    /// cut.
+    fn first(&self, count: Option<usize>) -> Result<SessionContent, EngineError> {
+        let count = count.unwrap_or(self.tokens.len());
+        let Some(tokens) = self.tokens.get(..count) else {
+            let expected =
+                format!("at most {}, the number that the session has", self.tokens.len());
+            return Err(EngineError::invalid("tokens", expected, count));
+        };
+        let images: Vec<PromptImage> =
+            self.images.iter().take_while(|image| image.start < count).cloned().collect();
+        if let Some(last) = images.last().filter(|image| image.positions().end > count) {
+            let expected =
+                format!("a number that is not inside the image at {:?}", last.positions());
+            return Err(EngineError::invalid("tokens", expected, count));
+        }
+        if count == self.tokens.len() {
+            return Ok(self.clone());
+        }
+        Ok(SessionContent { tokens: Arc::new(tokens.to_vec()), images: images.into() })
+    }
+}
+
 /// The tokens of a session after a fork or a rewind. It should hold their cached prefix.
 #[derive(Clone, Debug)]
 pub struct SessionPrefix {
@@ -242,8 +284,8 @@ pub struct SessionPrefix {
 /// What a complete turn leaves behind.
 #[derive(Clone, Debug)]
 pub struct TurnEnd {
-    /// Prompt and answer, with the token that ended it.
-    pub tokens: Arc<Vec<u32>>,
+    /// Prompt and answer.
+    pub content: SessionContent,
     /// Number of tokens of the prompt.
     pub prompt_tokens: usize,
     /// How many of them were found in the cache.

@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 use stolon_scheduler::{NewSession, SessionId, SessionInfo, Turn};
 
 use super::Engine;
+use crate::request::Prompt;
 use crate::{Error, Namespace, Request};
 
 /// How a session is opened.
@@ -153,26 +154,24 @@ impl Sessions<'_> {
 }
 
 impl Engine {
-    /// Puts the tokens of its session before the prompt of a request with `append`, and images in
-    /// their places.
+    /// Puts the tokens and images of its session before the prompt of a request with `append`, and
+    /// images in their places.
     pub(super) async fn appended(&self, mut request: Request) -> Result<Request, Error> {
         request = self.inner.prompts.text.skills.prepare(request);
         if !std::mem::take(&mut request.append) {
             return self.inner.prompts.placed(request).await;
         }
-        if !request.images.is_empty() {
-            let expected = "none in a request that is appended to a session";
-            return Err(Error::invalid("images", expected, request.images.len()));
-        }
         let Some(id) = &request.session else {
             return Err(Error::invalid("append", "a request with a session", "none"));
         };
-        let before = self.inner.handle.context().sessions.tokens(id, Instant::now())?;
-        let prompt = request.prompt();
-        let client = request.options.tenant.clone();
-        let prompt = self.inner.prompts.continuation(prompt, before.is_empty(), client).await?;
-        let tokens = [&before[..], &prompt].concat();
-        Ok(Request { after: Some(before), ..request.with_tokens(tokens) })
+        if matches!(request.prompt(), Prompt::Chat(_)) {
+            let expected = "a text or token ids to follow those of a session";
+            return Err(Error::invalid("append", expected, "a conversation"));
+        }
+        let before = self.inner.handle.context().sessions.content(id, Instant::now())?;
+        let after = Some(Arc::clone(&before.tokens));
+        let request = self.inner.prompts.placed_after(request, before).await?;
+        Ok(Request { after, ..request })
     }
 
     /// Begins a turn of the request's session, if it has one.

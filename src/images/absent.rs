@@ -1,7 +1,7 @@
 //! Replaces the images of a build without the feature `images`: a request with images fails.
 
 use stolon_model::ImageModel;
-use stolon_scheduler::EngineContext;
+use stolon_scheduler::{EngineContext, SessionContent};
 
 use crate::text::Text;
 use crate::{Error, Request};
@@ -22,6 +22,7 @@ impl Images {
     pub(crate) fn place(
         &self,
         request: Request,
+        _: &SessionContent,
         _: &Text,
         _: &EngineContext,
     ) -> Result<Request, Error> {

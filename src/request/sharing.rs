@@ -39,8 +39,15 @@ impl Request {
 
     /// Makes the prompt the continuation of its session: it follows the tokens of the session's
     /// last turn, prompt and answer, which need not be sent again. Text is tokenised separately,
-    /// with the special tokens that begin a text only if the session has no tokens yet. Not for
-    /// conversations of messages.
+    /// with the special tokens that begin a text only if the session has no tokens yet. Images take
+    /// their places in that text, as in any other ([`Request::image`]). Not for conversations of
+    /// messages.
+    ///
+    /// A session remembers the images of its turns. The pixels that all sessions keep are bounded
+    /// (256 MiB); those of the session that was idle longest are forgotten first. Its turns go on as
+    /// long as the KV of its images is cached or stored. If it is not, the turn fails with
+    /// [`EngineError::StepFailed`](crate::EngineError::StepFailed), which says so: send the whole
+    /// prompt with its images.
     ///
     /// If the session's tokens change before the turn begins, it fails with
     /// [`SessionError::Busy`](crate::SessionError::Busy). Functions that look at a prompt without

@@ -10,8 +10,8 @@ use stolon_kvcache::{BlockLease, Namespace, PrefixLease};
 
 use super::table::{Session, Table};
 use super::{
-    NewSession, SessionCounts, SessionError, SessionHold, SessionId, SessionInfo, SessionPrefix,
-    Turn, TurnEnd,
+    NewSession, SessionContent, SessionCounts, SessionError, SessionHold, SessionId, SessionInfo,
+    SessionPrefix, Turn, TurnEnd,
 };
 use crate::error::EngineError;
 #[cfg(loom)]
@@ -27,6 +27,8 @@ pub struct Sessions {
     max: usize,
     /// Time to live of a session that is opened without one.
     ttl: Duration,
+    /// Maximum number of bytes of the pixels of images that all sessions keep together.
+    pixel_bytes: usize,
     table: Mutex<Table>,
 }
 
@@ -34,10 +36,20 @@ impl Sessions {
     /// Maximum time to live of a session.
     pub const MAX_TTL: Duration = Duration::from_secs(24 * 60 * 60);
 
+    /// Maximum number of bytes of the pixels of images that all sessions keep together.
+    pub const PIXEL_BYTES: usize = 256 << 20;
+
     /// No open session. All sessions together may hold `budget` blocks, at most `max` may be open,
     /// and `ttl` is the time to live of those that are opened without one.
     pub fn new(budget: usize, max: usize, ttl: Duration) -> Sessions {
-        Sessions { budget, max, ttl, table: Mutex::default() }
+        let pixel_bytes = Sessions::PIXEL_BYTES;
+        Sessions { budget, max, ttl, pixel_bytes, table: Mutex::default() }
+    }
+
+    /// The same with another maximum of pixels, in bytes.
+    #[must_use]
+    pub fn keep_pixels(self, pixel_bytes: usize) -> Sessions {
+        Sessions { pixel_bytes, ..self }
     }
 
     /// Opens a session. If as many as permitted are open, one that is idle is closed: of the owner
@@ -93,15 +105,15 @@ impl Sessions {
         Ok(self.lock(now).session(id)?.info(id, now))
     }
 
-    /// The tokens of a session: prompt and answer of its last complete turn.
+    /// The conversation of a session: prompt and answer of its last complete turn.
     ///
     /// # Errors
     /// [`SessionError::Unknown`]; [`SessionError::Busy`] during a turn, which may change them.
-    pub fn tokens(&self, id: &SessionId, now: Instant) -> Result<Arc<Vec<u32>>, SessionError> {
+    pub fn content(&self, id: &SessionId, now: Instant) -> Result<SessionContent, SessionError> {
         let mut table = self.lock(now);
         let session = table.session(id)?;
         match session.turn {
-            None => Ok(Arc::clone(&session.tokens)),
+            None => Ok(session.content.clone()),
             Some(_) => Err(SessionError::Busy { id: id.clone() }),
         }
     }
@@ -121,7 +133,7 @@ impl Sessions {
     ///
     /// # Errors
     /// [`SessionError::Unknown`], those of [`Sessions::open`], and
-    /// [`EngineError::InvalidParameter`] if `from` has fewer tokens.
+    /// [`EngineError::InvalidParameter`] if `from` has fewer tokens or would be cut inside an image.
     pub fn fork(
         &self,
         from: &SessionId,
@@ -131,15 +143,18 @@ impl Sessions {
     ) -> Result<SessionPrefix, EngineError> {
         let mut table = self.lock(now);
         let origin = table.session(from)?;
-        let tokens = first_tokens(&origin.tokens, tokens)?;
+        let content = origin.content.first(tokens)?;
         // Counts as a use, so that this session is not closed to make room for the new one.
         origin.last_use = now;
         let (namespace, ttl) = (origin.namespace, Some(origin.ttl));
         table.use_now(from)?;
         self.open_in(&mut table, NewSession { id: to.clone(), namespace, ttl }, now)?;
         let session = table.session(&to)?;
-        session.tokens = Arc::clone(&tokens);
-        Ok(SessionPrefix { id: to, namespace, tokens, revision: session.revision })
+        let tokens = Arc::clone(&content.tokens);
+        session.content = content;
+        let prefix = SessionPrefix { id: to, namespace, tokens, revision: session.revision };
+        table.limit_pixels(self.pixel_bytes);
+        Ok(prefix)
     }
 
     /// Takes a session back to its first `tokens` tokens. The caller locks that prefix and hands it
@@ -147,7 +162,7 @@ impl Sessions {
     ///
     /// # Errors
     /// [`SessionError::Unknown`], [`SessionError::Busy`], and [`EngineError::InvalidParameter`] if
-    /// it has fewer tokens.
+    /// it has fewer tokens or would be cut inside an image.
     pub fn rewind(
         &self,
         id: &SessionId,
@@ -159,11 +174,11 @@ impl Sessions {
         if session.turn.is_some() {
             return Err(SessionError::Busy { id: id.clone() }.into());
         }
-        let tokens = first_tokens(&session.tokens, Some(tokens))?;
+        let content = session.content.first(Some(tokens))?;
         let (session, revision) = table.use_now(id)?;
-        (session.tokens, session.last_use) = (tokens, now);
+        (session.content, session.last_use) = (content, now);
         (session.revision, session.last_turn) = (revision, 0);
-        let (namespace, tokens) = (session.namespace, Arc::clone(&session.tokens));
+        let (namespace, tokens) = (session.namespace, Arc::clone(&session.content.tokens));
         Ok(SessionPrefix { id: id.clone(), namespace, tokens, revision })
     }
 
@@ -185,8 +200,8 @@ impl Sessions {
         self.begin_turn_after(None, id, namespace, now)
     }
 
-    /// As [`Sessions::begin_turn`], for a turn that follows these [tokens](Sessions::tokens) of the
-    /// session.
+    /// As [`Sessions::begin_turn`], for a turn that follows these tokens of the session's
+    /// [content](Sessions::content).
     ///
     /// # Errors
     /// Those of `begin_turn`; also `Busy` if the session has other tokens now.
@@ -202,7 +217,7 @@ impl Sessions {
         if session.namespace != *namespace {
             return Err(SessionError::OtherNamespace { id: id.clone() });
         }
-        let changed = tokens.is_some_and(|tokens| !Arc::ptr_eq(tokens, &session.tokens));
+        let changed = tokens.is_some_and(|tokens| !Arc::ptr_eq(tokens, &session.content.tokens));
         if session.turn.is_some() || changed {
             return Err(SessionError::Busy { id: id.clone() });
         }
@@ -218,15 +233,18 @@ impl Sessions {
             session.turn = None;
             session.last_turn = turn;
             session.last_use = now;
-            session.tokens = end.tokens;
+            session.content = end.content;
             session.turns += 1;
             session.prompt_tokens += end.prompt_tokens as u64;
             session.cached_tokens += end.cached_tokens as u64;
             let expires = session.expires();
             table.turns += 1;
             table.expect_expiry(expires);
-        } else if session.last_turn == turn && end.tokens.len() < session.tokens.len() {
-            session.tokens = end.tokens;
+            table.limit_pixels(self.pixel_bytes);
+        } else if session.last_turn == turn
+            && end.content.tokens.len() < session.content.tokens.len()
+        {
+            session.content = end.content;
         }
     }
 
@@ -355,20 +373,5 @@ impl Sessions {
 
     fn lock_now(&self) -> MutexGuard<'_, Table> {
         lock(&self.table)
-    }
-}
-
-/// The first `count` of these tokens, or all.
-fn first_tokens(
-    tokens: &Arc<Vec<u32>>,
-    count: Option<usize>,
-) -> Result<Arc<Vec<u32>>, EngineError> {
-    match count {
-        Some(count) if count > tokens.len() => {
-            let expected = format!("at most {}, the number that the session has", tokens.len());
-            Err(EngineError::invalid("tokens", expected, count))
-        }
-        Some(count) if count < tokens.len() => Ok(Arc::new(tokens[..count].to_vec())),
-        _ => Ok(Arc::clone(tokens)),
     }
 }

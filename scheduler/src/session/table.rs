@@ -1,13 +1,13 @@
 //! The state of each open session, and in which order sessions lose what they hold.
 
 use std::collections::{BTreeMap, HashMap};
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use stolon_kvcache::{BlockLease, Namespace, PrefixLease};
 
 use super::held_blocks::HeldBlocks;
-use super::{SessionError, SessionHold, SessionId, SessionInfo};
+use super::{SessionContent, SessionError, SessionHold, SessionId, SessionInfo};
+use crate::images::{PromptImage, pixel_bytes};
 
 #[derive(Debug, Default)]
 pub(super) struct Table {
@@ -30,7 +30,7 @@ pub(super) struct Session {
     pub(super) namespace: Namespace,
     pub(super) ttl: Duration,
     /// Prompt and answer of the last complete turn.
-    pub(super) tokens: Arc<Vec<u32>>,
+    pub(super) content: SessionContent,
     /// The KV of them that it keeps.
     hold: Option<SessionHold>,
     opened: Instant,
@@ -39,7 +39,7 @@ pub(super) struct Session {
     pub(super) used: u64,
     /// The turn in progress.
     pub(super) turn: Option<u64>,
-    /// The turn that `tokens` are from, if nothing has changed them since.
+    /// The turn that `content` is from, if nothing has changed them since.
     pub(super) last_turn: u64,
     /// A lease is kept only for the revision that it was made for. It changes with each turn, and
     /// whenever holds are ended on request.
@@ -55,7 +55,7 @@ impl Session {
         Session {
             namespace,
             ttl,
-            tokens: Arc::default(),
+            content: SessionContent::default(),
             hold: None,
             opened: now,
             last_use: now,
@@ -81,8 +81,8 @@ impl Session {
             id: id.clone(),
             namespace: self.namespace,
             ttl: self.ttl,
-            tokens: self.tokens.len(),
-            held_tokens: held.map_or(0, |hold| hold.len().min(self.tokens.len())),
+            tokens: self.content.tokens.len(),
+            held_tokens: held.map_or(0, |hold| hold.len().min(self.content.tokens.len())),
             held_blocks: held.map_or(0, SessionHold::block_count),
             age: since(self.opened),
             idle: self.turn.is_none().then(|| since(self.last_use)),
@@ -133,6 +133,20 @@ impl Table {
             self.remove(&id);
         }
         self.next_expiry = self.sessions.values().filter_map(Session::expires).min();
+    }
+
+    /// Removes the pixels of sessions that have been idle longest, until those of all sessions have
+    /// at most `bytes_max` bytes. Images that several sessions have count for each.
+    pub(super) fn limit_pixels(&mut self, bytes_max: usize) {
+        let bytes = |session: &Session| pixel_bytes(&session.content.images);
+        let mut all: usize = self.sessions.values().map(bytes).sum();
+        while all > bytes_max {
+            let with_pixels = self.sessions.values_mut().filter(|session| bytes(session) > 0);
+            let Some(oldest) = with_pixels.min_by_key(|session| session.used) else { return };
+            all -= bytes(oldest);
+            let images = oldest.content.images.iter().map(PromptImage::without_pixels);
+            oldest.content.images = images.collect();
+        }
     }
 
     /// Closes a session. Returns whether it was open.

@@ -3,9 +3,11 @@
 use std::collections::HashSet;
 
 use proptest::prelude::*;
+use stolon_backend::ImageInput;
 use stolon_kvcache::{BlockId, BlockPool, StepFence, TreeWriter, prefix_tree};
 
 use super::*;
+use crate::images::pixel_bytes;
 
 const BLOCK: usize = 4;
 
@@ -76,11 +78,86 @@ impl Fixture {
 }
 
 fn end(tokens: &[u32]) -> TurnEnd {
-    TurnEnd { tokens: Arc::new(tokens.to_vec()), prompt_tokens: tokens.len() - 1, cached_tokens: 0 }
+    let prompt_tokens = tokens.len() - 1;
+    let content = SessionContent { tokens: Arc::new(tokens.to_vec()), ..SessionContent::default() };
+    TurnEnd { content, prompt_tokens, cached_tokens: 0 }
 }
 
 fn ids<const N: usize>(names: [&str; N]) -> [SessionId; N] {
     names.map(SessionId::new)
+}
+
+/// The end of a turn with images of `pixels` bytes at these positions of 20 tokens.
+fn end_with_images(starts: &[usize], pixels: usize) -> TurnEnd {
+    let image = |&start: &usize| {
+        let (content_hash, kv_len, full_attention) = (start as u128, 4, false);
+        let (size, pixels) = ([1, 1], vec![0; pixels]);
+        let input = ImageInput { content_hash, kv_len, full_attention, size, pixels };
+        PromptImage { start, input: Arc::new(input) }
+    };
+    let mut end = end(&[1; 20]);
+    end.content.images = starts.iter().map(image).collect();
+    end
+}
+
+/// Goal: a session keeps its images, of which a fork and a session that is taken back have those of
+/// their tokens. No image can be cut.
+#[test]
+fn sessions_keep_whole_images() {
+    let fixture = Fixture::new(100, 10, 60);
+    let (id, now) = (SessionId::new("a"), fixture.at(0));
+    fixture.open(&id, 0).expect("a free id");
+    let turn = fixture.sessions.begin_turn(&id, &Namespace::default(), now).expect("idle");
+    turn.complete(end_with_images(&[2, 10], 3), now);
+    let starts = |id: &SessionId| {
+        let content = fixture.sessions.content(id, now).expect("idle");
+        content.images.iter().map(|image| image.start).collect::<Vec<_>>()
+    };
+    assert_eq!(starts(&id), [2, 10]);
+    for (count, expected) in [(20, vec![2, 10]), (14, vec![2, 10]), (10, vec![2]), (2, vec![])] {
+        let to = SessionId::new(format!("to {count}").replace(' ', "-"));
+        fixture.sessions.fork(&id, to.clone(), Some(count), now).expect("whole images");
+        assert_eq!(starts(&to), expected, "{count}");
+    }
+    for count in [3, 5, 13] {
+        let refused = fixture.sessions.rewind(&id, count, now).expect_err("inside an image");
+        assert!(refused.to_string().contains("not inside the image"), "{refused}");
+    }
+    fixture.sessions.rewind(&id, 6, now).expect("whole images");
+    assert_eq!(starts(&id), [2]);
+}
+
+/// Goal: the pixels that all sessions keep are bounded. The session that was idle longest loses its
+/// own, and keeps its images.
+#[test]
+fn pixels_of_sessions_are_bounded() {
+    let sessions = Sessions::new(100, 10, Duration::from_secs(60)).keep_pixels(100);
+    let (sessions, now) = (Arc::new(sessions), Instant::now());
+    let ids = ["a", "b", "c"].map(SessionId::new);
+    let turn = |id: &SessionId, pixels| {
+        let turn = sessions.begin_turn(id, &Namespace::default(), now).expect("idle");
+        turn.complete(end_with_images(&[2, 10], pixels), now);
+    };
+    let kept = || {
+        ids.clone().map(|id| {
+            let content = sessions.content(&id, now).expect("idle");
+            assert_eq!(content.images.len(), 2);
+            pixel_bytes(&content.images)
+        })
+    };
+    for id in &ids {
+        let new = NewSession { id: id.clone(), namespace: Namespace::default(), ttl: None };
+        sessions.open(new, now).expect("a free id");
+        turn(id, 20);
+    }
+    assert_eq!(kept(), [0, 40, 40]);
+    turn(&ids[1], 10);
+    turn(&ids[0], 20);
+    assert_eq!(kept(), [40, 20, 40]);
+    turn(&ids[1], 20);
+    assert_eq!(kept(), [40, 40, 0]);
+    turn(&ids[2], 51);
+    assert_eq!(kept(), [0, 0, 0], "more than all may have");
 }
 
 /// Goal: a session holds the whole blocks of its last turn, and closing it frees them.
