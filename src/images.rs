@@ -80,8 +80,8 @@ impl Images {
 }
 
 impl PreparedImages {
-    /// The token ids of a request's prompt, with one token for each tile. A prompt that `begins` may
-    /// get the model's first token.
+    /// The token ids of a request's prompt, with one token for each tile. A prompt that `begins`
+    /// may get the model's first token.
     fn tokens(
         &self,
         request: &Request,

@@ -1,5 +1,6 @@
-//! Prompts with images in the tiers: after a restart, through an object store and through an exported
-//! file, what was computed for an image is used with the same bits, and the image is not encoded.
+//! Prompts with images in the tiers: after a restart, through an object store and through an
+//! exported file, what was computed for an image is used with the same bits, and the image is not
+//! encoded.
 #![cfg(all(feature = "images", feature = "tiers"))]
 
 use std::path::Path;

@@ -181,8 +181,8 @@ pub(crate) mod tests {
         keys.expect("keys").into_iter().map(block).collect()
     }
 
-    /// Goal: each block names the images in it, and where they begin, however the blocks are divided
-    /// into events; text has the tokens that it had.
+    /// Goal: each block names the images in it, and where they begin, however the blocks are
+    /// divided into events; text has the tokens that it had.
     #[test]
     fn blocks_name_their_images() {
         let names = TestNames::new();
@@ -214,8 +214,8 @@ pub(crate) mod tests {
         assert_eq!(keys(rest), expected[1..].iter().map(|keys| keys.to_vec()).collect::<Vec<_>>());
     }
 
-    /// Goal: blocks without images have no keys, and an image that is not remembered has a name that
-    /// no image has.
+    /// Goal: blocks without images have no keys, and an image that is not remembered has a name
+    /// that no image has.
     #[test]
     fn forgotten_images_have_a_name_of_their_own() {
         let names = TestNames::new();

@@ -35,14 +35,14 @@
 //! * `BlockRemoved`: `block_hashes`, `medium`;
 //! * `AllBlocksCleared`: the first event of a process, and after an engine's restart.
 //!
-//! At the positions of images, `token_ids` has the model's image token. The keys of such a block are
-//! pairs of a hash of the image (32 hexadecimal digits, from its pixels and how they are prepared)
-//! and the position where the image begins, counted from the start of the block and negative if that
-//! is in an earlier block. A picture that the model reads as several tiles is an image for each. An
-//! image that the engine has forgotten, because thousands of others came after it, has the name
-//! `forgotten`; no request matches its blocks any more. The first block of a namespace other than the
-//! base one has the key `dynamo-cache-salt:` and the namespace's digest, from which a cache salt
-//! cannot be computed.
+//! At the positions of images, `token_ids` has the model's image token. The keys of such a block
+//! are pairs of a hash of the image (32 hexadecimal digits, from its pixels and how they are
+//! prepared) and the position where the image begins, counted from the start of the block and
+//! negative if that is in an earlier block. A picture that the model reads as several tiles is an
+//! image for each. An image that the engine has forgotten, because thousands of others came after
+//! it, has the name `forgotten`; no request matches its blocks any more. The first block of a
+//! namespace other than the base one has the key `dynamo-cache-salt:` and the namespace's digest,
+//! from which a cache salt cannot be computed.
 //!
 //! `medium` is `GPU`, vLLM's name for the memory that the model computes from, also on a CPU. What
 //! the disk and object tiers hold is not published. Hashes are 64-bit integers. They are chained:

@@ -20,8 +20,8 @@
 //!    session.
 //!
 //! A session also keeps the images of its conversation, so that they can be computed again. The
-//! pixels that all sessions keep are bounded: those of the session that was idle longest go first. Its
-//! images are then known by their KV only.
+//! pixels that all sessions keep are bounded: those of the session that was idle longest go first.
+//! Its images are then known by their KV only.
 //!
 //! A flush or a restart of the engine ends all holds, and the eviction of a namespace those of its
 //! sessions; the sessions and their tokens stay.
@@ -245,8 +245,8 @@ impl SessionContent {
     /// The first `count` tokens and their images.
     ///
     /// # Errors
-    /// [`EngineError::InvalidParameter`] if there are fewer tokens, or if one of the images would be
-    /// cut.
+    /// [`EngineError::InvalidParameter`] if there are fewer tokens, or if one of the images would
+    /// be cut.
     fn first(&self, count: Option<usize>) -> Result<SessionContent, EngineError> {
         let count = count.unwrap_or(self.tokens.len());
         let Some(tokens) = self.tokens.get(..count) else {

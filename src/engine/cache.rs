@@ -98,8 +98,8 @@ impl Cache<'_> {
     }
 
     /// The image that a position of [`Cache::events`] is part of, for programs that publish them:
-    /// positions have numbers that only this process knows. `None` for a position of text, and for an
-    /// image that the engine has forgotten, because many others came after it.
+    /// positions have numbers that only this process knows. `None` for a position of text, and for
+    /// an image that the engine has forgotten, because many others came after it.
     pub fn image_at(self, position: u32) -> Option<ImageSpan> {
         self.0.inner.handle.context().spans().image_at(position)
     }

@@ -131,7 +131,7 @@ impl Sessions<'_> {
     ///
     /// # Errors
     /// [`SessionError::Unknown`](crate::SessionError::Unknown), `InvalidParameter` if `from` has
-    /// fewer tokens, and the errors of [`Sessions::open`] for `to`.
+    /// fewer tokens or would be cut inside an image, and the errors of [`Sessions::open`] for `to`.
     pub async fn fork(
         self,
         from: &SessionId,
@@ -147,7 +147,7 @@ impl Sessions<'_> {
     /// # Errors
     /// [`SessionError::Unknown`](crate::SessionError::Unknown),
     /// [`SessionError::Busy`](crate::SessionError::Busy), and `InvalidParameter` if the session has
-    /// fewer tokens.
+    /// fewer tokens or would be cut inside an image.
     pub async fn rewind(self, id: &SessionId, tokens: usize) -> Result<SessionInfo, Error> {
         Ok(self.0.inner.handle.rewind_session(id, tokens).await?)
     }

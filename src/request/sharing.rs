@@ -44,8 +44,8 @@ impl Request {
     /// messages.
     ///
     /// A session remembers the images of its turns. The pixels that all sessions keep are bounded
-    /// (256 MiB); those of the session that was idle longest are forgotten first. Its turns go on as
-    /// long as the KV of its images is cached or stored. If it is not, the turn fails with
+    /// (256 MiB); those of the session that was idle longest are forgotten first. Its turns go on
+    /// as long as the KV of its images is cached or stored. If it is not, the turn fails with
     /// [`EngineError::StepFailed`](crate::EngineError::StepFailed), which says so: send the whole
     /// prompt with its images.
     ///

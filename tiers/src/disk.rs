@@ -1,8 +1,9 @@
 //! [`DiskTier`]: records in a directory, up to a budget in bytes.
 //!
 //! Each record is a file of its own, named by its key: `DIRECTORY/v1/ab/abcd....kv`. Only full
-//! records and tails are stored ([`Place`]). The index of what is there is in memory and is made from the names and sizes
-//! of the files when the tier is opened; their content is read, and verified, when it is needed.
+//! records and tails are stored ([`Place`]). The index of what is there is in memory and is made
+//! from the names and sizes of the files when the tier is opened; their content is read, and
+//! verified, when it is needed.
 //!
 //! A file appears under its name only when it is complete, so a process that is killed leaves
 //! nothing wrong behind. A file that was removed, damaged or written by another program is a miss.

@@ -35,7 +35,8 @@ impl ChainKey {
     }
 
     /// The key of this prefix followed by positions. Each one of an image is followed by the image,
-    /// which other positions are not, so no two sequences of positions are hashed as the same bytes.
+    /// which other positions are not, so no two sequences of positions are hashed as the same
+    /// bytes.
     fn then_named(&self, positions: impl Iterator<Item = (u32, Option<ImageSpan>)>) -> ChainKey {
         let mut bytes = Vec::new();
         for (position, image) in positions {

@@ -43,8 +43,8 @@ impl RecordShape {
         ChainKey::root(&self.fingerprint, namespace)
     }
 
-    /// The full records of a prompt from position `first` on, where a record begins and before which
-    /// the key is `parent`.
+    /// The full records of a prompt from position `first` on, where a record begins and before
+    /// which the key is `parent`.
     pub(crate) fn places_after<'a>(
         &self,
         mut parent: ChainKey,
@@ -59,10 +59,10 @@ impl RecordShape {
         })
     }
 
-    /// The records of a prompt that are stored when its first `end` positions are computed: the full
-    /// ones, and tails, each after the full record that begins at the same position. Where an image
-    /// follows within the full record, there is no tail, because the next image of the same picture
-    /// mostly follows closely.
+    /// The records of a prompt that are stored when its first `end` positions are computed: the
+    /// full ones, and tails, each after the full record that begins at the same position. Where an
+    /// image follows within the full record, there is no tail, because the next image of the same
+    /// picture mostly follows closely.
     pub fn stored_places<'a>(
         &self,
         namespace: &Namespace,

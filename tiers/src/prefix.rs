@@ -199,8 +199,8 @@ impl PrefixReader {
     /// The prefix, after all bytes were pushed.
     ///
     /// # Errors
-    /// [`FormatError::Truncated`] if it is not complete, [`FormatError::ImageLength`] if an image is
-    /// not.
+    /// [`FormatError::Truncated`] if it is not complete, [`FormatError::ImageLength`] if an image
+    /// is not.
     pub fn finish(self) -> Result<StoredPrefix, FormatError> {
         if self.prefix_positions == Some(self.prefix.tokens.len()) {
             check_images(&self.prefix)?;

@@ -1,5 +1,5 @@
-//! [`Record`]: the tokens, the names of images and the KV of some consecutive blocks of a prefix, as
-//! bytes.
+//! [`Record`]: the tokens, the names of images and the KV of some consecutive blocks of a prefix,
+//! as bytes.
 //!
 //! The README of this crate has the layout. A record is read in two steps, so that no memory is
 //! allocated for a size that was not verified: [`RecordHeader::parse`] compares every field of the
@@ -60,8 +60,8 @@ impl RecordShape {
         content.checked_add(HEADER_BYTES + CHECKSUM_BYTES)
     }
 
-    /// The largest size in bytes of a record: that of a full one, each of whose positions is another
-    /// image; the largest number if it overflows.
+    /// The largest size in bytes of a record: that of a full one, each of whose positions is
+    /// another image; the largest number if it overflows.
     pub(crate) fn record_bytes_max(&self) -> usize {
         self.record_bytes(self.record_positions(), self.record_positions()).unwrap_or(usize::MAX)
     }

@@ -86,8 +86,9 @@ impl DiskWriter {
 
     /// Claims the records in these positions of `tokens` that are to be stored
     /// ([`RecordShape::stored_places`](crate::RecordShape::stored_places)) and are neither stored
-    /// nor claimed. `None` if there are none, or if a write has failed a short time ago. If too much is waiting
-    /// to be written, the last ones are left out, and counted as skipped. Does no I/O.
+    /// nor claimed. `None` if there are none, or if a write has failed a short time ago. If too
+    /// much is waiting to be written, the last ones are left out, and counted as skipped. Does no
+    /// I/O.
     pub fn claim(
         &self,
         namespace: Namespace,

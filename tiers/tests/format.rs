@@ -90,8 +90,8 @@ fn prefixes_are_read_back_as_they_were_written() {
     }
 }
 
-/// Goal: a prefix with images is read back as it was written: images that are cut by records, follow
-/// each other and occur again, and more than fit a record.
+/// Goal: a prefix with images is read back as it was written: images that are cut by records,
+/// follow each other and occur again, and more than fit a record.
 #[test]
 fn images_are_read_back_as_they_were_written() {
     let shape = shape(1);

@@ -133,7 +133,8 @@ impl Sessions {
     ///
     /// # Errors
     /// [`SessionError::Unknown`], those of [`Sessions::open`], and
-    /// [`EngineError::InvalidParameter`] if `from` has fewer tokens or would be cut inside an image.
+    /// [`EngineError::InvalidParameter`] if `from` has fewer tokens or would be cut inside an
+    /// image.
     pub fn fork(
         &self,
         from: &SessionId,

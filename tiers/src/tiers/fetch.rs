@@ -70,8 +70,8 @@ impl Tiers {
         }
     }
 
-    /// Begins to read a part of a prompt, whose last blocks may be a checkpoint, or joins a read that
-    /// has begun. `None` if there is no memory for it now.
+    /// Begins to read a part of a prompt, whose last blocks may be a checkpoint, or joins a read
+    /// that has begun. `None` if there is no memory for it now.
     fn begin(
         &self,
         open: &Open,

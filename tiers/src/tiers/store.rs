@@ -19,7 +19,8 @@ const POOL_PART_BYTES: usize = 64 << 20;
 
 impl Tiers {
     /// Notes that a request begins with this prompt. If the write policy stores what is used often,
-    /// returns the records that are in the pool, have been used often enough and are not stored yet.
+    /// returns the records that are in the pool, have been used often enough and are not stored
+    /// yet.
     pub(super) fn note_use(
         &self,
         open: &Open,
