@@ -241,7 +241,7 @@ impl Engine {
         let (namespace, tokens) = self.lookup(request)?;
         let (handle, context) = (&self.inner.handle, self.inner.handle.context());
         let cached_tokens = handle.query_resume(&namespace, &tokens).resume;
-        let work = context.uncached_work(&tokens, cached_tokens);
+        let work = context.uncached_work(&namespace, &tokens, cached_tokens);
         let first_token = context.first_token_estimate(work, request.options.tenant.as_deref());
         Ok(Estimate {
             prompt_tokens: tokens.len(),

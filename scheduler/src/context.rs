@@ -20,7 +20,7 @@ use crate::config::{AdmissionPolicy, EngineConfig};
 use crate::error::{EngineError, LengthBound};
 use crate::event_channel::{EventReceiver, event_channel};
 use crate::gauges::Gauges;
-use crate::images::PromptImage;
+use crate::images::{EncodedImages, PromptImage};
 use crate::memory::BlockAllocator;
 use crate::permits::{QueueLimits, QueuePermit};
 use crate::pin_budget::{BudgetLoan, PinBudget, Pinned};
@@ -60,6 +60,8 @@ pub struct EngineContext {
     /// Numbers the images of prompts. It outlives the prefix trees, because a number is never used
     /// for another image.
     spans: Arc<TokenSpanInterner>,
+    /// The images that need not be encoded.
+    pub(crate) encoded: Arc<EncodedImages>,
     pub(crate) limits: Arc<QueueLimits>,
 }
 
@@ -145,6 +147,7 @@ impl EngineContext {
                 config.max_queued_tokens,
             )),
             spans: Arc::new(TokenSpanInterner::new(REMEMBERED_IMAGES)),
+            encoded: Arc::default(),
             config: Arc::new(config),
             gauges: Arc::new(Gauges::default()),
             spec,
@@ -204,20 +207,11 @@ impl EngineContext {
         &self.spans
     }
 
-    /// The work of a prompt of which `cached` tokens are cached, in tokens to compute: the others,
-    /// and encoding their images.
-    pub fn uncached_work(&self, tokens: &[u32], cached: usize) -> usize {
+    /// The work of a prompt of which `cached` tokens are cached in its namespace, in tokens to
+    /// compute: the others, and encoding their images.
+    pub fn uncached_work(&self, namespace: &Namespace, tokens: &[u32], cached: usize) -> usize {
         let uncached = tokens.get(cached..).unwrap_or_default();
-        uncached.len() + self.encoding_cost(uncached)
-    }
-
-    /// What encoding the images of uncached tokens costs, in tokens to compute.
-    fn encoding_cost(&self, uncached: &[u32]) -> usize {
-        if !self.spec.images {
-            return 0;
-        }
-        let is_image = |token: &&u32| TokenSpan::is_image(**token);
-        self.gauges.encoding_cost(uncached.iter().filter(is_image).count())
+        uncached.len() + self.encoding_cost(namespace, uncached)
     }
 
     /// The eviction policy in use; `None` for a custom order.
@@ -297,7 +291,8 @@ impl EngineContext {
             request.turn = None;
         }
         let prompt_tokens = request.tokens.len();
-        let encoding = self.encoding_cost(&request.tokens[matched.min(prompt_tokens)..]);
+        let uncached = &request.tokens[matched.min(prompt_tokens)..];
+        let encoding = self.encoding_cost(&request.namespace, uncached);
         let uncached = prompt_tokens.saturating_sub(matched).max(1) + encoding;
         let refused = |error: &EngineError| {
             tracing::debug!(target: "stolon", prompt_tokens, uncached, %error, "request refused");

@@ -6,13 +6,15 @@
 //! prefix cache is not encoded. A step encodes a part of one image, so that others do not wait for
 //! the rest; the images of different tenants take turns.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::ops::Range;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use stolon_backend::{ImageEmbeddings, ImageInput, SliceImage};
-use stolon_kvcache::Namespace;
+use stolon_kvcache::{Namespace, TokenSpan};
+
+use crate::context::EngineContext;
 
 /// Longest time for which a step encodes an image while no other request waits for the step.
 pub(crate) const ENCODE_TIME_MAX: Duration = Duration::from_millis(500);
@@ -153,10 +155,54 @@ pub(crate) fn key(namespace: Namespace, input: &ImageInput) -> ImageKey {
     (namespace, content(input))
 }
 
+/// The images whose embeddings are in the encoder cache, for callers that estimate what a request
+/// costs. The scheduler changes it together with the cache. An image that leaves the cache before it
+/// is used is encoded nonetheless: a request is charged too little by at most the encoding of as many
+/// images as the cache has room for.
+#[derive(Debug, Default)]
+pub(crate) struct EncodedImages(Mutex<HashSet<ImageKey>>);
+
+impl EncodedImages {
+    fn contains(&self, image: &ImageKey) -> bool {
+        self.keys().contains(image)
+    }
+
+    fn keys(&self) -> MutexGuard<'_, HashSet<ImageKey>> {
+        // Each change is complete.
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl EngineContext {
+    /// What encoding the images of uncached tokens costs in a namespace, in tokens to compute. Those in the encoder
+    /// cache cost nothing.
+    pub(crate) fn encoding_cost(&self, namespace: &Namespace, uncached: &[u32]) -> usize {
+        if !self.spec.images {
+            return 0;
+        }
+        let is_encoded = |position: u32| {
+            let image = self.spans().image_at(position);
+            let key = image.map(|image| (*namespace, (image.content_hash, image.kv_len as usize)));
+            key.is_some_and(|key| self.encoded.contains(&key))
+        };
+        let (mut positions, mut last) = (0, None);
+        for &position in uncached {
+            let Some(number) = TokenSpan::image_number(position) else { continue };
+            let known = last.filter(|(of, _)| *of == number);
+            let (_, encoded) = known.unwrap_or_else(|| (number, is_encoded(position)));
+            last = Some((number, encoded));
+            positions += usize::from(!encoded);
+        }
+        self.gauges.encoding_cost(positions)
+    }
+}
+
 /// The embeddings of the images that were used last, for the same image behind another prefix.
 #[derive(Debug)]
 pub(crate) struct EncoderCache {
     entries: HashMap<ImageKey, Entry>,
+    /// The keys of the entries.
+    encoded: Arc<EncodedImages>,
     /// Size of all embeddings in bytes, and its maximum.
     bytes: usize,
     bytes_max: usize,
@@ -176,8 +222,10 @@ impl Entry {
 }
 
 impl EncoderCache {
-    pub(crate) fn new(bytes_max: usize) -> EncoderCache {
-        EncoderCache { entries: HashMap::new(), bytes: 0, bytes_max, uses: 0 }
+    /// An empty cache of at most `bytes_max` bytes, whose images are in `encoded`.
+    pub(crate) fn new(bytes_max: usize, encoded: Arc<EncodedImages>) -> EncoderCache {
+        encoded.keys().clear();
+        EncoderCache { entries: HashMap::new(), encoded, bytes: 0, bytes_max, uses: 0 }
     }
 
     pub(crate) fn get(&mut self, key: &ImageKey) -> Option<&ImageEmbeddings> {
@@ -197,10 +245,12 @@ impl EncoderCache {
         if let Some(before) = self.entries.insert(key, entry) {
             self.bytes -= before.bytes();
         }
+        self.encoded.keys().insert(key);
         while self.bytes > self.bytes_max {
             let oldest = self.entries.iter().min_by_key(|(_, entry)| entry.last_use);
             let Some(oldest) = oldest.map(|(key, _)| *key) else { return };
             self.bytes -= self.entries.remove(&oldest).map_or(0, |entry| entry.bytes());
+            self.encoded.keys().remove(&oldest);
         }
     }
 }
@@ -259,7 +309,8 @@ mod tests {
     /// Goal: the cache keeps what was used last within its bytes, and nothing that is larger.
     #[test]
     fn the_cache_of_embeddings_is_bounded() {
-        let mut cache = EncoderCache::new(100);
+        let encoded = Arc::new(EncodedImages::default());
+        let mut cache = EncoderCache::new(100, Arc::clone(&encoded));
         let own = |hash, len| key(Namespace::default(), &input(hash, len, true));
         let images = [1, 2, 3].map(|hash| own(hash, 1));
         for image in &images[..2] {
@@ -270,6 +321,7 @@ mod tests {
         cache.insert(images[2], embeddings(10));
         let found = [0, 1, 2].map(|index: usize| cache.get(&images[index]).is_some());
         assert_eq!(found, [true, false, true]);
+        assert_eq!([0, 1, 2].map(|index: usize| encoded.contains(&images[index])), found);
         assert_eq!(cache.bytes, 80);
         cache.insert(images[1], embeddings(26));
         assert!(cache.get(&images[1]).is_none() && cache.bytes == 80);

@@ -150,7 +150,7 @@ impl<M: Memory> Scheduler<M> {
     ) -> Scheduler<M> {
         // Twice the number of requests, because calls of requests that have ended may still run.
         let late_sampling = LateSampling::new(2 * context.config.max_running);
-        let encoding = Encoding::new(context.config.encoder_cache_bytes);
+        let encoding = Encoding::new(&context);
         let free_slots = context.spec.state.map(|state| FreeSlots::new(state.slots));
         Scheduler {
             context,

@@ -162,6 +162,16 @@ impl EngineBuilder {
         self
     }
 
+    /// Maximum size in bytes of the embeddings of images that are kept after their use, so that the
+    /// same image behind another prompt is not encoded again. Default: 64 MiB. 0 disables it.
+    ///
+    /// An image of 64 positions of a model with rows of 2,048 values takes 512 KiB. Images whose KV
+    /// is in the prefix cache need no embeddings.
+    pub fn encoder_cache_bytes(mut self, bytes: usize) -> Self {
+        self.config.encoder_cache_bytes = bytes;
+        self
+    }
+
     /// Sets the secret key by which cache salts become namespaces. Programs that share stored KV
     /// through an object store, or that exchange cache events, need the same key to find each
     /// other's KV of requests with a salt. Default: the key that is stored in the directory of

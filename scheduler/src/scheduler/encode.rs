@@ -8,6 +8,7 @@ use stolon_backend::{ImageEmbeddings, ImageInput};
 use stolon_kvcache::Namespace;
 
 use super::{Running, Scheduler};
+use crate::context::EngineContext;
 use crate::error::EngineError;
 use crate::images::{ENCODE_TIME_MAX, EncoderCache, ImageKey, key};
 use crate::memory::Memory;
@@ -34,8 +35,9 @@ impl Waiting {
 }
 
 impl Encoding {
-    pub(super) fn new(cache_bytes: usize) -> Encoding {
-        let cache = EncoderCache::new(cache_bytes);
+    pub(super) fn new(context: &EngineContext) -> Encoding {
+        let bytes = context.config.encoder_cache_bytes;
+        let cache = EncoderCache::new(bytes, Arc::clone(&context.encoded));
         Encoding { cache, current: None, time: Duration::ZERO, turns: HashMap::new() }
     }
 }

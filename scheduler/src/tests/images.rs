@@ -101,6 +101,25 @@ fn an_image_is_encoded_once_and_its_positions_are_shared() {
     }
 }
 
+/// Goal: an image whose embeddings are kept costs nothing to encode, until it has left the cache.
+#[test]
+fn encoded_images_cost_nothing() {
+    for (cache, is_kept) in [(1 << 20, true), (0, false)] {
+        let config = EngineConfig { encoder_cache_bytes: cache, ..EngineConfig::default() };
+        let mut harness = Harness::new(4, 256, config);
+        harness.run_parts(&[Text(vec![1; 5]), Image(7, 30, true), Text(vec![2; 3])]);
+        let work = |content_hash| {
+            let (size, pixels, mut tokens) = ([1, 1], vec![0; 3], vec![3; 5]);
+            let input = ImageInput { content_hash, kv_len: 30, full_attention: true, size, pixels };
+            harness.context.append_image(Arc::new(input), &mut tokens).expect("a short image");
+            tokens.push(1);
+            harness.context.uncached_work(&Namespace::default(), &tokens, 0)
+        };
+        assert_eq!(work(7) == 36, is_kept, "{}", work(7));
+        assert!(work(8) > 36, "another image");
+    }
+}
+
 /// Goal: while an image is encoded and computed, others decode in every step, and a prompt of text
 /// is computed. An image larger than a step is computed as a whole, and one at a time.
 #[test]
