@@ -9,8 +9,8 @@ use std::time::{Duration, Instant};
 use arc_swap::ArcSwap;
 use stolon_backend::{BackendSpec, ImageInput};
 use stolon_kvcache::{
-    BlockPool, EvictionPolicy, StepFence, TokenSpan, TokenSpanInterner, TreeBuilder, TreeReader,
-    TreeWriter,
+    BlockPool, EvictionPolicy, Namespace, StepFence, TokenSpan, TokenSpanInterner, TreeBuilder,
+    TreeReader, TreeWriter,
 };
 use tracing::Span;
 use tracing::field::Empty;

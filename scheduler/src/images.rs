@@ -42,9 +42,10 @@ impl PromptImage {
 
     /// The same image without its pixels, which can be used as long as its KV is cached or stored.
     pub(crate) fn without_pixels(&self) -> PromptImage {
-        let ImageInput { content_hash, kv_len, full_attention, size, pixels: _ } = *self.input;
+        let ImageInput { content_hash, kv_len, full_attention, size, tiles, pixels: _ } =
+            *self.input;
         let pixels = Vec::new();
-        let input = ImageInput { content_hash, kv_len, full_attention, size, pixels };
+        let input = ImageInput { content_hash, kv_len, full_attention, size, tiles, pixels };
         PromptImage { start: self.start, input: Arc::new(input) }
     }
 }

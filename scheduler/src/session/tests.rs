@@ -92,7 +92,8 @@ fn end_with_images(starts: &[usize], pixels: usize) -> TurnEnd {
     let image = |&start: &usize| {
         let (content_hash, kv_len, full_attention) = (start as u128, 4, false);
         let (size, pixels) = ([1, 1], vec![0; pixels]);
-        let input = ImageInput { content_hash, kv_len, full_attention, size, pixels };
+        let tiles = [0, 0];
+        let input = ImageInput { content_hash, kv_len, full_attention, size, tiles, pixels };
         PromptImage { start, input: Arc::new(input) }
     };
     let mut end = end(&[1; 20]);

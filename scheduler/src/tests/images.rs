@@ -110,7 +110,9 @@ fn encoded_images_cost_nothing() {
         harness.run_parts(&[Text(vec![1; 5]), Image(7, 30, true), Text(vec![2; 3])]);
         let work = |content_hash| {
             let (size, pixels, mut tokens) = ([1, 1], vec![0; 3], vec![3; 5]);
-            let input = ImageInput { content_hash, kv_len: 30, full_attention: true, size, pixels };
+            let (tiles, full_attention) = ([0, 0], true);
+            let input =
+                ImageInput { content_hash, kv_len: 30, full_attention, size, tiles, pixels };
             harness.context.append_image(Arc::new(input), &mut tokens).expect("a short image");
             tokens.push(1);
             harness.context.uncached_work(&Namespace::default(), &tokens, 0)
