@@ -1,7 +1,7 @@
 //! [`Engine`], the handle through which a program uses a running engine.
 
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use futures::FutureExt;
 use futures::future::{BoxFuture, try_join_all};
@@ -27,6 +27,7 @@ mod adapters;
 mod cache;
 mod embed;
 mod sessions;
+mod stop;
 
 pub use cache::Cache;
 pub use sessions::{SessionOptions, Sessions};
@@ -324,40 +325,6 @@ impl Engine {
     /// `Audit` describes the first inconsistency; `Interrupted` and `Stopped`.
     pub async fn audit(&self) -> Result<AuditReport, Error> {
         Ok(self.inner.handle.audit().await?)
-    }
-
-    /// Stops the engine. Running and waiting requests end with
-    /// [`EngineError::Stopped`](crate::EngineError::Stopped), and the model's memory is released
-    /// before this returns. The exception is a backend that hangs for longer than
-    /// [`EngineBuilder::step_timeout`](crate::EngineBuilder::step_timeout): this then returns false,
-    /// and the backend's thread, its weights and the KV cache are released when it returns from its
-    /// step, which may be never.
-    pub async fn shutdown(&self) -> bool {
-        self.stop().await
-    }
-
-    /// As [`Engine::shutdown`], compiled once, as the futures of [`EngineHandle`] are.
-    fn stop(&self) -> BoxFuture<'_, bool> {
-        async move {
-            let Inner { handle, tiers, .. } = &*self.inner;
-            tiers.before_stop(handle).await;
-            let is_released = handle.shutdown().await;
-            tiers.after_stop(handle).await;
-            is_released
-        }
-        .boxed()
-    }
-
-    /// Refuses new requests with [`EngineError::Draining`](crate::EngineError::Draining) from now
-    /// on, waits until no request runs or waits, for at most `limit`, then stops the engine.
-    /// Returns whether all requests had ended before that; those that had not end with
-    /// [`EngineError::Stopped`](crate::EngineError::Stopped).
-    ///
-    /// If the returned future is dropped, the engine keeps running and refusing new requests.
-    pub async fn drain(&self, limit: Duration) -> bool {
-        let idle = self.inner.handle.finish_requests(limit).await;
-        self.shutdown().await;
-        idle
     }
 
     /// The token ids of a text. `add_special` adds the special tokens that the model expects around

@@ -103,7 +103,8 @@ impl PreparedImages {
         }
     }
 
-    /// Puts the image of a model with one image before the tokens of a prompt that begins a sequence.
+    /// Puts the image of a model with one image before the tokens of a prompt that begins a
+    /// sequence.
     fn begin(&self, tokens: Vec<u32>, begins: bool) -> Result<Vec<u32>, Error> {
         let Some(first) = self.first_token else { return Ok(tokens) };
         if !begins {

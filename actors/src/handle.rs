@@ -1,7 +1,7 @@
 //! The handle that callers hold. Its methods run in the caller's own task.
 //!
-//! Their futures are boxed. The code of an `async fn` is compiled in every crate that awaits it, and
-//! with it that of everything it awaits; a boxed future is compiled once, in this crate.
+//! Their futures are boxed. The code of an `async fn` is compiled in every crate that awaits it,
+//! and with it that of everything it awaits; a boxed future is compiled once, in this crate.
 
 mod cache;
 mod storage;

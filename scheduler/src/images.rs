@@ -147,8 +147,8 @@ fn content(input: &ImageInput) -> Content {
     (input.content_hash, input.kv_len)
 }
 
-/// An image in a namespace. Namespaces do not share embeddings: nobody can find out by timing whether
-/// somebody else has shown the same picture.
+/// An image in a namespace. Namespaces do not share embeddings: nobody can find out by timing
+/// whether somebody else has shown the same picture.
 pub(crate) type ImageKey = (Namespace, Content);
 
 /// The key of an image.
@@ -175,8 +175,8 @@ impl EncodedImages {
 }
 
 impl EngineContext {
-    /// What encoding the images of uncached tokens costs in a namespace, in tokens to compute. Those in the encoder
-    /// cache cost nothing.
+    /// What encoding the images of uncached tokens costs in a namespace, in tokens to compute. Those
+    /// in the encoder cache cost nothing.
     pub(crate) fn encoding_cost(&self, namespace: &Namespace, uncached: &[u32]) -> usize {
         if !self.spec.images {
             return 0;

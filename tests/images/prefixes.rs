@@ -51,8 +51,8 @@ impl Album {
         self.engine.cache().stats().await
     }
 
-    /// Waits until no request runs, checks that every block is free or can be evicted from the tree,
-    /// and returns how many are in the tree.
+    /// Waits until no request runs, checks that every block is free or can be evicted from the
+    /// tree, and returns how many are in the tree.
     async fn conserved(&self) -> Result<usize, Error> {
         for _ in 0..10_000 {
             let report = self.engine.audit().await?;
@@ -135,8 +135,8 @@ async fn after_a_miss_the_tree_owns_the_blocks() -> Result<(), Error> {
     Ok(())
 }
 
-/// Goal: after a partial hit, the tree owns old and new positions, and only what follows the picture
-/// was added.
+/// Goal: after a partial hit, the tree owns old and new positions, and only what follows the
+/// picture was added.
 #[tokio::test]
 async fn after_a_partial_hit_only_the_rest_is_added() -> Result<(), Error> {
     let album = Album::new(4096).await?;
