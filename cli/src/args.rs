@@ -73,6 +73,13 @@ pub struct EngineArgs {
     /// Size of the KV cache in blocks of `--block-size` tokens, instead of `--kv-memory`
     #[arg(long, value_name = "BLOCKS")]
     pub num_blocks: Option<usize>,
+    /// Memory for the encoder's output for images that were used last, so that the same image behind
+    /// another prompt is not encoded again; 0 for none
+    ///
+    /// Only models that take images use it. Images that are in the KV cache with their prompt need
+    /// no such memory. Default 64M.
+    #[arg(long, value_parser = parse_bytes, value_name = "BYTES")]
+    pub encoder_cache: Option<u64>,
     /// Where KV that leaves the pool is stored.
     #[command(flatten)]
     pub tiers: TierArgs,
@@ -336,6 +343,9 @@ impl EngineArgs {
         }
         if let Some(kv_type) = self.kv_dtype {
             builder = builder.kv_type(kv_type);
+        }
+        if let Some(bytes) = self.encoder_cache {
+            builder = builder.encoder_cache_bytes(usize::try_from(bytes).unwrap_or(usize::MAX));
         }
         if let Some(count) = self.max_queued {
             builder = builder.max_queued_requests(count);

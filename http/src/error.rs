@@ -274,6 +274,9 @@ impl ApiError {
                 );
                 Self::too_many(message, "overloaded", retry_after)
             }
+            EngineError::ImagesOverloaded { retry_after, .. } => {
+                Self::too_many(message, "overloaded", retry_after)
+            }
             EngineError::QuotaExceeded {
                 retry_after,
                 tokens_in_flight,

@@ -155,6 +155,9 @@ pub struct EngineConfig {
     /// Maximum size in bytes of the embeddings of images that are kept after their use, for the same
     /// image behind another prefix; 0 for none.
     pub encoder_cache_bytes: usize,
+    /// Maximum number of bytes of the pixels of images that waiting requests hold, at least 1. A
+    /// request is accepted in any case if none waits.
+    pub max_queued_pixel_bytes: usize,
     /// Number of unread events after which a request is paused; at least 8.
     pub event_capacity: usize,
     /// Stores KV outside of the pool. It is told of blocks that are added to the prefix tree.
@@ -188,6 +191,7 @@ impl Default for EngineConfig {
             logit_cache_bytes: 32 << 20,
             step_timeout: None,
             encoder_cache_bytes: 64 << 20,
+            max_queued_pixel_bytes: 1 << 30,
             event_capacity: 256,
             kv_sink: None,
             kv_source: None,
@@ -222,6 +226,7 @@ impl EngineConfig {
             ("max_running", self.max_running, 1),
             ("max_queued_requests", self.max_queued_requests, 1),
             ("max_queued_tokens", self.max_queued_tokens, 1),
+            ("max_queued_pixel_bytes", self.max_queued_pixel_bytes, 1),
             ("look_ahead", self.look_ahead, 1),
             ("event_capacity", self.event_capacity, 8),
             ("default_max_tokens", self.default_max_tokens.unwrap_or(usize::MAX), 1),

@@ -20,7 +20,7 @@ use crate::config::{AdmissionPolicy, EngineConfig};
 use crate::error::{EngineError, LengthBound};
 use crate::event_channel::{EventReceiver, event_channel};
 use crate::gauges::Gauges;
-use crate::images::{EncodedImages, PromptImage};
+use crate::images::{EncodedImages, PromptImage, pixel_bytes};
 use crate::memory::BlockAllocator;
 use crate::permits::{QueueLimits, QueuePermit};
 use crate::pin_budget::{BudgetLoan, PinBudget, Pinned};
@@ -145,6 +145,7 @@ impl EngineContext {
             limits: Arc::new(QueueLimits::new(
                 config.max_queued_requests,
                 config.max_queued_tokens,
+                config.max_queued_pixel_bytes,
             )),
             spans: Arc::new(TokenSpanInterner::new(REMEMBERED_IMAGES)),
             encoded: Arc::default(),
@@ -297,7 +298,9 @@ impl EngineContext {
         let refused = |error: &EngineError| {
             tracing::debug!(target: "stolon", prompt_tokens, uncached, %error, "request refused");
         };
-        let permit = self.limits.acquire(uncached).inspect_err(|error| {
+        // The answers to one prompt share its images.
+        let pixels = if choice == 0 { pixel_bytes(&request.images) } else { 0 };
+        let permit = self.limits.acquire(uncached, pixels).inspect_err(|error| {
             self.gauges.rejected.add(1);
             if let EngineError::Overloaded { queued_requests, .. } = error
                 && *queued_requests < self.config.max_queued_requests

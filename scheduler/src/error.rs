@@ -106,6 +106,21 @@ pub enum EngineError {
         /// Number of uncached prompt tokens in the admission queue.
         queued_tokens: usize,
     },
+    /// The images of waiting requests take too much memory.
+    #[error(
+        "overloaded: the images of waiting requests have {queued_bytes} bytes of pixels and those \
+         of the request {bytes}, expected at most {limit} together; try again in {retry_after:?}"
+    )]
+    ImagesOverloaded {
+        /// Estimated time until a retry can succeed.
+        retry_after: Duration,
+        /// Number of bytes of the pixels of waiting requests.
+        queued_bytes: usize,
+        /// Number of bytes of the pixels of the refused request.
+        bytes: usize,
+        /// Maximum number of bytes of waiting requests.
+        limit: usize,
+    },
     /// The requests with the same quota have too many tokens in flight.
     #[error(
         "the quota is used up: {tokens_in_flight} tokens are in flight and the request has \
@@ -232,6 +247,7 @@ impl EngineError {
     pub fn retry_after(&self) -> Option<Duration> {
         match self {
             EngineError::Overloaded { retry_after, .. }
+            | EngineError::ImagesOverloaded { retry_after, .. }
             | EngineError::QuotaExceeded { retry_after, .. } => Some(*retry_after),
             EngineError::QueueTimeout { .. }
             | EngineError::PinBudgetInUse

@@ -1,6 +1,7 @@
 //! The limits of the admission queue, enforced in the caller's task before any message is sent.
 //!
-//! A [`QueuePermit`] accounts for one waiting request and its uncached tokens. It travels with the
+//! A [`QueuePermit`] accounts for one waiting request, its uncached tokens, and the pixels of its
+//! images. It travels with the
 //! request and is returned by dropping it, when the request starts to run or goes away. Actor
 //! mailboxes have no bound of their own; requiring a permit for every submission bounds them.
 
@@ -18,8 +19,11 @@ use crate::wait::Workload;
 pub(crate) struct QueueLimits {
     max_requests: usize,
     max_tokens: usize,
+    /// Maximum number of bytes of pixels.
+    max_pixels: usize,
     requests: AtomicUsize,
     tokens: AtomicUsize,
+    pixels: AtomicUsize,
     /// Recent throughput in computed tokens per second; 0 while unknown.
     rate: AtomicU64,
     /// What the scheduler has published of its requests.
@@ -31,6 +35,8 @@ pub(crate) struct QueueLimits {
 pub struct QueuePermit {
     limits: Arc<QueueLimits>,
     tokens: usize,
+    /// Bytes of the pixels of its images.
+    pixels: usize,
     /// Uncached tokens that were waiting when the permit was issued.
     ahead: usize,
 }
@@ -48,38 +54,54 @@ impl QueuePermit {
 }
 
 impl QueueLimits {
-    pub(crate) fn new(max_requests: usize, max_tokens: usize) -> QueueLimits {
+    /// Limits of requests, of their uncached tokens, and of the bytes of their images' pixels.
+    pub(crate) fn new(max_requests: usize, max_tokens: usize, max_pixels: usize) -> QueueLimits {
         QueueLimits {
             max_requests,
             max_tokens,
+            max_pixels,
             requests: AtomicUsize::new(0),
             tokens: AtomicUsize::new(0),
+            pixels: AtomicUsize::new(0),
             rate: AtomicU64::new(0),
             workload: ArcSwap::default(),
         }
     }
 
-    /// Issues a permit for a request with `tokens` uncached tokens. While nothing else is waiting,
-    /// a request of any size gets one.
+    /// Issues a permit for a request with `tokens` uncached tokens, and images with `pixels` bytes.
+    /// While nothing else is waiting, a request of any size gets one.
     ///
     /// # Errors
-    /// [`EngineError::Overloaded`] if a limit is reached.
+    /// [`EngineError::Overloaded`] if a limit of requests or tokens is reached, and
+    /// [`EngineError::ImagesOverloaded`] if that of pixels is.
     pub(crate) fn acquire(
         self: &Arc<QueueLimits>,
         tokens: usize,
+        pixels: usize,
     ) -> Result<QueuePermit, EngineError> {
         // Each count is raised first and lowered again on refusal. Two concurrent callers can
         // refuse each other, but they can never both pass a limit. The counts guard no other
         // memory, so relaxed ordering suffices.
         let requests = self.requests.fetch_add(1, Ordering::Relaxed);
         let queued = self.tokens.fetch_add(tokens, Ordering::Relaxed);
-        let permit = QueuePermit { limits: Arc::clone(self), tokens, ahead: queued };
+        let queued_pixels = self.pixels.fetch_add(pixels, Ordering::Relaxed);
+        let permit = QueuePermit { limits: Arc::clone(self), tokens, pixels, ahead: queued };
         if self.exceeds(requests, queued, tokens) {
             drop(permit);
             return Err(EngineError::Overloaded {
                 retry_after: self.until_room(requests, queued, tokens),
                 queued_requests: requests,
                 queued_tokens: queued,
+            });
+        }
+        let is_alone = requests == 0 || pixels == 0;
+        if !is_alone && queued_pixels.saturating_add(pixels) > self.max_pixels {
+            drop(permit);
+            return Err(EngineError::ImagesOverloaded {
+                retry_after: self.until_room(requests, queued, tokens),
+                queued_bytes: queued_pixels,
+                bytes: pixels,
+                limit: self.max_pixels,
             });
         }
         Ok(permit)
@@ -158,6 +180,7 @@ impl Drop for QueuePermit {
     fn drop(&mut self) {
         self.limits.requests.fetch_sub(1, Ordering::Relaxed);
         self.limits.tokens.fetch_sub(self.tokens, Ordering::Relaxed);
+        self.limits.pixels.fetch_sub(self.pixels, Ordering::Relaxed);
     }
 }
 
@@ -175,33 +198,52 @@ mod tests {
 
     #[test]
     fn a_dropped_permit_makes_room_for_another_request() {
-        let limits = Arc::new(QueueLimits::new(2, 1000));
-        let first = limits.acquire(1).expect("empty");
-        let _second = limits.acquire(1).expect("one place left");
-        assert!(refused(limits.acquire(1)));
+        let limits = Arc::new(QueueLimits::new(2, 1000, 1));
+        let first = limits.acquire(1, 0).expect("empty");
+        let _second = limits.acquire(1, 0).expect("one place left");
+        assert!(refused(limits.acquire(1, 0)));
         drop(first);
-        assert!(limits.acquire(1).is_ok());
+        assert!(limits.acquire(1, 0).is_ok());
     }
 
     #[test]
     fn the_token_limit_counts_uncached_tokens_and_a_refusal_changes_no_count() {
-        let limits = Arc::new(QueueLimits::new(10, 100));
-        let _first = limits.acquire(60).expect("fits");
+        let limits = Arc::new(QueueLimits::new(10, 100, 1));
+        let _first = limits.acquire(60, 0).expect("fits");
         for _ in 0..5 {
-            assert!(refused(limits.acquire(41)));
+            assert!(refused(limits.acquire(41, 0)));
         }
         assert!(limits.is_full(41) && !limits.is_full(40));
-        assert!(limits.acquire(40).is_ok());
+        assert!(limits.acquire(40, 0).is_ok());
         assert_eq!(limits.waiting(), 1);
+    }
+
+    /// Goal: the pixels of waiting requests are bounded, requests without images are not refused for
+    /// them, and a refusal changes no count.
+    #[test]
+    fn waiting_pixels_are_bounded() {
+        let limits = Arc::new(QueueLimits::new(10, 100, 50));
+        let large = limits.acquire(1, 60).expect("nothing else waits");
+        for _ in 0..3 {
+            let refused = limits.acquire(1, 1).expect_err("too many pixels");
+            let message = refused.to_string();
+            assert!(message.contains("60 bytes") && message.contains("at most 50"), "{message}");
+            assert!(refused.is_retryable());
+        }
+        let _text = limits.acquire(1, 0).expect("no pixels");
+        drop(large);
+        let _images = limits.acquire(1, 50).expect("as many as may wait");
+        assert!(limits.acquire(1, 1).is_err());
+        assert_eq!(limits.waiting(), 2);
     }
 
     #[test]
     fn a_request_of_any_size_is_accepted_while_the_queue_is_empty() {
-        let limits = Arc::new(QueueLimits::new(10, 100));
-        let large = limits.acquire(5000).expect("nothing else waits");
-        assert!(refused(limits.acquire(1)));
+        let limits = Arc::new(QueueLimits::new(10, 100, 1));
+        let large = limits.acquire(5000, 0).expect("nothing else waits");
+        assert!(refused(limits.acquire(1, 0)));
         drop(large);
-        assert!(limits.acquire(1).is_ok());
+        assert!(limits.acquire(1, 0).is_ok());
     }
 
     /// Goal: the time until there is room is that of the request whose start makes it, whether the
@@ -212,7 +254,7 @@ mod tests {
             let work = Work { prefill, decode: 1.0, tenant: TenantId::default() };
             WaitingWork { work, slack: 0, bound: 0 }
         };
-        let limits = QueueLimits::new(4, 100);
+        let limits = QueueLimits::new(4, 100, 1);
         let starts = OnceLock::from(vec![1.0, 2.0, 4.0, 8.0]);
         let speeds = Speeds { prefill: 1.0, ..Speeds::default() };
         let waiting = vec![waiting(10.0), waiting(20.0), waiting(30.0), waiting(40.0)];
@@ -234,7 +276,7 @@ mod tests {
 
     #[test]
     fn the_retry_hint_follows_the_throughput_within_its_bounds() {
-        let limits = Arc::new(QueueLimits::new(1, 100));
+        let limits = Arc::new(QueueLimits::new(1, 100, 1));
         assert_eq!(limits.retry_after(100), Duration::from_secs(1));
         limits.set_rate(100.0);
         assert_eq!(limits.retry_after(1000), Duration::from_secs(5));

@@ -297,11 +297,11 @@ pub(crate) mod tests {
     }
 
     fn queue(count: u64) -> Queue {
-        let limits = Arc::new(QueueLimits::new(count as usize, usize::MAX));
+        let limits = Arc::new(QueueLimits::new(count as usize, usize::MAX, 1));
         let mut queue = Queue::default();
         for id in 0..count {
             let sequence = sequence(id);
-            queue.push(sequence, limits.acquire(8).expect("there is room"), 100);
+            queue.push(sequence, limits.acquire(8, 0).expect("there is room"), 100);
         }
         queue
     }
@@ -336,11 +336,11 @@ pub(crate) mod tests {
     fn the_overtaking_bound_includes_the_tokens_that_wait_on_arrival() {
         let bounds = |queue: &Queue| queue.entries().iter().map(|w| w.bound).collect::<Vec<_>>();
         assert_eq!(bounds(&queue(3)), [100, 108, 116]);
-        let limits = Arc::new(QueueLimits::new(2, usize::MAX));
+        let limits = Arc::new(QueueLimits::new(2, usize::MAX, 1));
         let mut strict = Queue::default();
         let sequence = sequence(0);
-        let _ahead = limits.acquire(50).expect("there is room");
-        strict.push(sequence, limits.acquire(8).expect("there is room"), 0);
+        let _ahead = limits.acquire(50, 0).expect("there is room");
+        strict.push(sequence, limits.acquire(8, 0).expect("there is room"), 0);
         assert_eq!(bounds(&strict), [0]);
     }
 

@@ -69,6 +69,15 @@ impl EngineBuilder {
         self
     }
 
+    /// Maximum number of bytes of the pixels of images that waiting requests hold, at least 1; others
+    /// are refused with [`EngineError::ImagesOverloaded`](crate::EngineError::ImagesOverloaded). A
+    /// request is accepted in any case if none waits. Default: 1 GiB. A tile of 512 x 512 pixels
+    /// takes 768 KiB.
+    pub fn max_queued_pixel_bytes(mut self, bytes: usize) -> Self {
+        self.config.max_queued_pixel_bytes = bytes;
+        self
+    }
+
     /// Bound on overtaking, in uncached prompt tokens. Default: 4,096.
     ///
     /// Under every admission policy, before a request is admitted, at most this many uncached

@@ -122,6 +122,28 @@ fn encoded_images_cost_nothing() {
     }
 }
 
+/// Goal: requests whose images would take too much memory while they wait are refused, until others
+/// have started.
+#[test]
+fn images_of_waiting_requests_are_bounded() {
+    let config = EngineConfig { max_queued_pixel_bytes: 5, ..EngineConfig::default() };
+    let harness = Harness::new(4, 64, config);
+    let submit = |content_hash| {
+        let (size, pixels, mut tokens) = ([1, 1], vec![0; 3], vec![3; 5]);
+        let input = ImageInput { content_hash, kv_len: 4, full_attention: true, size, pixels };
+        let image = harness.context.append_image(Arc::new(input), &mut tokens);
+        tokens.push(1);
+        let mut request = SequenceRequest::new(tokens, 1);
+        request.images = [image.expect("a short image")].into();
+        harness.context.submit(0, request, 0, 0, harness.now)
+    };
+    let first = submit(1).expect("none waits");
+    let refused = submit(2).map(|_| ()).expect_err("six bytes of pixels");
+    assert!(matches!(refused, EngineError::ImagesOverloaded { queued_bytes: 3, bytes: 3, .. }));
+    drop(first);
+    assert!(submit(2).is_ok());
+}
+
 /// Goal: while an image is encoded and computed, others decode in every step, and a prompt of text
 /// is computed. An image larger than a step is computed as a whole, and one at a time.
 #[test]
