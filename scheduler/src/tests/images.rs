@@ -130,7 +130,8 @@ fn images_of_waiting_requests_are_bounded() {
     let harness = Harness::new(4, 64, config);
     let submit = |content_hash| {
         let (size, pixels, mut tokens) = ([1, 1], vec![0; 3], vec![3; 5]);
-        let input = ImageInput { content_hash, kv_len: 4, full_attention: true, size, pixels };
+        let (tiles, full_attention) = ([0, 0], true);
+        let input = ImageInput { content_hash, kv_len: 4, full_attention, size, tiles, pixels };
         let image = harness.context.append_image(Arc::new(input), &mut tokens);
         tokens.push(1);
         let mut request = SequenceRequest::new(tokens, 1);
