@@ -331,8 +331,9 @@ fn checkpointed(state: StateSpec, shape: &KvShape) -> StateSpec {
 }
 
 /// Number of the way in which keys and values are computed. It must be raised with every change of
-/// the decoder, the image encoder or the kernels that changes bits of keys or values and that the short prompt of
-/// `kv_probe` may not show, so that KV which an earlier version has stored is not used.
+/// the decoder, the image encoder or the kernels that changes bits of keys or values and that the
+/// short prompt of `kv_probe` may not show, so that KV which an earlier version has stored is not
+/// used.
 const KV_REVISION: u32 = 2;
 
 /// What the bytes of blocks depend on: everything of the configuration, all bytes of the weights'
