@@ -31,9 +31,10 @@ impl Album {
         self.engine.complete(self.request(text)).await
     }
 
-    /// A stream that has begun, and whose request runs until the stream is dropped.
-    async fn start(&self, text: &str) -> Result<TokenStream, Error> {
-        let mut stream = self.engine.generate(self.request(text).max_tokens(500)).await?;
+    /// A stream that has begun. Its request runs until the stream is dropped, or has so many tokens.
+    async fn start(&self, text: &str, tokens: usize) -> Result<TokenStream, Error> {
+        let request = self.request(text).max_tokens(tokens).ignore_eos(true);
+        let mut stream = self.engine.generate(request).await?;
         while !matches!(stream.next().await, Some(Ok(stolon::Event::Token(_)))) {}
         Ok(stream)
     }
@@ -114,12 +115,18 @@ async fn a_picture_counts_as_all_its_positions_or_none() -> Result<(), Error> {
 #[tokio::test]
 async fn a_running_request_locks_its_prefix_once() -> Result<(), Error> {
     let album = Album::new(4096).await?;
-    let (one, other) = (album.start("<image>a").await?, album.start("<image>b").await?);
-    // The picture is locked by both, and each end by one. The answers may have nodes, too.
+    let (one, other) = (album.start("<image>a", 1900).await?, album.start("<image>b", 1900).await?);
     let nodes = album.engine.cache().dump()?.nodes;
-    let (roots, ends): (Vec<_>, Vec<_>) = nodes.iter().partition(|node| node.parent.is_none());
-    assert_eq!(roots.iter().map(|node| node.locks).collect::<Vec<_>>(), [2]);
-    assert!(ends.len() >= 2 && ends.iter().all(|node| node.locks == 1), "{ends:?}");
+    let positions = |locks| {
+        nodes
+            .iter()
+            .filter(|node| node.locks == locks)
+            .map(|node| node.position_count)
+            .sum::<usize>()
+    };
+    assert_eq!(positions(2), album.len("<image>").await?, "both requests lock the picture");
+    assert!(positions(1) >= 2, "and each of them its own end: {nodes:?}");
+    assert_eq!(positions(0), 0, "{nodes:?}");
     drop(one);
     drop(other);
     album.conserved().await?;
@@ -258,7 +265,7 @@ async fn many_requests_lose_no_block() -> Result<(), Error> {
             ["<image>", "a<image>b", "<image> and <image>", "ab", "<image>bc"][round * 3 % 5];
         let text = format!("{text}{}", &"xyz"[..round % 4 % 3]);
         if round % 9 == 4 {
-            drop(album.start(&text).await?);
+            drop(album.start(&text, 100).await?);
         } else {
             album.ask(&text).await?;
         }

@@ -77,7 +77,8 @@ fn embeddings_with_bf16_keys_are_close() {
                 inputs.iter().flat_map(encode).collect::<Vec<f32>>()
             };
             let got = of(1);
-            let largest = fixture::difference(&got, &expected);
+            // A second image of Moondream is not that of the script.
+            let largest = fixture::difference(&got[..expected.len()], &expected);
             // More than the difference in f32, or nothing was rounded.
             let rounded = DIFFERENCE_MAX..BF16_DIFFERENCE_MAX;
             assert!(rounded.contains(&largest), "{name}, {path}: {largest}");
