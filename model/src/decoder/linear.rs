@@ -1,6 +1,8 @@
 //! The decoder's weights: packed matrices with optional biases, and vectors in f32.
 
-use stolon_kernels::{self as kernels, Matrix, Operands, Path, Product, Sink, TensorType};
+use stolon_kernels::{
+    self as kernels, Epilogue, Matrix, Operands, Path, Product, RowSums, Sink, TensorType,
+};
 
 use crate::config::{LinearWeights, TensorSpec};
 use crate::error::ModelError;
@@ -100,6 +102,33 @@ pub(crate) fn multiply_wanted<'a, const N: usize>(
         matrices.iter().map(|matrices| &matrices[..]).zip(sinks).map(product).collect();
     let threads = workers.for_products(matrices.as_flattened(), rows.rows());
     kernels::multiply(path, threads, rows, &mut products);
+}
+
+/// Multiplies `rows` with the matrix of `linear` and writes the results, after `epilogue`, to
+/// `sink`.
+pub(crate) fn multiply(
+    linear: &Linear,
+    rows: &Operands,
+    epilogue: Epilogue<'_>,
+    sink: Sink<'_>,
+    (path, workers): (Path, &Workers),
+) {
+    let matrices = [&linear.matrix];
+    let product =
+        Product { group: 0, matrices: &matrices, step: 1, epilogue: Some(epilogue), sink };
+    kernels::multiply(path, workers.for_products(&matrices, rows.rows()), rows, &mut [product]);
+}
+
+/// The projection of `rows` with its bias.
+pub(crate) fn project(
+    linear: &Linear,
+    rows: &Operands,
+    sink: Sink<'_>,
+    path: Path,
+    workers: &Workers,
+) {
+    let add_bias = |sums: RowSums<'_>| linear.add_bias(path, sums.feature, sums.first);
+    multiply(linear, rows, &add_bias, sink, (path, workers));
 }
 
 /// A matrix `[out, in]` with an optional bias `[out]`, which is added in the epilogue of the GEMM.

@@ -2,11 +2,11 @@
 //! Fourier features, and the logits of their bins, which are made of the residual stream.
 
 use stolon_backend::{RegionBins, StepBatch};
-use stolon_kernels::{self as kernels, Epilogue, Operands, Path, Product, RowSums, Sink};
+use stolon_kernels::{self as kernels, Operands, Path, RowSums, Sink};
 use stolon_kvcache::TokenSpan;
 
 use super::Decoder;
-use super::linear::{Linear, Loader};
+use super::linear::{Linear, Loader, multiply, project};
 use crate::config::{LinearWeights, RegionWeights, VisionConfig};
 use crate::error::ModelError;
 use crate::workers::Workers;
@@ -125,8 +125,7 @@ impl Values {
         let mut packed = Operands::default();
         packed.reset(1, &[&self.encoder.matrix]);
         packed.pack(workers.for_pass(1, features.len()), &features);
-        let add_bias = |sums: RowSums<'_>| self.encoder.add_bias(path, sums.feature, sums.first);
-        multiply(&self.encoder, &packed, &add_bias, Sink::Rows(out), (path, workers));
+        project(&self.encoder, &packed, Sink::Rows(out), path, workers);
     }
 
     /// The logits of the bins of rows of the residual stream.
@@ -143,24 +142,9 @@ impl Values {
         };
         multiply(&self.up, &packed, &gelu, Sink::Operands(inner.only()), (path, workers));
         let mut logits = vec![0.0; rows * self.down.matrix.out_features()];
-        let add_bias = |sums: RowSums<'_>| self.down.add_bias(path, sums.feature, sums.first);
-        multiply(&self.down, &inner, &add_bias, Sink::Rows(&mut logits), (path, workers));
+        project(&self.down, &inner, Sink::Rows(&mut logits), path, workers);
         logits
     }
-}
-
-/// Multiplies `rows` with the matrix of `linear`.
-fn multiply(
-    linear: &Linear,
-    rows: &Operands,
-    epilogue: Epilogue<'_>,
-    sink: Sink<'_>,
-    (path, workers): (Path, &Workers),
-) {
-    let matrices = [&linear.matrix];
-    let product =
-        Product { group: 0, matrices: &matrices, step: 1, epilogue: Some(epilogue), sink };
-    kernels::multiply(path, workers.for_products(&matrices, rows.rows()), rows, &mut [product]);
 }
 
 impl Decoder {

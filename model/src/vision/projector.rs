@@ -3,9 +3,8 @@
 use stolon_kernels::{self as kernels, Operands, Path, Sink};
 
 use super::tiles::Tiles;
-use super::tower::project;
 use crate::config::{ProjectorConfig, ProjectorWeights, VisionConfig};
-use crate::decoder::linear::{Linear, Loader};
+use crate::decoder::linear::{Linear, Loader, project};
 use crate::error::ModelError;
 use crate::workers::Workers;
 

@@ -8,9 +8,8 @@ use std::ops::Range;
 
 use stolon_kernels::{self as kernels, Operands, Path, RowSums, Sink};
 
-use super::tower::{multiply, project};
 use crate::config::{LinearWeights, TowerConfig};
-use crate::decoder::linear::{Linear, Loader};
+use crate::decoder::linear::{Linear, Loader, multiply, project};
 use crate::error::ModelError;
 use crate::workers::Workers;
 

@@ -1,13 +1,11 @@
 //! The vision transformer: patches with learnt positions, and layers of attention and MLP.
 
-use stolon_kernels::{
-    self as kernels, Epilogue, LayerNorm, Matrix, Operands, Path, Product, RowSums, Sink,
-};
+use stolon_kernels::{self as kernels, LayerNorm, Matrix, Operands, Path, Product, RowSums, Sink};
 
 use super::patch_kv::PatchKv;
 use super::patches::Patches;
 use crate::config::{LayerNormWeights, TowerConfig, VisionLayerWeights, VisionWeights};
-use crate::decoder::linear::{Linear, Loader};
+use crate::decoder::linear::{Linear, Loader, multiply, project};
 use crate::error::ModelError;
 use crate::workers::Workers;
 
@@ -253,31 +251,4 @@ impl Norm {
             self.apply(&x[first * width..][..block.len()], block, path);
         });
     }
-}
-
-/// Multiplies `rows` with the matrix of `linear` and writes the results, after `epilogue`, to
-/// `sink`.
-pub(super) fn multiply(
-    linear: &Linear,
-    rows: &Operands,
-    epilogue: Epilogue<'_>,
-    sink: Sink<'_>,
-    (path, workers): (Path, &Workers),
-) {
-    let matrices = [&linear.matrix];
-    let product =
-        Product { group: 0, matrices: &matrices, step: 1, epilogue: Some(epilogue), sink };
-    kernels::multiply(path, workers.for_products(&matrices, rows.rows()), rows, &mut [product]);
-}
-
-/// The projection of `rows` with its bias.
-pub(super) fn project(
-    linear: &Linear,
-    rows: &Operands,
-    sink: Sink<'_>,
-    path: Path,
-    workers: &Workers,
-) {
-    let add_bias = |sums: RowSums<'_>| linear.add_bias(path, sums.feature, sums.first);
-    multiply(linear, rows, &add_bias, sink, (path, workers));
 }
