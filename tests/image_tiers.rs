@@ -9,13 +9,19 @@ use std::sync::Arc;
 use stolon::{Engine, EngineBuilder, Error, PrefetchPolicy, Request};
 use support::{Directory, records};
 
+#[path = "support/bits.rs"]
+mod bits;
 #[path = "support/pictures.rs"]
 mod pictures;
+#[path = "support/questions.rs"]
+mod questions;
 #[path = "support/tiers.rs"]
 #[allow(dead_code, reason = "other tests use the rest of it")]
 mod support;
 
-use pictures::{bits, picture, question};
+use bits::bits;
+use pictures::picture;
+use questions::question;
 
 fn builder() -> EngineBuilder {
     Engine::builder().model("random:smolvlm-tiny").num_blocks(8192).threads(1)

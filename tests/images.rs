@@ -5,12 +5,18 @@ mod prefixes;
 
 use std::sync::Arc;
 
-use pictures::{bits, picture, question};
+use bits::bits;
+use pictures::picture;
+use questions::question;
 use serde_json::json;
 use stolon::{ChatMessage, Engine, EngineBuilder, Error, MessageContent, Request, SessionOptions};
 
+#[path = "support/bits.rs"]
+mod bits;
 #[path = "support/pictures.rs"]
 mod pictures;
+#[path = "support/questions.rs"]
+mod questions;
 
 fn builder() -> EngineBuilder {
     Engine::builder().model("random:smolvlm-tiny").num_blocks(8192).threads(1)

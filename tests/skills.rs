@@ -1,24 +1,19 @@
 //! Questions about images and descriptions of them with a model that was trained for these tasks,
 //! on a small random model of the structure of Moondream 2.
 
+#[path = "support/bits.rs"]
+mod bits;
+#[path = "support/pictures.rs"]
+mod pictures;
+
 use std::sync::Arc;
 
-use stolon::{CaptionLength, ChatMessage, Completion, Engine, EngineBuilder, Error, Request};
+use bits::bits;
+use pictures::picture;
+use stolon::{CaptionLength, ChatMessage, Engine, EngineBuilder, Error, Request};
 
 /// Number of positions of an image, with the token before it.
 const ROWS: usize = 26;
-
-/// An uncompressed BMP file with pixels that follow from `seed`.
-fn picture(width: u32, height: u32, seed: u32) -> Arc<[u8]> {
-    let row = (3 * width).next_multiple_of(4);
-    let (header, size) = (54_u32, row * height);
-    let mut file = b"BM".to_vec();
-    for word in [header + size, 0, header, 40, width, height, 24 << 16 | 1, 0, size, 0, 0, 0, 0] {
-        file.extend(word.to_le_bytes());
-    }
-    file.extend((0..size).map(|at| (at.wrapping_mul(seed * 2 + 7) >> 3) as u8));
-    file.into()
-}
 
 fn builder() -> EngineBuilder {
     Engine::builder().model("random:moondream2-tiny").num_blocks(8192).threads(1)
@@ -27,11 +22,6 @@ fn builder() -> EngineBuilder {
 /// With log-probabilities, so that answers are compared bit by bit.
 fn short(request: Request) -> Request {
     request.max_tokens(6).logprobs(0)
-}
-
-fn bits(completion: &Completion) -> Vec<(u32, u32)> {
-    let logprobs = completion.logprobs.iter().map(|logprob| logprob.logprob.to_bits());
-    completion.token_ids.iter().copied().zip(logprobs).collect()
 }
 
 /// Goal: an answer about an image has the same bits with a warm and with a cold cache, at every

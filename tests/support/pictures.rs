@@ -1,8 +1,6 @@
-//! Pictures and questions about them, for the tests with images.
+//! Pictures, for the tests with images.
 
 use std::sync::Arc;
-
-use stolon::{ChatMessage, Completion, Request};
 
 /// An uncompressed BMP file with pixels that follow from `seed`.
 pub(crate) fn picture(width: u32, height: u32, seed: u32) -> Arc<[u8]> {
@@ -14,16 +12,4 @@ pub(crate) fn picture(width: u32, height: u32, seed: u32) -> Arc<[u8]> {
     }
     file.extend((0..size).map(|at| (at.wrapping_mul(seed * 2 + 7) >> 3) as u8));
     file.into()
-}
-
-/// A question about images, with log-probabilities, so that answers are compared bit by bit.
-pub(crate) fn question(images: &[&Arc<[u8]>], text: &str) -> Request {
-    let request = Request::chat(vec![ChatMessage::user(text)]).max_tokens(6).logprobs(0);
-    images.iter().fold(request, |request, image| request.image(Arc::clone(image)))
-}
-
-/// The tokens of an answer with the bits of their log-probabilities.
-pub(crate) fn bits(completion: &Completion) -> Vec<(u32, u32)> {
-    let logprobs = completion.logprobs.iter().map(|logprob| logprob.logprob.to_bits());
-    completion.token_ids.iter().copied().zip(logprobs).collect()
 }

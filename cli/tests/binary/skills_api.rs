@@ -2,6 +2,9 @@
 //! model of the structure of Moondream 2. `tests/moondream_client.py` tests it with Moondream's own
 //! client.
 
+#[path = "../../../tests/support/pictures.rs"]
+mod pictures;
+
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use serde_json::{Value, json};
@@ -11,16 +14,9 @@ use crate::support::{Server, TINY};
 
 const MODEL: &str = "random:moondream2-tiny";
 
-/// A data URL of an uncompressed BMP file with pixels that follow from `seed`.
+/// A data URL of a picture whose pixels follow from `seed`.
 pub(crate) fn picture(width: u32, height: u32, seed: u32) -> String {
-    let row = (3 * width).next_multiple_of(4);
-    let (header, size) = (54_u32, row * height);
-    let mut file = b"BM".to_vec();
-    for word in [header + size, 0, header, 40, width, height, 24 << 16 | 1, 0, size, 0, 0, 0, 0] {
-        file.extend(word.to_le_bytes());
-    }
-    file.extend((0..size).map(|at| (at.wrapping_mul(seed * 2 + 7) >> 3) as u8));
-    format!("data:image/bmp;base64,{}", STANDARD.encode(file))
+    format!("data:image/bmp;base64,{}", STANDARD.encode(pictures::picture(width, height, seed)))
 }
 
 /// The schema of a reply with this media type.
