@@ -13,6 +13,7 @@ use stolon_scheduler::{
 use stolon_text::StopStrings;
 
 use crate::adapters::AdapterTable;
+use crate::after::After;
 use crate::min_tokens::MinTokens;
 use crate::prompt::Prompts;
 use crate::repetition::RepetitionDetector;
@@ -205,7 +206,8 @@ impl Engine {
             }
             if request.min_tokens > 0 {
                 let inner = options.sampling.processor.take();
-                let processor = MinTokens { count: request.min_tokens, ends, inner };
+                let processor =
+                    After { inner, rule: MinTokens { count: request.min_tokens, ends } };
                 options.sampling.processor = Some(SharedProcessor::new(processor));
             }
             let (tokens, images) = (Arc::new(tokens), request.placed);

@@ -139,6 +139,7 @@
 mod readme {}
 
 mod adapters;
+mod after;
 mod best;
 mod builder;
 mod completion;

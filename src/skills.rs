@@ -8,8 +8,9 @@ use stolon_model::{PromptParts, SkillPrompts};
 
 pub use regions::{BoundingBox, Point};
 
+use crate::after::{After, TokenRule, exclude};
 use crate::text::Text;
-use crate::{Error, LogitsProcessor, Request, SamplingError, SharedProcessor};
+use crate::{Error, Request, SharedProcessor};
 use regions::Finder;
 
 /// A task for which a model was trained with a prompt of its own. Only Moondream has skills.
@@ -187,8 +188,8 @@ impl Skills {
     fn excluding(&self, inner: Option<SharedProcessor>) -> Option<SharedProcessor> {
         match &self.prompts {
             Some(prompts) if !prompts.excluded.is_empty() => {
-                let tokens = prompts.excluded.clone().into();
-                Some(SharedProcessor::new(Excluded { tokens, inner }))
+                let rule = Excluded(prompts.excluded.clone().into());
+                Some(SharedProcessor::new(After { inner, rule }))
             }
             _ => inner,
         }
@@ -197,44 +198,18 @@ impl Skills {
 
 /// Excludes tokens.
 #[derive(Clone, Debug)]
-struct Excluded {
-    tokens: Arc<[u32]>,
-    /// The request's own processor, which runs first.
-    inner: Option<SharedProcessor>,
-}
+struct Excluded(Arc<[u32]>);
 
-impl LogitsProcessor for Excluded {
-    fn process(&self, output: &[u32], logits: &mut [f32]) -> Result<(), SamplingError> {
-        if let Some(inner) = &self.inner {
-            inner.process(output, logits)?;
-        }
-        for token in self.tokens.iter() {
-            if let Some(logit) = logits.get_mut(*token as usize) {
-                *logit = f32::NEG_INFINITY;
-            }
-        }
-        Ok(())
-    }
-
-    fn prepare(&self, output: &[u32]) {
-        if let Some(inner) = &self.inner {
-            inner.prepare(output);
-        }
-    }
-
-    fn is_ready(&self, output: &[u32]) -> bool {
-        self.inner.as_ref().is_none_or(|inner| inner.is_ready(output))
-    }
-
-    fn for_sequence(&self) -> Option<SharedProcessor> {
-        let inner = self.inner.as_ref()?.for_sequence()?;
-        Some(SharedProcessor::new(Excluded { inner: Some(inner), ..self.clone() }))
+impl TokenRule for Excluded {
+    fn apply(&self, _output: &[u32], logits: &mut [f32]) {
+        exclude(&self.0, logits);
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::{LogitsProcessor, SamplingError};
 
     /// Goal: tokens that do not occur in answers are excluded, after the request's own processor
     /// has run.
