@@ -275,7 +275,9 @@ fn use_every_field(config: &DecoderConfig) {
             scores: _,
             normalized: _,
             router_bias: _,
+            scale: _,
             shared_width: _,
+            shared_gate: _,
         } = experts;
     }
 }

@@ -22,8 +22,10 @@ pub(crate) struct Experts {
     /// The bias of each expert in the choice of experts.
     bias: Option<Vec<f32>>,
     experts: Vec<GatedMlp>,
-    /// The shared expert and its score, `[1, hidden_size]`.
-    shared: Option<(GatedMlp, Linear)>,
+    /// The shared expert and its score, `[1, hidden_size]`, if it has one.
+    shared: Option<(GatedMlp, Option<Linear>)>,
+    /// Factor of all outputs.
+    residual_scale: f32,
 }
 
 /// The rows that use one expert, and the factors of its output.
@@ -47,11 +49,13 @@ impl Experts {
         let experts = experts.collect::<std::result::Result<_, _>>()?;
         let shared = match shared {
             Some(SharedExpertWeights { mlp, gate }) => {
-                Some((GatedMlp::load(config, mlp, loader)?, loader.linear(gate)?))
+                let gate = gate.as_ref().map(|gate| loader.linear(gate)).transpose()?;
+                Some((GatedMlp::load(config, mlp, loader)?, gate))
             }
             None => None,
         };
-        Ok(Self { config: *experts_config, router, bias, experts, shared })
+        let residual_scale = config.residual_scale.unwrap_or(1.0);
+        Ok(Self { config: *experts_config, router, bias, experts, shared, residual_scale })
     }
 
     /// Adds the outputs of the experts of the rows `normed` to the rows of `x`, both
@@ -60,19 +64,24 @@ impl Experts {
         let scores = self.router.forward(normed)?.to_vec2::<f32>()?;
         let groups = groups(&self.config, self.bias.as_deref(), scores);
         let mut x = x.clone();
-        for (mlp, group) in self.experts.iter().zip(groups) {
+        for (mlp, mut group) in self.experts.iter().zip(groups) {
             if group.rows.is_empty() {
                 continue;
             }
             let count = group.rows.len();
+            group.weights.iter_mut().for_each(|weight| *weight *= self.residual_scale);
             let rows = Tensor::from_vec(group.rows, count, x.device())?;
             let weights = Tensor::from_vec(group.weights, (count, 1), x.device())?;
             let output = mlp.forward(&normed.index_select(&rows, 0)?)?.broadcast_mul(&weights)?;
             x = x.index_add(&rows, &output, 0)?;
         }
         if let Some((mlp, gate)) = &self.shared {
-            let weights = candle_nn::ops::sigmoid(&gate.forward(normed)?)?;
-            x = (x + mlp.forward(normed)?.broadcast_mul(&weights)?)?;
+            let mut output = mlp.forward(normed)?;
+            if let Some(gate) = gate {
+                let weights = candle_nn::ops::sigmoid(&gate.forward(normed)?)?;
+                output = output.broadcast_mul(&weights)?;
+            }
+            x = (x + output.affine(f64::from(self.residual_scale), 0.0)?)?;
         }
         Ok(x)
     }

@@ -370,8 +370,8 @@ impl DecoderConfig {
             let missing = || ModelError::key(file, "num_experts", "1 or more", "nothing");
             return if layers > 0 { Err(missing()) } else { Ok(()) };
         };
-        if self.norms.outputs() || self.residual_scale.is_some() {
-            let expected = "no norm or factor after experts";
+        if self.norms.outputs() {
+            let expected = "no norm after experts";
             return Err(ModelError::unsupported(file, "num_experts", expected, layers));
         }
         experts.check(file, layers)

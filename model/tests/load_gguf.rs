@@ -72,7 +72,11 @@ fn every_type_is_loaded_byte_for_byte() {
         config_json("gemma3_text"),
         config_json("qwen2_moe"),
         config_json("qwen3_moe"),
+        config_json("granitemoe"),
+        config_json("glm4_moe"),
         config_json("gpt_oss"),
+        config_json("starcoder2"),
+        config_json("cohere2"),
     ];
     for json in cases {
         let (config, weights) = model(&json, 11);

@@ -1,6 +1,7 @@
 //! Opens candle backends, and CPU backends to compare them with, of the models of the fixtures.
 
 use stolon_cuda::{CandleBackend, CandleOptions};
+use stolon_model::config::NormKind;
 use stolon_model::{
     CpuBackend, CpuOptions, DecoderConfig, KvBudget, KvType, LayerConfig, LoadedModel,
 };
@@ -9,10 +10,10 @@ pub(super) use crate::suite::fixture::*;
 use crate::suite::{Open, Sizes};
 
 /// Whether the backend computes models with this configuration: those in which all layers have
-/// attention, without gates of its output, and MLPs with gates.
+/// attention, without gates of its output, RMS norms, and MLPs with gates.
 pub(super) fn computes(config: &DecoderConfig) -> bool {
     let has_attention = config.layers.iter().all(LayerConfig::has_attention);
-    has_attention && !config.output_gate && config.mlp_gate
+    has_attention && !config.output_gate && config.mlp_gate && config.norm_kind == NormKind::Rms
 }
 
 /// The names of the models that the backend computes.

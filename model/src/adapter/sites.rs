@@ -30,11 +30,13 @@ pub(super) fn sites(layer: LayerWeights) -> [Vec<Part>; Site::ALL.len()] {
             Default::default()
         }
     };
+    // The MLP of parallel layers reads rows that are gone when it is computed.
+    let parallel = layer.mlp_input_norm.is_none() && layer.mlp_output_norm.is_none();
     let (gate_up, down) = match layer.mlp {
-        FeedForwardWeights::Dense(MlpWeights { gate_up, down }) => {
+        FeedForwardWeights::Dense(MlpWeights { gate_up, down }) if !parallel => {
             (stacked(gate_up), vec![single(down.weight)])
         }
-        FeedForwardWeights::Plain(_) | FeedForwardWeights::Experts(_) => Default::default(),
+        _ => Default::default(),
     };
     [inputs, output, gate_up, down]
 }

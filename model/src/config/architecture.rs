@@ -2,7 +2,7 @@
 
 mod table;
 
-use super::{DeltaNetConfig, NormPlacement, QkNorm, RopeScaling};
+use super::{DeltaNetConfig, NormKind, NormPlacement, QkNorm, RopeScaling};
 use table::TABLE;
 
 /// The architectures that the decoder supports.
@@ -20,7 +20,8 @@ pub enum Architecture {
     Qwen3,
     /// Granite 3: factors of the embeddings, the residuals and the logits.
     Granite,
-    /// Granite 4 without experts: Granite 3 with other names, and Mamba-2 in most layers.
+    /// Granite 4: Granite 3 with other names, with or without Mamba-2 in most layers, and with or
+    /// without a mixture of experts.
     GraniteHybrid,
     /// OLMo 2: norms of the outputs of attention and MLP only, and of all heads of q and k
     /// together.
@@ -61,9 +62,18 @@ pub enum Architecture {
     Qwen35Moe,
     /// Qwen3-Next: Gated DeltaNet in three of four layers, and a mixture of experts.
     Qwen3Next,
+    /// Granite 3 with a mixture of experts.
+    GraniteMoe,
+    /// GLM-4.5: a mixture of experts beside a shared expert without a gate.
+    Glm4Moe,
     /// gpt-oss: a mixture of experts with biases and clamped gates, attention sinks, and windows in
     /// every other layer.
     GptOss,
+    /// StarCoder 2: layer norms, biases everywhere, and MLPs without gates.
+    StarCoder2,
+    /// Cohere 2 (Command A, Command R7B): attention and MLP side by side, layer norms without
+    /// biases, and windows in three of four layers, which alone have a rotary embedding.
+    Cohere2,
     /// The text part of Moondream 2, which is that of Phi-1.5: attention and MLP side by side,
     /// layer norms, biases everywhere, and no gates.
     Moondream2,
@@ -91,10 +101,17 @@ pub(crate) struct Description {
     pub(super) output_gate: bool,
     /// Biases of the projections of the MLP.
     pub(super) mlp_bias: Bias,
+    /// Whether the MLP has a gate.
+    pub(super) mlp_gate: bool,
     pub(super) norms: NormPlacement,
+    pub(super) norm_kind: NormKind,
+    /// The key of what norms add to the mean square.
+    pub(super) norm_eps: &'static str,
     /// Added to the weights of norms in safetensors files.
     pub(super) norm_offset: f32,
     pub(super) qk_norm: Option<QkNorm>,
+    /// Whether queries and keys are normalized only with `use_qk_norm`.
+    pub(super) qk_norm_needs_flag: bool,
     pub(super) gate: Gate,
     pub(super) attention_sinks: bool,
     pub(super) attention_scale: AttentionScale,
@@ -106,6 +123,8 @@ pub(crate) struct Description {
     pub(super) scaled_embedding: bool,
     /// Whether there are factors of embeddings, residuals and logits (Granite).
     pub(super) multipliers: bool,
+    /// The factor of the logits if the key `logit_scale` is missing; `None` if there is no such key.
+    pub(super) logit_scale: Option<f32>,
     pub(crate) rotation: Rotation,
     pub(super) windows: Windows,
     /// Whether windows are used only with `use_sliding_window`.
@@ -154,6 +173,8 @@ pub(super) enum Bias {
 pub(super) enum Gate {
     /// SiLU, unless the key `hidden_act` says otherwise.
     Silu,
+    /// GELU, unless the key `hidden_act` says otherwise.
+    GeluAct,
     /// GELU, unless the key `hidden_activation` says otherwise.
     Gelu,
     /// The clamped gates of gpt-oss.
@@ -248,14 +269,33 @@ pub(super) struct ExpertsDefaults {
     pub(super) per_token: usize,
     /// `None`: the width is `intermediate_size`, and all layers have experts.
     pub(super) width: Option<usize>,
-    pub(super) shared_width: Option<usize>,
+    pub(super) shared: Shared,
     /// `None`: always normalized, without a key.
     pub(super) normalized: Option<bool>,
     pub(super) router_bias: bool,
     pub(super) scores: Scores,
-    /// Number of layers at the start without experts; `None` if other keys say which layers have
-    /// them.
-    pub(super) dense_layers: Option<usize>,
+    /// The key with the number of layers at the start without experts, and its default; `None` if
+    /// other keys say which layers have them.
+    pub(super) dense_layers: Option<(&'static str, usize)>,
+}
+
+/// The expert that all tokens use.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Shared {
+    None,
+    /// With a gate, and this width if the key `shared_expert_intermediate_size` is missing.
+    Gated(usize),
+    /// With the width that the MLP of layers without experts has (Granite 4).
+    Dense,
+    /// As many times as wide as the others as the key `n_shared_experts` says, or this number.
+    Times(usize),
+}
+
+impl Shared {
+    /// Whether the weight of the shared expert is computed.
+    pub(super) fn has_gate(self) -> bool {
+        matches!(self, Self::Gated(_))
+    }
 }
 
 /// How the scores of routers become weights.

@@ -14,7 +14,7 @@ const EXPERTS_TOTAL_MAX: usize = 1 << 15;
 /// [`LayerConfig::experts`](super::LayerConfig::experts). Each expert is an MLP. A router scores
 /// all experts for each token, and the outputs of the experts with the highest scores are added,
 /// weighted as [`Self::scores`] says. Among equal scores, the lower index wins.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub struct ExpertsConfig {
     /// Number of experts of a layer, at most 1024.
     pub count: usize,
@@ -29,9 +29,14 @@ pub struct ExpertsConfig {
     pub normalized: bool,
     /// Whether the router has a bias.
     pub router_bias: bool,
-    /// Width of the MLP of the shared expert, which all tokens use in addition. Its weight is the
-    /// sigmoid of a projection to one number. `None` if there is no shared expert.
+    /// Factor of the weights of a token's experts, above 0.
+    pub scale: f32,
+    /// Width of the MLP of the shared expert, which all tokens use in addition. `None` if there is
+    /// none.
     pub shared_width: Option<usize>,
+    /// Whether the weight of the shared expert is the sigmoid of a projection to one number.
+    /// Otherwise it is 1.
+    pub shared_gate: bool,
 }
 
 /// How the scores of a router become the weights of experts.
@@ -40,7 +45,7 @@ pub enum ExpertScores {
     /// By a softmax.
     Softmax,
     /// By the sigmoid of each score. If `bias` is true, each expert has a bias, which is added to
-    /// its weight for the choice of experts only (LFM2).
+    /// its weight for the choice of experts only (LFM2, GLM-4.5).
     Sigmoid {
         /// Whether there are biases.
         bias: bool,
@@ -103,7 +108,7 @@ impl ExpertsConfig {
             (ExpertScores::Sigmoid { .. }, false) => 1.0,
         };
         for (choice, &expert) in choices.iter_mut().zip(order.iter()) {
-            *choice = ExpertChoice { expert, weight: weight(expert) / sum };
+            *choice = ExpertChoice { expert, weight: weight(expert) / sum * self.scale };
         }
     }
 
@@ -121,6 +126,10 @@ impl ExpertsConfig {
             if !(1..=most).contains(&got) {
                 return Err(ModelError::key(file, key, format!("1 to {most}"), got));
             }
+        }
+        if !(self.scale.is_normal() && self.scale > 0.0) {
+            let expected = "a finite number above 0";
+            return Err(ModelError::key(file, "routed_scaling_factor", expected, self.scale));
         }
         Ok(())
     }

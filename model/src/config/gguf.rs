@@ -8,6 +8,7 @@ mod convolutions;
 mod delta_net;
 mod experts;
 mod layers;
+mod mamba2;
 mod metadata;
 mod names;
 mod rope;
@@ -56,7 +57,7 @@ pub(crate) fn parse(
     let num_heads = keys.required_size("attention.head_count")?;
     let head_dim = keys.size("attention.key_length")?.unwrap_or(hidden_size / num_heads);
     let rotary_dim = keys.rotary_dim(row, head_dim)?;
-    let layer_count = keys.layer_count(row)?;
+    let layer_count = keys.layer_count()?;
     let is_wide = row.gguf.wide_scale_layers == Some(layer_count);
     let score_dim = if is_wide { hidden_size / num_heads } else { head_dim } as f32;
     let scale = |key: &str| keys.factor(key).map(|factor| factor.filter(|factor| *factor != 1.0));
@@ -65,10 +66,16 @@ pub(crate) fn parse(
     let rope = keys.rope(row, max_positions, tensors)?;
     let (ropes, mut layers) = keys.layers(row, layer_count, rope)?;
     let experts = keys.experts(row, &mut layers)?;
-    let (num_kv_heads, convolution_taps) = keys.convolutions(row, num_heads, &mut layers)?;
+    let num_kv_heads = keys.kv_heads(row, num_heads, &mut layers)?;
+    let convolution_taps = keys.convolution_taps(&layers)?;
+    let mamba2 = keys.mamba2(&layers)?;
     let delta_net = keys.delta_net(row, &mut layers)?;
     let attention = layers.iter().position(LayerConfig::has_attention).unwrap_or(0);
     let attention_has = |name: &str| has(&format!("blk.{attention}.{name}"));
+    let eps = match row.norm_kind {
+        NormKind::Rms => "attention.layer_norm_rms_epsilon",
+        NormKind::Layer | NormKind::LayerWithoutBias => "attention.layer_norm_epsilon",
+    };
     let config = DecoderConfig {
         architecture,
         vocab_size: vocab_size(header, hidden_size)?,
@@ -77,12 +84,12 @@ pub(crate) fn parse(
         experts,
         convolution_taps,
         delta_net,
-        mamba2: None,
+        mamba2,
         num_heads,
         num_kv_heads,
         head_dim,
         rotary_dim,
-        rms_norm_eps: keys.required_float("attention.layer_norm_rms_epsilon")? as f32,
+        rms_norm_eps: keys.required_float(eps)? as f32,
         norm_offset: 0.0,
         max_positions: ropes[0].context(max_positions),
         tie_word_embeddings: !has("output.weight"),
@@ -94,14 +101,18 @@ pub(crate) fn parse(
         qk_norm: (row.qk_norm.filter(|norm| *norm == QkNorm::Position))
             .or(attention_has("attn_q_norm.weight").then_some(QkNorm::Head)),
         norms: row.norms,
-        norm_kind: NormKind::Rms,
+        norm_kind: row.norm_kind,
         activation: activation(row.gate),
-        mlp_gate: true,
+        mlp_gate: row.mlp_gate,
         attention_sinks: attention_has("attn_sinks.weight"),
         embedding_scale: scale("embedding_scale")?
             .or(row.scaled_embedding.then(|| (hidden_size as f64).sqrt() as f32)),
         residual_scale: scale("residual_scale")?,
-        logit_scale: scale("logit_scale")?.map(|divisor| 1.0 / divisor),
+        // That of Granite is a divisor.
+        logit_scale: match row.logit_scale {
+            Some(_) => scale("logit_scale")?,
+            None => scale("logit_scale")?.map(|divisor| 1.0 / divisor),
+        },
         attention_scale: keys.factor("attention.scale")?.unwrap_or(1.0 / score_dim.sqrt()),
         query_scaling: keys.query_scaling(row)?,
         attention_softcap: keys.softcap(row, "attn_logit_softcapping", |caps| caps.attention)?,
@@ -117,7 +128,7 @@ pub(crate) fn parse(
 fn activation(gate: Gate) -> Activation {
     match gate {
         Gate::ClampedSwiglu => Activation::ClampedSwiglu { alpha: 1.702, limit: 7.0 },
-        Gate::Gelu => Activation::GeluTanh,
+        Gate::Gelu | Gate::GeluAct => Activation::GeluTanh,
         Gate::Silu => Activation::Silu,
     }
 }

@@ -18,7 +18,7 @@ use stolon_kernels::TensorType;
 use super::architecture::{AttentionScale, Bias, Description, Gate, Softcaps};
 use super::keys::Keys;
 use super::quantization::{self, Quantization};
-use super::{Activation, Architecture, DecoderConfig, NormKind, QueryScaling};
+use super::{Activation, Architecture, DecoderConfig, QkNorm, QueryScaling};
 use crate::error::{ModelError, quoted};
 
 /// The content of `config.json`: the decoder's configuration and the special token ids.
@@ -129,7 +129,6 @@ fn decoder(
     let delta_net = delta_net::parse(row, keys, &mut layers)?;
     let mamba2 = mamba::parse(row, keys, hidden_size, &mut layers)?;
     let cap = |cap: fn(Softcaps) -> Option<f32>| row.softcaps.and_then(cap);
-    let eps_key = if row.convolutions { "norm_eps" } else { "rms_norm_eps" };
     Ok(DecoderConfig {
         architecture: row.architecture,
         vocab_size: keys.size("vocab_size")?.unwrap_or(defaults.vocab_size),
@@ -143,7 +142,7 @@ fn decoder(
         num_kv_heads,
         head_dim,
         rotary_dim: ropes.rotary_dim,
-        rms_norm_eps: keys.positive(eps_key)?.unwrap_or(defaults.rms_norm_eps) as f32,
+        rms_norm_eps: keys.positive(row.norm_eps)?.unwrap_or(defaults.rms_norm_eps) as f32,
         norm_offset: row.norm_offset,
         max_positions: ropes.list[0].context(max_positions),
         tie_word_embeddings: tied(row, keys, root)?,
@@ -152,15 +151,15 @@ fn decoder(
         output_bias: row.output_bias.of(keys)?,
         output_gate: row.output_gate,
         mlp_bias: row.mlp_bias.of(keys)?,
-        qk_norm: row.qk_norm,
+        qk_norm: qk_norm(row, keys)?,
         norms: row.norms,
-        norm_kind: NormKind::Rms,
+        norm_kind: row.norm_kind,
         activation: activation(row.gate, keys)?,
-        mlp_gate: true,
+        mlp_gate: row.mlp_gate,
         attention_sinks: row.attention_sinks,
         embedding_scale: embedding_scale(row, keys, hidden_size)?,
         residual_scale: multiplier(keys, "residual_multiplier")?,
-        logit_scale: multiplier(keys, "logits_scaling")?.map(|divisor| 1.0 / divisor),
+        logit_scale: logit_scale(row, keys)?,
         attention_scale: row.attention_scale.of(keys, head_dim)? as f32,
         query_scaling: query_scaling(row, keys)?,
         attention_softcap: softcap(keys, "attn_logit_softcapping", cap(|caps| caps.attention))?,
@@ -207,6 +206,20 @@ fn refuse_options(row: &Description, keys: &Keys<'_>) -> Result<(), ModelError> 
         }
     }
     Ok(())
+}
+
+/// The norms of queries and keys.
+fn qk_norm(row: &Description, keys: &Keys<'_>) -> Result<Option<QkNorm>, ModelError> {
+    let used = !row.qk_norm_needs_flag || keys.flag("use_qk_norm")?.unwrap_or(false);
+    Ok(row.qk_norm.filter(|_| used))
+}
+
+/// The factor of the logits.
+fn logit_scale(row: &Description, keys: &Keys<'_>) -> Result<Option<f32>, ModelError> {
+    if let Some(default) = row.logit_scale {
+        return Ok(Some(keys.positive_f32("logit_scale")?.unwrap_or(default)));
+    }
+    Ok(multiplier(keys, "logits_scaling")?.map(|divisor| 1.0 / divisor))
 }
 
 /// The factor of queries that grows with the position.
@@ -267,6 +280,7 @@ impl AttentionScale {
 fn activation(gate: Gate, keys: &Keys<'_>) -> Result<Activation, ModelError> {
     let (key, default) = match gate {
         Gate::Silu => ("hidden_act", "silu"),
+        Gate::GeluAct => ("hidden_act", "gelu_pytorch_tanh"),
         Gate::Gelu => ("hidden_activation", "gelu_pytorch_tanh"),
         Gate::ClampedSwiglu => {
             let alpha = keys.positive_f32("swiglu_alpha")?.unwrap_or(1.702);

@@ -23,6 +23,9 @@ pub struct Mamba2Config {
     pub taps: usize,
     /// Whether the convolution has biases.
     pub convolution_bias: bool,
+    /// Whether the weights have the logarithms of the decay rates. Otherwise they have the negative
+    /// rates, as GGUF files do.
+    pub log_rates: bool,
 }
 
 impl Mamba2Config {

@@ -8,9 +8,11 @@ use crate::error::ModelError;
 pub enum NormKind {
     /// RMS norms, which scale rows.
     Rms,
-    /// Layer norms, which shift rows to the mean 0, scale them, and add a bias (Moondream 2). Only
-    /// inputs are normalized then.
+    /// Layer norms, which shift rows to the mean 0, scale them, and add a bias (Moondream 2,
+    /// StarCoder 2). Only inputs are normalized then.
     Layer,
+    /// Layer norms without a bias (Cohere 2).
+    LayerWithoutBias,
 }
 
 /// Where a layer normalizes the residual stream. The names of the weights depend on it.
@@ -29,7 +31,7 @@ pub enum NormPlacement {
     /// `post_self_attn_layernorm`, `post_attention_layernorm` and `post_mlp_layernorm`.
     InputAndOutputOfGlm,
     /// The input of the layer is normalized, `input_layernorm`, and both attention and MLP read it
-    /// (Moondream 2). Their outputs are added to the residual stream.
+    /// (Moondream 2, Cohere 2). Their outputs are added to the residual stream.
     Parallel,
 }
 
@@ -82,14 +84,14 @@ impl DecoderConfig {
     pub(super) fn check_blocks(&self, file: &str) -> Result<(), ModelError> {
         let refused =
             |key: &str, expected: &str| Err(ModelError::unsupported(file, key, expected, "others"));
-        if self.norm_kind == NormKind::Layer && self.norms.outputs() {
+        if self.norm_kind != NormKind::Rms && self.norms.outputs() {
             return refused("norms", "layer norms of inputs only");
         }
         let layers = || self.layers.iter();
         if self.norms == NormPlacement::Parallel
-            && (self.mlp_gate || layers().any(|layer| layer.experts || !layer.has_attention()))
+            && layers().any(|layer| layer.experts || !layer.has_attention())
         {
-            return refused("norms", "attention and an MLP without a gate side by side");
+            return refused("norms", "attention and one MLP side by side");
         }
         if !self.mlp_gate && self.activation != Activation::GeluTanh {
             return refused("hidden_act", "gelu_pytorch_tanh in an MLP without a gate");

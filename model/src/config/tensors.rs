@@ -95,14 +95,16 @@ pub struct PlainMlpWeights {
 /// A norm of rows of the residual stream.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NormWeights {
+    /// The kind of norm.
+    pub kind: NormKind,
     /// `[hidden_size]`.
     pub weight: TensorSpec,
-    /// `[hidden_size]`, for [`NormKind::Layer`]; `None` for an RMS norm.
+    /// `[hidden_size]`, for [`NormKind::Layer`] only.
     pub bias: Option<TensorSpec>,
 }
 
 /// A mixture of experts.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct ExpertsWeights {
     /// How experts are chosen.
     pub config: ExpertsConfig,
@@ -121,13 +123,14 @@ pub struct ExpertsWeights {
 pub struct SharedExpertWeights {
     /// Its MLP.
     pub mlp: MlpWeights,
-    /// `[1, hidden_size]`: the score whose sigmoid is the factor of its output.
-    pub gate: LinearWeights,
+    /// `[1, hidden_size]`: the score whose sigmoid is the factor of its output; `None` for the
+    /// factor 1.
+    pub gate: Option<LinearWeights>,
 }
 
 /// What a layer computes after attention.
 #[allow(clippy::large_enum_variant, reason = "there is one per layer, while a model is loaded")]
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq)]
 pub enum FeedForwardWeights {
     /// One MLP for all tokens.
     Dense(MlpWeights),
@@ -139,7 +142,7 @@ pub enum FeedForwardWeights {
 
 /// The weights of one layer, in the order of the forward pass. Norms are `[hidden_size]` unless
 /// stated otherwise, and `None` if the layer does not have them.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct LayerWeights {
     /// Norm of the residual stream before attention, or before what the layer has in its place.
     pub attention_input_norm: Option<NormWeights>,
@@ -157,7 +160,7 @@ pub struct LayerWeights {
 }
 
 /// All weights of a decoder, in the order of the forward pass.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct DecoderWeights {
     /// `[vocab_size, hidden_size]`.
     pub embedding: TensorSpec,
@@ -278,13 +281,14 @@ impl DecoderConfig {
     fn residual_norm(&self, module: &str) -> NormWeights {
         let with_bias = self.norm_kind == NormKind::Layer;
         NormWeights {
+            kind: self.norm_kind,
             weight: norm(module, self.hidden_size),
             bias: with_bias.then(|| bias(module, self.hidden_size)),
         }
     }
 
     fn expert_weights(&self, config: ExpertsConfig, module: &str) -> ExpertsWeights {
-        let ExpertsConfig { count, width, scores, router_bias, shared_width, .. } = config;
+        let ExpertsConfig { count, width, scores, router_bias, shared_gate, .. } = config;
         let gate = |part: &str, rows, bias| {
             let linear = linear(&format!("{module}.{part}"), [rows, self.hidden_size], bias);
             let weight = TensorSpec { role: TensorRole::Router, ..linear.weight };
@@ -300,9 +304,12 @@ impl DecoderConfig {
                 role: TensorRole::Bias,
             }),
             experts: (0..count).map(expert).collect(),
-            shared: shared_width.map(|width| SharedExpertWeights {
-                mlp: self.mlp_weights(&format!("{module}.shared_expert"), width),
-                gate: gate("shared_expert_gate", 1, false),
+            shared: config.shared_width.map(|width| SharedExpertWeights {
+                mlp: match shared_gate {
+                    true => self.mlp_weights(&format!("{module}.shared_expert"), width),
+                    false => self.mlp_weights(module, width),
+                },
+                gate: shared_gate.then(|| gate("shared_expert_gate", 1, false)),
             }),
         }
     }

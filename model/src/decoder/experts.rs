@@ -31,7 +31,7 @@ pub(super) struct Experts {
     bias: Option<Vec<f32>>,
     /// The experts, followed by the shared expert if there is one.
     experts: Vec<GatedMlp>,
-    /// `[1, hidden_size]`: the score of the shared expert.
+    /// `[1, hidden_size]`: the score of the shared expert; `None` if it has none.
     shared_gate: Option<Linear>,
 }
 
@@ -48,7 +48,7 @@ impl Experts {
         let mut shared_gate = None;
         if let Some(SharedExpertWeights { mlp, gate }) = shared {
             experts.push(GatedMlp::load(mlp, loader)?);
-            shared_gate = Some(loader.linear(gate)?);
+            shared_gate = gate.as_ref().map(|gate| loader.linear(gate)).transpose()?;
         }
         Ok(Self { config: *config, router, bias, experts, shared_gate })
     }
@@ -150,13 +150,14 @@ impl ExpertsPass<'_> {
         threads: &Threads,
         x: &mut [f32],
     ) {
+        let residual_scale = self.config.residual_scale.unwrap_or(1.0);
         let weighted: Vec<_> = groups
             .iter()
             .map(|(group, mlp)| {
                 let weights = routing.weights(group);
                 move |sums: RowSums<'_>| {
                     mlp.down.add_bias(self.path, sums.feature, sums.first);
-                    let weight = weights[sums.row];
+                    let weight = weights[sums.row] * residual_scale;
                     sums.first.iter_mut().for_each(|sum| *sum *= weight);
                 }
             })

@@ -27,7 +27,7 @@ pub(super) fn use_every_field(config: &DecoderConfig) {
         mlp_gate: _,
         // `Decoder::embed`
         embedding_scale: _,
-        // `passes::Norm`, `passes::Heads` and `passes::Residual`
+        // `passes::Norm`, `passes::Heads`, `passes::Residual` and `ExpertsPass`
         query_scaling: _,
         rms_norm_eps: _,
         norm_offset: _,
@@ -73,7 +73,9 @@ fn use_every_field_of_experts(config: &ExpertsConfig) {
         scores: _,
         normalized: _,
         router_bias: _,
+        scale: _,
         shared_width: _,
+        shared_gate: _,
     } = config;
 }
 
@@ -99,5 +101,6 @@ fn use_every_field_of_mamba2(config: &Mamba2Config) {
         state_dim: _,
         taps: _,
         convolution_bias: _,
+        log_rates: _,
     } = config;
 }

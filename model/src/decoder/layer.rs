@@ -10,10 +10,10 @@ use super::linear::{Linear, Loader};
 use super::mamba2::Mamba2;
 use super::mlp::{GatedMlp, PlainMlp};
 use super::passes::NormVectors;
-use crate::config::{DecoderConfig, FeedForwardWeights, LayerWeights, MixerWeights};
+use crate::config::{DecoderConfig, FeedForwardWeights, LayerWeights, MixerWeights, NormPlacement};
 use crate::error::ModelError;
 
-/// The weights of one layer: the fields of [`LayerWeights`], which describes them.
+/// The weights of one layer: the fields of [`LayerWeights`], which describes them, and more.
 #[derive(Debug)]
 pub(super) struct Layer {
     pub(super) attention_input_norm: Option<NormVectors>,
@@ -22,6 +22,8 @@ pub(super) struct Layer {
     pub(super) mlp_input_norm: Option<NormVectors>,
     pub(super) mlp: Mlp,
     pub(super) mlp_output_norm: Option<Vec<f32>>,
+    /// Whether attention and the MLP read the same rows.
+    pub(super) parallel: bool,
 }
 
 /// How a layer mixes positions.
@@ -135,14 +137,17 @@ impl Layer {
                 }
             },
             mlp_output_norm: loader.optional_vector(mlp_output_norm.as_ref())?,
+            parallel: config.norms == NormPlacement::Parallel,
         })
     }
 
     /// The matrices that the normalized input of the layer is multiplied with.
     pub(super) fn inputs(&self) -> Vec<&Matrix> {
         let mut inputs = self.mixer.inputs();
-        if let (Mlp::Plain(mlp), None) = (&self.mlp, &self.mlp_input_norm) {
-            inputs.push(&mlp.up.matrix);
+        match &self.mlp {
+            Mlp::Dense(mlp) if self.parallel => inputs.extend([&mlp.gate.matrix, &mlp.up.matrix]),
+            Mlp::Plain(mlp) if self.parallel => inputs.push(&mlp.up.matrix),
+            Mlp::Dense(_) | Mlp::Plain(_) | Mlp::Experts(_) => {}
         }
         inputs
     }

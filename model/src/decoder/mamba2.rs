@@ -44,19 +44,14 @@ impl Mamba2 {
         kept: usize,
         loader: &mut Loader<'_>,
     ) -> Result<Self, ModelError> {
-        let Mamba2Weights {
-            inputs,
-            step_bias,
-            log_rates,
-            skip,
-            taps,
-            convolution_bias,
-            norm,
-            output,
-        } = spec;
+        let Mamba2Weights { inputs, step_bias, rates, skip, taps, convolution_bias, norm, output } =
+            spec;
         let [gate, xbc, step] = &inputs.parts;
         let by_channel = loader.vector(taps)?;
-        let rates = loader.vector(log_rates)?.into_iter().map(|rate| -rate.exp()).collect();
+        let mut rates = loader.vector(rates)?;
+        if config.log_rates {
+            rates.iter_mut().for_each(|rate| *rate = -rate.exp());
+        }
         Ok(Self {
             config,
             gate: loader.linear(gate)?,

@@ -62,7 +62,7 @@ impl PlainMlp {
 impl Decoder {
     /// Normalizes the residual stream of `rows` rows, computes the MLP or the experts of layer
     /// `index`, adds the result to the residual stream, and normalizes that for the next layer or
-    /// the output matrix.
+    /// the output matrix. The MLP of a parallel layer reads the rows that were packed for attention.
     pub(super) fn mlp(&mut self, index: usize, rows: usize, workers: &Workers) {
         let (config, path, layer) = (&self.config, self.path, &self.layers[index]);
         match &layer.mlp {
@@ -81,16 +81,15 @@ impl Decoder {
     }
 
     /// Computes the MLP without a gate of layer `index` and adds the result to the residual stream.
-    /// Without a norm of its own, it reads the rows that were packed for attention.
     fn plain(&mut self, index: usize, rows: usize, workers: &Workers) {
         let (config, path, layer) = (&self.config, self.path, &self.layers[index]);
         let Mlp::Plain(mlp) = &layer.mlp else { return };
         let Activations { x, normed, inner, projected, .. } = &mut self.activations;
         let x = &mut x[..rows * config.hidden_size];
         let matrices = [&mlp.up.matrix];
-        if let Some(vectors) = &layer.mlp_input_norm {
+        if !layer.parallel {
             normed.reset(rows, &matrices);
-            Norm::of(config, Some(vectors), path).pack(x, normed, workers);
+            Norm::of(config, layer.mlp_input_norm.as_ref(), path).pack(x, normed, workers);
             self.profile.mark(Stage::Residual);
         }
         inner.reset(rows, &[&mlp.down.matrix]);
@@ -116,14 +115,16 @@ impl Decoder {
         let Mlp::Dense(mlp) = &layer.mlp else { return };
         let Activations { x, normed, inner, inner_rows, projected, .. } = &mut self.activations;
         let x = &mut x[..rows * config.hidden_size];
-        let norm = Norm::of(config, layer.mlp_input_norm.as_ref(), path);
         let matrices = [&mlp.gate.matrix, &mlp.up.matrix];
-        normed.reset(rows, &matrices);
-        norm.pack(x, normed, workers);
-        self.adapters.lower((index, Site::GateUp), path, workers, |row, out| {
-            norm.apply(&x[row * out.len()..][..out.len()], out);
-        });
-        self.profile.mark(Stage::Residual);
+        if !layer.parallel {
+            let norm = Norm::of(config, layer.mlp_input_norm.as_ref(), path);
+            normed.reset(rows, &matrices);
+            norm.pack(x, normed, workers);
+            self.adapters.lower((index, Site::GateUp), path, workers, |row, out| {
+                norm.apply(&x[row * out.len()..][..out.len()], out);
+            });
+            self.profile.mark(Stage::Residual);
+        }
         inner.reset(rows, &[&mlp.down.matrix]);
         let updates = self.adapters.updates(index, Site::GateUp);
         let gate = |sums: RowSums<'_>| {

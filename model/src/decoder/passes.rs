@@ -13,7 +13,7 @@ use super::adapters::Updates;
 use super::linear::{Linear, Loader};
 use super::mlp::GatedMlp;
 use super::rope::RopeTable;
-use crate::config::{Activation, DecoderConfig, NormWeights, QkNorm, QueryScaling};
+use crate::config::{Activation, DecoderConfig, NormKind, NormWeights, QkNorm, QueryScaling};
 use crate::error::ModelError;
 use crate::kv_store::KvStore;
 use crate::workers::Workers;
@@ -22,14 +22,19 @@ use crate::workers::Workers;
 #[derive(Debug)]
 pub(super) struct NormVectors {
     weight: Vec<f32>,
-    /// The bias of a layer norm; `None` for an RMS norm.
+    /// The bias of a layer norm, zeroes if the model has none; `None` for an RMS norm.
     bias: Option<Vec<f32>>,
 }
 
 impl NormVectors {
     pub(super) fn load(spec: &NormWeights, loader: &mut Loader<'_>) -> Result<Self, ModelError> {
-        let NormWeights { weight, bias } = spec;
-        Ok(Self { weight: loader.vector(weight)?, bias: loader.optional_vector(bias.as_ref())? })
+        let NormWeights { kind, weight, bias } = spec;
+        let weight = loader.vector(weight)?;
+        let bias = match kind {
+            NormKind::Rms | NormKind::Layer => loader.optional_vector(bias.as_ref())?,
+            NormKind::LayerWithoutBias => Some(vec![0.0; weight.len()]),
+        };
+        Ok(Self { weight, bias })
     }
 
     /// As [`Self::load`], if there is a norm.

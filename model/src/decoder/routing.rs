@@ -10,7 +10,7 @@ pub(super) struct Routing {
     pub(super) normed: Vec<f32>,
     /// The router's scores, `[rows, experts]`.
     pub(super) scores: Vec<f32>,
-    /// The score of the shared expert, `[rows]`.
+    /// The score of the shared expert, `[rows]`; empty if it has none.
     pub(super) shared_scores: Vec<f32>,
     /// The experts that each row uses, with their weights, `[rows, experts per token]`.
     choices: Vec<ExpertChoice>,
@@ -37,7 +37,7 @@ impl Routing {
     pub(super) fn reset(&mut self, config: &ExpertsConfig, rows: usize, hidden_size: usize) {
         self.normed.resize(rows * hidden_size, 0.0);
         self.scores.resize(rows * config.count, 0.0);
-        self.shared_scores.resize(config.shared_width.map_or(0, |_| rows), 0.0);
+        self.shared_scores.resize(if config.shared_gate { rows } else { 0 }, 0.0);
         self.choices.resize(rows * config.per_token, ExpertChoice::default());
     }
 
@@ -65,6 +65,7 @@ impl Routing {
             let start = self.rows.len();
             self.rows.extend(0..rows as u32);
             self.weights.extend(self.shared_scores.iter().map(|score| sigmoid(*score)));
+            self.weights.resize(start + rows, 1.0);
             self.groups.push(ExpertGroup { expert: config.count, range: start..start + rows });
         }
     }
@@ -121,7 +122,9 @@ mod tests {
             scores: ExpertScores::Softmax,
             normalized,
             router_bias: false,
+            scale: 1.0,
             shared_width,
+            shared_gate: shared,
         }
     }
 

@@ -150,17 +150,19 @@ impl Weights {
                 });
             }
         };
-        // A matrix of one row may be stored as a vector, a convolution with a dimension of 1
-        // between channels and taps, the projection of patches as the kernel of a convolution, and
-        // the positions of patches with a first dimension of 1.
+        // Dimensions of 1 do not matter: a matrix of one row may be stored as a vector, or a
+        // convolution with such a dimension between channels and taps. The projection of patches
+        // may be the kernel of a convolution, and the norm of several groups may have one row for
+        // each.
+        let larger = |shape: &[usize]| -> Vec<usize> {
+            shape.iter().copied().filter(|size| *size != 1).collect()
+        };
         let is_same = match (&stored.shape[..], shape) {
-            ([columns], [1, wanted]) => columns == wanted,
-            ([rows, 1, columns], [_, _]) => [*rows, *columns] == shape,
             ([rows, kernel @ ..], [wanted, columns]) if kernel.len() >= 3 => {
                 rows == wanted && kernel.iter().product::<usize>() == *columns
             }
-            ([1, rest @ ..], wanted) if rest == wanted => true,
-            (stored, _) => stored == shape,
+            ([groups, width], [wanted]) => groups * width == *wanted,
+            (stored, wanted) => larger(stored) == larger(wanted),
         };
         if !is_same {
             return Err(ModelError::WrongShape {

@@ -208,8 +208,16 @@ pub(crate) fn check_index(weights: &Weights, index: &Value, dir: &Path) -> Resul
     Ok(())
 }
 
-/// What the names of LFM2 and Granite 4 have in place of others.
-const OTHER_NAMES: [(&str, &str); 8] = [
+/// What the names of LFM2, Granite, GLM-4.5, StarCoder 2 and gpt-oss have in place of others.
+const OTHER_NAMES: [(&str, &str); 16] = [
+    (".mlp.router.", ".mlp.gate."),
+    (".mlp.gate.e_score_correction_bias", ".mlp.expert_bias"),
+    (".mlp.shared_experts.", ".mlp."),
+    (".block_sparse_moe.router.layer.", ".mlp.gate."),
+    (".block_sparse_moe.input_linear.weight", ".mlp.experts.gate_up_proj"),
+    (".block_sparse_moe.output_linear.weight", ".mlp.experts.down_proj"),
+    (".mlp.c_fc.", ".mlp.up_proj."),
+    (".mlp.c_proj.", ".mlp.down_proj."),
     (".shared_mlp.input_linear.", ".mlp.gate_up_proj."),
     (".shared_mlp.output_linear.", ".mlp.down_proj."),
     (".embedding_norm.", ".norm."),
@@ -251,8 +259,8 @@ pub(crate) fn canonical_name(name: &str) -> String {
     {
         return canonical_name(&format!("model.{name}"));
     }
-    if let Some((layer, kind)) = name.split_once(".mlp.router.") {
-        return format!("{layer}.mlp.gate.{kind}");
+    if let Some((other, own)) = OTHER_NAMES.into_iter().find(|(other, _)| name.contains(other)) {
+        return name.replace(other, own);
     }
     let mlp = [".block_sparse_moe.", ".feed_forward."].into_iter();
     if let Some((layer, module)) = mlp.filter_map(|module| name.split_once(module)).next() {
@@ -262,6 +270,5 @@ pub(crate) fn canonical_name(name: &str) -> String {
             .replace("w3.", "up_proj.");
         return format!("{layer}.mlp.{module}");
     }
-    let other = OTHER_NAMES.into_iter().find(|(other, _)| name.contains(other));
-    other.map_or_else(|| name.to_owned(), |(other, own)| name.replace(other, own))
+    name.to_owned()
 }

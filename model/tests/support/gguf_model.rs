@@ -2,7 +2,7 @@
 
 use candle_core::quantized::QTensor;
 use candle_core::{Device, Tensor as CandleTensor};
-use stolon_model::config::{NormPlacement, TensorRole, TensorSpec};
+use stolon_model::config::{NormKind, NormPlacement, TensorRole, TensorSpec};
 use stolon_model::{Architecture, DecoderConfig, MixerKind, RopeScaling, TensorType, Weights};
 
 #[path = "gguf_delta_net.rs"]
@@ -57,6 +57,7 @@ fn gguf_name(name: &str, post_norms: bool) -> String {
     let top = [
         ("model.embed_tokens.weight", "token_embd.weight"),
         ("model.norm.weight", "output_norm.weight"),
+        ("model.norm.bias", "output_norm.bias"),
         ("lm_head.weight", "output.weight"),
     ];
     if let Some((_, gguf)) = top.iter().find(|(hf, _)| *hf == name) {
@@ -75,8 +76,12 @@ fn gguf_name(name: &str, post_norms: bool) -> String {
         "self_attn" if kind == "sinks" => return format!("blk.{layer}.attn_sinks.weight"),
         "conv.conv" => "shortconv.conv",
         "conv.out_proj" => "shortconv.out_proj",
-        "linear_attn" if kind == "A_log" => return format!("blk.{layer}.ssm_a"),
-        "linear_attn" => return format!("blk.{layer}.ssm_dt.bias"),
+        "linear_attn" | "mamba" if kind == "A_log" => return format!("blk.{layer}.ssm_a"),
+        "mamba" if kind == "D" => return format!("blk.{layer}.ssm_d"),
+        "linear_attn" | "mamba" => return format!("blk.{layer}.ssm_dt.bias"),
+        "mamba.conv1d" => "ssm_conv1d",
+        "mamba.norm" => "ssm_norm",
+        "mamba.out_proj" => "ssm_out",
         "linear_attn.in_proj_qkv" => "attn_qkv",
         "linear_attn.in_proj_z" => "attn_gate",
         "linear_attn.in_proj_b" => "ssm_beta",
@@ -115,7 +120,9 @@ fn metadata(config: &DecoderConfig, file: &mut GgufWriter) {
         Architecture::Qwen2Moe => "qwen2moe",
         Architecture::Qwen3Moe => "qwen3moe",
         Architecture::GptOss => "gpt-oss",
+        Architecture::GraniteHybrid if config.mamba2.is_some() => "granitehybrid",
         Architecture::GraniteHybrid => "granite",
+        Architecture::Glm4Moe => "glm4moe",
         Architecture::Ministral3 => "mistral3",
         Architecture::Lfm2Moe => "lfm2moe",
         Architecture::Qwen35 => "qwen35",
@@ -136,19 +143,20 @@ fn metadata(config: &DecoderConfig, file: &mut GgufWriter) {
         ("rope.dimension_count", config.rotary_dim()),
     ];
     for (key, number) in numbers {
-        let value = match (key, config.convolution_taps) {
-            ("attention.head_count_kv", Some(_)) => Meta::I32s(
+        let by_layer = config.convolution_taps.is_some() || config.mamba2.is_some();
+        let value = match key {
+            "attention.head_count_kv" if by_layer => Meta::I32s(
                 config
                     .layers
                     .iter()
-                    .map(|l| if l.mixer == MixerKind::Convolution { 0 } else { number as i32 })
+                    .map(|l| if l.mixer == MixerKind::Attention { number as i32 } else { 0 })
                     .collect(),
             ),
             _ => Meta::U32(number as u32),
         };
         file.set(&format!("{prefix}.{key}"), value);
     }
-    if config.architecture == Architecture::Lfm2Moe {
+    if let Architecture::Lfm2Moe | Architecture::Glm4Moe = config.architecture {
         file.set(&format!("{prefix}.expert_gating_func"), Meta::U32(2));
         file.set(&format!("{prefix}.leading_dense_block_count"), Meta::U32(1));
     }
@@ -158,13 +166,29 @@ fn metadata(config: &DecoderConfig, file: &mut GgufWriter) {
     if let Some(delta_net) = &config.delta_net {
         gguf_delta_net::metadata(delta_net, prefix, file);
     }
+    if let Some(mamba2) = &config.mamba2 {
+        for (key, number) in [
+            ("ssm.conv_kernel", mamba2.taps),
+            ("ssm.state_size", mamba2.state_dim),
+            ("ssm.group_count", mamba2.groups),
+            ("ssm.inner_size", mamba2.heads * mamba2.head_dim),
+            ("ssm.time_step_rank", mamba2.heads),
+        ] {
+            file.set(&format!("{prefix}.{key}"), Meta::U32(number as u32));
+        }
+    }
     if let Some(experts) = &config.experts {
+        let (shared, glm) = (experts.shared_width, config.architecture == Architecture::Glm4Moe);
         let numbers = [
             ("expert_count", Some(experts.count)),
             ("expert_used_count", Some(experts.per_token)),
             ("expert_feed_forward_length", Some(experts.width)),
-            ("expert_shared_feed_forward_length", experts.shared_width),
+            ("expert_shared_feed_forward_length", shared.filter(|_| !glm)),
+            ("expert_shared_count", shared.filter(|_| glm).map(|width| width / experts.width)),
         ];
+        if experts.scale != 1.0 {
+            file.set(&format!("{prefix}.expert_weights_scale"), Meta::F32(experts.scale));
+        }
         for (key, number) in numbers {
             if let Some(number) = number {
                 file.set(&format!("{prefix}.{key}"), Meta::U32(number as u32));
@@ -172,15 +196,22 @@ fn metadata(config: &DecoderConfig, file: &mut GgufWriter) {
         }
     }
     file.set(&format!("{prefix}.rope.freq_base"), Meta::F32(config.ropes[0].theta as f32));
-    let epsilon = format!("{prefix}.attention.layer_norm_rms_epsilon");
+    let kind = if config.norm_kind == NormKind::Rms { "layer_norm_rms" } else { "layer_norm" };
+    let epsilon = format!("{prefix}.attention.{kind}_epsilon");
     file.set(&epsilon, Meta::F32(config.rms_norm_eps));
-    let granite =
-        matches!(config.architecture, Architecture::Granite | Architecture::GraniteHybrid);
+    let granite = matches!(
+        config.architecture,
+        Architecture::Granite | Architecture::GraniteHybrid | Architecture::GraniteMoe
+    );
+    let logit_scale = match config.architecture {
+        Architecture::Cohere2 => config.logit_scale,
+        _ => config.logit_scale.map(|factor| 1.0 / factor),
+    };
     for (key, number) in [
         ("attention.scale", granite.then_some(config.attention_scale)),
         ("embedding_scale", config.embedding_scale.filter(|_| granite)),
         ("residual_scale", config.residual_scale),
-        ("logit_scale", config.logit_scale.map(|factor| 1.0 / factor)),
+        ("logit_scale", logit_scale),
         ("attn_logit_softcapping", config.attention_softcap),
         ("final_logit_softcapping", config.logit_softcap),
     ] {
@@ -249,11 +280,21 @@ fn fused_name(name: &str) -> Option<(String, bool)> {
         "self_attn.k_proj.weight" | "self_attn.v_proj.weight" => ("attn_qkv", false),
         "conv.in_proj.factor.weight" => ("shortconv.in_proj", true),
         "conv.in_proj.gate.weight" | "conv.in_proj.x.weight" => ("shortconv.in_proj", false),
+        "mamba.in_proj.gate.weight" => ("ssm_in", true),
+        "mamba.in_proj.xbc.weight" | "mamba.in_proj.step.weight" => ("ssm_in", false),
         "mlp.gate_proj.weight" => ("ffn_up", true),
         "mlp.up_proj.weight" => ("ffn_up", false),
         _ => return None,
     };
     Some((format!("blk.{layer}.{fused}.weight"), first))
+}
+
+/// Whether a tensor belongs to a shared expert without a gate.
+fn is_shared(config: &DecoderConfig, name: &str) -> bool {
+    let layer = name.split('.').nth(2).and_then(|layer| layer.parse::<usize>().ok());
+    let has_experts = layer.is_some_and(|layer| config.layers[layer].experts);
+    let matrices = [".mlp.gate_proj.", ".mlp.up_proj.", ".mlp.down_proj."];
+    has_experts && matrices.iter().any(|matrix| name.contains(matrix))
 }
 
 /// The model as a GGUF file with matrices in `dtype`.
@@ -268,6 +309,8 @@ pub(crate) fn gguf_of(config: &DecoderConfig, weights: &Weights, dtype: TensorTy
             | Architecture::Mixtral
             | Architecture::Granite
             | Architecture::GraniteHybrid
+            | Architecture::GraniteMoe
+            | Architecture::Cohere2
             | Architecture::SmolLm3
             | Architecture::Glm4
             | Architecture::Ernie45
@@ -286,12 +329,20 @@ pub(crate) fn gguf_of(config: &DecoderConfig, weights: &Weights, dtype: TensorTy
         if spec.role == TensorRole::Norm {
             values.iter_mut().for_each(|value| *value += config.norm_offset);
         }
+        if spec.name.ends_with("mamba.A_log") {
+            values.iter_mut().for_each(|value| *value = -value.exp());
+            shape.push(1);
+        }
+        if let (Some(mamba2), true) = (config.mamba2, spec.name.ends_with("mamba.norm.weight")) {
+            shape = vec![mamba2.groups, values.len() / mamba2.groups];
+        }
         let dtype = stored_type(&spec, dtype);
         let bytes = quantized(&values, &shape, dtype);
         let fused = fused_name(&spec.name).filter(|(name, _)| match config.architecture {
             Architecture::Phi3 => true,
             Architecture::Glm4 => name.contains("ffn_up"),
             Architecture::Lfm2 | Architecture::Lfm2Moe => name.contains("shortconv"),
+            Architecture::GraniteHybrid => name.contains("ssm_in"),
             _ => false,
         });
         if let Some((name, first)) = fused {
@@ -306,7 +357,8 @@ pub(crate) fn gguf_of(config: &DecoderConfig, weights: &Weights, dtype: TensorTy
         }
         let post_norms = match config.norms {
             NormPlacement::Input => {
-                config.architecture == Architecture::GptOss || config.delta_net.is_some()
+                matches!(config.architecture, Architecture::GptOss | Architecture::Glm4Moe)
+                    || config.delta_net.is_some()
             }
             NormPlacement::Output | NormPlacement::InputAndOutput => true,
             NormPlacement::InputAndOutputOfGlm | NormPlacement::Parallel => false,
@@ -318,6 +370,7 @@ pub(crate) fn gguf_of(config: &DecoderConfig, weights: &Weights, dtype: TensorTy
             name if config.architecture == Architecture::Qwen3Next => {
                 name.replace("ssm_beta", "ssm_ba")
             }
+            name if is_shared(config, &spec.name) => name.replace(".weight", "_shexp.weight"),
             name => name,
         };
         if spec.name.contains(".mlp.experts.") {

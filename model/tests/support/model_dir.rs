@@ -27,10 +27,13 @@ pub(crate) fn config_json(architecture: &str) -> Value {
         "torch_dtype": "float32", "bos_token_id": 1, "eos_token_id": 2,
     });
     if architecture == "granitemoehybrid" {
-        config["layer_types"] = json!(["attention", "attention"]);
-        config["num_local_experts"] = 0.into();
-        config["shared_intermediate_size"] = 256.into();
+        config["layer_types"] = json!(["mamba", "attention"]);
+        config["num_local_experts"] = 4.into();
+        config["shared_intermediate_size"] = 512.into();
         config["position_embedding_type"] = "rope".into();
+        config["mamba_n_heads"] = 4.into();
+        config["mamba_n_groups"] = 2.into();
+        config["mamba_d_state"] = 64.into();
     }
     if architecture.starts_with("granite") {
         config["attention_multiplier"] = 0.1.into();
@@ -82,12 +85,27 @@ pub(crate) fn config_json(architecture: &str) -> Value {
         config["tie_word_embeddings"] = true.into();
     }
     if let "mixtral" | "qwen2_moe" | "qwen3_moe" | "gpt_oss" | "lfm2_moe" | "olmoe"
-    | "qwen3_5_moe_text" | "qwen3_next" = architecture
+    | "qwen3_5_moe_text" | "qwen3_next" | "granitemoe" | "glm4_moe" = architecture
     {
-        let local = ["mixtral", "gpt_oss"].contains(&architecture);
+        let local = ["mixtral", "gpt_oss", "granitemoe"].contains(&architecture);
         let count = if local { "num_local_experts" } else { "num_experts" };
         config[count] = 4.into();
         config["num_experts_per_tok"] = 2.into();
+    }
+    if architecture == "glm4_moe" {
+        config["moe_intermediate_size"] = 256.into();
+        config["n_shared_experts"] = 2.into();
+        config["routed_scaling_factor"] = 1.5.into();
+        config["use_qk_norm"] = true.into();
+    }
+    if architecture == "starcoder2" {
+        config["norm_epsilon"] = 1e-5.into();
+        config["sliding_window"] = 16.into();
+    }
+    if architecture == "cohere2" {
+        config["layer_norm_eps"] = 1e-5.into();
+        config["num_hidden_layers"] = 4.into();
+        config["sliding_window"] = 16.into();
     }
     if architecture == "lfm2_moe" {
         config["moe_intermediate_size"] = 256.into();

@@ -2,16 +2,18 @@
 //! fields that differ from the row it starts from.
 
 mod gemma;
+mod granite;
+mod layer_norms;
 mod mixtures;
-mod moondream;
 mod recurrent;
 
 use super::Architecture::*;
 use super::{AttentionScale, Bias, Defaults, Description, Gate, Gguf, Pattern, Rotation, Windows};
-use crate::config::{NormPlacement, QkNorm, RopeScaling};
+use crate::config::{NormKind, NormPlacement, QkNorm, RopeScaling};
 use gemma::{GEMMA2, GEMMA3};
-use mixtures::{GPT_OSS, LFM2_MOE, MIXTRAL, OLMOE, QWEN2_MOE, QWEN3_MOE};
-use moondream::MOONDREAM2;
+use granite::{GRANITE, GRANITE_HYBRID, GRANITE_MOE};
+use layer_norms::{COHERE2, MOONDREAM2, STARCODER2};
+use mixtures::{GLM4_MOE, GPT_OSS, LFM2_MOE, MIXTRAL, OLMOE, QWEN2_MOE, QWEN3_MOE};
 use recurrent::{QWEN3_NEXT, QWEN35, QWEN35_MOE};
 
 const LLAMA: Description = Description {
@@ -38,9 +40,13 @@ const LLAMA: Description = Description {
     output_bias: Bias::Key("attention_bias", false),
     output_gate: false,
     mlp_bias: Bias::Key("mlp_bias", false),
+    mlp_gate: true,
     norms: NormPlacement::Input,
+    norm_kind: NormKind::Rms,
+    norm_eps: "rms_norm_eps",
     norm_offset: 0.0,
     qk_norm: None,
+    qk_norm_needs_flag: false,
     gate: Gate::Silu,
     attention_sinks: false,
     attention_scale: AttentionScale::HeadDim,
@@ -48,6 +54,7 @@ const LLAMA: Description = Description {
     softcaps: None,
     scaled_embedding: false,
     multipliers: false,
+    logit_scale: None,
     rotation: Rotation {
         theta: 1e4,
         local_theta: None,
@@ -166,26 +173,6 @@ const QWEN3: Description = Description {
     qk_norm: Some(QkNorm::Head),
     gguf: gguf("qwen3"),
     ..QWEN2
-};
-
-const GRANITE: Description = Description {
-    architecture: Granite,
-    model_types: &["granite"],
-    classes: &["GraniteForCausalLM"],
-    attention_scale: AttentionScale::Multiplier,
-    multipliers: true,
-    gguf: Gguf { name: Some("granite"), marks_unrotated: true, ..LLAMA.gguf },
-    ..LLAMA
-};
-
-const GRANITE_HYBRID: Description = Description {
-    architecture: GraniteHybrid,
-    model_types: &["granitemoehybrid"],
-    classes: &["GraniteMoeHybridForCausalLM"],
-    mamba: true,
-    // Without Mamba layers, GGUF files have the name of Granite 3.
-    gguf: NO_GGUF,
-    ..GRANITE
 };
 
 const OLMO2: Description = Description {
@@ -352,6 +339,7 @@ const LFM2: Description = Description {
     qkv_bias: Bias::Never,
     output_bias: Bias::Never,
     mlp_bias: Bias::Never,
+    norm_eps: "norm_eps",
     qk_norm: Some(QkNorm::Head),
     rotation: Rotation { theta: 1e6, ..LLAMA.rotation },
     convolutions: true,
@@ -360,7 +348,7 @@ const LFM2: Description = Description {
 };
 
 /// One row per architecture, in the order of [`Architecture`](super::Architecture).
-pub(super) static TABLE: [Description; 27] = [
+pub(super) static TABLE: [Description; 31] = [
     LLAMA,
     MISTRAL,
     MINISTRAL3,
@@ -386,6 +374,10 @@ pub(super) static TABLE: [Description; 27] = [
     QWEN35,
     QWEN35_MOE,
     QWEN3_NEXT,
+    GRANITE_MOE,
+    GLM4_MOE,
     GPT_OSS,
+    STARCODER2,
+    COHERE2,
     MOONDREAM2,
 ];

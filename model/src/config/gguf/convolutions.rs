@@ -1,4 +1,5 @@
-//! Parses which layers of a GGUF file have a convolution.
+//! Parses which layers of a GGUF file have something else than attention, and the taps of short
+//! convolutions.
 
 use super::super::architecture::Description;
 use super::super::keys::SIZE_MAX;
@@ -8,18 +9,22 @@ use crate::error::ModelError;
 use crate::gguf::Value;
 
 impl Metadata<'_> {
-    /// The number of KV heads, and the number of taps of the convolutions if there are any. Marks
-    /// the layers that have one: those without KV heads.
-    pub(super) fn convolutions(
+    /// The number of KV heads. Layers without any have what the architecture has in place of
+    /// attention, and are marked.
+    pub(super) fn kv_heads(
         &self,
         row: &Description,
         num_heads: usize,
         layers: &mut [LayerConfig],
-    ) -> Result<(usize, Option<usize>), ModelError> {
+    ) -> Result<usize, ModelError> {
         let key = "attention.head_count_kv";
-        let counts = match self.value(key) {
-            Some(Value::Integers(counts)) if row.convolutions => counts,
-            _ => return Ok((self.size(key)?.unwrap_or(num_heads), None)),
+        let mixer = match (row.convolutions, row.mamba) {
+            (true, _) => Some(MixerKind::Convolution),
+            (_, true) => Some(MixerKind::Mamba2),
+            _ => None,
+        };
+        let (Some(Value::Integers(counts)), Some(mixer)) = (self.value(key), mixer) else {
+            return Ok(self.size(key)?.unwrap_or(num_heads));
         };
         let heads = counts.iter().copied().find(|heads| *heads != 0);
         let heads = heads.and_then(|heads| u64::try_from(heads).ok()).filter(|n| *n <= SIZE_MAX);
@@ -33,11 +38,18 @@ impl Metadata<'_> {
         };
         for (layer, count) in layers.iter_mut().zip(counts) {
             if *count == 0 {
-                *layer = LayerConfig { mixer: MixerKind::Convolution, rope: None, ..*layer };
+                *layer = LayerConfig { mixer, rope: None, ..*layer };
             }
         }
+        Ok(heads as usize)
+    }
+
+    /// The number of taps of the convolutions, if there are any.
+    pub(super) fn convolution_taps(
+        &self,
+        layers: &[LayerConfig],
+    ) -> Result<Option<usize>, ModelError> {
         let any = layers.iter().any(|layer| layer.mixer == MixerKind::Convolution);
-        let taps = if any { Some(self.required_size("shortconv.l_cache")?) } else { None };
-        Ok((heads as usize, taps))
+        any.then(|| self.required_size("shortconv.l_cache")).transpose()
     }
 }

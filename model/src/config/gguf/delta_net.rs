@@ -12,10 +12,10 @@ const ATTENTION_INTERVAL: usize = 4;
 impl Metadata<'_> {
     /// Number of layers that predict more than the next token. They follow the others, and are not
     /// used.
-    pub(super) fn prediction_layers(&self, row: &Description) -> Result<usize, ModelError> {
+    pub(super) fn prediction_layers(&self) -> Result<usize, ModelError> {
         let key = "nextn_predict_layers";
         match self.value(key) {
-            Some(value) if row.delta_net.is_some() && value.as_u64() != Some(0) => {
+            Some(value) if value.as_u64() != Some(0) => {
                 let count = self.required_size(key)?;
                 tracing::info!("{count} layers of multi-token prediction are not used");
                 Ok(count)
@@ -42,18 +42,12 @@ impl Metadata<'_> {
         if layers.iter().all(|layer| layer.mixer == MixerKind::Attention) {
             return Ok(None);
         }
-        let value_heads = self.required_size("ssm.time_step_rank")?;
-        let key = "ssm.inner_size";
-        let inner = self.required_size(key)?;
-        if !inner.is_multiple_of(value_heads) {
-            let expected = format!("a multiple of ssm.time_step_rank, {value_heads}");
-            return Err(self.invalid(key, &expected, inner));
-        }
+        let (value_heads, value_dim) = self.recurrent_heads()?;
         Ok(Some(DeltaNetConfig {
             key_heads: self.required_size("ssm.group_count")?,
             value_heads,
             key_dim: self.required_size("ssm.state_size")?,
-            value_dim: inner / value_heads,
+            value_dim,
             taps: self.required_size("ssm.conv_kernel")?,
             grouped: !row.gguf.tiled_heads,
             log_rates: false,

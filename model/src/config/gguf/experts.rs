@@ -1,6 +1,6 @@
 //! Parses the mixture of experts of a GGUF file.
 
-use super::super::architecture::{Description, Scores};
+use super::super::architecture::{Description, Scores, Shared};
 use super::super::{ExpertScores, ExpertsConfig, LayerConfig};
 use super::Metadata;
 use crate::error::ModelError;
@@ -38,7 +38,6 @@ impl Metadata<'_> {
                 _ => Ok(None),
             };
         }
-        let has_shared = row.experts.is_some_and(|experts| experts.shared_width.is_some());
         let dense_width = self.dense_width()?;
         let per_token = self.required_size("expert_used_count")?;
         // The same defaults as in llama.cpp, whose files of Mixtral have the name of Llama.
@@ -47,11 +46,16 @@ impl Metadata<'_> {
             (None, Some(experts)) if experts.width.is_some() => dense_width / per_token,
             (None, _) => dense_width,
         };
+        let shared = row.experts.map_or(Shared::None, |experts| experts.shared);
         let key = "expert_shared_feed_forward_length";
-        let shared_width = match self.size(key)? {
-            width if has_shared => Some(width.unwrap_or(dense_width)),
-            None => None,
-            Some(width) => return Err(self.unsupported(key, "nothing", width)),
+        let shared_width = match (self.size(key)?, shared) {
+            (None, Shared::None) => None,
+            (Some(got), Shared::None) => return Err(self.unsupported(key, "nothing", got)),
+            (Some(width), _) => Some(width),
+            (None, Shared::Times(_)) => {
+                self.size("expert_shared_count")?.map(|times| width.saturating_mul(times))
+            }
+            (None, Shared::Gated(_) | Shared::Dense) => Some(dense_width),
         };
         let normalized = match self.value("expert_weights_norm") {
             None => row.gguf.normalized_experts,
@@ -77,7 +81,9 @@ impl Metadata<'_> {
             scores,
             normalized,
             router_bias: row.experts.is_some_and(|experts| experts.router_bias),
+            scale: self.factor("expert_weights_scale")?.unwrap_or(1.0),
             shared_width,
+            shared_gate: shared.has_gate(),
         }))
     }
 }

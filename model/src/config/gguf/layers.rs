@@ -8,13 +8,13 @@ use crate::gguf::Value;
 
 impl Metadata<'_> {
     /// Number of layers.
-    pub(super) fn layer_count(&self, row: &Description) -> Result<usize, ModelError> {
+    pub(super) fn layer_count(&self) -> Result<usize, ModelError> {
         let key = "block_count";
         let count = self.required_size(key)?;
         if count > LAYERS_MAX {
             return Err(self.invalid(key, &format!("at most {LAYERS_MAX}"), count));
         }
-        match count.saturating_sub(self.prediction_layers(row)?) {
+        match count.saturating_sub(self.prediction_layers()?) {
             0 => Err(self.invalid(key, "more than nextn_predict_layers", count)),
             count => Ok(count),
         }

@@ -108,8 +108,10 @@ impl Metadata<'_> {
 
     /// Returns an error for an option that is not implemented and would change the output.
     pub(super) fn refuse_options(&self, row: &Description) -> Result<(), ModelError> {
-        for key in ["expert_group_count", "expert_weights_scale"] {
-            self.only(key, 0.0)?;
+        let key = "expert_group_count";
+        if let Some(count) = self.value(key).filter(|count| !matches!(count.as_u64(), Some(0 | 1)))
+        {
+            return Err(self.unsupported(key, "1", count.shown()));
         }
         // With 1, the attention factor of YaRN is 1.
         let multiplier = if row.query_scaling.is_some() { 1.0 } else { 0.0 };
@@ -124,8 +126,11 @@ impl Metadata<'_> {
             return Err(self.unsupported("attention.causal", "true", causal.shown()));
         }
         if !row.multipliers {
-            for key in ["attention.scale", "embedding_scale", "residual_scale", "logit_scale"] {
+            for key in ["attention.scale", "embedding_scale", "residual_scale"] {
                 self.only(key, 0.0)?;
+            }
+            if row.logit_scale.is_none() {
+                self.only("logit_scale", 0.0)?;
             }
         }
         Ok(())

@@ -10,18 +10,21 @@ pub(crate) fn tensor_name(architecture: Architecture, name: &str) -> Option<Stri
         "token_embd.weight" => return Some("model.embed_tokens.weight".into()),
         // LFM2 has the second name.
         "output_norm.weight" | "token_embd_norm.weight" => return Some("model.norm.weight".into()),
+        "output_norm.bias" => return Some("model.norm.bias".into()),
         "output.weight" => return Some("lm_head.weight".into()),
         _ => {}
     }
     let (layer, rest) = name.strip_prefix("blk.")?.split_once('.')?;
     let row = architecture.description();
-    if row.delta_net.is_some()
-        && let Some(part) = delta_net_name(rest)
+    if (row.mamba || row.delta_net.is_some())
+        && let Some(part) = recurrent_name(rest, row.mamba)
     {
-        return Some(format!("model.layers.{layer}.linear_attn.{part}"));
+        let module = if row.mamba { "mamba" } else { "linear_attn" };
+        return Some(format!("model.layers.{layer}.{module}.{part}"));
     }
     let (module, kind) = rest.rsplit_once('.')?;
     let norms = row.norms.names();
+    let shared_gate = row.experts.is_some_and(|experts| experts.shared.has_gate());
     let module = match module {
         "attn_norm" => norms.attention_input?,
         "attn_q" => "self_attn.q_proj",
@@ -46,9 +49,12 @@ pub(crate) fn tensor_name(architecture: Architecture, name: &str) -> Option<Stri
         "ffn_down" => "mlp.down_proj",
         "ffn_gate_inp" => "mlp.gate",
         "ffn_gate_inp_shexp" => "mlp.shared_expert_gate",
-        "ffn_gate_shexp" => "mlp.shared_expert.gate_proj",
-        "ffn_up_shexp" => "mlp.shared_expert.up_proj",
-        "ffn_down_shexp" => "mlp.shared_expert.down_proj",
+        "ffn_gate_shexp" if shared_gate => "mlp.shared_expert.gate_proj",
+        "ffn_up_shexp" if shared_gate => "mlp.shared_expert.up_proj",
+        "ffn_down_shexp" if shared_gate => "mlp.shared_expert.down_proj",
+        "ffn_gate_shexp" => "mlp.gate_proj",
+        "ffn_up_shexp" => "mlp.up_proj",
+        "ffn_down_shexp" => "mlp.down_proj",
         "ffn_gate_exps" => "mlp.experts.*.gate_proj",
         "ffn_up_exps" => "mlp.experts.*.up_proj",
         "ffn_down_exps" => "mlp.experts.*.down_proj",
@@ -58,9 +64,13 @@ pub(crate) fn tensor_name(architecture: Architecture, name: &str) -> Option<Stri
     Some(format!("model.layers.{layer}.{module}.{kind}"))
 }
 
-/// The name of a tensor of Gated DeltaNet in its module.
-fn delta_net_name(name: &str) -> Option<&'static str> {
+/// The name of a tensor of Gated DeltaNet, or of Mamba-2 if `mamba` is true, in its module.
+fn recurrent_name(name: &str, mamba: bool) -> Option<&'static str> {
     Some(match name {
+        "ssm_in.weight" if mamba => "in_proj.weight",
+        "ssm_conv1d.bias" => "conv1d.bias",
+        "ssm_d" => "D",
+        "attn_qkv.weight" | "attn_gate.weight" if mamba => return None,
         "attn_qkv.weight" => "in_proj_qkv.weight",
         "attn_gate.weight" => "in_proj_z.weight",
         // Older files of Qwen3-Next have both in one matrix.

@@ -1,8 +1,9 @@
 //! Parses the mixture of experts of a `config.json`.
 
-use super::super::architecture::{Description, ExpertsDefaults, Scores};
+use super::super::architecture::{Description, ExpertsDefaults, Scores, Shared};
 use super::super::keys::Keys;
 use super::super::{ExpertScores, ExpertsConfig, LayerConfig};
+use super::mlp;
 use crate::error::ModelError;
 
 /// The mixture of experts, if the architecture has one. Sets [`LayerConfig::experts`] of the layers
@@ -13,11 +14,7 @@ pub(super) fn parse(
     layers: &mut [LayerConfig],
 ) -> Result<Option<ExpertsConfig>, ModelError> {
     let Some(defaults) = row.experts else { return Ok(None) };
-    // transformers accepts both keys.
-    let count = match keys.count("num_local_experts")? {
-        Some(count) => count,
-        None => keys.count("num_experts")?.unwrap_or(defaults.count),
-    };
+    let count = count(&defaults, keys)?;
     mark_layers(&defaults, keys, count, layers)?;
     if layers.iter().all(|layer| !layer.experts) {
         return Ok(None);
@@ -26,33 +23,55 @@ pub(super) fn parse(
         Some(width) => ("moe_intermediate_size", width),
         None => ("intermediate_size", row.defaults.intermediate_size),
     };
-    let shared_width = match defaults.shared_width {
-        Some(width) => Some(keys.size("shared_expert_intermediate_size")?.unwrap_or(width)),
-        None => None,
+    let width = keys.size(key)?.unwrap_or(width);
+    let shared_width = match defaults.shared {
+        Shared::None => None,
+        Shared::Gated(width) => {
+            Some(keys.size("shared_expert_intermediate_size")?.unwrap_or(width))
+        }
+        Shared::Dense => Some(mlp::width(row, keys)?),
+        Shared::Times(times) => match keys.count("n_shared_experts")?.unwrap_or(times) {
+            0 => None,
+            times => Some(width.saturating_mul(times)),
+        },
     };
     let normalized = match defaults.normalized {
         Some(default) => keys.flag("norm_topk_prob")?.unwrap_or(default),
         None => true,
     };
-    let factor = "routed_scaling_factor";
-    let scores = match defaults.scores {
-        Scores::Softmax => ExpertScores::Softmax,
-        Scores::Sigmoid if keys.number(factor)?.unwrap_or(1.0) != 1.0 => {
-            return Err(keys.unsupported(factor, "1"));
-        }
+    let (scores, scale) = match defaults.scores {
+        Scores::Softmax => (ExpertScores::Softmax, 1.0),
         Scores::Sigmoid => {
-            ExpertScores::Sigmoid { bias: keys.flag("use_expert_bias")?.unwrap_or(true) }
+            let bias = keys.flag("use_expert_bias")?.unwrap_or(true);
+            let scale = keys.positive_f32("routed_scaling_factor")?.unwrap_or(1.0);
+            (ExpertScores::Sigmoid { bias }, scale)
         }
     };
+    // Experts of several groups, of which only the best are in the choice (DeepSeek-V3).
+    if keys.size("n_group")?.is_some_and(|groups| groups > 1) {
+        return Err(keys.unsupported("n_group", "1"));
+    }
     Ok(Some(ExpertsConfig {
         count,
         per_token: keys.size("num_experts_per_tok")?.unwrap_or(defaults.per_token),
-        width: keys.size(key)?.unwrap_or(width),
+        width,
         scores,
         normalized,
         router_bias: defaults.router_bias,
+        scale,
         shared_width,
+        shared_gate: defaults.shared.has_gate(),
     }))
+}
+
+/// Number of experts of a layer. transformers accepts all keys.
+fn count(defaults: &ExpertsDefaults, keys: &Keys<'_>) -> Result<usize, ModelError> {
+    for key in ["num_local_experts", "num_experts", "n_routed_experts"] {
+        if let Some(count) = keys.count(key)? {
+            return Ok(count);
+        }
+    }
+    Ok(defaults.count)
 }
 
 /// Sets which layers have experts, of which there are `count`.
@@ -62,8 +81,8 @@ fn mark_layers(
     count: usize,
     layers: &mut [LayerConfig],
 ) -> Result<(), ModelError> {
-    if let Some(dense) = defaults.dense_layers {
-        let dense = keys.count("num_dense_layers")?.unwrap_or(dense);
+    if let Some((key, dense)) = defaults.dense_layers {
+        let dense = keys.count(key)?.unwrap_or(dense);
         layers.iter_mut().skip(dense).for_each(|layer| layer.experts = count > 0);
         return Ok(());
     }

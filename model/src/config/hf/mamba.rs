@@ -1,12 +1,11 @@
-//! Parses the keys of Granite 4: layers with Mamba-2, and rotary embeddings. Models with experts
-//! are not supported.
+//! Parses the keys of Granite 4: layers with Mamba-2, and rotary embeddings.
 
 use super::super::architecture::Description;
 use super::super::keys::Keys;
 use super::super::{LayerConfig, Mamba2Config, MixerKind};
 use crate::error::ModelError;
 
-/// Refuses experts, and sets which layers have Mamba-2, and which a rotary embedding: all or none.
+/// Sets which layers have Mamba-2, and which a rotary embedding: all with attention, or none.
 pub(super) fn parse(
     row: &Description,
     keys: &Keys<'_>,
@@ -19,9 +18,6 @@ pub(super) fn parse(
     let kinds = keys.texts("layer_types")?.unwrap_or_default();
     if kinds.len() != layers.len() {
         return Err(keys.invalid("layer_types", &format!("{} entries", layers.len())));
-    }
-    if keys.count("num_local_experts")? != Some(0) {
-        return Err(keys.unsupported("num_local_experts", "0"));
     }
     let key = "position_embedding_type";
     let rotated = match keys.text(key)? {
@@ -77,6 +73,7 @@ fn sizes(keys: &Keys<'_>, hidden_size: usize) -> Result<Mamba2Config, ModelError
         state_dim: size("mamba_d_state", 256)?,
         taps: size("mamba_d_conv", 4)?,
         convolution_bias: keys.flag("mamba_conv_bias")?.unwrap_or(true),
+        log_rates: true,
     })
 }
 

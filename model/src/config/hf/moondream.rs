@@ -4,8 +4,8 @@
 
 use super::super::architecture::Description;
 use super::super::{
-    Activation, Architecture, DecoderConfig, Keys, LAYERS_MAX, LayerConfig, MixerKind, NormKind,
-    Rope, RopeScaling,
+    Activation, Architecture, DecoderConfig, Keys, LAYERS_MAX, LayerConfig, MixerKind, Rope,
+    RopeScaling,
 };
 use super::ParsedConfig;
 use crate::error::ModelError;
@@ -80,9 +80,9 @@ fn decoder(
         mlp_bias: true,
         qk_norm: None,
         norms: row.norms,
-        norm_kind: NormKind::Layer,
+        norm_kind: row.norm_kind,
         activation: Activation::GeluTanh,
-        mlp_gate: false,
+        mlp_gate: row.mlp_gate,
         attention_sinks: false,
         embedding_scale: None,
         residual_scale: None,

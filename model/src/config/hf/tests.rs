@@ -4,7 +4,7 @@ use serde_json::{Value, json};
 
 use super::*;
 use crate::config::{
-    ExpertScores, ExpertsConfig, MixerKind, NormPlacement, QkNorm, Rope, RopeScaling,
+    ExpertScores, ExpertsConfig, MixerKind, NormKind, NormPlacement, QkNorm, Rope, RopeScaling,
 };
 
 fn read(value: Value) -> Result<ParsedConfig, ModelError> {
@@ -143,7 +143,9 @@ fn experts_follow_the_configuration() {
             scores,
             normalized,
             router_bias,
+            scale: 1.0,
             shared_width,
+            shared_gate: shared_width.is_some(),
         })
     };
     assert_eq!(experts("mixtral", json!({})), (of(8, 2, 14_336, true, None), all.clone()));
@@ -157,6 +159,21 @@ fn experts_follow_the_configuration() {
     assert_eq!(experts("qwen3_moe", changed), (of(16, 16, 96, true, None), vec![1, 5]));
     assert_eq!(experts("qwen3_moe", json!({ "num_experts": 0 })), (None, Vec::new()));
     assert_eq!(experts("llama", json!({ "num_experts": 8 })), (None, Vec::new()));
+    let (glm, layers) = experts("glm4_moe", json!({ "routed_scaling_factor": 2.5 }));
+    let scores = ExpertScores::Sigmoid { bias: true };
+    let of_glm = of(128, 8, 1408, true, Some(1408)).map(|experts| ExpertsConfig {
+        scores,
+        scale: 2.5,
+        shared_gate: false,
+        ..experts
+    });
+    assert_eq!((glm, layers), (of_glm, vec![1, 2, 3, 4, 5]));
+    let keys = json!({ "first_k_dense_replace": 4, "n_shared_experts": 2, "n_routed_experts": 9 });
+    let (glm, layers) = experts("glm4_moe", keys);
+    let glm = glm.expect("experts");
+    assert_eq!((glm.count, glm.shared_width, layers), (9, Some(2816), vec![4, 5]));
+    let (glm, _) = experts("glm4_moe", json!({ "n_shared_experts": 0 }));
+    assert_eq!(glm.and_then(|experts| experts.shared_width), None);
     let refused = |extra: Value, parts: [&str; 2]| {
         let error = read(with(json!({ "model_type": "qwen3_moe" }), &extra)).unwrap_err();
         for part in parts {
@@ -169,6 +186,9 @@ fn experts_follow_the_configuration() {
     refused(json!({ "num_experts_per_tok": 129 }), ["`num_experts_per_tok`", "1 to 128"]);
     refused(json!({ "num_experts_per_tok": 0 }), ["`num_experts_per_tok`", "got 0"]);
     refused(json!({ "mlp_only_layers": [-1] }), ["`mlp_only_layers`", "[-1]"]);
+    refused(json!({ "n_group": 8 }), ["`n_group`", "8"]);
+    let scale = json!({ "model_type": "glm4_moe", "routed_scaling_factor": -1.0 });
+    assert!(read(scale).unwrap_err().to_string().contains("`routed_scaling_factor`"));
 }
 
 /// Goal: Ministral 3 is found in the wrapper that it shares with Mistral Small, and its queries have
@@ -202,7 +222,8 @@ fn ministral_3_follows_the_configuration() {
     }
 }
 
-/// Goal: Granite 4 without experts is read, and all others are refused by the key that says so.
+/// Goal: Granite 4 is read with and without experts, and options that are not known are refused by
+/// their key.
 #[test]
 fn granite_4_follows_the_configuration() {
     let base = json!({
@@ -216,17 +237,42 @@ fn granite_4_follows_the_configuration() {
         let config = decoder(with(base.clone(), &json!({ "position_embedding_type": unrotated })));
         assert!(config.layers.iter().all(|layer| layer.rope.is_none()));
     }
+    let with_experts = json!({ "num_local_experts": 8, "intermediate_size": 40 });
+    let config = decoder(with(base.clone(), &with_experts));
+    let experts = config.experts.expect("experts");
+    assert_eq!((experts.count, experts.per_token, experts.width), (8, 2, 40));
+    assert_eq!((experts.shared_width, experts.shared_gate), (Some(96), false));
     for (key, value) in [
         ("layer_types", json!(["attention", "conv"])),
         ("layer_types", json!(["attention"])),
         ("layer_types", Value::Null),
-        ("num_local_experts", json!(8)),
-        ("num_local_experts", Value::Null),
+        ("num_local_experts", json!(1025)),
         ("position_embedding_type", json!("alibi")),
     ] {
         let error = read(with(base.clone(), &json!({ key: value }))).unwrap_err();
         assert!(error.to_string().contains(&format!("`{key}`")), "{error}");
     }
+}
+
+/// Goal: StarCoder 2 and Cohere 2 have layer norms, the keys that they alone have, and the defaults
+/// of transformers.
+#[test]
+fn models_with_layer_norms_follow_the_configuration() {
+    let starcoder = decoder(json!({ "model_type": "starcoder2" }));
+    assert_eq!((starcoder.norm_kind, starcoder.mlp_gate), (NormKind::Layer, false));
+    assert!(starcoder.qkv_bias && starcoder.output_bias && starcoder.mlp_bias);
+    let changed = json!({
+        "model_type": "starcoder2", "use_bias": false, "norm_epsilon": 0.5, "sliding_window": 8,
+    });
+    let changed = decoder(changed);
+    assert_eq!((changed.qkv_bias, changed.rms_norm_eps), (false, 0.5));
+    assert_eq!(sliding(&changed).len(), 30);
+    let cohere = decoder(json!({ "model_type": "cohere2", "num_hidden_layers": 8 }));
+    assert_eq!((cohere.norm_kind, cohere.mlp_gate), (NormKind::LayerWithoutBias, true));
+    assert_eq!((cohere.logit_scale, cohere.num_kv_heads), (Some(0.0625), 64));
+    assert_eq!(sliding(&cohere), [0, 1, 2, 4, 5, 6]);
+    let rotated = cohere.layers.iter().map(|layer| layer.rope.is_some()).collect::<Vec<_>>();
+    assert_eq!(rotated, [true, true, true, false, true, true, true, false]);
 }
 
 /// Goal: in EXAONE 4, only the layers with a window have a rope, if there are any; without a window
@@ -290,18 +336,17 @@ fn convolutions_follow_the_configuration() {
         (moe.intermediate_size, moe.layers[29].experts, moe.layers[30].experts),
         (7168, false, true)
     );
-    let bias = |extra: Value| {
+    let experts = |extra: Value| {
         let config = decoder(with(json!({ "model_type": "lfm2_moe" }), &extra));
-        config.experts.expect("experts").scores
+        let experts = config.experts.expect("experts");
+        (experts.scores, experts.scale)
     };
-    assert_eq!(bias(json!({})), ExpertScores::Sigmoid { bias: true });
-    let without = json!({ "use_expert_bias": false });
-    assert_eq!(bias(without), ExpertScores::Sigmoid { bias: false });
-    for (model_type, key, value) in [
-        ("lfm2", "conv_bias", json!(true)),
-        ("lfm2", "layer_types", json!(["conv"])),
-        ("lfm2_moe", "routed_scaling_factor", json!(2.5)),
-    ] {
+    assert_eq!(experts(json!({})), (ExpertScores::Sigmoid { bias: true }, 1.0));
+    let other = json!({ "use_expert_bias": false, "routed_scaling_factor": 2.5 });
+    assert_eq!(experts(other), (ExpertScores::Sigmoid { bias: false }, 2.5));
+    for (model_type, key, value) in
+        [("lfm2", "conv_bias", json!(true)), ("lfm2", "layer_types", json!(["conv"]))]
+    {
         let error = read(json!({ "model_type": model_type, key: value })).unwrap_err();
         assert!(error.to_string().contains(key), "{error}");
     }

@@ -44,7 +44,7 @@ impl PlainMlpWeights {
 
 impl NormWeights {
     pub(super) fn list(self, list: &mut Vec<TensorSpec>) {
-        let Self { weight, bias } = self;
+        let Self { kind: _, weight, bias } = self;
         list.push(weight);
         list.extend(bias);
     }
@@ -58,7 +58,9 @@ impl ExpertsWeights {
         experts.into_iter().for_each(|expert| expert.list(list));
         if let Some(SharedExpertWeights { mlp, gate }) = shared {
             mlp.list(list);
-            gate.list(list);
+            if let Some(gate) = gate {
+                gate.list(list);
+            }
         }
     }
 }
@@ -96,10 +98,9 @@ impl DeltaNetWeights {
 
 impl Mamba2Weights {
     pub(super) fn list(self, list: &mut Vec<TensorSpec>) {
-        let Self { inputs, step_bias, log_rates, skip, taps, convolution_bias, norm, output } =
-            self;
+        let Self { inputs, step_bias, rates, skip, taps, convolution_bias, norm, output } = self;
         inputs.list(list);
-        list.extend([step_bias, log_rates, skip, taps]);
+        list.extend([step_bias, rates, skip, taps]);
         list.extend(convolution_bias);
         list.push(norm);
         output.list(list);

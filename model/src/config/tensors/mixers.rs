@@ -65,8 +65,8 @@ pub struct Mamba2Weights {
     pub inputs: StackedWeights<3>,
     /// Added to the time steps before their softplus, `[heads]`.
     pub step_bias: TensorSpec,
-    /// The logarithms of the decay rates, `[heads]`.
-    pub log_rates: TensorSpec,
+    /// The decay rates, `[heads]`, as [`Mamba2Config::log_rates`] says.
+    pub rates: TensorSpec,
     /// The factor with which each head's value is added to its output, `[heads]`.
     pub skip: TensorSpec,
     /// `[channels, taps]`, the oldest position first.
@@ -219,7 +219,7 @@ impl DecoderConfig {
                 ],
             },
             step_bias: vector("dt_bias", config.heads),
-            log_rates: vector("A_log", config.heads),
+            rates: vector("A_log", config.heads),
             skip: vector("D", config.heads),
             taps: TensorSpec {
                 name: at("conv1d.weight"),

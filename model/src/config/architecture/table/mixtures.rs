@@ -2,7 +2,8 @@
 
 use super::super::Architecture::*;
 use super::super::{
-    Bias, Defaults, Description, ExpertsDefaults, Gate, Gguf, Pattern, Rotation, Scores, Windows,
+    Bias, Defaults, Description, ExpertsDefaults, Gate, Gguf, Pattern, Rotation, Scores, Shared,
+    Windows,
 };
 use super::{LFM2, LLAMA, MISTRAL, QWEN2, QWEN3, gguf};
 use crate::config::{QkNorm, RopeScaling};
@@ -22,7 +23,7 @@ pub(super) const MIXTRAL_EXPERTS: ExpertsDefaults = ExpertsDefaults {
     count: 8,
     per_token: 2,
     width: None,
-    shared_width: None,
+    shared: Shared::None,
     normalized: None,
     router_bias: false,
     scores: Scores::Softmax,
@@ -86,7 +87,7 @@ pub(super) const QWEN2_MOE: Description = Description {
         count: 60,
         per_token: 4,
         width: Some(1408),
-        shared_width: Some(5632),
+        shared: Shared::Gated(5632),
         normalized: Some(false),
         ..MIXTRAL_EXPERTS
     }),
@@ -153,6 +154,42 @@ pub(super) const GPT_OSS: Description = Description {
     ..LLAMA
 };
 
+pub(super) const GLM4_MOE: Description = Description {
+    architecture: Glm4Moe,
+    model_types: &["glm4_moe"],
+    classes: &["Glm4MoeForCausalLM"],
+    multimodal: &[],
+    defaults: Defaults {
+        vocab_size: 151_552,
+        intermediate_size: 10_944,
+        num_layers: 46,
+        num_heads: 96,
+        num_kv_heads: Some(8),
+        max_positions: 131_072,
+        rms_norm_eps: 1e-5,
+        eos_token_ids: &[],
+        bos_token_id: None,
+        ..LLAMA.defaults
+    },
+    output_bias: Bias::Never,
+    mlp_bias: Bias::Never,
+    qk_norm: Some(QkNorm::Head),
+    qk_norm_needs_flag: true,
+    rotation: Rotation { partial: Some(0.5), ..LLAMA.rotation },
+    experts: Some(ExpertsDefaults {
+        count: 128,
+        per_token: 8,
+        width: Some(1408),
+        shared: Shared::Times(1),
+        normalized: Some(true),
+        scores: Scores::Sigmoid,
+        dense_layers: Some(("first_k_dense_replace", 1)),
+        ..MIXTRAL_EXPERTS
+    }),
+    gguf: gguf("glm4moe"),
+    ..LLAMA
+};
+
 pub(super) const LFM2_MOE: Description = Description {
     architecture: Lfm2Moe,
     model_types: &["lfm2_moe"],
@@ -164,7 +201,7 @@ pub(super) const LFM2_MOE: Description = Description {
         width: Some(1792),
         normalized: Some(true),
         scores: Scores::Sigmoid,
-        dense_layers: Some(2),
+        dense_layers: Some(("num_dense_layers", 2)),
         ..MIXTRAL_EXPERTS
     }),
     gguf: gguf("lfm2moe"),

@@ -1,7 +1,7 @@
 //! The rows of architectures with recurrent layers.
 
 use super::super::Architecture::*;
-use super::super::{Defaults, Description, ExpertsDefaults, Gguf, Rotation, Windows};
+use super::super::{Defaults, Description, ExpertsDefaults, Gguf, Rotation, Shared, Windows};
 use super::mixtures::MIXTRAL_EXPERTS;
 use super::{QWEN3, gguf};
 use crate::config::DeltaNetConfig;
@@ -59,7 +59,7 @@ pub(super) const QWEN35_MOE: Description = Description {
         count: 256,
         per_token: 8,
         width: Some(512),
-        shared_width: Some(512),
+        shared: Shared::Gated(512),
         ..MIXTRAL_EXPERTS
     }),
     gguf: Gguf { tiled_heads: true, ..gguf("qwen35moe") },
@@ -83,7 +83,7 @@ pub(super) const QWEN3_NEXT: Description = Description {
         count: 512,
         per_token: 10,
         width: Some(512),
-        shared_width: Some(512),
+        shared: Shared::Gated(512),
         normalized: Some(true),
         ..MIXTRAL_EXPERTS
     }),

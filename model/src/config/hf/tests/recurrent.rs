@@ -143,6 +143,7 @@ fn mamba_layers_follow_the_configuration() {
         state_dim: 128,
         taps: 4,
         convolution_bias: true,
+        log_rates: true,
     };
     assert_eq!((config.mamba2, config.recurrent_layers()), (Some(mamba2), 3));
     // 64 heads of 128 x 64, and three inputs of 4,096 + 2 * 128 channels.

@@ -1,0 +1,40 @@
+//! Parses the sizes of the layers with Mamba-2 of a GGUF file.
+
+use super::super::{LayerConfig, Mamba2Config, MixerKind};
+use super::Metadata;
+use crate::error::ModelError;
+
+impl Metadata<'_> {
+    /// The sizes of the layers with Mamba-2, if there are any.
+    pub(super) fn mamba2(
+        &self,
+        layers: &[LayerConfig],
+    ) -> Result<Option<Mamba2Config>, ModelError> {
+        let Some(first) = layers.iter().position(|layer| layer.mixer == MixerKind::Mamba2) else {
+            return Ok(None);
+        };
+        let bias = format!("blk.{first}.ssm_conv1d.bias");
+        let (heads, head_dim) = self.recurrent_heads()?;
+        Ok(Some(Mamba2Config {
+            heads,
+            head_dim,
+            groups: self.required_size("ssm.group_count")?,
+            state_dim: self.required_size("ssm.state_size")?,
+            taps: self.required_size("ssm.conv_kernel")?,
+            convolution_bias: self.header.tensors.contains_key(&bias),
+            log_rates: false,
+        }))
+    }
+
+    /// The number of heads of recurrent layers, and the number of values of each.
+    pub(super) fn recurrent_heads(&self) -> Result<(usize, usize), ModelError> {
+        let heads = self.required_size("ssm.time_step_rank")?;
+        let key = "ssm.inner_size";
+        let inner = self.required_size(key)?;
+        if !inner.is_multiple_of(heads) {
+            let expected = format!("a multiple of ssm.time_step_rank, {heads}");
+            return Err(self.invalid(key, &expected, inner));
+        }
+        Ok((heads, inner / heads))
+    }
+}
