@@ -16,12 +16,14 @@ use crate::download;
 use crate::memory::parse_bytes;
 
 pub use adapters::AdapterArgs;
+pub use images::ImageArgs;
 use parsers::{admission_policy, parse_embedding_sizes, parse_json};
 pub use sampling::SamplingArgs;
 pub use tiers::{DiskSize, TierArgs};
 
 mod adapters;
 mod files;
+mod images;
 mod parsers;
 mod sampling;
 mod tiers;
@@ -73,13 +75,9 @@ pub struct EngineArgs {
     /// Size of the KV cache in blocks of `--block-size` tokens, instead of `--kv-memory`
     #[arg(long, value_name = "BLOCKS")]
     pub num_blocks: Option<usize>,
-    /// Memory for the encoder's output for images that were used last, so that the same image behind
-    /// another prompt is not encoded again; 0 for none
-    ///
-    /// Only models that take images use it. Images that are in the KV cache with their prompt need
-    /// no such memory. Default 64M.
-    #[arg(long, value_parser = parse_bytes, value_name = "BYTES")]
-    pub encoder_cache: Option<u64>,
+    /// The memory that images take.
+    #[command(flatten)]
+    pub images: ImageArgs,
     /// Where KV that leaves the pool is stored.
     #[command(flatten)]
     pub tiers: TierArgs,
@@ -344,9 +342,7 @@ impl EngineArgs {
         if let Some(kv_type) = self.kv_dtype {
             builder = builder.kv_type(kv_type);
         }
-        if let Some(bytes) = self.encoder_cache {
-            builder = builder.encoder_cache_bytes(usize::try_from(bytes).unwrap_or(usize::MAX));
-        }
+        builder = self.images.apply(builder);
         if let Some(count) = self.max_queued {
             builder = builder.max_queued_requests(count);
         }
@@ -374,7 +370,15 @@ impl EngineArgs {
     /// # Errors
     /// The engine's error, with the model's name.
     pub async fn start(&self) -> anyhow::Result<Engine> {
-        let engine = self.builder()?.build().await;
+        self.start_from(self.builder()?).await
+    }
+
+    /// Starts an engine with the settings of `builder`, which come from these flags.
+    ///
+    /// # Errors
+    /// The engine's error, with the model's name.
+    pub async fn start_from(&self, builder: EngineBuilder) -> anyhow::Result<Engine> {
+        let engine = builder.build().await;
         engine.with_context(|| format!("cannot start an engine for the model `{}`", self.model))
     }
 }
