@@ -19,6 +19,7 @@ use tokio::runtime::Handle;
 use crate::adapters::AdapterTable;
 use crate::device::Device;
 use crate::engine::Inner;
+use crate::images::Fetch;
 use crate::prompt::Prompts;
 use crate::text::Text;
 use crate::tiers::TierOptions;
@@ -54,6 +55,7 @@ pub struct EngineBuilder {
     namespace_key: Option<[u8; 32]>,
     pub(crate) tiers: TierOptions,
     adapters: AdapterSettings,
+    pub(crate) fetch: Fetch,
     config: EngineConfig,
 }
 
@@ -252,6 +254,7 @@ impl EngineBuilder {
             let tiers = std::mem::take(&mut self.tiers).prepare(&mut config)?;
             let (prefix_caching, key) = (config.prefix_caching, self.namespace_key);
             let AdapterSettings { adapters, memory } = std::mem::take(&mut self.adapters);
+            let fetch = std::mem::take(&mut self.fetch);
             let (own_embedding, sizes) = (self.embedding.take(), self.embedding_sizes.take());
             let (sender, loaded) = std::sync::mpsc::channel();
             let make = self.into_factory(&config, sender)?;
@@ -287,7 +290,7 @@ impl EngineBuilder {
                 "the engine is ready"
             );
             let (context, runtime) = (handle.context().clone(), handle.runtime().clone());
-            let prompts = Prompts::new(text, images, context, runtime)?;
+            let prompts = Prompts::new(text, images.with(fetch), context, runtime)?;
             let tiers = tiers.open(&handle).await?;
             let namespace_key = key.or_else(|| tiers.namespace_key());
             let (loader, runtime) = (handle.adapters().cloned(), handle.runtime().clone());

@@ -2,6 +2,7 @@
 //! prompt. For models that take text only, a request with images fails.
 
 mod processor;
+mod urls;
 
 use std::sync::Arc;
 
@@ -11,8 +12,9 @@ use stolon_scheduler::{EngineContext, PromptImage, PromptLimit, SessionContent};
 use stolon_text::replace_in_order;
 
 pub(crate) use processor::Images;
+pub(crate) use urls::Fetch;
 
-use crate::request::{ImageFile, Prompt, is_image, is_url};
+use crate::request::{ImageFile, Prompt, is_image, url_of};
 use crate::text::Text;
 use crate::{ChatMessage, Error, MessageContent, Request};
 
@@ -67,10 +69,7 @@ impl Images {
                 let expected = "an image for each part of type image";
                 let next = given.next();
                 images.push(next.ok_or_else(|| Error::invalid("images", expected, images.len()))?);
-            } else if is_url(part) {
-                // OpenAI's clients send an object, some others the URL alone.
-                let url = &part["image_url"];
-                let url = url["url"].as_str().or(url.as_str()).unwrap_or_default();
+            } else if let Some(url) = url_of(part) {
                 images.push(ImageFile::Url(url.into()));
                 *part = json!({"type": "image"});
             }

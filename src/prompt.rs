@@ -128,6 +128,7 @@ impl Prompts {
     ) -> Result<Request, Error> {
         let client = request.options.tenant.clone();
         if request.has_images() {
+            let request = self.images.fetched(request).await?;
             let (images, context) = (self.images.clone(), self.context.clone());
             let place = move |text: &Text| images.place(request, &before, text, &context);
             return self.run(Work::Long(client), place).await;

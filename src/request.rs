@@ -15,7 +15,7 @@ use stolon_scheduler::{PromptImage, Quota, RequestOptions, TokenSet};
 
 pub(crate) use images::{ImageFile, prompt_usage};
 #[cfg(feature = "images")]
-pub(crate) use images::{is_image, is_url};
+pub(crate) use images::{is_image, url_of};
 
 use crate::text::ChatOptions;
 use crate::{

@@ -2,6 +2,8 @@
 
 #[path = "images/prefixes.rs"]
 mod prefixes;
+#[path = "images/urls.rs"]
+mod urls;
 
 use std::sync::Arc;
 

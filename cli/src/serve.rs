@@ -19,8 +19,8 @@ use crate::traces::TracesArgs;
 use crate::{terminal, text_file};
 use stolon_http::api::options::MAX_CHOICES;
 use stolon_http::{
-    ApiKeys, Certificate, FormatChoice, Gate, Origins, RouterOptions, UnknownParameters, listen,
-    router,
+    ApiKeys, Certificate, FormatChoice, Gate, ImageHost, ImageHosts, Origins, RouterOptions,
+    UnknownParameters, listen, router,
 };
 
 mod access;
@@ -79,6 +79,13 @@ pub struct ServeArgs {
     /// `reasoning_content`; with none, it is left in the text.
     #[arg(long, value_name = "FORMAT", default_value = "auto")]
     reasoning_parser: FormatChoice<ReasoningFormat>,
+    /// Host from which images may be fetched that requests name by URL. Can be repeated
+    ///
+    /// A name (images.example.com), all names below one (*.example.com), either with a port. Their
+    /// addresses have to be public, and redirects have to stay on the list. Files have at most 20
+    /// MiB and arrive within 10 seconds. By default only data URLs are accepted.
+    #[arg(long, visible_alias = "allowed-media-domains", value_name = "HOST", num_args = 1..)]
+    image_hosts: Vec<ImageHost>,
     /// Do not serve the page at /
     ///
     /// The page is a chat next to a picture of the prefix cache. It uses the other routes as any
@@ -148,8 +155,20 @@ impl ServeArgs {
     /// # Errors
     /// If the address cannot be bound, the keys cannot be read or the engine cannot be started.
     pub async fn run(self) -> anyhow::Result<()> {
-        let engine = self.engine.clone();
-        self.run_with(async move { engine.start().await }).await
+        let (engine, hosts) = (self.engine.clone(), self.image_hosts.clone());
+        self.run_with(async move {
+            let builder = engine.builder()?;
+            engine
+                .start_from(match hosts.is_empty() {
+                    true => builder,
+                    false => {
+                        let hosts = ImageHosts::new(hosts);
+                        builder.image_urls(move |url| hosts.fetch(url))
+                    }
+                })
+                .await
+        })
+        .await
     }
 
     /// The same with an engine that the caller starts, for programs with a custom backend. The

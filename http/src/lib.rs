@@ -32,10 +32,11 @@
 //! `listen`, which accepts them for `stolon serve`; those of requests and their bodies are the
 //! router's.
 //!
-//! A program that mounts the router needs none of the features, which are on by default:
+//! A program that mounts the router needs none of the features, most of which are on by default:
 //!
 //! * `grammar`: structured output. Without it, requests for it are refused with status 400;
 //! * `gzip`: replies compressed by gzip. Without it, no reply is compressed;
+//! * `image-urls` (off by default): `ImageHosts`, which fetches images that requests name by URL;
 //! * `listen`: `listen` itself, and TLS;
 //! * `openapi`: `/openapi.json` and `/docs`. Without it, they are answered with status 404;
 //! * `otel`: traces.
@@ -65,6 +66,8 @@ pub use dialogue::FormatChoice;
 #[cfg(feature = "listen")]
 pub use gate::Gate;
 pub use hosts::AllowedHost;
+#[cfg(feature = "image-urls")]
+pub use image_hosts::{ImageHost, ImageHosts};
 pub use keys::{
     ApiKey, ApiKeys, KeyFileError, KeyLimits, Secret, check as check_key, read as read_keys,
 };
@@ -110,6 +113,8 @@ mod gate;
 #[cfg(feature = "gzip")]
 mod gzip;
 mod hosts;
+#[cfg(feature = "image-urls")]
+mod image_hosts;
 mod keys;
 #[cfg(feature = "listen")]
 mod listener;

@@ -10,9 +10,22 @@ use crate::{Error, Request};
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Images {}
 
+/// Fetches no images.
+#[derive(Debug, Default)]
+pub(crate) struct Fetch {}
+
 impl Images {
     pub(crate) fn new(_: Option<&ImageModel>) -> Images {
         Images {}
+    }
+
+    pub(crate) fn with(self, _: Fetch) -> Images {
+        self
+    }
+
+    #[allow(clippy::unused_async, reason = "there is nothing to fetch")]
+    pub(crate) async fn fetched(&self, request: Request) -> Result<Request, Error> {
+        Ok(request)
     }
 
     pub(crate) fn image_token(&self) -> Option<u32> {

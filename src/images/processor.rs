@@ -7,7 +7,7 @@ use base64::engine::general_purpose::STANDARD;
 use stolon_scheduler::PromptLimit;
 use stolon_vision::{ImageProcessor, Picture, PictureLimits};
 
-use super::PreparedImages;
+use super::{Fetch, PreparedImages};
 use crate::Error;
 use crate::request::ImageFile;
 
@@ -20,13 +20,15 @@ pub(crate) struct Images {
     processor: Option<Arc<ImageProcessor>>,
     /// The token that each image begins with, if there is one.
     first_token: Option<u32>,
+    /// The program's function for URLs.
+    pub(super) fetch: Fetch,
 }
 
 impl Images {
     pub(crate) fn new(model: Option<&stolon_model::ImageModel>) -> Images {
         let processor = model.map(|model| ImageProcessor::new(model.processor.clone()));
         let first_token = model.and_then(|model| model.encoder.first_token);
-        Images { processor: processor.map(Arc::new), first_token }
+        Images { processor: processor.map(Arc::new), first_token, fetch: Fetch::default() }
     }
 
     /// The token that has the place of a tile; `None` for a model that takes text only.

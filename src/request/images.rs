@@ -36,7 +36,8 @@ impl Request {
     }
 
     /// As [`Request::image`], with the file as a data URL in base64: `data:image/png;base64,..`. It
-    /// is decoded on the threads that prepare images. Other URLs are refused.
+    /// is decoded on the threads that prepare images. Other URLs are refused, unless
+    /// [`EngineBuilder::image_urls`](crate::EngineBuilder::image_urls) is set.
     pub fn image_url(mut self, url: impl Into<Arc<str>>) -> Request {
         self.images.push(ImageFile::Url(url.into()));
         self
@@ -46,7 +47,7 @@ impl Request {
     pub(crate) fn has_images(&self) -> bool {
         let parts = |message: &ChatMessage| match &message.content {
             Some(MessageContent::Parts(parts)) => {
-                parts.iter().any(|part| is_image(part) || is_url(part))
+                parts.iter().any(|part| is_image(part) || url_of(part).is_some())
             }
             _ => false,
         };
@@ -61,9 +62,12 @@ pub(crate) fn is_image(part: &Value) -> bool {
     part["type"] == "image"
 }
 
-/// Whether a part of a message has an image itself.
-pub(crate) fn is_url(part: &Value) -> bool {
-    part["type"] == "image_url"
+/// The URL of a part of a message that has an image itself, empty if it is no text.
+pub(crate) fn url_of(part: &Value) -> Option<&str> {
+    // OpenAI's clients send an object, some others the URL alone.
+    let url = &part["image_url"];
+    let url = || url["url"].as_str().or(url.as_str()).unwrap_or_default();
+    (part["type"] == "image_url").then(url)
 }
 
 /// The token counts of a prompt with these images.

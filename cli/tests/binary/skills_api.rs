@@ -155,6 +155,32 @@ async fn other_requests_are_refused() {
     }
 }
 
+/// Goal: a host that the operator has named is asked only if its address is public, and other hosts
+/// are not asked at all, whichever API names the image.
+#[tokio::test]
+async fn images_are_fetched_from_public_addresses_of_named_hosts_only() {
+    let server = Server::start(MODEL, &["--image-hosts", "localhost", "*.invalid"]);
+    let own = server.url("/health").replace("127.0.0.1", "localhost");
+    for (url, expected) in [
+        (own.as_str(), "a URL of a host that this server fetches images from"),
+        ("http://localhost/a.png", "localhost: expected a public address, got a private one"),
+        ("http://127.0.0.1/a.png", "a URL of a host that this server fetches images from"),
+        ("https://a.invalid/a.png", "a.invalid: expected an answer, got none"),
+        ("file:///etc/hostname", "an http or https URL without a user, or a data URL"),
+    ] {
+        for (path, body) in [
+            ("/v1/query", json!({"question": "a", "image_url": url})),
+            ("/v1/caption", json!({"image_url": url})),
+        ] {
+            let (status, reply) = server.post(path, body).await;
+            assert_eq!(status, 400, "{url}: {reply}");
+            let message = reply["error"]["message"].as_str().expect("a message");
+            assert!(message.starts_with("image 1: ") && message.contains(expected), "{message}");
+        }
+    }
+    server.settled_audit().await;
+}
+
 /// Goal: every request to a model without skills is refused, and one to another model.
 #[tokio::test]
 async fn other_models_are_refused() {

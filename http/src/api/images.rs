@@ -12,7 +12,8 @@ pub enum ImageUrl {
     Url(String),
     /// An object with the URL.
     Object {
-        /// A data URL in base64: `data:image/png;base64,..`. Other URLs are not fetched.
+        /// A data URL in base64: `data:image/png;base64,..`. Other URLs are fetched only from hosts
+        /// that the server's operator has named.
         url: String,
         /// Without effect: the size in which an image is shown to the model follows from its
         /// processor.
@@ -34,7 +35,8 @@ pub enum ImageSource {
     },
     /// A URL.
     Url {
-        /// A data URL in base64. Other URLs are not fetched.
+        /// A data URL in base64. Other URLs are fetched only from hosts that the server's operator
+        /// has named.
         url: String,
     },
 }

@@ -174,7 +174,8 @@ pub enum InputContent {
 pub enum InputPart {
     /// An image, for models that take images.
     InputImage {
-        /// A data URL in base64: `data:image/png;base64,..`. Other URLs are not fetched.
+        /// A data URL in base64: `data:image/png;base64,..`. Other URLs are fetched only from hosts
+        /// that the server's operator has named.
         image_url: String,
         /// Without effect: the size in which an image is shown to the model follows from its
         /// processor.

@@ -16,7 +16,8 @@ pub struct QueryRequest {
     /// The question, which is not empty.
     pub question: String,
     /// The image that the question is about: a data URL in base64, `data:image/png;base64,..`.
-    /// Other URLs are not fetched. Default: the question is about no image.
+    /// Other URLs are fetched only from hosts that the server's operator has named. Default: the
+    /// question is about no image.
     pub image_url: Option<String>,
     /// Whether the model reasons before it answers; must be false. Default false.
     pub reasoning: Option<bool>,
@@ -34,7 +35,8 @@ pub struct QueryRequest {
 #[derive(Debug, Deserialize, JsonSchema)]
 #[serde(expecting = "an object")]
 pub struct CaptionRequest {
-    /// The image: a data URL in base64, `data:image/png;base64,..`. Other URLs are not fetched.
+    /// The image: a data URL in base64, `data:image/png;base64,..`. Other URLs are fetched only
+    /// from hosts that the server's operator has named.
     pub image_url: String,
     /// How long the description is. Default `normal`.
     pub length: Option<CaptionLength>,
@@ -50,7 +52,8 @@ pub struct CaptionRequest {
 #[derive(Debug, Deserialize, JsonSchema)]
 #[serde(expecting = "an object")]
 pub struct RegionsRequest {
-    /// The image: a data URL in base64, `data:image/png;base64,..`. Other URLs are not fetched.
+    /// The image: a data URL in base64, `data:image/png;base64,..`. Other URLs are fetched only
+    /// from hosts that the server's operator has named.
     pub image_url: String,
     /// The name of the things to find, which is not empty.
     pub object: String,
