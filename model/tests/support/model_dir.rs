@@ -14,8 +14,8 @@ pub(crate) fn architectures() -> impl Iterator<Item = &'static str> {
 
 /// The architectures whose files have rows in another order: adjacent rows of q and k form the pairs
 /// that are rotated, or the rows of queries and gates are in one matrix.
-pub(crate) const OTHER_ROWS: [&str; 5] =
-    ["glm4", "ernie4_5", "qwen3_5_text", "qwen3_5_moe_text", "qwen3_next"];
+pub(crate) const OTHER_ROWS: [&str; 6] =
+    ["glm4", "ernie4_5", "qwen3_5_text", "qwen3_5_moe_text", "qwen3_next", "cohere2"];
 
 /// A small `config.json`. Rows are long enough for every quantized type.
 pub(crate) fn config_json(architecture: &str) -> Value {
