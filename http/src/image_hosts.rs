@@ -124,12 +124,14 @@ impl ImageHosts {
         }
     }
 
-    /// The file at `url`, or what was expected and what came. Has to be called on a tokio runtime,
-    /// on whose blocking threads it waits.
+    /// The file at `url`. Has to be called on a tokio runtime, on whose blocking threads it waits.
+    ///
+    /// # Errors
+    /// What was expected and what came.
     pub fn fetch(
         &self,
         url: Arc<str>,
-    ) -> impl Future<Output = Result<Vec<u8>, String>> + Send + 'static {
+    ) -> impl Future<Output = Result<Vec<u8>, String>> + Send + use<> {
         let hosts = self.clone();
         async move {
             let permit = Arc::clone(&hosts.permits).acquire_owned().await;
