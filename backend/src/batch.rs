@@ -38,6 +38,9 @@ pub struct BackendSpec {
     /// Whether the backend encodes images ([`Backend::encode`]) and computes their positions. It
     /// has a `hidden_size` then.
     pub images: bool,
+    /// Number of the decoder's first layers to whose outputs the embeddings of images add further
+    /// rows (DeepStack of Qwen3-VL); 0 for most models.
+    pub deepstack_layers: usize,
     /// Into which bins the model divides coordinates and sizes; `None` if it has none. Batches may
     /// then have tokens for these bins, and rows with their logits ([`LogitRows::Regions`]).
     pub regions: Option<RegionBins>,
@@ -154,6 +157,10 @@ pub struct SequenceSlice {
     pub state: Option<SliceState>,
     /// The images of which the slice computes positions, in ascending order; none overlap.
     pub images: Vec<SliceImage>,
+    /// How many rotary positions the images before `start` have skipped: those that end there have
+    /// fewer rotary positions than positions if they are grids ([`rotary_len`](crate::rotary_len)).
+    /// 0 for most models.
+    pub rotary_lag: usize,
     /// The adapter that changes the model's weights for all of these tokens; `None` for the model
     /// itself. The positions before `start` were computed with the same one. Only for backends with
     /// [`Backend::adapters`], and only one that their loader has returned.

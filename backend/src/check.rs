@@ -205,7 +205,7 @@ fn check_images(
     }
     let (mut before, end) = (slice.start, slice.start + slice.token_count);
     for image in &slice.images {
-        let SliceImage { start, len, full_attention, embeddings } = image;
+        let SliceImage { start, len, full_attention, columns, embeddings } = image;
         let image_end = start.saturating_add(*len);
         let is_inside = *start >= slice.start && image_end <= end;
         let overlaps = *start < end && image_end > before;
@@ -218,15 +218,29 @@ fn check_images(
             return Err(malformed(index, reason));
         }
         let (values, width) = (embeddings.values.len(), spec.hidden_size.unwrap_or(0));
-        if Some(values) != len.checked_mul(width) {
+        let planes = 1 + spec.deepstack_layers;
+        if Some(values) != len.checked_mul(width).and_then(|plane| plane.checked_mul(planes)) {
             let reason = format_args!(
-                "expected {len} rows of {width} values for an image, got {values} values"
+                "expected {planes} times {len} rows of {width} values for an image, got {values} \
+                 values"
             );
+            return Err(malformed(index, reason));
+        }
+        if *columns > 0 && !len.is_multiple_of(*columns) {
+            let reason =
+                format_args!("expected an image in rows of {columns}, got {len} positions");
             return Err(malformed(index, reason));
         }
         before = image_end;
     }
-    Ok(())
+    let first = slice.images.first().map_or(slice.start, |image| image.start.min(slice.start));
+    match slice.rotary_lag <= first {
+        true => Ok(()),
+        false => {
+            let got = slice.rotary_lag;
+            Err(malformed(index, format_args!("expected a lag of at most {first}, got {got}")))
+        }
+    }
 }
 
 /// Checks that the tokens of a slice, except at the positions of images, are in the vocabulary, or

@@ -105,12 +105,14 @@ impl CpuBackend {
         let workers = options.workers(thread_count);
         let weight_type = options.weight_type;
         let loader = Loader { weights, weight_type, path, workers: &workers };
+        let deepstack_layers = encoder.as_ref().map_or(0, VisionConfig::deepstack_layers);
         let (encoder, bins, mut decoder) = load_parts(config, encoder, loader)?;
         let block_count = options.budget(state_bytes).block_count(shape.block_bytes())?;
         let mut kv = KvStore::new(shape, block_count)?;
         let mut states = StateStore::new(decoder.config(), options.state_slots)?;
         let spec = spec_of(decoder.config(), &shape, block_count, state);
-        let spec = BackendSpec { images: encoder.is_some(), regions: bins, ..spec };
+        let images = encoder.is_some();
+        let spec = BackendSpec { images, deepstack_layers, regions: bins, ..spec };
         if let Some(format) = &mut kv_format {
             let probe = kv_probe::step(&spec);
             let step = StepState { kv: &mut kv, states: &mut states };
@@ -295,6 +297,12 @@ fn check_encoder(
         let expected = format!("an id below vocab_size, {}", decoder.vocab_size);
         return Err(ModelError::key(NAME, "first_token", expected, token));
     }
+    let layers = decoder.layers.len();
+    if encoder.deepstack_layers() >= layers {
+        let expected = format!("fewer than the {layers} layers of the decoder");
+        let got = encoder.deepstack_layers();
+        return Err(ModelError::key(NAME, "deepstack_visual_indexes", expected, got));
+    }
     weights.check_encoder(encoder)
 }
 
@@ -316,6 +324,7 @@ fn spec_of(
         draws: false,
         state: state.map(|state| checkpointed(state, shape)),
         images: false,
+        deepstack_layers: 0,
         regions: None,
     }
 }

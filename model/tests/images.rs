@@ -5,5 +5,6 @@ mod images {
     mod fixture;
     mod loading;
     mod prompt;
+    mod qwen3_vl;
     mod regions;
 }

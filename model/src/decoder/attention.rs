@@ -136,6 +136,7 @@ impl Decoder {
             query_scaling: config.query_scaling,
             rope: config.layers[index].rope.map(|rope| &self.ropes[rope]),
             positions: &self.plan.positions,
+            rotations: &self.plan.rotations,
         };
         let updates = self.adapters.updates(index, Site::Inputs);
         let epilogue_q = |sums: RowSums<'_>| {

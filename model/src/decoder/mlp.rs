@@ -61,8 +61,7 @@ impl PlainMlp {
 
 impl Decoder {
     /// Normalizes the residual stream of `rows` rows, computes the MLP or the experts of layer
-    /// `index`, adds the result to the residual stream, and normalizes that for the next layer or
-    /// the output matrix.
+    /// `index`, and adds the result to the residual stream.
     pub(super) fn mlp(&mut self, index: usize, rows: usize, workers: &Workers) {
         let (config, path, layer) = (&self.config, self.path, &self.layers[index]);
         match &layer.mlp {
@@ -76,8 +75,6 @@ impl Decoder {
                 pass.add(norm, x, normed, inner, routing, &mut self.profile);
             }
         }
-        self.norm_for(index + 1, rows, workers);
-        self.profile.mark(Stage::Residual);
     }
 
     /// Computes the MLP without a gate of layer `index` and adds the result to the residual stream.

@@ -4,6 +4,7 @@
 mod gemma;
 mod mixtures;
 mod moondream;
+mod qwen3_vl;
 mod recurrent;
 
 use super::Architecture::*;
@@ -12,6 +13,7 @@ use crate::config::{NormPlacement, QkNorm, RopeScaling};
 use gemma::{GEMMA2, GEMMA3};
 use mixtures::{GPT_OSS, LFM2_MOE, MIXTRAL, OLMOE, QWEN2_MOE, QWEN3_MOE};
 use moondream::MOONDREAM2;
+use qwen3_vl::QWEN3_VL;
 use recurrent::{QWEN3_NEXT, QWEN35, QWEN35_MOE};
 
 const LLAMA: Description = Description {
@@ -56,6 +58,7 @@ const LLAMA: Description = Description {
         unrotated_step: None,
         local_only: false,
         original_context: None,
+        sections: None,
         scaling: None,
     },
     windows: Windows::Nowhere,
@@ -360,7 +363,7 @@ const LFM2: Description = Description {
 };
 
 /// One row per architecture, in the order of [`Architecture`](super::Architecture).
-pub(super) static TABLE: [Description; 27] = [
+pub(super) static TABLE: [Description; 28] = [
     LLAMA,
     MISTRAL,
     MINISTRAL3,
@@ -388,4 +391,5 @@ pub(super) static TABLE: [Description; 27] = [
     QWEN3_NEXT,
     GPT_OSS,
     MOONDREAM2,
+    QWEN3_VL,
 ];

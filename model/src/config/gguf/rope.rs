@@ -30,7 +30,7 @@ impl Metadata<'_> {
         } else {
             self.scaling(row)?
         };
-        Ok(Rope { theta, scaling })
+        Ok(Rope { theta, scaling, sections: None })
     }
 
     /// LongRoPE, whose divisors are tensors.

@@ -1,0 +1,18 @@
+//! The row of Qwen3-VL.
+
+use super::super::Architecture::*;
+use super::super::{Defaults, Description, Rotation, Windows};
+use super::{NO_GGUF, QWEN3};
+
+pub(super) const QWEN3_VL: Description = Description {
+    architecture: Qwen3Vl,
+    model_types: &["qwen3_vl", "qwen3_vl_text"],
+    classes: &["Qwen3VLForConditionalGeneration", "Qwen3VLTextModel"],
+    multimodal: &["qwen3_vl"],
+    defaults: Defaults { max_positions: 128_000, sliding_window: None, ..QWEN3.defaults },
+    rotation: Rotation { theta: 5e5, sections: Some([24, 20, 20]), ..QWEN3.rotation },
+    windows: Windows::Nowhere,
+    windows_need_flag: false,
+    gguf: NO_GGUF,
+    ..QWEN3
+};
