@@ -45,12 +45,12 @@ impl std::fmt::Debug for ImageInput {
     }
 }
 
-/// Number of rotary positions that an image of `kv_len` positions takes, at most `kv_len`: the larger
-/// edge of its grid if it has `columns`. What follows the image goes on after them.
+/// Number of rotary positions that an image of `kv_len` positions takes, at most `kv_len`: the
+/// larger edge of its grid if it has `columns`. What follows the image goes on after them.
 #[must_use]
 pub fn rotary_len(kv_len: usize, columns: usize) -> usize {
     match kv_len.checked_div(columns) {
-        Some(rows) => rows.max(columns),
+        Some(rows) => rows.max(columns).min(kv_len),
         None => kv_len,
     }
 }
@@ -79,8 +79,8 @@ pub struct SliceImage {
     pub full_attention: bool,
     /// Number of columns of its grid ([`ImageInput::columns`]).
     pub columns: usize,
-    /// What the encoder has returned for it: `len` rows, and as many for each layer to which it adds
-    /// more.
+    /// What the encoder has returned for it: `len` rows, and as many for each layer to which it
+    /// adds more.
     pub embeddings: ImageEmbeddings,
 }
 

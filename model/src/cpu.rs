@@ -105,14 +105,12 @@ impl CpuBackend {
         let workers = options.workers(thread_count);
         let weight_type = options.weight_type;
         let loader = Loader { weights, weight_type, path, workers: &workers };
-        let deepstack_layers = encoder.as_ref().map_or(0, VisionConfig::deepstack_layers);
         let (encoder, bins, mut decoder) = load_parts(config, encoder, loader)?;
         let block_count = options.budget(state_bytes).block_count(shape.block_bytes())?;
         let mut kv = KvStore::new(shape, block_count)?;
         let mut states = StateStore::new(decoder.config(), options.state_slots)?;
         let spec = spec_of(decoder.config(), &shape, block_count, state);
-        let images = encoder.is_some();
-        let spec = BackendSpec { images, deepstack_layers, regions: bins, ..spec };
+        let spec = BackendSpec { regions: bins, ..with_images(spec, encoder.as_ref()) };
         if let Some(format) = &mut kv_format {
             let probe = kv_probe::step(&spec);
             let step = StepState { kv: &mut kv, states: &mut states };
@@ -327,6 +325,12 @@ fn spec_of(
         deepstack_layers: 0,
         regions: None,
     }
+}
+
+/// The sizes of a backend with this encoder.
+fn with_images(spec: BackendSpec, encoder: Option<&Encoder>) -> BackendSpec {
+    let deepstack_layers = encoder.map_or(0, Encoder::deepstack_layers);
+    BackendSpec { images: encoder.is_some(), deepstack_layers, ..spec }
 }
 
 /// Minimum number of positions of which the blocks are stored together in other tiers.

@@ -89,6 +89,11 @@ impl Encoder {
         self.config.first_token
     }
 
+    /// Number of the decoder's first layers to whose outputs an image adds rows.
+    pub(crate) fn deepstack_layers(&self) -> usize {
+        self.config.deepstack_layers()
+    }
+
     /// Computes layers of `image` until `time` is over, but at least one. Returns the embeddings
     /// when they are complete. An image of an earlier call that is not complete is dropped.
     ///

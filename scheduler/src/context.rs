@@ -185,8 +185,8 @@ impl EngineContext {
     /// Appends an image to the tokens of a prompt.
     ///
     /// # Errors
-    /// [`EngineError::InvalidParameter`] if the image has no positions or no whole rows of them, or if
-    /// 2^28 different images were appended before.
+    /// [`EngineError::InvalidParameter`] if the image has no positions, or if 2^28 different images
+    /// were appended before.
     pub fn append_image(
         &self,
         input: Arc<ImageInput>,
@@ -198,12 +198,7 @@ impl EngineContext {
             return Err(self.prompt_limit().error(start.saturating_add(input.kv_len)));
         }
         let ImageInput { content_hash, columns, .. } = *input;
-        if columns > 0 && !input.kv_len.is_multiple_of(columns) {
-            let expected = format!("an image in rows of {columns} positions");
-            return Err(EngineError::invalid("images", expected, input.kv_len));
-        }
-        let columns = columns as u32;
-        let span = TokenSpan::Image { content_hash, kv_len, columns };
+        let span = TokenSpan::Image { content_hash, kv_len, columns: columns as u32 };
         let appended = self.spans.append(span, tokens);
         appended.map_err(|error| EngineError::invalid("images", "an image", error))?;
         Ok(PromptImage { start, input })

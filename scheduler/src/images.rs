@@ -320,8 +320,8 @@ mod tests {
         assert_eq!(next(&images, 9), None);
     }
 
-    /// Goal: an image that is a grid takes as many rotary positions as its larger edge has, but only
-    /// for what comes after it.
+    /// Goal: an image that is a grid takes as many rotary positions as its larger edge has, but
+    /// only for what comes after it.
     #[test]
     fn grids_skip_rotary_positions() {
         let grid = |columns| ImageInput { columns, ..ImageInput::clone(&input(1, 12, false)) };

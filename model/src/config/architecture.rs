@@ -201,8 +201,8 @@ pub(crate) struct Rotation {
     pub(super) local_only: bool,
     /// Default of `original_max_position_embeddings`.
     pub(super) original_context: Option<usize>,
-    /// The sections of rotary positions with three coordinates if the key `mrope_section` is missing;
-    /// `None` if positions have one.
+    /// The sections of rotary positions with three coordinates if the key `mrope_section` is
+    /// missing; `None` if positions have one.
     pub(super) sections: Option<[usize; 3]>,
     /// The scaling if the key `rope_parameters` is missing.
     pub(super) scaling: Option<&'static RopeScaling>,

@@ -90,8 +90,8 @@ pub struct Rope {
     /// How the frequencies are scaled.
     pub scaling: RopeScaling,
     /// For rotary positions with three coordinates (interleaved M-RoPE of Qwen3-VL), the number of
-    /// pairs of a head that each of them rotates: the temporal position, the row and the column. See
-    /// [`axis`](Self::axis). `None` if all pairs are rotated by one position.
+    /// pairs of a head that each of them rotates: the temporal position, the row and the column.
+    /// See [`axis`](Self::axis). `None` if all pairs are rotated by one position.
     pub sections: Option<[usize; 3]>,
 }
 
@@ -150,8 +150,8 @@ impl Rope {
         }
     }
 
-    /// The coordinate that rotates pair `pair` of a head: 0 for the temporal position, 1 for the row
-    /// and 2 for the column. Rows and columns have every third pair until their number is used up,
+    /// The coordinate that rotates pair `pair` of a head: 0 for the temporal position, 1 for the
+    /// row and 2 for the column. Rows and columns have every third pair until their number is used up,
     /// and the temporal position has the others.
     #[must_use]
     pub fn axis(&self, pair: usize) -> usize {

@@ -191,8 +191,8 @@ impl ProjectorConfig {
     }
 }
 
-/// Maximum number of embeddings of an image whose size varies. All patches are in memory at the same
-/// time. Processors allow about half of it, and exceed that for narrow pictures only.
+/// Maximum number of embeddings of an image whose size varies. All patches are in memory at the
+/// same time. Processors allow about half of it, and exceed that for narrow pictures only.
 const ROWS_MAX: usize = 1 << 13;
 
 impl VisionConfig {

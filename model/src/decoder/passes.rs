@@ -12,6 +12,7 @@ use stolon_kernels::{
 use super::adapters::Updates;
 use super::linear::{Linear, Loader};
 use super::mlp::GatedMlp;
+use super::plan::BatchRows;
 use super::rope::{RopeTable, Rotation};
 use crate::config::{Activation, DecoderConfig, NormWeights, QkNorm, QueryScaling};
 use crate::error::ModelError;
@@ -100,10 +101,8 @@ pub(super) struct Heads<'a> {
     pub(super) query_scaling: Option<QueryScaling>,
     /// `None` if heads are not rotated.
     pub(super) rope: Option<&'a RopeTable>,
-    /// Position of each row.
-    pub(super) positions: &'a [u32],
-    /// By what each row is rotated.
-    pub(super) rotations: &'a [Rotation],
+    /// The position and the rotation of each row.
+    pub(super) plan: &'a BatchRows,
 }
 
 impl Heads<'_> {
@@ -117,7 +116,7 @@ impl Heads<'_> {
         }
         let (eps, offset) = (self.eps, self.norm_offset);
         let norm = norm.map(|weight| HeadNorm { weight, eps, offset });
-        let rotation = self.rotation(self.rotations[sums.row]);
+        let rotation = self.rotation(self.plan.rotations[sums.row]);
         kernels::norm_and_rope(self.path, sums.first, self.head_dim, norm, rotation);
     }
 
@@ -131,7 +130,7 @@ impl Heads<'_> {
         let RowSums { row, feature, first, second } = sums;
         self.apply(linear, norm, RowSums { row, feature, first: &mut *first, second });
         if let Some(scaling) = self.query_scaling {
-            kernels::scale(self.path, first, scaling.factor(self.positions[row] as usize));
+            kernels::scale(self.path, first, scaling.factor(self.plan.positions[row] as usize));
         }
     }
 
@@ -139,8 +138,9 @@ impl Heads<'_> {
     /// `[rows, heads, head_dim]`, with as many rows as there are rotations.
     pub(super) fn norm_positions(&self, x: &mut [f32], weight: &[f32], workers: &Workers) {
         let width = weight.len();
-        let chunk = workers.chunk_rows(self.rotations.len(), width);
-        let parts = x.chunks_mut(chunk * width).zip(self.rotations.chunks(chunk));
+        let rotations = &self.plan.rotations;
+        let chunk = workers.chunk_rows(rotations.len(), width);
+        let parts = x.chunks_mut(chunk * width).zip(rotations.chunks(chunk));
         workers.run(parts, |(rows, rotations)| {
             kernels::rms_norm_in_place(self.path, rows, weight, self.eps, self.norm_offset);
             for (row, &rotation) in rows.chunks_exact_mut(width).zip(rotations) {

@@ -4,7 +4,7 @@
 mod gemma3;
 mod idefics3;
 mod moondream;
-mod qwen3_vl;
+pub(super) mod qwen3_vl;
 
 use std::path::Path;
 

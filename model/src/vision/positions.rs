@@ -1,5 +1,5 @@
-//! The positions of patches: what is added to their features, and by what their queries and keys are
-//! rotated.
+//! The positions of patches: what is added to their features, and by what their queries and keys
+//! are rotated.
 
 use crate::config::{PatchPositions, Rope, RopeScaling, TowerConfig};
 

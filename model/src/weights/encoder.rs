@@ -1,9 +1,10 @@
-//! The tensors of image encoders: whether they are there, and those of files that have queries, keys
-//! and values in one tensor.
+//! The tensors of image encoders: whether they are there, and those of files that have queries,
+//! keys and values in one tensor.
 
-use super::{Stored, Weights};
+use super::{Stored, TensorType, Weights};
 use crate::config::{TensorRole, TensorSpec, VisionConfig};
 use crate::error::ModelError;
+use crate::mmap::Bytes;
 
 impl Weights {
     /// Whether the weights have an image encoder. Some checkpoints of vision models have only the
@@ -26,8 +27,35 @@ impl Weights {
         Ok(())
     }
 
+    /// Replaces the first of two tensors, which have the shape of `spec`, by their sum in f32. Its
+    /// name is that of `spec`, and the other one's is `other`.
+    ///
+    /// # Errors
+    /// Those of [`floats`](Self::floats).
+    pub(crate) fn add_up(&mut self, spec: &TensorSpec, other: &str) -> Result<(), ModelError> {
+        let mut sum = self.floats(spec)?;
+        let other_spec = TensorSpec { name: other.to_owned(), ..spec.clone() };
+        let more = self.floats(&other_spec)?;
+        sum.iter_mut().zip(&more).for_each(|(sum, value)| *sum += value);
+        self.remove(&spec.name);
+        self.remove(other);
+        let bytes: Vec<u8> = sum.iter().flat_map(|value| value.to_le_bytes()).collect();
+        let file = self.origin.clone();
+        let stored = Stored {
+            range: 0..bytes.len(),
+            region: self.add_region(&file, Bytes::Owned(bytes)),
+            dtype: Ok(TensorType::F32),
+            shape: spec.shape.clone(),
+            pairs: None,
+            converted: None,
+            interleaved: None,
+            runs: None,
+        };
+        self.insert(spec.name.clone(), stored)
+    }
+
     /// Divides the tensors of queries, keys and values of an encoder into parts of the same size.
-    pub(super) fn split_thirds(&mut self, prefix: &str) -> Result<(), ModelError> {
+    pub(crate) fn split_thirds(&mut self, prefix: &str) -> Result<(), ModelError> {
         let is_qkv = |name: &&String| name.starts_with(prefix) && name.contains(".qkv_proj.");
         let names: Vec<String> = self.tensors.keys().filter(is_qkv).cloned().collect();
         let mut list = Vec::with_capacity(names.len());

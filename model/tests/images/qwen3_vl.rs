@@ -41,15 +41,19 @@ fn integers(key: &str) -> Vec<u32> {
 }
 
 /// A backend, and the prompt with two images.
-struct Two {
+pub(super) struct Two {
     backend: CpuBackend,
-    tokens: Vec<u32>,
-    images: Vec<SliceImage>,
+    pub(super) tokens: Vec<u32>,
+    pub(super) images: Vec<SliceImage>,
 }
 
 impl Two {
     fn open(path: Option<Path>) -> Self {
-        let model = fixture::model(NAME);
+        Self::of(fixture::model(NAME), path)
+    }
+
+    /// Those of this model.
+    pub(super) fn of(model: LoadedModel, path: Option<Path>) -> Self {
         let inputs = ["", "wide."].map(|prefix| input(&model, prefix));
         let mut backend = fixture::backend(model, path, 1);
         let tokens = integers("two.prompt");
@@ -67,7 +71,7 @@ impl Two {
     }
 
     /// The logits at positions of the sequence, computed in one step after those before.
-    fn step(&mut self, positions: Range<usize>) -> Vec<f32> {
+    pub(super) fn step(&mut self, positions: Range<usize>) -> Vec<f32> {
         let (done, rest): (Vec<_>, Vec<_>) = self
             .images
             .iter()
@@ -89,8 +93,8 @@ impl Two {
     }
 }
 
-/// Goal: the logits of a prompt with two images of different sizes and text between them are those of
-/// transformers on every instruction set, and have the same bits however the prompt is divided into
+/// Goal: the logits of a prompt with two images of different sizes and text between them are those
+/// of transformers on every instruction set, and have the same bits however the prompt is divided into
 /// steps.
 #[test]
 fn logits_of_two_images_match_transformers() {

@@ -30,14 +30,28 @@ pub(super) fn parse(sources: &Sources<'_>) -> Result<ImageModel, ModelError> {
         return Err(sources.vision.invalid("deepstack_visual_indexes", &expected));
     }
     let processor = ProcessorConfig {
-        placeholder: "<|vision_start|><|image_pad|><|vision_end|>".to_owned(),
-        image_token: "<|image_pad|>".to_owned(),
-        image_token_id: sources.image_token(["image_token_id", "image_token_index"])?,
         resampling: sources.resampling(Resampling::Bicubic)?,
-        tiling: Tiling::Qwen3Vl(tiles(processor, &encoder)?),
+        ..describe(
+            sources.image_token(["image_token_id", "image_token_index"])?,
+            tiles(processor, &encoder)?,
+        )
     };
     Ok(ImageModel { encoder, processor })
 }
+
+/// How pictures are prepared for a model with this image token.
+pub(in crate::load) fn describe(image_token_id: u32, tiles: Qwen3VlTiles) -> ProcessorConfig {
+    ProcessorConfig {
+        placeholder: "<|vision_start|><|image_pad|><|vision_end|>".to_owned(),
+        image_token: IMAGE_TOKEN.to_owned(),
+        image_token_id,
+        resampling: Resampling::Bicubic,
+        tiling: Tiling::Qwen3Vl(tiles),
+    }
+}
+
+/// The token that stands for an image.
+pub(in crate::load) const IMAGE_TOKEN: &str = "<|image_pad|>";
 
 fn encoder(sources: &Sources<'_>) -> Result<VisionConfig, ModelError> {
     let Sources { vision, decoder, .. } = sources;
@@ -121,10 +135,12 @@ fn tiles(processor: &Keys<'_>, encoder: &VisionConfig) -> Result<Qwen3VlTiles, M
         let expected = format!("a longest_edge of {expected} and of shortest_edge, {pixels_min}");
         return Err(processor.invalid("size", &expected));
     }
+    Ok(bounded(square_edge, [pixels_min, pixels_max]))
+}
+
+/// Squares of this edge, and numbers of pixels that the engine allows.
+pub(in crate::load) fn bounded(square_edge: usize, pixels: [usize; 2]) -> Qwen3VlTiles {
     let limit = POSITIONS_MAX * square_edge * square_edge;
-    Ok(Qwen3VlTiles {
-        square_edge,
-        pixels_min: pixels_min.min(limit),
-        pixels_max: pixels_max.min(limit),
-    })
+    let [pixels_min, pixels_max] = pixels.map(|pixels| pixels.min(limit));
+    Qwen3VlTiles { square_edge, pixels_min, pixels_max }
 }

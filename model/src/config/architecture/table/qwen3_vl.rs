@@ -2,7 +2,7 @@
 
 use super::super::Architecture::*;
 use super::super::{Defaults, Description, Rotation, Windows};
-use super::{NO_GGUF, QWEN3};
+use super::{QWEN3, gguf};
 
 pub(super) const QWEN3_VL: Description = Description {
     architecture: Qwen3Vl,
@@ -13,6 +13,6 @@ pub(super) const QWEN3_VL: Description = Description {
     rotation: Rotation { theta: 5e5, sections: Some([24, 20, 20]), ..QWEN3.rotation },
     windows: Windows::Nowhere,
     windows_need_flag: false,
-    gguf: NO_GGUF,
+    gguf: gguf("qwen3vl"),
     ..QWEN3
 };
