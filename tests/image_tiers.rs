@@ -62,11 +62,13 @@ async fn ask_again(model: &str, engine: &Engine, pictures: &[&Arc<[u8]>]) {
     let estimate = engine.tokenized(next.clone()).await.expect("a prompt");
     let prompt = engine.prompt_tokens(&estimate).await.expect("a prompt");
     let images_end = 1 + prompt.iter().rposition(|&token| token >> 31 == 1).expect("an image");
-    assert_eq!(found.disk.max(found.object_store), images_end, "{found:?}");
+    let stored = found.disk.max(found.object_store);
+    // A record may also have the beginning of the question.
+    assert!(stored >= images_end && stored < prompt.len(), "{found:?} {images_end}");
     let expected = cold(model, next.clone()).await;
     let (answer, cached) = ask(engine, next).await;
     let stats = engine.stats();
-    assert_eq!((cached, stats.loaded_tokens), (images_end, images_end as u64));
+    assert_eq!((cached, stats.loaded_tokens), (stored, stored as u64));
     assert_eq!((stats.images_encoded, stats.loads_failed), (0, 0));
     assert_eq!(answer, expected);
 }

@@ -52,6 +52,13 @@ impl BackendSpec {
     pub fn checkpoint_blocks(&self) -> usize {
         self.state.map_or(0, |state| state.bytes.div_ceil(self.block_bytes.max(1)).max(1))
     }
+
+    /// Number of values of the embeddings of an image of `kv_len` positions, saturating.
+    #[must_use]
+    pub fn image_values(&self, kv_len: usize) -> usize {
+        let planes = 1 + self.deepstack_layers;
+        kv_len.saturating_mul(self.hidden_size.unwrap_or(0)).saturating_mul(planes)
+    }
 }
 
 /// The recurrent state of a sequence: what layers such as Gated DeltaNet and Mamba keep of a prefix

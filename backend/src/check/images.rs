@@ -26,12 +26,10 @@ pub(super) fn check_images(
             );
             return Err(malformed(index, reason));
         }
-        let (values, width) = (embeddings.values.len(), spec.hidden_size.unwrap_or(0));
-        let planes = 1 + spec.deepstack_layers;
-        if Some(values) != len.checked_mul(width).and_then(|plane| plane.checked_mul(planes)) {
+        let (values, expected) = (embeddings.values.len(), spec.image_values(*len));
+        if values != expected {
             let reason = format_args!(
-                "expected {planes} times {len} rows of {width} values for an image, got {values} \
-                 values"
+                "expected {expected} values for an image of {len} positions, got {values}"
             );
             return Err(malformed(index, reason));
         }

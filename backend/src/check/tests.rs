@@ -162,8 +162,8 @@ fn images_are_checked() {
         (vec![image(1, 3, false)], "some of an image within 4..10, got 1..4"),
         (vec![image(10, 1, false)], "some of an image within 4..10, got 10..11"),
         (vec![image(6, 2, true), image(7, 1, false)], "within 8..10, got 7..8"),
-        (vec![image(6, usize::MAX, false)], "rows of 2 values"),
-        (vec![wide], "1 times 2 rows of 2 values for an image, got 5"),
+        (vec![image(6, usize::MAX, false)], "positions, got 32"),
+        (vec![wide], "expected 4 values for an image of 2 positions, got 5"),
     ] {
         let error = with(bad).expect_err(part).to_string();
         assert!(error.contains(part), "expected {part:?} in {error:?}");
