@@ -1,7 +1,7 @@
 use stolon_kvcache::BlockId;
 
 use super::*;
-use crate::{Draw, LogitRows};
+use crate::{Draw, LogitRows, SliceImage};
 
 fn spec() -> BackendSpec {
     BackendSpec {
