@@ -153,6 +153,14 @@ impl EngineBuilder {
         self
     }
 
+    /// Sets the GGUF file with the image encoder of a GGUF model, which llama.cpp calls `mmproj`.
+    /// Only for Qwen3-VL.
+    #[must_use]
+    pub fn mmproj(mut self, path: impl Into<std::path::PathBuf>) -> Self {
+        self.load_options.mmproj = Some(path.into());
+        self
+    }
+
     /// Replaces members of the model's `generation_config.json`, which are the defaults of
     /// [`Engine::recommended_sampling`] and [`Engine::chat_sampling`]: a JSON object with any of
     /// `do_sample`, `temperature`, `top_k`, `top_p`, `min_p` and `repetition_penalty`. One of them

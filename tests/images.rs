@@ -1,7 +1,10 @@
-//! Prompts with images through the engine, on a small random model of the structure of SmolVLM.
+//! Prompts with images through the engine, on small random models of the structures of SmolVLM and
+//! of Qwen3-VL.
 
 #[path = "images/prefixes.rs"]
 mod prefixes;
+#[path = "images/qwen3_vl.rs"]
+mod qwen3_vl;
 #[path = "images/urls.rs"]
 mod urls;
 
@@ -20,8 +23,30 @@ mod pictures;
 #[path = "support/questions.rs"]
 mod questions;
 
+/// A model, and what takes the place of an image in its prompts.
+#[derive(Clone, Copy)]
+struct Model {
+    name: &'static str,
+    place: &'static str,
+}
+
+const SMOLVLM: Model = Model { name: "random:smolvlm-tiny", place: "<image>" };
+const QWEN3_VL: Model =
+    Model { name: "random:qwen3-vl-tiny", place: "<|vision_start|><|image_pad|><|vision_end|>" };
+
+impl Model {
+    fn builder(self) -> EngineBuilder {
+        Engine::builder().model(self.name).num_blocks(8192).threads(1)
+    }
+
+    /// A text with `<image>` in each place of an image.
+    fn text(self, text: &str) -> Request {
+        Request::text(text.replace("<image>", self.place))
+    }
+}
+
 fn builder() -> EngineBuilder {
-    Engine::builder().model("random:smolvlm-tiny").num_blocks(8192).threads(1)
+    SMOLVLM.builder()
 }
 
 /// Goal: an answer about images has the same bits with a warm and with a cold cache, for one and
@@ -29,6 +54,10 @@ fn builder() -> EngineBuilder {
 /// shares with another one is neither computed nor encoded again.
 #[tokio::test]
 async fn warm_answers_equal_cold_ones() -> Result<(), Error> {
+    compare_warm_and_cold(SMOLVLM).await
+}
+
+async fn compare_warm_and_cold(model: Model) -> Result<(), Error> {
     let (one, other) = (picture(40, 30, 1), picture(90, 120, 2));
     let prompts = [
         question(&[&one], "What is this?"),
@@ -36,18 +65,18 @@ async fn warm_answers_equal_cold_ones() -> Result<(), Error> {
         question(&[&one, &other], "What differs?"),
         question(&[&other, &one], "What differs?"),
         [&other, &one].into_iter().fold(
-            Request::text("Hello <image> and <image>.").max_tokens(6).logprobs(0),
+            model.text("Hello <image> and <image>.").max_tokens(6).logprobs(0),
             |request, image| request.image(Arc::clone(image)),
         ),
     ];
     let mut cold = Vec::new();
     for prompt in &prompts {
-        let engine = builder().prefix_caching(false).build().await?;
+        let engine = model.builder().prefix_caching(false).build().await?;
         cold.push(bits(&engine.complete(prompt.clone()).await?));
         engine.shutdown().await;
     }
     for (block_size, step) in [(1, 512), (1, 5), (4, 33), (16, 7), (64, 64)] {
-        let builder = builder().block_size(block_size).max_batched_tokens(step);
+        let builder = model.builder().block_size(block_size).max_batched_tokens(step);
         let engine = builder.num_blocks(8192 / block_size).build().await?;
         for round in 0..2 {
             for (prompt, cold) in prompts.iter().zip(&cold) {
@@ -93,10 +122,10 @@ async fn a_second_question_finds_the_image() -> Result<(), Error> {
 
 /// The answers of a session to two turns with images and two without, of which only the new part is
 /// sent, and how many tokens were cached and are images. The cache is emptied before the last one.
-async fn turns(engine: &Engine) -> Result<Vec<(Vec<(u32, u32)>, [usize; 2])>, Error> {
+async fn turns(model: Model, engine: &Engine) -> Result<Vec<(Vec<(u32, u32)>, [usize; 2])>, Error> {
     let id = engine.sessions().open(SessionOptions::default())?.id;
     let (one, other) = (picture(40, 30, 1), picture(64, 64, 2));
-    let turn = |text: &str| Request::text(text).session(&id).append().max_tokens(4).logprobs(0);
+    let turn = |text: &str| model.text(text).session(&id).append().max_tokens(4).logprobs(0);
     let mut answers = Vec::new();
     for request in [
         turn("Hello <image>, what is it?").image(one.clone()),
@@ -125,9 +154,13 @@ async fn turns(engine: &Engine) -> Result<Vec<(Vec<(u32, u32)>, [usize; 2])>, Er
 /// emptied, and what was cached is not computed again.
 #[tokio::test]
 async fn images_are_appended_to_sessions() -> Result<(), Error> {
-    let cold = turns(&builder().prefix_caching(false).build().await?).await?;
-    let engine = builder().build().await?;
-    let warm = turns(&engine).await?;
+    compare_sessions(SMOLVLM).await
+}
+
+async fn compare_sessions(model: Model) -> Result<(), Error> {
+    let cold = turns(model, &model.builder().prefix_caching(false).build().await?).await?;
+    let engine = model.builder().build().await?;
+    let warm = turns(model, &engine).await?;
     assert_eq!((warm.len(), cold.len()), (4, 4));
     for (warm, cold) in warm.iter().zip(&cold) {
         assert_eq!(warm.0, cold.0);

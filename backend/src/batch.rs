@@ -38,6 +38,9 @@ pub struct BackendSpec {
     /// Whether the backend encodes images ([`Backend::encode`]) and computes their positions. It
     /// has a `hidden_size` then.
     pub images: bool,
+    /// Number of the decoder's first layers to whose outputs the embeddings of images add further
+    /// rows (DeepStack of Qwen3-VL); 0 for most models.
+    pub deepstack_layers: usize,
     /// Into which bins the model divides coordinates and sizes; `None` if it has none. Batches may
     /// then have tokens for these bins, and rows with their logits ([`LogitRows::Regions`]).
     pub regions: Option<RegionBins>,
@@ -48,6 +51,13 @@ impl BackendSpec {
     #[must_use]
     pub fn checkpoint_blocks(&self) -> usize {
         self.state.map_or(0, |state| state.bytes.div_ceil(self.block_bytes.max(1)).max(1))
+    }
+
+    /// Number of values of the embeddings of an image of `kv_len` positions, saturating.
+    #[must_use]
+    pub fn image_values(&self, kv_len: usize) -> usize {
+        let planes = 1 + self.deepstack_layers;
+        kv_len.saturating_mul(self.hidden_size.unwrap_or(0)).saturating_mul(planes)
     }
 }
 
@@ -154,6 +164,10 @@ pub struct SequenceSlice {
     pub state: Option<SliceState>,
     /// The images of which the slice computes positions, in ascending order; none overlap.
     pub images: Vec<SliceImage>,
+    /// How many rotary positions the images before `start` have skipped: those that end there have
+    /// fewer rotary positions than positions if they are grids ([`rotary_len`](crate::rotary_len)).
+    /// 0 for most models.
+    pub rotary_lag: usize,
     /// The adapter that changes the model's weights for all of these tokens; `None` for the model
     /// itself. The positions before `start` were computed with the same one. Only for backends with
     /// [`Backend::adapters`], and only one that their loader has returned.

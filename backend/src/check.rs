@@ -4,12 +4,14 @@
 //! with the same messages. The checker keeps one word per block between calls, so that checking
 //! does not allocate.
 
+mod images;
+
 use stolon_kvcache::BlockId;
 
 use crate::{
-    BackendError, BackendSpec, LogitRows, SequenceSlice, SliceImage, SliceState, StateSpec,
-    StepBatch,
+    BackendError, BackendSpec, LogitRows, SequenceSlice, SliceState, StateSpec, StepBatch,
 };
+use images::check_images;
 
 /// Finds violations of the contract of [`StepBatch`]. A backend keeps one for its KV store.
 #[derive(Debug)]
@@ -190,41 +192,6 @@ fn check_positions(
             index,
             format_args!("expected block ids below {}, got {}", spec.block_count, block.0),
         ));
-    }
-    Ok(())
-}
-
-/// Checks the images of a slice: their order, where they lie, and their embeddings.
-fn check_images(
-    index: usize,
-    slice: &SequenceSlice,
-    spec: &BackendSpec,
-) -> Result<(), BackendError> {
-    if !slice.images.is_empty() && !spec.images {
-        return Err(malformed(index, format_args!("expected no image, which is not supported")));
-    }
-    let (mut before, end) = (slice.start, slice.start + slice.token_count);
-    for image in &slice.images {
-        let SliceImage { start, len, full_attention, embeddings } = image;
-        let image_end = start.saturating_add(*len);
-        let is_inside = *start >= slice.start && image_end <= end;
-        let overlaps = *start < end && image_end > before;
-        let follows = *start >= before || before == slice.start;
-        if !overlaps || !follows || *full_attention && !is_inside {
-            let all = if *full_attention { "all of" } else { "some of" };
-            let reason = format_args!(
-                "expected {all} an image within {before}..{end}, got {start}..{image_end}"
-            );
-            return Err(malformed(index, reason));
-        }
-        let (values, width) = (embeddings.values.len(), spec.hidden_size.unwrap_or(0));
-        if Some(values) != len.checked_mul(width) {
-            let reason = format_args!(
-                "expected {len} rows of {width} values for an image, got {values} values"
-            );
-            return Err(malformed(index, reason));
-        }
-        before = image_end;
     }
     Ok(())
 }

@@ -133,6 +133,7 @@ impl FakeBackend {
                     slots,
                 }),
                 images: options.encode_calls > 0,
+                deepstack_layers: 0,
                 regions: None,
             },
             sampling_threads: options.sampling_threads,

@@ -15,6 +15,10 @@ pub struct ImageInput {
     /// Whether its positions attend to each other in both directions. If not, each attends to the
     /// positions up to its own, as those of text do.
     pub full_attention: bool,
+    /// Number of columns of the grid that the positions form, row by row, if the decoder rotates
+    /// keys and queries by the row and the column of a position (Qwen3-VL); a divisor of `kv_len`.
+    /// 0 if the positions are numbered as those of text. It follows from the content.
+    pub columns: usize,
     /// Width and height of `pixels`.
     pub size: [usize; 2],
     /// Columns and rows of tiles, for encoders that make the positions of an image of several tiles
@@ -29,22 +33,35 @@ pub struct ImageInput {
 impl std::fmt::Debug for ImageInput {
     /// Shows everything but the pixels.
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let ImageInput { content_hash, kv_len, full_attention, size, tiles, .. } = self;
+        let ImageInput { content_hash, kv_len, full_attention, columns, size, tiles, .. } = self;
         f.debug_struct("ImageInput")
             .field("content_hash", &format_args!("{content_hash:032x}"))
             .field("kv_len", kv_len)
             .field("full_attention", full_attention)
+            .field("columns", columns)
             .field("size", size)
             .field("tiles", tiles)
             .finish_non_exhaustive()
     }
 }
 
-/// The inputs of the decoder's first layer at the positions of an image, as an encoder returns
-/// them. Clones share the values.
+/// Number of rotary positions that an image of `kv_len` positions takes, at most `kv_len`: the
+/// larger edge of its grid if it has `columns`. What follows the image goes on after them.
+#[must_use]
+pub fn rotary_len(kv_len: usize, columns: usize) -> usize {
+    match kv_len.checked_div(columns) {
+        Some(rows) => rows.max(columns).min(kv_len),
+        None => kv_len,
+    }
+}
+
+/// What the decoder reads at the positions of an image, as an encoder returns it. Clones share the
+/// values.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ImageEmbeddings {
-    /// Row-major `[kv_len, hidden_size]`.
+    /// Row-major `[1 + deepstack_layers, kv_len, hidden_size]`: the inputs of the first layer, and
+    /// what is added to the outputs of the first layers
+    /// ([`BackendSpec::deepstack_layers`](crate::BackendSpec::deepstack_layers)).
     pub values: Arc<[f32]>,
 }
 
@@ -60,7 +77,10 @@ pub struct SliceImage {
     /// Whether its positions attend to each other in both directions. All of them are in the slice
     /// then.
     pub full_attention: bool,
-    /// What the encoder has returned for it: `len` rows.
+    /// Number of columns of its grid ([`ImageInput::columns`]).
+    pub columns: usize,
+    /// What the encoder has returned for it: `len` rows, and as many for each layer to which it
+    /// adds more.
     pub embeddings: ImageEmbeddings,
 }
 

@@ -39,7 +39,7 @@ pub use batch::{
     StateCheckpoint, StateSpec, StepBatch, StepOutput,
 };
 pub use check::{BatchChecker, check_read, check_write};
-pub use image::{ImageEmbeddings, ImageInput, SliceImage};
+pub use image::{ImageEmbeddings, ImageInput, SliceImage, rotary_len};
 pub use pooling::{Pooler, Pooling};
 pub use regions::{RegionBins, RegionLogits};
 pub use sampling::{

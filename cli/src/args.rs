@@ -65,6 +65,9 @@ pub struct EngineArgs {
     /// and min-p 0.05, and completions are greedy.
     #[arg(long, value_name = "JSON", value_parser = parse_json)]
     pub override_generation_config: Option<serde_json::Value>,
+    /// The GGUF file with the image encoder of a GGUF model (llama.cpp's mmproj), for Qwen3-VL
+    #[arg(long, value_name = "FILE")]
+    pub mmproj: Option<std::path::PathBuf>,
     /// Memory for the KV cache, in bytes or with a unit: 536870912, 512M, 1.5G
     ///
     /// Units are K, M, G and T, powers of 1024. By default a part of the memory that is free after
@@ -320,6 +323,9 @@ impl EngineArgs {
     fn with_sizes(&self, mut builder: EngineBuilder) -> EngineBuilder {
         if let Some(count) = self.num_blocks {
             builder = builder.num_blocks(count);
+        }
+        if let Some(path) = &self.mmproj {
+            builder = builder.mmproj(path);
         }
         if let Some(members) = &self.override_generation_config {
             builder = builder.override_generation_config(members.clone());

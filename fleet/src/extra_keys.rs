@@ -188,7 +188,7 @@ pub(crate) mod tests {
         let names = TestNames::new();
         let mut prompt = vec![1, 2];
         for (content_hash, kv_len) in [(7, 9), (1 << 100, 3), (1 << 100, 3)] {
-            let image = TokenSpan::Image { content_hash, kv_len };
+            let image = TokenSpan::Image { content_hash, kv_len, columns: 0 };
             names.images.append(image, &mut prompt).expect("in range");
         }
         prompt.extend([3, 4, 5]);
@@ -221,7 +221,7 @@ pub(crate) mod tests {
         let names = TestNames::new();
         assert_eq!(ExtraKeys::default().of(&stored(None, 1, 2, &[1; 8]), &names).1, None);
         let (mut prompt, other) = (Vec::new(), &mut Vec::new());
-        let image = |content_hash| TokenSpan::Image { content_hash, kv_len: 4 };
+        let image = |content_hash| TokenSpan::Image { content_hash, kv_len: 4, columns: 0 };
         names.images.append(image(0), &mut prompt).expect("in range");
         for content_hash in 1..9 {
             names.images.append(image(content_hash), other).expect("in range");

@@ -177,7 +177,7 @@ mod tests {
     fn an_image_is_a_pair_of_hash_and_offset() {
         let names = TestNames::new();
         let mut positions = vec![5];
-        let image = TokenSpan::Image { content_hash: 0xab << 120, kv_len: 3 };
+        let image = TokenSpan::Image { content_hash: 0xab << 120, kv_len: 3, columns: 0 };
         names.images.append(image, &mut positions).expect("in range");
         let namespace = Namespace::default();
         let event = CacheEvent::Stored { namespace, parent: None, hashes: vec![1, 2], positions };

@@ -76,8 +76,8 @@ pub use attention::prefix_sharing::positions_read;
 pub use buffer::{Buffer, Plain};
 pub use convolution::{convolution, convolution_silu};
 pub use elementwise::{
-    LayerNorm, add, clamped_swiglu, gelu_tanh_in_place, gelu_tanh_mul, layer_norm, mul,
-    mul_sigmoid, mul_silu, rms_norm, rms_norm_in_place, scale, silu_mul, soft_cap,
+    LayerNorm, add, clamped_swiglu, gelu_in_place, gelu_tanh_in_place, gelu_tanh_mul, layer_norm,
+    mul, mul_sigmoid, mul_silu, rms_norm, rms_norm_in_place, scale, silu_mul, soft_cap,
 };
 pub use error::KernelError;
 pub use heads::{HeadNorm, norm_and_rope};

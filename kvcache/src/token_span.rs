@@ -53,6 +53,10 @@ pub enum TokenSpan {
         /// Number of positions that the image occupies, at least 1. The same content with another
         /// length is a different span.
         kv_len: u32,
+        /// Number of columns of the grid that its positions form, row by row, for models with
+        /// rotary positions in two dimensions; 0 for others. It follows from the content, and is
+        /// kept because the rotary positions after the image depend on it.
+        columns: u32,
     },
 }
 
@@ -123,6 +127,8 @@ pub struct ImageSpan {
     pub content_hash: u128,
     /// Number of positions that the image occupies, at least 1.
     pub kv_len: u32,
+    /// Number of columns of the grid that its positions form; 0 if they form none.
+    pub columns: u32,
 }
 
 /// A span cannot be written as positions.
@@ -209,8 +215,9 @@ impl TokenSpanInterner {
                 (KIND_SIZE, width_bin << (VALUE_BITS / 2) | height_bin, 1)
             }
             TokenSpan::Image { kv_len: 0, .. } => return Err(TokenSpanError::EmptyImage),
-            TokenSpan::Image { content_hash, kv_len } => {
-                (KIND_IMAGE, self.image_number(ImageSpan { content_hash, kv_len })?, kv_len)
+            TokenSpan::Image { content_hash, kv_len, columns } => {
+                let image = ImageSpan { content_hash, kv_len, columns };
+                (KIND_IMAGE, self.image_number(image)?, kv_len)
             }
         };
         let last = SPAN | kind << VALUE_BITS | value;

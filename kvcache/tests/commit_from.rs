@@ -17,7 +17,7 @@ fn assert_all_blocks_come_back(writer: &mut TreeWriter, pool: &mut BlockPool) {
 /// A prompt of 10 text tokens, an image of 60 positions, and 2 more tokens.
 fn prompt_with_image(interner: &TokenSpanInterner, content_hash: u128) -> Vec<u32> {
     let mut prompt = vec![1; 10];
-    let image = TokenSpan::Image { content_hash, kv_len: 60 };
+    let image = TokenSpan::Image { content_hash, kv_len: 60, columns: 0 };
     interner.append(image, &mut prompt).expect("an image within the limits");
     prompt.extend([2, 3]);
     prompt

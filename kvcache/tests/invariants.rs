@@ -250,7 +250,7 @@ fn the_rest_of_a_cut_span_is_evicted_first() {
     let (mut writer, reader) = prefix_tree(1).expect("a block size");
     let mut prompt = vec![1, 2];
     interner
-        .append(TokenSpan::Image { content_hash: 7, kv_len: 20 }, &mut prompt)
+        .append(TokenSpan::Image { content_hash: 7, kv_len: 20, columns: 0 }, &mut prompt)
         .expect("in range");
     put(&mut writer, &prompt, 0);
     put(&mut writer, &[50, 51], 100);

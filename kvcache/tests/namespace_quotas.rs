@@ -156,7 +156,7 @@ fn the_rest_of_a_cut_span_leaves_first() {
     let mut writer = writer(4);
     let (a, interner) = (tenant("a"), TokenSpanInterner::new(10));
     let mut image = vec![1];
-    let span = TokenSpan::Image { content_hash: 7, kv_len: 3 };
+    let span = TokenSpan::Image { content_hash: 7, kv_len: 3, columns: 0 };
     interner.append(span, &mut image).expect("a span");
     put(&mut writer, &a, &image, 0);
     put(&mut writer, &a, &[8], 10);

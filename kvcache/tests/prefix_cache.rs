@@ -28,7 +28,7 @@ fn chunks_that_end_inside_an_image_lose_no_block() {
     let interner = TokenSpanInterner::new(8);
     for content_hash in 0..3 {
         let mut prompt = vec![1; 10];
-        let image = TokenSpan::Image { content_hash, kv_len: 60 };
+        let image = TokenSpan::Image { content_hash, kv_len: 60, columns: 0 };
         interner.append(image, &mut prompt).expect("in range");
         prompt.extend([2, 3]);
         let mut sequence = cache.begin(&base(), &prompt).expect("free blocks");

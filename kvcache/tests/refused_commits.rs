@@ -128,7 +128,7 @@ fn token_ids_with_bit_31_are_refused() {
 
     let (mut writer, _reader) = tree();
     let mut prompt = vec![8];
-    let image = TokenSpan::Image { content_hash: 1, kv_len: 3 };
+    let image = TokenSpan::Image { content_hash: 1, kv_len: 3, columns: 0 };
     TokenSpanInterner::new(1).append(image, &mut prompt).expect("in range");
     let mut lease = writer.acquire(&Namespace::default(), &prompt);
     let blocks = [50, 51, 52, 53].map(BlockId);

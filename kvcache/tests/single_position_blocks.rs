@@ -10,7 +10,7 @@ use stolon_kvcache::{
 };
 use support::{Cache, Running};
 
-const IMAGE: TokenSpan = TokenSpan::Image { content_hash: 12345, kv_len: 729 };
+const IMAGE: TokenSpan = TokenSpan::Image { content_hash: 12345, kv_len: 729, columns: 0 };
 
 fn prompt_with_image(interner: &TokenSpanInterner, tail: &[u32]) -> Vec<u32> {
     let mut prompt = vec![0];
@@ -46,7 +46,7 @@ fn an_image_counts_as_all_its_positions_or_none() {
     let lease = cache.writer.acquire(&cache.base, &prompt[..400]);
     assert_eq!(lease.len(), 1);
     let mut other = vec![0];
-    let longer = TokenSpan::Image { content_hash: 12345, kv_len: 730 };
+    let longer = TokenSpan::Image { content_hash: 12345, kv_len: 730, columns: 0 };
     interner.append(longer, &mut other).expect("an image within the limits");
     assert_eq!(
         cache.match_len(&other),
@@ -272,7 +272,7 @@ fn spans_that_cross_block_boundaries_are_matched_as_a_whole() {
     let mut prompt = vec![1, 2, 3];
     for content_hash in [7, 8] {
         interner
-            .append(TokenSpan::Image { content_hash, kv_len: 10 }, &mut prompt)
+            .append(TokenSpan::Image { content_hash, kv_len: 10, columns: 0 }, &mut prompt)
             .expect("an image within the limits");
     }
     prompt.extend([4, 5]);
@@ -292,7 +292,7 @@ fn spans_that_cross_block_boundaries_are_matched_as_a_whole() {
     // The same start with another second image: the blocks in common end inside the first image.
     let mut other = prompt[..13].to_vec();
     interner
-        .append(TokenSpan::Image { content_hash: 9, kv_len: 10 }, &mut other)
+        .append(TokenSpan::Image { content_hash: 9, kv_len: 10, columns: 0 }, &mut other)
         .expect("an image within the limits");
     other.extend([4, 5]);
     assert_eq!(reader.query_match_len(&base, &other), 0);

@@ -75,6 +75,7 @@ fn largest_image(encoder: &VisionConfig) -> Result<ImageInput, String> {
         content_hash: 1,
         kv_len: encoder.rows_of(size)?,
         full_attention: false,
+        columns: 0,
         size,
         tiles: [0, 0],
         pixels: (0..3 * size[0] * size[1]).map(|index| (index * 31 % 251) as u8).collect(),

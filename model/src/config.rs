@@ -36,9 +36,10 @@ pub use tensors::{
     NormWeights, PlainMlpWeights, SharedExpertWeights, StackedWeights, TensorRole, TensorSpec,
 };
 pub(crate) use vision::{
-    LayerNormWeights, ProjectorWeights, RegionWeights, VisionLayerWeights, VisionWeights,
+    LayerNormWeights, MergerWeights, ProjectorWeights, RegionWeights, VisionLayerWeights,
+    VisionWeights,
 };
-pub use vision::{ProjectorConfig, RegionConfig, TowerConfig, VisionConfig};
+pub use vision::{PatchPositions, ProjectorConfig, RegionConfig, TowerConfig, VisionConfig};
 
 use stolon_kernels::TensorType;
 

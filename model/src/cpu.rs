@@ -110,7 +110,7 @@ impl CpuBackend {
         let mut kv = KvStore::new(shape, block_count)?;
         let mut states = StateStore::new(decoder.config(), options.state_slots)?;
         let spec = spec_of(decoder.config(), &shape, block_count, state);
-        let spec = BackendSpec { images: encoder.is_some(), regions: bins, ..spec };
+        let spec = BackendSpec { regions: bins, ..with_images(spec, encoder.as_ref()) };
         if let Some(format) = &mut kv_format {
             let probe = kv_probe::step(&spec);
             let step = StepState { kv: &mut kv, states: &mut states };
@@ -295,6 +295,12 @@ fn check_encoder(
         let expected = format!("an id below vocab_size, {}", decoder.vocab_size);
         return Err(ModelError::key(NAME, "first_token", expected, token));
     }
+    let layers = decoder.layers.len();
+    if encoder.deepstack_layers() >= layers {
+        let expected = format!("fewer than the {layers} layers of the decoder");
+        let got = encoder.deepstack_layers();
+        return Err(ModelError::key(NAME, "deepstack_visual_indexes", expected, got));
+    }
     weights.check_encoder(encoder)
 }
 
@@ -316,8 +322,15 @@ fn spec_of(
         draws: false,
         state: state.map(|state| checkpointed(state, shape)),
         images: false,
+        deepstack_layers: 0,
         regions: None,
     }
+}
+
+/// The sizes of a backend with this encoder.
+fn with_images(spec: BackendSpec, encoder: Option<&Encoder>) -> BackendSpec {
+    let deepstack_layers = encoder.map_or(0, Encoder::deepstack_layers);
+    BackendSpec { images: encoder.is_some(), deepstack_layers, ..spec }
 }
 
 /// Minimum number of positions of which the blocks are stored together in other tiers.

@@ -9,7 +9,7 @@
 //! The decoder is loaded once from [`Weights`]. The backend that owns it calls [`Decoder::forward`]
 //! once per step.
 
-use stolon_backend::{SliceImage, StepBatch, StepOutput};
+use stolon_backend::{StepBatch, StepOutput};
 use stolon_kernels::{
     self as kernels, AttentionSequence, Epilogue, Matrix, Path, Product, RowSums, Sink,
 };
@@ -28,6 +28,7 @@ mod adapters;
 mod attention;
 mod convolution;
 mod delta_net;
+mod embed;
 mod experts;
 mod fields;
 mod layer;
@@ -155,13 +156,6 @@ impl Decoder {
         self.embedding.bytes() + head + layers + regions
     }
 
-    /// The embedding of a token below the vocabulary size, `[hidden_size]`.
-    pub(crate) fn embedding(&self, token: u32) -> Vec<f32> {
-        let mut row = vec![0.0; self.config.hidden_size];
-        embed_token(&self.embedding, self.config.embedding_scale, token, &mut row);
-        row
-    }
-
     /// Computes a batch that the batch checker has accepted: writes keys and values, states and
     /// checkpoints, and returns the requested logits and hidden states.
     pub(crate) fn forward(
@@ -178,7 +172,10 @@ impl Decoder {
         let mut rows = self.plan.positions.len();
         self.activations.reserve(&self.config, rows);
         let context = self.plan.positions.iter().max().map_or(0, |&last| last as usize + 1);
-        self.ropes.iter_mut().for_each(|rope| rope.grow(context));
+        for rope in &mut self.ropes {
+            rope.grow(context);
+            rope.place(&self.plan.coordinates);
+        }
         let mut sequences = whole_slices(batch);
         self.fill_taps(&sequences, block_size);
 
@@ -204,6 +201,11 @@ impl Decoder {
             }
             self.mix(index, rows, step.kv, &sequences, workers);
             self.mlp(index, rows, workers);
+            if !last {
+                self.add_deepstack(index, batch);
+            }
+            self.norm_for(index + 1, rows, workers);
+            self.profile.mark(Stage::Residual);
         }
         let hidden = self.take_hidden(workers);
         let rows = rows - hidden.len() / self.config.hidden_size;
@@ -270,36 +272,6 @@ impl Decoder {
         hidden
     }
 
-    /// Fills the residual stream with the embeddings of the batch's tokens and images.
-    fn embed(&mut self, batch: &StepBatch, workers: &Workers) {
-        let (tokens, width) = (&batch.tokens, self.config.hidden_size);
-        let in_vocabulary = 0..self.config.vocab_size as u32;
-        let chunk = workers.chunk_rows(tokens.len(), width);
-        let (embedding, scale) = (&self.embedding, self.config.embedding_scale);
-        let lookup = |token: u32, row: &mut [f32]| embed_token(embedding, scale, token, row);
-        let x = &mut self.activations.x[..tokens.len() * width];
-        let parts = x.chunks_mut(chunk * width).zip(tokens.chunks(chunk));
-        workers.run(parts, |(x, tokens)| {
-            let rows = x.chunks_exact_mut(width).zip(tokens);
-            // The others are positions of images, coordinates and sizes.
-            for (row, &token) in rows.filter(|(_, token)| in_vocabulary.contains(token)) {
-                lookup(token, row);
-            }
-        });
-        let mut first = 0;
-        for slice in &batch.sequences {
-            let rows = &mut self.activations.x[first * width..][..slice.token_count * width];
-            first += slice.token_count;
-            for SliceImage { start, len, embeddings, .. } in &slice.images {
-                let from = slice.start.max(*start);
-                let values = &embeddings.values[(from - start) * width..];
-                let count = (start + len).min(slice.start + slice.token_count) - from;
-                let rows = &mut rows[(from - slice.start) * width..][..count * width];
-                rows.copy_from_slice(&values[..count * width]);
-            }
-        }
-    }
-
     /// Normalizes the residual stream for the attention of layer `index`, or for the output matrix
     /// if `index` is the number of layers.
     fn norm_for(&mut self, index: usize, rows: usize, workers: &Workers) {
@@ -336,20 +308,14 @@ impl Decoder {
             for (to, &from) in self.plan.output_rows.iter().enumerate() {
                 x.copy_within(from * width..(from + 1) * width, to * width);
                 self.plan.positions[to] = self.plan.positions[from];
+                self.plan.rotations[to] = self.plan.rotations[from];
             }
             self.plan.positions.truncate(kept);
+            self.plan.rotations.truncate(kept);
             self.adapters.keep(&self.plan.output_rows);
             self.norm_for(self.layers.len() - 1, kept, workers);
         }
         kept
-    }
-}
-
-/// Writes the embedding of a token to `row`.
-fn embed_token(embedding: &Matrix, scale: Option<f32>, token: u32, row: &mut [f32]) {
-    embedding.row(token as usize, row);
-    if let Some(scale) = scale {
-        row.iter_mut().for_each(|value| *value *= scale);
     }
 }
 

@@ -9,6 +9,7 @@ pub(crate) mod embedding;
 pub(crate) mod generation;
 pub(crate) mod gguf;
 pub(crate) mod images;
+mod mmproj;
 pub(crate) mod model;
 pub(crate) mod skills;
 
@@ -18,7 +19,7 @@ pub use images::ImageModel;
 pub use model::{GenerationDefaults, LoadedModel};
 pub use skills::{PromptParts, SkillPrompts};
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use crate::error::ModelError;
 #[cfg(feature = "hub")]
@@ -33,6 +34,8 @@ pub struct LoadOptions {
     pub hub: HubOptions,
     /// Replaces members of the model's `generation_config.json` about sampling.
     pub generation: Option<serde_json::Value>,
+    /// The file with the image encoder of a GGUF model (`mmproj`), for Qwen3-VL.
+    pub mmproj: Option<PathBuf>,
 }
 
 /// The name of [`LoadOptions::generation`] in errors.
@@ -47,6 +50,9 @@ const OVERRIDE: &str = "override_generation_config";
 /// [`ModelError`]. Its message names the file and the key or tensor in it.
 pub fn load(source: &ModelSource, options: &LoadOptions) -> Result<LoadedModel, ModelError> {
     let mut model = read(source, options)?;
+    if let Some(path) = &options.mmproj {
+        mmproj::add(&mut model, path)?;
+    }
     if let Some(value) = &options.generation {
         generation::replace(&mut model.generation, OVERRIDE, value)?;
     }

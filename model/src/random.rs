@@ -33,10 +33,11 @@ pub(crate) fn load(name: &str, seed: u64) -> Result<LoadedModel, ModelError> {
     let weights = random_weights(&config, images.as_ref().map(|images| &images.encoder), seed)?;
     let (tokenizer, chat_template) = match &images {
         None => (TokenizerSource::Bytes { vocab_size: config.vocab_size }, None),
-        Some(_) => {
-            let bytes = vision::tokenizer().to_string().into_bytes().into();
+        Some(images) => {
+            let prompts = vision::Prompts::of(&images.processor.tiling);
+            let bytes = prompts.tokenizer().to_string().into_bytes().into();
             // Models with skills have prompts of their own.
-            let template = skills.is_none().then(|| vision::CHAT_TEMPLATE.to_owned());
+            let template = skills.is_none().then(|| prompts.template.to_owned());
             (TokenizerSource::Json { file: format!("random:{name}"), bytes }, template)
         }
     };

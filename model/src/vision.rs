@@ -3,6 +3,8 @@
 //! Some encoders read an image in several pictures: the whole one, and tiles of it. The tower
 //! computes one picture after the other, and the projector makes the embeddings of all.
 //!
+//! In Qwen3-VL, features of some layers become embeddings too. They follow those of the last layer.
+//!
 //! The backend that owns it calls [`Encoder::encode`] until it returns the embeddings. An image is
 //! computed layer by layer, so that a call ends soon after its time is over and steps of the
 //! decoder run in between. What was computed is kept for the image of the last call only.
@@ -11,8 +13,10 @@
 //! calls, and for any number of threads. Prefixes with images are cached and shared, so a
 //! difference would make results depend on what ran before.
 
+mod merger;
 mod patch_kv;
 mod patches;
+mod positions;
 mod projector;
 mod tiles;
 mod tower;
@@ -52,6 +56,8 @@ struct Progress {
     image: Arc<ImageInput>,
     /// The features of the pictures that were computed.
     features: Vec<Vec<f32>>,
+    /// The embeddings of earlier layers, for the decoder's layers: `[layers, rows, output_size]`.
+    deepstack: Vec<f32>,
     /// Number of layers of the next picture that were computed.
     layers: usize,
     activations: Activations,
@@ -83,6 +89,11 @@ impl Encoder {
         self.config.first_token
     }
 
+    /// Number of the decoder's first layers to whose outputs an image adds rows.
+    pub(crate) fn deepstack_layers(&self) -> usize {
+        self.config.deepstack_layers()
+    }
+
     /// Computes layers of `image` until `time` is over, but at least one. Returns the embeddings
     /// when they are complete. An image of an earlier call that is not complete is dropped.
     ///
@@ -101,8 +112,7 @@ impl Encoder {
             _ => self.begin(image, workers)?,
         };
         loop {
-            self.tower.layer(progress.layers, &mut progress.activations, self.path, workers);
-            progress.layers += 1;
+            self.layer(&mut progress, workers);
             if progress.layers == self.config.tower.layers {
                 self.finish_picture(&mut progress, workers)?;
                 if progress.features.len() == pictures(&progress.image) {
@@ -119,7 +129,24 @@ impl Encoder {
     fn begin(&self, image: &Arc<ImageInput>, workers: &Workers) -> Result<Progress, BackendError> {
         self.check(image)?;
         let activations = self.embed(image, 0, workers)?;
-        Ok(Progress { image: Arc::clone(image), features: Vec::new(), layers: 0, activations })
+        let (image, features, deepstack) = (Arc::clone(image), Vec::new(), Vec::new());
+        Ok(Progress { image, features, deepstack, layers: 0, activations })
+    }
+
+    /// Computes the next layer of a picture.
+    fn layer(&self, progress: &mut Progress, workers: &Workers) {
+        let Progress { image, deepstack, layers, activations, .. } = progress;
+        self.tower.layer(*layers, activations, self.path, workers);
+        if let Projector::Mergers(mergers) = &self.projector {
+            let (grid, context) = (self.grid(image), (self.path, workers));
+            deepstack.extend(mergers.after_layer(*layers, &activations.x, grid, context));
+        }
+        *layers += 1;
+    }
+
+    /// Number of patches along the width and the height of an image that is one picture.
+    fn grid(&self, image: &ImageInput) -> [usize; 2] {
+        image.size.map(|edge| edge / self.config.tower.patch_size)
     }
 
     /// The activations of picture `index` of an image before the first layer.
@@ -141,7 +168,7 @@ impl Encoder {
         progress: &mut Progress,
         workers: &Workers,
     ) -> Result<(), BackendError> {
-        let Progress { image, features, layers, activations } = progress;
+        let Progress { image, features, layers, activations, .. } = progress;
         self.tower.norm(activations, self.path, workers);
         features.push(std::mem::take(&mut activations.x));
         if features.len() < pictures(image) {
@@ -153,11 +180,16 @@ impl Encoder {
 
     /// The embeddings of an image of which all pictures were computed.
     fn finish(&self, progress: Progress, workers: &Workers) -> ImageEmbeddings {
-        let Progress { image, features, .. } = progress;
+        let Progress { image, features, mut deepstack, .. } = progress;
         let values = match &self.projector {
             Projector::Squares(squares) => {
-                let grid = image.size.map(|edge| edge / self.config.tower.patch_size);
-                squares.project(features.concat(), grid, self.path, workers)
+                squares.project(features.concat(), self.grid(&image), self.path, workers)
+            }
+            Projector::Mergers(mergers) => {
+                let features = features.concat();
+                let mut all = mergers.project(&features, self.grid(&image), self.path, workers);
+                all.append(&mut deepstack);
+                all
             }
             Projector::Tiles(tiles) => tiles.project(&features, image.tiles, self.path, workers),
         };
@@ -175,6 +207,10 @@ impl Encoder {
             .map_err(|expected| invalid(expected, format!("{width} x {height} pixels")))?;
         if image.kv_len != rows {
             return Err(invalid(format!("{rows} rows"), image.kv_len.to_string()));
+        }
+        let columns = self.config.columns_of(width);
+        if image.columns != columns {
+            return Err(invalid(format!("{columns} columns"), image.columns.to_string()));
         }
         let [columns, rows_of_tiles] = image.tiles;
         let tiles = columns.checked_mul(rows_of_tiles);

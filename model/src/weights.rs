@@ -6,10 +6,12 @@
 //! quantised matrix has to be converted (`quantized.rs`).
 
 mod check;
+mod encoder;
 mod gguf;
 mod interleaved;
 mod moondream;
 mod quantized;
+mod qwen3_vl;
 mod rows;
 pub(crate) mod safetensors;
 

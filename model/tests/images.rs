@@ -4,6 +4,8 @@ mod images {
     mod encoder;
     mod fixture;
     mod loading;
+    mod mmproj;
     mod prompt;
+    mod qwen3_vl;
     mod regions;
 }

@@ -197,7 +197,8 @@ impl EngineContext {
         if start.saturating_add(input.kv_len) > self.prompt_limit().tokens {
             return Err(self.prompt_limit().error(start.saturating_add(input.kv_len)));
         }
-        let span = TokenSpan::Image { content_hash: input.content_hash, kv_len };
+        let ImageInput { content_hash, columns, .. } = *input;
+        let span = TokenSpan::Image { content_hash, kv_len, columns: columns as u32 };
         let appended = self.spans.append(span, tokens);
         appended.map_err(|error| EngineError::invalid("images", "an image", error))?;
         Ok(PromptImage { start, input })

@@ -30,7 +30,7 @@ pub fn execute(backend: &mut dyn Backend, plan: StepPlan) -> StepDone {
     let begun = Instant::now();
     let encoded = encode.map(|EncodeTask { image, time }| {
         let embeddings = backend.encode(&image, time).map_err(|error| error.to_string())?;
-        check_embeddings(&image, backend.spec().hidden_size.unwrap_or(0), embeddings)
+        check_embeddings(&image, backend.spec().image_values(image.kv_len), embeddings)
     });
     let encoding = if encoded.is_some() { begun.elapsed() } else { Duration::ZERO };
     let begun = Instant::now();
@@ -43,14 +43,14 @@ pub fn execute(backend: &mut dyn Backend, plan: StepPlan) -> StepDone {
 /// Checks the size of what an encoder has returned.
 fn check_embeddings(
     image: &ImageInput,
-    width: usize,
+    expected: usize,
     embeddings: Option<ImageEmbeddings>,
 ) -> Result<Option<ImageEmbeddings>, String> {
     let got = embeddings.as_ref().map(|embeddings| embeddings.values.len());
-    if got.is_some_and(|got| Some(got) != image.kv_len.checked_mul(width)) {
+    if let Some(got) = got.filter(|got| *got != expected) {
+        let len = image.kv_len;
         return Err(format!(
-            "the encoder returned {got:?} values, expected {} rows of {width}",
-            image.kv_len
+            "the encoder returned {got} values for {len} positions, expected {expected}"
         ));
     }
     Ok(embeddings)

@@ -11,7 +11,7 @@ use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use stolon_backend::{ImageEmbeddings, ImageInput, SliceImage};
+use stolon_backend::{ImageEmbeddings, ImageInput, SliceImage, rotary_len};
 use stolon_kvcache::{Namespace, TokenSpan};
 
 use crate::context::EngineContext;
@@ -42,10 +42,11 @@ impl PromptImage {
 
     /// The same image without its pixels, which can be used as long as its KV is cached or stored.
     pub(crate) fn without_pixels(&self) -> PromptImage {
-        let ImageInput { content_hash, kv_len, full_attention, size, tiles, pixels: _ } =
+        let ImageInput { content_hash, kv_len, full_attention, columns, size, tiles, pixels: _ } =
             *self.input;
         let pixels = Vec::new();
-        let input = ImageInput { content_hash, kv_len, full_attention, size, tiles, pixels };
+        let input =
+            ImageInput { content_hash, kv_len, full_attention, columns, size, tiles, pixels };
         PromptImage { start: self.start, input: Arc::new(input) }
     }
 }
@@ -124,6 +125,16 @@ impl SequenceImages {
         self.embeddings[..done].fill(None);
     }
 
+    /// How many rotary positions the images that end within the first `computed` positions have
+    /// skipped. It follows from the prefix alone.
+    pub(crate) fn rotary_lag(&self, computed: usize) -> usize {
+        let skipped = |image: &PromptImage| {
+            let ImageInput { kv_len, columns, .. } = *image.input;
+            kv_len - rotary_len(kv_len, columns)
+        };
+        self.all[..self.done(computed)].iter().map(skipped).sum()
+    }
+
     /// The images with positions in `positions`, which are all encoded.
     pub(crate) fn within(&self, positions: &Range<usize>) -> Vec<SliceImage> {
         let begun = self.pending(positions.start);
@@ -133,6 +144,7 @@ impl SequenceImages {
                 start: image.start,
                 len: image.input.kv_len,
                 full_attention: image.input.full_attention,
+                columns: image.input.columns,
                 embeddings: self.embeddings[index].clone()?,
             })
         };
@@ -265,6 +277,7 @@ mod tests {
             content_hash,
             kv_len,
             full_attention,
+            columns: 0,
             size: [1, 1],
             tiles: [0, 0],
             pixels: vec![0; 3],
@@ -305,6 +318,18 @@ mod tests {
         images.forget(9);
         assert_eq!(next(&images, 0), Some(1));
         assert_eq!(next(&images, 9), None);
+    }
+
+    /// Goal: an image that is a grid takes as many rotary positions as its larger edge has, but
+    /// only for what comes after it.
+    #[test]
+    fn grids_skip_rotary_positions() {
+        let grid = |columns| ImageInput { columns, ..ImageInput::clone(&input(1, 12, false)) };
+        let image = |start, columns| PromptImage { start, input: Arc::new(grid(columns)) };
+        let images = SequenceImages::new([image(2, 4), image(20, 0), image(40, 1)].into());
+        let lags = [0, 2, 13, 14, 32, 51, 52].map(|computed| images.rotary_lag(computed));
+        assert_eq!(lags, [0, 0, 0, 8, 8, 8, 8]);
+        assert_eq!([3, 2, 6].map(|columns| rotary_len(12, columns)), [4, 6, 6]);
     }
 
     /// Goal: the cache keeps what was used last within its bytes, and nothing that is larger.

@@ -138,6 +138,7 @@ impl EngineBuilder {
             ("bind_threads", self.bind_threads),
             ("weights", self.weights.is_some()),
             ("override_generation_config", self.load_options.generation.is_some()),
+            ("mmproj", self.load_options.mmproj.is_some()),
             ("device", self.device.is_set()),
             ("chat_template", self.chat_template.is_some()),
         ];

@@ -194,6 +194,7 @@ fn place_images(
             content_hash: image.content_hash,
             kv_len: image.kv_len as usize,
             full_attention: false,
+            columns: image.columns as usize,
             size: [0, 0],
             tiles: [0, 0],
             pixels: Vec::new(),

@@ -93,6 +93,14 @@ pub enum FormatError {
          positions"
     )]
     Images,
+    /// The positions of an image do not fill the rows of its grid.
+    #[error("stored KV: expected positions of an image in rows of {columns}, got {got} positions")]
+    ImageGrid {
+        /// Number of columns of the grid.
+        columns: u32,
+        /// Number of positions.
+        got: usize,
+    },
     /// An image has fewer or more positions than its name says.
     #[error("stored KV: expected {expected} positions of an image, got {got}")]
     ImageLength {

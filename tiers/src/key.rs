@@ -40,13 +40,14 @@ impl ChainKey {
     fn then_named(&self, positions: impl Iterator<Item = (u32, Option<ImageSpan>)>) -> ChainKey {
         let mut bytes = Vec::new();
         for (position, image) in positions {
-            let Some(ImageSpan { content_hash, kv_len }) = image else {
+            let Some(ImageSpan { content_hash, kv_len, columns }) = image else {
                 bytes.extend(position.to_le_bytes());
                 continue;
             };
             bytes.extend(TokenSpan::with_image_number(position, 0).to_le_bytes());
             bytes.extend(content_hash.to_le_bytes());
             bytes.extend(kv_len.to_le_bytes());
+            bytes.extend(columns.to_le_bytes());
         }
         let mut hasher = blake3::Hasher::new_keyed(&self.0);
         hasher.update(&bytes);
@@ -136,7 +137,7 @@ mod tests {
         let root = ChainKey::root(&[1; 32], &Namespace::default());
         let key = |before: u128, content_hash: u128, kv_len: u32, len: usize| {
             let (interner, mut tokens) = (TokenSpanInterner::new(4), Vec::new());
-            let image = |content_hash| TokenSpan::Image { content_hash, kv_len };
+            let image = |content_hash| TokenSpan::Image { content_hash, kv_len, columns: 0 };
             interner.append(image(before), &mut tokens).expect("in range");
             tokens = vec![7];
             interner.append(image(content_hash), &mut tokens).expect("in range");

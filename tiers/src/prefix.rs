@@ -253,7 +253,8 @@ impl PrefixReader {
     }
 }
 
-/// Checks that each image has all of its positions, and no more.
+/// Checks that each image has all of its positions, and no more, and that they fill the rows of its
+/// grid.
 fn check_images(prefix: &StoredPrefix) -> Result<(), FormatError> {
     let StoredPrefix { tokens, images, .. } = prefix;
     let mut at = 0;
@@ -270,6 +271,9 @@ fn check_images(prefix: &StoredPrefix) -> Result<(), FormatError> {
         let got = inner + usize::from(ends);
         if !ends || got != image.kv_len as usize {
             return Err(FormatError::ImageLength { expected: image.kv_len, got });
+        }
+        if image.columns > 0 && !image.kv_len.is_multiple_of(image.columns) {
+            return Err(FormatError::ImageGrid { columns: image.columns, got });
         }
         at += got;
     }

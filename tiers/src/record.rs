@@ -22,8 +22,9 @@ const MAGIC: &[u8; 8] = b"stolonKV";
 /// programs that store no images.
 const VERSION: u32 = 1;
 const VERSION_WITH_IMAGES: u32 = 2;
-/// Size of an image in a record in bytes: its content hash and its number of positions.
-const IMAGE_BYTES: usize = 16 + 4;
+/// Size of an image in a record in bytes: its content hash, its number of positions and its number
+/// of columns.
+const IMAGE_BYTES: usize = 16 + 4 + 4;
 /// Positions of a full record, unless a block has more. Small enough that little is computed again
 /// where a prompt ends within a record, large enough that few files and keys are needed.
 const RECORD_POSITIONS: usize = 64;
@@ -280,9 +281,10 @@ impl Record {
         bytes.extend_from_slice(key.as_bytes());
         debug_assert_eq!(bytes.len(), HEADER_BYTES);
         tokens.iter().for_each(|token| bytes.extend_from_slice(&token.to_le_bytes()));
-        for ImageSpan { content_hash, kv_len } in images {
+        for ImageSpan { content_hash, kv_len, columns } in images {
             bytes.extend_from_slice(&content_hash.to_le_bytes());
             bytes.extend_from_slice(&kv_len.to_le_bytes());
+            bytes.extend_from_slice(&columns.to_le_bytes());
         }
         bytes.extend_from_slice(blocks);
         let checksum = blake3::hash(&bytes);
@@ -294,12 +296,14 @@ impl Record {
 
 /// The image in these bytes.
 fn image(bytes: &[u8; IMAGE_BYTES]) -> ImageSpan {
-    let (mut content_hash, mut kv_len) = ([0; 16], [0; 4]);
+    let (mut content_hash, mut kv_len, mut columns) = ([0; 16], [0; 4], [0; 4]);
     content_hash.copy_from_slice(&bytes[..16]);
-    kv_len.copy_from_slice(&bytes[16..]);
+    kv_len.copy_from_slice(&bytes[16..20]);
+    columns.copy_from_slice(&bytes[20..]);
     ImageSpan {
         content_hash: u128::from_le_bytes(content_hash),
         kv_len: u32::from_le_bytes(kv_len),
+        columns: u32::from_le_bytes(columns),
     }
 }
 

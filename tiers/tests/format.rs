@@ -35,7 +35,8 @@ fn with_images(
     let (interner, mut tokens) = (TokenSpanInterner::new(99), vec![text[0]]);
     let mut known = Vec::new();
     for &(content_hash, kv_len) in images {
-        let span = TokenSpan::Image { content_hash, kv_len };
+        let columns = if kv_len.is_multiple_of(2) { kv_len / 2 } else { 0 };
+        let span = TokenSpan::Image { content_hash, kv_len, columns };
         interner.append(span, &mut tokens).expect("in range");
         let last = tokens.last().and_then(|&position| interner.image_at(position));
         known.extend(last.filter(|image| !known.contains(image)));
@@ -132,12 +133,13 @@ fn wrong_names_of_images_are_refused() {
         |at, part: &[u8]| read(&shape, &forged(record, at, part), 999).expect_err("it was changed");
     assert_eq!(refused(names, &[9]), FormatError::BrokenChain, "another content");
     assert_eq!(refused(names + 16, &[4]), FormatError::BrokenChain, "another length");
+    assert_eq!(refused(names + 20, &[1]), FormatError::BrokenChain, "other columns");
     let first = stored.0.tokens[1];
     for number in [1, 2, 1 << 20] {
         let position = TokenSpan::with_image_number(first, number).to_le_bytes();
         assert_eq!(refused(tokens + 4, &position), FormatError::Images, "number {number}");
     }
-    assert_eq!(refused(names + 20, &record[names..names + 20]), FormatError::Images, "twice");
+    assert_eq!(refused(names + 24, &record[names..names + 24]), FormatError::Images, "twice");
     let message = refused(36, &21_u32.to_le_bytes()).to_string();
     assert_eq!(message, "stored KV: images of a record: expected from 1 to 20, got 21");
     let message = refused(8, &[1]).to_string();
@@ -165,6 +167,14 @@ fn incomplete_images_are_refused() {
     stored.0.tokens.drain(..2);
     stored.0.tokens.extend([1, 2]);
     assert_eq!(error(&stored), length(119));
+    // 30 positions have no rows of 7 columns.
+    let image = TokenSpan::Image { content_hash: 1, kv_len: 30, columns: 7 };
+    let (interner, mut tokens) = (TokenSpanInterner::new(9), Vec::new());
+    interner.append(image, &mut tokens).expect("in range");
+    let StoredPrefix { blocks, .. } = prefix(&shape, 30, 3);
+    let stored = StoredPrefix { tokens, images: Vec::new(), blocks };
+    let grid = Err(FormatError::ImageGrid { columns: 7, got: 30 });
+    assert_eq!(error(&(stored, interner)), grid);
 }
 
 /// Goal: ten thousand random mutations of a file are all refused, and so is every truncation.

@@ -23,7 +23,7 @@ impl Process {
     fn open(directory: &Path, before: u128, write: WritePolicy) -> Process {
         let interner = Arc::new(TokenSpanInterner::new(1000));
         for other in 0..before {
-            let span = TokenSpan::Image { content_hash: u128::MAX - other, kv_len: 1 };
+            let span = TokenSpan::Image { content_hash: u128::MAX - other, kv_len: 1, columns: 0 };
             interner.append(span, &mut Vec::new()).expect("in range");
         }
         let tiers = Tiers::new(write, PrefetchPolicy::WaitComplete);
@@ -44,7 +44,7 @@ impl Process {
             match *part {
                 Part::Text(seed, len) => tokens.extend((0..len).map(|n| seed * 1000 + n)),
                 Part::Image(content_hash, kv_len) => {
-                    let span = TokenSpan::Image { content_hash, kv_len };
+                    let span = TokenSpan::Image { content_hash, kv_len, columns: 0 };
                     self.interner.append(span, &mut tokens).expect("in range");
                 }
             }

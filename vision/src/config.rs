@@ -49,6 +49,8 @@ pub enum Tiling {
     Gemma3(Gemma3Tiles),
     /// Moondream.
     Moondream(MoondreamTiles),
+    /// Qwen3-VL.
+    Qwen3Vl(Qwen3VlTiles),
 }
 
 /// Idefics 3 and SmolVLM: a large picture is cut into rows and columns of square tiles, which are
@@ -89,6 +91,18 @@ pub struct MoondreamTiles {
     pub tiles_max: usize,
     /// Number of positions that a picture takes in a prompt, at least 1.
     pub rows: usize,
+}
+
+/// Qwen3-VL: the whole picture in about its own size and shape.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Qwen3VlTiles {
+    /// Edge in pixels of the square that becomes one row of embeddings, at least 1. Both edges of a
+    /// picture are multiples of it.
+    pub square_edge: usize,
+    /// Number of pixels below which pictures are enlarged, at most `pixels_max`.
+    pub pixels_min: usize,
+    /// Number of pixels above which pictures are reduced, at least one square.
+    pub pixels_max: usize,
 }
 
 /// How Gemma 3 crops pictures that are much wider than high, or higher than wide.

@@ -25,7 +25,8 @@ mod processor;
 mod resize;
 
 pub use config::{
-    Gemma3Tiles, Idefics3Tiles, MoondreamTiles, PanAndScan, ProcessorConfig, Resampling, Tiling,
+    Gemma3Tiles, Idefics3Tiles, MoondreamTiles, PanAndScan, ProcessorConfig, Qwen3VlTiles,
+    Resampling, Tiling,
 };
 #[cfg(feature = "processor")]
 pub use error::PictureError;

@@ -3,6 +3,7 @@
 mod gemma3;
 mod idefics3;
 mod moondream;
+mod qwen3_vl;
 
 use stolon_backend::ImageInput;
 
@@ -73,6 +74,7 @@ impl ImageProcessor {
             Tiling::Idefics3(tiles) => Ok(idefics3::prepare(&self.config, tiles, picture)),
             Tiling::Gemma3(tiles) => Ok(gemma3::prepare(&self.config, tiles, picture)),
             Tiling::Moondream(tiles) => Ok(moondream::prepare(&self.config, tiles, picture)),
+            Tiling::Qwen3Vl(tiles) => qwen3_vl::prepare(&self.config, tiles, picture),
         }
     }
 }
@@ -87,7 +89,7 @@ fn tile(
     let (size, pixels) = tile.into_parts();
     let content_hash =
         content_hash(config, &format!("{size:?} {kv_len} {full_attention}"), &pixels);
-    ImageInput { content_hash, kv_len, full_attention, size, tiles: [0, 0], pixels }
+    ImageInput { content_hash, kv_len, full_attention, columns: 0, size, tiles: [0, 0], pixels }
 }
 
 /// The hash of an image: of its pixels, and of how they become embeddings. What else these depend

@@ -42,6 +42,43 @@ fn pixels_of_moondream_are_those_of_kestrel() {
     }
 }
 
+/// Goal: the pixels of Qwen3-VL's pictures are those of its processor that uses torchvision:
+/// pictures of about their own size, wide and narrow ones, and such that shrink and grow.
+#[test]
+fn pixels_of_qwen3_vl_are_those_of_transformers() {
+    let root = env!("CARGO_MANIFEST_DIR");
+    let directory: PathBuf = [root, "../model/tests/fixtures/images/qwen3_vl"].iter().collect();
+    let bytes = std::fs::read(directory.join("images.safetensors")).unwrap();
+    let file = SafeTensors::deserialize(&bytes).unwrap();
+    let model = load(&ModelSource::Directory(directory), &LoadOptions::default()).unwrap();
+    let images = model.images.unwrap();
+    let processor = ImageProcessor::new(images.processor);
+    for name in ["", "wide.", "large.", "narrow.", "dot."] {
+        let tensor = |key: &str| file.tensor(&format!("{name}{key}")).unwrap();
+        let picture = tensor("picture");
+        let [height, width, _] = *picture.shape() else { panic!("a picture has 3 dimensions") };
+        let picture = Picture::from_rgb(width, height, picture.data().to_vec()).unwrap();
+        let prepared = processor.prepare(&picture).unwrap();
+        assert_eq!(prepared.text, "<|vision_start|><|image_pad|><|vision_end|>");
+        let [image] = &prepared.tiles[..] else { panic!("one image") };
+        let expected = tensor("tiles");
+        let [_, height, width, _] = *expected.shape() else { panic!("tiles have 4 dimensions") };
+        assert_eq!(image.size, [width, height], "{name}");
+        let differences = image.pixels.iter().zip(expected.data()).map(|(a, b)| a.abs_diff(*b));
+        let largest = differences.max();
+        assert!(largest <= Some(1), "{name}: {largest:?}");
+        assert_eq!(images.encoder.rows_of(image.size), Ok(image.kv_len), "{name}");
+        assert_eq!(images.encoder.columns_of(width), image.columns, "{name}");
+        assert!(!image.full_attention);
+    }
+    for [width, height] in [[1, 10_000], [10_000, 1], [201, 1]] {
+        let picture = Picture::from_rgb(width, height, vec![0; 3 * width * height]).unwrap();
+        let error = processor.prepare(&picture).unwrap_err().to_string();
+        let expected = format!("at most 200 times the other, got {width} x {height} pixels");
+        assert!(error.contains(&expected), "{error}");
+    }
+}
+
 /// Goal: tiles are those of transformers with the configuration in the files of the model.
 #[test]
 fn processors_are_configured_as_in_transformers() {

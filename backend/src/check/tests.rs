@@ -1,7 +1,7 @@
 use stolon_kvcache::BlockId;
 
 use super::*;
-use crate::{Draw, LogitRows};
+use crate::{Draw, LogitRows, SliceImage};
 
 fn spec() -> BackendSpec {
     BackendSpec {
@@ -136,6 +136,7 @@ fn images_are_checked() {
         start,
         len,
         full_attention,
+        columns: 0,
         embeddings: crate::ImageEmbeddings { values: vec![0.0; 2 * len.min(16)].into() },
     };
     let tokens = vec![1, 1, u32::MAX, u32::MAX, 1, 1];
@@ -161,12 +162,25 @@ fn images_are_checked() {
         (vec![image(1, 3, false)], "some of an image within 4..10, got 1..4"),
         (vec![image(10, 1, false)], "some of an image within 4..10, got 10..11"),
         (vec![image(6, 2, true), image(7, 1, false)], "within 8..10, got 7..8"),
-        (vec![image(6, usize::MAX, false)], "rows of 2 values"),
-        (vec![wide], "2 rows of 2 values for an image, got 5"),
+        (vec![image(6, usize::MAX, false)], "positions, got 32"),
+        (vec![wide], "expected 4 values for an image of 2 positions, got 5"),
     ] {
         let error = with(bad).expect_err(part).to_string();
         assert!(error.contains(part), "expected {part:?} in {error:?}");
     }
+    let grid = |columns| vec![SliceImage { columns, ..image(6, 2, false) }];
+    with(grid(2)).expect("one row");
+    let error = with(grid(3)).expect_err("no row of 3").to_string();
+    assert!(error.contains("an image in rows of 3, got 2 positions"), "{error}");
+    let behind = |rotary_lag| {
+        let images = vec![image(3, 3, false), image(6, 2, false)];
+        let slice = SequenceSlice { images, rotary_lag, ..slice(4, 6, &[0, 1, 2]) };
+        let batch = StepBatch { tokens: tokens.clone(), sequences: vec![slice] };
+        BatchChecker::new(8).check(&batch, &spec)
+    };
+    behind(3).expect("all positions before were skipped");
+    let error = behind(4).expect_err("more than there are").to_string();
+    assert!(error.contains("a lag of at most 3, got 4"), "{error}");
     let spec = BackendSpec { images: false, ..spec.clone() };
     let slice = SequenceSlice { images: vec![image(6, 2, true)], ..slice(4, 6, &[0, 1, 2]) };
     let batch = StepBatch { tokens, sequences: vec![slice] };

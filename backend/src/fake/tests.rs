@@ -207,6 +207,7 @@ fn positions_of_images_depend_on_their_content() {
             content_hash,
             kv_len: 3,
             full_attention: true,
+            columns: 0,
             size,
             tiles: [0, 0],
             pixels,
@@ -221,7 +222,7 @@ fn positions_of_images_depend_on_their_content() {
     }
     let embeddings = encode(&other).expect("the second call in a row");
     let slice = SequenceSlice {
-        images: vec![SliceImage { start: 1, len: 3, full_attention: true, embeddings }],
+        images: vec![SliceImage { start: 1, len: 3, full_attention: true, columns: 0, embeddings }],
         ..slice(0, 5, &[2, 3])
     };
     let logits = run(&mut backend, &[7, 0, 0, 0, 8], slice);

@@ -9,10 +9,10 @@ fn different_spans_have_different_positions() {
         TokenSpan::Coordinate { bin: 2 },
         TokenSpan::Size { width_bin: 0, height_bin: 1 },
         TokenSpan::Size { width_bin: 1, height_bin: 0 },
-        TokenSpan::Image { content_hash: 1, kv_len: 1 },
-        TokenSpan::Image { content_hash: 2, kv_len: 1 },
-        TokenSpan::Image { content_hash: 1, kv_len: 729 },
-        TokenSpan::Image { content_hash: 1 << 100, kv_len: 729 },
+        TokenSpan::Image { content_hash: 1, kv_len: 1, columns: 0 },
+        TokenSpan::Image { content_hash: 2, kv_len: 1, columns: 0 },
+        TokenSpan::Image { content_hash: 1, kv_len: 729, columns: 0 },
+        TokenSpan::Image { content_hash: 1 << 100, kv_len: 729, columns: 0 },
     ];
     let mut firsts = std::collections::HashSet::new();
     for span in spans {
@@ -34,9 +34,9 @@ fn invalid_positions_are_found() {
     let interner = TokenSpanInterner::new(10);
     let mut prompt = vec![1, SPAN - 1];
     for span in [
-        TokenSpan::Image { content_hash: 1, kv_len: 5 },
-        TokenSpan::Image { content_hash: 1, kv_len: 5 },
-        TokenSpan::Image { content_hash: 2, kv_len: 1 },
+        TokenSpan::Image { content_hash: 1, kv_len: 5, columns: 0 },
+        TokenSpan::Image { content_hash: 1, kv_len: 5, columns: 0 },
+        TokenSpan::Image { content_hash: 2, kv_len: 1, columns: 0 },
         TokenSpan::Coordinate { bin: 7 },
         TokenSpan::Size { width_bin: 1, height_bin: 2 },
     ] {
@@ -67,7 +67,7 @@ fn values_are_read_back() {
         assert_eq!(span.value_position(), positions.first().copied());
         assert_eq!(TokenSpan::of_value(positions[0]), Some(span));
     }
-    let image = TokenSpan::Image { content_hash: 1, kv_len: 2 };
+    let image = TokenSpan::Image { content_hash: 1, kv_len: 2, columns: 0 };
     let mut positions = vec![0, 7, (1 << 31) - 1];
     interner.append(image, &mut positions).unwrap();
     positions.extend(checkpoint(1));
@@ -91,7 +91,7 @@ fn values_out_of_range_are_refused() {
     let error = TokenSpanError::OutOfRange { what: "coordinate bin", limit, got: limit };
     assert_eq!(append(TokenSpan::Coordinate { bin: limit }), Err(error));
     assert!(append(TokenSpan::Size { width_bin: 1 << 14, height_bin: 0 }).is_err());
-    let image = |content_hash, kv_len| TokenSpan::Image { content_hash, kv_len };
+    let image = |content_hash, kv_len| TokenSpan::Image { content_hash, kv_len, columns: 0 };
     assert_eq!(append(image(1, 0)), Err(TokenSpanError::EmptyImage));
     assert_eq!(positions, [7]);
 }
@@ -101,7 +101,7 @@ fn values_out_of_range_are_refused() {
 #[test]
 fn images_that_are_not_used_are_forgotten() {
     let interner = TokenSpanInterner::new(4);
-    let image = |content_hash| ImageSpan { content_hash, kv_len: 9 };
+    let image = |content_hash| ImageSpan { content_hash, kv_len: 9, columns: 0 };
     let number = |hash| interner.image_number(image(hash)).expect("numbers left");
     let found = |number| interner.image_at(SPAN | number);
     let first = number(0);
@@ -126,7 +126,8 @@ fn images_that_are_not_used_are_forgotten() {
 #[test]
 fn numbers_run_out_without_being_reused() {
     let interner = TokenSpanInterner::new(4);
-    let number = |content_hash| interner.image_number(ImageSpan { content_hash, kv_len: 9 });
+    let number =
+        |content_hash| interner.image_number(ImageSpan { content_hash, kv_len: 9, columns: 0 });
     lock(&interner.images).next = (1 << VALUE_BITS) - 1;
     let last = number(1);
     assert_eq!(last, Ok((1 << VALUE_BITS) - 1));

@@ -33,6 +33,7 @@ fn write(interner: &TokenSpanInterner, prompt: &[Part]) -> (Vec<u32>, Vec<usize>
             Part::Image { content, kv_len } => Some(TokenSpan::Image {
                 content_hash: content.into(),
                 kv_len: u32::from(kv_len % 12) + 1,
+                columns: 0,
             }),
         };
         match span {

@@ -77,6 +77,8 @@ pub enum Architecture {
     /// The text part of Moondream 2, which is that of Phi-1.5: attention and MLP side by side,
     /// layer norms, biases everywhere, and no gates.
     Moondream2,
+    /// The text part of Qwen3-VL: Qwen3 with rotary positions of three coordinates.
+    Qwen3Vl,
 }
 
 /// Everything about an architecture that files do not say: its names, what the forward pass
@@ -220,6 +222,9 @@ pub(crate) struct Rotation {
     pub(super) local_only: bool,
     /// Default of `original_max_position_embeddings`.
     pub(super) original_context: Option<usize>,
+    /// The sections of rotary positions with three coordinates if the key `mrope_section` is
+    /// missing; `None` if positions have one.
+    pub(super) sections: Option<[usize; 3]>,
     /// The scaling if the key `rope_parameters` is missing.
     pub(super) scaling: Option<&'static RopeScaling>,
 }

@@ -6,6 +6,7 @@
 
 mod convolutions;
 mod delta_net;
+mod encoder;
 mod experts;
 mod layers;
 mod mamba2;
@@ -22,6 +23,7 @@ use super::architecture::Gate;
 use super::{Activation, Architecture, DecoderConfig, LayerConfig, NormKind, QkNorm};
 use crate::error::{ModelError, quoted};
 use crate::gguf::{Header, Value};
+pub(crate) use encoder::{encoder, encoder_tensor_name, pixels};
 use metadata::Metadata;
 pub(crate) use names::tensor_name;
 

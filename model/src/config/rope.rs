@@ -89,6 +89,10 @@ pub struct Rope {
     pub theta: f64,
     /// How the frequencies are scaled.
     pub scaling: RopeScaling,
+    /// For rotary positions with three coordinates (interleaved M-RoPE of Qwen3-VL), the number of
+    /// pairs of a head that each of them rotates: the temporal position, the row and the column.
+    /// See [`axis`](Self::axis). `None` if all pairs are rotated by one position.
+    pub sections: Option<[usize; 3]>,
 }
 
 impl Rope {
@@ -107,6 +111,14 @@ impl Rope {
             Err(ModelError::key(file, key, "a finite number above 0", number))
         };
         positive("rope_theta", self.theta)?;
+        if let Some(sections) = self.sections
+            && sections.iter().try_fold(0_usize, |sum, n| sum.checked_add(*n))
+                != Some(rotary_dim / 2)
+        {
+            let expected = format!("numbers of pairs whose sum is {}", rotary_dim / 2);
+            let key = "rope_scaling.mrope_section";
+            return Err(ModelError::key(file, key, expected, format!("{sections:?}")));
+        }
         match &self.scaling {
             RopeScaling::None => {}
             RopeScaling::Linear { factor } | RopeScaling::Llama3 { factor, .. } => {
@@ -136,6 +148,16 @@ impl Rope {
                 Err(ModelError::key(file, "rope_theta", expected, format!("the frequency {got}")))
             }
         }
+    }
+
+    /// The coordinate that rotates pair `pair` of a head: 0 for the temporal position, 1 for the
+    /// row and 2 for the column. Rows and columns have every third pair until their number is used up,
+    /// and the temporal position has the others.
+    #[must_use]
+    pub fn axis(&self, pair: usize) -> usize {
+        let Some(sections) = self.sections else { return 0 };
+        let axis = pair % 3;
+        if pair / 3 < sections[axis] { axis } else { 0 }
     }
 
     /// Factor of the cosines and sines, and so of rotated queries and keys.

@@ -12,7 +12,8 @@ use super::keys::SIZE_MAX;
 use crate::config::LAYERS_MAX;
 use crate::error::ModelError;
 pub(crate) use weights::{
-    LayerNormWeights, ProjectorWeights, RegionWeights, VisionLayerWeights, VisionWeights,
+    LayerNormWeights, MergerWeights, ProjectorWeights, RegionWeights, VisionLayerWeights,
+    VisionWeights,
 };
 
 /// Maximum number of tiles of an image. Their features are in memory at the same time.
@@ -86,7 +87,8 @@ impl RegionConfig {
 const BINS_MAX: usize = 1 << 14;
 
 /// A vision transformer of the kind of SigLIP: patches with learnt positions, layers with layer
-/// norms before attention and MLP, attention in both directions, and a norm at the end.
+/// norms before attention and MLP, attention in both directions, and a norm at the end, which in
+/// Qwen3-VL belongs to the projector.
 #[derive(Clone, Debug, PartialEq)]
 pub struct TowerConfig {
     /// The beginning of the names of its tensors, with the dot at the end.
@@ -101,11 +103,30 @@ pub struct TowerConfig {
     pub heads: usize,
     /// Edge of a patch in pixels.
     pub patch_size: usize,
+    /// Number of frames of a patch, each of which is the picture: 1, and 2 in Qwen3-VL, which also
+    /// encodes videos.
+    pub frames: usize,
     /// Edge in pixels of the square images of the training, a multiple of `patch_size`. There is one
     /// learnt position per patch of such an image.
     pub image_size: usize,
+    /// How the positions of patches are used.
+    pub positions: PatchPositions,
     /// Added to the variance in layer norms.
     pub norm_eps: f32,
+}
+
+/// How a tower uses the positions of patches.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum PatchPositions {
+    /// SigLIP: a patch has the learnt position at the same fraction of the edges.
+    Nearest,
+    /// Qwen3-VL: learnt positions are interpolated linearly along both edges, and queries and keys
+    /// are rotated by the row of a patch in the first half of their pairs, and by its column in the
+    /// second.
+    Rotary {
+        /// Base of the frequencies, above 0.
+        theta: f64,
+    },
 }
 
 impl TowerConfig {
@@ -146,6 +167,15 @@ pub enum ProjectorConfig {
         /// Width of the MLP.
         inner_size: usize,
     },
+    /// Qwen3-VL: the normalized features of a square of patches are concatenated and go through an
+    /// MLP. So do those of some layers of the tower, whose results the decoder adds to the outputs
+    /// of its first layers (DeepStack).
+    Merger {
+        /// Edge of the square in patches.
+        factor: usize,
+        /// The layers of the tower whose features the decoder gets, in ascending order.
+        deepstack: Vec<usize>,
+    },
 }
 
 impl ProjectorConfig {
@@ -153,13 +183,38 @@ impl ProjectorConfig {
     #[must_use]
     pub fn factor(&self) -> usize {
         match self {
-            Self::PixelShuffle { factor } | Self::AveragePooling { factor } => *factor,
+            Self::PixelShuffle { factor }
+            | Self::AveragePooling { factor }
+            | Self::Merger { factor, .. } => *factor,
             Self::Tiles { .. } => 1,
         }
     }
 }
 
+/// Maximum number of embeddings of an image whose size varies. All patches are in memory at the
+/// same time. Processors allow about half of it, and exceed that for narrow pictures only.
+const ROWS_MAX: usize = 1 << 13;
+
 impl VisionConfig {
+    /// Number of the decoder's first layers to whose outputs an image adds rows.
+    #[must_use]
+    pub fn deepstack_layers(&self) -> usize {
+        match &self.projector {
+            ProjectorConfig::Merger { deepstack, .. } => deepstack.len(),
+            _ => 0,
+        }
+    }
+
+    /// Number of columns of the grid that the embeddings of an image of `width` pixels form for the
+    /// decoder; 0 if it numbers their positions like those of text.
+    #[must_use]
+    pub fn columns_of(&self, width: usize) -> usize {
+        match &self.projector {
+            ProjectorConfig::Merger { factor, .. } => width / (self.tower.patch_size * factor),
+            _ => 0,
+        }
+    }
+
     /// The number of embeddings of an image of `width` x `height` pixels. If the encoder reads
     /// tiles, these are below the whole picture.
     ///
@@ -178,6 +233,14 @@ impl VisionConfig {
             };
         }
         let step = patch_size * self.projector.factor();
+        if let ProjectorConfig::Merger { .. } = self.projector {
+            let is_valid = |edge: usize| edge > 0 && edge.is_multiple_of(step);
+            let rows = (width / step).checked_mul(height / step);
+            return match rows.filter(|rows| *rows <= ROWS_MAX) {
+                Some(rows) if is_valid(width) && is_valid(height) => Ok(rows),
+                _ => Err(format!("multiples of {step} pixels with at most {ROWS_MAX} squares")),
+            };
+        }
         let is_valid = |edge: usize| edge > 0 && edge <= image_size && edge.is_multiple_of(step);
         match is_valid(width) && is_valid(height) {
             true => Ok((width / step) * (height / step)),
@@ -217,7 +280,9 @@ impl VisionConfig {
             return Err(ModelError::key(file, &named("patch_size"), expected, patch_size));
         }
         let factor = self.projector.factor();
-        if factor == 0 || !self.tower.grid().is_multiple_of(factor) {
+        // The size of an image of the training does not matter where positions are interpolated.
+        let interpolates = matches!(self.projector, ProjectorConfig::Merger { .. });
+        if factor == 0 || !interpolates && !self.tower.grid().is_multiple_of(factor) {
             let expected = format!("a divisor of {} patches", self.tower.grid());
             return Err(ModelError::key(file, "scale_factor", expected, factor));
         }
@@ -237,6 +302,7 @@ impl VisionConfig {
             }
         }
         self.regions.iter().try_for_each(|regions| regions.check(file))?;
+        self.check_merger(file)?;
         let numbers = self.deviation.iter().chain([&self.tower.norm_eps]);
         match numbers.copied().find(|number| !number.is_finite() || *number <= 0.0) {
             Some(number) => Err(ModelError::key(file, "image_std", "numbers above 0", number)),
@@ -244,6 +310,45 @@ impl VisionConfig {
         }
     }
 }
+
+impl VisionConfig {
+    /// Checks what only Qwen3-VL has.
+    fn check_merger(&self, file: &str) -> Result<(), ModelError> {
+        let TowerConfig { layers, frames, positions, .. } = self.tower;
+        if !(1..=FRAMES_MAX).contains(&frames) {
+            let expected = format!("1 to {FRAMES_MAX}");
+            return Err(ModelError::key(file, &named("temporal_patch_size"), expected, frames));
+        }
+        if let PatchPositions::Rotary { theta } = positions {
+            if !self.tower.head_dim().is_multiple_of(4) {
+                let (expected, got) = ("heads of a multiple of 4", self.tower.head_dim());
+                return Err(ModelError::key(file, &named("num_heads"), expected, got));
+            }
+            if !theta.is_finite() || theta <= 0.0 {
+                let key = named("rope_parameters.rope_theta");
+                return Err(ModelError::key(file, &key, "a number above 0", theta));
+            }
+        }
+        let ProjectorConfig::Merger { factor, deepstack } = &self.projector else { return Ok(()) };
+        if *factor > FACTOR_MAX {
+            let (key, expected) = (named("spatial_merge_size"), format!("1 to {FACTOR_MAX}"));
+            return Err(ModelError::key(file, &key, expected, factor));
+        }
+        let ascends = deepstack.windows(2).all(|pair| pair[0] < pair[1]);
+        if !ascends || deepstack.last().is_some_and(|last| *last >= layers) {
+            let expected = format!("different layers below {layers}, in ascending order");
+            let (key, got) = (named("deepstack_visual_indexes"), format!("{deepstack:?}"));
+            return Err(ModelError::key(file, &key, expected, got));
+        }
+        Ok(())
+    }
+}
+
+/// Maximum number of frames of a patch. Known models have 2.
+const FRAMES_MAX: usize = 8;
+
+/// Maximum edge in patches of the squares of Qwen3-VL. Known models have 2.
+const FACTOR_MAX: usize = 16;
 
 /// The path of a key of the tower, for messages.
 fn named(key: &str) -> String {

@@ -135,7 +135,7 @@ impl Decoder {
             norm: config.qk_norm,
             query_scaling: config.query_scaling,
             rope: config.layers[index].rope.map(|rope| &self.ropes[rope]),
-            positions: &self.plan.positions,
+            plan: &self.plan,
         };
         let updates = self.adapters.updates(index, Site::Inputs);
         let epilogue_q = |sums: RowSums<'_>| {

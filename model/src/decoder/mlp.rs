@@ -61,8 +61,8 @@ impl PlainMlp {
 
 impl Decoder {
     /// Normalizes the residual stream of `rows` rows, computes the MLP or the experts of layer
-    /// `index`, adds the result to the residual stream, and normalizes that for the next layer or
-    /// the output matrix. The MLP of a parallel layer reads the rows that were packed for attention.
+    /// `index`, and adds the result to the residual stream. The MLP of a parallel layer reads the rows
+    /// that were packed for attention.
     pub(super) fn mlp(&mut self, index: usize, rows: usize, workers: &Workers) {
         let (config, path, layer) = (&self.config, self.path, &self.layers[index]);
         match &layer.mlp {
@@ -76,8 +76,6 @@ impl Decoder {
                 pass.add(norm, x, normed, inner, routing, &mut self.profile);
             }
         }
-        self.norm_for(index + 1, rows, workers);
-        self.profile.mark(Stage::Residual);
     }
 
     /// Computes the MLP without a gate of layer `index` and adds the result to the residual stream.

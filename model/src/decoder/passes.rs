@@ -12,7 +12,8 @@ use stolon_kernels::{
 use super::adapters::Updates;
 use super::linear::{Linear, Loader};
 use super::mlp::GatedMlp;
-use super::rope::RopeTable;
+use super::plan::BatchRows;
+use super::rope::{RopeTable, Rotation};
 use crate::config::{Activation, DecoderConfig, NormKind, NormWeights, QkNorm, QueryScaling};
 use crate::error::ModelError;
 use crate::kv_store::KvStore;
@@ -105,8 +106,8 @@ pub(super) struct Heads<'a> {
     pub(super) query_scaling: Option<QueryScaling>,
     /// `None` if heads are not rotated.
     pub(super) rope: Option<&'a RopeTable>,
-    /// Position of each row.
-    pub(super) positions: &'a [u32],
+    /// The position and the rotation of each row.
+    pub(super) plan: &'a BatchRows,
 }
 
 impl Heads<'_> {
@@ -120,7 +121,7 @@ impl Heads<'_> {
         }
         let (eps, offset) = (self.eps, self.norm_offset);
         let norm = norm.map(|weight| HeadNorm { weight, eps, offset });
-        let rotation = self.rotation(self.positions[sums.row]);
+        let rotation = self.rotation(self.plan.rotations[sums.row]);
         kernels::norm_and_rope(self.path, sums.first, self.head_dim, norm, rotation);
     }
 
@@ -134,28 +135,29 @@ impl Heads<'_> {
         let RowSums { row, feature, first, second } = sums;
         self.apply(linear, norm, RowSums { row, feature, first: &mut *first, second });
         if let Some(scaling) = self.query_scaling {
-            kernels::scale(self.path, first, scaling.factor(self.positions[row] as usize));
+            kernels::scale(self.path, first, scaling.factor(self.plan.positions[row] as usize));
         }
     }
 
     /// Normalizes all heads of each position together and applies the rotary embedding. `x` is
-    /// `[rows, heads, head_dim]`, with as many rows as there are positions.
+    /// `[rows, heads, head_dim]`, with as many rows as there are rotations.
     pub(super) fn norm_positions(&self, x: &mut [f32], weight: &[f32], workers: &Workers) {
         let width = weight.len();
-        let chunk = workers.chunk_rows(self.positions.len(), width);
-        let parts = x.chunks_mut(chunk * width).zip(self.positions.chunks(chunk));
-        workers.run(parts, |(rows, positions)| {
+        let rotations = &self.plan.rotations;
+        let chunk = workers.chunk_rows(rotations.len(), width);
+        let parts = x.chunks_mut(chunk * width).zip(rotations.chunks(chunk));
+        workers.run(parts, |(rows, rotations)| {
             kernels::rms_norm_in_place(self.path, rows, weight, self.eps, self.norm_offset);
-            for (row, &position) in rows.chunks_exact_mut(width).zip(positions) {
-                let rotation = self.rotation(position);
+            for (row, &rotation) in rows.chunks_exact_mut(width).zip(rotations) {
+                let rotation = self.rotation(rotation);
                 kernels::norm_and_rope(self.path, row, self.head_dim, None, rotation);
             }
         });
     }
 
-    /// The cosines and sines of a position; empty if heads are not rotated.
-    fn rotation(&self, position: u32) -> (&[f32], &[f32]) {
-        self.rope.map_or_else(Default::default, |rope| rope.at(position))
+    /// The cosines and sines of a row; empty if heads are not rotated.
+    fn rotation(&self, rotation: Rotation) -> (&[f32], &[f32]) {
+        self.rope.map_or_else(Default::default, |rope| rope.at(rotation))
     }
 }
 

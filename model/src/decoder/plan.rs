@@ -1,15 +1,21 @@
 //! The plan of a step: for each row of a batch its position, where its keys and values are written,
 //! and whether it gets logits or its hidden state is returned.
 
-use stolon_backend::{LogitRows, SequenceSlice, StepBatch};
+use stolon_backend::{LogitRows, SequenceSlice, SliceImage, StepBatch, rotary_len};
 use stolon_kernels::SlotMapping;
 use stolon_kvcache::BlockId;
+
+use super::rope::Rotation;
 
 /// The rows of a batch, in the order of its tokens. The buffers are reused between steps.
 #[derive(Debug, Default)]
 pub(super) struct BatchRows {
     /// Position of each row.
     pub(super) positions: Vec<u32>,
+    /// By what each row is rotated.
+    pub(super) rotations: Vec<Rotation>,
+    /// The coordinates of the rows that have three: temporal position, row and column.
+    pub(super) coordinates: Vec<[u32; 3]>,
     /// Where the keys and values of each row are written.
     pub(super) slots: SlotMapping,
     /// Indices of the rows that get logits or whose hidden states are returned, in ascending order.
@@ -38,6 +44,8 @@ impl BatchRows {
     /// Replaces the contents by the plan of `batch`.
     pub(super) fn fill(&mut self, batch: &StepBatch, block_size: usize) {
         self.positions.clear();
+        self.rotations.clear();
+        self.coordinates.clear();
         self.output_rows.clear();
         self.hidden_rows.clear();
         self.region_rows.clear();
@@ -46,6 +54,7 @@ impl BatchRows {
         for slice in &batch.sequences {
             let end = slice.start + slice.token_count;
             self.positions.extend(slice.start as u32..end as u32);
+            self.add_rotations(slice);
             let (output_count, end_row) = (output_count(slice), self.positions.len());
             self.output_rows.extend(end_row - output_count..end_row);
             let is_hidden = !slice.logit_rows.hidden(slice.token_count).is_empty();
@@ -60,6 +69,29 @@ impl BatchRows {
             positions.map(|position| slot(slice, position, block_size))
         });
         self.slots.fill(slots);
+    }
+
+    /// Adds the rotations of a slice's rows. Rotary positions are those of the sequence, less what
+    /// images before have skipped: a grid takes as many as its larger edge has, and the rows and
+    /// columns in it count from where it begins.
+    fn add_rotations(&mut self, slice: &SequenceSlice) {
+        let (mut lag, mut next) = (slice.rotary_lag, slice.start);
+        let end = slice.start + slice.token_count;
+        let grids = slice.images.iter().filter(|image| image.columns > 0);
+        for image in grids {
+            let SliceImage { start, len, columns, .. } = image;
+            let begin = (start - lag) as u32;
+            let text = next..(*start).max(next);
+            self.rotations.extend(text.map(|at| Rotation::Position((at - lag) as u32)));
+            next = image.positions().end.min(end);
+            for at in slice.start.max(*start)..next {
+                let [row, column] = [(at - start) / columns, (at - start) % columns];
+                self.rotations.push(Rotation::Grid(self.coordinates.len() as u32));
+                self.coordinates.push([begin, begin + row as u32, begin + column as u32]);
+            }
+            lag += len - rotary_len(*len, *columns);
+        }
+        self.rotations.extend((next..end).map(|at| Rotation::Position((at - lag) as u32)));
     }
 
     /// The rows of all slices of the batch that the plan is filled for.
@@ -137,6 +169,50 @@ mod tests {
             assert_eq!(plan.hidden_rows, [false, true]);
             let slots = [0, 39, 20, 21, 22, 23, 28, 0].map(|slot| (slot > 0).then_some(slot));
             assert_eq!(plan.slots.as_slice(), slots);
+        }
+    }
+
+    /// Goal: the coordinates of an image's positions count from where it begins, what follows goes
+    /// on after its larger edge, and a slice that begins inside of an image has the same ones.
+    #[test]
+    fn rotations_follow_from_the_images_before() {
+        let image = |start, len, columns| SliceImage {
+            start,
+            len,
+            full_attention: false,
+            columns,
+            embeddings: stolon_backend::ImageEmbeddings { values: [].into() },
+        };
+        let images = [image(2, 6, 3), image(9, 2, 0), image(12, 4, 1)];
+        let slice = |start: usize, rotary_lag| SequenceSlice {
+            start,
+            token_count: 18 - start,
+            block_table: vec![BlockId(0)],
+            images: images.iter().filter(|image| image.positions().end > start).cloned().collect(),
+            rotary_lag,
+            ..SequenceSlice::default()
+        };
+        let rotations = |start, rotary_lag| {
+            let mut plan = BatchRows::default();
+            plan.fill(
+                &StepBatch { tokens: vec![0; 18], sequences: vec![slice(start, rotary_lag)] },
+                32,
+            );
+            let coordinates = |rotation: &Rotation| match *rotation {
+                Rotation::Position(position) => [position; 3],
+                Rotation::Grid(index) => plan.coordinates[index as usize],
+            };
+            plan.rotations.iter().map(coordinates).collect::<Vec<_>>()
+        };
+        let whole = rotations(0, 0);
+        let grid = [[2, 2, 2], [2, 2, 3], [2, 2, 4], [2, 3, 2], [2, 3, 3], [2, 3, 4]];
+        assert_eq!(whole[..2], [[0; 3], [1; 3]]);
+        assert_eq!(whole[2..8], grid);
+        assert_eq!(whole[8..12], [[5; 3], [6; 3], [7; 3], [8; 3]]);
+        assert_eq!(whole[12..16], [[9; 3], [9, 10, 9], [9, 11, 9], [9, 12, 9]]);
+        assert_eq!(whole[16..], [[13; 3], [14; 3]]);
+        for (start, lag) in [(1, 0), (2, 0), (5, 0), (8, 3), (10, 3), (14, 3), (16, 3), (17, 3)] {
+            assert_eq!(rotations(start, lag), whole[start..], "{start}");
         }
     }
 }

@@ -76,8 +76,10 @@ pub(crate) fn prepare(weights: &mut Weights, config: &ParsedConfig) -> Result<()
     if let Some(quantization) = &config.quantization {
         weights.convert(quantization, &config.decoder)?;
     }
-    if config.decoder.architecture == Architecture::Moondream2 {
-        weights.name_moondream(&config.decoder)?;
+    match config.decoder.architecture {
+        Architecture::Moondream2 => weights.name_moondream(&config.decoder)?,
+        Architecture::Qwen3Vl => weights.name_qwen3_vl()?,
+        _ => {}
     }
     omit_other_parts(weights);
     weights.split_fused(&config.decoder)?;

@@ -4,6 +4,7 @@
 mod gemma3;
 mod idefics3;
 mod moondream;
+pub(super) mod qwen3_vl;
 
 use std::path::Path;
 
@@ -127,6 +128,7 @@ fn parser(model_type: &str) -> Option<Parser> {
     match model_type {
         "idefics3" | "smolvlm" => Some(idefics3::parse),
         "gemma3" => Some(gemma3::parse),
+        "qwen3_vl" => Some(qwen3_vl::parse),
         _ => None,
     }
 }
@@ -156,7 +158,9 @@ impl Sources<'_> {
             layers: size("num_hidden_layers", default.layers)?,
             heads: size("num_attention_heads", default.heads)?,
             patch_size: size("patch_size", default.patch_size)?,
+            frames: default.frames,
             image_size: size("image_size", default.image_size)?,
+            positions: default.positions,
             norm_eps: self.vision.positive_f32("layer_norm_eps")?.unwrap_or(default.norm_eps),
         })
     }

@@ -9,15 +9,17 @@ use crate::load::skills::{self, SkillPrompts};
 
 /// The names of all presets of [`ModelSource::Random`](crate::ModelSource::Random), smallest first:
 /// `tiny` (about 0.1 M parameters, f32), `hybrid-tiny` (the same with recurrent layers, in the shape
-/// of Qwen3.5), `smolvlm-tiny` and `moondream2-tiny` (the same with an image encoder, in the shapes
-/// of SmolVLM and Moondream 2), `20m`, `100m` (Llama shapes, bf16), `474m` (Qwen3 0.6B with a
-/// vocabulary of 32,768), `moe-1b` (a mixture of experts in the shape of Qwen3-MoE: 1.3 B
-/// parameters, of which a token uses 0.26 B), and the shapes of published models (bf16).
-pub const PRESETS: [&str; 21] = [
+/// of Qwen3.5), `smolvlm-tiny`, `moondream2-tiny` and `qwen3-vl-tiny` (the same with an image
+/// encoder, in the shapes of SmolVLM, Moondream 2 and Qwen3-VL), `20m`, `100m` (Llama shapes,
+/// bf16), `474m` (Qwen3 0.6B with a vocabulary of 32,768), `moe-1b` (a mixture of experts in the
+/// shape of Qwen3-MoE: 1.3 B parameters, of which a token uses 0.26 B), and the shapes of published
+/// models (bf16).
+pub const PRESETS: [&str; 23] = [
     "tiny",
     "hybrid-tiny",
     "smolvlm-tiny",
     "moondream2-tiny",
+    "qwen3-vl-tiny",
     "20m",
     "100m",
     "474m",
@@ -31,6 +33,7 @@ pub const PRESETS: [&str; 21] = [
     "lfm2-1.2b",
     "llama3.2-1b",
     "moondream2",
+    "qwen3-vl-2b",
     "gemma2-2b",
     "smollm3-3b",
     "phi4-mini",

@@ -45,6 +45,7 @@ fn presets_are_valid() {
     assert_eq!(millions("gemma3-1b"), 999);
     assert_eq!(millions("llama3.2-1b"), 1235);
     assert_eq!(millions("moondream2"), 1418);
+    assert_eq!(millions("qwen3-vl-2b"), 1720);
     assert_eq!(millions("gemma2-2b"), 2614);
     assert_eq!(millions("smollm3-3b"), 3075);
     assert_eq!(millions("phi4-mini"), 3836);
@@ -73,20 +74,27 @@ fn random_weights_match_the_configuration() {
 /// image is one token, with the id that the processor names.
 #[test]
 fn vision_models_have_tokens_for_images() {
-    let model = load("smolvlm-tiny", 1).unwrap();
-    let images = model.images.expect("a vision model");
-    model.weights.check_encoder(&images.encoder).unwrap();
-    let tokenizer = stolon_text::Tokenizer::new(&model.text.tokenizer).unwrap();
-    assert!(tokenizer.vocab_size() <= model.config.vocab_size);
-    let encode = |text: &str| tokenizer.encode(text, false).unwrap();
-    assert_eq!(encode(&images.processor.image_token), [images.processor.image_token_id]);
-    for token in vision::image_tokens() {
-        assert_eq!(encode(&token).len(), 1, "{token}");
+    for name in ["smolvlm-tiny", "qwen3-vl-tiny"] {
+        let model = load(name, 1).unwrap();
+        let images = model.images.expect("a vision model");
+        model.weights.check_encoder(&images.encoder).unwrap();
+        let tokenizer = stolon_text::Tokenizer::new(&model.text.tokenizer).unwrap();
+        assert!(tokenizer.vocab_size() <= model.config.vocab_size);
+        let encode = |text: &str| tokenizer.encode(text, false).unwrap();
+        assert_eq!(encode(&images.processor.image_token), [images.processor.image_token_id]);
+        for token in vision::Prompts::of(&images.processor.tiling).tokens {
+            assert_eq!(encode(&token).len(), 1, "{token}");
+        }
+        assert!(model.text.chat_template.unwrap().contains(&images.processor.placeholder));
     }
     let moondream = load("moondream2-tiny", 1).unwrap();
     let images = moondream.images.expect("a vision model");
     moondream.weights.check_encoder(&images.encoder).unwrap();
     assert_eq!(images.encoder.first_token, moondream.skills.map(|skills| skills.first_token));
+    let tokenizer = stolon_text::Tokenizer::new(&moondream.text.tokenizer).unwrap();
     let text: String = ('\0'..='\u{17f}').collect();
-    assert_eq!(encode(&text), text.bytes().map(u32::from).collect::<Vec<_>>());
+    assert_eq!(
+        tokenizer.encode(&text, false).unwrap(),
+        text.bytes().map(u32::from).collect::<Vec<_>>()
+    );
 }

@@ -2,46 +2,83 @@
 //! mark images, and a chat template with places for them.
 
 use serde_json::{Value, json};
+use stolon_vision::Tiling;
 
-/// The tokens that mark images in prompts of Idefics 3 and SmolVLM, with the ids from
-/// [`FIRST_TOKEN`] on. The image token is the first.
-pub(super) fn image_tokens() -> Vec<String> {
-    let names = ["<image>", "<fake_token_around_image>", "<global-img>", "<end_of_utterance>"];
-    let tiles = (1..=6).flat_map(|row| (1..=6).map(move |col| format!("<row_{row}_col_{col}>")));
-    names.map(str::to_owned).into_iter().chain(tiles).collect()
+/// What the prompts of a random vision model are made of.
+pub(super) struct Prompts {
+    /// The tokens that are not bytes, with the ids from [`FIRST_TOKEN`] on. The image token is the
+    /// first.
+    pub(super) tokens: Vec<String>,
+    /// The chat template.
+    pub(super) template: &'static str,
+}
+
+impl Prompts {
+    /// Those of the model whose pictures are cut in this way. Moondream's tokens are those of
+    /// SmolVLM, which it does not use.
+    pub(super) fn of(tiling: &Tiling) -> Self {
+        let names = |names: &[&str]| -> Vec<String> {
+            names.iter().map(|name| (*name).to_owned()).collect()
+        };
+        match tiling {
+            Tiling::Qwen3Vl(_) => Self {
+                tokens: names(&[
+                    "<|image_pad|>",
+                    "<|vision_start|>",
+                    "<|vision_end|>",
+                    "<|im_start|>",
+                    "<|im_end|>",
+                ]),
+                template: QWEN_TEMPLATE,
+            },
+            _ => {
+                let mut tokens = names(&[
+                    "<image>",
+                    "<fake_token_around_image>",
+                    "<global-img>",
+                    "<end_of_utterance>",
+                ]);
+                let tiles = (1..=6)
+                    .flat_map(|row| (1..=6).map(move |col| format!("<row_{row}_col_{col}>")));
+                tokens.extend(tiles);
+                Self { tokens, template: SMOLVLM_TEMPLATE }
+            }
+        }
+    }
+
+    /// A `tokenizer.json` whose tokens are the 256 bytes, with the ids of their values, and the
+    /// tokens that mark images.
+    pub(super) fn tokenizer(&self) -> Value {
+        let vocabulary: serde_json::Map<String, Value> =
+            (0..=255).map(|byte: u8| (byte_char(byte).to_string(), Value::from(byte))).collect();
+        let added: Vec<Value> = self
+            .tokens
+            .iter()
+            .zip(FIRST_TOKEN..)
+            .map(|(content, id)| {
+                json!({
+                    "id": id, "content": content, "single_word": false, "lstrip": false,
+                    "rstrip": false, "normalized": false, "special": true
+                })
+            })
+            .collect();
+        let bytes = json!({
+            "type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": false
+        });
+        json!({
+            "version": "1.0",
+            "added_tokens": added,
+            "normalizer": null,
+            "pre_tokenizer": bytes,
+            "post_processor": null,
+            "decoder": bytes,
+            "model": { "type": "BPE", "vocab": vocabulary, "merges": [] }
+        })
+    }
 }
 
 /// The id of the first token that is not a byte.
 const FIRST_TOKEN: usize = 256;
-
-/// A `tokenizer.json` whose tokens are the 256 bytes, with the ids of their values, and the tokens
-/// that mark images.
-pub(super) fn tokenizer() -> Value {
-    let vocabulary: serde_json::Map<String, Value> =
-        (0..=255).map(|byte: u8| (byte_char(byte).to_string(), Value::from(byte))).collect();
-    let added: Vec<Value> = image_tokens()
-        .into_iter()
-        .zip(FIRST_TOKEN..)
-        .map(|(content, id)| {
-            json!({
-                "id": id, "content": content, "single_word": false, "lstrip": false,
-                "rstrip": false, "normalized": false, "special": true
-            })
-        })
-        .collect();
-    let bytes = json!({
-        "type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": false
-    });
-    json!({
-        "version": "1.0",
-        "added_tokens": added,
-        "normalizer": null,
-        "pre_tokenizer": bytes,
-        "post_processor": null,
-        "decoder": bytes,
-        "model": { "type": "BPE", "vocab": vocabulary, "merges": [] }
-    })
-}
 
 /// The character that stands for a byte in the vocabulary of a byte-level tokenizer: itself if it
 /// is printable, and otherwise the next character from U+0100 on.
@@ -57,7 +94,7 @@ fn byte_char(byte: u8) -> char {
 }
 
 /// The chat template of SmolVLM, shortened.
-pub(super) const CHAT_TEMPLATE: &str = "{% for message in messages %}\
+const SMOLVLM_TEMPLATE: &str = "{% for message in messages %}\
 {{ message['role'] | capitalize }}:\
 {% if message['content'] is string %} {{ message['content'] }}\
 {% else %}{% for part in message['content'] %}\
@@ -65,3 +102,13 @@ pub(super) const CHAT_TEMPLATE: &str = "{% for message in messages %}\
 {% elif part['type'] == 'text' %} {{ part['text'] }}{% endif %}\
 {% endfor %}{% endif %}<end_of_utterance>\n\
 {% endfor %}{% if add_generation_prompt %}Assistant:{% endif %}";
+
+/// The chat template of Qwen3-VL, shortened.
+const QWEN_TEMPLATE: &str = "{% for message in messages %}\
+<|im_start|>{{ message['role'] }}\n\
+{% if message['content'] is string %}{{ message['content'] }}\
+{% else %}{% for part in message['content'] %}\
+{% if part['type'] == 'image' %}<|vision_start|><|image_pad|><|vision_end|>\
+{% elif part['type'] == 'text' %}{{ part['text'] }}{% endif %}\
+{% endfor %}{% endif %}<|im_end|>\n\
+{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}";

@@ -12,6 +12,8 @@ pub(super) struct Patches<'a> {
     top: usize,
     /// Edge of a patch in pixels.
     edge: usize,
+    /// Number of frames of a patch, which are all the picture.
+    frames: usize,
     /// Number of patches along the width and the height.
     pub(super) grid: [usize; 2],
     /// The normalized value of each channel for each value of a byte.
@@ -36,7 +38,8 @@ impl<'a> Patches<'a> {
             }
         }
         let grid = size.map(|length| length / edge);
-        Self { image, top: index * size[1], edge, grid, values }
+        let frames = config.tower.frames;
+        Self { image, top: index * size[1], edge, frames, grid, values }
     }
 
     /// Number of patches.
@@ -44,7 +47,7 @@ impl<'a> Patches<'a> {
         self.grid[0] * self.grid[1]
     }
 
-    /// Writes patch `index`, counted in rows, to `out`: `[3, edge, edge]`.
+    /// Writes patch `index`, counted in rows, to `out`: `[3, frames, edge, edge]`.
     pub(super) fn write(&self, index: usize, out: &mut [f32]) {
         let (row, column) = (index / self.grid[0], index % self.grid[0]);
         let (edge, width) = (self.edge, self.image.size[0]);
@@ -53,9 +56,15 @@ impl<'a> Patches<'a> {
             let pixels = self.image.pixels[first..first + 3 * edge].chunks_exact(3);
             for (x, pixel) in pixels.enumerate() {
                 for (channel, byte) in pixel.iter().enumerate() {
-                    out[(channel * edge + line) * edge + x] =
+                    out[(channel * self.frames * edge + line) * edge + x] =
                         self.values[channel][usize::from(*byte)];
                 }
+            }
+        }
+        let frame = edge * edge;
+        for frames in out.chunks_exact_mut(self.frames * frame) {
+            for next in 1..self.frames {
+                frames.copy_within(..frame, next * frame);
             }
         }
     }

@@ -2,6 +2,7 @@
 
 use stolon_kernels::{self as kernels, Operands, Path, Sink};
 
+use super::merger::Mergers;
 use super::tiles::Tiles;
 use crate::config::{ProjectorConfig, ProjectorWeights, VisionConfig};
 use crate::decoder::linear::{Linear, Loader, project};
@@ -15,6 +16,8 @@ pub(super) enum Projector {
     Squares(Squares),
     /// Patches of the picture and of its tiles become embeddings together.
     Tiles(Tiles),
+    /// Each square of patches becomes one embedding, and so do those of earlier layers.
+    Mergers(Mergers),
 }
 
 impl Projector {
@@ -27,6 +30,10 @@ impl Projector {
             (ProjectorWeights::Tiles(mlp), ProjectorConfig::Tiles { margin, .. }) => {
                 Self::Tiles(Tiles::load(&config.tower, *margin, mlp, loader)?)
             }
+            (
+                ProjectorWeights::Merger { mlp, deepstack },
+                ProjectorConfig::Merger { deepstack: layers, .. },
+            ) => Self::Mergers(Mergers::load(config, (mlp, deepstack), layers, loader)?),
             _ => Self::Squares(Squares::load(config, weights, loader)?),
         })
     }
@@ -36,6 +43,7 @@ impl Projector {
         match self {
             Self::Squares(squares) => squares.linear.bytes(),
             Self::Tiles(tiles) => tiles.bytes(),
+            Self::Mergers(mergers) => mergers.bytes(),
         }
     }
 }
@@ -43,13 +51,19 @@ impl Projector {
 /// A projector of squares of patches.
 #[derive(Debug)]
 pub(super) struct Squares {
-    /// Edge in patches of the square that becomes one embedding.
-    factor: usize,
-    /// Width of the features of a patch.
-    width: usize,
+    square: Square,
     /// The norm of the pooled features; `None` if the features of a square are concatenated.
     pooled_norm: Option<PooledNorm>,
     linear: Linear,
+}
+
+/// The squares of patches that become one embedding each.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Square {
+    /// Edge in patches.
+    pub(super) factor: usize,
+    /// Width of the features of a patch.
+    pub(super) width: usize,
 }
 
 /// The RMS norm of Gemma 3, to whose weight 1 is added.
@@ -72,10 +86,11 @@ impl Squares {
                 let norm = PooledNorm { weight: loader.vector(norm)?, eps };
                 (loader.transposed(projection)?, Some(norm))
             }
-            ProjectorWeights::Tiles(_) => unreachable!("`Tiles` has this projector"),
+            ProjectorWeights::Tiles(_) | ProjectorWeights::Merger { .. } => {
+                unreachable!("`Tiles` and `Mergers` have these projectors")
+            }
         };
-        let factor = config.projector.factor();
-        Ok(Self { factor, width: config.tower.hidden_size, pooled_norm, linear })
+        Ok(Self { square: Square::of(config), pooled_norm, linear })
     }
 
     /// The embeddings of an image, `[rows, output_size]`. `features` is
@@ -88,21 +103,19 @@ impl Squares {
         path: Path,
         workers: &Workers,
     ) -> Vec<f32> {
-        let squares = grid.map(|patches| patches / self.factor);
-        let rows = squares[0] * squares[1];
+        let rows = self.square.count(grid);
         let mut packed = Operands::default();
         packed.reset(rows, &[&self.linear.matrix]);
         let in_features = self.linear.matrix.in_features();
         packed.fill(workers.for_pass(rows, in_features), |_, first, block| {
             for (index, row) in block.chunks_exact_mut(in_features).enumerate() {
-                let square = first + index;
-                let corner = [square % squares[0], square / squares[0]].map(|i| i * self.factor);
+                let square = self.square.patches(&features, grid[0], first + index);
                 match &self.pooled_norm {
                     Some(norm) => {
-                        self.pool(&features, grid[0], corner, row, path);
+                        self.square.pool(square, row, path);
                         kernels::rms_norm_in_place(path, row, &norm.weight, norm.eps, 1.0);
                     }
-                    None => self.concatenate(&features, grid[0], corner, row),
+                    None => self.square.concatenate(square, row),
                 }
             }
         });
@@ -111,38 +124,43 @@ impl Squares {
         project(&self.linear, &packed, Sink::Rows(&mut values), path, workers);
         values
     }
+}
 
-    /// The features of the patches of a square, row by row. `columns` is the width of the image in
-    /// patches.
-    fn square<'a>(
-        &self,
-        features: &'a [f32],
+impl Square {
+    pub(super) fn of(config: &VisionConfig) -> Self {
+        Self { factor: config.projector.factor(), width: config.tower.hidden_size }
+    }
+
+    /// Number of squares of an image of `grid` patches.
+    pub(super) fn count(self, grid: [usize; 2]) -> usize {
+        grid.map(|patches| patches / self.factor).iter().product()
+    }
+
+    /// The features of the patches of square `index`, row by row. `columns` is the width of the
+    /// image in patches.
+    pub(super) fn patches(
+        self,
+        features: &[f32],
         columns: usize,
-        [x, y]: [usize; 2],
-    ) -> impl Iterator<Item = &'a [f32]> {
-        let (factor, width) = (self.factor, self.width);
+        index: usize,
+    ) -> impl Iterator<Item = &[f32]> {
+        let Self { factor, width } = self;
+        let squares = columns / factor;
+        let [x, y] = [index % squares, index / squares].map(|square| square * factor);
         (y..y + factor).map(move |y| &features[(y * columns + x) * width..][..factor * width])
     }
 
     /// Concatenates the features of a square.
-    fn concatenate(&self, features: &[f32], columns: usize, corner: [usize; 2], out: &mut [f32]) {
-        let rows = self.square(features, columns, corner);
+    pub(super) fn concatenate<'a>(self, rows: impl Iterator<Item = &'a [f32]>, out: &mut [f32]) {
         for (row, out) in rows.zip(out.chunks_exact_mut(self.factor * self.width)) {
             out.copy_from_slice(row);
         }
     }
 
     /// The mean of the features of a square.
-    fn pool(
-        &self,
-        features: &[f32],
-        columns: usize,
-        corner: [usize; 2],
-        out: &mut [f32],
-        path: Path,
-    ) {
+    fn pool<'a>(self, rows: impl Iterator<Item = &'a [f32]>, out: &mut [f32], path: Path) {
         out.fill(0.0);
-        for row in self.square(features, columns, corner) {
+        for row in rows {
             row.chunks_exact(self.width).for_each(|patch| kernels::add(path, out, patch));
         }
         kernels::scale(path, out, 1.0 / (self.factor * self.factor) as f32);

@@ -4,6 +4,7 @@ use stolon_kernels::{self as kernels, LayerNorm, Matrix, Operands, Path, Product
 
 use super::patch_kv::PatchKv;
 use super::patches::Patches;
+use super::positions::{Positions, Rotations};
 use crate::config::{LayerNormWeights, TowerConfig, VisionLayerWeights, VisionWeights};
 use crate::decoder::linear::{Linear, Loader, multiply, project};
 use crate::error::ModelError;
@@ -15,8 +16,7 @@ pub(super) struct Tower {
     config: TowerConfig,
     /// The projection of patches.
     patches: Linear,
-    /// `[grid^2, hidden_size]`.
-    positions: Vec<f32>,
+    positions: Positions,
     layers: Vec<Layer>,
     final_norm: Norm,
 }
@@ -33,7 +33,7 @@ struct Layer {
 
 /// A layer norm.
 #[derive(Debug)]
-struct Norm {
+pub(super) struct Norm {
     weight: Vec<f32>,
     bias: Vec<f32>,
     eps: f32,
@@ -50,6 +50,8 @@ pub(super) struct Activations {
     q: Vec<f32>,
     /// Keys and values.
     kv: PatchKv,
+    /// By what queries and keys are rotated.
+    rotations: Rotations,
     /// The output of attention.
     attended: Vec<f32>,
     /// The same, packed.
@@ -69,7 +71,7 @@ impl Tower {
         Ok(Self {
             config: config.clone(),
             patches: loader.linear(&patches)?,
-            positions: loader.vector(&positions)?,
+            positions: Positions::new(config, loader.vector(&positions)?),
             layers: layers
                 .iter()
                 .map(|layer| Layer::load(layer, eps, loader))
@@ -104,31 +106,18 @@ impl Tower {
                 patches.write(first + index, row);
             }
         });
-        let mut x = vec![0.0; rows * width];
-        let [columns, lines] = patches.grid;
-        for (index, row) in x.chunks_exact_mut(width).enumerate() {
-            let line = self.position(index / columns, lines);
-            let position = line * self.config.grid() + self.position(index % columns, columns);
-            row.copy_from_slice(&self.positions[position * width..][..width]);
-        }
+        let mut x = self.positions.learnt(patches.grid);
         project(&self.patches, &packed, Sink::Add(&mut x), path, workers);
         Activations {
             normed: Operands::default(),
             q: vec![0.0; rows * width],
             kv,
+            rotations: self.positions.rotations(patches.grid),
             attended: vec![0.0; rows * width],
             mixed: Operands::default(),
             inner: Operands::default(),
             x,
         }
-    }
-
-    /// The learnt position of patch `index` of `count` patches along an edge: the one at the same
-    /// fraction of the edge, so that smaller images than those of the training are covered as a
-    /// whole. (transformers computes the fraction in f32, which leads to a neighbour in some grids
-    /// that no published model has.)
-    fn position(&self, index: usize, count: usize) -> usize {
-        index * self.config.grid() / count
     }
 
     /// Computes layer `index`.
@@ -140,10 +129,10 @@ impl Tower {
         workers: &Workers,
     ) {
         let Layer { attention_norm, qkv, output, mlp_norm, up, down } = &self.layers[index];
-        let Activations { x, normed, q, kv, attended, mixed, inner } = activations;
+        let Activations { x, normed, q, kv, rotations, attended, mixed, inner } = activations;
         let rows = x.len() / self.config.hidden_size;
         attention_norm.pack(x, normed, &[0, 1, 2].map(|part| &qkv[part].matrix), path, workers);
-        self.heads(qkv, normed, (&mut *q, &mut *kv), path, workers);
+        self.heads(qkv, (normed, rotations), (&mut *q, &mut *kv), path, workers);
         kv.attend(q, attended, path, workers);
         mixed.reset(rows, &[&output.matrix]);
         mixed.pack(workers.for_pass(rows, self.config.hidden_size), attended);
@@ -163,14 +152,21 @@ impl Tower {
     fn heads(
         &self,
         linears: &[Linear; 3],
-        rows: &Operands,
+        (rows, rotations): (&Operands, &Rotations),
         (q, kv): (&mut [f32], &mut PatchKv),
         path: Path,
         workers: &Workers,
     ) {
         let matrices = [0, 1, 2].map(|part| &linears[part].matrix);
+        let head_dim = self.config.head_dim();
         let epilogues = [0, 1, 2].map(|part| {
-            move |sums: RowSums<'_>| linears[part].add_bias(path, sums.feature, sums.first)
+            move |sums: RowSums<'_>| {
+                linears[part].add_bias(path, sums.feature, sums.first);
+                if part < 2 {
+                    let rotation = rotations.at(sums.row);
+                    kernels::norm_and_rope(path, sums.first, head_dim, None, rotation);
+                }
+            }
         });
         let [keys, values] = kv.rows_mut(path);
         let sinks = [Sink::Rows(q), Sink::Cache(keys), Sink::Cache(values)];
@@ -181,7 +177,7 @@ impl Tower {
             .map(|((matrices, epilogue), sink)| Product {
                 group: 0,
                 matrices,
-                step: self.config.head_dim(),
+                step: head_dim,
                 epilogue: Some(epilogue),
                 sink,
             })
@@ -221,7 +217,7 @@ impl Layer {
 }
 
 impl Norm {
-    fn load(
+    pub(super) fn load(
         weights: &LayerNormWeights,
         eps: f32,
         loader: &mut Loader<'_>,
@@ -230,7 +226,8 @@ impl Norm {
         Ok(Self { weight: loader.vector(weight)?, bias: loader.vector(bias)?, eps })
     }
 
-    fn apply(&self, x: &[f32], out: &mut [f32], path: Path) {
+    /// Normalizes the rows of `x` into `out`.
+    pub(super) fn apply(&self, x: &[f32], out: &mut [f32], path: Path) {
         let norm = LayerNorm { weight: &self.weight, bias: &self.bias, eps: self.eps };
         kernels::layer_norm(path, x, &norm, out);
     }

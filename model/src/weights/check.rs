@@ -3,7 +3,7 @@
 use stolon_kernels::TensorType;
 
 use super::{RowRuns, Stored, Weights};
-use crate::config::{DecoderConfig, TensorSpec, VisionConfig};
+use crate::config::{DecoderConfig, TensorSpec};
 use crate::error::ModelError;
 
 impl Weights {
@@ -27,26 +27,6 @@ impl Weights {
         };
         let overlap = self.check_disjoint().err();
         overlap.into_iter().chain(config.tensors().into_iter().filter_map(of_tensor))
-    }
-
-    /// Whether the weights have an image encoder. Some checkpoints of vision models have only the
-    /// decoder.
-    pub(crate) fn has_encoder(&self, encoder: &VisionConfig) -> bool {
-        let prefix = &encoder.tower.prefix;
-        self.names().any(|name| name.starts_with(prefix))
-    }
-
-    /// Checks that all tensors that `encoder` requires are present with the right shape and a
-    /// supported type, without reading their data.
-    ///
-    /// # Errors
-    /// The error of [`tensor`](Self::tensor) for the first tensor that is not.
-    pub fn check_encoder(&self, encoder: &VisionConfig) -> Result<(), ModelError> {
-        for spec in encoder.tensors() {
-            let stored = self.stored(&spec.name, &spec.shape)?;
-            self.checked(&spec.name, stored, &spec.shape)?;
-        }
-        Ok(())
     }
 
     /// Checks that tensors do not overlap. Each one is packed separately, so a small file with

@@ -19,9 +19,27 @@ impl Header {
             1 => self.file.clone(),
             count => format!("{} and {} other parts", self.file, count - 1),
         });
-        let files = self.files.iter().zip(contents);
-        let regions: Vec<_> = files.map(|(file, bytes)| weights.add_region(file, bytes)).collect();
-        for (name, info) in &self.tensors {
+        weights.add_gguf(self, contents, experts, rename)?;
+        Ok(weights)
+    }
+}
+
+impl Weights {
+    /// Adds the tensors of GGUF files, as [`Header::weights`] does.
+    ///
+    /// # Errors
+    /// [`ModelError::Malformed`] if there is a tensor of the same name already, and
+    /// [`ModelError::WrongShape`] if a stacked tensor cannot be divided.
+    pub(crate) fn add_gguf(
+        &mut self,
+        header: &Header,
+        contents: Vec<Bytes>,
+        experts: usize,
+        rename: impl Fn(&str) -> Option<String>,
+    ) -> Result<(), ModelError> {
+        let files = header.files.iter().zip(contents);
+        let regions: Vec<_> = files.map(|(file, bytes)| self.add_region(file, bytes)).collect();
+        for (name, info) in &header.tensors {
             let Some(name) = rename(name) else { continue };
             let stored = Stored {
                 region: regions[info.part],
@@ -34,15 +52,16 @@ impl Header {
                 runs: None,
             };
             if name.contains('*') {
-                for (index, expert) in stored.split(self.file_of(info), &name, experts)?.enumerate()
+                for (index, expert) in
+                    stored.split(header.file_of(info), &name, experts)?.enumerate()
                 {
-                    weights.insert(name.replace('*', &index.to_string()), expert)?;
+                    self.insert(name.replace('*', &index.to_string()), expert)?;
                 }
             } else {
-                weights.insert(name, stored)?;
+                self.insert(name, stored)?;
             }
         }
-        Ok(weights)
+        Ok(())
     }
 }
 

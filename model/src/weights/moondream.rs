@@ -6,8 +6,9 @@
 //! | `attn.qkv` of a block | `q_proj`, `k_proj` and `v_proj`, one after the other |
 //! | `model.vision.*` | those of the encoder, with the names of SigLIP |
 
-use super::{Stored, Weights};
-use crate::config::{DecoderConfig, FeedForwardWeights, MixerWeights, TensorSpec};
+use super::Weights;
+use super::encoder::in_block;
+use crate::config::{DecoderConfig, FeedForwardWeights, MixerWeights};
 use crate::error::ModelError;
 
 /// Modules of a block of the text model, and their usual names.
@@ -59,14 +60,6 @@ fn renamed(name: &str) -> Option<String> {
     Some(name)
 }
 
-/// The name of a tensor in a block: its number, the module and the kind of tensor.
-fn in_block(rest: &str, modules: &[(&str, &str)]) -> Option<String> {
-    let (block, rest) = rest.split_once('.')?;
-    let (module, kind) = rest.rsplit_once('.')?;
-    let (_, here) = modules.iter().find(|(own, _)| *own == module)?;
-    Some(format!("{block}.{here}.{kind}"))
-}
-
 impl Weights {
     /// Gives the tensors of a Moondream model the names that the rest of the crate has for them,
     /// and divides those of queries, keys and values.
@@ -91,29 +84,6 @@ impl Weights {
         }
         self.split_stacked(biases)?;
         self.split_thirds("model.vision.encoder.layers.")
-    }
-
-    /// Divides the tensors of queries, keys and values of an encoder into parts of the same size.
-    fn split_thirds(&mut self, prefix: &str) -> Result<(), ModelError> {
-        let is_qkv = |name: &&String| name.starts_with(prefix) && name.contains(".qkv_proj.");
-        let names: Vec<String> = self.tensors.keys().filter(is_qkv).cloned().collect();
-        let mut list = Vec::with_capacity(names.len());
-        for name in names {
-            let Some(Stored { shape, .. }) = self.tensors.get(&name) else { continue };
-            // `check_encoder` finds the parts that are missing.
-            let Some((rows, rest)) = shape.split_first() else { continue };
-            if *rows == 0 || !rows.is_multiple_of(3) {
-                continue;
-            }
-            let shape: Vec<usize> = [rows / 3].into_iter().chain(rest.iter().copied()).collect();
-            let part = |own: &str| TensorSpec {
-                name: name.replace("qkv_proj", own),
-                shape: shape.clone(),
-                role: crate::config::TensorRole::Matrix,
-            };
-            list.push((name.clone(), ["q_proj", "k_proj", "v_proj"].map(part).to_vec()));
-        }
-        self.split_stacked(list)
     }
 }
 

@@ -18,7 +18,7 @@ use stolon_model::{
 pub(super) use difference::difference;
 
 /// The names of all models.
-pub(super) const NAMES: [&str; 3] = ["smolvlm", "gemma3", "moondream2"];
+pub(super) const NAMES: [&str; 4] = ["smolvlm", "gemma3", "moondream2", "qwen3_vl"];
 
 pub(super) fn directory(name: &str) -> PathBuf {
     [env!("CARGO_MANIFEST_DIR"), "tests/fixtures/images", name].iter().collect()
@@ -78,6 +78,7 @@ pub(super) fn inputs(name: &str, model: &LoadedModel) -> Vec<Arc<ImageInput>> {
                 content_hash,
                 kv_len,
                 full_attention,
+                columns: 0,
                 size,
                 tiles: tiling,
                 pixels,
@@ -87,11 +88,15 @@ pub(super) fn inputs(name: &str, model: &LoadedModel) -> Vec<Arc<ImageInput>> {
         let other = pixels.iter().map(|value| 255 - value).collect();
         return vec![input(0, pixels), input(1, other)];
     }
-    let kv_len = images(model).encoder.rows_of(tile_size).expect("a size for the encoder");
+    let encoder = &images(model).encoder;
+    let kv_len = encoder.rows_of(tile_size).expect("a size for the encoder");
+    let columns = encoder.columns_of(tile_size[0]);
+    // Gemma 3 has full attention.
+    let full = name == "gemma3";
     let input = |(index, pixels)| {
-        let (content_hash, full_attention) = (index as u128, false);
+        let (content_hash, full_attention) = (index as u128, full);
         let (size, tiles) = (tile_size, [0, 0]);
-        Arc::new(ImageInput { content_hash, kv_len, full_attention, size, tiles, pixels })
+        Arc::new(ImageInput { content_hash, kv_len, full_attention, columns, size, tiles, pixels })
     };
     tiles.into_iter().enumerate().map(input).collect()
 }
@@ -123,6 +128,14 @@ pub(super) fn logits(name: &str) -> Logits {
     }
 }
 
+/// The shape and the bytes of the tensor `key` of the results for the model `name`.
+pub(super) fn tensor(name: &str, key: &str) -> (Vec<usize>, Vec<u8>) {
+    let bytes = std::fs::read(directory(name).join("images.safetensors")).expect("a fixture");
+    let file = SafeTensors::deserialize(&bytes).expect("a safetensors file");
+    let tensor = file.tensor(key).expect("a tensor of the script");
+    (tensor.shape().to_vec(), tensor.data().to_vec())
+}
+
 /// The bins of a point, a width and a height that follow the prompt of the model `name`.
 pub(super) fn region_bins(name: &str) -> Vec<u32> {
     let bytes = std::fs::read(directory(name).join("images.safetensors")).expect("a fixture");
@@ -139,7 +152,7 @@ pub(super) fn region_logits(name: &str) -> Vec<f32> {
     floats(file.tensor("region.logits").expect("a tensor of the script").data())
 }
 
-fn floats(bytes: &[u8]) -> Vec<f32> {
+pub(super) fn floats(bytes: &[u8]) -> Vec<f32> {
     bytes.chunks_exact(4).map(|b| f32::from_le_bytes(b.try_into().expect("4 bytes"))).collect()
 }
 

@@ -112,6 +112,81 @@ fn wrong_values_of_moondream_are_refused() {
     }
 }
 
+/// Goal: a wrong value of Qwen3-VL's own keys is an error with the key and what was expected.
+#[test]
+fn wrong_values_of_qwen3_vl_are_refused() {
+    use serde_json::json;
+    for (object, key, value, expected) in [
+        ("vision_config", "out_hidden_size", json!(31), "expected 32 (text_config.hidden_size)"),
+        ("vision_config", "num_position_embeddings", json!(26), "the square of an integer"),
+        ("vision_config", "num_heads", json!(5), "a divisor of hidden_size, 24"),
+        ("vision_config", "num_heads", json!(4), "heads of a multiple of 4"),
+        ("vision_config", "depth", json!(0), "an integer from 1"),
+        ("vision_config", "spatial_merge_size", json!(1 << 20), "expected 1 to 16"),
+        ("vision_config", "temporal_patch_size", json!(9), "expected 1 to 8"),
+        ("vision_config", "deepstack_visual_indexes", json!([2, 1]), "in ascending order"),
+        ("vision_config", "deepstack_visual_indexes", json!([0, 5]), "layers below 5"),
+        ("vision_config", "deepstack_visual_indexes", json!([0, 1, 2, 3]), "fewer than the 4"),
+        ("text_config", "rope_parameters", json!({"mrope_section": [4, 2, 1]}), "whose sum is 8"),
+        ("text_config", "rope_parameters", json!({"mrope_section": [4, 4]}), "3 numbers of pairs"),
+        ("text_config", "rope_parameters", json!({"mrope_interleaved": false}), "expected true"),
+        ("", "image_token_id", json!(64), "an id below vocab_size, 64"),
+        (PREPROCESSOR, "image_mean", json!(null), "3 numbers"),
+        (PREPROCESSOR, "size", json!({"shortest_edge": 9, "longest_edge": 255}), "at least 256"),
+        (PREPROCESSOR, "size", json!({"shortest_edge": 4096, "longest_edge": 1024}), "4096"),
+    ] {
+        let dir = tempfile::tempdir().unwrap();
+        copy("qwen3_vl", dir.path(), &[]);
+        let file = if object == PREPROCESSOR { object } else { "config.json" };
+        change(dir.path(), file, |json| match object {
+            "" | PREPROCESSOR => json[key] = value,
+            object => json[object][key] = value,
+        });
+        let error = open(dir.path()).unwrap_err().to_string();
+        assert!(error.contains(expected), "{key}: {error}");
+    }
+    for (file, object, key, value) in [
+        ("config.json", "vision_config", "in_channels", json!(4)),
+        (PREPROCESSOR, "", "patch_size", json!(16)),
+        (PREPROCESSOR, "", "do_resize", json!(false)),
+    ] {
+        let dir = tempfile::tempdir().unwrap();
+        copy("qwen3_vl", dir.path(), &[]);
+        change(dir.path(), file, |json| match object {
+            "" => json[key] = value,
+            object => json[object][key] = value,
+        });
+        assert_eq!(open(dir.path()).unwrap().images, None, "{key}");
+    }
+}
+
+/// Goal: the numbers of pixels are read from all keys that files have, and bounded.
+#[test]
+fn pictures_of_qwen3_vl_are_bounded() {
+    use serde_json::json;
+    for (size, older, expected) in [
+        (json!({"shortest_edge": 1024, "longest_edge": 4096}), None, [1024, 4096]),
+        (json!({"min_pixels": 512, "max_pixels": 2048}), None, [512, 2048]),
+        (json!({"shortest_edge": 1024, "longest_edge": 4096}), Some([512, 2048]), [512, 2048]),
+        (json!(null), None, [3136, 1_003_520]),
+        (json!({"shortest_edge": 65_536, "longest_edge": 1 << 24}), None, [65_536, 4096 * 256]),
+    ] {
+        let dir = tempfile::tempdir().unwrap();
+        copy("qwen3_vl", dir.path(), &[]);
+        change(dir.path(), PREPROCESSOR, |json| {
+            json["size"] = size;
+            if let Some([min, max]) = older {
+                (json["min_pixels"], json["max_pixels"]) = (min.into(), max.into());
+            }
+        });
+        let model = open(dir.path()).unwrap();
+        let Tiling::Qwen3Vl(tiles) = fixture::images(&model).processor.tiling else {
+            panic!("Qwen3-VL has its own tiles")
+        };
+        assert_eq!([tiles.pixels_min, tiles.pixels_max], expected);
+    }
+}
+
 /// Goal: the configuration of a processor is also found where newer versions of transformers write
 /// it.
 #[test]

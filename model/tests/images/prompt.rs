@@ -16,7 +16,7 @@ fn logits_match_transformers() {
         let model = fixture::model(name);
         let inputs = fixture::inputs(name, &model);
         let expected = fixture::logits(name);
-        let full_attention = name != "smolvlm";
+        let full_attention = inputs[0].full_attention;
         let mut backend = fixture::backend(model, None, 1);
         let mut images = Vec::new();
         let mut position = 0;
@@ -27,7 +27,8 @@ fn logits_match_transformers() {
             let start = position + rest.iter().position(|id| *id == token).expect("a place");
             let embeddings = backend.encode(image, std::time::Duration::MAX).expect("an image");
             let embeddings = embeddings.expect("there was time");
-            images.push(SliceImage { start, len: image.kv_len, full_attention, embeddings });
+            let (len, columns) = (image.kv_len, image.columns);
+            images.push(SliceImage { start, len, full_attention, columns, embeddings });
             position = start + image.kv_len;
         }
         let count = expected.prompt.len();

@@ -60,7 +60,8 @@ fn open(path: Option<Path>, threads: usize) -> (CpuBackend, SliceImage) {
     let mut backend = fixture::backend(model, path, threads);
     let embeddings = backend.encode(&inputs[0], Duration::MAX).expect("an image");
     let embeddings = embeddings.expect("there was time");
-    let image = SliceImage { start: 0, len: inputs[0].kv_len, full_attention: true, embeddings };
+    let (len, full_attention) = (inputs[0].kv_len, true);
+    let image = SliceImage { start: 0, len, full_attention, columns: 0, embeddings };
     (backend, image)
 }
 

@@ -128,9 +128,14 @@ fn metadata(config: &DecoderConfig, file: &mut GgufWriter) {
         Architecture::Qwen35 => "qwen35",
         Architecture::Qwen35Moe => "qwen35moe",
         Architecture::Qwen3Next => "qwen3next",
+        Architecture::Qwen3Vl => "qwen3vl",
         other => other.name(),
     };
     file.set("general.architecture", Meta::Text(prefix.into()));
+    if let Some(sections) = config.ropes[0].sections {
+        let sections = sections.iter().chain(&[0]).map(|pairs| *pairs as i32).collect();
+        file.set(&format!("{prefix}.rope.dimension_sections"), Meta::I32s(sections));
+    }
     let numbers = [
         ("context_length", config.max_positions),
         ("embedding_length", config.hidden_size),

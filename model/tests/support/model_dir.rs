@@ -129,6 +129,9 @@ pub(crate) fn config_json(architecture: &str) -> Value {
     if let "qwen2_moe" | "qwen3_5_moe_text" | "qwen3_next" = architecture {
         config["shared_expert_intermediate_size"] = 512.into();
     }
+    if architecture == "qwen3_vl_text" {
+        config["rope_scaling"] = json!({ "rope_type": "default", "mrope_section": [6, 5, 5] });
+    }
     if architecture == "phi3" {
         let divisors: Vec<f64> = (0..12).map(|i| 1.0 + 0.1 * f64::from(i)).collect();
         config["partial_rotary_factor"] = 0.75.into();

@@ -220,6 +220,7 @@ impl<M: Memory> Scheduler<M> {
                 logit_rows: slice.rows,
                 state: slice_state,
                 images: sequence.images.within(&(slice.start..end)),
+                rotary_lag: sequence.images.rotary_lag(slice.start),
                 adapter: sequence.options.adapter.clone(),
             });
             let cache_logits = cache_logits(sequence);

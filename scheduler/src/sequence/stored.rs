@@ -110,7 +110,7 @@ mod tests {
     fn loads_are_divided_between_images() {
         let (interner, mut tokens) = (TokenSpanInterner::new(9), vec![1; 4]);
         for (content_hash, kv_len) in [(1, 12), (2, 6)] {
-            let image = TokenSpan::Image { content_hash, kv_len };
+            let image = TokenSpan::Image { content_hash, kv_len, columns: 0 };
             interner.append(image, &mut tokens).expect("in range");
         }
         tokens.extend([2; 10]);

@@ -93,7 +93,8 @@ fn end_with_images(starts: &[usize], pixels: usize) -> TurnEnd {
         let (content_hash, kv_len, full_attention) = (start as u128, 4, false);
         let (size, pixels) = ([1, 1], vec![0; pixels]);
         let tiles = [0, 0];
-        let input = ImageInput { content_hash, kv_len, full_attention, size, tiles, pixels };
+        let input =
+            ImageInput { content_hash, kv_len, full_attention, columns: 0, size, tiles, pixels };
         PromptImage { start, input: Arc::new(input) }
     };
     let mut end = end(&[1; 20]);

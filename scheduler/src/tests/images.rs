@@ -39,6 +39,7 @@ impl Harness {
                         content_hash,
                         kv_len,
                         full_attention,
+                        columns: 0,
                         size,
                         tiles: [0, 0],
                         pixels,
@@ -111,8 +112,15 @@ fn encoded_images_cost_nothing() {
         let work = |content_hash| {
             let (size, pixels, mut tokens) = ([1, 1], vec![0; 3], vec![3; 5]);
             let (tiles, full_attention) = ([0, 0], true);
-            let input =
-                ImageInput { content_hash, kv_len: 30, full_attention, size, tiles, pixels };
+            let input = ImageInput {
+                content_hash,
+                kv_len: 30,
+                full_attention,
+                columns: 0,
+                size,
+                tiles,
+                pixels,
+            };
             harness.context.append_image(Arc::new(input), &mut tokens).expect("a short image");
             tokens.push(1);
             harness.context.uncached_work(&Namespace::default(), &tokens, 0)
@@ -131,7 +139,8 @@ fn images_of_waiting_requests_are_bounded() {
     let submit = |content_hash| {
         let (size, pixels, mut tokens) = ([1, 1], vec![0; 3], vec![3; 5]);
         let (tiles, full_attention) = ([0, 0], true);
-        let input = ImageInput { content_hash, kv_len: 4, full_attention, size, tiles, pixels };
+        let input =
+            ImageInput { content_hash, kv_len: 4, full_attention, columns: 0, size, tiles, pixels };
         let image = harness.context.append_image(Arc::new(input), &mut tokens);
         tokens.push(1);
         let mut request = SequenceRequest::new(tokens, 1);
@@ -203,6 +212,7 @@ fn malformed_images_are_refused() {
             content_hash,
             kv_len,
             full_attention,
+            columns: 0,
             size: [1, 1],
             tiles: [0, 0],
             pixels: vec![],
@@ -270,7 +280,15 @@ fn blocks_that_end_inside_an_image_are_saved() {
         let mut tokens = vec![1; 5];
         let (size, pixels) = ([1, 1], vec![0; 3]);
         let (tiles, full_attention) = ([0, 0], true);
-        let input = ImageInput { content_hash: 7, kv_len: 30, full_attention, size, tiles, pixels };
+        let input = ImageInput {
+            content_hash: 7,
+            kv_len: 30,
+            full_attention,
+            columns: 0,
+            size,
+            tiles,
+            pixels,
+        };
         harness.context.append_image(Arc::new(input), &mut tokens).expect("a short image");
         tokens.extend([2; 13]);
         let saved = Arc::new(std::sync::Mutex::new(Vec::new()));

@@ -32,6 +32,7 @@ pub(super) fn prepare(
         content_hash: hash,
         kv_len,
         full_attention: true,
+        columns: 0,
         size,
         tiles: [columns, rows],
         pixels,

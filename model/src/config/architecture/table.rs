@@ -5,6 +5,7 @@ mod gemma;
 mod granite;
 mod layer_norms;
 mod mixtures;
+mod qwen3_vl;
 mod recurrent;
 
 use super::Architecture::*;
@@ -14,6 +15,7 @@ use gemma::{GEMMA2, GEMMA3};
 use granite::{GRANITE, GRANITE_HYBRID, GRANITE_MOE};
 use layer_norms::{COHERE2, MOONDREAM2, STARCODER2};
 use mixtures::{GLM4_MOE, GPT_OSS, LFM2_MOE, MIXTRAL, OLMOE, QWEN2_MOE, QWEN3_MOE};
+use qwen3_vl::QWEN3_VL;
 use recurrent::{QWEN3_NEXT, QWEN35, QWEN35_MOE};
 
 const LLAMA: Description = Description {
@@ -63,6 +65,7 @@ const LLAMA: Description = Description {
         unrotated_step: None,
         local_only: false,
         original_context: None,
+        sections: None,
         scaling: None,
     },
     windows: Windows::Nowhere,
@@ -348,7 +351,7 @@ const LFM2: Description = Description {
 };
 
 /// One row per architecture, in the order of [`Architecture`](super::Architecture).
-pub(super) static TABLE: [Description; 31] = [
+pub(super) static TABLE: [Description; 32] = [
     LLAMA,
     MISTRAL,
     MINISTRAL3,
@@ -380,4 +383,5 @@ pub(super) static TABLE: [Description; 31] = [
     STARCODER2,
     COHERE2,
     MOONDREAM2,
+    QWEN3_VL,
 ];

@@ -62,7 +62,7 @@ impl Metadata<'_> {
         };
         if let Some(theta) = row.rotation.local_theta {
             let theta = self.float("rope.freq_base_swa")?.unwrap_or(theta);
-            ropes.push(Rope { theta, scaling: RopeScaling::None });
+            ropes.push(Rope { theta, scaling: RopeScaling::None, sections: None });
         }
         let local = Some(ropes.len() - 1);
         let sliding = LayerConfig { rope: local, sliding_window: Some(window), ..full };

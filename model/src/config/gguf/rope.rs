@@ -4,6 +4,7 @@ use super::super::architecture::Description;
 use super::super::{Rope, RopeScaling};
 use super::{Metadata, SmallTensors};
 use crate::error::ModelError;
+use crate::gguf::Value;
 
 /// Name of the tensor with Llama 3.1's rope scaling.
 const ROPE_FREQS: &str = "rope_freqs.weight";
@@ -30,7 +31,30 @@ impl Metadata<'_> {
         } else {
             self.scaling(row)?
         };
-        Ok(Rope { theta, scaling })
+        Ok(Rope { theta, scaling, sections: self.sections(row)? })
+    }
+
+    /// The sections of rotary positions with three coordinates. Files have four numbers, of which
+    /// the last one is for models with four.
+    fn sections(&self, row: &Description) -> Result<Option<[usize; 3]>, ModelError> {
+        let (Some(default), key) = (row.rotation.sections, "rope.dimension_sections") else {
+            return Ok(None);
+        };
+        let Some(value) = self.value(key) else { return Ok(Some(default)) };
+        let size = |number: &i64| usize::try_from(*number).ok();
+        let sections = match value {
+            Value::Integers(numbers) => match &numbers[..] {
+                [temporal, rows, columns] | [temporal, rows, columns, 0] => {
+                    size(temporal).zip(size(rows)).zip(size(columns))
+                }
+                _ => None,
+            },
+            _ => None,
+        };
+        let Some(((temporal, rows), columns)) = sections else {
+            return Err(self.invalid(key, "3 numbers of pairs, and 0", value.shown()));
+        };
+        Ok(Some([temporal, rows, columns]))
     }
 
     /// LongRoPE, whose divisors are tensors.

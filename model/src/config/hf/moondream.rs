@@ -91,7 +91,7 @@ fn decoder(
         query_scaling: None,
         attention_softcap: None,
         logit_softcap: None,
-        ropes: vec![Rope { theta, scaling: RopeScaling::None }],
+        ropes: vec![Rope { theta, scaling: RopeScaling::None, sections: None }],
         layers: vec![layer; size("n_layers", defaults.num_layers)?],
         dtype: super::dtype(root, root)?,
     })

@@ -57,8 +57,16 @@ pub(super) fn parse(
             }
             one(parameters, theta, context)?
         }
-        None => Rope { theta, scaling: rotation.scaling.cloned().unwrap_or(RopeScaling::None) },
+        None => {
+            let scaling = rotation.scaling.cloned().unwrap_or(RopeScaling::None);
+            Rope { theta, scaling, sections: None }
+        }
     };
+    let sections = match rotation.sections {
+        Some(default) => Some(sections(parameters.as_ref(), default)?),
+        None => None,
+    };
+    let rope = Rope { sections, ..rope };
     let mut share = rotation.partial;
     for keys in [keys].into_iter().chain(&parameters) {
         share = context.rotary_share(keys)?.or(share);
@@ -66,6 +74,20 @@ pub(super) fn parse(
     let rotary_dim = share.map(|share| (head_dim as f64 * share) as usize);
     let rotary_dim = rotary_dim.filter(|dim| *dim != head_dim);
     Ok(Ropes { list: vec![rope], local: 0, rotary_dim })
+}
+
+/// The sections of rotary positions with three coordinates. transformers interleaves them whatever
+/// `mrope_interleaved` says; models for which it is false have another architecture.
+fn sections(parameters: Option<&Keys<'_>>, default: [usize; 3]) -> Result<[usize; 3], ModelError> {
+    let Some(parameters) = parameters else { return Ok(default) };
+    if parameters.flag("mrope_interleaved")? == Some(false) {
+        return Err(parameters.unsupported("mrope_interleaved", "true"));
+    }
+    match parameters.counts("mrope_section")?.as_deref() {
+        None => Ok(default),
+        Some([temporal, rows, columns]) => Ok([*temporal, *rows, *columns]),
+        Some(_) => Err(parameters.invalid("mrope_section", "3 numbers of pairs")),
+    }
 }
 
 /// A rotary embedding of layers without a window (index 0), to which `rope_scaling` applies, and
@@ -91,14 +113,14 @@ fn global_and_local(
     };
     let mut global = match layer_type("full_attention")? {
         Some(parameters) => one(&parameters, theta_global, context)?,
-        None => Rope { theta: theta_global, scaling: RopeScaling::None },
+        None => Rope { theta: theta_global, scaling: RopeScaling::None, sections: None },
     };
     if let Some(older) = keys.object("rope_scaling")? {
         global = one(&older, global.theta, context)?;
     }
     let local = match layer_type("sliding_attention")? {
         Some(parameters) => one(&parameters, theta_local, context)?,
-        None => Rope { theta: theta_local, scaling: RopeScaling::None },
+        None => Rope { theta: theta_local, scaling: RopeScaling::None, sections: None },
     };
     Ok(vec![global, local])
 }
@@ -134,7 +156,7 @@ fn one(parameters: &Keys<'_>, theta: f64, context: Context) -> Result<Rope, Mode
         }
         _ => return Err(parameters.unsupported(key, TYPES)),
     };
-    Ok(Rope { theta, scaling })
+    Ok(Rope { theta, scaling, sections: None })
 }
 
 fn yarn(parameters: &Keys<'_>, context: Context) -> Result<RopeScaling, ModelError> {

@@ -24,7 +24,7 @@ fn with(mut value: Value, extra: &Value) -> Value {
 }
 
 fn plain(theta: f64) -> Rope {
-    Rope { theta, scaling: RopeScaling::None }
+    Rope { theta, scaling: RopeScaling::None, sections: None }
 }
 
 /// The indices of the layers with a sliding window.
@@ -391,7 +391,8 @@ fn older_and_newer_rope_keys_are_equivalent() {
     assert_eq!(ropes("llama", json!({})), [plain(10_000.0)]);
     assert_eq!(ropes("llama", json!({ "rope_theta": 5e5, "rope_scaling": null })), [plain(5e5)]);
     assert_eq!(ropes("qwen3", json!({ "rope_parameters": { "rope_theta": 5e5 } })), [plain(5e5)]);
-    let linear = |theta| Rope { theta, scaling: RopeScaling::Linear { factor: 8.0 } };
+    let linear =
+        |theta| Rope { theta, scaling: RopeScaling::Linear { factor: 8.0 }, sections: None };
     let scaling = json!({ "type": "linear", "factor": 8.0 });
     assert_eq!(
         ropes("llama", json!({ "rope_theta": 3.0, "rope_scaling": scaling })),

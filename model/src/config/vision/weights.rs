@@ -38,6 +38,22 @@ pub(crate) enum ProjectorWeights {
     /// The two projections of an MLP, `[inner_size, 2 * hidden_size]` and
     /// `[output_size, inner_size]`.
     Tiles(Box<[LinearWeights; 2]>),
+    Merger {
+        /// That of the tower's last layer, whose norm is [`VisionWeights::final_norm`].
+        mlp: Box<[LinearWeights; 2]>,
+        /// Those of the other layers.
+        deepstack: Vec<MergerWeights>,
+    },
+}
+
+/// The weights of a projector of the features of a layer that is not the last.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct MergerWeights {
+    /// `[factor^2 * hidden_size]`.
+    pub(crate) norm: LayerNormWeights,
+    /// `[factor^2 * hidden_size, factor^2 * hidden_size]` and
+    /// `[output_size, factor^2 * hidden_size]`.
+    pub(crate) mlp: [LinearWeights; 2],
 }
 
 /// The weights of coordinates and sizes.
@@ -60,7 +76,7 @@ pub(crate) struct RegionWeights {
 /// All weights of an encoder, in the order of the forward pass.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct VisionWeights {
-    /// `[hidden_size, 3 * patch_size^2]`. Files have it as the kernel of a convolution.
+    /// `[hidden_size, 3 * frames * patch_size^2]`. Files have it as the kernel of a convolution.
     pub(crate) patches: LinearWeights,
     /// `[grid^2, hidden_size]`: added to the features of each patch.
     pub(crate) positions: TensorSpec,
@@ -75,7 +91,7 @@ impl VisionConfig {
         let tower = &self.tower;
         let hidden = tower.hidden_size;
         let at = |part: &str| format!("{}{part}", tower.prefix);
-        let patch = 3 * tower.patch_size * tower.patch_size;
+        let patch = 3 * tower.frames * tower.patch_size * tower.patch_size;
         VisionWeights {
             patches: linear(&at("embeddings.patch_embedding"), [hidden, patch]),
             positions: TensorSpec {
@@ -110,7 +126,7 @@ impl VisionConfig {
             shape: shape.into(),
             role: TensorRole::Matrix,
         };
-        match self.projector {
+        match &self.projector {
             ProjectorConfig::PixelShuffle { factor } => ProjectorWeights::PixelShuffle(matrix(
                 "model.connector.modality_projection.proj.weight",
                 [self.output_size, factor * factor * hidden],
@@ -127,9 +143,29 @@ impl VisionConfig {
                 ),
             },
             ProjectorConfig::Tiles { inner_size, .. } => ProjectorWeights::Tiles(Box::new([
-                linear("model.vision.proj_mlp.fc1", [inner_size, 2 * hidden]),
-                linear("model.vision.proj_mlp.fc2", [self.output_size, inner_size]),
+                linear("model.vision.proj_mlp.fc1", [*inner_size, 2 * hidden]),
+                linear("model.vision.proj_mlp.fc2", [self.output_size, *inner_size]),
             ])),
+            ProjectorConfig::Merger { factor, deepstack } => self.mergers(*factor, deepstack.len()),
+        }
+    }
+
+    /// The weights of the projectors of squares of `factor` x `factor` patches, and of `deepstack`
+    /// more layers.
+    fn mergers(&self, factor: usize, deepstack: usize) -> ProjectorWeights {
+        let width = factor * factor * self.tower.hidden_size;
+        let at = |module: &str| format!("{}{module}", self.tower.prefix);
+        let mlp = |module: &str| {
+            [("linear_fc1", width), ("linear_fc2", self.output_size)]
+                .map(|(part, rows)| linear(&at(&format!("{module}.{part}")), [rows, width]))
+        };
+        let merger = |index| {
+            let module = format!("deepstack_merger_list.{index}");
+            MergerWeights { norm: norm(&at(&format!("{module}.norm")), width), mlp: mlp(&module) }
+        };
+        ProjectorWeights::Merger {
+            mlp: Box::new(mlp("merger")),
+            deepstack: (0..deepstack).map(merger).collect(),
         }
     }
 
@@ -179,6 +215,13 @@ impl VisionConfig {
                 list.extend([norm, projection]);
             }
             ProjectorWeights::Tiles(mlp) => mlp.into_iter().for_each(|part| part.list(&mut list)),
+            ProjectorWeights::Merger { mlp, deepstack } => {
+                mlp.into_iter().for_each(|part| part.list(&mut list));
+                for MergerWeights { norm, mlp } in deepstack {
+                    norm.list(&mut list);
+                    mlp.into_iter().for_each(|part| part.list(&mut list));
+                }
+            }
         }
         if let Some(regions) = self.region_weights() {
             regions.list(&mut list);

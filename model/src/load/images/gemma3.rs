@@ -3,7 +3,7 @@
 use stolon_vision::{Gemma3Tiles, PanAndScan, ProcessorConfig, Resampling, Tiling};
 
 use super::{ImageModel, Sources};
-use crate::config::{ProjectorConfig, TowerConfig, VisionConfig};
+use crate::config::{PatchPositions, ProjectorConfig, TowerConfig, VisionConfig};
 use crate::error::ModelError;
 
 pub(super) fn parse(sources: &Sources<'_>) -> Result<ImageModel, ModelError> {
@@ -17,7 +17,9 @@ pub(super) fn parse(sources: &Sources<'_>) -> Result<ImageModel, ModelError> {
         layers: 12,
         heads: 12,
         patch_size: 16,
+        frames: 1,
         image_size: 224,
+        positions: PatchPositions::Nearest,
         norm_eps: 1e-6,
     })?;
     // The embeddings of an image form a square.

@@ -3,7 +3,7 @@
 use stolon_vision::{Idefics3Tiles, ProcessorConfig, Resampling, Tiling};
 
 use super::{ImageModel, Sources};
-use crate::config::{ProjectorConfig, TowerConfig, VisionConfig};
+use crate::config::{PatchPositions, ProjectorConfig, TowerConfig, VisionConfig};
 use crate::error::ModelError;
 
 pub(super) fn parse(sources: &Sources<'_>) -> Result<ImageModel, ModelError> {
@@ -18,7 +18,9 @@ pub(super) fn parse(sources: &Sources<'_>) -> Result<ImageModel, ModelError> {
             layers: 12,
             heads: 16,
             patch_size: 32,
+            frames: 1,
             image_size: 224,
+            positions: PatchPositions::Nearest,
             norm_eps: 1e-6,
         })?,
         projector: ProjectorConfig::PixelShuffle {

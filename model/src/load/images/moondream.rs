@@ -5,7 +5,7 @@ use stolon_vision::{MoondreamTiles, ProcessorConfig, Resampling, Tiling};
 
 use super::ImageModel;
 use crate::config::{
-    DecoderConfig, Keys, ProjectorConfig, RegionConfig, TowerConfig, VisionConfig,
+    DecoderConfig, Keys, PatchPositions, ProjectorConfig, RegionConfig, TowerConfig, VisionConfig,
 };
 use crate::error::ModelError;
 
@@ -90,7 +90,9 @@ fn encoder(
         layers: size("enc_n_layers", 27)?,
         heads: size("enc_n_heads", 16)?,
         patch_size: size("enc_patch_size", 14)?,
+        frames: 1,
         image_size: size("crop_size", 378)?,
+        positions: PatchPositions::Nearest,
         norm_eps: 1e-5,
     };
     if let Some(vision) = vision {

@@ -1,0 +1,81 @@
+//! What the residual stream has of the tokens and images of a batch: their embeddings before the
+//! first layer, and the rows that images add after some layers (DeepStack).
+
+use std::ops::Range;
+
+use stolon_backend::{SliceImage, StepBatch};
+use stolon_kernels::{self as kernels, Matrix};
+
+use super::Decoder;
+use crate::workers::Workers;
+
+impl Decoder {
+    /// The embedding of a token below the vocabulary size, `[hidden_size]`.
+    pub(crate) fn embedding(&self, token: u32) -> Vec<f32> {
+        let mut row = vec![0.0; self.config.hidden_size];
+        embed_token(&self.embedding, self.config.embedding_scale, token, &mut row);
+        row
+    }
+
+    /// Fills the residual stream with the embeddings of the batch's tokens and images.
+    pub(super) fn embed(&mut self, batch: &StepBatch, workers: &Workers) {
+        let (tokens, width) = (&batch.tokens, self.config.hidden_size);
+        let in_vocabulary = 0..self.config.vocab_size as u32;
+        let chunk = workers.chunk_rows(tokens.len(), width);
+        let (embedding, scale) = (&self.embedding, self.config.embedding_scale);
+        let lookup = |token: u32, row: &mut [f32]| embed_token(embedding, scale, token, row);
+        let x = &mut self.activations.x[..tokens.len() * width];
+        let parts = x.chunks_mut(chunk * width).zip(tokens.chunks(chunk));
+        workers.run(parts, |(x, tokens)| {
+            let rows = x.chunks_exact_mut(width).zip(tokens);
+            // The others are positions of images, coordinates and sizes.
+            for (row, &token) in rows.filter(|(_, token)| in_vocabulary.contains(token)) {
+                lookup(token, row);
+            }
+        });
+        for (rows, values) in image_rows(batch, width, 0) {
+            self.activations.x[rows].copy_from_slice(values);
+        }
+    }
+
+    /// Adds to the output of layer `index`, of which all rows are computed, what the batch's images
+    /// have for it.
+    pub(super) fn add_deepstack(&mut self, index: usize, batch: &StepBatch) {
+        for (rows, values) in image_rows(batch, self.config.hidden_size, index + 1) {
+            kernels::add(self.path, &mut self.activations.x[rows], values);
+        }
+    }
+}
+
+/// The values in the residual stream at positions of images, and what the images have for them:
+/// their embeddings (`plane` 0), or what is added to the output of layer `plane - 1`, if they have
+/// that.
+fn image_rows(
+    batch: &StepBatch,
+    width: usize,
+    plane: usize,
+) -> impl Iterator<Item = (Range<usize>, &[f32])> {
+    let mut first = 0;
+    let slices = batch.sequences.iter().map(move |slice| {
+        first += slice.token_count;
+        (first - slice.token_count, slice)
+    });
+    slices.flat_map(move |(first, slice)| {
+        slice.images.iter().filter_map(move |image| {
+            let SliceImage { start, len, embeddings, .. } = image;
+            let values = embeddings.values.get(plane * len * width..(plane + 1) * len * width)?;
+            let from = slice.start.max(*start);
+            let end = image.positions().end.min(slice.start + slice.token_count);
+            let rows = [from, end].map(|position| (first + position - slice.start) * width);
+            Some((rows[0]..rows[1], &values[(from - start) * width..(end - start) * width]))
+        })
+    })
+}
+
+/// Writes the embedding of a token to `row`.
+fn embed_token(embedding: &Matrix, scale: Option<f32>, token: u32, row: &mut [f32]) {
+    embedding.row(token as usize, row);
+    if let Some(scale) = scale {
+        row.iter_mut().for_each(|value| *value *= scale);
+    }
+}

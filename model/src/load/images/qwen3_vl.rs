@@ -1,0 +1,146 @@
+//! Qwen3-VL. Missing keys have the defaults of transformers, except for the mean and the deviation,
+//! which published models have.
+
+use stolon_vision::{ProcessorConfig, Qwen3VlTiles, Resampling, Tiling};
+
+use super::{ImageModel, Sources};
+use crate::config::{Keys, PatchPositions, ProjectorConfig, TowerConfig, VisionConfig};
+use crate::error::ModelError;
+
+/// Maximum number of positions of an image, unless the shape of a narrow one needs some more. The
+/// published processors allow 16,384, which would take minutes on a CPU and hundreds of megabytes
+/// for activations. A smaller `longest_edge` in the model's files applies.
+const POSITIONS_MAX: usize = 4096;
+
+pub(super) fn parse(sources: &Sources<'_>) -> Result<ImageModel, ModelError> {
+    let Sources { config, processor, decoder, .. } = sources;
+    sources.refuse_activations()?;
+    for key in ["image_mean", "image_std"] {
+        if processor.value(key).is_none() {
+            return Err(processor.invalid(key, "3 numbers"));
+        }
+    }
+    let (mean, deviation) = sources.normalization()?;
+    let encoder = encoder(sources)?;
+    let encoder = VisionConfig { mean, deviation, ..encoder };
+    encoder.check(config.file)?;
+    let layers = decoder.layers.len();
+    if encoder.deepstack_layers() >= layers {
+        let expected = format!("fewer than the {layers} layers of the decoder");
+        return Err(sources.vision.invalid("deepstack_visual_indexes", &expected));
+    }
+    let processor = ProcessorConfig {
+        resampling: sources.resampling(Resampling::Bicubic)?,
+        ..describe(
+            sources.image_token(["image_token_id", "image_token_index"])?,
+            tiles(processor, &encoder)?,
+        )
+    };
+    Ok(ImageModel { encoder, processor })
+}
+
+/// How pictures are prepared for a model with this image token.
+pub(in crate::load) fn describe(image_token_id: u32, tiles: Qwen3VlTiles) -> ProcessorConfig {
+    ProcessorConfig {
+        placeholder: "<|vision_start|><|image_pad|><|vision_end|>".to_owned(),
+        image_token: IMAGE_TOKEN.to_owned(),
+        image_token_id,
+        resampling: Resampling::Bicubic,
+        tiling: Tiling::Qwen3Vl(tiles),
+    }
+}
+
+/// The token that stands for an image.
+pub(in crate::load) const IMAGE_TOKEN: &str = "<|image_pad|>";
+
+fn encoder(sources: &Sources<'_>) -> Result<VisionConfig, ModelError> {
+    let Sources { vision, decoder, .. } = sources;
+    let size = |key: &str, default: usize| vision.size(key).map(|given| given.unwrap_or(default));
+    let output_size = size("out_hidden_size", 3584)?;
+    if output_size != decoder.hidden_size {
+        let expected = format!("{} (text_config.hidden_size)", decoder.hidden_size);
+        return Err(vision.invalid("out_hidden_size", &expected));
+    }
+    if size("in_channels", 3)? != 3 {
+        return Err(vision.unsupported("in_channels", "3"));
+    }
+    let learnt = size("num_position_embeddings", 2304)?;
+    if learnt.isqrt().pow(2) != learnt {
+        return Err(vision.invalid("num_position_embeddings", "the square of an integer"));
+    }
+    let patch_size = size("patch_size", 16)?;
+    let theta = match vision.object("rope_parameters")? {
+        Some(rope) => match rope.text("rope_type")? {
+            None | Some("axial" | "default") => rope.positive("rope_theta")?,
+            Some(_) => return Err(rope.unsupported("rope_type", "axial")),
+        },
+        None => None,
+    };
+    let deepstack = vision.counts("deepstack_visual_indexes")?;
+    Ok(VisionConfig {
+        tower: TowerConfig {
+            prefix: "model.vision_tower.".to_owned(),
+            hidden_size: size("hidden_size", 1152)?,
+            intermediate_size: size("intermediate_size", 4304)?,
+            layers: size("depth", 27)?,
+            heads: size("num_heads", 16)?,
+            patch_size,
+            frames: size("temporal_patch_size", 2)?,
+            image_size: learnt.isqrt().saturating_mul(patch_size),
+            positions: PatchPositions::Rotary { theta: theta.unwrap_or(1e4) },
+            norm_eps: 1e-6,
+        },
+        projector: ProjectorConfig::Merger {
+            factor: size("spatial_merge_size", 2)?,
+            deepstack: deepstack.unwrap_or_else(|| vec![8, 16, 24]),
+        },
+        output_size,
+        mean: [0.5; 3],
+        deviation: [0.5; 3],
+        first_token: None,
+        regions: None,
+    })
+}
+
+/// How pictures are resized.
+fn tiles(processor: &Keys<'_>, encoder: &VisionConfig) -> Result<Qwen3VlTiles, ModelError> {
+    let TowerConfig { patch_size, frames, .. } = encoder.tower;
+    let factor = encoder.projector.factor();
+    for (key, default, expected) in [
+        ("patch_size", 14, patch_size),
+        ("temporal_patch_size", 2, frames),
+        ("merge_size", 2, factor),
+    ] {
+        if processor.size(key)?.unwrap_or(default) != expected {
+            return Err(processor.unsupported(key, &format!("{expected} (vision_config)")));
+        }
+    }
+    if processor.flag("do_resize")? == Some(false) {
+        return Err(processor.unsupported("do_resize", "true"));
+    }
+    let size = processor.object("size")?;
+    // Older files have the numbers of pixels under other names, which take precedence.
+    let pixels = |older: &str, member: &str, default: usize| {
+        let given = match &size {
+            Some(size) => size.size(member)?.or(size.size(older)?),
+            None => None,
+        };
+        Ok::<_, ModelError>(processor.size(older)?.or(given).unwrap_or(default))
+    };
+    let pixels_min = pixels("min_pixels", "shortest_edge", 56 * 56)?;
+    let pixels_max = pixels("max_pixels", "longest_edge", 28 * 28 * 1280)?;
+    let square_edge = patch_size * factor;
+    if pixels_min > pixels_max || pixels_max < square_edge * square_edge {
+        let expected = format!("at least {} (a square of patches)", square_edge * square_edge);
+        let expected = format!("a longest_edge of {expected} and of shortest_edge, {pixels_min}");
+        return Err(processor.invalid("size", &expected));
+    }
+    Ok(bounded(square_edge, [pixels_min, pixels_max]))
+}
+
+/// Squares of this edge, and numbers of pixels that the engine allows.
+pub(in crate::load) fn bounded(square_edge: usize, pixels: [usize; 2]) -> Qwen3VlTiles {
+    let limit = POSITIONS_MAX * square_edge * square_edge;
+    let [pixels_min, pixels_max] = pixels.map(|pixels| pixels.min(limit));
+    Qwen3VlTiles { square_edge, pixels_min, pixels_max }
+}

@@ -1,0 +1,210 @@
+//! Qwen3-VL: prompts with images of different sizes, however they are divided into steps.
+
+use std::ops::Range;
+use std::sync::Arc;
+use std::time::Duration;
+
+use serde_json::Value;
+use stolon_backend::{
+    Backend, ImageInput, LogitRows, SequenceSlice, SliceImage, StepBatch, rotary_len,
+};
+use stolon_kernels::Path;
+use stolon_kvcache::BlockId;
+use stolon_model::{CpuBackend, LoadOptions, LoadedModel, ModelSource, load};
+
+use super::fixture;
+
+const NAME: &str = "qwen3_vl";
+
+/// Maximum difference from transformers, in standard deviations of the logits.
+const DIFFERENCE_MAX: f32 = 1e-3;
+
+/// The picture with this prefix, as input of the encoder.
+fn input(model: &LoadedModel, prefix: &str) -> Arc<ImageInput> {
+    let (shape, pixels) = fixture::tensor(NAME, &format!("{prefix}tiles"));
+    let size = [shape[2], shape[1]];
+    let encoder = &fixture::images(model).encoder;
+    Arc::new(ImageInput {
+        content_hash: pixels.iter().map(|pixel| u128::from(*pixel)).sum(),
+        kv_len: encoder.rows_of(size).expect("a size for the encoder"),
+        full_attention: false,
+        columns: encoder.columns_of(size[0]),
+        size,
+        tiles: [0, 0],
+        pixels,
+    })
+}
+
+fn integers(key: &str) -> Vec<u32> {
+    let (_, bytes) = fixture::tensor(NAME, key);
+    bytes.chunks_exact(8).map(|b| u32::from_le_bytes(b[..4].try_into().expect("4"))).collect()
+}
+
+/// A backend, and the prompt with two images.
+pub(super) struct Two {
+    backend: CpuBackend,
+    pub(super) tokens: Vec<u32>,
+    pub(super) images: Vec<SliceImage>,
+}
+
+impl Two {
+    fn open(path: Option<Path>) -> Self {
+        Self::of(fixture::model(NAME), path)
+    }
+
+    /// Those of this model.
+    pub(super) fn of(model: LoadedModel, path: Option<Path>) -> Self {
+        let inputs = ["", "wide."].map(|prefix| input(&model, prefix));
+        let mut backend = fixture::backend(model, path, 1);
+        let tokens = integers("two.prompt");
+        let (mut images, mut next) = (Vec::new(), 0);
+        for input in inputs {
+            let is_image = |token: &u32| *token == fixture::IMAGE_TOKEN;
+            let start = next + tokens[next..].iter().position(is_image).expect("an image");
+            let embeddings = backend.encode(&input, Duration::MAX).expect("a good image");
+            let embeddings = embeddings.expect("there was time");
+            let (len, columns) = (input.kv_len, input.columns);
+            images.push(SliceImage { start, len, full_attention: false, columns, embeddings });
+            next = start + len;
+        }
+        Self { backend, tokens, images }
+    }
+
+    /// The logits at positions of the sequence, computed in one step after those before.
+    pub(super) fn step(&mut self, positions: Range<usize>) -> Vec<f32> {
+        let (done, rest): (Vec<_>, Vec<_>) = self
+            .images
+            .iter()
+            .filter(|image| image.start < positions.end)
+            .partition(|image| image.positions().end <= positions.start);
+        let skipped = |image: &&SliceImage| image.len - rotary_len(image.len, image.columns);
+        let slice = SequenceSlice {
+            token_count: positions.len(),
+            start: positions.start,
+            write_from: positions.start,
+            block_table: (0..self.backend.spec().block_count as u32).map(BlockId).collect(),
+            logit_rows: LogitRows::All,
+            images: rest.into_iter().cloned().collect(),
+            rotary_lag: done.iter().map(skipped).sum(),
+            ..SequenceSlice::default()
+        };
+        let batch = StepBatch { tokens: self.tokens[positions].to_vec(), sequences: vec![slice] };
+        self.backend.step(&batch).expect("a good batch").logits
+    }
+}
+
+/// Goal: the logits of a prompt with two images of different sizes and text between them are those
+/// of transformers on every instruction set, and have the same bits however the prompt is divided into
+/// steps.
+#[test]
+fn logits_of_two_images_match_transformers() {
+    let (shape, expected) = fixture::tensor(NAME, "two.logits");
+    let expected = fixture::floats(&expected);
+    for path in Path::supported() {
+        let mut two = Two::open(Some(path));
+        let count = two.tokens.len();
+        let whole = two.step(0..count);
+        for (row, (got, expected)) in
+            whole.chunks(shape[1]).zip(expected.chunks(shape[1])).enumerate()
+        {
+            let difference = fixture::difference(got, expected);
+            assert!(difference < DIFFERENCE_MAX, "{path}, row {row}: {difference}");
+        }
+        for chunk in 1..count {
+            let starts = (0..count).step_by(chunk);
+            let parts: Vec<f32> =
+                starts.flat_map(|start| two.step(start..count.min(start + chunk))).collect();
+            assert_eq!(parts, whole, "{path}, steps of {chunk}");
+        }
+    }
+}
+
+/// Goal: greedy decoding after two images generates the tokens that transformers does.
+#[test]
+fn greedy_decoding_matches_transformers() {
+    let mut two = Two::open(None);
+    let (mut start, mut generated) = (0, Vec::new());
+    for _ in integers("two.generated") {
+        let end = two.tokens.len();
+        let logits = two.step(start..end);
+        let last = &logits[logits.len() - two.backend.spec().vocab_size..];
+        let token = (0..last.len()).max_by(|a, b| last[*a].total_cmp(&last[*b])).expect("a token");
+        generated.push(token as u32);
+        two.tokens.push(token as u32);
+        start = end;
+    }
+    assert_eq!(generated, integers("two.generated"));
+}
+
+/// Goal: a second image has the embeddings of transformers, also those of the layers for DeepStack,
+/// and the number of its rows is that of its squares.
+#[test]
+fn embeddings_of_a_wide_image_match_transformers() {
+    let model = fixture::model(NAME);
+    let image = input(&model, "wide.");
+    assert_eq!((image.kv_len, image.columns), (6, 6));
+    let mut backend = fixture::backend(model, None, 2);
+    assert_eq!(backend.spec().deepstack_layers, 3);
+    let (_, expected) = fixture::tensor(NAME, "wide.embeddings");
+    let (got, expected) = (fixture::encode(&mut backend, &image), fixture::floats(&expected));
+    for (plane, expected) in expected.chunks(6 * 32).enumerate() {
+        let difference = fixture::difference(&got[plane * 6 * 32..][..6 * 32], expected);
+        assert!(difference < 1e-4, "{plane}: {difference} standard deviations");
+    }
+}
+
+/// Goal: the logits of a prompt without images are those of transformers, and have the bits of a
+/// Qwen3 with the same weights.
+#[test]
+fn text_has_the_logits_of_qwen3() {
+    let source = fixture::directory(NAME);
+    let dir = tempfile::tempdir().expect("a directory");
+    let file = |name: &str| std::fs::read(source.join(name)).expect("a file of the fixture");
+    std::fs::write(dir.path().join("model.safetensors"), file("model.safetensors")).expect("room");
+    let config: Value = serde_json::from_slice(&file("config.json")).expect("JSON");
+    let mut text = config["text_config"].clone();
+    text["model_type"] = "qwen3".into();
+    text["tie_word_embeddings"] = false.into();
+    std::fs::write(dir.path().join("config.json"), text.to_string()).expect("room");
+    let source = ModelSource::Directory(dir.path().to_owned());
+    let qwen3 = load(&source, &LoadOptions::default()).expect("a text model");
+    assert_eq!(qwen3.config.ropes[0].sections, None);
+    let rows = |model: LoadedModel| {
+        let mut two =
+            Two { backend: fixture::backend(model, None, 1), tokens: Vec::new(), images: vec![] };
+        two.tokens = integers("text.prompt");
+        two.step(0..two.tokens.len())
+    };
+    let got = rows(fixture::model(NAME));
+    assert_eq!(got, rows(qwen3));
+    let (_, expected) = fixture::tensor(NAME, "text.logits");
+    let difference = fixture::difference(&got, &fixture::floats(&expected));
+    assert!(difference < DIFFERENCE_MAX, "{difference} standard deviations");
+}
+
+/// Goal: images whose size, rows or columns do not fit each other are refused before anything is
+/// computed.
+#[test]
+fn wrong_grids_are_refused() {
+    let model = fixture::model(NAME);
+    let image = ImageInput::clone(&input(&model, ""));
+    let mut backend = fixture::backend(model, None, 1);
+    assert_eq!((image.size, image.kv_len, image.columns), ([48, 32], 6, 3));
+    for (image, expected) in [
+        (
+            ImageInput { size: [40, 32], ..image.clone() },
+            "multiples of 16 pixels with at most 8192",
+        ),
+        (ImageInput { size: [0, 32], ..image.clone() }, "got 0 x 32 pixels"),
+        (ImageInput { size: [16, 1 << 20], ..image.clone() }, "at most 8192 squares"),
+        (ImageInput { size: [1 << 40, 1 << 40], ..image.clone() }, "at most 8192 squares"),
+        (ImageInput { size: [32, 48], ..image.clone() }, "expected 2 columns, got 3"),
+        (ImageInput { columns: 0, ..image.clone() }, "expected 3 columns, got 0"),
+        (ImageInput { kv_len: 4, ..image.clone() }, "expected 6 rows, got 4"),
+        (ImageInput { tiles: [1, 1], ..image.clone() }, "expected 0 tiles, got 1 x 1"),
+        (ImageInput { pixels: vec![0; 5], ..image }, "expected 4608 bytes of pixels, got 5"),
+    ] {
+        let error = backend.encode(&Arc::new(image), Duration::MAX).expect_err("a bad image");
+        assert!(error.to_string().contains(expected), "{error}");
+    }
+}
