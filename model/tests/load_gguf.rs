@@ -77,6 +77,7 @@ fn every_type_is_loaded_byte_for_byte() {
         config_json("gpt_oss"),
         config_json("starcoder2"),
         config_json("cohere2"),
+        config_json("qwen3_vl_text"),
     ];
     for json in cases {
         let (config, weights) = model(&json, 11);
