@@ -87,7 +87,8 @@ impl EngineBuilder {
     /// * the path of a Hugging Face model directory or of a `.gguf` file;
     /// * a hub id, `org/name`, `org/name@revision` or `org/name:Q4_K_M` (feature `hub`);
     /// * `random:PRESET`, random weights in the shape of a real model, for benchmarks;
-    /// * `demo`, the built-in model (feature `demo-model`).
+    /// * `demo`, the built-in model, or `demo-vision`, the one that answers questions about pictures
+    ///   (feature `demo-model`).
     ///
     /// A model without a tokenizer answers prompts of token ids only.
     ///

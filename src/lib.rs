@@ -109,7 +109,7 @@
 //! | `cuda-core` | no | NVIDIA GPUs without flash attention, which is faster to compile; implies `candle` |
 //! | `metal` | no | Apple GPUs; implies `candle` |
 //! | `testing` | no | `backend::fake`, a deterministic backend for tests of your program |
-//! | `demo-model` | no | the model `demo`, a small model inside the crate; implies `text` |
+//! | `demo-model` | no | the models `demo` and `demo-vision`, small models inside the crate; implies `text`. `demo-vision` takes images with `images` |
 //!
 //! Without `text`, prompts are token ids ([`Request::tokens`]), and a request that uses text fails
 //! with [`Error::NoTokenizer`].
@@ -178,10 +178,14 @@ mod tiers;
 #[cfg(feature = "schema")]
 mod typed;
 
-/// A handbook and questions about it, for the built-in demo model (feature `demo-model`).
+/// What the built-in demo models can be asked about (feature `demo-model`): a handbook for `demo`,
+/// and a picture for `demo-vision`.
 #[cfg(feature = "demo-model")]
 pub mod demo {
-    pub use stolon_model::demo::{Handbook, Question, handbook};
+    pub use stolon_model::demo::{Handbook, Picture, Question, handbook, picture};
+    /// A decoded picture, to show it, and the limits of decoding.
+    #[cfg(feature = "images")]
+    pub use stolon_vision::{Picture as Pixels, PictureLimits};
 }
 
 /// Everything that an implementation of [`Backend`] needs. `examples/own_backend.rs` is a complete

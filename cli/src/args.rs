@@ -36,7 +36,11 @@ const DEFAULT_BLOCK_SIZE: usize = 16;
 const DEMO_BLOCK_SIZE: usize = 4;
 
 /// The default of `--model`.
-const DEMO: &str = "demo";
+pub(crate) const DEMO: &str = "demo";
+
+/// The built-in model that answers questions about pictures.
+#[cfg(feature = "demo-model")]
+pub(crate) const DEMO_VISION: &str = "demo-vision";
 
 /// The model and the settings of the engine that runs it.
 #[derive(Clone, Debug, Args)]
@@ -44,8 +48,9 @@ const DEMO: &str = "demo";
 pub struct EngineArgs {
     /// Model to load
     ///
-    /// One of: `demo` (the small built-in model), a Hugging Face model directory, a `.gguf` file
-    /// (of a model in several files, any of them), a Hugging Face hub id (`org/name`,
+    /// One of: `demo` (the small built-in model), `demo-vision` (the small built-in model that
+    /// answers questions about pictures of a few shapes), a Hugging Face model directory, a
+    /// `.gguf` file (of a model in several files, any of them), a Hugging Face hub id (`org/name`,
     /// `org/name@revision`, or `org/name:Q4_K_M` or `org/name:FILE` for a GGUF file of a
     /// repository), or `random:PRESET` (random weights of a known shape, for tests).
     ///

@@ -49,7 +49,8 @@ enum Command {
     ///
     /// Asks several questions about a long handbook. The first answer computes the handbook, the
     /// others read it from the prefix cache. Then asks the same questions with an empty cache and
-    /// compares times and answers.
+    /// compares times and answers. With --picture, the questions are about a picture, which is
+    /// encoded once.
     #[cfg(feature = "demo-model")]
     Demo(DemoArgs),
     /// Generate text from one or several prompts

@@ -3,9 +3,12 @@
 //!
 //! Asks several questions about a long handbook: the first answer computes the handbook, all others
 //! find it in the prefix cache. Then asks the same questions with an empty cache, to compare times
-//! and answers.
+//! and answers. With the feature `images`, the other demonstration asks about a picture.
 
 #![forbid(unsafe_code)]
+
+#[cfg(feature = "images")]
+mod picture;
 
 use std::io::{self, Write};
 use std::time::Duration;
@@ -13,10 +16,13 @@ use std::time::Duration;
 use stolon::demo::{Handbook, Question, handbook};
 use stolon::{ChatMessage, Engine, Event, Finish, Request};
 
+#[cfg(feature = "images")]
+pub use picture::run_picture;
+
 /// Characters of the handbook that are shown.
 const BEGINNING_CHARS: usize = 240;
 /// Maximum number of tokens of an answer.
-const MAX_TOKENS: usize = 48;
+const MAX_TOKENS: usize = 64;
 
 /// One answer and its figures.
 struct Answer {
@@ -48,12 +54,12 @@ pub async fn run(
     introduce(engine, &book, show_handbook, output).await?;
     let mut shared = Vec::new();
     for question in &book.questions {
-        shared.push(ask(engine, &book, question, Some(output)).await?);
+        shared.push(ask(engine, about(&book, question), question, Some(output)).await?);
     }
     let mut cold = Vec::new();
     for question in &book.questions {
         engine.cache().flush().await?;
-        cold.push(ask(engine, &book, question, None).await?);
+        cold.push(ask(engine, about(&book, question), question, None).await?);
     }
     conclude(&shared, &cold, output)?;
     Ok(())
@@ -79,6 +85,14 @@ impl std::fmt::Debug for Output<'_> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Output").field("is_styled", &self.is_styled).finish_non_exhaustive()
     }
+}
+
+/// A question about the handbook.
+fn about(book: &Handbook, question: &Question) -> Request {
+    Request::chat(vec![
+        ChatMessage::new("system", &book.system),
+        ChatMessage::new("user", &question.question),
+    ])
 }
 
 async fn introduce(
@@ -109,18 +123,14 @@ async fn introduce(
     Ok(())
 }
 
-/// Asks a question about the handbook. With an output, streams the answer and shows its figures.
+/// Asks a question. With an output, streams the answer and shows its figures.
 async fn ask(
     engine: &Engine,
-    book: &Handbook,
+    request: Request,
     question: &Question,
     mut output: Option<&mut Output<'_>>,
 ) -> anyhow::Result<Answer> {
-    let messages = vec![
-        ChatMessage::new("system", &book.system),
-        ChatMessage::new("user", &question.question),
-    ];
-    let mut stream = engine.generate(Request::chat(messages).max_tokens(MAX_TOKENS)).await?;
+    let mut stream = engine.generate(request.max_tokens(MAX_TOKENS)).await?;
     if let Some(output) = &mut output {
         output.write(&format!("\n{}\n", output.bold(&question.question)))?;
     }
@@ -148,8 +158,7 @@ async fn ask(
 }
 
 fn verdict(right: bool, expected: &str, finish: &Finish) -> String {
-    let verdict =
-        if right { "right".to_owned() } else { format!("wrong, the handbook says: {expected}") };
+    let verdict = if right { "right".to_owned() } else { format!("wrong, expected: {expected}") };
     format!(
         "\n  {verdict}; {} prompt tokens, {} of them cached, first token after {:.1} ms",
         finish.usage.prompt_tokens,

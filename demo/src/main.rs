@@ -12,8 +12,10 @@ const USAGE: &str = "\
 Shows the prefix cache at work with a small built-in model; needs no network.
 
 Usage: cargo run --release -- demo [--show-handbook]
+       cargo run --release --features images -- demo --picture
 
   --show-handbook  print the whole handbook instead of its beginning
+  --picture        ask about a picture instead of a handbook
 
 This program has only the demonstration. `cargo install --path cli` installs the command `stolon`,
 which serves, generates, chats and measures.
@@ -24,11 +26,12 @@ const WRONG_USAGE: u8 = 2;
 
 fn main() -> ExitCode {
     let arguments: Vec<_> = std::env::args_os().skip(1).collect();
-    let mut show_handbook = false;
+    let (mut show_handbook, mut with_picture) = (false, false);
     for (index, argument) in arguments.iter().enumerate() {
         match argument.to_str() {
             Some("demo") if index == 0 => {}
             Some("--show-handbook") => show_handbook = true,
+            Some("--picture") if cfg!(feature = "images") => with_picture = true,
             Some("--help" | "-h") => return shown(write!(stdout(), "{USAGE}").map_err(Into::into)),
             _ => {
                 let got = argument.to_string_lossy();
@@ -38,18 +41,23 @@ fn main() -> ExitCode {
             }
         }
     }
-    shown(run(show_handbook))
+    shown(run(show_handbook, with_picture))
 }
 
-fn run(show_handbook: bool) -> anyhow::Result<()> {
+fn run(show_handbook: bool, with_picture: bool) -> anyhow::Result<()> {
     // The engine has its own threads; this one only shows the answers.
     let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build()?;
     runtime.block_on(async {
-        let engine = Engine::builder().model("demo").build().await?;
+        let model = if with_picture { "demo-vision" } else { "demo" };
+        let engine = Engine::builder().model(model).build().await?;
         let mut stdout = stdout();
         let is_styled = stdout.is_terminal() && std::env::var_os("NO_COLOR").is_none();
         let mut output = Output { writer: &mut stdout, is_styled };
-        stolon_demo::run(&engine, show_handbook, &mut output).await?;
+        match with_picture {
+            #[cfg(feature = "images")]
+            true => stolon_demo::run_picture(&engine, &mut output).await?,
+            _ => stolon_demo::run(&engine, show_handbook, &mut output).await?,
+        }
         engine.shutdown().await;
         Ok(())
     })

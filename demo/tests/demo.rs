@@ -21,6 +21,17 @@ fn answers_are_the_same_cached_and_cold() {
     assert!(text.contains(&format!("{count} of {count} answers are the same")), "{text}");
 }
 
+/// Goal: with a picture instead of the handbook, the encoder runs once, and the answers are right.
+#[cfg(feature = "images")]
+#[test]
+fn a_picture_is_encoded_once() {
+    let output = demo(&["demo", "--picture"]);
+    let text = String::from_utf8(output.stdout).expect("UTF-8");
+    assert!(output.status.success(), "{text}");
+    assert!(text.contains("The image encoder ran once"), "{text}");
+    assert!(text.contains("6 of 6 answers are right"), "{text}");
+}
+
 /// Goal: a command that only the whole program has is refused, with the way to get it.
 #[test]
 fn other_commands_are_refused() {

@@ -2,11 +2,13 @@
 
 import { ApiError, client, explain, send, serverSentEvents } from "./api.js";
 import { announce, brief, byId, el } from "./dom.js";
+import * as images from "./images.js";
 import { TurnView } from "./messages.js";
 import * as store from "./store.js";
 import * as system from "./system.js";
 
 const DEMO_MODEL = "stolon-demo";
+const DEMO_MODEL_VISION = "stolon-demo-vision";
 /** Key of the tab's storage for the id of the shown chat. */
 const CURRENT = "stolon-current";
 /** The view follows the answer if it is at most this far from the end, in pixels. */
@@ -17,6 +19,8 @@ let chats = store.load();
 let current;
 let model = "";
 let handbook = null;
+/** The picture that the demo model can be asked about: `image`, `questions`. */
+let example = null;
 /** The answer that is being streamed: `chat`, `turn`, and the `controller` that ends it. */
 let running = null;
 let afterAnswer = () => {};
@@ -26,10 +30,12 @@ const views = new WeakMap();
 export function start(answered) {
   afterAnswer = answered;
   system.start({ changed: changeSystem, warmed: answered });
+  images.start(showQuestions);
   const onClick = (id, action) => byId(id).addEventListener("click", action);
   onClick("new-chat", () => open(newChat(handbook?.system ?? "")));
   onClick("same-system", () => open(newChat(current.system)));
   onClick("load-handbook", () => changeSystem(handbook.system, true));
+  onClick("load-picture", () => images.attach(example.image));
   onClick("stop", () => running?.controller.abort());
   onClick("export", () => store.download(
     `${current.name.replace(/[^\p{L}\p{N}]+/gu, "-").slice(0, 40) || "chat"}.md`,
@@ -48,7 +54,7 @@ export function start(answered) {
     const question = byId("question").value.trim();
     if (!question || running) return;
     byId("question").value = "";
-    ask(question);
+    askNext(question);
   });
   byId("question").addEventListener("keydown", (event) => {
     if (event.key === "Escape") running?.controller.abort();
@@ -65,9 +71,14 @@ export function start(answered) {
 export async function connect() {
   const { data } = await client("v1/models");
   model = data[0].id;
+  images.serve(data[0]);
   byId("model").textContent = model;
   document.title = `${model} · Stolon`;
   system.serve(model);
+  if (model === DEMO_MODEL_VISION && !example) {
+    example = await client("page/picture.json").catch(() => null);
+    show();
+  }
   if (model !== DEMO_MODEL || handbook) return;
   handbook = await client("page/handbook.json").catch(() => null);
   if (handbook && !current.turns.length && !current.system) changeSystem(handbook.system, true);
@@ -151,6 +162,7 @@ function show() {
   system.show(current.system);
   byId("messages").replaceChildren(...current.turns.map((turn) => viewOf(current, turn).element));
   byId("demo-note").hidden = !handbook || kept().length > 2;
+  byId("picture-note").hidden = !example || kept().length > 2;
   byId("load-handbook").hidden = !handbook || current.system === handbook.system;
   byId("delete").disabled = byId("export").disabled = !current.turns.length;
   byId("export-all").disabled = !kept().length;
@@ -178,7 +190,7 @@ function viewOf(chat, turn) {
 function askAgain(chat, turn, question) {
   if (running) return;
   chat.turns.length = chat.turns.indexOf(turn);
-  ask(question);
+  ask(question, turn.image);
 }
 
 function removeTurn(chat, turn) {
@@ -191,15 +203,27 @@ function removeTurn(chat, turn) {
   show();
 }
 
-/** Example questions, while the demo model has its handbook. */
+/** Example questions, while a demo model has its handbook or its picture. */
 function showQuestions() {
   const asked = new Set(current.turns.map((turn) => turn.question));
-  const offered = handbook && current.system === handbook.system ? handbook.questions : [];
+  const offered = handbook && current.system === handbook.system ? handbook.questions
+    : example && latestImage() === example.image ? example.questions : [];
   const button = (question) =>
-    el("button", { type: "button", disabled: running !== null, onclick: () => ask(question) },
+    el("button", { type: "button", disabled: running !== null, onclick: () => askNext(question) },
       question);
   const left = offered.filter((question) => !asked.has(question));
   byId("questions").replaceChildren(...left.slice(0, kept().length ? 3 : 5).map(button));
+}
+
+/** The picture that the next question is about, or nothing. */
+const latestImage = () =>
+  images.current() ?? current.turns.findLast((turn) => turn.image)?.image;
+
+/** Asks a question with the picture that is attached, if there is one. */
+function askNext(question) {
+  const image = images.current();
+  images.attach(null);
+  ask(question, image);
 }
 
 function sampling() {
@@ -210,18 +234,22 @@ function sampling() {
 
 /** The messages of a chat. A turn without an answer is not part of later prompts. */
 function messages(chat) {
-  const turns = chat.turns.flatMap(({ question, answer }, index) => {
+  const turns = chat.turns.flatMap(({ question, answer, image }, index) => {
     if (!answer && index < chat.turns.length - 1) return [];
-    const asked = { role: "user", content: question };
+    const asked = { role: "user", content: image ? parts(image, question) : question };
     return answer ? [asked, { role: "assistant", content: answer }] : [asked];
   });
   return chat.system ? [{ role: "system", content: chat.system }, ...turns] : turns;
 }
 
-/** Sends a question in the current chat and streams the answer. */
-async function ask(question) {
+/** The parts of a message with a picture, which comes before its text. */
+const parts = (url, text) =>
+  [{ type: "image_url", image_url: { url } }, { type: "text", text }];
+
+/** Sends a question in the current chat, with a picture or without, and streams the answer. */
+async function ask(question, image) {
   const chat = current;
-  const turn = { question };
+  const turn = image ? { question, image } : { question };
   const previous = chat.turns.at(-1);
   if (!chat.turns.length) chat.name = brief(question, 40);
   chat.turns.push(turn);

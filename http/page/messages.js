@@ -52,7 +52,11 @@ export class TurnView {
       action("Edit", "Change the question and ask again", () => this.#edit()),
       action("Delete", "Delete the question and its answer", () => this.#actions.remove()));
     return el("div", { className: "question-box" },
-      el("article", { className: "message question", "aria-label": "You" }, this.#turn.question),
+      el("article", { className: "message question", "aria-label": "You" },
+        this.#turn.image ? el("img", {
+          className: "sent-image", src: this.#turn.image, alt: "Your picture",
+        }) : null,
+        this.#turn.question),
       buttons);
   }
 

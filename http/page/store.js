@@ -2,7 +2,8 @@
 // same chats.
 //
 // A chat has `id`, `name`, `system`, `changed` (when, in milliseconds) and `turns`. A turn has
-// `question` and, if there are any, `answer`, `reasoning`, `figures` and `error`.
+// `question` and, if there are any, `image` (a data URL), `answer`, `reasoning`, `figures` and
+// `error`.
 
 import { el } from "./dom.js";
 
@@ -29,7 +30,8 @@ function read(json) {
   try {
     const { id, name, system, changed, turns } = JSON.parse(json);
     const isTurn = (turn) =>
-      typeof turn?.question === "string" && (turn.answer ?? "").constructor === String;
+      typeof turn?.question === "string" && (turn.answer ?? "").constructor === String &&
+      (turn.image === undefined || String(turn.image).startsWith("data:image/"));
     if (typeof id !== "string" || !Array.isArray(turns) || !turns.every(isTurn)) return null;
     return {
       id, name: String(name ?? ""), system: String(system ?? ""), changed: Number(changed) || 0,
@@ -80,8 +82,8 @@ export function watch(changed) {
 export function asMarkdown(chat, model) {
   const parts = [`# ${chat.name}`, model && `Model: ${model}`];
   if (chat.system) parts.push("## System prompt", chat.system);
-  for (const { question, answer } of chat.turns) {
-    parts.push("## You", question, "## Answer", answer || "(none)");
+  for (const { question, answer, image } of chat.turns) {
+    parts.push("## You", image && "(with a picture)", question, "## Answer", answer || "(none)");
   }
   return `${parts.filter(Boolean).join("\n\n")}\n`;
 }

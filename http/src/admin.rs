@@ -124,6 +124,10 @@ impl App {
             root: self.engine.model_info().id.clone(),
             parent: None,
             max_model_len: self.engine.model_info().max_positions,
+            input_modalities: match self.engine.model_info().takes_images {
+                true => &["text", "image"],
+                false => &["text"],
+            },
             embedding_size: self.engine.embedding_size(None).ok(),
         }
     }

@@ -153,7 +153,8 @@ mod tokenize;
 /// Default limit of a body, in bytes per token of the context. A token is a few bytes of text; JSON
 /// escapes and batches of prompts take more.
 const BODY_BYTES_PER_TOKEN: usize = 256;
-/// Smallest and largest default limit of bodies, in bytes.
+/// Smallest and largest default limit of bodies, in bytes. The largest is that of models that take
+/// images, whose size does not follow from the context.
 const BODY_LIMITS: (usize, usize) = (1 << 20, 16 << 20);
 /// Maximum number of JSON values in a body: this, and [`VALUES_PER_TOKEN`] per token of the
 /// context.
@@ -172,7 +173,7 @@ pub struct RouterOptions {
     /// The rules of access.
     pub access: Access,
     /// Maximum size of a request body, in bytes. Default: 256 per token of the context, from 1 MiB
-    /// to 16 MiB.
+    /// to 16 MiB, and 16 MiB for models that take images.
     pub body_limit: Option<usize>,
     /// Maximum time from the end of a request's headers to the end of its body.
     pub body_timeout: Duration,
@@ -308,7 +309,10 @@ impl App {
     fn new(engine: Engine, options: RouterOptions) -> Self {
         let context = engine.model_info().max_positions;
         let (least, most) = BODY_LIMITS;
-        let by_context = context.saturating_mul(BODY_BYTES_PER_TOKEN).clamp(least, most);
+        let by_context = match engine.model_info().takes_images {
+            true => most,
+            false => context.saturating_mul(BODY_BYTES_PER_TOKEN).clamp(least, most),
+        };
         let values = context.saturating_mul(VALUES_PER_TOKEN).saturating_add(BASE_VALUES);
         let (served_names, alias) = match options.served_names {
             names if names.is_empty() => (vec![engine.model_info().id.clone()], options.alias),

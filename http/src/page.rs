@@ -3,7 +3,8 @@
 //! The page is a client like any other: it uses `/v1` with the keys that its user enters, and this
 //! module only delivers its files, which are the same for everybody. Its policy forbids it to load
 //! from or send to other servers, to run scripts other than its own files, and to be shown in a
-//! frame of another page. Trusted types forbid it to parse text as HTML.
+//! frame of another page. Trusted types forbid it to parse text as HTML. Pictures of the user are
+//! data URLs.
 
 use std::hash::{DefaultHasher, Hash, Hasher};
 
@@ -16,7 +17,7 @@ use super::routes::Role::Everybody;
 use super::routes::{Route, get};
 
 const CONTENT_SECURITY_POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; \
-    connect-src 'self'; img-src 'self'; base-uri 'none'; form-action 'none'; \
+    connect-src 'self'; img-src 'self' data:; base-uri 'none'; form-action 'none'; \
     frame-ancestors 'none'; require-trusted-types-for 'script'; trusted-types 'none'";
 
 const HTML: &str = "text/html; charset=utf-8";
@@ -43,6 +44,7 @@ static FILES: &[File] = &files! {
     "connection.js": SCRIPT,
     "dom.js": SCRIPT,
     "icon.svg": IMAGE,
+    "images.js": SCRIPT,
     "inspector.js": SCRIPT,
     "main.js": SCRIPT,
     "markdown.js": SCRIPT,
@@ -62,6 +64,8 @@ pub(super) fn routes() -> Vec<Route> {
         get("/page/{name}", Everybody, file),
         #[cfg(feature = "demo-model")]
         get("/page/handbook.json", Everybody, handbook),
+        #[cfg(feature = "demo-model")]
+        get("/page/picture.json", Everybody, picture),
     ]
 }
 
@@ -79,9 +83,28 @@ async fn file(
 #[cfg(feature = "demo-model")]
 async fn handbook(headers: HeaderMap) -> Result<Response, ApiError> {
     let book = stolon::demo::handbook().map_err(|_| ApiError::internal())?;
-    let questions: Vec<_> = book.questions.iter().map(|question| &question.question).collect();
-    let json = serde_json::json!({"system": book.system, "questions": questions}).to_string();
-    Ok(reply("application/json", json, &headers))
+    let json = serde_json::json!({"system": book.system, "questions": texts(&book.questions)});
+    Ok(reply("application/json", json.to_string(), &headers))
+}
+
+/// `GET /page/picture.json`: a picture that the demo model that sees can be asked about.
+#[cfg(feature = "demo-model")]
+async fn picture(headers: HeaderMap) -> Result<Response, ApiError> {
+    use base64::Engine as _;
+    let picture = stolon::demo::picture().map_err(|_| ApiError::internal())?;
+    let file = base64::engine::general_purpose::STANDARD.encode(picture.png);
+    let image = format!("data:image/png;base64,{file}");
+    let questions = texts(&picture.questions);
+    let description = &picture.description;
+    let json = serde_json::json!({
+        "image": image, "description": description, "questions": questions,
+    });
+    Ok(reply("application/json", json.to_string(), &headers))
+}
+
+#[cfg(feature = "demo-model")]
+fn texts(questions: &[stolon::demo::Question]) -> Vec<&str> {
+    questions.iter().map(|question| question.question.as_str()).collect()
 }
 
 impl File {

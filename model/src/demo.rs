@@ -1,81 +1,158 @@
-//! The demo model, which the feature `demo-model` embeds in the binary.
+//! The demo models, which the feature `demo-model` embeds in the binary.
 //!
-//! It is a small Llama that answers questions about a handbook in its prompt. The embedded files
-//! are those of a model directory. They are read in place and never copied.
+//! One is a small Llama that answers questions about a handbook in its prompt. The other has the
+//! structure of SmolVLM and answers questions about a picture of a few shapes. The embedded files
+//! are those of model directories. They are read in place and never copied.
 
 use std::borrow::Cow;
 
+use serde::Deserialize;
 use serde_json::Value;
 use stolon_text::{TextSource, TokenizerSource};
 
 use crate::config;
 use crate::error::ModelError;
 use crate::load::model::LoadedModel;
-use crate::load::{directory, generation};
+use crate::load::{directory, generation, images};
 use crate::mmap::Bytes;
 use crate::weights::Weights;
 
-mod handbook;
+/// Embeds a file of this crate.
+macro_rules! file {
+    ($name:expr) => {
+        ($name, include_bytes!(concat!(env!("CARGO_MANIFEST_DIR"), "/", $name)).as_slice())
+    };
+}
 
-pub use handbook::{Handbook, Question, handbook};
+mod handbook;
+mod picture;
+
+pub use handbook::{Handbook, handbook};
+pub use picture::{Picture, picture};
 
 /// The name of the demo model.
 pub const ID: &str = "stolon-demo";
 
+/// The name of the demo model that sees.
+pub const VISION_ID: &str = "stolon-demo-vision";
+
+/// A question and its correct answer.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+pub struct Question {
+    /// The question, which is used as the user's message.
+    #[serde(rename = "q")]
+    pub question: String,
+    /// The exact answer that the model was trained to give.
+    #[serde(rename = "a")]
+    pub answer: String,
+}
+
 /// An embedded file: its name for error messages, and its content.
-macro_rules! file {
-    ($name:literal) => {
-        (concat!("demo/", $name), include_bytes!(concat!("../demo/", $name)).as_slice())
+type File = (&'static str, &'static [u8]);
+
+/// The embedded files of a model directory.
+struct Files {
+    /// The name of the model.
+    id: &'static str,
+    config: File,
+    generation: File,
+    weights: File,
+    tokenizer: File,
+    tokenizer_config: File,
+    /// The configuration of the image processor, if the model takes images.
+    preprocessor: Option<File>,
+}
+
+/// Embeds the files of a directory of this crate.
+macro_rules! files {
+    ($id:expr, $directory:literal, $preprocessor:expr) => {
+        Files {
+            id: $id,
+            config: file!(concat!($directory, "/config.json")),
+            generation: file!(concat!($directory, "/generation_config.json")),
+            weights: file!(concat!($directory, "/model.safetensors")),
+            tokenizer: file!(concat!($directory, "/tokenizer.json")),
+            tokenizer_config: file!(concat!($directory, "/tokenizer_config.json")),
+            preprocessor: $preprocessor,
+        }
     };
 }
 
+static TEXT: Files = files!(ID, "demo", None);
+static VISION: Files =
+    files!(VISION_ID, "demo-vision", Some(file!("demo-vision/preprocessor_config.json")));
+
+/// Loads the demo model.
+pub(crate) fn load() -> Result<LoadedModel, ModelError> {
+    TEXT.load()
+}
+
+/// Loads the demo model that sees.
+pub(crate) fn load_vision() -> Result<LoadedModel, ModelError> {
+    VISION.load()
+}
+
 /// Parses an embedded JSON file.
-fn json((file, bytes): (&str, &[u8])) -> Result<Value, ModelError> {
+fn json<'a, T: Deserialize<'a>>((file, bytes): (&str, &'a [u8])) -> Result<T, ModelError> {
     serde_json::from_slice(bytes).map_err(|e| ModelError::malformed(file, e))
 }
 
-/// Loads the embedded model.
-pub(crate) fn load() -> Result<LoadedModel, ModelError> {
-    let config_file = file!("config.json");
-    let config = config::parse_json(config_file.0, &json(config_file)?)?;
-    let generation_file = file!("generation_config.json");
-    let generation = json(generation_file)?;
-    let generation = generation::parse(generation_file.0, Some(&generation), &config)?;
-    let (name, bytes) = file!("model.safetensors");
-    let weights = Weights::from_safetensors(name, Bytes::Static(bytes))?;
-    weights.check(&config.decoder)?;
-    let (file, bytes) = file!("tokenizer.json");
-    let tokenizer = TokenizerSource::Json { file: file.into(), bytes: Cow::Borrowed(bytes) };
-    let tokenizer_config = json(file!("tokenizer_config.json"))?;
-    let chat_template = directory::template(&tokenizer_config);
-    let text = TextSource { tokenizer, tokenizer_config: Some(tokenizer_config), chat_template };
-    Ok(LoadedModel {
-        id: ID.into(),
-        config: config.decoder,
-        weights,
-        text,
-        generation,
-        embedding: None,
-        generates: true,
-        images: None,
-        skills: None,
-    })
+impl Files {
+    /// Loads the model as from a directory.
+    fn load(&self) -> Result<LoadedModel, ModelError> {
+        let config_json: Value = json(self.config)?;
+        let config = config::parse_json(self.config.0, &config_json)?;
+        let generation: Value = json(self.generation)?;
+        let generation = generation::parse(self.generation.0, Some(&generation), &config)?;
+        let (name, bytes) = self.weights;
+        let weights = Weights::from_safetensors(name, Bytes::Static(bytes))?;
+        weights.check(&config.decoder)?;
+        let images = match self.preprocessor {
+            None => None,
+            Some(file) => {
+                let processor: Value = json(file)?;
+                let config_json = (self.config.0, &config_json);
+                images::of_files(config_json, (file.0, &processor), &config.decoder, &weights)?
+            }
+        };
+        let (file, bytes) = self.tokenizer;
+        let tokenizer = TokenizerSource::Json { file: file.into(), bytes: Cow::Borrowed(bytes) };
+        let tokenizer_config: Value = json(self.tokenizer_config)?;
+        let chat_template = directory::template(&tokenizer_config);
+        let text =
+            TextSource { tokenizer, tokenizer_config: Some(tokenizer_config), chat_template };
+        Ok(LoadedModel {
+            id: self.id.into(),
+            config: config.decoder,
+            weights,
+            text,
+            generation,
+            embedding: None,
+            generates: true,
+            images,
+            skills: None,
+        })
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    /// Goal: the embedded files are a complete model, and its weights are not copied.
+    /// Goal: the embedded files are complete models, and their weights are not copied.
     #[test]
-    fn loads_without_copying() {
-        let model = load().unwrap();
-        assert_eq!(model.id, ID);
-        for spec in model.config.tensors() {
-            let tensor = model.weights.tensor(&spec.name, &spec.shape).unwrap();
-            assert!(matches!(tensor.bytes, Cow::Borrowed(_)), "{}", spec.name);
+    fn models_load_without_copying() {
+        for (model, id) in [(load().unwrap(), ID), (load_vision().unwrap(), VISION_ID)] {
+            assert_eq!(model.id, id);
+            assert_eq!(model.images.is_some(), id == VISION_ID);
+            let mut specs = model.config.tensors();
+            specs.extend(model.images.iter().flat_map(|images| images.encoder.tensors()));
+            for spec in specs {
+                let tensor = model.weights.tensor(&spec.name, &spec.shape).unwrap();
+                assert!(matches!(tensor.bytes, Cow::Borrowed(_)), "{}", spec.name);
+            }
+            assert!(!model.generation.eos_token_ids.is_empty());
+            assert!(model.text.chat_template.is_some());
         }
-        assert!(!model.generation.eos_token_ids.is_empty());
-        assert!(model.text.chat_template.is_some());
     }
 }

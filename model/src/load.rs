@@ -82,6 +82,8 @@ fn read(source: &ModelSource, options: &LoadOptions) -> Result<LoadedModel, Mode
         }),
         #[cfg(feature = "demo-model")]
         ModelSource::Demo => crate::demo::load(),
+        #[cfg(feature = "demo-model")]
+        ModelSource::DemoVision => crate::demo::load_vision(),
         ModelSource::Random { preset, seed } => crate::random::load(preset, *seed),
     }
 }

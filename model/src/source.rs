@@ -29,6 +29,9 @@ pub enum ModelSource {
     /// The demo model that is embedded in the crate (feature `demo-model`).
     #[cfg(feature = "demo-model")]
     Demo,
+    /// The demo model that sees, which is embedded, too.
+    #[cfg(feature = "demo-model")]
+    DemoVision,
     /// A model with random weights and the shape of a real model, for benchmarks and tests. Its
     /// tokens are bytes.
     Random {
@@ -42,20 +45,20 @@ pub enum ModelSource {
 impl FromStr for ModelSource {
     type Err = ModelError;
 
-    /// `demo` is always the model of that name; `./demo` is a directory. An existing directory or
-    /// file comes next; a file must be a GGUF file. Otherwise the text is `random:PRESET[@SEED]`, or
-    /// a hub id `org/name[@revision][:file]`. Text that looks like a path (it starts with `.`, `/`
-    /// or `~`, ends in `.gguf` without a `:`, or has more than one `/` before the `:`) is never
-    /// parsed as a hub id.
+    /// `demo` and `demo-vision` are always the models of these names; `./demo` is a directory. An
+    /// existing directory or file comes next; a file must be a GGUF file. Otherwise the text is
+    /// `random:PRESET[@SEED]`, or a hub id `org/name[@revision][:file]`. Text that looks like a
+    /// path (it starts with `.`, `/` or `~`, ends in `.gguf` without a `:`, or has more than one
+    /// `/` before the `:`) is never parsed as a hub id.
     fn from_str(text: &str) -> Result<Self, ModelError> {
         let unknown =
             |reason: &str| ModelError::UnknownSource { given: text.into(), reason: reason.into() };
         if text.is_empty() {
             return Err(unknown("it is empty"));
         }
-        if text == "demo" {
-            return demo().ok_or_else(|| {
-                unknown("this build does not include the demo model (feature `demo-model`)")
+        if DEMOS.contains(&text) {
+            return demo(text).ok_or_else(|| {
+                unknown("this build does not include the demo models (feature `demo-model`)")
             });
         }
         let path = Path::new(text);
@@ -81,7 +84,9 @@ impl fmt::Display for ModelSource {
     /// Writes text that parses to the same source.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Directory(path) if path.as_os_str() == "demo" => f.write_str("./demo"),
+            Self::Directory(path) if DEMOS.iter().any(|name| path.as_os_str() == *name) => {
+                write!(f, "./{}", path.display())
+            }
             Self::Directory(path) | Self::Gguf(path) => path.display().fmt(f),
             Self::Hub { id, revision, file } => {
                 f.write_str(id)?;
@@ -91,7 +96,9 @@ impl fmt::Display for ModelSource {
                 file.as_ref().map_or(Ok(()), |file| write!(f, ":{file}"))
             }
             #[cfg(feature = "demo-model")]
-            Self::Demo => f.write_str("demo"),
+            Self::Demo => f.write_str(DEMOS[0]),
+            #[cfg(feature = "demo-model")]
+            Self::DemoVision => f.write_str(DEMOS[1]),
             Self::Random { preset, seed } => write!(f, "random:{preset}@{seed}"),
         }
     }
@@ -115,9 +122,14 @@ impl From<&Path> for ModelSource {
     }
 }
 
-fn demo() -> Option<ModelSource> {
+/// The names of the demo models.
+const DEMOS: [&str; 2] = ["demo", "demo-vision"];
+
+/// The demo model of this name; `None` in a build without them.
+#[cfg_attr(not(feature = "demo-model"), allow(unused_variables, reason = "there are none"))]
+fn demo(name: &str) -> Option<ModelSource> {
     #[cfg(feature = "demo-model")]
-    return Some(ModelSource::Demo);
+    return Some(if name == DEMOS[0] { ModelSource::Demo } else { ModelSource::DemoVision });
     #[cfg(not(feature = "demo-model"))]
     None
 }
@@ -211,14 +223,17 @@ mod tests {
         assert!(error.ends_with("; it is a file, but not a .gguf file"), "{error}");
     }
 
-    /// Goal: `demo` is never a directory that happens to have that name; `./demo` is the directory.
+    /// Goal: `demo` and `demo-vision` are never directories that happen to have these names;
+    /// `./demo` is the directory.
     #[test]
     fn a_directory_named_demo_is_not_the_model() {
-        let directory = ModelSource::from(Path::new("demo"));
-        assert_eq!(directory.to_string(), "./demo");
-        match parse("demo") {
-            Ok(source) => assert_eq!(source.to_string(), "demo"),
-            Err(error) => assert!(error.to_string().contains("demo-model"), "{error}"),
+        for name in DEMOS {
+            let directory = ModelSource::from(Path::new(name));
+            assert_eq!(directory.to_string(), format!("./{name}"));
+            match parse(name) {
+                Ok(source) => assert_eq!(source.to_string(), name),
+                Err(error) => assert!(error.to_string().contains("demo-model"), "{error}"),
+            }
         }
     }
 

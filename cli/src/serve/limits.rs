@@ -39,7 +39,7 @@ pub(super) struct LimitArgs {
     /// Maximum size of a request body, in bytes or with a unit K, M or G (powers of 1024)
     ///
     /// Larger requests are refused with status 413. Default: 256 bytes per token of the model's
-    /// context, from 1M to 16M.
+    /// context, from 1M to 16M, and 16M for models that take images.
     #[arg(long, value_parser = parse_bytes, value_name = "BYTES")]
     pub(super) body_limit: Option<u64>,
     /// Maximum memory of all request bodies that are being received or parsed

@@ -260,6 +260,34 @@ fn demo_answers_are_the_same_cached_and_cold() {
     assert!(output.contains(&format!("{count} of {count} answers are the same")), "{output}");
 }
 
+/// Goal: `demo --picture` asks about a picture, encodes it once, finds it cached from the second
+/// question on, and is right.
+#[test]
+fn the_demo_with_a_picture_encodes_it_once() {
+    let output = succeed(&["demo", "--picture"]);
+    let figures: Vec<&str> =
+        output.lines().filter(|line| line.contains("of them cached")).collect();
+    assert_eq!(figures.len(), 6, "{output}");
+    assert!(figures.iter().all(|line| line.contains("right;")), "{output}");
+    assert!(figures[0].contains(" 0 of them cached"), "{output}");
+    assert!(figures[1..].iter().all(|line| !line.contains(" 0 of them cached")), "{output}");
+    assert!(output.contains("The image encoder ran once"), "{output}");
+    assert!(output.contains("6 of 6 answers are right"), "{output}");
+}
+
+/// Goal: `generate` and `chat` answer questions about an image file with the demo model that sees.
+#[test]
+fn the_demo_model_sees_image_files() {
+    let picture = concat!(env!("CARGO_MANIFEST_DIR"), "/../model/demo-vision/picture.png");
+    let asked = ["--image", picture, "--prompt", "What colour is the star?"];
+    let output = succeed(&[&["generate", "--chat", "--model", "demo-vision"], &asked[..]].concat());
+    assert!(output.contains("The star is yellow."), "{output}");
+    let typed = format!("/image {picture}\nWhat is in the middle?\nWhich digit is shown?\n");
+    let output = succeed_with(&["chat", "--model", "demo-vision"], &typed);
+    assert!(output.contains("A blue square is in the middle."), "{output}");
+    assert!(output.contains("The digit is 7."), "{output}");
+}
+
 /// Goal: `stolon cache` does on a running server what its routes do, and reports a refusal and an
 /// address where nothing answers.
 #[tokio::test]

@@ -37,6 +37,7 @@ mod openapi;
 mod page;
 mod page_api;
 mod page_chat;
+mod page_images;
 mod readme;
 mod responses_api;
 mod root_path;

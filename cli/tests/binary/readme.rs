@@ -1,5 +1,7 @@
 //! The requests in the READMEs work as they stand, against the server that they start.
 
+use std::process::Command;
+
 use serde_json::Value;
 
 use crate::adapters_api::write_adapter;
@@ -39,4 +41,24 @@ async fn requests_of_the_readmes_are_answered() {
         }
     }
     assert!(sent >= 2, "the READMEs show requests");
+}
+
+/// Goal: every `stolon generate` of the README succeeds as it stands, in the root of the checkout.
+#[test]
+fn generate_works_as_in_the_readme() {
+    let root = concat!(env!("CARGO_MANIFEST_DIR"), "/..");
+    let mut tried = 0;
+    for line in READMES[0].lines().filter(|line| line.starts_with("stolon generate ")) {
+        let command = line.replacen("stolon", "\"$STOLON\"", 1);
+        let output = Command::new("sh")
+            .args(["-c", &command])
+            .env("STOLON", env!("CARGO_BIN_EXE_stolon"))
+            .current_dir(root)
+            .output()
+            .expect("a shell");
+        let errors = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success() && !output.stdout.is_empty(), "{line}: {errors}");
+        tried += 1;
+    }
+    assert!(tried >= 3, "the README shows how to generate");
 }

@@ -3,6 +3,7 @@
 
 use serde::Deserialize;
 
+use super::{Question, json};
 use crate::error::ModelError;
 
 /// A handbook with questions about it.
@@ -14,24 +15,12 @@ pub struct Handbook {
     pub questions: Vec<Question>,
 }
 
-/// A question and its correct answer.
-#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
-pub struct Question {
-    /// The question, which is used as the user's message.
-    #[serde(rename = "q")]
-    pub question: String,
-    /// The exact answer that the model was trained to give.
-    #[serde(rename = "a")]
-    pub answer: String,
-}
-
 /// The handbook that is embedded together with the model.
 ///
 /// # Errors
 /// [`ModelError::Malformed`] if the embedded file is malformed, which is a defect of the build.
 pub fn handbook() -> Result<Handbook, ModelError> {
-    let json = include_str!("../../demo/handbook.json");
-    serde_json::from_str(json).map_err(|e| ModelError::malformed("demo/handbook.json", e))
+    json(file!("demo/handbook.json"))
 }
 
 #[cfg(test)]

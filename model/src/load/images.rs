@@ -56,6 +56,21 @@ pub(crate) fn of_directory(
     usable(configured(directory, config, decoder)?, weights)
 }
 
+/// The same for files in memory: `config.json` and the configuration of the image processor, each
+/// with its name.
+///
+/// # Errors
+/// As for [`of_directory`].
+#[cfg(feature = "demo-model")]
+pub(crate) fn of_files(
+    config: (&str, &Value),
+    processor: (&str, &Value),
+    decoder: &DecoderConfig,
+    weights: &Weights,
+) -> Result<Option<ImageModel>, ModelError> {
+    usable(of_json(config, processor, decoder)?, weights)
+}
+
 /// The same, without a look at the weights.
 fn configured(
     directory: &Path,
