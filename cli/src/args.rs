@@ -8,20 +8,24 @@ use anyhow::Context;
 use clap::Args;
 use clap::builder::RangedU64ValueParser;
 use stolon::{
-    AdmissionPolicy, EmbeddingSizes, Engine, EngineBuilder, EvictionPolicy, KvType, ModelSource,
-    WeightType,
+    AdmissionPolicy, EmbeddingSizes, Engine, EngineBuilder, EvictionPolicy, KvType, WeightType,
 };
 
 use crate::download;
 use crate::memory::parse_bytes;
 
 pub use adapters::AdapterArgs;
+pub(crate) use demo::DEMO;
+#[cfg(feature = "demo-model")]
+pub(crate) use demo::DEMO_VISION;
+use demo::demo_model;
 pub use images::ImageArgs;
 use parsers::{admission_policy, parse_embedding_sizes, parse_json};
 pub use sampling::SamplingArgs;
 pub use tiers::{DiskSize, TierArgs};
 
 mod adapters;
+mod demo;
 mod files;
 mod images;
 mod parsers;
@@ -34,13 +38,6 @@ const DEFAULT_BLOCK_SIZE: usize = 16;
 /// The default of `--block-size` for the demo model, in tokens: so small that its questions, of
 /// about ten tokens, fill whole blocks and become branches of the prefix tree.
 const DEMO_BLOCK_SIZE: usize = 4;
-
-/// The default of `--model`.
-pub(crate) const DEMO: &str = "demo";
-
-/// The built-in model that answers questions about pictures.
-#[cfg(feature = "demo-model")]
-pub(crate) const DEMO_VISION: &str = "demo-vision";
 
 /// The model and the settings of the engine that runs it.
 #[derive(Clone, Debug, Args)]
@@ -392,18 +389,4 @@ impl EngineArgs {
         let engine = builder.build().await;
         engine.with_context(|| format!("cannot start an engine for the model `{}`", self.model))
     }
-}
-
-#[cfg(feature = "demo-model")]
-#[allow(clippy::unnecessary_wraps, reason = "without the feature it returns an error")]
-fn demo_model() -> anyhow::Result<ModelSource> {
-    Ok(ModelSource::Demo)
-}
-
-#[cfg(not(feature = "demo-model"))]
-fn demo_model() -> anyhow::Result<ModelSource> {
-    anyhow::bail!(
-        "this build does not contain the demo model (feature `demo-model`): choose another one with \
-         --model"
-    )
 }
