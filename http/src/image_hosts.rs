@@ -79,7 +79,7 @@ impl ImageHost {
     }
 }
 
-/// Fetches images from some hosts. Clones share their connections and limits.
+/// Fetches images from some hosts. Clones share their limits.
 ///
 /// ```
 /// use stolon_http::ImageHosts;
@@ -113,6 +113,8 @@ impl ImageHosts {
             .max_response_header_size(HEADER_BYTES_MAX)
             // A proxy would look up the names itself.
             .proxy(None)
+            // Each file has a connection of its own, whose address is checked.
+            .max_idle_connections(0)
             .user_agent(concat!("stolon/", env!("CARGO_PKG_VERSION")))
             .build();
         Self {
@@ -153,8 +155,8 @@ impl ImageHosts {
             let left = end.saturating_duration_since(Instant::now()).max(Duration::from_millis(1));
             let request = self.agent.get(url.clone()).header(ACCEPT, "image/*");
             let request = request.config().timeout_global(Some(left)).build();
-            let failed = |error: &Error| self.failure(&url, error);
-            let mut response = request.call().map_err(|error| failed(&error))?;
+            let failed = |error: Error| self.failure(&url, &error);
+            let mut response = request.call().map_err(failed)?;
             let status = response.status();
             if status.is_redirection() {
                 let location = response.headers().get(LOCATION);
@@ -165,8 +167,9 @@ impl ImageHosts {
             if status.as_u16() != 200 {
                 return Err(format!("{}: expected status 200, got {status}", host_of(&url)));
             }
-            let body = response.body_mut().with_config().limit(self.file_bytes_max);
-            return body.read_to_vec().map_err(|error| failed(&error));
+            // A body of exactly the limit counts as one that exceeds it.
+            let body = response.body_mut().with_config().limit(self.file_bytes_max + 1);
+            return body.read_to_vec().map_err(failed);
         }
         Err(format!("{}: expected at most {REDIRECTS_MAX} redirects, got more", host_of(&url)))
     }
@@ -183,12 +186,13 @@ impl ImageHosts {
             let expected = format!("a URL of at most {URL_BYTES_MAX} bytes");
             return Err(format!("expected {expected}, got one of {} bytes", text.len()));
         }
-        let url: Uri = text.parse().map_err(|_| refused("a URL"))?;
-        let is_http = [Some(&Scheme::HTTP), Some(&Scheme::HTTPS)].contains(&url.scheme());
-        let has_user = url.authority().is_none_or(|authority| authority.as_str().contains('@'));
-        if !is_http || has_user {
-            return Err(refused("an http or https URL without a user, or a data URL"));
-        }
+        let has_user = |url: &Uri| url.authority().is_none_or(|host| host.as_str().contains('@'));
+        let is_http = |url: &Uri| {
+            [Some(&Scheme::HTTP), Some(&Scheme::HTTPS)].contains(&url.scheme()) && !has_user(url)
+        };
+        let url = text.parse().ok().filter(is_http);
+        let expected = "an http or https URL without a user, or a data URL";
+        let url = url.ok_or_else(|| refused(expected))?;
         match self.hosts.iter().any(|host| host.admits(&url)) {
             true => Ok(url),
             false => Err(refused("a URL of a host that this server fetches images from")),

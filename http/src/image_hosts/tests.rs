@@ -112,7 +112,7 @@ fn other_urls_are_refused() {
         ("https://user:secret@example.com/a", "without a user"),
         ("file:///etc/passwd", "an http or https URL"),
         ("example.com", "an http or https URL"),
-        ("https://exa mple.com/", "a URL"),
+        ("https://exa mple.com/", "an http or https URL"),
         ("https://other.test/a", "a URL of a host that this server fetches images from"),
         (&long, "at most 4096 bytes"),
     ] {
@@ -193,7 +193,7 @@ fn redirects_are_checked_like_the_first_url() {
         ("private", "a.test redirects: expected a URL of a host"),
         ("scheme", "a.test redirects: expected an http or https URL"),
         ("network", "a.test redirects: expected"),
-        ("nowhere", "a.test redirects: expected a URL"),
+        ("nowhere", "a.test redirects: expected an http or https URL"),
         ("loop", "expected at most 3 redirects"),
         ("missing", "expected status 200, got 404"),
     ] {

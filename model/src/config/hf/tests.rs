@@ -246,7 +246,6 @@ fn granite_4_follows_the_configuration() {
         ("layer_types", json!(["attention", "conv"])),
         ("layer_types", json!(["attention"])),
         ("layer_types", Value::Null),
-        ("num_local_experts", json!(1025)),
         ("position_embedding_type", json!("alibi")),
     ] {
         let error = read(with(base.clone(), &json!({ key: value }))).unwrap_err();

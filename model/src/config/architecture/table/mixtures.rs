@@ -165,6 +165,7 @@ pub(super) const GLM4_MOE: Description = Description {
         num_layers: 46,
         num_heads: 96,
         num_kv_heads: Some(8),
+        head_dim: Some(128),
         max_positions: 131_072,
         rms_norm_eps: 1e-5,
         eos_token_ids: &[],
