@@ -74,18 +74,20 @@ fn prompts() -> Vec<Route> {
         post("/v1/cache/query", Operator, cache::query)
             .described("queryCache", "How much of each prompt is cached; nothing is computed")
             .takes::<CacheRequest>()
-            .replies::<CacheResults>(),
+            .replies::<CacheResults>()
+            .fails(&[404]),
         post("/v1/cache/warm", Operator, cache::warm)
             .described("warmCache", "Compute the part of each prompt that is not cached")
             .takes::<CacheRequest>()
             .replies::<CacheResults>()
-            .generates(),
+            .generates()
+            .fails(&[404]),
         post("/v1/cache/pin", Operator, cache::pin)
             .described("pinPrompt", "Keep a prompt from being evicted")
             .takes::<PinRequest>()
             .replies::<PinCreated>()
             .generates()
-            .fails(&[409]),
+            .fails(&[404, 409]),
         post("/v1/cache/unpin", Operator, cache::unpin)
             .described("unpinPrompt", "End a pin, or all pins of prompts")
             .takes::<UnpinRequest>()
@@ -94,7 +96,8 @@ fn prompts() -> Vec<Route> {
         post("/v1/cache/evict", Operator, cache::evict)
             .described("evictPrompts", "Remove prompts, or everything of a cache salt or tenant")
             .takes::<CacheRequest>()
-            .replies::<Evicted>(),
+            .replies::<Evicted>()
+            .fails(&[404]),
         post("/v1/cache/export", Operator, cache_files::export)
             .described(
                 "exportPrompt",
@@ -103,7 +106,7 @@ fn prompts() -> Vec<Route> {
             .takes::<CacheRequest>()
             .replies_as(Reply::Text(FILE))
             .generates()
-            .fails(&[409, 501]),
+            .fails(&[404, 409, 501]),
         post("/v1/cache/import", Operator, cache_files::import)
             .described("importPrompt", "Add the file of an exported prompt to the cache")
             .takes_file()

@@ -15,7 +15,7 @@ pub(super) fn group() -> Group {
             .described("openSession", "Open a session")
             .takes::<OpenSession>()
             .replies::<Session>()
-            .fails(&[409, 429]),
+            .fails(&[404, 409, 429]),
         get("/v1/sessions", Client, sessions::list)
             .described(
                 "listSessions",
