@@ -167,7 +167,7 @@ impl Packer<'_> {
         let mut layers = Vec::with_capacity(config.layers.len());
         for layer in config.weights().layers {
             let mut packed = [const { None }; Site::ALL.len()];
-            for (packed, parts) in packed.iter_mut().zip(sites(layer)) {
+            for (packed, parts) in packed.iter_mut().zip(sites(config, layer)) {
                 *packed = self.site(&parts)?;
             }
             layers.push(packed);

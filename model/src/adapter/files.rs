@@ -190,7 +190,7 @@ impl AdapterFiles {
     /// Checks that each matrix `A` has a matrix `B`.
     pub(super) fn check_all_used(&self, config: &DecoderConfig) -> Result<(), ModelError> {
         for layer in config.weights().layers {
-            for part in sites(layer).iter().flatten() {
+            for part in sites(config, layer).iter().flatten() {
                 let shape = self.weights.shape(&format!("{}{FIRST}", part.spec.name));
                 let Some(shape) = shape else { continue };
                 if !self.weights.contains(&part.spec.name) {
@@ -243,7 +243,7 @@ struct Names<'a> {
 impl<'a> Names<'a> {
     fn new(file: &'a str, config: &DecoderConfig) -> Self {
         let layers = config.weights().layers.into_iter();
-        let parts = layers.flat_map(sites).flatten();
+        let parts = layers.flat_map(|layer| sites(config, layer)).flatten();
         let supported = parts.flat_map(|part| part.sources).collect();
         Self { file, supported, modules: HashMap::new() }
     }

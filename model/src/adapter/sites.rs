@@ -2,8 +2,8 @@
 
 use super::Site;
 use crate::config::{
-    AttentionWeights, FeedForwardWeights, LayerWeights, MixerWeights, MlpWeights, StackedWeights,
-    TensorSpec,
+    AttentionWeights, DecoderConfig, FeedForwardWeights, LayerWeights, MixerWeights, MlpWeights,
+    NormPlacement, StackedWeights, TensorSpec,
 };
 
 /// A projection, and where its matrices may be in files.
@@ -16,8 +16,8 @@ pub(super) struct Part {
     pub(super) sources: Vec<String>,
 }
 
-/// The projections of a layer at each site, in the order of [`Site::ALL`].
-pub(super) fn sites(layer: LayerWeights) -> [Vec<Part>; Site::ALL.len()] {
+/// The projections of a layer of a model at each site, in the order of [`Site::ALL`].
+pub(super) fn sites(config: &DecoderConfig, layer: LayerWeights) -> [Vec<Part>; Site::ALL.len()] {
     let (inputs, output) = match layer.mixer {
         MixerWeights::Attention(AttentionWeights { qkv, gate, output, .. }) => {
             let query = qkv.parts[0].weight.name.clone();
@@ -31,7 +31,7 @@ pub(super) fn sites(layer: LayerWeights) -> [Vec<Part>; Site::ALL.len()] {
         }
     };
     // The MLP of parallel layers reads rows that are gone when it is computed.
-    let parallel = layer.mlp_input_norm.is_none() && layer.mlp_output_norm.is_none();
+    let parallel = config.norms == NormPlacement::Parallel;
     let (gate_up, down) = match layer.mlp {
         FeedForwardWeights::Dense(MlpWeights { gate_up, down }) if !parallel => {
             (stacked(gate_up), vec![single(down.weight)])
