@@ -14,11 +14,11 @@ mod quantized;
 mod qwen3_vl;
 mod rows;
 pub(crate) mod safetensors;
+mod stored;
 
 use std::borrow::Cow;
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
-use std::ops::Range;
 use std::path::Path;
 
 pub use stolon_kernels::TensorType;
@@ -27,9 +27,8 @@ use crate::config::{AdjacentPairs, DecoderConfig, MixerWeights, TensorSpec};
 use crate::error::ModelError;
 use crate::files;
 use crate::mmap::Bytes;
-use interleaved::Interleaved;
-use quantized::Converted;
-use rows::RowRuns;
+pub(crate) use encoder::in_block;
+use stored::Stored;
 
 /// One tensor, row-major (last dimension contiguous), little-endian.
 #[derive(Clone, Debug)]
@@ -58,26 +57,6 @@ pub struct Weights {
 struct Region {
     file: String,
     bytes: Bytes,
-}
-
-/// Where a tensor's bytes are. The code that creates one has checked that the range is inside of
-/// the region and has the length that shape and type require.
-#[derive(Clone, Debug)]
-struct Stored {
-    /// Index into [`Weights::regions`].
-    region: usize,
-    /// The element type, or the name of a type that the kernels do not support.
-    dtype: Result<TensorType, String>,
-    shape: Vec<usize>,
-    range: Range<usize>,
-    /// The order of the rows, if it is not that in memory.
-    pairs: Option<AdjacentPairs>,
-    /// The parts of a quantised matrix. `region` and `range` are those of its codes.
-    converted: Option<Box<Converted>>,
-    /// How the tensor is part of one that holds all experts; `None` if it is stored by itself.
-    interleaved: Option<Interleaved>,
-    /// Which rows of the stored tensor are its own; `None` if all are.
-    runs: Option<RowRuns>,
 }
 
 impl Weights {
@@ -153,16 +132,9 @@ impl Weights {
                     ),
                 ));
             }
-            let stored = Stored {
-                range: 0..bytes.len(),
-                region: weights.add_region(origin, Bytes::Owned(bytes)),
-                dtype: Ok(tensor.dtype),
-                shape: tensor.shape,
-                pairs: None,
-                converted: None,
-                interleaved: None,
-                runs: None,
-            };
+            let range = 0..bytes.len();
+            let region = weights.add_region(origin, Bytes::Owned(bytes));
+            let stored = Stored::whole(region, Ok(tensor.dtype), tensor.shape, range);
             weights.insert(tensor.name, stored)?;
         }
         Ok(weights)
@@ -382,17 +354,6 @@ impl Weights {
     #[must_use]
     pub fn total_bytes(&self) -> u64 {
         self.tensors.values().map(Stored::byte_len).sum()
-    }
-}
-
-impl Stored {
-    /// Size of the tensor in bytes, as stored.
-    fn byte_len(&self) -> u64 {
-        let all = self.range.len();
-        match (&self.interleaved, &self.runs) {
-            (Some(interleaved), _) => interleaved.byte_len(all) as u64,
-            (None, runs) => runs.as_ref().map_or(all, |runs| runs.byte_len(all)) as u64,
-        }
     }
 }
 

@@ -2,7 +2,8 @@
 
 use stolon_kernels::TensorType;
 
-use super::{RowRuns, Stored, Weights};
+use super::rows::RowRuns;
+use super::{Stored, Weights};
 use crate::config::{DecoderConfig, TensorSpec};
 use crate::error::ModelError;
 

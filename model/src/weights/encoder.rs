@@ -41,16 +41,9 @@ impl Weights {
         self.remove(other);
         let bytes: Vec<u8> = sum.iter().flat_map(|value| value.to_le_bytes()).collect();
         let file = self.origin.clone();
-        let stored = Stored {
-            range: 0..bytes.len(),
-            region: self.add_region(&file, Bytes::Owned(bytes)),
-            dtype: Ok(TensorType::F32),
-            shape: spec.shape.clone(),
-            pairs: None,
-            converted: None,
-            interleaved: None,
-            runs: None,
-        };
+        let range = 0..bytes.len();
+        let region = self.add_region(&file, Bytes::Owned(bytes));
+        let stored = Stored::whole(region, Ok(TensorType::F32), spec.shape.clone(), range);
         self.insert(spec.name.clone(), stored)
     }
 
@@ -79,7 +72,7 @@ impl Weights {
 }
 
 /// The name of a tensor in a block: its number, the module and the kind of tensor.
-pub(super) fn in_block(rest: &str, modules: &[(&str, &str)]) -> Option<String> {
+pub(crate) fn in_block(rest: &str, modules: &[(&str, &str)]) -> Option<String> {
     let (block, rest) = rest.split_once('.')?;
     let (module, kind) = rest.rsplit_once('.')?;
     let (_, here) = modules.iter().find(|(own, _)| *own == module)?;

@@ -41,16 +41,8 @@ impl Weights {
         let regions: Vec<_> = files.map(|(file, bytes)| self.add_region(file, bytes)).collect();
         for (name, info) in &header.tensors {
             let Some(name) = rename(name) else { continue };
-            let stored = Stored {
-                region: regions[info.part],
-                dtype: info.dtype.clone(),
-                shape: info.shape.clone(),
-                range: info.range.clone(),
-                pairs: None,
-                converted: None,
-                interleaved: None,
-                runs: None,
-            };
+            let (dtype, shape) = (info.dtype.clone(), info.shape.clone());
+            let stored = Stored::whole(regions[info.part], dtype, shape, info.range.clone());
             if name.contains('*') {
                 for (index, expert) in
                     stored.split(header.file_of(info), &name, experts)?.enumerate()

@@ -49,16 +49,7 @@ pub(crate) fn add_renamed(
     for name in metadata.offset_keys() {
         let Some(info) = metadata.info(&name) else { continue };
         let (dtype, range) = locate(file, &name, info, data_start, file_bytes)?;
-        let stored = Stored {
-            region,
-            dtype,
-            shape: info.shape.clone(),
-            range,
-            pairs: None,
-            converted: None,
-            interleaved: None,
-            runs: None,
-        };
+        let stored = Stored::whole(region, dtype, info.shape.clone(), range);
         weights.insert(rename(&name)?, stored)?;
     }
     let data_end = data_start.saturating_add(metadata.data_len() as u64);

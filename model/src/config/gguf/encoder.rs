@@ -5,6 +5,7 @@ use super::Metadata;
 use crate::config::{DecoderConfig, PatchPositions, ProjectorConfig, TowerConfig, VisionConfig};
 use crate::error::ModelError;
 use crate::gguf::{Header, Value};
+use crate::weights::in_block;
 
 /// The kind of projector that is supported.
 const PROJECTOR: &str = "qwen3vl_merger";
@@ -116,11 +117,10 @@ pub(crate) fn encoder_tensor_name(config: &VisionConfig, name: &str) -> Option<S
     if name == "v.patch_embd.weight.1" {
         return Some(format!("{prefix}embeddings.patch_embedding.weight.1"));
     }
-    let (module, kind) = name.rsplit_once('.')?;
-    if let Some((layer, module)) = module.strip_prefix("v.blk.").and_then(|m| m.split_once('.')) {
-        let (_, here) = LAYER.iter().find(|(own, _)| *own == module)?;
-        return Some(format!("{prefix}encoder.layers.{layer}.{here}.{kind}"));
+    if let Some(rest) = name.strip_prefix("v.blk.") {
+        return in_block(rest, &LAYER).map(|rest| format!("{prefix}encoder.layers.{rest}"));
     }
+    let (module, kind) = name.rsplit_once('.')?;
     if let Some((layer, part)) = module.strip_prefix("v.deepstack.").and_then(|m| m.split_once('.'))
     {
         let ProjectorConfig::Merger { deepstack, .. } = &config.projector else { return None };
