@@ -156,7 +156,6 @@ impl EngineBuilder {
 
     /// Sets the GGUF file with the image encoder of a GGUF model, which llama.cpp calls `mmproj`.
     /// Only for Qwen3-VL.
-    #[must_use]
     pub fn mmproj(mut self, path: impl Into<std::path::PathBuf>) -> Self {
         self.load_options.mmproj = Some(path.into());
         self

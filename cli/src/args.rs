@@ -15,17 +15,12 @@ use crate::download;
 use crate::memory::parse_bytes;
 
 pub use adapters::AdapterArgs;
-pub(crate) use demo::DEMO;
-#[cfg(feature = "demo-model")]
-pub(crate) use demo::DEMO_VISION;
-use demo::demo_model;
 pub use images::ImageArgs;
 use parsers::{admission_policy, parse_embedding_sizes, parse_json};
 pub use sampling::SamplingArgs;
 pub use tiers::{DiskSize, TierArgs};
 
 mod adapters;
-mod demo;
 mod files;
 mod images;
 mod parsers;
@@ -38,6 +33,9 @@ const DEFAULT_BLOCK_SIZE: usize = 16;
 /// The default of `--block-size` for the demo model, in tokens: so small that its questions, of
 /// about ten tokens, fill whole blocks and become branches of the prefix tree.
 const DEMO_BLOCK_SIZE: usize = 4;
+
+/// The default of `--model`.
+pub(crate) const DEMO: &str = "demo";
 
 /// The model and the settings of the engine that runs it.
 #[derive(Clone, Debug, Args)]
@@ -278,10 +276,10 @@ impl EngineArgs {
     /// An engine builder with these settings. The model has not been loaded yet.
     ///
     /// # Errors
-    /// If the demo model is requested and this build does not contain it, and if the chat template
-    /// cannot be read.
+    /// If the chat template cannot be read.
     pub fn builder(&self) -> anyhow::Result<EngineBuilder> {
         let mut builder = download::with_bars(Engine::builder())
+            .model(self.model.as_str())
             .max_batched_tokens(self.max_batched_tokens)
             .step_time_target(self.step_time_target())
             .max_running(self.max_running)
@@ -291,11 +289,6 @@ impl EngineArgs {
             .step_timeout(Duration::from_secs(self.step_timeout))
             .admission(self.admission)
             .weights(self.weights);
-        builder = if self.model == DEMO {
-            builder.model(demo_model()?)
-        } else {
-            builder.model(self.model.as_str())
-        };
         if let Some(policy) = self.eviction_policy {
             builder = builder.eviction_policy(policy);
         }

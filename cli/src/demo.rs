@@ -3,7 +3,7 @@
 use clap::Args;
 use stolon_demo::Output;
 
-use crate::args::{DEMO, DEMO_VISION, EngineArgs};
+use crate::args::{DEMO, EngineArgs};
 use crate::terminal;
 
 /// Arguments of `stolon demo`, all optional.
@@ -26,7 +26,7 @@ impl DemoArgs {
     /// Errors of the engine. A wrong answer is shown and is not an error.
     pub async fn run(mut self) -> anyhow::Result<()> {
         if self.picture && self.engine.model == DEMO {
-            self.engine.model = DEMO_VISION.to_owned();
+            "demo-vision".clone_into(&mut self.engine.model);
         }
         let engine = self.engine.start().await?;
         let (mut writer, is_styled) = (std::io::stdout(), terminal::is_styled());

@@ -157,16 +157,12 @@ impl ServeArgs {
     pub async fn run(self) -> anyhow::Result<()> {
         let (engine, hosts) = (self.engine.clone(), self.image_hosts.clone());
         self.run_with(async move {
-            let builder = engine.builder()?;
-            engine
-                .start_from(match hosts.is_empty() {
-                    true => builder,
-                    false => {
-                        let hosts = ImageHosts::new(hosts);
-                        builder.image_urls(move |url| hosts.fetch(url))
-                    }
-                })
-                .await
+            let mut builder = engine.builder()?;
+            if !hosts.is_empty() {
+                let hosts = ImageHosts::new(hosts);
+                builder = builder.image_urls(move |url| hosts.fetch(url));
+            }
+            engine.start_from(builder).await
         })
         .await
     }
