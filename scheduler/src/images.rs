@@ -273,15 +273,7 @@ mod tests {
     use super::*;
 
     fn input(content_hash: u128, kv_len: usize, full_attention: bool) -> Arc<ImageInput> {
-        Arc::new(ImageInput {
-            content_hash,
-            kv_len,
-            full_attention,
-            columns: 0,
-            size: [1, 1],
-            tiles: [0, 0],
-            pixels: vec![0; 3],
-        })
+        Arc::new(crate::tests::image_input(content_hash, kv_len, full_attention))
     }
 
     fn embeddings(values: usize) -> ImageEmbeddings {

@@ -33,6 +33,8 @@ mod quota;
 mod states;
 mod transfers;
 
+pub(crate) use images::image_input;
+
 const VOCAB_SIZE: usize = 16;
 const HIDDEN_SIZE: usize = 3;
 

@@ -8,6 +8,7 @@ use stolon_kvcache::{BlockId, BlockPool, StepFence, TreeWriter, prefix_tree};
 
 use super::*;
 use crate::images::pixel_bytes;
+use crate::tests::image_input;
 
 const BLOCK: usize = 4;
 
@@ -90,11 +91,8 @@ fn ids<const N: usize>(names: [&str; N]) -> [SessionId; N] {
 /// The end of a turn with images of `pixels` bytes at these positions of 20 tokens.
 fn end_with_images(starts: &[usize], pixels: usize) -> TurnEnd {
     let image = |&start: &usize| {
-        let (content_hash, kv_len, full_attention) = (start as u128, 4, false);
-        let (size, pixels) = ([1, 1], vec![0; pixels]);
-        let tiles = [0, 0];
-        let input =
-            ImageInput { content_hash, kv_len, full_attention, columns: 0, size, tiles, pixels };
+        let pixels = vec![0; pixels];
+        let input = ImageInput { pixels, ..image_input(start as u128, 4, false) };
         PromptImage { start, input: Arc::new(input) }
     };
     let mut end = end(&[1; 20]);

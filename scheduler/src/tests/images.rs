@@ -17,6 +17,12 @@ enum Part {
 
 use Part::{Image, Text};
 
+/// An image of one pixel whose encoder returns `kv_len` rows.
+pub(crate) fn image_input(content_hash: u128, kv_len: usize, full_attention: bool) -> ImageInput {
+    let (columns, size, tiles, pixels) = (0, [1, 1], [0, 0], vec![0; 3]);
+    ImageInput { content_hash, kv_len, full_attention, columns, size, tiles, pixels }
+}
+
 impl Harness {
     /// Submits a prompt of these parts, which is checked as any other: the fake backend computes
     /// images from their contents.
@@ -34,16 +40,7 @@ impl Harness {
                     expected.extend_from_slice(text);
                 }
                 &Image(content_hash, kv_len, full_attention) => {
-                    let (size, pixels) = ([1, 1], vec![0; 3]);
-                    let input = ImageInput {
-                        content_hash,
-                        kv_len,
-                        full_attention,
-                        columns: 0,
-                        size,
-                        tiles: [0, 0],
-                        pixels,
-                    };
+                    let input = image_input(content_hash, kv_len, full_attention);
                     let placed = self.context.append_image(Arc::new(input), &mut tokens);
                     images.push(placed.expect("a short image"));
                     expected.extend((0..kv_len).map(|row| image_token(content_hash, row)));
@@ -110,17 +107,7 @@ fn encoded_images_cost_nothing() {
         let mut harness = Harness::new(4, 256, config);
         harness.run_parts(&[Text(vec![1; 5]), Image(7, 30, true), Text(vec![2; 3])]);
         let work = |content_hash| {
-            let (size, pixels, mut tokens) = ([1, 1], vec![0; 3], vec![3; 5]);
-            let (tiles, full_attention) = ([0, 0], true);
-            let input = ImageInput {
-                content_hash,
-                kv_len: 30,
-                full_attention,
-                columns: 0,
-                size,
-                tiles,
-                pixels,
-            };
+            let (input, mut tokens) = (image_input(content_hash, 30, true), vec![3; 5]);
             harness.context.append_image(Arc::new(input), &mut tokens).expect("a short image");
             tokens.push(1);
             harness.context.uncached_work(&Namespace::default(), &tokens, 0)
@@ -137,10 +124,7 @@ fn images_of_waiting_requests_are_bounded() {
     let config = EngineConfig { max_queued_pixel_bytes: 5, ..EngineConfig::default() };
     let harness = Harness::new(4, 64, config);
     let submit = |content_hash| {
-        let (size, pixels, mut tokens) = ([1, 1], vec![0; 3], vec![3; 5]);
-        let (tiles, full_attention) = ([0, 0], true);
-        let input =
-            ImageInput { content_hash, kv_len: 4, full_attention, columns: 0, size, tiles, pixels };
+        let (input, mut tokens) = (image_input(content_hash, 4, true), vec![3; 5]);
         let image = harness.context.append_image(Arc::new(input), &mut tokens);
         tokens.push(1);
         let mut request = SequenceRequest::new(tokens, 1);
@@ -206,18 +190,7 @@ fn a_failed_encoding_ends_the_request_that_waits_for_it() {
 #[test]
 fn malformed_images_are_refused() {
     let harness = harness(4, 64);
-    let input = |kv_len| {
-        let (content_hash, full_attention) = (1, false);
-        Arc::new(ImageInput {
-            content_hash,
-            kv_len,
-            full_attention,
-            columns: 0,
-            size: [1, 1],
-            tiles: [0, 0],
-            pixels: vec![],
-        })
-    };
+    let input = |kv_len| Arc::new(image_input(1, kv_len, false));
     let mut tokens = vec![1; 3];
     let image = harness.context.append_image(input(5), &mut tokens).expect("a short image");
     tokens.push(2);
@@ -278,17 +251,7 @@ fn blocks_that_end_inside_an_image_are_saved() {
         let mut harness = harness(block_size, 64);
         harness.run_parts(&[Text(vec![1; 5]), Image(7, 30, true), Text(vec![2; 13])]);
         let mut tokens = vec![1; 5];
-        let (size, pixels) = ([1, 1], vec![0; 3]);
-        let (tiles, full_attention) = ([0, 0], true);
-        let input = ImageInput {
-            content_hash: 7,
-            kv_len: 30,
-            full_attention,
-            columns: 0,
-            size,
-            tiles,
-            pixels,
-        };
+        let input = image_input(7, 30, true);
         harness.context.append_image(Arc::new(input), &mut tokens).expect("a short image");
         tokens.extend([2; 13]);
         let saved = Arc::new(std::sync::Mutex::new(Vec::new()));
