@@ -1,9 +1,9 @@
 //! Fetches the images that requests name by URL, from the hosts that the operator has named.
 //!
 //! Clients choose the URLs, so the server must not become a way into its own network: a host has to
-//! be on the list, its addresses have to be public when the connection is made (whatever the name
-//! said a moment before), and each redirect is checked like the first URL. Size, time and the number
-//! of fetches are bounded.
+//! be on the list, its addresses have to be public, and each redirect is checked like the first URL.
+//! Addresses are checked when the connection is made, because a name may get another address after
+//! an earlier check. Size, time and the number of fetches are bounded.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::str::FromStr;
@@ -293,7 +293,7 @@ fn is_public_v4(address: Ipv4Addr) -> bool {
     !special
 }
 
-/// The IPv4 address in one that only stands for it: mapped, or translated by NAT64.
+/// The IPv4 address that an IPv6 address contains: mapped, or translated by NAT64.
 fn embedded_v4(address: Ipv6Addr) -> Option<Ipv4Addr> {
     let nat64 = address.segments()[..6] == [0x64, 0xff9b, 0, 0, 0, 0];
     let [.., a, b, c, d] = address.octets();

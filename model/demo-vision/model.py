@@ -272,7 +272,7 @@ class Vision(nn.Module):
         return self.connector(self.vision_model(pictures * 2 - 1))
 
     def forward(self, ids: torch.Tensor, positions: torch.Tensor, seen: torch.Tensor, image: int) -> torch.Tensor:
-        """Final hidden states of token ids, in which the ids `image` stand for the rows of `seen` in order."""
+        """Final hidden states of token ids, in which each id `image` is in the place of the next row of `seen`."""
         x = self.text_model.embed_tokens(ids)
         x = x.masked_scatter((ids == image)[..., None], seen)
         return self.text_model(x, positions)

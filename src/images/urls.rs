@@ -28,11 +28,10 @@ impl EngineBuilder {
     /// Sets the function that returns the file at an image's URL, for URLs that are not data URLs,
     /// or says why it does not. Default: all such URLs are refused.
     ///
-    /// Whoever sends requests chooses the URLs. So the function decides which servers may be
-    /// asked: one that fetches every URL lets clients reach servers that only this machine can
-    /// reach, and lets redirects and names with other addresses do the same. It also bounds the
-    /// time and the size of the file. `ImageHosts` of `stolon-http` does all of it, for a list of
-    /// hosts.
+    /// Clients choose the URLs, and the function decides which servers may be asked. One that
+    /// fetches every URL lets clients reach servers that only this machine can reach, also by a
+    /// redirect or by a name with a private address. The function also bounds the time and the size
+    /// of the file. `ImageHosts` of `stolon-http` does all of it, for a list of hosts.
     ///
     /// It is called in the task that submits the request, at most four times at once for each.
     pub fn image_urls<F, Fut>(mut self, fetch: F) -> Self

@@ -3,7 +3,7 @@ use std::net::{SocketAddr, TcpListener};
 
 use super::*;
 
-/// Looks up every name as the same address, whatever its kind.
+/// Looks up every name as the same address, which may be a private one.
 #[derive(Debug)]
 struct Fixed(SocketAddr);
 
@@ -121,7 +121,7 @@ fn other_urls_are_refused() {
     }
 }
 
-/// Goal: only addresses of the public internet are asked, in whatever form they are written.
+/// Goal: only addresses of the public internet are asked, in every form of an address.
 #[test]
 fn private_addresses_are_not_public() {
     let is_public = |text: &str| is_public(text.parse().expect(text));

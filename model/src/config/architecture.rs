@@ -64,7 +64,7 @@ pub enum Architecture {
     Qwen3Next,
     /// Granite 3 with a mixture of experts.
     GraniteMoe,
-    /// GLM-4.5: a mixture of experts beside a shared expert without a gate.
+    /// GLM-4.5: a mixture of experts, and a shared expert without a gate.
     Glm4Moe,
     /// gpt-oss: a mixture of experts with biases and clamped gates, attention sinks, and windows in
     /// every other layer.

@@ -79,11 +79,8 @@ impl Mergers {
         grid: [usize; 2],
         (path, workers): (Path, &Workers),
     ) -> Vec<f32> {
-        let (_, merger) = match self.deepstack.iter().find(|(own, _)| *own == layer) {
-            Some(found) => found,
-            None => return Vec::new(),
-        };
-        merger.project(features, grid, path, workers)
+        let merger = self.deepstack.iter().find(|(own, _)| *own == layer);
+        merger.map_or_else(Vec::new, |(_, merger)| merger.project(features, grid, path, workers))
     }
 }
 

@@ -76,8 +76,8 @@ pub(super) fn parse(
     Ok(Ropes { list: vec![rope], local: 0, rotary_dim })
 }
 
-/// The sections of rotary positions with three coordinates. transformers interleaves them whatever
-/// `mrope_interleaved` says; models for which it is false have another architecture.
+/// The sections of rotary positions with three coordinates. transformers interleaves them and does
+/// not read `mrope_interleaved`; models for which it is false have another architecture.
 fn sections(parameters: Option<&Keys<'_>>, default: [usize; 3]) -> Result<[usize; 3], ModelError> {
     let Some(parameters) = parameters else { return Ok(default) };
     if parameters.flag("mrope_interleaved")? == Some(false) {

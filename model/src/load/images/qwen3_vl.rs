@@ -50,7 +50,7 @@ pub(in crate::load) fn describe(image_token_id: u32, tiles: Qwen3VlTiles) -> Pro
     }
 }
 
-/// The token that stands for an image.
+/// The token in the place of an image.
 pub(in crate::load) const IMAGE_TOKEN: &str = "<|image_pad|>";
 
 fn encoder(sources: &Sources<'_>) -> Result<VisionConfig, ModelError> {
