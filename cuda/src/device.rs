@@ -6,6 +6,8 @@ use candle_core::Device;
 use stolon_model::ModelError;
 
 use crate::OpenError;
+#[cfg(feature = "cuda-core")]
+use crate::memory;
 use crate::options::message;
 
 /// A device by its name: `cpu`, `cuda`, `cuda:1`, `metal` or `metal:1`. Without a number it is the
@@ -37,7 +39,11 @@ impl DeviceChoice {
             Self::Cuda(_) if !cfg!(feature = "cuda-core") => Err(without("cuda")),
             Self::Metal(_) if !cfg!(feature = "metal") => Err(without("metal")),
             Self::Cuda(index) => {
-                Device::new_cuda(index).map_err(|error| unavailable(message(&error)))
+                let device =
+                    Device::new_cuda(index).map_err(|error| unavailable(message(&error)))?;
+                #[cfg(feature = "cuda-core")]
+                memory::prepare(&device).map_err(|error| unavailable(message(&error)))?;
+                Ok(device)
             }
             Self::Metal(index) => {
                 Device::new_metal(index).map_err(|error| unavailable(message(&error)))

@@ -20,6 +20,15 @@ pub(crate) struct DeviceMemory {
     pub(crate) total: u64,
 }
 
+/// Prepares a device that was opened for steps: see [`pool::prepare`].
+#[cfg(feature = "cuda-core")]
+pub(crate) fn prepare(device: &Device) -> Result<()> {
+    match device {
+        Device::Cuda(device) => pool::prepare(device),
+        _ => Ok(()),
+    }
+}
+
 /// The memory of `device`; `None` if it does not report it. For the CPU, `total` is what is free.
 pub(crate) fn of(device: &Device) -> Option<DeviceMemory> {
     match device {
@@ -30,7 +39,9 @@ pub(crate) fn of(device: &Device) -> Option<DeviceMemory> {
         #[cfg(feature = "cuda-core")]
         Device::Cuda(device) => {
             let (free, total) = device.cuda_stream().context().mem_get_info().ok()?;
-            Some(DeviceMemory { free: free as u64, total: total as u64 })
+            // Tensors are allocated from what the pool keeps, too.
+            let kept = pool::Pool::of(device).ok()?.map_or(Ok(0), |pool| pool.unused()).ok()?;
+            Some(DeviceMemory { free: free as u64 + kept, total: total as u64 })
         }
         _ => None,
     }
@@ -41,13 +52,19 @@ pub(crate) fn of(device: &Device) -> Option<DeviceMemory> {
 #[cfg_attr(not(feature = "cuda-core"), allow(unused_variables, reason = "only CUDA tells"))]
 pub(crate) fn peak_of(device: &Device, work: impl FnOnce() -> Result<()>) -> Result<Option<u64>> {
     #[cfg(feature = "cuda-core")]
-    if let Device::Cuda(device) = device
-        && let Some(pool) = pool::Pool::of(device)?
+    if let Device::Cuda(cuda) = device
+        && let Some(pool) = pool::Pool::of(cuda)?
     {
+        device.synchronize()?;
+        pool.trim()?;
         let before = pool.reserved()?;
         pool.reset_peak()?;
         work()?;
-        return Ok(Some(pool.peak()?.saturating_sub(before)));
+        let peak = pool.peak()?.saturating_sub(before);
+        // The KV store gets whole regions of what is free, not gaps.
+        device.synchronize()?;
+        pool.trim()?;
+        return Ok(Some(peak));
     }
     Ok(None)
 }

@@ -1,5 +1,4 @@
-//! The driver's pool, from which candle allocates the memory of a CUDA device. No GPU has run this
-//! yet.
+//! The driver's pool, from which candle allocates the memory of a CUDA device.
 
 #![allow(unsafe_code, reason = "cudarc has no safe functions for the pool")]
 
@@ -11,6 +10,21 @@ use candle_core::cuda_backend::{CudaDevice, WrapErr};
 
 /// The pool of a device.
 pub(super) struct Pool(sys::CUmemoryPool);
+
+/// Prepares a device for steps, which allocate and free hundreds of tensors each.
+pub(super) fn prepare(device: &CudaDevice) -> Result<()> {
+    // SAFETY: a device has one stream, which computes in the order of the launches. So no tensor
+    // has to wait for what reads or writes it, and needs no events for that.
+    unsafe { device.disable_event_tracking() };
+    // By default, the driver gets all memory back that is free whenever the host waits for the
+    // device, which it does in each step.
+    let pool = Pool::of(device)?;
+    pool.map_or(Ok(()), |pool| pool.set(THRESHOLD, u64::MAX))
+}
+
+/// The memory that stays in the pool when the host waits for the device.
+const THRESHOLD: sys::CUmemPool_attribute =
+    sys::CUmemPool_attribute::CU_MEMPOOL_ATTR_RELEASE_THRESHOLD;
 
 impl Pool {
     /// `None` if the device has no pool: memory is then allocated directly.
@@ -39,10 +53,25 @@ impl Pool {
     /// Resets the peak to what is reserved now.
     pub(super) fn reset_peak(&self) -> Result<()> {
         // The only value that the driver allows.
-        let mut zero = 0_u64;
-        let value = (&raw mut zero).cast::<c_void>();
-        let name = sys::CUmemPool_attribute::CU_MEMPOOL_ATTR_RESERVED_MEM_HIGH;
-        // SAFETY: the function reads 64 bits from `value`.
+        self.set(sys::CUmemPool_attribute::CU_MEMPOOL_ATTR_RESERVED_MEM_HIGH, 0)
+    }
+
+    /// The memory in bytes that the pool has taken from the device and that no tensor uses.
+    pub(super) fn unused(&self) -> Result<u64> {
+        let used = self.attribute(sys::CUmemPool_attribute::CU_MEMPOOL_ATTR_USED_MEM_CURRENT)?;
+        Ok(self.reserved()?.saturating_sub(used))
+    }
+
+    /// Gives the device all memory back that no tensor uses.
+    pub(super) fn trim(&self) -> Result<()> {
+        // SAFETY: the pool lives as long as the context.
+        unsafe { sys::cuMemPoolTrimTo(self.0, 0) }.result().w()
+    }
+
+    fn set(&self, name: sys::CUmemPool_attribute, mut number: u64) -> Result<()> {
+        let value = (&raw mut number).cast::<c_void>();
+        // SAFETY: the attributes that this is called with are numbers of 64 bits, which the
+        // function reads from `value`.
         unsafe { sys::cuMemPoolSetAttribute(self.0, name, value) }.result().w()
     }
 
