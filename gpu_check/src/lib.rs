@@ -13,6 +13,7 @@
 #![forbid(unsafe_code)]
 
 mod first_token;
+mod formats;
 mod graphs;
 mod parity;
 mod report;
@@ -165,6 +166,11 @@ async fn checks<T: Target>(
         }
     }
     let compute_type = (device != DeviceChoice::Cpu).then_some(ComputeType::Bf16);
+    for subject in &subject::quantised()? {
+        let setup = Setup::new(device, compute_type);
+        one(target, Kind::CpuParity, subject, setup, report).await?;
+        one(target, Kind::WarmEqualsCold, subject, setup, report).await?;
+    }
     for subject in subjects.iter().filter(|subject| REUSED.contains(&subject.name.as_str())) {
         let setup = Setup::new(device, compute_type);
         one(target, Kind::BlocksReused, subject, setup, report).await?;

@@ -3,13 +3,16 @@
 
 use std::borrow::Cow;
 
-use serde_json::{Value, json};
+use serde_json::{Map, Value, json};
 use stolon_cuda::{CandleBackend, CandleOptions, ComputeType, DeviceChoice, OpenError};
+use stolon_loadgen::rng::SeededRng;
 use stolon_model::config::TensorRole;
 use stolon_model::{
     Architecture, DecoderConfig, KvBudget, LoadOptions, ModelError, ModelSource, Tensor,
     TensorType, Weights, load, random_model,
 };
+
+use super::formats::{FORMATS, Format};
 
 /// By how much the random weights are larger than those of `random_model`, whose attention would be
 /// almost the same for all positions. A power of two, so that half precision represents the weights
@@ -96,6 +99,8 @@ pub(super) struct Subject {
 enum Source {
     /// Random weights in f32, whose values are exact in bf16.
     Config(Box<DecoderConfig>),
+    /// The same, with matrices in random blocks of a format.
+    Blocks(Box<DecoderConfig>, &'static Format),
     Model(ModelSource),
 }
 
@@ -107,7 +112,10 @@ impl Subject {
 
     pub(super) fn load(&self) -> Result<(DecoderConfig, Weights), ModelError> {
         match &self.source {
-            Source::Config(config) => Ok(((**config).clone(), weights(config)?)),
+            Source::Config(config) => Ok(((**config).clone(), weights(config, None)?)),
+            Source::Blocks(config, format) => {
+                Ok(((**config).clone(), weights(config, Some(format))?))
+            }
             Source::Model(source) => {
                 let model = load(source, &LoadOptions::default())?;
                 Ok((model.config, model.weights))
@@ -126,19 +134,10 @@ pub(super) fn architectures() -> Result<Vec<Subject>, ModelError> {
         .map_err(|error| malformed(error.to_string()))?;
     let subject = |architecture: Architecture| {
         let name = architecture.name();
-        let mut value = json!({
-            "model_type": name, "vocab_size": 320, "hidden_size": 128, "intermediate_size": 192,
-            "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
-            "head_dim": 64, "max_position_embeddings": 1024, "rope_theta": 10_000.0,
-            "rms_norm_eps": 1e-5, "tie_word_embeddings": false, "dtype": "float32",
-        });
         let Some(own) = list[name].as_object() else {
             return Err(malformed(format!("expected an object `{name}`")));
         };
-        if let Some(value) = value.as_object_mut() {
-            value.extend(own.clone());
-        }
-        let config = DecoderConfig::from_json(name, &value)?;
+        let config = config(name, own)?;
         Ok(Subject { name: name.to_owned(), source: Source::Config(Box::new(config)) })
     };
     Architecture::all()
@@ -147,12 +146,47 @@ pub(super) fn architectures() -> Result<Vec<Subject>, ModelError> {
         .collect()
 }
 
-/// Random weights for `config`. They do not depend on the machine.
-fn weights(config: &DecoderConfig) -> Result<Weights, ModelError> {
+/// A Llama model for each format of quantised blocks that stays as it is on a device.
+pub(super) fn quantised() -> Result<Vec<Subject>, ModelError> {
+    // Rows of whole blocks of all formats.
+    let own = json!({ "hidden_size": 256, "intermediate_size": 512 });
+    let config = config("llama", own.as_object().unwrap_or(&Map::new()))?;
+    let subject = |format: &'static Format| Subject {
+        name: format!("llama, {}", format.dtype.name()),
+        source: Source::Blocks(Box::new(config.clone()), format),
+    };
+    Ok(FORMATS.iter().map(subject).collect())
+}
+
+/// The configuration of a small model with the fields `own` besides the common ones.
+fn config(name: &str, own: &Map<String, Value>) -> Result<DecoderConfig, ModelError> {
+    let mut value = json!({
+        "model_type": name, "vocab_size": 320, "hidden_size": 128, "intermediate_size": 192,
+        "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
+        "head_dim": 64, "max_position_embeddings": 1024, "rope_theta": 10_000.0,
+        "rms_norm_eps": 1e-5, "tie_word_embeddings": false, "dtype": "float32",
+    });
+    if let Some(value) = value.as_object_mut() {
+        value.extend(own.clone());
+    }
+    DecoderConfig::from_json(name, &value)
+}
+
+/// Random weights for `config`, with matrices in `format`. They do not depend on the machine.
+fn weights(config: &DecoderConfig, format: Option<&Format>) -> Result<Weights, ModelError> {
+    let mut blocks = SeededRng::new(7);
     let narrow = DecoderConfig { dtype: TensorType::Bf16, ..config.clone() };
     let random = random_model(&narrow, 1)?;
     let mut tensors = Vec::new();
     for spec in config.tensors() {
+        if let Some(format) = format
+            && spec.role.is_matrix()
+        {
+            let (name, shape) = (spec.name, spec.shape);
+            let bytes = Cow::Owned(format.random(shape.iter().product(), &mut blocks));
+            tensors.push(Tensor { name, dtype: format.dtype, shape, bytes });
+            continue;
+        }
         let is_norm = matches!(spec.role, TensorRole::Norm | TensorRole::PlainNorm);
         let gain = if is_norm { 1.0 } else { GAIN };
         let tensor = random.tensor(&spec.name, &spec.shape)?;

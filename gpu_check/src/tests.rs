@@ -143,6 +143,22 @@ async fn every_fault_is_noticed() {
     assert!(panicked.detail.contains("a fault") && panicked.value.is_none(), "{panicked:?}");
 }
 
+/// Goal: the models with quantised weights pass on the CPU, and their logits are spread as those of
+/// dense weights.
+#[tokio::test(flavor = "multi_thread")]
+async fn quantised_models_are_computed() {
+    for subject in subject::quantised().expect("valid configurations") {
+        let setup = Setup::new(DeviceChoice::Cpu, None);
+        for kind in [Kind::CpuParity, Kind::WarmEqualsCold] {
+            let mut report = Report::new("cpu".to_owned(), |_| Ok(()));
+            one(&Candle, kind, &subject, setup, &mut report).await.expect("a line is printed");
+            let check = &report.checks[0];
+            assert!(check.passed && check.model == subject.name, "{check:?}");
+            println!("{check:?}");
+        }
+    }
+}
+
 /// Goal: there is a model of every architecture, with all of its tensors.
 #[test]
 fn every_architecture_has_a_model() {
