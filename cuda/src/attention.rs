@@ -4,13 +4,14 @@
 //!   tables and computes an online softmax over tiles of positions.
 //! * `flash` (feature `cuda`) calls candle's flash attention, which reads the KV store through the
 //!   block tables, for models that it supports.
-//! * `split` computes sequences that have a single query in a step, which is what decoding is, if
-//!   results may depend on the batch.
+//! * `split` computes each query by itself, with kernels of this crate: on CUDA where flash attention
+//!   cannot be used, and next to it for sequences that have a single query in a step, which is what
+//!   decoding is, if results may depend on the batch.
 
 use candle_core::{Device, Result, Tensor};
 
 use crate::kv_store::{KvLayer, KvShape};
-use crate::plan::{QuerySpan, indices, longest_table};
+use crate::plan::{QuerySpan, indices, longest_table, single_queries};
 
 #[cfg(feature = "cuda")]
 mod flash;
@@ -56,7 +57,7 @@ impl Padding {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Attention {
     kind: Kind,
-    /// Whether sequences with a single query in a step are computed by `split`.
+    /// Whether sequences with a single query in a step are computed by `split`, and others are not.
     split_decode: bool,
 }
 
@@ -64,6 +65,8 @@ pub(crate) struct Attention {
 enum Kind {
     /// From gathered keys and values.
     Gather,
+    /// Each query by itself.
+    Split,
     /// By candle's flash attention.
     #[cfg(feature = "cuda")]
     Flash,
@@ -77,10 +80,17 @@ impl Attention {
         has_sinks: bool,
         batch_invariant: bool,
     ) -> Self {
+        let kind = Kind::select(device, shape, has_sinks);
         // A position may be computed as a single query when it is decoded, and as one of many when
         // it is computed again, so both have to be computed in the same way.
-        let split_decode = !batch_invariant && split::supports(device, shape);
-        Self { kind: Kind::select(device, shape, has_sinks), split_decode }
+        let split_decode =
+            !batch_invariant && kind != Kind::Split && split::supports(device, shape);
+        Self { kind, split_decode }
+    }
+
+    /// Whether sequences with a single query in a step are computed by `split`.
+    fn splits_decode(self) -> bool {
+        self.split_decode || self.kind == Kind::Split
     }
 
     /// Its name in logs, reports and fingerprints.
@@ -88,6 +98,7 @@ impl Attention {
         match (self.kind, self.split_decode) {
             (Kind::Gather, false) => "gather",
             (Kind::Gather, true) => "gather, split-KV decode",
+            (Kind::Split, _) => "split-KV",
             #[cfg(feature = "cuda")]
             (Kind::Flash, false) => "flash",
             #[cfg(feature = "cuda")]
@@ -97,18 +108,18 @@ impl Attention {
 
     /// The memory in bytes that it needs in every step.
     pub(crate) fn workspace_bytes(self, device: &Device, heads: usize, shape: &KvShape) -> u64 {
-        if self.split_decode { split::workspace_bytes(device, heads, shape) } else { 0 }
+        if self.splits_decode() { split::workspace_bytes(device, heads, shape) } else { 0 }
     }
 
     /// Whether padding decides the shapes of all tensors for spans of one query each.
     pub(crate) fn can_pad(self) -> bool {
-        self.split_decode || self.kind != Kind::Gather
+        self.splits_decode() || self.kind != Kind::Gather
     }
 
     /// The padding for `spans` of one query each, in powers of two; `None` if they need more than
     /// one launch.
     pub(crate) fn padding(self, spans: &[QuerySpan<'_>]) -> Option<Padding> {
-        let parts = if self.split_decode { split::padded_parts(spans)? } else { 0 };
+        let parts = if self.splits_decode() { split::padded_parts(spans)? } else { 0 };
         Some(Padding { blocks: longest_table(spans).next_power_of_two(), parts })
     }
 
@@ -165,8 +176,8 @@ impl Kind {
             None => return Self::Flash,
             Some(reason) => tracing::info!(reason, "flash attention is not used"),
         }
-        let _ = (device, shape, has_sinks);
-        Self::Gather
+        let _ = has_sinks;
+        if device.is_cuda() && split::supports(device, shape) { Self::Split } else { Self::Gather }
     }
 
     fn plan(
@@ -176,9 +187,11 @@ impl Kind {
         padding: Padding,
         device: &Device,
     ) -> Result<Plan> {
-        let _ = padding;
         match self {
             Self::Gather => Ok(Plan::Gather(gather::Plan::new(spans, shape, device)?)),
+            Self::Split => {
+                Ok(Plan::Split(split::Plan::new(&single_queries(spans), padding, device)?))
+            }
             #[cfg(feature = "cuda")]
             Self::Flash => Ok(Plan::Flash(flash::Plan::new(spans, padding, device)?)),
         }
@@ -247,9 +260,10 @@ mod tests {
     use super::*;
 
     /// Goal: in a batch of chunks and single queries in any order, each row gets the attention that
-    /// it gets without split-KV decoding, up to rounding, with windows, caps and sinks.
+    /// it gets from gathered keys and values, up to rounding, with windows, caps and sinks: if only
+    /// single queries are computed by themselves, and if all are.
     #[test]
-    fn single_queries_among_others_get_their_attention() {
+    fn split_queries_get_their_attention() {
         let device = Device::Cpu;
         let random = |dims: &[usize]| Tensor::randn(0_f32, 1.0, dims, &device).expect("a tensor");
         for (dtype, block_size) in [(DType::F32, 16), (DType::F16, 4), (DType::BF16, 32)] {
@@ -285,17 +299,19 @@ mod tests {
                 for spans in [&spans[..], &spans[2..4]] {
                     let rows = spans.iter().map(|span| span.count).sum();
                     let q = q.narrow(0, 0, rows).expect("some rows");
-                    let attend = |split_decode| {
-                        let attention = Attention { kind: Kind::Gather, split_decode };
+                    let attend = |kind, split_decode| {
+                        let attention = Attention { kind, split_decode };
                         let prepared =
                             attention.prepare(spans, &shape, Padding::default(), &device)?;
                         prepared.attend(&q, &args)?.flatten_all()?.to_vec1::<f32>()
                     };
-                    let (got, expected) = (attend(true), attend(false));
-                    let (got, expected) = (got.expect("split"), expected.expect("gathered"));
-                    assert_eq!(got.len(), expected.len());
-                    for (got, expected) in got.iter().zip(&expected) {
-                        assert!((got - expected).abs() < 1e-5, "{got} instead of {expected}");
+                    let expected = attend(Kind::Gather, false).expect("gathered");
+                    for (kind, split_decode) in [(Kind::Gather, true), (Kind::Split, false)] {
+                        let got = attend(kind, split_decode).expect("split");
+                        assert_eq!(got.len(), expected.len());
+                        for (got, expected) in got.iter().zip(&expected) {
+                            assert!((got - expected).abs() < 1e-5, "{got} instead of {expected}");
+                        }
                     }
                 }
             }

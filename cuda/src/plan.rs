@@ -115,6 +115,15 @@ fn output_count(slice: &SequenceSlice) -> usize {
     rows.logits(count).len() + rows.hidden(count).len() + usize::from(rows.draw().is_some())
 }
 
+/// Each query of `spans` as a span of its own, in the order of the rows.
+pub(crate) fn single_queries<'a>(spans: &[QuerySpan<'a>]) -> Vec<QuerySpan<'a>> {
+    let queries = |span: &QuerySpan<'a>| {
+        let QuerySpan { start, count, block_table } = *span;
+        (start..start + count).map(move |start| QuerySpan { start, count: 1, block_table })
+    };
+    spans.iter().flat_map(queries).collect()
+}
+
 /// Number of blocks of the longest block table of `spans`.
 pub(crate) fn longest_table(spans: &[QuerySpan<'_>]) -> usize {
     spans.iter().map(|span| span.block_table.len()).max().unwrap_or(0)

@@ -1,7 +1,5 @@
 //! Attention by candle's flash attention (FlashAttention 2), which reads keys and values in place
 //! through the block tables.
-//!
-//! It compiles and links; no GPU has run it yet.
 
 use candle_core::{DType, Device, Result, Tensor};
 
@@ -13,8 +11,9 @@ use crate::plan::{QuerySpan, block_tables, indices};
 const BLOCK_STEP: usize = 32;
 /// Head sizes that the kernels support are multiples of this number of elements.
 const HEAD_DIM_STEP: usize = 8;
-/// Maximum number of elements of a head.
-const HEAD_DIM_MAX: usize = 512;
+/// Maximum number of elements of a head. candle has kernels for up to 512, which ignore windows and
+/// soft-capping.
+const HEAD_DIM_MAX: usize = 256;
 
 /// Why flash attention cannot be used for a model; `None` if it can.
 pub(super) fn obstacle(device: &Device, shape: &KvShape, has_sinks: bool) -> Option<&'static str> {
@@ -31,7 +30,7 @@ pub(super) fn obstacle(device: &Device, shape: &KvShape, has_sinks: bool) -> Opt
         return Some("the block size is not a multiple of 32");
     }
     if !shape.head_dim.is_multiple_of(HEAD_DIM_STEP) || shape.head_dim > HEAD_DIM_MAX {
-        return Some("the head size is not a multiple of 8 of at most 512");
+        return Some("the head size is not a multiple of 8 of at most 256");
     }
     None
 }

@@ -1,8 +1,8 @@
-//! Split-KV decoding: attention of sequences that have a single query in a step.
+//! Split-KV attention: each query by itself.
 //!
 //! The positions that a query reads are divided into parts of [`PART`] positions, which are
 //! computed at the same time and merged. So a few sequences with long contexts give work to the
-//! whole device. The CUDA kernels are in `kernels/split_attention.cu`; on the CPU, a plain loop
+//! whole device when they decode. The CUDA kernels are in `kernels/split_attention.cu`; on the CPU, a plain loop
 //! takes their place.
 //!
 //! The parts begin at position 0 in every batch, so the result of a query depends on its sequence
@@ -54,7 +54,7 @@ fn parts(span: &QuerySpan<'_>) -> usize {
     span.context().div_ceil(PART)
 }
 
-/// The single queries of a step.
+/// Queries of a step.
 #[derive(Debug)]
 pub(crate) struct Plan(Vec<Launch>);
 

@@ -1,4 +1,4 @@
-//! The launches of the kernels in `kernels/split_attention.cu`. No GPU has run them yet.
+//! The launches of the kernels in `kernels/split_attention.cu`.
 
 #![allow(unsafe_code, reason = "a kernel launch cannot be checked by the compiler")]
 
