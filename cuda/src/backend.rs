@@ -113,7 +113,8 @@ impl CandleBackend {
             kv_format(&config, &weights, &shape, &parts)
         });
         let tile = RowTile(options.batch_invariant.then(|| row_tile(options.device)));
-        let loader = Loader { weights, device: device.clone(), dtype, tile };
+        let tried = Vec::new();
+        let loader = Loader { weights, device: device.clone(), dtype, tile, tried };
         let mut decoder = Decoder::load(config, loader)?;
         device.synchronize()?;
         let cuda_graphs = options.cuda_graphs && graphs::are_possible(decoder.config(), attention);

@@ -71,7 +71,7 @@ pub(crate) struct Projected {
 #[derive(Debug)]
 enum Mlp {
     Dense(GatedMlp),
-    Experts(Experts),
+    Experts(Box<Experts>),
 }
 
 impl Layer {
@@ -131,7 +131,7 @@ impl Layer {
                 FeedForwardWeights::Dense(mlp) => Mlp::Dense(GatedMlp::load(config, mlp, loader)?),
                 FeedForwardWeights::Plain(_) => return Err(refused(config)),
                 FeedForwardWeights::Experts(experts) => {
-                    Mlp::Experts(Experts::load(config, experts, loader)?)
+                    Mlp::Experts(Box::new(Experts::load(config, experts, loader)?))
                 }
             },
         })
@@ -238,10 +238,9 @@ impl GatedMlp {
 
     /// `x` is `[rows, hidden_size]`, and so is the result, in f32.
     pub(crate) fn forward(&self, x: &Tensor) -> Result<Tensor> {
-        let output = self.down.tile().apply(x, |x| {
-            let inner = gate(&self.gate_up.product(x)?, self.activation)?;
-            self.down.product(&inner)
-        });
-        output?.to_dtype(DType::F32)
+        // Whole tiles, so that both products fill up their rows once.
+        let tiles = self.down.tile().fill(x)?;
+        let inner = gate(&self.gate_up.tiles(&tiles)?, self.activation)?;
+        self.down.tiles(&inner)?.narrow(0, 0, x.dim(0)?)?.to_dtype(DType::F32)
     }
 }

@@ -1,33 +1,41 @@
 //! Matrix products of the decoder: dense matrices in the compute type, and quantised ones in the
 //! blocks of a GGUF file.
 //!
-//! **Invariant: batch invariance.** With a row tile, every product has exactly that number of rows;
-//! missing ones are filled up with zeros. A library chooses its kernel, and with it the order of
-//! additions, by the shapes only, so a row's result does not depend on the number of other rows.
+//! **Invariant: batch invariance.** With a row tile, every product has that number of rows; missing
+//! ones are filled up with zeros. A library chooses its kernel, and with it the order of additions,
+//! by the shapes only, so a row's result does not depend on the number of other rows. Products of
+//! more rows are used where a trial has shown that their rows have the same bits.
 
-use candle_core::quantized::QMatMul;
-use candle_core::{DType, Module, Result, Tensor};
+use std::sync::Arc;
+
+use candle_core::quantized::{GgmlDType, QMatMul};
+use candle_core::{DType, Device, Module, Result, Tensor};
+
+/// The multiples of the tile that are tried as numbers of rows, in descending order.
+const MULTIPLES: [usize; 4] = [16, 8, 4, 2];
+/// Number of elements that a trial compares, if it takes no more than [`TRIALS_MAX`] products.
+/// Another order of additions changes about one of 10,000 elements in bf16.
+const COMPARED: usize = 1 << 19;
+/// Maximum number of products of a trial.
+const TRIALS_MAX: usize = 8;
 
 /// Number of rows of every matrix product; `None` for a single product of all rows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct RowTile(pub(crate) Option<usize>);
 
 impl RowTile {
-    /// Applies `f`, which computes each row of its result from the same row of its argument, to the
-    /// rows of `x`, one tile after the other.
-    pub(crate) fn apply(self, x: &Tensor, f: impl Fn(&Tensor) -> Result<Tensor>) -> Result<Tensor> {
-        let Some(tile) = self.0 else { return f(&x.contiguous()?) };
+    /// Adds rows of zeros to those of `x` to fill the last tile.
+    pub(crate) fn fill(self, x: &Tensor) -> Result<Tensor> {
         let rows = x.dim(0)?;
-        let missing = rows.next_multiple_of(tile) - rows;
-        let x = if missing > 0 { x.pad_with_zeros(0, 0, missing)? } else { x.clone() };
-        let results = (0..rows).step_by(tile).map(|first| {
-            let result = f(&x.narrow(0, first, tile)?.contiguous()?)?;
-            result.narrow(0, 0, tile.min(rows - first))
-        });
-        match results.collect::<Result<Vec<_>>>()?.as_slice() {
-            [result] => result.contiguous(),
-            results => Tensor::cat(results, 0),
+        match self.rows(rows) - rows {
+            0 => x.contiguous(),
+            missing => x.pad_with_zeros(0, 0, missing),
         }
+    }
+
+    /// The number of rows of whole tiles for `rows` rows.
+    pub(crate) fn rows(self, rows: usize) -> usize {
+        self.0.map_or(rows, |tile| rows.next_multiple_of(tile))
     }
 }
 
@@ -39,6 +47,8 @@ pub(crate) struct Linear {
     /// `[out]`, in f32.
     bias: Option<Tensor>,
     tile: RowTile,
+    /// Numbers of rows with which a row has the same bits as with the tile, in descending order.
+    larger: Arc<[usize]>,
 }
 
 /// The elements of a matrix.
@@ -52,11 +62,21 @@ pub(crate) enum Matrix {
 
 impl Linear {
     pub(crate) fn new(matrices: Vec<Matrix>, bias: Option<Tensor>, tile: RowTile) -> Self {
-        Self { matrices, bias, tile }
+        Self { matrices, bias, tile, larger: Arc::default() }
+    }
+
+    /// Also uses products of these numbers of rows. See [`Linear::try_larger`].
+    pub(crate) fn with_larger(self, larger: Arc<[usize]>) -> Self {
+        Self { larger, ..self }
     }
 
     pub(crate) fn tile(&self) -> RowTile {
         self.tile
+    }
+
+    /// The shapes and types of the matrices, which decide the kernels of the products.
+    pub(crate) fn kinds(&self) -> Vec<Kind> {
+        self.matrices.iter().map(Matrix::kind).collect()
     }
 
     /// Multiplies the rows of `x`, `[rows, in]`, and returns `[rows, out]` in f32.
@@ -66,7 +86,48 @@ impl Linear {
 
     /// As [`Linear::forward`], in the type of [`Linear::product`].
     pub(crate) fn tiled(&self, x: &Tensor) -> Result<Tensor> {
-        self.tile.apply(x, |x| self.product(x))
+        self.tiles(&self.tile.fill(x)?)?.narrow(0, 0, x.dim(0)?)
+    }
+
+    /// As [`Linear::tiled`], for whole tiles of contiguous rows.
+    pub(crate) fn tiles(&self, x: &Tensor) -> Result<Tensor> {
+        let Some(tile) = self.tile.0 else { return self.product(x) };
+        let rows = x.dim(0)?;
+        let (mut first, mut products) = (0, Vec::new());
+        while first < rows {
+            let larger = self.larger.iter().copied().find(|count| first + count <= rows);
+            let count = larger.unwrap_or(tile);
+            products.push(self.product(&x.narrow(0, first, count)?)?);
+            first += count;
+        }
+        match products.as_slice() {
+            [product] => Ok(product.clone()),
+            products => Tensor::cat(products, 0),
+        }
+    }
+
+    /// Tries products of several tiles with random rows: those numbers of rows, in descending
+    /// order, with which every row has the same bits as in a product of one tile.
+    pub(crate) fn try_larger(&self, device: &Device) -> Result<Arc<[usize]>> {
+        let Some(tile) = self.tile.0 else { return Ok(Arc::default()) };
+        let kinds = self.kinds();
+        let columns = kinds.first().map_or(0, |kind| kind.columns);
+        let width: usize = kinds.iter().map(|kind| kind.rows).sum();
+        let mut larger = Vec::new();
+        for rows in MULTIPLES.map(|multiple| multiple * tile) {
+            let trials = COMPARED.div_ceil(rows * width.max(1)).min(TRIALS_MAX);
+            let mut is_same = true;
+            for _ in 0..trials {
+                let x = Tensor::randn(0_f32, 1.0, (rows, columns), device)?;
+                let differ = self.product(&x)?.ne(&self.tiles(&x)?)?;
+                let count = differ.to_dtype(DType::F32)?.sum_all()?.to_scalar::<f32>()?;
+                is_same = is_same && count == 0.0;
+            }
+            if is_same {
+                larger.push(rows);
+            }
+        }
+        Ok(larger.into())
     }
 
     /// The product with all rows of `x`, a tile if there are tiles: `[rows, out]`, in the compute
@@ -87,11 +148,78 @@ impl Linear {
     }
 }
 
+/// What decides the kernel of a product besides the number of rows of its argument.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Kind {
+    rows: usize,
+    columns: usize,
+    /// `None` for matrices in the compute type.
+    blocks: Option<GgmlDType>,
+}
+
 impl Matrix {
+    fn kind(&self) -> Kind {
+        let (dims, blocks) = match self {
+            Self::Dense(matrix) => (matrix.dims(), None),
+            Self::Quantised(QMatMul::QTensor(matrix)) => {
+                (matrix.shape().dims(), Some(matrix.dtype()))
+            }
+            Self::Quantised(QMatMul::Tensor(matrix) | QMatMul::TensorF16(matrix)) => {
+                (matrix.dims(), None)
+            }
+        };
+        Kind { rows: dims[0], columns: dims[1], blocks }
+    }
+
     fn multiply(&self, x: &Tensor) -> Result<Tensor> {
         match self {
             Self::Dense(matrix) => x.to_dtype(matrix.dtype())?.matmul(&matrix.t()?),
             Self::Quantised(matrix) => matrix.forward(&x.to_dtype(DType::F32)?),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn matrix() -> Tensor {
+        Tensor::randn(0_f32, 1.0, (48, 96), &Device::Cpu).expect("a matrix")
+    }
+
+    fn linear(matrix: &Tensor, tile: Option<usize>) -> Linear {
+        Linear::new(vec![Matrix::Dense(matrix.clone())], None, RowTile(tile))
+    }
+
+    fn values(product: Result<Tensor>) -> Vec<Vec<f32>> {
+        product.and_then(|product| product.to_vec2()).expect("a product")
+    }
+
+    /// Goal: a product of any number of rows has the bits of products of one tile each, also with
+    /// the larger numbers of rows that a trial has found, which are multiples of the tile.
+    #[test]
+    fn larger_products_have_the_bits_of_tiles() {
+        let matrix = matrix();
+        let one = linear(&matrix, Some(4));
+        let larger = one.try_larger(&Device::Cpu).expect("a trial");
+        assert!(larger.iter().all(|rows| MULTIPLES.contains(&(rows / 4)) && rows % 4 == 0));
+        let several = linear(&matrix, Some(4)).with_larger(larger);
+        for rows in [1, 4, 7, 64, 101] {
+            let x = Tensor::randn(0_f32, 1.0, (rows, 96), &Device::Cpu).expect("rows");
+            let expected = values(one.tiled(&x));
+            assert_eq!(expected.len(), rows);
+            assert_eq!(values(several.tiled(&x)), expected);
+            let first = x.narrow(0, rows - 1, 1).expect("a row");
+            assert_eq!(values(one.tiled(&first))[0], expected[rows - 1]);
+        }
+    }
+
+    /// Goal: without batch invariance, all rows are one product.
+    #[test]
+    fn without_a_tile_nothing_is_tried() {
+        let linear = linear(&matrix(), None);
+        assert!(linear.try_larger(&Device::Cpu).expect("a trial").is_empty());
+        let x = Tensor::ones((5, 96), DType::F32, &Device::Cpu).expect("rows");
+        assert_eq!(values(linear.tiled(&x)), values(linear.product(&x)));
     }
 }

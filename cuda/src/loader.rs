@@ -10,7 +10,7 @@ use stolon_model::config::{LinearWeights, TensorSpec};
 use stolon_model::{TensorType, Weights};
 
 use crate::OpenError;
-use crate::linear::{Linear, Matrix, RowTile};
+use crate::linear::{Kind, Linear, Matrix, RowTile};
 
 /// Loads tensors by their descriptions.
 #[derive(Debug)]
@@ -21,6 +21,8 @@ pub(crate) struct Loader {
     pub(crate) dtype: DType,
     /// The row tile of all products.
     pub(crate) tile: RowTile,
+    /// The products that were tried, see [`Linear::try_larger`].
+    pub(crate) tried: Vec<(Vec<Kind>, Arc<[usize]>)>,
 }
 
 impl Loader {
@@ -47,7 +49,15 @@ impl Loader {
         }
         // Either all parts have a bias or none.
         let bias = (!biases.is_empty()).then(|| Tensor::cat(&biases, 0)).transpose()?;
-        Ok(Linear::new(matrices, bias, self.tile))
+        let linear = Linear::new(matrices, bias, self.tile);
+        let kinds = linear.kinds();
+        if let Some((_, larger)) = self.tried.iter().find(|(tried, _)| *tried == kinds) {
+            return Ok(linear.with_larger(larger.clone()));
+        }
+        let larger = linear.try_larger(&self.device)?;
+        tracing::debug!(?kinds, ?larger, "numbers of rows with the bits of a tile");
+        self.tried.push((kinds, larger.clone()));
+        Ok(linear.with_larger(larger))
     }
 
     /// Loads the output matrix.

@@ -122,7 +122,7 @@ pub(crate) fn step_bytes(config: &DecoderConfig, options: &CandleOptions, tile: 
     // and after the rotation; and the operands in the compute type.
     let per_row = 6 * config.hidden_size as u64 + 4 * heads as u64;
     // For the rows of a product: gate and up, what the gate is computed from, and its result.
-    let mlp = 5 * inner as u64 * tile.0.unwrap_or(options.step_tokens) as u64;
+    let mlp = 5 * inner as u64 * tile.rows(options.step_tokens) as u64;
     // The logits, and what is computed from them to find the largest.
     let logits = 4 * config.vocab_size as u64 * options.step_sequences.max(128) as u64;
     4 * per_row.saturating_mul(options.step_tokens as u64).saturating_add(mlp).max(logits)
@@ -162,6 +162,12 @@ pub(crate) fn block_count(
     let count = match (options.kv_budget, memory) {
         (KvBudget::Auto, Some(memory)) if !device.is_cpu() => {
             let budget = share(memory, options.memory_utilization, step_bytes);
+            if budget < block_bytes as u64 {
+                let share = options.memory_utilization;
+                let what = format!("a KV block, in the {share} of the memory that may be in use");
+                let expected = block_bytes as u64;
+                return Err(ModelError::OutOfMemory { what, expected, free: budget });
+            }
             kv_capacity(budget, block_bytes)?
         }
         (KvBudget::Auto, Some(memory)) => kv_capacity(default_kv_budget(memory.free), block_bytes)?,
