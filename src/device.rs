@@ -17,8 +17,8 @@ struct DeviceSettings {
     memory_utilization: Option<f64>,
     /// Whether results may depend on the batch.
     batch_dependent: bool,
-    /// Whether decode steps are captured as CUDA graphs.
-    cuda_graphs: bool,
+    /// Whether decode steps are not captured as CUDA graphs.
+    without_graphs: bool,
 }
 
 /// The options of a backend on a GPU.
@@ -58,7 +58,8 @@ impl Device {
             step_sequences: config.max_running,
             kv_type: builder.kv_type,
             batch_invariant: !settings.batch_dependent,
-            cuda_graphs: settings.cuda_graphs,
+            cuda_graphs: !settings.without_graphs
+                && matches!(settings.device, DeviceChoice::Cuda(_)),
             kv_copies: cfg!(feature = "tiers") && !settings.batch_dependent,
             ..default
         })))
@@ -107,12 +108,12 @@ impl EngineBuilder {
     }
 
     /// Whether decode steps on a CUDA device are captured as CUDA graphs, which launch all kernels
-    /// of a step at once, so that small models do not wait for the host. Default: false, because no
-    /// GPU has run it yet. It has no effect on models with experts, on steps with
-    /// log-probabilities, penalties, biases or grammars, or without flash attention unless
-    /// [`batch_invariant`](Self::batch_invariant) is off.
+    /// of a step at once, so that small models do not wait for the host. Default: true. With batch
+    /// invariance, answers are the same without. It takes memory for a second step, and has no
+    /// effect on models with experts or on steps with log-probabilities, penalties, biases or
+    /// grammars.
     pub fn cuda_graphs(mut self, on: bool) -> Self {
-        self.device.0.get_or_insert_default().cuda_graphs = on;
+        self.device.0.get_or_insert_default().without_graphs = !on;
         self
     }
 }

@@ -119,13 +119,13 @@ pub struct EngineArgs {
     #[cfg(feature = "candle")]
     #[arg(long)]
     pub no_batch_invariance: bool,
-    /// Launch the kernels of decode steps on a CUDA device as CUDA graphs
+    /// Launch the kernels of decode steps on a CUDA device one by one instead of as CUDA graphs
     ///
-    /// Small models then generate faster. No GPU has run CUDA graphs yet; `stolon gpu-check`
-    /// compares them with steps without graphs. This has no effect on models with experts.
+    /// Graphs let small models generate faster, with the same answers, and take memory for a second
+    /// step.
     #[cfg(feature = "candle")]
     #[arg(long)]
-    pub cuda_graphs: bool,
+    pub no_cuda_graphs: bool,
     /// Data type of the KV cache: f32, bf16, f16 or int8
     ///
     /// By default f32 for models in f32 and bf16 for all others. int8 has a scale per token and
@@ -338,7 +338,7 @@ impl EngineArgs {
                 .device(self.device)
                 .gpu_memory_utilization(self.gpu_memory_utilization)
                 .batch_invariant(!self.no_batch_invariance)
-                .cuda_graphs(self.cuda_graphs);
+                .cuda_graphs(!self.no_cuda_graphs);
         }
         if let Some(kv_type) = self.kv_dtype {
             builder = builder.kv_type(kv_type);
