@@ -1,17 +1,17 @@
 //! The GPU backend of the Stolon engine: the decoder of `stolon-model`, written against candle's
 //! tensors with the device as a parameter.
 //!
-//! [`CandleBackend`] implements [`Backend`](stolon_backend::Backend) for every architecture that
-//! the CPU backend supports. It runs on the CPU without any feature, which is how it is tested;
-//! with the feature `cuda` on NVIDIA GPUs, and with `metal` on Apple's. The crate's README says
-//! what was tested on which device.
+//! [`CandleBackend`] implements [`Backend`](stolon_backend::Backend) for models with attention and a
+//! gated MLP or experts in each layer. It runs on the CPU without any feature, which is how it is
+//! tested; with the feature `cuda` on NVIDIA GPUs, and with `metal` on Apple's. The crate's README
+//! says what was tested on which device.
 //!
 //! * [`CandleOptions`] and [`DeviceChoice`]: where the model runs, and with which types and sizes;
 //! * [`CandleBackend`]: the weights, the KV store and the forward pass;
 //! * [`DeviceInfo`], [`DeviceChoice::copy_speed`] and [`DeviceChoice::product_speed`]: properties
 //!   and speed limits of a device, for reports;
-//! * `attention`: candle's flash attention on CUDA, attention from gathered keys and values on
-//!   every device, and split-KV decoding;
+//! * `attention`: candle's flash attention and split-KV attention on CUDA, and attention from
+//!   gathered keys and values on every device;
 //! * `kv_store` and `kv_write`: the paged KV store and the operation that writes to it in place;
 //! * `gate`: the gate of an MLP in one pass;
 //! * `draw`: tokens that are drawn from rows of logits on the device;

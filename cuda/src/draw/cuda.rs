@@ -1,4 +1,4 @@
-//! The launch of the kernel in `kernels/draw.cu`. No GPU has run it yet.
+//! The launch of the kernel in `kernels/draw.cu`.
 
 #![allow(unsafe_code, reason = "a kernel launch cannot be checked by the compiler")]
 

@@ -1,4 +1,4 @@
-//! The launch of the kernels in `kernels/gate.cu`. No GPU has run them yet.
+//! The launch of the kernels in `kernels/gate.cu`.
 
 #![allow(unsafe_code, reason = "a kernel launch cannot be checked by the compiler")]
 

@@ -1,4 +1,4 @@
-//! Graphs of the driver. No GPU has run them yet.
+//! Graphs of the driver.
 
 use std::fmt;
 

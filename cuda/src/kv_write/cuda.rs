@@ -1,4 +1,4 @@
-//! The launch of the kernels in `kernels/kv_write.cu`. No GPU has run it yet.
+//! The launch of the kernels in `kernels/kv_write.cu`.
 
 #![allow(unsafe_code, reason = "a kernel launch cannot be checked by the compiler")]
 
