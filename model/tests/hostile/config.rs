@@ -119,6 +119,14 @@ fn impossible_values_are_refused_by_their_key() {
         write_json(dir.path(), "config.json", &config);
         refused(dir.path(), &format!("{key}: {value}"), &format!("key `{key}`"));
     }
-    std::fs::write(dir.path().join("config.json"), r#"{"rope_theta": NaN}"#).unwrap();
-    refused(dir.path(), "NaN", "malformed");
+    // Python writes numbers that JSON does not have.
+    for (key, number) in [("rope_theta", "NaN"), ("rms_norm_eps", "Infinity")] {
+        let mut config = config_json("llama");
+        config[key] = "a number".into();
+        let text = config.to_string().replace("\"a number\"", number);
+        std::fs::write(dir.path().join("config.json"), text).unwrap();
+        refused(dir.path(), number, &format!("key `{key}`"));
+    }
+    std::fs::write(dir.path().join("config.json"), r#"{"rope_theta": nan}"#).unwrap();
+    refused(dir.path(), "nan", "malformed");
 }

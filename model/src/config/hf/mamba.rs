@@ -83,7 +83,7 @@ fn is_unlimited(limit: &serde_json::Value) -> bool {
     let Some([start, end]) = limit.as_array().map(Vec::as_slice) else { return false };
     let end = match end.as_f64() {
         Some(end) => end >= 1e30,
-        None => end.is_null() || end.is_string() || end.is_object(),
+        None => end.is_null() || end.is_object() || end.as_str() == Some("Infinity"),
     };
     start.as_f64() == Some(0.0) && end
 }
