@@ -264,7 +264,7 @@ fn use_every_field(config: &DecoderConfig) {
     for layer in layers {
         // `Decoder::compute`, `Decoder::attend` and `DecoderConfig::weights`
         // Layers without attention are refused by `Layer::load`.
-        let LayerConfig { mixer: _, rope: _, sliding_window: _, experts: _ } = layer;
+        let LayerConfig { mixers: _, rope: _, sliding_window: _, mlp: _ } = layer;
     }
     if let Some(experts) = experts {
         // `DecoderConfig::weights`, `experts::groups` and `ExpertsConfig::choose`

@@ -2,8 +2,8 @@
 
 use super::Site;
 use crate::config::{
-    AttentionWeights, FeedForwardWeights, LayerWeights, MixerWeights, MlpWeights, StackedWeights,
-    TensorSpec,
+    AttentionWeights, FeedForwardWeights, LayerWeights, MixerWeights, MlpInputs, MlpWeights,
+    StackedWeights, TensorSpec,
 };
 
 /// A projection, and where its matrices may be in files.
@@ -18,22 +18,23 @@ pub(super) struct Part {
 
 /// The projections of a layer at each site, in the order of [`Site::ALL`].
 pub(super) fn sites(layer: LayerWeights) -> [Vec<Part>; Site::ALL.len()] {
-    let (inputs, output) = match layer.mixer {
+    let attention = layer.mixers.into_iter().find_map(|mixer| match mixer {
         MixerWeights::Attention(AttentionWeights { qkv, gate, output, .. }) => {
             let query = qkv.parts[0].weight.name.clone();
             let mut inputs = stacked(qkv);
             // Files have the gates in one matrix with the queries.
             inputs.extend(gate.map(|gate| Part { spec: gate.weight, sources: vec![query] }));
-            (inputs, vec![single(output.weight)])
+            Some((inputs, vec![single(output.weight)]))
         }
-        MixerWeights::Convolution(_) | MixerWeights::DeltaNet(_) | MixerWeights::Mamba2(_) => {
-            Default::default()
-        }
-    };
+        MixerWeights::Convolution(_) | MixerWeights::DeltaNet(_) | MixerWeights::Mamba2(_) => None,
+    });
+    let (inputs, output) = attention.unwrap_or_default();
     // The MLP of parallel layers reads rows that are gone when it is computed.
     let parallel = layer.mlp_input_norm.is_none() && layer.mlp_output_norm.is_none();
     let (gate_up, down) = match layer.mlp {
-        FeedForwardWeights::Dense(MlpWeights { gate_up, down }) if !parallel => {
+        Some(FeedForwardWeights::Dense(MlpWeights { inputs: MlpInputs::Gated(gate_up), down }))
+            if !parallel =>
+        {
             (stacked(gate_up), vec![single(down.weight)])
         }
         _ => Default::default(),

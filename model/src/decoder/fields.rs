@@ -43,7 +43,7 @@ pub(super) fn use_every_field(config: &DecoderConfig) {
         attention_scale: _,
         attention_softcap: _,
         attention_sinks: _,
-        // `passes::gate`
+        // `passes::activate`
         activation: _,
         // `passes::finish_logits`
         logit_scale: _,
@@ -57,7 +57,7 @@ pub(super) fn use_every_field(config: &DecoderConfig) {
     } = config;
     for layer in layers {
         // `Decoder::project`, `Decoder::heads`, `passes::attend` and `DecoderConfig::weights`
-        let LayerConfig { mixer: _, rope: _, sliding_window: _, experts: _ } = layer;
+        let LayerConfig { mixers: _, rope: _, sliding_window: _, mlp: _ } = layer;
     }
     experts.iter().for_each(use_every_field_of_experts);
     delta_net.iter().for_each(use_every_field_of_delta_net);

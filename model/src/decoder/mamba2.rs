@@ -9,7 +9,6 @@ use stolon_backend::StepBatch;
 use stolon_kernels::{self as kernels, Rule};
 
 use super::attention::Inputs;
-use super::layer::Mixer;
 use super::linear::{Linear, Loader};
 use super::profile::Stage;
 use super::recurrent::{HeadInputs, Recurrent, by_tap, softplus};
@@ -102,7 +101,7 @@ impl Decoder {
         (batch, step): (&StepBatch, &mut StepState<'_>),
         workers: &Workers,
     ) {
-        let Mixer::Mamba2(layer) = &self.layers[index].mixer else { return };
+        let Some(layer) = self.layers[index].mamba2() else { return };
         let activations = &mut self.activations;
         let (normed, buffers) = (&activations.normed, &mut activations.recurrent);
         let products = [
@@ -127,7 +126,7 @@ impl Decoder {
     pub(super) fn gate_mamba2(&mut self, index: usize, rows: usize, workers: &Workers) {
         let (path, eps) = (self.path, self.config.rms_norm_eps);
         let is_last = index + 1 == self.layers.len();
-        let Mixer::Mamba2(layer) = &self.layers[index].mixer else { return };
+        let Some(layer) = self.layers[index].mamba2() else { return };
         let (shape, width) = (layer.recurrent.shape, layer.recurrent.shape.value_width());
         let group = width / layer.config.groups;
         let activations = &mut self.activations;

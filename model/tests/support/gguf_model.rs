@@ -154,7 +154,7 @@ fn metadata(config: &DecoderConfig, file: &mut GgufWriter) {
                 config
                     .layers
                     .iter()
-                    .map(|l| if l.mixer == MixerKind::Attention { number as i32 } else { 0 })
+                    .map(|l| if l.has(MixerKind::Attention) { number as i32 } else { 0 })
                     .collect(),
             ),
             _ => Meta::U32(number as u32),
@@ -297,7 +297,7 @@ fn fused_name(name: &str) -> Option<(String, bool)> {
 /// Whether a tensor belongs to a shared expert without a gate.
 fn is_shared(config: &DecoderConfig, name: &str) -> bool {
     let layer = name.split('.').nth(2).and_then(|layer| layer.parse::<usize>().ok());
-    let has_experts = layer.is_some_and(|layer| config.layers[layer].experts);
+    let has_experts = layer.is_some_and(|layer| config.layers[layer].has_experts());
     let matrices = [".mlp.gate_proj.", ".mlp.up_proj.", ".mlp.down_proj."];
     has_experts && matrices.iter().any(|matrix| name.contains(matrix))
 }

@@ -18,12 +18,12 @@ impl Metadata<'_> {
         layers: &mut [LayerConfig],
     ) -> Result<usize, ModelError> {
         let key = "attention.head_count_kv";
-        let mixer = match (row.convolutions, row.mamba) {
-            (true, _) => Some(MixerKind::Convolution),
-            (_, true) => Some(MixerKind::Mamba2),
+        let mixers: Option<&[MixerKind]> = match (row.convolutions, row.mamba) {
+            (true, _) => Some(&[MixerKind::Convolution]),
+            (_, true) => Some(&[MixerKind::Mamba2]),
             _ => None,
         };
-        let (Some(Value::Integers(counts)), Some(mixer)) = (self.value(key), mixer) else {
+        let (Some(Value::Integers(counts)), Some(mixers)) = (self.value(key), mixers) else {
             return Ok(self.size(key)?.unwrap_or(num_heads));
         };
         let heads = counts.iter().copied().find(|heads| *heads != 0);
@@ -38,7 +38,7 @@ impl Metadata<'_> {
         };
         for (layer, count) in layers.iter_mut().zip(counts) {
             if *count == 0 {
-                *layer = LayerConfig { mixer, rope: None, ..*layer };
+                *layer = LayerConfig { mixers, rope: None, ..*layer };
             }
         }
         Ok(heads as usize)
@@ -49,7 +49,7 @@ impl Metadata<'_> {
         &self,
         layers: &[LayerConfig],
     ) -> Result<Option<usize>, ModelError> {
-        let any = layers.iter().any(|layer| layer.mixer == MixerKind::Convolution);
+        let any = layers.iter().any(|layer| layer.has(MixerKind::Convolution));
         any.then(|| self.required_size("shortconv.l_cache")).transpose()
     }
 }

@@ -36,10 +36,10 @@ impl Metadata<'_> {
         let recurrent = self.recurrent_layers(layers.len())?;
         for (layer, is_recurrent) in layers.iter_mut().zip(recurrent) {
             if is_recurrent {
-                *layer = LayerConfig { mixer: MixerKind::DeltaNet, rope: None, ..*layer };
+                *layer = LayerConfig { mixers: &[MixerKind::DeltaNet], rope: None, ..*layer };
             }
         }
-        if layers.iter().all(|layer| layer.mixer == MixerKind::Attention) {
+        if layers.iter().all(LayerConfig::has_attention) {
             return Ok(None);
         }
         let (value_heads, value_dim) = self.recurrent_heads()?;

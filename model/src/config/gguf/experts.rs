@@ -1,7 +1,7 @@
 //! Parses the mixture of experts of a GGUF file.
 
 use super::super::architecture::{Description, Scores, Shared};
-use super::super::{ExpertScores, ExpertsConfig, LayerConfig};
+use super::super::{ExpertScores, ExpertsConfig, LayerConfig, MlpKind};
 use super::Metadata;
 use crate::error::ModelError;
 
@@ -18,7 +18,7 @@ impl Metadata<'_> {
         }
     }
 
-    /// The mixture of experts, if the file has one. Sets [`LayerConfig::experts`] of the layers
+    /// The mixture of experts, if the file has one. Sets [`LayerConfig::mlp`] of the layers
     /// that have a router.
     pub(super) fn experts(
         &self,
@@ -27,9 +27,11 @@ impl Metadata<'_> {
     ) -> Result<Option<ExpertsConfig>, ModelError> {
         for (index, layer) in layers.iter_mut().enumerate() {
             let router = format!("blk.{index}.ffn_gate_inp.weight");
-            layer.experts = self.header.tensors.contains_key(&router);
+            if self.header.tensors.contains_key(&router) {
+                layer.mlp = Some(MlpKind::Experts);
+            }
         }
-        if layers.iter().all(|layer| !layer.experts) {
+        if !layers.iter().any(LayerConfig::has_experts) {
             // A model without experts may have the key with the value 0.
             return match self.value("expert_count") {
                 Some(count) if count.as_u64() != Some(0) => {

@@ -1,7 +1,7 @@
 //! Parses which layers of a GGUF file have a sliding window and a rotary embedding.
 
 use super::super::architecture::{Description, Pattern, Windows};
-use super::super::{LAYERS_MAX, LayerConfig, MixerKind, Rope, RopeScaling};
+use super::super::{LAYERS_MAX, LayerConfig, MixerKind, MlpKind, Rope, RopeScaling};
 use super::Metadata;
 use crate::error::ModelError;
 use crate::gguf::Value;
@@ -37,10 +37,10 @@ impl Metadata<'_> {
             Some(_) => self.size(key)?,
         };
         let full = LayerConfig {
-            mixer: MixerKind::Attention,
+            mixers: &[MixerKind::Attention],
             rope: Some(0),
             sliding_window: None,
-            experts: false,
+            mlp: Some(MlpKind::Dense),
         };
         let Some(window) = window else {
             let mark = self.value("rope.scaling.finetuned").and_then(Value::as_bool);

@@ -10,7 +10,7 @@ impl Metadata<'_> {
         &self,
         layers: &[LayerConfig],
     ) -> Result<Option<Mamba2Config>, ModelError> {
-        let Some(first) = layers.iter().position(|layer| layer.mixer == MixerKind::Mamba2) else {
+        let Some(first) = layers.iter().position(|layer| layer.has(MixerKind::Mamba2)) else {
             return Ok(None);
         };
         let bias = format!("blk.{first}.ssm_conv1d.bias");

@@ -2,11 +2,11 @@
 
 use super::super::architecture::{Description, ExpertsDefaults, Scores, Shared};
 use super::super::keys::Keys;
-use super::super::{ExpertScores, ExpertsConfig, LayerConfig};
+use super::super::{ExpertScores, ExpertsConfig, LayerConfig, MlpKind};
 use super::mlp;
 use crate::error::ModelError;
 
-/// The mixture of experts, if the architecture has one. Sets [`LayerConfig::experts`] of the layers
+/// The mixture of experts, if the architecture has one. Sets [`LayerConfig::mlp`] of the layers
 /// that have it.
 pub(super) fn parse(
     row: &Description,
@@ -16,7 +16,7 @@ pub(super) fn parse(
     let Some(defaults) = row.experts else { return Ok(None) };
     let count = count(&defaults, keys)?;
     mark_layers(&defaults, keys, count, layers)?;
-    if layers.iter().all(|layer| !layer.experts) {
+    if !layers.iter().any(LayerConfig::has_experts) {
         return Ok(None);
     }
     let (key, width) = match defaults.width {
@@ -81,9 +81,10 @@ fn mark_layers(
     count: usize,
     layers: &mut [LayerConfig],
 ) -> Result<(), ModelError> {
+    let kind = Some(if count > 0 { MlpKind::Experts } else { MlpKind::Dense });
     if let Some((key, dense)) = defaults.dense_layers {
         let dense = keys.count(key)?.unwrap_or(dense);
-        layers.iter_mut().skip(dense).for_each(|layer| layer.experts = count > 0);
+        layers.iter_mut().skip(dense).for_each(|layer| layer.mlp = kind);
         return Ok(());
     }
     let (step, dense) = match defaults.width {
@@ -94,11 +95,11 @@ fn mark_layers(
         None => (1, Vec::new()),
     };
     for layer in (step - 1..layers.len()).step_by(step) {
-        layers[layer].experts = count > 0;
+        layers[layer].mlp = kind;
     }
     for layer in dense {
         if let Some(layer) = layers.get_mut(layer) {
-            layer.experts = false;
+            layer.mlp = Some(MlpKind::Dense);
         }
     }
     Ok(())

@@ -2,7 +2,7 @@
 
 use super::super::architecture::{Description, Pattern, Windows};
 use super::super::keys::Keys;
-use super::super::{LAYERS_MAX, LayerConfig, MixerKind};
+use super::super::{LAYERS_MAX, LayerConfig, MixerKind, MlpKind};
 use crate::error::ModelError;
 
 /// Default of `max_window_layers`.
@@ -35,14 +35,14 @@ pub(super) fn parse(
     };
     let local_only = row.rotation.local_only && window.is_some();
     let layer = |(is_sliding, rotated): (bool, bool)| LayerConfig {
-        mixer: MixerKind::Attention,
+        mixers: &[MixerKind::Attention],
         rope: (rotated && (is_sliding || !local_only)).then_some(if is_sliding {
             local
         } else {
             0
         }),
         sliding_window: window.filter(|_| is_sliding),
-        experts: false,
+        mlp: Some(MlpKind::Dense),
     };
     Ok(is_sliding.into_iter().zip(rotated).map(layer).collect())
 }

@@ -26,9 +26,9 @@ pub(super) fn parse(
         Some(_) => return Err(keys.unsupported(key, "rope or nope")),
     };
     for (layer, kind) in layers.iter_mut().zip(kinds) {
-        layer.mixer = match kind {
-            "attention" | "full_attention" => MixerKind::Attention,
-            "mamba" | "linear_attention" => MixerKind::Mamba2,
+        layer.mixers = match kind {
+            "attention" | "full_attention" => &[MixerKind::Attention],
+            "mamba" | "linear_attention" => &[MixerKind::Mamba2],
             _ => return Err(keys.unsupported("layer_types", "attention or mamba")),
         };
         if !rotated || !layer.has_attention() {

@@ -79,7 +79,7 @@ pub struct Mamba2Weights {
     pub output: LinearWeights,
 }
 
-/// How a layer mixes positions.
+/// A way in which a layer mixes positions.
 #[allow(clippy::large_enum_variant, reason = "there is one per layer, while a model is loaded")]
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum MixerWeights {
@@ -94,7 +94,7 @@ pub enum MixerWeights {
 }
 
 impl DecoderConfig {
-    /// What a layer of this kind has. `at` is the name of a module of the layer.
+    /// What a layer with this mixer has. `at` is the name of a module of the layer.
     pub(super) fn mixer_weights(
         &self,
         kind: MixerKind,

@@ -6,7 +6,7 @@ use crate::config::{DeltaNetConfig, Mamba2Config};
 /// The indices of the layers with Gated DeltaNet.
 fn recurrent(config: &DecoderConfig) -> Vec<usize> {
     let layers = config.layers.iter().enumerate();
-    let recurrent = layers.filter(|(_, layer)| layer.mixer == MixerKind::DeltaNet);
+    let recurrent = layers.filter(|(_, layer)| layer.has(MixerKind::DeltaNet));
     recurrent.map(|(index, _)| index).collect()
 }
 
