@@ -60,6 +60,10 @@ pub(crate) fn parse(
     let head_dim = keys.size("attention.key_length")?.unwrap_or(hidden_size / num_heads);
     let rotary_dim = keys.rotary_dim(row, head_dim)?;
     let layer_count = keys.layer_count()?;
+    match keys.prediction_layers()? {
+        0 => {}
+        count => tracing::info!("{count} layers of multi-token prediction are not used"),
+    }
     let is_wide = row.gguf.wide_scale_layers == Some(layer_count);
     let score_dim = if is_wide { hidden_size / num_heads } else { head_dim } as f32;
     let scale = |key: &str| keys.factor(key).map(|factor| factor.filter(|factor| *factor != 1.0));
@@ -74,6 +78,8 @@ pub(crate) fn parse(
     let delta_net = keys.delta_net(row, &mut layers)?;
     let attention = layers.iter().position(LayerConfig::has_attention).unwrap_or(0);
     let attention_has = |name: &str| has(&format!("blk.{attention}.{name}"));
+    let mlp = layers.iter().position(|layer| layer.mlp.is_some()).unwrap_or(0);
+    let mlp_has = |name: &str| has(&format!("blk.{mlp}.{name}"));
     let eps = match row.norm_kind {
         NormKind::Rms => "attention.layer_norm_rms_epsilon",
         NormKind::Layer | NormKind::LayerWithoutBias => "attention.layer_norm_epsilon",
@@ -99,7 +105,7 @@ pub(crate) fn parse(
         qkv_bias: attention_has("attn_q.bias") || attention_has("attn_qkv.bias"),
         output_bias: attention_has("attn_output.bias"),
         output_gate: row.output_gate,
-        mlp_bias: has("blk.0.ffn_up.bias") || has("blk.0.ffn_up_exps.bias"),
+        mlp_bias: mlp_has("ffn_up.bias") || mlp_has("ffn_up_exps.bias"),
         qk_norm: (row.qk_norm.filter(|norm| *norm == QkNorm::Position))
             .or(attention_has("attn_q_norm.weight").then_some(QkNorm::Head)),
         norms: row.norms,
@@ -131,6 +137,7 @@ fn activation(gate: Gate) -> Activation {
     match gate {
         Gate::ClampedSwiglu => Activation::ClampedSwiglu { alpha: 1.702, limit: 7.0 },
         Gate::Gelu | Gate::GeluAct => Activation::GeluTanh,
+        Gate::SquaredRelu => Activation::SquaredRelu,
         Gate::Silu => Activation::Silu,
     }
 }

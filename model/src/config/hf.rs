@@ -10,6 +10,7 @@ mod layers;
 mod mamba;
 mod mlp;
 mod moondream;
+mod nemotron;
 mod rope;
 
 use serde_json::Value;
@@ -117,17 +118,21 @@ fn decoder(
         None if keys.given("num_key_value_heads") => num_heads,
         None => defaults.num_kv_heads.unwrap_or(num_heads),
     };
-    let head_dim = match keys.size("head_dim")?.or(defaults.head_dim) {
+    let head_dim = match keys.size("head_dim")? {
         Some(dim) => dim,
-        None => hidden_size / num_heads,
+        // Older files of Nemotron-H have this key.
+        None => match keys.size("attention_head_dim")?.or(defaults.head_dim) {
+            Some(dim) => dim,
+            None => hidden_size / num_heads,
+        },
     };
     let max_positions = keys.size("max_position_embeddings")?.unwrap_or(defaults.max_positions);
     let ropes = rope::parse(&row.rotation, keys, head_dim, max_positions)?;
     let mut layers = layers::parse(row, keys, ropes.local)?;
+    let mamba2 = mamba::parse(row, keys, hidden_size, &mut layers)?;
     let experts = experts::parse(row, keys, &mut layers)?;
     let convolution_taps = convolutions::parse(row, keys, &mut layers)?;
     let delta_net = delta_net::parse(row, keys, &mut layers)?;
-    let mamba2 = mamba::parse(row, keys, hidden_size, &mut layers)?;
     let cap = |cap: fn(Softcaps) -> Option<f32>| row.softcaps.and_then(cap);
     Ok(DecoderConfig {
         architecture: row.architecture,
@@ -282,6 +287,13 @@ fn activation(gate: Gate, keys: &Keys<'_>) -> Result<Activation, ModelError> {
         Gate::Silu => ("hidden_act", "silu"),
         Gate::GeluAct => ("hidden_act", "gelu_pytorch_tanh"),
         Gate::Gelu => ("hidden_activation", "gelu_pytorch_tanh"),
+        Gate::SquaredRelu => {
+            let key = "mlp_hidden_act";
+            return match keys.text(key)? {
+                None | Some("relu2") => Ok(Activation::SquaredRelu),
+                Some(_) => Err(keys.unsupported(key, "relu2")),
+            };
+        }
         Gate::ClampedSwiglu => {
             let alpha = keys.positive_f32("swiglu_alpha")?.unwrap_or(1.702);
             let limit = keys.positive_f32("swiglu_limit")?.unwrap_or(7.0);

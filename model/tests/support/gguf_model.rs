@@ -3,7 +3,7 @@
 use candle_core::quantized::QTensor;
 use candle_core::{Device, Tensor as CandleTensor};
 use stolon_model::config::{NormKind, NormPlacement, TensorRole, TensorSpec};
-use stolon_model::{Architecture, DecoderConfig, MixerKind, RopeScaling, TensorType, Weights};
+use stolon_model::{Architecture, DecoderConfig, LayerConfig, RopeScaling, TensorType, Weights};
 
 #[path = "gguf_delta_net.rs"]
 mod gguf_delta_net;
@@ -125,6 +125,7 @@ fn metadata(config: &DecoderConfig, file: &mut GgufWriter) {
         Architecture::Glm4Moe => "glm4moe",
         Architecture::Ministral3 => "mistral3",
         Architecture::Lfm2Moe => "lfm2moe",
+        Architecture::NemotronH if config.experts.is_some() => "nemotron_h_moe",
         Architecture::Qwen35 => "qwen35",
         Architecture::Qwen35Moe => "qwen35moe",
         Architecture::Qwen3Next => "qwen3next",
@@ -147,16 +148,20 @@ fn metadata(config: &DecoderConfig, file: &mut GgufWriter) {
         ("attention.value_length", config.head_dim),
         ("rope.dimension_count", config.rotary_dim()),
     ];
+    let nemotron = config.architecture == Architecture::NemotronH;
     for (key, number) in numbers {
         let by_layer = config.convolution_taps.is_some() || config.mamba2.is_some();
+        let list = |has: fn(&LayerConfig) -> bool| {
+            let entry = |layer: &LayerConfig| if has(layer) { number as i32 } else { 0 };
+            Meta::I32s(config.layers.iter().map(entry).collect())
+        };
         let value = match key {
-            "attention.head_count_kv" if by_layer => Meta::I32s(
-                config
-                    .layers
-                    .iter()
-                    .map(|l| if l.has(MixerKind::Attention) { number as i32 } else { 0 })
-                    .collect(),
-            ),
+            "attention.head_count_kv" if by_layer => list(LayerConfig::has_attention),
+            "feed_forward_length" if nemotron => list(|layer| layer.mlp.is_some()),
+            // It is computed without the key `head_dim`.
+            "rope.dimension_count" if nemotron => {
+                Meta::U32((config.hidden_size / config.num_heads) as u32)
+            }
             _ => Meta::U32(number as u32),
         };
         file.set(&format!("{prefix}.{key}"), value);
@@ -347,7 +352,7 @@ pub(crate) fn gguf_of(config: &DecoderConfig, weights: &Weights, dtype: TensorTy
             Architecture::Phi3 => true,
             Architecture::Glm4 => name.contains("ffn_up"),
             Architecture::Lfm2 | Architecture::Lfm2Moe => name.contains("shortconv"),
-            Architecture::GraniteHybrid => name.contains("ssm_in"),
+            Architecture::GraniteHybrid | Architecture::NemotronH => name.contains("ssm_in"),
             _ => false,
         });
         if let Some((name, first)) = fused {

@@ -35,6 +35,19 @@ pub(crate) fn config_json(architecture: &str) -> Value {
         config["mamba_n_groups"] = 2.into();
         config["mamba_d_state"] = 64.into();
     }
+    if architecture == "nemotron_h" {
+        config["num_hidden_layers"] = 4.into();
+        config["hybrid_override_pattern"] = "ME*E".into();
+        config["head_dim"] = 64.into();
+        config["layer_norm_epsilon"] = 1e-5.into();
+        config["mamba_num_heads"] = 4.into();
+        config["n_groups"] = 2.into();
+        config["ssm_state_size"] = 64.into();
+        config["n_routed_experts"] = 4.into();
+        config["moe_intermediate_size"] = 256.into();
+        config["moe_shared_expert_intermediate_size"] = 512.into();
+        config["routed_scaling_factor"] = 1.5.into();
+    }
     if architecture.starts_with("granite") {
         config["attention_multiplier"] = 0.1.into();
         config["embedding_multiplier"] = 12.0.into();

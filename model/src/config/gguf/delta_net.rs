@@ -15,11 +15,7 @@ impl Metadata<'_> {
     pub(super) fn prediction_layers(&self) -> Result<usize, ModelError> {
         let key = "nextn_predict_layers";
         match self.value(key) {
-            Some(value) if value.as_u64() != Some(0) => {
-                let count = self.required_size(key)?;
-                tracing::info!("{count} layers of multi-token prediction are not used");
-                Ok(count)
-            }
+            Some(value) if value.as_u64() != Some(0) => self.required_size(key),
             _ => Ok(0),
         }
     }

@@ -12,9 +12,13 @@ impl Metadata<'_> {
     /// Width of the MLP of layers without experts. Files of models in which all layers have experts
     /// may lack it.
     pub(super) fn dense_width(&self) -> Result<usize, ModelError> {
-        match (self.size("feed_forward_length")?, self.size("expert_feed_forward_length")?) {
+        let key = "feed_forward_length";
+        if let Some((width, _)) = self.of_some_layers(key, self.layer_count()?)? {
+            return Ok(width);
+        }
+        match (self.size(key)?, self.size("expert_feed_forward_length")?) {
             (Some(width), _) | (None, Some(width)) => Ok(width),
-            (None, None) => self.required_size("feed_forward_length"),
+            (None, None) => self.required_size(key),
         }
     }
 
@@ -57,7 +61,7 @@ impl Metadata<'_> {
             (None, Shared::Times(_)) => {
                 self.size("expert_shared_count")?.map(|times| width.saturating_mul(times))
             }
-            (None, Shared::Gated(_) | Shared::Dense) => Some(dense_width),
+            (None, Shared::Gated(_) | Shared::Dense | Shared::Width(_)) => Some(dense_width),
         };
         let normalized = match self.value("expert_weights_norm") {
             None => row.gguf.normalized_experts,

@@ -44,7 +44,8 @@ impl Metadata<'_> {
         };
         let Some(window) = window else {
             let mark = self.value("rope.scaling.finetuned").and_then(Value::as_bool);
-            let rotated = mark != Some(false) || !row.gguf.marks_unrotated;
+            let marked = mark == Some(false) && row.gguf.marks_unrotated;
+            let rotated = !marked && !row.rotation.nowhere;
             // No layer number is a multiple of 0.
             let step = row.rotation.unrotated_step.unwrap_or(0);
             let rope = |number: usize| (rotated && !number.is_multiple_of(step)).then_some(0);

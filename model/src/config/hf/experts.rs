@@ -1,6 +1,6 @@
 //! Parses the mixture of experts of a `config.json`.
 
-use super::super::architecture::{Description, ExpertsDefaults, Scores, Shared};
+use super::super::architecture::{Description, ExpertLayers, ExpertsDefaults, Scores, Shared};
 use super::super::keys::Keys;
 use super::super::{ExpertScores, ExpertsConfig, LayerConfig, MlpKind};
 use super::mlp;
@@ -34,6 +34,9 @@ pub(super) fn parse(
             0 => None,
             times => Some(width.saturating_mul(times)),
         },
+        Shared::Width(width) => {
+            Some(keys.size("moe_shared_expert_intermediate_size")?.unwrap_or(width))
+        }
     };
     let normalized = match defaults.normalized {
         Some(default) => keys.flag("norm_topk_prob")?.unwrap_or(default),
@@ -50,6 +53,10 @@ pub(super) fn parse(
     // Experts of several groups, of which only the best are in the choice (DeepSeek-V3).
     if keys.size("n_group")?.is_some_and(|groups| groups > 1) {
         return Err(keys.unsupported("n_group", "1"));
+    }
+    // Experts whose inputs are projected to fewer features.
+    if keys.value("moe_latent_size").is_some() {
+        return Err(keys.unsupported("moe_latent_size", "null"));
     }
     Ok(Some(ExpertsConfig {
         count,
@@ -82,10 +89,14 @@ fn mark_layers(
     layers: &mut [LayerConfig],
 ) -> Result<(), ModelError> {
     let kind = Some(if count > 0 { MlpKind::Experts } else { MlpKind::Dense });
-    if let Some((key, dense)) = defaults.dense_layers {
-        let dense = keys.count(key)?.unwrap_or(dense);
-        layers.iter_mut().skip(dense).for_each(|layer| layer.mlp = kind);
-        return Ok(());
+    match defaults.layers {
+        ExpertLayers::Steps => {}
+        ExpertLayers::AllButFirst(key, dense) => {
+            let dense = keys.count(key)?.unwrap_or(dense);
+            layers.iter_mut().skip(dense).for_each(|layer| layer.mlp = kind);
+            return Ok(());
+        }
+        ExpertLayers::Kinds => return Ok(()),
     }
     let (step, dense) = match defaults.width {
         Some(_) => (

@@ -1,8 +1,9 @@
 //! Parses which layers of a `config.json` have a sliding window and a rotary embedding.
 
-use super::super::architecture::{Description, Pattern, Windows};
+use super::super::architecture::{Description, Mamba, Pattern, Windows};
 use super::super::keys::Keys;
 use super::super::{LAYERS_MAX, LayerConfig, MixerKind, MlpKind};
+use super::nemotron;
 use crate::error::ModelError;
 
 /// Default of `max_window_layers`.
@@ -15,12 +16,16 @@ pub(super) fn parse(
     keys: &Keys<'_>,
     local: usize,
 ) -> Result<Vec<LayerConfig>, ModelError> {
-    let count = keys.size("num_hidden_layers")?.unwrap_or(row.defaults.num_layers);
+    let count = match row.mamba {
+        Some(Mamba::Nemotron) => nemotron::blocks(keys)?.len(),
+        _ => keys.size("num_hidden_layers")?.unwrap_or(row.defaults.num_layers),
+    };
     if count > LAYERS_MAX {
         return Err(keys.invalid("num_hidden_layers", &format!("at most {LAYERS_MAX}")));
     }
     let window = window(row, keys)?;
     let rotated = match row.rotation.unrotated_step {
+        _ if row.rotation.nowhere => vec![false; count],
         Some(step) => rotated_layers(keys, count, step)?,
         None => vec![true; count],
     };

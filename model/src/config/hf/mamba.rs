@@ -1,20 +1,31 @@
-//! Parses the keys of Granite 4: layers with Mamba-2, and rotary embeddings.
+//! Parses which layers have Mamba-2, and the keys of Granite 4 for it.
 
-use super::super::architecture::Description;
+use super::super::architecture::{Description, Mamba};
 use super::super::keys::Keys;
 use super::super::{LayerConfig, Mamba2Config, MixerKind};
+use super::nemotron;
 use crate::error::ModelError;
 
-/// Sets which layers have Mamba-2, and which a rotary embedding: all with attention, or none.
+/// Sets which layers have Mamba-2. Returns its sizes, if there are any.
 pub(super) fn parse(
     row: &Description,
     keys: &Keys<'_>,
     hidden_size: usize,
     layers: &mut [LayerConfig],
 ) -> Result<Option<Mamba2Config>, ModelError> {
-    if !row.mamba {
-        return Ok(None);
+    match row.mamba {
+        Some(Mamba::Granite) => granite(keys, hidden_size, layers),
+        Some(Mamba::Nemotron) => nemotron::parse(keys, layers),
+        None => Ok(None),
     }
+}
+
+/// Sets which layers have Mamba-2, and which a rotary embedding: all with attention, or none.
+fn granite(
+    keys: &Keys<'_>,
+    hidden_size: usize,
+    layers: &mut [LayerConfig],
+) -> Result<Option<Mamba2Config>, ModelError> {
     let kinds = keys.texts("layer_types")?.unwrap_or_default();
     if kinds.len() != layers.len() {
         return Err(keys.invalid("layer_types", &format!("{} entries", layers.len())));
@@ -46,14 +57,7 @@ fn sizes(keys: &Keys<'_>, hidden_size: usize) -> Result<Mamba2Config, ModelError
     if keys.flag("mamba_proj_bias")?.unwrap_or(false) {
         return Err(keys.unsupported("mamba_proj_bias", "false"));
     }
-    // Time steps are bounded by nothing but 0, unless the key says otherwise.
-    if keys.value("time_step_limit").is_some_and(|limit| !is_unlimited(limit)) {
-        return Err(keys.unsupported("time_step_limit", "[0, infinity]"));
-    }
-    // Also the activation of the convolution and of the gates.
-    if !["silu", "swish"].contains(&keys.text("hidden_act")?.unwrap_or("silu")) {
-        return Err(keys.unsupported("hidden_act", "silu"));
-    }
+    refuse_options(keys, "hidden_act")?;
     let size = |key, default| keys.size(key).map(|size| size.unwrap_or(default));
     let heads = size("mamba_n_heads", 128)?;
     let width = hidden_size.saturating_mul(size("mamba_expand", 2)?);
@@ -75,6 +79,19 @@ fn sizes(keys: &Keys<'_>, hidden_size: usize) -> Result<Mamba2Config, ModelError
         convolution_bias: keys.flag("mamba_conv_bias")?.unwrap_or(true),
         log_rates: true,
     })
+}
+
+/// Refuses bounds of the time steps, and other activations of the convolution and of the gates than
+/// SiLU, which the key `activation` has.
+pub(super) fn refuse_options(keys: &Keys<'_>, activation: &str) -> Result<(), ModelError> {
+    // Time steps are bounded by nothing but 0, unless the key says otherwise.
+    if keys.value("time_step_limit").is_some_and(|limit| !is_unlimited(limit)) {
+        return Err(keys.unsupported("time_step_limit", "[0, infinity]"));
+    }
+    if !["silu", "swish"].contains(&keys.text(activation)?.unwrap_or("silu")) {
+        return Err(keys.unsupported(activation, "silu"));
+    }
+    Ok(())
 }
 
 /// Whether a range of time steps begins with 0 and has no end. Files have the end as `Infinity`, a

@@ -1,7 +1,7 @@
 //! Configurations of models with recurrent layers.
 
 use super::*;
-use crate::config::{DeltaNetConfig, Mamba2Config};
+use crate::config::{Activation, DeltaNetConfig, Mamba2Config, MlpKind};
 
 /// The indices of the layers with Gated DeltaNet.
 fn recurrent(config: &DecoderConfig) -> Vec<usize> {
@@ -167,4 +167,67 @@ fn mamba_layers_follow_the_configuration() {
         let key = if named { "mamba_n_heads" } else { key };
         assert!(error.contains(&format!("`{key}`")), "{key}: {error}");
     }
+}
+
+/// Goal: the published configuration of Nemotron Nano 9B v2 is read, and the kinds of layers also
+/// from a list of names.
+#[test]
+fn layers_of_nemotron_are_mixers_or_mlps() {
+    let pattern = "M-M-M-MM-M-M-M*-M-M-M*-M-M-M-M*-M-M-M-M*-M-MM-M-M-M-M-M-";
+    let base = json!({
+        "architectures": ["NemotronHForCausalLM"], "model_type": "nemotron_h",
+        "attention_bias": false, "conv_kernel": 4, "expand": 2, "head_dim": 128,
+        "hidden_size": 4480, "hybrid_override_pattern": pattern, "intermediate_size": 15_680,
+        "layer_norm_epsilon": 1e-5, "mamba_head_dim": 80, "mamba_hidden_act": "silu",
+        "mamba_num_heads": 128, "mamba_proj_bias": false, "max_position_embeddings": 131_072,
+        "mlp_bias": false, "mlp_hidden_act": "relu2", "n_groups": 8, "num_attention_heads": 40,
+        "num_hidden_layers": 56, "num_key_value_heads": 8, "ssm_state_size": 128,
+        "time_step_limit": [0.0, "Infinity"], "use_bias": false, "use_conv_bias": true,
+        "vocab_size": 131_072,
+    });
+    let config = decoder(base.clone());
+    let mamba2 = config.mamba2.expect("Mamba-2");
+    assert_eq!((mamba2.heads, mamba2.head_dim, mamba2.groups), (128, 80, 8));
+    assert_eq!((config.recurrent_layers(), config.layers.len()), (27, 56));
+    assert_eq!((config.mlp_gate, config.activation), (false, Activation::SquaredRelu));
+    assert!(config.layers.iter().all(|layer| layer.rope.is_none()));
+    assert!(config.layers.iter().all(|layer| layer.mixers.is_empty() == layer.mlp.is_some()));
+    assert!(config.experts.is_none());
+    let billions = config.parameter_count() as f64 / 1e9;
+    assert!((8.8..8.9).contains(&billions), "{billions}");
+
+    let names = json!({
+        "layers_block_type": ["linear_attention", "moe", "full_attention", "mlp"],
+        "num_hidden_layers": 4, "n_routed_experts": 16, "moe_intermediate_size": 32,
+        "moe_shared_expert_intermediate_size": 48,
+    });
+    let config = decoder(with(base.clone(), &names));
+    let mlps = [None, Some(MlpKind::Experts), None, Some(MlpKind::Dense)];
+    assert_eq!(config.layers.iter().map(|layer| layer.mlp).collect::<Vec<_>>(), mlps);
+    let experts = config.experts.expect("experts");
+    assert_eq!((experts.count, experts.width, experts.shared_width), (16, 32, Some(48)));
+
+    for (key, value, expected) in [
+        ("hybrid_override_pattern", json!("M-*-"), "56 layers, got 4"),
+        ("hybrid_override_pattern", json!(pattern.replace('*', "X")), "* (attention)"),
+        ("hybrid_override_pattern", json!(null), "a string"),
+        ("layers_block_type", json!(["mamba", "conv"]), "moe"),
+        ("mlp_hidden_act", json!("silu"), "relu2"),
+        ("mamba_hidden_act", json!("gelu"), "silu"),
+        ("use_bias", json!(true), "false"),
+        ("mamba_proj_bias", json!(true), "false"),
+        ("time_step_limit", json!([0.0, 5.0]), "infinity"),
+        ("moe_latent_size", json!(64), "null"),
+        ("n_group", json!(2), "1"),
+    ] {
+        let changed = with(base.clone(), &json!({ key: value }));
+        let experts = json!({ "hybrid_override_pattern": pattern.replace("*-", "*E") });
+        let needs_experts = matches!(key, "moe_latent_size" | "n_group");
+        let changed = if needs_experts { with(changed, &experts) } else { changed };
+        let error = read(changed).expect_err(key).to_string();
+        assert!(error.contains(&format!("`{key}`")) && error.contains(expected), "{key}: {error}");
+    }
+    let alone = json!({ "hybrid_override_pattern": "MM", "num_hidden_layers": 2 });
+    let error = read(with(base, &alone)).expect_err("no attention").to_string();
+    assert!(error.contains("`layer_types`"), "{error}");
 }
