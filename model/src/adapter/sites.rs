@@ -32,10 +32,12 @@ pub(super) fn sites(layer: LayerWeights) -> [Vec<Part>; Site::ALL.len()] {
     // The MLP of parallel layers reads rows that are gone when it is computed.
     let parallel = layer.mlp_input_norm.is_none() && layer.mlp_output_norm.is_none();
     let (gate_up, down) = match layer.mlp {
-        Some(FeedForwardWeights::Dense(MlpWeights { inputs: MlpInputs::Gated(gate_up), down }))
-            if !parallel =>
-        {
-            (stacked(gate_up), vec![single(down.weight)])
+        Some(FeedForwardWeights::Dense(MlpWeights { inputs, down })) if !parallel => {
+            let inputs = match inputs {
+                MlpInputs::Gated(gate_up) => stacked(gate_up),
+                MlpInputs::Plain(up) => vec![single(up.weight)],
+            };
+            (inputs, vec![single(down.weight)])
         }
         _ => Default::default(),
     };

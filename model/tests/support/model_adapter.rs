@@ -25,10 +25,11 @@ pub(crate) fn whole_adapter(
             linears.extend(qkv.parts);
             linears.push(output);
         }
-        if let Some(FeedForwardWeights::Dense(mlp)) = layer.mlp
-            && let MlpInputs::Gated(gate_up) = mlp.inputs
-        {
-            linears.extend(gate_up.parts);
+        if let Some(FeedForwardWeights::Dense(mlp)) = layer.mlp {
+            match mlp.inputs {
+                MlpInputs::Gated(gate_up) => linears.extend(gate_up.parts),
+                MlpInputs::Plain(up) => linears.push(up),
+            }
             linears.push(mlp.down);
         }
         for LinearWeights { weight, .. } in linears {
