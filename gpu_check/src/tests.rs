@@ -162,6 +162,7 @@ fn every_architecture_has_a_model() {
         Architecture::Qwen35Moe,
         Architecture::Qwen3Next,
         Architecture::NemotronH,
+        Architecture::FalconH1,
         Architecture::StarCoder2,
         Architecture::Cohere2,
         Architecture::Moondream2,

@@ -12,6 +12,7 @@ mod hf;
 mod keys;
 mod layer;
 mod mamba2;
+mod multipliers;
 mod norms;
 mod pairs;
 pub(crate) mod quantization;
@@ -28,6 +29,7 @@ pub(crate) use hf::{ParsedConfig, parse as parse_json};
 pub(crate) use keys::Keys;
 pub use layer::{LayerConfig, MixerKind, MlpKind};
 pub use mamba2::Mamba2Config;
+pub use multipliers::Multipliers;
 pub use norms::{NormKind, NormPlacement};
 pub(crate) use pairs::AdjacentPairs;
 pub use recurrent::RecurrentShape;
@@ -171,6 +173,8 @@ pub struct DecoderConfig {
     /// Factor of the outputs of attention and MLP when they are added to the residual stream, above
     /// 0; `None` for 1.
     pub residual_scale: Option<f32>,
+    /// Factors of parts of layers; `None` if there are none.
+    pub multipliers: Option<Multipliers>,
     /// Factor of the logits, above 0; `None` for 1.
     pub logit_scale: Option<f32>,
     /// Factor of the attention scores before the softmax, above 0.
@@ -218,6 +222,7 @@ impl DecoderConfig {
         self.check_blocks(file)?;
         self.check_experts(file)?;
         self.check_mixers(file)?;
+        self.check_multipliers(file)?;
         for rope in &self.ropes {
             rope.check(file, self.rotary_dim(), self.max_positions)?;
         }
@@ -312,10 +317,13 @@ impl DecoderConfig {
     fn check_mixers(&self, file: &str) -> Result<(), ModelError> {
         let is_known = |layer: &LayerConfig| match layer.mixers {
             [] => layer.mlp.is_some(),
+            // Both kinds of gates would be in the same buffer.
+            [MixerKind::Attention, MixerKind::Mamba2] => !self.output_gate,
             mixers => mixers.len() == 1,
         };
         if !self.layers.iter().all(is_known) {
-            let expected = "layers with a mixer or an MLP";
+            let expected =
+                "layers with a mixer, Mamba-2 next to attention without gates, or an MLP";
             return Err(ModelError::unsupported(file, "layer_types", expected, "others"));
         }
         let taps = self.convolution_taps.unwrap_or(0);

@@ -320,7 +320,8 @@ impl Decoder {
     }
 }
 
-/// For each mixer of each layer its index in the KV store or in the states, among those of its kind.
+/// For each mixer of each layer its index in the KV store or in the states, among those of its
+/// kind.
 fn kept_indices(config: &DecoderConfig) -> impl Iterator<Item = Vec<usize>> {
     let mut counts = [0; 4];
     let mut next = move |mixer: &MixerKind| {

@@ -68,6 +68,8 @@ pub enum Architecture {
     /// Nemotron-H, Nemotron Nano 2 and Nemotron 3 Nano: each layer is either Mamba-2, attention
     /// without a rotary embedding, or an MLP or a mixture of experts without gates.
     NemotronH,
+    /// Falcon-H1: Mamba-2 next to attention in each layer, and many factors.
+    FalconH1,
     /// Granite 3 with a mixture of experts.
     GraniteMoe,
     /// GLM-4.5: a mixture of experts beside a shared expert without a gate.
@@ -129,10 +131,11 @@ pub(crate) struct Description {
     pub(super) softcaps: Option<Softcaps>,
     /// Whether embeddings are multiplied by the square root of `hidden_size`.
     pub(super) scaled_embedding: bool,
-    /// Whether there are factors of embeddings, residuals and logits (Granite).
+    /// Whether there are factors of embeddings, residuals and logits (Granite, Falcon-H1).
     pub(super) multipliers: bool,
-    /// The factor of the logits if the key `logit_scale` is missing; `None` if there is no such key.
-    pub(super) logit_scale: Option<f32>,
+    /// The key of the factor of the logits, and the factor if it is missing; `None` if there is no
+    /// such key.
+    pub(super) logit_scale: Option<(&'static str, f32)>,
     pub(crate) rotation: Rotation,
     pub(super) windows: Windows,
     /// Whether windows are used only with `use_sliding_window`.
@@ -285,6 +288,8 @@ pub(super) enum Mamba {
     /// Nemotron-H: layers have Mamba-2, attention or an MLP, as `hybrid_override_pattern` or
     /// `layers_block_type` says.
     Nemotron,
+    /// Falcon-H1: each layer has Mamba-2, attention and an MLP.
+    Falcon,
 }
 
 /// What is peculiar to GGUF files.

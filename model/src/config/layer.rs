@@ -27,9 +27,10 @@ pub enum MlpKind {
 /// The properties in which layers may differ from each other.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LayerConfig {
-    /// What the layer has to mix positions: one mixer, or none, so that the layer is its MLP
-    /// (Nemotron-H). Without attention, the layer has neither a rotary embedding nor a sliding
-    /// window.
+    /// What the layer has to mix positions: one mixer; or attention and Mamba-2, both of which read
+    /// the input of the layer (Falcon-H1); or none, so that the layer is its MLP (Nemotron-H). The
+    /// outputs are added to the residual stream in this order. Without attention, the layer has
+    /// neither a rotary embedding nor a sliding window.
     pub mixers: &'static [MixerKind],
     /// Index into [`DecoderConfig::ropes`](super::DecoderConfig::ropes), or `None` if queries and
     /// keys are not rotated.

@@ -219,12 +219,18 @@ impl Decoder {
             let layer = &self.layers[index];
             let Activations { x, mixed, projected, .. } = &mut self.activations;
             let x = &mut x[..rows * self.config.hidden_size];
+            let mixer = &layer.mixers[mixer];
+            let is_attention = matches!(mixer, Mixer::Attention(_));
             let residual = passes::Residual {
                 config: &self.config,
                 path: self.path,
-                linear: layer.mixers[mixer].output(),
+                linear: mixer.output(),
                 own_norm: layer.attention_output_norm.as_deref(),
-                updates: self.adapters.updates(index, Site::Output),
+                updates: is_attention.then(|| self.adapters.updates(index, Site::Output)),
+                scale: self.config.output_scale(|multipliers| match is_attention {
+                    true => multipliers.attention_output,
+                    false => multipliers.mamba_output,
+                }),
             };
             let epilogue_time = residual.add(mixed, x, projected, workers);
             self.profile.mark_with(Stage::Output, epilogue_time, Stage::Residual);

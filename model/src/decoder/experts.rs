@@ -95,10 +95,9 @@ impl ExpertsPass<'_> {
         let size = |mlp: &Mlp| mlp.up.matrix.in_features() * mlp.up.matrix.out_features();
         let work: usize = groups.iter().map(|(group, mlp)| rows(group) * size(mlp)).sum();
 
-        let activation = self.config.activation;
         let gates: Vec<_> = groups
             .iter()
-            .map(|(_, mlp)| |sums: RowSums<'_>| passes::activate(activation, mlp, self.path, sums))
+            .map(|(_, mlp)| |sums: RowSums<'_>| passes::activate(self.config, mlp, self.path, sums))
             .collect();
         let sinks = inner.groups_mut().into_iter().zip(&inputs).zip(&gates).enumerate();
         let mut products: Vec<Product<'_>> = sinks

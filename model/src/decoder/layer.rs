@@ -86,8 +86,9 @@ impl Mixer {
             (MixerWeights::DeltaNet(spec), Some(config), _) => {
                 Self::DeltaNet(DeltaNet::load(config, spec, kept, loader)?)
             }
-            (MixerWeights::Mamba2(spec), _, Some(config)) => {
-                Self::Mamba2(Mamba2::load(config, spec, kept, loader)?)
+            (MixerWeights::Mamba2(spec), _, Some(mamba2)) => {
+                let factors = config.multipliers.map(|multipliers| multipliers.mamba_inputs);
+                Self::Mamba2(Mamba2::load(mamba2, factors, spec, kept, loader)?)
             }
             (MixerWeights::DeltaNet(_), None, _) | (MixerWeights::Mamba2(_), _, None) => {
                 unreachable!("`DecoderConfig::check` requires the sizes of such layers")

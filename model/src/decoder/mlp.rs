@@ -51,8 +51,8 @@ impl Mlp {
 
 impl Decoder {
     /// Normalizes the residual stream of `rows` rows, computes the MLP or the experts of layer
-    /// `index`, and adds the result to the residual stream. The MLP of a parallel layer reads the rows
-    /// that were packed for attention.
+    /// `index`, and adds the result to the residual stream. The MLP of a parallel layer reads the
+    /// rows that were packed for attention.
     pub(super) fn feed_forward(&mut self, index: usize, rows: usize, workers: &Workers) {
         let (config, path, layer) = (&self.config, self.path, &self.layers[index]);
         match &layer.feed_forward {
@@ -91,7 +91,7 @@ impl Decoder {
             if mlp.gate.is_some() {
                 updates.add(1, sums.row, sums.feature, sums.second);
             }
-            passes::activate(config.activation, mlp, path, sums);
+            passes::activate(config, mlp, path, sums);
         };
         let epilogue = Some(&gate as Epilogue<'_>);
         // An adapter of the down projection reads the inner rows, too, as they are before they are
@@ -111,8 +111,10 @@ impl Decoder {
         }
         self.profile.mark_with(Stage::GateUp, epilogue_time, Stage::Gate);
         let own_norm = layer.mlp_output_norm.as_deref();
-        let updates = self.adapters.updates(index, Site::Down);
-        let residual = passes::Residual { config, path, linear: &mlp.down, own_norm, updates };
+        let updates = Some(self.adapters.updates(index, Site::Down));
+        let scale = config.output_scale(|multipliers| multipliers.mlp_output);
+        let linear = &mlp.down;
+        let residual = passes::Residual { config, path, linear, own_norm, updates, scale };
         let epilogue_time = residual.add(inner, x, projected, workers);
         self.profile.mark_with(Stage::Down, epilogue_time, Stage::Residual);
     }

@@ -163,8 +163,9 @@ impl Heads<'_> {
 
 /// The epilogue of the projections to the inner features of an MLP: adds the biases and applies the
 /// activation function. The result replaces the values of the gate projection, or of the only one.
-pub(super) fn activate(activation: Activation, mlp: &Mlp, path: Path, sums: RowSums<'_>) {
+pub(super) fn activate(config: &DecoderConfig, mlp: &Mlp, path: Path, sums: RowSums<'_>) {
     let RowSums { feature, first, second, .. } = sums;
+    let activation = config.activation;
     let Some(gate) = &mlp.gate else {
         mlp.up.add_bias(path, feature, first);
         return match activation {
@@ -176,6 +177,9 @@ pub(super) fn activate(activation: Activation, mlp: &Mlp, path: Path, sums: RowS
         };
     };
     gate.add_bias(path, feature, first);
+    if let Some(multipliers) = &config.multipliers {
+        kernels::scale(path, first, multipliers.mlp_gate);
+    }
     mlp.up.add_bias(path, feature, second);
     match activation {
         Activation::Silu => kernels::silu_mul(path, first, second),
@@ -195,8 +199,10 @@ pub(super) struct Residual<'a> {
     pub(super) linear: &'a Linear,
     /// Weight of the norm of the result before it is added, `[hidden_size]`.
     pub(super) own_norm: Option<&'a [f32]>,
-    /// The updates of the projection by adapters.
-    pub(super) updates: Updates<'a>,
+    /// The updates of the projection by adapters; `None` if these cannot change it.
+    pub(super) updates: Option<Updates<'a>>,
+    /// The factor of the result; `None` for 1.
+    pub(super) scale: Option<f32>,
 }
 
 impl Residual<'_> {
@@ -214,12 +220,14 @@ impl Residual<'_> {
         let matrices = [&linear.matrix];
         let threads = workers.for_products(&matrices, rows.rows());
         let scale = |values: &mut [f32]| {
-            if let Some(factor) = self.config.residual_scale {
+            if let Some(factor) = self.scale {
                 kernels::scale(path, values, factor);
             }
         };
         let finish = |sums: RowSums<'_>| {
-            self.updates.add(0, sums.row, sums.feature, sums.first);
+            if let Some(updates) = &self.updates {
+                updates.add(0, sums.row, sums.feature, sums.first);
+            }
             linear.add_bias(path, sums.feature, sums.first);
             if self.own_norm.is_none() {
                 scale(sums.first);

@@ -208,9 +208,9 @@ pub(crate) fn check_index(weights: &Weights, index: &Value, dir: &Path) -> Resul
     Ok(())
 }
 
-/// What the names of LFM2, Granite, GLM-4.5, StarCoder 2, gpt-oss and Nemotron-H have in place of
-/// others.
-const OTHER_NAMES: [(&str, &str); 27] = [
+/// What the names of LFM2, Granite, GLM-4.5, StarCoder 2, gpt-oss, Nemotron-H and Falcon-H1 have in
+/// place of others.
+const OTHER_NAMES: [(&str, &str); 28] = [
     (".mlp.router.", ".mlp.gate."),
     (".mlp.gate.e_score_correction_bias", ".mlp.expert_bias"),
     (".mlp.shared_experts.", ".mlp."),
@@ -224,6 +224,7 @@ const OTHER_NAMES: [(&str, &str); 27] = [
     (".embedding_norm.", ".norm."),
     (".operator_norm.", ".input_layernorm."),
     (".ffn_norm.", ".post_attention_layernorm."),
+    (".pre_ff_layernorm.", ".post_attention_layernorm."),
     (".self_attn.out_proj.", ".self_attn.o_proj."),
     (".q_layernorm.", ".q_norm."),
     (".k_layernorm.", ".k_norm."),
@@ -264,11 +265,15 @@ pub(crate) fn canonical_name(name: &str) -> String {
     if let Some(name) = encoder_name(name) {
         return name;
     }
-    // Those of Nemotron-H that are outside of its mixers.
+    // Names of Nemotron-H outside of its mixers, and the last norm of Falcon-H1.
     if let Some(rest) = name.strip_prefix("backbone.") {
         return canonical_name(&format!("model.{rest}"));
     }
-    let outer = [("model.embeddings.", "model.embed_tokens."), ("model.norm_f.", "model.norm.")];
+    let outer = [
+        ("model.embeddings.", "model.embed_tokens."),
+        ("model.norm_f.", "model.norm."),
+        ("model.final_layernorm.", "model.norm."),
+    ];
     for (other, own) in outer {
         if let Some(rest) = name.strip_prefix(other) {
             return format!("{own}{rest}");

@@ -126,6 +126,7 @@ fn metadata(config: &DecoderConfig, file: &mut GgufWriter) {
         Architecture::Ministral3 => "mistral3",
         Architecture::Lfm2Moe => "lfm2moe",
         Architecture::NemotronH if config.experts.is_some() => "nemotron_h_moe",
+        Architecture::FalconH1 => "falcon-h1",
         Architecture::Qwen35 => "qwen35",
         Architecture::Qwen35Moe => "qwen35moe",
         Architecture::Qwen3Next => "qwen3next",
@@ -150,7 +151,8 @@ fn metadata(config: &DecoderConfig, file: &mut GgufWriter) {
     ];
     let nemotron = config.architecture == Architecture::NemotronH;
     for (key, number) in numbers {
-        let by_layer = config.convolution_taps.is_some() || config.mamba2.is_some();
+        let by_layer = (config.convolution_taps.is_some() || config.mamba2.is_some())
+            && config.architecture != Architecture::FalconH1;
         let list = |has: fn(&LayerConfig) -> bool| {
             let entry = |layer: &LayerConfig| if has(layer) { number as i32 } else { 0 };
             Meta::I32s(config.layers.iter().map(entry).collect())
@@ -215,6 +217,7 @@ fn metadata(config: &DecoderConfig, file: &mut GgufWriter) {
     );
     let logit_scale = match config.architecture {
         Architecture::Cohere2 => config.logit_scale,
+        Architecture::FalconH1 => None,
         _ => config.logit_scale.map(|factor| 1.0 / factor),
     };
     for (key, number) in [
@@ -307,6 +310,28 @@ fn is_shared(config: &DecoderConfig, name: &str) -> bool {
     has_experts && matrices.iter().any(|matrix| name.contains(matrix))
 }
 
+/// The factor by which the converter multiplies a tensor of Falcon-H1.
+fn multiplier(config: &DecoderConfig, name: &str) -> f32 {
+    let Some(multipliers) = config.multipliers else { return 1.0 };
+    let [gates, values, keys, queries, steps] = multipliers.mamba_inputs;
+    // The writer takes values, keys and queries as one matrix.
+    assert!(values == keys && keys == queries);
+    let scores = config.attention_scale * (config.head_dim as f32).sqrt();
+    let factors = [
+        ("embed_tokens", config.embedding_scale.unwrap_or(1.0)),
+        ("lm_head", config.logit_scale.unwrap_or(1.0)),
+        ("k_proj", scores),
+        ("o_proj", multipliers.attention_output),
+        ("mamba.out_proj", multipliers.mamba_output),
+        ("in_proj.gate", gates),
+        ("in_proj.xbc", values),
+        ("in_proj.step", steps),
+        ("mlp.gate_proj", multipliers.mlp_gate),
+        ("mlp.down_proj", multipliers.mlp_output),
+    ];
+    factors.into_iter().find(|(part, _)| name.contains(part)).map_or(1.0, |(_, factor)| factor)
+}
+
 /// The model as a GGUF file with matrices in `dtype`.
 pub(crate) fn gguf_of(config: &DecoderConfig, weights: &Weights, dtype: TensorType) -> GgufWriter {
     let mut file = GgufWriter::default();
@@ -330,6 +355,8 @@ pub(crate) fn gguf_of(config: &DecoderConfig, weights: &Weights, dtype: TensorTy
         else {
             continue;
         };
+        let factor = multiplier(config, &spec.name);
+        values.iter_mut().for_each(|value| *value *= factor);
         if llama && spec.name.contains("q_proj") {
             values = interleaved(config, &values, config.num_heads);
         }
@@ -352,7 +379,9 @@ pub(crate) fn gguf_of(config: &DecoderConfig, weights: &Weights, dtype: TensorTy
             Architecture::Phi3 => true,
             Architecture::Glm4 => name.contains("ffn_up"),
             Architecture::Lfm2 | Architecture::Lfm2Moe => name.contains("shortconv"),
-            Architecture::GraniteHybrid | Architecture::NemotronH => name.contains("ssm_in"),
+            Architecture::GraniteHybrid | Architecture::NemotronH | Architecture::FalconH1 => {
+                name.contains("ssm_in")
+            }
             _ => false,
         });
         if let Some((name, first)) = fused {
@@ -376,6 +405,9 @@ pub(crate) fn gguf_of(config: &DecoderConfig, weights: &Weights, dtype: TensorTy
         let name = match gguf_name(&spec.name, post_norms) {
             name if config.convolution_taps.is_some() && name == "output_norm.weight" => {
                 "token_embd_norm.weight".to_owned()
+            }
+            name if config.architecture == Architecture::FalconH1 => {
+                name.replace("ffn_norm.weight", "ffn_norm")
             }
             name if config.architecture == Architecture::Qwen3Next => {
                 name.replace("ssm_beta", "ssm_ba")

@@ -16,7 +16,7 @@ use granite::{GRANITE, GRANITE_HYBRID, GRANITE_MOE};
 use layer_norms::{COHERE2, MOONDREAM2, STARCODER2};
 use mixtures::{GLM4_MOE, GPT_OSS, LFM2_MOE, MIXTRAL, OLMOE, QWEN2_MOE, QWEN3_MOE};
 use qwen3_vl::QWEN3_VL;
-use recurrent::{NEMOTRON_H, QWEN3_NEXT, QWEN35, QWEN35_MOE};
+use recurrent::{FALCON_H1, NEMOTRON_H, QWEN3_NEXT, QWEN35, QWEN35_MOE};
 
 const LLAMA: Description = Description {
     architecture: Llama,
@@ -352,7 +352,7 @@ const LFM2: Description = Description {
 };
 
 /// One row per architecture, in the order of [`Architecture`](super::Architecture).
-pub(super) static TABLE: [Description; 33] = [
+pub(super) static TABLE: [Description; 34] = [
     LLAMA,
     MISTRAL,
     MINISTRAL3,
@@ -379,6 +379,7 @@ pub(super) static TABLE: [Description; 33] = [
     QWEN35_MOE,
     QWEN3_NEXT,
     NEMOTRON_H,
+    FALCON_H1,
     GRANITE_MOE,
     GLM4_MOE,
     GPT_OSS,

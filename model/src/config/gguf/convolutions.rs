@@ -18,6 +18,11 @@ impl Metadata<'_> {
         layers: &mut [LayerConfig],
     ) -> Result<usize, ModelError> {
         let key = "attention.head_count_kv";
+        if row.mamba == Some(Mamba::Falcon) {
+            let mixers = &[MixerKind::Attention, MixerKind::Mamba2];
+            layers.iter_mut().for_each(|layer| layer.mixers = mixers);
+            return Ok(self.size(key)?.unwrap_or(num_heads));
+        }
         let mixers: &[MixerKind] = match (row.convolutions, row.mamba) {
             (true, _) => &[MixerKind::Convolution],
             (_, Some(_)) => &[MixerKind::Mamba2],

@@ -20,6 +20,15 @@ impl Metadata<'_> {
         }
     }
 
+    /// Says how many layers are not used, if there are any.
+    pub(super) fn log_prediction_layers(&self) -> Result<(), ModelError> {
+        match self.prediction_layers()? {
+            0 => {}
+            count => tracing::info!("{count} layers of multi-token prediction are not used"),
+        }
+        Ok(())
+    }
+
     /// The sizes of the layers with Gated DeltaNet, if there are any. Marks these layers.
     pub(super) fn delta_net(
         &self,

@@ -15,6 +15,8 @@ pub(crate) fn tensor_name(architecture: Architecture, name: &str) -> Option<Stri
         _ => {}
     }
     let (layer, rest) = name.strip_prefix("blk.")?.split_once('.')?;
+    // Files of Falcon-H1 have this name without its end.
+    let rest = if rest == "ffn_norm" { "ffn_norm.weight" } else { rest };
     let row = architecture.description();
     let mamba = row.mamba.is_some();
     if (mamba || row.delta_net.is_some())

@@ -3,7 +3,7 @@
 use super::super::architecture::{Description, Mamba};
 use super::super::keys::Keys;
 use super::super::{LayerConfig, Mamba2Config, MixerKind};
-use super::nemotron;
+use super::{falcon, nemotron};
 use crate::error::ModelError;
 
 /// Sets which layers have Mamba-2. Returns its sizes, if there are any.
@@ -16,6 +16,7 @@ pub(super) fn parse(
     match row.mamba {
         Some(Mamba::Granite) => granite(keys, hidden_size, layers),
         Some(Mamba::Nemotron) => nemotron::parse(keys, layers),
+        Some(Mamba::Falcon) => falcon::parse(keys, hidden_size, layers).map(Some),
         None => Ok(None),
     }
 }
@@ -48,26 +49,30 @@ fn granite(
     }
     match layers.iter().all(LayerConfig::has_attention) {
         true => Ok(None),
-        false => sizes(keys, hidden_size).map(Some),
+        false if keys.flag("mamba_proj_bias")?.unwrap_or(false) => {
+            Err(keys.unsupported("mamba_proj_bias", "false"))
+        }
+        false => sizes(keys, expanded(keys, hidden_size)?).map(Some),
     }
 }
 
-/// The sizes of the layers with Mamba-2.
-fn sizes(keys: &Keys<'_>, hidden_size: usize) -> Result<Mamba2Config, ModelError> {
-    if keys.flag("mamba_proj_bias")?.unwrap_or(false) {
-        return Err(keys.unsupported("mamba_proj_bias", "false"));
-    }
+/// Number of elements of all heads, where it is a multiple of the width of the residual stream.
+pub(super) fn expanded(keys: &Keys<'_>, hidden_size: usize) -> Result<usize, ModelError> {
+    Ok(hidden_size.saturating_mul(keys.size("mamba_expand")?.unwrap_or(2)))
+}
+
+/// The sizes of the layers with Mamba-2, whose heads have `width` elements together.
+pub(super) fn sizes(keys: &Keys<'_>, width: usize) -> Result<Mamba2Config, ModelError> {
     refuse_options(keys, "hidden_act")?;
     let size = |key, default| keys.size(key).map(|size| size.unwrap_or(default));
     let heads = size("mamba_n_heads", 128)?;
-    let width = hidden_size.saturating_mul(size("mamba_expand", 2)?);
     let head_dim = match keys.value("mamba_d_head").and_then(|value| value.as_str()) {
         Some("auto") => None,
         _ => keys.size("mamba_d_head")?,
     };
     let head_dim = head_dim.unwrap_or(width / heads);
     if heads.checked_mul(head_dim) != Some(width) {
-        let expected = format!("mamba_expand * hidden_size, {width}, divided by mamba_n_heads");
+        let expected = format!("{width} elements of all heads divided by mamba_n_heads");
         return Err(keys.invalid("mamba_d_head", &expected));
     }
     Ok(Mamba2Config {
@@ -77,6 +82,7 @@ fn sizes(keys: &Keys<'_>, hidden_size: usize) -> Result<Mamba2Config, ModelError
         state_dim: size("mamba_d_state", 256)?,
         taps: size("mamba_d_conv", 4)?,
         convolution_bias: keys.flag("mamba_conv_bias")?.unwrap_or(true),
+        norm: true,
         log_rates: true,
     })
 }

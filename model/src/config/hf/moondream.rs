@@ -86,6 +86,7 @@ fn decoder(
         attention_sinks: false,
         embedding_scale: None,
         residual_scale: None,
+        multipliers: None,
         logit_scale: None,
         attention_scale: (head_dim as f64).powf(-0.5) as f32,
         query_scaling: None,

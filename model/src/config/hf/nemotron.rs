@@ -84,6 +84,7 @@ pub(super) fn parse(
         state_dim: size("ssm_state_size", 128)?,
         taps: size("conv_kernel", 4)?,
         convolution_bias: keys.flag("use_conv_bias")?.unwrap_or(true),
+        norm: true,
         log_rates: true,
     }))
 }

@@ -96,8 +96,7 @@ impl Mamba2Weights {
         let Self { inputs, step_bias, rates, skip, taps, convolution_bias, norm, output } = self;
         inputs.list(list);
         list.extend([step_bias, rates, skip, taps]);
-        list.extend(convolution_bias);
-        list.push(norm);
+        list.extend(convolution_bias.into_iter().chain(norm));
         output.list(list);
     }
 }

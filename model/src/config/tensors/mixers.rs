@@ -73,8 +73,9 @@ pub struct Mamba2Weights {
     pub taps: TensorSpec,
     /// `[channels]`.
     pub convolution_bias: Option<TensorSpec>,
-    /// Norm of the gated outputs, `[heads * head_dim]`. Each group of heads is normalized alone.
-    pub norm: TensorSpec,
+    /// Norm of the gated outputs, `[heads * head_dim]`, as [`Mamba2Config::norm`] says. Each group
+    /// of heads is normalized alone.
+    pub norm: Option<TensorSpec>,
     /// The projection of the output, `[hidden_size, heads * head_dim]`.
     pub output: LinearWeights,
 }
@@ -229,10 +230,10 @@ impl DecoderConfig {
             convolution_bias: config
                 .convolution_bias
                 .then(|| vector("conv1d.bias", shape.channels)),
-            norm: TensorSpec {
+            norm: config.norm.then(|| TensorSpec {
                 role: TensorRole::PlainNorm,
                 ..norm(&at("norm"), shape.value_width())
-            },
+            }),
             output: linear(&at("out_proj"), [hidden, shape.value_width()], false),
         }
     }

@@ -128,3 +128,23 @@ pub(super) const NEMOTRON_H: Description = Description {
     gguf: gguf(&["nemotron_h", "nemotron_h_moe"]),
     ..LLAMA
 };
+
+pub(super) const FALCON_H1: Description = Description {
+    architecture: FalconH1,
+    model_types: &["falcon_h1"],
+    classes: &["FalconH1ForCausalLM"],
+    multimodal: &[],
+    defaults: Defaults {
+        vocab_size: 128_000,
+        intermediate_size: 14_336,
+        num_kv_heads: Some(8),
+        max_positions: 8192,
+        rms_norm_eps: 1e-5,
+        ..LLAMA.defaults
+    },
+    multipliers: true,
+    logit_scale: Some(("lm_head_multiplier", 1.0)),
+    mamba: Some(Mamba::Falcon),
+    gguf: gguf(&["falcon-h1"]),
+    ..LLAMA
+};

@@ -1,7 +1,7 @@
 //! Configurations of models with recurrent layers.
 
 use super::*;
-use crate::config::{Activation, DeltaNetConfig, Mamba2Config, MlpKind};
+use crate::config::{Activation, DeltaNetConfig, Mamba2Config, MlpKind, Multipliers};
 
 /// The indices of the layers with Gated DeltaNet.
 fn recurrent(config: &DecoderConfig) -> Vec<usize> {
@@ -143,6 +143,7 @@ fn mamba_layers_follow_the_configuration() {
         state_dim: 128,
         taps: 4,
         convolution_bias: true,
+        norm: true,
         log_rates: true,
     };
     assert_eq!((config.mamba2, config.recurrent_layers()), (Some(mamba2), 3));
@@ -217,6 +218,7 @@ fn layers_of_nemotron_are_mixers_or_mlps() {
         ("use_bias", json!(true), "false"),
         ("mamba_proj_bias", json!(true), "false"),
         ("time_step_limit", json!([0.0, 5.0]), "infinity"),
+        ("time_step_limit", json!([0.0, "NaN"]), "infinity"),
         ("moe_latent_size", json!(64), "null"),
         ("n_group", json!(2), "1"),
     ] {
@@ -230,4 +232,76 @@ fn layers_of_nemotron_are_mixers_or_mlps() {
     let alone = json!({ "hybrid_override_pattern": "MM", "num_hidden_layers": 2 });
     let error = read(with(base, &alone)).expect_err("no attention").to_string();
     assert!(error.contains("`layer_types`"), "{error}");
+}
+
+/// Goal: the published configuration of Falcon-H1 0.5B is read, with all of its factors.
+#[test]
+fn layers_of_falcon_have_both_mixers_and_factors() {
+    let base = json!({
+        "architectures": ["FalconH1ForCausalLM"], "model_type": "falcon_h1",
+        "attention_bias": false, "attention_in_multiplier": 1.0,
+        "attention_out_multiplier": 0.9375, "embedding_multiplier": 5.656_854_249_492_381,
+        "head_dim": 64, "hidden_act": "silu", "hidden_size": 1024, "intermediate_size": 2048,
+        "key_multiplier": 0.390_625, "lm_head_multiplier": 0.039_062_5, "mamba_conv_bias": true,
+        "mamba_d_conv": 4, "mamba_d_head": 64, "mamba_d_ssm": 1536, "mamba_d_state": 128,
+        "mamba_expand": 2, "mamba_n_groups": 1, "mamba_n_heads": 24,
+        "mamba_norm_before_gate": false, "mamba_proj_bias": false, "mamba_rms_norm": false,
+        "max_position_embeddings": 16_384, "mlp_bias": false,
+        "mlp_multipliers": [0.883_883_476_483_184_4, 0.585_937_5], "num_attention_heads": 8,
+        "num_hidden_layers": 36, "num_key_value_heads": 2, "projectors_bias": false,
+        "rms_norm_eps": 1e-5, "rope_scaling": null, "rope_theta": 100_000_000_000.0,
+        "ssm_in_multiplier": 1.25, "ssm_multipliers": [0.5, 0.25, 0.75, 1.0, 2.0],
+        "ssm_out_multiplier": 0.236, "tie_word_embeddings": false, "vocab_size": 32_784,
+    });
+    let config = decoder(base.clone());
+    let mamba2 = config.mamba2.expect("Mamba-2");
+    assert_eq!((mamba2.heads, mamba2.head_dim, mamba2.norm), (24, 64, false));
+    assert_eq!((config.recurrent_layers(), config.layers.len()), (36, 36));
+    assert!(config.layers.iter().all(|layer| layer.has_attention() && layer.rope == Some(0)));
+    assert_eq!(config.attention_scale, 0.125 * 0.390_625);
+    assert_eq!((config.logit_scale, config.embedding_scale), (Some(0.039_062_5), Some(5.656_854)));
+    let multipliers = Multipliers {
+        attention_output: 0.9375,
+        mamba_output: 0.236,
+        mamba_inputs: [0.625, 0.3125, 0.9375, 1.25, 2.5],
+        mlp_gate: 0.883_883_5,
+        mlp_output: 0.585_937_5,
+    };
+    assert_eq!(config.multipliers, Some(multipliers));
+    let millions = config.parameter_count() as f64 / 1e6;
+    assert!((521.0..522.0).contains(&millions), "{millions}");
+
+    // Queries, keys and values have the factor of the inputs.
+    let scaled = decoder(with(base.clone(), &json!({ "attention_in_multiplier": 2.0 })));
+    assert_eq!(scaled.attention_scale, 4.0 * config.attention_scale);
+    assert_eq!(scaled.multipliers.map(|factors| factors.attention_output), Some(1.875));
+    let plain = decoder(json!({ "model_type": "falcon_h1", "mamba_n_heads": 16 }));
+    assert_eq!((plain.multipliers, plain.logit_scale), (None, None));
+    assert_eq!(plain.mamba2.map(|mamba2| (mamba2.head_dim, mamba2.norm)), Some((64, false)));
+
+    for (key, value, expected) in [
+        ("mlp_multipliers", json!([1.0]), "2 numbers above 0"),
+        ("mlp_multipliers", json!([1.0, 0.0]), "2 numbers above 0"),
+        ("ssm_multipliers", json!([1, 1, 1, 1, "1"]), "numbers"),
+        ("key_multiplier", json!(-1.0), "above 0"),
+        ("lm_head_multiplier", json!(0), "above 0"),
+        ("projectors_bias", json!(true), "false"),
+        ("mamba_proj_bias", json!(true), "false"),
+        ("mamba_d_head", json!(32), "1536 elements"),
+        ("time_step_limit", json!([0.0, 0.1]), "infinity"),
+        ("hidden_act", json!("gelu_pytorch_tanh"), "silu"),
+    ] {
+        let error = read(with(base.clone(), &json!({ key: value }))).expect_err(key).to_string();
+        assert!(error.contains(&format!("`{key}`")) && error.contains(expected), "{key}: {error}");
+    }
+    for (key, extra) in [
+        (
+            "mamba_norm_before_gate",
+            json!({ "mamba_rms_norm": true, "mamba_norm_before_gate": true }),
+        ),
+        ("attention_bias", json!({ "attention_bias": true, "attention_in_multiplier": 1.5 })),
+    ] {
+        let error = read(with(base.clone(), &extra)).expect_err(key).to_string();
+        assert!(error.contains(&format!("`{key}`")), "{key}: {error}");
+    }
 }
