@@ -32,7 +32,9 @@ fn hostile() -> Vec<Value> {
 #[test]
 fn no_value_of_a_key_is_dangerous() {
     let dir = tempfile::tempdir().unwrap();
-    for architecture in ["llama", "gemma3_text", "qwen2_moe", "qwen3_5_text"] {
+    for architecture in
+        ["llama", "gemma3_text", "qwen2_moe", "qwen3_5_text", "nemotron_h", "falcon_h1"]
+    {
         let mut config = config_json(architecture);
         for key in [
             "head_dim",
@@ -50,6 +52,8 @@ fn no_value_of_a_key_is_dangerous() {
             "text_config",
             "num_local_experts",
             "decoder_sparse_step",
+            "layers_block_type",
+            "time_step_limit",
         ] {
             let value = config.get(key).cloned().unwrap_or(Value::Null);
             config[key] = value;
