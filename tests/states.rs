@@ -54,7 +54,8 @@ async fn converse(engine: &Engine, turns: u32) -> (Vec<Vec<(u32, u32)>>, Vec<usi
 /// without a cache, and each turn resumes near the end of the one before.
 #[tokio::test]
 async fn conversations_resume_with_the_same_bits() {
-    for model in ["random:hybrid-tiny", "qwen3_5", "qwen3_5_moe", "qwen3_next"] {
+    let fixtures = ["qwen3_5", "qwen3_5_moe", "qwen3_next", "nemotron_h_moe", "falcon_h1"];
+    for model in ["random:hybrid-tiny"].into_iter().chain(fixtures) {
         let cold = start(builder(model).prefix_caching(false)).await;
         assert!(cold.model_info().state_bytes > 0, "{model}");
         let (expected, none) = converse(&cold, 4).await;

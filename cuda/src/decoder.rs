@@ -258,13 +258,14 @@ fn use_every_field(config: &DecoderConfig) {
         delta_net: _,
         mamba2: _,
         output_gate: _,
+        multipliers: _,
         experts,
         layers,
     } = config;
     for layer in layers {
         // `Decoder::compute`, `Decoder::attend` and `DecoderConfig::weights`
         // Layers without attention are refused by `Layer::load`.
-        let LayerConfig { mixer: _, rope: _, sliding_window: _, experts: _ } = layer;
+        let LayerConfig { mixers: _, rope: _, sliding_window: _, mlp: _ } = layer;
     }
     if let Some(experts) = experts {
         // `DecoderConfig::weights`, `experts::groups` and `ExpertsConfig::choose`
@@ -282,12 +283,14 @@ fn use_every_field(config: &DecoderConfig) {
     }
 }
 
-/// Refuses layer norms, parallel layers, MLPs without a gate and biases of the output matrix.
+/// Refuses layer norms, parallel layers, MLPs without a gate, factors within layers and biases of
+/// the output matrix.
 fn refuse_blocks(config: &DecoderConfig) -> std::result::Result<(), OpenError> {
     let is_computed = config.norm_kind == NormKind::Rms
         && config.norms != NormPlacement::Parallel
         && config.mlp_gate
-        && !config.head_bias;
+        && !config.head_bias
+        && config.multipliers.is_none();
     if is_computed { Ok(()) } else { Err(refused(config)) }
 }
 
@@ -297,8 +300,9 @@ pub(crate) fn refused(config: &DecoderConfig) -> OpenError {
         file: "the configuration".to_owned(),
         key: "model_type".to_owned(),
         got: config.architecture.name().to_owned(),
-        expected: "a model with RMS norms, MLPs with gates that follow attention, and no bias of \
-                   the output matrix; other models are computed by the CPU backend"
+        expected: "a model with RMS norms, MLPs with gates that follow attention, no factors \
+                   within layers, and no bias of the output matrix; other models are computed by \
+                   the CPU backend"
             .to_owned(),
     })
 }

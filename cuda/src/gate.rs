@@ -30,6 +30,7 @@ fn separate_operations(x: &Tensor, activation: Activation) -> Result<Tensor> {
     let gated = match activation {
         Activation::Silu => (gate.silu()? * up)?,
         Activation::GeluTanh => (gate.gelu()? * up)?,
+        Activation::SquaredRelu => bail!("gate: expected an activation of gates, got relu2"),
         Activation::ClampedSwiglu { alpha, limit } => {
             let gate = gate.minimum(limit)?;
             let up = up.clamp(-limit, limit)?;
@@ -77,6 +78,9 @@ impl Gate {
             match self.0 {
                 Activation::Silu => silu_mul(path, &mut gate, &up),
                 Activation::GeluTanh => gelu_tanh_mul(path, &mut gate, &up),
+                Activation::SquaredRelu => {
+                    bail!("gate: expected an activation of gates, got relu2")
+                }
                 Activation::ClampedSwiglu { alpha, limit } => {
                     clamped_swiglu(path, &mut gate, &up, alpha, limit);
                 }

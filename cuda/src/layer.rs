@@ -3,8 +3,8 @@
 use candle_core::{DType, Result, Tensor};
 use stolon_model::ModelError;
 use stolon_model::config::{
-    AttentionWeights, FeedForwardWeights, LayerWeights, MixerWeights, MlpWeights, QkNorm,
-    TensorSpec,
+    AttentionWeights, FeedForwardWeights, LayerWeights, MixerWeights, MlpInputs, MlpWeights,
+    QkNorm, TensorSpec,
 };
 use stolon_model::{Activation, DecoderConfig};
 
@@ -83,24 +83,22 @@ impl Layer {
     ) -> std::result::Result<Self, OpenError> {
         let LayerWeights {
             attention_input_norm,
-            mixer,
+            mixers,
             attention_output_norm,
             mlp_input_norm,
             mlp,
             mlp_output_norm,
         } = spec;
-        let AttentionWeights { qkv, qk_norms, sinks, gate, output } = match mixer {
-            MixerWeights::Attention(attention) => attention,
-            MixerWeights::Convolution(_) | MixerWeights::DeltaNet(_) | MixerWeights::Mamba2(_) => {
-                return Err(OpenError::Model(ModelError::Unsupported {
-                    file: "the configuration".to_owned(),
-                    key: "layer_types".to_owned(),
-                    got: "a layer with a convolution or a recurrent layer".to_owned(),
-                    expected: "layers with attention; other layers are computed by the CPU backend"
-                        .to_owned(),
-                }));
-            }
+        let [MixerWeights::Attention(attention)] = &mixers[..] else {
+            return Err(OpenError::Model(ModelError::Unsupported {
+                file: "the configuration".to_owned(),
+                key: "layer_types".to_owned(),
+                got: "a layer with a convolution or a recurrent layer".to_owned(),
+                expected: "layers with attention; other layers are computed by the CPU backend"
+                    .to_owned(),
+            }));
         };
+        let AttentionWeights { qkv, qk_norms, sinks, gate, output } = attention;
         if gate.is_some() {
             return Err(OpenError::Model(ModelError::Unsupported {
                 file: "the configuration".to_owned(),
@@ -128,11 +126,13 @@ impl Layer {
             sinks: sinks.as_ref().map(|sinks| loader.vector(sinks, 0.0)).transpose()?,
             output: loader.linear(output)?,
             mlp: match mlp {
-                FeedForwardWeights::Dense(mlp) => Mlp::Dense(GatedMlp::load(config, mlp, loader)?),
-                FeedForwardWeights::Plain(_) => return Err(refused(config)),
-                FeedForwardWeights::Experts(experts) => {
+                Some(FeedForwardWeights::Dense(mlp)) => {
+                    Mlp::Dense(GatedMlp::load(config, mlp, loader)?)
+                }
+                Some(FeedForwardWeights::Experts(experts)) => {
                     Mlp::Experts(Box::new(Experts::load(config, experts, loader)?))
                 }
+                None => return Err(refused(config)),
             },
         })
     }
@@ -228,7 +228,8 @@ impl GatedMlp {
         spec: &MlpWeights,
         loader: &mut Loader,
     ) -> std::result::Result<Self, OpenError> {
-        let MlpWeights { gate_up, down } = spec;
+        let MlpWeights { inputs, down } = spec;
+        let MlpInputs::Gated(gate_up) = inputs else { return Err(refused(config)) };
         Ok(Self {
             gate_up: loader.stacked(&gate_up.parts)?,
             down: loader.linear(down)?,

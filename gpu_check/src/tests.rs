@@ -177,6 +177,8 @@ fn every_architecture_has_a_model() {
         Architecture::Qwen35,
         Architecture::Qwen35Moe,
         Architecture::Qwen3Next,
+        Architecture::NemotronH,
+        Architecture::FalconH1,
         Architecture::StarCoder2,
         Architecture::Cohere2,
         Architecture::Moondream2,

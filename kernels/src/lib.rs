@@ -78,6 +78,7 @@ pub use convolution::{convolution, convolution_silu};
 pub use elementwise::{
     LayerNorm, add, clamped_swiglu, gelu_in_place, gelu_tanh_in_place, gelu_tanh_mul, layer_norm,
     mul, mul_sigmoid, mul_silu, rms_norm, rms_norm_in_place, scale, silu_mul, soft_cap,
+    squared_relu_in_place,
 };
 pub use error::KernelError;
 pub use heads::{HeadNorm, norm_and_rope};

@@ -46,7 +46,7 @@ fn main() -> Result<(), ModelError> {
 /// The same sizes with attention in all layers.
 fn with_attention(mut config: DecoderConfig) -> DecoderConfig {
     for layer in &mut config.layers {
-        (layer.mixer, layer.rope) = (MixerKind::Attention, Some(0));
+        (layer.mixers, layer.rope) = (&[MixerKind::Attention], Some(0));
     }
     config.delta_net = None;
     config

@@ -10,7 +10,9 @@ mod experts;
 pub(crate) mod gguf;
 mod hf;
 mod keys;
+mod layer;
 mod mamba2;
+mod multipliers;
 mod norms;
 mod pairs;
 pub(crate) mod quantization;
@@ -25,15 +27,17 @@ pub(crate) use experts::sigmoid;
 pub use experts::{ExpertChoice, ExpertScores, ExpertsConfig};
 pub(crate) use hf::{ParsedConfig, parse as parse_json};
 pub(crate) use keys::Keys;
+pub use layer::{LayerConfig, MixerKind, MlpKind};
 pub use mamba2::Mamba2Config;
+pub use multipliers::Multipliers;
 pub use norms::{NormKind, NormPlacement};
 pub(crate) use pairs::AdjacentPairs;
 pub use recurrent::RecurrentShape;
 pub use rope::{Rope, RopeScaling};
 pub use tensors::{
     AttentionWeights, ConvolutionWeights, DecoderWeights, DeltaNetWeights, ExpertsWeights,
-    FeedForwardWeights, LayerWeights, LinearWeights, Mamba2Weights, MixerWeights, MlpWeights,
-    NormWeights, PlainMlpWeights, SharedExpertWeights, StackedWeights, TensorRole, TensorSpec,
+    FeedForwardWeights, LayerWeights, LinearWeights, Mamba2Weights, MixerWeights, MlpInputs,
+    MlpWeights, NormWeights, SharedExpertWeights, StackedWeights, TensorRole, TensorSpec,
 };
 pub(crate) use vision::{
     LayerNormWeights, MergerWeights, ProjectorWeights, RegionWeights, VisionLayerWeights,
@@ -54,7 +58,7 @@ pub(crate) const HEAD_DIM_MAX: usize = 1 << 16;
 /// Maximum number of taps of a convolution. Known models have 3.
 const CONVOLUTION_TAPS_MAX: usize = 64;
 
-/// The MLP's gate function.
+/// The activation function of MLPs: of their gate, if they have one.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Activation {
     /// `x * sigmoid(x)`.
@@ -69,6 +73,8 @@ pub enum Activation {
         /// Bound of both inputs, above 0.
         limit: f32,
     },
+    /// `max(x, 0)^2` (Nemotron-H). Only in MLPs without a gate.
+    SquaredRelu,
 }
 
 /// What the norms `q_norm` and `k_norm` are applied to, before the rotary embedding.
@@ -96,43 +102,6 @@ impl QueryScaling {
     #[must_use]
     pub fn factor(self, position: usize) -> f32 {
         1.0 + self.beta * ((1 + position / self.step) as f32).ln()
-    }
-}
-
-/// How a layer mixes positions.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum MixerKind {
-    /// Attention.
-    Attention,
-    /// A short convolution (LFM2), as [`DecoderConfig::convolution_taps`] says.
-    Convolution,
-    /// Gated DeltaNet, as [`DecoderConfig::delta_net`] says.
-    DeltaNet,
-    /// Mamba-2, as [`DecoderConfig::mamba2`] says.
-    Mamba2,
-}
-
-/// The properties in which layers may differ from each other.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct LayerConfig {
-    /// What the layer has to mix positions. Without attention, it has neither a rotary embedding
-    /// nor a sliding window.
-    pub mixer: MixerKind,
-    /// Index into [`DecoderConfig::ropes`], or `None` if queries and keys are not rotated.
-    pub rope: Option<usize>,
-    /// Number of positions that a query attends to, including its own: a query at position `p`
-    /// reads the keys at `p + 1 - window ..= p`. At least 1. With `None`, it reads all keys up to
-    /// its own.
-    pub sliding_window: Option<usize>,
-    /// Whether the MLP is the mixture of experts that [`DecoderConfig::experts`] describes.
-    pub experts: bool,
-}
-
-impl LayerConfig {
-    /// Whether the layer has attention.
-    #[must_use]
-    pub fn has_attention(&self) -> bool {
-        self.mixer == MixerKind::Attention
     }
 }
 
@@ -191,7 +160,7 @@ pub struct DecoderConfig {
     pub norms: NormPlacement,
     /// The kind of these norms, and of the one before the output matrix.
     pub norm_kind: NormKind,
-    /// The MLP's gate function.
+    /// The activation function of MLPs.
     pub activation: Activation,
     /// Whether the MLP has a gate: `down(activation(gate(x)) * up(x))`. Otherwise it is
     /// `down(activation(up(x)))`, without experts.
@@ -204,6 +173,8 @@ pub struct DecoderConfig {
     /// Factor of the outputs of attention and MLP when they are added to the residual stream, above
     /// 0; `None` for 1.
     pub residual_scale: Option<f32>,
+    /// Factors of parts of layers; `None` if there are none.
+    pub multipliers: Option<Multipliers>,
     /// Factor of the logits, above 0; `None` for 1.
     pub logit_scale: Option<f32>,
     /// Factor of the attention scores before the softmax, above 0.
@@ -251,6 +222,7 @@ impl DecoderConfig {
         self.check_blocks(file)?;
         self.check_experts(file)?;
         self.check_mixers(file)?;
+        self.check_multipliers(file)?;
         for rope in &self.ropes {
             rope.check(file, self.rotary_dim(), self.max_positions)?;
         }
@@ -309,7 +281,7 @@ impl DecoderConfig {
     fn check_numbers(&self, file: &str) -> Result<(), ModelError> {
         let (alpha, limit) = match self.activation {
             Activation::ClampedSwiglu { alpha, limit } => (alpha, limit),
-            Activation::Silu | Activation::GeluTanh => (1.0, 1.0),
+            Activation::Silu | Activation::GeluTanh | Activation::SquaredRelu => (1.0, 1.0),
         };
         let floats = [
             ("rms_norm_eps", self.rms_norm_eps),
@@ -339,10 +311,21 @@ impl DecoderConfig {
 
     /// Whether at least one layer mixes positions in this way.
     pub(crate) fn has(&self, mixer: MixerKind) -> bool {
-        self.layers.iter().any(|layer| layer.mixer == mixer)
+        self.layers.iter().any(|layer| layer.has(mixer))
     }
 
     fn check_mixers(&self, file: &str) -> Result<(), ModelError> {
+        let is_known = |layer: &LayerConfig| match layer.mixers {
+            [] => layer.mlp.is_some(),
+            // Both kinds of gates would be in the same buffer.
+            [MixerKind::Attention, MixerKind::Mamba2] => !self.output_gate,
+            mixers => mixers.len() == 1,
+        };
+        if !self.layers.iter().all(is_known) {
+            let expected =
+                "layers with a mixer, Mamba-2 next to attention without gates, or an MLP";
+            return Err(ModelError::unsupported(file, "layer_types", expected, "others"));
+        }
         let taps = self.convolution_taps.unwrap_or(0);
         if self.has(MixerKind::Convolution) && !(2..=CONVOLUTION_TAPS_MAX).contains(&taps) {
             let expected = format!("2 to {CONVOLUTION_TAPS_MAX}");
@@ -366,7 +349,7 @@ impl DecoderConfig {
     }
 
     fn check_experts(&self, file: &str) -> Result<(), ModelError> {
-        let layers = self.layers.iter().filter(|layer| layer.experts).count();
+        let layers = self.layers.iter().filter(|layer| layer.has_experts()).count();
         let Some(experts) = &self.experts else {
             let missing = || ModelError::key(file, "num_experts", "1 or more", "nothing");
             return if layers > 0 { Err(missing()) } else { Ok(()) };

@@ -15,7 +15,7 @@ use stolon_kernels::{
 };
 
 use crate::adapter::Site;
-use crate::config::{DecoderConfig, DecoderWeights};
+use crate::config::{DecoderConfig, DecoderWeights, MixerKind};
 use crate::error::ModelError;
 use crate::kv_store::KvStore;
 use crate::state_store::StateStore;
@@ -113,7 +113,7 @@ impl Decoder {
         let layers = layers
             .iter()
             .zip(kept_indices(&config))
-            .map(|(layer, kept)| Layer::load(&config, layer, kept, &mut loader))
+            .map(|(layer, kept)| Layer::load(&config, layer, &kept, &mut loader))
             .collect::<Result<_, _>>()?;
         let final_norm = NormVectors::load(&final_norm, &mut loader)?;
         let ropes = config
@@ -200,7 +200,7 @@ impl Decoder {
                 self.project(index, Inputs::Own, (batch, &mut step), workers);
             }
             self.mix(index, rows, step.kv, &sequences, workers);
-            self.mlp(index, rows, workers);
+            self.feed_forward(index, rows, workers);
             if !last {
                 self.add_deepstack(index, batch);
             }
@@ -272,11 +272,12 @@ impl Decoder {
         hidden
     }
 
-    /// Normalizes the residual stream for the attention of layer `index`, or for the output matrix
-    /// if `index` is the number of layers.
+    /// Normalizes the residual stream for the mixers of layer `index`, if it has any, or for the
+    /// output matrix if `index` is the number of layers.
     fn norm_for(&mut self, index: usize, rows: usize, workers: &Workers) {
         let Activations { x, normed, .. } = &mut self.activations;
         let vectors = match self.layers.get(index) {
+            Some(layer) if layer.mixers.is_empty() => return,
             Some(layer) => {
                 normed.reset(rows, &layer.inputs());
                 layer.attention_input_norm.as_ref()
@@ -319,12 +320,14 @@ impl Decoder {
     }
 }
 
-/// For each layer its index in the KV store or in the states, among the layers of its kind.
-fn kept_indices(config: &DecoderConfig) -> impl Iterator<Item = usize> {
+/// For each mixer of each layer its index in the KV store or in the states, among those of its
+/// kind.
+fn kept_indices(config: &DecoderConfig) -> impl Iterator<Item = Vec<usize>> {
     let mut counts = [0; 4];
-    config.layers.iter().map(move |layer| {
-        let count = &mut counts[layer.mixer as usize];
+    let mut next = move |mixer: &MixerKind| {
+        let count = &mut counts[*mixer as usize];
         *count += 1;
         *count - 1
-    })
+    };
+    config.layers.iter().map(move |layer| layer.mixers.iter().map(&mut next).collect())
 }

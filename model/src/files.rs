@@ -56,10 +56,44 @@ pub(crate) fn read(path: &Path, bytes_max: u64) -> Result<Vec<u8>, ModelError> {
     Ok(bytes)
 }
 
-/// Reads and parses a JSON file of at most [`JSON_BYTES_MAX`] bytes.
+/// Reads and parses a JSON file of at most [`JSON_BYTES_MAX`] bytes. Numbers that JSON does not
+/// have, but that Python writes, become strings: `Infinity`, `-Infinity` and `NaN`.
 pub(crate) fn read_json(path: &Path) -> Result<Value, ModelError> {
     let bytes = read(path, JSON_BYTES_MAX)?;
-    serde_json::from_slice(&bytes).map_err(|e| ModelError::malformed(path.display().to_string(), e))
+    let parsed = match serde_json::from_slice(&bytes) {
+        Ok(value) => Ok(value),
+        // Few files have such numbers.
+        Err(error) => serde_json::from_slice(&with_strings(&bytes)).map_err(|_| error),
+    };
+    parsed.map_err(|e| ModelError::malformed(path.display().to_string(), e))
+}
+
+/// The JSON text `bytes` with strings in place of numbers that JSON does not have. They are refused
+/// by their keys where a number is expected, unlike null, which is the same as a missing key.
+fn with_strings(bytes: &[u8]) -> Vec<u8> {
+    let numbers: [&[u8]; 3] = [b"-Infinity", b"Infinity", b"NaN"];
+    let mut out = Vec::with_capacity(bytes.len());
+    let (mut rest, mut in_string) = (bytes, false);
+    while let [first, after @ ..] = rest {
+        if let Some(number) = numbers.iter().find(|number| !in_string && rest.starts_with(number)) {
+            out.push(b'"');
+            out.extend_from_slice(number);
+            out.push(b'"');
+            rest = &rest[number.len()..];
+            continue;
+        }
+        out.push(*first);
+        rest = after;
+        match (first, in_string, after) {
+            (b'"', ..) => in_string = !in_string,
+            (b'\\', true, [escaped, after @ ..]) => {
+                out.push(*escaped);
+                rest = after;
+            }
+            _ => {}
+        }
+    }
+    out
 }
 
 /// The result of reading a file, or `None` if the file does not exist.
@@ -68,5 +102,33 @@ pub(crate) fn optional<T>(result: Result<T, ModelError>) -> Result<Option<T>, Mo
         Ok(value) => Ok(Some(value)),
         Err(ModelError::Io { error, .. }) if error.kind() == ErrorKind::NotFound => Ok(None),
         Err(error) => Err(error),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    /// Goal: numbers that JSON does not have are read as strings outside of strings only, and the
+    /// error of other files is that of the file as it is.
+    #[test]
+    fn numbers_of_python_are_strings() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let path = dir.path().join("config.json");
+        let read = |text: &str| {
+            std::fs::write(&path, text).expect("a file");
+            read_json(&path)
+        };
+        let text = r#"{"limit": [0.0, Infinity, -Infinity,NaN], "NaN": "a \" NaN \\", "b": NaN}"#;
+        let expected = json!({
+            "limit": [0.0, "Infinity", "-Infinity", "NaN"], "NaN": "a \" NaN \\", "b": "NaN",
+        });
+        assert_eq!(read(text).expect("JSON"), expected);
+        for (text, place) in [("{\"a\": NaN, ]", "column 7"), ("", "line 1"), ("\"\\", "line 1")] {
+            let error = read(text).expect_err("not JSON").to_string();
+            assert!(error.contains("config.json") && error.contains(place), "{error}");
+        }
     }
 }

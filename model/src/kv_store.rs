@@ -71,7 +71,7 @@ impl KvShape {
         kv_type: KvType,
         key_layout: KvLayout,
     ) -> Self {
-        let layers = |kind| config.layers.iter().filter(|layer| layer.mixer == kind).count();
+        let layers = |kind| config.layers.iter().filter(|layer| layer.has(kind)).count();
         Self {
             attention_layers: layers(MixerKind::Attention),
             convolution_layers: layers(MixerKind::Convolution),

@@ -37,8 +37,8 @@ mod workers;
 
 pub use config::{
     Activation, Architecture, DecoderConfig, DeltaNetConfig, ExpertsConfig, LayerConfig,
-    Mamba2Config, MixerKind, PatchPositions, ProjectorConfig, QueryScaling, RegionConfig, Rope,
-    RopeScaling, TowerConfig, VisionConfig,
+    Mamba2Config, MixerKind, MlpKind, Multipliers, PatchPositions, ProjectorConfig, QueryScaling,
+    RegionConfig, Rope, RopeScaling, TowerConfig, VisionConfig,
 };
 pub use cpu::{CpuBackend, CpuOptions};
 pub use decoder::{Stage, StageTimes};

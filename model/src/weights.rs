@@ -207,8 +207,8 @@ impl Weights {
     /// # Errors
     /// [`ModelError::WrongShape`] if there is another number of rows.
     pub(crate) fn pair_adjacent_rows(&mut self, config: &DecoderConfig) -> Result<(), ModelError> {
-        for layer in config.weights().layers {
-            let MixerWeights::Attention(attention) = layer.mixer else { continue };
+        for mixer in config.weights().layers.into_iter().flat_map(|layer| layer.mixers) {
+            let MixerWeights::Attention(attention) = mixer else { continue };
             let [q, k, _] = attention.qkv.parts;
             for (part, heads) in [(k, config.num_kv_heads), (q, config.num_heads)] {
                 let pairs = AdjacentPairs::of(config, heads);

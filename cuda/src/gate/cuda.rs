@@ -60,6 +60,7 @@ impl Launch<'_> {
             Activation::Silu => (0_u32, 0.0, 0.0),
             Activation::GeluTanh => (1, 0.0, 0.0),
             Activation::ClampedSwiglu { alpha, limit } => (2, alpha, limit),
+            Activation::SquaredRelu => bail!("gate: expected an activation of gates, got relu2"),
         };
         // SAFETY: the kernel writes all elements.
         let output = unsafe { self.device.alloc::<T>(self.sizes.rows * self.sizes.width) }?;

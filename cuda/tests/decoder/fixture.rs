@@ -3,17 +3,20 @@
 use stolon_cuda::{CandleBackend, CandleOptions};
 use stolon_model::config::NormKind;
 use stolon_model::{
-    CpuBackend, CpuOptions, DecoderConfig, KvBudget, KvType, LayerConfig, LoadedModel,
+    CpuBackend, CpuOptions, DecoderConfig, KvBudget, KvType, LayerConfig, LoadedModel, MixerKind,
 };
 
 pub(super) use crate::suite::fixture::*;
 use crate::suite::{Open, Sizes};
 
 /// Whether the backend computes models with this configuration: those in which all layers have
-/// attention, without gates of its output, RMS norms, and MLPs with gates.
+/// attention alone, without gates of its output, RMS norms, and MLPs with gates.
 pub(super) fn computes(config: &DecoderConfig) -> bool {
-    let has_attention = config.layers.iter().all(LayerConfig::has_attention);
-    has_attention && !config.output_gate && config.mlp_gate && config.norm_kind == NormKind::Rms
+    let is_attention = |layer: &LayerConfig| layer.mixers == [MixerKind::Attention];
+    config.layers.iter().all(is_attention)
+        && !config.output_gate
+        && config.mlp_gate
+        && config.norm_kind == NormKind::Rms
 }
 
 /// The names of the models that the backend computes.

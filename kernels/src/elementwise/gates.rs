@@ -1,8 +1,8 @@
-//! Gates: values that are multiplied with a function of others. And GELU without a gate.
+//! Gates: values that are multiplied with a function of others. And activations without a gate.
 #![allow(unsafe_code, reason = "runs on SIMD lanes, whose methods are unsafe")]
 
 use super::{map_in_place, zip_in_place};
-use crate::lanes::math::{gelu, gelu_tanh, sigmoid};
+use crate::lanes::math::{gelu, gelu_tanh, sigmoid, squared_relu};
 use crate::lanes::{Lanes, dispatch};
 use crate::path::Path;
 
@@ -54,6 +54,26 @@ dispatch! {
     /// # Safety
     /// `x` is valid for `len` values.
     unsafe fn gelu_tanh_dispatch(x: *mut f32, len: usize) = gelu_tanh_lanes
+}
+
+/// `x = max(x, 0)^2`, elementwise.
+pub fn squared_relu_in_place(path: Path, x: &mut [f32]) {
+    // SAFETY: `x` holds `x.len()` values.
+    unsafe { squared_relu_dispatch(path, x.as_mut_ptr(), x.len()) }
+}
+
+/// # Safety
+/// The instruction set of `L` is available, and `x` is valid for `len` values.
+#[inline(always)]
+unsafe fn squared_relu_lanes<L: Lanes>(x: *mut f32, len: usize) {
+    // SAFETY: `map_in_place` requires exactly what this function requires; the closure only
+    // computes in registers.
+    unsafe { map_in_place::<L>(x, len, |x| squared_relu(x)) }
+}
+dispatch! {
+    /// # Safety
+    /// `x` is valid for `len` values.
+    unsafe fn squared_relu_dispatch(x: *mut f32, len: usize) = squared_relu_lanes
 }
 
 /// `x = gelu(x)`, elementwise, with the error function.
@@ -152,6 +172,21 @@ mod tests {
             gelu_in_place(path, &mut extremes);
             assert_eq!(extremes[..3], [0.0, 1e20, 0.0], "{path}");
             assert!(extremes[3].is_nan(), "{path}");
+        }
+    }
+
+    /// Goal: the squared ReLU is the documented function on every instruction set, exactly, also
+    /// for lengths that are not multiples of the vector width, and propagates NaN.
+    #[test]
+    fn squared_relu_is_the_documented_function() {
+        let inputs = [&random(3, 51)[..], &[0.0, -0.0, -7.0, 1e30, f32::NAN]].concat();
+        for path in Path::supported() {
+            let mut got = inputs.clone();
+            squared_relu_in_place(path, &mut got);
+            for (x, got) in inputs.iter().zip(got) {
+                let expected = if *x < 0.0 { 0.0 } else { x * x };
+                assert!(got == expected || x.is_nan() && got.is_nan(), "{path} {x}: {got}");
+            }
         }
     }
 

@@ -132,6 +132,19 @@ pub(crate) unsafe fn gelu<L: Lanes>(x: L) -> L {
     }
 }
 
+/// `max(x, 0)^2`.
+///
+/// # Safety
+/// The instruction set of `L` is available.
+#[inline(always)]
+pub(crate) unsafe fn squared_relu<L: Lanes>(x: L) -> L {
+    // SAFETY: computes in registers; the instruction set of `L` is available.
+    unsafe {
+        let positive = L::splat(0.0).max(x);
+        positive.mul(positive)
+    }
+}
+
 /// The tanh approximation of GELU, `x / 2 (1 + tanh(c (x + 0.044715 x^3)))` with `c = sqrt(2 /
 /// pi)`, computed as `x sigmoid(2 c (x + 0.044715 x^3))`.
 ///

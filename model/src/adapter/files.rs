@@ -221,14 +221,13 @@ fn check_gguf(header: &Header, config: &DecoderConfig) -> Result<Architecture, M
         return Err(ModelError::unsupported(&header.file, activated, "nothing", value.shown()));
     }
     let (architecture, name) = config::gguf::architecture(header)?;
-    match config.architecture.description().gguf.name {
-        Some(own) if own != name => {
-            let expected = format!("that of the model, `{own}`");
-            Err(ModelError::key(&header.file, "general.architecture", expected, name))
-        }
-        // Files of architectures without a name of their own have that of another.
-        _ => Ok(architecture),
+    let own = config.architecture.description().gguf.names;
+    // Files of architectures without a name of their own have that of another.
+    if own.is_empty() || own.contains(&name) {
+        return Ok(architecture);
     }
+    let expected = format!("that of the model, `{}`", own.join("` or `"));
+    Err(ModelError::key(&header.file, "general.architecture", expected, name))
 }
 
 /// Gives the tensors of an adapter the names of the model's matrices.

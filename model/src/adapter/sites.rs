@@ -2,8 +2,8 @@
 
 use super::Site;
 use crate::config::{
-    AttentionWeights, DecoderConfig, FeedForwardWeights, LayerWeights, MixerWeights, MlpWeights,
-    NormPlacement, StackedWeights, TensorSpec,
+    AttentionWeights, DecoderConfig, FeedForwardWeights, LayerWeights, MixerWeights, MlpInputs,
+    MlpWeights, NormPlacement, StackedWeights, TensorSpec,
 };
 
 /// A projection, and where its matrices may be in files.
@@ -18,23 +18,26 @@ pub(super) struct Part {
 
 /// The projections of a layer of a model at each site, in the order of [`Site::ALL`].
 pub(super) fn sites(config: &DecoderConfig, layer: LayerWeights) -> [Vec<Part>; Site::ALL.len()] {
-    let (inputs, output) = match layer.mixer {
+    let attention = layer.mixers.into_iter().find_map(|mixer| match mixer {
         MixerWeights::Attention(AttentionWeights { qkv, gate, output, .. }) => {
             let query = qkv.parts[0].weight.name.clone();
             let mut inputs = stacked(qkv);
             // Files have the gates in one matrix with the queries.
             inputs.extend(gate.map(|gate| Part { spec: gate.weight, sources: vec![query] }));
-            (inputs, vec![single(output.weight)])
+            Some((inputs, vec![single(output.weight)]))
         }
-        MixerWeights::Convolution(_) | MixerWeights::DeltaNet(_) | MixerWeights::Mamba2(_) => {
-            Default::default()
-        }
-    };
+        MixerWeights::Convolution(_) | MixerWeights::DeltaNet(_) | MixerWeights::Mamba2(_) => None,
+    });
+    let (inputs, output) = attention.unwrap_or_default();
     // The MLP of parallel layers reads rows that are gone when it is computed.
     let parallel = config.norms == NormPlacement::Parallel;
     let (gate_up, down) = match layer.mlp {
-        FeedForwardWeights::Dense(MlpWeights { gate_up, down }) if !parallel => {
-            (stacked(gate_up), vec![single(down.weight)])
+        Some(FeedForwardWeights::Dense(MlpWeights { inputs, down })) if !parallel => {
+            let inputs = match inputs {
+                MlpInputs::Gated(gate_up) => stacked(gate_up),
+                MlpInputs::Plain(up) => vec![single(up.weight)],
+            };
+            (inputs, vec![single(down.weight)])
         }
         _ => Default::default(),
     };

@@ -1,8 +1,11 @@
 //! The architectures, and the table of what is known of each.
 
+mod experts;
 mod table;
 
 use super::{DeltaNetConfig, NormKind, NormPlacement, QkNorm, RopeScaling};
+pub(crate) use experts::Scores;
+pub(super) use experts::{ExpertLayers, ExpertsDefaults, Shared};
 use table::TABLE;
 
 /// The architectures that the decoder supports.
@@ -62,6 +65,11 @@ pub enum Architecture {
     Qwen35Moe,
     /// Qwen3-Next: Gated DeltaNet in three of four layers, and a mixture of experts.
     Qwen3Next,
+    /// Nemotron-H, Nemotron Nano 2 and Nemotron 3 Nano: each layer is either Mamba-2, attention
+    /// without a rotary embedding, or an MLP or a mixture of experts without gates.
+    NemotronH,
+    /// Falcon-H1: Mamba-2 next to attention in each layer, and many factors.
+    FalconH1,
     /// Granite 3 with a mixture of experts.
     GraniteMoe,
     /// GLM-4.5: a mixture of experts, and a shared expert without a gate.
@@ -123,17 +131,18 @@ pub(crate) struct Description {
     pub(super) softcaps: Option<Softcaps>,
     /// Whether embeddings are multiplied by the square root of `hidden_size`.
     pub(super) scaled_embedding: bool,
-    /// Whether there are factors of embeddings, residuals and logits (Granite).
+    /// Whether there are factors of embeddings, residuals and logits (Granite, Falcon-H1).
     pub(super) multipliers: bool,
-    /// The factor of the logits if the key `logit_scale` is missing; `None` if there is no such key.
-    pub(super) logit_scale: Option<f32>,
+    /// The key of the factor of the logits, and the factor if it is missing; `None` if there is no
+    /// such key.
+    pub(super) logit_scale: Option<(&'static str, f32)>,
     pub(crate) rotation: Rotation,
     pub(super) windows: Windows,
     /// Whether windows are used only with `use_sliding_window`.
     pub(super) windows_need_flag: bool,
     pub(super) experts: Option<ExpertsDefaults>,
-    /// Whether files have the keys of Granite 4, which may have Mamba layers and experts.
-    pub(super) mamba: bool,
+    /// Whose keys files have for layers with Mamba-2; `None` if there are none.
+    pub(super) mamba: Option<Mamba>,
     /// Whether layers may have a convolution in place of attention (LFM2).
     pub(super) convolutions: bool,
     /// Gated DeltaNet in place of attention in most layers, with the sizes of missing keys.
@@ -179,6 +188,8 @@ pub(super) enum Gate {
     GeluAct,
     /// GELU, unless the key `hidden_activation` says otherwise.
     Gelu,
+    /// The squared ReLU of MLPs without a gate.
+    SquaredRelu,
     /// The clamped gates of gpt-oss.
     ClampedSwiglu,
 }
@@ -218,6 +229,8 @@ pub(crate) struct Rotation {
     /// Every such layer has no rotary embedding, unless `no_rope_layers` says otherwise (SmolLM3);
     /// `None` if all have one.
     pub(super) unrotated_step: Option<usize>,
+    /// Whether no layer has a rotary embedding (Nemotron-H).
+    pub(super) nowhere: bool,
     /// Whether, if some layers have a window, only these have a rotary embedding (EXAONE 4).
     pub(super) local_only: bool,
     /// Default of `original_max_position_embeddings`.
@@ -267,55 +280,24 @@ pub(super) enum Pattern {
     Unrotated,
 }
 
-/// The mixture of experts, with the defaults of transformers for keys that `config.json` lacks.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct ExpertsDefaults {
-    pub(super) count: usize,
-    pub(super) per_token: usize,
-    /// `None`: the width is `intermediate_size`, and all layers have experts.
-    pub(super) width: Option<usize>,
-    pub(super) shared: Shared,
-    /// `None`: always normalized, without a key.
-    pub(super) normalized: Option<bool>,
-    pub(super) router_bias: bool,
-    pub(super) scores: Scores,
-    /// The key with the number of layers at the start without experts, and its default; `None` if
-    /// other keys say which layers have them.
-    pub(super) dense_layers: Option<(&'static str, usize)>,
-}
-
-/// The expert that all tokens use.
+/// The architectures whose files have keys of their own for Mamba-2.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Shared {
-    None,
-    /// With a gate, and this width if the key `shared_expert_intermediate_size` is missing.
-    Gated(usize),
-    /// With the width that the MLP of layers without experts has (Granite 4).
-    Dense,
-    /// As many times as wide as the others as the key `n_shared_experts` says, or this number.
-    Times(usize),
-}
-
-impl Shared {
-    /// Whether the weight of the shared expert is computed.
-    pub(super) fn has_gate(self) -> bool {
-        matches!(self, Self::Gated(_))
-    }
-}
-
-/// How the scores of routers become weights.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Scores {
-    Softmax,
-    /// With biases, unless the file says otherwise.
-    Sigmoid,
+pub(super) enum Mamba {
+    /// Granite 4: layers have Mamba-2 or attention, as `layer_types` says, and an MLP.
+    Granite,
+    /// Nemotron-H: layers have Mamba-2, attention or an MLP, as `hybrid_override_pattern` or
+    /// `layers_block_type` says.
+    Nemotron,
+    /// Falcon-H1: each layer has Mamba-2, attention and an MLP.
+    Falcon,
 }
 
 /// What is peculiar to GGUF files.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Gguf {
-    /// `general.architecture`; `None` if it is that of another architecture, or if there are none.
-    pub(crate) name: Option<&'static str>,
+    /// The values of `general.architecture`. There are none if files have that of another
+    /// architecture, or if there are no files.
+    pub(crate) names: &'static [&'static str],
     /// Whether the converter brings the rows of q and k into pairs of adjacent elements.
     pub(crate) adjacent: bool,
     /// Whether gate and up are stored as one tensor, with the name of up.
@@ -364,7 +346,7 @@ impl Architecture {
 
     /// The architecture with this `general.architecture`.
     pub(super) fn from_gguf(name: &str) -> Option<Self> {
-        Self::find(|row| row.gguf.name == Some(name))
+        Self::find(|row| row.gguf.names.contains(&name))
     }
 
     /// The architecture of the text model in a multimodal model with these types.
@@ -385,7 +367,7 @@ impl Architecture {
 
     /// The supported values of `general.architecture`, for messages.
     pub(super) fn gguf_names() -> String {
-        TABLE.iter().filter_map(|row| row.gguf.name).collect::<Vec<_>>().join(", ")
+        TABLE.iter().flat_map(|row| row.gguf.names).copied().collect::<Vec<_>>().join(", ")
     }
 }
 

@@ -11,7 +11,7 @@ const EXPERTS_MAX: usize = 1024;
 const EXPERTS_TOTAL_MAX: usize = 1 << 15;
 
 /// A mixture of experts, which replaces the MLP of layers with
-/// [`LayerConfig::experts`](super::LayerConfig::experts). Each expert is an MLP. A router scores
+/// [`MlpKind::Experts`](super::MlpKind::Experts). Each expert is an MLP. A router scores
 /// all experts for each token, and the outputs of the experts with the highest scores are added,
 /// weighted as [`Self::scores`] says. Among equal scores, the lower index wins.
 #[derive(Clone, Copy, Debug, PartialEq)]

@@ -19,7 +19,7 @@ use std::collections::HashMap;
 use stolon_backend::Pooling;
 use stolon_kernels::TensorType;
 
-use super::architecture::Gate;
+use super::architecture::{Description, Gate};
 use super::{Activation, Architecture, DecoderConfig, LayerConfig, NormKind, QkNorm};
 use crate::error::{ModelError, quoted};
 use crate::gguf::{Header, Value};
@@ -60,6 +60,7 @@ pub(crate) fn parse(
     let head_dim = keys.size("attention.key_length")?.unwrap_or(hidden_size / num_heads);
     let rotary_dim = keys.rotary_dim(row, head_dim)?;
     let layer_count = keys.layer_count()?;
+    keys.log_prediction_layers()?;
     let is_wide = row.gguf.wide_scale_layers == Some(layer_count);
     let score_dim = if is_wide { hidden_size / num_heads } else { head_dim } as f32;
     let scale = |key: &str| keys.factor(key).map(|factor| factor.filter(|factor| *factor != 1.0));
@@ -74,10 +75,8 @@ pub(crate) fn parse(
     let delta_net = keys.delta_net(row, &mut layers)?;
     let attention = layers.iter().position(LayerConfig::has_attention).unwrap_or(0);
     let attention_has = |name: &str| has(&format!("blk.{attention}.{name}"));
-    let eps = match row.norm_kind {
-        NormKind::Rms => "attention.layer_norm_rms_epsilon",
-        NormKind::Layer | NormKind::LayerWithoutBias => "attention.layer_norm_epsilon",
-    };
+    let mlp = layers.iter().position(|layer| layer.mlp.is_some()).unwrap_or(0);
+    let mlp_has = |name: &str| has(&format!("blk.{mlp}.{name}"));
     let config = DecoderConfig {
         architecture,
         vocab_size: vocab_size(header, hidden_size)?,
@@ -91,7 +90,7 @@ pub(crate) fn parse(
         num_kv_heads,
         head_dim,
         rotary_dim,
-        rms_norm_eps: keys.required_float(eps)? as f32,
+        rms_norm_eps: keys.required_float(eps_key(row.norm_kind))? as f32,
         norm_offset: 0.0,
         max_positions: ropes[0].context(max_positions),
         tie_word_embeddings: !has("output.weight"),
@@ -99,7 +98,7 @@ pub(crate) fn parse(
         qkv_bias: attention_has("attn_q.bias") || attention_has("attn_qkv.bias"),
         output_bias: attention_has("attn_output.bias"),
         output_gate: row.output_gate,
-        mlp_bias: has("blk.0.ffn_up.bias") || has("blk.0.ffn_up_exps.bias"),
+        mlp_bias: mlp_has("ffn_up.bias") || mlp_has("ffn_up_exps.bias"),
         qk_norm: (row.qk_norm.filter(|norm| *norm == QkNorm::Position))
             .or(attention_has("attn_q_norm.weight").then_some(QkNorm::Head)),
         norms: row.norms,
@@ -110,11 +109,9 @@ pub(crate) fn parse(
         embedding_scale: scale("embedding_scale")?
             .or(row.scaled_embedding.then(|| (hidden_size as f64).sqrt() as f32)),
         residual_scale: scale("residual_scale")?,
-        // That of Granite is a divisor.
-        logit_scale: match row.logit_scale {
-            Some(_) => scale("logit_scale")?,
-            None => scale("logit_scale")?.map(|divisor| 1.0 / divisor),
-        },
+        // Converters multiply the weights.
+        multipliers: None,
+        logit_scale: scale("logit_scale")?.map(|factor| logit_factor(row, factor)),
         attention_scale: keys.factor("attention.scale")?.unwrap_or(1.0 / score_dim.sqrt()),
         query_scaling: keys.query_scaling(row)?,
         attention_softcap: keys.softcap(row, "attn_logit_softcapping", |caps| caps.attention)?,
@@ -127,10 +124,24 @@ pub(crate) fn parse(
     Ok(config)
 }
 
+/// The key of what norms add to the mean square or the variance.
+fn eps_key(kind: NormKind) -> &'static str {
+    match kind {
+        NormKind::Rms => "attention.layer_norm_rms_epsilon",
+        NormKind::Layer | NormKind::LayerWithoutBias => "attention.layer_norm_epsilon",
+    }
+}
+
+/// The factor of the logits. The number in files of Granite is a divisor.
+fn logit_factor(row: &Description, number: f32) -> f32 {
+    if row.logit_scale.is_some() { number } else { 1.0 / number }
+}
+
 fn activation(gate: Gate) -> Activation {
     match gate {
         Gate::ClampedSwiglu => Activation::ClampedSwiglu { alpha: 1.702, limit: 7.0 },
         Gate::Gelu | Gate::GeluAct => Activation::GeluTanh,
+        Gate::SquaredRelu => Activation::SquaredRelu,
         Gate::Silu => Activation::Silu,
     }
 }

@@ -6,16 +6,18 @@
 mod convolutions;
 mod delta_net;
 mod experts;
+mod falcon;
 mod layers;
 mod mamba;
 mod mlp;
 mod moondream;
+mod nemotron;
 mod rope;
 
 use serde_json::Value;
 use stolon_kernels::TensorType;
 
-use super::architecture::{AttentionScale, Bias, Description, Gate, Softcaps};
+use super::architecture::{AttentionScale, Bias, Defaults, Description, Gate, Mamba, Softcaps};
 use super::keys::Keys;
 use super::quantization::{self, Quantization};
 use super::{Activation, Architecture, DecoderConfig, QkNorm, QueryScaling};
@@ -110,24 +112,18 @@ fn decoder(
     refuse_options(row, keys)?;
     let defaults = &row.defaults;
     let hidden_size = keys.size("hidden_size")?.unwrap_or(defaults.hidden_size);
-    let num_heads = keys.size("num_attention_heads")?.unwrap_or(defaults.num_heads);
-    let num_kv_heads = match keys.size("num_key_value_heads")? {
-        Some(count) => count,
-        // Unlike a missing key, null means as many as query heads.
-        None if keys.given("num_key_value_heads") => num_heads,
-        None => defaults.num_kv_heads.unwrap_or(num_heads),
-    };
-    let head_dim = match keys.size("head_dim")?.or(defaults.head_dim) {
-        Some(dim) => dim,
-        None => hidden_size / num_heads,
-    };
+    let [num_heads, num_kv_heads, head_dim] = heads(defaults, keys, hidden_size)?;
     let max_positions = keys.size("max_position_embeddings")?.unwrap_or(defaults.max_positions);
     let ropes = rope::parse(&row.rotation, keys, head_dim, max_positions)?;
     let mut layers = layers::parse(row, keys, ropes.local)?;
+    let mamba2 = mamba::parse(row, keys, hidden_size, &mut layers)?;
     let experts = experts::parse(row, keys, &mut layers)?;
     let convolution_taps = convolutions::parse(row, keys, &mut layers)?;
     let delta_net = delta_net::parse(row, keys, &mut layers)?;
-    let mamba2 = mamba::parse(row, keys, hidden_size, &mut layers)?;
+    let (multipliers, score_factor) = match row.mamba {
+        Some(Mamba::Falcon) => falcon::multipliers(keys)?,
+        _ => (None, 1.0),
+    };
     let cap = |cap: fn(Softcaps) -> Option<f32>| row.softcaps.and_then(cap);
     Ok(DecoderConfig {
         architecture: row.architecture,
@@ -159,8 +155,9 @@ fn decoder(
         attention_sinks: row.attention_sinks,
         embedding_scale: embedding_scale(row, keys, hidden_size)?,
         residual_scale: multiplier(keys, "residual_multiplier")?,
+        multipliers,
         logit_scale: logit_scale(row, keys)?,
-        attention_scale: row.attention_scale.of(keys, head_dim)? as f32,
+        attention_scale: row.attention_scale.of(keys, head_dim)? as f32 * score_factor,
         query_scaling: query_scaling(row, keys)?,
         attention_softcap: softcap(keys, "attn_logit_softcapping", cap(|caps| caps.attention))?,
         logit_softcap: softcap(keys, "final_logit_softcapping", cap(|caps| caps.logits))?,
@@ -168,6 +165,30 @@ fn decoder(
         layers,
         dtype: dtype(keys, root)?,
     })
+}
+
+/// Number of query heads, of KV heads, and of elements of a head.
+fn heads(
+    defaults: &Defaults,
+    keys: &Keys<'_>,
+    hidden_size: usize,
+) -> Result<[usize; 3], ModelError> {
+    let num_heads = keys.size("num_attention_heads")?.unwrap_or(defaults.num_heads);
+    let num_kv_heads = match keys.size("num_key_value_heads")? {
+        Some(count) => count,
+        // Unlike a missing key, null means as many as query heads.
+        None if keys.given("num_key_value_heads") => num_heads,
+        None => defaults.num_kv_heads.unwrap_or(num_heads),
+    };
+    let head_dim = match keys.size("head_dim")? {
+        Some(dim) => dim,
+        // Older files of Nemotron-H have this key.
+        None => match keys.size("attention_head_dim")?.or(defaults.head_dim) {
+            Some(dim) => dim,
+            None => hidden_size / num_heads,
+        },
+    };
+    Ok([num_heads, num_kv_heads, head_dim])
 }
 
 /// Whether the embedding is also the output matrix.
@@ -216,8 +237,9 @@ fn qk_norm(row: &Description, keys: &Keys<'_>) -> Result<Option<QkNorm>, ModelEr
 
 /// The factor of the logits.
 fn logit_scale(row: &Description, keys: &Keys<'_>) -> Result<Option<f32>, ModelError> {
-    if let Some(default) = row.logit_scale {
-        return Ok(Some(keys.positive_f32("logit_scale")?.unwrap_or(default)));
+    if let Some((key, default)) = row.logit_scale {
+        let factor = keys.positive_f32(key)?.unwrap_or(default);
+        return Ok(Some(factor).filter(|factor| *factor != 1.0));
     }
     Ok(multiplier(keys, "logits_scaling")?.map(|divisor| 1.0 / divisor))
 }
@@ -282,6 +304,13 @@ fn activation(gate: Gate, keys: &Keys<'_>) -> Result<Activation, ModelError> {
         Gate::Silu => ("hidden_act", "silu"),
         Gate::GeluAct => ("hidden_act", "gelu_pytorch_tanh"),
         Gate::Gelu => ("hidden_activation", "gelu_pytorch_tanh"),
+        Gate::SquaredRelu => {
+            let key = "mlp_hidden_act";
+            return match keys.text(key)? {
+                None | Some("relu2") => Ok(Activation::SquaredRelu),
+                Some(_) => Err(keys.unsupported(key, "relu2")),
+            };
+        }
         Gate::ClampedSwiglu => {
             let alpha = keys.positive_f32("swiglu_alpha")?.unwrap_or(1.702);
             let limit = keys.positive_f32("swiglu_limit")?.unwrap_or(7.0);

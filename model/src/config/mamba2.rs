@@ -23,6 +23,8 @@ pub struct Mamba2Config {
     pub taps: usize,
     /// Whether the convolution has biases.
     pub convolution_bias: bool,
+    /// Whether the gated outputs are normalized.
+    pub norm: bool,
     /// Whether the weights have the logarithms of the decay rates. Otherwise they have the negative
     /// rates, as GGUF files do.
     pub log_rates: bool,

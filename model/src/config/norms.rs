@@ -1,6 +1,6 @@
 //! Which norms the layers of a decoder have, where they have them, and the names of these.
 
-use super::{Activation, DecoderConfig};
+use super::{Activation, DecoderConfig, LayerConfig};
 use crate::error::ModelError;
 
 /// The kind of the norms of the residual stream.
@@ -78,6 +78,23 @@ impl NormPlacement {
     }
 }
 
+impl NormNames {
+    /// The norms that `layer` has. Where it consists of its MLP, the norm before that is the first
+    /// one of the layer.
+    pub(crate) fn of_layer(self, layer: &LayerConfig) -> Self {
+        match (layer.mixers, layer.mlp) {
+            ([], _) => Self {
+                attention_input: None,
+                attention_output: None,
+                mlp_input: self.attention_input,
+                ..self
+            },
+            (_, None) => Self { mlp_input: None, mlp_output: None, ..self },
+            (_, Some(_)) => self,
+        }
+    }
+}
+
 impl DecoderConfig {
     /// Checks that the forward pass has the combination of norms and MLP. `file` is the file's name
     /// in error messages.
@@ -89,12 +106,26 @@ impl DecoderConfig {
         }
         let layers = || self.layers.iter();
         if self.norms == NormPlacement::Parallel
-            && layers().any(|layer| layer.experts || !layer.has_attention())
+            && layers().any(|layer| layer.has_experts() || !layer.has_attention())
         {
             return refused("norms", "attention and one MLP side by side");
         }
-        if !self.mlp_gate && self.activation != Activation::GeluTanh {
-            return refused("hidden_act", "gelu_pytorch_tanh in an MLP without a gate");
+        let is_whole = |layer: &LayerConfig| !layer.mixers.is_empty() && layer.mlp.is_some();
+        if self.norms != NormPlacement::Input && !layers().all(is_whole) {
+            return refused("norms", "norms of inputs where layers have no MLP, or only that");
+        }
+        match (self.mlp_gate, self.activation) {
+            (_, Activation::GeluTanh) | (false, Activation::SquaredRelu) => {}
+            (true, Activation::Silu | Activation::ClampedSwiglu { .. }) => {}
+            (true, Activation::SquaredRelu) => {
+                return refused("hidden_act", "an MLP without a gate with relu2");
+            }
+            (false, _) => {
+                return refused(
+                    "hidden_act",
+                    "gelu_pytorch_tanh or relu2 in an MLP without a gate",
+                );
+            }
         }
         if self.head_bias && self.tie_word_embeddings {
             return refused("tie_word_embeddings", "false with a bias of the output matrix");

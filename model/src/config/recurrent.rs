@@ -95,7 +95,8 @@ impl DecoderConfig {
     /// Number of recurrent layers.
     #[must_use]
     pub fn recurrent_layers(&self) -> usize {
-        let is_recurrent = |kind| matches!(kind, MixerKind::DeltaNet | MixerKind::Mamba2);
-        self.layers.iter().filter(|layer| is_recurrent(layer.mixer)).count()
+        let is_recurrent =
+            |kind: &&MixerKind| matches!(kind, MixerKind::DeltaNet | MixerKind::Mamba2);
+        self.layers.iter().flat_map(|layer| layer.mixers).filter(is_recurrent).count()
     }
 }

@@ -8,7 +8,7 @@
 mod list;
 mod mixers;
 
-use super::{DecoderConfig, ExpertScores, ExpertsConfig, NormKind};
+use super::{DecoderConfig, ExpertScores, ExpertsConfig, MlpKind, NormKind};
 pub use mixers::{
     AttentionWeights, ConvolutionWeights, DeltaNetWeights, Mamba2Weights, MixerWeights,
 };
@@ -74,22 +74,23 @@ pub struct StackedWeights<const N: usize> {
     pub parts: [LinearWeights; N],
 }
 
-/// An MLP with a gate: `down(activation(gate(x)) * up(x))`.
+/// An MLP, with or without a gate.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MlpWeights {
-    /// `gate` and `up`.
-    pub gate_up: StackedWeights<2>,
+    /// The projections to the inner features.
+    pub inputs: MlpInputs,
     /// The projection back to `hidden_size`.
     pub down: LinearWeights,
 }
 
-/// An MLP without a gate: `down(activation(up(x)))`.
+/// The projections to the inner features of an MLP.
+#[allow(clippy::large_enum_variant, reason = "most MLPs have the large variant")]
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct PlainMlpWeights {
-    /// The projection to the inner features.
-    pub up: LinearWeights,
-    /// The projection back to `hidden_size`.
-    pub down: LinearWeights,
+pub enum MlpInputs {
+    /// `gate` and `up` of an MLP with a gate: `down(activation(gate(x)) * up(x))`.
+    Gated(StackedWeights<2>),
+    /// `up` of an MLP without a gate: `down(activation(up(x)))`.
+    Plain(LinearWeights),
 }
 
 /// A norm of rows of the residual stream.
@@ -128,14 +129,12 @@ pub struct SharedExpertWeights {
     pub gate: Option<LinearWeights>,
 }
 
-/// What a layer computes after attention.
+/// What a layer computes after it has mixed positions.
 #[allow(clippy::large_enum_variant, reason = "there is one per layer, while a model is loaded")]
 #[derive(Clone, Debug, PartialEq)]
 pub enum FeedForwardWeights {
     /// One MLP for all tokens.
     Dense(MlpWeights),
-    /// One MLP without a gate for all tokens.
-    Plain(PlainMlpWeights),
     /// A mixture of experts.
     Experts(ExpertsWeights),
 }
@@ -146,15 +145,17 @@ pub enum FeedForwardWeights {
 pub struct LayerWeights {
     /// Norm of the residual stream before attention, or before what the layer has in its place.
     pub attention_input_norm: Option<NormWeights>,
-    /// Attention, or what the layer has in its place.
-    pub mixer: MixerWeights,
+    /// Attention, or what the layer has in its place, in the order of [`LayerConfig::mixers`].
+    ///
+    /// [`LayerConfig::mixers`]: super::LayerConfig::mixers
+    pub mixers: Vec<MixerWeights>,
     /// Norm of attention's output before it is added to the residual stream.
     pub attention_output_norm: Option<TensorSpec>,
     /// Norm of the residual stream before the MLP or the experts. Without it, they read the input
     /// of attention if layers are parallel, and else the residual stream.
     pub mlp_input_norm: Option<NormWeights>,
-    /// The MLP or the experts.
-    pub mlp: FeedForwardWeights,
+    /// The MLP or the experts, if the layer has any.
+    pub mlp: Option<FeedForwardWeights>,
     /// Norm of the MLP's output before it is added to the residual stream.
     pub mlp_output_norm: Option<TensorSpec>,
 }
@@ -205,20 +206,23 @@ impl DecoderConfig {
     pub(crate) fn stacked(&self) -> Vec<(String, Vec<TensorSpec>)> {
         let mut list = Vec::new();
         for layer in self.weights().layers {
-            match layer.mixer {
-                MixerWeights::Attention(attention) => list.push(attention.qkv.matrices()),
-                MixerWeights::Convolution(convolution) => list.push(convolution.inputs.matrices()),
-                MixerWeights::DeltaNet(_) => {}
-                MixerWeights::Mamba2(mamba2) => list.push(mamba2.inputs.matrices()),
-            }
-            match layer.mlp {
-                FeedForwardWeights::Dense(mlp) => list.push(mlp.gate_up.matrices()),
-                FeedForwardWeights::Plain(_) => {}
-                FeedForwardWeights::Experts(ExpertsWeights { experts, shared, .. }) => {
-                    let mlps = experts.into_iter().chain(shared.map(|shared| shared.mlp));
-                    list.extend(mlps.map(|mlp| mlp.gate_up.matrices()));
+            list.extend(layer.mixers.into_iter().filter_map(|mixer| match mixer {
+                MixerWeights::Attention(attention) => Some(attention.qkv.matrices()),
+                MixerWeights::Convolution(convolution) => Some(convolution.inputs.matrices()),
+                MixerWeights::DeltaNet(_) => None,
+                MixerWeights::Mamba2(mamba2) => Some(mamba2.inputs.matrices()),
+            }));
+            let mlps = match layer.mlp {
+                Some(FeedForwardWeights::Dense(mlp)) => vec![mlp],
+                Some(FeedForwardWeights::Experts(ExpertsWeights { experts, shared, .. })) => {
+                    experts.into_iter().chain(shared.map(|shared| shared.mlp)).collect()
                 }
-            }
+                None => vec![],
+            };
+            list.extend(mlps.into_iter().filter_map(|mlp| match mlp.inputs {
+                MlpInputs::Gated(gate_up) => Some(gate_up.matrices()),
+                MlpInputs::Plain(_) => None,
+            }));
         }
         list
     }
@@ -233,23 +237,23 @@ impl DecoderConfig {
 
     fn layer_weights(&self, index: usize) -> LayerWeights {
         let at = |part: &str| format!("model.layers.{index}.{part}");
-        let norms = self.norms.names();
+        let layer = &self.layers[index];
+        let norms = self.norms.names().of_layer(layer);
         let hidden_norm = |name: Option<&str>| name.map(|name| norm(&at(name), self.hidden_size));
         let input_norm = |name: Option<&str>| name.map(|name| self.residual_norm(&at(name)));
+        let mixers = layer.mixers.iter().map(|mixer| self.mixer_weights(*mixer, &at)).collect();
+        let mlp = layer.mlp.map(|kind| match (kind, self.experts) {
+            (MlpKind::Experts, Some(experts)) => {
+                FeedForwardWeights::Experts(self.expert_weights(experts, &at("mlp")))
+            }
+            _ => FeedForwardWeights::Dense(self.mlp_weights(&at("mlp"), self.intermediate_size)),
+        });
         LayerWeights {
             attention_input_norm: input_norm(norms.attention_input),
-            mixer: self.mixer_weights(self.layers[index].mixer, &at),
+            mixers,
             attention_output_norm: hidden_norm(norms.attention_output),
             mlp_input_norm: input_norm(norms.mlp_input),
-            mlp: match self.experts.filter(|_| self.layers[index].experts) {
-                Some(experts) => {
-                    FeedForwardWeights::Experts(self.expert_weights(experts, &at("mlp")))
-                }
-                None if self.mlp_gate => {
-                    FeedForwardWeights::Dense(self.mlp_weights(&at("mlp"), self.intermediate_size))
-                }
-                None => FeedForwardWeights::Plain(self.plain_mlp_weights(&at("mlp"))),
-            },
+            mlp,
             mlp_output_norm: hidden_norm(norms.mlp_output),
         }
     }
@@ -259,22 +263,14 @@ impl DecoderConfig {
         let (hidden, bias) = (self.hidden_size, self.mlp_bias);
         let at = |part: &str| format!("{module}.{part}");
         let inner = |part: &str| linear(&at(part), [width, hidden], bias);
-        MlpWeights {
-            gate_up: StackedWeights {
+        let inputs = match self.mlp_gate {
+            true => MlpInputs::Gated(StackedWeights {
                 name: at("gate_up_proj.weight"),
                 parts: [inner("gate_proj"), inner("up_proj")],
-            },
-            down: linear(&at("down_proj"), [hidden, width], bias),
-        }
-    }
-
-    /// The MLP `module`, which has no gate.
-    fn plain_mlp_weights(&self, module: &str) -> PlainMlpWeights {
-        let (hidden, width, bias) = (self.hidden_size, self.intermediate_size, self.mlp_bias);
-        PlainMlpWeights {
-            up: linear(&format!("{module}.up_proj"), [width, hidden], bias),
-            down: linear(&format!("{module}.down_proj"), [hidden, width], bias),
-        }
+            }),
+            false => MlpInputs::Plain(inner("up_proj")),
+        };
+        MlpWeights { inputs, down: linear(&at("down_proj"), [hidden, width], bias) }
     }
 
     /// The norm `module` of the residual stream.

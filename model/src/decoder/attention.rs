@@ -114,18 +114,23 @@ impl Decoder {
         (batch, step): (&StepBatch, &mut StepState<'_>),
         workers: &Workers,
     ) {
-        match &self.layers[index].mixer {
-            Mixer::Attention(_) => self.heads(index, inputs, step.kv, workers),
-            Mixer::Convolution(_) => self.convolution_inputs(index, inputs, step.kv, workers),
-            Mixer::DeltaNet(_) => self.delta_net_inputs(index, inputs, (batch, step), workers),
-            Mixer::Mamba2(_) => self.mamba2_inputs(index, inputs, (batch, step), workers),
+        for mixer in 0..self.layers[index].mixers.len() {
+            let step = (batch, &mut *step);
+            match &self.layers[index].mixers[mixer] {
+                Mixer::Attention(_) => self.heads(index, inputs, step.1.kv, workers),
+                Mixer::Convolution(_) => {
+                    self.convolution_inputs(index, inputs, step.1.kv, workers);
+                }
+                Mixer::DeltaNet(_) => self.delta_net_inputs(index, inputs, step, workers),
+                Mixer::Mamba2(_) => self.mamba2_inputs(index, inputs, step, workers),
+            }
         }
     }
 
     /// Computes queries, keys and values. Keys and values are written to `kv`.
     fn heads(&mut self, index: usize, inputs: Inputs, kv: &mut KvStore, workers: &Workers) {
         let (config, path) = (&self.config, self.path);
-        let Mixer::Attention(layer) = &self.layers[index].mixer else { return };
+        let Some(layer) = self.layers[index].attention() else { return };
         let Activations { normed, q, k, gates, .. } = &mut self.activations;
         let heads = passes::Heads {
             path,
@@ -204,24 +209,32 @@ impl Decoder {
         sequences: &[AttentionSequence<'_>],
         workers: &Workers,
     ) {
-        match &self.layers[index].mixer {
-            Mixer::Attention(_) => self.attend(index, rows, kv, sequences, workers),
-            Mixer::Convolution(_) => self.convolve(index, rows, kv, workers),
-            Mixer::DeltaNet(_) => self.gate_delta_net(index, rows, workers),
-            Mixer::Mamba2(_) => self.gate_mamba2(index, rows, workers),
+        for mixer in 0..self.layers[index].mixers.len() {
+            match &self.layers[index].mixers[mixer] {
+                Mixer::Attention(_) => self.attend(index, rows, kv, sequences, workers),
+                Mixer::Convolution(_) => self.convolve(index, rows, kv, workers),
+                Mixer::DeltaNet(_) => self.gate_delta_net(index, rows, workers),
+                Mixer::Mamba2(_) => self.gate_mamba2(index, rows, workers),
+            }
+            let layer = &self.layers[index];
+            let Activations { x, mixed, projected, .. } = &mut self.activations;
+            let x = &mut x[..rows * self.config.hidden_size];
+            let mixer = &layer.mixers[mixer];
+            let is_attention = matches!(mixer, Mixer::Attention(_));
+            let residual = passes::Residual {
+                config: &self.config,
+                path: self.path,
+                linear: mixer.output(),
+                own_norm: layer.attention_output_norm.as_deref(),
+                updates: is_attention.then(|| self.adapters.updates(index, Site::Output)),
+                scale: self.config.output_scale(|multipliers| match is_attention {
+                    true => multipliers.attention_output,
+                    false => multipliers.mamba_output,
+                }),
+            };
+            let epilogue_time = residual.add(mixed, x, projected, workers);
+            self.profile.mark_with(Stage::Output, epilogue_time, Stage::Residual);
         }
-        let layer = &self.layers[index];
-        let Activations { x, mixed, projected, .. } = &mut self.activations;
-        let x = &mut x[..rows * self.config.hidden_size];
-        let residual = passes::Residual {
-            config: &self.config,
-            path: self.path,
-            linear: layer.mixer.output(),
-            own_norm: layer.attention_output_norm.as_deref(),
-            updates: self.adapters.updates(index, Site::Output),
-        };
-        let epilogue_time = residual.add(mixed, x, projected, workers);
-        self.profile.mark_with(Stage::Output, epilogue_time, Stage::Residual);
     }
 
     /// Computes attention for `rows` rows and packs it for the output projection.
@@ -234,7 +247,7 @@ impl Decoder {
         workers: &Workers,
     ) {
         let (config, path) = (&self.config, self.path);
-        let Mixer::Attention(layer) = &self.layers[index].mixer else { return };
+        let Some(layer) = self.layers[index].attention() else { return };
         let Activations { q, gates, attended, mixed, .. } = &mut self.activations;
         let width = config.num_heads * config.head_dim;
         let q = &q[..rows * width];

@@ -11,7 +11,6 @@ use stolon_kernels::{
 
 use super::activations::Activations;
 use super::attention::Inputs;
-use super::layer::Mixer;
 use super::linear::{Linear, Loader};
 use super::profile::Stage;
 use super::{Decoder, plan};
@@ -65,7 +64,7 @@ impl Decoder {
         workers: &Workers,
     ) {
         let (path, width) = (self.path, self.config.hidden_size);
-        let Mixer::Convolution(layer) = &self.layers[index].mixer else { return };
+        let Some(layer) = self.layers[index].convolution() else { return };
         let Activations { normed, gates, .. } = &mut self.activations;
         let store = kv.inputs_mut(layer.kept).slice_mut();
         // The store has no scales, so parts of a row are written independently of each other.
@@ -98,7 +97,7 @@ impl Decoder {
     /// Computes the convolution for `rows` rows and packs it for the output projection.
     pub(super) fn convolve(&mut self, index: usize, rows: usize, kv: &KvStore, workers: &Workers) {
         let (path, width) = (self.path, self.config.hidden_size);
-        let Mixer::Convolution(layer) = &self.layers[index].mixer else { return };
+        let Some(layer) = self.layers[index].convolution() else { return };
         let Activations { gates, mixed, taps, .. } = &mut self.activations;
         let count = layer.taps.len() / width;
         let inputs = kv.inputs(layer.kept);

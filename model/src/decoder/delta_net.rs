@@ -12,7 +12,6 @@ use stolon_backend::StepBatch;
 use stolon_kernels::{self as kernels, Path, Rule};
 
 use super::attention::Inputs;
-use super::layer::Mixer;
 use super::linear::{Linear, Loader};
 use super::profile::Stage;
 use super::recurrent::{HeadInputs, Recurrent, by_tap, softplus};
@@ -122,7 +121,7 @@ impl Decoder {
         (batch, step): (&StepBatch, &mut StepState<'_>),
         workers: &Workers,
     ) {
-        let Mixer::DeltaNet(layer) = &self.layers[index].mixer else { return };
+        let Some(layer) = self.layers[index].delta_net() else { return };
         let activations = &mut self.activations;
         let (normed, buffers) = (&activations.normed, &mut activations.recurrent);
         let kept = inputs.kept();
@@ -151,7 +150,7 @@ impl Decoder {
     pub(super) fn gate_delta_net(&mut self, index: usize, rows: usize, workers: &Workers) {
         let (path, eps) = (self.path, self.config.rms_norm_eps);
         let is_last = index + 1 == self.layers.len();
-        let Mixer::DeltaNet(layer) = &self.layers[index].mixer else { return };
+        let Some(layer) = self.layers[index].delta_net() else { return };
         let (shape, width) = (layer.recurrent.shape, layer.config.value_width());
         let activations = &mut self.activations;
         let (buffers, gates) = (&activations.recurrent, &activations.gates);

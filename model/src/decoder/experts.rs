@@ -13,7 +13,7 @@ use stolon_kernels::{
 };
 
 use super::linear::{Linear, Loader};
-use super::mlp::GatedMlp;
+use super::mlp::Mlp;
 use super::passes::{self, Norm};
 use super::profile::{Profile, Stage};
 use super::routing::{ExpertGroup, Routing};
@@ -30,7 +30,7 @@ pub(super) struct Experts {
     /// The bias of each expert in the choice of experts.
     bias: Option<Vec<f32>>,
     /// The experts, followed by the shared expert if there is one.
-    experts: Vec<GatedMlp>,
+    experts: Vec<Mlp>,
     /// `[1, hidden_size]`: the score of the shared expert; `None` if it has none.
     shared_gate: Option<Linear>,
 }
@@ -41,13 +41,11 @@ impl Experts {
         let ExpertsWeights { config, router, bias, experts, shared } = spec;
         let router = loader.linear(router)?;
         let bias = loader.optional_vector(bias.as_ref())?;
-        let mut experts: Vec<_> = experts
-            .iter()
-            .map(|expert| GatedMlp::load(expert, loader))
-            .collect::<Result<_, _>>()?;
+        let mut experts: Vec<_> =
+            experts.iter().map(|expert| Mlp::load(expert, loader)).collect::<Result<_, _>>()?;
         let mut shared_gate = None;
         if let Some(SharedExpertWeights { mlp, gate }) = shared {
-            experts.push(GatedMlp::load(mlp, loader)?);
+            experts.push(Mlp::load(mlp, loader)?);
             shared_gate = gate.as_ref().map(|gate| loader.linear(gate)).transpose()?;
         }
         Ok(Self { config: *config, router, bias, experts, shared_gate })
@@ -56,7 +54,7 @@ impl Experts {
     /// Size in bytes of all packed matrices.
     pub(super) fn bytes(&self) -> usize {
         let gate = self.shared_gate.as_ref().map_or(0, Linear::bytes);
-        self.router.bytes() + gate + self.experts.iter().map(GatedMlp::bytes).sum::<usize>()
+        self.router.bytes() + gate + self.experts.iter().map(Mlp::bytes).sum::<usize>()
     }
 }
 
@@ -82,30 +80,26 @@ impl ExpertsPass<'_> {
         profile: &mut Profile,
     ) {
         self.route(norm, x, normed, routing);
-        let groups: Vec<(&ExpertGroup, &GatedMlp)> = routing
+        let groups: Vec<(&ExpertGroup, &Mlp)> = routing
             .groups
             .iter()
             .map(|group| (group, &self.experts.experts[group.expert]))
             .collect();
         let rows = |group| routing.rows(group).len();
-        let gate_up: Vec<[&Matrix; 2]> =
-            groups.iter().map(|(_, mlp)| [&mlp.gate.matrix, &mlp.up.matrix]).collect();
-        normed.reset_groups(groups.iter().zip(&gate_up).map(|((group, _), m)| (rows(group), m)));
+        let inputs: Vec<Vec<&Matrix>> = groups.iter().map(|(_, mlp)| mlp.inputs()).collect();
+        let readers = groups.iter().zip(&inputs);
+        normed.reset_groups(readers.map(|((group, _), m)| (rows(group), m)));
         inner.reset_groups(groups.iter().map(|(group, mlp)| (rows(group), [&mlp.down.matrix])));
         self.gather(&groups, routing, normed);
         profile.mark(Stage::Route);
-        let work = groups
-            .iter()
-            .zip(&gate_up)
-            .map(|((group, _), [gate, _])| rows(group) * gate.in_features() * gate.out_features());
-        let work: usize = work.sum();
+        let size = |mlp: &Mlp| mlp.up.matrix.in_features() * mlp.up.matrix.out_features();
+        let work: usize = groups.iter().map(|(group, mlp)| rows(group) * size(mlp)).sum();
 
-        let activation = self.config.activation;
         let gates: Vec<_> = groups
             .iter()
-            .map(|(_, mlp)| |sums: RowSums<'_>| passes::gate(activation, mlp, self.path, sums))
+            .map(|(_, mlp)| |sums: RowSums<'_>| passes::activate(self.config, mlp, self.path, sums))
             .collect();
-        let sinks = inner.groups_mut().into_iter().zip(&gate_up).zip(&gates).enumerate();
+        let sinks = inner.groups_mut().into_iter().zip(&inputs).zip(&gates).enumerate();
         let mut products: Vec<Product<'_>> = sinks
             .map(|(group, ((sink, matrices), gate))| Product {
                 group,
@@ -125,12 +119,7 @@ impl ExpertsPass<'_> {
     }
 
     /// Packs the rows of each group.
-    fn gather(
-        &self,
-        groups: &[(&ExpertGroup, &GatedMlp)],
-        routing: &Routing,
-        normed: &mut Operands,
-    ) {
+    fn gather(&self, groups: &[(&ExpertGroup, &Mlp)], routing: &Routing, normed: &mut Operands) {
         let hidden = self.config.hidden_size;
         let total: usize = groups.iter().map(|(group, _)| routing.rows(group).len()).sum();
         normed.fill(self.workers.for_pass(total, hidden), |group, first, block| {
@@ -144,7 +133,7 @@ impl ExpertsPass<'_> {
     /// Computes the down projections of `inner` and adds their weighted results to the rows of `x`.
     fn add_down(
         &self,
-        groups: &[(&ExpertGroup, &GatedMlp)],
+        groups: &[(&ExpertGroup, &Mlp)],
         routing: &Routing,
         inner: &Operands,
         threads: &Threads,

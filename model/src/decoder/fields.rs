@@ -1,6 +1,8 @@
 //! Where the forward pass uses each field of a configuration.
 
-use crate::config::{DecoderConfig, DeltaNetConfig, ExpertsConfig, LayerConfig, Mamba2Config};
+use crate::config::{
+    DecoderConfig, DeltaNetConfig, ExpertsConfig, LayerConfig, Mamba2Config, Multipliers,
+};
 
 /// Names each field of a model's configuration and where the forward pass uses it. A field that is
 /// added does not compile until it is named here: it must be used, or refused with an error.
@@ -33,6 +35,7 @@ pub(super) fn use_every_field(config: &DecoderConfig) {
         norm_offset: _,
         qk_norm: _,
         residual_scale: _,
+        multipliers,
         // `RopeTable`
         rotary_dim: _,
         max_positions: _,
@@ -43,7 +46,7 @@ pub(super) fn use_every_field(config: &DecoderConfig) {
         attention_scale: _,
         attention_softcap: _,
         attention_sinks: _,
-        // `passes::gate`
+        // `passes::activate`
         activation: _,
         // `passes::finish_logits`
         logit_scale: _,
@@ -57,11 +60,23 @@ pub(super) fn use_every_field(config: &DecoderConfig) {
     } = config;
     for layer in layers {
         // `Decoder::project`, `Decoder::heads`, `passes::attend` and `DecoderConfig::weights`
-        let LayerConfig { mixer: _, rope: _, sliding_window: _, experts: _ } = layer;
+        let LayerConfig { mixers: _, rope: _, sliding_window: _, mlp: _ } = layer;
     }
     experts.iter().for_each(use_every_field_of_experts);
     delta_net.iter().for_each(use_every_field_of_delta_net);
     mamba2.iter().for_each(use_every_field_of_mamba2);
+    multipliers.iter().for_each(use_every_multiplier);
+}
+
+fn use_every_multiplier(multipliers: &Multipliers) {
+    // `Decoder::mix`, `Mamba2::load`, `passes::activate` and `Decoder::dense`
+    let Multipliers {
+        attention_output: _,
+        mamba_output: _,
+        mamba_inputs: _,
+        mlp_gate: _,
+        mlp_output: _,
+    } = multipliers;
 }
 
 fn use_every_field_of_experts(config: &ExpertsConfig) {
@@ -101,6 +116,7 @@ fn use_every_field_of_mamba2(config: &Mamba2Config) {
         state_dim: _,
         taps: _,
         convolution_bias: _,
+        norm: _,
         log_rates: _,
     } = config;
 }

@@ -1,4 +1,4 @@
-//! Mamba-2, which most layers of Granite 4 have in place of attention.
+//! Mamba-2, which layers have in place of attention or next to it.
 //!
 //! A layer projects its input to the gates of the outputs, to values, keys and queries, and to the
 //! time steps of the heads ([`Decoder::mamba2_inputs`]). To the outputs of the recurrence
@@ -9,7 +9,6 @@ use stolon_backend::StepBatch;
 use stolon_kernels::{self as kernels, Rule};
 
 use super::attention::Inputs;
-use super::layer::Mixer;
 use super::linear::{Linear, Loader};
 use super::profile::Stage;
 use super::recurrent::{HeadInputs, Recurrent, by_tap, softplus};
@@ -31,15 +30,23 @@ pub(super) struct Mamba2 {
     rates: Vec<f32>,
     /// `[heads]`.
     skip: Vec<f32>,
-    /// `[heads * head_dim]`.
-    norm: Vec<f32>,
+    /// `[heads * head_dim]`; `None` if the outputs are not normalized.
+    norm: Option<Vec<f32>>,
+    /// Factor of the gates of the outputs.
+    gate_scale: f32,
+    /// Factor of the time steps before their bias.
+    step_scale: f32,
     pub(super) output: Linear,
     recurrent: Recurrent,
 }
 
 impl Mamba2 {
+    /// Loads what `spec` describes. `factors` are [`Multipliers::mamba_inputs`].
+    ///
+    /// [`Multipliers::mamba_inputs`]: crate::config::Multipliers::mamba_inputs
     pub(super) fn load(
         config: Mamba2Config,
+        factors: Option<[f32; 5]>,
         spec: &Mamba2Weights,
         kept: usize,
         loader: &mut Loader<'_>,
@@ -47,7 +54,14 @@ impl Mamba2 {
         let Mamba2Weights { inputs, step_bias, rates, skip, taps, convolution_bias, norm, output } =
             spec;
         let [gate, xbc, step] = &inputs.parts;
-        let by_channel = loader.vector(taps)?;
+        let mut by_channel = loader.vector(taps)?;
+        let [gate_scale, value, key, query, step_scale] = factors.unwrap_or([1.0; 5]);
+        // The convolution adds up its inputs, so their factors may be those of its taps.
+        let (values, rest) = by_channel.split_at_mut(config.heads * config.head_dim * config.taps);
+        let (keys, queries) = rest.split_at_mut(config.key_width() * config.taps);
+        for (taps, factor) in [(values, value), (keys, key), (queries, query)] {
+            taps.iter_mut().for_each(|tap| *tap *= factor);
+        }
         let mut rates = loader.vector(rates)?;
         if config.log_rates {
             rates.iter_mut().for_each(|rate| *rate = -rate.exp());
@@ -60,7 +74,9 @@ impl Mamba2 {
             step_bias: loader.vector(step_bias)?,
             rates,
             skip: loader.vector(skip)?,
-            norm: loader.vector(norm)?,
+            norm: loader.optional_vector(norm.as_ref())?,
+            gate_scale,
+            step_scale,
             output: loader.linear(output)?,
             recurrent: Recurrent {
                 shape: config.shape(),
@@ -79,7 +95,7 @@ impl Mamba2 {
         let factors = decays.iter_mut().zip(strengths);
         let rates = self.rates.iter().zip(&self.step_bias);
         for (((decay, strength), step), (rate, bias)) in factors.zip(steps).zip(rates) {
-            *strength = softplus(step + bias);
+            *strength = softplus(self.step_scale * step + bias);
             *decay = (rate * *strength).exp();
         }
     }
@@ -102,7 +118,7 @@ impl Decoder {
         (batch, step): (&StepBatch, &mut StepState<'_>),
         workers: &Workers,
     ) {
-        let Mixer::Mamba2(layer) = &self.layers[index].mixer else { return };
+        let Some(layer) = self.layers[index].mamba2() else { return };
         let activations = &mut self.activations;
         let (normed, buffers) = (&activations.normed, &mut activations.recurrent);
         let products = [
@@ -111,6 +127,12 @@ impl Decoder {
             (inputs.own(), &layer.gate, &mut activations.gates),
         ];
         linear::multiply_wanted(self.path, normed, products, workers);
+        if inputs.own() && layer.gate_scale != 1.0 {
+            let gates = &mut activations.gates[..normed.rows() * layer.gate.matrix.out_features()];
+            let chunk = workers.chunk_rows(gates.len(), 1);
+            let scale = |gates: &mut [f32]| kernels::scale(self.path, gates, layer.gate_scale);
+            workers.run(gates.chunks_mut(chunk), scale);
+        }
         self.profile.mark(Stage::Qkv);
         if inputs.kept() {
             let finish = |_: &mut [f32], [_, steps]: [&[f32]; 2], factors: &mut [f32]| {
@@ -122,12 +144,12 @@ impl Decoder {
         }
     }
 
-    /// Gates and normalizes the outputs of the recurrence in layer `index`, and packs them for the
-    /// output projection. `rows` rows have an output.
+    /// Gates and perhaps normalizes the outputs of the recurrence in layer `index`, and packs them
+    /// for the output projection. `rows` rows have an output.
     pub(super) fn gate_mamba2(&mut self, index: usize, rows: usize, workers: &Workers) {
         let (path, eps) = (self.path, self.config.rms_norm_eps);
         let is_last = index + 1 == self.layers.len();
-        let Mixer::Mamba2(layer) = &self.layers[index].mixer else { return };
+        let Some(layer) = self.layers[index].mamba2() else { return };
         let (shape, width) = (layer.recurrent.shape, layer.recurrent.shape.value_width());
         let group = width / layer.config.groups;
         let activations = &mut self.activations;
@@ -148,7 +170,8 @@ impl Decoder {
                     }
                 }
                 kernels::mul_silu(path, out, &gates[row * width..][..width]);
-                let groups = out.chunks_exact_mut(group).zip(layer.norm.chunks_exact(group));
+                let Some(norm) = &layer.norm else { continue };
+                let groups = out.chunks_exact_mut(group).zip(norm.chunks_exact(group));
                 groups.for_each(|(out, weight)| {
                     kernels::rms_norm_in_place(path, out, weight, eps, 0.0);
                 });

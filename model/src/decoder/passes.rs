@@ -11,7 +11,7 @@ use stolon_kernels::{
 
 use super::adapters::Updates;
 use super::linear::{Linear, Loader};
-use super::mlp::GatedMlp;
+use super::mlp::Mlp;
 use super::plan::BatchRows;
 use super::rope::{RopeTable, Rotation};
 use crate::config::{Activation, DecoderConfig, NormKind, NormWeights, QkNorm, QueryScaling};
@@ -161,17 +161,33 @@ impl Heads<'_> {
     }
 }
 
-/// The epilogue of the gate and up projections: adds the biases and applies the gate function. The
-/// result replaces the values of the gate projection.
-pub(super) fn gate(activation: Activation, mlp: &GatedMlp, path: Path, sums: RowSums<'_>) {
-    mlp.gate.add_bias(path, sums.feature, sums.first);
-    mlp.up.add_bias(path, sums.feature, sums.second);
+/// The epilogue of the projections to the inner features of an MLP: adds the biases and applies the
+/// activation function. The result replaces the values of the gate projection, or of the only one.
+pub(super) fn activate(config: &DecoderConfig, mlp: &Mlp, path: Path, sums: RowSums<'_>) {
+    let RowSums { feature, first, second, .. } = sums;
+    let activation = config.activation;
+    let Some(gate) = &mlp.gate else {
+        mlp.up.add_bias(path, feature, first);
+        return match activation {
+            Activation::GeluTanh => kernels::gelu_tanh_in_place(path, first),
+            Activation::SquaredRelu => kernels::squared_relu_in_place(path, first),
+            Activation::Silu | Activation::ClampedSwiglu { .. } => {
+                unreachable!("`DecoderConfig::check` requires a gate for these")
+            }
+        };
+    };
+    gate.add_bias(path, feature, first);
+    if let Some(multipliers) = &config.multipliers {
+        kernels::scale(path, first, multipliers.mlp_gate);
+    }
+    mlp.up.add_bias(path, feature, second);
     match activation {
-        Activation::Silu => kernels::silu_mul(path, sums.first, sums.second),
-        Activation::GeluTanh => kernels::gelu_tanh_mul(path, sums.first, sums.second),
+        Activation::Silu => kernels::silu_mul(path, first, second),
+        Activation::GeluTanh => kernels::gelu_tanh_mul(path, first, second),
         Activation::ClampedSwiglu { alpha, limit } => {
-            kernels::clamped_swiglu(path, sums.first, sums.second, alpha, limit);
+            kernels::clamped_swiglu(path, first, second, alpha, limit);
         }
+        Activation::SquaredRelu => unreachable!("`DecoderConfig::check` refuses gates for it"),
     }
 }
 
@@ -183,8 +199,10 @@ pub(super) struct Residual<'a> {
     pub(super) linear: &'a Linear,
     /// Weight of the norm of the result before it is added, `[hidden_size]`.
     pub(super) own_norm: Option<&'a [f32]>,
-    /// The updates of the projection by adapters.
-    pub(super) updates: Updates<'a>,
+    /// The updates of the projection by adapters; `None` if these cannot change it.
+    pub(super) updates: Option<Updates<'a>>,
+    /// The factor of the result; `None` for 1.
+    pub(super) scale: Option<f32>,
 }
 
 impl Residual<'_> {
@@ -202,12 +220,14 @@ impl Residual<'_> {
         let matrices = [&linear.matrix];
         let threads = workers.for_products(&matrices, rows.rows());
         let scale = |values: &mut [f32]| {
-            if let Some(factor) = self.config.residual_scale {
+            if let Some(factor) = self.scale {
                 kernels::scale(path, values, factor);
             }
         };
         let finish = |sums: RowSums<'_>| {
-            self.updates.add(0, sums.row, sums.feature, sums.first);
+            if let Some(updates) = &self.updates {
+                updates.add(0, sums.row, sums.feature, sums.first);
+            }
             linear.add_bias(path, sums.feature, sums.first);
             if self.own_norm.is_none() {
                 scale(sums.first);

@@ -8,7 +8,7 @@ use stolon_text::{GgufTokenizer, TextSource, TokenizerSource};
 use super::embedding::{EmbeddingConfig, EmbeddingSizes};
 use super::model::{GenerationDefaults, LoadedModel};
 use super::{directory, generation};
-use crate::config::{self, DecoderConfig, HEAD_DIM_MAX, ParsedConfig};
+use crate::config::{self, DecoderConfig, HEAD_DIM_MAX, LayerConfig, ParsedConfig};
 use crate::error::ModelError;
 use crate::files;
 use crate::gguf::{Header, Value, split};
@@ -123,7 +123,7 @@ fn has_experts(config: &DecoderConfig, name: &str) -> bool {
     let layer = name.strip_prefix("model.layers.").and_then(|rest| rest.split_once('.'));
     let Some((number, _)) = layer else { return false };
     let index = number.parse::<usize>().ok().filter(|index| index.to_string() == number);
-    index.and_then(|index| config.layers.get(index)).is_some_and(|layer| layer.experts)
+    index.and_then(|index| config.layers.get(index)).is_some_and(LayerConfig::has_experts)
 }
 
 /// The tokenizer and chat template data. A `tokenizer.json` in the same directory takes precedence

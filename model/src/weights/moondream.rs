@@ -8,7 +8,7 @@
 
 use super::Weights;
 use super::encoder::in_block;
-use crate::config::{DecoderConfig, FeedForwardWeights, MixerWeights};
+use crate::config::{DecoderConfig, MixerWeights};
 use crate::error::ModelError;
 
 /// Modules of a block of the text model, and their usual names.
@@ -74,13 +74,11 @@ impl Weights {
             }
         }
         let mut biases = Vec::new();
-        for layer in config.weights().layers {
-            debug_assert!(matches!(layer.mlp, FeedForwardWeights::Plain(_)));
-            if let MixerWeights::Attention(attention) = layer.mixer {
-                let name = attention.qkv.name.replace("weight", "bias");
-                let parts = attention.qkv.parts.into_iter().filter_map(|part| part.bias).collect();
-                biases.push((name, parts));
-            }
+        for mixer in config.weights().layers.into_iter().flat_map(|layer| layer.mixers) {
+            let MixerWeights::Attention(attention) = mixer else { continue };
+            let name = attention.qkv.name.replace("weight", "bias");
+            let parts = attention.qkv.parts.into_iter().filter_map(|part| part.bias).collect();
+            biases.push((name, parts));
         }
         self.split_stacked(biases)?;
         self.split_thirds("model.vision.encoder.layers.")

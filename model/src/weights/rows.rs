@@ -86,8 +86,8 @@ impl DecoderConfig {
     /// The tensors that files have in place of several whose rows are between each other.
     fn divisions(&self) -> Vec<Division> {
         let mut list = Vec::new();
-        for layer in self.weights().layers {
-            match (layer.mixer, self.delta_net) {
+        for mixer in self.weights().layers.into_iter().flat_map(|layer| layer.mixers) {
+            match (mixer, self.delta_net) {
                 (MixerWeights::Attention(attention), _) => self.add_gated(attention, &mut list),
                 (MixerWeights::DeltaNet(delta_net), Some(config)) if config.grouped => {
                     list.extend(of_delta_net(&config, delta_net));

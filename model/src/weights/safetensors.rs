@@ -199,8 +199,9 @@ pub(crate) fn check_index(weights: &Weights, index: &Value, dir: &Path) -> Resul
     Ok(())
 }
 
-/// What the names of LFM2, Granite, GLM-4.5, StarCoder 2 and gpt-oss have in place of others.
-const OTHER_NAMES: [(&str, &str); 16] = [
+/// What the names of LFM2, Granite, GLM-4.5, StarCoder 2, gpt-oss, Nemotron-H and Falcon-H1 have in
+/// place of others.
+const OTHER_NAMES: [(&str, &str); 28] = [
     (".mlp.router.", ".mlp.gate."),
     (".mlp.gate.e_score_correction_bias", ".mlp.expert_bias"),
     (".mlp.shared_experts.", ".mlp."),
@@ -214,9 +215,21 @@ const OTHER_NAMES: [(&str, &str); 16] = [
     (".embedding_norm.", ".norm."),
     (".operator_norm.", ".input_layernorm."),
     (".ffn_norm.", ".post_attention_layernorm."),
+    (".pre_ff_layernorm.", ".post_attention_layernorm."),
     (".self_attn.out_proj.", ".self_attn.o_proj."),
     (".q_layernorm.", ".q_norm."),
     (".k_layernorm.", ".k_norm."),
+    (".mixer.q_proj.", ".self_attn.q_proj."),
+    (".mixer.k_proj.", ".self_attn.k_proj."),
+    (".mixer.v_proj.", ".self_attn.v_proj."),
+    (".mixer.o_proj.", ".self_attn.o_proj."),
+    (".mixer.up_proj.", ".mlp.up_proj."),
+    (".mixer.down_proj.", ".mlp.down_proj."),
+    (".mixer.shared_experts.", ".mlp."),
+    (".mixer.experts.", ".mlp.experts."),
+    (".mixer.gate.e_score_correction_bias", ".mlp.expert_bias"),
+    (".mixer.gate.", ".mlp.gate."),
+    (".mixer.", ".mamba."),
 ];
 
 /// The name that the image encoder uses for one of its tensors: that of newer versions of
@@ -242,6 +255,25 @@ pub(crate) fn canonical_name(name: &str) -> String {
     }
     if let Some(name) = encoder_name(name) {
         return name;
+    }
+    // Names of Nemotron-H outside of its mixers, and the last norm of Falcon-H1.
+    if let Some(rest) = name.strip_prefix("backbone.") {
+        return canonical_name(&format!("model.{rest}"));
+    }
+    let outer = [
+        ("model.embeddings.", "model.embed_tokens."),
+        ("model.norm_f.", "model.norm."),
+        ("model.final_layernorm.", "model.norm."),
+    ];
+    for (other, own) in outer {
+        if let Some(rest) = name.strip_prefix(other) {
+            return format!("{own}{rest}");
+        }
+    }
+    if let Some((layer, kind)) = name.split_once(".norm.")
+        && layer.rsplit_once(".layers.").is_some_and(|(_, index)| index.parse::<usize>().is_ok())
+    {
+        return format!("{layer}.input_layernorm.{kind}");
     }
     let name = name.strip_prefix("language_model.").unwrap_or(name);
     if ["layers.", "embed_tokens.", "norm.", "embedding_norm."]

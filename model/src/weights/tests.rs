@@ -37,6 +37,15 @@ fn tensors_are_found_with_and_without_prefixes() {
         ("language_model.lm_head.weight", "lm_head.weight"),
         ("model.language_model.norm.weight", "model.norm.weight"),
         ("lm_head.weight", "lm_head.weight"),
+        ("backbone.embeddings.weight", "model.embed_tokens.weight"),
+        ("backbone.norm_f.weight", "model.norm.weight"),
+        ("backbone.layers.7.norm.weight", "model.layers.7.input_layernorm.weight"),
+        ("backbone.layers.7.mixer.norm.weight", "model.layers.7.mamba.norm.weight"),
+        ("backbone.layers.7.mixer.q_proj.weight", "model.layers.7.self_attn.q_proj.weight"),
+        (
+            "model.layers.7.mixer.experts.2.up_proj.weight",
+            "model.layers.7.mlp.experts.2.up_proj.weight",
+        ),
     ] {
         let data = floats(&[1.0, 2.0, 3.0]);
         let weights = open(file_of(&[(saved, Dtype::F32, &[3], data.clone())])).unwrap();

@@ -136,6 +136,8 @@ fn experts_and_other_mixers_are_refused() {
         ("mixtral", "layers.0.mlp.experts.0.up_proj"),
         ("qwen3_5", "layers.0.linear_attn.in_proj_qkv"),
         ("lfm2", "layers.0.conv.in_proj"),
+        ("nemotron_h", "layers.0.mixer.in_proj"),
+        ("falcon_h1", "layers.0.mamba.out_proj"),
     ] {
         let (loader, mut adapter) = subject(name);
         let name = format!("base_model.model.model.{tensor}.lora_A.weight");

@@ -32,7 +32,9 @@ fn hostile() -> Vec<Value> {
 #[test]
 fn no_value_of_a_key_is_dangerous() {
     let dir = tempfile::tempdir().unwrap();
-    for architecture in ["llama", "gemma3_text", "qwen2_moe", "qwen3_5_text"] {
+    for architecture in
+        ["llama", "gemma3_text", "qwen2_moe", "qwen3_5_text", "nemotron_h", "falcon_h1"]
+    {
         let mut config = config_json(architecture);
         for key in [
             "head_dim",
@@ -50,6 +52,8 @@ fn no_value_of_a_key_is_dangerous() {
             "text_config",
             "num_local_experts",
             "decoder_sparse_step",
+            "layers_block_type",
+            "time_step_limit",
         ] {
             let value = config.get(key).cloned().unwrap_or(Value::Null);
             config[key] = value;
@@ -119,6 +123,14 @@ fn impossible_values_are_refused_by_their_key() {
         write_json(dir.path(), "config.json", &config);
         refused(dir.path(), &format!("{key}: {value}"), &format!("key `{key}`"));
     }
-    std::fs::write(dir.path().join("config.json"), r#"{"rope_theta": NaN}"#).unwrap();
-    refused(dir.path(), "NaN", "malformed");
+    // Python writes numbers that JSON does not have.
+    for (key, number) in [("rope_theta", "NaN"), ("rms_norm_eps", "Infinity")] {
+        let mut config = config_json("llama");
+        config[key] = "a number".into();
+        let text = config.to_string().replace("\"a number\"", number);
+        std::fs::write(dir.path().join("config.json"), text).unwrap();
+        refused(dir.path(), number, &format!("key `{key}`"));
+    }
+    std::fs::write(dir.path().join("config.json"), r#"{"rope_theta": nan}"#).unwrap();
+    refused(dir.path(), "nan", "malformed");
 }

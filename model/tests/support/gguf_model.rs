@@ -3,7 +3,7 @@
 use candle_core::quantized::QTensor;
 use candle_core::{Device, Tensor as CandleTensor};
 use stolon_model::config::{NormKind, NormPlacement, TensorRole, TensorSpec};
-use stolon_model::{Architecture, DecoderConfig, MixerKind, RopeScaling, TensorType, Weights};
+use stolon_model::{Architecture, DecoderConfig, LayerConfig, RopeScaling, TensorType, Weights};
 
 #[path = "gguf_delta_net.rs"]
 mod gguf_delta_net;
@@ -125,6 +125,8 @@ fn metadata(config: &DecoderConfig, file: &mut GgufWriter) {
         Architecture::Glm4Moe => "glm4moe",
         Architecture::Ministral3 => "mistral3",
         Architecture::Lfm2Moe => "lfm2moe",
+        Architecture::NemotronH if config.experts.is_some() => "nemotron_h_moe",
+        Architecture::FalconH1 => "falcon-h1",
         Architecture::Qwen35 => "qwen35",
         Architecture::Qwen35Moe => "qwen35moe",
         Architecture::Qwen3Next => "qwen3next",
@@ -147,16 +149,21 @@ fn metadata(config: &DecoderConfig, file: &mut GgufWriter) {
         ("attention.value_length", config.head_dim),
         ("rope.dimension_count", config.rotary_dim()),
     ];
+    let nemotron = config.architecture == Architecture::NemotronH;
     for (key, number) in numbers {
-        let by_layer = config.convolution_taps.is_some() || config.mamba2.is_some();
+        let by_layer = (config.convolution_taps.is_some() || config.mamba2.is_some())
+            && config.architecture != Architecture::FalconH1;
+        let list = |has: fn(&LayerConfig) -> bool| {
+            let entry = |layer: &LayerConfig| if has(layer) { number as i32 } else { 0 };
+            Meta::I32s(config.layers.iter().map(entry).collect())
+        };
         let value = match key {
-            "attention.head_count_kv" if by_layer => Meta::I32s(
-                config
-                    .layers
-                    .iter()
-                    .map(|l| if l.mixer == MixerKind::Attention { number as i32 } else { 0 })
-                    .collect(),
-            ),
+            "attention.head_count_kv" if by_layer => list(LayerConfig::has_attention),
+            "feed_forward_length" if nemotron => list(|layer| layer.mlp.is_some()),
+            // It is computed without the key `head_dim`.
+            "rope.dimension_count" if nemotron => {
+                Meta::U32((config.hidden_size / config.num_heads) as u32)
+            }
             _ => Meta::U32(number as u32),
         };
         file.set(&format!("{prefix}.{key}"), value);
@@ -210,6 +217,7 @@ fn metadata(config: &DecoderConfig, file: &mut GgufWriter) {
     );
     let logit_scale = match config.architecture {
         Architecture::Cohere2 => config.logit_scale,
+        Architecture::FalconH1 => None,
         _ => config.logit_scale.map(|factor| 1.0 / factor),
     };
     for (key, number) in [
@@ -297,9 +305,31 @@ fn fused_name(name: &str) -> Option<(String, bool)> {
 /// Whether a tensor belongs to a shared expert without a gate.
 fn is_shared(config: &DecoderConfig, name: &str) -> bool {
     let layer = name.split('.').nth(2).and_then(|layer| layer.parse::<usize>().ok());
-    let has_experts = layer.is_some_and(|layer| config.layers[layer].experts);
+    let has_experts = layer.is_some_and(|layer| config.layers[layer].has_experts());
     let matrices = [".mlp.gate_proj.", ".mlp.up_proj.", ".mlp.down_proj."];
     has_experts && matrices.iter().any(|matrix| name.contains(matrix))
+}
+
+/// The factor by which the converter multiplies a tensor of Falcon-H1.
+fn multiplier(config: &DecoderConfig, name: &str) -> f32 {
+    let Some(multipliers) = config.multipliers else { return 1.0 };
+    let [gates, values, keys, queries, steps] = multipliers.mamba_inputs;
+    // The writer takes values, keys and queries as one matrix.
+    assert!(values == keys && keys == queries);
+    let scores = config.attention_scale * (config.head_dim as f32).sqrt();
+    let factors = [
+        ("embed_tokens", config.embedding_scale.unwrap_or(1.0)),
+        ("lm_head", config.logit_scale.unwrap_or(1.0)),
+        ("k_proj", scores),
+        ("o_proj", multipliers.attention_output),
+        ("mamba.out_proj", multipliers.mamba_output),
+        ("in_proj.gate", gates),
+        ("in_proj.xbc", values),
+        ("in_proj.step", steps),
+        ("mlp.gate_proj", multipliers.mlp_gate),
+        ("mlp.down_proj", multipliers.mlp_output),
+    ];
+    factors.into_iter().find(|(part, _)| name.contains(part)).map_or(1.0, |(_, factor)| factor)
 }
 
 /// The model as a GGUF file with matrices in `dtype`.
@@ -325,6 +355,8 @@ pub(crate) fn gguf_of(config: &DecoderConfig, weights: &Weights, dtype: TensorTy
         else {
             continue;
         };
+        let factor = multiplier(config, &spec.name);
+        values.iter_mut().for_each(|value| *value *= factor);
         if llama && spec.name.contains("q_proj") {
             values = interleaved(config, &values, config.num_heads);
         }
@@ -347,7 +379,9 @@ pub(crate) fn gguf_of(config: &DecoderConfig, weights: &Weights, dtype: TensorTy
             Architecture::Phi3 => true,
             Architecture::Glm4 => name.contains("ffn_up"),
             Architecture::Lfm2 | Architecture::Lfm2Moe => name.contains("shortconv"),
-            Architecture::GraniteHybrid => name.contains("ssm_in"),
+            Architecture::GraniteHybrid | Architecture::NemotronH | Architecture::FalconH1 => {
+                name.contains("ssm_in")
+            }
             _ => false,
         });
         if let Some((name, first)) = fused {
@@ -371,6 +405,9 @@ pub(crate) fn gguf_of(config: &DecoderConfig, weights: &Weights, dtype: TensorTy
         let name = match gguf_name(&spec.name, post_norms) {
             name if config.convolution_taps.is_some() && name == "output_norm.weight" => {
                 "token_embd_norm.weight".to_owned()
+            }
+            name if config.architecture == Architecture::FalconH1 => {
+                name.replace("ffn_norm.weight", "ffn_norm")
             }
             name if config.architecture == Architecture::Qwen3Next => {
                 name.replace("ssm_beta", "ssm_ba")

@@ -1,7 +1,9 @@
 //! Adapters that change every projection of a model which adapters may change.
 
 use stolon_model::DecoderConfig;
-use stolon_model::config::{AttentionWeights, FeedForwardWeights, LinearWeights, MixerWeights};
+use stolon_model::config::{
+    AttentionWeights, FeedForwardWeights, LinearWeights, MixerWeights, MlpInputs,
+};
 
 use crate::adapter_writer::AdapterWriter;
 
@@ -16,13 +18,18 @@ pub(crate) fn whole_adapter(
     for layer in config.weights().layers {
         let mut linears: Vec<LinearWeights> = Vec::new();
         let mut gated = false;
-        if let MixerWeights::Attention(AttentionWeights { qkv, output, gate, .. }) = layer.mixer {
+        for mixer in layer.mixers {
+            let MixerWeights::Attention(attention) = mixer else { continue };
+            let AttentionWeights { qkv, output, gate, .. } = attention;
             gated = gate.is_some();
             linears.extend(qkv.parts);
             linears.push(output);
         }
-        if let FeedForwardWeights::Dense(mlp) = layer.mlp {
-            linears.extend(mlp.gate_up.parts);
+        if let Some(FeedForwardWeights::Dense(mlp)) = layer.mlp {
+            match mlp.inputs {
+                MlpInputs::Gated(gate_up) => linears.extend(gate_up.parts),
+                MlpInputs::Plain(up) => linears.push(up),
+            }
             linears.push(mlp.down);
         }
         for LinearWeights { weight, .. } in linears {

@@ -35,6 +35,36 @@ pub(crate) fn config_json(architecture: &str) -> Value {
         config["mamba_n_groups"] = 2.into();
         config["mamba_d_state"] = 64.into();
     }
+    if architecture == "nemotron_h" {
+        config["num_hidden_layers"] = 4.into();
+        config["hybrid_override_pattern"] = "ME*E".into();
+        config["head_dim"] = 64.into();
+        config["layer_norm_epsilon"] = 1e-5.into();
+        config["mamba_num_heads"] = 4.into();
+        config["n_groups"] = 2.into();
+        config["ssm_state_size"] = 64.into();
+        config["n_routed_experts"] = 4.into();
+        config["moe_intermediate_size"] = 256.into();
+        config["moe_shared_expert_intermediate_size"] = 512.into();
+        config["routed_scaling_factor"] = 1.5.into();
+    }
+    if architecture == "falcon_h1" {
+        config["mamba_d_ssm"] = 256.into();
+        config["mamba_n_heads"] = 4.into();
+        config["mamba_n_groups"] = 2.into();
+        config["mamba_d_state"] = 64.into();
+        config["mamba_rms_norm"] = true.into();
+        config["mamba_norm_before_gate"] = false.into();
+        config["embedding_multiplier"] = 3.0.into();
+        config["lm_head_multiplier"] = 0.5.into();
+        config["key_multiplier"] = 0.7.into();
+        config["attention_in_multiplier"] = 1.2.into();
+        config["attention_out_multiplier"] = 0.8.into();
+        config["ssm_in_multiplier"] = 1.3.into();
+        config["ssm_out_multiplier"] = 0.6.into();
+        config["ssm_multipliers"] = json!([0.9, 0.6, 0.6, 0.6, 0.7]);
+        config["mlp_multipliers"] = json!([0.8, 1.3]);
+    }
     if architecture.starts_with("granite") {
         config["attention_multiplier"] = 0.1.into();
         config["embedding_multiplier"] = 12.0.into();

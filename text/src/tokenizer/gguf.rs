@@ -294,7 +294,8 @@ impl Split {
             // Files that were converted before the key existed lack it.
             None | Some("default" | "gpt-2" | "gpt2" | "phi-2" | "olmo") => Self::default(),
             Some(
-                "llama-bpe" | "llama3" | "llama-v3" | "falcon3" | "lfm2" | "dbrx" | "smaug-bpe",
+                "llama-bpe" | "llama3" | "llama-v3" | "falcon3" | "falcon-h1" | "lfm2" | "dbrx"
+                | "smaug-bpe",
             ) => Self {
                 pattern: Some(LLAMA3),
                 whole_words_first: true,

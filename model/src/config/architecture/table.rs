@@ -16,7 +16,7 @@ use granite::{GRANITE, GRANITE_HYBRID, GRANITE_MOE};
 use layer_norms::{COHERE2, MOONDREAM2, STARCODER2};
 use mixtures::{GLM4_MOE, GPT_OSS, LFM2_MOE, MIXTRAL, OLMOE, QWEN2_MOE, QWEN3_MOE};
 use qwen3_vl::QWEN3_VL;
-use recurrent::{QWEN3_NEXT, QWEN35, QWEN35_MOE};
+use recurrent::{FALCON_H1, NEMOTRON_H, QWEN3_NEXT, QWEN35, QWEN35_MOE};
 
 const LLAMA: Description = Description {
     architecture: Llama,
@@ -63,6 +63,7 @@ const LLAMA: Description = Description {
         partial: None,
         adjacent: false,
         unrotated_step: None,
+        nowhere: false,
         local_only: false,
         original_context: None,
         sections: None,
@@ -71,11 +72,11 @@ const LLAMA: Description = Description {
     windows: Windows::Nowhere,
     windows_need_flag: false,
     experts: None,
-    mamba: false,
+    mamba: None,
     convolutions: false,
     delta_net: None,
     gguf: Gguf {
-        name: Some("llama"),
+        names: &["llama"],
         adjacent: true,
         fused_mlp: false,
         tiled_heads: false,
@@ -87,10 +88,10 @@ const LLAMA: Description = Description {
 };
 
 /// Without the name that GGUF files have, and with rows of q and k that no converter reorders.
-const NO_GGUF: Gguf = Gguf { name: None, adjacent: false, ..LLAMA.gguf };
+const NO_GGUF: Gguf = Gguf { names: &[], adjacent: false, ..LLAMA.gguf };
 
-const fn gguf(name: &'static str) -> Gguf {
-    Gguf { name: Some(name), ..NO_GGUF }
+const fn gguf(names: &'static [&'static str]) -> Gguf {
+    Gguf { names, ..NO_GGUF }
 }
 
 const MISTRAL: Description = Description {
@@ -139,7 +140,7 @@ const MINISTRAL3: Description = Description {
     },
     query_scaling: Some(0.1),
     rotation: Rotation { theta: 1e6, scaling: Some(&MINISTRAL3_SCALING), ..LLAMA.rotation },
-    gguf: Gguf { name: Some("mistral3"), ..LLAMA.gguf },
+    gguf: Gguf { names: &["mistral3"], ..LLAMA.gguf },
     ..MISTRAL
 };
 
@@ -162,7 +163,7 @@ const QWEN2: Description = Description {
     mlp_bias: Bias::Never,
     windows: Windows::Some(Pattern::From),
     windows_need_flag: true,
-    gguf: gguf("qwen2"),
+    gguf: gguf(&["qwen2"]),
     ..LLAMA
 };
 
@@ -174,7 +175,7 @@ const QWEN3: Description = Description {
     qkv_bias: Bias::Key("attention_bias", false),
     output_bias: Bias::Key("attention_bias", false),
     qk_norm: Some(QkNorm::Head),
-    gguf: gguf("qwen3"),
+    gguf: gguf(&["qwen3"]),
     ..QWEN2
 };
 
@@ -192,7 +193,7 @@ const OLMO2: Description = Description {
     mlp_bias: Bias::Never,
     norms: NormPlacement::Output,
     qk_norm: Some(QkNorm::Position),
-    gguf: gguf("olmo2"),
+    gguf: gguf(&["olmo2"]),
     ..LLAMA
 };
 
@@ -226,7 +227,7 @@ const EXAONE4: Description = Description {
     qk_norm: Some(QkNorm::Head),
     rotation: Rotation { local_only: true, ..LLAMA.rotation },
     windows: Windows::Some(Pattern::AllButEvery(4)),
-    gguf: gguf("exaone4"),
+    gguf: gguf(&["exaone4"]),
     ..LLAMA
 };
 
@@ -249,7 +250,7 @@ const SMOLLM3: Description = Description {
     rotation: Rotation { theta: 2e6, unrotated_step: Some(4), ..LLAMA.rotation },
     windows: Windows::Some(Pattern::Unrotated),
     windows_need_flag: true,
-    gguf: Gguf { name: Some("smollm3"), ..LLAMA.gguf },
+    gguf: Gguf { names: &["smollm3"], ..LLAMA.gguf },
     ..LLAMA
 };
 
@@ -271,7 +272,7 @@ const PHI3: Description = Description {
     mlp_bias: Bias::Never,
     rotation: Rotation { partial: Some(1.0), original_context: Some(4096), ..LLAMA.rotation },
     windows: Windows::Everywhere,
-    gguf: Gguf { fused_mlp: true, ..gguf("phi3") },
+    gguf: Gguf { fused_mlp: true, ..gguf(&["phi3"]) },
     ..LLAMA
 };
 
@@ -296,7 +297,7 @@ const GLM4: Description = Description {
     mlp_bias: Bias::Never,
     norms: NormPlacement::InputAndOutputOfGlm,
     rotation: Rotation { partial: Some(0.5), adjacent: true, ..LLAMA.rotation },
-    gguf: Gguf { fused_mlp: true, adjacent: true, ..gguf("glm4") },
+    gguf: Gguf { fused_mlp: true, adjacent: true, ..gguf(&["glm4"]) },
     ..LLAMA
 };
 
@@ -321,7 +322,7 @@ const ERNIE45: Description = Description {
     output_bias: Bias::Key("use_bias", false),
     mlp_bias: Bias::Key("use_bias", false),
     rotation: Rotation { theta: 5e5, adjacent: true, ..LLAMA.rotation },
-    gguf: Gguf { adjacent: true, ..gguf("ernie4_5") },
+    gguf: Gguf { adjacent: true, ..gguf(&["ernie4_5"]) },
     ..LLAMA
 };
 
@@ -346,12 +347,12 @@ const LFM2: Description = Description {
     qk_norm: Some(QkNorm::Head),
     rotation: Rotation { theta: 1e6, ..LLAMA.rotation },
     convolutions: true,
-    gguf: gguf("lfm2"),
+    gguf: gguf(&["lfm2"]),
     ..LLAMA
 };
 
 /// One row per architecture, in the order of [`Architecture`](super::Architecture).
-pub(super) static TABLE: [Description; 32] = [
+pub(super) static TABLE: [Description; 34] = [
     LLAMA,
     MISTRAL,
     MINISTRAL3,
@@ -377,6 +378,8 @@ pub(super) static TABLE: [Description; 32] = [
     QWEN35,
     QWEN35_MOE,
     QWEN3_NEXT,
+    NEMOTRON_H,
+    FALCON_H1,
     GRANITE_MOE,
     GLM4_MOE,
     GPT_OSS,

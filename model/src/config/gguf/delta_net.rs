@@ -15,13 +15,18 @@ impl Metadata<'_> {
     pub(super) fn prediction_layers(&self) -> Result<usize, ModelError> {
         let key = "nextn_predict_layers";
         match self.value(key) {
-            Some(value) if value.as_u64() != Some(0) => {
-                let count = self.required_size(key)?;
-                tracing::info!("{count} layers of multi-token prediction are not used");
-                Ok(count)
-            }
+            Some(value) if value.as_u64() != Some(0) => self.required_size(key),
             _ => Ok(0),
         }
+    }
+
+    /// Says how many layers are not used, if there are any.
+    pub(super) fn log_prediction_layers(&self) -> Result<(), ModelError> {
+        match self.prediction_layers()? {
+            0 => {}
+            count => tracing::info!("{count} layers of multi-token prediction are not used"),
+        }
+        Ok(())
     }
 
     /// The sizes of the layers with Gated DeltaNet, if there are any. Marks these layers.
@@ -36,10 +41,10 @@ impl Metadata<'_> {
         let recurrent = self.recurrent_layers(layers.len())?;
         for (layer, is_recurrent) in layers.iter_mut().zip(recurrent) {
             if is_recurrent {
-                *layer = LayerConfig { mixer: MixerKind::DeltaNet, rope: None, ..*layer };
+                *layer = LayerConfig { mixers: &[MixerKind::DeltaNet], rope: None, ..*layer };
             }
         }
-        if layers.iter().all(|layer| layer.mixer == MixerKind::Attention) {
+        if layers.iter().all(LayerConfig::has_attention) {
             return Ok(None);
         }
         let (value_heads, value_dim) = self.recurrent_heads()?;

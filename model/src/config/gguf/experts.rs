@@ -1,7 +1,7 @@
 //! Parses the mixture of experts of a GGUF file.
 
 use super::super::architecture::{Description, Scores, Shared};
-use super::super::{ExpertScores, ExpertsConfig, LayerConfig};
+use super::super::{ExpertScores, ExpertsConfig, LayerConfig, MlpKind};
 use super::Metadata;
 use crate::error::ModelError;
 
@@ -12,13 +12,17 @@ impl Metadata<'_> {
     /// Width of the MLP of layers without experts. Files of models in which all layers have experts
     /// may lack it.
     pub(super) fn dense_width(&self) -> Result<usize, ModelError> {
-        match (self.size("feed_forward_length")?, self.size("expert_feed_forward_length")?) {
+        let key = "feed_forward_length";
+        if let Some((width, _)) = self.of_some_layers(key, self.layer_count()?)? {
+            return Ok(width);
+        }
+        match (self.size(key)?, self.size("expert_feed_forward_length")?) {
             (Some(width), _) | (None, Some(width)) => Ok(width),
-            (None, None) => self.required_size("feed_forward_length"),
+            (None, None) => self.required_size(key),
         }
     }
 
-    /// The mixture of experts, if the file has one. Sets [`LayerConfig::experts`] of the layers
+    /// The mixture of experts, if the file has one. Sets [`LayerConfig::mlp`] of the layers
     /// that have a router.
     pub(super) fn experts(
         &self,
@@ -27,9 +31,11 @@ impl Metadata<'_> {
     ) -> Result<Option<ExpertsConfig>, ModelError> {
         for (index, layer) in layers.iter_mut().enumerate() {
             let router = format!("blk.{index}.ffn_gate_inp.weight");
-            layer.experts = self.header.tensors.contains_key(&router);
+            if self.header.tensors.contains_key(&router) {
+                layer.mlp = Some(MlpKind::Experts);
+            }
         }
-        if layers.iter().all(|layer| !layer.experts) {
+        if !layers.iter().any(LayerConfig::has_experts) {
             // A model without experts may have the key with the value 0.
             return match self.value("expert_count") {
                 Some(count) if count.as_u64() != Some(0) => {
@@ -55,7 +61,7 @@ impl Metadata<'_> {
             (None, Shared::Times(_)) => {
                 self.size("expert_shared_count")?.map(|times| width.saturating_mul(times))
             }
-            (None, Shared::Gated(_) | Shared::Dense) => Some(dense_width),
+            (None, Shared::Gated(_) | Shared::Dense | Shared::Width(_)) => Some(dense_width),
         };
         let normalized = match self.value("expert_weights_norm") {
             None => row.gguf.normalized_experts,

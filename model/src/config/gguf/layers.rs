@@ -1,7 +1,7 @@
 //! Parses which layers of a GGUF file have a sliding window and a rotary embedding.
 
 use super::super::architecture::{Description, Pattern, Windows};
-use super::super::{LAYERS_MAX, LayerConfig, MixerKind, Rope, RopeScaling};
+use super::super::{LAYERS_MAX, LayerConfig, MixerKind, MlpKind, Rope, RopeScaling};
 use super::Metadata;
 use crate::error::ModelError;
 use crate::gguf::Value;
@@ -37,14 +37,15 @@ impl Metadata<'_> {
             Some(_) => self.size(key)?,
         };
         let full = LayerConfig {
-            mixer: MixerKind::Attention,
+            mixers: &[MixerKind::Attention],
             rope: Some(0),
             sliding_window: None,
-            experts: false,
+            mlp: Some(MlpKind::Dense),
         };
         let Some(window) = window else {
             let mark = self.value("rope.scaling.finetuned").and_then(Value::as_bool);
-            let rotated = mark != Some(false) || !row.gguf.marks_unrotated;
+            let marked = mark == Some(false) && row.gguf.marks_unrotated;
+            let rotated = !marked && !row.rotation.nowhere;
             // No layer number is a multiple of 0.
             let step = row.rotation.unrotated_step.unwrap_or(0);
             let rope = |number: usize| (rotated && !number.is_multiple_of(step)).then_some(0);

@@ -10,10 +10,10 @@ impl Metadata<'_> {
         &self,
         layers: &[LayerConfig],
     ) -> Result<Option<Mamba2Config>, ModelError> {
-        let Some(first) = layers.iter().position(|layer| layer.mixer == MixerKind::Mamba2) else {
+        let Some(first) = layers.iter().position(|layer| layer.has(MixerKind::Mamba2)) else {
             return Ok(None);
         };
-        let bias = format!("blk.{first}.ssm_conv1d.bias");
+        let has = |name: &str| self.header.tensors.contains_key(&format!("blk.{first}.{name}"));
         let (heads, head_dim) = self.recurrent_heads()?;
         Ok(Some(Mamba2Config {
             heads,
@@ -21,7 +21,8 @@ impl Metadata<'_> {
             groups: self.required_size("ssm.group_count")?,
             state_dim: self.required_size("ssm.state_size")?,
             taps: self.required_size("ssm.conv_kernel")?,
-            convolution_bias: self.header.tensors.contains_key(&bias),
+            convolution_bias: has("ssm_conv1d.bias"),
+            norm: has("ssm_norm.weight"),
             log_rates: false,
         }))
     }

@@ -1,7 +1,7 @@
 //! Typed access to the metadata of a GGUF file.
 
 use super::super::QueryScaling;
-use super::super::architecture::{Description, Softcaps};
+use super::super::architecture::{Description, ExpertLayers, Softcaps};
 use super::super::keys::SIZE_MAX;
 use crate::error::ModelError;
 use crate::gguf::{Header, Value};
@@ -66,6 +66,10 @@ impl Metadata<'_> {
             let expected = format!("{head_dim} (equal to attention.key_length)");
             return Err(self.unsupported("attention.value_length", &expected, value_dim));
         }
+        // Files of such models may have the number of elements of other heads.
+        if row.rotation.nowhere {
+            return Ok(None);
+        }
         let key = "rope.dimension_count";
         match self.size(key)?.filter(|dim| *dim != head_dim) {
             Some(dim) if row.rotation.partial.is_none() => {
@@ -116,8 +120,10 @@ impl Metadata<'_> {
         // With 1, the attention factor of YaRN is 1.
         let multiplier = if row.query_scaling.is_some() { 1.0 } else { 0.0 };
         self.only("rope.scaling.yarn_log_multiplier", multiplier)?;
+        self.only("moe_latent_size", 0.0)?;
         // Which layers have experts follows from their tensors.
-        if row.experts.is_none_or(|experts| experts.dense_layers.is_none()) {
+        let after_dense = |layers: ExpertLayers| matches!(layers, ExpertLayers::AllButFirst(..));
+        if !row.experts.is_some_and(|experts| after_dense(experts.layers)) {
             self.only("leading_dense_block_count", 0.0)?;
         }
         if let Some(causal) = self.value("attention.causal")

@@ -15,11 +15,14 @@ pub(crate) fn tensor_name(architecture: Architecture, name: &str) -> Option<Stri
         _ => {}
     }
     let (layer, rest) = name.strip_prefix("blk.")?.split_once('.')?;
+    // Files of Falcon-H1 have this name without its end.
+    let rest = if rest == "ffn_norm" { "ffn_norm.weight" } else { rest };
     let row = architecture.description();
-    if (row.mamba || row.delta_net.is_some())
-        && let Some(part) = recurrent_name(rest, row.mamba)
+    let mamba = row.mamba.is_some();
+    if (mamba || row.delta_net.is_some())
+        && let Some(part) = recurrent_name(rest, mamba)
     {
-        let module = if row.mamba { "mamba" } else { "linear_attn" };
+        let module = if mamba { "mamba" } else { "linear_attn" };
         return Some(format!("model.layers.{layer}.{module}.{part}"));
     }
     let (module, kind) = rest.rsplit_once('.')?;

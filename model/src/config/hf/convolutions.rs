@@ -24,10 +24,10 @@ pub(super) fn parse(
     let wanted = layers_of(keys, layers.len())?;
     for (layer, has_convolution) in layers.iter_mut().zip(wanted) {
         if has_convolution {
-            *layer = LayerConfig { mixer: MixerKind::Convolution, rope: None, ..*layer };
+            *layer = LayerConfig { mixers: &[MixerKind::Convolution], rope: None, ..*layer };
         }
     }
-    let any = layers.iter().any(|layer| layer.mixer == MixerKind::Convolution);
+    let any = layers.iter().any(|layer| layer.has(MixerKind::Convolution));
     let taps = keys.size("conv_L_cache")?.unwrap_or(TAPS);
     Ok(any.then_some(taps))
 }

@@ -34,10 +34,10 @@ pub(super) fn parse(
     };
     for (layer, is_recurrent) in layers.iter_mut().zip(wanted) {
         if is_recurrent {
-            *layer = LayerConfig { mixer: MixerKind::DeltaNet, rope: None, ..*layer };
+            *layer = LayerConfig { mixers: &[MixerKind::DeltaNet], rope: None, ..*layer };
         }
     }
-    if layers.iter().all(|layer| layer.mixer == MixerKind::Attention) {
+    if layers.iter().all(LayerConfig::has_attention) {
         return Ok(None);
     }
     let size = |key, default| keys.size(key).map(|size| size.unwrap_or(default));

@@ -1,12 +1,12 @@
 //! Parses the mixture of experts of a `config.json`.
 
-use super::super::architecture::{Description, ExpertsDefaults, Scores, Shared};
+use super::super::architecture::{Description, ExpertLayers, ExpertsDefaults, Scores, Shared};
 use super::super::keys::Keys;
-use super::super::{ExpertScores, ExpertsConfig, LayerConfig};
+use super::super::{ExpertScores, ExpertsConfig, LayerConfig, MlpKind};
 use super::mlp;
 use crate::error::ModelError;
 
-/// The mixture of experts, if the architecture has one. Sets [`LayerConfig::experts`] of the layers
+/// The mixture of experts, if the architecture has one. Sets [`LayerConfig::mlp`] of the layers
 /// that have it.
 pub(super) fn parse(
     row: &Description,
@@ -16,7 +16,7 @@ pub(super) fn parse(
     let Some(defaults) = row.experts else { return Ok(None) };
     let count = count(&defaults, keys)?;
     mark_layers(&defaults, keys, count, layers)?;
-    if layers.iter().all(|layer| !layer.experts) {
+    if !layers.iter().any(LayerConfig::has_experts) {
         return Ok(None);
     }
     let (key, width) = match defaults.width {
@@ -34,6 +34,9 @@ pub(super) fn parse(
             0 => None,
             times => Some(width.saturating_mul(times)),
         },
+        Shared::Width(width) => {
+            Some(keys.size("moe_shared_expert_intermediate_size")?.unwrap_or(width))
+        }
     };
     let normalized = match defaults.normalized {
         Some(default) => keys.flag("norm_topk_prob")?.unwrap_or(default),
@@ -50,6 +53,10 @@ pub(super) fn parse(
     // Experts of several groups, of which only the best are in the choice (DeepSeek-V3).
     if keys.size("n_group")?.is_some_and(|groups| groups > 1) {
         return Err(keys.unsupported("n_group", "1"));
+    }
+    // Experts whose inputs are projected to fewer features.
+    if keys.value("moe_latent_size").is_some() {
+        return Err(keys.unsupported("moe_latent_size", "null"));
     }
     Ok(Some(ExpertsConfig {
         count,
@@ -81,10 +88,15 @@ fn mark_layers(
     count: usize,
     layers: &mut [LayerConfig],
 ) -> Result<(), ModelError> {
-    if let Some((key, dense)) = defaults.dense_layers {
-        let dense = keys.count(key)?.unwrap_or(dense);
-        layers.iter_mut().skip(dense).for_each(|layer| layer.experts = count > 0);
-        return Ok(());
+    let kind = Some(if count > 0 { MlpKind::Experts } else { MlpKind::Dense });
+    match defaults.layers {
+        ExpertLayers::Steps => {}
+        ExpertLayers::AllButFirst(key, dense) => {
+            let dense = keys.count(key)?.unwrap_or(dense);
+            layers.iter_mut().skip(dense).for_each(|layer| layer.mlp = kind);
+            return Ok(());
+        }
+        ExpertLayers::Kinds => return Ok(()),
     }
     let (step, dense) = match defaults.width {
         Some(_) => (
@@ -94,11 +106,11 @@ fn mark_layers(
         None => (1, Vec::new()),
     };
     for layer in (step - 1..layers.len()).step_by(step) {
-        layers[layer].experts = count > 0;
+        layers[layer].mlp = kind;
     }
     for layer in dense {
         if let Some(layer) = layers.get_mut(layer) {
-            layer.experts = false;
+            layer.mlp = Some(MlpKind::Dense);
         }
     }
     Ok(())

@@ -1,8 +1,9 @@
 //! Parses which layers of a `config.json` have a sliding window and a rotary embedding.
 
-use super::super::architecture::{Description, Pattern, Windows};
+use super::super::architecture::{Description, Mamba, Pattern, Windows};
 use super::super::keys::Keys;
-use super::super::{LAYERS_MAX, LayerConfig, MixerKind};
+use super::super::{LAYERS_MAX, LayerConfig, MixerKind, MlpKind};
+use super::nemotron;
 use crate::error::ModelError;
 
 /// Default of `max_window_layers`.
@@ -15,12 +16,16 @@ pub(super) fn parse(
     keys: &Keys<'_>,
     local: usize,
 ) -> Result<Vec<LayerConfig>, ModelError> {
-    let count = keys.size("num_hidden_layers")?.unwrap_or(row.defaults.num_layers);
+    let count = match row.mamba {
+        Some(Mamba::Nemotron) => nemotron::blocks(keys)?.len(),
+        _ => keys.size("num_hidden_layers")?.unwrap_or(row.defaults.num_layers),
+    };
     if count > LAYERS_MAX {
         return Err(keys.invalid("num_hidden_layers", &format!("at most {LAYERS_MAX}")));
     }
     let window = window(row, keys)?;
     let rotated = match row.rotation.unrotated_step {
+        _ if row.rotation.nowhere => vec![false; count],
         Some(step) => rotated_layers(keys, count, step)?,
         None => vec![true; count],
     };
@@ -35,14 +40,14 @@ pub(super) fn parse(
     };
     let local_only = row.rotation.local_only && window.is_some();
     let layer = |(is_sliding, rotated): (bool, bool)| LayerConfig {
-        mixer: MixerKind::Attention,
+        mixers: &[MixerKind::Attention],
         rope: (rotated && (is_sliding || !local_only)).then_some(if is_sliding {
             local
         } else {
             0
         }),
         sliding_window: window.filter(|_| is_sliding),
-        experts: false,
+        mlp: Some(MlpKind::Dense),
     };
     Ok(is_sliding.into_iter().zip(rotated).map(layer).collect())
 }

@@ -1,14 +1,14 @@
 //! Parses the width of the MLP of a `config.json`.
 
-use super::super::architecture::Description;
+use super::super::architecture::{Description, Mamba};
 use super::super::keys::{Keys, SIZE_MAX};
 use crate::error::ModelError;
 
 /// Width of the MLP. LFM2's files give the width from which it is computed.
 pub(super) fn width(row: &Description, keys: &Keys<'_>) -> Result<usize, ModelError> {
     let (key, default) = match row.mamba {
-        true => ("shared_intermediate_size", 1024),
-        false => ("intermediate_size", row.defaults.intermediate_size),
+        Some(Mamba::Granite) => ("shared_intermediate_size", 1024),
+        _ => ("intermediate_size", row.defaults.intermediate_size),
     };
     let width = keys.size(key)?.unwrap_or(default);
     if !row.convolutions || row.experts.is_some() {

@@ -4,8 +4,8 @@
 
 use super::super::architecture::Description;
 use super::super::{
-    Activation, Architecture, DecoderConfig, Keys, LAYERS_MAX, LayerConfig, MixerKind, Rope,
-    RopeScaling,
+    Activation, Architecture, DecoderConfig, Keys, LAYERS_MAX, LayerConfig, MixerKind, MlpKind,
+    Rope, RopeScaling,
 };
 use super::ParsedConfig;
 use crate::error::ModelError;
@@ -51,10 +51,10 @@ fn decoder(
     let theta = text.map_or(Ok(None), |text| text.positive("rope_theta"))?;
     let theta = theta.unwrap_or(row.rotation.theta);
     let layer = LayerConfig {
-        mixer: MixerKind::Attention,
+        mixers: &[MixerKind::Attention],
         rope: Some(0),
         sliding_window: None,
-        experts: false,
+        mlp: Some(MlpKind::Dense),
     };
     Ok(DecoderConfig {
         architecture: row.architecture,
@@ -86,6 +86,7 @@ fn decoder(
         attention_sinks: false,
         embedding_scale: None,
         residual_scale: None,
+        multipliers: None,
         logit_scale: None,
         attention_scale: (head_dim as f64).powf(-0.5) as f32,
         query_scaling: None,

@@ -129,7 +129,7 @@ fn null_is_not_missing() {
 fn experts_follow_the_configuration() {
     let experts = |name: &str, extra: Value| {
         let config = decoder(with(json!({ "model_type": name, "num_hidden_layers": 6 }), &extra));
-        let layers = config.layers.iter().enumerate().filter(|(_, layer)| layer.experts);
+        let layers = config.layers.iter().enumerate().filter(|(_, layer)| layer.has_experts());
         (config.experts, layers.map(|(index, _)| index).collect::<Vec<_>>())
     };
     let all = vec![0, 1, 2, 3, 4, 5];
@@ -301,11 +301,8 @@ fn exaone_4_and_olmoe_follow_the_configuration() {
 fn convolutions_follow_the_configuration() {
     let lfm2 = |extra: Value| {
         let config = decoder(with(json!({ "model_type": "lfm2", "num_hidden_layers": 4 }), &extra));
-        let layers = config
-            .layers
-            .iter()
-            .enumerate()
-            .filter(|(_, layer)| layer.mixer == MixerKind::Convolution);
+        let layers =
+            config.layers.iter().enumerate().filter(|(_, layer)| layer.has(MixerKind::Convolution));
         let layers: Vec<_> = layers.map(|(index, _)| index).collect();
         (layers, config.convolution_taps, config.intermediate_size)
     };
@@ -332,7 +329,7 @@ fn convolutions_follow_the_configuration() {
     assert!(tied("tie_embedding", true));
     let moe = decoder(json!({ "model_type": "lfm2_moe", "num_dense_layers": 30 }));
     assert_eq!(
-        (moe.intermediate_size, moe.layers[29].experts, moe.layers[30].experts),
+        (moe.intermediate_size, moe.layers[29].has_experts(), moe.layers[30].has_experts()),
         (7168, false, true)
     );
     let experts = |extra: Value| {

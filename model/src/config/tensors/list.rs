@@ -3,8 +3,8 @@
 
 use super::{
     AttentionWeights, ConvolutionWeights, DeltaNetWeights, ExpertsWeights, FeedForwardWeights,
-    LayerWeights, LinearWeights, Mamba2Weights, MixerWeights, MlpWeights, NormWeights,
-    PlainMlpWeights, SharedExpertWeights, StackedWeights, TensorSpec,
+    LayerWeights, LinearWeights, Mamba2Weights, MixerWeights, MlpInputs, MlpWeights, NormWeights,
+    SharedExpertWeights, StackedWeights, TensorSpec,
 };
 
 impl LinearWeights {
@@ -28,16 +28,11 @@ impl<const N: usize> StackedWeights<N> {
 
 impl MlpWeights {
     pub(super) fn list(self, list: &mut Vec<TensorSpec>) {
-        let Self { gate_up, down } = self;
-        gate_up.list(list);
-        down.list(list);
-    }
-}
-
-impl PlainMlpWeights {
-    pub(super) fn list(self, list: &mut Vec<TensorSpec>) {
-        let Self { up, down } = self;
-        up.list(list);
+        let Self { inputs, down } = self;
+        match inputs {
+            MlpInputs::Gated(gate_up) => gate_up.list(list),
+            MlpInputs::Plain(up) => up.list(list),
+        }
         down.list(list);
     }
 }
@@ -101,8 +96,7 @@ impl Mamba2Weights {
         let Self { inputs, step_bias, rates, skip, taps, convolution_bias, norm, output } = self;
         inputs.list(list);
         list.extend([step_bias, rates, skip, taps]);
-        list.extend(convolution_bias);
-        list.push(norm);
+        list.extend(convolution_bias.into_iter().chain(norm));
         output.list(list);
     }
 }
@@ -111,25 +105,25 @@ impl LayerWeights {
     pub(super) fn list(self, list: &mut Vec<TensorSpec>) {
         let Self {
             attention_input_norm,
-            mixer,
+            mixers,
             attention_output_norm,
             mlp_input_norm,
             mlp,
             mlp_output_norm,
         } = self;
         attention_input_norm.into_iter().for_each(|norm| norm.list(list));
-        match mixer {
+        mixers.into_iter().for_each(|mixer| match mixer {
             MixerWeights::Attention(attention) => attention.list(list),
             MixerWeights::Convolution(convolution) => convolution.list(list),
             MixerWeights::DeltaNet(delta_net) => delta_net.list(list),
             MixerWeights::Mamba2(mamba2) => mamba2.list(list),
-        }
+        });
         list.extend(attention_output_norm);
         mlp_input_norm.into_iter().for_each(|norm| norm.list(list));
         match mlp {
-            FeedForwardWeights::Dense(mlp) => mlp.list(list),
-            FeedForwardWeights::Plain(mlp) => mlp.list(list),
-            FeedForwardWeights::Experts(experts) => experts.list(list),
+            Some(FeedForwardWeights::Dense(mlp)) => mlp.list(list),
+            Some(FeedForwardWeights::Experts(experts)) => experts.list(list),
+            None => {}
         }
         list.extend(mlp_output_norm);
     }

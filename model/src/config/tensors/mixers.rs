@@ -73,13 +73,14 @@ pub struct Mamba2Weights {
     pub taps: TensorSpec,
     /// `[channels]`.
     pub convolution_bias: Option<TensorSpec>,
-    /// Norm of the gated outputs, `[heads * head_dim]`. Each group of heads is normalized alone.
-    pub norm: TensorSpec,
+    /// Norm of the gated outputs, `[heads * head_dim]`, as [`Mamba2Config::norm`] says. Each group
+    /// of heads is normalized alone.
+    pub norm: Option<TensorSpec>,
     /// The projection of the output, `[hidden_size, heads * head_dim]`.
     pub output: LinearWeights,
 }
 
-/// How a layer mixes positions.
+/// A way in which a layer mixes positions.
 #[allow(clippy::large_enum_variant, reason = "there is one per layer, while a model is loaded")]
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum MixerWeights {
@@ -94,7 +95,7 @@ pub enum MixerWeights {
 }
 
 impl DecoderConfig {
-    /// What a layer of this kind has. `at` is the name of a module of the layer.
+    /// What a layer with this mixer has. `at` is the name of a module of the layer.
     pub(super) fn mixer_weights(
         &self,
         kind: MixerKind,
@@ -229,10 +230,10 @@ impl DecoderConfig {
             convolution_bias: config
                 .convolution_bias
                 .then(|| vector("conv1d.bias", shape.channels)),
-            norm: TensorSpec {
+            norm: config.norm.then(|| TensorSpec {
                 role: TensorRole::PlainNorm,
                 ..norm(&at("norm"), shape.value_width())
-            },
+            }),
             output: linear(&at("out_proj"), [hidden, shape.value_width()], false),
         }
     }

@@ -37,7 +37,7 @@ pub(super) const GEMMA3: Description = Description {
     scaled_embedding: true,
     rotation: Rotation { theta: 1e6, local_theta: Some(1e4), ..LLAMA.rotation },
     windows: Windows::Some(Pattern::AllButEvery(6)),
-    gguf: Gguf { wide_scale_layers: Some(62), ..gguf("gemma3") },
+    gguf: Gguf { wide_scale_layers: Some(62), ..gguf(&["gemma3"]) },
     ..LLAMA
 };
 
@@ -51,6 +51,6 @@ pub(super) const GEMMA2: Description = Description {
     softcaps: Some(Softcaps { attention: Some(50.0), logits: Some(30.0) }),
     rotation: LLAMA.rotation,
     windows: Windows::Some(Pattern::Even),
-    gguf: Gguf { wide_scale_layers: Some(46), window: Some(4096), ..gguf("gemma2") },
+    gguf: Gguf { wide_scale_layers: Some(46), window: Some(4096), ..gguf(&["gemma2"]) },
     ..GEMMA3
 };

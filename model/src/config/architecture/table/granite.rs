@@ -1,7 +1,7 @@
 //! The rows of Granite.
 
 use super::super::Architecture::*;
-use super::super::{AttentionScale, Description, ExpertsDefaults, Gguf, Shared};
+use super::super::{AttentionScale, Description, ExpertsDefaults, Gguf, Mamba, Shared};
 use super::LLAMA;
 use super::mixtures::MIXTRAL_EXPERTS;
 
@@ -11,7 +11,7 @@ pub(super) const GRANITE: Description = Description {
     classes: &["GraniteForCausalLM"],
     attention_scale: AttentionScale::Multiplier,
     multipliers: true,
-    gguf: Gguf { name: Some("granite"), marks_unrotated: true, ..LLAMA.gguf },
+    gguf: Gguf { names: &["granite"], marks_unrotated: true, ..LLAMA.gguf },
     ..LLAMA
 };
 
@@ -20,9 +20,9 @@ pub(super) const GRANITE_HYBRID: Description = Description {
     model_types: &["granitemoehybrid"],
     classes: &["GraniteMoeHybridForCausalLM"],
     experts: Some(ExpertsDefaults { shared: Shared::Dense, ..MIXTRAL_EXPERTS }),
-    mamba: true,
+    mamba: Some(Mamba::Granite),
     // Without Mamba layers, GGUF files have the name of Granite 3.
-    gguf: Gguf { name: Some("granitehybrid"), ..GRANITE.gguf },
+    gguf: Gguf { names: &["granitehybrid"], ..GRANITE.gguf },
     ..GRANITE
 };
 
@@ -31,6 +31,6 @@ pub(super) const GRANITE_MOE: Description = Description {
     model_types: &["granitemoe"],
     classes: &["GraniteMoeForCausalLM"],
     experts: Some(MIXTRAL_EXPERTS),
-    gguf: Gguf { name: Some("granitemoe"), ..GRANITE.gguf },
+    gguf: Gguf { names: &["granitemoe"], ..GRANITE.gguf },
     ..GRANITE
 };

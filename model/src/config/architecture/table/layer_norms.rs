@@ -32,7 +32,7 @@ pub(super) const STARCODER2: Description = Description {
     norm_eps: "norm_epsilon",
     gate: Gate::GeluAct,
     windows: Windows::Everywhere,
-    gguf: gguf("starcoder2"),
+    gguf: gguf(&["starcoder2"]),
     ..LLAMA
 };
 
@@ -59,10 +59,10 @@ pub(super) const COHERE2: Description = Description {
     norms: NormPlacement::Parallel,
     norm_kind: NormKind::LayerWithoutBias,
     norm_eps: "layer_norm_eps",
-    logit_scale: Some(0.0625),
+    logit_scale: Some(("logit_scale", 0.0625)),
     rotation: Rotation { adjacent: true, local_only: true, ..LLAMA.rotation },
     windows: Windows::Some(Pattern::AllButEvery(4)),
-    gguf: Gguf { adjacent: true, ..gguf("cohere2") },
+    gguf: Gguf { adjacent: true, ..gguf(&["cohere2"]) },
     ..LLAMA
 };
 

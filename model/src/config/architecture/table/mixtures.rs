@@ -2,8 +2,8 @@
 
 use super::super::Architecture::*;
 use super::super::{
-    Bias, Defaults, Description, ExpertsDefaults, Gate, Gguf, Pattern, Rotation, Scores, Shared,
-    Windows,
+    Bias, Defaults, Description, ExpertLayers, ExpertsDefaults, Gate, Gguf, Pattern, Rotation,
+    Scores, Shared, Windows,
 };
 use super::{LFM2, LLAMA, MISTRAL, QWEN2, QWEN3, gguf};
 use crate::config::{QkNorm, RopeScaling};
@@ -27,7 +27,7 @@ pub(super) const MIXTRAL_EXPERTS: ExpertsDefaults = ExpertsDefaults {
     normalized: None,
     router_bias: false,
     scores: Scores::Softmax,
-    dense_layers: None,
+    layers: ExpertLayers::Steps,
 };
 
 pub(super) const MIXTRAL: Description = Description {
@@ -65,7 +65,7 @@ pub(super) const OLMOE: Description = Description {
         normalized: Some(false),
         ..MIXTRAL_EXPERTS
     }),
-    gguf: Gguf { normalized_experts: false, ..gguf("olmoe") },
+    gguf: Gguf { normalized_experts: false, ..gguf(&["olmoe"]) },
     ..LLAMA
 };
 
@@ -91,7 +91,7 @@ pub(super) const QWEN2_MOE: Description = Description {
         normalized: Some(false),
         ..MIXTRAL_EXPERTS
     }),
-    gguf: Gguf { normalized_experts: false, ..gguf("qwen2moe") },
+    gguf: Gguf { normalized_experts: false, ..gguf(&["qwen2moe"]) },
     ..QWEN2
 };
 
@@ -114,7 +114,7 @@ pub(super) const QWEN3_MOE: Description = Description {
         normalized: Some(false),
         ..MIXTRAL_EXPERTS
     }),
-    gguf: gguf("qwen3moe"),
+    gguf: gguf(&["qwen3moe"]),
     ..QWEN3
 };
 
@@ -150,7 +150,7 @@ pub(super) const GPT_OSS: Description = Description {
         router_bias: true,
         ..MIXTRAL_EXPERTS
     }),
-    gguf: gguf("gpt-oss"),
+    gguf: gguf(&["gpt-oss"]),
     ..LLAMA
 };
 
@@ -184,10 +184,10 @@ pub(super) const GLM4_MOE: Description = Description {
         shared: Shared::Times(1),
         normalized: Some(true),
         scores: Scores::Sigmoid,
-        dense_layers: Some(("first_k_dense_replace", 1)),
+        layers: ExpertLayers::AllButFirst("first_k_dense_replace", 1),
         ..MIXTRAL_EXPERTS
     }),
-    gguf: gguf("glm4moe"),
+    gguf: gguf(&["glm4moe"]),
     ..LLAMA
 };
 
@@ -202,9 +202,9 @@ pub(super) const LFM2_MOE: Description = Description {
         width: Some(1792),
         normalized: Some(true),
         scores: Scores::Sigmoid,
-        dense_layers: Some(("num_dense_layers", 2)),
+        layers: ExpertLayers::AllButFirst("num_dense_layers", 2),
         ..MIXTRAL_EXPERTS
     }),
-    gguf: gguf("lfm2moe"),
+    gguf: gguf(&["lfm2moe"]),
     ..LFM2
 };

@@ -13,6 +13,6 @@ pub(super) const QWEN3_VL: Description = Description {
     rotation: Rotation { theta: 5e5, sections: Some([24, 20, 20]), ..QWEN3.rotation },
     windows: Windows::Nowhere,
     windows_need_flag: false,
-    gguf: gguf("qwen3vl"),
+    gguf: gguf(&["qwen3vl"]),
     ..QWEN3
 };

@@ -1,9 +1,12 @@
 //! The rows of architectures with recurrent layers.
 
 use super::super::Architecture::*;
-use super::super::{Defaults, Description, ExpertsDefaults, Gguf, Rotation, Shared, Windows};
+use super::super::{
+    Bias, Defaults, Description, ExpertLayers, ExpertsDefaults, Gate, Gguf, Mamba, Rotation,
+    Scores, Shared, Windows,
+};
 use super::mixtures::MIXTRAL_EXPERTS;
-use super::{QWEN3, gguf};
+use super::{LLAMA, QWEN3, gguf};
 use crate::config::DeltaNetConfig;
 
 const DELTA_NET: DeltaNetConfig = DeltaNetConfig {
@@ -40,7 +43,7 @@ pub(super) const QWEN35: Description = Description {
     windows: Windows::Nowhere,
     windows_need_flag: false,
     delta_net: Some(DELTA_NET),
-    gguf: Gguf { tiled_heads: true, ..gguf("qwen35") },
+    gguf: Gguf { tiled_heads: true, ..gguf(&["qwen35"]) },
     ..QWEN3
 };
 
@@ -62,7 +65,7 @@ pub(super) const QWEN35_MOE: Description = Description {
         shared: Shared::Gated(512),
         ..MIXTRAL_EXPERTS
     }),
-    gguf: Gguf { tiled_heads: true, ..gguf("qwen35moe") },
+    gguf: Gguf { tiled_heads: true, ..gguf(&["qwen35moe"]) },
     ..QWEN35
 };
 
@@ -87,6 +90,61 @@ pub(super) const QWEN3_NEXT: Description = Description {
         normalized: Some(true),
         ..MIXTRAL_EXPERTS
     }),
-    gguf: gguf("qwen3next"),
+    gguf: gguf(&["qwen3next"]),
     ..QWEN35
+};
+
+pub(super) const NEMOTRON_H: Description = Description {
+    architecture: NemotronH,
+    model_types: &["nemotron_h"],
+    classes: &["NemotronHForCausalLM"],
+    multimodal: &[],
+    defaults: Defaults {
+        vocab_size: 131_072,
+        intermediate_size: 21_504,
+        num_kv_heads: Some(8),
+        head_dim: Some(128),
+        max_positions: 4096,
+        rms_norm_eps: 1e-5,
+        ..LLAMA.defaults
+    },
+    qkv_bias: Bias::Key("attention_bias", false),
+    output_bias: Bias::Key("attention_bias", false),
+    mlp_gate: false,
+    gate: Gate::SquaredRelu,
+    norm_eps: "layer_norm_epsilon",
+    rotation: Rotation { nowhere: true, ..LLAMA.rotation },
+    experts: Some(ExpertsDefaults {
+        count: 8,
+        per_token: 2,
+        width: Some(7688),
+        shared: Shared::Width(7688),
+        normalized: Some(true),
+        scores: Scores::Sigmoid,
+        layers: ExpertLayers::Kinds,
+        ..MIXTRAL_EXPERTS
+    }),
+    mamba: Some(Mamba::Nemotron),
+    gguf: gguf(&["nemotron_h", "nemotron_h_moe"]),
+    ..LLAMA
+};
+
+pub(super) const FALCON_H1: Description = Description {
+    architecture: FalconH1,
+    model_types: &["falcon_h1"],
+    classes: &["FalconH1ForCausalLM"],
+    multimodal: &[],
+    defaults: Defaults {
+        vocab_size: 128_000,
+        intermediate_size: 14_336,
+        num_kv_heads: Some(8),
+        max_positions: 8192,
+        rms_norm_eps: 1e-5,
+        ..LLAMA.defaults
+    },
+    multipliers: true,
+    logit_scale: Some(("lm_head_multiplier", 1.0)),
+    mamba: Some(Mamba::Falcon),
+    gguf: gguf(&["falcon-h1"]),
+    ..LLAMA
 };

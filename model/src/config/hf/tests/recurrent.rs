@@ -1,12 +1,12 @@
 //! Configurations of models with recurrent layers.
 
 use super::*;
-use crate::config::{DeltaNetConfig, Mamba2Config};
+use crate::config::{Activation, DeltaNetConfig, Mamba2Config, MlpKind, Multipliers};
 
 /// The indices of the layers with Gated DeltaNet.
 fn recurrent(config: &DecoderConfig) -> Vec<usize> {
     let layers = config.layers.iter().enumerate();
-    let recurrent = layers.filter(|(_, layer)| layer.mixer == MixerKind::DeltaNet);
+    let recurrent = layers.filter(|(_, layer)| layer.has(MixerKind::DeltaNet));
     recurrent.map(|(index, _)| index).collect()
 }
 
@@ -143,6 +143,7 @@ fn mamba_layers_follow_the_configuration() {
         state_dim: 128,
         taps: 4,
         convolution_bias: true,
+        norm: true,
         log_rates: true,
     };
     assert_eq!((config.mamba2, config.recurrent_layers()), (Some(mamba2), 3));
@@ -165,6 +166,142 @@ fn mamba_layers_follow_the_configuration() {
         // The heads are named if sizes do not fit each other.
         let named = matches!(key, "mamba_n_groups" | "mamba_d_state");
         let key = if named { "mamba_n_heads" } else { key };
+        assert!(error.contains(&format!("`{key}`")), "{key}: {error}");
+    }
+}
+
+/// Goal: the published configuration of Nemotron Nano 9B v2 is read, and the kinds of layers also
+/// from a list of names.
+#[test]
+fn layers_of_nemotron_are_mixers_or_mlps() {
+    let pattern = "M-M-M-MM-M-M-M*-M-M-M*-M-M-M-M*-M-M-M-M*-M-MM-M-M-M-M-M-";
+    let base = json!({
+        "architectures": ["NemotronHForCausalLM"], "model_type": "nemotron_h",
+        "attention_bias": false, "conv_kernel": 4, "expand": 2, "head_dim": 128,
+        "hidden_size": 4480, "hybrid_override_pattern": pattern, "intermediate_size": 15_680,
+        "layer_norm_epsilon": 1e-5, "mamba_head_dim": 80, "mamba_hidden_act": "silu",
+        "mamba_num_heads": 128, "mamba_proj_bias": false, "max_position_embeddings": 131_072,
+        "mlp_bias": false, "mlp_hidden_act": "relu2", "n_groups": 8, "num_attention_heads": 40,
+        "num_hidden_layers": 56, "num_key_value_heads": 8, "ssm_state_size": 128,
+        "time_step_limit": [0.0, "Infinity"], "use_bias": false, "use_conv_bias": true,
+        "vocab_size": 131_072,
+    });
+    let config = decoder(base.clone());
+    let mamba2 = config.mamba2.expect("Mamba-2");
+    assert_eq!((mamba2.heads, mamba2.head_dim, mamba2.groups), (128, 80, 8));
+    assert_eq!((config.recurrent_layers(), config.layers.len()), (27, 56));
+    assert_eq!((config.mlp_gate, config.activation), (false, Activation::SquaredRelu));
+    assert!(config.layers.iter().all(|layer| layer.rope.is_none()));
+    assert!(config.layers.iter().all(|layer| layer.mixers.is_empty() == layer.mlp.is_some()));
+    assert!(config.experts.is_none());
+    let billions = config.parameter_count() as f64 / 1e9;
+    assert!((8.8..8.9).contains(&billions), "{billions}");
+
+    let names = json!({
+        "layers_block_type": ["linear_attention", "moe", "full_attention", "mlp"],
+        "num_hidden_layers": 4, "n_routed_experts": 16, "moe_intermediate_size": 32,
+        "moe_shared_expert_intermediate_size": 48,
+    });
+    let config = decoder(with(base.clone(), &names));
+    let mlps = [None, Some(MlpKind::Experts), None, Some(MlpKind::Dense)];
+    assert_eq!(config.layers.iter().map(|layer| layer.mlp).collect::<Vec<_>>(), mlps);
+    let experts = config.experts.expect("experts");
+    assert_eq!((experts.count, experts.width, experts.shared_width), (16, 32, Some(48)));
+
+    for (key, value, expected) in [
+        ("hybrid_override_pattern", json!("M-*-"), "56 layers, got 4"),
+        ("hybrid_override_pattern", json!(pattern.replace('*', "X")), "* (attention)"),
+        ("hybrid_override_pattern", json!(null), "a string"),
+        ("layers_block_type", json!(["mamba", "conv"]), "moe"),
+        ("mlp_hidden_act", json!("silu"), "relu2"),
+        ("mamba_hidden_act", json!("gelu"), "silu"),
+        ("use_bias", json!(true), "false"),
+        ("mamba_proj_bias", json!(true), "false"),
+        ("time_step_limit", json!([0.0, 5.0]), "infinity"),
+        ("time_step_limit", json!([0.0, "NaN"]), "infinity"),
+        ("moe_latent_size", json!(64), "null"),
+        ("n_group", json!(2), "1"),
+    ] {
+        let changed = with(base.clone(), &json!({ key: value }));
+        let experts = json!({ "hybrid_override_pattern": pattern.replace("*-", "*E") });
+        let needs_experts = matches!(key, "moe_latent_size" | "n_group");
+        let changed = if needs_experts { with(changed, &experts) } else { changed };
+        let error = read(changed).expect_err(key).to_string();
+        assert!(error.contains(&format!("`{key}`")) && error.contains(expected), "{key}: {error}");
+    }
+    let alone = json!({ "hybrid_override_pattern": "MM", "num_hidden_layers": 2 });
+    let error = read(with(base, &alone)).expect_err("no attention").to_string();
+    assert!(error.contains("`layer_types`"), "{error}");
+}
+
+/// Goal: the published configuration of Falcon-H1 0.5B is read, with all of its factors.
+#[test]
+fn layers_of_falcon_have_both_mixers_and_factors() {
+    let base = json!({
+        "architectures": ["FalconH1ForCausalLM"], "model_type": "falcon_h1",
+        "attention_bias": false, "attention_in_multiplier": 1.0,
+        "attention_out_multiplier": 0.9375, "embedding_multiplier": 5.656_854_249_492_381,
+        "head_dim": 64, "hidden_act": "silu", "hidden_size": 1024, "intermediate_size": 2048,
+        "key_multiplier": 0.390_625, "lm_head_multiplier": 0.039_062_5, "mamba_conv_bias": true,
+        "mamba_d_conv": 4, "mamba_d_head": 64, "mamba_d_ssm": 1536, "mamba_d_state": 128,
+        "mamba_expand": 2, "mamba_n_groups": 1, "mamba_n_heads": 24,
+        "mamba_norm_before_gate": false, "mamba_proj_bias": false, "mamba_rms_norm": false,
+        "max_position_embeddings": 16_384, "mlp_bias": false,
+        "mlp_multipliers": [0.883_883_476_483_184_4, 0.585_937_5], "num_attention_heads": 8,
+        "num_hidden_layers": 36, "num_key_value_heads": 2, "projectors_bias": false,
+        "rms_norm_eps": 1e-5, "rope_scaling": null, "rope_theta": 100_000_000_000.0,
+        "ssm_in_multiplier": 1.25, "ssm_multipliers": [0.5, 0.25, 0.75, 1.0, 2.0],
+        "ssm_out_multiplier": 0.236, "tie_word_embeddings": false, "vocab_size": 32_784,
+    });
+    let config = decoder(base.clone());
+    let mamba2 = config.mamba2.expect("Mamba-2");
+    assert_eq!((mamba2.heads, mamba2.head_dim, mamba2.norm), (24, 64, false));
+    assert_eq!((config.recurrent_layers(), config.layers.len()), (36, 36));
+    assert!(config.layers.iter().all(|layer| layer.has_attention() && layer.rope == Some(0)));
+    assert_eq!(config.attention_scale, 0.125 * 0.390_625);
+    assert_eq!((config.logit_scale, config.embedding_scale), (Some(0.039_062_5), Some(5.656_854)));
+    let multipliers = Multipliers {
+        attention_output: 0.9375,
+        mamba_output: 0.236,
+        mamba_inputs: [0.625, 0.3125, 0.9375, 1.25, 2.5],
+        mlp_gate: 0.883_883_5,
+        mlp_output: 0.585_937_5,
+    };
+    assert_eq!(config.multipliers, Some(multipliers));
+    let millions = config.parameter_count() as f64 / 1e6;
+    assert!((521.0..522.0).contains(&millions), "{millions}");
+
+    // Queries, keys and values have the factor of the inputs.
+    let scaled = decoder(with(base.clone(), &json!({ "attention_in_multiplier": 2.0 })));
+    assert_eq!(scaled.attention_scale, 4.0 * config.attention_scale);
+    assert_eq!(scaled.multipliers.map(|factors| factors.attention_output), Some(1.875));
+    let plain = decoder(json!({ "model_type": "falcon_h1", "mamba_n_heads": 16 }));
+    assert_eq!((plain.multipliers, plain.logit_scale), (None, None));
+    assert_eq!(plain.mamba2.map(|mamba2| (mamba2.head_dim, mamba2.norm)), Some((64, false)));
+
+    for (key, value, expected) in [
+        ("mlp_multipliers", json!([1.0]), "2 numbers above 0"),
+        ("mlp_multipliers", json!([1.0, 0.0]), "2 numbers above 0"),
+        ("ssm_multipliers", json!([1, 1, 1, 1, "1"]), "numbers"),
+        ("key_multiplier", json!(-1.0), "above 0"),
+        ("lm_head_multiplier", json!(0), "above 0"),
+        ("projectors_bias", json!(true), "false"),
+        ("mamba_proj_bias", json!(true), "false"),
+        ("mamba_d_head", json!(32), "1536 elements"),
+        ("time_step_limit", json!([0.0, 0.1]), "infinity"),
+        ("hidden_act", json!("gelu_pytorch_tanh"), "silu"),
+    ] {
+        let error = read(with(base.clone(), &json!({ key: value }))).expect_err(key).to_string();
+        assert!(error.contains(&format!("`{key}`")) && error.contains(expected), "{key}: {error}");
+    }
+    for (key, extra) in [
+        (
+            "mamba_norm_before_gate",
+            json!({ "mamba_rms_norm": true, "mamba_norm_before_gate": true }),
+        ),
+        ("attention_bias", json!({ "attention_bias": true, "attention_in_multiplier": 1.5 })),
+    ] {
+        let error = read(with(base.clone(), &extra)).expect_err(key).to_string();
         assert!(error.contains(&format!("`{key}`")), "{key}: {error}");
     }
 }
