@@ -143,18 +143,17 @@ async fn every_fault_is_noticed() {
     assert!(panicked.detail.contains("a fault") && panicked.value.is_none(), "{panicked:?}");
 }
 
-/// Goal: the models with quantised weights pass on the CPU, and their logits are spread as those of
-/// dense weights.
+/// Goal: models with quantised weights pass on the CPU: a third of them, because `.ci/deep` runs
+/// all.
 #[tokio::test(flavor = "multi_thread")]
 async fn quantised_models_are_computed() {
-    for subject in subject::quantised().expect("valid configurations") {
+    for subject in subject::quantised().expect("valid configurations").iter().step_by(3) {
         let setup = Setup::new(DeviceChoice::Cpu, None);
         for kind in [Kind::CpuParity, Kind::WarmEqualsCold] {
             let mut report = Report::new("cpu".to_owned(), |_| Ok(()));
-            one(&Candle, kind, &subject, setup, &mut report).await.expect("a line is printed");
+            one(&Candle, kind, subject, setup, &mut report).await.expect("a line is printed");
             let check = &report.checks[0];
             assert!(check.passed && check.model == subject.name, "{check:?}");
-            println!("{check:?}");
         }
     }
 }
