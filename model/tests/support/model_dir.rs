@@ -35,6 +35,12 @@ pub(crate) fn config_json(architecture: &str) -> Value {
         config["mamba_n_groups"] = 2.into();
         config["mamba_d_state"] = 64.into();
     }
+    if architecture == "moondream1" {
+        config["config"] = json!({ "text": {
+            "dim": 256, "ff_dim": 256, "n_layers": 2, "vocab_size": 40, "max_context": 128,
+            "n_heads": 8, "n_kv_heads": 8,
+        } });
+    }
     if architecture == "nemotron_h" {
         config["num_hidden_layers"] = 4.into();
         config["hybrid_override_pattern"] = "ME*E".into();
