@@ -4,9 +4,9 @@
 //!   tables and computes an online softmax over tiles of positions.
 //! * `flash` (feature `cuda`) calls candle's flash attention, which reads the KV store through the
 //!   block tables, for models that it supports.
-//! * `split` computes each query by itself, with kernels of this crate: on CUDA where flash attention
-//!   cannot be used, and next to it for sequences that have a single query in a step, which is what
-//!   decoding is, if results may depend on the batch.
+//! * `split` computes each query by itself, with kernels of this crate: on CUDA where flash
+//!   attention cannot be used. If results may depend on the batch, it computes the sequences that
+//!   have a single query in a step, which is what decoding is.
 
 use candle_core::{Device, Result, Tensor};
 

@@ -169,8 +169,8 @@ impl CandleBackend {
         self.decoder.config()
     }
 
-    /// How attention is computed: `flash` or `gather`, and whether sequences with a single query in
-    /// a step are computed by split-KV decoding. See the README.
+    /// How attention is computed: `flash`, `split-KV` or `gather`, and whether sequences with a
+    /// single query in a step are computed by split-KV decoding. See the README.
     #[must_use]
     pub fn attention(&self) -> &'static str {
         self.attention.name()

@@ -115,7 +115,7 @@ fn output_count(slice: &SequenceSlice) -> usize {
     rows.logits(count).len() + rows.hidden(count).len() + usize::from(rows.draw().is_some())
 }
 
-/// Each query of `spans` as a span of its own, in the order of the rows.
+/// Divides `spans` into spans of one query each, in the order of the rows.
 pub(crate) fn single_queries<'a>(spans: &[QuerySpan<'a>]) -> Vec<QuerySpan<'a>> {
     let queries = |span: &QuerySpan<'a>| {
         let QuerySpan { start, count, block_table } = *span;

@@ -106,7 +106,7 @@ pub(super) struct Run {
     pub(super) cuda_graphs: bool,
     /// Number of graphs.
     pub(super) captured_graphs: usize,
-    /// How attention was computed: `flash` or `gather`, perhaps with split-KV decoding.
+    /// How attention was computed: `flash`, `split-KV` or `gather`, perhaps with split-KV decoding.
     pub(super) attention: &'static str,
     /// Memory of the largest step besides weights and KV store: estimated, and measured on CUDA.
     pub(super) step_memory_estimated_bytes: u64,

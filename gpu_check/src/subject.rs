@@ -3,7 +3,7 @@
 
 use std::borrow::Cow;
 
-use serde_json::{Map, Value, json};
+use serde_json::{Value, json};
 use stolon_cuda::{CandleBackend, CandleOptions, ComputeType, DeviceChoice, OpenError};
 use stolon_loadgen::rng::SeededRng;
 use stolon_model::config::TensorRole;
@@ -97,10 +97,9 @@ pub(super) struct Subject {
 
 #[derive(Clone, Debug)]
 enum Source {
-    /// Random weights in f32, whose values are exact in bf16.
-    Config(Box<DecoderConfig>),
-    /// The same, with matrices in random blocks of a format.
-    Blocks(Box<DecoderConfig>, &'static Format),
+    /// Random weights in f32, whose values are exact in bf16. Matrices are in random blocks of the
+    /// format, if there is one.
+    Config(Box<DecoderConfig>, Option<&'static Format>),
     Model(ModelSource),
 }
 
@@ -112,10 +111,7 @@ impl Subject {
 
     pub(super) fn load(&self) -> Result<(DecoderConfig, Weights), ModelError> {
         match &self.source {
-            Source::Config(config) => Ok(((**config).clone(), weights(config, None)?)),
-            Source::Blocks(config, format) => {
-                Ok(((**config).clone(), weights(config, Some(format))?))
-            }
+            Source::Config(config, format) => Ok(((**config).clone(), weights(config, *format)?)),
             Source::Model(source) => {
                 let model = load(source, &LoadOptions::default())?;
                 Ok((model.config, model.weights))
@@ -134,11 +130,11 @@ pub(super) fn architectures() -> Result<Vec<Subject>, ModelError> {
         .map_err(|error| malformed(error.to_string()))?;
     let subject = |architecture: Architecture| {
         let name = architecture.name();
-        let Some(own) = list[name].as_object() else {
+        if !list[name].is_object() {
             return Err(malformed(format!("expected an object `{name}`")));
-        };
-        let config = config(name, own)?;
-        Ok(Subject { name: name.to_owned(), source: Source::Config(Box::new(config)) })
+        }
+        let config = config(name, &list[name])?;
+        Ok(Subject { name: name.to_owned(), source: Source::Config(Box::new(config), None) })
     };
     Architecture::all()
         .filter(|architecture| list.get(architecture.name()).is_some())
@@ -149,24 +145,23 @@ pub(super) fn architectures() -> Result<Vec<Subject>, ModelError> {
 /// A Llama model for each format of quantised blocks that stays as it is on a device.
 pub(super) fn quantised() -> Result<Vec<Subject>, ModelError> {
     // Rows of whole blocks of all formats.
-    let own = json!({ "hidden_size": 256, "intermediate_size": 512 });
-    let config = config("llama", own.as_object().unwrap_or(&Map::new()))?;
+    let config = config("llama", &json!({ "hidden_size": 256, "intermediate_size": 512 }))?;
     let subject = |format: &'static Format| Subject {
         name: format!("llama, {}", format.dtype.name()),
-        source: Source::Blocks(Box::new(config.clone()), format),
+        source: Source::Config(Box::new(config.clone()), Some(format)),
     };
     Ok(FORMATS.iter().map(subject).collect())
 }
 
-/// The configuration of a small model with the fields `own` besides the common ones.
-fn config(name: &str, own: &Map<String, Value>) -> Result<DecoderConfig, ModelError> {
+/// The configuration of a small model with the common fields and those of the object `own`.
+fn config(name: &str, own: &Value) -> Result<DecoderConfig, ModelError> {
     let mut value = json!({
         "model_type": name, "vocab_size": 320, "hidden_size": 128, "intermediate_size": 192,
         "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
         "head_dim": 64, "max_position_embeddings": 1024, "rope_theta": 10_000.0,
         "rms_norm_eps": 1e-5, "tie_word_embeddings": false, "dtype": "float32",
     });
-    if let Some(value) = value.as_object_mut() {
+    if let (Some(value), Some(own)) = (value.as_object_mut(), own.as_object()) {
         value.extend(own.clone());
     }
     DecoderConfig::from_json(name, &value)

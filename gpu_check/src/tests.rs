@@ -168,8 +168,8 @@ fn every_architecture_has_a_model() {
         weights.check(&config).expect("all tensors");
         architectures.insert(config.architecture);
     }
-    // The backend refuses convolutions, recurrent layers, layer norms, and layers with attention and
-    // MLP side by side.
+    // The backend refuses convolutions, recurrent layers, layer norms, and layers with attention
+    // and MLP side by side.
     let refused = [
         Architecture::Lfm2,
         Architecture::Lfm2Moe,
