@@ -43,10 +43,13 @@ fn largest_step(options: &CandleOptions, logit_rows: LogitRows) -> StepBatch {
 /// options say needs at most what is estimated, and at least a third of it.
 #[test]
 fn a_step_needs_at_most_what_is_estimated() {
-    let sizes = [(256, 8), (256, 200), (1024, 1)];
     let types = [(ComputeType::F32, true), (ComputeType::F32, false), (ComputeType::F16, true)];
-    for (step_tokens, step_sequences) in sizes {
+    for (step_tokens, step_sequences) in [(256, 8), (256, 200), (1024, 1)] {
         for (compute_type, batch_invariant) in types {
+            if step_tokens > 256 && compute_type == ComputeType::F16 {
+                // On a CPU, many tokens take long in f16.
+                continue;
+            }
             let options = CandleOptions {
                 kv_budget: KvBudget::Blocks(64),
                 step_tokens,
