@@ -42,6 +42,20 @@ pub(crate) use partial::{load_some, store_some};
 pub(crate) use portable::Portable;
 pub(crate) use vector::{Kernel, LANES, Lanes};
 
+/// `f` of each value. `[T; N]::map` is often not inlined, and then it is compiled without the
+/// instruction set of the function that calls it.
+#[inline(always)]
+pub(crate) fn map<T: Copy, U: Copy + Default, const N: usize>(
+    values: [T; N],
+    f: impl Fn(T) -> U,
+) -> [U; N] {
+    let mut results = [U::default(); N];
+    for (result, value) in results.iter_mut().zip(values) {
+        *result = f(value);
+    }
+    results
+}
+
 /// Defines `fn name(path, args...)`, which runs `body::<L>(args...)` compiled for the instruction
 /// set of `path`.
 ///

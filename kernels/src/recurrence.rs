@@ -244,31 +244,46 @@ impl Slab {
         step: &Step<L>,
         next_key: *const f32,
     ) -> (L, L) {
-        // SAFETY: `i` is below `key_dim`, so row `i` is readable and writable, and so are the values
-        // `i` of the keys and the query readable.
+        // SAFETY: `i` is below `key_dim`.
         unsafe {
-            let mut outputs = [L::splat(0.0); CHAINS];
-            let mut memories = [L::splat(0.0); CHAINS];
-            let mut advance_row = |i: usize, chain: usize| {
-                let at = self.state.add(i * LANES);
-                let decayed = L::load(at).mul(step.decay);
-                let row = step.update.mul_add(L::splat(*step.key.add(i)), decayed);
-                row.store(at);
-                outputs[chain] = row.mul_add(L::splat(*step.query.add(i)), outputs[chain]);
-                if RECALL {
-                    memories[chain] = row.mul_add(L::splat(*next_key.add(i)), memories[chain]);
-                }
-            };
+            let mut sums = [[L::splat(0.0); 2]; CHAINS];
             let mut i = 0;
             while i + CHAINS <= self.key_dim {
-                advance_row(i, 0);
-                advance_row(i + 1, 1);
+                self.advance_row::<L, RECALL>(i, step, next_key, &mut sums[0]);
+                self.advance_row::<L, RECALL>(i + 1, step, next_key, &mut sums[1]);
                 i += CHAINS;
             }
             if i < self.key_dim {
-                advance_row(i, 0);
+                self.advance_row::<L, RECALL>(i, step, next_key, &mut sums[0]);
             }
-            (outputs[0].add(outputs[1]), memories[0].add(memories[1]))
+            (sums[0][0].add(sums[1][0]), sums[0][1].add(sums[1][1]))
+        }
+    }
+
+    /// Changes row `i` of the state and adds its part to `sums`, those of the output and of the next
+    /// recall. (A closure would be a function without the instruction set.)
+    ///
+    /// # Safety
+    /// Those of [`Slab::advance`], and `i` is below `key_dim`.
+    #[inline(always)]
+    unsafe fn advance_row<L: Lanes, const RECALL: bool>(
+        self,
+        i: usize,
+        step: &Step<L>,
+        next_key: *const f32,
+        sums: &mut [L; 2],
+    ) {
+        // SAFETY: row `i` is readable and writable, and the values `i` of the keys and the query
+        // are readable by the conditions of this method.
+        unsafe {
+            let at = self.state.add(i * LANES);
+            let decayed = L::load(at).mul(step.decay);
+            let row = step.update.mul_add(L::splat(*step.key.add(i)), decayed);
+            row.store(at);
+            sums[0] = row.mul_add(L::splat(*step.query.add(i)), sums[0]);
+            if RECALL {
+                sums[1] = row.mul_add(L::splat(*next_key.add(i)), sums[1]);
+            }
         }
     }
 }

@@ -6,6 +6,7 @@ mod neon;
 #[cfg(target_arch = "x86_64")]
 mod x86;
 
+use super::map;
 use super::vector::LANES;
 #[cfg(target_arch = "aarch64")]
 pub(crate) use neon::Four;
@@ -40,7 +41,7 @@ pub(crate) trait Bytes: Copy {
     /// The entries of `table` with these indices, modulo its length, which is a power of two.
     #[inline(always)]
     unsafe fn gather<const N: usize>(table: &[u32; N], indices: [u32; LANES]) -> [u32; LANES] {
-        indices.map(|index| table[index as usize & (N - 1)])
+        map(indices, |index| table[index as usize & (N - 1)])
     }
 }
 
@@ -66,18 +67,18 @@ impl Bytes for PlainBytes {
     }
     #[inline(always)]
     unsafe fn sub(self, value: u8) -> Self {
-        PlainBytes(self.0.map(|byte| byte.wrapping_sub(value)))
+        PlainBytes(map(self.0, |byte| byte.wrapping_sub(value)))
     }
     #[inline(always)]
     unsafe fn right(self, count: usize, mask: u8) -> Self {
-        PlainBytes(self.0.map(|byte| (byte >> count) & mask))
+        PlainBytes(map(self.0, |byte| (byte >> count) & mask))
     }
     #[inline(always)]
     unsafe fn left(self, count: usize, mask: u8) -> Self {
-        PlainBytes(self.0.map(|byte| (byte << count) & mask))
+        PlainBytes(map(self.0, |byte| (byte << count) & mask))
     }
     #[inline(always)]
     unsafe fn look_up(self, table: &[i8; 16]) -> Self {
-        PlainBytes(self.0.map(|byte| table[usize::from(byte & 15)].cast_unsigned()))
+        PlainBytes(map(self.0, |byte| table[usize::from(byte & 15)].cast_unsigned()))
     }
 }

@@ -1,6 +1,7 @@
 //! [`Lanes`] in portable Rust, which the compiler vectorises for its target.
 #![allow(unsafe_code, reason = "the trait's methods are unsafe; these only read and write memory")]
 
+use super::map;
 use super::vector::{Kernel, LANES, Lanes};
 
 /// Sixteen values.
@@ -52,30 +53,30 @@ impl Lanes for Portable {
     unsafe fn load_bf16(from: *const u16) -> Self {
         // SAFETY: `from` is readable for 16 values by the contract of `Lanes`.
         let raw = unsafe { from.cast::<[u16; LANES]>().read_unaligned() };
-        Portable(raw.map(|bits| f32::from_bits(u32::from(bits) << 16)))
+        Portable(map(raw, |bits| f32::from_bits(u32::from(bits) << 16)))
     }
     #[inline(always)]
     unsafe fn load_f16(from: *const u16) -> Self {
         // SAFETY: `from` is readable for 16 values by the contract of `Lanes`.
         let raw = unsafe { from.cast::<[u16; LANES]>().read_unaligned() };
-        Portable(raw.map(|bits| half::f16::from_bits(bits).to_f32()))
+        Portable(map(raw, |bits| half::f16::from_bits(bits).to_f32()))
     }
     #[inline(always)]
     unsafe fn load_bf16_pairs(from: *const u16) -> (Self, Self) {
         // SAFETY: `from` is readable for 32 values by the contract of `Lanes`.
         let raw = unsafe { from.cast::<[[u16; 2]; LANES]>().read_unaligned() };
         let widen = |bits: u16| f32::from_bits(u32::from(bits) << 16);
-        (Portable(raw.map(|pair| widen(pair[0]))), Portable(raw.map(|pair| widen(pair[1]))))
+        (Portable(map(raw, |pair| widen(pair[0]))), Portable(map(raw, |pair| widen(pair[1]))))
     }
     #[inline(always)]
     unsafe fn load_u8(from: *const u8) -> Self {
         // SAFETY: `from` is readable for 16 values by the contract of `Lanes`.
-        Portable(unsafe { from.cast::<[u8; LANES]>().read_unaligned() }.map(f32::from))
+        Portable(map(unsafe { from.cast::<[u8; LANES]>().read_unaligned() }, f32::from))
     }
     #[inline(always)]
     unsafe fn load_i8(from: *const u8) -> Self {
         // SAFETY: `from` is readable for 16 values by the contract of `Lanes`.
-        Portable(unsafe { from.cast::<[i8; LANES]>().read_unaligned() }.map(f32::from))
+        Portable(map(unsafe { from.cast::<[i8; LANES]>().read_unaligned() }, f32::from))
     }
     #[inline(always)]
     unsafe fn add(self, other: Self) -> Self {

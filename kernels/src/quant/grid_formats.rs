@@ -9,7 +9,7 @@ use std::ops::Range;
 
 use super::format::{Block, Format, WORDS};
 use super::grids::{IQ1_GRID, IQ2_S_GRID, IQ2_XS_GRID, IQ2_XXS_GRID, IQ3_S_GRID, IQ3_XXS_GRID};
-use crate::lanes::{Bytes, LANES, Lanes};
+use crate::lanes::{Bytes, LANES, Lanes, map};
 
 /// Number of groups of eight weights of a sub-block. Each has two words.
 const GROUPS: usize = WORDS / 2;
@@ -75,7 +75,7 @@ unsafe fn pairs(block: Block, byte: usize) -> [u32; LANES] {
 /// The instruction set of `L` is available.
 #[inline(always)]
 unsafe fn odd_scale<L: Lanes>(d: L, bits: [u8; LANES], unit: f32) -> L {
-    let odd = bits.map(|bits| 2 * bits + 1);
+    let odd = map(bits, |bits| 2 * bits + 1);
     // SAFETY: the array holds 16 bytes.
     unsafe { d.mul(L::load_u8(odd.as_ptr())).mul(L::splat(unit)) }
 }
@@ -87,7 +87,7 @@ unsafe fn odd_scale<L: Lanes>(d: L, bits: [u8; LANES], unit: f32) -> L {
 #[inline(always)]
 unsafe fn four_bits(block: Block, byte: usize, index: usize) -> [u8; LANES] {
     // SAFETY: the block has the byte.
-    unsafe { block.bytes(byte + index / 2) }.map(|byte| byte >> (index % 2 * 4) & 15)
+    map(unsafe { block.bytes(byte + index / 2) }, |byte| byte >> (index % 2 * 4) & 15)
 }
 
 /// The signs of a word of a format with 28 bits of signs and 4 bits of scale per sub-block, in the
@@ -102,9 +102,9 @@ unsafe fn packed_signs<B: Bytes>(block: Block, first: usize, index: usize) -> [u
     // table has a power of two of entries.
     let signs = unsafe {
         let bits = pairs(block, first + bit / 8);
-        B::gather(&EVEN_SIGNS, bits.map(|bits| bits >> (bit % 8)))
+        B::gather(&EVEN_SIGNS, map(bits, |bits| bits >> (bit % 8)))
     };
-    signs.map(|signs| signs >> (index % 2 * 4))
+    map(signs, |signs| signs >> (index % 2 * 4))
 }
 
 /// An f16 scale; for each 32 weights four 8-bit indices, four times seven signs and a 4-bit scale.
@@ -130,7 +130,7 @@ impl Format for Iq2Xxs {
     unsafe fn scale<L: Lanes>(block: Block, index: usize) -> L {
         // SAFETY: the bytes are some of a whole packed block.
         unsafe {
-            odd_scale(block.halves(0), block.bytes(9 + 8 * index).map(|byte| byte >> 4), 0.125)
+            odd_scale(block.halves(0), map(block.bytes(9 + 8 * index), |byte| byte >> 4), 0.125)
         }
     }
 }
@@ -150,7 +150,7 @@ impl Format for Iq2Xs {
         unsafe {
             let bits = pairs(block, 2 + 2 * (GROUPS * sub_block + index / 2));
             let word = |lane: usize| 2 * (bits[lane] & 511) + index as u32 % 2;
-            let signs = B::gather(&EVEN_SIGNS, bits.map(|bits| bits >> 9));
+            let signs = B::gather(&EVEN_SIGNS, map(bits, |bits| bits >> 9));
             words(&IQ2_XS_GRID, word, |lane| signs[lane] >> (index % 2 * 4))
         }
     }
@@ -213,7 +213,7 @@ impl Format for Iq3Xxs {
     unsafe fn scale<L: Lanes>(block: Block, index: usize) -> L {
         // SAFETY: the bytes are some of a whole packed block.
         unsafe {
-            odd_scale(block.halves(0), block.bytes(69 + 4 * index).map(|byte| byte >> 4), 0.25)
+            odd_scale(block.halves(0), map(block.bytes(69 + 4 * index), |byte| byte >> 4), 0.25)
         }
     }
 }
@@ -277,7 +277,7 @@ impl Format for Iq1S {
     unsafe fn scale<L: Lanes>(block: Block, index: usize) -> L {
         // SAFETY: the bytes are some of a whole packed block.
         unsafe {
-            let bits = block.bytes(35 + 2 * index).map(|byte| byte >> 4 & 7);
+            let bits = map(block.bytes(35 + 2 * index), |byte| byte >> 4 & 7);
             odd_scale(block.halves(0), bits, 0.125)
         }
     }
@@ -316,7 +316,7 @@ impl Format for Iq1M {
             });
             let d = L::load_f16_bytes(low.as_ptr(), high.as_ptr());
             let bits = pairs(block, 48 + index / 4 * 2);
-            odd_scale(d, bits.map(|bits| (bits >> (index % 4 * 3) & 7) as u8), 0.125)
+            odd_scale(d, map(bits, |bits| (bits >> (index % 4 * 3) & 7) as u8), 0.125)
         }
     }
 }

@@ -5,7 +5,7 @@ use std::ops::Range;
 
 use super::format::{Block, Format, WORDS};
 use super::small_blocks::{IQ4_VALUES, nibbles};
-use crate::lanes::{Bytes, LANES, Lanes};
+use crate::lanes::{Bytes, LANES, Lanes, map};
 
 /// Weights of 4 bits, or of 5 bits if `FIFTH`, in eight sub-blocks with 6-bit scales and minima.
 ///
@@ -122,7 +122,7 @@ impl Format for Q2K {
     unsafe fn scale<L: Lanes>(block: Block, index: usize) -> L {
         // SAFETY: the bytes are some of a whole packed block.
         unsafe {
-            let scales = block.bytes(index).map(|byte| byte & 15);
+            let scales = map(block.bytes(index), |byte| byte & 15);
             block.halves::<L>(16).mul(L::load_u8(scales.as_ptr()))
         }
     }
@@ -130,7 +130,7 @@ impl Format for Q2K {
     unsafe fn min<L: Lanes>(block: Block, index: usize) -> L {
         // SAFETY: the bytes are some of a whole packed block.
         unsafe {
-            let mins = block.bytes(index).map(|byte| byte >> 4);
+            let mins = map(block.bytes(index), |byte| byte >> 4);
             block.halves::<L>(18).mul(L::load_u8(mins.as_ptr()))
         }
     }

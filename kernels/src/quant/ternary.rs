@@ -5,7 +5,7 @@ use std::ops::Range;
 
 use super::format::{Block, Format, WORDS};
 use super::k_quants::two_bits;
-use crate::lanes::{Bytes, Lanes, WORD_VECTOR_BYTES};
+use crate::lanes::{Bytes, Lanes, WORD_VECTOR_BYTES, map};
 
 /// Weights as digits of base 3: 48 bytes with five digits each, four bytes with four digits each,
 /// an f16 scale. The first digits of 32, 16 and 4 bytes are successive weights, then the second
@@ -29,7 +29,7 @@ impl Format for Tq1_0 {
         // SAFETY: the word is one of a whole packed block, and the array holds 16 words.
         unsafe {
             let bytes = block.words.add(word * WORD_VECTOR_BYTES);
-            let weights = bytes.cast::<[u8; WORD_VECTOR_BYTES]>().read().map(|byte| {
+            let weights = map(bytes.cast::<[u8; WORD_VECTOR_BYTES]>().read(), |byte| {
                 // Without its first digits, the byte is a fraction of 256.
                 let fraction = u16::from(byte.wrapping_mul(power));
                 ((fraction * 3) >> 8) as u8

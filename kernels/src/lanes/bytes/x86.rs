@@ -10,7 +10,7 @@ use std::arch::x86_64::{
     _mm512_srl_epi16, _mm512_storeu_si512, _mm512_sub_epi8,
 };
 
-use super::{Bytes, LANES};
+use super::{Bytes, LANES, map};
 
 /// 16 words in one register.
 pub(crate) type One = __m512i;
@@ -65,7 +65,7 @@ impl Bytes for One {
     }
     #[inline(always)]
     unsafe fn gather<const N: usize>(table: &[u32; N], indices: [u32; LANES]) -> [u32; LANES] {
-        let indices = indices.map(|index| index & (N as u32 - 1));
+        let indices = map(indices, |index| index & (N as u32 - 1));
         // SAFETY: AVX-512 F is available. The arrays have the size of the vectors, and all indices
         // are below the length of the table, a power of two.
         unsafe {
@@ -136,7 +136,7 @@ impl Bytes for Two {
     }
     #[inline(always)]
     unsafe fn gather<const N: usize>(table: &[u32; N], indices: [u32; LANES]) -> [u32; LANES] {
-        let indices = indices.map(|index| index & (N as u32 - 1));
+        let indices = map(indices, |index| index & (N as u32 - 1));
         // SAFETY: AVX2 is available. The arrays have the size of two vectors, and all indices are
         // below the length of the table, a power of two.
         unsafe {
