@@ -147,6 +147,20 @@ async fn gemma3() {
     warm_equals_cold("gemma3").await;
 }
 
+/// Goal: warm and cold answers are equal with per-layer embeddings, layers that share keys and
+/// values, and heads of different lengths.
+#[tokio::test]
+async fn gemma4() {
+    warm_equals_cold("gemma4").await;
+}
+
+/// Goal: warm and cold answers are equal with experts next to MLPs, and values that are projected
+/// as keys are.
+#[tokio::test]
+async fn gemma4_moe() {
+    warm_equals_cold("gemma4_moe").await;
+}
+
 /// Goal: warm and cold answers are equal with YaRN and a prompt longer than the original context.
 #[tokio::test]
 async fn yarn() {

@@ -207,6 +207,7 @@ fn figures(inspection: &Inspection, tokenizer: Option<&str>) -> Vec<(&'static st
     add("hidden size", outline.hidden_size.map(|size| size.to_string()));
     add("heads", outline.heads.map(|count| count.to_string()));
     add("KV heads", outline.kv_heads.map(|count| count.to_string()));
+    add("KV layers", outline.kv_layers.map(|count| count.to_string()));
     add("head size", outline.head_dim.map(|size| size.to_string()));
     add("tokenizer", Some(tokenizer.unwrap_or("none: prompts must be token ids").to_owned()));
     let template = template(inspection).map(|text| format!("{} characters", text.chars().count()));

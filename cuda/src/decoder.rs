@@ -7,7 +7,7 @@
 
 use candle_core::{DType, Device, Result, Tensor};
 use stolon_backend::{StepBatch, StepOutput};
-use stolon_model::config::{DecoderWeights, NormKind, NormPlacement};
+use stolon_model::config::{DecoderWeights, MlpKind, NormKind, NormPlacement};
 use stolon_model::{DecoderConfig, ExpertsConfig, LayerConfig, ModelError, QueryScaling};
 
 use crate::OpenError;
@@ -45,9 +45,16 @@ impl Decoder {
     ) -> std::result::Result<Self, OpenError> {
         use_every_field(&config);
         refuse_blocks(&config)?;
-        // A configuration with a bias of the output matrix is refused by `refuse_blocks`.
-        let DecoderWeights { embedding: spec, layers, final_norm, head, head_bias: _ } =
-            config.weights();
+        // Configurations with per-layer embeddings or a bias of the output matrix are refused by
+        // `refuse_blocks`.
+        let DecoderWeights {
+            embedding: spec,
+            per_layer: _,
+            layers,
+            final_norm,
+            head,
+            head_bias: _,
+        } = config.weights();
         let embedding = loader.dense(&spec)?;
         let head = match head {
             Some(head) => loader.head(&head)?,
@@ -259,13 +266,26 @@ fn use_every_field(config: &DecoderConfig) {
         mamba2: _,
         output_gate: _,
         multipliers: _,
+        value_norm: _,
+        per_layer_input: _,
+        layer_scales: _,
         experts,
         layers,
     } = config;
     for layer in layers {
         // `Decoder::compute`, `Decoder::attend` and `DecoderConfig::weights`
-        // Layers without attention are refused by `Layer::load`.
-        let LayerConfig { mixers: _, rope: _, sliding_window: _, mlp: _ } = layer;
+        // Layers without attention are refused by `Layer::load`, and layers with heads, keys and
+        // values, or MLPs of other sizes than other layers by `refuse_layers`.
+        let LayerConfig {
+            mixers: _,
+            rope: _,
+            sliding_window: _,
+            heads: _,
+            kv_source: _,
+            values_from_keys: _,
+            mlp: _,
+            intermediate_size: _,
+        } = layer;
     }
     if let Some(experts) = experts {
         // `DecoderConfig::weights`, `experts::groups` and `ExpertsConfig::choose`
@@ -279,6 +299,8 @@ fn use_every_field(config: &DecoderConfig) {
             scale: _,
             shared_width: _,
             shared_gate: _,
+            // Refused by `refuse_layers`.
+            scaled_router: _,
         } = experts;
     }
 }
@@ -291,7 +313,32 @@ fn refuse_blocks(config: &DecoderConfig) -> std::result::Result<(), OpenError> {
         && config.mlp_gate
         && !config.head_bias
         && config.multipliers.is_none();
-    if is_computed { Ok(()) } else { Err(refused(config)) }
+    if is_computed { refuse_layers(config) } else { Err(refused(config)) }
+}
+
+/// Refuses what only Gemma 4 has: layers whose sizes differ, layers that share keys and values,
+/// norms of values, per-layer embeddings, factors of layers, and experts next to an MLP.
+fn refuse_layers(config: &DecoderConfig) -> std::result::Result<(), OpenError> {
+    let is_alike = |layer: &LayerConfig| {
+        let sizes = (layer.heads, layer.kv_source, layer.intermediate_size);
+        sizes == (None, None, None)
+            && !layer.values_from_keys
+            && layer.mlp != Some(MlpKind::DenseAndExperts)
+    };
+    let adds_nothing =
+        !config.value_norm && !config.layer_scales && config.per_layer_input.is_none();
+    if adds_nothing && config.layers.iter().all(is_alike) {
+        return Ok(());
+    }
+    Err(OpenError::Model(ModelError::Unsupported {
+        file: "the configuration".to_owned(),
+        key: "model_type".to_owned(),
+        got: config.architecture.name().to_owned(),
+        expected:
+            "a model whose layers have heads of the same size and their own keys and values, \
+                   without per-layer embeddings; other models are computed by the CPU backend"
+                .to_owned(),
+    }))
 }
 
 /// The error for a model that has such parts.

@@ -4,7 +4,7 @@ use candle_core::{DType, Result, Tensor};
 use stolon_model::ModelError;
 use stolon_model::config::{
     AttentionWeights, FeedForwardWeights, LayerWeights, MixerWeights, MlpInputs, MlpWeights,
-    QkNorm, TensorSpec,
+    QkNorm, QkvWeights, TensorSpec,
 };
 use stolon_model::{Activation, DecoderConfig};
 
@@ -88,6 +88,9 @@ impl Layer {
             mlp_input_norm,
             mlp,
             mlp_output_norm,
+            // Refused with the configuration.
+            per_layer: _,
+            scale: _,
         } = spec;
         let [MixerWeights::Attention(attention)] = &mixers[..] else {
             return Err(OpenError::Model(ModelError::Unsupported {
@@ -98,7 +101,7 @@ impl Layer {
                     .to_owned(),
             }));
         };
-        let AttentionWeights { qkv, qk_norms, sinks, gate, output } = attention;
+        let AttentionWeights { qkv, q_norm, k_norm, sinks, gate, output } = attention;
         if gate.is_some() {
             return Err(OpenError::Model(ModelError::Unsupported {
                 file: "the configuration".to_owned(),
@@ -111,18 +114,17 @@ impl Layer {
         let mut norm = |spec: Option<&TensorSpec>| {
             spec.map(|spec| Norm::load(config, spec, loader)).transpose()
         };
-        let [q_norm, k_norm] = match qk_norms {
-            Some([q, k]) => [norm(Some(q))?, norm(Some(k))?],
-            None => [None, None],
+        let QkvWeights { name: _, query, key: Some(key), value: Some(value) } = qkv else {
+            return Err(refused(config));
         };
         Ok(Self {
             attention_input_norm: norm(attention_input_norm.as_ref().map(|norm| &norm.weight))?,
             attention_output_norm: norm(attention_output_norm.as_ref())?,
             mlp_input_norm: norm(mlp_input_norm.as_ref().map(|norm| &norm.weight))?,
             mlp_output_norm: norm(mlp_output_norm.as_ref())?,
-            q_norm,
-            k_norm,
-            qkv: loader.stacked(&qkv.parts)?,
+            q_norm: norm(q_norm.as_ref())?,
+            k_norm: norm(k_norm.as_ref())?,
+            qkv: loader.stacked(&[query, key, value].map(Clone::clone))?,
             sinks: sinks.as_ref().map(|sinks| loader.vector(sinks, 0.0)).transpose()?,
             output: loader.linear(output)?,
             mlp: match mlp {
@@ -132,7 +134,7 @@ impl Layer {
                 Some(FeedForwardWeights::Experts(experts)) => {
                     Mlp::Experts(Box::new(Experts::load(config, experts, loader)?))
                 }
-                None => return Err(refused(config)),
+                Some(FeedForwardWeights::DenseAndExperts(_)) | None => return Err(refused(config)),
             },
         })
     }

@@ -27,7 +27,7 @@ pub(crate) use experts::sigmoid;
 pub use experts::{ExpertChoice, ExpertScores, ExpertsConfig};
 pub(crate) use hf::{ParsedConfig, parse as parse_json};
 pub(crate) use keys::Keys;
-pub use layer::{LayerConfig, MixerKind, MlpKind};
+pub use layer::{HeadShape, LayerConfig, MixerKind, MlpKind};
 pub use mamba2::Mamba2Config;
 pub use multipliers::Multipliers;
 pub use norms::{NormKind, NormPlacement};
@@ -35,9 +35,10 @@ pub(crate) use pairs::AdjacentPairs;
 pub use recurrent::RecurrentShape;
 pub use rope::{Rope, RopeScaling};
 pub use tensors::{
-    AttentionWeights, ConvolutionWeights, DecoderWeights, DeltaNetWeights, ExpertsWeights,
-    FeedForwardWeights, LayerWeights, LinearWeights, Mamba2Weights, MixerWeights, MlpInputs,
-    MlpWeights, NormWeights, SharedExpertWeights, StackedWeights, TensorRole, TensorSpec,
+    AttentionWeights, ConvolutionWeights, DecoderWeights, DeltaNetWeights, DenseAndExpertsWeights,
+    ExpertsWeights, FeedForwardWeights, LayerWeights, LinearWeights, Mamba2Weights, MixerWeights,
+    MlpInputs, MlpWeights, NormWeights, PerLayerEmbeddingWeights, PerLayerWeights, QkvWeights,
+    SharedExpertWeights, StackedWeights, TensorRole, TensorSpec,
 };
 pub(crate) use vision::{
     LayerNormWeights, MergerWeights, ProjectorWeights, RegionWeights, VisionLayerWeights,
@@ -114,7 +115,7 @@ pub struct DecoderConfig {
     pub vocab_size: usize,
     /// Width of the residual stream.
     pub hidden_size: usize,
-    /// Width of the MLP in layers without experts.
+    /// Width of the MLP in layers without experts and without [`LayerConfig::intermediate_size`].
     pub intermediate_size: usize,
     /// The mixture of experts, if at least one layer has one.
     pub experts: Option<ExpertsConfig>,
@@ -127,13 +128,13 @@ pub struct DecoderConfig {
     pub mamba2: Option<Mamba2Config>,
     /// Number of query heads, a multiple of `num_kv_heads`.
     pub num_heads: usize,
-    /// Number of key heads and of value heads.
+    /// Number of key heads and of value heads, in layers without [`LayerConfig::heads`].
     pub num_kv_heads: usize,
-    /// Number of elements of a head, which is even. `num_heads * head_dim` may differ from
-    /// `hidden_size`.
+    /// Number of elements of a head, which is even, in layers without [`LayerConfig::heads`].
+    /// `num_heads * head_dim` may differ from `hidden_size`.
     pub head_dim: usize,
     /// Number of leading elements of each head that are rotated (Phi-4-mini: three of four), which
-    /// is even and at most `head_dim`. `None` for all.
+    /// is even and at most `head_dim`. `None` for all. Only if all layers have the same heads.
     pub rotary_dim: Option<usize>,
     /// Added to the mean square in every RMS norm, and to the variance in layer norms.
     pub rms_norm_eps: f32,
@@ -156,6 +157,8 @@ pub struct DecoderConfig {
     pub mlp_bias: bool,
     /// The norms of queries and keys; `None` if there are none.
     pub qk_norm: Option<QkNorm>,
+    /// Whether each head of the values is normalized, by an RMS norm without weights (Gemma 4).
+    pub value_norm: bool,
     /// Where layers normalize the residual stream.
     pub norms: NormPlacement,
     /// The kind of these norms, and of the one before the output matrix.
@@ -165,6 +168,14 @@ pub struct DecoderConfig {
     /// Whether the MLP has a gate: `down(activation(gate(x)) * up(x))`. Otherwise it is
     /// `down(activation(up(x)))`, without experts.
     pub mlp_gate: bool,
+    /// Per-layer embeddings (Gemma 4): the number of values that each token has for each layer,
+    /// from an embedding of its own and a projection of the usual one. At the end of a layer, they
+    /// are the other factor of a gated projection of the residual stream, whose result is added to
+    /// it. `None` if there are none.
+    pub per_layer_input: Option<usize>,
+    /// Whether each layer has a learnt factor, with which the residual stream after it is
+    /// multiplied (Gemma 4).
+    pub layer_scales: bool,
     /// Whether each head has an attention sink: a learnt score that takes part in the softmax as
     /// one more position without a value.
     pub attention_sinks: bool,
@@ -205,7 +216,8 @@ impl DecoderConfig {
         parse_json(file, value).map(|parsed| parsed.decoder)
     }
 
-    /// Number of leading elements of each head that are rotated.
+    /// Number of leading elements of each head that are rotated, in layers without
+    /// [`LayerConfig::heads`].
     #[must_use]
     pub fn rotary_dim(&self) -> usize {
         self.rotary_dim.unwrap_or(self.head_dim)
@@ -223,8 +235,9 @@ impl DecoderConfig {
         self.check_experts(file)?;
         self.check_mixers(file)?;
         self.check_multipliers(file)?;
-        for rope in &self.ropes {
-            rope.check(file, self.rotary_dim(), self.max_positions)?;
+        self.check_layers(file)?;
+        for (index, rope) in self.ropes.iter().enumerate() {
+            rope.check(file, self.rope_dim(index), self.max_positions)?;
         }
         for layer in &self.layers {
             if let Some(rope) = layer.rope.filter(|rope| *rope >= self.ropes.len()) {
@@ -354,8 +367,14 @@ impl DecoderConfig {
             let missing = || ModelError::key(file, "num_experts", "1 or more", "nothing");
             return if layers > 0 { Err(missing()) } else { Ok(()) };
         };
-        if self.norms.outputs() {
-            let expected = "no norm after experts";
+        let next_to_mlp = |layer: &LayerConfig| layer.mlp == Some(MlpKind::DenseAndExperts);
+        let is_known = match self.norms {
+            NormPlacement::InputAndOutput => self.layers.iter().all(next_to_mlp),
+            norms => !norms.outputs() && !self.layers.iter().any(next_to_mlp),
+        };
+        if !is_known {
+            let expected = "norms of the inputs of experts, or also of the outputs of experts and an \
+                            MLP next to each other in all layers";
             return Err(ModelError::unsupported(file, "num_experts", expected, layers));
         }
         experts.check(file, layers)

@@ -22,7 +22,7 @@ use crate::decoder::linear::Loader;
 use crate::decoder::{Decoder, Regions, StageTimes, StepState};
 use crate::error::ModelError;
 use crate::kv_probe;
-use crate::kv_store::{KvShape, KvStore, KvType, check_block_size};
+use crate::kv_store::{KvLayer, KvShape, KvStore, KvType, check_block_size};
 use crate::memory;
 use crate::state_store::StateStore;
 use crate::vision::Encoder;
@@ -83,7 +83,7 @@ impl CpuBackend {
         let (thread_count, path) = (options.thread_count()?, options.path()?);
         let kv_type = options.kv_type.unwrap_or_else(|| default_kv_type(config.dtype));
         let (block_size, bf16) = (options.block_size, kv_type == KvType::Bf16);
-        let key_layout = KvLayout::of_keys(path, bf16, block_size, config.head_dim);
+        let key_layout = |head_dim| KvLayout::of_keys(path, bf16, block_size, head_dim);
         let shape = KvShape::of(&config, block_size, kv_type, key_layout);
         let state = options.states(&config)?;
         let state_bytes =
@@ -107,7 +107,7 @@ impl CpuBackend {
         let loader = Loader { weights, weight_type, path, workers: &workers };
         let (encoder, bins, mut decoder) = load_parts(config, encoder, loader)?;
         let block_count = options.budget(state_bytes).block_count(shape.block_bytes())?;
-        let mut kv = KvStore::new(shape, block_count)?;
+        let mut kv = KvStore::new(shape.clone(), block_count)?;
         let mut states = StateStore::new(decoder.config(), options.state_slots)?;
         let spec = spec_of(decoder.config(), &shape, block_count, state);
         let spec = BackendSpec { regions: bins, ..with_images(spec, encoder.as_ref()) };
@@ -295,7 +295,11 @@ fn check_encoder(
         let expected = format!("an id below vocab_size, {}", decoder.vocab_size);
         return Err(ModelError::key(NAME, "first_token", expected, token));
     }
-    let layers = decoder.layers.len();
+    if let Some(width) = decoder.per_layer_input {
+        let expected = "a decoder without per-layer embeddings";
+        return Err(ModelError::unsupported(NAME, "hidden_size_per_layer_input", expected, width));
+    }
+    let layers = decoder.last_keeping_layer() + 1;
     if encoder.deepstack_layers() >= layers {
         let expected = format!("fewer than the {layers} layers of the decoder");
         let got = encoder.deepstack_layers();
@@ -360,10 +364,9 @@ fn kv_format(
     path: Path,
     threads: usize,
 ) -> KvFormat {
-    let layout = match shape.key_layout {
-        KvLayout::Rows => "keys in rows",
-        KvLayout::Transposed { .. } => "keys transposed",
-    };
+    let in_rows = |layer: &KvLayer| layer.key_layout == KvLayout::Rows;
+    let are_in_rows = shape.attention_layers.iter().all(in_rows);
+    let layout = if are_in_rows { "keys in rows" } else { "keys transposed" };
     let description = format!(
         "{:?}, {} layers, weights {weight_type}, KV {} in blocks of {}, {layout}, {} on {} ({}-endian), \
          revision {KV_REVISION}",

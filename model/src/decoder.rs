@@ -9,6 +9,8 @@
 //! The decoder is loaded once from [`Weights`]. The backend that owns it calls [`Decoder::forward`]
 //! once per step.
 
+use std::cmp::Ordering;
+
 use stolon_backend::{StepBatch, StepOutput};
 use stolon_kernels::{
     self as kernels, AttentionSequence, Epilogue, Matrix, Path, Product, RowSums, Sink,
@@ -36,6 +38,7 @@ pub(crate) mod linear;
 mod mamba2;
 mod mlp;
 mod passes;
+mod per_layer;
 mod plan;
 mod profile;
 mod recurrent;
@@ -50,6 +53,7 @@ use convolution::fill_taps;
 use layer::Layer;
 use linear::Loader;
 use passes::{Norm, NormVectors};
+use per_layer::PerLayerEmbedding;
 use plan::BatchRows;
 use profile::Profile;
 use rope::RopeTable;
@@ -69,7 +73,11 @@ pub(crate) struct Decoder {
     head: Option<Matrix>,
     /// The bias of the output matrix, `[vocab_size]`.
     head_bias: Option<Vec<f32>>,
+    /// The per-layer embeddings, if the model has any.
+    per_layer: Option<PerLayerEmbedding>,
     layers: Vec<Layer>,
+    /// [`DecoderConfig::last_keeping_layer`].
+    last_keeping: usize,
     /// The norm before the output matrix.
     final_norm: NormVectors,
     /// One table per entry of `config.ropes`, in the same order.
@@ -106,27 +114,34 @@ impl Decoder {
     ) -> Result<Self, ModelError> {
         fields::use_every_field(&config);
         let mut loader = Loader { weights, weight_type, path, workers };
-        let DecoderWeights { embedding, layers, final_norm, head, head_bias } = config.weights();
+        let DecoderWeights { embedding, per_layer, layers, final_norm, head, head_bias } =
+            config.weights();
         let embedding = loader.matrix(&embedding)?;
+        let per_layer = per_layer.map(|spec| PerLayerEmbedding::load(&spec, &mut loader));
+        let per_layer = per_layer.transpose()?;
         let head = head.map(|head| loader.matrix(&head)).transpose()?;
         let head_bias = loader.optional_vector(head_bias.as_ref())?;
         let layers = layers
             .iter()
             .zip(kept_indices(&config))
-            .map(|(layer, kept)| Layer::load(&config, layer, &kept, &mut loader))
+            .enumerate()
+            .map(|(index, (layer, kept))| Layer::load(&config, index, layer, &kept, &mut loader))
             .collect::<Result<_, _>>()?;
         let final_norm = NormVectors::load(&final_norm, &mut loader)?;
         let ropes = config
             .ropes
             .iter()
-            .map(|rope| RopeTable::new(rope, config.rotary_dim(), config.max_positions))
+            .enumerate()
+            .map(|(index, rope)| RopeTable::new(rope, config.rope_dim(index), config.max_positions))
             .collect();
         Ok(Self {
+            last_keeping: config.last_keeping_layer(),
             config,
             path,
             embedding,
             head,
             head_bias,
+            per_layer,
             layers,
             final_norm,
             ropes,
@@ -153,7 +168,8 @@ impl Decoder {
         let head = self.head.as_ref().map_or(0, Matrix::bytes);
         let regions = self.regions.as_ref().map_or(0, Regions::bytes);
         let layers = self.layers.iter().map(Layer::bytes).sum::<usize>();
-        self.embedding.bytes() + head + layers + regions
+        let per_layer = self.per_layer.as_ref().map_or(0, PerLayerEmbedding::bytes);
+        self.embedding.bytes() + head + per_layer + layers + regions
     }
 
     /// Computes a batch that the batch checker has accepted: writes keys and values, states and
@@ -181,15 +197,19 @@ impl Decoder {
 
         self.embed(batch, workers);
         self.embed_regions(batch, workers);
+        self.embed_per_layer(batch, workers);
         self.norm_for(0, rows, workers);
         self.profile.mark(Stage::Batch);
         for index in 0..self.layers.len() {
-            let last = index + 1 == self.layers.len();
-            let inputs = if last { Inputs::Kept } else { Inputs::All };
+            let inputs = match index.cmp(&self.last_keeping) {
+                Ordering::Less => Inputs::All,
+                Ordering::Equal => Inputs::Kept,
+                Ordering::Greater => Inputs::Own,
+            };
             self.project(index, inputs, (batch, &mut step), workers);
-            if last {
-                // In the last layer, rows without output are needed only for what later positions
-                // read.
+            if index == self.last_keeping {
+                // From here on, rows without output are needed only for what later positions read
+                // of this layer.
                 rows = self.keep_output_rows(rows, workers);
                 self.profile.mark(Stage::Batch);
                 if rows == 0 {
@@ -201,9 +221,10 @@ impl Decoder {
             }
             self.mix(index, rows, step.kv, &sequences, workers);
             self.feed_forward(index, rows, workers);
-            if !last {
+            if index < self.last_keeping {
                 self.add_deepstack(index, batch);
             }
+            self.finish_layer(index, rows, workers);
             self.norm_for(index + 1, rows, workers);
             self.profile.mark(Stage::Residual);
         }
@@ -300,34 +321,44 @@ impl Decoder {
 
     /// Moves the rows that get logits or whose hidden states are returned to the front of the
     /// residual stream and returns their number. If other rows were dropped, the remaining ones are
-    /// packed again for what they alone need of the last layer.
+    /// packed again for what they alone need of the last layer that keeps positions.
     fn keep_output_rows(&mut self, rows: usize, workers: &Workers) -> usize {
         let kept = self.plan.output_rows.len();
         if kept < rows {
             let width = self.config.hidden_size;
-            let x = &mut self.activations.x;
+            let all = self.per_layer.as_ref().map_or(0, PerLayerEmbedding::width);
+            let Activations { x, per_layer, .. } = &mut self.activations;
             for (to, &from) in self.plan.output_rows.iter().enumerate() {
                 x.copy_within(from * width..(from + 1) * width, to * width);
+                per_layer.copy_within(from * all..(from + 1) * all, to * all);
                 self.plan.positions[to] = self.plan.positions[from];
                 self.plan.rotations[to] = self.plan.rotations[from];
             }
             self.plan.positions.truncate(kept);
             self.plan.rotations.truncate(kept);
             self.adapters.keep(&self.plan.output_rows);
-            self.norm_for(self.layers.len() - 1, kept, workers);
+            self.norm_for(self.last_keeping, kept, workers);
         }
         kept
     }
 }
 
 /// For each mixer of each layer its index in the KV store or in the states, among those of its
-/// kind.
-fn kept_indices(config: &DecoderConfig) -> impl Iterator<Item = Vec<usize>> {
+/// kind. Attention that reads the keys and values of another layer has the index of that layer.
+fn kept_indices(config: &DecoderConfig) -> Vec<Vec<usize>> {
     let mut counts = [0; 4];
-    let mut next = move |mixer: &MixerKind| {
-        let count = &mut counts[*mixer as usize];
-        *count += 1;
-        *count - 1
-    };
-    config.layers.iter().map(move |layer| layer.mixers.iter().map(&mut next).collect())
+    let mut all: Vec<Vec<usize>> = Vec::with_capacity(config.layers.len());
+    for layer in &config.layers {
+        let mut next = |mixer: &MixerKind| {
+            let count = &mut counts[*mixer as usize];
+            *count += 1;
+            *count - 1
+        };
+        let kept = match layer.kv_source {
+            Some(source) => all[source].clone(),
+            None => layer.mixers.iter().map(&mut next).collect(),
+        };
+        all.push(kept);
+    }
+    all
 }

@@ -382,7 +382,7 @@ fn elements(tensors: &[TensorSummary]) -> u64 {
 
 fn memory(config: &DecoderConfig, weights: &Weights, options: &InspectOptions) -> MemoryNeeded {
     let kv_type = options.kv_type.unwrap_or_else(|| default_kv_type(config.dtype));
-    let shape = KvShape::of(config, 1, kv_type, KvLayout::Rows);
+    let shape = KvShape::of(config, 1, kv_type, |_| KvLayout::Rows);
     let kv_per_token = shape.block_bytes() as u64;
     MemoryNeeded {
         weights: packed_bytes(config.tensors().into_iter(), weights, options.weight_type),

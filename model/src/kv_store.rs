@@ -4,8 +4,10 @@
 //! block_size, width]`. Keeping those of the last positions only would need less memory, but then a
 //! prefix could be used again only from where they were kept; so it can be used from any position.
 //!
-//! The values of a layer have the layout `[block_count, block_size, kv_heads, head_dim]`. The
-//! layout of its keys is [`KvShape::key_layout`]. With [`KvType::Int8`], keys and values have
+//! The values of a layer have the layout `[block_count, block_size, kv_heads, head_dim]`, where the
+//! sizes of heads may differ between layers ([`KvLayer`]). The layout of its keys is
+//! [`KvLayer::key_layout`]. A layer that reads the keys and values of another one has none of its
+//! own, and needs no memory in the store. With [`KvType::Int8`], keys and values have
 //! scales `[block_count, block_size, kv_heads]`. There is one scale per position and head, so that
 //! the bits stored for a position depend on this position only, and not on when or with which
 //! others it is written.
@@ -22,7 +24,7 @@
 use stolon_kernels::{KvLayout, KvRows, KvSlice, Path, SlotMapping};
 use stolon_kvcache::BlockId;
 
-use crate::config::{DecoderConfig, MixerKind};
+use crate::config::{DecoderConfig, HeadShape, LayerConfig, MixerKind};
 pub use crate::error::KvStoreError;
 use crate::workers::Workers;
 
@@ -40,11 +42,23 @@ mod plane;
 /// Minimum number of bytes of a copy of blocks that is made by several threads.
 const COPY_MIN: usize = 1 << 18;
 
-/// The sizes and layout of a KV store. All sizes are at least 1.
+/// The keys and values of one layer. All sizes are at least 1.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct KvLayer {
+    /// Number of key heads and of value heads.
+    pub kv_heads: usize,
+    /// Number of elements of a head.
+    pub head_dim: usize,
+    /// Layout of the keys. Values always have the layout [`KvLayout::Rows`].
+    pub key_layout: KvLayout,
+}
+
+/// The sizes and layout of a KV store. All sizes are at least 1.
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct KvShape {
-    /// Number of layers with attention.
-    pub attention_layers: usize,
+    /// The layers with keys and values of their own. Layers that read those of another one are not
+    /// among them.
+    pub attention_layers: Vec<KvLayer>,
     /// Number of layers with a convolution.
     pub convolution_layers: usize,
     /// Number of elements of a convolution's input at one position. It is not used if no layer has
@@ -52,52 +66,45 @@ pub struct KvShape {
     pub convolution_width: usize,
     /// Positions per block: a power of two from 1 to 256.
     pub block_size: usize,
-    /// Number of key heads and of value heads.
-    pub kv_heads: usize,
-    /// Number of elements of a head.
-    pub head_dim: usize,
     /// Element type. The inputs of convolutions have the type [`KvType::of_convolutions`].
     pub kv_type: KvType,
-    /// Layout of the keys. Values always have the layout [`KvLayout::Rows`].
-    pub key_layout: KvLayout,
 }
 
 impl KvShape {
-    /// The shape that the layers of `config` need.
+    /// The shape that the layers of `config` need. `key_layout` returns the layout of keys whose
+    /// heads have the given number of elements.
     #[must_use]
     pub fn of(
         config: &DecoderConfig,
         block_size: usize,
         kv_type: KvType,
-        key_layout: KvLayout,
+        key_layout: impl Fn(usize) -> KvLayout,
     ) -> Self {
-        let layers = |kind| config.layers.iter().filter(|layer| layer.has(kind)).count();
+        let attention = config.layers.iter().enumerate();
+        let attention =
+            attention.filter(|(_, layer)| layer.has_attention() && layer.kv_source.is_none());
+        let kv_layer = |(index, _)| {
+            let HeadShape { kv_heads, head_dim } = config.heads(index);
+            KvLayer { kv_heads, head_dim, key_layout: key_layout(head_dim) }
+        };
+        let has_convolution = |layer: &&LayerConfig| layer.has(MixerKind::Convolution);
         Self {
-            attention_layers: layers(MixerKind::Attention),
-            convolution_layers: layers(MixerKind::Convolution),
+            attention_layers: attention.map(kv_layer).collect(),
+            convolution_layers: config.layers.iter().filter(has_convolution).count(),
             convolution_width: config.hidden_size,
             block_size,
-            kv_heads: config.num_kv_heads,
-            head_dim: config.head_dim,
             kv_type,
-            key_layout,
         }
-    }
-
-    /// Number of elements of the keys of one position in one layer.
-    #[must_use]
-    pub fn position_len(&self) -> usize {
-        self.kv_heads * self.head_dim
     }
 
     /// Size in bytes of one block in all layers.
     #[must_use]
     pub fn block_bytes(&self) -> usize {
-        let heads = 2 * self.attention_layers * self.kv_heads;
+        let layer_bytes =
+            |layer: &KvLayer| 2 * layer.kv_heads * self.kv_type.head_bytes(layer.head_dim);
+        let heads: usize = self.attention_layers.iter().map(layer_bytes).sum();
         let inputs = self.kv_type.of_convolutions().head_bytes(self.convolution_width);
-        let position =
-            heads * self.kv_type.head_bytes(self.head_dim) + self.convolution_layers * inputs;
-        position * self.block_size
+        (heads + self.convolution_layers * inputs) * self.block_size
     }
 }
 
@@ -106,7 +113,8 @@ impl KvShape {
 pub struct KvStore {
     shape: KvShape,
     block_count: usize,
-    /// Two per layer with attention, keys, then values; then one per layer with a convolution.
+    /// Two per layer with keys and values of its own, keys, then values; then one per layer with a
+    /// convolution.
     planes: Vec<Plane>,
 }
 
@@ -129,8 +137,10 @@ impl KvStore {
         let plane = |kv_type, heads: usize, width| {
             Plane::new(kv_type, (shape.block_size * heads).checked_mul(block_count)?, width)
         };
-        let heads = (0..2 * shape.attention_layers)
-            .map(|_| plane(shape.kv_type, shape.kv_heads, shape.head_dim));
+        let heads = shape.attention_layers.iter().flat_map(|layer| {
+            // Keys, then values.
+            (0..2).map(|_| plane(shape.kv_type, layer.kv_heads, layer.head_dim))
+        });
         let inputs = (0..shape.convolution_layers)
             .map(|_| plane(shape.kv_type.of_convolutions(), 1, shape.convolution_width));
         let planes = heads.chain(inputs).collect::<Option<Vec<_>>>().ok_or_else(out_of_memory)?;
@@ -149,23 +159,24 @@ impl KvStore {
         self.block_count
     }
 
-    /// The keys of a layer, in the layout [`KvShape::key_layout`]. Layers with attention are
-    /// counted without the others.
+    /// The keys of a layer, in the layout [`KvLayer::key_layout`]. Layers are counted as in
+    /// [`KvShape::attention_layers`].
     ///
     /// # Panics
-    /// If `layer` is not below the number of layers with attention.
+    /// If there is no such layer.
     #[must_use]
     pub fn keys(&self, layer: usize) -> KvSlice<'_> {
-        self.planes[..2 * self.shape.attention_layers][2 * layer].slice()
+        self.planes[..self.head_planes()][2 * layer].slice()
     }
 
-    /// The values of a layer with attention, `[block_count, block_size, kv_heads, head_dim]`.
+    /// The values of a layer, `[block_count, block_size, kv_heads, head_dim]`. Layers are counted
+    /// as in [`KvShape::attention_layers`].
     ///
     /// # Panics
-    /// If `layer` is not below the number of layers with attention.
+    /// If there is no such layer.
     #[must_use]
     pub fn values(&self, layer: usize) -> KvSlice<'_> {
-        self.planes[..2 * self.shape.attention_layers][2 * layer + 1].slice()
+        self.planes[..self.head_planes()][2 * layer + 1].slice()
     }
 
     /// The inputs of a layer's convolution, `[block_count, block_size, width]`. Layers with a
@@ -175,12 +186,12 @@ impl KvStore {
     /// If `layer` is not below the number of layers with a convolution.
     #[must_use]
     pub fn inputs(&self, layer: usize) -> KvSlice<'_> {
-        self.planes[2 * self.shape.attention_layers + layer].slice()
+        self.planes[self.head_planes() + layer].slice()
     }
 
-    /// Copies blocks out, one after another: for each layer with attention its keys, then its
-    /// values, then for each layer with a convolution its inputs, each as the elements in their
-    /// layout followed by the scales, in the byte order of this machine. `to` has
+    /// Copies blocks out, one after another: for each layer its own keys, then its own values, then
+    /// for each layer with a convolution its inputs, each as the elements in their layout followed
+    /// by the scales, in the byte order of this machine. `to` has
     /// [`KvShape::block_bytes`] bytes for each block.
     ///
     /// # Panics
@@ -239,7 +250,13 @@ impl KvStore {
 
     /// The inputs of a layer's convolution for writing.
     pub(crate) fn inputs_mut(&mut self, layer: usize) -> &mut Plane {
-        &mut self.planes[2 * self.shape.attention_layers + layer]
+        let first = self.head_planes();
+        &mut self.planes[first + layer]
+    }
+
+    /// Number of planes of keys and values.
+    fn head_planes(&self) -> usize {
+        2 * self.shape.attention_layers.len()
     }
 
     /// Where a layer's keys and values of the positions in `slots` are written. Both are returned at
@@ -250,9 +267,8 @@ impl KvStore {
         path: Path,
         slots: &'a SlotMapping,
     ) -> [KvRows<'a>; 2] {
-        let KvShape { attention_layers, kv_heads, head_dim, key_layout, .. } = self.shape;
-        let heads = &mut self.planes[..2 * attention_layers];
-        let [keys, values] = &mut heads[2 * layer..2 * layer + 2] else {
+        let KvLayer { kv_heads, head_dim, key_layout } = self.shape.attention_layers[layer];
+        let [keys, values] = &mut self.planes[2 * layer..2 * layer + 2] else {
             unreachable!("there are two planes per layer");
         };
         [(keys, key_layout), (values, KvLayout::Rows)].map(|(plane, layout)| {

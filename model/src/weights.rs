@@ -23,7 +23,7 @@ use std::path::Path;
 
 pub use stolon_kernels::TensorType;
 
-use crate::config::{AdjacentPairs, DecoderConfig, MixerWeights, TensorSpec};
+use crate::config::{AdjacentPairs, DecoderConfig, MixerWeights, QkvWeights, TensorSpec};
 use crate::error::ModelError;
 use crate::files;
 use crate::mmap::Bytes;
@@ -209,8 +209,9 @@ impl Weights {
     pub(crate) fn pair_adjacent_rows(&mut self, config: &DecoderConfig) -> Result<(), ModelError> {
         for mixer in config.weights().layers.into_iter().flat_map(|layer| layer.mixers) {
             let MixerWeights::Attention(attention) = mixer else { continue };
-            let [q, k, _] = attention.qkv.parts;
-            for (part, heads) in [(k, config.num_kv_heads), (q, config.num_heads)] {
+            let QkvWeights { query, key, .. } = attention.qkv;
+            let keys = key.map(|key| (key, config.num_kv_heads));
+            for (part, heads) in keys.into_iter().chain([(query, config.num_heads)]) {
                 let pairs = AdjacentPairs::of(config, heads);
                 for spec in part.bias.into_iter().chain([part.weight]) {
                     // `check` finds the ones that are missing.

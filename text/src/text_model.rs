@@ -40,13 +40,14 @@ const SPECIAL_TOKENS: [&str; 7] =
 
 /// The tokens with which common model families end a turn. A GGUF file names only one
 /// end-of-sequence token, which is often a different one.
-const TURN_ENDS: [&str; 7] = [
+const TURN_ENDS: [&str; 8] = [
     "<|eot_id|>",
     "<|eom_id|>",
     "<|im_end|>",
     "<|end|>",
     "<|call|>",
     "<end_of_turn>",
+    "<turn|>",
     "<|endoftext|>",
 ];
 

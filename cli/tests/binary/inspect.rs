@@ -46,6 +46,7 @@ fn a_model_is_described() {
         ("layers", &json["outline"]["layers"]),
         ("heads", &json["outline"]["heads"]),
         ("KV heads", &json["outline"]["kv_heads"]),
+        ("KV layers", &json["outline"]["kv_layers"]),
         ("head size", &json["outline"]["head_dim"]),
         ("tokenizer", &json["tokenizer"]),
     ] {

@@ -3,20 +3,23 @@
 use stolon_cuda::{CandleBackend, CandleOptions};
 use stolon_model::config::NormKind;
 use stolon_model::{
-    CpuBackend, CpuOptions, DecoderConfig, KvBudget, KvType, LayerConfig, LoadedModel, MixerKind,
+    Architecture, CpuBackend, CpuOptions, DecoderConfig, KvBudget, KvType, LayerConfig,
+    LoadedModel, MixerKind,
 };
 
 pub(super) use crate::suite::fixture::*;
 use crate::suite::{Open, Sizes};
 
 /// Whether the backend computes models with this configuration: those in which all layers have
-/// attention alone, without gates of its output, RMS norms, and MLPs with gates.
+/// attention alone, without gates of its output, RMS norms, and MLPs with gates, and have the same
+/// sizes, unlike those of Gemma 4.
 pub(super) fn computes(config: &DecoderConfig) -> bool {
     let is_attention = |layer: &LayerConfig| layer.mixers == [MixerKind::Attention];
     config.layers.iter().all(is_attention)
         && !config.output_gate
         && config.mlp_gate
         && config.norm_kind == NormKind::Rms
+        && config.architecture != Architecture::Gemma4
 }
 
 /// The names of the models that the backend computes.

@@ -2,8 +2,8 @@
 
 use super::Site;
 use crate::config::{
-    AttentionWeights, DecoderConfig, FeedForwardWeights, LayerWeights, MixerWeights, MlpInputs,
-    MlpWeights, NormPlacement, StackedWeights, TensorSpec,
+    AttentionWeights, DecoderConfig, DenseAndExpertsWeights, FeedForwardWeights, LayerWeights,
+    LinearWeights, MixerWeights, MlpInputs, MlpWeights, NormPlacement, StackedWeights, TensorSpec,
 };
 
 /// A projection, and where its matrices may be in files.
@@ -20,8 +20,9 @@ pub(super) struct Part {
 pub(super) fn sites(config: &DecoderConfig, layer: LayerWeights) -> [Vec<Part>; Site::ALL.len()] {
     let attention = layer.mixers.into_iter().find_map(|mixer| match mixer {
         MixerWeights::Attention(AttentionWeights { qkv, gate, output, .. }) => {
-            let query = qkv.parts[0].weight.name.clone();
-            let mut inputs = stacked(qkv);
+            let query = qkv.query.weight.name.clone();
+            let name = qkv.name.clone();
+            let mut inputs: Vec<_> = qkv.parts().map(|part| of_stacked(&name, part)).collect();
             // Files have the gates in one matrix with the queries.
             inputs.extend(gate.map(|gate| Part { spec: gate.weight, sources: vec![query] }));
             Some((inputs, vec![single(output.weight)]))
@@ -32,7 +33,11 @@ pub(super) fn sites(config: &DecoderConfig, layer: LayerWeights) -> [Vec<Part>; 
     // The MLP of parallel layers reads rows that are gone when it is computed.
     let parallel = config.norms == NormPlacement::Parallel;
     let (gate_up, down) = match layer.mlp {
-        Some(FeedForwardWeights::Dense(MlpWeights { inputs, down })) if !parallel => {
+        Some(
+            FeedForwardWeights::Dense(mlp)
+            | FeedForwardWeights::DenseAndExperts(DenseAndExpertsWeights { mlp, .. }),
+        ) if !parallel => {
+            let MlpWeights { inputs, down } = mlp;
             let inputs = match inputs {
                 MlpInputs::Gated(gate_up) => stacked(gate_up),
                 MlpInputs::Plain(up) => vec![single(up.weight)],
@@ -50,9 +55,10 @@ fn single(spec: TensorSpec) -> Part {
 
 fn stacked<const N: usize>(weights: StackedWeights<N>) -> Vec<Part> {
     let StackedWeights { name, parts } = weights;
-    let part = |part: crate::config::LinearWeights| Part {
-        sources: vec![part.weight.name.clone(), name.clone()],
-        spec: part.weight,
-    };
-    parts.into_iter().map(part).collect()
+    parts.into_iter().map(|part| of_stacked(&name, part)).collect()
+}
+
+/// A projection whose rows files may have in the matrix `name`.
+fn of_stacked(name: &str, part: LinearWeights) -> Part {
+    Part { sources: vec![part.weight.name.clone(), name.to_owned()], spec: part.weight }
 }

@@ -50,6 +50,10 @@ pub enum Architecture {
     Gemma2,
     /// The text part of Gemma 3: four norms per layer, local and global layers.
     Gemma3,
+    /// The text part of Gemma 4: Gemma 3 with longer heads in global layers, optionally with
+    /// per-layer embeddings, layers that read the keys and values of earlier ones, and a mixture of
+    /// experts next to each MLP.
+    Gemma4,
     /// Mixtral: Mistral with a mixture of experts in each layer.
     Mixtral,
     /// OLMoE: a mixture of experts, and norms of all heads of q and k together.
@@ -122,6 +126,11 @@ pub(crate) struct Description {
     pub(super) qk_norm: Option<QkNorm>,
     /// Whether queries and keys are normalized only with `use_qk_norm`.
     pub(super) qk_norm_needs_flag: bool,
+    /// Whether the values of each head are normalized, without weights.
+    pub(super) value_norm: bool,
+    /// Whether files have the keys of Gemma 4: those of the heads of global layers, of layers that
+    /// share keys and values, of per-layer embeddings, and of experts next to MLPs.
+    pub(super) gemma4: bool,
     pub(super) gate: Gate,
     pub(super) attention_sinks: bool,
     pub(super) attention_scale: AttentionScale,
@@ -203,6 +212,8 @@ pub(super) enum AttentionScale {
     QueryScalar,
     /// `attention_multiplier` (Granite).
     Multiplier,
+    /// 1 (Gemma 4).
+    One,
 }
 
 /// The caps of scores and logits if the keys are missing.
@@ -222,6 +233,9 @@ pub(crate) struct Rotation {
     /// The share of each head that is rotated if the key `partial_rotary_factor` is missing; `None`
     /// if heads are always rotated as a whole.
     pub(super) partial: Option<f64>,
+    /// The default of `partial_rotary_factor` if layers without a window have the `rope_type`
+    /// `proportional`; `None` if the architecture does not have it.
+    pub(super) proportional: Option<f64>,
     /// Whether adjacent elements of a head form the pairs that are rotated. Otherwise these are the
     /// elements `i` and `i + rotary_dim / 2`, and so it is in memory: the rows of q and k are
     /// reordered.

@@ -37,6 +37,10 @@ pub struct ExpertsConfig {
     /// Whether the weight of the shared expert is the sigmoid of a projection to one number.
     /// Otherwise it is 1.
     pub shared_gate: bool,
+    /// Whether the router reads the residual stream with an RMS norm of its own, and each expert
+    /// has a learnt factor of its weight (Gemma 4). Otherwise the router reads what the experts
+    /// read.
+    pub scaled_router: bool,
 }
 
 /// How the scores of a router become the weights of experts.

@@ -8,6 +8,7 @@ mod convolutions;
 mod delta_net;
 mod encoder;
 mod experts;
+mod gemma4;
 mod layers;
 mod mamba2;
 mod metadata;
@@ -19,7 +20,7 @@ use std::collections::HashMap;
 use stolon_backend::Pooling;
 use stolon_kernels::TensorType;
 
-use super::architecture::{Description, Gate};
+use super::architecture::{AttentionScale, Description, Gate};
 use super::{Activation, Architecture, DecoderConfig, LayerConfig, NormKind, QkNorm};
 use crate::error::{ModelError, quoted};
 use crate::gguf::{Header, Value};
@@ -57,8 +58,9 @@ pub(crate) fn parse(
     keys.refuse_options(row)?;
     let hidden_size = keys.required_size("embedding_length")?;
     let num_heads = keys.required_size("attention.head_count")?;
-    let head_dim = keys.size("attention.key_length")?.unwrap_or(hidden_size / num_heads);
-    let rotary_dim = keys.rotary_dim(row, head_dim)?;
+    let global_head_dim = keys.size("attention.key_length")?.unwrap_or(hidden_size / num_heads);
+    let rotary_dim = keys.rotary_dim(row, global_head_dim)?;
+    let head_dim = keys.local_head_dim(row, global_head_dim)?;
     let layer_count = keys.layer_count()?;
     keys.log_prediction_layers()?;
     let is_wide = row.gguf.wide_scale_layers == Some(layer_count);
@@ -69,7 +71,10 @@ pub(crate) fn parse(
     let rope = keys.rope(row, max_positions, tensors)?;
     let (ropes, mut layers) = keys.layers(row, layer_count, rope)?;
     let experts = keys.experts(row, &mut layers)?;
-    let num_kv_heads = keys.kv_heads(row, num_heads, &mut layers)?;
+    let num_kv_heads = match row.gemma4 {
+        true => keys.gemma4_layers([global_head_dim, head_dim], num_heads, &mut layers)?,
+        false => keys.kv_heads(row, num_heads, &mut layers)?,
+    };
     let convolution_taps = keys.convolution_taps(&layers)?;
     let mamba2 = keys.mamba2(&layers)?;
     let delta_net = keys.delta_net(row, &mut layers)?;
@@ -81,7 +86,7 @@ pub(crate) fn parse(
         architecture,
         vocab_size: vocab_size(header, hidden_size)?,
         hidden_size,
-        intermediate_size: keys.dense_width()?,
+        intermediate_size: keys.dense_width(row)?,
         experts,
         convolution_taps,
         delta_net,
@@ -101,10 +106,13 @@ pub(crate) fn parse(
         mlp_bias: mlp_has("ffn_up.bias") || mlp_has("ffn_up_exps.bias"),
         qk_norm: (row.qk_norm.filter(|norm| *norm == QkNorm::Position))
             .or(attention_has("attn_q_norm.weight").then_some(QkNorm::Head)),
+        value_norm: row.value_norm,
         norms: row.norms,
         norm_kind: row.norm_kind,
         activation: activation(row.gate),
         mlp_gate: row.mlp_gate,
+        per_layer_input: keys.per_layer_input()?,
+        layer_scales: row.gemma4 && has("blk.0.layer_output_scale.weight"),
         attention_sinks: attention_has("attn_sinks.weight"),
         embedding_scale: scale("embedding_scale")?
             .or(row.scaled_embedding.then(|| (hidden_size as f64).sqrt() as f32)),
@@ -112,7 +120,10 @@ pub(crate) fn parse(
         // Converters multiply the weights.
         multipliers: None,
         logit_scale: scale("logit_scale")?.map(|factor| logit_factor(row, factor)),
-        attention_scale: keys.factor("attention.scale")?.unwrap_or(1.0 / score_dim.sqrt()),
+        attention_scale: match row.attention_scale {
+            AttentionScale::One => 1.0,
+            _ => keys.factor("attention.scale")?.unwrap_or(1.0 / score_dim.sqrt()),
+        },
         query_scaling: keys.query_scaling(row)?,
         attention_softcap: keys.softcap(row, "attn_logit_softcapping", |caps| caps.attention)?,
         logit_softcap: keys.softcap(row, "final_logit_softcapping", |caps| caps.logits)?,

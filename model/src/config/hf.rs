@@ -7,6 +7,7 @@ mod convolutions;
 mod delta_net;
 mod experts;
 mod falcon;
+mod gemma4;
 mod layers;
 mod mamba;
 mod mlp;
@@ -20,7 +21,7 @@ use stolon_kernels::TensorType;
 use super::architecture::{AttentionScale, Bias, Defaults, Description, Gate, Mamba, Softcaps};
 use super::keys::Keys;
 use super::quantization::{self, Quantization};
-use super::{Activation, Architecture, DecoderConfig, QkNorm, QueryScaling};
+use super::{Activation, Architecture, DecoderConfig, HeadShape, QkNorm, QueryScaling};
 use crate::error::{ModelError, quoted};
 
 /// The content of `config.json`: the decoder's configuration and the special token ids.
@@ -114,8 +115,12 @@ fn decoder(
     let hidden_size = keys.size("hidden_size")?.unwrap_or(defaults.hidden_size);
     let [num_heads, num_kv_heads, head_dim] = heads(defaults, keys, hidden_size)?;
     let max_positions = keys.size("max_position_embeddings")?.unwrap_or(defaults.max_positions);
-    let ropes = rope::parse(&row.rotation, keys, head_dim, max_positions)?;
+    let heads = HeadShape { kv_heads: num_kv_heads, head_dim };
+    let global_heads = gemma4::global_heads(row, keys, heads)?;
+    let ropes = rope::parse(&row.rotation, keys, global_heads.head_dim, max_positions)?;
     let mut layers = layers::parse(row, keys, ropes.local)?;
+    let intermediate_size = mlp::width(row, keys)?;
+    gemma4::layers(row, keys, [heads, global_heads], intermediate_size, &mut layers)?;
     let mamba2 = mamba::parse(row, keys, hidden_size, &mut layers)?;
     let experts = experts::parse(row, keys, &mut layers)?;
     let convolution_taps = convolutions::parse(row, keys, &mut layers)?;
@@ -129,7 +134,7 @@ fn decoder(
         architecture: row.architecture,
         vocab_size: keys.size("vocab_size")?.unwrap_or(defaults.vocab_size),
         hidden_size,
-        intermediate_size: mlp::width(row, keys)?,
+        intermediate_size,
         experts,
         convolution_taps,
         delta_net,
@@ -148,10 +153,13 @@ fn decoder(
         output_gate: row.output_gate,
         mlp_bias: row.mlp_bias.of(keys)?,
         qk_norm: qk_norm(row, keys)?,
+        value_norm: row.value_norm,
         norms: row.norms,
         norm_kind: row.norm_kind,
         activation: activation(row.gate, keys)?,
         mlp_gate: row.mlp_gate,
+        per_layer_input: gemma4::per_layer_input(row, keys)?,
+        layer_scales: row.gemma4,
         attention_sinks: row.attention_sinks,
         embedding_scale: embedding_scale(row, keys, hidden_size)?,
         residual_scale: multiplier(keys, "residual_multiplier")?,
@@ -208,8 +216,14 @@ fn tied(row: &Description, keys: &Keys<'_>, root: &Keys<'_>) -> Result<bool, Mod
 /// Refuses options that the architecture does not have in transformers, or that the decoder does
 /// not implement.
 fn refuse_options(row: &Description, keys: &Keys<'_>) -> Result<(), ModelError> {
-    if keys.flag("use_bidirectional_attention")?.unwrap_or(false) {
-        return Err(keys.unsupported("use_bidirectional_attention", "false"));
+    let key = "use_bidirectional_attention";
+    // In Gemma 4, images may have it.
+    let is_of_images = row.gemma4 && keys.value(key).and_then(Value::as_str) == Some("vision");
+    if !is_of_images && keys.value(key).is_some_and(|value| *value != Value::Bool(false)) {
+        return Err(keys.unsupported(key, "false"));
+    }
+    if !row.gemma4 && keys.value("per_layer_config").is_some() {
+        return Err(keys.unsupported("per_layer_config", "nothing"));
     }
     if keys.flag("is_causal")? == Some(false) {
         return Err(keys.unsupported("is_causal", "true"));
@@ -295,6 +309,7 @@ impl AttentionScale {
                 Ok(keys.positive("query_pre_attn_scalar")?.unwrap_or(256.0).powf(-0.5))
             }
             Self::Multiplier => Ok(keys.positive("attention_multiplier")?.unwrap_or(1.0)),
+            Self::One => Ok(1.0),
         }
     }
 }

@@ -48,6 +48,14 @@ pub enum RopeScaling {
         /// Factor of rotated queries and keys, above 0.
         attention_factor: f32,
     },
+    /// Only the first pairs of a head are rotated, with the frequencies that they have if all are,
+    /// so that the other pairs have the frequency 0 (`proportional` in the files of Gemma 4).
+    FirstPairs {
+        /// Number of pairs that are rotated: at most half of the elements of a head.
+        pairs: usize,
+        /// The divisor of the frequencies, above 0.
+        factor: f64,
+    },
     /// A divisor for each frequency. This is Phi-3's LongRoPE (Ding et al., 2024), and the form in
     /// which GGUF files store Llama 3.1's scaling.
     Divisors {
@@ -130,6 +138,13 @@ impl Rope {
                 positive("rope_scaling.beta_slow", *beta_slow)?;
                 positive("rope_scaling.attention_factor", f64::from(*attention_factor))?;
             }
+            RopeScaling::FirstPairs { pairs, factor } => {
+                positive("rope_scaling.factor", *factor)?;
+                if *pairs > rotary_dim / 2 {
+                    let expected = format!("a share of the {} pairs of a head", rotary_dim / 2);
+                    return Err(ModelError::key(file, "partial_rotary_factor", expected, pairs));
+                }
+            }
             RopeScaling::Divisors { divisors, .. } if divisors.len() != rotary_dim / 2 => {
                 let expected =
                     format!("{} divisors (half of the rotated elements)", rotary_dim / 2);
@@ -206,6 +221,11 @@ impl Rope {
         match &self.scaling {
             RopeScaling::None => plain.collect(),
             RopeScaling::Linear { factor } => plain.map(|f| f / *factor as f32).collect(),
+            RopeScaling::FirstPairs { pairs, factor } => {
+                let rotated = plain.take(*pairs).map(|f| f / *factor as f32);
+                let all = rotated.chain(std::iter::repeat(0.0));
+                all.take(rotary_dim / 2).collect()
+            }
             RopeScaling::Divisors { divisors, .. } => {
                 plain.zip(divisors).map(|(f, d)| f / d).collect()
             }

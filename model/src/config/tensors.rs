@@ -5,13 +5,20 @@
 //! models fill them, and both backends load a layer from its [`LayerWeights`]. They take it apart
 //! field by field, so that a tensor that is added here compiles only when each backend loads it.
 
+mod feed_forward;
 mod list;
 mod mixers;
+mod per_layer;
 
-use super::{DecoderConfig, ExpertScores, ExpertsConfig, MlpKind, NormKind};
-pub use mixers::{
-    AttentionWeights, ConvolutionWeights, DeltaNetWeights, Mamba2Weights, MixerWeights,
+use super::{DecoderConfig, NormKind};
+pub use feed_forward::{
+    DenseAndExpertsWeights, ExpertsWeights, FeedForwardWeights, MlpInputs, MlpWeights,
+    SharedExpertWeights,
 };
+pub use mixers::{
+    AttentionWeights, ConvolutionWeights, DeltaNetWeights, Mamba2Weights, MixerWeights, QkvWeights,
+};
+pub use per_layer::{PerLayerEmbeddingWeights, PerLayerWeights};
 
 /// The kind of a tensor, by which random models choose its values, and backends its type.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -25,7 +32,8 @@ pub enum TensorRole {
     Router,
     /// The weight of an RMS norm, to which [`DecoderConfig::norm_offset`] is added.
     Norm,
-    /// The weight of an RMS norm without an offset, or of a layer norm.
+    /// The weight of an RMS norm without an offset, or of a layer norm, or factors of what a layer
+    /// computes.
     PlainNorm,
     /// A bias, the scores of attention sinks, or learnt positions of patches.
     Bias,
@@ -74,25 +82,6 @@ pub struct StackedWeights<const N: usize> {
     pub parts: [LinearWeights; N],
 }
 
-/// An MLP, with or without a gate.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct MlpWeights {
-    /// The projections to the inner features.
-    pub inputs: MlpInputs,
-    /// The projection back to `hidden_size`.
-    pub down: LinearWeights,
-}
-
-/// The projections to the inner features of an MLP.
-#[allow(clippy::large_enum_variant, reason = "most MLPs have the large variant")]
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum MlpInputs {
-    /// `gate` and `up` of an MLP with a gate: `down(activation(gate(x)) * up(x))`.
-    Gated(StackedWeights<2>),
-    /// `up` of an MLP without a gate: `down(activation(up(x)))`.
-    Plain(LinearWeights),
-}
-
 /// A norm of rows of the residual stream.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NormWeights {
@@ -102,41 +91,6 @@ pub struct NormWeights {
     pub weight: TensorSpec,
     /// `[hidden_size]`, for [`NormKind::Layer`] only.
     pub bias: Option<TensorSpec>,
-}
-
-/// A mixture of experts.
-#[derive(Clone, Debug, PartialEq)]
-pub struct ExpertsWeights {
-    /// How experts are chosen.
-    pub config: ExpertsConfig,
-    /// `[experts, hidden_size]`: the score of each expert.
-    pub router: LinearWeights,
-    /// The bias of each expert in the choice of experts, `[experts]`.
-    pub bias: Option<TensorSpec>,
-    /// One MLP per expert.
-    pub experts: Vec<MlpWeights>,
-    /// The expert that all tokens use in addition.
-    pub shared: Option<SharedExpertWeights>,
-}
-
-/// An expert that all tokens use.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct SharedExpertWeights {
-    /// Its MLP.
-    pub mlp: MlpWeights,
-    /// `[1, hidden_size]`: the score whose sigmoid is the factor of its output; `None` for the
-    /// factor 1.
-    pub gate: Option<LinearWeights>,
-}
-
-/// What a layer computes after it has mixed positions.
-#[allow(clippy::large_enum_variant, reason = "there is one per layer, while a model is loaded")]
-#[derive(Clone, Debug, PartialEq)]
-pub enum FeedForwardWeights {
-    /// One MLP for all tokens.
-    Dense(MlpWeights),
-    /// A mixture of experts.
-    Experts(ExpertsWeights),
 }
 
 /// The weights of one layer, in the order of the forward pass. Norms are `[hidden_size]` unless
@@ -158,6 +112,10 @@ pub struct LayerWeights {
     pub mlp: Option<FeedForwardWeights>,
     /// Norm of the MLP's output before it is added to the residual stream.
     pub mlp_output_norm: Option<TensorSpec>,
+    /// The part of the per-layer embeddings.
+    pub per_layer: Option<PerLayerWeights>,
+    /// The factor of the residual stream after the layer, `[1]`.
+    pub scale: Option<TensorSpec>,
 }
 
 /// All weights of a decoder, in the order of the forward pass.
@@ -165,6 +123,8 @@ pub struct LayerWeights {
 pub struct DecoderWeights {
     /// `[vocab_size, hidden_size]`.
     pub embedding: TensorSpec,
+    /// The per-layer embeddings.
+    pub per_layer: Option<PerLayerEmbeddingWeights>,
     /// One entry per layer.
     pub layers: Vec<LayerWeights>,
     /// Norm of the residual stream before the output matrix.
@@ -182,6 +142,7 @@ impl DecoderConfig {
         let shape = [self.vocab_size, self.hidden_size];
         DecoderWeights {
             embedding: matrix("model.embed_tokens", shape, TensorRole::Embedding),
+            per_layer: self.per_layer_input.map(|width| self.per_layer_embedding(width)),
             layers: (0..self.layers.len()).map(|layer| self.layer_weights(layer)).collect(),
             final_norm: self.residual_norm("model.norm"),
             head: (!self.tie_word_embeddings).then(|| matrix("lm_head", shape, TensorRole::Matrix)),
@@ -193,8 +154,12 @@ impl DecoderConfig {
     #[must_use]
     pub fn tensors(&self) -> Vec<TensorSpec> {
         let mut list = Vec::new();
-        let DecoderWeights { embedding, layers, final_norm, head, head_bias } = self.weights();
+        let DecoderWeights { embedding, per_layer, layers, final_norm, head, head_bias } =
+            self.weights();
         list.push(embedding);
+        if let Some(per_layer) = per_layer {
+            per_layer.list(&mut list);
+        }
         layers.into_iter().for_each(|layer| layer.list(&mut list));
         final_norm.list(&mut list);
         list.extend(head.into_iter().chain(head_bias));
@@ -207,19 +172,24 @@ impl DecoderConfig {
         let mut list = Vec::new();
         for layer in self.weights().layers {
             list.extend(layer.mixers.into_iter().filter_map(|mixer| match mixer {
-                MixerWeights::Attention(attention) => Some(attention.qkv.matrices()),
+                MixerWeights::Attention(attention) => attention.qkv.matrices(),
                 MixerWeights::Convolution(convolution) => Some(convolution.inputs.matrices()),
                 MixerWeights::DeltaNet(_) => None,
                 MixerWeights::Mamba2(mamba2) => Some(mamba2.inputs.matrices()),
             }));
-            let mlps = match layer.mlp {
-                Some(FeedForwardWeights::Dense(mlp)) => vec![mlp],
-                Some(FeedForwardWeights::Experts(ExpertsWeights { experts, shared, .. })) => {
-                    experts.into_iter().chain(shared.map(|shared| shared.mlp)).collect()
+            let (dense, experts) = match layer.mlp {
+                Some(FeedForwardWeights::Dense(mlp)) => (Some(mlp), None),
+                Some(FeedForwardWeights::Experts(experts)) => (None, Some(experts)),
+                Some(FeedForwardWeights::DenseAndExperts(both)) => {
+                    (Some(both.mlp), Some(both.experts))
                 }
-                None => vec![],
+                None => (None, None),
             };
-            list.extend(mlps.into_iter().filter_map(|mlp| match mlp.inputs {
+            let of_experts = |weights: ExpertsWeights| {
+                weights.experts.into_iter().chain(weights.shared.map(|shared| shared.mlp))
+            };
+            let mlps = dense.into_iter().chain(experts.into_iter().flat_map(of_experts));
+            list.extend(mlps.filter_map(|mlp| match mlp.inputs {
                 MlpInputs::Gated(gate_up) => Some(gate_up.matrices()),
                 MlpInputs::Plain(_) => None,
             }));
@@ -241,36 +211,18 @@ impl DecoderConfig {
         let norms = self.norms.names().of_layer(layer);
         let hidden_norm = |name: Option<&str>| name.map(|name| norm(&at(name), self.hidden_size));
         let input_norm = |name: Option<&str>| name.map(|name| self.residual_norm(&at(name)));
-        let mixers = layer.mixers.iter().map(|mixer| self.mixer_weights(*mixer, &at)).collect();
-        let mlp = layer.mlp.map(|kind| match (kind, self.experts) {
-            (MlpKind::Experts, Some(experts)) => {
-                FeedForwardWeights::Experts(self.expert_weights(experts, &at("mlp")))
-            }
-            _ => FeedForwardWeights::Dense(self.mlp_weights(&at("mlp"), self.intermediate_size)),
-        });
+        let mixers = layer.mixers.iter();
+        let mixers = mixers.map(|mixer| self.mixer_weights(index, *mixer, &at)).collect();
         LayerWeights {
             attention_input_norm: input_norm(norms.attention_input),
             mixers,
             attention_output_norm: hidden_norm(norms.attention_output),
             mlp_input_norm: input_norm(norms.mlp_input),
-            mlp,
+            mlp: layer.mlp.map(|kind| self.feed_forward_weights(index, kind, &at)),
             mlp_output_norm: hidden_norm(norms.mlp_output),
+            per_layer: self.per_layer_input.map(|width| self.per_layer_weights(width, &at)),
+            scale: self.layer_scales.then(|| factors(at("layer_scalar"), 1)),
         }
-    }
-
-    /// The MLP `module` with `width` inner features.
-    fn mlp_weights(&self, module: &str, width: usize) -> MlpWeights {
-        let (hidden, bias) = (self.hidden_size, self.mlp_bias);
-        let at = |part: &str| format!("{module}.{part}");
-        let inner = |part: &str| linear(&at(part), [width, hidden], bias);
-        let inputs = match self.mlp_gate {
-            true => MlpInputs::Gated(StackedWeights {
-                name: at("gate_up_proj.weight"),
-                parts: [inner("gate_proj"), inner("up_proj")],
-            }),
-            false => MlpInputs::Plain(inner("up_proj")),
-        };
-        MlpWeights { inputs, down: linear(&at("down_proj"), [hidden, width], bias) }
     }
 
     /// The norm `module` of the residual stream.
@@ -282,33 +234,6 @@ impl DecoderConfig {
             bias: with_bias.then(|| bias(module, self.hidden_size)),
         }
     }
-
-    fn expert_weights(&self, config: ExpertsConfig, module: &str) -> ExpertsWeights {
-        let ExpertsConfig { count, width, scores, router_bias, shared_gate, .. } = config;
-        let gate = |part: &str, rows, bias| {
-            let linear = linear(&format!("{module}.{part}"), [rows, self.hidden_size], bias);
-            let weight = TensorSpec { role: TensorRole::Router, ..linear.weight };
-            LinearWeights { weight, ..linear }
-        };
-        let expert = |index| self.mlp_weights(&format!("{module}.experts.{index}"), width);
-        ExpertsWeights {
-            config,
-            router: gate("gate", count, router_bias),
-            bias: (scores == ExpertScores::Sigmoid { bias: true }).then(|| TensorSpec {
-                name: format!("{module}.expert_bias"),
-                shape: vec![count],
-                role: TensorRole::Bias,
-            }),
-            experts: (0..count).map(expert).collect(),
-            shared: config.shared_width.map(|width| SharedExpertWeights {
-                mlp: match shared_gate {
-                    true => self.mlp_weights(&format!("{module}.shared_expert"), width),
-                    false => self.mlp_weights(module, width),
-                },
-                gate: shared_gate.then(|| gate("shared_expert_gate", 1, false)),
-            }),
-        }
-    }
 }
 
 fn matrix(module: &str, shape: [usize; 2], role: TensorRole) -> TensorSpec {
@@ -317,6 +242,11 @@ fn matrix(module: &str, shape: [usize; 2], role: TensorRole) -> TensorSpec {
 
 fn norm(module: &str, size: usize) -> TensorSpec {
     TensorSpec { name: format!("{module}.weight"), shape: vec![size], role: TensorRole::Norm }
+}
+
+/// The factors `name`.
+fn factors(name: String, size: usize) -> TensorSpec {
+    TensorSpec { name, shape: vec![size], role: TensorRole::PlainNorm }
 }
 
 /// The bias of `module`.

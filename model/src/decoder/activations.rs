@@ -4,7 +4,7 @@ use stolon_kernels::Operands;
 
 use super::recurrent::RecurrentBuffers;
 use super::routing::Routing;
-use crate::config::{DecoderConfig, QkNorm};
+use crate::config::{DecoderConfig, LayerConfig, MlpKind, QkNorm};
 
 /// The activations of a step. The f32 buffers have room for at least as many rows as the step has.
 /// Packed operands are reset to the number of rows where they are computed.
@@ -14,6 +14,9 @@ pub(super) struct Activations {
     pub(super) x: Vec<f32>,
     /// The normalized residual stream `[rows, hidden_size]`, packed for the next GEMM.
     pub(super) normed: Operands,
+    /// The values of all rows for all layers, `[rows, layers, per_layer_input]`. Used only with
+    /// per-layer embeddings.
+    pub(super) per_layer: Vec<f32>,
     /// Queries, `[rows, num_heads, head_dim]`.
     pub(super) q: Vec<f32>,
     /// The gates of the outputs of attention, `[rows, num_heads, head_dim]`, of a convolution,
@@ -39,14 +42,18 @@ pub(super) struct Activations {
     /// Which experts each row uses.
     pub(super) routing: Routing,
     /// Output of a projection `[rows, hidden_size]` that is normalized before it is added to the
-    /// residual stream. Used only if outputs are normalized.
+    /// residual stream. Used only if outputs or per-layer embeddings are normalized.
     pub(super) projected: Vec<f32>,
+    /// Output of the experts `[rows, hidden_size]` before it is normalized. Used only in layers
+    /// with an MLP and experts next to each other.
+    pub(super) mixture: Vec<f32>,
 }
 
 impl Activations {
     /// Grows the f32 buffers to at least `rows` rows.
     pub(super) fn reserve(&mut self, config: &DecoderConfig, rows: usize) {
-        let attended = rows * config.num_heads * config.head_dim;
+        let head_dims = (0..config.layers.len()).map(|layer| config.heads(layer).head_dim);
+        let attended = rows * config.num_heads * head_dims.max().unwrap_or(0);
         let gates = [
             config.convolution_taps.map(|_| rows * config.hidden_size),
             config.output_gate.then_some(attended),
@@ -55,7 +62,11 @@ impl Activations {
         if let Some(shape) = &config.recurrent_shape() {
             self.recurrent.reserve(shape, rows);
         }
-        let projected = if config.norms.outputs() { rows * config.hidden_size } else { 0 };
+        let has_projected = config.norms.outputs() || config.per_layer_input.is_some();
+        let projected = if has_projected { rows * config.hidden_size } else { 0 };
+        let has_mixture = |layer: &LayerConfig| layer.mlp == Some(MlpKind::DenseAndExperts);
+        let mixture = if config.layers.iter().any(has_mixture) { projected } else { 0 };
+        let per_layer = config.per_layer_input.map_or(0, |width| config.layers.len() * width);
         let keys = match config.qk_norm {
             Some(QkNorm::Position) => rows * config.num_kv_heads * config.head_dim,
             _ => 0,
@@ -63,6 +74,8 @@ impl Activations {
         for (buffer, len) in [
             (&mut self.x, rows * config.hidden_size),
             (&mut self.projected, projected),
+            (&mut self.mixture, mixture),
+            (&mut self.per_layer, rows * per_layer),
             (&mut self.q, attended),
             (&mut self.gates, gates.into_iter().flatten().max().unwrap_or(0)),
             (&mut self.k, keys),

@@ -1,10 +1,12 @@
 //! The first half of a layer: queries, keys and values, attention, and its projection.
 
 use std::ops::Range;
+use std::time::Duration;
 
 use stolon_backend::{LogitRows, SequenceSlice, StepBatch};
 use stolon_kernels::{
-    self as kernels, AttentionSequence, Epilogue, KvRows, Matrix, Product, RowSums, Sink,
+    self as kernels, AttentionSequence, Epilogue, KvRows, Matrix, Operands, Path, Product, RowSums,
+    Sink,
 };
 
 use super::activations::Activations;
@@ -13,7 +15,7 @@ use super::linear::{Linear, Loader};
 use super::profile::Stage;
 use super::{Decoder, StepState, passes, plan};
 use crate::adapter::Site;
-use crate::config::{AttentionWeights, QkNorm};
+use crate::config::{AttentionWeights, DecoderConfig, HeadShape, QkNorm, QkvWeights};
 use crate::error::ModelError;
 use crate::kv_store::KvStore;
 use crate::workers::Workers;
@@ -22,41 +24,54 @@ use crate::workers::Workers;
 #[derive(Debug)]
 pub(super) struct Attention {
     pub(super) q: Linear,
-    pub(super) k: Linear,
-    pub(super) v: Linear,
+    /// `None` if the layer reads the keys and values of another one.
+    pub(super) k: Option<Linear>,
+    /// `None` also if values are projected with the matrix of keys.
+    pub(super) v: Option<Linear>,
     q_norm: Option<Vec<f32>>,
     k_norm: Option<Vec<f32>>,
+    /// The weights of the norm of values, `[head_dim]`, all 1.
+    v_norm: Option<Vec<f32>>,
     sinks: Option<Vec<f32>>,
     /// The gates of the output.
     pub(super) gate: Option<Linear>,
     pub(super) output: Linear,
-    /// Index of the layer in the KV store.
+    /// The sizes of the heads.
+    heads: HeadShape,
+    /// Index in the KV store of the keys and values that the layer reads.
     kept: usize,
 }
 
 impl Attention {
+    /// Loads the attention of a layer with heads of the sizes `heads`, whose values are normalized
+    /// if `value_norm` is true.
     pub(super) fn load(
         spec: &AttentionWeights,
+        heads: HeadShape,
+        value_norm: bool,
         kept: usize,
         loader: &mut Loader<'_>,
     ) -> Result<Self, ModelError> {
-        let AttentionWeights { qkv, qk_norms, sinks, gate, output } = spec;
-        let [q, k, v] = &qkv.parts;
-        let [q_norm, k_norm] = match qk_norms {
-            Some([q, k]) => [Some(q), Some(k)],
-            None => [None, None],
-        };
+        let AttentionWeights { qkv, q_norm, k_norm, sinks, gate, output } = spec;
+        let QkvWeights { name: _, query, key, value } = qkv;
         Ok(Self {
-            q: loader.linear(q)?,
-            k: loader.linear(k)?,
-            v: loader.linear(v)?,
-            q_norm: loader.optional_vector(q_norm)?,
-            k_norm: loader.optional_vector(k_norm)?,
+            q: loader.linear(query)?,
+            k: loader.optional(key.as_ref())?,
+            v: loader.optional(value.as_ref())?,
+            q_norm: loader.optional_vector(q_norm.as_ref())?,
+            k_norm: loader.optional_vector(k_norm.as_ref())?,
+            v_norm: value_norm.then(|| vec![1.0; heads.head_dim]),
             sinks: loader.optional_vector(sinks.as_ref())?,
-            gate: gate.as_ref().map(|gate| loader.linear(gate)).transpose()?,
+            gate: loader.optional(gate.as_ref())?,
             output: loader.linear(output)?,
+            heads,
             kept,
         })
+    }
+
+    /// Width of the queries of all heads.
+    fn query_width(&self) -> usize {
+        self.q.matrix.out_features()
     }
 }
 
@@ -68,14 +83,13 @@ impl Attention {
         inputs: Inputs,
         heads: &passes::Heads<'_>,
         [q, k]: [&mut [f32]; 2],
-        keys: &mut KvRows<'_>,
+        keys: Option<&mut KvRows<'_>>,
         workers: &Workers,
     ) {
-        let (Some(q_norm), Some(k_norm)) = (&self.q_norm, &self.k_norm) else { return };
-        if inputs.own() {
+        if let (Some(q_norm), true) = (&self.q_norm, inputs.own()) {
             heads.norm_positions(q, q_norm, workers);
         }
-        if inputs.kept() {
+        if let (Some(k_norm), Some(keys)) = (&self.k_norm, keys) {
             heads.norm_positions(k, k_norm, workers);
             let rows = k.chunks_exact(k_norm.len()).enumerate();
             rows.for_each(|(row, values)| keys.write_row(row, values));
@@ -132,16 +146,9 @@ impl Decoder {
         let (config, path) = (&self.config, self.path);
         let Some(layer) = self.layers[index].attention() else { return };
         let Activations { normed, q, k, gates, .. } = &mut self.activations;
-        let heads = passes::Heads {
-            path,
-            head_dim: config.head_dim,
-            eps: config.rms_norm_eps,
-            norm_offset: config.norm_offset,
-            norm: config.qk_norm,
-            query_scaling: config.query_scaling,
-            rope: config.layers[index].rope.map(|rope| &self.ropes[rope]),
-            plan: &self.plan,
-        };
+        let dim = layer.heads.head_dim;
+        let rope = config.layers[index].rope.map(|rope| &self.ropes[rope]);
+        let heads = passes::Heads::of(config, path, dim, rope, &self.plan);
         let updates = self.adapters.updates(index, Site::Inputs);
         let epilogue_q = |sums: RowSums<'_>| {
             updates.add(0, sums.row, sums.feature, sums.first);
@@ -149,52 +156,53 @@ impl Decoder {
         };
         let epilogue_k = |sums: RowSums<'_>| {
             updates.add(1, sums.row, sums.feature, sums.first);
-            heads.apply(&layer.k, layer.k_norm.as_deref(), sums);
+            heads.apply(layer.k.as_ref(), layer.k_norm.as_deref(), sums);
         };
+        // Values that are projected as keys are have the updates of keys.
+        let (v, v_part) = layer.v.as_ref().map_or((layer.k.as_ref(), 1), |v| (Some(v), 2));
         let epilogue_v = |sums: RowSums<'_>| {
-            updates.add(2, sums.row, sums.feature, sums.first);
-            layer.v.add_bias(path, sums.feature, sums.first);
+            updates.add(v_part, sums.row, sums.feature, sums.first);
+            heads.apply_to_values(v, layer.v_norm.as_deref(), sums);
         };
         let epilogue_gate = |sums: RowSums<'_>| {
             updates.add(3, sums.row, sums.feature, sums.first);
             layer.gate.iter().for_each(|gate| gate.add_bias(path, sums.feature, sums.first));
         };
-        let matrices = [&layer.q, &layer.k, &layer.v].map(|linear| [&linear.matrix]);
-        let gate_matrix = layer.gate.as_ref().map(|gate| [&gate.matrix]);
-        let q = &mut q[..normed.rows() * config.num_heads * config.head_dim];
+        let [k_matrix, v_matrix, gate_matrix] = [layer.k.as_ref(), v, layer.gate.as_ref()]
+            .map(|linear| linear.map(|linear| [&linear.matrix]));
+        let q_matrix = [&layer.q.matrix];
+        let q = &mut q[..normed.rows() * layer.query_width()];
         let gates = &mut gates[..gate_matrix.map_or(0, |_| q.len())];
-        let key_width = config.num_kv_heads * config.head_dim;
-        let [keys, values] = kv.rows_mut(layer.kept, path, &self.plan.slots);
-        // Keys that are normalized together are complete only after the GEMM.
-        let (keys, mut late_keys) = match config.qk_norm {
-            Some(QkNorm::Position) => (Sink::Rows(&mut k[..normed.rows() * key_width]), Some(keys)),
-            Some(QkNorm::Head) | None => (Sink::Cache(keys), None),
+        let k = &mut k[..late_keys_len(config, layer, normed.rows())];
+        let mut late_keys = None;
+        let mut products: Vec<Product<'_>> = Vec::with_capacity(4);
+        let mut push = |matrices, epilogue, sink| {
+            let epilogue = Some(epilogue);
+            products.push(Product { group: 0, matrices, step: dim, epilogue, sink });
         };
-        let epilogues: [Epilogue<'_>; 3] = [&epilogue_q, &epilogue_k, &epilogue_v];
-        let sinks = [Sink::Rows(&mut *q), keys, Sink::Cache(values)];
-        let wanted = [inputs.own(), inputs.kept(), inputs.kept()].into_iter();
-        let all = wanted.zip(&matrices).zip(epilogues).zip(sinks);
-        let mut products: Vec<Product<'_>> = all
-            .filter(|(((wanted, _), _), _)| *wanted)
-            .map(|(((_, matrices), epilogue), sink)| Product {
-                group: 0,
-                matrices,
-                step: config.head_dim,
-                epilogue: Some(epilogue),
-                sink,
-            })
-            .collect();
-        if let (Some(matrices), true) = (&gate_matrix, inputs.own()) {
-            let (step, epilogue) = (config.head_dim, Some(&epilogue_gate as Epilogue<'_>));
-            products.push(Product { group: 0, matrices, step, epilogue, sink: Sink::Rows(gates) });
+        if inputs.own() {
+            push(&q_matrix[..], &epilogue_q as Epilogue<'_>, Sink::Rows(&mut *q));
         }
-        let matrices: Vec<&Matrix> = products.iter().map(|product| product.matrices[0]).collect();
-        let threads = workers.for_products(&matrices, normed.rows());
-        let epilogue_time = kernels::multiply(path, threads, normed, &mut products);
+        if let (Some(k_matrix), Some(v_matrix), true) = (&k_matrix, &v_matrix, inputs.kept()) {
+            let [keys, values] = kv.rows_mut(layer.kept, path, &self.plan.slots);
+            // Keys that are normalized together are complete only after the GEMM.
+            let keys = match config.qk_norm {
+                Some(QkNorm::Position) => {
+                    late_keys = Some(keys);
+                    Sink::Rows(&mut *k)
+                }
+                Some(QkNorm::Head) | None => Sink::Cache(keys),
+            };
+            push(k_matrix, &epilogue_k, keys);
+            push(v_matrix, &epilogue_v, Sink::Cache(values));
+        }
+        if let (Some(matrices), true) = (&gate_matrix, inputs.own()) {
+            push(matrices, &epilogue_gate, Sink::Rows(gates));
+        }
+        let epilogue_time = multiply_all(path, normed, &mut products, workers);
         drop(products);
-        if let Some(keys) = &mut late_keys {
-            let rows = [q, &mut k[..normed.rows() * key_width]];
-            layer.norm_positions(inputs, &heads, rows, keys, workers);
+        if config.qk_norm == Some(QkNorm::Position) {
+            layer.norm_positions(inputs, &heads, [q, k], late_keys.as_mut(), workers);
         }
         self.profile.mark_with(Stage::Qkv, epilogue_time, Stage::Heads);
     }
@@ -249,11 +257,12 @@ impl Decoder {
         let (config, path) = (&self.config, self.path);
         let Some(layer) = self.layers[index].attention() else { return };
         let Activations { q, gates, attended, mixed, .. } = &mut self.activations;
-        let width = config.num_heads * config.head_dim;
+        let width = layer.query_width();
         let q = &q[..rows * width];
         let attended = &mut attended[..rows * width];
-        let (kept, sinks) = (layer.kept, layer.sinks.as_deref());
-        let attention = passes::LayerAttention { config, path, kv, index, kept, sinks };
+        let Attention { heads, kept, .. } = *layer;
+        let sinks = layer.sinks.as_deref();
+        let attention = passes::LayerAttention { config, path, kv, index, heads, kept, sinks };
         attention.run(q, sequences, attended, workers);
         if layer.gate.is_some() {
             let chunk = workers.chunk_rows(rows, 4 * width) * width;
@@ -267,6 +276,25 @@ impl Decoder {
             out.copy_from_slice(&attended[row * width..][..width]);
         });
     }
+}
+
+/// Number of elements of `rows` rows of keys that are normalized before they are written; 0 if keys
+/// are written as they are computed.
+fn late_keys_len(config: &DecoderConfig, layer: &Attention, rows: usize) -> usize {
+    let is_late = config.qk_norm == Some(QkNorm::Position);
+    layer.k.as_ref().filter(|_| is_late).map_or(0, |k| rows * k.matrix.out_features())
+}
+
+/// Computes products of the rows `normed`. Returns the time of their epilogues.
+fn multiply_all(
+    path: Path,
+    normed: &Operands,
+    products: &mut [Product<'_>],
+    workers: &Workers,
+) -> Duration {
+    let matrices: Vec<&Matrix> = products.iter().map(|product| product.matrices[0]).collect();
+    let threads = workers.for_products(&matrices, normed.rows());
+    kernels::multiply(path, threads, normed, products)
 }
 
 /// All rows of all slices, as input of the attention kernel.

@@ -14,10 +14,12 @@ use stolon_kernels::{
 
 use super::linear::{Linear, Loader};
 use super::mlp::Mlp;
-use super::passes::{self, Norm};
+use super::passes::{self, Norm, NormVectors};
 use super::profile::{Profile, Stage};
 use super::routing::{ExpertGroup, Routing};
-use crate::config::{DecoderConfig, ExpertsConfig, ExpertsWeights, SharedExpertWeights};
+use crate::config::{
+    DecoderConfig, DenseAndExpertsWeights, ExpertsConfig, ExpertsWeights, SharedExpertWeights,
+};
 use crate::error::ModelError;
 use crate::workers::Workers;
 
@@ -25,10 +27,14 @@ use crate::workers::Workers;
 #[derive(Debug)]
 pub(super) struct Experts {
     config: ExpertsConfig,
+    /// The norm of the router's input; `None` if it reads what the experts read.
+    router_norm: Option<NormVectors>,
     /// `[experts, hidden_size]`.
     router: Linear,
     /// The bias of each expert in the choice of experts.
     bias: Option<Vec<f32>>,
+    /// The factor of each expert's weight.
+    factors: Option<Vec<f32>>,
     /// The experts, followed by the shared expert if there is one.
     experts: Vec<Mlp>,
     /// `[1, hidden_size]`: the score of the shared expert; `None` if it has none.
@@ -38,9 +44,12 @@ pub(super) struct Experts {
 impl Experts {
     /// Loads the experts that `spec` describes.
     pub(super) fn load(spec: &ExpertsWeights, loader: &mut Loader<'_>) -> Result<Self, ModelError> {
-        let ExpertsWeights { config, router, bias, experts, shared } = spec;
+        let ExpertsWeights { config, router_scale, router, bias, factors, experts, shared } = spec;
+        let router_norm = loader.optional_vector(router_scale.as_ref())?;
+        let router_norm = router_norm.map(NormVectors::of_router);
         let router = loader.linear(router)?;
         let bias = loader.optional_vector(bias.as_ref())?;
+        let factors = loader.optional_vector(factors.as_ref())?;
         let mut experts: Vec<_> =
             experts.iter().map(|expert| Mlp::load(expert, loader)).collect::<Result<_, _>>()?;
         let mut shared_gate = None;
@@ -48,13 +57,47 @@ impl Experts {
             experts.push(Mlp::load(mlp, loader)?);
             shared_gate = gate.as_ref().map(|gate| loader.linear(gate)).transpose()?;
         }
-        Ok(Self { config: *config, router, bias, experts, shared_gate })
+        let config = *config;
+        Ok(Self { config, router_norm, router, bias, factors, experts, shared_gate })
     }
 
     /// Size in bytes of all packed matrices.
     pub(super) fn bytes(&self) -> usize {
         let gate = self.shared_gate.as_ref().map_or(0, Linear::bytes);
         self.router.bytes() + gate + self.experts.iter().map(Mlp::bytes).sum::<usize>()
+    }
+}
+
+/// An MLP and a mixture of experts next to each other: the fields of [`DenseAndExpertsWeights`].
+#[derive(Debug)]
+pub(super) struct DenseAndExperts {
+    pub(super) mlp: Mlp,
+    pub(super) mlp_output_norm: Vec<f32>,
+    pub(super) experts_input_norm: NormVectors,
+    pub(super) experts: Experts,
+    pub(super) experts_output_norm: Vec<f32>,
+}
+
+impl DenseAndExperts {
+    /// Loads both.
+    pub(super) fn load(
+        spec: &DenseAndExpertsWeights,
+        loader: &mut Loader<'_>,
+    ) -> Result<Self, ModelError> {
+        let DenseAndExpertsWeights {
+            mlp,
+            mlp_output_norm,
+            experts_input_norm,
+            experts,
+            experts_output_norm,
+        } = spec;
+        Ok(Self {
+            mlp: Mlp::load(mlp, loader)?,
+            mlp_output_norm: loader.vector(mlp_output_norm)?,
+            experts_input_norm: NormVectors::load(experts_input_norm, loader)?,
+            experts: Experts::load(experts, loader)?,
+            experts_output_norm: loader.vector(experts_output_norm)?,
+        })
     }
 }
 
@@ -68,18 +111,15 @@ pub(super) struct ExpertsPass<'a> {
 }
 
 impl ExpertsPass<'_> {
-    /// Normalizes the rows of the residual stream `x`, `[rows, hidden_size]`, and adds the outputs
-    /// of their experts to them. The other arguments are buffers.
+    /// Adds the outputs of the experts of the rows that [`Self::route`] has routed to the rows of
+    /// `x`, `[rows, hidden_size]`. The other arguments are buffers.
     pub(super) fn add(
         &self,
-        norm: Norm<'_>,
         x: &mut [f32],
-        normed: &mut Operands,
-        inner: &mut Operands,
-        routing: &mut Routing,
+        [normed, inner]: [&mut Operands; 2],
+        routing: &Routing,
         profile: &mut Profile,
     ) {
-        self.route(norm, x, normed, routing);
         let groups: Vec<(&ExpertGroup, &Mlp)> = routing
             .groups
             .iter()
@@ -163,9 +203,15 @@ impl ExpertsPass<'_> {
         kernels::accumulate(self.path, threads, inner, &terms, x);
     }
 
-    /// Normalizes the rows of `x` and chooses their experts.
-    fn route(&self, norm: Norm<'_>, x: &[f32], normed: &mut Operands, routing: &mut Routing) {
-        let Experts { config, router, shared_gate, .. } = self.experts;
+    /// Normalizes the rows of `x` for their experts, and chooses these. `normed` is a buffer.
+    pub(super) fn route(
+        &self,
+        norm: Norm<'_>,
+        x: &[f32],
+        normed: &mut Operands,
+        routing: &mut Routing,
+    ) {
+        let Experts { config, router_norm, router, shared_gate, .. } = self.experts;
         let hidden = self.config.hidden_size;
         let rows = x.len() / hidden;
         routing.reset(config, rows, hidden);
@@ -173,7 +219,10 @@ impl ExpertsPass<'_> {
         let gates = [Some(router), shared_gate.as_ref()].into_iter().flatten();
         let readers: Vec<&Matrix> = gates.map(|gate| &gate.matrix).collect();
         normed.reset(rows, &readers);
-        normed.pack(self.workers.for_pass(rows, hidden), &routing.normed);
+        match router_norm {
+            Some(own) => Norm::of(self.config, Some(own), self.path).pack(x, normed, self.workers),
+            None => normed.pack(self.workers.for_pass(rows, hidden), &routing.normed),
+        }
         let sinks = [&mut routing.scores, &mut routing.shared_scores];
         let add_bias = |sums: RowSums<'_>| router.add_bias(self.path, sums.feature, sums.first);
         let epilogues = [Some(&add_bias as Epilogue<'_>), None];
@@ -192,6 +241,7 @@ impl ExpertsPass<'_> {
         let threads = self.workers.for_products(&readers, rows);
         kernels::multiply(self.path, threads, normed, &mut products);
         drop(products);
-        routing.choose(config, self.experts.bias.as_deref(), self.workers);
+        let Experts { bias, factors, .. } = self.experts;
+        routing.choose(config, [bias.as_deref(), factors.as_deref()], self.workers);
     }
 }

@@ -34,12 +34,16 @@ pub(super) fn use_every_field(config: &DecoderConfig) {
         rms_norm_eps: _,
         norm_offset: _,
         qk_norm: _,
+        value_norm: _,
         residual_scale: _,
         multipliers,
         // `RopeTable`
         rotary_dim: _,
         max_positions: _,
         ropes: _,
+        // `Decoder::embed_per_layer` and `Decoder::finish_layer`
+        per_layer_input: _,
+        layer_scales: _,
         // `Decoder::convolve`
         convolution_taps: _,
         // `passes::attend`
@@ -59,8 +63,18 @@ pub(super) fn use_every_field(config: &DecoderConfig) {
         layers,
     } = config;
     for layer in layers {
-        // `Decoder::project`, `Decoder::heads`, `passes::attend` and `DecoderConfig::weights`
-        let LayerConfig { mixers: _, rope: _, sliding_window: _, mlp: _ } = layer;
+        // `Decoder::project`, `Decoder::heads`, `passes::attend`, `kept_indices` and
+        // `DecoderConfig::weights`
+        let LayerConfig {
+            mixers: _,
+            rope: _,
+            sliding_window: _,
+            heads: _,
+            kv_source: _,
+            values_from_keys: _,
+            mlp: _,
+            intermediate_size: _,
+        } = layer;
     }
     experts.iter().for_each(use_every_field_of_experts);
     delta_net.iter().for_each(use_every_field_of_delta_net);
@@ -91,6 +105,7 @@ fn use_every_field_of_experts(config: &ExpertsConfig) {
         scale: _,
         shared_width: _,
         shared_gate: _,
+        scaled_router: _,
     } = config;
 }
 

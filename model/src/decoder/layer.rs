@@ -5,11 +5,12 @@ use stolon_kernels::Matrix;
 use super::attention::Attention;
 use super::convolution::Convolution;
 use super::delta_net::DeltaNet;
-use super::experts::Experts;
+use super::experts::{DenseAndExperts, Experts};
 use super::linear::{Linear, Loader};
 use super::mamba2::Mamba2;
 use super::mlp::Mlp;
 use super::passes::NormVectors;
+use super::per_layer::PerLayer;
 use crate::config::{DecoderConfig, FeedForwardWeights, LayerWeights, MixerWeights, NormPlacement};
 use crate::error::ModelError;
 
@@ -22,6 +23,9 @@ pub(super) struct Layer {
     pub(super) mlp_input_norm: Option<NormVectors>,
     pub(super) feed_forward: Option<FeedForward>,
     pub(super) mlp_output_norm: Option<Vec<f32>>,
+    pub(super) per_layer: Option<PerLayer>,
+    /// The factor of the residual stream after the layer; `None` for 1.
+    pub(super) scale: Option<f32>,
     /// Whether attention and the MLP read the same rows.
     pub(super) parallel: bool,
 }
@@ -54,7 +58,7 @@ impl Mixer {
     pub(super) fn inputs(&self) -> Vec<&Matrix> {
         let inputs = match self {
             Self::Attention(Attention { q, k, v, gate, .. }) => {
-                [Some(q), Some(k), Some(v), gate.as_ref()]
+                [Some(q), k.as_ref(), v.as_ref(), gate.as_ref()]
             }
             Self::Convolution(Convolution { factor, gate, x, .. }) => {
                 [Some(factor), Some(gate), Some(x), None]
@@ -69,16 +73,18 @@ impl Mixer {
         inputs.into_iter().flatten().map(|linear| &linear.matrix).collect()
     }
 
-    /// Loads what the layer has. `kept` is its index in what it keeps for later positions.
+    /// Loads what layer `index` has. `kept` is its index in what it keeps for later positions.
     fn load(
         config: &DecoderConfig,
+        index: usize,
         spec: &MixerWeights,
         kept: usize,
         loader: &mut Loader<'_>,
     ) -> Result<Self, ModelError> {
         Ok(match (spec, config.delta_net, config.mamba2) {
             (MixerWeights::Attention(spec), ..) => {
-                Self::Attention(Attention::load(spec, kept, loader)?)
+                let heads = config.heads(index);
+                Self::Attention(Attention::load(spec, heads, config.value_norm, kept, loader)?)
             }
             (MixerWeights::Convolution(spec), ..) => {
                 Self::Convolution(Convolution::load(spec, kept, loader)?)
@@ -104,13 +110,47 @@ pub(super) enum FeedForward {
     Dense(Mlp),
     /// A mixture of experts.
     Experts(Experts),
+    /// An MLP and a mixture of experts next to each other.
+    DenseAndExperts(Box<DenseAndExperts>),
+}
+
+impl FeedForward {
+    /// Loads what `spec` describes.
+    fn load(spec: &FeedForwardWeights, loader: &mut Loader<'_>) -> Result<Self, ModelError> {
+        Ok(match spec {
+            FeedForwardWeights::Dense(mlp) => Self::Dense(Mlp::load(mlp, loader)?),
+            FeedForwardWeights::Experts(experts) => Self::Experts(Experts::load(experts, loader)?),
+            FeedForwardWeights::DenseAndExperts(both) => {
+                Self::DenseAndExperts(Box::new(DenseAndExperts::load(both, loader)?))
+            }
+        })
+    }
+
+    /// The MLP for all rows, if there is one.
+    pub(super) fn dense(&self) -> Option<&Mlp> {
+        match self {
+            Self::Dense(mlp) => Some(mlp),
+            Self::DenseAndExperts(both) => Some(&both.mlp),
+            Self::Experts(_) => None,
+        }
+    }
+
+    /// Size in bytes of all packed matrices.
+    fn bytes(&self) -> usize {
+        match self {
+            Self::Dense(mlp) => mlp.bytes(),
+            Self::Experts(experts) => experts.bytes(),
+            Self::DenseAndExperts(both) => both.mlp.bytes() + both.experts.bytes(),
+        }
+    }
 }
 
 impl Layer {
-    /// Loads the tensors that `spec` describes. `kept` has, for each mixer of the layer, its index
-    /// in the KV store or in the states, among those of its kind.
+    /// Loads the tensors of layer `index`, which `spec` describes. `kept` has, for each mixer of
+    /// the layer, its index in the KV store or in the states, among those of its kind.
     pub(super) fn load(
         config: &DecoderConfig,
+        index: usize,
         spec: &LayerWeights,
         kept: &[usize],
         loader: &mut Loader<'_>,
@@ -122,25 +162,21 @@ impl Layer {
             mlp_input_norm,
             mlp,
             mlp_output_norm,
+            per_layer,
+            scale,
         } = spec;
         let mixers = mixers.iter().zip(kept);
         Ok(Self {
             attention_input_norm: NormVectors::optional(attention_input_norm.as_ref(), loader)?,
             mixers: mixers
-                .map(|(mixer, kept)| Mixer::load(config, mixer, *kept, loader))
+                .map(|(mixer, kept)| Mixer::load(config, index, mixer, *kept, loader))
                 .collect::<Result<_, _>>()?,
             attention_output_norm: loader.optional_vector(attention_output_norm.as_ref())?,
             mlp_input_norm: NormVectors::optional(mlp_input_norm.as_ref(), loader)?,
-            feed_forward: match mlp {
-                Some(FeedForwardWeights::Dense(mlp)) => {
-                    Some(FeedForward::Dense(Mlp::load(mlp, loader)?))
-                }
-                Some(FeedForwardWeights::Experts(experts)) => {
-                    Some(FeedForward::Experts(Experts::load(experts, loader)?))
-                }
-                None => None,
-            },
+            feed_forward: mlp.as_ref().map(|mlp| FeedForward::load(mlp, loader)).transpose()?,
             mlp_output_norm: loader.optional_vector(mlp_output_norm.as_ref())?,
+            per_layer: per_layer.as_ref().map(|own| PerLayer::load(own, loader)).transpose()?,
+            scale: loader.optional_vector(scale.as_ref())?.map(|factor| factor[0]),
             parallel: config.norms == NormPlacement::Parallel,
         })
     }
@@ -192,11 +228,8 @@ impl Layer {
     pub(super) fn bytes(&self) -> usize {
         let inputs = self.mixers.iter().flat_map(Mixer::inputs).map(Matrix::bytes).sum::<usize>();
         let outputs = self.mixers.iter().map(|mixer| mixer.output().bytes()).sum::<usize>();
-        let mlp = match &self.feed_forward {
-            Some(FeedForward::Dense(mlp)) => mlp.bytes(),
-            Some(FeedForward::Experts(experts)) => experts.bytes(),
-            None => 0,
-        };
-        inputs + outputs + mlp
+        let mlp = self.feed_forward.as_ref().map_or(0, FeedForward::bytes);
+        let per_layer = self.per_layer.as_ref().map_or(0, PerLayer::bytes);
+        inputs + outputs + mlp + per_layer
     }
 }

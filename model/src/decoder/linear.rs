@@ -50,6 +50,14 @@ impl Loader<'_> {
         Ok(Linear { matrix: self.matrix(weight)?, bias: self.optional_vector(bias.as_ref())? })
     }
 
+    /// As [`Self::linear`], if the model has the projection.
+    pub(crate) fn optional(
+        &mut self,
+        spec: Option<&LinearWeights>,
+    ) -> Result<Option<Linear>, ModelError> {
+        spec.map(|spec| self.linear(spec)).transpose()
+    }
+
     /// Packs a matrix without a bias.
     pub(crate) fn unbiased(&mut self, spec: &TensorSpec) -> Result<Linear, ModelError> {
         Ok(Linear { matrix: self.matrix(spec)?, bias: None })

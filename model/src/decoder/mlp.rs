@@ -1,16 +1,17 @@
 //! The second half of a layer: an MLP with or without a gate, or a mixture of experts.
 
-use stolon_kernels::{Epilogue, Matrix, Product, RowSums, Sink, multiply};
+use stolon_kernels::{self as kernels, Epilogue, Matrix, Path, Product, RowSums, Sink, multiply};
 
 use super::Decoder;
 use super::activations::Activations;
+use super::adapters::Updates;
 use super::experts::ExpertsPass;
 use super::layer::FeedForward;
 use super::linear::{Linear, Loader};
-use super::passes::{self, Norm};
+use super::passes::{self, Norm, Residual};
 use super::profile::Stage;
 use crate::adapter::Site;
-use crate::config::{MlpInputs, MlpWeights};
+use crate::config::{DecoderConfig, MlpInputs, MlpWeights};
 use crate::error::ModelError;
 use crate::workers::Workers;
 
@@ -54,26 +55,86 @@ impl Decoder {
     /// `index`, and adds the result to the residual stream. The MLP of a parallel layer reads the
     /// rows that were packed for attention.
     pub(super) fn feed_forward(&mut self, index: usize, rows: usize, workers: &Workers) {
-        let (config, path, layer) = (&self.config, self.path, &self.layers[index]);
-        match &layer.feed_forward {
+        match &self.layers[index].feed_forward {
             Some(FeedForward::Dense(_)) => self.dense(index, rows, workers),
-            Some(FeedForward::Experts(experts)) => {
-                let Activations { x, normed, inner, routing, .. } = &mut self.activations;
-                let norm = Norm::of(config, layer.mlp_input_norm.as_ref(), path);
-                let pass = ExpertsPass { config, path, workers, experts };
-                let x = &mut x[..rows * config.hidden_size];
-                pass.add(norm, x, normed, inner, routing, &mut self.profile);
-            }
+            Some(FeedForward::Experts(_)) => self.mixture(index, rows, workers),
+            Some(FeedForward::DenseAndExperts(_)) => self.dense_and_mixture(index, rows, workers),
             None => {}
         }
     }
 
     /// Computes the MLP of layer `index` and adds the result to the residual stream.
     fn dense(&mut self, index: usize, rows: usize, workers: &Workers) {
+        self.dense_inputs(index, rows, workers);
         let (config, path, layer) = (&self.config, self.path, &self.layers[index]);
         let Some(FeedForward::Dense(mlp)) = &layer.feed_forward else { return };
-        let Activations { x, normed, inner, inner_rows, projected, .. } = &mut self.activations;
+        let own_norm = layer.mlp_output_norm.as_deref();
+        let updates = self.adapters.updates(index, Site::Down);
+        let residual = Residual { own_norm, ..output(config, path, mlp, updates) };
+        let Activations { x, inner, projected, .. } = &mut self.activations;
         let x = &mut x[..rows * config.hidden_size];
+        let epilogue_time = residual.add(inner, x, projected, workers);
+        self.profile.mark_with(Stage::Down, epilogue_time, Stage::Residual);
+    }
+
+    /// Computes the experts of layer `index` and adds the result to the residual stream.
+    fn mixture(&mut self, index: usize, rows: usize, workers: &Workers) {
+        let (config, path, layer) = (&self.config, self.path, &self.layers[index]);
+        let Some(FeedForward::Experts(experts)) = &layer.feed_forward else { return };
+        let Activations { x, normed, inner, routing, .. } = &mut self.activations;
+        let norm = Norm::of(config, layer.mlp_input_norm.as_ref(), path);
+        let pass = ExpertsPass { config, path, workers, experts };
+        let x = &mut x[..rows * config.hidden_size];
+        pass.route(norm, x, normed, routing);
+        pass.add(x, [normed, inner], routing, &mut self.profile);
+    }
+
+    /// Computes the MLP and the experts of layer `index`, both from the residual stream, and adds
+    /// their sum to it. Both outputs are normalized, and so is the sum.
+    fn dense_and_mixture(&mut self, index: usize, rows: usize, workers: &Workers) {
+        self.dense_inputs(index, rows, workers);
+        let (config, path, layer) = (&self.config, self.path, &self.layers[index]);
+        let Some(FeedForward::DenseAndExperts(both)) = &layer.feed_forward else { return };
+        let Activations { x, normed, inner, routing, projected, mixture, .. } =
+            &mut self.activations;
+        let len = rows * config.hidden_size;
+        let (x, projected, mixture) = (&mut x[..len], &mut projected[..len], &mut mixture[..len]);
+        let updates = self.adapters.updates(index, Site::Down);
+        let residual = output(config, path, &both.mlp, updates);
+        residual.multiply(inner, Sink::Rows(&mut *projected), workers);
+        self.profile.mark(Stage::Down);
+
+        let experts = &both.experts;
+        let norm = Norm::of(config, Some(&both.experts_input_norm), path);
+        let pass = ExpertsPass { config, path, workers, experts };
+        pass.route(norm, x, normed, routing);
+        mixture.fill(0.0);
+        pass.add(mixture, [normed, inner], routing, &mut self.profile);
+
+        let (eps, offset, width) = (config.rms_norm_eps, config.norm_offset, config.hidden_size);
+        let chunk = workers.chunk_rows(rows, 2 * width) * width;
+        let parts = projected.chunks_mut(chunk).zip(mixture.chunks_mut(chunk));
+        workers.run(parts, |(projected, mixture)| {
+            let norm = |rows: &mut [f32], weight: &[f32]| {
+                kernels::rms_norm_in_place(path, rows, weight, eps, offset);
+            };
+            norm(projected, &both.mlp_output_norm);
+            norm(mixture, &both.experts_output_norm);
+            kernels::add(path, projected, mixture);
+        });
+        if let Some(norm) = layer.mlp_output_norm.as_deref() {
+            passes::add_normed(config, path, (norm, None), [x, projected], workers);
+        }
+        self.profile.mark(Stage::Residual);
+    }
+
+    /// Computes the inner rows of the MLP of layer `index`, `[rows, width]`, and packs them for its
+    /// last projection.
+    fn dense_inputs(&mut self, index: usize, rows: usize, workers: &Workers) {
+        let (config, path, layer) = (&self.config, self.path, &self.layers[index]);
+        let Some(mlp) = layer.feed_forward.as_ref().and_then(FeedForward::dense) else { return };
+        let Activations { x, normed, inner, inner_rows, .. } = &mut self.activations;
+        let x = &x[..rows * config.hidden_size];
         let matrices = mlp.inputs();
         if !layer.parallel {
             let norm = Norm::of(config, layer.mlp_input_norm.as_ref(), path);
@@ -110,12 +171,17 @@ impl Decoder {
             });
         }
         self.profile.mark_with(Stage::GateUp, epilogue_time, Stage::Gate);
-        let own_norm = layer.mlp_output_norm.as_deref();
-        let updates = Some(self.adapters.updates(index, Site::Down));
-        let scale = config.output_scale(|multipliers| multipliers.mlp_output);
-        let linear = &mlp.down;
-        let residual = passes::Residual { config, path, linear, own_norm, updates, scale };
-        let epilogue_time = residual.add(inner, x, projected, workers);
-        self.profile.mark_with(Stage::Down, epilogue_time, Stage::Residual);
     }
+}
+
+/// The last projection of an MLP, without a norm. `updates` are those by adapters.
+fn output<'a>(
+    config: &'a DecoderConfig,
+    path: Path,
+    mlp: &'a Mlp,
+    updates: Updates<'a>,
+) -> Residual<'a> {
+    let scale = config.output_scale(|multipliers| multipliers.mlp_output);
+    let updates = Some(updates);
+    Residual { config, path, linear: &mlp.down, own_norm: None, updates, scale }
 }

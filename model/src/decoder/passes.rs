@@ -14,7 +14,9 @@ use super::linear::{Linear, Loader};
 use super::mlp::Mlp;
 use super::plan::BatchRows;
 use super::rope::{RopeTable, Rotation};
-use crate::config::{Activation, DecoderConfig, NormKind, NormWeights, QkNorm, QueryScaling};
+use crate::config::{
+    Activation, DecoderConfig, HeadShape, NormKind, NormWeights, QkNorm, QueryScaling,
+};
 use crate::error::ModelError;
 use crate::kv_store::KvStore;
 use crate::workers::Workers;
@@ -36,6 +38,14 @@ impl NormVectors {
             NormKind::LayerWithoutBias => Some(vec![0.0; weight.len()]),
         };
         Ok(Self { weight, bias })
+    }
+
+    /// The RMS norm before a router: its weights are `scale`, `[hidden_size]`, divided by the root
+    /// of `hidden_size`.
+    pub(super) fn of_router(scale: Vec<f32>) -> Self {
+        let factor = (scale.len() as f32).powf(-0.5);
+        let weight = scale.into_iter().map(|scale| scale * factor).collect();
+        Self { weight, bias: None }
     }
 
     /// As [`Self::load`], if there is a norm.
@@ -96,26 +106,39 @@ impl<'a> Norm<'a> {
 /// The epilogue parameters that are the same for all heads of a layer.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Heads<'a> {
-    pub(super) path: Path,
-    pub(super) head_dim: usize,
-    pub(super) eps: f32,
-    pub(super) norm_offset: f32,
+    path: Path,
+    head_dim: usize,
+    eps: f32,
+    norm_offset: f32,
     /// What the norms are applied to.
-    pub(super) norm: Option<QkNorm>,
+    norm: Option<QkNorm>,
     /// The factor of queries that depends on the position.
-    pub(super) query_scaling: Option<QueryScaling>,
+    query_scaling: Option<QueryScaling>,
     /// `None` if heads are not rotated.
-    pub(super) rope: Option<&'a RopeTable>,
+    rope: Option<&'a RopeTable>,
     /// The position and the rotation of each row.
-    pub(super) plan: &'a BatchRows,
+    plan: &'a BatchRows,
 }
 
-impl Heads<'_> {
+impl<'a> Heads<'a> {
+    /// The parameters of a layer whose heads have `head_dim` elements.
+    pub(super) fn of(
+        config: &DecoderConfig,
+        path: Path,
+        head_dim: usize,
+        rope: Option<&'a RopeTable>,
+        plan: &'a BatchRows,
+    ) -> Self {
+        let (eps, norm_offset) = (config.rms_norm_eps, config.norm_offset);
+        let (norm, query_scaling) = (config.qk_norm, config.query_scaling);
+        Self { path, head_dim, eps, norm_offset, norm, query_scaling, rope, plan }
+    }
+
     /// The epilogue of queries and keys: adds the bias, normalizes each head and applies the rotary
     /// embedding. If all heads of a position are normalized together, it only adds the bias, and
     /// [`Self::norm_positions`] has to follow.
-    pub(super) fn apply(&self, linear: &Linear, norm: Option<&[f32]>, sums: RowSums<'_>) {
-        linear.add_bias(self.path, sums.feature, sums.first);
+    pub(super) fn apply(&self, linear: Option<&Linear>, norm: Option<&[f32]>, sums: RowSums<'_>) {
+        linear.iter().for_each(|linear| linear.add_bias(self.path, sums.feature, sums.first));
         if self.norm == Some(QkNorm::Position) {
             return;
         }
@@ -133,9 +156,23 @@ impl Heads<'_> {
         sums: RowSums<'_>,
     ) {
         let RowSums { row, feature, first, second } = sums;
-        self.apply(linear, norm, RowSums { row, feature, first: &mut *first, second });
+        self.apply(Some(linear), norm, RowSums { row, feature, first: &mut *first, second });
         if let Some(scaling) = self.query_scaling {
             kernels::scale(self.path, first, scaling.factor(self.plan.positions[row] as usize));
+        }
+    }
+
+    /// The epilogue of values: adds the bias, and normalizes each head with the weights `norm`, if
+    /// there are any, without an offset.
+    pub(super) fn apply_to_values(
+        &self,
+        linear: Option<&Linear>,
+        norm: Option<&[f32]>,
+        sums: RowSums<'_>,
+    ) {
+        linear.iter().for_each(|linear| linear.add_bias(self.path, sums.feature, sums.first));
+        if let Some(weight) = norm {
+            kernels::rms_norm_in_place(self.path, sums.first, weight, self.eps, 0.0);
         }
     }
 
@@ -156,7 +193,7 @@ impl Heads<'_> {
     }
 
     /// The cosines and sines of a row; empty if heads are not rotated.
-    fn rotation(&self, rotation: Rotation) -> (&[f32], &[f32]) {
+    fn rotation(&self, rotation: Rotation) -> (&'a [f32], &'a [f32]) {
         self.rope.map_or_else(Default::default, |rope| rope.at(rotation))
     }
 }
@@ -216,44 +253,56 @@ impl Residual<'_> {
         projected: &mut [f32],
         workers: &Workers,
     ) -> Duration {
-        let (linear, path) = (self.linear, self.path);
-        let matrices = [&linear.matrix];
-        let threads = workers.for_products(&matrices, rows.rows());
-        let scale = |values: &mut [f32]| {
-            if let Some(factor) = self.scale {
-                kernels::scale(path, values, factor);
-            }
+        let Some(weight) = self.own_norm else {
+            return self.multiply(rows, Sink::Add(x), workers);
         };
+        let projected = &mut projected[..x.len()];
+        self.multiply(rows, Sink::Rows(projected), workers);
+        add_normed(self.config, self.path, (weight, self.scale), [x, projected], workers);
+        Duration::ZERO
+    }
+
+    /// Writes the projection of `rows` to `sink`. Without `own_norm`, it is multiplied by the
+    /// factor. Returns the time of that if it was fused into the GEMM, else zero.
+    pub(super) fn multiply(&self, rows: &Operands, sink: Sink<'_>, workers: &Workers) -> Duration {
+        let (linear, path) = (self.linear, self.path);
         let finish = |sums: RowSums<'_>| {
             if let Some(updates) = &self.updates {
                 updates.add(0, sums.row, sums.feature, sums.first);
             }
             linear.add_bias(path, sums.feature, sums.first);
-            if self.own_norm.is_none() {
-                scale(sums.first);
+            if let (Some(factor), None) = (self.scale, self.own_norm) {
+                kernels::scale(path, sums.first, factor);
             }
         };
-        let multiply = |sink: Sink<'_>| {
-            let epilogue = Some(&finish as Epilogue<'_>);
-            let product = Product { group: 0, matrices: &matrices, step: 1, epilogue, sink };
-            kernels::multiply(path, threads, rows, &mut [product])
-        };
-        let Some(weight) = self.own_norm else {
-            return multiply(Sink::Add(x));
-        };
-        let projected = &mut projected[..x.len()];
-        multiply(Sink::Rows(projected));
-        let (eps, offset) = (self.config.rms_norm_eps, self.config.norm_offset);
-        let width = weight.len();
-        let chunk = workers.chunk_rows(x.len() / width, 2 * width);
-        let parts = x.chunks_mut(chunk * width).zip(projected.chunks_mut(chunk * width));
-        workers.run(parts, |(x, projected)| {
-            kernels::rms_norm_in_place(path, projected, weight, eps, offset);
-            scale(projected);
-            kernels::add(path, x, projected);
-        });
-        Duration::ZERO
+        let matrices = [&linear.matrix];
+        let epilogue = Some(&finish as Epilogue<'_>);
+        let product = Product { group: 0, matrices: &matrices, step: 1, epilogue, sink };
+        let threads = workers.for_products(&matrices, rows.rows());
+        kernels::multiply(path, threads, rows, &mut [product])
     }
+}
+
+/// Normalizes the rows of `other` with the weights `norm`, multiplies them by a factor, and adds
+/// them to `x`.
+pub(super) fn add_normed(
+    config: &DecoderConfig,
+    path: Path,
+    (weight, scale): (&[f32], Option<f32>),
+    [x, other]: [&mut [f32]; 2],
+    workers: &Workers,
+) {
+    let (eps, offset) = (config.rms_norm_eps, config.norm_offset);
+    let width = weight.len();
+    let chunk = workers.chunk_rows(x.len() / width, 2 * width);
+    let parts = x.chunks_mut(chunk * width).zip(other.chunks_mut(chunk * width));
+    workers.run(parts, |(x, other)| {
+        kernels::rms_norm_in_place(path, other, weight, eps, offset);
+        if let Some(factor) = scale {
+            kernels::scale(path, other, factor);
+        }
+        kernels::add(path, x, other);
+    });
 }
 
 /// Applies the operations after the output matrix to `logits`.
@@ -286,7 +335,9 @@ pub(super) struct LayerAttention<'a> {
     pub(super) kv: &'a KvStore,
     /// Index of the layer.
     pub(super) index: usize,
-    /// Index of the layer in the KV store.
+    /// The sizes of its heads.
+    pub(super) heads: HeadShape,
+    /// Index in the KV store of the keys and values that it reads.
     pub(super) kept: usize,
     /// Logits of the attention sinks, `[num_heads]`.
     pub(super) sinks: Option<&'a [f32]>,
@@ -301,25 +352,25 @@ impl LayerAttention<'_> {
         out: &mut [f32],
         workers: &Workers,
     ) {
-        let Self { config, path, kv, index, kept, sinks } = *self;
+        let Self { config, path, kv, index, heads, kept, sinks } = *self;
         let sliding_window = config.layers[index].sliding_window;
         let seen = |sequence: &AttentionSequence<'_>| {
             let context = sequence.start + sequence.count;
             sequence.count * sliding_window.map_or(context, |window| window.min(context))
         };
         let pairs = sequences.iter().map(seen).sum::<usize>();
-        let products = pairs * config.num_heads * config.head_dim;
+        let products = pairs * config.num_heads * heads.head_dim;
         let args = AttentionArgs {
             path,
             q,
             sequences,
             keys: kv.keys(kept),
-            key_layout: kv.shape().key_layout,
+            key_layout: kv.shape().attention_layers[kept].key_layout,
             values: kv.values(kept),
             block_size: kv.shape().block_size,
             heads: config.num_heads,
-            kv_heads: config.num_kv_heads,
-            head_dim: config.head_dim,
+            kv_heads: heads.kv_heads,
+            head_dim: heads.head_dim,
             scale: config.attention_scale,
             softcap: config.attention_softcap,
             sliding_window,

@@ -31,6 +31,8 @@ pub enum Stage {
     Gate,
     /// GEMM of the down projection.
     Down,
+    /// With per-layer embeddings: the GEMMs of their values and of what layers compute of them.
+    PerLayer,
     /// Both additions to the residual stream, and the norms after them.
     Residual,
     /// GEMM of the logits.
@@ -39,7 +41,7 @@ pub enum Stage {
 
 impl Stage {
     /// All stages, in the order of a step.
-    pub const ALL: [Self; 12] = [
+    pub const ALL: [Self; 13] = [
         Self::Batch,
         Self::Qkv,
         Self::Heads,
@@ -50,6 +52,7 @@ impl Stage {
         Self::GateUp,
         Self::Gate,
         Self::Down,
+        Self::PerLayer,
         Self::Residual,
         Self::Logits,
     ];

@@ -41,12 +41,12 @@ impl Routing {
         self.choices.resize(rows * config.per_token, ExpertChoice::default());
     }
 
-    /// Chooses the experts of each row by its scores, and groups the rows by expert.
-    /// `bias` is that of the choice.
+    /// Chooses the experts of each row by its scores, and groups the rows by expert. `bias` is that
+    /// of the choice, and `factors` those of the experts' weights.
     pub(super) fn choose(
         &mut self,
         config: &ExpertsConfig,
-        bias: Option<&[f32]>,
+        [bias, factors]: [Option<&[f32]>; 2],
         workers: &Workers,
     ) {
         let rows = self.scores.len() / config.count;
@@ -58,6 +58,12 @@ impl Routing {
             let rows = scores.chunks_exact_mut(config.count);
             for (scores, choices) in rows.zip(choices.chunks_exact_mut(config.per_token)) {
                 config.choose(scores, bias, &mut order, choices);
+                if let Some(factors) = factors {
+                    let scale = |choice: &mut ExpertChoice| {
+                        choice.weight *= factors[choice.expert as usize];
+                    };
+                    choices.iter_mut().for_each(scale);
+                }
             }
         });
         self.group(config.count, config.per_token);
@@ -125,6 +131,7 @@ mod tests {
             scale: 1.0,
             shared_width,
             shared_gate: shared,
+            scaled_router: false,
         }
     }
 
@@ -133,7 +140,7 @@ mod tests {
         routing.reset(config, scores.len() / config.count, 1);
         routing.scores.copy_from_slice(scores);
         routing.shared_scores.fill(0.0);
-        routing.choose(config, None, &Workers::new(1));
+        routing.choose(config, [None; 2], &Workers::new(1));
         routing
     }
 
@@ -175,7 +182,7 @@ mod tests {
             let mut routing = Routing::default();
             routing.reset(&config, 1, 1);
             routing.scores.copy_from_slice(&[0.0, 2.0, 1.0, -1.0, 0.5]);
-            routing.choose(&config, Some(&[0.0, -1.0, 0.0, 0.7, 0.0]), &Workers::new(1));
+            routing.choose(&config, [Some(&[0.0, -1.0, 0.0, 0.7, 0.0]), None], &Workers::new(1));
             assert_eq!(groups(&routing), [(2, vec![0]), (3, vec![0])]);
             let chosen = [sigmoid(1.0), sigmoid(-1.0)];
             let sum = if normalized { chosen[0] + chosen[1] } else { 1.0 };

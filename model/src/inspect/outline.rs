@@ -5,7 +5,7 @@ use serde::Serialize;
 use serde_json::Value as Json;
 
 use super::TensorSummary;
-use crate::config::DecoderConfig;
+use crate::config::{DecoderConfig, LayerConfig};
 use crate::error::quoted;
 use crate::gguf::{Header, Value};
 
@@ -27,8 +27,11 @@ pub struct Outline {
     pub heads: Option<u64>,
     /// Number of key heads and of value heads.
     pub kv_heads: Option<u64>,
-    /// Number of elements of a head.
+    /// Number of elements of a head, in most layers.
     pub head_dim: Option<u64>,
+    /// Number of layers with keys and values of their own, if the model is supported. The others
+    /// have no attention, or read those of another layer.
+    pub kv_layers: Option<u64>,
     /// Size of the vocabulary.
     pub vocab_size: Option<u64>,
 }
@@ -52,6 +55,7 @@ impl Outline {
             heads: number("attention.head_count"),
             kv_heads: number("attention.head_count_kv"),
             head_dim: number("attention.key_length"),
+            kv_layers: None,
             vocab_size: vocabulary.and_then(|info| Some(*info.shape.first()? as u64)),
         }
     }
@@ -77,6 +81,7 @@ impl Outline {
             heads: number("num_attention_heads"),
             kv_heads: number("num_key_value_heads"),
             head_dim: number("head_dim"),
+            kv_layers: None,
             vocab_size: number("vocab_size"),
         }
     }
@@ -90,6 +95,8 @@ impl Outline {
         self.heads = size(config.num_heads);
         self.kv_heads = size(config.num_kv_heads);
         self.head_dim = size(config.head_dim);
+        let has_own = |layer: &&LayerConfig| layer.has_attention() && layer.kv_source.is_none();
+        self.kv_layers = size(config.layers.iter().filter(has_own).count());
         self.vocab_size = size(config.vocab_size);
     }
 }

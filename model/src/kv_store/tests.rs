@@ -3,22 +3,26 @@ use stolon_kernels::{KvRows, Path, SlotMapping};
 use super::*;
 
 pub(super) fn shape(kv_type: KvType) -> KvShape {
+    let layer = KvLayer { kv_heads: 2, head_dim: 5, key_layout: KvLayout::Rows };
     KvShape {
-        attention_layers: 3,
+        attention_layers: vec![layer; 3],
         convolution_layers: 2,
         convolution_width: 3,
         block_size: 4,
-        kv_heads: 2,
-        head_dim: 5,
         kv_type,
-        key_layout: KvLayout::Rows,
     }
+}
+
+/// The shape with other sizes of the heads of all layers.
+fn with_heads(kv_type: KvType, block_size: usize, layer: KvLayer) -> KvShape {
+    KvShape { attention_layers: vec![layer; 3], block_size, ..shape(kv_type) }
 }
 
 impl KvStore {
     /// Writes rows to consecutive positions, the first one at `offset` in `block`.
     fn write(&mut self, layer: usize, block: usize, offset: usize, keys: &[f32], values: &[f32]) {
-        let KvShape { block_size, kv_heads, head_dim, .. } = *self.shape();
+        let block_size = self.shape().block_size;
+        let KvLayer { kv_heads, head_dim, .. } = self.shape().attention_layers[layer];
         let first = block * block_size + offset;
         let mut places = SlotMapping::default();
         places.fill((0..keys.len() / (kv_heads * head_dim)).map(|row| Some(first + row)));
@@ -32,7 +36,7 @@ impl KvStore {
 
     /// Writes inputs of a convolution to all positions of a block.
     fn write_inputs(&mut self, layer: usize, block: usize, rows: &[f32]) {
-        let KvShape { block_size, convolution_width: width, .. } = *self.shape();
+        let &KvShape { block_size, convolution_width: width, .. } = self.shape();
         let mut places = SlotMapping::default();
         places.fill((0..block_size).map(|row| Some(block * block_size + row)));
         let store = self.inputs_mut(layer).slice_mut();
@@ -90,10 +94,11 @@ fn rows_are_stored_in_the_documented_layout() {
 fn transposed_keys_are_stored_in_the_documented_layout() {
     for kv_type in KvType::ALL {
         let (block_size, kv_heads, head_dim) = (32, 2, 300);
-        let shape = KvShape { block_size, kv_heads, head_dim, ..shape(kv_type) };
-        let transposed = KvShape { key_layout: KvLayout::Transposed { block_size }, ..shape };
         let [mut rows, mut transposed] =
-            [shape, transposed].map(|shape| KvStore::new(shape, 3).expect("small"));
+            [KvLayout::Rows, KvLayout::Transposed { block_size }].map(|key_layout| {
+                let layer = KvLayer { kv_heads, head_dim, key_layout };
+                KvStore::new(with_heads(kv_type, block_size, layer), 3).expect("small")
+            });
         let keys: Vec<f32> = (0..20 * kv_heads * head_dim).map(|i| (i as f32).sin()).collect();
         for store in [&mut rows, &mut transposed] {
             store.write(1, 2, 7, &keys, &keys);
@@ -134,9 +139,12 @@ fn blocks_survive_a_copy_out_and_in_bit_for_bit() {
     let workers = Workers::new(2);
     for kv_type in KvType::ALL {
         for key_layout in [KvLayout::Rows, KvLayout::Transposed { block_size: 16 }] {
-            let shape = KvShape { block_size: 16, head_dim: 6, key_layout, ..shape(kv_type) };
+            let layer = KvLayer { kv_heads: 2, head_dim: 6, key_layout };
+            let mut shape = with_heads(kv_type, 16, layer);
+            // One head in place of two, so with fewer scales.
+            shape.attention_layers[1] = KvLayer { kv_heads: 1, head_dim: 12, ..layer };
             let filled = |scale: f32, block_count: usize| {
-                let mut store = KvStore::new(shape, block_count).expect("a small store");
+                let mut store = KvStore::new(shape.clone(), block_count).expect("a small store");
                 let rows = |offset: usize| -> Vec<f32> {
                     (0..16 * 12).map(|i| ((i + offset) as f32 * scale).sin() * 70.0).collect()
                 };
@@ -174,7 +182,8 @@ fn blocks_survive_a_copy_out_and_in_bit_for_bit() {
                 for (from, to) in
                     [(from.keys(layer), to.keys(layer)), (from.values(layer), to.values(layer))]
                 {
-                    let (from, to) = (to_f32(from, 6), to_f32(to, 6));
+                    let head_dim = shape.attention_layers[layer].head_dim;
+                    let (from, to) = (to_f32(from, head_dim), to_f32(to, head_dim));
                     // The scales of transposed int8 keys are by position, so the factors that
                     // `to_f32` uses are wrong, but they are the same ones on both sides.
                     let (from, to) = (&from[3 * 192..4 * 192], &to[5 * 192..6 * 192]);
@@ -189,14 +198,15 @@ fn blocks_survive_a_copy_out_and_in_bit_for_bit() {
 #[test]
 fn several_threads_copy_what_one_copies() {
     for kv_type in [KvType::F32, KvType::Int8] {
-        let shape = KvShape { head_dim: 4096, ..shape(kv_type) };
+        let layer = KvLayer { kv_heads: 2, head_dim: 4096, key_layout: KvLayout::Rows };
+        let shape = with_heads(kv_type, 4, layer);
         let [one, three] = [1, 3].map(Workers::new);
         let blocks = [4, 0, 7, 2].map(BlockId);
         let bytes = blocks.len() * shape.block_bytes();
         assert!(bytes > 2 * COPY_MIN);
         let noise: Vec<u8> = (0..bytes).map(|i| ((i * 2_654_435_761) >> 13) as u8).collect();
         let from: Vec<&[u8]> = noise.chunks(shape.block_bytes()).collect();
-        let mut stores = [(); 2].map(|()| KvStore::new(shape, 8).expect("a small store"));
+        let mut stores = [(); 2].map(|()| KvStore::new(shape.clone(), 8).expect("a small store"));
         for (store, workers) in stores.iter_mut().zip([&one, &three]) {
             store.write_blocks(&blocks, &from, workers);
         }
@@ -299,7 +309,8 @@ fn impossible_stores_are_refused() {
         KvStore::new(shape(KvType::F32), 0).err(),
         Some(KvStoreError::BlockCount { got: 0 })
     );
-    let huge = KvShape { head_dim: 1 << 24, ..shape(KvType::F32) };
+    let layer = KvLayer { kv_heads: 2, head_dim: 1 << 24, key_layout: KvLayout::Rows };
+    let huge = with_heads(KvType::F32, 4, layer);
     let error = KvStore::new(huge, u32::MAX as usize).expect_err("more than any machine has");
     assert!(matches!(error, KvStoreError::OutOfMemory { .. }), "{error}");
 }

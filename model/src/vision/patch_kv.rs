@@ -7,7 +7,7 @@ use stolon_kvcache::BlockId;
 
 use crate::config::TowerConfig;
 use crate::error::KvStoreError;
-use crate::kv_store::{KvShape, KvStore, KvType};
+use crate::kv_store::{KvLayer, KvShape, KvStore, KvType};
 use crate::workers::Workers;
 
 /// Patches per block: as many as a tile of the kernel has positions, on every instruction set.
@@ -35,15 +35,17 @@ impl PatchKv {
         patches: usize,
     ) -> Result<Self, KvStoreError> {
         let (head_dim, bf16) = (config.head_dim(), kv_type == KvType::Bf16);
+        let layer = KvLayer {
+            kv_heads: config.heads,
+            head_dim,
+            key_layout: KvLayout::of_keys(path, bf16, BLOCK_SIZE, head_dim),
+        };
         let shape = KvShape {
-            attention_layers: 1,
+            attention_layers: vec![layer],
             convolution_layers: 0,
             convolution_width: 0,
             block_size: BLOCK_SIZE,
-            kv_heads: config.heads,
-            head_dim,
             kv_type,
-            key_layout: KvLayout::of_keys(path, bf16, BLOCK_SIZE, head_dim),
         };
         let blocks = patches.div_ceil(BLOCK_SIZE);
         let store = KvStore::new(shape, blocks)?;
@@ -60,7 +62,8 @@ impl PatchKv {
     /// Computes attention in both directions between all patches. `q` and `out` are
     /// `[patches, heads, head_dim]`.
     pub(super) fn attend(&self, q: &[f32], out: &mut [f32], path: Path, workers: &Workers) {
-        let &KvShape { block_size, kv_heads: heads, head_dim, key_layout, .. } = self.store.shape();
+        let KvShape { attention_layers, block_size, .. } = self.store.shape();
+        let KvLayer { kv_heads: heads, head_dim, key_layout } = attention_layers[0];
         let count = self.slots.as_slice().len();
         let all = AttentionSequence { start: 0, count, full: true, block_table: &self.blocks };
         let args = AttentionArgs {
@@ -70,7 +73,7 @@ impl PatchKv {
             keys: self.store.keys(0),
             key_layout,
             values: self.store.values(0),
-            block_size,
+            block_size: *block_size,
             heads,
             kv_heads: heads,
             head_dim,

@@ -77,7 +77,7 @@ impl Weights {
         for mixer in config.weights().layers.into_iter().flat_map(|layer| layer.mixers) {
             let MixerWeights::Attention(attention) = mixer else { continue };
             let name = attention.qkv.name.replace("weight", "bias");
-            let parts = attention.qkv.parts.into_iter().filter_map(|part| part.bias).collect();
+            let parts = attention.qkv.parts().filter_map(|part| part.bias).collect();
             biases.push((name, parts));
         }
         self.split_stacked(biases)?;

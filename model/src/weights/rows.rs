@@ -100,7 +100,7 @@ impl DecoderConfig {
 
     /// Adds the matrix and the biases of queries and gates.
     fn add_gated(&self, attention: AttentionWeights, list: &mut Vec<Division>) {
-        let [q, ..] = attention.qkv.parts;
+        let q = attention.qkv.query;
         let Some(gate) = attention.gate else { return };
         let (len, count) = (self.head_dim, self.num_heads);
         let run = |first| vec![Run { first, len, step: 2 * len, count }];

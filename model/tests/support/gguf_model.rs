@@ -56,6 +56,9 @@ fn interleaved(config: &DecoderConfig, values: &[f32], heads: usize) -> Vec<f32>
 fn gguf_name(name: &str, post_norms: bool) -> String {
     let top = [
         ("model.embed_tokens.weight", "token_embd.weight"),
+        ("model.embed_tokens_per_layer.weight", "per_layer_token_embd.weight"),
+        ("model.per_layer_model_projection.weight", "per_layer_model_proj.weight"),
+        ("model.per_layer_projection_norm.weight", "per_layer_proj_norm.weight"),
         ("model.norm.weight", "output_norm.weight"),
         ("model.norm.bias", "output_norm.bias"),
         ("lm_head.weight", "output.weight"),
@@ -64,8 +67,20 @@ fn gguf_name(name: &str, post_norms: bool) -> String {
         return (*gguf).to_owned();
     }
     let (layer, rest) = name.strip_prefix("model.layers.").unwrap().split_once('.').unwrap();
+    if rest == "layer_scalar" {
+        return format!("blk.{layer}.layer_output_scale.weight");
+    }
     let (module, kind) = rest.rsplit_once('.').unwrap();
     let gguf = match module {
+        "per_layer_input_gate" => "inp_gate",
+        "per_layer_projection" => "proj",
+        "post_per_layer_input_norm" => "post_norm",
+        "post_feedforward_layernorm_1" => "post_ffw_norm_1",
+        "pre_feedforward_layernorm_2" => "pre_ffw_norm_2",
+        "post_feedforward_layernorm_2" => "post_ffw_norm_2",
+        "router" if kind == "scale" => return format!("blk.{layer}.ffn_gate_inp.scale"),
+        "router" => return format!("blk.{layer}.ffn_down_exps.scale"),
+        "router.proj" => "ffn_gate_inp",
         "input_layernorm" => "attn_norm",
         "self_attn.q_proj" => "attn_q",
         "self_attn.k_proj" => "attn_k",
@@ -102,7 +117,7 @@ fn gguf_name(name: &str, post_norms: bool) -> String {
         "mlp.shared_expert.gate_proj" => "ffn_gate_shexp",
         "mlp.shared_expert.up_proj" => "ffn_up_shexp",
         "mlp.shared_expert.down_proj" => "ffn_down_shexp",
-        expert if expert.starts_with("mlp.experts.") => match expert.rsplit('.').next() {
+        expert if expert.contains("experts.") => match expert.rsplit('.').next() {
             Some("gate_proj") => "ffn_gate_exps",
             Some("up_proj") => "ffn_up_exps",
             _ => "ffn_down_exps",
@@ -116,6 +131,7 @@ fn gguf_name(name: &str, post_norms: bool) -> String {
 fn metadata(config: &DecoderConfig, file: &mut GgufWriter) {
     let prefix = match config.architecture {
         Architecture::Gemma3 => "gemma3",
+        Architecture::Gemma4 => "gemma4",
         Architecture::Mistral | Architecture::Mixtral => "llama",
         Architecture::Qwen2Moe => "qwen2moe",
         Architecture::Qwen3Moe => "qwen3moe",
@@ -164,9 +180,22 @@ fn metadata(config: &DecoderConfig, file: &mut GgufWriter) {
             "rope.dimension_count" if nemotron => {
                 Meta::U32((config.hidden_size / config.num_heads) as u32)
             }
+            _ if config.architecture == Architecture::Gemma4 => of_gemma4(config, key, number),
             _ => Meta::U32(number as u32),
         };
         file.set(&format!("{prefix}.{key}"), value);
+    }
+    if config.architecture == Architecture::Gemma4 {
+        let shared = config.layers.iter().filter(|layer| layer.kv_source.is_some()).count();
+        for (key, number) in [
+            ("attention.key_length_swa", config.head_dim),
+            ("attention.value_length_swa", config.head_dim),
+            ("rope.dimension_count_swa", config.head_dim),
+            ("attention.shared_kv_layers", shared),
+            ("embedding_length_per_layer_input", config.per_layer_input.unwrap_or(0)),
+        ] {
+            file.set(&format!("{prefix}.{key}"), Meta::U32(number as u32));
+        }
     }
     if let Architecture::Lfm2Moe | Architecture::Glm4Moe = config.architecture {
         file.set(&format!("{prefix}.expert_gating_func"), Meta::U32(2));
@@ -259,6 +288,12 @@ fn metadata(config: &DecoderConfig, file: &mut GgufWriter) {
             let key = format!("{prefix}.rope.scaling.original_context_length");
             file.set(&key, Meta::U32(*original as u32));
         }
+        RopeScaling::FirstPairs { pairs, .. } => {
+            let count = config.rope_dim(0) / 2;
+            let divisor = |pair: usize| if pair < *pairs { 1.0_f32 } else { 1e30 };
+            let bytes = (0..count).flat_map(|pair| divisor(pair).to_le_bytes()).collect();
+            file.tensors.push(("rope_freqs.weight".into(), vec![count], 0, bytes));
+        }
         RopeScaling::Llama3 { .. } => {
             let plain =
                 stolon_model::Rope { scaling: RopeScaling::None, ..config.ropes[0].clone() };
@@ -269,6 +304,23 @@ fn metadata(config: &DecoderConfig, file: &mut GgufWriter) {
             file.tensors.push(("rope_freqs.weight".into(), shape, 0, divisors.collect()));
         }
         _ => {}
+    }
+}
+
+/// A number of the metadata of Gemma 4, whose layers may differ.
+fn of_gemma4(config: &DecoderConfig, key: &str, number: usize) -> Meta {
+    let layers = || 0..config.layers.len();
+    let list =
+        |of: &dyn Fn(usize) -> usize| Meta::I32s(layers().map(|layer| of(layer) as i32).collect());
+    match key {
+        "attention.head_count_kv" => list(&|layer| config.heads(layer).kv_heads),
+        "feed_forward_length" => {
+            list(&|layer| config.layers[layer].intermediate_size.unwrap_or(number))
+        }
+        "attention.key_length" | "attention.value_length" | "rope.dimension_count" => {
+            Meta::U32(config.heads(config.layers.len() - 1).head_dim as u32)
+        }
+        _ => Meta::U32(number as u32),
     }
 }
 
@@ -307,7 +359,8 @@ fn is_shared(config: &DecoderConfig, name: &str) -> bool {
     let layer = name.split('.').nth(2).and_then(|layer| layer.parse::<usize>().ok());
     let has_experts = layer.is_some_and(|layer| config.layers[layer].has_experts());
     let matrices = [".mlp.gate_proj.", ".mlp.up_proj.", ".mlp.down_proj."];
-    has_experts && matrices.iter().any(|matrix| name.contains(matrix))
+    let is_next_to = config.architecture == Architecture::Gemma4;
+    has_experts && !is_next_to && matrices.iter().any(|matrix| name.contains(matrix))
 }
 
 /// The factor by which the converter multiplies a tensor of Falcon-H1.
@@ -415,7 +468,7 @@ pub(crate) fn gguf_of(config: &DecoderConfig, weights: &Weights, dtype: TensorTy
             name if is_shared(config, &spec.name) => name.replace(".weight", "_shexp.weight"),
             name => name,
         };
-        if spec.name.contains(".mlp.experts.") {
+        if spec.name.contains(".experts.") {
             // Experts are stacked along a new first dimension, in ascending order.
             let Some(stacked) = file.tensors.iter_mut().find(|tensor| tensor.0 == name) else {
                 let shape = [&[1], spec.shape.as_slice()].concat();

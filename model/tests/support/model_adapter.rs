@@ -2,7 +2,8 @@
 
 use stolon_model::DecoderConfig;
 use stolon_model::config::{
-    AttentionWeights, FeedForwardWeights, LinearWeights, MixerWeights, MlpInputs,
+    AttentionWeights, DenseAndExpertsWeights, FeedForwardWeights, LinearWeights, MixerWeights,
+    MlpInputs,
 };
 
 use crate::adapter_writer::AdapterWriter;
@@ -22,10 +23,14 @@ pub(crate) fn whole_adapter(
             let MixerWeights::Attention(attention) = mixer else { continue };
             let AttentionWeights { qkv, output, gate, .. } = attention;
             gated = gate.is_some();
-            linears.extend(qkv.parts);
+            linears.extend(qkv.parts());
             linears.push(output);
         }
-        if let Some(FeedForwardWeights::Dense(mlp)) = layer.mlp {
+        if let Some(
+            FeedForwardWeights::Dense(mlp)
+            | FeedForwardWeights::DenseAndExperts(DenseAndExpertsWeights { mlp, .. }),
+        ) = layer.mlp
+        {
             match mlp.inputs {
                 MlpInputs::Gated(gate_up) => linears.extend(gate_up.parts),
                 MlpInputs::Plain(up) => linears.push(up),

@@ -120,6 +120,17 @@ pub(crate) fn config_json(architecture: &str) -> Value {
         config["layer_types"] = json!(["sliding_attention", "full_attention"]);
         config["tie_word_embeddings"] = true.into();
     }
+    if architecture == "gemma4_text" {
+        config["num_hidden_layers"] = 4.into();
+        let types = ["sliding_attention", "full_attention"];
+        config["layer_types"] = json!([types, types].concat());
+        config["global_head_dim"] = 64.into();
+        config["num_kv_shared_layers"] = 2.into();
+        config["use_double_wide_mlp"] = true.into();
+        config["hidden_size_per_layer_input"] = 256.into();
+        config["vocab_size_per_layer_input"] = 40.into();
+        config["final_logit_softcapping"] = 1.5.into();
+    }
     if let "mixtral" | "qwen2_moe" | "qwen3_moe" | "gpt_oss" | "lfm2_moe" | "olmoe"
     | "qwen3_5_moe_text" | "qwen3_next" | "granitemoe" | "glm4_moe" = architecture
     {

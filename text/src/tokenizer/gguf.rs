@@ -35,10 +35,12 @@ pub(super) fn build(metadata: &GgufTokenizer) -> Result<Tokenizer, TokenizerErro
     let file = metadata.file.as_str();
     let parts = match metadata.model.as_str() {
         "gpt2" => byte_level(metadata)?,
-        "llama" => sentence_piece(metadata)?,
+        "llama" => sentence_piece(metadata, merges_by_score(metadata)?, true)?,
+        // Converters write the merges of Gemma 4, whose words are not split otherwise.
+        "gemma4" => sentence_piece(metadata, listed_merges(metadata)?, false)?,
         other => {
             let key = "tokenizer.ggml.model";
-            return Err(TokenizerError::unsupported(file, key, "gpt2 or llama", other));
+            return Err(TokenizerError::unsupported(file, key, "gpt2, llama or gemma4", other));
         }
     };
     let document = json!({
@@ -90,19 +92,7 @@ struct Parts {
 /// Byte-level BPE, as used by GPT-2, Llama 3 and Qwen.
 fn byte_level(metadata: &GgufTokenizer) -> Result<Parts, TokenizerError> {
     let file = metadata.file.as_str();
-    let merges = metadata.merges.as_deref().ok_or_else(|| {
-        TokenizerError::key(file, "tokenizer.ggml.merges", "a list of merges", "nothing")
-    })?;
-    let merges = merges
-        .iter()
-        .map(|merge| {
-            let (left, right) = merge.split_once(' ').ok_or_else(|| {
-                let expected = "two tokens separated by a space";
-                TokenizerError::key(file, "tokenizer.ggml.merges", expected, format!("`{merge}`"))
-            })?;
-            Ok(json!([left, right]))
-        })
-        .collect::<Result<Vec<_>, TokenizerError>>()?;
+    let merges = listed_merges(metadata)?;
     let split = Split::named(metadata.pre.as_deref(), file)?;
     let mut pre_tokenizers = Vec::new();
     if split.single_digits {
@@ -129,9 +119,31 @@ fn byte_level(metadata: &GgufTokenizer) -> Result<Parts, TokenizerError> {
     })
 }
 
-/// SentencePiece's BPE with byte fallback, as used by Llama 2, Mistral and Gemma.
-fn sentence_piece(metadata: &GgufTokenizer) -> Result<Parts, TokenizerError> {
-    let prefix = metadata.add_space_prefix.unwrap_or(true);
+/// The merges in the metadata.
+fn listed_merges(metadata: &GgufTokenizer) -> Result<Vec<Value>, TokenizerError> {
+    let (file, key) = (metadata.file.as_str(), "tokenizer.ggml.merges");
+    let merges = metadata
+        .merges
+        .as_deref()
+        .ok_or_else(|| TokenizerError::key(file, key, "a list of merges", "nothing"))?;
+    let pair = |merge: &String| {
+        let (left, right) = merge.split_once(' ').ok_or_else(|| {
+            let expected = "two tokens separated by a space";
+            TokenizerError::key(file, key, expected, format!("`{merge}`"))
+        })?;
+        Ok(json!([left, right]))
+    };
+    merges.iter().map(pair).collect()
+}
+
+/// SentencePiece's BPE with byte fallback, as used by Llama 2, Mistral and Gemma. `prefix` says
+/// whether a space is added before a text if the metadata do not.
+fn sentence_piece(
+    metadata: &GgufTokenizer,
+    merges: Vec<Value>,
+    prefix: bool,
+) -> Result<Parts, TokenizerError> {
+    let prefix = metadata.add_space_prefix.unwrap_or(prefix);
     let mut normalizers = Vec::new();
     let mut decoders = vec![
         json!({"type": "Replace", "pattern": {"String": SPACE_MARK}, "content": " "}),
@@ -151,7 +163,7 @@ fn sentence_piece(metadata: &GgufTokenizer) -> Result<Parts, TokenizerError> {
         normalizer: json!({"type": "Sequence", "normalizers": normalizers}),
         pre_tokenizer: Value::Null,
         decoder: json!({"type": "Sequence", "decoders": decoders}),
-        model: bpe(metadata, merges_by_score(metadata)?, unknown, false),
+        model: bpe(metadata, merges, unknown, false),
         adds_bos_by_default: true,
     })
 }
@@ -167,7 +179,7 @@ fn bpe(
     json!({
         "type": "BPE", "dropout": null, "unk_token": unknown,
         "continuing_subword_prefix": null, "end_of_word_suffix": null,
-        "fuse_unk": true, "byte_fallback": metadata.model == "llama",
+        "fuse_unk": true, "byte_fallback": metadata.model != "gpt2",
         "ignore_merges": whole_words_first,
         "vocab": vocabulary, "merges": merges,
     })

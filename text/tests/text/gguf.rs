@@ -138,6 +138,37 @@ fn tokens_added_at_the_start_follow_the_metadata() {
     assert_eq!(encode(other), ["the", "</s>", "</s>"]);
 }
 
+/// Goal: files of Gemma 4 list merges in place of scores. Those that follow from the scores lead to
+/// the same tokens, with spaces as in the text and bytes for other characters.
+#[test]
+fn listed_merges_replace_scores() {
+    let pieces = sentence_pieces();
+    let known = |text: &str| pieces[259..].iter().any(|(piece, _)| piece == text);
+    let splits = |piece: &String| {
+        let middles = piece.char_indices().skip(1).map(|(middle, _)| piece.split_at(middle));
+        let known = middles.filter(|(left, right)| known(left) && known(right));
+        known.map(|(left, right)| format!("{left} {right}")).collect::<Vec<_>>()
+    };
+    let merges = pieces[259..].iter().flat_map(|(piece, _)| splits(piece)).collect();
+    let scores = GgufTokenizer { add_space_prefix: Some(false), ..sentence_piece_metadata() };
+    let listed = GgufTokenizer {
+        model: "gemma4".to_owned(),
+        merges: Some(merges),
+        scores: None,
+        add_space_prefix: None,
+        ..sentence_piece_metadata()
+    };
+    let [scored, listed] = [scores, listed].map(|metadata| build(metadata).expect("valid"));
+    for text in ["", " ", "the", " and  the\nend.", "thethe er and", "\u{6f22} \u{1f600}"] {
+        let tokens = listed.encode(text, true).expect("encodes");
+        assert_eq!(tokens, scored.encode(text, true).expect("encodes"), "{text:?}");
+        assert_eq!(listed.decode(&tokens, true), text);
+    }
+    let missing = GgufTokenizer { model: "gemma4".to_owned(), ..sentence_piece_metadata() };
+    let error = build(missing).expect_err("no merges").to_string();
+    assert!(error.contains("tokenizer.ggml.merges"), "{error}");
+}
+
 /// Goal: each family's split pattern is a valid regular expression and splits numbers as
 /// documented.
 #[test]

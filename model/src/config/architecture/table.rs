@@ -11,7 +11,7 @@ mod recurrent;
 use super::Architecture::*;
 use super::{AttentionScale, Bias, Defaults, Description, Gate, Gguf, Pattern, Rotation, Windows};
 use crate::config::{NormKind, NormPlacement, QkNorm, RopeScaling};
-use gemma::{GEMMA2, GEMMA3};
+use gemma::{GEMMA2, GEMMA3, GEMMA4};
 use granite::{GRANITE, GRANITE_HYBRID, GRANITE_MOE};
 use layer_norms::{COHERE2, MOONDREAM2, STARCODER2};
 use mixtures::{GLM4_MOE, GPT_OSS, LFM2_MOE, MIXTRAL, OLMOE, QWEN2_MOE, QWEN3_MOE};
@@ -49,6 +49,8 @@ const LLAMA: Description = Description {
     norm_offset: 0.0,
     qk_norm: None,
     qk_norm_needs_flag: false,
+    value_norm: false,
+    gemma4: false,
     gate: Gate::Silu,
     attention_sinks: false,
     attention_scale: AttentionScale::HeadDim,
@@ -61,6 +63,7 @@ const LLAMA: Description = Description {
         theta: 1e4,
         local_theta: None,
         partial: None,
+        proportional: None,
         adjacent: false,
         unrotated_step: None,
         nowhere: false,
@@ -352,7 +355,7 @@ const LFM2: Description = Description {
 };
 
 /// One row per architecture, in the order of [`Architecture`](super::Architecture).
-pub(super) static TABLE: [Description; 34] = [
+pub(super) static TABLE: [Description; 35] = [
     LLAMA,
     MISTRAL,
     MINISTRAL3,
@@ -371,6 +374,7 @@ pub(super) static TABLE: [Description; 34] = [
     LFM2_MOE,
     GEMMA2,
     GEMMA3,
+    GEMMA4,
     MIXTRAL,
     OLMOE,
     QWEN2_MOE,

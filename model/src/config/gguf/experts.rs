@@ -11,8 +11,13 @@ const SIGMOID: u64 = 2;
 impl Metadata<'_> {
     /// Width of the MLP of layers without experts. Files of models in which all layers have experts
     /// may lack it.
-    pub(super) fn dense_width(&self) -> Result<usize, ModelError> {
+    pub(super) fn dense_width(&self, row: &Description) -> Result<usize, ModelError> {
         let key = "feed_forward_length";
+        if row.gemma4 {
+            // Layers may differ; see `gemma4_layers`.
+            let count = self.layer_count()?;
+            return Ok(self.of_layers(key, None, count)?[0]);
+        }
         if let Some((width, _)) = self.of_some_layers(key, self.layer_count()?)? {
             return Ok(width);
         }
@@ -32,7 +37,8 @@ impl Metadata<'_> {
         for (index, layer) in layers.iter_mut().enumerate() {
             let router = format!("blk.{index}.ffn_gate_inp.weight");
             if self.header.tensors.contains_key(&router) {
-                layer.mlp = Some(MlpKind::Experts);
+                let kind = if row.gemma4 { MlpKind::DenseAndExperts } else { MlpKind::Experts };
+                layer.mlp = Some(kind);
             }
         }
         if !layers.iter().any(LayerConfig::has_experts) {
@@ -44,7 +50,7 @@ impl Metadata<'_> {
                 _ => Ok(None),
             };
         }
-        let dense_width = self.dense_width()?;
+        let dense_width = self.dense_width(row)?;
         let per_token = self.required_size("expert_used_count")?;
         // The same defaults as in llama.cpp, whose files of Mixtral have the name of Llama.
         let width = match (self.size("expert_feed_forward_length")?, row.experts) {
@@ -90,6 +96,7 @@ impl Metadata<'_> {
             scale: self.factor("expert_weights_scale")?.unwrap_or(1.0),
             shared_width,
             shared_gate: shared.has_gate(),
+            scaled_router: row.gemma4,
         }))
     }
 }

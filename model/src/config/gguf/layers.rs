@@ -1,7 +1,7 @@
 //! Parses which layers of a GGUF file have a sliding window and a rotary embedding.
 
 use super::super::architecture::{Description, Pattern, Windows};
-use super::super::{LAYERS_MAX, LayerConfig, MixerKind, MlpKind, Rope, RopeScaling};
+use super::super::{LAYERS_MAX, LayerConfig, Rope, RopeScaling};
 use super::Metadata;
 use crate::error::ModelError;
 use crate::gguf::Value;
@@ -36,12 +36,7 @@ impl Metadata<'_> {
             Some(value) if value.as_u64() == Some(0) => None,
             Some(_) => self.size(key)?,
         };
-        let full = LayerConfig {
-            mixers: &[MixerKind::Attention],
-            rope: Some(0),
-            sliding_window: None,
-            mlp: Some(MlpKind::Dense),
-        };
+        let full = LayerConfig::PLAIN;
         let Some(window) = window else {
             let mark = self.value("rope.scaling.finetuned").and_then(Value::as_bool);
             let marked = mark == Some(false) && row.gguf.marks_unrotated;

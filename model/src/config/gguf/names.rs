@@ -12,6 +12,13 @@ pub(crate) fn tensor_name(architecture: Architecture, name: &str) -> Option<Stri
         "output_norm.weight" | "token_embd_norm.weight" => return Some("model.norm.weight".into()),
         "output_norm.bias" => return Some("model.norm.bias".into()),
         "output.weight" => return Some("lm_head.weight".into()),
+        "per_layer_token_embd.weight" => return Some("model.embed_tokens_per_layer.weight".into()),
+        "per_layer_model_proj.weight" => {
+            return Some("model.per_layer_model_projection.weight".into());
+        }
+        "per_layer_proj_norm.weight" => {
+            return Some("model.per_layer_projection_norm.weight".into());
+        }
         _ => {}
     }
     let (layer, rest) = name.strip_prefix("blk.")?.split_once('.')?;
@@ -24,6 +31,11 @@ pub(crate) fn tensor_name(architecture: Architecture, name: &str) -> Option<Stri
     {
         let module = if mamba { "mamba" } else { "linear_attn" };
         return Some(format!("model.layers.{layer}.{module}.{part}"));
+    }
+    if row.gemma4
+        && let Some(part) = gemma4_name(rest)
+    {
+        return Some(format!("model.layers.{layer}.{part}"));
     }
     let (module, kind) = rest.rsplit_once('.')?;
     let norms = row.norms.names();
@@ -86,6 +98,27 @@ fn recurrent_name(name: &str, mamba: bool) -> Option<&'static str> {
         "ssm_a" => "A_log",
         "ssm_norm.weight" => "norm.weight",
         "ssm_out.weight" => "out_proj.weight",
+        _ => return None,
+    })
+}
+
+/// The name of a tensor that only Gemma 4 has, or that has another name there.
+fn gemma4_name(name: &str) -> Option<&'static str> {
+    Some(match name {
+        "inp_gate.weight" => "per_layer_input_gate.weight",
+        "proj.weight" => "per_layer_projection.weight",
+        "post_norm.weight" => "post_per_layer_input_norm.weight",
+        "layer_output_scale.weight" => "layer_scalar",
+        "post_ffw_norm_1.weight" => "post_feedforward_layernorm_1.weight",
+        "pre_ffw_norm_2.weight" => "pre_feedforward_layernorm_2.weight",
+        "post_ffw_norm_2.weight" => "post_feedforward_layernorm_2.weight",
+        "ffn_gate_inp.weight" => "router.proj.weight",
+        "ffn_gate_inp.scale" => "router.scale",
+        "ffn_down_exps.scale" => "router.per_expert_scale",
+        "ffn_gate_exps.weight" => "experts.*.gate_proj.weight",
+        "ffn_up_exps.weight" => "experts.*.up_proj.weight",
+        "ffn_gate_up_exps.weight" => "experts.*.gate_up_proj.weight",
+        "ffn_down_exps.weight" => "experts.*.down_proj.weight",
         _ => return None,
     })
 }

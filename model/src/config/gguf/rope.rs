@@ -25,7 +25,10 @@ impl Metadata<'_> {
         let theta = self.float("rope.freq_base")?.unwrap_or(default);
         let scaling = if let Some(divisors) = tensors(ROPE_FREQS)? {
             self.only("rope.scaling.attn_factor", 1.0)?;
-            RopeScaling::Divisors { divisors, attention_factor: 1.0 }
+            match row.rotation.proportional.and_then(|_| first_pairs(&divisors)) {
+                Some(pairs) => RopeScaling::FirstPairs { pairs, factor: 1.0 },
+                None => RopeScaling::Divisors { divisors, attention_factor: 1.0 },
+            }
         } else if self.header.tensors.contains_key(ROPE_LONG) {
             self.long_rope(max_positions, tensors)?
         } else {
@@ -129,4 +132,11 @@ impl Metadata<'_> {
             attention_factor: attention_factor as f32,
         })
     }
+}
+
+/// How many of the first pairs are rotated, if the others are not: the converter of Gemma 4 writes
+/// the divisor 1 for the former, and 1e30 for the latter. `None` for other divisors.
+fn first_pairs(divisors: &[f32]) -> Option<usize> {
+    let rotated = divisors.iter().take_while(|divisor| **divisor == 1.0).count();
+    divisors[rotated..].iter().all(|divisor| *divisor >= 1e30).then_some(rotated)
 }

@@ -3,7 +3,7 @@
 use super::super::architecture::{Description, ExpertLayers, ExpertsDefaults, Scores, Shared};
 use super::super::keys::Keys;
 use super::super::{ExpertScores, ExpertsConfig, LayerConfig, MlpKind};
-use super::mlp;
+use super::{gemma4, mlp};
 use crate::error::ModelError;
 
 /// The mixture of experts, if the architecture has one. Sets [`LayerConfig::mlp`] of the layers
@@ -13,6 +13,9 @@ pub(super) fn parse(
     keys: &Keys<'_>,
     layers: &mut [LayerConfig],
 ) -> Result<Option<ExpertsConfig>, ModelError> {
+    if row.gemma4 {
+        return gemma4::experts(keys, layers);
+    }
     let Some(defaults) = row.experts else { return Ok(None) };
     let count = count(&defaults, keys)?;
     mark_layers(&defaults, keys, count, layers)?;
@@ -68,6 +71,7 @@ pub(super) fn parse(
         scale,
         shared_width,
         shared_gate: defaults.shared.has_gate(),
+        scaled_router: false,
     }))
 }
 

@@ -2,7 +2,7 @@
 
 use super::super::architecture::{Description, Mamba, Pattern, Windows};
 use super::super::keys::Keys;
-use super::super::{LAYERS_MAX, LayerConfig, MixerKind, MlpKind};
+use super::super::{LAYERS_MAX, LayerConfig};
 use super::nemotron;
 use crate::error::ModelError;
 
@@ -40,14 +40,13 @@ pub(super) fn parse(
     };
     let local_only = row.rotation.local_only && window.is_some();
     let layer = |(is_sliding, rotated): (bool, bool)| LayerConfig {
-        mixers: &[MixerKind::Attention],
         rope: (rotated && (is_sliding || !local_only)).then_some(if is_sliding {
             local
         } else {
             0
         }),
         sliding_window: window.filter(|_| is_sliding),
-        mlp: Some(MlpKind::Dense),
+        ..LayerConfig::PLAIN
     };
     Ok(is_sliding.into_iter().zip(rotated).map(layer).collect())
 }

@@ -4,8 +4,7 @@
 
 use super::super::architecture::Description;
 use super::super::{
-    Activation, Architecture, DecoderConfig, Keys, LAYERS_MAX, LayerConfig, MixerKind, MlpKind,
-    Rope, RopeScaling,
+    Activation, Architecture, DecoderConfig, Keys, LAYERS_MAX, LayerConfig, Rope, RopeScaling,
 };
 use super::ParsedConfig;
 use crate::error::ModelError;
@@ -50,12 +49,6 @@ fn decoder(
     let head_dim = hidden_size / num_heads;
     let theta = text.map_or(Ok(None), |text| text.positive("rope_theta"))?;
     let theta = theta.unwrap_or(row.rotation.theta);
-    let layer = LayerConfig {
-        mixers: &[MixerKind::Attention],
-        rope: Some(0),
-        sliding_window: None,
-        mlp: Some(MlpKind::Dense),
-    };
     Ok(DecoderConfig {
         architecture: row.architecture,
         vocab_size: size("vocab_size", defaults.vocab_size)?,
@@ -79,10 +72,13 @@ fn decoder(
         output_gate: false,
         mlp_bias: true,
         qk_norm: None,
+        value_norm: false,
         norms: row.norms,
         norm_kind: row.norm_kind,
         activation: Activation::GeluTanh,
         mlp_gate: row.mlp_gate,
+        per_layer_input: None,
+        layer_scales: false,
         attention_sinks: false,
         embedding_scale: None,
         residual_scale: None,
@@ -93,7 +89,7 @@ fn decoder(
         attention_softcap: None,
         logit_softcap: None,
         ropes: vec![Rope { theta, scaling: RopeScaling::None, sections: None }],
-        layers: vec![layer; size("n_layers", defaults.num_layers)?],
+        layers: vec![LayerConfig::PLAIN; size("n_layers", defaults.num_layers)?],
         dtype: super::dtype(root, root)?,
     })
 }

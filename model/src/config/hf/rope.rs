@@ -23,14 +23,17 @@ pub(super) struct Ropes {
 struct Context {
     /// Whether only a part of each head may be rotated.
     partial: bool,
+    /// Number of elements of a head that `proportional` refers to, and the default of the share of
+    /// its pairs; `None` if the architecture does not have it.
+    proportional: Option<(usize, f64)>,
     max_positions: usize,
     /// That of the model's original training, if it is known from outside of the object with the
     /// parameters.
     original: Option<usize>,
 }
 
-/// Parses the rotary embeddings of all layers. `head_dim` is the number of elements of a head, and
-/// `max_positions` the context length in positions.
+/// Parses the rotary embeddings of all layers. `head_dim` is the number of elements of a head in
+/// layers without a sliding window, and `max_positions` the context length in positions.
 pub(super) fn parse(
     rotation: &Rotation,
     keys: &Keys<'_>,
@@ -38,7 +41,12 @@ pub(super) fn parse(
     max_positions: usize,
 ) -> Result<Ropes, ModelError> {
     let original = keys.size("original_max_position_embeddings")?.or(rotation.original_context);
-    let context = Context { max_positions, original, partial: rotation.partial.is_some() };
+    let context = Context {
+        max_positions,
+        original,
+        partial: rotation.partial.is_some(),
+        proportional: rotation.proportional.map(|share| (head_dim, share)),
+    };
     context.rotary_share(keys)?;
     if let Some(local_theta) = rotation.local_theta {
         let list = global_and_local(keys, context, rotation.theta, local_theta)?;
@@ -113,7 +121,13 @@ fn global_and_local(
     };
     let mut global = match layer_type("full_attention")? {
         Some(parameters) => one(&parameters, theta_global, context)?,
-        None => Rope { theta: theta_global, scaling: RopeScaling::None, sections: None },
+        None => {
+            let scaling = match context.proportional {
+                Some((head_dim, share)) => first_pairs(head_dim, share, 1.0),
+                None => RopeScaling::None,
+            };
+            Rope { theta: theta_global, scaling, sections: None }
+        }
     };
     if let Some(older) = keys.object("rope_scaling")? {
         global = one(&older, global.theta, context)?;
@@ -128,9 +142,19 @@ fn global_and_local(
 /// One rotary embedding from a flat object. `theta` is the default of `rope_theta`.
 fn one(parameters: &Keys<'_>, theta: f64, context: Context) -> Result<Rope, ModelError> {
     let theta = parameters.positive("rope_theta")?.unwrap_or(theta);
-    context.rotary_share(parameters)?;
     let key = if parameters.value("rope_type").is_some() { "rope_type" } else { "type" };
-    let scaling = match parameters.text(key)?.unwrap_or("default") {
+    let kind = parameters.text(key)?.unwrap_or("default");
+    if let ("proportional", Some((head_dim, _))) = (kind, context.proportional) {
+        let share = parameters.number("partial_rotary_factor")?.unwrap_or(1.0);
+        if !(0.0..=1.0).contains(&share) {
+            return Err(parameters.invalid("partial_rotary_factor", "a number from 0 to 1"));
+        }
+        let factor = parameters.positive("factor")?.unwrap_or(1.0);
+        let scaling = first_pairs(head_dim, share, factor);
+        return Ok(Rope { theta, scaling, sections: None });
+    }
+    context.rotary_share(parameters)?;
+    let scaling = match kind {
         "default" => RopeScaling::None,
         // The frequencies change only for sequences that are longer than `max_position_embeddings`,
         // which is the longest context here.
@@ -157,6 +181,11 @@ fn one(parameters: &Keys<'_>, theta: f64, context: Context) -> Result<Rope, Mode
         _ => return Err(parameters.unsupported(key, TYPES)),
     };
     Ok(Rope { theta, scaling, sections: None })
+}
+
+/// The scaling `proportional`, with which this share of the pairs of a head is rotated.
+fn first_pairs(head_dim: usize, share: f64, factor: f64) -> RopeScaling {
+    RopeScaling::FirstPairs { pairs: (share * head_dim as f64 / 2.0) as usize, factor }
 }
 
 fn yarn(parameters: &Keys<'_>, context: Context) -> Result<RopeScaling, ModelError> {

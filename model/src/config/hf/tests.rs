@@ -1,3 +1,4 @@
+mod gemma4;
 mod recurrent;
 
 use serde_json::{Value, json};
@@ -146,6 +147,7 @@ fn experts_follow_the_configuration() {
             scale: 1.0,
             shared_width,
             shared_gate: shared_width.is_some(),
+            scaled_router: false,
         })
     };
     assert_eq!(experts("mixtral", json!({})), (of(8, 2, 14_336, true, None), all.clone()));

@@ -2,9 +2,10 @@
 //! apart field by field, so that a tensor that is added does not compile until it is listed.
 
 use super::{
-    AttentionWeights, ConvolutionWeights, DeltaNetWeights, ExpertsWeights, FeedForwardWeights,
-    LayerWeights, LinearWeights, Mamba2Weights, MixerWeights, MlpInputs, MlpWeights, NormWeights,
-    SharedExpertWeights, StackedWeights, TensorSpec,
+    AttentionWeights, ConvolutionWeights, DeltaNetWeights, DenseAndExpertsWeights, ExpertsWeights,
+    FeedForwardWeights, LayerWeights, LinearWeights, Mamba2Weights, MixerWeights, MlpInputs,
+    MlpWeights, NormWeights, PerLayerEmbeddingWeights, PerLayerWeights, SharedExpertWeights,
+    StackedWeights, TensorSpec,
 };
 
 impl LinearWeights {
@@ -45,11 +46,40 @@ impl NormWeights {
     }
 }
 
+impl DenseAndExpertsWeights {
+    fn list(self, list: &mut Vec<TensorSpec>) {
+        let Self { mlp, mlp_output_norm, experts_input_norm, experts, experts_output_norm } = self;
+        mlp.list(list);
+        list.push(mlp_output_norm);
+        experts_input_norm.list(list);
+        experts.list(list);
+        list.push(experts_output_norm);
+    }
+}
+
+impl PerLayerWeights {
+    fn list(self, list: &mut Vec<TensorSpec>) {
+        let Self { gate, projection, norm } = self;
+        [gate, projection].into_iter().for_each(|linear| linear.list(list));
+        list.push(norm);
+    }
+}
+
+impl PerLayerEmbeddingWeights {
+    pub(super) fn list(self, list: &mut Vec<TensorSpec>) {
+        let Self { embedding, projection, norm } = self;
+        list.push(embedding);
+        projection.list(list);
+        list.push(norm);
+    }
+}
+
 impl ExpertsWeights {
     pub(super) fn list(self, list: &mut Vec<TensorSpec>) {
-        let Self { config: _, router, bias, experts, shared } = self;
+        let Self { config: _, router_scale, router, bias, factors, experts, shared } = self;
+        list.extend(router_scale);
         router.list(list);
-        list.extend(bias);
+        list.extend(bias.into_iter().chain(factors));
         experts.into_iter().for_each(|expert| expert.list(list));
         if let Some(SharedExpertWeights { mlp, gate }) = shared {
             mlp.list(list);
@@ -62,10 +92,9 @@ impl ExpertsWeights {
 
 impl AttentionWeights {
     pub(super) fn list(self, list: &mut Vec<TensorSpec>) {
-        let Self { qkv, qk_norms, sinks, gate, output } = self;
-        qkv.list(list);
-        list.extend(qk_norms.into_iter().flatten());
-        list.extend(sinks);
+        let Self { qkv, q_norm, k_norm, sinks, gate, output } = self;
+        qkv.parts().for_each(|part| part.list(list));
+        list.extend(q_norm.into_iter().chain(k_norm).chain(sinks));
         if let Some(gate) = gate {
             gate.list(list);
         }
@@ -110,6 +139,8 @@ impl LayerWeights {
             mlp_input_norm,
             mlp,
             mlp_output_norm,
+            per_layer,
+            scale,
         } = self;
         attention_input_norm.into_iter().for_each(|norm| norm.list(list));
         mixers.into_iter().for_each(|mixer| match mixer {
@@ -123,8 +154,13 @@ impl LayerWeights {
         match mlp {
             Some(FeedForwardWeights::Dense(mlp)) => mlp.list(list),
             Some(FeedForwardWeights::Experts(experts)) => experts.list(list),
+            Some(FeedForwardWeights::DenseAndExperts(both)) => both.list(list),
             None => {}
         }
         list.extend(mlp_output_norm);
+        if let Some(per_layer) = per_layer {
+            per_layer.list(list);
+        }
+        list.extend(scale);
     }
 }

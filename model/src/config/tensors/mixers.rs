@@ -1,16 +1,21 @@
 //! The weights of what layers have to mix positions: attention, convolutions, Gated DeltaNet.
 
 use super::{LinearWeights, StackedWeights, TensorRole, TensorSpec, linear, norm};
-use crate::config::{DecoderConfig, DeltaNetConfig, Mamba2Config, MixerKind, QkNorm};
+use crate::config::{
+    DecoderConfig, DeltaNetConfig, HeadShape, LayerConfig, Mamba2Config, MixerKind, QkNorm,
+};
 
 /// The weights of attention.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct AttentionWeights {
     /// The projections to queries, keys and values.
-    pub qkv: StackedWeights<3>,
-    /// Norms of queries and keys: `[head_dim]` each, or `[num_heads * head_dim]` and
-    /// `[num_kv_heads * head_dim]`, as [`DecoderConfig::qk_norm`] says.
-    pub qk_norms: Option<[TensorSpec; 2]>,
+    pub qkv: QkvWeights,
+    /// Norm of queries: `[head_dim]`, or `[num_heads * head_dim]`, as [`DecoderConfig::qk_norm`]
+    /// says.
+    pub q_norm: Option<TensorSpec>,
+    /// Norm of keys: `[head_dim]`, or `[num_kv_heads * head_dim]`. `None` also if the layer reads
+    /// the keys of another one.
+    pub k_norm: Option<TensorSpec>,
     /// The score of the attention sink of each head, `[num_heads]`.
     pub sinks: Option<TensorSpec>,
     /// The projection to the gates of attention's output. Files have it in one matrix with that to
@@ -18,6 +23,34 @@ pub struct AttentionWeights {
     pub gate: Option<LinearWeights>,
     /// The projection of attention's output.
     pub output: LinearWeights,
+}
+
+/// The projections to queries, keys and values. Files may have one matrix in their place, with the
+/// rows of one after the other (Phi-3), and so may a backend.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct QkvWeights {
+    /// The name of the matrix that a file may have in place of the parts' matrices.
+    pub name: String,
+    /// The projection to queries.
+    pub query: LinearWeights,
+    /// The projection to keys; `None` if the layer reads the keys and values of another one.
+    pub key: Option<LinearWeights>,
+    /// The projection to values; `None` also if values are projected as keys are.
+    pub value: Option<LinearWeights>,
+}
+
+impl QkvWeights {
+    /// The name of a matrix with the rows of all projections, and these; `None` if the layer does
+    /// not have all of them.
+    pub(super) fn matrices(self) -> Option<(String, Vec<TensorSpec>)> {
+        let parts = [self.query, self.key?, self.value?].map(|part| part.weight);
+        Some((self.name, parts.into()))
+    }
+
+    /// The projections, in the order of their rows.
+    pub fn parts(self) -> impl Iterator<Item = LinearWeights> {
+        [Some(self.query), self.key, self.value].into_iter().flatten()
+    }
 }
 
 /// The weights of a short convolution (LFM2): `output(gate * taps(factor * x))`, where `taps` adds
@@ -95,9 +128,10 @@ pub enum MixerWeights {
 }
 
 impl DecoderConfig {
-    /// What a layer with this mixer has. `at` is the name of a module of the layer.
+    /// What layer `layer` has for this mixer. `at` is the name of a module of the layer.
     pub(super) fn mixer_weights(
         &self,
+        layer: usize,
         kind: MixerKind,
         at: &dyn Fn(&str) -> String,
     ) -> MixerWeights {
@@ -111,30 +145,33 @@ impl DecoderConfig {
             (MixerKind::Mamba2, .., Some(mamba2)) => {
                 MixerWeights::Mamba2(self.mamba2_weights(mamba2, at))
             }
-            _ => MixerWeights::Attention(self.attention_weights(at)),
+            _ => MixerWeights::Attention(self.attention_weights(layer, at)),
         }
     }
 
-    /// The attention of a layer. `at` is the name of a module of the layer.
-    fn attention_weights(&self, at: &dyn Fn(&str) -> String) -> AttentionWeights {
-        let (hidden, dim) = (self.hidden_size, self.head_dim);
-        let (queries, keys) = (self.num_heads * dim, self.num_kv_heads * dim);
+    /// The attention of layer `layer`. `at` is the name of a module of the layer.
+    fn attention_weights(&self, layer: usize, at: &dyn Fn(&str) -> String) -> AttentionWeights {
+        let HeadShape { kv_heads, head_dim: dim } = self.heads(layer);
+        let LayerConfig { kv_source, values_from_keys, .. } = self.layers[layer];
+        let (has_keys, has_values) =
+            (kv_source.is_none(), kv_source.is_none() && !values_from_keys);
+        let (hidden, queries, keys) = (self.hidden_size, self.num_heads * dim, kv_heads * dim);
         let qkv = |part: &str, rows| linear(&at(part), [rows, hidden], self.qkv_bias);
-        let qk_norm_sizes = self.qk_norm.map(|norm| match norm {
-            QkNorm::Head => [dim, dim],
-            QkNorm::Position => [queries, keys],
-        });
+        let head_norm = |part: &str, all| {
+            self.qk_norm.map(|kind| match kind {
+                QkNorm::Head => norm(&at(part), dim),
+                QkNorm::Position => norm(&at(part), all),
+            })
+        };
         AttentionWeights {
-            qkv: StackedWeights {
+            qkv: QkvWeights {
                 name: at("self_attn.qkv_proj.weight"),
-                parts: [
-                    qkv("self_attn.q_proj", queries),
-                    qkv("self_attn.k_proj", keys),
-                    qkv("self_attn.v_proj", keys),
-                ],
+                query: qkv("self_attn.q_proj", queries),
+                key: has_keys.then(|| qkv("self_attn.k_proj", keys)),
+                value: has_values.then(|| qkv("self_attn.v_proj", keys)),
             },
-            qk_norms: qk_norm_sizes
-                .map(|[q, k]| [norm(&at("self_attn.q_norm"), q), norm(&at("self_attn.k_norm"), k)]),
+            q_norm: head_norm("self_attn.q_norm", queries),
+            k_norm: head_norm("self_attn.k_norm", keys).filter(|_| has_keys),
             sinks: self.attention_sinks.then(|| TensorSpec {
                 name: at("self_attn.sinks"),
                 shape: vec![self.num_heads],

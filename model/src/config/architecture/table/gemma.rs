@@ -54,3 +54,23 @@ pub(super) const GEMMA2: Description = Description {
     gguf: Gguf { wide_scale_layers: Some(46), window: Some(4096), ..gguf(&["gemma2"]) },
     ..GEMMA3
 };
+
+pub(super) const GEMMA4: Description = Description {
+    architecture: Gemma4,
+    model_types: &["gemma4_text", "gemma4"],
+    classes: &["Gemma4ForCausalLM", "Gemma4ForConditionalGeneration"],
+    multimodal: &["gemma4"],
+    defaults: Defaults {
+        vocab_size: 262_144,
+        num_layers: 30,
+        sliding_window: Some(512),
+        ..GEMMA3.defaults
+    },
+    norm_offset: 0.0,
+    value_norm: true,
+    gemma4: true,
+    attention_scale: AttentionScale::One,
+    rotation: Rotation { proportional: Some(0.25), ..GEMMA3.rotation },
+    gguf: gguf(&["gemma4"]),
+    ..GEMMA3
+};

@@ -1,0 +1,97 @@
+//! Parses what GGUF files of Gemma 4 say of single layers.
+
+use super::super::architecture::Description;
+use super::super::keys::SIZE_MAX;
+use super::super::{HeadShape, LayerConfig};
+use super::Metadata;
+use crate::error::ModelError;
+use crate::gguf::Value;
+
+impl Metadata<'_> {
+    /// Number of elements of a head in layers with a sliding window. `head_dim` is that of the
+    /// others.
+    pub(super) fn local_head_dim(
+        &self,
+        row: &Description,
+        head_dim: usize,
+    ) -> Result<usize, ModelError> {
+        if !row.gemma4 {
+            return Ok(head_dim);
+        }
+        let local = self.size("attention.key_length_swa")?.unwrap_or(head_dim);
+        for key in ["attention.value_length_swa", "rope.dimension_count_swa"] {
+            if let Some(got) = self.size(key)?.filter(|got| *got != local) {
+                return Err(self.unsupported(key, &local.to_string(), got));
+            }
+        }
+        Ok(local)
+    }
+
+    /// Sets what layers have in place of the sizes of the decoder, and whose keys and values they
+    /// read. `global_head_dim` is the number of elements of a head in layers without a sliding
+    /// window, `head_dim` that in the others. Returns the number of KV heads of the others.
+    pub(super) fn gemma4_layers(
+        &self,
+        [global_head_dim, head_dim]: [usize; 2],
+        num_heads: usize,
+        layers: &mut [LayerConfig],
+    ) -> Result<usize, ModelError> {
+        let key = "attention.head_count_kv";
+        let counts = self.of_layers(key, Some(num_heads), layers.len())?;
+        let is_local = |layer: &LayerConfig| layer.sliding_window.is_some();
+        let kv_heads = counts[layers.iter().position(is_local).unwrap_or(0)];
+        let base = HeadShape { kv_heads, head_dim };
+        let widths = self.of_layers("feed_forward_length", None, layers.len())?;
+        for (index, layer) in layers.iter_mut().enumerate() {
+            let head_dim = if is_local(layer) { head_dim } else { global_head_dim };
+            let heads = HeadShape { kv_heads: counts[index], head_dim };
+            layer.heads = Some(heads).filter(|own| *own != base);
+            let value = format!("blk.{index}.attn_v.weight");
+            layer.values_from_keys = !self.header.tensors.contains_key(&value);
+            layer.intermediate_size = Some(widths[index]).filter(|own| *own != widths[0]);
+        }
+        let key = "attention.shared_kv_layers";
+        let shared = self.count(key)?;
+        LayerConfig::share_kv(shared, layers).map(|()| kv_heads).ok_or_else(|| {
+            self.invalid(key, "fewer than all layers, after layers of each kind", shared)
+        })
+    }
+
+    /// The number of values that a token has for each layer; `None` if there are none.
+    pub(super) fn per_layer_input(&self) -> Result<Option<usize>, ModelError> {
+        Ok(Some(self.count("embedding_length_per_layer_input")?).filter(|width| *width > 0))
+    }
+
+    /// A size that may be 0, and is if it is missing.
+    fn count(&self, key: &str) -> Result<usize, ModelError> {
+        match self.value(key).and_then(Value::as_u64) {
+            Some(0) => Ok(0),
+            _ => Ok(self.size(key)?.unwrap_or(0)),
+        }
+    }
+
+    /// The size of each of `count` layers: those of a list, or one of all layers, or `default`, if
+    /// there is one. There is at least one layer.
+    pub(super) fn of_layers(
+        &self,
+        key: &str,
+        default: Option<usize>,
+        count: usize,
+    ) -> Result<Vec<usize>, ModelError> {
+        let Some(Value::Integers(list)) = self.value(key) else {
+            let size = match default {
+                Some(default) => self.size(key)?.unwrap_or(default),
+                None => self.required_size(key)?,
+            };
+            return Ok(vec![size; count]);
+        };
+        let size = |entry: &i64| {
+            usize::try_from(*entry).ok().filter(|size| (1..=SIZE_MAX).contains(&(*size as u64)))
+        };
+        let sizes: Option<Vec<_>> = list.iter().map(size).collect();
+        sizes.filter(|sizes| sizes.len() == count).ok_or_else(|| {
+            let got = self.value(key).map_or_else(String::new, Value::shown);
+            self.invalid(key, &format!("{count} integers from 1 to {SIZE_MAX}"), got)
+        })
+    }
+}

@@ -1,0 +1,152 @@
+//! Parses the keys of Gemma 4: heads of global layers, layers that share keys and values, per-layer
+//! embeddings, and experts next to MLPs.
+
+use super::super::architecture::Description;
+use super::super::keys::Keys;
+use super::super::{ExpertScores, ExpertsConfig, HeadShape, LayerConfig, MlpKind};
+use crate::error::ModelError;
+
+/// The key with what single layers have in place of the sizes of the decoder, by their index, in
+/// files that transformers has written.
+const OVERRIDES: &str = "per_layer_config";
+
+/// The sizes of the heads of layers without a sliding window. `heads` are those of the others.
+pub(super) fn global_heads(
+    row: &Description,
+    keys: &Keys<'_>,
+    heads: HeadShape,
+) -> Result<HeadShape, ModelError> {
+    if !row.gemma4 {
+        return Ok(heads);
+    }
+    if let Some(overrides) = keys.object(OVERRIDES)? {
+        let count = keys.size("num_hidden_layers")?.unwrap_or(row.defaults.num_layers);
+        // The last layer never has a window.
+        return overridden(&overrides, count - 1, heads);
+    }
+    let head_dim = keys.size("global_head_dim")?.unwrap_or(512);
+    let kv_heads = match keys.flag("attention_k_eq_v")? {
+        Some(true) => keys.size("num_global_key_value_heads")?,
+        _ => None,
+    };
+    Ok(HeadShape { kv_heads: kv_heads.unwrap_or(heads.kv_heads), head_dim })
+}
+
+/// The sizes of the heads of layer `index`. `heads` are those of layers without `overrides`.
+fn overridden(
+    overrides: &Keys<'_>,
+    index: usize,
+    heads: HeadShape,
+) -> Result<HeadShape, ModelError> {
+    let Some(own) = overrides.object(&index.to_string())? else { return Ok(heads) };
+    if let Some(other) =
+        own.names().find(|name| !matches!(*name, "head_dim" | "num_key_value_heads"))
+    {
+        return Err(own.invalid(other, "only the keys head_dim and num_key_value_heads"));
+    }
+    Ok(HeadShape {
+        kv_heads: own.size("num_key_value_heads")?.unwrap_or(heads.kv_heads),
+        head_dim: own.size("head_dim")?.unwrap_or(heads.head_dim),
+    })
+}
+
+/// Sets what layers have in place of the sizes of the decoder, and whose keys and values they read.
+/// `heads` are the sizes of layers with a sliding window, and of the others. Other architectures
+/// have none of this.
+pub(super) fn layers(
+    row: &Description,
+    keys: &Keys<'_>,
+    [heads, global_heads]: [HeadShape; 2],
+    intermediate_size: usize,
+    layers: &mut [LayerConfig],
+) -> Result<(), ModelError> {
+    if !row.gemma4 {
+        return Ok(());
+    }
+    // As in transformers.
+    if let Some(last) = layers.last_mut() {
+        *last = LayerConfig { rope: Some(0), sliding_window: None, ..*last };
+    }
+    let values_from_keys = keys.flag("attention_k_eq_v")?.unwrap_or(false);
+    let overrides = keys.object(OVERRIDES)?;
+    if let Some(overrides) = &overrides
+        && let Some(other) = overrides.names().find(|name| !is_index(name, layers.len()))
+    {
+        return Err(overrides.invalid(other, "only the indices of layers"));
+    }
+    for (index, layer) in layers.iter_mut().enumerate() {
+        let is_global = layer.sliding_window.is_none();
+        let own = match &overrides {
+            Some(overrides) => overridden(overrides, index, heads)?,
+            None if is_global => global_heads,
+            None => heads,
+        };
+        layer.heads = Some(own).filter(|own| *own != heads);
+        layer.values_from_keys = values_from_keys && is_global;
+    }
+    let shared = keys.count("num_kv_shared_layers")?.unwrap_or(0);
+    let is_wide = keys.flag("use_double_wide_mlp")?.unwrap_or(false);
+    LayerConfig::share_kv(shared, layers).ok_or_else(|| {
+        let expected = "fewer than all layers, after layers of each kind";
+        keys.invalid("num_kv_shared_layers", expected)
+    })?;
+    let wide = is_wide.then(|| intermediate_size.saturating_mul(2));
+    let is_shared = |layer: &&mut LayerConfig| layer.kv_source.is_some();
+    layers.iter_mut().filter(is_shared).for_each(|layer| layer.intermediate_size = wide);
+    Ok(())
+}
+
+/// Whether `name` is the index of one of `count` layers.
+fn is_index(name: &str, count: usize) -> bool {
+    name.parse().is_ok_and(|index: usize| index < count && index.to_string() == name)
+}
+
+/// The number of values that a token has for each layer.
+pub(super) fn per_layer_input(
+    row: &Description,
+    keys: &Keys<'_>,
+) -> Result<Option<usize>, ModelError> {
+    let key = "hidden_size_per_layer_input";
+    if !row.gemma4 {
+        return Ok(None);
+    }
+    let width = match keys.count(key)? {
+        None if keys.given(key) => 0,
+        width => width.unwrap_or(256),
+    };
+    if width == 0 {
+        return Ok(None);
+    }
+    let vocabulary = keys.size("vocab_size")?.unwrap_or(row.defaults.vocab_size);
+    let key = "vocab_size_per_layer_input";
+    let own = keys.size(key)?.unwrap_or(row.defaults.vocab_size);
+    if own != vocabulary {
+        return Err(keys.unsupported(key, &format!("{vocabulary} (vocab_size)")));
+    }
+    Ok(Some(width))
+}
+
+/// The mixture of experts, if there is one: next to the MLP of each layer.
+pub(super) fn experts(
+    keys: &Keys<'_>,
+    layers: &mut [LayerConfig],
+) -> Result<Option<ExpertsConfig>, ModelError> {
+    if !keys.flag("enable_moe_block")?.unwrap_or(false) {
+        return Ok(None);
+    }
+    layers.iter_mut().for_each(|layer| layer.mlp = Some(MlpKind::DenseAndExperts));
+    let required =
+        |key: &str| keys.size(key)?.ok_or_else(|| keys.invalid(key, "an integer above 0"));
+    Ok(Some(ExpertsConfig {
+        count: required("num_experts")?,
+        per_token: required("top_k_experts")?,
+        width: required("moe_intermediate_size")?,
+        scores: ExpertScores::Softmax,
+        normalized: true,
+        router_bias: false,
+        scale: 1.0,
+        shared_width: None,
+        shared_gate: false,
+        scaled_router: true,
+    }))
+}

@@ -1,0 +1,173 @@
+//! The weights of what layers compute after they have mixed positions: MLPs and mixtures of
+//! experts.
+
+use super::{LinearWeights, NormWeights, StackedWeights, TensorRole, TensorSpec};
+use super::{factors, linear, norm};
+use crate::config::{DecoderConfig, ExpertScores, ExpertsConfig, MlpKind};
+
+/// An MLP, with or without a gate.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct MlpWeights {
+    /// The projections to the inner features.
+    pub inputs: MlpInputs,
+    /// The projection back to `hidden_size`.
+    pub down: LinearWeights,
+}
+
+/// The projections to the inner features of an MLP.
+#[allow(clippy::large_enum_variant, reason = "most MLPs have the large variant")]
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum MlpInputs {
+    /// `gate` and `up` of an MLP with a gate: `down(activation(gate(x)) * up(x))`.
+    Gated(StackedWeights<2>),
+    /// `up` of an MLP without a gate: `down(activation(up(x)))`.
+    Plain(LinearWeights),
+}
+
+/// A mixture of experts.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ExpertsWeights {
+    /// How experts are chosen.
+    pub config: ExpertsConfig,
+    /// `[hidden_size]`: weights of the RMS norm of the router's input, times the root of
+    /// `hidden_size`; `None` if the router reads what the experts read.
+    pub router_scale: Option<TensorSpec>,
+    /// `[experts, hidden_size]`: the score of each expert.
+    pub router: LinearWeights,
+    /// The bias of each expert in the choice of experts, `[experts]`.
+    pub bias: Option<TensorSpec>,
+    /// The factor of each expert's weight, `[experts]`; `None` for 1.
+    pub factors: Option<TensorSpec>,
+    /// One MLP per expert.
+    pub experts: Vec<MlpWeights>,
+    /// The expert that all tokens use in addition.
+    pub shared: Option<SharedExpertWeights>,
+}
+
+/// An expert that all tokens use.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SharedExpertWeights {
+    /// Its MLP.
+    pub mlp: MlpWeights,
+    /// `[1, hidden_size]`: the score whose sigmoid is the factor of its output; `None` for the
+    /// factor 1.
+    pub gate: Option<LinearWeights>,
+}
+
+/// What a layer computes after it has mixed positions.
+#[allow(clippy::large_enum_variant, reason = "there is one per layer, while a model is loaded")]
+#[derive(Clone, Debug, PartialEq)]
+pub enum FeedForwardWeights {
+    /// One MLP for all tokens.
+    Dense(MlpWeights),
+    /// A mixture of experts.
+    Experts(ExpertsWeights),
+    /// An MLP and a mixture of experts next to each other.
+    DenseAndExperts(DenseAndExpertsWeights),
+}
+
+/// An MLP and a mixture of experts, both of which read the residual stream. Norms are
+/// `[hidden_size]`. The norm before the MLP is [`LayerWeights::mlp_input_norm`], and that of the
+/// sum of the outputs [`LayerWeights::mlp_output_norm`].
+#[derive(Clone, Debug, PartialEq)]
+pub struct DenseAndExpertsWeights {
+    /// The MLP for all tokens.
+    pub mlp: MlpWeights,
+    /// Norm of its output.
+    pub mlp_output_norm: TensorSpec,
+    /// Norm of the residual stream before the experts.
+    pub experts_input_norm: NormWeights,
+    /// The experts.
+    pub experts: ExpertsWeights,
+    /// Norm of their output.
+    pub experts_output_norm: TensorSpec,
+}
+
+impl DecoderConfig {
+    /// What layer `layer` has after its mixers. `at` is the name of a module of the layer.
+    pub(super) fn feed_forward_weights(
+        &self,
+        layer: usize,
+        kind: MlpKind,
+        at: &dyn Fn(&str) -> String,
+    ) -> FeedForwardWeights {
+        let dense_width = self.layers[layer].intermediate_size.unwrap_or(self.intermediate_size);
+        let dense = || self.mlp_weights(&at("mlp"), dense_width);
+        match (kind, self.experts) {
+            (MlpKind::Experts, Some(experts)) => {
+                let names = ["mlp.gate", "mlp.experts", "mlp"].map(at);
+                FeedForwardWeights::Experts(self.expert_weights(experts, &names))
+            }
+            (MlpKind::DenseAndExperts, Some(experts)) => {
+                let names = ["router", "experts", "mlp"].map(at);
+                FeedForwardWeights::DenseAndExperts(DenseAndExpertsWeights {
+                    mlp: dense(),
+                    mlp_output_norm: norm(&at("post_feedforward_layernorm_1"), self.hidden_size),
+                    experts_input_norm: self.residual_norm(&at("pre_feedforward_layernorm_2")),
+                    experts: self.expert_weights(experts, &names),
+                    experts_output_norm: norm(
+                        &at("post_feedforward_layernorm_2"),
+                        self.hidden_size,
+                    ),
+                })
+            }
+            _ => FeedForwardWeights::Dense(dense()),
+        }
+    }
+
+    /// The MLP `module` with `width` inner features.
+    fn mlp_weights(&self, module: &str, width: usize) -> MlpWeights {
+        let (hidden, bias) = (self.hidden_size, self.mlp_bias);
+        let at = |part: &str| format!("{module}.{part}");
+        let inner = |part: &str| linear(&at(part), [width, hidden], bias);
+        let inputs = match self.mlp_gate {
+            true => MlpInputs::Gated(StackedWeights {
+                name: at("gate_up_proj.weight"),
+                parts: [inner("gate_proj"), inner("up_proj")],
+            }),
+            false => MlpInputs::Plain(inner("up_proj")),
+        };
+        MlpWeights { inputs, down: linear(&at("down_proj"), [hidden, width], bias) }
+    }
+
+    /// A mixture of experts with these names of the modules of the router, the experts and the MLP.
+    fn expert_weights(
+        &self,
+        config: ExpertsConfig,
+        [router, experts, module]: &[String; 3],
+    ) -> ExpertsWeights {
+        let ExpertsConfig { count, width, scores, router_bias, shared_gate, .. } = config;
+        let gate = |name: &str, rows, bias| {
+            let linear = linear(name, [rows, self.hidden_size], bias);
+            let weight = TensorSpec { role: TensorRole::Router, ..linear.weight };
+            LinearWeights { weight, ..linear }
+        };
+        let expert = |index| self.mlp_weights(&format!("{experts}.{index}"), width);
+        let scaled = |part: &str, size| {
+            config.scaled_router.then(|| factors(format!("{router}.{part}"), size))
+        };
+        let scores_name = match config.scaled_router {
+            true => format!("{router}.proj"),
+            false => router.clone(),
+        };
+        ExpertsWeights {
+            config,
+            router_scale: scaled("scale", self.hidden_size),
+            router: gate(&scores_name, count, router_bias),
+            factors: scaled("per_expert_scale", count),
+            bias: (scores == ExpertScores::Sigmoid { bias: true }).then(|| TensorSpec {
+                name: format!("{module}.expert_bias"),
+                shape: vec![count],
+                role: TensorRole::Bias,
+            }),
+            experts: (0..count).map(expert).collect(),
+            shared: config.shared_width.map(|width| SharedExpertWeights {
+                mlp: match shared_gate {
+                    true => self.mlp_weights(&format!("{module}.shared_expert"), width),
+                    false => self.mlp_weights(module, width),
+                },
+                gate: shared_gate.then(|| gate(&format!("{module}.shared_expert_gate"), 1, false)),
+            }),
+        }
+    }
+}

@@ -1,0 +1,55 @@
+//! The weights of per-layer embeddings (Gemma 4).
+
+use super::{LinearWeights, TensorRole, TensorSpec, linear, matrix, norm};
+use crate::config::DecoderConfig;
+
+/// What a layer has for its part of the per-layer embeddings: to the residual stream `x`, it adds
+/// `norm(projection(activation(gate(x)) * input))`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PerLayerWeights {
+    /// `[per_layer_input, hidden_size]`.
+    pub gate: LinearWeights,
+    /// `[hidden_size, per_layer_input]`.
+    pub projection: LinearWeights,
+    /// `[hidden_size]`.
+    pub norm: TensorSpec,
+}
+
+/// The per-layer embeddings of all layers. Rows have `per_layer_input` values for each layer. The
+/// inputs of layers are `(norm(projection(x) / sqrt(hidden_size)) + embedding * sqrt(
+/// per_layer_input)) / sqrt(2)` where `x` are the rows before the first layer.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PerLayerEmbeddingWeights {
+    /// `[vocab_size, layers * per_layer_input]`.
+    pub embedding: TensorSpec,
+    /// `[layers * per_layer_input, hidden_size]`.
+    pub projection: LinearWeights,
+    /// Norm of the projection's part for each layer, `[per_layer_input]`.
+    pub norm: TensorSpec,
+}
+
+impl DecoderConfig {
+    /// What a layer has for its part, `width` values. `at` is the name of a module of the layer.
+    pub(super) fn per_layer_weights(
+        &self,
+        width: usize,
+        at: &dyn Fn(&str) -> String,
+    ) -> PerLayerWeights {
+        PerLayerWeights {
+            gate: linear(&at("per_layer_input_gate"), [width, self.hidden_size], false),
+            projection: linear(&at("per_layer_projection"), [self.hidden_size, width], false),
+            norm: norm(&at("post_per_layer_input_norm"), self.hidden_size),
+        }
+    }
+
+    /// The per-layer embeddings, with `width` values for each layer.
+    pub(super) fn per_layer_embedding(&self, width: usize) -> PerLayerEmbeddingWeights {
+        let all = self.layers.len() * width;
+        let shape = [self.vocab_size, all];
+        PerLayerEmbeddingWeights {
+            embedding: matrix("model.embed_tokens_per_layer", shape, TensorRole::Embedding),
+            projection: linear("model.per_layer_model_projection", [all, self.hidden_size], false),
+            norm: norm("model.per_layer_projection_norm", width),
+        }
+    }
+}
