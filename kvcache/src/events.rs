@@ -69,8 +69,8 @@ struct Queue {
 }
 
 /// The receiving end of a subscription, created by
-/// [`TreeWriter::subscribe`](crate::TreeWriter::subscribe). It may be used on any thread. Dropping
-/// it ends the subscription.
+/// [`TreeWriter::subscribe`](crate::TreeWriter::subscribe) and [`EventLog::subscribe`]. It may be
+/// used on any thread. Dropping it ends the subscription.
 ///
 /// A task waits with [`poll_next`](EventReceiver::poll_next), a thread with
 /// [`recv`](EventReceiver::recv).
@@ -152,28 +152,32 @@ impl Drop for EventReceiver {
     }
 }
 
-/// The writer's side: numbers the events and copies them to all subscribers.
+/// The writer's side of subscriptions: numbers the events and copies them to all subscribers. The
+/// tree has one; other stores of blocks use it to report theirs in the same form.
 #[derive(Debug, Default)]
-pub(crate) struct EventLog {
+pub struct EventLog {
     /// Number of the last event.
     last: u64,
     queues: Vec<Arc<Mutex<Queue>>>,
 }
 
 impl EventLog {
-    pub(crate) fn subscribe(&mut self, capacity: usize) -> EventReceiver {
+    /// Subscribes to all events from now on, with a queue of `capacity` events, at least 1.
+    pub fn subscribe(&mut self, capacity: usize) -> EventReceiver {
+        let capacity = capacity.max(1);
         let queue = Queue { events: VecDeque::new(), capacity, closed: false, waiting: None };
         let queue = Arc::new(Mutex::new(queue));
         self.queues.push(queue.clone());
         EventReceiver { queue }
     }
 
-    pub(crate) fn last(&self) -> u64 {
+    /// Number of the last event; 0 before the first.
+    pub fn last(&self) -> u64 {
         self.last
     }
 
     /// Counts one event, and sends what `event` returns to all subscribers, if there are any.
-    pub(crate) fn report(&mut self, event: impl FnOnce() -> CacheEvent) {
+    pub fn report(&mut self, event: impl FnOnce() -> CacheEvent) {
         self.last += 1;
         if self.queues.is_empty() {
             return;

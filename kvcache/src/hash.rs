@@ -45,7 +45,8 @@ pub(crate) fn digest(positions: &[u32]) -> u64 {
 }
 
 /// Computes the hashes of blocks without a tree, in a router for example. Created by
-/// [`TreeBuilder::block_hasher`](crate::TreeBuilder::block_hasher) from the settings of the tree.
+/// [`TreeBuilder::block_hasher`](crate::TreeBuilder::block_hasher) from the settings of the tree,
+/// or by [`TreeReader::block_hasher`](crate::TreeReader::block_hasher).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BlockHasher {
     pub(crate) block_size: usize,
@@ -56,7 +57,19 @@ impl BlockHasher {
     /// Returns the same as [`TreeReader::block_hashes`](crate::TreeReader::block_hashes): one
     /// chained hash for each whole block of `positions`.
     pub fn block_hashes(&self, namespace: &Namespace, positions: &[u32]) -> Vec<u64> {
-        block_hashes(namespace.root_hash(self.seed), positions, self.block_size)
+        self.block_hashes_after(namespace, None, positions)
+    }
+
+    /// As [`block_hashes`](BlockHasher::block_hashes), for positions that follow the block with the
+    /// hash `parent`; `None` at the start of a sequence.
+    pub fn block_hashes_after(
+        &self,
+        namespace: &Namespace,
+        parent: Option<u64>,
+        positions: &[u32],
+    ) -> Vec<u64> {
+        let parent = parent.unwrap_or_else(|| namespace.root_hash(self.seed));
+        block_hashes(parent, positions, self.block_size)
     }
 }
 

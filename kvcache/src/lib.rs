@@ -164,7 +164,7 @@ pub use cache::{PrefixCache, SequenceBlocks};
 pub use checkpoint::{CheckpointLease, PrefixMatch, checkpoint_positions, len_before_checkpoint};
 pub use dump::{CachedPrefix, NodeDump, TreeDump};
 pub use error::{AuditError, CommitError, ConfigError, GrowError, Shortage};
-pub use events::{CacheEvent, EventReceiver, NumberedEvent};
+pub use events::{CacheEvent, EventLog, EventReceiver, NumberedEvent};
 pub use eviction::{
     EvictionCandidate, EvictionOrder, EvictionPolicy, EvictionRank, UnknownEvictionPolicy,
 };

@@ -49,8 +49,12 @@ impl TreeReader {
     /// [`CacheEvent`](crate::CacheEvent)s. Depends on the block size and the hash seed only, not on
     /// what is cached.
     pub fn block_hashes(&self, namespace: &Namespace, positions: &[u32]) -> Vec<u64> {
-        let hasher = BlockHasher { block_size: self.core.block_size, seed: self.core.seed };
-        hasher.block_hashes(namespace, positions)
+        self.block_hasher().block_hashes(namespace, positions)
+    }
+
+    /// The hasher behind [`block_hashes`](TreeReader::block_hashes), for use without the tree.
+    pub fn block_hasher(&self) -> BlockHasher {
+        BlockHasher { block_size: self.core.block_size, seed: self.core.seed }
     }
 
     /// Returns how many of the first blocks are cached, in blocks, for a caller that has their
