@@ -9,7 +9,7 @@ use std::collections::HashSet;
 use std::sync::Arc;
 use std::time::Duration;
 
-use stolon_actors::EngineHandle;
+use stolon_actors::{CacheEvents, EngineHandle};
 use stolon_kvcache::EvictionPolicy;
 use stolon_scheduler::EngineError;
 use stolon_tiers::RecordShape;
@@ -103,6 +103,29 @@ impl Tiers<'_> {
     /// Statistics of the object tier; `None` if there is none.
     pub fn object_stats(self) -> Option<ObjectStats> {
         self.0.inner.tiers.0.as_ref()?.object_stats()
+    }
+
+    /// The blocks that the disk tier has, and every change from now on, in a queue of at most
+    /// `capacity` events. They have the hashes of [`Cache::events`](crate::Cache::events), and the
+    /// engine never waits for the reader. `None` without a disk tier.
+    ///
+    /// KV is stored and read in records of 64 tokens, or of one block if blocks are larger. So of a
+    /// prompt that leaves a stored one within a record, up to 63 tokens fewer can be read than the
+    /// events say. Not in the events are prompts from their first image on, checkpoints of a
+    /// recurrent state, more than 131,072 records, and what is in the object store only. What was
+    /// on the disk when the engine was started becomes known after the first call, while it is read
+    /// in the background.
+    ///
+    /// # Errors
+    /// `InvalidParameter` if `capacity` is 0, `Interrupted` and `Stopped`.
+    pub fn disk_events(self, capacity: usize) -> Result<Option<CacheEvents>, Error> {
+        let inner = &self.0.inner;
+        if capacity == 0 {
+            return Err(Error::invalid("capacity", "at least 1 event", capacity));
+        }
+        let Some(tiers) = &inner.tiers.0 else { return Ok(None) };
+        let subscription = tiers.disk_events(inner.handle.block_hasher()?, capacity);
+        Ok(subscription.map(|(snapshot, receiver)| CacheEvents::new(snapshot, receiver)))
     }
 
     /// Removes everything from the disk tier, also KV that was computed before and is still to be

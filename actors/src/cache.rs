@@ -62,6 +62,12 @@ pub struct CacheEvents {
 }
 
 impl CacheEvents {
+    /// A subscription to another store of blocks that reports its changes as the prefix cache does.
+    #[must_use]
+    pub fn new(snapshot: CacheSnapshot, receiver: EventReceiver) -> CacheEvents {
+        CacheEvents { snapshot, receiver }
+    }
+
     /// The content of the cache when the subscription began, as events that would build it.
     pub fn snapshot(&self) -> &CacheSnapshot {
         &self.snapshot

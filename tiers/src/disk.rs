@@ -12,6 +12,7 @@
 //! All methods may be called from any thread; those that do I/O say so.
 
 mod directory;
+mod events;
 mod read;
 
 use std::fs;
@@ -139,6 +140,7 @@ impl DiskTier {
             }
         }
         self.index().note_use(&written, &self.shape, priority, false);
+        self.announce(namespace, tokens, written.iter());
         written.into_iter().map(|place| place.key).collect()
     }
 

@@ -10,6 +10,7 @@ use std::time::SystemTime;
 
 use stolon_kvcache::{EvictionCandidate, EvictionOrder, EvictionPolicy, EvictionRank};
 
+use crate::announced::{Announced, RecordBlocks};
 use crate::key::ChainKey;
 use crate::place::Place;
 use crate::record::RecordShape;
@@ -33,6 +34,8 @@ pub(crate) struct Index {
     /// The records that none follows. The first is removed first.
     order: BTreeSet<(RecordRank, ChainKey)>,
     eviction: Box<dyn EvictionOrder>,
+    /// What subscribers know of the records.
+    pub(crate) announced: Announced,
     bytes: u64,
     /// Increases with each use of a record.
     clock: u64,
@@ -65,6 +68,7 @@ impl Index {
             protected: HashMap::new(),
             order: BTreeSet::new(),
             eviction,
+            announced: Announced::default(),
             bytes: 0,
             clock: 0,
         }
@@ -130,6 +134,7 @@ impl Index {
 
     pub(crate) fn remove(&mut self, key: &ChainKey) {
         let Some(entry) = self.entries.remove(key) else { return };
+        self.announced.remove(key);
         self.bytes -= entry.bytes;
         if let Some(rank) = entry.rank {
             self.order.remove(&(rank, *key));
@@ -141,6 +146,13 @@ impl Index {
                 self.followers.remove(&parent);
                 self.rank(&parent);
             }
+        }
+    }
+
+    /// Tells subscribers which blocks a record has, if it is there.
+    pub(crate) fn announce(&mut self, key: ChainKey, blocks: RecordBlocks) {
+        if self.contains(&key) {
+            self.announced.add(key, blocks);
         }
     }
 
@@ -195,6 +207,8 @@ impl Index {
         let eviction = std::mem::replace(&mut self.eviction, EvictionPolicy::default().order());
         let mut new = Index::new(eviction);
         new.protected = std::mem::take(&mut self.protected);
+        new.announced = std::mem::take(&mut self.announced);
+        new.announced.clear();
         let old = std::mem::replace(self, new);
         old.entries.into_keys().collect()
     }

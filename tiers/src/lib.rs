@@ -16,6 +16,7 @@
 //! returned: see [`Record::parse`].
 #![forbid(unsafe_code)]
 
+mod announced;
 mod disk;
 mod disk_index;
 mod disk_stats;

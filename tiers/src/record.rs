@@ -67,6 +67,11 @@ impl RecordShape {
         self.record_bytes(self.record_positions(), self.record_positions()).unwrap_or(usize::MAX)
     }
 
+    /// Size in bytes of the header and the tokens of a full record.
+    pub(crate) fn head_bytes(&self) -> usize {
+        HEADER_BYTES + self.record_positions() * size_of::<u32>()
+    }
+
     /// Size in bytes of a full record without images; the largest number if it overflows.
     pub(crate) fn full_record_bytes(&self) -> usize {
         self.record_bytes(self.record_positions(), 0).unwrap_or(usize::MAX)
@@ -95,10 +100,8 @@ pub struct RecordHeader {
 /// Whether bytes are as many as a record with KV of this format has. Its namespace, key and content
 /// are not verified.
 pub(crate) fn is_of(record: &[u8], shape: &RecordShape) -> bool {
-    let header = record.first_chunk::<HEADER_BYTES>();
-    let namespace = header.map(|header| Namespace::from_bytes(field(header, 80)));
-    let header = namespace.map(|namespace| RecordHeader::parse(record, shape, &namespace));
-    matches!(header, Some(Ok(header)) if header.record_bytes == record.len())
+    let header = RecordHeader::parse_any(record, shape);
+    matches!(header, Ok((_, header)) if header.record_bytes == record.len())
 }
 
 impl RecordHeader {
@@ -129,6 +132,17 @@ impl RecordHeader {
             return Err(FormatError::Namespace);
         }
         RecordHeader::sizes(bytes, shape, version)
+    }
+
+    /// Parses the beginning of a record of any namespace, which is returned as well.
+    fn parse_any(
+        bytes: &[u8],
+        shape: &RecordShape,
+    ) -> Result<(Namespace, RecordHeader), FormatError> {
+        let header = bytes.first_chunk::<HEADER_BYTES>();
+        let namespace = header.map(|header| Namespace::from_bytes(field(header, 80)));
+        let namespace = namespace.unwrap_or_default();
+        Ok((namespace, RecordHeader::parse(bytes, shape, &namespace)?))
     }
 
     /// Parses the sizes in a header of this version.
@@ -191,6 +205,37 @@ impl RecordHeader {
     }
 }
 
+/// The beginning of a record without images: its header and its tokens, which agree with its key.
+/// Its blocks are not verified.
+#[derive(Clone, Debug)]
+pub(crate) struct RecordHead {
+    pub(crate) namespace: Namespace,
+    pub(crate) header: RecordHeader,
+    pub(crate) content: RecordTokens,
+}
+
+impl RecordHead {
+    /// Parses the first [`RecordShape::head_bytes`] bytes of a record.
+    ///
+    /// # Errors
+    /// [`FormatError`] for the first thing that is not as expected, such as an image.
+    pub(crate) fn parse(bytes: &[u8], shape: &RecordShape) -> Result<RecordHead, FormatError> {
+        let (namespace, header) = RecordHeader::parse_any(bytes, shape)?;
+        let expected = HEADER_BYTES + header.positions * size_of::<u32>();
+        let Some(tokens) = bytes.get(HEADER_BYTES..expected) else {
+            return Err(FormatError::Truncated { expected, got: bytes.len() });
+        };
+        let content = RecordTokens { tokens: numbers(tokens), images: Vec::new() };
+        if !content.is_canonical() {
+            return Err(FormatError::Images);
+        }
+        if header.parent.then_record(&content) != header.key {
+            return Err(FormatError::BrokenChain);
+        }
+        Ok(RecordHead { namespace, header, content })
+    }
+}
+
 /// A verified record.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Record {
@@ -226,9 +271,8 @@ impl Record {
         }
         let (tokens, rest) = content[HEADER_BYTES..].split_at(positions * size_of::<u32>());
         let (images, blocks) = rest.split_at(images * IMAGE_BYTES);
-        let tokens = tokens.as_chunks().0.iter().map(|token| u32::from_le_bytes(*token));
         let images = images.as_chunks::<IMAGE_BYTES>().0.iter().map(image);
-        let content = RecordTokens { tokens: tokens.collect(), images: images.collect() };
+        let content = RecordTokens { tokens: numbers(tokens), images: images.collect() };
         if !content.is_canonical() {
             return Err(FormatError::Images);
         }
@@ -305,6 +349,11 @@ fn image(bytes: &[u8; IMAGE_BYTES]) -> ImageSpan {
         kv_len: u32::from_le_bytes(kv_len),
         columns: u32::from_le_bytes(columns),
     }
+}
+
+/// The 32-bit numbers in these bytes.
+fn numbers(bytes: &[u8]) -> Vec<u32> {
+    bytes.as_chunks().0.iter().map(|number| u32::from_le_bytes(*number)).collect()
 }
 
 /// The 32-bit number at offset `at` of a header.

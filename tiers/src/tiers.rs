@@ -16,7 +16,10 @@ mod store;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, OnceLock};
 
-use stolon_kvcache::{EvictionOrder, EvictionPolicy, Namespace, TokenSpan, TokenSpanInterner};
+use stolon_kvcache::{
+    BlockHasher, CacheSnapshot, EventReceiver, EvictionOrder, EvictionPolicy, Namespace, TokenSpan,
+    TokenSpanInterner,
+};
 
 use crate::disk::DiskTier;
 use crate::disk_stats::DiskStats;
@@ -185,6 +188,16 @@ impl Tiers {
     /// Statistics of the object tier; `None` if there is none.
     pub fn object_stats(&self) -> Option<ObjectStats> {
         Some(self.open.get()?.remote.as_ref()?.stats())
+    }
+
+    /// What the disk tier has, and its changes from now on: [`DiskTier::events`]. `None` before the
+    /// tiers were opened.
+    pub fn disk_events(
+        &self,
+        hasher: BlockHasher,
+        capacity: usize,
+    ) -> Option<(CacheSnapshot, EventReceiver)> {
+        Some(self.open.get()?.disk.events(hasher, capacity))
     }
 
     /// Removes everything from the disk. Blocks.

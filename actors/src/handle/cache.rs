@@ -5,7 +5,9 @@ use std::time::Instant;
 
 use futures::FutureExt;
 use futures::future::BoxFuture;
-use stolon_kvcache::{CachedPrefix, EvictionPolicy, Namespace, PinId, PrefixMatch, TreeDump};
+use stolon_kvcache::{
+    BlockHasher, CachedPrefix, EvictionPolicy, Namespace, PinId, PrefixMatch, TreeDump,
+};
 use stolon_scheduler::{CacheStats, EngineError, Removal, SessionId, SessionInfo, SessionPrefix};
 
 use super::EngineHandle;
@@ -127,6 +129,14 @@ impl EngineHandle {
             events.map_err(|_| EngineError::invalid("capacity", "at least 1 event", capacity))
         }
         .boxed()
+    }
+
+    /// Computes the hashes that [`EngineHandle::events`] has.
+    ///
+    /// # Errors
+    /// [`EngineError::Interrupted`], [`EngineError::Stopped`].
+    pub fn block_hasher(&self) -> Result<BlockHasher, EngineError> {
+        Ok(self.common().current()?.reader.block_hasher())
     }
 
     /// Statistics of the prefix cache.

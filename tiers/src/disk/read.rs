@@ -45,6 +45,7 @@ impl Tier for DiskTier {
                 self.index().remove(&place.key);
             }
         }
+        self.announce(namespace, tokens, places[..complete].iter());
         let time = begun.elapsed();
         let read = records.drain(..complete).flatten();
         let (mut blocks, mut bytes) = (Vec::new(), 0);

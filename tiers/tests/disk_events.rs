@@ -1,0 +1,250 @@
+//! Goal: a copy of a disk tier's content that is made of its events has the blocks that are on the
+//! disk, whatever happens to the files, and no others.
+
+use std::collections::{HashMap, HashSet};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use rand::rngs::SmallRng;
+use rand::{Rng, SeedableRng};
+use stolon_kvcache::{
+    BlockHasher, CacheEvent, EventReceiver, EvictionPolicy, Namespace, TokenSpan,
+    TokenSpanInterner, TreeBuilder, checkpoint_positions,
+};
+use stolon_tiers::{DiskTier, NamedTokens, Place, RecordShape, Tier};
+
+const SHAPE: RecordShape = RecordShape { fingerprint: [3; 32], block_size: 16, block_bytes: 100 };
+/// Positions and bytes of a record.
+const RECORD: usize = 64;
+const RECORD_BYTES: u64 = 176 + 4 * 64 + 4 * 100 + 32;
+
+fn open(directory: &Path, budget: u64) -> Arc<DiskTier> {
+    let order = EvictionPolicy::Lru.order();
+    Arc::new(DiskTier::open(directory, budget, SHAPE, order).expect("the directory is free"))
+}
+
+fn hasher() -> BlockHasher {
+    TreeBuilder::new(SHAPE.block_size).block_hasher().expect("a power of two")
+}
+
+/// The tokens of prompt `seed`. All prompts begin with the same record.
+fn tokens(seed: u32, records: usize) -> NamedTokens {
+    let token = |n: u32| if n < 64 { n } else { n * 7 + seed * 1000 };
+    (0..(records * RECORD) as u32).map(token).collect::<Vec<_>>().into()
+}
+
+fn write(tier: &DiskTier, namespace: Namespace, tokens: &NamedTokens) {
+    let blocks = vec![7; tokens.tokens().len() / 16 * SHAPE.block_bytes];
+    tier.write(&namespace, tokens, 0, &blocks, 0);
+}
+
+/// The records of a prompt that are on the disk, in their order.
+fn stored(tier: &DiskTier, namespace: Namespace, tokens: &NamedTokens) -> Vec<Place> {
+    let places = SHAPE.places(&namespace, tokens);
+    places.filter(|place| tier.contains(&place.key)).collect()
+}
+
+/// The hashes of a prompt's blocks on the disk.
+fn hashes(tier: &DiskTier, namespace: Namespace, tokens: &NamedTokens) -> HashSet<u64> {
+    let all = hasher().block_hashes(&namespace, tokens.tokens());
+    let of_place = |place: Place| all[place.first / 16..place.end() / 16].to_vec();
+    stored(tier, namespace, tokens).into_iter().flat_map(of_place).collect()
+}
+
+fn files(directory: &Path) -> Vec<PathBuf> {
+    let folders = std::fs::read_dir(directory.join("v1")).expect("a folder");
+    let folders = folders.map(|folder| folder.expect("readable").path());
+    let folders = folders.filter(|folder| folder.is_dir());
+    let files = folders.flat_map(|folder| std::fs::read_dir(folder).expect("readable"));
+    files.map(|file| file.expect("readable").path()).collect()
+}
+
+/// A router's copy of the content.
+struct Copy {
+    /// The blocks, with what was said of each.
+    blocks: HashMap<u64, (Namespace, Option<u64>, Vec<u32>)>,
+    live: EventReceiver,
+    resets: usize,
+}
+
+impl Copy {
+    fn of(tier: &Arc<DiskTier>, capacity: usize) -> Copy {
+        let (snapshot, live) = tier.events(hasher(), capacity);
+        let mut copy = Copy { blocks: HashMap::new(), live, resets: 0 };
+        snapshot.events.into_iter().for_each(|event| copy.apply(event));
+        copy
+    }
+
+    fn apply(&mut self, event: CacheEvent) {
+        match event {
+            CacheEvent::Stored { namespace, mut parent, hashes, positions } => {
+                assert_eq!(positions.len(), 16 * hashes.len());
+                let expected = hasher().block_hashes_after(&namespace, parent, &positions);
+                assert_eq!(hashes, expected);
+                for (hash, positions) in hashes.into_iter().zip(positions.chunks(16)) {
+                    let block = (namespace, parent, positions.to_vec());
+                    assert!(self.blocks.insert(hash, block).is_none(), "it is there already");
+                    parent = Some(hash);
+                }
+            }
+            CacheEvent::Removed { hashes } => {
+                for hash in hashes {
+                    self.blocks.remove(&hash).expect("a block that was stored");
+                }
+            }
+            CacheEvent::Cleared => self.blocks.clear(),
+            CacheEvent::Reset { .. } => self.resets += 1,
+        }
+    }
+
+    /// Applies what has queued up, and returns the hashes that are known then.
+    fn known(&mut self) -> HashSet<u64> {
+        for numbered in self.live.drain() {
+            self.apply(numbered.event);
+        }
+        self.blocks.keys().copied().collect()
+    }
+
+    /// Waits until these are known. The test would hang if they never were.
+    fn wait_for(&mut self, expected: &HashSet<u64>) {
+        while self.known() != *expected {
+            std::thread::sleep(Duration::from_millis(2));
+        }
+    }
+}
+
+/// Goal: after any writes, reads, removals for the budget, damages, losses and clearings, a copy
+/// has exactly what is on the disk.
+#[test]
+fn a_copy_follows_the_disk() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let tier = open(directory.path(), 12 * RECORD_BYTES);
+    let mut copy = Copy::of(&tier, 1000);
+    let mut random = SmallRng::seed_from_u64(5);
+    let prompts: Vec<NamedTokens> = (1..6).map(|seed| tokens(seed, 5)).collect();
+    let namespaces = [Namespace::default(), Namespace::builder().salt("tenant").build()];
+    for round in 0..300 {
+        let namespace = namespaces[random.random_range(0..2)];
+        let seed = random.random_range(0..prompts.len());
+        match random.random_range(0..8) {
+            0 => {
+                let places = stored(&tier, namespace, &prompts[seed]);
+                tier.read(&namespace, &prompts[seed], &places);
+            }
+            1 => {
+                let paths = files(directory.path());
+                if !paths.is_empty() {
+                    let path = &paths[random.random_range(0..paths.len())];
+                    std::fs::write(path, "damaged").expect("writable");
+                }
+            }
+            2 => {
+                for path in files(directory.path()).iter().take(2) {
+                    std::fs::remove_file(path).expect("removable");
+                }
+            }
+            3 if round % 10 == 0 => tier.clear(),
+            _ => write(&tier, namespace, &tokens(1 + seed as u32, random.random_range(1..6))),
+        }
+        let mut on_disk = HashSet::new();
+        for namespace in namespaces {
+            prompts.iter().for_each(|prompt| on_disk.extend(hashes(&tier, namespace, prompt)));
+        }
+        assert_eq!(copy.known(), on_disk, "round {round}");
+    }
+    assert!(tier.stats().records_evicted > 0 && tier.stats().records_refused > 0);
+    assert_eq!(Copy::of(&tier, 1).known(), copy.known(), "a second copy begins with everything");
+    tier.close();
+    assert!(copy.live.recv().is_none(), "the events end with the tier");
+}
+
+/// Goal: after a restart, what earlier processes have written becomes known, the beginnings first,
+/// but nothing of another model, nothing that is damaged, and nothing that follows it.
+#[test]
+fn what_was_stored_earlier_becomes_known() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let tenant = Namespace::builder().key([1; 32]).salt("tenant").build();
+    let (first, second) = (tokens(1, 6), tokens(2, 3));
+    let tier = open(directory.path(), 1 << 20);
+    write(&tier, Namespace::default(), &first);
+    write(&tier, tenant, &second);
+    let places = stored(&tier, Namespace::default(), &first);
+    drop(tier);
+    let other = RecordShape { fingerprint: [4; 32], ..SHAPE };
+    let lru = EvictionPolicy::Lru.order();
+    let other = DiskTier::open(directory.path(), 1 << 20, other, lru).expect("it is free");
+    write(&other, Namespace::default(), &tokens(3, 2));
+    drop(other);
+    // Another token in the fourth record: the file has the right size, but not the tokens of its
+    // name.
+    let name = places[3].key.to_hex();
+    let path = directory.path().join("v1").join(&name[..2]).join(format!("{name}.kv"));
+    let mut bytes = std::fs::read(&path).expect("readable");
+    bytes[180] ^= 1;
+    std::fs::write(&path, bytes).expect("writable");
+    let tier = open(directory.path(), 1 << 20);
+    let mut copy = Copy::of(&tier, 1000);
+    let mut expected = hashes(&tier, tenant, &second);
+    let all = hasher().block_hashes(&Namespace::default(), first.tokens());
+    expected.extend(&all[..12]);
+    copy.wait_for(&expected);
+    // The damaged record is dropped when it is read, and not announced as removed. Those after it
+    // become known when they are written or read again.
+    assert_eq!(tier.read(&Namespace::default(), &first, &places).len(), 12);
+    assert_eq!(copy.known(), expected);
+    assert_eq!(tier.read(&Namespace::default(), &first, &places[4..]).len(), 8);
+    expected.extend(&all[16..]);
+    assert_eq!(copy.known(), expected);
+    write(&tier, Namespace::default(), &first);
+    expected.extend(&all);
+    assert_eq!(copy.known(), expected);
+}
+
+/// Goal: prompts are announced up to their first image, and without checkpoints, by the process
+/// that has written them and by the next one.
+#[test]
+fn images_and_checkpoints_are_not_announced() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let interner = TokenSpanInterner::new(10);
+    let mut with_image = tokens(1, 2).tokens().to_vec();
+    let image = TokenSpan::Image { content_hash: 5, kv_len: 80, columns: 0 };
+    interner.append(image, &mut with_image).expect("in range");
+    with_image.extend(0..112);
+    let with_image = NamedTokens::new(Arc::new(with_image), &interner);
+    let mut with_checkpoint = tokens(2, 2).tokens().to_vec();
+    with_checkpoint.extend(checkpoint_positions(RECORD));
+    let with_checkpoint = NamedTokens::from(with_checkpoint);
+    let expected: HashSet<u64> = [tokens(1, 2), tokens(2, 2)]
+        .iter()
+        .flat_map(|prompt| hasher().block_hashes(&Namespace::default(), prompt.tokens()))
+        .collect();
+    for process in 0..2 {
+        let tier = open(directory.path(), 1 << 20);
+        let mut copy = Copy::of(&tier, 1000);
+        if process == 0 {
+            write(&tier, Namespace::default(), &with_image);
+            write(&tier, Namespace::default(), &with_checkpoint);
+            // The records of the prompts, without the one that both begin with, and a tail.
+            assert_eq!(tier.stats().records, 5 + 2 + 1);
+        }
+        copy.wait_for(&expected);
+        let places = stored(&tier, Namespace::default(), &with_image);
+        assert_eq!(tier.read(&Namespace::default(), &with_image, &places).len(), 20);
+        assert_eq!(copy.known(), expected, "process {process}");
+    }
+}
+
+/// Goal: a reader that is too slow learns that it has missed something, and a new subscription has
+/// everything.
+#[test]
+fn an_overflow_is_a_reset() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let tier = open(directory.path(), 1 << 20);
+    let mut copy = Copy::of(&tier, 2);
+    write(&tier, Namespace::default(), &tokens(1, 4));
+    copy.known();
+    assert_eq!(copy.resets, 1);
+    let mut again = Copy::of(&tier, 2);
+    assert_eq!(again.known(), hashes(&tier, Namespace::default(), &tokens(1, 4)));
+}
