@@ -108,6 +108,9 @@ def main():
         "topic": TOPIC,
     }
     command = [stolon, "serve", "--port", "0", "--num-blocks", "256", "--kv-events-config", json.dumps(config)]
+    # As large as the cache, so that both lose blocks.
+    disk = tempfile.TemporaryDirectory()
+    command += ["--kv-cache-dir", disk.name, "--kv-cache-dir-size", "1x"]
     server = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     try:
         for line in server.stdout:
@@ -128,33 +131,41 @@ def main():
         published = receive(subscriber)
         numbers = [number for number, _ in published]
         assert numbers == list(range(numbers[0], numbers[-1] + 1)), "a gap"
-        known, seen = set(), {}
+        known, seen = {vllm.MEDIUM_GPU: set(), vllm.MEDIUM_STORAGE: set()}, {}
         replayed = replay(context, zmq.DEALER, replay_port, 0)
         assert [number for number, _ in replayed] == list(range(numbers[-1] + 1))
         assert replayed[numbers[0] :] == published
         assert replay(context, zmq.REQ, replay_port, 3) == replayed[3:4]
         for _, payload in replayed:
             for event in decoder.decode(payload).events:
-                seen[type(event).__name__] = seen.get(type(event).__name__, 0) + 1
+                name = f"{type(event).__name__} {getattr(event, 'medium', '')}".strip()
+                seen[name] = seen.get(name, 0) + 1
                 if isinstance(event, vllm.BlockStored):
                     assert len(event.token_ids) == event.block_size * len(event.block_hashes)
-                    assert event.parent_block_hash is None or event.parent_block_hash in known
-                    assert event.medium == vllm.MEDIUM_GPU
+                    parents = known[vllm.MEDIUM_GPU] | known[vllm.MEDIUM_STORAGE]
+                    assert event.parent_block_hash is None or event.parent_block_hash in parents
                     if event.extra_keys is not None:
                         assert len(event.extra_keys) == len(event.block_hashes)
                         seen["with a namespace"] = seen.get("with a namespace", 0) + 1
-                    known.update(event.block_hashes)
+                    known[event.medium].update(event.block_hashes)
                 elif isinstance(event, vllm.BlockRemoved):
-                    assert known.issuperset(event.block_hashes)
-                    known.difference_update(event.block_hashes)
+                    assert known[event.medium].issuperset(event.block_hashes)
+                    known[event.medium].difference_update(event.block_hashes)
                 else:
-                    known.clear()
-        for kind in ["BlockStored", "BlockRemoved", "AllBlocksCleared", "with a namespace"]:
+                    for blocks in known.values():
+                        blocks.clear()
+        media = [vllm.MEDIUM_GPU, vllm.MEDIUM_STORAGE]
+        kinds = [f"{kind} {medium}" for kind in ("BlockStored", "BlockRemoved") for medium in media]
+        for kind in [*kinds, "AllBlocksCleared", "with a namespace"]:
             assert seen.get(kind, 0) > 0, (kind, seen)
         with urllib.request.urlopen(f"{url}/v1/cache/stats") as response:
             stats = json.load(response)
-        assert len(known) == stats["cache"]["blocks"], stats
-        print(f"{len(replayed)} batches, {seen}, {len(known)} blocks known, as many as are cached")
+        with urllib.request.urlopen(f"{url}/v1/cache/tiers") as response:
+            stats |= json.load(response)
+        cached, stored = (len(known[medium]) for medium in media)
+        # A record has four blocks.
+        assert cached == stats["cache"]["blocks"] and stored == 4 * stats["disk"]["records"], stats
+        print(f"{len(replayed)} batches, {seen}, {cached} blocks known that are cached and {stored} on the disk")
     finally:
         server.terminate()
         assert server.wait(20) == 0, server.returncode

@@ -1,8 +1,8 @@
 //! What makes a Stolon engine a worker behind a router that routes by cached prefixes.
 //!
-//! [`KvEventPublisher`] publishes every change of the prefix cache in the wire format of vLLM's KV
-//! events: a ZeroMQ PUB socket, and a ROUTER socket that replays what a subscriber has missed.
-//! NVIDIA Dynamo, llm-d and the vLLM production stack read it.
+//! [`KvEventPublisher`] publishes every change of the prefix cache and of the disk tier in the wire
+//! format of vLLM's KV events: a ZeroMQ PUB socket, and a ROUTER socket that replays what a
+//! subscriber has missed. NVIDIA Dynamo, llm-d and the vLLM production stack read it.
 //!
 //! ```no_run
 //! use stolon::Engine;
@@ -33,7 +33,8 @@
 //!   adapter, or nil), `medium`, and `extra_keys`, if there are any: for each block nil or an array
 //!   of keys;
 //! * `BlockRemoved`: `block_hashes`, `medium`;
-//! * `AllBlocksCleared`: the first event of a process, and after an engine's restart.
+//! * `AllBlocksCleared`: the first event of a process, and after an engine's restart. It holds for
+//!   all media.
 //!
 //! At the positions of images, `token_ids` has the model's image token. The keys of such a block
 //! are pairs of a hash of the image (32 hexadecimal digits, from its pixels and how they are
@@ -44,12 +45,16 @@
 //! namespace other than the base one has the key `dynamo-cache-salt:` and the namespace's digest,
 //! from which a cache salt cannot be computed.
 //!
-//! `medium` is `GPU`, vLLM's name for the memory that the model computes from, also on a CPU. What
-//! the disk and object tiers hold is not published. Hashes are 64-bit integers. They are chained:
-//! the hash of a block depends on its namespace and on all positions up to its end, and is the same
-//! in every process; those in a namespace with a salt only if the processes share its key. From the
-//! first position of an image on, they are those of one process: compare `token_ids` and
-//! `extra_keys` instead.
+//! `medium` is `GPU`, vLLM's name for the memory that the model computes from, also on a CPU, or
+//! `STORAGE`, vLLM's name for files, for the disk tier of the engine. A block that is in both is
+//! stored twice and removed from each by itself. What the disk tier reports, and what not, is said
+//! at [`Tiers::disk_events`](stolon::Tiers::disk_events); what is in an object store only is not
+//! published.
+//!
+//! Hashes are 64-bit integers. They are chained: the hash of a block depends on its namespace and
+//! on all positions up to its end, and is the same in every process; those in a namespace with a
+//! salt only if the processes share its key. From the first position of an image on, they are those
+//! of one process: compare `token_ids` and `extra_keys` instead.
 //!
 //! When somebody subscribes, a batch without events is published. A subscriber that comes late
 //! learns from its number that it has missed something, also while nothing changes in the cache.
@@ -58,8 +63,8 @@
 //! The reply is one message for each batch since then that is still kept (an empty frame, topic,
 //! number, batch), and one with the number 2^64 - 1 at the end. If that number is too old, the
 //! first reply has the number of the last batch before those that follow, and its events are
-//! `AllBlocksCleared` and a `BlockStored` for everything that is cached, so that a router which
-//! restarts knows the whole cache.
+//! `AllBlocksCleared` and a `BlockStored` for everything that is cached or on the disk, so that a
+//! router which restarts knows all of it.
 //!
 //! # Slow subscribers
 //!

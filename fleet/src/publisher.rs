@@ -1,4 +1,4 @@
-//! [`KvEventPublisher`]: publishes the changes of an engine's prefix cache.
+//! [`KvEventPublisher`]: publishes the changes of an engine's prefix cache and disk tier.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -9,7 +9,7 @@ use omq_tokio::{
     DisconnectReason, Endpoint, Message, MonitorEvent, MonitorRecvError, MonitorStream, Options,
     Socket, SocketType,
 };
-use stolon::{CacheEvent, Engine, Error};
+use stolon::{Engine, Error};
 use tokio::sync::Notify;
 use tokio::task::JoinHandle;
 use tokio::time::Instant;
@@ -57,8 +57,9 @@ pub struct KvEventCounts {
     pub batches: u64,
     /// Number of events in them.
     pub events: u64,
-    /// How often the whole cache was published: at the start, when the engine restarted, and when
-    /// its events came faster than they could be published.
+    /// How often everything was published: at the start, when the engine restarted, when events
+    /// came faster than they could be published, and, if there is a disk tier, when it or the cache
+    /// was cleared.
     pub snapshots: u64,
     /// Number of requests for a replay.
     pub replays: u64,
@@ -120,8 +121,8 @@ impl Counter {
     }
 }
 
-/// Publishes the changes of an engine's prefix cache until it is dropped or the engine stops. It
-/// keeps the engine alive, as a clone does.
+/// Publishes the changes of an engine's prefix cache and disk tier until it is dropped or the
+/// engine stops. It keeps the engine alive, as a clone does.
 #[derive(Debug)]
 pub struct KvEventPublisher {
     endpoint: String,
@@ -131,8 +132,8 @@ pub struct KvEventPublisher {
 }
 
 impl KvEventPublisher {
-    /// Binds the sockets and publishes the whole cache, as `AllBlocksCleared` and `BlockStored`.
-    /// Its changes are then published by a task on the tokio runtime of the caller.
+    /// Binds the sockets and publishes what is stored, as `AllBlocksCleared` and `BlockStored`. The
+    /// changes are then published by a task on the tokio runtime of the caller.
     ///
     /// # Errors
     /// [`PublishError`].
@@ -165,7 +166,7 @@ impl KvEventPublisher {
         };
         // The content is there already. A request for a replay finds it from now on.
         if let Some(whole) = feed.next().await {
-            publishing.publish_batch(&whole).await;
+            publishing.publish(&whole).await;
         }
         let tasks = vec![tokio::spawn(publishing.run(feed)), tokio::spawn(watching)];
         let mut publisher =
@@ -283,29 +284,25 @@ impl Publishing {
             };
             tokio::select! {
                 batch = feed.next() => match batch {
-                    Some(batch) => self.publish_batch(&batch).await,
+                    Some(batch) => self.publish(&batch).await,
                     None => return,
                 },
                 () = joined => {
                     // Without events. A subscriber learns the number of the last batch from it, and
                     // requests what it has missed. If nothing changes in the cache, it would
                     // otherwise know nothing.
-                    self.publish(&[]).await;
+                    self.publish(&CacheBatch::default()).await;
                     earliest = Instant::now() + ANNOUNCEMENTS;
                 }
             }
         }
     }
 
-    async fn publish_batch(&self, batch: &CacheBatch) {
-        self.counters.snapshots.add(u64::from(batch.is_whole));
-        self.publish(&batch.events).await;
-    }
-
-    async fn publish(&self, events: &[CacheEvent]) {
+    async fn publish(&self, batch: &CacheBatch) {
         self.counters.batches.add(1);
-        self.counters.events.add(events.len() as u64);
-        let payload = wire::encode(events, &self.engine);
+        self.counters.events.add((batch.events.len() + batch.disk.len()) as u64);
+        self.counters.snapshots.add(u64::from(batch.is_whole));
+        let payload = wire::encode(batch, &self.engine);
         let number = Bytes::copy_from_slice(&self.kept.add(&payload).to_be_bytes());
         let message = Message::multipart([self.topic.clone(), number, payload]);
         // Never waits for a subscriber. Fails only if the socket was closed.

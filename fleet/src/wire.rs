@@ -7,9 +7,12 @@ use serde::Serialize;
 use stolon::CacheEvent;
 
 use crate::extra_keys::{ExtraKey, ExtraKeys, Names};
+use crate::feed::CacheBatch;
 
 /// vLLM's name for the memory that the model computes from.
-const MEDIUM: &str = "GPU";
+const MEDIUM_CACHE: &str = "GPU";
+/// vLLM's name for files.
+const MEDIUM_DISK: &str = "STORAGE";
 
 /// An event. Its variants and fields have the names of the wire format, in its order.
 #[derive(Serialize)]
@@ -35,10 +38,13 @@ enum KvEvent<'a> {
 }
 
 /// A batch of events, with the time of now.
-pub(crate) fn encode(events: &[CacheEvent], names: &dyn Names) -> Bytes {
+pub(crate) fn encode(batch: &CacheBatch, names: &dyn Names) -> Bytes {
+    let of_cache = batch.events.iter().map(|event| (event, MEDIUM_CACHE));
+    let of_disk = batch.disk.iter().map(|event| (event, MEDIUM_DISK));
+    let events: Vec<(&CacheEvent, &'static str)> = of_cache.chain(of_disk).collect();
     let adapters: Vec<_> = events
         .iter()
-        .map(|event| match event {
+        .map(|(event, _)| match event {
             CacheEvent::Stored { namespace, .. } if !namespace.is_base() => {
                 names.adapter(namespace)
             }
@@ -46,10 +52,10 @@ pub(crate) fn encode(events: &[CacheEvent], names: &dyn Names) -> Bytes {
         })
         .collect();
     let mut extra_keys = ExtraKeys::default();
-    let named = events.iter().zip(&adapters);
+    let named = events.into_iter().zip(&adapters);
     let events: Vec<KvEvent<'_>> = named
-        .filter_map(|(event, adapter)| {
-            KvEvent::new(event, adapter.as_deref(), &mut extra_keys, names)
+        .filter_map(|((event, medium), adapter)| {
+            KvEvent::new(event, medium, adapter.as_deref(), &mut extra_keys, names)
         })
         .collect();
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs_f64();
@@ -61,9 +67,10 @@ pub(crate) fn encode(events: &[CacheEvent], names: &dyn Names) -> Bytes {
 }
 
 impl<'a> KvEvent<'a> {
-    /// The event as it is sent; none for a reset, after which the cache is published anew.
+    /// The event as it is sent; none for a reset, after which everything is published anew.
     fn new(
         event: &'a CacheEvent,
+        medium: &'static str,
         lora_name: Option<&'a str>,
         extra_keys: &mut ExtraKeys,
         names: &dyn Names,
@@ -77,13 +84,13 @@ impl<'a> KvEvent<'a> {
                     token_ids,
                     block_size: positions.len() / hashes.len().max(1),
                     lora_id: None,
-                    medium: MEDIUM,
+                    medium,
                     lora_name,
                     extra_keys,
                 })
             }
             CacheEvent::Removed { hashes } => {
-                Some(KvEvent::BlockRemoved { block_hashes: hashes, medium: MEDIUM })
+                Some(KvEvent::BlockRemoved { block_hashes: hashes, medium })
             }
             CacheEvent::Cleared => Some(KvEvent::AllBlocksCleared {}),
             CacheEvent::Reset { .. } => None,
@@ -97,6 +104,10 @@ mod tests {
 
     use super::*;
     use crate::extra_keys::tests::TestNames;
+
+    fn of_cache(events: impl Into<Vec<CacheEvent>>) -> CacheBatch {
+        CacheBatch { events: events.into(), ..CacheBatch::default() }
+    }
 
     /// Goal: the bytes are those of vLLM's encoder (msgspec), but for the time: the expected ones
     /// were written by hand from the specification of MessagePack.
@@ -114,7 +125,9 @@ mod tests {
             CacheEvent::Reset { missed: 3 },
         ];
         let adapter = Some((Namespace::default(), "not for the base namespace"));
-        let bytes = encode(&events, &TestNames { adapter, ..TestNames::new() });
+        let disk = vec![CacheEvent::Removed { hashes: vec![8] }];
+        let batch = CacheBatch { disk, ..of_cache(events) };
+        let bytes = encode(&batch, &TestNames { adapter, ..TestNames::new() });
         let mut expected = vec![0x93, 0xcb]; // An array of 3, and a 64-bit float.
         expected.extend(&bytes[2..10]);
         let text = |text: &str| {
@@ -122,7 +135,7 @@ mod tests {
             bytes.extend(text.bytes());
             bytes
         };
-        expected.push(0x93); // Three events.
+        expected.push(0x94); // Four events.
         expected.push(0x81);
         expected.extend([text("type"), text("AllBlocksCleared")].concat());
         expected.push(0x88);
@@ -145,6 +158,10 @@ mod tests {
         expected.extend([text("type"), text("BlockRemoved"), text("block_hashes")].concat());
         expected.extend([0x91, 7]);
         expected.extend([text("medium"), text("GPU")].concat());
+        expected.push(0x83);
+        expected.extend([text("type"), text("BlockRemoved"), text("block_hashes")].concat());
+        expected.extend([0x91, 8]);
+        expected.extend([text("medium"), text("STORAGE")].concat());
         expected.push(0xc0); // No rank.
         assert_eq!(bytes, expected);
     }
@@ -161,17 +178,19 @@ mod tests {
         };
         let digest = format!("dynamo-cache-salt:{}", "ab".repeat(32));
         let has_digest = |event| {
-            let bytes = encode(&[event], &TestNames::new());
+            let bytes = encode(&of_cache([event]), &TestNames::new());
             bytes.windows(digest.len()).filter(|part| *part == digest.as_bytes()).count()
         };
         assert_eq!((has_digest(stored(None)), has_digest(stored(Some(3)))), (1, 0));
         // The name of an adapter is in each event of its namespaces.
         for parent in [None, Some(3)] {
             let adapter = Some((namespace, "sql"));
-            let bytes = encode(&[stored(parent)], &TestNames { adapter, ..TestNames::new() });
+            let bytes =
+                encode(&of_cache([stored(parent)]), &TestNames { adapter, ..TestNames::new() });
             assert!(bytes.windows(14).any(|part| part == b"\xa9lora_name\xa3sql"));
         }
     }
+
     /// Goal: the keys of an image are a pair of its hash and its offset, as in vLLM.
     #[test]
     fn an_image_is_a_pair_of_hash_and_offset() {
@@ -181,7 +200,7 @@ mod tests {
         names.images.append(image, &mut positions).expect("in range");
         let namespace = Namespace::default();
         let event = CacheEvent::Stored { namespace, parent: None, hashes: vec![1, 2], positions };
-        let bytes = encode(&[event], &names);
+        let bytes = encode(&of_cache([event]), &names);
         let mut expected = b"\xaaextra_keys\x92\x91\x92\xd9\x20ab".to_vec();
         expected.extend([b'0'; 30]);
         expected.extend(b"\x01\x91\x92\xd9\x20ab");

@@ -1,108 +1,15 @@
 //! KV events over real sockets: what subscribers know is what the engine has cached.
 
-use std::collections::{HashMap, HashSet};
-use std::time::Duration;
+use std::collections::HashSet;
 
-use omq_tokio::{Endpoint, Message, Options, Socket, SocketType};
-use serde::Deserialize;
+use omq_tokio::{Message, Options, Socket, SocketType};
 use stolon::{CacheEvent, Engine, Request};
 use stolon_backend::fake::{FakeBackend, FakeOptions};
 use stolon_fleet::{KvEventPublisher, KvEventsConfig, PublishError};
+use support::{Batch, Copy, config, connect, number, receive, replay, subscribe, tokens};
 
-/// An event as a router would decode it: every field of the format is required.
-#[derive(Debug, Deserialize)]
-#[serde(tag = "type", deny_unknown_fields)]
-enum KvEvent {
-    BlockStored {
-        block_hashes: Vec<u64>,
-        parent_block_hash: Option<u64>,
-        token_ids: Vec<u32>,
-        block_size: usize,
-        lora_id: Option<u32>,
-        medium: String,
-        lora_name: Option<String>,
-        extra_keys: Option<Vec<Option<(String,)>>>,
-    },
-    BlockRemoved {
-        block_hashes: Vec<u64>,
-        medium: String,
-    },
-    AllBlocksCleared {},
-}
-
-type Batch = (f64, Vec<KvEvent>, Option<u32>);
-
-/// A router's copy of the index: the parent of each block.
-#[derive(Debug, Default)]
-struct Copy {
-    parents: HashMap<u64, Option<u64>>,
-    /// The number of the next batch; 0 before the first one.
-    next: u64,
-    removed: usize,
-}
-
-impl Copy {
-    fn apply(&mut self, batch: &[u8]) {
-        let (time, events, rank): Batch = rmp_serde::from_slice(batch).expect("a batch");
-        assert!(time > 1.7e9 && rank.is_none());
-        for event in events {
-            match event {
-                KvEvent::BlockStored {
-                    block_hashes,
-                    mut parent_block_hash,
-                    token_ids,
-                    block_size,
-                    lora_id,
-                    medium,
-                    lora_name,
-                    extra_keys,
-                } => {
-                    assert_eq!((block_size, token_ids.len()), (16, 16 * block_hashes.len()));
-                    assert_eq!((lora_id, lora_name, medium.as_str()), (None, None, "GPU"));
-                    let blocks = extra_keys.map_or(block_hashes.len(), |keys| keys.len());
-                    assert_eq!(blocks, block_hashes.len());
-                    for hash in block_hashes {
-                        let known = parent_block_hash.is_none_or(|p| self.parents.contains_key(&p));
-                        assert!(known, "an orphan");
-                        self.parents.insert(hash, parent_block_hash);
-                        parent_block_hash = Some(hash);
-                    }
-                }
-                KvEvent::BlockRemoved { block_hashes, medium } => {
-                    assert_eq!(medium, "GPU");
-                    self.removed += block_hashes.len();
-                    for hash in block_hashes {
-                        self.parents.remove(&hash).expect("a block that was stored");
-                    }
-                }
-                KvEvent::AllBlocksCleared {} => self.parents.clear(),
-            }
-        }
-    }
-
-    /// Receives batches until the copy has these blocks.
-    async fn follow(&mut self, subscriber: &Socket, topic: &str, expected: &HashSet<u64>) {
-        while self.parents.keys().copied().collect::<HashSet<_>>() != *expected {
-            let message = receive(subscriber).await;
-            assert_eq!(message.len(), 3);
-            assert_eq!(&message[0], topic.as_bytes());
-            let number = number(&message[1]);
-            // A subscriber always comes after the first batch.
-            assert!(number == self.next || self.next == 0 && number > 0, "a gap");
-            self.next = number + 1;
-            self.apply(&message[2]);
-        }
-    }
-}
-
-fn number(frame: &[u8]) -> u64 {
-    u64::from_be_bytes(frame.try_into().expect("8 bytes"))
-}
-
-async fn receive(socket: &Socket) -> Message {
-    let message = tokio::time::timeout(Duration::from_secs(20), socket.recv()).await;
-    message.expect("a message in time").expect("an open socket")
-}
+#[path = "support/subscriber.rs"]
+mod support;
 
 async fn engine(blocks: usize) -> Engine {
     let options =
@@ -111,56 +18,9 @@ async fn engine(blocks: usize) -> Engine {
     Engine::builder().backend("fake", backend).build().await.expect("an engine")
 }
 
-fn config(more: &str) -> KvEventsConfig {
-    let text = format!(
-        r#"{{"enable_kv_cache_events": true, "endpoint": "tcp://*:0",
-             "replay_endpoint": "tcp://*:0"{more}}}"#
-    );
-    text.parse().expect("a configuration")
-}
-
-/// The bound address, on this machine.
-fn local(endpoint: &str) -> Endpoint {
-    let (_, port) = endpoint.rsplit_once(':').expect("a port");
-    format!("tcp://127.0.0.1:{port}").parse().expect("an address")
-}
-
-async fn connect(kind: SocketType, endpoint: &str, options: Options) -> Socket {
-    let socket = Socket::new(kind, options);
-    socket.connect(local(endpoint)).await.expect("an address");
-    socket
-}
-
-/// A subscriber that receives everything from now on.
-async fn subscribe(publisher: &KvEventPublisher, topic: &str) -> Socket {
-    let subscriber = connect(SocketType::Sub, publisher.endpoint(), Options::new()).await;
-    subscriber.subscribe(topic.to_owned()).await.expect("a topic");
-    tokio::time::sleep(Duration::from_millis(300)).await;
-    subscriber
-}
-
-/// What is replayed from a number on: numbers and batches.
-async fn replay(publisher: &KvEventPublisher, from: u64) -> Vec<(u64, Vec<u8>)> {
-    let endpoint = publisher.replay_endpoint().expect("a second address");
-    let client = connect(SocketType::Dealer, endpoint, Options::new()).await;
-    let request = [Vec::new(), from.to_be_bytes().to_vec()];
-    client.send(Message::multipart(request)).await.expect("sent");
-    let mut batches = Vec::new();
-    loop {
-        let message = receive(&client).await;
-        assert_eq!((message.len(), message[0].len()), (4, 0));
-        match number(&message[2]) {
-            u64::MAX => return batches,
-            number => batches.push((number, message[3].to_vec())),
-        }
-    }
-}
-
 /// A prompt of `blocks` blocks, different for each seed.
 fn prompt(seed: u32, blocks: u32) -> Request {
-    let positions = 0..16 * blocks;
-    let tokens = positions.map(|i| if i == 0 { 10 + seed % 200 } else { 10 + (i * 7 + seed) % 90 });
-    Request::tokens(tokens.collect::<Vec<_>>()).max_tokens(1)
+    Request::tokens(tokens(seed, blocks)).max_tokens(1)
 }
 
 /// The hashes of all cached blocks, by the engine.
@@ -171,6 +31,11 @@ async fn cached(engine: &Engine) -> HashSet<u64> {
         _ => None,
     });
     stored.flatten().collect()
+}
+
+/// Receives batches until a copy has these blocks.
+async fn follow(copy: &mut Copy, subscriber: &Socket, topic: &str, expected: &HashSet<u64>) {
+    copy.receive_until(subscriber, topic, |copy| copy.cached() == *expected).await;
 }
 
 /// Goal: a subscriber's copy of the index follows the engine through storing, salts, eviction and
@@ -186,14 +51,14 @@ async fn subscribers_follow_the_cache() {
     let mut copy = Copy::default();
     for seed in 0..30 {
         engine.cache().warm(prompt(seed, 1 + seed % 7)).await.expect("it fits");
-        copy.follow(&subscriber, topic, &cached(&engine).await).await;
+        follow(&mut copy, &subscriber, topic, &cached(&engine).await).await;
     }
     assert!(copy.removed > 0, "some were evicted");
     let salted = prompt(3, 2).cache_salt("a secret");
     engine.cache().warm(salted).await.expect("it fits");
-    copy.follow(&subscriber, topic, &cached(&engine).await).await;
+    follow(&mut copy, &subscriber, topic, &cached(&engine).await).await;
     engine.cache().flush().await.expect("a running engine");
-    copy.follow(&subscriber, topic, &HashSet::new()).await;
+    follow(&mut copy, &subscriber, topic, &HashSet::new()).await;
     assert!(other.try_recv().is_err(), "it has subscribed to another topic");
     let counts = publisher.counts();
     assert_eq!((counts.batches, counts.snapshots), (copy.next, 1));
@@ -212,7 +77,7 @@ async fn missed_batches_are_replayed() {
         let mut copy = Copy::default();
         for seed in 0..20 {
             engine.cache().warm(prompt(seed, 5)).await.expect("it fits");
-            copy.follow(&subscriber, "", &cached(&engine).await).await;
+            follow(&mut copy, &subscriber, "", &cached(&engine).await).await;
         }
         let all = replay(&publisher, 0).await;
         assert_eq!(all.len() as u64 == copy.next, kept);
@@ -246,7 +111,7 @@ async fn late_subscribers_learn_that_they_are_late() {
     let mut copy = Copy::default();
     let missed = replay(&publisher, 0).await;
     missed.iter().for_each(|(_, batch)| copy.apply(batch));
-    assert_eq!(copy.parents.keys().copied().collect::<HashSet<_>>(), cached(&engine).await);
+    assert_eq!(copy.cached(), cached(&engine).await);
     let counts = publisher.counters().read();
     assert_eq!((counts.replays, counts.replayed), (1, missed.len() as u64));
     assert_eq!((counts.batches, counts.lost_subscribers), (2, 0));
@@ -281,7 +146,7 @@ async fn a_slow_subscriber_is_left_behind() {
     let mut copy = Copy::default();
     for seed in 0..300 {
         engine.cache().warm(prompt(seed, 100)).await.expect("it fits");
-        copy.follow(&subscriber, "", &cached(&engine).await).await;
+        follow(&mut copy, &subscriber, "", &cached(&engine).await).await;
     }
     assert!(copy.next > 300);
     engine.shutdown().await;
@@ -299,7 +164,7 @@ async fn large_batches_arrive() {
     let mut copy = Copy::default();
     all.iter().for_each(|(_, batch)| copy.apply(batch));
     assert!(all[0].1.len() > 64 << 10, "{} bytes", all[0].1.len());
-    assert_eq!(copy.parents.keys().copied().collect::<HashSet<_>>(), cached(&engine).await);
+    assert_eq!(copy.cached(), cached(&engine).await);
 }
 
 /// Goal: addresses that cannot be used, and a configuration that publishes nothing, are errors.
@@ -356,7 +221,7 @@ async fn a_million_events_arrive() {
             let tokens: Vec<u32> = (0..16).map(|i| seed >> (2 * i) & 3).collect();
             engine.cache().warm(Request::tokens(tokens).max_tokens(1)).await.expect("it fits");
         }
-        copy.follow(&subscriber, "", &cached(&engine).await).await;
+        follow(&mut copy, &subscriber, "", &cached(&engine).await).await;
         if resident == 0 && publisher.counts().events > 100_000 {
             resident = resident_bytes();
         }
@@ -367,6 +232,62 @@ async fn a_million_events_arrive() {
     assert!(grown < 16 << 20, "{grown} bytes");
     assert_eq!((counts.snapshots, counts.batches), (1, copy.next));
     engine.shutdown().await;
+}
+
+/// Goal: the processor time that publishing takes for each block that is stored and removed again,
+/// in comparison with an engine that computes nothing and publishes nothing. The time of the
+/// subscriber in this process is included.
+#[tokio::test(flavor = "multi_thread")]
+#[ignore = "takes half a minute when optimised"]
+#[allow(clippy::print_stdout, reason = "it is a measurement")]
+async fn publishing_takes_little_time() {
+    const PROMPTS: u32 = 2000;
+    const BLOCKS: u32 = 100;
+    let kinds = ["off", "nobody", "read"];
+    let mut seconds = [const { Vec::new() }; 3];
+    for turn in 0..9 {
+        for number in 0..3 {
+            let kind = (turn + number) % 3;
+            let engine = engine(256).await;
+            let publisher = match kinds[kind] {
+                "off" => None,
+                _ => Some(KvEventPublisher::start(&engine, &config("")).await.expect("free ports")),
+            };
+            let subscriber = match &publisher {
+                Some(publisher) if kinds[kind] == "read" => Some(subscribe(publisher, "").await),
+                _ => None,
+            };
+            let reading = subscriber.map(|subscriber| {
+                tokio::spawn(async move { while subscriber.recv().await.is_ok() {} })
+            });
+            let before = processor_seconds();
+            for seed in 0..PROMPTS {
+                let token = |i: u32| 10 + (i * 7 + seed * (1 + i % 3)) % 200;
+                let tokens: Vec<u32> = (0..16 * BLOCKS).map(token).collect();
+                engine.cache().warm(Request::tokens(tokens).max_tokens(1)).await.expect("it fits");
+            }
+            seconds[kind].push(processor_seconds() - before);
+            reading.iter().for_each(tokio::task::JoinHandle::abort);
+            engine.shutdown().await;
+        }
+    }
+    let medians = seconds.map(|mut seconds| {
+        seconds.sort_by(f64::total_cmp);
+        seconds[seconds.len() / 2]
+    });
+    for (kind, median) in kinds.iter().zip(medians) {
+        let micros = (median - medians[0]) * 1e6 / f64::from(PROMPTS * BLOCKS);
+        println!("{kind}: {median:.2} s, {micros:.2} us for each block");
+    }
+}
+
+/// Processor time of this process.
+fn processor_seconds() -> f64 {
+    let stat = std::fs::read_to_string("/proc/self/stat").expect("Linux describes the process");
+    let fields = stat.rsplit_once(')').expect("a name").1.split_whitespace();
+    // Ticks of 10 ms, in user mode and in the kernel.
+    let ticks = fields.skip(11).take(2).map(|field| field.parse::<f64>().expect("a number"));
+    ticks.sum::<f64>() / 100.0
 }
 
 /// Resident memory of this process.
