@@ -42,7 +42,16 @@ impl Experts {
         spec: &ExpertsWeights,
         loader: &mut Loader,
     ) -> std::result::Result<Self, OpenError> {
-        let ExpertsWeights { config: experts_config, router, bias, experts, shared, .. } = spec;
+        let ExpertsWeights {
+            config: experts_config,
+            // Refused with the configuration.
+            router_scale: _,
+            router,
+            bias,
+            factors: _,
+            experts,
+            shared,
+        } = spec;
         let router = loader.linear(router)?;
         let bias = bias.as_ref().map(|bias| loader.weights.floats(bias)).transpose()?;
         let experts = experts.iter().map(|expert| GatedMlp::load(config, expert, loader));

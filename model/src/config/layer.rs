@@ -174,6 +174,7 @@ impl DecoderConfig {
                 return Err(ModelError::unsupported(file, "attn_output_gate", expected, true));
             }
             self.check_heads(file, layer)?;
+            self.check_rotation(file, index)?;
             self.check_source(file, index)?;
         }
         Ok(())
@@ -205,12 +206,19 @@ impl DecoderConfig {
             let expected = format!("at most {SIZE_MAX} with num_attention_heads");
             return Err(ModelError::key(file, "global_head_dim", expected, head_dim));
         }
-        match layer.rope.filter(|rope| self.rope_dim(*rope) != head_dim) {
-            None => Ok(()),
-            Some(rope) => {
-                let expected = format!("{}, as in other layers", self.rope_dim(rope));
+        Ok(())
+    }
+
+    /// Checks that all layers with the same rotary embedding as layer `index` have heads of the same
+    /// length.
+    fn check_rotation(&self, file: &str, index: usize) -> Result<(), ModelError> {
+        let head_dim = self.heads(index).head_dim;
+        match self.layers[index].rope.map(|rope| self.rope_dim(rope)) {
+            Some(other) if self.rotary_dim.is_none() && other != head_dim => {
+                let expected = format!("{other}, as in other layers");
                 Err(ModelError::unsupported(file, "global_head_dim", &expected, head_dim))
             }
+            _ => Ok(()),
         }
     }
 

@@ -31,7 +31,7 @@ pub enum Stage {
     Gate,
     /// GEMM of the down projection.
     Down,
-    /// With per-layer embeddings: the GEMMs of their values and of what layers compute of them.
+    /// With per-layer embeddings: what layers compute of them.
     PerLayer,
     /// Both additions to the residual stream, and the norms after them.
     Residual,

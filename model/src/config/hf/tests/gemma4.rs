@@ -111,6 +111,7 @@ fn other_values_are_refused() {
         (json!({ "per_layer_config": { "4": { "rope_theta": 1 } } }), "only the keys head_dim"),
         (json!({ "per_layer_config": { "35": {} } }), "only the indices of layers"),
         (json!({ "per_layer_config": { "34": { "head_dim": 128 } } }), "as in other layers"),
+        (json!({ "per_layer_config": { "4": { "head_dim": 512 } } }), "as in other layers"),
         (
             json!({ "attention_k_eq_v": true, "num_global_key_value_heads": 3 }),
             "a divisor of num_attention_heads",
