@@ -142,6 +142,7 @@ def main():
                 seen[name] = seen.get(name, 0) + 1
                 if isinstance(event, vllm.BlockStored):
                     assert len(event.token_ids) == event.block_size * len(event.block_hashes)
+                    block_size = event.block_size
                     parents = known[vllm.MEDIUM_GPU] | known[vllm.MEDIUM_STORAGE]
                     assert event.parent_block_hash is None or event.parent_block_hash in parents
                     if event.extra_keys is not None:
@@ -163,8 +164,9 @@ def main():
         with urllib.request.urlopen(f"{url}/v1/cache/tiers") as response:
             stats |= json.load(response)
         cached, stored = (len(known[medium]) for medium in media)
-        # A record has four blocks.
-        assert cached == stats["cache"]["blocks"] and stored == 4 * stats["disk"]["records"], stats
+        # A record has 64 tokens.
+        records = stored * block_size // 64
+        assert cached == stats["cache"]["blocks"] and records == stats["disk"]["records"], stats
         print(f"{len(replayed)} batches, {seen}, {cached} blocks known that are cached and {stored} on the disk")
     finally:
         server.terminate()
