@@ -6,6 +6,8 @@
 //!
 //! - before the last position of a prompt, from which a repeated prompt, and the next turn of a
 //!   conversation, resume;
+//! - after the first message of a conversation, which is its instructions as a rule, and the same in
+//!   the next conversation;
 //! - where the prompt parts from what was cached, if the KV matched further than the last
 //!   checkpoint: the next prompt that parts there resumes there;
 //! - where followers part from the prompt that they wait for;
@@ -21,12 +23,18 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use stolon_kvcache::{BlockId, BlockLease, CheckpointLease, Namespace};
 
+use crate::token_set::TokenSet;
+
 /// Number of checkpoints' worth of KV between two regular checkpoints of a prompt, so that these
 /// take at most a fifth of the memory of what they belong to.
 const KV_PER_CHECKPOINT: usize = 4;
 
 /// Minimum distance of regular checkpoints, in positions.
 const DISTANCE_MIN: usize = 1024;
+
+/// Minimum length of a first message that gets a checkpoint, in positions. A shorter one is computed
+/// again sooner than it is worth the memory.
+const FIRST_MESSAGE_MIN: usize = 128;
 
 /// Minimum distance of the checkpoints of an answer, in positions: with small blocks, a copy of the
 /// state for each block would take longer than the tokens.
@@ -125,8 +133,10 @@ pub(crate) struct HeldState {
     pub(crate) resume: Option<Resume>,
     /// The load before its first step. Until it has ended, the sequence takes part in no step.
     pub(crate) load: Option<StateLoad>,
-    /// Number of its positions whose KV was cached when it started: where it parts from other
-    /// prompts.
+    /// Number of positions of the first message of its prompt; 0 if it is not known.
+    pub(crate) first_message: usize,
+    /// Number of its positions whose KV was cached when it started, if these are more than a
+    /// checkpoint's distance more than what it resumed from: where it parts from other prompts.
     pub(crate) parted: usize,
     /// End of the last step that it was part of. Checkpoints can be taken after it only.
     pub(crate) planned: usize,
@@ -173,11 +183,20 @@ pub(crate) struct CheckpointRule {
     pub(crate) distance: usize,
 }
 
+/// Number of positions of the first message of a prompt, up to the one of `ends` that ends it; 0 if
+/// there is none. The very first token may be one that begins a text.
+pub(crate) fn first_message(prompt: &[u32], ends: &TokenSet) -> usize {
+    let end = prompt.iter().skip(1).position(|&token| ends.contains(token));
+    end.map_or(0, |index| index + 2)
+}
+
 /// What the choice of a sequence's checkpoints depends on.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct CheckpointWishes {
     /// Number of tokens of the prompt.
     pub(crate) prompt_len: usize,
+    /// [`HeldState::first_message`].
+    pub(crate) first_message: usize,
     /// [`HeldState::parted`].
     pub(crate) parted: usize,
     /// Where followers part from it, in positions.
@@ -205,6 +224,8 @@ impl CheckpointRule {
         let regular = (start / distance + 1..=end / distance).map(|n| n * distance);
         let mut lens: Vec<usize> = regular.filter(|&len| len < prompt_end).collect();
         lens.push(prompt_end);
+        let message = Some(wishes.first_message).filter(|&len| len >= FIRST_MESSAGE_MIN);
+        lens.extend(message.map(|len| self.whole(len).min(prompt_end)));
         lens.push(self.whole(wishes.parted).min(prompt_end));
         lens.extend(wishes.followers.iter().map(|&len| self.whole(len).min(prompt_end)));
         let of_answer = end / answer * answer;
@@ -223,7 +244,7 @@ mod tests {
     const RULE: CheckpointRule = CheckpointRule { block_size: 16, blocks: 10, distance: 16 };
 
     fn wishes(prompt_len: usize) -> CheckpointWishes {
-        CheckpointWishes { prompt_len, parted: 0, followers: Vec::new() }
+        CheckpointWishes { prompt_len, first_message: 0, parted: 0, followers: Vec::new() }
     }
 
     /// Goal: there is a checkpoint before the last position of a prompt, however it is cut.
@@ -246,6 +267,16 @@ mod tests {
         let wishes = CheckpointWishes { parted: 48, followers: vec![70, 200], ..wishes(100) };
         assert_eq!(RULE.choose(&wishes, 0, 100), [48, 64, 96]);
         assert_eq!(RULE.choose(&wishes, 48, 100), [64, 96]);
+    }
+
+    /// Goal: a first message gets one if it is long enough, inside of the prompt only.
+    #[test]
+    fn a_first_message_gets_a_checkpoint() {
+        let after = |first_message| CheckpointWishes { first_message, ..wishes(300) };
+        assert_eq!(RULE.choose(&after(150), 0, 300), [144, 288]);
+        assert_eq!(RULE.choose(&after(150), 144, 300), [288]);
+        assert_eq!(RULE.choose(&after(127), 0, 300), [288]);
+        assert_eq!(RULE.choose(&after(300), 0, 300), [288]);
     }
 
     /// Goal: long prompts get one at regular distances, which do not depend on how they are cut.

@@ -15,7 +15,7 @@ use crate::policy;
 use crate::queue::Waiting;
 use crate::sequence::{Ending, Held, Sequence};
 use crate::sharing::{self, Follow, Leader};
-use crate::states::{HeldState, Resume};
+use crate::states::{HeldState, Resume, first_message};
 
 /// Maximum number of waiting requests whose match is queried in one round, so that the time of a
 /// round does not grow with the queue: 32 full hits of 8,192 tokens take 60 us. With 8, or with all
@@ -226,9 +226,17 @@ impl<M: Memory> Scheduler<M> {
         }
         let waiting = self.queue.remove(index);
         self.queue.charge_overtaking(&round.candidates[..=index], waiting.cost());
-        let resume = checkpoint.map(Resume::Cached);
-        let state = HeldState { resume, parted: matched, ..HeldState::default() };
         let computed = waiting.resume;
+        let prompt = &waiting.sequence.tokens[..waiting.sequence.prompt_len];
+        let state = match self.checkpoint_rule() {
+            Some(rule) => HeldState {
+                resume: checkpoint.map(Resume::Cached),
+                first_message: first_message(prompt, &waiting.sequence.eos_ids),
+                parted: if matched > computed + rule.distance { matched } else { 0 },
+                ..HeldState::default()
+            },
+            None => HeldState::default(),
+        };
         let mut held = Held { lease, reserved, computed, state, ..Held::default() };
         if !has_states && let Some((block, count)) = waiting.sequence.partial_block(&held) {
             held.continue_in(block, count);

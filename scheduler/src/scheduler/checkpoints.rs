@@ -85,6 +85,7 @@ impl<M: Memory> Scheduler<M> {
         let followers = follows.filter(|follow| follow.leader == sequence.id);
         CheckpointWishes {
             prompt_len: sequence.prompt_len,
+            first_message: sequence.held.state.first_message,
             parted: sequence.held.state.parted,
             followers: followers.map(|follow| follow.shared).collect(),
         }

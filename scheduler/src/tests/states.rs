@@ -83,6 +83,25 @@ fn the_third_prompt_resumes_where_prompts_part() {
     assert_eq!(audit.blocks_committed, 20 + 5 * 4 + 3 * (1 + 5));
 }
 
+/// Goal: the second conversation with the same instructions resumes after them, although no other
+/// one has parted there, and takes no second checkpoint a few positions later.
+#[test]
+fn the_second_conversation_resumes_after_the_first_message() {
+    let mut harness = harness(64);
+    let end = 15;
+    let of = |own: u32| {
+        let instructions = (0..149).map(|n| n * n / 7 % 15);
+        [instructions.collect(), vec![end, 1, 2, 3], vec![own; 17]].concat()
+    };
+    for (own, cached) in [(4, 0), (5, 148), (6, 148)] {
+        harness.submit_request(of(own), 1, |request| request.eos_ids = [end].into_iter().collect());
+        run_all(&mut harness);
+        assert_eq!(harness.callers.last().and_then(|caller| caller.cached), Some(cached));
+    }
+    // After the instructions, and before the end of each prompt.
+    assert_eq!(harness.context.stats().checkpoints, 1 + 3);
+}
+
 /// Goal: prompts that come together are computed once up to where they part.
 #[test]
 fn followers_resume_where_they_part_from_their_leader() {
