@@ -67,8 +67,9 @@ pub enum FeedForwardWeights {
 }
 
 /// An MLP and a mixture of experts, both of which read the residual stream. Norms are
-/// `[hidden_size]`. The norm before the MLP is [`LayerWeights::mlp_input_norm`], and that of the
-/// sum of the outputs [`LayerWeights::mlp_output_norm`].
+/// `[hidden_size]`. The norm before the MLP is the layer's
+/// [`mlp_input_norm`](super::LayerWeights::mlp_input_norm), and that of the sum of the outputs its
+/// [`mlp_output_norm`](super::LayerWeights::mlp_output_norm).
 #[derive(Clone, Debug, PartialEq)]
 pub struct DenseAndExpertsWeights {
     /// The MLP for all tokens.
