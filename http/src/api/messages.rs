@@ -1,8 +1,6 @@
 //! `POST /v1/messages` and `POST /v1/messages/count_tokens`: Anthropic's API.
 //!
-//! `cache_control` is accepted everywhere and has no effect: every prefix is cached. The states of
-//! recurrent layers are kept where clients mark prefixes, too: after the instructions, and at the
-//! end of every prompt and answer.
+//! `cache_control` is accepted everywhere and has no effect: every prefix is cached.
 
 use crate::schema::JsonSchema;
 use serde::{Deserialize, Serialize};
