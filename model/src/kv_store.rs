@@ -81,8 +81,7 @@ impl KvShape {
         key_layout: impl Fn(usize) -> KvLayout,
     ) -> Self {
         let attention = config.layers.iter().enumerate();
-        let attention =
-            attention.filter(|(_, layer)| layer.has_attention() && layer.kv_source.is_none());
+        let attention = attention.filter(|(_, layer)| layer.has_own_kv());
         let kv_layer = |(index, _)| {
             let HeadShape { kv_heads, head_dim } = config.heads(index);
             KvLayer { kv_heads, head_dim, key_layout: key_layout(head_dim) }

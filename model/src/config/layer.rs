@@ -110,6 +110,13 @@ impl LayerConfig {
         self.mixers.contains(&mixer)
     }
 
+    /// Whether the layer has keys and values of its own: attention that does not read those of
+    /// another layer.
+    #[must_use]
+    pub fn has_own_kv(&self) -> bool {
+        self.has_attention() && self.kv_source.is_none()
+    }
+
     /// Whether the layer has a mixture of experts.
     #[must_use]
     pub fn has_experts(&self) -> bool {
@@ -226,8 +233,7 @@ impl DecoderConfig {
     fn check_source(&self, file: &str, index: usize) -> Result<(), ModelError> {
         let Some(source) = self.layers[index].kv_source else { return Ok(()) };
         let is_possible = self.layers[..index].get(source).is_some_and(|layer| {
-            layer.has_attention()
-                && layer.kv_source.is_none()
+            layer.has_own_kv()
                 && layer.rope == self.layers[index].rope
                 && self.heads(source) == self.heads(index)
         });

@@ -5,7 +5,7 @@ use serde::Serialize;
 use serde_json::Value as Json;
 
 use super::TensorSummary;
-use crate::config::{DecoderConfig, LayerConfig};
+use crate::config::DecoderConfig;
 use crate::error::quoted;
 use crate::gguf::{Header, Value};
 
@@ -95,8 +95,7 @@ impl Outline {
         self.heads = size(config.num_heads);
         self.kv_heads = size(config.num_kv_heads);
         self.head_dim = size(config.head_dim);
-        let has_own = |layer: &&LayerConfig| layer.has_attention() && layer.kv_source.is_none();
-        self.kv_layers = size(config.layers.iter().filter(has_own).count());
+        self.kv_layers = size(config.layers.iter().filter(|layer| layer.has_own_kv()).count());
         self.vocab_size = size(config.vocab_size);
     }
 }
