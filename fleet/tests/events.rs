@@ -3,10 +3,10 @@
 use std::collections::HashSet;
 
 use omq_tokio::{Message, Options, Socket, SocketType};
-use stolon::{CacheEvent, Engine, Request};
+use stolon::{Engine, Request};
 use stolon_backend::fake::{FakeBackend, FakeOptions};
 use stolon_fleet::{KvEventPublisher, KvEventsConfig, PublishError};
-use support::{Batch, Copy, config, connect, number, receive, replay, subscribe, tokens};
+use support::{Batch, Copy, cached, config, connect, number, receive, replay, subscribe, tokens};
 
 #[path = "support/subscriber.rs"]
 mod support;
@@ -21,16 +21,6 @@ async fn engine(blocks: usize) -> Engine {
 /// A prompt of `blocks` blocks, different for each seed.
 fn prompt(seed: u32, blocks: u32) -> Request {
     Request::tokens(tokens(seed, blocks)).max_tokens(1)
-}
-
-/// The hashes of all cached blocks, by the engine.
-async fn cached(engine: &Engine) -> HashSet<u64> {
-    let events = engine.cache().events(1).await.expect("a snapshot");
-    let stored = events.snapshot().events.iter().filter_map(|event| match event {
-        CacheEvent::Stored { hashes, .. } => Some(hashes.clone()),
-        _ => None,
-    });
-    stored.flatten().collect()
 }
 
 /// Receives batches until a copy has these blocks.

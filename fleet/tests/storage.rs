@@ -6,11 +6,11 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use omq_tokio::Socket;
-use stolon::{CacheEvent, Engine, Namespace, PrefetchPolicy, Request};
+use stolon::{Engine, Namespace, PrefetchPolicy, Request};
 use stolon_backend::fake::{FakeBackend, FakeOptions};
 use stolon_fleet::{KvEventPublisher, KvEventsConfig};
 use stolon_kvcache::TreeBuilder;
-use support::{Copy, config, replay, subscribe, tokens};
+use support::{Copy, cached, config, replay, subscribe, tokens};
 
 #[path = "support/subscriber.rs"]
 mod support;
@@ -51,15 +51,6 @@ fn on_disk(engine: &Engine, prompts: &[(u32, u32)]) -> HashSet<u64> {
         hasher.block_hashes(&Namespace::default(), &tokens[..stored])
     });
     hashes.collect()
-}
-
-async fn cached(engine: &Engine) -> HashSet<u64> {
-    let events = engine.cache().events(1).await.expect("a snapshot");
-    let stored = events.snapshot().events.iter().filter_map(|event| match event {
-        CacheEvent::Stored { hashes, .. } => Some(hashes.clone()),
-        _ => None,
-    });
-    stored.flatten().collect()
 }
 
 /// Receives until a copy knows what is in the cache and on the disk.

@@ -10,6 +10,11 @@ use rand::{Rng, SeedableRng};
 use stolon_kvcache::{EvictionOrder, EvictionPolicy, Namespace};
 use stolon_tiers::{DiskError, DiskTier, DiskWriter, NamedTokens, Place, RecordShape, Tier};
 
+use support::files;
+
+#[path = "support/records.rs"]
+mod support;
+
 const SHAPE: RecordShape = RecordShape { fingerprint: [3; 32], block_size: 16, block_bytes: 100 };
 /// Positions and bytes of a record.
 const RECORD: usize = 64;
@@ -65,14 +70,6 @@ fn read_from(tier: &DiskTier, tokens: &[u32], from: usize) -> Vec<u8> {
     let blocks = tier.read(&Namespace::default(), &named, wanted);
     tier.touch(&places, 0);
     blocks.concat()
-}
-
-fn files(directory: &Path) -> Vec<PathBuf> {
-    let folders = std::fs::read_dir(directory.join("v1")).expect("a folder");
-    let folders = folders.map(|folder| folder.expect("readable").path());
-    let folders = folders.filter(|folder| folder.is_dir());
-    let files = folders.flat_map(|folder| std::fs::read_dir(folder).expect("readable"));
-    files.map(|file| file.expect("readable").path()).collect()
 }
 
 /// Goal: what was written is found and read, also after the directory was opened again, and a

@@ -2,7 +2,7 @@
 //! disk, whatever happens to the files, and no others.
 
 use std::collections::{HashMap, HashSet};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -13,6 +13,11 @@ use stolon_kvcache::{
     TokenSpanInterner, TreeBuilder, checkpoint_positions,
 };
 use stolon_tiers::{DiskTier, NamedTokens, Place, RecordShape, Tier};
+
+use support::files;
+
+#[path = "support/records.rs"]
+mod support;
 
 const SHAPE: RecordShape = RecordShape { fingerprint: [3; 32], block_size: 16, block_bytes: 100 };
 /// Positions and bytes of a record.
@@ -50,14 +55,6 @@ fn hashes(tier: &DiskTier, namespace: Namespace, tokens: &NamedTokens) -> HashSe
     let all = hasher().block_hashes(&namespace, tokens.tokens());
     let of_place = |place: Place| all[place.first / 16..place.end() / 16].to_vec();
     stored(tier, namespace, tokens).into_iter().flat_map(of_place).collect()
-}
-
-fn files(directory: &Path) -> Vec<PathBuf> {
-    let folders = std::fs::read_dir(directory.join("v1")).expect("a folder");
-    let folders = folders.map(|folder| folder.expect("readable").path());
-    let folders = folders.filter(|folder| folder.is_dir());
-    let files = folders.flat_map(|folder| std::fs::read_dir(folder).expect("readable"));
-    files.map(|file| file.expect("readable").path()).collect()
 }
 
 /// A router's copy of the content.

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use omq_tokio::{Endpoint, Message, Options, Socket, SocketType};
 use serde::Deserialize;
+use stolon::{CacheEvent, Engine};
 use stolon_fleet::{KvEventPublisher, KvEventsConfig};
 
 /// An event as a router would decode it: every field of the format is required.
@@ -184,4 +185,14 @@ pub(crate) async fn replay(publisher: &KvEventPublisher, from: u64) -> Vec<(u64,
 pub(crate) fn tokens(seed: u32, blocks: u32) -> Vec<u32> {
     let token = |i| if i == 0 { 10 + seed % 200 } else { 10 + (i * 7 + seed) % 90 };
     (0..16 * blocks).map(token).collect()
+}
+
+/// The hashes of all cached blocks, by the engine.
+pub(crate) async fn cached(engine: &Engine) -> HashSet<u64> {
+    let events = engine.cache().events(1).await.expect("a snapshot");
+    let stored = events.snapshot().events.iter().filter_map(|event| match event {
+        CacheEvent::Stored { hashes, .. } => Some(hashes.clone()),
+        _ => None,
+    });
+    stored.flatten().collect()
 }
