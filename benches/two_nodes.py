@@ -4,12 +4,13 @@
     python3 benches/two_nodes.py load target/release/stolon
     python3 benches/two_nodes.py split target/release/stolon
 
-Each server has a thread of its own and an empty directory; the store is a directory. A server learns what
-others have stored when it lists the store, every 30 seconds. These times are waited for and not counted.
+Each server has a thread of its own and an empty directory; the store is a directory.
 
-`load`: the time to the first token of prompts that another server has computed, next to that of a server
-without a store, by turns. The answers must be equal. Then the same with a store that speaks S3's protocol and
-is slow. Where computing is faster, the prompts are computed: compare the tokens loaded with the times.
+`load`: the time to the first token of prompts that another server has computed just now, next to that of a
+server without a store, by turns. The answers must be equal. Then that of prompts that nobody has computed, which
+are looked for in vain. Then prompts that another server has computed and a store that speaks S3's protocol and is
+slow; they are asked for when the server has listed the store, which it does every 30 seconds, and knows its
+speed. Where computing is faster, the prompts are computed: compare the tokens loaded with the times.
 
 `split`: one server computes prompts and the other one decodes, next to two servers that do both for half of
 the requests each, by turns. The first one computes the next prompts while the second one decodes, so that
@@ -117,15 +118,16 @@ class SlowHandler(http.server.BaseHTTPRequestHandler):
             item = "<Contents><Key>{}</Key><LastModified>2026-01-01T00:00:00Z</LastModified><Size>1</Size></Contents>"
             items = "".join(item.format(key) for key in keys)
             self.reply(f"<ListBucketResult><IsTruncated>false</IsTruncated>{items}</ListBucketResult>".encode())
+        elif (body := self.server.objects.get(path)) is None:
+            self.reply(b"<Error><Code>NoSuchKey</Code></Error>", 404)
         else:
-            body = self.server.objects[path]
             # All connections together have the speed.
             with self.server.sending:
                 time.sleep(len(body) / self.server.speed)
             self.reply(body)
 
-    def reply(self, body):
-        self.send_response(200)
+    def reply(self, body, status=200):
+        self.send_response(status)
         self.send_header("Content-Length", str(len(body)))
         self.send_header("ETag", '"1"')
         self.send_header("Last-Modified", "Thu, 01 Jan 2026 00:00:00 GMT")
@@ -158,23 +160,31 @@ def load(args, folder):
     for prompts in sets.values():
         for prompt in prompts:
             first.ask(prompt, 4)
-    second.wait_for([prompt for prompts in sets.values() for prompt in prompts])
+    # They are uploaded; only the server that has uploaded them knows it.
+    first.wait_for([prompt for prompts in sets.values() for prompt in prompts])
     for length, prompts in sets.items():
-        loaded, computed, cached = [], [], []
-        for number, prompt in enumerate(prompts):
-            answers = {}
-            for server in (second, cold) if number % 2 else (cold, second):
-                answers[server] = server.ask(prompt, 16)
-            assert answers[second]["ids"] == answers[cold]["ids"], "the answers differ"
-            loaded.append(answers[second]["times"][0])
-            computed.append(answers[cold]["times"][0])
-            cached.append(answers[second]["cached"])
-        ratio = statistics.median(computed) / statistics.median(loaded)
-        print(f"{length} tokens: loaded {milliseconds(loaded)}, computed {milliseconds(computed)}, "
-              f"{ratio:.1f} times; {statistics.median(cached)} tokens loaded; equal answers", flush=True)
+        compare(f"{length} tokens", second, cold, prompts)
+    length = max(args.lengths)
+    compare(f"{length} tokens that are nowhere", second, cold, make_prompts(args.prompts, length, "nowhere"))
     for server in (first, second, cold):
         server.stop()
     load_slowly(args, folder, max(args.lengths))
+
+
+def compare(name, server, cold, prompts):
+    """The time to the first token of a server with a store, and of one without, by turns."""
+    loaded, computed, cached = [], [], []
+    for number, prompt in enumerate(prompts):
+        answers = {}
+        for one in (server, cold) if number % 2 else (cold, server):
+            answers[one] = one.ask(prompt, 16)
+        assert answers[server]["ids"] == answers[cold]["ids"], "the answers differ"
+        loaded.append(answers[server]["times"][0])
+        computed.append(answers[cold]["times"][0])
+        cached.append(answers[server]["cached"])
+    ratio = statistics.median(computed) / statistics.median(loaded)
+    print(f"{name}: first token with the store {milliseconds(loaded)}, without {milliseconds(computed)}, "
+          f"{ratio:.2f} times; {statistics.median(cached)} tokens loaded; equal answers", flush=True)
 
 
 def load_slowly(args, folder, length):

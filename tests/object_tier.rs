@@ -134,6 +134,32 @@ fn slow_fake(place: &Place, directory: &str) -> EngineBuilder {
         .kv_object_store(place.url())
 }
 
+/// Goal: what another engine has stored since the store was listed is looked for and found, also
+/// after what is on the disk; what is nowhere is not a failure of the store.
+#[tokio::test]
+async fn what_was_stored_after_the_listing_is_looked_for() {
+    let place = Place::new("look");
+    let second = slow_fake(&place, "second").build().await.expect("an engine");
+    let known = second.tiers().object_stats().expect("a store");
+    assert_eq!((known.records, known.failures), (0, 0));
+    let first = slow_fake(&place, "first").build().await.expect("an engine");
+    let longer = [prompt(600, 1), prompt(250, 2)].concat();
+    assert_eq!(ask(&first, &prompt(600, 1)).await, 0);
+    first.tiers().flush().await.expect("it runs");
+    assert_eq!(ask(&second, &prompt(600, 1)).await, 576);
+    assert_eq!(ask(&first, &longer).await, 592);
+    first.tiers().flush().await.expect("it runs");
+    // The pool has 600 tokens of it, and the store all.
+    let before = second.stats().loaded_tokens;
+    ask(&second, &longer).await;
+    assert!(second.stats().loaded_tokens > before);
+    assert_eq!(ask(&second, &prompt(600, 3)).await, 0);
+    let stats = second.tiers().object_stats().expect("a store");
+    assert_eq!((stats.failures, stats.records_refused), (0, 0));
+    stop(first).await;
+    stop(second).await;
+}
+
 /// Goal: damaged and truncated objects are misses that are counted and not fetched again, and a
 /// prompt's records before the first wrong one are used.
 #[tokio::test]

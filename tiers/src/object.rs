@@ -3,26 +3,26 @@
 //!
 //! Each record is an object of its own, `FOLDER/v1/FORMAT/KEY.kv`: the folder of the URL, the first
 //! digits of the KV format's fingerprint, and the record's key. The bytes are those of a file of
-//! the disk tier. What is there is listed from time to time, so that a prompt that no engine has
-//! stored costs no round trip. Nothing is ever removed: that is left to the store's own rules for
-//! old objects.
+//! the disk tier. What is there is listed from time to time; in between, a record that is not known
+//! can be looked for ([`ObjectTier::look`]), once until the next listing. Nothing is ever removed:
+//! that is left to the store's own rules for old objects.
 //!
 //! The methods need a tokio runtime with timers.
 
 use std::collections::HashSet;
 use std::sync::{Mutex, MutexGuard};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use futures::TryStreamExt;
 use object_store::path::Path;
-use object_store::{ObjectStore, ObjectStoreExt, parse_url_opts};
+use object_store::{GetResult, ObjectMeta, ObjectStore, ObjectStoreExt, parse_url_opts};
 
 use crate::key::ChainKey;
 use crate::object_error::ObjectError;
 use crate::object_stats::ObjectStats;
 use crate::record::RecordShape;
-use crate::shared::{Counter, Pause, Speed, lock};
+use crate::shared::{Counter, Latency, Pause, Speed, lock};
 
 /// The folder of the objects of this version of the format.
 const FOLDER: &str = "v1";
@@ -35,6 +35,8 @@ const OBJECT_TIMEOUT: Duration = Duration::from_secs(20);
 const LIST_TIMEOUT: Duration = Duration::from_secs(300);
 /// The speed of fetching in bytes per second that is assumed before it was measured.
 const ASSUMED_SPEED: f64 = 50e6;
+/// The time of looking for a record that is assumed before it was measured.
+const ASSUMED_LOOK: Duration = Duration::from_millis(20);
 
 /// Records in an object store.
 #[derive(Debug)]
@@ -44,6 +46,8 @@ pub struct ObjectTier {
     keys: Mutex<Keys>,
     /// Speed of recent fetches.
     speed: Speed,
+    /// Time until the store answered when it was asked for a record that it was not known to have.
+    look_time: Latency,
     pause: Pause,
     counters: Counters,
 }
@@ -53,6 +57,8 @@ struct Keys {
     stored: HashSet<ChainKey>,
     /// Keys of objects whose content did not match their names.
     wrong: HashSet<ChainKey>,
+    /// Keys that were looked for since the last listing, in vain.
+    absent: HashSet<ChainKey>,
 }
 
 #[derive(Debug, Default)]
@@ -90,6 +96,7 @@ impl ObjectTier {
             folder,
             keys: Mutex::default(),
             speed: Speed::assumed(ASSUMED_SPEED),
+            look_time: Latency::assumed(ASSUMED_LOOK),
             pause: Pause::default(),
             counters: Counters::default(),
         })
@@ -104,25 +111,44 @@ impl ObjectTier {
         within(OBJECT_TIMEOUT, list.try_next()).await.map(drop)
     }
 
-    /// Lists the records that the store has.
+    /// Lists the records that the store has. If the speed of fetching was never measured, one of
+    /// them is fetched and dropped: otherwise the first prompt would wait for a store of unknown
+    /// speed.
     ///
     /// # Errors
     /// [`ObjectError`]; what was known remains known.
     pub async fn refresh(&self) -> Result<(), ObjectError> {
         let list = self.store.list(Some(&self.folder));
-        let add = |mut stored: HashSet<ChainKey>, object: object_store::ObjectMeta| async move {
+        let add = |(mut stored, _): (HashSet<ChainKey>, _), object: ObjectMeta| async move {
             let name = object.location.filename().and_then(|name| name.strip_suffix(EXTENSION));
             if stored.len() < KEYS_MAX {
                 stored.extend(name.and_then(ChainKey::from_hex));
             }
-            Ok(stored)
+            Ok((stored, Some(object)))
         };
-        let listed = within(LIST_TIMEOUT, list.try_fold(HashSet::new(), add)).await;
-        match listed {
-            Ok(stored) => {
-                self.keys().stored = stored;
+        let listed = list.try_fold((HashSet::new(), None), add);
+        let listed = within(LIST_TIMEOUT, listed).await;
+        let (stored, last) = listed.map_err(|error| self.failed(error))?;
+        {
+            let mut keys = self.keys();
+            keys.stored = stored;
+            keys.absent.clear();
+        }
+        match last.filter(|_| !self.speed.is_measured()) {
+            Some(object) => self.measure(&object).await,
+            None => Ok(()),
+        }
+    }
+
+    async fn measure(&self, object: &ObjectMeta) -> Result<(), ObjectError> {
+        let begun = Instant::now();
+        let get = async { self.store.get(&object.location).await?.bytes().await };
+        match within(OBJECT_TIMEOUT, get).await {
+            Ok(bytes) => {
+                self.note_speed(bytes.len(), begun.elapsed());
                 Ok(())
             }
+            Err(ObjectError::Missing(_)) => Ok(()),
             Err(error) => Err(self.failed(error)),
         }
     }
@@ -131,6 +157,18 @@ impl ObjectTier {
     pub fn contains(&self, key: &ChainKey) -> bool {
         let keys = self.keys();
         keys.stored.contains(key) && !keys.wrong.contains(key) && !self.is_paused()
+    }
+
+    /// Whether the store may have a record that it is not known to have: it was not looked for
+    /// since the last listing. Does no I/O.
+    pub fn may_contain(&self, key: &ChainKey) -> bool {
+        let keys = self.keys();
+        !keys.wrong.contains(key) && !keys.absent.contains(key) && !self.is_paused()
+    }
+
+    /// The time until the store answers that it does not have a record, by recent answers.
+    pub fn look_time(&self) -> Duration {
+        self.look_time.get()
     }
 
     /// The time that fetching `bytes` bytes takes, by the speed of recent fetches.
@@ -152,35 +190,79 @@ impl ObjectTier {
     /// Fetches an object of `bytes` bytes. It is not verified.
     ///
     /// # Errors
-    /// [`ObjectError`]; the store is then not used for a few seconds, unless only the size is
-    /// wrong.
+    /// [`ObjectError`]; the store is then not used for a few seconds, unless the object is missing
+    /// or only its size is wrong.
     pub async fn fetch(&self, key: &ChainKey, bytes: usize) -> Result<Bytes, ObjectError> {
         let path = self.path(key);
-        let get = async {
-            let object = self.store.get(&path).await?;
-            if object.meta.size != bytes as u64 {
-                let (object, got) = (path.to_string(), object.meta.size);
-                // The size is that of the reply's header: nothing was read.
-                return Ok(Err((object, got)));
-            }
-            object.bytes().await.map(Ok)
+        let fetched = match within(OBJECT_TIMEOUT, self.store.get(&path)).await {
+            Ok(object) => self.receive(key, bytes, object).await,
+            Err(error) => Err(error),
         };
-        match within(OBJECT_TIMEOUT, get).await {
-            Ok(Ok(got)) => {
-                self.counters.fetched.add(1);
-                self.counters.fetched_bytes.add(got.len() as u64);
-                Ok(got)
-            }
-            Ok(Err((object, got))) => {
-                self.refuse(key);
-                Err(ObjectError::Size { object, expected: bytes, got })
-            }
-            Err(error) => {
-                // It may have been removed since it was listed.
-                self.keys().stored.remove(key);
-                Err(self.failed(error))
-            }
+        fetched.map_err(|error| self.not_fetched(key, error))
+    }
+
+    /// Fetches an object that the store may have. `None` if it does not say within this time that
+    /// it has it.
+    ///
+    /// # Errors
+    /// As those of [`ObjectTier::fetch`].
+    pub async fn look(
+        &self,
+        key: &ChainKey,
+        bytes: usize,
+        limit: Duration,
+    ) -> Result<Option<Bytes>, ObjectError> {
+        let (path, begun) = (self.path(key), Instant::now());
+        let answer = tokio::time::timeout(limit, self.store.get(&path)).await;
+        self.look_time.note(begun.elapsed());
+        let fetched = match answer {
+            Err(_) => return Ok(None),
+            Ok(Ok(object)) => self.receive(key, bytes, object).await,
+            Ok(Err(error)) => Err(error.into()),
+        };
+        match fetched.map_err(|error| self.not_fetched(key, error)) {
+            Err(ObjectError::Missing(_)) => Ok(None),
+            fetched => fetched.map(Some),
         }
+    }
+
+    /// The content of an object whose header has come.
+    async fn receive(
+        &self,
+        key: &ChainKey,
+        bytes: usize,
+        object: GetResult,
+    ) -> Result<Bytes, ObjectError> {
+        if object.meta.size != bytes as u64 {
+            self.refuse(key);
+            let (object, got) = (object.meta.location.to_string(), object.meta.size);
+            return Err(ObjectError::Size { object, expected: bytes, got });
+        }
+        let got = within(OBJECT_TIMEOUT, object.bytes()).await?;
+        self.counters.fetched.add(1);
+        self.counters.fetched_bytes.add(got.len() as u64);
+        let mut keys = self.keys();
+        if keys.stored.len() < KEYS_MAX {
+            keys.stored.insert(*key);
+        }
+        Ok(got)
+    }
+
+    fn not_fetched(&self, key: &ChainKey, error: ObjectError) -> ObjectError {
+        if matches!(error, ObjectError::Size { .. }) {
+            return error;
+        }
+        let mut keys = self.keys();
+        // It may have been removed since it was listed.
+        keys.stored.remove(key);
+        if !matches!(error, ObjectError::Missing(_)) {
+            drop(keys);
+            return self.failed(error);
+        }
+        if keys.absent.len() < KEYS_MAX {
+            keys.absent.insert(*key);
+        }
+        error
     }
 
     /// Notes that the content of an object does not match its name. It is not fetched again.
@@ -208,6 +290,7 @@ impl ObjectTier {
                     keys.stored.insert(*key);
                 }
                 keys.wrong.remove(key);
+                keys.absent.remove(key);
                 Ok(())
             }
             Err(error) => Err(self.failed(error)),
@@ -260,7 +343,7 @@ async fn within<T>(
     request: impl Future<Output = Result<T, object_store::Error>>,
 ) -> Result<T, ObjectError> {
     match tokio::time::timeout(limit, request).await {
-        Ok(result) => result.map_err(|error| ObjectError::Store(error.to_string())),
+        Ok(result) => result.map_err(ObjectError::from),
         Err(_) => Err(ObjectError::Timeout(limit)),
     }
 }

@@ -23,6 +23,9 @@ pub enum ObjectError {
     /// The store has answered with an error.
     #[error("the object store: {0}")]
     Store(String),
+    /// The store does not have this object.
+    #[error("the object store does not have `{0}`")]
+    Missing(String),
     /// The store has not answered in time.
     #[error("the object store has not answered within {} s", .0.as_secs())]
     Timeout(Duration),
@@ -36,4 +39,14 @@ pub enum ObjectError {
         /// Bytes of the object.
         got: u64,
     },
+}
+
+#[cfg(feature = "object-store")]
+impl From<object_store::Error> for ObjectError {
+    fn from(error: object_store::Error) -> Self {
+        match error {
+            object_store::Error::NotFound { path, .. } => ObjectError::Missing(path),
+            error => ObjectError::Store(error.to_string()),
+        }
+    }
 }

@@ -1,5 +1,6 @@
-//! [`plan`]: which records of a prompt are read from the tiers, and how long its request waits for
-//! them. It is a plain function of what is stored, of speeds and of the policy, and does no I/O.
+//! [`plan`]: which records of a prompt are read from the tiers, or looked for there, and how long
+//! its request waits for them. It is a plain function of what is stored, of speeds and of the
+//! policy, and does no I/O.
 
 use std::ops::Range;
 use std::time::Duration;
@@ -18,6 +19,11 @@ const PATIENCE_SHARE: f64 = 0.5;
 const MEASURED_RECORDS: usize = 4;
 /// How long a read is waited for at most while the speed of computing is not known.
 const UNMEASURED_LIMIT: Duration = Duration::from_secs(10);
+/// Looking for a record in the object store takes at most this share of the time of computing the
+/// positions that the store may have: most prompts are nowhere, and each of them pays it.
+const LOOK_SHARE: f64 = 0.05;
+/// The same while the speed of computing is not known.
+const UNMEASURED_LOOK: Duration = Duration::from_millis(100);
 
 /// How much of a prompt is stored. Records are counted from the start of the prompt.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -37,6 +43,9 @@ pub struct Lookup {
     /// Number of leading records that are on the disk or, after these, in the object store; at
     /// least `on_disk`.
     pub stored: usize,
+    /// Number of leading records that are stored or may be in the object store, where another
+    /// engine can have put them since it was listed; at least `stored`.
+    pub possible: usize,
     /// How many positions fewer than a full record the last stored record has.
     pub missing: usize,
     /// Number of records for which there is memory.
@@ -52,6 +61,8 @@ pub struct Speeds {
     pub disk: Duration,
     /// Time to fetch a record from the object store.
     pub store: Duration,
+    /// Time until the object store says that it does not have a record.
+    pub look: Duration,
 }
 
 /// Which records of a prompt are read.
@@ -61,7 +72,11 @@ pub struct ReadPlan {
     pub disk: Range<usize>,
     /// Records that are fetched from the object store: those that follow.
     pub store: Range<usize>,
-    /// How long the request waits for them at most.
+    /// Records that are looked for in the object store after these, and fetched if they are there.
+    pub look: Range<usize>,
+    /// How long the store has to say whether it has the first one of them.
+    pub look_limit: Duration,
+    /// How long the request waits for all of them at most.
     pub limit: Duration,
     /// Records on the disk that are not read for the prompt, because computing is faster. They are
     /// worth reading only to learn whether the disk has become faster.
@@ -73,18 +88,32 @@ pub struct ReadPlan {
 /// Decides which records of a prompt are read, beyond those in the pool.
 ///
 /// All stored records are read if that is expected to be faster than computing them; otherwise
-/// those on the disk, if that is faster; otherwise none.
+/// those on the disk, if that is faster; otherwise none. If all are, the object store is asked for
+/// the records after them where that takes a small share of the time of computing them.
 #[must_use]
 pub fn plan(lookup: &Lookup, speeds: &Speeds, policy: PrefetchPolicy) -> ReadPlan {
     let longest = match policy {
         PrefetchPolicy::Timeout(longest) => longest,
         PrefetchPolicy::BestEffort | PrefetchPolicy::WaitComplete => Duration::MAX,
     };
+    if longest.is_zero() {
+        return ReadPlan::default();
+    }
+    let mut plan = plan_stored(lookup, speeds, policy);
+    if plan.slow_disk.is_empty() && plan.slow_store.is_empty() {
+        add_look(&mut plan, lookup, speeds, policy);
+    }
+    plan.limit = plan.limit.min(longest);
+    plan
+}
+
+/// The plan for the records that are known to be stored.
+fn plan_stored(lookup: &Lookup, speeds: &Speeds, policy: PrefetchPolicy) -> ReadPlan {
     let mut plan = ReadPlan::default();
     let first = lookup.cached / lookup.record_positions;
     let end = lookup.stored.min(first.saturating_add(lookup.room));
     let is_checkpoint = lookup.checkpoint_records > 0;
-    if longest.is_zero() || end <= first || is_checkpoint && end < lookup.stored {
+    if end <= first || is_checkpoint && end < lookup.stored {
         return plan;
     }
     let on_disk = lookup.on_disk.clamp(first, end);
@@ -108,11 +137,32 @@ pub fn plan(lookup: &Lookup, speeds: &Speeds, policy: PrefetchPolicy) -> ReadPla
         Some(limit) => {
             plan.disk = first..on_disk;
             plan.store = on_disk..end;
-            plan.limit = limit.min(longest);
+            plan.limit = limit;
         }
         None => plan.slow_disk = first..on_disk.min(first + MEASURED_RECORDS),
     }
     plan
+}
+
+/// Adds the records that may be in the object store after those that are known to be stored.
+fn add_look(plan: &mut ReadPlan, lookup: &Lookup, speeds: &Speeds, policy: PrefetchPolicy) {
+    let first = lookup.cached / lookup.record_positions;
+    let look = lookup.stored.max(first)..lookup.possible.min(first.saturating_add(lookup.room));
+    // A checkpoint is of use only with the KV before it, which is longer than what is known.
+    if look.is_empty() || lookup.checkpoint_records > 0 {
+        return;
+    }
+    let from = (look.start * lookup.record_positions).max(lookup.cached);
+    let positions = look.end * lookup.record_positions - from;
+    let compute = speeds.prefill_rate.map(|rate| computing_time(positions, rate));
+    let look_limit = compute.map_or(UNMEASURED_LOOK, |compute| compute.mul_f64(LOOK_SHARE));
+    let fetch_limit = wait_limit(times(speeds.store, look.len()), compute, policy);
+    let Some(fetch_limit) = fetch_limit.filter(|_| speeds.look <= look_limit) else { return };
+    if plan.is_empty() {
+        (plan.disk, plan.store) = (first..first, first..first);
+    }
+    plan.limit = plan.limit.saturating_add(look_limit).saturating_add(fetch_limit);
+    (plan.look, plan.look_limit) = (look, look_limit);
 }
 
 /// How long a read that is expected to take so long is waited for; `None` if computing is faster.
@@ -141,16 +191,16 @@ fn times(time: Duration, count: usize) -> Duration {
 }
 
 impl ReadPlan {
-    /// Whether nothing is read for the prompt.
+    /// Whether nothing is read for the prompt, or looked for.
     #[must_use]
     pub fn is_empty(&self) -> bool {
-        self.disk.is_empty() && self.store.is_empty()
+        self.records().is_empty()
     }
 
-    /// The records that are read, from both tiers.
+    /// The records that are read, from both tiers, and those that are looked for.
     #[must_use]
     pub fn records(&self) -> Range<usize> {
-        self.disk.start..self.store.end
+        self.disk.start..self.store.end.max(self.look.end)
     }
 }
 
@@ -175,14 +225,15 @@ mod tests {
             record_positions: 64,
             on_disk: 5,
             stored: 5,
+            possible: 5,
             missing: 0,
             room: 100,
         }
     }
 
-    /// Computing a record takes 64 ms, reading it 1 ms, fetching it 10 ms.
+    /// Computing a record takes 64 ms, reading it 1 ms, fetching it 10 ms, looking for it 5 ms.
     fn speeds() -> Speeds {
-        Speeds { prefill_rate: Some(1000.0), disk: ms(1), store: ms(10) }
+        Speeds { prefill_rate: Some(1000.0), disk: ms(1), store: ms(10), look: ms(5) }
     }
 
     fn check(lookup: Lookup, disk: Range<usize>, store: Range<usize>) {
@@ -223,6 +274,35 @@ mod tests {
         };
         assert_eq!((at(128, 20), at(128, 30)), (3..5, 0..0));
         assert_eq!((at(0, 70), at(0, 80)), (3..5, 0..0));
+    }
+
+    /// Goal: records after the stored ones are looked for where the time for it is a small share of
+    /// that of computing them, and neither with a checkpoint nor with a tier that is too slow.
+    #[test]
+    fn records_that_may_be_stored_are_looked_for() {
+        let lookup = Lookup { possible: 9, ..on_disk() };
+        let look = |lookup: Lookup| plan(&lookup, &speeds(), BEST);
+        // Four records take 256 ms to compute, and 12.8 ms may be spent on asking for them. Fetching
+        // them takes 40 ms; a read is waited for twice as long and 20 ms longer, or half the time
+        // of computing.
+        let all = look(lookup);
+        assert_eq!((all.disk, all.store, all.look), (0..5, 5..5, 5..9));
+        assert_eq!(all.look_limit, Duration::from_micros(12_800));
+        assert_eq!(all.limit, ms(160) + Duration::from_micros(12_800) + ms(128));
+        let only = look(Lookup { on_disk: 0, stored: 0, ..lookup });
+        assert_eq!((only.records(), only.look), (0..9, 0..9));
+        assert_eq!(look(Lookup { cached: 320, ..lookup }).records(), 5..9);
+        // One record takes 64 ms to compute: less than 20 times as long as asking for it.
+        assert_eq!(look(Lookup { possible: 6, ..lookup }).look, 0..0);
+        assert_eq!(look(Lookup { room: 5, ..lookup }).look, 0..0);
+        assert_eq!(look(Lookup { checkpoint_records: 1, ..lookup }).look, 0..0);
+        let with = |speeds| plan(&lookup, &speeds, BEST).look;
+        assert_eq!(with(Speeds { look: ms(13), ..speeds() }), 0..0);
+        assert_eq!(with(Speeds { store: ms(60), ..speeds() }), 0..0);
+        assert_eq!(with(Speeds { disk: ms(60), ..speeds() }), 0..0);
+        let unmeasured = Speeds { prefill_rate: None, look: ms(100), ..speeds() };
+        assert_eq!(with(unmeasured), 5..9);
+        assert_eq!(plan(&lookup, &speeds(), PrefetchPolicy::Timeout(ms(3))).limit, ms(3));
     }
 
     /// Goal: a last record that is short is worth the positions that it has.
@@ -266,14 +346,16 @@ mod tests {
     }
 
     fn lookups() -> impl Strategy<Value = Lookup> {
-        (0..3000_usize, 1..300_usize, 0..40_usize, 0..40_usize, 0..60_usize).prop_map(
-            |(cached, record_positions, on_disk, more, room)| Lookup {
+        let counts = (0..40_usize, 0..40_usize, 0..40_usize);
+        (0..3000_usize, 1..300_usize, counts, 0..60_usize).prop_map(
+            |(cached, record_positions, (on_disk, more, unknown), room)| Lookup {
                 cached,
                 checkpoint_records: 0,
                 resume: 0,
                 record_positions,
                 on_disk,
                 stored: on_disk + more,
+                possible: on_disk + more + unknown,
                 missing: 0,
                 room,
             },
@@ -282,8 +364,9 @@ mod tests {
 
     fn any_speeds() -> impl Strategy<Value = Speeds> {
         let time = || (0..2_000_000_u64).prop_map(Duration::from_micros);
-        (proptest::option::of(1.0..1e5), time(), time())
-            .prop_map(|(prefill_rate, disk, store)| Speeds { prefill_rate, disk, store })
+        (proptest::option::of(1.0..1e5), time(), time(), time()).prop_map(
+            |(prefill_rate, disk, store, look)| Speeds { prefill_rate, disk, store, look },
+        )
     }
 
     fn policies() -> impl Strategy<Value = PrefetchPolicy> {
@@ -295,8 +378,8 @@ mod tests {
     }
 
     proptest! {
-        /// Goal: a plan reads consecutive records, all of them stored, none of them in the pool,
-        /// and no more than there is memory for; and it gains time.
+        /// Goal: a plan reads consecutive records, all of them stored or perhaps so, none of them
+        /// in the pool, and no more than there is memory for; and it gains time.
         #[test]
         fn plans_are_within_what_is_stored(
             lookup in lookups(), speeds in any_speeds(), policy in policies(),
@@ -312,17 +395,24 @@ mod tests {
             prop_assert_eq!(plan.disk.start, first);
             prop_assert_eq!(plan.disk.end, plan.store.start);
             prop_assert!(plan.disk.is_empty() || plan.disk.end <= lookup.on_disk);
-            prop_assert!(plan.store.end <= lookup.stored);
+            if !plan.look.is_empty() {
+                let known = lookup.stored.max(first);
+                prop_assert_eq!((plan.look.start, plan.store.end.max(known)), (known, known));
+                prop_assert!(plan.look.end <= lookup.possible && speeds.look <= plan.look_limit);
+            }
+            prop_assert!(plan.store.end <= lookup.stored.max(first));
             prop_assert!(plan.records().len() <= lookup.room);
-            prop_assert!(plan.store.end * lookup.record_positions > lookup.cached);
+            prop_assert!(plan.records().end * lookup.record_positions > lookup.cached);
             if let PrefetchPolicy::Timeout(longest) = policy {
                 prop_assert!(plan.limit <= longest);
             }
             let is_faster = policy != PrefetchPolicy::WaitComplete;
             if let Some(rate) = speeds.prefill_rate.filter(|_| is_faster) {
-                let positions = plan.store.end * lookup.record_positions - lookup.cached;
+                let positions = plan.records().end * lookup.record_positions - lookup.cached;
+                let fetched = (plan.store.len() + plan.look.len()) as f64;
                 let reading = speeds.disk.as_secs_f64() * plan.disk.len() as f64
-                    + speeds.store.as_secs_f64() * plan.store.len() as f64;
+                    + speeds.store.as_secs_f64() * fetched
+                    + plan.look_limit.as_secs_f64();
                 prop_assert!(reading <= positions as f64 / rate);
             }
         }

@@ -1,5 +1,5 @@
 //! The object store behind the disk tier: what is written to the disk is uploaded by a task, and
-//! what the store has beyond the disk is fetched when a prompt needs it.
+//! what the store has beyond the disk is fetched when a prompt needs it, or looked for.
 //!
 //! The task uploads a few records at a time from a bounded queue; what does not fit is left out,
 //! counted, and offered again when it is computed again by an engine whose disk lacks it. Another
@@ -21,6 +21,7 @@ use crate::object::ObjectTier;
 use crate::object_error::ObjectError;
 use crate::object_stats::ObjectStats;
 use crate::place::Place;
+use crate::record::{Record, RecordShape};
 use crate::tier::{RemoteTier, Tier};
 use crate::tokens::NamedTokens;
 
@@ -94,13 +95,30 @@ impl Tier for ObjectStoreTier {
     }
 
     fn read(&self, namespace: &Namespace, tokens: &NamedTokens, places: &[Place]) -> Vec<Bytes> {
-        let (tier, disk) = (Arc::clone(&self.tier), Arc::clone(&self.disk));
-        let fetch = fetch(tier, disk, *namespace, tokens.clone(), places.to_vec());
-        run(&self.runtime, fetch).unwrap_or_default()
+        run(&self.runtime, self.fetch(namespace, tokens, places).all()).unwrap_or_default()
     }
 }
 
 impl RemoteTier for ObjectStoreTier {
+    fn may_contain(&self, key: &ChainKey) -> bool {
+        self.tier.may_contain(key)
+    }
+
+    fn look_time(&self) -> Duration {
+        self.tier.look_time()
+    }
+
+    fn look(
+        &self,
+        namespace: &Namespace,
+        tokens: &NamedTokens,
+        places: &[Place],
+        limit: Duration,
+    ) -> Vec<Bytes> {
+        let fetch = self.fetch(namespace, tokens, places);
+        run(&self.runtime, fetch.look(limit)).unwrap_or_default()
+    }
+
     fn offer(&self, keys: &[ChainKey]) {
         let count = keys.len() as u64;
         if count > 0 && self.uploads.try_send(Upload::Records(keys.to_vec())).is_err() {
@@ -128,45 +146,109 @@ impl RemoteTier for ObjectStoreTier {
     }
 }
 
-/// Fetches records of a prompt and verifies them. Returns their blocks, up to the first record that
-/// is missing or wrong.
-async fn fetch(
+impl ObjectStoreTier {
+    fn fetch(&self, namespace: &Namespace, tokens: &NamedTokens, places: &[Place]) -> Fetch {
+        Fetch {
+            tier: Arc::clone(&self.tier),
+            shape: *self.disk.shape(),
+            namespace: *namespace,
+            tokens: tokens.clone(),
+            places: places.to_vec(),
+        }
+    }
+}
+
+/// Consecutive records of a prompt that are fetched and verified.
+struct Fetch {
     tier: Arc<ObjectTier>,
-    disk: Arc<DiskTier>,
+    shape: RecordShape,
     namespace: Namespace,
     tokens: NamedTokens,
     places: Vec<Place>,
-) -> Vec<Bytes> {
-    let begun = Instant::now();
-    let one = |place: Place| {
-        let (tier, shape, tokens) = (&tier, *disk.shape(), tokens.clone());
-        async move {
-            let record = tier.fetch(&place.key, place.bytes(&shape)).await;
-            let record = record.map_err(|error| error.to_string())?;
-            let verify = move || place.verify(&shape, &namespace, &tokens, &record);
-            let verified = tokio::task::spawn_blocking(verify).await;
-            let verified = verified.map_err(|error| error.to_string())?;
-            verified.inspect_err(|_| tier.refuse(&place.key))
+}
+
+impl Fetch {
+    /// The blocks of the records, up to the first one that is missing or wrong.
+    async fn all(self) -> Vec<Bytes> {
+        let begun = Instant::now();
+        let places = stream::iter(self.places.clone());
+        let mut records = places.map(|place| self.one(place)).buffered(PARALLEL);
+        let (mut blocks, mut bytes) = (Vec::new(), 0);
+        while let Some(record) = records.next().await {
+            match record {
+                Ok(record) => {
+                    bytes += record.header.record_bytes;
+                    blocks.extend(record.blocks);
+                }
+                Err(error) => {
+                    warn(&error);
+                    break;
+                }
+            }
         }
-    };
-    let mut records = stream::iter(places).map(one).buffered(PARALLEL);
-    let (mut blocks, mut bytes) = (Vec::new(), 0);
-    while let Some(record) = records.next().await {
-        match record {
+        if bytes > 0 {
+            self.tier.note_speed(bytes, begun.elapsed());
+        }
+        blocks
+    }
+
+    /// The same for records that the store may have: nothing if it does not say within this time
+    /// that it has the first one.
+    async fn look(mut self, limit: Duration) -> Vec<Bytes> {
+        let Some(&first) = self.places.first() else { return Vec::new() };
+        let looked = self.tier.look(&first.key, first.bytes(&self.shape), limit).await;
+        let found = match looked {
+            Ok(Some(bytes)) => self.verify(first, bytes).await,
+            Ok(None) => return Vec::new(),
+            Err(error) => Err(FetchError::Store(error)),
+        };
+        match found {
             Ok(record) => {
-                bytes += record.header.record_bytes;
-                blocks.extend(record.blocks);
+                self.places.remove(0);
+                let mut blocks = record.blocks;
+                blocks.extend(self.all().await);
+                blocks
             }
-            Err(reason) => {
-                tracing::warn!(reason, "stored KV could not be fetched; it is computed");
-                break;
+            Err(error) => {
+                warn(&error);
+                Vec::new()
             }
         }
     }
-    if bytes > 0 {
-        tier.note_speed(bytes, begun.elapsed());
+
+    async fn one(&self, place: Place) -> Result<Record, FetchError> {
+        let record = self.tier.fetch(&place.key, place.bytes(&self.shape)).await?;
+        self.verify(place, record).await
     }
-    blocks
+
+    async fn verify(&self, place: Place, record: Bytes) -> Result<Record, FetchError> {
+        let (shape, namespace) = (self.shape, self.namespace);
+        let tokens = self.tokens.clone();
+        let verify = move || place.verify(&shape, &namespace, &tokens, &record);
+        // Fails only if the runtime ends.
+        let verified = tokio::task::spawn_blocking(verify).await;
+        let verified = verified.map_err(|error| FetchError::Record(error.to_string()))?;
+        verified.map_err(|reason| {
+            self.tier.refuse(&place.key);
+            FetchError::Record(reason)
+        })
+    }
+}
+
+/// Why a record could not be fetched.
+#[derive(Debug, thiserror::Error)]
+enum FetchError {
+    #[error(transparent)]
+    Store(#[from] ObjectError),
+    #[error("{0}")]
+    Record(String),
+}
+
+fn warn(error: &FetchError) {
+    // What was looked for need not be there, and old objects are removed by the store's rules.
+    if !matches!(error, FetchError::Store(ObjectError::Missing(_))) {
+        tracing::warn!(%error, "stored KV could not be fetched; it is computed");
+    }
 }
 
 /// Uploads until the last sender is dropped.

@@ -52,6 +52,12 @@ impl Speed {
         *recent = Recent { bytes_per_second, measured: true, at: Some(Instant::now()) };
     }
 
+    /// Whether there was a transfer.
+    #[cfg(feature = "object-store")]
+    pub(crate) fn is_measured(&self) -> bool {
+        lock(&self.0).measured
+    }
+
     /// Whether the caller should transfer something only to measure the speed, because it was not
     /// measured for [`MEASURE_INTERVAL`]. True for at most one caller in that time.
     pub(crate) fn is_due(&self) -> bool {
@@ -71,6 +77,29 @@ impl Speed {
     pub(crate) fn time_of(&self, bytes: usize) -> Duration {
         let speed = lock(&self.0).bytes_per_second.max(1.0);
         Duration::from_secs_f64((bytes as f64 / speed).min(1e6))
+    }
+}
+
+/// The time that recent requests took.
+#[cfg(feature = "object-store")]
+#[derive(Debug)]
+pub(crate) struct Latency(Mutex<Duration>);
+
+#[cfg(feature = "object-store")]
+impl Latency {
+    /// The time that is assumed before the first request.
+    pub(crate) fn assumed(time: Duration) -> Latency {
+        Latency(Mutex::new(time))
+    }
+
+    /// Takes a request into account.
+    pub(crate) fn note(&self, time: Duration) {
+        let mut recent = lock(&self.0);
+        *recent = recent.mul_f64(0.7) + time.mul_f64(0.3);
+    }
+
+    pub(crate) fn get(&self) -> Duration {
+        *lock(&self.0)
     }
 }
 

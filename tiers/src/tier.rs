@@ -30,6 +30,23 @@ pub trait Tier: fmt::Debug + Send + Sync {
 
 /// A tier behind the disk, which several engines share.
 pub trait RemoteTier: Tier {
+    /// Whether it may have a record that it is not known to have, because another engine can have
+    /// stored it a short time ago, and can be asked now. Does no I/O.
+    fn may_contain(&self, key: &ChainKey) -> bool;
+
+    /// The time until it says that it does not have a record, by recent answers.
+    fn look_time(&self) -> Duration;
+
+    /// Reads consecutive records that it may have, as [`Tier::read`] does. It is asked for the first
+    /// one alone, and has `limit` for its answer. Blocks.
+    fn look(
+        &self,
+        namespace: &Namespace,
+        tokens: &NamedTokens,
+        places: &[Place],
+        limit: Duration,
+    ) -> Vec<Bytes>;
+
     /// Offers records that were written to the disk. Does not block.
     fn offer(&self, keys: &[ChainKey]);
 

@@ -53,6 +53,7 @@ impl Tiers {
             record_positions,
             on_disk,
             stored,
+            possible: open.possible(&places, stored),
             missing: last.map_or(0, |place| record_positions - place.positions),
             room: self.loads.room() / shape.full_record_bytes(),
         };
@@ -136,8 +137,18 @@ impl Open {
     }
 
     fn speeds(&self, prefill_rate: Option<f64>) -> Speeds {
-        let store = self.remote.as_ref().map(|remote| remote.record_time()).unwrap_or_default();
-        Speeds { prefill_rate, disk: self.disk.record_time(), store }
+        let remote = self.remote.as_ref();
+        let store = remote.map(|remote| remote.record_time()).unwrap_or_default();
+        let look = remote.map(|remote| remote.look_time()).unwrap_or_default();
+        Speeds { prefill_rate, disk: self.disk.record_time(), store, look }
+    }
+
+    /// Number of leading records that are stored, or may be in the object store.
+    fn possible(&self, places: &[Place], stored: usize) -> usize {
+        match (&self.remote, places.get(stored)) {
+            (Some(remote), Some(next)) if remote.may_contain(&next.key) => places.len(),
+            _ => stored,
+        }
     }
 
     /// Reads blocks, fewer than planned if something cannot be read. What comes from the object
@@ -145,17 +156,30 @@ impl Open {
     fn read(&self, prompt: &Prompt, places: &[Place], plan: &ReadPlan) -> Vec<Bytes> {
         let (namespace, tokens) = (prompt.namespace, &prompt.tokens);
         let mut blocks = read(&*self.disk, prompt, places, plan.disk.clone());
-        let is_whole = blocks.len() == self.block_count(&places[plan.disk.clone()]);
-        let ends = (places[plan.store.clone()].first(), places[plan.store.clone()].last());
-        if let (Some(remote), (Some(first), Some(last)), true) = (&self.remote, ends, is_whole) {
-            let claim = self.writer.claim(namespace, tokens, 0..last.end());
-            let fetched = read(&**remote, prompt, places, plan.store.clone());
-            // A claim that begins elsewhere has found other records to be written.
-            let is_own = |claim: &Claim| claim.positions().start == first.first;
-            if let Some(claim) = claim.filter(is_own) {
-                claim.write(fetched.concat());
-            }
-            blocks.extend(fetched);
+        if blocks.len() < self.block_count(&places[plan.disk.clone()]) {
+            return blocks;
+        }
+        let fetched = self.fetch(prompt, places, plan);
+        let first = places[plan.disk.start].first + blocks.len() * self.disk.shape().block_size;
+        let end = first + fetched.len() * self.disk.shape().block_size;
+        // A claim that begins elsewhere has found other records to be written.
+        let is_own = |claim: &Claim| claim.positions().start == first;
+        if end > first
+            && let Some(claim) = self.writer.claim(namespace, tokens, 0..end).filter(is_own)
+        {
+            claim.write(fetched.concat());
+        }
+        blocks.extend(fetched);
+        blocks
+    }
+
+    /// The blocks of a plan that come from the object store.
+    fn fetch(&self, prompt: &Prompt, places: &[Place], plan: &ReadPlan) -> Vec<Bytes> {
+        let Some(remote) = &self.remote else { return Vec::new() };
+        let mut blocks = read(&**remote, prompt, places, plan.store.clone());
+        if !plan.look.is_empty() && blocks.len() == self.block_count(&places[plan.store.clone()]) {
+            let (namespace, look) = (&prompt.namespace, &places[plan.look.clone()]);
+            blocks.extend(remote.look(namespace, &prompt.tokens, look, plan.look_limit));
         }
         blocks
     }
