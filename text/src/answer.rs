@@ -9,6 +9,7 @@
 mod block;
 mod envelope;
 mod format;
+mod gemma;
 mod harmony;
 mod json;
 mod named;

@@ -40,7 +40,7 @@ const SPECIAL_TOKENS: [&str; 7] =
 
 /// The tokens with which common model families end a turn. A GGUF file names only one
 /// end-of-sequence token, which is often a different one.
-const TURN_ENDS: [&str; 8] = [
+const TURN_ENDS: [&str; 9] = [
     "<|eot_id|>",
     "<|eom_id|>",
     "<|im_end|>",
@@ -48,6 +48,8 @@ const TURN_ENDS: [&str; 8] = [
     "<|call|>",
     "<end_of_turn>",
     "<turn|>",
+    // Gemma 4 ends with it after calls.
+    "<|tool_response>",
     "<|endoftext|>",
 ];
 

@@ -12,8 +12,12 @@ fuzz_target!(|input: (u8, u8, &str)| {
     let parameters = serde_json::json!({"properties": {"t": {"type": "string"}}});
     let end = (0..=text.len().min(256)).rev().find(|&end| text.is_char_boundary(end));
     let text = &text[..end.unwrap_or(0)];
+    let reasoning = match choice & 64 {
+        0 => ReasoningFormat::Think,
+        _ => ReasoningFormat::Gemma4,
+    };
     let format = AnswerFormat {
-        reasoning: (choice & 4 != 0).then_some(ReasoningFormat::Think),
+        reasoning: (choice & 4 != 0).then_some(reasoning),
         reasoning_is_open: choice & 8 != 0,
         tool_calls: Some(ToolCallFormat::ALL[usize::from(format) % ToolCallFormat::ALL.len()]),
         functions: [FunctionSchema { name: "f".to_owned(), parameters }].into(),

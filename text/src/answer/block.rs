@@ -5,7 +5,7 @@ use std::sync::Arc;
 use super::envelope::{CallPart, Envelope};
 use super::format::ToolCallFormat;
 use super::json::{NotJson, Scanner};
-use super::{named, python, tagged};
+use super::{gemma, named, python, tagged};
 use crate::FunctionSchema;
 
 /// Maximum length of a call as the model writes it, in bytes.
@@ -99,6 +99,9 @@ impl Block {
         let calls: Option<Vec<_>> = match self.format {
             ToolCallFormat::DeepSeek | ToolCallFormat::Kimi => {
                 named::parse_calls(self.format, text)
+            }
+            ToolCallFormat::Gemma4 => {
+                gemma::parse_calls(text).map(|calls| calls.into_iter().map(as_text).collect())
             }
             format if format.is_python() => {
                 python::parse_calls(text).map(|calls| calls.into_iter().map(as_text).collect())

@@ -21,6 +21,8 @@ pub enum ToolCallFormat {
     Mistral,
     /// Fenced code, `tool_code` with calls in Python or `tool_call` with an object: Gemma.
     Gemma,
+    /// `<|tool_call>call:name{key:<|"|>value<|"|>}<tool_call|>`: Gemma 4.
+    Gemma4,
     /// `[name(key="value"), ..]` instead of a text, or after `<|python_start|>`: Llama 4.
     Pythonic,
     /// `<|tool_call_start|>[name(key="value"), ..]<|tool_call_end|>`: LFM2.
@@ -99,11 +101,12 @@ pub(super) fn has_all(source: &str, markers: &[&str]) -> bool {
 
 impl ToolCallFormat {
     /// All formats.
-    pub const ALL: [Self; 15] = [
+    pub const ALL: [Self; 16] = [
         Self::Hermes,
         Self::Llama3Json,
         Self::Mistral,
         Self::Gemma,
+        Self::Gemma4,
         Self::Pythonic,
         Self::Lfm2,
         Self::Qwen3Coder,
@@ -125,6 +128,7 @@ impl ToolCallFormat {
             Self::Llama3Json => "llama3_json",
             Self::Mistral => "mistral",
             Self::Gemma => "gemma",
+            Self::Gemma4 => "gemma4",
             Self::Pythonic => "pythonic",
             Self::Lfm2 => "lfm2",
             Self::Qwen3Coder => "qwen3_coder",
@@ -144,7 +148,7 @@ impl ToolCallFormat {
     #[must_use]
     pub fn of_template(source: &str) -> Option<Self> {
         // The first format whose markers all occur.
-        let formats: [(&[&str], Self); 20] = [
+        let formats: [(&[&str], Self); 21] = [
             (HARMONY_TEMPLATE, Self::Harmony),
             (&["[TOOL_CALLS]"], Self::Mistral),
             (&["｜DSML｜"], Self::DeepSeekV32),
@@ -153,6 +157,7 @@ impl ToolCallFormat {
             (&["<minimax:tool_call>"], Self::MiniMaxM2),
             (&["<|START_ACTION|>"], Self::Cohere),
             (&["<|tool_call_start|>"], Self::Lfm2),
+            (&["<|tool_call>", "<tool_call|>"], Self::Gemma4),
             (&["<tool_call>", "<arg_key>"], Self::Glm),
             (&["<function=", "<parameter="], Self::Qwen3Coder),
             (&["<tool_call>"], Self::Hermes),
@@ -188,9 +193,10 @@ impl ToolCallFormat {
         }
     }
 
-    /// Whether an answer may begin with a call without a marker.
+    /// Whether an answer may begin with a call without a marker. Gemma 4 leaves it out after its
+    /// reasoning at times.
     pub(super) fn needs_no_marker(self) -> bool {
-        matches!(self, Self::Llama3Json | Self::Pythonic)
+        matches!(self, Self::Llama3Json | Self::Pythonic | Self::Gemma4)
     }
 
     /// Whether calls are written as a program in Python.
@@ -202,7 +208,7 @@ impl ToolCallFormat {
     pub(super) fn is_written(self) -> bool {
         let is_tagged =
             matches!(self, Self::Qwen3Coder | Self::Glm | Self::MiniMaxM2 | Self::DeepSeekV32);
-        self.is_python() || is_tagged || matches!(self, Self::DeepSeek | Self::Kimi)
+        self.is_python() || is_tagged || matches!(self, Self::DeepSeek | Self::Kimi | Self::Gemma4)
     }
 
     pub(super) fn markers(self) -> &'static Markers {
@@ -226,6 +232,11 @@ impl ToolCallFormat {
                 open: &["```tool_code", "```tool_call"],
                 close: "```",
                 special_tokens: &[],
+            },
+            Self::Gemma4 => &Markers {
+                open: &["<|tool_call>"],
+                close: "<tool_call|>",
+                special_tokens: &["<|tool_call>", "<tool_call|>", "<|\"|>"],
             },
             Self::Pythonic => &Markers {
                 open: &["<|python_start|>"],
@@ -342,6 +353,11 @@ mod tests {
                 None,
             ),
             ("<|tool_call_start|>", Some(ToolCallFormat::Lfm2), None),
+            (
+                "<|channel>thought\n<channel|><|tool_call>call:{}<tool_call|>",
+                Some(ToolCallFormat::Gemma4),
+                Some(ReasoningFormat::Gemma4),
+            ),
             ("<start_of_turn>", None, None),
         ] {
             assert_eq!(ToolCallFormat::of_template(source), tools, "{source}");

@@ -3,7 +3,7 @@
 use super::block::{Block, Change, Next};
 use super::envelope::CallPart;
 use super::harmony::Harmony;
-use super::{AnswerFormat, AnswerPart, MAX_CALLS, ReasoningFormat, ToolCallFormat};
+use super::{AnswerFormat, AnswerPart, MAX_CALLS, ReasoningFormat, ToolCallFormat, gemma};
 
 /// Takes one answer apart while it arrives: [`AnswerParser::push`] is called with each piece of
 /// text in order, and [`AnswerParser::finish`] at the end.
@@ -126,7 +126,7 @@ impl AnswerParser {
         match self.mode {
             Mode::Start => self.at_beginning(at_end),
             Mode::Reasoning => self.in_reasoning(parts, at_end),
-            Mode::MayBeCall => self.before_text(),
+            Mode::MayBeCall => self.before_text(at_end),
             Mode::Text => self.in_text(parts, at_end),
             Mode::Block(_) => self.in_block(parts, at_end),
             // It has read all text already.
@@ -175,27 +175,48 @@ impl AnswerParser {
         let Some((_, close)) = self.format.reasoning.map(ReasoningFormat::tags) else {
             return false;
         };
-        let found = find(&self.pending, &[close], at_end);
+        let calls = self.format.tool_calls.filter(|_| self.is_interleaved());
+        let calls = calls.map_or(&[][..], |format| format.markers().open);
+        let found = find(&self.pending, &[&[close], calls].concat(), at_end);
         let text: String = self.pending.drain(..found.text).collect();
         self.emit(&text, parts, AnswerPart::Reasoning);
         if found.marker == 0 {
             return false;
         }
-        self.pending.drain(..found.marker);
+        if self.pending.starts_with(close) {
+            self.pending.drain(..close.len());
+        }
         self.space.clear();
         (self.mode, self.at_start) = (self.text_mode(), true);
         true
     }
 
+    /// Whether reasoning may follow a text, and a call may end the reasoning.
+    fn is_interleaved(&self) -> bool {
+        self.format.reasoning == Some(ReasoningFormat::Gemma4)
+    }
+
     /// Before the text in a format whose calls need no marker.
-    fn before_text(&mut self) -> bool {
+    fn before_text(&mut self, at_end: bool) -> bool {
         self.take_space();
         if self.at_start {
             self.space.clear();
         }
         let Some(first) = self.pending.chars().next() else { return false };
-        let is_list = first == '[' && self.format.tool_calls == Some(ToolCallFormat::Pythonic);
-        if first == '{' || is_list {
+        let is_call = match self.format.tool_calls {
+            // Where calls are guaranteed, those without a marker are not.
+            Some(ToolCallFormat::Gemma4) if self.format.guaranteed => false,
+            Some(ToolCallFormat::Gemma4) => {
+                let calls = self.format.functions.iter().map(|call| gemma::beginning(&call.name));
+                let calls: Vec<String> = calls.collect();
+                if !at_end && calls.iter().any(|call| call.starts_with(&self.pending)) {
+                    return false;
+                }
+                calls.iter().any(|call| self.pending.starts_with(call))
+            }
+            format => first == '{' || first == '[' && format == Some(ToolCallFormat::Pythonic),
+        };
+        if is_call {
             self.begin_block(String::new());
         } else {
             self.mode = Mode::Text;
@@ -206,14 +227,22 @@ impl AnswerParser {
 
     fn in_text(&mut self, parts: &mut Vec<AnswerPart>, at_end: bool) -> bool {
         let Some(format) = self.format.tool_calls else { return false };
-        let found = find(&self.pending, format.markers().open, at_end);
+        let reasoning = self.format.reasoning.filter(|_| self.is_interleaved());
+        let reasoning = reasoning.map(|format| format.tags().0);
+        let markers: Vec<&str> = format.markers().open.iter().copied().chain(reasoning).collect();
+        let found = find(&self.pending, &markers, at_end);
         let text: String = self.pending.drain(..found.text).collect();
         self.emit(&text, parts, AnswerPart::Text);
         if found.marker == 0 {
             return false;
         }
         let marker: String = self.pending.drain(..found.marker).collect();
-        self.begin_block(marker);
+        if reasoning == Some(marker.as_str()) {
+            self.space.clear();
+            (self.mode, self.at_start) = (Mode::Reasoning, true);
+        } else {
+            self.begin_block(marker);
+        }
         true
     }
 

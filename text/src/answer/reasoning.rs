@@ -15,13 +15,17 @@ pub enum ReasoningFormat {
     MistralThink,
     /// `<|START_THINKING|>` and `<|END_THINKING|>`: Command A.
     Cohere,
+    /// The channel `thought`, between `<|channel>` and `<channel|>`: Gemma 4. The model may reason
+    /// again after a text, and a call may end its reasoning.
+    Gemma4,
     /// The channel `analysis`: gpt-oss. The text is that of the other channels.
     Harmony,
 }
 
 impl ReasoningFormat {
     /// All formats.
-    pub const ALL: [Self; 4] = [Self::Think, Self::MistralThink, Self::Cohere, Self::Harmony];
+    pub const ALL: [Self; 5] =
+        [Self::Think, Self::MistralThink, Self::Cohere, Self::Gemma4, Self::Harmony];
 
     /// The name, as in `--reasoning-parser`.
     #[must_use]
@@ -30,6 +34,7 @@ impl ReasoningFormat {
             Self::Think => "think",
             Self::MistralThink => "mistral",
             Self::Cohere => "cohere",
+            Self::Gemma4 => "gemma4",
             Self::Harmony => "openai",
         }
     }
@@ -40,7 +45,7 @@ impl ReasoningFormat {
         if has_all(source, HARMONY_TEMPLATE) {
             return Some(Self::Harmony);
         }
-        let tagged = [Self::Think, Self::MistralThink, Self::Cohere];
+        let tagged = [Self::Think, Self::MistralThink, Self::Cohere, Self::Gemma4];
         tagged.into_iter().find(|format| source.contains(format.tags().1))
     }
 
@@ -51,6 +56,7 @@ impl ReasoningFormat {
             Self::Think => ("<think>", "</think>"),
             Self::MistralThink => ("[THINK]", "[/THINK]"),
             Self::Cohere => ("<|START_THINKING|>", "<|END_THINKING|>"),
+            Self::Gemma4 => ("<|channel>thought", "<channel|>"),
             Self::Harmony => ("<|channel|>analysis<|message|>", "<|end|>"),
         }
     }
@@ -63,6 +69,7 @@ impl ReasoningFormat {
             Self::Think => &["<think>", "</think>"],
             Self::MistralThink => &["[THINK]", "[/THINK]"],
             Self::Cohere => &["<|START_THINKING|>", "<|END_THINKING|>"],
+            Self::Gemma4 => &["<|channel>", "<channel|>"],
             Self::Harmony => HARMONY,
         }
     }

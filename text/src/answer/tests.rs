@@ -80,13 +80,23 @@ fn calls_are_found_in_every_format() {
 #[test]
 fn calls_in_forms_of_their_own_are_found() {
     use ToolCallFormat::{
-        Cohere, DeepSeek, DeepSeekV32, Glm, Kimi, Lfm2, MiniMax, MiniMaxM2, Pythonic, Qwen3Coder,
+        Cohere, DeepSeek, DeepSeekV32, Gemma4, Glm, Kimi, Lfm2, MiniMax, MiniMaxM2, Pythonic,
+        Qwen3Coder,
     };
     let json = r#"{"name": "get", "arguments": {"a": 1}}"#;
     for (format_of, text, expected) in [
         (Pythonic, "[get(a=1), put(t='x')]", r#"||get {"a":1}|put {"t":"x"}"#),
         (Pythonic, "<|python_start|>[get(a=[True])]<|python_end|>", r#"||get {"a":[true]}"#),
         (Pythonic, &format!("[{json}]"), r#"||get {"a": 1}"#),
+        (
+            Gemma4,
+            "So.\n<|tool_call>call:get{a:[1,<|\"|>}<tool_call|><|\"|>]}<tool_call|>\
+             <|tool_call>call:put{}<tool_call|>",
+            r#"|So.|get {"a":[1,"}<tool_call|>"]}|put {}"#,
+        ),
+        (Gemma4, &format!("<|tool_call>{json}<tool_call|>"), r#"||get {"a": 1}"#),
+        (Gemma4, "\ncall:get{a:1}call:put{t:<|\"|>x<|\"|>}", r#"||get {"a":1}|put {"t":"x"}"#),
+        (Gemma4, "call:get{a:1}<tool_call|>Well", r#"|Well|get {"a":1}"#),
         (Lfm2, "So<|tool_call_start|>[get(a=1)]<|tool_call_end|>x", r#"|Sox|get {"a":1}"#),
         (
             Qwen3Coder,
@@ -195,7 +205,9 @@ fn broken_calls_are_not_begun() {
 /// Goal: what is not a call is text, unchanged, and later markers are not looked for.
 #[test]
 fn what_is_not_a_call_is_text() {
-    use ToolCallFormat::{Gemma, Glm, Hermes, Kimi, Llama3Json, Mistral, Pythonic, Qwen3Coder};
+    use ToolCallFormat::{
+        Gemma, Gemma4, Glm, Hermes, Kimi, Llama3Json, Mistral, Pythonic, Qwen3Coder,
+    };
     for (format_of, text) in [
         (Hermes, "no call <tool_cal"),
         (Hermes, " x\n<tool_call>\n{\"name\": \"get\", \"arguments\": {\"a\": 1"),
@@ -220,6 +232,11 @@ fn what_is_not_a_call_is_text() {
         (Qwen3Coder, "<tool_call>\n<function=get>\n<parameter=a>\n1\n</parameter>\n"),
         (Glm, "<tool_call>get\n<arg_key>a</arg_key>\n<arg_value>1</arg_value>"),
         (Kimi, "<|tool_calls_section_begin|><|tool_call_begin|>get<|tool_call_end|>"),
+        (Gemma4, "<|tool_call>call:get{a:1"),
+        (Gemma4, "call:take{a:1}"),
+        (Gemma4, "call:get it"),
+        (Gemma4, "I call:get{a:1}"),
+        (Gemma4, "call:ge"),
     ] {
         assert_eq!(shown(&format(Some(format_of), false), text), format!("|{text}"));
     }
@@ -252,6 +269,33 @@ fn reasoning_is_split_off() {
     }
     let off = AnswerFormat::default();
     assert_eq!(shown(&off, " <think>x</think> "), "| <think>x</think> ");
+}
+
+/// Goal: Gemma 4 may reason again after a text, and calls may end its reasoning, or follow it
+/// without a marker.
+#[test]
+fn reasoning_and_calls_of_gemma_alternate() {
+    let gemma = AnswerFormat {
+        reasoning: Some(ReasoningFormat::Gemma4),
+        ..format(Some(ToolCallFormat::Gemma4), false)
+    };
+    for (text, expected) in [
+        ("<|channel>thought\nWhy?\n<channel|>So.", "Why?|So."),
+        ("<|channel>thought\n<channel|>So.", "|So."),
+        ("<|channel>thought\nA<|tool_call>call:get{}<tool_call|>", "A||get {}"),
+        ("<|channel>thought\nA\n<channel|>call:get{a:1}", "A||get {\"a\":1}"),
+        (
+            "<|channel>thought\nA<channel|>B\n<|channel>thought\nC<channel|>\
+             <|tool_call>call:get{}<tool_call|>",
+            "AC|B|get {}",
+        ),
+        ("So <|channel>", "|So <|channel>"),
+    ] {
+        assert_eq!(shown(&gemma, text), expected, "{text}");
+    }
+    let without_tools = AnswerFormat { tool_calls: None, ..gemma };
+    let text = "<|channel>thought\nWhy?<channel|>So. <|tool_call>";
+    assert_eq!(shown(&without_tools, text), "Why?|So. <|tool_call>");
 }
 
 /// Goal: with a single call, everything after the first call is dropped.
@@ -321,14 +365,17 @@ fn a_guaranteed_call_that_is_cut_off_remains() {
 
 fn any_format() -> impl Strategy<Value = AnswerFormat> {
     let calls = prop::option::of(prop::sample::select(&ToolCallFormat::ALL[..]));
-    (calls, any::<[bool; 4]>()).prop_map(|(calls, [reasoning, open, single, guaranteed])| {
-        AnswerFormat {
+    let tagged = vec![ReasoningFormat::Think, ReasoningFormat::Gemma4];
+    let reasoning = prop::option::of(prop::sample::select(tagged));
+    (calls, reasoning, any::<[bool; 3]>()).prop_map(
+        |(calls, reasoning, [open, single, guaranteed])| AnswerFormat {
+            reasoning,
             reasoning_is_open: open,
             single_call: single,
             guaranteed,
-            ..format(calls, reasoning)
-        }
-    })
+            ..format(calls, false)
+        },
+    )
 }
 
 /// Calls of all formats, and their pieces.
@@ -364,6 +411,14 @@ fn pieces_of_calls() -> Vec<&'static str> {
         "<|tool_call_begin|>functions.get:0<|tool_call_argument_begin|>{}",
         "<|tool_call_end|>",
         "<|tool_calls_section_end|>",
+        "<|channel>thought",
+        "<channel|>",
+        "call:get{",
+        "a:1}",
+        "<|tool_call>",
+        "call:get{a:",
+        "<|\"|>x<|\"|>}",
+        "<tool_call|>",
         "<|START_ACTION|>",
         "{\"tool_name\": \"get\", \"parameters\": {}}",
         "<|END_ACTION|>",

@@ -97,7 +97,7 @@ fn append(message: Option<&mut Value>, text: &str) {
 }
 
 /// The text of a content.
-fn text_of(content: &Value) -> String {
+pub(super) fn text_of(content: &Value) -> String {
     match content {
         Value::String(text) => text.clone(),
         Value::Array(parts) => parts.iter().filter_map(|part| part["text"].as_str()).collect(),

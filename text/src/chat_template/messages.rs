@@ -2,6 +2,7 @@
 
 use serde_json::{Map, Value, json};
 
+use super::describe;
 use crate::{ChatMessage, ChatTemplateError, MessageContent};
 
 /// Converts the messages to JSON, with their content in a form that the template supports.
@@ -31,6 +32,35 @@ pub(super) fn to_template_values(
             Ok(Value::Object(fields))
         })
         .collect()
+}
+
+/// Moves the results of calls into the message with the calls, as its member `tool_responses`.
+pub(super) fn with_responses(messages: Vec<Value>) -> Vec<Value> {
+    let mut moved: Vec<Value> = Vec::with_capacity(messages.len());
+    for message in messages {
+        let is_result = message["role"] == "tool";
+        let calls = moved.last_mut().filter(|last| is_result && last["tool_calls"].is_array());
+        match calls.and_then(Value::as_object_mut) {
+            Some(calls) => add_response(calls, &message),
+            None => moved.push(message),
+        }
+    }
+    moved
+}
+
+fn add_response(message: &mut Map<String, Value>, result: &Value) {
+    let earlier = message.get("tool_responses").and_then(Value::as_array).map_or(0, Vec::len);
+    let calls = message.get("tool_calls").and_then(Value::as_array).map_or(&[][..], Vec::as_slice);
+    let has_id = |call: &&Value| call["id"].is_string() && call["id"] == result["tool_call_id"];
+    let call = calls.iter().find(has_id).or(calls.get(earlier));
+    let name = call.map_or(&result["name"], |call| &call["function"]["name"]).clone();
+    let text = describe::text_of(&result["content"]);
+    let object = serde_json::from_str(&text).ok().filter(Value::is_object);
+    let response = json!({"name": name, "response": object.unwrap_or(Value::String(text))});
+    let responses = message.entry("tool_responses").or_insert_with(|| json!([]));
+    if let Value::Array(responses) = responses {
+        responses.push(response);
+    }
 }
 
 /// Marks the end of the last message's content. A conversation is not expected to contain it. If

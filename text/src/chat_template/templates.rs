@@ -71,6 +71,15 @@ impl Entry {
     }
 }
 
+impl Entry {
+    /// Whether the results of calls are a member of the message with the calls, and messages with
+    /// the role `tool` are not understood: the first templates of Gemma 4.
+    fn reads_responses(&self) -> bool {
+        let knows_role = ["== 'tool'", "!= 'tool'"].iter().any(|text| self.source.contains(text));
+        self.source.contains("tool_responses") && !knows_role
+    }
+}
+
 impl Templates {
     pub(super) fn new(entries: Vec<Entry>, special_tokens: Map<String, Value>) -> Self {
         let [environment, quick] = [FUEL, QUICK_FUEL].map(environment::environment);
@@ -105,6 +114,10 @@ impl Templates {
             Some(reserved) => reserved.separate(&mut messages, &mut options)?,
             None => None,
         };
+        // After the separation, which trusts messages of the assistant more than results.
+        if entry.reads_responses() {
+            messages = messages::with_responses(messages);
+        }
         if options.continue_final_message {
             messages::mark_end(&mut messages)?;
         }

@@ -92,6 +92,7 @@ fn form(format: ToolCallFormat, tokenizer: &Tokenizer) -> Form {
         F::Mistral => Form { open: "[TOOL_CALLS]", ..LIST },
         // The text must not begin the other form of calls either.
         F::Gemma => Form { open: "```tool_c", begin: "all\n", end: "\n```", close: "", ..HERMES },
+        F::Gemma4 => Form { open: "<|tool_call>", close: "<tool_call|>", next: Some(""), ..ROW },
         F::Pythonic => LIST,
         F::Lfm2 => Form { open: "<|tool_call_start|>", close: "<|tool_call_end|>", ..LIST },
         F::MiniMaxM2 => {
@@ -142,6 +143,8 @@ fn named_call(
             };
             format!("{begin} {name} {separator} {arguments} {end}")
         }
+        // In place of the model's own form of values, which has no grammar, it writes JSON.
+        ToolCallFormat::Gemma4 => format!("{} {arguments}", literal(&format!("call:{name}"))),
         ToolCallFormat::Harmony => format!(
             "{} {} {} \"json\" {} {arguments}",
             marker("<|channel|>"),

@@ -323,7 +323,11 @@ impl Parts<'_> {
     fn after_tags(&self, reasoning: ReasoningFormat, is_open: bool, then: &str) -> String {
         let (open, close) = reasoning.tags();
         let reasoned = calls::text_until(self.tokenizer, "reasoned", close);
-        let open = calls::marker(self.tokenizer, open);
+        // What follows a special token is text.
+        let special = |token: &&&str| open.starts_with(**token);
+        let split = reasoning.special_tokens().iter().find(special).map_or(0, |token| token.len());
+        let (special, text) = open.split_at(split);
+        let open = [calls::marker(self.tokenizer, special), calls::literal(text)].join(" ");
         let first = match is_open {
             true => "reasoned SPACE?".to_owned(),
             false => format!("({open} reasoned SPACE?)?"),

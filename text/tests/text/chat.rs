@@ -95,6 +95,48 @@ fn arguments_of_calls_are_parsed_to_objects() {
     }
 }
 
+/// Goal: a template that reads the results of calls in the message with the calls gets them there,
+/// with the names of their functions; one that knows the role `tool` gets messages.
+#[test]
+fn results_are_where_the_template_reads_them() {
+    let source = "{%- macro shown(value) -%}{%- if value is mapping -%}(\
+        {%- for key, inner in value | dictsort %}{{ key }}:{{ shown(inner) }}{% endfor %})\
+        {%- elif value is string -%}'{{ value }}'{%- else -%}{{ value }}{%- endif -%}\
+        {%- endmacro -%}\
+        {%- for m in messages -%}[{{ m.role }}\
+        {%- for r in m.tool_responses %} {{ r.name }}={{ shown(r.response) }}{% endfor %}\
+        {%- if m.content is string %} {{ m.content.split('|')[0] }}{% endif %}]{%- endfor -%}";
+    let call =
+        |id: &str, name: &str| json!({"id": id, "function": {"name": name, "arguments": "{}"}});
+    let result =
+        |id: &str, content: &str| json!({"role": "tool", "tool_call_id": id, "content": content});
+    let conversation = messages(&json!([
+        {"role": "user", "content": "a|b"},
+        {"role": "assistant", "content": null, "tool_calls": [call("1", "f"), call("2", "g")]},
+        result("2", "{\"x\": {\"y\": 1}}"),
+        result("1", "sunny"),
+        {"role": "assistant", "content": "c"},
+        result("3", "lost"),
+    ]));
+    let expected = "[user a][assistant g=(x:(y:1)) f='sunny'][assistant c][tool lost]";
+    assert_eq!(render(source, &conversation).as_deref(), Ok(expected));
+    let knows = format!("{{% if messages[0].role == 'tool' %}}{{% endif %}}{source}");
+    let expected = "[user a][assistant][tool {\"x\": {\"y\": 1}}][tool sunny]\
+                    [assistant c][tool lost]";
+    assert_eq!(render(&knows, &conversation).as_deref(), Ok(expected));
+}
+
+/// Goal: a macro may call itself, with named arguments, and macros that follow it.
+#[test]
+fn macros_call_each_other() {
+    let source = "{%- macro list(items) -%}{%- for item in items -%}{{ one(item, end=';') }}\
+        {%- endfor -%}{%- endmacro -%}\
+        {%- macro one(item, end='.') -%}{%- if item is string -%}{{ item | upper }}{{ end }}\
+        {%- else -%}({{ list(item) }}){%- endif -%}{%- endmacro -%}\
+        {{- list(['a', ['b', ['c']]]) -}}";
+    assert_eq!(render(source, &[ChatMessage::user("x")]).as_deref(), Ok("A;(B;(C;))"));
+}
+
 /// Goal: a conversation that is to be continued ends with the text of its last message, which has
 /// to be the assistant's.
 #[test]

@@ -39,6 +39,10 @@ fn tokenizer(special_markers: bool) -> Tokenizer {
         "<|tool_call_argument_begin|>",
         "<|channel|>",
         "<|message|>",
+        "<|tool_call>",
+        "<tool_call|>",
+        "<|channel>",
+        "<channel|>",
     ];
     for marker in markers.into_iter().filter(|_| special_markers) {
         let token = json!({"id": id, "content": marker, "special": true, "single_word": false,
@@ -211,15 +215,20 @@ fn a_call_within_free_text_follows_its_grammar() {
 /// Goal: the grammar applies after the reasoning, which cannot end the answer.
 #[test]
 fn reasoning_is_free() {
-    for special in [false, true] {
+    for (special, reasoning) in [
+        (false, ReasoningFormat::Think),
+        (true, ReasoningFormat::Think),
+        (false, ReasoningFormat::Gemma4),
+        (true, ReasoningFormat::Gemma4),
+    ] {
         let tokenizer = tokenizer(special);
+        let (open, close) = reasoning.tags();
         for is_open in [false, true] {
             let then = Box::new(Grammar::Choice(vec!["ab".to_owned(), "c".to_owned()]));
-            let reasoning = ReasoningFormat::Think;
             let grammar = Grammar::AfterReasoning { reasoning, is_open, then };
             let compiled = compiler(&tokenizer).compile(&grammar).expect("valid");
-            let open = if is_open { "" } else { "<think>" };
-            let text = format!("{open}No {{\"x\": 1}}, <b>.</think>\n\nab");
+            let open = if is_open { "" } else { open };
+            let text = format!("{open}No {{\"x\": 1}}, <b>.{close}\n\nab");
             let state = compiled.state();
             let tokens = tokenizer.encode(&text, false).expect("encodable");
             for len in 0..=tokens.len() {
