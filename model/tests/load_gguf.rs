@@ -96,6 +96,7 @@ fn every_type_is_loaded_byte_for_byte() {
         config_json("starcoder2"),
         config_json("cohere2"),
         config_json("qwen3_vl_text"),
+        config_json("qwen3_vl_moe_text"),
     ];
     for json in cases {
         let (config, weights) = model(&json, 11);

@@ -91,6 +91,8 @@ pub enum Architecture {
     Moondream2,
     /// The text part of Qwen3-VL: Qwen3 with rotary positions of three coordinates.
     Qwen3Vl,
+    /// The text part of Qwen3-VL with a mixture of experts.
+    Qwen3VlMoe,
 }
 
 /// Everything about an architecture that files do not say: its names, what the forward pass

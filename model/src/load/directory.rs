@@ -78,7 +78,7 @@ pub(crate) fn prepare(weights: &mut Weights, config: &ParsedConfig) -> Result<()
     }
     match config.decoder.architecture {
         Architecture::Moondream2 => weights.name_moondream(&config.decoder)?,
-        Architecture::Qwen3Vl => weights.name_qwen3_vl()?,
+        Architecture::Qwen3Vl | Architecture::Qwen3VlMoe => weights.name_qwen3_vl()?,
         _ => {}
     }
     omit_other_parts(weights);

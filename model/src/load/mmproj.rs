@@ -26,9 +26,9 @@ pub(super) fn add(model: &mut LoadedModel, path: &Path) -> Result<(), ModelError
         expected: expected.to_owned(),
         got,
     };
-    if model.config.architecture != Architecture::Qwen3Vl {
+    if !matches!(model.config.architecture, Architecture::Qwen3Vl | Architecture::Qwen3VlMoe) {
         let got = format!("a model with the architecture {}", model.config.architecture.name());
-        return Err(refused("a model with the architecture qwen3_vl", got));
+        return Err(refused("a model with the architecture qwen3_vl or qwen3_vl_moe", got));
     }
     if model.images.is_some() {
         return Err(refused("a GGUF model", "a model whose files have an encoder".to_owned()));

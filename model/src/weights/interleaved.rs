@@ -2,9 +2,10 @@
 //! projection.
 //!
 //! Without biases (Qwen3.5-MoE), `gate_up_proj` is `[experts, 2 * width, hidden]`, the rows of gate
-//! first, and `down_proj` is `[experts, hidden, width]`, so each tensor is a range of theirs. With
-//! biases (gpt-oss), the rows of gate and up are interleaved, and are brought into the usual order
-//! when a tensor is read:
+//! first, and `down_proj` is `[experts, hidden, width]`, so each tensor is a range of theirs. Each
+//! expert may also be transposed (Qwen3-VL with experts); the shapes of both tensors together tell
+//! it. With biases (gpt-oss), the rows of gate and up are interleaved. They are brought into the
+//! usual order when a tensor is read:
 //!
 //! | tensor | shape |
 //! |---|---|
@@ -39,7 +40,9 @@ pub(super) struct Interleaved {
     /// The first row of the expert that belongs to the tensor.
     pub(super) first: usize,
     /// The distance to the next row that belongs to it: 2 if gate and up are interleaved.
-    pub(super) step: usize,
+    step: usize,
+    /// Number of tensors that the rows of the expert belong to.
+    parts: usize,
     form: Form,
 }
 
@@ -63,7 +66,7 @@ impl Interleaved {
             Form::Mxfp4 { scales, .. } => scales.len(),
             Form::Rows | Form::Columns => 0,
         };
-        (expert + scales) / self.step
+        (expert + scales) / self.parts
     }
 
     /// The bytes of a tensor with `rows` rows whose elements have `width` bytes. `expert` is the
@@ -75,10 +78,10 @@ impl Interleaved {
         rows: usize,
         width: usize,
     ) -> Option<Vec<u8>> {
-        let all_rows = rows * self.step;
+        let all_rows = rows * self.parts;
         let row_bytes = expert.len() / all_rows;
         let mut bytes = Vec::with_capacity(rows * row_bytes);
-        let own_rows = (self.first..all_rows).step_by(self.step);
+        let own_rows = (self.first..all_rows).step_by(self.step).take(rows);
         let row = |row: usize| &expert[row * row_bytes..][..row_bytes];
         match &self.form {
             Form::Rows => own_rows.for_each(|index| bytes.extend_from_slice(row(index))),
@@ -125,15 +128,36 @@ pub(super) fn divide(weights: &mut Weights) -> Result<(), ModelError> {
     };
     let mut names: Vec<String> = weights.tensors.keys().filter(of_experts).cloned().collect();
     names.sort_unstable();
+    let module = |name: &String| name.rsplit_once('.').map(|(module, _)| module.to_owned());
+    let mut transposed: Vec<String> = names.iter().filter_map(module).collect();
+    transposed.dedup();
+    transposed.retain(|module| is_transposed(weights, module));
     for name in names {
         if let Some(stored) = weights.tensors.remove(&name) {
-            divide_one(weights, &name, stored)?;
+            let is_transposed = module(&name).is_some_and(|module| transposed.contains(&module));
+            divide_one(weights, &name, stored, is_transposed)?;
         }
     }
     Ok(())
 }
 
-fn divide_one(weights: &mut Weights, name: &str, mut stored: Stored) -> Result<(), ModelError> {
+/// Whether the experts of a module without biases are transposed.
+fn is_transposed(weights: &Weights, module: &str) -> bool {
+    let shape = |name: &str| weights.tensors.get(&format!("{module}.{name}")).map(|t| &*t.shape);
+    match (shape("gate_up_proj"), shape("down_proj")) {
+        (Some(&[_, hidden, both]), Some(&[_, width, same])) => {
+            hidden == same && Some(both) == width.checked_mul(2)
+        }
+        _ => false,
+    }
+}
+
+fn divide_one(
+    weights: &mut Weights,
+    name: &str,
+    mut stored: Stored,
+    is_transposed: bool,
+) -> Result<(), ModelError> {
     let file = weights.regions[stored.region].file.clone();
     let malformed = |expected: &str, got: &Stored| {
         let reason = format!("tensor `{name}`: expected {expected}, got {:?}", got.shape);
@@ -142,10 +166,11 @@ fn divide_one(weights: &mut Weights, name: &str, mut stored: Stored) -> Result<(
     let (module, last) = name.rsplit_once('.').unwrap_or_default();
     let projections: &[&str] =
         if last.starts_with("gate_up_proj") { &["gate_proj", "up_proj"] } else { &["down_proj"] };
-    let step = projections.len();
-    if !last.contains("proj_") && !weights.contains(&format!("{name}_bias")) {
+    let parts = projections.len();
+    let has_biases = last.contains("proj_") || weights.contains(&format!("{name}_bias"));
+    if !has_biases && !is_transposed {
         return divide_rows(weights, module, projections, &stored)
-            .unwrap_or_else(|| Err(malformed(&expected_experts(step), &stored)));
+            .unwrap_or_else(|| Err(malformed(&expected_experts(parts), &stored)));
     }
     let mut scales = None;
     // The number of experts, of rows and, except for biases, of columns.
@@ -176,10 +201,10 @@ fn divide_one(weights: &mut Weights, name: &str, mut stored: Stored) -> Result<(
         _ => (0, 0, None),
     };
     if !(1..=EXPERTS_MAX).contains(&count)
-        || !rows.is_multiple_of(step)
+        || !rows.is_multiple_of(parts)
         || stored.range.len() < count
     {
-        return Err(malformed(&expected_experts(step), &stored));
+        return Err(malformed(&expected_experts(parts), &stored));
     }
     let kind = if columns.is_some() { "weight" } else { "bias" };
     let part = |range: &Range<usize>, index: usize| {
@@ -187,7 +212,9 @@ fn divide_one(weights: &mut Weights, name: &str, mut stored: Stored) -> Result<(
         range.start + index * len..range.start + (index + 1) * len
     };
     for index in 0..count {
-        for (first, projection) in projections.iter().enumerate() {
+        for (number, projection) in projections.iter().enumerate() {
+            let (first, step) =
+                if has_biases { (number, parts) } else { (number * (rows / parts), 1) };
             let form = match &scales {
                 Some((region, scales)) => {
                     Form::Mxfp4 { region: *region, scales: part(scales, index) }
@@ -196,9 +223,9 @@ fn divide_one(weights: &mut Weights, name: &str, mut stored: Stored) -> Result<(
                 None => Form::Rows,
             };
             let stored = Stored {
-                shape: [rows / step].into_iter().chain(columns).collect(),
+                shape: [rows / parts].into_iter().chain(columns).collect(),
                 range: part(&stored.range, index),
-                interleaved: Some(Interleaved { first, step, form }),
+                interleaved: Some(Interleaved { first, step, parts, form }),
                 ..stored.clone()
             };
             weights.insert(format!("{module}.{index}.{projection}.{kind}"), stored)?;
@@ -208,8 +235,8 @@ fn divide_one(weights: &mut Weights, name: &str, mut stored: Stored) -> Result<(
 }
 
 /// The shape that a tensor of all experts should have, for messages.
-fn expected_experts(step: usize) -> String {
-    format!("1 to {EXPERTS_MAX} experts with a multiple of {step} rows")
+fn expected_experts(parts: usize) -> String {
+    format!("1 to {EXPERTS_MAX} experts with a multiple of {parts} rows")
 }
 
 /// Divides a tensor `[experts, rows of all projections, columns]`; `None` if it has another shape.
@@ -301,6 +328,25 @@ mod tests {
         assert_eq!(up, [6.0, 7.0, 8.0, 9.0, 10.0, 11.0]);
         let down = floats(&weights, "1.down_proj.weight", &[3, 2]);
         assert_eq!(down, [6.0, 7.0, 8.0, 9.0, 10.0, 11.0]);
+        assert_eq!(weights.total_bytes(), 4 * (24 + 12));
+        assert!(weights.check_disjoint().is_ok());
+    }
+
+    /// Goal: without biases, transposed experts are read as rows.
+    #[test]
+    fn transposed_experts_are_divided() {
+        let numbers = |count: u16| (0..count).map(f32::from).collect::<Vec<_>>();
+        let weights = weights(vec![
+            ("gate_up_proj", vec![2, 3, 4], numbers(24)),
+            ("down_proj", vec![2, 2, 3], numbers(12)),
+        ])
+        .unwrap();
+        let gate = floats(&weights, "1.gate_proj.weight", &[2, 3]);
+        assert_eq!(gate, [12.0, 16.0, 20.0, 13.0, 17.0, 21.0]);
+        let up = floats(&weights, "0.up_proj.weight", &[2, 3]);
+        assert_eq!(up, [2.0, 6.0, 10.0, 3.0, 7.0, 11.0]);
+        let down = floats(&weights, "1.down_proj.weight", &[3, 2]);
+        assert_eq!(down, [6.0, 9.0, 7.0, 10.0, 8.0, 11.0]);
         assert_eq!(weights.total_bytes(), 4 * (24 + 12));
         assert!(weights.check_disjoint().is_ok());
     }

@@ -15,12 +15,15 @@ use stolon_model::{CpuBackend, LoadOptions, LoadedModel, ModelSource, load};
 use super::fixture;
 
 const NAME: &str = "qwen3_vl";
+/// The same with experts.
+const WITH_EXPERTS: &str = "qwen3_vl_moe";
 
 /// Maximum difference from transformers, in standard deviations of the logits.
 const DIFFERENCE_MAX: f32 = 1e-3;
 
 /// The picture with this prefix, as input of the encoder.
 fn input(model: &LoadedModel, prefix: &str) -> Arc<ImageInput> {
+    // Those of the other model are the same.
     let (shape, pixels) = fixture::tensor(NAME, &format!("{prefix}tiles"));
     let size = [shape[2], shape[1]];
     let encoder = &fixture::images(model).encoder;
@@ -35,8 +38,8 @@ fn input(model: &LoadedModel, prefix: &str) -> Arc<ImageInput> {
     })
 }
 
-fn integers(key: &str) -> Vec<u32> {
-    let (_, bytes) = fixture::tensor(NAME, key);
+fn integers(name: &str, key: &str) -> Vec<u32> {
+    let (_, bytes) = fixture::tensor(name, key);
     bytes.chunks_exact(8).map(|b| u32::from_le_bytes(b[..4].try_into().expect("4"))).collect()
 }
 
@@ -48,15 +51,15 @@ pub(super) struct Two {
 }
 
 impl Two {
-    fn open(path: Option<Path>) -> Self {
-        Self::of(fixture::model(NAME), path)
+    fn open(name: &str, path: Option<Path>) -> Self {
+        Self::of(fixture::model(name), path)
     }
 
     /// Those of this model.
     pub(super) fn of(model: LoadedModel, path: Option<Path>) -> Self {
         let inputs = ["", "wide."].map(|prefix| input(&model, prefix));
         let mut backend = fixture::backend(model, path, 1);
-        let tokens = integers("two.prompt");
+        let tokens = integers(NAME, "two.prompt");
         let (mut images, mut next) = (Vec::new(), 0);
         for input in inputs {
             let is_image = |token: &u32| *token == fixture::IMAGE_TOKEN;
@@ -98,23 +101,26 @@ impl Two {
 /// steps.
 #[test]
 fn logits_of_two_images_match_transformers() {
-    let (shape, expected) = fixture::tensor(NAME, "two.logits");
-    let expected = fixture::floats(&expected);
-    for path in Path::supported() {
-        let mut two = Two::open(Some(path));
+    for (name, path) in [NAME, WITH_EXPERTS]
+        .into_iter()
+        .flat_map(|name| Path::supported().into_iter().map(move |path| (name, path)))
+    {
+        let (shape, expected) = fixture::tensor(name, "two.logits");
+        let expected = fixture::floats(&expected);
+        let mut two = Two::open(name, Some(path));
         let count = two.tokens.len();
         let whole = two.step(0..count);
         for (row, (got, expected)) in
             whole.chunks(shape[1]).zip(expected.chunks(shape[1])).enumerate()
         {
             let difference = fixture::difference(got, expected);
-            assert!(difference < DIFFERENCE_MAX, "{path}, row {row}: {difference}");
+            assert!(difference < DIFFERENCE_MAX, "{name}, {path}, row {row}: {difference}");
         }
         for chunk in 1..count {
             let starts = (0..count).step_by(chunk);
             let parts: Vec<f32> =
                 starts.flat_map(|start| two.step(start..count.min(start + chunk))).collect();
-            assert_eq!(parts, whole, "{path}, steps of {chunk}");
+            assert_eq!(parts, whole, "{name}, {path}, steps of {chunk}");
         }
     }
 }
@@ -122,18 +128,22 @@ fn logits_of_two_images_match_transformers() {
 /// Goal: greedy decoding after two images generates the tokens that transformers does.
 #[test]
 fn greedy_decoding_matches_transformers() {
-    let mut two = Two::open(None);
-    let (mut start, mut generated) = (0, Vec::new());
-    for _ in integers("two.generated") {
-        let end = two.tokens.len();
-        let logits = two.step(start..end);
-        let last = &logits[logits.len() - two.backend.spec().vocab_size..];
-        let token = (0..last.len()).max_by(|a, b| last[*a].total_cmp(&last[*b])).expect("a token");
-        generated.push(token as u32);
-        two.tokens.push(token as u32);
-        start = end;
+    for name in [NAME, WITH_EXPERTS] {
+        let mut two = Two::open(name, None);
+        let expected = integers(name, "two.generated");
+        let (mut start, mut generated) = (0, Vec::new());
+        while generated.len() < expected.len() {
+            let end = two.tokens.len();
+            let logits = two.step(start..end);
+            let last = &logits[logits.len() - two.backend.spec().vocab_size..];
+            let token = (0..last.len()).max_by(|a, b| last[*a].total_cmp(&last[*b]));
+            let token = token.expect("a token") as u32;
+            generated.push(token);
+            two.tokens.push(token);
+            start = end;
+        }
+        assert_eq!(generated, expected, "{name}");
     }
-    assert_eq!(generated, integers("two.generated"));
 }
 
 /// Goal: a second image has the embeddings of transformers, also those of the layers for DeepStack,
@@ -172,7 +182,7 @@ fn text_has_the_logits_of_qwen3() {
     let rows = |model: LoadedModel| {
         let mut two =
             Two { backend: fixture::backend(model, None, 1), tokens: Vec::new(), images: vec![] };
-        two.tokens = integers("text.prompt");
+        two.tokens = integers(NAME, "text.prompt");
         two.step(0..two.tokens.len())
     };
     let got = rows(fixture::model(NAME));

@@ -147,6 +147,7 @@ fn metadata(config: &DecoderConfig, file: &mut GgufWriter) {
         Architecture::Qwen35Moe => "qwen35moe",
         Architecture::Qwen3Next => "qwen3next",
         Architecture::Qwen3Vl => "qwen3vl",
+        Architecture::Qwen3VlMoe => "qwen3vlmoe",
         other => other.name(),
     };
     file.set("general.architecture", Meta::Text(prefix.into()));

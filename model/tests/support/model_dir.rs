@@ -158,9 +158,9 @@ pub(crate) fn config_json(architecture: &str) -> Value {
         config["moe_intermediate_size"] = 256.into();
         config["num_dense_layers"] = 1.into();
     }
-    if let "qwen2_moe" | "qwen3_moe" = architecture {
+    if let "qwen2_moe" | "qwen3_moe" | "qwen3_vl_moe_text" = architecture {
         config["moe_intermediate_size"] = 256.into();
-        config["norm_topk_prob"] = (architecture == "qwen3_moe").into();
+        config["norm_topk_prob"] = (architecture != "qwen2_moe").into();
         config["mlp_only_layers"] = json!([0]);
     }
     if architecture == "gpt_oss" {
@@ -176,7 +176,7 @@ pub(crate) fn config_json(architecture: &str) -> Value {
     if let "qwen2_moe" | "qwen3_5_moe_text" | "qwen3_next" = architecture {
         config["shared_expert_intermediate_size"] = 512.into();
     }
-    if architecture == "qwen3_vl_text" {
+    if let "qwen3_vl_text" | "qwen3_vl_moe_text" = architecture {
         config["rope_scaling"] = json!({ "rope_type": "default", "mrope_section": [6, 5, 5] });
     }
     if architecture == "phi3" {

@@ -15,7 +15,7 @@ use gemma::{GEMMA2, GEMMA3, GEMMA4};
 use granite::{GRANITE, GRANITE_HYBRID, GRANITE_MOE};
 use layer_norms::{COHERE2, MOONDREAM2, STARCODER2};
 use mixtures::{GLM4_MOE, GPT_OSS, LFM2_MOE, MIXTRAL, OLMOE, QWEN2_MOE, QWEN3_MOE};
-use qwen3_vl::QWEN3_VL;
+use qwen3_vl::{QWEN3_VL, QWEN3_VL_MOE};
 use recurrent::{FALCON_H1, NEMOTRON_H, QWEN3_NEXT, QWEN35, QWEN35_MOE};
 
 const LLAMA: Description = Description {
@@ -355,7 +355,7 @@ const LFM2: Description = Description {
 };
 
 /// One row per architecture, in the order of [`Architecture`](super::Architecture).
-pub(super) static TABLE: [Description; 35] = [
+pub(super) static TABLE: [Description; 36] = [
     LLAMA,
     MISTRAL,
     MINISTRAL3,
@@ -391,4 +391,5 @@ pub(super) static TABLE: [Description; 35] = [
     COHERE2,
     MOONDREAM2,
     QWEN3_VL,
+    QWEN3_VL_MOE,
 ];

@@ -1,7 +1,8 @@
-//! The row of Qwen3-VL.
+//! The rows of Qwen3-VL.
 
 use super::super::Architecture::*;
-use super::super::{Defaults, Description, Rotation, Windows};
+use super::super::{Defaults, Description, ExpertsDefaults, Rotation, Windows};
+use super::mixtures::{MIXTRAL_EXPERTS, QWEN3_MOE};
 use super::{QWEN3, gguf};
 
 pub(super) const QWEN3_VL: Description = Description {
@@ -15,4 +16,30 @@ pub(super) const QWEN3_VL: Description = Description {
     windows_need_flag: false,
     gguf: gguf(&["qwen3vl"]),
     ..QWEN3
+};
+
+pub(super) const QWEN3_VL_MOE: Description = Description {
+    architecture: Qwen3VlMoe,
+    model_types: &["qwen3_vl_moe_text", "qwen3_vl_moe"],
+    classes: &["Qwen3VLMoeTextModel", "Qwen3VLMoeForConditionalGeneration"],
+    multimodal: &["qwen3_vl_moe"],
+    defaults: Defaults {
+        intermediate_size: 5632,
+        num_kv_heads: Some(16),
+        max_positions: 128_000,
+        sliding_window: None,
+        ..QWEN3_MOE.defaults
+    },
+    rotation: QWEN3_VL.rotation,
+    windows: Windows::Nowhere,
+    windows_need_flag: false,
+    experts: Some(ExpertsDefaults {
+        count: 60,
+        per_token: 4,
+        width: Some(1408),
+        normalized: Some(true),
+        ..MIXTRAL_EXPERTS
+    }),
+    gguf: gguf(&["qwen3vlmoe"]),
+    ..QWEN3_MOE
 };
