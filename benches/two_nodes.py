@@ -14,7 +14,8 @@ speed. Where computing is faster, the prompts are computed: compare the tokens l
 
 `split`: one server computes prompts and the other one decodes, next to two servers that do both for half of
 the requests each, by turns. The first one computes the next prompts while the second one decodes, so that
-both are always busy; the time of a turn is that of the one that takes longer.
+both are always busy; the time of a turn is that of the one that takes longer. The second one is asked when it has
+listed what was stored, which is not counted.
 """
 
 import argparse
@@ -199,7 +200,7 @@ def load_slowly(args, folder, length):
     answers = [second.ask(prompt, 16) for prompt in prompts]
     assert [answer["ids"] for answer in answers] == [answer["ids"] for answer in expected], "the answers differ"
     times, computed = ([answer["times"][0] for answer in some] for some in (answers, expected))
-    print(f"store of {args.slow / 1e6:.0f} MB/s, {length} tokens: first token after {milliseconds(times)}, "
+    print(f"store of {args.slow / 1e6:.1f} MB/s, {length} tokens: first token after {milliseconds(times)}, "
           f"of the first prompt {1e3 * times[0]:.0f} ms, computed {milliseconds(computed)}; "
           f"tokens loaded: {[answer['cached'] for answer in answers]}", flush=True)
     for server in (first, second):

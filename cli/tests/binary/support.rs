@@ -271,6 +271,7 @@ impl Server {
     }
 
     /// Resident memory of the process, in bytes.
+    #[cfg(target_os = "linux")]
     pub(crate) fn resident_bytes(&self) -> u64 {
         let path = format!("/proc/{}/status", self.child.id());
         let status = std::fs::read_to_string(path).expect("Linux describes the process");
