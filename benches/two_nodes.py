@@ -7,10 +7,11 @@
 Each server has a thread of its own and an empty directory; the store is a directory.
 
 `load`: the time to the first token of prompts that another server has computed just now, next to that of a
-server without a store, by turns. The answers must be equal. Then that of prompts that nobody has computed, which
-are looked for in vain. Then prompts that another server has computed and a store that speaks S3's protocol and is
-slow; they are asked for when the server has listed the store, which it does every 30 seconds, and knows its
-speed. Where computing is faster, the prompts are computed: compare the tokens loaded with the times.
+server without a store, by turns. The answers must be equal. Then that of prompts that no server has computed,
+which are looked for in vain. Then prompts that another server has computed and a store that speaks S3's
+protocol and is slow; they are asked for when the server has listed the store, which it does every 30 seconds,
+and knows its speed. Where computing is faster, the prompts are computed: compare the tokens loaded with the
+times.
 
 `split`: one server computes prompts and the other one decodes, next to two servers that do both for half of
 the requests each, by turns. The first one computes the next prompts while the second one decodes, so that

@@ -171,7 +171,7 @@ impl Fetch {
     /// The blocks of the records, up to the first one that is missing or wrong.
     async fn all(self) -> Vec<Bytes> {
         let begun = Instant::now();
-        let places = stream::iter(self.places.clone());
+        let places = stream::iter(self.places.iter().copied());
         let mut records = places.map(|place| self.one(place)).buffered(PARALLEL);
         let (mut blocks, mut bytes) = (Vec::new(), 0);
         while let Some(record) = records.next().await {
@@ -196,24 +196,21 @@ impl Fetch {
     /// that it has the first one.
     async fn look(mut self, limit: Duration) -> Vec<Bytes> {
         let Some(&first) = self.places.first() else { return Vec::new() };
-        let looked = self.tier.look(&first.key, first.bytes(&self.shape), limit).await;
-        let found = match looked {
+        let found = match self.tier.look(&first.key, first.bytes(&self.shape), limit).await {
             Ok(Some(bytes)) => self.verify(first, bytes).await,
             Ok(None) => return Vec::new(),
-            Err(error) => Err(FetchError::Store(error)),
+            Err(error) => Err(error.into()),
         };
-        match found {
-            Ok(record) => {
-                self.places.remove(0);
-                let mut blocks = record.blocks;
-                blocks.extend(self.all().await);
-                blocks
-            }
+        let mut blocks = match found {
+            Ok(record) => record.blocks,
             Err(error) => {
                 warn(&error);
-                Vec::new()
+                return Vec::new();
             }
-        }
+        };
+        self.places.remove(0);
+        blocks.extend(self.all().await);
+        blocks
     }
 
     async fn one(&self, place: Place) -> Result<Record, FetchError> {
@@ -245,7 +242,7 @@ enum FetchError {
 }
 
 fn warn(error: &FetchError) {
-    // What was looked for need not be there, and old objects are removed by the store's rules.
+    // A record that is looked for may be absent, and the store's rules may have removed an old one.
     if !matches!(error, FetchError::Store(ObjectError::Missing(_))) {
         tracing::warn!(%error, "stored KV could not be fetched; it is computed");
     }

@@ -110,8 +110,8 @@ impl LayerConfig {
         self.mixers.contains(&mixer)
     }
 
-    /// Whether the layer has keys and values of its own: attention that does not read those of
-    /// another layer.
+    /// Whether the layer has attention and computes its own keys and values. Otherwise it reads
+    /// those of another layer, or has no attention.
     #[must_use]
     pub fn has_own_kv(&self) -> bool {
         self.has_attention() && self.kv_source.is_none()

@@ -286,6 +286,10 @@ mod tests {
         Ok(weights)
     }
 
+    fn numbers(count: u16) -> Vec<f32> {
+        (0..count).map(f32::from).collect()
+    }
+
     fn floats(weights: &Weights, name: &str, shape: &[usize]) -> Vec<f32> {
         let tensor = weights.tensor(&format!("m.experts.{name}"), shape).unwrap();
         tensor.bytes.as_chunks().0.iter().map(|bytes| f32::from_le_bytes(*bytes)).collect()
@@ -294,7 +298,6 @@ mod tests {
     /// Goal: the rows of gate and up are separated, columns become rows, and biases are divided.
     #[test]
     fn rows_are_brought_into_the_usual_order() {
-        let numbers = |count: u16| (0..count).map(f32::from).collect::<Vec<_>>();
         let weights = weights(vec![
             ("gate_up_proj", vec![2, 3, 4], numbers(24)),
             ("gate_up_proj_bias", vec![2, 4], numbers(8)),
@@ -316,7 +319,6 @@ mod tests {
     /// Goal: without biases, the rows of gate and up follow one another.
     #[test]
     fn rows_without_biases_are_divided() {
-        let numbers = |count: u16| (0..count).map(f32::from).collect::<Vec<_>>();
         let weights = weights(vec![
             ("gate_up_proj", vec![2, 4, 3], numbers(24)),
             ("down_proj", vec![2, 3, 2], numbers(12)),
@@ -335,7 +337,6 @@ mod tests {
     /// Goal: without biases, transposed experts are read as rows.
     #[test]
     fn transposed_experts_are_divided() {
-        let numbers = |count: u16| (0..count).map(f32::from).collect::<Vec<_>>();
         let weights = weights(vec![
             ("gate_up_proj", vec![2, 3, 4], numbers(24)),
             ("down_proj", vec![2, 2, 3], numbers(12)),
