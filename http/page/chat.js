@@ -303,18 +303,22 @@ function setRunning(state) {
   afterAnswer();
 }
 
-/** Whether the end of the conversation was in view when it was last scrolled. */
+/** Whether the end of the conversation was in view when it was last scrolled, and where that was. */
 let follows = true;
+let place = 0;
 
 /** Shows the end of the conversation, if the user has not scrolled away from it. */
 function scrollDown(always = false) {
   const box = byId("messages");
+  // A user may have scrolled up without the event having come.
+  if (box.scrollTop < place) showToEnd();
   if (always || follows) box.scrollTop = box.scrollHeight;
   showToEnd();
 }
 
 function showToEnd() {
   const box = byId("messages");
+  place = box.scrollTop;
   follows = box.scrollHeight - box.scrollTop - box.clientHeight < NEAR_END;
   byId("to-end").hidden = follows;
 }
