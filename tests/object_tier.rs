@@ -156,6 +156,8 @@ async fn what_was_stored_after_the_listing_is_looked_for() {
     assert_eq!(ask(&second, &prompt(600, 3)).await, 0);
     let stats = second.tiers().object_stats().expect("a store");
     assert_eq!((stats.failures, stats.records_refused), (0, 0));
+    // Each of the three prompts was looked for once, of which the last is nowhere.
+    assert_eq!((stats.looks, stats.looks_found), (3, 2));
     stop(first).await;
     stop(second).await;
 }

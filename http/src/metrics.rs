@@ -310,6 +310,11 @@ fn objects(out: &mut Output<'_>, stats: &ObjectStats) -> fmt::Result {
     out.counter("kv_object_store_stored_bytes", help, stats.stored_bytes)?;
     let help = "Requests to the object store that failed.";
     out.counter("kv_object_store_failures", help, stats.failures)?;
+    let help = "Records that were looked for in the object store although it was not known to have \
+                them. Result absent: it did not send them in time, either.";
+    let (looks, found) = (stats.looks, stats.looks_found);
+    let results = [("found", found), ("absent", looks.saturating_sub(found))];
+    out.counters("kv_object_store_looks", help, "result", &results)?;
     let help = "Records of the object store. Event refused: damaged, or of another key; \
                 write_skipped: too many were waiting, or the store had just failed.";
     let events = [("refused", stats.records_refused), ("write_skipped", stats.writes_skipped)];

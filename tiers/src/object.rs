@@ -70,6 +70,8 @@ struct Counters {
     refused: Counter,
     failures: Counter,
     skipped: Counter,
+    looks: Counter,
+    found: Counter,
 }
 
 impl ObjectTier {
@@ -215,6 +217,7 @@ impl ObjectTier {
         let (path, begun) = (self.path(key), Instant::now());
         let answer = tokio::time::timeout(limit, self.store.get(&path)).await;
         self.look_time.note(begun.elapsed());
+        self.counters.looks.add(1);
         let fetched = match answer {
             Err(_) => return Ok(None),
             Ok(Ok(object)) => self.receive(key, bytes, object).await,
@@ -222,7 +225,10 @@ impl ObjectTier {
         };
         match fetched.map_err(|error| self.not_fetched(key, error)) {
             Err(ObjectError::Missing(_)) => Ok(None),
-            fetched => fetched.map(Some),
+            fetched => {
+                self.counters.found.add(fetched.is_ok().into());
+                fetched.map(Some)
+            }
         }
     }
 
@@ -313,6 +319,8 @@ impl ObjectTier {
         ObjectStats {
             records: self.keys().stored.len() as u64,
             records_fetched: counters.fetched.get(),
+            looks: counters.looks.get(),
+            looks_found: counters.found.get(),
             fetched_bytes: counters.fetched_bytes.get(),
             records_stored: counters.stored.get(),
             stored_bytes: counters.stored_bytes.get(),

@@ -12,6 +12,10 @@ pub struct ObjectStats {
     pub records: u64,
     /// Records that were fetched.
     pub records_fetched: u64,
+    /// Times that a record was looked for which the store was not known to have.
+    pub looks: u64,
+    /// Those of them for which the store had it, and sent it in time.
+    pub looks_found: u64,
     /// Bytes that were fetched.
     pub fetched_bytes: u64,
     /// Records that were stored.
