@@ -98,7 +98,7 @@ fn byte_level(metadata: &GgufTokenizer) -> Result<Parts, TokenizerError> {
     if split.single_digits {
         pre_tokenizers.push(json!({"type": "Digits", "individual_digits": true}));
     }
-    if let Some(pattern) = split.pattern {
+    for pattern in split.first.iter().copied().chain(split.pattern) {
         pre_tokenizers.push(json!({
             "type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": false,
         }));
@@ -290,7 +290,10 @@ fn token_type(metadata: &GgufTokenizer, id: usize) -> i32 {
 struct Split {
     /// Regular expression that matches one word; `None` for GPT-2's pattern.
     pattern: Option<&'static str>,
-    /// Whether every digit becomes a word before the pattern is applied.
+    /// Regular expressions of words that are found before the pattern is applied to what is left,
+    /// one after the other.
+    first: &'static [&'static str],
+    /// Whether every digit becomes a word before that.
     single_digits: bool,
     /// Whether the text is first normalized to composed characters (Unicode NFC).
     composes: bool,
@@ -317,6 +320,10 @@ impl Split {
             Some("qwen2" | "deepseek-r1-qwen" | "megrez" | "stablelm2") => {
                 Self { pattern: Some(QWEN2), composes: true, ..Self::default() }
             }
+            Some("glm4" | "chatglm-bpe") => Self { pattern: Some(LLAMA3), ..Self::default() },
+            Some("deepseek-v3") => {
+                Self { first: &DEEPSEEK_FIRST, pattern: Some(DEEPSEEK), ..Self::default() }
+            }
             Some("qwen35") => Self { pattern: Some(QWEN35), composes: true, ..Self::default() },
             Some("tekken" | "pixtral") => Self {
                 pattern: Some(TEKKEN),
@@ -329,8 +336,9 @@ impl Split {
                 Self { single_digits: true, ..Self::default() }
             }
             Some(other) => {
-                let expected = "gpt-2, llama-bpe, qwen2, qwen35, gpt-4o, tekken or smollm; or copy the \
-                                model's tokenizer.json to the directory of the file";
+                let expected = "gpt-2, llama-bpe, qwen2, qwen35, gpt-4o, tekken, smollm, glm4 or \
+                                deepseek-v3; or copy the model's tokenizer.json to the directory \
+                                of the file";
                 return Err(TokenizerError::unsupported(
                     file,
                     "tokenizer.ggml.pre",
@@ -359,6 +367,16 @@ const QWEN2: &str = concat!(
 const QWEN35: &str = concat!(
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+|\p{N}",
     r"| ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
+);
+
+/// DeepSeek-V3: numbers of up to three digits, and Chinese and Japanese, are words.
+const DEEPSEEK_FIRST: [&str; 2] = [r"\p{N}{1,3}", "[\u{4e00}-\u{9fa5}\u{3040}-\u{30ff}]+"];
+
+/// DeepSeek-V3: a sign belongs to the Latin letters after it, and other words have at most one
+/// preceding character that is neither a sign nor the end of a line.
+const DEEPSEEK: &str = concat!(
+    r"[!-/:-@\[-`{-~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+",
+    r"| ?[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
 );
 
 /// GPT-4o (Phi-4-mini, gpt-oss): like Tekken, but with contractions at the end of a word, and

@@ -201,6 +201,8 @@ fn each_family_splits_numbers_as_documented() {
     check("tekken", &["1", "2", "3", "4"]);
     check("gpt-4o", &["123", "4"]);
     check("smollm", &["1", "2", "3", "4"]);
+    check("glm4", &["123", "4"]);
+    check("deepseek-v3", &["123", "4"]);
 }
 
 /// Goal: invalid metadata is an error that names the file and the key.
