@@ -96,7 +96,8 @@ impl Layer {
             return Err(OpenError::Model(ModelError::Unsupported {
                 file: "the configuration".to_owned(),
                 key: "layer_types".to_owned(),
-                got: "a layer with a convolution or a recurrent layer".to_owned(),
+                got: "a layer with a convolution, a recurrent layer, or latent attention"
+                    .to_owned(),
                 expected: "layers with attention; other layers are computed by the CPU backend"
                     .to_owned(),
             }));

@@ -10,6 +10,7 @@ mod experts;
 pub(crate) mod gguf;
 mod hf;
 mod keys;
+mod latent;
 mod layer;
 mod mamba2;
 mod multipliers;
@@ -24,9 +25,10 @@ mod vision;
 pub use architecture::Architecture;
 pub use delta_net::DeltaNetConfig;
 pub(crate) use experts::sigmoid;
-pub use experts::{ExpertChoice, ExpertScores, ExpertsConfig};
+pub use experts::{ExpertChoice, ExpertGroups, ExpertScores, ExpertsConfig};
 pub(crate) use hf::{ParsedConfig, parse as parse_json};
 pub(crate) use keys::Keys;
+pub use latent::LatentConfig;
 pub use layer::{HeadShape, LayerConfig, MixerKind, MlpKind};
 pub use mamba2::Mamba2Config;
 pub use multipliers::Multipliers;
@@ -36,9 +38,9 @@ pub use recurrent::RecurrentShape;
 pub use rope::{Rope, RopeScaling};
 pub use tensors::{
     AttentionWeights, ConvolutionWeights, DecoderWeights, DeltaNetWeights, DenseAndExpertsWeights,
-    ExpertsWeights, FeedForwardWeights, LayerWeights, LinearWeights, Mamba2Weights, MixerWeights,
-    MlpInputs, MlpWeights, NormWeights, PerLayerEmbeddingWeights, PerLayerWeights, QkvWeights,
-    SharedExpertWeights, StackedWeights, TensorRole, TensorSpec,
+    ExpertsWeights, FeedForwardWeights, LatentWeights, LayerWeights, LinearWeights, Mamba2Weights,
+    MixerWeights, MlpInputs, MlpWeights, NormWeights, PerLayerEmbeddingWeights, PerLayerWeights,
+    QkvWeights, SharedExpertWeights, StackedWeights, TensorRole, TensorSpec,
 };
 pub(crate) use vision::{
     LayerNormWeights, MergerWeights, ProjectorWeights, RegionWeights, VisionLayerWeights,
@@ -122,6 +124,8 @@ pub struct DecoderConfig {
     /// Number of positions that enter each output of a convolution, its own included: from 2 to 64.
     /// `None` if no layer has one.
     pub convolution_taps: Option<usize>,
+    /// Latent attention, which all layers have then; `None` if no layer has it.
+    pub latent: Option<LatentConfig>,
     /// The layers with Gated DeltaNet; `None` if there are none.
     pub delta_net: Option<DeltaNetConfig>,
     /// The layers with Mamba-2; `None` if there are none. No model has both.
@@ -229,6 +233,8 @@ impl DecoderConfig {
     /// # Errors
     /// [`ModelError::InvalidKey`] for the first field that is out of range.
     pub fn check(&self, file: &str) -> Result<(), ModelError> {
+        // It names the keys that the sizes of heads are made of.
+        self.check_latent(file)?;
         self.check_sizes(file)?;
         self.check_numbers(file)?;
         self.check_blocks(file)?;
@@ -354,7 +360,7 @@ impl DecoderConfig {
             }
         }
         // Checkpoints of states are in the blocks of the KV store.
-        if self.has(MixerKind::Attention) || self.has(MixerKind::Convolution) {
+        if self.layers.iter().any(LayerConfig::has_attention) || self.has(MixerKind::Convolution) {
             return Ok(());
         }
         let expected = "at least one layer with full_attention";

@@ -33,6 +33,7 @@ mod delta_net;
 mod embed;
 mod experts;
 mod fields;
+mod latent;
 mod layer;
 pub(crate) mod linear;
 mod mamba2;
@@ -346,7 +347,7 @@ impl Decoder {
 /// For each mixer of each layer its index in the KV store or in the states, among those of its
 /// kind. Attention that reads the keys and values of another layer has the index of that layer.
 fn kept_indices(config: &DecoderConfig) -> Vec<Vec<usize>> {
-    let mut counts = [0; 4];
+    let mut counts = [0; 5];
     let mut all: Vec<Vec<usize>> = Vec::with_capacity(config.layers.len());
     for layer in &config.layers {
         let mut next = |mixer: &MixerKind| {

@@ -7,10 +7,10 @@
 //! The values of a layer have the layout `[block_count, block_size, kv_heads, head_dim]`, where the
 //! sizes of heads may differ between layers ([`KvLayer`]). The layout of its keys is
 //! [`KvLayer::key_layout`]. A layer that reads the keys and values of another one has none of its
-//! own, and needs no memory in the store. With [`KvType::Int8`], keys and values have
-//! scales `[block_count, block_size, kv_heads]`. There is one scale per position and head, so that
-//! the bits stored for a position depend on this position only, and not on when or with which
-//! others it is written.
+//! own, and needs no memory in the store. The keys of latent attention are also its values. With
+//! [`KvType::Int8`], keys and values have scales `[block_count, block_size, kv_heads]`. There is
+//! one scale per position and head, so that the bits stored for a position depend on this position
+//! only, and not on when or with which others it is written.
 //!
 //! Blocks also store checkpoints of recurrent states, as plain bytes (`bytes.rs`).
 //!
@@ -51,6 +51,15 @@ pub struct KvLayer {
     pub head_dim: usize,
     /// Layout of the keys. Values always have the layout [`KvLayout::Rows`].
     pub key_layout: KvLayout,
+    /// Whether the keys are also the values. Their layout is [`KvLayout::Rows`] then.
+    pub shared: bool,
+}
+
+impl KvLayer {
+    /// Number of planes: keys and values, or one for both.
+    fn planes(&self) -> usize {
+        if self.shared { 1 } else { 2 }
+    }
 }
 
 /// The sizes and layout of a KV store. All sizes are at least 1.
@@ -82,9 +91,11 @@ impl KvShape {
     ) -> Self {
         let attention = config.layers.iter().enumerate();
         let attention = attention.filter(|(_, layer)| layer.has_own_kv());
-        let kv_layer = |(index, _)| {
+        let kv_layer = |(index, layer): (usize, &LayerConfig)| {
             let HeadShape { kv_heads, head_dim } = config.heads(index);
-            KvLayer { kv_heads, head_dim, key_layout: key_layout(head_dim) }
+            let shared = layer.has(MixerKind::Latent);
+            let key_layout = if shared { KvLayout::Rows } else { key_layout(head_dim) };
+            KvLayer { kv_heads, head_dim, key_layout, shared }
         };
         let has_convolution = |layer: &&LayerConfig| layer.has(MixerKind::Convolution);
         Self {
@@ -99,8 +110,9 @@ impl KvShape {
     /// Size in bytes of one block in all layers.
     #[must_use]
     pub fn block_bytes(&self) -> usize {
-        let layer_bytes =
-            |layer: &KvLayer| 2 * layer.kv_heads * self.kv_type.head_bytes(layer.head_dim);
+        let layer_bytes = |layer: &KvLayer| {
+            layer.planes() * layer.kv_heads * self.kv_type.head_bytes(layer.head_dim)
+        };
         let heads: usize = self.attention_layers.iter().map(layer_bytes).sum();
         let inputs = self.kv_type.of_convolutions().head_bytes(self.convolution_width);
         (heads + self.convolution_layers * inputs) * self.block_size
@@ -112,8 +124,8 @@ impl KvShape {
 pub struct KvStore {
     shape: KvShape,
     block_count: usize,
-    /// Two per layer with keys and values of its own, keys, then values; then one per layer with a
-    /// convolution.
+    /// Those of each layer with keys and values of its own: keys, then values unless they are
+    /// shared; then one per layer with a convolution.
     planes: Vec<Plane>,
 }
 
@@ -137,8 +149,7 @@ impl KvStore {
             Plane::new(kv_type, (shape.block_size * heads).checked_mul(block_count)?, width)
         };
         let heads = shape.attention_layers.iter().flat_map(|layer| {
-            // Keys, then values.
-            (0..2).map(|_| plane(shape.kv_type, layer.kv_heads, layer.head_dim))
+            (0..layer.planes()).map(|_| plane(shape.kv_type, layer.kv_heads, layer.head_dim))
         });
         let inputs = (0..shape.convolution_layers)
             .map(|_| plane(shape.kv_type.of_convolutions(), 1, shape.convolution_width));
@@ -165,7 +176,7 @@ impl KvStore {
     /// If there is no such layer.
     #[must_use]
     pub fn keys(&self, layer: usize) -> KvSlice<'_> {
-        self.planes[..self.head_planes()][2 * layer].slice()
+        self.planes[..self.head_planes()][self.first_plane(layer)].slice()
     }
 
     /// The values of a layer, `[block_count, block_size, kv_heads, head_dim]`. Layers are counted
@@ -175,7 +186,7 @@ impl KvStore {
     /// If there is no such layer.
     #[must_use]
     pub fn values(&self, layer: usize) -> KvSlice<'_> {
-        self.planes[..self.head_planes()][2 * layer + 1].slice()
+        self.planes[..self.head_planes()][self.first_plane(layer + 1) - 1].slice()
     }
 
     /// The inputs of a layer's convolution, `[block_count, block_size, width]`. Layers with a
@@ -255,19 +266,37 @@ impl KvStore {
 
     /// Number of planes of keys and values.
     fn head_planes(&self) -> usize {
-        2 * self.shape.attention_layers.len()
+        self.first_plane(self.shape.attention_layers.len())
     }
 
-    /// Where a layer's keys and values of the positions in `slots` are written. Both are returned at
-    /// once, so that two threads can write them at the same time.
+    /// Number of planes of all layers before `layer`, and so the index of its keys.
+    fn first_plane(&self, layer: usize) -> usize {
+        self.shape.attention_layers[..layer].iter().map(KvLayer::planes).sum()
+    }
+
+    /// Where a layer's keys of the positions in `slots` are written.
+    pub(crate) fn keys_mut<'a>(
+        &'a mut self,
+        layer: usize,
+        path: Path,
+        slots: &'a SlotMapping,
+    ) -> KvRows<'a> {
+        let KvLayer { kv_heads, head_dim, key_layout, .. } = self.shape.attention_layers[layer];
+        let plane = self.first_plane(layer);
+        KvRows::new(path, self.planes[plane].slice_mut(), key_layout, slots, kv_heads, head_dim)
+    }
+
+    /// Where a layer's keys and values of the positions in `slots` are written, which are not
+    /// shared. Both are returned at once, so that two threads can write them at the same time.
     pub(crate) fn rows_mut<'a>(
         &'a mut self,
         layer: usize,
         path: Path,
         slots: &'a SlotMapping,
     ) -> [KvRows<'a>; 2] {
-        let KvLayer { kv_heads, head_dim, key_layout } = self.shape.attention_layers[layer];
-        let [keys, values] = &mut self.planes[2 * layer..2 * layer + 2] else {
+        let KvLayer { kv_heads, head_dim, key_layout, .. } = self.shape.attention_layers[layer];
+        let first = self.first_plane(layer);
+        let [keys, values] = &mut self.planes[first..first + 2] else {
             unreachable!("there are two planes per layer");
         };
         [(keys, key_layout), (values, KvLayout::Rows)].map(|(plane, layout)| {

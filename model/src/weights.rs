@@ -9,6 +9,7 @@ mod check;
 mod encoder;
 mod gguf;
 mod interleaved;
+mod latent;
 mod moondream;
 mod quantized;
 mod qwen3_vl;
@@ -23,7 +24,9 @@ use std::path::Path;
 
 pub use stolon_kernels::TensorType;
 
-use crate::config::{AdjacentPairs, DecoderConfig, MixerWeights, QkvWeights, TensorSpec};
+use crate::config::{
+    AdjacentPairs, DecoderConfig, LinearWeights, MixerWeights, QkvWeights, TensorSpec,
+};
 use crate::error::ModelError;
 use crate::files;
 use crate::mmap::Bytes;
@@ -208,11 +211,7 @@ impl Weights {
     /// [`ModelError::WrongShape`] if there is another number of rows.
     pub(crate) fn pair_adjacent_rows(&mut self, config: &DecoderConfig) -> Result<(), ModelError> {
         for mixer in config.weights().layers.into_iter().flat_map(|layer| layer.mixers) {
-            let MixerWeights::Attention(attention) = mixer else { continue };
-            let QkvWeights { query, key, .. } = attention.qkv;
-            let keys = key.map(|key| (key, config.num_kv_heads));
-            for (part, heads) in keys.into_iter().chain([(query, config.num_heads)]) {
-                let pairs = AdjacentPairs::of(config, heads);
+            for (part, pairs) in paired(config, mixer) {
                 for spec in part.bias.into_iter().chain([part.weight]) {
                     // `check` finds the ones that are missing.
                     let Some(stored) = self.tensors.get_mut(&spec.name) else { continue };
@@ -355,6 +354,23 @@ impl Weights {
     #[must_use]
     pub fn total_bytes(&self) -> u64 {
         self.tensors.values().map(Stored::byte_len).sum()
+    }
+}
+
+/// The projections of a mixer whose rows are rotated, and the order of these.
+fn paired(config: &DecoderConfig, mixer: MixerWeights) -> Vec<(LinearWeights, AdjacentPairs)> {
+    match (mixer, config.latent) {
+        (MixerWeights::Attention(attention), _) => {
+            let QkvWeights { query, key, .. } = attention.qkv;
+            let keys = key.map(|key| (key, config.num_kv_heads));
+            let parts = keys.into_iter().chain([(query, config.num_heads)]);
+            parts.map(|(part, heads)| (part, AdjacentPairs::of(config, heads))).collect()
+        }
+        (MixerWeights::Latent(weights), Some(latent)) => {
+            let queries = AdjacentPairs::of_latent_queries(latent, config.num_heads);
+            vec![(weights.query, queries), (weights.latent, AdjacentPairs::of_latent(latent))]
+        }
+        _ => Vec::new(),
     }
 }
 

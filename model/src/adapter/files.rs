@@ -113,7 +113,7 @@ impl AdapterFiles {
             renamed.insert(name.clone(), names.of_gguf(architecture, name)?);
         }
         let mut weights =
-            header.weights(vec![Bytes::Owned(bytes)], 0, |name| renamed.get(name).cloned())?;
+            header.weights(vec![Bytes::Owned(bytes)], |_| 0, |name| renamed.get(name).cloned())?;
         if architecture.description().gguf.adjacent {
             weights.pair_adjacent_rows(config)?;
         }

@@ -27,7 +27,10 @@ pub(super) fn sites(config: &DecoderConfig, layer: LayerWeights) -> [Vec<Part>; 
             inputs.extend(gate.map(|gate| Part { spec: gate.weight, sources: vec![query] }));
             Some((inputs, vec![single(output.weight)]))
         }
-        MixerWeights::Convolution(_) | MixerWeights::DeltaNet(_) | MixerWeights::Mamba2(_) => None,
+        MixerWeights::Convolution(_)
+        | MixerWeights::DeltaNet(_)
+        | MixerWeights::Mamba2(_)
+        | MixerWeights::Latent(_) => None,
     });
     let (inputs, output) = attention.unwrap_or_default();
     // The MLP of parallel layers reads rows that are gone when it is computed.

@@ -1,11 +1,13 @@
 //! The architectures, and the table of what is known of each.
 
 mod experts;
+mod rotation;
 mod table;
 
-use super::{DeltaNetConfig, NormKind, NormPlacement, QkNorm, RopeScaling};
+use super::{DeltaNetConfig, LatentConfig, NormKind, NormPlacement, QkNorm};
 pub(crate) use experts::Scores;
-pub(super) use experts::{ExpertLayers, ExpertsDefaults, Shared};
+pub(super) use experts::{ExpertLayers, ExpertsDefaults, GroupScore, Shared};
+pub(crate) use rotation::Rotation;
 use table::TABLE;
 
 /// The architectures that the decoder supports.
@@ -78,6 +80,18 @@ pub enum Architecture {
     GraniteMoe,
     /// GLM-4.5: a mixture of experts, and a shared expert without a gate.
     Glm4Moe,
+    /// DeepSeek-V2: latent attention, and a mixture of experts, possibly in groups.
+    DeepseekV2,
+    /// DeepSeek-V3, R1 and Kimi K2: DeepSeek-V2 with sigmoids of the experts' scores and biases of
+    /// their choice.
+    DeepseekV3,
+    /// GLM-4.7-Flash: DeepSeek-V3 with other sizes.
+    Glm4MoeLite,
+    /// Mistral Small 4: latent attention as in DeepSeek-V3, queries with a factor as in Ministral 3,
+    /// and a mixture of experts.
+    Mistral4,
+    /// Youtu-LLM: DeepSeek-V3 without experts.
+    Youtu,
     /// gpt-oss: a mixture of experts with biases and clamped gates, attention sinks, and windows in
     /// every other layer.
     GptOss,
@@ -152,6 +166,8 @@ pub(crate) struct Description {
     /// Whether windows are used only with `use_sliding_window`.
     pub(super) windows_need_flag: bool,
     pub(super) experts: Option<ExpertsDefaults>,
+    /// Latent attention in all layers, with the sizes of missing keys.
+    pub(super) latent: Option<LatentConfig>,
     /// Whose keys files have for layers with Mamba-2; `None` if there are none.
     pub(super) mamba: Option<Mamba>,
     /// Whether layers may have a convolution in place of attention (LFM2).
@@ -223,51 +239,6 @@ pub(super) enum AttentionScale {
 pub(super) struct Softcaps {
     pub(super) attention: Option<f32>,
     pub(super) logits: Option<f32>,
-}
-
-/// The rotary embeddings.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Rotation {
-    /// Default of `rope_theta`.
-    pub(super) theta: f64,
-    /// The same for layers with a window, if these have another rotary embedding.
-    pub(super) local_theta: Option<f64>,
-    /// The share of each head that is rotated if the key `partial_rotary_factor` is missing; `None`
-    /// if heads are always rotated as a whole.
-    pub(super) partial: Option<f64>,
-    /// The default of `partial_rotary_factor` if layers without a window have the `rope_type`
-    /// `proportional`; `None` if the architecture does not have it.
-    pub(super) proportional: Option<f64>,
-    /// Whether adjacent elements of a head form the pairs that are rotated. Otherwise these are the
-    /// elements `i` and `i + rotary_dim / 2`, and so it is in memory: the rows of q and k are
-    /// reordered.
-    pub(crate) adjacent: bool,
-    /// Every such layer has no rotary embedding, unless `no_rope_layers` says otherwise (SmolLM3);
-    /// `None` if all have one.
-    pub(super) unrotated_step: Option<usize>,
-    /// Whether no layer has a rotary embedding (Nemotron-H).
-    pub(super) nowhere: bool,
-    /// Whether, if some layers have a window, only these have a rotary embedding (EXAONE 4).
-    pub(super) local_only: bool,
-    /// Default of `original_max_position_embeddings`.
-    pub(super) original_context: Option<usize>,
-    /// The sections of rotary positions with three coordinates if the key `mrope_section` is
-    /// missing; `None` if positions have one.
-    pub(super) sections: Option<[usize; 3]>,
-    /// The scaling if the key `rope_parameters` is missing.
-    pub(super) scaling: Option<&'static RopeScaling>,
-}
-
-impl Rotation {
-    /// The context of the original training, if the default scaling names it.
-    pub(crate) fn original(&self) -> Option<usize> {
-        match self.scaling {
-            Some(RopeScaling::Yarn { original_max_position_embeddings, .. }) => {
-                Some(*original_max_position_embeddings)
-            }
-            _ => None,
-        }
-    }
 }
 
 /// Which layers have a sliding window.

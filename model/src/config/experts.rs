@@ -29,6 +29,8 @@ pub struct ExpertsConfig {
     pub normalized: bool,
     /// Whether the router has a bias.
     pub router_bias: bool,
+    /// The groups of experts of which a token's experts are chosen; `None` if all are.
+    pub groups: Option<ExpertGroups>,
     /// Factor of the weights of a token's experts, above 0.
     pub scale: f32,
     /// Width of the MLP of the shared expert, which all tokens use in addition. `None` if there is
@@ -41,6 +43,19 @@ pub struct ExpertsConfig {
     /// has a learnt factor of its weight (Gemma 4). Otherwise the router reads what the experts
     /// read.
     pub scaled_router: bool,
+}
+
+/// Groups of successive experts. A token uses only experts of the groups with the highest scores; of
+/// equal ones, the lower index wins (DeepSeek-V2 and V3).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ExpertGroups {
+    /// Number of groups, a divisor of the number of experts.
+    pub count: usize,
+    /// Number of groups that a token uses: from 1 to `count`.
+    pub used: usize,
+    /// The score of a group is the sum of the weights of this number of its best experts, biases
+    /// included: from 1 to the number of its experts.
+    pub best: usize,
 }
 
 /// How the scores of a router become the weights of experts.
@@ -69,6 +84,24 @@ pub struct ExpertChoice {
     pub weight: f32,
 }
 
+impl ExpertGroups {
+    /// Adds the experts of the groups that are used to `experts`, where there are `count` in all
+    /// groups together and `weight` returns the weight of one.
+    fn add_experts(self, count: usize, weight: impl Fn(u32) -> f32, experts: &mut Vec<u32>) {
+        let size = count / self.count;
+        let members = |group: usize| (group * size) as u32..((group + 1) * size) as u32;
+        let sum_of_best = |group: usize| {
+            let mut weights: Vec<f32> = members(group).map(&weight).collect();
+            weights.sort_unstable_by(|a, b| b.total_cmp(a));
+            weights.iter().take(self.best).sum::<f32>()
+        };
+        let mut groups: Vec<(f32, usize)> =
+            (0..self.count).map(|group| (sum_of_best(group), group)).collect();
+        groups.sort_by(|a, b| b.0.total_cmp(&a.0));
+        groups.iter().take(self.used).for_each(|(_, group)| experts.extend(members(*group)));
+    }
+}
+
 impl ExpertsConfig {
     /// Chooses the experts with the highest of a token's `scores`, `[count]`; of equal scores the
     /// one with the lower index. `bias`, `[count]`, is that of [`ExpertScores::Sigmoid`]. `choices`,
@@ -92,7 +125,17 @@ impl ExpertsConfig {
             |expert: u32| scores[expert as usize] + bias.map_or(0.0, |bias| bias[expert as usize]);
         let by_score = |a: &u32, b: &u32| key(*b).total_cmp(&key(*a)).then(a.cmp(b));
         order.clear();
-        order.extend(0..scores.len() as u32);
+        match self.groups {
+            None => order.extend(0..scores.len() as u32),
+            Some(groups) => {
+                let most = scores.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+                let weight = |expert: u32| match self.scores {
+                    ExpertScores::Softmax => (scores[expert as usize] - most).exp(),
+                    ExpertScores::Sigmoid { .. } => key(expert),
+                };
+                groups.add_experts(scores.len(), weight, order);
+            }
+        }
         if choices.len() < order.len() {
             order.select_nth_unstable_by(choices.len(), by_score);
             order.truncate(choices.len());
@@ -129,6 +172,17 @@ impl ExpertsConfig {
         for (key, got, most) in ranges {
             if !(1..=most).contains(&got) {
                 return Err(ModelError::key(file, key, format!("1 to {most}"), got));
+            }
+        }
+        if let Some(ExpertGroups { count, used, best }) = self.groups {
+            let size = self.count / count.max(1);
+            if !(1..=self.count).contains(&count) || !self.count.is_multiple_of(count) {
+                let expected = format!("a divisor of the number of experts, {}", self.count);
+                return Err(ModelError::key(file, "n_group", expected, count));
+            }
+            if !(1..=count).contains(&used) || used * size < self.per_token || best > size {
+                let expected = format!("1 to {count} groups with enough experts");
+                return Err(ModelError::key(file, "topk_group", expected, used));
             }
         }
         if !(self.scale.is_normal() && self.scale > 0.0) {

@@ -9,6 +9,7 @@ mod delta_net;
 mod encoder;
 mod experts;
 mod gemma4;
+mod latent;
 mod layers;
 mod mamba2;
 mod metadata;
@@ -21,7 +22,7 @@ use stolon_backend::Pooling;
 use stolon_kernels::TensorType;
 
 use super::architecture::{AttentionScale, Description, Gate};
-use super::{Activation, Architecture, DecoderConfig, LayerConfig, NormKind, QkNorm};
+use super::{Activation, Architecture, DecoderConfig, LatentConfig, LayerConfig, NormKind, QkNorm};
 use crate::error::{ModelError, quoted};
 use crate::gguf::{Header, Value};
 pub(crate) use encoder::{encoder, encoder_tensor_name, pixels};
@@ -58,22 +59,21 @@ pub(crate) fn parse(
     keys.refuse_options(row)?;
     let hidden_size = keys.required_size("embedding_length")?;
     let num_heads = keys.required_size("attention.head_count")?;
-    let global_head_dim = keys.size("attention.key_length")?.unwrap_or(hidden_size / num_heads);
-    let rotary_dim = keys.rotary_dim(row, global_head_dim)?;
-    let head_dim = keys.local_head_dim(row, global_head_dim)?;
     let layer_count = keys.layer_count()?;
     keys.log_prediction_layers()?;
-    let is_wide = row.gguf.wide_scale_layers == Some(layer_count);
-    let score_dim = if is_wide { hidden_size / num_heads } else { head_dim } as f32;
+    let heads = keys.heads(row, hidden_size / num_heads, layer_count)?;
+    let Heads { latent, global_dim, head_dim, rotary_dim, score_scale } = heads;
     let scale = |key: &str| keys.factor(key).map(|factor| factor.filter(|factor| *factor != 1.0));
     let has = |name: &str| header.tensors.contains_key(name);
     let max_positions = keys.required_size("context_length")?;
     let rope = keys.rope(row, max_positions, tensors)?;
     let (ropes, mut layers) = keys.layers(row, layer_count, rope)?;
     let experts = keys.experts(row, &mut layers)?;
-    let num_kv_heads = match row.gemma4 {
-        true => keys.gemma4_layers([global_head_dim, head_dim], num_heads, &mut layers)?,
-        false => keys.kv_heads(row, num_heads, &mut layers)?,
+    LatentConfig::mark_layers(latent, &mut layers);
+    let num_kv_heads = match (latent, row.gemma4) {
+        (Some(_), _) => 1,
+        (None, true) => keys.gemma4_layers([global_dim, head_dim], num_heads, &mut layers)?,
+        (None, false) => keys.kv_heads(row, num_heads, &mut layers)?,
     };
     let convolution_taps = keys.convolution_taps(&layers)?;
     let mamba2 = keys.mamba2(&layers)?;
@@ -89,6 +89,7 @@ pub(crate) fn parse(
         intermediate_size: keys.dense_width(row)?,
         experts,
         convolution_taps,
+        latent,
         delta_net,
         mamba2,
         num_heads,
@@ -120,10 +121,7 @@ pub(crate) fn parse(
         // Converters multiply the weights.
         multipliers: None,
         logit_scale: scale("logit_scale")?.map(|factor| logit_factor(row, factor)),
-        attention_scale: match row.attention_scale {
-            AttentionScale::One => 1.0,
-            _ => keys.factor("attention.scale")?.unwrap_or(1.0 / score_dim.sqrt()),
-        },
+        attention_scale: score_scale,
         query_scaling: keys.query_scaling(row)?,
         attention_softcap: keys.softcap(row, "attn_logit_softcapping", |caps| caps.attention)?,
         logit_softcap: keys.softcap(row, "final_logit_softcapping", |caps| caps.logits)?,
@@ -133,6 +131,45 @@ pub(crate) fn parse(
     };
     config.check(&header.file)?;
     Ok(config)
+}
+
+/// The sizes of heads, and the factor of the scores.
+struct Heads {
+    latent: Option<LatentConfig>,
+    /// Number of elements of a head in layers without a sliding window.
+    global_dim: usize,
+    head_dim: usize,
+    rotary_dim: Option<usize>,
+    score_scale: f32,
+}
+
+impl Metadata<'_> {
+    /// The sizes of heads. `default_dim` is the number of elements of a head if the key is missing.
+    fn heads(
+        &self,
+        row: &Description,
+        default_dim: usize,
+        layer_count: usize,
+    ) -> Result<Heads, ModelError> {
+        let latent = self.latent(row)?;
+        let global_dim = self.size("attention.key_length")?.unwrap_or(default_dim);
+        let (head_dim, rotary_dim) = match latent {
+            Some(latent) => (latent.kept_dim(), Some(latent.rotary_dim)),
+            None => {
+                let rotary_dim = self.rotary_dim(row, global_dim)?;
+                (self.local_head_dim(row, global_dim)?, rotary_dim)
+            }
+        };
+        let is_wide = row.gguf.wide_scale_layers == Some(layer_count);
+        let own_dim = latent.map_or(head_dim, |latent| latent.query_dim());
+        let score_dim = if is_wide { default_dim } else { own_dim } as f32;
+        let factor = self.latent_score_factor(latent)?;
+        let score_scale = match row.attention_scale {
+            AttentionScale::One => 1.0,
+            _ => self.factor("attention.scale")?.unwrap_or(factor / score_dim.sqrt()),
+        };
+        Ok(Heads { latent, global_dim, head_dim, rotary_dim, score_scale })
+    }
 }
 
 /// The key of what norms add to the mean square or the variance.

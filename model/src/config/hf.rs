@@ -8,6 +8,7 @@ mod delta_net;
 mod experts;
 mod falcon;
 mod gemma4;
+mod latent;
 mod layers;
 mod mamba;
 mod mlp;
@@ -21,7 +22,9 @@ use stolon_kernels::TensorType;
 use super::architecture::{AttentionScale, Bias, Defaults, Description, Gate, Mamba, Softcaps};
 use super::keys::Keys;
 use super::quantization::{self, Quantization};
-use super::{Activation, Architecture, DecoderConfig, HeadShape, QkNorm, QueryScaling};
+use super::{
+    Activation, Architecture, DecoderConfig, HeadShape, LatentConfig, QkNorm, QueryScaling,
+};
 use crate::error::{ModelError, quoted};
 
 /// The content of `config.json`: the decoder's configuration and the special token ids.
@@ -113,7 +116,8 @@ fn decoder(
     refuse_options(row, keys)?;
     let defaults = &row.defaults;
     let hidden_size = keys.size("hidden_size")?.unwrap_or(defaults.hidden_size);
-    let [num_heads, num_kv_heads, head_dim] = heads(defaults, keys, hidden_size)?;
+    let latent = latent::parse(row, keys)?;
+    let [num_heads, num_kv_heads, head_dim] = heads(defaults, latent, keys, hidden_size)?;
     let max_positions = keys.size("max_position_embeddings")?.unwrap_or(defaults.max_positions);
     let heads = HeadShape { kv_heads: num_kv_heads, head_dim };
     let global_heads = gemma4::global_heads(row, keys, heads)?;
@@ -123,11 +127,12 @@ fn decoder(
     gemma4::layers(row, keys, [heads, global_heads], intermediate_size, &mut layers)?;
     let mamba2 = mamba::parse(row, keys, hidden_size, &mut layers)?;
     let experts = experts::parse(row, keys, &mut layers)?;
+    LatentConfig::mark_layers(latent, &mut layers);
     let convolution_taps = convolutions::parse(row, keys, &mut layers)?;
     let delta_net = delta_net::parse(row, keys, &mut layers)?;
     let (multipliers, score_factor) = match row.mamba {
         Some(Mamba::Falcon) => falcon::multipliers(keys)?,
-        _ => (None, 1.0),
+        _ => (None, latent::score_factor(row, latent, keys)?),
     };
     let cap = |cap: fn(Softcaps) -> Option<f32>| row.softcaps.and_then(cap);
     Ok(DecoderConfig {
@@ -137,12 +142,13 @@ fn decoder(
         intermediate_size,
         experts,
         convolution_taps,
+        latent,
         delta_net,
         mamba2,
         num_heads,
         num_kv_heads,
         head_dim,
-        rotary_dim: ropes.rotary_dim,
+        rotary_dim: latent.map(|latent| latent.rotary_dim).or(ropes.rotary_dim),
         rms_norm_eps: keys.positive(row.norm_eps)?.unwrap_or(defaults.rms_norm_eps) as f32,
         norm_offset: row.norm_offset,
         max_positions: ropes.list[0].context(max_positions),
@@ -165,7 +171,7 @@ fn decoder(
         residual_scale: multiplier(keys, "residual_multiplier")?,
         multipliers,
         logit_scale: logit_scale(row, keys)?,
-        attention_scale: row.attention_scale.of(keys, head_dim)? as f32 * score_factor,
+        attention_scale: row.attention_scale.of(keys, latent, head_dim)? as f32 * score_factor,
         query_scaling: query_scaling(row, keys)?,
         attention_softcap: softcap(keys, "attn_logit_softcapping", cap(|caps| caps.attention))?,
         logit_softcap: softcap(keys, "final_logit_softcapping", cap(|caps| caps.logits))?,
@@ -178,10 +184,14 @@ fn decoder(
 /// Number of query heads, of KV heads, and of elements of a head.
 fn heads(
     defaults: &Defaults,
+    latent: Option<LatentConfig>,
     keys: &Keys<'_>,
     hidden_size: usize,
 ) -> Result<[usize; 3], ModelError> {
     let num_heads = keys.size("num_attention_heads")?.unwrap_or(defaults.num_heads);
+    if let Some(latent) = latent {
+        return Ok([num_heads, 1, latent.kept_dim()]);
+    }
     let num_kv_heads = match keys.size("num_key_value_heads")? {
         Some(count) => count,
         // Unlike a missing key, null means as many as query heads.
@@ -302,9 +312,15 @@ impl Bias {
 }
 
 impl AttentionScale {
-    fn of(self, keys: &Keys<'_>, head_dim: usize) -> Result<f64, ModelError> {
+    fn of(
+        self,
+        keys: &Keys<'_>,
+        latent: Option<LatentConfig>,
+        head_dim: usize,
+    ) -> Result<f64, ModelError> {
+        let query_dim = latent.map_or(head_dim, |latent| latent.query_dim());
         match self {
-            Self::HeadDim => Ok((head_dim as f64).powf(-0.5)),
+            Self::HeadDim => Ok((query_dim as f64).powf(-0.5)),
             Self::QueryScalar => {
                 Ok(keys.positive("query_pre_attn_scalar")?.unwrap_or(256.0).powf(-0.5))
             }

@@ -16,6 +16,8 @@ pub enum MixerKind {
     DeltaNet,
     /// Mamba-2, as [`DecoderConfig::mamba2`](super::DecoderConfig::mamba2) says.
     Mamba2,
+    /// Latent attention, as [`DecoderConfig::latent`](super::DecoderConfig::latent) says.
+    Latent,
 }
 
 /// The sizes of the key heads and value heads of a layer.
@@ -101,7 +103,7 @@ impl LayerConfig {
     /// Whether the layer has attention.
     #[must_use]
     pub fn has_attention(&self) -> bool {
-        self.has(MixerKind::Attention)
+        self.has(MixerKind::Attention) || self.has(MixerKind::Latent)
     }
 
     /// Whether the layer mixes positions in this way.
@@ -129,7 +131,10 @@ impl LayerConfig {
     pub fn keeps_positions(&self) -> bool {
         self.mixers.iter().any(|mixer| match mixer {
             MixerKind::Attention => self.kv_source.is_none(),
-            MixerKind::Convolution | MixerKind::DeltaNet | MixerKind::Mamba2 => true,
+            MixerKind::Convolution
+            | MixerKind::DeltaNet
+            | MixerKind::Mamba2
+            | MixerKind::Latent => true,
         })
     }
 }

@@ -1,6 +1,6 @@
 //! The order of the rows of q and k.
 
-use super::DecoderConfig;
+use super::{DecoderConfig, LatentConfig};
 
 /// The rows of q or k, in which adjacent rows form the pairs that are rotated. In memory, these are
 /// the rows `i` and `i + rotary_dim / 2` of a head.
@@ -10,14 +10,28 @@ pub(crate) struct AdjacentPairs {
     heads: usize,
     /// Number of rows of a head.
     head_dim: usize,
-    /// Number of leading rows of each head that are rotated, which is even.
+    /// Number of rows of each head before those that are rotated. In memory, they are after these.
+    skipped: usize,
+    /// Number of rows of each head that are rotated, which is even.
     rotary_dim: usize,
 }
 
 impl AdjacentPairs {
     /// The order of the rows of `heads` heads.
     pub(crate) fn of(config: &DecoderConfig, heads: usize) -> Self {
-        Self { heads, head_dim: config.head_dim, rotary_dim: config.rotary_dim() }
+        Self { heads, head_dim: config.head_dim, skipped: 0, rotary_dim: config.rotary_dim() }
+    }
+
+    /// The order of the rows of the queries of latent attention.
+    pub(crate) fn of_latent_queries(latent: LatentConfig, heads: usize) -> Self {
+        let LatentConfig { rotary_dim, key_dim: skipped, .. } = latent;
+        Self { heads, head_dim: latent.query_dim(), skipped, rotary_dim }
+    }
+
+    /// The order of the rows of what latent attention keeps of a position.
+    pub(crate) fn of_latent(latent: LatentConfig) -> Self {
+        let LatentConfig { rotary_dim, width: skipped, .. } = latent;
+        Self { heads: 1, head_dim: latent.kept_dim(), skipped, rotary_dim }
     }
 
     /// Number of rows.
@@ -32,8 +46,10 @@ impl AdjacentPairs {
         let half = self.rotary_dim / 2;
         let mut out = Vec::with_capacity(bytes.len());
         for head in 0..self.heads {
-            let halves = (0..2).flat_map(|first| (0..half).map(move |i| 2 * i + first));
-            for row in halves.chain(self.rotary_dim..self.head_dim) {
+            let rotated = |i: usize, first| self.skipped + 2 * i + first;
+            let halves = (0..2).flat_map(|first| (0..half).map(move |i| rotated(i, first)));
+            let last = self.skipped + self.rotary_dim..self.head_dim;
+            for row in halves.chain(0..self.skipped).chain(last) {
                 let start = (head * self.head_dim + row) * row_bytes;
                 out.extend_from_slice(&bytes[start..start + row_bytes]);
             }
@@ -47,18 +63,19 @@ impl AdjacentPairs {
 mod tests {
     use super::*;
 
-    /// Goal: adjacent rows become rows at a distance of half the rotated part, and other rows stay
-    /// where they are.
+    /// Goal: adjacent rows become rows at a distance of half the rotated part, rows before them follow
+    /// them, and other rows stay where they are.
     #[test]
     fn pairs_are_separated() {
         // Two heads with two bytes in each row. Row r in memory is [r, r].
         let bytes = |rows: &[u8]| rows.iter().flat_map(|row| [*row, *row]).collect::<Vec<_>>();
-        for (head_dim, rotary_dim, stored) in [
-            (4, 4, vec![0, 2, 1, 3, 4, 6, 5, 7]),
-            (6, 4, vec![0, 2, 1, 3, 4, 5, 6, 8, 7, 9, 10, 11]),
-            (4, 2, (0..8).collect()),
+        for (head_dim, skipped, rotary_dim, stored) in [
+            (4, 0, 4, vec![0, 2, 1, 3, 4, 6, 5, 7]),
+            (6, 0, 4, vec![0, 2, 1, 3, 4, 5, 6, 8, 7, 9, 10, 11]),
+            (4, 0, 2, (0..8).collect()),
+            (6, 1, 4, vec![4, 0, 2, 1, 3, 5, 10, 6, 8, 7, 9, 11]),
         ] {
-            let pairs = AdjacentPairs { heads: 2, head_dim, rotary_dim };
+            let pairs = AdjacentPairs { heads: 2, head_dim, skipped, rotary_dim };
             let expected: Vec<u8> = (0..2 * head_dim as u8).collect();
             assert_eq!(pairs.separate(&bytes(&stored)), bytes(&expected));
         }

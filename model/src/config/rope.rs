@@ -88,6 +88,13 @@ impl RopeScaling {
     pub(crate) fn yarn_attention_factor(factor: f64) -> f64 {
         0.1 * factor.max(1.0).ln() + 1.0
     }
+
+    /// YaRN's factor of the scores of latent attention, where `mscale_all_dim` is the key of this
+    /// name, or 0.
+    pub(crate) fn yarn_score_factor(factor: f64, mscale_all_dim: f64) -> f32 {
+        let magnitude = mscale_all_dim * (Self::yarn_attention_factor(factor) - 1.0) + 1.0;
+        (magnitude * magnitude) as f32
+    }
 }
 
 /// One rotary embedding.

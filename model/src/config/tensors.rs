@@ -16,7 +16,8 @@ pub use feed_forward::{
     SharedExpertWeights,
 };
 pub use mixers::{
-    AttentionWeights, ConvolutionWeights, DeltaNetWeights, Mamba2Weights, MixerWeights, QkvWeights,
+    AttentionWeights, ConvolutionWeights, DeltaNetWeights, LatentWeights, Mamba2Weights,
+    MixerWeights, QkvWeights,
 };
 pub use per_layer::{PerLayerEmbeddingWeights, PerLayerWeights};
 
@@ -27,8 +28,8 @@ pub enum TensorRole {
     Embedding,
     /// The matrix of a projection.
     Matrix,
-    /// A small matrix whose results decide between alternatives. It is never rounded to a type of
-    /// less precision.
+    /// A small matrix whose errors would matter more than others, because its results decide
+    /// between alternatives or enter many others. It is never rounded to a type of less precision.
     Router,
     /// The weight of an RMS norm, to which [`DecoderConfig::norm_offset`] is added.
     Norm,
@@ -174,7 +175,7 @@ impl DecoderConfig {
             list.extend(layer.mixers.into_iter().filter_map(|mixer| match mixer {
                 MixerWeights::Attention(attention) => attention.qkv.matrices(),
                 MixerWeights::Convolution(convolution) => Some(convolution.inputs.matrices()),
-                MixerWeights::DeltaNet(_) => None,
+                MixerWeights::DeltaNet(_) | MixerWeights::Latent(_) => None,
                 MixerWeights::Mamba2(mamba2) => Some(mamba2.inputs.matrices()),
             }));
             let (dense, experts) = match layer.mlp {

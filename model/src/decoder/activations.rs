@@ -2,6 +2,7 @@
 
 use stolon_kernels::Operands;
 
+use super::latent::LatentBuffers;
 use super::recurrent::RecurrentBuffers;
 use super::routing::Routing;
 use crate::config::{DecoderConfig, LayerConfig, MlpKind, QkNorm};
@@ -39,6 +40,8 @@ pub(super) struct Activations {
     pub(super) taps: Vec<Option<usize>>,
     /// Buffers of recurrent layers.
     pub(super) recurrent: RecurrentBuffers,
+    /// Buffers of latent attention.
+    pub(super) latent: LatentBuffers,
     /// Which experts each row uses.
     pub(super) routing: Routing,
     /// Output of a projection `[rows, hidden_size]` that is normalized before it is added to the
@@ -61,6 +64,9 @@ impl Activations {
         ];
         if let Some(shape) = &config.recurrent_shape() {
             self.recurrent.reserve(shape, rows);
+        }
+        if let Some(latent) = &config.latent {
+            self.latent.reserve(latent, config.num_heads, rows);
         }
         let has_projected = config.norms.outputs() || config.per_layer_input.is_some();
         let projected = if has_projected { rows * config.hidden_size } else { 0 };

@@ -137,6 +137,7 @@ impl Decoder {
                 }
                 Mixer::DeltaNet(_) => self.delta_net_inputs(index, inputs, step, workers),
                 Mixer::Mamba2(_) => self.mamba2_inputs(index, inputs, step, workers),
+                Mixer::Latent(_) => self.latent_inputs(index, inputs, step.1.kv, workers),
             }
         }
     }
@@ -223,6 +224,7 @@ impl Decoder {
                 Mixer::Convolution(_) => self.convolve(index, rows, kv, workers),
                 Mixer::DeltaNet(_) => self.gate_delta_net(index, rows, workers),
                 Mixer::Mamba2(_) => self.gate_mamba2(index, rows, workers),
+                Mixer::Latent(_) => self.attend_latent(index, rows, kv, sequences, workers),
             }
             let layer = &self.layers[index];
             let Activations { x, mixed, projected, .. } = &mut self.activations;
@@ -286,7 +288,7 @@ fn late_keys_len(config: &DecoderConfig, layer: &Attention, rows: usize) -> usiz
 }
 
 /// Computes products of the rows `normed`. Returns the time of their epilogues.
-fn multiply_all(
+pub(super) fn multiply_all(
     path: Path,
     normed: &Operands,
     products: &mut [Product<'_>],

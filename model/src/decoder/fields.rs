@@ -1,7 +1,8 @@
 //! Where the forward pass uses each field of a configuration.
 
 use crate::config::{
-    DecoderConfig, DeltaNetConfig, ExpertsConfig, LayerConfig, Mamba2Config, Multipliers,
+    DecoderConfig, DeltaNetConfig, ExpertGroups, ExpertsConfig, LatentConfig, LayerConfig,
+    Mamba2Config, Multipliers,
 };
 
 /// Names each field of a model's configuration and where the forward pass uses it. A field that is
@@ -58,6 +59,7 @@ pub(super) fn use_every_field(config: &DecoderConfig) {
         // The default type of the KV store.
         dtype: _,
         experts,
+        latent,
         delta_net,
         mamba2,
         layers,
@@ -77,6 +79,7 @@ pub(super) fn use_every_field(config: &DecoderConfig) {
         } = layer;
     }
     experts.iter().for_each(use_every_field_of_experts);
+    latent.iter().for_each(use_every_field_of_latent);
     delta_net.iter().for_each(use_every_field_of_delta_net);
     mamba2.iter().for_each(use_every_field_of_mamba2);
     multipliers.iter().for_each(use_every_multiplier);
@@ -102,11 +105,19 @@ fn use_every_field_of_experts(config: &ExpertsConfig) {
         scores: _,
         normalized: _,
         router_bias: _,
+        groups,
         scale: _,
         shared_width: _,
         shared_gate: _,
         scaled_router: _,
     } = config;
+    // `ExpertGroups::add_experts`
+    let Some(ExpertGroups { count: _, used: _, best: _ }) = groups else { return };
+}
+
+fn use_every_field_of_latent(config: &LatentConfig) {
+    // `DecoderConfig::weights`, `Latent` and `LatentBuffers`
+    let LatentConfig { width: _, rotary_dim: _, key_dim: _, value_dim: _, query_rank: _ } = config;
 }
 
 fn use_every_field_of_delta_net(config: &DeltaNetConfig) {

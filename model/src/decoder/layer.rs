@@ -6,6 +6,7 @@ use super::attention::Attention;
 use super::convolution::Convolution;
 use super::delta_net::DeltaNet;
 use super::experts::{DenseAndExperts, Experts};
+use super::latent::Latent;
 use super::linear::{Linear, Loader};
 use super::mamba2::Mamba2;
 use super::mlp::Mlp;
@@ -41,6 +42,8 @@ pub(super) enum Mixer {
     DeltaNet(DeltaNet),
     /// Mamba-2.
     Mamba2(Mamba2),
+    /// Latent attention.
+    Latent(Latent),
 }
 
 impl Mixer {
@@ -51,6 +54,7 @@ impl Mixer {
             Self::Convolution(convolution) => &convolution.output,
             Self::DeltaNet(delta_net) => &delta_net.output,
             Self::Mamba2(mamba2) => &mamba2.output,
+            Self::Latent(latent) => &latent.output,
         }
     }
 
@@ -69,8 +73,21 @@ impl Mixer {
             Self::Mamba2(Mamba2 { gate, xbc, step, .. }) => {
                 [Some(gate), Some(xbc), Some(step), None]
             }
+            Self::Latent(latent) => {
+                let [query, latent] = latent.inputs();
+                [Some(query), Some(latent), None, None]
+            }
         };
         inputs.into_iter().flatten().map(|linear| &linear.matrix).collect()
+    }
+
+    /// Size in bytes of all packed matrices.
+    fn bytes(&self) -> usize {
+        let inner = match self {
+            Self::Latent(latent) => latent.inner_bytes(),
+            _ => 0,
+        };
+        self.inputs().into_iter().map(Matrix::bytes).sum::<usize>() + self.output().bytes() + inner
     }
 
     /// Loads what layer `index` has. `kept` is its index in what it keeps for later positions.
@@ -81,6 +98,9 @@ impl Mixer {
         kept: usize,
         loader: &mut Loader<'_>,
     ) -> Result<Self, ModelError> {
+        if let (MixerWeights::Latent(spec), Some(latent)) = (spec, config.latent) {
+            return Ok(Self::Latent(Latent::load(latent, spec, kept, loader)?));
+        }
         Ok(match (spec, config.delta_net, config.mamba2) {
             (MixerWeights::Attention(spec), ..) => {
                 let heads = config.heads(index);
@@ -96,7 +116,9 @@ impl Mixer {
                 let factors = config.multipliers.map(|multipliers| multipliers.mamba_inputs);
                 Self::Mamba2(Mamba2::load(mamba2, factors, spec, kept, loader)?)
             }
-            (MixerWeights::DeltaNet(_), None, _) | (MixerWeights::Mamba2(_), _, None) => {
+            (MixerWeights::DeltaNet(_), None, _)
+            | (MixerWeights::Mamba2(_), _, None)
+            | (MixerWeights::Latent(_), ..) => {
                 unreachable!("`DecoderConfig::check` requires the sizes of such layers")
             }
         })
@@ -213,6 +235,14 @@ impl Layer {
         })
     }
 
+    /// The latent attention of the layer, if it has any.
+    pub(super) fn latent(&self) -> Option<&Latent> {
+        self.mixers.iter().find_map(|mixer| match mixer {
+            Mixer::Latent(latent) => Some(latent),
+            _ => None,
+        })
+    }
+
     /// The matrices that the normalized input of the layer is multiplied with.
     pub(super) fn inputs(&self) -> Vec<&Matrix> {
         let mut inputs: Vec<_> = self.mixers.iter().flat_map(Mixer::inputs).collect();
@@ -226,10 +256,9 @@ impl Layer {
 
     /// Size in bytes of all packed matrices.
     pub(super) fn bytes(&self) -> usize {
-        let inputs = self.mixers.iter().flat_map(Mixer::inputs).map(Matrix::bytes).sum::<usize>();
-        let outputs = self.mixers.iter().map(|mixer| mixer.output().bytes()).sum::<usize>();
+        let mixers = self.mixers.iter().map(Mixer::bytes).sum::<usize>();
         let mlp = self.feed_forward.as_ref().map_or(0, FeedForward::bytes);
         let per_layer = self.per_layer.as_ref().map_or(0, PerLayer::bytes);
-        inputs + outputs + mlp + per_layer
+        mixers + mlp + per_layer
     }
 }

@@ -117,7 +117,7 @@ impl Routing {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::config::ExpertScores;
+    use crate::config::{ExpertGroups, ExpertScores};
 
     fn config(per_token: usize, normalized: bool, shared: bool) -> ExpertsConfig {
         let shared_width = shared.then_some(8);
@@ -128,6 +128,7 @@ mod tests {
             scores: ExpertScores::Softmax,
             normalized,
             router_bias: false,
+            groups: None,
             scale: 1.0,
             shared_width,
             shared_gate: shared,
@@ -188,6 +189,42 @@ mod tests {
             let sum = if normalized { chosen[0] + chosen[1] } else { 1.0 };
             for (weight, chosen) in routing.weights.iter().zip(chosen) {
                 assert!((weight - chosen / sum).abs() < 1e-5, "{weight} {chosen} {sum}");
+            }
+        }
+    }
+
+    /// Goal: only experts of the group with the highest sum of weights are chosen, of equal groups that
+    /// with the lower index. Biases count, but do not change the weights of experts.
+    #[test]
+    fn experts_are_chosen_within_groups() {
+        let sigmoids = ExpertScores::Sigmoid { bias: true };
+        let (even, first) = ([0.0, 3.0, 2.5, 2.25, 0.5, -1.0], [0.0, 3.0, 2.0, 1.75, 0.5, -1.0]);
+        let bias = [0.0, 0.0, 0.0, 0.0, 1.0, 0.0];
+        for (scores, best, logits, bias, expected) in [
+            (ExpertScores::Softmax, 1, even, [0.0; 6], [1, 0]),
+            (ExpertScores::Softmax, 2, even, [0.0; 6], [2, 3]),
+            // The sum of these logits is less than that of the second group's.
+            (ExpertScores::Softmax, 2, first, [0.0; 6], [1, 0]),
+            (sigmoids, 2, even, [0.0; 6], [2, 3]),
+            (sigmoids, 2, even, bias, [4, 5]),
+            (sigmoids, 1, [1.0; 6], [0.0; 6], [0, 1]),
+        ] {
+            let groups = Some(ExpertGroups { count: 3, used: 1, best });
+            let config = ExpertsConfig { count: 6, scores, groups, ..config(2, false, false) };
+            let mut routing = Routing::default();
+            routing.reset(&config, 1, 1);
+            routing.scores.copy_from_slice(&logits);
+            routing.choose(&config, [Some(&bias), None], &Workers::new(1));
+            let experts = routing.choices.iter().map(|choice| choice.expert);
+            assert_eq!(experts.collect::<Vec<_>>(), expected, "{scores:?} {best}");
+            let sum: f32 = logits.iter().map(|logit| logit.exp()).sum();
+            for choice in &routing.choices {
+                let logit = logits[choice.expert as usize];
+                let weight = match scores {
+                    ExpertScores::Softmax => logit.exp() / sum,
+                    ExpertScores::Sigmoid { .. } => sigmoid(logit),
+                };
+                assert!((choice.weight - weight).abs() < 1e-5, "{choice:?} {weight}");
             }
         }
     }

@@ -114,7 +114,7 @@ fn unsupported_types_are_errors_on_use() {
     let bytes = file.bytes();
     let header = read("f.gguf", &bytes).unwrap();
     assert_eq!(header.tensors["b"].dtype, Err("Q8_1".into()));
-    let weights = header.weights(vec![Bytes::Owned(bytes)], 0, |n| Some(n.to_owned())).unwrap();
+    let weights = header.weights(vec![Bytes::Owned(bytes)], |_| 0, |n| Some(n.to_owned())).unwrap();
     assert!(weights.tensor("a", &[2, 3]).is_ok());
     let error = weights.tensor("b", &[2, 32]).unwrap_err().to_string();
     assert!(error.contains("`b`") && error.contains("Q6_K") && error.ends_with("got Q8_1"));

@@ -84,6 +84,7 @@ pub(crate) fn prepare(weights: &mut Weights, config: &ParsedConfig) -> Result<()
     omit_other_parts(weights);
     weights.split_fused(&config.decoder)?;
     weights.split_rows(&config.decoder)?;
+    weights.split_latent(&config.decoder)?;
     match config.decoder.architecture.description().rotation.adjacent {
         true => weights.pair_adjacent_rows(&config.decoder),
         false => Ok(()),

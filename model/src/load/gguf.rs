@@ -8,7 +8,7 @@ use stolon_text::{GgufTokenizer, TextSource, TokenizerSource};
 use super::embedding::{EmbeddingConfig, EmbeddingSizes};
 use super::model::{GenerationDefaults, LoadedModel};
 use super::{directory, generation};
-use crate::config::{self, DecoderConfig, HEAD_DIM_MAX, LayerConfig, ParsedConfig};
+use crate::config::{self, DecoderConfig, HEAD_DIM_MAX, ParsedConfig};
 use crate::error::ModelError;
 use crate::files;
 use crate::gguf::{Header, Value, split};
@@ -71,6 +71,7 @@ pub(crate) fn describe(
     let mut weights = weights(header, &config, contents)?;
     weights.split_fused(&config)?;
     weights.split_rows(&config)?;
+    weights.split_latent(&config)?;
     if config.architecture.description().gguf.adjacent {
         weights.pair_adjacent_rows(&config)?;
     }
@@ -111,19 +112,23 @@ fn weights(
     config: &DecoderConfig,
     contents: Vec<Bytes>,
 ) -> Result<Weights, ModelError> {
-    header.weights(contents, config.experts.map_or(0, |experts| experts.count), |name| {
+    let experts = config.experts.map_or(0, |experts| experts.count);
+    let parts = |name: &str| if name.contains(".self_attn.") { config.num_heads } else { experts };
+    header.weights(contents, parts, |name| {
         config::gguf::tensor_name(config.architecture, name)
-            .filter(|name| !name.contains('*') || has_experts(config, name))
+            .filter(|name| !name.contains('*') || is_divided(config, name))
     })
 }
 
-/// Whether the tensor `name` belongs to a layer with experts. Stacked tensors of other layers are
-/// omitted, because each of them is divided into many.
-fn has_experts(config: &DecoderConfig, name: &str) -> bool {
+/// Whether the stacked tensor `name` belongs to latent attention or to a layer with experts. Others
+/// are omitted, because each of them is divided into many.
+fn is_divided(config: &DecoderConfig, name: &str) -> bool {
     let layer = name.strip_prefix("model.layers.").and_then(|rest| rest.split_once('.'));
     let Some((number, _)) = layer else { return false };
     let index = number.parse::<usize>().ok().filter(|index| index.to_string() == number);
-    index.and_then(|index| config.layers.get(index)).is_some_and(LayerConfig::has_experts)
+    index.and_then(|index| config.layers.get(index)).is_some_and(|layer| {
+        if name.contains(".self_attn.") { config.latent.is_some() } else { layer.has_experts() }
+    })
 }
 
 /// The tokenizer and chat template data. A `tokenizer.json` in the same directory takes precedence

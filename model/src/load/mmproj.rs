@@ -36,7 +36,7 @@ pub(super) fn add(model: &mut LoadedModel, path: &Path) -> Result<(), ModelError
     let (header, contents) = split::open(path)?;
     let encoder = gguf::encoder(&header, &model.config)?;
     let weights = &mut model.weights;
-    weights.add_gguf(&header, contents, 0, |name| gguf::encoder_tensor_name(&encoder, name))?;
+    weights.add_gguf(&header, contents, |_| 0, |name| gguf::encoder_tensor_name(&encoder, name))?;
     let patches = encoder.tensors().swap_remove(0);
     weights.add_up(&patches, &format!("{}.1", patches.name))?;
     weights.split_thirds("model.vision_tower.encoder.layers.")?;

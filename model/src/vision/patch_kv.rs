@@ -39,6 +39,7 @@ impl PatchKv {
             kv_heads: config.heads,
             head_dim,
             key_layout: KvLayout::of_keys(path, bf16, BLOCK_SIZE, head_dim),
+            shared: false,
         };
         let shape = KvShape {
             attention_layers: vec![layer],
@@ -63,7 +64,7 @@ impl PatchKv {
     /// `[patches, heads, head_dim]`.
     pub(super) fn attend(&self, q: &[f32], out: &mut [f32], path: Path, workers: &Workers) {
         let KvShape { attention_layers, block_size, .. } = self.store.shape();
-        let KvLayer { kv_heads: heads, head_dim, key_layout } = attention_layers[0];
+        let KvLayer { kv_heads: heads, head_dim, key_layout, .. } = attention_layers[0];
         let count = self.slots.as_slice().len();
         let all = AttentionSequence { start: 0, count, full: true, block_table: &self.blocks };
         let args = AttentionArgs {

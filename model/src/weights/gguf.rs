@@ -8,18 +8,18 @@ use crate::mmap::Bytes;
 impl Header {
     /// The tensors as weights, with the names that `rename` returns. Tensors for which it returns
     /// `None` are omitted. A stacked tensor, in whose name `*` takes the place of an index, becomes
-    /// `experts` tensors without its first dimension. `contents` are the bytes of [`Header::files`].
+    /// as many tensors without its first dimension as `parts` returns for its name. `contents` are the bytes of [`Header::files`].
     pub(crate) fn weights(
         &self,
         contents: Vec<Bytes>,
-        experts: usize,
+        parts: impl Fn(&str) -> usize,
         rename: impl Fn(&str) -> Option<String>,
     ) -> Result<Weights, ModelError> {
         let mut weights = Weights::empty(match self.files.len() {
             1 => self.file.clone(),
             count => format!("{} and {} other parts", self.file, count - 1),
         });
-        weights.add_gguf(self, contents, experts, rename)?;
+        weights.add_gguf(self, contents, parts, rename)?;
         Ok(weights)
     }
 }
@@ -34,7 +34,7 @@ impl Weights {
         &mut self,
         header: &Header,
         contents: Vec<Bytes>,
-        experts: usize,
+        parts: impl Fn(&str) -> usize,
         rename: impl Fn(&str) -> Option<String>,
     ) -> Result<(), ModelError> {
         let files = header.files.iter().zip(contents);
@@ -44,10 +44,9 @@ impl Weights {
             let (dtype, shape) = (info.dtype.clone(), info.shape.clone());
             let stored = Stored::whole(regions[info.part], dtype, shape, info.range.clone());
             if name.contains('*') {
-                for (index, expert) in
-                    stored.split(header.file_of(info), &name, experts)?.enumerate()
-                {
-                    self.insert(name.replace('*', &index.to_string()), expert)?;
+                let parts = stored.split(header.file_of(info), &name, parts(&name))?;
+                for (index, part) in parts.enumerate() {
+                    self.insert(name.replace('*', &index.to_string()), part)?;
                 }
             } else {
                 self.insert(name, stored)?;

@@ -33,7 +33,7 @@ const BLOCK_LEN: usize = 32;
 /// Number of bytes of the weights of an MXFP4 block.
 const BLOCK_BYTES: usize = BLOCK_LEN / 2;
 
-/// How a tensor is part of one that holds all experts. The range of the tensor is that of all rows
+/// How a tensor is part of one that holds all experts, or that it is transposed. The range of the tensor is that of all rows
 /// of its expert.
 #[derive(Clone, Debug)]
 pub(super) struct Interleaved {
@@ -59,6 +59,9 @@ enum Form {
 }
 
 impl Interleaved {
+    /// A matrix that is stored by itself, transposed.
+    pub(super) const TRANSPOSED: Self = Self { first: 0, step: 1, parts: 1, form: Form::Columns };
+
     /// Size of the tensor in bytes, as stored, where that of all rows of the expert without scales
     /// is `expert`.
     pub(super) fn byte_len(&self, expert: usize) -> usize {

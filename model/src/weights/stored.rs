@@ -22,7 +22,8 @@ pub(super) struct Stored {
     pub(super) pairs: Option<AdjacentPairs>,
     /// The parts of a quantised matrix. `region` and `range` are those of its codes.
     pub(super) converted: Option<Box<Converted>>,
-    /// How the tensor is part of one that holds all experts; `None` if it is stored by itself.
+    /// How the tensor is part of one that holds all experts, or that it is transposed; `None` if it
+    /// is stored by itself as it is in memory.
     pub(super) interleaved: Option<Interleaved>,
     /// Which rows of the stored tensor are its own; `None` if all are.
     pub(super) runs: Option<RowRuns>,

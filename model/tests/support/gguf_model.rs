@@ -7,6 +7,8 @@ use stolon_model::{Architecture, DecoderConfig, LayerConfig, RopeScaling, Tensor
 
 #[path = "gguf_delta_net.rs"]
 mod gguf_delta_net;
+#[path = "gguf_latent.rs"]
+mod gguf_latent;
 
 use crate::candle_types::candle_type;
 use crate::gguf_writer::{GgufWriter, Meta};
@@ -52,6 +54,21 @@ fn interleaved(config: &DecoderConfig, values: &[f32], heads: usize) -> Vec<f32>
     out
 }
 
+/// The order of the rows of latent attention in files. Rows that are rotated are pairs of adjacent
+/// rows there, and the last ones of each head.
+fn rotated_last(values: &[f32], heads: usize, rotary_dim: usize, width: usize) -> Vec<f32> {
+    let (head, half) = (values.len() / heads, rotary_dim / 2);
+    values
+        .chunks_exact(head)
+        .flat_map(|rows| {
+            let (rotated, others) = rows.split_at(rotary_dim * width);
+            let row = |index: usize| &rotated[index * width..][..width];
+            let pairs = (0..half).flat_map(move |i| [row(i), row(half + i)].concat());
+            others.iter().copied().chain(pairs).collect::<Vec<_>>()
+        })
+        .collect()
+}
+
 /// The GGUF name of a tensor.
 fn gguf_name(name: &str, post_norms: bool) -> String {
     let top = [
@@ -86,6 +103,13 @@ fn gguf_name(name: &str, post_norms: bool) -> String {
         "self_attn.k_proj" => "attn_k",
         "self_attn.v_proj" => "attn_v",
         "self_attn.o_proj" => "attn_output",
+        "self_attn.q_a_proj" => "attn_q_a",
+        "self_attn.q_a_layernorm" => "attn_q_a_norm",
+        "self_attn.q_b_proj" => "attn_q_b",
+        "self_attn.kv_a_proj_with_mqa" => "attn_kv_a_mqa",
+        "self_attn.kv_a_layernorm" => "attn_kv_a_norm",
+        head if head.starts_with("self_attn.k_b_proj.") => "attn_k_b",
+        head if head.starts_with("self_attn.v_b_proj.") => "attn_v_b",
         "self_attn.q_norm" => "attn_q_norm",
         "self_attn.k_norm" => "attn_k_norm",
         "self_attn" if kind == "sinks" => return format!("blk.{layer}.attn_sinks.weight"),
@@ -139,6 +163,8 @@ fn metadata(config: &DecoderConfig, file: &mut GgufWriter) {
         Architecture::GraniteHybrid if config.mamba2.is_some() => "granitehybrid",
         Architecture::GraniteHybrid => "granite",
         Architecture::Glm4Moe => "glm4moe",
+        Architecture::Mistral4 => "mistral4",
+        _ if config.latent.is_some() => "deepseek2",
         Architecture::Ministral3 => "mistral3",
         Architecture::Lfm2Moe => "lfm2moe",
         Architecture::NemotronH if config.experts.is_some() => "nemotron_h_moe",
@@ -220,7 +246,8 @@ fn metadata(config: &DecoderConfig, file: &mut GgufWriter) {
         }
     }
     if let Some(experts) = &config.experts {
-        let (shared, glm) = (experts.shared_width, config.architecture == Architecture::Glm4Moe);
+        let shared = experts.shared_width;
+        let glm = config.architecture == Architecture::Glm4Moe || config.latent.is_some();
         let numbers = [
             ("expert_count", Some(experts.count)),
             ("expert_used_count", Some(experts.per_token)),
@@ -237,6 +264,7 @@ fn metadata(config: &DecoderConfig, file: &mut GgufWriter) {
             }
         }
     }
+    gguf_latent::metadata(config, prefix, file);
     file.set(&format!("{prefix}.rope.freq_base"), Meta::F32(config.ropes[0].theta as f32));
     let kind = if config.norm_kind == NormKind::Rms { "layer_norm_rms" } else { "layer_norm" };
     let epsilon = format!("{prefix}.attention.{kind}_epsilon");
@@ -264,7 +292,9 @@ fn metadata(config: &DecoderConfig, file: &mut GgufWriter) {
     }
     if let Some(scaling) = config.query_scaling {
         file.set(&format!("{prefix}.attention.temperature_scale"), Meta::F32(scaling.beta));
-        file.set(&format!("{prefix}.rope.scaling.yarn_log_multiplier"), Meta::F32(1.0));
+        if config.latent.is_none() {
+            file.set(&format!("{prefix}.rope.scaling.yarn_log_multiplier"), Meta::F32(1.0));
+        }
     }
     if let Some(window) = config.layers[0].sliding_window {
         file.set(&format!("{prefix}.attention.sliding_window"), Meta::U32(window as u32));
@@ -417,6 +447,7 @@ pub(crate) fn gguf_of(config: &DecoderConfig, weights: &Weights, dtype: TensorTy
         if llama && spec.name.contains("k_proj") {
             values = interleaved(config, &values, config.num_kv_heads);
         }
+        values = gguf_latent::rows(config, &spec, values);
         if spec.role == TensorRole::Norm {
             values.iter_mut().for_each(|value| *value += config.norm_offset);
         }
@@ -469,8 +500,9 @@ pub(crate) fn gguf_of(config: &DecoderConfig, weights: &Weights, dtype: TensorTy
             name if is_shared(config, &spec.name) => name.replace(".weight", "_shexp.weight"),
             name => name,
         };
-        if spec.name.contains(".experts.") {
-            // Experts are stacked along a new first dimension, in ascending order.
+        let is_stacked = [".experts.", ".k_b_proj.", ".v_b_proj."];
+        if is_stacked.iter().any(|part| spec.name.contains(part)) {
+            // Experts and heads are stacked along a new first dimension, in ascending order.
             let Some(stacked) = file.tensors.iter_mut().find(|tensor| tensor.0 == name) else {
                 let shape = [&[1], spec.shape.as_slice()].concat();
                 file.tensors.push((name, shape, dtype.gguf_id().unwrap(), bytes));

@@ -14,8 +14,23 @@ pub(crate) fn architectures() -> impl Iterator<Item = &'static str> {
 
 /// The architectures whose files have rows in another order: adjacent rows of q and k form the pairs
 /// that are rotated, or the rows of queries and gates are in one matrix.
-pub(crate) const OTHER_ROWS: [&str; 6] =
-    ["glm4", "ernie4_5", "qwen3_5_text", "qwen3_5_moe_text", "qwen3_next", "cohere2"];
+pub(crate) const OTHER_ROWS: [&str; 11] = [
+    "glm4",
+    "ernie4_5",
+    "qwen3_5_text",
+    "qwen3_5_moe_text",
+    "qwen3_next",
+    "deepseek_v2",
+    "deepseek_v3",
+    "glm4_moe_lite",
+    "mistral4",
+    "youtu",
+    "cohere2",
+];
+
+/// The architectures with latent attention.
+pub(crate) const LATENT: [&str; 5] =
+    ["deepseek_v2", "deepseek_v3", "glm4_moe_lite", "mistral4", "youtu"];
 
 /// A small `config.json`. Rows are long enough for every quantized type.
 pub(crate) fn config_json(architecture: &str) -> Value {
@@ -144,6 +159,33 @@ pub(crate) fn config_json(architecture: &str) -> Value {
         config["n_shared_experts"] = 2.into();
         config["routed_scaling_factor"] = 1.5.into();
         config["use_qk_norm"] = true.into();
+    }
+    if LATENT.contains(&architecture) {
+        config["kv_lora_rank"] = 256.into();
+        config["q_lora_rank"] =
+            if architecture == "deepseek_v2" { Value::Null } else { 256.into() };
+        config["qk_rope_head_dim"] = 16.into();
+        config["qk_nope_head_dim"] = 32.into();
+        config["v_head_dim"] = 32.into();
+        config["n_routed_experts"] = 8.into();
+        config["num_experts_per_tok"] = 2.into();
+        config["moe_intermediate_size"] = 256.into();
+        config["first_k_dense_replace"] = 1.into();
+    }
+    if architecture == "mistral4" {
+        config["rope_parameters"] = json!({
+            "type": "yarn", "rope_theta": 50_000.0, "factor": 4.0, "mscale": 1.0,
+            "mscale_all_dim": 1.0, "original_max_position_embeddings": 8,
+            "llama_4_scaling_beta": 0.3, "partial_rotary_factor": 1.0 / 3.0,
+        });
+    }
+    if architecture == "deepseek_v3" {
+        config["n_group"] = 4.into();
+        config["topk_group"] = 2.into();
+        config["rope_scaling"] = json!({
+            "type": "yarn", "factor": 4.0, "mscale": 0.7, "mscale_all_dim": 0.7,
+            "original_max_position_embeddings": 32,
+        });
     }
     if architecture == "starcoder2" {
         config["norm_epsilon"] = 1e-5.into();

@@ -12,6 +12,11 @@ pub(in crate::config) struct ExpertsDefaults {
     pub(in crate::config) normalized: Option<bool>,
     pub(in crate::config) router_bias: bool,
     pub(in crate::config) scores: Scores,
+    /// How groups of experts are chosen; `None` if there are no keys of groups.
+    pub(in crate::config) groups: Option<GroupScore>,
+    /// The factor of weights if the key `routed_scaling_factor` is missing; `None` if there is no
+    /// such key.
+    pub(in crate::config) scale: Option<f32>,
     pub(in crate::config) layers: ExpertLayers,
 }
 
@@ -22,8 +27,21 @@ pub(in crate::config) enum ExpertLayers {
     Steps,
     /// The key with the number of layers at the start without experts, and its default.
     AllButFirst(&'static str, usize),
+    /// The key `mlp_layer_types`, or the number of layers at the start without experts.
+    Types(usize),
     /// The kinds of the layers (Nemotron-H).
     Kinds,
+}
+
+/// What the score of a group of experts is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(in crate::config) enum GroupScore {
+    /// The highest of its experts. There are groups only with the `topk_method`
+    /// `group_limited_greedy`.
+    Best,
+    /// The sum of the two highest. The number of groups and of those that are used if the keys are
+    /// missing.
+    BestTwo([usize; 2]),
 }
 
 /// The expert that all tokens use.

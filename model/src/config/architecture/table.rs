@@ -1,6 +1,7 @@
 //! The table of architectures. An architecture that computes nothing new is one more row: those
 //! fields that differ from the row it starts from.
 
+mod deepseek;
 mod gemma;
 mod granite;
 mod layer_norms;
@@ -11,6 +12,7 @@ mod recurrent;
 use super::Architecture::*;
 use super::{AttentionScale, Bias, Defaults, Description, Gate, Gguf, Pattern, Rotation, Windows};
 use crate::config::{NormKind, NormPlacement, QkNorm, RopeScaling};
+use deepseek::{DEEPSEEK_V2, DEEPSEEK_V3, GLM4_MOE_LITE, MISTRAL4, YOUTU};
 use gemma::{GEMMA2, GEMMA3, GEMMA4};
 use granite::{GRANITE, GRANITE_HYBRID, GRANITE_MOE};
 use layer_norms::{COHERE2, MOONDREAM2, STARCODER2};
@@ -75,6 +77,7 @@ const LLAMA: Description = Description {
     windows: Windows::Nowhere,
     windows_need_flag: false,
     experts: None,
+    latent: None,
     mamba: None,
     convolutions: false,
     delta_net: None,
@@ -355,7 +358,7 @@ const LFM2: Description = Description {
 };
 
 /// One row per architecture, in the order of [`Architecture`](super::Architecture).
-pub(super) static TABLE: [Description; 36] = [
+pub(super) static TABLE: [Description; 41] = [
     LLAMA,
     MISTRAL,
     MINISTRAL3,
@@ -386,6 +389,11 @@ pub(super) static TABLE: [Description; 36] = [
     FALCON_H1,
     GRANITE_MOE,
     GLM4_MOE,
+    DEEPSEEK_V2,
+    DEEPSEEK_V3,
+    GLM4_MOE_LITE,
+    MISTRAL4,
+    YOUTU,
     GPT_OSS,
     STARCODER2,
     COHERE2,

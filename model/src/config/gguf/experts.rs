@@ -1,11 +1,13 @@
 //! Parses the mixture of experts of a GGUF file.
 
 use super::super::architecture::{Description, Scores, Shared};
-use super::super::{ExpertScores, ExpertsConfig, LayerConfig, MlpKind};
+use super::super::{ExpertGroups, ExpertScores, ExpertsConfig, LayerConfig, MlpKind};
 use super::Metadata;
 use crate::error::ModelError;
+use crate::gguf::Value;
 
-/// llama.cpp's number of the sigmoid as the function that makes weights of scores.
+/// llama.cpp's numbers of the functions that make weights of scores.
+const SOFTMAX: u64 = 1;
 const SIGMOID: u64 = 2;
 
 impl Metadata<'_> {
@@ -75,19 +77,10 @@ impl Metadata<'_> {
                 self.invalid("expert_weights_norm", "true or false", value.shown())
             })?,
         };
-        let scores = match row.experts.map(|experts| experts.scores) {
-            Some(Scores::Sigmoid) => {
-                let key = "expert_gating_func";
-                if let Some(got) = self.value(key).filter(|value| value.as_u64() != Some(SIGMOID)) {
-                    return Err(self.unsupported(key, "2 (sigmoid)", got.shown()));
-                }
-                let has_bias = |name: &String| name.ends_with(".exp_probs_b.bias");
-                ExpertScores::Sigmoid { bias: self.header.tensors.keys().any(has_bias) }
-            }
-            Some(Scores::Softmax) | None => ExpertScores::Softmax,
-        };
+        let scores = self.expert_scores(row)?;
         Ok(Some(ExpertsConfig {
             count: self.required_size("expert_count")?,
+            groups: self.expert_groups(row, scores)?,
             per_token,
             width,
             scores,
@@ -98,5 +91,43 @@ impl Metadata<'_> {
             shared_gate: shared.has_gate(),
             scaled_router: row.gemma4,
         }))
+    }
+
+    /// How the scores of a router become weights.
+    fn expert_scores(&self, row: &Description) -> Result<ExpertScores, ModelError> {
+        let Some(Scores::Sigmoid) = row.experts.map(|experts| experts.scores) else {
+            return Ok(ExpertScores::Softmax);
+        };
+        let key = "expert_gating_func";
+        // Files of DeepSeek-V2 have the name of DeepSeek-V3, and the older ones lack the key.
+        let default = if row.latent.is_some() { SOFTMAX } else { SIGMOID };
+        match self.value(key).map_or(Some(default), Value::as_u64) {
+            Some(SOFTMAX) if row.latent.is_some() => Ok(ExpertScores::Softmax),
+            Some(SIGMOID) => {
+                let has_bias = |name: &String| name.ends_with(".exp_probs_b.bias");
+                Ok(ExpertScores::Sigmoid { bias: self.header.tensors.keys().any(has_bias) })
+            }
+            _ => {
+                let got = self.value(key).map_or_else(|| "nothing".into(), Value::shown);
+                Err(self.unsupported(key, "2 (sigmoid)", got))
+            }
+        }
+    }
+
+    /// The groups of experts, if there are several.
+    fn expert_groups(
+        &self,
+        row: &Description,
+        scores: ExpertScores,
+    ) -> Result<Option<ExpertGroups>, ModelError> {
+        let key = "expert_group_count";
+        if self.value(key).and_then(Value::as_u64).is_none_or(|count| count <= 1) {
+            return Ok(None);
+        }
+        let count = self.required_size(key)?;
+        // Files of DeepSeek-V2 have the name of DeepSeek-V3.
+        let has_sigmoids = row.experts.is_some_and(|experts| experts.scores == Scores::Sigmoid);
+        let best = if scores == ExpertScores::Softmax && has_sigmoids { 1 } else { 2 };
+        Ok(Some(ExpertGroups { count, used: self.required_size("expert_group_used_count")?, best }))
     }
 }

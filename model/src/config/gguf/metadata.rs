@@ -113,13 +113,17 @@ impl Metadata<'_> {
     /// Returns an error for an option that is not implemented and would change the output.
     pub(super) fn refuse_options(&self, row: &Description) -> Result<(), ModelError> {
         let key = "expert_group_count";
-        if let Some(count) = self.value(key).filter(|count| !matches!(count.as_u64(), Some(0 | 1)))
+        let groups = self.value(key).filter(|count| !matches!(count.as_u64(), Some(0 | 1)));
+        if let Some(count) = groups
+            && row.experts.is_none_or(|experts| experts.groups.is_none())
         {
             return Err(self.unsupported(key, "1", count.shown()));
         }
-        // With 1, the attention factor of YaRN is 1.
-        let multiplier = if row.query_scaling.is_some() { 1.0 } else { 0.0 };
-        self.only("rope.scaling.yarn_log_multiplier", multiplier)?;
+        if row.latent.is_none() {
+            // With 1, the attention factor of YaRN is 1.
+            let multiplier = if row.query_scaling.is_some() { 1.0 } else { 0.0 };
+            self.only("rope.scaling.yarn_log_multiplier", multiplier)?;
+        }
         self.only("moe_latent_size", 0.0)?;
         // Which layers have experts follows from their tensors.
         let after_dense = |layers: ExpertLayers| matches!(layers, ExpertLayers::AllButFirst(..));

@@ -3,8 +3,8 @@
 use super::super::Architecture;
 
 /// The Hugging Face name of the tensor with the GGUF name `name`; `None` if the decoder does not
-/// use this tensor. In the name of a stacked tensor, whose first dimension is the expert, `*` takes
-/// the place of the expert's index.
+/// use this tensor. In the name of a stacked tensor, whose first dimension is the expert or the
+/// head, `*` takes the place of its index.
 pub(crate) fn tensor_name(architecture: Architecture, name: &str) -> Option<String> {
     match name {
         "token_embd.weight" => return Some("model.embed_tokens.weight".into()),
@@ -47,6 +47,14 @@ pub(crate) fn tensor_name(architecture: Architecture, name: &str) -> Option<Stri
         "attn_v" => "self_attn.v_proj",
         "attn_qkv" => "self_attn.qkv_proj",
         "attn_output" => "self_attn.o_proj",
+        "attn_q_a" => "self_attn.q_a_proj",
+        "attn_q_a_norm" => "self_attn.q_a_layernorm",
+        "attn_q_b" => "self_attn.q_b_proj",
+        "attn_kv_a_mqa" => "self_attn.kv_a_proj_with_mqa",
+        "attn_kv_a_norm" => "self_attn.kv_a_layernorm",
+        "attn_kv_b" => "self_attn.kv_b_proj",
+        "attn_k_b" => "self_attn.k_b_proj.*",
+        "attn_v_b" => "self_attn.v_b_proj.*",
         "shortconv.in_proj" => "conv.in_proj",
         "shortconv.conv" => "conv.conv",
         "shortconv.out_proj" => "conv.out_proj",

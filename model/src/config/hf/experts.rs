@@ -1,8 +1,10 @@
 //! Parses the mixture of experts of a `config.json`.
 
-use super::super::architecture::{Description, ExpertLayers, ExpertsDefaults, Scores, Shared};
+use super::super::architecture::{
+    Description, ExpertLayers, ExpertsDefaults, GroupScore, Scores, Shared,
+};
 use super::super::keys::Keys;
-use super::super::{ExpertScores, ExpertsConfig, LayerConfig, MlpKind};
+use super::super::{ExpertGroups, ExpertScores, ExpertsConfig, LayerConfig, MlpKind};
 use super::{gemma4, mlp};
 use crate::error::ModelError;
 
@@ -45,18 +47,17 @@ pub(super) fn parse(
         Some(default) => keys.flag("norm_topk_prob")?.unwrap_or(default),
         None => true,
     };
-    let (scores, scale) = match defaults.scores {
-        Scores::Softmax => (ExpertScores::Softmax, 1.0),
+    let scores = match defaults.scores {
+        Scores::Softmax => ExpertScores::Softmax,
         Scores::Sigmoid => {
             let bias = keys.flag("use_expert_bias")?.unwrap_or(true);
-            let scale = keys.positive_f32("routed_scaling_factor")?.unwrap_or(1.0);
-            (ExpertScores::Sigmoid { bias }, scale)
+            ExpertScores::Sigmoid { bias }
         }
     };
-    // Experts of several groups, of which only the best are in the choice (DeepSeek-V3).
-    if keys.size("n_group")?.is_some_and(|groups| groups > 1) {
-        return Err(keys.unsupported("n_group", "1"));
-    }
+    let scale = match defaults.scale {
+        Some(default) => keys.positive_f32("routed_scaling_factor")?.unwrap_or(default),
+        None => 1.0,
+    };
     // Experts whose inputs are projected to fewer features.
     if keys.value("moe_latent_size").is_some() {
         return Err(keys.unsupported("moe_latent_size", "null"));
@@ -68,11 +69,34 @@ pub(super) fn parse(
         scores,
         normalized,
         router_bias: defaults.router_bias,
+        groups: groups(&defaults, keys)?,
         scale,
         shared_width,
         shared_gate: defaults.shared.has_gate(),
         scaled_router: false,
     }))
+}
+
+/// The groups of experts, if there are several.
+fn groups(defaults: &ExpertsDefaults, keys: &Keys<'_>) -> Result<Option<ExpertGroups>, ModelError> {
+    let size = |key: &str, default| keys.size(key).map(|size| size.unwrap_or(default));
+    let ([count, used], best) = match defaults.groups {
+        Some(GroupScore::BestTwo(sizes)) => (sizes, 2),
+        Some(GroupScore::Best) => match keys.text("topk_method")? {
+            Some("group_limited_greedy") => ([1, 1], 1),
+            None | Some("greedy") => return Ok(None),
+            Some(_) => {
+                return Err(keys.unsupported("topk_method", "greedy or group_limited_greedy"));
+            }
+        },
+        None => match size("n_group", 1)? {
+            1 => return Ok(None),
+            _ => return Err(keys.unsupported("n_group", "1")),
+        },
+    };
+    let groups =
+        ExpertGroups { count: size("n_group", count)?, used: size("topk_group", used)?, best };
+    Ok(Some(groups).filter(|groups| groups.count > 1))
 }
 
 /// Number of experts of a layer. transformers accepts all keys.
@@ -98,6 +122,22 @@ fn mark_layers(
         ExpertLayers::AllButFirst(key, dense) => {
             let dense = keys.count(key)?.unwrap_or(dense);
             layers.iter_mut().skip(dense).for_each(|layer| layer.mlp = kind);
+            return Ok(());
+        }
+        ExpertLayers::Types(dense) => {
+            let types = keys.texts("mlp_layer_types")?;
+            for (index, layer) in layers.iter_mut().enumerate() {
+                let is_sparse = match types.as_ref().map(|types| types.get(index)) {
+                    None => index >= dense,
+                    Some(Some(&"sparse")) => true,
+                    Some(Some(&"dense")) => false,
+                    _ => {
+                        let expected = "dense or sparse for each layer";
+                        return Err(keys.unsupported("mlp_layer_types", expected));
+                    }
+                };
+                layer.mlp = if is_sparse { kind } else { Some(MlpKind::Dense) };
+            }
             return Ok(());
         }
         ExpertLayers::Kinds => return Ok(()),

@@ -147,6 +147,7 @@ pub(super) fn experts(
         scale: 1.0,
         shared_width: None,
         shared_gate: false,
+        groups: None,
         scaled_router: true,
     }))
 }

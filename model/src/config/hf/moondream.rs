@@ -56,6 +56,7 @@ fn decoder(
         intermediate_size: size("ff_dim", defaults.intermediate_size)?,
         experts: None,
         convolution_taps: None,
+        latent: None,
         delta_net: None,
         mamba2: None,
         num_heads,

@@ -1,4 +1,5 @@
 mod gemma4;
+mod latent;
 mod recurrent;
 
 use serde_json::{Value, json};
@@ -144,6 +145,7 @@ fn experts_follow_the_configuration() {
             scores,
             normalized,
             router_bias,
+            groups: None,
             scale: 1.0,
             shared_width,
             shared_gate: shared_width.is_some(),

@@ -3,9 +3,9 @@
 
 use super::{
     AttentionWeights, ConvolutionWeights, DeltaNetWeights, DenseAndExpertsWeights, ExpertsWeights,
-    FeedForwardWeights, LayerWeights, LinearWeights, Mamba2Weights, MixerWeights, MlpInputs,
-    MlpWeights, NormWeights, PerLayerEmbeddingWeights, PerLayerWeights, SharedExpertWeights,
-    StackedWeights, TensorSpec,
+    FeedForwardWeights, LatentWeights, LayerWeights, LinearWeights, Mamba2Weights, MixerWeights,
+    MlpInputs, MlpWeights, NormWeights, PerLayerEmbeddingWeights, PerLayerWeights,
+    SharedExpertWeights, StackedWeights, TensorSpec,
 };
 
 impl LinearWeights {
@@ -130,6 +130,20 @@ impl Mamba2Weights {
     }
 }
 
+impl LatentWeights {
+    pub(super) fn list(self, list: &mut Vec<TensorSpec>) {
+        let Self { query_down, query, latent, latent_norm, keys, values, name: _, output } = self;
+        if let Some((down, norm)) = query_down {
+            down.list(list);
+            list.push(norm);
+        }
+        [query, latent].into_iter().for_each(|linear| linear.list(list));
+        list.push(latent_norm);
+        list.extend(keys.into_iter().chain(values));
+        output.list(list);
+    }
+}
+
 impl LayerWeights {
     pub(super) fn list(self, list: &mut Vec<TensorSpec>) {
         let Self {
@@ -148,6 +162,7 @@ impl LayerWeights {
             MixerWeights::Convolution(convolution) => convolution.list(list),
             MixerWeights::DeltaNet(delta_net) => delta_net.list(list),
             MixerWeights::Mamba2(mamba2) => mamba2.list(list),
+            MixerWeights::Latent(latent) => latent.list(list),
         });
         list.extend(attention_output_norm);
         mlp_input_norm.into_iter().for_each(|norm| norm.list(list));

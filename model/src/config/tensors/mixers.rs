@@ -1,8 +1,9 @@
 //! The weights of what layers have to mix positions: attention, convolutions, Gated DeltaNet.
 
-use super::{LinearWeights, StackedWeights, TensorRole, TensorSpec, linear, norm};
+use super::{LinearWeights, StackedWeights, TensorRole, TensorSpec, linear, matrix, norm};
 use crate::config::{
-    DecoderConfig, DeltaNetConfig, HeadShape, LayerConfig, Mamba2Config, MixerKind, QkNorm,
+    DecoderConfig, DeltaNetConfig, HeadShape, LatentConfig, LayerConfig, Mamba2Config, MixerKind,
+    QkNorm,
 };
 
 /// The weights of attention.
@@ -113,6 +114,30 @@ pub struct Mamba2Weights {
     pub output: LinearWeights,
 }
 
+/// The weights of latent attention. The rows of queries and of the latent vector are in the order
+/// that they have in memory: rotated elements first.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LatentWeights {
+    /// The projection to the vector that queries are projections of, `[query_rank, hidden_size]`,
+    /// and the weights of its norm, `[query_rank]`.
+    pub query_down: Option<(LinearWeights, TensorSpec)>,
+    /// The projection to queries, `[num_heads * query_dim, query_rank or hidden_size]`.
+    pub query: LinearWeights,
+    /// The projection to what is kept of a position, `[kept_dim, hidden_size]`.
+    pub latent: LinearWeights,
+    /// Norm of the latent vector, `[width]`.
+    pub latent_norm: TensorSpec,
+    /// For each head, the transposed projection of latent vectors to keys, `[width, key_dim]`.
+    pub keys: Vec<TensorSpec>,
+    /// For each head, the projection of latent vectors to values, `[value_dim, width]`.
+    pub values: Vec<TensorSpec>,
+    /// The name of the matrix that files may have in place of `keys` and `values`: the projections
+    /// to each head's keys and values, `[num_heads * (key_dim + value_dim), width]`.
+    pub name: String,
+    /// The projection of the output, `[hidden_size, num_heads * value_dim]`.
+    pub output: LinearWeights,
+}
+
 /// A way in which a layer mixes positions.
 #[allow(clippy::large_enum_variant, reason = "there is one per layer, while a model is loaded")]
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -125,6 +150,8 @@ pub enum MixerWeights {
     DeltaNet(DeltaNetWeights),
     /// Mamba-2.
     Mamba2(Mamba2Weights),
+    /// Latent attention.
+    Latent(LatentWeights),
 }
 
 impl DecoderConfig {
@@ -135,6 +162,9 @@ impl DecoderConfig {
         kind: MixerKind,
         at: &dyn Fn(&str) -> String,
     ) -> MixerWeights {
+        if let (MixerKind::Latent, Some(latent)) = (kind, self.latent) {
+            return MixerWeights::Latent(self.latent_weights(latent, at));
+        }
         match (kind, self.convolution_taps, self.delta_net, self.mamba2) {
             (MixerKind::Convolution, Some(taps), ..) => {
                 MixerWeights::Convolution(self.convolution_weights(taps, at))
@@ -179,6 +209,37 @@ impl DecoderConfig {
             }),
             gate: self.output_gate.then(|| qkv("self_attn.gate_proj", queries)),
             output: linear(&at("self_attn.o_proj"), [hidden, queries], self.output_bias),
+        }
+    }
+
+    /// The latent attention of a layer. `at` is the name of a module of the layer.
+    fn latent_weights(&self, config: LatentConfig, at: &dyn Fn(&str) -> String) -> LatentWeights {
+        let LatentConfig { width, key_dim, value_dim, query_rank, .. } = config;
+        let (hidden, heads) = (self.hidden_size, self.num_heads);
+        let at = |part: &str| at(&format!("self_attn.{part}"));
+        // Each is small, and every query passes through both.
+        let of_heads = |part: &str, shape: [usize; 2]| {
+            let of_head = |head| matrix(&at(&format!("{part}.{head}")), shape, TensorRole::Router);
+            (0..heads).map(of_head).collect()
+        };
+        let queries = heads * config.query_dim();
+        let down = |rank| {
+            let down = linear(&at("q_a_proj"), [rank, hidden], false);
+            (down, norm(&at("q_a_layernorm"), rank))
+        };
+        let query = match query_rank {
+            Some(rank) => linear(&at("q_b_proj"), [queries, rank], false),
+            None => linear(&at("q_proj"), [queries, hidden], false),
+        };
+        LatentWeights {
+            query_down: query_rank.map(down),
+            query,
+            latent: linear(&at("kv_a_proj_with_mqa"), [config.kept_dim(), hidden], false),
+            latent_norm: norm(&at("kv_a_layernorm"), width),
+            keys: of_heads("k_b_proj", [width, key_dim]),
+            values: of_heads("v_b_proj", [value_dim, width]),
+            name: at("kv_b_proj.weight"),
+            output: linear(&at("o_proj"), [hidden, heads * value_dim], false),
         }
     }
 

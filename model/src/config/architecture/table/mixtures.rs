@@ -27,6 +27,8 @@ pub(super) const MIXTRAL_EXPERTS: ExpertsDefaults = ExpertsDefaults {
     normalized: None,
     router_bias: false,
     scores: Scores::Softmax,
+    groups: None,
+    scale: None,
     layers: ExpertLayers::Steps,
 };
 
@@ -184,6 +186,7 @@ pub(super) const GLM4_MOE: Description = Description {
         shared: Shared::Times(1),
         normalized: Some(true),
         scores: Scores::Sigmoid,
+        scale: Some(1.0),
         layers: ExpertLayers::AllButFirst("first_k_dense_replace", 1),
         ..MIXTRAL_EXPERTS
     }),
@@ -202,6 +205,7 @@ pub(super) const LFM2_MOE: Description = Description {
         width: Some(1792),
         normalized: Some(true),
         scores: Scores::Sigmoid,
+        scale: Some(1.0),
         layers: ExpertLayers::AllButFirst("num_dense_layers", 2),
         ..MIXTRAL_EXPERTS
     }),

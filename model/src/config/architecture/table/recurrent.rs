@@ -121,6 +121,7 @@ pub(super) const NEMOTRON_H: Description = Description {
         shared: Shared::Width(7688),
         normalized: Some(true),
         scores: Scores::Sigmoid,
+        scale: Some(1.0),
         layers: ExpertLayers::Kinds,
         ..MIXTRAL_EXPERTS
     }),
