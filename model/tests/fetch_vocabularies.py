@@ -91,12 +91,29 @@ def fetch_llama_cpp(out):
             target.write_bytes(files.extractfile(member).read())
 
 
+def messages_for(template, messages):
+    """The messages, for a template of Gemma 4 that does not know the role `tool` with the results of
+    calls in the message with the calls, where it reads them. It would not fail without that, but
+    write a turn that the model does not know."""
+    knows_role = any(text in template for text in ["== 'tool'", "!= 'tool'"])
+    if "tool_responses" not in template or knows_role:
+        return messages
+    moved = []
+    for message in messages:
+        if message["role"] == "tool":
+            response = {"name": message["name"], "response": json.loads(message["content"])}
+            moved[-1] = {**moved[-1], "tool_responses": [response]}
+        else:
+            moved.append(message)
+    return moved
+
+
 def render(template, case, special_tokens):
     """The rendered text, or the message of the exception, as in `make_chat_fixtures`."""
     try:
         with mock.patch.object(chat_template_utils, "datetime", chat.FixedDatetime):
             texts, _ = chat_template_utils.render_jinja_template(
-                conversations=[case["messages"]], tools=case["tools"] or None,
+                conversations=[messages_for(template, case["messages"])], tools=case["tools"] or None,
                 chat_template=template, add_generation_prompt=True, **special_tokens)
         return {"text": texts[0]}
     except Exception as error:  # noqa: BLE001, any failure of a template is an expected result
