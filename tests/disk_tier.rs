@@ -162,8 +162,10 @@ async fn refused_requests_read_nothing() {
 #[tokio::test]
 async fn write_back_writes_what_leaves_the_pool() {
     let directory = Directory::new("disk-write-back");
+    // Computing is slow enough that reads are waited for on a busy machine, too.
+    let per_token = Duration::from_millis(2);
     let with_disk = || {
-        let builder = slow_fake(32).kv_cache_dir(&directory.0, 1 << 30);
+        let builder = support::slow_fake(32, per_token).kv_cache_dir(&directory.0, 1 << 30);
         builder.write_policy(WritePolicy::WriteBack).build()
     };
     let engine = with_disk().await.expect("an engine");
