@@ -69,7 +69,7 @@ fn quantised(values: &[f32], head_dim: usize) -> (Vec<i8>, Vec<f32>) {
     (integers.collect(), scales)
 }
 
-const SHAPES: [Shape; 13] = [
+const SHAPES: [Shape; 14] = [
     Shape { heads: 4, kv_heads: 2, head_dim: 32, softcap: None, window: None, stored: Stored::F32 },
     Shape {
         heads: 4,
@@ -152,6 +152,15 @@ const SHAPES: [Shape; 13] = [
         softcap: Some(4.0),
         window: None,
         stored: Stored::Int8,
+    },
+    // Latent attention.
+    Shape {
+        heads: 4,
+        kv_heads: 1,
+        head_dim: 576,
+        softcap: None,
+        window: None,
+        stored: Stored::Bf16,
     },
 ];
 

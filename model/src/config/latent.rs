@@ -4,6 +4,10 @@ use super::keys::SIZE_MAX;
 use super::{DecoderConfig, LayerConfig, MixerKind};
 use crate::error::ModelError;
 
+/// Maximum number of heads of all layers together, each of which has matrices of its own. Known
+/// models have up to 8,000. It bounds what is allocated for a malformed file.
+const HEADS_TOTAL_MAX: usize = 1 << 16;
+
 /// Multi-head latent attention (DeepSeek-V2). The keys and values of all heads are projections of
 /// one vector per position, the latent vector. Only this vector is kept, and next to it a rotated
 /// part of the keys that all heads share, so that a position takes a fraction of the memory.
@@ -59,6 +63,11 @@ impl DecoderConfig {
             let missing = || ModelError::key(file, "kv_lora_rank", "1 or more", "nothing");
             return if layers.count() > 0 { Err(missing()) } else { Ok(()) };
         };
+        let heads_max = HEADS_TOTAL_MAX / self.layers.len().max(1);
+        if !(1..=heads_max).contains(&self.num_heads) {
+            let expected = format!("1 to {heads_max}");
+            return Err(ModelError::key(file, "num_attention_heads", expected, self.num_heads));
+        }
         for (key, size) in [
             ("kv_lora_rank", latent.width),
             ("qk_rope_head_dim", latent.rotary_dim),
@@ -66,7 +75,7 @@ impl DecoderConfig {
             ("v_head_dim", latent.value_dim),
             ("q_lora_rank", latent.query_rank.unwrap_or(1)),
         ] {
-            let most = SIZE_MAX / (2 * self.num_heads.max(1)) as u64;
+            let most = SIZE_MAX / (2 * self.num_heads) as u64;
             if size == 0 || size as u64 > most {
                 return Err(ModelError::key(file, key, format!("1 to {most}"), size));
             }

@@ -86,6 +86,7 @@ fn other_options_are_refused() {
     for (key, value) in [
         ("rope_interleave", json!(false)),
         ("attention_bias", json!(true)),
+        ("num_attention_heads", json!(2048)),
         ("kv_lora_rank", json!(0)),
         ("qk_rope_head_dim", json!(33)),
         ("v_head_dim", json!(1_u64 << 30)),
