@@ -155,7 +155,7 @@ const SHAPES: [Shape; 14] = [
     },
     // Latent attention.
     Shape {
-        heads: 4,
+        heads: 2,
         kv_heads: 1,
         head_dim: 576,
         softcap: None,
