@@ -124,8 +124,8 @@ impl KvShape {
 pub struct KvStore {
     shape: KvShape,
     block_count: usize,
-    /// Those of each layer with keys and values of its own: keys, then values unless they are
-    /// shared; then one per layer with a convolution.
+    /// Each layer with keys and values of its own has two planes, keys, then values, or one if they
+    /// are shared. After these, each layer with a convolution has one.
     planes: Vec<Plane>,
 }
 

@@ -205,6 +205,24 @@ impl Weights {
         })
     }
 
+    /// Gives the tensors of files the names and the form that `config` requires: divides those that
+    /// hold several, and notes the order of rows. `adjacent` says whether adjacent rows of q and k
+    /// form the pairs that are rotated.
+    ///
+    /// # Errors
+    /// [`ModelError::WrongShape`] for another number of rows, and those of
+    /// [`Weights::split_latent`].
+    pub(crate) fn arrange(
+        &mut self,
+        config: &DecoderConfig,
+        adjacent: bool,
+    ) -> Result<(), ModelError> {
+        self.split_fused(config)?;
+        self.split_rows(config)?;
+        self.split_latent(config)?;
+        if adjacent { self.pair_adjacent_rows(config) } else { Ok(()) }
+    }
+
     /// Notes that adjacent rows of q and k form the pairs that are rotated.
     ///
     /// # Errors

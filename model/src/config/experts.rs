@@ -90,13 +90,14 @@ impl ExpertGroups {
     fn add_experts(self, count: usize, weight: impl Fn(u32) -> f32, experts: &mut Vec<u32>) {
         let size = count / self.count;
         let members = |group: usize| (group * size) as u32..((group + 1) * size) as u32;
+        let mut weights = Vec::with_capacity(size);
         let sum_of_best = |group: usize| {
-            let mut weights: Vec<f32> = members(group).map(&weight).collect();
-            weights.sort_unstable_by(|a, b| b.total_cmp(a));
-            weights.iter().take(self.best).sum::<f32>()
+            weights.clear();
+            weights.extend(members(group).map(&weight));
+            weights.sort_unstable_by(|a: &f32, b| b.total_cmp(a));
+            (weights.iter().take(self.best).sum::<f32>(), group)
         };
-        let mut groups: Vec<(f32, usize)> =
-            (0..self.count).map(|group| (sum_of_best(group), group)).collect();
+        let mut groups: Vec<(f32, usize)> = (0..self.count).map(sum_of_best).collect();
         groups.sort_by(|a, b| b.0.total_cmp(&a.0));
         groups.iter().take(self.used).for_each(|(_, group)| experts.extend(members(*group)));
     }

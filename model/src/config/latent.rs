@@ -4,8 +4,8 @@ use super::keys::SIZE_MAX;
 use super::{DecoderConfig, LayerConfig, MixerKind};
 use crate::error::ModelError;
 
-/// Maximum number of heads of all layers together, each of which has matrices of its own. Known
-/// models have up to 8,000. It bounds what is allocated for a malformed file.
+/// Maximum number of heads of all layers together. Each head has matrices of its own, so this bounds
+/// what is allocated for a malformed file. Known models have up to 8,000.
 const HEADS_TOTAL_MAX: usize = 1 << 16;
 
 /// Multi-head latent attention (DeepSeek-V2). The keys and values of all heads are projections of

@@ -132,6 +132,36 @@ impl LatentBuffers {
         let threads = workers.for_work(matrices.len() * rows * inputs * outputs);
         kernels::multiply(path, threads, &self.operands, &mut products);
     }
+
+    /// Makes queries that are compared with what is kept, `[rows, num_heads, kept_dim]`, of the
+    /// projected ones.
+    fn absorb(
+        &mut self,
+        layer: &Latent,
+        rows: usize,
+        q: &mut [f32],
+        (path, workers): (Path, &Workers),
+    ) {
+        let LatentConfig { width, rotary_dim, .. } = layer.config;
+        let (heads, dim) = (layer.keys.len(), layer.config.query_dim());
+        let queries = std::mem::take(&mut self.queries);
+        let query = |row: usize, head: usize| &queries[(row * heads + head) * dim..][..dim];
+        let plain = |row, head| &query(row, head)[rotary_dim..];
+        self.multiply_heads(&layer.keys, rows, plain, (path, workers));
+        let kept_dim = layer.config.kept_dim();
+        let chunk = workers.chunk_rows(rows, heads * kept_dim);
+        let parts = q[..rows * heads * kept_dim].chunks_mut(chunk * heads * kept_dim).enumerate();
+        let of_heads = &self.of_heads;
+        workers.run(parts, |(part, q)| {
+            for (index, q) in q.chunks_exact_mut(kept_dim).enumerate() {
+                let (row, head) = (part * chunk + index / heads, index % heads);
+                let (rotated, latent) = q.split_at_mut(rotary_dim);
+                rotated.copy_from_slice(&query(row, head)[..rotary_dim]);
+                latent.copy_from_slice(&of_heads[(head * rows + row) * width..][..width]);
+            }
+        });
+        self.queries = queries;
+    }
 }
 
 impl Decoder {
@@ -237,37 +267,5 @@ impl Decoder {
             }
         });
         self.profile.mark(Stage::Attention);
-    }
-}
-
-impl LatentBuffers {
-    /// Makes queries that are compared with what is kept, `[rows, num_heads, kept_dim]`, of the
-    /// projected ones.
-    fn absorb(
-        &mut self,
-        layer: &Latent,
-        rows: usize,
-        q: &mut [f32],
-        (path, workers): (Path, &Workers),
-    ) {
-        let LatentConfig { width, rotary_dim, .. } = layer.config;
-        let (heads, dim) = (layer.keys.len(), layer.config.query_dim());
-        let queries = std::mem::take(&mut self.queries);
-        let query = |row: usize, head: usize| &queries[(row * heads + head) * dim..][..dim];
-        let plain = |row, head| &query(row, head)[rotary_dim..];
-        self.multiply_heads(&layer.keys, rows, plain, (path, workers));
-        let kept_dim = layer.config.kept_dim();
-        let chunk = workers.chunk_rows(rows, heads * kept_dim);
-        let parts = q[..rows * heads * kept_dim].chunks_mut(chunk * heads * kept_dim).enumerate();
-        let of_heads = &self.of_heads;
-        workers.run(parts, |(part, q)| {
-            for (index, q) in q.chunks_exact_mut(kept_dim).enumerate() {
-                let (row, head) = (part * chunk + index / heads, index % heads);
-                let (rotated, latent) = q.split_at_mut(rotary_dim);
-                rotated.copy_from_slice(&query(row, head)[..rotary_dim]);
-                latent.copy_from_slice(&of_heads[(head * rows + row) * width..][..width]);
-            }
-        });
-        self.queries = queries;
     }
 }

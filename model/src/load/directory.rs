@@ -82,13 +82,8 @@ pub(crate) fn prepare(weights: &mut Weights, config: &ParsedConfig) -> Result<()
         _ => {}
     }
     omit_other_parts(weights);
-    weights.split_fused(&config.decoder)?;
-    weights.split_rows(&config.decoder)?;
-    weights.split_latent(&config.decoder)?;
-    match config.decoder.architecture.description().rotation.adjacent {
-        true => weights.pair_adjacent_rows(&config.decoder),
-        false => Ok(()),
-    }
+    let adjacent = config.decoder.architecture.description().rotation.adjacent;
+    weights.arrange(&config.decoder, adjacent)
 }
 
 /// Removes the tensors that compute no text, or several tokens at once: a vision encoder, and the

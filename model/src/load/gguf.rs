@@ -69,12 +69,7 @@ pub(crate) fn describe(
 ) -> Result<(DecoderConfig, Weights), ModelError> {
     let config = config::gguf::parse(header, &|name| small_floats(header, &contents, name))?;
     let mut weights = weights(header, &config, contents)?;
-    weights.split_fused(&config)?;
-    weights.split_rows(&config)?;
-    weights.split_latent(&config)?;
-    if config.architecture.description().gguf.adjacent {
-        weights.pair_adjacent_rows(&config)?;
-    }
+    weights.arrange(&config, config.architecture.description().gguf.adjacent)?;
     Ok((config, weights))
 }
 

@@ -77,7 +77,7 @@ impl Weights {
 
     /// Divides tensors that contain the rows of several of the configuration's matrices. Nothing is
     /// copied: each matrix is a range of the bytes.
-    pub(crate) fn split_fused(&mut self, config: &DecoderConfig) -> Result<(), ModelError> {
+    pub(super) fn split_fused(&mut self, config: &DecoderConfig) -> Result<(), ModelError> {
         self.split_stacked(config.stacked())
     }
 

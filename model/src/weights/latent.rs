@@ -14,7 +14,7 @@ impl Weights {
     /// # Errors
     /// [`ModelError::WrongShape`] if there is another number of rows, and [`ModelError::WrongType`]
     /// if the matrix is quantised, so that it cannot be transposed.
-    pub(crate) fn split_latent(&mut self, config: &DecoderConfig) -> Result<(), ModelError> {
+    pub(super) fn split_latent(&mut self, config: &DecoderConfig) -> Result<(), ModelError> {
         let Some(latent) = config.latent else { return Ok(()) };
         for mixer in config.weights().layers.into_iter().flat_map(|layer| layer.mixers) {
             if let MixerWeights::Latent(weights) = mixer {

@@ -144,7 +144,7 @@ impl Weights {
     ///
     /// # Errors
     /// [`ModelError::WrongShape`] if there is another number of rows.
-    pub(crate) fn split_rows(&mut self, config: &DecoderConfig) -> Result<(), ModelError> {
+    pub(super) fn split_rows(&mut self, config: &DecoderConfig) -> Result<(), ModelError> {
         self.divide(config.divisions())
     }
 

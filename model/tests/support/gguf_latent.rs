@@ -3,7 +3,7 @@
 use stolon_model::config::{ExpertScores, TensorSpec};
 use stolon_model::{DecoderConfig, RopeScaling};
 
-use super::rotated_last;
+use super::interleaved;
 use crate::gguf_writer::{GgufWriter, Meta};
 
 /// Replaces and adds metadata.
@@ -45,10 +45,14 @@ pub(crate) fn metadata(config: &DecoderConfig, prefix: &str, file: &mut GgufWrit
 /// The rows of `spec` in the order of files, in which the rotated ones are the last of each head.
 pub(crate) fn rows(config: &DecoderConfig, spec: &TensorSpec, values: Vec<f32>) -> Vec<f32> {
     let Some(latent) = config.latent else { return values };
-    let heads = match spec.name.rsplit('.').nth(1) {
-        Some("q_proj" | "q_b_proj") => config.num_heads,
-        Some("kv_a_proj_with_mqa") => 1,
+    let (heads, head_dim) = match spec.name.rsplit('.').nth(1) {
+        Some("q_proj" | "q_b_proj") => (config.num_heads, latent.query_dim()),
+        Some("kv_a_proj_with_mqa") => (1, latent.kept_dim()),
         _ => return values,
     };
-    rotated_last(&values, heads, latent.rotary_dim, spec.shape[1])
+    let mut values = interleaved(&values, heads, head_dim, latent.rotary_dim);
+    for head in values.chunks_exact_mut(head_dim * spec.shape[1]) {
+        head.rotate_left(latent.rotary_dim * spec.shape[1]);
+    }
+    values
 }

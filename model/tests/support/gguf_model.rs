@@ -37,8 +37,8 @@ pub(crate) fn floats(weights: &Weights, name: &str, shape: &[usize]) -> Vec<f32>
 /// The converter's order of the rows of Llama's q and k: within each head, row `i` of the first
 /// half is followed by row `i` of the second half. Of GLM-4, this applies to the rows that are
 /// rotated.
-fn interleaved(config: &DecoderConfig, values: &[f32], heads: usize) -> Vec<f32> {
-    let (head_rows, half) = (config.head_dim, config.rotary_dim() / 2);
+fn interleaved(values: &[f32], heads: usize, head_rows: usize, rotary_dim: usize) -> Vec<f32> {
+    let half = rotary_dim / 2;
     let width = values.len() / (heads * head_rows);
     let mut out = Vec::new();
     for head in 0..heads {
@@ -52,21 +52,6 @@ fn interleaved(config: &DecoderConfig, values: &[f32], heads: usize) -> Vec<f32>
         out.extend_from_slice(&values[rest]);
     }
     out
-}
-
-/// The order of the rows of latent attention in files. Rows that are rotated are pairs of adjacent
-/// rows there, and the last ones of each head.
-fn rotated_last(values: &[f32], heads: usize, rotary_dim: usize, width: usize) -> Vec<f32> {
-    let (head, half) = (values.len() / heads, rotary_dim / 2);
-    values
-        .chunks_exact(head)
-        .flat_map(|rows| {
-            let (rotated, others) = rows.split_at(rotary_dim * width);
-            let row = |index: usize| &rotated[index * width..][..width];
-            let pairs = (0..half).flat_map(move |i| [row(i), row(half + i)].concat());
-            others.iter().copied().chain(pairs).collect::<Vec<_>>()
-        })
-        .collect()
 }
 
 /// The GGUF name of a tensor.
@@ -442,10 +427,11 @@ pub(crate) fn gguf_of(config: &DecoderConfig, weights: &Weights, dtype: TensorTy
         let factor = multiplier(config, &spec.name);
         values.iter_mut().for_each(|value| *value *= factor);
         if llama && spec.name.contains("q_proj") {
-            values = interleaved(config, &values, config.num_heads);
+            values = interleaved(&values, config.num_heads, config.head_dim, config.rotary_dim());
         }
         if llama && spec.name.contains("k_proj") {
-            values = interleaved(config, &values, config.num_kv_heads);
+            values =
+                interleaved(&values, config.num_kv_heads, config.head_dim, config.rotary_dim());
         }
         values = gguf_latent::rows(config, &spec, values);
         if spec.role == TensorRole::Norm {

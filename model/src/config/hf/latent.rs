@@ -3,6 +3,7 @@
 use super::super::architecture::Description;
 use super::super::keys::Keys;
 use super::super::{LatentConfig, RopeScaling};
+use super::rope;
 use crate::error::ModelError;
 
 /// The sizes of latent attention, if the architecture has it, which all layers have then.
@@ -39,11 +40,7 @@ pub(super) fn score_factor(
     keys: &Keys<'_>,
 ) -> Result<f32, ModelError> {
     let Some(latent) = latent else { return Ok(1.0) };
-    let parameters = match keys.object("rope_scaling")? {
-        Some(older) if older.names().next().is_some() => Some(older),
-        _ => keys.object("rope_parameters")?,
-    };
-    let Some(parameters) = parameters else {
+    let Some(parameters) = rope::parameters(keys)? else {
         return Ok(match row.rotation.scaling {
             Some(RopeScaling::Yarn { factor, .. }) => RopeScaling::yarn_score_factor(*factor, 1.0),
             _ => 1.0,

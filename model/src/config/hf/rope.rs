@@ -53,11 +53,7 @@ pub(super) fn parse(
         return Ok(Ropes { list, local: 1, rotary_dim: None });
     }
     let theta = keys.positive("rope_theta")?.unwrap_or(rotation.theta);
-    // If both keys are present, transformers uses the older one.
-    let parameters = match keys.object("rope_scaling")? {
-        Some(older) if older.names().next().is_some() => Some(older),
-        _ => keys.object("rope_parameters")?,
-    };
+    let parameters = parameters(keys)?;
     let rope = match &parameters {
         Some(parameters) => {
             if parameters.given("full_attention") {
@@ -82,6 +78,15 @@ pub(super) fn parse(
     let rotary_dim = share.map(|share| (head_dim as f64 * share) as usize);
     let rotary_dim = rotary_dim.filter(|dim| *dim != head_dim);
     Ok(Ropes { list: vec![rope], local: 0, rotary_dim })
+}
+
+/// The object with the parameters of a rotary embedding, if there is one. If both keys are present,
+/// transformers uses the older one.
+pub(super) fn parameters<'a>(keys: &Keys<'a>) -> Result<Option<Keys<'a>>, ModelError> {
+    match keys.object("rope_scaling")? {
+        Some(older) if older.names().next().is_some() => Ok(Some(older)),
+        _ => keys.object("rope_parameters"),
+    }
 }
 
 /// The sections of rotary positions with three coordinates. transformers interleaves them and does

@@ -44,6 +44,19 @@ pub(super) const DEEPSEEK_V2: Description = Description {
     ..LLAMA
 };
 
+const V3_EXPERTS: ExpertsDefaults = ExpertsDefaults {
+    count: 256,
+    per_token: 8,
+    width: Some(2048),
+    shared: Shared::Times(1),
+    normalized: Some(true),
+    scores: Scores::Sigmoid,
+    groups: Some(GroupScore::BestTwo([8, 4])),
+    scale: Some(2.5),
+    layers: ExpertLayers::AllButFirst("first_k_dense_replace", 3),
+    ..MIXTRAL_EXPERTS
+};
+
 pub(super) const DEEPSEEK_V3: Description = Description {
     architecture: DeepseekV3,
     model_types: &["deepseek_v3", "kimi_k2"],
@@ -61,18 +74,7 @@ pub(super) const DEEPSEEK_V3: Description = Description {
         ..LLAMA.defaults
     },
     mlp_bias: Bias::Never,
-    experts: Some(ExpertsDefaults {
-        count: 256,
-        per_token: 8,
-        width: Some(2048),
-        shared: Shared::Times(1),
-        normalized: Some(true),
-        scores: Scores::Sigmoid,
-        groups: Some(GroupScore::BestTwo([8, 4])),
-        scale: Some(2.5),
-        layers: ExpertLayers::AllButFirst("first_k_dense_replace", 3),
-        ..MIXTRAL_EXPERTS
-    }),
+    experts: Some(V3_EXPERTS),
     gguf: Gguf { names: &["deepseek2"], ..NO_NAME },
     ..DEEPSEEK_V2
 };
@@ -102,13 +104,10 @@ pub(super) const GLM4_MOE_LITE: Description = Description {
         count: 64,
         per_token: 4,
         width: Some(1536),
-        shared: Shared::Times(1),
-        normalized: Some(true),
-        scores: Scores::Sigmoid,
         groups: Some(GroupScore::BestTwo([1, 1])),
         scale: Some(1.8),
         layers: ExpertLayers::Types(1),
-        ..MIXTRAL_EXPERTS
+        ..V3_EXPERTS
     }),
     gguf: NO_NAME,
     ..DEEPSEEK_V3
@@ -175,13 +174,11 @@ pub(super) const MISTRAL4: Description = Description {
     experts: Some(ExpertsDefaults {
         count: 128,
         per_token: 4,
-        width: Some(2048),
-        shared: Shared::Times(1),
-        normalized: Some(true),
+        scores: Scores::Softmax,
         groups: Some(GroupScore::BestTwo([1, 1])),
         scale: Some(1.0),
         layers: ExpertLayers::AllButFirst("first_k_dense_replace", 0),
-        ..MIXTRAL_EXPERTS
+        ..V3_EXPERTS
     }),
     gguf: Gguf { names: &["mistral4"], ..NO_NAME },
     ..DEEPSEEK_V3
