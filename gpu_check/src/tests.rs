@@ -183,6 +183,7 @@ fn every_architecture_has_a_model() {
         Architecture::Glm4MoeLite,
         Architecture::Mistral4,
         Architecture::Youtu,
+        Architecture::KimiLinear,
         Architecture::StarCoder2,
         Architecture::Cohere2,
         Architecture::Moondream2,

@@ -193,7 +193,12 @@ unsafe impl<T: Send> Sync for SharedMut<T> {}
 
 impl<T: Plain> SharedMut<T> {
     pub(super) fn new(slice: &mut [T]) -> SharedMut<T> {
-        SharedMut(slice.as_mut_ptr())
+        Self::at(slice.as_mut_ptr())
+    }
+
+    /// The pointer `first`, of a slice of which the caller has borrowed a part exclusively.
+    pub(super) fn at(first: *mut T) -> SharedMut<T> {
+        SharedMut(first)
     }
 
     /// The pointer. This is a method because a closure that named the field would capture the bare

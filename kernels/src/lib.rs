@@ -76,9 +76,9 @@ pub use attention::prefix_sharing::positions_read;
 pub use buffer::{Buffer, Plain};
 pub use convolution::{convolution, convolution_silu};
 pub use elementwise::{
-    LayerNorm, add, clamped_swiglu, gelu_in_place, gelu_tanh_in_place, gelu_tanh_mul, layer_norm,
-    mul, mul_sigmoid, mul_silu, rms_norm, rms_norm_in_place, scale, silu_mul, soft_cap,
-    squared_relu_in_place,
+    LayerNorm, add, clamped_swiglu, decay_in_place, gelu_in_place, gelu_tanh_in_place,
+    gelu_tanh_mul, layer_norm, mul, mul_sigmoid, mul_silu, rms_norm, rms_norm_in_place, scale,
+    silu_mul, soft_cap, squared_relu_in_place,
 };
 pub use error::KernelError;
 pub use heads::{HeadNorm, norm_and_rope};
@@ -88,7 +88,7 @@ pub use low_rank::LowRank;
 pub use matrix::Matrix;
 pub use operand::{Operands, OperandsMut};
 pub use path::{Path, PathKind};
-pub use product::{Epilogue, Product, RowSums, Sink, Term, accumulate, multiply};
+pub use product::{ColumnsMut, Epilogue, Product, RowSums, Sink, Term, accumulate, multiply};
 pub use quant::widen;
 pub use recurrence::{Recurrence, Rule, StridedRows};
 #[cfg(loom)]

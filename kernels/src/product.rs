@@ -11,6 +11,7 @@
 #![allow(unsafe_code, reason = "tasks write disjoint blocks of one output")]
 
 mod accumulate;
+mod columns;
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -26,6 +27,7 @@ use crate::path::Path;
 use crate::source_rows::SourceRows;
 use crate::threads::Threads;
 pub use accumulate::{Term, accumulate};
+pub use columns::ColumnsMut;
 
 /// Number of rows from which the time of epilogues is measured. Reading the clock is too expensive
 /// for fewer rows.
@@ -82,6 +84,8 @@ pub struct RowSums<'a> {
 pub enum Sink<'a> {
     /// Overwrites the values of a buffer of shape `[rows, out_features]`.
     Rows(&'a mut [f32]),
+    /// Overwrites columns of a buffer, of which other products may write the others.
+    Columns(ColumnsMut<'a>),
     /// Adds the results to the values of a buffer of shape `[rows, out_features]`.
     Add(&'a mut [f32]),
     /// Stores the results in the KV cache.
@@ -133,9 +137,9 @@ struct Job<'a> {
 }
 
 /// A [`Sink`] whose disjoint blocks tasks write in parallel. `width` is the number of output
-/// features.
+/// features, and `stride` the distance between rows.
 enum Target<'a> {
-    Rows { to: SharedMut<f32>, width: usize },
+    Rows { to: SharedMut<f32>, stride: usize },
     Add { path: Path, to: SharedMut<f32>, width: usize },
     Cache(&'a KvRows<'a>),
     Operands(&'a [Packed]),
@@ -163,7 +167,15 @@ impl<'a> Job<'a> {
         let target = match &mut product.sink {
             Sink::Rows(to) => {
                 assert_eq!(to.len(), rows * width, "the sink must be [{rows}, {width}]");
-                Target::Rows { to: SharedMut::new(to), width }
+                Target::Rows { to: SharedMut::new(to), stride: width }
+            }
+            Sink::Columns(columns) => {
+                assert_eq!(
+                    (columns.rows(), columns.width()),
+                    (rows, width),
+                    "the sink must have the rows and features of the product"
+                );
+                columns.target()
             }
             Sink::Add(to) => {
                 assert_eq!(to.len(), rows * width, "the sink must be [{rows}, {width}]");
@@ -201,13 +213,13 @@ impl<'a> Job<'a> {
     /// No other call of this method runs the same task.
     unsafe fn run(&self, threads: &Threads, task: usize) -> u64 {
         let task = self.partition.task(task);
-        if let (None, [(matrix, packed)], Target::Rows { to, width }) =
+        if let (None, [(matrix, packed)], Target::Rows { to, stride }) =
             (self.epilogue, &self.matrices[..], &self.target)
         {
-            let to = to.get().wrapping_add(task.first_row * width + task.first_panel * LANES);
+            let to = to.get().wrapping_add(task.first_row * stride + task.first_panel * LANES);
             // SAFETY: `x.of` returned the rows in the packing of the matrix, `new` has checked the
             // size of the sink, and only this call writes the block of the task.
-            unsafe { matrix.multiply_task(threads, packed, &task, to, *width) }
+            unsafe { matrix.multiply_task(threads, packed, &task, to, *stride) }
             return 0;
         }
         let len = task.rows * task.features;
@@ -253,9 +265,9 @@ impl Target<'_> {
         let (first_row, column) = (task.first_row + first, task.first_panel * LANES);
         let lines = block.chunks_exact(task.features).enumerate();
         match self {
-            Target::Rows { to, width } => {
+            Target::Rows { to, stride } => {
                 for (row, line) in lines {
-                    let to = to.get().wrapping_add((first_row + row) * width + column);
+                    let to = to.get().wrapping_add((first_row + row) * stride + column);
                     // SAFETY: `Job::new` has checked that the sink has all rows and features, and
                     // no other thread accesses these.
                     unsafe { std::ptr::copy_nonoverlapping(line.as_ptr(), to, line.len()) }

@@ -48,8 +48,21 @@ pub enum Rule {
     /// The delta rule: `key * strength * (value - memory)`, where `memory` is what the state, after
     /// its decay, has for the key (Yang et al., 2024, Gated Delta Networks).
     Delta,
+    /// The delta rule with a decay for each element of the keys (Kimi Team, 2025, Kimi Linear).
+    DeltaByKey,
     /// The product `key * strength * value`, as in Mamba-2 (Dao and Gu, 2024).
     Additive,
+}
+
+impl Rule {
+    /// Number of decays of a token: one for each row of the state, or one for all.
+    #[must_use]
+    pub fn decays(self, key_dim: usize) -> usize {
+        match self {
+            Self::DeltaByKey => key_dim,
+            Self::Delta | Self::Additive => 1,
+        }
+    }
 }
 
 /// Successive tokens of one head.
@@ -71,7 +84,8 @@ pub struct Recurrence<'a> {
     pub keys: StridedRows<'a>,
     /// `[value_dim]` of each token.
     pub values: StridedRows<'a>,
-    /// The factor of the state before each token.
+    /// The factors of the state before each token, `[decays]` of it: one for all its rows, or one
+    /// for each of them, as [`Rule::decays`] says.
     pub decays: StridedRows<'a>,
     /// The factor of what each token adds.
     pub strengths: StridedRows<'a>,
@@ -104,7 +118,7 @@ impl Recurrence<'_> {
             (self.queries, key_dim),
             (self.keys, key_dim),
             (self.values, value_dim),
-            (self.decays, 1),
+            (self.decays, self.rule.decays(key_dim)),
             (self.strengths, 1),
         ];
         let complete = rows.iter().all(|(rows, width)| rows.has(tokens, *width));
@@ -113,6 +127,7 @@ impl Recurrence<'_> {
         unsafe {
             match self.rule {
                 Rule::Delta => delta_dispatch(self.path, *self, state, out),
+                Rule::DeltaByKey => delta_by_key_dispatch(self.path, *self, state, out),
                 Rule::Additive => additive_dispatch(self.path, *self, state, out),
             }
         }
@@ -124,7 +139,7 @@ impl Recurrence<'_> {
 #[inline(always)]
 unsafe fn delta<L: Lanes>(args: Recurrence<'_>, state: &mut [f32], out: &mut [f32]) {
     // SAFETY: the conditions are the same.
-    unsafe { head::<L, true>(&args, state, out) }
+    unsafe { head::<L, true, false>(&args, state, out) }
 }
 dispatch! {
     /// # Safety
@@ -135,9 +150,26 @@ dispatch! {
 /// # Safety
 /// Those of [`head`].
 #[inline(always)]
+unsafe fn delta_by_key<L: Lanes>(args: Recurrence<'_>, state: &mut [f32], out: &mut [f32]) {
+    // SAFETY: the conditions are the same.
+    unsafe { head::<L, true, true>(&args, state, out) }
+}
+dispatch! {
+    /// # Safety
+    /// All slices have the lengths that [`Recurrence::run`] documents.
+    unsafe fn delta_by_key_dispatch(
+        args: Recurrence<'_>,
+        state: &mut [f32],
+        out: &mut [f32],
+    ) = delta_by_key
+}
+
+/// # Safety
+/// Those of [`head`].
+#[inline(always)]
 unsafe fn additive<L: Lanes>(args: Recurrence<'_>, state: &mut [f32], out: &mut [f32]) {
     // SAFETY: the conditions are the same.
-    unsafe { head::<L, false>(&args, state, out) }
+    unsafe { head::<L, false, false>(&args, state, out) }
 }
 dispatch! {
     /// # Safety
@@ -145,13 +177,14 @@ dispatch! {
     unsafe fn additive_dispatch(args: Recurrence<'_>, state: &mut [f32], out: &mut [f32]) = additive
 }
 
-/// Computes all tokens of a head, one slab after the other.
+/// Computes all tokens of a head, one slab after the other: by the delta rule if `DELTA`, and with
+/// decays of each element of the keys if `BY_KEY`.
 ///
 /// # Safety
 /// The instruction set of `L` is available, and all slices have the lengths that
 /// [`Recurrence::run`] documents.
 #[inline(always)]
-unsafe fn head<L: Lanes, const DELTA: bool>(
+unsafe fn head<L: Lanes, const DELTA: bool, const BY_KEY: bool>(
     args: &Recurrence<'_>,
     state: &mut [f32],
     out: &mut [f32],
@@ -160,31 +193,32 @@ unsafe fn head<L: Lanes, const DELTA: bool>(
     for (slab, state) in slabs.enumerate() {
         let first = slab * LANES;
         let left = args.value_dim - first;
-        let slab = Slab { state: state.as_mut_ptr(), key_dim: args.key_dim };
+        let slab = Slab::<BY_KEY> { state: state.as_mut_ptr(), key_dim: args.key_dim };
         // SAFETY: `slab` points to `key_dim` rows of 16 values. `token` is below the number of
         // tokens, of each of which all vectors exist; `left` values and outputs are at `first` and
         // after it, and no more are read or written.
         unsafe {
-            let mut memory = if DELTA { slab.recall::<L>(args.keys.at(0)) } else { L::splat(0.0) };
+            let mut memory =
+                if DELTA { slab.recall::<L>(Keys::of(args, 0)) } else { L::splat(0.0) };
             for token in 0..args.tokens {
-                let decay = L::splat(*args.decays.at(token));
                 let strength = L::splat(*args.strengths.at(token));
                 let mut value = load_some::<L>(args.values.at(token).add(first), left, 0.0);
                 if DELTA {
-                    value = value.sub(decay.mul(memory));
+                    value = value.sub(memory);
                 }
+                let keys = Keys::of(args, token);
                 let step = Step {
-                    key: args.keys.at(token),
+                    keys,
                     query: args.queries.at(token),
-                    decay,
+                    decay: L::splat(*keys.decay),
                     update: value.mul(strength),
                 };
                 let output;
                 if DELTA && token + 1 < args.tokens {
-                    let next_key = args.keys.at(token + 1);
-                    (output, memory) = slab.advance::<L, true>(&step, next_key);
+                    let next = Keys::of(args, token + 1);
+                    (output, memory) = slab.advance::<L, true>(&step, next);
                 } else {
-                    (output, _) = slab.advance::<L, false>(&step, step.key);
+                    (output, _) = slab.advance::<L, false>(&step, keys);
                 }
                 store_some(output, out.as_mut_ptr().add(token * args.value_dim + first), left);
             }
@@ -192,71 +226,111 @@ unsafe fn head<L: Lanes, const DELTA: bool>(
     }
 }
 
-/// One token of a slab.
-struct Step<L> {
+/// The key of a token, and its decays.
+#[derive(Clone, Copy)]
+struct Keys {
     /// `[key_dim]`.
     key: *const f32,
+    /// `[decays]`.
+    decay: *const f32,
+}
+
+impl Keys {
+    /// Those of a token.
+    ///
+    /// # Safety
+    /// The vectors of the token exist.
+    #[inline(always)]
+    unsafe fn of(args: &Recurrence<'_>, token: usize) -> Self {
+        // SAFETY: the vectors exist by the condition of this function.
+        unsafe { Self { key: args.keys.at(token), decay: args.decays.at(token) } }
+    }
+}
+
+/// One token of a slab.
+struct Step<L> {
+    keys: Keys,
     /// `[key_dim]`.
     query: *const f32,
+    /// The first decay, which is that of all rows unless each has its own.
     decay: L,
     /// What is multiplied with the key and added to the state.
     update: L,
 }
 
-/// 16 columns of a head's state.
+/// 16 columns of a head's state. Each of its rows has a decay of its own if `BY_KEY`.
 #[derive(Clone, Copy)]
-struct Slab {
+struct Slab<const BY_KEY: bool> {
     /// `[key_dim, 16]`.
     state: *mut f32,
     key_dim: usize,
 }
 
-impl Slab {
-    /// The product of a key with the state: `sum of key[i] * S[i]`.
+impl<const BY_KEY: bool> Slab<BY_KEY> {
+    /// What the state, after its decay, has for a key: `sum of key[i] * decay * S[i]`.
     ///
     /// # Safety
     /// The instruction set of `L` is available, the state is readable for `key_dim * 16` values,
-    /// and `key` for `key_dim` values.
+    /// and the key for `key_dim` values and its decays for theirs.
     #[inline(always)]
-    unsafe fn recall<L: Lanes>(self, key: *const f32) -> L {
-        // SAFETY: `i` is below `key_dim`, so key and row `i` are readable.
+    unsafe fn recall<L: Lanes>(self, keys: Keys) -> L {
+        // SAFETY: `i` is below `key_dim`, so key, decays and row `i` are readable.
         unsafe {
             let mut sums = [L::splat(0.0); CHAINS];
             for i in 0..self.key_dim {
                 let row = L::load(self.state.add(i * LANES));
                 let sum = &mut sums[i % CHAINS];
-                *sum = row.mul_add(L::splat(*key.add(i)), *sum);
+                *sum = row.mul_add(L::splat(Self::recalled(keys, i)), *sum);
             }
-            sums[0].add(sums[1])
+            Self::decayed(keys, sums[0].add(sums[1]))
         }
     }
 
+    /// The factor of row `i` when a key is recalled. A decay of all rows is left to
+    /// [`Slab::decayed`].
+    ///
+    /// # Safety
+    /// The key and its decays are readable for `i + 1` values.
+    #[inline(always)]
+    unsafe fn recalled(keys: Keys, i: usize) -> f32 {
+        // SAFETY: the conditions are those of this function.
+        unsafe { if BY_KEY { *keys.key.add(i) * *keys.decay.add(i) } else { *keys.key.add(i) } }
+    }
+
+    /// The sum of the rows with the factors [`Slab::recalled`], after the decay of all rows.
+    ///
+    /// # Safety
+    /// The instruction set of `L` is available, and the decays are readable.
+    #[inline(always)]
+    unsafe fn decayed<L: Lanes>(keys: Keys, sum: L) -> L {
+        // SAFETY: there is at least one decay.
+        unsafe { if BY_KEY { sum } else { L::splat(*keys.decay).mul(sum) } }
+    }
+
     /// Changes the state by one token: `S[i] = decay * S[i] + key[i] * update`. Returns the product
-    /// of the query with the new state and, if `RECALL`, what [`Slab::recall`] returns for
-    /// `next_key`, so that each token reads the state once.
+    /// of the query with the new state and, if `RECALL`, what [`Slab::recall`] returns for the keys
+    /// `next`, so that each token reads the state once.
     ///
     /// # Safety
     /// The instruction set of `L` is available, the state is readable and writable for `key_dim *
-    /// 16` values, and all keys and the query are readable for `key_dim` values.
+    /// 16` values, all keys and the query are readable for `key_dim` values, and decays for theirs.
     #[inline(always)]
-    unsafe fn advance<L: Lanes, const RECALL: bool>(
-        self,
-        step: &Step<L>,
-        next_key: *const f32,
-    ) -> (L, L) {
+    unsafe fn advance<L: Lanes, const RECALL: bool>(self, step: &Step<L>, next: Keys) -> (L, L) {
         // SAFETY: `i` is below `key_dim`.
         unsafe {
             let mut sums = [[L::splat(0.0); 2]; CHAINS];
             let mut i = 0;
             while i + CHAINS <= self.key_dim {
-                self.advance_row::<L, RECALL>(i, step, next_key, &mut sums[0]);
-                self.advance_row::<L, RECALL>(i + 1, step, next_key, &mut sums[1]);
+                self.advance_row::<L, RECALL>(i, step, next, &mut sums[0]);
+                self.advance_row::<L, RECALL>(i + 1, step, next, &mut sums[1]);
                 i += CHAINS;
             }
             if i < self.key_dim {
-                self.advance_row::<L, RECALL>(i, step, next_key, &mut sums[0]);
+                self.advance_row::<L, RECALL>(i, step, next, &mut sums[0]);
             }
-            (sums[0][0].add(sums[1][0]), sums[0][1].add(sums[1][1]))
+            let memory = sums[0][1].add(sums[1][1]);
+            let memory = if RECALL { Self::decayed(next, memory) } else { memory };
+            (sums[0][0].add(sums[1][0]), memory)
         }
     }
 
@@ -270,19 +344,20 @@ impl Slab {
         self,
         i: usize,
         step: &Step<L>,
-        next_key: *const f32,
+        next: Keys,
         sums: &mut [L; 2],
     ) {
         // SAFETY: row `i` is readable and writable, and the values `i` of the keys and the query
         // are readable by the conditions of this method.
         unsafe {
             let at = self.state.add(i * LANES);
-            let decayed = L::load(at).mul(step.decay);
-            let row = step.update.mul_add(L::splat(*step.key.add(i)), decayed);
+            let decay = if BY_KEY { L::splat(*step.keys.decay.add(i)) } else { step.decay };
+            let decayed = L::load(at).mul(decay);
+            let row = step.update.mul_add(L::splat(*step.keys.key.add(i)), decayed);
             row.store(at);
             sums[0] = row.mul_add(L::splat(*step.query.add(i)), sums[0]);
             if RECALL {
-                sums[1] = row.mul_add(L::splat(*next_key.add(i)), sums[1]);
+                sums[1] = row.mul_add(L::splat(Self::recalled(next, i)), sums[1]);
             }
         }
     }

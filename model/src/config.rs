@@ -23,7 +23,7 @@ mod tensors;
 mod vision;
 
 pub use architecture::Architecture;
-pub use delta_net::DeltaNetConfig;
+pub use delta_net::{DeltaNetConfig, DeltaNetKind};
 pub(crate) use experts::sigmoid;
 pub use experts::{ExpertChoice, ExpertGroups, ExpertScores, ExpertsConfig};
 pub(crate) use hf::{ParsedConfig, parse as parse_json};
@@ -38,9 +38,10 @@ pub use recurrent::RecurrentShape;
 pub use rope::{Rope, RopeScaling};
 pub use tensors::{
     AttentionWeights, ConvolutionWeights, DecoderWeights, DeltaNetWeights, DenseAndExpertsWeights,
-    ExpertsWeights, FeedForwardWeights, LatentWeights, LayerWeights, LinearWeights, Mamba2Weights,
-    MixerWeights, MlpInputs, MlpWeights, NormWeights, PerLayerEmbeddingWeights, PerLayerWeights,
-    QkvWeights, SharedExpertWeights, StackedWeights, TensorRole, TensorSpec,
+    ExpertsWeights, FactoredWeights, FeedForwardWeights, LatentWeights, LayerWeights,
+    LinearWeights, Mamba2Weights, MixerWeights, MlpInputs, MlpWeights, NormWeights,
+    PerLayerEmbeddingWeights, PerLayerWeights, QkvWeights, SharedExpertWeights, StackedWeights,
+    TensorRole, TensorSpec,
 };
 pub(crate) use vision::{
     LayerNormWeights, MergerWeights, ProjectorWeights, RegionWeights, VisionLayerWeights,
@@ -124,9 +125,9 @@ pub struct DecoderConfig {
     /// Number of positions that enter each output of a convolution, its own included: from 2 to 64.
     /// `None` if no layer has one.
     pub convolution_taps: Option<usize>,
-    /// Latent attention, which all layers have then; `None` if no layer has it.
+    /// Latent attention, which all layers with attention have then; `None` if no layer has it.
     pub latent: Option<LatentConfig>,
-    /// The layers with Gated DeltaNet; `None` if there are none.
+    /// The layers with Gated DeltaNet or Kimi Delta Attention; `None` if there are none.
     pub delta_net: Option<DeltaNetConfig>,
     /// The layers with Mamba-2; `None` if there are none. No model has both.
     pub mamba2: Option<Mamba2Config>,

@@ -36,9 +36,9 @@ pub mod weights;
 mod workers;
 
 pub use config::{
-    Activation, Architecture, DecoderConfig, DeltaNetConfig, ExpertsConfig, LayerConfig,
-    Mamba2Config, MixerKind, MlpKind, Multipliers, PatchPositions, ProjectorConfig, QueryScaling,
-    RegionConfig, Rope, RopeScaling, TowerConfig, VisionConfig,
+    Activation, Architecture, DecoderConfig, DeltaNetConfig, DeltaNetKind, ExpertsConfig,
+    LayerConfig, Mamba2Config, MixerKind, MlpKind, Multipliers, PatchPositions, ProjectorConfig,
+    QueryScaling, RegionConfig, Rope, RopeScaling, TowerConfig, VisionConfig,
 };
 pub use cpu::{CpuBackend, CpuOptions};
 pub use decoder::{Stage, StageTimes};

@@ -2,8 +2,8 @@
 #![allow(unsafe_code, reason = "runs on SIMD lanes, whose methods are unsafe")]
 
 use super::{map_in_place, zip_in_place};
-use crate::lanes::math::{gelu, gelu_tanh, sigmoid, squared_relu};
-use crate::lanes::{Lanes, dispatch};
+use crate::lanes::math::{gelu, gelu_tanh, sigmoid, softplus, squared_relu};
+use crate::lanes::{Lanes, dispatch, exp2};
 use crate::path::Path;
 
 /// `x *= silu(gate)`, elementwise, with `silu(x) = x / (1 + e^-x)`.
@@ -74,6 +74,36 @@ dispatch! {
     /// # Safety
     /// `x` is valid for `len` values.
     unsafe fn squared_relu_dispatch(x: *mut f32, len: usize) = squared_relu_lanes
+}
+
+/// `x = e^(rate * softplus(x + bias))`, elementwise, with `softplus(x) = ln(1 + e^x)`: the decays of
+/// a recurrent state at the time steps `x`. They are at most 1, also if `rate` is above 0.
+///
+/// # Panics
+/// If `x` and `bias` have different lengths.
+pub fn decay_in_place(path: Path, x: &mut [f32], bias: &[f32], rate: f32) {
+    assert_eq!(x.len(), bias.len(), "decay_in_place: x and bias must have the same length");
+    // SAFETY: both slices hold `x.len()` values, as asserted above.
+    unsafe { decay_dispatch(path, x.as_mut_ptr(), bias.as_ptr(), x.len(), rate) }
+}
+
+/// # Safety
+/// The instruction set of `L` is available, and `x` and `bias` are valid for `len` values.
+#[inline(always)]
+unsafe fn decay_lanes<L: Lanes>(x: *mut f32, bias: *const f32, len: usize, rate: f32) {
+    // SAFETY: `zip_in_place` requires exactly what this function requires; the closure only
+    // computes in registers.
+    unsafe {
+        let rate = L::splat(rate * std::f32::consts::LOG2_E);
+        zip_in_place::<L>(x, bias, len, |x, bias| {
+            exp2(L::splat(0.0).min(softplus(x.add(bias)).mul(rate)))
+        });
+    }
+}
+dispatch! {
+    /// # Safety
+    /// Both pointers are valid for `len` values.
+    unsafe fn decay_dispatch(x: *mut f32, bias: *const f32, len: usize, rate: f32) = decay_lanes
 }
 
 /// `x = gelu(x)`, elementwise, with the error function.

@@ -82,6 +82,38 @@ fn gates_match_their_formulas() {
     }
 }
 
+/// Goal: decays match their formula also where the exponentials underflow or overflow, are from 0 to
+/// 1, and propagate NaN.
+#[test]
+fn decays_match_their_formula() {
+    for rate in [-3.0, -0.02] {
+        let inputs = |size| {
+            let steps: Vec<f32> = random(3, size).iter().map(|v| v * 12.0).collect();
+            (steps, random(4, size))
+        };
+        let got = |path, size| {
+            let (mut x, bias) = inputs(size);
+            decay_in_place(path, &mut x, &bias, rate);
+            x
+        };
+        let want = |size| {
+            let (x, bias) = inputs(size);
+            let sums = wide(&x).into_iter().zip(wide(&bias)).map(|(x, bias)| x + bias);
+            sums.map(|sum| (f64::from(rate) * sum.exp().ln_1p()).exp()).collect()
+        };
+        check(1e-6, got, want);
+    }
+    for path in Path::supported() {
+        let mut extremes = [-1000.0, 1000.0, f32::INFINITY, f32::NAN];
+        decay_in_place(path, &mut extremes, &[0.0; 4], -1.0);
+        assert_eq!(extremes[..3], [1.0, 0.0, 0.0], "{path}");
+        assert!(extremes[3].is_nan(), "{path}: NaN must propagate");
+        let mut all = [-1000.0, 0.0, 1000.0];
+        decay_in_place(path, &mut all, &[0.0; 3], 2.0);
+        assert_eq!(all, [1.0; 3], "{path}: nothing grows");
+    }
+}
+
 /// Goal: scaling and soft-capping match their formulas, and soft-capping is exact at zero and
 /// bounded for any input.
 #[test]

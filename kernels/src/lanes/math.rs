@@ -1,4 +1,4 @@
-//! Elementwise functions on vectors: powers of two, sigmoid and GELU.
+//! Elementwise functions on vectors: powers of two, sigmoid, GELU and softplus.
 //!
 //! A power of two splits `x = n + r` with an integer `n` and `|r| <= 1/2`, evaluates a polynomial
 //! in `r`, and adds `n` to the exponent of the result.
@@ -129,6 +129,29 @@ pub(crate) unsafe fn gelu<L: Lanes>(x: L) -> L {
         let power = exp2(x.mul(x).mul(L::splat(-0.5 * std::f32::consts::LOG2_E)));
         let rest = sum.mul(t).mul(power).mul(magnitude).mul(L::splat(0.5));
         L::splat(0.0).max(x).sub(rest)
+    }
+}
+
+/// `ln(1 + e^x)`. The relative error is below 1e-6. Zero below -87, NaN for NaN.
+///
+/// It is `max(x, 0) + ln(1 + u)` with `u = e^-|x|`, and the logarithm is the series of `2 artanh(z)`
+/// with `z = u / (2 + u)`, which is at most a third.
+///
+/// # Safety
+/// The instruction set of `L` is available.
+#[inline(always)]
+pub(crate) unsafe fn softplus<L: Lanes>(x: L) -> L {
+    // SAFETY: computes in registers; the instruction set of `L` is available.
+    unsafe {
+        let magnitude = L::splat(0.0).sub(x).max(x);
+        let u = exp2(magnitude.mul(L::splat(-std::f32::consts::LOG2_E)));
+        let z = u.div(u.add(L::splat(2.0)));
+        let square = z.mul(z);
+        let mut sum = L::splat(2.0 / 15.0);
+        for degree in [13.0, 11.0, 9.0, 7.0, 5.0, 3.0, 1.0] {
+            sum = sum.mul_add(square, L::splat(2.0 / degree));
+        }
+        sum.mul_add(z, L::splat(0.0).max(x))
     }
 }
 

@@ -96,6 +96,48 @@ fn written_and_added_results_equal_separate_passes() {
     });
 }
 
+/// Goal: products that write parts of the columns of one buffer, with and without an epilogue, equal
+/// separate products next to each other.
+#[test]
+fn columns_of_one_buffer_equal_separate_buffers() {
+    check(|path, dtype, rows, threads, what| {
+        let (inner, widths) = (64, [40, 7, 96]);
+        let matrices = [0, 1, 2].map(|part| matrix(dtype, part as u64, widths[part], inner, path));
+        let x = random(5, rows * inner);
+        let alone = [0, 1, 2].map(|part| alone(&matrices[part], &x, rows));
+        let mut operands = Operands::default();
+        operands.reset(rows, &matrices.each_ref());
+        operands.pack(threads, &x);
+        let stride = widths.iter().sum::<usize>();
+        let mut got = vec![f32::NAN; rows * stride];
+        let negate = |sums: RowSums<'_>| sums.first.iter_mut().for_each(|sum| *sum = -*sum);
+        let columns = ColumnsMut::divide(&mut got, rows, widths);
+        let readers: [[&Matrix; 1]; 3] = matrices.each_ref().map(|matrix| [matrix]);
+        let product = |(part, columns): (usize, _)| Product {
+            group: 0,
+            matrices: &readers[part],
+            step: 1,
+            epilogue: (part == 1).then_some(&negate as Epilogue<'_>),
+            sink: Sink::Columns(columns),
+        };
+        let mut products: Vec<_> = columns.into_iter().enumerate().map(product).collect();
+        multiply(path, threads, &operands, &mut products);
+        drop(products);
+        for (row, got) in got.chunks_exact(stride).enumerate() {
+            let part = |part: usize| &alone[part][row * widths[part]..][..widths[part]];
+            let negated: Vec<f32> = part(1).iter().map(|value| -value).collect();
+            same(got, &[part(0), &negated, part(2)].concat(), what);
+        }
+    });
+}
+
+/// Goal: a buffer of another size panics instead of being written beyond its end.
+#[test]
+#[should_panic(expected = "the buffer must be [3, 9]")]
+fn columns_of_a_smaller_buffer_panic() {
+    ColumnsMut::divide(&mut [0.0; 26], 3, [4, 5]);
+}
+
 /// Goal: gate and up in one product, with the activation function as epilogue and the next
 /// product's operands as sink, equal three products and the function over whole rows. The readers
 /// of the operands may have different packings.

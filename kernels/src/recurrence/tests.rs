@@ -12,7 +12,7 @@ struct Inputs {
     value_dim: usize,
     /// `[tokens, key_dim + key_dim + value_dim + 3]`.
     rows: Vec<f32>,
-    /// `[tokens, 2]`: decay and strength.
+    /// `[tokens, decays + 1]`: decays and strength.
     gates: Vec<f32>,
 }
 
@@ -21,12 +21,17 @@ impl Inputs {
         let scale = (key_dim as f32).sqrt().recip();
         let rows = random(7, tokens * (2 * key_dim + value_dim + 3));
         let rows = rows.iter().map(|value| value * scale).collect();
-        let gates = random(8, 2 * tokens).iter().map(|value| 0.55 + 0.45 * value).collect();
+        let gates = random(8, (rule.decays(key_dim) + 1) * tokens);
+        let gates = gates.iter().map(|value| 0.55 + 0.45 * value).collect();
         Self { rule, tokens, key_dim, value_dim, rows, gates }
     }
 
     fn stride(&self) -> usize {
         2 * self.key_dim + self.value_dim + 3
+    }
+
+    fn decays(&self) -> usize {
+        self.rule.decays(self.key_dim)
     }
 
     /// The tokens from `first` on.
@@ -35,7 +40,8 @@ impl Inputs {
             values: &self.rows[first * self.stride() + offset..],
             stride: self.stride(),
         };
-        let gates = |offset| StridedRows { values: &self.gates[2 * first + offset..], stride: 2 };
+        let stride = self.decays() + 1;
+        let gates = |offset| StridedRows { values: &self.gates[stride * first + offset..], stride };
         Recurrence {
             path,
             rule: self.rule,
@@ -46,7 +52,7 @@ impl Inputs {
             keys: rows(self.key_dim),
             values: rows(2 * self.key_dim),
             decays: gates(0),
-            strengths: gates(1),
+            strengths: gates(self.decays()),
         }
     }
 
@@ -70,15 +76,21 @@ impl Inputs {
         let (keys, width) = (self.key_dim, self.value_dim);
         let mut state = vec![0.0; keys * width];
         let mut out = Vec::new();
-        for (row, gates) in self.rows.chunks_exact(self.stride()).zip(self.gates.chunks_exact(2)) {
+        let gates = self.gates.chunks_exact(self.decays() + 1);
+        for (row, gates) in self.rows.chunks_exact(self.stride()).zip(gates) {
             let at = |index: usize| f64::from(row[index]);
-            let [decay, strength] = [0, 1].map(|gate| f64::from(gates[gate]));
+            let (decays, strength) = gates.split_at(self.decays());
+            let strength = f64::from(strength[0]);
+            let decay = |i: usize| f64::from(decays[i % decays.len()]);
             for column in 0..width {
                 let cells = |state: &[f64], from: usize| -> f64 {
                     (0..keys).map(|i| at(from + i) * state[i * width + column]).sum()
                 };
-                (0..keys).for_each(|i| state[i * width + column] *= decay);
-                let memory = if self.rule == Rule::Delta { cells(&state, keys) } else { 0.0 };
+                (0..keys).for_each(|i| state[i * width + column] *= decay(i));
+                let memory = match self.rule {
+                    Rule::Delta | Rule::DeltaByKey => cells(&state, keys),
+                    Rule::Additive => 0.0,
+                };
                 let update = strength * (at(2 * keys + column) - memory);
                 (0..keys).for_each(|i| state[i * width + column] += at(keys + i) * update);
                 out.push(cells(&state, 0));
@@ -95,7 +107,7 @@ const SIZES: [(usize, usize, usize); 5] =
 /// columns of the last slab stay zero.
 #[test]
 fn a_recurrence_equals_its_definition() {
-    for rule in [Rule::Delta, Rule::Additive] {
+    for rule in [Rule::Delta, Rule::DeltaByKey, Rule::Additive] {
         for (tokens, key_dim, value_dim) in SIZES {
             let inputs = Inputs::new(rule, tokens, key_dim, value_dim);
             let (expected, expected_state) = inputs.reference();
@@ -125,7 +137,7 @@ fn a_recurrence_equals_its_definition() {
 #[test]
 fn bits_do_not_depend_on_the_division_into_calls() {
     let bits = |values: &[f32]| values.iter().map(|value| value.to_bits()).collect::<Vec<_>>();
-    for rule in [Rule::Delta, Rule::Additive] {
+    for rule in [Rule::Delta, Rule::DeltaByKey, Rule::Additive] {
         for (tokens, key_dim, value_dim) in SIZES {
             let inputs = Inputs::new(rule, tokens, key_dim, value_dim);
             for path in Path::supported() {

@@ -92,6 +92,9 @@ pub enum Architecture {
     Mistral4,
     /// Youtu-LLM: DeepSeek-V3 without experts.
     Youtu,
+    /// Kimi Linear: Kimi Delta Attention in three of four layers, latent attention without a rotary
+    /// embedding in the others, and a mixture of experts as in DeepSeek-V3.
+    KimiLinear,
     /// gpt-oss: a mixture of experts with biases and clamped gates, attention sinks, and windows in
     /// every other layer.
     GptOss,
@@ -166,13 +169,14 @@ pub(crate) struct Description {
     /// Whether windows are used only with `use_sliding_window`.
     pub(super) windows_need_flag: bool,
     pub(super) experts: Option<ExpertsDefaults>,
-    /// Latent attention in all layers, with the sizes of missing keys.
+    /// Latent attention in place of the usual one, with the sizes of missing keys.
     pub(super) latent: Option<LatentConfig>,
     /// Whose keys files have for layers with Mamba-2; `None` if there are none.
     pub(super) mamba: Option<Mamba>,
     /// Whether layers may have a convolution in place of attention (LFM2).
     pub(super) convolutions: bool,
-    /// Gated DeltaNet in place of attention in most layers, with the sizes of missing keys.
+    /// Gated DeltaNet or Kimi Delta Attention in place of attention in most layers, with the sizes of
+    /// missing keys.
     pub(super) delta_net: Option<DeltaNetConfig>,
     pub(crate) gguf: Gguf,
 }

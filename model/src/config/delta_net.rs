@@ -1,14 +1,16 @@
-//! The description of layers with Gated DeltaNet.
+//! The description of layers with Gated DeltaNet or Kimi Delta Attention.
 
 use super::recurrent::{RecurrentShape, ShapeKeys, check_sizes};
 use crate::error::ModelError;
 
-/// Gated DeltaNet (Yang et al., 2024), which most layers of Qwen3.5 and Qwen3-Next have in place of
+/// Gated DeltaNet, which most layers of Qwen3.5, Qwen3-Next and Kimi Linear have in place of
 /// attention. Each value head has a state, a matrix `[key_dim, value_dim]`, which every position
 /// changes by the delta rule. Queries, keys and values pass a short convolution first, whose last
 /// inputs are a part of the state.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DeltaNetConfig {
+    /// What decays and gates are made of.
+    pub kind: DeltaNetKind,
     /// Number of query heads and of key heads.
     pub key_heads: usize,
     /// Number of value heads, a multiple of `key_heads`.
@@ -26,6 +28,21 @@ pub struct DeltaNetConfig {
     /// Whether the weights have the logarithms of the decay rates (`A_log` of safetensors files),
     /// and not the negated rates (`ssm_a` of GGUF files).
     pub log_rates: bool,
+}
+
+/// The two published forms of Gated DeltaNet.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum DeltaNetKind {
+    /// Gated DeltaNet (Yang et al., 2024): the state of a head has one decay for each position, and
+    /// outputs are multiplied by the SiLU of their gates.
+    Gated,
+    /// Kimi Delta Attention (Kimi Team, 2025): each element of the keys has a decay of its own, and
+    /// outputs are multiplied by the sigmoid of their gates. Time steps and gates are projections
+    /// of vectors with `rank` elements, which are projections of the residual stream.
+    Kimi {
+        /// Number of elements of these vectors.
+        rank: usize,
+    },
 }
 
 impl DeltaNetConfig {
@@ -48,6 +65,10 @@ impl DeltaNetConfig {
             heads: self.value_heads,
             key_dim: self.key_dim,
             value_dim: self.value_dim,
+            decays: match self.kind {
+                DeltaNetKind::Gated => 1,
+                DeltaNetKind::Kimi { .. } => self.key_dim,
+            },
             channels: 2 * self.key_width() + self.value_width(),
             taps: self.taps,
         }
@@ -62,18 +83,39 @@ impl DeltaNetConfig {
         }
     }
 
+    /// Number of elements of the vectors that time steps and gates are projections of; `None` if
+    /// they are projections of the residual stream.
+    #[must_use]
+    pub fn rank(&self) -> Option<usize> {
+        match self.kind {
+            DeltaNetKind::Gated => None,
+            DeltaNetKind::Kimi { rank } => Some(rank),
+        }
+    }
+
     /// Checks the documented ranges. `file` is the file's name in error messages.
     pub(super) fn check(&self, file: &str) -> Result<(), ModelError> {
-        let heads = "linear_num_value_heads";
+        let [key_heads, heads, key_dim, value_dim] = match self.kind {
+            DeltaNetKind::Gated => [
+                "linear_num_key_heads",
+                "linear_num_value_heads",
+                "linear_key_head_dim",
+                "linear_value_head_dim",
+            ],
+            DeltaNetKind::Kimi { .. } => {
+                ["linear_num_heads", "linear_num_heads", "linear_head_dim", "linear_head_dim"]
+            }
+        };
         let sizes = [
-            ("linear_num_key_heads", self.key_heads),
+            (key_heads, self.key_heads),
             (heads, self.value_heads),
-            ("linear_key_head_dim", self.key_dim),
-            ("linear_value_head_dim", self.value_dim),
+            (key_dim, self.key_dim),
+            (value_dim, self.value_dim),
+            (key_dim, self.rank().unwrap_or(1)),
         ];
         check_sizes(file, &sizes)?;
         if !self.value_heads.is_multiple_of(self.key_heads) {
-            let expected = format!("a multiple of linear_num_key_heads, {}", self.key_heads);
+            let expected = format!("a multiple of {key_heads}, {}", self.key_heads);
             return Err(ModelError::key(file, heads, expected, self.value_heads));
         }
         self.shape().check(file, &ShapeKeys { heads, taps: "linear_conv_kernel_dim" })
@@ -88,6 +130,7 @@ mod tests {
     #[test]
     fn value_heads_share_key_heads() {
         let config = DeltaNetConfig {
+            kind: DeltaNetKind::Gated,
             key_heads: 2,
             value_heads: 6,
             key_dim: 4,

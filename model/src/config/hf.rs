@@ -8,6 +8,7 @@ mod delta_net;
 mod experts;
 mod falcon;
 mod gemma4;
+mod kimi;
 mod latent;
 mod layers;
 mod mamba;
@@ -118,7 +119,8 @@ fn decoder(
     let hidden_size = keys.size("hidden_size")?.unwrap_or(defaults.hidden_size);
     let latent = latent::parse(row, keys)?;
     let [num_heads, num_kv_heads, head_dim] = heads(defaults, latent, keys, hidden_size)?;
-    let max_positions = keys.size("max_position_embeddings")?.unwrap_or(defaults.max_positions);
+    let max_positions = keys.name_of(["max_position_embeddings", "model_max_length"]);
+    let max_positions = keys.size(max_positions)?.unwrap_or(defaults.max_positions);
     let heads = HeadShape { kv_heads: num_kv_heads, head_dim };
     let global_heads = gemma4::global_heads(row, keys, heads)?;
     let ropes = rope::parse(&row.rotation, keys, global_heads.head_dim, max_positions)?;

@@ -37,6 +37,11 @@ impl<'a> Keys<'a> {
         self.map.get(key).filter(|value| !value.is_null())
     }
 
+    /// The first of these names of one key that is present; the first one if none is.
+    pub(crate) fn name_of<'n, const N: usize>(&self, names: [&'n str; N]) -> &'n str {
+        names.into_iter().find(|name| self.given(name)).unwrap_or(names[0])
+    }
+
     /// Whether the key is present, possibly with the value null.
     pub(crate) fn given(&self, key: &str) -> bool {
         self.map.contains_key(key)

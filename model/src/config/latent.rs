@@ -33,7 +33,7 @@ pub struct LatentConfig {
 }
 
 impl LatentConfig {
-    /// Gives all layers latent attention if there is any.
+    /// Gives all layers latent attention if there is any. Some may get another mixer later.
     pub(super) fn mark_layers(latent: Option<Self>, layers: &mut [LayerConfig]) {
         if latent.is_some() {
             layers.iter_mut().for_each(|layer| layer.mixers = &[MixerKind::Latent]);
@@ -84,7 +84,7 @@ impl DecoderConfig {
             let got = latent.rotary_dim;
             return Err(ModelError::key(file, "qk_rope_head_dim", "an even number", got));
         }
-        let is_alone = layers.clone().count() == self.layers.len()
+        let is_alone = !self.has(MixerKind::Attention)
             && layers.clone().all(|layer| layer.heads.is_none() && layer.sliding_window.is_none());
         let is_plain = self.head_dim == latent.kept_dim()
             && self.num_kv_heads == 1
@@ -95,7 +95,8 @@ impl DecoderConfig {
         if is_alone && is_plain {
             return Ok(());
         }
-        let expected = "latent attention in all layers, without biases, gates, windows or sinks";
+        let expected = "latent attention in all layers with attention, without biases, gates, \
+                        windows or sinks";
         Err(ModelError::unsupported(file, "kv_lora_rank", expected, latent.width))
     }
 }

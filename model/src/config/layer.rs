@@ -12,7 +12,7 @@ pub enum MixerKind {
     /// A short convolution (LFM2), as
     /// [`DecoderConfig::convolution_taps`](super::DecoderConfig::convolution_taps) says.
     Convolution,
-    /// Gated DeltaNet, as [`DecoderConfig::delta_net`](super::DecoderConfig::delta_net) says.
+    /// Gated DeltaNet or Kimi Delta Attention, as [`DecoderConfig::delta_net`](super::DecoderConfig::delta_net) says.
     DeltaNet,
     /// Mamba-2, as [`DecoderConfig::mamba2`](super::DecoderConfig::mamba2) says.
     Mamba2,

@@ -44,6 +44,7 @@ impl Mamba2Config {
             heads: self.heads,
             key_dim: self.state_dim,
             value_dim: self.head_dim,
+            decays: 1,
             channels: self.heads * self.head_dim + 2 * self.key_width(),
             taps: self.taps,
         }

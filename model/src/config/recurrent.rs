@@ -19,6 +19,8 @@ pub struct RecurrentShape {
     pub key_dim: usize,
     /// Number of elements of a value.
     pub value_dim: usize,
+    /// Number of decays of a head at each position: one, or one for each element of a key.
+    pub decays: usize,
     /// Number of channels of the convolution: all queries, keys and values.
     pub channels: usize,
     /// Number of positions that enter each output of the convolution, its own included: from 2 to
@@ -37,6 +39,18 @@ impl RecurrentShape {
     #[must_use]
     pub fn value_width(&self) -> usize {
         self.heads * self.value_dim
+    }
+
+    /// Number of decays of all heads at each position.
+    #[must_use]
+    pub fn decay_width(&self) -> usize {
+        self.heads * self.decays
+    }
+
+    /// Number of decays and strengths of all heads at each position.
+    #[must_use]
+    pub fn factor_width(&self) -> usize {
+        self.decay_width() + self.heads
     }
 
     /// Number of values of the last inputs of the convolution, `[taps - 1, channels]`.

@@ -5,19 +5,20 @@
 //! models fill them, and both backends load a layer from its [`LayerWeights`]. They take it apart
 //! field by field, so that a tensor that is added here compiles only when each backend loads it.
 
+mod delta_net;
 mod feed_forward;
 mod list;
 mod mixers;
 mod per_layer;
 
 use super::{DecoderConfig, NormKind};
+pub use delta_net::{DeltaNetWeights, FactoredWeights};
 pub use feed_forward::{
     DenseAndExpertsWeights, ExpertsWeights, FeedForwardWeights, MlpInputs, MlpWeights,
     SharedExpertWeights,
 };
 pub use mixers::{
-    AttentionWeights, ConvolutionWeights, DeltaNetWeights, LatentWeights, Mamba2Weights,
-    MixerWeights, QkvWeights,
+    AttentionWeights, ConvolutionWeights, LatentWeights, Mamba2Weights, MixerWeights, QkvWeights,
 };
 pub use per_layer::{PerLayerEmbeddingWeights, PerLayerWeights};
 

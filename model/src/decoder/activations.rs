@@ -63,7 +63,8 @@ impl Activations {
             config.recurrent_shape().map(|shape| rows * shape.value_width()),
         ];
         if let Some(shape) = &config.recurrent_shape() {
-            self.recurrent.reserve(shape, rows);
+            let rank = config.delta_net.and_then(|delta_net| delta_net.rank());
+            self.recurrent.reserve(shape, rank.unwrap_or(0), rows);
         }
         if let Some(latent) = &config.latent {
             self.latent.reserve(latent, config.num_heads, rows);

@@ -1,4 +1,5 @@
-//! Gated DeltaNet, which most layers of Qwen3.5 have in place of attention.
+//! Gated DeltaNet and Kimi Delta Attention, which most layers of Qwen3.5 and Kimi Linear have in
+//! place of attention.
 //!
 //! A layer projects its input to queries, keys and values, to the strengths and the time steps of
 //! the value heads, and to the gates of the outputs ([`Decoder::delta_net_inputs`]). Queries and
@@ -9,29 +10,30 @@
 //! and what follows only for rows whose output is needed.
 
 use stolon_backend::StepBatch;
-use stolon_kernels::{self as kernels, Path, Rule};
+use stolon_kernels::{self as kernels, ColumnsMut, Operands, Path, Rule, Sink};
 
 use super::attention::Inputs;
-use super::linear::{Linear, Loader};
+use super::linear::{Factored, Linear, Loader};
 use super::profile::Stage;
-use super::recurrent::{HeadInputs, Recurrent, by_tap, softplus};
+use super::recurrent::{HeadInputs, Recurrent, RecurrentBuffers, by_tap, softplus};
 use super::{Decoder, StepState, linear};
-use crate::config::{DeltaNetConfig, DeltaNetWeights, sigmoid};
+use crate::config::{DeltaNetConfig, DeltaNetKind, DeltaNetWeights, sigmoid};
 use crate::error::ModelError;
 use crate::workers::Workers;
 
 /// Added to the sum of squares of a query or a key before the root is taken.
 const EPS: f32 = 1e-6;
 
-/// The weights of a layer with Gated DeltaNet: the fields of [`DeltaNetWeights`].
+/// The weights of a layer with Gated DeltaNet or Kimi Delta Attention: the fields of
+/// [`DeltaNetWeights`].
 #[derive(Debug)]
 pub(super) struct DeltaNet {
-    pub(super) config: DeltaNetConfig,
-    pub(super) qkv: Linear,
-    pub(super) gate: Linear,
-    pub(super) strength: Linear,
-    pub(super) step: Linear,
-    /// `[value_heads]`.
+    config: DeltaNetConfig,
+    qkv: Vec<Linear>,
+    gate: Factored,
+    strength: Linear,
+    step: Factored,
+    /// One for each decay.
     step_bias: Vec<f32>,
     /// The decay rates per time step, `[value_heads]`, all negative.
     rates: Vec<f32>,
@@ -50,30 +52,46 @@ impl DeltaNet {
     ) -> Result<Self, ModelError> {
         let DeltaNetWeights { qkv, gate, strength, step, step_bias, rates, taps, norm, output } =
             spec;
-        let by_channel = loader.vector(taps)?;
+        let mut by_channel = Vec::new();
+        for taps in taps {
+            by_channel.extend(loader.vector(taps)?);
+        }
         let mut rates = loader.vector(rates)?;
         if config.log_rates {
             rates.iter_mut().for_each(|rate| *rate = -rate.exp());
         }
         Ok(Self {
             config,
-            qkv: loader.linear(qkv)?,
-            gate: loader.linear(gate)?,
+            qkv: qkv.iter().map(|part| loader.linear(part)).collect::<Result<_, _>>()?,
+            gate: loader.factored(gate)?,
             strength: loader.linear(strength)?,
-            step: loader.linear(step)?,
+            step: loader.factored(step)?,
             step_bias: loader.vector(step_bias)?,
             rates,
             norm: loader.vector(norm)?,
             output: loader.linear(output)?,
             recurrent: Recurrent {
                 shape: config.shape(),
-                rule: Rule::Delta,
+                rule: match config.kind {
+                    DeltaNetKind::Gated => Rule::Delta,
+                    DeltaNetKind::Kimi { .. } => Rule::DeltaByKey,
+                },
                 heads: (0..config.value_heads).map(|head| inputs_of(&config, head)).collect(),
                 taps: by_tap(&by_channel, config.taps),
                 convolution_bias: None,
                 kept,
             },
         })
+    }
+
+    /// The matrices that the residual stream is multiplied with.
+    pub(super) fn inputs(&self) -> impl Iterator<Item = &Linear> {
+        self.qkv.iter().chain([self.gate.first(), &self.strength, self.step.first()])
+    }
+
+    /// Size in bytes of all packed matrices that are neither inputs nor the output.
+    pub(super) fn inner_bytes(&self) -> usize {
+        [&self.gate, &self.step].into_iter().filter_map(Factored::second).map(Linear::bytes).sum()
     }
 
     /// Normalizes the queries and keys of a row, `[channels]`.
@@ -84,6 +102,57 @@ impl DeltaNet {
         }
     }
 
+    /// Computes the projections of the rows `normed` of the residual stream. `gates` are those of
+    /// the outputs.
+    fn project(
+        &self,
+        path: Path,
+        inputs: Inputs,
+        normed: &Operands,
+        (buffers, gates): (&mut RecurrentBuffers, &mut Vec<f32>),
+        workers: &Workers,
+    ) {
+        let (rows, channels) = (normed.rows(), self.config.shape().channels);
+        let RecurrentBuffers { projected, strengths, steps, low, operands, .. } = buffers;
+        let [low_steps, low_gates] = low;
+        let mut products = Vec::with_capacity(6);
+        if inputs.kept() {
+            let widths = self.qkv.iter().map(Linear::out_features);
+            let parts = ColumnsMut::divide(&mut projected[..rows * channels], rows, widths);
+            let parts = self.qkv.iter().zip(parts);
+            products.extend(parts.map(|(linear, part)| (0, linear, Sink::Columns(part))));
+            products.push((0, &self.strength, self.strength.rows_sink(strengths, rows)));
+        }
+        let mut factored = [
+            (inputs.kept(), &self.step, low_steps, steps),
+            (inputs.own(), &self.gate, low_gates, gates),
+        ];
+        for (_, weights, low, out) in factored.iter_mut().filter(|(wanted, ..)| *wanted) {
+            let first = weights.first();
+            let to = if weights.second().is_some() { low } else { out };
+            products.push((0, first, first.rows_sink(to, rows)));
+        }
+        linear::multiply_groups(path, normed, products, workers);
+        let seconds = factored.into_iter().filter(|(wanted, ..)| *wanted);
+        let seconds: Vec<_> = seconds
+            .filter_map(|(_, weights, low, out)| {
+                weights.second().map(|second| (second, &*low, out))
+            })
+            .collect();
+        if seconds.is_empty() {
+            return;
+        }
+        operands.reset_groups(seconds.iter().map(|(second, ..)| (rows, [&second.matrix])));
+        let rank = seconds[0].0.matrix.in_features();
+        operands.fill(workers.for_pass(seconds.len() * rows, rank), |group, first, block| {
+            block.copy_from_slice(&seconds[group].1[first * rank..][..block.len()]);
+        });
+        let products = seconds.into_iter().enumerate();
+        let products =
+            products.map(|(group, (second, _, out))| (group, second, second.rows_sink(out, rows)));
+        linear::multiply_groups(path, operands, products, workers);
+    }
+
     /// The weights with which an RMS norm of a query head and of a key head divides by the root of
     /// the sum of squares and not of their mean; queries are also multiplied by `key_dim^-0.5`.
     fn head_norms(&self) -> [Vec<f32>; 2] {
@@ -91,12 +160,24 @@ impl DeltaNet {
         [1.0 / size, 1.0 / size.sqrt()].map(|weight| vec![weight; self.config.key_dim])
     }
 
-    /// Fills the decays and strengths of a row, `[2, value_heads]`.
-    fn fill_factors(&self, [strengths, steps]: [&[f32]; 2], factors: &mut [f32]) {
-        let (decays, factors) = factors.split_at_mut(self.config.value_heads);
-        let rates = self.rates.iter().zip(&self.step_bias);
-        for ((decay, step), (rate, bias)) in decays.iter_mut().zip(steps).zip(rates) {
-            *decay = (rate * softplus(step + bias)).exp();
+    /// Fills the decays and strengths of a row: decays of each head, then one strength for each.
+    fn fill_factors(&self, path: Path, [strengths, steps]: [&[f32]; 2], factors: &mut [f32]) {
+        let (decays, factors) = factors.split_at_mut(steps.len());
+        match self.config.kind {
+            DeltaNetKind::Gated => {
+                let rates = self.rates.iter().zip(&self.step_bias);
+                for ((decay, step), (rate, bias)) in decays.iter_mut().zip(steps).zip(rates) {
+                    *decay = (rate * softplus(step + bias)).exp();
+                }
+            }
+            DeltaNetKind::Kimi { .. } => {
+                decays.copy_from_slice(steps);
+                let dim = self.config.key_dim;
+                let heads = decays.chunks_exact_mut(dim).zip(self.step_bias.chunks_exact(dim));
+                for ((decays, bias), rate) in heads.zip(&self.rates) {
+                    kernels::decay_in_place(path, decays, bias, *rate);
+                }
+            }
         }
         for (factor, strength) in factors.iter_mut().zip(strengths) {
             *factor = sigmoid(*strength);
@@ -124,20 +205,13 @@ impl Decoder {
         let Some(layer) = self.layers[index].delta_net() else { return };
         let activations = &mut self.activations;
         let (normed, buffers) = (&activations.normed, &mut activations.recurrent);
-        let kept = inputs.kept();
-        let products = [
-            (kept, &layer.qkv, &mut buffers.projected),
-            (kept, &layer.strength, &mut buffers.strengths),
-            (kept, &layer.step, &mut buffers.steps),
-            (inputs.own(), &layer.gate, &mut activations.gates),
-        ];
-        linear::multiply_wanted(self.path, normed, products, workers);
+        layer.project(self.path, inputs, normed, (buffers, &mut activations.gates), workers);
         self.profile.mark(Stage::Qkv);
-        if kept {
+        if inputs.kept() {
             let (path, norms) = (self.path, layer.head_norms());
             let finish = |row: &mut [f32], gates: [&[f32]; 2], factors: &mut [f32]| {
                 layer.normalize(path, &norms, row);
-                layer.fill_factors(gates, factors);
+                layer.fill_factors(path, gates, factors);
             };
             let step = (&self.plan, batch, step);
             layer.recurrent.advance(path, buffers, step, &finish, workers);
@@ -164,7 +238,11 @@ impl Decoder {
                     let output = buffers.output(&shape, plan, (source, head));
                     kernels::rms_norm(path, output, &layer.norm, eps, 0.0, out);
                 }
-                kernels::mul_silu(path, out, &gates[row * width..][..width]);
+                let gates = &gates[row * width..][..width];
+                match layer.config.kind {
+                    DeltaNetKind::Gated => kernels::mul_silu(path, out, gates),
+                    DeltaNetKind::Kimi { .. } => kernels::mul_sigmoid(path, out, gates),
+                }
             }
         });
         self.profile.mark(Stage::Recurrence);

@@ -123,6 +123,7 @@ fn use_every_field_of_latent(config: &LatentConfig) {
 fn use_every_field_of_delta_net(config: &DeltaNetConfig) {
     // `DecoderConfig::weights`, `StateStore` and `DeltaNet`
     let DeltaNetConfig {
+        kind: _,
         key_heads: _,
         value_heads: _,
         key_dim: _,

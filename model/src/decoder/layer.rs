@@ -38,7 +38,7 @@ pub(super) enum Mixer {
     Attention(Attention),
     /// A short convolution.
     Convolution(Convolution),
-    /// Gated DeltaNet.
+    /// Gated DeltaNet or Kimi Delta Attention.
     DeltaNet(DeltaNet),
     /// Mamba-2.
     Mamba2(Mamba2),
@@ -60,32 +60,24 @@ impl Mixer {
 
     /// The matrices that the normalized residual stream is multiplied with.
     pub(super) fn inputs(&self) -> Vec<&Matrix> {
-        let inputs = match self {
+        let inputs: Vec<&Linear> = match self {
             Self::Attention(Attention { q, k, v, gate, .. }) => {
-                [Some(q), k.as_ref(), v.as_ref(), gate.as_ref()]
+                [q].into_iter().chain(k).chain(v).chain(gate).collect()
             }
-            Self::Convolution(Convolution { factor, gate, x, .. }) => {
-                [Some(factor), Some(gate), Some(x), None]
-            }
-            Self::DeltaNet(DeltaNet { qkv, gate, strength, step, .. }) => {
-                [qkv, gate, strength, step].map(Some)
-            }
-            Self::Mamba2(Mamba2 { gate, xbc, step, .. }) => {
-                [Some(gate), Some(xbc), Some(step), None]
-            }
-            Self::Latent(latent) => {
-                let [query, latent] = latent.inputs();
-                [Some(query), Some(latent), None, None]
-            }
+            Self::Convolution(Convolution { factor, gate, x, .. }) => vec![factor, gate, x],
+            Self::DeltaNet(delta_net) => delta_net.inputs().collect(),
+            Self::Mamba2(Mamba2 { gate, xbc, step, .. }) => vec![gate, xbc, step],
+            Self::Latent(latent) => latent.inputs().into(),
         };
-        inputs.into_iter().flatten().map(|linear| &linear.matrix).collect()
+        inputs.into_iter().map(|linear| &linear.matrix).collect()
     }
 
     /// Size in bytes of all packed matrices.
     fn bytes(&self) -> usize {
         let inner = match self {
             Self::Latent(latent) => latent.inner_bytes(),
-            _ => 0,
+            Self::DeltaNet(delta_net) => delta_net.inner_bytes(),
+            Self::Attention(_) | Self::Convolution(_) | Self::Mamba2(_) => 0,
         };
         self.inputs().into_iter().map(Matrix::bytes).sum::<usize>() + self.output().bytes() + inner
     }
@@ -219,7 +211,7 @@ impl Layer {
         })
     }
 
-    /// The Gated DeltaNet of the layer, if it has any.
+    /// The Gated DeltaNet or Kimi Delta Attention of the layer, if it has any.
     pub(super) fn delta_net(&self) -> Option<&DeltaNet> {
         self.mixers.iter().find_map(|mixer| match mixer {
             Mixer::DeltaNet(delta_net) => Some(delta_net),

@@ -4,7 +4,7 @@ use stolon_kernels::{
     self as kernels, Epilogue, Matrix, Operands, Path, Product, RowSums, Sink, TensorType,
 };
 
-use crate::config::{LinearWeights, TensorSpec};
+use crate::config::{FactoredWeights, LinearWeights, TensorSpec};
 use crate::error::ModelError;
 use crate::weight_type::WeightType;
 use crate::weights::Weights;
@@ -48,6 +48,12 @@ impl Loader<'_> {
     pub(crate) fn linear(&mut self, spec: &LinearWeights) -> Result<Linear, ModelError> {
         let LinearWeights { weight, bias } = spec;
         Ok(Linear { matrix: self.matrix(weight)?, bias: self.optional_vector(bias.as_ref())? })
+    }
+
+    /// Packs a projection that may be the product of two.
+    pub(crate) fn factored(&mut self, spec: &FactoredWeights) -> Result<Factored, ModelError> {
+        let FactoredWeights { down, up } = spec;
+        Ok(Factored { down: self.optional(down.as_ref())?, up: self.linear(up)? })
     }
 
     /// As [`Self::linear`], if the model has the projection.
@@ -100,12 +106,26 @@ pub(crate) fn multiply_wanted<'a, const N: usize>(
     products: [(bool, &'a Linear, &'a mut Vec<f32>); N],
     workers: &Workers,
 ) {
-    let (mut matrices, mut sinks) = (Vec::with_capacity(N), Vec::with_capacity(N));
-    for (_, linear, out) in products.into_iter().filter(|(wanted, ..)| *wanted) {
+    let wanted = products.into_iter().filter(|(wanted, ..)| *wanted);
+    let products = wanted.map(|(_, linear, out)| (0, linear, linear.rows_sink(out, rows.rows())));
+    multiply_groups(path, rows, products, workers);
+}
+
+/// Multiplies groups of rows, each given by its index, with matrices without biases, and writes the
+/// results to the sinks.
+pub(crate) fn multiply_groups<'a>(
+    path: Path,
+    rows: &Operands,
+    products: impl IntoIterator<Item = (usize, &'a Linear, Sink<'a>)>,
+    workers: &Workers,
+) {
+    let (mut matrices, mut sinks) = (Vec::new(), Vec::new());
+    for (group, linear, sink) in products {
         matrices.push([&linear.matrix]);
-        sinks.push(Sink::Rows(&mut out[..rows.rows() * linear.matrix.out_features()]));
+        sinks.push((group, sink));
     }
-    let product = |(matrices, sink)| Product { group: 0, matrices, step: 1, epilogue: None, sink };
+    let product =
+        |(matrices, (group, sink))| Product { group, matrices, step: 1, epilogue: None, sink };
     let mut products: Vec<Product<'_>> =
         matrices.iter().map(|matrices| &matrices[..]).zip(sinks).map(product).collect();
     let threads = workers.for_products(matrices.as_flattened(), rows.rows());
@@ -154,8 +174,38 @@ impl Linear {
         }
     }
 
+    /// Number of features of the result.
+    pub(crate) fn out_features(&self) -> usize {
+        self.matrix.out_features()
+    }
+
+    /// The first `rows` rows of a buffer for the result, `[rows, out]`.
+    pub(crate) fn rows_sink<'a>(&self, buffer: &'a mut [f32], rows: usize) -> Sink<'a> {
+        Sink::Rows(&mut buffer[..rows * self.out_features()])
+    }
+
     /// Size of the packed matrix in bytes.
     pub(crate) fn bytes(&self) -> usize {
         self.matrix.bytes()
+    }
+}
+
+/// A projection of the residual stream, which may be the product of two.
+#[derive(Debug)]
+pub(crate) struct Factored {
+    /// The projection to fewer features; `None` if there is only one.
+    down: Option<Linear>,
+    up: Linear,
+}
+
+impl Factored {
+    /// The matrix that the residual stream is multiplied with.
+    pub(crate) fn first(&self) -> &Linear {
+        self.down.as_ref().unwrap_or(&self.up)
+    }
+
+    /// The matrix that the result of the first one is multiplied with, if there is one.
+    pub(crate) fn second(&self) -> Option<&Linear> {
+        self.down.as_ref().map(|_| &self.up)
     }
 }

@@ -17,7 +17,7 @@ mod prepare;
 mod recur;
 
 use stolon_backend::StepBatch;
-use stolon_kernels::{Path, Rule};
+use stolon_kernels::{Operands, Path, Rule};
 
 use super::StepState;
 use super::plan::BatchRows;
@@ -62,28 +62,38 @@ pub(super) struct RecurrentBuffers {
     pub(super) convolved: Vec<f32>,
     /// Strengths of Gated DeltaNet before their sigmoid, `[rows, heads]`.
     pub(super) strengths: Vec<f32>,
-    /// Time steps before their softplus, `[rows, heads]`.
+    /// Time steps before their softplus, one for each decay, `[rows, heads * decays]`.
     pub(super) steps: Vec<f32>,
-    /// Decays, then strengths, `[rows, 2, heads]`.
+    /// Decays, then strengths, `[rows, heads * decays + heads]`.
     factors: Vec<f32>,
+    /// The vectors that time steps and gates are projections of, if they are projected twice,
+    /// `[rows, rank]` each.
+    pub(super) low: [Vec<f32>; 2],
+    /// These vectors, packed, with one group of rows for each kind.
+    pub(super) operands: Operands,
     /// The outputs of each slice, `[heads, tokens of the slice, value_dim]`, one slice after the
     /// other.
     outputs: Vec<f32>,
 }
 
 /// What a layer makes of the convolution's output at row `row`, `[channels]`, and the factors that
-/// it fills, `[2, heads]`: decays, then strengths. It gets the strengths and time steps of the row.
+/// it fills: decays, `[heads, decays]`, then strengths, `[heads]`. It gets the strengths and time
+/// steps of the row.
 pub(super) type FinishRow<'a> = dyn Fn(&mut [f32], [&[f32]; 2], &mut [f32]) + Sync + 'a;
 
 impl RecurrentBuffers {
-    /// Grows the buffers to at least `rows` rows.
-    pub(super) fn reserve(&mut self, shape: &RecurrentShape, rows: usize) {
+    /// Grows the buffers to at least `rows` rows. Time steps and gates are projections of vectors
+    /// with `rank` elements, or of the residual stream if it is 0.
+    pub(super) fn reserve(&mut self, shape: &RecurrentShape, rank: usize, rows: usize) {
+        let [low_steps, low_gates] = &mut self.low;
         for (buffer, width) in [
             (&mut self.projected, shape.channels),
             (&mut self.convolved, shape.channels),
             (&mut self.strengths, shape.heads),
-            (&mut self.steps, shape.heads),
-            (&mut self.factors, 2 * shape.heads),
+            (&mut self.steps, shape.decay_width()),
+            (&mut self.factors, shape.factor_width()),
+            (low_steps, rank),
+            (low_gates, rank),
             (&mut self.outputs, shape.value_width()),
         ] {
             if buffer.len() < rows * width {

@@ -139,11 +139,12 @@ impl Weights {
             shape.iter().copied().filter(|size| *size != 1).collect()
         };
         let is_same = match (&stored.shape[..], shape) {
+            (stored, wanted) if larger(stored) == larger(wanted) => true,
             ([rows, kernel @ ..], [wanted, columns]) if kernel.len() >= 3 => {
                 rows == wanted && kernel.iter().product::<usize>() == *columns
             }
             ([groups, width], [wanted]) => groups * width == *wanted,
-            (stored, wanted) => larger(stored) == larger(wanted),
+            _ => false,
         };
         if !is_same {
             return Err(ModelError::WrongShape {

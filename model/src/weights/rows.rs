@@ -90,7 +90,7 @@ impl DecoderConfig {
             match (mixer, self.delta_net) {
                 (MixerWeights::Attention(attention), _) => self.add_gated(attention, &mut list),
                 (MixerWeights::DeltaNet(delta_net), Some(config)) if config.grouped => {
-                    list.extend(of_delta_net(&config, delta_net));
+                    list.extend(of_delta_net(&config, delta_net).into_iter().flatten());
                 }
                 _ => {}
             }
@@ -112,30 +112,33 @@ impl DecoderConfig {
     }
 }
 
-/// The matrices that Qwen3-Next has in place of those of Gated DeltaNet.
-fn of_delta_net(config: &DeltaNetConfig, weights: DeltaNetWeights) -> [Division; 2] {
+/// The matrices that Qwen3-Next has in place of those of Gated DeltaNet. Files of Kimi Linear have
+/// matrices of their own for queries, keys and values.
+fn of_delta_net(config: &DeltaNetConfig, weights: DeltaNetWeights) -> Option<[Division; 2]> {
+    let [qkv] = <[_; 1]>::try_from(weights.qkv).ok()?;
     let DeltaNetConfig { key_heads: count, key_dim, .. } = *config;
     let heads = config.value_heads / count;
     let values = heads * config.value_dim;
     let step = 2 * key_dim + 2 * values;
     let run = |first, len| Run { first, len, step, count };
     let (query, key) = (run(0, key_dim), run(key_dim, key_dim));
-    let (value, gate) = (run(2 * key_dim, values), run(2 * key_dim + values, values));
+    let (value, gates) = (run(2 * key_dim, values), run(2 * key_dim + values, values));
     let of_heads = |first| vec![Run { first, len: heads, step: 2 * heads, count }];
     let named = |spec: &TensorSpec, own: &str, name: &str| spec.name.replace(own, name);
-    let (qkv, strength) = (weights.qkv.weight, weights.strength.weight);
-    [
+    let (qkv, strength) = (qkv.weight, weights.strength.weight);
+    let (gate, time_step) = (weights.gate.up.weight, weights.step.up.weight);
+    Some([
         Division {
             name: named(&qkv, "in_proj_qkv", "in_proj_qkvz"),
             rows: step * count,
-            parts: vec![(qkv, vec![query, key, value]), (weights.gate.weight, vec![gate])],
+            parts: vec![(qkv, vec![query, key, value]), (gate, vec![gates])],
         },
         Division {
             name: named(&strength, "in_proj_b", "in_proj_ba"),
             rows: 2 * heads * count,
-            parts: vec![(strength, of_heads(0)), (weights.step.weight, of_heads(heads))],
+            parts: vec![(strength, of_heads(0)), (time_step, of_heads(heads))],
         },
-    ]
+    ])
 }
 
 impl Weights {

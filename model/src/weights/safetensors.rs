@@ -199,12 +199,14 @@ pub(crate) fn check_index(weights: &Weights, index: &Value, dir: &Path) -> Resul
     Ok(())
 }
 
-/// What the names of LFM2, Granite, GLM-4.5, StarCoder 2, gpt-oss, Nemotron-H and Falcon-H1 have in
-/// place of others.
-const OTHER_NAMES: [(&str, &str); 28] = [
+/// What the names of LFM2, Granite, GLM-4.5, StarCoder 2, gpt-oss, Nemotron-H, Falcon-H1 and Kimi
+/// Linear have in place of others.
+const OTHER_NAMES: [(&str, &str); 30] = [
     (".mlp.router.", ".mlp.gate."),
     (".mlp.gate.e_score_correction_bias", ".mlp.expert_bias"),
     (".mlp.shared_experts.", ".mlp."),
+    (".block_sparse_moe.gate.e_score_correction_bias", ".mlp.expert_bias"),
+    (".block_sparse_moe.shared_experts.", ".mlp."),
     (".block_sparse_moe.router.layer.", ".mlp.gate."),
     (".block_sparse_moe.input_linear.weight", ".mlp.experts.gate_up_proj"),
     (".block_sparse_moe.output_linear.weight", ".mlp.experts.down_proj"),

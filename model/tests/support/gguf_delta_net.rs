@@ -1,13 +1,20 @@
-//! What llama.cpp's converter does to the tensors of models with Gated DeltaNet.
+//! What llama.cpp's converter does to the tensors of models with Gated DeltaNet or Kimi Delta
+//! Attention.
 
 use stolon_model::config::TensorSpec;
-use stolon_model::{Architecture, DecoderConfig, DeltaNetConfig, Weights};
+use stolon_model::{Architecture, DecoderConfig, DeltaNetConfig, DeltaNetKind, Weights};
 
 use super::floats;
 use crate::gguf_writer::{GgufWriter, Meta};
 
-/// Adds the metadata of the layers with Gated DeltaNet, of which every second one has attention.
+/// Adds the metadata of these layers. Every second layer has attention.
 pub(crate) fn metadata(config: &DeltaNetConfig, prefix: &str, file: &mut GgufWriter) {
+    if let DeltaNetKind::Kimi { rank } = config.kind {
+        for (key, number) in [("kda.head_dim", rank), ("ssm.conv_kernel", config.taps)] {
+            file.set(&format!("{prefix}.{key}"), Meta::U32(number as u32));
+        }
+        return;
+    }
     for (key, number) in [
         ("ssm.group_count", config.key_heads),
         ("ssm.time_step_rank", config.value_heads),
@@ -41,6 +48,16 @@ pub(crate) fn converted(
         shape[0] *= 2;
         let gates = other("q_proj", "gate_proj");
         return Some((alternating(&values, &gates, config.head_dim * columns), shape));
+    }
+    if config.architecture == Architecture::KimiLinear {
+        if spec.name.ends_with("A_log") {
+            let rates = values.iter().map(|value| -value.exp()).collect();
+            return Some((rates, vec![1, 1, shape[0], 1]));
+        }
+        if spec.name.contains("conv1d") {
+            shape = vec![1, shape[0], 1, columns];
+        }
+        return Some((values, shape));
     }
     let Some(delta_net) = config.delta_net.filter(|_| spec.name.contains("linear_attn")) else {
         return Some((values, shape));

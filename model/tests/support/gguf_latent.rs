@@ -1,6 +1,6 @@
 //! What llama.cpp's converter makes of models with latent attention.
 
-use stolon_model::config::{ExpertScores, TensorSpec};
+use stolon_model::config::{ExpertScores, MixerKind, TensorSpec};
 use stolon_model::{DecoderConfig, RopeScaling};
 
 use super::interleaved;
@@ -45,6 +45,10 @@ pub(crate) fn metadata(config: &DecoderConfig, prefix: &str, file: &mut GgufWrit
 /// The rows of `spec` in the order of files, in which the rotated ones are the last of each head.
 pub(crate) fn rows(config: &DecoderConfig, spec: &TensorSpec, values: Vec<f32>) -> Vec<f32> {
     let Some(latent) = config.latent else { return values };
+    let layer = spec.name.split('.').nth(2).and_then(|layer| layer.parse::<usize>().ok());
+    if layer.is_none_or(|layer| !config.layers[layer].has(MixerKind::Latent)) {
+        return values;
+    }
     let (heads, head_dim) = match spec.name.rsplit('.').nth(1) {
         Some("q_proj" | "q_b_proj") => (config.num_heads, latent.query_dim()),
         Some("kv_a_proj_with_mqa") => (1, latent.kept_dim()),

@@ -100,9 +100,11 @@ fn gguf_name(name: &str, post_norms: bool) -> String {
         "self_attn" if kind == "sinks" => return format!("blk.{layer}.attn_sinks.weight"),
         "conv.conv" => "shortconv.conv",
         "conv.out_proj" => "shortconv.out_proj",
-        "linear_attn" | "mamba" if kind == "A_log" => return format!("blk.{layer}.ssm_a"),
+        "linear_attn" | "self_attn" | "mamba" if kind == "A_log" => {
+            return format!("blk.{layer}.ssm_a");
+        }
         "mamba" if kind == "D" => return format!("blk.{layer}.ssm_d"),
-        "linear_attn" | "mamba" => return format!("blk.{layer}.ssm_dt.bias"),
+        "linear_attn" | "self_attn" | "mamba" => return format!("blk.{layer}.ssm_dt.bias"),
         "mamba.conv1d" => "ssm_conv1d",
         "mamba.norm" => "ssm_norm",
         "mamba.out_proj" => "ssm_out",
@@ -113,6 +115,15 @@ fn gguf_name(name: &str, post_norms: bool) -> String {
         "linear_attn.conv1d" => "ssm_conv1d",
         "linear_attn.norm" => "ssm_norm",
         "linear_attn.out_proj" => "ssm_out",
+        "self_attn.q_conv1d" => "ssm_conv1d_q",
+        "self_attn.k_conv1d" => "ssm_conv1d_k",
+        "self_attn.v_conv1d" => "ssm_conv1d_v",
+        "self_attn.f_a_proj" => "ssm_f_a",
+        "self_attn.f_b_proj" => "ssm_f_b",
+        "self_attn.g_a_proj" => "ssm_g_a",
+        "self_attn.g_b_proj" => "ssm_g_b",
+        "self_attn.b_proj" => "ssm_beta",
+        "self_attn.o_norm" => "ssm_norm",
         "post_attention_layernorm" if post_norms => "post_attention_norm",
         "post_attention_layernorm" | "pre_feedforward_layernorm" => "ffn_norm",
         "post_self_attn_layernorm" => "post_attention_norm",
@@ -149,6 +160,7 @@ fn metadata(config: &DecoderConfig, file: &mut GgufWriter) {
         Architecture::GraniteHybrid => "granite",
         Architecture::Glm4Moe => "glm4moe",
         Architecture::Mistral4 => "mistral4",
+        Architecture::KimiLinear => "kimi-linear",
         _ if config.latent.is_some() => "deepseek2",
         Architecture::Ministral3 => "mistral3",
         Architecture::Lfm2Moe => "lfm2moe",
@@ -179,8 +191,10 @@ fn metadata(config: &DecoderConfig, file: &mut GgufWriter) {
     ];
     let nemotron = config.architecture == Architecture::NemotronH;
     for (key, number) in numbers {
-        let by_layer = (config.convolution_taps.is_some() || config.mamba2.is_some())
-            && config.architecture != Architecture::FalconH1;
+        let is_hybrid = config.convolution_taps.is_some()
+            || config.mamba2.is_some()
+            || config.architecture == Architecture::KimiLinear;
+        let by_layer = is_hybrid && config.architecture != Architecture::FalconH1;
         let list = |has: fn(&LayerConfig) -> bool| {
             let entry = |layer: &LayerConfig| if has(layer) { number as i32 } else { 0 };
             Meta::I32s(config.layers.iter().map(entry).collect())
@@ -468,7 +482,7 @@ pub(crate) fn gguf_of(config: &DecoderConfig, weights: &Weights, dtype: TensorTy
         let post_norms = match config.norms {
             NormPlacement::Input => {
                 matches!(config.architecture, Architecture::GptOss | Architecture::Glm4Moe)
-                    || config.delta_net.is_some()
+                    || (config.delta_net.is_some() && config.latent.is_none())
             }
             NormPlacement::Output | NormPlacement::InputAndOutput => true,
             NormPlacement::InputAndOutputOfGlm | NormPlacement::Parallel => false,

@@ -14,7 +14,7 @@ pub(crate) fn architectures() -> impl Iterator<Item = &'static str> {
 
 /// The architectures whose files have rows in another order: adjacent rows of q and k form the pairs
 /// that are rotated, or the rows of queries and gates are in one matrix.
-pub(crate) const OTHER_ROWS: [&str; 11] = [
+pub(crate) const OTHER_ROWS: [&str; 12] = [
     "glm4",
     "ernie4_5",
     "qwen3_5_text",
@@ -25,12 +25,13 @@ pub(crate) const OTHER_ROWS: [&str; 11] = [
     "glm4_moe_lite",
     "mistral4",
     "youtu",
+    "kimi_linear",
     "cohere2",
 ];
 
 /// The architectures with latent attention.
-pub(crate) const LATENT: [&str; 5] =
-    ["deepseek_v2", "deepseek_v3", "glm4_moe_lite", "mistral4", "youtu"];
+pub(crate) const LATENT: [&str; 6] =
+    ["deepseek_v2", "deepseek_v3", "glm4_moe_lite", "mistral4", "youtu", "kimi_linear"];
 
 /// A small `config.json`. Rows are long enough for every quantized type.
 pub(crate) fn config_json(architecture: &str) -> Value {
@@ -163,7 +164,7 @@ pub(crate) fn config_json(architecture: &str) -> Value {
     if LATENT.contains(&architecture) {
         config["kv_lora_rank"] = 256.into();
         config["q_lora_rank"] =
-            if architecture == "deepseek_v2" { Value::Null } else { 256.into() };
+            if let "deepseek_v2" | "kimi_linear" = architecture { Value::Null } else { 256.into() };
         config["qk_rope_head_dim"] = 16.into();
         config["qk_nope_head_dim"] = 32.into();
         config["v_head_dim"] = 32.into();
@@ -171,6 +172,12 @@ pub(crate) fn config_json(architecture: &str) -> Value {
         config["num_experts_per_tok"] = 2.into();
         config["moe_intermediate_size"] = 256.into();
         config["first_k_dense_replace"] = 1.into();
+    }
+    if architecture == "kimi_linear" {
+        config["linear_attn_config"] = json!({
+            "kda_layers": [1], "full_attn_layers": [2], "num_heads": 8, "head_dim": 256,
+            "short_conv_kernel_size": 4,
+        });
     }
     if architecture == "mistral4" {
         config["rope_parameters"] = json!({

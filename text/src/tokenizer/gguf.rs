@@ -4,12 +4,15 @@
 //! The metadata is first converted to a `tokenizer.json`, because this format is public and stable,
 //! and the rest of the crate reads it too.
 
+mod patterns;
+
 use std::collections::HashMap;
 
 use serde_json::{Map, Value, json};
 
 use super::Tokenizer;
 use crate::{GgufTokenizer, TokenizerError};
+use patterns::{DEEPSEEK, DEEPSEEK_FIRST, GPT4O, KIMI, LLAMA3, QWEN2, QWEN35, TEKKEN};
 
 /// SentencePiece's mark for a space.
 const SPACE_MARK: &str = "\u{2581}";
@@ -324,6 +327,7 @@ impl Split {
             Some("deepseek-v3") => {
                 Self { first: &DEEPSEEK_FIRST, pattern: Some(DEEPSEEK), ..Self::default() }
             }
+            Some("kimi-k2") => Self { pattern: Some(KIMI), ..Self::default() },
             Some("qwen35") => Self { pattern: Some(QWEN35), composes: true, ..Self::default() },
             Some("tekken" | "pixtral") => Self {
                 pattern: Some(TEKKEN),
@@ -336,8 +340,8 @@ impl Split {
                 Self { single_digits: true, ..Self::default() }
             }
             Some(other) => {
-                let expected = "gpt-2, llama-bpe, qwen2, qwen35, gpt-4o, tekken, smollm, glm4 or \
-                                deepseek-v3; or copy the model's tokenizer.json to the directory \
+                let expected = "gpt-2, llama-bpe, qwen2, qwen35, gpt-4o, tekken, smollm, glm4, \
+                                deepseek-v3 or kimi-k2; or copy the model's tokenizer.json to the directory \
                                 of the file";
                 return Err(TokenizerError::unsupported(
                     file,
@@ -350,48 +354,3 @@ impl Split {
         Ok(split)
     }
 }
-
-/// Llama 3: words with at most one preceding other character, and numbers of up to three digits.
-const LLAMA3: &str = concat!(
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}",
-    r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
-);
-
-/// Qwen 2 and 3: like Llama 3, but with single digits.
-const QWEN2: &str = concat!(
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}",
-    r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
-);
-
-/// Qwen 3.5: like Qwen 2, but combining marks belong to words.
-const QWEN35: &str = concat!(
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+|\p{N}",
-    r"| ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
-);
-
-/// DeepSeek-V3: numbers of up to three digits, and Chinese and Japanese, are words.
-const DEEPSEEK_FIRST: [&str; 2] = [r"\p{N}{1,3}", "[\u{4e00}-\u{9fa5}\u{3040}-\u{30ff}]+"];
-
-/// DeepSeek-V3: a sign belongs to the Latin letters after it, and other words have at most one
-/// preceding character that is neither a sign nor the end of a line.
-const DEEPSEEK: &str = concat!(
-    r"[!-/:-@\[-`{-~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+",
-    r"| ?[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
-);
-
-/// GPT-4o (Phi-4-mini, gpt-oss): like Tekken, but with contractions at the end of a word, and
-/// numbers of up to three digits.
-const GPT4O: &str = concat!(
-    r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+",
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)?",
-    r"|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*",
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)?|\p{N}{1,3}",
-    r"| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+",
-);
-
-/// Mistral's Tekken: words are also split where a capital follows a small letter; single digits.
-const TEKKEN: &str = concat!(
-    r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+",
-    r"|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*|\p{N}",
-    r"| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+",
-);

@@ -203,6 +203,31 @@ fn each_family_splits_numbers_as_documented() {
     check("smollm", &["1", "2", "3", "4"]);
     check("glm4", &["123", "4"]);
     check("deepseek-v3", &["123", "4"]);
+    check("kimi-k2", &["123", "4"]);
+}
+
+/// Goal: only families that keep Chinese characters apart split a word before one.
+#[test]
+fn some_families_split_words_before_chinese_characters() {
+    for (pre, apart) in [("gpt-4o", false), ("deepseek-v3", true), ("kimi-k2", true)] {
+        let (mut tokens, mut merges) = byte_level_tokens();
+        // The first byte of the character, in GPT-2's spelling of bytes.
+        merges.push(["a".to_owned(), "\u{e4}".to_owned()]);
+        tokens.push("a\u{e4}".to_owned());
+        let joined = tokens.len() - 1;
+        let metadata = GgufTokenizer {
+            pre: Some(pre.to_owned()),
+            tokens,
+            token_types: None,
+            merges: Some(merges.iter().map(|[left, right]| format!("{left} {right}")).collect()),
+            bos_token_id: None,
+            eos_token_id: None,
+            ..byte_level_metadata()
+        };
+        let tokenizer = build(metadata).expect(pre);
+        let tokens = tokenizer.encode("a\u{4e2d}", false).expect("encodes");
+        assert_eq!(tokens[0] as usize != joined, apart, "{pre}");
+    }
 }
 
 /// Goal: invalid metadata is an error that names the file and the key.

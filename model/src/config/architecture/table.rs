@@ -1,6 +1,7 @@
 //! The table of architectures. An architecture that computes nothing new is one more row: those
 //! fields that differ from the row it starts from.
 
+mod adjacent;
 mod deepseek;
 mod gemma;
 mod granite;
@@ -12,13 +13,14 @@ mod recurrent;
 use super::Architecture::*;
 use super::{AttentionScale, Bias, Defaults, Description, Gate, Gguf, Pattern, Rotation, Windows};
 use crate::config::{NormKind, NormPlacement, QkNorm, RopeScaling};
+use adjacent::{ERNIE45, GLM4};
 use deepseek::{DEEPSEEK_V2, DEEPSEEK_V3, GLM4_MOE_LITE, MISTRAL4, YOUTU};
 use gemma::{GEMMA2, GEMMA3, GEMMA4};
 use granite::{GRANITE, GRANITE_HYBRID, GRANITE_MOE};
 use layer_norms::{COHERE2, MOONDREAM2, STARCODER2};
 use mixtures::{GLM4_MOE, GPT_OSS, LFM2_MOE, MIXTRAL, OLMOE, QWEN2_MOE, QWEN3_MOE};
 use qwen3_vl::{QWEN3_VL, QWEN3_VL_MOE};
-use recurrent::{FALCON_H1, NEMOTRON_H, QWEN3_NEXT, QWEN35, QWEN35_MOE};
+use recurrent::{FALCON_H1, KIMI_LINEAR, NEMOTRON_H, QWEN3_NEXT, QWEN35, QWEN35_MOE};
 
 const LLAMA: Description = Description {
     architecture: Llama,
@@ -282,56 +284,6 @@ const PHI3: Description = Description {
     ..LLAMA
 };
 
-const GLM4: Description = Description {
-    architecture: Glm4,
-    model_types: &["glm4"],
-    classes: &["Glm4ForCausalLM"],
-    defaults: Defaults {
-        vocab_size: 151_552,
-        intermediate_size: 13_696,
-        num_layers: 40,
-        num_kv_heads: Some(2),
-        head_dim: Some(128),
-        max_positions: 131_072,
-        rms_norm_eps: 1.5625e-7,
-        eos_token_ids: &[151_329, 151_336, 151_338],
-        bos_token_id: None,
-        ..LLAMA.defaults
-    },
-    qkv_bias: Bias::Key("attention_bias", true),
-    output_bias: Bias::Never,
-    mlp_bias: Bias::Never,
-    norms: NormPlacement::InputAndOutputOfGlm,
-    rotation: Rotation { partial: Some(0.5), adjacent: true, ..LLAMA.rotation },
-    gguf: Gguf { fused_mlp: true, adjacent: true, ..gguf(&["glm4"]) },
-    ..LLAMA
-};
-
-const ERNIE45: Description = Description {
-    architecture: Ernie45,
-    model_types: &["ernie4_5"],
-    classes: &["Ernie4_5ForCausalLM"],
-    defaults: Defaults {
-        vocab_size: 103_424,
-        hidden_size: 1024,
-        intermediate_size: 3072,
-        num_layers: 18,
-        num_heads: 16,
-        num_kv_heads: Some(2),
-        head_dim: Some(128),
-        max_positions: 131_072,
-        rms_norm_eps: 1e-5,
-        tie_word_embeddings: true,
-        ..LLAMA.defaults
-    },
-    qkv_bias: Bias::Key("use_bias", false),
-    output_bias: Bias::Key("use_bias", false),
-    mlp_bias: Bias::Key("use_bias", false),
-    rotation: Rotation { theta: 5e5, adjacent: true, ..LLAMA.rotation },
-    gguf: Gguf { adjacent: true, ..gguf(&["ernie4_5"]) },
-    ..LLAMA
-};
-
 const LFM2: Description = Description {
     architecture: Lfm2,
     model_types: &["lfm2"],
@@ -358,7 +310,7 @@ const LFM2: Description = Description {
 };
 
 /// One row per architecture, in the order of [`Architecture`](super::Architecture).
-pub(super) static TABLE: [Description; 41] = [
+pub(super) static TABLE: [Description; 42] = [
     LLAMA,
     MISTRAL,
     MINISTRAL3,
@@ -394,6 +346,7 @@ pub(super) static TABLE: [Description; 41] = [
     GLM4_MOE_LITE,
     MISTRAL4,
     YOUTU,
+    KIMI_LINEAR,
     GPT_OSS,
     STARCODER2,
     COHERE2,

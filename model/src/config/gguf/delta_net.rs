@@ -1,7 +1,7 @@
-//! Parses the layers with Gated DeltaNet of a GGUF file.
+//! Parses the layers with Gated DeltaNet or Kimi Delta Attention of a GGUF file.
 
 use super::super::architecture::Description;
-use super::super::{DeltaNetConfig, LayerConfig, MixerKind};
+use super::super::{DeltaNetConfig, DeltaNetKind, LayerConfig, MixerKind};
 use super::Metadata;
 use crate::error::ModelError;
 use crate::gguf::Value;
@@ -29,16 +29,17 @@ impl Metadata<'_> {
         Ok(())
     }
 
-    /// The sizes of the layers with Gated DeltaNet, if there are any. Marks these layers.
+    /// The sizes of these layers, if there are any. Marks them.
     pub(super) fn delta_net(
         &self,
         row: &Description,
         layers: &mut [LayerConfig],
     ) -> Result<Option<DeltaNetConfig>, ModelError> {
-        if row.delta_net.is_none() {
-            return Ok(None);
-        }
-        let recurrent = self.recurrent_layers(layers.len())?;
+        let Some(DeltaNetConfig { kind, .. }) = row.delta_net else { return Ok(None) };
+        let recurrent = match kind {
+            DeltaNetKind::Gated => self.recurrent_layers(layers.len())?,
+            DeltaNetKind::Kimi { .. } => self.layers_without_keys(layers.len())?,
+        };
         for (layer, is_recurrent) in layers.iter_mut().zip(recurrent) {
             if is_recurrent {
                 *layer = LayerConfig { mixers: &[MixerKind::DeltaNet], rope: None, ..*layer };
@@ -47,16 +48,41 @@ impl Metadata<'_> {
         if layers.iter().all(LayerConfig::has_attention) {
             return Ok(None);
         }
+        let taps = self.required_size("ssm.conv_kernel")?;
+        if let DeltaNetKind::Kimi { .. } = kind {
+            let heads = self.required_size("attention.head_count")?;
+            let dim = self.required_size("kda.head_dim")?;
+            return Ok(Some(DeltaNetConfig {
+                kind: DeltaNetKind::Kimi { rank: dim },
+                key_heads: heads,
+                value_heads: heads,
+                key_dim: dim,
+                value_dim: dim,
+                taps,
+                grouped: true,
+                log_rates: false,
+            }));
+        }
         let (value_heads, value_dim) = self.recurrent_heads()?;
         Ok(Some(DeltaNetConfig {
+            kind,
             key_heads: self.required_size("ssm.group_count")?,
             value_heads,
             key_dim: self.required_size("ssm.state_size")?,
             value_dim,
-            taps: self.required_size("ssm.conv_kernel")?,
+            taps,
             grouped: !row.gguf.tiled_heads,
             log_rates: false,
         }))
+    }
+
+    /// Which of the first `count` layers have no key heads, as those with Kimi Delta Attention.
+    fn layers_without_keys(&self, count: usize) -> Result<Vec<bool>, ModelError> {
+        let key = "attention.head_count_kv";
+        match self.of_some_layers(key, count)? {
+            Some((_, has)) => Ok(has.into_iter().map(|has| !has).collect()),
+            None => Err(self.invalid(key, &format!("{count} numbers, 0 or 1"), "others")),
+        }
     }
 
     /// Which of the first `count` layers are recurrent.

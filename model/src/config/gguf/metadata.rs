@@ -126,7 +126,9 @@ impl Metadata<'_> {
         }
         self.only("moe_latent_size", 0.0)?;
         // Which layers have experts follows from their tensors.
-        let after_dense = |layers: ExpertLayers| matches!(layers, ExpertLayers::AllButFirst(..));
+        let after_dense = |layers: ExpertLayers| {
+            matches!(layers, ExpertLayers::AllButFirst(..) | ExpertLayers::Types(_))
+        };
         if !row.experts.is_some_and(|experts| after_dense(experts.layers)) {
             self.only("leading_dense_block_count", 0.0)?;
         }

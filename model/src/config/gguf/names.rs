@@ -1,6 +1,6 @@
 //! Maps the names of tensors in GGUF files to those of Hugging Face.
 
-use super::super::Architecture;
+use super::super::{Architecture, DeltaNetKind};
 
 /// The Hugging Face name of the tensor with the GGUF name `name`; `None` if the decoder does not
 /// use this tensor. In the name of a stacked tensor, whose first dimension is the expert or the
@@ -25,11 +25,14 @@ pub(crate) fn tensor_name(architecture: Architecture, name: &str) -> Option<Stri
     // Files of Falcon-H1 have this name without its end.
     let rest = if rest == "ffn_norm" { "ffn_norm.weight" } else { rest };
     let row = architecture.description();
-    let mamba = row.mamba.is_some();
-    if (mamba || row.delta_net.is_some())
-        && let Some(part) = recurrent_name(rest, mamba)
-    {
-        let module = if mamba { "mamba" } else { "linear_attn" };
+    let kind = row.delta_net.map(|config| config.kind);
+    let (module, part) = match (row.mamba, kind) {
+        (Some(_), _) => ("mamba", recurrent_name(rest, true)),
+        (None, Some(DeltaNetKind::Gated)) => ("linear_attn", recurrent_name(rest, false)),
+        (None, Some(DeltaNetKind::Kimi { .. })) => ("self_attn", kimi_name(rest)),
+        (None, None) => ("", None),
+    };
+    if let Some(part) = part {
         return Some(format!("model.layers.{layer}.{module}.{part}"));
     }
     if row.gemma4
@@ -106,6 +109,24 @@ fn recurrent_name(name: &str, mamba: bool) -> Option<&'static str> {
         "ssm_a" => "A_log",
         "ssm_norm.weight" => "norm.weight",
         "ssm_out.weight" => "out_proj.weight",
+        _ => return None,
+    })
+}
+
+/// The name of a tensor of Kimi Delta Attention in its module, if it is not one of attention.
+fn kimi_name(name: &str) -> Option<&'static str> {
+    Some(match name {
+        "ssm_conv1d_q.weight" => "q_conv1d.weight",
+        "ssm_conv1d_k.weight" => "k_conv1d.weight",
+        "ssm_conv1d_v.weight" => "v_conv1d.weight",
+        "ssm_f_a.weight" => "f_a_proj.weight",
+        "ssm_f_b.weight" => "f_b_proj.weight",
+        "ssm_g_a.weight" => "g_a_proj.weight",
+        "ssm_g_b.weight" => "g_b_proj.weight",
+        "ssm_beta.weight" => "b_proj.weight",
+        "ssm_dt.bias" => "dt_bias",
+        "ssm_a" => "A_log",
+        "ssm_norm.weight" => "o_norm.weight",
         _ => return None,
     })
 }

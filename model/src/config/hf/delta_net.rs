@@ -1,23 +1,23 @@
-//! Parses the layers with Gated DeltaNet of a `config.json`.
+//! Parses the layers with Gated DeltaNet or Kimi Delta Attention of a `config.json`.
 
 use super::super::architecture::Description;
 use super::super::keys::Keys;
-use super::super::{DeltaNetConfig, LayerConfig, MixerKind};
-use super::layers;
+use super::super::{DeltaNetConfig, DeltaNetKind, LayerConfig, MixerKind};
+use super::{kimi, layers};
 use crate::error::ModelError;
 
 /// Every layer with this number has attention, if the keys do not say otherwise.
 const ATTENTION_INTERVAL: usize = 4;
 
-/// The sizes of the layers with Gated DeltaNet, if there are any. Marks these layers.
+/// The sizes of these layers, if there are any. Marks them.
 pub(super) fn parse(
     row: &Description,
     keys: &Keys<'_>,
     layers: &mut [LayerConfig],
 ) -> Result<Option<DeltaNetConfig>, ModelError> {
     let Some(defaults) = row.delta_net else { return Ok(None) };
-    if keys.flag("attn_output_gate")? == Some(false) {
-        return Err(keys.unsupported("attn_output_gate", "true"));
+    if keys.flag("attn_output_gate")?.is_some_and(|gate| gate != row.output_gate) {
+        return Err(keys.unsupported("attn_output_gate", &row.output_gate.to_string()));
     }
     // Also the activation of the convolution and of the gates.
     for key in ["hidden_act", "output_gate_type"] {
@@ -25,8 +25,10 @@ pub(super) fn parse(
             return Err(keys.unsupported(key, "silu"));
         }
     }
+    let is_kimi = matches!(defaults.kind, DeltaNetKind::Kimi { .. });
     let wanted = match keys.texts("layer_types")? {
         Some(kinds) => layers::listed(&kinds, "linear_attention", keys, layers.len())?,
+        None if is_kimi => kimi::recurrent_layers(keys, layers.len())?,
         None => {
             let interval = keys.size("full_attention_interval")?.unwrap_or(ATTENTION_INTERVAL);
             (1..=layers.len()).map(|number| !number.is_multiple_of(interval)).collect()
@@ -39,6 +41,9 @@ pub(super) fn parse(
     }
     if layers.iter().all(LayerConfig::has_attention) {
         return Ok(None);
+    }
+    if is_kimi {
+        return kimi::sizes(defaults, keys).map(Some);
     }
     let size = |key, default| keys.size(key).map(|size| size.unwrap_or(default));
     Ok(Some(DeltaNetConfig {

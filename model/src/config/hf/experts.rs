@@ -35,16 +35,21 @@ pub(super) fn parse(
             Some(keys.size("shared_expert_intermediate_size")?.unwrap_or(width))
         }
         Shared::Dense => Some(mlp::width(row, keys)?),
-        Shared::Times(times) => match keys.count("n_shared_experts")?.unwrap_or(times) {
-            0 => None,
-            times => Some(width.saturating_mul(times)),
-        },
+        Shared::Times(times) => {
+            let key = keys.name_of(["n_shared_experts", "num_shared_experts"]);
+            match keys.count(key)?.unwrap_or(times) {
+                0 => None,
+                times => Some(width.saturating_mul(times)),
+            }
+        }
         Shared::Width(width) => {
             Some(keys.size("moe_shared_expert_intermediate_size")?.unwrap_or(width))
         }
     };
     let normalized = match defaults.normalized {
-        Some(default) => keys.flag("norm_topk_prob")?.unwrap_or(default),
+        Some(default) => {
+            keys.flag(keys.name_of(["norm_topk_prob", "moe_renormalize"]))?.unwrap_or(default)
+        }
         None => true,
     };
     let scores = match defaults.scores {
@@ -62,9 +67,10 @@ pub(super) fn parse(
     if keys.value("moe_latent_size").is_some() {
         return Err(keys.unsupported("moe_latent_size", "null"));
     }
+    let per_token = keys.name_of(["num_experts_per_tok", "num_experts_per_token"]);
     Ok(Some(ExpertsConfig {
         count,
-        per_token: keys.size("num_experts_per_tok")?.unwrap_or(defaults.per_token),
+        per_token: keys.size(per_token)?.unwrap_or(defaults.per_token),
         width,
         scores,
         normalized,
@@ -94,8 +100,8 @@ fn groups(defaults: &ExpertsDefaults, keys: &Keys<'_>) -> Result<Option<ExpertGr
             _ => return Err(keys.unsupported("n_group", "1")),
         },
     };
-    let groups =
-        ExpertGroups { count: size("n_group", count)?, used: size("topk_group", used)?, best };
+    let key = keys.name_of(["n_group", "num_expert_group"]);
+    let groups = ExpertGroups { count: size(key, count)?, used: size("topk_group", used)?, best };
     Ok(Some(groups).filter(|groups| groups.count > 1))
 }
 
@@ -126,6 +132,7 @@ fn mark_layers(
         }
         ExpertLayers::Types(dense) => {
             let types = keys.texts("mlp_layer_types")?;
+            let dense = keys.count("first_k_dense_replace")?.unwrap_or(dense);
             for (index, layer) in layers.iter_mut().enumerate() {
                 let is_sparse = match types.as_ref().map(|types| types.get(index)) {
                     None => index >= dense,

@@ -3,8 +3,8 @@
 
 use super::{
     AttentionWeights, ConvolutionWeights, DeltaNetWeights, DenseAndExpertsWeights, ExpertsWeights,
-    FeedForwardWeights, LatentWeights, LayerWeights, LinearWeights, Mamba2Weights, MixerWeights,
-    MlpInputs, MlpWeights, NormWeights, PerLayerEmbeddingWeights, PerLayerWeights,
+    FactoredWeights, FeedForwardWeights, LatentWeights, LayerWeights, LinearWeights, Mamba2Weights,
+    MixerWeights, MlpInputs, MlpWeights, NormWeights, PerLayerEmbeddingWeights, PerLayerWeights,
     SharedExpertWeights, StackedWeights, TensorSpec,
 };
 
@@ -114,9 +114,19 @@ impl ConvolutionWeights {
 impl DeltaNetWeights {
     pub(super) fn list(self, list: &mut Vec<TensorSpec>) {
         let Self { qkv, gate, strength, step, step_bias, rates, taps, norm, output } = self;
-        [qkv, gate, strength, step].into_iter().for_each(|linear| linear.list(list));
-        list.extend([step_bias, rates, taps, norm]);
+        qkv.into_iter().for_each(|part| part.list(list));
+        gate.list(list);
+        strength.list(list);
+        step.list(list);
+        list.extend([step_bias, rates].into_iter().chain(taps).chain([norm]));
         output.list(list);
+    }
+}
+
+impl FactoredWeights {
+    fn list(self, list: &mut Vec<TensorSpec>) {
+        let Self { down, up } = self;
+        down.into_iter().chain([up]).for_each(|factor| factor.list(list));
     }
 }
 

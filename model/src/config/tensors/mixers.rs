@@ -1,9 +1,9 @@
-//! The weights of what layers have to mix positions: attention, convolutions, Gated DeltaNet.
+//! The weights of what layers have to mix positions.
 
+use super::delta_net::DeltaNetWeights;
 use super::{LinearWeights, StackedWeights, TensorRole, TensorSpec, linear, matrix, norm};
 use crate::config::{
-    DecoderConfig, DeltaNetConfig, HeadShape, LatentConfig, LayerConfig, Mamba2Config, MixerKind,
-    QkNorm,
+    DecoderConfig, HeadShape, LatentConfig, LayerConfig, Mamba2Config, MixerKind, QkNorm,
 };
 
 /// The weights of attention.
@@ -67,29 +67,6 @@ pub struct ConvolutionWeights {
     pub output: LinearWeights,
 }
 
-/// The weights of Gated DeltaNet. Projections are from `hidden_size`.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct DeltaNetWeights {
-    /// The projection to queries, keys and values, `[channels, hidden_size]`.
-    pub qkv: LinearWeights,
-    /// The projection to the gates of the outputs, `[value_width, hidden_size]`.
-    pub gate: LinearWeights,
-    /// The projection to the strengths before their sigmoid, `[value_heads, hidden_size]`.
-    pub strength: LinearWeights,
-    /// The projection to the time steps before their softplus, `[value_heads, hidden_size]`.
-    pub step: LinearWeights,
-    /// Added to the time steps before their softplus, `[value_heads]`.
-    pub step_bias: TensorSpec,
-    /// The decay rates, `[value_heads]`, as [`DeltaNetConfig::log_rates`] says.
-    pub rates: TensorSpec,
-    /// `[channels, taps]`, the oldest position first.
-    pub taps: TensorSpec,
-    /// Norm of the output of each value head, `[value_dim]`. Its weight has no offset.
-    pub norm: TensorSpec,
-    /// The projection of the output, `[hidden_size, value_width]`.
-    pub output: LinearWeights,
-}
-
 /// The weights of Mamba-2.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Mamba2Weights {
@@ -146,7 +123,7 @@ pub enum MixerWeights {
     Attention(AttentionWeights),
     /// A short convolution.
     Convolution(ConvolutionWeights),
-    /// Gated DeltaNet.
+    /// Gated DeltaNet or Kimi Delta Attention.
     DeltaNet(DeltaNetWeights),
     /// Mamba-2.
     Mamba2(Mamba2Weights),
@@ -259,40 +236,6 @@ impl DecoderConfig {
                 role: TensorRole::Taps,
             },
             output: linear(&at("conv.out_proj"), [hidden; 2], false),
-        }
-    }
-
-    /// The Gated DeltaNet of a layer. `at` is the name of a module of the layer.
-    fn delta_net_weights(
-        &self,
-        config: DeltaNetConfig,
-        at: &dyn Fn(&str) -> String,
-    ) -> DeltaNetWeights {
-        let (hidden, heads) = (self.hidden_size, config.value_heads);
-        let at = |part: &str| at(&format!("linear_attn.{part}"));
-        let projection = |part: &str, rows| linear(&at(part), [rows, hidden], false);
-        // Small errors of these add up over all later positions.
-        let exact = |part: &str| {
-            let linear = projection(part, heads);
-            let weight = TensorSpec { role: TensorRole::Router, ..linear.weight };
-            LinearWeights { weight, ..linear }
-        };
-        let of_heads =
-            |part: &str| TensorSpec { name: at(part), shape: vec![heads], role: TensorRole::Bias };
-        DeltaNetWeights {
-            qkv: projection("in_proj_qkv", config.shape().channels),
-            gate: projection("in_proj_z", config.value_width()),
-            strength: exact("in_proj_b"),
-            step: exact("in_proj_a"),
-            step_bias: of_heads("dt_bias"),
-            rates: of_heads("A_log"),
-            taps: TensorSpec {
-                name: at("conv1d.weight"),
-                shape: vec![config.shape().channels, config.taps],
-                role: TensorRole::Taps,
-            },
-            norm: TensorSpec { role: TensorRole::PlainNorm, ..norm(&at("norm"), config.value_dim) },
-            output: linear(&at("out_proj"), [hidden, config.value_width()], false),
         }
     }
 

@@ -21,14 +21,15 @@ impl Recurrent {
     ) {
         let shape = &self.shape;
         let RecurrentShape { channels, heads, taps, .. } = *shape;
+        let (decays, factor_width) = (shape.decay_width(), shape.factor_width());
         let RecurrentBuffers { projected, convolved, strengths, steps, factors, .. } = buffers;
         let rows = slices.last().map_or(0, |slice| slice.first + slice.tokens);
         let chunk = workers.chunk_rows(rows, 4 * channels);
         let convolved = convolved[..rows * channels].chunks_mut(chunk * channels);
-        let factors = factors[..rows * 2 * heads].chunks_mut(chunk * 2 * heads);
+        let factors = factors[..rows * factor_width].chunks_mut(chunk * factor_width);
         workers.run(convolved.zip(factors).enumerate(), |(part, (convolved, factors))| {
             let convolved = convolved.chunks_exact_mut(channels);
-            let rows = convolved.zip(factors.chunks_exact_mut(2 * heads));
+            let rows = convolved.zip(factors.chunks_exact_mut(factor_width));
             let mut inputs = Vec::with_capacity(taps);
             for (row, (out, factors)) in (part * chunk..).zip(rows) {
                 let index = slices.partition_point(|slice| slice.first <= row) - 1;
@@ -41,8 +42,8 @@ impl Recurrent {
                 );
                 let bias = self.convolution_bias.as_deref();
                 kernels::convolution_silu(path, &inputs, &self.taps, bias, out);
-                let at = row * heads..(row + 1) * heads;
-                finish(out, [&strengths[at.clone()], &steps[at]], factors);
+                let strengths = &strengths[row * heads..(row + 1) * heads];
+                finish(out, [strengths, &steps[row * decays..(row + 1) * decays]], factors);
             }
         });
     }

@@ -65,10 +65,11 @@ impl Recurrent {
     }
 
     /// Computes one task, in parts that end at checkpoints. The inputs are the rows of all slices,
-    /// `[rows, channels]` and `[rows, 2, heads]`.
+    /// `[rows, channels]` and `[rows, heads * decays + heads]`.
     fn recur_head(&self, path: Path, (convolved, factors): (&[f32], &[f32]), task: HeadTask<'_>) {
         let HeadTask { slice, head, state, mut outputs, copies } = task;
-        let RecurrentShape { heads, key_dim, value_dim, channels, .. } = self.shape;
+        let RecurrentShape { key_dim, value_dim, decays, channels, .. } = self.shape;
+        let stride = self.shape.factor_width();
         let HeadInputs { query, key, value } = self.heads[head];
         let mut copies = copies.into_iter();
         let ends = slice.checkpoints.iter().map(|(tokens, _)| *tokens).chain([slice.tokens]);
@@ -81,10 +82,8 @@ impl Recurrent {
                     values: &convolved[row * channels + at..],
                     stride: channels,
                 };
-                let of_head = |at: usize| StridedRows {
-                    values: &factors[row * 2 * heads + at..],
-                    stride: 2 * heads,
-                };
+                let of_head =
+                    |at: usize| StridedRows { values: &factors[row * stride + at..], stride };
                 let (own, rest) = outputs.split_at_mut(tokens * value_dim);
                 outputs = rest;
                 let recurrence = Recurrence {
@@ -96,8 +95,8 @@ impl Recurrent {
                     queries: rows(query),
                     keys: rows(key),
                     values: rows(value),
-                    decays: of_head(head),
-                    strengths: of_head(heads + head),
+                    decays: of_head(head * decays),
+                    strengths: of_head(self.shape.decay_width() + head),
                 };
                 recurrence.run(state, own);
             }

@@ -2,14 +2,16 @@
 
 use super::super::Architecture::*;
 use super::super::{
-    Bias, Defaults, Description, ExpertLayers, ExpertsDefaults, Gate, Gguf, Mamba, Rotation,
-    Scores, Shared, Windows,
+    Bias, Defaults, Description, ExpertLayers, ExpertsDefaults, Gate, Gguf, GroupScore, Mamba,
+    Rotation, Scores, Shared, Windows,
 };
+use super::deepseek::DEEPSEEK_V3;
 use super::mixtures::MIXTRAL_EXPERTS;
 use super::{LLAMA, QWEN3, gguf};
-use crate::config::DeltaNetConfig;
+use crate::config::{DeltaNetConfig, DeltaNetKind, LatentConfig};
 
 const DELTA_NET: DeltaNetConfig = DeltaNetConfig {
+    kind: DeltaNetKind::Gated,
     key_heads: 16,
     value_heads: 32,
     key_dim: 128,
@@ -92,6 +94,51 @@ pub(super) const QWEN3_NEXT: Description = Description {
     }),
     gguf: gguf(&["qwen3next"]),
     ..QWEN35
+};
+
+pub(super) const KIMI_LINEAR: Description = Description {
+    architecture: KimiLinear,
+    model_types: &["kimi_linear"],
+    classes: &["KimiLinearForCausalLM"],
+    defaults: Defaults {
+        vocab_size: 163_840,
+        hidden_size: 2304,
+        intermediate_size: 9216,
+        num_layers: 27,
+        max_positions: 1_048_576,
+        rms_norm_eps: 1e-5,
+        eos_token_ids: &[163_586],
+        bos_token_id: Some(163_584),
+        ..LLAMA.defaults
+    },
+    latent: Some(LatentConfig {
+        width: 512,
+        rotary_dim: 64,
+        key_dim: 128,
+        value_dim: 128,
+        query_rank: None,
+    }),
+    // In this order, the part that others rotate comes first.
+    rotation: Rotation { adjacent: true, nowhere: true, ..LLAMA.rotation },
+    experts: Some(ExpertsDefaults {
+        count: 256,
+        per_token: 8,
+        width: Some(1024),
+        shared: Shared::Times(1),
+        normalized: Some(true),
+        scores: Scores::Sigmoid,
+        groups: Some(GroupScore::BestTwo([1, 1])),
+        scale: Some(2.446),
+        layers: ExpertLayers::Types(1),
+        ..MIXTRAL_EXPERTS
+    }),
+    delta_net: Some(DeltaNetConfig {
+        kind: DeltaNetKind::Kimi { rank: 128 },
+        key_heads: 32,
+        ..DELTA_NET
+    }),
+    gguf: Gguf { adjacent: true, ..gguf(&["kimi-linear"]) },
+    ..DEEPSEEK_V3
 };
 
 pub(super) const NEMOTRON_H: Description = Description {

@@ -1,7 +1,9 @@
 //! Configurations of models with recurrent layers.
 
 use super::*;
-use crate::config::{Activation, DeltaNetConfig, Mamba2Config, MlpKind, Multipliers};
+use crate::config::{
+    Activation, DeltaNetConfig, DeltaNetKind, LayerConfig, Mamba2Config, MlpKind, Multipliers,
+};
 
 /// The indices of the layers with Gated DeltaNet.
 fn recurrent(config: &DecoderConfig) -> Vec<usize> {
@@ -52,6 +54,7 @@ fn published_configurations_are_read() {
 #[test]
 fn missing_keys_have_defaults() {
     let default = DeltaNetConfig {
+        kind: DeltaNetKind::Gated,
         key_heads: 16,
         value_heads: 32,
         key_dim: 128,
@@ -121,6 +124,87 @@ fn other_options_are_refused() {
     let beyond = json!({ "model_type": "qwen3_5_text", "full_attention_interval": 4096 });
     let error = read(beyond).expect_err("no attention").to_string();
     assert!(error.contains("`layer_types`"), "{error}");
+}
+
+/// A published configuration, that of Kimi-Linear-48B-A3B-Instruct.
+fn kimi_linear() -> Value {
+    json!({
+        "architectures": ["KimiLinearForCausalLM"], "bos_token_id": 163_584, "dtype": "bfloat16",
+        "eos_token_id": 163_586, "first_k_dense_replace": 1, "head_dim": 72,
+        "hidden_act": "silu", "hidden_size": 2304, "intermediate_size": 9216,
+        "kv_lora_rank": 512, "linear_attn_config": {
+            "full_attn_layers": [4, 8, 12, 16, 20, 24, 27], "head_dim": 128,
+            "kda_layers": [1, 2, 3, 5, 6, 7, 9, 10, 11, 13, 14, 15, 17, 18, 19, 21, 22, 23, 25, 26],
+            "num_heads": 32, "short_conv_kernel_size": 4,
+        },
+        "mla_use_nope": true, "model_max_length": 1_048_576, "model_type": "kimi_linear",
+        "moe_intermediate_size": 1024, "moe_layer_freq": 1, "moe_renormalize": true,
+        "moe_router_activation_func": "sigmoid", "num_attention_heads": 32,
+        "num_expert_group": 1, "num_experts": 256, "num_experts_per_token": 8,
+        "num_hidden_layers": 27, "num_key_value_heads": 32, "num_nextn_predict_layers": 0,
+        "num_shared_experts": 1, "pad_token_id": 163_839, "q_lora_rank": null,
+        "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "rms_norm_eps": 1e-5,
+        "rope_scaling": null, "rope_theta": 10_000.0, "routed_scaling_factor": 2.446,
+        "tie_word_embeddings": false, "topk_group": 1, "use_cache": true,
+        "use_grouped_topk": true, "v_head_dim": 128, "vocab_size": 163_840,
+    })
+}
+
+/// Goal: Kimi Linear's published configuration is read, and one with no keys but its type is the same
+/// apart from the layers, of which transformers gives others attention.
+#[test]
+fn kimi_linear_follows_its_configuration() {
+    let config = decoder(kimi_linear());
+    let attention: Vec<usize> = (0..27).filter(|index| index % 4 == 3 || *index == 26).collect();
+    let is_latent = |index: &usize| config.layers[*index].mixers == [MixerKind::Latent];
+    assert!(attention.iter().all(is_latent));
+    assert_eq!(recurrent(&config).len() + attention.len(), 27);
+    assert!(config.layers.iter().all(|layer| layer.rope.is_none()));
+    assert_eq!((config.num_kv_heads, config.head_dim), (1, 576));
+    // 32 heads of 128 x 128, and three inputs of 12,288 channels; a decay for each of 4,096 keys.
+    let shape = config.recurrent_shape().expect("recurrent layers");
+    assert_eq!(shape.state_len(), 32 * 128 * 128 + 3 * 12_288);
+    assert_eq!((shape.decay_width(), shape.factor_width()), (4096, 4128));
+    let billions = config.parameter_count() as f64 / 1e9;
+    assert!((48.0..50.0).contains(&billions), "{billions}");
+    assert_eq!(config.layers[0].mlp, Some(MlpKind::Dense));
+    assert!(config.layers[1..].iter().all(LayerConfig::has_experts));
+    let bare = decoder(json!({ "model_type": "kimi_linear" }));
+    let dtype = config.dtype;
+    assert_eq!(recurrent(&bare).len(), 21);
+    assert_eq!(DecoderConfig { layers: config.layers.clone(), dtype, ..bare }, config);
+}
+
+/// Goal: other options of Kimi Linear and lists of layers that do not fit are refused by their key.
+#[test]
+fn other_options_of_kimi_linear_are_refused() {
+    let lists = |attention: &[usize], kda: &[usize]| {
+        let mut config = kimi_linear()["linear_attn_config"].clone();
+        config["full_attn_layers"] = json!(attention);
+        config["kda_layers"] = json!(kda);
+        config
+    };
+    let beyond: Vec<usize> = (2..=28).collect();
+    let heads = |key: &str, value: usize| {
+        let mut config = kimi_linear()["linear_attn_config"].clone();
+        config[key] = value.into();
+        config
+    };
+    for (key, value, named, expected) in [
+        ("mla_use_nope", json!(false), "mla_use_nope", "true"),
+        ("moe_router_activation_func", json!("softmax"), "moe_router_activation_func", "sigmoid"),
+        ("moe_layer_freq", json!(2), "moe_layer_freq", "1"),
+        ("attn_output_gate", json!(true), "attn_output_gate", "false"),
+        ("hidden_act", json!("gelu_pytorch_tanh"), "hidden_act", "silu"),
+        ("linear_attn_config", lists(&[4], &[1, 2, 3]), "full_attn_layers", "from 1 to 27 once"),
+        ("linear_attn_config", lists(&beyond, &[1]), "full_attn_layers", "from 1 to 27 once"),
+        ("linear_attn_config", heads("num_heads", 1 << 29), "linear_num_heads", "at most"),
+        ("linear_attn_config", heads("head_dim", 1 << 20), "linear_num_heads", "at most"),
+        ("linear_attn_config", heads("short_conv_kernel_size", 1), "linear_conv", "2 to 64"),
+    ] {
+        let error = read(with(kimi_linear(), &json!({ key: value }))).expect_err(key).to_string();
+        assert!(error.contains(named) && error.contains(expected), "{key}: {error}");
+    }
 }
 
 /// Goal: the published configuration of Granite 4.0 H Micro is read; sizes that do not fit and

@@ -1,0 +1,67 @@
+//! The keys of Kimi Linear for its layers with Kimi Delta Attention. Published files have an object
+//! with them, and newer ones have the keys of transformers.
+
+use super::super::keys::Keys;
+use super::super::{DeltaNetConfig, DeltaNetKind};
+use crate::error::ModelError;
+
+/// The object with the keys of published files.
+const OBJECT: &str = "linear_attn_config";
+
+/// Which of `count` layers have Kimi Delta Attention, for files without the key `layer_types`.
+pub(super) fn recurrent_layers(keys: &Keys<'_>, count: usize) -> Result<Vec<bool>, ModelError> {
+    let key = "full_attn_layers";
+    let object = keys.object(OBJECT)?;
+    let listed = match &object {
+        Some(object) => object.counts(key)?.map(|attention| (object, attention)),
+        None => None,
+    };
+    let Some((object, attention)) = listed else {
+        // The default of transformers.
+        return Ok((0..count).map(|layer| layer == 0 || layer % 4 != 0).collect());
+    };
+    // Layers are counted from 1.
+    let recurrent: Vec<bool> = (1..=count).map(|number| !attention.contains(&number)).collect();
+    let mut others = object.counts("kda_layers")?.unwrap_or_default();
+    others.sort_unstable();
+    let rest = (1..=count).filter(|number| recurrent[number - 1]);
+    if attention.iter().all(|number| (1..=count).contains(number)) && rest.eq(others) {
+        return Ok(recurrent);
+    }
+    Err(object.invalid(key, &format!("with kda_layers, each number from 1 to {count} once")))
+}
+
+/// The sizes of these layers.
+pub(super) fn sizes(
+    defaults: DeltaNetConfig,
+    keys: &Keys<'_>,
+) -> Result<DeltaNetConfig, ModelError> {
+    if keys.flag("mla_use_nope")? == Some(false) {
+        return Err(keys.unsupported("mla_use_nope", "true"));
+    }
+    if keys.text("moe_router_activation_func")?.is_some_and(|function| function != "sigmoid") {
+        return Err(keys.unsupported("moe_router_activation_func", "sigmoid"));
+    }
+    if keys.size("moe_layer_freq")?.is_some_and(|step| step != 1) {
+        return Err(keys.unsupported("moe_layer_freq", "1"));
+    }
+    let object = keys.object(OBJECT)?;
+    let size = |published: &str, key: &str, default| {
+        let own = match &object {
+            Some(object) => object.size(published)?,
+            None => None,
+        };
+        Ok::<_, ModelError>(own.or(keys.size(key)?).unwrap_or(default))
+    };
+    let heads = size("num_heads", "linear_num_heads", defaults.value_heads)?;
+    let dim = size("head_dim", "linear_head_dim", defaults.value_dim)?;
+    Ok(DeltaNetConfig {
+        kind: DeltaNetKind::Kimi { rank: dim },
+        key_heads: heads,
+        value_heads: heads,
+        key_dim: dim,
+        value_dim: dim,
+        taps: size("short_conv_kernel_size", "linear_conv_kernel_dim", defaults.taps)?,
+        ..defaults
+    })
+}

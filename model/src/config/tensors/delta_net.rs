@@ -1,0 +1,132 @@
+//! The weights of Gated DeltaNet and Kimi Delta Attention.
+
+use super::{LinearWeights, TensorRole, TensorSpec, linear, matrix, norm};
+use crate::config::{DecoderConfig, DeltaNetConfig, DeltaNetKind};
+
+/// The weights of Gated DeltaNet or Kimi Delta Attention.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DeltaNetWeights {
+    /// The projections to queries, keys and values, `[channels, hidden_size]` together: one for all
+    /// of them, or one for each.
+    pub qkv: Vec<LinearWeights>,
+    /// The projection to the gates of the outputs, to `value_width` features.
+    pub gate: FactoredWeights,
+    /// The projection to the strengths before their sigmoid, `[value_heads, hidden_size]`.
+    pub strength: LinearWeights,
+    /// The projection to the time steps before their softplus, one for each decay.
+    pub step: FactoredWeights,
+    /// Added to the time steps before their softplus, one for each decay.
+    pub step_bias: TensorSpec,
+    /// The decay rates, `[value_heads]`, as [`DeltaNetConfig::log_rates`] says.
+    pub rates: TensorSpec,
+    /// `[channels, taps]` together, the oldest position first, divided as `qkv`.
+    pub taps: Vec<TensorSpec>,
+    /// Norm of the output of each value head, `[value_dim]`. Its weight has no offset.
+    pub norm: TensorSpec,
+    /// The projection of the output, `[hidden_size, value_width]`.
+    pub output: LinearWeights,
+}
+
+/// The weights of a projection of the residual stream, which may be the product of two.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct FactoredWeights {
+    /// The projection to fewer features, `[rank, hidden_size]`; `None` if there is only one.
+    pub down: Option<LinearWeights>,
+    /// The projection to the result, `[out, rank or hidden_size]`.
+    pub up: LinearWeights,
+}
+
+/// The names of the parts of Gated DeltaNet in a layer.
+struct Names {
+    module: &'static str,
+    qkv: &'static [&'static str],
+    taps: &'static [&'static str],
+    strength: &'static str,
+    /// Those of the first and the second factor.
+    step: [&'static str; 2],
+    /// Those of the first and the second factor.
+    gate: [&'static str; 2],
+    norm: &'static str,
+    output: &'static str,
+}
+
+impl Names {
+    fn of(kind: DeltaNetKind) -> Self {
+        match kind {
+            DeltaNetKind::Gated => Self {
+                module: "linear_attn",
+                qkv: &["in_proj_qkv"],
+                taps: &["conv1d"],
+                strength: "in_proj_b",
+                step: ["", "in_proj_a"],
+                gate: ["", "in_proj_z"],
+                norm: "norm",
+                output: "out_proj",
+            },
+            DeltaNetKind::Kimi { .. } => Self {
+                module: "self_attn",
+                qkv: &["q_proj", "k_proj", "v_proj"],
+                taps: &["q_conv1d", "k_conv1d", "v_conv1d"],
+                strength: "b_proj",
+                step: ["f_a_proj", "f_b_proj"],
+                gate: ["g_a_proj", "g_b_proj"],
+                norm: "o_norm",
+                output: "o_proj",
+            },
+        }
+    }
+}
+
+impl DecoderConfig {
+    /// The Gated DeltaNet or Kimi Delta Attention of a layer. `at` is the name of a module of the
+    /// layer.
+    pub(super) fn delta_net_weights(
+        &self,
+        config: DeltaNetConfig,
+        at: &dyn Fn(&str) -> String,
+    ) -> DeltaNetWeights {
+        let names = Names::of(config.kind);
+        let (hidden, shape) = (self.hidden_size, config.shape());
+        let at = |part: &str| at(&format!("{}.{part}", names.module));
+        let projection = |part: &str, rows, role| {
+            let linear = linear(&at(part), [rows, hidden], false);
+            LinearWeights { weight: TensorSpec { role, ..linear.weight }, ..linear }
+        };
+        let factored = |[down, up]: [&str; 2], rows, role| {
+            let Some(rank) = config.rank() else {
+                return FactoredWeights { down: None, up: projection(up, rows, role) };
+            };
+            let up = LinearWeights { weight: matrix(&at(up), [rows, rank], role), bias: None };
+            FactoredWeights { down: Some(projection(down, rank, role)), up }
+        };
+        let vector = |part: &str, len| TensorSpec {
+            name: at(part),
+            shape: vec![len],
+            role: TensorRole::Bias,
+        };
+        let widths = [config.key_width(), config.key_width(), config.value_width()];
+        let parts = |names: &[&'static str]| match *names {
+            [all] => vec![(all, shape.channels)],
+            _ => names.iter().copied().zip(widths).collect(),
+        };
+        let taps_of = |(part, rows): (&str, usize)| TensorSpec {
+            name: at(&format!("{part}.weight")),
+            shape: vec![rows, config.taps],
+            role: TensorRole::Taps,
+        };
+        let qkv_of = |(part, rows)| projection(part, rows, TensorRole::Matrix);
+        let (head_norm, decays) = (norm(&at(names.norm), config.value_dim), shape.decay_width());
+        DeltaNetWeights {
+            qkv: parts(names.qkv).into_iter().map(qkv_of).collect(),
+            gate: factored(names.gate, config.value_width(), TensorRole::Matrix),
+            // Small errors of these add up over all later positions.
+            strength: projection(names.strength, config.value_heads, TensorRole::Router),
+            step: factored(names.step, decays, TensorRole::Router),
+            step_bias: vector("dt_bias", decays),
+            rates: vector("A_log", config.value_heads),
+            taps: parts(names.taps).into_iter().map(taps_of).collect(),
+            norm: TensorSpec { role: TensorRole::PlainNorm, ..head_norm },
+            output: linear(&at(names.output), [hidden, config.value_width()], false),
+        }
+    }
+}
