@@ -45,8 +45,12 @@ fn main() -> Result<(), ModelError> {
 
 /// The same sizes with attention in all layers.
 fn with_attention(mut config: DecoderConfig) -> DecoderConfig {
+    let (mixers, rope): (&[_], _) = match config.latent {
+        Some(_) => (&[MixerKind::Latent], None),
+        None => (&[MixerKind::Attention], Some(0)),
+    };
     for layer in &mut config.layers {
-        (layer.mixers, layer.rope) = (&[MixerKind::Attention], Some(0));
+        (layer.mixers, layer.rope) = (mixers, rope);
     }
     config.delta_net = None;
     config
@@ -89,6 +93,8 @@ fn measure(
         ),
     ];
     for (work, batch) in works.into_iter().filter(|(name, _)| name.starts_with(work)) {
+        // The first step touches the memory of states and blocks.
+        backend.step(&batch).expect("a valid batch");
         let before = backend.stage_times();
         let [step] = step_times(&mut backend, [&batch], time);
         let step_ms = step * 1e3;

@@ -42,6 +42,7 @@ fn presets_are_valid() {
     assert_eq!(millions("100m"), 100);
     assert_eq!(millions("qwen3-0.6b"), 596);
     assert_eq!(millions("mla-519m"), 519);
+    assert_eq!(millions("kda-546m"), 546);
     assert_eq!(millions("moe-1b"), 1284);
     assert_eq!(millions("gemma3-1b"), 999);
     assert_eq!(millions("llama3.2-1b"), 1235);

@@ -42,13 +42,15 @@ struct Names {
     qkv: &'static [&'static str],
     taps: &'static [&'static str],
     strength: &'static str,
-    /// Those of the first and the second factor.
-    step: [&'static str; 2],
-    /// Those of the first and the second factor.
-    gate: [&'static str; 2],
+    step: Factors,
+    gate: Factors,
     norm: &'static str,
     output: &'static str,
 }
+
+/// The name of a projection. If it is the product of two, it is that of the second one, and there are
+/// the name of the first one and the number of its features.
+type Factors = (&'static str, Option<(&'static str, usize)>);
 
 impl Names {
     fn of(kind: DeltaNetKind) -> Self {
@@ -58,18 +60,18 @@ impl Names {
                 qkv: &["in_proj_qkv"],
                 taps: &["conv1d"],
                 strength: "in_proj_b",
-                step: ["", "in_proj_a"],
-                gate: ["", "in_proj_z"],
+                step: ("in_proj_a", None),
+                gate: ("in_proj_z", None),
                 norm: "norm",
                 output: "out_proj",
             },
-            DeltaNetKind::Kimi { .. } => Self {
+            DeltaNetKind::Kimi { rank } => Self {
                 module: "self_attn",
                 qkv: &["q_proj", "k_proj", "v_proj"],
                 taps: &["q_conv1d", "k_conv1d", "v_conv1d"],
                 strength: "b_proj",
-                step: ["f_a_proj", "f_b_proj"],
-                gate: ["g_a_proj", "g_b_proj"],
+                step: ("f_b_proj", Some(("f_a_proj", rank))),
+                gate: ("g_b_proj", Some(("g_a_proj", rank))),
                 norm: "o_norm",
                 output: "o_proj",
             },
@@ -88,16 +90,14 @@ impl DecoderConfig {
         let names = Names::of(config.kind);
         let (hidden, shape) = (self.hidden_size, config.shape());
         let at = |part: &str| at(&format!("{}.{part}", names.module));
-        let projection = |part: &str, rows, role| {
-            let linear = linear(&at(part), [rows, hidden], false);
-            LinearWeights { weight: TensorSpec { role, ..linear.weight }, ..linear }
+        let projection = |part: &str, shape, role| LinearWeights {
+            weight: matrix(&at(part), shape, role),
+            bias: None,
         };
-        let factored = |[down, up]: [&str; 2], rows, role| {
-            let Some(rank) = config.rank() else {
-                return FactoredWeights { down: None, up: projection(up, rows, role) };
-            };
-            let up = LinearWeights { weight: matrix(&at(up), [rows, rank], role), bias: None };
-            FactoredWeights { down: Some(projection(down, rank, role)), up }
+        let factored = |(up, down): Factors, rows, role| {
+            let columns = down.map_or(hidden, |(_, rank)| rank);
+            let down = down.map(|(down, rank)| projection(down, [rank, hidden], role));
+            FactoredWeights { down, up: projection(up, [rows, columns], role) }
         };
         let vector = |part: &str, len| TensorSpec {
             name: at(part),
@@ -114,13 +114,13 @@ impl DecoderConfig {
             shape: vec![rows, config.taps],
             role: TensorRole::Taps,
         };
-        let qkv_of = |(part, rows)| projection(part, rows, TensorRole::Matrix);
+        let qkv_of = |(part, rows)| projection(part, [rows, hidden], TensorRole::Matrix);
         let (head_norm, decays) = (norm(&at(names.norm), config.value_dim), shape.decay_width());
         DeltaNetWeights {
             qkv: parts(names.qkv).into_iter().map(qkv_of).collect(),
             gate: factored(names.gate, config.value_width(), TensorRole::Matrix),
             // Small errors of these add up over all later positions.
-            strength: projection(names.strength, config.value_heads, TensorRole::Router),
+            strength: projection(names.strength, [config.value_heads, hidden], TensorRole::Router),
             step: factored(names.step, decays, TensorRole::Router),
             step_bias: vector("dt_bias", decays),
             rates: vector("A_log", config.value_heads),
