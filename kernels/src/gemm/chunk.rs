@@ -11,7 +11,7 @@ use super::tile::{CachedPanels, Panels, RegisterTile, tile_group};
 use super::weights::Bf16Dots;
 use super::weights::{Bf16Pairs, F16, F32, Form};
 use crate::lanes::{LANES, Lanes, dispatch};
-use crate::prefetch::prefetch_l1;
+use crate::prefetch::{CACHE_LINE_BYTES, prefetch_l1, prefetch_l2};
 
 /// A GEMM task: `rows` rows times `panel_count` panels.
 ///
@@ -147,8 +147,9 @@ unsafe fn panels<L: Lanes, F: Form>(
 }
 
 /// Multiplies all pairs of full panels with all rows, one block of the inner dimension after the
-/// other. The weights of a block are widened once. Partial sums are kept in `out` between blocks as
-/// f32, which does not change a bit of the result. Returns the number of panels computed.
+/// other. The weights of a block are widened once, and while they are multiplied, those of the next
+/// pair are prefetched, a share with each group of rows. Partial sums are kept in `out` between
+/// blocks as f32, which does not change a bit of the result. Returns the number of panels computed.
 ///
 /// # Safety
 /// As for [`chunk`].
@@ -169,9 +170,17 @@ unsafe fn blocked_panels<L: Lanes, F: Form>(args: &GemmChunk<F::Raw>) -> usize {
                     let weights = args.panels.add((panel + p) * panel_len + from * LANES);
                     F::widen::<L>(weights, inner, widened.add(p * INNER_BLOCK * LANES));
                 }
+                let next = args.panels.wrapping_add((panel + PANELS_PER_PASS) * panel_len);
+                let next = NextBlocks::<F::Raw> {
+                    first: next.wrapping_add(from * LANES),
+                    panel_len,
+                    len: inner * LANES,
+                };
+                let share = next.lines().div_ceil(args.rows.div_ceil(L::GROUP_MAX));
                 let mut row = 0;
                 while row < args.rows {
                     let group = group_rows(args.rows - row, L::GROUP_MAX);
+                    next.prefetch(row / L::GROUP_MAX * share, share);
                     let tile = RegisterTile {
                         inner,
                         a: args.packed.add(row * args.padded_inner + from * group),
@@ -194,6 +203,39 @@ unsafe fn blocked_panels<L: Lanes, F: Form>(args: &GemmChunk<F::Raw>) -> usize {
         }
     }
     paired
+}
+
+/// The blocks of weights that are widened next, one of each panel of a pass.
+struct NextBlocks<Raw> {
+    first: *const Raw,
+    /// Number of values in a panel.
+    panel_len: usize,
+    /// Number of values in a block.
+    len: usize,
+}
+
+impl<Raw> NextBlocks<Raw> {
+    /// Number of cache lines of a block.
+    #[inline(always)]
+    fn block_lines(&self) -> usize {
+        self.len * size_of::<Raw>() / CACHE_LINE_BYTES
+    }
+
+    /// Number of cache lines of all blocks.
+    #[inline(always)]
+    fn lines(&self) -> usize {
+        PANELS_PER_PASS * self.block_lines()
+    }
+
+    /// Prefetches `count` cache lines from the line `first` on, as far as there are any.
+    #[inline(always)]
+    fn prefetch(&self, first: usize, count: usize) {
+        for line in first..(first + count).min(self.lines()) {
+            let (block, line) = (line / self.block_lines(), line % self.block_lines());
+            let block = self.first.wrapping_add(block * self.panel_len);
+            prefetch_l2(block.wrapping_byte_add(line * CACHE_LINE_BYTES));
+        }
+    }
 }
 
 /// Widened weights of a block: `[panel][inner][16]`.

@@ -191,15 +191,15 @@ unsafe fn tile<L: Lanes, F: Form, B: Panels<F::Raw>, const R: usize, const P: us
             for p in 0..P {
                 args.b.prefetch::<P>(first + p, k, b[p]);
             }
-            let mut weights = [[L::splat(0.0); 2]; P];
-            for p in 0..P {
-                weights[p] = F::load_steps(&args.b, b[p]);
-            }
             for step in 0..F::STEPS {
+                let mut weights = [L::splat(0.0); P];
+                for p in 0..P {
+                    weights[p] = F::load_step(&args.b, b[p], step);
+                }
                 for r in 0..R {
                     let x = L::splat(*a.add(r * args.a_row));
                     for p in 0..P {
-                        sums[r][p] = F::accumulate(weights[p][step], x, sums[r][p]);
+                        sums[r][p] = F::accumulate(weights[p], x, sums[r][p]);
                     }
                 }
                 a = a.add(args.a_inner);

@@ -13,16 +13,18 @@ pub(crate) trait Form {
     const STEPS: usize;
     /// Whether [`Form::widen`] may convert the weights to f32 before they are multiplied.
     const WIDENS: bool = true;
-    /// Loads the weights of [`STEPS`](Form::STEPS) steps of a panel, 16 weights each. If there is
-    /// only one step, the second vector is not used.
+    /// Loads the 16 weights of step `step`, below [`STEPS`](Form::STEPS), of those that are stored
+    /// side by side. They are loaded one after the other, because not all processors have registers
+    /// for both next to the sums of a tile.
     ///
     /// # Safety
-    /// The instruction set of `L` is available, and `from` is the start of a step of one of
+    /// The instruction set of `L` is available, and `from` is the start of the steps of one of
     /// `panels`, which is readable.
-    unsafe fn load_steps<L: Lanes, B: Panels<Self::Raw>>(
+    unsafe fn load_step<L: Lanes, B: Panels<Self::Raw>>(
         panels: &B,
         from: *const Self::Raw,
-    ) -> [L; 2];
+        step: usize,
+    ) -> L;
     /// Converts `inner` steps of a panel to f32, `[inner][16]`. Only for forms with
     /// [`Form::WIDENS`].
     ///
@@ -33,12 +35,12 @@ pub(crate) trait Form {
     unsafe fn widen<L: Lanes>(from: *const Self::Raw, inner: usize, to: *mut f32) {
         let panel = CachedPanels { first: from, step: 0, inner_step: LANES };
         for k in (0..inner).step_by(Self::STEPS) {
-            // SAFETY: the steps from `k` on are below `inner`, and each reads and writes 16 values.
-            unsafe {
-                let [first, second]: [L; 2] = Self::load_steps(&panel, from.add(k * LANES));
-                first.store(to.add(k * LANES));
-                if Self::STEPS == 2 {
-                    second.store(to.add((k + 1) * LANES));
+            for step in 0..Self::STEPS {
+                // SAFETY: the steps from `k` on are below `inner`, and each reads and writes 16
+                // values.
+                unsafe {
+                    let weights: L = Self::load_step(&panel, from.add(k * LANES), step);
+                    weights.store(to.add((k + step) * LANES));
                 }
             }
         }
@@ -85,12 +87,13 @@ macro_rules! single_forms {
             type Raw = $raw;
             const STEPS: usize = 1;
             #[inline(always)]
-            unsafe fn load_steps<L: Lanes, B: Panels<$raw>>(
+            unsafe fn load_step<L: Lanes, B: Panels<$raw>>(
                 panels: &B,
                 from: *const $raw,
-            ) -> [L; 2] {
+                _: usize,
+            ) -> L {
                 // SAFETY: the conditions are those of this method.
-                unsafe { [panels.load::<L, Self>(from), L::splat(0.0)] }
+                unsafe { panels.load::<L, Self>(from) }
             }
         }
 
@@ -122,10 +125,10 @@ impl Form for Bf16Pairs {
     type Raw = u16;
     const STEPS: usize = 2;
     #[inline(always)]
-    unsafe fn load_steps<L: Lanes, B: Panels<u16>>(_: &B, from: *const u16) -> [L; 2] {
-        // SAFETY: a step of a panel of pairs is 32 readable values; the instruction set of `L` is
-        // available.
-        unsafe { L::load_bf16_pairs(from) }.into()
+    unsafe fn load_step<L: Lanes, B: Panels<u16>>(_: &B, from: *const u16, step: usize) -> L {
+        // SAFETY: two steps of a panel of pairs are 32 readable values; the instruction set of `L`
+        // is available.
+        unsafe { if step == 0 { L::load_bf16_firsts(from) } else { L::load_bf16_seconds(from) } }
     }
 }
 
@@ -149,9 +152,9 @@ impl Form for Bf16Dots {
     const STEPS: usize = 1;
     const WIDENS: bool = false;
     #[inline(always)]
-    unsafe fn load_steps<L: Lanes, B: Panels<f32>>(panels: &B, from: *const f32) -> [L; 2] {
+    unsafe fn load_step<L: Lanes, B: Panels<f32>>(panels: &B, from: *const f32, _: usize) -> L {
         // SAFETY: the conditions are those of this method.
-        unsafe { [panels.load::<L, Self>(from), L::splat(0.0)] }
+        unsafe { panels.load::<L, Self>(from) }
     }
     #[inline(always)]
     unsafe fn call<L: Lanes, K: Kernel>(kernel: K) {

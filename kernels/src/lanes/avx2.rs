@@ -75,15 +75,24 @@ impl Lanes for Avx2 {
         }
     }
     #[inline(always)]
-    unsafe fn load_bf16_pairs(from: *const u16) -> (Self, Self) {
+    unsafe fn load_bf16_firsts(from: *const u16) -> Self {
+        // SAFETY: `from` is readable for 32 values, and AVX2, FMA and F16C are available.
+        unsafe {
+            let low = _mm256_loadu_si256(from.cast::<__m256i>());
+            let high = _mm256_loadu_si256(from.add(16).cast::<__m256i>());
+            let (low, high) = (_mm256_slli_epi32::<16>(low), _mm256_slli_epi32::<16>(high));
+            Avx2(_mm256_castsi256_ps(low), _mm256_castsi256_ps(high))
+        }
+    }
+    #[inline(always)]
+    unsafe fn load_bf16_seconds(from: *const u16) -> Self {
         // SAFETY: `from` is readable for 32 values, and AVX2, FMA and F16C are available.
         unsafe {
             let low = _mm256_loadu_si256(from.cast::<__m256i>());
             let high = _mm256_loadu_si256(from.add(16).cast::<__m256i>());
             let mask = _mm256_set1_epi32(UPPER_HALF);
-            let first = |raw| _mm256_castsi256_ps(_mm256_slli_epi32::<16>(raw));
-            let second = |raw| _mm256_castsi256_ps(_mm256_and_si256(raw, mask));
-            (Avx2(first(low), first(high)), Avx2(second(low), second(high)))
+            let (low, high) = (_mm256_and_si256(low, mask), _mm256_and_si256(high, mask));
+            Avx2(_mm256_castsi256_ps(low), _mm256_castsi256_ps(high))
         }
     }
     #[inline(always)]

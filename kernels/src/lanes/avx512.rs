@@ -109,13 +109,20 @@ impl Lanes for Avx512 {
         Avx512(unsafe { _mm512_cvtph_ps(_mm256_loadu_si256(from.cast::<__m256i>())) })
     }
     #[inline(always)]
-    unsafe fn load_bf16_pairs(from: *const u16) -> (Self, Self) {
+    unsafe fn load_bf16_firsts(from: *const u16) -> Self {
         // SAFETY: `from` is readable for 32 values, and AVX-512 F, BW, VL and DQ are available.
         unsafe {
             let raw = _mm512_loadu_si512(from.cast::<__m512i>());
-            let first = _mm512_slli_epi32::<16>(raw);
+            Avx512(_mm512_castsi512_ps(_mm512_slli_epi32::<16>(raw)))
+        }
+    }
+    #[inline(always)]
+    unsafe fn load_bf16_seconds(from: *const u16) -> Self {
+        // SAFETY: `from` is readable for 32 values, and AVX-512 F, BW, VL and DQ are available.
+        unsafe {
+            let raw = _mm512_loadu_si512(from.cast::<__m512i>());
             let second = _mm512_and_si512(raw, _mm512_set1_epi32(UPPER_HALF));
-            (Avx512(_mm512_castsi512_ps(first)), Avx512(_mm512_castsi512_ps(second)))
+            Avx512(_mm512_castsi512_ps(second))
         }
     }
     #[inline(always)]

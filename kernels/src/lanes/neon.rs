@@ -101,6 +101,18 @@ fn keep(value: float32x4_t, x: float32x4_t, limit: float32x4_t) -> float32x4_t {
     unsafe { vreinterpretq_f32_u32(vbicq_u32(vreinterpretq_u32_f32(value), vcltq_f32(x, limit))) }
 }
 
+/// Loads 16 words.
+///
+/// # Safety
+/// `from` is readable for 16 words.
+#[inline(always)]
+unsafe fn load_words(from: *const u32) -> [uint32x4_t; 4] {
+    // SAFETY: each register is filled with 4 of the 16 words, and every aarch64 has NEON.
+    unsafe {
+        [vld1q_u32(from), vld1q_u32(from.add(4)), vld1q_u32(from.add(8)), vld1q_u32(from.add(12))]
+    }
+}
+
 /// The first value of each bf16 pair.
 #[inline(always)]
 fn first(raw: uint32x4_t) -> float32x4_t {
@@ -216,14 +228,19 @@ impl Lanes for Neon {
         }
     }
     #[inline(always)]
-    unsafe fn load_bf16_pairs(from: *const u16) -> (Self, Self) {
+    unsafe fn load_bf16_firsts(from: *const u16) -> Self {
         // SAFETY: `from` is readable for 32 values, and every aarch64 has NEON.
         unsafe {
-            let from = from.cast::<u32>();
-            let low = [vld1q_u32(from), vld1q_u32(from.add(4))];
-            let high = [vld1q_u32(from.add(8)), vld1q_u32(from.add(12))];
-            let raw = [low[0], low[1], high[0], high[1]];
-            (Neon(each!(first(raw))), Neon(each!(second(raw))))
+            let raw = load_words(from.cast::<u32>());
+            Neon(each!(first(raw)))
+        }
+    }
+    #[inline(always)]
+    unsafe fn load_bf16_seconds(from: *const u16) -> Self {
+        // SAFETY: `from` is readable for 32 values, and every aarch64 has NEON.
+        unsafe {
+            let raw = load_words(from.cast::<u32>());
+            Neon(each!(second(raw)))
         }
     }
     #[inline(always)]

@@ -62,11 +62,16 @@ impl Lanes for Portable {
         Portable(map(raw, |bits| half::f16::from_bits(bits).to_f32()))
     }
     #[inline(always)]
-    unsafe fn load_bf16_pairs(from: *const u16) -> (Self, Self) {
+    unsafe fn load_bf16_firsts(from: *const u16) -> Self {
         // SAFETY: `from` is readable for 32 values by the contract of `Lanes`.
         let raw = unsafe { from.cast::<[[u16; 2]; LANES]>().read_unaligned() };
-        let widen = |bits: u16| f32::from_bits(u32::from(bits) << 16);
-        (Portable(map(raw, |pair| widen(pair[0]))), Portable(map(raw, |pair| widen(pair[1]))))
+        Portable(map(raw, |pair| f32::from_bits(u32::from(pair[0]) << 16)))
+    }
+    #[inline(always)]
+    unsafe fn load_bf16_seconds(from: *const u16) -> Self {
+        // SAFETY: `from` is readable for 32 values by the contract of `Lanes`.
+        let raw = unsafe { from.cast::<[[u16; 2]; LANES]>().read_unaligned() };
+        Portable(map(raw, |pair| f32::from_bits(u32::from(pair[1]) << 16)))
     }
     #[inline(always)]
     unsafe fn load_u8(from: *const u8) -> Self {

@@ -107,9 +107,8 @@ unsafe fn widen_all<L: Lanes>(raw: &[u16], out: &mut [f32]) {
     unsafe {
         L::load_bf16(raw.as_ptr()).store(out.as_mut_ptr());
         L::load_f16(raw.as_ptr()).store(out.as_mut_ptr().add(16));
-        let (first, second) = L::load_bf16_pairs(raw.as_ptr());
-        first.store(out.as_mut_ptr().add(32));
-        second.store(out.as_mut_ptr().add(48));
+        L::load_bf16_firsts(raw.as_ptr()).store(out.as_mut_ptr().add(32));
+        L::load_bf16_seconds(raw.as_ptr()).store(out.as_mut_ptr().add(48));
     }
 }
 dispatch! {

@@ -22,7 +22,7 @@ pub(crate) trait Kernel {
 /// # Safety of the methods
 /// The instruction set of the implementing type must be available on this processor. A value of
 /// [`Path`](crate::Path) is the proof of that. Pointers need no alignment. They must be valid for
-/// 16 values of their type (`load_bf16_pairs`: 32 values).
+/// 16 values of their type (`load_bf16_firsts` and `load_bf16_seconds`: 32 values).
 pub(crate) trait Lanes: Copy {
     /// Number of vectors of this type that fit in the registers of the processor.
     const REGISTERS: usize;
@@ -63,8 +63,10 @@ pub(crate) trait Lanes: Copy {
             Self::load_f16(bits.as_ptr())
         }
     }
-    /// Loads 16 pairs of bf16 values; returns the first values and the second values, widened.
-    unsafe fn load_bf16_pairs(from: *const u16) -> (Self, Self);
+    /// Loads the first values of 16 pairs of bf16 values, widened.
+    unsafe fn load_bf16_firsts(from: *const u16) -> Self;
+    /// Loads the second values of 16 pairs of bf16 values, widened.
+    unsafe fn load_bf16_seconds(from: *const u16) -> Self;
     /// Loads 16 unsigned bytes and converts them to f32.
     unsafe fn load_u8(from: *const u8) -> Self;
     /// Loads 16 signed bytes and converts them to f32.
