@@ -81,7 +81,7 @@ fn end(finish: &Finish) -> LLMEngineOutput {
     if let FinishReason::StopToken(id) = &finish.reason {
         output.stop_reason = Some(StopReason::Int(i64::from(*id)));
     }
-    let Usage { prompt_tokens, cached_tokens, completion_tokens } = finish.usage;
+    let Usage { prompt_tokens, cached_tokens, completion_tokens, image_tokens: _ } = finish.usage;
     let mut counts = usage(count(prompt_tokens), count(completion_tokens));
     counts.prompt_tokens_details = Some(PromptTokensDetails {
         cached_tokens: Some(count(cached_tokens)),
@@ -115,7 +115,8 @@ mod tests {
     /// Goal: the reason and the usage of an answer arrive.
     #[test]
     fn the_end_has_reason_and_usage() {
-        let usage = Usage { prompt_tokens: 9, cached_tokens: 4, completion_tokens: 3 };
+        let usage =
+            Usage { prompt_tokens: 9, cached_tokens: 4, completion_tokens: 3, image_tokens: 0 };
         let finish = |reason| Finish { reason, usage, timings: Timings::default() };
         let output = end(&finish(FinishReason::StopToken(7)));
         assert_eq!(output.stop_reason, Some(StopReason::Int(7)));
