@@ -23,7 +23,7 @@ mod ternary;
 
 pub(crate) use format::{Block, Format, WORDS};
 pub(crate) use grid_formats::{Iq1M, Iq1S, Iq2S, Iq2Xs, Iq2Xxs, Iq3S, Iq3Xxs};
-pub(crate) use groups::{I8Group16, I8Group32, U4Group32, U4Group128};
+pub(crate) use groups::{I8Group16, I8Group32, ScaledBytes, U4Group32, U4Group128};
 pub(crate) use k_quants::{Iq4Xs, Q2K, Q3K, Q4K, Q5K, Q6K};
 pub(crate) use small_blocks::{Iq4Nl, Mxfp4, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0};
 pub(crate) use ternary::{Tq1_0, Tq2_0};

@@ -199,15 +199,16 @@ pub(super) unsafe fn chunk<D: Dots, F: Format>(args: &Int8Chunk) {
 
 /// Number of bytes of a panel that [`expand_to_scaled`] writes.
 pub(super) fn scaled_panel_len<F: Format>(inner: usize) -> usize {
-    inner / SUB_BLOCK * (F::SCALES + WORDS) * WORD_VECTOR_BYTES
+    let numbers = if F::MINS { 2 * F::SCALES } else { F::SCALES };
+    inner / SUB_BLOCK * (numbers + WORDS) * WORD_VECTOR_BYTES
 }
 
-/// Unpacks a whole panel to one with blocks of `ScaledBytes`: for each
-/// sub-block its scales and its words of signed bytes.
+/// Unpacks a whole panel to one with blocks of [`ScaledBytes`](crate::quant::ScaledBytes): for each
+/// sub-block its scales, its minima if it has any, and its words of signed bytes.
 ///
 /// # Safety
-/// The instruction set of `D` is available, `panel` is a whole panel with blocks of `F`, which have
-/// no minima, and `to` is writable for [`scaled_panel_len`] bytes.
+/// The instruction set of `D` is available, `panel` is a whole panel with blocks of `F`, and `to` is
+/// writable for [`scaled_panel_len`] bytes.
 #[inline(always)]
 pub(super) unsafe fn expand_to_scaled<D: Dots, F: Format>(mut panel: QuantPanel, mut to: *mut u8) {
     // SAFETY: the loops visit each sub-block of `panel.blocks` blocks once, so reads stay inside
@@ -216,9 +217,13 @@ pub(super) unsafe fn expand_to_scaled<D: Dots, F: Format>(mut panel: QuantPanel,
         for block in 0..panel.blocks {
             for sub_block in 0..F::SUB_BLOCKS {
                 panel.prefetch::<F>(block, sub_block);
-                for index in 0..F::SCALES {
-                    let scale = F::scale::<D::Lanes>(panel.block, sub_block * F::SCALES + index);
-                    scale.store(to.cast());
+                let numbers = sub_block * F::SCALES..(sub_block + 1) * F::SCALES;
+                for index in numbers.clone() {
+                    F::scale::<D::Lanes>(panel.block, index).store(to.cast());
+                    to = to.add(WORD_VECTOR_BYTES);
+                }
+                for index in numbers.filter(|_| F::MINS) {
+                    F::min::<D::Lanes>(panel.block, index).store(to.cast());
                     to = to.add(WORD_VECTOR_BYTES);
                 }
                 for index in 0..WORDS {

@@ -10,7 +10,7 @@ use super::neon::NeonDots;
 use super::x86::{Avx2Pairs, Avx512Pairs, Avx512Vnni, AvxVnni};
 use crate::lanes::LANES;
 use crate::path::{Path, PathKind};
-use crate::quant::{Format, I8Group16, I8Group32};
+use crate::quant::{Format, ScaledBytes};
 use crate::tensor_type::{TensorType, with_format};
 use crate::threads::Threads;
 
@@ -225,15 +225,15 @@ impl DotSet {
         // SAFETY: the requirements are the same, for panels of blocks of `F`. The conditions are
         // constant so that a format has only the functions that it uses.
         with_format!(dtype, F => unsafe {
-            if const { F::EXPANDED } {
+            if const { F::EXPANDED_ROWS_MIN < usize::MAX } && args.rows >= F::EXPANDED_ROWS_MIN {
                 self.chunk_of_expanded::<F>(threads, args);
-            } else {
+            } else if const { F::EXPANDED_ROWS_MIN > 0 } {
                 self.chunk_of::<F>(args);
             }
         });
     }
 
-    /// [`DotSet::chunk`] for blocks of `F` that are [expanded](Format::EXPANDED), in scratch memory
+    /// [`DotSet::chunk`] for blocks of `F` that are [expanded](Format::EXPANDED_ROWS_MIN), in scratch memory
     /// that stays in the cache.
     ///
     /// # Safety
@@ -253,10 +253,11 @@ impl DotSet {
             // features of `out` exist.
             unsafe {
                 self.expand::<F>(panel, expanded);
-                if const { F::SCALES == 1 } {
-                    self.chunk_of::<I8Group32>(&args);
-                } else {
-                    self.chunk_of::<I8Group16>(&args);
+                match const { (F::SCALES, F::MINS) } {
+                    (1, false) => self.chunk_of::<ScaledBytes<1, false>>(&args),
+                    (1, true) => self.chunk_of::<ScaledBytes<1, true>>(&args),
+                    (_, false) => self.chunk_of::<ScaledBytes<2, false>>(&args),
+                    (_, true) => self.chunk_of::<ScaledBytes<2, true>>(&args),
                 }
             }
         }

@@ -32,9 +32,10 @@ pub(crate) trait Format {
     const SCALES: usize = 1;
     /// Whether there is a minimum with every scale.
     const MINS: bool = false;
-    /// Whether products unpack a panel to signed bytes first, because unpacking takes longer than
-    /// the multiplication with a group of rows. Only for formats without minima.
-    const EXPANDED: bool = false;
+    /// Number of rows from which products unpack a panel to signed bytes first, instead of with each
+    /// group of rows: 0 if unpacking takes longer than the multiplication with a group,
+    /// [`usize::MAX`] if the weights are signed bytes.
+    const EXPANDED_ROWS_MIN: usize = 16;
     /// Number of weights of a block.
     const BLOCK_LEN: usize = Self::SUB_BLOCKS * SUB_BLOCK;
 

@@ -13,27 +13,40 @@ use super::format::{Block, Format, WORDS};
 use super::small_blocks::nibbles;
 use crate::lanes::{Bytes, Lanes, WORD_VECTOR_BYTES};
 
-/// Blocks of 32 weights: `SCALES` (one or two) f32 scales and 32 signed bytes.
-pub(crate) struct ScaledBytes<const SCALES: usize>;
+/// Blocks of 32 weights: `SCALES` (one or two) f32 scales, as many f32 minima if there are any, and
+/// 32 signed bytes.
+pub(crate) struct ScaledBytes<const SCALES: usize, const MINS: bool>;
 /// A scale for every 16 weights.
-pub(crate) type I8Group16 = ScaledBytes<2>;
+pub(crate) type I8Group16 = ScaledBytes<2, false>;
 /// A scale for every 32 weights.
-pub(crate) type I8Group32 = ScaledBytes<1>;
+pub(crate) type I8Group32 = ScaledBytes<1, false>;
 
-impl<const SCALES: usize> Format for ScaledBytes<SCALES> {
+impl<const SCALES: usize, const MINS: bool> ScaledBytes<SCALES, MINS> {
+    /// Number of scales and minima of a block.
+    const NUMBERS: usize = if MINS { 2 * SCALES } else { SCALES };
+}
+
+impl<const SCALES: usize, const MINS: bool> Format for ScaledBytes<SCALES, MINS> {
     const SUB_BLOCKS: usize = 1;
-    const BLOCK_BYTES: usize = 4 * SCALES + 32;
+    const BLOCK_BYTES: usize = 4 * Self::NUMBERS + 32;
     const WORDS: Range<usize> = 0..Self::BLOCK_BYTES;
     const SCALES: usize = SCALES;
+    const MINS: bool = MINS;
+    const EXPANDED_ROWS_MIN: usize = usize::MAX;
     #[inline(always)]
     unsafe fn word<B: Bytes>(block: Block, _: usize, index: usize) -> B {
         // SAFETY: the word is one of a whole packed block.
-        unsafe { block.word(SCALES + index) }
+        unsafe { block.word(Self::NUMBERS + index) }
     }
     #[inline(always)]
     unsafe fn scale<L: Lanes>(block: Block, index: usize) -> L {
         // SAFETY: the word is one of a whole packed block.
         unsafe { floats(block, index) }
+    }
+    #[inline(always)]
+    unsafe fn min<L: Lanes>(block: Block, index: usize) -> L {
+        // SAFETY: the word is one of a whole packed block, which has minima.
+        unsafe { floats(block, SCALES + index) }
     }
 }
 

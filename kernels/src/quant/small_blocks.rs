@@ -10,6 +10,7 @@ use crate::lanes::{Bytes, LANES, Lanes};
 pub(crate) struct Q8_0;
 
 impl Format for Q8_0 {
+    const EXPANDED_ROWS_MIN: usize = usize::MAX;
     const SUB_BLOCKS: usize = 1;
     const BLOCK_BYTES: usize = 34;
     const WORDS: Range<usize> = 2..34;

@@ -16,7 +16,7 @@ impl Format for Tq1_0 {
     const SUB_BLOCKS: usize = 8;
     const BLOCK_BYTES: usize = 54;
     const WORDS: Range<usize> = 0..52;
-    const EXPANDED: bool = true;
+    const EXPANDED_ROWS_MIN: usize = 0;
     #[inline(always)]
     unsafe fn word<B: Bytes>(block: Block, sub_block: usize, index: usize) -> B {
         // The words of 160 weights, 80 weights and 16 weights.
