@@ -21,7 +21,7 @@ mod k_quants;
 mod small_blocks;
 mod ternary;
 
-pub(crate) use format::{Block, Format, WORDS};
+pub(crate) use format::{Block, Expanded, Format, WORDS};
 pub(crate) use grid_formats::{Iq1M, Iq1S, Iq2S, Iq2Xs, Iq2Xxs, Iq3S, Iq3Xxs};
 pub(crate) use groups::{I8Group16, I8Group32, ScaledBytes, U4Group32, U4Group128};
 pub(crate) use k_quants::{Iq4Xs, Q2K, Q3K, Q4K, Q5K, Q6K};

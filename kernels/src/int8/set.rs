@@ -10,9 +10,12 @@ use super::neon::NeonDots;
 use super::x86::{Avx2Pairs, Avx512Pairs, Avx512Vnni, AvxVnni};
 use crate::lanes::LANES;
 use crate::path::{Path, PathKind};
-use crate::quant::{Format, ScaledBytes};
+use crate::quant::{Expanded, Format, ScaledBytes};
 use crate::tensor_type::{TensorType, with_format};
 use crate::threads::Threads;
+
+/// Number of rows from which the panels of most formats are unpacked once for all of them.
+const EXPANDED_ROWS_MIN: usize = 16;
 
 /// The dot-product instructions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -225,15 +228,17 @@ impl DotSet {
         // SAFETY: the requirements are the same, for panels of blocks of `F`. The conditions are
         // constant so that a format has only the functions that it uses.
         with_format!(dtype, F => unsafe {
-            if const { F::EXPANDED_ROWS_MIN < usize::MAX } && args.rows >= F::EXPANDED_ROWS_MIN {
-                self.chunk_of_expanded::<F>(threads, args);
-            } else if const { F::EXPANDED_ROWS_MIN > 0 } {
-                self.chunk_of::<F>(args);
+            match const { F::EXPANDED } {
+                Expanded::Never => self.chunk_of::<F>(args),
+                Expanded::ForManyRows if args.rows < EXPANDED_ROWS_MIN => self.chunk_of::<F>(args),
+                Expanded::ForManyRows | Expanded::Always => {
+                    self.chunk_of_expanded::<F>(threads, args);
+                }
             }
         });
     }
 
-    /// [`DotSet::chunk`] for blocks of `F` that are [expanded](Format::EXPANDED_ROWS_MIN), in scratch memory
+    /// [`DotSet::chunk`] for blocks of `F` that are [expanded](Format::EXPANDED), in scratch memory
     /// that stays in the cache.
     ///
     /// # Safety

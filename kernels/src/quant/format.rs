@@ -12,6 +12,17 @@ use crate::lanes::{Bytes, LANES, Lanes, WORD_VECTOR_BYTES};
 /// Number of words of the weights of a sub-block, after they are unpacked to bytes.
 pub(crate) const WORDS: usize = SUB_BLOCK / 4;
 
+/// When products unpack a panel of weights to signed bytes before they multiply it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Expanded {
+    /// Never, because the weights are signed bytes.
+    Never,
+    /// If there are enough groups of rows for it.
+    ForManyRows,
+    /// Always, because unpacking takes longer than the multiplication with a group of rows.
+    Always,
+}
+
 /// A block format of ggml.
 ///
 /// A block consists of sub-blocks of 32 weights. Each weight is `scale * byte - minimum`, where
@@ -32,10 +43,8 @@ pub(crate) trait Format {
     const SCALES: usize = 1;
     /// Whether there is a minimum with every scale.
     const MINS: bool = false;
-    /// Number of rows from which products unpack a panel to signed bytes first, instead of with each
-    /// group of rows: 0 if unpacking takes longer than the multiplication with a group,
-    /// [`usize::MAX`] if the weights are signed bytes.
-    const EXPANDED_ROWS_MIN: usize = 16;
+    /// When products unpack a panel to signed bytes first, instead of with each group of rows.
+    const EXPANDED: Expanded = Expanded::ForManyRows;
     /// Number of weights of a block.
     const BLOCK_LEN: usize = Self::SUB_BLOCKS * SUB_BLOCK;
 

@@ -7,7 +7,7 @@
 
 use std::ops::Range;
 
-use super::format::{Block, Format, WORDS};
+use super::format::{Block, Expanded, Format, WORDS};
 use super::grids::{IQ1_GRID, IQ2_S_GRID, IQ2_XS_GRID, IQ2_XXS_GRID, IQ3_S_GRID, IQ3_XXS_GRID};
 use crate::lanes::{Bytes, LANES, Lanes, map};
 
@@ -114,7 +114,7 @@ impl Format for Iq2Xxs {
     const SUB_BLOCKS: usize = 8;
     const BLOCK_BYTES: usize = 66;
     const WORDS: Range<usize> = 0..0;
-    const EXPANDED_ROWS_MIN: usize = 0;
+    const EXPANDED: Expanded = Expanded::Always;
     #[inline(always)]
     unsafe fn word<B: Bytes>(block: Block, sub_block: usize, index: usize) -> B {
         let first = 2 + 8 * sub_block;
@@ -143,7 +143,7 @@ impl Format for Iq2Xs {
     const BLOCK_BYTES: usize = 74;
     const WORDS: Range<usize> = 0..0;
     const SCALES: usize = 2;
-    const EXPANDED_ROWS_MIN: usize = 0;
+    const EXPANDED: Expanded = Expanded::Always;
     #[inline(always)]
     unsafe fn word<B: Bytes>(block: Block, sub_block: usize, index: usize) -> B {
         // SAFETY: the bytes are some of a whole packed block.
@@ -170,7 +170,7 @@ impl Format for Iq2S {
     const BLOCK_BYTES: usize = 82;
     const WORDS: Range<usize> = 0..0;
     const SCALES: usize = 2;
-    const EXPANDED_ROWS_MIN: usize = 0;
+    const EXPANDED: Expanded = Expanded::Always;
     #[inline(always)]
     unsafe fn word<B: Bytes>(block: Block, sub_block: usize, index: usize) -> B {
         let group = GROUPS * sub_block + index / 2;
@@ -199,7 +199,7 @@ impl Format for Iq3Xxs {
     const SUB_BLOCKS: usize = 8;
     const BLOCK_BYTES: usize = 98;
     const WORDS: Range<usize> = 0..0;
-    const EXPANDED_ROWS_MIN: usize = 0;
+    const EXPANDED: Expanded = Expanded::Always;
     #[inline(always)]
     unsafe fn word<B: Bytes>(block: Block, sub_block: usize, index: usize) -> B {
         // SAFETY: the bytes are some of a whole packed block.
@@ -226,7 +226,7 @@ impl Format for Iq3S {
     const SUB_BLOCKS: usize = 8;
     const BLOCK_BYTES: usize = 110;
     const WORDS: Range<usize> = 0..0;
-    const EXPANDED_ROWS_MIN: usize = 0;
+    const EXPANDED: Expanded = Expanded::Always;
     #[inline(always)]
     unsafe fn word<B: Bytes>(block: Block, sub_block: usize, index: usize) -> B {
         // SAFETY: the bytes are some of a whole packed block.
@@ -259,7 +259,7 @@ impl Format for Iq1S {
     const SUB_BLOCKS: usize = 8;
     const BLOCK_BYTES: usize = 50;
     const WORDS: Range<usize> = 0..0;
-    const EXPANDED_ROWS_MIN: usize = 0;
+    const EXPANDED: Expanded = Expanded::Always;
     #[inline(always)]
     unsafe fn word<B: Bytes>(block: Block, sub_block: usize, index: usize) -> B {
         // SAFETY: the bytes are some of a whole packed block.
@@ -292,7 +292,7 @@ impl Format for Iq1M {
     const BLOCK_BYTES: usize = 56;
     const WORDS: Range<usize> = 0..0;
     const SCALES: usize = 2;
-    const EXPANDED_ROWS_MIN: usize = 0;
+    const EXPANDED: Expanded = Expanded::Always;
     #[inline(always)]
     unsafe fn word<B: Bytes>(block: Block, sub_block: usize, index: usize) -> B {
         let group = GROUPS * sub_block + index / 2;

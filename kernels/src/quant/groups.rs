@@ -9,7 +9,7 @@
 
 use std::ops::Range;
 
-use super::format::{Block, Format, WORDS};
+use super::format::{Block, Expanded, Format, WORDS};
 use super::small_blocks::nibbles;
 use crate::lanes::{Bytes, Lanes, WORD_VECTOR_BYTES};
 
@@ -32,7 +32,7 @@ impl<const SCALES: usize, const MINS: bool> Format for ScaledBytes<SCALES, MINS>
     const WORDS: Range<usize> = 0..Self::BLOCK_BYTES;
     const SCALES: usize = SCALES;
     const MINS: bool = MINS;
-    const EXPANDED_ROWS_MIN: usize = usize::MAX;
+    const EXPANDED: Expanded = Expanded::Never;
     #[inline(always)]
     unsafe fn word<B: Bytes>(block: Block, _: usize, index: usize) -> B {
         // SAFETY: the word is one of a whole packed block.

@@ -3,14 +3,14 @@
 
 use std::ops::Range;
 
-use super::format::{Block, Format, WORDS};
+use super::format::{Block, Expanded, Format, WORDS};
 use crate::lanes::{Bytes, LANES, Lanes};
 
 /// An f16 scale, then 32 signed bytes.
 pub(crate) struct Q8_0;
 
 impl Format for Q8_0 {
-    const EXPANDED_ROWS_MIN: usize = usize::MAX;
+    const EXPANDED: Expanded = Expanded::Never;
     const SUB_BLOCKS: usize = 1;
     const BLOCK_BYTES: usize = 34;
     const WORDS: Range<usize> = 2..34;

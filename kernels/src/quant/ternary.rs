@@ -3,7 +3,7 @@
 
 use std::ops::Range;
 
-use super::format::{Block, Format, WORDS};
+use super::format::{Block, Expanded, Format, WORDS};
 use super::k_quants::two_bits;
 use crate::lanes::{Bytes, Lanes, WORD_VECTOR_BYTES, map};
 
@@ -16,7 +16,7 @@ impl Format for Tq1_0 {
     const SUB_BLOCKS: usize = 8;
     const BLOCK_BYTES: usize = 54;
     const WORDS: Range<usize> = 0..52;
-    const EXPANDED_ROWS_MIN: usize = 0;
+    const EXPANDED: Expanded = Expanded::Always;
     #[inline(always)]
     unsafe fn word<B: Bytes>(block: Block, sub_block: usize, index: usize) -> B {
         // The words of 160 weights, 80 weights and 16 weights.
