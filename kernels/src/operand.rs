@@ -212,7 +212,11 @@ impl Operands {
     }
 
     /// Number of rows of a group.
-    pub(crate) fn group_rows(&self, group: usize) -> usize {
+    ///
+    /// # Panics
+    /// If there is no such group.
+    #[must_use]
+    pub fn group_rows(&self, group: usize) -> usize {
         self.groups[group].rows
     }
 }

@@ -49,6 +49,7 @@ pub(crate) use vision::{
 };
 pub use vision::{PatchPositions, ProjectorConfig, RegionConfig, TowerConfig, VisionConfig};
 
+pub use stolon_kernels::Rule;
 use stolon_kernels::TensorType;
 
 use crate::error::ModelError;

@@ -170,17 +170,16 @@ unsafe fn blocked_panels<L: Lanes, F: Form>(args: &GemmChunk<F::Raw>) -> usize {
                     let weights = args.panels.add((panel + p) * panel_len + from * LANES);
                     F::widen::<L>(weights, inner, widened.add(p * INNER_BLOCK * LANES));
                 }
-                let next = args.panels.wrapping_add((panel + PANELS_PER_PASS) * panel_len);
-                let next = NextBlocks::<F::Raw> {
-                    first: next.wrapping_add(from * LANES),
-                    panel_len,
-                    len: inner * LANES,
-                };
-                let share = next.lines().div_ceil(args.rows.div_ceil(L::GROUP_MAX));
+                let next = (panel + PANELS_PER_PASS) * panel_len + from * LANES;
+                let next = args.panels.wrapping_add(next);
+                let groups = args.rows.div_ceil(L::GROUP_MAX);
                 let mut row = 0;
                 while row < args.rows {
                     let group = group_rows(args.rows - row, L::GROUP_MAX);
-                    next.prefetch(row / L::GROUP_MAX * share, share);
+                    for p in 0..PANELS_PER_PASS {
+                        let block = next.wrapping_add(p * panel_len);
+                        prefetch_share(block, inner * LANES, row / L::GROUP_MAX, groups);
+                    }
                     let tile = RegisterTile {
                         inner,
                         a: args.packed.add(row * args.padded_inner + from * group),
@@ -205,36 +204,13 @@ unsafe fn blocked_panels<L: Lanes, F: Form>(args: &GemmChunk<F::Raw>) -> usize {
     paired
 }
 
-/// The blocks of weights that are widened next, one of each panel of a pass.
-struct NextBlocks<Raw> {
-    first: *const Raw,
-    /// Number of values in a panel.
-    panel_len: usize,
-    /// Number of values in a block.
-    len: usize,
-}
-
-impl<Raw> NextBlocks<Raw> {
-    /// Number of cache lines of a block.
-    #[inline(always)]
-    fn block_lines(&self) -> usize {
-        self.len * size_of::<Raw>() / CACHE_LINE_BYTES
-    }
-
-    /// Number of cache lines of all blocks.
-    #[inline(always)]
-    fn lines(&self) -> usize {
-        PANELS_PER_PASS * self.block_lines()
-    }
-
-    /// Prefetches `count` cache lines from the line `first` on, as far as there are any.
-    #[inline(always)]
-    fn prefetch(&self, first: usize, count: usize) {
-        for line in first..(first + count).min(self.lines()) {
-            let (block, line) = (line / self.block_lines(), line % self.block_lines());
-            let block = self.first.wrapping_add(block * self.panel_len);
-            prefetch_l2(block.wrapping_byte_add(line * CACHE_LINE_BYTES));
-        }
+/// Prefetches the cache lines of share `index` of `shares` of a block of `len` weights.
+#[inline(always)]
+fn prefetch_share<Raw>(block: *const Raw, len: usize, index: usize, shares: usize) {
+    let lines = len * size_of::<Raw>() / CACHE_LINE_BYTES;
+    let share = lines.div_ceil(shares);
+    for line in (index * share..lines).take(share) {
+        prefetch_l2(block.wrapping_byte_add(line * CACHE_LINE_BYTES));
     }
 }
 

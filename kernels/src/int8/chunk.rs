@@ -199,8 +199,7 @@ pub(super) unsafe fn chunk<D: Dots, F: Format>(args: &Int8Chunk) {
 
 /// Number of bytes of a panel that [`expand_to_scaled`] writes.
 pub(super) fn scaled_panel_len<F: Format>(inner: usize) -> usize {
-    let numbers = if F::MINS { 2 * F::SCALES } else { F::SCALES };
-    inner / SUB_BLOCK * (numbers + WORDS) * WORD_VECTOR_BYTES
+    inner / SUB_BLOCK * (F::NUMBERS + WORDS) * WORD_VECTOR_BYTES
 }
 
 /// Unpacks a whole panel to one with blocks of [`ScaledBytes`](crate::quant::ScaledBytes): for each

@@ -31,11 +31,11 @@ impl<'a> ColumnsMut<'a> {
         let widths: Vec<usize> = widths.into_iter().collect();
         let stride = widths.iter().sum::<usize>();
         assert_eq!(buffer.len(), rows * stride, "the buffer must be [{rows}, {stride}]");
-        let mut first = 0;
+        let mut next = buffer.as_mut_ptr();
         let part = |width| {
             // The parts are disjoint, and together they are the buffer.
-            let to = buffer.as_mut_ptr().wrapping_add(first);
-            first += width;
+            let to = next;
+            next = next.wrapping_add(width);
             Self { to, rows, width, stride, buffer: PhantomData }
         };
         widths.into_iter().map(part).collect()

@@ -43,6 +43,8 @@ pub(crate) trait Format {
     const SCALES: usize = 1;
     /// Whether there is a minimum with every scale.
     const MINS: bool = false;
+    /// Number of scales and minima of a sub-block.
+    const NUMBERS: usize = if Self::MINS { 2 * Self::SCALES } else { Self::SCALES };
     /// When products unpack a panel to signed bytes first, instead of with each group of rows.
     const EXPANDED: Expanded = Expanded::ForManyRows;
     /// Number of weights of a block.

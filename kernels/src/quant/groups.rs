@@ -21,11 +21,6 @@ pub(crate) type I8Group16 = ScaledBytes<2, false>;
 /// A scale for every 32 weights.
 pub(crate) type I8Group32 = ScaledBytes<1, false>;
 
-impl<const SCALES: usize, const MINS: bool> ScaledBytes<SCALES, MINS> {
-    /// Number of scales and minima of a block.
-    const NUMBERS: usize = if MINS { 2 * SCALES } else { SCALES };
-}
-
 impl<const SCALES: usize, const MINS: bool> Format for ScaledBytes<SCALES, MINS> {
     const SUB_BLOCKS: usize = 1;
     const BLOCK_BYTES: usize = 4 * Self::NUMBERS + 32;

@@ -1,5 +1,7 @@
 //! The description of layers with Gated DeltaNet or Kimi Delta Attention.
 
+use stolon_kernels::Rule;
+
 use super::recurrent::{RecurrentShape, ShapeKeys, check_sizes};
 use crate::error::ModelError;
 
@@ -46,6 +48,20 @@ pub enum DeltaNetKind {
 }
 
 impl DeltaNetConfig {
+    /// Kimi Delta Attention, whose heads and vectors all have `dim` elements.
+    pub(super) const fn kimi(heads: usize, dim: usize, taps: usize, log_rates: bool) -> Self {
+        Self {
+            kind: DeltaNetKind::Kimi { rank: dim },
+            key_heads: heads,
+            value_heads: heads,
+            key_dim: dim,
+            value_dim: dim,
+            taps,
+            grouped: true,
+            log_rates,
+        }
+    }
+
     /// Number of elements of all query heads, and of all key heads.
     #[must_use]
     pub fn key_width(&self) -> usize {
@@ -65,9 +81,9 @@ impl DeltaNetConfig {
             heads: self.value_heads,
             key_dim: self.key_dim,
             value_dim: self.value_dim,
-            decays: match self.kind {
-                DeltaNetKind::Gated => 1,
-                DeltaNetKind::Kimi { .. } => self.key_dim,
+            rule: match self.kind {
+                DeltaNetKind::Gated => Rule::Delta,
+                DeltaNetKind::Kimi { .. } => Rule::DeltaByKey,
             },
             channels: 2 * self.key_width() + self.value_width(),
             taps: self.taps,

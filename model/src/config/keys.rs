@@ -37,9 +37,9 @@ impl<'a> Keys<'a> {
         self.map.get(key).filter(|value| !value.is_null())
     }
 
-    /// The first of these names of one key that is present; the first one if none is.
+    /// The first of these names of one key that has a value; the first one if none has.
     pub(crate) fn name_of<'n, const N: usize>(&self, names: [&'n str; N]) -> &'n str {
-        names.into_iter().find(|name| self.given(name)).unwrap_or(names[0])
+        names.into_iter().find(|name| self.value(name).is_some()).unwrap_or(names[0])
     }
 
     /// Whether the key is present, possibly with the value null.

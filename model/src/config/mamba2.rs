@@ -1,5 +1,7 @@
 //! The description of layers with Mamba-2.
 
+use stolon_kernels::Rule;
+
 use super::recurrent::{RecurrentShape, ShapeKeys, check_sizes};
 use crate::error::ModelError;
 
@@ -44,7 +46,7 @@ impl Mamba2Config {
             heads: self.heads,
             key_dim: self.state_dim,
             value_dim: self.head_dim,
-            decays: 1,
+            rule: Rule::Additive,
             channels: self.heads * self.head_dim + 2 * self.key_width(),
             taps: self.taps,
         }

@@ -1,6 +1,6 @@
 //! The sizes that all kinds of recurrent layers have.
 
-use stolon_kernels::Recurrence;
+use stolon_kernels::{Recurrence, Rule};
 
 use super::keys::SIZE_MAX;
 use super::{DecoderConfig, MixerKind};
@@ -19,8 +19,9 @@ pub struct RecurrentShape {
     pub key_dim: usize,
     /// Number of elements of a value.
     pub value_dim: usize,
-    /// Number of decays of a head at each position: one, or one for each element of a key.
-    pub decays: usize,
+    /// What a position adds to the state, by which there is one decay for each head and position, or
+    /// one for each element of a key.
+    pub rule: Rule,
     /// Number of channels of the convolution: all queries, keys and values.
     pub channels: usize,
     /// Number of positions that enter each output of the convolution, its own included: from 2 to
@@ -41,10 +42,16 @@ impl RecurrentShape {
         self.heads * self.value_dim
     }
 
+    /// Number of decays of a head at each position.
+    #[must_use]
+    pub fn decays(&self) -> usize {
+        self.rule.decays(self.key_dim)
+    }
+
     /// Number of decays of all heads at each position.
     #[must_use]
     pub fn decay_width(&self) -> usize {
-        self.heads * self.decays
+        self.heads * self.decays()
     }
 
     /// Number of decays and strengths of all heads at each position.

@@ -10,7 +10,7 @@
 //! and what follows only for rows whose output is needed.
 
 use stolon_backend::StepBatch;
-use stolon_kernels::{self as kernels, ColumnsMut, Operands, Path, Rule, Sink};
+use stolon_kernels::{self as kernels, ColumnsMut, Operands, Path, Sink};
 
 use super::attention::Inputs;
 use super::linear::{Factored, Linear, Loader};
@@ -72,10 +72,6 @@ impl DeltaNet {
             output: loader.linear(output)?,
             recurrent: Recurrent {
                 shape: config.shape(),
-                rule: match config.kind {
-                    DeltaNetKind::Gated => Rule::Delta,
-                    DeltaNetKind::Kimi { .. } => Rule::DeltaByKey,
-                },
                 heads: (0..config.value_heads).map(|head| inputs_of(&config, head)).collect(),
                 taps: by_tap(&by_channel, config.taps),
                 convolution_bias: None,
@@ -120,25 +116,23 @@ impl DeltaNet {
             let widths = self.qkv.iter().map(Linear::out_features);
             let parts = ColumnsMut::divide(&mut projected[..rows * channels], rows, widths);
             let parts = self.qkv.iter().zip(parts);
-            products.extend(parts.map(|(linear, part)| (0, linear, Sink::Columns(part))));
-            products.push((0, &self.strength, self.strength.rows_sink(strengths, rows)));
+            products.extend(parts.map(|(linear, part)| (0, &linear.matrix, Sink::Columns(part))));
+            let sink = self.strength.rows_sink(strengths, rows);
+            products.push((0, &self.strength.matrix, sink));
         }
-        let mut factored = [
-            (inputs.kept(), &self.step, low_steps, steps),
-            (inputs.own(), &self.gate, low_gates, gates),
-        ];
-        for (_, weights, low, out) in factored.iter_mut().filter(|(wanted, ..)| *wanted) {
+        let steps = inputs.kept().then_some((&self.step, low_steps, steps));
+        let gates = inputs.own().then_some((&self.gate, low_gates, gates));
+        let mut factored: Vec<_> = [steps, gates].into_iter().flatten().collect();
+        for (weights, low, out) in &mut factored {
             let first = weights.first();
             let to = if weights.second().is_some() { low } else { out };
-            products.push((0, first, first.rows_sink(to, rows)));
+            products.push((0, &first.matrix, first.rows_sink(to, rows)));
         }
         linear::multiply_groups(path, normed, products, workers);
-        let seconds = factored.into_iter().filter(|(wanted, ..)| *wanted);
-        let seconds: Vec<_> = seconds
-            .filter_map(|(_, weights, low, out)| {
-                weights.second().map(|second| (second, &*low, out))
-            })
-            .collect();
+        let seconds = factored.into_iter();
+        let seconds =
+            seconds.filter_map(|(weights, low, out)| Some((weights.second()?, &*low, out)));
+        let seconds: Vec<_> = seconds.collect();
         if seconds.is_empty() {
             return;
         }
@@ -147,9 +141,10 @@ impl DeltaNet {
         operands.fill(workers.for_pass(seconds.len() * rows, rank), |group, first, block| {
             block.copy_from_slice(&seconds[group].1[first * rank..][..block.len()]);
         });
-        let products = seconds.into_iter().enumerate();
-        let products =
-            products.map(|(group, (second, _, out))| (group, second, second.rows_sink(out, rows)));
+        let products = seconds
+            .into_iter()
+            .enumerate()
+            .map(|(group, (second, _, out))| (group, &second.matrix, second.rows_sink(out, rows)));
         linear::multiply_groups(path, operands, products, workers);
     }
 

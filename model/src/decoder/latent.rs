@@ -14,7 +14,7 @@ use super::activations::Activations;
 use super::attention::{Inputs, multiply_all};
 use super::linear::{Linear, Loader};
 use super::profile::Stage;
-use super::{Decoder, passes};
+use super::{Decoder, linear, passes};
 use crate::config::{LatentConfig, LatentWeights};
 use crate::error::ModelError;
 use crate::kv_store::KvStore;
@@ -118,19 +118,10 @@ impl LatentBuffers {
                 out.copy_from_slice(rows_of(row, head));
             }
         });
-        let readers: Vec<[&Matrix; 1]> = matrices.iter().map(|matrix| [matrix]).collect();
-        let sinks = self.of_heads.chunks_exact_mut(rows * outputs);
-        let product = |((group, matrices), to)| Product {
-            group,
-            matrices,
-            step: 1,
-            epilogue: None,
-            sink: Sink::Rows(to),
-        };
-        let readers = readers.iter().map(|readers| &readers[..]).enumerate();
-        let mut products: Vec<Product<'_>> = readers.zip(sinks).map(product).collect();
-        let threads = workers.for_work(matrices.len() * rows * inputs * outputs);
-        kernels::multiply(path, threads, &self.operands, &mut products);
+        let sinks = self.of_heads.chunks_exact_mut(rows * outputs).map(Sink::Rows);
+        let products = matrices.iter().zip(sinks).enumerate();
+        let products = products.map(|(head, (matrix, sink))| (head, matrix, sink));
+        linear::multiply_groups(path, &self.operands, products, workers);
     }
 
     /// Makes queries that are compared with what is kept, `[rows, num_heads, kept_dim]`, of the

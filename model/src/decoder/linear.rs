@@ -107,29 +107,31 @@ pub(crate) fn multiply_wanted<'a, const N: usize>(
     workers: &Workers,
 ) {
     let wanted = products.into_iter().filter(|(wanted, ..)| *wanted);
-    let products = wanted.map(|(_, linear, out)| (0, linear, linear.rows_sink(out, rows.rows())));
+    let sink = |linear: &Linear, out: &'a mut Vec<f32>| linear.rows_sink(out, rows.rows());
+    let products = wanted.map(|(_, linear, out)| (0, &linear.matrix, sink(linear, out)));
     multiply_groups(path, rows, products, workers);
 }
 
-/// Multiplies groups of rows, each given by its index, with matrices without biases, and writes the
-/// results to the sinks.
+/// Multiplies groups of rows, each given by its index, with matrices, and writes the results to the
+/// sinks.
 pub(crate) fn multiply_groups<'a>(
     path: Path,
     rows: &Operands,
-    products: impl IntoIterator<Item = (usize, &'a Linear, Sink<'a>)>,
+    products: impl IntoIterator<Item = (usize, &'a Matrix, Sink<'a>)>,
     workers: &Workers,
 ) {
     let (mut matrices, mut sinks) = (Vec::new(), Vec::new());
-    for (group, linear, sink) in products {
-        matrices.push([&linear.matrix]);
+    let mut work = 0;
+    for (group, matrix, sink) in products {
+        work += rows.group_rows(group) * matrix.in_features() * matrix.out_features();
+        matrices.push([matrix]);
         sinks.push((group, sink));
     }
     let product =
         |(matrices, (group, sink))| Product { group, matrices, step: 1, epilogue: None, sink };
     let mut products: Vec<Product<'_>> =
         matrices.iter().map(|matrices| &matrices[..]).zip(sinks).map(product).collect();
-    let threads = workers.for_products(matrices.as_flattened(), rows.rows());
-    kernels::multiply(path, threads, rows, &mut products);
+    kernels::multiply(path, workers.for_work(work), rows, &mut products);
 }
 
 /// Multiplies `rows` with the matrix of `linear` and writes the results, after `epilogue`, to

@@ -6,7 +6,7 @@
 //! ([`Decoder::gate_mamba2`]).
 
 use stolon_backend::StepBatch;
-use stolon_kernels::{self as kernels, Rule};
+use stolon_kernels as kernels;
 
 use super::attention::Inputs;
 use super::linear::{Linear, Loader};
@@ -80,7 +80,6 @@ impl Mamba2 {
             output: loader.linear(output)?,
             recurrent: Recurrent {
                 shape: config.shape(),
-                rule: Rule::Additive,
                 heads: (0..config.heads).map(|head| inputs_of(&config, head)).collect(),
                 taps: by_tap(&by_channel, config.taps),
                 convolution_bias: loader.optional_vector(convolution_bias.as_ref())?,

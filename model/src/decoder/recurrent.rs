@@ -17,7 +17,7 @@ mod prepare;
 mod recur;
 
 use stolon_backend::StepBatch;
-use stolon_kernels::{Operands, Path, Rule};
+use stolon_kernels::{Operands, Path};
 
 use super::StepState;
 use super::plan::BatchRows;
@@ -28,8 +28,6 @@ use crate::workers::Workers;
 #[derive(Debug)]
 pub(super) struct Recurrent {
     pub(super) shape: RecurrentShape,
-    /// What a token adds to the state.
-    pub(super) rule: Rule,
     /// Where each head finds its inputs.
     pub(super) heads: Vec<HeadInputs>,
     /// `[taps, channels]`, the oldest position first.

@@ -169,26 +169,33 @@ fn listed_merges_replace_scores() {
     assert!(error.contains("tokenizer.ggml.merges"), "{error}");
 }
 
+/// The byte-level tokenizer of the family `pre` with further merges, and the id of the last one's
+/// token.
+fn with_merges(pre: &str, further: &[[&str; 2]]) -> (Tokenizer, usize) {
+    let (mut tokens, mut merges) = byte_level_tokens();
+    for [left, right] in further {
+        merges.push([(*left).to_owned(), (*right).to_owned()]);
+        tokens.push(format!("{left}{right}"));
+    }
+    let last = tokens.len() - 1;
+    let metadata = GgufTokenizer {
+        pre: Some(pre.to_owned()),
+        tokens,
+        token_types: None,
+        merges: Some(merges.iter().map(|[left, right]| format!("{left} {right}")).collect()),
+        bos_token_id: None,
+        eos_token_id: None,
+        ..byte_level_metadata()
+    };
+    (build(metadata).expect(pre), last)
+}
+
 /// Goal: each family's split pattern is a valid regular expression and splits numbers as
 /// documented.
 #[test]
 fn each_family_splits_numbers_as_documented() {
     let check = |pre: &str, expected: &[&str]| {
-        let (mut tokens, mut merges) = byte_level_tokens();
-        for [left, right] in [["1", "2"], ["12", "3"], ["123", "4"]] {
-            merges.push([left.to_owned(), right.to_owned()]);
-            tokens.push(format!("{left}{right}"));
-        }
-        let metadata = GgufTokenizer {
-            pre: Some(pre.to_owned()),
-            tokens,
-            token_types: None,
-            merges: Some(merges.iter().map(|[left, right]| format!("{left} {right}")).collect()),
-            bos_token_id: None,
-            eos_token_id: None,
-            ..byte_level_metadata()
-        };
-        let tokenizer = build(metadata).expect(pre);
+        let (tokenizer, _) = with_merges(pre, &[["1", "2"], ["12", "3"], ["123", "4"]]);
         let tokens = tokenizer.encode("1234", false).expect("encodes");
         let spelled: Vec<_> =
             tokens.iter().map(|&token| tokenizer.token_spelling(token).expect("known")).collect();
@@ -210,21 +217,8 @@ fn each_family_splits_numbers_as_documented() {
 #[test]
 fn some_families_split_words_before_chinese_characters() {
     for (pre, apart) in [("gpt-4o", false), ("deepseek-v3", true), ("kimi-k2", true)] {
-        let (mut tokens, mut merges) = byte_level_tokens();
         // The first byte of the character, in GPT-2's spelling of bytes.
-        merges.push(["a".to_owned(), "\u{e4}".to_owned()]);
-        tokens.push("a\u{e4}".to_owned());
-        let joined = tokens.len() - 1;
-        let metadata = GgufTokenizer {
-            pre: Some(pre.to_owned()),
-            tokens,
-            token_types: None,
-            merges: Some(merges.iter().map(|[left, right]| format!("{left} {right}")).collect()),
-            bos_token_id: None,
-            eos_token_id: None,
-            ..byte_level_metadata()
-        };
-        let tokenizer = build(metadata).expect(pre);
+        let (tokenizer, joined) = with_merges(pre, &[["a", "\u{e4}"]]);
         let tokens = tokenizer.encode("a\u{4e2d}", false).expect("encodes");
         assert_eq!(tokens[0] as usize != joined, apart, "{pre}");
     }

@@ -52,16 +52,7 @@ impl Metadata<'_> {
         if let DeltaNetKind::Kimi { .. } = kind {
             let heads = self.required_size("attention.head_count")?;
             let dim = self.required_size("kda.head_dim")?;
-            return Ok(Some(DeltaNetConfig {
-                kind: DeltaNetKind::Kimi { rank: dim },
-                key_heads: heads,
-                value_heads: heads,
-                key_dim: dim,
-                value_dim: dim,
-                taps,
-                grouped: true,
-                log_rates: false,
-            }));
+            return Ok(Some(DeltaNetConfig::kimi(heads, dim, taps, false)));
         }
         let (value_heads, value_dim) = self.recurrent_heads()?;
         Ok(Some(DeltaNetConfig {

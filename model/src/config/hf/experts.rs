@@ -107,12 +107,8 @@ fn groups(defaults: &ExpertsDefaults, keys: &Keys<'_>) -> Result<Option<ExpertGr
 
 /// Number of experts of a layer. transformers accepts all keys.
 fn count(defaults: &ExpertsDefaults, keys: &Keys<'_>) -> Result<usize, ModelError> {
-    for key in ["num_local_experts", "num_experts", "n_routed_experts"] {
-        if let Some(count) = keys.count(key)? {
-            return Ok(count);
-        }
-    }
-    Ok(defaults.count)
+    let key = keys.name_of(["num_local_experts", "num_experts", "n_routed_experts"]);
+    Ok(keys.count(key)?.unwrap_or(defaults.count))
 }
 
 /// Sets which layers have experts, of which there are `count`.

@@ -1,8 +1,8 @@
 //! The keys of Kimi Linear for its layers with Kimi Delta Attention. Published files have an object
 //! with them, and newer ones have the keys of transformers.
 
+use super::super::DeltaNetConfig;
 use super::super::keys::Keys;
-use super::super::{DeltaNetConfig, DeltaNetKind};
 use crate::error::ModelError;
 
 /// The object with the keys of published files.
@@ -20,15 +20,19 @@ pub(super) fn recurrent_layers(keys: &Keys<'_>, count: usize) -> Result<Vec<bool
         // The default of transformers.
         return Ok((0..count).map(|layer| layer == 0 || layer % 4 != 0).collect());
     };
-    // Layers are counted from 1.
-    let recurrent: Vec<bool> = (1..=count).map(|number| !attention.contains(&number)).collect();
-    let mut others = object.counts("kda_layers")?.unwrap_or_default();
-    others.sort_unstable();
-    let rest = (1..=count).filter(|number| recurrent[number - 1]);
-    if attention.iter().all(|number| (1..=count).contains(number)) && rest.eq(others) {
-        return Ok(recurrent);
+    let misfit =
+        || object.invalid(key, &format!("with kda_layers, each number from 1 to {count} once"));
+    let others = object.counts("kda_layers")?.unwrap_or_default();
+    let mut recurrent = vec![None; count];
+    let numbers = attention.into_iter().map(|number| (number, false));
+    for (number, is_recurrent) in numbers.chain(others.into_iter().map(|number| (number, true))) {
+        // Layers are counted from 1.
+        match recurrent.get_mut(number.wrapping_sub(1)) {
+            Some(layer @ None) => *layer = Some(is_recurrent),
+            _ => return Err(misfit()),
+        }
     }
-    Err(object.invalid(key, &format!("with kda_layers, each number from 1 to {count} once")))
+    recurrent.into_iter().collect::<Option<_>>().ok_or_else(misfit)
 }
 
 /// The sizes of these layers.
@@ -55,13 +59,6 @@ pub(super) fn sizes(
     };
     let heads = size("num_heads", "linear_num_heads", defaults.value_heads)?;
     let dim = size("head_dim", "linear_head_dim", defaults.value_dim)?;
-    Ok(DeltaNetConfig {
-        kind: DeltaNetKind::Kimi { rank: dim },
-        key_heads: heads,
-        value_heads: heads,
-        key_dim: dim,
-        value_dim: dim,
-        taps: size("short_conv_kernel_size", "linear_conv_kernel_dim", defaults.taps)?,
-        ..defaults
-    })
+    let taps = size("short_conv_kernel_size", "linear_conv_kernel_dim", defaults.taps)?;
+    Ok(DeltaNetConfig::kimi(heads, dim, taps, defaults.log_rates))
 }

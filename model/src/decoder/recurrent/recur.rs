@@ -68,7 +68,7 @@ impl Recurrent {
     /// `[rows, channels]` and `[rows, heads * decays + heads]`.
     fn recur_head(&self, path: Path, (convolved, factors): (&[f32], &[f32]), task: HeadTask<'_>) {
         let HeadTask { slice, head, state, mut outputs, copies } = task;
-        let RecurrentShape { key_dim, value_dim, decays, channels, .. } = self.shape;
+        let RecurrentShape { key_dim, value_dim, rule, channels, .. } = self.shape;
         let stride = self.shape.factor_width();
         let HeadInputs { query, key, value } = self.heads[head];
         let mut copies = copies.into_iter();
@@ -88,14 +88,14 @@ impl Recurrent {
                 outputs = rest;
                 let recurrence = Recurrence {
                     path,
-                    rule: self.rule,
+                    rule,
                     tokens,
                     key_dim,
                     value_dim,
                     queries: rows(query),
                     keys: rows(key),
                     values: rows(value),
-                    decays: of_head(head * decays),
+                    decays: of_head(head * self.shape.decays()),
                     strengths: of_head(self.shape.decay_width() + head),
                 };
                 recurrence.run(state, own);

@@ -44,7 +44,7 @@ pub(super) const DEEPSEEK_V2: Description = Description {
     ..LLAMA
 };
 
-const V3_EXPERTS: ExpertsDefaults = ExpertsDefaults {
+pub(super) const V3_EXPERTS: ExpertsDefaults = ExpertsDefaults {
     count: 256,
     per_token: 8,
     width: Some(2048),

@@ -5,7 +5,7 @@ use super::super::{
     Bias, Defaults, Description, ExpertLayers, ExpertsDefaults, Gate, Gguf, GroupScore, Mamba,
     Rotation, Scores, Shared, Windows,
 };
-use super::deepseek::DEEPSEEK_V3;
+use super::deepseek::{DEEPSEEK_V3, V3_EXPERTS};
 use super::mixtures::MIXTRAL_EXPERTS;
 use super::{LLAMA, QWEN3, gguf};
 use crate::config::{DeltaNetConfig, DeltaNetKind, LatentConfig};
@@ -121,22 +121,13 @@ pub(super) const KIMI_LINEAR: Description = Description {
     // In this order, the part that others rotate comes first.
     rotation: Rotation { adjacent: true, nowhere: true, ..LLAMA.rotation },
     experts: Some(ExpertsDefaults {
-        count: 256,
-        per_token: 8,
         width: Some(1024),
-        shared: Shared::Times(1),
-        normalized: Some(true),
-        scores: Scores::Sigmoid,
         groups: Some(GroupScore::BestTwo([1, 1])),
         scale: Some(2.446),
         layers: ExpertLayers::Types(1),
-        ..MIXTRAL_EXPERTS
+        ..V3_EXPERTS
     }),
-    delta_net: Some(DeltaNetConfig {
-        kind: DeltaNetKind::Kimi { rank: 128 },
-        key_heads: 32,
-        ..DELTA_NET
-    }),
+    delta_net: Some(DeltaNetConfig::kimi(32, 128, 4, true)),
     gguf: Gguf { adjacent: true, ..gguf(&["kimi-linear"]) },
     ..DEEPSEEK_V3
 };
