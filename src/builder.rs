@@ -12,7 +12,7 @@ use futures::FutureExt;
 use futures::future::BoxFuture;
 use stolon_actors::EngineHandle;
 use stolon_backend::{Backend, BackendSpec};
-use stolon_model::{EmbeddingConfig, EmbeddingSizes, KvType, LoadOptions, WeightType};
+use stolon_model::{EmbeddingConfig, EmbeddingSizes, KvType, LoadOptions, WeightType, WindowKv};
 use stolon_scheduler::{EngineConfig, EngineError};
 use tokio::runtime::Handle;
 
@@ -44,6 +44,7 @@ pub struct EngineBuilder {
     num_blocks: Option<usize>,
     pub(crate) block_size: Option<usize>,
     pub(crate) kv_type: Option<KvType>,
+    pub(crate) window_kv: Option<WindowKv>,
     pub(crate) threads: Option<usize>,
     pub(crate) bind_threads: bool,
     pub(crate) weights: Option<WeightType>,
@@ -68,6 +69,7 @@ impl std::fmt::Debug for EngineBuilder {
             .field("num_blocks", &self.num_blocks)
             .field("block_size", &self.block_size)
             .field("kv_type", &self.kv_type)
+            .field("window_kv", &self.window_kv)
             .field("threads", &self.threads)
             .field("bind_threads", &self.bind_threads)
             .field("weights", &self.weights)
@@ -105,8 +107,8 @@ impl EngineBuilder {
     ///
     /// The backend's spec sets the number and the size of KV blocks.
     /// [`model`](Self::model), [`kv_memory`](Self::kv_memory), [`num_blocks`](Self::num_blocks),
-    /// [`block_size`](Self::block_size), [`kv_type`](Self::kv_type), [`threads`](Self::threads),
-    /// [`weights`](Self::weights), `device`, `chat_template` and
+    /// [`block_size`](Self::block_size), [`kv_type`](Self::kv_type), [`window_kv`](Self::window_kv),
+    /// [`threads`](Self::threads), [`weights`](Self::weights), `device`, `chat_template` and
     /// [`override_generation_config`](Self::override_generation_config) would have no effect, so
     /// [`build`](Self::build) refuses them.
     pub fn backend(self, id: impl Into<String>, backend: Box<dyn Backend + Send>) -> Self {

@@ -2,7 +2,7 @@
 
 use stolon_backend::Backend;
 use stolon_cuda::{CandleBackend, CandleOptions, DeviceChoice, OpenError};
-use stolon_model::{DecoderConfig, KvBudget, WeightType, Weights};
+use stolon_model::{DecoderConfig, KvBudget, WeightType, Weights, WindowKv};
 use stolon_scheduler::{EngineConfig, EngineError};
 
 use crate::{EngineBuilder, Error};
@@ -40,7 +40,9 @@ impl Device {
             return Ok(None);
         };
         let weights = builder.weights.is_some_and(|weights| weights != WeightType::Stored);
+        let windows = builder.window_kv.is_some_and(|place| place != WindowKv::Blocks);
         let ignored = [
+            ("window_kv", windows),
             ("threads", builder.threads.is_some()),
             ("bind_threads", builder.bind_threads),
             ("weights", weights),
@@ -83,8 +85,8 @@ impl GpuOptions {
 impl EngineBuilder {
     /// The device that runs the model. Default: the CPU. A GPU needs the feature `cuda` or `metal`.
     ///
-    /// On a GPU, [`threads`](Self::threads) and [`weights`](Self::weights) would have no effect, so
-    /// [`build`](Self::build) refuses them.
+    /// On a GPU, [`threads`](Self::threads), [`weights`](Self::weights) and
+    /// [`window_kv`](Self::window_kv) would have no effect, so [`build`](Self::build) refuses them.
     pub fn device(mut self, device: DeviceChoice) -> Self {
         self.device.0.get_or_insert_default().device = device;
         self

@@ -235,7 +235,7 @@ pub use stolon_model::DownloadProgress;
 pub use stolon_model::inspect;
 pub use stolon_model::{
     EmbeddingConfig, EmbeddingSizes, KernelError, KvBudget, KvStoreError, KvType, ModelError,
-    ModelSource, WeightType,
+    ModelSource, WeightType, WindowKv,
 };
 pub use stolon_scheduler::{
     AdmissionPolicy, AuditReport, CacheStats, EngineError, EngineHealth, EngineHistograms,

@@ -1,9 +1,10 @@
-//! Models with a recurrent state: an answer has the same bits wherever its request resumes, and a
-//! request computes little more than one of a model without a state would.
+//! Models with a recurrent state, or with windows in the states of sequences: an answer has the same
+//! bits wherever its request resumes, and a request computes little more than one of a model without
+//! a state would.
 
 use std::path::Path;
 
-use stolon::{Completion, Engine, EngineBuilder, Request, TokenLogprob};
+use stolon::{Completion, Engine, EngineBuilder, Request, TokenLogprob, WindowKv};
 
 /// Vocabulary size of the fixtures. The preset's is larger.
 const VOCAB_SIZE: u32 = 96;
@@ -54,15 +55,25 @@ async fn converse(engine: &Engine, turns: u32) -> (Vec<Vec<(u32, u32)>>, Vec<usi
 /// without a cache, and each turn resumes near the end of the one before.
 #[tokio::test]
 async fn conversations_resume_with_the_same_bits() {
-    let fixtures = ["qwen3_5", "qwen3_5_moe", "qwen3_next", "nemotron_h_moe", "falcon_h1"];
-    for model in ["random:hybrid-tiny"].into_iter().chain(fixtures) {
+    let recurrent = [
+        "random:hybrid-tiny",
+        "qwen3_5",
+        "qwen3_5_moe",
+        "qwen3_next",
+        "nemotron_h_moe",
+        "falcon_h1",
+    ];
+    let windowed = ["gemma3", "gemma4", "gpt_oss"];
+    let recurrent = recurrent.map(|model| (model, WindowKv::Blocks));
+    let windowed = windowed.map(|model| (model, WindowKv::States));
+    for (model, windows) in recurrent.into_iter().chain(windowed) {
         let cold = start(builder(model).prefix_caching(false)).await;
-        assert!(cold.model_info().state_bytes > 0, "{model}");
         let (expected, none) = converse(&cold, 4).await;
         assert_eq!(none, [0; 4]);
         for (block_size, chunk) in [(1, 64), (4, 7), (16, 7), (16, 512), (32, 64)] {
             let warm = builder(model).block_size(block_size).max_batched_tokens(chunk);
-            let warm = start(warm.kv_memory(64 << 20)).await;
+            let warm = start(warm.window_kv(windows).kv_memory(64 << 20)).await;
+            assert!(warm.model_info().state_bytes > 0, "{model}");
             let (answers, cached) = converse(&warm, 4).await;
             let case = format!("{model}, blocks of {block_size}, chunks of {chunk}");
             assert_eq!(answers, expected, "{case}");
@@ -141,26 +152,41 @@ async fn callers_learn_where_a_request_resumes() {
 #[cfg(feature = "tiers")]
 #[tokio::test]
 async fn a_restarted_engine_resumes_with_the_same_bits() {
-    let path = std::env::temp_dir().join(format!("stolon-states-{}", std::process::id()));
-    let cold = start(builder("random:hybrid-tiny").prefix_caching(false)).await;
-    let tokens = prompt(1, 300);
-    let longer = [tokens.clone(), prompt(2, 20)].concat();
-    let expected = bits(&complete(&cold, &longer).await.logprobs);
-    // Reading is worth it however fast this machine computes.
-    let with_disk = || {
-        let builder = builder("random:hybrid-tiny").kv_cache_dir(&path, 1 << 30);
-        start(builder.prefetch_policy(stolon::PrefetchPolicy::WaitComplete))
-    };
-    let first = with_disk().await;
-    complete(&first, &tokens).await;
-    first.tiers().flush().await.expect("it runs");
-    first.shutdown().await;
-    let again = with_disk().await;
-    let answer = complete(&again, &longer).await;
-    assert_eq!(bits(&answer.logprobs), expected);
-    assert_eq!(answer.finish.usage.cached_tokens, 256, "whole records of 64 positions");
-    assert_eq!(again.stats().loaded_tokens, 256);
-    again.audit().await.expect("consistent accounting");
-    again.shutdown().await;
-    std::fs::remove_dir_all(&path).expect("it was made");
+    for (model, windows) in [
+        ("random:hybrid-tiny", WindowKv::Blocks),
+        ("gemma3", WindowKv::States),
+        ("gpt_oss", WindowKv::States),
+    ] {
+        let name = model.replace(':', "-");
+        let path = std::env::temp_dir().join(format!("stolon-{name}-{}", std::process::id()));
+        let cold = start(builder(model).prefix_caching(false)).await;
+        let tokens = prompt(1, 200);
+        let longer = [tokens.clone(), prompt(2, 20)].concat();
+        let expected = bits(&complete(&cold, &longer).await.logprobs);
+        // Reading is worth it however fast this machine computes.
+        let with_disk = || {
+            let builder = builder(model).window_kv(windows).kv_cache_dir(&path, 1 << 30);
+            start(builder.prefetch_policy(stolon::PrefetchPolicy::WaitComplete))
+        };
+        let first = with_disk().await;
+        complete(&first, &tokens).await;
+        first.tiers().flush().await.expect("it runs");
+        first.shutdown().await;
+        let again = with_disk().await;
+        let answer = complete(&again, &longer).await;
+        assert_eq!(bits(&answer.logprobs), expected, "{model}");
+        assert_eq!(answer.finish.usage.cached_tokens, 192, "whole records of 64 positions");
+        assert_eq!(again.stats().loaded_tokens, 192, "{model}");
+        again.audit().await.expect("consistent accounting");
+        again.shutdown().await;
+        // Windows that were stored in states are of no use to a server that has them in blocks.
+        if windows == WindowKv::States {
+            let blocks = start(builder(model).kv_cache_dir(&path, 1 << 30)).await;
+            let answer = complete(&blocks, &longer).await;
+            assert_eq!(bits(&answer.logprobs), expected, "{model}");
+            assert_eq!(answer.finish.usage.cached_tokens, 0, "{model}");
+            blocks.shutdown().await;
+        }
+        std::fs::remove_dir_all(&path).expect("it was made");
+    }
 }

@@ -9,6 +9,7 @@ use clap::Args;
 use clap::builder::RangedU64ValueParser;
 use stolon::{
     AdmissionPolicy, EmbeddingSizes, Engine, EngineBuilder, EvictionPolicy, KvType, WeightType,
+    WindowKv,
 };
 
 use crate::download;
@@ -132,6 +133,14 @@ pub struct EngineArgs {
     /// head; it takes half the memory of bf16 and changes the results slightly.
     #[arg(long, value_name = "TYPE")]
     pub kv_dtype: Option<KvType>,
+    /// Where layers with a sliding window keep keys and values: blocks or states
+    ///
+    /// With states, they keep the positions of the window only: contexts much longer than the window
+    /// take less memory, and a prefix can be used again only from where a state was kept, which
+    /// takes the memory of a whole window. Every running request takes a window and
+    /// `--max-batched-tokens` positions more. Answers stay the same.
+    #[arg(long, value_name = "PLACE")]
+    pub window_kv: Option<WindowKv>,
     /// Maximum number of tokens per forward pass, prompt chunks and generated tokens together
     ///
     /// A longer prompt is computed in several chunks. While other requests wait, chunks are smaller
@@ -342,6 +351,9 @@ impl EngineArgs {
         }
         if let Some(kv_type) = self.kv_dtype {
             builder = builder.kv_type(kv_type);
+        }
+        if let Some(place) = self.window_kv {
+            builder = builder.window_kv(place);
         }
         builder = self.images.apply(builder);
         if let Some(count) = self.max_queued {

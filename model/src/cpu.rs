@@ -24,7 +24,7 @@ use crate::error::ModelError;
 use crate::kv_probe;
 use crate::kv_store::{KvLayer, KvShape, KvStore, KvType, check_block_size};
 use crate::memory;
-use crate::state_store::StateStore;
+use crate::state_store::{StateStore, recurrent_bytes};
 use crate::vision::Encoder;
 use crate::weight_type::WeightType;
 use crate::weights::{TensorType, Weights};
@@ -82,12 +82,11 @@ impl CpuBackend {
         check_block_size(options.block_size)?;
         let (thread_count, path) = (options.thread_count()?, options.path()?);
         let kv_type = options.kv_type.unwrap_or_else(|| default_kv_type(config.dtype));
-        let (block_size, bf16) = (options.block_size, kv_type == KvType::Bf16);
-        let key_layout = |head_dim| KvLayout::of_keys(path, bf16, block_size, head_dim);
-        let shape = KvShape::of(&config, block_size, kv_type, key_layout);
-        let state = options.states(&config)?;
-        let state_bytes =
-            state.map_or(0, |state| (state.bytes as u64).saturating_mul(state.slots as u64));
+        let shape = options.shape(&config, kv_type, path);
+        let state = options.states(&config, &shape)?;
+        let rings = options.rings(encoder.as_ref());
+        let slot_bytes = recurrent_bytes(&config) + shape.ring_bytes(rings.slice_tokens);
+        let state_bytes = (slot_bytes as u64).saturating_mul(rings.slots as u64);
         let needed = memory::Needed { shape: &shape, kv_budget: options.kv_budget, state_bytes };
         let all =
             config.tensors().into_iter().chain(encoder.iter().flat_map(VisionConfig::tensors));
@@ -107,7 +106,7 @@ impl CpuBackend {
         let loader = Loader { weights, weight_type, path, workers: &workers };
         let (encoder, bins, mut decoder) = load_parts(config, encoder, loader)?;
         let block_count = options.budget(state_bytes).block_count(shape.block_bytes())?;
-        let mut kv = KvStore::new(shape.clone(), block_count)?;
+        let mut kv = KvStore::new(shape.clone(), block_count)?.with_rings(rings)?;
         let mut states = StateStore::new(decoder.config(), options.state_slots)?;
         let spec = spec_of(decoder.config(), &shape, block_count, state);
         let spec = BackendSpec { regions: bins, ..with_images(spec, encoder.as_ref()) };
@@ -119,6 +118,7 @@ impl CpuBackend {
             let mut bytes = vec![0; blocks.len() * spec.block_bytes];
             kv.read_blocks(blocks, &mut bytes, &workers);
             bytes.extend_from_slice(if state.is_some() { states.slot_bytes(0) } else { &[] });
+            bytes.extend(kv.window_bytes_at(0, probe.tokens.len()));
             kv_probe::add_to(format, &bytes);
         }
         let checker = BatchChecker::new(block_count).with_adapters();
@@ -148,7 +148,7 @@ impl CpuBackend {
             kv_bytes = self.spec.block_count * self.spec.block_bytes,
             kv_type = self.kv_type().name(),
             state_slots = self.spec.state.map_or(0, |state| state.slots),
-            state_bytes = self.spec.state.map_or(0, |state| state.slots * state.bytes),
+            state_bytes = self.states.bytes() + self.kv.ring_bytes(),
             "the CPU backend is ready"
         );
         if matches!(stolon_kernels::OPT_LEVEL, "0" | "1") {
@@ -209,6 +209,7 @@ impl Backend for CpuBackend {
 
     fn step(&mut self, batch: &StepBatch) -> Result<StepOutput, BackendError> {
         self.checker.check(batch, &self.spec)?;
+        self.kv.check_slices(batch)?;
         let adapters = batch.sequences.iter().filter_map(|slice| slice.adapter.as_ref());
         if let Some(foreign) = adapters.into_iter().find(|a| self.adapters.own(a).is_none()) {
             return Err(BackendError::MalformedBatch(format!("{foreign:?} is of another model")));

@@ -49,7 +49,7 @@ mod routing;
 
 use activations::Activations;
 use adapters::AdapterRows;
-use attention::{Inputs, output_slices, whole_slices};
+use attention::{Inputs, Sequences};
 use convolution::fill_taps;
 use layer::Layer;
 use linear::Loader;
@@ -182,10 +182,24 @@ impl Decoder {
         workers: &Workers,
     ) -> StepOutput {
         self.profile.begin();
-        let block_size = step.kv.shape().block_size;
-        self.plan.fill(batch, block_size);
-        self.adapters.fill(batch);
         step.states.begin(batch, step.kv, workers);
+        let output = self.compute(batch, &mut step, workers);
+        step.states.finish(batch, step.kv);
+        output
+    }
+
+    /// [`Decoder::forward`] after the states of all slices have been brought to their start, except
+    /// for what is the same at the end of each checkpoint.
+    fn compute(
+        &mut self,
+        batch: &StepBatch,
+        step: &mut StepState<'_>,
+        workers: &Workers,
+    ) -> StepOutput {
+        let block_size = step.kv.shape().block_size;
+        let windows = step.kv.window_tables(batch);
+        self.plan.fill(batch, &windows, block_size);
+        self.adapters.fill(batch);
         let mut rows = self.plan.positions.len();
         self.activations.reserve(&self.config, rows);
         let context = self.plan.positions.iter().max().map_or(0, |&last| last as usize + 1);
@@ -193,8 +207,8 @@ impl Decoder {
             rope.grow(context);
             rope.place(&self.plan.coordinates);
         }
-        let mut sequences = whole_slices(batch);
-        self.fill_taps(&sequences, block_size);
+        let mut sequences = Sequences::whole(batch, &windows);
+        self.fill_taps(&sequences.blocks, block_size);
 
         self.embed(batch, workers);
         self.embed_regions(batch, workers);
@@ -207,7 +221,7 @@ impl Decoder {
                 Ordering::Equal => Inputs::Kept,
                 Ordering::Greater => Inputs::Own,
             };
-            self.project(index, inputs, (batch, &mut step), workers);
+            self.project(index, inputs, (batch, &mut *step), workers);
             if index == self.last_keeping {
                 // From here on, rows without output are needed only for what later positions read
                 // of this layer.
@@ -216,9 +230,9 @@ impl Decoder {
                 if rows == 0 {
                     return StepOutput::default();
                 }
-                sequences = output_slices(batch);
-                self.fill_taps(&sequences, block_size);
-                self.project(index, Inputs::Own, (batch, &mut step), workers);
+                sequences = Sequences::of_outputs(batch, &windows);
+                self.fill_taps(&sequences.blocks, block_size);
+                self.project(index, Inputs::Own, (batch, &mut *step), workers);
             }
             self.mix(index, rows, step.kv, &sequences, workers);
             self.feed_forward(index, rows, workers);

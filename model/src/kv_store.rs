@@ -12,7 +12,10 @@
 //! one scale per position and head, so that the bits stored for a position depend on this position
 //! only, and not on when or with which others it is written.
 //!
-//! Blocks also store checkpoints of recurrent states, as plain bytes (`bytes.rs`).
+//! Layers with a sliding window can keep only what the window needs, in a ring of blocks for each
+//! running sequence (`windows.rs`).
+//!
+//! Blocks also store checkpoints of the states of sequences, as plain bytes (`bytes.rs`).
 //!
 //! The store belongs to one backend, and only the backend's steps write to it. It does not track
 //! which sequence owns which block.
@@ -20,6 +23,8 @@
 //! Memory is reserved at creation in new zeroed mappings, which may use huge pages. It becomes
 //! resident where blocks are written, so a large budget costs nothing until it is used. Dropping
 //! the store releases the memory.
+
+use std::ops::Range;
 
 use stolon_kernels::{KvLayout, KvRows, KvSlice, Path, SlotMapping};
 use stolon_kvcache::BlockId;
@@ -33,11 +38,15 @@ pub use capacity::{
 };
 pub use kv_type::KvType;
 pub(crate) use plane::Plane;
+pub use windows::WindowKv;
+pub(crate) use windows::WindowRings;
+use windows::Windows;
 
 mod bytes;
 mod capacity;
 mod kv_type;
 mod plane;
+mod windows;
 
 /// Minimum number of bytes of a copy of blocks that is made by several threads.
 const COPY_MIN: usize = 1 << 18;
@@ -53,6 +62,8 @@ pub struct KvLayer {
     pub key_layout: KvLayout,
     /// Whether the keys are also the values. Their layout is [`KvLayout::Rows`] then.
     pub shared: bool,
+    /// Whether the layer keeps the positions of its window only, apart from the blocks.
+    pub windowed: bool,
 }
 
 impl KvLayer {
@@ -73,6 +84,9 @@ pub struct KvShape {
     /// Number of elements of a convolution's input at one position. It is not used if no layer has
     /// one.
     pub convolution_width: usize,
+    /// Number of positions, including its own, that a query of a windowed layer sees at most; 0 if
+    /// no layer is windowed.
+    pub window: usize,
     /// Positions per block: a power of two from 1 to 256.
     pub block_size: usize,
     /// Element type. The inputs of convolutions have the type [`KvType::of_convolutions`].
@@ -95,27 +109,32 @@ impl KvShape {
             let HeadShape { kv_heads, head_dim } = config.heads(index);
             let shared = layer.has(MixerKind::Latent);
             let key_layout = if shared { KvLayout::Rows } else { key_layout(head_dim) };
-            KvLayer { kv_heads, head_dim, key_layout, shared }
+            KvLayer { kv_heads, head_dim, key_layout, shared, windowed: false }
         };
         let has_convolution = |layer: &&LayerConfig| layer.has(MixerKind::Convolution);
         Self {
             attention_layers: attention.map(kv_layer).collect(),
             convolution_layers: config.layers.iter().filter(has_convolution).count(),
             convolution_width: config.hidden_size,
+            window: 0,
             block_size,
             kv_type,
         }
     }
 
-    /// Size in bytes of one block in all layers.
+    /// Size in bytes of one block in all layers but the windowed ones.
     #[must_use]
     pub fn block_bytes(&self) -> usize {
-        let layer_bytes = |layer: &KvLayer| {
-            layer.planes() * layer.kv_heads * self.kv_type.head_bytes(layer.head_dim)
-        };
-        let heads: usize = self.attention_layers.iter().map(layer_bytes).sum();
         let inputs = self.kv_type.of_convolutions().head_bytes(self.convolution_width);
-        (heads + self.convolution_layers * inputs) * self.block_size
+        self.heads_bytes(false) + self.convolution_layers * inputs * self.block_size
+    }
+
+    /// Size in bytes of the keys and values of one block, in the windowed layers or in the others.
+    fn heads_bytes(&self, windowed: bool) -> usize {
+        let layers = self.attention_layers.iter().filter(|layer| layer.windowed == windowed);
+        let position = layers
+            .map(|layer| layer.planes() * layer.kv_heads * self.kv_type.head_bytes(layer.head_dim));
+        position.sum::<usize>() * self.block_size
     }
 }
 
@@ -124,9 +143,11 @@ impl KvShape {
 pub struct KvStore {
     shape: KvShape,
     block_count: usize,
-    /// Each layer with keys and values of its own has two planes, keys, then values, or one if they
-    /// are shared. After these, each layer with a convolution has one.
+    /// Each layer with keys and values of its own in blocks has two planes, keys, then values, or
+    /// one if they are shared. After these, each layer with a convolution has one.
     planes: Vec<Plane>,
+    /// The windowed layers.
+    windows: Windows,
 }
 
 impl KvStore {
@@ -148,13 +169,14 @@ impl KvStore {
         let plane = |kv_type, heads: usize, width| {
             Plane::new(kv_type, (shape.block_size * heads).checked_mul(block_count)?, width)
         };
-        let heads = shape.attention_layers.iter().flat_map(|layer| {
+        let heads = shape.attention_layers.iter().filter(|layer| !layer.windowed);
+        let heads = heads.flat_map(|layer| {
             (0..layer.planes()).map(|_| plane(shape.kv_type, layer.kv_heads, layer.head_dim))
         });
         let inputs = (0..shape.convolution_layers)
             .map(|_| plane(shape.kv_type.of_convolutions(), 1, shape.convolution_width));
         let planes = heads.chain(inputs).collect::<Option<Vec<_>>>().ok_or_else(out_of_memory)?;
-        Ok(Self { shape, block_count, planes })
+        Ok(Self { shape, block_count, planes, windows: Windows::default() })
     }
 
     /// The sizes and layout.
@@ -176,7 +198,7 @@ impl KvStore {
     /// If there is no such layer.
     #[must_use]
     pub fn keys(&self, layer: usize) -> KvSlice<'_> {
-        self.planes[..self.head_planes()][self.first_plane(layer)].slice()
+        self.head_planes(layer)[0].slice()
     }
 
     /// The values of a layer, `[block_count, block_size, kv_heads, head_dim]`. Layers are counted
@@ -186,7 +208,8 @@ impl KvStore {
     /// If there is no such layer.
     #[must_use]
     pub fn values(&self, layer: usize) -> KvSlice<'_> {
-        self.planes[..self.head_planes()][self.first_plane(layer + 1) - 1].slice()
+        let planes = self.head_planes(layer);
+        planes[planes.len() - 1].slice()
     }
 
     /// The inputs of a layer's convolution, `[block_count, block_size, width]`. Layers with a
@@ -196,7 +219,7 @@ impl KvStore {
     /// If `layer` is not below the number of layers with a convolution.
     #[must_use]
     pub fn inputs(&self, layer: usize) -> KvSlice<'_> {
-        self.planes[self.head_planes() + layer].slice()
+        self.planes[self.first_input() + layer].slice()
     }
 
     /// Copies blocks out, one after another: for each layer its own keys, then its own values, then
@@ -260,18 +283,34 @@ impl KvStore {
 
     /// The inputs of a layer's convolution for writing.
     pub(crate) fn inputs_mut(&mut self, layer: usize) -> &mut Plane {
-        let first = self.head_planes();
+        let first = self.first_input();
         &mut self.planes[first + layer]
     }
 
-    /// Number of planes of keys and values.
-    fn head_planes(&self) -> usize {
-        self.first_plane(self.shape.attention_layers.len())
+    /// Index of the first plane of a convolution.
+    fn first_input(&self) -> usize {
+        self.planes.len() - self.shape.convolution_layers
     }
 
-    /// Number of planes of all layers before `layer`, and so the index of its keys.
-    fn first_plane(&self, layer: usize) -> usize {
-        self.shape.attention_layers[..layer].iter().map(KvLayer::planes).sum()
+    /// The planes of a layer's keys and values: one if they are shared, else two.
+    fn head_planes(&self, layer: usize) -> &[Plane] {
+        let (windowed, range) = self.head_range(layer);
+        if windowed { &self.windows.planes[range] } else { &self.planes[range] }
+    }
+
+    /// [`Self::head_planes`] for writing.
+    fn head_planes_mut(&mut self, layer: usize) -> &mut [Plane] {
+        let (windowed, range) = self.head_range(layer);
+        if windowed { &mut self.windows.planes[range] } else { &mut self.planes[range] }
+    }
+
+    /// Whether a layer is windowed, and which planes it has.
+    fn head_range(&self, layer: usize) -> (bool, Range<usize>) {
+        let (before, from) = self.shape.attention_layers.split_at(layer);
+        let windowed = from[0].windowed;
+        let before = before.iter().filter(|layer| layer.windowed == windowed);
+        let first = before.map(KvLayer::planes).sum();
+        (windowed, first..first + from[0].planes())
     }
 
     /// Where a layer's keys of the positions in `slots` are written.
@@ -282,8 +321,8 @@ impl KvStore {
         slots: &'a SlotMapping,
     ) -> KvRows<'a> {
         let KvLayer { kv_heads, head_dim, key_layout, .. } = self.shape.attention_layers[layer];
-        let plane = self.first_plane(layer);
-        KvRows::new(path, self.planes[plane].slice_mut(), key_layout, slots, kv_heads, head_dim)
+        let keys = self.head_planes_mut(layer)[0].slice_mut();
+        KvRows::new(path, keys, key_layout, slots, kv_heads, head_dim)
     }
 
     /// Where a layer's keys and values of the positions in `slots` are written, which are not
@@ -295,9 +334,8 @@ impl KvStore {
         slots: &'a SlotMapping,
     ) -> [KvRows<'a>; 2] {
         let KvLayer { kv_heads, head_dim, key_layout, .. } = self.shape.attention_layers[layer];
-        let first = self.first_plane(layer);
-        let [keys, values] = &mut self.planes[first..first + 2] else {
-            unreachable!("there are two planes per layer");
+        let [keys, values] = self.head_planes_mut(layer) else {
+            unreachable!("keys and values that are not shared have two planes");
         };
         [(keys, key_layout), (values, KvLayout::Rows)].map(|(plane, layout)| {
             KvRows::new(path, plane.slice_mut(), layout, slots, kv_heads, head_dim)

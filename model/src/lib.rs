@@ -46,7 +46,7 @@ pub use error::{KvStoreError, ModelError};
 #[cfg(feature = "hub")]
 pub use hub::{DownloadProgress, HubOptions, ProgressCallback};
 pub use inspect::{InspectOptions, Inspection, inspect};
-pub use kv_store::{KvBudget, KvType};
+pub use kv_store::{KvBudget, KvType, WindowKv};
 pub use load::{
     EmbeddingConfig, EmbeddingSizes, GenerationDefaults, ImageModel, LoadOptions, LoadedModel,
     PromptParts, SkillPrompts, load, read_gguf_tokenizer,

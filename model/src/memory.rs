@@ -15,11 +15,11 @@ pub(crate) struct Needed<'a> {
     pub(crate) shape: &'a KvShape,
     /// The number of its blocks.
     pub(crate) kv_budget: KvBudget,
-    /// Size of the recurrent states of all slots in bytes.
+    /// Size of the states of all slots in bytes.
     pub(crate) state_bytes: u64,
 }
 
-/// Checks that there is memory for the packed weights, the recurrent states, and an explicit KV
+/// Checks that there is memory for the packed weights, the states, and an explicit KV
 /// budget, before anything is packed, which takes long. The default KV budget depends on the memory
 /// that is free afterwards.
 pub(crate) fn check(
@@ -33,7 +33,7 @@ pub(crate) fn check(
     let needed = packed.saturating_sub(weights.buffered_bytes());
     check_free("the packed weights", needed)?;
     let needed = needed.saturating_add(*state_bytes);
-    check_free("the packed weights and the recurrent states of all slots", needed)?;
+    check_free("the packed weights and the states of all slots", needed)?;
     if *kv_budget == KvBudget::Auto {
         return Ok(());
     }

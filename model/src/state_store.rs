@@ -14,7 +14,7 @@ use stolon_kvcache::BlockId;
 
 use crate::config::DecoderConfig;
 use crate::error::ModelError;
-use crate::kv_store::KvStore;
+use crate::kv_store::{KvShape, KvStore};
 use crate::memory::out_of_memory;
 use crate::workers::Workers;
 
@@ -33,11 +33,21 @@ pub(crate) struct StateStore {
     layer_len: usize,
 }
 
-/// The size of a state, or `None` if no layer is recurrent. `slots` is the number of slots.
-pub(crate) fn state_spec(config: &DecoderConfig, slots: usize) -> Option<StateSpec> {
-    let (shape, layers) = (config.recurrent_shape()?, config.recurrent_layers());
-    let bytes = shape.state_len() * VALUE_BYTES;
-    (layers > 0).then(|| StateSpec { bytes: layers.saturating_mul(bytes), slots })
+/// The size of a state, recurrent and of windows, or `None` if sequences have none. `slots` is the
+/// number of slots.
+pub(crate) fn state_spec(
+    config: &DecoderConfig,
+    shape: &KvShape,
+    slots: usize,
+) -> Option<StateSpec> {
+    let bytes = recurrent_bytes(config).saturating_add(shape.window_bytes());
+    (bytes > 0).then_some(StateSpec { bytes, slots })
+}
+
+/// Size in bytes of the states of all recurrent layers.
+pub(crate) fn recurrent_bytes(config: &DecoderConfig) -> usize {
+    let len = config.recurrent_shape().map_or(0, |shape| shape.state_len());
+    config.recurrent_layers().saturating_mul(len * VALUE_BYTES)
 }
 
 impl StateStore {
@@ -46,7 +56,7 @@ impl StateStore {
     /// # Errors
     /// [`ModelError::OutOfMemory`].
     pub(crate) fn new(config: &DecoderConfig, slots: usize) -> Result<Self, ModelError> {
-        let bytes = state_spec(config, slots).map_or(0, |spec| spec.bytes);
+        let bytes = recurrent_bytes(config);
         let layer_len = config.recurrent_shape().map_or(0, |shape| shape.state_len());
         let values = (bytes / VALUE_BYTES).checked_mul(slots).and_then(Buffer::try_zeroed::<f32>);
         let values = values.ok_or_else(|| {
@@ -56,15 +66,20 @@ impl StateStore {
         Ok(Self { values, slots, layers, layer_len })
     }
 
+    /// Size of the states of all slots in bytes.
+    pub(crate) fn bytes(&self) -> usize {
+        self.values.byte_len()
+    }
+
     /// Number of values of the state of a slot.
     fn slot_len(&self) -> usize {
         self.layers * self.layer_len
     }
 
-    /// Brings the slots of all slices into the state before their first token, and fills the end of
-    /// each checkpoint that they will write, beyond the state, with zeros.
+    /// Brings the slots of all slices into the state before their first token.
     pub(crate) fn begin(&mut self, batch: &StepBatch, kv: &mut KvStore, workers: &Workers) {
         let bytes = self.slot_len() * VALUE_BYTES;
+        kv.resume_windows(batch, bytes);
         if bytes == 0 {
             return;
         }
@@ -86,11 +101,11 @@ impl StateStore {
             Some(blocks) => store.read_bytes(blocks, 0, slot),
             None => slot.fill(0),
         });
-        let checkpoints = batch.sequences.iter().flat_map(|slice| &slice.state);
-        for checkpoint in checkpoints.flat_map(|state| &state.checkpoints) {
-            let end = checkpoint.blocks.len() * kv.shape().block_bytes();
-            kv.write_bytes(&checkpoint.blocks, bytes, &vec![0; end - bytes]);
-        }
+    }
+
+    /// Completes the checkpoints of a step, of which the layers have written their states.
+    pub(crate) fn finish(&self, batch: &StepBatch, kv: &mut KvStore) {
+        kv.finish_checkpoints(batch, self.slot_len() * VALUE_BYTES);
     }
 
     /// The states of recurrent layer `layer` for each of `slices`, in their order. Recurrent layers

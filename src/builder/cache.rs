@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use stolon_kvcache::EvictionOrder;
-use stolon_model::KvType;
+use stolon_model::{KvType, WindowKv};
 use stolon_scheduler::EvictionOrderFactory;
 
 use crate::{EngineBuilder, EvictionPolicy};
@@ -43,6 +43,20 @@ impl EngineBuilder {
     /// others.
     pub fn kv_type(mut self, kv_type: KvType) -> Self {
         self.kv_type = Some(kv_type);
+        self
+    }
+
+    /// Where layers with a sliding window keep their keys and values. Default:
+    /// [`WindowKv::Blocks`]. Answers do not depend on it.
+    ///
+    /// With [`WindowKv::States`], these layers keep what the window needs and no more, so contexts
+    /// much longer than the window take less memory. A prefix can then be used again only from where
+    /// a checkpoint was kept, as with models that have a recurrent state, and a checkpoint takes as
+    /// much memory as a whole window: for short conversations, [`WindowKv::Blocks`] takes less. It
+    /// has no effect on models without such layers, or whose layers all have a window. On a GPU,
+    /// [`build`](Self::build) refuses it.
+    pub fn window_kv(mut self, place: WindowKv) -> Self {
+        self.window_kv = Some(place);
         self
     }
 

@@ -114,6 +114,8 @@ impl EngineBuilder {
         let options = CpuOptions {
             kv_budget,
             kv_type: self.kv_type,
+            window_kv: self.window_kv.unwrap_or_default(),
+            step_tokens: config.max_batched_tokens,
             threads: self.threads,
             bind_threads: self.bind_threads,
             weight_type: self.weights.unwrap_or_default(),
@@ -134,6 +136,7 @@ impl EngineBuilder {
             ("num_blocks", self.num_blocks.is_some()),
             ("block_size", self.block_size.is_some()),
             ("kv_type", self.kv_type.is_some()),
+            ("window_kv", self.window_kv.is_some()),
             ("threads", self.threads.is_some()),
             ("bind_threads", self.bind_threads),
             ("weights", self.weights.is_some()),

@@ -1,11 +1,13 @@
 //! [`CpuOptions`]: how a backend uses the machine.
 
 use stolon_backend::StateSpec;
-use stolon_kernels::{Path, Threads};
+use stolon_kernels::{KvLayout, Path, Threads};
 
-use crate::config::DecoderConfig;
+use crate::config::{DecoderConfig, VisionConfig};
 use crate::error::ModelError;
-use crate::kv_store::{KvBudget, KvType, default_kv_budget, free_memory};
+use crate::kv_store::{
+    KvBudget, KvShape, KvType, WindowKv, WindowRings, default_kv_budget, free_memory,
+};
 use crate::state_store::state_spec;
 use crate::weight_type::WeightType;
 use crate::workers::Workers;
@@ -17,9 +19,16 @@ pub struct CpuOptions {
     pub block_size: usize,
     /// Size of the KV store.
     pub kv_budget: KvBudget,
-    /// Maximum number of sequences that run at the same time, at least 1, if the model has recurrent
-    /// layers: the state of each has a slot. A slot takes memory when it is first used.
+    /// Maximum number of sequences that run at the same time, at least 1, if these have states: those
+    /// of recurrent layers, or with [`WindowKv::States`]. The state of each has a slot, which takes
+    /// memory when it is first used.
     pub state_slots: usize,
+    /// Where layers with a sliding window keep their keys and values.
+    pub window_kv: WindowKv,
+    /// Maximum number of tokens of one sequence in a step with [`WindowKv::States`]; an image whose
+    /// positions attend to each other may have more. Memory for as many positions is a part of each
+    /// slot.
+    pub step_tokens: usize,
     /// Element type of the KV store. `None` selects f32 for f32 weights and bf16 for all others.
     pub kv_type: Option<KvType>,
     /// Number of threads that compute, including the executor's thread; at least 1. `None` selects
@@ -42,6 +51,8 @@ impl Default for CpuOptions {
             block_size: 16,
             kv_budget: KvBudget::Auto,
             state_slots: 64,
+            window_kv: WindowKv::default(),
+            step_tokens: 512,
             kv_type: None,
             threads: None,
             bind_threads: false,
@@ -64,9 +75,32 @@ impl CpuOptions {
         }
     }
 
-    /// The sizes of the recurrent states, if there are any.
-    pub(super) fn states(&self, config: &DecoderConfig) -> Result<Option<StateSpec>, ModelError> {
-        match state_spec(config, self.state_slots) {
+    /// The sizes and layout of the KV store.
+    pub(super) fn shape(&self, config: &DecoderConfig, kv_type: KvType, path: Path) -> KvShape {
+        let (block_size, bf16) = (self.block_size, kv_type == KvType::Bf16);
+        let key_layout = |head_dim| KvLayout::of_keys(path, bf16, block_size, head_dim);
+        let shape = KvShape::of(config, block_size, kv_type, key_layout);
+        match self.window_kv {
+            WindowKv::Blocks => shape,
+            WindowKv::States => shape.with_windows(config),
+        }
+    }
+
+    /// The sizes of the rings of windowed layers.
+    pub(super) fn rings(&self, encoder: Option<&VisionConfig>) -> WindowRings {
+        // An image whose positions attend to each other is not divided.
+        let edge = encoder.map_or(0, |encoder| encoder.tower.image_size);
+        let image = encoder.and_then(|encoder| encoder.rows_of([edge; 2]).ok()).unwrap_or(0);
+        WindowRings { slots: self.state_slots, slice_tokens: self.step_tokens.max(image) }
+    }
+
+    /// The sizes of the states, if there are any.
+    pub(super) fn states(
+        &self,
+        config: &DecoderConfig,
+        shape: &KvShape,
+    ) -> Result<Option<StateSpec>, ModelError> {
+        match state_spec(config, shape, self.state_slots) {
             Some(spec) if spec.slots == 0 || u32::try_from(spec.slots).is_err() => {
                 Err(ModelError::InvalidOption {
                     name: "state slots".to_owned(),

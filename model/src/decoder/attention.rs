@@ -3,11 +3,12 @@
 use std::ops::Range;
 use std::time::Duration;
 
-use stolon_backend::{LogitRows, SequenceSlice, StepBatch};
+use stolon_backend::{SequenceSlice, StepBatch};
 use stolon_kernels::{
     self as kernels, AttentionSequence, Epilogue, KvRows, Matrix, Operands, Path, Product, RowSums,
     Sink,
 };
+use stolon_kvcache::BlockId;
 
 use super::activations::Activations;
 use super::layer::Mixer;
@@ -185,7 +186,9 @@ impl Decoder {
             push(&q_matrix[..], &epilogue_q as Epilogue<'_>, Sink::Rows(&mut *q));
         }
         if let (Some(k_matrix), Some(v_matrix), true) = (&k_matrix, &v_matrix, inputs.kept()) {
-            let [keys, values] = kv.rows_mut(layer.kept, path, &self.plan.slots);
+            let windowed = kv.is_windowed(layer.kept);
+            let slots = if windowed { &self.plan.window_slots } else { &self.plan.slots };
+            let [keys, values] = kv.rows_mut(layer.kept, path, slots);
             // Keys that are normalized together are complete only after the GEMM.
             let keys = match config.qk_norm {
                 Some(QkNorm::Position) => {
@@ -215,7 +218,7 @@ impl Decoder {
         index: usize,
         rows: usize,
         kv: &KvStore,
-        sequences: &[AttentionSequence<'_>],
+        sequences: &Sequences<'_>,
         workers: &Workers,
     ) {
         for mixer in 0..self.layers[index].mixers.len() {
@@ -224,7 +227,9 @@ impl Decoder {
                 Mixer::Convolution(_) => self.convolve(index, rows, kv, workers),
                 Mixer::DeltaNet(_) => self.gate_delta_net(index, rows, workers),
                 Mixer::Mamba2(_) => self.gate_mamba2(index, rows, workers),
-                Mixer::Latent(_) => self.attend_latent(index, rows, kv, sequences, workers),
+                Mixer::Latent(_) => {
+                    self.attend_latent(index, rows, kv, &sequences.blocks, workers);
+                }
             }
             let layer = &self.layers[index];
             let Activations { x, mixed, projected, .. } = &mut self.activations;
@@ -253,7 +258,7 @@ impl Decoder {
         index: usize,
         rows: usize,
         kv: &KvStore,
-        sequences: &[AttentionSequence<'_>],
+        sequences: &Sequences<'_>,
         workers: &Workers,
     ) {
         let (config, path) = (&self.config, self.path);
@@ -263,6 +268,8 @@ impl Decoder {
         let q = &q[..rows * width];
         let attended = &mut attended[..rows * width];
         let Attention { heads, kept, .. } = *layer;
+        let windowed = kv.is_windowed(kept);
+        let sequences = if windowed { &sequences.windows } else { &sequences.blocks };
         let sinks = layer.sinks.as_deref();
         let attention = passes::LayerAttention { config, path, kv, index, heads, kept, sinks };
         attention.run(q, sequences, attended, workers);
@@ -299,26 +306,56 @@ pub(super) fn multiply_all(
     kernels::multiply(path, threads, normed, products)
 }
 
-/// All rows of all slices, as input of the attention kernel.
-pub(super) fn whole_slices(batch: &StepBatch) -> Vec<AttentionSequence<'_>> {
-    let mut sequences = Vec::with_capacity(batch.sequences.len());
-    for slice in &batch.sequences {
-        divide_at_images(slice, slice.start..slice.start + slice.token_count, &mut sequences);
+/// The rows of a step as input of the attention kernel.
+#[derive(Debug)]
+pub(super) struct Sequences<'a> {
+    /// With the block tables of the step.
+    pub(super) blocks: Vec<AttentionSequence<'a>>,
+    /// With the block tables of windowed layers; empty if there are none.
+    pub(super) windows: Vec<AttentionSequence<'a>>,
+}
+
+impl<'a> Sequences<'a> {
+    /// All rows of all slices. `windows` has the block tables of windowed layers, if there are any.
+    pub(super) fn whole(batch: &'a StepBatch, windows: &'a [Vec<BlockId>]) -> Self {
+        Self::of(batch, windows, |slice| slice.token_count)
     }
-    sequences
+
+    /// Only the rows that get logits or whose hidden states are returned.
+    pub(super) fn of_outputs(batch: &'a StepBatch, windows: &'a [Vec<BlockId>]) -> Self {
+        Self::of(batch, windows, plan::output_count)
+    }
+
+    /// The last `count` rows of each slice.
+    fn of(
+        batch: &'a StepBatch,
+        windows: &'a [Vec<BlockId>],
+        count: impl Fn(&SequenceSlice) -> usize,
+    ) -> Self {
+        let of_tables = |tables: &mut dyn Iterator<Item = &'a Vec<BlockId>>| {
+            let mut sequences = Vec::with_capacity(batch.sequences.len());
+            for (slice, table) in batch.sequences.iter().zip(tables) {
+                let end = slice.start + slice.token_count;
+                divide_at_images(slice, table, end - count(slice)..end, &mut sequences);
+            }
+            sequences
+        };
+        let mut tables = batch.sequences.iter().map(|slice| &slice.block_table);
+        Self { blocks: of_tables(&mut tables), windows: of_tables(&mut windows.iter()) }
+    }
 }
 
 /// Divides positions of a slice into images with full attention, of which `positions` has all rows
 /// or none, and the causal parts between them.
 fn divide_at_images<'a>(
-    slice: &'a SequenceSlice,
+    slice: &SequenceSlice,
+    block_table: &'a [BlockId],
     positions: Range<usize>,
     sequences: &mut Vec<AttentionSequence<'a>>,
 ) {
     let mut push = |positions: Range<usize>, full| {
         let (start, count) = (positions.start, positions.len());
         if count > 0 {
-            let block_table = slice.block_table.as_slice();
             sequences.push(AttentionSequence { start, count, full, block_table });
         }
     };
@@ -332,16 +369,4 @@ fn divide_at_images<'a>(
         }
     }
     push(next..positions.end, false);
-}
-
-/// Only the rows that get logits or whose hidden states are returned, as input of the attention
-/// kernel.
-pub(super) fn output_slices(batch: &StepBatch) -> Vec<AttentionSequence<'_>> {
-    let mut sequences = Vec::with_capacity(batch.sequences.len());
-    let slices = batch.sequences.iter();
-    slices.filter(|slice| slice.logit_rows != LogitRows::None).for_each(|slice| {
-        let end = slice.start + slice.token_count;
-        divide_at_images(slice, end - plan::output_count(slice)..end, &mut sequences);
-    });
-    sequences
 }

@@ -16,8 +16,10 @@ pub(super) struct BatchRows {
     pub(super) rotations: Vec<Rotation>,
     /// The coordinates of the rows that have three: temporal position, row and column.
     pub(super) coordinates: Vec<[u32; 3]>,
-    /// Where the keys and values of each row are written.
+    /// Where the keys and values of each row are written in blocks.
     pub(super) slots: SlotMapping,
+    /// Where they are written in windowed layers; empty if there are none.
+    pub(super) window_slots: SlotMapping,
     /// Indices of the rows that get logits or whose hidden states are returned, in ascending order.
     pub(super) output_rows: Vec<usize>,
     /// For each of the output rows, whether its hidden state is returned.
@@ -41,8 +43,9 @@ pub(super) struct SliceRows<'a> {
 }
 
 impl BatchRows {
-    /// Replaces the contents by the plan of `batch`.
-    pub(super) fn fill(&mut self, batch: &StepBatch, block_size: usize) {
+    /// Replaces the contents by the plan of `batch`. `windows` has the block tables of windowed
+    /// layers, if there are any.
+    pub(super) fn fill(&mut self, batch: &StepBatch, windows: &[Vec<BlockId>], block_size: usize) {
         self.positions.clear();
         self.rotations.clear();
         self.coordinates.clear();
@@ -69,6 +72,11 @@ impl BatchRows {
             positions.map(|position| slot(slice, position, block_size))
         });
         self.slots.fill(slots);
+        // The window of a sequence is its own, so every position is written.
+        self.window_slots.fill(batch.sequences.iter().zip(windows).flat_map(|(slice, table)| {
+            let positions = slice.start..slice.start + slice.token_count;
+            positions.map(|position| Some(slot_of(table, position, block_size)))
+        }));
     }
 
     /// Adds the rotations of a slice's rows. Rotary positions are those of the sequence, less what
@@ -163,7 +171,7 @@ mod tests {
         };
         let mut plan = BatchRows::default();
         for _ in 0..2 {
-            plan.fill(&batch, 4);
+            plan.fill(&batch, &[], 4);
             assert_eq!(plan.positions, [2, 3, 4, 5, 6, 7, 8, 3]);
             assert_eq!(plan.output_rows, [6, 7]);
             assert_eq!(plan.hidden_rows, [false, true]);
@@ -196,6 +204,7 @@ mod tests {
             let mut plan = BatchRows::default();
             plan.fill(
                 &StepBatch { tokens: vec![0; 18], sequences: vec![slice(start, rotary_lag)] },
+                &[],
                 32,
             );
             let coordinates = |rotation: &Rotation| match *rotation {

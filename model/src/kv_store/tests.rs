@@ -3,9 +3,16 @@ use stolon_kernels::{KvRows, Path, SlotMapping};
 use super::*;
 
 pub(super) fn shape(kv_type: KvType) -> KvShape {
-    let layer = KvLayer { kv_heads: 2, head_dim: 5, key_layout: KvLayout::Rows, shared: false };
+    let layer = KvLayer {
+        kv_heads: 2,
+        head_dim: 5,
+        key_layout: KvLayout::Rows,
+        shared: false,
+        windowed: false,
+    };
     KvShape {
         attention_layers: vec![layer; 3],
+        window: 0,
         convolution_layers: 2,
         convolution_width: 3,
         block_size: 4,
@@ -99,7 +106,8 @@ fn transposed_keys_are_stored_in_the_documented_layout() {
         let (block_size, kv_heads, head_dim) = (32, 2, 300);
         let [mut rows, mut transposed] =
             [KvLayout::Rows, KvLayout::Transposed { block_size }].map(|key_layout| {
-                let layer = KvLayer { kv_heads, head_dim, key_layout, shared: false };
+                let layer =
+                    KvLayer { kv_heads, head_dim, key_layout, shared: false, windowed: false };
                 KvStore::new(with_heads(kv_type, block_size, layer), 3).expect("small")
             });
         let keys: Vec<f32> = (0..20 * kv_heads * head_dim).map(|i| (i as f32).sin()).collect();
@@ -142,7 +150,8 @@ fn blocks_survive_a_copy_out_and_in_bit_for_bit() {
     let workers = Workers::new(2);
     for kv_type in KvType::ALL {
         for key_layout in [KvLayout::Rows, KvLayout::Transposed { block_size: 16 }] {
-            let layer = KvLayer { kv_heads: 2, head_dim: 6, key_layout, shared: false };
+            let layer =
+                KvLayer { kv_heads: 2, head_dim: 6, key_layout, shared: false, windowed: false };
             let mut shape = with_heads(kv_type, 16, layer);
             // One head in place of two, so with fewer scales.
             shape.attention_layers[1] = KvLayer { kv_heads: 1, head_dim: 12, ..layer };
@@ -202,8 +211,13 @@ fn blocks_survive_a_copy_out_and_in_bit_for_bit() {
 #[test]
 fn several_threads_copy_what_one_copies() {
     for kv_type in [KvType::F32, KvType::Int8] {
-        let layer =
-            KvLayer { kv_heads: 2, head_dim: 4096, key_layout: KvLayout::Rows, shared: false };
+        let layer = KvLayer {
+            kv_heads: 2,
+            head_dim: 4096,
+            key_layout: KvLayout::Rows,
+            shared: false,
+            windowed: false,
+        };
         let shape = with_heads(kv_type, 4, layer);
         let [one, three] = [1, 3].map(Workers::new);
         let blocks = [4, 0, 7, 2].map(BlockId);
@@ -314,8 +328,13 @@ fn impossible_stores_are_refused() {
         KvStore::new(shape(KvType::F32), 0).err(),
         Some(KvStoreError::BlockCount { got: 0 })
     );
-    let layer =
-        KvLayer { kv_heads: 2, head_dim: 1 << 24, key_layout: KvLayout::Rows, shared: false };
+    let layer = KvLayer {
+        kv_heads: 2,
+        head_dim: 1 << 24,
+        key_layout: KvLayout::Rows,
+        shared: false,
+        windowed: false,
+    };
     let huge = with_heads(KvType::F32, 4, layer);
     let error = KvStore::new(huge, u32::MAX as usize).expect_err("more than any machine has");
     assert!(matches!(error, KvStoreError::OutOfMemory { .. }), "{error}");

@@ -40,11 +40,13 @@ impl PatchKv {
             head_dim,
             key_layout: KvLayout::of_keys(path, bf16, BLOCK_SIZE, head_dim),
             shared: false,
+            windowed: false,
         };
         let shape = KvShape {
             attention_layers: vec![layer],
             convolution_layers: 0,
             convolution_width: 0,
+            window: 0,
             block_size: BLOCK_SIZE,
             kv_type,
         };

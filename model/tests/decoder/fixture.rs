@@ -1,7 +1,7 @@
 //! Opens CPU backends of the models of the fixtures.
 
 use stolon_kernels::Path;
-use stolon_model::{CpuBackend, CpuOptions, KvBudget, KvType, LoadedModel, WeightType};
+use stolon_model::{CpuBackend, CpuOptions, KvBudget, KvType, LoadedModel, WeightType, WindowKv};
 
 pub(super) use crate::suite::fixture::*;
 use crate::suite::{Open, Sizes};
@@ -14,6 +14,8 @@ pub(super) struct Setup {
     pub(super) kv_type: KvType,
     pub(super) path: Option<Path>,
     pub(super) weight_type: WeightType,
+    pub(super) window_kv: WindowKv,
+    pub(super) step_tokens: usize,
 }
 
 impl Default for Setup {
@@ -24,6 +26,8 @@ impl Default for Setup {
             kv_type: KvType::F32,
             path: None,
             weight_type: WeightType::Stored,
+            window_kv: WindowKv::Blocks,
+            step_tokens: 512,
         }
     }
 }
@@ -42,6 +46,8 @@ fn options(setup: Setup) -> CpuOptions {
         threads: Some(setup.threads),
         path: setup.path,
         weight_type: setup.weight_type,
+        window_kv: setup.window_kv,
+        step_tokens: setup.step_tokens,
         ..CpuOptions::default()
     }
 }

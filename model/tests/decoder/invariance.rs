@@ -3,7 +3,8 @@
 
 use stolon_kernels::Path;
 use stolon_model::{
-    DecoderConfig, DeltaNetConfig, ExpertsConfig, KvType, LoadedModel, TensorType, random_model,
+    DecoderConfig, DeltaNetConfig, ExpertsConfig, KvType, LoadedModel, TensorType, WindowKv,
+    random_model,
 };
 
 use super::fixture::{self, Setup};
@@ -70,6 +71,36 @@ fn every_architecture_is_batch_invariant() {
             let open = fixture::open(Setup { kv_type, path: Some(path), ..Setup::default() });
             let label = format!("{kv_type}, {path:?}");
             Subject::fixture(&name, &label, open, &THREADS).check();
+        }
+    }
+}
+
+/// Goal: with windows in the states of sequences, logits have the bits that they have with windows
+/// in blocks, however a prompt is cut and from wherever it resumes.
+#[test]
+fn windows_in_states_change_no_bit() {
+    for name in ["gemma2", "gemma3", "gemma4", "gpt_oss", "cohere2", "olmo3", "exaone4"] {
+        // The longest slice of the checks is the whole sequence.
+        let step_tokens = fixture::expected(name).prompt.len() + 30;
+        for kv_type in KvType::ALL {
+            let [blocks, states] = [WindowKv::Blocks, WindowKv::States].map(|window_kv| {
+                let open =
+                    fixture::open(Setup { kv_type, window_kv, step_tokens, ..Setup::default() });
+                Subject::fixture(
+                    name,
+                    &format!("{kv_type}, windows in {window_kv}"),
+                    open,
+                    &THREADS,
+                )
+            });
+            let bytes = |subject: &Subject<'_>| subject.backend(16, 1).spec().block_bytes;
+            assert!(bytes(&states) < bytes(&blocks), "{name}");
+            let bits = |subject: &Subject<'_>| {
+                let logits = subject.reference(&subject.tokens).concat();
+                logits.into_iter().map(f32::to_bits).collect::<Vec<_>>()
+            };
+            assert!(bits(&states) == bits(&blocks), "{name}, {kv_type}");
+            states.check();
         }
     }
 }

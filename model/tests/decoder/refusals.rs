@@ -1,10 +1,10 @@
 //! Tests which options, models and batches a backend refuses.
 
 use stolon_backend::Backend;
-use stolon_model::{CpuBackend, CpuOptions, KvBudget, ModelError};
+use stolon_model::{CpuBackend, CpuOptions, KvBudget, ModelError, WindowKv};
 
 use super::fixture::{self, Setup};
-use crate::suite::refusals;
+use crate::suite::{refusals, run};
 
 fn refused(options: CpuOptions, part: &str) -> ModelError {
     let model = fixture::model("llama");
@@ -49,7 +49,7 @@ fn slots_of_states_are_checked() {
     let error = open("qwen3_5", 0).expect_err("no slots").to_string();
     assert!(error.contains("state slots") && error.contains("got 0"), "{error}");
     let error = open("qwen3_5", 1 << 31).expect_err("too many slots").to_string();
-    assert!(error.contains("the recurrent states of all slots"), "{error}");
+    assert!(error.contains("the states of all slots"), "{error}");
     let backend = open("qwen3_5", 3).expect("3 slots");
     let state = backend.spec().state.expect("states");
     // Three layers with 4 heads of 12 x 32 values (20 are used) and 3 inputs of 128 channels, and
@@ -57,6 +57,36 @@ fn slots_of_states_are_checked() {
     let bytes = 3 * 4 * (4 * 12 * 32 + 3 * 128_usize);
     let bytes = bytes.next_multiple_of(4 * backend.spec().block_bytes);
     assert_eq!((state.bytes, state.slots), (bytes, 3));
+}
+
+/// Goal: with windows in states, a slot has the window of the layers that have one; a slice that is
+/// longer than its room is refused. Without layers in blocks, windows stay in blocks.
+#[test]
+fn windows_in_states_have_room_for_a_slice() {
+    let open = |name: &str, window_kv| {
+        let model = fixture::model(name);
+        let kv_budget = KvBudget::Blocks(64);
+        let step_tokens = 20;
+        let options = CpuOptions { kv_budget, window_kv, step_tokens, ..CpuOptions::default() };
+        CpuBackend::new(model.config, model.weights, options).expect("a valid model")
+    };
+    let mut backend = open("gpt_oss", WindowKv::States);
+    let blocks = open("gpt_oss", WindowKv::Blocks);
+    let (spec, whole) = (backend.spec().clone(), blocks.spec());
+    // Half of the layers have windows of 13 positions, which are in at most two blocks of 16.
+    assert_eq!(2 * spec.block_bytes, whole.block_bytes);
+    assert_eq!(spec.state.map(|state| state.bytes), Some(4 * spec.block_bytes), "whole records");
+    let tokens = [1; 21];
+    for (count, fits) in [(20, true), (21, false)] {
+        let part = run::part(&tokens, 0, count, &run::table(0, count, 16));
+        let result = backend.step(&run::batch(&backend, &[part]));
+        assert_eq!(result.is_ok(), fits, "{count}");
+        let Err(error) = result else { continue };
+        let error = error.to_string();
+        assert!(error.contains("slices of at most 20 tokens, got 21"), "{error}");
+    }
+    assert_eq!(open("mistral", WindowKv::States).spec().state, None, "all layers have a window");
+    assert_eq!(open("llama", WindowKv::States).spec().state, None, "none has");
 }
 
 /// Goal: models and batches that are malformed are refused, and an empty batch is not.
