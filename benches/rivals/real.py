@@ -13,7 +13,7 @@ Tasks:
     perplexity  of English documentation and of Python sources, which come with Python, for each file
                 and for its weights widened to F16 with an f32 KV cache; fails if it differs from
                 llama.cpp's by more than the limits
-    greedy      continuations of 100 prompts: how often the first token is the same, and how many tokens
+    greedy      continuations of prompts (--prompts): how often the first token is the same, and how many tokens
                 agree, next to the same figures of llama.cpp with another type of KV cache
     chat        a conversation of ten turns with SmolLM2, whose answers with a warm cache equal those of
                 a server that has just started
@@ -269,10 +269,11 @@ def agreement(first, second):
 
 
 def greedy(options, path):
-    print(f"\n### Greedy continuations of 100 prompts, {CONTINUATION} tokens, {path.name}\n")
+    print(f"\n### Greedy continuations of {options.prompts} prompts, {CONTINUATION} tokens, {path.name}\n")
+    step = 100_000 // options.prompts
     with Llama(path, options.threads) as llama:
         begin = llama.begin()
-        excerpts = [llama.tokens(text[at : at + 400]) for text in texts().values() for at in range(0, 50_000, 1000)]
+        excerpts = [llama.tokens(text[at : at + 400]) for text in texts().values() for at in range(0, 50_000, step)]
         prompts = [begin + tokens[:64] for tokens in excerpts]
         reference = [llama.continuation(prompt) for prompt in prompts]
     with Llama(path, options.threads, "F32") as llama:
@@ -365,6 +366,7 @@ def main():
     parser.add_argument("--worker", type=pathlib.Path, default=HERE / "target/release/stolon-rivals")
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--tokens", type=int, default=10_240, help="tokens of each text")
+    parser.add_argument("--prompts", type=int, default=100, help="prompts of `greedy`, half of them from each text")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--seeds", type=int, default=3, help="answers to each question of `questions`")
     parser.add_argument("--stolon-only", action="store_true", help="do not give `questions` to llama.cpp")

@@ -5,8 +5,9 @@ The model is converted into a folder next to MODEL_DIRECTORY at the first start,
 
     venv/bin/pip install openvino-genai openvino-tokenizers "optimum-intel[openvino]"
 
-Activations and KV are bf16, prompts are token ids, and the prefix cache is off. Where the processor has AMX,
-oneDNN uses it unless ONEDNN_MAX_CPU_ISA says otherwise.
+Activations and KV are bf16, or f32 where the processor does not multiply bf16 (OpenVINO refuses bf16 KV there).
+Prompts are token ids, and the prefix cache is off. Where the processor has AMX, oneDNN uses it unless
+ONEDNN_MAX_CPU_ISA says otherwise.
 """
 
 import pathlib
@@ -46,9 +47,10 @@ class Worker:
         # All prompts of a run are computed in one step, as by the other workers.
         scheduler.max_num_batched_tokens = SEQUENCES * POSITIONS
         scheduler.max_num_seqs = SEQUENCES
+        precision = "bf16" if "BF16" in openvino.Core().get_property("CPU", "OPTIMIZATION_CAPABILITIES") else "f32"
         properties = {
-            "INFERENCE_PRECISION_HINT": "bf16",
-            "KV_CACHE_PRECISION": "bf16",
+            "INFERENCE_PRECISION_HINT": precision,
+            "KV_CACHE_PRECISION": precision,
             "INFERENCE_NUM_THREADS": threads,
         }
         model = convert(folder, weights)
