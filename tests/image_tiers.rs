@@ -4,9 +4,11 @@
 #![cfg(all(feature = "images", feature = "tiers"))]
 
 use std::path::Path;
+use std::process::{Command, Stdio};
 use std::sync::Arc;
+use std::time::Duration;
 
-use stolon::{Engine, EngineBuilder, Error, PrefetchPolicy, Request};
+use stolon::{Engine, EngineBuilder, Error, PrefetchPolicy, Request, WritePolicy};
 use support::{Directory, records};
 
 #[path = "support/bits.rs"]
@@ -177,4 +179,88 @@ async fn exported_images_are_imported_without_their_pixels() -> Result<(), Error
         to.audit().await?;
     }
     Ok(())
+}
+
+/// Goal: with write-back, images are written when they leave the KV pool, and are read again without
+/// being encoded, with the same bits.
+#[tokio::test]
+async fn images_that_leave_the_pool_are_read_back() {
+    for model in MODELS {
+        let directory = Directory::new("image-write-back");
+        let pictures: Vec<_> = (1..=6).map(|seed| picture(160, 160, seed)).collect();
+        let asked = |image| question(&[image], "What is this?");
+        let cold = builder(model).prefix_caching(false).build().await.expect("an engine");
+        let mut expected = Vec::new();
+        for image in &pictures {
+            expected.push(ask(&cold, asked(image)).await.0);
+        }
+        let len = cold.prompt_tokens(&asked(&pictures[0])).await.expect("a prompt").len();
+        assert!(len > 64, "{model}: {len} positions, of which whole records are written");
+        // The pool has room for two of the six.
+        let builder = builder(model).num_blocks(5 * len / 2).encoder_cache_bytes(0);
+        let builder = builder.kv_cache_dir(&directory.0, 1 << 30);
+        let builder = builder.write_policy(WritePolicy::WriteBack);
+        let builder = builder.prefetch_policy(PrefetchPolicy::WaitComplete);
+        let engine = builder.build().await.expect("an engine");
+        let mut encoded = None;
+        for round in 0..3 {
+            for (image, expected) in pictures.iter().zip(&expected) {
+                let (answer, cached) = ask(&engine, asked(image)).await;
+                assert_eq!(&answer, expected, "{model}, round {round}");
+                assert!(round == 0 || cached > 0, "{model}, round {round}");
+            }
+            // Some models encode several tiles of a picture.
+            let once = *encoded.get_or_insert(engine.stats().images_encoded);
+            assert_eq!(engine.stats().images_encoded, once, "{model}, round {round}");
+        }
+        let stats = engine.stats();
+        assert!(stats.loaded_tokens > 0, "{model}: {stats:?}");
+        stop(engine).await;
+    }
+}
+
+/// The name of the variable by which the test below tells its other process where to write.
+const CHILD: &str = "STOLON_IMAGE_TEST_DIRECTORY";
+
+/// Goal: a process that is killed while it writes records with images leaves nothing wrong behind:
+/// the next one answers with the bits of a cold cache, and goes on from what was written.
+#[tokio::test]
+async fn a_killed_process_leaves_no_wrong_image() {
+    const PICTURES: u32 = 5;
+    let asked = |seed, text: &str| question(&[&picture(64, 64, seed)], text);
+    if let Some(directory) = std::env::var_os(CHILD) {
+        let engine = with_disk(MODELS[1], Path::new(&directory)).await;
+        for round in 0.. {
+            let text = format!("What is in picture {round}?");
+            ask(&engine, asked(1 + round % PICTURES, &text)).await;
+        }
+    }
+    let mut expected = Vec::new();
+    for seed in 1..=PICTURES {
+        expected.push(cold(MODELS[1], asked(seed, "What is this?")).await);
+    }
+    let directory = Directory::new("image-killed");
+    let mut found = 0;
+    for round in 0..6 {
+        let mut child = Command::new(std::env::current_exe().expect("a path"))
+            .args(["a_killed_process_leaves_no_wrong_image", "--exact", "--nocapture"])
+            .env(CHILD, &directory.0)
+            .stdout(Stdio::null())
+            .spawn()
+            .expect("it starts");
+        tokio::time::sleep(Duration::from_millis(400 + 130 * round)).await;
+        child.kill().expect("it runs");
+        child.wait().expect("it ends");
+        let engine = with_disk(MODELS[1], &directory.0).await;
+        for (seed, expected) in (1..).zip(&expected) {
+            let (answer, cached) = ask(&engine, asked(seed, "What is this?")).await;
+            assert_eq!(&answer, expected, "picture {seed} after {round}");
+            found += usize::from(cached > 0);
+        }
+        let disk = engine.tiers().disk_stats().expect("a disk tier");
+        assert_eq!(disk.records_refused, 0, "only complete files are found");
+        // Not flushed: what this engine has computed must not be found in place of the other's.
+        engine.shutdown().await;
+    }
+    assert!(found > 0, "something was written");
 }
