@@ -1,6 +1,6 @@
 //! The setting of a device.
 
-use stolon::{DeviceChoice, Engine, EngineBuilder, KvType, WeightType};
+use stolon::{DeviceChoice, Engine, EngineBuilder, KvType, WeightType, WindowKv};
 
 fn builder(device: &str) -> EngineBuilder {
     Engine::builder().model("random:tiny").device(device.parse().expect("a device"))
@@ -27,6 +27,7 @@ async fn settings_are_checked() {
     for (builder, expected) in [
         (builder("cuda").threads(2), "threads"),
         (builder("cuda").weights(WeightType::Q8_0), "weights"),
+        (builder("cuda").window_kv(WindowKv::States), "window_kv"),
         (builder("cuda").gpu_memory_utilization(1.5), "GPU memory utilization"),
         (builder("cuda").kv_type(KvType::Int8), "int8"),
         (builder("cuda").block_size(7), "block size"),

@@ -11,7 +11,7 @@ use std::time::Duration;
 use fake::{builder, bytes};
 use futures::executor::block_on;
 use stolon::backend::{Backend, BackendError, BackendSpec, StepBatch, StepOutput};
-use stolon::{Engine, EngineBuilder, EngineError, Error, KvType, Request, WeightType};
+use stolon::{Engine, EngineBuilder, EngineError, Error, KvType, Request, WeightType, WindowKv};
 use stolon_backend::fake::{FakeBackend, FakeFault, FakeHandle, FakeOptions};
 
 /// What a [`ThreadBound`] backend did, and on which thread.
@@ -149,12 +149,13 @@ async fn a_factory_that_fails_is_an_error() {
 #[tokio::test]
 async fn settings_that_a_custom_backend_ignores_are_refused() {
     type Set = fn(EngineBuilder) -> EngineBuilder;
-    let settings: [(&str, Set); 10] = [
+    let settings: [(&str, Set); 11] = [
         ("model", |b| b.model("random:tiny")),
         ("kv_memory", |b| b.kv_memory(1 << 20)),
         ("num_blocks", |b| b.num_blocks(8)),
         ("block_size", |b| b.block_size(16)),
         ("kv_type", |b| b.kv_type(KvType::F32)),
+        ("window_kv", |b| b.window_kv(WindowKv::States)),
         ("threads", |b| b.threads(1)),
         ("bind_threads", |b| b.bind_threads(true)),
         ("weights", |b| b.weights(WeightType::Stored)),
