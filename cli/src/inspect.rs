@@ -1,6 +1,7 @@
 //! `stolon model inspect`: describes a model without loading it.
 
 use std::collections::BTreeMap;
+use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::{Args, Subcommand};
@@ -59,6 +60,9 @@ pub struct InspectArgs {
     /// Show the first lines of the chat template; with --json, all of it
     #[arg(long)]
     template: bool,
+    /// The GGUF file with the image encoder of a GGUF model (llama.cpp's mmproj), for Qwen3-VL
+    #[arg(long, value_name = "FILE")]
+    mmproj: Option<PathBuf>,
     /// Print one JSON object
     #[arg(long)]
     json: bool,
@@ -75,6 +79,7 @@ impl InspectArgs {
         let source: ModelSource = self.model.parse()?;
         let mut options = InspectOptions::default();
         (options.weight_type, options.kv_type) = (self.weights, self.kv_dtype);
+        options.load.mmproj.clone_from(&self.mmproj);
         let mut inspection = match inspect(&source, &options) {
             Ok(inspection) => inspection,
             Err(

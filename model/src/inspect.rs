@@ -176,11 +176,11 @@ fn of_gguf(
     let sizes = contents.iter().map(Bytes::file_bytes);
     inspection.files =
         header.files.iter().zip(sizes).map(|(name, bytes)| file(name, bytes)).collect();
-    let mut config = None;
+    let mut described = None;
     match gguf::describe(header, contents) {
         Ok((parsed, weights)) => {
             inspection.describe(&parsed, &weights, options);
-            config = Some(parsed);
+            described = Some((parsed, weights));
         }
         Err(error) => {
             inspection.refuse(error);
@@ -194,14 +194,15 @@ fn of_gguf(
     match gguf::embedding(header) {
         Ok(embedding) => inspection.embedding = embedding,
         // An unknown architecture was refused already.
-        Err(_) if config.is_none() => {}
+        Err(_) if described.is_none() => {}
         Err(error) => inspection.refuse(error),
     }
     match gguf::text(header, directory) {
         Ok(text) => inspection.text = Some(text),
         Err(error) => inspection.refuse(error),
     }
-    if let Some(config) = config {
+    if let Some((config, mut weights)) = described {
+        inspection.add_mmproj(&config, &mut weights, options);
         match gguf::generation(header, config, directory) {
             Ok(generation) => inspection.eos_token_ids = generation.eos_token_ids,
             Err(error) => inspection.refuse(error),

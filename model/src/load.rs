@@ -9,7 +9,7 @@ pub(crate) mod embedding;
 pub(crate) mod generation;
 pub(crate) mod gguf;
 pub(crate) mod images;
-mod mmproj;
+pub(crate) mod mmproj;
 pub(crate) mod model;
 pub(crate) mod skills;
 

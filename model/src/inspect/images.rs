@@ -5,8 +5,8 @@ use std::path::Path;
 use serde_json::Value;
 
 use super::{InspectOptions, Inspection};
-use crate::config::DecoderConfig;
-use crate::load::images;
+use crate::config::{DecoderConfig, VisionConfig};
+use crate::load::{images, mmproj};
 use crate::memory::packed_bytes;
 use crate::weights::Weights;
 
@@ -20,16 +20,41 @@ impl Inspection {
         weights: &Weights,
         options: &InspectOptions,
     ) {
-        match images::of_directory(directory, json, config, weights) {
-            Ok(Some(images)) => {
-                let tensors = images.encoder.tensors().into_iter();
-                let bytes = packed_bytes(tensors, weights, options.weight_type);
-                if let Some(memory) = &mut self.memory {
-                    memory.weights = memory.weights.saturating_add(bytes);
-                }
-            }
+        let images = images::of_directory(directory, json, config, weights);
+        let has_encoder = !matches!(images, Ok(None));
+        match images {
+            Ok(Some(images)) => self.add_encoder(&images.encoder, weights, options),
             Ok(None) => {}
             Err(error) => self.refuse(error),
+        }
+        if options.load.mmproj.is_some()
+            && let Err(error) = mmproj::check(config, has_encoder)
+        {
+            self.refuse(error);
+        }
+    }
+
+    /// Adds the memory of the encoder in a file of its own, if one was named, or why it would be
+    /// refused. A model whose text cannot be read was refused already.
+    pub(super) fn add_mmproj(
+        &mut self,
+        config: &DecoderConfig,
+        weights: &mut Weights,
+        options: &InspectOptions,
+    ) {
+        let (Some(path), Some(text)) = (&options.load.mmproj, &self.text) else { return };
+        let images =
+            mmproj::check(config, false).and_then(|()| mmproj::read(path, config, weights, text));
+        match images {
+            Ok(images) => self.add_encoder(&images.encoder, weights, options),
+            Err(error) => self.refuse(error),
+        }
+    }
+
+    fn add_encoder(&mut self, encoder: &VisionConfig, weights: &Weights, options: &InspectOptions) {
+        let bytes = packed_bytes(encoder.tensors().into_iter(), weights, options.weight_type);
+        if let Some(memory) = &mut self.memory {
+            memory.weights = memory.weights.saturating_add(bytes);
         }
     }
 }

@@ -8,41 +8,63 @@ use stolon_text::{TextSource, TokenizerSource};
 
 use super::images::{ImageModel, qwen3_vl};
 use super::model::LoadedModel;
-use crate::config::{Architecture, TowerConfig, gguf};
+use crate::config::{Architecture, DecoderConfig, TowerConfig, gguf};
 use crate::error::ModelError;
 use crate::gguf::split;
+use crate::weights::Weights;
 
 /// The numbers of pixels of the published processor, which files of encoders do not have.
 const PIXELS: [usize; 2] = [1 << 16, 1 << 24];
 
-/// Adds the encoder in the file `path` to a model, whose decoder has to be that of Qwen3-VL.
+/// Adds the encoder in the file `path` to a model.
 ///
 /// # Errors
-/// [`ModelError::InvalidOption`] if the model takes no encoder, or has one; [`ModelError`] with the
-/// key or tensor of the file that is missing or wrong.
+/// As for [`check`] and [`read`].
 pub(super) fn add(model: &mut LoadedModel, path: &Path) -> Result<(), ModelError> {
-    let refused = |expected: &str, got: String| ModelError::InvalidOption {
-        name: "mmproj".into(),
-        expected: expected.to_owned(),
-        got,
-    };
-    if !matches!(model.config.architecture, Architecture::Qwen3Vl | Architecture::Qwen3VlMoe) {
-        let got = format!("a model with the architecture {}", model.config.architecture.name());
+    check(&model.config, model.images.is_some())?;
+    model.images = Some(read(path, &model.config, &mut model.weights, &model.text)?);
+    Ok(())
+}
+
+fn refused(expected: &str, got: String) -> ModelError {
+    ModelError::InvalidOption { name: "mmproj".into(), expected: expected.to_owned(), got }
+}
+
+/// Checks that a model takes an encoder from another file: its decoder has to be that of Qwen3-VL.
+///
+/// # Errors
+/// [`ModelError::InvalidOption`] if it takes no encoder, or has one.
+pub(crate) fn check(config: &DecoderConfig, has_encoder: bool) -> Result<(), ModelError> {
+    if !matches!(config.architecture, Architecture::Qwen3Vl | Architecture::Qwen3VlMoe) {
+        let got = format!("a model with the architecture {}", config.architecture.name());
         return Err(refused("a model with the architecture qwen3_vl or qwen3_vl_moe", got));
     }
-    if model.images.is_some() {
-        return Err(refused("a GGUF model", "a model whose files have an encoder".to_owned()));
+    match has_encoder {
+        true => Err(refused("a GGUF model", "a model whose files have an encoder".to_owned())),
+        false => Ok(()),
     }
+}
+
+/// Reads the encoder in the file `path` for a model that [`check`] has accepted. Its tensors are
+/// added to `weights`.
+///
+/// # Errors
+/// [`ModelError`] with the key or tensor of the file that is missing or wrong.
+pub(crate) fn read(
+    path: &Path,
+    config: &DecoderConfig,
+    weights: &mut Weights,
+    text: &TextSource,
+) -> Result<ImageModel, ModelError> {
     let (header, contents) = split::open(path)?;
-    let encoder = gguf::encoder(&header, &model.config)?;
-    let weights = &mut model.weights;
+    let encoder = gguf::encoder(&header, config)?;
     weights.add_gguf(&header, contents, |_| 0, |name| gguf::encoder_tensor_name(&encoder, name))?;
     let patches = encoder.tensors().swap_remove(0);
     weights.add_up(&patches, &format!("{}.1", patches.name))?;
     weights.split_thirds("model.vision_tower.encoder.layers.")?;
     weights.check_encoder(&encoder)?;
     weights.check_disjoint()?;
-    let Some(image_token_id) = token_id(&model.text, qwen3_vl::IMAGE_TOKEN) else {
+    let Some(image_token_id) = token_id(text, qwen3_vl::IMAGE_TOKEN) else {
         let expected = format!("a tokenizer with the token {}", qwen3_vl::IMAGE_TOKEN);
         return Err(refused(&expected, "none".to_owned()));
     };
@@ -53,8 +75,7 @@ pub(super) fn add(model: &mut LoadedModel, path: &Path) -> Result<(), ModelError
     let pixels_min = min.unwrap_or(PIXELS[0]).min(pixels_max);
     let tiles = qwen3_vl::bounded(square_edge, [pixels_min, pixels_max]);
     let processor = qwen3_vl::describe(image_token_id, tiles);
-    model.images = Some(ImageModel { encoder, processor });
-    Ok(())
+    Ok(ImageModel { encoder, processor })
 }
 
 /// The id of a special token.

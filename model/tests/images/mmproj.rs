@@ -9,6 +9,7 @@ use std::path::{Path, PathBuf};
 
 use gguf_writer::{GgufWriter, Meta};
 use safetensors::SafeTensors;
+use stolon_model::inspect::{InspectOptions, Inspection, inspect};
 use stolon_model::{LoadOptions, LoadedModel, ModelError, ModelSource, load};
 
 use super::fixture;
@@ -122,8 +123,22 @@ fn converted() -> [GgufWriter; 2] {
     [text, encoder]
 }
 
+/// Loads a model with an encoder, and checks that its inspection finds an error exactly if loading
+/// does.
 fn open(source: ModelSource, mmproj: PathBuf) -> Result<LoadedModel, ModelError> {
-    load(&source, &LoadOptions { mmproj: Some(mmproj), ..LoadOptions::default() })
+    let options = LoadOptions { mmproj: Some(mmproj), ..LoadOptions::default() };
+    let loaded = load(&source, &options);
+    let whole = inspected(&source, options);
+    assert_eq!(whole.refusals.is_empty(), loaded.is_ok(), "{:?}", whole.refusals);
+    if let Err(error) = &loaded {
+        assert!(whole.refusals.iter().any(|refusal| *refusal == error.to_string()), "{error}");
+    }
+    loaded
+}
+
+fn inspected(source: &ModelSource, load: LoadOptions) -> Inspection {
+    let options = InspectOptions { load, ..InspectOptions::default() };
+    inspect(source, &options).expect("files that can be read")
 }
 
 /// Writes both files to `directory` and loads them.
@@ -143,6 +158,13 @@ fn logits_match_transformers() {
     let model = open_both(dir.path(), &text.bytes(), &encoder.bytes()).expect("both are valid");
     let expected = fixture::model(NAME);
     assert_eq!(model.config, expected.config);
+    let source = ModelSource::Gguf(dir.path().join("model.gguf"));
+    let mmproj = Some(dir.path().join("mmproj.gguf"));
+    let needed = |mmproj| {
+        let load = LoadOptions { mmproj, ..LoadOptions::default() };
+        inspected(&source, load).memory.expect("a supported model").weights
+    };
+    assert!(needed(mmproj) > needed(None), "the encoder takes memory");
     let (mut own, images) = (fixture::images(&model).clone(), fixture::images(&expected));
     assert_eq!(own.encoder.tower.frames, 1);
     own.encoder.tower.frames = 2;
