@@ -20,7 +20,8 @@ pub struct ModelInfo {
     pub num_blocks: usize,
     /// Memory of all KV blocks, in bytes.
     pub kv_bytes: usize,
-    /// Size of the recurrent state of one sequence, in bytes; 0 for models without one. Running
+    /// Size of a copy of the recurrent state of a sequence, in bytes; 0 for models without one, unless
+    /// [`window_kv`](crate::EngineBuilder::window_kv) makes the windows of layers a state. Running
     /// requests have one each, and the prefix cache keeps copies of it in KV blocks.
     pub state_bytes: usize,
     /// Token ids that end a generation.

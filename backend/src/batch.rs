@@ -32,8 +32,8 @@ pub struct BackendSpec {
     /// Whether the backend draws tokens itself ([`LogitRows::Drawn`]). This saves time if rows of
     /// logits must otherwise be copied from a device.
     pub draws: bool,
-    /// The recurrent state of a sequence; `None` if the model has attention layers only, or keeps
-    /// all that a prefix leaves behind in its KV blocks.
+    /// The recurrent state of a sequence; `None` if the backend keeps all that a prefix leaves behind
+    /// in its KV blocks, as for a model with attention layers only.
     pub state: Option<StateSpec>,
     /// Whether the backend encodes images ([`Backend::encode`]) and computes their positions. It
     /// has a `hidden_size` then.
@@ -62,7 +62,8 @@ impl BackendSpec {
 }
 
 /// The recurrent state of a sequence: what layers such as Gated DeltaNet and Mamba keep of a prefix
-/// in place of keys and values of its positions.
+/// in place of keys and values of its positions. A backend may also keep the window of layers with a
+/// sliding window as a state, in place of the keys and values of all positions.
 ///
 /// A state belongs to one position and cannot be cut. A running sequence has its own in a *slot* of
 /// the backend. A *checkpoint* is a copy of it in KV blocks, from which other requests resume.

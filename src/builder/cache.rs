@@ -52,9 +52,10 @@ impl EngineBuilder {
     /// With [`WindowKv::States`], these layers keep what the window needs and no more, so contexts
     /// much longer than the window take less memory. A prefix can then be used again only from where
     /// a checkpoint was kept, as with models that have a recurrent state, and a checkpoint takes as
-    /// much memory as a whole window: for short conversations, [`WindowKv::Blocks`] takes less. It
-    /// has no effect on models without such layers, or whose layers all have a window. On a GPU,
-    /// [`build`](Self::build) refuses it.
+    /// much memory as a whole window: for short conversations, [`WindowKv::Blocks`] takes less.
+    /// `WritePolicy::WriteBack` is refused, as for models with a recurrent state. Without layers that
+    /// have a window, or without others, it has no effect. On a GPU, [`build`](Self::build) refuses
+    /// it.
     pub fn window_kv(mut self, place: WindowKv) -> Self {
         self.window_kv = Some(place);
         self

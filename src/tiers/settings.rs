@@ -111,7 +111,8 @@ impl PreparedTiers {
         let spec = &handle.context().spec;
         if spec.state.is_some() && tiers.write_policy() == WritePolicy::WriteBack {
             let expected = "`write_through` or `write_through_selective`, because what is evicted \
-                            from the pool has no state of a model with a recurrent state";
+                            from the pool has no state of a model with a recurrent state, or with \
+                            windows in states";
             return Err(Error::invalid("write_policy", expected, "write_back"));
         }
         let pool_bytes = (spec.block_count as u64).saturating_mul(spec.block_bytes as u64);
