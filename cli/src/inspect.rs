@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 use stolon::inspect::{InspectOptions, Inspection, MemoryNeeded, Outline, inspect};
 use stolon::{
     EmbeddingConfig, EmbeddingSizes, KvType, ModelError, ModelSource, TextModel, TokenizerSource,
-    WeightType,
+    WeightType, WindowKv,
 };
 
 use crate::memory::format_bytes;
@@ -72,6 +72,9 @@ pub struct InspectArgs {
     /// Data type of the KV cache: f32, bf16, f16 or int8. Default: f32 for models in f32, else bf16
     #[arg(long, value_name = "TYPE")]
     kv_dtype: Option<KvType>,
+    /// Where layers with a sliding window keep keys and values: blocks or states
+    #[arg(long, default_value_t, value_name = "PLACE")]
+    window_kv: WindowKv,
 }
 
 impl InspectArgs {
@@ -79,6 +82,7 @@ impl InspectArgs {
         let source: ModelSource = self.model.parse()?;
         let mut options = InspectOptions::default();
         (options.weight_type, options.kv_type) = (self.weights, self.kv_dtype);
+        options.window_kv = self.window_kv;
         options.load.mmproj.clone_from(&self.mmproj);
         let mut inspection = match inspect(&source, &options) {
             Ok(inspection) => inspection,
@@ -248,16 +252,22 @@ fn types(inspection: &Inspection) -> Vec<(String, (usize, u64))> {
 fn memory_table(memory: &MemoryNeeded, outline: &Outline) -> String {
     let context = outline.context_length.unwrap_or_default();
     let row = |name: String, bytes| vec![name, format_bytes(bytes)];
-    terminal::table(&[
+    let windows =
+        (memory.windows > 0).then(|| row("windows of a request".to_owned(), memory.windows));
+    let first = [
         vec!["memory".to_owned(), String::new()],
         row("weights".to_owned(), memory.weights),
         row("KV cache per token".to_owned(), memory.kv_per_token),
+    ];
+    let last = [
         row(format!("KV cache of {context} tokens"), memory.kv_of_context),
         row(
             "weights and this KV cache".to_owned(),
             memory.weights.saturating_add(memory.kv_of_context),
         ),
-    ])
+    ];
+    let rows: Vec<_> = first.into_iter().chain(windows).chain(last).collect();
+    terminal::table(&rows)
 }
 
 /// The first lines of the template, with control characters escaped.

@@ -2,6 +2,7 @@
 //! refused. Only headers and small files are read, within the same limits as for loading.
 
 mod images;
+mod memory;
 mod outline;
 
 use std::collections::BTreeMap;
@@ -9,25 +10,23 @@ use std::path::Path;
 
 use serde::Serialize;
 use serde_json::Value;
-use stolon_kernels::KvLayout;
 use stolon_text::TextSource;
 
 use crate::config::{self, DecoderConfig, ParsedConfig};
-use crate::cpu::default_kv_type;
 use crate::error::{ModelError, quoted};
 use crate::files;
 use crate::gguf::{Header, split};
 #[cfg(feature = "hub")]
 use crate::hub::{self, Remote};
-use crate::kv_store::{KvShape, KvType};
+use crate::kv_store::{KvType, WindowKv};
 use crate::load::{
     EmbeddingConfig, LoadOptions, directory, embedding, file_name, generation, gguf,
 };
-use crate::memory::packed_bytes;
 use crate::mmap::Bytes;
 use crate::source::ModelSource;
 use crate::weight_type::WeightType;
 use crate::weights::Weights;
+pub use memory::MemoryNeeded;
 pub use outline::Outline;
 
 /// Maximum number of reasons in [`Inspection::refusals`].
@@ -88,17 +87,6 @@ pub struct TensorSummary {
     pub bytes: u64,
 }
 
-/// The memory that a model needs, in bytes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-pub struct MemoryNeeded {
-    /// The weights after packing.
-    pub weights: u64,
-    /// Keys and values of one position in all layers.
-    pub kv_per_token: u64,
-    /// Keys and values of as many positions as the model's context has.
-    pub kv_of_context: u64,
-}
-
 /// Options for [`inspect()`].
 #[derive(Clone, Debug, Default)]
 pub struct InspectOptions {
@@ -108,6 +96,8 @@ pub struct InspectOptions {
     pub weight_type: WeightType,
     /// Element type of the KV store; `None` selects the default of the model.
     pub kv_type: Option<KvType>,
+    /// Where layers with a sliding window would keep their keys and values.
+    pub window_kv: WindowKv,
 }
 
 /// Describes a model directory, a GGUF file or a repository on the hub. A model that would be
@@ -316,7 +306,7 @@ impl Inspection {
             }
         }
         if types.is_empty() {
-            self.memory = Some(memory(config, weights, options));
+            self.memory = Some(MemoryNeeded::of(config, weights, options));
         }
         for (first, count) in types.into_values() {
             match count {
@@ -379,15 +369,4 @@ fn elements(tensors: &[TensorSummary]) -> u64 {
         tensor.shape.iter().fold(1_u64, |count, size| count.saturating_mul(*size as u64))
     };
     tensors.iter().map(of_one).fold(0, u64::saturating_add)
-}
-
-fn memory(config: &DecoderConfig, weights: &Weights, options: &InspectOptions) -> MemoryNeeded {
-    let kv_type = options.kv_type.unwrap_or_else(|| default_kv_type(config.dtype));
-    let shape = KvShape::of(config, 1, kv_type, |_| KvLayout::Rows);
-    let kv_per_token = shape.block_bytes() as u64;
-    MemoryNeeded {
-        weights: packed_bytes(config.tensors().into_iter(), weights, options.weight_type),
-        kv_per_token,
-        kv_of_context: kv_per_token.saturating_mul(config.max_positions as u64),
-    }
 }

@@ -82,6 +82,17 @@ fn memory_depends_on_the_settings() {
     let [weights, kv] = memory(&["--kv-dtype", "f32"]);
     assert_eq!(memory(&["--kv-dtype", "bf16"]), [weights, kv / 2]);
     assert!(memory(&["--weights", "q8_0"])[0] < weights);
+    let fixture = concat!(env!("CARGO_MANIFEST_DIR"), "/../model/tests/fixtures/gpt_oss");
+    let windows = |place: &str| {
+        let output = succeed(&["model", "inspect", fixture, "--json", "--window-kv", place]);
+        let json: Value = serde_json::from_str(&output).expect("JSON");
+        ["kv_per_token", "windows"].map(|key| json["memory"][key].as_u64().expect(key))
+    };
+    // One of two layers has windows of 13 positions: 34 blocks of 16 with those of a step.
+    let [per_token, none] = windows("blocks");
+    assert_eq!((windows("states"), none), ([per_token / 2, per_token / 2 * 34 * 16], 0));
+    let text = succeed(&["model", "inspect", fixture, "--window-kv", "states"]);
+    assert!(text.contains("windows of a request"), "{text}");
 }
 
 /// Goal: a model that would be refused is described as far as possible, with the reasons and its

@@ -79,11 +79,7 @@ impl CpuOptions {
     pub(super) fn shape(&self, config: &DecoderConfig, kv_type: KvType, path: Path) -> KvShape {
         let (block_size, bf16) = (self.block_size, kv_type == KvType::Bf16);
         let key_layout = |head_dim| KvLayout::of_keys(path, bf16, block_size, head_dim);
-        let shape = KvShape::of(config, block_size, kv_type, key_layout);
-        match self.window_kv {
-            WindowKv::Blocks => shape,
-            WindowKv::States => shape.with_windows(config),
-        }
+        self.window_kv.apply(KvShape::of(config, block_size, kv_type, key_layout), config)
     }
 
     /// The sizes of the rings of windowed layers.

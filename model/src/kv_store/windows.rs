@@ -36,6 +36,14 @@ impl WindowKv {
     /// All places.
     pub const ALL: [Self; 2] = [Self::Blocks, Self::States];
 
+    /// The shape `shape` of the KV store of a model with windows in this place.
+    pub(crate) fn apply(self, shape: KvShape, config: &DecoderConfig) -> KvShape {
+        match self {
+            Self::Blocks => shape,
+            Self::States => shape.with_windows(config),
+        }
+    }
+
     /// The name, which [`WindowKv::from_str`] parses.
     #[must_use]
     pub fn name(self) -> &'static str {
@@ -80,7 +88,7 @@ impl KvShape {
     /// windowed. All others stay in blocks. If there are no others, nothing changes: a prefix needs
     /// blocks.
     #[must_use]
-    pub fn with_windows(mut self, config: &DecoderConfig) -> Self {
+    pub(crate) fn with_windows(mut self, config: &DecoderConfig) -> Self {
         let own = config.layers.iter().filter(|layer| layer.has_own_kv());
         let windows: Vec<Option<usize>> = own
             .map(|layer| layer.sliding_window.filter(|window| *window < config.max_positions))
