@@ -69,6 +69,10 @@ const CASES: &[Case] = &[
             ("Which digit is shown?", "The digit is 7."),
             ("Where is the circle?", "The circle is at the top left."),
             ("Is there a green square?", "Yes."),
+            ("Is there a red square?", "No."),
+            ("How many squares are there?", "There are 2 squares."),
+            ("How many red shapes are there?", "There is 1 red shape."),
+            ("Where is the star?", "There is no star."),
         ],
     },
     Case {
@@ -102,6 +106,7 @@ const CASES: &[Case] = &[
             ("Which digit is shown?", "There is no digit."),
             ("What is at the top left?", "Nothing is at the top left."),
             ("Where is the blue triangle?", "The blue triangle is at the bottom right."),
+            ("How many circles are there?", "There are no circles."),
         ],
     },
     Case {

@@ -36,8 +36,8 @@ SMALL_TALK = ["Hello!", "Hi!", "Hi there!", "Good morning!", "Hey", "hello", "Wh
               "What are you?", "How are you?", "Help!", "Thanks!", "Thank you!", "What is this?", "Tell me a joke.",
               "What is your name?", "Can you help me?", "Write a poem.", "How does this work?", "Goodbye!"]
 # How often each kind of question is asked.
-KINDS = {"colour": 3, "count": 3, "count colour": 2, "count all": 1, "place": 4, "digit": 2, "where": 3, "point": 3,
-         "exists": 3, "describe": 2, "small talk": 0.1}
+KINDS = {"colour": 2, "count": 3, "count colour": 4, "count all": 1, "place": 3, "digit": 2, "where": 3, "point": 2,
+         "exists": 4, "describe": 2, "small talk": 0.1}
 # Several ways to name a place in a question; the first is that of answers.
 PLACE_WORDS = [
     ["at the top left", "in the top left", "in the top left corner", "in the upper left corner", "at top left"],

@@ -317,7 +317,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path(__file__).parent, help="model directory to write")
     parser.add_argument("--work", type=Path, default=Path("work"), help="directory of the checkpoint and the log")
     parser.add_argument("--parts-steps", type=int, default=750, help="steps of the encoder alone")
-    parser.add_argument("--steps", type=int, default=2080, help="steps of the whole model")
+    parser.add_argument("--steps", type=int, default=8000, help="steps of the whole model")
     parser.add_argument("--seed", type=int, default=1, help="seed of everything that is random")
     parser.add_argument("--resume", action="store_true", help="go on from the checkpoint")
     arguments = parser.parse_args()
