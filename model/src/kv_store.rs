@@ -192,7 +192,7 @@ impl KvStore {
     }
 
     /// The keys of a layer, in the layout [`KvLayer::key_layout`]. Layers are counted as in
-    /// [`KvShape::attention_layers`].
+    /// [`KvShape::attention_layers`]. The blocks of a windowed layer are those of the rings.
     ///
     /// # Panics
     /// If there is no such layer.
