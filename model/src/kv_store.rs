@@ -129,6 +129,21 @@ impl KvShape {
         self.heads_bytes(false) + self.convolution_layers * inputs * self.block_size
     }
 
+    /// Reserves the planes of `block_count` blocks, of the windowed layers or of the others, in the
+    /// order of the layers. They are `None` where there is not enough memory.
+    fn planes(
+        &self,
+        windowed: bool,
+        block_count: usize,
+    ) -> impl Iterator<Item = Option<Plane>> + '_ {
+        let layers = self.attention_layers.iter().filter(move |layer| layer.windowed == windowed);
+        let each = layers.flat_map(|layer| (0..layer.planes()).map(move |_| layer));
+        each.map(move |layer| {
+            let heads = (self.block_size * layer.kv_heads).checked_mul(block_count)?;
+            Plane::new(self.kv_type, heads, layer.head_dim)
+        })
+    }
+
     /// Size in bytes of the keys and values of one block, in the windowed layers or in the others.
     fn heads_bytes(&self, windowed: bool) -> usize {
         let layers = self.attention_layers.iter().filter(|layer| layer.windowed == windowed);
@@ -143,8 +158,9 @@ impl KvShape {
 pub struct KvStore {
     shape: KvShape,
     block_count: usize,
-    /// Each layer with keys and values of its own in blocks has two planes, keys, then values, or
-    /// one if they are shared. After these, each layer with a convolution has one.
+    /// The layers that keep all positions. A layer with keys and values of its own has two planes,
+    /// keys, then values, or one if they are shared. After these, each layer with a convolution has
+    /// one.
     planes: Vec<Plane>,
     /// The windowed layers.
     windows: Windows,
@@ -160,22 +176,12 @@ impl KvStore {
         if block_count == 0 || u32::try_from(block_count).is_err() {
             return Err(KvStoreError::BlockCount { got: block_count });
         }
-        let out_of_memory = || KvStoreError::OutOfMemory {
-            expected: (block_count as u64).saturating_mul(shape.block_bytes() as u64),
-            block_count,
-            block_bytes: shape.block_bytes(),
-            free: free_memory(),
-        };
-        let plane = |kv_type, heads: usize, width| {
-            Plane::new(kv_type, (shape.block_size * heads).checked_mul(block_count)?, width)
-        };
-        let heads = shape.attention_layers.iter().filter(|layer| !layer.windowed);
-        let heads = heads.flat_map(|layer| {
-            (0..layer.planes()).map(|_| plane(shape.kv_type, layer.kv_heads, layer.head_dim))
+        let inputs = (0..shape.convolution_layers).map(|_| {
+            let positions = shape.block_size.checked_mul(block_count)?;
+            Plane::new(shape.kv_type.of_convolutions(), positions, shape.convolution_width)
         });
-        let inputs = (0..shape.convolution_layers)
-            .map(|_| plane(shape.kv_type.of_convolutions(), 1, shape.convolution_width));
-        let planes = heads.chain(inputs).collect::<Option<Vec<_>>>().ok_or_else(out_of_memory)?;
+        let planes = shape.planes(false, block_count).chain(inputs).collect::<Option<Vec<_>>>();
+        let planes = planes.ok_or_else(|| out_of_memory(block_count, shape.block_bytes()))?;
         Ok(Self { shape, block_count, planes, windows: Windows::default() })
     }
 
@@ -340,6 +346,16 @@ impl KvStore {
         [(keys, key_layout), (values, KvLayout::Rows)].map(|(plane, layout)| {
             KvRows::new(path, plane.slice_mut(), layout, slots, kv_heads, head_dim)
         })
+    }
+}
+
+/// The error that there is no memory for `block_count` blocks of `block_bytes` bytes.
+fn out_of_memory(block_count: usize, block_bytes: usize) -> KvStoreError {
+    KvStoreError::OutOfMemory {
+        expected: (block_count as u64).saturating_mul(block_bytes as u64),
+        block_count,
+        block_bytes,
+        free: free_memory(),
     }
 }
 

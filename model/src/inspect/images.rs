@@ -34,8 +34,8 @@ impl Inspection {
         }
     }
 
-    /// Adds the memory of the encoder in a file of its own, if one was named, or why it would be
-    /// refused. A model whose text cannot be read was refused already.
+    /// If a file with an encoder was named, adds the memory that the encoder needs, or the reason why
+    /// it would be refused. A model whose text cannot be read was refused already.
     pub(super) fn add_mmproj(
         &mut self,
         config: &DecoderConfig,

@@ -16,10 +16,9 @@ use std::str::FromStr;
 use stolon_backend::{BackendError, SequenceSlice, SliceState, StepBatch};
 use stolon_kvcache::BlockId;
 
-use super::{KvLayer, KvShape, KvStore, Plane};
+use super::{KvShape, KvStore, Plane, out_of_memory};
 use crate::config::DecoderConfig;
 use crate::error::{KvStoreError, ModelError};
-use crate::kv_store::free_memory;
 
 /// Where layers with a sliding window keep their keys and values.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
@@ -185,23 +184,10 @@ impl KvStore {
         let WindowRings { slots, slice_tokens } = rings;
         let ring_blocks = self.shape.ring_blocks(slice_tokens);
         let block_count = ring_blocks.saturating_mul(slots);
-        let block_bytes = self.shape.heads_bytes(true);
-        let plane = |layer: &KvLayer| {
-            let heads = (self.shape.block_size * layer.kv_heads).checked_mul(block_count)?;
-            Plane::new(self.shape.kv_type, heads, layer.head_dim)
-        };
-        let layers = self.shape.attention_layers.iter().filter(|layer| layer.windowed);
+        let planes = self.shape.planes(true, block_count).collect::<Option<Vec<_>>>();
+        let planes = planes.filter(|_| u32::try_from(block_count).is_ok());
         let planes =
-            layers.flat_map(|layer| (0..layer.planes()).map(move |_| layer)).map(plane).collect();
-        let planes: Option<Vec<Plane>> = planes;
-        let planes = planes.filter(|_| u32::try_from(block_count).is_ok()).ok_or_else(|| {
-            KvStoreError::OutOfMemory {
-                expected: (block_count as u64).saturating_mul(block_bytes as u64),
-                block_count,
-                block_bytes,
-                free: free_memory(),
-            }
-        })?;
+            planes.ok_or_else(|| out_of_memory(block_count, self.shape.heads_bytes(true)))?;
         self.windows = Windows { planes, ring_blocks, slots, slice_tokens };
         Ok(self)
     }
