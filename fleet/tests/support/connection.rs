@@ -1,0 +1,25 @@
+//! A subscriber without a library.
+
+use std::io::{Read, Write};
+use std::net::TcpStream;
+
+/// A connection that has subscribed to everything by ZMTP 3.0, ZeroMQ's protocol.
+pub(crate) fn subscribe(endpoint: &str) -> TcpStream {
+    let (_, port) = endpoint.rsplit_once(':').expect("a port");
+    let mut connection = TcpStream::connect(format!("127.0.0.1:{port}")).expect("a listener");
+    // The signature, version 3.0, the mechanism NULL, no server, and padding.
+    let mut greeting = [0; 64];
+    (greeting[0], greeting[9], greeting[10]) = (0xff, 0x7f, 3);
+    greeting[12..16].copy_from_slice(b"NULL");
+    connection.write_all(&greeting).expect("a peer");
+    connection.read_exact(&mut greeting).expect("a greeting");
+    let ready = b"\x04\x19\x05READY\x0bSocket-Type\x00\x00\x00\x03SUB";
+    assert_eq!(usize::from(ready[1]), ready.len() - 2);
+    connection.write_all(ready).expect("a peer");
+    let mut header = [0; 2];
+    connection.read_exact(&mut header).expect("a command");
+    connection.read_exact(&mut vec![0; header[1].into()]).expect("its body");
+    // A message of one byte: subscribe to the empty prefix.
+    connection.write_all(&[0, 1, 1]).expect("a peer");
+    connection
+}
