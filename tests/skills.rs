@@ -1,5 +1,5 @@
 //! Questions about images and descriptions of them with a model that was trained for these tasks,
-//! on a small random model of the structure of Moondream 2.
+//! on small random models of the structure of Moondream 2 and 3.
 
 #[path = "support/bits.rs"]
 mod bits;
@@ -15,8 +15,14 @@ use stolon::{CaptionLength, ChatMessage, Engine, EngineBuilder, Error, Request};
 /// Number of positions of an image, with the token before it.
 const ROWS: usize = 26;
 
+const MODELS: [&str; 2] = ["random:moondream2-tiny", "random:moondream3-tiny"];
+
 fn builder() -> EngineBuilder {
-    Engine::builder().model("random:moondream2-tiny").num_blocks(8192).threads(1)
+    builder_of(MODELS[0])
+}
+
+fn builder_of(model: &str) -> EngineBuilder {
+    Engine::builder().model(model).num_blocks(8192).threads(1)
 }
 
 /// With log-probabilities, so that answers are compared bit by bit.
@@ -29,6 +35,13 @@ fn short(request: Request) -> Request {
 /// share nothing, not even the token that begins the prompt, because it attends to the image.
 #[tokio::test]
 async fn warm_answers_equal_cold_ones() -> Result<(), Error> {
+    for model in MODELS {
+        warm_equals_cold(model).await?;
+    }
+    Ok(())
+}
+
+async fn warm_equals_cold(model: &str) -> Result<(), Error> {
     let (one, other) = (picture(40, 30, 1), picture(190, 120, 2));
     let prompts = [
         short(Request::query("What is this?").image(Arc::clone(&one))),
@@ -39,7 +52,7 @@ async fn warm_answers_equal_cold_ones() -> Result<(), Error> {
     ];
     let mut cold = Vec::new();
     for prompt in &prompts {
-        let engine = builder().prefix_caching(false).build().await?;
+        let engine = builder_of(model).prefix_caching(false).build().await?;
         cold.push(bits(&engine.complete(prompt.clone()).await?));
         engine.shutdown().await;
     }
@@ -47,12 +60,12 @@ async fn warm_answers_equal_cold_ones() -> Result<(), Error> {
         assert_ne!(pair[0], pair[1], "the prompts lead to different logits");
     }
     for (block_size, step) in [(1, 512), (1, 5), (4, 33), (16, 7)] {
-        let builder = builder().block_size(block_size).max_batched_tokens(step);
+        let builder = builder_of(model).block_size(block_size).max_batched_tokens(step);
         let engine = builder.num_blocks(8192 / block_size).build().await?;
         for round in 0..2 {
             for (index, (prompt, cold)) in prompts.iter().zip(&cold).enumerate() {
                 let answer = engine.complete(prompt.clone()).await?;
-                assert_eq!(bits(&answer), *cold, "blocks of {block_size}, round {round}");
+                assert_eq!(bits(&answer), *cold, "{model}, blocks of {block_size}, round {round}");
                 let usage = answer.finish.usage;
                 assert_eq!(usage.image_tokens, if index == 4 { 0 } else { ROWS });
                 if block_size > 1 {
@@ -107,6 +120,13 @@ async fn prompts_are_those_of_the_configuration() -> Result<(), Error> {
 /// alone or with others, and cached logits of the vocabulary are not used for them.
 #[tokio::test]
 async fn points_and_boxes_are_found() -> Result<(), Error> {
+    for model in MODELS {
+        finds_points_and_boxes(model).await?;
+    }
+    Ok(())
+}
+
+async fn finds_points_and_boxes(model: &str) -> Result<(), Error> {
     let image = picture(120, 70, 1);
     let requests = [
         Request::point("cat").image(Arc::clone(&image)).max_tokens(9),
@@ -115,18 +135,19 @@ async fn points_and_boxes_are_found() -> Result<(), Error> {
     ];
     let mut cold = Vec::new();
     for request in &requests {
-        let engine = builder().prefix_caching(false).build().await?;
+        let engine = builder_of(model).prefix_caching(false).build().await?;
         cold.push(engine.complete(request.clone()).await?);
         engine.shutdown().await;
     }
     for block_size in [1, 16] {
-        let engine = builder().block_size(block_size).num_blocks(4096 / block_size).build().await?;
+        let builder = builder_of(model).block_size(block_size);
+        let engine = builder.num_blocks(4096 / block_size).build().await?;
         let info = engine.model_info();
         for _ in 0..2 {
             let all = requests.iter().map(|request| engine.complete(request.clone()));
             let all = futures::future::try_join_all(all).await?;
             for (answer, cold) in all.iter().zip(&cold) {
-                assert_eq!(answer.token_ids, cold.token_ids, "blocks of {block_size}");
+                assert_eq!(answer.token_ids, cold.token_ids, "{model}, blocks of {block_size}");
             }
             for (answer, found, tokens) in
                 [(&all[0], all[0].points(info).len(), 2), (&all[1], all[1].boxes(info).len(), 3)]

@@ -270,6 +270,7 @@ fn use_every_field(config: &DecoderConfig) {
         value_norm: _,
         per_layer_input: _,
         layer_scales: _,
+        selective_attention: _,
         experts,
         layers,
     } = config;
@@ -303,17 +304,20 @@ fn use_every_field(config: &DecoderConfig) {
             shared_gate: _,
             // Refused by `refuse_layers`.
             scaled_router: _,
+            // Only with layer norms, which are refused by `refuse_blocks`.
+            shifted: _,
         } = experts;
     }
 }
 
-/// Refuses layer norms, parallel layers, MLPs without a gate, factors within layers and biases of
-/// the output matrix.
+/// Refuses layer norms, parallel layers, MLPs without a gate, factors within layers, selective
+/// attention and biases of the output matrix.
 fn refuse_blocks(config: &DecoderConfig) -> std::result::Result<(), OpenError> {
     let is_computed = config.norm_kind == NormKind::Rms
         && config.norms != NormPlacement::Parallel
         && config.mlp_gate
         && !config.head_bias
+        && !config.selective_attention
         && config.multipliers.is_none();
     if is_computed { refuse_layers(config) } else { Err(refused(config)) }
 }

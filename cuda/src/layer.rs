@@ -102,7 +102,8 @@ impl Layer {
                     .to_owned(),
             }));
         };
-        let AttentionWeights { qkv, q_norm, k_norm, sinks, gate, output } = attention;
+        // Selective attention is refused by `refuse_blocks`.
+        let AttentionWeights { qkv, q_norm, k_norm, sinks, selective: _, gate, output } = attention;
         if gate.is_some() {
             return Err(OpenError::Model(ModelError::Unsupported {
                 file: "the configuration".to_owned(),

@@ -187,6 +187,7 @@ fn every_architecture_has_a_model() {
         Architecture::StarCoder2,
         Architecture::Cohere2,
         Architecture::Moondream2,
+        Architecture::Moondream3,
         Architecture::Gemma4,
     ];
     let computed = Architecture::all().filter(|architecture| !refused.contains(architecture));

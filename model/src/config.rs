@@ -40,12 +40,12 @@ pub use tensors::{
     AttentionWeights, ConvolutionWeights, DecoderWeights, DeltaNetWeights, DenseAndExpertsWeights,
     ExpertsWeights, FactoredWeights, FeedForwardWeights, LatentWeights, LayerWeights,
     LinearWeights, Mamba2Weights, MixerWeights, MlpInputs, MlpWeights, NormWeights,
-    PerLayerEmbeddingWeights, PerLayerWeights, QkvWeights, SharedExpertWeights, StackedWeights,
-    TensorRole, TensorSpec,
+    PerLayerEmbeddingWeights, PerLayerWeights, QkvWeights, SelectiveWeights, SharedExpertWeights,
+    StackedWeights, TensorRole, TensorSpec,
 };
 pub(crate) use vision::{
-    LayerNormWeights, MergerWeights, ProjectorWeights, RegionWeights, VisionLayerWeights,
-    VisionWeights,
+    LayerNormWeights, MergerWeights, ProjectorWeights, RegionWeights, ValueWeights,
+    VisionLayerWeights, VisionWeights,
 };
 pub use vision::{PatchPositions, ProjectorConfig, RegionConfig, TowerConfig, VisionConfig};
 
@@ -182,6 +182,12 @@ pub struct DecoderConfig {
     /// Whether each layer has a learnt factor, with which the residual stream after it is
     /// multiplied (Gemma 4).
     pub layer_scales: bool,
+    /// Whether attention is selective (Moondream 3): queries and values have factors that depend on
+    /// the token and on its position, before the rotary embedding. With `x`, a token's queries, keys
+    /// and values one after the other, that of a head is
+    /// `tanh(w * gelu(x)) + sigmoid(alpha * ln(position + 1)) + 0.5`. Only with plain attention
+    /// that has as many key heads as query heads.
+    pub selective_attention: bool,
     /// Whether each head has an attention sink: a learnt score that takes part in the softmax as
     /// one more position without a value.
     pub attention_sinks: bool,

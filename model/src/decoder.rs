@@ -46,6 +46,7 @@ mod recurrent;
 mod regions;
 mod rope;
 mod routing;
+mod selective;
 
 use activations::Activations;
 use adapters::AdapterRows;
@@ -233,6 +234,9 @@ impl Decoder {
                 sequences = Sequences::of_outputs(batch, &windows);
                 self.fill_taps(&sequences.blocks, block_size);
                 self.project(index, Inputs::Own, (batch, &mut *step), workers);
+            }
+            if self.layers[index].parallel {
+                self.route(index, rows, workers);
             }
             self.mix(index, rows, step.kv, &sequences, workers);
             self.feed_forward(index, rows, workers);

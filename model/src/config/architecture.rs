@@ -106,6 +106,9 @@ pub enum Architecture {
     /// The text part of Moondream 2, which is that of Phi-1.5: attention and MLP side by side,
     /// layer norms, biases everywhere, and no gates.
     Moondream2,
+    /// The text part of Moondream 3: as in Moondream 2, with selective attention and a mixture of
+    /// experts in most layers.
+    Moondream3,
     /// The text part of Qwen3-VL: Qwen3 with rotary positions of three coordinates.
     Qwen3Vl,
     /// The text part of Qwen3-VL with a mixture of experts.
@@ -150,6 +153,9 @@ pub(crate) struct Description {
     /// Whether files have the keys of Gemma 4: those of the heads of global layers, of layers that
     /// share keys and values, of per-layer embeddings, and of experts next to MLPs.
     pub(super) gemma4: bool,
+    /// Whether files have the keys and the parts of Moondream: those in the object `config`, an image
+    /// encoder, and coordinates and sizes as tokens.
+    pub(crate) moondream: bool,
     pub(super) gate: Gate,
     pub(super) attention_sinks: bool,
     pub(super) attention_scale: AttentionScale,

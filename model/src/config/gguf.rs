@@ -114,6 +114,7 @@ pub(crate) fn parse(
         mlp_gate: row.mlp_gate,
         per_layer_input: keys.per_layer_input()?,
         layer_scales: row.gemma4 && has("blk.0.layer_output_scale.weight"),
+        selective_attention: false,
         attention_sinks: attention_has("attn_sinks.weight"),
         embedding_scale: scale("embedding_scale")?
             .or(row.scaled_embedding.then(|| (hidden_size as f64).sqrt() as f32)),

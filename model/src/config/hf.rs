@@ -46,8 +46,8 @@ pub(crate) fn parse(file: &str, value: &Value) -> Result<ParsedConfig, ModelErro
     let root = Keys::root(file, value)?;
     let mut quantization = quantization::parse(&root)?;
     let architecture = architecture(&root)?;
-    if architecture == Architecture::Moondream2 {
-        return moondream::parse(&root);
+    if architecture.description().moondream {
+        return moondream::parse(architecture.description(), &root);
     }
     // In multimodal models, the decoder's keys are in a nested object.
     let text = root.object("text_config")?;
@@ -168,6 +168,7 @@ fn decoder(
         mlp_gate: row.mlp_gate,
         per_layer_input: gemma4::per_layer_input(row, keys)?,
         layer_scales: row.gemma4,
+        selective_attention: false,
         attention_sinks: row.attention_sinks,
         embedding_scale: embedding_scale(row, keys, hidden_size)?,
         residual_scale: multiplier(keys, "residual_multiplier")?,

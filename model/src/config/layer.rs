@@ -189,7 +189,28 @@ impl DecoderConfig {
             self.check_rotation(file, index)?;
             self.check_source(file, index)?;
         }
-        Ok(())
+        self.check_selective(file)
+    }
+
+    /// Checks that all layers have the attention that can be selective, if it is.
+    fn check_selective(&self, file: &str) -> Result<(), ModelError> {
+        let is_plain = |layer: &LayerConfig| {
+            layer.mixers == [MixerKind::Attention]
+                && layer.heads.is_none()
+                && layer.kv_source.is_none()
+                && !layer.values_from_keys
+        };
+        let is_computed = self.layers.iter().all(is_plain)
+            && self.num_kv_heads == self.num_heads
+            && self.qk_norm.is_none()
+            && !self.value_norm
+            && !self.output_gate
+            && self.query_scaling.is_none();
+        if is_computed || !self.selective_attention {
+            return Ok(());
+        }
+        let expected = "attention without norms and gates, and as many key heads as query heads";
+        Err(ModelError::unsupported(file, "tau_attn", expected, true))
     }
 
     /// The number of values that a token has for all layers; 1 if there are no per-layer

@@ -105,10 +105,8 @@ impl DecoderConfig {
             return refused("norms", "layer norms of inputs only");
         }
         let layers = || self.layers.iter();
-        if self.norms == NormPlacement::Parallel
-            && layers().any(|layer| layer.has_experts() || !layer.has_attention())
-        {
-            return refused("norms", "attention and one MLP side by side");
+        if self.norms == NormPlacement::Parallel && layers().any(|layer| !layer.has_attention()) {
+            return refused("norms", "attention and an MLP or experts side by side");
         }
         let is_whole = |layer: &LayerConfig| !layer.mixers.is_empty() && layer.mlp.is_some();
         if self.norms != NormPlacement::Input && !layers().all(is_whole) {

@@ -19,6 +19,7 @@ pub use feed_forward::{
 };
 pub use mixers::{
     AttentionWeights, ConvolutionWeights, LatentWeights, Mamba2Weights, MixerWeights, QkvWeights,
+    SelectiveWeights,
 };
 pub use per_layer::{PerLayerEmbeddingWeights, PerLayerWeights};
 

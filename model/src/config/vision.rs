@@ -12,8 +12,8 @@ use super::keys::SIZE_MAX;
 use crate::config::LAYERS_MAX;
 use crate::error::ModelError;
 pub(crate) use weights::{
-    LayerNormWeights, MergerWeights, ProjectorWeights, RegionWeights, VisionLayerWeights,
-    VisionWeights,
+    LayerNormWeights, MergerWeights, ProjectorWeights, RegionWeights, ValueWeights,
+    VisionLayerWeights, VisionWeights,
 };
 
 /// Maximum number of tiles of an image. Their features are in memory at the same time.
@@ -52,8 +52,9 @@ pub struct RegionConfig {
     pub coordinate_features: usize,
     /// Number of features of a size, which is even.
     pub size_features: usize,
-    /// Width of the MLPs that decode.
-    pub inner_size: usize,
+    /// Width of the MLPs that decode; `None` if the normalized residual stream is decoded by
+    /// projections (Moondream 3).
+    pub inner_size: Option<usize>,
 }
 
 impl RegionConfig {
@@ -69,7 +70,7 @@ impl RegionConfig {
             ("size_out_dim", self.size_bins, BINS_MAX),
             ("coord_feat_dim", self.coordinate_features, SIZE_MAX as usize),
             ("size_feat_dim", self.size_features, SIZE_MAX as usize),
-            ("inner_dim", self.inner_size, SIZE_MAX as usize),
+            ("inner_dim", self.inner_size.unwrap_or(2), SIZE_MAX as usize),
         ] {
             if !(2..=max).contains(&size) {
                 let key = format!("region.{key}");

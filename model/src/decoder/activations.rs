@@ -5,6 +5,7 @@ use stolon_kernels::Operands;
 use super::latent::LatentBuffers;
 use super::recurrent::RecurrentBuffers;
 use super::routing::Routing;
+use super::selective::SelectiveBuffers;
 use crate::config::{DecoderConfig, LayerConfig, MlpKind, QkNorm};
 
 /// The activations of a step. The f32 buffers have room for at least as many rows as the step has.
@@ -42,6 +43,8 @@ pub(super) struct Activations {
     pub(super) recurrent: RecurrentBuffers,
     /// Buffers of latent attention.
     pub(super) latent: LatentBuffers,
+    /// Buffers of selective attention.
+    pub(super) selective: SelectiveBuffers,
     /// Which experts each row uses.
     pub(super) routing: Routing,
     /// Output of a projection `[rows, hidden_size]` that is normalized before it is added to the

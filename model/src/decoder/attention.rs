@@ -14,6 +14,7 @@ use super::activations::Activations;
 use super::layer::Mixer;
 use super::linear::{Linear, Loader};
 use super::profile::Stage;
+use super::selective::Selective;
 use super::{Decoder, StepState, passes, plan};
 use crate::adapter::Site;
 use crate::config::{AttentionWeights, DecoderConfig, HeadShape, QkNorm, QkvWeights};
@@ -34,13 +35,14 @@ pub(super) struct Attention {
     /// The weights of the norm of values, `[head_dim]`, all 1.
     v_norm: Option<Vec<f32>>,
     sinks: Option<Vec<f32>>,
+    pub(super) selective: Option<Selective>,
     /// The gates of the output.
     pub(super) gate: Option<Linear>,
     pub(super) output: Linear,
     /// The sizes of the heads.
     heads: HeadShape,
     /// Index in the KV store of the keys and values that the layer reads.
-    kept: usize,
+    pub(super) kept: usize,
 }
 
 impl Attention {
@@ -53,7 +55,8 @@ impl Attention {
         kept: usize,
         loader: &mut Loader<'_>,
     ) -> Result<Self, ModelError> {
-        let AttentionWeights { qkv, q_norm, k_norm, sinks, gate, output } = spec;
+        let AttentionWeights { qkv, q_norm, k_norm, sinks, selective, gate, output } = spec;
+        let selective = selective.as_ref().map(|spec| Selective::load(spec, loader));
         let QkvWeights { name: _, query, key, value } = qkv;
         Ok(Self {
             q: loader.linear(query)?,
@@ -63,6 +66,7 @@ impl Attention {
             k_norm: loader.optional_vector(k_norm.as_ref())?,
             v_norm: value_norm.then(|| vec![1.0; heads.head_dim]),
             sinks: loader.optional_vector(sinks.as_ref())?,
+            selective: selective.transpose()?,
             gate: loader.optional(gate.as_ref())?,
             output: loader.linear(output)?,
             heads,
@@ -132,6 +136,9 @@ impl Decoder {
         for mixer in 0..self.layers[index].mixers.len() {
             let step = (batch, &mut *step);
             match &self.layers[index].mixers[mixer] {
+                Mixer::Attention(Attention { selective: Some(_), .. }) => {
+                    self.selective_heads(index, inputs, step.1.kv, workers);
+                }
                 Mixer::Attention(_) => self.heads(index, inputs, step.1.kv, workers),
                 Mixer::Convolution(_) => {
                     self.convolution_inputs(index, inputs, step.1.kv, workers);

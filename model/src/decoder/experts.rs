@@ -52,6 +52,9 @@ impl Experts {
         let factors = loader.optional_vector(factors.as_ref())?;
         let mut experts: Vec<_> =
             experts.iter().map(|expert| Mlp::load(expert, loader)).collect::<Result<_, _>>()?;
+        if config.shifted {
+            experts.iter_mut().for_each(|expert| expert.up.shift(1.0));
+        }
         let mut shared_gate = None;
         if let Some(SharedExpertWeights { mlp, gate }) = shared {
             experts.push(Mlp::load(mlp, loader)?);

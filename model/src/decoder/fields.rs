@@ -45,6 +45,8 @@ pub(super) fn use_every_field(config: &DecoderConfig) {
         // `Decoder::embed_per_layer` and `Decoder::finish_layer`
         per_layer_input: _,
         layer_scales: _,
+        // `DecoderConfig::weights` and `Decoder::selective_heads`
+        selective_attention: _,
         // `Decoder::convolve`
         convolution_taps: _,
         // `passes::attend`
@@ -110,6 +112,7 @@ fn use_every_field_of_experts(config: &ExpertsConfig) {
         shared_width: _,
         shared_gate: _,
         scaled_router: _,
+        shifted: _,
     } = config;
     // `ExpertGroups::add_experts`
     let Some(ExpertGroups { count: _, used: _, best: _ }) = groups else { return };

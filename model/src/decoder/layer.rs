@@ -12,6 +12,7 @@ use super::mamba2::Mamba2;
 use super::mlp::Mlp;
 use super::passes::NormVectors;
 use super::per_layer::PerLayer;
+use super::selective::Selective;
 use crate::config::{DecoderConfig, FeedForwardWeights, LayerWeights, MixerWeights, NormPlacement};
 use crate::error::ModelError;
 
@@ -77,7 +78,8 @@ impl Mixer {
         let inner = match self {
             Self::Latent(latent) => latent.inner_bytes(),
             Self::DeltaNet(delta_net) => delta_net.inner_bytes(),
-            Self::Attention(_) | Self::Convolution(_) | Self::Mamba2(_) => 0,
+            Self::Attention(attention) => attention.selective.as_ref().map_or(0, Selective::bytes),
+            Self::Convolution(_) | Self::Mamba2(_) => 0,
         };
         self.inputs().into_iter().map(Matrix::bytes).sum::<usize>() + self.output().bytes() + inner
     }

@@ -176,6 +176,12 @@ impl Linear {
         }
     }
 
+    /// Adds `value` to all features of the result, as a part of the bias.
+    pub(crate) fn shift(&mut self, value: f32) {
+        let bias = self.bias.get_or_insert_with(|| vec![0.0; self.matrix.out_features()]);
+        bias.iter_mut().for_each(|bias| *bias += value);
+    }
+
     /// Number of features of the result.
     pub(crate) fn out_features(&self) -> usize {
         self.matrix.out_features()

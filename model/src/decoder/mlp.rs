@@ -53,7 +53,7 @@ impl Mlp {
 impl Decoder {
     /// Normalizes the residual stream of `rows` rows, computes the MLP or the experts of layer
     /// `index`, and adds the result to the residual stream. The MLP of a parallel layer reads the
-    /// rows that were packed for attention.
+    /// rows that were packed for attention, and [`Self::route`] must have chosen its experts.
     pub(super) fn feed_forward(&mut self, index: usize, rows: usize, workers: &Workers) {
         match &self.layers[index].feed_forward {
             Some(FeedForward::Dense(_)) => self.dense(index, rows, workers),
@@ -77,15 +77,33 @@ impl Decoder {
         self.profile.mark_with(Stage::Down, epilogue_time, Stage::Residual);
     }
 
+    /// Normalizes the residual stream of `rows` rows for the experts of layer `index`, if it has
+    /// any, and chooses them. Those of a parallel layer read what attention reads, so they are chosen
+    /// before attention changes the residual stream.
+    pub(super) fn route(&mut self, index: usize, rows: usize, workers: &Workers) {
+        let (config, path, layer) = (&self.config, self.path, &self.layers[index]);
+        let Some(FeedForward::Experts(experts)) = &layer.feed_forward else { return };
+        let Activations { x, normed, routing, .. } = &mut self.activations;
+        let vectors = match layer.parallel {
+            true => &layer.attention_input_norm,
+            false => &layer.mlp_input_norm,
+        };
+        let norm = Norm::of(config, vectors.as_ref(), path);
+        let pass = ExpertsPass { config, path, workers, experts };
+        pass.route(norm, &x[..rows * config.hidden_size], normed, routing);
+        self.profile.mark(Stage::Route);
+    }
+
     /// Computes the experts of layer `index` and adds the result to the residual stream.
     fn mixture(&mut self, index: usize, rows: usize, workers: &Workers) {
+        if !self.layers[index].parallel {
+            self.route(index, rows, workers);
+        }
         let (config, path, layer) = (&self.config, self.path, &self.layers[index]);
         let Some(FeedForward::Experts(experts)) = &layer.feed_forward else { return };
         let Activations { x, normed, inner, routing, .. } = &mut self.activations;
-        let norm = Norm::of(config, layer.mlp_input_norm.as_ref(), path);
         let pass = ExpertsPass { config, path, workers, experts };
         let x = &mut x[..rows * config.hidden_size];
-        pass.route(norm, x, normed, routing);
         pass.add(x, [normed, inner], routing, &mut self.profile);
     }
 

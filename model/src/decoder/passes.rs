@@ -192,6 +192,12 @@ impl<'a> Heads<'a> {
         });
     }
 
+    /// Applies the rotary embedding to the heads of a row, `[heads, head_dim]`.
+    pub(super) fn rotate(&self, row: usize, x: &mut [f32]) {
+        let rotation = self.rotation(self.plan.rotations[row]);
+        kernels::norm_and_rope(self.path, x, self.head_dim, None, rotation);
+    }
+
     /// The cosines and sines of a row; empty if heads are not rotated.
     fn rotation(&self, rotation: Rotation) -> (&'a [f32], &'a [f32]) {
         self.rope.map_or_else(Default::default, |rope| rope.at(rotation))

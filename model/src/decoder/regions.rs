@@ -7,7 +7,8 @@ use stolon_kvcache::TokenSpan;
 
 use super::Decoder;
 use super::linear::{Linear, Loader, multiply, project};
-use crate::config::{LinearWeights, RegionWeights, VisionConfig};
+use super::passes::{Norm, NormVectors};
+use crate::config::{RegionWeights, ValueWeights, VisionConfig};
 use crate::error::ModelError;
 use crate::workers::Workers;
 
@@ -16,6 +17,8 @@ use crate::workers::Workers;
 pub(crate) struct Regions {
     bins: RegionBins,
     path: Path,
+    /// The norm of the residual stream before it is decoded; `None` if MLPs decode it.
+    norm: Option<NormVectors>,
     coordinates: Values,
     sizes: Values,
 }
@@ -26,8 +29,10 @@ struct Values {
     /// `[numbers, features / 2]`: one number for a coordinate, two for a size.
     frequencies: Vec<f32>,
     encoder: Linear,
-    up: Linear,
-    down: Linear,
+    /// The first projection of an MLP that decodes.
+    inner: Option<Linear>,
+    /// The projection to the logits of the bins.
+    bins: Linear,
 }
 
 impl Regions {
@@ -42,25 +47,14 @@ impl Regions {
         let (Some(regions), Some(weights)) = (config.regions, config.region_weights()) else {
             return Ok(None);
         };
-        let RegionWeights {
-            coordinate_frequencies,
-            coordinate_encoder,
-            coordinate_decoder,
-            size_frequencies,
-            size_encoder,
-            size_decoder,
-        } = weights;
-        let mut values = |frequencies, encoder: &LinearWeights, [up, down]: [LinearWeights; 2]| {
-            Ok::<_, ModelError>(Values {
-                frequencies: loader.vector(&frequencies)?,
-                encoder: loader.linear(encoder)?,
-                up: loader.linear(&up)?,
-                down: loader.linear(&down)?,
-            })
-        };
-        let coordinates = values(coordinate_frequencies, &coordinate_encoder, coordinate_decoder)?;
-        let sizes = values(size_frequencies, &size_encoder, size_decoder)?;
-        Ok(Some(Self { bins: regions.bins(), path: loader.path, coordinates, sizes }))
+        let RegionWeights { norm, coordinates, sizes } = weights;
+        Ok(Some(Self {
+            bins: regions.bins(),
+            path: loader.path,
+            norm: NormVectors::optional(norm.as_ref(), loader)?,
+            coordinates: Values::load(&coordinates, loader)?,
+            sizes: Values::load(&sizes, loader)?,
+        }))
     }
 
     /// Size in bytes of all packed matrices.
@@ -88,9 +82,10 @@ impl Regions {
         }
     }
 
-    /// The logits of the bins, `[rows, bins.width()]`, of rows of the residual stream.
+    /// The logits of the bins, `[rows, bins.width()]`, of rows of the residual stream, which have
+    /// been normalized if there is a norm.
     fn logits(&self, x: &[f32], workers: &Workers) -> Vec<f32> {
-        let rows = x.len() / self.coordinates.up.matrix.in_features();
+        let rows = x.len() / self.coordinates.encoder.out_features();
         let coordinates = self.coordinates.decode(x, self.path, workers);
         let sizes = self.sizes.decode(x, self.path, workers);
         let mut logits = Vec::with_capacity(rows * self.bins.width());
@@ -104,8 +99,19 @@ impl Regions {
 }
 
 impl Values {
+    fn load(spec: &ValueWeights, loader: &mut Loader<'_>) -> Result<Self, ModelError> {
+        let ValueWeights { frequencies, encoder, inner, bins } = spec;
+        Ok(Self {
+            frequencies: loader.vector(frequencies)?,
+            encoder: loader.linear(encoder)?,
+            inner: loader.optional(inner.as_ref())?,
+            bins: loader.linear(bins)?,
+        })
+    }
+
     fn bytes(&self) -> usize {
-        self.encoder.bytes() + self.up.bytes() + self.down.bytes()
+        let inner = self.inner.as_ref().map_or(0, Linear::bytes);
+        self.encoder.bytes() + inner + self.bins.bytes()
     }
 
     /// Writes the embedding of a value to `out`: the projection of the cosines and sines of the
@@ -130,19 +136,24 @@ impl Values {
 
     /// The logits of the bins of rows of the residual stream.
     fn decode(&self, x: &[f32], path: Path, workers: &Workers) -> Vec<f32> {
-        let width = self.up.matrix.in_features();
+        let width = self.encoder.out_features();
         let rows = x.len() / width;
-        let (mut packed, mut inner) = (Operands::default(), Operands::default());
-        packed.reset(rows, &[&self.up.matrix]);
+        let first = self.inner.as_ref().unwrap_or(&self.bins);
+        let mut packed = Operands::default();
+        packed.reset(rows, &[&first.matrix]);
         packed.pack(workers.for_pass(rows, width), x);
-        inner.reset(rows, &[&self.down.matrix]);
-        let gelu = |sums: RowSums<'_>| {
-            self.up.add_bias(path, sums.feature, sums.first);
-            kernels::gelu_tanh_in_place(path, sums.first);
-        };
-        multiply(&self.up, &packed, &gelu, Sink::Operands(inner.only()), (path, workers));
-        let mut logits = vec![0.0; rows * self.down.matrix.out_features()];
-        project(&self.down, &inner, Sink::Rows(&mut logits), path, workers);
+        if let Some(up) = &self.inner {
+            let gelu = |sums: RowSums<'_>| {
+                up.add_bias(path, sums.feature, sums.first);
+                kernels::gelu_tanh_in_place(path, sums.first);
+            };
+            let mut inner = Operands::default();
+            inner.reset(rows, &[&self.bins.matrix]);
+            multiply(up, &packed, &gelu, Sink::Operands(inner.only()), (path, workers));
+            packed = inner;
+        }
+        let mut logits = vec![0.0; rows * self.bins.out_features()];
+        project(&self.bins, &packed, Sink::Rows(&mut logits), path, workers);
         logits
     }
 }
@@ -174,7 +185,10 @@ impl Decoder {
         let rows = self.activations.x.chunks_exact(width).zip(&self.plan.region_rows);
         let x: Vec<f32> =
             rows.filter(|(_, wanted)| **wanted).flat_map(|(row, _)| row).copied().collect();
-        let more = regions.logits(&x, workers);
+        let mut normed = vec![0.0; x.len()];
+        let norm = Norm::of(&self.config, regions.norm.as_ref(), self.path);
+        norm.rows(&x, &mut normed, workers);
+        let more = regions.logits(&normed, workers);
         let mut all = Vec::with_capacity(logits.len() + more.len());
         let mut more = more.chunks_exact(regions.bins.width());
         let rows = logits.chunks_exact(self.config.vocab_size);

@@ -133,6 +133,7 @@ mod tests {
             shared_width,
             shared_gate: shared,
             scaled_router: false,
+            shifted: false,
         }
     }
 

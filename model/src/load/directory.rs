@@ -77,7 +77,9 @@ pub(crate) fn prepare(weights: &mut Weights, config: &ParsedConfig) -> Result<()
         weights.convert(quantization, &config.decoder)?;
     }
     match config.decoder.architecture {
-        Architecture::Moondream2 => weights.name_moondream(&config.decoder)?,
+        Architecture::Moondream2 | Architecture::Moondream3 => {
+            weights.name_moondream(&config.decoder)?;
+        }
         Architecture::Qwen3Vl | Architecture::Qwen3VlMoe => weights.name_qwen3_vl()?,
         _ => {}
     }

@@ -48,7 +48,7 @@ pub(crate) fn of_config(
     config: &Keys<'_>,
     decoder: &DecoderConfig,
 ) -> Result<Option<SkillPrompts>, ModelError> {
-    if decoder.architecture != Architecture::Moondream2 {
+    if !decoder.architecture.description().moondream {
         return Ok(None);
     }
     let tokenizer = match config.object("config")? {
@@ -61,7 +61,7 @@ pub(crate) fn of_config(
     };
     let skills = match (&tokenizer, &templates) {
         (Some(tokenizer), Some(templates)) => given(tokenizer, templates)?,
-        _ => published(),
+        _ => published(decoder.architecture),
     };
     let is_known = |id: &u32| (*id as usize) < decoder.vocab_size;
     let is_usable = skills.tokens().all(|id| is_known(&id));
@@ -78,13 +78,19 @@ pub(crate) fn of_config(
     }
 }
 
-/// The skills of the published Moondream 2, whose configuration does not name them.
-fn published() -> SkillPrompts {
+/// The skills of the published models, whose configuration does not name them.
+fn published(architecture: Architecture) -> SkillPrompts {
     let caption = |name: &str, word: u32| (name.to_owned(), vec![1, 32_708, 2, word, 3]);
     SkillPrompts {
         first_token: 0,
-        // In the training, the last token of the prompt was doubled.
-        query: Some(PromptParts { prefix: vec![1, 15_381, 2], suffix: vec![3, 3] }),
+        query: Some(PromptParts {
+            prefix: vec![1, 15_381, 2],
+            suffix: match architecture {
+                // In the training, the last token of the prompt was doubled.
+                Architecture::Moondream2 => vec![3, 3],
+                _ => vec![3],
+            },
+        }),
         captions: [("short", 12_492), ("normal", 6382), ("long", 4059)]
             .map(|(name, word)| caption(name, word))
             .into(),

@@ -4,20 +4,30 @@
 //! |---|---|
 //! | `model.text.*` | those of the decoder, with the usual names |
 //! | `attn.qkv` of a block | `q_proj`, `k_proj` and `v_proj`, one after the other |
+//! | `mlp.fc1` and `mlp.fc2` of all experts | `gate_up_proj` and `down_proj` of all experts |
 //! | `model.vision.*` | those of the encoder, with the names of SigLIP |
 
-use super::Weights;
 use super::encoder::in_block;
+use super::{Weights, interleaved};
 use crate::config::{DecoderConfig, MixerWeights};
 use crate::error::ModelError;
 
 /// Modules of a block of the text model, and their usual names.
-const TEXT: [(&str, &str); 5] = [
+const TEXT: [(&str, &str); 7] = [
     ("ln", "input_layernorm"),
     ("attn.qkv", "self_attn.qkv_proj"),
+    ("attn.tau", "self_attn.tau"),
     ("attn.proj", "self_attn.o_proj"),
+    // The router, which has this name in all files by now.
+    ("mlp.gate", "mlp.gate"),
     ("mlp.fc1", "mlp.up_proj"),
     ("mlp.fc2", "mlp.down_proj"),
+];
+
+/// The same for tensors with a dimension more, which hold all experts of a block.
+const EXPERTS: [(&str, &str); 2] = [
+    ("mlp.up_proj.weight", "mlp.experts.gate_up_proj"),
+    ("mlp.down_proj.weight", "mlp.experts.down_proj"),
 ];
 
 /// Modules of a block of the image encoder, and the names of SigLIP.
@@ -30,7 +40,7 @@ const VISION: [(&str, &str); 6] = [
     ("mlp.fc2", "mlp.fc2"),
 ];
 
-/// The name here of the tensor with the name `name` in a file of Moondream 2.
+/// The name here of the tensor with the name `name` in a file of Moondream.
 fn renamed(name: &str) -> Option<String> {
     // Files of compiled models have this in some names.
     let name = name.replace("._orig_mod", "");
@@ -69,10 +79,13 @@ impl Weights {
     /// [`ModelError::WrongShape`] if a tensor cannot be divided.
     pub(crate) fn name_moondream(&mut self, config: &DecoderConfig) -> Result<(), ModelError> {
         for (name, stored) in std::mem::take(&mut self.tensors) {
-            if let Some(name) = renamed(&name) {
-                self.insert(name, stored)?;
+            let Some(mut name) = renamed(&name) else { continue };
+            if stored.shape.len() == 3 {
+                EXPERTS.iter().for_each(|(one, all)| name = name.replace(one, all));
             }
+            self.insert(name, stored)?;
         }
+        interleaved::divide(self)?;
         let mut biases = Vec::new();
         for mixer in config.weights().layers.into_iter().flat_map(|layer| layer.mixers) {
             let MixerWeights::Attention(attention) = mixer else { continue };
@@ -99,6 +112,8 @@ mod tests {
             ("model.text._orig_mod.lm_head.bias", Some("lm_head.bias")),
             ("model.text.post_ln.weight", Some("model.norm.weight")),
             ("model.text.blocks.0.attn.kv_cache", None),
+            ("model.text.blocks.5.attn.tau.wq", Some("model.layers.5.self_attn.tau.wq")),
+            ("model.text.blocks.5.mlp.gate.bias", Some("model.layers.5.mlp.gate.bias")),
             (
                 "model.vision.blocks.26.attn.qkv.weight",
                 Some("model.vision.encoder.layers.26.self_attn.qkv_proj.weight"),

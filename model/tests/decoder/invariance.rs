@@ -35,7 +35,7 @@ pub(super) fn wide_model(
             ..delta_net
         }),
         num_heads: 6,
-        num_kv_heads: 2,
+        num_kv_heads: if config.selective_attention { 6 } else { 2 },
         head_dim: 64,
         rotary_dim: None,
         attention_scale: 0.125,
@@ -117,6 +117,7 @@ fn every_instruction_set_is_batch_invariant() {
         wide("qwen3_5", TensorType::Bf16, path).check();
         wide("falcon_h1", TensorType::Bf16, path).check();
         wide("moondream2", TensorType::Bf16, path).check();
+        wide("moondream3", TensorType::Bf16, path).check();
     }
     // What these have of their own does not depend on the instruction set.
     let paths = Path::supported();

@@ -18,7 +18,8 @@ use stolon_model::{
 pub(super) use difference::difference;
 
 /// The names of all models.
-pub(super) const NAMES: [&str; 5] = ["smolvlm", "gemma3", "moondream2", "qwen3_vl", "qwen3_vl_moe"];
+pub(super) const NAMES: [&str; 6] =
+    ["smolvlm", "gemma3", "moondream2", "moondream3", "qwen3_vl", "qwen3_vl_moe"];
 
 pub(super) fn directory(name: &str) -> PathBuf {
     [env!("CARGO_MANIFEST_DIR"), "tests/fixtures/images", name].iter().collect()

@@ -75,15 +75,16 @@ fn wrong_values_are_refused() {
     }
 }
 
-/// Goal: a wrong value of Moondream's own keys is an error with the key and what was expected, and
-/// what only other models of the family have is refused.
+/// Goal: a wrong value of Moondream's own keys is an error with the key and what was expected.
 #[test]
 fn wrong_values_of_moondream_are_refused() {
     for (object, key, value, expected) in [
         ("text", "dim", Value::from(50), "config.text.dim`: expected a multiple of 12"),
         ("text", "n_layers", 5000.into(), "config.text.n_layers`: expected at most 4096"),
-        ("text", "moe", serde_json::json!({}), "config.text.moe"),
-        ("text", "tau_attn", true.into(), "config.text.tau_attn"),
+        ("text", "moe", 5.into(), "config.text.moe`: expected an object"),
+        ("text", "moe", serde_json::json!({"start_layer": 1, "num_experts": 2000}), "1 to 1024"),
+        ("text", "tau_attn", 5.into(), "config.text.tau_attn"),
+        ("text", "tau_attn", true.into(), "model.layers.0.self_attn.tau.wq"),
         ("text", "group_size", 128.into(), "config.text.group_size"),
         ("text", "prefix_attn", 25.into(), "config.text.prefix_attn"),
         ("vision", "overlap_margin", 3.into(), "vision.overlap_margin`: expected less than half"),
@@ -94,7 +95,8 @@ fn wrong_values_of_moondream_are_refused() {
         ("vision", "proj_out_dim", 47.into(), "expected 48 (text.dim)"),
         ("tokenizer", "bos_id", 96.into(), "96"),
         ("region", "dim", 47.into(), "expected 48 (text.dim)"),
-        ("region", "decoder_arch", "linear".into(), "config.region.decoder_arch"),
+        ("region", "decoder_arch", "linear".into(), "model.region.ln.weight"),
+        ("region", "decoder_arch", "conv".into(), "config.region.decoder_arch"),
         ("region", "use_ln", true.into(), "config.region.use_ln"),
         ("region", "coord_feat_dim", 11.into(), "even numbers of features"),
         ("region", "size_out_dim", 40_000.into(), "region.size_out_dim`: expected 2 to 16384"),

@@ -11,7 +11,8 @@ use stolon_model::CpuBackend;
 
 use super::fixture;
 
-const NAME: &str = "moondream2";
+/// A model whose bins are decoded by MLPs, and one with projections of the normalized stream.
+const NAMES: [&str; 2] = ["moondream2", "moondream3"];
 
 /// Maximum difference from the reference, in standard deviations of the logits.
 const DIFFERENCE_MAX: f32 = 1e-3;
@@ -25,10 +26,10 @@ fn size(width_bin: u32, height_bin: u32) -> u32 {
 }
 
 /// The tokens of the prompt with the image, and of a point and a size.
-fn tokens() -> (usize, Vec<u32>) {
-    let mut tokens = fixture::logits(NAME).prompt;
+fn tokens(name: &str) -> (usize, Vec<u32>) {
+    let mut tokens = fixture::logits(name).prompt;
     let prompt = tokens.len();
-    let bins = fixture::region_bins(NAME);
+    let bins = fixture::region_bins(name);
     tokens.extend([coordinate(bins[0]), coordinate(bins[1]), size(bins[2], bins[3])]);
     (prompt, tokens)
 }
@@ -54,9 +55,9 @@ fn row(backend: &mut CpuBackend, tokens: &[u32], slice: SequenceSlice) -> Vec<f3
 }
 
 /// A backend and the image of the prompt.
-fn open(path: Option<Path>, threads: usize) -> (CpuBackend, SliceImage) {
-    let model = fixture::model(NAME);
-    let inputs = fixture::inputs(NAME, &model);
+fn open(name: &str, path: Option<Path>, threads: usize) -> (CpuBackend, SliceImage) {
+    let model = fixture::model(name);
+    let inputs = fixture::inputs(name, &model);
     let mut backend = fixture::backend(model, path, threads);
     let embeddings = backend.encode(&inputs[0], Duration::MAX).expect("an image");
     let embeddings = embeddings.expect("there was time");
@@ -70,11 +71,12 @@ fn open(path: Option<Path>, threads: usize) -> (CpuBackend, SliceImage) {
 /// divided into steps.
 #[test]
 fn logits_match_the_reference() {
-    let (prompt, tokens) = tokens();
-    for path in Path::supported() {
-        let (mut backend, image) = open(Some(path), 1);
+    let paths = || Path::supported().into_iter();
+    for (name, path) in NAMES.iter().flat_map(|name| paths().map(move |path| (name, path))) {
+        let (prompt, tokens) = tokens(name);
+        let (mut backend, image) = open(name, Some(path), 1);
         let width = LogitRows::Regions.width(backend.spec());
-        let expected = fixture::region_logits(NAME);
+        let expected = fixture::region_logits(name);
         assert_eq!(expected.len(), width * 4);
         let mut rows = Vec::new();
         let mut start = 0;
@@ -88,12 +90,13 @@ fn logits_match_the_reference() {
             assert_eq!(row.len(), width);
             for part in [0..vocabulary, vocabulary..width] {
                 let difference = fixture::difference(&row[part.clone()], &expected[part]);
-                assert!(difference < DIFFERENCE_MAX, "{path}: {difference} standard deviations");
+                let context = format!("{name}, {path}: {difference} standard deviations");
+                assert!(difference < DIFFERENCE_MAX, "{context}");
             }
         }
-        let (mut other, image) = open(Some(path), 2);
+        let (mut other, image) = open(name, Some(path), 2);
         let whole = slice(&other, &image, 0, tokens.len());
-        assert_eq!(row(&mut other, &tokens, whole), rows[3], "{path}");
+        assert_eq!(row(&mut other, &tokens, whole), rows[3], "{name}, {path}");
     }
 }
 
@@ -101,9 +104,9 @@ fn logits_match_the_reference() {
 /// values as alone.
 #[test]
 fn rows_of_both_kinds_share_a_batch() {
-    let (_, tokens) = tokens();
+    let (_, tokens) = tokens(NAMES[1]);
     let text = [5, 6, 7, 8];
-    let (mut backend, image) = open(None, 1);
+    let (mut backend, image) = open(NAMES[1], None, 1);
     let vocabulary = backend.spec().vocab_size;
     let with_regions = slice(&backend, &image, 0, tokens.len());
     let blocks = backend.spec().block_count as u32;
@@ -134,7 +137,7 @@ fn rows_of_both_kinds_share_a_batch() {
 /// backend without regions.
 #[test]
 fn other_tokens_are_refused() {
-    let (mut backend, _) = open(None, 1);
+    let (mut backend, _) = open(NAMES[0], None, 1);
     let bins = backend.spec().regions.expect("bins");
     assert_eq!((bins.coordinates, bins.sizes), (12, 10));
     let step = |backend: &mut dyn Backend, token, logit_rows| {

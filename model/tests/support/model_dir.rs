@@ -51,10 +51,14 @@ pub(crate) fn config_json(architecture: &str) -> Value {
         config["mamba_n_groups"] = 2.into();
         config["mamba_d_state"] = 64.into();
     }
-    if architecture == "moondream1" {
+    if let "moondream1" | "moondream3" = architecture {
+        let experts = json!({
+            "num_experts": 4, "start_layer": 1, "experts_per_token": 2, "expert_inner_dim": 256,
+        });
         config["config"] = json!({ "text": {
             "dim": 256, "ff_dim": 256, "n_layers": 2, "vocab_size": 40, "max_context": 128,
             "n_heads": 8, "n_kv_heads": 8,
+            "moe": if architecture == "moondream3" { experts } else { Value::Null },
         } });
     }
     if architecture == "nemotron_h" {

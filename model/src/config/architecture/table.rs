@@ -17,7 +17,7 @@ use adjacent::{ERNIE45, GLM4};
 use deepseek::{DEEPSEEK_V2, DEEPSEEK_V3, GLM4_MOE_LITE, MISTRAL4, YOUTU};
 use gemma::{GEMMA2, GEMMA3, GEMMA4};
 use granite::{GRANITE, GRANITE_HYBRID, GRANITE_MOE};
-use layer_norms::{COHERE2, MOONDREAM2, STARCODER2};
+use layer_norms::{COHERE2, MOONDREAM2, MOONDREAM3, STARCODER2};
 use mixtures::{GLM4_MOE, GPT_OSS, LFM2_MOE, MIXTRAL, OLMOE, QWEN2_MOE, QWEN3_MOE};
 use qwen3_vl::{QWEN3_VL, QWEN3_VL_MOE};
 use recurrent::{FALCON_H1, KIMI_LINEAR, NEMOTRON_H, QWEN3_NEXT, QWEN35, QWEN35_MOE};
@@ -55,6 +55,7 @@ const LLAMA: Description = Description {
     qk_norm_needs_flag: false,
     value_norm: false,
     gemma4: false,
+    moondream: false,
     gate: Gate::Silu,
     attention_sinks: false,
     attention_scale: AttentionScale::HeadDim,
@@ -310,7 +311,7 @@ const LFM2: Description = Description {
 };
 
 /// One row per architecture, in the order of [`Architecture`](super::Architecture).
-pub(super) static TABLE: [Description; 42] = [
+pub(super) static TABLE: [Description; 43] = [
     LLAMA,
     MISTRAL,
     MINISTRAL3,
@@ -351,6 +352,7 @@ pub(super) static TABLE: [Description; 42] = [
     STARCODER2,
     COHERE2,
     MOONDREAM2,
+    MOONDREAM3,
     QWEN3_VL,
     QWEN3_VL_MOE,
 ];

@@ -90,6 +90,7 @@ impl Metadata<'_> {
             shared_width,
             shared_gate: shared.has_gate(),
             scaled_router: row.gemma4,
+            shifted: false,
         }))
     }
 

@@ -80,6 +80,7 @@ pub(super) fn parse(
         shared_width,
         shared_gate: defaults.shared.has_gate(),
         scaled_router: false,
+        shifted: false,
     }))
 }
 

@@ -149,5 +149,6 @@ pub(super) fn experts(
         shared_gate: false,
         groups: None,
         scaled_router: true,
+        shifted: false,
     }))
 }

@@ -1,17 +1,17 @@
-//! Parses the `config.json` of Moondream 2. The object `config` has the keys of its parts: `text`,
-//! `vision`, `region` and `tokenizer`. That of the published model is empty, because its code has
-//! the defaults.
+//! Parses the `config.json` of Moondream 2 and 3. The object `config` has the keys of its parts:
+//! `text`, `vision`, `region` and `tokenizer`. That of the published models is empty, because their
+//! code has the defaults.
 
 use super::super::architecture::Description;
 use super::super::{
-    Activation, Architecture, DecoderConfig, Keys, LAYERS_MAX, LayerConfig, Rope, RopeScaling,
+    Activation, Architecture, DecoderConfig, ExpertScores, ExpertsConfig, Keys, LAYERS_MAX,
+    LayerConfig, MlpKind, Rope, RopeScaling,
 };
 use super::ParsedConfig;
 use crate::error::ModelError;
 
 /// Parses the configuration of the text model and the special tokens.
-pub(super) fn parse(root: &Keys<'_>) -> Result<ParsedConfig, ModelError> {
-    let row = Architecture::Moondream2.description();
+pub(super) fn parse(row: &Description, root: &Keys<'_>) -> Result<ParsedConfig, ModelError> {
     let parts = root.object("config")?;
     let part = |name: &str| match &parts {
         Some(parts) => parts.object(name),
@@ -49,12 +49,15 @@ fn decoder(
     let head_dim = hidden_size / num_heads;
     let theta = text.map_or(Ok(None), |text| text.positive("rope_theta"))?;
     let theta = theta.unwrap_or(row.rotation.theta);
+    let mut layers = vec![LayerConfig::PLAIN; size("n_layers", defaults.num_layers)?];
+    let experts = experts(row, text, &mut layers)?;
+    let is_selective = text.map_or(Ok(None), |text| text.flag("tau_attn"))?;
     Ok(DecoderConfig {
         architecture: row.architecture,
         vocab_size: size("vocab_size", defaults.vocab_size)?,
         hidden_size,
         intermediate_size: size("ff_dim", defaults.intermediate_size)?,
-        experts: None,
+        experts,
         convolution_taps: None,
         latent: None,
         delta_net: None,
@@ -80,6 +83,7 @@ fn decoder(
         mlp_gate: row.mlp_gate,
         per_layer_input: None,
         layer_scales: false,
+        selective_attention: is_selective.unwrap_or(has_experts(row)),
         attention_sinks: false,
         embedding_scale: None,
         residual_scale: None,
@@ -90,19 +94,57 @@ fn decoder(
         attention_softcap: None,
         logit_softcap: None,
         ropes: vec![Rope { theta, scaling: RopeScaling::None, sections: None }],
-        layers: vec![LayerConfig::PLAIN; size("n_layers", defaults.num_layers)?],
+        layers,
         dtype: super::dtype(root, root)?,
     })
 }
 
-/// Refuses what only other models of the family have, and sizes that do not fit together.
+/// Whether the published model has experts and selective attention.
+fn has_experts(row: &Description) -> bool {
+    row.architecture == Architecture::Moondream3
+}
+
+/// The mixture of experts, if the model has one: of all layers from one on.
+fn experts(
+    row: &Description,
+    text: Option<&Keys<'_>>,
+    layers: &mut [LayerConfig],
+) -> Result<Option<ExpertsConfig>, ModelError> {
+    let given = match text {
+        Some(text) => text.object("moe")?,
+        None => None,
+    };
+    let is_null = given.is_none() && text.is_some_and(|text| text.given("moe"));
+    if is_null || given.is_none() && !has_experts(row) {
+        return Ok(None);
+    }
+    let size = |key: &str, default: usize| match &given {
+        Some(given) => given.count(key).map(|given| given.unwrap_or(default)),
+        None => Ok(default),
+    };
+    let first = size("start_layer", 4)?;
+    let marked = layers.iter_mut().skip(first);
+    if marked.map(|layer| layer.mlp = Some(MlpKind::Experts)).count() == 0 {
+        return Ok(None);
+    }
+    Ok(Some(ExpertsConfig {
+        count: size("num_experts", 64)?,
+        per_token: size("experts_per_token", 8)?,
+        width: size("expert_inner_dim", 1024)?,
+        scores: ExpertScores::Softmax,
+        normalized: true,
+        router_bias: true,
+        groups: None,
+        scale: 1.0,
+        shared_width: None,
+        shared_gate: false,
+        scaled_router: false,
+        shifted: true,
+    }))
+}
+
+/// Refuses options that are not implemented, and sizes that do not fit together.
 fn refuse_options(text: &Keys<'_>) -> Result<(), ModelError> {
-    if text.value("moe").is_some() {
-        return Err(text.unsupported("moe", "null (Moondream 2)"));
-    }
-    if text.flag("tau_attn")? == Some(true) {
-        return Err(text.unsupported("tau_attn", "false (Moondream 2)"));
-    }
     let layers = text.size("n_layers")?;
     if layers.is_some_and(|layers| layers > LAYERS_MAX) {
         return Err(text.invalid("n_layers", &format!("at most {LAYERS_MAX}")));

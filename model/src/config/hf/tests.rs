@@ -152,6 +152,7 @@ fn experts_follow_the_configuration() {
             shared_width,
             shared_gate: shared_width.is_some(),
             scaled_router: false,
+            shifted: false,
         })
     };
     assert_eq!(experts("mixtral", json!({})), (of(8, 2, 14_336, true, None), all.clone()));

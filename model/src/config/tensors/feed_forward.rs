@@ -93,7 +93,7 @@ impl DecoderConfig {
         at: &dyn Fn(&str) -> String,
     ) -> FeedForwardWeights {
         let dense_width = self.layers[layer].intermediate_size.unwrap_or(self.intermediate_size);
-        let dense = || self.mlp_weights(&at("mlp"), dense_width);
+        let dense = || self.mlp_weights(&at("mlp"), dense_width, [self.mlp_gate, self.mlp_bias]);
         match (kind, self.experts) {
             (MlpKind::Experts, Some(experts)) => {
                 let names = ["mlp.gate", "mlp.experts", "mlp"].map(at);
@@ -116,12 +116,12 @@ impl DecoderConfig {
         }
     }
 
-    /// The MLP `module` with `width` inner features.
-    fn mlp_weights(&self, module: &str, width: usize) -> MlpWeights {
-        let (hidden, bias) = (self.hidden_size, self.mlp_bias);
+    /// The MLP `module` with `width` inner features, with or without a gate and biases.
+    fn mlp_weights(&self, module: &str, width: usize, [gate, bias]: [bool; 2]) -> MlpWeights {
+        let hidden = self.hidden_size;
         let at = |part: &str| format!("{module}.{part}");
         let inner = |part: &str| linear(&at(part), [width, hidden], bias);
-        let inputs = match self.mlp_gate {
+        let inputs = match gate {
             true => MlpInputs::Gated(StackedWeights {
                 name: at("gate_up_proj.weight"),
                 parts: [inner("gate_proj"), inner("up_proj")],
@@ -143,7 +143,8 @@ impl DecoderConfig {
             let weight = TensorSpec { role: TensorRole::Router, ..linear.weight };
             LinearWeights { weight, ..linear }
         };
-        let expert = |index| self.mlp_weights(&format!("{experts}.{index}"), width);
+        let kind = if config.shifted { [true, false] } else { [self.mlp_gate, self.mlp_bias] };
+        let expert = |index| self.mlp_weights(&format!("{experts}.{index}"), width, kind);
         let scaled = |part: &str, size| {
             config.scaled_router.then(|| factors(format!("{router}.{part}"), size))
         };
@@ -164,8 +165,8 @@ impl DecoderConfig {
             experts: (0..count).map(expert).collect(),
             shared: config.shared_width.map(|width| SharedExpertWeights {
                 mlp: match shared_gate {
-                    true => self.mlp_weights(&format!("{module}.shared_expert"), width),
-                    false => self.mlp_weights(module, width),
+                    true => self.mlp_weights(&format!("{module}.shared_expert"), width, kind),
+                    false => self.mlp_weights(module, width, kind),
                 },
                 gate: shared_gate.then(|| gate(&format!("{module}.shared_expert_gate"), 1, false)),
             }),

@@ -5,7 +5,7 @@ use super::{
     AttentionWeights, ConvolutionWeights, DeltaNetWeights, DenseAndExpertsWeights, ExpertsWeights,
     FactoredWeights, FeedForwardWeights, LatentWeights, LayerWeights, LinearWeights, Mamba2Weights,
     MixerWeights, MlpInputs, MlpWeights, NormWeights, PerLayerEmbeddingWeights, PerLayerWeights,
-    SharedExpertWeights, StackedWeights, TensorSpec,
+    SelectiveWeights, SharedExpertWeights, StackedWeights, TensorSpec,
 };
 
 impl LinearWeights {
@@ -39,7 +39,7 @@ impl MlpWeights {
 }
 
 impl NormWeights {
-    pub(super) fn list(self, list: &mut Vec<TensorSpec>) {
+    pub(in crate::config) fn list(self, list: &mut Vec<TensorSpec>) {
         let Self { kind: _, weight, bias } = self;
         list.push(weight);
         list.extend(bias);
@@ -92,9 +92,12 @@ impl ExpertsWeights {
 
 impl AttentionWeights {
     pub(super) fn list(self, list: &mut Vec<TensorSpec>) {
-        let Self { qkv, q_norm, k_norm, sinks, gate, output } = self;
+        let Self { qkv, q_norm, k_norm, sinks, selective, gate, output } = self;
         qkv.parts().for_each(|part| part.list(list));
         list.extend(q_norm.into_iter().chain(k_norm).chain(sinks));
+        if let Some(SelectiveWeights { queries, values, alpha }) = selective {
+            list.extend([queries, values, alpha]);
+        }
         if let Some(gate) = gate {
             gate.list(list);
         }

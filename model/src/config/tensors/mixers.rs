@@ -19,11 +19,26 @@ pub struct AttentionWeights {
     pub k_norm: Option<TensorSpec>,
     /// The score of the attention sink of each head, `[num_heads]`.
     pub sinks: Option<TensorSpec>,
+    /// What makes the factors of queries and values, as
+    /// [`DecoderConfig::selective_attention`] says.
+    pub selective: Option<SelectiveWeights>,
     /// The projection to the gates of attention's output. Files have it in one matrix with that to
     /// queries.
     pub gate: Option<LinearWeights>,
     /// The projection of attention's output.
     pub output: LinearWeights,
+}
+
+/// The weights of the factors of queries and values in selective attention.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SelectiveWeights {
+    /// The projection of a token's queries, keys and values to the part of the factors of queries
+    /// that depends on the token, `[num_heads, 3 * num_heads * head_dim]`.
+    pub queries: TensorSpec,
+    /// The same for values.
+    pub values: TensorSpec,
+    /// How the factors of a head depend on the position, `[num_heads]`.
+    pub alpha: TensorSpec,
 }
 
 /// The projections to queries, keys and values. Files may have one matrix in their place, with the
@@ -170,6 +185,16 @@ impl DecoderConfig {
                 QkNorm::Position => norm(&at(part), all),
             })
         };
+        let of_heads = |part: &str| TensorSpec {
+            name: at(part),
+            shape: vec![self.num_heads],
+            role: TensorRole::Bias,
+        };
+        let of_qkv = |part: &str| TensorSpec {
+            shape: vec![self.num_heads, queries + 2 * keys],
+            role: TensorRole::Router,
+            ..of_heads(part)
+        };
         AttentionWeights {
             qkv: QkvWeights {
                 name: at("self_attn.qkv_proj.weight"),
@@ -179,10 +204,11 @@ impl DecoderConfig {
             },
             q_norm: head_norm("self_attn.q_norm", queries),
             k_norm: head_norm("self_attn.k_norm", keys).filter(|_| has_keys),
-            sinks: self.attention_sinks.then(|| TensorSpec {
-                name: at("self_attn.sinks"),
-                shape: vec![self.num_heads],
-                role: TensorRole::Bias,
+            sinks: self.attention_sinks.then(|| of_heads("self_attn.sinks")),
+            selective: self.selective_attention.then(|| SelectiveWeights {
+                queries: of_qkv("self_attn.tau.wq"),
+                values: of_qkv("self_attn.tau.wv"),
+                alpha: of_heads("self_attn.tau.alpha"),
             }),
             gate: self.output_gate.then(|| qkv("self_attn.gate_proj", queries)),
             output: linear(&at("self_attn.o_proj"), [hidden, queries], self.output_bias),

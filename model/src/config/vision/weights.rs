@@ -1,7 +1,7 @@
 //! The weights of an image encoder: the names, shapes and kinds of all tensors.
 
 use super::{ProjectorConfig, RegionConfig, VisionConfig};
-use crate::config::{LinearWeights, TensorRole, TensorSpec};
+use crate::config::{LinearWeights, NormKind, NormWeights, TensorRole, TensorSpec};
 
 /// A layer norm.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -59,18 +59,25 @@ pub(crate) struct MergerWeights {
 /// The weights of coordinates and sizes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct RegionWeights {
-    /// The frequencies of the features of a coordinate, `[1, coordinate_features / 2]`.
-    pub(crate) coordinate_frequencies: TensorSpec,
-    /// `[output_size, coordinate_features]`.
-    pub(crate) coordinate_encoder: LinearWeights,
-    /// `[inner_size, output_size]` and `[coordinate_bins, inner_size]`.
-    pub(crate) coordinate_decoder: [LinearWeights; 2],
-    /// The frequencies of the features of a size, `[2, size_features / 2]`.
-    pub(crate) size_frequencies: TensorSpec,
-    /// `[output_size, size_features]`.
-    pub(crate) size_encoder: LinearWeights,
-    /// `[inner_size, output_size]` and `[2 * size_bins, inner_size]`: widths, then heights.
-    pub(crate) size_decoder: [LinearWeights; 2],
+    /// Norm of the residual stream before it is decoded; `None` if MLPs decode it.
+    pub(crate) norm: Option<NormWeights>,
+    /// Those of coordinates, which are one number.
+    pub(crate) coordinates: ValueWeights,
+    /// Those of sizes, which are two. The bins of widths are followed by those of heights.
+    pub(crate) sizes: ValueWeights,
+}
+
+/// The weights of values of one kind.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct ValueWeights {
+    /// The frequencies of the features, `[numbers, features / 2]`.
+    pub(crate) frequencies: TensorSpec,
+    /// `[output_size, features]`.
+    pub(crate) encoder: LinearWeights,
+    /// `[inner_size, output_size]`, if an MLP decodes.
+    pub(crate) inner: Option<LinearWeights>,
+    /// `[bins, inner_size]`, or `[bins, output_size]`.
+    pub(crate) bins: LinearWeights,
 }
 
 /// All weights of an encoder, in the order of the forward pass.
@@ -172,25 +179,32 @@ impl VisionConfig {
     /// The weights of coordinates and sizes, if these are tokens.
     pub(crate) fn region_weights(&self) -> Option<RegionWeights> {
         let regions = self.regions?;
-        let (width, inner) = (self.output_size, regions.inner_size);
-        let at = |part: &str| format!("model.region.{part}");
-        let decoder = |name: &str, bins: usize| {
-            let part = |part: &str, shape| linear(&at(&format!("{name}.{part}")), shape);
-            [part("fc1", [inner, width]), part("fc2", [bins, inner])]
-        };
-        let frequencies = |name: &str, rows: usize, features: usize| TensorSpec {
-            name: at(name),
-            shape: vec![rows, features / 2],
-            role: TensorRole::Bias,
+        let width = self.output_size;
+        let at = |part: String| format!("model.region.{part}");
+        let values = |name: &str, [numbers, features, bins]: [usize; 3]| {
+            let decoder = |part: &str, shape| linear(&at(format!("{name}_decoder{part}")), shape);
+            ValueWeights {
+                frequencies: TensorSpec {
+                    name: at(format!("{name}_features")),
+                    shape: vec![numbers, features / 2],
+                    role: TensorRole::Bias,
+                },
+                encoder: linear(&at(format!("{name}_encoder")), [width, features]),
+                inner: regions.inner_size.map(|inner| decoder(".fc1", [inner, width])),
+                bins: match regions.inner_size {
+                    Some(inner) => decoder(".fc2", [bins, inner]),
+                    None => decoder("", [bins, width]),
+                },
+            }
         };
         let RegionConfig { coordinate_bins, size_bins, .. } = regions;
         Some(RegionWeights {
-            coordinate_frequencies: frequencies("coord_features", 1, regions.coordinate_features),
-            coordinate_encoder: linear(&at("coord_encoder"), [width, regions.coordinate_features]),
-            coordinate_decoder: decoder("coord_decoder", coordinate_bins),
-            size_frequencies: frequencies("size_features", 2, regions.size_features),
-            size_encoder: linear(&at("size_encoder"), [width, regions.size_features]),
-            size_decoder: decoder("size_decoder", 2 * size_bins),
+            norm: regions.inner_size.is_none().then(|| {
+                let LayerNormWeights { weight, bias } = norm(&at("ln".to_owned()), width);
+                NormWeights { kind: NormKind::Layer, weight, bias: Some(bias) }
+            }),
+            coordinates: values("coord", [1, regions.coordinate_features, coordinate_bins]),
+            sizes: values("size", [2, regions.size_features, 2 * size_bins]),
         })
     }
 
@@ -232,18 +246,15 @@ impl VisionConfig {
 
 impl RegionWeights {
     fn list(self, list: &mut Vec<TensorSpec>) {
-        let Self {
-            coordinate_frequencies,
-            coordinate_encoder,
-            coordinate_decoder,
-            size_frequencies,
-            size_encoder,
-            size_decoder,
-        } = self;
-        list.extend([coordinate_frequencies, size_frequencies]);
-        [coordinate_encoder, size_encoder].into_iter().for_each(|linear| linear.list(list));
-        let decoders = coordinate_decoder.into_iter().chain(size_decoder);
-        decoders.for_each(|linear| linear.list(list));
+        let Self { norm, coordinates, sizes } = self;
+        norm.into_iter().for_each(|norm| norm.list(list));
+        for ValueWeights { frequencies, encoder, inner, bins } in [coordinates, sizes] {
+            list.push(frequencies);
+            [Some(encoder), inner, Some(bins)]
+                .into_iter()
+                .flatten()
+                .for_each(|linear| linear.list(list));
+        }
     }
 }
 

@@ -1,11 +1,12 @@
-//! Moondream 2. Missing keys have the defaults of the published code, which has no files of a
+//! Moondream 2 and 3. Missing keys have the defaults of the published code, which has no files of a
 //! processor.
 
 use stolon_vision::{MoondreamTiles, ProcessorConfig, Resampling, Tiling};
 
 use super::ImageModel;
 use crate::config::{
-    DecoderConfig, Keys, PatchPositions, ProjectorConfig, RegionConfig, TowerConfig, VisionConfig,
+    Architecture, DecoderConfig, Keys, PatchPositions, ProjectorConfig, RegionConfig, TowerConfig,
+    VisionConfig,
 };
 use crate::error::ModelError;
 
@@ -58,20 +59,32 @@ fn regions(region: Option<&Keys<'_>>, decoder: &DecoderConfig) -> Result<RegionC
             let expected = format!("{} (text.dim)", decoder.hidden_size);
             return Err(region.invalid("dim", &expected));
         }
-        if region.text("decoder_arch")?.is_some_and(|kind| kind != "mlp") {
-            return Err(region.unsupported("decoder_arch", "mlp (Moondream 2)"));
-        }
-        if region.flag("use_ln")? == Some(true) {
-            return Err(region.unsupported("use_ln", "false (Moondream 2)"));
-        }
     }
+    let is_linear = is_linear(region, decoder)?;
     Ok(RegionConfig {
         coordinate_bins: size("coord_out_dim", 1024)?,
         size_bins: size("size_out_dim", 2048)? / 2,
         coordinate_features: size("coord_feat_dim", 256)?,
         size_features: size("size_feat_dim", 512)?,
-        inner_size: size("inner_dim", 8192)?,
+        inner_size: if is_linear { None } else { Some(size("inner_dim", 8192)?) },
     })
+}
+
+/// Whether bins are decoded by projections of the normalized residual stream (Moondream 3) and not
+/// by MLPs.
+fn is_linear(region: Option<&Keys<'_>>, decoder: &DecoderConfig) -> Result<bool, ModelError> {
+    let default = decoder.architecture == Architecture::Moondream3;
+    let Some(region) = region else { return Ok(default) };
+    let is_linear = match region.text("decoder_arch")? {
+        Some("linear") => true,
+        Some("mlp") => false,
+        Some(_) => return Err(region.unsupported("decoder_arch", "linear or mlp")),
+        None => default,
+    };
+    match region.flag("use_ln")?.unwrap_or(is_linear) == is_linear {
+        true => Ok(is_linear),
+        false => Err(region.unsupported("use_ln", "true with linear decoders, false with MLPs")),
+    }
 }
 
 fn encoder(

@@ -93,8 +93,19 @@ pub(super) const MOONDREAM2: Description = Description {
     mlp_gate: false,
     norms: NormPlacement::Parallel,
     norm_kind: NormKind::Layer,
+    moondream: true,
     gate: Gate::Gelu,
     rotation: Rotation { partial: Some(0.5), ..LLAMA.rotation },
     gguf: NO_GGUF,
     ..LLAMA
+};
+
+/// As Moondream 2, with the object `moe` and the key `tau_attn`, whose defaults are other ones.
+pub(super) const MOONDREAM3: Description = Description {
+    architecture: Moondream3,
+    model_types: &["moondream3"],
+    classes: &["Moondream3ForCausalLM"],
+    defaults: Defaults { max_positions: 32_768, ..MOONDREAM2.defaults },
+    rotation: Rotation { theta: 1.5e6, ..MOONDREAM2.rotation },
+    ..MOONDREAM2
 };
