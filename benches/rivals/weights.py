@@ -1,7 +1,8 @@
 """Random weights of the shape of Qwen3-0.6B with a vocabulary of 32,768: 474 million parameters.
 
-weights.make(FOLDER) writes FOLDER/hf (safetensors in bf16, for PyTorch and Stolon), and FOLDER/BF16.gguf,
-FOLDER/Q8_0.gguf and FOLDER/Q4_0.gguf (for llama.cpp and Stolon) unless they are there.
+weights.make(FOLDER) writes FOLDER/hf (safetensors in bf16, for PyTorch, OpenVINO, vLLM and Stolon), and
+FOLDER/BF16.gguf, FOLDER/Q8_0.gguf and FOLDER/Q4_0.gguf (for llama.cpp and Stolon) unless they are there. A token
+is a byte or a made-up word, so that servers have text to send for each.
 """
 
 import json
@@ -64,6 +65,22 @@ def tensors():
         yield f"{hf}.weight", f"{gg}.weight", values.to(torch.bfloat16)
 
 
+def vocabulary():
+    """The tokens of byte-level BPE: the 256 bytes in GPT-2's letters, and words."""
+    plain = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    others = [byte for byte in range(256) if byte not in plain]
+    letters = [chr(byte) for byte in plain] + [chr(256 + index) for index in range(len(others))]
+    return letters + ["th"] + [f"\u0120w{index}" for index in range(VOCAB - len(letters) - 1)]
+
+
+def write_tokenizer(folder):
+    model = {"type": "BPE", "vocab": {token: id for id, token in enumerate(vocabulary())}, "merges": ["t h"]}
+    level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True}
+    tokenizer = {"version": "1.0", "added_tokens": [], "pre_tokenizer": level, "decoder": level, "model": model}
+    (folder / "tokenizer.json").write_text(json.dumps(tokenizer))
+    (folder / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "PreTrainedTokenizerFast"}))
+
+
 def write_gguf(path, named, kind):
     """Norms stay f32, as llama.cpp wants them."""
     writer = gguf.GGUFWriter(path, "qwen3")
@@ -78,7 +95,11 @@ def write_gguf(path, named, kind):
     writer.add_rope_freq_base(THETA)
     writer.add_layer_norm_rms_eps(EPS)
     writer.add_vocab_size(VOCAB)
-    writer.add_tokenizer_model("none")
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre("gpt-2")
+    writer.add_token_list(vocabulary())
+    writer.add_token_types([gguf.TokenType.NORMAL] * VOCAB)
+    writer.add_token_merges(["t h"])
     for name, values in named:
         values = values.to(torch.float32).numpy()
         if values.ndim == 1:
@@ -98,6 +119,7 @@ def make(folder):
     if done.exists():
         return
     (folder / "hf").mkdir(parents=True, exist_ok=True)
+    write_tokenizer(folder / "hf")
     both = list(tensors())
     (folder / "hf" / "config.json").write_text(json.dumps(CONFIG, indent=1))
     named = {hf: values for hf, _, values in both}

