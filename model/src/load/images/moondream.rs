@@ -54,11 +54,11 @@ fn regions(region: Option<&Keys<'_>>, decoder: &DecoderConfig) -> Result<RegionC
         Some(region) => region.size(key).map(|given| given.unwrap_or(default)),
         None => Ok(default),
     };
-    if let Some(region) = region {
-        if region.size("dim")?.is_some_and(|dim| dim != decoder.hidden_size) {
-            let expected = format!("{} (text.dim)", decoder.hidden_size);
-            return Err(region.invalid("dim", &expected));
-        }
+    if let Some(region) = region
+        && region.size("dim")?.is_some_and(|dim| dim != decoder.hidden_size)
+    {
+        let expected = format!("{} (text.dim)", decoder.hidden_size);
+        return Err(region.invalid("dim", &expected));
     }
     let is_linear = is_linear(region, decoder)?;
     Ok(RegionConfig {
