@@ -82,9 +82,8 @@ def check_refusals(url, model):
         assert refusal(lambda: stranger.query(question="What?"))[0] == 401, key
 
 
-def main():
-    binary = sys.argv[1]
-    server, url = start(binary, ["--model", "random:moondream2-tiny", "--api-key", "secret"])
+def check(binary, name):
+    server, url = start(binary, ["--model", name, "--api-key", "secret"])
     try:
         model = moondream.vl(endpoint=url + "/v1", api_key="secret")
         check_query(model)
@@ -94,6 +93,11 @@ def main():
     finally:
         server.terminate()
         server.wait(timeout=60)
+
+
+def main():
+    for name in ("random:moondream2-tiny", "random:moondream3-tiny"):
+        check(sys.argv[1], name)
     print("moondream", moondream.__version__, "works")
 
 
