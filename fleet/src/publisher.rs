@@ -23,6 +23,9 @@ use crate::wire;
 const RECEIVED_MAX: usize = 64 << 10;
 /// Least time between two batches that are published because somebody has subscribed.
 const ANNOUNCEMENTS: Duration = Duration::from_millis(100);
+/// For how long changes are gathered after a batch was sent: each batch wakes threads, which take
+/// processor time from those that compute.
+const GATHERING: Duration = Duration::from_millis(5);
 /// A peer that takes nothing for this long is disconnected.
 const STALLED: Duration = Duration::from_secs(30);
 
@@ -284,7 +287,10 @@ impl Publishing {
             };
             tokio::select! {
                 batch = feed.next() => match batch {
-                    Some(batch) => self.publish(&batch).await,
+                    Some(batch) => {
+                        self.publish(&batch).await;
+                        tokio::time::sleep(GATHERING).await;
+                    }
                     None => return,
                 },
                 () = joined => {
