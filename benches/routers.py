@@ -396,11 +396,11 @@ def check(args, model, blocks, folder):
     finally:
         fleet.close()
     (killed, _), (back, _), (stopped, _), (up, _) = kills
-    # A request that a process was answering when it was killed is lost, and has begun before. Those that
-    # find no router are refused, not lost.
+    # A request that a process was answering when it was killed is lost, and so is one that the router sent
+    # to it before it could know. Those that find no router are refused, not lost.
     kinds = collections.Counter()
     for begin, end, error in load.failed:
-        if begin <= killed <= end + 0.5:
+        if begin <= killed + 0.5 and killed <= end + 0.5:
             kinds["in flight when the worker was killed"] += 1
         elif begin <= stopped <= end + 0.5:
             kinds["in flight when the router was stopped"] += 1

@@ -43,8 +43,9 @@ pub struct ExpertsConfig {
     /// has a learnt factor of its weight (Gemma 4). Otherwise the router reads what the experts
     /// read.
     pub scaled_router: bool,
-    /// Whether experts have gates and no biases, whatever other MLPs have, and the other factor of a
-    /// gate is one more: `down(activation(gate(x)) * (up(x) + 1))` (Moondream 3).
+    /// Whether experts have gates and no biases, although other MLPs have it the other way round, and
+    /// the other factor of a gate is one more: `down(activation(gate(x)) * (up(x) + 1))` (Moondream
+    /// 3).
     pub shifted: bool,
 }
 

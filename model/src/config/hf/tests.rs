@@ -1,5 +1,6 @@
 mod gemma4;
 mod latent;
+mod moondream;
 mod recurrent;
 
 use serde_json::{Value, json};
