@@ -19,6 +19,7 @@ worker_openvino.py says what OpenVINO needs.
 """
 
 import argparse
+import json
 import os
 import pathlib
 import statistics
@@ -46,7 +47,7 @@ MODEL_ENGINES = ["stolon", "stolon-avx512", "stolon-avx2", "stolon-q8", "torch",
 
 
 class Engine:
-    """A worker process that answers each command with the seconds it took."""
+    """A worker process that answers each command with a number or a list: the seconds it took."""
 
     def __init__(self, name, command, environment):
         self.name = name
@@ -69,7 +70,7 @@ class Engine:
         answer = self.process.stdout.readline()
         if not answer:
             raise SystemExit(f"{self.name} ended in `{work}`: {self.process.wait()}")
-        return float(answer)
+        return json.loads(answer)
 
     def close(self):
         self.process.stdin.close()

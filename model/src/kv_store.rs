@@ -158,9 +158,9 @@ impl KvShape {
 pub struct KvStore {
     shape: KvShape,
     block_count: usize,
-    /// The layers that keep all positions. A layer with keys and values of its own has two planes,
-    /// keys, then values, or one if they are shared. After these, each layer with a convolution has
-    /// one.
+    /// The planes of layers that keep all positions. A layer with its own keys and values has a plane
+    /// of keys and one of values, or one plane if they are the same. After these follows a plane for
+    /// each layer with a convolution.
     planes: Vec<Plane>,
     /// The windowed layers.
     windows: Windows,
