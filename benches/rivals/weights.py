@@ -1,8 +1,11 @@
-"""Random weights of the shape of Qwen3-0.6B with a vocabulary of 32,768: 474 million parameters.
+"""Random weights of two shapes with a vocabulary of 32,768, a folder for each.
 
-weights.make(FOLDER) writes FOLDER/hf (safetensors in bf16, for PyTorch, OpenVINO, vLLM and Stolon), and
-FOLDER/BF16.gguf, FOLDER/Q8_0.gguf and FOLDER/Q4_0.gguf (for llama.cpp and Stolon) unless they are there. A token
-is a byte or a made-up word, so that servers have text to send for each.
+    qwen3      that of Qwen3-0.6B: 474 million parameters, attention in all 28 layers
+    qwen3.5    that of Qwen3.5-0.8B: 532 million, Gated DeltaNet in 18 of 24 layers
+
+weights.make(FOLDER, SHAPE) writes FOLDER/SHAPE/hf (safetensors in bf16, for PyTorch, OpenVINO, vLLM and Stolon),
+and BF16.gguf, Q8_0.gguf and Q4_0.gguf next to it (for llama.cpp and Stolon) unless they are there, and says
+where. A token is a byte or a made-up word, so that servers have text to send for each.
 """
 
 import json
@@ -13,23 +16,12 @@ import numpy
 import torch
 from safetensors.torch import save_file
 
-VOCAB, HIDDEN, INNER, LAYERS, HEADS, KV_HEADS, HEAD_DIM = 32_768, 1024, 3072, 28, 16, 8, 128
-POSITIONS = 8192
-THETA = 1_000_000.0
-EPS = 1e-6
+VOCAB, HIDDEN, POSITIONS, EPS = 32_768, 1024, 8192, 1e-6
 
 CONFIG = {
-    "architectures": ["Qwen3ForCausalLM"],
-    "model_type": "qwen3",
     "vocab_size": VOCAB,
     "hidden_size": HIDDEN,
-    "intermediate_size": INNER,
-    "num_hidden_layers": LAYERS,
-    "num_attention_heads": HEADS,
-    "num_key_value_heads": KV_HEADS,
-    "head_dim": HEAD_DIM,
     "max_position_embeddings": POSITIONS,
-    "rope_theta": THETA,
     "rms_norm_eps": EPS,
     "tie_word_embeddings": True,
     "attention_bias": False,
@@ -37,32 +29,144 @@ CONFIG = {
     "dtype": "bfloat16",
 }
 
-# Of each layer: name in safetensors, name in GGUF, shape.
-LAYER = [
-    ("input_layernorm", "attn_norm", [HIDDEN]),
-    ("self_attn.q_proj", "attn_q", [HEADS * HEAD_DIM, HIDDEN]),
-    ("self_attn.k_proj", "attn_k", [KV_HEADS * HEAD_DIM, HIDDEN]),
-    ("self_attn.v_proj", "attn_v", [KV_HEADS * HEAD_DIM, HIDDEN]),
-    ("self_attn.o_proj", "attn_output", [HIDDEN, HEADS * HEAD_DIM]),
-    ("self_attn.q_norm", "attn_q_norm", [HEAD_DIM]),
-    ("self_attn.k_norm", "attn_k_norm", [HEAD_DIM]),
-    ("post_attention_layernorm", "ffn_norm", [HIDDEN]),
-    ("mlp.gate_proj", "ffn_gate", [INNER, HIDDEN]),
-    ("mlp.up_proj", "ffn_up", [INNER, HIDDEN]),
-    ("mlp.down_proj", "ffn_down", [HIDDEN, INNER]),
-]
+
+class Qwen3:
+    """Its configuration, and of each of its layers the names in safetensors and in GGUF, and shapes."""
+
+    arch, layers, inner, heads, kv_heads, head_dim, theta = "qwen3", 28, 3072, 16, 8, 128, 1e6
+    # What is added to the values of norms, in files of llama.cpp too.
+    offset = 0.0
+
+    def config(self):
+        return {
+            **CONFIG,
+            "architectures": ["Qwen3ForCausalLM"],
+            "model_type": "qwen3",
+            "intermediate_size": self.inner,
+            "num_hidden_layers": self.layers,
+            "num_attention_heads": self.heads,
+            "num_key_value_heads": self.kv_heads,
+            "head_dim": self.head_dim,
+            "rope_theta": self.theta,
+        }
+
+    def metadata(self, writer):
+        writer.add_block_count(self.layers)
+        writer.add_context_length(POSITIONS)
+        writer.add_embedding_length(HIDDEN)
+        writer.add_feed_forward_length(self.inner)
+        writer.add_head_count(self.heads)
+        writer.add_head_count_kv(self.kv_heads)
+        writer.add_key_length(self.head_dim)
+        writer.add_value_length(self.head_dim)
+        writer.add_rope_freq_base(self.theta)
+        writer.add_layer_norm_rms_eps(EPS)
+        writer.add_vocab_size(VOCAB)
+
+    def attention(self, query_width=1):
+        queries, keys = self.heads * self.head_dim, self.kv_heads * self.head_dim
+        return [
+            ("self_attn.q_proj.weight", "attn_q.weight", [query_width * queries, HIDDEN]),
+            ("self_attn.k_proj.weight", "attn_k.weight", [keys, HIDDEN]),
+            ("self_attn.v_proj.weight", "attn_v.weight", [keys, HIDDEN]),
+            ("self_attn.o_proj.weight", "attn_output.weight", [HIDDEN, queries]),
+            ("self_attn.q_norm.weight", "attn_q_norm.weight", [self.head_dim]),
+            ("self_attn.k_norm.weight", "attn_k_norm.weight", [self.head_dim]),
+        ]
+
+    def mixer(self, index):
+        return self.attention()
+
+    def layer(self, index, second_norm="ffn_norm"):
+        return [
+            ("input_layernorm.weight", "attn_norm.weight", [HIDDEN]),
+            *self.mixer(index),
+            ("post_attention_layernorm.weight", f"{second_norm}.weight", [HIDDEN]),
+            ("mlp.gate_proj.weight", "ffn_gate.weight", [self.inner, HIDDEN]),
+            ("mlp.up_proj.weight", "ffn_up.weight", [self.inner, HIDDEN]),
+            ("mlp.down_proj.weight", "ffn_down.weight", [HIDDEN, self.inner]),
+        ]
 
 
-def tensors():
-    """Pairs of names, and values in bf16: matrices around 0, norms around 1."""
+class Qwen35(Qwen3):
+    arch, layers, inner, heads, kv_heads, head_dim, theta = "qwen35", 24, 3584, 8, 2, 256, 1e7
+    offset = 1.0
+    interval, state_heads, state_dim, taps = 4, 16, 128, 4
+    rotary, sections = 64, [11, 11, 10]
+
+    def config(self):
+        rope = {"rope_type": "default", "rope_theta": self.theta, "partial_rotary_factor": 0.25}
+        return {
+            **super().config(),
+            "architectures": ["Qwen3_5ForCausalLM"],
+            "model_type": "qwen3_5_text",
+            "full_attention_interval": self.interval,
+            "attn_output_gate": True,
+            "linear_conv_kernel_dim": self.taps,
+            "linear_num_key_heads": self.state_heads,
+            "linear_num_value_heads": self.state_heads,
+            "linear_key_head_dim": self.state_dim,
+            "linear_value_head_dim": self.state_dim,
+            "mamba_ssm_dtype": "float32",
+            "rope_parameters": {**rope, "mrope_interleaved": True, "mrope_section": self.sections},
+        }
+
+    def metadata(self, writer):
+        super().metadata(writer)
+        writer.add_rope_dimension_count(self.rotary)
+        writer.add_rope_dimension_sections([*self.sections, 0])
+        writer.add_full_attention_interval(self.interval)
+        writer.add_ssm_conv_kernel(self.taps)
+        writer.add_ssm_state_size(self.state_dim)
+        writer.add_ssm_group_count(self.state_heads)
+        writer.add_ssm_time_step_rank(self.state_heads)
+        writer.add_ssm_inner_size(self.state_heads * self.state_dim)
+
+    def mixer(self, index):
+        if (index + 1) % self.interval == 0:
+            # Each query has a gate.
+            return self.attention(query_width=2)
+        width = self.state_heads * self.state_dim
+        return [
+            ("linear_attn.in_proj_qkv.weight", "attn_qkv.weight", [3 * width, HIDDEN]),
+            ("linear_attn.in_proj_z.weight", "attn_gate.weight", [width, HIDDEN]),
+            ("linear_attn.in_proj_b.weight", "ssm_beta.weight", [self.state_heads, HIDDEN]),
+            ("linear_attn.in_proj_a.weight", "ssm_alpha.weight", [self.state_heads, HIDDEN]),
+            ("linear_attn.conv1d.weight", "ssm_conv1d.weight", [3 * width, 1, self.taps]),
+            ("linear_attn.dt_bias", "ssm_dt.bias", [self.state_heads]),
+            ("linear_attn.A_log", "ssm_a", [self.state_heads]),
+            ("linear_attn.norm.weight", "ssm_norm.weight", [self.state_dim]),
+            ("linear_attn.out_proj.weight", "ssm_out.weight", [HIDDEN, width]),
+        ]
+
+    def layer(self, index):
+        return super().layer(index, "post_attention_norm")
+
+
+SHAPES = {"qwen3": Qwen3(), "qwen3.5": Qwen35()}
+
+
+def tensors(shape):
+    """Names in safetensors and in GGUF, and values of both: small numbers, norms that multiply by about 1."""
     random = torch.Generator().manual_seed(1)
-    shapes = [("model.embed_tokens", "token_embd", [VOCAB, HIDDEN])]
-    for index in range(LAYERS):
-        shapes += [(f"model.layers.{index}.{hf}", f"blk.{index}.{gg}", s) for hf, gg, s in LAYER]
-    shapes.append(("model.norm", "output_norm", [HIDDEN]))
-    for hf, gg, shape in shapes:
-        values = torch.randn(shape, generator=random) * 0.02 + (1.0 if len(shape) == 1 else 0.0)
-        yield f"{hf}.weight", f"{gg}.weight", values.to(torch.bfloat16)
+    named = [("embed_tokens.weight", "token_embd.weight", [VOCAB, HIDDEN])]
+    for index in range(shape.layers):
+        named += [(f"layers.{index}.{hf}", f"blk.{index}.{gg}", size) for hf, gg, size in shape.layer(index)]
+    named.append(("norm.weight", "output_norm.weight", [HIDDEN]))
+    for hf, gg, size in named:
+        values = torch.randn(size, generator=random) * 0.02
+        others = values
+        if hf.endswith("linear_attn.norm.weight"):
+            values = others = values + 1.0
+        elif hf.endswith("norm.weight"):
+            values, others = values + 1.0 - shape.offset, values + 1.0
+        elif hf.endswith("A_log"):
+            others = -values.exp()
+        elif hf.endswith("conv1d.weight"):
+            # Large enough for the recurrence to matter.
+            values = values * 20.0
+            others = values.squeeze(1)
+        yield f"model.{hf}", gg, values.to(torch.bfloat16), others.to(torch.bfloat16)
 
 
 def vocabulary():
@@ -81,50 +185,40 @@ def write_tokenizer(folder):
     (folder / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "PreTrainedTokenizerFast"}))
 
 
-def write_gguf(path, named, kind):
-    """Norms stay f32, as llama.cpp wants them."""
-    writer = gguf.GGUFWriter(path, "qwen3")
-    writer.add_block_count(LAYERS)
-    writer.add_context_length(POSITIONS)
-    writer.add_embedding_length(HIDDEN)
-    writer.add_feed_forward_length(INNER)
-    writer.add_head_count(HEADS)
-    writer.add_head_count_kv(KV_HEADS)
-    writer.add_key_length(HEAD_DIM)
-    writer.add_value_length(HEAD_DIM)
-    writer.add_rope_freq_base(THETA)
-    writer.add_layer_norm_rms_eps(EPS)
-    writer.add_vocab_size(VOCAB)
+def write_gguf(path, shape, named, kind):
+    """Vectors and convolutions stay f32, as llama.cpp wants them."""
+    writer = gguf.GGUFWriter(path, shape.arch)
+    shape.metadata(writer)
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre("gpt-2")
     writer.add_token_list(vocabulary())
     writer.add_token_types([gguf.TokenType.NORMAL] * VOCAB)
     writer.add_token_merges(["t h"])
     for name, values in named:
-        values = values.to(torch.float32).numpy()
-        if values.ndim == 1:
+        values = numpy.ascontiguousarray(values.to(torch.float32).numpy())
+        if values.ndim == 1 or name.endswith("ssm_conv1d.weight"):
             writer.add_tensor(name, values)
         else:
-            data = gguf.quants.quantize(numpy.ascontiguousarray(values), kind)
-            writer.add_tensor(name, data, raw_dtype=kind)
+            writer.add_tensor(name, gguf.quants.quantize(values, kind), raw_dtype=kind)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
 
 
-def make(folder):
-    folder = pathlib.Path(folder)
+def make(folder, name="qwen3"):
+    folder, shape = pathlib.Path(folder) / name, SHAPES[name]
     done = folder / "done"
     if done.exists():
-        return
+        return folder
     (folder / "hf").mkdir(parents=True, exist_ok=True)
     write_tokenizer(folder / "hf")
-    both = list(tensors())
-    (folder / "hf" / "config.json").write_text(json.dumps(CONFIG, indent=1))
-    named = {hf: values for hf, _, values in both}
+    both = list(tensors(shape))
+    (folder / "hf" / "config.json").write_text(json.dumps(shape.config(), indent=1))
+    named = {hf: values for hf, _, values, _ in both}
     save_file(named, folder / "hf" / "model.safetensors", metadata={"format": "pt"})
     kinds = gguf.GGMLQuantizationType
     for kind in (kinds.BF16, kinds.Q8_0, kinds.Q4_0):
-        write_gguf(folder / f"{kind.name}.gguf", [(gg, values) for _, gg, values in both], kind)
+        write_gguf(folder / f"{kind.name}.gguf", shape, [(gg, values) for _, gg, _, values in both], kind)
     done.touch()
+    return folder
