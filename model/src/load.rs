@@ -34,7 +34,8 @@ pub struct LoadOptions {
     pub hub: HubOptions,
     /// Replaces members of the model's `generation_config.json` about sampling.
     pub generation: Option<serde_json::Value>,
-    /// The file with the image encoder of a GGUF model (`mmproj`), for Qwen3-VL.
+    /// The file with the image encoder of a GGUF model (`mmproj`), for Gemma 3,
+    /// SmolVLM and Qwen3-VL.
     pub mmproj: Option<PathBuf>,
 }
 

@@ -25,7 +25,7 @@ use super::architecture::{AttentionScale, Description, Gate};
 use super::{Activation, Architecture, DecoderConfig, LatentConfig, LayerConfig, NormKind, QkNorm};
 use crate::error::{ModelError, quoted};
 use crate::gguf::{Header, Value};
-pub(crate) use encoder::{encoder, encoder_tensor_name, pixels};
+pub(crate) use encoder::{EncoderKind, encoder, encoder_tensor_name, largest_edge, pixels};
 use metadata::Metadata;
 pub(crate) use names::tensor_name;
 

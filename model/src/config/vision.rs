@@ -156,6 +156,8 @@ pub enum ProjectorConfig {
     AveragePooling {
         /// Edge of the square in patches, a divisor of the edge of the image in patches.
         factor: usize,
+        /// Added to the weights of the norm.
+        norm_offset: f32,
     },
     /// Moondream: the features of the whole picture, and those of its tiles, which are reduced to
     /// the same number, are concatenated and projected by an MLP.
@@ -185,7 +187,7 @@ impl ProjectorConfig {
     pub fn factor(&self) -> usize {
         match self {
             Self::PixelShuffle { factor }
-            | Self::AveragePooling { factor }
+            | Self::AveragePooling { factor, .. }
             | Self::Merger { factor, .. } => *factor,
             Self::Tiles { .. } => 1,
         }

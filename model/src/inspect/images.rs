@@ -43,8 +43,8 @@ impl Inspection {
         options: &InspectOptions,
     ) {
         let (Some(path), Some(text)) = (&options.load.mmproj, &self.text) else { return };
-        let images =
-            mmproj::check(config, false).and_then(|()| mmproj::read(path, config, weights, text));
+        let images = mmproj::check(config, false)
+            .and_then(|kind| mmproj::read(path, kind, config, weights, text));
         match images {
             Ok(images) => self.add_encoder(&images.encoder, weights, options),
             Err(error) => self.refuse(error),

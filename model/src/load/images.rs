@@ -1,8 +1,8 @@
 //! What a vision model does with images: the configuration of its encoder in `config.json`, and of
 //! its processor in `preprocessor_config.json` or `processor_config.json`.
 
-mod gemma3;
-mod idefics3;
+pub(super) mod gemma3;
+pub(super) mod idefics3;
 mod moondream;
 pub(super) mod qwen3_vl;
 

@@ -6,14 +6,17 @@ use std::path::Path;
 use serde_json::Value;
 use stolon_text::{TextSource, TokenizerSource};
 
-use super::images::{ImageModel, qwen3_vl};
+use stolon_vision::{Gemma3Tiles, Idefics3Tiles, ProcessorConfig, Qwen3VlTiles};
+
+use super::images::{ImageModel, gemma3, idefics3, qwen3_vl};
 use super::model::LoadedModel;
-use crate::config::{Architecture, DecoderConfig, TowerConfig, gguf};
+use crate::config::gguf::{self, EncoderKind};
+use crate::config::{DecoderConfig, TowerConfig, VisionConfig};
 use crate::error::ModelError;
-use crate::gguf::split;
+use crate::gguf::{Header, split};
 use crate::weights::Weights;
 
-/// The numbers of pixels of the published processor, which files of encoders do not have.
+/// The numbers of pixels of a picture for Qwen3-VL.
 const PIXELS: [usize; 2] = [1 << 16, 1 << 24];
 
 /// Adds the encoder in the file `path` to a model.
@@ -21,8 +24,8 @@ const PIXELS: [usize; 2] = [1 << 16, 1 << 24];
 /// # Errors
 /// As for [`check`] and [`read`].
 pub(super) fn add(model: &mut LoadedModel, path: &Path) -> Result<(), ModelError> {
-    check(&model.config, model.images.is_some())?;
-    model.images = Some(read(path, &model.config, &mut model.weights, &model.text)?);
+    let kind = check(&model.config, model.images.is_some())?;
+    model.images = Some(read(path, kind, &model.config, &mut model.weights, &model.text)?);
     Ok(())
 }
 
@@ -30,52 +33,95 @@ fn refused(expected: &str, got: String) -> ModelError {
     ModelError::InvalidOption { name: "mmproj".into(), expected: expected.to_owned(), got }
 }
 
-/// Checks that a model takes an encoder from another file: its decoder has to be that of Qwen3-VL.
+/// Checks that a model takes an encoder from another file; returns which one.
 ///
 /// # Errors
 /// [`ModelError::InvalidOption`] if it takes no encoder, or has one.
-pub(crate) fn check(config: &DecoderConfig, has_encoder: bool) -> Result<(), ModelError> {
-    if !matches!(config.architecture, Architecture::Qwen3Vl | Architecture::Qwen3VlMoe) {
+pub(crate) fn check(config: &DecoderConfig, has_encoder: bool) -> Result<EncoderKind, ModelError> {
+    let Some(kind) = EncoderKind::of(config.architecture) else {
         let got = format!("a model with the architecture {}", config.architecture.name());
-        return Err(refused("a model with the architecture qwen3_vl or qwen3_vl_moe", got));
-    }
+        let expected = "a model with the architecture gemma3, llama, qwen3_vl or qwen3_vl_moe";
+        return Err(refused(expected, got));
+    };
     match has_encoder {
         true => Err(refused("a GGUF model", "a model whose files have an encoder".to_owned())),
-        false => Ok(()),
+        false => Ok(kind),
     }
 }
 
-/// Reads the encoder in the file `path` for a model that [`check`] has accepted. Its tensors are
-/// added to `weights`.
+/// Reads the encoder in the file `path`, of the kind that [`check`] has returned for the model. Its
+/// tensors are added to `weights`.
 ///
 /// # Errors
 /// [`ModelError`] with the key or tensor of the file that is missing or wrong.
 pub(crate) fn read(
     path: &Path,
+    kind: EncoderKind,
     config: &DecoderConfig,
     weights: &mut Weights,
     text: &TextSource,
 ) -> Result<ImageModel, ModelError> {
     let (header, contents) = split::open(path)?;
-    let encoder = gguf::encoder(&header, config)?;
-    weights.add_gguf(&header, contents, |_| 0, |name| gguf::encoder_tensor_name(&encoder, name))?;
-    let patches = encoder.tensors().swap_remove(0);
-    weights.add_up(&patches, &format!("{}.1", patches.name))?;
-    weights.split_thirds("model.vision_tower.encoder.layers.")?;
+    let encoder = gguf::encoder(&header, kind, config)?;
+    let name = |name: &str| gguf::encoder_tensor_name(&header, &encoder, name);
+    weights.add_gguf(&header, contents, |_| 0, name)?;
+    if kind == EncoderKind::Qwen3Vl {
+        let patches = encoder.tensors().swap_remove(0);
+        weights.add_up(&patches, &format!("{}.1", patches.name))?;
+        weights.split_thirds("model.vision_tower.encoder.layers.")?;
+    }
     weights.check_encoder(&encoder)?;
     weights.check_disjoint()?;
-    let Some(image_token_id) = token_id(text, qwen3_vl::IMAGE_TOKEN) else {
-        let expected = format!("a tokenizer with the token {}", qwen3_vl::IMAGE_TOKEN);
-        return Err(refused(&expected, "none".to_owned()));
+    let processor = processor(kind, &header, &encoder, text)?;
+    Ok(ImageModel { encoder, processor })
+}
+
+/// How pictures are prepared. What files of encoders do not have is as in the published processors.
+fn processor(
+    kind: EncoderKind,
+    header: &Header,
+    encoder: &VisionConfig,
+    text: &TextSource,
+) -> Result<ProcessorConfig, ModelError> {
+    let token = |token: &str| {
+        let expected = format!("a tokenizer with the token {token}");
+        token_id(text, token).ok_or_else(|| refused(&expected, "none".to_owned()))
     };
-    let [min, max] = gguf::pixels(&header)?;
+    let edge = encoder.tower.image_size;
+    let rows = || {
+        let size =
+            |expected| ModelError::key(&header.file, "clip.vision.image_size", expected, edge);
+        encoder.rows_of([edge, edge]).map_err(size)
+    };
+    Ok(match kind {
+        EncoderKind::Gemma3 => {
+            let tiles = Gemma3Tiles { tile_edge: edge, tile_rows: rows()?, pan_and_scan: None };
+            gemma3::describe(token(gemma3::IMAGE_TOKEN)?, tiles)
+        }
+        EncoderKind::Idefics3 => {
+            let largest = gguf::largest_edge(header)?.unwrap_or(4 * edge);
+            let tiles = Idefics3Tiles {
+                longest_edge: Some(largest.min(idefics3::EDGE_MAX)),
+                tile_edge: edge,
+                splits: true,
+                tile_rows: rows()?,
+            };
+            idefics3::describe(token(idefics3::IMAGE_TOKEN)?, tiles)
+        }
+        EncoderKind::Qwen3Vl => {
+            qwen3_vl::describe(token(qwen3_vl::IMAGE_TOKEN)?, squares(header, encoder)?)
+        }
+    })
+}
+
+/// The squares of patches of Qwen3-VL.
+fn squares(header: &Header, encoder: &VisionConfig) -> Result<Qwen3VlTiles, ModelError> {
+    let [min, max] = gguf::pixels(header)?;
     let TowerConfig { patch_size, .. } = encoder.tower;
     let square_edge = patch_size * encoder.projector.factor();
     let pixels_max = max.unwrap_or(PIXELS[1]).max(square_edge * square_edge);
     let pixels_min = min.unwrap_or(PIXELS[0]).min(pixels_max);
-    let tiles = qwen3_vl::bounded(square_edge, [pixels_min, pixels_max]);
-    let processor = qwen3_vl::describe(image_token_id, tiles);
-    Ok(ImageModel { encoder, processor })
+    Ok(qwen3_vl::bounded(square_edge, [pixels_min, pixels_max]))
 }
 
 /// The id of a special token.

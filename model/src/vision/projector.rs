@@ -66,11 +66,13 @@ pub(super) struct Square {
     pub(super) width: usize,
 }
 
-/// The RMS norm of Gemma 3, to whose weight 1 is added.
+/// The RMS norm of Gemma 3.
 #[derive(Debug)]
 struct PooledNorm {
     weight: Vec<f32>,
     eps: f32,
+    /// Added to the weight.
+    offset: f32,
 }
 
 impl Squares {
@@ -79,16 +81,17 @@ impl Squares {
         weights: &ProjectorWeights,
         loader: &mut Loader<'_>,
     ) -> Result<Self, ModelError> {
-        let (linear, pooled_norm) = match weights {
-            ProjectorWeights::PixelShuffle(matrix) => (loader.unbiased(matrix)?, None),
-            ProjectorWeights::AveragePooling { norm, projection } => {
-                let eps = config.tower.norm_eps;
-                let norm = PooledNorm { weight: loader.vector(norm)?, eps };
+        let (linear, pooled_norm) = match (weights, &config.projector) {
+            (ProjectorWeights::PixelShuffle(matrix), _) => (loader.unbiased(matrix)?, None),
+            (
+                ProjectorWeights::AveragePooling { norm, projection },
+                ProjectorConfig::AveragePooling { norm_offset: offset, .. },
+            ) => {
+                let (weight, eps) = (loader.vector(norm)?, config.tower.norm_eps);
+                let norm = PooledNorm { weight, eps, offset: *offset };
                 (loader.transposed(projection)?, Some(norm))
             }
-            ProjectorWeights::Tiles(_) | ProjectorWeights::Merger { .. } => {
-                unreachable!("`Tiles` and `Mergers` have these projectors")
-            }
+            _ => unreachable!("`Tiles` and `Mergers` have the other projectors"),
         };
         Ok(Self { square: Square::of(config), pooled_norm, linear })
     }
@@ -113,7 +116,8 @@ impl Squares {
                 match &self.pooled_norm {
                     Some(norm) => {
                         self.square.pool(square, row, path);
-                        kernels::rms_norm_in_place(path, row, &norm.weight, norm.eps, 1.0);
+                        let PooledNorm { weight, eps, offset } = norm;
+                        kernels::rms_norm_in_place(path, row, weight, *eps, *offset);
                     }
                     None => self.square.concatenate(square, row),
                 }

@@ -1,19 +1,15 @@
 //! Qwen3-VL from GGUF files: the model and its encoder (`mmproj`), with the names and keys of
 //! llama.cpp's converter.
 
-#[path = "../support/gguf_writer.rs"]
-#[allow(dead_code, reason = "shared between tests")]
-mod gguf_writer;
-
 use std::path::{Path, PathBuf};
 
-use gguf_writer::{GgufWriter, Meta};
 use safetensors::SafeTensors;
 use stolon_model::inspect::{InspectOptions, Inspection, inspect};
 use stolon_model::{LoadOptions, LoadedModel, ModelError, ModelSource, load};
 
 use super::fixture;
 use super::qwen3_vl::Two;
+use crate::gguf_writer::{GgufWriter, Meta};
 
 const NAME: &str = "qwen3_vl";
 
@@ -53,7 +49,7 @@ const ENCODER: [(&str, &str); 15] = [
     ("norm2", "ln2"),
 ];
 
-fn renamed(name: &str, parts: &[(&str, &str)]) -> String {
+pub(super) fn renamed(name: &str, parts: &[(&str, &str)]) -> String {
     parts.iter().fold(name.to_owned(), |name, (from, to)| name.replace(from, to))
 }
 
@@ -142,7 +138,11 @@ fn inspected(source: &ModelSource, load: LoadOptions) -> Inspection {
 }
 
 /// Writes both files to `directory` and loads them.
-fn open_both(directory: &Path, text: &[u8], encoder: &[u8]) -> Result<LoadedModel, ModelError> {
+pub(super) fn open_both(
+    directory: &Path,
+    text: &[u8],
+    encoder: &[u8],
+) -> Result<LoadedModel, ModelError> {
     let [model, mmproj] = ["model.gguf", "mmproj.gguf"].map(|name| directory.join(name));
     std::fs::write(&model, text).expect("room");
     std::fs::write(&mmproj, encoder).expect("room");
@@ -226,8 +226,11 @@ fn wrong_encoders_are_refused() {
     assert!(error.to_string().contains("3 numbers of pairs, and 0"), "{error}");
     let mmproj = dir.path().join("mmproj.gguf");
     std::fs::write(&mmproj, encoder.bytes()).expect("room");
-    for (name, expected) in [(NAME, "expected a GGUF model"), ("smolvlm", "architecture qwen3_vl")]
-    {
+    for (name, expected) in [
+        (NAME, "expected a GGUF model"),
+        ("smolvlm", "expected a GGUF model"),
+        ("moondream2", "architecture gemma3, llama, qwen3_vl"),
+    ] {
         let source = ModelSource::Directory(fixture::directory(name));
         let error = open(source, mmproj.clone()).expect_err("no place for an encoder");
         assert!(error.to_string().contains(expected), "{error}");

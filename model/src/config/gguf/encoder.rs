@@ -1,32 +1,95 @@
-//! The image encoder in a file of its own, as llama.cpp's converter writes it (`mmproj`): that of
-//! Qwen3-VL.
+//! The image encoder in a file of its own, as llama.cpp's converter writes it (`mmproj`).
 
 use super::Metadata;
-use crate::config::{DecoderConfig, PatchPositions, ProjectorConfig, TowerConfig, VisionConfig};
+use crate::config::{
+    Architecture, DecoderConfig, PatchPositions, ProjectorConfig, TowerConfig, VisionConfig,
+};
 use crate::error::ModelError;
 use crate::gguf::{Header, Value};
 use crate::weights::in_block;
 
-/// The kind of projector that is supported.
-const PROJECTOR: &str = "qwen3vl_merger";
+/// The encoders that are read from such files.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum EncoderKind {
+    Gemma3,
+    /// Idefics 3 and SmolVLM, whose decoder is a Llama.
+    Idefics3,
+    Qwen3Vl,
+}
+
+impl EncoderKind {
+    /// That of models with this architecture; `None` if they read no images.
+    pub(crate) fn of(architecture: Architecture) -> Option<Self> {
+        match architecture {
+            Architecture::Gemma3 => Some(Self::Gemma3),
+            Architecture::Llama => Some(Self::Idefics3),
+            Architecture::Qwen3Vl | Architecture::Qwen3VlMoe => Some(Self::Qwen3Vl),
+            _ => None,
+        }
+    }
+
+    /// Its value of `clip.projector_type`.
+    fn projector_type(self) -> &'static str {
+        match self {
+            Self::Gemma3 => "gemma3",
+            Self::Idefics3 => "idefics3",
+            Self::Qwen3Vl => "qwen3vl_merger",
+        }
+    }
+
+    fn positions(self) -> PatchPositions {
+        match self {
+            Self::Gemma3 | Self::Idefics3 => PatchPositions::Nearest,
+            Self::Qwen3Vl => PatchPositions::Rotary { theta: 1e4 },
+        }
+    }
+
+    fn projector(self, keys: &Metadata<'_>, layers: usize) -> Result<ProjectorConfig, ModelError> {
+        let factor = |key: &str, default| keys.size(key).map(|given| given.unwrap_or(default));
+        Ok(match self {
+            // The converter has added 1 to the weights of the norm.
+            Self::Gemma3 => ProjectorConfig::AveragePooling {
+                factor: factor("projector.scale_factor", 4)?,
+                norm_offset: 0.0,
+            },
+            Self::Idefics3 => {
+                ProjectorConfig::PixelShuffle { factor: factor("projector.scale_factor", 2)? }
+            }
+            Self::Qwen3Vl => ProjectorConfig::Merger {
+                factor: factor("spatial_merge_size", 2)?,
+                deepstack: deepstack(keys, layers)?,
+            },
+        })
+    }
+}
 
 /// The names of the modules of a layer in files, and here.
-const LAYER: [(&str, &str); 6] = [
+const LAYER: [(&str, &str); 9] = [
     ("ln1", "layer_norm1"),
     ("attn_qkv", "self_attn.qkv_proj"),
+    ("attn_q", "self_attn.q_proj"),
+    ("attn_k", "self_attn.k_proj"),
+    ("attn_v", "self_attn.v_proj"),
     ("attn_out", "self_attn.out_proj"),
     ("ln2", "layer_norm2"),
     ("ffn_up", "mlp.fc1"),
     ("ffn_down", "mlp.fc2"),
 ];
 
-/// The names of other modules.
+/// The names of other modules of the tower.
 const MODULES: [(&str, &str); 5] = [
     ("v.patch_embd", "embeddings.patch_embedding"),
     ("v.position_embd", "embeddings.position_embedding"),
     ("v.post_ln", "post_layernorm"),
     ("mm.0", "merger.linear_fc1"),
     ("mm.2", "merger.linear_fc2"),
+];
+
+/// The names of tensors of projectors that are not a part of the tower here.
+const PROJECTORS: [(&str, &str); 3] = [
+    ("mm.soft_emb_norm.weight", "model.multi_modal_projector.mm_soft_emb_norm.weight"),
+    ("mm.input_projection.weight", "model.multi_modal_projector.mm_input_projection_weight"),
+    ("mm.model.fc.weight", "model.connector.modality_projection.proj.weight"),
 ];
 
 /// The configuration of the encoder in the file with the header `header`, for this decoder. The
@@ -36,13 +99,14 @@ const MODULES: [(&str, &str); 5] = [
 /// [`ModelError::Unsupported`] for another encoder, and [`ModelError::InvalidKey`] for a wrong value.
 pub(crate) fn encoder(
     header: &Header,
+    kind: EncoderKind,
     decoder: &DecoderConfig,
 ) -> Result<VisionConfig, ModelError> {
     let clip = Metadata { header, prefix: "clip" };
     let own = clip.value("projector_type").or_else(|| clip.value("vision.projector_type"));
-    if own.and_then(Value::as_text) != Some(PROJECTOR) {
+    if own.and_then(Value::as_text) != Some(kind.projector_type()) {
         let got = own.map_or_else(|| "nothing".to_owned(), Value::shown);
-        return Err(clip.unsupported("projector_type", PROJECTOR, got));
+        return Err(clip.unsupported("projector_type", kind.projector_type(), got));
     }
     let keys = Metadata { header, prefix: "clip.vision" };
     let output_size = keys.required_size("projection_dim")?;
@@ -50,19 +114,13 @@ pub(crate) fn encoder(
         let expected = format!("{} (embedding_length of the model)", decoder.hidden_size);
         return Err(keys.invalid("projection_dim", &expected, output_size));
     }
-    let channels = |key: &str| match keys.value(key) {
-        Some(Value::Floats(numbers)) if numbers.len() == 3 => {
-            Ok([numbers[0], numbers[1], numbers[2]])
-        }
-        other => {
-            let got = other.map_or_else(|| "nothing".to_owned(), Value::shown);
-            Err(keys.invalid(key, "3 numbers", got))
-        }
-    };
     let layers = keys.required_size("block_count")?;
     let config = VisionConfig {
         tower: TowerConfig {
-            prefix: "model.vision_tower.".to_owned(),
+            prefix: match kind {
+                EncoderKind::Idefics3 => "model.vision_model.".to_owned(),
+                EncoderKind::Gemma3 | EncoderKind::Qwen3Vl => "model.vision_tower.".to_owned(),
+            },
             hidden_size: keys.required_size("embedding_length")?,
             intermediate_size: keys.required_size("feed_forward_length")?,
             layers,
@@ -70,21 +128,31 @@ pub(crate) fn encoder(
             patch_size: keys.required_size("patch_size")?,
             frames: 1,
             image_size: keys.required_size("image_size")?,
-            positions: PatchPositions::Rotary { theta: 1e4 },
+            positions: kind.positions(),
             norm_eps: keys.required_float("attention.layer_norm_epsilon")? as f32,
         },
-        projector: ProjectorConfig::Merger {
-            factor: keys.size("spatial_merge_size")?.unwrap_or(2),
-            deepstack: deepstack(&keys, layers)?,
-        },
+        projector: kind.projector(&keys, layers)?,
         output_size,
-        mean: channels("image_mean")?,
-        deviation: channels("image_std")?,
+        mean: channels(&keys, "image_mean")?,
+        deviation: channels(&keys, "image_std")?,
         first_token: None,
         regions: None,
     };
     config.check(&header.file)?;
     Ok(config)
+}
+
+/// A number of each channel.
+fn channels(keys: &Metadata<'_>, key: &str) -> Result<[f32; 3], ModelError> {
+    match keys.value(key) {
+        Some(Value::Floats(numbers)) if numbers.len() == 3 => {
+            Ok([numbers[0], numbers[1], numbers[2]])
+        }
+        other => {
+            let got = other.map_or_else(|| "nothing".to_owned(), Value::shown);
+            Err(keys.invalid(key, "3 numbers", got))
+        }
+    }
 }
 
 /// The layers whose features the decoder gets.
@@ -110,15 +178,36 @@ pub(crate) fn pixels(header: &Header) -> Result<[Option<usize>; 2], ModelError> 
     Ok([keys.size("image_min_pixels")?, keys.size("image_max_pixels")?])
 }
 
+/// Length of the longer edge of a picture after it was resized, if the file has it.
+///
+/// # Errors
+/// [`ModelError::InvalidKey`] for a number that is not one.
+pub(crate) fn largest_edge(header: &Header) -> Result<Option<usize>, ModelError> {
+    Metadata { header, prefix: "clip.vision" }.size("preproc_image_size")
+}
+
 /// The name here of the tensor `name` of an encoder; `None` if it is not used. The kernel of the
 /// second frame keeps its number.
-pub(crate) fn encoder_tensor_name(config: &VisionConfig, name: &str) -> Option<String> {
+pub(crate) fn encoder_tensor_name(
+    header: &Header,
+    config: &VisionConfig,
+    name: &str,
+) -> Option<String> {
     let prefix = &config.tower.prefix;
     if name == "v.patch_embd.weight.1" {
         return Some(format!("{prefix}embeddings.patch_embedding.weight.1"));
     }
+    if let Some((_, here)) = PROJECTORS.iter().find(|(own, _)| *own == name) {
+        return Some((*here).to_owned());
+    }
     if let Some(rest) = name.strip_prefix("v.blk.") {
-        return in_block(rest, &LAYER).map(|rest| format!("{prefix}encoder.layers.{rest}"));
+        let rest = in_block(rest, &LAYER)?;
+        let rest = match are_swapped(header, config) {
+            true if rest.contains("fc1") => rest.replace("fc1", "fc2"),
+            true => rest.replace("fc2", "fc1"),
+            false => rest,
+        };
+        return Some(format!("{prefix}encoder.layers.{rest}"));
     }
     let (module, kind) = name.rsplit_once('.')?;
     if let Some((layer, part)) = module.strip_prefix("v.deepstack.").and_then(|m| m.split_once('.'))
@@ -135,4 +224,11 @@ pub(crate) fn encoder_tensor_name(config: &VisionConfig, name: &str) -> Option<S
     }
     let (_, here) = MODULES.iter().find(|(own, _)| *own == module)?;
     Some(format!("{prefix}{here}.{kind}"))
+}
+
+/// Whether the two matrices of the MLPs have each other's names, as in files of early converters.
+fn are_swapped(header: &Header, config: &VisionConfig) -> bool {
+    let TowerConfig { hidden_size, intermediate_size, .. } = config.tower;
+    let down = header.tensors.get("v.blk.0.ffn_down.weight");
+    down.is_some_and(|down| down.shape == [intermediate_size, hidden_size])
 }

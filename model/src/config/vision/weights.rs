@@ -30,7 +30,7 @@ pub(crate) enum ProjectorWeights {
     /// `[output_size, factor^2 * hidden_size]`.
     PixelShuffle(TensorSpec),
     AveragePooling {
-        /// The weight of an RMS norm, to which 1 is added.
+        /// The weight of an RMS norm.
         norm: TensorSpec,
         /// `[hidden_size, output_size]`: transposed, unlike other matrices.
         projection: TensorSpec,

@@ -30,7 +30,7 @@ pub(super) fn parse(sources: &Sources<'_>) -> Result<ImageModel, ModelError> {
         let expected = format!("the square of a divisor of {grid} patches");
         return Err(config.invalid("mm_tokens_per_image", &expected));
     }
-    let projector = ProjectorConfig::AveragePooling { factor: grid / side };
+    let projector = ProjectorConfig::AveragePooling { factor: grid / side, norm_offset: 1.0 };
     let encoder = VisionConfig {
         tower,
         projector,
@@ -53,13 +53,24 @@ pub(super) fn parse(sources: &Sources<'_>) -> Result<ImageModel, ModelError> {
         pan_and_scan: pan_and_scan(sources)?,
     };
     let processor = ProcessorConfig {
-        placeholder: "<start_of_image>".to_owned(),
-        image_token: "<image_soft_token>".to_owned(),
-        image_token_id: sources.image_token(["image_token_id", "image_token_index"])?,
         resampling: sources.resampling(Resampling::Bilinear)?,
-        tiling: Tiling::Gemma3(tiles),
+        ..describe(sources.image_token(["image_token_id", "image_token_index"])?, tiles)
     };
     Ok(ImageModel { encoder, processor })
+}
+
+/// The token in the place of an image.
+pub(in crate::load) const IMAGE_TOKEN: &str = "<image_soft_token>";
+
+/// How pictures are prepared for a model with this image token.
+pub(in crate::load) fn describe(image_token_id: u32, tiles: Gemma3Tiles) -> ProcessorConfig {
+    ProcessorConfig {
+        placeholder: "<start_of_image>".to_owned(),
+        image_token: IMAGE_TOKEN.to_owned(),
+        image_token_id,
+        resampling: Resampling::Bilinear,
+        tiling: Tiling::Gemma3(tiles),
+    }
 }
 
 fn pan_and_scan(sources: &Sources<'_>) -> Result<Option<PanAndScan>, ModelError> {

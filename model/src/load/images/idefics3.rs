@@ -46,14 +46,25 @@ pub(super) fn parse(sources: &Sources<'_>) -> Result<ImageModel, ModelError> {
         tile_rows,
     };
     let processor = ProcessorConfig {
-        placeholder: "<image>".to_owned(),
-        image_token: "<image>".to_owned(),
-        image_token_id: sources.image_token(["image_token_id", "image_token_index"])?,
         resampling: sources.resampling(Resampling::Lanczos)?,
-        tiling: Tiling::Idefics3(tiles),
+        ..describe(sources.image_token(["image_token_id", "image_token_index"])?, tiles)
     };
     Ok(ImageModel { encoder, processor })
 }
 
 /// Maximum length of the longer edge of a picture after it was resized.
-const EDGE_MAX: usize = 1 << 14;
+pub(in crate::load) const EDGE_MAX: usize = 1 << 14;
+
+/// The token in the place of an image.
+pub(in crate::load) const IMAGE_TOKEN: &str = "<image>";
+
+/// How pictures are prepared for a model with this image token.
+pub(in crate::load) fn describe(image_token_id: u32, tiles: Idefics3Tiles) -> ProcessorConfig {
+    ProcessorConfig {
+        placeholder: IMAGE_TOKEN.to_owned(),
+        image_token: IMAGE_TOKEN.to_owned(),
+        image_token_id,
+        resampling: Resampling::Lanczos,
+        tiling: Tiling::Idefics3(tiles),
+    }
+}
