@@ -14,6 +14,7 @@ mod model_adapter;
 mod decoder {
     mod adapters;
     mod checkpoints;
+    mod converted;
     mod fixture;
     mod invariance;
     mod parity;

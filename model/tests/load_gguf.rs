@@ -180,8 +180,8 @@ fn tolerance(dtype: TensorType) -> Option<f64> {
 /// off.
 #[test]
 fn logits_match_those_from_safetensors() {
-    // GGUF files of OLMo 3 and Moondream are not read.
-    let unread = ["olmo3", "moondream1", "moondream3"];
+    // GGUF files of Moondream are not read.
+    let unread = ["moondream1", "moondream3"];
     let names = architectures().filter(|name| !unread.contains(name));
     let mut dense = config_json("nemotron_h");
     dense["hybrid_override_pattern"] = "M-*-".into();
@@ -192,10 +192,11 @@ fn logits_match_those_from_safetensors() {
         json["sliding_window"] = if windowless { Value::Null } else { 16.into() };
         let (config, weights) = model(&json, 16);
         // With coarse types, rounding changes which positions Gemma 4 attends to, and with any type
-        // which experts it uses.
+        // which experts it uses. OLMo 3 has more layers, over which the error grows.
         let coarsest = match (architecture, config.experts) {
             ("gemma4_text", Some(_)) => 0.0,
             ("gemma4_text", None) => 0.035,
+            ("olmo3", _) => 0.2,
             _ => 1.0,
         };
         let types = gguf_types().filter_map(|dtype| Some((dtype, tolerance(dtype)?)));

@@ -96,7 +96,7 @@ pub(crate) fn parse(
         num_kv_heads,
         head_dim,
         rotary_dim,
-        rms_norm_eps: keys.required_float(eps_key(row.norm_kind))? as f32,
+        rms_norm_eps: keys.norm_eps(row.norm_kind)?,
         norm_offset: 0.0,
         max_positions: ropes[0].context(max_positions),
         tie_word_embeddings: !has("output.weight"),
@@ -171,13 +171,16 @@ impl Metadata<'_> {
         };
         Ok(Heads { latent, global_dim, head_dim, rotary_dim, score_scale })
     }
-}
 
-/// The key of what norms add to the mean square or the variance.
-fn eps_key(kind: NormKind) -> &'static str {
-    match kind {
-        NormKind::Rms => "attention.layer_norm_rms_epsilon",
-        NormKind::Layer | NormKind::LayerWithoutBias => "attention.layer_norm_epsilon",
+    /// What norms add to the mean square or the variance. Files of Nemotron-H have the key of layer
+    /// norms in the place of that of RMS norms.
+    fn norm_eps(&self, kind: NormKind) -> Result<f32, ModelError> {
+        let (rms, layer) = ("attention.layer_norm_rms_epsilon", "attention.layer_norm_epsilon");
+        let key = match kind {
+            NormKind::Rms if self.value(rms).is_some() || self.value(layer).is_none() => rms,
+            NormKind::Rms | NormKind::Layer | NormKind::LayerWithoutBias => layer,
+        };
+        Ok(self.required_float(key)? as f32)
     }
 }
 
@@ -211,9 +214,14 @@ fn vocab_size(header: &Header, hidden_size: usize) -> Result<usize, ModelError> 
 /// The architecture and the name that the file has for it, with which the keys begin.
 pub(crate) fn architecture(header: &Header) -> Result<(Architecture, &str), ModelError> {
     let value = header.metadata.get("general.architecture");
-    let known = value
-        .and_then(Value::as_text)
-        .and_then(|name| Architecture::from_gguf(name).map(|architecture| (architecture, name)));
+    let known = value.and_then(Value::as_text).and_then(|name| {
+        let architecture = Architecture::from_gguf(name)?;
+        // Files of OLMo 3 have the name of OLMo 2, and a window.
+        let window = || header.metadata.get(&format!("{name}.attention.sliding_window"));
+        let is_olmo3 = architecture == Architecture::Olmo2
+            && window().is_some_and(|window| window.as_u64() != Some(0));
+        Some((if is_olmo3 { Architecture::Olmo3 } else { architecture }, name))
+    });
     known.ok_or_else(|| ModelError::UnknownArchitecture {
         file: header.file.clone(),
         got: value.map_or_else(|| "nothing".into(), |name| quoted(&name.shown())),

@@ -156,6 +156,7 @@ fn metadata(config: &DecoderConfig, file: &mut GgufWriter) {
         Architecture::Qwen2Moe => "qwen2moe",
         Architecture::Qwen3Moe => "qwen3moe",
         Architecture::GptOss => "gpt-oss",
+        Architecture::Olmo3 => "olmo2",
         Architecture::GraniteHybrid if config.mamba2.is_some() => "granitehybrid",
         Architecture::GraniteHybrid => "granite",
         Architecture::Glm4Moe => "glm4moe",

@@ -100,14 +100,13 @@ impl Metadata<'_> {
             return Ok(ExpertScores::Softmax);
         };
         let key = "expert_gating_func";
-        // Files of DeepSeek-V2 have the name of DeepSeek-V3, and the older ones lack the key.
-        let default = if row.latent.is_some() { SOFTMAX } else { SIGMOID };
+        let bias = self.header.tensors.keys().any(|name| name.ends_with(".exp_probs_b.bias"));
+        // Files of DeepSeek-V2 have the name of DeepSeek-V3 and no bias, and older files of both, and
+        // of GLM-4.7-Flash, lack the key.
+        let default = if row.latent.is_some() && !bias { SOFTMAX } else { SIGMOID };
         match self.value(key).map_or(Some(default), Value::as_u64) {
             Some(SOFTMAX) if row.latent.is_some() => Ok(ExpertScores::Softmax),
-            Some(SIGMOID) => {
-                let has_bias = |name: &String| name.ends_with(".exp_probs_b.bias");
-                Ok(ExpertScores::Sigmoid { bias: self.header.tensors.keys().any(has_bias) })
-            }
+            Some(SIGMOID) => Ok(ExpertScores::Sigmoid { bias }),
             _ => {
                 let got = self.value(key).map_or_else(|| "nothing".into(), Value::shown);
                 Err(self.unsupported(key, "2 (sigmoid)", got))
