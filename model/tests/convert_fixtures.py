@@ -12,6 +12,7 @@ import json
 import logging
 import pathlib
 import shutil
+import subprocess
 import sys
 import tempfile
 
@@ -52,6 +53,9 @@ def as_published(name, config):
         config["mamba_d_head"] = config["mamba_head_dim"]
         for key in ("n_routed_experts", "num_experts_per_tok", "n_shared_experts", "moe_intermediate_size"):
             del config[key]
+    if name == "qwen3_5":
+        # Otherwise, adapters of it are not converted.
+        config["mtp_num_hidden_layers"] = 1
     if name == "smolvlm":
         config["text_config"]["architectures"] = ["VLlama3ForCausalLM"]
     if name == "cohere2":
@@ -118,7 +122,16 @@ def main():
             except Exception as error:
                 failed.append(f"{file.name}: {error!r}")
 
-    (out / "images").mkdir(parents=True, exist_ok=True)
+    def convert_adapter(fixture, file):
+        with tempfile.TemporaryDirectory() as folder:
+            base, _ = copied(FIXTURES / fixture.name, folder)
+            command = [sys.executable, sources / "convert_lora_to_gguf.py", fixture, "--base", base]
+            result = subprocess.run([*command, "--outfile", file, "--outtype", "f32"], capture_output=True, text=True)
+            if result.returncode != 0:
+                failed.append(f"{file}: {result.stderr}")
+
+    for part in ("images", "lora"):
+        (out / part).mkdir(parents=True, exist_ok=True)
     for fixture in sorted(path.parent for path in FIXTURES.glob("*/expected.safetensors")):
         # Of Moondream, it reads the encoder only.
         if fixture.name not in LEFT_OUT and not fixture.name.startswith("moondream"):
@@ -126,6 +139,10 @@ def main():
     for name, token in ENCODERS.items():
         convert(FIXTURES / "images" / name, out / "images" / f"{name}.gguf", token)
         convert(FIXTURES / "images" / name, out / "images" / f"{name}-mmproj.gguf", token, encoder=True)
+    for fixture in (FIXTURES / "lora").iterdir():
+        # Files of the converter have one scale for all modules.
+        if fixture.name != "llama3":
+            convert_adapter(fixture, out / "lora" / f"{fixture.name}.gguf")
     if failed:
         sys.exit("\n".join(failed))
 

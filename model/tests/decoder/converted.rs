@@ -1,25 +1,37 @@
 //! Compares models in GGUF files, which llama.cpp's own converter has written, with transformers.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
-use stolon_model::{DecoderConfig, LoadOptions, ModelSource, load};
+use stolon_model::{DecoderConfig, LoadOptions, LoadedModel, ModelError, ModelSource, load};
 
 use super::fixture::{self, Setup};
 use crate::suite::run;
 
-/// The files in the folder that `convert_fixtures.py` has filled.
-fn files() -> Vec<PathBuf> {
-    let folder = std::env::var_os("STOLON_CONVERTED").expect("STOLON_CONVERTED");
-    let entries = std::fs::read_dir(folder).expect("a folder of converted models");
-    let paths = entries.map(|entry| entry.expect("an entry").path());
-    let mut files: Vec<_> = paths.filter(|path| path.is_file()).collect();
-    files.sort_unstable();
-    assert!(!files.is_empty(), "a model");
-    files
+/// The folder that `convert_fixtures.py` has filled.
+pub(super) fn folder() -> PathBuf {
+    std::env::var_os("STOLON_CONVERTED").expect("STOLON_CONVERTED").into()
 }
 
-/// Restores what such files cannot say, because llama.cpp does not compute it, or not for sizes
-/// that no published model has.
+/// The names of the fixtures that were converted.
+fn names() -> Vec<String> {
+    let entries = std::fs::read_dir(folder()).expect("a folder of converted models");
+    let paths = entries.map(|entry| entry.expect("an entry").path());
+    let name = |path: PathBuf| path.file_stem().expect("a name").to_string_lossy().into_owned();
+    let mut names: Vec<_> = paths.filter(|path| path.is_file()).map(name).collect();
+    names.sort_unstable();
+    assert!(!names.is_empty(), "a model");
+    names
+}
+
+/// Loads a converted model. What such files cannot say is as in the fixture, because llama.cpp does
+/// not compute it, or not for sizes that no published model has.
+pub(super) fn model(name: &str) -> Result<LoadedModel, ModelError> {
+    let source = ModelSource::Gguf(folder().join(format!("{name}.gguf")));
+    let mut model = load(&source, &LoadOptions::default())?;
+    restore(name, &mut model.config, &fixture::model(name).config);
+    Ok(model)
+}
+
 fn restore(name: &str, config: &mut DecoderConfig, fixture: &DecoderConfig) {
     match name {
         // No windows, layers without a rotary embedding are every fourth, windows are in all layers
@@ -41,12 +53,9 @@ fn restore(name: &str, config: &mut DecoderConfig, fixture: &DecoderConfig) {
 }
 
 /// The largest difference of logits from those of transformers, in standard deviations.
-fn difference(file: &Path, name: &str) -> Result<f32, String> {
-    let source = ModelSource::Gguf(file.to_owned());
-    let mut model = load(&source, &LoadOptions::default()).map_err(|error| error.to_string())?;
-    restore(name, &mut model.config, &fixture::model(name).config);
+fn difference(name: &str) -> Result<f32, ModelError> {
     let expected = fixture::expected(name);
-    let mut backend = fixture::backend(model, Setup::default());
+    let mut backend = fixture::backend(model(name)?, Setup::default());
     let table = run::table(5, expected.prompt.len(), Setup::default().block_size);
     let rows = run::rows(&mut backend, &expected.prompt, 0, usize::MAX / 2, &table);
     let pairs = expected.rows.iter().zip(&expected.logits);
@@ -59,9 +68,8 @@ fn difference(file: &Path, name: &str) -> Result<f32, String> {
 #[ignore = "needs the folder STOLON_CONVERTED, which convert_fixtures.py fills"]
 fn converted_models_match_transformers() {
     let mut wrong = Vec::new();
-    for file in files() {
-        let name = file.file_stem().expect("a name").to_string_lossy().into_owned();
-        match difference(&file, &name) {
+    for name in names() {
+        match difference(&name) {
             Ok(difference) if difference < 1e-3 => println!("{name}: {difference}"),
             Ok(difference) => wrong.push(format!("{name}: {difference} standard deviations")),
             Err(error) => wrong.push(format!("{name}: {error}")),
