@@ -11,7 +11,8 @@
 //! - where the prompt parts from what was cached, if the KV matched further than the last
 //!   checkpoint: the next prompt that parts there resumes there;
 //! - where followers part from the prompt that they wait for;
-//! - at regular distances within a long prompt;
+//! - at regular distances within a long prompt, which are shorter while most of the pool is free, so
+//!   that also the first prompt that parts from this one resumes close to that place;
 //! - after the last full block of an answer, as the next turn of a conversation begins with it. The
 //!   end of an answer is not known in advance, so a sequence overwrites one checkpoint of its own
 //!   while it generates, and publishes it when it ends or is preempted.
@@ -31,6 +32,9 @@ const KV_PER_CHECKPOINT: usize = 4;
 
 /// Minimum distance of regular checkpoints, in positions.
 const DISTANCE_MIN: usize = 1024;
+
+/// Distance of regular checkpoints while there is room, in positions.
+const DISTANCE_WITH_ROOM: usize = 512;
 
 /// Minimum length of a first message that gets a checkpoint, in positions. A shorter one is computed
 /// again sooner than it is worth the memory.
@@ -201,6 +205,8 @@ pub(crate) struct CheckpointWishes {
     pub(crate) parted: usize,
     /// Where followers part from it, in positions.
     pub(crate) followers: Vec<usize>,
+    /// Whether most of the pool is free, and checkpoints are not stored elsewhere, too.
+    pub(crate) has_room: bool,
 }
 
 impl CheckpointRule {
@@ -218,8 +224,11 @@ impl CheckpointRule {
     /// checkpoints, in ascending order.
     pub(crate) fn choose(&self, wishes: &CheckpointWishes, start: usize, end: usize) -> Vec<usize> {
         let prompt_end = self.end_of_prompt(wishes.prompt_len);
-        let distance = KV_PER_CHECKPOINT * self.blocks * self.block_size;
-        let distance = distance.max(DISTANCE_MIN).next_multiple_of(self.distance);
+        let distance = match wishes.has_room {
+            true => DISTANCE_WITH_ROOM,
+            false => DISTANCE_MIN.max(KV_PER_CHECKPOINT * self.blocks * self.block_size),
+        };
+        let distance = distance.next_multiple_of(self.distance);
         let answer = self.distance.max(ANSWER_DISTANCE_MIN);
         let regular = (start / distance + 1..=end / distance).map(|n| n * distance);
         let mut lens: Vec<usize> = regular.filter(|&len| len < prompt_end).collect();
@@ -244,7 +253,8 @@ mod tests {
     const RULE: CheckpointRule = CheckpointRule { block_size: 16, blocks: 10, distance: 16 };
 
     fn wishes(prompt_len: usize) -> CheckpointWishes {
-        CheckpointWishes { prompt_len, first_message: 0, parted: 0, followers: Vec::new() }
+        let (first_message, parted, followers) = (0, 0, Vec::new());
+        CheckpointWishes { prompt_len, first_message, parted, followers, has_room: false }
     }
 
     /// Goal: there is a checkpoint before the last position of a prompt, however it is cut.
@@ -287,6 +297,9 @@ mod tests {
         assert_eq!(RULE.choose(&wishes(3000), 2000, 2048), [2048]);
         let large = CheckpointRule { blocks: 100, ..RULE };
         assert_eq!(large.choose(&wishes(14_001), 0, 14_001), [6400, 12_800, 14_000]);
+        let room = CheckpointWishes { has_room: true, ..wishes(1601) };
+        assert_eq!(large.choose(&room, 0, 1601), [512, 1024, 1536, 1600]);
+        assert_eq!(large.choose(&room, 1024, 1600), [1536, 1600]);
     }
 
     /// Goal: an answer gets one after each full block, and with small blocks not more often than
