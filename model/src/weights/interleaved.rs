@@ -181,23 +181,14 @@ fn divide_one(
         [count, rows] if last.ends_with("_bias") => (count, rows, None),
         [count, rows, groups, BLOCK_BYTES] if last.ends_with("_blocks") => {
             let scales_name = name.replace("_blocks", "_scales");
-            let shape = vec![count, rows, groups];
-            let found =
-                weights.tensors.remove(&scales_name).ok_or_else(|| ModelError::MissingTensor {
-                    file: file.clone(),
-                    tensor: scales_name,
-                    expected: shape.clone(),
-                })?;
-            let groups_total = shape.iter().try_fold(1_usize, |n, d| n.checked_mul(*d));
-            let bytes = |groups: usize| groups.checked_mul(BLOCK_BYTES);
-            if found.shape != shape
-                || Some(found.range.len()) != groups_total
-                || Some(stored.range.len()) != groups_total.and_then(bytes)
-            {
+            let found = take_scales(weights, &file, scales_name, vec![count, rows, groups])?;
+            let Some(found) = found.filter(|(_, range)| {
+                range.len().checked_mul(BLOCK_BYTES) == Some(stored.range.len())
+            }) else {
                 return Err(malformed("bytes, 16 for each byte of scales", &stored));
-            }
+            };
             stored.dtype = Ok(TensorType::Mxfp4);
-            scales = Some((found.region, found.range));
+            scales = Some(found);
             (count, rows, groups.checked_mul(BLOCK_LEN))
         }
         [count, columns, rows] if !last.contains("proj_") => (count, rows, Some(columns)),
@@ -235,6 +226,22 @@ fn divide_one(
         }
     }
     Ok(())
+}
+
+/// Removes the scales of MXFP4, one byte each; returns where they are, or `None` if they do not have
+/// the shape `expected`.
+fn take_scales(
+    weights: &mut Weights,
+    file: &str,
+    tensor: String,
+    expected: Vec<usize>,
+) -> Result<Option<(usize, Range<usize>)>, ModelError> {
+    let Some(found) = weights.tensors.remove(&tensor) else {
+        return Err(ModelError::MissingTensor { file: file.to_owned(), tensor, expected });
+    };
+    let count = expected.iter().try_fold(1_usize, |n, d| n.checked_mul(*d));
+    let is_valid = found.shape == expected && Some(found.range.len()) == count;
+    Ok(is_valid.then_some((found.region, found.range)))
 }
 
 /// The shape that a tensor of all experts should have, for messages.

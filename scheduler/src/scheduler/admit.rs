@@ -145,27 +145,6 @@ impl<M: Memory> Scheduler<M> {
         });
     }
 
-    /// Locks the match of the request at the head of the order, which does not fit, so that
-    /// requests that are admitted before it cannot evict it. Returns the number of blocks that can
-    /// still be evicted.
-    async fn lock_match(&mut self, index: usize, evictable: usize) -> Result<usize, ActorStopped> {
-        let waiting = &self.queue.entries()[index];
-        if waiting.match_lock.is_some() {
-            return Ok(evictable);
-        }
-        self.queue.drop_match_locks();
-        let waiting = &self.queue.entries()[index];
-        if waiting.matched == 0 {
-            return Ok(evictable);
-        }
-        let Sequence { namespace, tokens, options, .. } = &waiting.sequence;
-        let (limit, priority) = (waiting.matched, options.priority);
-        let acquired = self.memory.acquire(namespace, tokens, limit, priority).await?;
-        let evictable = acquired.evictable;
-        self.queue.entries_mut()[index].match_lock = Some(acquired);
-        Ok(evictable)
-    }
-
     /// Tries to admit one waiting request.
     async fn try_start(
         &mut self,
@@ -177,8 +156,6 @@ impl<M: Memory> Scheduler<M> {
         if self.follow_a_leader(index) {
             return Ok(Attempt::Follows);
         }
-        let caching = self.context.config.prefix_caching;
-        let has_states = self.free_slots.is_some();
         let block_size = self.context.spec.block_size;
         let promised = self.promised_to_followers(index, round);
         let alone = self.running.is_empty();
@@ -189,18 +166,8 @@ impl<M: Memory> Scheduler<M> {
         // and check again.
         let (mut lease, mut checkpoint) = (None, None);
         let mut capacity = capacity;
-        if caching {
-            let sequence = &self.queue.entries()[index].sequence;
-            let limit = if sequence.bypasses_match() { 0 } else { sequence.tokens.len() };
-            let Sequence { namespace, tokens, options, .. } = sequence;
-            let acquired = self.memory.acquire(namespace, tokens, limit, options.priority).await?;
-            let waiting = &mut self.queue.entries_mut()[index];
-            waiting.matched = acquired.lease.len();
-            waiting.resume = match has_states {
-                true => acquired.checkpoint.as_ref().map_or(0, |checkpoint| checkpoint.len()),
-                false => waiting.matched,
-            };
-            waiting.version = Some(self.reader.tree_version());
+        if self.context.config.prefix_caching {
+            let acquired = self.acquire_match(index).await?;
             capacity.evictable = acquired.evictable;
             (lease, checkpoint) = (Some(acquired.lease), acquired.checkpoint);
         }
@@ -238,7 +205,9 @@ impl<M: Memory> Scheduler<M> {
             None => HeldState::default(),
         };
         let mut held = Held { lease, reserved, computed, state, ..Held::default() };
-        if !has_states && let Some((block, count)) = waiting.sequence.partial_block(&held) {
+        if self.free_slots.is_none()
+            && let Some((block, count)) = waiting.sequence.partial_block(&held)
+        {
             held.continue_in(block, count);
         }
         self.start(waiting, held, logits, now);

@@ -1,10 +1,11 @@
-//! Whether there are enough blocks for a waiting request, in addition to the running sequences and
-//! to followers that will be admitted before it.
+//! What is cached of a waiting request, which is locked before it starts, and whether there are
+//! enough blocks for it, in addition to the running sequences and to followers that will be admitted
+//! before it.
 
 use super::Scheduler;
 use crate::budget::{self, BlockDemand};
 use crate::config::AdmissionPolicy;
-use crate::memory::{BlockCounts, Memory};
+use crate::memory::{Acquired, ActorStopped, BlockCounts, Memory};
 use crate::policy::Candidate;
 use crate::queue::Waiting;
 use crate::sequence::Sequence;
@@ -22,6 +23,48 @@ pub(super) struct Round {
 }
 
 impl<M: Memory> Scheduler<M> {
+    /// Locks the match of the request at the head of the order, which does not fit, so that
+    /// requests that are admitted before it cannot evict it. Returns the number of blocks that can
+    /// still be evicted.
+    pub(super) async fn lock_match(
+        &mut self,
+        index: usize,
+        evictable: usize,
+    ) -> Result<usize, ActorStopped> {
+        let waiting = &self.queue.entries()[index];
+        if waiting.match_lock.is_some() {
+            return Ok(evictable);
+        }
+        self.queue.drop_match_locks();
+        let waiting = &self.queue.entries()[index];
+        if waiting.matched == 0 {
+            return Ok(evictable);
+        }
+        let Sequence { namespace, tokens, options, .. } = &waiting.sequence;
+        let (limit, priority) = (waiting.matched, options.priority);
+        let acquired = self.memory.acquire(namespace, tokens, limit, priority).await?;
+        let evictable = acquired.evictable;
+        self.queue.entries_mut()[index].match_lock = Some(acquired);
+        Ok(evictable)
+    }
+
+    /// Locks what is cached of the prompt of a waiting request, and notes how much it is.
+    pub(super) async fn acquire_match(&mut self, index: usize) -> Result<Acquired, ActorStopped> {
+        let has_states = self.free_slots.is_some();
+        let sequence = &self.queue.entries()[index].sequence;
+        let limit = if sequence.bypasses_match() { 0 } else { sequence.tokens.len() };
+        let Sequence { namespace, tokens, options, .. } = sequence;
+        let acquired = self.memory.acquire(namespace, tokens, limit, options.priority).await?;
+        let waiting = &mut self.queue.entries_mut()[index];
+        waiting.matched = acquired.lease.len();
+        waiting.resume = match has_states {
+            true => acquired.checkpoint.as_ref().map_or(0, |checkpoint| checkpoint.len()),
+            false => waiting.matched,
+        };
+        waiting.version = Some(self.reader.tree_version());
+        Ok(acquired)
+    }
+
     /// Whether a waiting request fits into `capacity` with what its last query found, if `promised`
     /// blocks are set aside for followers.
     pub(super) fn fits(&self, index: usize, capacity: BlockCounts, promised: usize) -> bool {
