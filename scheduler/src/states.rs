@@ -11,8 +11,8 @@
 //! - where the prompt parts from what was cached, if the KV matched further than the last
 //!   checkpoint: the next prompt that parts there resumes there;
 //! - where followers part from the prompt that they wait for;
-//! - at regular distances within a long prompt, which are shorter while most of the pool is free, so
-//!   that also the first prompt that parts from this one resumes close to that place;
+//! - at regular distances within a long prompt, so that also the first prompt that parts from this
+//!   one resumes close to that place;
 //! - after the last full block of an answer, as the next turn of a conversation begins with it. The
 //!   end of an answer is not known in advance, so a sequence overwrites one checkpoint of its own
 //!   while it generates, and publishes it when it ends or is preempted.
@@ -26,15 +26,16 @@ use stolon_kvcache::{BlockId, BlockLease, CheckpointLease, Namespace};
 
 use crate::token_set::TokenSet;
 
-/// Number of checkpoints' worth of KV between two regular checkpoints of a prompt, so that these
-/// take at most a fifth of the memory of what they belong to.
+/// Minimum distance of regular checkpoints, in positions. Larger ones are multiples of it.
+const DISTANCE_MIN: usize = 512;
+
+/// The regular checkpoints of a prompt take at most this part of the pool.
+const PART_OF_POOL: usize = 8;
+
+/// Number of checkpoints' worth of KV between two regular checkpoints that are stored elsewhere, too,
+/// or for which the pool is too small, so that they take at most a fifth of the memory of what they
+/// belong to.
 const KV_PER_CHECKPOINT: usize = 4;
-
-/// Minimum distance of regular checkpoints, in positions.
-const DISTANCE_MIN: usize = 1024;
-
-/// Distance of regular checkpoints while there is room, in positions.
-const DISTANCE_WITH_ROOM: usize = 512;
 
 /// Minimum length of a first message that gets a checkpoint, in positions. A shorter one is computed
 /// again sooner than it is worth the memory.
@@ -185,6 +186,8 @@ pub(crate) struct CheckpointRule {
     /// The lengths of the prefixes that get one are multiples of this number of positions, which is
     /// a multiple of the block size.
     pub(crate) distance: usize,
+    /// Number of blocks of the pool; 0 if checkpoints are stored elsewhere, too.
+    pub(crate) pool_blocks: usize,
 }
 
 /// Number of positions of the first message of a prompt, up to the one of `ends` that ends it; 0 if
@@ -205,8 +208,6 @@ pub(crate) struct CheckpointWishes {
     pub(crate) parted: usize,
     /// Where followers part from it, in positions.
     pub(crate) followers: Vec<usize>,
-    /// Whether most of the pool is free, and checkpoints are not stored elsewhere, too.
-    pub(crate) has_room: bool,
 }
 
 impl CheckpointRule {
@@ -220,15 +221,21 @@ impl CheckpointRule {
         len / self.distance * self.distance
     }
 
+    /// Distance of the regular checkpoints of a prompt of `prompt_len` positions.
+    fn regular_distance(&self, prompt_len: usize) -> usize {
+        let sparse = (KV_PER_CHECKPOINT * self.blocks * self.block_size).max(DISTANCE_MIN);
+        let needed = prompt_len.saturating_mul(self.blocks).saturating_mul(PART_OF_POOL);
+        let dense = needed.checked_div(self.pool_blocks).map(|distance| distance.max(1));
+        let dense = dense.and_then(|distance| distance.checked_next_multiple_of(DISTANCE_MIN));
+        let distance = dense.map_or(sparse, |dense| dense.min(sparse));
+        distance.next_multiple_of(self.distance)
+    }
+
     /// The lengths of the prefixes of which a step that computes the positions `start..end` takes
     /// checkpoints, in ascending order.
     pub(crate) fn choose(&self, wishes: &CheckpointWishes, start: usize, end: usize) -> Vec<usize> {
         let prompt_end = self.end_of_prompt(wishes.prompt_len);
-        let distance = match wishes.has_room {
-            true => DISTANCE_WITH_ROOM,
-            false => DISTANCE_MIN.max(KV_PER_CHECKPOINT * self.blocks * self.block_size),
-        };
-        let distance = distance.next_multiple_of(self.distance);
+        let distance = self.regular_distance(wishes.prompt_len);
         let answer = self.distance.max(ANSWER_DISTANCE_MIN);
         let regular = (start / distance + 1..=end / distance).map(|n| n * distance);
         let mut lens: Vec<usize> = regular.filter(|&len| len < prompt_end).collect();
@@ -250,11 +257,11 @@ impl CheckpointRule {
 mod tests {
     use super::*;
 
-    const RULE: CheckpointRule = CheckpointRule { block_size: 16, blocks: 10, distance: 16 };
+    const RULE: CheckpointRule =
+        CheckpointRule { block_size: 16, blocks: 10, distance: 16, pool_blocks: 1000 };
 
     fn wishes(prompt_len: usize) -> CheckpointWishes {
-        let (first_message, parted, followers) = (0, 0, Vec::new());
-        CheckpointWishes { prompt_len, first_message, parted, followers, has_room: false }
+        CheckpointWishes { prompt_len, first_message: 0, parted: 0, followers: Vec::new() }
     }
 
     /// Goal: there is a checkpoint before the last position of a prompt, however it is cut.
@@ -292,14 +299,29 @@ mod tests {
     /// Goal: long prompts get one at regular distances, which do not depend on how they are cut.
     #[test]
     fn long_prompts_get_regular_checkpoints() {
-        assert_eq!(RULE.choose(&wishes(3000), 0, 3000), [1024, 2048, 2992]);
-        assert_eq!(RULE.choose(&wishes(3000), 1024, 2047), [0; 0]);
-        assert_eq!(RULE.choose(&wishes(3000), 2000, 2048), [2048]);
+        assert_eq!(RULE.choose(&wishes(1601), 0, 1601), [512, 1024, 1536, 1600]);
+        assert_eq!(RULE.choose(&wishes(1600), 1024, 1535), [0; 0]);
+        assert_eq!(RULE.choose(&wishes(1600), 1500, 1536), [1536]);
+        // In a small pool, or if they are stored elsewhere, too.
         let large = CheckpointRule { blocks: 100, ..RULE };
         assert_eq!(large.choose(&wishes(14_001), 0, 14_001), [6400, 12_800, 14_000]);
-        let room = CheckpointWishes { has_room: true, ..wishes(1601) };
-        assert_eq!(large.choose(&room, 0, 1601), [512, 1024, 1536, 1600]);
-        assert_eq!(large.choose(&room, 1024, 1600), [1536, 1600]);
+        let stored = CheckpointRule { pool_blocks: 0, ..large };
+        assert_eq!(stored.choose(&wishes(14_001), 0, 14_001), [6400, 12_800, 14_000]);
+    }
+
+    /// Goal: the regular checkpoints of a prompt take at most an eighth of the pool, unless they take
+    /// at most a fifth of the memory of what they belong to.
+    #[test]
+    fn regular_checkpoints_have_a_part_of_the_pool() {
+        for (pool_blocks, prompt_len, expected) in
+            [(20_000, 8000, 512), (20_000, 16_000, 1024), (20_000, 100_000, 4096), (100, 10, 512)]
+        {
+            let rule = CheckpointRule { blocks: 100, pool_blocks, ..RULE };
+            let distance = rule.regular_distance(prompt_len);
+            assert_eq!(distance, expected, "{pool_blocks} {prompt_len}");
+            assert!(prompt_len / distance * 100 <= pool_blocks / 8 || distance >= 6400);
+        }
+        assert_eq!(CheckpointRule { pool_blocks: 1, ..RULE }.regular_distance(usize::MAX), 640);
     }
 
     /// Goal: an answer gets one after each full block, and with small blocks not more often than

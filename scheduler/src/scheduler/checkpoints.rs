@@ -36,6 +36,7 @@ impl<M: Memory> Scheduler<M> {
         let (spec, sink) = (&self.context.spec, &self.context.config.kv_sink);
         let sink = sink.as_ref();
         spec.state.map(|_| CheckpointRule {
+            pool_blocks: if sink.is_none() { spec.block_count } else { 0 },
             block_size: spec.block_size,
             blocks: spec.checkpoint_blocks(),
             distance: sink
@@ -56,12 +57,11 @@ impl<M: Memory> Scheduler<M> {
         let mut states: Vec<StateInFlight> =
             slices.iter().map(|_| StateInFlight::default()).collect();
         let caches = self.context.config.prefix_caching;
-        let has_room = caches && self.has_room(slices).await?;
         for (slice, state) in slices.iter().zip(&mut states).filter(|_| caches) {
             if !self.running[slice.index].sequence.writes_cache() {
                 continue;
             }
-            let wishes = self.wishes(slice.index, slice.start, has_room);
+            let wishes = self.wishes(slice.index, slice.start);
             let prompt_end = rule.end_of_prompt(wishes.prompt_len);
             for len in rule.choose(&wishes, slice.start, slice.start + slice.count) {
                 let held = &mut self.running[slice.index].sequence.held.state;
@@ -77,19 +77,8 @@ impl<M: Memory> Scheduler<M> {
         Ok(states)
     }
 
-    /// Whether prompts, of which `slices` has a part, may have more regular checkpoints: most of the
-    /// pool is free, and checkpoints are not stored elsewhere, too.
-    async fn has_room(&mut self, slices: &[Slice]) -> Result<bool, ActorStopped> {
-        let is_prompt = |slice: &Slice| slice.start < self.running[slice.index].sequence.prompt_len;
-        if self.context.config.kv_sink.is_some() || !slices.iter().any(is_prompt) {
-            return Ok(false);
-        }
-        let free = self.memory.counts().await?.free;
-        Ok(free > self.context.spec.block_count / 2)
-    }
-
     /// What the checkpoints of a slice that begins at `start` depend on. Nothing follows an answer.
-    fn wishes(&self, index: usize, start: usize, has_room: bool) -> CheckpointWishes {
+    fn wishes(&self, index: usize, start: usize) -> CheckpointWishes {
         let sequence = &self.running[index].sequence;
         let is_prompt = start < sequence.prompt_len;
         let waiting = if is_prompt { self.queue.entries() } else { &[] };
@@ -100,7 +89,6 @@ impl<M: Memory> Scheduler<M> {
             first_message: sequence.held.state.first_message,
             parted: sequence.held.state.parted,
             followers: followers.map(|follow| follow.shared).collect(),
-            has_room,
         }
     }
 
