@@ -34,7 +34,7 @@ class Qwen3:
     """Its configuration, and of each of its layers the names in safetensors and in GGUF, and shapes."""
 
     arch, layers, inner, heads, kv_heads, head_dim, theta = "qwen3", 28, 3072, 16, 8, 128, 1e6
-    # What is added to the values of norms, in files of llama.cpp too.
+    # What is added to the weights of norms. In GGUF files it has been added.
     offset = 0.0
 
     def config(self):

@@ -311,6 +311,8 @@ pub(crate) struct Gguf {
     /// The number of layers of the model whose attention scale is computed from
     /// `hidden_size / num_heads`, as no key says.
     pub(super) wide_scale_layers: Option<usize>,
+    /// The architecture of files that have this one's name and a window, if it is another one.
+    pub(super) windowed: Option<Architecture>,
 }
 
 impl Architecture {

@@ -216,11 +216,10 @@ pub(crate) fn architecture(header: &Header) -> Result<(Architecture, &str), Mode
     let value = header.metadata.get("general.architecture");
     let known = value.and_then(Value::as_text).and_then(|name| {
         let architecture = Architecture::from_gguf(name)?;
-        // Files of OLMo 3 have the name of OLMo 2, and a window.
-        let window = || header.metadata.get(&format!("{name}.attention.sliding_window"));
-        let is_olmo3 = architecture == Architecture::Olmo2
-            && window().is_some_and(|window| window.as_u64() != Some(0));
-        Some((if is_olmo3 { Architecture::Olmo3 } else { architecture }, name))
+        let window = header.metadata.get(&format!("{name}.attention.sliding_window"));
+        let has_window = window.is_some_and(|window| window.as_u64() != Some(0));
+        let windowed = architecture.description().gguf.windowed.filter(|_| has_window);
+        Some((windowed.unwrap_or(architecture), name))
     });
     known.ok_or_else(|| ModelError::UnknownArchitecture {
         file: header.file.clone(),

@@ -4,7 +4,7 @@
 use std::path::PathBuf;
 
 use safetensors::SafeTensors;
-use stolon_model::{LoadOptions, ModelSource, ProjectorConfig, TensorType, load};
+use stolon_model::{LoadOptions, LoadedModel, ModelSource, ProjectorConfig, TensorType, load};
 use stolon_vision::Tiling;
 
 use super::fixture;
@@ -97,6 +97,16 @@ fn swap(encoder: &mut GgufWriter) {
     }
 }
 
+/// The largest difference of the embeddings of `model`, which is the fixture `name`, from those of
+/// transformers, in standard deviations.
+fn difference(name: &str, model: LoadedModel) -> f32 {
+    let inputs = fixture::inputs(name, &model);
+    let mut backend = fixture::backend(model, None, 1);
+    let got: Vec<f32> =
+        inputs.iter().flat_map(|image| fixture::encode(&mut backend, image)).collect();
+    fixture::difference(&got, &fixture::expected(name).embeddings)
+}
+
 /// Goal: a model and an encoder from GGUF files prepare pictures as those from safetensors, and make
 /// the embeddings of transformers of them.
 #[test]
@@ -116,11 +126,7 @@ fn embeddings_match_transformers() {
                 assert_eq!(std::mem::replace(norm_offset, 1.0), 0.0);
             }
             assert_eq!(&own, fixture::images(&expected), "{name}");
-            let inputs = fixture::inputs(name, &model);
-            let mut backend = fixture::backend(model, None, 1);
-            let got: Vec<f32> =
-                inputs.iter().flat_map(|image| fixture::encode(&mut backend, image)).collect();
-            let largest = fixture::difference(&got, &fixture::expected(name).embeddings);
+            let largest = difference(name, model);
             assert!(largest < 1e-4, "{name}: {largest} standard deviations");
         }
     }
@@ -172,11 +178,7 @@ fn converted_encoders_match_transformers() {
             }
             _ => assert_eq!(own.processor, expected.processor),
         }
-        let inputs = fixture::inputs(name, &model);
-        let mut backend = fixture::backend(model, None, 1);
-        let got: Vec<f32> =
-            inputs.iter().flat_map(|image| fixture::encode(&mut backend, image)).collect();
-        let largest = fixture::difference(&got, &fixture::expected(name).embeddings);
+        let largest = difference(name, model);
         // The projection of Gemma 3 is f16.
         assert!(largest < 1e-3, "{name}: {largest} standard deviations");
     }

@@ -93,6 +93,7 @@ const LLAMA: Description = Description {
         normalized_experts: true,
         marks_unrotated: false,
         wide_scale_layers: None,
+        windowed: None,
     },
 };
 
@@ -202,7 +203,7 @@ const OLMO2: Description = Description {
     mlp_bias: Bias::Never,
     norms: NormPlacement::Output,
     qk_norm: Some(QkNorm::Position),
-    gguf: gguf(&["olmo2"]),
+    gguf: Gguf { windowed: Some(Olmo3), ..gguf(&["olmo2"]) },
     ..LLAMA
 };
 

@@ -1,4 +1,5 @@
-//! The image encoder in a file of its own, as llama.cpp's converter writes it (`mmproj`).
+//! Describes the image encoder that llama.cpp's converter has written to a file of its own
+//! (`mmproj`).
 
 use super::Metadata;
 use crate::config::{
@@ -226,9 +227,11 @@ pub(crate) fn encoder_tensor_name(
     Some(format!("{prefix}{here}.{kind}"))
 }
 
-/// Whether the two matrices of the MLPs have each other's names, as in files of early converters.
+/// Whether the two matrices of the MLPs have each other's names, as in files of early converters. If
+/// they are square, nothing shows it, and the names count.
 fn are_swapped(header: &Header, config: &VisionConfig) -> bool {
     let TowerConfig { hidden_size, intermediate_size, .. } = config.tower;
     let down = header.tensors.get("v.blk.0.ffn_down.weight");
-    down.is_some_and(|down| down.shape == [intermediate_size, hidden_size])
+    hidden_size != intermediate_size
+        && down.is_some_and(|down| down.shape == [intermediate_size, hidden_size])
 }
