@@ -170,15 +170,16 @@ impl Node {
         matched
     }
 
-    /// Whether there is a checkpoint directly below this node.
+    /// The checkpoint directly below this node.
     ///
     /// # Safety
     ///
     /// As for [`Node::child`].
-    pub(crate) unsafe fn has_checkpoint(&self, span: &CheckpointSpan) -> bool {
+    pub(crate) unsafe fn checkpoint(&self, span: &CheckpointSpan) -> Option<&Node> {
         let is_first = |edge: &Edge| usize::from(span.is_at(edge, 0));
         // SAFETY: the caller keeps everything reachable alive.
-        unsafe { self.child(span.key(self.edge.last_hash()), is_first) }.is_some()
+        let found = unsafe { self.child(span.key(self.edge.last_hash()), is_first) };
+        found.map(|(node, _)| node)
     }
 
     /// As [`Node::walk`], and finds the longest prefix on the way that has a checkpoint and is
@@ -204,7 +205,7 @@ impl Node {
             let found = match blocks < node.edge.block_count() {
                 true => span.is_at(&node.edge, blocks),
                 // SAFETY: the caller keeps everything reachable alive for 'g.
-                false => unsafe { node.has_checkpoint(span) },
+                false => unsafe { node.checkpoint(span) }.is_some(),
             };
             resume = if found { matched } else { resume };
         };

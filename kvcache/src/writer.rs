@@ -180,6 +180,14 @@ impl TreeWriter {
         self.acquire_with(namespace, positions, Some(priority))
     }
 
+    /// Locks the longest cached prefix of `positions` only to keep it, as a session or a copy out of
+    /// the pool does. Unlike [`acquire`](TreeWriter::acquire), it is no hit, changes no priority and
+    /// does not count in the statistics.
+    pub fn lock(&mut self, namespace: &Namespace, positions: &[u32]) -> PrefixLease {
+        self.begin_operation();
+        self.lock_match(namespace, positions, None, 0)
+    }
+
     fn acquire_with(
         &mut self,
         namespace: &Namespace,

@@ -160,15 +160,6 @@ fn checkpoints_are_evicted_before_their_prefix() {
 /// Goal: an order learns how many blocks a checkpoint saves: those from the one before it.
 #[test]
 fn an_order_learns_what_a_checkpoint_saves() {
-    /// Evicts first what saves least.
-    #[derive(Debug)]
-    struct LeastSaved;
-
-    impl EvictionOrder for LeastSaved {
-        fn rank(&mut self, leaf: &EvictionCandidate) -> EvictionRank {
-            EvictionRank(leaf.saved_blocks as u64, 0)
-        }
-    }
     let mut cache = Cache::new(4, 3, 64);
     cache.writer.set_eviction_order(Box::new(LeastSaved));
     let (long, short) = (tokens(0..48), [&tokens(0..48)[..], &[7; 4]].concat());
@@ -180,6 +171,49 @@ fn an_order_learns_what_a_checkpoint_saves() {
     let after = |prompt: &[u32]| cache.resume(&[prompt, &[1]].concat()).1;
     assert_eq!((after(&short), after(&long)), (48, 48), "the short one saved one block only");
     cache.check();
+}
+
+/// Evicts first what saves least, and of that what has the fewest continuations.
+#[derive(Debug)]
+struct LeastSaved;
+
+impl EvictionOrder for LeastSaved {
+    fn rank(&mut self, leaf: &EvictionCandidate) -> EvictionRank {
+        EvictionRank(leaf.saved_blocks as u64, leaf.continuations as u64)
+    }
+}
+
+/// Goal: what only keeps a checkpoint, such as a pin, does not count as its use.
+#[test]
+fn a_lock_is_no_hit() {
+    /// Evicts first what was hit least.
+    #[derive(Debug)]
+    struct LeastHit;
+
+    impl EvictionOrder for LeastHit {
+        fn rank(&mut self, leaf: &EvictionCandidate) -> EvictionRank {
+            EvictionRank(u64::from(leaf.hits), 0)
+        }
+    }
+    let mut cache = Cache::new(4, 3, 64);
+    cache.writer.set_eviction_order(Box::new(LeastHit));
+    let (used, kept) = (tokens(0..16), tokens(100..116));
+    for prompt in [&used, &kept] {
+        cache.commit(prompt);
+        assert!(cache.checkpoint(&prompt[..12]));
+    }
+    assert!(cache.writer.acquire_checkpoint(&base(), &used, 0).is_some());
+    let stats = cache.writer.stats().clone();
+    for _ in 0..3 {
+        let lease = cache.writer.lock_checkpoint(&base(), &kept).expect("it is cached");
+        assert_eq!((lease.len(), cache.writer.lock(&base(), &kept).len()), (12, 16));
+        let pin = cache.writer.pin(&base(), &kept).expect("no budget");
+        assert!(cache.writer.unpin(pin));
+    }
+    assert_eq!(*cache.writer.stats(), stats);
+    // The KV after the checkpoints goes first.
+    assert_eq!(cache.evict(2 + 3), 5);
+    assert_eq!((cache.resume(&used).1, cache.resume(&kept).1), (12, 0));
 }
 
 /// Goal: subscribers learn of KV only, and a snapshot has the same.
@@ -333,6 +367,53 @@ proptest! {
             let lease = cache.writer.acquire_checkpoint(&base(), &prompt, 0);
             prop_assert_eq!(lease.map(|lease| lease.len()), expected);
             cache.check();
+        }
+    }
+
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 2000, ..ProptestConfig::default() })]
+
+    /// Goal: the order of eviction follows from what is cached at that time, and not from what was
+    /// cached when a checkpoint was ranked. Ranking everything anew changes nothing.
+    #[test]
+    fn ranks_follow_from_what_is_cached(
+        steps in prop::collection::vec(
+            (0u8..7, 0usize..20, prop::collection::vec(0u32..3, 2..12)), 20..80,
+        ),
+    ) {
+        let mut caches = [Cache::new(2, 1, 256), Cache::new(2, 1, 256)];
+        for cache in &mut caches {
+            cache.writer.set_eviction_order(Box::new(LeastSaved));
+        }
+        for (step, shared, own) in steps {
+            // Prompts share a long prefix, so that there are checkpoints before others.
+            let prompt = [&vec![0; shared][..], &own].concat();
+            let mut evicted = [Vec::new(), Vec::new()];
+            for (index, cache) in caches.iter_mut().enumerate() {
+                let cached = cache.reader.query_match_len(&base(), &prompt);
+                match step {
+                    0 | 1 => cache.commit(&prompt),
+                    2 | 3 => {
+                        cache.checkpoint(&prompt[..cached]);
+                    }
+                    4 => {
+                        cache.checkpoint(&prompt[..shared.min(cached) / 2 * 2]);
+                    }
+                    _ => {
+                        if index == 1 {
+                            cache.writer.set_eviction_order(Box::new(LeastSaved));
+                        }
+                        let blocks = cache.writer.evict(1);
+                        evicted[index].extend(blocks.iter().map(|block| block.hash));
+                        cache.pool.release(blocks);
+                    }
+                }
+                cache.check();
+            }
+            let [first, second] = evicted;
+            prop_assert_eq!(first, second);
         }
     }
 }

@@ -22,6 +22,27 @@ impl TreeWriter {
         positions: &[u32],
         priority: i32,
     ) -> Option<CheckpointLease> {
+        self.checkpoint_within(namespace, positions, Some(priority), 1)
+    }
+
+    /// Locks the checkpoint that [`acquire_checkpoint`](TreeWriter::acquire_checkpoint) returns,
+    /// only to keep it. This is no hit and changes no priority.
+    pub fn lock_checkpoint(
+        &mut self,
+        namespace: &Namespace,
+        positions: &[u32],
+    ) -> Option<CheckpointLease> {
+        self.checkpoint_within(namespace, positions, None, 0)
+    }
+
+    /// Locks the last checkpoint before the end of `positions`, and adds `hits` to its hits.
+    fn checkpoint_within(
+        &mut self,
+        namespace: &Namespace,
+        positions: &[u32],
+        priority: Option<i32>,
+        hits: u32,
+    ) -> Option<CheckpointLease> {
         self.arena.core.checkpoint.as_ref()?;
         self.begin_operation();
         let core = self.arena.core.clone();
@@ -33,10 +54,10 @@ impl TreeWriter {
             return None;
         }
         let whole = [&positions[..found.resume], &*span.positions].concat();
-        let lease = self.lock_match(namespace, &whole, Some(priority), 0);
+        let lease = self.lock_match(namespace, &whole, priority, 0);
         // Only the checkpoint is hit: acquires count the hits of its prefix.
         let record = &mut self.records[lease.end.index()];
-        record.hits = record.hits.saturating_add(1);
+        record.hits = record.hits.saturating_add(hits);
         debug_assert_eq!(lease.len(), whole.len(), "the walk has found it");
         Some(CheckpointLease::new(lease, span.block_count))
     }
@@ -68,7 +89,8 @@ impl TreeWriter {
         if lease.len() < positions.len() {
             return Ok(None);
         }
-        let hits = self.records[lease.end.index()].hits;
+        let before = lease.end;
+        let hits = self.records[before.index()].hits;
         let whole = [positions, &*span.positions].concat();
         let mut own = private.split(span.block_count);
         let committed = self.commit_from(&mut lease, &whole, &mut own);
@@ -78,6 +100,9 @@ impl TreeWriter {
             debug_assert!(fits.is_ok(), "blocks of one pool");
         }
         let is_whole = committed? > 0;
+        if self.arena.is_live(before) {
+            self.refresh_checkpoints_below(before);
+        }
         // A checkpoint where prompts part was asked for before it existed.
         let record = &mut self.records[lease.end.index()];
         record.hits = record.hits.max(hits);

@@ -84,6 +84,7 @@ impl TreeWriter {
             self.raise_priority(end, priority);
         }
         self.lock_up(end, lease.end);
+        self.refresh_checkpoint_of(self.arena.parent(end));
         lease.end = end;
         self.renew_pins(&lease.namespace, positions, end, fresh.len());
         let commit = Commit { blocks: [&known, fresh].concat(), duplicates };

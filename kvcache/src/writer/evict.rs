@@ -317,9 +317,14 @@ impl TreeWriter {
     /// has one child left, merges the two if possible.
     fn remove_leaf(&mut self, id: NodeId) {
         let parent = self.arena.parent(id);
+        let is_checkpoint = self.arena.edge(id).kv_hashes().is_empty();
         self.leave_order(id);
         self.arena.remove_leaf(id);
         self.set_record(id, Record::default());
+        match is_checkpoint {
+            true => self.refresh_checkpoints_below(parent),
+            false => self.refresh_checkpoint_of(parent),
+        }
         match (self.arena.is_root(parent), self.arena.child_count(parent)) {
             (true, 0) if parent != Core::BASE => {
                 self.quotas.remove_root(parent);

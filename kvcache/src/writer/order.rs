@@ -89,12 +89,40 @@ impl TreeWriter {
         let mut above = self.arena.parent(leaf);
         // The parent's checkpoint is this one, unless the leaf has KV before it.
         let mut is_same = own == 0;
-        while !self.arena.is_root(above) && (is_same || !self.arena.has_checkpoint(above, span)) {
+        while !self.arena.is_root(above)
+            && (is_same || self.arena.checkpoint(above, span).is_none())
+        {
             saved += self.arena.edge(above).block_count();
             above = self.arena.parent(above);
             is_same = false;
         }
         saved
+    }
+
+    /// Ranks the next checkpoints below a node anew, because what they save depends on whether there
+    /// is one at its end.
+    pub(super) fn refresh_checkpoints_below(&mut self, id: NodeId) {
+        let core = self.arena.core.clone();
+        let Some(span) = &core.checkpoint else { return };
+        let mut pending = vec![id];
+        while let Some(id) = pending.pop() {
+            for child in self.arena.children(id) {
+                match self.arena.checkpoint(child, span) {
+                    Some(checkpoint) => self.refresh(checkpoint),
+                    None if self.arena.child_count(child) == 0 => self.refresh(child),
+                    None => pending.push(child),
+                }
+            }
+        }
+    }
+
+    /// Ranks the checkpoint directly below a node anew, because the number of its continuations has
+    /// changed.
+    pub(super) fn refresh_checkpoint_of(&mut self, id: NodeId) {
+        let core = self.arena.core.clone();
+        let span = core.checkpoint.as_ref().filter(|_| !self.arena.is_root(id));
+        let checkpoint = span.and_then(|span| self.arena.checkpoint(id, span));
+        checkpoint.into_iter().for_each(|checkpoint| self.refresh(checkpoint));
     }
 
     /// Number of cached continuations of the prefix before a leaf that is a checkpoint; 0 for others.

@@ -25,7 +25,7 @@ impl TreeWriter {
             false => {
                 // One position more, so that a checkpoint at the end of the prefix counts.
                 let longer = [positions, &[0]].concat();
-                self.acquire_checkpoint(namespace, &longer, i32::MIN)
+                self.lock_checkpoint(namespace, &longer)
             }
         };
         self.begin_operation();

@@ -97,10 +97,10 @@ impl Arena {
         unsafe { node.walk(root_hash, positions, self.core.block_size, visit) }
     }
 
-    /// Whether there is a checkpoint directly below a node.
-    pub(crate) fn has_checkpoint(&self, id: NodeId, span: &CheckpointSpan) -> bool {
+    /// The checkpoint directly below a node.
+    pub(crate) fn checkpoint(&self, id: NodeId, span: &CheckpointSpan) -> Option<NodeId> {
         // SAFETY: only the writer retires nodes, and it is borrowed here.
-        unsafe { self.node(id).has_checkpoint(span) }
+        unsafe { self.node(id).checkpoint(span) }.map(|node| node.id)
     }
 
     /// As [`Node::walk_checkpoints`] from the root `root`.
