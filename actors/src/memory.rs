@@ -5,7 +5,7 @@ use std::sync::Arc;
 use futures::future::try_join;
 use ractor::rpc::CallResult;
 use ractor::{ActorRef, Message, RpcReplyPort};
-use stolon_kvcache::{CheckpointLease, Namespace};
+use stolon_kvcache::Namespace;
 use stolon_scheduler::{
     Acquired, ActorStopped, AuditReport, BlockCounts, CheckpointItem, CommitItem, Committed,
     LogitsKey, Memory, PromptLogits, Reserved,
@@ -59,7 +59,7 @@ impl Memory for ActorMemory {
         namespace: &Namespace,
         tokens: &Arc<Vec<u32>>,
         limit: usize,
-        priority: i32,
+        priority: Option<i32>,
     ) -> Result<Acquired, ActorStopped> {
         let (namespace, tokens) = (*namespace, Arc::clone(tokens));
         let acquire =
@@ -70,7 +70,7 @@ impl Memory for ActorMemory {
     async fn commit_checkpoints(
         &mut self,
         items: Vec<CheckpointItem>,
-    ) -> Result<Vec<Option<CheckpointLease>>, ActorStopped> {
+    ) -> Result<Vec<bool>, ActorStopped> {
         self.call_tree(move |reply| TreeMessage::CommitCheckpoints(items, reply)).await
     }
 

@@ -9,8 +9,7 @@ use std::sync::Arc;
 
 use ractor::{Actor, ActorProcessingErr, ActorRef, RpcReplyPort};
 use stolon_kvcache::{
-    CheckpointLease, ConfigError, EvictedBlocks, EvictionPolicy, Namespace, PinId, TreeCounts,
-    TreeWriter,
+    ConfigError, EvictedBlocks, EvictionPolicy, Namespace, PinId, TreeCounts, TreeWriter,
 };
 use stolon_scheduler::{
     Acquired, CacheStats, CheckpointItem, CommitItem, Committed, Evicted, EvictionCounts,
@@ -27,18 +26,18 @@ pub(crate) use pins::PinMessage;
 /// The messages of the prefix tree's actor.
 #[derive(Debug)]
 pub(crate) enum TreeMessage {
-    /// Lock the longest match of the first `limit` tokens, for a request with this priority.
+    /// Lock the longest match of the first `limit` tokens, as [`Memory::acquire`](stolon_scheduler::Memory::acquire).
     Acquire {
         namespace: Namespace,
         tokens: Arc<Vec<u32>>,
         limit: usize,
-        priority: i32,
+        priority: Option<i32>,
         reply: RpcReplyPort<Acquired>,
     },
     /// Add full blocks.
     Commit(Vec<CommitItem>, RpcReplyPort<Vec<Committed>>),
     /// Add checkpoints.
-    CommitCheckpoints(Vec<CheckpointItem>, RpcReplyPort<Vec<Option<CheckpointLease>>>),
+    CommitCheckpoints(Vec<CheckpointItem>, RpcReplyPort<Vec<bool>>),
     /// Evict what is demanded and return it, with the prefixes that it ended if `note` is set.
     Evict { demand: EvictionDemand, note: bool, reply: RpcReplyPort<Evicted> },
     /// Remove everything that no request holds and return its blocks.

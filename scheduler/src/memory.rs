@@ -103,21 +103,21 @@ impl BlockCounts {
 /// next one is made.
 pub trait Memory: Send {
     /// Locks the longest cached prefix of the first `limit` tokens, for a request with this
-    /// priority.
+    /// priority; without one, only to keep it, which is no hit.
     fn acquire(
         &mut self,
         namespace: &Namespace,
         tokens: &Arc<Vec<u32>>,
         limit: usize,
-        priority: i32,
+        priority: Option<i32>,
     ) -> impl Future<Output = Result<Acquired, ActorStopped>> + Send;
 
-    /// Adds checkpoints to the tree, of which the positions are in the tree. Returns each of them
-    /// locked, or `None` if it could not be added.
+    /// Adds checkpoints to the tree, of which the positions are in the tree. Returns for each of
+    /// them whether the tree has it now.
     fn commit_checkpoints(
         &mut self,
         items: Vec<CheckpointItem>,
-    ) -> impl Future<Output = Result<Vec<Option<CheckpointLease>>, ActorStopped>> + Send;
+    ) -> impl Future<Output = Result<Vec<bool>, ActorStopped>> + Send;
 
     /// Adds full blocks to the tree, in this order.
     fn commit(
@@ -157,28 +157,33 @@ pub trait Memory: Send {
 }
 
 /// Locks the longest cached prefix of `tokens` and the checkpoint from which a request resumes, if
-/// the tree has checkpoints.
+/// the tree has checkpoints; as [`Memory::acquire`].
 pub fn acquire(
     writer: &mut TreeWriter,
     namespace: &Namespace,
     tokens: &[u32],
-    priority: i32,
+    priority: Option<i32>,
 ) -> Acquired {
-    let lease = writer.acquire_prioritized(namespace, tokens, priority);
-    let checkpoint = writer.acquire_checkpoint(namespace, tokens, priority);
+    let (lease, checkpoint) = match priority {
+        Some(priority) => (
+            writer.acquire_prioritized(namespace, tokens, priority),
+            writer.acquire_checkpoint(namespace, tokens, priority),
+        ),
+        None => (writer.lock(namespace, tokens), writer.lock_checkpoint(namespace, tokens)),
+    };
     Acquired { lease, checkpoint, evictable: writer.counts().returnable() }
 }
 
-/// Adds a checkpoint to the tree and locks it. If its positions were evicted, the blocks are
-/// returned to the pool.
-pub fn commit_checkpoint(writer: &mut TreeWriter, item: CheckpointItem) -> Option<CheckpointLease> {
+/// Adds a checkpoint to the tree. Returns whether the tree has it now. If its positions were evicted,
+/// the blocks are returned to the pool.
+pub fn commit_checkpoint(writer: &mut TreeWriter, item: CheckpointItem) -> bool {
     let CheckpointItem { namespace, tokens, len, mut blocks, .. } = item;
     match writer.commit_checkpoint(&namespace, &tokens[..len], &mut blocks) {
-        Ok(lease) => lease,
+        Ok(lease) => lease.is_some(),
         Err(error) => {
             debug_assert!(false, "{error}");
             tracing::error!(%error, "the prefix tree refused a checkpoint");
-            None
+            false
         }
     }
 }

@@ -365,7 +365,7 @@ pub(crate) mod tests {
         let (mut writer, _reader) = stolon_kvcache::prefix_tree(4).expect("a block size");
         let mut queue = queue(2);
         assert!(!queue.drop_match_locks());
-        let acquired = acquire(&mut writer, &Namespace::default(), &[1; 8], 0);
+        let acquired = acquire(&mut writer, &Namespace::default(), &[1; 8], None);
         queue.entries_mut()[0].match_lock = Some(acquired);
         assert!(queue.drop_match_locks() && !queue.drop_match_locks());
     }

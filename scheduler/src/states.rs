@@ -66,7 +66,6 @@ impl FreeSlots {
     }
 
     /// Number of slots that no sequence has.
-    #[cfg(test)]
     pub(crate) fn count(&self) -> usize {
         self.lock().len()
     }
@@ -132,7 +131,7 @@ pub(crate) struct StateLoad {
 pub(crate) struct HeldState {
     /// Its slot, from its first step on.
     pub(crate) slot: Option<StateSlot>,
-    /// The last checkpoint that it has published, if it is a turn of a session, which then holds it.
+    /// When a turn of a session ends: the checkpoint from which the next turn resumes.
     pub(crate) of_session: Option<CheckpointLease>,
     /// The checkpoint that its first step resumes from.
     pub(crate) resume: Option<Resume>,
@@ -161,8 +160,6 @@ impl HeldState {
 /// A checkpoint that a step has written, to be added to the tree.
 #[derive(Debug)]
 pub struct CheckpointItem {
-    /// The sequence's id.
-    pub id: u64,
     /// The namespace of the sequence.
     pub namespace: Namespace,
     /// The sequence's tokens.

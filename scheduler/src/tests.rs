@@ -289,6 +289,8 @@ impl Harness {
         }
         for (index, caller) in self.callers.iter().enumerate() {
             assert!(caller.is_done(), "request {index} hangs");
+            let is_defect = matches!(caller.end, Some(Err(EngineError::Audit(_))));
+            assert!(!is_defect, "request {index}: {:?}", caller.end);
             let mut tokens = caller.prompt.clone();
             for &token in &caller.tokens {
                 assert_eq!(token, expected_next(&tokens, VOCAB_SIZE), "request {index}");

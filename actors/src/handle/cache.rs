@@ -204,11 +204,10 @@ impl EngineHandle {
     /// cached.
     async fn hold(&self, prefix: SessionPrefix) -> Result<SessionInfo, EngineError> {
         let (namespace, tokens) = (prefix.namespace, Arc::clone(&prefix.tokens));
-        // The least priority, so that it does not change that of the prefix.
-        let (limit, priority) = (tokens.len(), i32::MIN);
+        let (limit, priority) = (tokens.len(), None);
         let acquire = |reply| TreeMessage::Acquire { namespace, tokens, limit, priority, reply };
         if let Ok(acquired) = self.call_tree(acquire).await {
-            self.context().sessions.hold(&prefix, acquired.lease);
+            self.context().sessions.hold(&prefix, acquired);
         }
         Ok(self.context().sessions.info(&prefix.id, Instant::now())?)
     }

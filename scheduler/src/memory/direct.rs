@@ -4,7 +4,7 @@
 use std::convert::Infallible;
 use std::sync::Arc;
 
-use stolon_kvcache::{CheckpointLease, EvictedBlocks, Namespace, TreeCounts, TreeWriter};
+use stolon_kvcache::{EvictedBlocks, Namespace, TreeCounts, TreeWriter};
 
 use super::{
     Acquired, ActorStopped, BlockAllocator, BlockCounts, CommitItem, Committed, Evicted,
@@ -56,7 +56,7 @@ impl Memory for DirectMemory {
         namespace: &Namespace,
         tokens: &Arc<Vec<u32>>,
         limit: usize,
-        priority: i32,
+        priority: Option<i32>,
     ) -> Result<Acquired, ActorStopped> {
         Ok(acquire(&mut self.writer, namespace, &tokens[..limit], priority))
     }
@@ -64,7 +64,7 @@ impl Memory for DirectMemory {
     async fn commit_checkpoints(
         &mut self,
         items: Vec<CheckpointItem>,
-    ) -> Result<Vec<Option<CheckpointLease>>, ActorStopped> {
+    ) -> Result<Vec<bool>, ActorStopped> {
         Ok(items.into_iter().map(|item| commit_checkpoint(&mut self.writer, item)).collect())
     }
 

@@ -3,19 +3,19 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use stolon_kvcache::{PrefixLease, PrefixMatch};
+use stolon_kvcache::{CheckpointLease, PrefixLease, PrefixMatch};
 
 use super::room::Round;
 use super::step::unusable_logits;
 use super::{Running, Scheduler};
 use crate::error::EngineError;
-use crate::event::Event;
+use crate::event::{Event, FinishReason};
 use crate::memory::{ActorStopped, BlockCounts, LogitsKey, Memory};
 use crate::policy;
 use crate::queue::Waiting;
 use crate::sequence::{Ending, Held, Sequence};
 use crate::sharing::{self, Follow, Leader};
-use crate::states::{HeldState, Resume, first_message};
+use crate::states::{CheckpointRule, HeldState, Resume, first_message};
 
 /// Maximum number of waiting requests whose match is queried in one round, so that the time of a
 /// round does not grow with the queue: 32 full hits of 8,192 tokens take 60 us. With 8, or with all
@@ -97,6 +97,8 @@ impl<M: Memory> Scheduler<M> {
             }
             self.refresh_matches();
             let config = Arc::clone(&self.context.config);
+            // The blocks of what a preempted request has written can be evicted then.
+            self.publish_checkpoints().await?;
             let policy = **self.context.policy.load();
             let running = self.running.iter().map(|running| &running.sequence);
             let candidates = self.queue.candidates(running, &shares);
@@ -184,33 +186,29 @@ impl<M: Memory> Scheduler<M> {
         let (mut reserved, mut logits) = (None, None);
         if needed > 0 || key.is_some() {
             (reserved, logits) = self.reserve_and_find(needed, key.clone()).await?;
-            while alone && reserved.is_none() && self.context.sessions.release_oldest() {
+            while alone && reserved.is_none() && self.give_up(index, &mut checkpoint) {
                 (reserved, logits) = self.reserve_and_find(needed, key.clone()).await?;
             }
             if reserved.is_none() {
                 return Ok(self.reservation_failed(index, alone));
             }
         }
+        if self.queue.entries()[index].cost() > round.slacks[index] {
+            // Without its checkpoint, which it has given up.
+            return Ok(Attempt::ExceedsSlack);
+        }
         let waiting = self.queue.remove(index);
         self.queue.charge_overtaking(&round.candidates[..=index], waiting.cost());
-        let computed = waiting.resume;
-        let prompt = &waiting.sequence.tokens[..waiting.sequence.prompt_len];
-        let state = match self.checkpoint_rule() {
-            Some(rule) => HeldState {
-                resume: checkpoint.map(Resume::Cached),
-                first_message: first_message(prompt, &waiting.sequence.eos_ids),
-                parted: if matched > computed + rule.distance { matched } else { 0 },
-                ..HeldState::default()
-            },
-            None => HeldState::default(),
-        };
+        let (computed, state) = (waiting.resume, HeldState::default());
         let mut held = Held { lease, reserved, computed, state, ..Held::default() };
-        if self.free_slots.is_none()
-            && let Some((block, count)) = waiting.sequence.partial_block(&held)
-        {
-            held.continue_in(block, count);
+        match self.checkpoint_rule() {
+            Some(rule) => held.state = begin_state(&waiting, matched, checkpoint, rule),
+            None => held.continue_turn(&waiting.sequence),
         }
-        self.start(waiting, held, logits, now);
+        if let Some(finished) = self.start(waiting, held, logits, now) {
+            self.publish_ending(std::slice::from_ref(&finished)).await?;
+            self.finish(finished.0, finished.1, now);
+        }
         Ok(Attempt::Started)
     }
 
@@ -230,6 +228,17 @@ impl<M: Memory> Scheduler<M> {
         }
         let (namespace, tokens) = (sequence.namespace, Arc::clone(&sequence.tokens));
         Some(LogitsKey { block, namespace, tokens })
+    }
+
+    /// Gives up something that holds blocks while nothing runs, so that the request at `index` can
+    /// start: the blocks of sessions, and last its own `checkpoint`, so that it computes what comes
+    /// before. Returns false if there is nothing more.
+    fn give_up(&mut self, index: usize, checkpoint: &mut Option<CheckpointLease>) -> bool {
+        if self.context.sessions.release_oldest() {
+            return true;
+        }
+        self.queue.entries_mut()[index].resume = 0;
+        checkpoint.take().is_some()
     }
 
     /// Blocks that were counted as available could not be reserved. During a step this is normal,
@@ -317,8 +326,14 @@ impl<M: Memory> Scheduler<M> {
     }
 
     /// Moves a request from waiting to running. If the logits of its last position are cached, its
-    /// next token is sampled at once.
-    fn start(&mut self, waiting: Waiting, held: Held, logits: Option<Arc<[f32]>>, now: Instant) {
+    /// next token is sampled at once. If it is complete then, returns its id and the reason.
+    fn start(
+        &mut self,
+        waiting: Waiting,
+        held: Held,
+        logits: Option<Arc<[f32]>>,
+        now: Instant,
+    ) -> Option<(u64, FinishReason)> {
         let Waiting { mut sequence, arrival, permit, overtaken, bound, .. } = waiting;
         let matched = held.computed;
         let found = matched + sequence.stored_after(matched);
@@ -362,8 +377,22 @@ impl<M: Memory> Scheduler<M> {
         self.unsettled = true;
         self.try_admission = true;
         drop(permit);
-        if let Some(end) = end {
-            self.finish(id, end, now);
-        }
+        end.map(|end| (id, end))
+    }
+}
+
+/// What a request holds of its recurrent state when it starts, with `matched` positions cached.
+fn begin_state(
+    waiting: &Waiting,
+    matched: usize,
+    checkpoint: Option<CheckpointLease>,
+    rule: CheckpointRule,
+) -> HeldState {
+    let sequence = &waiting.sequence;
+    HeldState {
+        resume: checkpoint.map(Resume::Cached),
+        first_message: first_message(&sequence.tokens[..sequence.prompt_len], &sequence.eos_ids),
+        parted: if matched > waiting.resume + rule.distance { matched } else { 0 },
+        ..HeldState::default()
     }
 }

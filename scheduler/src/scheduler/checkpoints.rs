@@ -164,20 +164,15 @@ impl<M: Memory> Scheduler<M> {
         self.context.gauges.checkpoints.add(self.written.len());
         let items = mem::take(&mut self.written);
         let described = |item: &CheckpointItem| {
-            (item.id, item.namespace, Arc::clone(&item.tokens), item.len, item.priority)
+            (item.namespace, Arc::clone(&item.tokens), item.len, item.priority)
         };
         let described: Vec<_> = items.iter().map(described).collect();
         let committed = self.memory.commit_checkpoints(items).await?;
-        for ((id, namespace, tokens, len, priority), lease) in described.into_iter().zip(committed)
+        for ((namespace, tokens, len, priority), is_cached) in described.into_iter().zip(committed)
         {
-            let Some(lease) = lease else { continue };
-            self.save_checkpoint(&namespace, &tokens[..len], priority).await?;
-            let running = self.running.iter_mut().find(|r| r.sequence.id == id);
-            let Some(Running { sequence, .. }) = running.filter(|r| r.sequence.turn.is_some())
-            else {
-                continue;
-            };
-            sequence.held.state.of_session = Some(lease);
+            if is_cached {
+                self.save_checkpoint(&namespace, &tokens[..len], priority).await?;
+            }
         }
         Ok(())
     }
@@ -233,8 +228,9 @@ impl<M: Memory> Scheduler<M> {
         Ok(())
     }
 
-    /// Marks the checkpoints of the answers of sequences that end now, and adds them to the tree, so
-    /// that their sessions can hold them.
+    /// Marks the checkpoints of the answers of sequences that end now, and adds them to the tree.
+    /// Turns of sessions lock the last checkpoint of their prefix. They do it only when they end, so
+    /// that no running request waits for blocks of a checkpoint.
     ///
     /// # Errors
     /// [`ActorStopped`] if the memory no longer answers.
@@ -245,13 +241,21 @@ impl<M: Memory> Scheduler<M> {
         if self.free_slots.is_none() {
             return Ok(());
         }
-        for Running { sequence, .. } in &mut self.running {
+        let mut turns = Vec::new();
+        for (index, Running { sequence, .. }) in self.running.iter_mut().enumerate() {
             let ends = sequence.end.is_some() || sequence.events.is_closed();
             if (ends && !sequence.in_step) || finished.iter().any(|&(id, _)| id == sequence.id) {
                 Self::keep_answer(&mut self.written, sequence);
+                turns.extend(sequence.turn.is_some().then_some(index));
             }
         }
-        self.publish_checkpoints().await
+        self.publish_checkpoints().await?;
+        for index in turns {
+            let Sequence { namespace, tokens, .. } = &self.running[index].sequence;
+            let acquired = self.memory.acquire(namespace, tokens, tokens.len(), None).await?;
+            self.running[index].sequence.held.state.of_session = acquired.checkpoint;
+        }
+        Ok(())
     }
 
     /// Releases the blocks of the checkpoints of answers, which are needed otherwise. Returns
@@ -264,6 +268,5 @@ impl<M: Memory> Scheduler<M> {
 
 fn item(sequence: &Sequence, len: usize, blocks: BlockLease) -> CheckpointItem {
     let (namespace, tokens) = (sequence.namespace, Arc::clone(&sequence.tokens));
-    let (id, priority) = (sequence.id, sequence.options.priority);
-    CheckpointItem { id, namespace, tokens, len, priority, blocks }
+    CheckpointItem { namespace, tokens, len, priority: sequence.options.priority, blocks }
 }

@@ -40,9 +40,8 @@ impl<M: Memory> Scheduler<M> {
         if waiting.matched == 0 {
             return Ok(evictable);
         }
-        let Sequence { namespace, tokens, options, .. } = &waiting.sequence;
-        let (limit, priority) = (waiting.matched, options.priority);
-        let acquired = self.memory.acquire(namespace, tokens, limit, priority).await?;
+        let Sequence { namespace, tokens, .. } = &waiting.sequence;
+        let acquired = self.memory.acquire(namespace, tokens, tokens.len(), None).await?;
         let evictable = acquired.evictable;
         self.queue.entries_mut()[index].match_lock = Some(acquired);
         Ok(evictable)
@@ -54,7 +53,8 @@ impl<M: Memory> Scheduler<M> {
         let sequence = &self.queue.entries()[index].sequence;
         let limit = if sequence.bypasses_match() { 0 } else { sequence.tokens.len() };
         let Sequence { namespace, tokens, options, .. } = sequence;
-        let acquired = self.memory.acquire(namespace, tokens, limit, options.priority).await?;
+        let priority = Some(options.priority);
+        let acquired = self.memory.acquire(namespace, tokens, limit, priority).await?;
         let waiting = &mut self.queue.entries_mut()[index];
         waiting.matched = acquired.lease.len();
         waiting.resume = match has_states {

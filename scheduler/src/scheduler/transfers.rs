@@ -37,7 +37,8 @@ impl<M: Memory> Scheduler<M> {
         let is_whole = |end: &usize| TokenSpan::may_end_after(tokens[end - 1]);
         let ends = (request.blocks.end * block_size..=tokens.len()).step_by(block_size);
         let limit = ends.into_iter().find(is_whole).unwrap_or(tokens.len());
-        let acquired = self.memory.acquire(&request.namespace, &request.tokens, limit, 0).await?;
+        let acquired =
+            self.memory.acquire(&request.namespace, &request.tokens, limit, None).await?;
         self.saves.extend(Saving::new(request, acquired.lease));
         Ok(())
     }

@@ -2,6 +2,7 @@
 
 use stolon_kvcache::{BlockId, BlockLease, PrefixLease};
 
+use super::Sequence;
 use crate::states::HeldState;
 
 /// The blocks and positions of a running sequence.
@@ -39,9 +40,10 @@ impl Held {
         }
     }
 
-    /// Goes on in a block that has the next `count` positions already, in place of the first reserved
-    /// one.
-    pub(crate) fn continue_in(&mut self, block: BlockLease, count: usize) {
+    /// Goes on in the last block of the turn before, if the sequence is a turn of a session that
+    /// continues it. That block takes the place of the first reserved one.
+    pub(crate) fn continue_turn(&mut self, sequence: &Sequence) {
+        let Some((block, count)) = sequence.partial_block(self) else { return };
         self.computed += count;
         if let Some(mut reserved) = self.reserved.replace(block) {
             drop(reserved.split(1));

@@ -2,6 +2,8 @@
 
 use stolon_kvcache::{BlockId, BlockLease, CheckpointLease, PrefixLease, TokenSpan};
 
+use crate::memory::Acquired;
+
 /// What a session keeps of its last turn: the full blocks, which the prefix tree has, and the block
 /// after them.
 #[derive(Debug)]
@@ -26,6 +28,12 @@ struct PartialBlock {
 impl From<PrefixLease> for SessionHold {
     fn from(prefix: PrefixLease) -> SessionHold {
         SessionHold { prefix, checkpoint: None, partial: None }
+    }
+}
+
+impl From<Acquired> for SessionHold {
+    fn from(Acquired { lease, checkpoint, .. }: Acquired) -> SessionHold {
+        SessionHold::from(lease).with_checkpoint(checkpoint)
     }
 }
 

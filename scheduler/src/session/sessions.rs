@@ -184,8 +184,8 @@ impl Sessions {
     }
 
     /// Lets a session hold the locked prefix of its tokens, unless it has gone on meanwhile.
-    pub fn hold(&self, prefix: &SessionPrefix, lease: PrefixLease) {
-        self.keep(&prefix.id, prefix.revision, lease.into());
+    pub fn hold(&self, prefix: &SessionPrefix, locked: impl Into<SessionHold>) {
+        self.keep(&prefix.id, prefix.revision, locked.into());
     }
 
     /// Begins a turn.

@@ -23,6 +23,7 @@ fn run_all(harness: &mut Harness) {
     while harness.step(false) {
         harness.read(true);
     }
+    harness.read(true);
     assert!(harness.callers.iter().all(Caller::is_done));
 }
 
@@ -129,30 +130,74 @@ fn long_prompts_have_checkpoints_in_between() {
     assert_eq!(run(&mut harness, shared, 1), 1024);
 }
 
-/// Goal: a session keeps the checkpoint at the end of its last answer, so that its next turn resumes
-/// there although everything else was evicted.
-#[test]
-fn a_session_keeps_its_checkpoint() {
-    let mut harness = Harness::with_states(4, 100, Some(3), EngineConfig::default());
+/// Opens a session.
+fn open_session(harness: &Harness) -> SessionId {
     let id = SessionId::new("conversation");
     let new = NewSession { id: id.clone(), namespace: Namespace::default(), ttl: None };
     harness.context.sessions.open(new, harness.now).expect("there is room");
+    id
+}
+
+/// Runs a turn of a session, and returns how many of its tokens it did not compute.
+fn run_turn(harness: &mut Harness, id: &SessionId, prompt: &[u32], max_tokens: usize) -> usize {
+    let turn = harness.context.sessions.begin_turn(id, &Namespace::default(), harness.now);
+    let turn = turn.expect("it is idle");
+    harness.submit_request(prompt.to_vec(), max_tokens, |request| request.turn = Some(turn));
+    run_all(harness);
+    let caller = harness.callers.last().expect("a turn");
+    assert_eq!(caller.end, Some(Ok(())));
+    caller.cached.expect("it has run")
+}
+
+/// Goal: a session keeps the checkpoint at the end of its last answer, so that its next turn resumes
+/// there although everything else was evicted; also if a turn adds too little for a checkpoint of
+/// its own, and if its answer comes from cached logits.
+#[test]
+fn a_session_keeps_its_checkpoint() {
+    let mut harness = Harness::with_states(16, 25, Some(1), EngineConfig::default());
+    let id = open_session(&harness);
     let mut prompt = group_prompt(1, 50);
-    for expected in [0, 64] {
-        let turn = harness.context.sessions.begin_turn(&id, &Namespace::default(), harness.now);
-        let turn = turn.expect("it is idle");
-        harness.submit_request(prompt.clone(), 20, |request| request.turn = Some(turn));
-        run_all(&mut harness);
-        let caller = harness.callers.last().expect("a turn");
-        assert_eq!(caller.cached, Some(expected));
-        prompt.extend(&caller.tokens);
-        prompt.extend([7; 5]);
+    let turns = [(20, 0, 5), (1, 64, 0), (1, 64, 0), (30, 64, 5), (1, 96, 5)];
+    for (max_tokens, expected, more) in turns {
+        let cached = run_turn(&mut harness, &id, &prompt, max_tokens);
+        assert_eq!(cached, expected, "{} tokens", prompt.len());
+        if more > 0 {
+            prompt.extend(&harness.callers.last().expect("a turn").tokens);
+        }
+        prompt.extend(vec![7; more]);
         // Fills the pool, so that everything else is evicted.
         for group in 2..6 {
             harness.submit(group_prompt(group, 180), 1, None);
             run_all(&mut harness);
         }
     }
+}
+
+/// Goal: a request that is all the engine has room for runs although the checkpoint that it could
+/// resume from has no room next to it: it computes what comes before. It waits for no lock that was
+/// taken for another request, and not for a session.
+#[test]
+fn a_request_that_fills_the_pool_runs_without_its_checkpoint() {
+    let mut harness = Harness::with_states(4, 100, Some(20), EngineConfig::default());
+    assert_eq!(run(&mut harness, group_prompt(1, 200), 1), 0);
+    assert_eq!(run(&mut harness, group_prompt(1, 240), 1), 196);
+    let id = open_session(&harness);
+    for (len, cached) in [(320, 236), (360, 0), (400, 0)] {
+        assert_eq!(run_turn(&mut harness, &id, &group_prompt(1, len), 1), cached);
+        assert_eq!(harness.callers.last().map(|caller| caller.tokens.len()), Some(1));
+    }
+    harness.finish();
+}
+
+/// Goal: what a session keeps in the end takes no blocks from its turn while that runs, and so
+/// preempts no request.
+#[test]
+fn a_turn_does_not_hold_its_own_checkpoint() {
+    let mut harness = Harness::with_states(4, 200, Some(103), EngineConfig::default());
+    let id = open_session(&harness);
+    assert_eq!(run_turn(&mut harness, &id, &group_prompt(1, 200), 400), 0);
+    assert_eq!(harness.context.gauges.preemptions_for_blocks.get(), 0);
+    harness.finish();
 }
 
 /// Goal: without blocks for checkpoints, requests run as they would without a cache of states.
