@@ -190,3 +190,35 @@ async fn a_restarted_engine_resumes_with_the_same_bits() {
         std::fs::remove_dir_all(&path).expect("it was made");
     }
 }
+
+/// Goal: with a disk tier, a pin keeps the checkpoint of its prefix, too, under a write policy that
+/// would not have stored it; and a prompt whose last checkpoint is not at its last full block is
+/// warm.
+#[cfg(feature = "tiers")]
+#[tokio::test]
+async fn a_pinned_prefix_keeps_its_checkpoint_on_the_disk() {
+    let path = std::env::temp_dir().join(format!("stolon-pinned-state-{}", std::process::id()));
+    let spec = start(builder("random:hybrid-tiny")).await.model_info().clone();
+    let state_blocks = spec.state_bytes.div_ceil(spec.kv_bytes / spec.num_blocks);
+    let policy = stolon::WritePolicy::WriteThroughSelective { hits: 9.try_into().expect("one") };
+    let engine = builder("random:hybrid-tiny").num_blocks(40 + 2 * state_blocks);
+    let engine = engine.kv_cache_dir(&path, 1 << 30).write_policy(policy);
+    let engine = start(engine.prefetch_policy(stolon::PrefetchPolicy::WaitComplete)).await;
+    let pinned = prompt(1, 230);
+    let request = Request::tokens(pinned.clone());
+    assert!(!engine.cache().is_warm(&request).expect("tokens"));
+    complete(&engine, &pinned).await;
+    assert_eq!(engine.cache().query_resume(&request).expect("tokens").resume, 192);
+    assert!(engine.cache().is_warm(&request).expect("tokens"), "it needs no second computation");
+    engine.cache().pin(&request, None).await.expect("it is cached");
+    engine.tiers().flush().await.expect("it runs");
+    for seed in 2..8 {
+        complete(&engine, &prompt(seed, 500)).await;
+    }
+    assert_eq!(engine.cache().query_resume(&request).expect("tokens").resume, 0, "it was evicted");
+    let longer = [pinned, prompt(9, 20)].concat();
+    assert_eq!(complete(&engine, &longer).await.finish.usage.cached_tokens, 192);
+    engine.audit().await.expect("consistent accounting");
+    engine.shutdown().await;
+    std::fs::remove_dir_all(&path).expect("it was made");
+}

@@ -271,17 +271,12 @@ impl App {
         Ok(CacheResults { results: results.collect::<Result<_, ApiError>>()? })
     }
 
-    /// Computes the prompts of which a request would compute at least one whole block.
+    /// Computes the prompts that are not cached as far as they can be.
     async fn compute(&self, requests: &[Request]) -> Result<(), ApiError> {
-        let info = self.engine.model_info();
-        let block_size = info.block_size;
-        // A recurrent state must be computed after the last position.
-        let last = usize::from(info.state_bytes > 0);
         let mut missing = Vec::new();
         for request in requests {
-            let resume = self.engine.cache().query_resume(request)?.resume;
-            let whole = prompt_len(request).saturating_sub(last) / block_size;
-            missing.extend((whole > resume / block_size).then(|| request.clone()));
+            let is_warm = self.engine.cache().is_warm(request)?;
+            missing.extend((!is_warm).then(|| request.clone()));
         }
         try_join_all(missing.into_iter().map(|request| {
             self.engine.cache().warm(match self.request_timeout {

@@ -36,6 +36,18 @@ impl Cache<'_> {
         Ok(prompt_tokens)
     }
 
+    /// Whether as much of a prompt is cached as can be, so that [`Cache::warm`] would add nothing. A
+    /// hint, as [`Cache::query_match_len`] is.
+    ///
+    /// # Errors
+    /// Those of rendering and tokenising the prompt.
+    pub fn is_warm(self, request: &Request) -> Result<bool, Error> {
+        let (namespace, tokens) = self.0.lookup(request)?;
+        let handle = &self.0.inner.handle;
+        let resume = handle.query_resume(&namespace, &tokens).resume;
+        Ok(resume >= handle.context().resume_max(tokens.len()))
+    }
+
     /// The number of the request's prompt tokens that are in the cache now. Lock-free and without
     /// side effects. The answer is a hint: it may change before a request runs.
     ///

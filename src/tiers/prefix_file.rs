@@ -52,9 +52,7 @@ impl Cache<'_> {
         };
         let handle = &self.0.inner.handle;
         let checkpoint_blocks = handle.context().spec.checkpoint_blocks();
-        let last = usize::from(checkpoint_blocks > 0);
-        let whole = (tokens.len() - last) / shape.block_size * shape.block_size;
-        if self.query_resume(&request)?.resume < whole {
+        if !self.0.cache().is_warm(&request)? {
             self.warm(request.clone()).await?;
         }
         if checkpoint_blocks > 0 {

@@ -52,9 +52,11 @@ impl EngineHandle {
         async move {
             let begin = |reply| PinMessage::Begin { namespace, tokens, options, reply };
             let pin = self.call_tree(|reply| TreeMessage::Pin(begin(reply))).await??;
-            if let (Some(save), Ok(generation)) = (pin.save, self.common().current()) {
-                // If the generation has just ended, the request is dropped here.
-                let _ = generation.admission.cast(AdmissionMessage::Save(Box::new(save)));
+            if let Ok(generation) = self.common().current() {
+                for save in pin.saves {
+                    // If the generation has just ended, the request is dropped here.
+                    let _ = generation.admission.cast(AdmissionMessage::Save(Box::new(save)));
+                }
             }
             Ok(pin.id)
         }

@@ -5,8 +5,8 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use ractor::{ActorRef, RpcReplyPort};
-use stolon_kvcache::{Namespace, PinId, PinInfo};
-use stolon_scheduler::{EngineError, KvSink, SaveRequest};
+use stolon_kvcache::{Namespace, PinId, PinInfo, TreeWriter, checkpoint_positions};
+use stolon_scheduler::{EngineError, SaveRequest};
 
 use super::{PrefixTreeActor, TreeMessage, TreeState};
 use crate::cache::{Pin, PinOptions};
@@ -33,8 +33,8 @@ pub(crate) enum PinMessage {
 #[derive(Debug)]
 pub(crate) struct NewPin {
     pub(crate) id: PinId,
-    /// The blocks of its prefix that are to be stored.
-    pub(crate) save: Option<SaveRequest>,
+    /// The blocks of its prefix, and of the checkpoint of that, that are to be stored.
+    pub(crate) saves: Vec<SaveRequest>,
 }
 
 /// What the tree does not store about a pin.
@@ -50,7 +50,7 @@ pub(super) struct PinRecord {
     /// When its prefix had last been used when `end` was set, in ticks of the tree.
     last_use: Option<u64>,
     /// Protects the stored prefix. It has no other use than to be dropped.
-    _stored: Option<Box<dyn Any + Send>>,
+    _stored: Vec<Box<dyn Any + Send>>,
 }
 
 impl PrefixTreeActor {
@@ -68,7 +68,7 @@ impl PrefixTreeActor {
                     false => Err(EngineError::PinBudgetInUse),
                 };
                 self.publish_pins(state);
-                let keep = |id| NewPin { id, save: self.keep(state, id, tokens, options, myself) };
+                let keep = |id| NewPin { id, saves: self.keep(state, id, tokens, options, myself) };
                 let _ = reply.send(pinned.map(keep));
             }
             PinMessage::End(id, reply) => {
@@ -94,26 +94,32 @@ impl PrefixTreeActor {
         mut tokens: Vec<u32>,
         options: PinOptions,
         myself: &ActorRef<TreeMessage>,
-    ) -> Option<SaveRequest> {
+    ) -> Vec<SaveRequest> {
         let infos = state.writer.pins();
-        let info = infos.iter().find(|info| info.id == id)?;
+        let Some(info) = infos.iter().find(|info| info.id == id) else { return Vec::new() };
         tokens.truncate(info.position_count);
         let hashes = state.writer.reader().block_hashes(&info.namespace, &tokens);
         let token_ids = tokens.as_slice().into();
-        let store = |sink: &Arc<dyn KvSink>| sink.pinned(&info.namespace, &Arc::new(tokens));
-        let stored = self.sink_of_pins.as_ref().and_then(store);
-        let (held, save) = stored.map(|pin| (pin.held, pin.save)).unzip();
+        let (mut stored, mut saves) = (Vec::new(), Vec::new());
+        if let Some(sink) = &self.sink_of_pins {
+            let with_state = with_checkpoint(&mut state.writer, &info.namespace, &tokens);
+            for tokens in [Some(tokens), with_state].into_iter().flatten() {
+                let Some(pin) = sink.pinned(&info.namespace, &Arc::new(tokens)) else { continue };
+                stored.push(pin.held);
+                saves.extend(pin.save);
+            }
+        }
         let record = PinRecord {
             options,
             token_ids,
             last_hash: hashes.last().copied().unwrap_or_default(),
             end: None,
             last_use: None,
-            _stored: held,
+            _stored: stored,
         };
         state.pins.insert(id, record);
         state.set_end(id, myself);
-        save.flatten()
+        saves
     }
 
     fn unpin(&self, state: &mut TreeState, id: PinId) -> bool {
@@ -122,6 +128,18 @@ impl PrefixTreeActor {
         self.publish_pins(state);
         was_there
     }
+}
+
+/// The positions of the last checkpoint of a prefix, after those that it covers.
+fn with_checkpoint(
+    writer: &mut TreeWriter,
+    namespace: &Namespace,
+    prefix: &[u32],
+) -> Option<Vec<u32>> {
+    // One position more, so that a checkpoint at the end of the prefix counts.
+    let lease = writer.lock_checkpoint(namespace, &[prefix, &[0]].concat())?;
+    let positions = checkpoint_positions(lease.blocks().len() * writer.block_size());
+    Some([&prefix[..lease.len()], &positions].concat())
 }
 
 impl TreeState {

@@ -201,7 +201,7 @@ impl<M: Memory> Scheduler<M> {
         self.queue.charge_overtaking(&round.candidates[..=index], waiting.cost());
         let (computed, state) = (waiting.resume, HeldState::default());
         let mut held = Held { lease, reserved, computed, state, ..Held::default() };
-        match self.checkpoint_rule() {
+        match self.context.checkpoint_rule() {
             Some(rule) => held.state = begin_state(&waiting, matched, checkpoint, rule),
             None => held.continue_turn(&waiting.sequence),
         }
@@ -299,7 +299,7 @@ impl<M: Memory> Scheduler<M> {
         leaders: impl Iterator<Item = &'a Sequence>,
     ) -> Option<Follow> {
         let block_size = self.context.spec.block_size;
-        let rule = self.checkpoint_rule();
+        let rule = self.context.checkpoint_rule();
         let tokens = &waiting.sequence.tokens[..];
         let tokens = &tokens[..tokens.len() - usize::from(rule.is_some())];
         let leaders = leaders.filter_map(|leader| {

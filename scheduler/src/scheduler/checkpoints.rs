@@ -11,7 +11,7 @@ use crate::event::FinishReason;
 use crate::memory::{ActorStopped, Memory};
 use crate::schedule::Slice;
 use crate::sequence::Sequence;
-use crate::states::{CheckpointItem, CheckpointRule, CheckpointWishes, Resume, StateLoad};
+use crate::states::{CheckpointItem, CheckpointWishes, Resume, StateLoad};
 
 /// What a slice of the step in flight holds for the recurrent state of its sequence.
 #[derive(Debug, Default)]
@@ -31,19 +31,6 @@ impl StateInFlight {
 }
 
 impl<M: Memory> Scheduler<M> {
-    /// Where checkpoints are taken; `None` for a model without recurrent states.
-    pub(super) fn checkpoint_rule(&self) -> Option<CheckpointRule> {
-        let (spec, sink) = (&self.context.spec, &self.context.config.kv_sink);
-        let sink = sink.as_ref();
-        spec.state.map(|_| CheckpointRule {
-            pool_blocks: if sink.is_none() { spec.block_count } else { 0 },
-            block_size: spec.block_size,
-            blocks: spec.checkpoint_blocks(),
-            distance: sink
-                .map_or(spec.block_size, |sink| sink.checkpoint_distance(spec.block_size)),
-        })
-    }
-
     /// Reserves blocks for the checkpoints that the slices of the next step take; empty for a model
     /// without states. Slices for which there are not enough blocks take none.
     ///
@@ -53,7 +40,7 @@ impl<M: Memory> Scheduler<M> {
         &mut self,
         slices: &[Slice],
     ) -> Result<Vec<StateInFlight>, ActorStopped> {
-        let Some(rule) = self.checkpoint_rule() else { return Ok(Vec::new()) };
+        let Some(rule) = self.context.checkpoint_rule() else { return Ok(Vec::new()) };
         let mut states: Vec<StateInFlight> =
             slices.iter().map(|_| StateInFlight::default()).collect();
         let caches = self.context.config.prefix_caching;
@@ -123,7 +110,7 @@ impl<M: Memory> Scheduler<M> {
     /// Takes what a slice has written, if its sequence has been computed as far. `start` is the
     /// position of its first token.
     pub(super) fn take_checkpoints(&mut self, index: usize, start: usize, state: StateInFlight) {
-        let Some(rule) = self.checkpoint_rule() else { return };
+        let Some(rule) = self.context.checkpoint_rule() else { return };
         let caches = self.context.config.prefix_caching;
         let sequence = &mut self.running[index].sequence;
         if let Some(Resume::Loaded(blocks)) = state.resume
@@ -201,7 +188,7 @@ impl<M: Memory> Scheduler<M> {
     /// # Errors
     /// [`ActorStopped`] if the memory no longer answers.
     pub(super) async fn prepare_state_loads(&mut self) -> Result<(), ActorStopped> {
-        let Some(rule) = self.checkpoint_rule() else { return Ok(()) };
+        let Some(rule) = self.context.checkpoint_rule() else { return Ok(()) };
         for index in 0..self.running.len() {
             let sequence = &self.running[index].sequence;
             let Some(stored) = &sequence.stored else { continue };
