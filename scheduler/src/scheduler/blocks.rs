@@ -182,21 +182,22 @@ impl<M: Memory> Scheduler<M> {
     }
 
     /// The id of the sequence to preempt if a request of a tenant below its share starts to run
-    /// although no slot is free: the youngest one of the tenant with the most slots. `None` if no
-    /// tenant exceeds its share, or without a prefix cache, which keeps what the sequence has
-    /// computed.
+    /// although no slot is free: the youngest one of the tenant with the most slots, and rather one
+    /// of which the cache keeps what it has computed. `None` if no tenant exceeds its share.
     pub(super) fn share_victim(&mut self, shares: &SlotShares) -> Option<u64> {
         let below_share = |waiting: &Waiting| !shares.is_reached(waiting.sequence.tenant);
-        if !self.context.config.prefix_caching || !self.queue.entries().iter().any(below_share) {
+        if !self.queue.entries().iter().any(below_share) {
             return None;
         }
-        let may_be_preempted = |r: &&Running| {
-            let keeps = r.sequence.writes_cache() && !r.sequence.bypasses_match();
-            let is_bound = !keeps || r.sequence.is_sampling;
-            shares.is_exceeded(r.sequence.tenant) && !is_bound
+        let caches = self.context.config.prefix_caching;
+        let rank = |r: &&Running| {
+            let sequence = &r.sequence;
+            let keeps = caches && sequence.writes_cache() && !sequence.bypasses_match();
+            (shares.running(sequence.tenant), keeps, r.arrival)
         };
-        let victims = self.running.iter().filter(may_be_preempted);
-        let victim = victims.max_by_key(|r| (shares.running(r.sequence.tenant), r.arrival))?;
+        let exceeds = |r: &&Running| shares.is_exceeded(r.sequence.tenant);
+        let victims = self.running.iter().filter(|r| exceeds(r) && !r.sequence.is_sampling);
+        let victim = victims.max_by_key(rank)?;
         if victim.sequence.in_step {
             // The step reads its blocks. Admission is tried again when it has ended.
             self.try_admission = true;

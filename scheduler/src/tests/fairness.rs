@@ -26,14 +26,16 @@ struct Load {
     prompt: usize,
     same: bool,
     answer: usize,
+    /// Its requests write nothing to the prefix cache, so what a preempted one has computed is lost.
+    private: bool,
 }
 
 const LOADS: [Load; 5] = [
-    Load { count: 0, prompt: 0, same: false, answer: 0 },
-    Load { count: 1, prompt: 6_000, same: false, answer: 20 },
-    Load { count: 4, prompt: 6_000, same: false, answer: 20 },
-    Load { count: 64, prompt: 600, same: true, answer: 100 },
-    Load { count: 100, prompt: 300, same: false, answer: 30 },
+    Load { count: 0, prompt: 0, same: false, answer: 0, private: false },
+    Load { count: 1, prompt: 6_000, same: false, answer: 20, private: false },
+    Load { count: 4, prompt: 6_000, same: false, answer: 20, private: false },
+    Load { count: 64, prompt: 600, same: true, answer: 100, private: false },
+    Load { count: 100, prompt: 300, same: false, answer: 30, private: false },
 ];
 
 /// Whether requests name their clients.
@@ -81,7 +83,9 @@ fn run(load: Load, clients: Clients, config: EngineConfig) -> Figures {
     let decoder = simulation.submit(request("decoder", vec![998; 20], 400)).expect("accepted");
     for number in 0..load.count {
         let tokens = vec![if load.same { 1 } else { number + 1 }; load.prompt];
-        simulation.submit(request("load", tokens, load.answer)).expect("accepted");
+        let mut request = request("load", tokens, load.answer);
+        request.options.skip_writing_prefix_cache = load.private;
+        simulation.submit(request).expect("accepted");
     }
     let mut figures = Figures {
         first: Duration::ZERO,
@@ -140,5 +144,20 @@ fn a_small_request_is_served_soon_beside_any_load() {
         assert!(fair.end.as_secs_f64() <= before.end.as_secs_f64() * 1.03, "{load:?}");
         assert!(fair.inter_token.as_secs_f64() <= before.inter_token.as_secs_f64() * 1.5);
         assert!(fair.inter_token <= Duration::from_millis(110), "{load:?}: {fair:?}");
+    }
+}
+
+/// Goal: a small request is served as soon if the cache keeps nothing of the load, so that a
+/// preempted request of it loses what it has computed.
+#[test]
+fn a_load_that_is_not_cached_gives_up_its_slots_too() {
+    let idle = run(LOADS[0], Clients::Named, EngineConfig::default());
+    let long = Load { count: 64, prompt: 300, same: false, answer: 300, private: false };
+    let without_cache = EngineConfig { prefix_caching: false, ..EngineConfig::default() };
+    for (load, config) in
+        [(Load { private: true, ..long }, EngineConfig::default()), (long, without_cache)]
+    {
+        let fair = run(load, Clients::Named, config);
+        assert!(fair.steps <= idle.steps + 2, "{load:?}: {fair:?}, idle {idle:?}");
     }
 }
