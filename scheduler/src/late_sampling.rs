@@ -2,18 +2,21 @@
 //!
 //! 1. A row whose processor is ready is sampled on the executor thread when its step has ended. Any
 //!    other row is returned with its sampler, as a [`LateRow`].
-//! 2. [`LateSampling::start`] samples it on a separate thread. Meanwhile its sequence takes part
-//!    in no step and keeps its KV.
+//! 2. [`LateSampling::start`] samples it on a separate thread. The threads are bounded, and no tenant
+//!    has all of them. Meanwhile its sequence takes part in no step and keeps its KV.
 //! 3. When the token is chosen, the scheduler is woken, and continues the sequence.
 //!
 //! [`LogitsProcessor`]: stolon_backend::LogitsProcessor
 
+use std::collections::{HashMap, VecDeque};
 use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
 
 use stolon_backend::{Sampled, SamplerState, SamplingError};
+
+use crate::tenant::TenantId;
 
 /// A row of logits from which a token is still to be sampled.
 #[derive(Debug)]
@@ -29,24 +32,35 @@ pub struct LateRow {
 pub(crate) struct LateToken {
     /// The sequence's id.
     pub(crate) id: u64,
+    tenant: TenantId,
     /// `None` if sampling panicked.
     pub(crate) sampler: Option<Box<SamplerState>>,
     pub(crate) sampled: Result<Sampled, SamplingError>,
 }
 
-/// The rows that are being sampled. Each thread holds a clone of `done`, whose count bounds them.
+/// The rows that are being sampled, or wait for a thread.
 pub(crate) struct LateSampling {
     done: Arc<Mutex<Vec<LateToken>>>,
     /// Makes the owner of the scheduler call it, from any thread.
     wake: Arc<dyn Fn() + Send + Sync>,
-    /// Maximum number of threads. Threads of requests that have ended count as long as their
-    /// processors do not return.
+    /// Maximum number of threads. One tenant has at most half of them.
     threads_max: usize,
+    /// Number of threads of each tenant that has one. Threads of requests that have ended count for
+    /// as long as their processors do not return.
+    threads: HashMap<TenantId, usize>,
+    /// Rows without a thread, oldest first.
+    waiting: VecDeque<(u64, TenantId, LateRow)>,
 }
 
 impl LateSampling {
     pub(crate) fn new(threads_max: usize) -> LateSampling {
-        LateSampling { done: Arc::default(), wake: Arc::new(|| {}), threads_max }
+        LateSampling {
+            done: Arc::default(),
+            wake: Arc::new(|| {}),
+            threads_max,
+            threads: HashMap::new(),
+            waiting: VecDeque::new(),
+        }
     }
 
     /// Sets what is called, on any thread, when a token was sampled.
@@ -54,19 +68,55 @@ impl LateSampling {
         self.wake = wake;
     }
 
-    /// Samples a row of the sequence `id` on a separate thread.
-    ///
-    /// # Errors
-    /// [`SamplingError::ProcessorFailed`] if there can be no further thread.
-    pub(crate) fn start(&self, id: u64, row: LateRow) -> Result<(), SamplingError> {
-        let failed = |reason: String| SamplingError::ProcessorFailed { reason };
-        if Arc::strong_count(&self.done) > self.threads_max {
-            let max = self.threads_max;
-            return Err(failed(format!(
-                "expected at most {max} calls of logits processors at a time, got one more"
-            )));
+    /// Samples a row of the sequence `id` of `tenant` on a separate thread, as soon as the tenant can
+    /// have one.
+    pub(crate) fn start(&mut self, id: u64, tenant: TenantId, row: LateRow) {
+        self.waiting.push_back((id, tenant, row));
+        self.start_waiting();
+    }
+
+    /// The tokens that were sampled since the last call. Gives up the waiting rows of sequences that
+    /// do not run any more.
+    pub(crate) fn take(&mut self, is_running: impl Fn(u64) -> bool) -> Vec<LateToken> {
+        let done = std::mem::take(&mut *self.done.lock().unwrap_or_else(PoisonError::into_inner));
+        for LateToken { tenant, .. } in &done {
+            let Some(count) = self.threads.get_mut(tenant) else { continue };
+            *count -= 1;
+            if *count == 0 {
+                self.threads.remove(tenant);
+            }
         }
+        self.waiting.retain(|(id, ..)| is_running(*id));
+        self.start_waiting();
+        done
+    }
+
+    /// Starts threads for the rows whose tenants can have one more.
+    fn start_waiting(&mut self) {
+        let each = self.threads_max.div_ceil(2);
+        loop {
+            if self.threads.values().sum::<usize>() >= self.threads_max {
+                return;
+            }
+            let count = |tenant| self.threads.get(tenant).copied().unwrap_or(0);
+            let next = self.waiting.iter().position(|(_, tenant, _)| count(tenant) < each);
+            let Some((id, tenant, row)) = next.and_then(|next| self.waiting.remove(next)) else {
+                return;
+            };
+            *self.threads.entry(tenant).or_default() += 1;
+            self.start_thread(id, tenant, row);
+        }
+    }
+
+    fn start_thread(&self, id: u64, tenant: TenantId, row: LateRow) {
         let (done, wake) = (Arc::clone(&self.done), Arc::clone(&self.wake));
+        let finish = move |sampler, sampled| {
+            let token = LateToken { id, tenant, sampler, sampled };
+            done.lock().unwrap_or_else(PoisonError::into_inner).push(token);
+            wake();
+        };
+        let failed = |reason: String| Err(SamplingError::ProcessorFailed { reason });
+        let finish_here = finish.clone();
         let sample = move || {
             let LateRow { mut sampler, mut logits } = row;
             // Nothing of it is used after a panic.
@@ -74,26 +124,14 @@ impl LateSampling {
                 let sampled = sampler.sample(&mut logits);
                 (Some(sampler), sampled)
             }));
-            let (sampler, sampled) = sampled.unwrap_or_else(|_| {
-                let reason = "sampling panicked".to_owned();
-                (None, Err(SamplingError::ProcessorFailed { reason }))
-            });
-            done.lock().unwrap_or_else(PoisonError::into_inner).push(LateToken {
-                id,
-                sampler,
-                sampled,
-            });
-            drop(done);
-            wake();
+            let failed = |_| (None, failed("sampling panicked".to_owned()));
+            let (sampler, sampled) = sampled.unwrap_or_else(failed);
+            finish(sampler, sampled);
         };
         let thread = thread::Builder::new().name("stolon-sampling".to_owned()).spawn(sample);
-        thread.map_err(|error| failed(format!("a thread for the logits processor: {error}")))?;
-        Ok(())
-    }
-
-    /// The tokens that were sampled since the last call.
-    pub(crate) fn take(&self) -> Vec<LateToken> {
-        std::mem::take(&mut self.done.lock().unwrap_or_else(PoisonError::into_inner))
+        if let Err(error) = thread {
+            finish_here(None, failed(format!("a thread for the logits processor: {error}")));
+        }
     }
 }
 

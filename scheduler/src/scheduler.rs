@@ -148,7 +148,8 @@ impl<M: Memory> Scheduler<M> {
         reader: TreeReader,
         fence: StepFence,
     ) -> Scheduler<M> {
-        // Twice the number of requests, because calls of requests that have ended may still run.
+        // Twice the number of requests, so that a tenant has one for each request that can run. Calls
+        // of requests that have ended may still run.
         let late_sampling = LateSampling::new(2 * context.config.max_running);
         let encoding = Encoding::new(&context);
         let free_slots = context.spec.state.map(|state| FreeSlots::new(state.slots));

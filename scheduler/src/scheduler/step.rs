@@ -113,10 +113,8 @@ impl<M: Memory> Scheduler<M> {
             return None;
         }
         if let Some(late) = result.late {
-            match self.late_sampling.start(sequence.id, late) {
-                Ok(()) => sequence.is_sampling = true,
-                Err(failure) => sequence.end = Some(Ending::Failed(unusable_logits(&failure))),
-            }
+            self.late_sampling.start(sequence.id, sequence.tenant, late);
+            sequence.is_sampling = true;
         }
         let end = result.pooler.and_then(|pooler| sequence.pooled(pooler));
         let Some(sampled) = result.sampled else { return end };
@@ -129,7 +127,8 @@ impl<M: Memory> Scheduler<M> {
     /// [`ActorStopped`] if the memory no longer answers.
     pub(super) async fn apply_late_tokens(&mut self, now: Instant) -> Result<(), ActorStopped> {
         let mut finished = Vec::new();
-        for LateToken { id, sampler, sampled } in self.late_sampling.take() {
+        let is_running = |id| self.running.iter().any(|running| running.sequence.id == id);
+        for LateToken { id, sampler, sampled, .. } in self.late_sampling.take(is_running) {
             let running = self.running.iter_mut().find(|r| r.sequence.id == id);
             let Some(Running { sequence, .. }) = running else { continue };
             sequence.is_sampling = false;
