@@ -218,7 +218,8 @@ impl Prompts {
         client: Client,
     ) -> Result<SharedProcessor, Error> {
         let ends: Arc<[u32]> = ends.into();
-        let processor = move |text: &Text| text.grammar_processor(&grammar, ends, inner);
+        let of_client = client.clone();
+        let processor = move |text: &Text| text.grammar_processor(&grammar, ends, inner, of_client);
         // It may have to be compiled.
         self.run(Work::Long(client), processor).await
     }

@@ -16,6 +16,7 @@ pub(crate) use stolon_text::{ChatOptions, Detokenizer};
 
 use grammar::Grammars;
 
+use crate::long_work::Client;
 use crate::request::Prompt;
 use crate::skills::Skills;
 use crate::{Error, Grammar, Request, SharedProcessor};
@@ -78,20 +79,21 @@ impl Text {
         Some(Detokenizer::continuing(tokenizer.clone(), true).showing(shown))
     }
 
-    /// A processor that keeps an answer to `grammar` and runs after `inner`. The answer ends with
-    /// one of `ends`.
+    /// A processor that keeps an answer to a client's `grammar` and runs after `inner`. The answer
+    /// ends with one of `ends`.
     pub(crate) fn grammar_processor(
         &self,
         grammar: &Grammar,
         ends: Arc<[u32]>,
         inner: Option<SharedProcessor>,
+        client: Client,
     ) -> Result<SharedProcessor, Error> {
         let grammars = self.grammars.as_ref().ok_or(Error::NoTokenizer)?;
         if ends.is_empty() && self.eos_ids.as_slice().is_empty() {
             let expected = "a model with an end-of-sequence token, or stop ids";
             return Err(Error::invalid("grammar", expected, "neither"));
         }
-        Ok(grammars.processor(grammar, ends, inner)?)
+        Ok(grammars.processor(grammar, ends, inner, client)?)
     }
 
     pub(crate) fn chat_template(&self) -> Result<&ChatTemplate, Error> {

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use stolon_scheduler::{PromptLimit, TokenSet};
 use stolon_text::TextSource;
 
+use crate::long_work::Client;
 use crate::request::Prompt;
 use crate::skills::Skills;
 use crate::{ChatMessage, Error, Grammar, Request, SharedProcessor};
@@ -66,6 +67,7 @@ impl Text {
         _grammar: &Grammar,
         _ends: Arc<[u32]>,
         _inner: Option<SharedProcessor>,
+        _client: Client,
     ) -> Result<SharedProcessor, Error> {
         Err(Error::NoTokenizer)
     }

@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use stolon_text::{Grammar, GrammarCompiler, GrammarError, GrammarState, TextModel};
 
+use crate::long_work::Client;
 use crate::{LogitsProcessor, SamplingError, SharedProcessor};
 
 /// Compiles the grammars of requests.
@@ -15,15 +16,16 @@ impl Grammars {
         Grammars(GrammarCompiler::new(model.tokenizer().clone(), model.eos_token_ids()))
     }
 
-    /// A processor that keeps an answer to `grammar` and runs after `inner`. The answer ends with
-    /// one of `ends`.
+    /// A processor that keeps an answer to a client's `grammar` and runs after `inner`. The answer
+    /// ends with one of `ends`.
     pub(super) fn processor(
         &self,
         grammar: &Grammar,
         ends: Arc<[u32]>,
         inner: Option<SharedProcessor>,
+        client: Client,
     ) -> Result<SharedProcessor, GrammarError> {
-        let state = Arc::new(self.0.compile(grammar)?.state());
+        let state = Arc::new(self.0.compile(grammar)?.state_for(client));
         Ok(SharedProcessor::new(GrammarProcessor { state, ends, inner }))
     }
 }

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use stolon_text::{Grammar, GrammarError, TextModel};
 
 use crate::SharedProcessor;
+use crate::long_work::Client;
 
 /// Refuses every grammar.
 #[derive(Clone, Debug)]
@@ -20,6 +21,7 @@ impl Grammars {
         _: &Grammar,
         _: Arc<[u32]>,
         _: Option<SharedProcessor>,
+        _: Client,
     ) -> Result<SharedProcessor, GrammarError> {
         let reason = "this library was built without the feature `grammar`".to_owned();
         Err(GrammarError { path: String::new(), reason })

@@ -13,7 +13,7 @@ use serde_json::{Value, json};
 
 use super::cache::Cache;
 use super::mask::TokenMask;
-use super::state::Start;
+use super::state::{Spent, Start};
 use super::workers::Workers;
 use super::{Grammar, GrammarError, GrammarState, Otherwise, ToolCallGrammar, calls, gbnf, schema};
 use crate::bounded::Bounded;
@@ -194,7 +194,14 @@ impl CompiledGrammar {
     /// The state of a sequence that follows the grammar from its first token on.
     #[must_use]
     pub fn state(&self) -> GrammarState {
-        GrammarState::new(Arc::clone(&self.start), Arc::default(), self.workers.clone())
+        self.state_for(None)
+    }
+
+    /// As [`CompiledGrammar::state`], for a request of this client. Clients share the threads that
+    /// compute masks; requests without a name are of one client.
+    #[must_use]
+    pub fn state_for(&self, client: Option<Arc<str>>) -> GrammarState {
+        GrammarState::new(Arc::clone(&self.start), Spent::of(client), self.workers.clone())
     }
 }
 

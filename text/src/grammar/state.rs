@@ -13,7 +13,7 @@ use llguidance::Matcher;
 use super::GrammarError;
 use super::compile::{message, next_mask};
 use super::mask::TokenMask;
-use super::workers::Workers;
+use super::workers::{Client, Workers};
 use crate::bounded::catch;
 
 /// Time that the masks of a request may take together, without the time that they wait for a
@@ -40,10 +40,14 @@ pub struct GrammarState {
     workers: Workers,
 }
 
-/// Time that was spent on the masks of a request, in microseconds. The sequences of the request
-/// share it. It guards no other memory, so all accesses are relaxed.
+/// Whose masks are computed, and how much time was spent on them. The sequences of a request share
+/// it.
 #[derive(Debug, Default)]
-pub(super) struct Spent(AtomicU64);
+pub(super) struct Spent {
+    client: Client,
+    /// It guards no other memory, so all accesses are relaxed.
+    micros: AtomicU64,
+}
 
 /// What a sequence shares with the workers.
 struct Slot {
@@ -155,17 +159,27 @@ impl Slot {
 }
 
 impl Spent {
+    /// Of a request of this client.
+    pub(super) fn of(client: Client) -> Arc<Spent> {
+        Arc::new(Spent { client, micros: AtomicU64::new(0) })
+    }
+
     fn get(&self) -> Duration {
-        Duration::from_micros(self.0.load(Ordering::Relaxed))
+        Duration::from_micros(self.micros.load(Ordering::Relaxed))
     }
 
     fn add(&self, time: Duration) {
         let micros = u64::try_from(time.as_micros()).unwrap_or(u64::MAX);
-        self.0.fetch_add(micros, Ordering::Relaxed);
+        self.micros.fetch_add(micros, Ordering::Relaxed);
     }
 }
 
 impl Job {
+    /// The client of the request.
+    pub(super) fn client(&self) -> &Client {
+        &self.spent.client
+    }
+
     /// Time that was spent on the request so far.
     pub(super) fn spent(&self) -> Duration {
         self.spent.get()

@@ -2,10 +2,10 @@
 //!
 //! A worker takes the job of the request on which the least time was spent so far (least attained
 //! service). A mask cannot be interrupted, so requests on which more than [`LIGHT`] was spent have
-//! separate workers. So a slow grammar delays only other slow ones.
+//! separate workers, and one client never has all workers. So a slow grammar delays only other slow
+//! ones, and those of its own client.
 
-use std::sync::mpsc::{self, Receiver, Sender};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::Duration;
 
@@ -16,18 +16,33 @@ const LIGHT: Duration = Duration::from_millis(200);
 /// Size of a worker's stack in bytes. Only the part that is used becomes resident.
 const STACK: usize = 64 << 20;
 
+/// The client of a request; requests without a name are of one client.
+pub(super) type Client = Option<Arc<str>>;
+
 /// Hands jobs to the workers. They end when the last clone is dropped.
-#[derive(Clone, Debug)]
-pub(super) struct Workers {
-    light: Sender<Job>,
-    heavy: Sender<Job>,
+#[derive(Clone)]
+pub(super) struct Workers(Arc<Queues>);
+
+struct Queues {
+    light: Arc<Queue>,
+    heavy: Arc<Queue>,
 }
 
 /// The jobs of some of the workers.
 struct Queue {
-    receiver: Receiver<Job>,
-    /// Jobs that were received and that no worker has taken.
+    threads: usize,
+    jobs: Mutex<Jobs>,
+    /// Notified when a job was added or has ended.
+    changed: Condvar,
+}
+
+#[derive(Default)]
+struct Jobs {
     waiting: Vec<Job>,
+    /// The clients of the jobs that run.
+    running: Vec<Client>,
+    /// There will be no further job.
+    is_closed: bool,
 }
 
 impl Workers {
@@ -37,54 +52,111 @@ impl Workers {
     /// If a thread cannot be started.
     pub(super) fn start() -> std::io::Result<Self> {
         let cores = thread::available_parallelism().map_or(1, usize::from);
-        let (heavy, jobs) = mpsc::channel();
-        start_threads((cores / 8).clamp(1, 4), jobs, Some)?;
-        let (light, jobs) = mpsc::channel();
-        let to_heavy = heavy.clone();
+        let heavy = Queue::new((cores / 8).clamp(1, 4));
+        let light = Queue::new((cores / 4).clamp(2, 8));
+        let workers = Self(Arc::new(Queues { light, heavy }));
+        let Queues { light, heavy } = &*workers.0;
+        Queue::start(heavy, Job::run)?;
+        let heavy = Arc::clone(heavy);
         // A request may have become heavy while its job waited.
-        let forward = move |job: Job| match job.spent() > LIGHT {
-            true => to_heavy.send(job).err().map(|unsent| unsent.0),
-            false => Some(job),
-        };
-        start_threads((cores / 4).clamp(1, 8), jobs, forward)?;
-        Ok(Self { light, heavy })
+        Queue::start(light, move |job| match job.spent() > LIGHT {
+            true => heavy.add(job),
+            false => job.run(),
+        })?;
+        Ok(workers)
     }
 
     /// Hands over a job.
     pub(super) fn send(&self, job: Job) {
-        let queue = if job.spent() > LIGHT { &self.heavy } else { &self.light };
-        // The workers run as long as there is a sender.
-        let _ = queue.send(job);
+        let queue = if job.spent() > LIGHT { &self.0.heavy } else { &self.0.light };
+        queue.add(job);
     }
 }
 
-/// Starts `count` threads that run the jobs for which `keep` returns the job.
-fn start_threads(
-    count: usize,
-    receiver: Receiver<Job>,
-    keep: impl Fn(Job) -> Option<Job> + Clone + Send + 'static,
-) -> std::io::Result<()> {
-    let queue = Arc::new(Mutex::new(Queue { receiver, waiting: Vec::new() }));
-    for _ in 0..count {
-        let (queue, keep) = (Arc::clone(&queue), keep.clone());
-        let work = move || {
-            while let Some(job) = next(&queue) {
-                keep(job).into_iter().for_each(Job::run);
+impl std::fmt::Debug for Workers {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Workers").finish_non_exhaustive()
+    }
+}
+
+impl Drop for Queues {
+    fn drop(&mut self) {
+        for queue in [&self.light, &self.heavy] {
+            queue.lock().is_closed = true;
+            queue.changed.notify_all();
+        }
+    }
+}
+
+impl Queue {
+    fn new(threads: usize) -> Arc<Queue> {
+        Arc::new(Queue { threads, jobs: Mutex::default(), changed: Condvar::new() })
+    }
+
+    /// Starts the threads, which call `run` for each job.
+    fn start(
+        queue: &Arc<Queue>,
+        run: impl Fn(Job) + Clone + Send + 'static,
+    ) -> std::io::Result<()> {
+        for _ in 0..queue.threads {
+            let (queue, run) = (Arc::clone(queue), run.clone());
+            let work = move || {
+                while let Some(job) = queue.next() {
+                    let client = job.client().clone();
+                    run(job);
+                    queue.ended(&client);
+                }
+            };
+            let thread = thread::Builder::new().name("stolon-grammar".to_owned());
+            thread.stack_size(STACK).spawn(work)?;
+        }
+        Ok(())
+    }
+
+    fn add(&self, job: Job) {
+        self.lock().waiting.push(job);
+        self.changed.notify_all();
+    }
+
+    /// Waits for a job that may run now. Returns `None` when there will be no further one.
+    fn next(&self) -> Option<Job> {
+        let mut jobs = self.lock();
+        loop {
+            if let Some(job) = jobs.take_next(self.threads) {
+                return Some(job);
             }
-        };
-        thread::Builder::new().name("stolon-grammar".to_owned()).stack_size(STACK).spawn(work)?;
+            if jobs.is_closed && jobs.waiting.is_empty() {
+                return None;
+            }
+            jobs = self.changed.wait(jobs).unwrap_or_else(PoisonError::into_inner);
+        }
     }
-    Ok(())
+
+    /// Notes that a job of this client has ended.
+    fn ended(&self, client: &Client) {
+        let mut jobs = self.lock();
+        let index = jobs.running.iter().position(|running| running == client);
+        index.map(|index| jobs.running.swap_remove(index));
+        drop(jobs);
+        self.changed.notify_all();
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Jobs> {
+        self.jobs.lock().unwrap_or_else(PoisonError::into_inner)
+    }
 }
 
-/// Waits for a job. Returns `None` when there will be no further one.
-fn next(queue: &Mutex<Queue>) -> Option<Job> {
-    let mut queue = queue.lock().unwrap_or_else(PoisonError::into_inner);
-    let Queue { receiver, waiting } = &mut *queue;
-    if waiting.is_empty() {
-        waiting.push(receiver.recv().ok()?);
+impl Jobs {
+    /// Takes the job of the request on which the least time was spent, of the clients that do not
+    /// have all but one of the `threads`.
+    fn take_next(&mut self, threads: usize) -> Option<Job> {
+        let most = (threads - 1).max(1);
+        let of_client = |client| self.running.iter().filter(|&running| running == client).count();
+        let may_run = |&index: &usize| of_client(self.waiting[index].client()) < most;
+        let next = (0..self.waiting.len()).filter(may_run);
+        let next = next.min_by_key(|&index| self.waiting[index].spent())?;
+        let job = self.waiting.remove(next);
+        self.running.push(job.client().clone());
+        Some(job)
     }
-    waiting.extend(receiver.try_iter());
-    let least = (0..waiting.len()).min_by_key(|&index| waiting[index].spent())?;
-    Some(waiting.remove(least))
 }
