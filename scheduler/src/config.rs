@@ -95,7 +95,8 @@ pub struct EngineConfig {
     pub step_time_target: Option<Duration>,
     /// Maximum number of requests that run at the same time; at least 1.
     pub max_running: usize,
-    /// Maximum number of requests in the admission queue; at least 1.
+    /// Maximum number of requests in the admission queue; at least 1. A tenant with a name has at most
+    /// three quarters of them, and of the tokens.
     pub max_queued_requests: usize,
     /// Maximum number of uncached prompt tokens in the admission queue, at least 1. While the queue
     /// is empty, a request of any size is accepted.

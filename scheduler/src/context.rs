@@ -301,10 +301,12 @@ impl EngineContext {
         };
         // The answers to one prompt share its images.
         let pixels = if choice == 0 { pixel_bytes(&request.images) } else { 0 };
-        let permit = self.limits.acquire(uncached, pixels).inspect_err(|error| {
+        let tenant = request.options.tenant.as_deref();
+        let tenant = tenant.map(|name| TenantId::new(Some(name)));
+        let permit = self.limits.acquire(tenant, uncached, pixels).inspect_err(|error| {
             self.gauges.rejected.add(1);
             if let EngineError::Overloaded { queued_requests, .. } = error
-                && *queued_requests < self.config.max_queued_requests
+                && *queued_requests < self.limits.requests_max(tenant)
             {
                 self.gauges.rejected_by_tokens.add(1);
             }

@@ -101,9 +101,10 @@ pub enum EngineError {
     Overloaded {
         /// Estimated time until a retry can succeed.
         retry_after: Duration,
-        /// Number of requests in the admission queue.
+        /// Number of requests in the admission queue; those of the request's tenant, if these are as
+        /// many as one tenant may have there.
         queued_requests: usize,
-        /// Number of uncached prompt tokens in the admission queue.
+        /// Number of uncached prompt tokens of these requests.
         queued_tokens: usize,
     },
     /// The images of waiting requests take too much memory.

@@ -1,39 +1,63 @@
 //! The limits of the admission queue, enforced in the caller's task before any message is sent.
 //!
 //! A [`QueuePermit`] accounts for one waiting request, its uncached tokens, and the pixels of its
-//! images. It travels with the
-//! request and is returned by dropping it, when the request starts to run or goes away. Actor
-//! mailboxes have no bound of their own; requiring a permit for every submission bounds them.
+//! images. It travels with the request and is returned by dropping it, when the request starts to run
+//! or goes away. Actor mailboxes have no bound of their own; requiring a permit for every submission
+//! bounds them. A tenant with a name leaves a part of the queue to others.
 
-use std::sync::Arc;
+use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use arc_swap::ArcSwap;
 
 use crate::error::EngineError;
+use crate::tenant::TenantId;
 use crate::wait::Workload;
+
+/// A tenant with a name has all but one of so many parts of the queue.
+const PARTS: usize = 4;
 
 /// The limits, and the shared counts of what is waiting.
 #[derive(Debug)]
 pub(crate) struct QueueLimits {
-    max_requests: usize,
-    max_tokens: usize,
+    max: Queued,
     /// Maximum number of bytes of pixels.
     max_pixels: usize,
     requests: AtomicUsize,
     tokens: AtomicUsize,
     pixels: AtomicUsize,
+    /// What waits of each tenant with a name.
+    tenants: Mutex<HashMap<TenantId, Queued>>,
     /// Recent throughput in computed tokens per second; 0 while unknown.
     rate: AtomicU64,
     /// What the scheduler has published of its requests.
     workload: ArcSwap<Workload>,
 }
 
+/// Requests that wait.
+#[derive(Clone, Copy, Debug, Default)]
+struct Queued {
+    requests: usize,
+    /// Their uncached tokens.
+    tokens: usize,
+}
+
+impl Queued {
+    /// Whether a request with `tokens` more exceeds the limits. While nothing else waits, a request
+    /// of any size fits.
+    fn exceeds(self, tokens: usize, max: Queued) -> bool {
+        self.requests >= max.requests
+            || (self.requests > 0 && self.tokens.saturating_add(tokens) > max.tokens)
+    }
+}
+
 /// The place of one request in the admission queue.
 #[derive(Debug)]
 pub struct QueuePermit {
     limits: Arc<QueueLimits>,
+    tenant: Option<TenantId>,
     tokens: usize,
     /// Bytes of the pixels of its images.
     pixels: usize,
@@ -57,25 +81,37 @@ impl QueueLimits {
     /// Limits of requests, of their uncached tokens, and of the bytes of their images' pixels.
     pub(crate) fn new(max_requests: usize, max_tokens: usize, max_pixels: usize) -> QueueLimits {
         QueueLimits {
-            max_requests,
-            max_tokens,
+            max: Queued { requests: max_requests, tokens: max_tokens },
             max_pixels,
             requests: AtomicUsize::new(0),
             tokens: AtomicUsize::new(0),
             pixels: AtomicUsize::new(0),
+            tenants: Mutex::default(),
             rate: AtomicU64::new(0),
             workload: ArcSwap::default(),
         }
     }
 
-    /// Issues a permit for a request with `tokens` uncached tokens, and images with `pixels` bytes.
-    /// While nothing else is waiting, a request of any size gets one.
+    /// What may wait of a tenant, if it has a name, or of all.
+    fn max(&self, tenant: Option<TenantId>) -> Queued {
+        let part = |max: usize| if tenant.is_some() { max - max / PARTS } else { max };
+        Queued { requests: part(self.max.requests), tokens: part(self.max.tokens) }
+    }
+
+    /// Maximum number of requests of a tenant, if it has a name, or of all.
+    pub(crate) fn requests_max(&self, tenant: Option<TenantId>) -> usize {
+        self.max(tenant).requests
+    }
+
+    /// Issues a permit for a request with `tokens` uncached tokens, and images with `pixels` bytes,
+    /// of a tenant with a name. While nothing else is waiting, a request of any size gets one.
     ///
     /// # Errors
     /// [`EngineError::Overloaded`] if a limit of requests or tokens is reached, and
     /// [`EngineError::ImagesOverloaded`] if that of pixels is.
     pub(crate) fn acquire(
         self: &Arc<QueueLimits>,
+        tenant: Option<TenantId>,
         tokens: usize,
         pixels: usize,
     ) -> Result<QueuePermit, EngineError> {
@@ -85,20 +121,25 @@ impl QueueLimits {
         let requests = self.requests.fetch_add(1, Ordering::Relaxed);
         let queued = self.tokens.fetch_add(tokens, Ordering::Relaxed);
         let queued_pixels = self.pixels.fetch_add(pixels, Ordering::Relaxed);
-        let permit = QueuePermit { limits: Arc::clone(self), tokens, pixels, ahead: queued };
-        if self.exceeds(requests, queued, tokens) {
-            drop(permit);
-            return Err(EngineError::Overloaded {
-                retry_after: self.until_room(requests, queued, tokens),
-                queued_requests: requests,
-                queued_tokens: queued,
-            });
+        let own = tenant.map(|tenant| (Some(tenant), self.add(tenant, tokens)));
+        let limits = Arc::clone(self);
+        let permit = QueuePermit { limits, tenant, tokens, pixels, ahead: queued };
+        let all = Queued { requests, tokens: queued };
+        for (tenant, queued) in [Some((None, all)), own].into_iter().flatten() {
+            if queued.exceeds(tokens, self.max(tenant)) {
+                drop(permit);
+                return Err(EngineError::Overloaded {
+                    retry_after: self.until_room(tenant, queued, tokens),
+                    queued_requests: queued.requests,
+                    queued_tokens: queued.tokens,
+                });
+            }
         }
         let is_alone = requests == 0 || pixels == 0;
         if !is_alone && queued_pixels.saturating_add(pixels) > self.max_pixels {
             drop(permit);
             return Err(EngineError::ImagesOverloaded {
-                retry_after: self.until_room(requests, queued, tokens),
+                retry_after: self.until_room(None, all, tokens),
                 queued_bytes: queued_pixels,
                 bytes: pixels,
                 limit: self.max_pixels,
@@ -110,13 +151,21 @@ impl QueueLimits {
     /// Whether a request with `tokens` uncached tokens would get no permit now.
     pub(crate) fn is_full(&self, tokens: usize) -> bool {
         let requests = self.requests.load(Ordering::Relaxed);
-        self.exceeds(requests, self.queued_tokens(), tokens)
+        Queued { requests, tokens: self.queued_tokens() }.exceeds(tokens, self.max)
     }
 
-    /// Whether `tokens` more exceed a limit while `requests` requests with `queued` tokens wait.
-    fn exceeds(&self, requests: usize, queued: usize, tokens: usize) -> bool {
-        requests >= self.max_requests
-            || (requests > 0 && queued.saturating_add(tokens) > self.max_tokens)
+    /// Adds a request to what waits of a tenant. Returns what waited before.
+    fn add(&self, tenant: TenantId, tokens: usize) -> Queued {
+        let mut tenants = self.tenants();
+        let queued = tenants.entry(tenant).or_default();
+        let before = *queued;
+        queued.requests += 1;
+        queued.tokens = queued.tokens.saturating_add(tokens);
+        before
+    }
+
+    fn tenants(&self) -> MutexGuard<'_, HashMap<TenantId, Queued>> {
+        self.tenants.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Number of uncached tokens of all requests that hold a permit.
@@ -140,21 +189,22 @@ impl QueueLimits {
     }
 
     /// The time until `tokens` uncached tokens would get a permit, from 50 ms to 10 minutes, while
-    /// `requests` requests with `queued` tokens wait.
-    fn until_room(&self, requests: usize, queued: usize, tokens: usize) -> Duration {
-        let workload = self.workload();
+    /// `queued` waits: of a tenant, if it has a name, or of all.
+    fn until_room(&self, tenant: Option<TenantId>, queued: Queued, tokens: usize) -> Duration {
+        let (workload, max) = (self.workload(), self.max(tenant));
         let mut left = queued;
-        let fits = |started: usize, left: usize| {
-            requests.saturating_sub(started) < self.max_requests
-                && left.saturating_add(tokens) <= self.max_tokens
-        };
         let mut started = 0;
         for waiting in &workload.waiting {
-            if fits(started, left) {
+            let fits =
+                left.requests < max.requests && left.tokens.saturating_add(tokens) <= max.tokens;
+            if fits {
                 break;
             }
-            left = left.saturating_sub(waiting.work.prefill as usize);
             started += 1;
+            if tenant.is_none_or(|tenant| tenant == waiting.work.tenant) {
+                left.requests = left.requests.saturating_sub(1);
+                left.tokens = left.tokens.saturating_sub(waiting.work.prefill as usize);
+            }
         }
         let until = workload.starts(started.max(1)).unwrap_or(Duration::from_secs(1));
         until.clamp(Duration::from_millis(50), Duration::from_secs(600))
@@ -181,6 +231,14 @@ impl Drop for QueuePermit {
         self.limits.requests.fetch_sub(1, Ordering::Relaxed);
         self.limits.tokens.fetch_sub(self.tokens, Ordering::Relaxed);
         self.limits.pixels.fetch_sub(self.pixels, Ordering::Relaxed);
+        let Some(tenant) = self.tenant else { return };
+        let mut tenants = self.limits.tenants();
+        let Some(queued) = tenants.get_mut(&tenant) else { return };
+        queued.requests -= 1;
+        queued.tokens = queued.tokens.saturating_sub(self.tokens);
+        if queued.requests == 0 {
+            tenants.remove(&tenant);
+        }
     }
 }
 
@@ -199,22 +257,22 @@ mod tests {
     #[test]
     fn a_dropped_permit_makes_room_for_another_request() {
         let limits = Arc::new(QueueLimits::new(2, 1000, 1));
-        let first = limits.acquire(1, 0).expect("empty");
-        let _second = limits.acquire(1, 0).expect("one place left");
-        assert!(refused(limits.acquire(1, 0)));
+        let first = limits.acquire(None, 1, 0).expect("empty");
+        let _second = limits.acquire(None, 1, 0).expect("one place left");
+        assert!(refused(limits.acquire(None, 1, 0)));
         drop(first);
-        assert!(limits.acquire(1, 0).is_ok());
+        assert!(limits.acquire(None, 1, 0).is_ok());
     }
 
     #[test]
     fn the_token_limit_counts_uncached_tokens_and_a_refusal_changes_no_count() {
         let limits = Arc::new(QueueLimits::new(10, 100, 1));
-        let _first = limits.acquire(60, 0).expect("fits");
+        let _first = limits.acquire(None, 60, 0).expect("fits");
         for _ in 0..5 {
-            assert!(refused(limits.acquire(41, 0)));
+            assert!(refused(limits.acquire(None, 41, 0)));
         }
         assert!(limits.is_full(41) && !limits.is_full(40));
-        assert!(limits.acquire(40, 0).is_ok());
+        assert!(limits.acquire(None, 40, 0).is_ok());
         assert_eq!(limits.waiting(), 1);
     }
 
@@ -223,27 +281,49 @@ mod tests {
     #[test]
     fn waiting_pixels_are_bounded() {
         let limits = Arc::new(QueueLimits::new(10, 100, 50));
-        let large = limits.acquire(1, 60).expect("nothing else waits");
+        let large = limits.acquire(None, 1, 60).expect("nothing else waits");
         for _ in 0..3 {
-            let refused = limits.acquire(1, 1).expect_err("too many pixels");
+            let refused = limits.acquire(None, 1, 1).expect_err("too many pixels");
             let message = refused.to_string();
             assert!(message.contains("60 bytes") && message.contains("at most 50"), "{message}");
             assert!(refused.is_retryable());
         }
-        let _text = limits.acquire(1, 0).expect("no pixels");
+        let _text = limits.acquire(None, 1, 0).expect("no pixels");
         drop(large);
-        let _images = limits.acquire(1, 50).expect("as many as may wait");
-        assert!(limits.acquire(1, 1).is_err());
+        let _images = limits.acquire(None, 1, 50).expect("as many as may wait");
+        assert!(limits.acquire(None, 1, 1).is_err());
         assert_eq!(limits.waiting(), 2);
     }
 
     #[test]
     fn a_request_of_any_size_is_accepted_while_the_queue_is_empty() {
         let limits = Arc::new(QueueLimits::new(10, 100, 1));
-        let large = limits.acquire(5000, 0).expect("nothing else waits");
-        assert!(refused(limits.acquire(1, 0)));
+        let large = limits.acquire(None, 5000, 0).expect("nothing else waits");
+        assert!(refused(limits.acquire(None, 1, 0)));
         drop(large);
-        assert!(limits.acquire(1, 0).is_ok());
+        assert!(limits.acquire(None, 1, 0).is_ok());
+    }
+
+    /// Goal: a tenant with a name leaves a quarter of the places and of the tokens to others, and gets
+    /// them back when its requests start.
+    #[test]
+    fn a_tenant_leaves_room_for_others() {
+        let limits = Arc::new(QueueLimits::new(8, 100, 1));
+        let [a, b] = ["a", "b"].map(|name| Some(TenantId::new(Some(name))));
+        let six: Vec<_> =
+            (0..6).map(|_| limits.acquire(a, 10, 0).expect("three quarters")).collect();
+        let error = limits.acquire(a, 1, 0).expect_err("two places are for others");
+        let is_own =
+            matches!(error, EngineError::Overloaded { queued_requests: 6, queued_tokens: 60, .. });
+        assert!(is_own, "{error:?}");
+        assert_eq!(limits.requests_max(a), 6);
+        let other = limits.acquire(b, 25, 0).expect("there is room");
+        assert!(limits.acquire(b, 16, 0).is_err(), "too many tokens of all");
+        drop(six);
+        assert!(limits.acquire(b, 51, 0).is_err(), "too many tokens of one");
+        assert!(limits.acquire(b, 50, 0).is_ok());
+        drop(other);
+        assert!(limits.tenants().is_empty(), "nothing is kept of tenants without requests");
     }
 
     /// Goal: the time until there is room is that of the request whose start makes it, whether the
@@ -269,7 +349,7 @@ mod tests {
             (6, 50, 5, 4),
             (2, 50, 5, 1), // There is room: the next start is near.
         ] {
-            let time = limits.until_room(requests, queued, tokens);
+            let time = limits.until_room(None, Queued { requests, tokens: queued }, tokens);
             assert_eq!(time, Duration::from_secs(seconds), "{requests} {queued} {tokens}");
         }
     }

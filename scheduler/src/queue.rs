@@ -301,7 +301,7 @@ pub(crate) mod tests {
         let mut queue = Queue::default();
         for id in 0..count {
             let sequence = sequence(id);
-            queue.push(sequence, limits.acquire(8, 0).expect("there is room"), 100);
+            queue.push(sequence, limits.acquire(None, 8, 0).expect("there is room"), 100);
         }
         queue
     }
@@ -339,8 +339,8 @@ pub(crate) mod tests {
         let limits = Arc::new(QueueLimits::new(2, usize::MAX, 1));
         let mut strict = Queue::default();
         let sequence = sequence(0);
-        let _ahead = limits.acquire(50, 0).expect("there is room");
-        strict.push(sequence, limits.acquire(8, 0).expect("there is room"), 0);
+        let _ahead = limits.acquire(None, 50, 0).expect("there is room");
+        strict.push(sequence, limits.acquire(None, 8, 0).expect("there is room"), 0);
         assert_eq!(bounds(&strict), [0]);
     }
 

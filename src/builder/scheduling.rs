@@ -37,7 +37,8 @@ impl EngineBuilder {
     /// Maximum number of requests in the admission queue; at least 1. Default: 1,024.
     ///
     /// If the queue is full, [`Engine::generate`](crate::Engine::generate) fails with
-    /// [`EngineError::Overloaded`](crate::EngineError::Overloaded).
+    /// [`EngineError::Overloaded`](crate::EngineError::Overloaded). The requests of one
+    /// [tenant](crate::Request::tenant) may be three quarters of them, so that others find room.
     pub fn max_queued_requests(mut self, requests: usize) -> Self {
         self.config.max_queued_requests = requests;
         self
@@ -59,7 +60,7 @@ impl EngineBuilder {
     ///
     /// If a request would exceed it, [`Engine::generate`](crate::Engine::generate) fails with
     /// [`EngineError::Overloaded`](crate::EngineError::Overloaded). While the queue is empty, a
-    /// request of any size is accepted.
+    /// request of any size is accepted. Those of one tenant may be three quarters of them.
     ///
     /// Cached tokens do not count. A limit of a few thousand therefore accepts conversations whose
     /// history is cached and refuses those whose history was evicted, instead of letting them evict
