@@ -1,6 +1,8 @@
 //! `POST /v1/messages` and `POST /v1/messages/count_tokens`: Anthropic's API.
 //!
-//! `cache_control` is accepted everywhere and has no effect: every prefix is cached.
+//! `cache_control` is accepted everywhere and has no effect: every prefix is cached. For a model with
+//! a recurrent state, checkpoints are taken where such marks are set as a rule: after the system
+//! message with the tools, and at the end of each prompt and answer.
 
 use crate::schema::JsonSchema;
 use serde::{Deserialize, Serialize};

@@ -83,20 +83,27 @@ pub(crate) fn prepare(weights: &mut Weights, config: &ParsedConfig) -> Result<()
         Architecture::Qwen3Vl | Architecture::Qwen3VlMoe => weights.name_qwen3_vl()?,
         _ => {}
     }
-    omit_other_parts(weights);
+    omit_other_parts(weights, config.decoder.layers.len());
     let adjacent = config.decoder.architecture.description().rotation.adjacent;
     weights.arrange(&config.decoder, adjacent)
 }
 
 /// Removes the tensors that compute no text, or several tokens at once: a vision encoder, and the
-/// layers of multi-token prediction.
-fn omit_other_parts(weights: &mut Weights) {
-    for (prefixes, what) in [
-        (&["model.visual.", "visual."][..], "a vision encoder"),
-        (&["mtp.", "model.mtp."][..], "multi-token prediction"),
-    ] {
-        let is_other = |name: &&str| prefixes.iter().any(|prefix| name.starts_with(prefix));
-        let names: Vec<String> = weights.names().filter(is_other).map(str::to_owned).collect();
+/// layers of multi-token prediction, which DeepSeek-V3 and GLM-4.5 have after the `layers` of the
+/// decoder.
+fn omit_other_parts(weights: &mut Weights, layers: usize) {
+    let begins = |name: &str, prefixes: &[&str]| prefixes.iter().any(|p| name.starts_with(p));
+    let is_vision = |name: &str| begins(name, &["model.visual.", "visual."]);
+    let is_prediction = |name: &str| {
+        let layer = name.strip_prefix("model.layers.").and_then(|rest| rest.split_once('.'));
+        let layer = layer.and_then(|(layer, _)| layer.parse::<usize>().ok());
+        begins(name, &["mtp.", "model.mtp."]) || layer.is_some_and(|layer| layer >= layers)
+    };
+    let parts: [(&dyn Fn(&str) -> bool, &str); 2] =
+        [(&is_vision, "a vision encoder"), (&is_prediction, "multi-token prediction")];
+    for (is_other, what) in parts {
+        let names: Vec<String> =
+            weights.names().filter(|name| is_other(name)).map(str::to_owned).collect();
         if !names.is_empty() {
             tracing::info!("{} tensors of {what} are not used", names.len());
         }
