@@ -339,7 +339,21 @@ impl Engine {
         text: impl Into<String>,
         add_special: bool,
     ) -> Result<Vec<u32>, Error> {
-        self.inner.prompts.encode(text.into(), add_special, None).await
+        self.tokenize_for(text, add_special, None).await
+    }
+
+    /// The same as [`Engine::tokenize`], for a client: the [`Request::tenant`] of its requests.
+    /// Clients share the threads that tokenise fairly.
+    ///
+    /// # Errors
+    /// [`Error::NoTokenizer`], [`Error::Tokenizer`].
+    pub async fn tokenize_for(
+        &self,
+        text: impl Into<String>,
+        add_special: bool,
+        client: Option<Arc<str>>,
+    ) -> Result<Vec<u32>, Error> {
+        self.inner.prompts.encode(text.into(), add_special, client).await
     }
 
     /// Does something that takes longer than about a millisecond and is no step of the model, such

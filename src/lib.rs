@@ -68,7 +68,8 @@
 //! * **Threads.** One thread loads the model, computes every step and drops the backend. The CPU
 //!   backend adds [`EngineBuilder::threads`] threads for its kernels. Conversations are rendered and
 //!   longer prompts tokenised on the runtime's blocking threads, large ones on threads with a low
-//!   priority: a quarter as many as there are cores, at least two ([`Engine::long_work`]).
+//!   priority: a quarter as many as there are cores, at least two ([`Engine::long_work`]). Clients
+//!   ([`Request::tenant`]) share both fairly.
 //! * **Drop.** Dropping a [`TokenStream`] cancels its request. Dropping the last [`Engine`] and the
 //!   last stream stops the engine without waiting; the memory of the model is released soon after,
 //!   on the engine's own thread. [`Engine::shutdown`] waits for that, and [`Engine::drain`] first

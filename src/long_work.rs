@@ -14,8 +14,7 @@ use stolon_scheduler::{EngineError, yield_to_computing};
 use tokio::sync::oneshot;
 
 use crate::Error;
-pub(crate) use lane::Client;
-use lane::FairLane;
+pub(crate) use lane::{Client, FairLane};
 
 type Job = Box<dyn FnOnce() + Send>;
 

@@ -11,8 +11,9 @@
 //! threads, first with limits that permit about a millisecond of work. If that is not enough, the
 //! work is long.
 //!
-//! A semaphore bounds how many texts are tokenised at the same time, so that tokenising leaves
-//! cores to the model. Long work goes to the threads of [`LongWork`] instead.
+//! A [`FairLane`] bounds how many texts are tokenised at the same time, so that tokenising leaves
+//! cores to the model, and clients share it fairly. Long work goes to the threads of [`LongWork`]
+//! instead.
 
 use std::sync::Arc;
 
@@ -21,10 +22,9 @@ use futures::future::BoxFuture;
 use serde_json::Value;
 use stolon_scheduler::{EngineContext, EngineError, PromptLimit, SessionContent};
 use tokio::runtime::Handle;
-use tokio::sync::Semaphore;
 
 use crate::images::Images;
-use crate::long_work::{Client, LongWork};
+use crate::long_work::{Client, FairLane, LongWork};
 use crate::request::Prompt;
 use crate::text::{Text, chat_values};
 use crate::{Error, Grammar, Request, SharedProcessor};
@@ -65,7 +65,8 @@ pub(crate) struct Prompts {
     context: EngineContext,
     limit: PromptLimit,
     runtime: Handle,
-    permits: Arc<Semaphore>,
+    /// For short work.
+    lane: Arc<FairLane>,
     /// For which the rest does not wait.
     pub(crate) long_work: LongWork,
 }
@@ -74,8 +75,8 @@ pub(crate) struct Prompts {
 enum Work {
     /// It takes less time than the change to another thread.
     Tiny,
-    /// A few milliseconds.
-    Short,
+    /// A few milliseconds, for this client.
+    Short(Client),
     /// Up to seconds, for this client.
     Long(Client),
 }
@@ -86,7 +87,7 @@ impl Work {
         if bytes <= INLINE_BYTES_MAX {
             Work::Tiny
         } else if bytes < LARGE_BYTES {
-            Work::Short
+            Work::Short(client)
         } else {
             Work::Long(client)
         }
@@ -104,9 +105,10 @@ impl Prompts {
     ) -> Result<Prompts, Error> {
         let limit = context.prompt_limit();
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
-        let permits = Arc::new(Semaphore::new((cores / 2).max(1)));
+        // One client may use half of the cores. The last slot is for others.
+        let lane = FairLane::new((cores / 2).max(1) + 1);
         let long_work = LongWork::start()?;
-        Ok(Prompts { text, images, context, limit, runtime, permits, long_work })
+        Ok(Prompts { text, images, context, limit, runtime, lane, long_work })
     }
 
     /// The request with its images among the tokens of its prompt. Decoding images is long work.
@@ -167,7 +169,7 @@ impl Prompts {
             if is_chat && bytes < LARGE_BYTES {
                 let request = request.clone();
                 let quick = move |text: &Text| text.quick_tokens(&request, limit);
-                if let Some(tokens) = self.run(Work::Short, quick).await? {
+                if let Some(tokens) = self.run(Work::Short(client.clone()), quick).await? {
                     return Ok(tokens);
                 }
             }
@@ -231,17 +233,15 @@ impl Prompts {
         work: impl FnOnce(&Text) -> Result<T, Error> + Send + 'static,
     ) -> Result<T, Error> {
         let text = self.text.clone();
-        match kind {
+        let client = match kind {
             Work::Tiny => return work(&self.text),
-            Work::Short => {}
+            Work::Short(client) => client,
             Work::Long(client) => return self.long_work.run(client, move || work(&text)).await?,
-        }
-        let permit = Arc::clone(&self.permits).acquire_owned().await;
-        // The semaphore is never closed.
-        let permit = permit.map_err(|_| EngineError::Stopped)?;
+        };
+        let slot = self.lane.slot(client).await;
         let job = self.runtime.spawn_blocking(move || {
             // Returned when the work is done, even if the caller has gone.
-            let _returned = permit;
+            let _returned = slot;
             work(&text)
         });
         match job.await {

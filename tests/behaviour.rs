@@ -3,12 +3,14 @@
 #[path = "support/fake.rs"]
 mod fake;
 
+use std::pin::pin;
 use std::task::Poll;
 use std::time::Duration;
 
 use fake::builder;
 use futures::future::try_join_all;
-use futures::poll;
+use futures::stream::FuturesUnordered;
+use futures::{StreamExt, poll};
 use stolon::{
     AdmissionPolicy, Engine, EngineError, Error, Event, FinishReason, Request, SamplingParams,
 };
@@ -422,6 +424,30 @@ async fn long_prompts_are_tokenised_off_the_callers_thread() {
     let short = Request::text("abc");
     assert!(poll!(Box::pin(engine.prompt_tokens(&short))).is_ready());
     assert_eq!(engine.audit().await.expect("consistent accounting").running, 0);
+}
+
+/// Goal: a client's text is tokenised before most of another client's, however many of these came
+/// first.
+#[tokio::test]
+async fn many_texts_of_one_client_do_not_delay_those_of_another() {
+    let (engine, _) = engine(512).await;
+    let tokenize =
+        |words, client: &str| engine.tokenize_for("abc ".repeat(words), false, Some(client.into()));
+    let mut many: FuturesUnordered<_> = (0..100).map(|_| tokenize(30_000, "many")).collect();
+    assert!(poll!(many.next()).is_pending());
+    let mut one = pin!(tokenize(1_000, "one"));
+    let mut before = 0;
+    loop {
+        tokio::select! {
+            biased;
+            tokens = &mut one => break assert_eq!(tokens.expect("text").len(), 4_000),
+            Some(tokens) = many.next() => {
+                assert_eq!(tokens.expect("text").len(), 120_000);
+                before += 1;
+            }
+        }
+    }
+    assert!(before < 50, "it waited for {before} of 100 texts");
 }
 
 /// Goal: a text that cannot fit is refused by its length, before it is rendered or tokenised: in
