@@ -44,7 +44,8 @@ pub(super) async fn create(
     if let Some(max_tokens) = max_tokens {
         call.max_tokens = max_tokens;
     }
-    let (mut request, format) = dialogue.prepare(&app, call.grammar.take(), &ignored).await?;
+    let (mut request, format) =
+        dialogue.prepare(&app, &caller, call.grammar.take(), &ignored).await?;
     call.join_session(std::slice::from_mut(&mut request))?;
     call.describe(&app);
     let prompt_ids = call.prompt_ids(&app.engine, &mut request).await?;

@@ -178,7 +178,9 @@ async fn score(engine: &Engine, call: &Call, prompt: Prompt) -> Result<Scored, A
     };
     let tokens = match prompt {
         Prompt::Tokens(tokens) => tokens,
-        text @ Prompt::Text(_) => engine.prompt_tokens(&engine_request(text)).await?,
+        text @ Prompt::Text(_) => {
+            engine.prompt_tokens(&call.caller.sign(engine_request(text))).await?
+        }
     };
     let mut usage = stolon::Usage { prompt_tokens: tokens.len(), ..stolon::Usage::default() };
     let mut lists = CompletionLists::default();

@@ -10,6 +10,7 @@ use stolon::{
 };
 
 use super::App;
+use super::access::Caller;
 use super::advice::Ignored;
 use super::body::brief;
 use super::error::ApiError;
@@ -186,6 +187,7 @@ impl Dialogue {
     pub(super) async fn prepare(
         mut self,
         app: &App,
+        caller: &Caller,
         content: Option<Grammar>,
         ignored: &Ignored,
     ) -> Result<(Request, AnswerFormat), ApiError> {
@@ -225,9 +227,11 @@ impl Dialogue {
         }
         let grammar = self.grammar(content, tool_use)?;
         format.guaranteed = matches!(grammar, Some(Grammar::ToolCalls(_)));
-        let mut request = Request::chat(self.messages)
+        let request = Request::chat(self.messages)
             .chat_options(options)
             .show_special_tokens(format.special_tokens());
+        // Rendering the conversation is work of the client.
+        let mut request = caller.sign(request);
         if let Some(reasoning) = format.reasoning {
             request = app.engine.tokenized(request).await?;
             if let Prompt::Tokens(tokens) = request.prompt() {

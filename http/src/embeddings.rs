@@ -62,7 +62,7 @@ pub(super) async fn create(
     let prompts = request.input.into_prompts();
     let count = prompts.len();
     check_count(count, size)?;
-    let tokens = inputs.tokenise(prompts).await?;
+    let tokens = inputs.tokenise(prompts, &caller).await?;
     let salt = caller.tenant.salt(request.cache_salt.as_deref());
     let prompt = |tokens| {
         let prompt = Request::tokens(tokens).priority(request.priority.unwrap_or(0));
@@ -100,7 +100,11 @@ fn check_count(count: usize, size: usize) -> Result<(), ApiError> {
 
 impl Inputs {
     /// The token ids of all inputs. Each is checked before any is computed.
-    async fn tokenise(&self, prompts: Vec<Prompt>) -> Result<Vec<Vec<u32>>, ApiError> {
+    async fn tokenise(
+        &self,
+        prompts: Vec<Prompt>,
+        caller: &Caller,
+    ) -> Result<Vec<Vec<u32>>, ApiError> {
         let mut all = Vec::with_capacity(prompts.len());
         let mut sum = 0;
         for (index, prompt) in prompts.into_iter().enumerate() {
@@ -109,7 +113,8 @@ impl Inputs {
                 // Special tokens alone are not a text, so an empty text counts as an empty input.
                 Prompt::Text(text) if text.is_empty() => Vec::new(),
                 text @ Prompt::Text(_) => {
-                    let tokens = self.app.engine.prompt_tokens(&engine_request(text)).await;
+                    let request = caller.sign(engine_request(text));
+                    let tokens = self.app.engine.prompt_tokens(&request).await;
                     tokens.map_err(|error| self.refused(index, error))?
                 }
             };

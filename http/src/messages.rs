@@ -70,7 +70,8 @@ pub(super) async fn create(
     let of_api = OfApi { format, is_chat: true, ..OfApi::default() };
     let mut call = Call::new(options, of_api, &app, &caller, &ignored)?;
     call.max_tokens = max_tokens;
-    let (mut request, format) = dialogue.prepare(&app, call.grammar.take(), &ignored).await?;
+    let (mut request, format) =
+        dialogue.prepare(&app, &caller, call.grammar.take(), &ignored).await?;
     call.join_session(std::slice::from_mut(&mut request))?;
     let reply = Messages::new(call.model.clone(), format.tool_calls);
     call.describe(&app);
@@ -80,6 +81,7 @@ pub(super) async fn create(
 /// The handler of `/v1/messages/count_tokens`.
 pub(super) async fn count_tokens(
     State(app): State<Arc<App>>,
+    Extension(caller): Extension<Caller>,
     body: Received,
 ) -> Result<Json<TokenCount>, ApiError> {
     let ignored = body.ignored.clone();
@@ -87,7 +89,8 @@ pub(super) async fn count_tokens(
     if let Some(model) = &request.options.model {
         app.check_model(model)?;
     }
-    let (request, _) = dialogue(&mut request, &ignored)?.prepare(&app, None, &ignored).await?;
+    let dialogue = dialogue(&mut request, &ignored)?;
+    let (request, _) = dialogue.prepare(&app, &caller, None, &ignored).await?;
     let input_tokens = app.engine.prompt_tokens(&request).await?.len();
     Ok(Json(TokenCount { input_tokens }))
 }

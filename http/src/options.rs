@@ -50,7 +50,7 @@ pub(super) struct Call {
     session: Option<SessionId>,
     /// The salt of the tenant and of the request.
     salt: Option<String>,
-    caller: Caller,
+    pub(super) caller: Caller,
     /// The time by which the answer has to be complete.
     deadline: Deadline,
 }
@@ -148,7 +148,7 @@ impl Call {
         if !self.return_token_ids {
             return Ok(None);
         }
-        *prompt = engine.tokenized(prompt.clone()).await?;
+        *prompt = engine.tokenized(self.caller.sign(prompt.clone())).await?;
         let Prompt::Tokens(tokens) = prompt.prompt() else { return Ok(None) };
         Ok(Some(tokens.clone()))
     }

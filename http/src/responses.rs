@@ -50,7 +50,8 @@ pub(super) async fn create(
     if let Some(max_tokens) = request.max_output_tokens {
         call.max_tokens = max_tokens;
     }
-    let (mut request, format) = dialogue.prepare(&app, call.grammar.take(), &ignored).await?;
+    let (mut request, format) =
+        dialogue.prepare(&app, &caller, call.grammar.take(), &ignored).await?;
     call.join_session(std::slice::from_mut(&mut request))?;
     let reply = ResponseReply::new(call.model.clone(), settings, format.tool_calls, namespaces);
     call.describe(&app);

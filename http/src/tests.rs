@@ -1,17 +1,20 @@
 //! The router on an engine whose backend can be made to hang.
 
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use axum::Json;
 use axum::body::Body;
-use axum::http::{Request, StatusCode};
+use axum::http::{HeaderName, Request, StatusCode};
+use futures::stream::FuturesUnordered;
+use futures::{StreamExt, poll};
 use http_body_util::BodyExt;
 use serde_json::{Value, json};
-use stolon::Engine;
+use stolon::{Engine, TextModel, TextSource, TokenizerSource};
 use stolon_backend::fake::{FakeBackend, FakeOptions};
 use tower::ServiceExt;
 
-use super::{RouterOptions, router};
+use super::{Access, RouterOptions, Tenants, router};
 
 pub(super) async fn json(response: axum::response::Response) -> (StatusCode, Value) {
     let status = response.status();
@@ -89,6 +92,63 @@ async fn the_router_can_be_mounted() {
         assert_eq!(status, StatusCode::NOT_FOUND);
         assert!(description.to_string().contains("without the feature `openapi`"), "{description}");
     }
+}
+
+/// Goal: rendering and tokenising a prompt is work of its client in every API, also before there is
+/// a request to the engine: it waits for the client's other work, and for no other client's.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn prompts_are_work_of_their_client() {
+    let source = TextSource {
+        tokenizer: TokenizerSource::Bytes { vocab_size: 256 },
+        tokenizer_config: None,
+        // So much work that it is not done at once. The tag means that the template has reasoning.
+        chat_template: Some(
+            "{% for i in range(100) %}{% for j in range(1000) %}{% endfor %}{% endfor %}\
+             {{ messages[0].content }}</think>"
+                .to_owned(),
+        ),
+    };
+    let text = TextModel::new(&source, &[]).expect("a byte tokenizer needs no file");
+    let backend = Box::new(FakeBackend::new(FakeOptions::default()));
+    let engine = Engine::builder().backend("fake", backend).text_model(text);
+    let engine = engine.build().await.expect("an engine");
+    let tenants = Tenants::ByHeader(HeaderName::from_static("x-client"));
+    let access = Access { tenants, ..Access::default() };
+    let options = RouterOptions { access, ..RouterOptions::default() };
+    let router = router(engine.clone(), options);
+    let ask = async |client: &'static str, path: &'static str| {
+        let message = json!({"role": "user", "content": "Hello"});
+        let body = json!({"model": "fake", "messages": [message], "max_tokens": 1}).to_string();
+        let request = Request::post(path).header("content-type", "application/json");
+        let request = request.header("x-client", client).body(Body::from(body));
+        json(router.clone().oneshot(request.expect("a request")).await.expect("a reply")).await
+    };
+    // The client takes all slots that it can get.
+    let (end, ended) = std::sync::mpsc::channel::<()>();
+    let ended = Arc::new(Mutex::new(ended));
+    let cores = std::thread::available_parallelism().map_or(1, usize::from);
+    let mut busy: FuturesUnordered<_> = (0..cores)
+        .map(|_| {
+            let ended = Arc::clone(&ended);
+            let wait = move || ended.lock().expect("no panic").recv().is_ok();
+            engine.long_work(Some("busy".into()), wait)
+        })
+        .collect();
+    assert!(poll!(busy.next()).is_pending());
+    for path in ["/v1/chat/completions", "/v1/messages/count_tokens"] {
+        let mut waiting = Box::pin(ask("busy", path));
+        assert!(poll!(&mut waiting).is_pending(), "{path}");
+        for _ in 0..3 {
+            let (status, reply) = ask("other", path).await;
+            assert_eq!(status, StatusCode::OK, "{reply}");
+            assert!(poll!(&mut waiting).is_pending(), "{path}");
+        }
+    }
+    drop(end);
+    while let Some(ended) = busy.next().await {
+        assert!(!ended.expect("it is done"));
+    }
+    assert_eq!(ask("busy", "/v1/chat/completions").await.0, StatusCode::OK);
 }
 
 /// Goal: a build without grammars refuses structured output, with the parameter at fault, and

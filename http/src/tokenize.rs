@@ -31,7 +31,9 @@ pub(super) async fn tokenize(
         app.check_model(model)?;
     }
     let tokens = match (request.prompt.take(), request.messages.take()) {
-        (Some(prompt), None) => text_tokens(&app, prompt, &request).await?,
+        (Some(prompt), None) => {
+            text_tokens(&app, prompt, &request, caller.identity.clone()).await?
+        }
         (None, Some(conversation)) => {
             let conversation = messages(conversation, &ignored)?;
             let options = request.chat_options(&app, &ignored)?;
@@ -101,6 +103,7 @@ async fn text_tokens(
     app: &App,
     prompt: String,
     request: &TokenizeRequest,
+    client: Option<Arc<str>>,
 ) -> Result<Vec<u32>, ApiError> {
     if request.add_generation_prompt.is_some() {
         return Err(only_with_messages("add_generation_prompt"));
@@ -111,7 +114,8 @@ async fn text_tokens(
     if request.tools.as_ref().is_some_and(|tools| !tools.is_empty()) {
         return Err(only_with_messages("tools"));
     }
-    Ok(app.engine.tokenize(prompt, request.add_special_tokens.unwrap_or(true)).await?)
+    let add_special = request.add_special_tokens.unwrap_or(true);
+    Ok(app.engine.tokenize_for(prompt, add_special, client).await?)
 }
 
 fn only_with_messages(param: &str) -> ApiError {
