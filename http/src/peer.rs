@@ -1,7 +1,7 @@
 //! The other end of the connection on which a request came.
 
 use std::fmt;
-use std::net::SocketAddr;
+use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 
 use axum::extract::{ConnectInfo, Request};
 
@@ -31,10 +31,17 @@ impl Peer {
         extensions.get().copied().or_else(address)
     }
 
-    /// The name of an unknown client: its address, or the user who runs it.
+    /// The name of an unknown client: its address, or the user who runs it. Of an IPv6 address, it
+    /// is the network: one client usually has 2^64 addresses, and each would count as a client.
     pub(super) fn client(&self) -> String {
         match self {
-            Self::Address(address) => address.ip().to_canonical().to_string(),
+            Self::Address(address) => match address.ip().to_canonical() {
+                IpAddr::V6(address) => {
+                    let network = address.to_bits() >> 64 << 64;
+                    format!("{}/64", Ipv6Addr::from_bits(network))
+                }
+                address => address.to_string(),
+            },
             Self::Program { uid: Some(uid), .. } => format!("uid {uid}"),
             Self::Program { uid: None, .. } => "unix".to_owned(),
         }
@@ -46,6 +53,27 @@ impl fmt::Display for Peer {
         match self {
             Self::Address(address) => address.fmt(out),
             Self::Program { .. } => out.write_str(&self.client()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Goal: all addresses of an IPv6 network are one client, and IPv4 addresses are one each, also
+    /// in their IPv6 form.
+    #[test]
+    fn a_network_is_one_client() {
+        for (address, client) in [
+            ("192.0.2.7", "192.0.2.7"),
+            ("::ffff:192.0.2.7", "192.0.2.7"),
+            ("2001:db8:1:2::3", "2001:db8:1:2::/64"),
+            ("2001:db8:1:2:ffff:ffff:ffff:ffff", "2001:db8:1:2::/64"),
+            ("2001:db8:1:3::3", "2001:db8:1:3::/64"),
+        ] {
+            let address: IpAddr = address.parse().expect("an address");
+            assert_eq!(Peer::Address((address, 1).into()).client(), client);
         }
     }
 }
