@@ -20,6 +20,7 @@ use super::error::{ApiError, cut};
 use super::hosts::{self, AllowedHost};
 use super::keys::{AcceptedKey, ApiKeys, Secret};
 use super::peer::Peer;
+use super::receive::linger;
 
 /// Headers by which reverse proxies say that a request is not their own.
 const FORWARDED: [&str; 5] =
@@ -110,18 +111,13 @@ pub(super) async fn client(
     mut request: Request,
     next: Next,
 ) -> Result<Response, ApiError> {
-    app.access.check_host(Peer::of(&request), request.headers())?;
-    let key = app.access.key(request.headers())?;
-    let tenant = app.access.tenant(key.as_deref(), request.headers())?;
-    let deadline = Deadline::of(request.headers())?;
-    let key_name = key.as_deref().map(AcceptedKey::name);
-    let owner = tenant.0.as_deref().or(key_name).unwrap_or_default().to_owned();
-    let identity = match owner.as_str() {
-        "" => Peer::of(&request).map(|peer| peer.client().into()),
-        owner => Some(owner.into()),
+    match app.access.caller(Peer::of(&request), request.headers()) {
+        Ok(caller) => request.extensions_mut().insert(caller),
+        Err(error) => {
+            linger(request.into_body());
+            return Err(error);
+        }
     };
-    let quota = key.and_then(|key| key.quota.clone());
-    request.extensions_mut().insert(Caller { tenant, owner, identity, deadline, quota });
     Ok(next.run(request).await)
 }
 
@@ -131,11 +127,30 @@ pub(super) async fn admin(
     request: Request,
     next: Next,
 ) -> Result<Response, ApiError> {
-    app.access.check_admin(Peer::of(&request), request.headers())?;
+    if let Err(error) = app.access.check_admin(Peer::of(&request), request.headers()) {
+        linger(request.into_body());
+        return Err(error);
+    }
     Ok(next.run(request).await)
 }
 
 impl Access {
+    /// The client that has sent a request with these headers.
+    fn caller(&self, peer: Option<Peer>, headers: &HeaderMap) -> Result<Caller, ApiError> {
+        self.check_host(peer, headers)?;
+        let key = self.key(headers)?;
+        let tenant = self.tenant(key.as_deref(), headers)?;
+        let deadline = Deadline::of(headers)?;
+        let key_name = key.as_deref().map(AcceptedKey::name);
+        let owner = tenant.0.as_deref().or(key_name).unwrap_or_default().to_owned();
+        let identity = match owner.as_str() {
+            "" => peer.map(|peer| peer.client().into()),
+            owner => Some(owner.into()),
+        };
+        let quota = key.and_then(|key| key.quota.clone());
+        Ok(Caller { tenant, owner, identity, deadline, quota })
+    }
+
     /// The tenant of a request with this key.
     fn tenant(&self, key: Option<&AcceptedKey>, headers: &HeaderMap) -> Result<Tenant, ApiError> {
         match &self.tenants {

@@ -4,7 +4,7 @@
 use std::sync::Arc;
 
 use axum::Json;
-use axum::extract::State;
+use axum::extract::{Request, State};
 use axum::http::{Method, StatusCode, Uri};
 use futures::FutureExt;
 use stolon::{AdapterInfo, EngineHealth};
@@ -12,6 +12,7 @@ use stolon::{AdapterInfo, EngineHealth};
 use super::App;
 use super::error::ApiError;
 use super::parts::PathId;
+use super::receive::linger;
 use crate::api::admin::{Audit, Health, Stats, Status, Version};
 use crate::api::models::{Model, ModelList};
 
@@ -75,12 +76,14 @@ pub(super) async fn audit(State(app): State<Arc<App>>) -> Result<Json<Audit>, Ap
 }
 
 /// Any path that does not exist.
-pub(super) async fn not_found(method: Method, uri: Uri) -> ApiError {
+pub(super) async fn not_found(method: Method, uri: Uri, request: Request) -> ApiError {
+    linger(request.into_body());
     ApiError::new(StatusCode::NOT_FOUND, format!("there is no {method} {}", uri.path()))
 }
 
 /// A path that exists, but not with this method.
-pub(super) async fn method_not_allowed(method: Method, uri: Uri) -> ApiError {
+pub(super) async fn method_not_allowed(method: Method, uri: Uri, request: Request) -> ApiError {
+    linger(request.into_body());
     let message = format!("{method} is not allowed on {}", uri.path());
     ApiError::new(StatusCode::METHOD_NOT_ALLOWED, message)
 }

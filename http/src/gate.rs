@@ -11,6 +11,7 @@ use axum::{Json, Router};
 use tower::ServiceExt;
 
 use super::error::ApiError;
+use super::receive::linger;
 use super::request_id::RequestId;
 use super::root_path::RootPath;
 use crate::api::admin::{Health, Status};
@@ -79,6 +80,7 @@ impl Gate {
             Err(health) => {
                 let id = RequestId::of(request.headers());
                 let mut response = unavailable(self.root_path.strip(request.uri().path()), health);
+                linger(request.into_body());
                 id.add_to(&mut response);
                 response
             }
@@ -86,7 +88,8 @@ impl Gate {
     }
 }
 
-/// Status 503, in the form of the route. Bodies are not read, so the connection is closed.
+/// Status 503, in the form of the route. Bodies may be too long to be read to their ends, so the
+/// connection is closed.
 fn unavailable(path: &str, health: Health) -> Response {
     let mut response = match path {
         "/health" | "/ready" => (StatusCode::SERVICE_UNAVAILABLE, Json(health)).into_response(),
@@ -99,10 +102,17 @@ fn unavailable(path: &str, health: Health) -> Response {
 
 #[cfg(test)]
 mod tests {
+    use std::io::{Read, Write};
+    use std::net::TcpStream;
+    use std::sync::Arc;
+
     use serde_json::json;
+    use tokio::net::TcpListener;
+    use tokio::sync::watch;
 
     use super::*;
     use crate::tests::{get, json};
+    use crate::{ConnectionLimits, listen};
 
     /// Goal: before the model has been loaded, and while the server stops, every request is answered
     /// with status 503, in the form of its route, and the time to try again.
@@ -121,6 +131,35 @@ mod tests {
             assert_eq!(reply["error"]["type"], "service_unavailable_error");
             gate.close();
         }
+    }
+
+    /// Goal: a client that reads its reply only after it has sent a large body sees why it was
+    /// refused.
+    #[tokio::test]
+    async fn a_closed_gate_reads_bodies() {
+        let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
+        let address = listener.local_addr().expect("an address");
+        let timeout = Duration::from_secs(60);
+        let limits = ConnectionLimits { count: 8, header_timeout: timeout, write_timeout: timeout };
+        let (_stop, stopped) = watch::channel(false);
+        tokio::spawn(listen(listener, Arc::new(Gate::loading()), limits, None, stopped));
+        let body = vec![b' '; 20 << 20];
+        let head = format!(
+            "POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: {}\r\n\r\n",
+            body.len()
+        );
+        let client = tokio::task::spawn_blocking(move || {
+            for _ in 0..5 {
+                let mut stream = TcpStream::connect(address).expect("a connection");
+                stream.set_read_timeout(Some(timeout)).expect("set");
+                stream.write_all(head.as_bytes()).expect("sent");
+                stream.write_all(&body).expect("the body is read");
+                let mut first = [0; 12];
+                stream.read_exact(&mut first).expect("the beginning of a reply");
+                assert_eq!(&first, b"HTTP/1.1 503");
+            }
+        });
+        client.await.expect("a reply");
     }
 
     /// Goal: health has its own form below the root path, too, and only there.

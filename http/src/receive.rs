@@ -89,6 +89,9 @@ impl FromRequest<Arc<App>> for Received {
 /// Reads the rest of a refused body and forgets it, while the request is answered. A client that
 /// reads the reply only after it has sent everything would otherwise find a closed connection.
 pub(super) fn linger(mut body: Body) {
+    if body.is_end_stream() {
+        return;
+    }
     tokio::spawn(tokio::time::timeout(LINGER_TIME, async move {
         let mut left = LINGER_BYTES;
         while let Ok(Some(Ok(frame))) = tokio::time::timeout(LINGER_PAUSE, body.frame()).await

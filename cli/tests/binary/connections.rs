@@ -160,14 +160,21 @@ async fn a_client_that_does_not_read_is_disconnected() {
 #[test]
 fn a_refused_body_is_read_to_its_end() {
     let server = Server::start(TINY, &["--body-limit", "10K"]);
+    let with_key = Server::start(TINY, &["--api-key", "secret", "--admin-key", "admin"]);
     let body = " ".repeat(20 << 20);
-    for (head, status) in [
-        (head(body.len()), "413"),
-        (head(body.len()).replace("json", "xml"), "415"),
-        (head(body.len()).replace("completions", "cache/import"), "415"),
+    let head = head(body.len());
+    for (server, head, status) in [
+        (&server, head.clone(), "413"),
+        (&server, head.replace("json", "xml"), "415"),
+        (&server, head.replace("completions", "cache/import"), "415"),
+        (&server, head.replace("completions", "nothing"), "404"),
+        (&server, head.replace("POST", "PUT"), "405"),
+        (&server, head.replace("localhost", "rebound.example"), "403"),
+        (&with_key, head.clone(), "401"),
+        (&with_key, head.replace("completions", "cache/import"), "401"),
     ] {
         for _ in 0..5 {
-            let mut stream = begin(&server, &(head.clone() + &body));
+            let mut stream = begin(server, &(head.clone() + &body));
             let mut first = [0; 12];
             stream.read_exact(&mut first).expect("the beginning of a reply");
             assert_eq!(String::from_utf8_lossy(&first), format!("HTTP/1.1 {status}"));
