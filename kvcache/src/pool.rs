@@ -20,7 +20,7 @@ pub use fence::{StepFence, StepTicket};
 pub use lease::BlockLease;
 
 use crate::sync::{Arc, Mutex, lock};
-use crate::{AuditError, BlockId, EvictedBlocks, Shortage};
+use crate::{AuditError, BlockId, ConfigError, EvictedBlocks, Shortage};
 pub(crate) use lease::PoolQueue;
 use lease::Returned;
 use std::collections::VecDeque;
@@ -69,11 +69,25 @@ pub struct PoolCounts {
     pub committed: usize,
 }
 
+/// The largest supported number of blocks. Their accounting takes five bytes a block.
+const BLOCK_COUNT_MAX: u32 = 1 << 28;
+
+/// The number of blocks of a KV memory, if so many are supported.
+pub(crate) fn check_block_count(got: usize) -> Result<u32, ConfigError> {
+    match u32::try_from(got) {
+        Ok(count) if count <= BLOCK_COUNT_MAX => Ok(count),
+        _ => Err(ConfigError::BlockCount { got, max: BLOCK_COUNT_MAX as usize }),
+    }
+}
+
 impl BlockPool {
-    /// Creates a pool of the blocks 0 to `block_count - 1`, all free, and its step fence. If
-    /// `block_count` does not fit into a `u32`, the pool has `u32::MAX` blocks.
-    pub fn new(block_count: usize) -> (BlockPool, StepFence) {
-        let count = u32::try_from(block_count).unwrap_or(u32::MAX);
+    /// Creates a pool of the blocks 0 to `block_count - 1`, all free, and its step fence.
+    ///
+    /// # Errors
+    ///
+    /// [`ConfigError::BlockCount`] if `block_count` is more than 2^28.
+    pub fn new(block_count: usize) -> Result<(BlockPool, StepFence), ConfigError> {
+        let count = check_block_count(block_count)?;
         let fence = StepFence::new();
         let pool = BlockPool {
             states: vec![State::Free; count as usize],
@@ -86,7 +100,7 @@ impl BlockPool {
             fence: fence.clone(),
             queue: Arc::new(Mutex::new(Vec::new())),
         };
-        (pool, fence)
+        Ok((pool, fence))
     }
 
     /// Moves `count` free blocks into a lease.

@@ -4,15 +4,13 @@ use crate::checkpoint::CheckpointSpan;
 use crate::core::Core;
 use crate::eviction::{EvictionOrder, EvictionPolicy};
 use crate::pin::Pins;
+use crate::pool::check_block_count;
 use crate::sync::Arc;
 use crate::writer::Quotas;
 use crate::{BlockHasher, BlockPool, ConfigError, PrefixCache, TreeReader, TreeWriter, hash};
 
 /// The largest supported block size, in positions.
 const BLOCK_SIZE_MAX: usize = 256;
-
-/// The largest supported number of blocks. Their accounting takes five bytes a block.
-const BLOCK_COUNT_MAX: usize = 1 << 28;
 
 /// The largest supported number of blocks of a checkpoint.
 const CHECKPOINT_BLOCKS_MAX: usize = 1 << 20;
@@ -150,9 +148,7 @@ impl TreeBuilder {
     /// [`ConfigError::BlockCount`] for more than 2^28 blocks, or 2^20 for a checkpoint.
     pub fn build(self) -> Result<(TreeWriter, TreeReader), ConfigError> {
         self.check_block_size()?;
-        if let Some(got) = self.block_count.filter(|&count| count > BLOCK_COUNT_MAX) {
-            return Err(ConfigError::BlockCount { got, max: BLOCK_COUNT_MAX });
-        }
+        self.block_count.map(check_block_count).transpose()?;
         let block_count = self.checkpoint_blocks;
         if block_count > CHECKPOINT_BLOCKS_MAX {
             let (got, max) = (block_count, CHECKPOINT_BLOCKS_MAX);
@@ -174,7 +170,7 @@ impl TreeBuilder {
     /// [`ConfigError::BlockCount`] for more than 2^28 blocks.
     pub fn build_cache(self, block_count: usize) -> Result<PrefixCache, ConfigError> {
         let (writer, _) = self.block_count(block_count).build()?;
-        let (pool, fence) = BlockPool::new(block_count);
+        let (pool, fence) = BlockPool::new(block_count)?;
         Ok(PrefixCache::from_parts(writer, pool, fence))
     }
 

@@ -23,7 +23,7 @@ impl Cache {
     fn new(block_size: usize, checkpoint_blocks: usize, block_count: usize) -> Cache {
         let builder = TreeBuilder::new(block_size).checkpoint_blocks(checkpoint_blocks);
         let (writer, reader) = builder.build().expect("supported sizes");
-        let (pool, _fence) = BlockPool::new(block_count);
+        let (pool, _fence) = BlockPool::new(block_count).expect("a valid count");
         Cache { writer, reader, pool, block_size, checkpoint_blocks }
     }
 
@@ -276,7 +276,7 @@ fn flushed_checkpoints_are_freed() {
 fn a_pin_keeps_the_last_checkpoint_of_its_prefix() {
     let tree = TreeBuilder::new(4).checkpoint_blocks(2).pin_budget(5);
     let (writer, reader) = tree.build().expect("supported sizes");
-    let (pool, _fence) = BlockPool::new(32);
+    let (pool, _fence) = BlockPool::new(32).expect("a valid count");
     let mut cache = Cache { writer, reader, pool, block_size: 4, checkpoint_blocks: 2 };
     let prompt = tokens(0..16);
     cache.commit(&prompt);

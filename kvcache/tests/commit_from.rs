@@ -28,7 +28,7 @@ fn prompt_with_image(interner: &TokenSpanInterner, content_hash: u128) -> Vec<u3
 #[test]
 fn blocks_of_a_chunk_that_ends_inside_an_image_come_back() {
     let (mut writer, reader) = prefix_tree(16).expect("a block size");
-    let (mut pool, _fence) = BlockPool::new(100);
+    let (mut pool, _fence) = BlockPool::new(100).expect("a valid count");
     let interner = TokenSpanInterner::new(8);
     let base = Namespace::default();
     for content_hash in 0..3 {
@@ -48,8 +48,8 @@ fn blocks_of_a_chunk_that_ends_inside_an_image_come_back() {
 fn a_tree_has_blocks_of_one_pool() {
     let base = Namespace::default();
     let (mut writer, _reader) = prefix_tree(1).expect("a block size");
-    let (mut pool, _fence) = BlockPool::new(4);
-    let (mut other, _fence) = BlockPool::new(4);
+    let (mut pool, _fence) = BlockPool::new(4).expect("a valid count");
+    let (mut other, _fence) = BlockPool::new(4).expect("a valid count");
     let mut prefix = writer.acquire(&base, &[1]);
     let mut private = pool.reserve(1).expect("free blocks");
     assert_eq!(writer.commit_from(&mut prefix, &[1], &mut private), Ok(1));
@@ -75,7 +75,7 @@ fn a_tree_has_blocks_of_one_pool() {
 #[test]
 fn full_blocks_move_from_the_private_lease_to_the_prefix() {
     let (mut writer, reader) = prefix_tree(4).expect("a block size");
-    let (mut pool, _fence) = BlockPool::new(10);
+    let (mut pool, _fence) = BlockPool::new(10).expect("a valid count");
     let base = Namespace::default();
     let prompt: Vec<u32> = (0..10).collect();
     let mut prefix = writer.acquire(&base, &prompt);
@@ -105,7 +105,7 @@ fn full_blocks_move_from_the_private_lease_to_the_prefix() {
 #[test]
 fn duplicates_return_to_the_pool() {
     let (mut writer, _reader) = prefix_tree(1).expect("a block size");
-    let (mut pool, fence) = BlockPool::new(8);
+    let (mut pool, fence) = BlockPool::new(8).expect("a valid count");
     let base = Namespace::default();
     let mut first = (writer.acquire(&base, &[1, 2, 3]), pool.reserve(3).expect("free blocks"));
     let mut second = (writer.acquire(&base, &[1, 2, 4]), pool.reserve(3).expect("free blocks"));
@@ -126,7 +126,7 @@ fn duplicates_return_to_the_pool() {
 fn a_refused_commit_leaves_the_blocks_private() {
     let (mut writer, _reader) = prefix_tree(1).expect("a block size");
     let (mut other_tree, _) = prefix_tree(1).expect("a block size");
-    let (mut pool, _fence) = BlockPool::new(4);
+    let (mut pool, _fence) = BlockPool::new(4).expect("a valid count");
     let base = Namespace::default();
     let mut prefix = writer.acquire(&base, &[1, 2]);
     let mut private = pool.reserve(4).expect("free blocks");

@@ -23,7 +23,7 @@ fn put(writer: &mut TreeWriter, positions: &[u32], first: u32) {
 #[test]
 fn blocks_are_conserved() {
     let (mut writer, _reader) = prefix_tree(1).expect("a block size");
-    let (mut pool, fence) = BlockPool::new(10);
+    let (mut pool, fence) = BlockPool::new(10).expect("a valid count");
     let all = |pool: &BlockPool| {
         let counts = pool.counts();
         counts.free + counts.fenced + counts.reserved + counts.committed
@@ -77,7 +77,7 @@ fn locked_paths_stay_and_leaves_are_evicted_first() {
 /// that were committed from it, and the pool does not hand them out.
 #[test]
 fn committed_blocks_leave_the_private_lease() {
-    let (mut pool, _fence) = BlockPool::new(3);
+    let (mut pool, _fence) = BlockPool::new(3).expect("a valid count");
     let (mut writer, _reader) = prefix_tree(1).expect("a block size");
     let mut private = pool.reserve(3).expect("free");
     let mut lease = writer.acquire(&base(), &[1, 2]);
@@ -94,7 +94,7 @@ fn committed_blocks_leave_the_private_lease() {
 #[test]
 fn blocks_are_matched_after_commit_and_reused_after_the_fence() {
     let (mut writer, reader) = prefix_tree(1).expect("a block size");
-    let (mut pool, fence) = BlockPool::new(1);
+    let (mut pool, fence) = BlockPool::new(1).expect("a valid count");
     let mut private = pool.reserve(1).expect("free");
     let mut lease = writer.acquire(&base(), &[1]);
     assert_eq!(reader.query_match_len(&base(), &[1]), 0, "a reserved block is not cached");
@@ -193,7 +193,7 @@ fn evictable_equals_a_recount() {
 #[test]
 fn failed_operations_leave_nothing_behind() {
     let (mut writer, reader) = TreeBuilder::new(1).pin_budget(1).build().expect("a block size");
-    let (mut pool, _fence) = BlockPool::new(3);
+    let (mut pool, _fence) = BlockPool::new(3).expect("a valid count");
     put(&mut writer, &[1, 2], 0);
     let unknown = Namespace::builder().salt("unknown").build();
     let before = (writer.counts(), reader.tree_version(), reader.dump().nodes.len());

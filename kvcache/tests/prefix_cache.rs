@@ -4,7 +4,7 @@
 use proptest::prelude::*;
 use std::collections::HashSet;
 use stolon_kvcache::{
-    BlockId, CommitError, ConfigError, GrowError, Namespace, PoolCounts, PrefixCache,
+    BlockId, BlockPool, CommitError, ConfigError, GrowError, Namespace, PoolCounts, PrefixCache,
     SequenceBlocks, Shortage, TokenSpan, TokenSpanInterner,
 };
 
@@ -107,12 +107,13 @@ fn a_commit_cannot_exceed_its_sequence() {
     assert_all_blocks_come_back(&mut cache, 4);
 }
 
-/// Goal: a cache for more blocks than are supported is refused, and allocates nothing.
+/// Goal: a cache or a pool of more blocks than are supported is refused, and allocates nothing.
 #[test]
 fn too_many_blocks_are_refused() {
     for got in [(1 << 28) + 1, usize::MAX] {
         let refused = ConfigError::BlockCount { got, max: 1 << 28 };
-        assert_eq!(PrefixCache::new(16, got).err(), Some(refused));
+        assert_eq!(PrefixCache::new(16, got).err(), Some(refused.clone()));
+        assert_eq!(BlockPool::new(got).err(), Some(refused));
     }
 }
 

@@ -147,7 +147,7 @@ fn a_refused_commit_from_a_lease_loses_no_block() {
     for ((mut writer, _reader), expected) in
         [(tree(), CommitError::OtherPool), (small, out_of_range)]
     {
-        let (mut pool, _fence) = BlockPool::new(200);
+        let (mut pool, _fence) = BlockPool::new(200).expect("a valid count");
         let counts = writer.counts();
         let mut prefix = writer.acquire(&Namespace::default(), &[7, 8]);
         let mut private = pool.reserve(2).expect("free blocks");

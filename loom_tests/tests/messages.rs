@@ -74,7 +74,7 @@ impl Actors {
     /// A pool of `block_count` blocks, the first of which hold the cached `prompt`.
     fn new(block_count: usize, prompt: &[u32]) -> Actors {
         let (writer, _reader) = tree();
-        let (pool, fence) = BlockPool::new(block_count);
+        let (pool, fence) = BlockPool::new(block_count).expect("a valid count");
         let actors = Actors {
             tree: TreeActor(Arc::new(Mutex::new(writer))),
             allocator: Arc::new(Mutex::new(BlockAllocator::new(pool, 0))),

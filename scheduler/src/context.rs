@@ -32,7 +32,7 @@ use crate::session::Sessions;
 use crate::stats::EngineStats;
 use crate::tenant::TenantId;
 use crate::wait::Arrival;
-use validation::{answer_min, check, check_spec, check_tokens, invalid_block_size, prompt_limit};
+use validation::{answer_min, check, check_spec, check_tokens, prompt_limit, unsupported};
 
 mod validation;
 
@@ -158,7 +158,7 @@ impl EngineContext {
     /// Makes an empty cache with as many blocks as the backend has.
     ///
     /// # Errors
-    /// [`EngineError::InvalidParameter`] for a block size that the prefix tree does not support.
+    /// [`EngineError::InvalidParameter`] for a size that the prefix cache does not support.
     pub fn empty_cache(&self) -> Result<EmptyCache, EngineError> {
         let eviction = match self.eviction_policy() {
             Some(policy) => policy.order(),
@@ -173,9 +173,8 @@ impl EngineContext {
         if let Some(quota) = self.config.namespace_quota {
             builder = builder.namespace_quota(quota);
         }
-        let (writer, reader) =
-            builder.build().map_err(|_| invalid_block_size(self.spec.block_size))?;
-        let (pool, fence) = BlockPool::new(self.spec.block_count);
+        let (writer, reader) = builder.build().map_err(unsupported)?;
+        let (pool, fence) = BlockPool::new(self.spec.block_count).map_err(unsupported)?;
         let takes_evicted = self.config.kv_sink.as_ref().is_some_and(|sink| sink.takes_evicted());
         let allocator = BlockAllocator::new(pool, self.config.logit_cache_bytes);
         let allocator = allocator.noting_evicted(takes_evicted);

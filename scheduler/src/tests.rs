@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use futures::FutureExt;
 use proptest::prelude::*;
 use stolon_backend::fake::{FakeBackend, FakeFault, FakeOptions, expected_hidden, expected_next};
-use stolon_backend::{Backend, Pooler, Pooling};
+use stolon_backend::{Backend, BackendSpec, Pooler, Pooling};
 use stolon_kvcache::BlockPool;
 
 use crate::config::{AdmissionPolicy, EngineConfig};
@@ -429,13 +429,25 @@ fn expected_embedding(prompt: &[u32], pooling: Pooling) -> Vec<f32> {
     pooler.finish()
 }
 
+/// Goal: a backend with more blocks than the prefix cache supports is refused, with the setting at
+/// fault.
+#[test]
+fn a_backend_with_too_many_blocks_is_refused() {
+    let spec = FakeBackend::new(FakeOptions::default()).spec().clone();
+    for block_count in [(1 << 28) + 1, usize::MAX] {
+        let spec = BackendSpec { block_count, ..spec.clone() };
+        let error = EngineContext::new(EngineConfig::default(), spec).expect_err("too many");
+        assert!(error.to_string().contains("num_blocks"), "{error}");
+    }
+}
+
 /// Goal: a step whose ticket is not dropped is named by the audit, because its blocks are lost.
 #[test]
 fn an_audit_finds_a_forgotten_ticket() {
     let mut harness = Harness::new(4, 16, EngineConfig::default());
     harness.submit(prompt(1, 10), 1, None);
     let mut plan = harness.in_flight.take().expect("a step");
-    let of_another_pool = BlockPool::new(1).1.begin();
+    let of_another_pool = BlockPool::new(1).expect("a valid count").1.begin();
     std::mem::forget(std::mem::replace(&mut plan.ticket, of_another_pool));
     let done = execute(&mut harness.backend, plan);
     ready(harness.scheduler.complete(done, harness.now));

@@ -33,7 +33,7 @@ fn pick<T>(all: &mut Vec<T>, which: u8) -> Option<T> {
 }
 
 fuzz_target!(|ops: Vec<Op>| {
-    let (mut pool, fence) = BlockPool::new(BLOCKS);
+    let (mut pool, fence) = BlockPool::new(BLOCKS).expect("a valid count");
     let mut leases: Vec<BlockLease> = Vec::new();
     // Takes the committed blocks. Each prompt is new, so it takes all of them.
     let (mut writer, _reader) = prefix_tree(1).expect("a block size");

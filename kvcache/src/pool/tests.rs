@@ -22,7 +22,7 @@ fn ids(ids: &[u32]) -> Vec<BlockId> {
 /// Goal: a reservation that cannot be satisfied changes nothing and reports what is missing.
 #[test]
 fn a_shortage_changes_nothing() {
-    let (mut pool, _fence) = BlockPool::new(4);
+    let (mut pool, _fence) = BlockPool::new(4).expect("a valid count");
     let lease = pool.reserve(3).expect("4 are free");
     assert_eq!(lease.blocks(), ids(&[0, 1, 2]));
     let shortage = pool.reserve(2).expect_err("1 is free");
@@ -35,7 +35,7 @@ fn a_shortage_changes_nothing() {
 /// Goal: dropping a lease returns its blocks, except those that were committed or split off.
 #[test]
 fn a_dropped_lease_returns_what_it_still_holds() {
-    let (mut pool, _fence) = BlockPool::new(4);
+    let (mut pool, _fence) = BlockPool::new(4).expect("a valid count");
     let mut lease = pool.reserve(4).expect("free");
     let committed = commit_front(&mut lease, 1);
     assert_eq!(committed, ids(&[0]));
@@ -53,7 +53,7 @@ fn a_dropped_lease_returns_what_it_still_holds() {
 /// wait for steps that began later.
 #[test]
 fn a_block_waits_for_the_steps_that_began_before_its_return() {
-    let (mut pool, fence) = BlockPool::new(1);
+    let (mut pool, fence) = BlockPool::new(1).expect("a valid count");
     let lease = pool.reserve(1).expect("free");
     let first = fence.begin();
     drop(lease);
@@ -67,7 +67,7 @@ fn a_block_waits_for_the_steps_that_began_before_its_return() {
 /// Goal: steps may end in any order; the oldest running one counts.
 #[test]
 fn steps_may_end_in_any_order() {
-    let (mut pool, fence) = BlockPool::new(1);
+    let (mut pool, fence) = BlockPool::new(1).expect("a valid count");
     let lease = pool.reserve(1).expect("free");
     let (first, second) = (fence.begin(), fence.begin());
     drop(lease);
@@ -82,9 +82,9 @@ fn steps_may_end_in_any_order() {
 /// reported.
 #[test]
 fn blocks_of_others_are_refused() {
-    let (mut pool, _fence) = BlockPool::new(2);
+    let (mut pool, _fence) = BlockPool::new(2).expect("a valid count");
     let committed = commit_front(&mut pool.reserve(1).expect("free"), 1);
-    let (other, _fence) = BlockPool::new(2);
+    let (other, _fence) = BlockPool::new(2).expect("a valid count");
     pool.release(evicted(&other, committed.clone()));
     pool.release(EvictedBlocks { pool: None, ..evicted(&pool, committed.clone()) });
     assert_eq!(pool.counts().free, 1);
@@ -97,7 +97,7 @@ fn blocks_of_others_are_refused() {
 /// Goal: a lease that was appended to another keeps the order of its blocks, and all return.
 #[test]
 fn appended_leases_keep_their_blocks_in_order() {
-    let (mut pool, _fence) = BlockPool::new(4);
+    let (mut pool, _fence) = BlockPool::new(4).expect("a valid count");
     let mut lease = pool.reserve(1).expect("free");
     lease.append(pool.reserve(2).expect("free")).expect("of the same pool");
     assert_eq!(lease.blocks(), ids(&[0, 1, 2]));
@@ -110,7 +110,7 @@ proptest! {
     /// handed out while a step is running that may access it.
     #[test]
     fn blocks_are_conserved(ops in proptest::collection::vec((0u8..6, 0usize..5), 1..80)) {
-        let (mut pool, fence) = BlockPool::new(8);
+        let (mut pool, fence) = BlockPool::new(8).expect("a valid count");
         let (mut leases, mut committed, mut tickets) = (Vec::new(), Vec::new(), Vec::new());
         // Each running step with the blocks that it may access.
         for (op, n) in ops {
@@ -149,7 +149,7 @@ proptest! {
 /// Goal: a ticket that was forgotten shows, and blocks that are returned after it are not handed out.
 #[test]
 fn a_forgotten_ticket_shows() {
-    let (mut pool, fence) = BlockPool::new(2);
+    let (mut pool, fence) = BlockPool::new(2).expect("a valid count");
     drop(fence.begin());
     assert_eq!(fence.running(), 0);
     // As if it were forgotten, but without a leak that a sanitizer would report.

@@ -208,7 +208,7 @@ fn reuse_around_a_step(
 
 /// A step that uses a block, and a pool that gets the block back and hands it out again.
 pub(crate) fn reuse_during_a_step() {
-    let (mut pool, fence) = BlockPool::new(1);
+    let (mut pool, fence) = BlockPool::new(1).expect("a valid count");
     let lease = pool.reserve(1).expect("a free block");
     let again = reuse_around_a_step((&mut pool, &fence), 1, |_| drop(lease));
     assert!(again.is_none_or(|blocks| blocks == [BlockId(0)]));
@@ -224,7 +224,7 @@ fn reuse_against_a_running_step() {
 #[test]
 fn leases_that_end_on_other_threads() {
     repeat(|| {
-        let (mut pool, _fence) = BlockPool::new(2);
+        let (mut pool, _fence) = BlockPool::new(2).expect("a valid count");
         let [first, second] = [0, 1].map(|_| pool.reserve(1).expect("a free block"));
         let other = thread::spawn(move || drop(first));
         together(move || drop(second), || drop(pool.reserve(1)));
@@ -238,7 +238,7 @@ fn leases_that_end_on_other_threads() {
 fn with_checkpoints() -> (TreeWriter, TreeReader, BlockPool, StepFence) {
     let tree = TreeBuilder::new(1).checkpoint_blocks(1);
     let (mut writer, reader) = tree.build().expect("a block size");
-    let (mut pool, fence) = BlockPool::new(6);
+    let (mut pool, fence) = BlockPool::new(6).expect("a valid count");
     let mut lease = writer.acquire(&base(), &[]);
     let mut private = pool.reserve(2).expect("free blocks");
     writer.commit_from(&mut lease, &[1, 2], &mut private).expect("a valid commit");

@@ -25,7 +25,7 @@ pub(crate) struct Running {
 impl Cache {
     pub(crate) fn new(block_size: usize, block_count: usize) -> Cache {
         let (writer, reader) = prefix_tree(block_size).expect("a block size");
-        let (pool, fence) = BlockPool::new(block_count);
+        let (pool, fence) = BlockPool::new(block_count).expect("a valid count");
         let base = Namespace::default();
         Cache { writer, reader, pool, base, block_size, _fence: fence }
     }

@@ -1,7 +1,7 @@
 //! Validation of requests and of the backend's sizes. A request that passes fits an empty pool.
 
 use stolon_backend::BackendSpec;
-use stolon_kvcache::{TokenSpan, prefix_tree};
+use stolon_kvcache::{ConfigError, TokenSpan, TreeBuilder};
 
 use super::PromptLimit;
 use crate::config::EngineConfig;
@@ -160,7 +160,8 @@ fn check_images(request: &SequenceRequest, spec: &BackendSpec) -> Result<(), Eng
 
 /// Validates the backend's sizes, and the settings that depend on them.
 pub(super) fn check_spec(spec: &BackendSpec, config: &EngineConfig) -> Result<(), EngineError> {
-    prefix_tree(spec.block_size).map_err(|_| invalid_block_size(spec.block_size))?;
+    let tree = TreeBuilder::new(spec.block_size).block_count(spec.block_count);
+    tree.build().map_err(unsupported)?;
     if spec.block_count == 0 {
         return Err(EngineError::invalid("num_blocks", "at least 1", 0));
     }
@@ -185,6 +186,15 @@ pub(super) fn check_spec(spec: &BackendSpec, config: &EngineConfig) -> Result<()
     Ok(())
 }
 
-pub(super) fn invalid_block_size(got: usize) -> EngineError {
-    EngineError::invalid("block_size", "a power of two from 1 to 256", got)
+/// The error for sizes that the prefix cache does not support.
+pub(super) fn unsupported(error: ConfigError) -> EngineError {
+    match error {
+        ConfigError::BlockSize { got } => {
+            EngineError::invalid("block_size", "a power of two from 1 to 256", got)
+        }
+        ConfigError::BlockCount { got, max } => {
+            EngineError::invalid("num_blocks", format!("at most {max}"), got)
+        }
+        other => EngineError::StartFailed { reason: other.to_string() },
+    }
 }

@@ -29,7 +29,7 @@ impl Fixture {
     fn new(budget: usize, max: usize, ttl_seconds: u64) -> Fixture {
         let (writer, _) = prefix_tree(BLOCK).expect("a block size");
         let sessions = Arc::new(Sessions::new(budget, max, Duration::from_secs(ttl_seconds)));
-        let (pool, _fence) = BlockPool::new(POOL as usize);
+        let (pool, _fence) = BlockPool::new(POOL as usize).expect("a valid count");
         let start = Instant::now();
         Fixture { sessions, writer, pool, _fence, next_block: POOL, start }
     }
