@@ -264,7 +264,7 @@ impl EngineBuilder {
             let tiers = std::mem::take(&mut self.tiers).prepare(&mut config)?;
             let (prefix_caching, key) = (config.prefix_caching, self.namespace_key);
             let AdapterSettings { adapters, memory } = std::mem::take(&mut self.adapters);
-            let fetch = std::mem::take(&mut self.fetch);
+            let fetch = self.fetch.clone();
             let (own_embedding, sizes) = (self.embedding.take(), self.embedding_sizes.take());
             let (sender, loaded) = std::sync::mpsc::channel();
             let make = self.into_factory(&config, sender)?;

@@ -142,6 +142,7 @@ impl EngineBuilder {
             ("weights", self.weights.is_some()),
             ("override_generation_config", self.load_options.generation.is_some()),
             ("mmproj", self.load_options.mmproj.is_some()),
+            ("image_urls", self.fetch.is_set()),
             ("device", self.device.is_set()),
             ("chat_template", self.chat_template.is_some()),
         ];

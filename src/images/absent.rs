@@ -11,8 +11,14 @@ use crate::{Error, Request};
 pub(crate) struct Images {}
 
 /// Fetches no images.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub(crate) struct Fetch {}
+
+impl Fetch {
+    pub(crate) fn is_set(&self) -> bool {
+        false
+    }
+}
 
 impl Images {
     pub(crate) fn new(_: Option<&ImageModel>) -> Images {

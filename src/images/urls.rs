@@ -24,9 +24,15 @@ impl std::fmt::Debug for Fetch {
     }
 }
 
+impl Fetch {
+    pub(crate) fn is_set(&self) -> bool {
+        self.0.is_some()
+    }
+}
+
 impl EngineBuilder {
     /// Sets the function that returns the file at an image's URL, for URLs that are not data URLs,
-    /// or says why it does not. Default: all such URLs are refused.
+    /// or says why it does not. Default: all such URLs are refused. Not for a custom backend.
     ///
     /// Clients choose the URLs, and the function decides which servers may be asked. One that
     /// fetches every URL lets clients reach servers that only this machine can reach, also by a

@@ -4,7 +4,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use serde_json::json;
-use stolon::{ChatMessage, Error, MessageContent, Request};
+use stolon::{ChatMessage, Engine, EngineError, Error, MessageContent, Request};
+use stolon_backend::fake::{FakeBackend, FakeOptions};
 
 use super::bits::bits;
 use super::builder;
@@ -61,4 +62,16 @@ async fn the_programs_function_fetches_images() -> Result<(), Error> {
     assert!(error.to_string().starts_with("image 1: expected a data URL in base64"), "{error}");
     engine.shutdown().await;
     Ok(())
+}
+
+/// Goal: a custom backend, for which no image is fetched, refuses the function.
+#[tokio::test]
+async fn a_custom_backend_fetches_no_images() {
+    let backend = Box::new(FakeBackend::new(FakeOptions::default()));
+    let builder = Engine::builder().backend("fake", backend);
+    let builder = builder.image_urls(|_| async { Ok(Vec::new()) });
+    match builder.build().await.expect_err("it has no effect") {
+        Error::Engine(EngineError::InvalidParameter { name, .. }) => assert_eq!(name, "image_urls"),
+        other => panic!("{other}"),
+    }
 }
