@@ -196,7 +196,9 @@ pub mod backend {
     pub use stolon_backend::fake;
     pub use stolon_backend::{
         Adapter, AdapterLoadError, AdapterLoader, Backend, BackendError, BackendSpec, BatchChecker,
-        Draw, KvFormat, LogitRows, SequenceSlice, StepBatch, StepOutput, check_read, check_write,
+        Draw, ImageEmbeddings, ImageInput, KvFormat, LogitRows, SequenceSlice, SliceImage,
+        SliceState, StateCheckpoint, StateSpec, StepBatch, StepOutput, check_read, check_write,
+        rotary_len,
     };
     pub use stolon_kvcache::BlockId;
 }

@@ -5,7 +5,15 @@
 #[path = "../examples/own_backend.rs"]
 mod example;
 
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::Duration;
+
 use example::{AttentionBackend, ShortestPrefixFirst};
+use stolon::backend::{
+    Backend, BackendError, BackendSpec, BlockId, ImageEmbeddings, ImageInput, SliceImage,
+    SliceState, StateCheckpoint, StateSpec, StepBatch, StepOutput,
+};
 use stolon::{Completion, Engine, EngineBuilder, EngineError, Error, Event, LengthBound, Request};
 
 fn builder(block_count: usize) -> EngineBuilder {
@@ -118,4 +126,97 @@ async fn streams_are_read_without_further_crates() {
     let error = stream.collect_text().await.expect_err("it was read to its end");
     assert!(matches!(error, Error::Engine(EngineError::InvalidParameter { .. })), "{error}");
     run(&engine, &prompt(1, 20)).await;
+}
+
+/// A recurrent model, whose state is a hash of the tokens so far. Its encoder makes zeros.
+struct HashBackend {
+    spec: BackendSpec,
+    slots: Vec<u64>,
+    checkpoints: HashMap<BlockId, u64>,
+}
+
+impl HashBackend {
+    fn new() -> HashBackend {
+        let state = StateSpec { bytes: 8, slots: 4 };
+        let spec = BackendSpec {
+            vocab_size: 64,
+            max_positions: 1024,
+            block_size: 4,
+            block_count: 64,
+            block_bytes: 8,
+            state: Some(state),
+            ..BackendSpec::default()
+        };
+        HashBackend { spec, slots: vec![0; state.slots], checkpoints: HashMap::new() }
+    }
+
+    /// The state before a slice.
+    fn begin(&self, start: usize, state: &SliceState) -> u64 {
+        match &state.resume {
+            Some(blocks) => self.checkpoints[&blocks[0]],
+            None if start == 0 => 0,
+            None => self.slots[state.slot as usize],
+        }
+    }
+}
+
+impl Backend for HashBackend {
+    fn spec(&self) -> &BackendSpec {
+        &self.spec
+    }
+
+    fn step(&mut self, batch: &StepBatch) -> Result<StepOutput, BackendError> {
+        let mut output = StepOutput::default();
+        let mut tokens = batch.tokens.iter();
+        for slice in &batch.sequences {
+            if let [SliceImage { start, .. }, ..] = slice.images[..] {
+                return Err(BackendError::MalformedBatch(format!("an image at {start}")));
+            }
+            let missing = || BackendError::MalformedBatch("no state".to_owned());
+            let state = slice.state.as_ref().ok_or_else(missing)?;
+            let mut hash = self.begin(slice.start, state);
+            for (index, &token) in tokens.by_ref().take(slice.token_count).enumerate() {
+                hash = hash.wrapping_mul(31).wrapping_add(u64::from(token) + 1);
+                for StateCheckpoint { len, blocks } in &state.checkpoints {
+                    if *len == slice.start + index + 1 {
+                        self.checkpoints.insert(blocks[0], hash);
+                    }
+                }
+                if slice.logit_rows.logits(slice.token_count).contains(&index) {
+                    output
+                        .logits
+                        .extend((0..64).map(|next| f32::from(u8::from(next == hash % 64))));
+                }
+            }
+            self.slots[state.slot as usize] = hash;
+        }
+        Ok(output)
+    }
+
+    fn encode(
+        &mut self,
+        image: &Arc<ImageInput>,
+        _: Duration,
+    ) -> Result<Option<ImageEmbeddings>, BackendError> {
+        Ok(Some(ImageEmbeddings { values: vec![0.0; image.kv_len].into() }))
+    }
+}
+
+/// Goal: a backend of the caller's own can have a recurrent state, and an encoder. A request that
+/// resumes from a checkpoint is answered as one that computes its whole prompt.
+#[tokio::test]
+async fn own_backend_has_states() {
+    let builder = || Engine::builder().backend("hash", Box::new(HashBackend::new()));
+    let builder = || builder().logit_cache_bytes(0);
+    let cold = builder().prefix_caching(false).build().await.expect("valid settings");
+    let warm = builder().build().await.expect("valid settings");
+    let mut cached_tokens = 0;
+    for tail in [vec![5, 6], vec![7, 8, 9], vec![]] {
+        let tokens = [prompt(1, 64), tail].concat();
+        let expected = run(&cold, &tokens).await;
+        let answer = run(&warm, &tokens).await;
+        cached_tokens += answer.finish.usage.cached_tokens;
+        assert_eq!(answer.token_ids, expected.token_ids);
+    }
+    assert!(cached_tokens > 0, "no request resumed from a checkpoint");
 }
