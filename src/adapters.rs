@@ -36,6 +36,7 @@ const NAME_BYTES_MAX: usize = 256;
 
 /// An adapter of an engine: see [`Engine::adapters`](crate::Engine::adapters).
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct AdapterInfo {
     /// The name by which requests choose it.
     pub name: String,

@@ -8,6 +8,7 @@ use crate::{Completion, Usage};
 /// The most likely of several answers to one request, from
 /// [`Engine::best_of`](crate::Engine::best_of).
 #[derive(Clone, Debug, PartialEq, serde::Serialize)]
+#[non_exhaustive]
 pub struct BestOf {
     /// The returned answers, the most likely one first. It has the log-probabilities of the prompt,
     /// if they were requested.

@@ -6,6 +6,7 @@ use stolon_scheduler::Finish;
 
 /// A whole generation, collected from its stream.
 #[derive(Clone, Debug, PartialEq, Serialize)]
+#[non_exhaustive]
 pub struct Completion {
     /// The generated text, without a stop string and what follows it.
     pub text: String,

@@ -7,6 +7,7 @@ use crate::Error;
 
 /// The embedding of a prompt. Made with [`Engine::embed`](crate::Engine::embed).
 #[derive(Clone, Debug, PartialEq)]
+#[non_exhaustive]
 pub struct Embedding {
     /// The vector: [`EmbeddingInfo::size`] finite values, or as many as were requested.
     pub values: Vec<f32>,

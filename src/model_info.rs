@@ -6,6 +6,7 @@ use crate::{EmbeddingInfo, RegionBins};
 
 /// What an engine runs, and its sizes.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[non_exhaustive]
 pub struct ModelInfo {
     /// Name of the model: its hub id, or the name of its directory or file.
     pub id: String,

@@ -246,6 +246,7 @@ impl ApiError {
                 let hint = format!("start the server with --pin-budget {needed} or more");
                 (format!("{message}: {hint}"), "pin_budget_exceeded")
             }
+            _ => return Self::new(StatusCode::CONFLICT, message),
         };
         Self::new(StatusCode::CONFLICT, message).code(code)
     }

@@ -5,6 +5,7 @@ use thiserror::Error;
 
 /// A setting has a value that is not supported.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
+#[non_exhaustive]
 pub enum ConfigError {
     /// The block size is zero, above 256, or not a power of two.
     #[error("block size: expected a power of two from 1 to 256, got {got}")]
@@ -130,6 +131,7 @@ pub enum GrowError {
 /// An audit found a contradiction. Either this crate has a defect, or a caller passed in a block id
 /// that it does not own.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
+#[non_exhaustive]
 pub enum AuditError {
     /// A counter differs from a recount.
     #[error("{counter}: a recount found {expected}, the counter is {got}")]

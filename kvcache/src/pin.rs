@@ -31,6 +31,7 @@ pub struct PinInfo {
 
 /// A prefix could not be pinned.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
+#[non_exhaustive]
 pub enum PinError {
     /// Not even the first block of the prefix is cached.
     #[error("pin: expected at least one cached block, got none")]

@@ -11,6 +11,7 @@ use crate::session::SessionError;
 
 /// What limits the length of a prompt.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum LengthBound {
     /// The model's context length, in positions.
     Context(usize),
@@ -283,7 +284,7 @@ impl EngineError {
 fn pin_hint(error: &PinError) -> &'static str {
     match error {
         PinError::OverBudget { .. } => "; the limit is the setting `pin_budget`",
-        PinError::NotCached => "",
+        _ => "",
     }
 }
 

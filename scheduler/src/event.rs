@@ -82,6 +82,7 @@ pub struct Usage {
 
 /// How long the phases of a request took. Serialised in seconds.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+#[non_exhaustive]
 pub struct Timings {
     /// From submission until the request left the admission queue.
     #[serde(serialize_with = "seconds")]
