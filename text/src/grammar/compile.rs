@@ -39,9 +39,9 @@ const MAX_MESSAGE: usize = 400;
 const EXCEEDED: [&str; 4] = [" max is ", "Too many items", "fuel", "too big"];
 
 /// The limits of a grammar and of a mask. There are about four items for each optional property of
-/// an object; 5,000 of them take about as long as a compilation may. A regular expression at the limits takes up to half a
-/// second for a mask, most other grammars a few milliseconds, and an ambiguous one up to seconds.
-/// The lexer takes up to 100 MB.
+/// an object; 5,000 of them take about as long as a compilation may. A regular expression at the
+/// limits takes up to half a second for a mask, most other grammars a few milliseconds, and an
+/// ambiguous one up to seconds. The lexer takes up to 100 MB.
 fn limits() -> ParserLimits {
     ParserLimits {
         initial_lexer_fuel: 500_000,
