@@ -83,6 +83,9 @@
 //!   [`Error::is_retryable`] says whether it helps to send a request again, and
 //!   [`Engine::health`] what the engine is doing. With `panic = "abort"` in your profile, a panic
 //!   ends the whole program instead.
+//! * **Signals.** The engine installs no signal handler. With a disk tier, a program that may run
+//!   with a limit on the size of files handles or ignores `SIGXFSZ`, which would end it
+//!   (`EngineBuilder::kv_cache_dir`).
 //! * **Shared state.** Several engines can run in one process; they share nothing but the default
 //!   collector of `crossbeam-epoch`. A thread that stays pinned in it delays the release of the
 //!   index memory of all prefix trees, not of KV blocks.

@@ -136,6 +136,11 @@ impl EngineBuilder {
     /// is not used, and is removed when room is needed. If files are lost or damaged, requests
     /// compute what cannot be read.
     ///
+    /// On Unix, a limit on the size of files (`ulimit -f`) ends a program that exceeds it by the
+    /// signal `SIGXFSZ`. A program that may run with such a limit installs a handler of the signal,
+    /// which may do nothing, or ignores it; the write then fails, and KV that could not be stored
+    /// is computed again. The engine leaves that to the program, to which its signals belong.
+    ///
     /// The files contain prompts and answers as token ids. On Unix, only the user can read a
     /// directory that was made here. A program that can write to it can change what the model
     /// answers.
