@@ -150,7 +150,8 @@ impl ServeArgs {
         &self.traces
     }
 
-    /// Serves until SIGINT or SIGTERM, then lets running requests finish.
+    /// Serves until SIGINT or SIGTERM, then lets running requests finish. A second signal ends
+    /// them, and one while the engine stops ends this at once.
     ///
     /// # Errors
     /// If the address cannot be bound, the keys cannot be read or the engine cannot be started.
@@ -217,8 +218,11 @@ impl ServeArgs {
             () = tokio::time::sleep(Duration::from_secs(self.shutdown_timeout)) => {}
             () = interrupts.stop(reload) => {}
         }
-        engine.shutdown().await;
-        Ok(())
+        // A step that hangs keeps the engine from stopping.
+        tokio::select! {
+            _ = engine.shutdown() => Ok(()),
+            () = interrupts.stop(reload) => anyhow::bail!("ended before the engine had stopped"),
+        }
     }
 
     /// Reads the files with keys and certificates again. If a file cannot be read, its old content

@@ -109,7 +109,8 @@ impl EngineBuilder {
     ///
     /// A backend that takes longer is treated as hung: requests in flight and new requests fail
     /// with [`EngineError::BackendHung`](crate::EngineError::BackendHung) until the backend
-    /// returns.
+    /// returns. Without a limit, [`Engine::shutdown`](crate::Engine::shutdown) waits for a backend
+    /// that hangs for ever.
     pub fn step_timeout(mut self, limit: Duration) -> Self {
         self.config.step_timeout = Some(limit);
         self

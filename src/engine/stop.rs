@@ -13,7 +13,7 @@ impl Engine {
     /// before this returns. The exception is a backend that hangs for longer than
     /// [`EngineBuilder::step_timeout`](crate::EngineBuilder::step_timeout): this then returns false,
     /// and the backend's thread, its weights and the KV cache are released when it returns from its
-    /// step, which may be never.
+    /// step, which may be never. Without a `step_timeout`, the default, this waits for ever then.
     pub async fn shutdown(&self) -> bool {
         self.stop().await
     }
@@ -35,6 +35,7 @@ impl Engine {
     /// Returns whether all requests had ended before that; those that had not end with
     /// [`EngineError::Stopped`](crate::EngineError::Stopped).
     ///
+    /// The limit is for the requests. A backend that hangs is waited for as by [`Engine::shutdown`].
     /// If the returned future is dropped, the engine keeps running and refusing new requests.
     pub async fn drain(&self, limit: Duration) -> bool {
         let idle = self.inner.handle.finish_requests(limit).await;

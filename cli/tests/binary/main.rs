@@ -26,6 +26,8 @@ mod gguf_writer;
 #[cfg(feature = "candle")]
 mod gpu_check;
 mod gzip;
+#[cfg(unix)]
+mod hung_backend;
 mod inspect;
 mod json_schema;
 mod key_limits;
