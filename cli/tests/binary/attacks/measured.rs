@@ -15,8 +15,10 @@ impl Client<'_> {
     }
 }
 
-/// Goal: with little address space no attack ends the server, and what they took is given back. The
-/// times are printed, not judged: they depend on the machine and on what else it does.
+/// Goal: with little address space no attack ends the server, what they took is given back, and a
+/// normal client hardly notices them. On a quiet machine, its median is at most doubled, and the
+/// 99th percentile of `/health` is below 50 ms. The bounds here leave room for what else the machine
+/// does: they find an attack that stalls the server, and the printed times tell the rest.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 #[ignore = "takes several minutes, and its figures need a quiet machine"]
 #[allow(clippy::print_stdout, reason = "it is a measurement")]
@@ -42,6 +44,7 @@ async fn attacks_are_measured() {
     let resident = server.resident_bytes();
     println!("client median ms (ratio) | health p99 ms | resident MB | attack");
     quiet.print(&quiet, &server, "none");
+    let mut slow = Vec::new();
     for (name, attack) in ATTACKS {
         let attacked = Arc::clone(&server);
         let attacker = attackers.spawn(async move {
@@ -52,7 +55,10 @@ async fn attacks_are_measured() {
         });
         let attacker = async { attacker.await.expect("the attack ends") };
         let noticed = Noticed::during(&client, attacker);
-        noticed.await.print(&quiet, &server, name);
+        let (ratio, health) = noticed.await.print(&quiet, &server, name);
+        if ratio > MEDIAN_RATIO_MAX || health > HEALTH_MS_MAX {
+            slow.push(name);
+        }
         assert_eq!(client.answer().await, expected, "after {name}");
         server.settled_audit().await;
     }
@@ -66,6 +72,7 @@ async fn attacks_are_measured() {
     // How much of it the allocator keeps for each thread varies by up to 20 MB. An attack that kept
     // its bodies would leave hundreds.
     assert!(after <= resident + (32 << 20), "expected at most 32 MB more than before");
+    assert!(slow.is_empty(), "a normal client or /health waited too long for: {slow:?}");
 }
 
 /// Lets every other thread have the core of the calling one at once.
@@ -75,6 +82,11 @@ fn yield_to_everybody() {
     let set = std::process::Command::new("chrt").args(["--idle", "--pid", "0"]).arg(id).status();
     assert!(set.expect("chrt runs").success());
 }
+
+/// The most that the median time of a normal client may grow, and that `/health` may take at the
+/// 99th percentile, in milliseconds.
+const MEDIAN_RATIO_MAX: f64 = 4.0;
+const HEALTH_MS_MAX: f64 = 250.0;
 
 /// What a normal client and a health check notice of an attack, in milliseconds, sorted.
 struct Noticed {
@@ -96,14 +108,17 @@ impl Noticed {
         Self { answers, health }
     }
 
+    /// Prints what was noticed. Returns the ratio of the medians, and the time of `/health` at the
+    /// 99th percentile.
     #[allow(clippy::print_stdout, reason = "it is a measurement")]
-    fn print(&self, quiet: &Self, server: &Server, name: &str) {
+    fn print(&self, quiet: &Self, server: &Server, name: &str) -> (f64, f64) {
         let at = |times: &[f64], share: f64| times[((times.len() - 1) as f64 * share) as usize];
         let median = at(&self.answers, 0.5);
         let ratio = median / at(&quiet.answers, 0.5);
         let health = at(&self.health, 0.99);
         let resident = server.resident_bytes() >> 20;
         println!("{median:8.1} ({ratio:5.2}) | {health:8.1} | {resident:6} | {name}");
+        (ratio, health)
     }
 }
 
