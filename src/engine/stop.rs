@@ -35,7 +35,9 @@ impl Engine {
     /// Returns whether all requests had ended before that; those that had not end with
     /// [`EngineError::Stopped`](crate::EngineError::Stopped).
     ///
-    /// The limit is for the requests. A backend that hangs is waited for as by [`Engine::shutdown`].
+    /// The limit is for the requests. This waits for a backend that hangs as [`Engine::shutdown`]
+    /// does.
+    ///
     /// If the returned future is dropped, the engine keeps running and refusing new requests.
     pub async fn drain(&self, limit: Duration) -> bool {
         let idle = self.inner.handle.finish_requests(limit).await;

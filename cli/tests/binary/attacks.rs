@@ -3,8 +3,8 @@
 //! accounts for every block.
 //!
 //! `every_attack_is_survived` runs each attack once. `attacks_are_measured`, on Linux, repeats each
-//! of them alongside a normal client with another address, with limited address space, and prints and
-//! bounds what that client and `/health` noticed of it:
+//! of them alongside a normal client with another address, with limited address space. It prints
+//! and bounds what that client and `/health` noticed of it:
 //!
 //! ```sh
 //! cargo test --release -p stolon-cli --test binary attacks_are_measured -- --ignored --nocapture

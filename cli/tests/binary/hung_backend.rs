@@ -1,6 +1,8 @@
 //! A server whose backend never returns from a step. The test runs itself as the server's process,
 //! because the command has no such backend.
 
+#![allow(clippy::print_stdout, clippy::print_stderr, reason = "the output of that process")]
+
 use std::io::{BufRead, BufReader, Read};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
@@ -82,7 +84,7 @@ async fn a_second_signal_ends_a_server_that_hangs() {
         missing.retain(|part| !line.contains(part));
     }
     terminate(child.id());
-    // Signals that come together count once, and the engine stops after the requests had their time.
+    // Signals that come together count once. The engine stops after the requests had their time.
     std::thread::sleep(Duration::from_secs(3));
     assert!(child.try_wait().expect("waited").is_none(), "it waits for the engine");
     terminate(child.id());

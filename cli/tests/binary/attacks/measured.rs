@@ -17,8 +17,8 @@ impl Client<'_> {
 
 /// Goal: with little address space no attack ends the server, what they took is given back, and a
 /// normal client hardly notices them. On a quiet machine, its median is at most doubled, and the
-/// 99th percentile of `/health` is below 50 ms. The bounds here leave room for what else the machine
-/// does: they find an attack that stalls the server, and the printed times tell the rest.
+/// 99th percentile of `/health` is below 50 ms. The bounds here leave room for what else the
+/// machine does: they find an attack that stalls the server, and the printed times tell the rest.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 #[ignore = "takes several minutes, and its figures need a quiet machine"]
 #[allow(clippy::print_stdout, reason = "it is a measurement")]
