@@ -6,8 +6,8 @@ mod scenarios;
 
 use scenarios::{
     priorities_of_two_requests, query_acquire_and_eviction,
-    query_acquire_and_eviction_of_the_prefix, resume_and_eviction, reuse_during_a_step,
-    reuse_of_a_checkpoint,
+    query_acquire_and_eviction_of_the_prefix, query_and_checkpoints, resume_and_eviction,
+    reuse_during_a_step, reuse_of_a_checkpoint,
 };
 use stolon_kvcache::planted::{Bug, plant};
 use stolon_loom_tests::must_fail;
@@ -73,6 +73,23 @@ fn planted_eviction_of_a_locked_checkpoint_is_caught() {
     plant(Bug::EvictLocked);
     let test = "planted_eviction_of_a_locked_checkpoint_is_caught";
     must_fail(test, "an acquired checkpoint was evicted", 2, resume_and_eviction);
+}
+
+/// Goal: the models find a checkpoint that is published without release ordering, by the query for
+/// the place where a request resumes.
+#[test]
+fn planted_relaxed_publish_of_a_checkpoint_is_caught() {
+    plant(Bug::RelaxedPublish);
+    let test = "planted_relaxed_publish_of_a_checkpoint_is_caught";
+    must_fail(test, "Causality violation", 2, query_and_checkpoints);
+}
+
+/// Goal: the models find a checkpoint that is freed while a query looks at it.
+#[test]
+fn planted_eager_free_of_a_checkpoint_is_caught() {
+    plant(Bug::EagerFree);
+    let test = "planted_eager_free_of_a_checkpoint_is_caught";
+    must_fail(test, "access to freed memory", 2, query_and_checkpoints);
 }
 
 /// Goal: the models find a pool that hands out a checkpoint's block during the step that reads it.

@@ -234,9 +234,9 @@ fn leases_that_end_on_other_threads() {
     });
 }
 
-/// A tree with checkpoints of one block, over a pool of six blocks of one position.
-fn with_checkpoints() -> (TreeWriter, TreeReader, BlockPool, StepFence) {
-    let tree = TreeBuilder::new(1).checkpoint_blocks(1);
+/// A tree with checkpoints of so many blocks, over a pool of six blocks of one position.
+fn with_checkpoints(block_count: usize) -> (TreeWriter, TreeReader, BlockPool, StepFence) {
+    let tree = TreeBuilder::new(1).checkpoint_blocks(block_count);
     let (mut writer, reader) = tree.build().expect("a block size");
     let (mut pool, fence) = BlockPool::new(6).expect("a valid count");
     let mut lease = writer.acquire(&base(), &[]);
@@ -246,14 +246,14 @@ fn with_checkpoints() -> (TreeWriter, TreeReader, BlockPool, StepFence) {
 }
 
 fn checkpoint(writer: &mut TreeWriter, pool: &mut BlockPool, positions: &[u32]) {
-    let mut private = pool.reserve(1).expect("a free block");
+    let mut private = pool.reserve(writer.checkpoint_blocks()).expect("free blocks");
     let lease = writer.commit_checkpoint(&base(), positions, &mut private).expect("valid");
     assert!(lease.is_some(), "its positions are cached");
 }
 
 /// A request that resumes from a checkpoint, and an eviction on another thread.
 pub(crate) fn resume_and_eviction() {
-    let (mut writer, reader, mut pool, _fence) = with_checkpoints();
+    let (mut writer, reader, mut pool, _fence) = with_checkpoints(1);
     checkpoint(&mut writer, &mut pool, &[1]);
     let writer = Arc::new(Mutex::new(writer));
     let evictor = writer.clone();
@@ -280,29 +280,36 @@ fn evict_against_resume() {
     repeat(resume_and_eviction);
 }
 
+/// A query while checkpoints of two blocks are published and evicted, and their blocks are used for
+/// others.
+pub(crate) fn query_and_checkpoints() {
+    let (mut writer, reader, mut pool, _fence) = with_checkpoints(2);
+    let change = move || {
+        checkpoint(&mut writer, &mut pool, &[1]);
+        pool.release(writer.evict(3));
+        checkpoint(&mut writer, &mut pool, &[1]);
+        writer.audit().expect("consistent");
+    };
+    let ((), found) = together(change, || reader.query_resume(&base(), &[1, 2, 3]));
+    // The position after the first checkpoint is of no use to requests, so it is evicted first.
+    let answers = [(2, 0), (2, 1), (1, 1), (1, 0)];
+    assert!(
+        answers.contains(&(found.cached, found.resume)),
+        "expected a checkpoint, got {found:?}"
+    );
+}
+
 /// Goal: a lock-free query sees a checkpoint whole or not at all, and never a length without one,
 /// while checkpoints are published and evicted and their blocks are used for others.
 #[test]
 fn query_against_checkpoints() {
-    repeat(|| {
-        let (mut writer, reader, mut pool, _fence) = with_checkpoints();
-        let change = move || {
-            checkpoint(&mut writer, &mut pool, &[1]);
-            pool.release(writer.evict(2));
-            checkpoint(&mut writer, &mut pool, &[1]);
-            writer.audit().expect("consistent");
-        };
-        let ((), found) = together(change, || reader.query_resume(&base(), &[1, 2, 3]));
-        // The position after the first checkpoint is of no use to requests, so it is evicted first.
-        let answers = [(2, 0), (2, 1), (1, 1), (1, 0)];
-        assert!(answers.contains(&(found.cached, found.resume)), "got {found:?}");
-    });
+    repeat(query_and_checkpoints);
 }
 
 /// A step that resumes from a checkpoint whose request is cancelled, so that its block is evicted
 /// and handed out again.
 pub(crate) fn reuse_of_a_checkpoint() {
-    let (mut writer, _reader, mut pool, fence) = with_checkpoints();
+    let (mut writer, _reader, mut pool, fence) = with_checkpoints(1);
     checkpoint(&mut writer, &mut pool, &[1]);
     let _others = pool.reserve(3).expect("the free blocks");
     let lease = writer.acquire_checkpoint(&base(), &[1, 2], 0).expect("it is cached");
