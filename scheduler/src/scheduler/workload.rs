@@ -36,9 +36,12 @@ impl<M: Memory> Scheduler<M> {
         let waiting = self.queue.entries();
         let running = self.running.iter().filter(|running| !running.stalled).map(|running| {
             let sequence = &running.sequence;
-            match sequence.tokens.len().saturating_sub(sequence.held.computed) {
-                0 | 1 => self.work(sequence, 0),
-                prefill => self.work(sequence, prefill),
+            match sequence.tokens.get(sequence.held.computed..).unwrap_or_default() {
+                [] | [_] => self.work(sequence, 0),
+                left => {
+                    let encoding = self.context.encoding_cost(&sequence.namespace, left);
+                    self.work(sequence, left.len() + encoding)
+                }
             }
         });
         let later = waiting.iter().skip(WAITING_MAX).map(|waiting| waiting.cost()).sum();
