@@ -1,5 +1,7 @@
 //! [`Picture`]: decoding of files that may be hostile.
 
+mod jpeg;
+
 use std::io::Cursor;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
@@ -16,8 +18,9 @@ pub struct PictureLimits {
     pub edge_max: usize,
     /// Maximum number of pixels.
     pub pixels_max: usize,
-    /// Maximum size of the decoded picture in bytes, and about the maximum that a decoder allocates
-    /// in addition.
+    /// Maximum size of the decoded picture in bytes, together with the coefficients of a JPEG file
+    /// that has to be read as a whole before pixels are computed (a progressive one). It is also
+    /// about the maximum that another decoder allocates in addition to the picture.
     pub memory_max: usize,
 }
 
@@ -155,9 +158,15 @@ fn decode(
     check_size("pixels", limits.pixels_max, width as usize * height as usize)?;
     let decoded = usize::try_from(decoder.total_bytes()).unwrap_or(usize::MAX);
     check_size("bytes of decoded pixels", limits.memory_max, decoded)?;
-    if format == ImageFormat::Jpeg && is_cut_off(bytes) {
-        let reason = "the end of the picture is missing".to_owned();
-        return Err(PictureError::Malformed { format: name(format), reason });
+    if format == ImageFormat::Jpeg {
+        // The decoder allocates coefficients without regard to its limits.
+        let coefficients = jpeg::coefficient_bytes(bytes);
+        let what = "bytes of decoded pixels and JPEG coefficients";
+        check_size(what, limits.memory_max, decoded.saturating_add(coefficients))?;
+        if jpeg::is_cut_off(bytes) {
+            let reason = "the end of the picture is missing".to_owned();
+            return Err(PictureError::Malformed { format: name(format), reason });
+        }
     }
     // A broken orientation is no reason to refuse a picture.
     let orientation = decoder.orientation().ok();
@@ -181,14 +190,6 @@ fn rgb(decoded: DynamicImage) -> Vec<u8> {
         [pixel[0], pixel[1], pixel[2]].map(|channel| blend(channel) as u8)
     };
     decoded.into_rgba8().into_raw().chunks_exact(4).flat_map(blended).collect()
-}
-
-/// Whether a JPEG file ends before its last picture does. The decoder fills what is missing with
-/// gray. In compressed data, a byte of the value 255 never begins a marker, so the last start of
-/// compressed data must be followed by an end.
-fn is_cut_off(bytes: &[u8]) -> bool {
-    let last = |marker: u8| bytes.windows(2).rposition(|pair| pair == [0xff, marker]);
-    last(0xd9) <= last(0xda)
 }
 
 fn wrong(format: ImageFormat, error: &ImageError) -> PictureError {

@@ -90,6 +90,51 @@ fn bombs_are_refused_by_their_headers() {
     }
 }
 
+/// A JPEG file of a picture with colours at half the resolution, which begins with the marker of a
+/// frame and the number of components of its first scan. Its compressed data is missing.
+fn jpeg_header([width, height]: [u16; 2], frame: u8, scanned: u8) -> Vec<u8> {
+    let mut jpeg = vec![0xff, 0xd8, 0xff, 0xdb, 0, 67, 0];
+    jpeg.extend([1; 64]);
+    jpeg.extend([0xff, frame, 0, 17, 8]);
+    jpeg.extend([height, width].map(u16::to_be_bytes).as_flattened());
+    jpeg.extend([3, 1, 0x22, 0, 2, 0x11, 0, 3, 0x11, 0]);
+    jpeg.extend([0xff, 0xda, 0, 6 + 2 * scanned, scanned]);
+    (1..=scanned).for_each(|component| jpeg.extend([component, 0]));
+    jpeg.extend([0, 0, 0, 0xff, 0xd9]);
+    jpeg
+}
+
+/// Goal: coefficients of a whole JPEG picture count as memory, before the decoder allocates them:
+/// of a progressive file, and of one whose scans do not have all components. A sequential file
+/// needs no such memory, and a progressive one is decoded if its coefficients fit.
+#[test]
+fn coefficients_of_a_whole_picture_are_bounded() {
+    // 500 x 500 units of 16 x 16 pixels, each with 6 blocks of 64 coefficients of 2 bytes.
+    let (size, pixels, coefficients) = ([8000, 8000], 192_000_000, 192_000_000);
+    for (frame, scanned) in [(0xc2, 3), (0xc2, 1), (0xc0, 1), (0xc1, 2)] {
+        let jpeg = jpeg_header(size, frame, scanned);
+        let got = pixels + coefficients;
+        assert_eq!(
+            message(&jpeg, &PictureLimits::default()),
+            format!(
+                "the picture is too large: expected at most 268435456 bytes of decoded pixels and \
+                 JPEG coefficients, got {got}"
+            ),
+            "frame {frame:#x}, {scanned} components in a scan"
+        );
+        let enough = PictureLimits { memory_max: got, ..PictureLimits::default() };
+        let small = jpeg_header([80, 80], frame, scanned);
+        for (jpeg, limits) in [(&jpeg, enough), (&small, PictureLimits::default())] {
+            let error = Picture::decode(jpeg, &limits).err();
+            assert!(!matches!(error, Some(PictureError::TooLarge { .. })), "{error:?}");
+        }
+    }
+    let sequential = Picture::decode(&jpeg_header(size, 0xc0, 3), &PictureLimits::default());
+    assert!(!matches!(sequential, Err(PictureError::TooLarge { .. })), "{sequential:?}");
+    let progressive = file("progressive.jpg");
+    Picture::decode(&progressive, &LIMITS).expect("a small progressive picture");
+}
+
 /// Goal: what is not a picture is refused with the list of formats.
 #[test]
 fn other_files_are_refused() {
