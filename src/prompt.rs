@@ -130,9 +130,12 @@ impl Prompts {
     ) -> Result<Request, Error> {
         let client = request.options.tenant.clone();
         if request.has_images() {
-            let request = self.images.fetched(request).await?;
+            let (request, held) = self.images.fetched(request).await?;
             let (images, context) = (self.images.clone(), self.context.clone());
-            let place = move |text: &Text| images.place(request, &before, text, &context);
+            let place = move |text: &Text| {
+                let _held = held;
+                images.place(request, &before, text, &context)
+            };
             return self.run(Work::Long(client), place).await;
         }
         let begins = before.tokens.is_empty();

@@ -30,8 +30,8 @@ impl Images {
     }
 
     #[allow(clippy::unused_async, reason = "there is nothing to fetch")]
-    pub(crate) async fn fetched(&self, request: Request) -> Result<Request, Error> {
-        Ok(request)
+    pub(crate) async fn fetched(&self, request: Request) -> Result<(Request, ()), Error> {
+        Ok((request, ()))
     }
 
     pub(crate) fn image_token(&self) -> Option<u32> {

@@ -52,13 +52,8 @@ impl Images {
         STANDARD.decode(encoded.trim_end()).map(Arc::from).map_err(|e| refused(e.to_string()))
     }
 
-    /// Decodes images and cuts them into tiles, which together have at most as many positions as a
-    /// prompt may have.
-    pub(super) fn prepare(
-        &self,
-        images: &[ImageFile],
-        limit: PromptLimit,
-    ) -> Result<PreparedImages, Error> {
+    /// The image processor, if the model takes images, and as many.
+    pub(super) fn check(&self, images: &[ImageFile]) -> Result<&ImageProcessor, Error> {
         let Some(processor) = &self.processor else {
             let expected = "none, because the model takes text only";
             return Err(Error::invalid("images", expected, images.len()));
@@ -67,6 +62,17 @@ impl Images {
             let expected = format!("at most {IMAGES_MAX}");
             return Err(Error::invalid("images", expected, images.len()));
         }
+        Ok(processor)
+    }
+
+    /// Decodes images and cuts them into tiles, which together have at most as many positions as a
+    /// prompt may have.
+    pub(super) fn prepare(
+        &self,
+        images: &[ImageFile],
+        limit: PromptLimit,
+    ) -> Result<PreparedImages, Error> {
+        let processor = self.check(images)?;
         let (mut texts, mut tiles, mut positions) = (Vec::new(), Vec::new(), 0_usize);
         for (index, file) in images.iter().enumerate() {
             let refused = |error: stolon_vision::PictureError| Error::Image {

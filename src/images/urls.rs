@@ -1,22 +1,34 @@
 //! Images that requests name by the URL of a server.
 
+use std::collections::HashMap;
 use std::sync::Arc;
 
 use futures::future::BoxFuture;
-use futures::{FutureExt, StreamExt, TryStreamExt};
+use futures::{FutureExt, StreamExt};
 
 use super::Images;
+use crate::long_work::{FairLane, Slot};
 use crate::request::{ImageFile, Prompt, url_of};
 use crate::{ChatMessage, EngineBuilder, Error, MessageContent, Request};
 
 /// Maximum number of images of a request that are fetched at the same time.
 const CONCURRENT_MAX: usize = 4;
+/// Maximum size in bytes of all files that are fetched for a request, checked after each file.
+const BYTES_MAX: usize = 64 << 20;
+/// Maximum number of requests that fetch files, or hold files that are not decoded yet.
+const REQUESTS_MAX: usize = 8;
 
 type Fetching = BoxFuture<'static, Result<Vec<u8>, String>>;
 
 /// The program's function that fetches images, if it has set one.
 #[derive(Clone, Default)]
-pub(crate) struct Fetch(Option<Arc<dyn Fn(Arc<str>) -> Fetching + Send + Sync>>);
+pub(crate) struct Fetch(Option<Arc<Fetcher>>);
+
+struct Fetcher {
+    function: Box<dyn Fn(Arc<str>) -> Fetching + Send + Sync>,
+    /// Bounds the memory for fetched files: a request has a slot until its images are decoded.
+    lane: Arc<FairLane>,
+}
 
 impl std::fmt::Debug for Fetch {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
@@ -39,13 +51,18 @@ impl EngineBuilder {
     /// redirect or by a name with a private address. The function also bounds the time and the size
     /// of the file. `ImageHosts` of `stolon-http` does all of it, for a list of hosts.
     ///
-    /// It is called in the task that submits the request, at most four times at once for each.
+    /// It is called in the task that submits the request, once for each of its URLs and at most
+    /// four times at once. The files of a request may have 64 MiB together. At most 8 requests have
+    /// fetched files that are not decoded yet, at most 7 of them of one client
+    /// ([`Request::tenant`]); others wait.
     pub fn image_urls<F, Fut>(mut self, fetch: F) -> Self
     where
         F: Fn(Arc<str>) -> Fut + Send + Sync + 'static,
         Fut: Future<Output = Result<Vec<u8>, String>> + Send + 'static,
     {
-        self.fetch = Fetch(Some(Arc::new(move |url| fetch(url).boxed())));
+        let function = Box::new(move |url| fetch(url).boxed());
+        let lane = FairLane::new(REQUESTS_MAX);
+        self.fetch = Fetch(Some(Arc::new(Fetcher { function, lane })));
         self
     }
 }
@@ -57,26 +74,62 @@ impl Images {
         self
     }
 
-    /// The request with the files of images that it names by other URLs than data URLs. Without a
-    /// function for them, the URLs stay, and are refused where images are decoded.
-    pub(crate) async fn fetched(&self, request: Request) -> Result<Request, Error> {
-        let Some(fetch) = self.fetch.0.as_ref().filter(|_| has_remote(&request)) else {
-            return Ok(request);
+    /// The request with the files of images that it names by other URLs than data URLs, and what to
+    /// keep until they are decoded. Without a function for them, the URLs stay, and are refused
+    /// where images are decoded.
+    pub(crate) async fn fetched(&self, request: Request) -> Result<(Request, Option<Slot>), Error> {
+        let Some(fetcher) = self.fetch.0.as_ref().filter(|_| has_remote(&request)) else {
+            return Ok((request, None));
         };
         let mut request = self.collect(request)?;
-        let files = std::mem::take(&mut request.images).into_iter().enumerate();
-        let files = files.map(|(index, file)| async move {
-            match file {
-                ImageFile::Url(url) if is_remote(&url) => {
-                    let refused = |reason| Error::Image { number: index + 1, reason };
-                    fetch(url).await.map(|file| ImageFile::Bytes(file.into())).map_err(refused)
-                }
-                file => Ok(file),
+        self.check(&request.images)?;
+        let slot = fetcher.lane.slot(request.options.tenant.clone()).await;
+        let files = fetcher.files(&request.images).await?;
+        for image in &mut request.images {
+            let file = remote_url(image).and_then(|url| files.get(url));
+            if let Some(file) = file {
+                *image = ImageFile::Bytes(Arc::clone(file));
             }
+        }
+        Ok((request, Some(slot)))
+    }
+}
+
+impl Fetcher {
+    /// The files of all images with other URLs than data URLs, by their URLs.
+    async fn files(&self, images: &[ImageFile]) -> Result<HashMap<Arc<str>, Arc<[u8]>>, Error> {
+        let mut urls: Vec<(usize, Arc<str>)> = Vec::new();
+        for (index, image) in images.iter().enumerate() {
+            let url = remote_url(image).filter(|url| urls.iter().all(|(_, other)| other != *url));
+            urls.extend(url.map(|url| (index + 1, Arc::clone(url))));
+        }
+        let fetching = urls.into_iter().map(|(number, url)| async move {
+            let file = (self.function)(Arc::clone(&url)).await;
+            (number, url, file)
         });
-        request.images =
-            futures::stream::iter(files).buffered(CONCURRENT_MAX).try_collect().await?;
-        Ok(request)
+        let mut fetched = futures::stream::iter(fetching).buffered(CONCURRENT_MAX);
+        let (mut files, mut bytes) = (HashMap::new(), 0);
+        while let Some((number, url, file)) = fetched.next().await {
+            let refused = |reason| Error::Image { number, reason };
+            let file = file.map_err(refused)?;
+            bytes += file.len();
+            if bytes > BYTES_MAX {
+                let expected = format!("expected at most {BYTES_MAX} bytes of fetched files");
+                return Err(refused(format!(
+                    "{expected} in a request, got {bytes} up to this one"
+                )));
+            }
+            files.insert(url, file.into());
+        }
+        Ok(files)
+    }
+}
+
+/// The URL of an image, if it is no data URL.
+fn remote_url(image: &ImageFile) -> Option<&Arc<str>> {
+    match image {
+        ImageFile::Url(url) if is_remote(url) => Some(url),
+        _ => None,
     }
 }
 
@@ -92,6 +145,5 @@ fn has_remote(request: &Request) -> bool {
     };
     let in_messages =
         matches!(request.prompt(), Prompt::Chat(messages) if messages.iter().any(of_message));
-    let of_file = |file: &ImageFile| matches!(file, ImageFile::Url(url) if is_remote(url));
-    in_messages || request.images.iter().any(of_file)
+    in_messages || request.images.iter().any(|image| remote_url(image).is_some())
 }

@@ -6,6 +6,8 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use serde_json::json;
 use stolon::{ChatMessage, Engine, EngineError, Error, MessageContent, Request};
 use stolon_backend::fake::{FakeBackend, FakeOptions};
+use tokio::sync::Semaphore;
+use tokio::task::JoinSet;
 
 use super::bits::bits;
 use super::builder;
@@ -74,4 +76,84 @@ async fn a_custom_backend_fetches_no_images() {
         Error::Engine(EngineError::InvalidParameter { name, .. }) => assert_eq!(name, "image_urls"),
         other => panic!("{other}"),
     }
+}
+
+/// Goal: the number of images is checked before the first is fetched, and so is whether the model
+/// takes any; an equal URL is fetched once; and the size of all files of a request is bounded.
+#[tokio::test]
+async fn little_is_fetched_for_a_request() -> Result<(), Error> {
+    let file = picture(40, 30, 1);
+    let fetched = Arc::new(AtomicUsize::new(0));
+    let (small, calls) = (Arc::clone(&file), Arc::clone(&fetched));
+    let fetch = move |url: Arc<str>| {
+        calls.fetch_add(1, Ordering::Relaxed);
+        let file = if url.contains("large") { vec![0; 33 << 20] } else { small.to_vec() };
+        async move { Ok(file) }
+    };
+    let engine = builder().image_urls(fetch.clone()).build().await?;
+    let many: Vec<_> = (0..257).map(|number| format!("https://a.test/{number}")).collect();
+    let many: Vec<_> = many.iter().map(String::as_str).collect();
+    let error = engine.complete(question_of_urls(&many, "What?")).await.expect_err("too many");
+    assert_eq!(error.to_string(), "images: expected at most 256, got 257");
+    assert_eq!(fetched.load(Ordering::Relaxed), 0);
+
+    let expected = bits(&engine.complete(question(&[&file, &file], "What differs?")).await?);
+    let twice = question_of_urls(&["https://a.test/one"; 2], "What differs?");
+    assert_eq!(bits(&engine.complete(twice).await?), expected);
+    assert_eq!(fetched.load(Ordering::Relaxed), 1);
+
+    let large = ["https://a.test/large", "https://a.test/one", "https://a.test/large/other"];
+    let error = engine.complete(question_of_urls(&large, "What?")).await.expect_err("too large");
+    let bytes = 2 * (33 << 20) + file.len();
+    let expected = format!(
+        "image 3: expected at most 67108864 bytes of fetched files in a request, got {bytes} up to \
+         this one"
+    );
+    assert_eq!(error.to_string(), expected);
+    engine.shutdown().await;
+
+    fetched.store(0, Ordering::Relaxed);
+    let engine = Engine::builder().model("random:tiny").image_urls(fetch).build().await?;
+    let error = engine.complete(question_of_urls(&many[..1], "What?")).await.expect_err("text");
+    assert!(error.to_string().contains("the model takes text only"), "{error}");
+    assert_eq!(fetched.load(Ordering::Relaxed), 0);
+    engine.shutdown().await;
+    Ok(())
+}
+
+/// Goal: few requests hold fetched files at once. One client never has all places, so that another
+/// one's request goes on while its hosts are slow; those that wait are answered afterwards.
+#[tokio::test]
+async fn requests_with_fetched_files_are_bounded() -> Result<(), Error> {
+    let (slow, fetching) = (Arc::new(Semaphore::new(0)), Arc::new(AtomicUsize::new(0)));
+    let (file, gate, count) = (picture(40, 30, 1), Arc::clone(&slow), Arc::clone(&fetching));
+    let fetch = move |url: Arc<str>| {
+        let (file, gate, count) = (file.to_vec(), Arc::clone(&gate), Arc::clone(&count));
+        async move {
+            if url.contains("slow") {
+                count.fetch_add(1, Ordering::Relaxed);
+                let _passed = gate.acquire().await;
+            }
+            Ok(file)
+        }
+    };
+    let engine = builder().image_urls(fetch).build().await?;
+    let mut requests = JoinSet::new();
+    for _ in 0..20 {
+        let (engine, request) = (engine.clone(), question_of_urls(&["https://slow.test"], "What?"));
+        requests.spawn(async move { engine.complete(request.tenant("one")).await });
+    }
+    while fetching.load(Ordering::Relaxed) < 7 {
+        tokio::task::yield_now().await;
+    }
+    let other = question_of_urls(&["https://a.test"], "What?").tenant("other");
+    engine.complete(other).await?;
+    assert_eq!(fetching.load(Ordering::Relaxed), 7);
+    slow.add_permits(1);
+    while let Some(answer) = requests.join_next().await {
+        answer.expect("no panic")?;
+    }
+    assert_eq!(fetching.load(Ordering::Relaxed), 20);
+    engine.shutdown().await;
+    Ok(())
 }
