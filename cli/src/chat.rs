@@ -33,6 +33,10 @@ pub struct ChatArgs {
     /// File that contains the system prompt
     #[arg(long, value_name = "FILE", conflicts_with = "system")]
     system_file: Option<PathBuf>,
+    /// File of an image that belongs to the first message: PNG, JPEG, WebP, GIF or BMP. Can be
+    /// repeated. Only for models that take images; `/image FILE` adds images to later messages
+    #[arg(long, value_name = "FILE")]
+    image: Vec<PathBuf>,
     #[command(flatten)]
     sampling: SamplingArgs,
     #[command(flatten)]
@@ -61,6 +65,8 @@ impl ChatArgs {
             Some(path) => Some(text_file::read(path, text_file::MAX_BYTES)?),
             None => self.system.clone(),
         };
+        let images = self.image.iter().map(|path| image_file::part(path));
+        let images = images.collect::<anyhow::Result<Vec<Value>>>()?;
         let engine = start(&self.engine).await?;
         let info = engine.model_info();
         anyhow::ensure!(
@@ -68,11 +74,16 @@ impl ChatArgs {
             "the model `{}` has no chat template: use `stolon generate`",
             info.id
         );
+        anyhow::ensure!(
+            images.is_empty() || info.takes_images,
+            "the model `{}` takes text only: expected no `--image`",
+            info.id
+        );
         let mut conversation = Conversation {
             engine: engine.clone(),
             sampling: self.sampling,
             messages: system.map(|text| ChatMessage::new("system", text)).into_iter().collect(),
-            images: Vec::new(),
+            images,
             saved: None,
         };
         let mut input = Input::new()?;

@@ -282,10 +282,13 @@ fn the_demo_model_sees_image_files() {
     let asked = ["--image", picture, "--prompt", "What colour is the star?"];
     let output = succeed(&[&["generate", "--chat", "--model", "demo-vision"], &asked[..]].concat());
     assert!(output.contains("The star is yellow."), "{output}");
-    let typed = format!("/image {picture}\nWhat is in the middle?\nWhich digit is shown?\n");
-    let output = succeed_with(&["chat", "--model", "demo-vision"], &typed);
-    assert!(output.contains("A blue square is in the middle."), "{output}");
-    assert!(output.contains("The digit is 7."), "{output}");
+    let questions = "What is in the middle?\nWhich digit is shown?\n";
+    let typed = format!("/image {picture}\n{questions}");
+    for (args, typed) in [(&[][..], &*typed), (&["--image", picture][..], questions)] {
+        let output = succeed_with(&[&["chat", "--model", "demo-vision"], args].concat(), typed);
+        assert!(output.contains("A blue square is in the middle."), "{args:?}: {output}");
+        assert!(output.contains("The digit is 7."), "{args:?}: {output}");
+    }
 }
 
 /// Goal: `stolon cache` does on a running server what its routes do, and reports a refusal and an
