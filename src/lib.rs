@@ -234,7 +234,7 @@ pub use stolon_cuda::DeviceChoice;
 pub use stolon_kvcache::{
     CacheEvent, CacheSnapshot, CachedPrefix, EvictionCandidate, EvictionOrder, EvictionPolicy,
     EvictionRank, ImageSpan, Namespace, NamespaceBuilder, NodeDump, NumberedEvent, PinError, PinId,
-    PrefixMatch, TokenSpan, TreeDump, UnknownEvictionPolicy,
+    PositionRun, PrefixMatch, TokenSpan, TreeDump, UnknownEvictionPolicy,
 };
 #[cfg(feature = "hub")]
 pub use stolon_model::DownloadProgress;

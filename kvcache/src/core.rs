@@ -189,7 +189,7 @@ impl Core {
                 last_hash: hashes.last().copied().unwrap_or_default(),
                 block_count: hashes.len(),
                 position_count: positions.len(),
-                first_positions: positions[..positions.len().min(8)].to_vec(),
+                first_positions: NodeDump::first_of(positions),
                 checkpoint: hashes.len() < node.edge.block_count(),
                 locks,
                 hits,

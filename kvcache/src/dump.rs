@@ -1,7 +1,7 @@
 //! A description of the whole tree, for debugging and for pages that display it. A reader takes
 //! it while the writer continues, so each node is described as it was at some instant of the walk.
 
-use crate::Namespace;
+use crate::{Namespace, PositionRun, TokenSpan};
 use std::fmt::Write;
 
 /// The nodes of a tree, in an order in which parents come before their children. Returned by
@@ -30,7 +30,8 @@ pub struct NodeDump {
     pub block_count: usize,
     /// Number of positions in the node: `block_count` times the block size.
     pub position_count: usize,
-    /// The first positions of the node, at most eight.
+    /// The first positions of the node, at most eight, and the rest of an image that the last of
+    /// them is inside of. [`TokenSpan::runs`] divides them.
     pub first_positions: Vec<u32>,
     /// Whether there is a checkpoint of the recurrent state after the node's last position. Its
     /// blocks are not counted in `block_count`.
@@ -41,6 +42,16 @@ pub struct NodeDump {
     pub hits: u32,
     /// Tick of the last acquire or commit whose match went through the node.
     pub last_use: u64,
+}
+
+impl NodeDump {
+    /// Those of a node's positions that a dump has.
+    pub(crate) fn first_of(positions: &[u32]) -> Vec<u32> {
+        let shown = positions.len().min(8);
+        let is_cut = |&end: &usize| end > 0 && !TokenSpan::may_end_after(positions[end - 1]);
+        let end = (shown..positions.len()).find(|end| !is_cut(end)).unwrap_or(positions.len());
+        positions[..end].to_vec()
+    }
 }
 
 /// A cached prefix, from position 0 to the end of one block. Returned by
@@ -59,7 +70,13 @@ impl TreeDump {
         let mut out =
             String::from("digraph prefix_tree {\n  node [shape=box];\n  root [label=\"\"];\n");
         for (index, node) in self.nodes.iter().enumerate() {
-            let first = node.first_positions.iter().map(u32::to_string).collect::<Vec<_>>();
+            let first = TokenSpan::runs(&node.first_positions).map(|run| match run {
+                PositionRun::Tokens(tokens) => {
+                    tokens.iter().map(u32::to_string).collect::<Vec<_>>().join(" ")
+                }
+                span => span.label().unwrap_or_default(),
+            });
+            let first: Vec<_> = first.collect();
             let style = if node.locks > 0 { ", style=filled" } else { "" };
             // Writing to a string cannot fail.
             let _ = writeln!(

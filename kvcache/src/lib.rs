@@ -178,7 +178,7 @@ pub use stats::TreeStats;
 #[cfg(loom)]
 #[doc(hidden)]
 pub use sync::planted;
-pub use token_span::{ImageSpan, TokenSpan, TokenSpanError, TokenSpanInterner};
+pub use token_span::{ImageSpan, PositionRun, TokenSpan, TokenSpanError, TokenSpanInterner};
 pub use tree::{TreeBuilder, prefix_tree};
 pub use writer::{CacheSnapshot, TreeCounts, TreeWriter};
 

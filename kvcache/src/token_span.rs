@@ -12,6 +12,10 @@
 //! pins and commits all end where [`whole_spans`] says. When an eviction has removed the end of a
 //! span, the rest of the span is evicted before anything else, because no match can use it.
 
+mod runs;
+
+pub use runs::PositionRun;
+
 use crate::sync::{Mutex, lock};
 use std::collections::HashMap;
 use thiserror::Error;

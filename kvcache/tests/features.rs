@@ -3,7 +3,8 @@
 use std::collections::HashMap;
 use stolon_kvcache::{
     BlockId, CacheEvent, Commit, CommitError, ConfigError, EvictionCandidate, EvictionOrder,
-    EvictionPolicy, EvictionRank, Namespace, PinError, TreeBuilder, TreeWriter, prefix_tree,
+    EvictionPolicy, EvictionRank, Namespace, PinError, PositionRun, TokenSpan, TokenSpanInterner,
+    TreeBuilder, TreeWriter, prefix_tree,
 };
 
 fn base() -> Namespace {
@@ -670,6 +671,31 @@ fn a_dump_shows_the_tree() {
     let graph = dump.to_graphviz();
     assert_eq!(graph.matches(" -> ").count(), dump.nodes.len());
     drop(lease);
+}
+
+/// Goal: a dump has the whole image that a node begins with, and shows it as one span. Runs of
+/// positions are tokens, images next to each other, parts of an image, and values.
+#[test]
+fn images_are_shown_as_spans() {
+    let interner = TokenSpanInterner::new(4);
+    let image = |content_hash, kv_len| TokenSpan::Image { content_hash, kv_len, columns: 0 };
+    let mut positions = vec![1, 2];
+    for span in [image(7, 20), image(8, 1), TokenSpan::Coordinate { bin: 5 }] {
+        interner.append(span, &mut positions).expect("a span");
+    }
+    positions.extend([3, 4]);
+    let (mut writer, reader) = prefix_tree(1).expect("a block size");
+    put(&mut writer, &base(), &positions, 0);
+    let dump = reader.dump();
+    assert_eq!(dump.nodes[0].first_positions, positions[..22]);
+    assert!(dump.to_graphviz().contains("1 2 [image, 20 positions] ..\\n"));
+    let labels: Vec<_> = TokenSpan::runs(&positions[10..]).map(|run| run.label()).collect();
+    let shown = |label: &str| Some(label.to_owned());
+    let expected = ["[image, 12 positions]", "[image, 1 position]", "[coordinate 5]"];
+    assert_eq!(labels[..3], expected.map(shown));
+    assert_eq!(TokenSpan::runs(&positions).next(), Some(PositionRun::Tokens(&[1, 2])));
+    assert_eq!(TokenSpan::runs(&positions).last(), Some(PositionRun::Tokens(&[3, 4])));
+    assert_eq!(TokenSpan::runs(&positions).count(), 5);
 }
 
 /// Goal: every block leads to its whole prefix, in its namespace, and no other hash leads to one.
