@@ -46,6 +46,11 @@ impl Usage {
     pub(crate) fn cached_tokens(&self) -> usize {
         self.prompt_tokens_details.map_or(0, |details| details.cached_tokens)
     }
+
+    /// Prompt tokens that are positions of images; 0 if that is hidden.
+    pub(crate) fn image_tokens(&self) -> usize {
+        self.prompt_tokens_details.map_or(0, |details| details.image_tokens)
+    }
 }
 
 /// More about the prompt tokens.
@@ -58,7 +63,7 @@ pub struct PromptTokensDetails {
     pub image_tokens: usize,
 }
 
-fn is_zero(number: &usize) -> bool {
+pub(crate) fn is_zero(number: &usize) -> bool {
     *number == 0
 }
 

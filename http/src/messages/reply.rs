@@ -149,6 +149,7 @@ fn messages_usage(usage: Usage) -> MessagesUsage {
         input_tokens: usage.prompt_tokens.saturating_sub(usage.cached_tokens()),
         cache_creation_input_tokens: 0,
         cache_read_input_tokens: usage.cached_tokens(),
+        image_tokens: usage.image_tokens(),
         output_tokens: usage.completion_tokens,
     }
 }

@@ -291,7 +291,10 @@ impl Dialect for ResponseReply {
     fn finish(&mut self, usage: Usage) -> Vec<ResponseEvent> {
         self.response.usage = Some(ResponseUsage {
             input_tokens: usage.prompt_tokens,
-            input_tokens_details: InputTokensDetails { cached_tokens: usage.cached_tokens() },
+            input_tokens_details: InputTokensDetails {
+                cached_tokens: usage.cached_tokens(),
+                image_tokens: usage.image_tokens(),
+            },
             output_tokens: usage.completion_tokens,
             output_tokens_details: OutputTokensDetails::default(),
             total_tokens: usage.total_tokens,

@@ -5,6 +5,7 @@ use serde::Serialize;
 use serde_json::{Map, Value};
 
 use super::super::chat::Role;
+use super::super::reply::is_zero;
 
 /// The reply, whole or in events.
 #[derive(Clone, Debug, Serialize, JsonSchema)]
@@ -176,6 +177,10 @@ pub struct ResponseUsage {
 pub struct InputTokensDetails {
     /// Prompt tokens that were read from the prefix cache; 0 if the server hides it.
     pub cached_tokens: usize,
+    /// Prompt tokens that are positions of images; left out if there are none, or if the server
+    /// hides what is cached.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub image_tokens: usize,
 }
 
 /// More about the generated tokens.
