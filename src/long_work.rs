@@ -14,7 +14,9 @@ use stolon_scheduler::{EngineError, yield_to_computing};
 use tokio::sync::oneshot;
 
 use crate::Error;
-pub(crate) use lane::{Client, FairLane, Slot};
+#[cfg(feature = "images")]
+pub(crate) use lane::Slot;
+pub(crate) use lane::{Client, FairLane};
 
 type Job = Box<dyn FnOnce() + Send>;
 

@@ -32,13 +32,14 @@ pub(super) async fn create(
     body: Received,
 ) -> Result<Response, ApiError> {
     let ignored = body.ignored.clone();
-    let mut request: ChatRequest = app.parser.parse(body).await?;
+    let (mut request, held): (ChatRequest, _) = app.parser.parse_with_images(body).await?;
     let max_tokens = max_tokens(&request)?;
     let logprobs = top_logprobs(&request)?;
     let reasoning = request.include_reasoning.unwrap_or(true);
     let dialogue = dialogue(&mut request, &ignored)?;
     let of_api = OfApi { choices: request.choices, is_chat: true, ..OfApi::default() };
     let mut call = Call::new(request.options, of_api, &app, &caller, &ignored)?;
+    call.body = held;
     app.check_answers("n", call.choice_count)?;
     call.logprobs = logprobs;
     if let Some(max_tokens) = max_tokens {
@@ -52,7 +53,7 @@ pub(super) async fn create(
     let mut chat = Chat::new(&app, &call, format.tool_calls, prompt_ids);
     chat.reasoning = reasoning;
     let usage = app.usage_sum(call.choice_count);
-    replies::respond(&app, &call, vec![request], usage, format, chat).await
+    replies::respond(&app, &mut call, vec![request], usage, format, chat).await
 }
 
 /// The conversation and its tools.

@@ -109,20 +109,20 @@ pub(super) async fn create(
     call.join_session(&mut requests)?;
     call.describe(&app);
     if echo {
-        return respond_with_echo(&app, &call, prompts).await;
+        return respond_with_echo(&app, &mut call, prompts).await;
     }
     let mut shown = Prompts::default();
     for request in &mut requests {
         shown.ids.extend(call.prompt_ids(&app.engine, request).await?);
     }
     let usage = app.usage_sum(call.choice_count);
-    respond(&app, &call, requests, shown, usage).await
+    respond(&app, &mut call, requests, shown, usage).await
 }
 
 /// Runs the prompts of a call and replies with choices that begin with their prompts.
 async fn respond_with_echo(
     app: &App,
-    call: &Call,
+    call: &mut Call,
     prompts: Vec<Prompt>,
 ) -> Result<Response, ApiError> {
     let scored = prompts.into_iter().map(|prompt| score(&app.engine, call, prompt));
@@ -152,7 +152,7 @@ async fn respond_with_echo(
 /// Runs the prompts of a call and replies. `usage` has the tokens that were counted before.
 async fn respond(
     app: &App,
-    call: &Call,
+    call: &mut Call,
     prompts: Vec<Request>,
     shown: Prompts,
     usage: UsageSum,

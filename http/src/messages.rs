@@ -55,7 +55,7 @@ pub(super) async fn create(
     body: Received,
 ) -> Result<Response, ApiError> {
     let ignored = body.ignored.clone();
-    let mut request: MessagesRequest = app.parser.parse(body).await?;
+    let (mut request, held): (MessagesRequest, _) = app.parser.parse_with_images(body).await?;
     let max_tokens = request.max_tokens.ok_or_else(|| ApiError::missing("max_tokens"))?;
     let dialogue = dialogue(&mut request, &ignored)?;
     let mut options = request.options;
@@ -69,13 +69,14 @@ pub(super) async fn create(
     let format = format.map(|format| ("output_config.format", format));
     let of_api = OfApi { format, is_chat: true, ..OfApi::default() };
     let mut call = Call::new(options, of_api, &app, &caller, &ignored)?;
+    call.body = held;
     call.max_tokens = max_tokens;
     let (mut request, format) =
         dialogue.prepare(&app, &caller, call.grammar.take(), &ignored).await?;
     call.join_session(std::slice::from_mut(&mut request))?;
     let reply = Messages::new(call.model.clone(), format.tool_calls);
     call.describe(&app);
-    replies::respond(&app, &call, vec![request], app.usage_sum(1), format, reply).await
+    replies::respond(&app, &mut call, vec![request], app.usage_sum(1), format, reply).await
 }
 
 /// The handler of `/v1/messages/count_tokens`.
@@ -85,7 +86,7 @@ pub(super) async fn count_tokens(
     body: Received,
 ) -> Result<Json<TokenCount>, ApiError> {
     let ignored = body.ignored.clone();
-    let mut request: MessagesRequest = app.parser.parse(body).await?;
+    let (mut request, _held): (MessagesRequest, _) = app.parser.parse_with_images(body).await?;
     if let Some(model) = &request.options.model {
         app.check_model(model)?;
     }

@@ -9,6 +9,7 @@ use super::advice::Ignored;
 use super::body::refuse_unknown;
 use super::deadline::Deadline;
 use super::error::ApiError;
+use super::receive::Held;
 use super::structured;
 use crate::api::neutral::Scope;
 use crate::api::options::{
@@ -53,6 +54,8 @@ pub(super) struct Call {
     pub(super) caller: Caller,
     /// The time by which the answer has to be complete.
     deadline: Deadline,
+    /// The memory of the request's body, if it may have images, until the prompts are submitted.
+    pub(super) body: Held,
 }
 
 /// The options that only some APIs have.
@@ -109,6 +112,7 @@ impl Call {
             salt: caller.tenant.salt(options.cache_salt.as_deref()),
             caller: caller.clone(),
             deadline: caller.deadline.within(app.request_timeout),
+            body: None,
             grammar,
             grammar_path,
             options,

@@ -33,7 +33,8 @@ pub(super) struct BodyLimits {
     pub(super) size: usize,
     /// Maximum time from the end of the headers to the end of the body.
     pub(super) time: Duration,
-    /// One permit for each byte that all bodies may hold together until they have been parsed.
+    /// One permit for each byte that all bodies may hold together until they have been parsed, and
+    /// until their images have been decoded.
     pub(super) memory: Arc<Semaphore>,
 }
 
@@ -45,9 +46,11 @@ pub(super) struct Received {
     pub(super) ignored: Ignored,
     /// The engine's name for the client, if it is known.
     pub(super) client: Option<Arc<str>>,
-    /// The part of [`BodyLimits::memory`] that the body holds.
-    pub(super) memory: Option<OwnedSemaphorePermit>,
+    pub(super) memory: Held,
 }
+
+/// The part of [`BodyLimits::memory`] that a body holds.
+pub(super) type Held = Option<OwnedSemaphorePermit>;
 
 #[cfg(test)]
 impl From<String> for Received {
@@ -144,7 +147,7 @@ impl BodyLimits {
         let announced = HttpBody::size_hint(body).lower();
         self.check_size(usize::try_from(announced).unwrap_or(usize::MAX))?;
         let mut bytes = Segments::default();
-        let mut memory: Option<OwnedSemaphorePermit> = None;
+        let mut memory: Held = None;
         while let Some(frame) = body.frame().await {
             let frame = frame.map_err(|error| {
                 ApiError::invalid(None, format!("the body was cut off: {error}"))

@@ -77,7 +77,7 @@ type Events = SelectAll<BoxStream<'static, (usize, Result<Event, Error>)>>;
 /// were counted before, and `format` describes the parts of the answers.
 pub(super) async fn respond<D: Dialect>(
     app: &App,
-    call: &Call,
+    call: &mut Call,
     prompts: Vec<Request>,
     mut usage: UsageSum,
     format: AnswerFormat,
@@ -102,6 +102,8 @@ pub(super) async fn respond<D: Dialect>(
             choices.extend(streams.into_iter().map(TokenStream::boxed));
         }
     }
+    // The images have been decoded.
+    call.body = None;
     reply(call, choices, usage, &format, dialect).await
 }
 

@@ -37,7 +37,7 @@ pub(super) async fn create(
     body: Received,
 ) -> Result<Response, ApiError> {
     let ignored = body.ignored.clone();
-    let mut request: ResponsesRequest = app.parser.parse(body).await?;
+    let (mut request, held): (ResponsesRequest, _) = app.parser.parse_with_images(body).await?;
     let settings = settings(&request);
     let (dialogue, namespaces) = dialogue(&mut request, &ignored)?;
     let text = request.text.unwrap_or_default();
@@ -47,6 +47,7 @@ pub(super) async fn create(
     let format = text.format.map(|format| ("text.format", format));
     let of_api = OfApi { format, is_chat: true, ..OfApi::default() };
     let mut call = Call::new(request.options, of_api, &app, &caller, &ignored)?;
+    call.body = held;
     if let Some(max_tokens) = request.max_output_tokens {
         call.max_tokens = max_tokens;
     }
@@ -55,7 +56,7 @@ pub(super) async fn create(
     call.join_session(std::slice::from_mut(&mut request))?;
     let reply = ResponseReply::new(call.model.clone(), settings, format.tool_calls, namespaces);
     call.describe(&app);
-    replies::respond(&app, &call, vec![request], app.usage_sum(1), format, reply).await
+    replies::respond(&app, &mut call, vec![request], app.usage_sum(1), format, reply).await
 }
 
 /// The members of the reply that repeat the request.

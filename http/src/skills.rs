@@ -38,19 +38,16 @@ pub(super) async fn query(
     body: Received,
 ) -> Result<Response, ApiError> {
     let ignored = body.ignored.clone();
-    let request: QueryRequest = app.parser.parse(body).await?;
+    let (request, held): (QueryRequest, _) = app.parser.parse_with_images(body).await?;
     if request.reasoning == Some(true) {
         let expected = "false, because this server does not support reasoning here";
         return Err(ApiError::expected("reasoning", expected, &json!(true)));
     }
     refuse_refs(request.spatial_refs)?;
-    let prompt = Request::query(request.question);
-    let prompt = match request.image_url {
-        Some(url) => prompt.image_url(url),
-        None => prompt,
-    };
-    let call = call(request.options, &app, &caller, &ignored)?;
-    respond(&app, &call, prompt, Skill::new(&id, Field::Answer)).await
+    let prompt = query_request(request.question, request.image_url);
+    let mut call = call(request.options, &app, &caller, &ignored)?;
+    call.body = held;
+    respond(&app, &mut call, prompt, Skill::new(&id, Field::Answer)).await
 }
 
 /// The handler of `/v1/caption`.
@@ -61,15 +58,25 @@ pub(super) async fn caption(
     body: Received,
 ) -> Result<Response, ApiError> {
     let ignored = body.ignored.clone();
-    let request: CaptionRequest = app.parser.parse(body).await?;
+    let (request, held): (CaptionRequest, _) = app.parser.parse_with_images(body).await?;
     let length = match request.length.unwrap_or_default() {
         api::CaptionLength::Short => CaptionLength::Short,
         api::CaptionLength::Normal => CaptionLength::Normal,
         api::CaptionLength::Long => CaptionLength::Long,
     };
     let prompt = Request::caption(length).image_url(request.image_url);
-    let call = call(request.options, &app, &caller, &ignored)?;
-    respond(&app, &call, prompt, Skill::new(&id, Field::Caption)).await
+    let mut call = call(request.options, &app, &caller, &ignored)?;
+    call.body = held;
+    respond(&app, &mut call, prompt, Skill::new(&id, Field::Caption)).await
+}
+
+/// The engine's request for a question, about an image if there is a URL.
+pub(super) fn query_request(question: String, image_url: Option<String>) -> Request {
+    let prompt = Request::query(question);
+    match image_url {
+        Some(url) => prompt.image_url(url),
+        None => prompt,
+    }
 }
 
 /// Refuses points and regions of the image in a question.
@@ -105,7 +112,7 @@ fn call(
 
 async fn respond(
     app: &App,
-    call: &Call,
+    call: &mut Call,
     prompt: Request,
     reply: Skill,
 ) -> Result<Response, ApiError> {

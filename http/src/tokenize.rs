@@ -26,7 +26,7 @@ pub(super) async fn tokenize(
     body: Received,
 ) -> Result<Json<Tokenized>, ApiError> {
     let ignored = body.ignored.clone();
-    let mut request: TokenizeRequest = app.parser.parse(body).await?;
+    let (mut request, _held): (TokenizeRequest, _) = app.parser.parse_with_images(body).await?;
     if let Some(model) = &request.model {
         app.check_model(model)?;
     }

@@ -42,8 +42,9 @@ pub(super) struct LimitArgs {
     /// context, from 1M to 16M, and 16M for models that take images.
     #[arg(long, value_parser = parse_bytes, value_name = "BYTES")]
     pub(super) body_limit: Option<u64>,
-    /// Maximum memory of all request bodies that are being received or parsed
+    /// Maximum memory of all request bodies that are being received or prepared
     ///
+    /// A body counts until it has been parsed, and until its images have been decoded.
     /// A request that would exceed it is refused with status 503. The first 64K of each body do not
     /// count.
     #[arg(long, default_value = "256M", value_parser = parse_bytes, value_name = "BYTES")]

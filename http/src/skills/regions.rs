@@ -32,12 +32,13 @@ pub(crate) async fn point(
     body: Received,
 ) -> Result<Json<PointsReply>, ApiError> {
     let ignored = body.ignored.clone();
-    let request: RegionsRequest = app.parser.parse(body).await?;
+    let (request, held): (RegionsRequest, _) = app.parser.parse_with_images(body).await?;
     let settings = request.settings.clone().unwrap_or_default();
     let of_objects = settings.max_objects.map(|count| 2 * count + 1);
     let max_tokens = of_objects.or(settings.max_tokens).unwrap_or(MAX_TOKENS);
     let prompt = Request::point(request.object.clone());
-    let call = call(&request, &settings, &app, &caller, &ignored)?;
+    let mut call = call(&request, &settings, &app, &caller, &ignored)?;
+    call.body = held;
     let found = complete(&app, call, prompt.image_url(request.image_url), max_tokens).await?;
     let points = found.points(app.engine.model_info());
     let points: Vec<Point> =
@@ -55,11 +56,12 @@ pub(crate) async fn detect(
     body: Received,
 ) -> Result<Json<BoxesReply>, ApiError> {
     let ignored = body.ignored.clone();
-    let request: RegionsRequest = app.parser.parse(body).await?;
+    let (request, held): (RegionsRequest, _) = app.parser.parse_with_images(body).await?;
     let settings = request.settings.clone().unwrap_or_default();
     let max_tokens = 3 * settings.max_objects.unwrap_or(BOXES) + 1;
     let prompt = Request::detect(request.object.clone());
-    let call = call(&request, &settings, &app, &caller, &ignored)?;
+    let mut call = call(&request, &settings, &app, &caller, &ignored)?;
+    call.body = held;
     let found = complete(&app, call, prompt.image_url(request.image_url), max_tokens).await?;
     let boxes = found.boxes(app.engine.model_info()).into_iter();
     let objects = boxes.map(|found| {
@@ -106,7 +108,11 @@ async fn complete(
 ) -> Result<Completion, ApiError> {
     call.max_tokens = max_tokens;
     call.describe(app);
-    app.engine.complete(call.apply(prompt)).await.map_err(|error| call.refused(error))
+    let stream = app.engine.generate(call.apply(prompt)).await;
+    let stream = stream.map_err(|error| call.refused(error))?;
+    // The image has been decoded.
+    call.body = None;
+    stream.collect_text().await.map_err(|error| call.refused(error))
 }
 
 /// Why an answer ended, and its token counts.
