@@ -106,7 +106,7 @@ function describe() {
   byId("salt-field").hidden = !shown.namespace;
   byId("pin").textContent = shown.pins.length ? "Unpin" : "Pin";
   byId("zoom-in").hidden = byId("pin").hidden = byId("evict").hidden = Boolean(evicted);
-  byId("warm").hidden = !evicted;
+  byId("warm").hidden = !canWarm();
 }
 
 /** The text of a node's own tokens. */
@@ -175,9 +175,12 @@ async function evict() {
   const { results } = await operator("v1/cache/query", { body: request });
   if (results[0].cached_tokens === results[0].prompt_tokens) return;
   evicted = request.prompt;
-  byId("warm").hidden = false;
-  if (document.activeElement === byId("evict")) byId("warm").focus();
+  byId("warm").hidden = !canWarm();
+  if (canWarm() && document.activeElement === byId("evict")) byId("warm").focus();
 }
+
+/** Whether the evicted prefix can be computed again. Numbers from 2^31 on are parts of images. */
+const canWarm = () => Boolean(evicted?.every((token) => token < 2 ** 31));
 
 async function warm() {
   const { results } = await operator("v1/cache/warm", { body: await body() });

@@ -14,8 +14,9 @@ use stolon::{Pin, PinId, PinOptions, Request, TreeDump};
 
 use super::App;
 use super::error::{ApiError, cut};
+use super::outline::shown_text;
 use super::parts::{PathId, Query};
-use super::receive::Received;
+use super::receive::{Held, Received};
 use crate::api::cache::{
     CachePrompt, CacheRequest, CacheResult, CacheResults, CacheStatsReply, Evicted, FlushQuery,
     Flushed, MAX_PIN_TEXT, PinCreated, PinDeleted, PinInfo, PinList, PinRequest, Policy,
@@ -82,8 +83,8 @@ pub(super) async fn query(
     State(app): State<Arc<App>>,
     body: Received,
 ) -> Result<Json<CacheResults>, ApiError> {
-    let request: CacheRequest = app.parser.parse(body).await?;
-    let requests = app.tokenized(request.prompts).await?;
+    let (request, held): (CacheRequest, _) = app.parser.parse_with_images(body).await?;
+    let requests = app.tokenized(request.prompts, held).await?;
     Ok(Json(app.cached(&requests)?))
 }
 
@@ -92,8 +93,8 @@ pub(super) async fn warm(
     State(app): State<Arc<App>>,
     body: Received,
 ) -> Result<Json<CacheResults>, ApiError> {
-    let request: CacheRequest = app.parser.parse(body).await?;
-    let requests = app.tokenized(request.prompts).await?;
+    let (request, held): (CacheRequest, _) = app.parser.parse_with_images(body).await?;
+    let requests = app.tokenized(request.prompts, held).await?;
     app.compute(&requests).await?;
     Ok(Json(app.cached(&requests)?))
 }
@@ -113,9 +114,9 @@ pub(super) async fn pin(
     State(app): State<Arc<App>>,
     body: Received,
 ) -> Result<Json<PinCreated>, ApiError> {
-    let mut pin: PinRequest = app.parser.parse(body).await?;
+    let (mut pin, held): (PinRequest, _) = app.parser.parse_with_images(body).await?;
     let options = pin_options(&mut pin)?;
-    let requests = app.tokenized(pin.prompts).await?;
+    let requests = app.tokenized(pin.prompts, held).await?;
     let [request] = &requests[..] else {
         let message = format!("`prompt`: expected one prompt, got {}", requests.len());
         return Err(ApiError::invalid(Some("prompt"), message));
@@ -134,7 +135,8 @@ pub(super) async fn unpin(
     State(app): State<Arc<App>>,
     body: Received,
 ) -> Result<Json<PinDeleted>, ApiError> {
-    let UnpinRequest { id, prompts, .. } = app.parser.parse(body).await?;
+    let (request, held) = app.parser.parse_with_images(body).await?;
+    let UnpinRequest { id, prompts, .. } = request;
     if let Some(id) = id {
         if prompts.is_given() {
             let message = "expected either `id` or prompts, got both";
@@ -143,7 +145,7 @@ pub(super) async fn unpin(
         return app.end_pin(id).await;
     }
     let mut pins = 0;
-    for request in app.tokenized(prompts).await? {
+    for request in app.tokenized(prompts, held).await? {
         pins += app.engine.cache().unpin_prompt(&request).await?;
     }
     match pins {
@@ -165,17 +167,18 @@ pub(super) async fn evict(
     State(app): State<Arc<App>>,
     body: Received,
 ) -> Result<Json<Evicted>, ApiError> {
-    let CacheRequest { prompts, .. } = app.parser.parse(body).await?;
+    let (request, held) = app.parser.parse_with_images(body).await?;
+    let CacheRequest { prompts, .. } = request;
     if prompts.is_given() {
         let mut blocks = 0;
-        for request in app.tokenized(prompts).await? {
+        for request in app.tokenized(prompts, held).await? {
             blocks += app.engine.cache().evict_prefix(&request).await?;
         }
         return Ok(Json(Evicted { blocks }));
     }
     let Some(salt) = prompts.salt() else {
-        let message = "expected `prompt`, `messages`, `cache_salt` or `tenant`; /v1/cache/flush \
-                       removes everything";
+        let message = "expected `prompt`, `messages`, `question`, `cache_salt` or `tenant`; \
+                       /v1/cache/flush removes everything";
         return Err(ApiError::invalid(Some("prompt"), message));
     };
     Ok(Json(Evicted { blocks: app.engine.cache().evict_salt(Some(&salt)).await? }))
@@ -248,8 +251,13 @@ fn pin_options(pin: &mut PinRequest) -> Result<PinOptions, ApiError> {
 }
 
 impl App {
-    /// The engine's requests with their prompts as token ids.
-    pub(super) async fn tokenized(&self, prompts: CachePrompt) -> Result<Vec<Request>, ApiError> {
+    /// The engine's requests with their prompts as token ids, and their images decoded. The memory
+    /// of the body is held until then.
+    pub(super) async fn tokenized(
+        &self,
+        prompts: CachePrompt,
+        _held: Held,
+    ) -> Result<Vec<Request>, ApiError> {
         let requests = prompts.into_requests(self)?;
         Ok(try_join_all(requests.into_iter().map(|r| self.engine.tokenized(r))).await?)
     }
@@ -298,7 +306,7 @@ impl App {
     fn pin_info(&self, pin: &Pin, tokens: bool) -> PinInfo {
         // A token has at least one byte, so no more tokens are needed.
         let shown = &pin.token_ids[..pin.token_ids.len().min(MAX_PIN_TEXT)];
-        let text = tokens.then(|| self.engine.detokenize(shown, false).unwrap_or_default());
+        let text = tokens.then(|| shown_text(&self.engine, shown));
         PinInfo {
             id: pin.id.0,
             namespace: format!("{:?}", pin.namespace),

@@ -56,9 +56,9 @@ pub(super) async fn export(
     activity: Option<Extension<Arc<Activity>>>,
     body: Received,
 ) -> Result<Response, ApiError> {
-    let request: CacheRequest = app.parser.parse(body).await?;
+    let (request, held): (CacheRequest, _) = app.parser.parse_with_images(body).await?;
     let permit = app.prefix_files.begin()?;
-    let requests = app.tokenized(request.prompts).await?;
+    let requests = app.tokenized(request.prompts, held).await?;
     let [request] = &requests[..] else {
         let message = format!("`prompt`: expected one prompt, got {}", requests.len());
         return Err(ApiError::invalid(Some("prompt"), message));

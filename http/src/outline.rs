@@ -11,7 +11,7 @@ use axum::extract::State;
 use axum::http::StatusCode;
 use futures::FutureExt;
 use serde_json::json;
-use stolon::{Engine, Namespace, TreeDump};
+use stolon::{Engine, Namespace, PositionRun, TokenSpan, TreeDump};
 
 use super::App;
 use super::error::ApiError;
@@ -68,13 +68,22 @@ pub(super) async fn prefix(
         let tokens = found.positions.len();
         let from = query.from.min(tokens);
         let shown = &found.positions[from..tokens.min(from.saturating_add(MAX_TEXT_TOKENS))];
-        let text = query.tokens.then(|| engine.detokenize(shown, false).unwrap_or_default());
+        let text = query.tokens.then(|| shown_text(&engine, shown));
         let token_ids = query.tokens.then_some(found.positions);
         let namespace = shown_namespace(&found.namespace);
         Ok(Some(Prefix { id: hex(hash), namespace, tokens, token_ids, text }))
     });
     let found: Result<_, stolon::Error> = found.await?;
     found?.map(Json).ok_or_else(|| absent(&id))
+}
+
+/// The text of positions, in which images are shown as `[image, 64 positions]`.
+pub(super) fn shown_text(engine: &Engine, positions: &[u32]) -> String {
+    let shown = TokenSpan::runs(positions).map(|run| match run {
+        PositionRun::Tokens(tokens) => engine.detokenize(tokens, false).unwrap_or_default(),
+        span => span.label().unwrap_or_default(),
+    });
+    shown.collect()
 }
 
 fn absent(id: &str) -> ApiError {
@@ -172,9 +181,7 @@ impl<'a> Selection<'a> {
         let describe = |(place, &index): (usize, &usize)| {
             let node = &nodes[index];
             let (hidden_nodes, hidden_tokens) = rest(Some(place));
-            let words = |engine: &Engine| {
-                engine.detokenize(&node.first_positions, false).unwrap_or_default()
-            };
+            let words = |engine: &Engine| shown_text(engine, &node.first_positions);
             OutlineNode {
                 id: hex(node.last_hash),
                 parent: node.parent.and_then(|parent| places.get(&parent).copied()),

@@ -16,6 +16,8 @@ use tower::ServiceExt;
 
 use super::{Access, RouterOptions, Tenants, router};
 
+mod images;
+
 pub(super) async fn json(response: axum::response::Response) -> (StatusCode, Value) {
     let status = response.status();
     let body = response.into_body().collect().await.expect("a body").to_bytes();

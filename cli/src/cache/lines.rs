@@ -61,7 +61,10 @@ pub(super) fn tree(reply: &Tree) -> Vec<String> {
         let node = &reply.nodes[index];
         let first = match &node.first_tokens {
             None => String::new(),
-            Some(first) => format!(", begins with {first:?}"),
+            Some(first) => {
+                let first: Vec<_> = first.iter().map(ToString::to_string).collect();
+                format!(", begins with [{}]", first.join(", "))
+            }
         };
         lines.push(format!(
             "{}{} tokens, {} hits, {} locks{first}",

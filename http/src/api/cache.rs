@@ -3,98 +3,23 @@
 use crate::schema::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
-use stolon::{CacheStats, DiskStats, EngineStats, NodeDump, ObjectStats};
+use stolon::{CacheStats, DiskStats, EngineStats, ObjectStats};
 
 use super::chat::{MAX_MESSAGES, Message};
 use super::completions::PromptInput;
 use super::fields::{self, UnknownFields};
 
 mod policy;
+mod tree;
 
 pub use policy::{Policy, PolicyRequest};
+pub use tree::{FirstToken, Tree, TreeFormat, TreeNode, TreeQuery};
 
 /// Maximum number of prompts of one request.
 pub const MAX_PROMPTS: usize = 128;
 
 /// Maximum length of the reason and of the description of a pin, in bytes.
 pub const MAX_PIN_TEXT: usize = 512;
-
-/// The query of `GET /v1/cache/tree`.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, JsonSchema)]
-pub struct TreeQuery {
-    /// How to show the tree. Default `json`.
-    #[serde(default)]
-    pub format: TreeFormat,
-    /// Whether to show the first tokens of each node, which are parts of prompts. Default false.
-    #[serde(default)]
-    pub tokens: bool,
-}
-
-/// How to show the prefix tree.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, JsonSchema)]
-#[serde(rename_all = "lowercase")]
-pub enum TreeFormat {
-    /// Statistics and a list of nodes.
-    #[default]
-    Json,
-    /// A graph in Graphviz's DOT language.
-    Dot,
-}
-
-/// `GET /v1/cache/tree` as JSON: the prefix tree.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
-pub struct Tree {
-    /// Version of the tree; it grows with each change.
-    pub version: u64,
-    /// Statistics of the prefix cache.
-    #[schemars(schema_with = "super::schemas::counters::<CacheStats>")]
-    pub stats: CacheStats,
-    /// The nodes; parents come before their children.
-    pub nodes: Vec<TreeNode>,
-}
-
-/// A node of the prefix tree: a run of tokens that some prompts have in common.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-pub struct TreeNode {
-    /// Index of the parent in the list of nodes; `null` for a node at the root.
-    pub parent: Option<usize>,
-    /// Hash of the cache salt, which itself is not shown.
-    pub namespace: String,
-    /// KV blocks of the node.
-    pub blocks: usize,
-    /// Tokens of the node.
-    pub tokens: usize,
-    /// The node's first token ids, at most eight, if they were requested.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub first_tokens: Option<Vec<u32>>,
-    /// Whether a request can resume after the node's last token, for a model with a recurrent state.
-    /// Left out if not.
-    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
-    pub checkpoint: bool,
-    /// Running requests and pins that hold the node or one below it. Such a node is not evicted.
-    pub locks: u32,
-    /// Requests that matched the node.
-    pub hits: u32,
-    /// When the node was last used, in changes of the cache since its start.
-    pub last_use: u64,
-}
-
-impl TreeNode {
-    /// Describes a node, with its first tokens if `tokens` is true.
-    pub(crate) fn new(node: &NodeDump, tokens: bool) -> Self {
-        Self {
-            parent: node.parent,
-            namespace: format!("{:?}", node.namespace),
-            blocks: node.block_count,
-            tokens: node.position_count,
-            first_tokens: tokens.then(|| node.first_positions.clone()),
-            checkpoint: node.checkpoint,
-            locks: node.locks,
-            hits: node.hits,
-            last_use: node.last_use,
-        }
-    }
-}
 
 /// The prompts of a request, and the salt and tenant of their cache.
 #[derive(Debug, Default, Deserialize, JsonSchema)]
@@ -106,6 +31,10 @@ pub struct CachePrompt {
     #[serde(default, deserialize_with = "fields::optional_list::<_, _, MAX_MESSAGES>")]
     #[schemars(length(min = 1, max = MAX_MESSAGES))]
     pub messages: Option<Vec<Message>>,
+    /// Instead of `prompt`, for Moondream: a question, as for `/v1/query`.
+    pub question: Option<String>,
+    /// The image that the question is about, as for `/v1/query`. Allowed only with `question`.
+    pub image_url: Option<String>,
     /// Variables of the chat template. Allowed only with `messages`.
     pub chat_template_kwargs: Option<Map<String, Value>>,
     /// Whether a conversation ends with the start of the model's answer. Default true. Allowed only
@@ -335,10 +264,12 @@ pub struct PinInfo {
     pub reason: Option<String>,
     /// Description of the prompt.
     pub description: Option<String>,
-    /// The pinned token ids, if they were requested.
+    /// The pinned token ids, if they were requested. Positions of images are numbers from 2^31 on,
+    /// which have a meaning in this process only.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub token_ids: Option<Vec<u32>>,
-    /// The first [`MAX_PIN_TEXT`] bytes of their text, if token ids were requested.
+    /// The first [`MAX_PIN_TEXT`] bytes of their text, if token ids were requested. An image is
+    /// shown as `[image, 64 positions]`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub text: Option<String>,
 }
@@ -365,7 +296,8 @@ pub enum EventData {
         parent: Option<String>,
         /// Hashes of the blocks.
         hashes: Vec<String>,
-        /// Token ids of the blocks, if they were requested.
+        /// Token ids of the blocks, if they were requested. Positions of images are numbers from
+        /// 2^31 on, which have a meaning in this process only.
         #[serde(skip_serializing_if = "Option::is_none")]
         token_ids: Option<Vec<u32>>,
     },

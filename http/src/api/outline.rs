@@ -74,7 +74,8 @@ pub struct OutlineNode {
     pub hidden_nodes: usize,
     /// Tokens of these nodes.
     pub hidden_tokens: usize,
-    /// The first words of the node, if they were requested: the text of at most eight tokens.
+    /// The first words of the node, if they were requested: the text of at most eight tokens and
+    /// images. An image is shown as `[image, 64 positions]`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub text: Option<String>,
 }
@@ -100,10 +101,12 @@ pub struct Prefix {
     pub namespace: Option<String>,
     /// Tokens of the prefix.
     pub tokens: usize,
-    /// All token ids of the prefix, if they were requested.
+    /// All token ids of the prefix, if they were requested. Positions of images are numbers from
+    /// 2^31 on, which have a meaning in this process only, and of which no KV can be computed.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub token_ids: Option<Vec<u32>>,
-    /// The text from the token `from` on, of at most 4,096 tokens, if token ids were requested.
+    /// The text from the token `from` on, of at most 4,096 tokens, if token ids were requested. An
+    /// image is shown as `[image, 64 positions]`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub text: Option<String>,
 }

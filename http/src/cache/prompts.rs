@@ -10,6 +10,7 @@ use crate::chat::messages;
 use crate::completions::engine_request;
 use crate::dialogue::tool_use;
 use crate::error::ApiError;
+use crate::skills::query_request;
 
 impl CachePrompt {
     /// The engine's salt for these prompts.
@@ -19,28 +20,36 @@ impl CachePrompt {
 
     /// Whether there is a prompt.
     pub(super) fn is_given(&self) -> bool {
-        self.prompt.is_some() || self.messages.is_some()
+        self.prompt.is_some() || self.messages.is_some() || self.question.is_some()
     }
 
-    /// The engine's requests for these prompts, made in the same way as those of completions and
-    /// chat.
+    /// Refuses members that belong to another form of prompt.
+    fn check_companions(&self) -> Result<(), ApiError> {
+        let (chat, question) = (self.messages.is_some(), self.question.is_some());
+        for (param, is_given, form, has_form) in [
+            ("chat_template_kwargs", self.chat_template_kwargs.is_some(), "messages", chat),
+            ("add_generation_prompt", self.add_generation_prompt.is_some(), "messages", chat),
+            ("image_url", self.image_url.is_some(), "question", question),
+        ] {
+            if is_given && !has_form {
+                let message = format!("`{param}` is allowed only with `{form}`");
+                return Err(ApiError::invalid(Some(param), message));
+            }
+        }
+        Ok(())
+    }
+
+    /// The engine's requests for these prompts, made in the same way as those of completions, chat
+    /// and questions.
     pub(super) fn into_requests(self, app: &App) -> Result<Vec<Request>, ApiError> {
         let salt = self.salt();
         let adapter = self.model.as_deref().map(|model| app.adapter_of(model)).transpose()?;
-        if self.messages.is_none() {
-            for (param, given) in [
-                ("chat_template_kwargs", self.chat_template_kwargs.is_some()),
-                ("add_generation_prompt", self.add_generation_prompt.is_some()),
-            ] {
-                if given {
-                    let message = format!("`{param}` is allowed only with `messages`");
-                    return Err(ApiError::invalid(Some(param), message));
-                }
+        self.check_companions()?;
+        let mut requests: Vec<Request> = match (self.prompt, self.messages, self.question) {
+            (Some(prompt), None, None) => {
+                prompt.into_prompts().into_iter().map(engine_request).collect()
             }
-        }
-        let mut requests: Vec<Request> = match (self.prompt, self.messages) {
-            (Some(prompt), None) => prompt.into_prompts().into_iter().map(engine_request).collect(),
-            (None, Some(conversation)) => {
+            (None, Some(conversation), None) => {
                 let mut options = ChatOptions {
                     special_tokens_in_messages: app.special_tokens_in_messages,
                     add_generation_prompt: self.add_generation_prompt.unwrap_or(true),
@@ -53,10 +62,12 @@ impl CachePrompt {
                         .chat_options(options),
                 ]
             }
-            (None, None) => return Err(ApiError::missing("prompt")),
-            (Some(_), Some(_)) => {
-                let message = "expected either `prompt` or `messages`, got both";
-                return Err(ApiError::invalid(Some("messages"), message));
+            (None, None, Some(question)) => vec![query_request(question, self.image_url)],
+            (None, None, None) => return Err(ApiError::missing("prompt")),
+            (_, messages, _) => {
+                let param = if messages.is_some() { "messages" } else { "question" };
+                let message = "expected only one of `prompt`, `messages` and `question`";
+                return Err(ApiError::invalid(Some(param), message));
             }
         };
         if requests.is_empty() || requests.len() > MAX_PROMPTS {
