@@ -93,22 +93,21 @@ pub(crate) fn prepare(weights: &mut Weights, config: &ParsedConfig) -> Result<()
 /// decoder.
 fn omit_other_parts(weights: &mut Weights, layers: usize) {
     let begins = |name: &str, prefixes: &[&str]| prefixes.iter().any(|p| name.starts_with(p));
-    let is_vision = |name: &str| begins(name, &["model.visual.", "visual."]);
-    let is_prediction = |name: &str| {
+    omit(weights, "a vision encoder", |name| begins(name, &["model.visual.", "visual."]));
+    omit(weights, "multi-token prediction", |name| {
         let layer = name.strip_prefix("model.layers.").and_then(|rest| rest.split_once('.'));
         let layer = layer.and_then(|(layer, _)| layer.parse::<usize>().ok());
         begins(name, &["mtp.", "model.mtp."]) || layer.is_some_and(|layer| layer >= layers)
-    };
-    let parts: [(&dyn Fn(&str) -> bool, &str); 2] =
-        [(&is_vision, "a vision encoder"), (&is_prediction, "multi-token prediction")];
-    for (is_other, what) in parts {
-        let names: Vec<String> =
-            weights.names().filter(|name| is_other(name)).map(str::to_owned).collect();
-        if !names.is_empty() {
-            tracing::info!("{} tensors of {what} are not used", names.len());
-        }
-        names.iter().for_each(|name| weights.remove(name));
+    });
+}
+
+fn omit(weights: &mut Weights, what: &str, is_part: impl Fn(&str) -> bool) {
+    let names: Vec<String> =
+        weights.names().filter(|name| is_part(name)).map(str::to_owned).collect();
+    if !names.is_empty() {
+        tracing::info!("{} tensors of {what} are not used", names.len());
     }
+    names.iter().for_each(|name| weights.remove(name));
 }
 
 /// Reads the files of the tokenizer and the chat template in `directory`.
