@@ -89,7 +89,7 @@ fn planted_relaxed_publish_of_a_checkpoint_is_caught() {
 fn planted_eager_free_of_a_checkpoint_is_caught() {
     plant(Bug::EagerFree);
     let test = "planted_eager_free_of_a_checkpoint_is_caught";
-    must_fail(test, "access to freed memory", 2, query_and_checkpoints);
+    must_fail(test, "Causality violation", 2, query_and_checkpoints);
 }
 
 /// Goal: the models find a pool that hands out a checkpoint's block during the step that reads it.

@@ -122,11 +122,12 @@ impl Queue {
     fn next(&self) -> Option<Job> {
         let mut jobs = self.lock();
         loop {
+            // No state is left then that could ask for a mask.
+            if jobs.is_closed {
+                return None;
+            }
             if let Some(job) = jobs.take_next(self.threads) {
                 return Some(job);
-            }
-            if jobs.is_closed && jobs.waiting.is_empty() {
-                return None;
             }
             jobs = self.changed.wait(jobs).unwrap_or_else(PoisonError::into_inner);
         }

@@ -430,11 +430,12 @@ fn slow_grammars_of_one_client_do_not_delay_another() {
     let ambiguous = "start: a a a a a a a a\na: a a | b |\nb: a | /[a-z ]/\n";
     let slow = compiler.compile(&Grammar::Lark(ambiguous.to_owned())).expect("a valid grammar");
     let quick = compiler.compile(&Grammar::JsonObject).expect("a valid grammar");
-    let tokens = vec![u32::from(b'a'); 5];
-    let hostile: Vec<_> = (0..40).map(|_| slow.state_for(Some("hostile".into()))).collect();
+    // Some seconds of work, however busy the machine is.
+    let tokens = vec![u32::from(b'a'); 60];
+    let hostile: Vec<_> = (0..400).map(|_| slow.state_for(Some("hostile".into()))).collect();
     hostile.iter().for_each(|state| state.begin(&tokens));
     let other = quick.state_for(Some("other".into()));
     assert!(other.mask(&[u32::from(b'{')]).is_ok());
     let waiting = hostile.iter().filter(|state| !state.is_ready(&tokens)).count();
-    assert!(waiting > 20, "{waiting} of 40 wait");
+    assert!(waiting > 0, "all were computed before");
 }
