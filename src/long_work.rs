@@ -14,9 +14,7 @@ use stolon_scheduler::{EngineError, yield_to_computing};
 use tokio::sync::oneshot;
 
 use crate::Error;
-#[cfg(feature = "images")]
-pub(crate) use lane::Slot;
-pub(crate) use lane::{Client, FairLane};
+pub(crate) use lane::{Client, FairLane, Slot};
 
 type Job = Box<dyn FnOnce() + Send>;
 

@@ -3,6 +3,7 @@
 use stolon_model::ImageModel;
 use stolon_scheduler::{EngineContext, SessionContent};
 
+use crate::long_work::Slot;
 use crate::text::Text;
 use crate::{Error, Request};
 
@@ -30,8 +31,8 @@ impl Images {
     }
 
     #[allow(clippy::unused_async, reason = "there is nothing to fetch")]
-    pub(crate) async fn fetched(&self, request: Request) -> Result<(Request, ()), Error> {
-        Ok((request, ()))
+    pub(crate) async fn fetched(&self, request: Request) -> Result<(Request, Option<Slot>), Error> {
+        Ok((request, None))
     }
 
     pub(crate) fn image_token(&self) -> Option<u32> {
