@@ -26,7 +26,8 @@ pub(crate) use pins::PinMessage;
 /// The messages of the prefix tree's actor.
 #[derive(Debug)]
 pub(crate) enum TreeMessage {
-    /// Lock the longest match of the first `limit` tokens, as [`Memory::acquire`](stolon_scheduler::Memory::acquire).
+    /// Lock the longest match of the first `limit` tokens, as
+    /// [`Memory::acquire`](stolon_scheduler::Memory::acquire) does.
     Acquire {
         namespace: Namespace,
         tokens: Arc<Vec<u32>>,

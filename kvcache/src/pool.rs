@@ -72,7 +72,7 @@ pub struct PoolCounts {
 /// The largest supported number of blocks. Their accounting takes five bytes a block.
 const BLOCK_COUNT_MAX: u32 = 1 << 28;
 
-/// The number of blocks of a KV memory, if so many are supported.
+/// Checks the number of blocks of a KV memory.
 pub(crate) fn check_block_count(got: usize) -> Result<u32, ConfigError> {
     match u32::try_from(got) {
         Ok(count) if count <= BLOCK_COUNT_MAX => Ok(count),

@@ -16,7 +16,7 @@ use crate::error::EngineError;
 use crate::tenant::TenantId;
 use crate::wait::Workload;
 
-/// A tenant with a name has all but one of so many parts of the queue.
+/// Number of equal parts of the queue, of which a tenant with a name has all but one.
 const PARTS: usize = 4;
 
 /// The limits, and the shared counts of what is waiting.

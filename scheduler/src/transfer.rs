@@ -199,8 +199,8 @@ pub trait KvSink: fmt::Debug + Send + Sync {
     }
 
     /// A prefix was pinned, all of whose blocks are in the pool. For a model with a recurrent state,
-    /// a second call names its last checkpoint, after the positions that it covers. Called by the actor of the prefix
-    /// tree if [`KvSink::stores_pins`], so it must not block.
+    /// a second call names its last checkpoint, after the positions that it covers. Called by the
+    /// actor of the prefix tree if [`KvSink::stores_pins`], so it must not block.
     fn pinned(&self, namespace: &Namespace, tokens: &Arc<Vec<u32>>) -> Option<StoredPin> {
         let _ = (namespace, tokens);
         None

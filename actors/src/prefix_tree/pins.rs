@@ -136,8 +136,7 @@ fn with_checkpoint(
     namespace: &Namespace,
     prefix: &[u32],
 ) -> Option<Vec<u32>> {
-    // One position more, so that a checkpoint at the end of the prefix counts.
-    let lease = writer.lock_checkpoint(namespace, &[prefix, &[0]].concat())?;
+    let lease = writer.lock_checkpoint_of_prefix(namespace, prefix)?;
     let positions = checkpoint_positions(lease.blocks().len() * writer.block_size());
     Some([&prefix[..lease.len()], &positions].concat())
 }

@@ -35,6 +35,16 @@ impl TreeWriter {
         self.checkpoint_within(namespace, positions, None, 0)
     }
 
+    /// As [`lock_checkpoint`](TreeWriter::lock_checkpoint), but a checkpoint at the end of `prefix`
+    /// counts, too: the one from which every continuation of the prefix resumes.
+    pub fn lock_checkpoint_of_prefix(
+        &mut self,
+        namespace: &Namespace,
+        prefix: &[u32],
+    ) -> Option<CheckpointLease> {
+        self.lock_checkpoint(namespace, &[prefix, &[0]].concat())
+    }
+
     /// Locks the last checkpoint before the end of `positions`, and adds `hits` to its hits.
     fn checkpoint_within(
         &mut self,

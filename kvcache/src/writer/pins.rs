@@ -22,11 +22,7 @@ impl TreeWriter {
     pub fn pin(&mut self, namespace: &Namespace, positions: &[u32]) -> Result<PinId, PinError> {
         let checkpoint = match self.pins.demotable || self.checkpoint_blocks() == 0 {
             true => None,
-            false => {
-                // One position more, so that a checkpoint at the end of the prefix counts.
-                let longer = [positions, &[0]].concat();
-                self.lock_checkpoint(namespace, &longer)
-            }
+            false => self.lock_checkpoint_of_prefix(namespace, positions),
         };
         self.begin_operation();
         let block_size = self.block_size();

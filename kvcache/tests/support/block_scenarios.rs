@@ -234,7 +234,7 @@ fn leases_that_end_on_other_threads() {
     });
 }
 
-/// A tree with checkpoints of so many blocks, over a pool of six blocks of one position.
+/// A tree with checkpoints of `block_count` blocks, over a pool of six blocks of one position.
 fn with_checkpoints(block_count: usize) -> (TreeWriter, TreeReader, BlockPool, StepFence) {
     let tree = TreeBuilder::new(1).checkpoint_blocks(block_count);
     let (mut writer, reader) = tree.build().expect("a block size");

@@ -199,8 +199,8 @@ impl<M: Memory> Scheduler<M> {
         }
         let waiting = self.queue.remove(index);
         self.queue.charge_overtaking(&round.candidates[..=index], waiting.cost());
-        let (computed, state) = (waiting.resume, HeldState::default());
-        let mut held = Held { lease, reserved, computed, state, ..Held::default() };
+        let computed = waiting.resume;
+        let mut held = Held { lease, reserved, computed, ..Held::default() };
         match self.context.checkpoint_rule() {
             Some(rule) => held.state = begin_state(&waiting, matched, checkpoint, rule),
             None => held.continue_turn(&waiting.sequence),

@@ -38,6 +38,7 @@ impl<M: Memory> Scheduler<M> {
             let sequence = &running.sequence;
             match sequence.tokens.get(sequence.held.computed..).unwrap_or_default() {
                 [] | [_] => self.work(sequence, 0),
+                left if sequence.images.all().is_empty() => self.work(sequence, left.len()),
                 left => {
                     let encoding = self.context.encoding_cost(&sequence.namespace, left);
                     self.work(sequence, left.len() + encoding)
