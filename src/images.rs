@@ -14,7 +14,7 @@ use stolon_text::replace_in_order;
 pub(crate) use processor::Images;
 pub(crate) use urls::Fetch;
 
-use crate::request::{ImageFile, Prompt, is_image, url_of};
+use crate::request::{ImageFile, Prompt, is_image, part_tokens, url_of};
 use crate::text::Text;
 use crate::{ChatMessage, Error, MessageContent, Request};
 
@@ -98,6 +98,7 @@ impl PreparedImages {
                 self.check_count(places)?;
                 text.encode_chat(&chat, limit)
             }
+            Prompt::Parts(parts) => part_tokens(parts, &self.texts, begins, text),
             Prompt::Skill(skill) => text.skills.tokens(skill, text),
         }
     }

@@ -215,8 +215,8 @@ pub use engine::{Cache, Engine, SessionOptions, Sessions};
 pub use error::Error;
 pub use estimate::Estimate;
 pub use model_info::ModelInfo;
-pub use request::{Prompt, Request};
-pub use skills::{BoundingBox, CaptionLength, Point, Skill};
+pub use request::{Prompt, PromptPart, Request};
+pub use skills::{BoundingBox, CaptionLength, Point, Skill, SpatialRef};
 pub use stream::TokenStream;
 #[cfg(feature = "schema")]
 pub use typed::Tool;

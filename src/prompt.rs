@@ -25,7 +25,7 @@ use tokio::runtime::Handle;
 
 use crate::images::Images;
 use crate::long_work::{Client, FairLane, LongWork};
-use crate::request::Prompt;
+use crate::request::{Prompt, part_tokens};
 use crate::text::{Text, chat_values};
 use crate::{Error, Grammar, Request, SharedProcessor};
 
@@ -195,8 +195,13 @@ impl Prompts {
                 self.text.check_len(text.len(), self.limit)?;
                 self.encode(text.clone(), begins, client).await
             }
+            Prompt::Parts(parts) => {
+                self.text.check_len(prompt.len_bytes(), self.limit)?;
+                let (work, parts) = (Work::of_text(prompt.len_bytes(), client), parts.clone());
+                self.run(work, move |text| part_tokens(&parts, &[], begins, text)).await
+            }
             Prompt::Chat(_) | Prompt::Skill(_) => {
-                let expected = "a text or token ids to follow those of a session";
+                let expected = "a text, token ids or parts to follow those of a session";
                 Err(Error::invalid("append", expected, "another prompt"))
             }
         }

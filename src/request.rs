@@ -6,6 +6,7 @@
 //! [`Engine::generate`]: crate::Engine::generate
 
 mod images;
+mod parts;
 mod sharing;
 
 use std::sync::Arc;
@@ -16,6 +17,8 @@ use stolon_scheduler::{PromptImage, Quota, RequestOptions, TokenSet};
 pub(crate) use images::{ImageFile, prompt_usage};
 #[cfg(feature = "images")]
 pub(crate) use images::{is_image, url_of};
+pub use parts::PromptPart;
+pub(crate) use parts::tokens as part_tokens;
 
 use crate::text::ChatOptions;
 use crate::{
@@ -31,6 +34,8 @@ pub enum Prompt {
     Text(String),
     /// Token ids, used as they are.
     Tokens(Vec<u32>),
+    /// Parts of any kind.
+    Parts(Vec<PromptPart>),
     /// A conversation. It is rendered with the model's chat template.
     Chat(Vec<ChatMessage>),
     /// A task for which the model was trained with a prompt of its own.
@@ -54,6 +59,7 @@ impl Prompt {
         match self {
             Prompt::Text(text) => text.len(),
             Prompt::Tokens(_) => 0,
+            Prompt::Parts(parts) => parts.iter().map(PromptPart::len_bytes).sum(),
             Prompt::Chat(messages) => messages.iter().map(message).sum(),
             Prompt::Skill(skill) => skill.words().len(),
         }

@@ -4,25 +4,28 @@ mod regions;
 
 use std::sync::Arc;
 
+use stolon_backend::RegionBins;
+use stolon_kvcache::TokenSpan;
 use stolon_model::{PromptParts, SkillPrompts};
 
-pub use regions::{BoundingBox, Point};
+pub use regions::{BoundingBox, Point, SpatialRef};
 
 use crate::after::{After, TokenRule, exclude};
 use crate::text::Text;
-use crate::{Error, Request, SharedProcessor};
+use crate::{Error, PromptPart, Request, SharedProcessor};
 use regions::Finder;
 
 /// A task for which a model was trained with a prompt of its own. Only Moondream has skills.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
 pub enum Skill {
-    /// Answers a question about the request's image, or one without an image.
-    Query(String),
+    /// Answers a question about the request's image and places in it, or one without an image.
+    Query(String, Vec<SpatialRef>),
     /// Describes the request's image.
     Caption(CaptionLength),
-    /// Finds the points of all things of this name in the request's image.
-    Point(String),
+    /// Finds the points of all things of this name in the request's image, next to the places that
+    /// the name refers to.
+    Point(String, Vec<SpatialRef>),
     /// Finds the boxes around all things of this name in the request's image.
     Detect(String),
 }
@@ -55,7 +58,7 @@ impl Skill {
     /// The words of the prompt.
     pub(crate) fn words(&self) -> &str {
         match self {
-            Self::Query(words) | Self::Point(words) | Self::Detect(words) => words,
+            Self::Query(words, _) | Self::Point(words, _) | Self::Detect(words) => words,
             Self::Caption(_) => "",
         }
     }
@@ -65,14 +68,35 @@ impl Request {
     /// Answers a question, about an image if there is one ([`Request::image`]), with a model that
     /// was trained for it ([`ModelInfo::skills`](crate::ModelInfo::skills)).
     pub fn query(question: impl Into<String>) -> Request {
-        Request::new(crate::Prompt::Skill(Skill::Query(question.into())))
+        Request::query_about(question, [])
+    }
+
+    /// As [`Request::query`], about places in the image: a point of it takes two tokens of the
+    /// prompt, a box three. The places come before the question, as the model was trained. Their
+    /// numbers become those of the nearest of the model's bins.
+    pub fn query_about(
+        question: impl Into<String>,
+        places: impl IntoIterator<Item = SpatialRef>,
+    ) -> Request {
+        let places = places.into_iter().collect();
+        Request::new(crate::Prompt::Skill(Skill::Query(question.into(), places)))
     }
 
     /// Finds the points of all things of a name in an image ([`Request::image`]), with a model that
     /// was trained for it ([`ModelInfo::skills`](crate::ModelInfo::skills)). A point takes two
     /// tokens, and the end one. [`Completion::points`](crate::Completion::points) reads them.
     pub fn point(object: impl Into<String>) -> Request {
-        Request::new(crate::Prompt::Skill(Skill::Point(object.into())))
+        Request::point_about(object, [])
+    }
+
+    /// As [`Request::point`], with places in the image that the name refers to, as in
+    /// [`Request::query_about`].
+    pub fn point_about(
+        object: impl Into<String>,
+        places: impl IntoIterator<Item = SpatialRef>,
+    ) -> Request {
+        let places = places.into_iter().collect();
+        Request::new(crate::Prompt::Skill(Skill::Point(object.into(), places)))
     }
 
     /// Finds the boxes around all things of a name in an image ([`Request::image`]), with a model
@@ -93,13 +117,13 @@ impl Request {
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Skills {
     prompts: Option<Arc<SkillPrompts>>,
-    /// Whether the backend has bins of coordinates and sizes.
-    has_regions: bool,
+    /// The backend's bins of coordinates and sizes.
+    regions: Option<RegionBins>,
 }
 
 impl Skills {
-    pub(crate) fn new(prompts: Option<SkillPrompts>, has_regions: bool) -> Skills {
-        Skills { prompts: prompts.map(Arc::new), has_regions }
+    pub(crate) fn new(prompts: Option<SkillPrompts>, regions: Option<RegionBins>) -> Skills {
+        Skills { prompts: prompts.map(Arc::new), regions }
     }
 
     /// Their names, as in the paths of Moondream's API.
@@ -108,8 +132,8 @@ impl Skills {
         let known = [
             ("query", prompts.query.is_some()),
             ("caption", !prompts.captions.is_empty()),
-            ("point", self.has_regions && prompts.point.is_some()),
-            ("detect", self.has_regions && prompts.detect.is_some()),
+            ("point", self.regions.is_some() && prompts.point.is_some()),
+            ("detect", self.regions.is_some() && prompts.detect.is_some()),
         ];
         known.into_iter().filter(|(_, known)| *known).map(|(name, _)| name).collect()
     }
@@ -119,7 +143,7 @@ impl Skills {
         let prompts = self.prompts.as_deref();
         let refused = |expected: &str| Error::invalid("skill", expected, "another model");
         match skill {
-            Skill::Query(question) => {
+            Skill::Query(question, places) => {
                 let parts = prompts.and_then(|prompts| prompts.query.as_ref());
                 let expected = "a model that was trained to answer questions (Moondream)";
                 let PromptParts { prefix, suffix } = parts.ok_or_else(|| refused(expected))?;
@@ -127,21 +151,17 @@ impl Skills {
                 if question.is_empty() {
                     return Err(Error::invalid("question", "a question", "an empty text"));
                 }
-                Ok([prefix, &text.encode(question, false)?[..], suffix].concat())
+                let (places, words) = (self.places(places)?, text.encode(question, false)?);
+                Ok([prefix, &places[..], &words, suffix].concat())
             }
-            Skill::Point(object) | Skill::Detect(object) => {
-                let parts = prompts.filter(|_| self.has_regions).and_then(|prompts| match skill {
-                    Skill::Point(_) => prompts.point.as_ref(),
-                    _ => prompts.detect.as_ref(),
-                });
-                let expected = "a model that was trained to find things in images (Moondream)";
-                let PromptParts { prefix, suffix } = parts.ok_or_else(|| refused(expected))?;
-                let object = object.trim();
-                if object.is_empty() {
-                    return Err(Error::invalid("object", "the name of a thing", "an empty text"));
-                }
-                let words = text.encode(&format!(" {object}"), false)?;
-                Ok([prefix, &words[..], suffix].concat())
+            Skill::Point(object, places) => self.finding(
+                prompts.and_then(|prompts| prompts.point.as_ref()),
+                object,
+                places,
+                text,
+            ),
+            Skill::Detect(object) => {
+                self.finding(prompts.and_then(|prompts| prompts.detect.as_ref()), object, &[], text)
             }
             Skill::Caption(length) => {
                 let name = length.name();
@@ -152,10 +172,70 @@ impl Skills {
         }
     }
 
+    /// The token ids of a prompt to find things.
+    fn finding(
+        &self,
+        parts: Option<&PromptParts>,
+        object: &str,
+        places: &[SpatialRef],
+        text: &Text,
+    ) -> Result<Vec<u32>, Error> {
+        let expected = "a model that was trained to find things in images (Moondream)";
+        let refused = || Error::invalid("skill", expected, "another model");
+        let parts = parts.filter(|_| self.regions.is_some());
+        let PromptParts { prefix, suffix } = parts.ok_or_else(refused)?;
+        let object = object.trim();
+        if object.is_empty() {
+            return Err(Error::invalid("object", "the name of a thing", "an empty text"));
+        }
+        let (places, words) = (self.places(places)?, text.encode(&format!(" {object}"), false)?);
+        Ok([prefix, &places[..], &words, suffix].concat())
+    }
+
+    /// The token of a coordinate or a size.
+    pub(crate) fn value(&self, part: &PromptPart) -> Result<u32, Error> {
+        let Some(bins) = self.regions else {
+            let expected = "none, because the model has no tokens for coordinates and sizes";
+            return Err(Error::invalid("prompt", expected, format!("{part:?}")));
+        };
+        let span = match *part {
+            PromptPart::Coordinate(at) if (0.0..=1.0).contains(&at) => {
+                TokenSpan::Coordinate { bin: bins.coordinate_bin(at) }
+            }
+            PromptPart::Size { width, height }
+                if (0.0..=1.0).contains(&width) && (0.0..=1.0).contains(&height) =>
+            {
+                let [width_bin, height_bin] = [width, height].map(|size| bins.size_bin(size));
+                TokenSpan::Size { width_bin, height_bin }
+            }
+            _ => return Err(Error::invalid("prompt", "numbers from 0 to 1", format!("{part:?}"))),
+        };
+        let expected = "bins that are tokens";
+        span.value_position().ok_or_else(|| Error::invalid("prompt", expected, format!("{span:?}")))
+    }
+
+    /// The tokens of places.
+    fn places(&self, places: &[SpatialRef]) -> Result<Vec<u32>, Error> {
+        let mut tokens = Vec::new();
+        for place in places {
+            let expected = "points [x, y] and boxes [x_min, y_min, x_max, y_max] from 0 to 1";
+            let invalid = || Error::invalid("spatial_refs", expected, format!("{place:?}"));
+            for part in place.parts().ok_or_else(invalid)? {
+                tokens.push(self.value(&part)?);
+            }
+        }
+        Ok(tokens)
+    }
+
     /// The same for a prompt without an image.
     pub(crate) fn prompt_tokens(&self, skill: &Skill, text: &Text) -> Result<Vec<u32>, Error> {
-        if !matches!(skill, Skill::Query(_)) {
-            return Err(Error::invalid("images", "an image", 0));
+        match skill {
+            Skill::Query(_, places) if places.is_empty() => {}
+            Skill::Query(_, places) => {
+                let expected = "none without an image";
+                return Err(Error::invalid("spatial_refs", expected, places.len()));
+            }
+            _ => return Err(Error::invalid("images", "an image", 0)),
         }
         let tokens = self.tokens(skill, text)?;
         let first = self.prompts.iter().map(|prompts| prompts.first_token);
@@ -167,9 +247,9 @@ impl Skills {
     pub(crate) fn prepare(&self, mut request: Request) -> Request {
         let crate::Prompt::Skill(skill) = request.prompt() else { return request };
         let finds_boxes = match skill {
-            Skill::Point(_) => Some(false),
+            Skill::Point(..) => Some(false),
             Skill::Detect(_) => Some(true),
-            Skill::Query(_) | Skill::Caption(_) => None,
+            Skill::Query(..) | Skill::Caption(_) => None,
         };
         if let (Some(boxes), Some(prompts)) = (finds_boxes, &self.prompts) {
             let &SkillPrompts { coordinate, end, .. } = &**prompts;
@@ -223,7 +303,7 @@ mod tests {
             }
         }
         let prompts = SkillPrompts { excluded: vec![1, 99], ..SkillPrompts::default() };
-        let skills = Skills::new(Some(prompts), false);
+        let skills = Skills::new(Some(prompts), None);
         let processor = skills.excluding(Some(SharedProcessor::new(Zero))).expect("a processor");
         let mut logits = [1.0, 2.0, 3.0];
         processor.process(&[], &mut logits).expect("nothing can fail");

@@ -17,7 +17,7 @@ pub(crate) use stolon_text::{ChatOptions, Detokenizer};
 use grammar::Grammars;
 
 use crate::long_work::Client;
-use crate::request::Prompt;
+use crate::request::{Prompt, part_tokens};
 use crate::skills::Skills;
 use crate::{Error, Grammar, Request, SharedProcessor};
 
@@ -150,6 +150,7 @@ impl Text {
             Prompt::Tokens(tokens) => Ok(tokens.clone()),
             Prompt::Text(text) => self.encode(text, true),
             Prompt::Chat(messages) => self.encode_chat(&self.rendered(request, messages)?, limit),
+            Prompt::Parts(parts) => part_tokens(parts, &[], true, self),
             Prompt::Skill(skill) => self.skills.prompt_tokens(skill, self),
         }
     }

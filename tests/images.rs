@@ -14,7 +14,9 @@ use bits::bits;
 use pictures::picture;
 use questions::question;
 use serde_json::json;
-use stolon::{ChatMessage, Engine, EngineBuilder, Error, MessageContent, Request, SessionOptions};
+use stolon::{
+    ChatMessage, Engine, EngineBuilder, Error, MessageContent, PromptPart, Request, SessionOptions,
+};
 
 #[path = "support/bits.rs"]
 mod bits;
@@ -59,6 +61,7 @@ async fn warm_answers_equal_cold_ones() -> Result<(), Error> {
 
 async fn compare_warm_and_cold(model: Model) -> Result<(), Error> {
     let (one, other) = (picture(40, 30, 1), picture(90, 120, 2));
+    let parts = [PromptPart::Tokens(vec![7]), PromptPart::Image, PromptPart::Image, "Why?".into()];
     let prompts = [
         question(&[&one], "What is this?"),
         question(&[&one], "What is this thing?"),
@@ -68,6 +71,11 @@ async fn compare_warm_and_cold(model: Model) -> Result<(), Error> {
             model.text("Hello <image> and <image>.").max_tokens(6).logprobs(0),
             |request, image| request.image(Arc::clone(image)),
         ),
+        [&one, &other]
+            .into_iter()
+            .fold(Request::parts(parts).max_tokens(6).logprobs(0), |request, image| {
+                request.image(Arc::clone(image))
+            }),
     ];
     let mut cold = Vec::new();
     for prompt in &prompts {

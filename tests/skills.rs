@@ -10,7 +10,11 @@ use std::sync::Arc;
 
 use bits::bits;
 use pictures::picture;
-use stolon::{CaptionLength, ChatMessage, Engine, EngineBuilder, Error, Request};
+use stolon::{
+    BoundingBox, CaptionLength, ChatMessage, Engine, EngineBuilder, Error, Point, PromptPart,
+    Request, SessionOptions, SpatialRef,
+};
+use stolon_kvcache::TokenSpan;
 
 /// Number of positions of an image, with the token before it.
 const ROWS: usize = 26;
@@ -23,6 +27,13 @@ fn builder() -> EngineBuilder {
 
 fn builder_of(model: &str) -> EngineBuilder {
     Engine::builder().model(model).num_blocks(8192).threads(1)
+}
+
+/// A point and a box.
+fn places() -> [SpatialRef; 2] {
+    let (x_min, y_min, x_max, y_max) = (0.25, 0.0, 0.75, 0.125);
+    let around = SpatialRef::Box(BoundingBox { x_min, y_min, x_max, y_max });
+    [SpatialRef::Point(Point { x: 0.0, y: 1.0 }), around]
 }
 
 /// With log-probabilities, so that answers are compared bit by bit.
@@ -49,6 +60,7 @@ async fn warm_equals_cold(model: &str) -> Result<(), Error> {
         short(Request::caption(CaptionLength::Short).image(Arc::clone(&one))),
         short(Request::query("What is this?").image(Arc::clone(&other))),
         short(Request::query("What is this?")),
+        short(Request::query_about("What is this?", places()).image(Arc::clone(&one))),
     ];
     let mut cold = Vec::new();
     for prompt in &prompts {
@@ -109,10 +121,78 @@ async fn prompts_are_those_of_the_configuration() -> Result<(), Error> {
         let caption = tokens(Request::caption(length).image(Arc::clone(&image))).await?;
         assert_eq!((caption.len(), &caption[ROWS..]), (ROWS + 5, &[1, 67, 2, word, 3][..]));
     }
-    for request in [Request::text("ab"), Request::tokens([97, 98]), Request::tokens([0, 97, 98])] {
+    let parts = [PromptPart::Image, PromptPart::Text("ab".to_owned())];
+    for request in [
+        Request::text("ab"),
+        Request::tokens([97, 98]),
+        Request::tokens([0, 97, 98]),
+        Request::parts(parts),
+    ] {
         let tokens = tokens(request.image(Arc::clone(&image))).await?;
         assert_eq!((tokens.len(), &tokens[ROWS..]), (ROWS + 2, &[97, 98][..]));
     }
+    Ok(())
+}
+
+/// Goal: places in an image are tokens before the words of a task: two coordinates for a point, the
+/// centre and the size of a box. As parts of a prompt and as token ids they are the same, and a
+/// session goes on after an answer that has them.
+#[tokio::test]
+async fn places_are_tokens_of_the_prompt() -> Result<(), Error> {
+    let engine = builder().build().await?;
+    let bins = engine.model_info().regions.expect("bins");
+    let image = picture(9, 9, 1);
+    let coordinate = |at| TokenSpan::Coordinate { bin: bins.coordinate_bin(at) };
+    let size = |width, height| TokenSpan::Size {
+        width_bin: bins.size_bin(width),
+        height_bin: bins.size_bin(height),
+    };
+    let (last, middle) = (bins.coordinates as u32 - 1, coordinate(0.5));
+    assert_eq!(
+        (coordinate(0.0), coordinate(1.0)),
+        (TokenSpan::Coordinate { bin: 0 }, TokenSpan::Coordinate { bin: last },)
+    );
+    let spans = [coordinate(0.0), coordinate(1.0), middle, coordinate(0.0625), size(0.5, 0.125)];
+    let spans = spans.map(|span| span.value_position().expect("a token"));
+    let request = Request::query_about("ab", places()).image(Arc::clone(&image));
+    let question = engine.prompt_tokens(&request).await?;
+    let expected = [&[1, 81, 2][..], &spans, &[97, 98, 3, 3]].concat();
+    assert_eq!(&question[ROWS..], expected);
+    let request = Request::point_about("a", places()).image(Arc::clone(&image));
+    let point = engine.prompt_tokens(&request).await?;
+    let words = point.len() - ROWS - spans.len();
+    let without = engine.prompt_tokens(&Request::point("a").image(Arc::clone(&image))).await?;
+    let at = point.iter().position(|token| *token == spans[0]).expect("a coordinate");
+    assert_eq!((words, &point[at..at + 5]), (without.len() - ROWS, &spans[..]));
+
+    let parts = vec![
+        PromptPart::Image,
+        PromptPart::Tokens(vec![1, 81, 2]),
+        PromptPart::Coordinate(0.0),
+        PromptPart::Coordinate(1.0),
+        PromptPart::Coordinate(0.5),
+        PromptPart::Coordinate(0.0625),
+        PromptPart::Size { width: 0.5, height: 0.125 },
+        PromptPart::from("ab"),
+        PromptPart::Tokens(vec![3, 3]),
+    ];
+    let of_parts = short(Request::parts(parts).image(Arc::clone(&image)));
+    let of_tokens = short(Request::tokens(expected).image(Arc::clone(&image)));
+    assert_eq!(engine.prompt_tokens(&of_parts).await?, question);
+    let answer = engine.complete(of_parts.clone()).await?;
+    assert_eq!(bits(&engine.complete(of_tokens).await?), bits(&answer));
+    let found = engine.cache().query_match_len(&of_parts)?;
+    let block_size = engine.model_info().block_size;
+    assert_eq!(found, question.len() / block_size * block_size);
+
+    engine.sessions().open(SessionOptions::new("places"))?;
+    let point = Request::point("cat").image(Arc::clone(&image)).max_tokens(5);
+    let found = engine.complete(point.session("places")).await?;
+    assert!(!found.points(engine.model_info()).is_empty());
+    let turn = Request::parts([PromptPart::Coordinate(0.5), PromptPart::from("ab")]);
+    let turn = short(turn).session("places").append();
+    let usage = engine.complete(turn).await?.finish.usage;
+    assert!(usage.cached_tokens > ROWS, "{usage:?}");
     Ok(())
 }
 
@@ -189,6 +269,14 @@ async fn answers_have_no_tokens_of_prompts() -> Result<(), Error> {
 async fn errors_say_what_was_expected() -> Result<(), Error> {
     let engine = builder().build().await?;
     let image = picture(9, 9, 1);
+    let around = |x_min, x_max| {
+        let (y_min, y_max) = (0.0, 1.0);
+        let place = SpatialRef::Box(BoundingBox { x_min, y_min, x_max, y_max });
+        Request::query_about("a", [place]).image(Arc::clone(&image))
+    };
+    let (out_of_range, reversed) = (around(0.5, 1.5), around(0.5, 0.25));
+    let part = || PromptPart::Coordinate(0.5);
+    let unknown = TokenSpan::Coordinate { bin: 1 << 14 }.value_position().expect("a token");
     let two = Request::query("a").image(Arc::clone(&image)).image(Arc::clone(&image));
     for (request, expected) in [
         (two, "images: expected one image, got 2"),
@@ -199,12 +287,26 @@ async fn errors_say_what_was_expected() -> Result<(), Error> {
         (Request::query("a").image_url("http://a/b.png"), "expected a data URL in base64"),
         (Request::query("a").image_url("data:image/png;base64,a!"), "Invalid symbol"),
         (Request::chat(vec![ChatMessage::user("a")]), "chat template"),
+        (
+            Request::query_about("a", places()),
+            "spatial_refs: expected none without an image, got 2",
+        ),
+        (out_of_range, "spatial_refs: expected points [x, y] and boxes"),
+        (reversed, "spatial_refs: expected points [x, y] and boxes"),
+        (Request::parts([PromptPart::Coordinate(f32::NAN)]), "numbers from 0 to 1, got Coord"),
+        (Request::parts([PromptPart::Image]), "an image for each part that is one, got 0"),
+        (Request::parts([]), "the prompt is empty"),
+        (Request::parts([part()]).image(Arc::clone(&image)), "images: expected 0, as many as"),
+        (Request::parts([part()]).prompt_logprobs(0), "none for a prompt with coordinates"),
+        (Request::tokens([unknown]), "expected an id below"),
     ] {
         let error = engine.complete(request).await.expect_err("a bad request").to_string();
         assert!(error.contains(expected), "{error}");
     }
     let other = Engine::builder().model("random:tiny").num_blocks(64).threads(1).build().await?;
     assert!(other.model_info().skills.is_empty());
+    let error = other.complete(Request::parts([part()])).await.expect_err("no bins").to_string();
+    assert!(error.contains("the model has no tokens for coordinates"), "{error}");
     let error = other.complete(Request::query("a")).await.expect_err("no skill").to_string();
     assert!(error.contains("expected a model that was trained to answer questions"), "{error}");
     Ok(())

@@ -53,6 +53,13 @@ impl BackendSpec {
         self.state.map_or(0, |state| state.bytes.div_ceil(self.block_bytes.max(1)).max(1))
     }
 
+    /// Whether a sequence may have this token where it has no image: one of the vocabulary, or a
+    /// coordinate or a size in the backend's bins.
+    #[must_use]
+    pub fn has_token(&self, token: u32) -> bool {
+        (token as usize) < self.vocab_size || self.regions.is_some_and(|bins| bins.have(token))
+    }
+
     /// Number of values of the embeddings of an image of `kv_len` positions, saturating.
     #[must_use]
     pub fn image_values(&self, kv_len: usize) -> usize {

@@ -204,10 +204,7 @@ fn check_tokens(
     tokens: &[u32],
     spec: &BackendSpec,
 ) -> Result<(), BackendError> {
-    let is_outside = |(_, token): &(usize, &u32)| {
-        let is_region = spec.regions.is_some_and(|bins| bins.have(**token));
-        **token as usize >= spec.vocab_size && !is_region
-    };
+    let is_outside = |(_, token): &(usize, &u32)| !spec.has_token(**token);
     let in_image = |offset: usize| {
         slice.images.iter().any(|image| image.positions().contains(&(slice.start + offset)))
     };

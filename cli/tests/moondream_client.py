@@ -32,6 +32,9 @@ def check_query(model):
     # An image that was encoded by the client is the same one.
     again = model.query(model.encode_image(image), "What is this?", settings=SETTINGS)
     assert again == whole, again
+    places = [[0.5, 0.25], [0.1, 0.2, 0.3, 0.9]]
+    about = model.query(image, "What is this?", settings=SETTINGS, spatial_refs=places)
+    assert isinstance(about["answer"], str), about
     alone = model.query(question="What is this?", settings=SETTINGS)
     assert isinstance(alone["answer"], str)
     assert isinstance(model.query(image, "What is this?")["answer"], str)

@@ -8,8 +8,8 @@ use std::sync::Arc;
 use axum::Extension;
 use axum::extract::State;
 use axum::response::Response;
-use serde_json::{Value, json};
-use stolon::{AnswerFormat, AnswerPart, CaptionLength, Request};
+use serde_json::json;
+use stolon::{AnswerFormat, AnswerPart, BoundingBox, CaptionLength, Point, Request, SpatialRef};
 
 use super::App;
 use super::access::Caller;
@@ -43,8 +43,8 @@ pub(super) async fn query(
         let expected = "false, because this server does not support reasoning here";
         return Err(ApiError::expected("reasoning", expected, &json!(true)));
     }
-    refuse_refs(request.spatial_refs)?;
-    let prompt = query_request(request.question, request.image_url);
+    let question = Request::query_about(request.question, places(request.spatial_refs));
+    let prompt = with_image(question, request.image_url);
     let mut call = call(request.options, &app, &caller, &ignored)?;
     call.body = held;
     respond(&app, &mut call, prompt, Skill::new(&id, Field::Answer)).await
@@ -70,20 +70,22 @@ pub(super) async fn caption(
     respond(&app, &mut call, prompt, Skill::new(&id, Field::Caption)).await
 }
 
-/// The engine's request for a question, about an image if there is a URL.
-pub(super) fn query_request(question: String, image_url: Option<String>) -> Request {
-    let prompt = Request::query(question);
+/// The request about an image, if there is a URL.
+pub(super) fn with_image(prompt: Request, image_url: Option<String>) -> Request {
     match image_url {
         Some(url) => prompt.image_url(url),
         None => prompt,
     }
 }
 
-/// Refuses points and regions of the image in a question.
-fn refuse_refs(refs: Option<Vec<Value>>) -> Result<(), ApiError> {
-    let Some(refs) = refs.filter(|refs| !refs.is_empty()) else { return Ok(()) };
-    let expected = "none, because this server does not support them";
-    Err(ApiError::expected("spatial_refs", expected, &json!(refs)))
+/// The engine's form of places in an image.
+fn places(refs: Option<Vec<api::SpatialRef>>) -> impl Iterator<Item = SpatialRef> {
+    refs.into_iter().flatten().map(|place| match place {
+        api::SpatialRef::Point([x, y]) => SpatialRef::Point(Point { x, y }),
+        api::SpatialRef::Box([x_min, y_min, x_max, y_max]) => {
+            SpatialRef::Box(BoundingBox { x_min, y_min, x_max, y_max })
+        }
+    })
 }
 
 /// The call with these options.

@@ -236,7 +236,7 @@ impl EngineContext {
     /// # Errors
     /// `EmptyPrompt`, `PromptTooLong`, `TokenOutOfRange`.
     pub fn check_embedding(&self, tokens: &[u32]) -> Result<(), EngineError> {
-        check_tokens(tokens, prompt_limit(&self.spec, 0, 0), self.spec.vocab_size)
+        check_tokens(tokens, prompt_limit(&self.spec, 0, 0), &self.spec)
     }
 
     /// Maximum number of answers to one prompt that can be requested at once: all of them must fit

@@ -33,6 +33,7 @@ mod quota;
 mod states;
 mod transfers;
 
+use images::Part;
 pub(crate) use images::image_input;
 
 const VOCAB_SIZE: usize = 16;
@@ -352,6 +353,15 @@ enum Action {
         max_tokens: usize,
         first_block: usize,
     },
+    /// A request with an image between two texts, of which the first may be empty.
+    SubmitImage {
+        seed: u32,
+        before: usize,
+        image: Part,
+        after: usize,
+        max_tokens: usize,
+        timeout: Option<u64>,
+    },
     Save {
         seed: u32,
         len: usize,
@@ -396,6 +406,17 @@ fn actions() -> impl Strategy<Value = Action> {
         )
             .prop_map(|(seed, len, mean, timeout, first_block)| {
                 Action::Embed { seed, len, mean, timeout, first_block }
+            }),
+        3 => (
+            0u32..3,
+            0usize..16,
+            images::image(),
+            1usize..16,
+            1usize..20,
+            prop::option::weighted(0.1, 1u64..40),
+        )
+            .prop_map(|(seed, before, image, after, max_tokens, timeout)| {
+                Action::SubmitImage { seed, before, image, after, max_tokens, timeout }
             }),
         2 => (0u32..4, 1usize..60, 0usize..3)
             .prop_map(|(seed, len, first_block)| Action::Save { seed, len, first_block }),
@@ -505,6 +526,12 @@ proptest! {
                     let prompt = prompt(seed, len);
                     let stored = harness.stored(&prompt, first_block);
                     harness.submit_request(prompt, max_tokens, |request| request.stored = stored);
+                }
+                Action::SubmitImage { seed, before, image, after, max_tokens, timeout } => {
+                    let [before, after] = [before, after].map(|len| Part::Text(prompt(seed, len)));
+                    harness.submit_parts(&[before, image, after], max_tokens, |request| {
+                        request.options.timeout = timeout.map(Duration::from_millis);
+                    });
                 }
                 Action::Embed { seed, len, mean, timeout, first_block } => {
                     let (prompt, timeout) = (prompt(seed, len), timeout.map(Duration::from_millis));

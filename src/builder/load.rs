@@ -192,7 +192,7 @@ fn load(
     let encoder = images.as_ref().filter(|_| cfg!(feature = "images"));
     let encoder = encoder.map(|images| images.encoder.clone());
     let backend = options.open(config, encoder, weights)?;
-    text.skills = Skills::new(skills, backend.spec().regions.is_some());
+    text.skills = Skills::new(skills, backend.spec().regions);
     let sampling = DefaultSampling {
         recommended: generation.recommended_sampling(),
         chat: generation.chat_sampling(),

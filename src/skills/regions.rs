@@ -3,7 +3,7 @@
 use stolon_backend::{LogitsProcessor, RegionBins, RegionLogits, SamplingError};
 use stolon_kvcache::TokenSpan;
 
-use crate::{Completion, ModelInfo};
+use crate::{Completion, ModelInfo, PromptPart};
 
 /// A point in an image. Both coordinates are from 0, the left or the upper edge, to 1.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -25,6 +25,40 @@ pub struct BoundingBox {
     pub x_max: f32,
     /// The lower edge.
     pub y_max: f32,
+}
+
+/// A place in an image that a question refers to ([`Request::query_about`]).
+///
+/// [`Request::query_about`]: crate::Request::query_about
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum SpatialRef {
+    /// A point.
+    Point(Point),
+    /// What is in a box.
+    Box(BoundingBox),
+}
+
+impl SpatialRef {
+    /// The parts of a prompt that name the place: the coordinates of a point, or those of the
+    /// centre of a box and its size. `None` for numbers that are out of order or range.
+    pub(super) fn parts(&self) -> Option<Vec<PromptPart>> {
+        let is_known = |low: f32, high: f32| 0.0 <= low && low <= high && high <= 1.0;
+        match *self {
+            SpatialRef::Point(Point { x, y }) if is_known(x, x) && is_known(y, y) => {
+                Some([x, y].map(PromptPart::Coordinate).into())
+            }
+            SpatialRef::Box(BoundingBox { x_min, y_min, x_max, y_max })
+                if is_known(x_min, x_max) && is_known(y_min, y_max) =>
+            {
+                Some(vec![
+                    PromptPart::Coordinate(x_min.midpoint(x_max)),
+                    PromptPart::Coordinate(y_min.midpoint(y_max)),
+                    PromptPart::Size { width: x_max - x_min, height: y_max - y_min },
+                ])
+            }
+            SpatialRef::Point(_) | SpatialRef::Box(_) => None,
+        }
+    }
 }
 
 impl Completion {

@@ -6,7 +6,7 @@ use stolon_scheduler::{PromptLimit, TokenSet};
 use stolon_text::TextSource;
 
 use crate::long_work::Client;
-use crate::request::Prompt;
+use crate::request::{Prompt, part_tokens};
 use crate::skills::Skills;
 use crate::{ChatMessage, Error, Grammar, Request, SharedProcessor};
 
@@ -100,6 +100,7 @@ impl Text {
         match request.prompt() {
             Prompt::Tokens(tokens) => Ok(tokens.clone()),
             Prompt::Text(_) | Prompt::Chat(_) => Err(Error::NoTokenizer),
+            Prompt::Parts(parts) => part_tokens(parts, &[], true, self),
             Prompt::Skill(skill) => self.skills.prompt_tokens(skill, self),
         }
     }

@@ -43,12 +43,15 @@ async fn answers_have_moondreams_form() {
     let (_, description) = server.get("/openapi.json").await;
     let settings = json!({"temperature": 0, "top_p": 1.0, "max_tokens": 7});
     let image = picture(100, 70, 1);
+    let places = json!([[0.1, 0.2], [0, 0.25, 0.5, 1]]);
+    let of_places = json!({"question": "Why?", "image_url": image, "spatial_refs": places});
     for (path, field, body) in [
         ("/v1/query", "answer", json!({"question": "What is this?", "image_url": image})),
         ("/v1/query", "answer", json!({"question": "What is that?", "image_url": image})),
         ("/v1/caption", "caption", json!({"image_url": image, "length": "short"})),
         ("/v1/caption", "caption", json!({"image_url": image, "model": MODEL})),
         ("/v1/query", "answer", json!({"question": "What?", "spatial_refs": [], "stream": false})),
+        ("/v1/query", "answer", of_places),
     ] {
         let mut body = body;
         body["settings"] = settings.clone();
@@ -120,17 +123,29 @@ async fn other_requests_are_refused() {
     let image = picture(10, 10, 1);
     let query = |key: &str, value: Value| ("/v1/query", json!({"question": "a", key: value}));
     let object = json!({"image_url": image, "object": "x"});
-    let detect = |key: &str, value: Value| {
+    let with = |path: &'static str, key: &str, value: Value| {
         let mut body = object.clone();
         body[key] = value;
-        ("/v1/detect", body)
+        (path, body)
     };
+    let detect = |key: &str, value: Value| with("/v1/detect", key, value);
+    let point = |key: &str, value: Value| with("/v1/point", key, value);
     let broken = json!("data:image/png;base64,AAAA");
     for ((path, body), param, part) in [
         (("/v1/query", json!({"image_url": image})), "question", "required"),
         (query("question", json!(" ")), "question", "an empty text"),
         (query("reasoning", json!(true)), "reasoning", "expected false"),
-        (query("spatial_refs", json!([[0.1, 0.2]])), "spatial_refs", "none"),
+        (query("spatial_refs", json!([[0.1, 0.2]])), "spatial_refs", "none without an image"),
+        (
+            query("spatial_refs", json!([[0.1, 0.2, 0.3]])),
+            "spatial_refs",
+            "a point [x, y] or a box",
+        ),
+        (query("spatial_refs", json!([{"x": 0.1}])), "spatial_refs[0]", "a point [x, y] or a box"),
+        (query("spatial_refs", json!("here")), "spatial_refs", "a list"),
+        (point("spatial_refs", json!([[0.1, 1.2]])), "spatial_refs", "from 0 to 1"),
+        (point("spatial_refs", json!([[1, 0, 0, 1]])), "spatial_refs", "from 0 to 1"),
+        (detect("spatial_refs", json!([[0, 1]])), "spatial_refs", "none"),
         (query("settings", json!({"temperature": "x"})), "settings.temperature", "a finite number"),
         (query("settings", json!({"heat": 1})), "settings.heat", "expected one of `temperature`"),
         (query("image_url", json!("http://a/b.png")), "", "a data URL in base64"),

@@ -3,7 +3,6 @@
 
 use crate::schema::JsonSchema;
 use serde::{Deserialize, Serialize};
-use serde_json::Value;
 
 use super::error::ErrorObject;
 use super::fields::{self, UnknownFields};
@@ -21,8 +20,9 @@ pub struct QueryRequest {
     pub image_url: Option<String>,
     /// Whether the model reasons before it answers; must be false. Default false.
     pub reasoning: Option<bool>,
-    /// Points and regions of the image; must be empty.
-    pub spatial_refs: Option<Vec<Value>>,
+    /// Places in the image that the question is about: points `[x, y]` and boxes
+    /// `[x_min, y_min, x_max, y_max]`, from 0, the left or the upper edge, to 1. Only with an image.
+    pub spatial_refs: Option<Vec<SpatialRef>>,
     /// Parameters of both routes.
     #[serde(flatten)]
     pub options: SkillOptions,
@@ -57,8 +57,8 @@ pub struct RegionsRequest {
     pub image_url: String,
     /// The name of the things to find, which is not empty.
     pub object: String,
-    /// Points and regions of the image; must be empty.
-    pub spatial_refs: Option<Vec<Value>>,
+    /// Places in the image that the name refers to, as in `/v1/query`; must be empty for boxes.
+    pub spatial_refs: Option<Vec<SpatialRef>>,
     /// How the answer is generated.
     pub settings: Option<RegionsSettings>,
     /// The model's id, or one of the names given with `--served-model-name`, which replace it.
@@ -150,6 +150,16 @@ pub struct BoundingBox {
     pub x_max: f32,
     /// The lower edge.
     pub y_max: f32,
+}
+
+/// A point or a box in an image.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(untagged, expecting = "expected a point [x, y] or a box [x_min, y_min, x_max, y_max]")]
+pub enum SpatialRef {
+    /// `[x, y]`.
+    Point([f32; 2]),
+    /// `[x_min, y_min, x_max, y_max]`.
+    Box([f32; 4]),
 }
 
 /// How long the description of an image is.

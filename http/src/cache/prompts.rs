@@ -10,7 +10,7 @@ use crate::chat::messages;
 use crate::completions::engine_request;
 use crate::dialogue::tool_use;
 use crate::error::ApiError;
-use crate::skills::query_request;
+use crate::skills::with_image;
 
 impl CachePrompt {
     /// The engine's salt for these prompts.
@@ -62,7 +62,9 @@ impl CachePrompt {
                         .chat_options(options),
                 ]
             }
-            (None, None, Some(question)) => vec![query_request(question, self.image_url)],
+            (None, None, Some(question)) => {
+                vec![with_image(Request::query(question), self.image_url)]
+            }
             (None, None, None) => return Err(ApiError::missing("prompt")),
             (_, messages, _) => {
                 let param = if messages.is_some() { "messages" } else { "question" };

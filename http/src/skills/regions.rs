@@ -7,7 +7,7 @@ use axum::{Extension, Json};
 use serde_json::json;
 use stolon::{Completion, Request};
 
-use super::{MAX_TOKENS, refuse_refs};
+use super::{MAX_TOKENS, places};
 use crate::App;
 use crate::access::Caller;
 use crate::advice::Ignored;
@@ -36,7 +36,7 @@ pub(crate) async fn point(
     let settings = request.settings.clone().unwrap_or_default();
     let of_objects = settings.max_objects.map(|count| 2 * count + 1);
     let max_tokens = of_objects.or(settings.max_tokens).unwrap_or(MAX_TOKENS);
-    let prompt = Request::point(request.object.clone());
+    let prompt = Request::point_about(request.object.clone(), places(request.spatial_refs.clone()));
     let mut call = call(&request, &settings, &app, &caller, &ignored)?;
     call.body = held;
     let found = complete(&app, call, prompt.image_url(request.image_url), max_tokens).await?;
@@ -58,6 +58,10 @@ pub(crate) async fn detect(
     let ignored = body.ignored.clone();
     let (request, held): (RegionsRequest, _) = app.parser.parse_with_images(body).await?;
     let settings = request.settings.clone().unwrap_or_default();
+    if let Some(refs) = request.spatial_refs.as_ref().filter(|refs| !refs.is_empty()) {
+        let expected = "none, because the model finds boxes by a name alone";
+        return Err(ApiError::expected("spatial_refs", expected, &json!(refs)));
+    }
     let max_tokens = 3 * settings.max_objects.unwrap_or(BOXES) + 1;
     let prompt = Request::detect(request.object.clone());
     let mut call = call(&request, &settings, &app, &caller, &ignored)?;
@@ -80,7 +84,6 @@ fn call(
     caller: &Caller,
     ignored: &Ignored,
 ) -> Result<Call, ApiError> {
-    refuse_refs(request.spatial_refs.clone())?;
     if request.stream == Some(true) {
         let expected = "false, because the reply comes as a whole";
         return Err(ApiError::expected("stream", expected, &json!(true)));

@@ -38,7 +38,7 @@ pub(super) fn check(
     let (got, vocab_size) = (request.tokens.len(), spec.vocab_size);
     let limit = prompt_limit(spec, reserved, answer_min(request));
     check_len(&request.tokens, limit)?;
-    check_ids(&request.tokens, &request.images, vocab_size)?;
+    check_ids(&request.tokens, &request.images, spec)?;
     check_images(request, spec)?;
     let pool = (spec.block_count - reserved) * spec.block_size;
     request.stored.as_ref().map_or(Ok(()), |stored| stored.check(spec))?;
@@ -58,6 +58,11 @@ pub(super) fn check(
         }
         // It generates nothing, and ends when the prompt is computed.
         return Ok(1);
+    }
+    let is_text = |&token: &u32| (token as usize) < vocab_size;
+    if options.prompt_logprobs.is_some() && !request.tokens.iter().all(is_text) {
+        let expected = "none for a prompt with coordinates or sizes";
+        return Err(EngineError::invalid("prompt_logprobs", expected, "a number"));
     }
     if options.regions && (spec.regions.is_none() || options.prompt_logprobs.is_some()) {
         let expected = "false without bins of the backend, and with `prompt_logprobs`";
@@ -90,10 +95,10 @@ pub(super) fn check(
 pub(super) fn check_tokens(
     tokens: &[u32],
     limit: PromptLimit,
-    vocab_size: usize,
+    spec: &BackendSpec,
 ) -> Result<(), EngineError> {
     check_len(tokens, limit)?;
-    check_ids(tokens, &[], vocab_size)
+    check_ids(tokens, &[], spec)
 }
 
 fn check_len(tokens: &[u32], limit: PromptLimit) -> Result<(), EngineError> {
@@ -106,14 +111,19 @@ fn check_len(tokens: &[u32], limit: PromptLimit) -> Result<(), EngineError> {
     Ok(())
 }
 
-/// Checks that the ids of all positions that no image has are below `vocab_size`.
-fn check_ids(tokens: &[u32], images: &[PromptImage], vocab_size: usize) -> Result<(), EngineError> {
+/// Checks that all positions that no image has are ids of the vocabulary, or coordinates and sizes in
+/// the backend's bins.
+fn check_ids(
+    tokens: &[u32],
+    images: &[PromptImage],
+    spec: &BackendSpec,
+) -> Result<(), EngineError> {
     let ends = images.iter().map(|image| image.positions().end);
     let starts = images.iter().map(|image| image.start).chain([tokens.len()]);
     for (from, to) in std::iter::once(0).chain(ends).zip(starts) {
         let part = tokens.get(from..to).unwrap_or_default();
-        if let Some(at) = part.iter().position(|&id| id as usize >= vocab_size) {
-            let (index, got) = (from + at, part[at]);
+        if let Some(at) = part.iter().position(|&token| !spec.has_token(token)) {
+            let (index, got, vocab_size) = (from + at, part[at], spec.vocab_size);
             return Err(EngineError::TokenOutOfRange { index, got, vocab_size });
         }
     }

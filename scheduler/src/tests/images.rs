@@ -9,7 +9,7 @@ use crate::transfer::SaveRequest;
 
 /// A part of a prompt.
 #[derive(Clone, Debug)]
-enum Part {
+pub(super) enum Part {
     Text(Vec<u32>),
     /// Content, number of positions, and whether they attend to each other.
     Image(u128, usize, bool),
@@ -23,10 +23,16 @@ pub(crate) fn image_input(content_hash: u128, kv_len: usize, full_attention: boo
     ImageInput { content_hash, kv_len, full_attention, columns, size, tiles, pixels }
 }
 
+/// Few images, some of them longer than a step.
+pub(super) fn image() -> impl Strategy<Value = Part> {
+    let image = (0u128..3, prop::sample::select(vec![1usize, 7, 26]), any::<bool>());
+    image.prop_map(|(content_hash, kv_len, full)| Image(content_hash, kv_len, full))
+}
+
 impl Harness {
     /// Submits a prompt of these parts, which is checked as any other: the fake backend computes
     /// images from their contents.
-    fn submit_parts(
+    pub(super) fn submit_parts(
         &mut self,
         parts: &[Part],
         max_tokens: usize,
