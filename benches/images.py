@@ -41,12 +41,17 @@ def picture(seed, width, height):
     return "data:image/png;base64," + base64.b64encode(file).decode()
 
 
-def ask(address, url, question):
+def ask(address, model, url, question):
     """The time until the first token, which is the only one, and the usage."""
     content = [{"type": "image_url", "image_url": {"url": url}}, {"type": "text", "text": question}]
+    route = "chat/completions"
     body = {"messages": [{"role": "user", "content": content}], "max_completion_tokens": 1, "temperature": 0}
+    if "moondream" in model:
+        # It has no chat template.
+        route = "query"
+        body = {"question": question, "image_url": url, "settings": {"max_tokens": 1, "temperature": 0}}
     request = urllib.request.Request(
-        f"{address}/v1/chat/completions", json.dumps(body).encode(), {"Content-Type": "application/json"}
+        f"{address}/v1/{route}", json.dumps(body).encode(), {"Content-Type": "application/json"}
     )
     begun = time.perf_counter()
     with urllib.request.urlopen(request, timeout=600) as response:
@@ -66,14 +71,14 @@ def measure(binary, model, arguments):
     try:
         lines = (line for line in process.stdout if line.startswith("listening on "))
         address = next(lines).removeprefix("listening on ").strip()
-        ask(address, picture(0, *arguments.size), "What is this?")
+        ask(address, model, picture(0, *arguments.size), "What is this?")
         first, later, usage = [], [], {}
         for seed in range(1, arguments.pictures + 1):
             url = picture(seed, *arguments.size)
-            time_of_first, usage = ask(address, url, "What is this?")
+            time_of_first, usage = ask(address, model, url, "What is this?")
             first.append(time_of_first)
             for question in ["Which color has it?", "How many are there?", "Where is the red one?"]:
-                later.append(ask(address, url, question)[0])
+                later.append(ask(address, model, url, question)[0])
         ratio = statistics.median(later) / statistics.median(first)
         print(
             f"{model}: {usage['prompt_tokens_details']['image_tokens']} of {usage['prompt_tokens']} positions are"
@@ -82,7 +87,7 @@ def measure(binary, model, arguments):
         )
         before = resident(process)
         for seed in range(arguments.flat):
-            ask(address, picture(seed % 300 + 1000, 32, 32), f"What is number {seed}?")
+            ask(address, model, picture(seed % 300 + 1000, 32, 32), f"What is number {seed}?")
             if seed == arguments.flat // 2:
                 before = resident(process)
         after = resident(process)

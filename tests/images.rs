@@ -1,6 +1,10 @@
 //! Prompts with images through the engine, on small random models of the structures of SmolVLM and
 //! of Qwen3-VL.
 
+#[path = "../model/tests/support/adapter_writer.rs"]
+mod adapter_writer;
+#[path = "images/adapters.rs"]
+mod adapters;
 #[path = "images/prefixes.rs"]
 mod prefixes;
 #[path = "images/qwen3_vl.rs"]

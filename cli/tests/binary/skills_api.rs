@@ -138,7 +138,7 @@ async fn other_requests_are_refused() {
         (query("spatial_refs", json!([[0.1, 0.2]])), "spatial_refs", "none without an image"),
         (
             query("spatial_refs", json!([[0.1, 0.2, 0.3]])),
-            "spatial_refs",
+            "spatial_refs[0]",
             "a point [x, y] or a box",
         ),
         (query("spatial_refs", json!([{"x": 0.1}])), "spatial_refs[0]", "a point [x, y] or a box"),
