@@ -8,7 +8,7 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
-use stolon::{Engine, EngineBuilder, Error, Request, TierError};
+use stolon::{Engine, EngineBuilder, Error, PrefetchPolicy, Request, TierError};
 use support::{Directory, answer, ask, prompt, records, stop};
 
 #[path = "support/tiers.rs"]
@@ -90,6 +90,31 @@ async fn engines_share_what_they_have_computed() {
     let place = Place::new("share");
     one_engine_computes_for_another(&place, &place.url()).await;
     assert_eq!(records(&place.store()).len(), 4);
+}
+
+/// Goal: the states of a hybrid model are shared, too: an engine with an empty directory resumes
+/// where another one has stored a state.
+#[tokio::test]
+async fn engines_share_states() {
+    let place = Place::new("states");
+    let (tokens, longer) = (prompt(200, 1), [prompt(200, 1), prompt(50, 2)].concat());
+    let hybrid = || Engine::builder().model("random:hybrid-tiny").kv_memory(16 << 20);
+    let engine = |directory: &str| {
+        let builder = hybrid().kv_cache_dir(place.directory(directory), 1 << 30);
+        builder.kv_object_store(place.url()).prefetch_policy(PrefetchPolicy::WaitComplete).build()
+    };
+    let first = engine("first").await.expect("an engine");
+    assert!(first.model_info().state_bytes > 0);
+    answer(&first, &tokens).await;
+    first.tiers().flush().await.expect("it runs");
+    stop(first).await;
+    let cold = hybrid().prefix_caching(false).build().await.expect("an engine");
+    let second = engine("second").await.expect("an engine");
+    wait_for(&second, &longer, 192).await;
+    let (expected, _) = answer(&cold, &longer).await;
+    assert_eq!(answer(&second, &longer).await, (expected, 192));
+    assert_eq!(second.stats().loaded_tokens, 192);
+    stop(second).await;
 }
 
 /// Goal: what was on the disk before it had an object store behind it is uploaded, but nothing of

@@ -60,6 +60,10 @@ async fn conversations_resume_with_the_same_bits() {
         "qwen3_5",
         "qwen3_5_moe",
         "qwen3_next",
+        "granite_mamba",
+        "granite_mamba_moe",
+        "kimi_linear",
+        "nemotron_h",
         "nemotron_h_moe",
         "falcon_h1",
     ];

@@ -143,6 +143,7 @@ async fn other_requests_are_refused() {
         ),
         (query("spatial_refs", json!([{"x": 0.1}])), "spatial_refs[0]", "a point [x, y] or a box"),
         (query("spatial_refs", json!("here")), "spatial_refs", "a list"),
+        (query("spatial_refs", json!(vec![[0, 1]; 1025])), "spatial_refs", "at most 1024 elements"),
         (point("spatial_refs", json!([[0.1, 1.2]])), "spatial_refs", "from 0 to 1"),
         (point("spatial_refs", json!([[1, 0, 0, 1]])), "spatial_refs", "from 0 to 1"),
         (detect("spatial_refs", json!([[0, 1]])), "spatial_refs", "none"),

@@ -22,6 +22,8 @@ pub struct QueryRequest {
     pub reasoning: Option<bool>,
     /// Places in the image that the question is about: points `[x, y]` and boxes
     /// `[x_min, y_min, x_max, y_max]`, from 0, the left or the upper edge, to 1. Only with an image.
+    #[serde(default, deserialize_with = "fields::optional_list::<_, _, MAX_PLACES>")]
+    #[schemars(length(max = MAX_PLACES))]
     pub spatial_refs: Option<Vec<SpatialRef>>,
     /// Parameters of both routes.
     #[serde(flatten)]
@@ -58,6 +60,8 @@ pub struct RegionsRequest {
     /// The name of the things to find, which is not empty.
     pub object: String,
     /// Places in the image that the name refers to, as in `/v1/query`; must be empty for boxes.
+    #[serde(default, deserialize_with = "fields::optional_list::<_, _, MAX_PLACES>")]
+    #[schemars(length(max = MAX_PLACES))]
     pub spatial_refs: Option<Vec<SpatialRef>>,
     /// How the answer is generated.
     pub settings: Option<RegionsSettings>,
@@ -151,6 +155,9 @@ pub struct BoundingBox {
     /// The lower edge.
     pub y_max: f32,
 }
+
+/// Largest accepted number of places in an image.
+pub const MAX_PLACES: usize = 1024;
 
 /// A point or a box in an image.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
