@@ -5,6 +5,9 @@
 //! prompts, few-shot examples and agents. Requests run one after another, so that nothing but the
 //! cache decides what is computed.
 
+use std::collections::HashSet;
+use std::convert::Infallible;
+use std::hash::{DefaultHasher, Hash, Hasher};
 use std::time::Duration;
 
 use stolon_backend::{BackendSpec, StateSpec, StepBatch};
@@ -200,6 +203,52 @@ pub fn run(
     }
     let step = |batch: &StepBatch| Duration::from_micros(batch.tokens.len() as u64);
     let mut simulation = Simulation::new(spec, config, step)?;
+    replay(workload, requests, |history, output_tokens| {
+        answer(&mut simulation, history, output_tokens)
+    })?;
+    let (stats, audit) = (simulation.stats(), simulation.audit()?);
+    anyhow::ensure!(audit.blocks_reserved == 0 && audit.running == 0, "{audit:?}");
+    Ok(Savings {
+        prompt_tokens: stats.prompt_tokens,
+        saved_tokens: stats.cached_tokens,
+        blocks: audit.blocks_committed,
+    })
+}
+
+/// What a cache saves that keeps a state at the end of each prompt and nowhere else, with memory for
+/// all of them.
+#[must_use]
+pub fn ends_of_prompts(workload: StateWorkload, requests: usize) -> Savings {
+    let (mut savings, mut rng) = (Savings::default(), SeededRng::new(3));
+    let mut ends = HashSet::new();
+    let Ok(()) = replay::<Infallible>(workload, requests, |history, output_tokens| {
+        // The last position is always computed.
+        let blocks = history[..history.len() - 1].chunks_exact(BLOCK_SIZE);
+        let (mut prefix, mut resume) = (0, 0);
+        for (index, block) in blocks.enumerate() {
+            let mut hasher = DefaultHasher::new();
+            (prefix, block).hash(&mut hasher);
+            prefix = hasher.finish();
+            if ends.contains(&prefix) {
+                resume = (index + 1) * BLOCK_SIZE;
+            }
+        }
+        ends.insert(prefix);
+        savings.prompt_tokens += history.len() as u64;
+        savings.saved_tokens += resume as u64;
+        history.extend(rng.tokens(output_tokens, VOCAB_SIZE));
+        Ok(())
+    });
+    savings
+}
+
+/// Answers the prompts of `requests` requests of a workload. `answer` appends as many tokens as it is
+/// told to a prompt.
+fn replay<E>(
+    workload: StateWorkload,
+    requests: usize,
+    mut answer: impl FnMut(&mut Vec<u32>, usize) -> Result<(), E>,
+) -> Result<(), E> {
     let mut source = Source::new(workload, 1);
     let mut choose = SeededRng::new(2);
     let mut active: Vec<(Vec<u32>, std::vec::IntoIter<Turn>)> = Vec::new();
@@ -211,20 +260,14 @@ pub fn run(
         let (history, turns) = &mut active[index];
         if let Some(turn) = turns.next() {
             history.extend(&turn.tokens);
-            answer(&mut simulation, history, turn.output_tokens)?;
+            answer(history, turn.output_tokens)?;
         }
         let is_long = history.len() > 16_000;
         if turns.len() == 0 || is_long {
             active.swap_remove(index);
         }
     }
-    let (stats, audit) = (simulation.stats(), simulation.audit()?);
-    anyhow::ensure!(audit.blocks_reserved == 0 && audit.running == 0, "{audit:?}");
-    Ok(Savings {
-        prompt_tokens: stats.prompt_tokens,
-        saved_tokens: stats.cached_tokens,
-        blocks: audit.blocks_committed,
-    })
+    Ok(())
 }
 
 /// Runs a request to its end and appends its answer to its prompt.
@@ -249,7 +292,7 @@ mod tests {
     use super::*;
 
     /// Goal: with enough memory, a model with a state saves nearly what one without does, and with
-    /// little memory less.
+    /// little memory less. With states at the ends of prompts only, each answer is computed again.
     #[test]
     fn states_save_nearly_what_attention_saves() {
         let lru = Order::Policy(EvictionPolicy::Lru);
@@ -260,5 +303,7 @@ mod tests {
             (rate(1 << 20, false), rate(1 << 20, true), rate(5000, true));
         assert!(states < attention && states > 0.93 * attention, "{states} of {attention}");
         assert!(little < states, "{little} and {states}");
+        let ends = ends_of_prompts(StateWorkload::Chat, 300).rate();
+        assert!(ends < states && ends > 0.5 * states, "{ends} of {states}");
     }
 }

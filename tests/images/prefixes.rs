@@ -253,13 +253,43 @@ async fn under_pressure_a_pinned_picture_stays() -> Result<(), Error> {
     Ok(())
 }
 
+/// Goal: while pins leave too little room for a prompt, it is refused with what was expected, and no
+/// block is lost. When some pins are gone, it is answered.
+#[tokio::test]
+async fn what_does_not_fit_next_to_pins_is_refused() -> Result<(), Error> {
+    let engine = builder().num_blocks(600).pin_budget(599).build().await?;
+    let mut album = Album { engine, image: picture(64, 64, 3) };
+    let len = album.len("<image>").await?;
+    let mut pins = Vec::new();
+    for seed in 0..600_u32.div_ceil(len as u32) - 1 {
+        album.image = picture(64, 64, 10 + seed);
+        album.ask("<image>").await?;
+        pins.push(album.engine.cache().pin(&album.request("<image>"), None).await?);
+    }
+    assert!(pins.len() > 2, "{len}");
+    album.image = picture(64, 64, 3);
+    let error = album.ask("<image> and <image>").await.expect_err("no room").to_string();
+    assert!(error.contains("blocks"), "{error}");
+    let audit = album.engine.audit().await?;
+    assert_eq!(audit.blocks_free + audit.blocks_committed, audit.blocks_total);
+    for pin in pins.drain(..2) {
+        album.engine.cache().unpin(pin).await?;
+    }
+    album.ask("<image> and <image>").await?;
+    for pin in pins {
+        album.engine.cache().unpin(pin).await?;
+    }
+    album.conserved().await?;
+    Ok(())
+}
+
 /// Goal: many requests about few pictures, with hits and misses of all kinds and some that are
 /// cancelled, lose no block and own none twice.
 #[tokio::test]
 async fn many_requests_lose_no_block() -> Result<(), Error> {
     let mut album = Album::new(600).await?;
     let pictures: Vec<_> = (0..5).map(|seed| picture(40 + 8 * seed, 64, seed)).collect();
-    for round in 0..200_usize {
+    for round in 0..1000_usize {
         album.image = Arc::clone(&pictures[round * 7 % 5]);
         let text =
             ["<image>", "a<image>b", "<image> and <image>", "ab", "<image>bc"][round * 3 % 5];
@@ -269,7 +299,7 @@ async fn many_requests_lose_no_block() -> Result<(), Error> {
         } else {
             album.ask(&text).await?;
         }
-        if round % 20 == 0 {
+        if round % 50 == 0 {
             album.conserved().await?;
         }
     }

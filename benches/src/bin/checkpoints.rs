@@ -10,7 +10,7 @@
 #![allow(clippy::print_stdout, reason = "the table is printed")]
 
 use clap::Parser;
-use stolon_benches::checkpoints::{Order, Savings, StateWorkload, run};
+use stolon_benches::checkpoints::{Order, Savings, StateWorkload, ends_of_prompts, run};
 use stolon_kvcache::EvictionPolicy;
 
 /// A pool in which nothing is evicted.
@@ -27,17 +27,20 @@ struct Args {
 fn main() -> anyhow::Result<()> {
     let args = Args::parse();
     let lru = Order::Policy(EvictionPolicy::Lru);
-    println!("| workload | memory | attention only | LRU | SLRU | Marconi | cost-aware |");
-    println!("|---|---|---|---|---|---|---|");
+    println!(
+        "| workload | memory | attention only | ends of prompts | LRU | SLRU | Marconi | cost-aware |"
+    );
+    println!("|---|---|---|---|---|---|---|---|");
     for workload in StateWorkload::ALL {
         let run =
             |blocks, order, has_states| run(workload, args.requests, blocks, order, has_states);
         let everything = run(ENOUGH_BLOCKS, lru, true)?;
         let attention = run(ENOUGH_BLOCKS, lru, false)?;
         println!(
-            "| {} | all | {} | {} | | | |",
+            "| {} | all | {} | {} | {} | | | |",
             workload.name(),
             show(attention),
+            show(ends_of_prompts(workload, args.requests)),
             show(everything)
         );
         for percent in [1, 5, 20] {
@@ -48,7 +51,7 @@ fn main() -> anyhow::Result<()> {
                 marconi = if other.rate() > marconi.rate() { other } else { marconi };
             }
             println!(
-                "| | {percent} % | {} | {} | {} | {} | {} |",
+                "| | {percent} % | {} | | {} | {} | {} | {} |",
                 show(run(blocks, lru, false)?),
                 show(run(blocks, lru, true)?),
                 show(run(blocks, Order::Policy(EvictionPolicy::Slru), true)?),
