@@ -75,6 +75,11 @@ impl SequenceImages {
         self.all.iter().map(|image| image.input.kv_len).sum()
     }
 
+    /// The position after the last image; 0 if there is none.
+    pub(crate) fn end(&self) -> usize {
+        self.all.last().map_or(0, |image| image.positions().end)
+    }
+
     /// Whether no image has positions after the first `matched`.
     pub(crate) fn ends_within(&self, matched: usize) -> bool {
         self.done(matched) == self.all.len()

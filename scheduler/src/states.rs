@@ -6,6 +6,7 @@
 //!
 //! - before the last position of a prompt, from which a repeated prompt, and the next turn of a
 //!   conversation, resume;
+//! - after the last image of a prompt, from which another question about it resumes;
 //! - after the first message of a conversation, which is its instructions as a rule, and the same in
 //!   the next conversation;
 //! - where the prompt parts from what was cached, if the KV matched further than the last
@@ -202,6 +203,8 @@ pub(crate) struct CheckpointWishes {
     pub(crate) prompt_len: usize,
     /// [`HeldState::first_message`].
     pub(crate) first_message: usize,
+    /// End of the last image of the prompt; 0 if there is none.
+    pub(crate) images_end: usize,
     /// [`HeldState::parted`].
     pub(crate) parted: usize,
     /// Where followers part from it, in positions.
@@ -263,6 +266,7 @@ impl CheckpointRule {
         lens.push(prompt_end);
         let message = Some(wishes.first_message).filter(|&len| len >= FIRST_MESSAGE_MIN);
         lens.extend(message.map(|len| self.whole(len).min(prompt_end)));
+        lens.push(self.whole(wishes.images_end).min(prompt_end));
         lens.push(self.whole(wishes.parted).min(prompt_end));
         lens.extend(wishes.followers.iter().map(|&len| self.whole(len).min(prompt_end)));
         let of_answer = end / answer * answer;
@@ -282,7 +286,13 @@ mod tests {
         CheckpointRule { block_size: 16, blocks: 10, distance: 16, pool_blocks: 1000 };
 
     fn wishes(prompt_len: usize) -> CheckpointWishes {
-        CheckpointWishes { prompt_len, first_message: 0, parted: 0, followers: Vec::new() }
+        CheckpointWishes {
+            prompt_len,
+            first_message: 0,
+            images_end: 0,
+            parted: 0,
+            followers: Vec::new(),
+        }
     }
 
     /// Goal: there is a checkpoint before the last position of a prompt, however it is cut.
@@ -315,6 +325,18 @@ mod tests {
         assert_eq!(RULE.choose(&after(150), 144, 300), [288]);
         assert_eq!(RULE.choose(&after(127), 0, 300), [288]);
         assert_eq!(RULE.choose(&after(300), 0, 300), [288]);
+    }
+
+    /// Goal: a prompt gets one after its last image, where a block ends there.
+    #[test]
+    fn the_last_image_gets_a_checkpoint() {
+        let small = CheckpointRule { block_size: 1, distance: 1, ..RULE };
+        let wishes = CheckpointWishes { images_end: 70, ..wishes(100) };
+        assert_eq!(small.choose(&wishes, 0, 100), [70, 99]);
+        assert_eq!(small.choose(&wishes, 70, 100), [99]);
+        assert_eq!(RULE.choose(&wishes, 0, 100), [64, 96]);
+        let last = CheckpointWishes { images_end: 100, ..wishes };
+        assert_eq!(small.choose(&last, 0, 100), [99], "no prompt resumes at its end");
     }
 
     /// Goal: long prompts get one at regular distances, which do not depend on how they are cut.

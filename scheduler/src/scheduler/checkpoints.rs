@@ -4,7 +4,7 @@ use std::mem;
 use std::sync::Arc;
 
 use stolon_backend::{SliceState, StateCheckpoint};
-use stolon_kvcache::{BlockLease, Namespace, checkpoint_positions};
+use stolon_kvcache::{BlockLease, Namespace, TokenSpan, checkpoint_positions};
 
 use super::{Running, Scheduler};
 use crate::event::FinishReason;
@@ -51,7 +51,12 @@ impl<M: Memory> Scheduler<M> {
             let wishes = self.wishes(slice.index, slice.start);
             let prompt_end = rule.end_of_prompt(wishes.prompt_len);
             for len in rule.choose(&wishes, slice.start, slice.start + slice.count) {
-                let held = &mut self.running[slice.index].sequence.held.state;
+                let sequence = &mut self.running[slice.index].sequence;
+                // No match ends inside an image, so no request would resume there.
+                if !TokenSpan::may_end_after(sequence.tokens[len - 1]) {
+                    continue;
+                }
+                let held = &mut sequence.held.state;
                 // The step overwrites the checkpoint of an answer. If it fails, so does the request.
                 let own = held.answer.take_if(|_| len > prompt_end).map(|(_, blocks)| blocks);
                 let blocks = match own {
@@ -74,6 +79,7 @@ impl<M: Memory> Scheduler<M> {
         CheckpointWishes {
             prompt_len: sequence.prompt_len,
             first_message: sequence.held.state.first_message,
+            images_end: sequence.images.end(),
             parted: sequence.held.state.parted,
             followers: followers.map(|follow| follow.shared).collect(),
         }

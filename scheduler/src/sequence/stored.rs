@@ -57,7 +57,10 @@ impl Sequence {
     pub(crate) fn next_to_encode(&self) -> Option<&PromptImage> {
         let loadable = self.loadable();
         let loaded = match &self.stored {
-            Some(stored) if !loadable.is_empty() => loadable.end * stored.block_size(),
+            // A checkpoint is behind the KV.
+            Some(stored) if !loadable.is_empty() => {
+                loadable.end.min(stored.kv_range().end) * stored.block_size()
+            }
             _ => 0,
         };
         self.images.next_to_encode(self.held.computed.max(loaded))
