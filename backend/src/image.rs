@@ -16,8 +16,8 @@ pub struct ImageInput {
     /// positions up to its own, as those of text do.
     pub full_attention: bool,
     /// Number of columns of the grid that the positions form, row by row, if the decoder rotates
-    /// keys and queries by the row and the column of a position (Qwen3-VL); a divisor of `kv_len`.
-    /// 0 if the positions are numbered as those of text. It follows from the content.
+    /// keys and queries by the row and the column of a position (Qwen3-VL, Qwen3.5); a divisor of
+    /// `kv_len`. 0 if the positions are numbered as those of text. It follows from the content.
     pub columns: usize,
     /// Width and height of `pixels`.
     pub size: [usize; 2],

@@ -35,7 +35,7 @@ pub struct LoadOptions {
     /// Replaces members of the model's `generation_config.json` about sampling.
     pub generation: Option<serde_json::Value>,
     /// The file with the image encoder of a GGUF model (`mmproj`), for Gemma 3,
-    /// SmolVLM, Idefics 3 and Qwen3-VL.
+    /// SmolVLM, Idefics 3, Qwen3-VL and Qwen3.5.
     pub mmproj: Option<PathBuf>,
 }
 

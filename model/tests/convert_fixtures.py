@@ -32,7 +32,12 @@ LEFT_OUT = {
 }
 
 # The token in the place of an image, which has the id 60 in the fixtures.
-ENCODERS = {"gemma3": "<image_soft_token>", "qwen3_vl": "<|image_pad|>", "smolvlm": "<image>"}
+ENCODERS = {
+    "gemma3": "<image_soft_token>",
+    "qwen3_5": "<|image_pad|>",
+    "qwen3_vl": "<|image_pad|>",
+    "smolvlm": "<image>",
+}
 IMAGE_TOKEN_ID = 60
 
 

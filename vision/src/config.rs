@@ -49,7 +49,7 @@ pub enum Tiling {
     Gemma3(Gemma3Tiles),
     /// Moondream.
     Moondream(MoondreamTiles),
-    /// Qwen3-VL.
+    /// Qwen3-VL and Qwen3.5.
     Qwen3Vl(Qwen3VlTiles),
 }
 
@@ -93,7 +93,7 @@ pub struct MoondreamTiles {
     pub rows: usize,
 }
 
-/// Qwen3-VL: the whole picture in about its own size and shape.
+/// Qwen3-VL and Qwen3.5: the whole picture in about its own size and shape.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Qwen3VlTiles {
     /// Edge in pixels of the square that becomes one row of embeddings, at least 1. Both edges of a

@@ -66,7 +66,7 @@ pub(crate) fn parse(
     let scale = |key: &str| keys.factor(key).map(|factor| factor.filter(|factor| *factor != 1.0));
     let has = |name: &str| header.tensors.contains_key(name);
     let max_positions = keys.required_size("context_length")?;
-    let rope = keys.rope(row, max_positions, tensors)?;
+    let rope = keys.rope(row, (rotary_dim.unwrap_or(global_dim), max_positions), tensors)?;
     let (ropes, mut layers) = keys.layers(row, layer_count, rope)?;
     let experts = keys.experts(row, &mut layers)?;
     LatentConfig::mark_layers(latent, &mut layers);

@@ -104,9 +104,10 @@ pub struct Rope {
     pub theta: f64,
     /// How the frequencies are scaled.
     pub scaling: RopeScaling,
-    /// For rotary positions with three coordinates (interleaved M-RoPE of Qwen3-VL), the number of
-    /// pairs of a head that each of them rotates: the temporal position, the row and the column.
-    /// See [`axis`](Self::axis). `None` if all pairs are rotated by one position.
+    /// For rotary positions with three coordinates (interleaved M-RoPE of Qwen3-VL and
+    /// Qwen3.5), the number of pairs of a head that each of them rotates: the temporal position,
+    /// the row and the column. See [`axis`](Self::axis). `None` if all pairs are rotated by one
+    /// position.
     pub sections: Option<[usize; 3]>,
 }
 

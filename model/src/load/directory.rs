@@ -80,32 +80,30 @@ pub(crate) fn prepare(weights: &mut Weights, config: &ParsedConfig) -> Result<()
         Architecture::Moondream2 | Architecture::Moondream3 => {
             weights.name_moondream(&config.decoder)?;
         }
-        Architecture::Qwen3Vl | Architecture::Qwen3VlMoe => weights.name_qwen3_vl()?,
+        Architecture::Qwen3Vl
+        | Architecture::Qwen3VlMoe
+        | Architecture::Qwen35
+        | Architecture::Qwen35Moe => weights.name_qwen3_vl()?,
         _ => {}
     }
-    omit_other_parts(weights, config.decoder.layers.len());
+    omit_prediction(weights, config.decoder.layers.len());
     let adjacent = config.decoder.architecture.description().rotation.adjacent;
     weights.arrange(&config.decoder, adjacent)
 }
 
-/// Removes the tensors that compute no text, or several tokens at once: a vision encoder, and the
-/// layers of multi-token prediction, which DeepSeek-V3 and GLM-4.5 have after the `layers` of the
-/// decoder.
-fn omit_other_parts(weights: &mut Weights, layers: usize) {
-    let begins = |name: &str, prefixes: &[&str]| prefixes.iter().any(|p| name.starts_with(p));
-    omit(weights, "a vision encoder", |name| begins(name, &["model.visual.", "visual."]));
-    omit(weights, "multi-token prediction", |name| {
+/// Removes the tensors of multi-token prediction, which compute several tokens at once. DeepSeek-V3
+/// and GLM-4.5 have them in layers after the `layers` of the decoder.
+fn omit_prediction(weights: &mut Weights, layers: usize) {
+    let is_other = |name: &str| {
         let layer = name.strip_prefix("model.layers.").and_then(|rest| rest.split_once('.'));
         let layer = layer.and_then(|(layer, _)| layer.parse::<usize>().ok());
-        begins(name, &["mtp.", "model.mtp."]) || layer.is_some_and(|layer| layer >= layers)
-    });
-}
-
-fn omit(weights: &mut Weights, what: &str, is_part: impl Fn(&str) -> bool) {
+        ["mtp.", "model.mtp."].iter().any(|prefix| name.starts_with(prefix))
+            || layer.is_some_and(|layer| layer >= layers)
+    };
     let names: Vec<String> =
-        weights.names().filter(|name| is_part(name)).map(str::to_owned).collect();
+        weights.names().filter(|name| is_other(name)).map(str::to_owned).collect();
     if !names.is_empty() {
-        tracing::info!("{} tensors of {what} are not used", names.len());
+        tracing::info!("{} tensors of multi-token prediction are not used", names.len());
     }
     names.iter().for_each(|name| weights.remove(name));
 }

@@ -143,7 +143,7 @@ fn parser(model_type: &str) -> Option<Parser> {
     match model_type {
         "idefics3" | "smolvlm" => Some(idefics3::parse),
         "gemma3" => Some(gemma3::parse),
-        "qwen3_vl" | "qwen3_vl_moe" => Some(qwen3_vl::parse),
+        "qwen3_vl" | "qwen3_vl_moe" | "qwen3_5" | "qwen3_5_moe" => Some(qwen3_vl::parse),
         _ => None,
     }
 }

@@ -40,7 +40,7 @@ fn refused(expected: &str, got: String) -> ModelError {
 pub(crate) fn check(config: &DecoderConfig, has_encoder: bool) -> Result<EncoderKind, ModelError> {
     let Some(kind) = EncoderKind::of(config.architecture) else {
         let got = format!("a model with the architecture {}", config.architecture.name());
-        let expected = "a model with the architecture gemma3, llama, qwen3_vl or qwen3_vl_moe";
+        let expected = "a model with the architecture gemma3, llama, qwen3_vl or qwen3_5";
         return Err(refused(expected, got));
     };
     match has_encoder {
@@ -66,6 +66,7 @@ pub(crate) fn read(
     let name = |name: &str| gguf::encoder_tensor_name(&header, &encoder, name);
     weights.add_gguf(&header, contents, |_| 0, name)?;
     if kind == EncoderKind::Qwen3Vl {
+        qwen3_vl::check_decoder(&header.file, &encoder, config)?;
         let patches = encoder.tensors().swap_remove(0);
         weights.add_up(&patches, &format!("{}.1", patches.name))?;
         weights.split_thirds("model.vision_tower.encoder.layers.")?;

@@ -9,19 +9,21 @@ use crate::load::skills::{self, SkillPrompts};
 
 /// The names of all presets of [`ModelSource::Random`](crate::ModelSource::Random), smallest first:
 /// `tiny` (about 0.1 M parameters, f32), `hybrid-tiny` (the same with recurrent layers, in the
-/// shape of Qwen3.5), `smolvlm-tiny`, `moondream2-tiny`, `moondream3-tiny` and `qwen3-vl-tiny` (the
-/// same with an image encoder, in the shapes of SmolVLM, Moondream 2 and 3 and Qwen3-VL), `20m`,
-/// `100m` (Llama shapes, bf16), `474m` (Qwen3 0.6B with a vocabulary of 32,768), `mla-519m` (the
-/// same with the latent attention of DeepSeek-V2-Lite), `kda-546m` (the same with Kimi Delta
-/// Attention in three of four layers), `moe-1b` (a mixture of experts in the shape of Qwen3-MoE:
-/// 1.3 B parameters, of which a token uses 0.26 B), and the shapes of published models (bf16).
-pub const PRESETS: [&str; 26] = [
+/// shape of Qwen3.5), `smolvlm-tiny`, `moondream2-tiny`, `moondream3-tiny`, `qwen3-vl-tiny` and
+/// `qwen3.5-vl-tiny` (the same with an image encoder, in the shapes of SmolVLM, Moondream 2 and 3,
+/// Qwen3-VL and Qwen3.5), `20m`, `100m` (Llama shapes, bf16), `474m` (Qwen3 0.6B with a vocabulary
+/// of 32,768), `mla-519m` (the same with the latent attention of DeepSeek-V2-Lite), `kda-546m` (the
+/// same with Kimi Delta Attention in three of four layers), `moe-1b` (a mixture of experts in the
+/// shape of Qwen3-MoE: 1.3 B parameters, of which a token uses 0.26 B), and the shapes of published
+/// models (bf16).
+pub const PRESETS: [&str; 27] = [
     "tiny",
     "hybrid-tiny",
     "smolvlm-tiny",
     "moondream2-tiny",
     "moondream3-tiny",
     "qwen3-vl-tiny",
+    "qwen3.5-vl-tiny",
     "20m",
     "100m",
     "474m",

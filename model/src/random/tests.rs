@@ -76,7 +76,7 @@ fn random_weights_match_the_configuration() {
 /// image is one token, with the id that the processor names.
 #[test]
 fn vision_models_have_tokens_for_images() {
-    for name in ["smolvlm-tiny", "qwen3-vl-tiny"] {
+    for name in ["smolvlm-tiny", "qwen3-vl-tiny", "qwen3.5-vl-tiny"] {
         let model = load(name, 1).unwrap();
         let images = model.images.expect("a vision model");
         model.weights.check_encoder(&images.encoder).unwrap();

@@ -1,5 +1,5 @@
-//! The projectors of Qwen3-VL: the features of squares of patches become embeddings, after the last
-//! layer of the tower and after some before it (DeepStack).
+//! The projectors of Qwen3-VL and Qwen3.5: the features of squares of patches become embeddings,
+//! after the last layer of the tower and, in Qwen3-VL, after some before it (DeepStack).
 
 use stolon_kernels::{self as kernels, Operands, Path, RowSums, Sink};
 

@@ -1,4 +1,4 @@
-//! The names of the tensors of Qwen3-VL's image encoder.
+//! The names of the tensors of the image encoder of Qwen3-VL and Qwen3.5.
 //!
 //! | tensor of a file | tensors here |
 //! |---|---|
@@ -44,7 +44,7 @@ fn renamed(name: String) -> String {
 }
 
 impl Weights {
-    /// Gives the tensors of Qwen3-VL's image encoder the names that the rest of the crate has for
+    /// Gives the tensors of this image encoder the names that the rest of the crate has for
     /// them, and divides those of queries, keys and values.
     ///
     /// # Errors

@@ -3,7 +3,7 @@
 
 use stolon_kernels::Path;
 use stolon_model::{
-    DecoderConfig, DeltaNetConfig, ExpertsConfig, KvType, LoadedModel, TensorType, WindowKv,
+    DecoderConfig, DeltaNetConfig, ExpertsConfig, KvType, LoadedModel, Rope, TensorType, WindowKv,
     random_model,
 };
 
@@ -38,6 +38,7 @@ pub(super) fn wide_model(
         num_kv_heads: if config.selective_attention { 6 } else { 2 },
         head_dim: 64,
         rotary_dim: None,
+        ropes: config.ropes.into_iter().map(|rope| Rope { sections: None, ..rope }).collect(),
         attention_scale: 0.125,
         dtype,
         ..config

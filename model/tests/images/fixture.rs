@@ -18,8 +18,16 @@ use stolon_model::{
 pub(super) use difference::difference;
 
 /// The names of all models.
-pub(super) const NAMES: [&str; 6] =
-    ["smolvlm", "gemma3", "moondream2", "moondream3", "qwen3_vl", "qwen3_vl_moe"];
+pub(super) const NAMES: [&str; 8] = [
+    "smolvlm",
+    "gemma3",
+    "moondream2",
+    "moondream3",
+    "qwen3_vl",
+    "qwen3_vl_moe",
+    "qwen3_5",
+    "qwen3_5_moe",
+];
 
 pub(super) fn directory(name: &str) -> PathBuf {
     [env!("CARGO_MANIFEST_DIR"), "tests/fixtures/images", name].iter().collect()
@@ -159,14 +167,19 @@ pub(super) fn floats(bytes: &[u8]) -> Vec<f32> {
 
 /// A backend with the model's encoder.
 pub(super) fn backend(model: LoadedModel, path: Option<Path>, threads: usize) -> CpuBackend {
+    let blocks = KvBudget::Blocks(16);
+    let options = CpuOptions { kv_budget: blocks, threads: Some(threads), path, ..options() };
+    backend_with(model, options)
+}
+
+/// The options that the tests share.
+pub(super) fn options() -> CpuOptions {
+    CpuOptions { threads: Some(1), kv_type: Some(KvType::F32), ..CpuOptions::default() }
+}
+
+/// The same with these options.
+pub(super) fn backend_with(model: LoadedModel, options: CpuOptions) -> CpuBackend {
     let LoadedModel { config, weights, images, .. } = model;
-    let options = CpuOptions {
-        kv_budget: KvBudget::Blocks(16),
-        threads: Some(threads),
-        path,
-        kv_type: Some(KvType::F32),
-        ..CpuOptions::default()
-    };
     let encoder = images.map(|images| images.encoder);
     CpuBackend::with_encoder(config, encoder, weights, options).expect("a valid model")
 }

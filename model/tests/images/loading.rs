@@ -162,6 +162,54 @@ fn wrong_values_of_qwen3_vl_are_refused() {
     }
 }
 
+/// Goal: so is a wrong value of what Qwen3.5 does not share with Qwen3-VL, whose text model is read
+/// without sections, too.
+#[test]
+fn wrong_values_of_qwen3_5_are_refused() {
+    use serde_json::json;
+    let rope = |key: &str, value: Value| {
+        let mut rope = json!({ "partial_rotary_factor": 0.5, "mrope_section": [3, 3, 2] });
+        rope[key] = value;
+        rope
+    };
+    for (object, key, value, expected) in [
+        ("vision_config", "deepstack_visual_indexes", json!([0]), "expected no layers for qwen3_5"),
+        ("vision_config", "out_hidden_size", json!(31), "expected 32 (text_config.hidden_size)"),
+        ("vision_config", "num_heads", json!(5), "a divisor of hidden_size, 24"),
+        ("text_config", "rope_parameters", rope("mrope_section", json!([4, 4, 8])), "sum is 8"),
+        ("text_config", "rope_parameters", rope("mrope_section", json!([8])), "3 numbers of pairs"),
+        (
+            "text_config",
+            "rope_parameters",
+            rope("mrope_interleaved", json!(false)),
+            "expected true",
+        ),
+        ("text_config", "rope_parameters", rope("partial_rotary_factor", json!(0.25)), "sum is 4"),
+        ("text_config", "rope_parameters", rope("mrope_section", json!(null)), "got nothing"),
+        ("", "image_token_id", json!(64), "an id below vocab_size, 64"),
+    ] {
+        let dir = tempfile::tempdir().unwrap();
+        copy("qwen3_5", dir.path(), &[]);
+        change(dir.path(), "config.json", |json| match object {
+            "" => json[key] = value,
+            object => json[object][key] = value,
+        });
+        let error = open(dir.path()).unwrap_err().to_string();
+        assert!(error.contains(expected), "{key}: {error}");
+    }
+    for (indexes, omitted) in [(json!([]), ""), (json!(null), PREPROCESSOR)] {
+        let dir = tempfile::tempdir().unwrap();
+        copy("qwen3_5", dir.path(), &[omitted]);
+        change(dir.path(), "config.json", |json| {
+            json["vision_config"]["deepstack_visual_indexes"] = indexes;
+            if !omitted.is_empty() {
+                json["text_config"]["rope_parameters"] = rope("mrope_section", json!(null));
+            }
+        });
+        assert_eq!(open(dir.path()).unwrap().images.is_some(), omitted.is_empty());
+    }
+}
+
 /// Goal: the numbers of pixels are read from all keys that files have, and bounded.
 #[test]
 fn pictures_of_qwen3_vl_are_bounded() {

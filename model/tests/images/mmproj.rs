@@ -1,36 +1,22 @@
-//! Qwen3-VL from GGUF files: the model and its encoder (`mmproj`), with the names and keys of
-//! llama.cpp's converter.
+//! Qwen3-VL and Qwen3.5 from GGUF files: the models and their encoder (`mmproj`), with the names
+//! and keys of llama.cpp's converter.
 
 use std::path::{Path, PathBuf};
 
 use safetensors::SafeTensors;
 use stolon_model::inspect::{InspectOptions, Inspection, inspect};
-use stolon_model::{LoadOptions, LoadedModel, ModelError, ModelSource, load};
+use stolon_model::{
+    LoadOptions, LoadedModel, ModelError, ModelSource, ProjectorConfig, TensorType, load,
+};
 
 use super::fixture;
-use super::qwen3_vl::Two;
+use super::qwen3_vl::{Prompt, TWO};
+use crate::gguf_model::gguf_of;
 use crate::gguf_writer::{GgufWriter, Meta};
 
 const NAME: &str = "qwen3_vl";
 
 /// The parts of names in transformers, and in GGUF files.
-const TEXT: [(&str, &str); 15] = [
-    ("model.language_model.embed_tokens", "token_embd"),
-    ("model.language_model.norm", "output_norm"),
-    ("lm_head", "output"),
-    ("model.language_model.layers", "blk"),
-    ("input_layernorm", "attn_norm"),
-    ("post_attention_layernorm", "ffn_norm"),
-    ("self_attn.q_proj", "attn_q"),
-    ("self_attn.k_proj", "attn_k"),
-    ("self_attn.v_proj", "attn_v"),
-    ("self_attn.o_proj", "attn_output"),
-    ("self_attn.q_norm", "attn_q_norm"),
-    ("self_attn.k_norm", "attn_k_norm"),
-    ("mlp.gate_proj", "ffn_gate"),
-    ("mlp.up_proj", "ffn_up"),
-    ("mlp.down_proj", "ffn_down"),
-];
 const ENCODER: [(&str, &str); 15] = [
     ("deepstack_merger_list.0", "v.deepstack.0"),
     ("deepstack_merger_list.1", "v.deepstack.2"),
@@ -53,17 +39,25 @@ pub(super) fn renamed(name: &str, parts: &[(&str, &str)]) -> String {
     parts.iter().fold(name.to_owned(), |name, (from, to)| name.replace(from, to))
 }
 
-/// The model and the encoder of the fixture as GGUF files.
-fn converted() -> [GgufWriter; 2] {
-    let bytes = std::fs::read(fixture::directory(NAME).join("model.safetensors")).expect("a model");
-    let file = SafeTensors::deserialize(&bytes).expect("a safetensors file");
-    let [mut text, mut encoder] = [GgufWriter::default(), GgufWriter::default()];
-    for (name, tensor) in file.iter() {
+/// The model and the encoder of the fixture `name` as GGUF files.
+fn converted(name: &str) -> [GgufWriter; 2] {
+    let model = fixture::model(name);
+    let images = fixture::images(&model);
+    let mut text = gguf_of(&model.config, &model.weights, TensorType::F32);
+    let interval = "full_attention_interval";
+    if text.metadata.iter().any(|(key, _)| key.ends_with(interval)) {
+        let prefix = if model.config.experts.is_some() { "qwen35moe" } else { "qwen35" };
+        text.set(&format!("{prefix}.{interval}"), Meta::U32(3));
+    }
+    let token = |id| if id == 60 { "<|image_pad|>".to_owned() } else { format!("token {id}") };
+    text.set("tokenizer.ggml.model", Meta::Text("gpt2".to_owned()));
+    text.set("tokenizer.ggml.tokens", Meta::Texts((0..64).map(token).collect()));
+
+    let mut encoder = GgufWriter::default();
+    let bytes = std::fs::read(fixture::directory(name).join("model.safetensors")).expect("a model");
+    for (name, tensor) in SafeTensors::deserialize(&bytes).expect("a safetensors file").iter() {
         let (shape, data) = (tensor.shape().to_vec(), tensor.data().to_vec());
-        let Some(own) = name.strip_prefix("model.visual.") else {
-            text.tensors.push((renamed(name, &TEXT), shape, 0, data));
-            continue;
-        };
+        let Some(own) = name.strip_prefix("model.visual.") else { continue };
         let own = renamed(own, &ENCODER).replace("blocks.", "v.blk.");
         if let [rows, 3, 2, edge, _] = shape[..] {
             for frame in 0..2 {
@@ -76,46 +70,29 @@ fn converted() -> [GgufWriter; 2] {
             encoder.tensors.push((own, shape, 0, data));
         }
     }
+    let tower = &images.encoder.tower;
     for (key, number) in [
-        ("context_length", 256),
-        ("embedding_length", 32),
-        ("block_count", 4),
-        ("feed_forward_length", 48),
-        ("attention.head_count", 4),
-        ("attention.head_count_kv", 2),
-        ("attention.key_length", 16),
-        ("attention.value_length", 16),
-        ("rope.dimension_count", 16),
-        ("n_deepstack_layers", 3),
+        ("projection_dim", images.encoder.output_size),
+        ("embedding_length", tower.hidden_size),
+        ("feed_forward_length", tower.intermediate_size),
+        ("block_count", tower.layers),
+        ("attention.head_count", tower.heads),
+        ("patch_size", tower.patch_size),
+        ("image_size", tower.image_size),
+        ("spatial_merge_size", images.encoder.projector.factor()),
     ] {
-        text.set(&format!("qwen3vl.{key}"), Meta::U32(number));
-    }
-    text.set("general.architecture", Meta::Text("qwen3vl".to_owned()));
-    text.set("qwen3vl.attention.layer_norm_rms_epsilon", Meta::F32(1e-6));
-    text.set("qwen3vl.rope.freq_base", Meta::F32(10_000.0));
-    text.set("qwen3vl.rope.dimension_sections", Meta::I32s(vec![4, 2, 2, 0]));
-    let token = |id| if id == 60 { "<|image_pad|>".to_owned() } else { format!("token {id}") };
-    text.set("tokenizer.ggml.model", Meta::Text("gpt2".to_owned()));
-    text.set("tokenizer.ggml.tokens", Meta::Texts((0..64).map(token).collect()));
-    for (key, number) in [
-        ("projection_dim", 32),
-        ("embedding_length", 24),
-        ("feed_forward_length", 40),
-        ("block_count", 5),
-        ("attention.head_count", 2),
-        ("patch_size", 8),
-        ("image_size", 40),
-        ("spatial_merge_size", 2),
-    ] {
-        encoder.set(&format!("clip.vision.{key}"), Meta::U32(number));
+        encoder.set(&format!("clip.vision.{key}"), Meta::U32(number as u32));
     }
     encoder.set("general.architecture", Meta::Text("clip".to_owned()));
     encoder.set("clip.projector_type", Meta::Text("qwen3vl_merger".to_owned()));
-    encoder.set("clip.vision.attention.layer_norm_epsilon", Meta::F32(1e-6));
-    encoder.set("clip.vision.image_mean", Meta::Floats(vec![0.5, 0.4, 0.3]));
-    encoder.set("clip.vision.image_std", Meta::Floats(vec![0.5, 0.6, 0.7]));
-    let deepstack = Meta::Bools(vec![true, false, true, true, false]);
-    encoder.set("clip.vision.is_deepstack_layers", deepstack);
+    encoder.set("clip.vision.attention.layer_norm_epsilon", Meta::F32(tower.norm_eps));
+    encoder.set("clip.vision.image_mean", Meta::Floats(images.encoder.mean.to_vec()));
+    encoder.set("clip.vision.image_std", Meta::Floats(images.encoder.deviation.to_vec()));
+    let ProjectorConfig::Merger { deepstack, .. } = &images.encoder.projector else {
+        panic!("Qwen3-VL has a merger")
+    };
+    let deepstack = (0..tower.layers).map(|layer| deepstack.contains(&layer)).collect();
+    encoder.set("clip.vision.is_deepstack_layers", Meta::Bools(deepstack));
     [text, encoder]
 }
 
@@ -153,37 +130,63 @@ pub(super) fn open_both(
 /// apart from the kernels of the frames, and the logits of transformers.
 #[test]
 fn logits_match_transformers() {
-    let dir = tempfile::tempdir().expect("a directory");
-    let [text, encoder] = converted();
-    let model = open_both(dir.path(), &text.bytes(), &encoder.bytes()).expect("both are valid");
-    let expected = fixture::model(NAME);
-    assert_eq!(model.config, expected.config);
-    let source = ModelSource::Gguf(dir.path().join("model.gguf"));
-    let mmproj = Some(dir.path().join("mmproj.gguf"));
-    let needed = |mmproj| {
-        let load = LoadOptions { mmproj, ..LoadOptions::default() };
-        inspected(&source, load).memory.expect("a supported model").weights
-    };
-    assert!(needed(mmproj) > needed(None), "the encoder takes memory");
-    let (mut own, images) = (fixture::images(&model).clone(), fixture::images(&expected));
-    assert_eq!(own.encoder.tower.frames, 1);
-    own.encoder.tower.frames = 2;
-    assert_eq!(own.encoder, images.encoder);
-    assert_eq!(own.processor.image_token_id, images.processor.image_token_id);
-    let mut two = Two::of(model, None);
-    let (shape, expected) = fixture::tensor(NAME, "two.logits");
-    let got = two.step(0..two.tokens.len());
-    for (row, expected) in fixture::floats(&expected).chunks(shape[1]).enumerate() {
-        let difference = fixture::difference(&got[row * shape[1]..][..shape[1]], expected);
-        assert!(difference < 1e-3, "row {row}: {difference}");
+    for name in [NAME, "qwen3_5", "qwen3_5_moe"] {
+        let dir = tempfile::tempdir().expect("a directory");
+        let [text, encoder] = converted(name);
+        let model = open_both(dir.path(), &text.bytes(), &encoder.bytes()).expect("both are valid");
+        let expected = fixture::model(name);
+        // The converter has changed what some tensors of recurrent layers contain.
+        match model.config.delta_net {
+            None => assert_eq!(model.config, expected.config),
+            Some(_) => assert_eq!(model.config.ropes, expected.config.ropes),
+        }
+        let source = ModelSource::Gguf(dir.path().join("model.gguf"));
+        let mmproj = Some(dir.path().join("mmproj.gguf"));
+        let needed = |mmproj| {
+            let load = LoadOptions { mmproj, ..LoadOptions::default() };
+            inspected(&source, load).memory.expect("a supported model").weights
+        };
+        assert!(needed(mmproj) > needed(None), "the encoder takes memory");
+        let (mut own, images) = (fixture::images(&model).clone(), fixture::images(&expected));
+        assert_eq!(own.encoder.tower.frames, 1);
+        own.encoder.tower.frames = 2;
+        assert_eq!(own.encoder, images.encoder);
+        assert_eq!(own.processor.image_token_id, images.processor.image_token_id);
+        let mut two = Prompt::of(fixture::backend(model, None, 1), images, TWO);
+        let (shape, expected) = fixture::tensor(name, "two.logits");
+        let got = two.step(0..two.tokens.len());
+        for (row, expected) in fixture::floats(&expected).chunks(shape[1]).enumerate() {
+            let difference = fixture::difference(&got[row * shape[1]..][..shape[1]], expected);
+            assert!(difference < 1e-3, "{name}, row {row}: {difference}");
+        }
     }
+}
+
+/// Goal: what Qwen3.5's decoder cannot read is refused: an encoder with DeepStack, and images for a
+/// model whose sections are unknown, which is a model for text otherwise.
+#[test]
+fn encoders_that_do_not_fit_to_qwen3_5_are_refused() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let [mut text, mut encoder] = converted("qwen3_5");
+    let deepstack = "clip.vision.is_deepstack_layers";
+    encoder.set(deepstack, Meta::Bools(vec![true, false, false, false, false]));
+    let error = open_both(dir.path(), &text.bytes(), &encoder.bytes()).expect_err("DeepStack");
+    assert!(error.to_string().contains("expected no layers for qwen3_5_text, got 1"), "{error}");
+    encoder.set(deepstack, Meta::Bools(vec![false; 5]));
+    text.metadata.retain(|(key, _)| key != "qwen35.rope.dimension_sections");
+    let error = open_both(dir.path(), &text.bytes(), &encoder.bytes()).expect_err("no sections");
+    assert!(error.to_string().contains("mrope_section"), "{error}");
+    assert!(error.to_string().contains("whose sum is 8, got nothing"), "{error}");
+    let source = ModelSource::Gguf(dir.path().join("model.gguf"));
+    let model = load(&source, &LoadOptions::default()).expect("a model for text");
+    assert_eq!(model.config.ropes[0].sections, None);
 }
 
 /// Goal: a wrong file of an encoder is an error with what was expected and what is there.
 #[test]
 fn wrong_encoders_are_refused() {
     let dir = tempfile::tempdir().expect("a directory");
-    let [text, encoder] = converted();
+    let [text, encoder] = converted(NAME);
     let with = |key: &str, value: Meta| {
         let mut changed = encoder.clone();
         changed.set(key, value);

@@ -164,7 +164,7 @@ fn wrong_encoders_are_refused() {
 fn converted_encoders_match_transformers() {
     let folder = std::env::var_os("STOLON_CONVERTED").expect("STOLON_CONVERTED");
     let folder = PathBuf::from(folder).join("images");
-    for name in ["gemma3", "qwen3_vl", "smolvlm"] {
+    for name in ["gemma3", "qwen3_5", "qwen3_vl", "smolvlm"] {
         let mmproj = Some(folder.join(format!("{name}-mmproj.gguf")));
         let options = LoadOptions { mmproj, ..LoadOptions::default() };
         let source = ModelSource::Gguf(folder.join(format!("{name}.gguf")));
@@ -173,7 +173,7 @@ fn converted_encoders_match_transformers() {
         let (own, expected) = (fixture::images(&model), fixture::images(&expected));
         match name {
             // Its bounds for the number of pixels are not in the file.
-            "qwen3_vl" => {
+            "qwen3_5" | "qwen3_vl" => {
                 assert_eq!(own.processor.image_token_id, expected.processor.image_token_id)
             }
             _ => assert_eq!(own.processor, expected.processor),

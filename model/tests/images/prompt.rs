@@ -1,6 +1,6 @@
 //! The logits of prompts with images.
 
-use stolon_backend::{Backend, LogitRows, SequenceSlice, SliceImage, StepBatch};
+use stolon_backend::{Backend, LogitRows, SequenceSlice, SliceImage, SliceState, StepBatch};
 use stolon_kvcache::BlockId;
 
 use super::fixture::{self, NAMES};
@@ -38,6 +38,7 @@ fn logits_match_transformers() {
             block_table: (0..blocks).map(BlockId).collect(),
             logit_rows: LogitRows::All,
             images,
+            state: backend.spec().state.map(|_| SliceState::in_slot(0)),
             ..SequenceSlice::default()
         };
         let batch = StepBatch { tokens: expected.prompt.clone(), sequences: vec![slice] };

@@ -1,4 +1,4 @@
-//! Qwen3-VL.
+//! Qwen3-VL and Qwen3.5.
 
 use stolon_backend::ImageInput;
 

@@ -29,13 +29,19 @@ pub(crate) struct Rotation {
     /// Default of `original_max_position_embeddings`.
     pub(in crate::config) original_context: Option<usize>,
     /// The sections of rotary positions with three coordinates if the key `mrope_section` is
-    /// missing; `None` if positions have one.
+    /// missing ([`default_sections`](Self::default_sections)); `None` if positions have one.
     pub(in crate::config) sections: Option<[usize; 3]>,
     /// The scaling if the key `rope_parameters` is missing.
     pub(in crate::config) scaling: Option<&'static RopeScaling>,
 }
 
 impl Rotation {
+    /// The sections if the key `mrope_section` is missing and `rotary_dim` elements of a head are
+    /// rotated. A text model of another shape than the published ones has none.
+    pub(in crate::config) fn default_sections(&self, rotary_dim: usize) -> Option<[usize; 3]> {
+        self.sections.filter(|sections| sections.iter().sum::<usize>() == rotary_dim / 2)
+    }
+
     /// The context of the original training, if the default scaling names it.
     pub(crate) fn original(&self) -> Option<usize> {
         match self.scaling {

@@ -15,6 +15,7 @@ pub(crate) enum EncoderKind {
     Gemma3,
     /// Idefics 3 and SmolVLM, whose decoder is a Llama.
     Idefics3,
+    /// Qwen3-VL and Qwen3.5.
     Qwen3Vl,
 }
 
@@ -24,7 +25,10 @@ impl EncoderKind {
         match architecture {
             Architecture::Gemma3 => Some(Self::Gemma3),
             Architecture::Llama => Some(Self::Idefics3),
-            Architecture::Qwen3Vl | Architecture::Qwen3VlMoe => Some(Self::Qwen3Vl),
+            Architecture::Qwen3Vl
+            | Architecture::Qwen3VlMoe
+            | Architecture::Qwen35
+            | Architecture::Qwen35Moe => Some(Self::Qwen3Vl),
             _ => None,
         }
     }

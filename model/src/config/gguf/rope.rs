@@ -13,11 +13,12 @@ const ROPE_LONG: &str = "rope_factors_long.weight";
 const ROPE_SHORT: &str = "rope_factors_short.weight";
 
 impl Metadata<'_> {
-    /// The rotary embedding of layers without a sliding window.
+    /// The rotary embedding of layers without a sliding window, which rotates `rotary_dim` elements
+    /// of a head.
     pub(super) fn rope(
         &self,
         row: &Description,
-        max_positions: usize,
+        (rotary_dim, max_positions): (usize, usize),
         tensors: &SmallTensors<'_>,
     ) -> Result<Rope, ModelError> {
         // As in llama.cpp.
@@ -34,16 +35,20 @@ impl Metadata<'_> {
         } else {
             self.scaling(row)?
         };
-        Ok(Rope { theta, scaling, sections: self.sections(row)? })
+        Ok(Rope { theta, scaling, sections: self.sections(row, rotary_dim)? })
     }
 
     /// The sections of rotary positions with three coordinates. Files have four numbers, of which
     /// the last one is for models with four.
-    fn sections(&self, row: &Description) -> Result<Option<[usize; 3]>, ModelError> {
-        let (Some(default), key) = (row.rotation.sections, "rope.dimension_sections") else {
-            return Ok(None);
+    fn sections(
+        &self,
+        row: &Description,
+        rotary_dim: usize,
+    ) -> Result<Option<[usize; 3]>, ModelError> {
+        let key = "rope.dimension_sections";
+        let Some(value) = self.value(key).filter(|_| row.rotation.sections.is_some()) else {
+            return Ok(row.rotation.default_sections(rotary_dim));
         };
-        let Some(value) = self.value(key) else { return Ok(Some(default)) };
         let size = |number: &i64| usize::try_from(*number).ok();
         let sections = match value {
             Value::Integers(numbers) => match &numbers[..] {

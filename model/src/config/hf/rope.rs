@@ -66,16 +66,17 @@ pub(super) fn parse(
             Rope { theta, scaling, sections: None }
         }
     };
-    let sections = match rotation.sections {
-        Some(default) => Some(sections(parameters.as_ref(), default)?),
-        None => None,
-    };
-    let rope = Rope { sections, ..rope };
     let mut share = rotation.partial;
     for keys in [keys].into_iter().chain(&parameters) {
         share = context.rotary_share(keys)?.or(share);
     }
     let rotary_dim = share.map(|share| (head_dim as f64 * share) as usize);
+    let default = rotation.default_sections(rotary_dim.unwrap_or(head_dim));
+    let sections = match (rotation.sections, &parameters) {
+        (Some(_), Some(parameters)) => sections(parameters)?.or(default),
+        _ => default,
+    };
+    let rope = Rope { sections, ..rope };
     let rotary_dim = rotary_dim.filter(|dim| *dim != head_dim);
     Ok(Ropes { list: vec![rope], local: 0, rotary_dim })
 }
@@ -89,16 +90,16 @@ pub(super) fn parameters<'a>(keys: &Keys<'a>) -> Result<Option<Keys<'a>>, ModelE
     }
 }
 
-/// The sections of rotary positions with three coordinates. transformers interleaves them and does
-/// not read `mrope_interleaved`; models for which it is false have another architecture.
-fn sections(parameters: Option<&Keys<'_>>, default: [usize; 3]) -> Result<[usize; 3], ModelError> {
-    let Some(parameters) = parameters else { return Ok(default) };
+/// The sections of rotary positions with three coordinates, if the file has them. transformers
+/// interleaves them and does not read `mrope_interleaved`; models for which it is false have
+/// another architecture.
+fn sections(parameters: &Keys<'_>) -> Result<Option<[usize; 3]>, ModelError> {
     if parameters.flag("mrope_interleaved")? == Some(false) {
         return Err(parameters.unsupported("mrope_interleaved", "true"));
     }
     match parameters.counts("mrope_section")?.as_deref() {
-        None => Ok(default),
-        Some([temporal, rows, columns]) => Ok([*temporal, *rows, *columns]),
+        None => Ok(None),
+        Some([temporal, rows, columns]) => Ok(Some([*temporal, *rows, *columns])),
         Some(_) => Err(parameters.invalid("mrope_section", "3 numbers of pairs")),
     }
 }

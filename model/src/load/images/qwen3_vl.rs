@@ -1,10 +1,12 @@
-//! Qwen3-VL. Missing keys have the defaults of transformers, except for the mean and the deviation,
-//! which published models have.
+//! Qwen3-VL, and Qwen3.5, which has the same encoder without DeepStack. Missing keys have the
+//! defaults of transformers, except for the mean and the deviation, which published models have.
 
 use stolon_vision::{ProcessorConfig, Qwen3VlTiles, Resampling, Tiling};
 
 use super::{ImageModel, Sources};
-use crate::config::{Keys, PatchPositions, ProjectorConfig, TowerConfig, VisionConfig};
+use crate::config::{
+    Architecture, DecoderConfig, Keys, PatchPositions, ProjectorConfig, TowerConfig, VisionConfig,
+};
 use crate::error::ModelError;
 
 /// Maximum number of positions of an image, unless the shape of a narrow one needs some more. The
@@ -24,11 +26,7 @@ pub(super) fn parse(sources: &Sources<'_>) -> Result<ImageModel, ModelError> {
     let encoder = encoder(sources)?;
     let encoder = VisionConfig { mean, deviation, ..encoder };
     encoder.check(config.file)?;
-    let layers = decoder.layers.len();
-    if encoder.deepstack_layers() >= layers {
-        let expected = format!("fewer than the {layers} layers of the decoder");
-        return Err(sources.vision.invalid("deepstack_visual_indexes", &expected));
-    }
+    check_decoder(config.file, &encoder, decoder)?;
     let processor = ProcessorConfig {
         resampling: sources.resampling(Resampling::Bicubic)?,
         ..describe(
@@ -37,6 +35,34 @@ pub(super) fn parse(sources: &Sources<'_>) -> Result<ImageModel, ModelError> {
         )
     };
     Ok(ImageModel { encoder, processor })
+}
+
+/// Checks that this decoder can read the images of `encoder`. `file` is the file's name in error
+/// messages.
+pub(in crate::load) fn check_decoder(
+    file: &str,
+    encoder: &VisionConfig,
+    decoder: &DecoderConfig,
+) -> Result<(), ModelError> {
+    let (layers, got) = (decoder.layers.len(), encoder.deepstack_layers());
+    let refused = match has_deepstack(decoder.architecture) {
+        true => (got >= layers).then(|| format!("fewer than the {layers} layers of the decoder")),
+        false => (got > 0).then(|| format!("no layers for {}", decoder.architecture.name())),
+    };
+    if let Some(expected) = refused {
+        return Err(ModelError::key(file, "deepstack_visual_indexes", expected, got));
+    }
+    if decoder.ropes.iter().all(|rope| rope.sections.is_none()) {
+        let expected = format!("numbers of pairs whose sum is {}", decoder.rotary_dim() / 2);
+        return Err(ModelError::key(file, "mrope_section", expected, "nothing"));
+    }
+    Ok(())
+}
+
+/// Whether decoders of this architecture add the outputs of several layers of the encoder to those
+/// of their own first layers.
+fn has_deepstack(architecture: Architecture) -> bool {
+    matches!(architecture, Architecture::Qwen3Vl | Architecture::Qwen3VlMoe)
 }
 
 /// How pictures are prepared for a model with this image token.
@@ -76,7 +102,10 @@ fn encoder(sources: &Sources<'_>) -> Result<VisionConfig, ModelError> {
         },
         None => None,
     };
-    let deepstack = vision.counts("deepstack_visual_indexes")?;
+    let deepstack = match vision.counts("deepstack_visual_indexes")? {
+        None if has_deepstack(decoder.architecture) => vec![8, 16, 24],
+        given => given.unwrap_or_default(),
+    };
     Ok(VisionConfig {
         tower: TowerConfig {
             prefix: "model.vision_tower.".to_owned(),
@@ -90,10 +119,7 @@ fn encoder(sources: &Sources<'_>) -> Result<VisionConfig, ModelError> {
             positions: PatchPositions::Rotary { theta: theta.unwrap_or(1e4) },
             norm_eps: 1e-6,
         },
-        projector: ProjectorConfig::Merger {
-            factor: size("spatial_merge_size", 2)?,
-            deepstack: deepstack.unwrap_or_else(|| vec![8, 16, 24]),
-        },
+        projector: ProjectorConfig::Merger { factor: size("spatial_merge_size", 2)?, deepstack },
         output_size,
         mean: [0.5; 3],
         deviation: [0.5; 3],

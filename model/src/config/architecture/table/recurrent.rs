@@ -41,7 +41,7 @@ pub(super) const QWEN35: Description = Description {
     },
     output_gate: true,
     norm_offset: 1.0,
-    rotation: Rotation { partial: Some(0.25), ..QWEN3.rotation },
+    rotation: Rotation { partial: Some(0.25), sections: Some([11, 11, 10]), ..QWEN3.rotation },
     windows: Windows::Nowhere,
     windows_need_flag: false,
     delta_net: Some(DELTA_NET),
@@ -92,6 +92,7 @@ pub(super) const QWEN3_NEXT: Description = Description {
         normalized: Some(true),
         ..MIXTRAL_EXPERTS
     }),
+    rotation: Rotation { sections: None, ..QWEN35.rotation },
     gguf: gguf(&["qwen3next"]),
     ..QWEN35
 };

@@ -38,7 +38,8 @@ fn published_configurations_are_read() {
     }));
     let config = parsed.expect("a published configuration").decoder;
     assert_eq!((config.architecture, config.dtype), (Architecture::Qwen35, TensorType::Bf16));
-    assert_eq!((config.rotary_dim(), &config.ropes[..]), (64, &[plain(1e7)][..]));
+    let rope = Rope { sections: Some([11, 11, 10]), ..plain(1e7) };
+    assert_eq!((config.rotary_dim(), &config.ropes[..]), (64, &[rope][..]));
     assert_eq!((config.norm_offset, config.output_gate), (1.0, true));
     assert!(config.tie_word_embeddings);
     let attention: Vec<usize> = (0..24).filter(|index| (index + 1) % 4 == 0).collect();
