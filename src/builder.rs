@@ -157,7 +157,7 @@ impl EngineBuilder {
     }
 
     /// Sets the GGUF file with the image encoder of a GGUF model, which llama.cpp calls `mmproj`.
-    /// Only for Gemma 3, SmolVLM, Idefics 3 and Qwen3-VL.
+    /// Only for Gemma 3, SmolVLM, Idefics 3, Qwen3-VL and Qwen3.5.
     pub fn mmproj(mut self, path: impl Into<std::path::PathBuf>) -> Self {
         self.load_options.mmproj = Some(path.into());
         self

@@ -1,5 +1,5 @@
-//! Prompts with images through the engine, on small random models of the structures of SmolVLM and
-//! of Qwen3-VL.
+//! Prompts with images through the engine, on small random models of the structures of SmolVLM,
+//! Qwen3-VL and Qwen3.5.
 
 #[path = "../model/tests/support/adapter_writer.rs"]
 mod adapter_writer;
@@ -7,6 +7,8 @@ mod adapter_writer;
 mod adapters;
 #[path = "images/prefixes.rs"]
 mod prefixes;
+#[path = "images/qwen3_5.rs"]
+mod qwen3_5;
 #[path = "images/qwen3_vl.rs"]
 mod qwen3_vl;
 #[path = "images/urls.rs"]
@@ -39,6 +41,8 @@ struct Model {
 const SMOLVLM: Model = Model { name: "random:smolvlm-tiny", place: "<image>" };
 const QWEN3_VL: Model =
     Model { name: "random:qwen3-vl-tiny", place: "<|vision_start|><|image_pad|><|vision_end|>" };
+/// The same places in a model with recurrent layers.
+const QWEN3_5: Model = Model { name: "random:qwen3.5-vl-tiny", ..QWEN3_VL };
 
 impl Model {
     fn builder(self) -> EngineBuilder {

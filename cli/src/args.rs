@@ -67,7 +67,7 @@ pub struct EngineArgs {
     #[arg(long, value_name = "JSON", value_parser = parse_json)]
     pub override_generation_config: Option<serde_json::Value>,
     /// The GGUF file with the image encoder of a GGUF model (llama.cpp's mmproj), for Gemma 3,
-    /// SmolVLM, Idefics 3 and Qwen3-VL
+    /// SmolVLM, Idefics 3, Qwen3-VL and Qwen3.5
     #[arg(long, value_name = "FILE")]
     pub mmproj: Option<std::path::PathBuf>,
     /// Memory for the KV cache, in bytes or with a unit: 536870912, 512M, 1.5G

@@ -60,7 +60,8 @@ pub struct InspectArgs {
     /// Show the first lines of the chat template; with --json, all of it
     #[arg(long)]
     template: bool,
-    /// The GGUF file with the image encoder of a GGUF model (llama.cpp's mmproj), for Qwen3-VL
+    /// The GGUF file with the image encoder of a GGUF model (llama.cpp's mmproj), for Gemma 3,
+    /// SmolVLM, Idefics 3, Qwen3-VL and Qwen3.5
     #[arg(long, value_name = "FILE")]
     mmproj: Option<PathBuf>,
     /// Print one JSON object
