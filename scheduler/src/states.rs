@@ -197,7 +197,7 @@ pub(crate) fn first_message(prompt: &[u32], ends: &TokenSet) -> usize {
 }
 
 /// What the choice of a sequence's checkpoints depends on.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct CheckpointWishes {
     /// Number of tokens of the prompt.
     pub(crate) prompt_len: usize,
@@ -286,13 +286,7 @@ mod tests {
         CheckpointRule { block_size: 16, blocks: 10, distance: 16, pool_blocks: 1000 };
 
     fn wishes(prompt_len: usize) -> CheckpointWishes {
-        CheckpointWishes {
-            prompt_len,
-            first_message: 0,
-            images_end: 0,
-            parted: 0,
-            followers: Vec::new(),
-        }
+        CheckpointWishes { prompt_len, ..CheckpointWishes::default() }
     }
 
     /// Goal: there is a checkpoint before the last position of a prompt, however it is cut.
