@@ -49,7 +49,8 @@ pub struct TiersArgs {
     #[arg(long, default_value_t = 4, value_parser = clap::value_parser!(u32).range(1..))]
     #[arg(value_name = "REQUESTS")]
     concurrency: u32,
-    /// KV of all conversations at their ends, as a multiple of the KV pool
+    /// KV of all conversations at their ends, as a multiple of the KV pool. A model with a recurrent
+    /// state has a copy of it for each conversation
     #[arg(long, default_value_t = 4.0, value_name = "TIMES")]
     working_set: f64,
     /// Length of the prefix that is read back after a restart, in tokens
@@ -160,13 +161,15 @@ impl TiersArgs {
             let size = if tier == Tier::ObjectStore { STORE_DISK_SIZE } else { own_size };
             sides.push(Side { tier, directory, size, runs: Vec::new() });
         }
+        let state_tokens = self.state_tokens().await?;
         let mut model = String::new();
         for repeat in 0..self.repeats {
             for side in &mut sides {
                 let directory = side.directory.next();
                 let store = own_store.as_ref().filter(|_| side.tier == Tier::ObjectStore);
                 let store = store.map(|url| format!("{url}/bench-{}-{repeat}", std::process::id()));
-                let engine = self.start(side.tier, &directory, side.size, store).await?;
+                let place = (side.tier, &*directory, side.size);
+                let engine = self.start(place, store, state_tokens).await?;
                 model.clone_from(&engine.model_info().id);
                 side.runs.push(self.converse(&engine, side.tier, repeat).await?);
                 engine.shutdown().await;
@@ -176,7 +179,7 @@ impl TiersArgs {
         sides.sort_by_key(|side| self.tiers.iter().position(|&tier| tier == side.tier));
         let restarted = |side: &&mut Side| matches!(side.tier, Tier::Disk | Tier::Memory);
         let restart = match sides.iter_mut().find(restarted) {
-            Some(side) => Some(self.restart(side).await?),
+            Some(side) => Some(self.restart(side, state_tokens).await?),
             None => None,
         };
         self.report(&model, &sides, restart)
@@ -198,24 +201,36 @@ impl TiersArgs {
         self.rounds as usize * (self.input_tokens + self.output_tokens) as usize
     }
 
+    /// Number of tokens whose KV takes as much memory as a copy of the model's recurrent state; 0
+    /// without one.
+    async fn state_tokens(&self) -> anyhow::Result<usize> {
+        let engine = self.engine.builder()?.num_blocks(16).build().await?;
+        let info = engine.model_info();
+        let block_bytes = (info.kv_bytes / info.num_blocks).max(1);
+        let tokens = info.state_bytes.div_ceil(block_bytes) * info.block_size;
+        engine.shutdown().await;
+        Ok(tokens)
+    }
+
     /// Starts an engine whose KV pool has the size of the benchmark.
     async fn start(
         &self,
-        tier: Tier,
-        directory: &Path,
-        size: DiskSize,
+        (tier, directory, size): (Tier, &Path, DiskSize),
         store: Option<String>,
+        state_tokens: usize,
     ) -> anyhow::Result<Engine> {
-        let all = self.clients as usize * self.conversation_tokens();
-        let running = self.concurrency as usize * self.conversation_tokens();
+        let conversation = self.conversation_tokens() + state_tokens;
+        let all = self.clients as usize * conversation;
+        let running = self.concurrency as usize * conversation;
         let pool = (all as f64 / self.working_set) as usize;
         anyhow::ensure!(
             pool >= running,
             "expected room for --concurrency conversations in the KV pool, {running} tokens, got \
              {pool}: raise --clients, or lower --working-set or --concurrency"
         );
-        // A prefix of the second part must fit, too.
-        let tokens = pool.max(self.prefix as usize + 2 * SUFFIX_TOKENS);
+        // A prefix of the second part must fit, too, with states in it and at the ends of prompts.
+        let prefix = self.prefix as usize + 2 * SUFFIX_TOKENS + 4 * state_tokens;
+        let tokens = pool.max(prefix);
         let block_size = self.engine.cpu_block_size();
         let mut builder = self.engine.builder()?.num_blocks(tokens.div_ceil(block_size) + 1);
         if tier != Tier::Pool {
@@ -271,12 +286,12 @@ impl TiersArgs {
     }
 
     /// Measures one prefix cold, from the pool, and from the tier after a restart.
-    async fn restart(&self, side: &mut Side) -> anyhow::Result<Restart> {
+    async fn restart(&self, side: &mut Side, state_tokens: usize) -> anyhow::Result<Restart> {
         let tier = side.tier;
         let mut times = [const { Vec::new() }; 3];
         for repeat in 0..self.repeats.max(3) {
             let directory = side.directory.next();
-            let engine = self.start(tier, &directory, side.size, None).await?;
+            let engine = self.start((tier, &directory, side.size), None, state_tokens).await?;
             let mut rng = SeededRng::new(self.seed.wrapping_add(u64::from(repeat)));
             let vocabulary = vocabulary(&engine);
             let prefix = vocabulary.draw(&mut rng, self.prefix as usize);
@@ -291,7 +306,7 @@ impl TiersArgs {
             times[1].push(first_token(&engine, &prompts[1]).await?);
             engine.tiers().flush().await?;
             engine.shutdown().await;
-            let engine = self.start(tier, &directory, side.size, None).await?;
+            let engine = self.start((tier, &directory, side.size), None, state_tokens).await?;
             first_token(&engine, &prompts[0][self.prefix as usize..]).await?;
             times[2].push(first_token(&engine, &prompts[2]).await?);
             engine.shutdown().await;
