@@ -43,6 +43,7 @@ const QWEN3_VL: Model =
     Model { name: "random:qwen3-vl-tiny", place: "<|vision_start|><|image_pad|><|vision_end|>" };
 /// The same places in a model with recurrent layers.
 const QWEN3_5: Model = Model { name: "random:qwen3.5-vl-tiny", ..QWEN3_VL };
+const MODELS: [Model; 3] = [SMOLVLM, QWEN3_VL, QWEN3_5];
 
 impl Model {
     fn builder(self) -> EngineBuilder {
@@ -64,7 +65,10 @@ fn builder() -> EngineBuilder {
 /// shares with another one is neither computed nor encoded again.
 #[tokio::test]
 async fn warm_answers_equal_cold_ones() -> Result<(), Error> {
-    compare_warm_and_cold(SMOLVLM).await
+    for model in MODELS {
+        compare_warm_and_cold(model).await?;
+    }
+    Ok(())
 }
 
 async fn compare_warm_and_cold(model: Model) -> Result<(), Error> {
@@ -170,7 +174,10 @@ async fn turns(model: Model, engine: &Engine) -> Result<Vec<(Vec<(u32, u32)>, [u
 /// emptied, and what was cached is not computed again.
 #[tokio::test]
 async fn images_are_appended_to_sessions() -> Result<(), Error> {
-    compare_sessions(SMOLVLM).await
+    for model in MODELS {
+        compare_sessions(model).await?;
+    }
+    Ok(())
 }
 
 async fn compare_sessions(model: Model) -> Result<(), Error> {

@@ -242,8 +242,8 @@ pub fn ends_of_prompts(workload: StateWorkload, requests: usize) -> Savings {
     savings
 }
 
-/// Answers the prompts of `requests` requests of a workload. `answer` appends as many tokens as it is
-/// told to a prompt.
+/// Answers the prompts of `requests` requests of a workload. `answer` gets a prompt and the length of
+/// its answer, and appends as many tokens to it.
 fn replay<E>(
     workload: StateWorkload,
     requests: usize,

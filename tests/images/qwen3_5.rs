@@ -3,21 +3,7 @@
 
 use stolon::{Engine, Error};
 
-use super::{QWEN3_5, bits, compare_sessions, compare_warm_and_cold, picture, question};
-
-/// Goal: an answer about images has the same bits with a warm and with a cold cache, at every block
-/// size and with steps that cut the images.
-#[tokio::test]
-async fn warm_answers_equal_cold_ones() -> Result<(), Error> {
-    compare_warm_and_cold(QWEN3_5).await
-}
-
-/// Goal: turns of a session go on after the images of earlier turns, also after the cache was
-/// emptied.
-#[tokio::test]
-async fn images_are_appended_to_sessions() -> Result<(), Error> {
-    compare_sessions(QWEN3_5).await
-}
+use super::{QWEN3_5, bits, picture, question};
 
 /// Goal: the second question about a picture resumes after it, with the bits of a cold cache, and the
 /// picture is not encoded again.

@@ -6,21 +6,7 @@ use std::sync::Arc;
 use futures::future::try_join_all;
 use stolon::{Engine, Error, Request};
 
-use super::{QWEN3_VL, bits, compare_sessions, compare_warm_and_cold, picture, question};
-
-/// Goal: an answer about images of different shapes has the same bits with a warm and with a cold
-/// cache, at every block size and with steps that cut the images.
-#[tokio::test]
-async fn warm_answers_equal_cold_ones() -> Result<(), Error> {
-    compare_warm_and_cold(QWEN3_VL).await
-}
-
-/// Goal: turns of a session go on after the images of earlier turns, also after the cache was
-/// emptied.
-#[tokio::test]
-async fn images_are_appended_to_sessions() -> Result<(), Error> {
-    compare_sessions(QWEN3_VL).await
-}
+use super::{QWEN3_VL, bits, picture, question};
 
 /// Goal: requests that are preempted within and after their images, and computed again, have the
 /// answers of an engine with enough room.

@@ -8,6 +8,7 @@ use stolon_text::{TextSource, TokenizerSource};
 use super::embedding::{self, EmbeddingConfig};
 use super::model::LoadedModel;
 use super::{generation, images, skills};
+use crate::config::gguf::EncoderKind;
 use crate::config::{self, Architecture, Keys, ParsedConfig};
 use crate::error::ModelError;
 use crate::files::{self, optional, read_json};
@@ -80,10 +81,7 @@ pub(crate) fn prepare(weights: &mut Weights, config: &ParsedConfig) -> Result<()
         Architecture::Moondream2 | Architecture::Moondream3 => {
             weights.name_moondream(&config.decoder)?;
         }
-        Architecture::Qwen3Vl
-        | Architecture::Qwen3VlMoe
-        | Architecture::Qwen35
-        | Architecture::Qwen35Moe => weights.name_qwen3_vl()?,
+        other if EncoderKind::of(other) == Some(EncoderKind::Qwen3Vl) => weights.name_qwen3_vl()?,
         _ => {}
     }
     omit_prediction(weights, config.decoder.layers.len());

@@ -6,7 +6,8 @@ use std::path::{Path, PathBuf};
 use safetensors::SafeTensors;
 use stolon_model::inspect::{InspectOptions, Inspection, inspect};
 use stolon_model::{
-    LoadOptions, LoadedModel, ModelError, ModelSource, ProjectorConfig, TensorType, load,
+    LoadOptions, LoadedModel, ModelError, ModelSource, ProjectorConfig, TensorType, VisionConfig,
+    load,
 };
 
 use super::fixture;
@@ -70,30 +71,36 @@ fn converted(name: &str) -> [GgufWriter; 2] {
             encoder.tensors.push((own, shape, 0, data));
         }
     }
-    let tower = &images.encoder.tower;
+    describe(&mut encoder, &images.encoder, "spatial_merge_size");
+    encoder.set("general.architecture", Meta::Text("clip".to_owned()));
+    encoder.set("clip.projector_type", Meta::Text("qwen3vl_merger".to_owned()));
+    let ProjectorConfig::Merger { deepstack, .. } = &images.encoder.projector else {
+        panic!("Qwen3-VL has a merger")
+    };
+    let layers = images.encoder.tower.layers;
+    let deepstack = (0..layers).map(|layer| deepstack.contains(&layer)).collect();
+    encoder.set("clip.vision.is_deepstack_layers", Meta::Bools(deepstack));
+    [text, encoder]
+}
+
+/// Writes the keys that the files of all encoders have. `factor` is the name of the projector's.
+pub(super) fn describe(to: &mut GgufWriter, encoder: &VisionConfig, factor: &str) {
+    let tower = &encoder.tower;
     for (key, number) in [
-        ("projection_dim", images.encoder.output_size),
+        ("projection_dim", encoder.output_size),
         ("embedding_length", tower.hidden_size),
         ("feed_forward_length", tower.intermediate_size),
         ("block_count", tower.layers),
         ("attention.head_count", tower.heads),
         ("patch_size", tower.patch_size),
         ("image_size", tower.image_size),
-        ("spatial_merge_size", images.encoder.projector.factor()),
+        (factor, encoder.projector.factor()),
     ] {
-        encoder.set(&format!("clip.vision.{key}"), Meta::U32(number as u32));
+        to.set(&format!("clip.vision.{key}"), Meta::U32(number as u32));
     }
-    encoder.set("general.architecture", Meta::Text("clip".to_owned()));
-    encoder.set("clip.projector_type", Meta::Text("qwen3vl_merger".to_owned()));
-    encoder.set("clip.vision.attention.layer_norm_epsilon", Meta::F32(tower.norm_eps));
-    encoder.set("clip.vision.image_mean", Meta::Floats(images.encoder.mean.to_vec()));
-    encoder.set("clip.vision.image_std", Meta::Floats(images.encoder.deviation.to_vec()));
-    let ProjectorConfig::Merger { deepstack, .. } = &images.encoder.projector else {
-        panic!("Qwen3-VL has a merger")
-    };
-    let deepstack = (0..tower.layers).map(|layer| deepstack.contains(&layer)).collect();
-    encoder.set("clip.vision.is_deepstack_layers", Meta::Bools(deepstack));
-    [text, encoder]
+    to.set("clip.vision.attention.layer_norm_epsilon", Meta::F32(tower.norm_eps));
+    to.set("clip.vision.image_mean", Meta::Floats(encoder.mean.to_vec()));
+    to.set("clip.vision.image_std", Meta::Floats(encoder.deviation.to_vec()));
 }
 
 /// Loads a model with an encoder, and checks that its inspection finds an error exactly if loading

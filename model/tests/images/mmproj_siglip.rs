@@ -8,7 +8,7 @@ use stolon_model::{LoadOptions, LoadedModel, ModelSource, ProjectorConfig, Tenso
 use stolon_vision::Tiling;
 
 use super::fixture;
-use super::mmproj::{open_both, renamed};
+use super::mmproj::{describe, open_both, renamed};
 use crate::gguf_model::gguf_of;
 use crate::gguf_writer::{GgufWriter, Meta};
 
@@ -59,19 +59,7 @@ fn converted(name: &str) -> [GgufWriter; 2] {
         }
         encoder.tensors.push((own, tensor.shape().to_vec(), 0, data));
     }
-    let tower = &images.encoder.tower;
-    for (key, number) in [
-        ("projection_dim", images.encoder.output_size),
-        ("embedding_length", tower.hidden_size),
-        ("feed_forward_length", tower.intermediate_size),
-        ("block_count", tower.layers),
-        ("attention.head_count", tower.heads),
-        ("patch_size", tower.patch_size),
-        ("image_size", tower.image_size),
-        ("projector.scale_factor", images.encoder.projector.factor()),
-    ] {
-        encoder.set(&format!("clip.vision.{key}"), Meta::U32(number as u32));
-    }
+    describe(&mut encoder, &images.encoder, "projector.scale_factor");
     let kind = match &images.processor.tiling {
         Tiling::Idefics3(tiles) => {
             let edge = tiles.longest_edge.expect("pictures are resized");
@@ -81,9 +69,6 @@ fn converted(name: &str) -> [GgufWriter; 2] {
         _ => name,
     };
     encoder.set("clip.projector_type", Meta::Text(kind.to_owned()));
-    encoder.set("clip.vision.attention.layer_norm_epsilon", Meta::F32(tower.norm_eps));
-    encoder.set("clip.vision.image_mean", Meta::Floats(images.encoder.mean.to_vec()));
-    encoder.set("clip.vision.image_std", Meta::Floats(images.encoder.deviation.to_vec()));
     [text, encoder]
 }
 

@@ -2,8 +2,8 @@
 //!
 //! A worker takes the job of the request on which the least time was spent so far (least attained
 //! service). A mask cannot be interrupted, so requests on which more than [`LIGHT`] was spent have
-//! separate workers, and one client never has all light workers. So a slow grammar delays requests
-//! of its own client, and other slow grammars.
+//! separate workers, and one client never has all light workers. So a slow grammar delays only
+//! other slow grammars and the requests of its own client.
 
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread;
@@ -122,7 +122,7 @@ impl Queue {
     fn next(&self) -> Option<Job> {
         let mut jobs = self.lock();
         loop {
-            // Every sequence that could ask for a mask has ended.
+            // Every sequence that needs masks has ended.
             if jobs.is_closed {
                 return None;
             }
