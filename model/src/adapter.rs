@@ -11,8 +11,8 @@
 //!    adds `B (A x)` in the epilogues of the products with the model's own matrices.
 //!
 //! What would change answers and is not implemented is refused by the name of its tensor or key:
-//! DoRA, trained biases, whole modules, embeddings and the output matrix, experts, and layers that
-//! have something else in place of attention.
+//! DoRA, trained biases, whole modules, embeddings, experts, and layers that have something else in
+//! place of attention.
 
 mod files;
 mod peft;
@@ -81,7 +81,8 @@ impl From<ModelError> for AdapterLoadError {
     }
 }
 
-/// The projections of a layer that read the same rows.
+/// The projections of a layer that read the same rows. The output matrix is at [`Site::Inputs`] of the
+/// layer after the last one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Site {
     /// Queries, keys, values, and the gates of attention's output, in this order.
@@ -104,7 +105,7 @@ impl Site {
 pub(crate) struct LoraWeights {
     /// The configuration of the model that it belongs to.
     model: Arc<DecoderConfig>,
-    /// For each layer the weights of each site.
+    /// For each layer, and for the output matrix, the weights of each site.
     layers: Vec<[Option<SiteWeights>; Site::ALL.len()]>,
 }
 
@@ -159,15 +160,15 @@ struct First {
 }
 
 impl Packer<'_> {
-    /// Packs all layers of an adapter for the model with the configuration `config`.
+    /// Packs all sites of an adapter for the model with the configuration `config`.
     fn layers(
         &mut self,
         config: &DecoderConfig,
     ) -> Result<Vec<[Option<SiteWeights>; Site::ALL.len()]>, ModelError> {
-        let mut layers = Vec::with_capacity(config.layers.len());
-        for layer in config.weights().layers {
+        let mut layers = Vec::with_capacity(config.layers.len() + 1);
+        for sites in sites(config) {
             let mut packed = [const { None }; Site::ALL.len()];
-            for (packed, parts) in packed.iter_mut().zip(sites(config, layer)) {
+            for (packed, parts) in packed.iter_mut().zip(sites) {
                 *packed = self.site(&parts)?;
             }
             layers.push(packed);

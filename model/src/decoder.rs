@@ -262,12 +262,16 @@ impl Decoder {
         let path = self.path;
         let mut logits = vec![0.0; rows * self.config.vocab_size];
         let head = self.head.as_ref().unwrap_or(&self.embedding);
-        let add_bias = |sums: RowSums<'_>| {
+        let site = (self.layers.len(), Site::Inputs);
+        let updates = self.adapters.updates(site.0, site.1);
+        let finish = |sums: RowSums<'_>| {
+            updates.add(0, sums.row, sums.feature, sums.first);
             if let Some(bias) = &self.head_bias {
                 kernels::add(path, sums.first, &bias[sums.feature..][..sums.first.len()]);
             }
         };
-        let epilogue = self.head_bias.as_ref().map(|_| &add_bias as Epilogue<'_>);
+        let is_plain = self.head_bias.is_none() && !self.adapters.has(site.0, site.1);
+        let epilogue = (!is_plain).then_some(&finish as Epilogue<'_>);
         let sink = Sink::Rows(&mut logits);
         let product = Product { group: 0, matrices: &[head], step: 1, epilogue, sink };
         let threads = workers.for_products(&[head], rows);
@@ -294,20 +298,21 @@ impl Decoder {
         let width = self.config.hidden_size;
         let x = &mut self.activations.x;
         let mut states = Vec::with_capacity(count * width);
-        let mut kept = 0;
+        let mut kept = Vec::new();
         for (row, &is_hidden) in is_hidden.iter().enumerate() {
             if is_hidden {
                 states.extend_from_slice(&x[row * width..][..width]);
             } else {
-                x.copy_within(row * width..(row + 1) * width, kept * width);
-                kept += 1;
+                x.copy_within(row * width..(row + 1) * width, kept.len() * width);
+                kept.push(row);
             }
         }
         let mut hidden = vec![0.0; states.len()];
         let norm = Norm::of(&self.config, Some(&self.final_norm), self.path);
         norm.rows(&states, &mut hidden, workers);
-        if kept > 0 {
-            self.norm_for(self.layers.len(), kept, workers);
+        if !kept.is_empty() {
+            self.adapters.keep(&kept);
+            self.norm_for(self.layers.len(), kept.len(), workers);
         }
         hidden
     }
@@ -331,11 +336,9 @@ impl Decoder {
         let x = &x[..rows * width];
         let norm = Norm::of(&self.config, vectors, self.path);
         norm.pack(x, normed, workers);
-        if index < self.layers.len() {
-            self.adapters.lower((index, Site::Inputs), self.path, workers, |row, out| {
-                norm.apply(&x[row * width..][..width], out);
-            });
-        }
+        self.adapters.lower((index, Site::Inputs), self.path, workers, |row, out| {
+            norm.apply(&x[row * width..][..width], out);
+        });
     }
 
     /// Moves the rows that get logits or whose hidden states are returned to the front of the

@@ -8,7 +8,7 @@ use std::collections::{HashMap, HashSet};
 use std::path::Path;
 
 use super::peft::PeftSettings;
-use super::sites::sites;
+use super::sites::{HEAD, sites};
 use super::{FIRST, RANK_MAX};
 use crate::config::{self, Architecture, DecoderConfig, TensorSpec};
 use crate::error::ModelError;
@@ -21,6 +21,8 @@ use crate::weights::{Weights, safetensors};
 const CONFIG: &str = "adapter_config.json";
 /// The matrices of an adapter in the format of PEFT.
 const WEIGHTS: &str = "adapter_model.safetensors";
+/// The ending of the name of one of the model's own matrices, which is not used.
+const BASE: &str = ".base_layer";
 /// Prefix of the names of tensors in the format of PEFT.
 const PREFIX: &str = "base_model.model.";
 
@@ -94,6 +96,12 @@ impl AdapterFiles {
         safetensors::add_renamed(&mut weights, &file, Bytes::Owned(bytes), |name| {
             names.of_peft(name)
         })?;
+        // PEFT saves the model's own output matrix, too, if there is an adapter of it.
+        let base = format!("{HEAD}{BASE}");
+        if weights.contains(&base) {
+            weights.tensor(&base, &[config.vocab_size, config.hidden_size])?;
+            weights.remove(&base);
+        }
         if config.architecture.description().rotation.adjacent {
             weights.pair_adjacent_rows(config)?;
         }
@@ -189,17 +197,15 @@ impl AdapterFiles {
 
     /// Checks that each matrix `A` has a matrix `B`.
     pub(super) fn check_all_used(&self, config: &DecoderConfig) -> Result<(), ModelError> {
-        for layer in config.weights().layers {
-            for part in sites(config, layer).iter().flatten() {
-                let shape = self.weights.shape(&format!("{}{FIRST}", part.spec.name));
-                let Some(shape) = shape else { continue };
-                if !self.weights.contains(&part.spec.name) {
-                    return Err(ModelError::MissingTensor {
-                        file: self.file.clone(),
-                        tensor: format!("{} (lora_B)", part.spec.name),
-                        expected: vec![part.spec.shape[0], shape.first().copied().unwrap_or(0)],
-                    });
-                }
+        for part in sites(config).iter().flatten().flatten() {
+            let shape = self.weights.shape(&format!("{}{FIRST}", part.spec.name));
+            let Some(shape) = shape else { continue };
+            if !self.weights.contains(&part.spec.name) {
+                return Err(ModelError::MissingTensor {
+                    file: self.file.clone(),
+                    tensor: format!("{} (lora_B)", part.spec.name),
+                    expected: vec![part.spec.shape[0], shape.first().copied().unwrap_or(0)],
+                });
             }
         }
         Ok(())
@@ -241,8 +247,7 @@ struct Names<'a> {
 
 impl<'a> Names<'a> {
     fn new(file: &'a str, config: &DecoderConfig) -> Self {
-        let layers = config.weights().layers.into_iter();
-        let parts = layers.flat_map(|layer| sites(config, layer)).flatten();
+        let parts = sites(config).into_iter().flatten().flatten();
         let supported = parts.flat_map(|part| part.sources).collect();
         Self { file, supported, modules: HashMap::new() }
     }
@@ -250,6 +255,11 @@ impl<'a> Names<'a> {
     /// The name of a tensor of PEFT.
     fn of_peft(&mut self, name: &str) -> Result<String, ModelError> {
         let rest = name.strip_prefix(PREFIX).unwrap_or(name);
+        if let Some(module) = rest.strip_suffix(".base_layer.weight") {
+            let matrix = safetensors::canonical_name(&format!("{module}.weight"));
+            let known = matrix == HEAD;
+            return if known { Ok(format!("{matrix}{BASE}")) } else { Err(self.refused(name)) };
+        }
         let ends = [(".lora_A.weight", true), (".lora_B.weight", false)].into_iter();
         let mut found = ends.filter_map(|(end, first)| Some((rest.strip_suffix(end)?, first)));
         let Some((module, is_first)) = found.next() else { return Err(self.refused(name)) };

@@ -1,10 +1,14 @@
-//! The projections of a layer that adapters may change.
+//! Lists the projections that adapters may change.
 
 use super::Site;
 use crate::config::{
-    AttentionWeights, DecoderConfig, DenseAndExpertsWeights, FeedForwardWeights, LayerWeights,
-    LinearWeights, MixerWeights, MlpInputs, MlpWeights, NormPlacement, StackedWeights, TensorSpec,
+    AttentionWeights, DecoderConfig, DecoderWeights, DenseAndExpertsWeights, FeedForwardWeights,
+    LayerWeights, LinearWeights, MixerWeights, MlpInputs, MlpWeights, NormPlacement,
+    StackedWeights, TensorRole, TensorSpec,
 };
+
+/// The name of the output matrix.
+pub(super) const HEAD: &str = "lm_head.weight";
 
 /// A projection, and where its matrices may be in files.
 #[derive(Clone, Debug)]
@@ -16,8 +20,22 @@ pub(super) struct Part {
     pub(super) sources: Vec<String>,
 }
 
-/// The projections of a layer of a model at each site, in the order of [`Site::ALL`].
-pub(super) fn sites(config: &DecoderConfig, layer: LayerWeights) -> [Vec<Part>; Site::ALL.len()] {
+/// The projections of a layer at each site, in the order of [`Site::ALL`].
+pub(super) type Sites = [Vec<Part>; Site::ALL.len()];
+
+/// The projections of each layer, and of the output matrix as if it were a layer after them.
+pub(super) fn sites(config: &DecoderConfig) -> Vec<Sites> {
+    let DecoderWeights { embedding, layers, head, .. } = config.weights();
+    // An adapter of a matrix that is also the embedding changes only the output, as in PEFT.
+    let tied = || TensorSpec { name: HEAD.into(), role: TensorRole::Matrix, ..embedding };
+    let mut all: Vec<Sites> = layers.into_iter().map(|layer| of_layer(config, layer)).collect();
+    let mut last = Sites::default();
+    last[Site::Inputs as usize] = vec![single(head.unwrap_or_else(tied))];
+    all.push(last);
+    all
+}
+
+fn of_layer(config: &DecoderConfig, layer: LayerWeights) -> Sites {
     let attention = layer.mixers.into_iter().find_map(|mixer| match mixer {
         MixerWeights::Attention(AttentionWeights { qkv, gate, output, .. }) => {
             let query = qkv.query.weight.name.clone();

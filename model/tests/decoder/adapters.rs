@@ -150,7 +150,9 @@ fn wide_adapters_are_batch_invariant() {
         for path in Path::supported() {
             let (config, open_model) = wide_model(model, stolon_model::TensorType::Bf16);
             let dir = tempfile::tempdir().expect("a directory");
-            whole_adapter(&config, 24, dtype, 3).write(dir.path());
+            let mut adapter = whole_adapter(&config, 24, dtype, 3);
+            adapter.add("lm_head", [config.vocab_size, config.hidden_size], dtype);
+            adapter.write(dir.path());
             let setup = Setup { kv_type: KvType::Bf16, path: Some(path), ..Setup::default() };
             let open = open_adapted(setup, dir.path().to_owned());
             let label = format!("wide {model} with an adapter, {dtype}, {path:?}");
@@ -173,7 +175,11 @@ fn requests_with_different_adapters_share_a_batch() {
         let dir = tempfile::tempdir().expect("a directory");
         let mut adapters = vec![None];
         for (seed, rank) in [(1, 4), (2, 16), (3, 33)] {
-            whole_adapter(&config, rank, "BF16", seed).write(dir.path());
+            let mut adapter = whole_adapter(&config, rank, "BF16", seed);
+            if seed != 2 {
+                adapter.add("lm_head", [config.vocab_size, config.hidden_size], "BF16");
+            }
+            adapter.write(dir.path());
             adapters.push(Some(load(&mixed, dir.path()).expect("a valid adapter")));
         }
         let tokens: Vec<u32> = (0..60).map(|i| i * i % 499).collect();

@@ -24,7 +24,9 @@ fn subject(name: &str) -> (Arc<dyn AdapterLoader>, AdapterWriter) {
     let fixtures = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures");
     let source = ModelSource::Directory(fixtures.join(name));
     let model = load(&source, &LoadOptions::default()).unwrap();
-    let adapter = whole_adapter(&model.config, 4, "F32", 1);
+    let mut adapter = whole_adapter(&model.config, 4, "F32", 1);
+    let shape = [model.config.vocab_size, model.config.hidden_size];
+    adapter.add("lm_head", shape, "F32");
     let options =
         CpuOptions { kv_budget: KvBudget::Blocks(2), threads: Some(1), ..CpuOptions::default() };
     let backend = CpuBackend::new(model.config, model.weights, options).unwrap();
@@ -106,7 +108,6 @@ fn tensors_that_do_not_fit_are_refused_by_name() {
     }
     for other in [
         "base_model.model.model.embed_tokens.lora_embedding_A",
-        "base_model.model.lm_head.lora_A.weight",
         "base_model.model.lm_head.weight",
         "base_model.model.model.layers.0.self_attn.q_proj.lora_magnitude_vector",
         "base_model.model.model.layers.0.self_attn.q_proj.lora_B.bias",
@@ -116,6 +117,46 @@ fn tensors_that_do_not_fit_are_refused_by_name() {
     ] {
         let mut adapter = good.clone();
         adapter.tensors[0].0 = other.to_owned();
+        refused(&*loader, &adapter, &[other, "is not supported"]);
+    }
+}
+
+/// Goal: matrices of the output matrix that do not fit are refused by name, and so is another output
+/// matrix than the model's in the adapter's files.
+#[test]
+fn matrices_of_the_output_are_checked() {
+    let (loader, good) = subject("llama");
+    let at = |end: &str| {
+        let name = format!("base_model.model.lm_head.{end}.weight");
+        good.tensors.iter().position(|tensor| tensor.0 == name).unwrap()
+    };
+    let [first, second] = [at("lora_A"), at("lora_B")];
+    let mut adapter = good.clone();
+    adapter.tensors.remove(second);
+    refused(&*loader, &adapter, &["lm_head.weight (lora_B)", "[96, 4]", "missing"]);
+    adapter = good.clone();
+    adapter.tensors.remove(first);
+    refused(&*loader, &adapter, &["lm_head.weight.lora_a", "missing"]);
+    adapter = good.clone();
+    adapter.tensors[second].2 = vec![48, 8];
+    refused(&*loader, &adapter, &["lm_head.weight", "[48, 8]"]);
+    // PEFT saves it next to the adapter.
+    let (name, dtype) = ("base_model.model.lm_head.base_layer.weight".to_owned(), "F32");
+    adapter = good.clone();
+    adapter.tensors.push((name.clone(), dtype, vec![96, 48], vec![0; 4 * 96 * 48]));
+    let dir = tempfile::tempdir().unwrap();
+    adapter.write(dir.path());
+    let bytes = load_within(&*loader, dir.path()).unwrap().bytes();
+    good.write(dir.path());
+    assert_eq!(load_within(&*loader, dir.path()).unwrap().bytes(), bytes);
+    // After tokens have been added.
+    adapter.tensors.pop();
+    adapter.tensors.push((name, dtype, vec![97, 48], vec![0; 4 * 97 * 48]));
+    refused(&*loader, &adapter, &["lm_head.weight.base_layer", "[96, 48]", "[97, 48]"]);
+    for other in ["model.layers.0.self_attn.q_proj.base_layer.weight", "model.embed_tokens.weight"]
+    {
+        let mut adapter = good.clone();
+        adapter.tensors[0].0 = format!("base_model.model.{other}");
         refused(&*loader, &adapter, &[other, "is not supported"]);
     }
 }
