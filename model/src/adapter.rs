@@ -11,13 +11,14 @@
 //!    adds `B (A x)` in the epilogues of the products with the model's own matrices.
 //!
 //! What would change answers and is not implemented is refused by the name of its tensor or key:
-//! DoRA, trained biases, whole modules, embeddings, experts, and layers that have something else in
-//! place of attention.
+//! DoRA, trained biases, whole modules, experts, and layers that have something else in place of
+//! attention.
 
 mod files;
 mod peft;
 mod sites;
 
+use std::borrow::Cow;
 use std::path::Path as FilePath;
 use std::sync::Arc;
 
@@ -26,9 +27,8 @@ use stolon_kernels::{LowRank, Matrix, Path, TensorType, widen};
 
 use crate::config::{DecoderConfig, TensorSpec};
 use crate::error::ModelError;
-use crate::weights::Weights;
+use crate::weights::{Tensor, Weights};
 use files::AdapterFiles;
-use sites::{Part, sites};
 
 /// Maximum rank of an adapter's matrices. Adapters have ranks up to 512.
 pub(crate) const RANK_MAX: usize = 1024;
@@ -60,9 +60,10 @@ impl AdapterLoader for LoraLoader {
         let files = AdapterFiles::open(path, &self.model, bytes_max)?;
         let fingerprint = files.fingerprint();
         let mut packer = Packer { files: &files, path: self.path, bytes: 0, bytes_max, rank: 0 };
-        let layers = packer.layers(&self.model)?;
+        let layers = packer.layers()?;
+        let embedding = packer.embedding()?;
         let (bytes, rank) = (packer.bytes, packer.rank);
-        let weights = LoraWeights { model: Arc::clone(&self.model), layers };
+        let weights = LoraWeights { model: Arc::clone(&self.model), layers, embedding };
         Ok(Adapter::new(fingerprint, bytes, rank, weights))
     }
 }
@@ -96,9 +97,12 @@ pub(crate) enum Site {
 }
 
 impl Site {
-    /// All sites, in the order of [`LoraWeights::site`].
-    const ALL: [Self; 4] = [Self::Inputs, Self::Output, Self::GateUp, Self::Down];
+    /// Number of sites.
+    pub(crate) const COUNT: usize = Self::Down as usize + 1;
 }
+
+/// The weights of a layer at each site.
+type LayerWeights = [Option<SiteWeights>; Site::COUNT];
 
 /// The weights of an adapter.
 #[derive(Debug)]
@@ -106,7 +110,8 @@ pub(crate) struct LoraWeights {
     /// The configuration of the model that it belongs to.
     model: Arc<DecoderConfig>,
     /// For each layer, and for the output matrix, the weights of each site.
-    layers: Vec<[Option<SiteWeights>; Site::ALL.len()]>,
+    layers: Vec<LayerWeights>,
+    embedding: Option<EmbeddingWeights>,
 }
 
 impl LoraWeights {
@@ -114,6 +119,22 @@ impl LoraWeights {
     pub(crate) fn site(&self, layer: usize, site: Site) -> Option<&SiteWeights> {
         self.layers[layer][site as usize].as_ref()
     }
+
+    /// The weights of the embedding, if the adapter changes it.
+    pub(crate) fn embedding(&self) -> Option<&EmbeddingWeights> {
+        self.embedding.as_ref()
+    }
+}
+
+/// The weights of an adapter for the embedding. The input of `A` is a token, so `A x` is a column of
+/// `A`.
+#[derive(Debug)]
+pub(crate) struct EmbeddingWeights {
+    /// `[vocab_size, rank]`: the columns of `A`.
+    pub(crate) first: Matrix,
+    pub(crate) scale: f32,
+    /// `[hidden_size, rank]`.
+    pub(crate) second: LowRank,
 }
 
 /// The weights of an adapter for the projections of the same rows.
@@ -160,34 +181,50 @@ struct First {
 }
 
 impl Packer<'_> {
-    /// Packs all sites of an adapter for the model with the configuration `config`.
-    fn layers(
-        &mut self,
-        config: &DecoderConfig,
-    ) -> Result<Vec<[Option<SiteWeights>; Site::ALL.len()]>, ModelError> {
-        let mut layers = Vec::with_capacity(config.layers.len() + 1);
-        for sites in sites(config) {
-            let mut packed = [const { None }; Site::ALL.len()];
+    /// Packs all sites of an adapter.
+    fn layers(&mut self) -> Result<Vec<LayerWeights>, ModelError> {
+        let mut layers = Vec::with_capacity(self.files.sites().layers.len());
+        for sites in &self.files.sites().layers {
+            let mut packed = [const { None }; Site::COUNT];
             for (packed, parts) in packed.iter_mut().zip(sites) {
-                *packed = self.site(&parts)?;
+                *packed = self.site(parts)?;
             }
             layers.push(packed);
         }
-        self.files.check_all_used(config)?;
         Ok(layers)
     }
 
+    /// Packs the matrices of the embedding; `None` if the adapter does not change it.
+    fn embedding(&mut self) -> Result<Option<EmbeddingWeights>, ModelError> {
+        let Some(spec) = &self.files.sites().embedding else { return Ok(None) };
+        let (name, tokens) = (&spec.name, spec.shape[1]);
+        let Some(rank) = self.files.rank(spec)? else { return Ok(None) };
+        self.rank = self.rank.max(rank);
+        let by_token = self.files.has_columns();
+        let shape = if by_token { [tokens, rank] } else { [rank, tokens] };
+        let tensor = self.files.weights().tensor(&format!("{name}{FIRST}"), &shape)?;
+        let dtype = float_type(tensor.dtype);
+        self.take(tokens.next_multiple_of(Matrix::ROWS_STEP), rank, dtype)?;
+        let bytes = floats(&tensor);
+        let bytes =
+            if by_token { bytes } else { transposed(&bytes, rank, dtype.block_bytes()).into() };
+        let first = Matrix::pack(dtype, tokens, rank, &bytes, self.path)
+            .map_err(|error| ModelError::Unpackable { tensor: name.clone(), error })?;
+        let scale = self.files.scale(name, rank)?;
+        Ok(Some(EmbeddingWeights { first, scale, second: self.second(spec, rank)? }))
+    }
+
     /// Packs the projections `parts` of the same rows; `None` if the adapter changes none of them.
-    fn site(&mut self, parts: &[Part]) -> Result<Option<SiteWeights>, ModelError> {
+    fn site(&mut self, parts: &[TensorSpec]) -> Result<Option<SiteWeights>, ModelError> {
         let mut firsts: Vec<First> = Vec::new();
         let mut second = Vec::with_capacity(parts.len());
-        for Part { spec, sources } in parts {
+        for spec in parts {
             let Some(rank) = self.files.rank(spec)? else {
                 second.push(None);
                 continue;
             };
             self.rank = self.rank.max(rank);
-            let source = self.files.source(spec, sources, rank)?;
+            let source = self.files.source(spec);
             let known = firsts.iter().position(|first| first.source == source);
             let index = match known {
                 Some(index) => index,
@@ -208,7 +245,7 @@ impl Packer<'_> {
             let scale = self.files.scale(source, *rank)?;
             scales.resize(scales.len() + rank, scale);
         }
-        let first = self.stack(firsts, scales.len(), parts[0].spec.shape[1])?;
+        let first = self.stack(firsts, scales.len(), parts[0].shape[1])?;
         Ok(Some(SiteWeights { first, scales, second }))
     }
 
@@ -253,18 +290,9 @@ impl Packer<'_> {
     fn second(&mut self, spec: &TensorSpec, rank: usize) -> Result<LowRank, ModelError> {
         let (name, out) = (&spec.name, spec.shape[0]);
         let tensor = self.files.weights().tensor(name, &[out, rank])?;
-        let is_float = tensor.dtype.block_len() == 1;
-        let dtype = if is_float { tensor.dtype } else { TensorType::F32 };
+        let dtype = float_type(tensor.dtype);
         self.take(out.next_multiple_of(Matrix::ROWS_STEP), rank, dtype)?;
-        let wide;
-        let bytes = match is_float {
-            true => &tensor.bytes[..],
-            false => {
-                wide = widened(tensor.dtype, &tensor.bytes, out * rank);
-                &wide
-            }
-        };
-        LowRank::pack(dtype, out, rank, bytes, self.path)
+        LowRank::pack(dtype, out, rank, &floats(&tensor), self.path)
             .map_err(|error| ModelError::Unpackable { tensor: name.clone(), error })
     }
 
@@ -285,6 +313,26 @@ impl Packer<'_> {
     fn weights(&self) -> &Weights {
         self.files.weights()
     }
+}
+
+/// The type in which values of the type `dtype` are packed: itself if it is not quantised, or f32.
+fn float_type(dtype: TensorType) -> TensorType {
+    if dtype.block_len() == 1 { dtype } else { TensorType::F32 }
+}
+
+/// The values of a tensor in its [`float_type`].
+fn floats<'a>(tensor: &'a Tensor<'_>) -> Cow<'a, [u8]> {
+    match tensor.dtype.block_len() {
+        1 => Cow::Borrowed(&tensor.bytes),
+        _ => widened(tensor.dtype, &tensor.bytes, tensor.shape.iter().product()).into(),
+    }
+}
+
+/// The values of a matrix with `rows` rows of values that are not quantised, by columns.
+fn transposed(bytes: &[u8], rows: usize, width: usize) -> Vec<u8> {
+    let row_bytes = bytes.len() / rows;
+    let column = |at: usize| bytes.chunks_exact(row_bytes).map(move |row| &row[at..][..width]);
+    (0..row_bytes).step_by(width).flat_map(column).flatten().copied().collect()
 }
 
 /// The `count` values in `bytes` as bytes of f32.

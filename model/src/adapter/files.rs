@@ -4,11 +4,11 @@
 //! Files are read into memory before they are parsed. They are small, and operators overwrite them
 //! in place, which would fault if they were mapped.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeMap, HashMap};
 use std::path::Path;
 
 use super::peft::PeftSettings;
-use super::sites::{HEAD, sites};
+use super::sites::{EMBEDDING, HEAD, Sites};
 use super::{FIRST, RANK_MAX};
 use crate::config::{self, Architecture, DecoderConfig, TensorSpec};
 use crate::error::ModelError;
@@ -35,7 +35,10 @@ pub(super) struct AdapterFiles {
     /// [`FIRST`].
     weights: Weights,
     /// For each matrix of the file that has an adapter the name of its module in the file.
-    modules: HashMap<String, String>,
+    modules: BTreeMap<String, String>,
+    sites: Sites,
+    /// [`Sites::sources`].
+    sources: HashMap<String, Vec<String>>,
     scaling: Scaling,
     fingerprint: [u8; 32],
 }
@@ -59,23 +62,56 @@ impl AdapterFiles {
         bytes_max: u64,
     ) -> Result<Self, ModelError> {
         let is_gguf = path.extension().is_some_and(|end| end.eq_ignore_ascii_case("gguf"));
-        let mut files = match is_gguf {
-            true => Self::open_gguf(path, config, bytes_max)?,
-            false => Self::open_peft(path, config, bytes_max)?,
+        let sites = Sites::of(config);
+        let files = match is_gguf {
+            true => Self::open_gguf(path, config, sites, bytes_max)?,
+            false => Self::open_peft(path, config, sites, bytes_max)?,
         };
-        if files.modules.is_empty() {
-            return Err(ModelError::malformed(files.file, "expected matrices, got none"));
-        }
-        files.weights.check_disjoint()?;
-        let mut hasher = blake3::Hasher::new_derive_key("stolon 2026 weights of an adapter");
-        hasher.update(&files.weights.hash(1));
-        hasher.update(format!("{:?}", files.scaling).as_bytes());
-        files.fingerprint = *hasher.finalize().as_bytes();
-        files.weights.split_updates(config)?;
-        Ok(files)
+        files.checked(config)
     }
 
-    fn open_peft(path: &Path, config: &DecoderConfig, bytes_max: u64) -> Result<Self, ModelError> {
+    /// Checks that the file has pairs of matrices, and divides those that are for several of the
+    /// model's.
+    fn checked(mut self, config: &DecoderConfig) -> Result<Self, ModelError> {
+        if self.modules.is_empty() {
+            return Err(ModelError::malformed(self.file, "expected matrices, got none"));
+        }
+        self.check_pairs()?;
+        self.weights.check_disjoint()?;
+        let mut hasher = blake3::Hasher::new_derive_key("stolon 2026 weights of an adapter");
+        hasher.update(&self.weights.hash(1));
+        hasher.update(format!("{:?}", self.scaling).as_bytes());
+        self.fingerprint = *hasher.finalize().as_bytes();
+        self.weights.split_updates(config)?;
+        Ok(self)
+    }
+
+    /// Checks that each matrix `A` has a matrix `B`, and each `B` an `A`.
+    fn check_pairs(&self) -> Result<(), ModelError> {
+        let matrices = self.sites.matrices();
+        for (matrix, module) in &self.modules {
+            let [out, inputs] = matrices[matrix];
+            let first = self.weights.shape(&format!("{matrix}{FIRST}"));
+            let (part, expected) = match (first, self.weights.shape(matrix)) {
+                (Some(first), None) => ("lora_B", [out, first.iter().product::<usize>() / inputs]),
+                (None, Some(second)) => ("lora_A", [second.last().copied().unwrap_or(0), inputs]),
+                _ => continue,
+            };
+            return Err(ModelError::MissingTensor {
+                file: self.file.clone(),
+                tensor: format!("{module} ({part})"),
+                expected: expected.into(),
+            });
+        }
+        Ok(())
+    }
+
+    fn open_peft(
+        path: &Path,
+        config: &DecoderConfig,
+        sites: Sites,
+        bytes_max: u64,
+    ) -> Result<Self, ModelError> {
         let settings = path.join(CONFIG);
         let Some(value) = files::optional(files::read_json(&settings))? else {
             let expected = format!("{CONFIG} (the directory of an adapter), or a .gguf file");
@@ -91,31 +127,37 @@ impl AdapterFiles {
             return Err(ModelError::MissingFile { directory: path.to_owned(), expected });
         };
         let file = weights_path.display().to_string();
-        let mut names = Names::new(&file, config);
+        let mut names = Names::new(&file, &sites);
         let mut weights = Weights::empty(&file);
         safetensors::add_renamed(&mut weights, &file, Bytes::Owned(bytes), |name| {
             names.of_peft(name)
         })?;
-        // PEFT saves the model's own output matrix, too, if there is an adapter of it.
-        let base = format!("{HEAD}{BASE}");
-        if weights.contains(&base) {
-            weights.tensor(&base, &[config.vocab_size, config.hidden_size])?;
-            weights.remove(&base);
+        // PEFT saves these of the model's own matrices, too, if there is an adapter of one.
+        for matrix in [HEAD, EMBEDDING] {
+            let base = format!("{matrix}{BASE}");
+            if weights.contains(&base) {
+                weights.tensor(&base, &[config.vocab_size, config.hidden_size])?;
+                weights.remove(&base);
+            }
         }
         if config.architecture.description().rotation.adjacent {
             weights.pair_adjacent_rows(config)?;
         }
         let modules = names.modules;
-        let scaling = Scaling::Peft(settings);
-        Ok(Self { file, weights, modules, scaling, fingerprint: [0; 32] })
+        Ok(Self::new(file, weights, modules, sites, Scaling::Peft(settings)))
     }
 
-    fn open_gguf(path: &Path, config: &DecoderConfig, bytes_max: u64) -> Result<Self, ModelError> {
+    fn open_gguf(
+        path: &Path,
+        config: &DecoderConfig,
+        sites: Sites,
+        bytes_max: u64,
+    ) -> Result<Self, ModelError> {
         let bytes = files::read(path, bytes_max)?;
         let file = path.display().to_string();
         let header = read(&file, &bytes)?;
         let architecture = check_gguf(&header, config)?;
-        let mut names = Names::new(&file, config);
+        let mut names = Names::new(&file, &sites);
         let mut renamed = HashMap::new();
         for name in header.tensors.keys() {
             renamed.insert(name.clone(), names.of_gguf(architecture, name)?);
@@ -134,8 +176,19 @@ impl AdapterFiles {
             let got = got.map_or_else(|| "nothing".to_owned(), Value::shown);
             return Err(ModelError::key(&file, "adapter.lora.alpha", "a finite number", got));
         };
-        let (modules, scaling) = (names.modules, Scaling::Gguf { alpha });
-        Ok(Self { file, weights, modules, scaling, fingerprint: [0; 32] })
+        let modules = names.modules;
+        Ok(Self::new(file, weights, modules, sites, Scaling::Gguf { alpha }))
+    }
+
+    fn new(
+        file: String,
+        weights: Weights,
+        modules: BTreeMap<String, String>,
+        sites: Sites,
+        scaling: Scaling,
+    ) -> Self {
+        let sources = sites.sources();
+        Self { file, weights, modules, sites, sources, scaling, fingerprint: [0; 32] }
     }
 
     /// The name of the file with the matrices.
@@ -146,6 +199,16 @@ impl AdapterFiles {
     /// The matrices.
     pub(super) fn weights(&self) -> &Weights {
         &self.weights
+    }
+
+    /// The projections that the adapter may change.
+    pub(super) fn sites(&self) -> &Sites {
+        &self.sites
+    }
+
+    /// Whether the matrix `A` of the embedding is stored by columns, `[vocab_size, rank]`.
+    pub(super) fn has_columns(&self) -> bool {
+        matches!(self.scaling, Scaling::Gguf { .. })
     }
 
     /// A hash of everything that the adapter changes.
@@ -166,20 +229,13 @@ impl AdapterFiles {
         }
     }
 
-    /// The name of the file's matrix, among `sources`, whose matrix `A` belongs to the projection
-    /// `spec`.
-    pub(super) fn source(
-        &self,
-        spec: &TensorSpec,
-        sources: &[String],
-        rank: usize,
-    ) -> Result<String, ModelError> {
-        let first = |source: &&String| self.weights.contains(&format!("{source}{FIRST}"));
-        sources.iter().find(first).cloned().ok_or_else(|| ModelError::MissingTensor {
-            file: self.file.clone(),
-            tensor: format!("{}{FIRST}", spec.name),
-            expected: vec![rank, spec.shape[1]],
-        })
+    /// The name of the file's matrix whose matrix `A` belongs to the projection `spec`: its own, or
+    /// one with the rows of several projections.
+    pub(super) fn source(&self, spec: &TensorSpec) -> String {
+        let combined = self.sources.get(&spec.name).into_iter().flatten();
+        let mut all = [&spec.name].into_iter().chain(combined);
+        let has_first = |source: &&String| self.weights.contains(&format!("{source}{FIRST}"));
+        all.find(has_first).unwrap_or(&spec.name).clone()
     }
 
     /// The scale of the matrices of `source`, a matrix of the file.
@@ -193,22 +249,6 @@ impl AdapterFiles {
             Scaling::Gguf { alpha: 0.0 } => Ok(1.0),
             Scaling::Gguf { alpha } => Ok(alpha / rank as f32),
         }
-    }
-
-    /// Checks that each matrix `A` has a matrix `B`.
-    pub(super) fn check_all_used(&self, config: &DecoderConfig) -> Result<(), ModelError> {
-        for part in sites(config).iter().flatten().flatten() {
-            let shape = self.weights.shape(&format!("{}{FIRST}", part.spec.name));
-            let Some(shape) = shape else { continue };
-            if !self.weights.contains(&part.spec.name) {
-                return Err(ModelError::MissingTensor {
-                    file: self.file.clone(),
-                    tensor: format!("{} (lora_B)", part.spec.name),
-                    expected: vec![part.spec.shape[0], shape.first().copied().unwrap_or(0)],
-                });
-            }
-        }
-        Ok(())
     }
 }
 
@@ -239,17 +279,15 @@ fn check_gguf(header: &Header, config: &DecoderConfig) -> Result<Architecture, M
 /// Gives the tensors of an adapter the names of the model's matrices.
 struct Names<'a> {
     file: &'a str,
-    /// The matrices that an adapter may change.
-    supported: HashSet<String>,
-    /// For each of them that it changes the name of its module in the file.
-    modules: HashMap<String, String>,
+    /// The matrices that an adapter may change, with their shapes.
+    supported: HashMap<String, [usize; 2]>,
+    /// For each matrix that the adapter changes the name of its module in the file.
+    modules: BTreeMap<String, String>,
 }
 
 impl<'a> Names<'a> {
-    fn new(file: &'a str, config: &DecoderConfig) -> Self {
-        let parts = sites(config).into_iter().flatten().flatten();
-        let supported = parts.flat_map(|part| part.sources).collect();
-        Self { file, supported, modules: HashMap::new() }
+    fn new(file: &'a str, sites: &Sites) -> Self {
+        Self { file, supported: sites.matrices(), modules: BTreeMap::new() }
     }
 
     /// The name of a tensor of PEFT.
@@ -257,13 +295,26 @@ impl<'a> Names<'a> {
         let rest = name.strip_prefix(PREFIX).unwrap_or(name);
         if let Some(module) = rest.strip_suffix(".base_layer.weight") {
             let matrix = safetensors::canonical_name(&format!("{module}.weight"));
-            let known = matrix == HEAD;
+            let known = matrix == HEAD || matrix == EMBEDDING;
             return if known { Ok(format!("{matrix}{BASE}")) } else { Err(self.refused(name)) };
         }
-        let ends = [(".lora_A.weight", true), (".lora_B.weight", false)].into_iter();
-        let mut found = ends.filter_map(|(end, first)| Some((rest.strip_suffix(end)?, first)));
-        let Some((module, is_first)) = found.next() else { return Err(self.refused(name)) };
+        // Whether it is `A`, and whether its module is an embedding.
+        let ends = [
+            (".lora_A.weight", true, false),
+            (".lora_B.weight", false, false),
+            (".lora_embedding_A", true, true),
+            (".lora_embedding_B", false, true),
+        ];
+        let ends = ends.into_iter();
+        let mut found =
+            ends.filter_map(|(end, first, kind)| Some((rest.strip_suffix(end)?, first, kind)));
+        let Some((module, is_first, is_embedding)) = found.next() else {
+            return Err(self.refused(name));
+        };
         let matrix = safetensors::canonical_name(&format!("{module}.weight"));
+        if is_embedding != (matrix == EMBEDDING) {
+            return Err(self.refused(name));
+        }
         self.record(name, matrix, module, is_first)
     }
 
@@ -285,7 +336,7 @@ impl<'a> Names<'a> {
         module: &str,
         is_first: bool,
     ) -> Result<String, ModelError> {
-        if !self.supported.contains(&matrix) {
+        if !self.supported.contains_key(&matrix) {
             return Err(self.refused(name));
         }
         let renamed = if is_first { format!("{matrix}{FIRST}") } else { matrix.clone() };

@@ -1,85 +1,110 @@
-//! Lists the projections that adapters may change.
+//! Lists the projections that adapters may change, and the matrices of files that have their rows.
+
+use std::collections::{HashMap, HashSet};
 
 use super::Site;
 use crate::config::{
-    AttentionWeights, DecoderConfig, DecoderWeights, DenseAndExpertsWeights, FeedForwardWeights,
-    LayerWeights, LinearWeights, MixerWeights, MlpInputs, MlpWeights, NormPlacement,
-    StackedWeights, TensorRole, TensorSpec,
+    Architecture, AttentionWeights, DecoderConfig, DecoderWeights, DenseAndExpertsWeights,
+    FeedForwardWeights, LayerWeights, LinearWeights, MixerWeights, MlpInputs, MlpWeights,
+    NormPlacement, TensorRole, TensorSpec,
 };
 
+/// The name of the embedding.
+pub(super) const EMBEDDING: &str = "model.embed_tokens.weight";
 /// The name of the output matrix.
 pub(super) const HEAD: &str = "lm_head.weight";
 
-/// A projection, and where its matrices may be in files.
-#[derive(Clone, Debug)]
-pub(super) struct Part {
-    /// The model's matrix, `[out, in]`.
-    pub(super) spec: TensorSpec,
-    /// The names of the matrices of files that have its rows: its own, and that of a matrix which
-    /// has the rows of others, too.
-    pub(super) sources: Vec<String>,
+/// The projections that adapters of a model may change, each given by its matrix `[out, in]`.
+#[derive(Debug)]
+pub(super) struct Sites {
+    /// Those of each layer at each site, and the output matrix as if it were a layer after them.
+    pub(super) layers: Vec<[Vec<TensorSpec>; Site::COUNT]>,
+    /// The embedding as a projection of tokens: `[hidden_size, vocab_size]`. `None` for Moondream,
+    /// where the values of an image begin with the embedding of a token.
+    pub(super) embedding: Option<TensorSpec>,
+    /// The matrices that files may have in place of several projections: the name of each, the
+    /// number of its rows, and the projections whose rows it has.
+    combined: Vec<(String, usize, Vec<TensorSpec>)>,
 }
 
-/// The projections of a layer at each site, in the order of [`Site::ALL`].
-pub(super) type Sites = [Vec<Part>; Site::ALL.len()];
+impl Sites {
+    /// The projections of the model with the configuration `config`.
+    pub(super) fn of(config: &DecoderConfig) -> Self {
+        let DecoderWeights { mut embedding, layers, head, .. } = config.weights();
+        // An adapter of a matrix that is also the embedding changes only the output, as in PEFT.
+        let tied =
+            || TensorSpec { name: HEAD.into(), role: TensorRole::Matrix, ..embedding.clone() };
+        let head = head.unwrap_or_else(tied);
+        embedding.shape.reverse();
+        let mut last = [const { Vec::new() }; Site::COUNT];
+        last[Site::Inputs as usize].push(head);
+        let layers = layers.into_iter().map(|layer| of_layer(config, layer));
+        let layers: Vec<_> = layers.chain([last]).collect();
+        let known: HashSet<_> = layers.iter().flatten().flatten().map(|spec| &spec.name).collect();
+        let mut combined = config.combined();
+        combined.retain(|(.., parts)| parts.iter().all(|part| known.contains(&part.name)));
+        let moondream = [Architecture::Moondream2, Architecture::Moondream3];
+        let embedding = Some(embedding).filter(|_| !moondream.contains(&config.architecture));
+        Self { layers, embedding, combined }
+    }
 
-/// The projections of each layer, and of the output matrix as if it were a layer after them.
-pub(super) fn sites(config: &DecoderConfig) -> Vec<Sites> {
-    let DecoderWeights { embedding, layers, head, .. } = config.weights();
-    // An adapter of a matrix that is also the embedding changes only the output, as in PEFT.
-    let tied = || TensorSpec { name: HEAD.into(), role: TensorRole::Matrix, ..embedding };
-    let mut all: Vec<Sites> = layers.into_iter().map(|layer| of_layer(config, layer)).collect();
-    let mut last = Sites::default();
-    last[Site::Inputs as usize] = vec![single(head.unwrap_or_else(tied))];
-    all.push(last);
-    all
-}
+    /// The shapes `[out, in]` of all matrices that an adapter may change, by the names that they
+    /// have in files.
+    pub(super) fn matrices(&self) -> HashMap<String, [usize; 2]> {
+        let parts = self.layers.iter().flatten().flatten().chain(&self.embedding);
+        let parts = parts.map(|spec| (spec.name.clone(), [spec.shape[0], spec.shape[1]]));
+        let combined = self.combined.iter();
+        let combined =
+            combined.map(|(name, rows, parts)| (name.clone(), [*rows, parts[0].shape[1]]));
+        // Queries with the gates of attention's output have the name of the queries.
+        parts.chain(combined).collect()
+    }
 
-fn of_layer(config: &DecoderConfig, layer: LayerWeights) -> Sites {
-    let attention = layer.mixers.into_iter().find_map(|mixer| match mixer {
-        MixerWeights::Attention(AttentionWeights { qkv, gate, output, .. }) => {
-            let query = qkv.query.weight.name.clone();
-            let name = qkv.name.clone();
-            let mut inputs: Vec<_> = qkv.parts().map(|part| of_stacked(&name, part)).collect();
-            // Files have the gates in one matrix with the queries.
-            inputs.extend(gate.map(|gate| Part { spec: gate.weight, sources: vec![query] }));
-            Some((inputs, vec![single(output.weight)]))
+    /// For each projection whose rows a file may have in a matrix with those of others the names of
+    /// such matrices.
+    pub(super) fn sources(&self) -> HashMap<String, Vec<String>> {
+        let mut sources: HashMap<String, Vec<String>> = HashMap::new();
+        for (name, _, parts) in &self.combined {
+            for part in parts {
+                sources.entry(part.name.clone()).or_default().push(name.clone());
+            }
         }
-        MixerWeights::Convolution(_)
-        | MixerWeights::DeltaNet(_)
-        | MixerWeights::Mamba2(_)
-        | MixerWeights::Latent(_) => None,
-    });
-    let (inputs, output) = attention.unwrap_or_default();
+        sources
+    }
+}
+
+/// The projections of a layer at each site.
+fn of_layer(config: &DecoderConfig, layer: LayerWeights) -> [Vec<TensorSpec>; Site::COUNT] {
+    let mut sites = [const { Vec::new() }; Site::COUNT];
+    let mut add = |site: Site, parts: &mut dyn Iterator<Item = LinearWeights>| {
+        sites[site as usize].extend(parts.map(|part| part.weight));
+    };
+    for mixer in layer.mixers {
+        match mixer {
+            MixerWeights::Attention(AttentionWeights { qkv, gate, output, .. }) => {
+                add(Site::Inputs, &mut qkv.parts().chain(gate));
+                add(Site::Output, &mut [output].into_iter());
+            }
+            MixerWeights::Convolution(_)
+            | MixerWeights::DeltaNet(_)
+            | MixerWeights::Mamba2(_)
+            | MixerWeights::Latent(_) => {}
+        }
+    }
     // The MLP of parallel layers reads rows that are gone when it is computed.
     let parallel = config.norms == NormPlacement::Parallel;
-    let (gate_up, down) = match layer.mlp {
-        Some(
-            FeedForwardWeights::Dense(mlp)
-            | FeedForwardWeights::DenseAndExperts(DenseAndExpertsWeights { mlp, .. }),
-        ) if !parallel => {
-            let MlpWeights { inputs, down } = mlp;
-            let inputs = match inputs {
-                MlpInputs::Gated(gate_up) => stacked(gate_up),
-                MlpInputs::Plain(up) => vec![single(up.weight)],
-            };
-            (inputs, vec![single(down.weight)])
+    if let Some(
+        FeedForwardWeights::Dense(mlp)
+        | FeedForwardWeights::DenseAndExperts(DenseAndExpertsWeights { mlp, .. }),
+    ) = layer.mlp
+        && !parallel
+    {
+        let MlpWeights { inputs, down } = mlp;
+        match inputs {
+            MlpInputs::Gated(gate_up) => add(Site::GateUp, &mut gate_up.parts.into_iter()),
+            MlpInputs::Plain(up) => add(Site::GateUp, &mut [up].into_iter()),
         }
-        _ => Default::default(),
-    };
-    [inputs, output, gate_up, down]
-}
-
-fn single(spec: TensorSpec) -> Part {
-    Part { sources: vec![spec.name.clone()], spec }
-}
-
-fn stacked<const N: usize>(weights: StackedWeights<N>) -> Vec<Part> {
-    let StackedWeights { name, parts } = weights;
-    parts.into_iter().map(|part| of_stacked(&name, part)).collect()
-}
-
-/// A projection whose rows files may have in the matrix `name`.
-fn of_stacked(name: &str, part: LinearWeights) -> Part {
-    Part { sources: vec![part.weight.name.clone(), name.to_owned()], spec: part.weight }
+        add(Site::Down, &mut [down].into_iter());
+    }
+    sites
 }

@@ -13,7 +13,7 @@ use stolon_backend::{Adapter, StepBatch};
 use stolon_kernels::{self as kernels, Epilogue, Matrix, Operands, Path, Product, RowSums, Sink};
 
 use super::Decoder;
-use crate::adapter::{LoraWeights, Site, SiteWeights};
+use crate::adapter::{EmbeddingWeights, LoraWeights, Site, SiteWeights};
 use crate::workers::Workers;
 
 /// The rows of a step that have an adapter, and `A x` for the rows of the current site. The buffers
@@ -108,6 +108,19 @@ impl AdapterRows {
     /// Whether an adapter of the step has weights at this site.
     pub(super) fn has(&self, layer: usize, site: Site) -> bool {
         self.groups.iter().any(|group| group.site(layer, site).is_some())
+    }
+
+    /// Adds the update of the embedding of `token`, which is that of row `row`, to `x`,
+    /// `[hidden_size]`.
+    pub(super) fn embed(&self, row: usize, token: u32, x: &mut [f32]) {
+        let Some(Some(Place { group, .. })) = self.places.get(row) else { return };
+        let adapter = &self.groups[*group as usize].adapter;
+        let weights = adapter.weights::<LoraWeights>().and_then(LoraWeights::embedding);
+        let Some(EmbeddingWeights { first, scale, second }) = weights else { return };
+        let mut column = vec![0.0; second.rank()];
+        first.row(token as usize, &mut column);
+        column.iter_mut().for_each(|value| *value *= scale);
+        second.add(0, &column, x);
     }
 
     /// Computes `A x` for a site. `read` writes the input of a row, `[in]`, to the given memory.

@@ -4,7 +4,7 @@
 use std::ops::Range;
 
 use stolon_backend::{SliceImage, StepBatch};
-use stolon_kernels::{self as kernels, Matrix};
+use stolon_kernels as kernels;
 
 use super::Decoder;
 use crate::workers::Workers;
@@ -13,7 +13,8 @@ impl Decoder {
     /// The embedding of a token below the vocabulary size, `[hidden_size]`.
     pub(crate) fn embedding(&self, token: u32) -> Vec<f32> {
         let mut row = vec![0.0; self.config.hidden_size];
-        embed_token(&self.embedding, self.config.embedding_scale, token, &mut row);
+        self.embedding.row(token as usize, &mut row);
+        scale_embedding(self.config.embedding_scale, &mut row);
         row
     }
 
@@ -23,14 +24,16 @@ impl Decoder {
         let in_vocabulary = 0..self.config.vocab_size as u32;
         let chunk = workers.chunk_rows(tokens.len(), width);
         let (embedding, scale) = (&self.embedding, self.config.embedding_scale);
-        let lookup = |token: u32, row: &mut [f32]| embed_token(embedding, scale, token, row);
+        let adapters = &self.adapters;
         let x = &mut self.activations.x[..tokens.len() * width];
-        let parts = x.chunks_mut(chunk * width).zip(tokens.chunks(chunk));
-        workers.run(parts, |(x, tokens)| {
-            let rows = x.chunks_exact_mut(width).zip(tokens);
+        let parts = x.chunks_mut(chunk * width).zip(tokens.chunks(chunk)).enumerate();
+        workers.run(parts, |(part, (x, tokens))| {
+            let rows = (part * chunk..).zip(x.chunks_exact_mut(width).zip(tokens));
             // The others are positions of images, coordinates and sizes.
-            for (row, &token) in rows.filter(|(_, token)| in_vocabulary.contains(token)) {
-                lookup(token, row);
+            for (row, (x, &token)) in rows.filter(|(_, (_, token))| in_vocabulary.contains(token)) {
+                embedding.row(token as usize, x);
+                adapters.embed(row, token, x);
+                scale_embedding(scale, x);
             }
         });
         for (rows, values) in image_rows(batch, width, 0) {
@@ -72,9 +75,8 @@ fn image_rows(
     })
 }
 
-/// Writes the embedding of a token to `row`.
-fn embed_token(embedding: &Matrix, scale: Option<f32>, token: u32, row: &mut [f32]) {
-    embedding.row(token as usize, row);
+/// Multiplies an embedding by the model's factor, if it has one.
+fn scale_embedding(scale: Option<f32>, row: &mut [f32]) {
     if let Some(scale) = scale {
         row.iter_mut().for_each(|value| *value *= scale);
     }

@@ -83,6 +83,21 @@ impl DecoderConfig {
         matrices.collect()
     }
 
+    /// The matrices that files may have in place of several: the name of each, the number of its
+    /// rows, and the matrices whose rows it has.
+    pub(crate) fn combined(&self) -> Vec<(String, usize, Vec<TensorSpec>)> {
+        let stacked = self.stacked().into_iter().map(|(name, parts)| {
+            let rows = parts.iter().map(|part| part.shape[0]).sum();
+            (name, rows, parts)
+        });
+        let mixed = self.divisions().into_iter();
+        let mixed = mixed.filter(|division| division.parts[0].0.shape.len() == 2);
+        let mixed = mixed.map(|Division { name, rows, parts }| {
+            (name, rows, parts.into_iter().map(|(part, _)| part).collect())
+        });
+        stacked.chain(mixed).collect()
+    }
+
     /// The tensors that files have in place of several whose rows are between each other.
     fn divisions(&self) -> Vec<Division> {
         let mut list = Vec::new();

@@ -151,7 +151,10 @@ fn wide_adapters_are_batch_invariant() {
             let (config, open_model) = wide_model(model, stolon_model::TensorType::Bf16);
             let dir = tempfile::tempdir().expect("a directory");
             let mut adapter = whole_adapter(&config, 24, dtype, 3);
-            adapter.add("lm_head", [config.vocab_size, config.hidden_size], dtype);
+            let shape = [config.vocab_size, config.hidden_size];
+            for module in ["lm_head", "model.embed_tokens"] {
+                adapter.add(module, shape, dtype);
+            }
             adapter.write(dir.path());
             let setup = Setup { kv_type: KvType::Bf16, path: Some(path), ..Setup::default() };
             let open = open_adapted(setup, dir.path().to_owned());
@@ -176,8 +179,11 @@ fn requests_with_different_adapters_share_a_batch() {
         let mut adapters = vec![None];
         for (seed, rank) in [(1, 4), (2, 16), (3, 33)] {
             let mut adapter = whole_adapter(&config, rank, "BF16", seed);
-            if seed != 2 {
-                adapter.add("lm_head", [config.vocab_size, config.hidden_size], "BF16");
+            let shape = [config.vocab_size, config.hidden_size];
+            match seed {
+                1 => adapter.add("lm_head", shape, "BF16"),
+                2 => adapter.add("model.embed_tokens", shape, "BF16"),
+                _ => {}
             }
             adapter.write(dir.path());
             adapters.push(Some(load(&mixed, dir.path()).expect("a valid adapter")));
@@ -268,17 +274,35 @@ fn in_gguf(name: &str, config: &DecoderConfig) -> Vec<u8> {
     let settings = fixture::file(&format!("lora/{name}"), "adapter_config.json");
     let settings: serde_json::Value = serde_json::from_slice(&settings).expect("JSON");
     let text = |key: &str, value: &str| (key.to_owned(), Meta::Text(value.to_owned()));
-    let architecture = if name == "glm4" { "glm4" } else { "llama" };
     let alpha = settings["lora_alpha"].as_f64().expect("a number") as f32;
     let metadata = vec![
-        text("general.architecture", architecture),
+        text("general.architecture", name),
         text("general.type", "adapter"),
         text("adapter.type", "lora"),
         ("adapter.lora.alpha".to_owned(), Meta::F32(alpha)),
     ];
     let mut writer = GgufWriter { metadata, tensors: Vec::new() };
     for (tensor, view) in tensors.tensors() {
-        let rest = tensor.strip_prefix("base_model.model.model.layers.").expect("a layer");
+        let rest = tensor.strip_prefix("base_model.model.").expect("a module");
+        let outer = [
+            ("lm_head.lora_A.weight", "output.weight.lora_a"),
+            ("lm_head.lora_B.weight", "output.weight.lora_b"),
+            ("model.embed_tokens.lora_embedding_A", "token_embd.weight.lora_a"),
+            ("model.embed_tokens.lora_embedding_B", "token_embd.weight.lora_b"),
+        ];
+        if let Some((_, name)) = outer.iter().find(|(peft, _)| *peft == rest) {
+            let (mut shape, mut bytes) = (view.shape().to_vec(), view.data().to_vec());
+            if *name == "token_embd.weight.lora_a" {
+                // It is stored by token.
+                let rows = bytes.chunks_exact(4 * shape[1]);
+                let column = |at: usize| rows.clone().map(move |row| &row[4 * at..][..4]);
+                bytes = (0..shape[1]).flat_map(column).flatten().copied().collect();
+                shape.reverse();
+            }
+            writer.tensors.push(((*name).to_owned(), shape, 0, bytes));
+            continue;
+        }
+        let rest = rest.strip_prefix("model.layers.").expect("a layer");
         let (layer, rest) = rest.split_once('.').expect("a module");
         let (module, rest) = rest.split_once('.').and_then(|(_, m)| m.split_once('.')).expect("it");
         let (gguf, heads) = match module {
@@ -319,12 +343,12 @@ fn adjacent_pairs(bytes: &[u8], heads: usize, config: &DecoderConfig) -> Vec<u8>
 #[test]
 fn adapters_in_gguf_equal_those_of_peft() {
     let dir = tempfile::tempdir().expect("a directory");
-    for name in ["llama", "glm4"] {
+    for name in ["llama", "glm4", "qwen2"] {
         let path = dir.path().join(format!("{name}.gguf"));
         let config = fixture::model(name).config;
-        // The fixture of GLM-4 is in the order of GGUF files already.
+        // The fixture of GLM-4 is in the order of GGUF files already, and Qwen2 has only one.
         let as_stored = DecoderConfig { rotary_dim: Some(0), ..config.clone() };
-        let order = if name == "glm4" { &as_stored } else { &config };
+        let order = if name == "llama" { &config } else { &as_stored };
         std::fs::write(&path, in_gguf(name, order)).expect("a file");
         let prompt = fixture::expected(name).prompt;
         let rows = [directory(name), path].map(|path| {

@@ -26,7 +26,9 @@ fn subject(name: &str) -> (Arc<dyn AdapterLoader>, AdapterWriter) {
     let model = load(&source, &LoadOptions::default()).unwrap();
     let mut adapter = whole_adapter(&model.config, 4, "F32", 1);
     let shape = [model.config.vocab_size, model.config.hidden_size];
-    adapter.add("lm_head", shape, "F32");
+    for module in ["lm_head", "model.embed_tokens"] {
+        adapter.add(module, shape, "F32");
+    }
     let options =
         CpuOptions { kv_budget: KvBudget::Blocks(2), threads: Some(1), ..CpuOptions::default() };
     let backend = CpuBackend::new(model.config, model.weights, options).unwrap();
@@ -107,7 +109,6 @@ fn tensors_that_do_not_fit_are_refused_by_name() {
         refused(&*loader, &adapter, expected);
     }
     for other in [
-        "base_model.model.model.embed_tokens.lora_embedding_A",
         "base_model.model.lm_head.weight",
         "base_model.model.model.layers.0.self_attn.q_proj.lora_magnitude_vector",
         "base_model.model.model.layers.0.self_attn.q_proj.lora_B.bias",
@@ -121,40 +122,59 @@ fn tensors_that_do_not_fit_are_refused_by_name() {
     }
 }
 
-/// Goal: matrices of the output matrix that do not fit are refused by name, and so is another output
-/// matrix than the model's in the adapter's files.
+/// Goal: matrices of the embedding and of the output matrix that do not fit are refused by name, and
+/// so are other matrices than the model's in the adapter's files.
 #[test]
-fn matrices_of_the_output_are_checked() {
+fn matrices_of_the_vocabulary_are_checked() {
     let (loader, good) = subject("llama");
-    let at = |end: &str| {
-        let name = format!("base_model.model.lm_head.{end}.weight");
+    let at = |name: &str| {
+        let name = format!("base_model.model.{name}");
         good.tensors.iter().position(|tensor| tensor.0 == name).unwrap()
     };
-    let [first, second] = [at("lora_A"), at("lora_B")];
-    let mut adapter = good.clone();
-    adapter.tensors.remove(second);
-    refused(&*loader, &adapter, &["lm_head.weight (lora_B)", "[96, 4]", "missing"]);
-    adapter = good.clone();
-    adapter.tensors.remove(first);
-    refused(&*loader, &adapter, &["lm_head.weight.lora_a", "missing"]);
-    adapter = good.clone();
-    adapter.tensors[second].2 = vec![48, 8];
-    refused(&*loader, &adapter, &["lm_head.weight", "[48, 8]"]);
-    // PEFT saves it next to the adapter.
-    let (name, dtype) = ("base_model.model.lm_head.base_layer.weight".to_owned(), "F32");
-    adapter = good.clone();
-    adapter.tensors.push((name.clone(), dtype, vec![96, 48], vec![0; 4 * 96 * 48]));
+    let head = ["lora_A", "lora_B"].map(|end| at(&format!("lm_head.{end}.weight")));
+    let tokens = ["A", "B"].map(|end| at(&format!("model.embed_tokens.lora_embedding_{end}")));
+    for (index, expected) in [
+        (head[0], ["lm_head (lora_A)", "[4, 48]", "missing"]),
+        (head[1], ["lm_head (lora_B)", "[96, 4]", "missing"]),
+        (tokens[0], ["model.embed_tokens (lora_A)", "[4, 96]", "missing"]),
+        (tokens[1], ["model.embed_tokens (lora_B)", "[48, 4]", "missing"]),
+    ] {
+        let mut adapter = good.clone();
+        adapter.tensors.remove(index);
+        refused(&*loader, &adapter, &expected);
+    }
+    for (index, shape, expected) in [
+        (head[1], vec![48, 8], ["lm_head.weight", "expected shape [8, 48], got [4, 48]"]),
+        (tokens[0], vec![96, 4], ["embed_tokens", "expected shape [4, 96], got [96, 4]"]),
+        (tokens[0], vec![384], ["embed_tokens", "expected shape [4, 96], got [384]"]),
+        (tokens[1], vec![96, 2], ["embed_tokens", "expected shape [2, 96], got [4, 96]"]),
+        (tokens[1], vec![192], ["embed_tokens", "1 to 1024 columns, got [192]"]),
+    ] {
+        let mut adapter = good.clone();
+        adapter.tensors[index].2 = shape;
+        refused(&*loader, &adapter, &expected);
+    }
+    // PEFT saves these next to the adapter.
     let dir = tempfile::tempdir().unwrap();
-    adapter.write(dir.path());
-    let bytes = load_within(&*loader, dir.path()).unwrap().bytes();
     good.write(dir.path());
-    assert_eq!(load_within(&*loader, dir.path()).unwrap().bytes(), bytes);
-    // After tokens have been added.
-    adapter.tensors.pop();
-    adapter.tensors.push((name, dtype, vec![97, 48], vec![0; 4 * 97 * 48]));
-    refused(&*loader, &adapter, &["lm_head.weight.base_layer", "[96, 48]", "[97, 48]"]);
-    for other in ["model.layers.0.self_attn.q_proj.base_layer.weight", "model.embed_tokens.weight"]
-    {
+    let bytes = load_within(&*loader, dir.path()).unwrap().bytes();
+    for module in ["lm_head", "model.embed_tokens"] {
+        let name = format!("base_model.model.{module}.base_layer.weight");
+        let mut adapter = good.clone();
+        adapter.tensors.push((name.clone(), "F32", vec![96, 48], vec![0; 4 * 96 * 48]));
+        adapter.write(dir.path());
+        assert_eq!(load_within(&*loader, dir.path()).unwrap().bytes(), bytes);
+        // After tokens have been added.
+        adapter.tensors.pop();
+        adapter.tensors.push((name, "F32", vec![97, 48], vec![0; 4 * 97 * 48]));
+        refused(&*loader, &adapter, &[module, "base_layer", "[96, 48]", "[97, 48]"]);
+    }
+    for other in [
+        "model.layers.0.self_attn.q_proj.base_layer.weight",
+        "model.embed_tokens.weight",
+        "model.embed_tokens.lora_A.weight",
+        "lm_head.lora_embedding_A",
+    ] {
         let mut adapter = good.clone();
         adapter.tensors[0].0 = format!("base_model.model.{other}");
         refused(&*loader, &adapter, &[other, "is not supported"]);
@@ -256,7 +276,7 @@ fn other_gguf_files_are_refused() {
         let error = load(&file).unwrap_err();
         assert!(error.contains(&format!("key `{expected}`")), "{error}");
     }
-    for name in ["token_embd.weight.lora_a", "blk.0.attn_q.weight", "blk.0.x.weight.lora_b"] {
+    for name in ["token_embd.weight", "blk.0.attn_q.weight", "blk.0.x.weight.lora_b"] {
         let mut file = gguf();
         file.tensors[0].0 = name.to_owned();
         let error = load(&file).unwrap_err();

@@ -35,8 +35,11 @@ impl AdapterWriter {
     }
 
     /// Adds random matrices of the type F32 or BF16 for the module `module`, such as
-    /// `model.layers.0.self_attn.q_proj`, whose weight is `[out, in]`.
-    pub(crate) fn add(&mut self, module: &str, [out, input]: [usize; 2], dtype: &'static str) {
+    /// `model.layers.0.self_attn.q_proj`, whose weight is `[out, in]`, or `[in, out]` for the
+    /// embedding, `model.embed_tokens`.
+    pub(crate) fn add(&mut self, module: &str, shape: [usize; 2], dtype: &'static str) {
+        let is_embedding = module.ends_with("embed_tokens");
+        let [input, out] = if is_embedding { shape } else { [shape[1], shape[0]] };
         let rank = self.settings["r"].as_u64().expect("a rank") as usize;
         // An update is of about the size of the results that it is added to.
         let scale = 2.0 / (rank as f32).sqrt() / (input as f32).sqrt();
@@ -47,7 +50,10 @@ impl AdapterWriter {
                 bytes[if dtype == "BF16" { 2 } else { 0 }..].to_vec()
             });
             let bytes = bytes.collect();
-            let name = format!("base_model.model.{module}.lora_{name}.weight");
+            let name = match is_embedding {
+                true => format!("base_model.model.{module}.lora_embedding_{name}"),
+                false => format!("base_model.model.{module}.lora_{name}.weight"),
+            };
             self.tensors.push((name, dtype, shape, bytes));
         }
     }
