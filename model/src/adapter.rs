@@ -86,8 +86,12 @@ impl From<ModelError> for AdapterLoadError {
 /// layer after the last one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Site {
-    /// Queries, keys, values, and the gates of attention's output, in this order.
+    /// Of attention: queries, keys, values, and the gates of its output, in this order. Of latent
+    /// attention: queries, or the vector that they are projections of, and what is kept of a
+    /// position.
     Inputs,
+    /// The queries of latent attention, if they are projections of another vector.
+    Queries,
     /// The projection of attention's output.
     Output,
     /// Gate and up of a dense MLP, in this order.

@@ -5,8 +5,8 @@ use std::collections::{HashMap, HashSet};
 use super::Site;
 use crate::config::{
     Architecture, AttentionWeights, DecoderConfig, DecoderWeights, DenseAndExpertsWeights,
-    FeedForwardWeights, LayerWeights, LinearWeights, MixerWeights, MlpInputs, MlpWeights,
-    NormPlacement, TensorRole, TensorSpec,
+    FeedForwardWeights, LatentWeights, LayerWeights, LinearWeights, MixerWeights, MlpInputs,
+    MlpWeights, NormPlacement, TensorRole, TensorSpec,
 };
 
 /// The name of the embedding.
@@ -85,10 +85,18 @@ fn of_layer(config: &DecoderConfig, layer: LayerWeights) -> [Vec<TensorSpec>; Si
                 add(Site::Inputs, &mut qkv.parts().chain(gate));
                 add(Site::Output, &mut [output].into_iter());
             }
-            MixerWeights::Convolution(_)
-            | MixerWeights::DeltaNet(_)
-            | MixerWeights::Mamba2(_)
-            | MixerWeights::Latent(_) => {}
+            MixerWeights::Latent(LatentWeights { query_down, query, latent, output, .. }) => {
+                let first = match query_down {
+                    Some((down, _)) => {
+                        add(Site::Queries, &mut [query].into_iter());
+                        down
+                    }
+                    None => query,
+                };
+                add(Site::Inputs, &mut [first, latent].into_iter());
+                add(Site::Output, &mut [output].into_iter());
+            }
+            MixerWeights::Convolution(_) | MixerWeights::DeltaNet(_) | MixerWeights::Mamba2(_) => {}
         }
     }
     // The MLP of parallel layers reads rows that are gone when it is computed.

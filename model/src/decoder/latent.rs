@@ -15,6 +15,7 @@ use super::attention::{Inputs, multiply_all};
 use super::linear::{Linear, Loader};
 use super::profile::Stage;
 use super::{Decoder, linear, passes};
+use crate::adapter::Site;
 use crate::config::{LatentConfig, LatentWeights};
 use crate::error::ModelError;
 use crate::kv_store::KvStore;
@@ -169,14 +170,21 @@ impl Decoder {
         let Some(layer) = self.layers[index].latent() else { return };
         let (latent, heads) = (layer.config, config.num_heads);
         let (eps, offset) = (config.rms_norm_eps, config.norm_offset);
-        let Activations { normed, q, latent: buffers, .. } = &mut self.activations;
+        let Activations { normed, latent: buffers, .. } = &mut self.activations;
         let rows = normed.rows();
         let rope = config.layers[index].rope.map(|rope| &self.ropes[rope]);
         let rotate = |dim| passes::Heads::of(config, path, dim, rope, &self.plan);
         let (of_queries, of_kept) = (rotate(latent.query_dim()), rotate(latent.kept_dim()));
-        let epilogue_q = |sums: RowSums<'_>| of_queries.apply_to_queries(&layer.query, None, sums);
+        let updates = self.adapters.updates(index, Site::Inputs);
+        let epilogue_q = |sums: RowSums<'_>| {
+            updates.add(0, sums.row, sums.feature, sums.first);
+            if layer.query_down.is_none() {
+                of_queries.apply_to_queries(&layer.query, None, sums);
+            }
+        };
         let epilogue_kept = |sums: RowSums<'_>| {
             let RowSums { row, feature, first, second } = sums;
+            updates.add(1, row, feature, first);
             of_kept.apply(None, None, RowSums { row, feature, first: &mut *first, second });
             let vector = &mut first[latent.rotary_dim..];
             kernels::rms_norm_in_place(path, vector, &layer.latent_norm, eps, offset);
@@ -194,30 +202,48 @@ impl Decoder {
             });
         }
         if inputs.own() {
-            let (step, epilogue, to) = match latent.query_rank {
-                None => (latent.query_dim(), Some(&epilogue_q as Epilogue<'_>), &mut *queries),
-                Some(rank) => (1, None, &mut buffers.low[..rows * rank]),
+            let (step, to) = match latent.query_rank {
+                None => (latent.query_dim(), &mut *queries),
+                Some(rank) => (1, &mut buffers.low[..rows * rank]),
             };
             let (matrices, sink) = (&q_matrix, Sink::Rows(to));
+            let epilogue = Some(&epilogue_q as Epilogue<'_>);
             products.push(Product { group: 0, matrices, step, epilogue, sink });
         }
         let epilogue_time = multiply_all(path, normed, &mut products, workers);
         drop(products);
         self.profile.mark_with(Stage::Qkv, epilogue_time, Stage::Heads);
-        if !inputs.own() {
-            return;
+        if inputs.own() {
+            self.latent_queries(index, rows, workers);
         }
-        if let (Some((_, norm)), Some(rank)) = (&layer.query_down, latent.query_rank) {
-            let (low, operands) = (&buffers.low, &mut buffers.operands);
+    }
+
+    /// Makes the queries of layer `index` that are compared with what is kept.
+    fn latent_queries(&mut self, index: usize, rows: usize, workers: &Workers) {
+        let (config, path) = (&self.config, self.path);
+        let Some(layer) = self.layers[index].latent() else { return };
+        let (eps, offset) = (config.rms_norm_eps, config.norm_offset);
+        let Activations { q, latent: buffers, .. } = &mut self.activations;
+        if let (Some((_, norm)), Some(rank)) = (&layer.query_down, layer.config.query_rank) {
+            let LatentBuffers { low, operands, queries, .. } = &mut *buffers;
+            let row_of = |row: usize, out: &mut [f32]| {
+                kernels::rms_norm(path, &low[row * rank..][..rank], norm, eps, offset, out);
+            };
             operands.reset(rows, &[&layer.query.matrix]);
-            operands.fill(workers.for_pass(rows, rank), |_, first, out| {
-                let x = &low[first * rank..][..out.len()];
-                kernels::rms_norm(path, x, norm, eps, offset, out);
-            });
+            passes::pack_rows(operands, workers.for_pass(rows, rank), rank, row_of);
+            self.adapters.lower((index, Site::Queries), path, workers, row_of);
+            let dim = layer.config.query_dim();
+            let rope = config.layers[index].rope.map(|rope| &self.ropes[rope]);
+            let heads = passes::Heads::of(config, path, dim, rope, &self.plan);
+            let updates = self.adapters.updates(index, Site::Queries);
+            let epilogue = |sums: RowSums<'_>| {
+                updates.add(0, sums.row, sums.feature, sums.first);
+                heads.apply_to_queries(&layer.query, None, sums);
+            };
             let matrices = [&layer.query.matrix];
-            let (step, epilogue) = (latent.query_dim(), Some(&epilogue_q as Epilogue<'_>));
-            let sink = Sink::Rows(queries);
-            let product = Product { group: 0, matrices: &matrices, step, epilogue, sink };
+            let epilogue = Some(&epilogue as Epilogue<'_>);
+            let sink = Sink::Rows(&mut queries[..rows * layer.query.out_features()]);
+            let product = Product { group: 0, matrices: &matrices, step: dim, epilogue, sink };
             let epilogue_time = multiply_all(path, operands, &mut [product], workers);
             self.profile.mark_with(Stage::Qkv, epilogue_time, Stage::Heads);
         }
@@ -250,13 +276,14 @@ impl Decoder {
         buffers.multiply_heads(&layer.values, rows, latent_of, (path, workers));
         let values = &buffers.of_heads;
         mixed.reset(rows, &[&layer.output.matrix]);
-        mixed.fill(workers.for_pass(rows, heads * value_dim), |_, first, out| {
-            for (row, out) in (first..).zip(out.chunks_exact_mut(heads * value_dim)) {
-                for (head, out) in out.chunks_exact_mut(value_dim).enumerate() {
-                    out.copy_from_slice(&values[(head * rows + row) * value_dim..][..value_dim]);
-                }
+        let row_of = |row: usize, out: &mut [f32]| {
+            for (head, out) in out.chunks_exact_mut(value_dim).enumerate() {
+                out.copy_from_slice(&values[(head * rows + row) * value_dim..][..value_dim]);
             }
-        });
+        };
+        let width = heads * value_dim;
+        passes::pack_rows(mixed, workers.for_pass(rows, width), width, row_of);
+        self.adapters.lower((index, Site::Output), path, workers, row_of);
         self.profile.mark(Stage::Attention);
     }
 }

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use stolon_kernels::{
     self as kernels, AttentionArgs, AttentionSequence, Epilogue, HeadNorm, LayerNorm, Operands,
-    Path, Product, RowSums, Sink,
+    Path, Product, RowSums, Sink, Threads,
 };
 
 use super::adapters::Updates;
@@ -55,6 +55,18 @@ impl NormVectors {
     ) -> Result<Option<Self>, ModelError> {
         spec.map(|spec| Self::load(spec, loader)).transpose()
     }
+}
+
+/// Packs rows of `width` elements that `read` computes one by one.
+pub(super) fn pack_rows(
+    rows: &mut Operands,
+    threads: &Threads,
+    width: usize,
+    read: impl Fn(usize, &mut [f32]) + Sync,
+) {
+    rows.fill(threads, |_, first, block| {
+        (first..).zip(block.chunks_exact_mut(width)).for_each(|(row, out)| read(row, out));
+    });
 }
 
 /// A norm over rows of the residual stream. Without weights, rows are left as they are.
