@@ -336,9 +336,11 @@ impl Decoder {
         let x = &x[..rows * width];
         let norm = Norm::of(&self.config, vectors, self.path);
         norm.pack(x, normed, workers);
-        self.adapters.lower((index, Site::Inputs), self.path, workers, |row, out| {
-            norm.apply(&x[row * width..][..width], out);
-        });
+        for site in self.layers.get(index).map_or(vec![Site::Inputs], Layer::input_sites) {
+            self.adapters.lower((index, site), self.path, workers, |row, out| {
+                norm.apply(&x[row * width..][..width], out);
+            });
+        }
     }
 
     /// Moves the rows that get logits or whose hidden states are returned to the front of the

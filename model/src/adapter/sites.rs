@@ -6,7 +6,7 @@ use super::Site;
 use crate::config::{
     Architecture, AttentionWeights, DecoderConfig, DecoderWeights, DenseAndExpertsWeights,
     FeedForwardWeights, LatentWeights, LayerWeights, LinearWeights, MixerWeights, MlpInputs,
-    MlpWeights, NormPlacement, TensorRole, TensorSpec,
+    MlpWeights, TensorRole, TensorSpec,
 };
 
 /// The name of the embedding.
@@ -38,7 +38,7 @@ impl Sites {
         embedding.shape.reverse();
         let mut last = [const { Vec::new() }; Site::COUNT];
         last[Site::Inputs as usize].push(head);
-        let layers = layers.into_iter().map(|layer| of_layer(config, layer));
+        let layers = layers.into_iter().map(of_layer);
         let layers: Vec<_> = layers.chain([last]).collect();
         let known: HashSet<_> = layers.iter().flatten().flatten().map(|spec| &spec.name).collect();
         let mut combined = config.combined();
@@ -74,7 +74,7 @@ impl Sites {
 }
 
 /// The projections of a layer at each site.
-fn of_layer(config: &DecoderConfig, layer: LayerWeights) -> [Vec<TensorSpec>; Site::COUNT] {
+fn of_layer(layer: LayerWeights) -> [Vec<TensorSpec>; Site::COUNT] {
     let mut sites = [const { Vec::new() }; Site::COUNT];
     let mut add = |site: Site, parts: &mut dyn Iterator<Item = LinearWeights>| {
         sites[site as usize].extend(parts.map(|part| part.weight));
@@ -99,13 +99,10 @@ fn of_layer(config: &DecoderConfig, layer: LayerWeights) -> [Vec<TensorSpec>; Si
             MixerWeights::Convolution(_) | MixerWeights::DeltaNet(_) | MixerWeights::Mamba2(_) => {}
         }
     }
-    // The MLP of parallel layers reads rows that are gone when it is computed.
-    let parallel = config.norms == NormPlacement::Parallel;
     if let Some(
         FeedForwardWeights::Dense(mlp)
         | FeedForwardWeights::DenseAndExperts(DenseAndExpertsWeights { mlp, .. }),
     ) = layer.mlp
-        && !parallel
     {
         let MlpWeights { inputs, down } = mlp;
         match inputs {

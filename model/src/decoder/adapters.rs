@@ -16,8 +16,8 @@ use super::Decoder;
 use crate::adapter::{EmbeddingWeights, LoraWeights, Site, SiteWeights};
 use crate::workers::Workers;
 
-/// The rows of a step that have an adapter, and `A x` for the rows of the current site. The buffers
-/// are reused between steps.
+/// The rows of a step that have an adapter, and `A x` for these rows. The buffers are reused between
+/// steps.
 #[derive(Debug, Default)]
 pub(super) struct AdapterRows {
     /// The adapters of the step.
@@ -26,8 +26,9 @@ pub(super) struct AdapterRows {
     places: Vec<Option<Place>>,
     /// The inputs of the rows, packed for the matrices `A`.
     inputs: Operands,
-    /// `scale * A x`, `[rows, width]` for each group that has weights at the current site.
-    lowered: Vec<f32>,
+    /// `scale * A x` at each site, in the layer where it was computed last: `[rows, width]` for each
+    /// group that has weights there.
+    lowered: [Vec<f32>; Site::COUNT],
 }
 
 /// The rows of one adapter.
@@ -36,8 +37,8 @@ struct Group {
     adapter: Adapter,
     /// Indices of the rows, in ascending order.
     rows: Vec<u32>,
-    /// Where the group begins in [`AdapterRows::lowered`].
-    start: usize,
+    /// Where the group begins in [`AdapterRows::lowered`] at each site.
+    starts: [usize; Site::COUNT],
 }
 
 /// The place of a row in its group.
@@ -88,7 +89,8 @@ impl AdapterRows {
     fn group_of(&mut self, adapter: &Adapter) -> u32 {
         let known = self.groups.iter().position(|group| group.adapter == *adapter);
         let index = known.unwrap_or_else(|| {
-            self.groups.push(Group { adapter: adapter.clone(), rows: Vec::new(), start: 0 });
+            let starts = [0; Site::COUNT];
+            self.groups.push(Group { adapter: adapter.clone(), rows: Vec::new(), starts });
             self.groups.len() - 1
         });
         index as u32
@@ -132,9 +134,10 @@ impl AdapterRows {
         read: impl Fn(usize, &mut [f32]) + Sync,
     ) {
         let Self { groups, inputs, lowered, .. } = self;
+        let lowered = &mut lowered[site as usize];
         let mut end = 0;
         for group in groups.iter_mut() {
-            group.start = end;
+            group.starts[site as usize] = end;
             end += group.site(layer, site).map_or(0, |w| group.rows.len() * w.scales.len());
         }
         if end == 0 {
@@ -201,7 +204,9 @@ impl Updates<'_> {
         let group = &groups[*group as usize];
         let Some(site) = group.site(self.layer, self.site) else { return };
         let Some(second) = site.second.get(part).and_then(Option::as_ref) else { return };
-        let start = group.start + *index as usize * site.scales.len() + second.start;
+        let lowered = &lowered[self.site as usize];
+        let start =
+            group.starts[self.site as usize] + *index as usize * site.scales.len() + second.start;
         second.matrix.add(feature, &lowered[start..][..second.matrix.rank()], sums);
     }
 }

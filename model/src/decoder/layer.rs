@@ -13,6 +13,7 @@ use super::mlp::Mlp;
 use super::passes::NormVectors;
 use super::per_layer::PerLayer;
 use super::selective::Selective;
+use crate::adapter::Site;
 use crate::config::{DecoderConfig, FeedForwardWeights, LayerWeights, MixerWeights, NormPlacement};
 use crate::error::ModelError;
 
@@ -246,6 +247,15 @@ impl Layer {
             inputs.extend(mlp.inputs());
         }
         inputs
+    }
+
+    /// The sites of the projections of the normalized input of the layer.
+    pub(super) fn input_sites(&self) -> Vec<Site> {
+        let mut sites = vec![Site::Inputs];
+        if self.parallel {
+            sites.push(Site::GateUp);
+        }
+        sites
     }
 
     /// Size in bytes of all packed matrices.
