@@ -88,12 +88,21 @@ impl From<ModelError> for AdapterLoadError {
 pub(crate) enum Site {
     /// Of attention: queries, keys, values, and the gates of its output, in this order. Of latent
     /// attention: queries, or the vector that they are projections of, and what is kept of a
-    /// position.
+    /// position. Of a convolution, Gated DeltaNet or Kimi Delta Attention: the parts of their
+    /// weights, in their order.
     Inputs,
+    /// The same of Mamba-2, which may be next to attention.
+    MambaInputs,
     /// The queries of latent attention, if they are projections of another vector.
     Queries,
-    /// The projection of attention's output.
+    /// The time steps of Kimi Delta Attention.
+    Steps,
+    /// The gates of the outputs of Kimi Delta Attention.
+    Gates,
+    /// The projection of the output of attention, or of what the layer has in its place.
     Output,
+    /// The same of Mamba-2.
+    MambaOutput,
     /// Gate and up of a dense MLP, in this order.
     GateUp,
     /// The projection of a dense MLP's output.

@@ -62,7 +62,8 @@ impl AdapterFiles {
         bytes_max: u64,
     ) -> Result<Self, ModelError> {
         let is_gguf = path.extension().is_some_and(|end| end.eq_ignore_ascii_case("gguf"));
-        let sites = Sites::of(config);
+        let grouped = !(is_gguf && config.architecture.description().gguf.tiled_heads);
+        let sites = Sites::of(config, grouped);
         let files = match is_gguf {
             true => Self::open_gguf(path, config, sites, bytes_max)?,
             false => Self::open_peft(path, config, sites, bytes_max)?,

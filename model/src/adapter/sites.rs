@@ -4,9 +4,10 @@ use std::collections::{HashMap, HashSet};
 
 use super::Site;
 use crate::config::{
-    Architecture, AttentionWeights, DecoderConfig, DecoderWeights, DenseAndExpertsWeights,
-    FeedForwardWeights, LatentWeights, LayerWeights, LinearWeights, MixerWeights, MlpInputs,
-    MlpWeights, TensorRole, TensorSpec,
+    Architecture, AttentionWeights, ConvolutionWeights, DecoderConfig, DecoderWeights,
+    DeltaNetWeights, DenseAndExpertsWeights, FactoredWeights, FeedForwardWeights, LatentWeights,
+    LayerWeights, LinearWeights, Mamba2Weights, MixerWeights, MlpInputs, MlpWeights, TensorRole,
+    TensorSpec,
 };
 
 /// The name of the embedding.
@@ -28,8 +29,11 @@ pub(super) struct Sites {
 }
 
 impl Sites {
-    /// The projections of the model with the configuration `config`.
-    pub(super) fn of(config: &DecoderConfig) -> Self {
+    /// The projections of the model with the configuration `config`, in a file in which consecutive
+    /// value heads of Gated DeltaNet share a key head if `grouped` is true. If they do not in the
+    /// model, or the other way round, adapters cannot change it.
+    pub(super) fn of(config: &DecoderConfig, grouped: bool) -> Self {
+        let same_heads = config.delta_net.is_none_or(|delta_net| delta_net.has_order(grouped));
         let DecoderWeights { mut embedding, layers, head, .. } = config.weights();
         // An adapter of a matrix that is also the embedding changes only the output, as in PEFT.
         let tied =
@@ -38,7 +42,7 @@ impl Sites {
         embedding.shape.reverse();
         let mut last = [const { Vec::new() }; Site::COUNT];
         last[Site::Inputs as usize].push(head);
-        let layers = layers.into_iter().map(of_layer);
+        let layers = layers.into_iter().map(|layer| of_layer(layer, same_heads));
         let layers: Vec<_> = layers.chain([last]).collect();
         let known: HashSet<_> = layers.iter().flatten().flatten().map(|spec| &spec.name).collect();
         let mut combined = config.combined();
@@ -73,8 +77,9 @@ impl Sites {
     }
 }
 
-/// The projections of a layer at each site.
-fn of_layer(layer: LayerWeights) -> [Vec<TensorSpec>; Site::COUNT] {
+/// The projections of a layer at each site. `same_heads` says whether the value heads of Gated
+/// DeltaNet have the same order in the file and in the model.
+fn of_layer(layer: LayerWeights, same_heads: bool) -> [Vec<TensorSpec>; Site::COUNT] {
     let mut sites = [const { Vec::new() }; Site::COUNT];
     let mut add = |site: Site, parts: &mut dyn Iterator<Item = LinearWeights>| {
         sites[site as usize].extend(parts.map(|part| part.weight));
@@ -96,7 +101,28 @@ fn of_layer(layer: LayerWeights) -> [Vec<TensorSpec>; Site::COUNT] {
                 add(Site::Inputs, &mut [first, latent].into_iter());
                 add(Site::Output, &mut [output].into_iter());
             }
-            MixerWeights::Convolution(_) | MixerWeights::DeltaNet(_) | MixerWeights::Mamba2(_) => {}
+            MixerWeights::Convolution(ConvolutionWeights { inputs, output, .. }) => {
+                add(Site::Inputs, &mut inputs.parts.into_iter());
+                add(Site::Output, &mut [output].into_iter());
+            }
+            MixerWeights::Mamba2(Mamba2Weights { inputs, output, .. }) => {
+                add(Site::MambaInputs, &mut inputs.parts.into_iter());
+                add(Site::MambaOutput, &mut [output].into_iter());
+            }
+            MixerWeights::DeltaNet(delta_net) if same_heads => {
+                let DeltaNetWeights { qkv, gate, strength, step, output, .. } = delta_net;
+                let mut first = |site: Site, FactoredWeights { down, up }| match down {
+                    Some(down) => {
+                        add(site, &mut [up].into_iter());
+                        down
+                    }
+                    None => up,
+                };
+                let [gate, step] = [first(Site::Gates, gate), first(Site::Steps, step)];
+                add(Site::Inputs, &mut qkv.into_iter().chain([gate, strength, step]));
+                add(Site::Output, &mut [output].into_iter());
+            }
+            MixerWeights::DeltaNet(_) => {}
         }
     }
     if let Some(

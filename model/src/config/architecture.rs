@@ -301,7 +301,7 @@ pub(crate) struct Gguf {
     pub(super) fused_mlp: bool,
     /// Whether the converter brings the value heads of Gated DeltaNet into an order in which they
     /// use the key heads in turn.
-    pub(super) tiled_heads: bool,
+    pub(crate) tiled_heads: bool,
     /// The window if the key is missing.
     pub(super) window: Option<usize>,
     /// Whether the weights of a token's experts add up to 1 if the key is missing.

@@ -99,6 +99,11 @@ impl DeltaNetConfig {
         }
     }
 
+    /// Whether value heads have the order that they have if [`Self::grouped`] is `grouped`.
+    pub(crate) fn has_order(&self, grouped: bool) -> bool {
+        self.grouped == grouped || self.key_heads == self.value_heads
+    }
+
     /// Number of elements of the vectors that time steps and gates are projections of; `None` if
     /// they are projections of the residual stream.
     #[must_use]

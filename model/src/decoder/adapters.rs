@@ -174,6 +174,11 @@ impl AdapterRows {
         kernels::multiply(path, workers.for_work(end * columns), inputs, &mut products);
     }
 
+    /// [`Self::updates`], if an adapter of the step has weights at this site.
+    pub(super) fn some_updates(&self, layer: usize, site: Site) -> Option<Updates<'_>> {
+        self.has(layer, site).then(|| self.updates(layer, site))
+    }
+
     /// What [`Self::lower`] has computed for a site, to be added to the site's projections.
     pub(super) fn updates(&self, layer: usize, site: Site) -> Updates<'_> {
         Updates { rows: self, layer, site }

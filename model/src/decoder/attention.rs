@@ -243,13 +243,12 @@ impl Decoder {
             let x = &mut x[..rows * self.config.hidden_size];
             let mixer = &layer.mixers[mixer];
             let is_attention = matches!(mixer, Mixer::Attention(_));
-            let is_adapted = is_attention || matches!(mixer, Mixer::Latent(_));
             let residual = passes::Residual {
                 config: &self.config,
                 path: self.path,
                 linear: mixer.output(),
                 own_norm: layer.attention_output_norm.as_deref(),
-                updates: is_adapted.then(|| self.adapters.updates(index, Site::Output)),
+                updates: Some(self.adapters.updates(index, mixer.sites()[1])),
                 scale: self.config.output_scale(|multipliers| match is_attention {
                     true => multipliers.attention_output,
                     false => multipliers.mamba_output,

@@ -6,14 +6,15 @@
 //! sum whether a position was computed in this step or in an earlier one.
 
 use stolon_kernels::{
-    self as kernels, AttentionSequence, KvLayout, KvRows, Matrix, Product, RowSums, Sink,
+    self as kernels, AttentionSequence, Epilogue, KvLayout, KvRows, Matrix, Product, RowSums, Sink,
 };
 
 use super::activations::Activations;
 use super::attention::Inputs;
 use super::linear::{Linear, Loader};
 use super::profile::Stage;
-use super::{Decoder, plan};
+use super::{Decoder, passes, plan};
+use crate::adapter::Site;
 use crate::config::ConvolutionWeights;
 use crate::error::ModelError;
 use crate::kv_store::KvStore;
@@ -69,7 +70,13 @@ impl Decoder {
         let store = kv.inputs_mut(layer.kept).slice_mut();
         // The store has no scales, so parts of a row are written independently of each other.
         let kept = KvRows::new(path, store, KvLayout::Rows, &self.plan.slots, width, 1);
-        let multiply = |sums: RowSums<'_>| kernels::mul(path, sums.first, sums.second);
+        let updates = self.adapters.updates(index, Site::Inputs);
+        let multiply = |sums: RowSums<'_>| {
+            updates.add(0, sums.row, sums.feature, sums.first);
+            updates.add(2, sums.row, sums.feature, sums.second);
+            kernels::mul(path, sums.first, sums.second);
+        };
+        let epilogue_gate = |sums: RowSums<'_>| updates.add(1, sums.row, sums.feature, sums.first);
         let (input_matrices, gate_matrices) =
             ([&layer.factor.matrix, &layer.x.matrix], [&layer.gate.matrix]);
         let mut products = Vec::with_capacity(2);
@@ -85,7 +92,8 @@ impl Decoder {
         if inputs.own() {
             let sink = Sink::Rows(&mut gates[..normed.rows() * width]);
             let matrices = &gate_matrices;
-            products.push(Product { group: 0, matrices, step: 1, epilogue: None, sink });
+            let epilogue = Some(&epilogue_gate as Epilogue<'_>);
+            products.push(Product { group: 0, matrices, step: 1, epilogue, sink });
         }
         let matrices: Vec<&Matrix> =
             products.iter().flat_map(|product| product.matrices.iter().copied()).collect();
@@ -101,14 +109,14 @@ impl Decoder {
         let Activations { gates, mixed, taps, .. } = &mut self.activations;
         let count = layer.taps.len() / width;
         let inputs = kv.inputs(layer.kept);
+        let row_of = |row: usize, out: &mut [f32]| {
+            let slots = &taps[row * count..][..count];
+            let gate = &gates[row * width..][..width];
+            kernels::convolution(path, inputs, slots, &layer.taps, gate, out);
+        };
         mixed.reset(rows, &[&layer.output.matrix]);
-        mixed.fill(workers.for_pass(rows, width * count), |_, first, out| {
-            for (row, out) in (first..).zip(out.chunks_exact_mut(width)) {
-                let slots = &taps[row * count..][..count];
-                let gate = &gates[row * width..][..width];
-                kernels::convolution(path, inputs, slots, &layer.taps, gate, out);
-            }
-        });
+        passes::pack_rows(mixed, workers.for_pass(rows, width * count), width, row_of);
+        self.adapters.lower((index, Site::Output), path, workers, row_of);
         self.profile.mark(Stage::Attention);
     }
 }

@@ -12,11 +12,13 @@
 use stolon_backend::StepBatch;
 use stolon_kernels::{self as kernels, ColumnsMut, Operands, Path, Sink};
 
+use super::adapters::AdapterRows;
 use super::attention::Inputs;
-use super::linear::{Factored, Linear, Loader};
+use super::linear::{Factored, GroupProduct, Linear, Loader};
 use super::profile::Stage;
 use super::recurrent::{HeadInputs, Recurrent, RecurrentBuffers, by_tap, softplus};
-use super::{Decoder, StepState, linear};
+use super::{Decoder, StepState, linear, passes};
+use crate::adapter::Site;
 use crate::config::{DeltaNetConfig, DeltaNetKind, DeltaNetWeights, sigmoid};
 use crate::error::ModelError;
 use crate::workers::Workers;
@@ -98,40 +100,46 @@ impl DeltaNet {
         }
     }
 
-    /// Computes the projections of the rows `normed` of the residual stream. `gates` are those of
-    /// the outputs.
+    /// Computes the projections of the rows `normed` of the residual stream in layer `index`.
+    /// `gates` are those of the outputs.
     fn project(
         &self,
-        path: Path,
-        inputs: Inputs,
+        (index, inputs): (usize, Inputs),
         normed: &Operands,
         (buffers, gates): (&mut RecurrentBuffers, &mut Vec<f32>),
-        workers: &Workers,
+        adapters: &mut AdapterRows,
+        (path, workers): (Path, &Workers),
     ) {
         let (rows, channels) = (normed.rows(), self.config.shape().channels);
         let RecurrentBuffers { projected, strengths, steps, low, operands, .. } = buffers;
         let [low_steps, low_gates] = low;
+        let updates = adapters.some_updates(index, Site::Inputs);
+        let update = |part| updates.map(|updates| (updates, part));
+        let count = self.qkv.len();
         let mut products = Vec::with_capacity(6);
         if inputs.kept() {
             let widths = self.qkv.iter().map(Linear::out_features);
             let parts = ColumnsMut::divide(&mut projected[..rows * channels], rows, widths);
-            let parts = self.qkv.iter().zip(parts);
-            products.extend(parts.map(|(linear, part)| (0, &linear.matrix, Sink::Columns(part))));
+            let parts = self.qkv.iter().zip(parts).enumerate();
+            let parts = parts
+                .map(|(index, (linear, part))| linear.product(update(index), Sink::Columns(part)));
+            products.extend(parts);
             let sink = self.strength.rows_sink(strengths, rows);
-            products.push((0, &self.strength.matrix, sink));
+            products.push(self.strength.product(update(count + 1), sink));
         }
-        let steps = inputs.kept().then_some((&self.step, low_steps, steps));
-        let gates = inputs.own().then_some((&self.gate, low_gates, gates));
-        let mut factored: Vec<_> = [steps, gates].into_iter().flatten().collect();
-        for (weights, low, out) in &mut factored {
+        let steps = (&self.step, low_steps, steps, (count + 2, Site::Steps));
+        let gates = (&self.gate, low_gates, gates, (count, Site::Gates));
+        let wanted = [inputs.kept().then_some(steps), inputs.own().then_some(gates)];
+        let mut factored: Vec<_> = wanted.into_iter().flatten().collect();
+        for (weights, low, out, (part, _)) in &mut factored {
             let first = weights.first();
             let to = if weights.second().is_some() { low } else { out };
-            products.push((0, &first.matrix, first.rows_sink(to, rows)));
+            products.push(first.product(update(*part), first.rows_sink(to, rows)));
         }
         linear::multiply_groups(path, normed, products, workers);
-        let seconds = factored.into_iter();
-        let seconds =
-            seconds.filter_map(|(weights, low, out)| Some((weights.second()?, &*low, out)));
+        let seconds = factored.into_iter().filter_map(|(weights, low, out, (_, site))| {
+            Some((weights.second()?, &*low, out, site))
+        });
         let seconds: Vec<_> = seconds.collect();
         if seconds.is_empty() {
             return;
@@ -141,10 +149,16 @@ impl DeltaNet {
         operands.fill(workers.for_pass(seconds.len() * rows, rank), |group, first, block| {
             block.copy_from_slice(&seconds[group].1[first * rank..][..block.len()]);
         });
-        let products = seconds
-            .into_iter()
-            .enumerate()
-            .map(|(group, (second, _, out))| (group, &second.matrix, second.rows_sink(out, rows)));
+        for (_, low, _, site) in &seconds {
+            adapters.lower((index, *site), path, workers, |row, out| {
+                out.copy_from_slice(&low[row * rank..][..rank]);
+            });
+        }
+        let seconds = seconds.into_iter().enumerate();
+        let products = seconds.map(|(group, (second, _, out, site))| {
+            let updates = adapters.some_updates(index, site).map(|updates| (updates, 0));
+            GroupProduct { group, ..second.product(updates, second.rows_sink(out, rows)) }
+        });
         linear::multiply_groups(path, operands, products, workers);
     }
 
@@ -200,7 +214,9 @@ impl Decoder {
         let Some(layer) = self.layers[index].delta_net() else { return };
         let activations = &mut self.activations;
         let (normed, buffers) = (&activations.normed, &mut activations.recurrent);
-        layer.project(self.path, inputs, normed, (buffers, &mut activations.gates), workers);
+        let buffers_and_gates = (&mut *buffers, &mut activations.gates);
+        let (adapters, path) = (&mut self.adapters, self.path);
+        layer.project((index, inputs), normed, buffers_and_gates, adapters, (path, workers));
         self.profile.mark(Stage::Qkv);
         if inputs.kept() {
             let (path, norms) = (self.path, layer.head_norms());
@@ -224,22 +240,23 @@ impl Decoder {
         let activations = &mut self.activations;
         let (buffers, gates) = (&activations.recurrent, &activations.gates);
         let plan = &self.plan;
-        activations.mixed.reset(rows, &[&layer.output.matrix]);
-        activations.mixed.fill(workers.for_pass(rows, 4 * width), |_, first, out| {
-            for (row, out) in (first..).zip(out.chunks_exact_mut(width)) {
-                // The last layer has only the rows whose output is needed.
-                let source = if is_last { plan.output_rows[row] } else { row };
-                for (head, out) in out.chunks_exact_mut(shape.value_dim).enumerate() {
-                    let output = buffers.output(&shape, plan, (source, head));
-                    kernels::rms_norm(path, output, &layer.norm, eps, 0.0, out);
-                }
-                let gates = &gates[row * width..][..width];
-                match layer.config.kind {
-                    DeltaNetKind::Gated => kernels::mul_silu(path, out, gates),
-                    DeltaNetKind::Kimi { .. } => kernels::mul_sigmoid(path, out, gates),
-                }
+        let row_of = |row: usize, out: &mut [f32]| {
+            // The last layer has only the rows whose output is needed.
+            let source = if is_last { plan.output_rows[row] } else { row };
+            for (head, out) in out.chunks_exact_mut(shape.value_dim).enumerate() {
+                let output = buffers.output(&shape, plan, (source, head));
+                kernels::rms_norm(path, output, &layer.norm, eps, 0.0, out);
             }
-        });
+            let gates = &gates[row * width..][..width];
+            match layer.config.kind {
+                DeltaNetKind::Gated => kernels::mul_silu(path, out, gates),
+                DeltaNetKind::Kimi { .. } => kernels::mul_sigmoid(path, out, gates),
+            }
+        };
+        let mixed = &mut activations.mixed;
+        mixed.reset(rows, &[&layer.output.matrix]);
+        passes::pack_rows(mixed, workers.for_pass(rows, 4 * width), width, row_of);
+        self.adapters.lower((index, Site::Output), path, workers, row_of);
         self.profile.mark(Stage::Recurrence);
     }
 }

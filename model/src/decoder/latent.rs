@@ -12,7 +12,7 @@ use stolon_kernels::{
 
 use super::activations::Activations;
 use super::attention::{Inputs, multiply_all};
-use super::linear::{Linear, Loader};
+use super::linear::{GroupProduct, Linear, Loader};
 use super::profile::Stage;
 use super::{Decoder, linear, passes};
 use crate::adapter::Site;
@@ -121,7 +121,12 @@ impl LatentBuffers {
         });
         let sinks = self.of_heads.chunks_exact_mut(rows * outputs).map(Sink::Rows);
         let products = matrices.iter().zip(sinks).enumerate();
-        let products = products.map(|(head, (matrix, sink))| (head, matrix, sink));
+        let products = products.map(|(group, (matrix, sink))| GroupProduct {
+            group,
+            matrix,
+            updates: None,
+            sink,
+        });
         linear::multiply_groups(path, &self.operands, products, workers);
     }
 

@@ -60,6 +60,14 @@ impl Mixer {
         }
     }
 
+    /// The sites of the projections of the input and of the output.
+    pub(super) fn sites(&self) -> [Site; 2] {
+        match self {
+            Self::Mamba2(_) => [Site::MambaInputs, Site::MambaOutput],
+            _ => [Site::Inputs, Site::Output],
+        }
+    }
+
     /// The matrices that the normalized residual stream is multiplied with.
     pub(super) fn inputs(&self) -> Vec<&Matrix> {
         let inputs: Vec<&Linear> = match self {
@@ -251,7 +259,7 @@ impl Layer {
 
     /// The sites of the projections of the normalized input of the layer.
     pub(super) fn input_sites(&self) -> Vec<Site> {
-        let mut sites = vec![Site::Inputs];
+        let mut sites: Vec<_> = self.mixers.iter().map(|mixer| mixer.sites()[0]).collect();
         if self.parallel {
             sites.push(Site::GateUp);
         }

@@ -4,6 +4,7 @@ use stolon_kernels::{
     self as kernels, Epilogue, Matrix, Operands, Path, Product, RowSums, Sink, TensorType,
 };
 
+use super::adapters::Updates;
 use crate::config::{FactoredWeights, LinearWeights, TensorSpec};
 use crate::error::ModelError;
 use crate::weight_type::WeightType;
@@ -98,39 +99,42 @@ impl Loader<'_> {
     }
 }
 
-/// Multiplies `rows` with the matrices that are wanted, and writes the results to their buffers,
-/// `[rows, out]` at their beginning. The matrices have no biases.
-pub(crate) fn multiply_wanted<'a, const N: usize>(
-    path: Path,
-    rows: &Operands,
-    products: [(bool, &'a Linear, &'a mut Vec<f32>); N],
-    workers: &Workers,
-) {
-    let wanted = products.into_iter().filter(|(wanted, ..)| *wanted);
-    let sink = |linear: &Linear, out: &'a mut Vec<f32>| linear.rows_sink(out, rows.rows());
-    let products = wanted.map(|(_, linear, out)| (0, &linear.matrix, sink(linear, out)));
-    multiply_groups(path, rows, products, workers);
+/// The product of a group of rows with a matrix.
+#[derive(Debug)]
+pub(super) struct GroupProduct<'a> {
+    /// Index of the group.
+    pub(super) group: usize,
+    pub(super) matrix: &'a Matrix,
+    /// What adapters add to the result, and the part of their site that the matrix is; `None` if
+    /// they add nothing.
+    pub(super) updates: Option<(Updates<'a>, usize)>,
+    pub(super) sink: Sink<'a>,
 }
 
-/// Multiplies groups of rows, each given by its index, with matrices, and writes the results to the
-/// sinks.
-pub(crate) fn multiply_groups<'a>(
+/// Multiplies groups of rows with matrices, and writes the results to the sinks.
+pub(super) fn multiply_groups<'a>(
     path: Path,
     rows: &Operands,
-    products: impl IntoIterator<Item = (usize, &'a Matrix, Sink<'a>)>,
+    products: impl IntoIterator<Item = GroupProduct<'a>>,
     workers: &Workers,
 ) {
-    let (mut matrices, mut sinks) = (Vec::new(), Vec::new());
+    let (mut matrices, mut epilogues, mut sinks) = (Vec::new(), Vec::new(), Vec::new());
     let mut work = 0;
-    for (group, matrix, sink) in products {
+    for GroupProduct { group, matrix, updates, sink } in products {
         work += rows.group_rows(group) * matrix.in_features() * matrix.out_features();
         matrices.push([matrix]);
+        epilogues.push(updates.map(|(updates, part)| {
+            move |sums: RowSums<'_>| updates.add(part, sums.row, sums.feature, sums.first)
+        }));
         sinks.push((group, sink));
     }
-    let product =
-        |(matrices, (group, sink))| Product { group, matrices, step: 1, epilogue: None, sink };
-    let mut products: Vec<Product<'_>> =
-        matrices.iter().map(|matrices| &matrices[..]).zip(sinks).map(product).collect();
+    let parts = matrices.iter().zip(&epilogues).zip(sinks);
+    let mut products: Vec<Product<'_>> = parts
+        .map(|((matrices, epilogue), (group, sink))| {
+            let epilogue = epilogue.as_ref().map(|epilogue| epilogue as Epilogue<'_>);
+            Product { group, matrices, step: 1, epilogue, sink }
+        })
+        .collect();
     kernels::multiply(path, workers.for_work(work), rows, &mut products);
 }
 
@@ -190,6 +194,15 @@ impl Linear {
     /// The first `rows` rows of a buffer for the result, `[rows, out]`.
     pub(crate) fn rows_sink<'a>(&self, buffer: &'a mut [f32], rows: usize) -> Sink<'a> {
         Sink::Rows(&mut buffer[..rows * self.out_features()])
+    }
+
+    /// The product of the first group of rows with the matrix.
+    pub(super) fn product<'a>(
+        &'a self,
+        updates: Option<(Updates<'a>, usize)>,
+        sink: Sink<'a>,
+    ) -> GroupProduct<'a> {
+        GroupProduct { group: 0, matrix: &self.matrix, updates, sink }
     }
 
     /// Size of the packed matrix in bytes.

@@ -12,7 +12,8 @@ use super::attention::Inputs;
 use super::linear::{Linear, Loader};
 use super::profile::Stage;
 use super::recurrent::{HeadInputs, Recurrent, by_tap, softplus};
-use super::{Decoder, StepState, linear};
+use super::{Decoder, StepState, linear, passes};
+use crate::adapter::Site;
 use crate::config::{Mamba2Config, Mamba2Weights};
 use crate::error::ModelError;
 use crate::workers::Workers;
@@ -120,12 +121,18 @@ impl Decoder {
         let Some(layer) = self.layers[index].mamba2() else { return };
         let activations = &mut self.activations;
         let (normed, buffers) = (&activations.normed, &mut activations.recurrent);
+        let updates = self.adapters.some_updates(index, Site::MambaInputs);
         let products = [
+            (inputs.own(), &layer.gate, &mut activations.gates),
             (inputs.kept(), &layer.xbc, &mut buffers.projected),
             (inputs.kept(), &layer.step, &mut buffers.steps),
-            (inputs.own(), &layer.gate, &mut activations.gates),
         ];
-        linear::multiply_wanted(self.path, normed, products, workers);
+        let wanted = products.into_iter().enumerate().filter(|(_, (wanted, ..))| *wanted);
+        let products = wanted.map(|(part, (_, linear, out))| {
+            let sink = linear.rows_sink(out, normed.rows());
+            linear.product(updates.map(|updates| (updates, part)), sink)
+        });
+        linear::multiply_groups(self.path, normed, products, workers);
         if inputs.own() && layer.gate_scale != 1.0 {
             let gates = &mut activations.gates[..normed.rows() * layer.gate.matrix.out_features()];
             let chunk = workers.chunk_rows(gates.len(), 1);
@@ -154,28 +161,29 @@ impl Decoder {
         let activations = &mut self.activations;
         let (buffers, gates) = (&activations.recurrent, &activations.gates);
         let plan = &self.plan;
-        activations.mixed.reset(rows, &[&layer.output.matrix]);
-        activations.mixed.fill(workers.for_pass(rows, 4 * width), |_, first, out| {
-            for (row, out) in (first..).zip(out.chunks_exact_mut(width)) {
-                // The last layer has only the rows whose output is needed.
-                let source = if is_last { plan.output_rows[row] } else { row };
-                let values = &buffers.convolved[source * shape.channels..][..width];
-                let heads = out.chunks_exact_mut(shape.value_dim).zip(&layer.skip);
-                for (head, (out, skip)) in heads.enumerate() {
-                    let output = buffers.output(&shape, plan, (source, head));
-                    let values = &values[head * shape.value_dim..];
-                    for ((out, output), value) in out.iter_mut().zip(output).zip(values) {
-                        *out = output + skip * value;
-                    }
+        let row_of = |row: usize, out: &mut [f32]| {
+            // The last layer has only the rows whose output is needed.
+            let source = if is_last { plan.output_rows[row] } else { row };
+            let values = &buffers.convolved[source * shape.channels..][..width];
+            let heads = out.chunks_exact_mut(shape.value_dim).zip(&layer.skip);
+            for (head, (out, skip)) in heads.enumerate() {
+                let output = buffers.output(&shape, plan, (source, head));
+                let values = &values[head * shape.value_dim..];
+                for ((out, output), value) in out.iter_mut().zip(output).zip(values) {
+                    *out = output + skip * value;
                 }
-                kernels::mul_silu(path, out, &gates[row * width..][..width]);
-                let Some(norm) = &layer.norm else { continue };
-                let groups = out.chunks_exact_mut(group).zip(norm.chunks_exact(group));
-                groups.for_each(|(out, weight)| {
-                    kernels::rms_norm_in_place(path, out, weight, eps, 0.0);
-                });
             }
-        });
+            kernels::mul_silu(path, out, &gates[row * width..][..width]);
+            let Some(norm) = &layer.norm else { return };
+            let groups = out.chunks_exact_mut(group).zip(norm.chunks_exact(group));
+            groups.for_each(|(out, weight)| {
+                kernels::rms_norm_in_place(path, out, weight, eps, 0.0);
+            });
+        };
+        let mixed = &mut activations.mixed;
+        mixed.reset(rows, &[&layer.output.matrix]);
+        passes::pack_rows(mixed, workers.for_pass(rows, 4 * width), width, row_of);
+        self.adapters.lower((index, Site::MambaOutput), path, workers, row_of);
         self.profile.mark(Stage::Recurrence);
     }
 }

@@ -148,7 +148,7 @@ impl SelectiveBuffers {
         }
         let products = products
             .into_iter()
-            .map(|(linear, out)| (0, &linear.matrix, linear.rows_sink(out, rows)));
+            .map(|(linear, out)| linear.product(None, linear.rows_sink(out, rows)));
         linear::multiply_groups(path, operands, products, workers);
     }
 }

@@ -201,7 +201,7 @@ pub(crate) fn check_index(weights: &Weights, index: &Value, dir: &Path) -> Resul
 
 /// What the names of LFM2, Granite, GLM-4.5, StarCoder 2, gpt-oss, Nemotron-H, Falcon-H1 and Kimi
 /// Linear have in place of others.
-const OTHER_NAMES: [(&str, &str); 30] = [
+const OTHER_NAMES: [(&str, &str); 31] = [
     (".mlp.router.", ".mlp.gate."),
     (".mlp.gate.e_score_correction_bias", ".mlp.expert_bias"),
     (".mlp.shared_experts.", ".mlp."),
@@ -215,6 +215,8 @@ const OTHER_NAMES: [(&str, &str); 30] = [
     (".shared_mlp.input_linear.", ".mlp.gate_up_proj."),
     (".shared_mlp.output_linear.", ".mlp.down_proj."),
     (".embedding_norm.", ".norm."),
+    // In transformers, and therefore in adapters.
+    (".self_attn.forget_gate.", ".self_attn."),
     (".operator_norm.", ".input_layernorm."),
     (".ffn_norm.", ".post_attention_layernorm."),
     (".pre_ff_layernorm.", ".post_attention_layernorm."),
