@@ -11,24 +11,23 @@
 //!    adds `B (A x)` in the epilogues of the products with the model's own matrices.
 //!
 //! What would change answers and is not implemented is refused by the name of its tensor or key:
-//! DoRA, trained biases, whole modules, experts, and layers that have something else in place of
-//! attention.
+//! DoRA, trained biases, whole modules, experts, and per-layer embeddings.
 
 mod files;
+mod packer;
 mod peft;
 mod sites;
 
-use std::borrow::Cow;
 use std::path::Path as FilePath;
 use std::sync::Arc;
 
 use stolon_backend::{Adapter, AdapterLoadError, AdapterLoader};
 use stolon_kernels::{LowRank, Matrix, Path, TensorType, widen};
 
-use crate::config::{DecoderConfig, TensorSpec};
+use crate::config::DecoderConfig;
 use crate::error::ModelError;
-use crate::weights::{Tensor, Weights};
 use files::AdapterFiles;
+use packer::Packer;
 
 /// Maximum rank of an adapter's matrices. Adapters have ranks up to 512.
 pub(crate) const RANK_MAX: usize = 1024;
@@ -59,7 +58,7 @@ impl AdapterLoader for LoraLoader {
     fn load(&self, path: &FilePath, bytes_max: u64) -> Result<Adapter, AdapterLoadError> {
         let files = AdapterFiles::open(path, &self.model, bytes_max)?;
         let fingerprint = files.fingerprint();
-        let mut packer = Packer { files: &files, path: self.path, bytes: 0, bytes_max, rank: 0 };
+        let mut packer = Packer::new(&files, self.path, bytes_max);
         let layers = packer.layers()?;
         let embedding = packer.embedding()?;
         let (bytes, rank) = (packer.bytes, packer.rank);
@@ -93,6 +92,11 @@ pub(crate) enum Site {
     Inputs,
     /// The same of Mamba-2, which may be next to attention.
     MambaInputs,
+    /// The queries of each head of latent attention that are compared with what is kept, whose
+    /// products with the transposed projection to the head's keys they are.
+    Keys,
+    /// The values of each head of latent attention.
+    Values,
     /// The queries of latent attention, if they are projections of another vector.
     Queries,
     /// The time steps of Kimi Delta Attention.
@@ -112,6 +116,11 @@ pub(crate) enum Site {
 impl Site {
     /// Number of sites.
     pub(crate) const COUNT: usize = Self::Down as usize + 1;
+
+    /// The head whose inputs projection `part` reads; 0 where all read the same.
+    pub(crate) fn head(self, part: usize) -> usize {
+        if matches!(self, Self::Keys | Self::Values) { part } else { 0 }
+    }
 }
 
 /// The weights of a layer at each site.
@@ -143,22 +152,42 @@ impl LoraWeights {
 /// `A`.
 #[derive(Debug)]
 pub(crate) struct EmbeddingWeights {
-    /// `[vocab_size, rank]`: the columns of `A`.
-    pub(crate) first: Matrix,
-    pub(crate) scale: f32,
+    /// `[vocab_size, rank]`: the columns of `A`, as values of the type `dtype`.
+    columns: Vec<u8>,
+    dtype: TensorType,
+    scale: f32,
     /// `[hidden_size, rank]`.
-    pub(crate) second: LowRank,
+    second: LowRank,
+}
+
+impl EmbeddingWeights {
+    /// Adds the update of the embedding of `token` to `x`, `[hidden_size]`.
+    pub(crate) fn add(&self, token: u32, x: &mut [f32]) {
+        let bytes = self.second.rank() * self.dtype.block_bytes();
+        let mut column = vec![0.0; self.second.rank()];
+        widen(self.dtype, &self.columns[token as usize * bytes..][..bytes], &mut column);
+        column.iter_mut().for_each(|value| *value *= self.scale);
+        self.second.add(0, &column, x);
+    }
 }
 
 /// The weights of an adapter for the projections of the same rows.
 #[derive(Debug)]
 pub(crate) struct SiteWeights {
-    /// `[width, in]`: the rows of `A` of all projections.
-    pub(crate) first: Matrix,
+    /// `[width, in]`: the rows of `A` of all projections. At [`Site::Keys`], one for each head.
+    first: Vec<Matrix>,
     /// `[width]`: the scale of each row of `first`.
     pub(crate) scales: Vec<f32>,
-    /// For each projection of the site its matrix `B`, if the adapter changes it.
+    /// For each projection of the site its matrix `B`, if the adapter changes it. For each head at
+    /// [`Site::Keys`] and [`Site::Values`].
     pub(crate) second: Vec<Option<Second>>,
+}
+
+impl SiteWeights {
+    /// The matrix `A` of a head; all may have the same one.
+    pub(crate) fn first(&self, head: usize) -> &Matrix {
+        &self.first[head.min(self.first.len() - 1)]
+    }
 }
 
 /// The matrix `B` of a projection.
@@ -166,191 +195,6 @@ pub(crate) struct SiteWeights {
 pub(crate) struct Second {
     /// Index of the first row of [`SiteWeights::first`] that belongs to it.
     pub(crate) start: usize,
-    /// `[out, rank]`.
-    pub(crate) matrix: LowRank,
-}
-
-/// Packs the matrices of an adapter.
-struct Packer<'a> {
-    files: &'a AdapterFiles,
-    path: Path,
-    /// Number of bytes that are packed.
-    bytes: u64,
-    /// Maximum number of bytes.
-    bytes_max: u64,
-    /// The largest rank.
-    rank: usize,
-}
-
-/// A matrix `A` that is not packed yet.
-struct First {
-    /// The name of the matrix of the file that it belongs to.
-    source: String,
-    /// Index of its first row among those of its site.
-    start: usize,
-    rank: usize,
-    dtype: TensorType,
-    bytes: Vec<u8>,
-}
-
-impl Packer<'_> {
-    /// Packs all sites of an adapter.
-    fn layers(&mut self) -> Result<Vec<LayerWeights>, ModelError> {
-        let mut layers = Vec::with_capacity(self.files.sites().layers.len());
-        for sites in &self.files.sites().layers {
-            let mut packed = [const { None }; Site::COUNT];
-            for (packed, parts) in packed.iter_mut().zip(sites) {
-                *packed = self.site(parts)?;
-            }
-            layers.push(packed);
-        }
-        Ok(layers)
-    }
-
-    /// Packs the matrices of the embedding; `None` if the adapter does not change it.
-    fn embedding(&mut self) -> Result<Option<EmbeddingWeights>, ModelError> {
-        let Some(spec) = &self.files.sites().embedding else { return Ok(None) };
-        let (name, tokens) = (&spec.name, spec.shape[1]);
-        let Some(rank) = self.files.rank(spec)? else { return Ok(None) };
-        self.rank = self.rank.max(rank);
-        let by_token = self.files.has_columns();
-        let shape = if by_token { [tokens, rank] } else { [rank, tokens] };
-        let tensor = self.files.weights().tensor(&format!("{name}{FIRST}"), &shape)?;
-        let dtype = float_type(tensor.dtype);
-        self.take(tokens.next_multiple_of(Matrix::ROWS_STEP), rank, dtype)?;
-        let bytes = floats(&tensor);
-        let bytes =
-            if by_token { bytes } else { transposed(&bytes, rank, dtype.block_bytes()).into() };
-        let first = Matrix::pack(dtype, tokens, rank, &bytes, self.path)
-            .map_err(|error| ModelError::Unpackable { tensor: name.clone(), error })?;
-        let scale = self.files.scale(name, rank)?;
-        Ok(Some(EmbeddingWeights { first, scale, second: self.second(spec, rank)? }))
-    }
-
-    /// Packs the projections `parts` of the same rows; `None` if the adapter changes none of them.
-    fn site(&mut self, parts: &[TensorSpec]) -> Result<Option<SiteWeights>, ModelError> {
-        let mut firsts: Vec<First> = Vec::new();
-        let mut second = Vec::with_capacity(parts.len());
-        for spec in parts {
-            let Some(rank) = self.files.rank(spec)? else {
-                second.push(None);
-                continue;
-            };
-            self.rank = self.rank.max(rank);
-            let source = self.files.source(spec);
-            let known = firsts.iter().position(|first| first.source == source);
-            let index = match known {
-                Some(index) => index,
-                None => {
-                    let start = firsts.last().map_or(0, |first| first.start + first.rank);
-                    firsts.push(self.first(source, spec, rank, start)?);
-                    firsts.len() - 1
-                }
-            };
-            let matrix = self.second(spec, rank)?;
-            second.push(Some(Second { start: firsts[index].start, matrix }));
-        }
-        if firsts.is_empty() {
-            return Ok(None);
-        }
-        let mut scales = Vec::new();
-        for First { source, rank, .. } in &firsts {
-            let scale = self.files.scale(source, *rank)?;
-            scales.resize(scales.len() + rank, scale);
-        }
-        let first = self.stack(firsts, scales.len(), parts[0].shape[1])?;
-        Ok(Some(SiteWeights { first, scales, second }))
-    }
-
-    /// Reads the matrix `A` `[rank, in]` of the projection `spec`.
-    fn first(
-        &self,
-        source: String,
-        spec: &TensorSpec,
-        rank: usize,
-        start: usize,
-    ) -> Result<First, ModelError> {
-        let tensor = self.weights().tensor(&format!("{source}{FIRST}"), &[rank, spec.shape[1]])?;
-        Ok(First { source, start, rank, dtype: tensor.dtype, bytes: tensor.bytes.into_owned() })
-    }
-
-    /// Packs the matrices `A` of a site as one of `rows` rows and `columns` columns. Types that
-    /// differ, and quantised ones, become f32.
-    fn stack(
-        &mut self,
-        firsts: Vec<First>,
-        rows: usize,
-        columns: usize,
-    ) -> Result<Matrix, ModelError> {
-        let dtype = firsts[0].dtype;
-        let is_same = firsts.iter().all(|first| first.dtype == dtype) && dtype.block_len() == 1;
-        let dtype = if is_same { dtype } else { TensorType::F32 };
-        let padded = rows.next_multiple_of(Matrix::ROWS_STEP);
-        let source = firsts[0].source.clone();
-        self.take(padded, columns, dtype)?;
-        let mut bytes = Vec::with_capacity(rows * columns * dtype.block_bytes());
-        for first in firsts {
-            match is_same {
-                true => bytes.extend_from_slice(&first.bytes),
-                false => bytes.extend(widened(first.dtype, &first.bytes, first.rank * columns)),
-            }
-        }
-        let unpackable = |error| ModelError::Unpackable { tensor: source, error };
-        Matrix::pack(dtype, rows, columns, &bytes, self.path).map_err(unpackable)
-    }
-
-    /// Packs the matrix `B` `[out, rank]` of the projection `spec`.
-    fn second(&mut self, spec: &TensorSpec, rank: usize) -> Result<LowRank, ModelError> {
-        let (name, out) = (&spec.name, spec.shape[0]);
-        let tensor = self.files.weights().tensor(name, &[out, rank])?;
-        let dtype = float_type(tensor.dtype);
-        self.take(out.next_multiple_of(Matrix::ROWS_STEP), rank, dtype)?;
-        LowRank::pack(dtype, out, rank, &floats(&tensor), self.path)
-            .map_err(|error| ModelError::Unpackable { tensor: name.clone(), error })
-    }
-
-    /// Counts the bytes of a matrix before they are allocated.
-    fn take(&mut self, rows: usize, columns: usize, dtype: TensorType) -> Result<(), ModelError> {
-        let elements = rows.checked_mul(columns);
-        let bytes = elements.and_then(|count| dtype.bytes_of(count)).unwrap_or(usize::MAX);
-        self.bytes = self.bytes.saturating_add(bytes as u64);
-        match self.bytes > self.bytes_max {
-            true => Err(ModelError::TooLarge {
-                file: format!("the matrices of {}", self.files.file()),
-                bytes_max: self.bytes_max,
-            }),
-            false => Ok(()),
-        }
-    }
-
-    fn weights(&self) -> &Weights {
-        self.files.weights()
-    }
-}
-
-/// The type in which values of the type `dtype` are packed: itself if it is not quantised, or f32.
-fn float_type(dtype: TensorType) -> TensorType {
-    if dtype.block_len() == 1 { dtype } else { TensorType::F32 }
-}
-
-/// The values of a tensor in its [`float_type`].
-fn floats<'a>(tensor: &'a Tensor<'_>) -> Cow<'a, [u8]> {
-    match tensor.dtype.block_len() {
-        1 => Cow::Borrowed(&tensor.bytes),
-        _ => widened(tensor.dtype, &tensor.bytes, tensor.shape.iter().product()).into(),
-    }
-}
-
-/// The values of a matrix with `rows` rows of values that are not quantised, by columns.
-fn transposed(bytes: &[u8], rows: usize, width: usize) -> Vec<u8> {
-    let row_bytes = bytes.len() / rows;
-    let column = |at: usize| bytes.chunks_exact(row_bytes).map(move |row| &row[at..][..width]);
-    (0..row_bytes).step_by(width).flat_map(column).flatten().copied().collect()
-}
-
-/// The `count` values in `bytes` as bytes of f32.
-fn widened(dtype: TensorType, bytes: &[u8], count: usize) -> Vec<u8> {
-    let mut values = vec![0.0; count];
-    widen(dtype, bytes, &mut values);
-    values.iter().flat_map(|value| value.to_le_bytes()).collect()
+    /// `[out, rank]`. The heads of [`Site::Keys`] share it.
+    pub(crate) matrix: Arc<LowRank>,
 }

@@ -219,7 +219,7 @@ impl Weights {
     ) -> Result<(), ModelError> {
         self.split_fused(config)?;
         self.split_rows(config)?;
-        self.split_latent(config)?;
+        self.split_latent(config, false)?;
         if adjacent { self.pair_adjacent_rows(config) } else { Ok(()) }
     }
 

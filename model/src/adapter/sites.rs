@@ -55,11 +55,15 @@ impl Sites {
     /// The shapes `[out, in]` of all matrices that an adapter may change, by the names that they
     /// have in files.
     pub(super) fn matrices(&self) -> HashMap<String, [usize; 2]> {
-        let parts = self.layers.iter().flatten().flatten().chain(&self.embedding);
+        // Files of adapters do not have the matrices of single heads.
+        let of_heads = [Site::Keys as usize, Site::Values as usize];
+        let sites = self.layers.iter().flat_map(|sites| sites.iter().enumerate());
+        let whole = sites.filter(|(site, _)| !of_heads.contains(site));
+        let parts = whole.flat_map(|(_, parts)| parts).chain(&self.embedding);
         let parts = parts.map(|spec| (spec.name.clone(), [spec.shape[0], spec.shape[1]]));
         let combined = self.combined.iter();
-        let combined =
-            combined.map(|(name, rows, parts)| (name.clone(), [*rows, parts[0].shape[1]]));
+        let combined = combined
+            .map(|(name, rows, parts)| (name.clone(), [*rows, parts[parts.len() - 1].shape[1]]));
         // Queries with the gates of attention's output have the name of the queries.
         parts.chain(combined).collect()
     }
@@ -90,7 +94,15 @@ fn of_layer(layer: LayerWeights, same_heads: bool) -> [Vec<TensorSpec>; Site::CO
                 add(Site::Inputs, &mut qkv.parts().chain(gate));
                 add(Site::Output, &mut [output].into_iter());
             }
-            MixerWeights::Latent(LatentWeights { query_down, query, latent, output, .. }) => {
+            MixerWeights::Latent(LatentWeights {
+                query_down,
+                query,
+                latent,
+                keys,
+                values,
+                output,
+                ..
+            }) => {
                 let first = match query_down {
                     Some((down, _)) => {
                         add(Site::Queries, &mut [query].into_iter());
@@ -100,6 +112,9 @@ fn of_layer(layer: LayerWeights, same_heads: bool) -> [Vec<TensorSpec>; Site::CO
                 };
                 add(Site::Inputs, &mut [first, latent].into_iter());
                 add(Site::Output, &mut [output].into_iter());
+                let linear = |weight| LinearWeights { weight, bias: None };
+                add(Site::Keys, &mut keys.into_iter().map(linear));
+                add(Site::Values, &mut values.into_iter().map(linear));
             }
             MixerWeights::Convolution(ConvolutionWeights { inputs, output, .. }) => {
                 add(Site::Inputs, &mut inputs.parts.into_iter());

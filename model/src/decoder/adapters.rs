@@ -13,7 +13,7 @@ use stolon_backend::{Adapter, StepBatch};
 use stolon_kernels::{self as kernels, Epilogue, Matrix, Operands, Path, Product, RowSums, Sink};
 
 use super::Decoder;
-use crate::adapter::{EmbeddingWeights, LoraWeights, Site, SiteWeights};
+use crate::adapter::{LoraWeights, Site, SiteWeights};
 use crate::workers::Workers;
 
 /// The rows of a step that have an adapter, and `A x` for these rows. The buffers are reused between
@@ -118,41 +118,53 @@ impl AdapterRows {
         let Some(Some(Place { group, .. })) = self.places.get(row) else { return };
         let adapter = &self.groups[*group as usize].adapter;
         let weights = adapter.weights::<LoraWeights>().and_then(LoraWeights::embedding);
-        let Some(EmbeddingWeights { first, scale, second }) = weights else { return };
-        let mut column = vec![0.0; second.rank()];
-        first.row(token as usize, &mut column);
-        column.iter_mut().for_each(|value| *value *= scale);
-        second.add(0, &column, x);
+        weights.iter().for_each(|weights| weights.add(token, x));
     }
 
     /// Computes `A x` for a site. `read` writes the input of a row, `[in]`, to the given memory.
     pub(super) fn lower(
         &mut self,
-        (layer, site): (usize, Site),
+        at: (usize, Site),
         path: Path,
         workers: &Workers,
         read: impl Fn(usize, &mut [f32]) + Sync,
+    ) {
+        self.lower_heads(at, 1, (path, workers), |row, _, out| read(row, out));
+    }
+
+    /// As [`Self::lower`] where each row has an input for each of `heads` heads, whose index is the
+    /// second argument of `read`.
+    pub(super) fn lower_heads(
+        &mut self,
+        (layer, site): (usize, Site),
+        heads: usize,
+        (path, workers): (Path, &Workers),
+        read: impl Fn(usize, usize, &mut [f32]) + Sync,
     ) {
         let Self { groups, inputs, lowered, .. } = self;
         let lowered = &mut lowered[site as usize];
         let mut end = 0;
         for group in groups.iter_mut() {
             group.starts[site as usize] = end;
-            end += group.site(layer, site).map_or(0, |w| group.rows.len() * w.scales.len());
+            let width = group.site(layer, site).map_or(0, |weights| weights.scales.len());
+            end += heads * group.rows.len() * width;
         }
         if end == 0 {
             return;
         }
         let of_site = |group| Some((group, Group::site(group, layer, site)?));
-        let active: Vec<(&Group, &SiteWeights)> = groups.iter().filter_map(of_site).collect();
-        let matrices: Vec<[&Matrix; 1]> = active.iter().map(|(_, site)| [&site.first]).collect();
+        let active = groups.iter().filter_map(of_site);
+        let of_heads = |(group, site)| (0..heads).map(move |head| (group, site, head));
+        let active: Vec<(&Group, &SiteWeights, usize)> = active.flat_map(of_heads).collect();
+        let matrices: Vec<[&Matrix; 1]> =
+            active.iter().map(|(_, site, head)| [site.first(*head)]).collect();
         let columns = matrices[0][0].in_features();
-        inputs.reset_groups(active.iter().zip(&matrices).map(|((g, _), m)| (g.rows.len(), m)));
+        inputs.reset_groups(active.iter().zip(&matrices).map(|((g, ..), m)| (g.rows.len(), m)));
         let rows = inputs.rows();
         inputs.fill(workers.for_pass(rows, columns), |index, first, block| {
-            let rows = &active[index].0.rows[first..];
-            for (row, out) in rows.iter().zip(block.chunks_exact_mut(columns)) {
-                read(*row as usize, out);
+            let (group, _, head) = active[index];
+            for (row, out) in group.rows[first..].iter().zip(block.chunks_exact_mut(columns)) {
+                read(*row as usize, head, out);
             }
         });
         let scale = |site: &'_ SiteWeights, sums: RowSums<'_>| {
@@ -160,11 +172,11 @@ impl AdapterRows {
             sums.first.iter_mut().zip(scales).for_each(|(sum, scale)| *sum *= scale);
         };
         let epilogues: Vec<_> =
-            active.iter().map(|(_, site)| move |sums: RowSums<'_>| scale(site, sums)).collect();
+            active.iter().map(|(_, site, _)| move |sums: RowSums<'_>| scale(site, sums)).collect();
         lowered.resize(end, 0.0);
         let mut rest = &mut lowered[..];
         let mut products = Vec::with_capacity(active.len());
-        for (index, ((group, site), epilogue)) in active.iter().zip(&epilogues).enumerate() {
+        for (index, ((group, site, _), epilogue)) in active.iter().zip(&epilogues).enumerate() {
             let (own, others) = rest.split_at_mut(group.rows.len() * site.scales.len());
             rest = others;
             let (matrices, epilogue) = (&matrices[index][..], Some(epilogue as Epilogue<'_>));
@@ -202,7 +214,8 @@ impl Decoder {
 
 impl Updates<'_> {
     /// Adds the update of projection `part` of the site to the results `sums` of row `row`, which
-    /// are the output features from `feature` on.
+    /// are the output features from `feature` on. Where rows have an input for each head, `part` is
+    /// the head.
     pub(super) fn add(&self, part: usize, row: usize, feature: usize, sums: &mut [f32]) {
         let AdapterRows { groups, places, lowered, .. } = self.rows;
         let Some(Some(Place { group, index })) = places.get(row) else { return };
@@ -210,8 +223,9 @@ impl Updates<'_> {
         let Some(site) = group.site(self.layer, self.site) else { return };
         let Some(second) = site.second.get(part).and_then(Option::as_ref) else { return };
         let lowered = &lowered[self.site as usize];
-        let start =
-            group.starts[self.site as usize] + *index as usize * site.scales.len() + second.start;
+        // The rows of each head follow those of the one before.
+        let row = self.site.head(part) * group.rows.len() + *index as usize;
+        let start = group.starts[self.site as usize] + row * site.scales.len() + second.start;
         second.matrix.add(feature, &lowered[start..][..second.matrix.rank()], sums);
     }
 }

@@ -11,6 +11,7 @@ use stolon_kernels::{
 };
 
 use super::activations::Activations;
+use super::adapters::AdapterRows;
 use super::attention::{Inputs, multiply_all};
 use super::linear::{GroupProduct, Linear, Loader};
 use super::profile::Stage;
@@ -102,15 +103,20 @@ impl LatentBuffers {
         }
     }
 
-    /// Multiplies `rows` rows of each head with the head's matrix, into `of_heads`. `rows_of`
-    /// returns those of a head at a row of the step.
+    /// Multiplies `rows` rows of each head with the head's matrix, at the site `at`, into
+    /// `of_heads`. `rows_of` returns those of a head at a row of the step.
     fn multiply_heads<'a>(
         &mut self,
         matrices: &[Matrix],
         rows: usize,
         rows_of: impl Fn(usize, usize) -> &'a [f32] + Sync,
+        (adapters, at): (&mut AdapterRows, (usize, Site)),
         (path, workers): (Path, &Workers),
     ) {
+        adapters.lower_heads(at, matrices.len(), (path, workers), |row, head, out| {
+            out.copy_from_slice(rows_of(row, head));
+        });
+        let updates = adapters.some_updates(at.0, at.1);
         let (inputs, outputs) = (matrices[0].in_features(), matrices[0].out_features());
         self.operands.reset_groups(matrices.iter().map(|matrix| (rows, [matrix])));
         let threads = workers.for_pass(rows * matrices.len(), inputs);
@@ -124,7 +130,7 @@ impl LatentBuffers {
         let products = products.map(|(group, (matrix, sink))| GroupProduct {
             group,
             matrix,
-            updates: None,
+            updates: updates.map(|updates| (updates, group)),
             sink,
         });
         linear::multiply_groups(path, &self.operands, products, workers);
@@ -134,9 +140,10 @@ impl LatentBuffers {
     /// projected ones.
     fn absorb(
         &mut self,
-        layer: &Latent,
+        (layer, index): (&Latent, usize),
         rows: usize,
         q: &mut [f32],
+        adapters: &mut AdapterRows,
         (path, workers): (Path, &Workers),
     ) {
         let LatentConfig { width, rotary_dim, .. } = layer.config;
@@ -144,7 +151,8 @@ impl LatentBuffers {
         let queries = std::mem::take(&mut self.queries);
         let query = |row: usize, head: usize| &queries[(row * heads + head) * dim..][..dim];
         let plain = |row, head| &query(row, head)[rotary_dim..];
-        self.multiply_heads(&layer.keys, rows, plain, (path, workers));
+        let adapters = (adapters, (index, Site::Keys));
+        self.multiply_heads(&layer.keys, rows, plain, adapters, (path, workers));
         let kept_dim = layer.config.kept_dim();
         let chunk = workers.chunk_rows(rows, heads * kept_dim);
         let parts = q[..rows * heads * kept_dim].chunks_mut(chunk * heads * kept_dim).enumerate();
@@ -252,7 +260,7 @@ impl Decoder {
             let epilogue_time = multiply_all(path, operands, &mut [product], workers);
             self.profile.mark_with(Stage::Qkv, epilogue_time, Stage::Heads);
         }
-        buffers.absorb(layer, rows, q, (path, workers));
+        buffers.absorb((layer, index), rows, q, &mut self.adapters, (path, workers));
         self.profile.mark(Stage::Heads);
     }
 
@@ -278,7 +286,8 @@ impl Decoder {
         attention.run(q, sequences, attended, workers);
         let attended = &*attended;
         let latent_of = |row, head| &attended[(row * heads + head) * dim + rotary_dim..][..width];
-        buffers.multiply_heads(&layer.values, rows, latent_of, (path, workers));
+        let adapters = (&mut self.adapters, (index, Site::Values));
+        buffers.multiply_heads(&layer.values, rows, latent_of, adapters, (path, workers));
         let values = &buffers.of_heads;
         mixed.reset(rows, &[&layer.output.matrix]);
         let row_of = |row: usize, out: &mut [f32]| {

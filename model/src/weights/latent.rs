@@ -9,16 +9,23 @@ use crate::error::ModelError;
 
 impl Weights {
     /// Divides the matrices with the keys and values of all heads of `config`. Those of keys are
-    /// transposed when they are read.
+    /// transposed when they are read. Matrices of adapters have any number of columns
+    /// (`any_columns`).
     ///
     /// # Errors
     /// [`ModelError::WrongShape`] if there is another number of rows, and [`ModelError::WrongType`]
     /// if the matrix is quantised, so that it cannot be transposed.
-    pub(super) fn split_latent(&mut self, config: &DecoderConfig) -> Result<(), ModelError> {
+    pub(super) fn split_latent(
+        &mut self,
+        config: &DecoderConfig,
+        any_columns: bool,
+    ) -> Result<(), ModelError> {
         let Some(latent) = config.latent else { return Ok(()) };
         for mixer in config.weights().layers.into_iter().flat_map(|layer| layer.mixers) {
             if let MixerWeights::Latent(weights) = mixer {
-                self.split_heads(latent, weights)?;
+                let columns = self.shape(&weights.name).and_then(|shape| shape.last().copied());
+                let columns = columns.filter(|_| any_columns).unwrap_or(latent.width);
+                self.split_heads(latent, weights, columns)?;
             }
         }
         Ok(())
@@ -26,15 +33,16 @@ impl Weights {
 
     fn split_heads(
         &mut self,
-        LatentConfig { width, key_dim, value_dim, .. }: LatentConfig,
+        LatentConfig { key_dim, value_dim, .. }: LatentConfig,
         LatentWeights { name, keys, values, .. }: LatentWeights,
+        columns: usize,
     ) -> Result<(), ModelError> {
         if keys.first().is_none_or(|key| self.contains(&key.name)) {
             return Ok(());
         }
         let rows = keys.len() * (key_dim + value_dim);
         // `check` finds missing ones.
-        let Some(stored) = self.take_whole(&name, vec![rows, width])? else { return Ok(()) };
+        let Some(stored) = self.take_whole(&name, vec![rows, columns])? else { return Ok(()) };
         let row_bytes = match &stored.dtype {
             Ok(dtype) if dtype.block_len() == 1 && stored.converted.is_none() => {
                 stored.range.len() / rows
@@ -57,9 +65,9 @@ impl Weights {
         };
         for (key, value) in keys.into_iter().zip(values) {
             let interleaved = Some(Interleaved::TRANSPOSED);
-            let (shape, range) = (key.shape, next(key_dim));
+            let (shape, range) = (vec![columns, key_dim], next(key_dim));
             self.insert(key.name, Stored { shape, range, interleaved, ..stored.clone() })?;
-            let (shape, range) = (value.shape, next(value_dim));
+            let (shape, range) = (vec![value_dim, columns], next(value_dim));
             self.insert(value.name, Stored { shape, range, ..stored.clone() })?;
         }
         Ok(())

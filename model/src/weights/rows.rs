@@ -8,7 +8,8 @@
 
 use super::{Stored, Weights};
 use crate::config::{
-    AttentionWeights, DecoderConfig, DeltaNetConfig, DeltaNetWeights, MixerWeights, TensorSpec,
+    AttentionWeights, DecoderConfig, DeltaNetConfig, DeltaNetWeights, LatentWeights, MixerWeights,
+    TensorSpec,
 };
 use crate::error::ModelError;
 
@@ -95,7 +96,16 @@ impl DecoderConfig {
         let mixed = mixed.map(|Division { name, rows, parts }| {
             (name, rows, parts.into_iter().map(|(part, _)| part).collect())
         });
-        stacked.chain(mixed).collect()
+        let latent = self.weights().layers.into_iter().flat_map(|layer| layer.mixers);
+        let latent = latent.filter_map(|mixer| match mixer {
+            MixerWeights::Latent(LatentWeights { name, keys, values, .. }) => {
+                let of_key = keys.iter().map(|key| key.shape[1]);
+                let rows = of_key.chain(values.iter().map(|value| value.shape[0])).sum();
+                Some((name, rows, keys.into_iter().chain(values).collect()))
+            }
+            _ => None,
+        });
+        stacked.chain(mixed).chain(latent).collect()
     }
 
     /// The tensors that files have in place of several whose rows are between each other.
@@ -182,7 +192,8 @@ impl Weights {
         for Division { name, parts, .. } in &mut divisions {
             self.take_columns(name, parts.iter_mut().map(|(spec, _)| spec));
         }
-        self.divide(divisions)
+        self.divide(divisions)?;
+        self.split_latent(config, true)
     }
 
     /// Gives `parts` the number of columns that the matrix `name` has.

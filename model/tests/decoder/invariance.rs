@@ -35,9 +35,13 @@ pub(super) fn wide_model(
             ..delta_net
         }),
         num_heads: 6,
-        num_kv_heads: if config.selective_attention { 6 } else { 2 },
-        head_dim: 64,
-        rotary_dim: None,
+        num_kv_heads: match config.latent {
+            Some(_) => 1,
+            None if config.selective_attention => 6,
+            None => 2,
+        },
+        head_dim: config.latent.map_or(64, |latent| latent.kept_dim()),
+        rotary_dim: config.latent.and(config.rotary_dim),
         ropes: config.ropes.into_iter().map(|rope| Rope { sections: None, ..rope }).collect(),
         attention_scale: 0.125,
         dtype,

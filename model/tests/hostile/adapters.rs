@@ -186,6 +186,43 @@ fn matrices_of_the_vocabulary_are_checked() {
     }
 }
 
+/// Goal: matrices of the keys and values of latent attention that do not fit are refused by name.
+#[test]
+fn matrices_of_latent_attention_are_checked() {
+    let (loader, good) = subject("deepseek_v3");
+    let dir = tempfile::tempdir().unwrap();
+    good.write(dir.path());
+    load_within(&*loader, dir.path()).unwrap();
+    let at = |end: &str| {
+        let name = format!("base_model.model.model.layers.1.self_attn.kv_b_proj.{end}.weight");
+        good.tensors.iter().position(|tensor| tensor.0 == name).unwrap()
+    };
+    // Four heads with keys of 12 and values of 10 elements, from 20 elements.
+    let [first, second] = ["lora_A", "lora_B"].map(at);
+    let module = "layers.1.self_attn.kv_b_proj";
+    for (index, expected) in [
+        (first, "(lora_A)`: expected shape [4, 20]"),
+        (second, "(lora_B)`: expected shape [88, 4]"),
+    ] {
+        let mut adapter = good.clone();
+        adapter.tensors.remove(index);
+        refused(&*loader, &adapter, &[module, expected]);
+    }
+    for (index, shape, expected) in [
+        (first, vec![20, 4], "expected shape [4, 20], got [20, 4]"),
+        (first, vec![80], "expected shape [4, 20], got [80]"),
+        (second, vec![44, 8], "expected shape [88, 8], got [44, 8]"),
+        (second, vec![352], "expected shape [88, 352], got [352]"),
+    ] {
+        let mut adapter = good.clone();
+        adapter.tensors[index].2 = shape;
+        refused(&*loader, &adapter, &[module, expected]);
+    }
+    let mut adapter = good.clone();
+    adapter.tensors[second].1 = "I32";
+    refused(&*loader, &adapter, &[module, "expected type F32, F16 or BF16", "I32"]);
+}
+
 /// Goal: two tensors with names of the same matrix are refused.
 #[test]
 fn tensors_of_the_same_matrix_are_refused() {
@@ -207,6 +244,7 @@ fn experts_and_taps_are_refused() {
         ("lfm2", "layers.0.conv.conv"),
         ("nemotron_h", "layers.0.mixer.conv1d"),
         ("deepseek_v3", "layers.0.self_attn.k_b_proj.0"),
+        ("deepseek_v3", "layers.0.self_attn.v_b_proj.0"),
         ("deepseek_v3", "layers.1.mlp.shared_experts.up_proj"),
     ] {
         let (loader, mut adapter) = subject(name);

@@ -2,8 +2,9 @@
 
 use stolon_model::DecoderConfig;
 use stolon_model::config::{
-    AttentionWeights, DenseAndExpertsWeights, FeedForwardWeights, LinearWeights, MixerWeights,
-    MlpInputs,
+    AttentionWeights, ConvolutionWeights, DeltaNetWeights, DenseAndExpertsWeights,
+    FeedForwardWeights, LatentWeights, LinearWeights, Mamba2Weights, MixerWeights, MlpInputs,
+    StackedWeights, TensorSpec,
 };
 
 use crate::adapter_writer::AdapterWriter;
@@ -19,12 +20,39 @@ pub(crate) fn whole_adapter(
     for layer in config.weights().layers {
         let mut linears: Vec<LinearWeights> = Vec::new();
         let mut gated = false;
+        // Of several projections in one matrix, and the number of its rows.
+        let mut fused: Vec<(String, usize, TensorSpec)> = Vec::new();
         for mixer in layer.mixers {
-            let MixerWeights::Attention(attention) = mixer else { continue };
-            let AttentionWeights { qkv, output, gate, .. } = attention;
-            gated = gate.is_some();
-            linears.extend(qkv.parts());
-            linears.push(output);
+            match mixer {
+                MixerWeights::Attention(AttentionWeights { qkv, output, gate, .. }) => {
+                    gated = gate.is_some();
+                    linears.extend(qkv.parts());
+                    linears.push(output);
+                }
+                MixerWeights::Convolution(ConvolutionWeights { inputs, output, .. })
+                | MixerWeights::Mamba2(Mamba2Weights { inputs, output, .. }) => {
+                    let StackedWeights { name, parts } = inputs;
+                    let rows = parts.iter().map(|part| part.weight.shape[0]).sum();
+                    fused.push((name, rows, parts[0].weight.clone()));
+                    linears.push(output);
+                }
+                MixerWeights::DeltaNet(delta_net) => {
+                    let DeltaNetWeights { qkv, gate, strength, step, output, .. } = delta_net;
+                    let factored = [gate, step].into_iter();
+                    linears
+                        .extend(factored.flat_map(|part| part.down.into_iter().chain([part.up])));
+                    linears.extend(qkv.into_iter().chain([strength, output]));
+                }
+                MixerWeights::Latent(latent) => {
+                    let (name, values) = (latent.name.clone(), latent.values.clone());
+                    let of_key = latent.keys.iter().map(|key| key.shape[1]);
+                    let rows = of_key.chain(values.iter().map(|value| value.shape[0])).sum();
+                    let LatentWeights { query_down, query, latent, output, .. } = latent;
+                    linears.extend(query_down.map(|(down, _)| down));
+                    linears.extend([query, latent, output]);
+                    fused.push((name, rows, values[0].clone()));
+                }
+            }
         }
         if let Some(
             FeedForwardWeights::Dense(mlp)
@@ -36,6 +64,10 @@ pub(crate) fn whole_adapter(
                 MlpInputs::Plain(up) => linears.push(up),
             }
             linears.push(mlp.down);
+        }
+        for (name, rows, part) in fused {
+            let module = name.strip_suffix(".weight").expect("a matrix");
+            adapter.add(module, [rows, part.shape[1]], dtype);
         }
         for LinearWeights { weight, .. } in linears {
             let module = weight.name.strip_suffix(".weight").expect("a matrix");
