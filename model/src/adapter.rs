@@ -11,13 +11,14 @@
 //!    adds `B (A x)` in the epilogues of the products with the model's own matrices.
 //!
 //! What would change answers and is not implemented is refused by the name of its tensor or key:
-//! DoRA, trained biases, whole modules, experts, and per-layer embeddings.
+//! DoRA, trained biases, whole modules, routers, and per-layer embeddings.
 
 mod files;
 mod packer;
 mod peft;
 mod sites;
 
+use std::collections::HashMap;
 use std::path::Path as FilePath;
 use std::sync::Arc;
 
@@ -60,9 +61,9 @@ impl AdapterLoader for LoraLoader {
         let fingerprint = files.fingerprint();
         let mut packer = Packer::new(&files, self.path, bytes_max);
         let layers = packer.layers()?;
-        let embedding = packer.embedding()?;
+        let (experts, embedding) = (packer.experts()?, packer.embedding()?);
         let (bytes, rank) = (packer.bytes, packer.rank);
-        let weights = LoraWeights { model: Arc::clone(&self.model), layers, embedding };
+        let weights = LoraWeights { model: Arc::clone(&self.model), layers, experts, embedding };
         Ok(Adapter::new(fingerprint, bytes, rank, weights))
     }
 }
@@ -81,8 +82,8 @@ impl From<ModelError> for AdapterLoadError {
     }
 }
 
-/// The projections of a layer that read the same rows. The output matrix is at [`Site::Inputs`] of the
-/// layer after the last one.
+/// The projections of a layer that read the same rows. The output matrix is at [`Site::Inputs`] of
+/// the layer after the last one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Site {
     /// Of attention: queries, keys, values, and the gates of its output, in this order. Of latent
@@ -123,6 +124,19 @@ impl Site {
     }
 }
 
+/// The projections of an expert that read the same rows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum ExpertSite {
+    /// Gate and up, in this order.
+    GateUp,
+    /// The projection of the output.
+    Down,
+}
+
+/// The weights of the experts of a layer that an adapter changes, by their index, at each
+/// [`ExpertSite`]. The index of the shared expert is the number of the others.
+type ExpertWeights = HashMap<usize, [Option<SiteWeights>; 2]>;
+
 /// The weights of a layer at each site.
 type LayerWeights = [Option<SiteWeights>; Site::COUNT];
 
@@ -133,6 +147,8 @@ pub(crate) struct LoraWeights {
     model: Arc<DecoderConfig>,
     /// For each layer, and for the output matrix, the weights of each site.
     layers: Vec<LayerWeights>,
+    /// For each layer the weights of its experts.
+    experts: Vec<ExpertWeights>,
     embedding: Option<EmbeddingWeights>,
 }
 
@@ -142,14 +158,24 @@ impl LoraWeights {
         self.layers[layer][site as usize].as_ref()
     }
 
+    /// The weights of an expert of a layer at a site, if the adapter changes a projection there.
+    pub(crate) fn expert(
+        &self,
+        layer: usize,
+        expert: usize,
+        site: ExpertSite,
+    ) -> Option<&SiteWeights> {
+        self.experts[layer].get(&expert)?[site as usize].as_ref()
+    }
+
     /// The weights of the embedding, if the adapter changes it.
     pub(crate) fn embedding(&self) -> Option<&EmbeddingWeights> {
         self.embedding.as_ref()
     }
 }
 
-/// The weights of an adapter for the embedding. The input of `A` is a token, so `A x` is a column of
-/// `A`.
+/// The weights of an adapter for the embedding. The input of `A` is a token, so `A x` is a column
+/// of `A`.
 #[derive(Debug)]
 pub(crate) struct EmbeddingWeights {
     /// `[vocab_size, rank]`: the columns of `A`, as values of the type `dtype`.

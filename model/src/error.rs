@@ -147,8 +147,8 @@ pub enum ModelError {
     },
     /// A tensor of an adapter that is not one of a projection which adapters may change.
     #[error(
-        "{file}: tensor `{tensor}` is not supported: expected the matrices lora_A and lora_B of \
-         projections of attention and of dense MLPs"
+        "{file}: tensor `{tensor}` is not supported: expected the matrices lora_A and lora_B of a \
+         projection of this model, of the embedding or of the output matrix"
     )]
     NotAdaptable {
         /// The file.

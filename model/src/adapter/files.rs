@@ -128,7 +128,7 @@ impl AdapterFiles {
             return Err(ModelError::MissingFile { directory: path.to_owned(), expected });
         };
         let file = weights_path.display().to_string();
-        let mut names = Names::new(&file, &sites);
+        let mut names = Names::new(&file, config, &sites);
         let mut weights = Weights::empty(&file);
         safetensors::add_renamed(&mut weights, &file, Bytes::Owned(bytes), |name| {
             names.of_peft(name)
@@ -158,13 +158,16 @@ impl AdapterFiles {
         let file = path.display().to_string();
         let header = read(&file, &bytes)?;
         let architecture = check_gguf(&header, config)?;
-        let mut names = Names::new(&file, &sites);
+        let mut names = Names::new(&file, config, &sites);
         let mut renamed = HashMap::new();
         for name in header.tensors.keys() {
             renamed.insert(name.clone(), names.of_gguf(architecture, name)?);
         }
-        let mut weights =
-            header.weights(vec![Bytes::Owned(bytes)], |_| 0, |name| renamed.get(name).cloned())?;
+        let mut weights = header.weights(
+            vec![Bytes::Owned(bytes)],
+            |_| names.experts,
+            |name| renamed.get(name).cloned(),
+        )?;
         if architecture.description().gguf.adjacent {
             weights.pair_adjacent_rows(config)?;
         }
@@ -280,6 +283,8 @@ fn check_gguf(header: &Header, config: &DecoderConfig) -> Result<Architecture, M
 /// Gives the tensors of an adapter the names of the model's matrices.
 struct Names<'a> {
     file: &'a str,
+    /// Number of experts of a layer.
+    experts: usize,
     /// The matrices that an adapter may change, with their shapes.
     supported: HashMap<String, [usize; 2]>,
     /// For each matrix that the adapter changes the name of its module in the file.
@@ -287,8 +292,9 @@ struct Names<'a> {
 }
 
 impl<'a> Names<'a> {
-    fn new(file: &'a str, sites: &Sites) -> Self {
-        Self { file, supported: sites.matrices(), modules: BTreeMap::new() }
+    fn new(file: &'a str, config: &DecoderConfig, sites: &Sites) -> Self {
+        let experts = config.experts.map_or(0, |experts| experts.count);
+        Self { file, experts, supported: sites.matrices(), modules: BTreeMap::new() }
     }
 
     /// The name of a tensor of PEFT.
@@ -313,7 +319,7 @@ impl<'a> Names<'a> {
             return Err(self.refused(name));
         };
         let matrix = safetensors::canonical_name(&format!("{module}.weight"));
-        if is_embedding != (matrix == EMBEDDING) {
+        if is_embedding != (matrix == EMBEDDING) || matrix.contains('*') {
             return Err(self.refused(name));
         }
         self.record(name, matrix, module, is_first)
@@ -337,11 +343,15 @@ impl<'a> Names<'a> {
         module: &str,
         is_first: bool,
     ) -> Result<String, ModelError> {
-        if !self.supported.contains_key(&matrix) {
+        let renamed = if is_first { format!("{matrix}{FIRST}") } else { matrix.clone() };
+        // One tensor may have the matrices of all experts.
+        let count = if matrix.contains('*') { self.experts } else { 1 };
+        let all: Vec<String> =
+            (0..count).map(|expert| matrix.replace('*', &expert.to_string())).collect();
+        if all.is_empty() || !all.iter().all(|matrix| self.supported.contains_key(matrix)) {
             return Err(self.refused(name));
         }
-        let renamed = if is_first { format!("{matrix}{FIRST}") } else { matrix.clone() };
-        self.modules.insert(matrix, module.to_owned());
+        self.modules.extend(all.into_iter().map(|matrix| (matrix, module.to_owned())));
         Ok(renamed)
     }
 

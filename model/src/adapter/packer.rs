@@ -7,7 +7,7 @@ use std::sync::Arc;
 use stolon_kernels::{LowRank, Matrix, Path, TensorType, widen};
 
 use super::files::AdapterFiles;
-use super::{EmbeddingWeights, FIRST, LayerWeights, Second, Site, SiteWeights};
+use super::{EmbeddingWeights, ExpertWeights, FIRST, LayerWeights, Second, Site, SiteWeights};
 use crate::config::TensorSpec;
 use crate::error::ModelError;
 use crate::weights::{Tensor, Weights};
@@ -51,6 +51,22 @@ impl<'a> Packer<'a> {
                     Some(value) if site == Site::Keys as usize => self.keys(parts, value)?,
                     _ => self.site(parts)?,
                 };
+            }
+            layers.push(packed);
+        }
+        Ok(layers)
+    }
+
+    /// Packs the experts of all layers.
+    pub(super) fn experts(&mut self) -> Result<Vec<ExpertWeights>, ModelError> {
+        let mut layers = Vec::with_capacity(self.files.sites().experts.len());
+        for experts in &self.files.sites().experts {
+            let mut packed = ExpertWeights::new();
+            for (index, [gate_up, down]) in experts.iter().enumerate() {
+                let sites = [self.site(gate_up)?, self.site(down)?];
+                if sites.iter().any(Option::is_some) {
+                    packed.insert(index, sites);
+                }
             }
             layers.push(packed);
         }

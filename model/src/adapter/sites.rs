@@ -20,6 +20,8 @@ pub(super) const HEAD: &str = "lm_head.weight";
 pub(super) struct Sites {
     /// Those of each layer at each site, and the output matrix as if it were a layer after them.
     pub(super) layers: Vec<[Vec<TensorSpec>; Site::COUNT]>,
+    /// Those of each expert of each layer: gate and up, then down. The shared expert is the last.
+    pub(super) experts: Vec<Vec<[Vec<TensorSpec>; 2]>>,
     /// The embedding as a projection of tokens: `[hidden_size, vocab_size]`. `None` for Moondream,
     /// where the values of an image begin with the embedding of a token.
     pub(super) embedding: Option<TensorSpec>,
@@ -42,14 +44,20 @@ impl Sites {
         embedding.shape.reverse();
         let mut last = [const { Vec::new() }; Site::COUNT];
         last[Site::Inputs as usize].push(head);
-        let layers = layers.into_iter().map(|layer| of_layer(layer, same_heads));
-        let layers: Vec<_> = layers.chain([last]).collect();
-        let known: HashSet<_> = layers.iter().flatten().flatten().map(|spec| &spec.name).collect();
+        let (mut sites, mut experts) = (Vec::new(), Vec::new());
+        for layer in layers {
+            experts.push(of_experts(&layer));
+            sites.push(of_layer(layer, same_heads));
+        }
+        sites.push(last);
+        let of_experts = experts.iter().flatten().flatten();
+        let all = sites.iter().flatten().chain(of_experts).flatten();
+        let known: HashSet<_> = all.map(|spec| &spec.name).collect();
         let mut combined = config.combined();
         combined.retain(|(.., parts)| parts.iter().all(|part| known.contains(&part.name)));
         let moondream = [Architecture::Moondream2, Architecture::Moondream3];
         let embedding = Some(embedding).filter(|_| !moondream.contains(&config.architecture));
-        Self { layers, embedding, combined }
+        Self { layers: sites, experts, embedding, combined }
     }
 
     /// The shapes `[out, in]` of all matrices that an adapter may change, by the names that they
@@ -59,7 +67,8 @@ impl Sites {
         let of_heads = [Site::Keys as usize, Site::Values as usize];
         let sites = self.layers.iter().flat_map(|sites| sites.iter().enumerate());
         let whole = sites.filter(|(site, _)| !of_heads.contains(site));
-        let parts = whole.flat_map(|(_, parts)| parts).chain(&self.embedding);
+        let experts = self.experts.iter().flatten().flatten().flatten();
+        let parts = whole.flat_map(|(_, parts)| parts).chain(experts).chain(&self.embedding);
         let parts = parts.map(|spec| (spec.name.clone(), [spec.shape[0], spec.shape[1]]));
         let combined = self.combined.iter();
         let combined = combined
@@ -145,12 +154,32 @@ fn of_layer(layer: LayerWeights, same_heads: bool) -> [Vec<TensorSpec>; Site::CO
         | FeedForwardWeights::DenseAndExperts(DenseAndExpertsWeights { mlp, .. }),
     ) = layer.mlp
     {
-        let MlpWeights { inputs, down } = mlp;
-        match inputs {
-            MlpInputs::Gated(gate_up) => add(Site::GateUp, &mut gate_up.parts.into_iter()),
-            MlpInputs::Plain(up) => add(Site::GateUp, &mut [up].into_iter()),
-        }
-        add(Site::Down, &mut [down].into_iter());
+        let [gate_up, down] = of_mlp(mlp);
+        sites[Site::GateUp as usize] = gate_up;
+        sites[Site::Down as usize] = down;
     }
     sites
+}
+
+/// The projections of each expert of a layer.
+fn of_experts(layer: &LayerWeights) -> Vec<[Vec<TensorSpec>; 2]> {
+    let Some(
+        FeedForwardWeights::Experts(weights)
+        | FeedForwardWeights::DenseAndExperts(DenseAndExpertsWeights { experts: weights, .. }),
+    ) = &layer.mlp
+    else {
+        return Vec::new();
+    };
+    let shared = weights.shared.iter().map(|shared| &shared.mlp);
+    weights.experts.iter().chain(shared).cloned().map(of_mlp).collect()
+}
+
+/// The projections of an MLP: gate and up, then down.
+fn of_mlp(mlp: MlpWeights) -> [Vec<TensorSpec>; 2] {
+    let MlpWeights { inputs, down } = mlp;
+    let inputs = match inputs {
+        MlpInputs::Gated(gate_up) => gate_up.parts.map(|part| part.weight).into(),
+        MlpInputs::Plain(up) => vec![up.weight],
+    };
+    [inputs, vec![down.weight]]
 }

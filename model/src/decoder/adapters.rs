@@ -9,15 +9,19 @@
 //! **Invariant: batch invariance.** What is added to a row depends on the row and its adapter only.
 //! Rows without an adapter are computed as if there were none in the batch.
 
+mod experts;
+
 use stolon_backend::{Adapter, StepBatch};
 use stolon_kernels::{self as kernels, Epilogue, Matrix, Operands, Path, Product, RowSums, Sink};
 
 use super::Decoder;
 use crate::adapter::{LoraWeights, Site, SiteWeights};
 use crate::workers::Workers;
+use experts::ExpertRows;
+pub(super) use experts::{ExpertRow, ExpertUpdates};
 
-/// The rows of a step that have an adapter, and `A x` for these rows. The buffers are reused between
-/// steps.
+/// The rows of a step that have an adapter, and `A x` for these rows. The buffers are reused
+/// between steps.
 #[derive(Debug, Default)]
 pub(super) struct AdapterRows {
     /// The adapters of the step.
@@ -26,9 +30,11 @@ pub(super) struct AdapterRows {
     places: Vec<Option<Place>>,
     /// The inputs of the rows, packed for the matrices `A`.
     inputs: Operands,
-    /// `scale * A x` at each site, in the layer where it was computed last: `[rows, width]` for each
-    /// group that has weights there.
+    /// `scale * A x` at each site, in the layer where it was computed last: `[rows, width]` for
+    /// each group that has weights there.
     lowered: [Vec<f32>; Site::COUNT],
+    /// The same of experts, at each [`ExpertSite`](crate::adapter::ExpertSite).
+    experts: [ExpertRows; 2],
 }
 
 /// The rows of one adapter.
@@ -152,38 +158,19 @@ impl AdapterRows {
         if end == 0 {
             return;
         }
-        let of_site = |group| Some((group, Group::site(group, layer, site)?));
-        let active = groups.iter().filter_map(of_site);
-        let of_heads = |(group, site)| (0..heads).map(move |head| (group, site, head));
-        let active: Vec<(&Group, &SiteWeights, usize)> = active.flat_map(of_heads).collect();
-        let matrices: Vec<[&Matrix; 1]> =
-            active.iter().map(|(_, site, head)| [site.first(*head)]).collect();
-        let columns = matrices[0][0].in_features();
-        inputs.reset_groups(active.iter().zip(&matrices).map(|((g, ..), m)| (g.rows.len(), m)));
-        let rows = inputs.rows();
-        inputs.fill(workers.for_pass(rows, columns), |index, first, block| {
-            let (group, _, head) = active[index];
-            for (row, out) in group.rows[first..].iter().zip(block.chunks_exact_mut(columns)) {
-                read(*row as usize, head, out);
-            }
-        });
-        let scale = |site: &'_ SiteWeights, sums: RowSums<'_>| {
-            let scales = &site.scales[sums.feature..];
-            sums.first.iter_mut().zip(scales).for_each(|(sum, scale)| *sum *= scale);
-        };
-        let epilogues: Vec<_> =
-            active.iter().map(|(_, site, _)| move |sums: RowSums<'_>| scale(site, sums)).collect();
         lowered.resize(end, 0.0);
-        let mut rest = &mut lowered[..];
-        let mut products = Vec::with_capacity(active.len());
-        for (index, ((group, site, _), epilogue)) in active.iter().zip(&epilogues).enumerate() {
-            let (own, others) = rest.split_at_mut(group.rows.len() * site.scales.len());
-            rest = others;
-            let (matrices, epilogue) = (&matrices[index][..], Some(epilogue as Epilogue<'_>));
-            let sink = Sink::Rows(own);
-            products.push(Product { group: index, matrices, step: 1, epilogue, sink });
-        }
-        kernels::multiply(path, workers.for_work(end * columns), inputs, &mut products);
+        let of_site = |group: &'_ Group| group.site(layer, site).is_some();
+        let active = groups.iter().filter(|group| of_site(group));
+        let tasks = active.flat_map(|group| {
+            let of_head = |head| {
+                Some((Task { site: group.site(layer, site)?, head, rows: &group.rows }, head))
+            };
+            (0..heads).filter_map(of_head)
+        });
+        let (tasks, heads): (Vec<Task<'_>>, Vec<usize>) = tasks.unzip();
+        multiply(inputs, lowered, &tasks, (path, workers), |task, row, out| {
+            read(tasks[task].rows[row] as usize, heads[task], out);
+        });
     }
 
     /// [`Self::updates`], if an adapter of the step has weights at this site.
@@ -195,6 +182,52 @@ impl AdapterRows {
     pub(super) fn updates(&self, layer: usize, site: Site) -> Updates<'_> {
         Updates { rows: self, layer, site }
     }
+}
+
+/// Rows that are multiplied with a matrix `A`.
+#[derive(Clone, Copy, Debug)]
+struct Task<'a> {
+    site: &'a SiteWeights,
+    /// The head whose matrix it is.
+    head: usize,
+    rows: &'a [u32],
+}
+
+/// Computes `scale * A x` of `tasks`, one after the other, into `lowered`. `read` writes the input
+/// of a row, which is given by the index of its task and its index there. `inputs` is a buffer.
+fn multiply(
+    inputs: &mut Operands,
+    lowered: &mut [f32],
+    tasks: &[Task<'_>],
+    (path, workers): (Path, &Workers),
+    read: impl Fn(usize, usize, &mut [f32]) + Sync,
+) {
+    let matrices: Vec<[&Matrix; 1]> =
+        tasks.iter().map(|task| [task.site.first(task.head)]).collect();
+    let columns = |task: usize| matrices[task][0].in_features();
+    inputs.reset_groups(tasks.iter().zip(&matrices).map(|(task, m)| (task.rows.len(), m)));
+    let work = |task: usize| tasks[task].rows.len() * columns(task);
+    let threads = workers.for_pass((0..tasks.len()).map(work).sum(), 1);
+    inputs.fill(threads, |task, first, block| {
+        let rows = (first..).zip(block.chunks_exact_mut(columns(task)));
+        rows.for_each(|(row, out)| read(task, row, out));
+    });
+    let scale = |site: &'_ SiteWeights, sums: RowSums<'_>| {
+        let scales = &site.scales[sums.feature..];
+        sums.first.iter_mut().zip(scales).for_each(|(sum, scale)| *sum *= scale);
+    };
+    let epilogues: Vec<_> =
+        tasks.iter().map(|task| move |sums: RowSums<'_>| scale(task.site, sums)).collect();
+    let work = (0..tasks.len()).map(|task| work(task) * tasks[task].site.scales.len()).sum();
+    let mut rest = lowered;
+    let mut products = Vec::with_capacity(tasks.len());
+    for (group, (task, epilogue)) in tasks.iter().zip(&epilogues).enumerate() {
+        let (own, others) = rest.split_at_mut(task.rows.len() * task.site.scales.len());
+        rest = others;
+        let (matrices, epilogue) = (&matrices[group][..], Some(epilogue as Epilogue<'_>));
+        products.push(Product { group, matrices, step: 1, epilogue, sink: Sink::Rows(own) });
+    }
+    kernels::multiply(path, workers.for_work(work), inputs, &mut products);
 }
 
 /// The updates of the projections of a site.

@@ -9,14 +9,16 @@
 //! and their outputs are added to the row in ascending order of the experts' indices.
 
 use stolon_kernels::{
-    self as kernels, Epilogue, Matrix, Operands, Path, Product, RowSums, Sink, Term, Threads,
+    self as kernels, Epilogue, Matrix, Operands, Path, Product, RowSums, Sink, Term,
 };
 
+use super::adapters::{AdapterRows, ExpertRow, ExpertUpdates};
 use super::linear::{Linear, Loader};
 use super::mlp::Mlp;
 use super::passes::{self, Norm, NormVectors};
 use super::profile::{Profile, Stage};
 use super::routing::{ExpertGroup, Routing};
+use crate::adapter::ExpertSite;
 use crate::config::{
     DecoderConfig, DenseAndExpertsWeights, ExpertsConfig, ExpertsWeights, SharedExpertWeights,
 };
@@ -111,16 +113,20 @@ pub(super) struct ExpertsPass<'a> {
     pub(super) path: Path,
     pub(super) workers: &'a Workers,
     pub(super) experts: &'a Experts,
+    /// Index of the layer.
+    pub(super) index: usize,
 }
 
 impl ExpertsPass<'_> {
     /// Adds the outputs of the experts of the rows that [`Self::route`] has routed to the rows of
-    /// `x`, `[rows, hidden_size]`. The other arguments are buffers.
+    /// `x`, `[rows, hidden_size]`. `adapters` are those of the rows. The other arguments are
+    /// buffers.
     pub(super) fn add(
         &self,
         x: &mut [f32],
         [normed, inner]: [&mut Operands; 2],
         routing: &Routing,
+        adapters: &mut AdapterRows,
         profile: &mut Profile,
     ) {
         let groups: Vec<(&ExpertGroup, &Mlp)> = routing
@@ -129,36 +135,80 @@ impl ExpertsPass<'_> {
             .map(|group| (group, &self.experts.experts[group.expert]))
             .collect();
         let rows = |group| routing.rows(group).len();
-        let inputs: Vec<Vec<&Matrix>> = groups.iter().map(|(_, mlp)| mlp.inputs()).collect();
-        let readers = groups.iter().zip(&inputs);
-        normed.reset_groups(readers.map(|((group, _), m)| (rows(group), m)));
+        normed.reset_groups(groups.iter().map(|(group, mlp)| (rows(group), mlp.inputs())));
         inner.reset_groups(groups.iter().map(|(group, mlp)| (rows(group), [&mlp.down.matrix])));
         self.gather(&groups, routing, normed);
+        let used: Vec<ExpertRow<'_>> =
+            groups.iter().map(|(group, _)| (group.expert, routing.rows(group))).collect();
+        let (at, hidden) = ((self.index, ExpertSite::GateUp), self.config.hidden_size);
+        adapters.lower_experts(at, &used, (self.path, self.workers), |expert, row, out| {
+            let row = used[expert].1[row] as usize;
+            out.copy_from_slice(&routing.normed[row * hidden..][..hidden]);
+        });
         profile.mark(Stage::Route);
-        let size = |mlp: &Mlp| mlp.up.matrix.in_features() * mlp.up.matrix.out_features();
-        let work: usize = groups.iter().map(|(group, mlp)| rows(group) * size(mlp)).sum();
 
-        let gates: Vec<_> = groups
-            .iter()
-            .map(|(_, mlp)| |sums: RowSums<'_>| passes::activate(self.config, mlp, self.path, sums))
-            .collect();
-        let sinks = inner.groups_mut().into_iter().zip(&inputs).zip(&gates).enumerate();
+        let updates = adapters.expert_updates(at, &used);
+        let at = (self.index, ExpertSite::Down);
+        let is_read = adapters.has_experts(at, &used);
+        let operands = (&*normed, &mut *inner);
+        let inner_rows =
+            self.multiply_inputs((&groups, routing), &updates, operands, is_read, profile);
+        let width = |expert: usize| groups[expert].1.down.matrix.in_features();
+        adapters.lower_experts(at, &used, (self.path, self.workers), |expert, row, out| {
+            out.copy_from_slice(&inner_rows[expert][row * width(expert)..][..width(expert)]);
+        });
+        self.add_down((&groups, routing), &adapters.expert_updates(at, &used), inner, x);
+        profile.mark(Stage::Down);
+    }
+
+    /// Computes the inner rows of the experts, and packs them for their down projections. Returns
+    /// those of each expert, `[rows, width]`, if adapters read them (`is_read`).
+    fn multiply_inputs(
+        &self,
+        (groups, routing): (&[(&ExpertGroup, &Mlp)], &Routing),
+        updates: &[ExpertUpdates<'_>],
+        (normed, inner): (&Operands, &mut Operands),
+        is_read: bool,
+        profile: &mut Profile,
+    ) -> Vec<Vec<f32>> {
+        let inputs: Vec<Vec<&Matrix>> = groups.iter().map(|(_, mlp)| mlp.inputs()).collect();
+        let gates = groups.iter().zip(updates).map(|((_, mlp), updates)| {
+            |sums: RowSums<'_>| {
+                updates.add(0, sums.row, sums.feature, sums.first);
+                if mlp.gate.is_some() {
+                    updates.add(1, sums.row, sums.feature, sums.second);
+                }
+                passes::activate(self.config, mlp, self.path, sums);
+            }
+        });
+        let gates: Vec<_> = gates.collect();
+        let width = |mlp: &Mlp| mlp.down.matrix.in_features();
+        let rows_of =
+            |(group, mlp): &(&ExpertGroup, &Mlp)| vec![0.0; routing.rows(group).len() * width(mlp)];
+        let read = if is_read { groups } else { &[] };
+        let mut inner_rows: Vec<Vec<f32>> = read.iter().map(rows_of).collect();
+        let sinks: Vec<Sink<'_>> = match is_read {
+            true => inner_rows.iter_mut().map(|rows| Sink::Rows(rows)).collect(),
+            false => inner.groups_mut().into_iter().map(Sink::Operands).collect(),
+        };
+        let sinks = sinks.into_iter().zip(&inputs).zip(&gates).enumerate();
         let mut products: Vec<Product<'_>> = sinks
-            .map(|(group, ((sink, matrices), gate))| Product {
-                group,
-                matrices,
-                step: 1,
-                epilogue: Some(gate as Epilogue<'_>),
-                sink: Sink::Operands(sink),
+            .map(|(group, ((sink, matrices), gate))| {
+                let epilogue = Some(gate as Epilogue<'_>);
+                Product { group, matrices, step: 1, epilogue, sink }
             })
             .collect();
-        let threads = self.workers.for_work(2 * work);
+        let threads = self.workers.for_work(2 * work(groups, routing));
         let epilogue_time = kernels::multiply(self.path, threads, normed, &mut products);
         drop(products);
+        if is_read {
+            inner.fill(self.workers.for_pass(normed.rows(), 1), |group, first, block| {
+                let from = first * width(groups[group].1);
+                block.copy_from_slice(&inner_rows[group][from..][..block.len()]);
+            });
+        }
         profile.mark_with(Stage::GateUp, epilogue_time, Stage::Gate);
-
-        self.add_down(&groups, routing, inner, self.workers.for_work(work), x);
-        profile.mark(Stage::Down);
+        inner_rows
     }
 
     /// Packs the rows of each group.
@@ -176,18 +226,19 @@ impl ExpertsPass<'_> {
     /// Computes the down projections of `inner` and adds their weighted results to the rows of `x`.
     fn add_down(
         &self,
-        groups: &[(&ExpertGroup, &Mlp)],
-        routing: &Routing,
+        (groups, routing): (&[(&ExpertGroup, &Mlp)], &Routing),
+        updates: &[ExpertUpdates<'_>],
         inner: &Operands,
-        threads: &Threads,
         x: &mut [f32],
     ) {
         let residual_scale = self.config.residual_scale.unwrap_or(1.0);
         let weighted: Vec<_> = groups
             .iter()
-            .map(|(group, mlp)| {
+            .zip(updates)
+            .map(|((group, mlp), updates)| {
                 let weights = routing.weights(group);
                 move |sums: RowSums<'_>| {
+                    updates.add(0, sums.row, sums.feature, sums.first);
                     mlp.down.add_bias(self.path, sums.feature, sums.first);
                     let weight = weights[sums.row] * residual_scale;
                     sums.first.iter_mut().for_each(|sum| *sum *= weight);
@@ -203,6 +254,7 @@ impl ExpertsPass<'_> {
                 rows: routing.rows(group),
             })
             .collect();
+        let threads = self.workers.for_work(work(groups, routing));
         kernels::accumulate(self.path, threads, inner, &terms, x);
     }
 
@@ -247,4 +299,10 @@ impl ExpertsPass<'_> {
         let Experts { bias, factors, .. } = self.experts;
         routing.choose(config, [bias.as_deref(), factors.as_deref()], self.workers);
     }
+}
+
+/// Number of multiply-adds of one projection of the rows of all experts.
+fn work(groups: &[(&ExpertGroup, &Mlp)], routing: &Routing) -> usize {
+    let size = |mlp: &Mlp| mlp.up.matrix.in_features() * mlp.up.matrix.out_features();
+    groups.iter().map(|(group, mlp)| routing.rows(group).len() * size(mlp)).sum()
 }

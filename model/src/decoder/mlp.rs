@@ -89,7 +89,7 @@ impl Decoder {
             false => &layer.mlp_input_norm,
         };
         let norm = Norm::of(config, vectors.as_ref(), path);
-        let pass = ExpertsPass { config, path, workers, experts };
+        let pass = ExpertsPass { config, path, workers, experts, index };
         pass.route(norm, &x[..rows * config.hidden_size], normed, routing);
         self.profile.mark(Stage::Route);
     }
@@ -102,9 +102,9 @@ impl Decoder {
         let (config, path, layer) = (&self.config, self.path, &self.layers[index]);
         let Some(FeedForward::Experts(experts)) = &layer.feed_forward else { return };
         let Activations { x, normed, inner, routing, .. } = &mut self.activations;
-        let pass = ExpertsPass { config, path, workers, experts };
+        let pass = ExpertsPass { config, path, workers, experts, index };
         let x = &mut x[..rows * config.hidden_size];
-        pass.add(x, [normed, inner], routing, &mut self.profile);
+        pass.add(x, [normed, inner], routing, &mut self.adapters, &mut self.profile);
     }
 
     /// Computes the MLP and the experts of layer `index`, both from the residual stream, and adds
@@ -124,10 +124,10 @@ impl Decoder {
 
         let experts = &both.experts;
         let norm = Norm::of(config, Some(&both.experts_input_norm), path);
-        let pass = ExpertsPass { config, path, workers, experts };
+        let pass = ExpertsPass { config, path, workers, experts, index };
         pass.route(norm, x, normed, routing);
         mixture.fill(0.0);
-        pass.add(mixture, [normed, inner], routing, &mut self.profile);
+        pass.add(mixture, [normed, inner], routing, &mut self.adapters, &mut self.profile);
 
         let (eps, offset, width) = (config.rms_norm_eps, config.norm_offset, config.hidden_size);
         let chunk = workers.chunk_rows(rows, 2 * width) * width;

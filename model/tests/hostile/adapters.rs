@@ -19,8 +19,8 @@ use crate::mutations::damage;
 const BYTES_MAX: u64 = 1 << 20;
 const QUERY: &str = "base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight";
 
-/// A loader of adapters for the fixture `name`, perhaps with the order of heads of GGUF files, and a
-/// valid adapter.
+/// A loader of adapters for the fixture `name`, perhaps with the order of heads of GGUF files, and
+/// a valid adapter.
 fn subject(name: &str) -> (Arc<dyn AdapterLoader>, AdapterWriter) {
     let fixtures = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures");
     let (name, is_gguf) = name.strip_suffix(" in GGUF").map_or((name, false), |name| (name, true));
@@ -127,8 +127,8 @@ fn tensors_that_do_not_fit_are_refused_by_name() {
     }
 }
 
-/// Goal: matrices of the embedding and of the output matrix that do not fit are refused by name, and
-/// so are other matrices than the model's in the adapter's files.
+/// Goal: matrices of the embedding and of the output matrix that do not fit are refused by name,
+/// and so are other matrices than the model's in the adapter's files.
 #[test]
 fn matrices_of_the_vocabulary_are_checked() {
     let (loader, good) = subject("llama");
@@ -223,6 +223,29 @@ fn matrices_of_latent_attention_are_checked() {
     refused(&*loader, &adapter, &[module, "expected type F32, F16 or BF16", "I32"]);
 }
 
+/// Goal: matrices of experts that do not fit are refused by name.
+#[test]
+fn matrices_of_experts_are_checked() {
+    for (name, module) in [
+        ("mixtral", "layers.1.mlp.experts.2.down_proj"),
+        ("qwen2_moe", "layers.1.mlp.shared_expert.down_proj"),
+        ("deepseek_v3", "layers.1.mlp.down_proj"),
+    ] {
+        let (loader, good) = subject(name);
+        let dir = tempfile::tempdir().unwrap();
+        good.write(dir.path());
+        load_within(&*loader, dir.path()).unwrap();
+        let second = format!("base_model.model.model.{module}.lora_B.weight");
+        let second = good.tensors.iter().position(|tensor| tensor.0 == second).unwrap();
+        let mut adapter = good.clone();
+        adapter.tensors.remove(second);
+        refused(&*loader, &adapter, &[module, "(lora_B)`: expected shape [48, 4]"]);
+        let mut adapter = good.clone();
+        adapter.tensors[second].2 = vec![24, 8];
+        refused(&*loader, &adapter, &[module, "expected shape [8, ", "got [4, "]);
+    }
+}
+
 /// Goal: two tensors with names of the same matrix are refused.
 #[test]
 fn tensors_of_the_same_matrix_are_refused() {
@@ -231,13 +254,15 @@ fn tensors_of_the_same_matrix_are_refused() {
     refused(&*loader, &twice, &["duplicate tensor", "q_proj"]);
 }
 
-/// Goal: adapters of experts and of convolutions' taps are refused by name, and so are those of
-/// value heads that are in another order in the model.
+/// Goal: adapters of routers, of experts that there are not, and of convolutions' taps are refused
+/// by name, and so are those of value heads that are in another order in the model.
 #[test]
-fn experts_and_taps_are_refused() {
+fn routers_and_taps_are_refused() {
     for (name, tensor) in [
-        ("mixtral", "layers.0.block_sparse_moe.experts.3.w1"),
-        ("mixtral", "layers.0.mlp.experts.0.up_proj"),
+        ("mixtral", "layers.0.block_sparse_moe.experts.9.w1"),
+        ("mixtral", "layers.0.block_sparse_moe.experts.*.w1"),
+        ("mixtral", "layers.0.block_sparse_moe.gate"),
+        ("qwen2_moe", "layers.1.mlp.shared_expert_gate"),
         ("qwen3_5", "layers.0.linear_attn.conv1d"),
         ("qwen3_5 in GGUF", "layers.0.linear_attn.in_proj_qkv"),
         ("qwen3_5 in GGUF", "layers.0.linear_attn.out_proj"),
@@ -245,10 +270,10 @@ fn experts_and_taps_are_refused() {
         ("nemotron_h", "layers.0.mixer.conv1d"),
         ("deepseek_v3", "layers.0.self_attn.k_b_proj.0"),
         ("deepseek_v3", "layers.0.self_attn.v_b_proj.0"),
-        ("deepseek_v3", "layers.1.mlp.shared_experts.up_proj"),
     ] {
         let (loader, mut adapter) = subject(name);
         let name = format!("base_model.model.model.{tensor}.lora_A.weight");
+        adapter.tensors.truncate(1);
         adapter.tensors[0].0.clone_from(&name);
         refused(&*loader, &adapter, &[&name, "is not supported"]);
     }
@@ -323,7 +348,13 @@ fn other_gguf_files_are_refused() {
         let error = load(&file).unwrap_err();
         assert!(error.contains(&format!("key `{expected}`")), "{error}");
     }
-    for name in ["token_embd.weight", "blk.0.attn_q.weight", "blk.0.x.weight.lora_b"] {
+    for name in [
+        "token_embd.weight",
+        "blk.0.attn_q.weight",
+        "blk.0.x.weight.lora_b",
+        "blk.0.ffn_up_exps.weight.lora_a",
+        "blk.0.attn_k_b.weight.lora_a",
+    ] {
         let mut file = gguf();
         file.tensors[0].0 = name.to_owned();
         let error = load(&file).unwrap_err();

@@ -2,9 +2,8 @@
 
 use stolon_model::DecoderConfig;
 use stolon_model::config::{
-    AttentionWeights, ConvolutionWeights, DeltaNetWeights, DenseAndExpertsWeights,
-    FeedForwardWeights, LatentWeights, LinearWeights, Mamba2Weights, MixerWeights, MlpInputs,
-    StackedWeights, TensorSpec,
+    AttentionWeights, ConvolutionWeights, DeltaNetWeights, ExpertsWeights, FeedForwardWeights,
+    LatentWeights, LinearWeights, Mamba2Weights, MixerWeights, MlpInputs, MlpWeights, TensorSpec,
 };
 
 use crate::adapter_writer::AdapterWriter;
@@ -18,56 +17,22 @@ pub(crate) fn whole_adapter(
 ) -> AdapterWriter {
     let mut adapter = AdapterWriter::new(rank, seed);
     for layer in config.weights().layers {
-        let mut linears: Vec<LinearWeights> = Vec::new();
-        let mut gated = false;
-        // Of several projections in one matrix, and the number of its rows.
-        let mut fused: Vec<(String, usize, TensorSpec)> = Vec::new();
-        for mixer in layer.mixers {
-            match mixer {
-                MixerWeights::Attention(AttentionWeights { qkv, output, gate, .. }) => {
-                    gated = gate.is_some();
-                    linears.extend(qkv.parts());
-                    linears.push(output);
-                }
-                MixerWeights::Convolution(ConvolutionWeights { inputs, output, .. })
-                | MixerWeights::Mamba2(Mamba2Weights { inputs, output, .. }) => {
-                    let StackedWeights { name, parts } = inputs;
-                    let rows = parts.iter().map(|part| part.weight.shape[0]).sum();
-                    fused.push((name, rows, parts[0].weight.clone()));
-                    linears.push(output);
-                }
-                MixerWeights::DeltaNet(delta_net) => {
-                    let DeltaNetWeights { qkv, gate, strength, step, output, .. } = delta_net;
-                    let factored = [gate, step].into_iter();
-                    linears
-                        .extend(factored.flat_map(|part| part.down.into_iter().chain([part.up])));
-                    linears.extend(qkv.into_iter().chain([strength, output]));
-                }
-                MixerWeights::Latent(latent) => {
-                    let (name, values) = (latent.name.clone(), latent.values.clone());
-                    let of_key = latent.keys.iter().map(|key| key.shape[1]);
-                    let rows = of_key.chain(values.iter().map(|value| value.shape[0])).sum();
-                    let LatentWeights { query_down, query, latent, output, .. } = latent;
-                    linears.extend(query_down.map(|(down, _)| down));
-                    linears.extend([query, latent, output]);
-                    fused.push((name, rows, values[0].clone()));
-                }
+        let gated = config.output_gate;
+        let mut linears: Vec<LinearWeights> = layer.mixers.into_iter().flat_map(of_mixer).collect();
+        let mlps: Vec<MlpWeights> = match layer.mlp {
+            Some(FeedForwardWeights::Dense(mlp)) => vec![mlp],
+            Some(FeedForwardWeights::Experts(experts)) => of_experts(experts).collect(),
+            Some(FeedForwardWeights::DenseAndExperts(both)) => {
+                of_experts(both.experts).chain([both.mlp]).collect()
             }
-        }
-        if let Some(
-            FeedForwardWeights::Dense(mlp)
-            | FeedForwardWeights::DenseAndExperts(DenseAndExpertsWeights { mlp, .. }),
-        ) = layer.mlp
-        {
-            match mlp.inputs {
+            None => Vec::new(),
+        };
+        for MlpWeights { inputs, down } in mlps {
+            match inputs {
                 MlpInputs::Gated(gate_up) => linears.extend(gate_up.parts),
                 MlpInputs::Plain(up) => linears.push(up),
             }
-            linears.push(mlp.down);
-        }
-        for (name, rows, part) in fused {
-            let module = name.strip_suffix(".weight").expect("a matrix");
-            adapter.add(module, [rows, part.shape[1]], dtype);
+            linears.push(down);
         }
         for LinearWeights { weight, .. } in linears {
             let module = weight.name.strip_suffix(".weight").expect("a matrix");
@@ -77,4 +42,42 @@ pub(crate) fn whole_adapter(
         }
     }
     adapter
+}
+
+/// The projections of a mixer as files of adapters have them.
+fn of_mixer(mixer: MixerWeights) -> Vec<LinearWeights> {
+    // Several projections in one matrix, of which `part` is one.
+    let fused = |name: String, rows: usize, part: &TensorSpec| {
+        let weight = TensorSpec { name, shape: vec![rows, part.shape[1]], role: part.role };
+        LinearWeights { weight, bias: None }
+    };
+    match mixer {
+        MixerWeights::Attention(AttentionWeights { qkv, output, .. }) => {
+            qkv.parts().chain([output]).collect()
+        }
+        MixerWeights::Convolution(ConvolutionWeights { inputs, output, .. })
+        | MixerWeights::Mamba2(Mamba2Weights { inputs, output, .. }) => {
+            let rows = inputs.parts.iter().map(|part| part.weight.shape[0]).sum();
+            vec![fused(inputs.name, rows, &inputs.parts[0].weight), output]
+        }
+        MixerWeights::DeltaNet(delta_net) => {
+            let DeltaNetWeights { qkv, gate, strength, step, output, .. } = delta_net;
+            let factored = [gate, step].into_iter().flat_map(|part| [part.down, Some(part.up)]);
+            qkv.into_iter().chain(factored.flatten()).chain([strength, output]).collect()
+        }
+        MixerWeights::Latent(latent) => {
+            let LatentWeights { query_down, query, latent, name, keys, values, output, .. } =
+                latent;
+            let of_key = keys.iter().map(|key| key.shape[1]);
+            let rows = of_key.chain(values.iter().map(|value| value.shape[0])).sum();
+            let down = query_down.map(|(down, _)| down);
+            let heads = fused(name, rows, &values[0]);
+            down.into_iter().chain([query, latent, heads, output]).collect()
+        }
+    }
+}
+
+/// The MLPs of all experts.
+fn of_experts(weights: ExpertsWeights) -> impl Iterator<Item = MlpWeights> {
+    weights.experts.into_iter().chain(weights.shared.map(|shared| shared.mlp))
 }
