@@ -159,17 +159,15 @@ impl AdapterRows {
             return;
         }
         lowered.resize(end, 0.0);
-        let of_site = |group: &'_ Group| group.site(layer, site).is_some();
-        let active = groups.iter().filter(|group| of_site(group));
-        let tasks = active.flat_map(|group| {
-            let of_head = |head| {
-                Some((Task { site: group.site(layer, site)?, head, rows: &group.rows }, head))
-            };
-            (0..heads).filter_map(of_head)
+        let tasks = groups.iter().flat_map(|group| {
+            let task = move |site, head| Task { site, head, rows: &group.rows };
+            let weights = group.site(layer, site).into_iter();
+            weights.flat_map(move |site| (0..heads).map(move |head| task(site, head)))
         });
-        let (tasks, heads): (Vec<Task<'_>>, Vec<usize>) = tasks.unzip();
+        let tasks: Vec<Task<'_>> = tasks.collect();
         multiply(inputs, lowered, &tasks, (path, workers), |task, row, out| {
-            read(tasks[task].rows[row] as usize, heads[task], out);
+            let Task { rows, head, .. } = tasks[task];
+            read(rows[row] as usize, head, out);
         });
     }
 

@@ -115,6 +115,7 @@ impl DeltaNet {
         let [low_steps, low_gates] = low;
         let updates = adapters.some_updates(index, Site::Inputs);
         let update = |part| updates.map(|updates| (updates, part));
+        // The parts of the site after these are gates, strengths and time steps.
         let count = self.qkv.len();
         let mut products = Vec::with_capacity(6);
         if inputs.kept() {

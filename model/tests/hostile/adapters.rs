@@ -366,6 +366,30 @@ fn other_gguf_files_are_refused() {
     assert!(load(&activated).unwrap_err().contains("alora"));
 }
 
+/// Goal: a tensor of a GGUF file with the matrices of all experts is refused by name if it has those
+/// of fewer or more.
+#[test]
+fn gguf_tensors_of_all_experts_are_checked() {
+    let (loader, _) = subject("mixtral");
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("adapter.gguf");
+    for count in [4, 5, 6] {
+        let tensor = |name: &str, shape: [usize; 3]| {
+            let bytes = vec![1; 4 * shape.iter().product::<usize>()];
+            (format!("blk.1.ffn_gate_exps.weight.{name}"), shape.to_vec(), 0, bytes)
+        };
+        let tensors = vec![tensor("lora_a", [count, 4, 48]), tensor("lora_b", [count, 40, 4])];
+        std::fs::write(&path, GgufWriter { tensors, ..gguf() }.bytes()).unwrap();
+        match load_within(&*loader, &path) {
+            Ok(adapter) => assert_eq!((count, adapter.rank()), (5, 4)),
+            Err(error) => {
+                let error = error.to_string();
+                assert!(count != 5 && error.contains("experts.*.gate_proj"), "{error}");
+            }
+        }
+    }
+}
+
 /// Goal: damaged adapters are errors, or adapters that were read completely.
 #[test]
 fn damaged_adapters_do_no_harm() {
