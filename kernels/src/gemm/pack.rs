@@ -24,6 +24,12 @@ pub(crate) fn pack_group(path: Path, source: SourceRows<'_>, group: usize, packe
         unsafe { transpose_dispatch(path, source, group, packed) }
         return;
     }
+    if group == 1 {
+        if source.rows == 1 {
+            packed[..source.columns].copy_from_slice(source.row(0));
+        }
+        return;
+    }
     // Short runs of columns keep the cache lines that are written in the L1 cache.
     for from in (0..source.columns).step_by(64) {
         let to = source.columns.min(from + 64);
@@ -103,23 +109,23 @@ pub(crate) unsafe fn pack_group_pairs(source: SourceRows<'_>, group: usize, pack
     for from in (0..source.columns).step_by(2 * LANES) {
         let pairs = LANES.min((source.columns - from).div_ceil(2));
         let packed = &mut packed[from / 2 * group..];
-        // SAFETY: the instruction sets are enabled for this function. `load_some` reads what is
-        // left of a row, which may be nothing. `packed` holds a group for each of the `pairs`
-        // columns.
+        // SAFETY: the instruction sets are enabled for this function. `packed` holds a group for
+        // each of the `pairs` columns.
         unsafe {
-            let mut square = [Avx512::splat(0.0); LANES];
-            for (row, lanes) in square.iter_mut().enumerate().take(source.rows) {
-                let (low, high) =
-                    source.row(row)[from..].split_at(LANES.min(source.columns - from));
-                let low = load_some::<Avx512>(low.as_ptr(), low.len(), 0.0);
-                let high = load_some::<Avx512>(high.as_ptr(), high.len(), 0.0);
-                *lanes = low.round_pairs(high);
-            }
             if group >= TRANSPOSED_ROWS_MIN {
+                let mut square = [Avx512::splat(0.0); LANES];
+                for (row, lanes) in square.iter_mut().enumerate().take(source.rows) {
+                    *lanes = row_pairs(source, row, from);
+                }
                 store_transposed(&mut square, pairs, group, packed);
                 continue;
             }
-            for (row, lanes) in square.iter().enumerate().take(source.rows) {
+            for row in 0..source.rows {
+                let lanes = row_pairs(source, row, from);
+                if group == 1 {
+                    store_some(lanes, packed.as_mut_ptr(), pairs);
+                    continue;
+                }
                 let mut of_row = [0.0; LANES];
                 lanes.store(of_row.as_mut_ptr());
                 for (k, pair) in of_row.iter().enumerate().take(pairs) {
@@ -127,6 +133,24 @@ pub(crate) unsafe fn pack_group_pairs(source: SourceRows<'_>, group: usize, pack
                 }
             }
         }
+    }
+}
+
+/// Up to 16 pairs of a row from column `from` on, which the row has, rounded to bf16. Missing
+/// columns are zero.
+///
+/// # Safety
+/// AVX-512 F, BW, VL, DQ and BF16 are available.
+#[cfg(target_arch = "x86_64")]
+#[inline(always)]
+unsafe fn row_pairs(source: SourceRows<'_>, row: usize, from: usize) -> Avx512 {
+    let (low, high) = source.row(row)[from..].split_at(LANES.min(source.columns - from));
+    // SAFETY: the instruction sets are available. `load_some` reads what is left of the row, which
+    // may be nothing.
+    unsafe {
+        let low = load_some::<Avx512>(low.as_ptr(), low.len(), 0.0);
+        let high = load_some::<Avx512>(high.as_ptr(), high.len(), 0.0);
+        low.round_pairs(high)
     }
 }
 
