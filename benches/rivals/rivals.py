@@ -8,9 +8,9 @@ Not part of the build or of CI. Needs Python 3.10 or later and about 3 GB of dis
     cargo build --release --bins
     venv/bin/python rivals.py --rounds 5
 
-Each engine is a separate process that is idle while the others run. In each round every engine runs
-every task in turn, so that other load on the machine affects all of them alike. The table shows
-medians, and the fastest run in brackets.
+Each engine is a separate process that is stopped while the others run, since the threads of some wait for
+work by spinning. In each round every engine runs every task in turn, so that other load on the machine
+affects all of them alike. The table shows medians, and the fastest run in brackets.
 
 If a virtual machine traps llama.cpp's AMX int8 instructions, leave `llama-q8` out of --engines and use
 `llama-q8-plain`; if it traps PyTorch's AMX instructions, set ONEDNN_MAX_CPU_ISA=AVX512_CORE_BF16. OpenVINO
@@ -19,9 +19,12 @@ worker_openvino.py says what OpenVINO needs.
 """
 
 import argparse
+import atexit
+import contextlib
 import json
 import os
 import pathlib
+import signal
 import statistics
 import subprocess
 import sys
@@ -44,6 +47,41 @@ WORKS = [
 LINEAR = [(f"linear {rows}", f"{rows} rows", rows) for rows in (1, 8, 64, 512)]
 LINEAR_ENGINES = ["stolon-bf16", "torch", "stolon-f32", "gemm-f32", "matrixmultiply-f32"]
 MODEL_ENGINES = ["stolon", "stolon-avx512", "stolon-avx2", "stolon-q8", "torch", "llama-bf16", "llama-q8"]
+
+
+def family(process):
+    """The ids of a process and of those that it started."""
+    found = [process.pid]
+    for pid in found:
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+            for task in pathlib.Path(f"/proc/{pid}/task").iterdir():
+                found += map(int, (task / "children").read_text().split())
+    return found
+
+
+def send(process, number):
+    """Sends a signal to a process that has not ended, and to those that it started."""
+    if process.poll() is None:
+        for pid in family(process):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, number)
+
+
+def stop_idle(engine):
+    """Stops an engine outside its turns, and ends it with this command."""
+    atexit.register(send, engine.process, signal.SIGKILL)
+    send(engine.process, signal.SIGSTOP)
+    return engine
+
+
+@contextlib.contextmanager
+def turn(engine):
+    """Lets an engine run that `stop_idle` has stopped."""
+    send(engine.process, signal.SIGCONT)
+    try:
+        yield engine
+    finally:
+        send(engine.process, signal.SIGSTOP)
 
 
 class Engine:
@@ -102,7 +140,7 @@ def engines(folder, stolon, threads, names):
         known[library] = ([stolon.with_name("linear"), library, threads], environment)
     for name in names:
         command, environment = known[name]
-        yield Engine(name, [str(word) for word in command], environment)
+        yield stop_idle(Engine(name, [str(word) for word in command], environment))
 
 
 def main():
@@ -129,12 +167,14 @@ def main():
     for round in range(options.rounds + 1):
         for work, _, _ in works:
             for engine in running:
-                time.sleep(0.05)
-                seconds = engine.ask(work)
+                with turn(engine):
+                    time.sleep(0.05)
+                    seconds = engine.ask(work)
                 if round > 0:
                     times[engine.name, work].append(seconds)
     for engine in running:
-        engine.close()
+        with turn(engine):
+            engine.close()
 
     # For a linear layer, a token is a row of activations.
     print(f"\nTokens per second, {options.threads} threads, median of {options.rounds} (best):\n")

