@@ -88,7 +88,9 @@ pub use low_rank::LowRank;
 pub use matrix::Matrix;
 pub use operand::{Operands, OperandsMut};
 pub use path::{Path, PathKind};
-pub use product::{ColumnsMut, Epilogue, Product, RowSums, Sink, Term, accumulate, multiply};
+pub use product::{
+    ColumnsMut, Epilogue, Finish, Product, RowSums, Sink, Term, accumulate, multiply,
+};
 pub use quant::widen;
 pub use recurrence::{Recurrence, Rule, StridedRows};
 #[cfg(loom)]

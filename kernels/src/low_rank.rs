@@ -11,6 +11,7 @@ use crate::error::KernelError;
 use crate::gemm::{Bf16, F16, F32, SingleForm};
 use crate::lanes::{LANES, Lanes, dispatch, load_some, store_some};
 use crate::path::Path;
+use crate::prefetch::{CACHE_LINE_BYTES, prefetch_l2};
 use crate::tensor_type::TensorType;
 
 /// Number of panels whose sums are in registers at the same time.
@@ -92,6 +93,16 @@ impl LowRank {
     #[must_use]
     pub fn bytes(&self) -> usize {
         self.data.byte_len()
+    }
+
+    /// Prefetches the weights that [`Self::add`] reads for `count` features from `first` on, which
+    /// is a multiple of 16.
+    pub fn prefetch(&self, first: usize, count: usize) {
+        let bytes = self.rank * self.dtype.block_bytes();
+        let begin = self.data.slice::<u8>().as_ptr().wrapping_add(first * bytes);
+        for line in (0..count * bytes).step_by(CACHE_LINE_BYTES) {
+            prefetch_l2(begin.wrapping_add(line));
+        }
     }
 
     /// `y[i] += sum over j of w[first + i, j] * h[j]`: updates the features of a row of results

@@ -13,6 +13,7 @@
 mod accumulate;
 mod columns;
 
+use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
@@ -62,9 +63,26 @@ impl std::fmt::Debug for Product<'_> {
     }
 }
 
-/// A function that is applied to the results of a product before they are written. It is called
-/// once for each row of each block, on any thread.
-pub type Epilogue<'a> = &'a (dyn Fn(RowSums<'_>) + Sync);
+/// What is applied to the results of a product before they are written.
+pub type Epilogue<'a> = &'a dyn Finish;
+
+/// An [`Epilogue`]. Functions of [`RowSums`] are some.
+pub trait Finish: Sync {
+    /// Is called once for each row of each block, on any thread.
+    fn finish(&self, sums: RowSums<'_>);
+
+    /// Is called before the results of a block, of these rows and features, are computed, so that
+    /// what [`Self::finish`] reads can be prefetched meanwhile.
+    fn prepare(&self, rows: Range<usize>, features: Range<usize>) {
+        let _ = (rows, features);
+    }
+}
+
+impl<F: Fn(RowSums<'_>) + Sync> Finish for F {
+    fn finish(&self, sums: RowSums<'_>) {
+        self(sums);
+    }
+}
 
 /// Results of a product for one row and some successive output features.
 #[derive(Debug)]
@@ -222,6 +240,11 @@ impl<'a> Job<'a> {
             unsafe { matrix.multiply_task(threads, packed, &task, to, *stride) }
             return 0;
         }
+        let first_feature = task.first_panel * LANES;
+        if let Some(epilogue) = self.epilogue {
+            let rows = task.first_row..task.first_row + task.rows;
+            epilogue.prepare(rows, first_feature..first_feature + task.features);
+        }
         let len = task.rows * task.features;
         let mut sums = threads.scratch::<f32>(self.matrices.len() * len);
         let sums = &mut sums.slice_mut::<f32>()[..self.matrices.len() * len];
@@ -239,9 +262,9 @@ impl<'a> Job<'a> {
             if let Some(epilogue) = self.epilogue {
                 for row in row..row + rows {
                     let columns = row * task.features..(row + 1) * task.features;
-                    epilogue(RowSums {
+                    epilogue.finish(RowSums {
                         row: task.first_row + row,
-                        feature: task.first_panel * LANES,
+                        feature: first_feature,
                         first: &mut first[columns.clone()],
                         second: second.get_mut(columns).unwrap_or_default(),
                     });

@@ -264,12 +264,11 @@ impl Decoder {
         let head = self.head.as_ref().unwrap_or(&self.embedding);
         let site = (self.layers.len(), Site::Inputs);
         let updates = self.adapters.updates(site.0, site.1);
-        let finish = |sums: RowSums<'_>| {
-            updates.add(0, sums.row, sums.feature, sums.first);
+        let finish = updates.then([0], |sums: RowSums<'_>| {
             if let Some(bias) = &self.head_bias {
                 kernels::add(path, sums.first, &bias[sums.feature..][..sums.first.len()]);
             }
-        };
+        });
         let is_plain = self.head_bias.is_none() && !self.adapters.has(site.0, site.1);
         let epilogue = (!is_plain).then_some(&finish as Epilogue<'_>);
         let sink = Sink::Rows(&mut logits);

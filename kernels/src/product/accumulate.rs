@@ -83,7 +83,7 @@ pub fn accumulate(
                 let feature = task.first_panel * LANES;
                 for (row, first) in sums.chunks_exact_mut(task.features).enumerate() {
                     let row = task.first_row + row;
-                    (term.epilogue)(RowSums { row, feature, first, second: &mut [] });
+                    term.epilogue.finish(RowSums { row, feature, first, second: &mut [] });
                     let start = term.rows[row] as usize * width + feature;
                     // SAFETY: the row is within `out`, as asserted above, and no other task has
                     // these features.

@@ -1,5 +1,7 @@
 //! Fused epilogues and sinks are compared with the same steps in separate passes.
 
+use std::sync::Mutex;
+
 use super::*;
 use crate::matrix::tests::bytes_of;
 use crate::reference::random;
@@ -177,6 +179,39 @@ fn gated_and_packed_results_equal_separate_passes() {
             multiply(path, threads, &packed, &mut [product]);
             same(&got, want, what);
         }
+    });
+}
+
+/// Goal: an epilogue can prepare for each block before its results are computed.
+#[test]
+fn blocks_are_prepared_before_they_are_finished() {
+    #[derive(Default)]
+    struct Blocks(Mutex<Vec<(Range<usize>, Range<usize>)>>);
+    impl Finish for Blocks {
+        fn prepare(&self, rows: Range<usize>, features: Range<usize>) {
+            self.0.lock().unwrap().push((rows, features));
+        }
+        fn finish(&self, sums: RowSums<'_>) {
+            let last = sums.feature + sums.first.len();
+            let prepared = self.0.lock().unwrap();
+            let is_there = prepared.iter().any(|(rows, features)| {
+                rows.contains(&sums.row) && *features == (sums.feature..last)
+            });
+            assert!(is_there, "row {}, features {}..{last}", sums.row, sums.feature);
+        }
+    }
+    check(|path, dtype, rows, threads, what| {
+        let matrix = matrix(dtype, 1, 100, 64, path);
+        let mut operands = Operands::default();
+        operands.reset(rows, &[&matrix]);
+        operands.pack(threads, &random(2, rows * 64));
+        let (blocks, mut out) = (Blocks::default(), vec![0.0; rows * 100]);
+        let (epilogue, sink) = (Some(&blocks as Epilogue<'_>), Sink::Rows(&mut out));
+        let product = Product { group: 0, matrices: &[&matrix], step: 1, epilogue, sink };
+        multiply(path, threads, &operands, &mut [product]);
+        let blocks = blocks.0.into_inner().unwrap();
+        let count: usize = blocks.iter().map(|(rows, features)| rows.len() * features.len()).sum();
+        assert_eq!(count, rows * 100, "{what}: each result is in one block");
     });
 }
 

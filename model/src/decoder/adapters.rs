@@ -11,11 +11,15 @@
 
 mod experts;
 
+use std::ops::Range;
+
 use stolon_backend::{Adapter, StepBatch};
-use stolon_kernels::{self as kernels, Epilogue, Matrix, Operands, Path, Product, RowSums, Sink};
+use stolon_kernels::{
+    self as kernels, Epilogue, Finish, Matrix, Operands, Path, Product, RowSums, Sink,
+};
 
 use super::Decoder;
-use crate::adapter::{LoraWeights, Site, SiteWeights};
+use crate::adapter::{LoraWeights, Second, Site, SiteWeights};
 use crate::workers::Workers;
 use experts::ExpertRows;
 pub(super) use experts::{ExpertRow, ExpertUpdates};
@@ -243,20 +247,71 @@ impl Decoder {
     }
 }
 
-impl Updates<'_> {
-    /// Adds the update of projection `part` of the site to the results `sums` of row `row`, which
-    /// are the output features from `feature` on. Where rows have an input for each head, `part` is
-    /// the head.
-    pub(super) fn add(&self, part: usize, row: usize, feature: usize, sums: &mut [f32]) {
-        let AdapterRows { groups, places, lowered, .. } = self.rows;
-        let Some(Some(Place { group, index })) = places.get(row) else { return };
-        let group = &groups[*group as usize];
-        let Some(site) = group.site(self.layer, self.site) else { return };
-        let Some(second) = site.second.get(part).and_then(Option::as_ref) else { return };
-        let lowered = &lowered[self.site as usize];
+impl<'a> Updates<'a> {
+    /// An epilogue that adds the updates of these projections of the site to the results, one for
+    /// each matrix of a product, and then calls `then`.
+    pub(super) fn then<const N: usize, F: Fn(RowSums<'_>) + Sync>(
+        self,
+        parts: [usize; N],
+        then: F,
+    ) -> Updated<'a, N, F> {
+        Updated { updates: self, parts, then }
+    }
+
+    /// Adds the update of projection `part` to the results `sums` of row `row`, which are the
+    /// output features from `feature` on. Where rows have an input for each head, `part` is the
+    /// head.
+    fn add(&self, part: usize, row: usize, feature: usize, sums: &mut [f32]) {
+        let Some(place) = self.place(row) else { return };
+        let Some((site, second)) = self.second(part, place) else { return };
+        let (group, at) = (&self.rows.groups[place.group as usize], self.site as usize);
         // The rows of each head follow those of the one before.
-        let row = self.site.head(part) * group.rows.len() + *index as usize;
-        let start = group.starts[self.site as usize] + row * site.scales.len() + second.start;
-        second.matrix.add(feature, &lowered[start..][..second.matrix.rank()], sums);
+        let row = self.site.head(part) * group.rows.len() + place.index as usize;
+        let start = group.starts[at] + row * site.scales.len() + second.start;
+        let lowered = &self.rows.lowered[at][start..][..second.matrix.rank()];
+        second.matrix.add(feature, lowered, sums);
+    }
+
+    fn place(&self, row: usize) -> Option<Place> {
+        self.rows.places.get(row).copied().flatten()
+    }
+
+    /// The weights of a row's adapter for projection `part`.
+    fn second(&self, part: usize, place: Place) -> Option<(&'a SiteWeights, &'a Second)> {
+        let site = self.rows.groups[place.group as usize].site(self.layer, self.site)?;
+        Some((site, site.second.get(part)?.as_ref()?))
+    }
+}
+
+/// An epilogue that adds the updates of adapters first.
+pub(super) struct Updated<'a, const N: usize, F> {
+    updates: Updates<'a>,
+    parts: [usize; N],
+    then: F,
+}
+
+impl<const N: usize, F: Fn(RowSums<'_>) + Sync> Finish for Updated<'_, N, F> {
+    fn finish(&self, sums: RowSums<'_>) {
+        let RowSums { row, feature, first, second } = sums;
+        for (part, sums) in self.parts.into_iter().zip([&mut *first, &mut *second]) {
+            self.updates.add(part, row, feature, sums);
+        }
+        (self.then)(RowSums { row, feature, first, second });
+    }
+
+    /// Weights that one row reads come from memory meanwhile. Those of successive rows with the
+    /// same adapter are in the cache after the first one.
+    fn prepare(&self, rows: Range<usize>, features: Range<usize>) {
+        let mut before = None;
+        for place in rows.filter_map(|row| self.updates.place(row)) {
+            if before.replace(place.group) == Some(place.group) {
+                continue;
+            }
+            for part in self.parts {
+                if let Some((_, second)) = self.updates.second(part, place) {
+                    second.matrix.prefetch(features.start, features.len());
+                }
+            }
+        }
     }
 }

@@ -159,24 +159,20 @@ impl Decoder {
         let rope = config.layers[index].rope.map(|rope| &self.ropes[rope]);
         let heads = passes::Heads::of(config, path, dim, rope, &self.plan);
         let updates = self.adapters.updates(index, Site::Inputs);
-        let epilogue_q = |sums: RowSums<'_>| {
-            updates.add(0, sums.row, sums.feature, sums.first);
+        let epilogue_q = updates.then([0], |sums: RowSums<'_>| {
             heads.apply_to_queries(&layer.q, layer.q_norm.as_deref(), sums);
-        };
-        let epilogue_k = |sums: RowSums<'_>| {
-            updates.add(1, sums.row, sums.feature, sums.first);
+        });
+        let epilogue_k = updates.then([1], |sums: RowSums<'_>| {
             heads.apply(layer.k.as_ref(), layer.k_norm.as_deref(), sums);
-        };
+        });
         // Values that are projected as keys are have the updates of keys.
         let (v, v_part) = layer.v.as_ref().map_or((layer.k.as_ref(), 1), |v| (Some(v), 2));
-        let epilogue_v = |sums: RowSums<'_>| {
-            updates.add(v_part, sums.row, sums.feature, sums.first);
+        let epilogue_v = updates.then([v_part], |sums: RowSums<'_>| {
             heads.apply_to_values(v, layer.v_norm.as_deref(), sums);
-        };
-        let epilogue_gate = |sums: RowSums<'_>| {
-            updates.add(3, sums.row, sums.feature, sums.first);
+        });
+        let epilogue_gate = updates.then([3], |sums: RowSums<'_>| {
             layer.gate.iter().for_each(|gate| gate.add_bias(path, sums.feature, sums.first));
-        };
+        });
         let [k_matrix, v_matrix, gate_matrix] = [layer.k.as_ref(), v, layer.gate.as_ref()]
             .map(|linear| linear.map(|linear| [&linear.matrix]));
         let q_matrix = [&layer.q.matrix];

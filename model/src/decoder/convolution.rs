@@ -71,12 +71,10 @@ impl Decoder {
         // The store has no scales, so parts of a row are written independently of each other.
         let kept = KvRows::new(path, store, KvLayout::Rows, &self.plan.slots, width, 1);
         let updates = self.adapters.updates(index, Site::Inputs);
-        let multiply = |sums: RowSums<'_>| {
-            updates.add(0, sums.row, sums.feature, sums.first);
-            updates.add(2, sums.row, sums.feature, sums.second);
+        let multiply = updates.then([0, 2], |sums: RowSums<'_>| {
             kernels::mul(path, sums.first, sums.second);
-        };
-        let epilogue_gate = |sums: RowSums<'_>| updates.add(1, sums.row, sums.feature, sums.first);
+        });
+        let epilogue_gate = updates.then([1], |_: RowSums<'_>| {});
         let (input_matrices, gate_matrices) =
             ([&layer.factor.matrix, &layer.x.matrix], [&layer.gate.matrix]);
         let mut products = Vec::with_capacity(2);

@@ -189,19 +189,17 @@ impl Decoder {
         let rotate = |dim| passes::Heads::of(config, path, dim, rope, &self.plan);
         let (of_queries, of_kept) = (rotate(latent.query_dim()), rotate(latent.kept_dim()));
         let updates = self.adapters.updates(index, Site::Inputs);
-        let epilogue_q = |sums: RowSums<'_>| {
-            updates.add(0, sums.row, sums.feature, sums.first);
+        let epilogue_q = updates.then([0], |sums: RowSums<'_>| {
             if layer.query_down.is_none() {
                 of_queries.apply_to_queries(&layer.query, None, sums);
             }
-        };
-        let epilogue_kept = |sums: RowSums<'_>| {
+        });
+        let epilogue_kept = updates.then([1], |sums: RowSums<'_>| {
             let RowSums { row, feature, first, second } = sums;
-            updates.add(1, row, feature, first);
             of_kept.apply(None, None, RowSums { row, feature, first: &mut *first, second });
             let vector = &mut first[latent.rotary_dim..];
             kernels::rms_norm_in_place(path, vector, &layer.latent_norm, eps, offset);
-        };
+        });
         let [q_matrix, kept_matrix] = layer.inputs().map(|linear| [&linear.matrix]);
         let queries = &mut buffers.queries[..rows * heads * latent.query_dim()];
         let mut products: Vec<Product<'_>> = Vec::with_capacity(2);
@@ -249,10 +247,9 @@ impl Decoder {
             let rope = config.layers[index].rope.map(|rope| &self.ropes[rope]);
             let heads = passes::Heads::of(config, path, dim, rope, &self.plan);
             let updates = self.adapters.updates(index, Site::Queries);
-            let epilogue = |sums: RowSums<'_>| {
-                updates.add(0, sums.row, sums.feature, sums.first);
+            let epilogue = updates.then([0], |sums: RowSums<'_>| {
                 heads.apply_to_queries(&layer.query, None, sums);
-            };
+            });
             let matrices = [&layer.query.matrix];
             let epilogue = Some(&epilogue as Epilogue<'_>);
             let sink = Sink::Rows(&mut queries[..rows * layer.query.out_features()]);

@@ -123,9 +123,7 @@ pub(super) fn multiply_groups<'a>(
     for GroupProduct { group, matrix, updates, sink } in products {
         work += rows.group_rows(group) * matrix.in_features() * matrix.out_features();
         matrices.push([matrix]);
-        epilogues.push(updates.map(|(updates, part)| {
-            move |sums: RowSums<'_>| updates.add(part, sums.row, sums.feature, sums.first)
-        }));
+        epilogues.push(updates.map(|(updates, part)| updates.then([part], |_: RowSums<'_>| {})));
         sinks.push((group, sink));
     }
     let parts = matrices.iter().zip(&epilogues).zip(sinks);

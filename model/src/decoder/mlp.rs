@@ -165,13 +165,8 @@ impl Decoder {
         }
         inner.reset(rows, &[&mlp.down.matrix]);
         let updates = self.adapters.updates(index, Site::GateUp);
-        let gate = |sums: RowSums<'_>| {
-            updates.add(0, sums.row, sums.feature, sums.first);
-            if mlp.gate.is_some() {
-                updates.add(1, sums.row, sums.feature, sums.second);
-            }
-            passes::activate(config, mlp, path, sums);
-        };
+        let gate =
+            updates.then([0, 1], |sums: RowSums<'_>| passes::activate(config, mlp, path, sums));
         let epilogue = Some(&gate as Epilogue<'_>);
         // An adapter of the down projection reads the inner rows, too, as they are before they are
         // packed.

@@ -285,16 +285,15 @@ impl Residual<'_> {
     pub(super) fn multiply(&self, rows: &Operands, sink: Sink<'_>, workers: &Workers) -> Duration {
         let (linear, path) = (self.linear, self.path);
         let finish = |sums: RowSums<'_>| {
-            if let Some(updates) = &self.updates {
-                updates.add(0, sums.row, sums.feature, sums.first);
-            }
             linear.add_bias(path, sums.feature, sums.first);
             if let (Some(factor), None) = (self.scale, self.own_norm) {
                 kernels::scale(path, sums.first, factor);
             }
         };
         let matrices = [&linear.matrix];
-        let epilogue = Some(&finish as Epilogue<'_>);
+        let updated = self.updates.map(|updates| updates.then([0], finish));
+        let epilogue = updated.as_ref().map_or(&finish as Epilogue<'_>, |updated| updated);
+        let epilogue = Some(epilogue);
         let product = Product { group: 0, matrices: &matrices, step: 1, epilogue, sink };
         let threads = workers.for_products(&matrices, rows.rows());
         kernels::multiply(path, threads, rows, &mut [product])

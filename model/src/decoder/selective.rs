@@ -172,10 +172,9 @@ impl Decoder {
         let linears = [&layer.q, k, v];
         let updates = self.adapters.updates(index, Site::Inputs);
         let add_bias = |part: usize| {
-            move |sums: RowSums<'_>| {
-                updates.add(part, sums.row, sums.feature, sums.first);
+            updates.then([part], move |sums: RowSums<'_>| {
                 linears[part].add_bias(path, sums.feature, sums.first);
-            }
+            })
         };
         let epilogues = [0, 1, 2].map(add_bias);
         let epilogues = epilogues.each_ref().map(|epilogue| epilogue as Epilogue<'_>);
