@@ -244,7 +244,7 @@ impl TreeWriter {
         /// Memory per entry of the B-tree, whose leaves are assumed to be two thirds full.
         const ORDER_ENTRY: usize = size_of::<OrderKey>() * 3 / 2;
         self.arena.heap_bytes()
-            + self.records.capacity() * size_of::<Record>()
+            + bytes_of::<Record>(self.records.capacity())
             + self.order.len() * ORDER_ENTRY
             + self.quotas.heap_bytes(ORDER_ENTRY)
     }
@@ -335,4 +335,9 @@ impl TreeWriter {
         self.show(id);
         (front, sibling)
     }
+}
+
+/// The memory of a vector or a map with room for `count` values, in bytes.
+fn bytes_of<T>(count: usize) -> usize {
+    count * size_of::<T>()
 }

@@ -373,7 +373,8 @@ fn the_index_is_small() {
     for key in 0..1000 {
         put(&mut writer, &base(), &[key; 16], key);
     }
-    assert!(writer.index_bytes() <= 300_000, "{} bytes", writer.index_bytes());
+    // No less than its vectors take, which have most of this.
+    assert!((250_000..=300_000).contains(&writer.index_bytes()), "{} bytes", writer.index_bytes());
     let (mut writer, _) = prefix_tree(16).expect("a block size");
     let long: Vec<u32> = (0..16 * 10_000).collect();
     put(&mut writer, &base(), &long, 0);

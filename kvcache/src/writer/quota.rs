@@ -2,8 +2,8 @@
 //! blocks and its evictable leaves. Trees without quotas have no such record, and pay for one look
 //! into an empty table per change of the order of eviction.
 
-use super::TreeWriter;
 use super::order::OrderKey;
+use super::{TreeWriter, bytes_of};
 use crate::core::Core;
 use crate::node::NodeId;
 use crate::{ConfigError, Namespace};
@@ -124,9 +124,9 @@ impl Quotas {
     pub(super) fn heap_bytes(&self, entry_bytes: usize) -> usize {
         let leaves: usize = self.usage.values().map(|usage| usage.leaves.len()).sum();
         leaves * entry_bytes
-            + self.usage.capacity() * size_of::<(NodeId, Usage)>()
-            + self.own.capacity() * size_of::<(Namespace, usize)>()
-            + self.changed.capacity() * size_of::<NodeId>()
+            + bytes_of::<(NodeId, Usage)>(self.usage.capacity())
+            + bytes_of::<(Namespace, usize)>(self.own.capacity())
+            + bytes_of::<NodeId>(self.changed.capacity())
     }
 }
 

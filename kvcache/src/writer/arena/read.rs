@@ -1,6 +1,7 @@
 //! What the writer reads of the tree's nodes.
 #![allow(unsafe_code, reason = "follows the raw pointers of live nodes")]
 
+use super::super::bytes_of;
 use super::{Arena, Entry};
 use crate::checkpoint::CheckpointSpan;
 use crate::core::Core;
@@ -130,8 +131,8 @@ impl Arena {
             size_of::<Node>() + self.edge(id).heap_bytes() + table
         });
         each.sum::<usize>()
-            + self.entries.capacity() * size_of::<Entry>()
-            + self.free.capacity() * size_of::<NodeId>()
+            + bytes_of::<Entry>(self.entries.capacity())
+            + bytes_of::<NodeId>(self.free.capacity())
     }
 
     /// Copies the writer's counters of a node to where dumps read them.
