@@ -1,5 +1,7 @@
 //! [`After`]: a rule about tokens that applies after a request's own processor.
 
+use stolon_backend::RegionLogits;
+
 use crate::{LogitsProcessor, SamplingError, SharedProcessor};
 
 /// What a rule does to the logits of the next token.
@@ -23,6 +25,13 @@ impl<R: TokenRule> LogitsProcessor for After<R> {
         }
         self.rule.apply(output, logits);
         Ok(())
+    }
+
+    fn replace(&self, output: &[u32], token: u32, regions: &RegionLogits<'_>) -> u32 {
+        match &self.inner {
+            Some(inner) => inner.replace(output, token, regions),
+            None => token,
+        }
     }
 
     fn prepare(&self, output: &[u32]) {

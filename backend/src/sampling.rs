@@ -322,6 +322,13 @@ impl SamplerState {
     /// [`SamplingError::BadLogit`], [`SamplingError::NoCandidate`], and those of the processor. The
     /// state is unchanged then.
     pub fn sample(&mut self, logits: &mut [f32]) -> Result<Sampled, SamplingError> {
+        let sampled = self.choose(logits)?;
+        self.observe(sampled.token);
+        Ok(sampled)
+    }
+
+    /// Chooses the next token as [`SamplerState::sample`] does, without counting it.
+    fn choose(&self, logits: &mut [f32]) -> Result<Sampled, SamplingError> {
         let raw_best = select::best(logits)?;
         let raw_row = self.params.logprobs.map(|top| RawRow::new(logits, raw_best, top));
         let mut best = raw_best;
@@ -333,7 +340,6 @@ impl SamplerState {
         }
         let token = self.draw().of_valid(logits, best);
         let logprob = raw_row.map(|row| row.of(token, raw_logits.as_deref().unwrap_or(logits)));
-        self.observe(token);
         Ok(Sampled { token, logprob })
     }
 

@@ -66,14 +66,7 @@ impl Completion {
     /// cut off is left out.
     #[must_use]
     pub fn points(&self, model: &ModelInfo) -> Vec<Point> {
-        let Some(bins) = model.regions else { return Vec::new() };
-        let coordinates: Vec<f32> = spans(&self.token_ids)
-            .filter_map(|span| match span {
-                TokenSpan::Coordinate { bin } => Some(bins.coordinate(bin)),
-                _ => None,
-            })
-            .collect();
-        coordinates.chunks_exact(2).map(|point| Point { x: point[0], y: point[1] }).collect()
+        model.regions.map(|bins| points(&self.token_ids, bins)).unwrap_or_default()
     }
 
     /// The boxes in the answer to [`Request::detect`](crate::Request::detect). A last one that is
@@ -92,6 +85,17 @@ impl Completion {
         });
         boxes.collect()
     }
+}
+
+/// The points among tokens. A last one that is cut off is left out.
+pub(super) fn points(tokens: &[u32], bins: RegionBins) -> Vec<Point> {
+    let coordinates: Vec<f32> = spans(tokens)
+        .filter_map(|span| match span {
+            TokenSpan::Coordinate { bin } => Some(bins.coordinate(bin)),
+            _ => None,
+        })
+        .collect();
+    coordinates.chunks_exact(2).map(|point| Point { x: point[0], y: point[1] }).collect()
 }
 
 /// The coordinates and sizes among tokens.
@@ -120,35 +124,48 @@ pub(super) struct Finder {
     pub(super) end: u32,
 }
 
+impl Finder {
+    /// Which part of a point or a box follows `output`, from 0.
+    fn stage(&self, output: &[u32]) -> usize {
+        output.len() % if self.boxes { 3 } else { 2 }
+    }
+}
+
 impl LogitsProcessor for Finder {
-    fn process(&self, _output: &[u32], _logits: &mut [f32]) -> Result<(), SamplingError> {
+    fn process(&self, output: &[u32], logits: &mut [f32]) -> Result<(), SamplingError> {
+        let allowed = match self.stage(output) {
+            0 => [self.end, self.coordinate],
+            _ => [self.coordinate; 2],
+        };
+        let allowed = allowed.map(|token| (token, logits.get(token as usize).copied()));
+        logits.fill(f32::NEG_INFINITY);
+        for (token, logit) in allowed {
+            if let Some(logit) = logit {
+                logits[token as usize] = logit;
+            }
+        }
         Ok(())
     }
 
-    fn choose(&self, output: &[u32], logits: &[f32], regions: &RegionLogits<'_>) -> Option<u32> {
-        let stage = output.len() % if self.boxes { 3 } else { 2 };
-        let logit = |token: u32| logits.get(token as usize).copied();
-        let [end, other] = [self.end, self.coordinate];
-        // Among equally likely tokens, the lower id is chosen.
-        let ends = match (logit(end), logit(other)) {
-            (Some(end_logit), Some(logit)) if end_logit == logit => end < other,
-            (Some(end_logit), Some(logit)) => end_logit > logit,
-            _ => true,
-        };
-        let span = match stage {
-            0 if ends => return Some(end),
-            0 | 1 => TokenSpan::Coordinate { bin: largest(regions.coordinates) },
-            _ => TokenSpan::Size {
-                width_bin: largest(regions.widths),
-                height_bin: largest(regions.heights),
-            },
-        };
-        span.value_position()
+    fn replace(&self, output: &[u32], token: u32, regions: &RegionLogits<'_>) -> u32 {
+        match self.stage(output) {
+            0 if token == self.end => token,
+            0 | 1 => coordinate(regions).unwrap_or(token),
+            _ => {
+                let [width_bin, height_bin] = [regions.widths, regions.heights].map(largest);
+                TokenSpan::Size { width_bin, height_bin }.value_position().unwrap_or(token)
+            }
+        }
     }
 
     fn is_ready(&self, _output: &[u32]) -> bool {
         true
     }
+}
+
+/// The token of the most likely coordinate.
+pub(super) fn coordinate(regions: &RegionLogits<'_>) -> Option<u32> {
+    TokenSpan::Coordinate { bin: largest(regions.coordinates) }.value_position()
 }
 
 /// The index of the largest value; the first one among equal values.
@@ -181,15 +198,18 @@ mod tests {
             let finder = Finder { boxes, coordinate: 2, end: 0 };
             for len in 0..7 {
                 let output = vec![coordinate(0); len];
-                let choose = |logits: [f32; 3]| finder.choose(&output, &logits, &regions);
+                let (mut logits, none) = ([1.0, 9.0, 0.5], f32::NEG_INFINITY);
+                finder.process(&output, &mut logits).expect("nothing can fail");
+                let end = if len % period == 0 { 1.0 } else { none };
+                assert_eq!(logits, [end, none, 0.5]);
                 let expected = match len % period {
                     2 => size,
                     _ => Some(coordinate(1)),
                 };
-                assert_eq!(choose([0.0, 9.0, 1.0]), expected);
-                let ends = if len % period == 0 { Some(0) } else { expected };
-                assert_eq!(choose([1.0, 9.0, 0.5]), ends);
-                assert_eq!(choose([1.0, 9.0, 1.0]), ends);
+                assert_eq!(Some(finder.replace(&output, 2, &regions)), expected);
+                if len % period == 0 {
+                    assert_eq!(finder.replace(&output, 0, &regions), 0);
+                }
             }
         }
     }

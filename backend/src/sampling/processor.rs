@@ -25,13 +25,13 @@ pub trait LogitsProcessor: Send + Sync {
     /// [`SamplingError::ProcessorFailed`] ends the request.
     fn process(&self, output: &[u32], logits: &mut [f32]) -> Result<(), SamplingError>;
 
-    /// Chooses the token after `output` by itself, from `logits`, `[vocab_size]`, and from those of
-    /// bins of coordinates and sizes, which become tokens, too
-    /// ([`TokenSpan`](stolon_kvcache::TokenSpan)). Called only for requests that generate
-    /// coordinates and sizes, between two steps, so it must be as fast as reading the logits.
-    /// `None`, the default, samples a token of the vocabulary as usual.
-    fn choose(&self, _output: &[u32], _logits: &[f32], _regions: &RegionLogits<'_>) -> Option<u32> {
-        None
+    /// Replaces `token`, which was sampled from the vocabulary to follow `output`, by a coordinate
+    /// or a size, which is a token, too ([`TokenSpan`](stolon_kvcache::TokenSpan)), or keeps it.
+    /// `regions` are the logits of their bins. Called only for requests that generate coordinates
+    /// and sizes, between two steps, so it must be as fast as reading the logits. Default: keeps
+    /// the token.
+    fn replace(&self, _output: &[u32], token: u32, _regions: &RegionLogits<'_>) -> u32 {
+        token
     }
 
     /// Called when the last token of `output` was chosen, before the step that computes the logits
@@ -81,18 +81,18 @@ impl SharedProcessor {
         })
     }
 
-    /// As [`LogitsProcessor::choose`].
+    /// As [`LogitsProcessor::replace`].
     ///
     /// # Errors
     /// [`SamplingError::ProcessorPanicked`].
-    pub(super) fn choose_caught(
+    pub(super) fn replace_caught(
         &self,
         output: &[u32],
-        logits: &[f32],
+        token: u32,
         regions: &RegionLogits<'_>,
-    ) -> Result<Option<u32>, SamplingError> {
-        catch_unwind(AssertUnwindSafe(|| self.0.choose(output, logits, regions))).map_err(|_| {
-            SamplingError::ProcessorPanicked { reason: "while it chose a token".to_owned() }
+    ) -> Result<u32, SamplingError> {
+        catch_unwind(AssertUnwindSafe(|| self.0.replace(output, token, regions))).map_err(|_| {
+            SamplingError::ProcessorPanicked { reason: "while it replaced a token".to_owned() }
         })
     }
 
@@ -113,8 +113,8 @@ impl LogitsProcessor for SharedProcessor {
         self.0.process(output, logits)
     }
 
-    fn choose(&self, output: &[u32], logits: &[f32], regions: &RegionLogits<'_>) -> Option<u32> {
-        self.0.choose(output, logits, regions)
+    fn replace(&self, output: &[u32], token: u32, regions: &RegionLogits<'_>) -> u32 {
+        self.0.replace(output, token, regions)
     }
 
     fn prepare(&self, output: &[u32]) {

@@ -1,14 +1,16 @@
-//! Coordinates and sizes, which a request's processor chooses from the logits of their bins.
+//! Coordinates and sizes, which take the places of tokens of the vocabulary.
 
 use super::{Sampled, SamplerState, SamplingError, select};
 use crate::regions::{RegionBins, RegionLogits};
 
 impl SamplerState {
     /// As [`SamplerState::sample`], for a row that ends with the logits of `bins`: the request's
-    /// processor may choose a coordinate or a size from them, which has no log-probability.
+    /// processor may replace the token by a coordinate or a size. The log-probability remains that
+    /// of the token of the vocabulary.
     ///
     /// # Errors
-    /// As for [`SamplerState::sample`], also for the logits of bins.
+    /// As for [`SamplerState::sample`], also for the logits of bins, and if the processor returns a
+    /// token that is not known.
     ///
     /// # Panics
     /// If the row is shorter than the logits of the bins.
@@ -19,64 +21,69 @@ impl SamplerState {
     ) -> Result<Sampled, SamplingError> {
         assert!(row.len() >= bins.width(), "a row ends with the logits of all bins");
         let (logits, regions) = row.split_at_mut(row.len() - bins.width());
-        if let Some(processor) = self.params.processor.clone() {
-            select::best(logits)?;
-            select::best(regions)?;
+        select::best(regions)?;
+        let mut sampled = self.choose(logits)?;
+        if let Some(processor) = &self.params.processor {
             let regions = RegionLogits::new(bins, regions);
-            if let Some(token) = processor.choose_caught(&self.output, logits, &regions)? {
-                self.observe(token);
-                return Ok(Sampled { token, logprob: None });
+            let token = processor.replace_caught(&self.output, sampled.token, &regions)?;
+            if token as usize >= logits.len() && !bins.have(token) {
+                let vocab_size = logits.len();
+                let reason = format!("expected a token below {vocab_size} or a bin, got {token}");
+                return Err(SamplingError::ProcessorFailed { reason });
             }
+            sampled.token = token;
         }
-        self.sample(logits)
+        self.observe(sampled.token);
+        Ok(sampled)
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use stolon_kvcache::TokenSpan;
+
     use super::*;
     use crate::sampling::{LogitsProcessor, SamplingParams, SharedProcessor};
 
-    /// Chooses the best coordinate as the first token, and samples the others.
-    struct First;
+    /// Excludes the token 1, and replaces the first token by this one.
+    struct First(u32);
 
     impl LogitsProcessor for First {
-        fn process(&self, output: &[u32], logits: &mut [f32]) -> Result<(), SamplingError> {
-            assert_eq!(output, [1 << 31]);
+        fn process(&self, _output: &[u32], logits: &mut [f32]) -> Result<(), SamplingError> {
             logits[1] = f32::NEG_INFINITY;
             Ok(())
         }
 
-        fn choose(
-            &self,
-            output: &[u32],
-            logits: &[f32],
-            regions: &RegionLogits<'_>,
-        ) -> Option<u32> {
-            assert_eq!(
-                (logits.len(), regions.widths.len(), regions.heights),
-                (2, 2, &[8.0, 9.0][..])
-            );
-            output.is_empty().then_some(1 << 31)
+        fn replace(&self, output: &[u32], token: u32, regions: &RegionLogits<'_>) -> u32 {
+            assert_eq!((token, regions.widths.len(), regions.heights), (0, 2, &[8.0, 9.0][..]));
+            if output.is_empty() { self.0 } else { token }
         }
     }
 
-    /// Goal: the processor chooses a token from the logits of bins or leaves it to the sampler, all
-    /// tokens count as output, and broken logits of bins end the request.
+    /// Goal: the processor replaces a token of the vocabulary or keeps it, what it returns counts
+    /// as output, and broken logits of bins and unknown tokens end the request.
     #[test]
-    fn processors_choose_regions() {
+    fn processors_replace_tokens() {
         let bins = RegionBins { coordinates: 3, sizes: 2 };
         let row = [1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0, 9.0];
-        let processor = Some(SharedProcessor::new(First));
-        let params = SamplingParams { processor, ..SamplingParams::default() };
-        let mut sampler = SamplerState::new(params, &[]);
-        let mut broken = row;
+        let sampler = |token| {
+            let processor = Some(SharedProcessor::new(First(token)));
+            SamplerState::new(SamplingParams { processor, ..SamplingParams::default() }, &[])
+        };
+        let coordinate = |bin| TokenSpan::Coordinate { bin }.value_position().expect("a token");
+        let (mut broken, mut state) = (row, sampler(coordinate(2)));
         broken[4] = f32::NAN;
-        let error = sampler.sample_regions(&mut broken, bins).expect_err("a NaN");
+        let error = state.sample_regions(&mut broken, bins).expect_err("a NaN");
         assert!(matches!(error, SamplingError::BadLogit { .. }), "{error}");
-        for token in [1 << 31, 0] {
-            let sampled = sampler.sample_regions(&mut row.clone(), bins).expect("good logits");
+        for token in [coordinate(2), 0] {
+            let sampled = state.sample_regions(&mut row.clone(), bins).expect("good logits");
             assert_eq!(sampled, Sampled { token, logprob: None });
+        }
+        assert_eq!(state.output, [coordinate(2), 0]);
+        for unknown in [2, coordinate(3)] {
+            let error = sampler(unknown).sample_regions(&mut row.clone(), bins);
+            let error = error.expect_err("an unknown token").to_string();
+            assert_eq!(error, format!("expected a token below 2 or a bin, got {unknown}"));
         }
     }
 }
