@@ -288,6 +288,7 @@ impl EngineBuilder {
                 generates,
                 takes_images: spec.images,
                 skills: text.skills.names(),
+                reasons: text.skills.reason(),
                 regions: spec.regions,
                 image_token_id: images.image_token(),
                 prefix_caching,

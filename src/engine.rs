@@ -218,6 +218,7 @@ impl Engine {
                 stops: request.stop,
                 eos_ids: eos_ids.clone(),
                 stop_ids: options.stop_ids.clone(),
+                text_after: request.text_after,
                 min_tokens: request.min_tokens,
                 submitted,
                 usage: crate::request::prompt_usage(&tokens, &images),

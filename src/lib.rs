@@ -216,7 +216,7 @@ pub use error::Error;
 pub use estimate::Estimate;
 pub use model_info::ModelInfo;
 pub use request::{Prompt, PromptPart, Request};
-pub use skills::{BoundingBox, CaptionLength, Point, Skill, SpatialRef};
+pub use skills::{BoundingBox, CaptionLength, Grounding, Point, Reasoning, Skill, SpatialRef};
 pub use stream::TokenStream;
 #[cfg(feature = "schema")]
 pub use typed::Tool;

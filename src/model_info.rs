@@ -40,7 +40,10 @@ pub struct ModelInfo {
     /// [`Request::query`](crate::Request::query): `query`, `caption`, `point` and `detect`. Empty
     /// for most models.
     pub skills: Vec<&'static str>,
-    /// The bins of coordinates and sizes in answers of the last two.
+    /// Whether the model can reason before it answers a question
+    /// ([`Request::reason_about`](crate::Request::reason_about)).
+    pub reasons: bool,
+    /// The bins of coordinates and sizes in answers of the last two skills and in reasoning.
     #[serde(skip)]
     pub regions: Option<RegionBins>,
     /// The token that has the place of an image in the text of a prompt; `None` if the model takes

@@ -87,6 +87,8 @@ pub struct Request {
     pub(crate) logprobs: Option<usize>,
     pub(crate) processor: Option<SharedProcessor>,
     pub(crate) grammar: Option<Arc<Grammar>>,
+    /// The token after which the text of the answer begins; `None` if it begins at once.
+    pub(crate) text_after: Option<u32>,
     pub(crate) cache_salt: Option<String>,
     /// The name of the adapter. `options` has its weights when the request is submitted.
     pub(crate) adapter: Option<String>,
@@ -114,6 +116,7 @@ impl Request {
             logprobs: None,
             processor: None,
             grammar: None,
+            text_after: None,
             cache_salt: None,
             adapter: None,
             session: None,

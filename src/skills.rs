@@ -1,18 +1,21 @@
 //! Skills: tasks for which a model was trained with prompts of their own, and their tokens.
 
+mod reasoning;
 mod regions;
 
 use std::sync::Arc;
 
 use stolon_backend::RegionBins;
 use stolon_kvcache::TokenSpan;
-use stolon_model::{PromptParts, SkillPrompts};
+use stolon_model::{PromptParts, ReasoningTokens, SkillPrompts};
 
+pub use reasoning::{Grounding, Reasoning};
 pub use regions::{BoundingBox, Point, SpatialRef};
 
 use crate::after::{After, TokenRule, exclude};
 use crate::text::Text;
 use crate::{Error, PromptPart, Request, SharedProcessor};
+use reasoning::Reasoner;
 use regions::Finder;
 
 /// A task for which a model was trained with a prompt of its own. Only Moondream has skills.
@@ -21,6 +24,8 @@ use regions::Finder;
 pub enum Skill {
     /// Answers a question about the request's image and places in it, or one without an image.
     Query(String, Vec<SpatialRef>),
+    /// Reasons about a question and places as in [`Skill::Query`], and then answers it.
+    Reason(String, Vec<SpatialRef>),
     /// Describes the request's image.
     Caption(CaptionLength),
     /// Finds the points of all things of this name in the request's image, next to the places that
@@ -58,7 +63,8 @@ impl Skill {
     /// The words of the prompt.
     pub(crate) fn words(&self) -> &str {
         match self {
-            Self::Query(words, _) | Self::Point(words, _) | Self::Detect(words) => words,
+            Self::Query(words, _) | Self::Reason(words, _) | Self::Point(words, _) => words,
+            Self::Detect(words) => words,
             Self::Caption(_) => "",
         }
     }
@@ -82,9 +88,22 @@ impl Request {
         Request::new(crate::Prompt::Skill(Skill::Query(question.into(), places)))
     }
 
+    /// As [`Request::query_about`], with a model that reasons before it answers
+    /// ([`ModelInfo::reasons`](crate::ModelInfo::reasons)). [`Request::max_tokens`] bounds both
+    /// together. The text of the stream is that of the answer;
+    /// [`Engine::reasoning`](crate::Engine::reasoning) reads the rest.
+    pub fn reason_about(
+        question: impl Into<String>,
+        places: impl IntoIterator<Item = SpatialRef>,
+    ) -> Request {
+        let places = places.into_iter().collect();
+        Request::new(crate::Prompt::Skill(Skill::Reason(question.into(), places)))
+    }
+
     /// Finds the points of all things of a name in an image ([`Request::image`]), with a model that
     /// was trained for it ([`ModelInfo::skills`](crate::ModelInfo::skills)). A point takes two
-    /// tokens, and the end one. [`Completion::points`](crate::Completion::points) reads them.
+    /// tokens, and the end one. [`Completion::points`](crate::Completion::points) reads them. With
+    /// a temperature, it is drawn at random whether another point follows.
     pub fn point(object: impl Into<String>) -> Request {
         Request::point_about(object, [])
     }
@@ -143,10 +162,14 @@ impl Skills {
         let prompts = self.prompts.as_deref();
         let refused = |expected: &str| Error::invalid("skill", expected, "another model");
         match skill {
-            Skill::Query(question, places) => {
+            Skill::Query(question, places) | Skill::Reason(question, places) => {
                 let parts = prompts.and_then(|prompts| prompts.query.as_ref());
                 let expected = "a model that was trained to answer questions (Moondream)";
                 let PromptParts { prefix, suffix } = parts.ok_or_else(|| refused(expected))?;
+                let suffix = match skill {
+                    Skill::Reason(..) => &self.reasoning()?.0.suffix,
+                    _ => suffix,
+                };
                 let question = question.trim();
                 if question.is_empty() {
                     return Err(Error::invalid("question", "a question", "an empty text"));
@@ -170,6 +193,19 @@ impl Skills {
                 caption.cloned().ok_or_else(|| refused(expected))
             }
         }
+    }
+
+    /// The tokens of reasoning, and the bins of the coordinates in it.
+    fn reasoning(&self) -> Result<(&ReasoningTokens, RegionBins), Error> {
+        let tokens = self.prompts.as_deref().and_then(|prompts| prompts.reasoning.as_ref());
+        let expected = "a model that reasons before it answers (Moondream 3)";
+        let refused = || Error::invalid("reasoning", expected, "another model");
+        tokens.zip(self.regions).ok_or_else(refused)
+    }
+
+    /// Whether the model can reason before it answers.
+    pub(crate) fn reason(&self) -> bool {
+        self.reasoning().is_ok()
     }
 
     /// The token ids of a prompt to find things.
@@ -230,8 +266,8 @@ impl Skills {
     /// The same for a prompt without an image.
     pub(crate) fn prompt_tokens(&self, skill: &Skill, text: &Text) -> Result<Vec<u32>, Error> {
         match skill {
-            Skill::Query(_, places) if places.is_empty() => {}
-            Skill::Query(_, places) => {
+            Skill::Query(_, places) | Skill::Reason(_, places) if places.is_empty() => {}
+            Skill::Query(_, places) | Skill::Reason(_, places) => {
                 let expected = "none without an image";
                 return Err(Error::invalid("spatial_refs", expected, places.len()));
             }
@@ -243,25 +279,41 @@ impl Skills {
     }
 
     /// The request for a task with the processor that the task needs, which runs after the
-    /// request's own one. That for text never chooses tokens that do not occur in answers.
-    pub(crate) fn prepare(&self, mut request: Request) -> Request {
-        let crate::Prompt::Skill(skill) = request.prompt() else { return request };
-        let finds_boxes = match skill {
-            Skill::Point(..) => Some(false),
-            Skill::Detect(_) => Some(true),
-            Skill::Query(..) | Skill::Caption(_) => None,
+    /// request's own one. That for text never chooses tokens that do not occur in answers. An
+    /// answer with coordinates is the choice of the task's processor alone.
+    pub(crate) fn prepare(&self, mut request: Request) -> Result<Request, Error> {
+        let prompt = Arc::clone(&request.prompt);
+        let crate::Prompt::Skill(skill) = &*prompt else { return Ok(request) };
+        let Some(prompts) = &self.prompts else { return Ok(request) };
+        let SkillPrompts { coordinate, end, .. } = **prompts;
+        let (processor, ends) = match skill {
+            Skill::Query(..) | Skill::Caption(_) => {
+                let inner = request.processor.take();
+                let inner = inner.or(request.options.sampling.processor.take());
+                request.processor = self.excluding(inner);
+                return Ok(request);
+            }
+            Skill::Reason(..) => {
+                let (reasoning, _) = self.reasoning()?;
+                request.text_after = Some(reasoning.end);
+                (SharedProcessor::new(Reasoner::new(prompts, reasoning)), None)
+            }
+            Skill::Point(..) | Skill::Detect(_) => {
+                let boxes = matches!(skill, Skill::Detect(_));
+                (SharedProcessor::new(Finder { boxes, coordinate, end }), Some(end))
+            }
         };
-        if let (Some(boxes), Some(prompts)) = (finds_boxes, &self.prompts) {
-            let &SkillPrompts { coordinate, end, .. } = &**prompts;
-            request.processor = Some(SharedProcessor::new(Finder { boxes, coordinate, end }));
-            request.options.regions = true;
-            let ends = request.get_stop_ids().to_vec().into_iter().chain([end]);
-            return request.stop_ids(ends);
+        let refused = |name| Error::invalid(name, "none for an answer with coordinates", "one");
+        if request.grammar.is_some() {
+            return Err(refused("grammar"));
         }
-        let inner = request.processor.take();
-        let inner = inner.or(request.options.sampling.processor.take());
-        request.processor = self.excluding(inner);
-        request
+        if request.processor.or(request.options.sampling.processor.take()).is_some() {
+            return Err(refused("processor"));
+        }
+        request.processor = Some(processor);
+        request.options.regions = true;
+        let ends = request.get_stop_ids().iter().copied().chain(ends).collect::<Vec<u32>>();
+        Ok(request.stop_ids(ends))
     }
 
     /// The processor of answers that are texts, which runs after `inner`.

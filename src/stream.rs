@@ -59,6 +59,9 @@ pub(crate) struct AnswerState {
     pub(crate) stops: Arc<[String]>,
     pub(crate) eos_ids: TokenSet,
     pub(crate) stop_ids: TokenSet,
+    /// The token after which the text begins, because reasoning comes before it; `None` if it has
+    /// begun.
+    pub(crate) text_after: Option<u32>,
     /// Number of tokens before which stop strings are not looked for.
     pub(crate) min_tokens: usize,
     /// `None` if the answer may repeat itself.
@@ -146,8 +149,9 @@ impl TokenStream {
         }
         answer.usage.completion_tokens += 1;
         let mut matched = None;
-        // A token that ends the generation is not part of its text.
+        // A token that ends the generation, or that comes before the text, is not part of it.
         if let (Some(id), Some((detokenizer, stop_strings))) = (token.id, &mut answer.text)
+            && !is_before_text(id, &mut answer.text_after)
             && !answer.eos_ids.contains(id)
             && !answer.stop_ids.contains(id)
         {
@@ -209,6 +213,13 @@ impl TokenStream {
         }
         self.ready.push_back(Event::Finished(finish));
     }
+}
+
+/// Whether a token comes before the text, or is `text_after`, which is then taken.
+fn is_before_text(id: u32, text_after: &mut Option<u32>) -> bool {
+    let is_before = text_after.is_some();
+    text_after.take_if(|last| *last == id);
+    is_before
 }
 
 impl Stream for TokenStream {

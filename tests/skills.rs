@@ -11,8 +11,9 @@ use std::sync::Arc;
 use bits::bits;
 use pictures::picture;
 use stolon::{
-    BoundingBox, CaptionLength, ChatMessage, Engine, EngineBuilder, Error, Point, PromptPart,
-    Request, SessionOptions, SpatialRef,
+    BoundingBox, CaptionLength, ChatMessage, Engine, EngineBuilder, Error, Event, FinishReason,
+    Grammar, LogitsProcessor, Point, PromptPart, Reasoning, Request, SamplingError, SamplingParams,
+    SessionOptions, SpatialRef,
 };
 use stolon_kvcache::TokenSpan;
 
@@ -248,15 +249,142 @@ async fn finds_points_and_boxes(model: &str) -> Result<(), Error> {
     Ok(())
 }
 
+/// Sampling in which these tokens are more likely.
+fn biased(temperature: f32, bias: &[(u32, f32)]) -> SamplingParams {
+    let logit_bias = bias.into();
+    SamplingParams { temperature, logit_bias, seed: Some(1), ..SamplingParams::default() }
+}
+
+/// Goal: a model that reasons does so before the answer, with coordinates and without the tokens
+/// that occur in neither. The text of the stream is that of the answer. All of it has the same bits
+/// warm and cold, at every block size and size of steps, and alone and with others.
+#[tokio::test]
+async fn reasoning_comes_before_the_answer() -> Result<(), Error> {
+    let image = picture(120, 70, 1);
+    let bias = [(0, 2.0), (3, 1.0), (6, 2.0), (7, 3.0), (9, 3.0), (227, 4.0)];
+    let requests = [
+        Request::reason_about("Why?", places()).image(Arc::clone(&image)),
+        Request::reason_about("Why?", []).image(Arc::clone(&image)),
+        Request::reason_about("Why?", []),
+    ];
+    let requests = requests.map(|request| request.sampling(biased(1.0, &bias)).max_tokens(200));
+    let mut cold = Vec::new();
+    for request in &requests {
+        let engine = builder_of(MODELS[1]).prefix_caching(false).build().await?;
+        assert!(engine.model_info().reasons);
+        let answer = engine.complete(request.clone()).await?;
+        let tokens = &answer.token_ids;
+        assert_eq!(answer.finish.usage.completion_tokens, tokens.len());
+        let end = tokens.iter().position(|token| *token == 3).expect("the end of the reasoning");
+        let (before, after) = (&tokens[..end], &tokens[end + 1..]);
+        assert!(!before.iter().any(|token| [0, 6, 227].contains(token)), "{before:?}");
+        assert!(!after.iter().any(|token| *token == 3 || *token >= 320), "{after:?}");
+        let without_end = after.strip_suffix(&[0]).unwrap_or(after);
+        assert_eq!(answer.text, engine.detokenize(without_end, true)?);
+        let reasoning = engine.reasoning(tokens)?;
+        let texts = before.split(|token| [7, 9].contains(token));
+        let texts = texts.map(|ids| engine.detokenize(ids, true)).collect::<Result<Vec<_>, _>>()?;
+        assert_eq!(reasoning.text, texts.concat());
+        assert!(!reasoning.grounding.is_empty(), "{before:?}");
+        assert_eq!(engine.reasoning(before)?, reasoning);
+        cold.push(answer);
+        engine.shutdown().await;
+    }
+    for (block_size, step) in [(1, 512), (4, 33), (16, 7)] {
+        let builder = builder_of(MODELS[1]).block_size(block_size).max_batched_tokens(step);
+        let engine = builder.num_blocks(8192 / block_size).build().await?;
+        for _ in 0..2 {
+            let all = requests.iter().map(|request| engine.complete(request.clone()));
+            for (answer, cold) in futures::future::try_join_all(all).await?.iter().zip(&cold) {
+                assert_eq!(answer.token_ids, cold.token_ids, "blocks of {block_size}");
+                assert_eq!(answer.text, cold.text);
+            }
+        }
+        engine.audit().await?;
+        engine.shutdown().await;
+    }
+    Ok(())
+}
+
+/// Goal: the answer is that to the prompt with the tokens of reasoning after the question, and with
+/// the reasoning and its end. The maximum number of tokens bounds both together, and a request that
+/// is cancelled while it reasons leaves nothing behind.
+#[tokio::test]
+async fn reasoning_is_part_of_the_prompt_of_the_answer() -> Result<(), Error> {
+    let engine = builder_of(MODELS[1]).build().await?;
+    let image = picture(40, 30, 1);
+    let ask = |bias: &[(u32, f32)]| {
+        let request = Request::reason_about(" ab ", []).image(Arc::clone(&image));
+        request.sampling(biased(0.0, bias)).max_tokens(9)
+    };
+    let prompt = engine.prompt_tokens(&ask(&[])).await?;
+    assert_eq!(&prompt[ROWS..], [1, 81, 2, 97, 98, 4]);
+    let answer = engine.complete(ask(&[(3, 100.0)])).await?;
+    assert_eq!(answer.token_ids[0], 3);
+    assert_eq!(engine.reasoning(&answer.token_ids)?, Reasoning::default());
+    let whole = Request::tokens([1, 81, 2, 97, 98, 4, 3]).image(Arc::clone(&image)).max_tokens(8);
+    let whole = engine.complete(whole.sampling(biased(0.0, &[(3, -100.0)]))).await?;
+    assert_eq!((&answer.token_ids[1..], &answer.text), (&whole.token_ids[..], &whole.text));
+
+    let cut = engine.complete(ask(&[(97, 100.0)])).await?;
+    assert_eq!((cut.text.as_str(), &cut.finish.reason), ("", &FinishReason::Length));
+    assert_eq!(cut.finish.usage.completion_tokens, 9);
+    let reasoning = Reasoning { text: "a".repeat(9), grounding: Vec::new() };
+    assert_eq!(engine.reasoning(&cut.token_ids)?, reasoning);
+    let points = engine.complete(ask(&[(227, 100.0)])).await?;
+    let reasoning = engine.reasoning(&points.token_ids)?;
+    assert_eq!((reasoning.text.as_str(), reasoning.grounding.len()), ("", 1));
+    assert_eq!(reasoning.grounding[0].points, points.points(engine.model_info()));
+    assert_eq!(reasoning.grounding[0].points.len(), 4);
+
+    let mut stream = engine.generate(ask(&[(97, 100.0)]).max_tokens(4000)).await?;
+    while !matches!(stream.next().await, Some(Ok(Event::Token(_)))) {}
+    drop(stream);
+    while engine.stats().running > 0 {
+        tokio::task::yield_now().await;
+    }
+    engine.audit().await?;
+    Ok(())
+}
+
+/// Goal: reasoning is refused where the model or the request does not permit it.
+#[tokio::test]
+async fn reasoning_is_refused_where_it_is_not_possible() -> Result<(), Error> {
+    struct Own;
+    impl LogitsProcessor for Own {
+        fn process(&self, _output: &[u32], _logits: &mut [f32]) -> Result<(), SamplingError> {
+            Ok(())
+        }
+    }
+    let ask = || Request::reason_about("a", []);
+    let image = picture(9, 9, 1);
+    let engine = builder_of(MODELS[1]).build().await?;
+    for (request, expected) in [
+        (Request::reason_about(" ", []), "question: expected a question, got an empty text"),
+        (Request::reason_about("a", places()), "spatial_refs: expected none without an image"),
+        (ask().grammar(Grammar::Regex("a".to_owned())), "grammar: expected none for an answer"),
+        (ask().logits_processor(Own), "processor: expected none for an answer"),
+        (Request::point("a").image(image).logits_processor(Own), "processor: expected none"),
+        (ask().prompt_logprobs(0), "prompt_logprobs"),
+    ] {
+        let error = engine.complete(request).await.expect_err("a bad request").to_string();
+        assert!(error.contains(expected), "{error}");
+    }
+    let other = builder_of(MODELS[0]).build().await?;
+    assert!(!other.model_info().reasons);
+    let expected = "reasoning: expected a model that reasons before it answers (Moondream 3)";
+    let error = other.complete(ask()).await.expect_err("no reasoning").to_string();
+    assert!(error.contains(expected), "{error}");
+    let error = other.reasoning(&[]).expect_err("no reasoning").to_string();
+    assert!(error.contains(expected), "{error}");
+    Ok(())
+}
+
 /// Goal: tokens that do not occur in answers are never chosen, and only in answers of skills.
 #[tokio::test]
 async fn answers_have_no_tokens_of_prompts() -> Result<(), Error> {
     let engine = builder().build().await?;
-    let biased = stolon::SamplingParams {
-        logit_bias: vec![(3, 100.0)].into(),
-        ..stolon::SamplingParams::default()
-    };
-    let with_bias = |request: Request| short(request).sampling(biased.clone());
+    let with_bias = |request: Request| short(request).sampling(biased(0.0, &[(3, 100.0)]));
     let answer = engine.complete(with_bias(Request::query("a"))).await?;
     assert!(!answer.token_ids.contains(&3), "{:?}", answer.token_ids);
     let answer = engine.complete(with_bias(Request::text("a"))).await?;

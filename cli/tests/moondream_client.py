@@ -1,7 +1,7 @@
 """Tests `stolon serve` with Moondream's Python client: python moondream_client.py path/to/stolon
 
-Needs the packages `moondream` and `openai`. Uses a random model of the structure of Moondream 2 and
-needs no network. Fails with an exception at the first reply that differs from what Moondream's API
+Needs the packages `moondream` and `openai`. Uses random models of the structures of Moondream 2
+and 3 and needs no network. Fails with an exception at the first reply that differs from what Moondream's API
 specifies.
 """
 
@@ -73,11 +73,23 @@ def refusal(request):
     raise AssertionError("the request was not refused")
 
 
+def check_reasoning(model):
+    ask = dict(reasoning=True, settings={"temperature": 0, "max_tokens": 99})
+    for image in (picture(90, 60), None):
+        whole = model.query(image, "Where?", **ask)
+        assert set(whole) == {"answer", "reasoning"} and isinstance(whole["answer"], str), whole
+        reasoning = whole["reasoning"]
+        assert set(reasoning) == {"text", "grounding"} and reasoning["text"], reasoning
+        for part in reasoning["grounding"]:
+            assert 0 <= part["start_idx"] <= part["end_idx"] <= len(reasoning["text"]), part
+            assert all(0 <= x <= 1 and 0 <= y <= 1 for x, y in part["points"]), part
+        pieces = list(model.query(image, "Where?", stream=True, **ask)["answer"])
+        assert "".join(pieces) == whole["answer"], pieces
+
+
 def check_refusals(url, model):
     code, error = refusal(lambda: model.query(picture(9, 9), " "))
     assert (code, error["param"]) == (400, "question"), error
-    code, error = refusal(lambda: model.query(picture(9, 9), "Where?", reasoning=True))
-    assert (code, error["param"]) == (400, "reasoning"), error
     other = moondream.vl(endpoint=url + "/v1", api_key="secret", model="another")
     assert refusal(lambda: other.query(question="What?"))[0] == 404
     for key in (None, "wrong"):
@@ -92,6 +104,11 @@ def check(binary, name):
         check_query(model)
         check_caption(model)
         check_regions(model)
+        if "moondream3" in name:
+            check_reasoning(model)
+        else:
+            code, error = refusal(lambda: model.query(question="Where?", reasoning=True))
+            assert (code, error["param"]) == (400, "reasoning"), error
         check_refusals(url, model)
     finally:
         server.terminate()

@@ -49,7 +49,7 @@ pub use inspect::{InspectOptions, Inspection, inspect};
 pub use kv_store::{KvBudget, KvType, WindowKv};
 pub use load::{
     EmbeddingConfig, EmbeddingSizes, GenerationDefaults, ImageModel, LoadOptions, LoadedModel,
-    PromptParts, SkillPrompts, load, read_gguf_tokenizer,
+    PromptParts, ReasoningTokens, SkillPrompts, load, read_gguf_tokenizer,
 };
 pub use random::random_model;
 pub use source::ModelSource;

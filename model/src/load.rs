@@ -17,7 +17,7 @@ pub use embedding::{EmbeddingConfig, EmbeddingSizes};
 pub use gguf::read_gguf_tokenizer;
 pub use images::ImageModel;
 pub use model::{GenerationDefaults, LoadedModel};
-pub use skills::{PromptParts, SkillPrompts};
+pub use skills::{PromptParts, ReasoningTokens, SkillPrompts};
 
 use std::path::{Path, PathBuf};
 

@@ -157,7 +157,7 @@ impl Engine {
     /// Puts the tokens and images of its session before the prompt of a request with `append`, and
     /// images in their places.
     pub(super) async fn appended(&self, mut request: Request) -> Result<Request, Error> {
-        request = self.inner.prompts.text.skills.prepare(request);
+        request = self.inner.prompts.text.skills.prepare(request)?;
         if !std::mem::take(&mut request.append) {
             return self.inner.prompts.placed(request).await;
         }

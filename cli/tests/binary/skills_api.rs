@@ -1,6 +1,6 @@
-//! Moondream's API: `POST /v1/query`, `/v1/caption`, `/v1/point` and `/v1/detect`, with a random
-//! model of the structure of Moondream 2. `tests/moondream_client.py` tests it with Moondream's own
-//! client.
+//! Moondream's API: `POST /v1/query`, `/v1/caption`, `/v1/point` and `/v1/detect`, with random
+//! models of the structures of Moondream 2 and 3. `tests/moondream_client.py` tests it with
+//! Moondream's own client.
 
 #[path = "../../../tests/support/pictures.rs"]
 mod pictures;
@@ -83,6 +83,43 @@ async fn answers_have_moondreams_form() {
     server.settled_audit().await;
 }
 
+/// Goal: with reasoning, a reply has it next to the answer, in Moondream's form. A stream has it as
+/// a whole before the pieces of the answer, with the same content and the same usage.
+#[tokio::test]
+async fn reasoning_has_moondreams_form() {
+    let server = Server::start("random:moondream3-tiny", &[]);
+    let (_, description) = server.get("/openapi.json").await;
+    let settings = json!({"temperature": 0, "max_tokens": 300});
+    let body = json!({"question": "Where?", "reasoning": true, "settings": settings});
+    for image in [Value::Null, json!(picture(100, 70, 1))] {
+        let mut body = body.clone();
+        body["image_url"] = image;
+        let reply = server.ok("/v1/query", body.clone()).await;
+        let json = "application/json";
+        let schema_of = |kind| schema(&description, "/v1/query", "200", kind);
+        assert_eq!(violation(&description, schema_of(json), &reply), None, "{reply}");
+        assert!(reply["reasoning"]["grounding"].is_array(), "{reply}");
+        let text = reply["reasoning"]["text"].as_str().expect("a text");
+        assert!(!text.is_empty() && reply["answer"].is_string(), "{reply}");
+        body["stream"] = json!(true);
+        let events = events(&server, "/v1/query", &body).await;
+        for event in &events {
+            let schema = schema_of("text/event-stream");
+            assert_eq!(violation(&description, schema, event), None, "{event}");
+        }
+        assert_eq!(events[0]["reasoning"], reply["reasoning"]);
+        let (last, pieces) = events[1..].split_last().expect("an event");
+        let pieces = pieces.iter().map(|event| event["chunk"].as_str().expect("a piece"));
+        assert_eq!(pieces.collect::<String>(), reply["answer"].as_str().expect("a text"));
+        assert_eq!(last["usage"]["completion_tokens"], reply["usage"]["completion_tokens"]);
+        body["reasoning"] = json!(false);
+        body["stream"] = json!(false);
+        let without = server.ok("/v1/query", body).await;
+        assert!(without["reasoning"].is_null(), "{without}");
+    }
+    server.settled_audit().await;
+}
+
 /// Goal: points and boxes have Moondream's form, at most as many as were asked for, and the same
 /// request finds the image and its own answer in the cache.
 #[tokio::test]
@@ -134,7 +171,7 @@ async fn other_requests_are_refused() {
     for ((path, body), param, part) in [
         (("/v1/query", json!({"image_url": image})), "question", "required"),
         (query("question", json!(" ")), "question", "an empty text"),
-        (query("reasoning", json!(true)), "reasoning", "expected false"),
+        (query("reasoning", json!(true)), "reasoning", "a model that reasons before it answers"),
         (query("spatial_refs", json!([[0.1, 0.2]])), "spatial_refs", "none without an image"),
         (
             query("spatial_refs", json!([[0.1, 0.2, 0.3]])),

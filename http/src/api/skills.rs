@@ -18,7 +18,7 @@ pub struct QueryRequest {
     /// Other URLs are fetched only from hosts that the server's operator has named. Default: the
     /// question is about no image.
     pub image_url: Option<String>,
-    /// Whether the model reasons before it answers; must be false. Default false.
+    /// Whether the model reasons before it answers (Moondream 3). Default false.
     pub reasoning: Option<bool>,
     /// Places in the image that the question is about: points `[x, y]` and boxes
     /// `[x_min, y_min, x_max, y_max]`, from 0, the left or the upper edge, to 1. Only with an image.
@@ -211,11 +211,31 @@ pub struct SkillSettings {
     /// Default 0.9.
     #[serde(default, deserialize_with = "fields::number")]
     pub top_p: Option<f32>,
-    /// Maximum number of tokens of the answer, at least 1. Default 768, or the one that the server
-    /// is configured with.
+    /// Maximum number of tokens of the answer and of the reasoning before it, together, at least 1.
+    /// Default 768, or the one that the server is configured with.
     #[serde(default, deserialize_with = "fields::count::<_, 1, { usize::MAX }>")]
     #[schemars(range(min = 1))]
     pub max_tokens: Option<usize>,
+}
+
+/// What the model reasoned before its answer.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, JsonSchema)]
+pub struct SkillReasoning {
+    /// The text.
+    pub text: String,
+    /// The parts of the text that the model has shown in the image, in order.
+    pub grounding: Vec<Grounding>,
+}
+
+/// A part of the text of a reasoning, and where in the image it is.
+#[derive(Clone, Debug, PartialEq, Serialize, JsonSchema)]
+pub struct Grounding {
+    /// Number of characters of the text before this part.
+    pub start_idx: usize,
+    /// The same for what follows the part.
+    pub end_idx: usize,
+    /// Points `[x, y]`, from 0, the left or the upper edge, to 1.
+    pub points: Vec<[f32; 2]>,
 }
 
 /// A whole reply.
@@ -223,6 +243,9 @@ pub struct SkillSettings {
 pub struct SkillReply {
     /// The id of the request, as in the header `x-request-id`.
     pub request_id: String,
+    /// What the model reasoned before its answer, if that was requested.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub reasoning: Option<SkillReasoning>,
     /// The answer to a question.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub answer: Option<String>,
@@ -238,6 +261,9 @@ pub struct SkillReply {
 /// One event of a streamed reply. The last one is complete, or has an error.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, JsonSchema)]
 pub struct SkillChunk {
+    /// What the model reasoned, as a whole, in an event before the first piece of the text.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub reasoning: Option<SkillReasoning>,
     /// The next piece of the text.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub chunk: Option<String>,

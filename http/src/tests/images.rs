@@ -1,4 +1,4 @@
-//! Requests with images, on random models of the structures of SmolVLM and of Moondream 2.
+//! Requests with images, on random models of the structures of SmolVLM and of Moondream 2 and 3.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -8,6 +8,7 @@ use axum::Router;
 use axum::body::Body;
 use axum::extract::ConnectInfo;
 use axum::http::{Request, StatusCode};
+use axum::response::Response;
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use serde_json::Value;
@@ -29,12 +30,26 @@ fn builder(model: &str) -> EngineBuilder {
     Engine::builder().model(model).num_blocks(2048).pin_budget(1024).threads(1)
 }
 
-async fn post(router: &Router, path: &str, body: String) -> (StatusCode, Value) {
+async fn reply(router: &Router, path: &str, body: String) -> Response {
     let request = Request::post(path).header("content-type", "application/json");
     let request =
         request.header("host", "localhost").extension(ConnectInfo(SocketAddr::from(LOCAL)));
     let request = request.body(Body::from(body)).expect("a request");
-    json(router.clone().oneshot(request).await.expect("a reply")).await
+    router.clone().oneshot(request).await.expect("a reply")
+}
+
+async fn post(router: &Router, path: &str, body: String) -> (StatusCode, Value) {
+    json(reply(router, path, body).await).await
+}
+
+/// The data of the events of a streamed reply.
+async fn events(router: &Router, path: &str, body: String) -> Vec<Value> {
+    let reply = reply(router, path, body).await;
+    assert_eq!(reply.status(), StatusCode::OK);
+    let bytes = axum::body::to_bytes(reply.into_body(), usize::MAX).await.expect("a body");
+    let text = String::from_utf8(bytes.to_vec()).expect("UTF-8");
+    let data = text.lines().filter_map(|line| line.strip_prefix("data: "));
+    data.map(|data| serde_json::from_str(data).expect("JSON")).collect()
 }
 
 fn data_url() -> String {
@@ -171,6 +186,42 @@ async fn the_cache_knows_questions_about_images() {
         let (status, reply) = ask("/v1/cache/query", question, rest).await;
         assert_eq!((status, &reply["error"]["param"]), (StatusCode::BAD_REQUEST, &json!(param)));
     }
+}
+
+/// Goal: with reasoning, a reply has it next to the answer. A stream has it as a whole before the
+/// pieces of the answer, with the same content and the same usage. A model that does not reason
+/// refuses it.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn reasoning_is_next_to_the_answer() {
+    let start = async |model: &str| {
+        let engine = builder(model).build().await.expect("an engine");
+        router(engine, RouterOptions::default())
+    };
+    let router = start("random:moondream3-tiny").await;
+    let settings = json!({"temperature": 0, "max_tokens": 300});
+    let ask = json!({"question": "Where?", "reasoning": true, "settings": settings});
+    for image in [json!(null), json!(data_url())] {
+        let mut body = ask.clone();
+        body["image_url"] = image;
+        let (status, reply) = post(&router, "/v1/query", body.to_string()).await;
+        assert_eq!(status, StatusCode::OK, "{reply}");
+        assert!(reply["reasoning"]["grounding"].is_array() && reply["answer"].is_string());
+        assert_ne!(reply["reasoning"]["text"], "", "{reply}");
+        body["stream"] = json!(true);
+        let events = events(&router, "/v1/query", body.to_string()).await;
+        assert_eq!(events[0]["reasoning"], reply["reasoning"]);
+        let (last, pieces) = events[1..].split_last().expect("an event");
+        let pieces = pieces.iter().map(|event| event["chunk"].as_str().expect("a piece"));
+        assert_eq!(pieces.collect::<String>(), reply["answer"].as_str().expect("a text"));
+        let tokens = &reply["usage"]["completion_tokens"];
+        assert_eq!(last["usage"]["completion_tokens"], *tokens);
+        body["reasoning"] = json!(false);
+        body["stream"] = json!(false);
+        let (_, without) = post(&router, "/v1/query", body.to_string()).await;
+        assert!(without["reasoning"].is_null() && without["answer"].is_string(), "{without}");
+    }
+    let (status, reply) = post(&start(MOONDREAM).await, "/v1/query", ask.to_string()).await;
+    assert_eq!((status, &reply["error"]["param"]), (StatusCode::BAD_REQUEST, &json!("reasoning")));
 }
 
 /// Goal: the tree, its outline, prefixes and pins show an image as one span, with its number of

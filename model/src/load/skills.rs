@@ -16,6 +16,8 @@ pub struct SkillPrompts {
     pub first_token: u32,
     /// The prompt of a question; `None` if the model does not answer any.
     pub query: Option<PromptParts>,
+    /// The tokens of a question that the model reasons about; `None` if it does not reason.
+    pub reasoning: Option<ReasoningTokens>,
     /// The prompt of a description of each length, by its name: `short`, `normal` or `long`.
     pub captions: HashMap<String, Vec<u32>>,
     /// The prompt that asks for the points of things; `None` if the model does not find any.
@@ -39,6 +41,19 @@ pub struct PromptParts {
     pub suffix: Vec<u32>,
 }
 
+/// The tokens of a question that the model reasons about before it answers.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct ReasoningTokens {
+    /// The tokens after the question, in the place of those of [`SkillPrompts::query`].
+    pub suffix: Vec<u32>,
+    /// The token that ends the reasoning. The answer follows it.
+    pub end: u32,
+    /// The tokens that begin and end a text that the points among it belong to.
+    pub grounding: [u32; 2],
+    /// Tokens that do not occur in the reasoning and are never chosen for it.
+    pub excluded: Vec<u32>,
+}
+
 /// The skills of the model with this `config.json`; `None` if it has none.
 ///
 /// # Errors
@@ -60,7 +75,7 @@ pub(crate) fn of_config(
         None => None,
     };
     let skills = match (&tokenizer, &templates) {
-        (Some(tokenizer), Some(templates)) => given(tokenizer, templates)?,
+        (Some(tokenizer), Some(templates)) => given(tokenizer, templates, decoder.architecture)?,
         _ => published(decoder.architecture),
     };
     let is_known = |id: &u32| (*id as usize) < decoder.vocab_size;
@@ -91,6 +106,14 @@ fn published(architecture: Architecture) -> SkillPrompts {
                 _ => vec![3],
             },
         }),
+        // The published code of Moondream 2 and its maker's engine, Kestrel, disagree on the tokens
+        // between reasoning and answer.
+        reasoning: (architecture == Architecture::Moondream3).then(|| ReasoningTokens {
+            suffix: vec![4],
+            end: 3,
+            grounding: [7, 9],
+            excluded: vec![0, 6],
+        }),
         captions: [("short", 12_492), ("normal", 6382), ("long", 4059)]
             .map(|(name, word)| caption(name, word))
             .into(),
@@ -102,14 +125,50 @@ fn published(architecture: Architecture) -> SkillPrompts {
     }
 }
 
-/// The skills that a configuration names.
-fn given(tokenizer: &Keys<'_>, templates: &Keys<'_>) -> Result<SkillPrompts, ModelError> {
-    let id = |key: &str, default: u32| {
-        let ids = tokenizer.token_ids(key)?;
-        Ok::<_, ModelError>(ids.and_then(|ids| ids.first().copied()).unwrap_or(default))
+/// The token with this key, or a default.
+fn id(tokenizer: &Keys<'_>, key: &str, default: u32) -> Result<u32, ModelError> {
+    let ids = tokenizer.token_ids(key)?;
+    Ok(ids.and_then(|ids| ids.first().copied()).unwrap_or(default))
+}
+
+/// The tokens of reasoning that a configuration names, for questions with these keys. Only those
+/// of Moondream 3 have a default.
+fn given_reasoning(
+    tokenizer: &Keys<'_>,
+    query: &Keys<'_>,
+    architecture: Architecture,
+) -> Result<Option<ReasoningTokens>, ModelError> {
+    let suffix = match list(query, "reasoning_prefix")? {
+        Some(suffix) => suffix,
+        None if architecture == Architecture::Moondream3 => vec![id(tokenizer, "thinking_id", 4)?],
+        None => return Ok(None),
     };
+    let after = list(query, "post_reasoning_prefix")?.unwrap_or_default();
+    if !after.is_empty() {
+        tracing::info!("the model does not reason: its answers would need tokens before them");
+        return Ok(None);
+    }
+    let grounding = [("start_ground_points_id", 7), ("end_ground_id", 9)];
+    let [begin, end] = grounding.map(|(key, default)| id(tokenizer, key, default));
+    Ok(Some(ReasoningTokens {
+        suffix,
+        end: id(tokenizer, "answer_id", 3)?,
+        grounding: [begin?, end?],
+        excluded: vec![id(tokenizer, "eos_id", 0)?, id(tokenizer, "size_id", 6)?],
+    }))
+}
+
+/// The skills that a configuration names.
+fn given(
+    tokenizer: &Keys<'_>,
+    templates: &Keys<'_>,
+    architecture: Architecture,
+) -> Result<SkillPrompts, ModelError> {
+    let id = |key: &str, default: u32| id(tokenizer, key, default);
+    let mut reasoning = None;
     let query = match templates.object("query")? {
         Some(query) => {
+            reasoning = given_reasoning(tokenizer, &query, architecture)?;
             // Newer configurations have another suffix with reasoning.
             let suffix = match list(&query, "answer_prefix")? {
                 Some(suffix) => suffix,
@@ -135,6 +194,7 @@ fn given(tokenizer: &Keys<'_>, templates: &Keys<'_>) -> Result<SkillPrompts, Mod
     Ok(SkillPrompts {
         first_token: id("bos_id", 0)?,
         query,
+        reasoning,
         captions,
         point: parts("point")?,
         detect: parts("detect")?,
@@ -160,7 +220,11 @@ impl SkillPrompts {
         let parts = parts.flat_map(|parts| parts.prefix.iter().chain(&parts.suffix));
         let captions = self.captions.values().flatten();
         let others = [&self.first_token, &self.coordinate, &self.end].into_iter();
-        others.chain(&self.excluded).chain(parts).chain(captions).copied()
+        let reasoning = self.reasoning.iter().flat_map(|tokens| {
+            let ReasoningTokens { suffix, end, grounding, excluded } = tokens;
+            suffix.iter().chain([end]).chain(grounding).chain(excluded)
+        });
+        others.chain(&self.excluded).chain(parts).chain(captions).chain(reasoning).copied()
     }
 }
 
@@ -184,7 +248,7 @@ mod tests {
     fn prompts_are_those_of_the_configuration() {
         let found = skills(json!({}), 51_200).unwrap().unwrap();
         assert_eq!(found.captions["short"], [1, 32_708, 2, 12_492, 3]);
-        assert_eq!(found.query.unwrap().suffix, [3, 3]);
+        assert_eq!((found.query.unwrap().suffix, found.reasoning), (vec![3, 3], None));
         assert_eq!(skills(json!({}), 500), Ok(None));
         let own = json!({"tokenizer": {"bos_id": 9, "answer_id": 4, "coord_id": 7, "templates": {
             "query": {"prefix": [5, 6], "suffix": [7]}, "caption": {"normal": [8]}, "detect": null,
@@ -196,6 +260,37 @@ mod tests {
         let parts = PromptParts { prefix: vec![5, 6], suffix: vec![7] };
         assert_eq!((found.first_token, found.query, found.excluded), (9, Some(parts), vec![4]));
         assert_eq!(found.captions, HashMap::from([("normal".to_owned(), vec![8])]));
+    }
+
+    /// Goal: Moondream 3 reasons with the published tokens or those of its configuration, another
+    /// model only if its configuration names them, and none if tokens follow the reasoning.
+    #[test]
+    fn reasoning_is_that_of_the_configuration() {
+        let published =
+            ReasoningTokens { suffix: vec![4], end: 3, grounding: [7, 9], excluded: vec![0, 6] };
+        assert_eq!(super::published(Architecture::Moondream3).reasoning, Some(published.clone()));
+        let found = |architecture, query: Value| {
+            let value = json!({"answer_id": 5, "size_id": 8, "templates": {"query": query}});
+            let keys = Keys::root("c", &value).expect("an object");
+            let templates = keys.object("templates").unwrap().expect("an object");
+            given(&keys, &templates, architecture).unwrap().reasoning
+        };
+        let own = ReasoningTokens { end: 5, excluded: vec![0, 8], ..published };
+        let of_3 = |query| found(Architecture::Moondream3, query);
+        assert_eq!(of_3(json!({"prefix": [1]})), Some(own.clone()));
+        assert_eq!(of_3(json!({"post_reasoning_prefix": [3]})), None);
+        let of_2 = |query| found(Architecture::Moondream2, query);
+        assert_eq!(of_2(json!({"prefix": [1]})), None);
+        let own = ReasoningTokens { suffix: vec![3, 4], ..own };
+        assert_eq!(
+            of_2(json!({"reasoning_prefix": [3, 4], "post_reasoning_prefix": []})),
+            Some(own)
+        );
+        let unknown = json!({"tokenizer": {"end_ground_id": 500, "templates": {
+            "query": {"reasoning_prefix": [4]}
+        }}});
+        let error = skills(unknown, 500).unwrap_err();
+        assert!(error.contains("ids below vocab_size, 500"), "{error}");
     }
 
     /// Goal: malformed prompts are refused with what was expected.
