@@ -1,10 +1,12 @@
 //! Prompts with images through the engine, on small random models of the structures of SmolVLM,
-//! Qwen3-VL and Qwen3.5.
+//! Qwen3-VL, Qwen3.5 and Gemma 3.
 
 #[path = "../model/tests/support/adapter_writer.rs"]
 mod adapter_writer;
 #[path = "images/adapters.rs"]
 mod adapters;
+#[path = "images/gemma3.rs"]
+mod gemma3;
 #[path = "images/prefixes.rs"]
 mod prefixes;
 #[path = "images/qwen3_5.rs"]
