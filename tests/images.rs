@@ -13,6 +13,8 @@ mod prefixes;
 mod qwen3_5;
 #[path = "images/qwen3_vl.rs"]
 mod qwen3_vl;
+#[path = "images/restarts.rs"]
+mod restarts;
 #[path = "images/urls.rs"]
 mod urls;
 
