@@ -20,7 +20,8 @@ pub struct PictureLimits {
     pub pixels_max: usize,
     /// Maximum size of the decoded picture in bytes, together with the coefficients of a JPEG file
     /// that has to be read as a whole before pixels are computed (a progressive one). It is also
-    /// about the maximum that another decoder allocates in addition to the picture.
+    /// about the maximum that another decoder allocates in addition to the picture, so decoding
+    /// takes at most about twice this, if it has room for 4 bytes per pixel.
     pub memory_max: usize,
 }
 
