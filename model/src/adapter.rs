@@ -15,6 +15,7 @@
 
 mod files;
 mod packer;
+mod parameters;
 mod peft;
 mod sites;
 

@@ -36,9 +36,13 @@ ADAPTERS_LEFT_OUT = {
     "deepseek_v2": "it cannot divide the projection to the keys and values of heads",
     "deepseek_v3": "it cannot divide the projection to the keys and values of heads",
     "falcon_h1_plain": "it cannot multiply the inputs of Mamba-2 by their factors",
+    "gpt_oss": "it does not read parameters of experts",
     "kimi_linear": "it does not write the model",
     "llama3": "files have one scale for all modules",
+    "nemotron_h_moe": "it does not read parameters of experts",
+    "olmoe": "it does not read parameters of experts",
     "qwen2_moe": "it does not write the model",
+    "qwen3_moe": "it does not read parameters of experts",
     "qwen3_next": "it does not write the model",
 }
 

@@ -7,6 +7,7 @@
 use std::collections::{BTreeMap, HashMap};
 use std::path::Path;
 
+use super::parameters::Parameters;
 use super::peft::PeftSettings;
 use super::sites::{EMBEDDING, HEAD, Sites};
 use super::{FIRST, RANK_MAX};
@@ -144,7 +145,8 @@ impl AdapterFiles {
         if config.architecture.description().rotation.adjacent {
             weights.pair_adjacent_rows(config)?;
         }
-        let modules = names.modules;
+        let Names { mut modules, parameters, .. } = names;
+        modules.extend(parameters.split(&mut weights, &file)?);
         Ok(Self::new(file, weights, modules, sites, Scaling::Peft(settings)))
     }
 
@@ -289,12 +291,15 @@ struct Names<'a> {
     supported: HashMap<String, [usize; 2]>,
     /// For each matrix that the adapter changes the name of its module in the file.
     modules: BTreeMap<String, String>,
+    /// The parameters of all experts that it may change.
+    parameters: Parameters,
 }
 
 impl<'a> Names<'a> {
     fn new(file: &'a str, config: &DecoderConfig, sites: &Sites) -> Self {
         let experts = config.experts.map_or(0, |experts| experts.count);
-        Self { file, experts, supported: sites.matrices(), modules: BTreeMap::new() }
+        let (supported, parameters) = (sites.matrices(), Parameters::of(config));
+        Self { file, experts, supported, modules: BTreeMap::new(), parameters }
     }
 
     /// The name of a tensor of PEFT.
@@ -318,6 +323,9 @@ impl<'a> Names<'a> {
         let Some((module, is_first, is_embedding)) = found.next() else {
             return Err(self.refused(name));
         };
+        if !is_embedding && let Some(renamed) = self.parameters.rename(module, is_first) {
+            return Ok(renamed);
+        }
         let matrix = safetensors::canonical_name(&format!("{module}.weight"));
         if is_embedding != (matrix == EMBEDDING) || matrix.contains('*') {
             return Err(self.refused(name));

@@ -2,6 +2,7 @@
 
 use serde_json::Value;
 
+use super::parameters;
 use crate::config::Keys;
 use crate::error::ModelError;
 
@@ -10,7 +11,7 @@ use crate::error::ModelError;
 const REGEX: [char; 12] = ['*', '+', '?', '(', ')', '[', ']', '{', '}', '|', '\\', '$'];
 
 /// Options that change answers and are not implemented, unless they are missing, false or empty.
-const REFUSED: [&str; 12] = [
+const REFUSED: [&str; 11] = [
     "use_dora",
     "use_qalora",
     "use_bdlora",
@@ -18,7 +19,6 @@ const REFUSED: [&str; 12] = [
     "modules_to_save",
     "trainable_token_indices",
     "layer_replication",
-    "target_parameters",
     "alora_invocation_tokens",
     "arrow_config",
     "kasa_config",
@@ -61,6 +61,7 @@ impl PeftSettings {
                 return Err(keys.unsupported(key, "nothing"));
             }
         }
+        check_parameters(&keys)?;
         if keys.text("bias")?.is_some_and(|bias| bias != "none") {
             return Err(keys.unsupported("bias", "`none`"));
         }
@@ -124,15 +125,34 @@ impl PeftSettings {
     }
 }
 
+/// Checks that the parameters with an adapter are those of experts.
+fn check_parameters(keys: &Keys<'_>) -> Result<(), ModelError> {
+    let key = "target_parameters";
+    let is_known = |name: &Value| {
+        let last = name.as_str().and_then(|name| name.rsplit('.').next());
+        last.is_some_and(|last| parameters::NAMES.contains(&last))
+    };
+    match keys.value(key) {
+        None => Ok(()),
+        Some(Value::Array(names)) if names.iter().all(is_known) => Ok(()),
+        Some(_) => {
+            let expected = format!("parameters of experts, `{}`", parameters::NAMES.join("`, `"));
+            Err(keys.unsupported(key, &expected))
+        }
+    }
+}
+
 /// The entries of the object `key`: names of modules, or their ends, and numbers.
 fn pattern(keys: &Keys<'_>, key: &str) -> Result<Vec<(String, f64)>, ModelError> {
     let Some(object) = keys.object(key)? else { return Ok(Vec::new()) };
     let entry = |name: &str| {
-        if name.contains(REGEX) {
+        // As PEFT itself writes the keys for parameters of experts.
+        let end = name.strip_prefix(".*\\.").unwrap_or(name);
+        if end.contains(REGEX) {
             return Err(object.unsupported(name, "the name of a module, or the end of one"));
         }
         let value = object.number(name)?.ok_or_else(|| object.invalid(name, "a number"))?;
-        Ok((name.to_owned(), value))
+        Ok((end.to_owned(), value))
     };
     object.names().map(entry).collect()
 }
@@ -166,6 +186,11 @@ mod tests {
         assert_eq!(patterns.scale("model.layers.1.mlp.up_proj", 8).unwrap(), 2.0);
         let error = patterns.scale(module, 8).unwrap_err().to_string();
         assert!(error.contains("key `r`: expected 8, the rank of the matrices of"), "{error}");
+        // As PEFT writes it where it makes one parameter of gate and up.
+        let of_parameter = json!({ ".*\\.gate_up_proj": 16 });
+        let doubled =
+            parse(&[("rank_pattern", of_parameter.clone()), ("alpha_pattern", of_parameter)]);
+        assert_eq!(doubled.unwrap().scale("layers.1.mlp.experts.gate_up_proj", 16).unwrap(), 1.0);
         let twice = json!({ "q_proj": 4, "self_attn.q_proj": 8 });
         let error = parse(&[("rank_pattern", twice)]).unwrap().scale(module, 8).unwrap_err();
         assert!(error.to_string().contains("expected one value"), "{error}");
@@ -182,7 +207,9 @@ mod tests {
             ("bias", json!("all")),
             ("init_lora_weights", json!("pissa_niter_4")),
             ("alora_invocation_tokens", json!([1, 2])),
-            ("target_parameters", json!(["experts.gate_up_proj"])),
+            ("target_parameters", json!(["experts.down_proj", "mlp.gate.weight"])),
+            ("target_parameters", json!("experts.down_proj")),
+            ("target_parameters", json!([7])),
             ("rank_pattern", json!({ "layers\\.[0-3]": 4 })),
             ("r", json!(0)),
             ("lora_alpha", json!("x")),
@@ -193,5 +220,7 @@ mod tests {
         let off = [("use_dora", json!(false)), ("modules_to_save", json!([]))];
         let null = [("lora_bias", Value::Null), ("init_lora_weights", json!("gaussian"))];
         assert!(parse(&[off, null].concat()).is_ok());
+        let experts = json!(["mlp.experts.gate_up_proj", "down_proj"]);
+        assert!(parse(&[("target_parameters", experts)]).is_ok());
     }
 }

@@ -246,6 +246,84 @@ fn matrices_of_experts_are_checked() {
     }
 }
 
+/// A valid adapter for the two parameters of all 12 experts of a layer of the fixture `qwen3_moe`,
+/// of rank 4: `A` and `B` of gate and up, then of down.
+fn of_parameters() -> AdapterWriter {
+    let mut adapter = AdapterWriter::new(4, 1);
+    for (module, out, inputs) in [("experts.base_layer", 32, 48), ("experts", 48, 16)] {
+        for (end, shape) in [("lora_A", vec![48, inputs]), ("lora_B", vec![out, 48])] {
+            let name = format!("base_model.model.model.layers.1.mlp.{module}.{end}.weight");
+            let bytes = vec![1; 4 * shape[0] * shape[1]];
+            adapter.tensors.push((name, "F32", shape, bytes));
+        }
+    }
+    adapter
+}
+
+/// Goal: matrices of a parameter of all experts that are missing, or that are for another number of
+/// experts or another parameter, are refused by the name of their module, and so are other
+/// parameters.
+#[test]
+fn parameters_of_experts_are_checked() {
+    let (loader, _) = subject("qwen3_moe");
+    let good = of_parameters();
+    let dir = tempfile::tempdir().unwrap();
+    good.write(dir.path());
+    assert_eq!(load_within(&*loader, dir.path()).unwrap().rank(), 4);
+    let name = good.tensors[0].0.replace("base_layer", "base_layer.base_layer");
+    let single = "model.layers.1.mlp.experts.3.up_proj";
+    type Change<'a> = &'a dyn Fn(&mut AdapterWriter);
+    let shapes = |first: [usize; 2], second: [usize; 2]| {
+        move |adapter: &mut AdapterWriter| {
+            for (index, shape) in [(0, first), (1, second)] {
+                adapter.tensors[index].2 = shape.to_vec();
+                adapter.tensors[index].3 = vec![1; 4 * shape[0] * shape[1]];
+            }
+        }
+    };
+    let expected = "[12 * rank, 48] and [32, 12 * rank] (gate_up_proj) or [12 * rank, 16] and \
+                    [48, 12 * rank] (down_proj)";
+    let module = "`model.layers.1.mlp.experts`: expected lora_A and lora_B of 12 experts";
+    let cases: [(Change<'_>, &[&str]); 13] = [
+        (&|a| drop(a.tensors.remove(0)), &[module, expected, "got nothing and [32, 48]"]),
+        (&|a| drop(a.tensors.remove(1)), &[module, expected, "got [48, 48] and nothing"]),
+        // 11 experts, no rank, different ranks, each matrix transposed, the other dimensions.
+        (&shapes([44, 48], [32, 44]), &[module, "got [44, 48] and [32, 44]"]),
+        (&shapes([0, 48], [32, 0]), &[module, "got [0, 48] and [32, 0]"]),
+        (&shapes([48, 48], [32, 24]), &[module, "got [48, 48] and [32, 24]"]),
+        (&shapes([48, 48], [48, 32]), &[module, "got [48, 48] and [48, 32]"]),
+        (&shapes([48, 32], [48, 48]), &[module, "got [48, 32] and [48, 48]"]),
+        // Down twice.
+        (&shapes([48, 16], [48, 48]), &["duplicate tensor", "experts.0.down_proj"]),
+        (&|a| a.add(single, [16, 48], "F32"), &["duplicate tensor", "experts.3.up_proj"]),
+        (&|a| a.tensors[1].1 = "I32", &["expected type F32", "I32"]),
+        (&|a| a.tensors[0].0.clone_from(&name), &[&name, "is not supported"]),
+        (
+            &|a| a.settings["rank_pattern"] = json!({ ".*\\.gate_up_proj": 8 }),
+            &["key `r`: expected 4", "`model.layers.1.mlp.experts.gate_up_proj`"],
+        ),
+        (
+            &|a| {
+                a.settings["target_parameters"] = json!(["experts.gate_up_proj", "mlp.gate.weight"])
+            },
+            &["key `target_parameters`", "down_proj"],
+        ),
+    ];
+    for (change, expected) in cases {
+        let mut adapter = good.clone();
+        change(&mut adapter);
+        refused(&*loader, &adapter, expected);
+    }
+    let bytes = good.weights().len() as u64;
+    good.write(dir.path());
+    for bytes_max in [bytes - 1, load_within(&*loader, dir.path()).unwrap().bytes() - 1] {
+        let error = loader.load(dir.path(), bytes_max).unwrap_err();
+        assert!(matches!(error, AdapterLoadError::TooLarge(_)), "{error}");
+    }
+    // Models without experts do not have such modules.
+    refused(&*subject("llama").0, &good, &["mlp.experts.base_layer.lora_A", "is not supported"]);
+}
+
 /// Goal: two tensors with names of the same matrix are refused.
 #[test]
 fn tensors_of_the_same_matrix_are_refused() {

@@ -1,0 +1,171 @@
+//! Reads the matrices that PEFT has for the experts of a layer together: those of a parameter with
+//! the projections of all experts (PEFT's `target_parameters`, transformers 5).
+//!
+//! Files name the module of the experts, not the parameter: `mlp.experts.lora_A`, and for a second
+//! parameter `mlp.experts.base_layer.lora_A`. The shapes tell which parameter it is.
+
+use std::collections::{BTreeMap, HashMap};
+
+use super::FIRST;
+use crate::config::{
+    DecoderConfig, DenseAndExpertsWeights, FeedForwardWeights, MlpInputs, MlpWeights,
+};
+use crate::error::ModelError;
+use crate::weights::{ExpertUpdates, Weights, safetensors};
+
+/// The ending of the name of a matrix `B` before it is divided.
+const SECOND: &str = ".lora_b";
+/// What the names of a module have in addition if another parameter of it has an adapter, too.
+const NESTED: &str = ".base_layer";
+
+/// The names of the parameters in transformers, which PEFT's settings list.
+pub(super) const NAMES: [&str; 3] = ["gate_up_proj", "up_proj", "down_proj"];
+
+/// A projection of all experts of a layer.
+#[derive(Debug)]
+struct Parameter {
+    /// Its name in transformers, and that of each expert's matrix: one of [`NAMES`].
+    name: String,
+    /// The shape of each expert's matrix, `[out, in]`.
+    shape: [usize; 2],
+    /// Whether the rows of gate and up alternate, as in gpt-oss.
+    alternating: bool,
+}
+
+/// The parameters of all layers, and the modules of a file that have matrices for them.
+#[derive(Debug)]
+pub(super) struct Parameters {
+    /// Number of experts of a layer.
+    count: usize,
+    /// The parameters of each module of experts, by its name.
+    modules: HashMap<String, Vec<Parameter>>,
+    /// For each adapter of a parameter the name that its matrices have in [`Weights`], without the
+    /// ending, and the name of its module in the file, without [`NESTED`].
+    found: BTreeMap<String, String>,
+}
+
+impl Parameters {
+    /// The parameters of the model with the configuration `config`.
+    pub(super) fn of(config: &DecoderConfig) -> Self {
+        let mut modules = HashMap::new();
+        for layer in config.weights().layers {
+            let Some(
+                FeedForwardWeights::Experts(weights)
+                | FeedForwardWeights::DenseAndExperts(DenseAndExpertsWeights {
+                    experts: weights,
+                    ..
+                }),
+            ) = layer.mlp
+            else {
+                continue;
+            };
+            modules.extend(weights.experts.into_iter().next().and_then(of_expert));
+        }
+        let count = config.experts.map_or(0, |experts| experts.count);
+        Self { count, modules, found: BTreeMap::new() }
+    }
+
+    /// The name of the matrix `A` or `B` of the module `module` of the file; `None` if the module
+    /// does not have the experts of a layer.
+    pub(super) fn rename(&mut self, module: &str, is_first: bool) -> Option<String> {
+        let (own, nested) = match module.strip_suffix(NESTED) {
+            Some(own) => (own, NESTED),
+            None => (module, ""),
+        };
+        let name = safetensors::canonical_name(&format!("{own}.weight"));
+        let name = name.strip_suffix(".weight").filter(|name| self.modules.contains_key(*name))?;
+        let name = format!("{name}{nested}");
+        let renamed = format!("{name}{}", if is_first { FIRST } else { SECOND });
+        self.found.insert(name, own.to_owned());
+        Some(renamed)
+    }
+
+    /// Divides the matrices that have been renamed into those of single experts. Returns for each
+    /// of the model's matrices that they change what PEFT's settings call it. `file` is used in
+    /// errors.
+    ///
+    /// # Errors
+    /// [`ModelError::Malformed`] if the shapes are not those of a parameter, and those of
+    /// [`Weights::split_expert_updates`].
+    pub(super) fn split(
+        &self,
+        weights: &mut Weights,
+        file: &str,
+    ) -> Result<BTreeMap<String, String>, ModelError> {
+        let mut matrices = BTreeMap::new();
+        for (name, module) in &self.found {
+            let own = name.strip_suffix(NESTED).unwrap_or(name);
+            let [first, second] = [FIRST, SECOND].map(|end| format!("{name}{end}"));
+            let parameters = &self.modules[own];
+            let shapes = [weights.shape(&first), weights.shape(&second)];
+            let Some(parameter) = parameters.iter().find(|one| self.fits(one, shapes)) else {
+                return Err(self.misfit(file, module, parameters, shapes));
+            };
+            let matrix = |expert: usize| format!("{own}.{expert}.{}.weight", parameter.name);
+            let updates = ExpertUpdates {
+                count: self.count,
+                alternating: parameter.alternating,
+                first,
+                second,
+            };
+            weights.split_expert_updates(&updates, |expert| {
+                let second = matrix(expert);
+                [format!("{second}{FIRST}"), second]
+            })?;
+            let setting = format!("{module}.{}", parameter.name);
+            matrices.extend((0..self.count).map(|expert| (matrix(expert), setting.clone())));
+        }
+        Ok(matrices)
+    }
+
+    /// Whether matrices `A` and `B` of these shapes belong to `parameter`.
+    fn fits(&self, parameter: &Parameter, shapes: [Option<&[usize]>; 2]) -> bool {
+        let [Some(&[rows, inputs]), Some(&[out, columns])] = shapes else { return false };
+        let ranks = rows > 0 && rows == columns && rows.is_multiple_of(self.count);
+        ranks && parameter.shape == [out, inputs]
+    }
+
+    fn misfit(
+        &self,
+        file: &str,
+        module: &str,
+        parameters: &[Parameter],
+        shapes: [Option<&[usize]>; 2],
+    ) -> ModelError {
+        let count = self.count;
+        let expected = parameters.iter().map(|Parameter { name, shape: [out, inputs], .. }| {
+            format!("[{count} * rank, {inputs}] and [{out}, {count} * rank] ({name})")
+        });
+        let expected: Vec<String> = expected.collect();
+        let got = |shape: Option<&[usize]>| {
+            shape.map_or_else(|| "nothing".to_owned(), |shape| format!("{shape:?}"))
+        };
+        let reason = format!(
+            "`{module}`: expected lora_A and lora_B of {count} experts with the shapes {}, got {} \
+             and {}",
+            expected.join(" or "),
+            got(shapes[0]),
+            got(shapes[1])
+        );
+        ModelError::malformed(file, reason)
+    }
+}
+
+/// The name of the module of the experts of which `mlp` is the first, and their parameters.
+fn of_expert(MlpWeights { inputs, down }: MlpWeights) -> Option<(String, Vec<Parameter>)> {
+    let module = down.weight.name.strip_suffix(".0.down_proj.weight")?.to_owned();
+    let alternating = down.bias.is_some();
+    let (name, out) = match &inputs {
+        MlpInputs::Gated(gate_up) => {
+            let rows = gate_up.parts.iter().map(|part| part.weight.shape[0]);
+            (gate_up.name.clone(), rows.sum())
+        }
+        MlpInputs::Plain(up) => (up.weight.name.clone(), up.weight.shape[0]),
+    };
+    let name = name.strip_prefix(&format!("{module}.0."))?.strip_suffix(".weight")?.to_owned();
+    let [hidden, width] = [down.weight.shape[0], down.weight.shape[1]];
+    let inputs = Parameter { name, shape: [out, hidden], alternating };
+    let down =
+        Parameter { name: "down_proj".to_owned(), shape: [hidden, width], alternating: false };
+    Some((module, vec![inputs, down]))
+}
