@@ -107,6 +107,21 @@ class Process:
         environment = os.environ | environment
         self.process = subprocess.Popen(command, stdout=self.log, stderr=self.log, env=environment)
 
+    def wait_until_ready(self, port, path):
+        deadline = time.monotonic() + 180
+        while time.monotonic() < deadline and self.process.poll() is None:
+            try:
+                connection = http.client.HTTPConnection("127.0.0.1", port, timeout=5)
+                connection.request("GET", path)
+                if connection.getresponse().status == 200:
+                    return
+            except OSError:
+                pass
+            time.sleep(0.2)
+        ended = "" if self.process.poll() is None else ", because its process has ended"
+        log = pathlib.Path(self.log.name).read_text(errors="replace")
+        raise SystemExit(f"port {port} does not answer{ended}:\n{log[-1000:]}")
+
     def stop(self, sign=signal.SIGTERM):
         self.process.send_signal(sign)
         try:
@@ -142,7 +157,7 @@ class Fleet:
         config["replay_endpoint"] = f"tcp://*:{replay}"
         command = [self.binary, "serve", "--port", str(port), *self.flags()]
         processes = [Process([*command, "--kv-events-config", json.dumps(config)], log)]
-        wait_until_ready(port, "/ready")
+        processes[0].wait_until_ready(port, "/ready")
         if self.kind == "dynamo-relay":
             command = [sys.executable, str(ROOT / "fleet/dynamo/relay.py"), "--url", f"http://127.0.0.1:{port}"]
             command += ["--events", f"tcp://127.0.0.1:{events}", "--tokenizer", str(self.model)]
@@ -194,20 +209,6 @@ class Fleet:
     def close(self):
         for process in (self.router, *self.workers[0], *self.workers[1]):
             process.stop()
-
-
-def wait_until_ready(port, path):
-    deadline = time.monotonic() + 180
-    while time.monotonic() < deadline:
-        try:
-            connection = http.client.HTTPConnection("127.0.0.1", port, timeout=5)
-            connection.request("GET", path)
-            if connection.getresponse().status == 200:
-                return
-        except OSError:
-            pass
-        time.sleep(0.2)
-    raise SystemExit(f"port {port} does not answer")
 
 
 def ask(port, prompt, tokens):
