@@ -35,7 +35,7 @@ impl EngineHandle {
     }
 
     /// Protects the cached prefix of the tokens from eviction, for its time to live or until
-    /// [`unpin`](EngineHandle::unpin). A flush or a restart ends all pins. If the
+    /// [`unpin`](EngineHandle::unpin). A flush, a failed step or a restart ends all pins. If the
     /// [`EngineConfig::kv_sink`](stolon_scheduler::EngineConfig::kv_sink) stores pins, the prefix is
     /// stored, and is evicted only if nothing else can be.
     ///
