@@ -146,7 +146,7 @@ impl AdapterFiles {
             weights.pair_adjacent_rows(config)?;
         }
         let Names { mut modules, parameters, .. } = names;
-        modules.extend(parameters.split(&mut weights, &file)?);
+        modules.extend(parameters.split(&mut weights, &settings, &file)?);
         Ok(Self::new(file, weights, modules, sites, Scaling::Peft(settings)))
     }
 

@@ -7,6 +7,7 @@
 use std::collections::{BTreeMap, HashMap};
 
 use super::FIRST;
+use super::peft::PeftSettings;
 use crate::config::{
     DecoderConfig, DenseAndExpertsWeights, FeedForwardWeights, MlpInputs, MlpWeights,
 };
@@ -86,10 +87,11 @@ impl Parameters {
     ///
     /// # Errors
     /// [`ModelError::Malformed`] if the shapes are not those of a parameter, and those of
-    /// [`Weights::split_expert_updates`].
+    /// [`PeftSettings::check_orientation`] and [`Weights::split_expert_updates`].
     pub(super) fn split(
         &self,
         weights: &mut Weights,
+        settings: &PeftSettings,
         file: &str,
     ) -> Result<BTreeMap<String, String>, ModelError> {
         let mut matrices = BTreeMap::new();
@@ -97,6 +99,10 @@ impl Parameters {
             let own = name.strip_suffix(NESTED).unwrap_or(name);
             let [first, second] = [FIRST, SECOND].map(|end| format!("{name}{end}"));
             let parameters = &self.modules[own];
+            // With alternating rows, parameters are `[experts, in, out]`, which none transposes.
+            if !parameters.iter().any(|parameter| parameter.alternating) {
+                settings.check_orientation()?;
+            }
             let shapes = [weights.shape(&first), weights.shape(&second)];
             let Some(parameter) = parameters.iter().find(|one| self.fits(one, shapes)) else {
                 return Err(self.misfit(file, module, parameters, shapes));

@@ -41,6 +41,8 @@ pub(super) struct PeftSettings {
     alpha_pattern: Vec<(String, f64)>,
     /// Whether the scale is `alpha / sqrt(rank)`, not `alpha / rank`.
     by_root: bool,
+    /// The version of PEFT that has written the files; `None` before 0.18.
+    version: Option<String>,
 }
 
 impl PeftSettings {
@@ -79,7 +81,24 @@ impl PeftSettings {
             rank_pattern: pattern(&keys, "rank_pattern")?,
             alpha_pattern: pattern(&keys, "alpha_pattern")?,
             by_root: keys.flag("use_rslora")?.unwrap_or(false),
+            version: keys.text("peft_version")?.map(str::to_owned),
         })
+    }
+
+    /// Checks that matrices for parameters `[experts, out, in]` belong to `[out, in]`. Before PEFT
+    /// 0.19 they belong to the transposed matrices, and shapes do not always tell.
+    ///
+    /// # Errors
+    /// [`ModelError::InvalidKey`] if PEFT was older.
+    pub(super) fn check_orientation(&self) -> Result<(), ModelError> {
+        let version = self.version.as_deref().unwrap_or("none");
+        let mut numbers = version.split('.').map(|number| number.parse::<u32>().ok());
+        let version_of = (numbers.next().flatten(), numbers.next().flatten());
+        if version_of >= (Some(0), Some(19)) {
+            return Ok(());
+        }
+        let expected = "0.19 or later, since earlier versions transpose the parameters of experts";
+        Err(ModelError::key(&self.file, "peft_version", expected, version))
     }
 
     /// The scale of the matrices of `module`, whose name is as in the file, without PEFT's prefix.

@@ -250,6 +250,7 @@ fn matrices_of_experts_are_checked() {
 /// of rank 4: `A` and `B` of gate and up, then of down.
 fn of_parameters() -> AdapterWriter {
     let mut adapter = AdapterWriter::new(4, 1);
+    adapter.settings["peft_version"] = json!("0.19.0");
     for (module, out, inputs) in [("experts.base_layer", 32, 48), ("experts", 48, 16)] {
         for (end, shape) in [("lora_A", vec![48, inputs]), ("lora_B", vec![out, 48])] {
             let name = format!("base_model.model.model.layers.1.mlp.{module}.{end}.weight");
@@ -284,7 +285,8 @@ fn parameters_of_experts_are_checked() {
     let expected = "[12 * rank, 48] and [32, 12 * rank] (gate_up_proj) or [12 * rank, 16] and \
                     [48, 12 * rank] (down_proj)";
     let module = "`model.layers.1.mlp.experts`: expected lora_A and lora_B of 12 experts";
-    let cases: [(Change<'_>, &[&str]); 13] = [
+    let old = ["key `peft_version`: expected 0.19 or later", "got 0.18.1"];
+    let cases: [(Change<'_>, &[&str]); 15] = [
         (&|a| drop(a.tensors.remove(0)), &[module, expected, "got nothing and [32, 48]"]),
         (&|a| drop(a.tensors.remove(1)), &[module, expected, "got [48, 48] and nothing"]),
         // 11 experts, no rank, different ranks, each matrix transposed, the other dimensions.
@@ -296,6 +298,8 @@ fn parameters_of_experts_are_checked() {
         // Down twice.
         (&shapes([48, 16], [48, 48]), &["duplicate tensor", "experts.0.down_proj"]),
         (&|a| a.add(single, [16, 48], "F32"), &["duplicate tensor", "experts.3.up_proj"]),
+        (&|a| a.settings["peft_version"] = json!("0.18.1"), &old),
+        (&|a| a.settings["peft_version"] = json!(null), &["key `peft_version`", "none"]),
         (&|a| a.tensors[1].1 = "I32", &["expected type F32", "I32"]),
         (&|a| a.tensors[0].0.clone_from(&name), &[&name, "is not supported"]),
         (
