@@ -134,8 +134,8 @@ impl Cache<'_> {
 
     /// Protects the cached prefix of the request's prompt from eviction, for `ttl` or until
     /// [`Cache::unpin`]. [`Cache::warm`] computes it first. A flush, a step that fails and a
-    /// restart of the engine end all pins, since nothing stays cached. Whole blocks are protected, so a
-    /// prompt that is shorter than
+    /// restart of the engine end all pins, since nothing stays cached. Whole blocks are protected,
+    /// so a prompt that is shorter than
     /// [`EngineBuilder::block_size`](crate::EngineBuilder::block_size) cannot be pinned.
     ///
     /// With a disk tier, the pin takes no blocks from running requests: its prefix is stored on the

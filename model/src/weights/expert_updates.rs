@@ -25,8 +25,8 @@ impl Weights {
     ///
     /// # Errors
     /// [`ModelError::WrongType`] if the kernels do not support a type,
-    /// [`ModelError::MissingTensor`] if there is no such matrix, and [`ModelError::Malformed`] if an
-    /// expert has others already.
+    /// [`ModelError::MissingTensor`] if there is no such matrix, and [`ModelError::Malformed`] if
+    /// an expert has others already.
     ///
     /// # Panics
     /// If the shapes are other ones.

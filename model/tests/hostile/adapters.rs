@@ -448,8 +448,8 @@ fn other_gguf_files_are_refused() {
     assert!(load(&activated).unwrap_err().contains("alora"));
 }
 
-/// Goal: a tensor of a GGUF file with the matrices of all experts is refused by name if it has those
-/// of fewer or more.
+/// Goal: a tensor of a GGUF file with the matrices of all experts is refused by name if it has
+/// those of fewer or more.
 #[test]
 fn gguf_tensors_of_all_experts_are_checked() {
     let (loader, _) = subject("mixtral");

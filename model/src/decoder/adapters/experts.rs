@@ -50,8 +50,8 @@ impl AdapterRows {
         self.groups.iter().any(has)
     }
 
-    /// Computes `A x` for a site of experts. `read` writes the input of a row, which is given by the
-    /// index of its expert in `experts` and its index there.
+    /// Computes `A x` for a site of experts. `read` writes the input of a row, which is given by
+    /// the index of its expert in `experts` and its index there.
     pub(in crate::decoder) fn lower_experts(
         &mut self,
         (layer, site): (usize, ExpertSite),
