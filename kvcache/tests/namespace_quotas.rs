@@ -209,6 +209,33 @@ fn op() -> impl Strategy<Value = Op> {
     ]
 }
 
+/// Goal: what the writer keeps for quotas is part of the size of the index: 1,000 leaves, 100
+/// namespaces with the default quota, and 100 quotas of their own.
+#[test]
+fn quotas_count_in_the_size_of_the_index() {
+    let bytes = |default: Option<usize>, own: bool| {
+        let builder = TreeBuilder::new(1);
+        let builder = match default {
+            Some(quota) => builder.namespace_quota(quota),
+            None => builder,
+        };
+        let (mut writer, _) = builder.build().expect("valid settings");
+        for number in 0..100 {
+            let namespace = tenant(&number.to_string());
+            if own {
+                writer.set_namespace_quota(&namespace, Some(10)).expect("a free place");
+            }
+            for leaf in 0..10 {
+                put(&mut writer, &namespace, &[leaf], 10 * number + leaf);
+            }
+        }
+        writer.index_bytes()
+    };
+    let (none, default, both) = (bytes(None, false), bytes(Some(10), false), bytes(Some(10), true));
+    assert!((38_000..=45_000).contains(&(default - none)), "{none}, {default} bytes");
+    assert!((4_000..=5_000).contains(&(both - default)), "{default}, {both} bytes");
+}
+
 proptest! {
     #![proptest_config(ProptestConfig { cases: 1024, ..ProptestConfig::default() })]
 

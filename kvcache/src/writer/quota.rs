@@ -126,7 +126,6 @@ impl Quotas {
         leaves * entry_bytes
             + bytes_of::<(NodeId, Usage)>(self.usage.capacity())
             + bytes_of::<(Namespace, usize)>(self.own.capacity())
-            + bytes_of::<NodeId>(self.changed.capacity())
     }
 }
 
