@@ -34,7 +34,7 @@ pub struct RequestOptions {
     /// have no effect. The backend must return hidden states.
     pub pooling: Option<Pooling>,
     /// Generate coordinates and sizes, too, which the sampling's processor chooses
-    /// ([`LogitsProcessor::choose`](stolon_backend::LogitsProcessor::choose)). The backend must
+    /// ([`LogitsProcessor::replace`](stolon_backend::LogitsProcessor::replace)). The backend must
     /// have bins for them. Not with `prompt_logprobs`.
     pub regions: bool,
     /// Compute the whole prompt, including tokens that are cached.
