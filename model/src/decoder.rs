@@ -49,7 +49,7 @@ mod routing;
 mod selective;
 
 use activations::Activations;
-use adapters::AdapterRows;
+use adapters::{AdapterRows, RowUpdates};
 use attention::{Inputs, Sequences};
 use convolution::fill_taps;
 use layer::Layer;

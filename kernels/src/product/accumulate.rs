@@ -71,6 +71,9 @@ pub fn accumulate(
             for first_row in (0..term.rows.len()).step_by(shape.row_chunk) {
                 let rows = shape.row_chunk.min(term.rows.len() - first_row);
                 let task = GemmTask { first_row, rows, ..columns };
+                let feature = task.first_panel * LANES;
+                let features = feature..feature + task.features;
+                term.epilogue.prepare(first_row..first_row + rows, features);
                 let len = task.rows * task.features;
                 let mut sums = threads.scratch::<f32>(len);
                 let sums = &mut sums.slice_mut::<f32>()[..len];
@@ -80,7 +83,6 @@ pub fn accumulate(
                     let to = sums.as_mut_ptr();
                     term.matrix.multiply_task(threads, packed, &task, to, task.features);
                 }
-                let feature = task.first_panel * LANES;
                 for (row, first) in sums.chunks_exact_mut(task.features).enumerate() {
                     let row = task.first_row + row;
                     term.epilogue.finish(RowSums { row, feature, first, second: &mut [] });

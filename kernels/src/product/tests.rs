@@ -209,9 +209,16 @@ fn blocks_are_prepared_before_they_are_finished() {
         let (epilogue, sink) = (Some(&blocks as Epilogue<'_>), Sink::Rows(&mut out));
         let product = Product { group: 0, matrices: &[&matrix], step: 1, epilogue, sink };
         multiply(path, threads, &operands, &mut [product]);
-        let blocks = blocks.0.into_inner().unwrap();
-        let count: usize = blocks.iter().map(|(rows, features)| rows.len() * features.len()).sum();
-        assert_eq!(count, rows * 100, "{what}: each result is in one block");
+        let accumulated = Blocks::default();
+        let indices: Vec<u32> = (0..rows as u32).collect();
+        let term = Term { matrix: &matrix, epilogue: &accumulated, rows: &indices };
+        accumulate(path, threads, &operands, &[term], &mut out);
+        for blocks in [blocks, accumulated] {
+            let blocks = blocks.0.into_inner().unwrap();
+            let count: usize =
+                blocks.iter().map(|(rows, features)| rows.len() * features.len()).sum();
+            assert_eq!(count, rows * 100, "{what}: each result is in one block");
+        }
     });
 }
 

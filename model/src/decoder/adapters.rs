@@ -15,11 +15,11 @@ use std::ops::Range;
 
 use stolon_backend::{Adapter, StepBatch};
 use stolon_kernels::{
-    self as kernels, Epilogue, Finish, Matrix, Operands, Path, Product, RowSums, Sink,
+    self as kernels, Epilogue, Finish, LowRank, Matrix, Operands, Path, Product, RowSums, Sink,
 };
 
 use super::Decoder;
-use crate::adapter::{LoraWeights, Second, Site, SiteWeights};
+use crate::adapter::{LoraWeights, Site, SiteWeights};
 use crate::workers::Workers;
 use experts::ExpertRows;
 pub(super) use experts::{ExpertRow, ExpertUpdates};
@@ -247,54 +247,52 @@ impl Decoder {
     }
 }
 
-impl<'a> Updates<'a> {
-    /// An epilogue that adds the updates of these projections of the site to the results, one for
-    /// each matrix of a product, and then calls `then`.
-    pub(super) fn then<const N: usize, F: Fn(RowSums<'_>) + Sync>(
+impl RowUpdates for Updates<'_> {
+    /// Where rows have an input for each head, `part` is the head.
+    fn of(&self, part: usize, row: usize) -> Option<(&LowRank, &[f32])> {
+        let Place { group, index } = (*self.rows.places.get(row)?)?;
+        let (group, at) = (&self.rows.groups[group as usize], self.site as usize);
+        let site = group.site(self.layer, self.site)?;
+        let second = site.second.get(part)?.as_ref()?;
+        // The rows of each head follow those of the one before.
+        let row = self.site.head(part) * group.rows.len() + index as usize;
+        let start = group.starts[at] + row * site.scales.len() + second.start;
+        let lowered = &self.rows.lowered[at][start..][..second.matrix.rank()];
+        Some((&second.matrix, lowered))
+    }
+}
+
+/// The updates of projections by adapters, row by row.
+pub(super) trait RowUpdates: Sized + Sync {
+    /// The matrix `B` of projection `part` for a row, and what it is multiplied with: `scale * A x`
+    /// of the row. `None` if the row has no adapter that changes the projection.
+    fn of(&self, part: usize, row: usize) -> Option<(&LowRank, &[f32])>;
+
+    /// An epilogue that adds the updates of these projections to the results, one for each matrix
+    /// of a product, and then calls `then`.
+    fn then<const N: usize, F: Fn(RowSums<'_>) + Sync>(
         self,
         parts: [usize; N],
         then: F,
-    ) -> Updated<'a, N, F> {
+    ) -> Updated<Self, N, F> {
         Updated { updates: self, parts, then }
-    }
-
-    /// Adds the update of projection `part` to the results `sums` of row `row`, which are the
-    /// output features from `feature` on. Where rows have an input for each head, `part` is the
-    /// head.
-    fn add(&self, part: usize, row: usize, feature: usize, sums: &mut [f32]) {
-        let Some(place) = self.place(row) else { return };
-        let Some((site, second)) = self.second(part, place) else { return };
-        let (group, at) = (&self.rows.groups[place.group as usize], self.site as usize);
-        // The rows of each head follow those of the one before.
-        let row = self.site.head(part) * group.rows.len() + place.index as usize;
-        let start = group.starts[at] + row * site.scales.len() + second.start;
-        let lowered = &self.rows.lowered[at][start..][..second.matrix.rank()];
-        second.matrix.add(feature, lowered, sums);
-    }
-
-    fn place(&self, row: usize) -> Option<Place> {
-        self.rows.places.get(row).copied().flatten()
-    }
-
-    /// The weights of a row's adapter for projection `part`.
-    fn second(&self, part: usize, place: Place) -> Option<(&'a SiteWeights, &'a Second)> {
-        let site = self.rows.groups[place.group as usize].site(self.layer, self.site)?;
-        Some((site, site.second.get(part)?.as_ref()?))
     }
 }
 
 /// An epilogue that adds the updates of adapters first.
-pub(super) struct Updated<'a, const N: usize, F> {
-    updates: Updates<'a>,
+pub(super) struct Updated<U, const N: usize, F> {
+    updates: U,
     parts: [usize; N],
     then: F,
 }
 
-impl<const N: usize, F: Fn(RowSums<'_>) + Sync> Finish for Updated<'_, N, F> {
+impl<U: RowUpdates, const N: usize, F: Fn(RowSums<'_>) + Sync> Finish for Updated<U, N, F> {
     fn finish(&self, sums: RowSums<'_>) {
         let RowSums { row, feature, first, second } = sums;
         for (part, sums) in self.parts.into_iter().zip([&mut *first, &mut *second]) {
-            self.updates.add(part, row, feature, sums);
+            if let Some((matrix, lowered)) = self.updates.of(part, row) {
+                matrix.add(feature, lowered, sums);
+            }
         }
         (self.then)(RowSums { row, feature, first, second });
     }
@@ -302,14 +300,11 @@ impl<const N: usize, F: Fn(RowSums<'_>) + Sync> Finish for Updated<'_, N, F> {
     /// Weights that one row reads come from memory meanwhile. Those of successive rows with the
     /// same adapter are in the cache after the first one.
     fn prepare(&self, rows: Range<usize>, features: Range<usize>) {
-        let mut before = None;
-        for place in rows.filter_map(|row| self.updates.place(row)) {
-            if before.replace(place.group) == Some(place.group) {
-                continue;
-            }
-            for part in self.parts {
-                if let Some((_, second)) = self.updates.second(part, place) {
-                    second.matrix.prefetch(features.start, features.len());
+        for part in self.parts {
+            let mut before: Option<&LowRank> = None;
+            for (matrix, _) in rows.clone().filter_map(|row| self.updates.of(part, row)) {
+                if !before.replace(matrix).is_some_and(|before| std::ptr::eq(before, matrix)) {
+                    matrix.prefetch(features.start, features.len());
                 }
             }
         }

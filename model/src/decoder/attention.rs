@@ -11,6 +11,7 @@ use stolon_kernels::{
 use stolon_kvcache::BlockId;
 
 use super::activations::Activations;
+use super::adapters::RowUpdates;
 use super::layer::Mixer;
 use super::linear::{Linear, Loader};
 use super::profile::Stage;

@@ -10,6 +10,7 @@ use stolon_kernels::{
 };
 
 use super::activations::Activations;
+use super::adapters::RowUpdates;
 use super::attention::Inputs;
 use super::linear::{Linear, Loader};
 use super::profile::Stage;

@@ -12,7 +12,7 @@ use stolon_kernels::{
     self as kernels, Epilogue, Matrix, Operands, Path, Product, RowSums, Sink, Term,
 };
 
-use super::adapters::{AdapterRows, ExpertRow, ExpertUpdates};
+use super::adapters::{AdapterRows, ExpertRow, ExpertUpdates, RowUpdates};
 use super::linear::{Linear, Loader};
 use super::mlp::Mlp;
 use super::passes::{self, Norm, NormVectors};
@@ -173,13 +173,9 @@ impl ExpertsPass<'_> {
     ) -> Vec<Vec<f32>> {
         let inputs: Vec<Vec<&Matrix>> = groups.iter().map(|(_, mlp)| mlp.inputs()).collect();
         let gates = groups.iter().zip(updates).map(|((_, mlp), updates)| {
-            |sums: RowSums<'_>| {
-                updates.add(0, sums.row, sums.feature, sums.first);
-                if mlp.gate.is_some() {
-                    updates.add(1, sums.row, sums.feature, sums.second);
-                }
-                passes::activate(self.config, mlp, self.path, sums);
-            }
+            updates.then([0, 1], |sums: RowSums<'_>| {
+                passes::activate(self.config, mlp, self.path, sums)
+            })
         });
         let gates: Vec<_> = gates.collect();
         let width = |mlp: &Mlp| mlp.down.matrix.in_features();
@@ -202,7 +198,8 @@ impl ExpertsPass<'_> {
         let epilogue_time = kernels::multiply(self.path, threads, normed, &mut products);
         drop(products);
         if is_read {
-            inner.fill(self.workers.for_pass(normed.rows(), 1), |group, first, block| {
+            let elements = inner_rows.iter().map(Vec::len).sum();
+            inner.fill(self.workers.for_pass(elements, 1), |group, first, block| {
                 let from = first * width(groups[group].1);
                 block.copy_from_slice(&inner_rows[group][from..][..block.len()]);
             });
@@ -237,12 +234,11 @@ impl ExpertsPass<'_> {
             .zip(updates)
             .map(|((group, mlp), updates)| {
                 let weights = routing.weights(group);
-                move |sums: RowSums<'_>| {
-                    updates.add(0, sums.row, sums.feature, sums.first);
+                updates.then([0], move |sums: RowSums<'_>| {
                     mlp.down.add_bias(self.path, sums.feature, sums.first);
                     let weight = weights[sums.row] * residual_scale;
                     sums.first.iter_mut().for_each(|sum| *sum *= weight);
-                }
+                })
             })
             .collect();
         let terms: Vec<Term<'_>> = groups

@@ -11,7 +11,7 @@ use stolon_kernels::{
 };
 
 use super::activations::Activations;
-use super::adapters::AdapterRows;
+use super::adapters::{AdapterRows, RowUpdates};
 use super::attention::{Inputs, multiply_all};
 use super::linear::{GroupProduct, Linear, Loader};
 use super::profile::Stage;

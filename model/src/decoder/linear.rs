@@ -4,7 +4,7 @@ use stolon_kernels::{
     self as kernels, Epilogue, Matrix, Operands, Path, Product, RowSums, Sink, TensorType,
 };
 
-use super::adapters::Updates;
+use super::adapters::{RowUpdates, Updates};
 use crate::config::{FactoredWeights, LinearWeights, TensorSpec};
 use crate::error::ModelError;
 use crate::weight_type::WeightType;

@@ -4,7 +4,7 @@ use stolon_kernels::{self as kernels, Epilogue, Matrix, Path, Product, RowSums, 
 
 use super::Decoder;
 use super::activations::Activations;
-use super::adapters::Updates;
+use super::adapters::{RowUpdates, Updates};
 use super::experts::ExpertsPass;
 use super::layer::FeedForward;
 use super::linear::{Linear, Loader};

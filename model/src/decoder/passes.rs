@@ -9,7 +9,7 @@ use stolon_kernels::{
     Path, Product, RowSums, Sink, Threads,
 };
 
-use super::adapters::Updates;
+use super::adapters::{RowUpdates, Updates};
 use super::linear::{Linear, Loader};
 use super::mlp::Mlp;
 use super::plan::BatchRows;

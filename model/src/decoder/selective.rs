@@ -14,6 +14,7 @@ use stolon_kernels::{
 
 use super::Decoder;
 use super::activations::Activations;
+use super::adapters::RowUpdates;
 use super::attention::{Inputs, multiply_all};
 use super::linear::{self, Linear, Loader};
 use super::passes;

@@ -2,9 +2,9 @@
 
 use std::mem::take;
 
-use stolon_kernels::Path;
+use stolon_kernels::{LowRank, Path};
 
-use super::{AdapterRows, Group, Place, Task, multiply};
+use super::{AdapterRows, Group, Place, RowUpdates, Task, multiply};
 use crate::adapter::{ExpertSite, LoraWeights, SiteWeights};
 use crate::workers::Workers;
 
@@ -20,7 +20,7 @@ pub(super) struct ExpertRows {
     lowered: Vec<f32>,
 }
 
-/// The updates of an expert of layer `layer`.
+/// The updates of an expert of layer `layer`. Rows are counted within the expert.
 #[derive(Clone, Copy, Debug)]
 pub(in crate::decoder) struct ExpertUpdates<'a> {
     adapters: &'a AdapterRows,
@@ -117,25 +117,14 @@ impl AdapterRows {
     }
 }
 
-impl ExpertUpdates<'_> {
-    /// Adds the update of projection `part` of the site to the results `sums` of row `row` of the
-    /// expert, which are the output features from `feature` on.
-    pub(in crate::decoder) fn add(
-        &self,
-        part: usize,
-        row: usize,
-        feature: usize,
-        sums: &mut [f32],
-    ) {
+impl RowUpdates for ExpertUpdates<'_> {
+    fn of(&self, part: usize, row: usize) -> Option<(&LowRank, &[f32])> {
         let ExpertRows { starts, lowered } = &self.adapters.experts[self.site as usize];
-        let Some(Some(start)) = starts.get(self.first + row) else { return };
+        let start = (*starts.get(self.first + row)?)?;
         let (expert, rows) = self.expert;
-        let Some(Place { group, .. }) = self.adapters.places[rows[row] as usize] else { return };
+        let Place { group, .. } = self.adapters.places[rows[row] as usize]?;
         let group = &self.adapters.groups[group as usize];
-        let weights = group.expert(self.layer, expert, self.site);
-        let second = weights.and_then(|weights| weights.second.get(part)?.as_ref());
-        let Some(second) = second else { return };
-        let h = &lowered[start + second.start..][..second.matrix.rank()];
-        second.matrix.add(feature, h, sums);
+        let second = group.expert(self.layer, expert, self.site)?.second.get(part)?.as_ref()?;
+        Some((&second.matrix, &lowered[start + second.start..][..second.matrix.rank()]))
     }
 }
