@@ -7,7 +7,7 @@
 
 mod check;
 mod encoder;
-mod expert_updates;
+mod expert_matrices;
 mod gguf;
 mod interleaved;
 mod latent;
@@ -32,7 +32,7 @@ use crate::error::ModelError;
 use crate::files;
 use crate::mmap::Bytes;
 pub(crate) use encoder::in_block;
-pub(crate) use expert_updates::ExpertUpdates;
+pub(crate) use expert_matrices::ExpertMatrices;
 use stored::Stored;
 
 /// One tensor, row-major (last dimension contiguous), little-endian.

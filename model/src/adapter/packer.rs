@@ -148,10 +148,8 @@ impl<'a> Packer<'a> {
         let name = format!("{source}{FIRST}");
         let tensor = self.files.weights().tensor(&name, &[rank, width])?;
         let dtype = float_type(tensor.dtype);
-        self.take(width.next_multiple_of(Matrix::ROWS_STEP), rank, dtype)?;
         let bytes = transposed(&floats(&tensor), rank, dtype.block_bytes());
-        let matrix = LowRank::pack(dtype, width, rank, &bytes, self.path)
-            .map_err(|error| ModelError::Unpackable { tensor: name, error })?;
+        let matrix = self.low_rank(&name, [width, rank], (dtype, &bytes))?;
         let (matrix, scales) = (Arc::new(matrix), vec![self.files.scale(&source, rank)?; rank]);
         let second = || Some(Second { start: 0, matrix: Arc::clone(&matrix) });
         Ok(Some(SiteWeights { first, scales, second: keys.iter().map(|_| second()).collect() }))
@@ -198,10 +196,19 @@ impl<'a> Packer<'a> {
     fn second(&mut self, spec: &TensorSpec, rank: usize) -> Result<LowRank, ModelError> {
         let (name, out) = (&spec.name, spec.shape[0]);
         let tensor = self.files.weights().tensor(name, &[out, rank])?;
-        let dtype = float_type(tensor.dtype);
+        self.low_rank(name, [out, rank], (float_type(tensor.dtype), &floats(&tensor)))
+    }
+
+    /// Packs values `[out, rank]`, those of the tensor `name` of the file.
+    fn low_rank(
+        &mut self,
+        name: &str,
+        [out, rank]: [usize; 2],
+        (dtype, values): (TensorType, &[u8]),
+    ) -> Result<LowRank, ModelError> {
         self.take(out.next_multiple_of(Matrix::ROWS_STEP), rank, dtype)?;
-        LowRank::pack(dtype, out, rank, &floats(&tensor), self.path)
-            .map_err(|error| ModelError::Unpackable { tensor: name.clone(), error })
+        LowRank::pack(dtype, out, rank, values, self.path)
+            .map_err(|error| ModelError::Unpackable { tensor: name.to_owned(), error })
     }
 
     /// Counts the bytes of a matrix before they are allocated.

@@ -8,11 +8,9 @@ use std::collections::{BTreeMap, HashMap};
 
 use super::FIRST;
 use super::peft::PeftSettings;
-use crate::config::{
-    DecoderConfig, DenseAndExpertsWeights, FeedForwardWeights, MlpInputs, MlpWeights,
-};
+use crate::config::{DecoderConfig, FeedForwardWeights, MlpInputs, MlpWeights};
 use crate::error::ModelError;
-use crate::weights::{ExpertUpdates, Weights, safetensors};
+use crate::weights::{ExpertMatrices, Weights, safetensors};
 
 /// The ending of the name of a matrix `B` before it is divided.
 const SECOND: &str = ".lora_b";
@@ -50,17 +48,8 @@ impl Parameters {
     pub(super) fn of(config: &DecoderConfig) -> Self {
         let mut modules = HashMap::new();
         for layer in config.weights().layers {
-            let Some(
-                FeedForwardWeights::Experts(weights)
-                | FeedForwardWeights::DenseAndExperts(DenseAndExpertsWeights {
-                    experts: weights,
-                    ..
-                }),
-            ) = layer.mlp
-            else {
-                continue;
-            };
-            modules.extend(weights.experts.into_iter().next().and_then(of_expert));
+            let weights = layer.mlp.as_ref().and_then(FeedForwardWeights::experts);
+            modules.extend(weights.and_then(|weights| of_expert(weights.experts.first()?)));
         }
         let count = config.experts.map_or(0, |experts| experts.count);
         Self { count, modules, found: BTreeMap::new() }
@@ -87,7 +76,7 @@ impl Parameters {
     ///
     /// # Errors
     /// [`ModelError::Malformed`] if the shapes are not those of a parameter, and those of
-    /// [`PeftSettings::check_orientation`] and [`Weights::split_expert_updates`].
+    /// [`PeftSettings::check_orientation`] and [`Weights::split_expert_matrices`].
     pub(super) fn split(
         &self,
         weights: &mut Weights,
@@ -108,13 +97,13 @@ impl Parameters {
                 return Err(self.misfit(file, module, parameters, shapes));
             };
             let matrix = |expert: usize| format!("{own}.{expert}.{}.weight", parameter.name);
-            let updates = ExpertUpdates {
+            let updates = ExpertMatrices {
                 count: self.count,
                 alternating: parameter.alternating,
                 first,
                 second,
             };
-            weights.split_expert_updates(&updates, |expert| {
+            weights.split_expert_matrices(&updates, |expert| {
                 let second = matrix(expert);
                 [format!("{second}{FIRST}"), second]
             })?;
@@ -158,10 +147,10 @@ impl Parameters {
 }
 
 /// The name of the module of the experts of which `mlp` is the first, and their parameters.
-fn of_expert(MlpWeights { inputs, down }: MlpWeights) -> Option<(String, Vec<Parameter>)> {
+fn of_expert(MlpWeights { inputs, down }: &MlpWeights) -> Option<(String, Vec<Parameter>)> {
     let module = down.weight.name.strip_suffix(".0.down_proj.weight")?.to_owned();
     let alternating = down.bias.is_some();
-    let (name, out) = match &inputs {
+    let (name, out) = match inputs {
         MlpInputs::Gated(gate_up) => {
             let rows = gate_up.parts.iter().map(|part| part.weight.shape[0]);
             (gate_up.name.clone(), rows.sum())

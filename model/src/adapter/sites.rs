@@ -163,15 +163,11 @@ fn of_layer(layer: LayerWeights, same_heads: bool) -> [Vec<TensorSpec>; Site::CO
 
 /// The projections of each expert of a layer.
 fn of_experts(layer: &LayerWeights) -> Vec<[Vec<TensorSpec>; 2]> {
-    let Some(
-        FeedForwardWeights::Experts(weights)
-        | FeedForwardWeights::DenseAndExperts(DenseAndExpertsWeights { experts: weights, .. }),
-    ) = &layer.mlp
-    else {
-        return Vec::new();
-    };
-    let shared = weights.shared.iter().map(|shared| &shared.mlp);
-    weights.experts.iter().chain(shared).cloned().map(of_mlp).collect()
+    let weights = layer.mlp.as_ref().and_then(FeedForwardWeights::experts);
+    let mlps = weights.into_iter().flat_map(|weights| {
+        weights.experts.iter().chain(weights.shared.iter().map(|shared| &shared.mlp))
+    });
+    mlps.cloned().map(of_mlp).collect()
 }
 
 /// The projections of an MLP: gate and up, then down.

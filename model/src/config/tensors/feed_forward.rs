@@ -66,6 +66,17 @@ pub enum FeedForwardWeights {
     DenseAndExperts(DenseAndExpertsWeights),
 }
 
+impl FeedForwardWeights {
+    /// The mixture of experts, if there is one.
+    pub(crate) fn experts(&self) -> Option<&ExpertsWeights> {
+        match self {
+            Self::Dense(_) => None,
+            Self::Experts(experts)
+            | Self::DenseAndExperts(DenseAndExpertsWeights { experts, .. }) => Some(experts),
+        }
+    }
+}
+
 /// An MLP and a mixture of experts, both of which read the residual stream. Norms are
 /// `[hidden_size]`. The norm before the MLP is the layer's
 /// [`mlp_input_norm`](super::LayerWeights::mlp_input_norm), and that of the sum of the outputs its

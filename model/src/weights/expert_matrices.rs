@@ -6,7 +6,7 @@ use crate::mmap::Bytes;
 
 /// Matrices `A` and `B` for a projection of all experts of a layer.
 #[derive(Debug)]
-pub(crate) struct ExpertUpdates {
+pub(crate) struct ExpertMatrices {
     /// Number of experts, above 0.
     pub(crate) count: usize,
     /// Whether the rows of `B` are those of gate and up in turn.
@@ -30,12 +30,12 @@ impl Weights {
     ///
     /// # Panics
     /// If the shapes are other ones.
-    pub(crate) fn split_expert_updates(
+    pub(crate) fn split_expert_matrices(
         &mut self,
-        updates: &ExpertUpdates,
+        updates: &ExpertMatrices,
         names: impl Fn(usize) -> [String; 2],
     ) -> Result<(), ModelError> {
-        let ExpertUpdates { count, alternating, first, second } = updates;
+        let ExpertMatrices { count, alternating, first, second } = updates;
         let (a, b) = (self.taken(first)?, self.taken(second)?);
         let (&[rows, inputs], &[out, columns]) = (&*a.shape, &*b.shape) else {
             panic!("expected matrices, got {:?} and {:?}", a.shape, b.shape);
