@@ -1,6 +1,9 @@
 //! Pictures that are broken, too large, or no pictures: each leads to an error, and none to a panic
 //! or to much memory.
 
+#[path = "support/png.rs"]
+mod png;
+
 use std::path::PathBuf;
 
 use proptest::prelude::*;
@@ -33,25 +36,12 @@ fn message(bytes: &[u8], limits: &PictureLimits) -> String {
 
 /// A PNG file that has only a header, of an RGB picture of `width` x `height` pixels.
 fn png_header(width: u32, height: u32) -> Vec<u8> {
-    let mut chunk = b"IHDR".to_vec();
-    chunk.extend(width.to_be_bytes());
-    chunk.extend(height.to_be_bytes());
-    chunk.extend([8, 2, 0, 0, 0]);
-    let mut png = b"\x89PNG\r\n\x1a\n\0\0\0\r".to_vec();
-    png.extend(&chunk);
-    png.extend(crc32(&chunk).to_be_bytes());
+    let header = [&width.to_be_bytes()[..], &height.to_be_bytes(), &[8, 2, 0, 0, 0]].concat();
+    let mut png = b"\x89PNG\r\n\x1a\n".to_vec();
+    png.extend(png::chunk(b"IHDR", &header));
     // The start of compressed data, without which the header does not count as complete.
     png.extend(b"\0\0\0\x0aIDATx\x9c");
     png
-}
-
-fn crc32(bytes: &[u8]) -> u32 {
-    let step = |crc: u32, byte: &u8| {
-        (0..8).fold(crc ^ u32::from(*byte), |crc, _| {
-            (crc >> 1) ^ (0xedb8_8320 & (crc & 1).wrapping_neg())
-        })
-    };
-    !bytes.iter().fold(!0, step)
 }
 
 /// Goal: each limit is checked, and the message has the limit and the size.

@@ -11,7 +11,7 @@ use stolon_vision::{Picture, PictureLimits};
 fn tolerance(name: &str) -> (u8, f64) {
     match name {
         // Colours of half the resolution are interpolated differently.
-        "progressive.jpg" | "turned.jpg" => (3, 0.4),
+        "progressive.jpg" | "rotated.jpg" => (3, 0.4),
         name if name.ends_with(".jpg") => (2, 0.05),
         _ => (0, 0.0),
     }
