@@ -332,11 +332,13 @@ def speed(options, paths):
         llama = [sys.executable, HERE / "worker_llama.py", *arguments, *["plain"] * options.plain]
         commands = ([options.worker, *arguments], llama)
         engines = [rivals.Engine(str(command[0]), [*map(str, command)], {}) for command in commands]
+        engines = [rivals.stop_idle(engine) for engine in engines]
         times = {work: ([], []) for work in works}
         for round in range(options.rounds + 1):
             for work in works:
                 for engine, seconds in zip(engines, times[work]):
-                    taken = engine.ask(work)
+                    with rivals.turn(engine):
+                        taken = engine.ask(work)
                     if round > 0:
                         seconds.append(taken)
         cells = []
@@ -347,14 +349,11 @@ def speed(options, paths):
             else:
                 cells.append(f"{ours * 1000:.0f} / {theirs * 1000:.0f} = {theirs / ours:.2f}")
         cells.append(" / ".join(f"{engine.load:.2f}" for engine in engines))
-        resident = [
-            int(re.search(r"VmRSS:\s+(\d+)", pathlib.Path(f"/proc/{e.process.pid}/status").read_text())[1]) // 1024
-            for e in engines
-        ]
-        cells.append(" / ".join(map(str, resident)))
+        cells.append(" / ".join(f"{rivals.resident(engine.process) >> 20}" for engine in engines))
         print(f"| {path.name} | " + " | ".join(cells) + " |", flush=True)
         for engine in engines:
-            engine.close()
+            with rivals.turn(engine):
+                engine.close()
     return True
 
 

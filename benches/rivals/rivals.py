@@ -24,6 +24,7 @@ import contextlib
 import json
 import os
 import pathlib
+import re
 import signal
 import statistics
 import subprocess
@@ -57,6 +58,12 @@ def family(process):
             for task in pathlib.Path(f"/proc/{pid}/task").iterdir():
                 found += map(int, (task / "children").read_text().split())
     return found
+
+
+def resident(process):
+    """Bytes of memory of a process and of those that it started."""
+    status = [pathlib.Path(f"/proc/{pid}/status").read_text() for pid in family(process)]
+    return sum(int(re.search(r"VmRSS:\s+(\d+)", text)[1]) * 1024 for text in status)
 
 
 def send(process, number):

@@ -64,12 +64,6 @@ def free_port():
         return probe.getsockname()[1]
 
 
-def resident(process):
-    """Bytes of memory of a process and of those that it started."""
-    status = [pathlib.Path(f"/proc/{pid}/status").read_text() for pid in rivals.family(process)]
-    return sum(int(re.search(r"VmRSS:\s+(\d+)", text)[1]) * 1024 for text in status)
-
-
 class Server:
     """An engine behind `/v1/completions`."""
 
@@ -297,7 +291,7 @@ def main():
         print(f"round {round}: {json.dumps(measures)}", file=sys.stderr, flush=True)
     table(running, rounds)
     for engine in running:
-        print(f"{engine.name}: ready after {engine.load:.1f} s, {resident(engine.process) / 1e6:.0f} MB resident")
+        print(f"{engine.name}: ready after {engine.load:.1f} s, {rivals.resident(engine.process) / 1e6:.0f} MB resident")
         with rivals.turn(engine):
             engine.close()
 
