@@ -2,8 +2,8 @@
 //!
 //! A worker takes the job of the request on which the least time was spent so far (least attained
 //! service). A mask cannot be interrupted, so requests on which more than [`LIGHT`] was spent have
-//! separate workers, and one client never has all light workers. So a slow grammar delays other slow
-//! grammars and the other requests of its client, and nothing else.
+//! separate workers, and one client never has all light workers. So a slow grammar delays other
+//! slow grammars and the other requests of its client, and nothing else.
 
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread;
