@@ -105,7 +105,7 @@ impl Packing {
     /// Number of bytes that `rows` packed rows need.
     pub(crate) fn bytes(self, rows: usize) -> usize {
         self.packed_rows(rows)
-            * (self.row_bytes() + (1 + int8::SUMS) * size_of::<f32>() * self.row_scales())
+            * (self.row_bytes() + (1 + 2 * int8::SUMS) * size_of::<f32>() * self.row_scales())
     }
 }
 
@@ -116,8 +116,8 @@ impl Packing {
 pub(crate) struct Packed {
     packing: Packing,
     rows: usize,
-    /// The values of all groups, followed for bytes by the scales and the negated sums of all
-    /// groups.
+    /// The values of all groups, followed for bytes by the scales, the negated sums and the offsets
+    /// of all groups.
     base: *mut u8,
 }
 
@@ -170,6 +170,12 @@ impl Packed {
     pub(crate) fn sums(&self, first: usize) -> *mut f32 {
         let (rows, row_scales) = (self.packing.packed_rows(self.rows), self.packing.row_scales());
         self.scales(0).wrapping_add((rows + first * int8::SUMS) * row_scales)
+    }
+
+    /// The offsets of the group that begins with row `first`.
+    pub(crate) fn offsets(&self, first: usize) -> *mut i32 {
+        let row_sums = int8::SUMS * self.packing.row_scales();
+        self.sums(self.packing.packed_rows(self.rows)).cast::<i32>().wrapping_add(first * row_sums)
     }
 
     /// Packs a block of rows and columns.
@@ -240,6 +246,7 @@ impl Packed {
                         words: values.add(from / 4 * groups.word_bytes() * group),
                         scales: self.scales(first).add(scales),
                         sums: self.sums(first).add(int8::SUMS * scales),
+                        offsets: self.offsets(first).add(int8::SUMS * scales),
                     };
                     groups.pack(int8::GroupRows { source, size: group }, to);
                 }

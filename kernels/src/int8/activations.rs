@@ -18,6 +18,8 @@ struct SubBlock {
     /// Negated sums of the quantised activations, times the scale: of all, of the first 16 and of
     /// the last 16.
     sums: [f32; SUMS],
+    /// The same sums of the integers, times -128.
+    offsets: [i32; SUMS],
 }
 
 /// Number of sums of a sub-block of activations: of all, of the first half and of the second half.
@@ -25,7 +27,8 @@ struct SubBlock {
 pub(crate) const SUMS: usize = 3;
 
 impl SubBlock {
-    const ZERO: SubBlock = SubBlock { scale: 0.0, bytes: [0; SUB_BLOCK], sums: [0.0; SUMS] };
+    const ZERO: SubBlock =
+        SubBlock { scale: 0.0, bytes: [0; SUB_BLOCK], sums: [0.0; SUMS], offsets: [0; SUMS] };
 
     /// Quantises 32 activations.
     #[inline(always)]
@@ -55,9 +58,10 @@ impl SubBlock {
                 *sum += i32::from(*byte);
             }
         }
+        let integers = [sums[0] + sums[1], sums[0], sums[1]];
         #[allow(clippy::cast_precision_loss, reason = "at most 32 * 127")]
-        let sums = [sums[0] + sums[1], sums[0], sums[1]].map(|sum| -(scale * sum as f32));
-        SubBlock { scale, bytes, sums }
+        let sums = integers.map(|sum| -(scale * sum as f32));
+        SubBlock { scale, bytes, sums, offsets: integers.map(|sum| sum * -128) }
     }
 }
 
@@ -72,6 +76,8 @@ pub(crate) struct PackedGroup {
     pub(crate) scales: *mut f32,
     /// Negated sums, `[columns / 32][SUMS][rows]`.
     pub(crate) sums: *mut f32,
+    /// What sums of products with unsigned weights start with, in the same shape.
+    pub(crate) offsets: *mut i32,
 }
 
 /// The rows of a group that is to be packed.
@@ -84,7 +90,7 @@ pub(crate) struct GroupRows<'a> {
 }
 
 impl GroupRows<'_> {
-    /// Quantises the group: writes scales and sums, and calls `put` with the bytes of each
+    /// Quantises the group: writes scales, sums and offsets, and calls `put` with the bytes of each
     /// sub-block, the index of the sub-block and the row in the group.
     ///
     /// # Safety
@@ -110,8 +116,10 @@ impl GroupRows<'_> {
                 // indices are below `SUMS` times that number.
                 unsafe {
                     packed.scales.add(at).write(sub_block.scale);
-                    for (i, sum) in sub_block.sums.into_iter().enumerate() {
-                        packed.sums.add((index * SUMS + i) * self.size + row).write(sum);
+                    for i in 0..SUMS {
+                        let at = (index * SUMS + i) * self.size + row;
+                        packed.sums.add(at).write(sub_block.sums[i]);
+                        packed.offsets.add(at).write(sub_block.offsets[i]);
                     }
                 }
                 put(&sub_block.bytes, index, row);

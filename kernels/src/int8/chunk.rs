@@ -14,7 +14,7 @@ const WORD_PREFETCH_BYTES: usize = 4096;
 /// A task of a quantised product: some rows times some panels.
 ///
 /// # Validity
-/// `words`, `scales` and `sums` are readable for whole groups of `rows` rows, and `panels` for the
+/// `words`, `scales`, `sums` and `offsets` are readable for whole groups of `rows` rows, and `panels` for the
 /// panels of `features` features. `out` is writable for `features` values in each of `rows` rows,
 /// and no other thread accesses these values.
 #[derive(Clone, Copy)]
@@ -25,6 +25,8 @@ pub(crate) struct Int8Chunk {
     pub(crate) scales: *const f32,
     /// Negated sums of the activations, `[group][inner / 32][SUMS][rows of the group]`.
     pub(crate) sums: *const f32,
+    /// What sums of unsigned weights start with, in the shape of `sums`.
+    pub(crate) offsets: *const i32,
     /// Number of rows.
     pub(crate) rows: usize,
     /// Length of the sums.
@@ -104,41 +106,44 @@ unsafe fn group<D: Dots, F: Format, const R: usize>(
     features: usize,
 ) {
     // SAFETY: the loops read each word and each scale of `panel.blocks` blocks once. `words`,
-    // `scales` and `sums` advance by one sub-block of R rows, of which there are `inner / 32` in
+    // `scales`, `sums` and `offsets` advance by one sub-block of R rows, of which there are `inner / 32` in
     // the group. Only `features` values of `live` rows are written.
     unsafe {
         let mut totals = [D::Lanes::splat(0.0); R];
-        let (mut words, mut scales, mut sums) = (args.words, args.scales, args.sums);
+        let (mut words, mut scales) = (args.words, args.scales);
+        let (mut sums, mut offsets) = (args.sums, args.offsets);
         for block in 0..panel.blocks {
             for sub_block in 0..F::SUB_BLOCKS {
                 panel.prefetch::<F>(block, sub_block);
                 for index in 0..F::SCALES {
                     let count = WORDS / F::SCALES;
+                    let sum = R * if F::SCALES == 1 { 0 } else { 1 + index };
                     // The sums of all rows advance together, which hides the latency of additions.
-                    let (mut dots, mut excess) = ([D::zero(); R], D::zero());
+                    let mut dots = [D::start(0); R];
+                    for r in 0..R {
+                        dots[r] = D::start(*offsets.add(sum + r));
+                    }
                     for i in index * count..(index + 1) * count {
                         let weights = D::weights(F::word(panel.block, sub_block, i));
-                        excess = D::exceed(excess, weights);
                         D::dot_rows(&mut dots, weights, words.add(i * R * D::WORD));
                     }
                     let scale = F::scale::<D::Lanes>(panel.block, sub_block * F::SCALES + index);
                     for r in 0..R {
                         let row_scale = D::Lanes::splat(*scales.add(r));
-                        let dots = D::widen(dots[r], excess).mul(row_scale);
+                        let dots = D::widen(dots[r]).mul(row_scale);
                         totals[r] = D::fused(dots, scale, totals[r]);
                     }
                     if F::MINS {
                         let min = F::min::<D::Lanes>(panel.block, sub_block * F::SCALES + index);
-                        let sum = if F::SCALES == 1 { 0 } else { 1 + index };
-                        let sums = sums.add(sum * R);
                         for r in 0..R {
-                            totals[r] = D::fused(D::Lanes::splat(*sums.add(r)), min, totals[r]);
+                            let sum = D::Lanes::splat(*sums.add(sum + r));
+                            totals[r] = D::fused(sum, min, totals[r]);
                         }
                     }
                 }
                 words = words.add(WORDS * R * D::WORD);
                 scales = scales.add(R);
-                sums = sums.add(SUMS * R);
+                (sums, offsets) = (sums.add(SUMS * R), offsets.add(SUMS * R));
             }
             panel.advance::<F>();
         }
@@ -176,6 +181,7 @@ pub(super) unsafe fn chunk<D: Dots, F: Format>(args: &Int8Chunk) {
                     words: args.words.add(row * args.inner / 4 * D::WORD),
                     scales: args.scales.add(row * args.inner / SUB_BLOCK),
                     sums: args.sums.add(row * args.inner / SUB_BLOCK * SUMS),
+                    offsets: args.offsets.add(row * args.inner / SUB_BLOCK * SUMS),
                     out: args.out.add(row * args.out_row + index * LANES),
                     ..*args
                 };
@@ -188,6 +194,9 @@ pub(super) unsafe fn chunk<D: Dots, F: Format>(args: &Int8Chunk) {
                     }
                     8 if const { D::GROUP_MAX >= 8 } => {
                         group::<D, F, 8>(&args, panel, live, features)
+                    }
+                    12 if const { D::GROUP_MAX >= 12 } => {
+                        group::<D, F, 12>(&args, panel, live, features)
                     }
                     _ => unreachable!("no group has {size} rows"),
                 }

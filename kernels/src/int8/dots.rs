@@ -30,14 +30,9 @@ pub(super) trait Dots: Copy {
     unsafe fn put(x: [i8; 4], to: *mut u8);
     /// Converts 16 words to the form that [`Dots::dot`] needs.
     unsafe fn weights(bytes: Self::Bytes) -> Self::Weights;
-    /// Sums of zero.
-    unsafe fn zero() -> Self::Sums;
-    /// Adds to `excess` the amount by which [`Dots::dot`] with these weights makes each sum too
-    /// large. That is zero, except for instructions that multiply unsigned activations.
-    #[inline(always)]
-    unsafe fn exceed(excess: Self::Sums, _weights: Self::Weights) -> Self::Sums {
-        excess
-    }
+    /// The sums of a row before the first [`Dots::dot`]: zero, or, if [`Dots::weights`] adds 128 to
+    /// each weight, `offset`, which is -128 times the sum of the activations.
+    unsafe fn start(offset: i32) -> Self::Sums;
     /// Adds four products to each sum. Reads [`Dots::WORD`] bytes of activations from `x`.
     unsafe fn dot(sums: Self::Sums, weights: Self::Weights, x: *const u8) -> Self::Sums;
     /// Applies [`Dots::dot`] to the sums of R rows, whose activations are contiguous at `x`.
@@ -52,8 +47,8 @@ pub(super) trait Dots: Copy {
             *sums = unsafe { Self::dot(*sums, weights, x.add(r * Self::WORD)) };
         }
     }
-    /// The sums minus their excess, as f32.
-    unsafe fn widen(sums: Self::Sums, excess: Self::Sums) -> Self::Lanes;
+    /// The sums as f32.
+    unsafe fn widen(sums: Self::Sums) -> Self::Lanes;
     /// `a * b + c`, rounded once.
     unsafe fn fused(a: Self::Lanes, b: Self::Lanes, c: Self::Lanes) -> Self::Lanes {
         // SAFETY: computes in registers; the instruction set is available. Every set except
@@ -93,7 +88,7 @@ impl Dots for PlainDots {
         weights
     }
     #[inline(always)]
-    unsafe fn zero() -> Portable {
+    unsafe fn start(_: i32) -> Portable {
         Portable([0.0; LANES])
     }
     #[inline(always)]
@@ -108,7 +103,7 @@ impl Dots for PlainDots {
         sums
     }
     #[inline(always)]
-    unsafe fn widen(sums: Portable, _: Portable) -> Portable {
+    unsafe fn widen(sums: Portable) -> Portable {
         sums
     }
     #[inline(always)]

@@ -119,7 +119,7 @@ impl<const SDOT: bool> Dots for NeonDots<SDOT> {
         unsafe { each!(vreinterpretq_s8_u8(bytes)) }
     }
     #[inline(always)]
-    unsafe fn zero() -> SumRegisters {
+    unsafe fn start(_: i32) -> SumRegisters {
         // SAFETY: computes in registers; every aarch64 has NEON.
         [unsafe { vdupq_n_s32(0) }; 4]
     }
@@ -150,7 +150,7 @@ impl<const SDOT: bool> Dots for NeonDots<SDOT> {
         }
     }
     #[inline(always)]
-    unsafe fn widen(sums: SumRegisters, _: SumRegisters) -> Neon {
+    unsafe fn widen(sums: SumRegisters) -> Neon {
         // SAFETY: computes in registers; every aarch64 has NEON.
         Neon(unsafe { each!(vcvtq_f32_s32(sums)) })
     }

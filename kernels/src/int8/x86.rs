@@ -1,17 +1,16 @@
 //! Dot products of bytes on x86-64.
 //!
-//! VNNI multiplies unsigned by signed bytes. Therefore 128 is added to each activation, which makes
-//! the sums too large by 128 times the sum of the weights. That excess is computed alongside and
-//! subtracted at the end. Without VNNI, even and odd bytes are widened to 16 bits and multiplied in
-//! pairs; nothing saturates.
+//! VNNI multiplies unsigned by signed bytes. Therefore 128 is added to each weight, and sums start
+//! with -128 times the sum of the activations, which cancels it. Without VNNI, even and odd bytes
+//! are widened to 16 bits and multiplied in pairs; nothing saturates.
 #![allow(unsafe_code, reason = "intrinsics")]
 
 use std::arch::x86_64::{
     _mm256_add_epi32, _mm256_cvtepi32_ps, _mm256_dpbusd_avx_epi32, _mm256_madd_epi16,
     _mm256_set1_epi8, _mm256_set1_epi32, _mm256_setzero_si256, _mm256_slli_epi16,
-    _mm256_srai_epi16, _mm256_sub_epi32, _mm512_add_epi32, _mm512_cvtepi32_ps, _mm512_dpbusd_epi32,
+    _mm256_srai_epi16, _mm256_xor_si256, _mm512_add_epi32, _mm512_cvtepi32_ps, _mm512_dpbusd_epi32,
     _mm512_madd_epi16, _mm512_set1_epi8, _mm512_set1_epi32, _mm512_setzero_si512,
-    _mm512_slli_epi16, _mm512_srai_epi16, _mm512_sub_epi32,
+    _mm512_slli_epi16, _mm512_srai_epi16, _mm512_xor_si512,
 };
 
 use super::dots::Dots;
@@ -27,14 +26,14 @@ unsafe fn word(x: *const u8) -> i32 {
     unsafe { x.cast::<i32>().read_unaligned() }
 }
 
-/// Writes four signed bytes with 128 added to each.
+/// Writes four signed bytes.
 ///
 /// # Safety
 /// `to` is writable for four bytes.
 #[inline(always)]
-unsafe fn put_unsigned(x: [i8; 4], to: *mut u8) {
+unsafe fn put_bytes(x: [i8; 4], to: *mut u8) {
     // SAFETY: `to` is writable for four bytes.
-    unsafe { to.cast::<[u8; 4]>().write(x.map(|x| x.cast_unsigned() ^ 0x80)) }
+    unsafe { to.cast::<[i8; 4]>().write(x) }
 }
 
 /// Writes the even bytes, then the odd bytes, as 16-bit integers.
@@ -58,36 +57,32 @@ impl Dots for Avx512Vnni {
     type Weights = One;
     type Sums = One;
     const WORD: usize = 4;
-    const GROUP_MAX: usize = 8;
+    const GROUP_MAX: usize = 12;
 
     #[inline(always)]
     unsafe fn put(x: [i8; 4], to: *mut u8) {
         // SAFETY: `to` is writable for `WORD` bytes, and AVX-512 F and VNNI are available.
-        unsafe { put_unsigned(x, to) }
+        unsafe { put_bytes(x, to) }
     }
     #[inline(always)]
     unsafe fn weights(bytes: One) -> One {
-        bytes
+        // SAFETY: computes in registers; AVX-512 F is available.
+        unsafe { _mm512_xor_si512(bytes, _mm512_set1_epi8(i8::MIN)) }
     }
     #[inline(always)]
-    unsafe fn zero() -> One {
+    unsafe fn start(offset: i32) -> One {
         // SAFETY: computes in registers; AVX-512 F and VNNI are available.
-        unsafe { _mm512_setzero_si512() }
-    }
-    #[inline(always)]
-    unsafe fn exceed(excess: One, weights: One) -> One {
-        // SAFETY: computes in registers; AVX-512 F and VNNI are available.
-        unsafe { _mm512_dpbusd_epi32(excess, _mm512_set1_epi8(i8::MIN), weights) }
+        unsafe { _mm512_set1_epi32(offset) }
     }
     #[inline(always)]
     unsafe fn dot(sums: One, weights: One, x: *const u8) -> One {
         // SAFETY: `x` is readable for `WORD` bytes, and AVX-512 F and VNNI are available.
-        unsafe { _mm512_dpbusd_epi32(sums, _mm512_set1_epi32(word(x)), weights) }
+        unsafe { _mm512_dpbusd_epi32(sums, weights, _mm512_set1_epi32(word(x))) }
     }
     #[inline(always)]
-    unsafe fn widen(sums: One, excess: One) -> Avx512 {
+    unsafe fn widen(sums: One) -> Avx512 {
         // SAFETY: computes in registers; AVX-512 F and VNNI are available.
-        Avx512(unsafe { _mm512_cvtepi32_ps(_mm512_sub_epi32(sums, excess)) })
+        Avx512(unsafe { _mm512_cvtepi32_ps(sums) })
     }
 }
 
@@ -117,7 +112,7 @@ impl Dots for Avx512Pairs {
         }
     }
     #[inline(always)]
-    unsafe fn zero() -> One {
+    unsafe fn start(_: i32) -> One {
         // SAFETY: computes in registers; AVX-512 F and BW are available.
         unsafe { _mm512_setzero_si512() }
     }
@@ -131,7 +126,7 @@ impl Dots for Avx512Pairs {
         }
     }
     #[inline(always)]
-    unsafe fn widen(sums: One, _: One) -> Avx512 {
+    unsafe fn widen(sums: One) -> Avx512 {
         // SAFETY: computes in registers; AVX-512 F and BW are available.
         Avx512(unsafe { _mm512_cvtepi32_ps(sums) })
     }
@@ -152,27 +147,20 @@ impl Dots for AvxVnni {
     #[inline(always)]
     unsafe fn put(x: [i8; 4], to: *mut u8) {
         // SAFETY: `to` is writable for `WORD` bytes, and AVX2 and AVX-VNNI are available.
-        unsafe { put_unsigned(x, to) }
+        unsafe { put_bytes(x, to) }
     }
     #[inline(always)]
     unsafe fn weights(bytes: Two) -> Two {
-        bytes
-    }
-    #[inline(always)]
-    unsafe fn zero() -> Two {
-        // SAFETY: computes in registers; AVX2 and AVX-VNNI are available.
-        unsafe { [_mm256_setzero_si256(); 2] }
-    }
-    #[inline(always)]
-    unsafe fn exceed(excess: Two, weights: Two) -> Two {
-        // SAFETY: computes in registers; AVX2 and AVX-VNNI are available.
+        // SAFETY: computes in registers; AVX2 is available.
         unsafe {
-            let x = _mm256_set1_epi8(i8::MIN);
-            [
-                _mm256_dpbusd_avx_epi32(excess[0], x, weights[0]),
-                _mm256_dpbusd_avx_epi32(excess[1], x, weights[1]),
-            ]
+            let add = _mm256_set1_epi8(i8::MIN);
+            [_mm256_xor_si256(bytes[0], add), _mm256_xor_si256(bytes[1], add)]
         }
+    }
+    #[inline(always)]
+    unsafe fn start(offset: i32) -> Two {
+        // SAFETY: computes in registers; AVX2 and AVX-VNNI are available.
+        unsafe { [_mm256_set1_epi32(offset); 2] }
     }
     #[inline(always)]
     unsafe fn dot(sums: Two, weights: Two, x: *const u8) -> Two {
@@ -180,19 +168,15 @@ impl Dots for AvxVnni {
         unsafe {
             let x = _mm256_set1_epi32(word(x));
             [
-                _mm256_dpbusd_avx_epi32(sums[0], x, weights[0]),
-                _mm256_dpbusd_avx_epi32(sums[1], x, weights[1]),
+                _mm256_dpbusd_avx_epi32(sums[0], weights[0], x),
+                _mm256_dpbusd_avx_epi32(sums[1], weights[1], x),
             ]
         }
     }
     #[inline(always)]
-    unsafe fn widen(sums: Two, excess: Two) -> Avx2 {
-        // SAFETY: computes in registers; AVX2 and AVX-VNNI are available.
-        unsafe {
-            let low = _mm256_sub_epi32(sums[0], excess[0]);
-            let high = _mm256_sub_epi32(sums[1], excess[1]);
-            Avx2(_mm256_cvtepi32_ps(low), _mm256_cvtepi32_ps(high))
-        }
+    unsafe fn widen(sums: Two) -> Avx2 {
+        // SAFETY: computes in registers; AVX2 is available.
+        unsafe { Avx2(_mm256_cvtepi32_ps(sums[0]), _mm256_cvtepi32_ps(sums[1])) }
     }
 }
 
@@ -226,7 +210,7 @@ impl Dots for Avx2Pairs {
         }
     }
     #[inline(always)]
-    unsafe fn zero() -> Two {
+    unsafe fn start(_: i32) -> Two {
         // SAFETY: computes in registers; AVX2 is available.
         unsafe { [_mm256_setzero_si256(); 2] }
     }
@@ -249,7 +233,7 @@ impl Dots for Avx2Pairs {
         }
     }
     #[inline(always)]
-    unsafe fn widen(sums: Two, _: Two) -> Avx2 {
+    unsafe fn widen(sums: Two) -> Avx2 {
         // SAFETY: computes in registers; AVX2 is available.
         unsafe { Avx2(_mm256_cvtepi32_ps(sums[0]), _mm256_cvtepi32_ps(sums[1])) }
     }

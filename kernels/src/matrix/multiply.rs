@@ -36,6 +36,7 @@ impl Matrix {
                     words: values,
                     scales: x.scales(task.first_row),
                     sums: x.sums(task.first_row),
+                    offsets: x.offsets(task.first_row),
                     rows,
                     inner,
                     panels: self.data.slice::<u8>()[self.panel_start(task, 1)..].as_ptr(),
