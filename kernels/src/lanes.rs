@@ -33,8 +33,6 @@ pub(crate) use bytes::Four;
 pub(crate) use bytes::{Bytes, PlainBytes, WORD_VECTOR_BYTES};
 #[cfg(target_arch = "x86_64")]
 pub(crate) use bytes::{One, Two};
-#[cfg(target_arch = "x86_64")]
-pub(crate) use math::exp2_rough;
 pub(crate) use math::{exp2, soft_cap};
 #[cfg(target_arch = "aarch64")]
 pub(crate) use neon::{Neon, each};

@@ -36,23 +36,6 @@ pub(crate) unsafe fn exp2<L: Lanes>(x: L) -> L {
     }
 }
 
-/// 2^x for `x <= 126` with a relative error below 1.1e-4, for results that are then rounded to
-/// bf16. Exactly 1 at zero, zero below -126, NaN for NaN.
-///
-/// # Safety
-/// The instruction set of `L` is available.
-#[cfg(target_arch = "x86_64")]
-#[inline(always)]
-pub(crate) unsafe fn exp2_rough<L: Lanes>(x: L) -> L {
-    /// The minimax polynomial of degree 3 through (0, 1): its maximum relative error over
-    /// `|r| <= 1/2` is minimal.
-    const MINIMAX: [f32; 3] = [0.242_211_01, 0.693_282_9, 1.0];
-    // SAFETY: computes in registers; the instruction set of `L` is available.
-    unsafe {
-        power_of_two(x, L::splat(0.055_008_95), &MINIMAX).keep_where_ge(x, L::splat(EXP2_MIN))
-    }
-}
-
 /// 2^x for `x <= 126`, clamped to `x >= -126`, by a polynomial for 2^r whose coefficients are
 /// `highest` and then `coefficients` in descending order of degree.
 ///

@@ -163,7 +163,7 @@ impl AmxWork<'_> {
             let hidden = _mm512_set1_ps(f32::NEG_INFINITY);
             let weight = |row: usize| {
                 let score = Avx512::load(self.scores_at(row, first));
-                let weight = lanes::exp2_rough(score.sub(relative));
+                let weight = score.sub(relative).exp2_rough();
                 if !MASKED {
                     return weight;
                 }

@@ -14,7 +14,7 @@ use crate::attention::tile_loading::{load_live, prefetch_rows, transpose_panel};
 use crate::attention::tile_view::{StoredPairs, TransposedKeys};
 use crate::gemm::{Bf16Dots, F32};
 use crate::kv_layout::KvLayout;
-use crate::lanes::{self, Avx512, LANES, Lanes};
+use crate::lanes::{Avx512, LANES, Lanes};
 use crate::path::PathKind;
 
 /// Maximum number of query vectors for which values are read as they are stored. They are then
@@ -112,7 +112,7 @@ impl Arithmetic for Bf16Arithmetic {
     #[inline(always)]
     unsafe fn exp2(x: Avx512) -> Avx512 {
         // SAFETY: computes in registers; AVX-512 is available.
-        unsafe { lanes::exp2_rough(x) }
+        unsafe { x.exp2_rough() }
     }
 
     #[inline(always)]
