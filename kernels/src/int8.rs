@@ -83,7 +83,7 @@ impl Groups {
     /// `to` is writable for these columns of the group (see [`PackedGroup`]).
     pub(super) unsafe fn pack(self, rows: GroupRows<'_>, to: PackedGroup) {
         // SAFETY: `to` is writable for the group. `tiles` is only true if the set has AMX tiles,
-        // which includes AVX-512.
+        // which includes AVX-512 VNNI.
         unsafe {
             #[cfg(target_arch = "x86_64")]
             if self.tiles {

@@ -8,61 +8,59 @@ use super::dots::Dots;
 use crate::quant::{SUB_BLOCK, round_to_byte};
 use crate::source_rows::SourceRows;
 
-/// 32 quantised activations.
-struct SubBlock {
-    /// Value of the integer 1. NaN if an activation is infinite or NaN, zero if all are so small
-    /// that the scale would be subnormal.
-    scale: f32,
-    /// The quantised activations, from -127 to 127.
-    bytes: [i8; SUB_BLOCK],
-    /// Negated sums of the quantised activations, times the scale: of all, of the first 16 and of
-    /// the last 16.
-    sums: [f32; SUMS],
-    /// The same sums of the integers, times -128.
-    offsets: [i32; SUMS],
-}
-
 /// Number of sums of a sub-block of activations: of all, of the first half and of the second half.
 /// Minima of a sub-block of weights meet the first, minima of half of one meet the others.
 pub(crate) const SUMS: usize = 3;
+/// Maximum number of rows of a group.
+const ROWS_MAX: usize = 16;
+
+/// 32 quantised activations.
+pub(super) struct SubBlock {
+    /// Value of the integer 1. NaN if an activation is infinite or NaN, zero if all are so small
+    /// that the scale would be subnormal.
+    pub(super) scale: f32,
+    /// The quantised activations, from -127 to 127; unspecified if the scale is NaN.
+    pub(super) bytes: [i8; SUB_BLOCK],
+    /// Sums of the first 16 bytes and of the last 16.
+    pub(super) halves: [i32; 2],
+}
 
 impl SubBlock {
-    const ZERO: SubBlock =
-        SubBlock { scale: 0.0, bytes: [0; SUB_BLOCK], sums: [0.0; SUMS], offsets: [0; SUMS] };
+    pub(super) const ZERO: SubBlock =
+        SubBlock { scale: 0.0, bytes: [0; SUB_BLOCK], halves: [0; 2] };
 
     /// Quantises 32 activations.
     #[inline(always)]
-    fn of(values: &[f32; SUB_BLOCK]) -> SubBlock {
+    pub(super) fn of(values: &[f32; SUB_BLOCK]) -> SubBlock {
         // Compare magnitudes as integers, so that NaN is the largest.
         let mut largest = 0;
         for value in values {
             largest = largest.max(value.to_bits() & 0x7fff_ffff);
         }
-        let scale = if largest >= f32::INFINITY.to_bits() {
-            f32::NAN
-        } else {
-            f32::from_bits(largest) / 127.0
-        };
-        if scale < f32::MIN_POSITIVE {
-            return SubBlock::ZERO;
-        }
-        let inverse = 1.0 / scale;
+        let Some((scale, inverse)) = scale_of(largest) else { return SubBlock::ZERO };
         let mut bytes = [0; SUB_BLOCK];
         for (byte, value) in bytes.iter_mut().zip(values) {
             *byte = round_to_byte(value * inverse);
         }
         // Separate loops, so that the compiler can vectorize all three.
-        let mut sums = [0, 0];
-        for (sum, half) in sums.iter_mut().zip(bytes.as_chunks::<{ SUB_BLOCK / 2 }>().0) {
+        let mut halves = [0, 0];
+        for (sum, half) in halves.iter_mut().zip(bytes.as_chunks::<{ SUB_BLOCK / 2 }>().0) {
             for byte in half {
                 *sum += i32::from(*byte);
             }
         }
-        let integers = [sums[0] + sums[1], sums[0], sums[1]];
-        #[allow(clippy::cast_precision_loss, reason = "at most 32 * 127")]
-        let sums = integers.map(|sum| -(scale * sum as f32));
-        SubBlock { scale, bytes, sums, offsets: integers.map(|sum| sum * -128) }
+        SubBlock { scale, bytes, halves }
     }
+}
+
+/// The scale of a sub-block whose largest magnitude has the bits `largest`, and its inverse. `None`
+/// if all are so small that the scale would be subnormal.
+#[inline(always)]
+pub(super) fn scale_of(largest: u32) -> Option<(f32, f32)> {
+    let scale =
+        if largest >= f32::INFINITY.to_bits() { f32::NAN } else { f32::from_bits(largest) / 127.0 };
+    // A comparison with NaN is false.
+    if scale < f32::MIN_POSITIVE { None } else { Some((scale, 1.0 / scale)) }
 }
 
 /// Memory for the packed columns of a group. All pointers are writable for the columns and rows of
@@ -94,35 +92,43 @@ impl GroupRows<'_> {
     /// sub-block, the index of the sub-block and the row in the group.
     ///
     /// # Safety
-    /// `packed` is writable for the group (see [`PackedGroup`]).
+    /// The instruction set of `D` is available, and `packed` is writable for the group (see [`PackedGroup`]).
     #[inline(always)]
-    unsafe fn each(
+    unsafe fn each<D: Dots>(
         &self,
         packed: &PackedGroup,
         mut put: impl FnMut(&[i8; SUB_BLOCK], usize, usize),
     ) {
+        let (mut scales, mut halves) = ([0.0; ROWS_MAX], [[0; ROWS_MAX]; 2]);
         for index in 0..self.source.columns / SUB_BLOCK {
             for row in 0..self.size {
                 let mut sub_block = SubBlock::ZERO;
-                // As an argument of a function of `Option`, `SubBlock::of` would be compiled
-                // without the instruction set of the caller.
+                // As an argument of a function of `Option`, `quantise` would be compiled without the
+                // instruction set of the caller.
                 if row < self.source.rows
                     && let Some(values) = self.source.row(row)[index * SUB_BLOCK..].first_chunk()
                 {
-                    sub_block = SubBlock::of(values);
+                    // SAFETY: the instruction set of `D` is available.
+                    sub_block = unsafe { D::quantise(values) };
                 }
-                let at = index * self.size + row;
-                // SAFETY: `at` is below `columns / 32 * rows`, the number of scales. The other
-                // indices are below `SUMS` times that number.
+                scales[row] = sub_block.scale;
+                [halves[0][row], halves[1][row]] = sub_block.halves;
+                put(&sub_block.bytes, index, row);
+            }
+            let sums = [0, 1, 2].map(|sum| (index * SUMS + sum) * self.size);
+            for row in 0..self.size {
+                let [first, last] = [halves[0][row], halves[1][row]];
+                // SAFETY: `index * size + row` is below `columns / 32 * rows`, the number of
+                // scales. The indices of sums are below `SUMS` times that number.
                 unsafe {
-                    packed.scales.add(at).write(sub_block.scale);
-                    for i in 0..SUMS {
-                        let at = (index * SUMS + i) * self.size + row;
-                        packed.sums.add(at).write(sub_block.sums[i]);
-                        packed.offsets.add(at).write(sub_block.offsets[i]);
+                    packed.scales.add(index * self.size + row).write(scales[row]);
+                    for (to, sum) in sums.into_iter().zip([first + last, first, last]) {
+                        #[allow(clippy::cast_precision_loss, reason = "at most 32 * 127")]
+                        let scaled = scales[row] * sum as f32;
+                        packed.sums.add(to + row).write(-scaled);
+                        packed.offsets.add(to + row).write(-128 * sum);
                     }
                 }
-                put(&sub_block.bytes, index, row);
             }
         }
     }
@@ -142,24 +148,24 @@ pub(super) unsafe fn pack<D: Dots>(rows: GroupRows<'_>, packed: PackedGroup) {
             unsafe { D::put(*word, packed.words.add(at * D::WORD)) }
         }
     };
-    // SAFETY: `packed` is writable for the group.
-    unsafe { rows.each(&packed, put) }
+    // SAFETY: the requirements are the same.
+    unsafe { rows.each::<D>(&packed, put) }
 }
 
 /// Packs a group as the rows of AMX tiles.
 ///
 /// # Safety
-/// `packed` is writable for the group (see [`PackedGroup`]).
+/// As for [`pack`].
 #[cfg(target_arch = "x86_64")]
 #[inline(always)]
-pub(super) unsafe fn pack_tiles(rows: GroupRows<'_>, packed: PackedGroup) {
+pub(super) unsafe fn pack_tiles<D: Dots>(rows: GroupRows<'_>, packed: PackedGroup) {
     let put = |bytes: &[i8; SUB_BLOCK], index: usize, row: usize| {
         let at = (index * rows.size + row) * SUB_BLOCK;
         // SAFETY: `at + 32` is at most `columns * rows`, the number of bytes.
         unsafe { packed.words.add(at).cast::<[i8; SUB_BLOCK]>().write_unaligned(*bytes) }
     };
-    // SAFETY: `packed` is writable for the group.
-    unsafe { rows.each(&packed, put) }
+    // SAFETY: the requirements are the same.
+    unsafe { rows.each::<D>(&packed, put) }
 }
 
 /// `x`, rounded in the way that products round it.

@@ -5,7 +5,9 @@
 //! every implementation gives the same result with any instructions in any order.
 #![allow(unsafe_code, reason = "the traits' methods run instruction sets")]
 
+use super::activations::SubBlock;
 use crate::lanes::{Bytes, LANES, Lanes, PlainBytes, Portable};
+use crate::quant::SUB_BLOCK;
 
 /// An instruction sequence for dot products of signed bytes.
 ///
@@ -26,6 +28,11 @@ pub(super) trait Dots: Copy {
     /// Maximum number of rows of a group.
     const GROUP_MAX: usize;
 
+    /// Quantises 32 activations. Every set gives the same result, unless the scale is NaN.
+    #[inline(always)]
+    unsafe fn quantise(values: &[f32; SUB_BLOCK]) -> SubBlock {
+        SubBlock::of(values)
+    }
     /// Writes four activations, [`Dots::WORD`] bytes, in the form that [`Dots::dot`] reads.
     unsafe fn put(x: [i8; 4], to: *mut u8);
     /// Converts 16 words to the form that [`Dots::dot`] needs.

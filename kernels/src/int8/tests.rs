@@ -100,3 +100,23 @@ fn nan_affects_only_its_own_row() {
         }
     }
 }
+
+/// Goal: every set quantises zeroes, values of which the scale would be subnormal, values halfway
+/// between two steps, and the largest numbers in the same way.
+#[test]
+fn edges_are_quantised_alike() {
+    let (matrix, _) = weights(TensorType::Q4K, 20, 256);
+    let halves = |i: usize| if i.is_multiple_of(32) { 127.0 } else { i as f32 - 127.5 };
+    let rows: [fn(usize) -> f32; 5] = [
+        |_| 0.0,
+        |i| i as f32 * 1e-40,
+        halves,
+        |i| if i % 2 == 0 { f32::MAX } else { f32::MIN },
+        |i| 1.3e-36 * (i as f32 - 128.0),
+    ];
+    let x: Vec<f32> = rows.iter().flat_map(|value| (0..256).map(value)).collect();
+    let plain = multiply(DotSet::supported()[0], &matrix, &x);
+    for set in DotSet::supported() {
+        assert_eq!(bits(&multiply(set, &matrix, &x)), bits(&plain), "{set:?}");
+    }
+}

@@ -22,12 +22,12 @@ use crate::quant::{Format, SUB_BLOCK, WORDS};
 /// Packs a group of 16 rows.
 ///
 /// # Safety
-/// AVX-512 F, BW, VL and DQ are available, and `packed` is writable for the group (see
+/// AVX-512 F, BW, VL, DQ and VNNI are available, and `packed` is writable for the group (see
 /// [`PackedGroup`]).
-#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx2,fma,f16c")]
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c")]
 pub(super) unsafe fn pack(rows: GroupRows<'_>, packed: PackedGroup) {
-    // SAFETY: `packed` is writable for the group.
-    unsafe { activations::pack_tiles(rows, packed) }
+    // SAFETY: the requirements are the same.
+    unsafe { activations::pack_tiles::<Avx512Vnni>(rows, packed) }
 }
 
 /// Number of bytes of an unpacked panel: bytes, and at most two scales and minima per sub-block.

@@ -6,15 +6,22 @@
 #![allow(unsafe_code, reason = "intrinsics")]
 
 use std::arch::x86_64::{
-    _mm256_add_epi32, _mm256_cvtepi32_ps, _mm256_dpbusd_avx_epi32, _mm256_madd_epi16,
-    _mm256_set1_epi8, _mm256_set1_epi32, _mm256_setzero_si256, _mm256_slli_epi16,
-    _mm256_srai_epi16, _mm256_xor_si256, _mm512_add_epi32, _mm512_cvtepi32_ps, _mm512_dpbusd_epi32,
-    _mm512_madd_epi16, _mm512_set1_epi8, _mm512_set1_epi32, _mm512_setzero_si512,
-    _mm512_slli_epi16, _mm512_srai_epi16, _mm512_xor_si512,
+    _mm_cvtsi128_si32, _mm_max_epu32, _mm_shuffle_epi32, _mm256_add_epi32, _mm256_and_si256,
+    _mm256_castps_si256, _mm256_castsi256_si128, _mm256_cvtepi32_ps, _mm256_cvtps_epi32,
+    _mm256_dpbusd_avx_epi32, _mm256_extracti128_si256, _mm256_loadu_ps, _mm256_madd_epi16,
+    _mm256_max_epu32, _mm256_mul_ps, _mm256_packs_epi16, _mm256_packs_epi32,
+    _mm256_permutevar8x32_epi32, _mm256_sad_epu8, _mm256_set1_epi8, _mm256_set1_epi32,
+    _mm256_set1_ps, _mm256_setr_epi32, _mm256_setzero_si256, _mm256_shuffle_epi32,
+    _mm256_slli_epi16, _mm256_srai_epi16, _mm256_storeu_si256, _mm256_xor_si256, _mm512_add_epi32,
+    _mm512_cvtepi32_ps, _mm512_dpbusd_epi32, _mm512_madd_epi16, _mm512_set1_epi8,
+    _mm512_set1_epi32, _mm512_setzero_si512, _mm512_slli_epi16, _mm512_srai_epi16,
+    _mm512_xor_si512,
 };
 
+use super::activations::{SubBlock, scale_of};
 use super::dots::Dots;
 use crate::lanes::{Avx2, Avx512, One, Two};
+use crate::quant::SUB_BLOCK;
 
 /// Four successive bytes as an integer.
 ///
@@ -24,6 +31,45 @@ use crate::lanes::{Avx2, Avx512, One, Two};
 unsafe fn word(x: *const u8) -> i32 {
     // SAFETY: `x` is readable for four bytes.
     unsafe { x.cast::<i32>().read_unaligned() }
+}
+
+/// [`SubBlock::of`] with AVX2.
+///
+/// # Safety
+/// AVX2 is available.
+#[inline(always)]
+unsafe fn quantise(values: &[f32; SUB_BLOCK]) -> SubBlock {
+    // SAFETY: each load reads 8 of the 32 values, and the store writes the 32 bytes. AVX2 is
+    // available.
+    unsafe {
+        let values = [0, 8, 16, 24].map(|from| _mm256_loadu_ps(values.as_ptr().add(from)));
+        // Magnitudes are compared as integers, so that NaN is the largest.
+        let [a, b, c, d] = values.map(|value| {
+            _mm256_and_si256(_mm256_castps_si256(value), _mm256_set1_epi32(0x7fff_ffff))
+        });
+        let eight = _mm256_max_epu32(_mm256_max_epu32(a, b), _mm256_max_epu32(c, d));
+        let upper = _mm256_extracti128_si256::<1>(eight);
+        let four = _mm_max_epu32(_mm256_castsi256_si128(eight), upper);
+        let two = _mm_max_epu32(four, _mm_shuffle_epi32::<0b01_00_11_10>(four));
+        let largest = _mm_max_epu32(two, _mm_shuffle_epi32::<0b10_11_00_01>(two));
+        let Some((scale, inverse)) = scale_of(_mm_cvtsi128_si32(largest).cast_unsigned()) else {
+            return SubBlock::ZERO;
+        };
+        let [a, b, c, d] =
+            values.map(|value| _mm256_cvtps_epi32(_mm256_mul_ps(value, _mm256_set1_ps(inverse))));
+        // Each half of a register is packed separately, which leaves groups of four out of order.
+        let packed = _mm256_packs_epi16(_mm256_packs_epi32(a, b), _mm256_packs_epi32(c, d));
+        let order = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7);
+        let all = _mm256_permutevar8x32_epi32(packed, order);
+        let mut bytes = [0; SUB_BLOCK];
+        _mm256_storeu_si256(bytes.as_mut_ptr().cast(), all);
+        // Sums of eight bytes, to each of which 128 was added.
+        let unsigned = _mm256_xor_si256(all, _mm256_set1_epi8(i8::MIN));
+        let eights = _mm256_sad_epu8(unsigned, _mm256_setzero_si256());
+        let sums = _mm256_add_epi32(eights, _mm256_shuffle_epi32::<0b01_00_11_10>(eights));
+        let halves = [_mm256_castsi256_si128(sums), _mm256_extracti128_si256::<1>(sums)];
+        SubBlock { scale, bytes, halves: halves.map(|sum| _mm_cvtsi128_si32(sum) - 16 * 128) }
+    }
 }
 
 /// Writes four signed bytes.
@@ -59,6 +105,11 @@ impl Dots for Avx512Vnni {
     const WORD: usize = 4;
     const GROUP_MAX: usize = 12;
 
+    #[inline(always)]
+    unsafe fn quantise(values: &[f32; SUB_BLOCK]) -> SubBlock {
+        // SAFETY: AVX2 is available.
+        unsafe { quantise(values) }
+    }
     #[inline(always)]
     unsafe fn put(x: [i8; 4], to: *mut u8) {
         // SAFETY: `to` is writable for `WORD` bytes, and AVX-512 F and VNNI are available.
@@ -98,6 +149,11 @@ impl Dots for Avx512Pairs {
     const WORD: usize = 8;
     const GROUP_MAX: usize = 8;
 
+    #[inline(always)]
+    unsafe fn quantise(values: &[f32; SUB_BLOCK]) -> SubBlock {
+        // SAFETY: AVX2 is available.
+        unsafe { quantise(values) }
+    }
     #[inline(always)]
     unsafe fn put(x: [i8; 4], to: *mut u8) {
         // SAFETY: `to` is writable for `WORD` bytes, and AVX-512 F and BW are available.
@@ -144,6 +200,11 @@ impl Dots for AvxVnni {
     const WORD: usize = 4;
     const GROUP_MAX: usize = 4;
 
+    #[inline(always)]
+    unsafe fn quantise(values: &[f32; SUB_BLOCK]) -> SubBlock {
+        // SAFETY: AVX2 is available.
+        unsafe { quantise(values) }
+    }
     #[inline(always)]
     unsafe fn put(x: [i8; 4], to: *mut u8) {
         // SAFETY: `to` is writable for `WORD` bytes, and AVX2 and AVX-VNNI are available.
@@ -193,6 +254,11 @@ impl Dots for Avx2Pairs {
     const WORD: usize = 8;
     const GROUP_MAX: usize = 4;
 
+    #[inline(always)]
+    unsafe fn quantise(values: &[f32; SUB_BLOCK]) -> SubBlock {
+        // SAFETY: AVX2 is available.
+        unsafe { quantise(values) }
+    }
     #[inline(always)]
     unsafe fn put(x: [i8; 4], to: *mut u8) {
         // SAFETY: `to` is writable for `WORD` bytes, and AVX2 is available.
