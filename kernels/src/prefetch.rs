@@ -9,21 +9,6 @@
 /// Bytes of a cache line on all processors that the kernels are tuned for.
 pub(super) const CACHE_LINE_BYTES: usize = 64;
 
-/// Prefetches the cache line that contains `address` into the L1 cache. Any address is allowed,
-/// also one outside all allocations. Does nothing on architectures other than x86-64.
-#[inline(always)]
-pub(super) fn prefetch_l1<T>(address: *const T) {
-    #[cfg(target_arch = "x86_64")]
-    {
-        use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
-        // SAFETY: PREFETCHT0 is part of SSE, which every x86-64 processor has. It is a hint that
-        // neither faults nor changes memory, even if the address is invalid.
-        unsafe { _mm_prefetch::<_MM_HINT_T0>(address.cast()) };
-    }
-    #[cfg(not(target_arch = "x86_64"))]
-    let _ = address;
-}
-
 /// Prefetches the cache line that contains `address` into the L2 cache. Any address is allowed,
 /// also one outside all allocations. Does nothing on architectures other than x86-64.
 #[inline(always)]

@@ -11,7 +11,7 @@ use super::tile::{CachedPanels, Panels, RegisterTile, tile_group};
 use super::weights::Bf16Dots;
 use super::weights::{Bf16Pairs, F16, F32, Form};
 use crate::lanes::{LANES, Lanes, dispatch};
-use crate::prefetch::{CACHE_LINE_BYTES, prefetch_l1, prefetch_l2};
+use crate::prefetch::{CACHE_LINE_BYTES, prefetch_l2};
 
 /// A GEMM task: `rows` rows times `panel_count` panels.
 ///
@@ -46,11 +46,12 @@ const BLOCKED_ROWS: usize = 48;
 const INNER_BLOCK: usize = 192;
 /// Number of panels that are multiplied with all rows before the next panels.
 const PANELS_PER_PASS: usize = 2;
-/// Distance in bytes by which streamed weights are prefetched. It covers the latency of memory.
-const WEIGHT_PREFETCH_BYTES: usize = 2048;
+/// Distance in bytes by which streamed weights are prefetched into the L2 cache. It covers the
+/// latency of memory. More lines can be on their way to the L2 cache than to the L1 cache.
+const WEIGHT_PREFETCH_BYTES: usize = 4096;
 
-/// Consecutive panels that are streamed from memory and prefetched into the L1 cache,
-/// [`WEIGHT_PREFETCH_BYTES`] ahead.
+/// Consecutive panels that are streamed from memory and prefetched, [`WEIGHT_PREFETCH_BYTES`]
+/// ahead.
 struct StreamedPanels<Raw> {
     first: *const Raw,
     /// Number of values in a panel.
@@ -68,7 +69,7 @@ impl<Raw> Panels<Raw> for StreamedPanels<Raw> {
     fn prefetch<const P: usize>(&self, _: usize, k: usize, now: *const Raw) {
         let ahead = WEIGHT_PREFETCH_BYTES / size_of::<Raw>();
         let ends = (k * LANES) + ahead >= self.len;
-        prefetch_l1(now.wrapping_add(ahead + if ends { (P - 1) * self.len } else { 0 }));
+        prefetch_l2(now.wrapping_add(ahead + if ends { (P - 1) * self.len } else { 0 }));
     }
 }
 

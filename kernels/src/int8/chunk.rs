@@ -5,11 +5,12 @@ use super::activations::SUMS;
 use super::dots::Dots;
 use crate::gemm::group_rows;
 use crate::lanes::{Bytes, LANES, Lanes, WORD_VECTOR_BYTES};
-use crate::prefetch::prefetch_l1;
+use crate::prefetch::prefetch_l2;
 use crate::quant::{Block, Format, SUB_BLOCK, WORDS};
 
-/// Distance in bytes by which words are prefetched. It covers the latency of memory.
-const WORD_PREFETCH_BYTES: usize = 4096;
+/// Distance in bytes by which words are prefetched into the L2 cache. It covers the latency of
+/// memory. More lines can be on their way to the L2 cache than to the L1 cache.
+const WORD_PREFETCH_BYTES: usize = 8192;
 
 /// A task of a quantised product: some rows times some panels.
 ///
@@ -60,24 +61,25 @@ impl QuantPanel {
     }
 
     /// Prefetches as many bytes as the words of one sub-block have, [`WORD_PREFETCH_BYTES`] after
-    /// the words of the current block, whose index is `block`. Beyond the words of this panel, the
-    /// prefetch skips its scales and continues in the next panel. Also prefetches the scales of the
-    /// same block of the next panel.
+    /// the words of the current block, whose index is `block`, or a panel after them if panels are
+    /// shorter. Beyond the words of this panel, the prefetch skips its scales and continues in the
+    /// next panel. Also prefetches the scales of the same block of the next panel.
     #[inline(always)]
     fn prefetch<F: Format>(&self, block: usize, sub_block: usize) {
         let (block_words, block_bytes) = (F::WORDS.len() * LANES, F::BLOCK_BYTES * LANES);
-        let ends = (block + 1) * block_words + WORD_PREFETCH_BYTES > self.blocks * block_words;
+        let distance = WORD_PREFETCH_BYTES.min(self.blocks * block_words);
+        let ends = (block + 1) * block_words + distance > self.blocks * block_words;
         let skipped = if ends { self.blocks * (block_bytes - block_words) } else { 0 };
         let sub_block_words = block_words / F::SUB_BLOCKS;
-        let from = WORD_PREFETCH_BYTES + sub_block * sub_block_words + skipped;
+        let from = distance + sub_block * sub_block_words + skipped;
         for byte in (0..sub_block_words).step_by(64) {
-            prefetch_l1(self.block.words.wrapping_add(from + byte));
+            prefetch_l2(self.block.words.wrapping_add(from + byte));
         }
-        // The scales of large blocks are too far apart for the processor's own prefetching.
-        if F::SUB_BLOCKS > 1 && sub_block == 0 {
+        // Those of two panels are too far apart for the processor's own prefetching.
+        if sub_block == 0 {
             let next_panel = self.blocks * block_bytes;
             for byte in (0..block_bytes - block_words).step_by(64) {
-                prefetch_l1(self.block.scales.wrapping_add(next_panel + byte));
+                prefetch_l2(self.block.scales.wrapping_add(next_panel + byte));
             }
         }
     }

@@ -14,8 +14,8 @@ use crate::quant::{Expanded, Format, ScaledBytes};
 use crate::tensor_type::{TensorType, with_format};
 use crate::threads::Threads;
 
-/// Number of rows from which the panels of most formats are unpacked once for all of them.
-const EXPANDED_ROWS_MIN: usize = 16;
+/// Number of groups of rows from which the panels of most formats are unpacked once for all of them.
+const EXPANDED_GROUPS_MIN: usize = 4;
 
 /// The dot-product instructions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -225,12 +225,13 @@ impl DotSet {
     /// # Safety
     /// `args` is valid (see [`Int8Chunk`]), and its rows were packed by this set.
     pub(super) unsafe fn chunk(self, threads: &Threads, args: &Int8Chunk, dtype: TensorType) {
+        let groups = args.rows.div_ceil(self.group_max());
         // SAFETY: the requirements are the same, for panels of blocks of `F`. The conditions are
         // constant so that a format has only the functions that it uses.
         with_format!(dtype, F => unsafe {
             match const { F::EXPANDED } {
                 Expanded::Never => self.chunk_of::<F>(args),
-                Expanded::ForManyRows if args.rows < EXPANDED_ROWS_MIN => self.chunk_of::<F>(args),
+                Expanded::ForManyRows if groups < EXPANDED_GROUPS_MIN => self.chunk_of::<F>(args),
                 Expanded::ForManyRows | Expanded::Always => {
                     self.chunk_of_expanded::<F>(threads, args);
                 }
