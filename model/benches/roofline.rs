@@ -1,18 +1,20 @@
 //! Measures the time of each stage of a step and compares it with the limits of the machine.
 //!
-//! `cargo bench --workspace --bench roofline [-- PRESET | --vocab=N | --threads=N | --weights=q8_0
-//! | --only=NAME]`. The default is the shape of Qwen3-0.6B with a vocabulary of 32,768 and random
-//! bf16 weights. `--only` selects the steps with this name. The limit of a stage is the longer of
+//! `cargo bench --workspace --bench roofline [-- PRESET | --model=FILE.gguf | --vocab=N |
+//! --threads=N | --weights=q8_0 | --only=NAME]`. The default is the shape of Qwen3-0.6B with a
+//! vocabulary of 32,768 and random bf16 weights. `--model` measures a model of attention and dense
+//! MLPs. `--only` selects the steps with this name. The limit of a stage is the longer of
 //! two times: that of reading its operands from memory, at the bandwidth with which all threads
 //! read a large array, and that of its multiplications, at the rate of the largest GEMM that this
 //! program measures. Without `--bench` (as under `cargo test`), only the smallest preset runs once.
 #![allow(clippy::print_stdout, reason = "prints its figures")]
 
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
 use stolon_backend::{Backend, LogitRows, SequenceSlice, SliceState, StepBatch};
-use stolon_kernels::{Matrix, Path, TensorType, Threads};
+use stolon_kernels::{self as kernels, Matrix, TensorType, Threads};
 use stolon_kvcache::BlockId;
 use stolon_model::{
     CpuBackend, CpuOptions, DecoderConfig, KvBudget, LoadOptions, ModelError, ModelSource, Stage,
@@ -60,13 +62,15 @@ fn main() -> Result<(), ModelError> {
     let threads = threads.unwrap_or_else(Threads::default_count);
     let weight_type: WeightType = option("--weights=").unwrap_or("stored").parse()?;
 
-    let source = ModelSource::Random { preset: preset.to_owned(), seed: 1 };
-    let small = load(&source, &LoadOptions::default())?.config;
-    let mut config = small;
-    if full {
+    let random = ModelSource::Random { preset: preset.to_owned(), seed: 1 };
+    let file = option("--model=").map(PathBuf::from);
+    let source = file.clone().map_or(random, ModelSource::Gguf);
+    let model = load(&source, &LoadOptions::default())?;
+    let (mut config, mut weights) = (model.config, model.weights);
+    if file.is_none() && full {
         config.vocab_size = vocab.unwrap_or(config.vocab_size);
+        weights = random_model(&config, 1)?;
     }
-    let weights = random_model(&config, 1)?;
     let only = option("--only=").unwrap_or(if full { "" } else { "decode of 1 at 512" });
     let works: Vec<&Work> = WORKS.iter().filter(|work| work.name.contains(only)).collect();
     let block_size = CpuOptions::default().block_size;
@@ -87,17 +91,34 @@ fn main() -> Result<(), ModelError> {
         limits.read / 1e9,
         limits.compute / 1e9,
     );
+    let weight_bytes = match (weight_type, file) {
+        (WeightType::Stored, None) => block_bytes(config.dtype),
+        (WeightType::Stored, Some(file)) => file_bytes(&file) / weight_count(&config) as f64,
+        (WeightType::Q8_0, _) => block_bytes(TensorType::Q8_0),
+    };
     for work in works {
         let (seconds, times) = measure(&mut backend, work, if full { 9 } else { 1 });
-        let weights = match weight_type {
-            WeightType::Stored => config.dtype,
-            WeightType::Q8_0 => TensorType::Q8_0,
-        };
-        let weight_bytes = weights.block_bytes() as f64 / weights.block_len() as f64;
         let needs = |stage| needs(&config, &backend, weight_bytes, work, stage);
         print_table(config.layers.len(), work, seconds, &times, &limits, needs);
     }
     Ok(())
+}
+
+/// Number of bytes per weight of a type.
+fn block_bytes(dtype: TensorType) -> f64 {
+    dtype.block_bytes() as f64 / dtype.block_len() as f64
+}
+
+/// Size of a model file.
+fn file_bytes(file: &Path) -> f64 {
+    file.metadata().expect("the model was loaded from it").len() as f64
+}
+
+/// Number of weights that a token is multiplied with.
+fn weight_count(config: &DecoderConfig) -> usize {
+    let heads = 2 * (config.num_heads + config.num_kv_heads) * config.head_dim;
+    let layer = config.hidden_size * (heads + 3 * config.intermediate_size);
+    config.layers.len() * layer + config.vocab_size * config.hidden_size
 }
 
 /// Writes every block of the KV store. Reading memory that was never written would only read the
@@ -225,7 +246,7 @@ fn print_table(
     println!("Outside of GEMMs and attention: {:.1} %", (1.0 - kernels / seconds) * 100.0);
 }
 
-fn limits(threads: &Threads, path: Path, full: bool) -> Limits {
+fn limits(threads: &Threads, path: kernels::Path, full: bool) -> Limits {
     let words = if full { 64 << 20 } else { 1 << 10 };
     let memory = vec![1_u64; words];
     let part = words / threads.count();
