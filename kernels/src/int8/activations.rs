@@ -92,7 +92,8 @@ impl GroupRows<'_> {
     /// sub-block, the index of the sub-block and the row in the group.
     ///
     /// # Safety
-    /// The instruction set of `D` is available, and `packed` is writable for the group (see [`PackedGroup`]).
+    /// The instruction set of `D` is available, and `packed` is writable for the group (see
+    /// [`PackedGroup`]).
     #[inline(always)]
     unsafe fn each<D: Dots>(
         &self,
@@ -103,8 +104,8 @@ impl GroupRows<'_> {
         for index in 0..self.source.columns / SUB_BLOCK {
             for row in 0..self.size {
                 let mut sub_block = SubBlock::ZERO;
-                // As an argument of a function of `Option`, `quantise` would be compiled without the
-                // instruction set of the caller.
+                // As an argument of a function of `Option`, `quantise` would be compiled without
+                // the instruction set of the caller.
                 if row < self.source.rows
                     && let Some(values) = self.source.row(row)[index * SUB_BLOCK..].first_chunk()
                 {

@@ -15,9 +15,9 @@ const WORD_PREFETCH_BYTES: usize = 8192;
 /// A task of a quantised product: some rows times some panels.
 ///
 /// # Validity
-/// `words`, `scales`, `sums` and `offsets` are readable for whole groups of `rows` rows, and `panels` for the
-/// panels of `features` features. `out` is writable for `features` values in each of `rows` rows,
-/// and no other thread accesses these values.
+/// `words`, `scales`, `sums` and `offsets` are readable for whole groups of `rows` rows, and
+/// `panels` for the panels of `features` features. `out` is writable for `features` values in each
+/// of `rows` rows, and no other thread accesses these values.
 #[derive(Clone, Copy)]
 pub(crate) struct Int8Chunk {
     /// Packed activations, beginning with a group: `[group][inner / 4][rows of the group]` words.
@@ -108,8 +108,8 @@ unsafe fn group<D: Dots, F: Format, const R: usize>(
     features: usize,
 ) {
     // SAFETY: the loops read each word and each scale of `panel.blocks` blocks once. `words`,
-    // `scales`, `sums` and `offsets` advance by one sub-block of R rows, of which there are `inner / 32` in
-    // the group. Only `features` values of `live` rows are written.
+    // `scales`, `sums` and `offsets` advance by one sub-block of R rows, of which there are
+    // `inner / 32` in the group. Only `features` values of `live` rows are written.
     unsafe {
         let mut totals = [D::Lanes::splat(0.0); R];
         let (mut words, mut scales) = (args.words, args.scales);

@@ -14,7 +14,7 @@ use crate::quant::{Expanded, Format, ScaledBytes};
 use crate::tensor_type::{TensorType, with_format};
 use crate::threads::Threads;
 
-/// Number of groups of rows from which the panels of most formats are unpacked once for all of them.
+/// Number of groups of rows from which the panels of most formats are unpacked once for all rows.
 const EXPANDED_GROUPS_MIN: usize = 4;
 
 /// The dot-product instructions.
