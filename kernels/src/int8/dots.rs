@@ -33,8 +33,13 @@ pub(super) trait Dots: Copy {
     unsafe fn quantise(values: &[f32; SUB_BLOCK]) -> SubBlock {
         SubBlock::of(values)
     }
-    /// Writes four activations, [`Dots::WORD`] bytes, in the form that [`Dots::dot`] reads.
-    unsafe fn put(x: [i8; 4], to: *mut u8);
+    /// Writes four activations, [`Dots::WORD`] bytes, in the form that [`Dots::dot`] reads: as
+    /// signed bytes unless the set needs another one.
+    #[inline(always)]
+    unsafe fn put(x: [i8; 4], to: *mut u8) {
+        // SAFETY: `to` is writable for `WORD` bytes, which are four for signed bytes.
+        unsafe { to.cast::<[i8; 4]>().write(x) }
+    }
     /// Converts 16 words to the form that [`Dots::dot`] needs.
     unsafe fn weights(bytes: Self::Bytes) -> Self::Weights;
     /// The sums of a row before the first [`Dots::dot`]: zero, or, if [`Dots::weights`] adds 128 to

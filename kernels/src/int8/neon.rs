@@ -109,11 +109,6 @@ impl<const SDOT: bool> Dots for NeonDots<SDOT> {
     const GROUP_MAX: usize = 4;
 
     #[inline(always)]
-    unsafe fn put(x: [i8; 4], to: *mut u8) {
-        // SAFETY: `to` is writable for four bytes.
-        unsafe { to.cast::<[i8; 4]>().write(x) }
-    }
-    #[inline(always)]
     unsafe fn weights(bytes: Four) -> Signed {
         // SAFETY: computes in registers; every aarch64 has NEON.
         unsafe { each!(vreinterpretq_s8_u8(bytes)) }

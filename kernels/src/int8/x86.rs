@@ -72,16 +72,6 @@ unsafe fn quantise(values: &[f32; SUB_BLOCK]) -> SubBlock {
     }
 }
 
-/// Writes four signed bytes.
-///
-/// # Safety
-/// `to` is writable for four bytes.
-#[inline(always)]
-unsafe fn put_bytes(x: [i8; 4], to: *mut u8) {
-    // SAFETY: `to` is writable for four bytes.
-    unsafe { to.cast::<[i8; 4]>().write(x) }
-}
-
 /// Writes the even bytes, then the odd bytes, as 16-bit integers.
 ///
 /// # Safety
@@ -109,11 +99,6 @@ impl Dots for Avx512Vnni {
     unsafe fn quantise(values: &[f32; SUB_BLOCK]) -> SubBlock {
         // SAFETY: AVX2 is available.
         unsafe { quantise(values) }
-    }
-    #[inline(always)]
-    unsafe fn put(x: [i8; 4], to: *mut u8) {
-        // SAFETY: `to` is writable for `WORD` bytes, and AVX-512 F and VNNI are available.
-        unsafe { put_bytes(x, to) }
     }
     #[inline(always)]
     unsafe fn weights(bytes: One) -> One {
@@ -204,11 +189,6 @@ impl Dots for AvxVnni {
     unsafe fn quantise(values: &[f32; SUB_BLOCK]) -> SubBlock {
         // SAFETY: AVX2 is available.
         unsafe { quantise(values) }
-    }
-    #[inline(always)]
-    unsafe fn put(x: [i8; 4], to: *mut u8) {
-        // SAFETY: `to` is writable for `WORD` bytes, and AVX2 and AVX-VNNI are available.
-        unsafe { put_bytes(x, to) }
     }
     #[inline(always)]
     unsafe fn weights(bytes: Two) -> Two {
