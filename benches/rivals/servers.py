@@ -277,7 +277,13 @@ def main():
     options = parser.parse_args()
 
     print(f"{processor()}, {options.threads} threads")
-    running = [rivals.stop_idle(start(name, options)) for name in options.engines]
+    running = []
+    for name in options.engines:
+        engine = start(name, options)
+        # Some engines read or convert their weights when the first request comes.
+        first = engine.load + Work(engine, name).first_token([FIRST_WORD] * 4)
+        print(f"{name}: first token {first:.2f} s after the start", flush=True)
+        running.append(rivals.stop_idle(engine))
     rounds = []
     for round in range(options.rounds + 1):
         measures = {engine.name: {} for engine in running}
@@ -291,7 +297,7 @@ def main():
         print(f"round {round}: {json.dumps(measures)}", file=sys.stderr, flush=True)
     table(running, rounds)
     for engine in running:
-        print(f"{engine.name}: ready after {engine.load:.1f} s, {rivals.resident(engine.process) / 1e6:.0f} MB resident")
+        print(f"{engine.name}: {rivals.resident(engine.process) / 1e6:.0f} MB resident")
         with rivals.turn(engine):
             engine.close()
 
