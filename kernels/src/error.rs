@@ -60,9 +60,9 @@ pub enum KernelError {
         /// Columns of the weight matrix.
         in_features: usize,
     },
-    /// Weights of one element type cannot be converted to the other. The only conversion is the
-    /// rounding of F32, F16 or BF16 to Q8_0.
-    #[error("expected {to:?} weights, or F32, F16 or BF16 to round to Q8_0, got {from:?}")]
+    /// Weights of one element type cannot be converted to the other. The only conversions are the
+    /// rounding of F32, F16 or BF16 to Q8_0, and that of F16 to BF16.
+    #[error("expected {to:?} weights, F32, F16 or BF16 for Q8_0, or F16 for BF16, got {from:?}")]
     NotRounded {
         /// Element type of the given weights.
         from: TensorType,

@@ -91,7 +91,7 @@ pub use path::{Path, PathKind};
 pub use product::{
     ColumnsMut, Epilogue, Finish, Product, RowSums, Sink, Term, accumulate, multiply,
 };
-pub use quant::widen;
+pub use quant::{is_bf16, widen};
 pub use recurrence::{Recurrence, Rule, StridedRows};
 #[cfg(loom)]
 pub use sync::planted;

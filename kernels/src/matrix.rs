@@ -17,6 +17,8 @@ mod multiply;
 mod pack;
 mod partition;
 
+use std::borrow::Cow;
+
 use crate::buffer::{Buffer, SharedMut};
 use crate::error::KernelError;
 use crate::gemm;
@@ -104,7 +106,8 @@ impl Matrix {
     /// `first_row` is a multiple of [`ROWS_STEP`](Matrix::ROWS_STEP). `bytes` holds whole rows with
     /// weights of type `source`. Their number is a multiple of `ROWS_STEP` too, except at the end
     /// of the matrix. `source` is the type of the matrix. A `Q8_0` matrix also accepts `F32`, `F16`
-    /// and `Bf16` rows and quantises them.
+    /// and `Bf16` rows and quantises them; a `Bf16` matrix also accepts `F16` rows whose numbers
+    /// are bf16 numbers ([`is_bf16`](crate::is_bf16)).
     ///
     /// # Errors
     /// * [`KernelError::WrongByteCount`] if `bytes` does not hold such rows.
@@ -124,10 +127,14 @@ impl Matrix {
         if rows * row_bytes != bytes.len() || !ends || !first_row.is_multiple_of(LANES) {
             return Err(self.wrong_bytes(source, first_row, bytes));
         }
-        let rounds = source != self.dtype;
-        if rounds && (self.dtype != TensorType::Q8_0 || source.is_quantised()) {
-            return Err(KernelError::NotRounded { from: source, to: self.dtype });
-        }
+        let convert: fn(TensorType, &[u8]) -> Cow<'_, [u8]> = match (source, self.dtype) {
+            (from, to) if from == to => |_, rows| Cow::Borrowed(rows),
+            (TensorType::F16, TensorType::Bf16) => |_, rows| Cow::Owned(quant::to_bf16(rows)),
+            (from, TensorType::Q8_0) if !from.is_quantised() => {
+                |from, rows| Cow::Owned(quant::round_to_q8_0(from, rows))
+            }
+            (from, to) => return Err(KernelError::NotRounded { from, to }),
+        };
         let first_panel = first_row / LANES;
         let panels = SharedMut::new(self.data.slice_mut::<u8>());
         threads.for_each(rows.div_ceil(LANES), |index| {
@@ -139,11 +146,7 @@ impl Matrix {
                 let start = panels.get().add((first_panel + index) * layout.panel_bytes);
                 std::slice::from_raw_parts_mut(start, layout.panel_bytes)
             };
-            if rounds {
-                layout.pack(&quant::round_to_q8_0(source, self.in_features, rows), panel);
-            } else {
-                layout.pack(rows, panel);
-            }
+            layout.pack(&convert(source, rows), panel);
         });
         Ok(())
     }

@@ -17,6 +17,7 @@ mod format;
 mod grid_formats;
 mod grids;
 mod groups;
+mod halves;
 mod k_quants;
 mod small_blocks;
 mod ternary;
@@ -24,6 +25,8 @@ mod ternary;
 pub(crate) use format::{Block, Expanded, Format, WORDS};
 pub(crate) use grid_formats::{Iq1M, Iq1S, Iq2S, Iq2Xs, Iq2Xxs, Iq3S, Iq3Xxs};
 pub(crate) use groups::{I8Group16, I8Group32, ScaledBytes, U4Group32, U4Group128};
+pub use halves::is_bf16;
+pub(crate) use halves::to_bf16;
 pub(crate) use k_quants::{Iq4Xs, Q2K, Q3K, Q4K, Q5K, Q6K};
 pub(crate) use small_blocks::{Iq4Nl, Mxfp4, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0};
 pub(crate) use ternary::{Tq1_0, Tq2_0};
@@ -131,12 +134,11 @@ pub fn widen(dtype: TensorType, row: &[u8], out: &mut [f32]) {
     }
 }
 
-/// Quantises rows of `inner` float values of type `dtype` to `Q8_0` blocks.
-pub(super) fn round_to_q8_0(dtype: TensorType, inner: usize, rows: &[u8]) -> Vec<u8> {
+/// Quantises rows of float values of type `dtype` to `Q8_0` blocks. A row has whole blocks.
+pub(super) fn round_to_q8_0(dtype: TensorType, rows: &[u8]) -> Vec<u8> {
     let mut values = vec![0.0; rows.len() / dtype.block_bytes()];
     widen(dtype, rows, &mut values);
     let mut blocks = vec![0; values.len() / SUB_BLOCK * TensorType::Q8_0.block_bytes()];
-    debug_assert!(inner.is_multiple_of(SUB_BLOCK), "rows must be whole blocks");
     quantise_q8_0(&values, &mut blocks);
     blocks
 }

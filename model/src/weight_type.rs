@@ -8,7 +8,8 @@ use crate::error::ModelError;
 /// The element type in which a model's matrices, including the embedding, are kept in memory.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum WeightType {
-    /// As stored in the file.
+    /// As stored in the file. Only an F16 matrix whose numbers are all bf16 numbers is kept as
+    /// BF16, without a loss.
     #[default]
     Stored,
     /// F32, F16 and BF16 matrices are rounded to Q8_0 while they are loaded. This needs about half

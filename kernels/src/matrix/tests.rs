@@ -174,6 +174,31 @@ fn float_rows_are_quantised_to_q8_0() {
     }
 }
 
+/// Goal: a bf16 matrix of f16 rows is that of bf16 rows. Where weights are widened to f32, products
+/// have the bits of the f16 matrix.
+#[test]
+fn f16_rows_become_bf16_rows() {
+    for (rows, out, inner) in shapes(TensorType::Bf16) {
+        let weights = to_bf16(&random(6, out * inner));
+        let x = random(7, rows * inner);
+        let f16s = bytes_of(TensorType::F16, &weights);
+        assert!(quant::is_bf16(&f16s), "random numbers are not that small");
+        for path in Path::supported() {
+            let of = |dtype| {
+                let mut matrix = Matrix::zeroed(dtype, out, inner, path).unwrap();
+                matrix.fill(&Threads::new(2), 0, TensorType::F16, &f16s).unwrap();
+                matrix
+            };
+            let (f16, bf16) = (of(TensorType::F16), of(TensorType::Bf16));
+            assert_eq!(unpacked(&bf16), weights, "{path:?}");
+            if !bf16.rounds_activations() {
+                let [f16, bf16] = [f16, bf16].map(|m| multiply(&m, &Threads::new(2), &x));
+                assert_eq!(f16, bf16, "{path:?}");
+            }
+        }
+    }
+}
+
 /// Goal: `fill` refuses rows at a wrong place, in a wrong number, or of a type that the matrix does
 /// not accept.
 #[test]

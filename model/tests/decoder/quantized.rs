@@ -154,3 +154,19 @@ fn every_type_matches_its_values_on_every_instruction_set() {
         }
     }
 }
+
+/// Goal: a model in F16 that was made from one in BF16 has the logits of its numbers in BF16, bit
+/// for bit. (Numbers below 2^-14 may have been rounded when it was made.)
+#[test]
+fn f16_of_bf16_numbers_is_computed_as_bf16() {
+    let config = config();
+    let weights = random_model(&config, 3).expect("a valid configuration");
+    for path in Path::supported() {
+        let (_, bf16_numbers) = convert(&config, &weights, TensorType::Bf16);
+        let (f16, f16_numbers) = convert(&config, &bf16_numbers, TensorType::F16);
+        let (bf16, _) = convert(&config, &f16_numbers, TensorType::Bf16);
+        let [f16, bf16] =
+            [f16, bf16].map(|weights| logits(&config, weights, path, WeightType::Stored));
+        assert_eq!(f16, bf16, "{path:?}");
+    }
+}
