@@ -1,5 +1,8 @@
 //! The decoder's weights: packed matrices with optional biases, and vectors in f32.
 
+use std::sync::atomic::AtomicBool;
+use std::sync::atomic::Ordering::Relaxed;
+
 use stolon_kernels::{
     self as kernels, Epilogue, Matrix, Operands, Path, Product, RowSums, Sink, TensorType,
 };
@@ -13,6 +16,8 @@ use crate::workers::Workers;
 
 /// Number of bytes of a matrix that are packed before their pages are released.
 const RUN_BYTES: usize = 8 << 20;
+/// Number of bytes of a matrix whose numbers are looked at together.
+const CHECK_BYTES: usize = 1 << 20;
 
 /// Packs a model's weights. It releases the memory of each one as soon as it is packed, so that the
 /// model is never in memory twice.
@@ -50,15 +55,17 @@ impl Loader<'_> {
     /// faster.
     fn kept_type(&self, spec: &TensorSpec, tensor: &Tensor<'_>) -> TensorType {
         let dtype = self.weight_type.of(spec, tensor.dtype);
-        let is_bf16 = |numbers: &[u8]| {
-            let is_bf16 = kernels::is_bf16(numbers);
-            self.weights.release(numbers);
-            is_bf16
-        };
-        match dtype {
-            TensorType::F16 if tensor.bytes.chunks(RUN_BYTES).all(is_bf16) => TensorType::Bf16,
-            dtype => dtype,
+        if dtype != TensorType::F16 {
+            return dtype;
         }
+        let is_bf16 = AtomicBool::new(true);
+        self.workers.run(tensor.bytes.chunks(CHECK_BYTES), |numbers| {
+            if is_bf16.load(Relaxed) && !kernels::is_bf16(numbers) {
+                is_bf16.store(false, Relaxed);
+            }
+            self.weights.release(numbers);
+        });
+        if is_bf16.into_inner() { TensorType::Bf16 } else { dtype }
     }
 
     /// Packs a matrix and reads its bias.
