@@ -122,7 +122,7 @@ pub fn widen(dtype: TensorType, row: &[u8], out: &mut [f32]) {
         }
         TensorType::F16 => {
             for (value, bytes) in out.iter_mut().zip(pairs) {
-                *value = half::f16::from_le_bytes(*bytes).to_f32();
+                *value = f32::from_bits(halves::widen(*bytes));
             }
         }
         TensorType::Bf16 => {

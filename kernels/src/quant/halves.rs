@@ -1,15 +1,11 @@
 //! f16 numbers that are bf16 numbers, too. Files in F16 that were made from BF16 ones have no
 //! others, and processors multiply bf16 faster.
 
-/// Number of numbers that are looked at together.
-const PIECE: usize = 1 << 12;
-
 /// Whether each of these f16 numbers, little-endian, is a bf16 number, too.
 #[must_use]
 pub fn is_bf16(numbers: &[u8]) -> bool {
-    let mut pieces = numbers.as_chunks::<2>().0.chunks(PIECE);
-    let bits = |piece: &[[u8; 2]]| piece.iter().fold(0, |all, number| all | widen(*number));
-    pieces.all(|piece| bits(piece).trailing_zeros() >= u16::BITS)
+    let bits = numbers.as_chunks::<2>().0.iter().fold(0, |all, number| all | widen(*number));
+    bits.trailing_zeros() >= u16::BITS
 }
 
 /// Converts f16 numbers, little-endian, of which [`is_bf16`] holds to bf16.
@@ -25,7 +21,7 @@ pub(crate) fn to_bf16(numbers: &[u8]) -> Vec<u8> {
 
 /// The bits of an f16 number as f32.
 #[inline(always)]
-fn widen(number: [u8; 2]) -> u32 {
+pub(super) fn widen(number: [u8; 2]) -> u32 {
     /// 2^112: the biases of the exponents are 15 and 127.
     const BIAS: f32 = f32::from_bits((112 + 127) << 23);
     let bits = u32::from(u16::from_le_bytes(number));
@@ -56,10 +52,10 @@ mod tests {
                 assert_eq!(to_bf16(&bytes), rounded.to_le_bytes(), "{number}");
             }
         }
-        let mut many = vec![0; 10 * PIECE];
+        let mut many = vec![0; 40_960];
         assert!(is_bf16(&many));
-        many[9 * PIECE] = 1;
-        many[9 * PIECE + 1] = 0x3c;
+        many[36_864] = 1;
+        many[36_865] = 0x3c;
         assert!(!is_bf16(&many), "1 + 2^-10");
     }
 
