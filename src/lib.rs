@@ -103,7 +103,7 @@
 //! |---|---|---|
 //! | `text` | yes | prompts and answers as text: tokenizers and chat templates |
 //! | `grammar` | yes | answers that follow a JSON schema or a grammar ([`Request::grammar`]) |
-//! | `schema` | no | answers and tools with Rust types ([`Engine::ask`], [`Tool`]); implies `grammar` |
+//! | `schema` | no | answers and tools with Rust types (`Engine::ask`, `Tool`); implies `grammar` |
 //! | `images` | no | prompts with images ([`Request::image`]) |
 //! | `hub` | yes | downloading models from the Hugging Face hub |
 //! | `tiers` | no | cached prefixes outside of the KV pool: a disk tier, export and import |

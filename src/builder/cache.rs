@@ -116,9 +116,9 @@ impl EngineBuilder {
     /// complete. A prompt that fits only in what is not pinned may use the rest of the budget, and
     /// nothing can be pinned until its request has ended.
     ///
-    /// With a disk tier ([`kv_cache_dir`](Self::kv_cache_dir)), all blocks are available to
-    /// requests, and the default is a quarter of the blocks. Pinned prefixes are stored on the disk,
-    /// and evicted from the KV cache after everything else.
+    /// With a disk tier (`kv_cache_dir`), all blocks are available to requests, and the default is
+    /// a quarter of the blocks. Pinned prefixes are stored on the disk, and evicted from the KV
+    /// cache after everything else.
     pub fn pin_budget(mut self, blocks: usize) -> Self {
         self.config.pin_budget = Some(blocks);
         self

@@ -37,7 +37,7 @@ impl Request {
 
     /// As [`Request::image`], with the file as a data URL in base64: `data:image/png;base64,..`. It
     /// is decoded on the threads that prepare images. Other URLs are refused, unless
-    /// [`EngineBuilder::image_urls`](crate::EngineBuilder::image_urls) is set.
+    /// `EngineBuilder::image_urls` is set.
     pub fn image_url(mut self, url: impl Into<Arc<str>>) -> Request {
         self.images.push(ImageFile::Url(url.into()));
         self
