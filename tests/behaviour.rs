@@ -436,6 +436,11 @@ async fn many_texts_of_one_client_do_not_delay_those_of_another() {
     let mut many: FuturesUnordered<_> = (0..100).map(|_| tokenize(30_000, "many")).collect();
     assert!(poll!(many.next()).is_pending());
     let mut one = pin!(tokenize(1_000, "one"));
+    if poll!(&mut one).is_ready() {
+        return;
+    }
+    // Those that were done when it came do not count.
+    while let Poll::Ready(Some(_)) = poll!(many.next()) {}
     let mut before = 0;
     loop {
         tokio::select! {
