@@ -173,6 +173,15 @@ mod tests {
         assert_eq!(peak(16, [at(0), BlockDemand { steps: None, ..at(80) }]), 15);
     }
 
+    #[test]
+    fn blocks_that_are_held_ahead_are_filled_before_others_are_taken() {
+        // It takes a fourth block after 28 tokens.
+        let ahead = BlockDemand { tokens: 20, held: 3, expected: 30, steps: None, shared: 0 };
+        let short = BlockDemand { tokens: 1, held: 1, expected: 2, steps: Some(16), shared: 0 };
+        assert_eq!(peak(16, [ahead]), 1);
+        assert_eq!(peak(16, [ahead, short]), 0);
+    }
+
     proptest! {
         /// Goal: in no step do requests hold more than the predicted peak, and the peak is never
         /// larger than the sum of what each will take.
