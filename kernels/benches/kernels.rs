@@ -102,28 +102,53 @@ const KV_HEADS: usize = 8;
 const HEAD_DIM: usize = 128;
 const BLOCK_SIZE: usize = 16;
 
-/// Queries, keys and values of one layer: 16 heads, 8 KV heads, a head dimension of 128, bf16, and
-/// blocks of 16 positions.
+/// Keys or values as they are stored.
+#[derive(Clone)]
+enum Stored {
+    Bf16(Vec<u16>),
+    Int8 { values: Vec<i8>, scales: Vec<f32> },
+}
+
+impl Stored {
+    /// Random keys or values of `positions` positions.
+    fn random(int8: bool, positions: usize) -> Stored {
+        let heads = positions * KV_HEADS;
+        let values = random(heads * HEAD_DIM);
+        if int8 {
+            let values = values.iter().map(|value| (value * 127.0) as i8).collect();
+            Stored::Int8 { values, scales: vec![1.0 / 127.0; heads] }
+        } else {
+            Stored::Bf16(values.iter().map(|&v| half::bf16::from_f32(v).to_bits()).collect())
+        }
+    }
+
+    fn as_slice(&self) -> KvSlice<'_> {
+        match self {
+            Stored::Bf16(bits) => KvSlice::Bf16(bits),
+            Stored::Int8 { values, scales } => KvSlice::Int8 { values, scales },
+        }
+    }
+}
+
+/// Queries, keys and values of one layer: 16 heads, 8 KV heads, a head dimension of 128, and blocks
+/// of 16 positions.
 struct Layer {
     /// The position of the first query and the block table of each sequence.
     tables: Vec<(usize, Vec<BlockId>)>,
     /// Number of queries of each sequence.
     count: usize,
     q: Vec<f32>,
-    keys: Vec<u16>,
-    values: Vec<u16>,
+    keys: Stored,
+    values: Stored,
 }
 
 impl Layer {
     /// `sequences` sequences with `start` cached positions and `count` queries each. All of them
     /// share the first `shared` positions.
-    fn new(sequences: usize, start: usize, count: usize, shared: usize) -> Layer {
+    fn new(int8: bool, sequences: usize, start: usize, count: usize, shared: usize) -> Layer {
         let (own, shared) = ((start + count).div_ceil(BLOCK_SIZE), shared / BLOCK_SIZE);
         let blocks = shared + sequences * (own - shared);
-        let keys: Vec<u16> = random(blocks * BLOCK_SIZE * KV_HEADS * HEAD_DIM)
-            .iter()
-            .map(|&v| half::bf16::from_f32(v).to_bits())
-            .collect();
+        let keys = Stored::random(int8, blocks * BLOCK_SIZE);
         // 7919 is prime, so this is a permutation of the blocks.
         let block = |index: usize| BlockId(u32::try_from(index * 7919 % blocks).expect("few"));
         let table = |sequence: usize| {
@@ -143,13 +168,14 @@ impl Layer {
             full: false,
             block_table,
         });
+        let bf16 = matches!(self.keys, Stored::Bf16(_));
         let args = AttentionArgs {
             path,
             q: &self.q,
             sequences: &sequences.collect::<Vec<_>>(),
-            keys: KvSlice::Bf16(&self.keys),
-            key_layout: KvLayout::of_keys(path, true, BLOCK_SIZE, HEAD_DIM),
-            values: KvSlice::Bf16(&self.values),
+            keys: self.keys.as_slice(),
+            key_layout: KvLayout::of_keys(path, bf16, BLOCK_SIZE, HEAD_DIM),
+            values: self.values.as_slice(),
             block_size: BLOCK_SIZE,
             heads: HEADS,
             kv_heads: KV_HEADS,
@@ -166,34 +192,37 @@ impl Layer {
 fn attentions(criterion: &mut Criterion) {
     let threads = Threads::new(Threads::default_count());
     let path = Path::detect().expect("STOLON_CPU_PATH names a path of this machine");
-    let mut group = criterion.benchmark_group("attention");
-    group.sample_size(20);
-    for (name, sequences, start, count, shared) in [
-        // The keys and values fit in the L2 caches of two threads.
-        ("decode at 512", 1, 511, 1, 0),
-        ("decode at 8192", 1, 8191, 1, 0),
-        ("8 decodes at 513", 8, 512, 1, 0),
-        ("8 decodes at 2176", 8, 2175, 1, 0),
-        ("8 decodes at 2176, 2048 shared", 8, 2175, 1, 2048),
-        ("16 decodes at 2176", 16, 2175, 1, 0),
-        ("16 decodes at 2176, 2048 shared", 16, 2175, 1, 2048),
-        ("prefill of 1088", 1, 0, 1088, 0),
-        ("512 after 4096", 1, 4096, 512, 0),
-    ] {
-        let layer = Layer::new(sequences, start, count, shared);
-        let mut out = vec![0.0; layer.q.len()];
-        let pairs: usize = (start + 1..=start + count).sum();
-        // Shared prefixes are counted once for each sequence, as if each one read them.
-        group.throughput(if count == 1 {
-            Throughput::Bytes((4 * sequences * (start + 1) * KV_HEADS * HEAD_DIM) as u64)
-        } else {
-            Throughput::Elements((4 * pairs * HEADS * HEAD_DIM) as u64)
-        });
-        group.bench_function(BenchmarkId::new(path.name(), name), |bencher| {
-            bencher.iter(|| layer.attend(path, &threads, &mut out));
-        });
+    for (kind, int8) in [("attention", false), ("attention, int8", true)] {
+        let mut group = criterion.benchmark_group(kind);
+        group.sample_size(20);
+        for (name, sequences, start, count, shared) in [
+            // The keys and values fit in the L2 caches of two threads.
+            ("decode at 512", 1, 511, 1, 0),
+            ("decode at 8192", 1, 8191, 1, 0),
+            ("8 decodes at 513", 8, 512, 1, 0),
+            ("8 decodes at 2176", 8, 2175, 1, 0),
+            ("8 decodes at 2176, 2048 shared", 8, 2175, 1, 2048),
+            ("16 decodes at 2176", 16, 2175, 1, 0),
+            ("16 decodes at 2176, 2048 shared", 16, 2175, 1, 2048),
+            ("prefill of 1088", 1, 0, 1088, 0),
+            ("512 after 4096", 1, 4096, 512, 0),
+        ] {
+            let layer = Layer::new(int8, sequences, start, count, shared);
+            let mut out = vec![0.0; layer.q.len()];
+            let pairs: usize = (start + 1..=start + count).sum();
+            // Shared prefixes are counted once for each sequence, as if each one read them.
+            group.throughput(if count == 1 {
+                let bytes = if int8 { HEAD_DIM + size_of::<f32>() } else { 2 * HEAD_DIM };
+                Throughput::Bytes((2 * sequences * (start + 1) * KV_HEADS * bytes) as u64)
+            } else {
+                Throughput::Elements((4 * pairs * HEADS * HEAD_DIM) as u64)
+            });
+            group.bench_function(BenchmarkId::new(path.name(), name), |bencher| {
+                bencher.iter(|| layer.attend(path, &threads, &mut out));
+            });
+        }
+        group.finish();
     }
-    group.finish();
 }
 
 fn recurrences(criterion: &mut Criterion) {

@@ -17,9 +17,9 @@
 //!
 //! **Precision.** Scores, weights and sums are f32. So are the products, for which keys and values
 //! of other types are widened, with two exceptions: bf16 keys and values on AMX tiles (see
-//! `amx_kernel`) and with AVX-512 BF16. There, queries and weights are rounded to bf16, and the
-//! products are those of bf16 pairs with f32 sums. f16 keys and values are widened on every path:
-//! they have three more bits than bf16, which rounding would lose.
+//! `amx_kernel`), and bf16 and 8-bit ones with AVX-512 BF16. There, queries and weights are rounded
+//! to bf16, and the products are those of bf16 pairs with f32 sums. f16 keys and values are widened
+//! on every path: they have three more bits than bf16, which rounding would lose.
 #![allow(unsafe_code, reason = "work items write disjoint parts of one output")]
 
 #[cfg(target_arch = "x86_64")]

@@ -352,7 +352,7 @@ fn checkpointed(state: StateSpec, shape: &KvShape) -> StateSpec {
 /// the decoder, the image encoder or the kernels that changes bits of keys or values and that the
 /// short prompt of `kv_probe` may not show, so that KV which an earlier version has stored is not
 /// used.
-const KV_REVISION: u32 = 3;
+const KV_REVISION: u32 = 4;
 
 /// What the bytes of blocks depend on: everything of the configuration, all bytes of the weights'
 /// files, how weights and KV are kept in memory, and the instruction set, because sums are rounded

@@ -14,6 +14,8 @@ mod arithmetic;
 #[cfg(target_arch = "x86_64")]
 mod bf16_products;
 mod f32_products;
+#[cfg(target_arch = "x86_64")]
+mod paired;
 mod products;
 mod softmax;
 mod work;
@@ -21,6 +23,8 @@ mod work;
 use std::ops::Range;
 
 use crate::attention::args::AttentionArgs;
+#[cfg(target_arch = "x86_64")]
+use crate::attention::args::KvSlice;
 use crate::attention::plan::{AttentionPlan, QUERIES_PER_WORK_ITEM, WorkItem};
 use crate::attention::prefix_sharing;
 use crate::attention::scratch::pieces;
@@ -62,7 +66,7 @@ pub(super) unsafe fn compute(
     output: &AttentionOutput,
 ) {
     #[cfg(target_arch = "x86_64")]
-    if Bf16Arithmetic::applies(args) {
+    if bf16_products::applies(args) {
         // SAFETY: `applies` is true only if `args.path` proves that AVX-512 F, BW, VL, DQ and BF16
         // are available. The other conditions are those of this function.
         return unsafe { compute_bf16(args, plan, item, threads, output) };
@@ -74,7 +78,7 @@ pub(super) unsafe fn compute(
 /// Computes a work item on pairs of bf16.
 ///
 /// # Safety
-/// As for [`compute`], and [`Bf16Arithmetic::applies`] is true for `args`.
+/// As for [`compute`], and [`bf16_products::applies`] is true for `args`.
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512bf16,avx2,fma,f16c")]
 unsafe fn compute_bf16(
@@ -84,8 +88,14 @@ unsafe fn compute_bf16(
     threads: &Threads,
     output: &AttentionOutput,
 ) {
-    // SAFETY: the conditions are those of this function.
-    unsafe { compute_with::<Bf16Arithmetic>(args, plan, item, threads, output) }
+    // SAFETY: the conditions are those of this function, and the types are those of the arguments.
+    unsafe {
+        if matches!(args.keys, KvSlice::Bf16(_)) {
+            compute_with::<Bf16Arithmetic<u16>>(args, plan, item, threads, output);
+        } else {
+            compute_with::<Bf16Arithmetic<i8>>(args, plan, item, threads, output);
+        }
+    }
 }
 
 /// # Safety

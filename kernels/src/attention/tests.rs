@@ -416,12 +416,11 @@ fn attention_matches_its_formula() {
 /// Whether the path multiplies keys and values of this shape as bf16, and so rounds queries and
 /// weights to bf16.
 fn computes_in_bf16(path: Path, shape: Shape) -> bool {
-    shape.stored == Stored::Bf16
-        && match path.kind() {
-            PathKind::Amx => shape.head_dim.is_multiple_of(32),
-            PathKind::Avx512Bf16 => shape.head_dim.is_multiple_of(2),
-            _ => false,
-        }
+    match (path.kind(), shape.stored) {
+        (PathKind::Amx, Stored::Bf16) => shape.head_dim.is_multiple_of(32),
+        (PathKind::Avx512Bf16, Stored::Bf16 | Stored::Int8) => shape.head_dim.is_multiple_of(2),
+        _ => false,
+    }
 }
 
 /// The error that the arithmetic of the path allows for values below one. Rounding to bf16 has a

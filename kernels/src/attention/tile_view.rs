@@ -10,11 +10,7 @@ use crate::attention::args::{AttentionArgs, KvSlice};
 use crate::attention::query_chunk::QueryChunk;
 use crate::attention::sizes::POSITIONS_PER_TILE;
 use crate::gemm::Panels;
-#[cfg(target_arch = "x86_64")]
-use crate::gemm::SingleForm;
 use crate::lanes::LANES;
-#[cfg(target_arch = "x86_64")]
-use crate::lanes::Lanes;
 use crate::prefetch::{CACHE_LINE_BYTES, prefetch_l2};
 
 /// Panels of 16 positions in a tile.
@@ -186,10 +182,10 @@ impl<T> Panels<T> for TransposedKeys<T> {
 /// The values of some positions of a block as they are stored, in vectors of 16 values of a head,
 /// and those that are read after them, to be prefetched.
 pub(super) struct StoredValues<T> {
-    now: *const T,
+    pub(super) now: *const T,
     next: *const T,
     /// Values from one position to the next.
-    row: usize,
+    pub(super) row: usize,
 }
 
 impl<T> Panels<T> for StoredValues<T> {
@@ -206,43 +202,5 @@ impl<T> Panels<T> for StoredValues<T> {
         if (p * LANES * size_of::<T>()).is_multiple_of(CACHE_LINE_BYTES) {
             prefetch_l2(self.next.wrapping_add(k * self.row + p * LANES));
         }
-    }
-}
-
-/// Values of pairs of successive positions, in words of two values, which are interleaved as they
-/// are read. An f32 stands for two stored values of 16 bits.
-#[cfg(target_arch = "x86_64")]
-pub(super) struct StoredPairs(StoredValues<u16>);
-
-#[cfg(target_arch = "x86_64")]
-impl From<StoredValues<u16>> for StoredPairs {
-    #[inline(always)]
-    fn from(values: StoredValues<u16>) -> StoredPairs {
-        StoredPairs(values)
-    }
-}
-
-#[cfg(target_arch = "x86_64")]
-impl Panels<f32> for StoredPairs {
-    #[inline(always)]
-    fn at(&self, p: usize) -> *const f32 {
-        self.0.now.wrapping_add(p * LANES).cast()
-    }
-    /// Two positions.
-    #[inline(always)]
-    fn inner_step(&self) -> usize {
-        self.0.row
-    }
-    #[inline(always)]
-    fn prefetch<const P: usize>(&self, p: usize, k: usize, now: *const f32) {
-        Panels::prefetch::<P>(&self.0, p, 2 * k, now.cast());
-        Panels::prefetch::<P>(&self.0, p, 2 * k + 1, now.cast());
-    }
-    #[inline(always)]
-    unsafe fn load<L: Lanes, F: SingleForm<Raw = f32>>(&self, now: *const f32) -> L {
-        let first = now.cast::<u16>();
-        // SAFETY: a step of a panel is 16 values of a position and as many of the position after
-        // it, `row` values further on. The instruction set of `L` is available.
-        unsafe { L::load_interleaved(first, first.add(self.0.row)) }
     }
 }

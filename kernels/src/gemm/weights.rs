@@ -176,3 +176,45 @@ impl Form for Bf16Dots {
         unsafe { weights.dot_pairs(x, sum) }
     }
 }
+
+/// Signed bytes for the dot product instruction of AVX-512 BF16, `[inner][2][16]`: keys of the KV
+/// cache. They are widened to bf16 pairs as they are loaded. The inner dimension counts pairs.
+#[cfg(target_arch = "x86_64")]
+pub(crate) struct I8Dots;
+
+#[cfg(target_arch = "x86_64")]
+impl SingleForm for I8Dots {
+    #[inline(always)]
+    unsafe fn load<L: Lanes>(from: *const [i8; 2]) -> L {
+        let first = from.cast::<u8>();
+        // SAFETY: `from` is readable for 16 pairs of bytes; the instruction set of `L` is
+        // available.
+        unsafe { L::load_i8(first).pair_bf16(L::load_i8(first.add(LANES))) }
+    }
+}
+
+#[cfg(target_arch = "x86_64")]
+impl Form for I8Dots {
+    type Raw = [i8; 2];
+    const STEPS: usize = 1;
+    const WIDENS: bool = false;
+    #[inline(always)]
+    unsafe fn load_step<L: Lanes, B: Panels<[i8; 2]>>(
+        panels: &B,
+        from: *const [i8; 2],
+        _: usize,
+    ) -> L {
+        // SAFETY: the conditions are those of this method.
+        unsafe { panels.load::<L, Self>(from) }
+    }
+    #[inline(always)]
+    unsafe fn call<L: Lanes, K: Kernel>(kernel: K) {
+        // SAFETY: both forms need the same instructions.
+        unsafe { Bf16Dots::call::<L, K>(kernel) }
+    }
+    #[inline(always)]
+    unsafe fn accumulate<L: Lanes>(weights: L, x: L, sum: L) -> L {
+        // SAFETY: both forms need the same instructions.
+        unsafe { Bf16Dots::accumulate(weights, x, sum) }
+    }
+}

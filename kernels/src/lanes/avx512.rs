@@ -9,11 +9,12 @@ use std::arch::x86_64::{
     _mm512_castsi256_si512, _mm512_castsi512_ps, _mm512_cmp_ps_mask, _mm512_cvtepi8_epi32,
     _mm512_cvtepi32_ps, _mm512_cvtepu8_epi32, _mm512_cvtne2ps_pbh, _mm512_cvtph_ps, _mm512_div_ps,
     _mm512_dpbf16_ps, _mm512_fmadd_ps, _mm512_fnmadd_ps, _mm512_inserti64x4, _mm512_loadu_ps,
-    _mm512_loadu_si512, _mm512_maskz_mov_ps, _mm512_maskz_permutexvar_epi16,
-    _mm512_maskz_scalef_ps, _mm512_max_ps, _mm512_min_ps, _mm512_mul_ps, _mm512_permutexvar_epi16,
-    _mm512_rcp14_ps, _mm512_reduce_max_ps, _mm512_reduce_ps, _mm512_set1_epi32, _mm512_set1_ps,
-    _mm512_shuffle_f32x4, _mm512_slli_epi32, _mm512_storeu_ps, _mm512_sub_ps, _mm512_unpackhi_pd,
-    _mm512_unpackhi_ps, _mm512_unpacklo_pd, _mm512_unpacklo_ps,
+    _mm512_loadu_si512, _mm512_mask_blend_epi16, _mm512_maskz_mov_ps,
+    _mm512_maskz_permutexvar_epi16, _mm512_maskz_scalef_ps, _mm512_max_ps, _mm512_min_ps,
+    _mm512_mul_ps, _mm512_permutexvar_epi16, _mm512_rcp14_ps, _mm512_reduce_max_ps,
+    _mm512_reduce_ps, _mm512_set1_epi32, _mm512_set1_ps, _mm512_shuffle_f32x4, _mm512_slli_epi32,
+    _mm512_srli_epi32, _mm512_storeu_ps, _mm512_sub_ps, _mm512_unpackhi_pd, _mm512_unpackhi_ps,
+    _mm512_unpacklo_pd, _mm512_unpacklo_ps,
 };
 
 use super::avx2::UPPER_HALF;
@@ -213,6 +214,16 @@ impl Lanes for Avx512 {
             let both = _mm512_inserti64x4::<1>(first, _mm256_loadu_si256(second.cast()));
             let order = _mm512_loadu_si512(HALVES_INTERLEAVED.as_ptr().cast());
             Avx512(_mm512_castsi512_ps(_mm512_permutexvar_epi16(order, both)))
+        }
+    }
+    #[inline(always)]
+    unsafe fn pair_bf16(self, second: Self) -> Self {
+        const UPPER_HALVES: u32 = 0xAAAA_AAAA;
+        // SAFETY: computes in registers; AVX-512 F, BW, VL and DQ are available.
+        unsafe {
+            let first = _mm512_srli_epi32::<16>(_mm512_castps_si512(self.0));
+            let second = _mm512_castps_si512(second.0);
+            Avx512(_mm512_castsi512_ps(_mm512_mask_blend_epi16(UPPER_HALVES, first, second)))
         }
     }
     #[inline(always)]

@@ -110,6 +110,16 @@ pub(crate) trait Lanes: Copy {
     unsafe fn load_interleaved(_first: *const u16, _second: *const u16) -> Self {
         unreachable!("this instruction set has no dot product of bf16 pairs")
     }
+    /// As [`Self::load_interleaved`], of values that were loaded as f32 and are bf16 numbers. What
+    /// is in the lower halves of others is lost.
+    ///
+    /// # Panics
+    /// On every type except the one for AVX-512.
+    #[cfg(target_arch = "x86_64")]
+    #[inline(always)]
+    unsafe fn pair_bf16(self, _second: Self) -> Self {
+        unreachable!("this instruction set has no dot product of bf16 pairs")
+    }
     /// The larger value. If either is NaN the result is `other`, so `bound.max(x)` propagates the
     /// NaN of `x`.
     unsafe fn max(self, other: Self) -> Self;

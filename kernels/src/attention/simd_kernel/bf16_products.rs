@@ -1,18 +1,24 @@
 //! The products of a tile on pairs of bf16, by the dot product instruction of AVX-512 BF16.
 //!
 //! Queries and weights are rounded to bf16. A word of a query or key holds two successive values of
-//! a head, as keys are stored in [`KvLayout::Transposed`]. A word of weights or values holds those
-//! of two successive positions. Each sum adds its pairs in ascending order. The instruction treats
-//! numbers below 2^-126 as zero.
+//! a head, as bf16 keys are stored in [`KvLayout::Transposed`]. A word of weights or values holds
+//! those of two successive positions. Each sum adds its pairs in ascending order. The instruction
+//! treats numbers below 2^-126 as zero.
+//!
+//! Bytes are bf16 numbers too, so widening them to pairs loses nothing. Their scales are applied to
+//! scores and weights.
 #![allow(unsafe_code, reason = "accesses scratch memory and the KV cache through raw pointers")]
 
+use std::marker::PhantomData;
+
 use super::arithmetic::{Arithmetic, TilePair};
+use super::paired::{Paired, StoredPairs};
 use super::products::{add_loaded, add_stored, score_loaded, score_panels};
 use super::work::{RowGroup, SimdWork};
 use crate::attention::args::{AttentionArgs, KvSlice};
-use crate::attention::tile_loading::{load_live, prefetch_rows, transpose_panel};
-use crate::attention::tile_view::{StoredPairs, TransposedKeys};
-use crate::gemm::{Bf16Dots, F32};
+use crate::attention::tile_loading::{load_live, prefetch_rows};
+use crate::attention::tile_view::TransposedKeys;
+use crate::gemm::{Bf16Dots, F32, Panels};
 use crate::kv_layout::KvLayout;
 use crate::lanes::{Avx512, LANES, Lanes};
 use crate::path::PathKind;
@@ -21,28 +27,28 @@ use crate::path::PathKind;
 /// interleaved once per row group of queries instead of once per tile.
 const STORED_READ_QUERIES_MAX: usize = 16;
 
-/// Products of bf16 pairs with f32 sums. Needs AVX-512 F, BW, VL, DQ and BF16.
-pub(super) struct Bf16Arithmetic;
+/// Products of bf16 pairs with f32 sums, of keys and values that are stored in the type T. Needs
+/// AVX-512 F, BW, VL, DQ and BF16.
+pub(super) struct Bf16Arithmetic<T>(PhantomData<T>);
 
-impl Bf16Arithmetic {
-    /// Whether these arguments are computed on bf16 pairs. This depends only on shapes, types and
-    /// the instruction set, so that all queries of a layer have the same arithmetic.
-    pub(super) fn applies(args: &AttentionArgs<'_>) -> bool {
-        args.path.kind() == PathKind::Avx512Bf16
-            && matches!((&args.keys, &args.values), (KvSlice::Bf16(_), KvSlice::Bf16(_)))
-            && args.head_dim.is_multiple_of(Self::VALUES_PER_WORD)
-    }
+/// Whether these arguments are computed on bf16 pairs. This depends only on shapes, types and the
+/// instruction set, so that all queries of a layer have the same arithmetic.
+pub(super) fn applies(args: &AttentionArgs<'_>) -> bool {
+    args.path.kind() == PathKind::Avx512Bf16
+        && matches!(
+            (&args.keys, &args.values),
+            (KvSlice::Bf16(_), KvSlice::Bf16(_)) | (KvSlice::Int8 { .. }, KvSlice::Int8 { .. })
+        )
+        && args.head_dim.is_multiple_of(Bf16Arithmetic::<u16>::VALUES_PER_WORD)
 }
 
-/// The bits of keys or values.
-fn bits<'a>(slice: &KvSlice<'a>) -> &'a [u16] {
-    match slice {
-        KvSlice::Bf16(bits) => bits,
-        _ => unreachable!("`applies` is true only for bf16 keys and values"),
-    }
+/// Whether keys are multiplied as they are stored, for this number of query vectors.
+#[inline(always)]
+fn reads_stored_keys<T: Paired>(work: &SimdWork<'_>, queries: usize) -> bool {
+    queries <= T::STORED_KEY_QUERIES_MAX && work.args.key_layout != KvLayout::Rows
 }
 
-impl Arithmetic for Bf16Arithmetic {
+impl<T: Paired> Arithmetic for Bf16Arithmetic<T> {
     type Lanes = Avx512;
     const VALUES_PER_WORD: usize = 2;
 
@@ -60,25 +66,14 @@ impl Arithmetic for Bf16Arithmetic {
 
     #[inline(always)]
     unsafe fn load(work: &SimdWork<'_>, tile: TilePair<'_>, queries: usize) {
-        let words = work.args.head_dim / Self::VALUES_PER_WORD;
-        let keys = bits(&work.args.keys);
-        if work.args.key_layout == KvLayout::Rows {
-            for panel in 0..tile.now.panels() {
-                let words_of = |rows: [*const u16; LANES]| rows.map(<*const u16>::cast::<f32>);
-                let rows = words_of(tile.now.rows(panel, keys));
-                let next = words_of(tile.next.rows(panel, keys));
-                // SAFETY: each of `rows` is the start of a head of `2 * words` values in a block
-                // that the validation has found within the keys. `work.keys` has room for 4 panels
-                // of `head_dim` vectors. AVX-512 is available.
-                unsafe {
-                    let to = work.keys.add(panel * words * LANES);
-                    transpose_panel::<Avx512, F32>(&rows, &next, words, to);
-                }
+        // SAFETY: the conditions are those of this function.
+        unsafe {
+            if !reads_stored_keys::<T>(work, queries) {
+                pair_keys::<T>(work, tile);
             }
-        }
-        if !reads_stored_values(tile, queries) {
-            // SAFETY: the conditions are those of this function.
-            unsafe { pair_values(work, tile) }
+            if !reads_stored_values(tile, queries) {
+                pair_values::<T>(work, tile);
+            }
         }
     }
 
@@ -90,21 +85,22 @@ impl Arithmetic for Bf16Arithmetic {
         q: *const f32,
         scores: *mut f32,
     ) {
-        let keys = bits(&work.args.keys);
+        let keys = T::of(&work.args.keys);
         let stored = TransposedKeys {
-            now: tile.now.transposed(keys).map(<*const u16>::cast),
-            next: tile.next.transposed(keys).map(<*const u16>::cast),
+            now: tile.now.transposed(keys).map(<*const T>::cast),
+            next: tile.next.transposed(keys).map(<*const T>::cast),
         };
-        // SAFETY: keys stored as rows have been transposed to `work.keys`. Otherwise each panel of
-        // `stored` begins `16 * head_dim` values in a block that the validation has found within
-        // the keys. The other conditions are those of this function; AVX-512 BF16 is available.
+        // SAFETY: keys that are not read as they are stored have been loaded to `work.keys`.
+        // Otherwise each panel of `stored` begins `16 * head_dim` values in a block that the
+        // validation has found within the keys. The other conditions are those of this function;
+        // AVX-512 BF16 is available.
         unsafe {
-            if work.args.key_layout == KvLayout::Rows {
+            if !reads_stored_keys::<T>(work, group.queries) {
                 score_loaded::<Self, Bf16Dots>(work, group, q, scores);
             } else if group.first == 0 {
-                score_panels::<Self, Bf16Dots, _>(work, stored, group, q, scores);
+                score_panels::<Self, T::Dots, _>(work, stored, group, q, scores);
             } else {
-                score_panels::<Self, Bf16Dots, _>(work, stored.cached(), group, q, scores);
+                score_panels::<Self, T::Dots, _>(work, stored.cached(), group, q, scores);
             }
         }
     }
@@ -134,10 +130,44 @@ impl Arithmetic for Bf16Arithmetic {
         // other conditions are those of this function; AVX-512 BF16 is available.
         unsafe {
             if reads_stored_values(tile, group.queries) {
-                let values = bits(&work.args.values);
-                add_stored::<Self, Bf16Dots, StoredPairs, _>(tile, values, group, weights, sums);
+                let values = T::of(&work.args.values);
+                add_stored::<Self, T::Dots, StoredPairs<T>, _>(tile, values, group, weights, sums);
             } else {
                 add_loaded::<Self, Bf16Dots>(work, group, weights, sums);
+            }
+        }
+    }
+}
+
+/// Loads the keys of a tile into `work.keys` as `[panel][word of a head][16]`: keys in rows, or
+/// bytes, which are transposed one by one. Positions that are not read get unspecified values.
+/// Prefetches the keys of the next tile.
+///
+/// # Safety
+/// As for [`Arithmetic::load`].
+#[inline(always)]
+unsafe fn pair_keys<T: Paired>(work: &SimdWork<'_>, tile: TilePair<'_>) {
+    let keys = T::of(&work.args.keys);
+    let words = work.args.head_dim / Bf16Arithmetic::<T>::VALUES_PER_WORD;
+    let stored: TransposedKeys<T> =
+        TransposedKeys { now: tile.now.transposed(keys), next: tile.next.transposed(keys) };
+    for panel in 0..tile.now.panels() {
+        // SAFETY: `rows` are the starts of heads of `2 * words` values, `from` is that of a panel
+        // of `32 * words`, all in blocks that the validation has found within the keys.
+        // `work.keys` has room for 4 panels of `2 * words` vectors, of which the panels before this
+        // one have taken `panel * words`. AVX-512 is available.
+        unsafe {
+            let to = work.keys.add(panel * words * LANES);
+            if work.args.key_layout == KvLayout::Rows {
+                let (rows, next) = (tile.now.rows(panel, keys), tile.next.rows(panel, keys));
+                T::transpose(&rows, &next, words, to);
+                continue;
+            }
+            let from = stored.at(panel);
+            for word in 0..words {
+                let first = from.add(2 * word * LANES);
+                stored.prefetch::<1>(panel, 2 * word, first);
+                T::pair::<Avx512>(first, first.add(LANES)).store(to.add(word * LANES));
             }
         }
     }
@@ -149,10 +179,10 @@ impl Arithmetic for Bf16Arithmetic {
 /// # Safety
 /// As for [`Arithmetic::load`].
 #[inline(always)]
-unsafe fn pair_values(work: &SimdWork<'_>, tile: TilePair<'_>) {
+unsafe fn pair_values<T: Paired>(work: &SimdWork<'_>, tile: TilePair<'_>) {
     let dim = work.args.head_dim;
     let whole = dim / LANES * LANES;
-    let values = bits(&work.args.values);
+    let values = T::of(&work.args.values);
     for panel in 0..tile.now.panels() {
         let (rows, next) = (tile.now.rows(panel, values), tile.next.rows(panel, values));
         for pair in 0..LANES / 2 {
@@ -166,10 +196,10 @@ unsafe fn pair_values(work: &SimdWork<'_>, tile: TilePair<'_>) {
                 let to = work.values.add((panel * LANES / 2 + pair) * work.padded_dim);
                 for d in (0..whole).step_by(LANES) {
                     prefetch_rows(&next[2 * pair..2 * pair + 2], d);
-                    Avx512::load_interleaved(first.add(d), second.add(d)).store(to.add(d));
+                    T::pair::<Avx512>(first.add(d), second.add(d)).store(to.add(d));
                 }
                 if whole < dim {
-                    let mut rest = [[0; LANES]; 2];
+                    let mut rest = [[T::default(); LANES]; 2];
                     for (rest, row) in rest.iter_mut().zip([first, second]) {
                         std::ptr::copy_nonoverlapping(
                             row.add(whole),
@@ -177,8 +207,7 @@ unsafe fn pair_values(work: &SimdWork<'_>, tile: TilePair<'_>) {
                             dim - whole,
                         );
                     }
-                    Avx512::load_interleaved(rest[0].as_ptr(), rest[1].as_ptr())
-                        .store(to.add(whole));
+                    T::pair::<Avx512>(rest[0].as_ptr(), rest[1].as_ptr()).store(to.add(whole));
                 }
             }
         }

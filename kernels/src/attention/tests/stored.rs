@@ -43,6 +43,45 @@ fn sixteen_bit_values_equal_their_f32_values() {
     }
 }
 
+/// Goal: bytes with a scale of one give the same bits as the bf16 or f32 values that they are, in
+/// whichever of the two this path computes, for one query and for many.
+#[test]
+fn bytes_equal_the_numbers_that_they_are() {
+    let threads = Threads::new(2);
+    for path in Path::supported() {
+        for (heads, head_dim) in [(4, 80), (4, 18), (12, 16), (3, 33)] {
+            let shape = Shape {
+                heads,
+                kv_heads: 1,
+                head_dim,
+                softcap: None,
+                window: Some(333),
+                stored: Stored::Int8,
+            };
+            let wide = if computes_in_bf16(path, shape) { Stored::Bf16 } else { Stored::F32 };
+            let mut sequence = sequence(Shape { stored: Stored::F32, ..shape }, 600, 31);
+            for head in sequence.k.chunks_mut(head_dim).chain(sequence.v.chunks_mut(head_dim)) {
+                head.iter_mut().for_each(|value| *value = (*value * 126.0).round());
+                // So that the scale is one.
+                head[0] = 127.0;
+            }
+            sequence.q.iter_mut().for_each(|value| *value /= 127.0);
+            let sequences = [sequence];
+            for block_size in [1, 16, 24, 64] {
+                let cache = cache(shape, &sequences, block_size);
+                for part in [(0, 599, 1), (0, 420, 2), (0, 100, 200)] {
+                    let [got, want] = [Stored::Int8, wide].map(|stored| {
+                        let shape = Shape { stored, ..shape };
+                        run(path, &threads, shape, &sequences, &cache, &[part]).remove(0)
+                    });
+                    let same = got.iter().map(|v| v.to_bits()).eq(want.iter().map(|v| v.to_bits()));
+                    assert!(same, "{path} {shape:?} {block_size} {part:?}");
+                }
+            }
+        }
+    }
+}
+
 /// Goal: the error of the smaller stored types is bounded. With keys and values below one, queries
 /// below three and heads of 64 values, f16 is within 1e-3 of the formula on values that were not
 /// rounded, and bf16 and bytes are within 2e-2.
