@@ -12,11 +12,12 @@ pub enum KvType {
     /// The upper half of an f32: relative error up to 2^-8.
     Bf16,
     /// IEEE half precision: relative error up to 2^-11. Values outside of its range are stored as
-    /// ±65,504. Needs the same memory as bf16, but is slower on machines with matrix instructions
-    /// for bf16.
+    /// ±65,504. Needs the same memory as bf16, but is slower on machines with AMX or AVX-512 BF16,
+    /// which multiply bf16.
     F16,
     /// 8-bit integers with an f32 scale per position and head: about half the memory of bf16. The
-    /// error is up to 1/254 of the largest magnitude in the head. As fast as [`KvType::F16`].
+    /// error is up to 1/254 of the largest magnitude in the head. As fast as [`KvType::F16`], or
+    /// almost as fast as [`KvType::Bf16`] with AVX-512 BF16.
     Int8,
 }
 
