@@ -18,6 +18,10 @@ vLLM needs another PyTorch than OpenVINO:
     what the wheel's METADATA requires with that torch, the wheel itself with --no-deps, and copy its dist-info
     to vllm-0.32.0+cpu.dist-info with `Name: vllm` and `Version: 0.32.0+cpu`, which vLLM looks for.
 
+`vllm-zentorch` is the same with AMD's kernels, which it uses on an AMD processor with AVX-512 as soon as Python
+finds them: `pip install --no-deps --target FOLDER zentorch==2.13.0.2 deprecated wrapt` with the Python of vLLM,
+and `--zentorch FOLDER`. The version must be that of PyTorch.
+
 `llama-*` needs llama-server (--llama-server); the sources of llama-cpp-python have it in vendor/llama.cpp.
 
     cold N    time to the answer of one token to a new prompt of N tokens
@@ -237,6 +241,8 @@ def start(name, options):
         environment = {"VLLM_CPU_KVCACHE_SPACE": "4", "VLLM_CPU_OMP_THREADS_BIND": cores, "HF_HUB_OFFLINE": "1"}
         # It runs other commands of its environment.
         environment["PATH"] = f"{options.vllm.parent}:{os.environ['PATH']}"
+        if kind == "zentorch":
+            environment["PYTHONPATH"] = str(options.zentorch.resolve(strict=True))
         return Server(name, command, environment, port, log)
     if engine == "llama":
         model = folder / {"bf16": "BF16.gguf", "q8": "Q8_0.gguf", "q4": "Q4_0.gguf"}[kind]
@@ -269,6 +275,7 @@ def main():
     parser.add_argument("--folder", type=pathlib.Path, default=HERE / "weights", help="folder for the random weights")
     parser.add_argument("--stolon", type=pathlib.Path, default=HERE.parents[1] / "target/release/stolon")
     parser.add_argument("--vllm", type=pathlib.Path, default=HERE / "venv-vllm/bin/vllm")
+    parser.add_argument("--zentorch", type=pathlib.Path, default=HERE / "zentorch", help="folder that has it")
     parser.add_argument("--llama-server", type=pathlib.Path, default=HERE / "llama.cpp/build/bin/llama-server")
     parser.add_argument("--engines", nargs="+", default=["stolon", "vllm", "openvino", "llama-bf16"])
     parser.add_argument("--works", nargs="+", choices=WORKS, default=WORKS, help="default: all")
