@@ -139,8 +139,8 @@ impl<T: Paired> Arithmetic for Bf16Arithmetic<T> {
     }
 }
 
-/// Loads the keys of a tile into `work.keys` as `[panel][word of a head][16]`: keys in rows, or
-/// bytes, which are transposed one by one. Positions that are not read get unspecified values.
+/// Loads the keys of a tile into `work.keys` as `[panel][word of a head][16]`. Keys that are stored
+/// transposed must be bytes, `[head_dim][16]`. Positions that are not read get unspecified values.
 /// Prefetches the keys of the next tile.
 ///
 /// # Safety
