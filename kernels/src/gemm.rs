@@ -30,4 +30,4 @@ pub(crate) use pack::pack_group_pairs;
 pub(crate) use tile::{CachedPanels, Panels, RegisterTile, tile_group};
 pub(crate) use weights::{Bf16, Bf16Pairs, F16, F32, Form, I8, SingleForm};
 #[cfg(target_arch = "x86_64")]
-pub(crate) use weights::{Bf16Dots, I8Dots};
+pub(crate) use weights::{Bf16Dots, PairWord, pair_bytes};

@@ -1,6 +1,9 @@
 //! How the weights of a panel are stored, and how the microkernel loads them.
 #![allow(unsafe_code, reason = "loads packed weights by pointer")]
 
+#[cfg(target_arch = "x86_64")]
+use std::marker::PhantomData;
+
 use super::tile::{CachedPanels, Panels};
 use crate::lanes::{Kernel, LANES, Lanes};
 
@@ -132,27 +135,71 @@ impl Form for Bf16Pairs {
     }
 }
 
-/// bf16 weights, `[inner / 2][16][2]`, for the dot product instruction of AVX-512 BF16. Activations
-/// are bf16 pairs too. An f32 holds the bits of a pair, and the inner dimension counts pairs.
+/// Two values of bf16, as they are stored for the dot product instruction of AVX-512 BF16.
 #[cfg(target_arch = "x86_64")]
-pub(crate) struct Bf16Dots;
+pub(crate) trait PairWord: Copy + Default {
+    /// Loads 16 pairs, each in the 32 bits of a lane.
+    ///
+    /// # Safety
+    /// L is the type for AVX-512, which is available, and `from` is readable for 16 words.
+    unsafe fn load<L: Lanes>(from: *const Self) -> L;
+}
 
+/// The bits of a pair: weights and bf16 keys, `[inner / 2][16][2]`.
 #[cfg(target_arch = "x86_64")]
-impl SingleForm for Bf16Dots {
+impl PairWord for f32 {
     #[inline(always)]
     unsafe fn load<L: Lanes>(from: *const f32) -> L {
-        // SAFETY: `from` is readable for 16 values; the instruction set of `L` is available.
+        // SAFETY: the conditions are those of this method.
         unsafe { L::load(from) }
     }
 }
 
+/// Signed bytes, which are bf16 numbers: keys of the KV cache. 16 words are those of one step and
+/// then those of the next, `[inner][16]`.
 #[cfg(target_arch = "x86_64")]
-impl Form for Bf16Dots {
-    type Raw = f32;
+impl PairWord for [i8; 2] {
+    #[inline(always)]
+    unsafe fn load<L: Lanes>(from: *const [i8; 2]) -> L {
+        let first = from.cast::<i8>();
+        // SAFETY: 16 words are 32 bytes; the other conditions are those of this method.
+        unsafe { pair_bytes(first, first.add(LANES)) }
+    }
+}
+
+/// Pairs of bf16: the 16 bytes from `first` on, each with the one at the same place of `second`.
+///
+/// # Safety
+/// Both are readable for 16 bytes, and L is the type for AVX-512, which is available.
+#[cfg(target_arch = "x86_64")]
+#[inline(always)]
+pub(crate) unsafe fn pair_bytes<L: Lanes>(first: *const i8, second: *const i8) -> L {
+    // SAFETY: the conditions are those of this function.
+    unsafe { L::load_i8(first.cast()).pair_bf16(L::load_i8(second.cast())) }
+}
+
+/// Pairs of bf16 that are stored as words of type W, for the dot product instruction of AVX-512
+/// BF16. Activations are bf16 pairs too. An f32 holds the bits of a pair, and the inner dimension
+/// counts pairs.
+#[cfg(target_arch = "x86_64")]
+pub(crate) struct Bf16Dots<W = f32>(PhantomData<W>);
+
+#[cfg(target_arch = "x86_64")]
+impl<W: PairWord> SingleForm for Bf16Dots<W> {
+    #[inline(always)]
+    unsafe fn load<L: Lanes>(from: *const W) -> L {
+        // SAFETY: `from` is readable for 16 values; the instruction set of `L` is available.
+        unsafe { W::load(from) }
+    }
+}
+
+#[cfg(target_arch = "x86_64")]
+impl<W: PairWord> Form for Bf16Dots<W> {
+    type Raw = W;
     const STEPS: usize = 1;
     const WIDENS: bool = false;
     #[inline(always)]
-    unsafe fn load_step<L: Lanes, B: Panels<f32>>(panels: &B, from: *const f32, _: usize) -> L {
+    unsafe fn load_step<L: Lanes, B: Panels<W>>(panels: &B, from: *const W, _: usize) -> L {
         // SAFETY: the conditions are those of this method.
         unsafe { panels.load::<L, Self>(from) }
     }
@@ -174,47 +221,5 @@ impl Form for Bf16Dots {
         // SAFETY: computes in registers; AVX-512 BF16 is available, as `call` requires for this
         // form.
         unsafe { weights.dot_pairs(x, sum) }
-    }
-}
-
-/// Signed bytes for the dot product instruction of AVX-512 BF16, `[inner][2][16]`: keys of the KV
-/// cache. They are widened to bf16 pairs as they are loaded. The inner dimension counts pairs.
-#[cfg(target_arch = "x86_64")]
-pub(crate) struct I8Dots;
-
-#[cfg(target_arch = "x86_64")]
-impl SingleForm for I8Dots {
-    #[inline(always)]
-    unsafe fn load<L: Lanes>(from: *const [i8; 2]) -> L {
-        let first = from.cast::<u8>();
-        // SAFETY: `from` is readable for 16 pairs of bytes; the instruction set of `L` is
-        // available.
-        unsafe { L::load_i8(first).pair_bf16(L::load_i8(first.add(LANES))) }
-    }
-}
-
-#[cfg(target_arch = "x86_64")]
-impl Form for I8Dots {
-    type Raw = [i8; 2];
-    const STEPS: usize = 1;
-    const WIDENS: bool = false;
-    #[inline(always)]
-    unsafe fn load_step<L: Lanes, B: Panels<[i8; 2]>>(
-        panels: &B,
-        from: *const [i8; 2],
-        _: usize,
-    ) -> L {
-        // SAFETY: the conditions are those of this method.
-        unsafe { panels.load::<L, Self>(from) }
-    }
-    #[inline(always)]
-    unsafe fn call<L: Lanes, K: Kernel>(kernel: K) {
-        // SAFETY: both forms need the same instructions.
-        unsafe { Bf16Dots::call::<L, K>(kernel) }
-    }
-    #[inline(always)]
-    unsafe fn accumulate<L: Lanes>(weights: L, x: L, sum: L) -> L {
-        // SAFETY: both forms need the same instructions.
-        unsafe { Bf16Dots::accumulate(weights, x, sum) }
     }
 }

@@ -98,9 +98,9 @@ impl<T: Paired> Arithmetic for Bf16Arithmetic<T> {
             if !reads_stored_keys::<T>(work, group.queries) {
                 score_loaded::<Self, Bf16Dots>(work, group, q, scores);
             } else if group.first == 0 {
-                score_panels::<Self, T::Dots, _>(work, stored, group, q, scores);
+                score_panels::<Self, Bf16Dots<T::Word>, _>(work, stored, group, q, scores);
             } else {
-                score_panels::<Self, T::Dots, _>(work, stored.cached(), group, q, scores);
+                score_panels::<Self, Bf16Dots<T::Word>, _>(work, stored.cached(), group, q, scores);
             }
         }
     }
@@ -131,7 +131,9 @@ impl<T: Paired> Arithmetic for Bf16Arithmetic<T> {
         unsafe {
             if reads_stored_values(tile, group.queries) {
                 let values = T::of(&work.args.values);
-                add_stored::<Self, T::Dots, StoredPairs<T>, _>(tile, values, group, weights, sums);
+                add_stored::<Self, Bf16Dots<T::Word>, StoredPairs<T>, _>(
+                    tile, values, group, weights, sums,
+                );
             } else {
                 add_loaded::<Self, Bf16Dots>(work, group, weights, sums);
             }

@@ -4,15 +4,13 @@
 use crate::attention::args::KvSlice;
 use crate::attention::tile_loading::transpose_panel;
 use crate::attention::tile_view::StoredValues;
-use crate::gemm::{Bf16Dots, F32, I8, I8Dots, Panels, SingleForm};
+use crate::gemm::{F32, I8, PairWord, Panels, SingleForm, pair_bytes};
 use crate::lanes::{Avx512, LANES, Lanes};
 
 /// A stored type whose values are bf16 numbers: bf16 itself, and bytes without their scales.
 pub(super) trait Paired: Copy + Default {
     /// Two stored values.
-    type Word;
-    /// The form in which pairs are multiplied as they are stored.
-    type Dots: SingleForm<Raw = Self::Word>;
+    type Word: PairWord;
     /// Maximum number of query vectors for which keys are read as they are stored.
     const STORED_KEY_QUERIES_MAX: usize;
 
@@ -42,7 +40,6 @@ pub(super) trait Paired: Copy + Default {
 
 impl Paired for u16 {
     type Word = f32;
-    type Dots = Bf16Dots;
     const STORED_KEY_QUERIES_MAX: usize = usize::MAX;
 
     fn of<'a>(slice: &KvSlice<'a>) -> &'a [u16] {
@@ -73,7 +70,6 @@ impl Paired for u16 {
 
 impl Paired for i8 {
     type Word = [i8; 2];
-    type Dots = I8Dots;
     const STORED_KEY_QUERIES_MAX: usize = 12;
 
     fn of<'a>(slice: &KvSlice<'a>) -> &'a [i8] {
@@ -86,7 +82,7 @@ impl Paired for i8 {
     #[inline(always)]
     unsafe fn pair<L: Lanes>(first: *const i8, second: *const i8) -> L {
         // SAFETY: the conditions are those of this function.
-        unsafe { L::load_i8(first.cast()).pair_bf16(L::load_i8(second.cast())) }
+        unsafe { pair_bytes(first, second) }
     }
 
     #[inline(always)]

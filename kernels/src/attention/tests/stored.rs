@@ -2,41 +2,39 @@
 
 use super::*;
 
+/// A layer with a window, of which keys and values are stored in this type.
+fn windowed(stored: Stored, heads: usize, head_dim: usize) -> Shape {
+    Shape { heads, kv_heads: 1, head_dim, softcap: None, window: Some(333), stored }
+}
+
+/// Checks that a sequence of 600 positions gives the same bits if its keys and values are stored as
+/// `wide`, for blocks of many sizes, and for one, two and many queries.
+fn assert_same_bits(path: Path, shape: Shape, sequence: Sequence, wide: Stored) {
+    let (threads, sequences) = (Threads::new(2), [sequence]);
+    for block_size in [1, 16, 24, 64] {
+        let cache = cache(shape, &sequences, block_size);
+        for part in [(0, 599, 1), (0, 420, 2), (0, 100, 200)] {
+            let [got, want] = [shape.stored, wide].map(|stored| {
+                let shape = Shape { stored, ..shape };
+                run(path, &threads, shape, &sequences, &cache, &[part]).remove(0)
+            });
+            let bits = |out: &[f32]| -> Vec<u32> { out.iter().map(|v| v.to_bits()).collect() };
+            assert!(bits(&got) == bits(&want), "{path} {shape:?} {block_size} {part:?}");
+        }
+    }
+}
+
 /// Goal: where the arithmetic is f32, 16-bit keys and values give the same bits as the f32 values
-/// that they widen to, whether keys are multiplied in pairs and values as they are stored, or both are widened before.
+/// that they widen to, whether keys are multiplied in pairs and values as they are stored, or both
+/// are widened before.
 #[test]
 fn sixteen_bit_values_equal_their_f32_values() {
-    let threads = Threads::new(2);
     for path in Path::supported() {
         for stored in [Stored::Bf16, Stored::F16] {
             for (heads, head_dim) in [(4, 80), (4, 18), (12, 16), (3, 33)] {
-                let shape = Shape {
-                    heads,
-                    kv_heads: 1,
-                    head_dim,
-                    softcap: None,
-                    window: Some(333),
-                    stored,
-                };
-                if computes_in_bf16(path, shape) {
-                    continue;
-                }
-                let sequences = [sequence(shape, 600, 21)];
-                for block_size in [1, 16, 24, 64] {
-                    let cache = cache(shape, &sequences, block_size);
-                    for part in [(0, 599, 1), (0, 420, 2), (0, 100, 200)] {
-                        let [got, want] = [stored, Stored::F32].map(|stored| {
-                            let shape = Shape { stored, ..shape };
-                            run(path, &threads, shape, &sequences, &cache, &[part])
-                        });
-                        let bits = |out: &[Vec<f32>]| -> Vec<u32> {
-                            out[0].iter().map(|value| value.to_bits()).collect()
-                        };
-                        assert!(
-                            bits(&got) == bits(&want),
-                            "{path} {shape:?} {block_size} {part:?}"
-                        );
-                    }
+                let shape = windowed(stored, heads, head_dim);
+                if !computes_in_bf16(path, shape) {
+                    assert_same_bits(path, shape, sequence(shape, 600, 21), Stored::F32);
                 }
             }
         }
@@ -47,17 +45,9 @@ fn sixteen_bit_values_equal_their_f32_values() {
 /// whichever of the two this path computes, for one query and for many.
 #[test]
 fn bytes_equal_the_numbers_that_they_are() {
-    let threads = Threads::new(2);
     for path in Path::supported() {
         for (heads, head_dim) in [(4, 80), (4, 18), (12, 16), (3, 33)] {
-            let shape = Shape {
-                heads,
-                kv_heads: 1,
-                head_dim,
-                softcap: None,
-                window: Some(333),
-                stored: Stored::Int8,
-            };
+            let shape = windowed(Stored::Int8, heads, head_dim);
             let wide = if computes_in_bf16(path, shape) { Stored::Bf16 } else { Stored::F32 };
             let mut sequence = sequence(Shape { stored: Stored::F32, ..shape }, 600, 31);
             for head in sequence.k.chunks_mut(head_dim).chain(sequence.v.chunks_mut(head_dim)) {
@@ -66,18 +56,7 @@ fn bytes_equal_the_numbers_that_they_are() {
                 head[0] = 127.0;
             }
             sequence.q.iter_mut().for_each(|value| *value /= 127.0);
-            let sequences = [sequence];
-            for block_size in [1, 16, 24, 64] {
-                let cache = cache(shape, &sequences, block_size);
-                for part in [(0, 599, 1), (0, 420, 2), (0, 100, 200)] {
-                    let [got, want] = [Stored::Int8, wide].map(|stored| {
-                        let shape = Shape { stored, ..shape };
-                        run(path, &threads, shape, &sequences, &cache, &[part]).remove(0)
-                    });
-                    let same = got.iter().map(|v| v.to_bits()).eq(want.iter().map(|v| v.to_bits()));
-                    assert!(same, "{path} {shape:?} {block_size} {part:?}");
-                }
-            }
+            assert_same_bits(path, shape, sequence, wide);
         }
     }
 }
