@@ -327,6 +327,14 @@ pub trait Backend {
         1
     }
 
+    /// What is in these blocks is not needed any more: they were given to sequences, which write each
+    /// position before they read it. Called before the loads and the forward pass of a step. The
+    /// default does nothing. A backend for tests clears them, so that a read of what was not
+    /// written is found even where older content would look right.
+    fn discard_blocks(&mut self, blocks: &[BlockId]) {
+        let _ = blocks;
+    }
+
     /// The format of the bytes that [`Backend::read_blocks`] and [`Backend::write_blocks`] copy;
     /// `None`, the default, if the backend cannot copy blocks. It is constant over the backend's
     /// lifetime.

@@ -344,6 +344,13 @@ impl Backend for FakeBackend {
         self.encoder.advance(image, self.spec.hidden_size.unwrap_or(0))
     }
 
+    fn discard_blocks(&mut self, blocks: &[BlockId]) {
+        for block in blocks {
+            let first = self.first_slot(*block);
+            self.slots[first..][..self.spec.block_size].fill(None);
+        }
+    }
+
     /// The fingerprint names the block size only: marks depend on nothing else.
     fn kv_format(&self) -> Option<KvFormat> {
         let mut fingerprint = [0; 32];

@@ -24,8 +24,9 @@ const LOGITS_PER_THREAD: usize = 1 << 18;
 /// Executes a step on `backend`. The step's ticket is dropped before this returns, so that blocks
 /// released during the step can be reused when its result is handled.
 pub fn execute(backend: &mut dyn Backend, plan: StepPlan) -> StepDone {
-    let StepPlan { saves, loads, encode, batch, tasks, ticket } = plan;
+    let StepPlan { saves, discarded, loads, encode, batch, tasks, ticket } = plan;
     let saved = saves.iter().map(|blocks| save_blocks(backend, blocks)).collect();
+    backend.discard_blocks(&discarded);
     let loaded: Vec<bool> = loads.into_iter().map(|load| load.run(backend)).collect();
     let begun = Instant::now();
     let encoded = encode.map(|EncodeTask { image, time }| {

@@ -84,7 +84,7 @@ impl Waiting {
     /// Number of its tokens, and what encoding its images costs, unless all of these are cached.
     fn work(&self) -> usize {
         let images = &self.sequence.images;
-        let found = self.resume + self.sequence.stored_after(self.resume);
+        let found = self.resume + self.stored();
         let encoding = if images.ends_within(found) { 0 } else { self.sequence.encoding };
         self.sequence.tokens.len() + encoding
     }
@@ -92,8 +92,13 @@ impl Waiting {
     /// Number of its tokens that need not be computed, because they are cached or can be loaded. A
     /// load is not free, so it counts as a part of the tokens that it saves.
     fn found(&self) -> usize {
-        let stored = self.sequence.stored_after(self.resume);
+        let stored = self.stored();
         self.resume + stored - stored.div_ceil(LOADS_PER_COMPUTED)
+    }
+
+    /// Number of positions after those from which it resumes that stored KV saves.
+    fn stored(&self) -> usize {
+        self.sequence.stored_after(self.matched, self.resume)
     }
 
     /// When it times out.

@@ -26,7 +26,7 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Instant;
 
-use stolon_kvcache::{Namespace, PrefixMatch, StepFence, TreeReader};
+use stolon_kvcache::{BlockId, Namespace, PrefixMatch, StepFence, TreeReader};
 
 use crate::budget::DecodeForecast;
 use crate::context::EngineContext;
@@ -103,6 +103,8 @@ pub struct Scheduler<M> {
     in_flight: Option<Vec<InFlight>>,
     /// The loads of the step in flight.
     loads: Vec<transfers::LoadInFlight>,
+    /// The blocks that were reserved since the last step.
+    reserved: Vec<BlockId>,
     /// Copies of evicted blocks that the next step makes before it overwrites the blocks.
     evicted: Vec<EvictedCopy>,
     /// Copies of evicted blocks that the step in flight makes.
@@ -162,6 +164,7 @@ impl<M: Memory> Scheduler<M> {
             running: Vec::new(),
             in_flight: None,
             loads: Vec::new(),
+            reserved: Vec::new(),
             evicted: Vec::new(),
             evicted_in_flight: Vec::new(),
             saves: VecDeque::new(),
@@ -240,6 +243,11 @@ impl<M: Memory> Scheduler<M> {
     pub(crate) fn all_slots_are_free(&self) -> bool {
         let slots = self.context.spec.state.map(|state| state.slots);
         slots == self.free_slots.as_ref().map(|slots| slots.count())
+    }
+
+    #[cfg(test)]
+    pub(crate) fn memory_mut(&mut self) -> &mut M {
+        &mut self.memory
     }
 
     #[cfg(test)]

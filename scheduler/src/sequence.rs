@@ -240,7 +240,7 @@ impl Sequence {
     pub(crate) fn partial_block(&self, held: &Held) -> Option<(BlockLease, usize)> {
         let (turn, prefix) = self.turn.as_ref().zip(held.lease.as_ref())?;
         // Stored KV is loaded into whole blocks.
-        if self.bypasses_match() || self.stored_after(prefix.len()) > 0 {
+        if self.bypasses_match() || self.stored_after(prefix.len(), prefix.len()) > 0 {
             return None;
         }
         // The last position is computed in any case, because its logits are needed.

@@ -18,6 +18,9 @@ use crate::transfer::LoadTask;
 pub struct StepPlan {
     /// Lists of blocks that are copied out of the KV store before anything is written.
     pub saves: Vec<Vec<BlockId>>,
+    /// Blocks that were reserved since the last step. What is in them is not needed any more once
+    /// `saves` are made.
+    pub discarded: Vec<BlockId>,
     /// Blocks that are copied into the KV store before the forward pass.
     pub loads: Vec<LoadTask>,
     /// An image that is encoded before the forward pass, or a part of that.

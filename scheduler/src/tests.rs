@@ -9,7 +9,7 @@ use futures::FutureExt;
 use proptest::prelude::*;
 use stolon_backend::fake::{FakeBackend, FakeFault, FakeOptions, expected_hidden, expected_next};
 use stolon_backend::{Backend, BackendSpec, Pooler, Pooling};
-use stolon_kvcache::BlockPool;
+use stolon_kvcache::{BlockPool, Namespace};
 
 use crate::config::{AdmissionPolicy, EngineConfig};
 use crate::context::{EmptyCache, EngineContext};
@@ -21,6 +21,7 @@ use crate::memory::{ActorStopped, DirectMemory};
 use crate::quota::Quota;
 use crate::request::{RequestOptions, SequenceRequest};
 use crate::scheduler::Scheduler;
+use crate::session::{NewSession, SessionId};
 use crate::step_plan::{StepDone, StepPlan};
 use crate::transfer::StoredKv;
 
@@ -32,9 +33,11 @@ mod processors;
 mod quota;
 mod states;
 mod transfers;
+mod unsteady;
 
 use images::Part;
 pub(crate) use images::image_input;
+use unsteady::Unsteady;
 
 const VOCAB_SIZE: usize = 16;
 const HIDDEN_SIZE: usize = 3;
@@ -46,7 +49,7 @@ fn ready<T>(call: impl Future<Output = Result<T, ActorStopped>>) -> T {
 
 /// A scheduler, a backend, and the callers' ends of all event channels.
 struct Harness {
-    scheduler: Scheduler<DirectMemory>,
+    scheduler: Scheduler<Unsteady>,
     context: EngineContext,
     backend: FakeBackend,
     in_flight: Option<StepPlan>,
@@ -59,6 +62,8 @@ struct Harness {
     tenants: bool,
     /// Requests have priorities, by their first token.
     priorities: bool,
+    /// The last turn of each session that was opened: the index of its caller.
+    sessions: [Option<usize>; 2],
 }
 
 /// One request, from the point of view of its caller.
@@ -112,7 +117,7 @@ impl Harness {
         });
         let context = EngineContext::new(config, backend.spec().clone()).expect("valid settings");
         let EmptyCache { writer, reader, allocator, fence } = context.empty_cache().expect("valid");
-        let memory = DirectMemory { writer, allocator };
+        let memory = Unsteady::new(DirectMemory { writer, allocator });
         let scheduler = Scheduler::new(context.clone(), memory, reader, fence);
         Harness {
             scheduler,
@@ -125,6 +130,7 @@ impl Harness {
             now: Instant::now(),
             tenants: false,
             priorities: false,
+            sessions: [None; 2],
         }
     }
 
@@ -203,6 +209,27 @@ impl Harness {
             slow: false,
         });
         self.advance();
+    }
+
+    /// A turn of a session, which adds `more` to the turn before if that has ended well. Does nothing
+    /// while that turn runs.
+    fn submit_turn(&mut self, session: usize, more: Vec<u32>, max_tokens: usize) {
+        let (id, namespace) = (SessionId::new(session.to_string()), Namespace::default());
+        let before = self.sessions[session].map(|caller| &self.callers[caller]);
+        let before = before.filter(|caller| caller.end == Some(Ok(())));
+        let prompt = match before.map(|caller| [&caller.prompt[..], &caller.tokens, &more].concat())
+        {
+            Some(prompt) if prompt.len() <= 60 => prompt,
+            _ => more,
+        };
+        let new = NewSession { id: id.clone(), namespace, ttl: None };
+        // It may be open already, and may have been closed by a flush.
+        let _ = self.context.sessions.open(new, self.now);
+        let turn = self.context.sessions.begin_turn(&id, &namespace, self.now);
+        let Ok(turn) = turn else { return };
+        let caller = self.callers.len();
+        self.submit_request(prompt, max_tokens, |request| request.turn = Some(turn));
+        self.sessions[session] = (self.callers.len() > caller).then_some(caller);
     }
 
     fn cancel(&mut self, caller: usize) {
@@ -308,6 +335,7 @@ impl Harness {
                 assert_eq!(caller.prompt_logprobs, expected, "request {index}");
             }
         }
+        self.context.sessions.release_all();
         self.advance();
         assert!(self.scheduler.all_slots_are_free());
         let audit = ready(self.scheduler.audit()).expect("a consistent accounting");
@@ -353,6 +381,13 @@ enum Action {
         max_tokens: usize,
         first_block: usize,
     },
+    /// A turn of a session that adds a prompt to the conversation.
+    Turn {
+        session: usize,
+        seed: u32,
+        len: usize,
+        max_tokens: usize,
+    },
     /// A request with an image between two texts, of which the first may be empty.
     SubmitImage {
         seed: u32,
@@ -392,7 +427,7 @@ fn actions() -> impl Strategy<Value = Action> {
             .prop_map(|(seed, len, max_tokens, timeout, logprobs, skips, quota)| {
                 Action::Submit { seed, len, max_tokens, timeout, logprobs, skips, quota }
             }),
-        2 => (0u32..4, 1usize..60, 1usize..30, 0usize..4).prop_map(
+        2 => (0u32..4, 1usize..60, 1usize..30, 0usize..16).prop_map(
             |(seed, len, max_tokens, first_block)| {
                 Action::SubmitStored { seed, len, max_tokens, first_block }
             }
@@ -407,6 +442,9 @@ fn actions() -> impl Strategy<Value = Action> {
             .prop_map(|(seed, len, mean, timeout, first_block)| {
                 Action::Embed { seed, len, mean, timeout, first_block }
             }),
+        2 => (0usize..2, 0u32..4, 1usize..30, 1usize..20).prop_map(
+            |(session, seed, len, max_tokens)| Action::Turn { session, seed, len, max_tokens }
+        ),
         3 => (
             0u32..3,
             0usize..16,
@@ -480,7 +518,8 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(1000))]
 
     /// Goal: under any schedule every request ends, every answer is the same as if the request ran
-    /// alone, no block is lost, and no position is read that was not written.
+    /// alone, no block is lost, and no position is read that was not written, whatever is removed
+    /// from the cache between any two messages.
     #[test]
     fn any_schedule_completes_with_correct_answers(
         actions in prop::collection::vec(actions(), 1..150),
@@ -494,6 +533,7 @@ proptest! {
         logit_cache_bytes in prop::sample::select(vec![0usize, 1000, 1 << 20]),
         (tenants, priorities) in any::<(bool, bool)>(),
         checkpoint_blocks in prop::option::of(1usize..12),
+        removals in prop::sample::select(vec![0.0, 0.02, 0.2]),
     ) {
         let block_count = pool.div_ceil(block_size);
         let mut harness = Harness::with_states(block_size, block_count, checkpoint_blocks, EngineConfig {
@@ -509,6 +549,7 @@ proptest! {
             ..EngineConfig::default()
         });
         (harness.tenants, harness.priorities) = (tenants, priorities);
+        harness.scheduler.memory_mut().rate = removals;
         let quotas = [Quota::new(40, Some(60)), Quota::new(100, None)];
         for action in actions {
             match action {
@@ -526,6 +567,9 @@ proptest! {
                     let prompt = prompt(seed, len);
                     let stored = harness.stored(&prompt, first_block);
                     harness.submit_request(prompt, max_tokens, |request| request.stored = stored);
+                }
+                Action::Turn { session, seed, len, max_tokens } => {
+                    harness.submit_turn(session, prompt(seed, len), max_tokens);
                 }
                 Action::SubmitImage { seed, before, image, after, max_tokens, timeout } => {
                     let [before, after] = [before, after].map(|len| Part::Text(prompt(seed, len)));

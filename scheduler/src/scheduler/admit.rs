@@ -200,7 +200,7 @@ impl<M: Memory> Scheduler<M> {
         let waiting = self.queue.remove(index);
         self.queue.charge_overtaking(&round.candidates[..=index], waiting.cost());
         let computed = waiting.resume;
-        let mut held = Held { lease, reserved, computed, ..Held::default() };
+        let mut held = Held::new(lease, reserved, computed);
         match self.context.checkpoint_rule() {
             Some(rule) => held.state = begin_state(&waiting, matched, checkpoint, rule),
             None => held.continue_turn(&waiting.sequence),
@@ -335,8 +335,7 @@ impl<M: Memory> Scheduler<M> {
         now: Instant,
     ) -> Option<(u64, FinishReason)> {
         let Waiting { mut sequence, arrival, permit, overtaken, bound, .. } = waiting;
-        let matched = held.computed;
-        let found = matched + sequence.stored_after(matched);
+        let found = held.computed + sequence.stored_after(held.committed(), held.computed);
         if let Some(share) = &mut sequence.share {
             share.run();
         }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use super::{Running, Scheduler};
 use crate::blocks_for;
-use crate::memory::{ActorStopped, CommitItem, Memory};
+use crate::memory::{ActorStopped, CommitItem, Committed, Memory};
 use crate::preempt::{self, Holder};
 use crate::queue::Waiting;
 use crate::tenant::SlotShares;
@@ -26,15 +26,8 @@ impl<M: Memory> Scheduler<M> {
             if !sequence.writes_cache() {
                 continue;
             }
-            let held = &mut sequence.held;
-            let len = held.computed / block_size * block_size;
-            let holds_both = held.lease.is_some() && held.reserved.is_some();
-            if len <= held.committed() || sequence.in_step || !holds_both {
-                continue;
-            }
-            let (Some(lease), Some(reserved)) = (held.lease.take(), held.reserved.take()) else {
-                continue;
-            };
+            let full = (!sequence.in_step).then(|| sequence.held.take_full(block_size)).flatten();
+            let Some((len, lease, reserved)) = full else { continue };
             indices.push(index);
             items.push(CommitItem { tokens: Arc::clone(&sequence.tokens), len, lease, reserved });
         }
@@ -45,10 +38,8 @@ impl<M: Memory> Scheduler<M> {
         let committed = self.memory.commit(items).await?;
         let mut saves = Vec::new();
         for ((index, committed), before) in indices.into_iter().zip(committed).zip(before) {
-            let sequence = &mut self.running[index].sequence;
-            sequence.held.lease = Some(committed.lease);
-            sequence.held.reserved = Some(committed.reserved);
-            sequence.held.rebuild_table();
+            let Committed { lease, reserved } = committed;
+            self.running[index].sequence.held.committed_blocks(lease, reserved);
             saves.extend(self.wanted_save(index, before / block_size));
         }
         for save in saves {

@@ -201,18 +201,15 @@ impl<M: Memory> Scheduler<M> {
             if sequence.held.state.load.is_some() || sequence.in_step {
                 continue;
             }
-            let (kv, next) = (stored.kv_range(), sequence.held.committed() / rule.block_size);
-            let len = kv.end * rule.block_size;
-            let saves = (sequence.held.computed + 1..sequence.tokens.len()).contains(&len);
-            let continues = kv.start <= next || kv.is_empty();
-            let blocks = match saves && continues && len <= sequence.prompt_len {
-                true => self.reserve(rule.blocks).await?,
-                false => None,
+            let (kv, committed) = (stored.kv_range(), sequence.held.committed());
+            let blocks = match sequence.stored_checkpoint(committed, sequence.held.computed) {
+                Some(_) => self.reserve(rule.blocks).await?,
+                None => None,
             };
             let sequence = &mut self.running[index].sequence;
             match blocks {
                 Some(blocks) => {
-                    let next = next.clamp(kv.start, kv.end);
+                    let next = (committed / rule.block_size).min(kv.end);
                     sequence.held.state.load = Some(StateLoad { blocks, next });
                 }
                 None => sequence.stored = None,

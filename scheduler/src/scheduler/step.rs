@@ -106,7 +106,7 @@ impl<M: Memory> Scheduler<M> {
             sequence.end = Some(Ending::Failed(unusable_logits(&failure)));
             return None;
         }
-        sequence.held.computed = sequence.held.computed.max(slice.start + slice.count);
+        sequence.held.stepped(slice.start, slice.start + slice.count);
         sequence.images.forget(sequence.held.computed);
         sequence.gather_prompt_logprobs(result.prompt);
         if sequence.end.is_some() {
@@ -238,7 +238,9 @@ impl<M: Memory> Scheduler<M> {
             });
         }
         self.in_flight = Some(in_flight);
-        Ok(Some(StepPlan { saves, loads, encode, batch, tasks, ticket: self.fence.begin() }))
+        let discarded = std::mem::take(&mut self.reserved);
+        let ticket = self.fence.begin();
+        Ok(Some(StepPlan { saves, discarded, loads, encode, batch, tasks, ticket }))
     }
 
     /// The sizes of the next step. While another request decodes or waits, its duration is limited

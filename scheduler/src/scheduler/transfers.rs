@@ -1,5 +1,6 @@
 //! Loads and saves of a step: which blocks are copied, and what follows from it.
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use stolon_kvcache::{BlockId, BlockLease, TokenSpan};
@@ -18,6 +19,8 @@ pub(super) struct LoadInFlight {
     pub(super) index: usize,
     /// Number of its positions that are computed after the load.
     pub(super) end: usize,
+    /// The positions whose keys and values the load writes.
+    written: Range<usize>,
     /// For stored KV with a checkpoint: index of the first block that is not loaded then.
     next: Option<usize>,
 }
@@ -64,6 +67,7 @@ impl<M: Memory> Scheduler<M> {
         logits: Option<LogitsKey>,
     ) -> Result<(Option<BlockLease>, Option<Arc<[f32]>>), ActorStopped> {
         let Reserved { lease, logits, evicted } = self.memory.reserve(count, logits).await?;
+        self.reserved.extend(lease.iter().flat_map(BlockLease::blocks));
         if let Some(sink) = &self.context.config.kv_sink {
             self.evicted.extend(evicted.into_iter().filter_map(|prefix| sink.evicted(prefix)));
         }
@@ -97,19 +101,19 @@ impl<M: Memory> Scheduler<M> {
             sequence.in_step = true;
             let first_block = blocks.start;
             let (id, computed) = (sequence.id, sequence.held.computed);
+            let kv_end = kv.kv_range().end;
+            let of_kv = blocks.start.min(kv_end)..blocks.end.min(kv_end);
+            let written = of_kv.start * spec.block_size..of_kv.end * spec.block_size;
+            let of_state = blocks.start.max(kv_end) - kv_end..blocks.end.max(kv_end) - kv_end;
+            let table = &sequence.held.table[of_kv];
             let (end, next, blocks) = match &sequence.held.state.load {
-                None => (blocks.end * spec.block_size, None, sequence.held.table[blocks].to_vec()),
+                None => (written.end, None, table.to_vec()),
                 Some(load) => {
-                    let kv_end = kv.kv_range().end;
-                    let of_kv = blocks.start.min(kv_end)..blocks.end.min(kv_end);
-                    let of_state =
-                        blocks.start.max(kv_end) - kv_end..blocks.end.max(kv_end) - kv_end;
-                    let (kv, state) =
-                        (&sequence.held.table[of_kv], &load.blocks.blocks()[of_state]);
-                    (computed, Some(blocks.end), [kv, state].concat())
+                    let state = &load.blocks.blocks()[of_state];
+                    (computed, Some(blocks.end), [table, state].concat())
                 }
             };
-            self.loads.push(LoadInFlight { id, index, end, next });
+            self.loads.push(LoadInFlight { id, index, end, written, next });
             tasks.push(LoadTask { blocks, kv, first_block });
         }
         tasks
@@ -125,6 +129,9 @@ impl<M: Memory> Scheduler<M> {
             let Some(running) = running else { continue };
             let sequence = &mut running.sequence;
             sequence.in_step = false;
+            if copied && !load.written.is_empty() {
+                sequence.held.wrote(load.written);
+            }
             if let Some(next) = load.next {
                 let before = sequence.held.computed;
                 sequence.state_loaded(next, copied);
@@ -134,7 +141,7 @@ impl<M: Memory> Scheduler<M> {
             }
             if copied {
                 gauges.loaded_tokens.add(load.end - sequence.held.computed);
-                sequence.held.computed = load.end;
+                sequence.held.resume_at(load.end);
             } else {
                 gauges.loads_failed.add(1);
                 sequence.stored = None;

@@ -66,12 +66,13 @@ impl Sequence {
         self.images.next_to_encode(self.held.computed.max(loaded))
     }
 
-    /// Number of prompt positions after the first `matched` ones that stored KV has.
-    pub(crate) fn stored_after(&self, matched: usize) -> usize {
+    /// Number of prompt positions after the first `resume` ones that stored KV saves, if the keys and
+    /// values of the first `matched` ones are in the tree.
+    pub(crate) fn stored_after(&self, matched: usize, resume: usize) -> usize {
         let Some(stored) = &self.stored else { return 0 };
         let block_size = stored.block_size();
         if stored.has_checkpoint() {
-            return (stored.kv_range().end * block_size).saturating_sub(matched);
+            return self.stored_checkpoint(matched, resume).map_or(0, |len| len - resume);
         }
         let end = stored.range().end.min(self.prompt_len / block_size);
         let end = self.whole_images(end, block_size) * block_size;
@@ -82,6 +83,19 @@ impl Sequence {
         }
     }
 
+    /// Number of positions that a stored checkpoint covers. `None` if it does not serve a sequence
+    /// that has computed `resume` positions, and of which the tree has the keys and values of the
+    /// first `matched` ones: stored KV has to continue them, and the last position is computed in
+    /// any case. The tree may have had more when the KV was looked up.
+    pub(crate) fn stored_checkpoint(&self, matched: usize, resume: usize) -> Option<usize> {
+        let stored = self.stored.as_ref().filter(|stored| stored.has_checkpoint())?;
+        let kv = stored.kv_range();
+        let len = kv.end * stored.block_size();
+        let continues = kv.start * stored.block_size() <= matched;
+        let saves = len > resume && len <= self.prompt_len && len < self.tokens.len();
+        (continues && saves).then_some(len)
+    }
+
     /// A load with a checkpoint has copied the blocks before the index `next`, or has failed. Then
     /// the sequence computes what was to be loaded.
     pub(crate) fn state_loaded(&mut self, next: usize, copied: bool) {
@@ -89,7 +103,7 @@ impl Sequence {
         let Some(load) = self.held.state.load.as_mut().filter(|_| copied && !ends) else {
             let load = self.held.state.load.take();
             if let (Some(stored), Some(load), true) = (self.stored.take(), load, copied) {
-                self.held.computed = stored.kv_range().end * stored.block_size();
+                self.held.resume_at(stored.kv_range().end * stored.block_size());
                 self.held.state.resume = Some(Resume::Loaded(load.blocks));
             }
             return;

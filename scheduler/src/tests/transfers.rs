@@ -55,7 +55,8 @@ pub(super) fn stored_kv(prompt: &[u32], block_size: usize, first_block: usize) -
 }
 
 /// As [`stored_kv`], for a model with a recurrent state whose checkpoints take `checkpoint_blocks`:
-/// up to the last full block before the last position, with a checkpoint. `None` if there is none.
+/// up to the last full block before the last position, with a checkpoint. It is the checkpoint alone
+/// if `first_block` comes after that block. `None` if there is none.
 pub(super) fn stored_state(
     prompt: &[u32],
     block_size: usize,
@@ -63,8 +64,8 @@ pub(super) fn stored_state(
     checkpoint_blocks: usize,
 ) -> Option<StoredKv> {
     let count = (prompt.len() - 1) / block_size;
-    let prefix = &prompt[..count * block_size];
-    if count <= first_block {
+    let (prefix, first_block) = (&prompt[..count * block_size], first_block.min(count));
+    if count == 0 {
         return None;
     }
     let mut kv = block_bytes(prefix, block_size);
@@ -331,6 +332,29 @@ fn a_stored_checkpoint_is_loaded_with_its_kv() {
         assert_eq!(harness.callers.last().and_then(|caller| caller.cached), Some(40));
         let audit = ready(harness.scheduler.audit()).expect("a consistent accounting");
         assert!(audit.blocks_committed >= 10 + 3, "{audit:?}");
+    }
+}
+
+/// Goal: a stored checkpoint whose KV was in the pool when it was looked up, and was evicted before
+/// the request started, is not used: its positions are computed, and nothing is committed that was
+/// not written.
+#[test]
+fn a_checkpoint_without_its_kv_is_not_loaded() {
+    let prompt = group_prompt(1, 43);
+    for (cached, first_block, loaded) in [(40, 10, 40), (36, 10, 0), (0, 10, 0), (0, 5, 0)] {
+        let mut harness = Harness::with_states(4, 100, Some(3), EngineConfig::default());
+        if cached > 0 {
+            // The KV of a prompt that parts there, and a checkpoint further on only.
+            let other = [&prompt[..cached], &[9; 7]].concat();
+            harness.submit(other, 1, None);
+            harness.finish();
+        }
+        let stored = stored_state(&prompt, 4, first_block, 3).expect("full blocks");
+        harness.submit_stored(prompt.clone(), 2, stored);
+        harness.finish();
+        assert_eq!(harness.callers.last().and_then(|caller| caller.cached), Some(loaded));
+        harness.submit(prompt.clone(), 2, None);
+        harness.finish();
     }
 }
 
