@@ -4,9 +4,14 @@
 //! The events are those of the prefix tree, with the same hashes of blocks. Nothing is kept and
 //! nothing is hashed before somebody subscribes.
 //!
+//! Prompts that part within a record have the blocks before that in one record each. So records are
+//! counted by block: a block is announced with the first record that has it, and removed with the
+//! last one.
+//!
 //! **Invariant**: every record here is in the index. Both are changed under one lock.
 
 use std::collections::HashMap;
+use std::collections::hash_map::Entry;
 use std::sync::Arc;
 
 use stolon_kvcache::{
@@ -17,7 +22,7 @@ use stolon_kvcache::{
 use crate::key::ChainKey;
 
 /// Maximum number of records that are announced. With 64 positions in blocks of 16, one takes about
-/// 450 bytes of memory, and all of them 60 MB; with blocks of one position, twice as much.
+/// 550 bytes of memory, and all of them 70 MB; with blocks of one position, five times as much.
 pub(crate) const RECORDS_MAX: usize = 1 << 17;
 
 /// The records whose blocks are known to subscribers.
@@ -26,8 +31,14 @@ pub(crate) struct Announced {
     /// That of the prefix tree; `None` before the first subscription.
     hasher: Option<BlockHasher>,
     records: HashMap<ChainKey, Arc<RecordBlocks>>,
+    /// Their blocks.
+    blocks: BlockCounts,
     log: EventLog,
 }
+
+/// The number of records that have each block, by the hash of the block.
+#[derive(Debug, Default)]
+struct BlockCounts(HashMap<u64, u32>);
 
 /// A subscription, with the content at its beginning.
 #[derive(Debug)]
@@ -42,7 +53,8 @@ impl Subscription {
     /// The content as events, parents before children, and the events that follow.
     pub(crate) fn into_events(mut self) -> (CacheSnapshot, EventReceiver) {
         self.records.sort_by_key(|record| record.first);
-        let events = self.records.iter().map(|record| record.stored()).collect();
+        let mut blocks = BlockCounts::default();
+        let events = self.records.iter().filter_map(|record| blocks.add(record)).collect();
         (CacheSnapshot { number: self.number, events }, self.receiver)
     }
 }
@@ -61,10 +73,37 @@ pub(crate) struct RecordBlocks {
     pub(crate) positions: Vec<u32>,
 }
 
-impl RecordBlocks {
-    fn stored(&self) -> CacheEvent {
-        let RecordBlocks { namespace, parent, hashes, positions, .. } = self.clone();
-        CacheEvent::Stored { namespace, parent, hashes, positions }
+impl BlockCounts {
+    /// Counts the blocks of a record. Returns the event of those that no other record has; `None`
+    /// if there are none. A hash stands for all blocks before its own, so these are the last ones.
+    fn add(&mut self, record: &RecordBlocks) -> Option<CacheEvent> {
+        let RecordBlocks { namespace, parent, hashes, positions, .. } = record;
+        let known = hashes.iter().take_while(|hash| self.0.contains_key(hash)).count();
+        for hash in hashes {
+            *self.0.entry(*hash).or_default() += 1;
+        }
+        let block_size = positions.len() / hashes.len().max(1);
+        (known < hashes.len()).then(|| CacheEvent::Stored {
+            namespace: *namespace,
+            parent: known.checked_sub(1).map_or(*parent, |last| Some(hashes[last])),
+            hashes: hashes[known..].to_vec(),
+            positions: positions[known * block_size..].to_vec(),
+        })
+    }
+
+    /// Undoes [`BlockCounts::add`]. Returns the event of the blocks that no other record has;
+    /// `None` if there are none. As in events of the tree, a block comes before its ancestors.
+    fn remove(&mut self, record: &RecordBlocks) -> Option<CacheEvent> {
+        let mut hashes = Vec::new();
+        for hash in record.hashes.iter().rev() {
+            let Entry::Occupied(mut count) = self.0.entry(*hash) else { continue };
+            *count.get_mut() -= 1;
+            if *count.get() == 0 {
+                count.remove();
+                hashes.push(*hash);
+            }
+        }
+        (!hashes.is_empty()).then_some(CacheEvent::Removed { hashes })
     }
 }
 
@@ -100,26 +139,34 @@ impl Announced {
         self.records.get(key)?.hashes.last().copied()
     }
 
-    /// Announces a record.
-    pub(crate) fn add(&mut self, key: ChainKey, blocks: RecordBlocks) {
+    /// Announces a record: those of its blocks that no announced record has.
+    pub(crate) fn add(&mut self, key: ChainKey, record: RecordBlocks) {
         if self.lacks(&key) {
-            self.log.report(|| blocks.stored());
-            self.records.insert(key, Arc::new(blocks));
+            let event = self.blocks.add(&record);
+            self.report(event);
+            self.records.insert(key, Arc::new(record));
         }
     }
 
-    /// Announces that a record was removed, if it was announced.
+    /// Announces that a record was removed, if it was announced: those of its blocks that no other
+    /// announced record has.
     pub(crate) fn remove(&mut self, key: &ChainKey) {
-        if let Some(blocks) = self.records.remove(key) {
-            // As in events of the tree, a block comes before its ancestors.
-            let hashes = || blocks.hashes.iter().rev().copied().collect();
-            self.log.report(|| CacheEvent::Removed { hashes: hashes() });
+        if let Some(record) = self.records.remove(key) {
+            let event = self.blocks.remove(&record);
+            self.report(event);
+        }
+    }
+
+    fn report(&mut self, event: Option<CacheEvent>) {
+        if let Some(event) = event {
+            self.log.report(|| event);
         }
     }
 
     /// Announces that all records were removed.
     pub(crate) fn clear(&mut self) {
         self.records.clear();
+        self.blocks = BlockCounts::default();
         if self.hasher.is_some() {
             self.log.report(|| CacheEvent::Cleared);
         }

@@ -19,10 +19,14 @@ use support::files;
 #[path = "support/records.rs"]
 mod support;
 
-const SHAPE: RecordShape = RecordShape { fingerprint: [3; 32], block_size: 16, block_bytes: 100 };
-/// Positions and bytes of a record.
+/// Positions of a block.
+const BLOCK: usize = 4;
+const SHAPE: RecordShape =
+    RecordShape { fingerprint: [3; 32], block_size: BLOCK, block_bytes: 100 };
+/// Positions, blocks and bytes of a record.
 const RECORD: usize = 64;
-const RECORD_BYTES: u64 = 176 + 4 * 64 + 4 * 100 + 32;
+const BLOCKS: usize = RECORD / BLOCK;
+const RECORD_BYTES: u64 = 176 + 4 * 64 + 100 * BLOCKS as u64 + 32;
 
 fn open(directory: &Path, budget: u64) -> Arc<DiskTier> {
     let order = EvictionPolicy::Lru.order();
@@ -33,14 +37,15 @@ fn hasher() -> BlockHasher {
     TreeBuilder::new(SHAPE.block_size).block_hasher().expect("a power of two")
 }
 
-/// The tokens of prompt `seed`. All prompts begin with the same record.
+/// The tokens of prompt `seed`, from 1 to 5. All prompts begin alike, and most part within a record.
 fn tokens(seed: u32, records: usize) -> NamedTokens {
-    let token = |n: u32| if n < 64 { n } else { n * 7 + seed * 1000 };
+    let shared = [0, 64, 90, 40, 40, 150][seed as usize];
+    let token = |n: u32| if n < shared { n } else { n * 7 + seed * 1000 };
     (0..(records * RECORD) as u32).map(token).collect::<Vec<_>>().into()
 }
 
 fn write(tier: &DiskTier, namespace: Namespace, tokens: &NamedTokens) {
-    let blocks = vec![7; tokens.tokens().len() / 16 * SHAPE.block_bytes];
+    let blocks = vec![7; tokens.tokens().len() / BLOCK * SHAPE.block_bytes];
     tier.write(&namespace, tokens, 0, &blocks, 0);
 }
 
@@ -53,7 +58,7 @@ fn stored(tier: &DiskTier, namespace: Namespace, tokens: &NamedTokens) -> Vec<Pl
 /// The hashes of a prompt's blocks on the disk.
 fn hashes(tier: &DiskTier, namespace: Namespace, tokens: &NamedTokens) -> HashSet<u64> {
     let all = hasher().block_hashes(&namespace, tokens.tokens());
-    let of_place = |place: Place| all[place.first / 16..place.end() / 16].to_vec();
+    let of_place = |place: Place| all[place.first / BLOCK..place.end() / BLOCK].to_vec();
     stored(tier, namespace, tokens).into_iter().flat_map(of_place).collect()
 }
 
@@ -76,10 +81,10 @@ impl Copy {
     fn apply(&mut self, event: CacheEvent) {
         match event {
             CacheEvent::Stored { namespace, mut parent, hashes, positions } => {
-                assert_eq!(positions.len(), 16 * hashes.len());
+                assert_eq!(positions.len(), BLOCK * hashes.len());
                 let expected = hasher().block_hashes_after(&namespace, parent, &positions);
                 assert_eq!(hashes, expected);
-                for (hash, positions) in hashes.into_iter().zip(positions.chunks(16)) {
+                for (hash, positions) in hashes.into_iter().zip(positions.chunks(BLOCK)) {
                     let block = (namespace, parent, positions.to_vec());
                     assert!(self.blocks.insert(hash, block).is_none(), "it is there already");
                     parent = Some(hash);
@@ -156,6 +161,81 @@ fn a_copy_follows_the_disk() {
     assert!(copy.live.recv().is_none(), "the events end with the tier");
 }
 
+/// Goal: a block that two records have is announced once, and removed with the second of them.
+#[test]
+fn a_block_of_two_records_is_announced_once() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let tier = open(directory.path(), 2 * RECORD_BYTES);
+    let copy = Copy::of(&tier, 1000);
+    let (first, second) = (tokens(3, 1), tokens(4, 1));
+    let all = |prompt: &NamedTokens| hasher().block_hashes(&Namespace::default(), prompt.tokens());
+    let shared = 40 / BLOCK;
+    write(&tier, Namespace::default(), &first);
+    write(&tier, Namespace::default(), &second);
+    let events: Vec<CacheEvent> = copy.live.drain().into_iter().map(|event| event.event).collect();
+    let CacheEvent::Stored { parent, hashes, positions, .. } = &events[1] else {
+        panic!("{events:?}");
+    };
+    assert_eq!(*parent, Some(all(&first)[shared - 1]));
+    assert_eq!((&hashes[..], &positions[..]), (&all(&second)[shared..], &second.tokens()[40..]));
+    // A third record, of which the blocks are others, removes the first one.
+    write(&tier, Namespace::builder().salt("other").build(), &tokens(1, 1));
+    let removed = copy.live.drain().into_iter().map(|event| event.event);
+    let removed: Vec<_> = removed.filter(|e| matches!(e, CacheEvent::Removed { .. })).collect();
+    let own = all(&first)[shared..].iter().rev().copied().collect();
+    assert_eq!(removed, [CacheEvent::Removed { hashes: own }]);
+}
+
+/// Goal: the same after restarts. What was on the disk becomes known again, as far as it can be
+/// read from the start of a prompt, and the rest when it is read.
+#[test]
+fn a_copy_follows_the_disk_through_restarts() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let mut random = SmallRng::seed_from_u64(8);
+    let prompts: Vec<NamedTokens> = (1..6).map(|seed| tokens(seed, 5)).collect();
+    let namespaces = [Namespace::default(), Namespace::builder().key([2; 32]).salt("a").build()];
+    let all = || namespaces.into_iter().flat_map(|ns| prompts.iter().map(move |p| (ns, p)));
+    let mut tier = open(directory.path(), 12 * RECORD_BYTES);
+    let mut copy = Copy::of(&tier, 1000);
+    let mut partly_readable = 0;
+    for round in 0..200 {
+        match random.random_range(0..10) {
+            0 => {
+                tier.close();
+                tier = open(directory.path(), 12 * RECORD_BYTES);
+                copy = Copy::of(&tier, 1000);
+                let mut readable = HashSet::new();
+                for (namespace, prompt) in all() {
+                    let places = SHAPE.places(&namespace, prompt);
+                    let count = places.take_while(|place| tier.contains(&place.key)).count();
+                    let hashes = hasher().block_hashes(&namespace, prompt.tokens());
+                    readable.extend(&hashes[..count * BLOCKS]);
+                }
+                copy.wait_for(&readable);
+                for (namespace, prompt) in all() {
+                    let places = stored(&tier, namespace, prompt);
+                    partly_readable += usize::from(places.first().is_some_and(|p| p.first > 0));
+                    assert_eq!(tier.read(&namespace, prompt, &places).len(), places.len() * BLOCKS);
+                }
+            }
+            1 if round % 20 == 0 => tier.clear(),
+            _ => {
+                let namespace = namespaces[random.random_range(0..2)];
+                write(
+                    &tier,
+                    namespace,
+                    &tokens(random.random_range(1..6), random.random_range(1..6)),
+                );
+            }
+        }
+        let on_disk: HashSet<u64> =
+            all().flat_map(|(ns, prompt)| hashes(&tier, ns, prompt)).collect();
+        assert_eq!(copy.known(), on_disk, "round {round}");
+    }
+    assert!(partly_readable > 0, "some records remain without those before them");
+    assert_eq!(Copy::of(&tier, 1).known(), copy.known(), "a second copy begins with everything");
+}
+
 /// Goal: after a restart, what earlier processes have written becomes known, the beginnings first,
 /// but nothing of another model, nothing that is damaged, and nothing that follows it.
 #[test]
@@ -184,14 +264,14 @@ fn what_was_stored_earlier_becomes_known() {
     let mut copy = Copy::of(&tier, 1000);
     let mut expected = hashes(&tier, tenant, &second);
     let all = hasher().block_hashes(&Namespace::default(), first.tokens());
-    expected.extend(&all[..12]);
+    expected.extend(&all[..3 * BLOCKS]);
     copy.wait_for(&expected);
     // The damaged record is dropped when it is read, and not announced as removed. Those after it
     // become known when they are written or read again.
-    assert_eq!(tier.read(&Namespace::default(), &first, &places).len(), 12);
+    assert_eq!(tier.read(&Namespace::default(), &first, &places).len(), 3 * BLOCKS);
     assert_eq!(copy.known(), expected);
-    assert_eq!(tier.read(&Namespace::default(), &first, &places[4..]).len(), 8);
-    expected.extend(&all[16..]);
+    assert_eq!(tier.read(&Namespace::default(), &first, &places[4..]).len(), 2 * BLOCKS);
+    expected.extend(&all[4 * BLOCKS..]);
     assert_eq!(copy.known(), expected);
     write(&tier, Namespace::default(), &first);
     expected.extend(&all);
@@ -227,7 +307,7 @@ fn images_and_checkpoints_are_not_announced() {
         }
         copy.wait_for(&expected);
         let places = stored(&tier, Namespace::default(), &with_image);
-        assert_eq!(tier.read(&Namespace::default(), &with_image, &places).len(), 20);
+        assert_eq!(tier.read(&Namespace::default(), &with_image, &places).len(), 5 * BLOCKS);
         assert_eq!(copy.known(), expected, "process {process}");
     }
 }
