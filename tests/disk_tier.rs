@@ -127,6 +127,24 @@ async fn a_recurrent_state_is_stored_with_its_prefix() {
     assert!(matches!(refused, Err(Error::Engine(_))), "{refused:?}");
 }
 
+/// Goal: what is read takes no more memory than is set for it; the rest is computed.
+#[tokio::test]
+async fn what_is_read_is_bounded_by_its_memory() {
+    let directory = Directory::new("disk-read-memory");
+    let with_disk = || slow_fake(64).kv_cache_dir(&directory.0, 1 << 30);
+    let engine = with_disk().build().await.expect("an engine");
+    ask(&engine, &prompt(400, 1)).await;
+    stop(engine).await;
+    let record = std::fs::metadata(&records(&directory.0)[0]).expect("a record").len();
+    for (memory, cached) in [(record - 1, 0), (2 * record, 128), (100 * record, 384)] {
+        let engine = with_disk().kv_read_memory(memory).build().await.expect("an engine");
+        assert_eq!(ask(&engine, &prompt(400, 1)).await, cached, "{memory} bytes");
+        stop(engine).await;
+    }
+    let without = slow_fake(64).kv_read_memory(1).build().await.map(|_| ());
+    assert!(matches!(without, Err(Error::Engine(_))), "{without:?}");
+}
+
 /// Goal: nothing is read for requests that are refused because the queue is full.
 #[tokio::test]
 async fn refused_requests_read_nothing() {

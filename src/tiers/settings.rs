@@ -1,5 +1,6 @@
 //! The settings of the tiers.
 
+use std::ops::RangeInclusive;
 use std::path::PathBuf;
 use std::sync::Arc;
 
@@ -14,6 +15,10 @@ use crate::{EngineBuilder, Error};
 /// Maximum ratio of the disk tier's size to the size of the KV pool.
 const MAX_RATIO: f64 = 1000.0;
 
+/// Maximum memory for KV that was read, unless it is set: as much as fits into the KV pool, within
+/// these bounds.
+const READ_MEMORY: RangeInclusive<u64> = 64 << 20..=1 << 30;
+
 /// The settings of the tiers, as set in the builder.
 #[derive(Default)]
 pub(crate) struct TierOptions {
@@ -23,6 +28,8 @@ pub(crate) struct TierOptions {
     disk_ratio: Option<(PathBuf, f64)>,
     write: Option<WritePolicy>,
     prefetch: Option<PrefetchPolicy>,
+    /// Maximum memory in bytes for KV that was read.
+    read_memory: Option<u64>,
     /// URL of the object store behind the directory.
     object_store: Option<String>,
 }
@@ -53,6 +60,7 @@ struct Prepared {
     directory: PathBuf,
     size: DiskSize,
     eviction: Box<dyn EvictionOrder>,
+    read_memory: Option<u64>,
     object_store: Option<String>,
 }
 
@@ -64,6 +72,7 @@ impl TierOptions {
                 ("kv_object_store", self.object_store.is_some()),
                 ("write_policy", self.write.is_some()),
                 ("prefetch_policy", self.prefetch.is_some()),
+                ("kv_read_memory", self.read_memory.is_some()),
             ];
             return match needs_directory.into_iter().find(|(_, is_set)| *is_set) {
                 Some((name, _)) => {
@@ -78,7 +87,9 @@ impl TierOptions {
         let tiers = Arc::new(stolon_tiers::Tiers::new(write, prefetch));
         config.kv_sink = Some(Arc::clone(&tiers) as _);
         config.kv_source = Some(Arc::clone(&tiers) as _);
-        Ok(PreparedTiers(Some(Prepared { tiers, directory, size, eviction, object_store })))
+        let read_memory = self.read_memory;
+        let prepared = Prepared { tiers, directory, size, eviction, read_memory, object_store };
+        Ok(PreparedTiers(Some(prepared)))
     }
 
     /// The directory of the disk tier and its maximum size, if there is one.
@@ -107,7 +118,7 @@ impl PreparedTiers {
     /// Opens the tiers of an engine that has started.
     pub(crate) async fn open(self, handle: &EngineHandle) -> Result<EngineTiers, Error> {
         let Some(prepared) = self.0 else { return Ok(EngineTiers(None)) };
-        let Prepared { tiers, directory, size, eviction, object_store } = prepared;
+        let Prepared { tiers, directory, size, eviction, read_memory, object_store } = prepared;
         let spec = &handle.context().spec;
         if spec.state.is_some() && tiers.write_policy() == WritePolicy::WriteBack {
             let expected = "`write_through` or `write_through_selective`, because what is evicted \
@@ -117,8 +128,13 @@ impl PreparedTiers {
         }
         let pool_bytes = (spec.block_count as u64).saturating_mul(spec.block_bytes as u64);
         let budget_bytes = size.bytes(pool_bytes);
-        let settings = TierSettings { directory, budget_bytes, eviction, object_store };
-        let (opened, shape) = (Arc::clone(&tiers), record_shape(handle)?);
+        let shape = record_shape(handle)?;
+        let read_memory = read_memory
+            .unwrap_or_else(|| pool_bytes.clamp(*READ_MEMORY.start(), *READ_MEMORY.end()));
+        let read_memory = usize::try_from(read_memory).unwrap_or(usize::MAX);
+        let settings =
+            TierSettings { directory, budget_bytes, eviction, read_memory, object_store };
+        let opened = Arc::clone(&tiers);
         let spans = Arc::clone(handle.context().spans());
         blocking(handle, move || opened.open(settings, shape, spans)).await??;
         Ok(EngineTiers(Some(tiers)))
@@ -171,6 +187,17 @@ impl EngineBuilder {
     /// Default: as long as that is expected to be faster than computing.
     pub fn prefetch_policy(mut self, policy: PrefetchPolicy) -> Self {
         self.tiers.prefetch = Some(policy);
+        self
+    }
+
+    /// Maximum memory in bytes for KV that was read from the directory of
+    /// [`kv_cache_dir`](Self::kv_cache_dir), which must be set, or fetched from the object store, and
+    /// is not in the KV pool yet. If a prompt needs more, its beginning is read and the rest is
+    /// computed; while all of it is in use, prompts are computed. Default: the size of the KV pool,
+    /// at least 64 MiB and at most 1 GiB. It is memory in addition to that of the KV pool, and is
+    /// occupied only while KV is read and requests wait with it.
+    pub fn kv_read_memory(mut self, bytes: u64) -> Self {
+        self.tiers.read_memory = Some(bytes);
         self
     }
 

@@ -13,9 +13,6 @@ use stolon_scheduler::StoredKv;
 use crate::key::ChainKey;
 use crate::shared::lock;
 
-/// Maximum memory in bytes for KV that was read and is not in the pool yet. If a prompt needs more,
-/// only its beginning is read; while all of it is in use, nothing is read.
-const MEMORY_BYTES: usize = 1 << 30;
 /// Minimum number of bytes that a read counts as, which bounds the number of reading threads.
 const READ_BYTES_MIN: usize = 4 << 20;
 
@@ -25,9 +22,12 @@ type Load = Shared<oneshot::Receiver<Option<StoredKv>>>;
 pub(crate) type LoadKey = (ChainKey, usize);
 
 /// The reads in progress.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct Loads {
     running: Mutex<HashMap<LoadKey, Load>>,
+    /// Maximum memory in bytes for KV that was read and is not in the pool yet. If a prompt needs
+    /// more, only its beginning is read; while all of it is in use, nothing is read.
+    budget: usize,
     /// Bytes of all reads whose KV still exists. It guards no other memory, so all accesses are
     /// relaxed.
     used: Arc<AtomicUsize>,
@@ -75,9 +75,14 @@ impl Drop for LoadEnd {
 }
 
 impl Loads {
+    /// No reads, with `budget` bytes of memory for what is read.
+    pub(crate) fn new(budget: usize) -> Loads {
+        Loads { running: Mutex::default(), budget, used: Arc::default() }
+    }
+
     /// Number of bytes that can be read now.
     pub(crate) fn room(&self) -> usize {
-        MEMORY_BYTES.saturating_sub(self.used.load(Ordering::Relaxed))
+        self.budget.saturating_sub(self.used.load(Ordering::Relaxed))
     }
 
     /// Begins to read `bytes` bytes on a thread of its own, or joins a read that has begun. `None`
@@ -93,7 +98,7 @@ impl Loads {
         if let Some(load) = running.get(&key) {
             return flatten(load.clone());
         }
-        let memory = self.take(bytes.max(READ_BYTES_MIN))?;
+        let memory = self.take(bytes.max(READ_BYTES_MIN.min(self.budget)))?;
         let (sender, receiver) = oneshot::channel();
         let load = receiver.shared();
         running.insert(key, load.clone());
@@ -106,7 +111,7 @@ impl Loads {
     }
 
     fn take(&self, bytes: usize) -> Option<Memory> {
-        let taken = |used: usize| used.checked_add(bytes).filter(|&sum| sum <= MEMORY_BYTES);
+        let taken = |used: usize| used.checked_add(bytes).filter(|&sum| sum <= self.budget);
         self.used.fetch_update(Ordering::Relaxed, Ordering::Relaxed, taken).ok()?;
         Some(Memory { bytes, used: Arc::clone(&self.used) })
     }
@@ -120,6 +125,8 @@ mod tests {
 
     use super::*;
 
+    const BUDGET: usize = 64 << 20;
+
     fn key(number: u32) -> LoadKey {
         (ChainKey::from_bytes([0; 32]).then(&[number]), 0)
     }
@@ -131,26 +138,26 @@ mod tests {
     /// Goal: requests for the same records share a read, and its memory is returned with the KV.
     #[test]
     fn reads_are_shared_and_their_memory_is_bounded() {
-        let loads = Arc::new(Loads::default());
+        let loads = Arc::new(Loads::new(BUDGET));
         let (go, wait) = mpsc::channel::<()>();
-        let first = loads.begin(key(1), MEMORY_BYTES, move |end| {
+        let first = loads.begin(key(1), BUDGET, move |end| {
             wait.recv().expect("the test continues");
             end.finish(Some(kv()));
         });
-        let second = loads.begin(key(1), MEMORY_BYTES, |_| panic!("it is being read"));
+        let second = loads.begin(key(1), BUDGET, |_| panic!("it is being read"));
         assert_eq!(loads.room(), 0);
         assert!(loads.begin(key(2), 1, |_| panic!("there is no memory")).is_none());
         go.send(()).expect("it is being read");
         let read = [first, second].map(|load| block_on(load.expect("a read")).expect("KV"));
         assert_eq!(loads.room(), 0);
         drop(read);
-        assert_eq!(loads.room(), MEMORY_BYTES);
+        assert_eq!(loads.room(), BUDGET);
     }
 
     /// Goal: a read that fails, by a panic even, yields nothing, and can be tried again.
     #[test]
     fn failed_reads_yield_nothing() {
-        let loads = Arc::new(Loads::default());
+        let loads = Arc::new(Loads::new(BUDGET));
         let failed = loads.begin(key(1), 1, drop).expect("a read");
         assert!(block_on(failed).is_none());
         let again = loads.begin(key(1), 1, |end| end.finish(Some(kv()))).expect("a read");

@@ -43,6 +43,8 @@ pub struct TierSettings {
     pub budget_bytes: u64,
     /// The order in which records are removed from it.
     pub eviction: Box<dyn EvictionOrder>,
+    /// Maximum memory in bytes for KV that was read and is not in the pool yet.
+    pub read_memory: usize,
     /// URL of the object store behind it.
     pub object_store: Option<String>,
 }
@@ -52,7 +54,6 @@ pub struct TierSettings {
 pub struct Tiers {
     /// Set when the backend is known.
     open: OnceLock<Open>,
-    loads: Arc<Loads>,
     write: WritePolicy,
     prefetch: PrefetchPolicy,
     /// How many requests have begun with each record, if the write policy needs it.
@@ -64,6 +65,7 @@ pub struct Tiers {
 struct Open {
     disk: Arc<DiskTier>,
     writer: DiskWriter,
+    loads: Arc<Loads>,
     /// The object store.
     remote: Option<Arc<dyn RemoteTier>>,
     /// Knows the images of prompts.
@@ -107,13 +109,7 @@ impl Tiers {
     /// Tiers with these policies.
     #[must_use]
     pub fn new(write: WritePolicy, prefetch: PrefetchPolicy) -> Tiers {
-        Tiers {
-            open: OnceLock::new(),
-            loads: Arc::default(),
-            write,
-            prefetch,
-            uses: Mutex::default(),
-        }
+        Tiers { open: OnceLock::new(), write, prefetch, uses: Mutex::default() }
     }
 
     /// Opens the directory, and the object store behind it, for KV of this format. The images of
@@ -129,7 +125,8 @@ impl Tiers {
         shape: RecordShape,
         interner: Arc<TokenSpanInterner>,
     ) -> Result<(), TierError> {
-        let TierSettings { directory, budget_bytes, eviction, object_store } = settings;
+        let TierSettings { directory, budget_bytes, eviction, read_memory, object_store } =
+            settings;
         let disk = DiskTier::open(&directory, budget_bytes, shape, eviction);
         let disk = Arc::new(disk.map_err(|error| TierError::Disk(Arc::new(error)))?);
         let remote = object_store.map(|url| open_remote(&url, Arc::clone(&disk))).transpose();
@@ -144,10 +141,12 @@ impl Tiers {
             records = stats.records,
             bytes = stats.bytes,
             budget_bytes = stats.budget_bytes,
+            read_memory,
             "KV is stored on disk"
         );
         // It is opened once.
-        let _ = self.open.set(Open { disk, writer, remote, interner });
+        let loads = Arc::new(Loads::new(read_memory));
+        let _ = self.open.set(Open { disk, writer, loads, remote, interner });
         Ok(())
     }
 

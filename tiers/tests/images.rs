@@ -31,6 +31,7 @@ impl Process {
             directory: directory.to_owned(),
             budget_bytes: 1 << 20,
             eviction: EvictionPolicy::Lru.order(),
+            read_memory: 1 << 20,
             object_store: None,
         };
         tiers.open(settings, SHAPE, Arc::clone(&interner)).expect("the directory is free");

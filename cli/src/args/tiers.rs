@@ -38,6 +38,13 @@ pub struct TierArgs {
     #[arg(long, alias = "hicache-storage-prefetch-policy")]
     #[arg(default_value_t = PrefetchPolicy::default(), value_name = "POLICY")]
     pub kv_prefetch_policy: PrefetchPolicy,
+    /// Maximum memory for KV that was read from `--kv-cache-dir` or from an object store and is not
+    /// in the KV pool yet: by default the size of the KV pool, at least 64M and at most 1G
+    ///
+    /// It is used in addition to the memory of the KV pool. If a prompt needs more, only its
+    /// beginning is read.
+    #[arg(long, requires = "kv_cache_dir", value_parser = parse_bytes, value_name = "SIZE")]
+    pub kv_read_memory: Option<u64>,
     /// Object store in which the KV of `--kv-cache-dir` is stored, too, so that servers with the
     /// same model share it: `s3://bucket/folder`, `gs://`, `az://`, or `file://` for a shared
     /// directory
@@ -100,7 +107,12 @@ impl TierArgs {
             DiskSize::Bytes(bytes) => builder.kv_cache_dir(directory, bytes),
             DiskSize::Ratio(ratio) => builder.kv_cache_dir_ratio(directory, ratio),
         };
-        builder.write_policy(self.kv_write_policy).prefetch_policy(self.kv_prefetch_policy)
+        let builder =
+            builder.write_policy(self.kv_write_policy).prefetch_policy(self.kv_prefetch_policy);
+        match self.kv_read_memory {
+            Some(bytes) => builder.kv_read_memory(bytes),
+            None => builder,
+        }
     }
 
     /// Adds all tiers that are asked for.

@@ -55,7 +55,7 @@ impl Tiers {
             stored,
             possible: open.possible(&places, stored),
             missing: last.map_or(0, |place| record_positions - place.positions),
-            room: self.loads.room() / shape.full_record_bytes(),
+            room: open.loads.room() / shape.full_record_bytes(),
         };
         let plan = plan(&lookup, &open.speeds(prompt.prefill_rate), self.prefetch);
         let (namespace, priority) = (prompt.namespace, prompt.priority);
@@ -98,7 +98,7 @@ impl Tiers {
             // This only affects eviction from the disk, so no request waits for it.
             own.disk.touch(&places[..plan.disk.end], prompt.priority);
         };
-        let kv = self.loads.begin(key, bytes, read)?;
+        let kv = open.loads.begin(key, bytes, read)?;
         Some(PendingKv { kv, limit })
     }
 }
