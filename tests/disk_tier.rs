@@ -98,6 +98,31 @@ async fn evicted_prefixes_are_read_back() {
     stop(engine).await;
 }
 
+/// Goal: a prefix that is cached when its request arrives, and is evicted while the request waits,
+/// is read back when the request runs.
+#[tokio::test]
+async fn a_prefix_that_is_evicted_while_its_request_waits_is_read_back() {
+    for policy in [PrefetchPolicy::BestEffort, PrefetchPolicy::WaitComplete] {
+        let directory = Directory::new(&format!("disk-waiting-{policy}"));
+        // Computing is slow enough that reads are waited for on a busy machine, too.
+        let (per_prefill_token, per_decode) = (Duration::from_millis(2), Duration::from_millis(1));
+        let latency = FakeLatency { per_prefill_token, per_decode, ..FakeLatency::default() };
+        let builder = support::fake(32, latency).max_running(1).prefetch_policy(policy);
+        let engine = builder.kv_cache_dir(&directory.0, 1 << 30).build().await.expect("an engine");
+        ask(&engine, &prompt(200, 1)).await;
+        engine.tiers().flush().await.expect("it runs");
+        // The answer takes the whole pool as it grows.
+        let long = Request::tokens(prompt(30, 2)).max_tokens(480).ignore_eos(true);
+        let running = engine.generate(long).await.expect("it runs");
+        let waiting = ask(&engine, &prompt(200, 1));
+        let (long, cached) = futures::future::join(running.collect_text(), waiting).await;
+        long.expect("an answer");
+        assert!(cached >= 192, "{policy}: {cached}");
+        assert_eq!(engine.stats().loaded_tokens, 192, "{policy}");
+        stop(engine).await;
+    }
+}
+
 /// Goal: the prompts of a model with a recurrent state are read with the checkpoint of their state,
 /// after a restart and after an eviction, and never without.
 #[tokio::test]

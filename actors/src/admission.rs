@@ -9,13 +9,14 @@ use std::time::{Duration, Instant};
 use ractor::{Actor, ActorProcessingErr, ActorRef, RpcReplyPort};
 use stolon_kvcache::{StepFence, TreeReader};
 use stolon_scheduler::{
-    ActorStopped, AuditReport, EngineContext, EngineError, QueuePermit, SaveRequest, Scheduler,
-    Sequence, StepDone,
+    ActorStopped, AuditReport, EngineContext, EngineError, KvSource, QueuePermit, SaveRequest,
+    Scheduler, Sequence, StepDone, StoredKv,
 };
 
 use crate::executor::ExecutorMessage;
 use crate::fault::{EnginePart, FaultPlan};
 use crate::memory::ActorMemory;
+use crate::stored::look_up;
 
 /// The messages of the admission actor.
 #[derive(Debug)]
@@ -32,6 +33,8 @@ pub(crate) enum AdmissionMessage {
     Tick,
     /// Copy cached blocks out of the pool.
     Save(Box<SaveRequest>),
+    /// What was read of the stored KV that this waiting request has asked for again.
+    StoredRead(u64, Option<StoredKv>),
     /// Empty the prefix cache.
     Flush(RpcReplyPort<()>),
     /// Verify the block accounting.
@@ -54,6 +57,8 @@ pub(crate) struct AdmissionState {
     scheduler: Scheduler<ActorMemory>,
     executor: ActorRef<ExecutorMessage>,
     faults: Arc<FaultPlan>,
+    /// Has stored KV of prompts, if there is a tier.
+    source: Option<Arc<dyn KvSource>>,
     /// When the scheduled `Tick` arrives; `None` if none is scheduled.
     tick_at: Option<Instant>,
     /// Maximum duration of a step.
@@ -82,6 +87,7 @@ impl Actor for AdmissionActor {
     ) -> Result<AdmissionState, ActorProcessingErr> {
         let AdmissionArguments { context, memory, reader, fence, executor, faults } = arguments;
         let step_timeout = context.config.step_timeout;
+        let source = context.config.kv_source.clone();
         executor.cast(ExecutorMessage::Attach(myself.clone()))?;
         let mut scheduler = Scheduler::new(context, memory, reader, fence);
         // Fails only if the actor has stopped.
@@ -90,6 +96,7 @@ impl Actor for AdmissionActor {
             scheduler,
             executor,
             faults,
+            source,
             tick_at: None,
             step_timeout,
             hung_at: None,
@@ -116,6 +123,7 @@ impl Actor for AdmissionActor {
                 scheduler.complete(*done, now).await?;
             }
             AdmissionMessage::Save(request) => scheduler.save(*request).await?,
+            AdmissionMessage::StoredRead(id, kv) => scheduler.stored_read(id, kv),
             AdmissionMessage::Tick => state.tick_at = None,
             AdmissionMessage::Flush(reply) => {
                 scheduler.flush().await?;
@@ -128,6 +136,11 @@ impl Actor for AdmissionActor {
         if let Some(plan) = state.scheduler.advance(now).await? {
             state.hung_at = state.step_timeout.and_then(|limit| now.checked_add(limit));
             state.executor.cast(ExecutorMessage::Step(Box::new(plan)))?;
+        }
+        if let Some(source) = &state.source {
+            for lookup in state.scheduler.take_lookups() {
+                look_up(Arc::clone(source), lookup, myself.clone());
+            }
         }
         state.audit().await?;
         state.schedule_tick(&myself, now);

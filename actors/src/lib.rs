@@ -24,6 +24,7 @@ mod fault;
 mod handle;
 mod memory;
 mod prefix_tree;
+mod stored;
 mod stream;
 mod supervisor;
 

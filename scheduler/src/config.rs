@@ -163,7 +163,8 @@ pub struct EngineConfig {
     pub event_capacity: usize,
     /// Stores KV outside of the pool. It is told of blocks that are added to the prefix tree.
     pub kv_sink: Option<Arc<dyn KvSink>>,
-    /// Finds stored KV of a prompt before its request is submitted.
+    /// Finds stored KV of a prompt before its request is submitted, and again if what was cached of
+    /// it was evicted while the request waited.
     pub kv_source: Option<Arc<dyn KvSource>>,
 }
 

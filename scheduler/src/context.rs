@@ -9,8 +9,8 @@ use std::time::{Duration, Instant};
 use arc_swap::ArcSwap;
 use stolon_backend::{BackendSpec, ImageInput};
 use stolon_kvcache::{
-    BlockPool, EvictionPolicy, Namespace, StepFence, TokenSpan, TokenSpanInterner, TreeBuilder,
-    TreeReader, TreeWriter,
+    BlockPool, EvictionPolicy, Namespace, PrefixMatch, StepFence, TokenSpan, TokenSpanInterner,
+    TreeBuilder, TreeReader, TreeWriter,
 };
 use tracing::Span;
 use tracing::field::Empty;
@@ -31,6 +31,7 @@ use crate::sequence::{Sequence, Terms};
 use crate::session::Sessions;
 use crate::stats::EngineStats;
 use crate::tenant::TenantId;
+use crate::transfer::PromptLookup;
 use crate::wait::Arrival;
 use validation::{answer_min, check, check_spec, check_tokens, prompt_limit, unsupported};
 
@@ -320,7 +321,9 @@ impl EngineContext {
         let record = RequestRecord::new(&self.gauges, span).inspect_err(refused)?;
         let (sender, events) = event_channel(self.config.event_capacity);
         let block_size = self.spec.block_size;
-        let terms = Terms { choice, max_tokens, loan, share, block_size, encoding };
+        // The prompt of a further answer counts as cached, because the first one computes it.
+        let found = if choice == 0 { matched } else { 0 };
+        let terms = Terms { choice, max_tokens, loan, share, block_size, encoding, found };
         let sequence = Sequence::new(id, request, terms, record, sender, now);
         Ok((sequence, permit, events))
     }
@@ -338,6 +341,29 @@ impl EngineContext {
         let prompt = if is_first { request.tokens.len() } else { 0 };
         let answer = max_tokens * answer_min(request);
         quota.charge(prompt + answer, is_first, |tokens| self.limits.retry_after(tokens)).map(Some)
+    }
+
+    /// A look-up of stored KV of a prompt, of which `found` is cached.
+    pub fn prompt_lookup(
+        &self,
+        namespace: Namespace,
+        tokens: Arc<Vec<u32>>,
+        found: PrefixMatch,
+        priority: i32,
+    ) -> PromptLookup {
+        let PrefixMatch { cached, resume } = found;
+        let checkpoint_positions = self.spec.checkpoint_blocks() * self.spec.block_size;
+        let (prefill_rate, is_repeated) = (self.prefill_rate(), false);
+        PromptLookup {
+            namespace,
+            tokens,
+            cached,
+            resume,
+            checkpoint_positions,
+            priority,
+            prefill_rate,
+            is_repeated,
+        }
     }
 
     /// Whether a request with `uncached` uncached tokens would be refused now, because the

@@ -32,6 +32,7 @@ mod health;
 mod histogram;
 mod images;
 mod late_sampling;
+mod lookup;
 mod memory;
 mod permits;
 mod pin_budget;
@@ -96,8 +97,8 @@ pub use step_plan::{EncodeTask, PromptTargets, RowResult, RowTask, StepDone, Ste
 pub use sync::planted;
 pub use token_set::TokenSet;
 pub use transfer::{
-    EvictedCopy, KvSink, KvSource, LoadTask, PendingKv, Prefetch, PromptLookup, SaveRequest,
-    StoredKv, StoredPin,
+    EvictedCopy, KvSink, KvSource, LoadTask, PendingKv, Prefetch, PromptLookup, RepeatedLookup,
+    SaveRequest, StoredKv, StoredPin,
 };
 
 /// Number of blocks that hold `positions` positions.

@@ -42,7 +42,8 @@ pub(crate) struct Candidate {
     /// The running requests of its quota leave no room for it. Such a request limits only the
     /// others of its quota by its bound on overtaking.
     pub(crate) held: bool,
-    /// False while it waits for the blocks of a leader, is held, or is stalled by a slow consumer.
+    /// False while it waits for the blocks of a leader or for stored KV, is held, or is stalled by a
+    /// slow consumer.
     pub(crate) ready: bool,
     /// It is stalled by a slow consumer. Such a request does not count towards the bound on
     /// overtaking.

@@ -5,6 +5,7 @@ use std::time::Instant;
 
 use stolon_kvcache::PrefixMatch;
 
+use crate::lookup::StoredLookup;
 use crate::memory::Acquired;
 use crate::permits::QueuePermit;
 use crate::policy::Candidate;
@@ -44,6 +45,8 @@ pub(crate) struct Waiting {
     pub(crate) leaders_seen: Option<u64>,
     /// It waited for a leader that made no progress, and will compute its whole prompt itself.
     pub(crate) following_disabled: bool,
+    /// The look-ups of stored KV of its prompt.
+    pub(crate) lookup: StoredLookup,
 }
 
 impl Waiting {
@@ -53,6 +56,7 @@ impl Waiting {
         bound: usize,
         permit: Option<QueuePermit>,
     ) -> Waiting {
+        let lookup = StoredLookup::new(sequence.found.max(sequence.stored_end()));
         Waiting {
             sequence,
             arrival,
@@ -66,7 +70,26 @@ impl Waiting {
             follow: None,
             leaders_seen: None,
             following_disabled: false,
+            lookup,
         }
+    }
+
+    /// What is cached of it, according to the last query.
+    pub(crate) fn found_match(&self) -> PrefixMatch {
+        PrefixMatch { cached: self.matched, resume: self.resume }
+    }
+
+    /// Sets what is cached of it at this version of the tree.
+    pub(crate) fn set_match(&mut self, found: PrefixMatch, version: u64) {
+        (self.matched, self.resume) = (found.cached, found.resume);
+        self.version = Some(version);
+        self.lookup.note(self.covered());
+    }
+
+    /// Number of its leading tokens that need not be computed, because they are cached or can be
+    /// loaded.
+    pub(crate) fn covered(&self) -> usize {
+        self.resume + self.stored()
     }
 
     /// Its remaining overtaking budget: the total cost, in tokens, of later requests that may still
@@ -84,8 +107,7 @@ impl Waiting {
     /// Number of its tokens, and what encoding its images costs, unless all of these are cached.
     fn work(&self) -> usize {
         let images = &self.sequence.images;
-        let found = self.resume + self.stored();
-        let encoding = if images.ends_within(found) { 0 } else { self.sequence.encoding };
+        let encoding = if images.ends_within(self.covered()) { 0 } else { self.sequence.encoding };
         self.sequence.tokens.len() + encoding
     }
 
@@ -108,6 +130,11 @@ impl Waiting {
         // timeout no longer applies.
         let queue = if times.started.is_none() { times.queue_deadline } else { None };
         [queue, times.deadline].into_iter().flatten().min()
+    }
+
+    /// When it times out or does not wait for stored KV any more, whichever is first.
+    fn next_deadline(&self) -> Option<Instant> {
+        [self.deadline(), self.lookup.deadline()].into_iter().flatten().min()
     }
 }
 
@@ -184,7 +211,7 @@ impl Queue {
 
     /// The time of the next timeout.
     pub(crate) fn next_deadline(&self) -> Option<Instant> {
-        self.entries.iter().filter_map(Waiting::deadline).min()
+        self.entries.iter().filter_map(Waiting::next_deadline).min()
     }
 
     /// Charges the cost of a request that is admitted, the last one of `candidates`, to the earlier
@@ -227,6 +254,7 @@ impl Queue {
         }
         let candidate = |waiting: &Waiting| {
             let follows = waiting.follow.is_some() && waiting.slack() > 0;
+            let reads = waiting.lookup.deadline().is_some();
             let stalled = waiting.sequence.is_stalled();
             let held = waiting.sequence.share.as_ref().is_some_and(|share| {
                 !share.fits(tokens_by_quota.get(&share.id()).copied().unwrap_or(0))
@@ -242,7 +270,7 @@ impl Queue {
                 bound: waiting.bound,
                 quota: waiting.sequence.quota_id(),
                 held,
-                ready: !stalled && !follows && !held,
+                ready: !stalled && !follows && !held && !reads,
                 stalled,
             }
         };
@@ -269,9 +297,7 @@ impl Queue {
                 return;
             }
             left -= 1;
-            let found = query(&waiting.sequence);
-            (waiting.matched, waiting.resume) = (found.cached, found.resume);
-            waiting.version = Some(version);
+            waiting.set_match(query(&waiting.sequence), version);
         }
     }
 }
@@ -295,8 +321,15 @@ pub(crate) mod tests {
 
     pub(crate) fn sequence(id: u64) -> Sequence {
         let request = SequenceRequest::new(vec![id as u32; 8], 1);
-        let terms =
-            Terms { choice: 0, max_tokens: 1, loan: None, share: None, block_size: 4, encoding: 0 };
+        let terms = Terms {
+            choice: 0,
+            max_tokens: 1,
+            loan: None,
+            share: None,
+            block_size: 4,
+            encoding: 0,
+            found: 0,
+        };
         let record = RequestRecord::new(&Arc::default(), tracing::Span::none()).expect("open");
         Sequence::new(id, request, terms, record, event_channel(8).0, Instant::now())
     }

@@ -17,6 +17,7 @@ mod blocks;
 mod checkpoints;
 mod encode;
 mod ending;
+mod lookups;
 mod room;
 mod step;
 mod transfers;
@@ -40,7 +41,7 @@ use crate::queue::Waiting;
 use crate::sequence::{Ending, Sequence};
 use crate::states::{CheckpointItem, FreeSlots};
 use crate::step_plan::StepPlan;
-use crate::transfer::{EvictedCopy, Saving};
+use crate::transfer::{EvictedCopy, RepeatedLookup, Saving};
 use crate::wait::Work;
 use checkpoints::StateInFlight;
 use encode::Encoding;
@@ -109,6 +110,8 @@ pub struct Scheduler<M> {
     evicted: Vec<EvictedCopy>,
     /// Copies of evicted blocks that the step in flight makes.
     evicted_in_flight: Vec<EvictedCopy>,
+    /// Repeated look-ups of stored KV that nobody has taken yet.
+    lookups: Vec<RepeatedLookup>,
     /// The saves. Each step makes a part of the first one.
     saves: VecDeque<Saving>,
     /// Whether the first save is part of the step in flight.
@@ -167,6 +170,7 @@ impl<M: Memory> Scheduler<M> {
             reserved: Vec::new(),
             evicted: Vec::new(),
             evicted_in_flight: Vec::new(),
+            lookups: Vec::new(),
             saves: VecDeque::new(),
             save_in_flight: false,
             free_slots,
@@ -277,6 +281,7 @@ impl<M: Memory> Scheduler<M> {
         for _ in 0..ROUNDS_MAX {
             self.apply_late_tokens(now).await?;
             self.end_overdue(now);
+            self.end_lookups(now);
             self.notice_stalled();
             self.publish_checkpoints().await?;
             if self.try_admission && !self.queue.is_empty() {

@@ -84,6 +84,9 @@ pub struct Sequence {
     pub(crate) times: Times,
     /// Number of prompt tokens found in the cache when it first ran; `None` before that.
     pub(crate) cached_tokens: Option<usize>,
+    /// Number of leading tokens of its prompt that were cached when it was submitted, or had been
+    /// committed when it was preempted. It can be evicted while it waits.
+    pub(crate) found: usize,
     /// KV of its prompt that is loaded instead of computed; `None` once it is not needed any more.
     pub(crate) stored: Option<StoredKv>,
     /// Blocks and positions that it holds while it runs.
@@ -152,6 +155,8 @@ pub(crate) struct Terms {
     pub(crate) block_size: usize,
     /// What encoding its images costs, in tokens to compute.
     pub(crate) encoding: usize,
+    /// Number of leading tokens of its prompt that are cached, according to the last look-up.
+    pub(crate) found: usize,
 }
 
 impl Sequence {
@@ -164,7 +169,7 @@ impl Sequence {
         events: EventSender,
         submitted: Instant,
     ) -> Sequence {
-        let Terms { choice, max_tokens, loan, share, block_size, encoding } = terms;
+        let Terms { choice, max_tokens, loan, share, block_size, encoding, found } = terms;
         let SequenceRequest { tokens, images, namespace, eos_ids, stored, turn, mut options } =
             request;
         let stored = stored.filter(|_| !options.needs_whole_prompt());
@@ -200,6 +205,7 @@ impl Sequence {
                 last_token: None,
             },
             cached_tokens: None,
+            found,
             stored,
             options,
             held: Held::default(),

@@ -23,12 +23,13 @@ use crate::request::{RequestOptions, SequenceRequest};
 use crate::scheduler::Scheduler;
 use crate::session::{NewSession, SessionId};
 use crate::step_plan::{StepDone, StepPlan};
-use crate::transfer::StoredKv;
+use crate::transfer::{RepeatedLookup, StoredKv};
 
 mod depth;
 mod estimates;
 mod fairness;
 mod images;
+mod lookups;
 mod processors;
 mod quota;
 mod states;
@@ -57,6 +58,8 @@ struct Harness {
     saves: transfers::Saves,
     /// Copies of evicted blocks that were not checked yet.
     evicted: transfers::Saves,
+    /// Repeated look-ups that were not answered yet.
+    lookups: Vec<RepeatedLookup>,
     now: Instant,
     /// Requests are of several tenants, by their first token.
     tenants: bool,
@@ -103,7 +106,11 @@ impl Harness {
     ) -> Harness {
         let (saves, evicted) = (transfers::Saves::default(), transfers::Saves::default());
         let sink = transfers::EvictedSink(Arc::clone(&evicted));
-        let config = EngineConfig { kv_sink: Some(Arc::new(sink)), ..config };
+        let config = EngineConfig {
+            kv_sink: Some(Arc::new(sink)),
+            kv_source: Some(Arc::new(lookups::NoSource)),
+            ..config
+        };
         let backend = FakeBackend::new(FakeOptions {
             vocab_size: VOCAB_SIZE,
             max_positions: 4096,
@@ -127,6 +134,7 @@ impl Harness {
             callers: Vec::new(),
             saves,
             evicted,
+            lookups: Vec::new(),
             now: Instant::now(),
             tenants: false,
             priorities: false,
@@ -186,7 +194,12 @@ impl Harness {
         set(&mut request);
         let RequestOptions { prompt_logprobs, pooling, .. } = request.options;
         let id = self.callers.len() as u64;
-        let (sequence, permit, events) = match self.context.submit(id, request, 0, 0, self.now) {
+        let found = match self.context.config.prefix_caching {
+            true => self.scheduler.query_resume(&request.namespace, &request.tokens).resume,
+            false => 0,
+        };
+        let entered = self.context.submit(id, request, 0, found, self.now);
+        let (sequence, permit, events) = match entered {
             Ok(entered) => entered,
             Err(error) => {
                 use EngineError::{Overloaded, QuotaExceeded};
@@ -265,6 +278,7 @@ impl Harness {
             assert!(self.in_flight.is_none(), "one step at a time");
             self.in_flight = Some(plan);
         }
+        self.lookups.extend(self.scheduler.take_lookups());
         ready(self.scheduler.audit()).expect("a consistent accounting");
     }
 
@@ -311,6 +325,9 @@ impl Harness {
     fn finish(&mut self) {
         for _ in 0..20_000 {
             self.read(true);
+            while !self.lookups.is_empty() {
+                self.answer(0, Some(0));
+            }
             if !self.step(false) && self.callers.iter().all(Caller::is_done) {
                 break;
             }
@@ -403,6 +420,8 @@ enum Action {
         first_block: usize,
     },
     FailCopies(usize),
+    /// Answers a repeated look-up with stored KV from a block on, or with nothing.
+    Answer(usize, Option<usize>),
     Cancel(usize),
     Step {
         fail: bool,
@@ -459,6 +478,8 @@ fn actions() -> impl Strategy<Value = Action> {
         2 => (0u32..4, 1usize..60, 0usize..3)
             .prop_map(|(seed, len, first_block)| Action::Save { seed, len, first_block }),
         1 => (1usize..3).prop_map(Action::FailCopies),
+        3 => (0usize..3, prop::option::weighted(0.8, 0usize..4))
+            .prop_map(|(index, first_block)| Action::Answer(index, first_block)),
         2 => (0usize..40).prop_map(Action::Cancel),
         20 => Just(Action::Step { fail: false }),
         1 => Just(Action::Step { fail: true }),
@@ -587,6 +608,9 @@ proptest! {
                     harness.save(prompt(seed, len), first_block);
                 }
                 Action::FailCopies(count) => harness.backend.handle().fail_copies(count),
+                Action::Answer(index, first_block) if index < harness.lookups.len() => {
+                    harness.answer(index, first_block);
+                }
                 Action::Cancel(caller) if caller < harness.callers.len() => harness.cancel(caller),
                 Action::Step { fail } => drop(harness.step(fail)),
                 Action::Read => harness.read(false),
@@ -598,7 +622,7 @@ proptest! {
                     harness.advance();
                 }
                 Action::Policy(policy) => harness.context.policy.store(Arc::new(policy)),
-                Action::Cancel(_) | Action::Slow(..) => {}
+                Action::Answer(..) | Action::Cancel(_) | Action::Slow(..) => {}
             }
         }
         harness.finish();

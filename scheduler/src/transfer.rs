@@ -216,14 +216,15 @@ pub struct StoredPin {
     pub held: Box<dyn Any + Send>,
 }
 
-/// Finds KV that was stored outside of the pool. The engine asks it before a request is submitted.
+/// Finds KV that was stored outside of the pool. The engine asks it before a request is submitted,
+/// and again for a waiting request that has lost what was cached of its prompt.
 pub trait KvSource: fmt::Debug + Send + Sync {
     /// Decides which stored KV of a prompt is read, and begins to read it. Called in the caller's
-    /// task, so it must not block.
+    /// task or in a task of its own, so it must not block.
     fn prefetch(&self, prompt: &PromptLookup) -> Prefetch;
 }
 
-/// A prompt whose request is about to be submitted, and what the engine knows about it.
+/// A prompt whose request is about to be submitted or waits, and what the engine knows about it.
 #[derive(Clone, Debug)]
 pub struct PromptLookup {
     /// The namespace of the request.
@@ -243,6 +244,21 @@ pub struct PromptLookup {
     /// Number of prompt positions that recent steps have computed per second; `None` before the
     /// first one.
     pub prefill_rate: Option<f64>,
+    /// Whether the source was asked for the same request before. It is not another use of what is
+    /// stored.
+    pub is_repeated: bool,
+}
+
+/// A waiting request asks again for stored KV of its prompt. The caller of the scheduler asks the
+/// [`KvSource`], and gives the answer to [`Scheduler::stored_read`](crate::Scheduler::stored_read).
+#[derive(Clone, Debug)]
+pub struct RepeatedLookup {
+    /// The id of the request.
+    pub id: u64,
+    /// Its prompt.
+    pub prompt: PromptLookup,
+    /// How long the request waits for the answer at most.
+    pub limit: Duration,
 }
 
 /// What a [`KvSource`] asks for when a prompt is about to be computed.

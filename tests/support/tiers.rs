@@ -52,7 +52,11 @@ pub(crate) async fn answer(engine: &Engine, tokens: &[u32]) -> (Vec<(u32, u32)>,
 /// An engine on the fake backend, which takes some time for each token, so that reading is worth
 /// it. Its strict mode fails if a block does not have the KV of its prompt.
 pub(crate) fn slow_fake(block_count: usize, per_prefill_token: Duration) -> EngineBuilder {
-    let latency = FakeLatency { per_prefill_token, ..FakeLatency::default() };
+    fake(block_count, FakeLatency { per_prefill_token, ..FakeLatency::default() })
+}
+
+/// The same with any latency.
+pub(crate) fn fake(block_count: usize, latency: FakeLatency) -> EngineBuilder {
     let options =
         FakeOptions { vocab_size: VOCAB_SIZE, block_count, latency, ..FakeOptions::default() };
     Engine::builder().backend("fake", Box::new(FakeBackend::new(options)))

@@ -25,7 +25,8 @@ pub enum WritePolicy {
     WriteBack,
 }
 
-/// How long a request waits for stored KV that is read for it.
+/// How long a request waits for stored KV that is read for it. A request that was submitted and has
+/// lost its cached prefix waits for at most 10 seconds, under every policy.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum PrefetchPolicy {

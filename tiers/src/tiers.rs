@@ -1,13 +1,13 @@
 //! [`Tiers`]: the tiers of an engine besides the KV pool. What is computed is stored on disk, and
-//! stored KV is read while a request waits to be submitted. Behind the disk there may be an object
+//! stored KV is read while a request waits to be submitted or admitted. Behind the disk there may be an object
 //! store.
 //!
 //! Storing (`store.rs`): the scheduler offers what it has added to the prefix tree, or what was
 //! evicted from it, and copies what the [`WritePolicy`] wants and is not on the disk yet out of the
 //! pool. A thread of its own writes it.
 //!
-//! Loading (`fetch.rs`): before a request is submitted, the engine asks for stored KV of its
-//! prompt, beyond what is in the pool. [`plan()`](crate::plan()) decides what is read, and how long
+//! Loading (`fetch.rs`): before a request is submitted, and if it loses its cached prefix while it
+//! waits, the engine asks for stored KV of its prompt, beyond what is in the pool. [`plan()`](crate::plan()) decides what is read, and how long
 //! the request waits for it. What was fetched from the object store is on the disk afterwards.
 
 mod fetch;

@@ -95,6 +95,7 @@ fn lookup(prompt: &Arc<Vec<u32>>) -> PromptLookup {
         checkpoint_positions: 0,
         priority: 0,
         prefill_rate: None,
+        is_repeated: false,
     }
 }
 

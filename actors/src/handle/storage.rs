@@ -5,15 +5,13 @@ use std::sync::Arc;
 
 use futures::FutureExt;
 use futures::future::BoxFuture;
-use stolon_kvcache::{Namespace, PrefixMatch};
-use stolon_scheduler::{
-    EngineError, PendingKv, Prefetch, PromptLookup, SaveRequest, SequenceRequest,
-};
+use stolon_kvcache::Namespace;
+use stolon_scheduler::{EngineError, Prefetch, SaveRequest, SequenceRequest};
 use tokio::sync::oneshot;
-use tokio::time::timeout;
 
 use super::EngineHandle;
 use crate::admission::AdmissionMessage;
+use crate::stored::read;
 use crate::supervisor::end_error;
 
 impl EngineHandle {
@@ -27,35 +25,24 @@ impl EngineHandle {
             let Some(source) = source.filter(|_| !request.options.needs_whole_prompt()) else {
                 return request;
             };
-            let PrefixMatch { cached, resume } =
-                self.query_resume(&request.namespace, &request.tokens);
+            let found = self.query_resume(&request.namespace, &request.tokens);
             // Nothing is read for a request that is going to be refused.
-            if context.queue_is_full(request.tokens.len() - resume) {
+            if context.queue_is_full(request.tokens.len() - found.resume) {
                 return request;
             }
-            let Prefetch { save, load } = source.prefetch(&PromptLookup {
-                namespace: request.namespace,
-                tokens: Arc::clone(&request.tokens),
-                cached,
-                resume,
-                checkpoint_positions: context.spec.checkpoint_blocks() * context.spec.block_size,
-                priority: request.options.priority,
-                prefill_rate: context.prefill_rate(),
-            });
+            let (namespace, tokens) = (request.namespace, Arc::clone(&request.tokens));
+            let priority = request.options.priority;
+            let prompt = context.prompt_lookup(namespace, tokens, found, priority);
+            let Prefetch { save, load } = source.prefetch(&prompt);
             if let (Some(save), Ok(generation)) = (save, self.common().current()) {
                 // If the generation has just ended, the request is dropped here.
                 let _ = generation.admission.cast(AdmissionMessage::Save(Box::new(save)));
             }
-            let Some(PendingKv { kv, limit }) = load else { return request };
-            // The timer needs the engine's runtime; the caller may have another one.
-            let wait = self.shared.runtime.spawn(async move { timeout(limit, kv).await });
-            match wait.await {
-                Ok(Ok(kv)) => request.stored = kv,
-                Ok(Err(_)) => {
-                    tracing::debug!(?limit, "stored KV was not read in time; it is computed")
-                }
-                // The runtime has ended.
-                Err(_) => {}
+            if let Some(load) = load {
+                // The timer needs the engine's runtime; the caller may have another one.
+                let read = self.shared.runtime.spawn(read(load));
+                // Fails only if the runtime has ended.
+                request.stored = read.await.ok().flatten();
             }
             request
         }

@@ -30,6 +30,8 @@ enum Attempt {
     Started,
     /// It stays in the queue as a follower of a running sequence.
     Follows,
+    /// It stays in the queue while stored KV is read, because less of it is cached than before.
+    Reads,
     /// It ended with an error.
     Ended,
     /// Fewer of its tokens are cached than its last query found, so that admitting it now would
@@ -55,6 +57,7 @@ impl<M: Memory> Scheduler<M> {
             match progress {
                 Some((_, committed)) if committed >= follow.shared => {
                     waiting.matched = follow.shared;
+                    waiting.lookup.note(follow.shared);
                 }
                 Some(_) => waiting.following_disabled = true,
                 // The leader has ended. Another sequence may lead, or this one computes the prefix.
@@ -174,6 +177,9 @@ impl<M: Memory> Scheduler<M> {
             (lease, checkpoint) = (Some(acquired.lease), acquired.checkpoint);
         }
         let matched = lease.as_ref().map_or(0, |lease| lease.len());
+        if lease.is_some() && self.look_again(index, now) {
+            return Ok(Attempt::Reads);
+        }
         if self.queue.entries()[index].cost() > round.slacks[index] {
             return Ok(Attempt::ExceedsSlack);
         }

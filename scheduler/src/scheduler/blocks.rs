@@ -139,6 +139,7 @@ impl<M: Memory> Scheduler<M> {
             "request preempted"
         );
         Self::keep_answer(&mut self.written, &mut sequence);
+        sequence.found = sequence.held.committed().min(sequence.prompt_len);
         sequence.release_blocks();
         sequence.record.wait();
         let mut waiting = Waiting::new(sequence, arrival, bound, None);

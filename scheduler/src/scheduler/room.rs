@@ -2,6 +2,8 @@
 //! enough blocks for it, in addition to the running sequences and to followers that will be admitted
 //! before it.
 
+use stolon_kvcache::PrefixMatch;
+
 use super::Scheduler;
 use crate::budget::{self, BlockDemand};
 use crate::config::AdmissionPolicy;
@@ -55,13 +57,13 @@ impl<M: Memory> Scheduler<M> {
         let Sequence { namespace, tokens, options, .. } = sequence;
         let priority = Some(options.priority);
         let acquired = self.memory.acquire(namespace, tokens, limit, priority).await?;
-        let waiting = &mut self.queue.entries_mut()[index];
-        waiting.matched = acquired.lease.len();
-        waiting.resume = match has_states {
+        let cached = acquired.lease.len();
+        let resume = match has_states {
             true => acquired.checkpoint.as_ref().map_or(0, |checkpoint| checkpoint.len()),
-            false => waiting.matched,
+            false => cached,
         };
-        waiting.version = Some(self.reader.tree_version());
+        let version = self.reader.tree_version();
+        self.queue.entries_mut()[index].set_match(PrefixMatch { cached, resume }, version);
         Ok(acquired)
     }
 

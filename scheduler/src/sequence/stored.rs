@@ -96,6 +96,15 @@ impl Sequence {
         (continues && saves).then_some(len)
     }
 
+    /// Where its stored KV ends, in tokens from the start of the prompt, if everything before it is
+    /// cached; 0 if it has none.
+    pub(crate) fn stored_end(&self) -> usize {
+        let Some(stored) = &self.stored else { return 0 };
+        let start = stored.range().start * stored.block_size();
+        let resume = if stored.has_checkpoint() { 0 } else { start };
+        resume + self.stored_after(start, resume)
+    }
+
     /// A load with a checkpoint has copied the blocks before the index `next`, or has failed. Then
     /// the sequence computes what was to be loaded.
     pub(crate) fn state_loaded(&mut self, next: usize, copied: bool) {

@@ -1,4 +1,4 @@
-//! Loading: stored KV of a prompt is read before its request is submitted.
+//! Loading: stored KV of a prompt is read before its request is submitted, or while it waits.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -27,7 +27,10 @@ impl KvSource for Tiers {
     fn prefetch(&self, lookup: &PromptLookup) -> Prefetch {
         let Some(open) = self.open.get() else { return Prefetch::default() };
         let tokens = NamedTokens::new(Arc::clone(&lookup.tokens), &open.interner);
-        let save = self.note_use(open, lookup, &tokens);
+        let save = match lookup.is_repeated {
+            true => None,
+            false => self.note_use(open, lookup, &tokens),
+        };
         let load = match lookup.checkpoint_positions {
             0 => self.load(open, lookup, &tokens),
             _ => open.with_checkpoint(lookup, &tokens).and_then(|(cached, tokens)| {
