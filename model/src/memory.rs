@@ -1,5 +1,7 @@
 //! How much memory packed weights need, and whether it is free.
 
+pub(crate) mod control_group;
+
 use stolon_kernels::{Matrix, TensorType};
 
 use crate::config::TensorSpec;

@@ -1,6 +1,9 @@
 //! Converts a memory budget to a number of blocks, and chooses the default budget.
 
+use std::path::Path;
+
 use super::KvStoreError;
+use crate::memory::control_group;
 
 /// The default budget's share of the free memory. The rest is left to activations, the file cache
 /// and other processes.
@@ -58,14 +61,11 @@ pub fn default_kv_budget(free_bytes: u64) -> u64 {
 }
 
 /// The number of bytes that the process can still allocate without swapping: the system's available
-/// memory or what the control group leaves, whichever is less. Cached files count as free.
+/// memory or what its control groups leave, whichever is less. Cached files count as free.
 #[must_use]
 pub fn free_memory() -> u64 {
     let mut system = sysinfo::System::new();
     system.refresh_memory();
-    let available = system.available_memory();
-    match system.cgroup_limits() {
-        Some(limits) => available.min(limits.total_memory.saturating_sub(limits.rss)),
-        None => available,
-    }
+    let left = control_group::room(Path::new("/")).unwrap_or(u64::MAX);
+    system.available_memory().min(left)
 }
