@@ -89,6 +89,7 @@ impl InspectArgs {
             Ok(inspection) => inspection,
             Err(
                 error @ (ModelError::Io { .. }
+                | ModelError::OutOfMemory { .. }
                 | ModelError::UnknownSource { .. }
                 | ModelError::Hub { .. }),
             ) => return Err(error.into()),

@@ -31,10 +31,11 @@ use stolon_kvcache::BlockId;
 
 use crate::config::{DecoderConfig, HeadShape, LayerConfig, MixerKind};
 pub use crate::error::KvStoreError;
+pub use crate::memory::free_memory;
 use crate::workers::Workers;
 
 pub use capacity::{
-    DEFAULT_BUDGET_MAX, FREE_MEMORY_SHARE, KvBudget, default_kv_budget, free_memory, kv_capacity,
+    DEFAULT_BUDGET_MAX, FREE_MEMORY_SHARE, KvBudget, default_kv_budget, kv_capacity,
 };
 pub use kv_type::KvType;
 pub(crate) use plane::Plane;

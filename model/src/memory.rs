@@ -1,14 +1,30 @@
 //! How much memory packed weights need, and whether it is free.
 
-pub(crate) mod control_group;
+mod control_group;
+mod process_limits;
+
+use std::path::Path;
 
 use stolon_kernels::{Matrix, TensorType};
 
 use crate::config::TensorSpec;
 use crate::error::{KvStoreError, ModelError};
-use crate::kv_store::{KvBudget, KvShape, free_memory};
+use crate::kv_store::{KvBudget, KvShape};
 use crate::weight_type::WeightType;
 use crate::weights::Weights;
+
+/// The number of bytes that the process can still allocate without swapping: the system's available
+/// memory, what its control groups leave, or what its own limits leave, whichever is the least.
+/// Cached files count as free. At least 1; 0 if the system does not tell.
+#[must_use]
+pub fn free_memory() -> u64 {
+    let mut system = sysinfo::System::new();
+    system.refresh_memory();
+    let available = Some(system.available_memory()).filter(|bytes| *bytes > 0);
+    let root = Path::new("/");
+    let rooms = [available, control_group::room(root), process_limits::room(root)];
+    rooms.into_iter().flatten().min().map_or(0, |least| least.max(1))
+}
 
 /// The memory that a backend needs next to the weights.
 #[derive(Clone, Copy, Debug)]

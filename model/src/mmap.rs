@@ -6,6 +6,7 @@
 #![allow(unsafe_code, reason = "mapping a file into memory")]
 
 use std::fmt;
+use std::io::ErrorKind;
 use std::ops::Deref;
 use std::path::Path;
 
@@ -13,6 +14,7 @@ use memmap2::Mmap;
 
 use crate::error::ModelError;
 use crate::files;
+use crate::memory::out_of_memory;
 
 /// Immutable bytes at a stable address.
 pub(crate) enum Bytes {
@@ -36,18 +38,27 @@ impl Bytes {
     /// Maps the file at `path`.
     ///
     /// # Errors
-    /// [`ModelError::Io`] if the file cannot be opened or mapped or is not a regular file.
+    /// [`ModelError::Io`] if the file cannot be opened or mapped or is not a regular file, and
+    /// [`ModelError::OutOfMemory`] if the process has no address space for it.
     pub(crate) fn map(path: &Path) -> Result<Self, ModelError> {
         let io = |error| ModelError::Io { path: path.to_owned(), error };
         let file = files::open(path)?;
-        if file.metadata().map_err(io)?.len() == 0 {
+        let size = file.metadata().map_err(io)?.len();
+        if size == 0 {
             return Ok(Self::Owned(Vec::new()));
         }
+        let not_mapped = |error: std::io::Error| match error.kind() {
+            // The file is as it should be.
+            ErrorKind::OutOfMemory => {
+                out_of_memory(&format!("the address space for {}", path.display()), size)
+            }
+            _ => io(error),
+        };
         // SAFETY: The mapping is read-only. `Mmap::map` requires that the file is not modified or
         // truncated while it is mapped. No program can prevent other processes from doing that (an
         // access to a truncated part then faults), as with every mapped model file. Ordinary
         // updates do not do it: downloads write a new file and rename it when it is complete.
-        let map = unsafe { Mmap::map(&file) }.map_err(io)?;
+        let map = unsafe { Mmap::map(&file) }.map_err(not_mapped)?;
         Ok(Self::Mapped(map))
     }
 

@@ -1,9 +1,7 @@
 //! Converts a memory budget to a number of blocks, and chooses the default budget.
 
-use std::path::Path;
-
 use super::KvStoreError;
-use crate::memory::control_group;
+use crate::memory::free_memory;
 
 /// The default budget's share of the free memory. The rest is left to activations, the file cache
 /// and other processes.
@@ -58,14 +56,4 @@ pub fn kv_capacity(budget: u64, block_bytes: usize) -> Result<usize, KvStoreErro
 #[must_use]
 pub fn default_kv_budget(free_bytes: u64) -> u64 {
     ((free_bytes as f64 * FREE_MEMORY_SHARE) as u64).min(DEFAULT_BUDGET_MAX)
-}
-
-/// The number of bytes that the process can still allocate without swapping: the system's available
-/// memory or what its control groups leave, whichever is less. Cached files count as free.
-#[must_use]
-pub fn free_memory() -> u64 {
-    let mut system = sysinfo::System::new();
-    system.refresh_memory();
-    let left = control_group::room(Path::new("/")).unwrap_or(u64::MAX);
-    system.available_memory().min(left)
 }
