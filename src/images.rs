@@ -1,5 +1,15 @@
 //! Images of requests: they are decoded and prepared, and take their places among the tokens of the
 //! prompt. For models that take text only, a request with images fails.
+//!
+//! A request goes through these steps:
+//!
+//! 1. [`Images::fetched`] fetches the files of images that it names by URL.
+//! 2. [`Images::open`] reads the headers of all images and bounds their pixels.
+//! 3. [`Placement::decode_next`] decodes one image.
+//! 4. [`Placement::place`] renders and tokenises the prompt, with the images in their places.
+//!
+//! Steps 2 to 4 are long work. Each call is a piece of its own, so that a client with many large
+//! images takes turns with others, and so that nothing more is decoded for a client that has gone.
 
 mod processor;
 mod urls;
@@ -10,6 +20,7 @@ use serde_json::{Value, json};
 use stolon_backend::ImageInput;
 use stolon_scheduler::{EngineContext, PromptImage, PromptLimit, SessionContent};
 use stolon_text::replace_in_order;
+use stolon_vision::ImageProcessor;
 
 pub(crate) use processor::Images;
 pub(crate) use urls::Fetch;
@@ -34,20 +45,37 @@ struct PreparedImages {
     first_token: Option<u32>,
 }
 
-impl Images {
-    /// Decodes the images of a request and renders and tokenises its prompt. In the returned
-    /// request, the prompt is token ids, and the images are where the model expects them. What the
-    /// request is appended to comes before them.
+/// A request whose images are on their way into its prompt.
+#[derive(Debug)]
+pub(crate) struct Placement {
+    /// The request. Its conversation has a part `{"type": "image"}` for each image.
+    request: Request,
+    /// The files of the images that have not been decoded yet.
+    files: std::vec::IntoIter<Arc<[u8]>>,
+    processor: Arc<ImageProcessor>,
+    /// The images that have been decoded.
+    prepared: PreparedImages,
+    /// Number of positions that their tiles have in the prompt.
+    positions: usize,
+}
+
+impl Placement {
+    /// Whether there are images that have not been decoded yet.
+    pub(crate) fn has_files(&self) -> bool {
+        self.files.len() > 0
+    }
+
+    /// Renders and tokenises the prompt, when all images have been decoded. In the returned request,
+    /// the prompt is token ids, and the images are where the model expects them. What the request is
+    /// appended to comes before them.
     pub(crate) fn place(
-        &self,
-        request: Request,
+        self,
         before: &SessionContent,
         text: &Text,
         context: &EngineContext,
     ) -> Result<Request, Error> {
-        let request = self.collect(request)?;
+        let Self { request, prepared, .. } = self;
         let limit = context.prompt_limit();
-        let prepared = self.prepare(&request.images, limit)?;
         let begins = before.tokens.is_empty();
         let tokens = prepared.tokens(&request, begins, text, limit)?;
         let tokens = prepared.begin(tokens, begins)?;
@@ -55,12 +83,18 @@ impl Images {
         let placed = placed.into();
         Ok(Request { placed, ..request.with_tokens(tokens) })
     }
+}
 
+impl Images {
     /// The request with all images of its conversation in `images`, in the order of the parts
     /// `{"type": "image"}` that are left of them.
     fn collect(&self, mut request: Request) -> Result<Request, Error> {
-        let Prompt::Chat(messages) = request.prompt() else { return Ok(request) };
-        let mut messages = messages.clone();
+        // The request has the prompt for itself, unless its caller has kept a clone of it. Data URLs
+        // are large.
+        let mut messages = match Arc::unwrap_or_clone(request.prompt) {
+            Prompt::Chat(messages) => messages,
+            prompt => return Ok(Request { prompt: Arc::new(prompt), ..request }),
+        };
         add_parts(&mut messages, request.images.len());
         let mut given = std::mem::take(&mut request.images).into_iter();
         let mut images = Vec::new();

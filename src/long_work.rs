@@ -40,11 +40,12 @@ impl LongWork {
                 EngineError::StartFailed { reason }
             })?;
         }
-        Ok(LongWork { lane: FairLane::new(threads), jobs })
+        Ok(LongWork { lane: FairLane::new(threads, threads - 1), jobs })
     }
 
-    /// Does a client's work when its turn has come. If the future is dropped before, the work is
-    /// not done; if it is dropped later, the result is discarded.
+    /// Does a client's work when its turn has come. If the future is dropped before the work has
+    /// begun, it is not done; if it is dropped later, the result is discarded. Work of more than
+    /// some hundred milliseconds is therefore submitted in pieces.
     pub(crate) async fn run<T: Send + 'static>(
         &self,
         client: Client,
@@ -53,6 +54,9 @@ impl LongWork {
         let slot = self.lane.slot(client).await;
         let (sender, result) = oneshot::channel();
         let job = move || {
+            if sender.is_closed() {
+                return;
+            }
             let result = catch_unwind(AssertUnwindSafe(work));
             drop(slot);
             // Fails if the caller has gone.

@@ -106,7 +106,8 @@ impl Prompts {
         let limit = context.prompt_limit();
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
         // One client may use half of the cores. The last slot is for others.
-        let lane = FairLane::new((cores / 2).max(1) + 1);
+        let of_client = (cores / 2).max(1);
+        let lane = FairLane::new(of_client + 1, of_client);
         let long_work = LongWork::start()?;
         Ok(Prompts { text, images, context, limit, runtime, lane, long_work })
     }
@@ -130,13 +131,7 @@ impl Prompts {
     ) -> Result<Request, Error> {
         let client = request.options.tenant.clone();
         if request.has_images() {
-            let (request, held) = self.images.fetched(request).await?;
-            let (images, context) = (self.images.clone(), self.context.clone());
-            let place = move |text: &Text| {
-                let _held = held;
-                images.place(request, &before, text, &context)
-            };
-            return self.run(Work::Long(client), place).await;
+            return self.with_images(request, before).await;
         }
         let begins = before.tokens.is_empty();
         let prompt = self.continuation(request.prompt(), begins, client).await?;
@@ -144,11 +139,41 @@ impl Prompts {
         Ok(Request { placed: before.images, ..request.with_tokens(tokens) })
     }
 
+    /// The request with its images and tokens after what comes before. Each image is a piece of long
+    /// work of its own.
+    async fn with_images(
+        &self,
+        request: Request,
+        before: SessionContent,
+    ) -> Result<Request, Error> {
+        let client = request.options.tenant.clone();
+        let (images, limit) = (self.images.clone(), self.limit);
+        // What was fetched is held by the work itself, which may go on when this future was dropped.
+        let (request, held) = self.images.fetched(request).await?;
+        let open = move |_: &Text| Ok((images.open(request)?, held));
+        let (mut placement, mut held) = self.run(Work::Long(client.clone()), open).await?;
+        while placement.has_files() {
+            let decode = move |_: &Text| {
+                placement.decode_next(limit)?;
+                Ok((placement, held))
+            };
+            (placement, held) = self.run(Work::Long(client.clone()), decode).await?;
+        }
+        drop(held);
+        let context = self.context.clone();
+        let place = move |text: &Text| placement.place(&before, text, &context);
+        self.run(Work::Long(client), place).await
+    }
+
     /// The token ids of a prompt, computed on the calling thread.
     pub(crate) fn tokens_here(&self, request: &Request) -> Result<Vec<u32>, Error> {
         if request.has_images() {
+            let mut placement = self.images.open(request.clone())?;
+            while placement.has_files() {
+                placement.decode_next(self.limit)?;
+            }
             let before = SessionContent::default();
-            let request = self.images.place(request.clone(), &before, &self.text, &self.context)?;
+            let request = placement.place(&before, &self.text, &self.context)?;
             return self.text.prompt_tokens(&request, self.limit);
         }
         self.text.prompt_tokens(request, self.limit)

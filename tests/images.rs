@@ -17,6 +17,8 @@ mod qwen3_vl;
 mod restarts;
 #[path = "images/urls.rs"]
 mod urls;
+#[path = "images/work.rs"]
+mod work;
 
 use std::sync::Arc;
 

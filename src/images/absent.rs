@@ -1,7 +1,7 @@
 //! Replaces the images of a build without the feature `images`: a request with images fails.
 
 use stolon_model::ImageModel;
-use stolon_scheduler::{EngineContext, SessionContent};
+use stolon_scheduler::{EngineContext, PromptLimit, SessionContent};
 
 use crate::long_work::Slot;
 use crate::text::Text;
@@ -39,14 +39,31 @@ impl Images {
         None
     }
 
+    pub(crate) fn open(&self, request: Request) -> Result<Placement, Error> {
+        let expected = "none, because the library was built without the feature `images`";
+        Err(Error::invalid("images", expected, request.images.len().max(1)))
+    }
+}
+
+/// A request with images, of which there is none.
+#[derive(Debug)]
+pub(crate) enum Placement {}
+
+impl Placement {
+    pub(crate) fn has_files(&self) -> bool {
+        match *self {}
+    }
+
+    pub(crate) fn decode_next(&mut self, _: PromptLimit) -> Result<(), Error> {
+        match *self {}
+    }
+
     pub(crate) fn place(
-        &self,
-        request: Request,
+        self,
         _: &SessionContent,
         _: &Text,
         _: &EngineContext,
     ) -> Result<Request, Error> {
-        let expected = "none, because the library was built without the feature `images`";
-        Err(Error::invalid("images", expected, request.images.len().max(1)))
+        match self {}
     }
 }

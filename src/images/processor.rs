@@ -1,18 +1,24 @@
 //! Decodes images and prepares them for the encoder of the model.
+//!
+//! The headers of all images of a request are read before the first one is decoded, so that a
+//! request whose pictures are too many or too large costs next to nothing.
 
 use std::sync::Arc;
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use stolon_scheduler::PromptLimit;
-use stolon_vision::{ImageProcessor, Picture, PictureLimits};
+use stolon_vision::{ImageProcessor, Picture, PictureError, PictureLimits};
 
-use super::{Fetch, PreparedImages};
-use crate::Error;
+use super::{Fetch, Placement, PreparedImages};
 use crate::request::ImageFile;
+use crate::{Error, Request};
 
 /// Maximum number of images of a request.
 const IMAGES_MAX: usize = 256;
+/// Maximum number of pixels of all images of a request: some twenty photos of a telephone. Decoding
+/// them takes seconds.
+const PIXELS_MAX: usize = 256 << 20;
 
 /// The image processor of the model; none for a model that takes text only.
 #[derive(Clone, Debug, Default)]
@@ -36,6 +42,37 @@ impl Images {
         self.processor.as_ref().map(|processor| processor.image_token_id())
     }
 
+    /// The placement of a request's images, with the files of all of them. They have the formats and
+    /// sizes that can be decoded, and together at most [`PIXELS_MAX`] pixels.
+    pub(crate) fn open(&self, request: Request) -> Result<Placement, Error> {
+        let mut request = self.collect(request)?;
+        let processor = Arc::clone(self.check(&request.images)?);
+        let (mut files, mut pixels) = (Vec::new(), 0_usize);
+        for (index, image) in std::mem::take(&mut request.images).into_iter().enumerate() {
+            let number = index + 1;
+            let file = match image {
+                ImageFile::Bytes(bytes) => bytes,
+                ImageFile::Url(url) => Self::file_of(&url, number)?,
+            };
+            let of_image = Picture::pixels_of(&file, &PictureLimits::default());
+            pixels += of_image.map_err(|error| refused(number, &error))?;
+            if pixels > PIXELS_MAX {
+                let expected = format!("expected at most {PIXELS_MAX} pixels in a request");
+                let reason = format!("{expected}, got {pixels} up to this image");
+                return Err(Error::Image { number, reason });
+            }
+            files.push(file);
+        }
+        let prepared = PreparedImages {
+            placeholder: processor.placeholder().to_owned(),
+            texts: Vec::new(),
+            image_token: processor.image_token_id(),
+            tiles: Vec::new(),
+            first_token: self.first_token,
+        };
+        Ok(Placement { request, files: files.into_iter(), processor, prepared, positions: 0 })
+    }
+
     /// The file in a data URL, which is that of image number `number` of a request.
     fn file_of(url: &str, number: usize) -> Result<Arc<[u8]>, Error> {
         /// How much of another URL an error shows.
@@ -53,7 +90,7 @@ impl Images {
     }
 
     /// The image processor, if the model takes images, and as many.
-    pub(super) fn check(&self, images: &[ImageFile]) -> Result<&ImageProcessor, Error> {
+    pub(super) fn check(&self, images: &[ImageFile]) -> Result<&Arc<ImageProcessor>, Error> {
         let Some(processor) = &self.processor else {
             let expected = "none, because the model takes text only";
             return Err(Error::invalid("images", expected, images.len()));
@@ -64,36 +101,27 @@ impl Images {
         }
         Ok(processor)
     }
+}
 
-    /// Decodes images and cuts them into tiles, which together have at most as many positions as a
-    /// prompt may have.
-    pub(super) fn prepare(
-        &self,
-        images: &[ImageFile],
-        limit: PromptLimit,
-    ) -> Result<PreparedImages, Error> {
-        let processor = self.check(images)?;
-        let (mut texts, mut tiles, mut positions) = (Vec::new(), Vec::new(), 0_usize);
-        for (index, file) in images.iter().enumerate() {
-            let refused = |error: stolon_vision::PictureError| Error::Image {
-                number: index + 1,
-                reason: error.to_string(),
-            };
-            let file = match file {
-                ImageFile::Bytes(bytes) => Arc::clone(bytes),
-                ImageFile::Url(url) => Self::file_of(url, index + 1)?,
-            };
-            let picture = Picture::decode(&file, &PictureLimits::default()).map_err(refused)?;
-            let prepared = processor.prepare(&picture).map_err(refused)?;
-            positions += prepared.tiles.iter().map(|tile| tile.kv_len).sum::<usize>();
-            if positions > limit.tokens {
-                return Err(limit.error(positions).into());
-            }
-            texts.push(prepared.text);
-            tiles.extend(prepared.tiles.into_iter().map(Arc::new));
+impl Placement {
+    /// Decodes the next image and cuts it into tiles. The tiles of all images together have at most
+    /// as many positions as a prompt may have. Without a next image, nothing is done.
+    pub(crate) fn decode_next(&mut self, limit: PromptLimit) -> Result<(), Error> {
+        let Some(file) = self.files.next() else { return Ok(()) };
+        let number = self.prepared.texts.len() + 1;
+        let picture = Picture::decode(&file, &PictureLimits::default());
+        let image = picture.and_then(|picture| self.processor.prepare(&picture));
+        let image = image.map_err(|error| refused(number, &error))?;
+        self.positions += image.tiles.iter().map(|tile| tile.kv_len).sum::<usize>();
+        if self.positions > limit.tokens {
+            return Err(limit.error(self.positions).into());
         }
-        let placeholder = processor.placeholder().to_owned();
-        let (image_token, first_token) = (processor.image_token_id(), self.first_token);
-        Ok(PreparedImages { placeholder, texts, image_token, tiles, first_token })
+        self.prepared.texts.push(image.text);
+        self.prepared.tiles.extend(image.tiles.into_iter().map(Arc::new));
+        Ok(())
     }
+}
+
+fn refused(number: usize, error: &PictureError) -> Error {
+    Error::Image { number, reason: error.to_string() }
 }

@@ -2,9 +2,11 @@
 
 use std::collections::HashMap;
 use std::sync::Arc;
+use std::time::Duration;
 
 use futures::future::BoxFuture;
 use futures::{FutureExt, StreamExt};
+use tokio::time::Instant;
 
 use super::Images;
 use crate::long_work::{FairLane, Slot};
@@ -17,6 +19,10 @@ const CONCURRENT_MAX: usize = 4;
 const BYTES_MAX: usize = 64 << 20;
 /// Maximum number of requests that fetch files, or hold files that are not decoded yet.
 const REQUESTS_MAX: usize = 8;
+/// How many of them may be of one client, so that its slow hosts do not keep others waiting.
+const REQUESTS_OF_CLIENT_MAX: usize = 2;
+/// Time within which all files of a request have to arrive.
+const TIME_MAX: Duration = Duration::from_secs(20);
 
 type Fetching = BoxFuture<'static, Result<Vec<u8>, String>>;
 
@@ -52,8 +58,9 @@ impl EngineBuilder {
     /// of the file. `ImageHosts` of `stolon-http` does all of it, for a list of hosts.
     ///
     /// It is called in the task that submits the request, once for each of its URLs and at most
-    /// four times at once. The files of a request may have 64 MiB together. At most 8 requests have
-    /// fetched files that are not decoded yet, at most 7 of them of one client
+    /// four times at once. The files of a request may have 64 MiB together, and have to arrive
+    /// within 20 seconds; then, and if the request is dropped, the futures are dropped. At most 8
+    /// requests fetch files, or have some that are not decoded yet, at most 2 of them of one client
     /// ([`Request::tenant`]); others wait.
     pub fn image_urls<F, Fut>(mut self, fetch: F) -> Self
     where
@@ -61,7 +68,7 @@ impl EngineBuilder {
         Fut: Future<Output = Result<Vec<u8>, String>> + Send + 'static,
     {
         let function = Box::new(move |url| fetch(url).boxed());
-        let lane = FairLane::new(REQUESTS_MAX);
+        let lane = FairLane::new(REQUESTS_MAX, REQUESTS_OF_CLIENT_MAX);
         self.fetch = Fetch(Some(Arc::new(Fetcher { function, lane })));
         self
     }
@@ -103,14 +110,18 @@ impl Fetcher {
             let url = remote_url(image).filter(|url| urls.iter().all(|(_, other)| other != *url));
             urls.extend(url.map(|url| (index + 1, Arc::clone(url))));
         }
-        let fetching = urls.into_iter().map(|(number, url)| async move {
-            let file = (self.function)(Arc::clone(&url)).await;
-            (number, url, file)
-        });
+        let fetching = urls.clone().into_iter().map(|(_, url)| (self.function)(url));
         let mut fetched = futures::stream::iter(fetching).buffered(CONCURRENT_MAX);
+        let end = Instant::now() + TIME_MAX;
         let (mut files, mut bytes) = (HashMap::new(), 0);
-        while let Some((number, url, file)) = fetched.next().await {
-            let refused = |reason| Error::Image { number, reason };
+        for (number, url) in &urls {
+            let refused = |reason| Error::Image { number: *number, reason };
+            let late = || {
+                let got = format!("got {} of {} in time", files.len(), urls.len());
+                format!("expected all files of the request within {TIME_MAX:?}, {got}")
+            };
+            let file = tokio::time::timeout_at(end, fetched.next()).await;
+            let Some(file) = file.map_err(|_| refused(late()))? else { break };
             let file = file.map_err(refused)?;
             bytes += file.len();
             if bytes > BYTES_MAX {
@@ -119,7 +130,7 @@ impl Fetcher {
                     "{expected} in a request, got {bytes} up to this one"
                 )));
             }
-            files.insert(url, file.into());
+            files.insert(Arc::clone(url), file.into());
         }
         Ok(files)
     }
@@ -146,4 +157,49 @@ fn has_remote(request: &Request) -> bool {
     let in_messages =
         matches!(request.prompt(), Prompt::Chat(messages) if messages.iter().any(of_message));
     in_messages || request.images.iter().any(|image| remote_url(image).is_some())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Goal: all files of a request have to arrive within one time, however many they are and
+    /// however slowly each of them comes. The error names the first that is missing, and no fetch
+    /// goes on.
+    #[tokio::test(start_paused = true)]
+    async fn all_files_arrive_within_one_time() {
+        let fetching = Arc::new(());
+        let fetcher = |seconds: u64| {
+            let held = Arc::clone(&fetching);
+            let function = move |_| {
+                let held = Arc::clone(&held);
+                async move {
+                    tokio::time::sleep(Duration::from_secs(seconds)).await;
+                    drop(held);
+                    Ok(vec![1])
+                }
+                .boxed()
+            };
+            Fetcher { function: Box::new(function), lane: FairLane::new(1, 1) }
+        };
+        let images = |count: usize| {
+            let url = |number| ImageFile::Url(format!("https://a.test/{number}").into());
+            (0..count).map(url).collect::<Vec<_>>()
+        };
+        // Four at a time.
+        for (seconds, count) in [(19, 4), (4, 16), (0, 256)] {
+            let files = fetcher(seconds).files(&images(count)).await;
+            assert_eq!(files.expect("in time").len(), count);
+        }
+        for (seconds, count, missing) in [(21, 1, 1), (9, 12, 9), (4, 20, 17), (3600, 256, 1)] {
+            let error = fetcher(seconds).files(&images(count)).await.expect_err("too slow");
+            let expected = format!(
+                "image {missing}: expected all files of the request within 20s, got {} of {count} \
+                 in time",
+                missing - 1
+            );
+            assert_eq!(error.to_string(), expected);
+            assert_eq!(Arc::strong_count(&fetching), 1, "no fetch goes on");
+        }
+    }
 }

@@ -9,22 +9,36 @@ use tokio::sync::oneshot;
 /// Who has sent a request, if that is known: its tenant.
 pub(crate) type Client = Option<Arc<str>>;
 
-/// Lets work of several clients run, at most `slots` at a time.
+/// Lets work of several clients run, at most `slots` at a time, and at most `slots_of_client` of one
+/// client.
 ///
-/// A free slot goes to the client that has used the least time so far; work of one client starts in
-/// order of arrival. With several slots, one client never has all of them, so that another one does
-/// not wait for work that is running. The time counts for as long as the client has work here.
+/// A free slot goes to the client that has used the least time so far, and among equals to the work
+/// that came first; work of one client starts in order of arrival. If one client may not have all
+/// slots, another one does not wait for work that is running. The time counts for as long as the
+/// client has work here.
 #[derive(Debug)]
 pub(crate) struct FairLane {
+    /// At least 1.
     slots: usize,
-    clients: Mutex<HashMap<Client, Usage>>,
+    /// At least 1.
+    slots_of_client: usize,
+    clients: Mutex<Clients>,
+}
+
+#[derive(Debug, Default)]
+struct Clients {
+    /// Those with running or waiting work.
+    usage: HashMap<Client, Usage>,
+    /// Number of pieces of work that have come.
+    arrivals: u64,
 }
 
 /// What a client with running or waiting work does.
 #[derive(Debug, Default)]
 struct Usage {
     running: usize,
-    waiting: VecDeque<oneshot::Sender<Slot>>,
+    /// In order of arrival, each with its number.
+    waiting: VecDeque<(u64, oneshot::Sender<Slot>)>,
     /// The time of all its work that has ended, beginning with that of the client that had used
     /// least when this one came.
     spent: Duration,
@@ -40,9 +54,10 @@ pub(crate) struct Slot {
 }
 
 impl FairLane {
-    /// A lane with at least one slot.
-    pub(crate) fn new(slots: usize) -> Arc<FairLane> {
-        Arc::new(FairLane { slots: slots.max(1), clients: Mutex::default() })
+    /// A lane with at least one slot, and at least one for each client.
+    pub(crate) fn new(slots: usize, slots_of_client: usize) -> Arc<FairLane> {
+        let (slots, slots_of_client) = (slots.max(1), slots_of_client.max(1));
+        Arc::new(FairLane { slots, slots_of_client, clients: Mutex::default() })
     }
 
     /// Waits for a slot. If the future is dropped, it waits no longer.
@@ -50,11 +65,13 @@ impl FairLane {
         let (sender, receiver) = oneshot::channel();
         {
             let mut clients = self.lock();
-            let least = clients.values().map(|usage| usage.spent).min().unwrap_or_default();
-            let usage = clients
+            let Clients { usage, arrivals } = &mut *clients;
+            *arrivals += 1;
+            let least = usage.values().map(|usage| usage.spent).min().unwrap_or_default();
+            let usage = usage
                 .entry(client.clone())
                 .or_insert_with(|| Usage { spent: least, ..Usage::default() });
-            usage.waiting.push_back(sender);
+            usage.waiting.push_back((*arrivals, sender));
         }
         self.hand_out();
         match receiver.await {
@@ -77,20 +94,22 @@ impl FairLane {
     /// Takes a slot for the client that is next, if there is one.
     fn next(&self) -> Option<(Client, oneshot::Sender<Slot>)> {
         let mut clients = self.lock();
-        let running: usize = clients.values().map(|usage| usage.running).sum();
-        let most = (self.slots - 1).max(1);
-        let may_run = |usage: &Usage| !usage.waiting.is_empty() && usage.running < most;
-        let next = clients.iter_mut().filter(|(_, usage)| may_run(usage));
-        let (client, usage) = next.min_by_key(|(_, usage)| (usage.spent, usage.running))?;
+        let running: usize = clients.usage.values().map(|usage| usage.running).sum();
         if running >= self.slots {
             return None;
         }
-        let sender = usage.waiting.pop_front()?;
+        let next = clients.usage.iter_mut().filter_map(|(client, usage)| {
+            let (arrival, _) =
+                usage.waiting.front().filter(|_| usage.running < self.slots_of_client)?;
+            Some(((usage.spent, usage.running, *arrival), client, usage))
+        });
+        let (_, client, usage) = next.min_by_key(|(order, ..)| *order)?;
+        let (_, sender) = usage.waiting.pop_front()?;
         usage.running += 1;
         Some((client.clone(), sender))
     }
 
-    fn lock(&self) -> MutexGuard<'_, HashMap<Client, Usage>> {
+    fn lock(&self) -> MutexGuard<'_, Clients> {
         // The state is valid between any two statements, so a poisoned lock is taken too.
         self.clients.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -104,7 +123,7 @@ impl Slot {
     /// Returns the slot, without passing it on.
     fn free(&mut self) {
         self.is_free = true;
-        let mut clients = self.lane.lock();
+        let clients = &mut self.lane.lock().usage;
         if let Some(usage) = clients.get_mut(&self.client) {
             usage.running = usage.running.saturating_sub(1);
             usage.spent += self.begun.elapsed();
@@ -137,7 +156,7 @@ mod tests {
     /// Goal: one client never has all slots, and waits in order of arrival for its own.
     #[test]
     fn a_slot_is_left_for_others() {
-        let lane = FairLane::new(2);
+        let lane = FairLane::new(2, 1);
         let first = lane.slot(client("a")).now_or_never().expect("a free slot");
         let mut second = Box::pin(lane.slot(client("a")));
         let mut third = Box::pin(lane.slot(client("a")));
@@ -154,14 +173,14 @@ mod tests {
         drop(second);
         assert!(third.as_mut().now_or_never().is_some());
         drop((unknown, third));
-        assert!(lane.lock().is_empty(), "nothing is kept of clients without work");
+        assert!(lane.lock().usage.is_empty(), "nothing is kept of clients without work");
     }
 
     /// Goal: a free slot goes to the client that has used less time, however much work of others
     /// came before; a client that comes later does not profit from the time before.
     #[test]
     fn the_client_that_used_less_is_next() {
-        let lane = FairLane::new(1);
+        let lane = FairLane::new(1, 1);
         let mut running = lane.slot(client("a")).now_or_never().expect("a free slot");
         let mut flood: Vec<_> = (0..5).map(|_| Box::pin(lane.slot(client("a")))).collect();
         assert!(flood.iter_mut().all(|slot| slot.as_mut().now_or_never().is_none()));
@@ -182,7 +201,7 @@ mod tests {
     /// Goal: who does not wait any more takes no slot from others.
     #[test]
     fn work_that_was_given_up_takes_no_slot() {
-        let lane = FairLane::new(1);
+        let lane = FairLane::new(1, 1);
         let running = lane.slot(client("a")).now_or_never().expect("a free slot");
         let mut given_up = Box::pin(lane.slot(client("b")));
         let mut waiting = Box::pin(lane.slot(client("c")));
@@ -192,6 +211,27 @@ mod tests {
         drop(running);
         drop(waiting.as_mut().now_or_never().expect("its turn"));
         drop(waiting);
-        assert!(lane.lock().is_empty());
+        assert!(lane.lock().usage.is_empty());
+    }
+
+    /// Goal: clients that have used the same time take turns in order of arrival, so that one whose
+    /// work waits is not passed by others that return with more.
+    #[test]
+    fn equal_clients_are_served_in_order_of_arrival() {
+        let lane = FairLane::new(1, 1);
+        let mut running = lane.slot(client("0")).now_or_never().expect("a free slot");
+        let names: Vec<String> = (1..20).map(|name| name.to_string()).collect();
+        let mut waiting: VecDeque<_> =
+            names.iter().map(|name| Box::pin(lane.slot(client(name)))).collect();
+        assert!(waiting.iter_mut().all(|slot| slot.as_mut().now_or_never().is_none()));
+        for name in names.iter().cycle().take(60) {
+            // It takes no time in this test.
+            running.begun = Instant::now() + Duration::from_secs(1);
+            drop(running);
+            running = waiting.pop_front().and_then(FutureExt::now_or_never).expect("its turn");
+            assert_eq!(running.client, client(name));
+            waiting.push_back(Box::pin(lane.slot(client(name))));
+            assert!(waiting.back_mut().is_some_and(|slot| slot.as_mut().now_or_never().is_none()));
+        }
     }
 }

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
+use futures::FutureExt;
 use serde_json::json;
 use stolon::{ChatMessage, Engine, EngineError, Error, MessageContent, Request};
 use stolon_backend::fake::{FakeBackend, FakeOptions};
@@ -121,8 +122,9 @@ async fn little_is_fetched_for_a_request() -> Result<(), Error> {
     Ok(())
 }
 
-/// Goal: few requests hold fetched files at once. One client never has all places, so that another
-/// one's request goes on while its hosts are slow; those that wait are answered afterwards.
+/// Goal: few requests hold fetched files at once, and those of one client are few of them, so that
+/// requests of others go on while the hosts of some clients are slow. Those that wait are answered
+/// afterwards, and one that is given up makes room at once.
 #[tokio::test]
 async fn requests_with_fetched_files_are_bounded() -> Result<(), Error> {
     let (slow, fetching) = (Arc::new(Semaphore::new(0)), Arc::new(AtomicUsize::new(0)));
@@ -138,22 +140,36 @@ async fn requests_with_fetched_files_are_bounded() -> Result<(), Error> {
         }
     };
     let engine = builder().image_urls(fetch).build().await?;
-    let mut requests = JoinSet::new();
-    for _ in 0..20 {
+    let ask = |client: &'static str| {
         let (engine, request) = (engine.clone(), question_of_urls(&["https://slow.test"], "What?"));
-        requests.spawn(async move { engine.complete(request.tenant("one")).await });
-    }
-    while fetching.load(Ordering::Relaxed) < 7 {
-        tokio::task::yield_now().await;
+        async move { engine.complete(request.tenant(client)).await }
+    };
+    let fetched = async |count| {
+        while fetching.load(Ordering::Relaxed) < count {
+            tokio::task::yield_now().await;
+        }
+    };
+    let (mut requests, mut given_up) = (JoinSet::new(), JoinSet::new());
+    for client in ["one", "two", "three"] {
+        (0..10).for_each(|_| drop(requests.spawn(ask(client))));
+        fetched(2 * requests.len() / 10).await;
     }
     let other = question_of_urls(&["https://a.test"], "What?").tenant("other");
-    engine.complete(other).await?;
-    assert_eq!(fetching.load(Ordering::Relaxed), 7);
+    engine.complete(other.clone()).await?;
+    assert_eq!(fetching.load(Ordering::Relaxed), 6);
+    // All places are taken.
+    (0..5).for_each(|_| drop(given_up.spawn(ask("four"))));
+    fetched(8).await;
+    let mut waiting = Box::pin(engine.complete(other));
+    assert!((&mut waiting).now_or_never().is_none());
+    given_up.abort_all();
+    waiting.await?;
+    assert_eq!(fetching.load(Ordering::Relaxed), 8);
     slow.add_permits(1);
     while let Some(answer) = requests.join_next().await {
         answer.expect("no panic")?;
     }
-    assert_eq!(fetching.load(Ordering::Relaxed), 20);
+    assert_eq!(fetching.load(Ordering::Relaxed), 8 + 30 - 6);
     engine.shutdown().await;
     Ok(())
 }

@@ -57,13 +57,19 @@ impl Picture {
     /// # Errors
     /// [`PictureError`]. A JPEG file without an end is refused as cut off.
     pub fn decode(bytes: &[u8], limits: &PictureLimits) -> Result<Self, PictureError> {
-        check_size("bytes", limits.bytes_max, bytes.len())?;
-        let format = format_of(bytes)?;
-        // The decoders are meant not to panic. If one has a defect, only the picture is lost.
-        let decoded = catch_unwind(AssertUnwindSafe(|| decode(bytes, format, limits)));
-        decoded.unwrap_or_else(|_| {
-            let reason = "the decoder failed".to_owned();
-            Err(PictureError::Malformed { format: name(format), reason })
+        guarded(bytes, limits, |format| decode(bytes, format, limits))
+    }
+
+    /// The number of pixels of a file, which its header says. No pixel is decoded, so that it takes
+    /// microseconds, and milliseconds for a JPEG file of megabytes. A file that is refused here is
+    /// refused by [`Picture::decode`] for the same reason.
+    ///
+    /// # Errors
+    /// [`PictureError`] for what can be seen in the header: the format and all limits.
+    pub fn pixels_of(bytes: &[u8], limits: &PictureLimits) -> Result<usize, PictureError> {
+        guarded(bytes, limits, |format| {
+            let (width, height) = open(bytes, format, limits)?.dimensions();
+            Ok(width as usize * height as usize)
         })
     }
 
@@ -111,6 +117,21 @@ impl Picture {
     }
 }
 
+/// Runs a decoder on a file of an admitted size, with the format of the file. The decoders are meant
+/// not to panic. If one has a defect, only the picture is lost.
+fn guarded<T>(
+    bytes: &[u8],
+    limits: &PictureLimits,
+    work: impl FnOnce(ImageFormat) -> Result<T, PictureError>,
+) -> Result<T, PictureError> {
+    check_size("bytes", limits.bytes_max, bytes.len())?;
+    let format = format_of(bytes)?;
+    catch_unwind(AssertUnwindSafe(|| work(format))).unwrap_or_else(|_| {
+        let reason = "the decoder failed".to_owned();
+        Err(PictureError::Malformed { format: name(format), reason })
+    })
+}
+
 fn check_size(what: &'static str, max: usize, got: usize) -> Result<(), PictureError> {
     match got <= max {
         true => Ok(()),
@@ -141,18 +162,19 @@ fn name(format: ImageFormat) -> &'static str {
     }
 }
 
-fn decode(
-    bytes: &[u8],
+/// A decoder that has read the header, whose picture is within the limits.
+fn open<'a>(
+    bytes: &'a [u8],
     format: ImageFormat,
     limits: &PictureLimits,
-) -> Result<Picture, PictureError> {
+) -> Result<impl ImageDecoder + use<'a>, PictureError> {
     let failed = |error| wrong(format, &error);
     let mut reader = ImageReader::with_format(Cursor::new(bytes), format);
     // The limits of the decoder hold for what it allocates for the header, too.
     let mut decoder_limits = Limits::default();
     decoder_limits.max_alloc = Some(limits.memory_max as u64);
     reader.limits(decoder_limits);
-    let mut decoder = reader.into_decoder().map_err(failed)?;
+    let decoder = reader.into_decoder().map_err(failed)?;
     let (width, height) = decoder.dimensions();
     check_size("pixels of width", limits.edge_max, width as usize)?;
     check_size("pixels of height", limits.edge_max, height as usize)?;
@@ -169,9 +191,19 @@ fn decode(
             return Err(PictureError::Malformed { format: name(format), reason });
         }
     }
+    Ok(decoder)
+}
+
+fn decode(
+    bytes: &[u8],
+    format: ImageFormat,
+    limits: &PictureLimits,
+) -> Result<Picture, PictureError> {
+    let mut decoder = open(bytes, format, limits)?;
     // A broken orientation is no reason to refuse a picture.
     let orientation = decoder.orientation().ok();
-    let mut decoded = DynamicImage::from_decoder(decoder).map_err(failed)?;
+    let decoded = DynamicImage::from_decoder(decoder);
+    let mut decoded = decoded.map_err(|error| wrong(format, &error))?;
     orientation.into_iter().for_each(|orientation| decoded.apply_orientation(orientation));
     let (width, height) = (decoded.width() as usize, decoded.height() as usize);
     Picture::from_rgb(width, height, rgb(decoded)).ok_or_else(|| PictureError::Malformed {
