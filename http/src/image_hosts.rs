@@ -3,7 +3,8 @@
 //! Clients choose the URLs, so the server must not become a way into its own network: a host has to
 //! be on the list, its addresses have to be public, and each redirect is checked like the first URL.
 //! Addresses are checked when the connection is made, because a name may get another address after
-//! an earlier check. Size, time and the number of fetches are bounded.
+//! an earlier check. Size, time and the number of fetches are bounded, and a fetch ends when its
+//! request does.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::str::FromStr;
@@ -26,8 +27,12 @@ const REDIRECTS_MAX: usize = 3;
 const FILE_BYTES_MAX: u64 = 20 << 20;
 /// Time within which a file has to arrive, redirects included.
 const TIME_MAX: Duration = Duration::from_secs(10);
-/// Maximum number of files that are fetched at the same time.
-const FETCHES_MAX: usize = 16;
+/// Time within which a connection has to be made. Only this cannot be ended before its time.
+const CONNECT_TIME_MAX: Duration = Duration::from_secs(3);
+/// Maximum number of files that are fetched at the same time: twice as many as the requests of an
+/// engine fetch, so that none of them waits for connections that are still being made for requests
+/// which have ended.
+const FETCHES_MAX: usize = 64;
 /// Maximum size in bytes of the headers of an answer.
 const HEADER_BYTES_MAX: usize = 16 << 10;
 
@@ -79,6 +84,20 @@ impl ImageHost {
     }
 }
 
+/// Whether a URL has no user, and no port or one that exists. Otherwise what [`Uri`] says about its
+/// port is not what a client makes of it: it has none for `:65536`.
+fn is_plain(url: &Uri) -> bool {
+    let Some(authority) = url.authority() else { return false };
+    let after_host = authority.as_str().strip_prefix(authority.host());
+    after_host.is_some_and(|port| match port.strip_prefix(':') {
+        Some(digits) if digits.bytes().all(|digit| digit.is_ascii_digit()) => {
+            digits.is_empty() || digits.parse::<u16>().is_ok_and(|number| number > 0)
+        }
+        Some(_) => false,
+        None => port.is_empty(),
+    })
+}
+
 /// Fetches images from some hosts. Clones share their limits.
 ///
 /// ```
@@ -91,14 +110,14 @@ impl ImageHost {
 #[derive(Clone, Debug)]
 pub struct ImageHosts {
     hosts: Arc<[ImageHost]>,
-    agent: Agent,
+    resolver: SharedResolver,
     permits: Arc<Semaphore>,
     file_bytes_max: u64,
     time_max: Duration,
 }
 
 impl ImageHosts {
-    /// Fetches from these hosts: files of at most 20 MiB, each within 10 seconds, at most 16 at a
+    /// Fetches from these hosts: files of at most 20 MiB, each within 10 seconds, at most 64 at a
     /// time.
     #[must_use]
     pub fn new(hosts: Vec<ImageHost>) -> Self {
@@ -106,6 +125,17 @@ impl ImageHosts {
     }
 
     fn with_resolver(hosts: Vec<ImageHost>, resolver: impl Resolver) -> Self {
+        Self {
+            hosts: hosts.into(),
+            resolver: SharedResolver(Arc::new(resolver)),
+            permits: Arc::new(Semaphore::new(FETCHES_MAX)),
+            file_bytes_max: FILE_BYTES_MAX,
+            time_max: TIME_MAX,
+        }
+    }
+
+    /// A client for one fetch, which can be ended without the others.
+    fn agent(&self) -> Agent {
         let config = Agent::config_builder()
             .http_status_as_error(false)
             .max_redirects(0)
@@ -115,18 +145,15 @@ impl ImageHosts {
             .proxy(None)
             // Each file has a connection of its own, whose address is checked.
             .max_idle_connections(0)
+            .timeout_resolve(Some(CONNECT_TIME_MAX))
+            .timeout_connect(Some(CONNECT_TIME_MAX))
             .user_agent(concat!("stolon/", env!("CARGO_PKG_VERSION")))
             .build();
-        Self {
-            hosts: hosts.into(),
-            agent: Agent::with_parts(config, DefaultConnector::default(), resolver),
-            permits: Arc::new(Semaphore::new(FETCHES_MAX)),
-            file_bytes_max: FILE_BYTES_MAX,
-            time_max: TIME_MAX,
-        }
+        Agent::with_parts(config, DefaultConnector::default(), self.resolver.clone())
     }
 
-    /// The file at `url`. Has to be called on a tokio runtime, on whose blocking threads it waits.
+    /// The file at `url`. Has to be called on a tokio runtime, on whose blocking threads it waits. If
+    /// the future is dropped, the connection is closed.
     ///
     /// # Errors
     /// What was expected and what came.
@@ -138,22 +165,24 @@ impl ImageHosts {
         async move {
             let permit = Arc::clone(&hosts.permits).acquire_owned().await;
             let permit = permit.map_err(|_| "the server is stopping")?;
+            let agent = hosts.agent();
+            let _ended_with_the_request = Fetching(Some(agent.clone()));
             let job = tokio::task::spawn_blocking(move || {
-                // Returned when the file has come, even if the request is gone.
+                // Returned when the thread is free, even if the request is gone.
                 let _returned = permit;
-                hosts.fetch_here(&url)
+                hosts.fetch_here(&agent, &url)
             });
             job.await.map_err(|_| "the server is stopping")?
         }
     }
 
     /// As [`Self::fetch`], on the calling thread.
-    fn fetch_here(&self, url: &str) -> Result<Vec<u8>, String> {
+    fn fetch_here(&self, agent: &Agent, url: &str) -> Result<Vec<u8>, String> {
         let end = Instant::now() + self.time_max;
         let mut url = self.admitted(url)?;
         for _ in 0..=REDIRECTS_MAX {
             let left = end.saturating_duration_since(Instant::now()).max(Duration::from_millis(1));
-            let request = self.agent.get(url.clone()).header(ACCEPT, "image/*");
+            let request = agent.get(url.clone()).header(ACCEPT, "image/*");
             let request = request.config().timeout_global(Some(left)).build();
             let failed = |error: Error| self.failure(&url, &error);
             let mut response = request.call().map_err(failed)?;
@@ -186,12 +215,12 @@ impl ImageHosts {
             let expected = format!("a URL of at most {URL_BYTES_MAX} bytes");
             return Err(format!("expected {expected}, got one of {} bytes", text.len()));
         }
-        let has_user = |url: &Uri| url.authority().is_none_or(|host| host.as_str().contains('@'));
         let is_http = |url: &Uri| {
-            [Some(&Scheme::HTTP), Some(&Scheme::HTTPS)].contains(&url.scheme()) && !has_user(url)
+            [Some(&Scheme::HTTP), Some(&Scheme::HTTPS)].contains(&url.scheme()) && is_plain(url)
         };
         let url = text.parse().ok().filter(is_http);
-        let expected = "an http or https URL without a user, or a data URL";
+        let expected = "an http or https URL without a user and with a port from 1 to 65535, \
+                        or a data URL";
         let url = url.ok_or_else(|| refused(expected))?;
         match self.hosts.iter().any(|host| host.admits(&url)) {
             true => Ok(url),
@@ -231,6 +260,31 @@ impl ImageHosts {
             Error::Other(_) => format!("{host}: expected a public address, got a private one"),
             _ => format!("{host}: expected an answer, got none"),
         }
+    }
+}
+
+/// A fetch that is being made. Dropping it closes the connection of its client.
+#[derive(Debug)]
+struct Fetching(Option<Agent>);
+
+impl Drop for Fetching {
+    fn drop(&mut self) {
+        self.0.take().into_iter().for_each(Agent::shutdown);
+    }
+}
+
+/// The resolver of all clients.
+#[derive(Clone, Debug)]
+struct SharedResolver(Arc<dyn Resolver>);
+
+impl Resolver for SharedResolver {
+    fn resolve(
+        &self,
+        uri: &Uri,
+        config: &Config,
+        timeout: NextTimeout,
+    ) -> Result<ResolvedSocketAddrs, Error> {
+        self.0.resolve(uri, config, timeout)
     }
 }
 

@@ -51,6 +51,10 @@ fn of_server(names: &[&str], answer: fn(&str) -> (String, bool)) -> ImageHosts {
     ImageHosts::with_resolver(hosts(names), Fixed(server(answer)))
 }
 
+fn fetch(hosts: &ImageHosts, url: &str) -> Result<Vec<u8>, String> {
+    hosts.fetch_here(&hosts.agent(), url)
+}
+
 fn ok(body: &str) -> String {
     format!("HTTP/1.1 200 OK\r\nContent-Length: {}\r\n\r\n{body}", body.len())
 }
@@ -113,10 +117,13 @@ fn other_urls_are_refused() {
         ("file:///etc/passwd", "an http or https URL"),
         ("example.com", "an http or https URL"),
         ("https://exa mple.com/", "an http or https URL"),
+        ("http://example.com:65536/a", "a port from 1 to 65535"),
+        ("http://example.com:0/a", "a port from 1 to 65535"),
+        ("http://example.com:+80/a", "an http or https URL"),
         ("https://other.test/a", "a URL of a host that this server fetches images from"),
         (&long, "at most 4096 bytes"),
     ] {
-        let error = hosts.fetch_here(url).expect_err(url);
+        let error = fetch(&hosts, url).expect_err(url);
         assert!(error.contains(expected), "{url}: {error}");
     }
 }
@@ -163,7 +170,7 @@ fn private_addresses_are_not_public() {
     // A name and numbers that are this machine, although the operator has named them.
     let hosts = ImageHosts::new(hosts(&["localhost", "127.0.0.1", "[::1]"]));
     for url in ["http://localhost/", "http://127.0.0.1/a.png", "http://[::1]/"] {
-        let error = hosts.fetch_here(url).expect_err(url);
+        let error = fetch(&hosts, url).expect_err(url);
         assert!(error.contains("expected a public address, got a private one"), "{error}");
     }
 }
@@ -180,12 +187,13 @@ fn redirects_are_checked_like_the_first_url() {
         "/private" => (moved("http://127.0.0.1/picture"), false),
         "/scheme" => (moved("ftp://a.test/picture"), false),
         "/network" => (moved("//evil.test/picture"), false),
+        "/port" => (moved("http://a.test:65536/picture"), false),
         "/nowhere" => (moved(""), false),
         "/loop" => (moved("/loop"), false),
         _ => ("HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\n\r\n".into(), false),
     });
     for path in ["picture", "path", "host"] {
-        let file = hosts.fetch_here(&format!("http://a.test/{path}"));
+        let file = fetch(&hosts, &format!("http://a.test/{path}"));
         assert_eq!(file.as_deref(), Ok(&b"pixels"[..]), "{path}");
     }
     for (path, expected) in [
@@ -193,11 +201,12 @@ fn redirects_are_checked_like_the_first_url() {
         ("private", "a.test redirects: expected a URL of a host"),
         ("scheme", "a.test redirects: expected an http or https URL"),
         ("network", "a.test redirects: expected"),
+        ("port", "a.test redirects: expected an http or https URL"),
         ("nowhere", "a.test redirects: expected an http or https URL"),
         ("loop", "expected at most 3 redirects"),
         ("missing", "expected status 200, got 404"),
     ] {
-        let error = hosts.fetch_here(&format!("http://a.test/{path}")).expect_err(path);
+        let error = fetch(&hosts, &format!("http://a.test/{path}")).expect_err(path);
         assert!(error.contains(expected), "{path}: {error}");
     }
     let https = hosts.admitted("https://a.test/").expect("a URL");
@@ -216,14 +225,54 @@ fn size_and_time_are_bounded() {
         _ => (String::new(), true),
     });
     hosts.file_bytes_max = 100;
-    assert_eq!(hosts.fetch_here("http://a.test/exact").map(|file| file.len()), Ok(100));
+    assert_eq!(fetch(&hosts, "http://a.test/exact").map(|file| file.len()), Ok(100));
     for path in ["announced", "endless"] {
-        let error = hosts.fetch_here(&format!("http://a.test/{path}")).expect_err(path);
+        let error = fetch(&hosts, &format!("http://a.test/{path}")).expect_err(path);
         assert!(error.contains("expected at most 100 bytes, got more"), "{error}");
     }
     hosts.time_max = Duration::from_millis(200);
     for path in ["half", "silent"] {
-        let error = hosts.fetch_here(&format!("http://a.test/{path}")).expect_err(path);
+        let error = fetch(&hosts, &format!("http://a.test/{path}")).expect_err(path);
         assert!(error.contains("expected the file within 200ms"), "{error}");
+    }
+}
+
+/// Goal: when a request ends, its connections to a slow host are closed, and the next request finds
+/// the same number of permits.
+#[tokio::test]
+async fn a_fetch_ends_with_its_request() {
+    const GUARD: Duration = Duration::from_secs(60);
+    let (asked, asking) = std::sync::mpsc::channel();
+    let (ended, ending) = std::sync::mpsc::channel();
+    let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+    let address = listener.local_addr().expect("an address");
+    std::thread::spawn(move || {
+        for stream in listener.incoming() {
+            let (mut stream, asked, ended) = (stream.expect("one"), asked.clone(), ended.clone());
+            std::thread::spawn(move || {
+                let mut bytes = [0; 4096];
+                assert!(stream.read(&mut bytes).expect("a request") > 0);
+                stream.write_all(b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\nx").expect("sent");
+                asked.send(()).expect("a test");
+                let _ = ended.send(stream.read(&mut bytes).unwrap_or(0));
+            });
+        }
+    });
+    let mut hosts = ImageHosts::with_resolver(hosts(&["a.test"]), Fixed(address));
+    hosts.time_max = Duration::from_secs(3600);
+    let before = hosts.permits.available_permits();
+    let fetching: Vec<_> =
+        (0..3).map(|_| tokio::spawn(hosts.fetch("http://a.test/".into()))).collect();
+    let waited = tokio::task::spawn_blocking(move || {
+        (0..3).for_each(|_| asking.recv_timeout(GUARD).expect("a request"));
+    });
+    waited.await.expect("three requests");
+    fetching.iter().for_each(tokio::task::JoinHandle::abort);
+    let waited = tokio::task::spawn_blocking(move || {
+        (0..3).for_each(|_| assert_eq!(ending.recv_timeout(GUARD), Ok(0), "closed"));
+    });
+    waited.await.expect("three ends");
+    while hosts.permits.available_permits() < before {
+        tokio::task::yield_now().await;
     }
 }
