@@ -15,7 +15,7 @@ use axum::response::Response;
 use stolon::Quota;
 
 use super::App;
-use super::deadline::Deadline;
+use super::deadline::{self, Deadline};
 use super::error::{ApiError, cut};
 use super::hosts::{self, AllowedHost};
 use super::keys::{AcceptedKey, ApiKeys, Secret};
@@ -25,6 +25,18 @@ use super::receive::linger;
 /// Headers by which reverse proxies say that a request is not their own.
 const FORWARDED: [&str; 5] =
     ["forwarded", "x-forwarded-for", "x-forwarded-host", "x-real-ip", "via"];
+
+/// Headers that tell who sends a request, from where, and to which host. One that comes twice is
+/// refused: a proxy may have checked the other one.
+const SINGLE: [HeaderName; 7] = [
+    header::HOST,
+    header::AUTHORIZATION,
+    HeaderName::from_static("x-api-key"),
+    HeaderName::from_static("x-moondream-auth"),
+    header::ORIGIN,
+    HeaderName::from_static("sec-fetch-site"),
+    deadline::HEADER,
+];
 
 /// Where the tenant of a request comes from. Tenants never share cached prefixes; a request's own
 /// `cache_salt` divides its tenant's prefixes further.
@@ -137,6 +149,7 @@ pub(super) async fn admin(
 impl Access {
     /// The client that has sent a request with these headers.
     fn caller(&self, peer: Option<Peer>, headers: &HeaderMap) -> Result<Caller, ApiError> {
+        self.check_single(headers)?;
         self.check_host(peer, headers)?;
         let key = self.key(headers)?;
         let tenant = self.tenant(key.as_deref(), headers)?;
@@ -149,6 +162,22 @@ impl Access {
         };
         let quota = key.and_then(|key| key.quota.clone());
         Ok(Caller { tenant, owner, identity, deadline, quota })
+    }
+
+    /// Refuses a request that has one of the headers twice of which one value is read.
+    fn check_single(&self, headers: &HeaderMap) -> Result<(), ApiError> {
+        let of_tenant = match &self.tenants {
+            Tenants::ByHeader(header) => Some(header),
+            Tenants::One | Tenants::ByKey => None,
+        };
+        let is_repeated = |name: &&HeaderName| headers.get_all(*name).iter().nth(1).is_some();
+        match SINGLE.iter().chain(of_tenant).find(is_repeated) {
+            None => Ok(()),
+            Some(name) => {
+                let message = format!("expected the header {name} once, got it several times");
+                Err(ApiError::invalid(None, message))
+            }
+        }
     }
 
     /// The tenant of a request with this key.
@@ -210,6 +239,7 @@ impl Access {
     }
 
     fn check_admin(&self, peer: Option<Peer>, headers: &HeaderMap) -> Result<(), ApiError> {
+        self.check_single(headers)?;
         if is_cross_site(headers) {
             return Err(forbidden("a web page of another site may not use this route"));
         }

@@ -295,8 +295,9 @@ impl Route {
         let mut errors = self.own_errors.to_vec();
         match self.role {
             Role::Everybody => {}
-            Role::Client => errors.extend([401, 500, 503]),
-            Role::Operator => errors.extend([401, 403, 500, 503]),
+            // A header that says who sends the request must not come twice.
+            Role::Client => errors.extend([400, 401, 500, 503]),
+            Role::Operator => errors.extend([400, 401, 403, 500, 503]),
         }
         match self.request {
             Some(Request::Json(_)) => errors.extend([400, 408, 413, 415]),

@@ -159,3 +159,37 @@ fn tenants_are_kept_apart() {
     access.tenants = Tenants::One;
     assert_eq!(salt(&access, ("x-tenant", "t"), Some("s")).as_deref(), Some("s"));
 }
+
+/// Goal: a header that decides about access is refused if it comes twice, whatever its values, on
+/// routes of clients and of the operator. Other headers may come twice.
+#[test]
+fn repeated_headers_are_refused() {
+    let tenant = HeaderName::from_static("x-tenant");
+    let access = Access { tenants: Tenants::ByHeader(tenant), ..Access::default() };
+    let local = Some(peer("127.0.0.1"));
+    let once = [("host", "localhost"), ("x-tenant", "a")];
+    let with = |name: &str, values: [&str; 2]| {
+        let (name, mut headers) = (name.parse::<HeaderName>().expect("a name"), headers(&once));
+        headers.remove(&name);
+        for value in values {
+            headers.append(&name, value.parse().expect("a value"));
+        }
+        headers
+    };
+    let refusals = |headers: &HeaderMap| {
+        let client = access.caller(local, headers).err();
+        [client, access.check_admin(local, headers).err()]
+    };
+    for name in SINGLE.iter().map(HeaderName::as_str).chain(["x-tenant"]) {
+        for second in ["localhost", "other"] {
+            for refusal in refusals(&with(name, ["localhost", second])) {
+                let refusal = refusal.expect(name);
+                assert_eq!(refusal.status(), StatusCode::BAD_REQUEST);
+                let expected = format!("expected the header {name} once");
+                assert!(refusal.message().contains(&expected), "{refusal:?}");
+            }
+        }
+    }
+    assert_eq!(refusals(&headers(&once)), [None, None]);
+    assert_eq!(refusals(&with("accept", ["a", "b"])), [None, None]);
+}
