@@ -169,7 +169,6 @@ fn requests(out: &mut Output<'_>, stats: &EngineStats) -> fmt::Result {
     out.gauge("queued_tokens", "Uncached prompt tokens in the admission queue.", queued)?;
     let help = "Requests that have ended. Reason abort: cancelled by the client; error: failed.";
     let reasons = [
-        // The counters are read one after another.
         ("stop", stats.finished.saturating_sub(stats.finished_length)),
         ("length", stats.finished_length),
         ("abort", stats.cancelled),

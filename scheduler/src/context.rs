@@ -304,16 +304,18 @@ impl EngineContext {
         let tenant = request.options.tenant.as_deref();
         let tenant = tenant.map(|name| TenantId::new(Some(name)));
         let permit = self.limits.acquire(tenant, uncached, pixels).inspect_err(|error| {
-            self.gauges.rejected.add(1);
-            if let EngineError::Overloaded { queued_requests, .. } = error
-                && *queued_requests < self.limits.requests_max(tenant)
-            {
-                self.gauges.rejected_by_tokens.add(1);
-            }
+            let counter = match error {
+                EngineError::Overloaded { queued_requests, .. }
+                    if *queued_requests < self.limits.requests_max(tenant) =>
+                {
+                    &self.gauges.rejected_by_tokens
+                }
+                _ => &self.gauges.rejected_by_requests,
+            };
+            counter.add(1);
             refused(error);
         })?;
         let share = self.charge(&request, max_tokens, choice).inspect_err(|error| {
-            self.gauges.rejected.add(1);
             self.gauges.rejected_by_quota.add(1);
             refused(error);
         })?;

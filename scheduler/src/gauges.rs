@@ -20,8 +20,7 @@ use crate::stats::EngineStats;
 pub struct Gauges {
     pub(crate) request_counts: RequestCounts,
     pub(crate) histograms: Histograms,
-    pub(crate) finished_length: Counter,
-    pub(crate) rejected: Counter,
+    pub(crate) rejected_by_requests: Counter,
     pub(crate) rejected_by_tokens: Counter,
     pub(crate) rejected_by_quota: Counter,
     pub(crate) requests_started: Counter,
@@ -192,21 +191,26 @@ impl Gauges {
         blocks_total: usize,
         sessions: SessionCounts,
     ) -> EngineStats {
-        let RequestNumbers { requests, finished, cancelled, failed, running, waiting } =
-            self.request_counts.read();
-        // The sum is made of the values that are reported, so it is never less than its parts.
+        let numbers = self.request_counts.read();
+        let RequestNumbers { requests, finished, finished_length, .. } = numbers;
+        let RequestNumbers { cancelled, failed, running, waiting, .. } = numbers;
+        // Sums are made of the values that are reported. A part that is computed as the difference
+        // of two counters would fall when one of them is read before the other is increased.
+        let rejected_by_requests = self.rejected_by_requests.get();
+        let rejected_by_tokens = self.rejected_by_tokens.get();
+        let rejected_by_quota = self.rejected_by_quota.get();
         let preemptions_for_blocks = self.preemptions_for_blocks.get();
         let preemptions_stalled = self.preemptions_stalled.get();
         let preemptions_for_share = self.preemptions_for_share.get();
         EngineStats {
             requests,
             finished,
-            finished_length: self.finished_length.get(),
+            finished_length,
             cancelled,
             failed,
-            rejected: self.rejected.get(),
-            rejected_by_tokens: self.rejected_by_tokens.get(),
-            rejected_by_quota: self.rejected_by_quota.get(),
+            rejected: rejected_by_requests + rejected_by_tokens + rejected_by_quota,
+            rejected_by_tokens,
+            rejected_by_quota,
             requests_started: self.requests_started.get(),
             requests_hit: self.requests_hit.get(),
             prompt_tokens: self.prompt_tokens.get(),

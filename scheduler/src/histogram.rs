@@ -128,8 +128,9 @@ macro_rules! histograms {
         }
 
         /// Distributions since the engine started, of times in seconds and of numbers of tokens.
-        /// Each request is recorded once when it is complete, except for the times of its tokens,
-        /// which are recorded as they are generated.
+        /// Each request is recorded once when it has ended, also if it was cancelled or failed,
+        /// except for the times of its tokens, which are recorded as they are generated. Of a
+        /// request that never left the queue, only the time to its end is recorded.
         #[derive(Clone, Debug, PartialEq, Serialize)]
         #[non_exhaustive]
         pub struct EngineHistograms {

@@ -39,7 +39,9 @@ struct State {
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct RequestNumbers {
     pub(crate) requests: u64,
+    /// All that completed, those of `finished_length` included.
     pub(crate) finished: u64,
+    pub(crate) finished_length: u64,
     pub(crate) cancelled: u64,
     pub(crate) failed: u64,
     pub(crate) running: usize,
@@ -49,7 +51,10 @@ pub(crate) struct RequestNumbers {
 /// How a request ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Outcome {
+    /// It completed, but not because its answer had become as long as it may be.
     Finished,
+    /// Its answer has become as long as it may be.
+    FinishedLength,
     Cancelled,
     Failed,
 }
@@ -57,7 +62,7 @@ pub(crate) enum Outcome {
 impl Outcome {
     fn name(self) -> &'static str {
         match self {
-            Outcome::Finished => "finished",
+            Outcome::Finished | Outcome::FinishedLength => "finished",
             Outcome::Cancelled => "cancelled",
             Outcome::Failed => "failed",
         }
@@ -166,6 +171,10 @@ impl RequestRecord {
         }
         self.change(Phase::Ended, |numbers| match outcome {
             Outcome::Finished => numbers.finished += 1,
+            Outcome::FinishedLength => {
+                numbers.finished += 1;
+                numbers.finished_length += 1;
+            }
             Outcome::Cancelled => numbers.cancelled += 1,
             Outcome::Failed => numbers.failed += 1,
         });

@@ -70,8 +70,8 @@ struct Counters {
     refused: Counter,
     failures: Counter,
     skipped: Counter,
-    looks: Counter,
-    found: Counter,
+    looks_found: Counter,
+    looks_absent: Counter,
 }
 
 impl ObjectTier {
@@ -217,19 +217,20 @@ impl ObjectTier {
         let (path, begun) = (self.path(key), Instant::now());
         let answer = tokio::time::timeout(limit, self.store.get(&path)).await;
         self.look_time.note(begun.elapsed());
-        self.counters.looks.add(1);
         let fetched = match answer {
-            Err(_) => return Ok(None),
-            Ok(Ok(object)) => self.receive(key, bytes, object).await,
+            Err(_) => Ok(None),
+            Ok(Ok(object)) => self.receive(key, bytes, object).await.map(Some),
             Ok(Err(error)) => Err(error.into()),
         };
-        match fetched.map_err(|error| self.not_fetched(key, error)) {
+        let fetched = match fetched.map_err(|error| self.not_fetched(key, error)) {
             Err(ObjectError::Missing(_)) => Ok(None),
-            fetched => {
-                self.counters.found.add(fetched.is_ok().into());
-                fetched.map(Some)
-            }
+            fetched => fetched,
+        };
+        match fetched {
+            Ok(Some(_)) => self.counters.looks_found.add(1),
+            _ => self.counters.looks_absent.add(1),
         }
+        fetched
     }
 
     /// The content of an object whose header has come.
@@ -316,11 +317,13 @@ impl ObjectTier {
     /// Counters, and what is known of the store.
     pub fn stats(&self) -> ObjectStats {
         let counters = &self.counters;
+        // The sum is made of the value that is reported, so that the rest never falls.
+        let looks_found = counters.looks_found.get();
         ObjectStats {
             records: self.keys().stored.len() as u64,
             records_fetched: counters.fetched.get(),
-            looks: counters.looks.get(),
-            looks_found: counters.found.get(),
+            looks: looks_found + counters.looks_absent.get(),
+            looks_found,
             fetched_bytes: counters.fetched_bytes.get(),
             records_stored: counters.stored.get(),
             stored_bytes: counters.stored_bytes.get(),

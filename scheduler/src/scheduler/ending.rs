@@ -22,10 +22,11 @@ impl<M: Memory> Scheduler<M> {
         sequence.release(true, now);
         self.note_length(&sequence);
         sequence.record.span.record("reason", tracing::field::debug(&reason));
-        if reason == FinishReason::Length {
-            self.context.gauges.finished_length.add(1);
-        }
-        sequence.complete(now);
+        let outcome = match reason {
+            FinishReason::Length => Outcome::FinishedLength,
+            _ => Outcome::Finished,
+        };
+        sequence.ended(outcome, now);
         self.try_admission = true;
         let event = sequence.finish_event(reason, now);
         sequence.send(event);
@@ -77,16 +78,17 @@ impl<M: Memory> Scheduler<M> {
         if ending == Ending::Cancelled {
             Self::keep_answer(&mut self.written, &mut sequence);
         }
-        sequence.release(is_complete, Instant::now());
+        let now = Instant::now();
+        sequence.release(is_complete, now);
         match ending {
             Ending::Cancelled if is_complete => {
                 self.note_length(&sequence);
-                sequence.complete(Instant::now());
+                sequence.ended(Outcome::Finished, now);
             }
-            Ending::Cancelled => sequence.record.end(Outcome::Cancelled),
+            Ending::Cancelled => sequence.ended(Outcome::Cancelled, now),
             Ending::Failed(error) => {
                 sequence.record.span.record("reason", tracing::field::display(&error));
-                sequence.record.end(Outcome::Failed);
+                sequence.ended(Outcome::Failed, now);
                 // Fails if the caller has dropped the stream.
                 let _ = sequence.events.send(Err(error));
             }

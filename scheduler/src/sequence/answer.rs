@@ -76,14 +76,16 @@ impl Sequence {
         }
     }
 
-    /// Counts a complete sequence, and records its times and sizes.
-    pub(crate) fn complete(&mut self, now: Instant) {
-        self.record.end(Outcome::Finished);
+    /// Counts the end of a sequence, and records its times and sizes, whatever its outcome: the
+    /// sums over all requests are then those of the counters of tokens.
+    pub(crate) fn ended(&mut self, outcome: Outcome, now: Instant) {
+        self.record.end(outcome);
         let histograms = &self.record.gauges().histograms;
         histograms.end_to_end.time(since(self.times.submitted, now));
+        // The tokens of a request count from its start.
+        let Some(started) = self.times.started else { return };
         histograms.prompt_tokens.count(self.prompt_len);
         histograms.generation_tokens.count(self.generated());
-        let Some(started) = self.times.started else { return };
         histograms.queue_time.time(since(self.times.submitted, started));
         let (Some(first), Some(last)) = (self.times.first_token, self.times.last_token) else {
             return;
