@@ -180,7 +180,7 @@ impl KvEventPublisher {
             let socket = Socket::new(SocketType::Router, options);
             publisher.replay_endpoint = Some(bind(&socket, endpoint).await?);
             let engine = engine.clone();
-            let replay = Replay { engine, kept, counters, topic, socket, snapshot: None };
+            let replay = Replay::new(engine, kept, counters, topic, socket);
             publisher.tasks.push(tokio::spawn(replay.serve()));
         }
         tracing::info!(

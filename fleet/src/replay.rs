@@ -1,13 +1,15 @@
 //! [`Kept`]: the last batches, for subscribers that have missed some, and the ROUTER socket that
 //! sends them again.
 
-use std::collections::VecDeque;
+use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use omq_tokio::{Message, Socket};
 use stolon::Engine;
+use tokio::sync::Semaphore;
+use tokio::task::JoinSet;
 
 use crate::feed::subscribe;
 use crate::publisher::Counters;
@@ -19,6 +21,10 @@ const KEPT_BYTES_MAX: usize = 64 << 20;
 const REPLY_TIME: Duration = Duration::from_secs(10);
 /// For how long a snapshot is used again, so that many requests cost the engine one.
 const SNAPSHOT_TIME: Duration = Duration::from_secs(1);
+/// Maximum number of clients that are answered at the same time.
+const CLIENTS_MAX: usize = 16;
+/// Maximum number of requests of a client that wait for the answer to an earlier one.
+const WAITING_MAX: usize = 16;
 /// The number of the message that ends a reply.
 const END: u64 = u64::MAX;
 
@@ -77,27 +83,93 @@ impl Kept {
     }
 }
 
-/// Answers requests for missed batches, one after the other.
+/// The whole content of the cache as one batch.
+#[derive(Debug)]
+struct Snapshot {
+    /// The number of the last batch that it includes.
+    number: u64,
+    batch: Bytes,
+    made: Instant,
+}
+
+/// Answers requests for missed batches: those of one client one after the other, and those of
+/// several clients at the same time, so that one that reads nothing holds up no other.
 pub(crate) struct Replay {
-    pub(crate) engine: Engine,
-    pub(crate) kept: Arc<Kept>,
-    pub(crate) counters: Arc<Counters>,
-    pub(crate) topic: Bytes,
-    pub(crate) socket: Socket,
-    /// The number of the last batch that a snapshot includes, the snapshot, and its time.
-    pub(crate) snapshot: Option<(u64, Bytes, Instant)>,
+    engine: Engine,
+    kept: Arc<Kept>,
+    counters: Arc<Counters>,
+    topic: Bytes,
+    socket: Socket,
+    /// The last one that was taken.
+    snapshot: tokio::sync::Mutex<Option<Snapshot>>,
+    /// The clients that are being answered, and the first numbers of their further requests.
+    clients: Mutex<HashMap<Bytes, VecDeque<u64>>>,
 }
 
 impl Replay {
+    pub(crate) fn new(
+        engine: Engine,
+        kept: Arc<Kept>,
+        counters: Arc<Counters>,
+        topic: Bytes,
+        socket: Socket,
+    ) -> Replay {
+        let (snapshot, clients) = Default::default();
+        Replay { engine, kept, counters, topic, socket, snapshot, clients }
+    }
+
     /// Serves until the socket is closed.
-    pub(crate) async fn serve(mut self) {
-        while let Ok(request) = self.socket.recv().await {
+    pub(crate) async fn serve(self) {
+        let replay = Arc::new(self);
+        let permits = Arc::new(Semaphore::new(CLIENTS_MAX));
+        // Dropping it ends all replies.
+        let mut replies = JoinSet::new();
+        // While there is no permit, requests wait in the socket.
+        while let Ok(permit) = Arc::clone(&permits).acquire_owned().await
+            && let Ok(request) = replay.socket.recv().await
+        {
+            while replies.try_join_next().is_some() {}
             let Some((client, first)) = parse(&request) else {
                 tracing::debug!(frames = request.len(), "not a request for KV events");
                 continue;
             };
+            if replay.is_first(&client, first) {
+                let replay = Arc::clone(&replay);
+                replies.spawn(async move {
+                    let _permit = permit;
+                    replay.answer(&client).await;
+                });
+            }
+        }
+    }
+
+    /// Adds a request to those of its client. Whether the client has no other: then somebody has to
+    /// answer them.
+    fn is_first(&self, client: &Bytes, first: u64) -> bool {
+        let mut clients = self.clients();
+        let is_first = !clients.contains_key(client);
+        let requests = clients.entry(client.clone()).or_default();
+        match requests.len() < WAITING_MAX {
+            true => requests.push_back(first),
+            false => tracing::debug!("a client has too many requests for KV events"),
+        }
+        is_first
+    }
+
+    /// Answers the requests of a client until there is none.
+    async fn answer(&self, client: &Bytes) {
+        loop {
+            let first = {
+                let mut clients = self.clients();
+                let next = clients.get_mut(client).and_then(VecDeque::pop_front);
+                let Some(first) = next else {
+                    clients.remove(client);
+                    return;
+                };
+                first
+            };
             self.counters.replays.add(1);
-            // A client that has gone or takes nothing must not hold up others.
+            // A client that has gone or takes nothing is given up.
             match tokio::time::timeout(REPLY_TIME, self.reply(client, first)).await {
                 Ok(Ok(())) => {}
                 Ok(Err(error)) => tracing::debug!(%error, "a replay of KV events was not taken"),
@@ -106,12 +178,17 @@ impl Replay {
         }
     }
 
-    async fn reply(&mut self, client: Bytes, first: u64) -> Result<(), omq_tokio::Error> {
+    fn clients(&self) -> MutexGuard<'_, HashMap<Bytes, VecDeque<u64>>> {
+        // Each change is complete.
+        self.clients.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    async fn reply(&self, client: &Bytes, first: u64) -> Result<(), omq_tokio::Error> {
         for (number, batch) in self.since(first).await {
-            self.send(&client, self.topic.clone(), number, batch).await?;
+            self.send(client, self.topic.clone(), number, batch).await?;
             self.counters.replayed.add(1);
         }
-        self.send(&client, Bytes::new(), END, Bytes::new()).await
+        self.send(client, Bytes::new(), END, Bytes::new()).await
     }
 
     async fn send(
@@ -128,18 +205,21 @@ impl Replay {
 
     /// The batches from `first` on or, if they are no longer kept, the cache as it is and what
     /// followed.
-    async fn since(&mut self, first: u64) -> Vec<(u64, Bytes)> {
+    async fn since(&self, first: u64) -> Vec<(u64, Bytes)> {
         if let Some(batches) = self.kept.since(first) {
             return batches;
         }
-        let usable = |(number, _, made): &(u64, Bytes, Instant)| {
-            made.elapsed() < SNAPSHOT_TIME && self.kept.since(number + 1).is_some()
+        // Others that need a snapshot wait, and use this one.
+        let mut snapshot = self.snapshot.lock().await;
+        let usable = |snapshot: &Snapshot| {
+            snapshot.made.elapsed() < SNAPSHOT_TIME
+                && self.kept.since(snapshot.number + 1).is_some()
         };
-        if !self.snapshot.as_ref().is_some_and(usable) {
-            self.snapshot = self.take_snapshot().await;
+        if !snapshot.as_ref().is_some_and(usable) {
+            *snapshot = self.take_snapshot().await;
         }
-        let Some((number, snapshot, _)) = &self.snapshot else { return Vec::new() };
-        let mut batches = vec![(*number, snapshot.clone())];
+        let Some(Snapshot { number, batch, .. }) = &*snapshot else { return Vec::new() };
+        let mut batches = vec![(*number, batch.clone())];
         batches.extend(self.kept.since(number + 1).unwrap_or_default());
         batches
     }
@@ -147,11 +227,11 @@ impl Replay {
     /// What is cached. The number is read first: a batch that is published meanwhile is both in the
     /// snapshot and sent after it, and what was sent twice is known twice. `None` while the engine
     /// restarts: then everything is published anew soon.
-    async fn take_snapshot(&self) -> Option<(u64, Bytes, Instant)> {
-        let last = self.kept.next().checked_sub(1)?;
+    async fn take_snapshot(&self) -> Option<Snapshot> {
+        let number = self.kept.next().checked_sub(1)?;
         let (whole, _) = subscribe(&self.engine, 1).await.ok()?;
-        let whole = wire::encode(&whole, &self.engine);
-        Some((last, whole, Instant::now()))
+        let batch = wire::encode(&whole, &self.engine);
+        Some(Snapshot { number, batch, made: Instant::now() })
     }
 }
 

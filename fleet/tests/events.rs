@@ -147,6 +147,29 @@ async fn a_slow_subscriber_is_left_behind() {
     engine.shutdown().await;
 }
 
+/// Goal: clients that request a replay and read nothing of it hold up no other client.
+#[tokio::test(flavor = "multi_thread")]
+async fn silent_clients_hold_up_no_replay() {
+    const SILENT: usize = 8;
+    let engine = engine(1024).await;
+    let publisher = KvEventPublisher::start(&engine, &config(r#", "hwm": 8"#)).await;
+    let publisher = publisher.expect("free ports");
+    // More bytes than the buffers of a connection hold.
+    for seed in 0..400 {
+        engine.cache().warm(prompt(seed, 500)).await.expect("it fits");
+    }
+    let endpoint = publisher.replay_endpoint().expect("a second address");
+    let _silent = [(); SILENT].map(|()| connection::request_replay(endpoint));
+    while publisher.counts().replays == 0 {
+        tokio::task::yield_now().await;
+    }
+    let batches = replay(&publisher, 0).await.len();
+    assert_eq!(replay(&publisher, 0).await.len(), batches);
+    let replayed = publisher.counts().replayed;
+    let all = ((SILENT + 2) * batches) as u64;
+    assert!(replayed < all, "the others have read nothing, {replayed} of {all}");
+}
+
 /// Goal: a batch that describes a large cache arrives whole.
 #[tokio::test(flavor = "multi_thread")]
 async fn large_batches_arrive() {
