@@ -6,17 +6,19 @@
 //! when there are too many connections and when the server stops, so that new clients and the stop
 //! do not wait for a slow or idle client. Other receiving connections are kept for a moment,
 //! because a request may be on its way: when the server stops, it is answered with status 503
-//! instead of being lost. Busy connections are closed only by the time limits of their requests and
-//! by [`ConnectionLimits::write_timeout`].
+//! instead of being lost. For the same reason a busy connection is not closed at the end of a reply
+//! whose head did not announce it. Busy connections are closed only by the time limits of their
+//! requests and by [`ConnectionLimits::write_timeout`].
 
 use std::convert::Infallible;
 use std::pin::pin;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use axum::body::Body;
 use axum::extract::ConnectInfo;
-use axum::http::{Request, Response};
+use axum::http::header::CONNECTION;
+use axum::http::{HeaderValue, Request, Response};
 use http_body_util::BodyExt;
 use hyper::body::{Body as _, Incoming};
 use hyper::server::conn::http1;
@@ -67,7 +69,8 @@ struct Signal {
 }
 
 /// Serves until `stop` becomes true, and then until the connections of that moment have ended.
-/// Connections that are accepted after that are answered by the gate, but not waited for.
+/// Connections that are accepted after that are answered by the gate. They do not prolong this by
+/// more than a moment.
 pub async fn listen(
     listener: impl Into<Listener>,
     gate: Arc<Gate>,
@@ -79,7 +82,10 @@ pub async fn listen(
     let (signal, _) = watch::channel(Signal::default());
     let permits = Arc::new(Semaphore::new(limits.count));
     let (open, mut ended) = mpsc::channel::<Infallible>(1);
+    let (late, mut late_ended) = mpsc::channel::<Infallible>(1);
     let mut open = Some(open);
+    // When the listener is closed, as soon as the older connections have ended.
+    let mut end: Option<Instant> = None;
     loop {
         let accepted = tokio::select! {
             accepted = accept(&listener, limits.write_timeout, &permits, &signal) => accepted,
@@ -89,19 +95,34 @@ pub async fn listen(
                 signal.send_modify(|signal| signal.stopping = true);
                 continue;
             }
-            _ = ended.recv(), if open.is_none() => return,
+            _ = ended.recv(), if open.is_none() && end.is_none() => {
+                // The system has accepted connections that were not taken over yet.
+                end = Some(Instant::now() + RETRY);
+                continue;
+            }
             () = tokio::time::sleep(RETRY), if open.is_none() => {
                 signal.send_modify(|_| {});
+                if end.is_some_and(|end| end <= Instant::now()) {
+                    break;
+                }
                 continue;
             }
         };
         let (stream, peer, permit) = accepted;
-        let (gate, signal, open) = (Arc::clone(&gate), signal.subscribe(), open.clone());
-        let tls = tls.clone();
+        let (gate, signal) = (Arc::clone(&gate), signal.subscribe());
+        let (tls, open) = (tls.clone(), open.clone().unwrap_or_else(|| late.clone()));
         tokio::spawn(async move {
             serve(stream, peer, gate, limits, tls, signal).await;
             drop((permit, open));
         });
+        if end.is_some_and(|end| end <= Instant::now()) {
+            break;
+        }
+    }
+    drop((listener, late));
+    let limit = Instant::now() + GRACE + RETRY;
+    while Instant::now() < limit && tokio::time::timeout(RETRY, late_ended.recv()).await.is_err() {
+        signal.send_modify(|_| {});
     }
 }
 
@@ -178,8 +199,9 @@ async fn exchange<S: AsyncRead + AsyncWrite + Unpin + Send + 'static>(
     activity: Arc<Activity>,
     mut signal: watch::Receiver<Signal>,
 ) {
+    let stopping = signal.clone();
     let service = service_fn(|request: Request<Incoming>| {
-        answer(request, peer, Arc::clone(&gate), Arc::clone(&activity))
+        answer(request, peer, Arc::clone(&gate), Arc::clone(&activity), stopping.clone())
     });
     let connection = http1::Builder::new()
         .timer(TokioTimer::new())
@@ -200,12 +222,9 @@ async fn exchange<S: AsyncRead + AsyncWrite + Unpin + Send + 'static>(
                 if changed.is_err() {
                     return; // The listener has ended, which waits for older connections.
                 }
-                let stopping = signal.borrow_and_update().stopping;
-                match activity.receiving() {
-                    Some(time) if time >= GRACE => return,
-                    Some(_) => {}
-                    None if stopping => connection.as_mut().graceful_shutdown(),
-                    None => {}
+                signal.mark_unchanged();
+                if activity.receiving().is_some_and(|time| time >= GRACE) {
+                    return;
                 }
             }
         }
@@ -217,6 +236,7 @@ async fn answer(
     peer: Peer,
     gate: Arc<Gate>,
     activity: Arc<Activity>,
+    signal: watch::Receiver<Signal>,
 ) -> Result<Response<Body>, Infallible> {
     let guard = ReplyGuard(Arc::clone(&activity));
     if request.body().is_end_stream() {
@@ -228,7 +248,10 @@ async fn answer(
         Peer::Program { .. } => request.extensions_mut().insert(peer).is_some(),
     };
     request.extensions_mut().insert(activity);
-    let response = gate.answer(request).await;
+    let mut response = gate.answer(request).await;
+    if signal.borrow().stopping {
+        response.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
+    }
     // The closure owns the guard and is dropped with the body, when the reply has been sent.
     let hold = move |error| {
         let _guard = &guard;
