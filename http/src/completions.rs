@@ -13,7 +13,7 @@ use super::App;
 use super::access::Caller;
 use super::choices::{self, ChoiceEvent, Envelope, Names};
 use super::error::ApiError;
-use super::logprobs::{CompletionLists, TextOffsets, visible};
+use super::logprobs::{CompletionLists, TextOffsets};
 use super::options::{Call, OfApi};
 use super::receive::Received;
 use super::reply::{self, Dialect, Piece, UsageSum};
@@ -327,7 +327,7 @@ impl Dialect for Completions {
 
     fn part(&mut self, index: usize, piece: Piece<'_>) -> Vec<Self::Event> {
         let offsets = &mut self.offsets[index];
-        let logprobs = visible(&self.engine, piece.logprob).next().map(|entry| {
+        let logprobs = piece.logprob.map(|entry| {
             let mut lists = CompletionLists::default();
             lists.push(&self.engine, entry, offsets);
             lists.finish()

@@ -18,16 +18,6 @@ fn finite(logprob: f32) -> f64 {
     f64::from(if logprob.is_nan() { LOWEST } else { logprob.max(LOWEST) })
 }
 
-/// Leaves out end-of-sequence tokens, which are not part of the text that clients align the
-/// log-probabilities with.
-pub(super) fn visible<'a>(
-    engine: &'a Engine,
-    entries: impl IntoIterator<Item = &'a TokenLogprob>,
-) -> impl Iterator<Item = &'a TokenLogprob> {
-    let ends = &engine.model_info().eos_token_ids;
-    entries.into_iter().filter(|entry| !ends.contains(&entry.token_id))
-}
-
 /// The form of chat completions.
 pub(super) fn chat<'a>(
     engine: &Engine,

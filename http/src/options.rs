@@ -44,6 +44,9 @@ pub(super) struct Call {
     pub(super) grammar: Option<Grammar>,
     /// Path of `grammar` in the request.
     grammar_path: Option<String>,
+    /// Tokens whose log-probabilities are not reported: those that end an answer are no part of the
+    /// text that clients align the log-probabilities with. With `ignore_eos` no token ends it.
+    pub(super) unreported: Vec<u32>,
     /// The parameters that are passed to the engine unchanged.
     options: GenerationOptions,
     sampling: SamplingParams,
@@ -107,6 +110,10 @@ impl Call {
             include_usage,
             max_tokens: app.default_max_tokens(),
             logprobs: None,
+            unreported: match options.ignore_eos {
+                Some(true) => Vec::new(),
+                _ => app.engine.model_info().eos_token_ids.clone(),
+            },
             return_token_ids: of_api.choices.return_token_ids.unwrap_or(false),
             session,
             salt: caller.tenant.salt(options.cache_salt.as_deref()),

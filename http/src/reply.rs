@@ -65,7 +65,7 @@ pub(super) struct Piece<'a> {
     pub(super) parts: Vec<AnswerPart>,
     /// The generated token; `None` for text that was withheld until the end.
     pub(super) id: Option<u32>,
-    /// The token's log-probability, if it was requested.
+    /// The token's log-probability, if it was requested and the token does not end the answer.
     pub(super) logprob: Option<&'a TokenLogprob>,
 }
 
@@ -157,7 +157,8 @@ async fn reply<D: Dialect>(
         .enumerate()
         .map(|(index, events)| events.map(move |event| (index, event)).boxed());
     let mut events: Events = stream::select_all(numbered);
-    let mut replying = Replying { dialect, parsers, begun, usage };
+    let unreported = call.unreported.clone();
+    let mut replying = Replying { dialect, parsers, begun, usage, unreported };
     if call.stream {
         let events = replying.into_events(events).map(Ok::<_, Infallible>);
         return Ok(Sse::new(events).keep_alive(KeepAlive::default()).into_response());
@@ -178,6 +179,8 @@ struct Replying<D> {
     parsers: Vec<Option<AnswerParser>>,
     begun: Vec<bool>,
     usage: UsageSum,
+    /// [`Call::unreported`].
+    unreported: Vec<u32>,
 }
 
 impl<D: Dialect> Replying<D> {
@@ -218,7 +221,10 @@ impl<D: Dialect> Replying<D> {
                     Some(parser) => parser.push(&text),
                     None => Vec::new(),
                 };
-                self.dialect.part(index, Piece { parts, id, logprob: logprob.as_ref() })
+                let is_reported =
+                    |entry: &&TokenLogprob| !self.unreported.contains(&entry.token_id);
+                let logprob = logprob.as_ref().filter(is_reported);
+                self.dialect.part(index, Piece { parts, id, logprob })
             }
             Event::Finished(finish) => {
                 self.usage.add(index, finish.usage);

@@ -153,6 +153,51 @@ async fn prompts_are_work_of_their_client() {
     assert_eq!(ask("busy", "/v1/chat/completions").await.0, StatusCode::OK);
 }
 
+/// Goal: with `ignore_eos` an end-of-sequence token is a token of the answer like any other, and has
+/// a log-probability in every API that reports them, whole and streamed. Without it, the token ends
+/// the answer and has none.
+#[tokio::test]
+async fn end_tokens_have_logprobs_if_they_are_ignored() {
+    const END: u32 = 65;
+    let source = TextSource {
+        tokenizer: TokenizerSource::Bytes { vocab_size: 256 },
+        tokenizer_config: None,
+        chat_template: Some("{{ messages[0].content }}".to_owned()),
+    };
+    let text = TextModel::new(&source, &[END]).expect("a byte tokenizer needs no file");
+    let backend = Box::new(FakeBackend::new(FakeOptions::default()));
+    let engine = Engine::builder().backend("fake", backend).text_model(text);
+    let engine = engine.build().await.expect("an engine");
+    let router = router(engine, RouterOptions::default());
+    let message = json!({"role": "user", "content": "Hello"});
+    for (path, mut body) in [
+        ("/v1/completions", json!({"prompt": "Hello", "logprobs": 1})),
+        ("/v1/chat/completions", json!({"messages": [message], "logprobs": true})),
+    ] {
+        body["logit_bias"] = json!({END.to_string(): 100});
+        (body["max_tokens"], body["temperature"]) = (json!(4), json!(0));
+        for (ignores, count) in [(true, 4), (false, 0)] {
+            body["ignore_eos"] = json!(ignores);
+            for stream in [false, true] {
+                body["stream"] = json!(stream);
+                let request = Request::post(path).header("content-type", "application/json");
+                let request = request.body(Body::from(body.to_string())).expect("a request");
+                let reply = router.clone().oneshot(request).await.expect("a reply");
+                let bytes = reply.into_body().collect().await.expect("a body").to_bytes();
+                let text = String::from_utf8(bytes.to_vec()).expect("UTF-8");
+                let replies = text.lines().map(|line| line.trim_start_matches("data: "));
+                let replies = replies.filter_map(|data| serde_json::from_str::<Value>(data).ok());
+                let entries = replies.map(|reply| {
+                    let logprobs = &reply["choices"][0]["logprobs"];
+                    let entries = [&logprobs["tokens"], &logprobs["content"]];
+                    entries.map(|list| list.as_array().map_or(0, Vec::len)).iter().sum::<usize>()
+                });
+                assert_eq!(entries.sum::<usize>(), count, "{path} {body}: {text}");
+            }
+        }
+    }
+}
+
 /// Goal: a build without grammars refuses structured output, with the parameter at fault, and
 /// answers other requests.
 #[cfg(all(feature = "demo-model", not(feature = "grammar")))]

@@ -197,7 +197,7 @@ impl Dialect for Chat {
         let deltas = self.deltas(index, piece.parts);
         let mut chunks: Vec<ChatChunkChoice> =
             deltas.into_iter().map(|delta| self.chunk(index, delta)).collect();
-        let logprobs = logprobs::chat(&self.engine, logprobs::visible(&self.engine, piece.logprob));
+        let logprobs = logprobs::chat(&self.engine, piece.logprob.into_iter());
         let logprobs: Option<ChatLogprobs> = (!logprobs.content.is_empty()).then_some(logprobs);
         let needs_chunk = logprobs.is_some() || (self.has_ids && piece.id.is_some());
         if needs_chunk && chunks.is_empty() {
