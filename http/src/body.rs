@@ -50,21 +50,23 @@ impl Parser {
         Self { max_values, engine }
     }
 
-    /// Parses a body, and drops it.
+    /// Parses a body whose request is small or short-lived, and drops it.
     pub(super) async fn parse<T: RequestBody>(&self, body: Received) -> Result<T, ApiError> {
-        Ok(self.parse_with_images(body).await?.0)
+        Ok(self.parse_held(body).await?.0)
     }
 
-    /// The same for a body that may have the files of images in it, with its share of the memory
-    /// for bodies, which is to be kept until they have been decoded.
-    pub(super) async fn parse_with_images<T: RequestBody>(
+    /// The same for a body with prompts or the files of images, with its share of the memory for
+    /// bodies, which is to be kept until these have been tokenised and decoded.
+    pub(super) async fn parse_held<T: RequestBody>(
         &self,
         body: Received,
     ) -> Result<(T, Held), ApiError> {
         let (length, client, max_values) = (body.bytes.len(), body.client.clone(), self.max_values);
         let work = move || {
             let Received { bytes, ignored, memory, .. } = body;
-            Ok((parse(&bytes.join(), max_values, &ignored)?, memory))
+            // The bytes are dropped before the second copy of what is in them is made.
+            let body = object(&bytes.join(), max_values)?;
+            Ok((request(&body, &ignored)?, memory))
         };
         if length <= INLINE_BYTES { work() } else { self.engine.long_work(client, work).await? }
     }
@@ -143,11 +145,15 @@ pub(super) fn parse<T: RequestBody>(
     max_values: usize,
     ignored: &Ignored,
 ) -> Result<T, ApiError> {
-    let body = object(body, max_values)?;
-    let request: T = typed(&body).map_err(|error| {
-        let error = T::flattened_error(&body).unwrap_or(error);
-        let (path, value) = (path_of(&error), value_at(&body, error.path()));
-        parts::refusal(T::SCOPE, &path, value).unwrap_or_else(|| refusal(&error, &body))
+    request(&object(body, max_values)?, ignored)
+}
+
+/// The request of a JSON object.
+fn request<T: RequestBody>(body: &Value, ignored: &Ignored) -> Result<T, ApiError> {
+    let request: T = typed(body).map_err(|error| {
+        let error = T::flattened_error(body).unwrap_or(error);
+        let (path, value) = (path_of(&error), value_at(body, error.path()));
+        parts::refusal(T::SCOPE, &path, value).unwrap_or_else(|| refusal(&error, body))
     })?;
     refuse_unknown("", request.unknown(), T::SCOPE, ignored)?;
     Ok(request)

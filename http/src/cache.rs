@@ -83,7 +83,7 @@ pub(super) async fn query(
     State(app): State<Arc<App>>,
     body: Received,
 ) -> Result<Json<CacheResults>, ApiError> {
-    let (request, held): (CacheRequest, _) = app.parser.parse_with_images(body).await?;
+    let (request, held): (CacheRequest, _) = app.parser.parse_held(body).await?;
     let requests = app.tokenized(request.prompts, held).await?;
     Ok(Json(app.cached(&requests)?))
 }
@@ -93,7 +93,7 @@ pub(super) async fn warm(
     State(app): State<Arc<App>>,
     body: Received,
 ) -> Result<Json<CacheResults>, ApiError> {
-    let (request, held): (CacheRequest, _) = app.parser.parse_with_images(body).await?;
+    let (request, held): (CacheRequest, _) = app.parser.parse_held(body).await?;
     let requests = app.tokenized(request.prompts, held).await?;
     app.compute(&requests).await?;
     Ok(Json(app.cached(&requests)?))
@@ -114,7 +114,7 @@ pub(super) async fn pin(
     State(app): State<Arc<App>>,
     body: Received,
 ) -> Result<Json<PinCreated>, ApiError> {
-    let (mut pin, held): (PinRequest, _) = app.parser.parse_with_images(body).await?;
+    let (mut pin, held): (PinRequest, _) = app.parser.parse_held(body).await?;
     let options = pin_options(&mut pin)?;
     let requests = app.tokenized(pin.prompts, held).await?;
     let [request] = &requests[..] else {
@@ -135,7 +135,7 @@ pub(super) async fn unpin(
     State(app): State<Arc<App>>,
     body: Received,
 ) -> Result<Json<PinDeleted>, ApiError> {
-    let (request, held) = app.parser.parse_with_images(body).await?;
+    let (request, held) = app.parser.parse_held(body).await?;
     let UnpinRequest { id, prompts, .. } = request;
     if let Some(id) = id {
         if prompts.is_given() {
@@ -167,7 +167,7 @@ pub(super) async fn evict(
     State(app): State<Arc<App>>,
     body: Received,
 ) -> Result<Json<Evicted>, ApiError> {
-    let (request, held) = app.parser.parse_with_images(body).await?;
+    let (request, held) = app.parser.parse_held(body).await?;
     let CacheRequest { prompts, .. } = request;
     if prompts.is_given() {
         let mut blocks = 0;

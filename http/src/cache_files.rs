@@ -56,7 +56,7 @@ pub(super) async fn export(
     activity: Option<Extension<Arc<Activity>>>,
     body: Received,
 ) -> Result<Response, ApiError> {
-    let (request, held): (CacheRequest, _) = app.parser.parse_with_images(body).await?;
+    let (request, held): (CacheRequest, _) = app.parser.parse_held(body).await?;
     let permit = app.prefix_files.begin()?;
     let requests = app.tokenized(request.prompts, held).await?;
     let [request] = &requests[..] else {

@@ -32,7 +32,7 @@ pub(super) async fn create(
     body: Received,
 ) -> Result<Response, ApiError> {
     let ignored = body.ignored.clone();
-    let (mut request, held): (ChatRequest, _) = app.parser.parse_with_images(body).await?;
+    let (mut request, held): (ChatRequest, _) = app.parser.parse_held(body).await?;
     let max_tokens = max_tokens(&request)?;
     let logprobs = top_logprobs(&request)?;
     let reasoning = request.include_reasoning.unwrap_or(true);

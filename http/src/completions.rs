@@ -73,9 +73,10 @@ pub(super) async fn create(
     body: Received,
 ) -> Result<Response, ApiError> {
     let ignored = body.ignored.clone();
-    let request: CompletionRequest = app.parser.parse(body).await?;
+    let (request, held): (CompletionRequest, _) = app.parser.parse_held(body).await?;
     let of_api = OfApi { choices: request.choices, ..OfApi::default() };
     let mut call = Call::new(request.options, of_api, &app, &caller, &ignored)?;
+    call.body = held;
     let prompts = request.prompt.into_prompts();
     if prompts.is_empty() {
         return Err(ApiError::expected("prompt", "at least one prompt", &json!([])));

@@ -49,7 +49,7 @@ pub(super) async fn create(
     Extension(caller): Extension<Caller>,
     body: Received,
 ) -> Result<Response, ApiError> {
-    let request: EmbeddingsRequest = app.parser.parse(body).await?;
+    let (request, held): (EmbeddingsRequest, _) = app.parser.parse_held(body).await?;
     let (model, adapter) = app.chosen(request.model)?;
     let size = app.engine.embedding_size(request.dimensions)?;
     let inputs = Arc::new(Inputs {
@@ -63,6 +63,7 @@ pub(super) async fn create(
     let count = prompts.len();
     check_count(count, size)?;
     let tokens = inputs.tokenise(prompts, &caller).await?;
+    drop(held);
     let salt = caller.tenant.salt(request.cache_salt.as_deref());
     let prompt = |tokens| {
         let prompt = Request::tokens(tokens).priority(request.priority.unwrap_or(0));

@@ -55,7 +55,7 @@ pub(super) async fn create(
     body: Received,
 ) -> Result<Response, ApiError> {
     let ignored = body.ignored.clone();
-    let (mut request, held): (MessagesRequest, _) = app.parser.parse_with_images(body).await?;
+    let (mut request, held): (MessagesRequest, _) = app.parser.parse_held(body).await?;
     let max_tokens = request.max_tokens.ok_or_else(|| ApiError::missing("max_tokens"))?;
     let dialogue = dialogue(&mut request, &ignored)?;
     let mut options = request.options;
@@ -86,7 +86,7 @@ pub(super) async fn count_tokens(
     body: Received,
 ) -> Result<Json<TokenCount>, ApiError> {
     let ignored = body.ignored.clone();
-    let (mut request, _held): (MessagesRequest, _) = app.parser.parse_with_images(body).await?;
+    let (mut request, _held): (MessagesRequest, _) = app.parser.parse_held(body).await?;
     if let Some(model) = &request.options.model {
         app.check_model(model)?;
     }

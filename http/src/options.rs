@@ -57,7 +57,7 @@ pub(super) struct Call {
     pub(super) caller: Caller,
     /// The time by which the answer has to be complete.
     deadline: Deadline,
-    /// The memory of the request's body, if it may have images, until the prompts are submitted.
+    /// The memory of the request's body, until the prompts are submitted.
     pub(super) body: Held,
 }
 

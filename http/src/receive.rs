@@ -33,8 +33,8 @@ pub(super) struct BodyLimits {
     pub(super) size: usize,
     /// Maximum time from the end of the headers to the end of the body.
     pub(super) time: Duration,
-    /// One permit for each byte that all bodies may hold together until they have been parsed, and
-    /// until their images have been decoded.
+    /// One permit for each byte that all bodies may hold together until their prompts have been
+    /// tokenised and their images decoded.
     pub(super) memory: Arc<Semaphore>,
 }
 

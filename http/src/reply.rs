@@ -102,7 +102,7 @@ pub(super) async fn respond<D: Dialect>(
             choices.extend(streams.into_iter().map(TokenStream::boxed));
         }
     }
-    // The images have been decoded.
+    // The prompts have been tokenised, and their images decoded.
     call.body = None;
     reply(call, choices, usage, &format, dialect).await
 }

@@ -37,7 +37,7 @@ pub(super) async fn create(
     body: Received,
 ) -> Result<Response, ApiError> {
     let ignored = body.ignored.clone();
-    let (mut request, held): (ResponsesRequest, _) = app.parser.parse_with_images(body).await?;
+    let (mut request, held): (ResponsesRequest, _) = app.parser.parse_held(body).await?;
     let settings = settings(&request);
     let (dialogue, namespaces) = dialogue(&mut request, &ignored)?;
     let text = request.text.unwrap_or_default();

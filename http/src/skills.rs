@@ -39,7 +39,7 @@ pub(super) async fn query(
     body: Received,
 ) -> Result<Response, ApiError> {
     let ignored = body.ignored.clone();
-    let (request, held): (QueryRequest, _) = app.parser.parse_with_images(body).await?;
+    let (request, held): (QueryRequest, _) = app.parser.parse_held(body).await?;
     let mut skill = Skill::new(&id, Field::Answer);
     let places = places(request.spatial_refs);
     let question = if request.reasoning == Some(true) {
@@ -62,7 +62,7 @@ pub(super) async fn caption(
     body: Received,
 ) -> Result<Response, ApiError> {
     let ignored = body.ignored.clone();
-    let (request, held): (CaptionRequest, _) = app.parser.parse_with_images(body).await?;
+    let (request, held): (CaptionRequest, _) = app.parser.parse_held(body).await?;
     let length = match request.length.unwrap_or_default() {
         api::CaptionLength::Short => CaptionLength::Short,
         api::CaptionLength::Normal => CaptionLength::Normal,

@@ -26,7 +26,7 @@ pub(super) async fn tokenize(
     body: Received,
 ) -> Result<Json<Tokenized>, ApiError> {
     let ignored = body.ignored.clone();
-    let (mut request, _held): (TokenizeRequest, _) = app.parser.parse_with_images(body).await?;
+    let (mut request, _held): (TokenizeRequest, _) = app.parser.parse_held(body).await?;
     if let Some(model) = &request.model {
         app.check_model(model)?;
     }
@@ -65,7 +65,7 @@ pub(super) async fn detokenize(
     body: Received,
 ) -> Result<Json<Detokenized>, ApiError> {
     let client = body.client.clone();
-    let request: DetokenizeRequest = app.parser.parse(body).await?;
+    let (request, _held): (DetokenizeRequest, _) = app.parser.parse_held(body).await?;
     if let Some(model) = &request.model {
         app.check_model(model)?;
     }

@@ -44,9 +44,9 @@ pub(super) struct LimitArgs {
     pub(super) body_limit: Option<u64>,
     /// Maximum memory of all request bodies that are being received or prepared
     ///
-    /// A body counts until it has been parsed, and until its images have been decoded.
-    /// A request that would exceed it is refused with status 503. The first 64K of each body do not
-    /// count.
+    /// A body counts until its prompts have been tokenised and its images decoded. A request that
+    /// would exceed it is refused with status 503. The first 64K of each body do not count, nor do
+    /// the second copies of the few bodies that are being parsed at a time.
     #[arg(long, default_value = "256M", value_parser = parse_bytes, value_name = "BYTES")]
     pub(super) body_memory: u64,
 }

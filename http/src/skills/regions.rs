@@ -32,7 +32,7 @@ pub(crate) async fn point(
     body: Received,
 ) -> Result<Json<PointsReply>, ApiError> {
     let ignored = body.ignored.clone();
-    let (request, held): (RegionsRequest, _) = app.parser.parse_with_images(body).await?;
+    let (request, held): (RegionsRequest, _) = app.parser.parse_held(body).await?;
     let settings = request.settings.clone().unwrap_or_default();
     let of_objects = settings.max_objects.map(|count| 2 * count + 1);
     let max_tokens = of_objects.or(settings.max_tokens).unwrap_or(MAX_TOKENS);
@@ -56,7 +56,7 @@ pub(crate) async fn detect(
     body: Received,
 ) -> Result<Json<BoxesReply>, ApiError> {
     let ignored = body.ignored.clone();
-    let (request, held): (RegionsRequest, _) = app.parser.parse_with_images(body).await?;
+    let (request, held): (RegionsRequest, _) = app.parser.parse_held(body).await?;
     let settings = request.settings.clone().unwrap_or_default();
     if let Some(refs) = request.spatial_refs.as_ref().filter(|refs| !refs.is_empty()) {
         let expected = "none, because the model finds boxes by a name alone";
