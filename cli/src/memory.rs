@@ -9,6 +9,18 @@ use bytesize::ByteSize;
 /// # Errors
 /// A message with the accepted forms and the text, if it is not a size or is below 1 byte.
 pub fn parse_bytes(text: &str) -> Result<u64, String> {
+    parse_bytes_from(1, text)
+}
+
+/// As [`parse_bytes`], for what may be nothing: 0 is a size, too.
+///
+/// # Errors
+/// A message with the accepted forms and the text, if it is not a size.
+pub fn parse_bytes_or_zero(text: &str) -> Result<u64, String> {
+    parse_bytes_from(0, text)
+}
+
+fn parse_bytes_from(least: u64, text: &str) -> Result<u64, String> {
     let text = text.trim();
     // `bytesize` takes `K` and `KB` for 1,000 bytes. Sizes of memory are powers of 1,024.
     let number = text.trim_end_matches(['b', 'B']).trim_end_matches(['i', 'I']);
@@ -17,7 +29,7 @@ pub fn parse_bytes(text: &str) -> Result<u64, String> {
         false => text.to_owned(),
     };
     match binary.parse::<ByteSize>() {
-        Ok(ByteSize(bytes)) if (1..u64::MAX).contains(&bytes) => Ok(bytes),
+        Ok(ByteSize(bytes)) if (least..u64::MAX).contains(&bytes) => Ok(bytes),
         _ => Err(format!("expected a size such as 1048576, 512M or 1.5G, got `{text}`")),
     }
 }
@@ -80,6 +92,10 @@ mod tests {
         for bad in ["", "M", "-1", "1X", "1e9", "0", "9999999999T"] {
             assert!(parse_bytes(bad).is_err(), "{bad}");
         }
+        for (text, bytes) in [("0", Ok(0)), ("0M", Ok(0)), (" 2K", Ok(2048))] {
+            assert_eq!(parse_bytes_or_zero(text), bytes, "{text}");
+        }
+        assert!(parse_bytes_or_zero("-1").is_err() && parse_bytes_or_zero("").is_err());
     }
 
     /// Goal: sizes are printed with a binary unit and at most one decimal.

@@ -3,7 +3,7 @@
 use clap::Args;
 use stolon::EngineBuilder;
 
-use crate::memory::parse_bytes;
+use crate::memory::{parse_bytes, parse_bytes_or_zero};
 
 /// The memory that images take. Only models that take images use it.
 #[derive(Clone, Debug, Args)]
@@ -14,7 +14,7 @@ pub struct ImageArgs {
     ///
     /// Only models that take images use it. Images that are in the KV cache with their prompt need
     /// no such memory. Default 64M.
-    #[arg(long, value_parser = parse_bytes, value_name = "BYTES")]
+    #[arg(long, value_parser = parse_bytes_or_zero, value_name = "BYTES")]
     pub encoder_cache: Option<u64>,
     /// Maximum memory of the pixels of images that waiting requests hold; more are refused
     ///
