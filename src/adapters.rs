@@ -57,6 +57,9 @@ pub struct AdapterInfo {
     pub requests: u64,
 }
 
+/// The right to read files.
+type Reading = tokio::sync::OwnedMutexGuard<()>;
+
 /// What a request with an adapter computes with.
 #[derive(Clone, Debug)]
 pub(crate) struct Acquired {
@@ -74,8 +77,9 @@ pub(crate) struct AdapterTable {
     /// Maximum size in bytes of the weights in memory.
     memory: u64,
     runtime: Handle,
-    /// Held while files are read, so that two requests for the same adapter do not read it twice.
-    reading: tokio::sync::Mutex<()>,
+    /// Held while files are read, so that two requests for the same adapter do not read it twice,
+    /// and that requests which are given up do not begin more and more reads.
+    reading: Arc<tokio::sync::Mutex<()>>,
     table: Mutex<Table>,
 }
 
@@ -112,7 +116,7 @@ impl AdapterTable {
         memory: u64,
         runtime: Handle,
     ) -> AdapterTable {
-        let (reading, table) = (tokio::sync::Mutex::default(), Mutex::default());
+        let (reading, table) = (Arc::default(), Mutex::default());
         AdapterTable { loader, model, memory, runtime, reading, table }
     }
 
@@ -130,9 +134,9 @@ impl AdapterTable {
         replace: bool,
     ) -> Result<AdapterInfo, AdapterError> {
         self.check_name(name)?;
-        let reading = self.reading.lock().await;
+        let reading = Arc::clone(&self.reading).lock_owned().await;
         self.check_new(name, replace)?;
-        let weights = self.read(name, path).await?;
+        let (weights, reading) = self.read(reading, name, path).await?;
         let mut table = self.lock();
         table.make_room(name, weights.bytes(), self.memory)?;
         table.clock += 1;
@@ -174,13 +178,13 @@ impl AdapterTable {
         if let Ok(acquired) = self.lock().acquire(name)? {
             return Ok(acquired);
         }
-        let _reading = self.reading.lock().await;
+        let reading = Arc::clone(&self.reading).lock_owned().await;
         // Another request may have read it, and it may have been loaded from another path.
         let (path, fingerprint) = match self.lock().acquire(name)? {
             Ok(acquired) => return Ok(acquired),
             Err(on_disk) => on_disk,
         };
-        let weights = self.read(name, &path).await?;
+        let (weights, _reading) = self.read(reading, name, &path).await?;
         if weights.fingerprint() != fingerprint {
             return Err(AdapterError::Changed { name: name.to_owned(), path });
         }
@@ -260,14 +264,21 @@ impl AdapterTable {
         }
     }
 
-    /// Reads files on a blocking thread. If the future is dropped, they are read nonetheless.
-    async fn read(&self, name: &str, path: &Path) -> Result<Adapter, AdapterError> {
+    /// Reads files on a blocking thread. If the future is dropped, they are read nonetheless, and
+    /// `reading` is held until then.
+    async fn read(
+        &self,
+        reading: Reading,
+        name: &str,
+        path: &Path,
+    ) -> Result<(Adapter, Reading), AdapterError> {
         let Some(loader) = self.loader.clone() else { return Err(AdapterError::Unsupported) };
         let (path, memory) = (path.to_owned(), self.memory);
-        let read = self.runtime.spawn_blocking(move || loader.load(&path, memory)).await;
+        let read = move || (loader.load(&path, memory), reading);
+        let read = self.runtime.spawn_blocking(read).await;
         let failed = |reason| AdapterError::Load { name: name.to_owned(), reason };
         match read {
-            Ok(read) => read.map_err(failed),
+            Ok((read, reading)) => Ok((read.map_err(failed)?, reading)),
             Err(error) => Err(failed(stolon_backend::AdapterLoadError::Invalid(error.to_string()))),
         }
     }
@@ -348,5 +359,49 @@ impl Entry {
             in_use: self.weights.as_ref().is_some_and(|weights| weights.clones() > 1),
             requests: self.requests,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc;
+
+    use stolon_backend::AdapterLoadError;
+    use tokio::sync::mpsc::UnboundedSender;
+
+    use super::*;
+
+    /// Reads until it is told to end, and finds nothing.
+    #[derive(Debug)]
+    struct Slow {
+        begun: UnboundedSender<()>,
+        end: Mutex<mpsc::Receiver<()>>,
+    }
+
+    impl AdapterLoader for Slow {
+        fn load(&self, _: &Path, _: u64) -> Result<Adapter, AdapterLoadError> {
+            self.begun.send(()).expect("a test");
+            let _ = self.end.lock().expect("no panic").recv();
+            Err(AdapterLoadError::NotFound("nothing".to_owned()))
+        }
+    }
+
+    /// Goal: whoever begins to read and goes does not make room for another read before the first
+    /// one has ended.
+    #[tokio::test]
+    async fn files_are_read_one_at_a_time() {
+        let (begun, mut begins) = tokio::sync::mpsc::unbounded_channel();
+        let (end, ends) = mpsc::channel();
+        let loader = Arc::new(Slow { begun, end: Mutex::new(ends) });
+        let table = AdapterTable::new(Some(loader), "model".to_owned(), 1, Handle::current());
+        let table = Arc::new(table);
+        let own = Arc::clone(&table);
+        let loading = tokio::spawn(async move { own.load("a", Path::new("a"), false).await });
+        begins.recv().await.expect("it reads");
+        loading.abort();
+        assert!(loading.await.expect_err("aborted").is_cancelled());
+        assert!(table.reading.try_lock().is_err(), "the files are still being read");
+        end.send(()).expect("a reader");
+        drop(table.reading.lock().await);
     }
 }
