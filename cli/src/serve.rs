@@ -83,7 +83,8 @@ pub struct ServeArgs {
     ///
     /// A name (images.example.com), all names below one (*.example.com), either with a port. Their
     /// addresses have to be public, and redirects have to stay on the list. Files have at most 20
-    /// MiB and arrive within 10 seconds. By default only data URLs are accepted.
+    /// MiB and arrive within 10 seconds, all files of a request within 20. By default only data
+    /// URLs are accepted.
     #[arg(long, visible_alias = "allowed-media-domains", value_name = "HOST", num_args = 1..)]
     image_hosts: Vec<ImageHost>,
     /// Do not serve the page at /

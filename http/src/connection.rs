@@ -259,3 +259,6 @@ async fn answer(
     };
     Ok(response.map(|body| Body::new(body.map_err(hold))))
 }
+
+#[cfg(test)]
+mod tests;
