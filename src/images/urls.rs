@@ -191,7 +191,7 @@ mod tests {
             let files = fetcher(seconds).files(&images(count)).await;
             assert_eq!(files.expect("in time").len(), count);
         }
-        for (seconds, count, missing) in [(21, 1, 1), (9, 12, 9), (4, 20, 17), (3600, 256, 1)] {
+        for (seconds, count, missing) in [(21, 1, 1), (9, 12, 9), (4, 21, 21), (3600, 256, 1)] {
             let error = fetcher(seconds).files(&images(count)).await.expect_err("too slow");
             let expected = format!(
                 "image {missing}: expected all files of the request within 20s, got {} of {count} \
