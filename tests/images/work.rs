@@ -1,8 +1,10 @@
 //! Decoding of images as work that clients share.
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, mpsc};
 
-use stolon::{Error, Request};
+use futures::stream::FuturesUnordered;
+use futures::{StreamExt, poll};
+use stolon::Error;
 
 use super::pictures::picture;
 use super::questions::question;
@@ -44,27 +46,35 @@ async fn headers_are_checked_before_images_are_decoded() -> Result<(), Error> {
     Ok(())
 }
 
-/// Goal: a client's request with one image is prepared while others have more images to decode than
-/// there are threads for.
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn clients_take_turns_at_each_image() -> Result<(), Error> {
+/// Goal: each image is a piece of work of its own: other work of the client that came later has its
+/// turn before the last image of a request.
+#[tokio::test]
+async fn each_image_is_a_piece_of_work() -> Result<(), Error> {
     let engine = builder().build().await?;
-    let large: Vec<_> = (0..24).map(|seed| picture(1200, 1200, seed)).collect();
-    let large: Vec<_> = large.iter().collect();
-    let prepare = |client: &'static str, request: Request| {
-        let engine = engine.clone();
-        tokio::spawn(async move { engine.tokenized(request.tenant(client)).await })
-    };
-    let others = ["one", "two"].map(|client| prepare(client, question(&large, "What?")));
-    // They begin first: the runtime starts tasks in order, and their first pieces are short.
-    tokio::time::sleep(std::time::Duration::from_millis(20)).await;
-    prepare("three", question(&[&picture(8, 8, 1)], "What?")).await.expect("no panic")?;
-    for other in others {
-        assert!(
-            !other.is_finished(),
-            "its images were decoded before the request of another client"
-        );
-        other.await.expect("no panic")?;
-    }
+    let image = picture(40, 30, 1);
+    let client = || Some("one".into());
+    // The client takes all slots that it can get.
+    let (end, ended) = mpsc::channel::<()>();
+    let ended = Arc::new(Mutex::new(ended));
+    let cores = std::thread::available_parallelism().map_or(1, usize::from);
+    let mut busy: FuturesUnordered<_> = (0..cores)
+        .map(|_| {
+            let ended = Arc::clone(&ended);
+            engine.long_work(client(), move || ended.lock().expect("no panic").recv().is_ok())
+        })
+        .collect();
+    assert!(poll!(busy.next()).is_pending());
+    let of_client = engine.clone();
+    let request = question(&[&image; 3], "What?").tenant("one");
+    let request = tokio::spawn(async move { of_client.tokenized(request).await });
+    tokio::task::yield_now().await;
+    let mut other = Box::pin(engine.long_work(client(), || ()));
+    assert!(poll!(&mut other).is_pending());
+    drop(end);
+    while busy.next().await.is_some() {}
+    other.await?;
+    // The headers have been read, and the images follow.
+    assert!(!request.is_finished(), "all images were one piece of work");
+    request.await.expect("no panic")?;
     Ok(())
 }
