@@ -258,7 +258,7 @@ pub use stolon_text::{
 pub use stolon_text::{
     ChatMessage, ChatTemplateError, FunctionSchema, GgufTokenizer, Grammar, GrammarError,
     MessageContent, Otherwise, SchemaOptions, TextSource, TokenizerError, TokenizerSource,
-    ToolCallGrammar,
+    ToolCallGrammar, replace_lone_surrogates,
 };
 #[cfg(feature = "tiers")]
 pub use tiers::{

@@ -8,12 +8,12 @@ use std::sync::Arc;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 use serde_path_to_error::{Path, Segment};
-use stolon::Engine;
+use stolon::{Engine, replace_lone_surrogates};
 
 use super::advice::{Ignored, UnknownParameters};
 use super::error::ApiError;
 use super::receive::{Held, Received};
-use super::scan;
+use super::{history, scan};
 use crate::api::adapters::{LoadAdapter, UnloadAdapter};
 use crate::api::cache::{CachePrompt, CacheRequest, PinRequest, PolicyRequest, UnpinRequest};
 use crate::api::chat::ChatRequest;
@@ -23,7 +23,7 @@ use crate::api::fields::UnknownFields;
 use crate::api::messages::MessagesRequest;
 use crate::api::neutral::{self, Meaning, Scope};
 use crate::api::options::{ChoiceOptions, GenerationOptions};
-use crate::api::responses::ResponsesRequest;
+use crate::api::responses::{InputMessage, ResponsesRequest, TypedItem};
 use crate::api::sessions::{
     ForkSession, OpenSession, RewindSession, SglangCloseSession, SglangOpenSession,
 };
@@ -65,8 +65,8 @@ impl Parser {
         let work = move || {
             let Received { bytes, ignored, memory, .. } = body;
             // The bytes are dropped before the second copy of what is in them is made.
-            let body = object(&bytes.join(), max_values)?;
-            Ok((request(&body, &ignored)?, memory))
+            let body = object(&mut bytes.join(), max_values)?;
+            Ok((request(body, &ignored)?, memory))
         };
         if length <= INLINE_BYTES { work() } else { self.engine.long_work(client, work).await? }
     }
@@ -138,22 +138,27 @@ request_body!(RewindSession, None);
 request_body!(SglangOpenSession, SglangSession);
 request_body!(SglangCloseSession, None);
 
-/// Parses a body of at most `max_values` JSON values. All of its members must be known, or request
-/// nothing.
+/// As [`parse_in_place`], for a body that stays as it is.
 pub(super) fn parse<T: RequestBody>(
     body: &[u8],
     max_values: usize,
     ignored: &Ignored,
 ) -> Result<T, ApiError> {
-    request(&object(body, max_values)?, ignored)
+    // A copy, because halves of surrogate pairs are replaced in place.
+    request(object(&mut body.to_vec(), max_values)?, ignored)
 }
 
-/// The request of a JSON object.
-fn request<T: RequestBody>(body: &Value, ignored: &Ignored) -> Result<T, ApiError> {
-    let request: T = typed(body).map_err(|error| {
-        let error = T::flattened_error(body).unwrap_or(error);
-        let (path, value) = (path_of(&error), value_at(body, error.path()));
-        parts::refusal(T::SCOPE, &path, value).unwrap_or_else(|| refusal(&error, body))
+/// The request of a JSON object, all of whose members must be known, or request nothing. Old
+/// messages may have any shape.
+fn request<T: RequestBody>(mut body: Value, ignored: &Ignored) -> Result<T, ApiError> {
+    history::settle(T::SCOPE, &mut body, ignored)?;
+    let request: T = typed(&body).map_err(|error| {
+        if let Some(error) = item_error(T::SCOPE, &body) {
+            return error;
+        }
+        let error = T::flattened_error(&body).unwrap_or(error);
+        let (path, value) = (path_of(&error), value_at(&body, error.path()));
+        parts::refusal(T::SCOPE, &path, value).unwrap_or_else(|| refusal("", &error, &body))
     })?;
     refuse_unknown("", request.unknown(), T::SCOPE, ignored)?;
     Ok(request)
@@ -180,12 +185,29 @@ pub(super) fn refuse_unknown(
     Ok(())
 }
 
-fn object(body: &[u8], max_values: usize) -> Result<Value, ApiError> {
+/// Notes the members of a message that have no effect. A message has been said: nobody can take one
+/// back because the server does not know a member.
+pub(super) fn note_unknown(unknown: &UnknownFields, scope: Scope, ignored: &Ignored) {
+    for (name, value) in unknown.iter() {
+        if neutral::meaning(scope, name, value) != Meaning::Nothing {
+            ignored.note(&format!("messages.{name}"));
+        }
+    }
+}
+
+fn object(body: &mut [u8], max_values: usize) -> Result<Value, ApiError> {
     if !scan::has_at_most(body, max_values) {
         let message = format!("the body has too many JSON values: expected at most {max_values}");
         return Err(ApiError::invalid(None, message));
     }
-    match serde_json::from_slice(body) {
+    let parsed = serde_json::from_slice(body).or_else(|error| {
+        // Most bodies have no halves of surrogate pairs, so nothing is searched before it fails.
+        match replace_lone_surrogates(body) {
+            0 => Err(error),
+            _ => serde_json::from_slice(body),
+        }
+    });
+    match parsed {
         Ok(object @ Value::Object(_)) => Ok(object),
         Ok(other) => Err(ApiError::invalid(
             None,
@@ -202,9 +224,26 @@ fn typed<T: DeserializeOwned>(body: &Value) -> Result<T, PathError> {
     serde_path_to_error::deserialize(body)
 }
 
-/// The reply for a body that does not have a request's shape.
-fn refusal(error: &PathError, body: &Value) -> ApiError {
-    let (path, message) = (path_of(error), error.inner().to_string());
+/// The error of the first item of a conversation that is wrong. The list of items is one of two forms
+/// of a member, and serde reports only that none of the two fits.
+fn item_error(scope: Scope, body: &Value) -> Option<ApiError> {
+    let items = body["input"].as_array().filter(|_| scope == Scope::Responses)?;
+    items.iter().enumerate().find_map(|(index, item)| {
+        let error = match item.get("type") {
+            None | Some(Value::Null) => typed::<InputMessage>(item).err()?,
+            Some(_) => typed::<TypedItem>(item).err()?,
+        };
+        let path = format!("input[{index}]");
+        let named = parts::refusal(scope, &path, item);
+        Some(named.unwrap_or_else(|| refusal(&path, &error, item)))
+    })
+}
+
+/// The reply for a value at the path `prefix` that does not have the shape of its type.
+fn refusal(prefix: &str, error: &PathError, body: &Value) -> ApiError {
+    let (inner, message) = (path_of(error), error.inner().to_string());
+    let separator = if prefix.is_empty() || inner.is_empty() { "" } else { "." };
+    let path = format!("{prefix}{separator}{inner}");
     let missing = message.strip_prefix("missing field `").and_then(|name| name.strip_suffix('`'));
     if let Some(name) = missing {
         let separator = if path.is_empty() { "" } else { "." };

@@ -13,7 +13,7 @@ use stolon::{ChatMessage, MessageContent};
 use super::App;
 use super::access::Caller;
 use super::advice::Ignored;
-use super::body::refuse_unknown;
+use super::body::{note_unknown, refuse_unknown};
 use super::dialogue::{Dialogue, Tool, function_tool, is_function, tool_choice};
 use super::error::ApiError;
 use super::options::{Call, OfApi};
@@ -130,15 +130,21 @@ pub(super) fn messages(
         let expected = "a list of at least one message";
         return Err(ApiError::expected("messages", expected, &json!([])));
     }
+    let last = messages.len() - 1;
     messages
         .into_iter()
         .enumerate()
-        .map(|(index, message)| convert(index, message, ignored))
+        .map(|(index, message)| convert(index, index == last, message, ignored))
         .collect()
 }
 
-fn convert(index: usize, message: Message, ignored: &Ignored) -> Result<ChatMessage, ApiError> {
-    refuse_unknown(&format!("messages[{index}]."), &message.unknown, Scope::Message, ignored)?;
+fn convert(
+    index: usize,
+    is_last: bool,
+    message: Message,
+    ignored: &Ignored,
+) -> Result<ChatMessage, ApiError> {
+    note_unknown(&message.unknown, Scope::Message, ignored);
     let path = |member: &str| format!("messages[{index}].{member}");
     let calls = message.tool_calls.unwrap_or_default();
     let only_for = |role: Role, member: &str| {
@@ -155,6 +161,9 @@ fn convert(index: usize, message: Message, ignored: &Ignored) -> Result<ChatMess
     }
     let mut chat_message = ChatMessage::new(message.role.as_str(), "");
     chat_message.content = match message.content {
+        None if calls.is_empty() && message.role == Role::Assistant && !is_last => {
+            Some(MessageContent::Text(String::new()))
+        }
         None if calls.is_empty() => return Err(ApiError::missing(&path("content"))),
         None => None,
         Some(Content::Text(text)) => Some(MessageContent::Text(text)),
@@ -259,10 +268,6 @@ mod tests {
             (json!([{"role": "tool", "content": "x"}]), "messages[0].tool_call_id"),
             (json!([{"role": "user"}]), "messages[0].content"),
             (json!([{"role": "user", "content": [{"type": "image_url"}]}]), "messages[0].content"),
-            (
-                json!([{"role": "user", "content": "x"}, {"role": "user", "content": "x", "audio": {}}]),
-                "messages[1].audio",
-            ),
         ] {
             let error = parse_messages(messages).expect_err("refused").reply().error;
             assert_eq!(error.param.as_deref(), Some(param), "{error:?}");

@@ -14,7 +14,7 @@ use super::access::Caller;
 use super::advice::Ignored;
 use super::body::brief;
 use super::error::ApiError;
-use super::{request_id, structured};
+use super::{history, request_id, structured};
 
 /// Maximum length of a function's name, in bytes.
 const MAX_NAME: usize = 256;
@@ -82,6 +82,9 @@ impl<T: std::str::FromStr<Err = String>> std::str::FromStr for FormatChoice<T> {
 pub(super) struct Dialogue {
     /// The messages, oldest first.
     pub(super) messages: Vec<ChatMessage>,
+    /// Whether an image in the last message is refused by a model that takes none. Otherwise a
+    /// placeholder stands for it, as in all other messages.
+    pub(super) keeps_images: bool,
     /// The tools that the model may call. Empty if it must not call any.
     pub(super) tools: Vec<Tool>,
     /// Which of them it has to call.
@@ -103,6 +106,7 @@ impl Dialogue {
     pub(super) fn new(messages: Vec<ChatMessage>) -> Self {
         Self {
             messages,
+            keeps_images: true,
             tools: Vec::new(),
             tool_choice: ToolChoice::Auto,
             single_call: false,
@@ -227,7 +231,8 @@ impl Dialogue {
         }
         let grammar = self.grammar(content, tool_use)?;
         format.guaranteed = matches!(grammar, Some(Grammar::ToolCalls(_)));
-        let request = Request::chat(self.messages)
+        let messages = history::conversation(app, self.messages, self.keeps_images, ignored);
+        let request = Request::chat(messages)
             .chat_options(options)
             .show_special_tokens(format.special_tokens());
         // Rendering the conversation is work of the client.

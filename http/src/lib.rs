@@ -112,6 +112,7 @@ mod flight;
 mod gate;
 #[cfg(feature = "gzip")]
 mod gzip;
+mod history;
 mod hosts;
 #[cfg(feature = "image-urls")]
 mod image_hosts;

@@ -29,10 +29,6 @@ use crate::api::neutral::Scope;
 use crate::api::options::StopStrings;
 use reply::Messages;
 
-/// Some clients begin the instructions with a line about themselves that differs in every request,
-/// so that no prefix could be shared. Only Anthropic's own service uses it.
-const BILLING: &str = "x-anthropic-billing-header:";
-
 /// The tools that only Anthropic's own models know, by the beginning of their types, which end with
 /// a date.
 const HOSTED: &[&str] = &[
@@ -134,16 +130,18 @@ fn dialogue(request: &mut MessagesRequest, ignored: &Ignored) -> Result<Dialogue
         messages.push(message("system", content));
     }
     let turns = std::mem::take(&mut request.messages);
-    let last = turns.last().map(|turn| turn.role);
-    if last.is_none() {
+    if turns.is_empty() {
         let expected = "a list of at least one message";
         return Err(ApiError::expected("messages", expected, &json!([])));
     }
     for (index, turn) in turns.into_iter().enumerate() {
         add_turn(&mut messages, index, turn)?;
     }
+    let continues = messages.last().is_some_and(|last| last.role == "assistant");
     let mut dialogue = Dialogue::new(messages);
-    dialogue.continue_final_message = last == Some(TurnRole::Assistant);
+    // A turn has what came in several steps, also what an agent cannot take back.
+    dialogue.keeps_images = false;
+    dialogue.continue_final_message = continues;
     let tools = tools(request.tools.take().unwrap_or_default(), ignored)?;
     let disabled = request.tool_choice.as_ref().and_then(|choice| choice.disable_parallel_tool_use);
     dialogue.single_call = disabled.unwrap_or(false);
@@ -217,6 +215,7 @@ fn add_turn(
         }
         BlockContent::Blocks(blocks) => blocks,
     };
+    let before = messages.len();
     let (mut own_parts, mut calls, mut reasoning) = (Vec::new(), Vec::new(), String::new());
     for (place, block) in blocks.into_iter().enumerate() {
         let misplaced = |role: &str| {
@@ -225,6 +224,7 @@ fn add_turn(
             ApiError::invalid(Some(&path), message)
         };
         match block {
+            Block::Text { text, .. } if text.is_empty() => {}
             Block::Text { text, .. } => own_parts.push(text_part(text)),
             Block::Image { source, .. } => own_parts.push(source.into_part()),
             Block::ToolUse { id, name, input, .. } if turn.role == TurnRole::Assistant => {
@@ -235,32 +235,47 @@ fn add_turn(
                 reasoning.push_str(&thinking);
             }
             Block::RedactedThinking { .. } if turn.role == TurnRole::Assistant => {}
-            Block::ToolResult { tool_use_id, content, .. } if turn.role == TurnRole::User => {
+            Block::ToolResult { tool_use_id, content, .. } => {
+                // In a turn of the assistant, the call before it ends a message.
+                if turn.role == TurnRole::Assistant && !calls.is_empty() {
+                    push_own(messages, role, &mut own_parts, &mut calls, &mut reasoning);
+                }
                 let content = content.map_or(BlockContent::Text(String::new()), |content| *content);
                 let content = text_content(&format!("{path}[{place}].content"), content)?;
                 let mut result = message("tool", content);
                 result.extra.insert("tool_call_id".to_owned(), Value::String(tool_use_id));
                 messages.push(result);
             }
-            Block::ToolResult { .. } => return Err(misplaced("user")),
             _ => return Err(misplaced("assistant")),
         }
     }
-    if own_parts.is_empty() && calls.is_empty() && turn.role == TurnRole::User {
-        return Ok(()); // Only results.
+    let is_empty = own_parts.is_empty() && calls.is_empty() && reasoning.is_empty();
+    if !is_empty || messages.len() == before {
+        push_own(messages, role, &mut own_parts, &mut calls, &mut reasoning);
     }
-    let mut own = message(role, message_content(own_parts));
+    Ok(())
+}
+
+/// Adds the message of a turn, without the results of calls in it.
+fn push_own(
+    messages: &mut Vec<ChatMessage>,
+    role: &str,
+    parts: &mut Vec<Value>,
+    calls: &mut Vec<Value>,
+    reasoning: &mut String,
+) {
+    let mut own = message(role, message_content(std::mem::take(parts)));
     if own.content == Some(MessageContent::Text(String::new())) && !calls.is_empty() {
         own.content = None;
     }
     if !calls.is_empty() {
-        own.extra.insert("tool_calls".to_owned(), Value::Array(calls));
+        own.extra.insert("tool_calls".to_owned(), Value::Array(std::mem::take(calls)));
     }
     if !reasoning.is_empty() {
+        let reasoning = std::mem::take(reasoning);
         own.extra.insert("reasoning_content".to_owned(), Value::String(reasoning));
     }
     messages.push(own);
-    Ok(())
 }
 
 fn check_length(path: &str, content: &BlockContent) -> Result<(), ApiError> {
@@ -281,7 +296,6 @@ fn text_content(path: &str, content: BlockContent) -> Result<MessageContent, Api
     let mut parts = Vec::with_capacity(blocks.len());
     for (index, block) in blocks.into_iter().enumerate() {
         match block {
-            Block::Text { text, .. } if index == 0 && text.starts_with(BILLING) => {}
             Block::Text { text, .. } => parts.push(text_part(text)),
             Block::Image { source, .. } => parts.push(source.into_part()),
             _ => {

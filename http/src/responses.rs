@@ -114,20 +114,29 @@ fn dialogue(
         let message = format!("`input`: expected at most {MAX_MESSAGES} items");
         return Err(ApiError::invalid(Some("input"), message));
     }
+    let mut offered = Offered::default();
     match std::mem::replace(&mut request.input, Input::Items(Vec::new())) {
         Input::Text(text) => messages.push(ChatMessage::user(text)),
         Input::Items(items) if items.is_empty() => {
             let expected = "a string or a list of at least one item";
             return Err(ApiError::expected("input", expected, &json!([])));
         }
-        Input::Items(items) => items.into_iter().for_each(|item| add_item(&mut messages, item)),
+        Input::Items(items) => {
+            for (index, item) in items.into_iter().enumerate() {
+                match item {
+                    InputItem::Typed(TypedItem::AdditionalTools { tools }) => {
+                        offered.add_known(&format!("input[{index}].tools"), tools, ignored);
+                    }
+                    item => add_item(&mut messages, item),
+                }
+            }
+        }
     }
     let mut dialogue = Dialogue::new(messages);
     if let Some(reasoning) = request.reasoning.take() {
         refuse_unknown("reasoning.", &reasoning.unknown, Scope::Reasoning, ignored)?;
         dialogue.effort = reasoning.effort.map(|effort| ("reasoning.effort", effort));
     }
-    let mut offered = Offered::default();
     offered.add("tools", None, request.tools.take().unwrap_or_default(), ignored)?;
     dialogue.single_call = request.parallel_tool_calls == Some(false);
     let choice = tool_choice(request.tool_choice.as_ref())?;
@@ -147,6 +156,19 @@ struct Offered {
 }
 
 impl Offered {
+    /// Adds the tools of an item. Those that are not understood are noted and left out, because the
+    /// item belongs to the history.
+    fn add_known(&mut self, path: &str, tools: Vec<Value>, ignored: &Ignored) {
+        for (index, tool) in tools.into_iter().enumerate() {
+            let path = format!("{path}[{index}]");
+            let tool = serde_json::from_value(tool).ok();
+            let added = tool.map(|tool| self.add(&path, None, vec![tool], ignored));
+            if !matches!(added, Some(Ok(()))) {
+                ignored.note("input.additional_tools");
+            }
+        }
+    }
+
     /// Adds the tools of the list at `path`, which belongs to a namespace or to the request.
     fn add(
         &mut self,
@@ -213,6 +235,7 @@ fn add_item(messages: &mut Vec<ChatMessage>, item: InputItem) {
             message.extra.insert("tool_call_id".to_owned(), Value::String(call_id));
             messages.push(message);
         }
+        InputItem::Typed(TypedItem::Omitted | TypedItem::AdditionalTools { .. }) => {}
         InputItem::Typed(TypedItem::Reasoning { content }) => {
             let parts = content.unwrap_or_default().into_iter();
             let texts: Vec<String> = parts.flat_map(InputPart::into_text).collect();

@@ -13,6 +13,7 @@ use super::advice::Ignored;
 use super::chat::{messages, tools};
 use super::dialogue::{Tool, tool_use};
 use super::error::ApiError;
+use super::history;
 use super::logprobs::token_text;
 use super::receive::Received;
 use crate::api::tokenize::{
@@ -36,6 +37,7 @@ pub(super) async fn tokenize(
         }
         (None, Some(conversation)) => {
             let conversation = messages(conversation, &ignored)?;
+            let conversation = history::conversation(&app, conversation, true, &ignored);
             let options = request.chat_options(&app, &ignored)?;
             let request = Request::chat(conversation).chat_options(options);
             app.engine.prompt_tokens(&caller.sign(request)).await?

@@ -7,13 +7,16 @@
 //! `strftime_now`, `{% break %}`, and the `{% generation %}` tags, which matter for training only
 //! and are ignored.
 
+mod capabilities;
 mod clock;
 mod compile;
 mod describe;
 mod environment;
 mod generation;
 mod guards;
+mod history;
 mod limits;
+mod lists;
 mod messages;
 mod python;
 mod reserved;
@@ -102,7 +105,8 @@ pub struct ChatOptions {
     pub tools: Vec<Value>,
     /// Whether tools, and earlier calls with their results, are described in the messages instead
     /// of being handed to the template: for templates that do not support tools. False by default.
-    /// See [`ChatTemplate::tool_use`].
+    /// See [`ChatTemplate::tool_use`]. Calls and results that the template does not show become
+    /// texts in either case.
     pub describe_tools: bool,
     /// Documents for templates that support retrieval. May be empty.
     pub documents: Vec<Value>,
@@ -206,6 +210,11 @@ impl ChatTemplate {
     /// Renders a conversation. The text contains the special tokens, so it must be encoded without
     /// adding any. Blocks the calling thread for at most 10 seconds.
     ///
+    /// What the template refuses or loses gets a form that it shows: instructions in the middle of
+    /// the conversation become a part of the message before them, messages of the same role are
+    /// merged if roles have to alternate, and so on. The form of a message depends on the template
+    /// and on earlier messages only.
+    ///
     /// # Errors
     /// Any [`ChatTemplateError`] except [`ChatTemplateError::Missing`] and
     /// [`ChatTemplateError::Malformed`].
@@ -232,7 +241,7 @@ impl ChatTemplate {
         let templates = Arc::clone(&self.templates);
         self.bounded
             .run(DEADLINE, move || {
-                templates.render(index, &messages, options, reserved.as_deref(), effort)
+                templates.render(index, &messages, &options, reserved.as_deref(), effort)
             })
             .unwrap_or_else(|stopped| {
                 Err(ChatTemplateError::Failed { reason: stopped.to_string() })

@@ -29,6 +29,7 @@ mod chat_template;
 mod detokenizer;
 mod error;
 mod grammar;
+mod json;
 mod message;
 #[cfg(feature = "tokenizer")]
 mod replace;
@@ -56,6 +57,7 @@ pub use grammar::{CompiledGrammar, GrammarCompiler, GrammarState, TokenMask};
 pub use grammar::{
     FunctionSchema, Grammar, GrammarError, Otherwise, SchemaOptions, ToolCallGrammar,
 };
+pub use json::replace_lone_surrogates;
 pub use message::{ChatMessage, MessageContent};
 #[cfg(feature = "tokenizer")]
 pub use replace::replace_in_order;

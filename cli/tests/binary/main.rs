@@ -26,6 +26,7 @@ mod gguf_writer;
 #[cfg(feature = "candle")]
 mod gpu_check;
 mod gzip;
+mod history_api;
 #[cfg(unix)]
 mod hung_backend;
 mod inspect;

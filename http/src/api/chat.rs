@@ -23,7 +23,8 @@ pub const MAX_TOOLS: usize = 1024;
 #[derive(Debug, Deserialize, JsonSchema)]
 #[serde(expecting = "an object")]
 pub struct ChatRequest {
-    /// The conversation, oldest message first; 1 to [`MAX_MESSAGES`] messages.
+    /// The conversation, oldest message first; 1 to [`MAX_MESSAGES`] messages. The last one has to
+    /// be as described; what cannot be shown of earlier ones becomes a short placeholder.
     #[serde(deserialize_with = "fields::list::<_, _, MAX_MESSAGES>")]
     #[schemars(length(min = 1, max = MAX_MESSAGES))]
     pub messages: Vec<Message>,
@@ -83,7 +84,7 @@ pub struct ChatRequest {
 pub struct Message {
     /// Who wrote the message.
     pub role: Role,
-    /// The content. Only a message of the assistant that calls functions may have none.
+    /// The content. Of the last message, it may only be absent if the assistant calls functions.
     pub content: Option<Content>,
     /// The functions that the assistant called in this message, at most [`MAX_PARTS`].
     #[serde(default, deserialize_with = "fields::optional_list::<_, _, MAX_PARTS>")]
@@ -262,7 +263,7 @@ pub struct RequestToolCall {
 pub struct CalledFunction {
     /// Its name.
     pub name: String,
-    /// The arguments: a JSON object as text.
+    /// The arguments: a JSON object as text. In a request, anything else is accepted, too.
     pub arguments: String,
 }
 

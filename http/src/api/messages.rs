@@ -73,7 +73,7 @@ pub const MAX_STOP_SEQUENCES: usize = super::options::MAX_STOP_STRINGS;
 
 /// One message of a conversation.
 #[derive(Debug, Deserialize, JsonSchema)]
-#[serde(expecting = "an object with `role` and `content`", deny_unknown_fields)]
+#[serde(expecting = "an object with `role` and `content`")]
 pub struct TurnMessage {
     /// Who wrote the message.
     pub role: TurnRole,
@@ -114,9 +114,10 @@ impl BlockContent {
     }
 }
 
-/// One block of a message.
+/// One block of a message. Blocks of other types become text, if they have some, or else a short
+/// placeholder. Other members have no effect.
 #[derive(Clone, Debug, Deserialize, JsonSchema)]
-#[serde(tag = "type", rename_all = "snake_case", deny_unknown_fields)]
+#[serde(tag = "type", rename_all = "snake_case")]
 pub enum Block {
     /// Text.
     Text {
@@ -134,7 +135,7 @@ pub enum Block {
         /// Without effect.
         cache_control: Option<Value>,
     },
-    /// A call, in a message of the assistant.
+    /// A call, in a message of the assistant. `server_tool_use` and `mcp_tool_use` mean the same.
     ToolUse {
         /// Its id, to which the result refers.
         id: String,
@@ -149,7 +150,8 @@ pub enum Block {
         /// Without effect.
         toolset_name: Option<Value>,
     },
-    /// The result of a call, in a message of the user.
+    /// The result of a call, in a message of the user, or of the assistant if a server has executed
+    /// it.
     ToolResult {
         /// The id of the call.
         tool_use_id: String,

@@ -21,7 +21,8 @@ pub use reply::{
 #[derive(Debug, Deserialize, JsonSchema)]
 #[serde(expecting = "an object")]
 pub struct ResponsesRequest {
-    /// The conversation: a text of the user, or 1 to [`MAX_MESSAGES`] items.
+    /// The conversation: a text of the user, or 1 to [`MAX_MESSAGES`] items. Items before the last
+    /// one may be of any type: what has no text for the model is left out.
     pub input: Input,
     /// Instructions that precede the conversation.
     pub instructions: Option<String>,
@@ -134,6 +135,14 @@ pub enum TypedItem {
         /// Parts of the reasoning.
         content: Option<Vec<InputPart>>,
     },
+    /// Tools that are offered in addition to those of the request.
+    AdditionalTools {
+        /// The tools, as in the request.
+        tools: Vec<Value>,
+    },
+    /// An item that is left out.
+    #[schemars(skip)]
+    Omitted,
 }
 
 /// A message.

@@ -10,6 +10,7 @@ use crate::chat::messages;
 use crate::completions::engine_request;
 use crate::dialogue::tool_use;
 use crate::error::ApiError;
+use crate::history;
 use crate::skills::with_image;
 
 impl CachePrompt {
@@ -57,10 +58,10 @@ impl CachePrompt {
                     ..ChatOptions::default()
                 };
                 options.describe_tools = tool_use(app, &options)?.is_described;
-                vec![
-                    Request::chat(messages(conversation, &Ignored::default())?)
-                        .chat_options(options),
-                ]
+                let ignored = Ignored::default();
+                let conversation = messages(conversation, &ignored)?;
+                let conversation = history::conversation(app, conversation, true, &ignored);
+                vec![Request::chat(conversation).chat_options(options)]
             }
             (None, None, Some(question)) => {
                 vec![with_image(Request::query(question), self.image_url)]

@@ -15,6 +15,7 @@ use minijinja::{Error, ErrorKind, Value};
 
 use super::guards::{self, EAGER};
 use super::limits::{MAX_CONSTANTS, MAX_TAG_TOKENS};
+use super::lists::{self, LIST};
 
 /// The whitespace rules of transformers.
 const WHITESPACE: WhitespaceConfig =
@@ -168,6 +169,10 @@ fn metered<'source>(old: &Instructions<'source>) -> Instructions<'source> {
             Instruction::BuildMacro(name, target, flags) => {
                 add(Instruction::BuildMacro(name, moved(*target), *flags));
             }
+            literal if lists::is_literal(literal) => {
+                add(literal.clone());
+                add(Instruction::CallFunction(LIST, Some(1)));
+            }
             other => drop(add(other.clone())),
         }
     }
@@ -176,7 +181,8 @@ fn metered<'source>(old: &Instructions<'source>) -> Instructions<'source> {
 
 /// The number of instructions that are added to an instruction.
 fn extra(instruction: &Instruction<'_>) -> u32 {
-    let own = matches!(instruction, Instruction::EmitRaw(_) | Instruction::Slice);
+    let own = matches!(instruction, Instruction::EmitRaw(_) | Instruction::Slice)
+        || lists::is_literal(instruction);
     let guard = if guards::before(instruction).is_some() { 2 } else { 0 };
     u32::from(own) + guard
 }

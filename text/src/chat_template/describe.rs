@@ -4,6 +4,9 @@
 
 use serde_json::{Value, json};
 
+use super::history::{append, append_content};
+use super::messages::text_of;
+
 /// What precedes the list of tools.
 const BEFORE: &str = "You can call functions. These are the functions that you may call, as JSON:
 
@@ -19,31 +22,38 @@ To call a function, write its name and its arguments as a JSON object between th
 
 The results follow in the next message, between <tool_response> and </tool_response>. If no function helps, answer without a call."#;
 
-/// Puts the tools and earlier calls of a conversation into its messages. `takes_system` tells
-/// whether the template shows the role `system`; if not, the tools are described in the first
-/// message of the user.
-pub(super) fn describe(messages: Vec<Value>, tools: &[Value], takes_system: bool) -> Vec<Value> {
-    let mut described = Vec::with_capacity(messages.len() + 1);
+/// Turns calls, unless `calls` is false, and results into texts of the assistant and the user.
+/// `as_text` tells which results, by whether they follow no call.
+pub(super) fn calls_as_text(
+    messages: Vec<Value>,
+    calls: bool,
+    as_text: impl Fn(bool) -> bool,
+) -> Vec<Value> {
+    let mut described: Vec<Value> = Vec::with_capacity(messages.len() + 1);
     // Whether the last message is one of the user that has results of calls.
     let mut has_results = false;
+    // Whether the results that follow belong to a call.
+    let mut follows_call = false;
     for message in messages {
         match message["role"].as_str() {
-            Some("tool") => {
+            Some("tool") if as_text(!follows_call) => {
                 add_result(&mut described, &message["content"], has_results);
                 has_results = true;
+                continue;
             }
             Some("user") if has_results => {
-                append(described.last_mut(), &text_of(&message["content"]));
+                if let Some(last) = described.last_mut() {
+                    append_content(last, &message["content"]);
+                }
+                continue;
             }
+            Some("tool") => described.push(message),
             _ => {
-                described.push(with_calls(message));
-                has_results = false;
+                follows_call = message["tool_calls"].is_array();
+                described.push(if calls { with_calls(message) } else { message });
             }
         }
-    }
-    if !tools.is_empty() {
-        let tools: String = tools.iter().map(|tool| format!("\n{tool}")).collect();
-        add_instructions(&mut described, format!("{BEFORE}{tools}\n{AFTER}"), takes_system);
+        has_results = false;
     }
     described
 }
@@ -53,10 +63,9 @@ pub(super) fn describe(messages: Vec<Value>, tools: &[Value], takes_system: bool
 /// last message is that one.
 fn add_result(messages: &mut Vec<Value>, content: &Value, has_results: bool) {
     let result = format!("<tool_response>\n{}\n</tool_response>", text_of(content));
-    if has_results {
-        append(messages.last_mut(), &result);
-    } else {
-        messages.push(json!({"role": "user", "content": result}));
+    match messages.last_mut().filter(|_| has_results) {
+        Some(message) => append(message, &result),
+        None => messages.push(json!({"role": "user", "content": result})),
     }
 }
 
@@ -76,32 +85,17 @@ fn with_calls(mut message: Value) -> Value {
     message
 }
 
-fn add_instructions(messages: &mut Vec<Value>, text: String, takes_system: bool) {
-    let role = if takes_system { "system" } else { "user" };
-    match messages.iter_mut().find(|message| message["role"] == role) {
-        Some(message) if takes_system => append(Some(message), &text),
-        Some(message) => {
-            message["content"] = format!("{text}\n\n{}", text_of(&message["content"])).into();
-        }
-        None => messages.insert(0, json!({"role": role, "content": text})),
+/// Describes the tools in the system message in front of the conversation.
+pub(super) fn add_tools(messages: &mut Vec<Value>, tools: &[Value]) {
+    if tools.is_empty() {
+        return;
     }
-}
-
-/// Appends a paragraph to the content of a message.
-fn append(message: Option<&mut Value>, text: &str) {
-    let Some(content) = message.map(|message| &mut message["content"]) else { return };
-    match content {
-        Value::Array(parts) => parts.push(json!({"type": "text", "text": format!("\n\n{text}")})),
-        content => *content = format!("{}\n\n{text}", text_of(content)).into(),
-    }
-}
-
-/// The text of a content.
-pub(super) fn text_of(content: &Value) -> String {
-    match content {
-        Value::String(text) => text.clone(),
-        Value::Array(parts) => parts.iter().filter_map(|part| part["text"].as_str()).collect(),
-        _ => String::new(),
+    let tools: String = tools.iter().map(|tool| format!("\n{tool}")).collect();
+    let text = format!("{BEFORE}{tools}\n{AFTER}");
+    // Never a later message: the prompt would change from its beginning when one appears.
+    match messages.first_mut().filter(|first| first["role"] == "system") {
+        Some(first) => append(first, &text),
+        None => messages.insert(0, json!({"role": "system", "content": text})),
     }
 }
 
@@ -109,25 +103,27 @@ pub(super) fn text_of(content: &Value) -> String {
 mod tests {
     use super::*;
 
-    /// Goal: tools, calls and results become texts, and the roles alternate.
+    /// Goal: tools, calls and results become texts, and the roles alternate. The tools are in front,
+    /// also if a later message has the role `system`.
     #[test]
     fn a_conversation_with_calls_becomes_text() {
         let call = json!({"function": {"name": "f", "arguments": {"a": 1}}, "id": "1"});
         let messages = vec![
-            json!({"role": "system", "content": "Be brief."}),
             json!({"role": "user", "content": [{"type": "text", "text": "Hi"}]}),
             json!({"role": "assistant", "content": null, "tool_calls": [call, call]}),
             json!({"role": "tool", "content": "one", "tool_call_id": "1"}),
             json!({"role": "tool", "content": "two", "tool_call_id": "1"}),
             json!({"role": "user", "content": "And?"}),
+            json!({"role": "system", "content": "Be brief."}),
         ];
         let tool = json!({"type": "function", "function": {"name": "f"}});
-        let described = describe(messages.clone(), std::slice::from_ref(&tool), true);
+        let mut described = calls_as_text(messages.clone(), true, |_| true);
+        add_tools(&mut described, std::slice::from_ref(&tool));
         let roles: Vec<_> =
             described.iter().filter_map(|message| message["role"].as_str()).collect();
-        assert_eq!(roles, ["system", "user", "assistant", "user"]);
+        assert_eq!(roles, ["system", "user", "assistant", "user", "system"]);
         let system = described[0]["content"].as_str().expect("a text");
-        assert!(system.starts_with("Be brief.\n\nYou can call"), "{system}");
+        assert!(system.starts_with("You can call"), "{system}");
         assert!(system.contains(&tool.to_string()), "{system}");
         let one = "<tool_call>\n{\"name\":\"f\",\"arguments\":{\"a\":1}}\n</tool_call>";
         let expected = json!({"role": "assistant", "content": format!("{one}\n{one}")});
@@ -136,9 +132,12 @@ mod tests {
                        <tool_response>\ntwo\n</tool_response>\n\nAnd?";
         assert_eq!(described[3], json!({"role": "user", "content": results}));
 
-        let without_system = describe(messages[1..].to_vec(), &[tool], false);
-        let first = without_system[0]["content"].as_str().expect("a text");
-        assert!(first.starts_with("You can call") && first.ends_with("\n\nHi"), "{first}");
-        assert_eq!(describe(messages[..2].to_vec(), &[], true), messages[..2]);
+        let mut with_system = vec![messages[5].clone(), messages[0].clone()];
+        add_tools(&mut with_system, &[tool]);
+        let first = with_system[0]["content"].as_str().expect("a text");
+        assert!(first.starts_with("Be brief.\n\nYou can call"), "{first}");
+        assert_eq!(with_system.len(), 2);
+        let same = calls_as_text(messages[..2].to_vec(), false, |_| true);
+        assert_eq!(same, messages[..2]);
     }
 }

@@ -8,7 +8,7 @@ use minijinja_contrib::pycompat;
 
 use super::limits::{Budget, MAX_WIDTH, refused, shortened};
 use super::templates::Raised;
-use super::{guards, python};
+use super::{guards, lists, python};
 
 /// Creates the environment that all templates of a model share, in which a rendering may execute
 /// `fuel` instructions.
@@ -24,6 +24,7 @@ pub(super) fn environment(fuel: u64) -> Environment<'static> {
     });
     environment.set_unknown_method_callback(call_method);
     guards::add(&mut environment);
+    lists::add(&mut environment);
     add_filters(&mut environment);
     add_tests(&mut environment);
     for (name, function) in [

@@ -25,6 +25,8 @@ pub(super) const MAX_CONSTANTS: usize = 16 << 20;
 pub(super) const FUEL: u64 = 4_000_000;
 /// The same for a rendering that must be quick: about a millisecond.
 pub(super) const QUICK_FUEL: u64 = 20_000;
+/// The same for a rendering that finds out what a template can show: some words with a tool.
+pub(super) const PROBE_FUEL: u64 = 200_000;
 /// Time that a template may take, waiting for a processor included.
 pub(super) const DEADLINE: Duration = Duration::from_secs(10);
 /// Maximum size of the rendered text in bytes.

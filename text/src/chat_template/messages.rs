@@ -2,11 +2,10 @@
 
 use serde_json::{Map, Value, json};
 
-use super::describe;
 use crate::{ChatMessage, ChatTemplateError, MessageContent};
 
 /// Converts the messages to JSON, with their content in a form that the template supports.
-pub(super) fn to_template_values(
+pub(super) fn to_values(
     messages: &[ChatMessage],
     takes_parts: bool,
     takes_strings: bool,
@@ -16,22 +15,35 @@ pub(super) fn to_template_values(
         .map(|message| {
             let content = match &message.content {
                 None => Value::Null,
-                Some(MessageContent::Text(text)) if takes_strings => json!(text),
-                Some(MessageContent::Text(text)) => json!([{"type": "text", "text": text}]),
+                Some(MessageContent::Text(text)) => content(text.clone(), takes_strings),
+                Some(MessageContent::Parts(parts)) if parts.is_empty() => {
+                    content(String::new(), takes_strings)
+                }
                 Some(MessageContent::Parts(parts)) if takes_parts => json!(parts),
                 Some(MessageContent::Parts(parts)) => json!(joined(parts)?),
             };
             let mut fields = Map::new();
             fields.insert("role".to_owned(), json!(message.role));
             fields.insert("content".to_owned(), content);
-            for (name, value) in &message.extra {
-                let value =
-                    if name == "tool_calls" { with_parsed_arguments(value) } else { value.clone() };
-                fields.insert(name.clone(), value);
-            }
+            let extra = message.extra.iter().map(|(name, value)| (name.clone(), value.clone()));
+            fields.extend(extra);
             Ok(Value::Object(fields))
         })
         .collect()
+}
+
+/// A text as content: as it is for a template that supports `strings`, or else as a part.
+pub(super) fn content(text: String, strings: bool) -> Value {
+    if strings { text.into() } else { json!([{"type": "text", "text": text}]) }
+}
+
+/// The text of a content.
+pub(super) fn text_of(content: &Value) -> String {
+    match content {
+        Value::String(text) => text.clone(),
+        Value::Array(parts) => parts.iter().filter_map(|part| part["text"].as_str()).collect(),
+        _ => String::new(),
+    }
 }
 
 /// Moves the results of calls into the message with the calls, as its member `tool_responses`.
@@ -54,7 +66,7 @@ fn add_response(message: &mut Map<String, Value>, result: &Value) {
     let has_id = |call: &&Value| call["id"].is_string() && call["id"] == result["tool_call_id"];
     let call = calls.iter().find(has_id).or(calls.get(earlier));
     let name = call.map_or(&result["name"], |call| &call["function"]["name"]).clone();
-    let text = describe::text_of(&result["content"]);
+    let text = text_of(&result["content"]);
     let object = serde_json::from_str(&text).ok().filter(Value::is_object);
     let response = json!({"name": name, "response": object.unwrap_or(Value::String(text))});
     let responses = message.entry("tool_responses").or_insert_with(|| json!([]));
@@ -104,16 +116,4 @@ fn joined(parts: &[Value]) -> Result<String, ChatTemplateError> {
         })
         .collect::<Result<Vec<_>, _>>()?;
     Ok(texts.join("\n"))
-}
-
-/// In OpenAI's API, the arguments of a call are a string of JSON. Templates expect the object.
-fn with_parsed_arguments(calls: &Value) -> Value {
-    let mut calls = calls.clone();
-    for call in calls.as_array_mut().into_iter().flatten() {
-        let Some(arguments) = call.pointer_mut("/function/arguments") else { continue };
-        if let Some(Ok(parsed @ Value::Object(_))) = arguments.as_str().map(serde_json::from_str) {
-            *arguments = parsed;
-        }
-    }
-    calls
 }

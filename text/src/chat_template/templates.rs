@@ -7,21 +7,21 @@ use std::time::SystemTime;
 use minijinja::machinery::{Vm, make_string_output};
 use minijinja::value::Value as Jinja;
 use minijinja::{AutoEscape, Environment, ErrorKind, State};
-use serde_json::{Map, Value, json};
+use serde_json::{Map, Value};
 
-use super::limits::{self, Budget, FUEL, MAX_OUTPUT, QUICK_FUEL};
+use super::capabilities::Capabilities;
+use super::limits::{self, Budget, FUEL, MAX_OUTPUT, PROBE_FUEL, QUICK_FUEL};
 use super::{ChatOptions, RenderedChat, Reserved};
-use super::{clock, compile, describe, environment, generation, messages};
+use super::{clock, compile, environment, generation, history, messages};
 use crate::{ChatMessage, ChatTemplateError};
-
-/// The text of the messages that find out what a template supports.
-const PROBE: &str = "5tolon pr0be";
 
 #[derive(Debug)]
 pub(super) struct Templates {
     environment: Environment<'static>,
     /// The environment of renderings that must be quick.
     quick: Environment<'static>,
+    /// The environment of probes.
+    probe: Environment<'static>,
     pub(super) entries: Vec<Entry>,
     /// The variables `bos_token`, `eos_token` and so on.
     special_tokens: Map<String, Value>,
@@ -32,6 +32,8 @@ pub(super) struct Templates {
 pub(crate) enum Effort {
     /// About a millisecond. A rendering that needs more fails.
     Quick,
+    /// As much as the rendering of a few words may be.
+    Probe,
     /// As much as any rendering may be.
     Full,
 }
@@ -41,20 +43,7 @@ pub(super) struct Entry {
     pub(super) name: String,
     pub(super) source: String,
     /// Determined by the first rendering.
-    forms: OnceLock<Forms>,
-    /// Whether messages with the role `system` are shown. Determined when tools are described for
-    /// the first time.
-    shows_system: OnceLock<bool>,
-}
-
-/// The forms of content that a template supports. Content is converted to the other form if the
-/// template supports only one.
-#[derive(Clone, Copy, Debug)]
-struct Forms {
-    /// A list of parts.
-    parts: bool,
-    /// One text.
-    strings: bool,
+    capabilities: OnceLock<Capabilities>,
 }
 
 /// The message of `raise_exception`, carried through minijinja's error type as its source.
@@ -67,7 +56,7 @@ impl Entry {
         // Jinja2 treats all line endings as `\n`.
         let source = source.replace("\r\n", "\n").replace('\r', "\n");
         let source = generation::replace_generation_tags(&source);
-        Self { name, source, forms: OnceLock::new(), shows_system: OnceLock::new() }
+        Self { name, source, capabilities: OnceLock::new() }
     }
 }
 
@@ -82,8 +71,9 @@ impl Entry {
 
 impl Templates {
     pub(super) fn new(entries: Vec<Entry>, special_tokens: Map<String, Value>) -> Self {
-        let [environment, quick] = [FUEL, QUICK_FUEL].map(environment::environment);
-        Self { environment, quick, entries, special_tokens }
+        let [environment, quick, probe] =
+            [FUEL, QUICK_FUEL, PROBE_FUEL].map(environment::environment);
+        Self { environment, quick, probe, entries, special_tokens }
     }
 
     pub(super) fn check_syntax(&self) -> Result<(), ChatTemplateError> {
@@ -94,22 +84,47 @@ impl Templates {
         })
     }
 
+    /// Renders a conversation. What the template cannot show as it is gets another form. If the
+    /// template still refuses it, forms are tried that every template can show.
     pub(super) fn render(
         &self,
         index: usize,
         messages: &[ChatMessage],
-        mut options: ChatOptions,
+        options: &ChatOptions,
         reserved: Option<&Reserved>,
         effort: Effort,
     ) -> Result<RenderedChat, ChatTemplateError> {
         let entry = &self.entries[index];
-        let forms = entry.forms.get_or_init(|| self.probe(entry));
-        let mut messages = messages::to_template_values(messages, forms.parts, forms.strings)?;
-        if options.describe_tools {
-            let tools = std::mem::take(&mut options.tools);
-            let system = entry.shows_system.get_or_init(|| self.shows_system(entry, *forms));
-            messages = describe::describe(messages, &tools, *system);
+        let can = entry.capabilities.get_or_init(|| self.probe(entry));
+        let rendered = self.render_as(entry, messages, options.clone(), reserved, effort, *can);
+        let refused = |error: &ChatTemplateError| {
+            matches!(error, ChatTemplateError::Raised { .. } | ChatTemplateError::Failed { .. })
+        };
+        match rendered {
+            Err(error) if effort == Effort::Full && refused(&error) => [true, false]
+                .into_iter()
+                .map(|calls| can.least(calls))
+                .find_map(|can| {
+                    self.render_as(entry, messages, options.clone(), reserved, effort, can).ok()
+                })
+                .ok_or(error),
+            rendered => rendered,
         }
+    }
+
+    /// Renders a conversation in a form for a template with these capabilities.
+    fn render_as(
+        &self,
+        entry: &Entry,
+        messages: &[ChatMessage],
+        mut options: ChatOptions,
+        reserved: Option<&Reserved>,
+        effort: Effort,
+        can: Capabilities,
+    ) -> Result<RenderedChat, ChatTemplateError> {
+        let messages = messages::to_values(messages, can.parts, can.strings)?;
+        let described = options.describe_tools.then(|| std::mem::take(&mut options.tools));
+        let mut messages = history::settle(messages, described.as_deref(), &can);
         let separator = match reserved {
             Some(reserved) => reserved.separate(&mut messages, &mut options)?,
             None => None,
@@ -121,7 +136,7 @@ impl Templates {
         if options.continue_final_message {
             messages::mark_end(&mut messages)?;
         }
-        let mut text = self.render_values(entry, &messages, &options, effort)?;
+        let mut text = self.render_values(entry, &messages, &options, effort, can.no_tools)?;
         if options.continue_final_message {
             messages::cut_at_mark(&mut text)?;
         }
@@ -134,14 +149,16 @@ impl Templates {
         messages: &[Value],
         options: &ChatOptions,
         effort: Effort,
+        no_tools: bool,
     ) -> Result<String, ChatTemplateError> {
         let environment = match effort {
             Effort::Quick => &self.quick,
+            Effort::Probe => &self.probe,
             Effort::Full => &self.environment,
         };
         // Compiling takes less time than rendering, and the result would borrow from the source.
         let compiled = compile::compile(&entry.name, &entry.source).map_err(failure)?;
-        let variables = self.variables(messages, options);
+        let variables = self.variables(messages, options, no_tools);
         let mut text = String::new();
         Vm::new(environment)
             .eval(
@@ -160,12 +177,12 @@ impl Templates {
         Ok(text)
     }
 
-    fn variables(&self, messages: &[Value], options: &ChatOptions) -> Jinja {
+    fn variables(&self, messages: &[Value], options: &ChatOptions, no_tools: bool) -> Jinja {
         // An absent list is passed as `none`, as transformers does: templates distinguish it from
-        // an undefined variable and from an empty list.
-        let or_none = |list: &[Value]| {
-            if list.is_empty() { Jinja::from(()) } else { Jinja::from_serialize(list) }
-        };
+        // an undefined variable and from an empty list. Templates for tools only fail with `none`.
+        let list = |list: &[Value]| Jinja::from_serialize(list);
+        let or_none =
+            |items: &[Value]| if items.is_empty() { Jinja::from(()) } else { list(items) };
         let now = options.now.unwrap_or_else(SystemTime::now);
         let strftime_now = move |state: &State<'_, '_>, format: &str| {
             // A directive such as `%c` becomes a text of several words.
@@ -174,7 +191,7 @@ impl Templates {
         };
         let own = [
             ("messages", Jinja::from_serialize(messages)),
-            ("tools", or_none(&options.tools)),
+            ("tools", if no_tools { or_none(&options.tools) } else { list(&options.tools) }),
             ("documents", or_none(&options.documents)),
             ("add_generation_prompt", Jinja::from(options.add_generation_prompt)),
             ("strftime_now", Jinja::from_function(strftime_now)),
@@ -191,29 +208,16 @@ impl Templates {
             .collect()
     }
 
-    /// Determines which forms of content the template supports, by rendering a message with each.
-    fn probe(&self, entry: &Entry) -> Forms {
-        let part = json!([{"type": "text", "text": PROBE, "5tolon_type": 1}]);
-        let strings = self.shows(entry, &[json!({"role": "user", "content": PROBE})]);
-        let parts = self.shows(entry, &[json!({"role": "user", "content": part})]);
-        // If both fail, the template needs more than one message. Strings are the common form.
-        Forms { parts, strings: strings || !parts }
-    }
-
-    /// Determines whether the template shows messages with the role `system`.
-    fn shows_system(&self, entry: &Entry, forms: Forms) -> bool {
-        let message = |role: &str, text: &str| match forms.strings {
-            true => json!({"role": role, "content": text}),
-            false => json!({"role": role, "content": [{"type": "text", "text": text}]}),
-        };
-        self.shows(entry, &[message("system", PROBE), message("user", "Hello")])
-    }
-
-    /// Whether the template shows the text of the probe, and nothing else of its part.
-    fn shows(&self, entry: &Entry, messages: &[Value]) -> bool {
-        let text = self.render_values(entry, messages, &ChatOptions::default(), Effort::Full);
-        // A template that does not support parts prints the whole list, including the types.
-        text.is_ok_and(|text| text.contains(PROBE) && !text.contains("5tolon_type"))
+    /// Determines what the template can show.
+    fn probe(&self, entry: &Entry) -> Capabilities {
+        Capabilities::probe(|messages, tools, can| {
+            let options = ChatOptions { tools: tools.to_vec(), ..ChatOptions::default() };
+            let mut messages = messages.to_vec();
+            if entry.reads_responses() {
+                messages = messages::with_responses(messages);
+            }
+            self.render_values(entry, &messages, &options, Effort::Probe, can.no_tools).ok()
+        })
     }
 }
 

@@ -4,8 +4,10 @@ mod chat;
 mod gguf;
 #[cfg(feature = "grammar")]
 mod grammar;
+mod history;
 mod hostile_templates;
 mod hostile_tokenizers;
+mod real_templates;
 mod text_model;
 mod tokenizer;
 mod vocabularies;

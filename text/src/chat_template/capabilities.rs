@@ -1,0 +1,314 @@
+//! What a chat template can show, found out by rendering small conversations with it.
+//!
+//! Templates differ in the conversations that they take: some want roles that alternate, some lose
+//! a system message in the middle without a word, some read content that is not there. What
+//! [`history`](super::history) changes in a conversation depends on these facts about the template
+//! alone and not on the conversation as a whole. So the same old messages become the same text in
+//! every later turn, and the prefix cache finds them.
+
+use serde_json::{Value, json};
+
+use super::messages;
+
+/// The beginning of the texts of probes, which no template contains.
+const MARK: &str = "5tolon pr0be";
+
+/// What a template can show. A conversation is rendered as it is where all of this is true.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Capabilities {
+    /// Content that is a list of parts.
+    pub(super) parts: bool,
+    /// Content that is one text.
+    pub(super) strings: bool,
+    /// A conversation without tools, with `none` as their list. Otherwise the list is empty.
+    pub(super) no_tools: bool,
+    /// A system message in front.
+    pub(super) system: bool,
+    /// Several system messages in front.
+    pub(super) systems: bool,
+    /// System messages between the others, in their places.
+    pub(super) system_between: bool,
+    /// Several messages of the user in a row.
+    pub(super) user_runs: bool,
+    /// Several messages of the assistant in a row.
+    pub(super) assistant_runs: bool,
+    /// A conversation that begins with a message of the assistant.
+    pub(super) assistant_first: bool,
+    /// A message of the assistant whose text is empty.
+    pub(super) empty_answers: bool,
+    /// Calls of the assistant.
+    pub(super) calls: bool,
+    /// The content of a message that has calls and no text.
+    pub(super) call_content: CallContent,
+    /// The arguments of a call as an object. Otherwise they are JSON as text.
+    pub(super) object_arguments: bool,
+    /// Ids of calls of any form. Otherwise they have nine letters and digits, as Mistral's.
+    pub(super) any_ids: bool,
+    /// Several calls in one message.
+    pub(super) several_calls: bool,
+    /// Calls without a result.
+    pub(super) unanswered_calls: bool,
+    /// Messages with the role `tool`, after a call.
+    pub(super) results: bool,
+    /// Results that follow no call.
+    pub(super) orphans: bool,
+    /// A message of the user directly after a result.
+    pub(super) user_after_result: bool,
+}
+
+/// What the content of a message without text may be, so that its calls are shown.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum CallContent {
+    /// `none` and the empty text.
+    Any,
+    /// Only `none`.
+    Null,
+    /// Only the empty text.
+    Empty,
+}
+
+/// A message of a probe.
+#[derive(Clone, Copy, Debug)]
+enum Turn {
+    System,
+    User,
+    Assistant,
+    /// A message of the assistant without text.
+    Silent,
+    /// A message of the assistant with this many calls.
+    Calls(usize),
+    /// The result of the call with this number.
+    Result(usize),
+}
+
+use Turn::{Assistant, Calls, Result as Answer, Silent, System, User};
+
+/// Renders messages with tools. `None` if the template fails.
+pub(super) trait Render: Fn(&[Value], &[Value], &Capabilities) -> Option<String> {}
+
+impl<F: Fn(&[Value], &[Value], &Capabilities) -> Option<String>> Render for F {}
+
+impl Capabilities {
+    /// Everything, with content that is a text.
+    const ALL: Self = Self {
+        parts: false,
+        strings: true,
+        no_tools: true,
+        system: true,
+        systems: true,
+        system_between: true,
+        user_runs: true,
+        assistant_runs: true,
+        assistant_first: true,
+        empty_answers: true,
+        calls: true,
+        call_content: CallContent::Any,
+        object_arguments: true,
+        any_ids: true,
+        several_calls: true,
+        unanswered_calls: true,
+        results: true,
+        orphans: true,
+        user_after_result: true,
+    };
+
+    /// Finds out what a template can show.
+    pub(super) fn probe(render: impl Render) -> Self {
+        let mut can = Self::ALL;
+        can.find_forms(&render);
+        if !can.shows(&render, &[User, Assistant, User]) {
+            // Nothing can be said about it. Conversations are rendered as they are.
+            return can;
+        }
+        let all = can;
+        can.system = all.shows(&render, &[System, User]);
+        can.systems = can.system && all.shows(&render, &[System, System, User]);
+        can.system_between = all.shows(&render, &[User, Assistant, User, System, Assistant, User]);
+        can.user_runs = all.shows(&render, &[User, User, Assistant, User]);
+        can.assistant_runs = all.shows(&render, &[User, Assistant, Assistant, User]);
+        can.assistant_first = all.shows(&render, &[Assistant, User]);
+        can.empty_answers = all.shows(&render, &[User, Silent, User]);
+        can.find_calls(&render);
+        let call = if can.calls { Calls(1) } else { Assistant };
+        can.several_calls = can.calls
+            && can.shows(&render, &[User, Calls(2), Answer(0), Answer(1), Assistant, User]);
+        can.unanswered_calls =
+            can.calls && can.shows(&render, &[User, call, User, Assistant, User]);
+        can.user_after_result = can.shows(&render, &[User, call, Answer(0), User, Assistant, User]);
+        can.orphans = can.results && can.shows(&render, &[User, Answer(0), Assistant, User]);
+        if can.results {
+            can.system_between &= can.shows(&render, &[User, call, Answer(0), System, Assistant]);
+        }
+        can
+    }
+
+    /// The least that a template with these forms of content can show. `calls` tells whether it
+    /// gets calls and results at all.
+    pub(super) fn least(self, calls: bool) -> Self {
+        let call_content = match self.call_content {
+            CallContent::Any => CallContent::Empty,
+            only => only,
+        };
+        Self {
+            systems: false,
+            system_between: false,
+            user_runs: false,
+            assistant_runs: false,
+            assistant_first: false,
+            empty_answers: false,
+            calls: calls && self.calls,
+            call_content,
+            any_ids: false,
+            several_calls: false,
+            unanswered_calls: false,
+            results: calls && self.results,
+            orphans: false,
+            user_after_result: false,
+            ..self
+        }
+    }
+
+    /// Which forms of content the template supports, and whether it needs a list of tools.
+    fn find_forms(&mut self, render: &impl Render) {
+        for no_tools in [true, false] {
+            self.no_tools = no_tools;
+            let text = json!(MARK);
+            let part = json!([{"type": "text", "text": MARK, "5tolon_type": 1}]);
+            // A template that does not support parts prints the whole list, including the types.
+            let shows = |content: Value| {
+                let message = json!({"role": "user", "content": content});
+                let text = render(&[message], &[], self);
+                text.is_some_and(|text| text.contains(MARK) && !text.contains("5tolon_type"))
+            };
+            let (strings, parts) = (shows(text), shows(part));
+            if strings || parts {
+                (self.strings, self.parts) = (strings, parts);
+                return;
+            }
+        }
+        // The template needs more than one message. Strings are the common form.
+        self.no_tools = true;
+    }
+
+    /// Whether calls and results are shown, and in which form.
+    fn find_calls(&mut self, render: &impl Render) {
+        let mut best = None;
+        for (any_ids, object_arguments) in
+            [(true, true), (true, false), (false, true), (false, false)]
+        {
+            let form = Self { any_ids, object_arguments, ..*self };
+            let shown = |call_content| {
+                let form = Self { call_content, ..form };
+                form.shown_of_call(render)
+            };
+            let (null, empty) = (shown(CallContent::Null), shown(CallContent::Empty));
+            let call_content = match null.cmp(&empty) {
+                std::cmp::Ordering::Equal => CallContent::Any,
+                std::cmp::Ordering::Greater => CallContent::Null,
+                std::cmp::Ordering::Less => CallContent::Empty,
+            };
+            let shown = null.max(empty);
+            if best.is_none_or(|(of_best, _)| shown > of_best) {
+                best = Some((shown, Self { call_content, ..form }));
+            }
+        }
+        if let Some(((calls, results), form)) = best {
+            let natural = Self { any_ids: true, object_arguments: true, ..*self };
+            *self = if calls { form } else { natural };
+            (self.calls, self.results) = (calls, calls && results);
+        }
+        if !self.calls {
+            self.call_content = CallContent::Any;
+            self.results = self.shows(render, &[User, Assistant, Answer(0), Assistant, User]);
+        }
+    }
+
+    /// Whether a call is shown, and its result.
+    fn shown_of_call(&self, render: &impl Render) -> (bool, bool) {
+        let (messages, marks) = self.conversation(&[User, Calls(1), Answer(0), Assistant, User]);
+        let Some(text) = render(&messages, &[tool()], self) else { return (false, false) };
+        let shown = |mark: &String| text.contains(mark.as_str()) && !text.contains("None");
+        (shown(&marks[1]), shown(&marks[1]) && shown(&marks[2]))
+    }
+
+    /// Whether the template shows all texts of a conversation, in their order.
+    fn shows(&self, render: &impl Render, turns: &[Turn]) -> bool {
+        let (messages, marks) = self.conversation(turns);
+        let has_calls = turns.iter().any(|turn| matches!(turn, Calls(_) | Answer(_)));
+        let tools = if has_calls { vec![tool()] } else { Vec::new() };
+        let Some(text) = render(&messages, &tools, self) else { return false };
+        let mut rest = text.as_str();
+        marks.iter().all(|mark| match rest.split_once(mark.as_str()) {
+            Some((_, after)) => {
+                rest = after;
+                true
+            }
+            None => false,
+        })
+    }
+
+    /// The messages of a probe, and their texts.
+    fn conversation(&self, turns: &[Turn]) -> (Vec<Value>, Vec<String>) {
+        let mut marks: Vec<String> = Vec::new();
+        let mut mark = || {
+            marks.push(format!("{MARK} {}.", marks.len()));
+            marks[marks.len() - 1].clone()
+        };
+        let id = |number: usize| match self.any_ids {
+            true => format!("call_5tolon_{number}"),
+            false => format!("5tolonId{number}"),
+        };
+        let say = |role: &str, text: String| json!({"role": role, "content": self.content(text)});
+        let messages = turns
+            .iter()
+            .map(|turn| match turn {
+                System => say("system", mark()),
+                User => say("user", mark()),
+                Assistant => say("assistant", mark()),
+                Silent => say("assistant", String::new()),
+                Calls(count) => {
+                    let calls = (0..*count).map(|number| {
+                        let arguments = json!({ARGUMENT: mark()});
+                        let arguments = match self.object_arguments {
+                            true => arguments,
+                            false => arguments.to_string().into(),
+                        };
+                        let function = json!({"name": FUNCTION, "arguments": arguments});
+                        json!({"id": id(number), "type": "function", "function": function})
+                    });
+                    let calls: Vec<Value> = calls.collect();
+                    let content = match self.call_content {
+                        CallContent::Null => Value::Null,
+                        CallContent::Any | CallContent::Empty => self.content(String::new()),
+                    };
+                    json!({"role": "assistant", "content": content, "tool_calls": calls})
+                }
+                Answer(number) => {
+                    let mut result = say("tool", mark());
+                    result["tool_call_id"] = id(*number).into();
+                    result
+                }
+            })
+            .collect();
+        (messages, marks)
+    }
+
+    /// A text as content in a form that the template supports.
+    pub(super) fn content(&self, text: String) -> Value {
+        messages::content(text, self.strings)
+    }
+}
+
+/// The function and the argument of the calls of probes.
+const FUNCTION: &str = "probe";
+const ARGUMENT: &str = "text";
+
+fn tool() -> Value {
+    let parameters = json!({
+        "type": "object",
+        "properties": {ARGUMENT: {"type": "string", "description": "A text"}},
+        "required": [ARGUMENT],
+    });
+    let function = json!({"name": FUNCTION, "description": "A tool", "parameters": parameters});
+    json!({"type": "function", "function": function})
+}
