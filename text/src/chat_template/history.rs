@@ -281,12 +281,21 @@ fn settle_roles(messages: Vec<Value>, can: &Capabilities) -> Vec<Value> {
                 merge(settled.last_mut(), message);
                 continue;
             }
-            ("tool", "user") if !can.user_after_result => settled.push(say("assistant", NO_TEXT)),
+            // A result that follows an answer, and no call, is not a turn of its own.
+            ("tool", "user") if !can.user_after_result && !follows_answer(&settled) => {
+                settled.push(say("assistant", NO_TEXT));
+            }
             _ => {}
         }
         settled.push(message);
     }
     settled
+}
+
+/// Whether the last message apart from results is an answer without calls.
+fn follows_answer(messages: &[Value]) -> bool {
+    let said = messages.iter().rfind(|message| role(message) != "tool");
+    said.is_some_and(|said| role(said) == "assistant" && calls_of(said).is_empty())
 }
 
 /// Merges a message into the one before, of the same role.

@@ -196,7 +196,7 @@ fn calls_get_the_form_that_the_template_takes() {
                  <tool_call>\n{\"name\":\"f\",\"arguments\":{\"x\":2}}\n</tool_call>\
                  <user><tool_response>\ntwo\n</tool_response>\n\n\
                  <tool_response>\none\n</tool_response>\n\nc";
-    let lost = "<user><tool_response>\nlost\n</tool_response>";
+    let lost = "\n\n<tool_response>\nlost\n</tool_response>";
     check(PLAIN, &two, &format!("<user>b{texts}{lost}"));
     let between = json!([
         say("user", "b"),
