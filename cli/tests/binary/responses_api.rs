@@ -139,7 +139,10 @@ async fn unsupported_parameters_are_refused() {
     let server = Server::start(SCRIPTED, &[]);
     for (extra, param) in [
         (json!({"input": []}), "input"),
-        (json!({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}), "input"),
+        (
+            json!({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}),
+            "input[0].content",
+        ),
         (json!({"previous_response_id": "resp_1"}), "previous_response_id"),
         (json!({"background": true}), "background"),
         (json!({"tools": [{"type": "robot"}]}), "tools[0].type"),

@@ -169,7 +169,10 @@ pub enum InputRole {
 
 /// A text or its parts.
 #[derive(Debug, Deserialize, JsonSchema)]
-#[serde(untagged)]
+#[serde(
+    untagged,
+    expecting = "expected a string or a list of parts of type input_text, input_image or output_text"
+)]
 pub enum InputContent {
     /// A text.
     Text(String),
