@@ -78,8 +78,8 @@ pub(super) fn conversation(
         if message.role == "system" {
             cut_billing(message);
         }
-        let is_question = index == last && message.role == "user";
-        if !takes_images && !(keeps_images && is_question) {
+        let keeps_own = keeps_images && index == last && message.role == "user";
+        if !(takes_images || keeps_own) {
             omit_images(message, ignored);
         }
     }
