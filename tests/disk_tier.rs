@@ -114,7 +114,8 @@ async fn a_prefix_that_is_evicted_while_its_request_waits_is_read_back() {
         // The answer takes the whole pool as it grows.
         let long = Request::tokens(prompt(30, 2)).max_tokens(480).ignore_eos(true);
         let running = engine.generate(long).await.expect("it runs");
-        let waiting = ask(&engine, &prompt(200, 1));
+        let tokens = prompt(200, 1);
+        let waiting = ask(&engine, &tokens);
         let (long, cached) = futures::future::join(running.collect_text(), waiting).await;
         long.expect("an answer");
         assert!(cached >= 192, "{policy}: {cached}");

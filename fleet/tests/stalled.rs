@@ -6,6 +6,7 @@ use stolon::{Engine, Request};
 use stolon_backend::fake::{FakeBackend, FakeOptions};
 use stolon_fleet::{KvEventPublisher, KvEventsConfig};
 
+#[allow(dead_code, reason = "the tests of events use all of it")]
 #[path = "support/connection.rs"]
 mod connection;
 

@@ -138,7 +138,7 @@ request_body!(RewindSession, None);
 request_body!(SglangOpenSession, SglangSession);
 request_body!(SglangCloseSession, None);
 
-/// As [`parse_in_place`], for a body that stays as it is.
+/// Parses a body of at most `max_values` JSON values, which stays as it is.
 pub(super) fn parse<T: RequestBody>(
     body: &[u8],
     max_values: usize,
