@@ -219,7 +219,7 @@ async fn images_are_fetched_from_public_addresses_of_named_hosts_only() {
         ("http://localhost/a.png", "localhost: expected a public address, got a private one"),
         ("http://127.0.0.1/a.png", "a URL of a host that this server fetches images from"),
         ("https://a.invalid/a.png", "a.invalid: expected an answer, got none"),
-        ("file:///etc/hostname", "an http or https URL without a user, or a data URL"),
+        ("file:///etc/hostname", "an http or https URL without a user and with a port from 1"),
     ] {
         for (path, body) in [
             ("/v1/query", json!({"question": "a", "image_url": url})),
