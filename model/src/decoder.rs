@@ -201,14 +201,14 @@ impl Decoder {
         let windows = step.kv.window_tables(batch);
         self.plan.fill(batch, &windows, block_size);
         self.adapters.fill(batch);
-        let mut rows = self.plan.positions.len();
+        let mut rows = self.plan.len();
         self.activations.reserve(&self.config, rows);
         let context = self.plan.positions.iter().max().map_or(0, |&last| last as usize + 1);
         for rope in &mut self.ropes {
             rope.grow(context);
             rope.place(&self.plan.coordinates);
         }
-        let mut sequences = Sequences::whole(batch, &windows);
+        let mut sequences = Sequences::of(batch, &windows, &self.plan);
         self.fill_taps(&sequences.blocks, block_size);
 
         self.embed(batch, workers);
@@ -226,12 +226,13 @@ impl Decoder {
             if index == self.last_keeping {
                 // From here on, rows without output are needed only for what later positions read
                 // of this layer.
-                rows = self.keep_output_rows(rows, workers);
+                self.keep_output_rows(workers);
+                rows = self.plan.len();
                 self.profile.mark(Stage::Batch);
                 if rows == 0 {
                     return StepOutput::default();
                 }
-                sequences = Sequences::of_outputs(batch, &windows);
+                sequences = Sequences::of(batch, &windows, &self.plan);
                 self.fill_taps(&sequences.blocks, block_size);
                 self.project(index, Inputs::Own, (batch, &mut *step), workers);
             }
@@ -240,7 +241,7 @@ impl Decoder {
             }
             self.mix(index, rows, step.kv, &sequences, workers);
             self.feed_forward(index, rows, workers);
-            if index < self.last_keeping {
+            if self.plan.has_all() {
                 self.add_deepstack(index, batch);
             }
             self.finish_layer(index, rows, workers);
@@ -342,27 +343,25 @@ impl Decoder {
         }
     }
 
-    /// Moves the rows that get logits or whose hidden states are returned to the front of the
-    /// residual stream and returns their number. If other rows were dropped, the remaining ones are
-    /// packed again for what they alone need of the last layer that keeps positions.
-    fn keep_output_rows(&mut self, rows: usize, workers: &Workers) -> usize {
-        let kept = self.plan.output_rows.len();
-        if kept < rows {
-            let width = self.config.hidden_size;
-            let all = self.per_layer.as_ref().map_or(0, PerLayerEmbedding::width);
-            let Activations { x, per_layer, .. } = &mut self.activations;
-            for (to, &from) in self.plan.output_rows.iter().enumerate() {
-                x.copy_within(from * width..(from + 1) * width, to * width);
-                per_layer.copy_within(from * all..(from + 1) * all, to * all);
-                self.plan.positions[to] = self.plan.positions[from];
-                self.plan.rotations[to] = self.plan.rotations[from];
-            }
-            self.plan.positions.truncate(kept);
-            self.plan.rotations.truncate(kept);
-            self.adapters.keep(&self.plan.output_rows);
-            self.norm_for(self.last_keeping, kept, workers);
+    /// Leaves only the rows that get logits or whose hidden states are returned in the residual
+    /// stream. If others were dropped, these rows are packed again for what they alone need of the
+    /// last layer that keeps positions.
+    fn keep_output_rows(&mut self, workers: &Workers) {
+        let before = self.plan.len();
+        self.plan.keep_outputs();
+        let kept = self.plan.len();
+        if kept == before {
+            return;
         }
-        kept
+        let width = self.config.hidden_size;
+        let all = self.per_layer.as_ref().map_or(0, PerLayerEmbedding::width);
+        let Activations { x, per_layer, .. } = &mut self.activations;
+        for (to, &from) in self.plan.output_rows.iter().enumerate() {
+            x.copy_within(from * width..(from + 1) * width, to * width);
+            per_layer.copy_within(from * all..(from + 1) * all, to * all);
+        }
+        self.adapters.keep(&self.plan.output_rows);
+        self.norm_for(self.last_keeping, kept, workers);
     }
 }
 

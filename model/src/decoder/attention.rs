@@ -14,9 +14,10 @@ use super::activations::Activations;
 use super::adapters::RowUpdates;
 use super::layer::Mixer;
 use super::linear::{Linear, Loader};
+use super::plan::BatchRows;
 use super::profile::Stage;
 use super::selective::Selective;
-use super::{Decoder, StepState, passes, plan};
+use super::{Decoder, StepState, passes};
 use crate::adapter::Site;
 use crate::config::{AttentionWeights, DecoderConfig, HeadShape, QkNorm, QkvWeights};
 use crate::error::ModelError;
@@ -320,27 +321,14 @@ pub(super) struct Sequences<'a> {
 }
 
 impl<'a> Sequences<'a> {
-    /// All rows of all slices. `windows` has the block tables of windowed layers, if there are any.
-    pub(super) fn whole(batch: &'a StepBatch, windows: &'a [Vec<BlockId>]) -> Self {
-        Self::of(batch, windows, |slice| slice.token_count)
-    }
-
-    /// Only the rows that get logits or whose hidden states are returned.
-    pub(super) fn of_outputs(batch: &'a StepBatch, windows: &'a [Vec<BlockId>]) -> Self {
-        Self::of(batch, windows, plan::output_count)
-    }
-
-    /// The last `count` rows of each slice.
-    fn of(
-        batch: &'a StepBatch,
-        windows: &'a [Vec<BlockId>],
-        count: impl Fn(&SequenceSlice) -> usize,
-    ) -> Self {
+    /// The rows of all slices that the residual stream has according to `rows`. `windows` has the
+    /// block tables of windowed layers, if there are any.
+    pub(super) fn of(batch: &'a StepBatch, windows: &'a [Vec<BlockId>], rows: &BatchRows) -> Self {
         let of_tables = |tables: &mut dyn Iterator<Item = &'a Vec<BlockId>>| {
             let mut sequences = Vec::with_capacity(batch.sequences.len());
             for (slice, table) in batch.sequences.iter().zip(tables) {
                 let end = slice.start + slice.token_count;
-                divide_at_images(slice, table, end - count(slice)..end, &mut sequences);
+                divide_at_images(slice, table, end - rows.count_in(slice)..end, &mut sequences);
             }
             sequences
         };

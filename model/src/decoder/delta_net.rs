@@ -235,15 +235,14 @@ impl Decoder {
     /// output projection. `rows` rows have an output.
     pub(super) fn gate_delta_net(&mut self, index: usize, rows: usize, workers: &Workers) {
         let (path, eps) = (self.path, self.config.rms_norm_eps);
-        let is_last = index + 1 == self.layers.len();
         let Some(layer) = self.layers[index].delta_net() else { return };
         let (shape, width) = (layer.recurrent.shape, layer.config.value_width());
         let activations = &mut self.activations;
         let (buffers, gates) = (&activations.recurrent, &activations.gates);
         let plan = &self.plan;
         let row_of = |row: usize, out: &mut [f32]| {
-            // The last layer has only the rows whose output is needed.
-            let source = if is_last { plan.output_rows[row] } else { row };
+            // The recurrence has computed all rows of the batch.
+            let source = plan.batch_row(row);
             for (head, out) in out.chunks_exact_mut(shape.value_dim).enumerate() {
                 let output = buffers.output(&shape, plan, (source, head));
                 kernels::rms_norm(path, output, &layer.norm, eps, 0.0, out);

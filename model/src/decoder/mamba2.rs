@@ -154,7 +154,6 @@ impl Decoder {
     /// for the output projection. `rows` rows have an output.
     pub(super) fn gate_mamba2(&mut self, index: usize, rows: usize, workers: &Workers) {
         let (path, eps) = (self.path, self.config.rms_norm_eps);
-        let is_last = index + 1 == self.layers.len();
         let Some(layer) = self.layers[index].mamba2() else { return };
         let (shape, width) = (layer.recurrent.shape, layer.recurrent.shape.value_width());
         let group = width / layer.config.groups;
@@ -162,8 +161,8 @@ impl Decoder {
         let (buffers, gates) = (&activations.recurrent, &activations.gates);
         let plan = &self.plan;
         let row_of = |row: usize, out: &mut [f32]| {
-            // The last layer has only the rows whose output is needed.
-            let source = if is_last { plan.output_rows[row] } else { row };
+            // The recurrence has computed all rows of the batch.
+            let source = plan.batch_row(row);
             let values = &buffers.convolved[source * shape.channels..][..width];
             let heads = out.chunks_exact_mut(shape.value_dim).zip(&layer.skip);
             for (head, (out, skip)) in heads.enumerate() {

@@ -8,11 +8,17 @@ use stolon_kvcache::BlockId;
 use super::rope::Rotation;
 
 /// The rows of a batch, in the order of its tokens. The buffers are reused between steps.
+///
+/// The residual stream has a row for each token at first. After the last layer that keeps something
+/// of positions has read all of them, [`BatchRows::keep_outputs`] drops the rows without an output.
+/// Whether that has happened is known here only: whoever reads something that has all rows asks
+/// [`BatchRows::batch_row`], and whoever needs the positions of the rows that are left asks
+/// [`BatchRows::count_in`].
 #[derive(Debug, Default)]
 pub(super) struct BatchRows {
-    /// Position of each row.
+    /// Position of each row of the residual stream.
     pub(super) positions: Vec<u32>,
-    /// By what each row is rotated.
+    /// By what each row of the residual stream is rotated.
     pub(super) rotations: Vec<Rotation>,
     /// The coordinates of the rows that have three: temporal position, row and column.
     pub(super) coordinates: Vec<[u32; 3]>,
@@ -26,8 +32,10 @@ pub(super) struct BatchRows {
     pub(super) hidden_rows: Vec<bool>,
     /// For each row that gets logits, whether those of bins of coordinates and sizes follow.
     pub(super) region_rows: Vec<bool>,
-    /// The first row of each slice, and the number of all rows.
+    /// The first row of each slice in the batch, and the number of all rows.
     bounds: Vec<usize>,
+    /// Whether the residual stream has only the output rows.
+    only_outputs: bool,
 }
 
 /// The rows of a slice in the batch.
@@ -54,6 +62,7 @@ impl BatchRows {
         self.region_rows.clear();
         self.bounds.clear();
         self.bounds.push(0);
+        self.only_outputs = false;
         for slice in &batch.sequences {
             let end = slice.start + slice.token_count;
             self.positions.extend(slice.start as u32..end as u32);
@@ -117,7 +126,40 @@ impl BatchRows {
         batch.sequences.iter().zip(&self.bounds).map(rows).collect()
     }
 
-    /// The slice that row `row` belongs to: its first row, and the number of its rows.
+    /// Number of rows of the residual stream.
+    pub(super) fn len(&self) -> usize {
+        self.positions.len()
+    }
+
+    /// Whether the residual stream still has all rows of the batch.
+    pub(super) fn has_all(&self) -> bool {
+        !self.only_outputs
+    }
+
+    /// Leaves only the output rows in the residual stream, whose rows the caller moves likewise.
+    pub(super) fn keep_outputs(&mut self) {
+        assert!(!self.only_outputs, "rows are dropped once in a step");
+        self.only_outputs = true;
+        for (to, &from) in self.output_rows.iter().enumerate() {
+            self.positions[to] = self.positions[from];
+            self.rotations[to] = self.rotations[from];
+        }
+        self.positions.truncate(self.output_rows.len());
+        self.rotations.truncate(self.output_rows.len());
+    }
+
+    /// The row of the batch that row `row` of the residual stream is.
+    pub(super) fn batch_row(&self, row: usize) -> usize {
+        if self.only_outputs { self.output_rows[row] } else { row }
+    }
+
+    /// Number of the last rows of `slice` that the residual stream has: all of them, or those with
+    /// an output.
+    pub(super) fn count_in(&self, slice: &SequenceSlice) -> usize {
+        if self.only_outputs { output_count(slice) } else { slice.token_count }
+    }
+
+    /// The slice that row `row` of the batch belongs to: its first row, and the number of its rows.
     pub(super) fn slice_of(&self, row: usize) -> (usize, usize) {
         let end = self.bounds.partition_point(|bound| *bound <= row);
         (self.bounds[end - 1], self.bounds[end] - self.bounds[end - 1])
@@ -125,7 +167,7 @@ impl BatchRows {
 }
 
 /// Number of the slice's last rows that get logits or whose hidden states are returned.
-pub(super) fn output_count(slice: &SequenceSlice) -> usize {
+fn output_count(slice: &SequenceSlice) -> usize {
     let (rows, count) = (slice.logit_rows, slice.token_count);
     rows.logits(count).len() + rows.hidden(count).len()
 }
@@ -177,6 +219,43 @@ mod tests {
             assert_eq!(plan.hidden_rows, [false, true]);
             let slots = [0, 39, 20, 21, 22, 23, 28, 0].map(|slot| (slot > 0).then_some(slot));
             assert_eq!(plan.slots.as_slice(), slots);
+        }
+    }
+
+    /// Goal: after the rows without an output are dropped, each row that is left has its position
+    /// and its place in the batch, and slices have only their output rows.
+    #[test]
+    fn dropping_rows_leaves_the_outputs() {
+        let slice = |token_count, start, logit_rows| SequenceSlice {
+            token_count,
+            start,
+            block_table: vec![BlockId(0)],
+            logit_rows,
+            ..SequenceSlice::default()
+        };
+        let sequences = vec![
+            slice(5, 0, LogitRows::Last),
+            slice(3, 7, LogitRows::None),
+            slice(1, 9, LogitRows::Last),
+            slice(2, 4, LogitRows::AllHidden),
+        ];
+        let batch = StepBatch { tokens: vec![0; 11], sequences };
+        let mut plan = BatchRows::default();
+        for _ in 0..2 {
+            plan.fill(&batch, &[], 16);
+            let counts = |plan: &BatchRows| batch.sequences.iter().map(|s| plan.count_in(s)).sum();
+            let all: usize = counts(&plan);
+            assert!(plan.has_all() && plan.len() == 11 && all == 11);
+            assert!((0..11).all(|row| plan.batch_row(row) == row));
+            plan.keep_outputs();
+            let left: usize = counts(&plan);
+            assert!(!plan.has_all() && plan.len() == 4 && left == 4);
+            assert_eq!([0, 1, 2, 3].map(|row| plan.batch_row(row)), [4, 8, 9, 10]);
+            assert_eq!(plan.positions, [4, 9, 4, 5]);
+            assert!(matches!(
+                plan.rotations[..],
+                [Rotation::Position(4), Rotation::Position(9), ..]
+            ));
         }
     }
 

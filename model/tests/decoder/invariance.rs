@@ -1,10 +1,13 @@
 //! Tests batch invariance: a row of logits depends, bit for bit, only on the tokens of its
 //! sequence.
 
+use std::collections::BTreeSet;
+
 use stolon_kernels::Path;
+use stolon_model::config::NormPlacement;
 use stolon_model::{
-    DecoderConfig, DeltaNetConfig, ExpertsConfig, KvType, LoadedModel, Rope, TensorType, WindowKv,
-    random_model,
+    DecoderConfig, DeltaNetConfig, ExpertsConfig, KvType, LayerConfig, LoadedModel, MlpKind, Rope,
+    TensorType, WindowKv, random_model,
 };
 
 use super::fixture::{self, Setup};
@@ -78,6 +81,42 @@ fn every_architecture_is_batch_invariant() {
             Subject::fixture(&name, &label, open, &THREADS).check();
         }
     }
+}
+
+/// Goal: an MLP may follow every kind of layer as a layer of its own. Rows without an output are
+/// dropped in the last layer that keeps something of positions, which is not the last one then.
+#[test]
+fn layers_without_mixers_may_follow_all_others() {
+    let mut kinds = BTreeSet::new();
+    for name in fixture::names() {
+        let LoadedModel { mut config, .. } = fixture::model(&name);
+        if config.norms != NormPlacement::Input {
+            // Such models have no norm that the MLP could have for itself, and are refused.
+            continue;
+        }
+        let last = config.layers[config.last_keeping_layer()];
+        let plain = LayerConfig {
+            mixers: &[],
+            rope: None,
+            sliding_window: None,
+            heads: None,
+            kv_source: None,
+            values_from_keys: false,
+            mlp: Some(MlpKind::Dense),
+            ..last
+        };
+        config.layers.extend([plain, LayerConfig { mlp: last.mlp.or(plain.mlp), ..plain }]);
+        kinds.extend(last.mixers.iter().map(|mixer| format!("{mixer:?}")));
+        let model = || {
+            let weights = random_model(&config, 7).expect("a valid configuration");
+            LoadedModel { weights, config: config.clone(), ..fixture::model(&name) }
+        };
+        let tokens = (0..90).map(|i| i * i % 89).collect();
+        let open = fixture::open(Setup::default());
+        let label = format!("{name} and MLPs");
+        Subject::new(label, Box::new(model), open, &[1], tokens).check_outputs();
+    }
+    assert_eq!(kinds.len(), 5, "the last mixers are {kinds:?}");
 }
 
 /// Goal: with windows in the states of sequences, logits have the bits that they have with windows

@@ -4,6 +4,7 @@
 mod states;
 
 use stolon_backend::{Backend, LogitRows};
+use stolon_kvcache::BlockId;
 use stolon_model::LoadedModel;
 
 use super::run::{self, Part};
@@ -185,6 +186,34 @@ impl<'a> Subject<'a> {
         );
         self.assert_same("all rows", &rows[0], &others[40..]);
         self.assert_same("after a chunk without logits", &rows[1], &expected[50..51]);
+        self.check_last_rows(expected, others);
+    }
+
+    /// Checks the last rows of slices, among which is that of a sequence that has begun before and
+    /// goes on by one token next to the prompt of another one.
+    fn check_last_rows(&self, expected: &[Vec<f32>], others: &[Vec<f32>]) {
+        let last = |tokens: &[u32], start, end, table: &[BlockId]| {
+            let mut part = run::part(tokens, start, end, table);
+            part.slice.logit_rows = LogitRows::Last;
+            part
+        };
+        for decode_first in [true, false] {
+            let mut backend = self.backend(16, self.threads[self.threads.len() - 1]);
+            let tables = [run::table(0, 90, 16), run::table(6, 90, 16)];
+            for end in [1, 2, 40] {
+                let rows = run::step(&mut *backend, &[last(&self.other, 0, end, &tables[1])]);
+                self.assert_same("the last row of a prompt", &rows[0], &others[end - 1..end]);
+            }
+            let prompt = last(&self.tokens, 0, 50, &tables[0]);
+            let decode = last(&self.other, 40, 41, &tables[1]);
+            let parts = if decode_first { [decode, prompt] } else { [prompt, decode] };
+            let mut rows = run::step(&mut *backend, &parts);
+            if !decode_first {
+                rows.reverse();
+            }
+            self.assert_same("a decode next to a prompt", &rows[0], &others[40..41]);
+            self.assert_same("a prompt next to a decode", &rows[1], &expected[49..50]);
+        }
     }
 
     /// Checks that hidden states do not depend on chunks, threads, what is cached and what else is
@@ -238,19 +267,26 @@ impl<'a> Subject<'a> {
         }
     }
 
+    /// Checks what depends on which rows of a step have an output.
+    pub(crate) fn check_outputs(&self) {
+        let expected = self.reference(&self.tokens);
+        let others = self.reference(&self.other);
+        assert_ne!(others[40], expected[40], "{}: the sequences must differ", self.name);
+        self.check_logit_rows(&expected, &others);
+        self.check_hidden(&others);
+    }
+
     /// Checks everything.
     pub(crate) fn check(&self) {
         let expected = self.reference(&self.tokens);
         let others = self.reference(&self.other);
         self.assert_same("a common prefix", &others[..34], &expected[..34]);
-        assert_ne!(others[40], expected[40], "{}: the sequences must differ", self.name);
         self.check_chunking(&expected);
         self.check_mixed_batch(&expected, &others);
         match self.has_states() {
             true => self.check_states(&expected, &others),
             false => self.check_shared_blocks(&expected, &others),
         }
-        self.check_logit_rows(&expected, &others);
-        self.check_hidden(&others);
+        self.check_outputs();
     }
 }
