@@ -7,8 +7,8 @@ use std::time::Duration;
 use stolon_model::ModelError;
 use stolon_scheduler::{EngineError, SessionError};
 use stolon_text::{
-    ChatTemplateError, GrammarError, MAX_STOP_BYTES, MAX_STOP_STRINGS, StopStringsError,
-    TokenizerError,
+    Busy, ChatTemplateError, GrammarError, GrammarFailure, MAX_STOP_BYTES, MAX_STOP_STRINGS,
+    StopStringsError, TokenizerError,
 };
 
 use crate::AdapterError;
@@ -25,7 +25,7 @@ pub enum Error {
     Load(Arc<ModelError>),
     /// The chat template rejects the conversation, or the model has none.
     #[error(transparent)]
-    ChatTemplate(#[from] ChatTemplateError),
+    ChatTemplate(ChatTemplateError),
     /// The model's tokenizer could not be read, or the text could not be tokenised.
     #[error(transparent)]
     Tokenizer(#[from] TokenizerError),
@@ -33,6 +33,10 @@ pub enum Error {
     /// without the feature `grammar`.
     #[error("grammar: {0}")]
     Grammar(#[from] GrammarError),
+    /// The machine is too busy to compile the request's grammar or to render its conversation now.
+    /// The request may be sent again.
+    #[error(transparent)]
+    Busy(#[from] Busy),
     /// The answer is not a value of the Rust type that was requested: it was cut off, or the type
     /// has a rule that its schema cannot express.
     #[cfg(feature = "schema")]
@@ -88,7 +92,9 @@ impl Error {
     pub fn retry_after(&self) -> Option<Duration> {
         match self {
             Error::Engine(error) => error.retry_after(),
-            Error::Adapter(AdapterError::OutOfMemory { .. }) => Some(Duration::from_secs(1)),
+            Error::Adapter(AdapterError::OutOfMemory { .. }) | Error::Busy(_) => {
+                Some(Duration::from_secs(1))
+            }
             _ => None,
         }
     }
@@ -127,6 +133,24 @@ impl Error {
 impl From<ModelError> for Error {
     fn from(error: ModelError) -> Error {
         Error::Load(Arc::new(error))
+    }
+}
+
+impl From<ChatTemplateError> for Error {
+    fn from(error: ChatTemplateError) -> Error {
+        match error {
+            ChatTemplateError::Busy(busy) => Error::Busy(busy),
+            error => Error::ChatTemplate(error),
+        }
+    }
+}
+
+impl From<GrammarFailure> for Error {
+    fn from(failure: GrammarFailure) -> Error {
+        match failure {
+            GrammarFailure::Invalid(error) => Error::Grammar(error),
+            GrammarFailure::Busy(busy) => Error::Busy(busy),
+        }
     }
 }
 

@@ -251,14 +251,14 @@ pub use stolon_scheduler::{
 pub use stolon_text::{
     Answer, AnswerFormat, AnswerParser, AnswerPart, ReasoningFormat, ToolCall, ToolCallFormat,
 };
+pub use stolon_text::{
+    Busy, ChatMessage, ChatTemplateError, FunctionSchema, GgufTokenizer, Grammar, GrammarError,
+    MessageContent, Otherwise, SchemaOptions, TextSource, TokenizerError, TokenizerSource,
+    ToolCallGrammar, replace_lone_surrogates,
+};
 #[cfg(feature = "text")]
 pub use stolon_text::{
     ChatError, ChatOptions, ChatTemplate, TextModel, Tokenizer, ToolUse, panics_become_errors,
-};
-pub use stolon_text::{
-    ChatMessage, ChatTemplateError, FunctionSchema, GgufTokenizer, Grammar, GrammarError,
-    MessageContent, Otherwise, SchemaOptions, TextSource, TokenizerError, TokenizerSource,
-    ToolCallGrammar, replace_lone_surrogates,
 };
 #[cfg(feature = "tiers")]
 pub use tiers::{

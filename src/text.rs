@@ -52,6 +52,13 @@ impl Text {
         Ok(text)
     }
 
+    /// Makes what the grammars of all requests share. It takes up to two seconds.
+    pub(crate) fn prepare_grammars(&self) {
+        if let Some(grammars) = &self.grammars {
+            grammars.prepare();
+        }
+    }
+
     /// For a model without a tokenizer.
     pub(crate) fn tokens_only(eos_token_ids: &[u32]) -> Text {
         Text { eos_ids: eos_token_ids.iter().copied().collect(), ..Text::default() }

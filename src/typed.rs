@@ -156,6 +156,7 @@ impl fmt::Debug for Tool {
 fn schema_of<T: JsonSchema>() -> Value {
     let settings = SchemaSettings::draft2020_12().for_deserialize();
     let schema = settings.into_generator().into_root_schema_for::<T>();
-    let options = SchemaOptions { strict: false, additional_properties: false };
+    let options =
+        SchemaOptions { strict: false, refuse_unsupported: false, additional_properties: false };
     options.apply(schema.to_value())
 }

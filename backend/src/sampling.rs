@@ -214,6 +214,13 @@ pub enum SamplingError {
         /// What was expected and what was found.
         reason: String,
     },
+    /// The machine was too busy for the request's [`LogitsProcessor`]. It is no fault of the request,
+    /// which may succeed when it is sent again.
+    #[error("{reason}")]
+    ProcessorBusy {
+        /// What could not be done.
+        reason: String,
+    },
     /// The request's [`LogitsProcessor`] panicked.
     #[error("the logits processor panicked: {reason}")]
     ProcessorPanicked {

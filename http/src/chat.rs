@@ -45,6 +45,7 @@ pub(super) async fn create(
     if let Some(max_tokens) = max_tokens {
         call.max_tokens = max_tokens;
     }
+    call.schema_paths = dialogue.schema_paths();
     let (mut request, format) =
         dialogue.prepare(&app, &caller, call.grammar.take(), &ignored).await?;
     call.join_session(std::slice::from_mut(&mut request))?;

@@ -1,12 +1,13 @@
 //! The conversation of any chat API, as it is given to the engine: messages, tools, and the format
 //! by which the answer is parsed.
 
+use std::collections::HashMap;
 use std::hash::{DefaultHasher, Hash, Hasher};
 
 use serde_json::{Map, Value, json};
 use stolon::{
-    AnswerFormat, ChatMessage, ChatOptions, FunctionSchema, Grammar, Otherwise, Prompt,
-    ReasoningFormat, Request, SchemaOptions, ToolCallFormat, ToolCallGrammar, ToolUse,
+    AnswerFormat, ChatMessage, ChatOptions, FunctionSchema, Grammar, GrammarError, Otherwise,
+    Prompt, ReasoningFormat, Request, SchemaOptions, ToolCallFormat, ToolCallGrammar, ToolUse,
 };
 
 use super::App;
@@ -166,7 +167,7 @@ impl Dialogue {
             (_, _, content) => return Ok(content),
         };
         let is_auto = self.tool_choice == ToolChoice::Auto;
-        let mut functions = Vec::new();
+        let (mut functions, mut best_effort) = (Vec::new(), Vec::new());
         for tool in &self.tools {
             if matches!(&self.tool_choice, ToolChoice::Function(name) if *name != tool.name) {
                 continue;
@@ -176,14 +177,32 @@ impl Dialogue {
                 true => tool.parameters.clone(),
                 false => json!({"type": "object"}),
             };
-            let options = SchemaOptions { strict: tool.strict, additional_properties: false };
+            let options = SchemaOptions {
+                strict: tool.strict,
+                refuse_unsupported: tool.strict,
+                additional_properties: false,
+            };
             let parameters = options.apply(parameters);
-            let checked = Grammar::JsonSchema(parameters.clone()).check();
-            checked.map_err(|error| structured::refused(&tool.parameters_path, &error))?;
+            if tool.strict {
+                let checked = Grammar::JsonSchema(parameters.clone()).check();
+                checked.map_err(|error| {
+                    let error = GrammarError { function: Some(tool.name.clone()), ..error };
+                    structured::refused(&tool.parameters_path, &error)
+                })?;
+            } else {
+                best_effort.push(tool.name.clone());
+            }
             functions.push(FunctionSchema { name: tool.name.clone(), parameters });
         }
         let single = self.single_call;
-        Ok(Some(Grammar::ToolCalls(ToolCallGrammar { format, functions, single, otherwise })))
+        let calls = ToolCallGrammar { format, functions, best_effort, single, otherwise };
+        Ok(Some(Grammar::ToolCalls(calls)))
+    }
+
+    /// Paths of the schemas of the tools in the request, by name.
+    pub(super) fn schema_paths(&self) -> HashMap<String, String> {
+        let path = |tool: &Tool| (tool.name.clone(), tool.parameters_path.clone());
+        self.tools.iter().map(path).collect()
     }
 
     /// The request to the engine, and the format of its answers. `content` is the grammar of an

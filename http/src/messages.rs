@@ -67,6 +67,7 @@ pub(super) async fn create(
     let mut call = Call::new(options, of_api, &app, &caller, &ignored)?;
     call.body = held;
     call.max_tokens = max_tokens;
+    call.schema_paths = dialogue.schema_paths();
     let (mut request, format) =
         dialogue.prepare(&app, &caller, call.grammar.take(), &ignored).await?;
     call.join_session(std::slice::from_mut(&mut request))?;

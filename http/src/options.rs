@@ -1,5 +1,7 @@
 //! Applies the shared generation options of a request to the engine's requests.
 
+use std::collections::HashMap;
+
 use serde_json::json;
 use stolon::{Engine, Grammar, Prompt, Request, SamplingParams, SessionId};
 
@@ -44,12 +46,16 @@ pub(super) struct Call {
     pub(super) grammar: Option<Grammar>,
     /// Path of `grammar` in the request.
     grammar_path: Option<String>,
+    /// Paths of the schemas of the offered tools in the request, by name.
+    pub(super) schema_paths: HashMap<String, String>,
     /// Tokens whose log-probabilities are not reported: those that end an answer are no part of the
     /// text that clients align the log-probabilities with. With `ignore_eos` no token ends it.
     pub(super) unreported: Vec<u32>,
     /// The parameters that are passed to the engine unchanged.
     options: GenerationOptions,
     sampling: SamplingParams,
+    /// The priority for the engine, where larger ones come first.
+    priority: i32,
     /// The session of which the request is a turn.
     session: Option<SessionId>,
     /// The salt of the tenant and of the request.
@@ -122,6 +128,8 @@ impl Call {
             body: None,
             grammar,
             grammar_path,
+            schema_paths: HashMap::new(),
+            priority: app.priority.of(options.priority),
             options,
             sampling,
         })
@@ -176,12 +184,14 @@ impl Call {
         });
     }
 
-    /// The reply for an error of the engine. The error of a grammar names its path in the request;
-    /// if the client gave no grammar, the path of the tools.
+    /// The reply for an error of the engine. The error of a grammar names its path in the request:
+    /// the path of the tool whose schema it is about, or of the grammar that the client gave.
     pub(super) fn refused(&self, error: stolon::Error) -> ApiError {
         match &error {
             stolon::Error::Grammar(error) => {
-                structured::refused(self.grammar_path.as_deref().unwrap_or("tools"), error)
+                let of_tool = error.function.as_ref().and_then(|name| self.schema_paths.get(name));
+                let path = of_tool.or(self.grammar_path.as_ref());
+                structured::refused(path.map_or("tools", String::as_str), error)
             }
             _ => error.into(),
         }
@@ -200,7 +210,7 @@ impl Call {
             .end_repetition(options.end_repetition.unwrap_or(false))
             .skip_reading_prefix_cache(options.skip_reading_prefix_cache.unwrap_or(false))
             .skip_writing_prefix_cache(options.skip_writing_prefix_cache.unwrap_or(false))
-            .priority(options.priority.unwrap_or(0));
+            .priority(self.priority);
         if let Some(top) = self.logprobs {
             request = request.logprobs(top);
         }

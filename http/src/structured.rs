@@ -85,7 +85,8 @@ fn add(
     let [json, json_object, regex, choice, grammar] = names;
     let checked = given.len();
     if let Some(schema) = outputs.json {
-        let options = SchemaOptions { strict: false, additional_properties };
+        let options =
+            SchemaOptions { strict: false, refuse_unsupported: true, additional_properties };
         let schema = options.apply(schema_value(json, schema)?);
         given.push(Given::new(json, Grammar::JsonSchema(schema)));
     }
@@ -145,7 +146,8 @@ fn of_format(
     if !schema.is_object() {
         return Err(ApiError::expected(&path, "a JSON schema, an object", &schema));
     }
-    let options = SchemaOptions { strict: strict.unwrap_or(false), additional_properties };
+    let strict = strict.unwrap_or(false);
+    let options = SchemaOptions { strict, refuse_unsupported: strict, additional_properties };
     let grammar = Grammar::JsonSchema(options.apply(schema));
     grammar.check().map_err(|error| refused(&path, &error))?;
     Ok(Some(Given { param, path, grammar }))
@@ -157,7 +159,11 @@ pub(super) fn refused(param: &str, error: &GrammarError) -> ApiError {
         "" => param.to_owned(),
         path => format!("{param}.{path}"),
     };
-    let message = format!("`{}`: {}", brief_path(&path), error.reason);
+    let of_tool = match &error.function {
+        Some(name) => format!(" of the tool {}", brief(&Value::from(name.as_str()))),
+        None => String::new(),
+    };
+    let message = format!("`{}`{of_tool}: {}", brief_path(&path), error.reason);
     ApiError::invalid(Some(&path), message).code("invalid_json_schema_or_grammar")
 }
 
@@ -231,6 +237,32 @@ mod tests {
         }
     }
 
+    /// Goal: a schema that is not strict is followed as far as a grammar can, and one that is given
+    /// to guide the answer keeps all its constraints.
+    #[test]
+    fn keywords_of_other_programs_are_annotations() {
+        let schema = |extra: Value| {
+            let mut member = json!({"type": "string", "nullable": true, "maxLength": 524_288,
+                                    "markdownDescription": "m", "enumDescriptions": ["e"]});
+            member
+                .as_object_mut()
+                .expect("an object")
+                .extend(extra.as_object().expect("an object").clone());
+            json!({"type": "object", "properties": {"a": member}})
+        };
+        let constrained = schema(json!({"not": {}, "if": {}, "contains": {}, "strict": true}));
+        let format = json!({"type": "json_schema", "json_schema": {"schema": constrained}});
+        let expected = Grammar::JsonSchema(json!({
+            "type": "object", "properties": {"a": {"type": "string"}},
+            "additionalProperties": false,
+        }));
+        for options in
+            [json!({"response_format": format}), json!({"guided_json": schema(json!({}))})]
+        {
+            assert_eq!(parse(options.clone()), Ok(Some(expected.clone())), "{options}");
+        }
+    }
+
     /// Goal: unsupported requests are refused with the path of the parameter.
     #[test]
     fn other_forms_are_refused_by_name() {
@@ -244,6 +276,11 @@ mod tests {
             (
                 json!({"response_format": json_schema}),
                 "response_format.json_schema.schema.properties.a.uniqueItems",
+            ),
+            (
+                json!({"response_format": {"type": "json_schema",
+                       "json_schema": {"schema": bad, "strict": true}}}),
+                "response_format.json_schema.schema.properties.a.not",
             ),
             (json!({"guided_json": bad}), "guided_json.properties.a.not"),
             (json!({"guided_json": "{"}), "guided_json"),

@@ -181,6 +181,13 @@ pub enum EngineError {
         /// The processor's error.
         reason: String,
     },
+    /// The machine was too busy for the request's logits processor, such as the parser of its
+    /// grammar. The request may be sent again.
+    #[error("the server is too busy to continue the answer: {reason}")]
+    ProcessorBusy {
+        /// What could not be done.
+        reason: String,
+    },
     /// Part of the engine failed while the request was in flight. The engine restarts by itself
     /// with an empty cache, and the request may be sent again.
     #[error("a part of the engine failed, and it restarts: {reason}")]
@@ -253,8 +260,10 @@ impl EngineError {
             | EngineError::QuotaExceeded { retry_after, .. } => Some(*retry_after),
             EngineError::QueueTimeout { .. }
             | EngineError::PinBudgetInUse
+            | EngineError::PromptTooLong { bound: LengthBound::Pins { .. }, .. }
             | EngineError::Session(SessionError::Busy { .. })
             | EngineError::Interrupted { .. }
+            | EngineError::ProcessorBusy { .. }
             | EngineError::BackendHung { .. } => Some(RETRY_AFTER),
             _ => None,
         }
@@ -321,6 +330,7 @@ mod tests {
     fn errors_whose_cause_passes_are_retryable() {
         let second = Duration::from_secs(1);
         let reason = || "x".to_owned();
+        let too_long = |bound| EngineError::PromptTooLong { got: 40, limit: 16, bound };
         let overloaded = EngineError::Overloaded {
             retry_after: 3 * second,
             queued_requests: 1,
@@ -339,14 +349,17 @@ mod tests {
         for error in [
             EngineError::QueueTimeout { waited: second },
             EngineError::Interrupted { reason: reason() },
+            EngineError::ProcessorBusy { reason: reason() },
             EngineError::BackendHung { limit: second },
             SessionError::Busy { id: "x".into() }.into(),
+            too_long(LengthBound::Pins { blocks: 1, block_size: 16, pinned: Pinned::default() }),
         ] {
             assert_eq!(error.retry_after(), Some(second), "{error}");
             assert!(error.is_retryable());
         }
         for error in [
             EngineError::EmptyPrompt,
+            too_long(LengthBound::Pool { blocks: 1, block_size: 16 }),
             EngineError::Timeout { elapsed: second },
             EngineError::StepFailed { reason: reason() },
             EngineError::InvalidLogits { reason: reason() },

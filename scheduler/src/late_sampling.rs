@@ -115,7 +115,6 @@ impl LateSampling {
             done.lock().unwrap_or_else(PoisonError::into_inner).push(token);
             wake();
         };
-        let failed = |reason: String| Err(SamplingError::ProcessorFailed { reason });
         let finish_here = finish.clone();
         let sample = move || {
             let LateRow { mut sampler, mut logits } = row;
@@ -124,13 +123,15 @@ impl LateSampling {
                 let sampled = sampler.sample(&mut logits);
                 (Some(sampler), sampled)
             }));
-            let failed = |_| (None, failed("sampling panicked".to_owned()));
+            let reason = "sampling panicked".to_owned();
+            let failed = |_| (None, Err(SamplingError::ProcessorPanicked { reason }));
             let (sampler, sampled) = sampled.unwrap_or_else(failed);
             finish(sampler, sampled);
         };
         let thread = thread::Builder::new().name("stolon-sampling".to_owned()).spawn(sample);
         if let Err(error) = thread {
-            finish_here(None, failed(format!("a thread for the logits processor: {error}")));
+            let reason = format!("a thread for the logits processor: {error}");
+            finish_here(None, Err(SamplingError::ProcessorBusy { reason }));
         }
     }
 }

@@ -1,6 +1,7 @@
 //! Makes the backend and the text layer of the configured model.
 
 use std::sync::mpsc::Sender;
+use std::thread;
 
 use stolon_backend::Backend;
 use stolon_model::{
@@ -87,8 +88,9 @@ impl EngineBuilder {
                 let (text, sampling) = (own_text.unwrap_or_default(), DefaultSampling::default());
                 let (embedding, generates, images) = (None, true, Images::default());
                 let rest = Loaded { id, text, sampling, embedding, generates, images };
+                let text = rest.text.clone();
                 drop(loaded.send(rest));
-                Ok(make)
+                Ok(Box::new(move || while_grammars_are_prepared(&text, make)))
             }
             (None, Some(model)) => Ok(Box::new(move || {
                 let (rest, backend) = load(model, &load_options, options, own_text, template)?;
@@ -191,7 +193,8 @@ fn load(
     // Without the feature, no memory is needed for the encoder.
     let encoder = images.as_ref().filter(|_| cfg!(feature = "images"));
     let encoder = encoder.map(|images| images.encoder.clone());
-    let backend = options.open(config, encoder, weights)?;
+    let open = || options.open(config, encoder, weights);
+    let backend = if generates { while_grammars_are_prepared(&text, open) } else { open() }?;
     text.skills = Skills::new(skills, backend.spec().regions);
     let sampling = DefaultSampling {
         recommended: generation.recommended_sampling(),
@@ -199,6 +202,16 @@ fn load(
     };
     let images = Images::new(images.as_ref().filter(|_| backend.spec().images));
     Ok((Loaded { id, text, sampling, embedding, generates, images }, backend))
+}
+
+/// Opens a backend while another thread makes what all grammars share.
+fn while_grammars_are_prepared<T>(text: &Text, open: impl FnOnce() -> T) -> T {
+    thread::scope(|scope| {
+        let preparing = thread::Builder::new().name("stolon-vocabulary".to_owned());
+        // Without a thread, the first grammar waits for it.
+        let _ = preparing.spawn_scoped(scope, || text.prepare_grammars());
+        open()
+    })
 }
 
 /// Replaces all chat templates of a model.

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use stolon_text::{Grammar, GrammarCompiler, GrammarError, GrammarState, TextModel};
+use stolon_text::{Grammar, GrammarCompiler, GrammarFailure, GrammarState, TextModel};
 
 use crate::long_work::Client;
 use crate::{LogitsProcessor, SamplingError, SharedProcessor};
@@ -16,6 +16,13 @@ impl Grammars {
         Grammars(GrammarCompiler::new(model.tokenizer().clone(), model.eos_token_ids()))
     }
 
+    /// Makes what all grammars share, so that no request waits for it.
+    pub(super) fn prepare(&self) {
+        if let Err(error) = self.0.prepare() {
+            tracing::warn!(%error, "the vocabulary cannot be used for grammars now");
+        }
+    }
+
     /// A processor that keeps an answer to a client's `grammar` and runs after `inner`. The answer
     /// ends with one of `ends`.
     pub(super) fn processor(
@@ -24,8 +31,9 @@ impl Grammars {
         ends: Arc<[u32]>,
         inner: Option<SharedProcessor>,
         client: Client,
-    ) -> Result<SharedProcessor, GrammarError> {
-        let state = Arc::new(self.0.compile(grammar)?.state_for(client));
+    ) -> Result<SharedProcessor, GrammarFailure> {
+        let compiled = self.0.compile_for(grammar, client.clone())?;
+        let state = Arc::new(compiled.state_for(client));
         Ok(SharedProcessor::new(GrammarProcessor { state, ends, inner }))
     }
 }
@@ -47,7 +55,12 @@ impl LogitsProcessor for GrammarProcessor {
         if let Some(inner) = &self.inner {
             inner.process(output, logits)?;
         }
-        let failed = |error: GrammarError| SamplingError::ProcessorFailed { reason: error.reason };
+        let failed = |failure| match failure {
+            GrammarFailure::Invalid(error) => {
+                SamplingError::ProcessorFailed { reason: error.reason }
+            }
+            GrammarFailure::Busy(busy) => SamplingError::ProcessorBusy { reason: busy.reason },
+        };
         self.state.mask(output).map_err(failed)?.apply(logits, &self.ends);
         Ok(())
     }

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use stolon_text::{Grammar, GrammarError, TextModel};
+use stolon_text::{Grammar, GrammarError, GrammarFailure, TextModel};
 
 use crate::SharedProcessor;
 use crate::long_work::Client;
@@ -16,14 +16,16 @@ impl Grammars {
         Grammars
     }
 
+    pub(super) fn prepare(&self) {}
+
     pub(super) fn processor(
         &self,
         _: &Grammar,
         _: Arc<[u32]>,
         _: Option<SharedProcessor>,
         _: Client,
-    ) -> Result<SharedProcessor, GrammarError> {
+    ) -> Result<SharedProcessor, GrammarFailure> {
         let reason = "this library was built without the feature `grammar`".to_owned();
-        Err(GrammarError { path: String::new(), reason })
+        Err(GrammarError { function: None, path: String::new(), reason }.into())
     }
 }

@@ -23,15 +23,15 @@ mod reserved;
 mod templates;
 
 use std::sync::Arc;
-use std::time::SystemTime;
+use std::time::{Duration, SystemTime};
 
 use serde_json::{Map, Value};
 
-use self::limits::{DEADLINE, MAX_SOURCE, MAX_TEMPLATES};
+use self::limits::{MAX_SOURCE, MAX_TEMPLATES, MAX_WORK};
 pub(crate) use self::reserved::Reserved;
 pub(crate) use self::templates::Effort;
 use self::templates::{Entry, Templates};
-use crate::bounded::Bounded;
+use crate::bounded::{Bounded, MAX_WAIT, Stopped};
 use crate::{ChatMessage, ChatTemplateError, ToolCallFormat};
 
 /// Name of the template that is used unless the request names another one.
@@ -42,7 +42,7 @@ const TOOL_USE: &str = "tool_use";
 /// A model's chat templates.
 ///
 /// A template is a program from a downloaded file. It runs on a separate thread, with limits on its
-/// instructions, memory, output and time, and only when a conversation is rendered.
+/// instructions, memory, output and processor time, and only when a conversation is rendered.
 #[derive(Clone, Debug)]
 pub struct ChatTemplate {
     templates: Arc<Templates>,
@@ -168,7 +168,8 @@ impl ChatTemplate {
         let templates = Arc::new(Templates::new(entries, special_tokens));
         let chat = Self { templates, bounded: Bounded::default() };
         let templates = Arc::clone(&chat.templates);
-        chat.bounded.run(DEADLINE, move || templates.check_syntax()).unwrap_or_else(|stopped| {
+        let check = move || templates.check_syntax();
+        chat.bounded.run(&None, MAX_WORK, Duration::MAX, check).unwrap_or_else(|stopped| {
             let name = chat.names().collect::<Vec<_>>().join(", ");
             Err(ChatTemplateError::Malformed { name, reason: stopped.to_string() })
         })?;
@@ -208,7 +209,8 @@ impl ChatTemplate {
     }
 
     /// Renders a conversation. The text contains the special tokens, so it must be encoded without
-    /// adding any. Blocks the calling thread for at most 10 seconds.
+    /// adding any. Blocks the calling thread for up to 10 seconds of processor time, which is as
+    /// many seconds or, on a busy machine, up to a minute.
     ///
     /// What the template refuses or loses gets a form that it shows: instructions in the middle of
     /// the conversation become a part of the message before them, messages of the same role are
@@ -240,11 +242,12 @@ impl ChatTemplate {
         let (messages, options) = (messages.to_vec(), options.clone());
         let templates = Arc::clone(&self.templates);
         self.bounded
-            .run(DEADLINE, move || {
+            .run(&None, MAX_WORK, MAX_WAIT, move || {
                 templates.render(index, &messages, &options, reserved.as_deref(), effort)
             })
-            .unwrap_or_else(|stopped| {
-                Err(ChatTemplateError::Failed { reason: stopped.to_string() })
+            .unwrap_or_else(|stopped| match stopped {
+                Stopped::Busy(busy) => Err(busy.into()),
+                stopped => Err(ChatTemplateError::Failed { reason: stopped.to_string() }),
             })
     }
 

@@ -4,6 +4,22 @@ use std::path::PathBuf;
 
 use crate::stop_strings::{MAX_STOP_BYTES, MAX_STOP_STRINGS};
 
+/// The machine had no processor time or no thread for some work of a request. It is no fault of the
+/// request, which may succeed when it is sent again.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("the server is too busy: {reason}; try again")]
+pub struct Busy {
+    /// What could not be done.
+    pub reason: String,
+}
+
+#[cfg(feature = "tokenizer")]
+impl Busy {
+    pub(crate) fn new(reason: impl Into<String>) -> Busy {
+        Busy { reason: reason.into() }
+    }
+}
+
 /// Why a tokenizer could not be created from a model's files, or a text could not be tokenized.
 ///
 /// Messages about files name the file, what was expected and what was found.
@@ -141,6 +157,9 @@ pub enum ChatTemplateError {
         /// The `type` of the part, such as `image_url`.
         got: String,
     },
+    /// The machine is too busy to render the conversation now.
+    #[error(transparent)]
+    Busy(#[from] Busy),
 }
 
 /// Why a list of stop strings was refused.

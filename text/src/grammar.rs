@@ -5,10 +5,10 @@
 //! may come next. The parser is the crate `llguidance`, an Earley parser over a lexer of regular
 //! expression derivatives.
 //!
-//! 1. The vocabulary becomes a trie when the first grammar of a model is compiled.
-//! 2. A grammar is checked against the limits of this module and compiled on a separate thread.
-//!    A bounded cache keeps the parsers of recent grammars as they are before the first token, and
-//!    each request gets a copy.
+//! 1. The vocabulary becomes a trie when a model is loaded.
+//! 2. A grammar is checked against the limits of this module and compiled on a separate thread,
+//!    within a limit on its processor time. A bounded cache keeps the parsers of recent grammars as
+//!    they are before the first token, and each request gets a copy.
 //! 3. A token is accepted: `GrammarState::begin` starts the work for the next mask on a worker
 //!    thread, while the model computes the next step.
 //! 4. `GrammarState::mask` waits for it when the logits are there.
@@ -24,6 +24,10 @@ mod disjoint;
 mod gbnf;
 #[cfg(feature = "grammar")]
 mod mask;
+#[cfg(feature = "grammar")]
+mod messages;
+#[cfg(feature = "grammar")]
+mod regex;
 mod relax;
 mod schema;
 #[cfg(feature = "grammar")]
@@ -32,6 +36,8 @@ mod state;
 mod workers;
 
 use serde_json::Value;
+#[cfg(feature = "grammar")]
+use serde_json::json;
 
 #[cfg(feature = "grammar")]
 pub use self::compile::{CompiledGrammar, GrammarCompiler};
@@ -40,7 +46,7 @@ pub use self::mask::TokenMask;
 pub use self::relax::SchemaOptions;
 #[cfg(feature = "grammar")]
 pub use self::state::GrammarState;
-use crate::{ReasoningFormat, ToolCallFormat};
+use crate::{Busy, ReasoningFormat, ToolCallFormat};
 
 /// What an answer has to follow.
 ///
@@ -89,6 +95,9 @@ pub struct ToolCallGrammar {
     pub format: ToolCallFormat,
     /// The functions that may be called; at least one.
     pub functions: Vec<FunctionSchema>,
+    /// The names of functions whose arguments may be any object if a grammar cannot follow their
+    /// schemas. If it cannot follow the schema of another function, it is refused.
+    pub best_effort: Vec<String>,
     /// Whether the answer may have only one call.
     pub single: bool,
     /// What the answer may be if it has no call, or before its calls.
@@ -117,8 +126,10 @@ pub enum Otherwise {
 
 /// Why a grammar is refused, or cannot be followed any further.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{}{reason}", if path.is_empty() { String::new() } else { format!("`{path}`: ") })]
+#[error("{}{reason}", place(function.as_deref(), path))]
 pub struct GrammarError {
+    /// The function whose schema has the reason, if it is one of a function.
+    pub function: Option<String>,
     /// Where in a JSON schema the reason is, for example `properties.name.uniqueItems`. Empty if it
     /// is the grammar as a whole.
     pub path: String,
@@ -126,9 +137,30 @@ pub struct GrammarError {
     pub reason: String,
 }
 
+/// Why a grammar could not be compiled, or is not followed any further.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum GrammarFailure {
+    /// The grammar is the reason.
+    #[error(transparent)]
+    Invalid(#[from] GrammarError),
+    /// The machine is the reason.
+    #[error(transparent)]
+    Busy(#[from] Busy),
+}
+
 impl GrammarError {
     pub(crate) fn new(reason: impl Into<String>) -> Self {
-        Self { path: String::new(), reason: reason.into() }
+        Self { function: None, path: String::new(), reason: reason.into() }
+    }
+}
+
+/// Where the reason of an error is.
+fn place(function: Option<&str>, path: &str) -> String {
+    match (function, path) {
+        (None, "") => String::new(),
+        (None, path) => format!("`{path}`: "),
+        (Some(function), "") => format!("the function `{function}`: "),
+        (Some(function), path) => format!("the function `{function}`: `{path}`: "),
     }
 }
 
@@ -146,6 +178,9 @@ impl Grammar {
     pub const MAX_SCHEMA_VALUES: usize = 64 << 10;
     /// Maximum depth of nested values of a JSON schema.
     pub const MAX_SCHEMA_DEPTH: usize = 64;
+    /// Maximum number of different patterns in all `patternProperties` of a JSON schema. Each two
+    /// are compared, because a name may match only one.
+    pub const MAX_SCHEMA_PATTERNS: usize = 32;
     /// Maximum value of `maxLength`, `maxItems` and the like in a JSON schema.
     pub const MAX_SCHEMA_COUNT: u64 = 65_536;
 
@@ -185,6 +220,11 @@ impl Grammar {
 }
 
 impl ToolCallGrammar {
+    /// The functions whose schemas have to be followed.
+    fn followed(&self) -> impl Iterator<Item = &FunctionSchema> {
+        self.functions.iter().filter(|function| !self.best_effort.contains(&function.name))
+    }
+
     fn check(&self) -> Result<(), GrammarError> {
         if self.functions.is_empty() || self.functions.len() > Grammar::MAX_CHOICES {
             let (max, got) = (Grammar::MAX_CHOICES, self.functions.len());
@@ -196,9 +236,14 @@ impl ToolCallGrammar {
                 let expected = "expected a name of letters, digits, `_`, `-` and `.`";
                 return Err(GrammarError::new(format!("{expected}, got {:?}", function.name)));
             }
-            schema::supported(&function.parameters)?;
         }
-        let values = self.functions.iter().map(|function| schema::count(&function.parameters));
+        for function in self.followed() {
+            schema::supported(&function.parameters).map_err(|error| {
+                let function = Some(function.name.clone());
+                GrammarError { function, ..error }
+            })?;
+        }
+        let values = self.followed().map(|function| schema::count(&function.parameters));
         if values.sum::<usize>() > Grammar::MAX_SCHEMA_VALUES {
             let max = Grammar::MAX_SCHEMA_VALUES;
             let reason = format!("expected at most {max} values in the schemas of all functions");
@@ -213,6 +258,53 @@ impl ToolCallGrammar {
                 ref grammar => grammar.check(),
             },
         }
+    }
+}
+
+#[cfg(feature = "grammar")]
+impl Grammar {
+    /// The calls that an answer may have.
+    fn calls(&self) -> Option<&ToolCallGrammar> {
+        match self {
+            Self::ToolCalls(calls) => Some(calls),
+            Self::AfterReasoning { then, .. } => then.calls(),
+            _ => None,
+        }
+    }
+
+    /// The same with any object as arguments of the functions with these names.
+    fn with_free_arguments(&self, names: &[String]) -> Grammar {
+        let mut grammar = self.clone();
+        let calls = match &mut grammar {
+            Self::ToolCalls(calls) => calls,
+            Self::AfterReasoning { then, .. } => {
+                **then = then.with_free_arguments(names);
+                return grammar;
+            }
+            _ => return grammar,
+        };
+        for function in &mut calls.functions {
+            if names.contains(&function.name) {
+                function.parameters = json!({"type": "object"});
+            }
+        }
+        grammar
+    }
+}
+
+#[cfg(feature = "grammar")]
+impl FunctionSchema {
+    /// The grammar of the arguments, which are always an object, also if the schema allows other
+    /// values.
+    fn arguments(&self) -> Grammar {
+        let mut schema = self.parameters.clone();
+        match &mut schema {
+            Value::Object(members) => drop(members.insert("type".to_owned(), json!("object"))),
+            Value::Bool(true) => schema = json!({"type": "object"}),
+            // Refused where it is compiled.
+            _ => {}
+        }
+        Grammar::JsonSchema(schema)
     }
 }
 

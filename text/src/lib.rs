@@ -32,6 +32,8 @@ mod grammar;
 mod json;
 mod message;
 #[cfg(feature = "tokenizer")]
+mod processor_time;
+#[cfg(feature = "tokenizer")]
 mod replace;
 mod source;
 #[cfg(feature = "tokenizer")]
@@ -51,11 +53,12 @@ pub use bounded::panics_become_errors;
 pub use chat_template::{ChatOptions, ChatTemplate, RenderedChat, ToolUse};
 #[cfg(feature = "tokenizer")]
 pub use detokenizer::Detokenizer;
-pub use error::{ChatTemplateError, StopStringsError, TokenizerError};
+pub use error::{Busy, ChatTemplateError, StopStringsError, TokenizerError};
 #[cfg(feature = "grammar")]
 pub use grammar::{CompiledGrammar, GrammarCompiler, GrammarState, TokenMask};
 pub use grammar::{
-    FunctionSchema, Grammar, GrammarError, Otherwise, SchemaOptions, ToolCallGrammar,
+    FunctionSchema, Grammar, GrammarError, GrammarFailure, Otherwise, SchemaOptions,
+    ToolCallGrammar,
 };
 pub use json::replace_lone_surrogates;
 pub use message::{ChatMessage, MessageContent};

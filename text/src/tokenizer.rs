@@ -22,8 +22,8 @@ use crate::{TokenizerError, TokenizerSource};
 
 pub(crate) use decoding::Decoding;
 
-/// Time that reading a tokenizer may take. The largest ones take about a second.
-const DEADLINE: Duration = Duration::from_secs(60);
+/// Processor time that reading a tokenizer may take. The largest ones take about a second.
+const MAX_WORK: Duration = Duration::from_secs(60);
 /// Maximum length in bytes of a text. See [`Tokenizer::max_bytes`] for a closer limit.
 const MAX_TEXT: usize = 64 << 20;
 
@@ -103,7 +103,7 @@ impl Tokenizer {
         check::check(file, &mut document)?;
         let name = file.to_owned();
         Bounded::default()
-            .run(DEADLINE, move || Self::build(&name, document))
+            .run(&None, MAX_WORK, Duration::MAX, move || Self::build(&name, document))
             .unwrap_or_else(|stopped| Err(TokenizerError::malformed(file, stopped)))
     }
 

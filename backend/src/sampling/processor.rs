@@ -22,7 +22,7 @@ pub trait LogitsProcessor: Send + Sync {
     /// After a preemption it is not called again for tokens that were generated already.
     ///
     /// # Errors
-    /// [`SamplingError::ProcessorFailed`] ends the request.
+    /// [`SamplingError::ProcessorFailed`] and [`SamplingError::ProcessorBusy`] end the request.
     fn process(&self, output: &[u32], logits: &mut [f32]) -> Result<(), SamplingError>;
 
     /// Replaces `token`, which was sampled from the vocabulary to follow `output`, by a coordinate

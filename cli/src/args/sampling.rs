@@ -116,7 +116,8 @@ fn parse_schema(text: &str) -> Result<Grammar, String> {
     let json = if text.trim_start().starts_with('{') { text.to_owned() } else { read(text)? };
     let schema = serde_json::from_str(&json);
     let schema = schema.map_err(|error| format!("expected a JSON schema, got {error}"))?;
-    let options = SchemaOptions { strict: false, additional_properties: false };
+    let options =
+        SchemaOptions { strict: false, refuse_unsupported: true, additional_properties: false };
     checked(Grammar::JsonSchema(options.apply(schema)))
 }
 

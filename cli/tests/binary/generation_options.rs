@@ -71,7 +71,7 @@ async fn every_api_has_the_options_of_generation() {
             (json!({"cache_salt": 1}), "cache_salt"),
             (json!({"skip_writing_prefix_cache": "no"}), "skip_writing_prefix_cache"),
             (json!({"session_id": "none"}), "session `none`"),
-            (json!({"guided_regex": "("}), "invalid regex"),
+            (json!({"guided_regex": "("}), "regular expression is not valid"),
         ] {
             let (status, reply) = server.post(path, with(&body, &more)).await;
             let message = reply["error"]["message"].as_str().unwrap_or_default();

@@ -258,6 +258,60 @@ async fn tools_work_with_a_template_that_does_not_know_them() {
     assert_eq!(server.ok("/tokenize", tokenized).await["count"].as_u64(), prompts[0]);
 }
 
+/// Goal: however programs describe the arguments of their tools, a request with them is answered,
+/// by every API, also if the grammar of the calls is made of all of them. Only a tool that is
+/// strict is refused, by its name and path.
+#[tokio::test]
+async fn tools_are_taken_as_programs_describe_them() {
+    let server = Server::start("demo", &[]);
+    for (keyword, value) in [
+        ("maxLength", json!(524_288)),
+        ("maxItems", json!(9_007_199_254_740_991_i64)),
+        ("nullable", json!(true)),
+        ("markdownDescription", json!("m")),
+        ("enumDescriptions", json!(["e"])),
+        ("strict", json!(true)),
+        ("not", json!({"type": "null"})),
+        ("if", json!({"const": 1})),
+        ("contains", json!({"const": 1})),
+        ("pattern", json!("^(?<!a)\\Z(?>b)")),
+        ("pattern", json!("(unclosed")),
+        ("enum", json!([1])),
+        ("$ref", json!("#/components/schemas/missing")),
+    ] {
+        let member = json!({"type": "string", keyword: value});
+        let schema = json!({"type": "object", "properties": {"script": member},
+                            "required": ["script"]});
+        let function = json!({"name": "workflow", "parameters": schema});
+        let mut body = ask("hello");
+        body["max_tokens"] = json!(2);
+        for choice in ["auto", "required"] {
+            body["tool_choice"] = json!(choice);
+            body["tools"] = json!([{"type": "function", "function": function}]);
+            server.ok(PATH, body.clone()).await;
+        }
+        let tool = json!({"name": "workflow", "input_schema": schema});
+        let messages = json!([{"role": "user", "content": "hello"}]);
+        server
+            .ok("/v1/messages", json!({"max_tokens": 2, "messages": messages, "tools": [tool]}))
+            .await;
+        let tool = json!({"type": "function", "name": "workflow", "parameters": schema});
+        server
+            .ok(
+                "/v1/responses",
+                json!({"max_output_tokens": 16, "input": "hello", "tools": [tool]}),
+            )
+            .await;
+        body["tools"][0]["function"]["strict"] = json!(true);
+        let (status, reply) = server.post(PATH, body).await;
+        let error = &reply["error"];
+        assert_eq!(status, 400, "{keyword}: {reply}");
+        let path = error["param"].as_str().expect("a path");
+        assert!(path.starts_with("tools[0].function.parameters.properties.script"), "{reply}");
+        assert!(error["message"].as_str().expect("a text").contains("workflow"), "{reply}");
+    }
+}
+
 /// Goal: the operator replaces the template, and disables tools.
 #[tokio::test]
 async fn the_operator_chooses_the_template() {

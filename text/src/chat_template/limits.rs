@@ -10,6 +10,7 @@ use minijinja::{Error, ErrorKind, State, Value};
 use serde_json::Value as Json;
 
 use super::ChatOptions;
+use crate::bounded::is_told_to_stop;
 use crate::{ChatMessage, ChatTemplateError, MessageContent};
 
 /// Maximum size of a template's source in bytes. Published templates have at most 30 KB.
@@ -27,8 +28,8 @@ pub(super) const FUEL: u64 = 4_000_000;
 pub(super) const QUICK_FUEL: u64 = 20_000;
 /// The same for a rendering that finds out what a template can show: some words with a tool.
 pub(super) const PROBE_FUEL: u64 = 200_000;
-/// Time that a template may take, waiting for a processor included.
-pub(super) const DEADLINE: Duration = Duration::from_secs(10);
+/// Processor time that a template may take.
+pub(super) const MAX_WORK: Duration = Duration::from_secs(10);
 /// Maximum size of the rendered text in bytes.
 pub(super) const MAX_OUTPUT: usize = 16 << 20;
 /// Maximum size of the texts of a conversation in bytes: messages, tools, documents, variables.
@@ -89,8 +90,12 @@ impl Budget {
         state.get_or_set_temp_object("budget", new)
     }
 
-    /// Takes `bytes` from the budget.
+    /// Takes `bytes` from the budget. Fails if the rendering has been told to stop: all operations
+    /// that can take long are charged.
     pub(super) fn charge(&self, bytes: usize) -> Result<(), Error> {
+        if is_told_to_stop() {
+            return Err(refused("it takes too long"));
+        }
         self.left
             .fetch_update(Ordering::Relaxed, Ordering::Relaxed, |left| left.checked_sub(bytes))
             .map(|_| ())

@@ -13,6 +13,7 @@ use super::capabilities::Capabilities;
 use super::limits::{self, Budget, FUEL, MAX_OUTPUT, PROBE_FUEL, QUICK_FUEL};
 use super::{ChatOptions, RenderedChat, Reserved};
 use super::{clock, compile, environment, generation, history, messages};
+use crate::bounded::is_told_to_stop;
 use crate::{ChatMessage, ChatTemplateError};
 
 #[derive(Debug)]
@@ -44,6 +45,16 @@ pub(super) struct Entry {
     pub(super) source: String,
     /// Determined by the first rendering.
     capabilities: OnceLock<Capabilities>,
+}
+
+/// What the first rendering finds out by rendering messages of its own. One that was told to stop
+/// meanwhile has found out nothing.
+fn found_out<T: Copy>(known: &OnceLock<T>, find_out: impl FnOnce() -> T) -> T {
+    if let Some(known) = known.get() {
+        return *known;
+    }
+    let found = find_out();
+    if is_told_to_stop() { found } else { *known.get_or_init(|| found) }
 }
 
 /// The message of `raise_exception`, carried through minijinja's error type as its source.
@@ -95,8 +106,8 @@ impl Templates {
         effort: Effort,
     ) -> Result<RenderedChat, ChatTemplateError> {
         let entry = &self.entries[index];
-        let can = entry.capabilities.get_or_init(|| self.probe(entry));
-        let rendered = self.render_as(entry, messages, options.clone(), reserved, effort, *can);
+        let can = found_out(&entry.capabilities, || self.probe(entry));
+        let rendered = self.render_as(entry, messages, options.clone(), reserved, effort, can);
         let refused = |error: &ChatTemplateError| {
             matches!(error, ChatTemplateError::Raised { .. } | ChatTemplateError::Failed { .. })
         };

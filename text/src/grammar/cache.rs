@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
-use super::GrammarError;
+use super::GrammarFailure;
 
 /// Values by the text that they were made from. The least recently used ones are removed first.
 ///
@@ -33,7 +33,7 @@ struct Entry<T> {
 }
 
 /// Set when the value has been made.
-type Flight<T> = Arc<OnceLock<Result<(Arc<T>, usize), GrammarError>>>;
+type Flight<T> = Arc<OnceLock<Result<(Arc<T>, usize), GrammarFailure>>>;
 
 impl<T> Cache<T> {
     /// An empty cache of at most `max_count` values of at most `max_bytes` together.
@@ -48,8 +48,8 @@ impl<T> Cache<T> {
     pub(super) fn get(
         &self,
         text: String,
-        make: impl FnOnce() -> Result<(T, usize), GrammarError>,
-    ) -> Result<Arc<T>, GrammarError> {
+        make: impl FnOnce() -> Result<(T, usize), GrammarFailure>,
+    ) -> Result<Arc<T>, GrammarFailure> {
         let text: Arc<str> = text.into();
         let flight = {
             let mut state = self.lock();
@@ -111,6 +111,7 @@ mod tests {
     use std::sync::atomic::{AtomicUsize, Ordering};
 
     use super::*;
+    use crate::GrammarError;
 
     /// Goal: random gets of a small cache agree with a plain list in order of use, so that the
     /// bounds hold and the least recently used values go first.
@@ -164,7 +165,7 @@ mod tests {
                 while Arc::strong_count(&cache.lock().flights["x"]) < 9 {
                     std::thread::yield_now();
                 }
-                if fails { Err(GrammarError::new("no")) } else { Ok((7, 1)) }
+                if fails { Err(GrammarError::new("no").into()) } else { Ok((7, 1)) }
             })
         };
         for fails in [true, false] {
@@ -176,7 +177,7 @@ mod tests {
             });
         }
         assert_eq!(made.load(Ordering::Relaxed), 2);
-        let again = cache.get("x".to_owned(), || Err(GrammarError::new("kept")));
+        let again = cache.get("x".to_owned(), || Err(GrammarError::new("kept").into()));
         assert_eq!(again.map(|value| *value), Ok(7));
     }
 }

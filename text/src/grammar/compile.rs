@@ -2,8 +2,8 @@
 
 use std::collections::HashSet;
 use std::fmt;
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
-use std::time::{Duration, Instant};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
 
 use llguidance::api::{GrammarWithLexer, ParserLimits, TopLevelGrammar};
 use llguidance::earley::{Parser, SlicedBiasComputer};
@@ -13,30 +13,33 @@ use serde_json::{Value, json};
 
 use super::cache::Cache;
 use super::mask::TokenMask;
+use super::messages::{FAILED, message};
 use super::state::{Spent, Start};
 use super::workers::Workers;
-use super::{Grammar, GrammarError, GrammarState, Otherwise, ToolCallGrammar, calls, gbnf, schema};
-use crate::bounded::Bounded;
-use crate::{ReasoningFormat, Tokenizer};
+use super::{
+    FunctionSchema, Grammar, GrammarError, GrammarFailure, GrammarState, Otherwise,
+    ToolCallGrammar, calls, gbnf, schema,
+};
+use crate::bounded::{Bounded, Client, MAX_WAIT, Stopped, on_stop};
+use crate::processor_time::ProcessorTime;
+use crate::{Busy, ReasoningFormat, Tokenizer};
 
-/// Time that compiling a grammar may take. The limits below end it long before.
-const DEADLINE: Duration = Duration::from_secs(3);
-/// Time from the beginning of a compilation after which no further schema is compiled to find the
-/// one that is wrong, so that the error is there before the deadline.
+/// A compiled grammar and its size in bytes.
+type Compilation = Result<(Compiled, usize), GrammarFailure>;
+
+/// Processor time that compiling a grammar may take. The limits below end most of them long before.
+const MAX_WORK: Duration = Duration::from_secs(3);
+/// Processor time from the beginning of a compilation after which no further schema is compiled to
+/// find the one that is wrong, so that the error is there before the limit.
 const SEARCH: Duration = Duration::from_secs(1);
+const TOO_MUCH_WORK: &str = "the grammar is too large: expected one that is compiled within 3 s of \
+                             processor time";
 /// Whitespace in one place of a JSON value, as most texts have it. If more is allowed, some models
 /// write it until their answer is cut off.
 const WHITESPACE: &str = "( |\\n {0,16})";
 /// Maximum number of compiled grammars in the cache of one model, and their maximum total size in
 /// bytes.
 const CACHED: (usize, usize) = (64, 32 << 20);
-const TOO_COMPLEX: &str = "the grammar is too complex: it has too many alternatives in one place, \
-                           too large repetitions, or too many ways to read the same text";
-/// Maximum length of the message of an error, in bytes.
-const MAX_MESSAGE: usize = 400;
-
-/// What messages of the library contain if one of the limits below is exceeded.
-const EXCEEDED: [&str; 4] = [" max is ", "Too many items", "fuel", "too big"];
 
 /// The limits of a grammar and of a mask. There are about four items for each optional property of
 /// an object; 5,000 of them take about as long as a compilation may. A regular expression at the
@@ -56,13 +59,14 @@ fn limits() -> ParserLimits {
 }
 
 /// Compiles grammars for the vocabulary of one model. Cheap to clone; clones share the vocabulary's
-/// trie, which is made when the first grammar is compiled and takes about 100 bytes per token, and
-/// a cache of 64 recent grammars of 32 MiB together.
+/// trie, which [`GrammarCompiler::prepare`] makes and which takes about 100 bytes per token, and a
+/// cache of 64 recent grammars of 32 MiB together.
 #[derive(Clone)]
 pub struct GrammarCompiler {
     tokenizer: Tokenizer,
     eos_token_ids: Arc<[u32]>,
-    vocabulary: Arc<OnceLock<Result<Vocabulary, GrammarError>>>,
+    /// `None` until it is needed. It is locked while it is made, so that others wait for it.
+    vocabulary: Arc<Mutex<Option<Arc<Vocabulary>>>>,
     cache: Arc<Cache<Compiled>>,
     bounded: Bounded,
 }
@@ -100,67 +104,177 @@ impl GrammarCompiler {
         Self { tokenizer, eos_token_ids, vocabulary, cache, bounded }
     }
 
-    /// Compiles a grammar, or copies it if it was compiled recently. JSON schemas take from one to
-    /// some tens of milliseconds, copies about a tenth of one, and the first grammar of a model up
-    /// to a second more.
+    /// Makes the vocabulary's trie, and starts the threads that compute masks, unless that has been
+    /// done. It takes up to two seconds for the largest vocabularies. The first grammar waits for it
+    /// otherwise.
     ///
     /// # Errors
-    /// [`GrammarError`] if the grammar is invalid, not supported, or too large.
-    pub fn compile(&self, grammar: &Grammar) -> Result<CompiledGrammar, GrammarError> {
+    /// [`GrammarFailure`] if the vocabulary cannot be used, or if no thread can be started.
+    pub fn prepare(&self) -> Result<(), GrammarFailure> {
+        self.vocabulary().map(drop)
+    }
+
+    /// As [`GrammarCompiler::compile_for`], for no named client.
+    ///
+    /// # Errors
+    /// Those of [`GrammarCompiler::compile_for`].
+    pub fn compile(&self, grammar: &Grammar) -> Result<CompiledGrammar, GrammarFailure> {
+        self.compile_for(grammar, None)
+    }
+
+    /// Compiles a grammar of a client, or copies it if it was compiled recently. JSON schemas take
+    /// from one to some tens of milliseconds, and copies about a tenth of one. While a grammar of a
+    /// client has not ended that took too long, its other ones that are new are refused.
+    ///
+    /// # Errors
+    /// [`GrammarFailure`] if the grammar is invalid, not supported, or too large, or if the machine
+    /// is too busy.
+    pub fn compile_for(
+        &self,
+        grammar: &Grammar,
+        client: Option<Arc<str>>,
+    ) -> Result<CompiledGrammar, GrammarFailure> {
         grammar.check()?;
+        self.prepare()?;
         // Unlike equality of JSON, this text has the order of a schema's properties.
         let text = format!("{grammar:?}");
-        let compiled = self.cache.get(text, || {
-            let (this, grammar) = (self.clone(), grammar.clone());
-            let compiled = self.bounded.run(DEADLINE, move || {
-                // The first grammar of a model does not spend the time of the search on it.
-                let _ = this.vocabulary.get_or_init(|| this.vocabulary());
-                let begun = Instant::now();
-                this.compile_here(&grammar).map_err(|error| this.located(&grammar, error, begun))
-            });
-            compiled.unwrap_or_else(|stopped| Err(GrammarError::new(format!("grammar: {stopped}"))))
-        })?;
+        let compiled = self.cache.get(text, || self.compile_anew(grammar, &client))?;
         Ok(compiled.copy())
+    }
+
+    /// Compiles a grammar. What it cannot have of the schemas of functions for which that does not
+    /// matter is left out: the schemas that are at fault if they are found, and otherwise all of
+    /// them.
+    fn compile_anew(&self, grammar: &Grammar, client: &Client) -> Compilation {
+        let error = match self.compile_whole(grammar, client) {
+            Err(GrammarFailure::Invalid(error)) => error,
+            compiled => return compiled,
+        };
+        let mut free = match grammar.calls() {
+            Some(calls) if error.reason != TOO_MUCH_WORK => {
+                self.functions_at_fault(calls, client)?
+            }
+            _ => Vec::new(),
+        };
+        if !free.is_empty()
+            && let Ok(compiled) = self.compile_whole(&grammar.with_free_arguments(&free), client)
+        {
+            return Ok(compiled);
+        }
+        free = grammar.calls().map(|calls| calls.best_effort.clone()).unwrap_or_default();
+        match free.is_empty() {
+            true => Err(error.into()),
+            false => self.compile_whole(&grammar.with_free_arguments(&free), client),
+        }
+    }
+
+    /// Compiles a grammar on a separate thread.
+    fn compile_whole(&self, grammar: &Grammar, client: &Client) -> Compilation {
+        let grammar = grammar.clone();
+        self.run(client, move |this| {
+            let clock = ProcessorTime::of_this_thread();
+            let compiled = this.compile_here(&grammar);
+            compiled.map_err(|error| this.located(&grammar, error, &clock))
+        })?
+        .map_err(GrammarFailure::from)
+    }
+
+    /// The names of those functions whose schemas need not be followed and cannot be compiled, as
+    /// far as they are found in time.
+    fn functions_at_fault(
+        &self,
+        calls: &ToolCallGrammar,
+        client: &Client,
+    ) -> Result<Vec<String>, GrammarFailure> {
+        let of_best_effort =
+            |function: &&FunctionSchema| calls.best_effort.contains(&function.name);
+        let functions: Vec<_> = calls.functions.iter().filter(of_best_effort).cloned().collect();
+        self.run(client, move |this| {
+            let clock = ProcessorTime::of_this_thread();
+            let mut functions = functions;
+            functions.retain(|function| {
+                clock.spent() <= SEARCH && this.compile_here(&function.arguments()).is_err()
+            });
+            functions.into_iter().map(|function| function.name).collect()
+        })
+    }
+
+    /// Runs a job of a client that compiles, within the limits of work.
+    fn run<T: Send + 'static>(
+        &self,
+        client: &Client,
+        job: impl FnOnce(&Self) -> T + Send + 'static,
+    ) -> Result<T, GrammarFailure> {
+        let this = self.clone();
+        self.bounded.run(client, MAX_WORK, MAX_WAIT, move || job(&this)).map_err(|stopped| {
+            match stopped {
+                Stopped::Busy(busy) => busy.into(),
+                Stopped::TooMuchWork(_) => GrammarError::new(TOO_MUCH_WORK).into(),
+                Stopped::Panicked(_) => GrammarError::new(FAILED).into(),
+            }
+        })
     }
 
     /// Compiles a grammar, and returns its size in bytes, too.
     fn compile_here(&self, grammar: &Grammar) -> Result<(Compiled, usize), GrammarError> {
-        let vocabulary = self.vocabulary.get_or_init(|| self.vocabulary()).as_ref();
-        let Vocabulary { factory, workers } = vocabulary.map_err(Clone::clone)?;
+        let failed = |error: GrammarFailure| GrammarError::new(error.to_string());
+        let vocabulary = self.vocabulary().map_err(failed)?;
         let mut parts = Parts { tokenizer: &self.tokenizer, grammars: Vec::new() };
         parts.add("main".to_owned(), grammar)?;
         let whole = TopLevelGrammar { grammars: parts.grammars, max_tokens: None };
-        let parser = factory.create_parser(whole);
+        let parser = vocabulary.factory.create_parser(whole);
         let bytes = parser.as_ref().map_or(0, |parser| parser_bytes(&parser.parser));
         let matcher = Matcher::new(parser);
-        let mask = Arc::new(next_mask(&mut matcher.deep_clone())?);
+        let mut first = matcher.deep_clone().into_cancellable();
+        if let Some(handle) = first.cancellation_handle() {
+            on_stop(move || handle.cancel());
+        }
+        let mask = Arc::new(next_mask(&mut first)?);
         let bytes = bytes + self.tokenizer.vocab_size() / 8;
-        Ok((Compiled { matcher: Mutex::new(matcher), mask, workers: workers.clone() }, bytes))
+        let workers = vocabulary.workers.clone();
+        Ok((Compiled { matcher: Mutex::new(matcher), mask, workers }, bytes))
     }
 
-    /// The error of a grammar that began to be compiled at `begun`, with the path of what is wrong
-    /// in a JSON schema, as far as it is found in time.
-    fn located(&self, grammar: &Grammar, error: GrammarError, begun: Instant) -> GrammarError {
+    /// The error of a grammar whose compilation `clock` measures, with the path of what is wrong in
+    /// a JSON schema, as far as it is found in time.
+    fn located(
+        &self,
+        grammar: &Grammar,
+        error: GrammarError,
+        clock: &ProcessorTime,
+    ) -> GrammarError {
+        let in_time = |schema: &Value| {
+            if clock.spent() > SEARCH {
+                return None;
+            }
+            self.compile_here(&Grammar::JsonSchema(schema.clone())).err()
+        };
         match grammar {
             Grammar::JsonSchema(schema) if error.path.is_empty() => {
-                let fails = |part: &Value| {
-                    if begun.elapsed() > SEARCH {
-                        return None;
-                    }
-                    self.compile_here(&Grammar::JsonSchema(part.clone())).err()
-                };
-                schema::locate(schema, error, fails)
+                schema::locate(schema, error, in_time)
             }
-            Grammar::AfterReasoning { then, .. } => self.located(then, error, begun),
+            Grammar::AfterReasoning { then, .. } => self.located(then, error, clock),
+            Grammar::ToolCalls(calls) => {
+                let of_function = calls.followed().find_map(|function| {
+                    let Grammar::JsonSchema(arguments) = function.arguments() else { return None };
+                    let error = schema::locate(&arguments, in_time(&arguments)?, in_time);
+                    Some(GrammarError { function: Some(function.name.clone()), ..error })
+                });
+                of_function.unwrap_or(error)
+            }
             _ => error,
         }
     }
 
-    fn vocabulary(&self) -> Result<Vocabulary, GrammarError> {
-        let failed = |error: &dyn fmt::Display| GrammarError::new(message(&error.to_string()));
+    /// The vocabulary, which the first caller makes.
+    fn vocabulary(&self) -> Result<Arc<Vocabulary>, GrammarFailure> {
+        let mut vocabulary = self.vocabulary.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(vocabulary) = &*vocabulary {
+            return Ok(Arc::clone(vocabulary));
+        }
         let factory = factory(&self.tokenizer, &self.eos_token_ids)?;
-        let workers = Workers::start().map_err(|error| failed(&error))?;
-        Ok(Vocabulary { factory, workers })
+        let workers = Workers::start().map_err(|error| Busy::new(format!("no thread: {error}")))?;
+        Ok(Arc::clone(vocabulary.insert(Arc::new(Vocabulary { factory, workers }))))
     }
 }
 
@@ -256,33 +370,6 @@ pub(super) fn next_mask(matcher: &mut Matcher) -> Result<TokenMask, GrammarError
     Ok(TokenMask::new(allowed, may_end))
 }
 
-/// The part of a message of `llguidance` that is about the grammar, without the state of the
-/// parser.
-pub(super) fn message(error: &str) -> String {
-    let end = ["\n<state>", "\n<non-verbose", "\n<backtrace>", "\n  while processing"];
-    let end = end.iter().filter_map(|mark| error.find(mark)).min().unwrap_or(error.len());
-    let text = error[..end].trim();
-    let mut text = match text {
-        "" => "no answer follows the grammar".to_owned(),
-        // A client has no use for the names of the library's errors.
-        "NoExtensionBias" => "no text can follow the grammar, for example because a rule or a \
-                              `$ref` leads only to itself"
-            .to_owned(),
-        "ParserTooComplex" | "LexerTooComplex" => TOO_COMPLEX.to_owned(),
-        text if EXCEEDED.iter().any(|mark| text.contains(mark)) => TOO_COMPLEX.to_owned(),
-        name if !name.contains(' ') => "the grammar cannot be compiled".to_owned(),
-        text => text
-            .replace("Unsatisfiable schema", "no value is valid under the schema")
-            .replace("Invalid type:", "expected a type of JSON, got"),
-    };
-    if text.len() > MAX_MESSAGE {
-        let end = (0..=MAX_MESSAGE).rev().find(|&end| text.is_char_boundary(end)).unwrap_or(0);
-        text.truncate(end);
-        text.push_str("...");
-    }
-    text
-}
-
 /// The grammars that a grammar consists of, by name. An answer follows the first one, which refers
 /// to the others.
 struct Parts<'a> {
@@ -374,12 +461,7 @@ impl Parts<'_> {
         let (arguments, content) = (format!("{name}_arguments"), format!("{name}_content"));
         self.add_lark(name.to_owned(), calls::lark(calls, self.tokenizer, &arguments, &content));
         for (index, function) in calls.functions.iter().enumerate() {
-            let mut schema = schema::supported(&function.parameters)?;
-            if let Some(members) = schema.as_object_mut() {
-                // Arguments are always an object, also if the schema allows other values.
-                members.insert("type".to_owned(), json!("object"));
-            }
-            self.add_json(format!("{arguments}{index}"), schema);
+            self.add(format!("{arguments}{index}"), &function.arguments())?;
         }
         match &calls.otherwise {
             Otherwise::Grammar(grammar) => self.add(content, grammar),

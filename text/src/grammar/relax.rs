@@ -1,5 +1,5 @@
-//! JSON schemas as programs write them: what a grammar cannot enforce becomes an annotation, and
-//! objects are closed unless they say otherwise.
+//! JSON schemas as programs write them: what a grammar cannot enforce has no effect, and objects are
+//! closed unless they say otherwise.
 
 use std::collections::HashSet;
 
@@ -7,15 +7,22 @@ use serde_json::{Map, Value, json};
 
 use super::Grammar;
 use super::disjoint::Disjoint;
-use super::schema::{add_to_all_of, count, is_known_format, looks_around, member_schemas};
+use super::schema::{
+    add_to_all_of, count, is_root_keyword, is_unsupported, member_schemas, obstacle,
+};
 
 /// How strictly the JSON schema of a client is read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SchemaOptions {
-    /// Whether keywords that a grammar cannot enforce are refused, by [`Grammar::check`]. Otherwise
-    /// they have no effect: `uniqueItems`, `propertyNames`, unknown values of `format`, patterns
-    /// that look around or refer back, and that only one alternative of `oneOf` may be valid.
+    /// Whether what a grammar cannot enforce is refused, by [`Grammar::check`]. Otherwise it has no
+    /// effect: unknown keywords, such as `not`, `contains` and those of editors; keywords with a
+    /// value that they cannot have, or with a number above [`Grammar::MAX_SCHEMA_COUNT`]; unknown
+    /// values of `format`; patterns that are not in the syntax of the crate `regex`; references
+    /// that lead nowhere; and that only one alternative of `oneOf` may be valid.
     pub strict: bool,
+    /// Whether keywords that constrain values in JSON Schema and that no grammar has, such as `not`,
+    /// `if` and `contains`, are refused nonetheless.
+    pub refuse_unsupported: bool,
     /// Whether an object may have properties that are not in `properties`, if its schema does not
     /// have `additionalProperties`. Small models invent properties otherwise.
     pub additional_properties: bool,
@@ -32,38 +39,49 @@ impl SchemaOptions {
         let mut parts = HashSet::new();
         add_parts(&schema, &mut parts);
         let root = schema.clone();
-        let mut relax = Relax { options: self, parts, disjoint: Disjoint::new(&root) };
+        let (disjoint, patterns) = (Disjoint::new(&root), HashSet::new());
+        let mut relax =
+            Relax { options: self, root: &root, parts, disjoint, patterns, regex_bytes: 0 };
         relax.schema(schema, 0, false)
     }
 }
 
 struct Relax<'a> {
     options: SchemaOptions,
-    /// Compares alternatives of the schema as the client has written it.
+    /// The schema as the client has written it.
+    root: &'a Value,
+    /// Compares alternatives of `root`.
     disjoint: Disjoint<'a>,
     /// References to schemas that do not describe a value completely: those in `allOf`, and those
     /// next to other properties.
     parts: HashSet<String>,
+    /// The patterns of all `patternProperties` so far.
+    patterns: HashSet<String>,
+    /// Length in bytes of all regular expressions so far. Their syntax is checked.
+    regex_bytes: usize,
 }
 
 impl Relax<'_> {
     /// `is_part` tells whether other schemas describe the same value, so that this one need not
     /// list all properties of an object.
     fn schema(&mut self, schema: Value, depth: usize, is_part: bool) -> Value {
-        let Value::Object(mut members) = schema else { return schema };
+        let mut members = match schema {
+            Value::Object(members) => members,
+            // Where a schema is expected, any other value says nothing.
+            other if !self.options.strict && !other.is_boolean() => return Value::Bool(true),
+            other => return other,
+        };
         if depth > Grammar::MAX_SCHEMA_DEPTH {
             // `Grammar::check` refuses it.
             return Value::Object(members);
         }
+        let is_open = is_open(&members);
         if !self.options.strict {
             self.remove_what_cannot_be_enforced(&mut members);
         }
         let parts = ["allOf", "anyOf", "oneOf", "$ref"];
         let has_parts = parts.iter().any(|keyword| members.contains_key(*keyword));
         let has_properties = members.contains_key("properties");
-        let is_open = ["additionalProperties", "patternProperties"]
-            .iter()
-            .any(|keyword| members.contains_key(*keyword));
         if !self.options.additional_properties
             && has_properties
             && !is_open
@@ -83,19 +101,59 @@ impl Relax<'_> {
     }
 
     fn remove_what_cannot_be_enforced(&mut self, members: &mut Map<String, Value>) {
-        members.remove("uniqueItems");
-        members.remove("propertyNames");
-        members.retain(|keyword, value| match (keyword.as_str(), value.as_str()) {
-            ("format", Some(format)) => is_known_format(format),
-            ("pattern", Some(pattern)) => !looks_around(pattern),
-            _ => true,
+        let had_patterns = members.contains_key("patternProperties");
+        members.retain(|keyword, value| {
+            (self.options.refuse_unsupported && is_unsupported(keyword))
+                || self.is_within_limits(keyword, value)
+                    && obstacle(keyword, value).is_none()
+                    && (keyword != "$ref" || self.leads_to_a_schema(value))
         });
+        if had_patterns && !members.contains_key("patternProperties") {
+            // It would forbid the names that the patterns allow.
+            members.remove("additionalProperties");
+        }
         let one_of = members.get("oneOf").and_then(Value::as_array);
         if one_of.is_some_and(|alternatives| !self.disjoint.all(alternatives)) {
             let alternatives = members.remove("oneOf");
             add_to_all_of(members, [json!({ "anyOf": alternatives })]);
         }
     }
+
+    /// Whether the regular expressions of a keyword are within the limits of all together.
+    fn is_within_limits(&mut self, keyword: &str, value: &Value) -> bool {
+        match (keyword, value) {
+            ("pattern", Value::String(regex)) => self.regex_bytes += regex.len(),
+            ("patternProperties", Value::Object(patterns)) => {
+                self.regex_bytes += patterns.keys().map(String::len).sum::<usize>();
+                self.patterns.extend(patterns.keys().cloned());
+            }
+            _ => return true,
+        }
+        self.regex_bytes <= Grammar::MAX_SCHEMA_BYTES
+            && (keyword == "pattern" || self.patterns.len() <= Grammar::MAX_SCHEMA_PATTERNS)
+    }
+
+    /// Whether a reference leads to a schema that is still there when all that cannot be enforced
+    /// has been removed.
+    fn leads_to_a_schema(&self, reference: &Value) -> bool {
+        let Some(path) = reference.as_str().and_then(|path| path.strip_prefix('#')) else {
+            return false;
+        };
+        let keyword = path.trim_start_matches('/').split('/').next().unwrap_or_default();
+        path.is_empty() || is_root_keyword(keyword) && self.root.pointer(path).is_some()
+    }
+}
+
+/// Whether an object may have properties that are not in `properties`, as its schema says.
+fn is_open(members: &Map<String, Value>) -> bool {
+    let says_so = ["additionalProperties", "patternProperties"];
+    let requires_others = || {
+        let properties = members.get("properties").and_then(Value::as_object);
+        let names = members.get("required").and_then(Value::as_array);
+        let mut names = names.into_iter().flatten().filter_map(Value::as_str);
+        names.any(|name| properties.is_none_or(|properties| !properties.contains_key(name)))
+    };
+    says_so.iter().any(|keyword| members.contains_key(*keyword)) || requires_others()
 }
 
 /// Adds the references that are items of `allOf`, or have properties next to them.
@@ -123,7 +181,8 @@ mod tests {
     use super::*;
 
     fn relaxed(schema: &Value, strict: bool, additional_properties: bool) -> Value {
-        SchemaOptions { strict, additional_properties }.apply(schema.clone())
+        let refuse_unsupported = false;
+        SchemaOptions { strict, refuse_unsupported, additional_properties }.apply(schema.clone())
     }
 
     /// Goal: what cannot be enforced is left out, wherever it is, and stays in a strict schema.
@@ -154,6 +213,102 @@ mod tests {
         assert_eq!(Grammar::JsonSchema(expected).check(), Ok(()));
     }
 
+    /// Goal: whatever programs write next to what a grammar can enforce, and however wrong the value
+    /// of a keyword is, the schema is accepted, and a strict one is refused with the path.
+    #[test]
+    fn what_a_grammar_does_not_know_is_an_annotation() {
+        for (keyword, value) in [
+            ("nullable", json!(true)),
+            ("markdownDescription", json!("**d**")),
+            ("enumDescriptions", json!(["a"])),
+            ("strict", json!(true)),
+            ("not", json!({"type": "null"})),
+            ("if", json!({"type": "null"})),
+            ("then", json!({"if": 1})),
+            ("contains", json!({"const": 1})),
+            ("dependentRequired", json!({"a": ["b"]})),
+            ("unevaluatedProperties", json!(false)),
+            ("maxLength", json!(524_288)),
+            ("maxItems", json!(9_007_199_254_740_991_i64)),
+            ("maxProperties", json!(1e20)),
+            ("minLength", json!(-1)),
+            ("minItems", json!("1")),
+            ("minimum", json!("0")),
+            ("multipleOf", json!(0)),
+            ("exclusiveMinimum", json!(null)),
+            ("required", json!(true)),
+            ("required", json!(["a", 1])),
+            ("enum", json!([])),
+            ("enum", json!("a")),
+            ("type", json!("any")),
+            ("type", json!([])),
+            ("type", json!(null)),
+            ("items", json!(1)),
+            ("anyOf", json!([])),
+            ("allOf", json!({})),
+            ("properties", json!(null)),
+            ("additionalProperties", json!(null)),
+            ("format", json!("int64")),
+            ("pattern", json!(["a"])),
+            ("pattern", json!("(?<!a)b")),
+            ("$ref", json!("https://example.org/schema")),
+            ("$ref", json!("other.json#/a")),
+        ] {
+            let schema = json!({"properties": {"p": {"title": "t", keyword: value}}});
+            let expected = json!({"properties": {"p": {"title": "t"}}});
+            assert_eq!(relaxed(&schema, false, true), expected);
+            assert_eq!(Grammar::JsonSchema(expected).check(), Ok(()));
+            let error = Grammar::JsonSchema(schema).check().expect_err("strict");
+            assert_eq!(error.path, format!("properties.p.{keyword}"), "{error}");
+        }
+        let wrong = json!({"properties": {"a": 1, "b": "string", "c": true}});
+        let free = json!({"properties": {"a": true, "b": true, "c": true}});
+        assert_eq!(relaxed(&wrong, false, true), free);
+    }
+
+    /// Goal: who asks for it is told that a constraint cannot be enforced, and not of what constrains
+    /// nothing.
+    #[test]
+    fn unsupported_constraints_are_kept_on_request() {
+        let options =
+            SchemaOptions { strict: false, refuse_unsupported: true, additional_properties: true };
+        let schema =
+            |not: Value| json!({"items": {"not": not, "nullable": true, "maxLength": 1e9}});
+        let kept = options.apply(schema(json!({})));
+        assert_eq!(kept, json!({"items": {"not": {}}}));
+        assert_eq!(Grammar::JsonSchema(kept).check().expect_err("refused").path, "items.not");
+    }
+
+    /// Goal: a reference stays if its schema stays, and leads nowhere otherwise.
+    #[test]
+    fn references_lead_to_what_is_kept() {
+        for (reference, is_kept) in [
+            ("#", true),
+            ("#/$defs/a", true),
+            ("#/properties/p", true),
+            ("#/$defs/missing", false),
+            ("#/components/schemas/a", false),
+            ("#anchor", false),
+        ] {
+            let schema = json!({
+                "properties": {"p": {"$ref": reference}}, "$defs": {"a": {"type": "null"}},
+                "components": {"schemas": {"a": {}}},
+            });
+            let relaxed = relaxed(&schema, false, true);
+            assert_eq!(relaxed["properties"]["p"].get("$ref").is_some(), is_kept, "{reference}");
+        }
+    }
+
+    /// Goal: names that a pattern allows which cannot be enforced are not forbidden.
+    #[test]
+    fn names_of_unknown_patterns_are_allowed() {
+        let patterns = json!({"(?=a)": {}});
+        let schema = json!({
+            "properties": {"a": {}}, "patternProperties": patterns, "additionalProperties": false,
+        });
+        assert_eq!(relaxed(&schema, false, false), json!({"properties": {"a": {}}}));
+    }
+
     /// Goal: objects are closed, but not those that other schemas describe, too.
     #[test]
     fn objects_are_closed() {
@@ -173,6 +328,10 @@ mod tests {
             (
                 json!({"allOf": [{"$ref": "#/$defs/a"}, {}], "$defs": {"a": object, "b": object}}),
                 json!({"allOf": [{"$ref": "#/$defs/a"}, {}], "$defs": {"a": object, "b": closed}}),
+            ),
+            (
+                json!({"properties": {"a": {}}, "required": ["a", "b"]}),
+                json!({"properties": {"a": {}}, "required": ["a", "b"]}),
             ),
             (
                 json!({"properties": {"a": object}, "additionalProperties": true}),

@@ -5,16 +5,24 @@ mod keywords;
 #[cfg(feature = "grammar")]
 mod locate;
 
+use std::collections::HashSet;
+
 use serde_json::{Map, Value, json};
 
-use self::keywords::{ANNOTATIONS, COUNTS, FORMATS, NAMED_SCHEMAS, ONE_SCHEMA, SCHEMAS, VALUES};
+use self::keywords::{
+    ANNOTATIONS, COUNTS, NAMED_SCHEMAS, ONE_SCHEMA, SCHEMAS, UNSUPPORTED, VALUES,
+};
 #[cfg(feature = "grammar")]
 pub(super) use self::locate::locate;
-use super::disjoint::{Disjoint, TYPES};
+use super::disjoint::Disjoint;
 use super::{Grammar, GrammarError};
 
 /// Maximum length of a path in an error, in bytes.
 const MAX_PATH: usize = 512;
+/// Maximum length of a value in an error, in bytes.
+const MAX_VALUE: usize = 100;
+/// Why a value is no JSON schema.
+const NO_SCHEMA: &str = "expected a JSON schema: an object, `true` or `false`";
 
 /// The schema without annotations.
 ///
@@ -22,18 +30,80 @@ const MAX_PATH: usize = 512;
 /// [`GrammarError`] if it exceeds a limit or has a keyword that is not supported.
 pub(super) fn supported(schema: &Value) -> Result<Value, GrammarError> {
     let disjoint = Disjoint::new(schema);
-    let mut check = Check { disjoint, path: Vec::new(), values: 0, bytes: 0 };
+    let mut check =
+        Check { disjoint, path: Vec::new(), values: 0, bytes: 0, patterns: HashSet::new() };
     check.schema(schema)
 }
 
-/// Whether this value of `format` is enforced.
-pub(super) fn is_known_format(format: &str) -> bool {
-    FORMATS.contains(&format)
+/// Why a keyword with this value cannot be enforced, apart from the schemas that the value contains.
+/// `None` for one that can be, and for an annotation.
+pub(super) fn obstacle(keyword: &str, value: &Value) -> Option<String> {
+    let is = |list: &[&str]| list.contains(&keyword);
+    let expected = |what: &str| Some(format!("expected {what}, got {}", brief(value)));
+    match value {
+        _ if is_annotation(keyword, value) => None,
+        Value::Array(items) if items.is_empty() && matches!(keyword, "anyOf" | "oneOf") => {
+            expected("a list of at least one JSON schema")
+        }
+        Value::Array(_) if is(&SCHEMAS) => None,
+        Value::Object(_) | Value::Bool(_) if is(&ONE_SCHEMA) => None,
+        Value::Object(members) if keyword == "patternProperties" => {
+            members.keys().find_map(|pattern| obstacle_of_regex(pattern))
+        }
+        Value::Object(_) if is(&NAMED_SCHEMAS) => None,
+        _ if is(&SCHEMAS) && !is(&ONE_SCHEMA) => expected("a list of JSON schemas"),
+        _ if is(&ONE_SCHEMA) => Some(NO_SCHEMA.to_owned()),
+        _ if is(&NAMED_SCHEMAS) => expected("an object of JSON schemas"),
+        _ if is(&COUNTS) => {
+            let max = Grammar::MAX_SCHEMA_COUNT;
+            let is_valid = value.as_u64().is_some_and(|count| count <= max);
+            if is_valid { None } else { expected(&format!("a whole number from 0 to {max}")) }
+        }
+        Value::String(path) if keyword == "$ref" && path.starts_with('#') => None,
+        _ if keyword == "$ref" => expected("a reference within the schema, such as `#/$defs/name`"),
+        Value::String(regex) if keyword == "pattern" => obstacle_of_regex(regex),
+        _ if is(&VALUES) && keywords::has_value(keyword, value) => None,
+        _ if is(&VALUES) => expected(&keywords::expected_value(keyword)),
+        _ => Some(format!("the keyword `{keyword}` of JSON schemas is not supported")),
+    }
+}
+
+/// Whether a keyword constrains values, and no grammar has it.
+pub(super) fn is_unsupported(keyword: &str) -> bool {
+    UNSUPPORTED.contains(&keyword)
+}
+
+/// Whether a member of this name at the root of a schema has schemas that references may lead to.
+pub(super) fn is_root_keyword(name: &str) -> bool {
+    ONE_SCHEMA.contains(&name) || SCHEMAS.contains(&name) || NAMED_SCHEMAS.contains(&name)
+}
+
+/// Whether a keyword says nothing about which values are valid.
+fn is_annotation(keyword: &str, value: &Value) -> bool {
+    // Extensions of other programs are annotations, too.
+    ANNOTATIONS.contains(&keyword)
+        || keyword.starts_with("x-")
+        || matches!(keyword, "uniqueItems" | "nullable") && *value == false
+}
+
+/// Why a regular expression cannot be followed.
+fn obstacle_of_regex(regex: &str) -> Option<String> {
+    let max = Grammar::MAX_REGEX_BYTES;
+    if looks_around(regex) {
+        return Some("a regular expression cannot look around or refer back".to_owned());
+    }
+    if regex.len() > max {
+        return Some(format!("expected a regular expression of at most {max} bytes"));
+    }
+    #[cfg(feature = "grammar")]
+    return super::regex::error(regex);
+    #[cfg(not(feature = "grammar"))]
+    None
 }
 
 /// Whether a regular expression looks around, or refers back to what it has matched. Both are not
 /// possible in a grammar.
-pub(super) fn looks_around(regex: &str) -> bool {
+fn looks_around(regex: &str) -> bool {
     let groups = ["(?=", "(?!", "(?<=", "(?<!", "\\k<"];
     let mut rest = regex.split("\\\\");
     groups.iter().any(|group| regex.contains(group))
@@ -66,12 +136,21 @@ pub(super) fn member_schemas(
 }
 
 /// A path that fits in an error message.
-fn shortened(mut path: String) -> String {
-    if path.len() > MAX_PATH {
-        let end = (0..=MAX_PATH).rev().find(|&end| path.is_char_boundary(end));
-        path.truncate(end.unwrap_or(0));
+fn shortened(path: String) -> String {
+    cut(path, MAX_PATH)
+}
+
+/// A value as it is shown in an error message.
+fn brief(value: &Value) -> String {
+    cut(value.to_string(), MAX_VALUE)
+}
+
+fn cut(mut text: String, max: usize) -> String {
+    if text.len() > max {
+        let end = (0..=max).rev().find(|&end| text.is_char_boundary(end));
+        text.truncate(end.unwrap_or(0));
     }
-    path
+    text
 }
 
 /// Adds schemas to `allOf`: a value has to be valid under each of them.
@@ -103,11 +182,14 @@ struct Check<'a> {
     values: usize,
     /// Length of all names and texts so far, in bytes.
     bytes: usize,
+    /// The patterns of all `patternProperties` so far.
+    patterns: HashSet<String>,
 }
 
 impl Check<'_> {
     fn fail<T>(&self, reason: impl Into<String>) -> Result<T, GrammarError> {
-        Err(GrammarError { path: shortened(self.path.join(".")), reason: reason.into() })
+        let path = shortened(self.path.join("."));
+        Err(GrammarError { function: None, path, reason: reason.into() })
     }
 
     fn within<T>(
@@ -145,7 +227,7 @@ impl Check<'_> {
         let members = match schema {
             Value::Bool(_) => return Ok(schema.clone()),
             Value::Object(members) => members,
-            _ => return self.fail("expected a JSON schema: an object, `true` or `false`"),
+            _ => return self.fail(NO_SCHEMA),
         };
         let mut kept = Map::new();
         for (keyword, value) in members {
@@ -170,11 +252,14 @@ impl Check<'_> {
 
     /// What is kept of a keyword.
     fn keyword(&mut self, keyword: &str, value: &Value) -> Result<Option<Value>, GrammarError> {
+        if is_annotation(keyword, value) {
+            return Ok(None);
+        }
+        if let Some(obstacle) = obstacle(keyword, value) {
+            return self.fail(obstacle);
+        }
         let is = |list: &[&str]| list.contains(&keyword);
         match value {
-            // Extensions of other programs are annotations, too.
-            _ if is(&ANNOTATIONS) || keyword.starts_with("x-") => Ok(None),
-            Value::Bool(false) if keyword == "uniqueItems" || keyword == "nullable" => Ok(None),
             Value::Array(alternatives)
                 if keyword == "oneOf" && !self.disjoint.all(alternatives) =>
             {
@@ -191,45 +276,20 @@ impl Check<'_> {
                 Ok(Some(Value::Array(kept)))
             }
             _ if is(&ONE_SCHEMA) => self.schema(value).map(Some),
-            _ if is(&COUNTS) => match value.as_u64() {
-                Some(count) if count <= Grammar::MAX_SCHEMA_COUNT => Ok(Some(value.clone())),
-                _ => {
-                    let max = Grammar::MAX_SCHEMA_COUNT;
-                    self.fail(format!("expected a whole number from 0 to {max}"))
+            Value::Object(members) if is(&NAMED_SCHEMAS) => {
+                if keyword == "patternProperties" {
+                    self.patterns.extend(members.keys().cloned());
                 }
-            },
-            Value::String(path) if keyword == "$ref" => {
-                if path.starts_with('#') {
-                    return Ok(Some(value.clone()));
+                if self.patterns.len() > Grammar::MAX_SCHEMA_PATTERNS {
+                    let max = Grammar::MAX_SCHEMA_PATTERNS;
+                    return self.fail(format!("expected at most {max} patterns in a JSON schema"));
                 }
-                self.fail("expected a reference within the schema, such as `#/$defs/name`")
+                self.named(members).map(Some)
             }
-            Value::Object(patterns) if keyword == "patternProperties" => {
-                for pattern in patterns.keys() {
-                    self.regex(pattern)?;
-                }
-                self.named(patterns).map(Some)
-            }
-            Value::Object(members) if is(&NAMED_SCHEMAS) => self.named(members).map(Some),
-            Value::String(format) if keyword == "format" && !is_known_format(format) => {
-                self.fail(format!("expected one of {}, got `{format}`", FORMATS.join(", ")))
-            }
-            _ if keyword == "type" && !is_type(value) => {
-                let (types, got) = (TYPES.join(", "), shortened(value.to_string()));
-                self.fail(format!("expected one of {types}, or a list of them, got {got}"))
-            }
-            Value::String(regex) if keyword == "pattern" => {
-                self.regex(regex)?;
+            _ => {
                 self.value(value)?;
                 Ok(Some(value.clone()))
             }
-            _ if is(&VALUES) => {
-                self.value(value)?;
-                Ok(Some(value.clone()))
-            }
-            _ if is(&SCHEMAS) => self.fail("expected a list of JSON schemas"),
-            _ if is(&NAMED_SCHEMAS) => self.fail("expected an object of JSON schemas"),
-            _ => self.fail(format!("the keyword `{keyword}` of JSON schemas is not supported")),
         }
     }
 
@@ -244,17 +304,6 @@ impl Check<'_> {
             kept.insert(name.clone(), schema);
         }
         Ok(Value::Object(kept))
-    }
-
-    fn regex(&self, regex: &str) -> Result<(), GrammarError> {
-        let max = Grammar::MAX_REGEX_BYTES;
-        if looks_around(regex) {
-            return self.fail("a regular expression cannot look around or refer back");
-        }
-        if regex.len() <= max {
-            return Ok(());
-        }
-        self.fail(format!("expected a regular expression of at most {max} bytes"))
     }
 
     /// Counts a value that is not a schema.
@@ -278,15 +327,6 @@ impl Check<'_> {
             }
             _ => self.add(0),
         }
-    }
-}
-
-/// Whether this is a value of `type`.
-fn is_type(value: &Value) -> bool {
-    let is_name = |value: &Value| value.as_str().is_some_and(|name| TYPES.contains(&name));
-    match value {
-        Value::Array(names) => names.iter().all(is_name),
-        name => is_name(name),
     }
 }
 
@@ -356,7 +396,10 @@ mod tests {
             deep = json!({ "items": deep });
         }
         let many = vec![json!(1); Grammar::MAX_SCHEMA_VALUES];
-        for schema in [json!({ "enum": [long] }), deep, json!({ "enum": many })] {
+        let patterns: Map<String, Value> =
+            (0..=Grammar::MAX_SCHEMA_PATTERNS).map(|k| (format!("^{k}$"), json!({}))).collect();
+        let patterns = json!({ "patternProperties": patterns });
+        for schema in [json!({ "enum": [long] }), deep, json!({ "enum": many }), patterns] {
             let error = supported(&schema).expect_err("too large");
             assert!(error.reason.starts_with("expected at most"), "{error}");
         }

@@ -10,17 +10,18 @@ use std::time::{Duration, Instant};
 
 use llguidance::Matcher;
 
-use super::GrammarError;
-use super::compile::{message, next_mask};
+use super::compile::next_mask;
 use super::mask::TokenMask;
-use super::workers::{Client, Workers};
-use crate::bounded::catch;
+use super::messages::message;
+use super::workers::Workers;
+use super::{GrammarError, GrammarFailure};
+use crate::Busy;
+use crate::bounded::{Client, MAX_WAIT, catch};
+use crate::processor_time::ProcessorTime;
 
-/// Time that the masks of a request may take together, without the time that they wait for a
-/// worker. A request that needs more ends with an error.
+/// Processor time that the masks of a request may take together. A request that needs more ends
+/// with an error.
 const BUDGET: Duration = Duration::from_secs(10);
-/// Maximum time that a request waits for a mask, also for a worker.
-const MAX_WAIT: Duration = Duration::from_secs(60);
 
 /// A grammar before the first token. Its sequences share what the lexer has learned.
 pub(super) struct Start {
@@ -40,8 +41,8 @@ pub struct GrammarState {
     workers: Workers,
 }
 
-/// Whose masks are computed, and how much time was spent on them. The sequences of a request share
-/// it.
+/// Whose masks are computed, and how much processor time was spent on them. The sequences of a
+/// request share it.
 #[derive(Debug, Default)]
 pub(super) struct Spent {
     client: Client,
@@ -110,14 +111,16 @@ impl GrammarState {
     /// The tokens that may come after `tokens`. Waits for it if it is not known yet.
     ///
     /// # Errors
-    /// [`GrammarError`] if the grammar has become too complex, or if the masks of the request take
-    /// too long.
-    pub fn mask(&self, tokens: &[u32]) -> Result<Arc<TokenMask>, GrammarError> {
+    /// [`GrammarFailure`] if the grammar has become too complex, if the masks of the request take
+    /// too much work, or if the machine is too busy.
+    pub fn mask(&self, tokens: &[u32]) -> Result<Arc<TokenMask>, GrammarFailure> {
         let deadline = Instant::now() + MAX_WAIT;
         let mut progress = self.slot.lock();
         loop {
             match &*progress {
-                Progress::Idle(reached) if reached.tokens == tokens => return reached.mask.clone(),
+                Progress::Idle(reached) if reached.tokens == tokens => {
+                    return reached.mask.clone().map_err(GrammarFailure::from);
+                }
                 Progress::Idle(_) => self.begin_locked(&mut progress, tokens),
                 Progress::Busy => {}
             }
@@ -126,7 +129,7 @@ impl GrammarState {
                 let limit = MAX_WAIT.as_secs();
                 let reason =
                     format!("the next tokens of the grammar were not known after {limit} s");
-                return Err(GrammarError::new(reason));
+                return Err(Busy::new(reason).into());
             }
             let waited = self.slot.finished.wait_timeout(progress, left);
             progress = waited.unwrap_or_else(PoisonError::into_inner).0;
@@ -180,7 +183,7 @@ impl Job {
         &self.spent.client
     }
 
-    /// Time that was spent on the request so far.
+    /// Processor time that was spent on the request so far.
     pub(super) fn spent(&self) -> Duration {
         self.spent.get()
     }
@@ -192,14 +195,14 @@ impl Job {
             if spent.get() >= BUDGET {
                 let limit = BUDGET.as_secs();
                 let reason = format!(
-                    "the grammar is too slow: expected at most {limit} s for the allowed tokens \
-                     of a whole request, got more"
+                    "the grammar is too slow: expected at most {limit} s of processor time for the \
+                     allowed tokens of a whole request, got more"
                 );
                 return (None, Err(GrammarError::new(reason)));
             }
-            let begun = Instant::now();
+            let clock = ProcessorTime::of_this_thread();
             let advanced = reached.advance(&start, &tokens);
-            spent.add(begun.elapsed());
+            spent.add(clock.spent());
             advanced
         };
         let (matcher, mask) = catch(advance)

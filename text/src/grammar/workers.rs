@@ -10,14 +10,13 @@ use std::thread;
 use std::time::Duration;
 
 use super::state::Job;
+use crate::bounded::Client;
 
-/// Time spent on the masks of a request from which on it counts as heavy. Most answers need less.
+/// Processor time spent on the masks of a request from which on it counts as heavy. Most answers
+/// need less.
 const LIGHT: Duration = Duration::from_millis(200);
 /// Size of a worker's stack in bytes. Only the part that is used becomes resident.
 const STACK: usize = 64 << 20;
-
-/// The client of a request; requests without a name are of one client.
-pub(super) type Client = Option<Arc<str>>;
 
 /// Hands jobs to the workers. They end when the last clone is dropped.
 #[derive(Clone)]

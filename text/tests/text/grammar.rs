@@ -10,8 +10,8 @@ use rand::{Rng, SeedableRng};
 use serde::de::IgnoredAny;
 use serde_json::{Value, json};
 use stolon_text::{
-    Answer, AnswerFormat, CompiledGrammar, FunctionSchema, Grammar, GrammarCompiler, Otherwise,
-    ReasoningFormat, Tokenizer, ToolCallFormat, ToolCallGrammar,
+    Answer, AnswerFormat, CompiledGrammar, FunctionSchema, Grammar, GrammarCompiler,
+    GrammarFailure, Otherwise, ReasoningFormat, Tokenizer, ToolCallFormat, ToolCallGrammar,
 };
 
 use crate::vocabularies::byte_level;
@@ -155,7 +155,13 @@ fn tool_calls_are_read_back_in_every_format() {
                 let functions = vec![weather(true), weather(false)];
                 let called = functions.clone().into();
                 let otherwise = if text { Otherwise::Text } else { Otherwise::Nothing };
-                let grammar = ToolCallGrammar { format, functions, single, otherwise };
+                let grammar = ToolCallGrammar {
+                    format,
+                    functions,
+                    best_effort: Vec::new(),
+                    single,
+                    otherwise,
+                };
                 let form = AnswerFormat {
                     tool_calls: Some(format),
                     functions: called,
@@ -196,6 +202,7 @@ fn a_call_within_free_text_follows_its_grammar() {
         let grammar = Grammar::ToolCalls(ToolCallGrammar {
             format: ToolCallFormat::Hermes,
             functions: vec![weather(true)],
+            best_effort: Vec::new(),
             single: false,
             otherwise: Otherwise::Text,
         });
@@ -278,15 +285,106 @@ fn errors_have_the_path_of_what_is_wrong() {
     let any_of = json!([{"type": "integer"}, {"type": "string", "pattern": "("}]);
     let one_of = json!([{"type": "object", "required": ["a"]}, {"type": "object"}]);
     for (schema, path, reason) in [
-        (json!({"properties": {"a": {"anyOf": any_of}}}), "properties.a.anyOf.1", "unclosed"),
+        (
+            json!({"properties": {"a": {"anyOf": any_of}}}),
+            "properties.a.anyOf.1.pattern",
+            "unclosed",
+        ),
         (json!({"properties": {"a": {"oneOf": one_of}}}), "properties.a.oneOf", "told apart"),
         (json!({"$ref": "#"}), "", "leads only to itself"),
     ] {
         let compiled = compiler.compile(&Grammar::JsonSchema(schema.clone()));
-        let Err(error) = compiled else { panic!("{schema} is compiled") };
+        let Err(GrammarFailure::Invalid(error)) = compiled else { panic!("{schema} is compiled") };
         assert_eq!(error.path, path, "{error}");
         assert!(!error.reason.contains("coerce") && error.reason.contains(reason), "{error}");
     }
+}
+
+/// Goal: the schema of a function that a grammar cannot follow does not keep the model from calling
+/// it, or others, if the best effort is enough; the others' schemas are followed. Otherwise the
+/// error names the function and what is wrong in its schema.
+#[test]
+fn schemas_are_followed_as_far_as_possible_if_that_is_enough() {
+    let tokenizer = tokenizer(false);
+    let compiler = compiler(&tokenizer);
+    let unsatisfiable = json!({"type": "string", "enum": [1]});
+    let many: serde_json::Map<String, Value> =
+        (0..9000).map(|index| (format!("p{index}"), json!({"type": "boolean"}))).collect();
+    let mut deep = json!({});
+    for _ in 0..100 {
+        deep = json!({"properties": {"a": deep}});
+    }
+    for (parameters, path) in [
+        (json!({"properties": {"a": {"type": "any"}}}), "properties.a.type"),
+        (json!({"properties": {"a": unsatisfiable}, "required": ["a"]}), "properties.a"),
+        (json!({"properties": {"a": {"patternProperties": {"a": {}, "b": {}}}}}), "properties.a"),
+        (json!({"properties": {"a": {"allOf": [{"$ref": "#"}, {"type": "object"}]}}}), ""),
+        (json!({"properties": many, "additionalProperties": false}), ""),
+        (deep, ""),
+        (json!(false), ""),
+        (json!(7), ""),
+    ] {
+        let other = FunctionSchema { name: "other".to_owned(), parameters: parameters.clone() };
+        let calls = |best_effort: &[&str]| ToolCallGrammar {
+            format: ToolCallFormat::Hermes,
+            functions: vec![weather(true), other.clone()],
+            best_effort: best_effort.iter().map(|&name| name.to_owned()).collect(),
+            single: false,
+            otherwise: Otherwise::Nothing,
+        };
+        let shown: String = parameters.to_string().chars().take(80).collect();
+        let grammar = Grammar::ToolCalls(calls(&["other"]));
+        let compiled =
+            compiler.compile(&grammar).unwrap_or_else(|error| panic!("{shown}: {error}"));
+        let state = compiled.state();
+        let follows = |text: &str| {
+            let tokens = tokenizer.encode(text, false).expect("encodable");
+            (0..tokens.len())
+                .all(|len| state.mask(&tokens[..len]).is_ok_and(|mask| mask.allows(tokens[len])))
+        };
+        let call = |name: &str, arguments: &str| {
+            format!("<tool_call>\n{{\"name\": \"{name}\", \"arguments\": {arguments}}}")
+        };
+        assert!(follows(&call("other", "{\"x\": [1]}")), "{shown}");
+        assert!(follows(&call("get_weather", "{\"days\": 3}")), "{shown}");
+        assert!(!follows(&call("get_weather", "{\"x\": 3}")), "{shown}");
+        let error = compiler.compile(&Grammar::ToolCalls(calls(&[])));
+        let Err(GrammarFailure::Invalid(error)) = error else { panic!("{shown}: compiled") };
+        let function = error.function.as_deref();
+        assert!(function == Some("other") || path.is_empty(), "{shown}: {error}");
+        assert!(error.path.starts_with(path), "{shown}: {error}");
+    }
+}
+
+/// Goal: large grammars of a client, which are stopped at their limit, are its own fault, and
+/// another client gets its grammars meanwhile. The first grammar does not pay for the vocabulary.
+#[test]
+fn large_grammars_of_one_client_do_not_keep_others_from_theirs() {
+    let compiler = compiler(&tokenizer(false));
+    compiler.prepare().expect("a usable vocabulary");
+    let large = |seed: usize| {
+        let properties: serde_json::Map<String, Value> = (0..12_000)
+            .map(|index| (format!("p{seed}_{index}"), json!({"type": "boolean"})))
+            .collect();
+        Grammar::JsonSchema(json!({"properties": properties, "additionalProperties": false}))
+    };
+    std::thread::scope(|scope| {
+        let hostile: Vec<_> = (0..2)
+            .map(|seed| {
+                let (compiler, grammar) = (compiler.clone(), large(seed));
+                scope.spawn(move || compiler.compile_for(&grammar, Some("hostile".into())))
+            })
+            .collect();
+        for index in 0..20 {
+            let small = Grammar::Choice(vec![format!("yes {index}"), "no".to_owned()]);
+            let compiled = compiler.compile_for(&small, Some("other".into()));
+            assert!(compiled.is_ok(), "{:?}", compiled.err());
+        }
+        for thread in hostile {
+            let result = thread.join().expect("no panic");
+            assert!(result.is_err(), "a grammar far above the limits");
+        }
+    });
 }
 
 /// Goal: grammars at the limits that are announced can be followed to their end: as many choices
@@ -392,6 +490,7 @@ fn cached_grammars_equal_compiled_ones() {
     let calls = ToolCallGrammar {
         format: ToolCallFormat::ALL[0],
         functions: vec![weather(true)],
+        best_effort: Vec::new(),
         single: false,
         otherwise: Otherwise::Text,
     };
