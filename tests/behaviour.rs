@@ -434,7 +434,8 @@ async fn many_texts_of_one_client_do_not_delay_those_of_another() {
     let tokenize =
         |words, client: &str| engine.tokenize_for("abc ".repeat(words), false, Some(client.into()));
     let mut many: FuturesUnordered<_> = (0..100).map(|_| tokenize(30_000, "many")).collect();
-    assert!(poll!(many.next()).is_pending());
+    // Begins all of them. One may be done by then.
+    drop(poll!(many.next()));
     let mut one = pin!(tokenize(1_000, "one"));
     if poll!(&mut one).is_ready() {
         return;

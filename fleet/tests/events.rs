@@ -163,10 +163,12 @@ async fn silent_clients_hold_up_no_replay() {
     while publisher.counts().replays == 0 {
         tokio::task::yield_now().await;
     }
+    // The last batches may still be on their way to the first replay.
     let batches = replay(&publisher, 0).await.len();
-    assert_eq!(replay(&publisher, 0).await.len(), batches);
+    let again = replay(&publisher, 0).await.len();
+    assert!(again >= batches && batches > 0);
     let replayed = publisher.counts().replayed;
-    let all = ((SILENT + 2) * batches) as u64;
+    let all = ((SILENT + 1) * batches + again) as u64;
     assert!(replayed < all, "the others have read nothing, {replayed} of {all}");
 }
 
