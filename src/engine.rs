@@ -246,7 +246,8 @@ impl Engine {
         let (handle, context) = (&self.inner.handle, self.inner.handle.context());
         let cached_tokens = handle.query_resume(&namespace, &tokens).resume;
         let work = context.uncached_work(&namespace, &tokens, cached_tokens);
-        let first_token = context.first_token_estimate(work, request.options.tenant.as_deref());
+        let now = Instant::now();
+        let first_token = context.first_token_estimate(cached_tokens, work, &request.options, now);
         Ok(Estimate {
             prompt_tokens: tokens.len(),
             cached_tokens,

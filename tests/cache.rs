@@ -336,6 +336,26 @@ async fn prefixes_and_salts_can_be_evicted() {
     assert_eq!(engine.stats().cached_tokens, 16, "of the second prompt, nothing since");
 }
 
+/// Goal: each use of its prefix lets a pin with `refresh_on_hit` live for its whole time from then
+/// on, and the list of pins says so at once.
+#[tokio::test]
+async fn a_use_prolongs_a_pin_at_once() {
+    let (builder, _) = builder(8);
+    let engine = builder.pin_budget(4).build().await.expect("valid settings");
+    engine.cache().warm(prompt(0)).await.expect("it fits");
+    let ttl = Some(Duration::from_secs(3_600));
+    let options = PinOptions { ttl, refresh_on_hit: true, ..PinOptions::default() };
+    engine.cache().pin_with(&prompt(0), options).await.expect("cached");
+    engine.cache().pin(&prompt(0), ttl).await.expect("cached");
+    let ends = async || -> Vec<Duration> {
+        let pins = engine.cache().pins().await.expect("it runs");
+        pins.iter().map(|pin| pin.ends_in.expect("a time to live")).collect()
+    };
+    assert!(ends().await.is_sorted(), "the first pin ends first");
+    engine.cache().warm(prompt(0)).await.expect("it fits");
+    assert!(!ends().await.is_sorted(), "the first pin was prolonged, the other one was not");
+}
+
 /// Goal: a pin with `refresh_on_hit` is renewed while its prefix is used, and the list of pins says
 /// what each one holds and why.
 #[tokio::test]

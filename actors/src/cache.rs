@@ -13,9 +13,7 @@ use stolon_kvcache::{CacheSnapshot, EventReceiver, Namespace, NumberedEvent, Pin
 pub struct PinOptions {
     /// Time to live. `None` lasts until it is unpinned.
     pub ttl: Option<Duration>,
-    /// Whether requests that use the prefix prolong its life: when `ttl` has passed and the prefix
-    /// was used meanwhile, the pin lives for another `ttl`. So it ends at the earliest `ttl`, and
-    /// at the latest twice that, after its last use.
+    /// Whether requests that use the prefix prolong its life: the pin ends `ttl` after its last use.
     pub refresh_on_hit: bool,
     /// The reason for the pin, in a word or two. It has no effect; [`Pin`] shows it.
     pub reason: Option<String>,

@@ -102,12 +102,14 @@ impl Actor for PrefixTreeActor {
         match message {
             TreeMessage::Acquire { namespace, tokens, limit, priority, reply } => {
                 let acquired = acquire(writer, &namespace, &tokens[..limit], priority);
+                state.renew_used_pins();
                 self.publish(state);
                 drop(tokens);
                 let _ = reply.send(acquired);
             }
             TreeMessage::Commit(items, reply) => {
                 let committed = items.into_iter().map(|item| commit(writer, item)).collect();
+                state.renew_used_pins();
                 self.publish(state);
                 let _ = reply.send(committed);
             }

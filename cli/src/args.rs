@@ -16,12 +16,14 @@ use crate::download;
 use crate::memory::parse_bytes;
 
 pub use adapters::AdapterArgs;
+pub use admission::Admission;
 pub use images::ImageArgs;
-use parsers::{admission_policy, parse_embedding_sizes, parse_json};
+use parsers::{parse_embedding_sizes, parse_json};
 pub use sampling::SamplingArgs;
 pub use tiers::{DiskSize, TierArgs};
 
 mod adapters;
+mod admission;
 mod files;
 mod images;
 mod parsers;
@@ -237,14 +239,14 @@ pub struct EngineArgs {
     #[arg(long, default_value_t = 1800, value_name = "SECONDS",
           value_parser = clap::value_parser!(u64).range(1..=86_400))]
     pub session_ttl: u64,
-    /// Order in which queued requests are admitted: fcfs, longest-prefix or cost
+    /// Order in which queued requests are admitted: fcfs, longest-prefix, cost or priority
     ///
     /// fcfs: first come, first served. longest-prefix: most cached prompt tokens first. cost:
     /// fewest uncached prompt tokens first; requests age. Under each of them, requests with a
-    /// larger `priority` come first, so `priority`, vLLM's name, is accepted for fcfs.
-    #[arg(long, visible_alias = "scheduling-policy", default_value_t, value_name = "POLICY",
-          value_parser = admission_policy)]
-    pub admission: AdmissionPolicy,
+    /// larger `priority` come first. priority: as in vLLM, requests with a smaller `priority` come
+    /// first, and those of equal priority in order of arrival.
+    #[arg(long, visible_alias = "scheduling-policy", default_value_t, value_name = "POLICY")]
+    pub admission: Admission,
     /// Seconds after which a forward pass counts as hung
     ///
     /// Requests then fail, and new ones are refused until the backend responds again.
@@ -283,11 +285,35 @@ impl EngineArgs {
         self.block_size.unwrap_or(default)
     }
 
+    /// Refuses flags that have no effect because the prefix cache is off.
+    fn check_cache(&self) -> anyhow::Result<()> {
+        if !self.no_prefix_caching {
+            return Ok(());
+        }
+        let set = [
+            ("--kv-cache-dir", self.tiers.kv_cache_dir.is_some()),
+            ("--namespace-key-file", self.tiers.namespace_key_file.is_some()),
+            ("--eviction-policy", self.eviction_policy.is_some()),
+            ("--pin-budget", self.pin_budget.is_some()),
+            ("--namespace-quota", self.namespace_quota.is_some()),
+            ("--session-budget", self.session_budget.is_some()),
+            ("--admission longest-prefix", self.admission.policy == AdmissionPolicy::LongestPrefix),
+        ];
+        match set.into_iter().find(|&(_, is_set)| is_set) {
+            Some((flag, _)) => anyhow::bail!(
+                "expected {flag} without --no-prefix-caching, because it has no effect without a \
+                 prefix cache"
+            ),
+            None => Ok(()),
+        }
+    }
+
     /// An engine builder with these settings. The model has not been loaded yet.
     ///
     /// # Errors
-    /// If the chat template cannot be read.
+    /// If the chat template cannot be read, or if a flag has no effect next to the others.
     pub fn builder(&self) -> anyhow::Result<EngineBuilder> {
+        self.check_cache()?;
         let mut builder = download::with_bars(Engine::builder())
             .model(self.model.as_str())
             .max_batched_tokens(self.max_batched_tokens)
@@ -297,7 +323,7 @@ impl EngineArgs {
             .max_sessions(self.max_sessions)
             .session_ttl(Duration::from_secs(self.session_ttl))
             .step_timeout(Duration::from_secs(self.step_timeout))
-            .admission(self.admission)
+            .admission(self.admission.policy)
             .weights(self.weights);
         if let Some(policy) = self.eviction_policy {
             builder = builder.eviction_policy(policy);

@@ -19,8 +19,8 @@ use crate::traces::TracesArgs;
 use crate::{terminal, text_file};
 use stolon_http::api::options::MAX_CHOICES;
 use stolon_http::{
-    ApiKeys, Certificate, FormatChoice, Gate, ImageHost, ImageHosts, Origins, RouterOptions,
-    UnknownParameters, listen, router,
+    ApiKeys, Certificate, FormatChoice, Gate, ImageHost, ImageHosts, Origins, PriorityOrder,
+    RouterOptions, UnknownParameters, listen, router,
 };
 
 mod access;
@@ -182,6 +182,11 @@ impl ServeArgs {
         let certificate = self.tls.read()?;
         let tls = certificate.as_ref().map(Certificate::acceptor).transpose()?;
         let kv_events = self.kv_events.read()?;
+        anyhow::ensure!(
+            kv_events.is_none() || !self.engine.no_prefix_caching,
+            "expected --kv-events-config without --no-prefix-caching, because there are no events \
+             without a prefix cache"
+        );
         let api_keys = options.access.api_keys.clone();
         let can_reload = certificate.is_some() || self.access.api_key_file.is_some();
         let mut interrupts = Interrupts::new(can_reload).context("cannot receive signals")?;
@@ -274,6 +279,10 @@ impl ServeArgs {
             public_metrics: self.access.public_metrics,
             counters: Vec::new(),
             hide_cached_tokens: self.access.hide_cached_tokens,
+            priority: match self.engine.admission.smaller_first {
+                true => PriorityOrder::SmallerFirst,
+                false => PriorityOrder::LargerFirst,
+            },
             page: !self.no_page,
             root_path: self.address.root_path.clone(),
         })

@@ -124,7 +124,9 @@ pub(super) async fn pin(
     if pin.compute.unwrap_or(true) {
         app.compute(&requests).await?;
     }
-    let id = app.engine.cache().pin_with(request, options).await?;
+    let pool_blocks = app.engine.model_info().num_blocks;
+    let pinned = app.engine.cache().pin_with(request, options).await;
+    let id = pinned.map_err(|error| ApiError::of_pin(error, pool_blocks))?;
     let pins = app.engine.cache().pins().await?;
     let tokens = pins.iter().find(|pin| pin.id == id).map_or(0, |pin| pin.tokens);
     Ok(Json(PinCreated { id: id.0, tokens }))

@@ -65,8 +65,9 @@ pub(super) async fn create(
     let tokens = inputs.tokenise(prompts, &caller).await?;
     drop(held);
     let salt = caller.tenant.salt(request.cache_salt.as_deref());
+    let priority = app.priority.of(request.priority);
     let prompt = |tokens| {
-        let prompt = Request::tokens(tokens).priority(request.priority.unwrap_or(0));
+        let prompt = Request::tokens(tokens).priority(priority);
         let prompt = caller.sign(prompt);
         let prompt = match &adapter {
             Some(adapter) => prompt.adapter(adapter),

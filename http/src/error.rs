@@ -8,7 +8,7 @@ use axum::Json;
 use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use serde_json::Value;
-use stolon::{EngineError, Error, PinError, SessionError, TierError};
+use stolon::{EngineError, Error, LengthBound, PinError, SessionError, TierError};
 
 use super::body::brief;
 use crate::api::error::{ErrorObject, ErrorReply};
@@ -196,6 +196,7 @@ impl From<Error> for ApiError {
         match error {
             Error::Engine(error) => Self::from_engine(error, message),
             Error::Adapter(error) => Self::from_adapter(&error, message),
+            Error::Busy(_) => Self::unavailable(message, Duration::from_secs(1)),
             Error::Grammar(_) => {
                 Self::invalid(None, message).code("invalid_json_schema_or_grammar")
             }
@@ -238,14 +239,30 @@ impl ApiError {
         Self { param: Some("session_id".to_owned()), ..error }
     }
 
+    /// The error of a pin in a KV pool of `pool_blocks` blocks, with what the operator can do.
+    pub(super) fn of_pin(error: Error, pool_blocks: usize) -> Self {
+        let needed = match &error {
+            Error::Engine(EngineError::Pin(PinError::OverBudget { pinned, requested, .. })) => {
+                pinned.saturating_add(*requested)
+            }
+            _ => return error.into(),
+        };
+        let hint = match needed < pool_blocks {
+            true => format!("start the server with --pin-budget {needed} or more"),
+            // The pool has to be larger than the budget.
+            false => format!(
+                "unpin prompts, or start the server with --pin-budget {needed} or more and a larger \
+                 KV pool than the {pool_blocks} blocks that it has (--kv-memory or --num-blocks)"
+            ),
+        };
+        let error = Self::from(error);
+        Self { message: format!("{}: {hint}", error.message), ..error }
+    }
+
     fn from_pin(error: &PinError, message: String) -> Self {
         let (message, code) = match error {
             PinError::NotCached => (message, "prompt_not_cached"),
-            PinError::OverBudget { pinned, requested, .. } => {
-                let needed = pinned.saturating_add(*requested);
-                let hint = format!("start the server with --pin-budget {needed} or more");
-                (format!("{message}: {hint}"), "pin_budget_exceeded")
-            }
+            PinError::OverBudget { .. } => (message, "pin_budget_exceeded"),
             _ => return Self::new(StatusCode::CONFLICT, message),
         };
         Self::new(StatusCode::CONFLICT, message).code(code)
@@ -256,7 +273,10 @@ impl ApiError {
             EngineError::EmptyPrompt | EngineError::TokenOutOfRange { .. } => {
                 Self::invalid(Some("prompt"), message)
             }
-            EngineError::PromptTooLong { limit, .. } => {
+            // What fits next to pins is no property of the model: the same prompt may fit later.
+            EngineError::PromptTooLong { limit, bound, .. }
+                if !matches!(bound, LengthBound::Pins { .. }) =>
+            {
                 // Clients look for these words to find out that they have to shorten the prompt.
                 let message =
                     format!("This model's maximum context length is {limit} tokens: {message}");
@@ -310,7 +330,7 @@ impl ApiError {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use stolon::LengthBound;
+    use stolon::Pinned;
 
     /// Goal: each error of the engine is mapped to the status, type and code a client can act on.
     #[test]
@@ -330,6 +350,7 @@ mod tests {
             (parameter, 400, "invalid_request_error", Some("invalid_value")),
             (overloaded, 429, "rate_limit_error", Some("overloaded")),
             (EngineError::Interrupted { reason: "x".to_owned() }, 503, unavailable, None),
+            (EngineError::ProcessorBusy { reason: "x".to_owned() }, 503, unavailable, None),
             (EngineError::StepFailed { reason: "x".to_owned() }, 500, "server_error", None),
             (EngineError::InvalidLogits { reason: "x".to_owned() }, 500, "server_error", None),
             (
@@ -354,14 +375,34 @@ mod tests {
     #[test]
     fn refused_pins_have_a_code() {
         let over_budget = PinError::OverBudget { budget: 8, pinned: 6, requested: 4 };
-        for (error, code, words) in [
-            (PinError::NotCached, "prompt_not_cached", "got none"),
-            (over_budget, "pin_budget_exceeded", "--pin-budget 10 or more"),
+        let larger =
+            "a larger KV pool than the 10 blocks that it has (--kv-memory or --num-blocks)";
+        for (error, pool_blocks, code, words) in [
+            (PinError::NotCached, 40, "prompt_not_cached", "got none"),
+            (over_budget, 40, "pin_budget_exceeded", "--pin-budget 10 or more"),
+            // The budget has to be smaller than the pool.
+            (over_budget, 11, "pin_budget_exceeded", "--pin-budget 10 or more"),
+            (over_budget, 10, "pin_budget_exceeded", larger),
         ] {
-            let error = ApiError::from(Error::from(EngineError::Pin(error))).reply().error;
+            let error = Error::from(EngineError::Pin(error));
+            let error = ApiError::of_pin(error, pool_blocks).reply().error;
             assert_eq!(error.code, Some(code));
             assert!(error.message.ends_with(words), "{}", error.message);
         }
+    }
+
+    /// Goal: a prompt that does not fit next to pins is not told of the model's context length, and
+    /// that it may be sent again.
+    #[test]
+    fn pins_do_not_make_a_prompt_invalid() {
+        let pinned = Pinned { blocks: 3, pins: 1 };
+        let bound = LengthBound::Pins { blocks: 1, block_size: 16, pinned };
+        let error = EngineError::PromptTooLong { got: 40, limit: 16, bound };
+        let error = ApiError::from(Error::from(error));
+        assert_eq!(error.status, StatusCode::SERVICE_UNAVAILABLE);
+        let message = error.message();
+        assert!(message.contains("3 are pinned") && !message.contains("context"), "{message}");
+        assert!(error.into_response().headers().contains_key(header::RETRY_AFTER));
     }
 
     /// Goal: an overloaded server sends `Retry-After`, in whole seconds rounded up.

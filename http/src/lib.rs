@@ -77,6 +77,7 @@ pub use metrics::{CounterSource, CounterValue, EngineMetrics};
 pub use parsing::{
     parse_chat, parse_completion, parse_embeddings, parse_messages, parse_responses,
 };
+pub use priority::PriorityOrder;
 pub use root_path::RootPath;
 #[cfg(all(unix, feature = "listen"))]
 pub use socket::SocketFile;
@@ -133,6 +134,7 @@ mod page;
 mod parsing;
 mod parts;
 mod peer;
+mod priority;
 mod receive;
 mod reply;
 mod request_id;
@@ -209,6 +211,8 @@ pub struct RouterOptions {
     pub counters: Vec<CounterSource>,
     /// Whether replies leave out the number of prompt tokens that came from the cache.
     pub hide_cached_tokens: bool,
+    /// Which values of a request's `priority` come first.
+    pub priority: PriorityOrder,
     /// Whether there is a page at `/`, with its files below `/page`.
     pub page: bool,
     /// A path below which all routes can be reached, in addition to their own paths.
@@ -237,6 +241,7 @@ impl Default for RouterOptions {
             public_metrics: false,
             counters: Vec::new(),
             hide_cached_tokens: false,
+            priority: PriorityOrder::default(),
             page: false,
             root_path: RootPath::default(),
         }
@@ -263,6 +268,7 @@ struct App {
     tool_calls: FormatChoice<ToolCallFormat>,
     reasoning: FormatChoice<ReasoningFormat>,
     hide_cached_tokens: bool,
+    priority: PriorityOrder,
     #[cfg_attr(not(feature = "openapi"), allow(dead_code, reason = "read by the description"))]
     root_path: RootPath,
     metrics: EngineMetrics,
@@ -344,6 +350,7 @@ impl App {
             tool_calls: options.tool_calls,
             reasoning: options.reasoning,
             hide_cached_tokens: options.hide_cached_tokens,
+            priority: options.priority,
             root_path: options.root_path,
             event_streams: cache_events::EventStreams::new(),
             prefix_files: cache_files::PrefixFiles::new(),

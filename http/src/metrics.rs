@@ -195,11 +195,15 @@ fn requests(out: &mut Output<'_>, stats: &EngineStats) -> fmt::Result {
     out.counter("num_preemptions", help, stats.preemptions)?;
     let help = "Requests that were preempted. Reason no_blocks: an older request needed the KV \
                 blocks; slow_client: the client did not read its answer; fair_share: a \
-                client with fewer running requests needed the slot.";
+                client with fewer running requests needed the slot; priority: a request of the \
+                same client with a larger priority needed the slot.";
+    let for_slots =
+        stats.preemptions_stalled + stats.preemptions_for_share + stats.preemptions_for_priority;
     let reasons = [
-        ("no_blocks", stats.preemptions - stats.preemptions_stalled - stats.preemptions_for_share),
+        ("no_blocks", stats.preemptions - for_slots),
         ("slow_client", stats.preemptions_stalled),
         ("fair_share", stats.preemptions_for_share),
+        ("priority", stats.preemptions_for_priority),
     ];
     out.counters("preemptions_by_reason", help, "reason", &reasons)
 }

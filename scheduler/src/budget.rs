@@ -92,11 +92,17 @@ pub(crate) struct DecodeForecast {
     share: f64,
     /// Expected number of tokens of a request without `max_tokens`, from 1 to 1,000,000.
     length: f64,
+    /// Expected square of the share of `max_tokens`.
+    share_square: f64,
+    /// Expected square of the number of tokens of a request without `max_tokens`.
+    length_square: f64,
 }
 
 impl Default for DecodeForecast {
     fn default() -> DecodeForecast {
-        DecodeForecast { share: 0.5, length: 256.0 }
+        let (share, length) = (0.5, 256.0);
+        let (share_square, length_square) = (share * share, length * length);
+        DecodeForecast { share, length, share_square, length_square }
     }
 }
 
@@ -110,15 +116,37 @@ impl DecodeForecast {
         expected.saturating_sub(done).clamp(1, max_tokens.saturating_sub(done).max(1))
     }
 
+    /// Number of tokens that a request may still generate after `done`, at least 1: such a number
+    /// that a share `quantile` of all requests, from 0 to 1, generates fewer. If all answers are
+    /// equally long, it is what [`DecodeForecast::remaining`] says. If an answer may end after any
+    /// token, what is done says nothing about what is left, and the numbers are distributed
+    /// exponentially. In between, the variance of the lengths tells how much either counts.
+    pub(crate) fn likely(self, limit: AnswerLimit, done: usize, quantile: f64) -> usize {
+        let (mean, square, max_tokens) = match limit {
+            AnswerLimit::Requested(max) => {
+                let max_tokens = max as f64;
+                (self.share * max_tokens, self.share_square * max_tokens * max_tokens, max)
+            }
+            AnswerLimit::Open(max) => (self.length, self.length_square, max),
+        };
+        let variation = (square / (mean * mean) - 1.0).clamp(0.0, 1.0);
+        let memoryless = -mean * (1.0 - quantile).max(1e-9).ln();
+        let left = (mean - done as f64).max(0.0) * (1.0 - variation) + memoryless * variation;
+        (left.round() as usize).clamp(1, max_tokens.saturating_sub(done).max(1))
+    }
+
     /// Learns from a finished request, which generated `used` tokens.
     pub(crate) fn finished(&mut self, limit: AnswerLimit, used: usize) {
         match limit {
             AnswerLimit::Requested(max_tokens) => {
                 let share = used as f64 / max_tokens.max(1) as f64;
                 self.share = (0.9 * self.share + 0.1 * share).clamp(0.05, 1.0);
+                self.share_square = 0.9 * self.share_square + 0.1 * share * share;
             }
             AnswerLimit::Open(_) => {
-                self.length = (0.9 * self.length + 0.1 * used as f64).clamp(1.0, 1e6);
+                let used = used as f64;
+                self.length = (0.9 * self.length + 0.1 * used).clamp(1.0, 1e6);
+                self.length_square = 0.9 * self.length_square + 0.1 * used * used;
             }
         }
     }
@@ -236,5 +264,31 @@ mod tests {
         assert_eq!(forecast.remaining(Open(100_000), 0), 21);
         assert_eq!(forecast.remaining(Open(100_000), 50), 1);
         assert_eq!(forecast.remaining(Requested(100), 0), 100);
+    }
+
+    /// Goal: what is left of an answer is its length less what is done if all are equally long, and
+    /// varies as much as the lengths do if an answer may end after any token.
+    #[test]
+    fn what_is_left_varies_as_lengths_do() {
+        use AnswerLimit::{Open, Requested};
+        let mut equal = DecodeForecast::default();
+        (0..200).for_each(|_| equal.finished(Open(1_000), 100));
+        for quantile in [0.0, 0.5, 1.0] {
+            let left = [0, 60, 100, 500].map(|done| equal.likely(Open(1_000), done, quantile));
+            assert_eq!(left, [100, 40, 1, 1]);
+        }
+        let mut memoryless = DecodeForecast::default();
+        for n in 0..2_000 {
+            // Exponentially distributed, with a mean of 100.
+            let quantile = (f64::from(n * 7 % 20) + 0.5) / 20.0;
+            memoryless.finished(Open(1_000), (-100.0 * quantile.ln()) as usize);
+        }
+        for done in [0, 60, 200] {
+            let left =
+                [0.1, 0.5, 0.9].map(|quantile| memoryless.likely(Open(1_000), done, quantile));
+            assert!(left[0] < 40 && (40..140).contains(&left[1]) && left[2] > 140, "{left:?}");
+        }
+        assert_eq!(memoryless.likely(Requested(100), 99, 0.9), 1);
+        assert_eq!(memoryless.likely(Requested(1), 0, 1.0), 1);
     }
 }

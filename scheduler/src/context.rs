@@ -25,7 +25,7 @@ use crate::memory::BlockAllocator;
 use crate::permits::{QueueLimits, QueuePermit};
 use crate::pin_budget::{BudgetLoan, PinBudget, Pinned};
 use crate::quota::QuotaShare;
-use crate::request::SequenceRequest;
+use crate::request::{RequestOptions, SequenceRequest};
 use crate::request_counts::RequestRecord;
 use crate::sequence::{Sequence, Terms};
 use crate::session::Sessions;
@@ -379,16 +379,19 @@ impl EngineContext {
         self.limits.queued_tokens()
     }
 
-    /// The expected time until the first token of a request that arrives now, with `uncached`
-    /// uncached tokens, and the part of it that the request waits for others. `None` before
-    /// anything was computed.
+    /// The expected time until the first token of a request with these options that arrives `now`,
+    /// of which `cached` tokens are cached and `uncached` are to be computed, and the part of it that
+    /// the request waits for others. `None` before anything was computed.
     pub fn first_token_estimate(
         &self,
+        cached: usize,
         uncached: usize,
-        tenant: Option<&str>,
+        options: &RequestOptions,
+        now: Instant,
     ) -> Option<(Duration, Duration)> {
-        let arrival = Arrival { uncached, tenant: TenantId::new(tenant) };
-        self.limits.workload().first_token(arrival)
+        let tenant = TenantId::new(options.tenant.as_deref());
+        let arrival = Arrival { cached, uncached, class: options.priority, tenant };
+        self.limits.workload().first_token(arrival, now)
     }
 
     /// Number of prompt positions that recent steps have computed per second; `None` before the

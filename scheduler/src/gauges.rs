@@ -38,6 +38,7 @@ pub struct Gauges {
     pub(crate) preemptions_for_blocks: Counter,
     pub(crate) preemptions_stalled: Counter,
     pub(crate) preemptions_for_share: Counter,
+    pub(crate) preemptions_for_priority: Counter,
     pub(crate) evictions: Counter,
     pub(crate) evictions_for_quota: Counter,
     pub(crate) evictions_requested: Counter,
@@ -202,6 +203,7 @@ impl Gauges {
         let preemptions_for_blocks = self.preemptions_for_blocks.get();
         let preemptions_stalled = self.preemptions_stalled.get();
         let preemptions_for_share = self.preemptions_for_share.get();
+        let preemptions_for_priority = self.preemptions_for_priority.get();
         EngineStats {
             requests,
             finished,
@@ -224,9 +226,13 @@ impl Gauges {
             prefill_rate: self.prefill_rate.get(),
             steps: self.steps.get(),
             steps_failed: self.steps_failed.get(),
-            preemptions: preemptions_for_blocks + preemptions_stalled + preemptions_for_share,
+            preemptions: preemptions_for_blocks
+                + preemptions_stalled
+                + preemptions_for_share
+                + preemptions_for_priority,
             preemptions_stalled,
             preemptions_for_share,
+            preemptions_for_priority,
             evictions: self.evictions.get(),
             evictions_for_quota: self.evictions_for_quota.get(),
             evictions_requested: self.evictions_requested.get(),

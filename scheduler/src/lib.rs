@@ -51,6 +51,7 @@ mod sharing;
 mod simulation;
 mod states;
 mod stats;
+mod step_cost;
 mod step_plan;
 mod sync;
 mod tenant;

@@ -203,7 +203,7 @@ impl QueueLimits {
             started += 1;
             if tenant.is_none_or(|tenant| tenant == waiting.work.tenant) {
                 left.requests = left.requests.saturating_sub(1);
-                left.tokens = left.tokens.saturating_sub(waiting.work.prefill as usize);
+                left.tokens = left.tokens.saturating_sub(waiting.work.pending);
             }
         }
         let until = workload.starts(started.max(1)).unwrap_or(Duration::from_secs(1));
@@ -247,8 +247,9 @@ mod tests {
     use std::sync::OnceLock;
 
     use super::*;
+    use crate::step_cost::{StepCost, StepWork};
     use crate::tenant::TenantId;
-    use crate::wait::{Speeds, WaitingWork, Work};
+    use crate::wait::{WaitingWork, Work};
 
     fn refused(result: Result<QueuePermit, EngineError>) -> bool {
         matches!(result, Err(EngineError::Overloaded { .. }))
@@ -330,15 +331,17 @@ mod tests {
     /// number of requests or their tokens are the limit.
     #[test]
     fn room_is_predicted_from_the_start_that_makes_it() {
-        let waiting = |prefill| {
-            let work = Work { prefill, decode: 1.0, tenant: TenantId::default() };
+        let waiting = |pending| {
+            let tenant = TenantId::default();
+            let work = Work { position: 0, pending, decode: 1, class: 0, tenant };
             WaitingWork { work, slack: 0, bound: 0 }
         };
         let limits = QueueLimits::new(4, 100, 1);
         let starts = OnceLock::from(vec![1.0, 2.0, 4.0, 8.0]);
-        let speeds = Speeds { prefill: 1.0, ..Speeds::default() };
-        let waiting = vec![waiting(10.0), waiting(20.0), waiting(30.0), waiting(40.0)];
-        limits.set_workload(Workload { waiting, starts, speeds, ..Workload::default() });
+        let mut cost = StepCost::default();
+        cost.note(StepWork::prompt(0.0, 1.0), Duration::from_secs(1));
+        let waiting = vec![waiting(10), waiting(20), waiting(30), waiting(40)];
+        limits.set_workload(Workload { waiting, starts, cost, ..Workload::default() });
         for (requests, queued, tokens, seconds) in [
             (4, 100, 5, 1),  // After the first start there is room for 10.
             (4, 100, 10, 1), // Exactly as much.

@@ -19,6 +19,11 @@
 //! a step that cannot be used for these, because they are paused, wait for blocks or have their
 //! maximum number of tokens in the step, do not count.
 //!
+//! While a tenant waits for a single token, its next one or the last few of its prompt, no other
+//! tenant makes the step much longer: its decodes and its prompts each take at most the time of
+//! [`StepLimits::tenant`]. Of decodes that exceed it, those that took part least recently come
+//! first.
+//!
 //! An image whose positions attend to each other is computed in one step. If none of the prompts
 //! that go on with such an image gets enough tokens for it, the one that has waited longest computes
 //! its image nevertheless.
@@ -28,6 +33,7 @@ use std::collections::BTreeMap;
 
 use stolon_backend::LogitRows;
 
+use crate::step_cost::{StepCost, StepWork};
 use crate::tenant::TenantId;
 
 /// What the plan needs to know about a running sequence.
@@ -114,13 +120,18 @@ pub(crate) enum PrefillOrder {
 /// would take hardly less time.
 pub(crate) const TIMED_PREFILL_MIN: usize = 64;
 
+/// Minimum number of prompt tokens that a tenant with prompts may compute in a step that others wait
+/// for. The speed of prefills is then at least half of that with any number of tokens: matrix
+/// products with fewer rows are limited by reading the weights.
+pub(crate) const TENANT_PREFILL_MIN: usize = 32;
+
 /// One in this many prefill tokens of a tenant is not given in order of arrival. In the simulated
 /// workload in which nothing is shared, the 99th percentile of the time to first token is 1.27
 /// times that of first come, first served with one in two, and 1.22 times with one in 4, 8 or 16.
 pub(crate) const REORDERED_SHARE: usize = 4;
 
 /// The sizes of a step.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug)]
 pub(crate) struct StepLimits {
     /// Maximum number of tokens, prefill chunks and decodes together; at least 1.
     pub(crate) tokens: usize,
@@ -128,6 +139,25 @@ pub(crate) struct StepLimits {
     /// limited by it, but not to fewer than [`TIMED_PREFILL_MIN`] tokens together. `usize::MAX` for
     /// any duration.
     pub(crate) timed: usize,
+    /// What a tenant may add to a step that others wait for; `None` for any duration.
+    pub(crate) tenant: Option<TenantLimit>,
+}
+
+/// By how much a tenant may lengthen a step in which another one waits for a single token.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct TenantLimit {
+    /// How long decodes and prompt tokens take.
+    pub(crate) cost: StepCost,
+    /// The time in seconds of its decodes, except for the first one, and of its prompt tokens,
+    /// except for the first [`TENANT_PREFILL_MIN`].
+    pub(crate) seconds: f64,
+}
+
+impl TenantLimit {
+    /// Number of prompt tokens that a tenant may compute, the first one at position `start`.
+    pub(crate) fn prompt_tokens(&self, start: usize) -> usize {
+        self.cost.prompt_tokens(self.seconds, start).max(TENANT_PREFILL_MIN)
+    }
 }
 
 /// One sequence's part of the step.
@@ -152,6 +182,9 @@ pub(crate) fn plan(views: &[SequenceView], limits: StepLimits, order: PrefillOrd
     for (index, _) in views.iter().enumerate().filter(|(_, view)| view.takes_part()) {
         if views[index].is_decode() { decodes.push(index) } else { prefills.push(index) }
     }
+    let waiting = Waiting::new(views, &decodes, &prefills);
+    let limit_of = |tenant| limits.tenant.filter(|_| waiting.is_other_than(tenant));
+    limit_decodes(views, &mut decodes, limit_of);
     let kept = if prefills.is_empty() { 0 } else { (limits.tokens / 4).max(1) };
     let decode_max = limits.tokens - kept;
     if decodes.len() > decode_max {
@@ -162,7 +195,7 @@ pub(crate) fn plan(views: &[SequenceView], limits: StepLimits, order: PrefillOrd
     let prefill = timed.min(limits.tokens - decodes.len());
     let mut slices: Vec<Slice> =
         decodes.iter().map(|&index| slice(index, &views[index], 1)).collect();
-    for (tenant, tokens) in divide_among_tenants(views, prefills, prefill) {
+    for (tenant, tokens) in divide_among_tenants(views, prefills, prefill, limit_of) {
         divide_among_prompts(views, tenant, tokens, order, &mut slices);
     }
     let image = image_too_large(views, &mut slices);
@@ -185,11 +218,72 @@ fn image_too_large(views: &[SequenceView], slices: &mut Vec<Slice>) -> Option<Sl
     Some(slice(index, &views[index], end - views[index].computed))
 }
 
+/// The tenants that wait for a single token.
+#[derive(Clone, Copy, Debug)]
+enum Waiting {
+    Nobody,
+    One(TenantId),
+    Several,
+}
+
+impl Waiting {
+    /// The tenants of sequences that decode, and of prompts with few tokens left.
+    fn new(views: &[SequenceView], decodes: &[usize], prefills: &[usize]) -> Waiting {
+        let is_brief = |index: &&usize| views[**index].pending() <= TENANT_PREFILL_MIN;
+        let brief = decodes.iter().chain(prefills.iter().filter(is_brief));
+        brief.fold(Waiting::Nobody, |waiting, &index| match waiting {
+            Waiting::Nobody => Waiting::One(views[index].tenant),
+            Waiting::One(tenant) if tenant == views[index].tenant => waiting,
+            Waiting::One(_) | Waiting::Several => Waiting::Several,
+        })
+    }
+
+    /// Whether another tenant than this one waits.
+    fn is_other_than(self, tenant: TenantId) -> bool {
+        match self {
+            Waiting::Nobody => false,
+            Waiting::One(other) => other != tenant,
+            Waiting::Several => true,
+        }
+    }
+}
+
+/// Removes the decodes of each tenant that exceed its limit, but not the first one. Those that took
+/// part least recently come first.
+fn limit_decodes(
+    views: &[SequenceView],
+    decodes: &mut Vec<usize>,
+    limit_of: impl Fn(TenantId) -> Option<TenantLimit>,
+) {
+    if decodes.iter().all(|&index| limit_of(views[index].tenant).is_none()) {
+        return;
+    }
+    let mut seconds: BTreeMap<TenantId, f64> = BTreeMap::new();
+    decodes.sort_by_key(|&index| views[index].last_step);
+    decodes.retain(|&index| {
+        let view = &views[index];
+        let Some(limit) = limit_of(view.tenant) else { return true };
+        let more = limit.cost.share(StepWork::decode(view.computed as f64));
+        match seconds.get_mut(&view.tenant) {
+            None => {
+                seconds.insert(view.tenant, more);
+                true
+            }
+            Some(spent) if *spent + more <= limit.seconds => {
+                *spent += more;
+                true
+            }
+            Some(_) => false,
+        }
+    });
+}
+
 /// The prompts of each tenant, with the number of tokens that the tenant gets of `tokens`.
 fn divide_among_tenants(
     views: &[SequenceView],
     prefills: Vec<usize>,
     tokens: usize,
+    limit_of: impl Fn(TenantId) -> Option<TenantLimit>,
 ) -> Vec<(Vec<usize>, usize)> {
     let mut by_tenant: BTreeMap<TenantId, Vec<usize>> = BTreeMap::new();
     for index in prefills {
@@ -202,7 +296,12 @@ fn divide_among_tenants(
         tenants.sort_by_cached_key(last_step);
         tenants.truncate(tokens);
     }
-    let demand = |tenant: &Vec<usize>| tenant.iter().map(|&i| views[i].chunk()).sum::<usize>();
+    let demand = |tenant: &Vec<usize>| {
+        let first = &views[tenant[0]];
+        let limit = limit_of(first.tenant).map(|limit| limit.prompt_tokens(first.computed));
+        let tokens: usize = tenant.iter().map(|&i| views[i].chunk()).sum();
+        tokens.min(limit.unwrap_or(usize::MAX))
+    };
     tenants.sort_by_cached_key(demand);
     let (count, mut left) = (tenants.len(), tokens);
     let share = |(n, tenant): (usize, Vec<usize>)| {

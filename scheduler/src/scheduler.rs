@@ -40,7 +40,9 @@ use crate::queue::Queue;
 use crate::queue::Waiting;
 use crate::sequence::{Ending, Sequence};
 use crate::states::{CheckpointItem, FreeSlots};
+use crate::step_cost::StepCost;
 use crate::step_plan::StepPlan;
+use crate::tenant::RecentTenants;
 use crate::transfer::{EvictedCopy, RepeatedLookup, Saving};
 use crate::wait::Work;
 use checkpoints::StateInFlight;
@@ -136,8 +138,17 @@ pub struct Scheduler<M> {
     try_admission: bool,
     /// Throughput in computed tokens per second, smoothed; 0 before the first step.
     rate: f64,
-    /// Duration in seconds of steps that only generate tokens, smoothed; 0 before the first one.
-    decode_step: f64,
+    /// How long steps take.
+    cost: StepCost,
+    /// When the step in flight was planned.
+    step_began: Instant,
+    /// The tenants that had requests last.
+    recent_tenants: RecentTenants,
+    /// Whether several tenants had requests recently.
+    several_tenants: bool,
+    /// Whether a waiting request did not fit into the pool next to the running ones when the
+    /// scheduler last looked.
+    short_of_blocks: bool,
     /// The last requests that arrived, with the time.
     arrived: VecDeque<(Instant, Work)>,
     /// Whether a waiting or running sequence may have a deadline.
@@ -183,7 +194,11 @@ impl<M: Memory> Scheduler<M> {
             unsettled: false,
             try_admission: false,
             rate: 0.0,
-            decode_step: 0.0,
+            cost: StepCost::default(),
+            step_began: Instant::now(),
+            recent_tenants: RecentTenants::default(),
+            several_tenants: false,
+            short_of_blocks: false,
             arrived: VecDeque::new(),
             has_deadlines: false,
         }
@@ -277,6 +292,7 @@ impl<M: Memory> Scheduler<M> {
     /// [`ActorStopped`] if the memory no longer answers.
     pub async fn advance(&mut self, now: Instant) -> Result<Option<StepPlan>, ActorStopped> {
         self.context.sessions.expire(now);
+        self.note_tenants(now);
         let mut plan = None;
         for _ in 0..ROUNDS_MAX {
             self.apply_late_tokens(now).await?;
@@ -306,8 +322,19 @@ impl<M: Memory> Scheduler<M> {
         if idle && std::mem::take(&mut self.unsettled) {
             self.memory.settle().await?;
         }
+        if plan.is_some() {
+            self.step_began = now;
+        }
         self.publish_workload(now);
         Ok(plan)
+    }
+
+    /// Remembers the tenants that have requests now.
+    fn note_tenants(&mut self, now: Instant) {
+        let waiting = self.queue.entries().iter().map(|waiting| waiting.sequence.tenant);
+        let running = self.running.iter().map(|running| running.sequence.tenant);
+        waiting.chain(running).for_each(|tenant| self.recent_tenants.note(tenant, now));
+        self.several_tenants = self.recent_tenants.are_several(now);
     }
 
     /// Tries admission if a sequence has been stalled by a slow consumer, because it can be

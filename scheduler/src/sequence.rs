@@ -269,6 +269,14 @@ impl Sequence {
         forecast.remaining(self.answer_limit(), self.generated())
     }
 
+    /// Number of tokens that it may generate still, at least 1; see [`DecodeForecast::likely`]. The
+    /// quantile differs from one request to the next and covers all values evenly.
+    pub(crate) fn likely(&self, forecast: DecodeForecast) -> usize {
+        const GOLDEN_RATIO: f64 = 0.618_033_988_749_895;
+        let quantile = (self.id as f64 * GOLDEN_RATIO).fract();
+        forecast.likely(self.answer_limit(), self.generated(), quantile)
+    }
+
     /// What limits the length of its answer.
     pub(crate) fn answer_limit(&self) -> AnswerLimit {
         match self.options.max_tokens.or(self.options.pooling.map(|_| 1)) {

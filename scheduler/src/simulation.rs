@@ -124,7 +124,7 @@ impl<C: FnMut(&StepBatch) -> Duration> Simulation<C> {
     pub fn first_token_estimate(&self, request: &SequenceRequest) -> Option<(Duration, Duration)> {
         let cached = self.scheduler.query_resume(&request.namespace, &request.tokens).resume;
         let uncached = request.tokens.len().saturating_sub(cached);
-        self.context.first_token_estimate(uncached, request.options.tenant.as_deref())
+        self.context.first_token_estimate(cached, uncached, &request.options, self.instant())
     }
 
     /// Cancels a request by dropping its stream.

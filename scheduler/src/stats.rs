@@ -80,9 +80,12 @@ pub struct EngineStats {
     pub preemptions: u64,
     /// How many of them hit a request that was stalled by a slow consumer, for another request.
     pub preemptions_stalled: u64,
-    /// How many of them made room for a request of a tenant with fewer running requests. The others
-    /// freed blocks for an older running request.
+    /// How many of them made room for a request of a tenant with fewer running requests.
     pub preemptions_for_share: u64,
+    /// How many of them made room for a request of the same tenant with a larger priority. The others
+    /// freed blocks for an older running request.
+    #[serde(default)]
+    pub preemptions_for_priority: u64,
     /// Blocks evicted from the prefix cache to make room.
     pub evictions: u64,
     /// Blocks evicted from the prefix cache because their namespace exceeded its quota.

@@ -3,8 +3,12 @@
 //! While every slot for a running request is taken, each tenant that has requests is entitled to an
 //! equal share of them. Requests of tenants below their share are admitted first, and if need be
 //! the youngest request of the tenant with the most slots is preempted for one of them.
+//!
+//! A step that has begun cannot be shortened for a tenant that sends a request during it. So while
+//! several tenants send requests, even a step for one of them alone is short ([`RecentTenants`]).
 
 use std::hash::{DefaultHasher, Hash, Hasher};
+use std::time::{Duration, Instant};
 
 /// The tenant of a request: a hash of its name. Two names with the same hash are treated as one
 /// tenant, which affects nothing but their shares.
@@ -67,6 +71,37 @@ impl SlotShares {
     }
 }
 
+/// The two tenants that had requests last.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct RecentTenants {
+    /// The last one, and when it had a request.
+    last: Option<(TenantId, Instant)>,
+    /// Another one, and when it had a request.
+    other: Option<(TenantId, Instant)>,
+}
+
+impl RecentTenants {
+    /// How long a tenant without requests is expected to send another one. Long enough for somebody
+    /// who reads an answer and asks again.
+    pub(crate) const REMEMBERED: Duration = Duration::from_secs(30);
+
+    /// A tenant has a request now.
+    pub(crate) fn note(&mut self, tenant: TenantId, now: Instant) {
+        if self.last.is_some_and(|(last, _)| last != tenant) {
+            self.other = self.last;
+        }
+        self.last = Some((tenant, now));
+    }
+
+    /// Whether several tenants had requests recently.
+    pub(crate) fn are_several(&self, now: Instant) -> bool {
+        let is_recent = |&(_, seen): &(TenantId, Instant)| {
+            now.saturating_duration_since(seen) < RecentTenants::REMEMBERED
+        };
+        self.other.as_ref().is_some_and(is_recent)
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -83,5 +118,25 @@ mod tests {
         let crowded = SlotShares::new(2, [a, a].into_iter(), [b, none].into_iter());
         assert!(crowded.is_exceeded(a) && !crowded.is_reached(b) && !crowded.is_reached(none));
         assert!(SlotShares::new(2, [a, b].into_iter(), [none].into_iter()).is_reached(a));
+    }
+
+    /// Goal: two tenants count as several as long as both have had requests recently, in any order.
+    #[test]
+    fn a_tenant_is_remembered_for_some_time() {
+        let [a, b] = ["a", "b"].map(|name| TenantId::new(Some(name)));
+        let begun = Instant::now();
+        let at = |seconds| begun + Duration::from_secs(seconds);
+        let mut recent = RecentTenants::default();
+        assert!(!recent.are_several(begun));
+        recent.note(a, begun);
+        recent.note(a, at(1));
+        assert!(!recent.are_several(at(1)));
+        recent.note(b, at(2));
+        recent.note(a, at(3));
+        assert!(recent.are_several(at(3)));
+        recent.note(a, at(31));
+        assert!(recent.are_several(at(31)) && !recent.are_several(at(32)));
+        recent.note(b, at(40));
+        assert!(recent.are_several(at(40)) && !recent.are_several(at(61)));
     }
 }

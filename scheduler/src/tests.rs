@@ -30,6 +30,7 @@ mod estimates;
 mod fairness;
 mod images;
 mod lookups;
+mod priorities;
 mod processors;
 mod quota;
 mod states;

@@ -1,18 +1,22 @@
 //! How long a request waits: [`Workload`] is what the scheduler publishes of its requests after each
 //! step, and predicts from it when another request would get its first token.
 //!
-//! The prediction runs the requests ahead in time, as the scheduler would: waiting requests take the
-//! slots of those that end, prompts are computed in the shares of [`crate::schedule`], and running
-//! requests generate a token per step. It jumps from one end of a prompt or an answer to the next
-//! instead of going step by step, with the speeds of recent steps and the expected lengths of
-//! answers. Requests are expected to arrive as they did recently, and may overtake.
+//! The prediction runs the requests ahead in time with the scheduler's own rules: `policy.rs` and
+//! `tenant.rs` say which waiting request starts, `schedule.rs` what a step computes, and
+//! `step_cost.rs` how long that takes. Equal steps are not repeated one by one: the prediction jumps
+//! to the step in which a prompt or an answer ends, or after which a request arrives. Answers have
+//! their expected lengths, and requests are expected to arrive as they did recently, and may
+//! overtake.
 
 use std::sync::OnceLock;
-use std::time::Duration;
+use std::time::{Duration, Instant};
+
+use stolon_backend::LogitRows;
 
 use crate::config::AdmissionPolicy;
 use crate::policy::{self, Candidate};
-use crate::schedule::{REORDERED_SHARE, TIMED_PREFILL_MIN};
+use crate::schedule::{self, PrefillOrder, SequenceView, Slice, StepLimits};
+use crate::step_cost::{StepCost, StepWork};
 use crate::tenant::{SlotShares, TenantId};
 
 /// Maximum number of waiting requests that are published one by one, which bounds the time of a
@@ -20,16 +24,20 @@ use crate::tenant::{SlotShares, TenantId};
 pub(crate) const WAITING_MAX: usize = 256;
 /// Number of arrivals that are remembered.
 pub(crate) const ARRIVALS_MAX: usize = 64;
-/// Maximum number of ends and arrivals of a prediction.
+/// Maximum number of jumps of a prediction, and of arrivals.
 const ROUNDS_MAX: usize = 200;
 
 /// A request that runs or waits, as far as its duration is concerned.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Work {
-    /// Number of tokens to compute before the next one can be sampled; 0 while it only generates.
-    pub(crate) prefill: f64,
-    /// Number of tokens that it is expected to generate still.
-    pub(crate) decode: f64,
+    /// Number of its tokens that are computed or cached.
+    pub(crate) position: usize,
+    /// Number of tokens to compute before the next one can be sampled; at least 1.
+    pub(crate) pending: usize,
+    /// Number of tokens that it is expected to generate still; at least 1.
+    pub(crate) decode: usize,
+    /// The request's priority. Larger values come first.
+    pub(crate) class: i32,
     pub(crate) tenant: TenantId,
 }
 
@@ -43,19 +51,10 @@ pub(crate) struct WaitingWork {
     pub(crate) bound: usize,
 }
 
-/// How fast the engine is.
-#[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Speeds {
-    /// Positions per second of steps that compute prompts; 0 before the first one.
-    pub(crate) prefill: f64,
-    /// Duration in seconds of a step that only generates tokens; 0 before the first one.
-    pub(crate) decode_step: f64,
-}
-
 /// The requests of an engine at one moment.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug)]
 pub(crate) struct Workload {
-    /// In order of arrival.
+    /// As they are when the step in flight has ended, in order of admission.
     pub(crate) running: Vec<Work>,
     /// In order of arrival, at most [`WAITING_MAX`].
     pub(crate) waiting: Vec<WaitingWork>,
@@ -65,73 +64,139 @@ pub(crate) struct Workload {
     pub(crate) arrived: Vec<Work>,
     /// Number of requests that arrived per second recently.
     pub(crate) arrivals: f64,
+    /// When this was published; `None` if it was not.
+    pub(crate) published: Option<Instant>,
+    /// Number of seconds from then until the step in flight is expected to end; 0 if none is.
+    pub(crate) step_left: f64,
     /// Number of requests that can run at a time.
     pub(crate) slots: usize,
     /// What is added to the waiting tokens as the bound of a new request on overtaking.
     pub(crate) max_overtake: usize,
-    /// Maximum number of tokens of a step.
-    pub(crate) step_tokens: usize,
-    /// Aim for the duration of a step in seconds, while others wait or decode.
-    pub(crate) step_target: f64,
-    pub(crate) speeds: Speeds,
+    /// The sizes of a step while several requests run or wait.
+    pub(crate) limits: StepLimits,
+    /// The sizes of a step with one request alone.
+    pub(crate) limits_alone: StepLimits,
+    /// How long steps take.
+    pub(crate) cost: StepCost,
     pub(crate) policy: AdmissionPolicy,
-    /// When each of the waiting requests starts, in seconds from now, once it was asked for.
+    /// In which order the prompts of a tenant are computed.
+    pub(crate) prefill_order: PrefillOrder,
+    /// When each of the waiting requests starts, in seconds from `published`, once it was asked for.
     pub(crate) starts: OnceLock<Vec<f64>>,
+}
+
+impl Default for Workload {
+    fn default() -> Workload {
+        let limits = StepLimits { tokens: 1, timed: usize::MAX, tenant: None };
+        Workload {
+            running: Vec::new(),
+            waiting: Vec::new(),
+            later_tokens: 0,
+            arrived: Vec::new(),
+            arrivals: 0.0,
+            published: None,
+            step_left: 0.0,
+            slots: 1,
+            max_overtake: 0,
+            limits,
+            limits_alone: limits,
+            cost: StepCost::default(),
+            policy: AdmissionPolicy::default(),
+            prefill_order: PrefillOrder::Arrival,
+            starts: OnceLock::new(),
+        }
+    }
 }
 
 /// A request that may arrive.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Arrival {
-    /// Number of its prompt tokens that are not cached, at least 1.
+    /// Number of its prompt tokens that are cached.
+    pub(crate) cached: usize,
+    /// Number of the others, at least 1.
     pub(crate) uncached: usize,
+    /// The request's priority.
+    pub(crate) class: i32,
     pub(crate) tenant: TenantId,
+}
+
+/// A request of a prediction.
+#[derive(Clone, Copy, Debug)]
+struct Request {
+    work: Work,
+    /// Order of arrival; unique.
+    arrival: u64,
+    /// The last step that it was part of.
+    last_step: u64,
+    /// It is the one whose first token is predicted.
+    is_new: bool,
+    /// Total cost of later requests that may still be admitted before it, in tokens.
+    slack: usize,
+    /// The initial value of `slack`.
+    bound: usize,
 }
 
 /// The state of a prediction.
 struct Ahead<'a> {
     load: &'a Workload,
-    /// The requests that run, and whether each is the new one.
-    running: Vec<(Work, bool)>,
-    /// The requests that wait, in order of arrival.
-    waiting: Vec<(WaitingWork, bool)>,
+    running: Vec<Request>,
+    /// In order of arrival.
+    waiting: Vec<Request>,
     /// Number of seconds from now.
     time: f64,
+    /// Number of steps so far.
+    step: u64,
+    /// Order of arrival of the next request.
+    next_arrival: u64,
     /// Number of requests that have arrived since.
     arrived: usize,
     /// When requests have started since, and their tenants.
     started: Vec<(f64, TenantId)>,
+    /// The new request has its first token.
+    is_done: bool,
 }
 
 impl Workload {
-    /// The time until the first token of a request that arrives now, and the part of it that the
+    /// The time until the first token of a request that arrives `now`, and the part of it that the
     /// request waits for others. `None` before any speed is known.
-    pub(crate) fn first_token(&self, arrival: Arrival) -> Option<(Duration, Duration)> {
-        if self.speeds.prefill <= 0.0 {
+    pub(crate) fn first_token(
+        &self,
+        arrival: Arrival,
+        now: Instant,
+    ) -> Option<(Duration, Duration)> {
+        if !self.cost.is_known() {
             return None;
         }
-        let Arrival { uncached, tenant } = arrival;
-        let alone = uncached.max(1) as f64 / self.speeds.prefill;
-        let mut ahead = Ahead::new(self);
-        // It takes part in steps after the one in flight, of which half is left on average.
-        let step = if self.running.is_empty() { 0.0 } else { ahead.step().0 };
-        ahead.arrive(Work { prefill: uncached.max(1) as f64, decode: 1.0, tenant }, true);
-        let is_done = |(work, is_new): &(Work, bool)| *is_new && work.prefill == 0.0;
-        if !ahead.run(|ahead| ahead.running.iter().any(is_done)) {
+        let Arrival { cached, uncached, class, tenant } = arrival;
+        let work = Work { position: cached, pending: uncached.max(1), decode: 1, class, tenant };
+        let alone = self.alone(work);
+        let since = self.published.map(|published| now.saturating_duration_since(published));
+        let left = self.step_left - since.unwrap_or_default().as_secs_f64();
+        let mut ahead = Ahead::new(self, left.max(0.0));
+        ahead.arrive(work, true);
+        if !ahead.run(|ahead| ahead.is_done) {
             ahead.time += ahead.time_of_start(tenant) + alone;
         }
-        let later = self.later_tokens as f64 / self.speeds.prefill;
-        let total = (ahead.time + later).max(alone).max(step) + step / 2.0;
+        let later = self.cost.share(StepWork::prompt(0.0, self.later_tokens as f64));
+        let total = (ahead.time + later).max(alone);
         Some((duration(total), duration(total - alone)))
+    }
+
+    /// The seconds until the first token of a request that runs alone.
+    fn alone(&self, work: Work) -> f64 {
+        let steps = work.pending.div_ceil(self.limits_alone.tokens.max(1));
+        let constant = self.cost.seconds(StepWork::default()) * steps as f64;
+        constant + self.cost.share(StepWork::prompt(work.position as f64, work.pending as f64))
     }
 
     /// The time until `count` of the waiting requests have started, at least 1. `None` before any
     /// speed is known. Each workload is run ahead once, so that refusing a flood takes no time.
     pub(crate) fn starts(&self, count: usize) -> Option<Duration> {
-        if self.speeds.prefill <= 0.0 {
+        if !self.cost.is_known() {
             return None;
         }
         let starts = self.starts.get_or_init(|| {
-            let mut ahead = Ahead::new(self);
+            let mut ahead = Ahead::new(self, self.step_left);
             ahead.run(|ahead| ahead.started.len() >= self.waiting.len());
             ahead.started.iter().map(|&(time, _)| time).collect()
         });
@@ -142,57 +207,112 @@ impl Workload {
 }
 
 impl Ahead<'_> {
-    fn new(load: &Workload) -> Ahead<'_> {
-        let running = load.running.iter().map(|&work| (work, false)).collect();
-        let waiting = load.waiting.iter().map(|&waiting| (waiting, false)).collect();
-        Ahead { load, running, waiting, time: 0.0, arrived: 0, started: Vec::new() }
+    /// `step_left` is the number of seconds until the step in flight ends.
+    fn new(load: &Workload, step_left: f64) -> Ahead<'_> {
+        let mut ahead = Ahead {
+            load,
+            running: Vec::new(),
+            waiting: Vec::new(),
+            time: step_left,
+            step: 0,
+            next_arrival: 0,
+            arrived: 0,
+            started: Vec::new(),
+            is_done: false,
+        };
+        for &work in &load.running {
+            let running = ahead.request(work, 0, 0);
+            ahead.running.push(running);
+        }
+        for &WaitingWork { work, slack, bound } in &load.waiting {
+            let waiting = ahead.request(work, slack, bound);
+            ahead.waiting.push(waiting);
+        }
+        ahead
+    }
+
+    fn request(&mut self, work: Work, slack: usize, bound: usize) -> Request {
+        let arrival = self.next_arrival;
+        self.next_arrival += 1;
+        Request { work, arrival, last_step: 0, is_new: false, slack, bound }
     }
 
     /// Goes ahead in time until `is_done`. Returns false if that takes too many rounds.
     fn run(&mut self, is_done: impl Fn(&Self) -> bool) -> bool {
-        // Each round ends a prompt or an answer, or is an arrival.
         for _ in 0..ROUNDS_MAX {
             self.admit();
             if is_done(self) {
                 return true;
             }
-            let progress = self.progress();
-            let left = |work: &Work| if work.prefill > 0.0 { work.prefill } else { work.decode };
-            let ends =
-                self.running.iter().zip(&progress).map(|((work, _), rate)| left(work) / rate);
-            let Some(end) = ends.reduce(f64::min).filter(|end| end.is_finite()) else {
+            if !self.repeat_step() {
                 return true;
-            };
-            let jump = end.min(self.until_arrival());
-            self.time += jump;
-            for ((work, _), rate) in self.running.iter_mut().zip(progress) {
-                let left = if work.prefill > 0.0 { &mut work.prefill } else { &mut work.decode };
-                // The one that ends may be left with a rounding error.
-                let rest = *left - rate * jump;
-                *left = if rest < 1e-6 { 0.0 } else { rest };
             }
             if is_done(self) {
                 return true;
             }
-            if jump < end {
+            while self.until_arrival() <= 0.0 && self.arrived < ROUNDS_MAX {
                 let arrived = &self.load.arrived;
                 let next = arrived[self.arrived % arrived.len()];
                 self.arrived += 1;
                 self.arrive(next, false);
             }
-            self.running.retain(|(work, _)| work.prefill > 0.0 || work.decode > 0.0);
         }
         false
+    }
+
+    /// Computes a step as often as it stays the same. Returns false if nothing runs.
+    fn repeat_step(&mut self) -> bool {
+        let is_alone = self.running.len() <= 1 && self.waiting.is_empty();
+        let limits = if is_alone { self.load.limits_alone } else { self.load.limits };
+        let views: Vec<SequenceView> = self.running.iter().map(view).collect();
+        let slices = schedule::plan(&views, limits, self.load.prefill_order);
+        if slices.is_empty() {
+            return false;
+        }
+        let cost = &self.load.cost;
+        let once = self.until_arrival() / cost.seconds(work_of(&slices, 1)).max(1e-9);
+        let ends = slices.iter().map(|slice| match self.running[slice.index].work {
+            Work { pending: 1, decode, .. } => decode,
+            Work { pending, .. } => pending / slice.count,
+        });
+        let is_decode = |slice: &&Slice| self.running[slice.index].work.pending == 1;
+        let decodes = self.running.iter().filter(|request| request.work.pending == 1).count();
+        let times = match slices.iter().filter(is_decode).count() < decodes {
+            // The others take part in the next step.
+            true => 1,
+            false => ends.min().unwrap_or(1).min(once.ceil() as usize).max(1),
+        };
+        self.time += times as f64 * cost.seconds(work_of(&slices, times));
+        self.step += times as u64;
+        for slice in slices {
+            let request = &mut self.running[slice.index];
+            request.last_step = self.step;
+            let work = &mut request.work;
+            work.position += times * slice.count;
+            if work.pending > 1 {
+                work.pending -= times * slice.count;
+                if work.pending > 0 {
+                    continue;
+                }
+                work.pending = 1;
+                work.decode = work.decode.saturating_sub(1);
+            } else {
+                work.decode = work.decode.saturating_sub(times);
+            }
+            self.is_done |= request.is_new;
+        }
+        self.running.retain(|request| request.work.decode > 0);
+        true
     }
 
     /// The time until the new request of this tenant starts, at the rate at which requests of the
     /// tenant have started so far.
     fn time_of_start(&self, tenant: TenantId) -> f64 {
-        let new = self.waiting.iter().position(|(_, is_new)| *is_new).unwrap_or(0);
-        let Some((own, _)) = self.waiting.get(new) else { return 0.0 };
-        let is_ahead = |(index, (other, _)): &(usize, &(WaitingWork, bool))| {
+        let Some(new) = self.waiting.iter().position(|waiting| waiting.is_new) else { return 0.0 };
+        let own = &self.waiting[new];
+        let is_ahead = |(index, other): &(usize, &Request)| {
             let comes_first = match self.load.policy {
-                AdmissionPolicy::Cost => other.work.prefill <= own.work.prefill,
+                AdmissionPolicy::Cost => other.work.pending <= own.work.pending,
                 AdmissionPolicy::Fcfs | AdmissionPolicy::LongestPrefix => *index < new,
             };
             other.work.tenant == tenant && comes_first
@@ -202,21 +322,23 @@ impl Ahead<'_> {
         self.time * ahead as f64 / started.max(1) as f64
     }
 
-    /// The seconds until the next request arrives: they are expected to be like the last ones.
+    /// The seconds until the next request arrives, not above 0 if it has arrived: they are expected
+    /// to be like the last ones.
     fn until_arrival(&self) -> f64 {
         match self.load.arrivals > 0.0 && !self.load.arrived.is_empty() {
-            true => ((self.arrived + 1) as f64 / self.load.arrivals - self.time).max(0.0),
+            true => (self.arrived + 1) as f64 / self.load.arrivals - self.time,
             false => f64::INFINITY,
         }
     }
 
     fn arrive(&mut self, work: Work, is_new: bool) {
-        let cost = |(waiting, _): &(WaitingWork, bool)| waiting.work.prefill as usize;
+        let ahead = || self.waiting.iter().map(|waiting| waiting.work.pending).sum::<usize>();
         let bound = match self.load.max_overtake {
             0 => 0,
-            more => self.waiting.iter().map(cost).sum::<usize>().saturating_add(more),
+            more => ahead().saturating_add(more),
         };
-        self.waiting.push((WaitingWork { work, slack: bound, bound }, is_new));
+        let request = self.request(work, bound, bound);
+        self.waiting.push(Request { is_new, ..request });
     }
 
     /// Starts waiting requests as the scheduler does: while there are slots, and in place of others
@@ -225,93 +347,78 @@ impl Ahead<'_> {
         let Workload { slots, policy, .. } = *self.load;
         while !self.waiting.is_empty() {
             let is_full = self.running.len() >= slots;
-            let running = self.running.iter().map(|(work, _)| work.tenant);
-            let waiting = self.waiting.iter().map(|(waiting, _)| waiting.work.tenant);
+            let running = self.running.iter().map(|request| request.work.tenant);
+            let waiting = self.waiting.iter().map(|request| request.work.tenant);
             let shares = SlotShares::new(slots, running, waiting);
-            let above = |(work, _): &(Work, bool)| shares.is_exceeded(work.tenant);
+            let above = |request: &Request| shares.is_exceeded(request.work.tenant);
             let youngest = self.running.iter().rposition(above);
             if is_full && youngest.is_none() {
                 return;
             }
-            let candidates: Vec<Candidate> = (self.waiting.iter().enumerate())
-                .map(|(index, (waiting, _))| candidate(index, waiting, &shares))
-                .collect();
+            let candidates: Vec<Candidate> =
+                self.waiting.iter().map(|waiting| candidate(waiting, &shares)).collect();
             let Some(&next) = policy::order(policy, &candidates, 1).first() else { return };
             if is_full && candidates[next].has_share {
                 return;
             }
-            let (started, is_new) = self.waiting.remove(next);
-            for ((waiting, _), candidate) in self.waiting[..next].iter_mut().zip(&candidates) {
+            let started = self.waiting.remove(next);
+            for (waiting, candidate) in self.waiting[..next].iter_mut().zip(&candidates) {
                 if candidate.binds(&candidates[next]) {
                     waiting.slack = waiting.slack.saturating_sub(candidates[next].cost());
                 }
             }
             if let Some(youngest) = youngest.filter(|_| is_full) {
-                let (work, is_new) = self.running.remove(youngest);
-                self.waiting.insert(0, (WaitingWork { work, slack: 0, bound: 0 }, is_new));
+                let preempted = self.running.remove(youngest);
+                let place = self.waiting.partition_point(|w| w.arrival < preempted.arrival);
+                self.waiting.insert(place, Request { slack: 0, bound: 0, ..preempted });
             }
             self.started.push((self.time, started.work.tenant));
-            self.running.push((started.work, is_new));
+            self.running.push(started);
         }
-    }
-
-    /// The seconds that a step takes now, and the number of its prompt tokens.
-    fn step(&self) -> (f64, f64) {
-        let Workload { speeds, step_tokens, step_target, .. } = self.load;
-        let prompts = self.running.iter().filter(|(work, _)| work.prefill > 0.0);
-        let answers = self.running.len() - prompts.clone().count();
-        let left: f64 = prompts.map(|(work, _)| work.prefill).sum();
-        let is_alone = self.running.len() <= 1 && self.waiting.is_empty();
-        let timed = match is_alone || *step_target <= 0.0 {
-            true => f64::INFINITY,
-            false => (speeds.prefill * step_target).max(TIMED_PREFILL_MIN as f64),
-        };
-        let room = step_tokens.saturating_sub(answers).max(step_tokens / 4) as f64;
-        let chunk = room.min(timed).min(left);
-        // A step with a prompt takes at least as long as one that only generates.
-        let least = speeds.decode_step.max(1.0 / speeds.prefill);
-        let step = if left > 0.0 { (chunk + answers as f64) / speeds.prefill } else { 0.0 };
-        (step.max(least), chunk)
-    }
-
-    /// The tokens per second of each running request, of its prompt or of its answer.
-    fn progress(&self) -> Vec<f64> {
-        let (step, chunk) = self.step();
-        let prompts =
-            || self.running.iter().enumerate().filter(|(_, (work, _))| work.prefill > 0.0);
-        let mut progress = vec![1.0 / step; self.running.len()];
-        // Of each tenant: its first prompt, and the one that gets what is not given in order.
-        let mut tenants: Vec<(TenantId, usize, usize)> = Vec::new();
-        for (index, (work, _)) in prompts() {
-            progress[index] = 0.0;
-            match tenants.iter_mut().find(|(tenant, ..)| *tenant == work.tenant) {
-                None => tenants.push((work.tenant, index, index)),
-                Some((.., least)) => {
-                    let is_less = work.prefill < self.running[*least].0.prefill;
-                    if self.load.policy != AdmissionPolicy::Fcfs && is_less {
-                        *least = index;
-                    }
-                }
-            }
-        }
-        let each = chunk / step / tenants.len().max(1) as f64;
-        let reordered = each / REORDERED_SHARE as f64;
-        for (_, first, least) in tenants {
-            progress[first] += each - reordered;
-            progress[least] += reordered;
-        }
-        progress
     }
 }
 
+/// What the plan of a step needs to know about a running request.
+fn view(request: &Request) -> SequenceView {
+    let Work { position, pending, class, tenant, .. } = request.work;
+    SequenceView {
+        computed: position,
+        tokens: position + pending,
+        committed: 0,
+        covered: usize::MAX,
+        last_step: request.last_step,
+        arrival: request.arrival,
+        class,
+        tenant,
+        chunk_max: usize::MAX,
+        image: None,
+        chunk_rows: LogitRows::None,
+        last_rows: LogitRows::None,
+        paused: false,
+    }
+}
+
+/// What a step computes on average, if it is repeated `times` times.
+fn work_of(slices: &[Slice], times: usize) -> StepWork {
+    let work = |slice: &Slice| {
+        let start = (slice.start + slice.count * (times - 1) / 2) as f64;
+        match slice.count {
+            1 => StepWork::decode(start),
+            count => StepWork::prompt(start, count as f64),
+        }
+    };
+    slices.iter().map(work).fold(StepWork::default(), StepWork::and)
+}
+
 /// What the policy needs to know about a waiting request.
-fn candidate(index: usize, waiting: &WaitingWork, shares: &SlotShares) -> Candidate {
+fn candidate(waiting: &Request, shares: &SlotShares) -> Candidate {
+    let Work { position, pending, class, tenant, .. } = waiting.work;
     Candidate {
-        arrival: index as u64,
-        class: 0,
-        has_share: shares.is_reached(waiting.work.tenant),
-        tokens: (waiting.work.prefill as usize).max(1),
-        matched: 0,
+        arrival: waiting.arrival,
+        class,
+        has_share: shares.is_reached(tenant),
+        tokens: position + pending,
+        matched: position,
         prefix_sharers: 1,
         slack: waiting.slack,
         bound: waiting.bound,

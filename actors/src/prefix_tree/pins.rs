@@ -2,7 +2,7 @@
 
 use std::any::Any;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use ractor::{ActorRef, RpcReplyPort};
 use stolon_kvcache::{Namespace, PinId, PinInfo, TreeWriter, checkpoint_positions};
@@ -45,7 +45,7 @@ pub(super) struct PinRecord {
     /// The chained hash of its last block.
     last_hash: u64,
     /// When it ends, unless it is used. The tree knows no wall clock, so the actor sends itself a
-    /// message at that time.
+    /// message for that time.
     end: Option<Instant>,
     /// When its prefix had last been used when `end` was set, in ticks of the tree.
     last_use: Option<u64>,
@@ -75,7 +75,7 @@ impl PrefixTreeActor {
                 let _ = reply.send(self.unpin(state, id));
             }
             PinMessage::Expire(id) => {
-                if !state.prolong(id, myself) {
+                if !state.was_renewed(id, myself) {
                     self.unpin(state, id);
                 }
             }
@@ -130,6 +130,12 @@ impl PrefixTreeActor {
     }
 }
 
+/// Sends the actor the message that a pin may have ended. If it has stopped by then, the pin has ended
+/// with it.
+fn expire_after(time: Duration, id: PinId, myself: &ActorRef<TreeMessage>) {
+    drop(myself.send_after(time, move || TreeMessage::Pin(PinMessage::Expire(id))));
+}
+
 /// The positions of the last checkpoint of a prefix, after those that it covers.
 fn with_checkpoint(
     writer: &mut TreeWriter,
@@ -142,26 +148,42 @@ fn with_checkpoint(
 }
 
 impl TreeState {
-    /// Lets a pin with a time to live end after that time, from now on.
+    /// Lets a new pin with a time to live end after that time.
     fn set_end(&mut self, id: PinId, myself: &ActorRef<TreeMessage>) {
         let Some(pin) = self.pins.get_mut(&id) else { return };
         let Some(ttl) = pin.options.ttl else { return };
         pin.end = Instant::now().checked_add(ttl);
         pin.last_use = self.writer.pin_last_use(id);
         if pin.end.is_some() {
-            // If this actor has stopped by then, the pin has ended with it.
-            drop(myself.send_after(ttl, move || TreeMessage::Pin(PinMessage::Expire(id))));
+            expire_after(ttl, id, myself);
         }
     }
 
-    /// Renews a pin whose time has passed if it has `refresh_on_hit` and was used. Returns whether
-    /// it was renewed.
-    fn prolong(&mut self, id: PinId, myself: &ActorRef<TreeMessage>) -> bool {
+    /// Lets the pins with `refresh_on_hit` that were used since the last call live for their time
+    /// to live from now on. Called after each use of the tree.
+    pub(super) fn renew_used_pins(&mut self) {
+        for (&id, pin) in &mut self.pins {
+            let Some(ttl) = pin.options.ttl.filter(|_| pin.options.refresh_on_hit) else {
+                continue;
+            };
+            let last_use = self.writer.pin_last_use(id);
+            if last_use != pin.last_use {
+                pin.end = Instant::now().checked_add(ttl);
+                pin.last_use = last_use;
+            }
+        }
+    }
+
+    /// Whether a pin lives on, because it was renewed. If so, it is looked at again when it ends.
+    fn was_renewed(&self, id: PinId, myself: &ActorRef<TreeMessage>) -> bool {
         let Some(pin) = self.pins.get(&id) else { return false };
-        if !pin.options.refresh_on_hit || self.writer.pin_last_use(id) == pin.last_use {
+        // A pin without an end has a time to live that never passes.
+        let Some(end) = pin.end else { return true };
+        let left = end.saturating_duration_since(Instant::now());
+        if left.is_zero() {
             return false;
         }
-        self.set_end(id, myself);
+        expire_after(left, id, myself);
         true
     }
 

@@ -1,6 +1,6 @@
 //! Parsers of the values of flags.
 
-use stolon::{AdmissionPolicy, EmbeddingSizes};
+use stolon::EmbeddingSizes;
 
 /// Parses `any` or a list of sizes.
 pub(super) fn parse_embedding_sizes(text: &str) -> Result<EmbeddingSizes, String> {
@@ -11,12 +11,6 @@ pub(super) fn parse_embedding_sizes(text: &str) -> Result<EmbeddingSizes, String
     let sizes: Option<Vec<usize>> = text.split(',').map(size).collect();
     let sizes = sizes.ok_or_else(|| "expected `any` or whole numbers with commas".to_owned())?;
     Ok(EmbeddingSizes::Listed(sizes))
-}
-
-/// As in the library, with one more name of `fcfs`.
-pub(super) fn admission_policy(name: &str) -> Result<AdmissionPolicy, String> {
-    let name = if name == "priority" { "fcfs" } else { name };
-    name.parse::<AdmissionPolicy>().map_err(|error| error.to_string())
 }
 
 pub(super) fn parse_json(text: &str) -> Result<serde_json::Value, String> {

@@ -23,21 +23,23 @@ pub struct TierArgs {
     #[arg(long, value_name = "DIR")]
     pub kv_cache_dir: Option<PathBuf>,
     /// Maximum size of `--kv-cache-dir`, in bytes (`20G`) or as a multiple of the size of the KV
-    /// pool (`4x`, at most `1000x`). `--eviction-policy` decides what is removed first
-    #[arg(long, default_value = "16G", value_name = "SIZE")]
-    pub kv_cache_dir_size: DiskSize,
-    /// When KV is written to `--kv-cache-dir`: `write-through` (as soon as it is computed),
-    /// `write-through-selective[=HITS]` (when HITS later requests have begun with it, by default
-    /// one), or `write-back` (when it is evicted from the KV pool, and when the server stops)
-    #[arg(long, alias = "hicache-write-policy")]
-    #[arg(default_value_t = WritePolicy::default(), value_name = "POLICY")]
-    pub kv_write_policy: WritePolicy,
+    /// pool (`4x`, at most `1000x`). Default 16G
+    ///
+    /// `--eviction-policy` decides what is removed first.
+    #[arg(long, value_name = "SIZE")]
+    pub kv_cache_dir_size: Option<DiskSize>,
+    /// When KV is written to `--kv-cache-dir`: `write-through` (as soon as it is computed, the
+    /// default), `write-through-selective[=HITS]` (when HITS later requests have begun with it, by
+    /// default one), or `write-back` (when it is evicted from the KV pool, and when the server
+    /// stops)
+    #[arg(long, alias = "hicache-write-policy", value_name = "POLICY")]
+    pub kv_write_policy: Option<WritePolicy>,
     /// How long a request waits for KV that is read from `--kv-cache-dir` or from an object store:
-    /// `best-effort` (as long as that is expected to be faster than computing it), `wait-complete`
-    /// (until everything is read), or `timeout=MILLISECONDS` (as the first, but not longer)
-    #[arg(long, alias = "hicache-storage-prefetch-policy")]
-    #[arg(default_value_t = PrefetchPolicy::default(), value_name = "POLICY")]
-    pub kv_prefetch_policy: PrefetchPolicy,
+    /// `best-effort` (as long as that is expected to be faster than computing it, the default),
+    /// `wait-complete` (until everything is read), or `timeout=MILLISECONDS` (as the first, but not
+    /// longer)
+    #[arg(long, alias = "hicache-storage-prefetch-policy", value_name = "POLICY")]
+    pub kv_prefetch_policy: Option<PrefetchPolicy>,
     /// Maximum memory for KV that was read from `--kv-cache-dir` or from an object store and is not
     /// in the KV pool yet: by default the size of the KV pool, at least 64M and at most 1G
     ///
@@ -74,6 +76,11 @@ pub enum DiskSize {
     Ratio(f64),
 }
 
+impl DiskSize {
+    /// The size if none is given.
+    pub(crate) const DEFAULT: DiskSize = DiskSize::Bytes(16 << 30);
+}
+
 impl FromStr for DiskSize {
     type Err = String;
 
@@ -107,24 +114,35 @@ impl TierArgs {
             DiskSize::Bytes(bytes) => builder.kv_cache_dir(directory, bytes),
             DiskSize::Ratio(ratio) => builder.kv_cache_dir_ratio(directory, ratio),
         };
-        let builder =
-            builder.write_policy(self.kv_write_policy).prefetch_policy(self.kv_prefetch_policy);
+        let write = self.kv_write_policy.unwrap_or_default();
+        let prefetch = self.kv_prefetch_policy.unwrap_or_default();
+        let builder = builder.write_policy(write).prefetch_policy(prefetch);
         match self.kv_read_memory {
             Some(bytes) => builder.kv_read_memory(bytes),
             None => builder,
         }
     }
 
+    /// The flags that have no effect without a directory, and whether each is set.
+    fn of_directory(&self) -> [(&'static str, bool); 3] {
+        [
+            ("--kv-cache-dir-size", self.kv_cache_dir_size.is_some()),
+            ("--kv-write-policy", self.kv_write_policy.is_some()),
+            ("--kv-prefetch-policy", self.kv_prefetch_policy.is_some()),
+        ]
+    }
+
     /// Adds all tiers that are asked for.
     ///
     /// # Errors
-    /// If the key of namespaces cannot be read, or the disk tier has a size as a multiple of the KV
-    /// pool but no directory.
+    /// If the key of namespaces cannot be read, or a flag of the disk tier is set but no directory.
     pub(super) fn apply(&self, mut builder: EngineBuilder) -> anyhow::Result<EngineBuilder> {
+        let set = self.of_directory().into_iter().find(|&(_, is_set)| is_set);
         if let Some(directory) = &self.kv_cache_dir {
-            builder = self.with_disk(builder, directory, self.kv_cache_dir_size);
-        } else if let DiskSize::Ratio(ratio) = self.kv_cache_dir_size {
-            bail!("expected --kv-cache-dir for the --kv-cache-dir-size {ratio}x, got no directory");
+            let size = self.kv_cache_dir_size.unwrap_or(DiskSize::DEFAULT);
+            builder = self.with_disk(builder, directory, size);
+        } else if let Some((flag, _)) = set {
+            bail!("expected --kv-cache-dir with {flag}, which has no effect without a directory");
         }
         if let Some(path) = &self.namespace_key_file {
             builder = builder.namespace_key(files::read_namespace_key(path)?);

@@ -153,7 +153,7 @@ impl TiersArgs {
             "expected --kv-object-store for the object store of --tiers"
         );
         let parent = self.engine.tiers.kv_cache_dir.take().unwrap_or_else(std::env::temp_dir);
-        let own_size = std::mem::replace(&mut self.engine.tiers.kv_cache_dir_size, STORE_DISK_SIZE);
+        let own_size = self.engine.tiers.kv_cache_dir_size.unwrap_or(DiskSize::DEFAULT);
         let mut sides = Vec::new();
         for &tier in &self.tiers {
             let parent = if tier == Tier::Memory { Path::new("/dev/shm") } else { &parent };
@@ -201,10 +201,19 @@ impl TiersArgs {
         self.rounds as usize * (self.input_tokens + self.output_tokens) as usize
     }
 
+    /// The settings of an engine without a tier. Those of the tiers are for runs with one.
+    fn without_tiers(&self) -> EngineArgs {
+        let mut engine = self.engine.clone();
+        let tiers = &mut engine.tiers;
+        (tiers.kv_cache_dir_size, tiers.kv_write_policy, tiers.kv_prefetch_policy) =
+            Default::default();
+        engine
+    }
+
     /// Number of tokens whose KV takes as much memory as a copy of the model's recurrent state; 0
     /// without one.
     async fn state_tokens(&self) -> anyhow::Result<usize> {
-        let engine = self.engine.builder()?.num_blocks(16).build().await?;
+        let engine = self.without_tiers().builder()?.num_blocks(16).build().await?;
         let info = engine.model_info();
         let block_bytes = (info.kv_bytes / info.num_blocks).max(1);
         let tokens = info.state_bytes.div_ceil(block_bytes) * info.block_size;
@@ -232,7 +241,8 @@ impl TiersArgs {
         let prefix = self.prefix as usize + 2 * SUFFIX_TOKENS + 4 * state_tokens;
         let tokens = pool.max(prefix);
         let block_size = self.engine.cpu_block_size();
-        let mut builder = self.engine.builder()?.num_blocks(tokens.div_ceil(block_size) + 1);
+        let blocks = tokens.div_ceil(block_size) + 1;
+        let mut builder = self.without_tiers().builder()?.num_blocks(blocks);
         if tier != Tier::Pool {
             builder = self.engine.tiers.with_disk(builder, directory, size);
         }

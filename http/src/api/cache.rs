@@ -190,9 +190,8 @@ pub struct PinRequest {
     #[serde(default, deserialize_with = "fields::count::<_, 1, { u32::MAX as usize }>")]
     #[schemars(range(min = 1, max = u32::MAX as usize))]
     pub ttl_seconds: Option<usize>,
-    /// Whether requests that use the prompt prolong the life of the pin, so that it ends at the
-    /// earliest `ttl_seconds`, and at the latest twice that, after its last use. Default false.
-    /// Allowed only with `ttl_seconds`.
+    /// Whether requests that use the prompt prolong the life of the pin, so that it ends
+    /// `ttl_seconds` after its last use. Default false. Allowed only with `ttl_seconds`.
     pub refresh_on_hit: Option<bool>,
     /// Reason of the pin, at most [`MAX_PIN_TEXT`] bytes.
     pub reason: Option<String>,
@@ -256,7 +255,8 @@ pub struct PinInfo {
     /// Whether blocks of the prompt were evicted, because running requests needed all others. Its
     /// next use reads them from the disk tier, or computes them. Always false without a disk tier.
     pub demoted: bool,
-    /// Seconds until the pin ends, or is prolonged; `null` if it lasts until it is unpinned.
+    /// Seconds until the pin ends, unless its prompt is used before that and `refresh_on_hit` is
+    /// true; `null` if it lasts until it is unpinned.
     pub ends_in_seconds: Option<f64>,
     /// Whether use prolongs its life.
     pub refresh_on_hit: bool,

@@ -122,7 +122,8 @@ pub struct GenerationOptions {
     pub session_id: Option<String>,
     /// SGLang's form of `session_id`.
     pub session_params: Option<SessionParams>,
-    /// Requests with a larger priority are admitted first. Any 32-bit integer. Default 0.
+    /// Requests with a larger priority are admitted first or, on a server with `--admission
+    /// priority`, those with a smaller one, as in vLLM. Any 32-bit integer. Default 0.
     #[serde(default, deserialize_with = "fields::signed_32")]
     pub priority: Option<i32>,
 }

@@ -73,7 +73,8 @@ pub struct RegionsRequest {
     /// Only requests with the same salt share cached prefixes. Default: the cache of requests
     /// without a salt.
     pub cache_salt: Option<String>,
-    /// Requests with a larger priority are admitted first. Any 32-bit integer. Default 0.
+    /// Requests with a larger priority are admitted first or, on a server with `--admission
+    /// priority`, those with a smaller one, as in vLLM. Any 32-bit integer. Default 0.
     #[serde(default, deserialize_with = "fields::signed_32")]
     pub priority: Option<i32>,
     /// Every other member; must be empty.
@@ -195,7 +196,8 @@ pub struct SkillOptions {
     /// Only requests with the same salt share cached prefixes. Default: the cache of requests
     /// without a salt.
     pub cache_salt: Option<String>,
-    /// Requests with a larger priority are admitted first. Any 32-bit integer. Default 0.
+    /// Requests with a larger priority are admitted first or, on a server with `--admission
+    /// priority`, those with a smaller one, as in vLLM. Any 32-bit integer. Default 0.
     #[serde(default, deserialize_with = "fields::signed_32")]
     pub priority: Option<i32>,
 }

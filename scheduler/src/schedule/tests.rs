@@ -1,3 +1,5 @@
+use std::time::Duration;
+
 use proptest::prelude::*;
 
 use super::*;
@@ -32,7 +34,7 @@ fn arrived<const N: usize>(mut views: [SequenceView; N]) -> [SequenceView; N] {
 }
 
 fn plan_of(views: &[SequenceView], tokens: usize) -> Vec<Slice> {
-    let limits = StepLimits { tokens, timed: usize::MAX };
+    let limits = StepLimits { tokens, timed: usize::MAX, tenant: None };
     plan(views, limits, PrefillOrder::FewestLeft)
 }
 
@@ -97,12 +99,13 @@ fn a_short_prompt_does_not_wait_for_long_ones() {
 fn each_order_has_its_own_rule() {
     let mut views = arrived([view(0, 600), view(0, 500), view(0, 100), view(0, 100)]);
     views[1].class = 1;
-    let of = |order| counts(&plan(&views, StepLimits { tokens: 400, timed: 512 }, order));
+    let limits = StepLimits { tokens: 400, timed: 512, tenant: None };
+    let of = |order| counts(&plan(&views, limits, order));
     assert_eq!(of(PrefillOrder::Arrival), [(0, 0, 400)]);
     assert_eq!(of(PrefillOrder::Priority), [(0, 0, 300), (1, 0, 100)]);
     assert_eq!(of(PrefillOrder::FewestLeft), [(0, 0, 300), (1, 0, 100)]);
     views[1].class = 0;
-    let of = |order| counts(&plan(&views, StepLimits { tokens: 400, timed: 512 }, order));
+    let of = |order| counts(&plan(&views, limits, order));
     assert_eq!(of(PrefillOrder::Priority), [(0, 0, 400)]);
     assert_eq!(of(PrefillOrder::FewestLeft), [(0, 0, 300), (2, 0, 100)]);
 }
@@ -124,6 +127,68 @@ fn tenants_share_prefill_tokens() {
     assert_eq!([0, 1, 2, 3].map(|index| tokens_of(&slices, index)), [0, 0, 1, 1]);
 }
 
+/// 3 ms for a step, 1 ms for each decode and 0.1 ms for each prompt token.
+fn cost() -> StepCost {
+    let mut cost = StepCost::default();
+    for _ in 0..100 {
+        for decodes in 1..4 {
+            let decode = StepWork::decode(0.0);
+            let work = (1..decodes).fold(decode, |work, _| work.and(decode));
+            cost.note(work, Duration::from_millis(3 + decodes));
+            cost.note(StepWork::prompt(0.0, 100.0).and(work), Duration::from_millis(13 + decodes));
+            cost.note(StepWork::prompt(500.0, 50.0), Duration::from_millis(8));
+        }
+    }
+    cost
+}
+
+/// Goal: while one tenant waits for a token, another one lengthens the step by a limited time: as
+/// many prompt tokens as fit, but at least a few, and as many decodes, at least one, by turns.
+#[test]
+fn a_tenant_lengthens_a_step_that_others_wait_for_by_a_limited_time() {
+    let (a, b) = (TenantId::new(Some("a")), TenantId::new(Some("b")));
+    let of = |tenant, view| SequenceView { tenant, ..view };
+    let at_most = |seconds| {
+        let tenant = Some(TenantLimit { cost: cost(), seconds });
+        StepLimits { tokens: 512, timed: usize::MAX, tenant }
+    };
+    let tokens_of = |views: &[SequenceView], limits, tenant| -> usize {
+        let slices = plan(views, limits, PrefillOrder::FewestLeft);
+        let own = slices.iter().filter(|slice| views[slice.index].tenant == tenant);
+        own.map(|slice| slice.count).sum()
+    };
+    // The other one decodes, or has a short prompt.
+    for other in [view(50, 51), view(0, 5)] {
+        let views = arrived([of(a, view(0, 6_000)), of(b, other), of(a, view(0, 6_000))]);
+        for (seconds, tokens) in [(0.0, 32..33), (0.003, 32..33), (0.01, 95..106)] {
+            let got = tokens_of(&views, at_most(seconds), a);
+            assert!(tokens.contains(&got), "{seconds} s: {got}");
+            assert_eq!(tokens_of(&views, at_most(seconds), b), other.pending());
+        }
+    }
+    // Nobody waits for a single token, or nobody else does.
+    let views = arrived([of(a, view(0, 6_000)), of(b, view(0, 6_000))]);
+    assert_eq!(tokens_of(&views, at_most(0.0), a), 256);
+    let views = arrived([of(a, view(0, 6_000)), of(a, view(50, 51)), of(a, view(50, 51))]);
+    assert_eq!(tokens_of(&views, at_most(0.0), a), 512);
+
+    let mut views = arrived([of(b, view(50, 51)); 8]);
+    (0..7).for_each(|index| views[index].tenant = a);
+    for (seconds, count) in [(0.0, 1), (0.0035, 3), (1.0, 7)] {
+        assert_eq!(tokens_of(&views, at_most(seconds), a), count, "{seconds} s");
+        assert_eq!(tokens_of(&views, at_most(seconds), b), 1);
+    }
+    // All of them take part in one of three steps.
+    let mut turns = [0; 8];
+    for step in 1..=3 {
+        for slice in plan(&views, at_most(0.0035), PrefillOrder::FewestLeft) {
+            views[slice.index].last_step = step;
+            turns[slice.index] += 1;
+        }
+    }
+    assert!(turns[..7].iter().all(|&turns| turns > 0) && turns[7] == 3, "{turns:?}");
+}
+
 proptest! {
     /// Goal: a step never exceeds its limits, never contains a sequence twice or tokens that it
     /// does not have, and every sequence makes progress, however small the step. A prompt is
@@ -135,8 +200,10 @@ proptest! {
         timed in 1usize..200,
         tokens in 1usize..150,
         order in prop::sample::select(ORDERS.to_vec()),
+        limited in any::<bool>(),
     ) {
-        let limits = StepLimits { tokens, timed };
+        let tenant = [None, Some(TenantLimit { cost: cost(), seconds: 0.004 })];
+        let limits = StepLimits { tokens, timed, tenant: tenant[usize::from(limited)] };
         let mut views: Vec<SequenceView> = Vec::new();
         for (arrival, &(computed, more, tenant, class, _)) in shapes.iter().enumerate() {
             let tenant = TenantId::new(Some(&tenant.to_string()));

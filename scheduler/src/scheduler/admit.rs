@@ -84,17 +84,21 @@ impl<M: Memory> Scheduler<M> {
 
     /// Admits waiting requests in the order of the policy until no further one fits.
     pub(super) async fn admit(&mut self, now: Instant) -> Result<(), ActorStopped> {
+        self.short_of_blocks = false;
         while !self.queue.is_empty() {
+            self.detach_orphaned_followers();
+            let is_full = self.running.len() >= self.context.config.max_running;
+            let has_slot = !is_full || self.preempt_stalled();
             if self.running.is_empty() {
                 // A request that runs alone must find all other blocks free or evictable, or held
                 // by sessions, which give them up to it.
                 self.queue.drop_match_locks();
             }
-            self.detach_orphaned_followers();
-            let is_full = self.running.len() >= self.context.config.max_running;
-            let has_slot = !is_full || self.preempt_stalled();
             let shares = self.slot_shares();
-            let victim = if has_slot { None } else { self.share_victim(&shares) };
+            let victim = match has_slot {
+                true => None,
+                false => self.share_victim(&shares).or_else(|| self.priority_victim()),
+            };
             if !has_slot && victim.is_none() {
                 break;
             }
@@ -106,15 +110,19 @@ impl<M: Memory> Scheduler<M> {
             let running = self.running.iter().map(|running| &running.sequence);
             let candidates = self.queue.candidates(running, &shares);
             let mut order = policy::order(policy, &candidates, config.look_ahead);
-            order.retain(|&index| victim.is_none() || !candidates[index].has_share);
+            order.retain(|&index| {
+                let waiting = &self.queue.entries()[index];
+                victim.is_none_or(|victim| victim.yields_to(waiting, &candidates[index]))
+            });
             if order.is_empty() {
                 break;
             }
             let slacks: Vec<usize> = policy::slacks(&candidates).collect();
             let round = Round { policy, candidates, slacks };
             let mut capacity = self.memory.counts().await?;
-            let mut outcome = Attempt::NoRoom;
+            let (mut outcome, mut cost) = (Attempt::NoRoom, 0);
             for (rank, &index) in order.iter().enumerate() {
+                cost = round.candidates[index].cost();
                 outcome = self.try_start(index, &round, capacity, now).await?;
                 if outcome != Attempt::NoRoom {
                     break;
@@ -125,7 +133,7 @@ impl<M: Memory> Scheduler<M> {
             }
             match (outcome, victim) {
                 (Attempt::Started, Some(victim)) if self.running.len() > config.max_running => {
-                    self.preempt_for_share(victim);
+                    self.preempt_for(victim, cost);
                 }
                 (Attempt::NoRoom, _) if self.release_answers() => {}
                 (Attempt::NoRoom, None) if self.preempt_stalled() => {}
@@ -165,6 +173,7 @@ impl<M: Memory> Scheduler<M> {
         let promised = self.promised_to_followers(index, round);
         let alone = self.running.is_empty();
         if !alone && !self.fits(index, capacity, promised) {
+            self.short_of_blocks = true;
             return Ok(Attempt::NoRoom);
         }
         // The request fits according to the last query, which is only a hint. Lock the actual match
@@ -184,6 +193,7 @@ impl<M: Memory> Scheduler<M> {
             return Ok(Attempt::ExceedsSlack);
         }
         if !alone && !self.fits(index, capacity, promised) {
+            self.short_of_blocks = true;
             return Ok(Attempt::NoRoom);
         }
         let sequence = &self.queue.entries()[index].sequence;

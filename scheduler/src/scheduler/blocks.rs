@@ -1,15 +1,50 @@
 //! The blocks of running sequences: committed when full, reserved when needed, and released by
 //! preemption when an older sequence needs them.
 
+use std::cmp::Reverse;
+use std::collections::HashMap;
 use std::sync::Arc;
 
 use super::{Running, Scheduler};
 use crate::blocks_for;
 use crate::memory::{ActorStopped, CommitItem, Committed, Memory};
+use crate::policy::Candidate;
 use crate::preempt::{self, Holder};
 use crate::queue::Waiting;
-use crate::tenant::SlotShares;
+use crate::tenant::{SlotShares, TenantId};
 use crate::transfer::SaveRequest;
+
+/// A running sequence that is preempted if a waiting request starts in its place.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Victim {
+    /// The sequence with this id, whose tenant has more slots than its share.
+    OfShare(u64),
+    /// A sequence with a smaller priority than a request of its tenant.
+    OfPriority {
+        /// The sequence's id.
+        id: u64,
+        /// The tenant that it belongs to.
+        tenant: TenantId,
+        /// Its priority.
+        class: i32,
+        /// Total cost, in tokens, of later requests that may still be admitted before it.
+        slack: usize,
+    },
+}
+
+impl Victim {
+    /// Whether it is preempted for this request.
+    pub(super) fn yields_to(self, waiting: &Waiting, candidate: &Candidate) -> bool {
+        match self {
+            Victim::OfShare(_) => !candidate.has_share,
+            Victim::OfPriority { tenant, class, slack, .. } => {
+                waiting.sequence.tenant == tenant
+                    && candidate.class > class
+                    && candidate.cost() <= slack
+            }
+        }
+    }
+}
 
 impl<M: Memory> Scheduler<M> {
     /// Adds the full blocks of the running sequences to the tree, except for those that write
@@ -176,7 +211,7 @@ impl<M: Memory> Scheduler<M> {
     /// The id of the sequence to preempt if a request of a tenant below its share starts to run
     /// although no slot is free: the youngest one of the tenant with the most slots, and rather one
     /// of which the cache keeps what it has computed. `None` if no tenant exceeds its share.
-    pub(super) fn share_victim(&mut self, shares: &SlotShares) -> Option<u64> {
+    pub(super) fn share_victim(&mut self, shares: &SlotShares) -> Option<Victim> {
         let below_share = |waiting: &Waiting| !shares.is_reached(waiting.sequence.tenant);
         if !self.queue.entries().iter().any(below_share) {
             return None;
@@ -195,14 +230,51 @@ impl<M: Memory> Scheduler<M> {
             self.try_admission = true;
             return None;
         }
-        Some(victim.sequence.id)
+        Some(Victim::OfShare(victim.sequence.id))
     }
 
-    /// Preempts a sequence for one of a tenant with fewer slots, which has started.
-    pub(super) fn preempt_for_share(&mut self, victim: u64) {
-        if let Some(index) = self.running.iter().position(|r| r.sequence.id == victim) {
-            self.context.gauges.preemptions_for_share.add(1);
-            self.preempt(index);
+    /// The sequence to preempt if a request of the same tenant with a larger priority starts to run
+    /// although no slot is free: the youngest one of the smallest priority. `None` if none waits, or
+    /// if the bound on overtaking protects the sequence.
+    pub(super) fn priority_victim(&mut self) -> Option<Victim> {
+        let mut largest: HashMap<TenantId, i32> = HashMap::new();
+        for Waiting { sequence, .. } in self.queue.entries() {
+            let class = largest.entry(sequence.tenant).or_insert(i32::MIN);
+            *class = (*class).max(sequence.options.priority);
         }
+        let yields = |r: &&Running| {
+            let sequence = &r.sequence;
+            let larger = largest.get(&sequence.tenant).copied().unwrap_or(i32::MIN);
+            sequence.options.priority < larger && r.overtaken < r.bound && !sequence.is_sampling
+        };
+        let rank = |r: &&Running| (Reverse(r.sequence.options.priority), r.arrival);
+        let victim = self.running.iter().filter(yields).max_by_key(rank)?;
+        let sequence = &victim.sequence;
+        if sequence.in_step {
+            // As above.
+            self.try_admission = true;
+            return None;
+        }
+        Some(Victim::OfPriority {
+            id: sequence.id,
+            tenant: sequence.tenant,
+            class: sequence.options.priority,
+            slack: victim.bound - victim.overtaken,
+        })
+    }
+
+    /// Preempts a sequence for one that has started in its place, with `cost` tokens to compute.
+    pub(super) fn preempt_for(&mut self, victim: Victim, cost: usize) {
+        let (Victim::OfShare(id) | Victim::OfPriority { id, .. }) = victim;
+        let Some(index) = self.running.iter().position(|r| r.sequence.id == id) else { return };
+        match victim {
+            Victim::OfShare(_) => self.context.gauges.preemptions_for_share.add(1),
+            Victim::OfPriority { .. } => {
+                self.context.gauges.preemptions_for_priority.add(1);
+                let running = &mut self.running[index];
+                running.overtaken = running.overtaken.saturating_add(cost);
+            }
+        }
+        self.preempt(index);
     }
 }

@@ -13,9 +13,21 @@ use crate::error::EngineError;
 use crate::event::FinishReason;
 use crate::late_sampling::LateToken;
 use crate::memory::{ActorStopped, Memory};
-use crate::schedule::{self, PrefillOrder, StepLimits};
+use crate::schedule::{self, PrefillOrder, StepLimits, TenantLimit};
 use crate::sequence::{Ending, Sequence};
+use crate::step_cost::StepWork;
 use crate::step_plan::{RowResult, RowTask, StepDone, StepPlan};
+
+/// While several tenants send requests, a step with prompts takes at most this part of the target
+/// duration, because one of them may send a request during the step. But it has up to
+/// [`SHARED_PREFILL`] tokens if these fit the whole target.
+const SHARED_STEP_SHARE: u32 = 4;
+
+/// See [`SHARED_STEP_SHARE`]. Steps with more prompt tokens compute hardly more of them per second.
+const SHARED_PREFILL: usize = 128;
+
+/// For so many decodes alone, in time, may a tenant make another one wait for its next token.
+const DECODES_PER_TENANT: f64 = 2.0;
 
 impl<M: Memory> Scheduler<M> {
     /// Applies the results of the step in flight.
@@ -24,6 +36,7 @@ impl<M: Memory> Scheduler<M> {
     /// [`ActorStopped`] if the memory no longer answers.
     pub async fn complete(&mut self, mut done: StepDone, now: Instant) -> Result<(), ActorStopped> {
         let mut slices = self.in_flight.take().unwrap_or_default();
+        let only_computes = self.loads.is_empty() && done.encoded.is_none();
         self.complete_transfers(&mut done);
         self.complete_encoding(done.encoded.take(), done.encoding);
         self.context.gauges.steps.add(usize::from(!slices.is_empty()));
@@ -32,6 +45,9 @@ impl<M: Memory> Scheduler<M> {
             Ok(mut results) => {
                 debug_assert_eq!(results.len(), slices.len());
                 self.note_step(&slices, &results, done.compute);
+                if only_computes {
+                    self.note_cost(&slices, now);
+                }
                 let mut rows: Vec<(u64, Arc<[f32]>)> = Vec::new();
                 for (slice, result) in slices.iter().zip(&mut results) {
                     let row = result.logits.take().filter(|_| result.failure.is_none());
@@ -78,16 +94,17 @@ impl<M: Memory> Scheduler<M> {
             return;
         }
         let prompts = slices.iter().filter(|slice| slice.count > 1).map(|slice| slice.count).sum();
-        let seconds = time.as_secs_f64();
-        if prompts == 0 && seconds > 0.0 {
-            let before = if self.decode_step > 0.0 { self.decode_step } else { seconds };
-            self.decode_step = 0.9 * before + 0.1 * seconds;
-        }
         let gauges = &self.context.gauges;
         gauges.computed_tokens.add(computed);
         gauges.histograms.step_tokens.count(computed);
         gauges.note_prefill(prompts, computed, time);
-        self.note_rate(computed, seconds);
+        self.note_rate(computed, time.as_secs_f64());
+    }
+
+    /// Learns from the step that ends now how long steps take, together with everything that happens
+    /// between its plan and its results.
+    fn note_cost(&mut self, slices: &[InFlight], now: Instant) {
+        self.cost.note(work_of(slices), now.saturating_duration_since(self.step_began));
     }
 
     /// Applies the result of one slice. Returns a reason if its sequence is complete.
@@ -243,13 +260,28 @@ impl<M: Memory> Scheduler<M> {
         Ok(Some(StepPlan { saves, discarded, loads, encode, batch, tasks, ticket }))
     }
 
-    /// The sizes of the next step. While another request decodes or waits, its duration is limited
-    /// at the recent speed.
+    /// The sizes of the next step. Its duration is limited at the recent speed while another request
+    /// decodes or waits, and more so while several tenants send requests.
     pub(super) fn step_limits(&self) -> StepLimits {
+        self.step_limits_if(self.is_alone())
+    }
+
+    /// The sizes of a step with one request alone, or with several.
+    pub(super) fn step_limits_if(&self, is_alone: bool) -> StepLimits {
         let config = &self.context.config;
-        let target = config.step_time_target.filter(|_| !self.is_alone());
-        let timed = target.and_then(|target| self.context.gauges.prefill_positions(target));
-        StepLimits { tokens: config.max_batched_tokens, timed: timed.unwrap_or(usize::MAX) }
+        let positions = |time| self.context.gauges.prefill_positions(time).unwrap_or(usize::MAX);
+        let (mut timed, mut tenant) = (usize::MAX, None);
+        if let Some(target) = config.step_time_target {
+            if self.several_tenants {
+                let shared = positions(target / SHARED_STEP_SHARE).max(SHARED_PREFILL);
+                timed = positions(target).min(shared);
+            } else if !is_alone {
+                timed = positions(target);
+            }
+            let (cost, seconds) = (self.cost, DECODES_PER_TENANT * self.cost.one_decode());
+            tenant = Some(TenantLimit { cost, seconds });
+        }
+        StepLimits { tokens: config.max_batched_tokens, timed, tenant }
     }
 
     /// Whether no other request decodes or waits.
@@ -258,7 +290,7 @@ impl<M: Memory> Scheduler<M> {
     }
 
     /// In which order prompts are computed.
-    fn prefill_order(&self) -> PrefillOrder {
+    pub(super) fn prefill_order(&self) -> PrefillOrder {
         match **self.context.policy.load() {
             _ if self.context.config.max_overtake_tokens == 0 => PrefillOrder::Arrival,
             AdmissionPolicy::Fcfs => PrefillOrder::Priority,
@@ -285,11 +317,21 @@ impl<M: Memory> Scheduler<M> {
     }
 }
 
+/// What a step computes.
+pub(super) fn work_of(slices: &[InFlight]) -> StepWork {
+    let works = slices.iter().map(|&InFlight { start, count, .. }| match count {
+        1 => StepWork::decode(start as f64),
+        _ => StepWork::prompt(start as f64, count as f64),
+    });
+    works.fold(StepWork::default(), StepWork::and)
+}
+
 /// The error of a sequence whose logits cannot be sampled from.
 pub(super) fn unusable_logits(failure: &SamplingError) -> EngineError {
     let reason = failure.to_string();
     match failure {
         SamplingError::ProcessorFailed { .. } => EngineError::LogitsProcessor { reason },
+        SamplingError::ProcessorBusy { .. } => EngineError::ProcessorBusy { reason },
         _ => EngineError::InvalidLogits { reason },
     }
 }

@@ -13,6 +13,9 @@ use crate::event::Event;
 use crate::request::SequenceRequest;
 use crate::simulation::Simulation;
 
+/// The machine of most tests.
+const MACHINE: Machine = Machine::Even { step: 6_000, token: 200 };
+
 /// The duration of a step.
 type Cost = Box<dyn FnMut(&StepBatch) -> Duration>;
 
@@ -25,26 +28,54 @@ struct Engine {
     firsts: Vec<(usize, f64)>,
 }
 
-impl Engine {
-    /// An engine with a policy; see [`Engine::with`].
-    fn new(token: Duration, policy: AdmissionPolicy) -> Engine {
-        Engine::with(token, EngineConfig { policy, max_running: 16, ..EngineConfig::default() })
-    }
+/// How long a step takes.
+#[derive(Clone, Copy, Debug)]
+enum Machine {
+    /// A constant and an equal time for each token, in microseconds.
+    Even { step: u64, token: u64 },
+    /// A small model on a few cores: longer contexts take longer, and other programs make every step
+    /// up to a quarter longer or shorter.
+    Noisy,
+    /// A device that computes many tokens in the time in which it reads the weights.
+    Wide,
+}
 
-    /// An engine that takes `token` for each token of a step and 30 times that for the step.
-    fn with(token: Duration, config: EngineConfig) -> Engine {
+impl Machine {
+    fn cost(self) -> Cost {
+        let mut random = SmallRng::seed_from_u64(1);
+        Box::new(move |batch| {
+            let tokens = batch.tokens.len() as f64;
+            let attended = batch.sequences.iter().map(|slice| {
+                let (start, count) = (slice.start as f64, slice.token_count as f64);
+                count * (start + count / 2.0)
+            });
+            let attended: f64 = attended.sum();
+            let micros = match self {
+                Machine::Even { step, token } => step as f64 + token as f64 * tokens,
+                Machine::Noisy => {
+                    (4_000.0 + 350.0 * tokens + 0.05 * attended) * random.random_range(0.75..1.25)
+                }
+                Machine::Wide => (8.0 * tokens + 0.001 * attended).max(6_000.0) + 1_000.0,
+            };
+            Duration::from_secs_f64(micros / 1e6)
+        })
+    }
+}
+
+impl Engine {
+    /// An engine with a KV pool of so many blocks of 16 positions.
+    fn new(machine: Machine, blocks: usize, config: EngineConfig) -> Engine {
         let spec = BackendSpec {
             vocab_size: 50_000,
             max_positions: 8_192,
             block_size: 16,
-            block_count: 1_500,
+            block_count: blocks,
             block_bytes: 1,
             hidden_size: None,
             draws: false,
             ..BackendSpec::default()
         };
-        let cost = move |batch: &StepBatch| token * (30 + batch.tokens.len() as u32);
-        let simulation = Simulation::new(spec, config, Box::new(cost) as Cost).expect("valid");
+        let simulation = Simulation::new(spec, config, machine.cost()).expect("valid");
         Engine { simulation, submitted: HashMap::new(), firsts: Vec::new() }
     }
 
@@ -72,61 +103,171 @@ impl Engine {
     }
 }
 
-/// When each request arrives, and the request: mostly short prompts, some long ones, a few of
-/// several clients, at `rate` per second on average.
-fn workload(seed: u64, count: usize, rate: f64) -> Vec<(Duration, SequenceRequest)> {
+/// What clients send.
+#[derive(Clone, Copy, Debug)]
+enum Mix {
+    /// Mostly short prompts, some long ones, some with the names of their clients.
+    Mixed,
+    /// Short prompts. Answers end by themselves, at an eighth of `max_tokens` on average.
+    Chat,
+    /// Eight agents whose prompts begin with what was asked before, each with its own name.
+    Agents,
+    /// As `Mixed`, but twenty requests arrive at once.
+    Bursts,
+    /// Documents of thousands of tokens, with short answers.
+    Documents,
+}
+
+/// When each request arrives, and the request, at `rate` per second on average.
+fn workload(mix: Mix, seed: u64, count: usize, rate: f64) -> Vec<(Duration, SequenceRequest)> {
     let mut random = SmallRng::seed_from_u64(seed);
     let mut moment = 0.0;
+    let mut history: Vec<Vec<u32>> = vec![Vec::new(); 8];
     let request = |number: usize| {
-        moment -= (1.0 - random.random::<f64>()).ln() / rate;
-        let len = match random.random_range(0..10) {
-            0 => random.random_range(1_000..4_000),
-            1..4 => random.random_range(200..1_000),
-            _ => random.random_range(10..200),
+        let together = if matches!(mix, Mix::Bursts) { 20 } else { 1 };
+        if number % together == 0 {
+            moment -= (1.0 - random.random::<f64>()).ln() * together as f64 / rate;
+        }
+        let mut text = |len: usize| (0..len).map(|_| random.random_range(0..50_000)).collect();
+        let agent = number * 5 % 8;
+        let tokens: Vec<u32> = match (mix, number * 7 % 10) {
+            (Mix::Chat, _) => text(10 + number * 37 % 190),
+            (Mix::Documents, _) => text(2_000 + number * 379 % 4_000),
+            (Mix::Agents, _) => {
+                let more: Vec<u32> = text(100 + number * 97 % 400);
+                let tokens = &mut history[agent];
+                if tokens.len() > 6_000 {
+                    tokens.clear();
+                }
+                tokens.extend(more);
+                tokens.clone()
+            }
+            (_, 0) => text(1_000 + number * 379 % 3_000),
+            (_, 1..4) => text(200 + number * 97 % 800),
+            _ => text(10 + number * 37 % 190),
         };
-        let first = number as u32 * 7;
-        let tokens = (0..len).map(|n| (first + n * 31) % 50_000).collect();
-        let mut request = SequenceRequest::new(tokens, random.random_range(5..150));
+        let answer = random.random_range(5..150);
+        let mut request = SequenceRequest::new(tokens, answer);
         let tenants = [None, None, None, Some("a"), Some("b")];
-        request.options.tenant = tenants[random.random_range(0..5)].map(Into::into);
+        let mut tenant = tenants[random.random_range(0..5)].map(str::to_owned);
+        match mix {
+            Mix::Chat => {
+                request.options.max_tokens = Some(400);
+                request.eos_ids = (0..1_000).collect();
+            }
+            Mix::Agents => tenant = Some(agent.to_string()),
+            Mix::Mixed | Mix::Bursts | Mix::Documents => {}
+        }
+        request.options.tenant = tenant.map(Into::into);
         (Duration::from_secs_f64(moment), request)
     };
     (0..count).map(request).collect()
 }
 
-/// The sorted factors by which the estimates of one engine are wrong, without those of the first
-/// requests, for which the engine knows little.
-fn factors(policy: AdmissionPolicy, rate: f64) -> Vec<f64> {
-    let mut engine = Engine::new(Duration::from_micros(200), policy);
-    let mut estimates = Vec::new();
-    for (number, (moment, request)) in workload(7, 600, rate).into_iter().enumerate() {
-        engine.run_until(moment);
-        estimates.push(engine.estimate(&request));
-        engine.submit(number, request);
-    }
-    engine.run_until(Duration::MAX);
-    assert_eq!(engine.firsts.len(), 600);
-    let known = engine.firsts.iter().filter(|(number, _)| *number >= 50);
-    let factor = |&(number, actual): &(usize, f64)| {
-        let estimate = estimates[number].expect("something was computed");
-        (estimate / actual).max(actual / estimate)
-    };
-    let mut factors: Vec<f64> = known.map(factor).collect();
-    factors.sort_by(f64::total_cmp);
-    factors
+/// An engine, and the requests that it gets.
+#[derive(Clone, Copy, Debug)]
+struct Case {
+    machine: Machine,
+    blocks: usize,
+    policy: AdmissionPolicy,
+    mix: Mix,
+    /// Arrivals per second, as a part of what the engine can answer.
+    load: f64,
+    seed: u64,
 }
 
-/// Goal: at a low load, at half of the capacity, at the capacity and above it, under every policy,
-/// the median of the factor by which the expected time to the first token is wrong is below 1.5.
+const REQUESTS: usize = 400;
+
+impl Case {
+    fn engine(&self) -> Engine {
+        let config = EngineConfig {
+            policy: self.policy,
+            max_running: 16,
+            max_queued_tokens: usize::MAX,
+            ..EngineConfig::default()
+        };
+        Engine::new(self.machine, self.blocks, config)
+    }
+
+    /// Number of requests per second that the engine answers if all arrive at once.
+    fn capacity(&self) -> f64 {
+        let mut engine = self.engine();
+        for (number, (_, request)) in
+            workload(self.mix, self.seed, REQUESTS, 1.0).into_iter().enumerate()
+        {
+            engine.submit(number, request);
+        }
+        engine.run_until(Duration::MAX);
+        // All of them were submitted at time 0.
+        let last = engine.firsts.iter().map(|&(_, time)| time).fold(0.0, f64::max);
+        REQUESTS as f64 / last
+    }
+
+    /// The quotients of the estimates and the times that passed, sorted, without those of the first
+    /// requests, for which the engine knows little.
+    fn quotients(&self) -> Vec<f64> {
+        let mut engine = self.engine();
+        let mut estimates = Vec::new();
+        let rate = self.load * self.capacity();
+        let requests = workload(self.mix, self.seed, REQUESTS, rate);
+        for (number, (moment, request)) in requests.into_iter().enumerate() {
+            engine.run_until(moment);
+            estimates.push(engine.estimate(&request));
+            engine.submit(number, request);
+        }
+        engine.run_until(Duration::MAX);
+        assert_eq!(engine.firsts.len(), REQUESTS);
+        let known = engine.firsts.iter().filter(|(number, _)| *number >= 50);
+        let quotient = |&(number, actual): &(usize, f64)| {
+            estimates[number].expect("something was computed") / actual
+        };
+        let mut quotients: Vec<f64> = known.map(quotient).collect();
+        quotients.sort_by(f64::total_cmp);
+        quotients
+    }
+}
+
+/// The share of quotients that are right within a factor of 1.5.
+fn share_right(quotients: &[f64]) -> f64 {
+    let right = quotients.iter().filter(|quotient| (1.0 / 1.5..=1.5).contains(*quotient));
+    right.count() as f64 / quotients.len() as f64
+}
+
+/// Goal: on every machine and under every policy, four of five estimates of the time to the first
+/// token are right within a factor of 1.5. Where the machine is nearly busy and prompts or answers
+/// are of very different lengths, or requests arrive in bursts, it is two of five at least. They are
+/// as often too long as too short.
 #[test]
 fn estimates_are_right_within_a_factor() {
-    for policy in [AdmissionPolicy::Cost, AdmissionPolicy::Fcfs, AdmissionPolicy::LongestPrefix] {
-        for rate in [1.0, 4.0, 8.0, 12.0] {
-            let factors = factors(policy, rate);
-            let at = |share: f64| factors[(factors.len() as f64 * share) as usize];
-            assert!(at(0.5) < 1.5, "{policy} at {rate}/s: {:.2}, p90 {:.2}", at(0.5), at(0.9));
+    let machines = [MACHINE, Machine::Noisy, Machine::Wide];
+    let mut all = Vec::new();
+    for (mix, loads, expected) in [
+        (Mix::Mixed, &[0.5, 0.9][..], 0.8),
+        (Mix::Documents, &[0.5, 0.9], 0.8),
+        (Mix::Agents, &[0.5], 0.8),
+        (Mix::Agents, &[0.9], 0.6),
+        (Mix::Chat, &[0.5], 0.8),
+        (Mix::Chat, &[0.9], 0.5),
+        (Mix::Bursts, &[0.5, 0.9], 0.4),
+        (Mix::Mixed, &[1.2], 0.5),
+    ] {
+        for &load in loads {
+            for (index, machine) in machines.into_iter().enumerate() {
+                let policy = [AdmissionPolicy::Cost, AdmissionPolicy::Fcfs][index % 2];
+                let case = Case { machine, blocks: 4_000, policy, mix, load, seed: 7 };
+                let quotients = case.quotients();
+                let (share, median) = (share_right(&quotients), quotients[quotients.len() / 2]);
+                println!("{case:?}: {share:.2} within 1.5, median {median:.2}");
+                assert!(share >= expected, "{case:?}: {share:.2}");
+                assert!((0.8..1.25).contains(&median), "{case:?}: {median:.2}");
+                all.extend(quotients);
+            }
         }
     }
+    all.sort_by(f64::total_cmp);
+    let (share, median) = (share_right(&all), all[all.len() / 2]);
+    println!("all: {share:.3} within 1.5, median {median:.2}");
+    assert!(share >= 0.75 && (0.9..1.1).contains(&median), "{share:.3}, median {median:.2}");
 }
 
 /// Goal: the time after which a refused request may be sent again is that at which the queue has
@@ -142,9 +283,9 @@ fn refused_requests_learn_when_there_is_room() {
 fn room_factor(seed: u64) -> f64 {
     let config =
         EngineConfig { max_queued_requests: 12, max_running: 8, ..EngineConfig::default() };
-    let mut engine = Engine::with(Duration::from_micros(200), config);
+    let mut engine = Engine::new(MACHINE, 1_500, config);
     let mut refused = None;
-    let requests = workload(seed, 400, 100.0).into_iter();
+    let requests = workload(Mix::Mixed, seed, 400, 100.0).into_iter();
     for (number, (_, request)) in requests.enumerate() {
         // The first ones teach the engine its speed.
         if number == 8 {
@@ -175,9 +316,15 @@ fn room_factor(seed: u64) -> f64 {
 #[test]
 fn a_router_gains_from_estimates() {
     let mean = |speeds: [u64; 2], by_estimate: bool| {
-        let engine = |token| Engine::new(Duration::from_micros(token), AdmissionPolicy::Cost);
+        let config = EngineConfig { max_running: 16, ..EngineConfig::default() };
+        let engine = |token| {
+            let machine = Machine::Even { step: 30 * token, token };
+            Engine::new(machine, 1_500, config.clone())
+        };
         let mut engines = speeds.map(engine);
-        for (number, (moment, request)) in workload(11, 800, 10.0).into_iter().enumerate() {
+        for (number, (moment, request)) in
+            workload(Mix::Mixed, 11, 800, 10.0).into_iter().enumerate()
+        {
             engines.iter_mut().for_each(|engine| engine.run_until(moment));
             let [first, second] = engines.each_ref().map(|engine| engine.estimate(&request));
             let choice = match (by_estimate, first, second) {

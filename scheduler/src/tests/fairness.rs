@@ -147,6 +147,121 @@ fn a_small_request_is_served_soon_beside_any_load() {
     }
 }
 
+/// A step of a small model on a few cores: 4 ms for reading the weights, and 0.35 ms for each token.
+fn small_model(batch: &StepBatch) -> Duration {
+    Duration::from_micros(4_000 + 350 * batch.tokens.len() as u64)
+}
+
+/// An engine that has answered requests of two clients.
+fn small_engine() -> Simulation<fn(&StepBatch) -> Duration> {
+    let spec = BackendSpec {
+        vocab_size: 1000,
+        max_positions: 8192,
+        block_size: 16,
+        block_count: 4096,
+        block_bytes: 1,
+        ..BackendSpec::default()
+    };
+    let cost = small_model as fn(&StepBatch) -> Duration;
+    let mut engine = Simulation::new(spec, EngineConfig::default(), cost).expect("valid settings");
+    for (tenant, token) in [("small", 1), ("load", 2), ("small", 3)] {
+        let mut request = SequenceRequest::new(vec![token; 600], 30);
+        request.options.tenant = Some(tenant.into());
+        engine.submit(request).expect("accepted");
+        while engine.step_end().is_some() {
+            engine.finish_step().expect("no actor is involved");
+        }
+    }
+    engine
+}
+
+/// The times to the first and to the last token of a request with a prompt of 5 tokens and an answer
+/// of 16, and the number of steps that have ended before its first token.
+fn small_answer(
+    engine: &mut Simulation<fn(&StepBatch) -> Duration>,
+    token: u32,
+) -> (Duration, Duration, usize) {
+    // It arrives a little after the start of a step.
+    engine.wait_until(engine.now() + Duration::from_micros(10));
+    let begun = engine.now();
+    let mut request = SequenceRequest::new(vec![token; 5], 16);
+    request.options.tenant = Some("small".into());
+    let id = engine.submit(request).expect("accepted");
+    let (mut first, mut steps) = (None, 0);
+    loop {
+        steps += 1;
+        for event in engine.finish_step().expect("no actor is involved") {
+            if event.request != id {
+                continue;
+            }
+            match event.event.expect("no request fails") {
+                Event::Token(_) => {
+                    first.get_or_insert((engine.now() - begun, steps));
+                }
+                Event::Finished(_) => {
+                    let (first, steps) = first.expect("a token");
+                    return (first, engine.now() - begun, steps);
+                }
+                _ => {}
+            }
+        }
+    }
+}
+
+/// Goal: while another client's prompt of 6,000 tokens is computed, the first token of a small answer
+/// comes two steps after its request at the latest, in at most a twelfth of a second, and the whole
+/// answer takes at most five times as long as on an idle engine. The prompt is computed at half of
+/// its speed at least.
+#[test]
+fn a_small_answer_is_hardly_delayed_by_a_long_prompt() {
+    let mut idle = small_engine();
+    let (first, whole, _) = small_answer(&mut idle, 10);
+    assert!(first < Duration::from_millis(7) && whole < Duration::from_millis(75), "{whole:?}");
+    let mut engine = small_engine();
+    let begun = engine.now();
+    let mut request = SequenceRequest::new(vec![4; 6_000], 1);
+    request.options.tenant = Some("load".into());
+    let load = engine.submit(request.clone()).expect("accepted");
+    let (mut end, mut answers) = (None, 0);
+    while end.is_none() {
+        answers += 1;
+        let (first, beside, steps) = small_answer(&mut engine, 10 + answers);
+        assert!(steps <= 2 && first <= Duration::from_millis(75), "{first:?}, {steps} steps");
+        assert!(beside <= 5 * whole, "{beside:?}, idle {whole:?}");
+        for event in engine.finish_step().expect("no actor is involved") {
+            let is_end = matches!(event.event, Ok(Event::Finished(_)));
+            end = end.or((event.request == load && is_end).then(|| engine.now() - begun));
+        }
+        let counts = engine.stats();
+        if counts.running + counts.waiting == 0 {
+            end = end.or(Some(engine.now() - begun));
+        }
+    }
+    let alone = Duration::from_micros(6_000 * 350 + 12 * 4_000);
+    assert!(answers > 5 && end.is_some_and(|end| end <= 2 * alone), "{end:?}, alone {alone:?}");
+}
+
+/// Goal: a client that is alone has large steps, and has them again when no other one was seen for
+/// some time.
+#[test]
+fn a_client_alone_has_large_steps() {
+    let mut engine = small_engine();
+    let mut steps_of = |token| {
+        let mut request = SequenceRequest::new(vec![token; 5_120], 1);
+        request.options.tenant = Some("load".into());
+        engine.submit(request).expect("accepted");
+        let mut steps = 0;
+        while engine.step_end().is_some() {
+            steps += 1;
+            engine.finish_step().expect("no actor is involved");
+        }
+        let now = engine.now();
+        engine.wait_until(now + Duration::from_secs(31));
+        steps
+    };
+    assert_eq!((steps_of(5), steps_of(6), steps_of(7)), (40, 10, 10));
+}
+
 /// Goal: a small request is served as soon if the cache keeps nothing of the load, so that a
 /// preempted request of it loses what it has computed.
 #[test]

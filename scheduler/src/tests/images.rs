@@ -131,12 +131,12 @@ fn encoding_of_running_requests_is_work() {
     harness.submit_parts(&[Text(vec![9; 5]), Image(8, 30, true), Text(vec![2; 3])], 1, |_| {});
     let mut left = Vec::new();
     while harness.step(false) {
-        left.extend(harness.context.limits.workload().running.iter().map(|work| work.prefill));
+        left.extend(harness.context.limits.workload().running.iter().map(|work| work.pending));
         harness.read(true);
     }
-    assert!(left[0] > 38.0, "{left:?}");
+    assert!(left[0] > 38, "{left:?}");
     assert!(left.is_sorted_by(|before, after| before >= after), "{left:?}");
-    assert!(left.iter().any(|&left| left > 0.0 && left <= 33.0), "without the encoder: {left:?}");
+    assert!(left.iter().any(|&left| left > 1 && left <= 33), "without the encoder: {left:?}");
 }
 
 /// Goal: requests whose images would take too much memory while they wait are refused, until others
