@@ -79,6 +79,8 @@ pub use memory::{
     Evicted, EvictionDemand, LogitsKey, Memory, Removal, Reserved, TreeAccess, acquire, commit,
     commit_checkpoint, evict, remove,
 };
+#[cfg(loom)]
+pub use permits::ModelQueue;
 pub use permits::QueuePermit;
 pub use pin_budget::{PinBudget, Pinned};
 pub use priority::yield_to_computing;

@@ -6,13 +6,14 @@
 //! bounds them. A tenant with a name leaves a part of the queue to others.
 
 use std::collections::HashMap;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 
 use arc_swap::ArcSwap;
 
 use crate::error::EngineError;
+use crate::sync::{AtomicUsize, Mutex, MutexGuard, Ordering, lock};
 use crate::tenant::TenantId;
 use crate::wait::Workload;
 
@@ -86,7 +87,7 @@ impl QueueLimits {
             requests: AtomicUsize::new(0),
             tokens: AtomicUsize::new(0),
             pixels: AtomicUsize::new(0),
-            tenants: Mutex::default(),
+            tenants: Mutex::new(HashMap::new()),
             rate: AtomicU64::new(0),
             workload: ArcSwap::default(),
         }
@@ -165,7 +166,7 @@ impl QueueLimits {
     }
 
     fn tenants(&self) -> MutexGuard<'_, HashMap<TenantId, Queued>> {
-        self.tenants.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.tenants)
     }
 
     /// Number of uncached tokens of all requests that hold a permit.
@@ -212,17 +213,41 @@ impl QueueLimits {
 
     /// Sets the recent throughput.
     pub(crate) fn set_rate(&self, tokens_per_second: f64) {
-        self.rate.store(tokens_per_second as u64, Ordering::Relaxed);
+        self.rate.store(tokens_per_second as u64, Relaxed);
     }
 
     /// Estimated time to compute half of `tokens`, which a client has in flight, from 50 ms to 60 s.
     pub(crate) fn retry_after(&self, tokens: usize) -> Duration {
-        let rate = self.rate.load(Ordering::Relaxed);
+        let rate = self.rate.load(Relaxed);
         if rate == 0 {
             return Duration::from_secs(1);
         }
         let seconds = tokens as f64 / 2.0 / rate as f64;
         Duration::from_secs_f64(seconds.clamp(0.05, 60.0))
+    }
+}
+
+/// The limits of a queue without a scheduler, for the loom models.
+#[cfg(loom)]
+#[derive(Clone, Debug)]
+pub struct ModelQueue(Arc<QueueLimits>);
+
+#[cfg(loom)]
+impl ModelQueue {
+    /// At most `max_requests` requests may wait, of any number of tokens.
+    pub fn new(max_requests: usize) -> ModelQueue {
+        ModelQueue(Arc::new(QueueLimits::new(max_requests, usize::MAX, usize::MAX)))
+    }
+
+    /// A permit for a request of a tenant with `tokens` tokens, or `None` if too many wait.
+    pub fn acquire(&self, tenant: Option<&str>, tokens: usize) -> Option<QueuePermit> {
+        self.0.acquire(tenant.map(|name| TenantId::new(Some(name))), tokens, 0).ok()
+    }
+
+    /// Number of requests that wait, of their tokens, and of tenants with requests.
+    pub fn counts(&self) -> (usize, usize, usize) {
+        let requests = self.0.requests.load(Ordering::Relaxed);
+        (requests, self.0.queued_tokens(), self.0.tenants().len())
     }
 }
 

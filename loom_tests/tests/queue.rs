@@ -1,0 +1,45 @@
+//! The limits of the admission queue: callers that arrive and leave at the same time.
+#![cfg(all(loom, not(crossbeam_loom)))]
+
+use loom::thread;
+use stolon_loom_tests::explore;
+use stolon_scheduler::ModelQueue;
+
+/// Goal: of callers that arrive at the same time no more than the queue has places for get one, and
+/// when all of them have left nothing is counted.
+#[test]
+fn callers_at_the_same_time_never_exceed_the_limit() {
+    explore(3, || {
+        let queue = ModelQueue::new(1);
+        let other = {
+            let queue = queue.clone();
+            thread::spawn(move || queue.acquire(None, 5))
+        };
+        let own = queue.acquire(None, 7);
+        let other = other.join().expect("the thread does not panic");
+        assert!(own.is_none() || other.is_none(), "two requests have the only place");
+        let held = [own.is_some(), other.is_some()].iter().filter(|&&held| held).count();
+        let tokens = if own.is_some() { 7 } else { 0 } + if other.is_some() { 5 } else { 0 };
+        assert_eq!(queue.counts(), (held, tokens, 0));
+        drop((own, other));
+        assert_eq!(queue.counts(), (0, 0, 0));
+    });
+}
+
+/// Goal: a request that leaves while another one of its tenant arrives takes only itself off the
+/// counts.
+#[test]
+fn a_request_leaves_while_another_arrives() {
+    explore(3, || {
+        let queue = ModelQueue::new(4);
+        let first = queue.acquire(Some("tenant"), 5);
+        assert!(first.is_some());
+        let leaving = thread::spawn(move || drop(first));
+        let second = queue.acquire(Some("tenant"), 7);
+        assert!(second.is_some(), "there is room for both");
+        leaving.join().expect("the thread does not panic");
+        assert_eq!(queue.counts(), (1, 7, 1));
+        drop(second);
+        assert_eq!(queue.counts(), (0, 0, 0));
+    });
+}
