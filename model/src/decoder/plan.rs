@@ -226,18 +226,18 @@ mod tests {
     /// and its place in the batch, and slices have only their output rows.
     #[test]
     fn dropping_rows_leaves_the_outputs() {
-        let slice = |token_count, start, logit_rows| SequenceSlice {
+        let slice = |block, token_count, start, logit_rows| SequenceSlice {
             token_count,
             start,
-            block_table: vec![BlockId(0)],
+            block_table: vec![BlockId(block)],
             logit_rows,
             ..SequenceSlice::default()
         };
         let sequences = vec![
-            slice(5, 0, LogitRows::Last),
-            slice(3, 7, LogitRows::None),
-            slice(1, 9, LogitRows::Last),
-            slice(2, 4, LogitRows::AllHidden),
+            slice(0, 5, 0, LogitRows::Last),
+            slice(1, 3, 7, LogitRows::None),
+            slice(2, 1, 9, LogitRows::Last),
+            slice(3, 2, 4, LogitRows::AllHidden),
         ];
         let batch = StepBatch { tokens: vec![0; 11], sequences };
         let mut plan = BatchRows::default();
