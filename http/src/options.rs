@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 
 use serde_json::json;
-use stolon::{Engine, Grammar, Prompt, Request, SamplingParams, SessionId};
+use stolon::{Engine, Grammar, Prompt, Request, SamplingParams, SessionId, TokenSpan};
 
 use super::App;
 use super::access::Caller;
@@ -169,7 +169,7 @@ impl Call {
         }
         *prompt = engine.tokenized(self.caller.sign(prompt.clone())).await?;
         let Prompt::Tokens(tokens) = prompt.prompt() else { return Ok(None) };
-        Ok(Some(tokens.clone()))
+        Ok(Some(reported_ids(engine, tokens)))
     }
 
     /// Adds the call's options to its trace.
@@ -228,6 +228,17 @@ impl Call {
         }
         self.caller.sign(request)
     }
+}
+
+/// The ids of a prompt as clients see them. The positions of an image, which have numbers of this
+/// process, have the id of the token that stands for images.
+pub(super) fn reported_ids(engine: &Engine, tokens: &[u32]) -> Vec<u32> {
+    let image = engine.model_info().image_token_id;
+    let shown = |&token: &u32| match image {
+        Some(image) if TokenSpan::is_image(token) => image,
+        _ => token,
+    };
+    tokens.iter().map(shown).collect()
 }
 
 fn include_usage(

@@ -15,6 +15,7 @@ use super::dialogue::{Tool, tool_use};
 use super::error::ApiError;
 use super::history;
 use super::logprobs::token_text;
+use super::options;
 use super::receive::Received;
 use crate::api::tokenize::{
     DetokenizeRequest, Detokenized, TokenizeRequest, Tokenized, TokenizerInfo,
@@ -40,7 +41,8 @@ pub(super) async fn tokenize(
             let conversation = history::conversation(&app, conversation, true, &ignored);
             let options = request.chat_options(&app, &ignored)?;
             let request = Request::chat(conversation).chat_options(options);
-            app.engine.prompt_tokens(&caller.sign(request)).await?
+            let tokens = app.engine.prompt_tokens(&caller.sign(request)).await?;
+            options::reported_ids(&app.engine, &tokens)
         }
         (None, None) => return Err(ApiError::missing("prompt")),
         (Some(_), Some(_)) => {
