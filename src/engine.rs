@@ -6,6 +6,7 @@ use std::time::Instant;
 use futures::FutureExt;
 use futures::future::{BoxFuture, try_join_all};
 use stolon_actors::EngineHandle;
+use stolon_model::SuppressedTokens;
 use stolon_scheduler::{
     AdmissionPolicy, AuditReport, EngineHealth, EngineHistograms, EngineStats, SequenceRequest,
     Timings, TokenSet,
@@ -18,6 +19,7 @@ use crate::min_tokens::MinTokens;
 use crate::prompt::Prompts;
 use crate::repetition::RepetitionDetector;
 use crate::stream::AnswerState;
+use crate::suppressed::Suppressed;
 use crate::tiers::EngineTiers;
 use crate::{
     BestOf, ChatMessage, Completion, EngineBuilder, Error, Estimate, ModelInfo, Namespace, Request,
@@ -63,6 +65,9 @@ pub(crate) struct DefaultSampling {
     pub(crate) recommended: SamplingParams,
     /// [`Engine::chat_sampling`].
     pub(crate) chat: SamplingParams,
+    /// The tokens that the model must not generate, whatever a request says; `None` if it may
+    /// generate all.
+    pub(crate) suppressed: Option<Arc<SuppressedTokens>>,
 }
 
 impl Engine {
@@ -204,13 +209,19 @@ impl Engine {
                 let processor = prompts.grammar_processor(grammar, &ends, inner, client).await?;
                 options.sampling.processor = Some(processor);
             }
+            let tokens = Arc::new(tokens);
+            if let Some(suppressed) = &self.inner.sampling.suppressed {
+                let inner = options.sampling.processor.take();
+                let rule = Suppressed { tokens: suppressed.clone(), prompt: tokens.clone() };
+                options.sampling.processor = Some(SharedProcessor::new(After { inner, rule }));
+            }
             if request.min_tokens > 0 {
                 let inner = options.sampling.processor.take();
                 let processor =
                     After { inner, rule: MinTokens { count: request.min_tokens, ends } };
                 options.sampling.processor = Some(SharedProcessor::new(processor));
             }
-            let (tokens, images) = (Arc::new(tokens), request.placed);
+            let images = request.placed;
             let detokenizer = text.detokenizer(&request.shown_tokens);
             let answer = AnswerState {
                 text: detokenizer.map(|detokenizer| (detokenizer, stop_strings)),

@@ -169,6 +169,7 @@ mod repetition;
 mod request;
 mod skills;
 mod stream;
+mod suppressed;
 #[cfg(feature = "text")]
 mod text;
 #[cfg(not(feature = "text"))]
