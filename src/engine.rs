@@ -10,7 +10,7 @@ use stolon_scheduler::{
     AdmissionPolicy, AuditReport, EngineHealth, EngineHistograms, EngineStats, SequenceRequest,
     Timings, TokenSet,
 };
-use stolon_text::StopStrings;
+use stolon_text::{AnswerParser, StopStrings};
 
 use crate::adapters::AdapterTable;
 use crate::after::After;
@@ -192,6 +192,10 @@ impl Engine {
                 text.require_tokenizer()?;
             }
             let stop_strings = StopStrings::new(&*request.stop, false)?;
+            let parser = request.answer_format.filter(|_| !request.stop.is_empty());
+            let parser = parser.map(|format| {
+                AnswerParser::with_stops(format.as_ref().clone(), stop_strings.clone())
+            });
             let eos_ids = if request.ignore_eos { TokenSet::default() } else { text.eos_ids() };
             let mut options = request.options;
             options.sampling.logprobs = request.logprobs.or(options.sampling.logprobs);
@@ -214,6 +218,7 @@ impl Engine {
             let detokenizer = text.detokenizer(&request.shown_tokens);
             let answer = AnswerState {
                 text: detokenizer.map(|detokenizer| (detokenizer, stop_strings)),
+                parser,
                 repetition: request.end_repetition.then(RepetitionDetector::new),
                 stops: request.stop,
                 eos_ids: eos_ids.clone(),

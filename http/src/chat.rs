@@ -46,12 +46,13 @@ pub(super) async fn create(
         call.max_tokens = max_tokens;
     }
     call.schema_paths = dialogue.schema_paths();
+    let ids = dialogue.call_ids();
     let (mut request, format) =
         dialogue.prepare(&app, &caller, call.grammar.take(), &ignored).await?;
     call.join_session(std::slice::from_mut(&mut request))?;
     call.describe(&app);
     let prompt_ids = call.prompt_ids(&app.engine, &mut request).await?;
-    let mut chat = Chat::new(&app, &call, format.tool_calls, prompt_ids);
+    let mut chat = Chat::new(&app, &call, ids.with_format(format.tool_calls), prompt_ids);
     chat.reasoning = reasoning;
     let usage = app.usage_sum(call.choice_count);
     replies::respond(&app, &mut call, vec![request], usage, format, chat).await

@@ -16,7 +16,7 @@ use super::App;
 use super::access::Caller;
 use super::advice::Ignored;
 use super::body::refuse_unknown;
-use super::dialogue::{Dialogue, Tool, ToolChoice, check_hosted, function_tool};
+use super::dialogue::{Dialogue, SWITCHES, Tool, ToolChoice, check_hosted, function_tool};
 use super::error::ApiError;
 use super::options::{Call, OfApi};
 use super::receive::Received;
@@ -68,10 +68,11 @@ pub(super) async fn create(
     call.body = held;
     call.max_tokens = max_tokens;
     call.schema_paths = dialogue.schema_paths();
+    let ids = dialogue.call_ids();
     let (mut request, format) =
         dialogue.prepare(&app, &caller, call.grammar.take(), &ignored).await?;
     call.join_session(std::slice::from_mut(&mut request))?;
-    let reply = Messages::new(call.model.clone(), format.tool_calls);
+    let reply = Messages::new(call.model.clone(), ids.with_format(format.tool_calls));
     call.describe(&app);
     replies::respond(&app, &mut call, vec![request], app.usage_sum(1), format, reply).await
 }
@@ -149,7 +150,9 @@ fn dialogue(request: &mut MessagesRequest, ignored: &Ignored) -> Result<Dialogue
     dialogue.set_tools(tools, tool_choice(request.tool_choice.as_ref())?, "tool_choice")?;
     let kind = request.thinking.as_ref().map_or(ThinkingType::Disabled, |thinking| thinking.kind);
     let thinks = kind != ThinkingType::Disabled;
-    dialogue.variables.insert("enable_thinking".to_owned(), Value::Bool(thinks));
+    for name in SWITCHES {
+        dialogue.variables.insert(name.to_owned(), Value::Bool(thinks));
+    }
     let output = request.output_config.as_mut();
     let effort = output.and_then(|output| output.effort.take());
     dialogue.effort = effort.map(|effort| ("output_config.effort", effort));

@@ -197,6 +197,20 @@ impl Call {
         }
     }
 
+    /// Looks for the stop strings of the request; `None` if it has none.
+    pub(super) fn stop_strings(&self) -> Option<stolon::StopStrings> {
+        let stops = self.options.stop.iter().flat_map(StopStrings::given);
+        let stops: Vec<&String> = stops.collect();
+        // The engine has refused wrong ones.
+        let found = stolon::StopStrings::new(&stops, false).ok();
+        found.filter(|_| !stops.is_empty())
+    }
+
+    /// Number of tokens before which stop strings are not looked for.
+    pub(super) fn min_tokens(&self) -> usize {
+        self.options.min_tokens.unwrap_or(0)
+    }
+
     /// Sets everything but the prompt in a request to the engine.
     pub(super) fn apply(&self, request: Request) -> Request {
         let options = &self.options;

@@ -83,7 +83,8 @@ pub(super) async fn respond<D: Dialect>(
     format: AnswerFormat,
     dialect: D,
 ) -> Result<Response, ApiError> {
-    let requests = prompts.into_iter().map(|prompt| call.apply(prompt));
+    let requests =
+        prompts.into_iter().map(|prompt| call.apply(prompt).answer_format(format.clone()));
     let mut choices = Vec::new();
     if let Some(candidates) = call.candidate_count {
         // All prompts are submitted before the first is awaited. An error cancels the others.
@@ -150,15 +151,23 @@ async fn reply<D: Dialect>(
     format: &AnswerFormat,
     dialect: D,
 ) -> Result<Response, ApiError> {
-    let parsers = choices.iter().map(|_| Some(AnswerParser::new(format.clone()))).collect();
-    let begun = vec![false; choices.len()];
+    // The engine has looked for stop strings in an answer that is text alone.
+    let stops = call.stop_strings().filter(|_| !format.is_text());
+    let parser = || match &stops {
+        Some(stops) => AnswerParser::with_stops(format.clone(), stops.clone()),
+        None => AnswerParser::new(format.clone()),
+    };
+    let parsers = choices.iter().map(|_| Some(parser())).collect();
+    let (begun, tokens) = (vec![false; choices.len()], vec![0; choices.len()]);
+    let min_tokens = call.min_tokens();
     let numbered = choices
         .into_iter()
         .enumerate()
         .map(|(index, events)| events.map(move |event| (index, event)).boxed());
     let mut events: Events = stream::select_all(numbered);
     let unreported = call.unreported.clone();
-    let mut replying = Replying { dialect, parsers, begun, usage, unreported };
+    let mut replying =
+        Replying { dialect, parsers, begun, tokens, min_tokens, usage, unreported };
     if call.stream {
         let events = replying.into_events(events).map(Ok::<_, Infallible>);
         return Ok(Sse::new(events).keep_alive(KeepAlive::default()).into_response());
@@ -178,6 +187,10 @@ struct Replying<D> {
     /// The parser of each choice's answer; `None` after the choice's end.
     parsers: Vec<Option<AnswerParser>>,
     begun: Vec<bool>,
+    /// Number of tokens of each choice.
+    tokens: Vec<usize>,
+    /// Number of tokens before which stop strings are not looked for.
+    min_tokens: usize,
     usage: UsageSum,
     /// [`Call::unreported`].
     unreported: Vec<u32>,
@@ -217,7 +230,12 @@ impl<D: Dialect> Replying<D> {
                 self.dialect.begin(index, self.usage.shown(usage))
             }
             Event::Token(TokenEvent { id, text, logprob }) => {
+                self.tokens[index] += usize::from(id.is_some());
                 let parts = match &mut self.parsers[index] {
+                    // Stop strings are found where the engine finds them.
+                    Some(parser) if self.tokens[index] < self.min_tokens => {
+                        parser.push_before_stops(&text)
+                    }
                     Some(parser) => parser.push(&text),
                     None => Vec::new(),
                 };
@@ -228,7 +246,9 @@ impl<D: Dialect> Replying<D> {
             }
             Event::Finished(finish) => {
                 self.usage.add(index, finish.usage);
-                let rest = self.parsers[index].take().map(AnswerParser::finish);
+                let rest = self.parsers[index].take().map(|mut parser| {
+                    if finish.reason.is_cut() { parser.cut_off() } else { parser.finish() }
+                });
                 let rest = Piece { parts: rest.unwrap_or_default(), ..Piece::default() };
                 let mut events = self.dialect.part(index, rest);
                 events.extend(self.dialect.end(index, &finish.reason));

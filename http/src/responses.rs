@@ -52,10 +52,16 @@ pub(super) async fn create(
         call.max_tokens = max_tokens;
     }
     call.schema_paths = dialogue.schema_paths();
+    let ids = dialogue.call_ids();
     let (mut request, format) =
         dialogue.prepare(&app, &caller, call.grammar.take(), &ignored).await?;
     call.join_session(std::slice::from_mut(&mut request))?;
-    let reply = ResponseReply::new(call.model.clone(), settings, format.tool_calls, namespaces);
+    let reply = ResponseReply::new(
+        call.model.clone(),
+        settings,
+        ids.with_format(format.tool_calls),
+        namespaces,
+    );
     call.describe(&app);
     replies::respond(&app, &mut call, vec![request], app.usage_sum(1), format, reply).await
 }

@@ -58,6 +58,11 @@ pub enum FinishReason {
 }
 
 impl FinishReason {
+    /// Whether the model would have gone on.
+    pub fn is_cut(&self) -> bool {
+        matches!(self, FinishReason::Length | FinishReason::Repetition)
+    }
+
     /// The name in OpenAI's API: `stop` or `length`.
     pub fn as_str(&self) -> &'static str {
         match self {

@@ -1,6 +1,6 @@
 //! The reply of `/v1/chat/completions`: messages, or the pieces that build them.
 
-use stolon::{AnswerPart, Engine, ToolCallFormat};
+use stolon::{AnswerPart, Engine};
 
 use crate::App;
 use crate::api::chat::{
@@ -10,7 +10,7 @@ use crate::api::chat::{
 use crate::api::logprobs::ChatLogprobs;
 use crate::api::reply::{CutReason, FinishReason, Usage};
 use crate::choices::{self, ChoiceEvent, Envelope, Names};
-use crate::dialogue::call_id;
+use crate::dialogue::CallIds;
 use crate::error::ApiError;
 use crate::logprobs;
 use crate::options::Call;
@@ -26,8 +26,7 @@ pub(super) struct Chat {
     envelope: Envelope,
     /// Whether the reply has the reasoning.
     pub(super) reasoning: bool,
-    /// How the model calls tools.
-    format: Option<ToolCallFormat>,
+    call_ids: CallIds,
     /// Whether token ids were requested.
     has_ids: bool,
     choices: Vec<Growing>,
@@ -51,11 +50,11 @@ fn finish_reason(reason: FinishReason, calls: usize) -> FinishReason {
 }
 
 impl Chat {
-    /// The reply to one call. `format` describes the parts of an answer.
+    /// The reply to one call. `ids` are the token ids of the prompt, if they were requested.
     pub(super) fn new(
         app: &App,
         call: &Call,
-        format: Option<ToolCallFormat>,
+        call_ids: CallIds,
         ids: Option<Vec<u32>>,
     ) -> Self {
         let (has_ids, has_logprobs) = (ids.is_some(), call.logprobs.is_some());
@@ -81,7 +80,7 @@ impl Chat {
             engine: app.engine.clone(),
             envelope: Envelope::new(NAMES, call, ids),
             reasoning: true,
-            format,
+            call_ids,
             has_ids,
             choices: (0..call.choice_count).map(growing).collect(),
         }
@@ -111,7 +110,7 @@ impl Chat {
                 }
                 AnswerPart::Reasoning(_) => continue,
                 AnswerPart::Call { index, name } => {
-                    let id = Some(call_id(self.format, "call_"));
+                    let id = Some(self.call_ids.id("call_", index, &name));
                     let kind = Some(FunctionType::Function);
                     call_delta(index, id, kind, Some(name), String::new())
                 }

@@ -1,6 +1,6 @@
 //! The reply of `/v1/responses`: a list of items, or the events that build it.
 
-use stolon::{AnswerPart, FinishReason, ToolCallFormat};
+use stolon::{AnswerPart, FinishReason};
 
 use super::Namespaces;
 use crate::api::chat::Role;
@@ -9,7 +9,7 @@ use crate::api::responses::{
     IncompleteDetails, InputTokensDetails, OutputItem, OutputPart, OutputTokensDetails, Response,
     ResponseError, ResponseEvent, ResponseSettings, ResponseUsage, Status,
 };
-use crate::dialogue::call_id;
+use crate::dialogue::CallIds;
 use crate::error::ApiError;
 use crate::reply::{Dialect, Piece};
 use crate::request_id;
@@ -19,7 +19,7 @@ use crate::unix_seconds;
 pub(super) struct ResponseReply {
     /// The response without its output.
     response: Response,
-    format: Option<ToolCallFormat>,
+    call_ids: CallIds,
     namespaces: Namespaces,
     /// The items of the whole reply.
     output: Vec<OutputItem>,
@@ -112,7 +112,7 @@ impl ResponseReply {
     pub(super) fn new(
         model: String,
         settings: ResponseSettings,
-        format: Option<ToolCallFormat>,
+        call_ids: CallIds,
         namespaces: Namespaces,
     ) -> Self {
         let response = Response {
@@ -129,7 +129,7 @@ impl ResponseReply {
         };
         Self {
             response,
-            format,
+            call_ids,
             namespaces,
             output: Vec::new(),
             open: None,
@@ -208,7 +208,8 @@ impl ResponseReply {
     }
 
     /// Begins a call.
-    fn start_call(&mut self, name: String) -> Vec<ResponseEvent> {
+    fn start_call(&mut self, index: usize, name: String) -> Vec<ResponseEvent> {
+        let call_id = self.call_ids.id("call_", index, &name);
         let (namespace, name) = match self.namespaces.get(&name) {
             Some((namespace, name)) => (Some(namespace.clone()), name.clone()),
             None => (None, name),
@@ -217,7 +218,7 @@ impl ResponseReply {
         let item = OutputItem::FunctionCall {
             id: id.clone(),
             status: Status::InProgress,
-            call_id: call_id(self.format, "call_"),
+            call_id,
             namespace,
             name,
             arguments: String::new(),
@@ -258,7 +259,7 @@ impl ResponseReply {
         match part {
             AnswerPart::Reasoning(text) => self.add(Kind::Reasoning, text),
             AnswerPart::Text(text) => self.add(Kind::Message, text),
-            AnswerPart::Call { name, .. } => self.start_call(name),
+            AnswerPart::Call { index, name } => self.start_call(index, name),
             AnswerPart::Arguments { json, .. } => self.add(Kind::Call, json),
             AnswerPart::CallEnd { .. } => self.stop(Status::Completed),
         }

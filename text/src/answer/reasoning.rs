@@ -79,6 +79,21 @@ impl ReasoningFormat {
     pub fn is_open_after(self, prompt_end: &str) -> bool {
         prompt_end.trim_end().ends_with(self.tags().0)
     }
+
+    /// Whether a prompt that ends with this text is within the reasoning of the answer. `prefill` is
+    /// the beginning of the answer in the prompt, which the template may have changed. Empty if the
+    /// answer begins after the prompt.
+    #[must_use]
+    pub fn is_open_in(self, prompt_end: &str, prefill: &str) -> bool {
+        let (open, close) = self.tags();
+        let (begun, ended) = (prefill.rfind(open), prefill.rfind(close));
+        if begun.is_some() || ended.is_some() {
+            return begun > ended;
+        }
+        // Without tags in it, what counts is what the template puts before it.
+        let (end, prefill) = (prompt_end.trim_end(), prefill.trim());
+        self.is_open_after(end.strip_suffix(prefill).unwrap_or(end))
+    }
 }
 
 impl fmt::Display for ReasoningFormat {
