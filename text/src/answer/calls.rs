@@ -83,10 +83,19 @@ impl Reader<'_> {
             '{' => is_line && self.is_bare_object(cursor)?,
             '[' if is_line && self.is_bare_list(cursor)? => true,
             _ if !is_first => false,
-            '[' => self.format.is_python() && self.is_bare_program(cursor)?,
+            '[' => self.is_bare_program(cursor)?,
             _ => self.is_bare_name(cursor)?,
         };
         Ok(is_bare.then_some(Beginning::Bare))
+    }
+
+    /// Whether a list in Python begins with a call of a function.
+    fn is_bare_program(self, mut cursor: Cursor<'_>) -> Read<bool> {
+        cursor.skip(1);
+        match self.first_called(cursor) {
+            Err(Stop::Other) => Ok(false),
+            name => Ok(self.offered.find(name?).is_some()),
+        }
     }
 
     /// Whether an object without a marker begins like a call of a function.
@@ -125,13 +134,6 @@ impl Reader<'_> {
         cursor.skip(1);
         cursor.skip_space();
         Ok(cursor.peek()? == Some('{') && self.is_bare_object(cursor)?)
-    }
-
-    /// Whether a list in Python begins with a call of a function.
-    fn is_bare_program(self, mut cursor: Cursor<'_>) -> Read<bool> {
-        cursor.skip(1);
-        cursor.skip_space();
-        self.is_bare_name(cursor)
     }
 
     /// Whether a call begins with the name of its function.
@@ -213,6 +215,11 @@ impl Reader<'_> {
             }
         }
         cursor.skip_space();
+        if block.is_marked && cursor.takes(FENCE_END)? {
+            block.is_fenced = true;
+            cursor.word(|next| next.is_ascii_alphabetic())?;
+            cursor.skip_space();
+        }
         let mut list = *cursor;
         if list.takes("[")? {
             list.skip_space();

@@ -160,6 +160,10 @@ fn tags_may_be_missing() {
              <arg_value>3</arg_value>\n</tool_call>",
             r#"||find {"pattern":"*.txt","depth":3}"#,
         ),
+        (
+            "<tool_call>find<arg_key>pattern</arg_key>*.txt</arg_value></tool_call>",
+            &format!("|{FIND}"),
+        ),
         ("<tool_call>now</tool_call><tool_call>now</tool_call>", "||now {}|now {}"),
         ("<tool_call>take</tool_call>", "|<tool_call>take</tool_call>"),
     ]);
@@ -184,7 +188,9 @@ fn objects_may_be_nearly_json() {
         r#"{"find": {"pattern": "*.txt"}}"#,
         "{'name': 'find', 'arguments': {'pattern': '*.txt'}}",
         r#"[{"name": "find", "arguments": {"pattern": "*.txt"}}]"#,
+        "```json\n{\"name\": \"find\", \"arguments\": {\"pattern\": \"*.txt\"}}\n```",
         r#"find(pattern="*.txt")"#,
+        r#"[find(pattern="*.txt")]"#,
         r#"find{"pattern": "*.txt"}"#,
         "<function=find>\n<parameter=pattern>\n*.txt\n</parameter>\n</function>",
     ] {
@@ -210,11 +216,15 @@ fn objects_may_be_nearly_json() {
             r#"<tool_call>{"name": "take", "arguments": {}}</tool_call>"#,
             r#"|<tool_call>{"name": "take", "arguments": {}}</tool_call>"#,
         ),
+        (&format!("<tools>\n{call}\n</tools>"), &found),
+        (&format!("<function_call>{call}</function_call>"), &found),
         (r#"{"name": "find"}"#, r#"|{"name": "find"}"#),
         (r#"{"name": "Ada", "arguments": {}}"#, r#"|{"name": "Ada", "arguments": {}}"#),
     ]);
     check(ToolCallFormat::Llama3Json, &[
         ("<function=find>{\"pattern\": \"*.txt\"}</function>", &found),
+        ("[find(pattern='*.txt')]", &found),
+        ("[find(pattern='*.txt')] is it.", "|[find(pattern='*.txt')] is it."),
         (r#"{"type": "function", "name": "find", "parameters": {"pattern": "*.txt"}}"#, &found),
     ]);
     check(ToolCallFormat::Mistral, &[

@@ -115,9 +115,9 @@ pub(super) fn glm_call(
             };
         }
         let key = cursor.until(MAX_TAG, |next| next == '<')?.trim();
-        cursor.takes("</arg_key>")?;
+        let is_closed = cursor.takes("</arg_key>")?;
         cursor.skip_space();
-        if !cursor.takes("<arg_value>")? {
+        if !cursor.takes("<arg_value>")? && !is_closed {
             return Err(Stop::Other);
         }
         let value = arguments.value(cursor, GLM, key)?;
