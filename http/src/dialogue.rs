@@ -172,18 +172,22 @@ impl Dialogue {
         let Some((param, effort)) = self.effort.take() else { return Ok(()) };
         let templates = app.engine.chat_template()?;
         let thinks = effort != NO_EFFORT;
-        let mut has_switch = false;
+        let (mut has_switch, mut is_used) = (false, false);
         for name in SWITCHES {
             if templates.reads_variable(options, name).map_err(stolon::Error::from)? {
                 has_switch = true;
+                // What the request says about the variable itself counts more.
+                is_used |= !options.variables.contains_key(name);
                 options.variables.entry(name).or_insert(Value::Bool(thinks));
             }
         }
         let template = templates.source(options).map_err(stolon::Error::from)?;
         if template.contains(EFFORT) && (thinks || !has_switch) {
+            is_used = true;
             options.variables.entry(EFFORT).or_insert(Value::String(effort));
-        } else if thinks && !has_switch {
-            // `none` requests nothing of a template that knows no effort.
+        }
+        // `none` requests nothing of a template that knows no effort.
+        if thinks && !is_used {
             ignored.note(param);
         }
         Ok(())

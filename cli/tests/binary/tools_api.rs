@@ -358,6 +358,107 @@ async fn wrong_tools_are_refused() {
     }
 }
 
+/// Goal: a call within reasoning that is never closed is a call, in all APIs.
+#[tokio::test]
+async fn a_call_may_end_the_reasoning() {
+    let server = Server::start(SCRIPTED, &[]);
+    let (message, reason) = answers(&server, ask("script:lost")).await;
+    assert_eq!(message["reasoning_content"], "I look.", "{message}");
+    assert_eq!(message["tool_calls"][0]["function"]["name"], "get_time", "{message}");
+    assert_eq!(reason, "tool_calls");
+    let text = "script:lost";
+    let schema = json!({"type": "object"});
+    let body = json!({"messages": [{"role": "user", "content": text}], "max_tokens": 32,
+                      "tools": [{"name": "get_time", "input_schema": schema}]});
+    let reply = server.ok("/v1/messages", body).await;
+    let kinds = [&reply["content"][0]["type"], &reply["content"][1]["type"]];
+    assert_eq!(kinds, [&json!("thinking"), &json!("tool_use")], "{reply}");
+    let body = json!({"input": text, "max_output_tokens": 32,
+                      "tools": [{"type": "function", "name": "get_time", "parameters": schema}]});
+    let reply = server.ok("/v1/responses", body).await;
+    assert_eq!(reply["output"][1]["type"], "function_call", "{reply}");
+}
+
+/// Goal: stop strings end an answer where they are in its text, and not in the reasoning or in the
+/// arguments of a call, in all APIs.
+#[tokio::test]
+async fn stop_strings_are_looked_for_in_the_text_alone() {
+    let server = Server::start(SCRIPTED, &[]);
+    for stop in ["about", "Let me", "think", "</think>", "\n"] {
+        let mut body = ask("script:think");
+        body["stop"] = json!([stop]);
+        let (message, _) = answers(&server, body).await;
+        assert_eq!(message["content"], "It is sunny.", "{stop:?}");
+        assert_eq!(message["reasoning_content"], "Let me think about it.", "{stop:?}");
+        let body = json!({"messages": [{"role": "user", "content": "script:think"}],
+                          "max_tokens": 32, "stop_sequences": [stop]});
+        let reply = server.ok("/v1/messages", body).await;
+        assert_eq!(reply["content"][1]["text"], "It is sunny.", "{stop:?}: {reply}");
+        assert_eq!(reply["stop_reason"], "end_turn", "{stop:?}");
+    }
+    let mut body = ask("script:think");
+    body["stop"] = json!(["sunny"]);
+    let (message, reason) = answers(&server, body).await;
+    assert_eq!((&message["content"], reason), (&json!("It is "), json!("stop")));
+    let mut body = ask("script:call");
+    body["stop"] = json!(["ris"]);
+    let (message, reason) = answers(&server, body.clone()).await;
+    assert_eq!(reason, "tool_calls", "{message}");
+    let arguments = &message["tool_calls"][0]["function"]["arguments"];
+    assert_eq!(arguments, r#"{"city": "Paris", "days": 2}"#);
+    body["stop"] = json!(["look"]);
+    let (message, reason) = answers(&server, body).await;
+    assert_eq!((&message["content"], reason), (&json!("I "), json!("stop")), "{message}");
+    server.settled_audit().await;
+}
+
+/// Goal: an answer that continues reasoning is reasoning until it is closed, and one that continues
+/// a text is text.
+#[tokio::test]
+async fn an_answer_may_continue_reasoning() {
+    let server = Server::start(SCRIPTED, &[]);
+    for (prefill, reasoning, content) in [
+        ("<think>\nLet me see. script:so", json!("391."), "It is 391."),
+        ("<think>\nHm.\n</think>\nHi. script:plain", Value::Null, "Hello, world."),
+        ("What does <think> mean? </think> ends it. script:plain", Value::Null, "Hello, world."),
+    ] {
+        let messages = json!([{"role": "user", "content": "17 * 23? Not <think> but"},
+                              {"role": "assistant", "content": prefill}]);
+        let body = json!({"messages": messages, "continue_final_message": true,
+                          "add_generation_prompt": false, "max_tokens": 16});
+        let (message, _) = answers(&server, body).await;
+        assert_eq!((&message["reasoning_content"], &message["content"]), (&reasoning, &json!(content)));
+        let reply = server.ok("/v1/messages", json!({"messages": messages, "max_tokens": 16})).await;
+        let text = reply["content"].as_array().and_then(|blocks| blocks.last()).cloned();
+        assert_eq!(text.expect("a block")["text"], content, "{reply}");
+    }
+}
+
+/// Goal: the ids of Kimi's calls have the name of the function and the number of the call in the
+/// conversation, in all APIs.
+#[tokio::test]
+async fn ids_of_calls_count_over_the_conversation() {
+    let server = Server::start(SCRIPTED, &["--tool-call-parser", "kimi_k2"]);
+    let mut body = ask("script:kimi");
+    let first = server.ok(PATH, body.clone()).await["choices"][0]["message"].clone();
+    assert_eq!(first["tool_calls"][0]["id"], "functions.get_time:0", "{first}");
+    let result = json!({"role": "tool", "tool_call_id": "functions.get_time:0", "content": "12:04"});
+    let turns = body["messages"].as_array_mut().expect("a list");
+    turns.extend([first, result, json!({"role": "user", "content": "script:kimi"})]);
+    let second = server.ok(PATH, body).await;
+    let call = &second["choices"][0]["message"]["tool_calls"][0];
+    assert_eq!(call["id"], "functions.get_time:1", "{second}");
+    let schema = json!({"type": "object"});
+    let body = json!({"messages": [{"role": "user", "content": "script:kimi"}], "max_tokens": 16,
+                      "tools": [{"name": "get_time", "input_schema": schema}]});
+    let reply = server.ok("/v1/messages", body).await;
+    assert_eq!(reply["content"][0]["id"], "functions.get_time:0", "{reply}");
+    let body = json!({"input": "script:kimi", "max_output_tokens": 16,
+                      "tools": [{"type": "function", "name": "get_time", "parameters": schema}]});
+    let reply = server.ok("/v1/responses", body).await;
+    assert_eq!(reply["output"][0]["call_id"], "functions.get_time:0", "{reply}");
+}
+
 /// Goal: an answer is not ended before `min_tokens`, neither by the model nor by a stop string, and
 /// the last message can be continued.
 #[tokio::test]
