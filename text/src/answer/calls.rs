@@ -82,6 +82,7 @@ impl Reader<'_> {
         let is_bare = match first {
             '{' => is_line && self.is_bare_object(cursor)?,
             '[' if is_line && self.is_bare_list(cursor)? => true,
+            '`' => is_line && self.is_bare_fence(cursor)?,
             _ if !is_first => false,
             '[' => self.is_bare_program(cursor)?,
             _ => self.is_bare_name(cursor)?,
@@ -128,6 +129,22 @@ impl Reader<'_> {
             "type" => value == "function",
             key => !object_call::is_name(key) || self.offered.find(value).is_some(),
         })
+    }
+
+    /// Whether a fenced block begins with an object that is a call of a function.
+    fn is_bare_fence(self, mut cursor: Cursor<'_>) -> Read<bool> {
+        if !cursor.takes(FENCE_END)? {
+            return Ok(false);
+        }
+        if cursor.word(|next| next.is_ascii_alphabetic()) == Err(Stop::More) {
+            return Err(Stop::More);
+        }
+        cursor.skip_space();
+        match cursor.peek()? {
+            Some('{') => self.is_bare_object(cursor),
+            Some('[') => self.is_bare_list(cursor),
+            _ => Ok(false),
+        }
     }
 
     fn is_bare_list(self, mut cursor: Cursor<'_>) -> Read<bool> {
@@ -194,7 +211,7 @@ impl Reader<'_> {
                 break;
             }
         }
-        let is_bare = !block.is_marked && !is_closed;
+        let is_bare = !block.is_marked && (!is_closed || block.is_fenced);
         let mut rest = Cursor { at: read.len, ..cursor };
         rest.skip_space();
         if is_bare && !rest.is_at_end()? && rest.sees_any(OPENS)?.is_none() {
@@ -215,7 +232,7 @@ impl Reader<'_> {
             }
         }
         cursor.skip_space();
-        if block.is_marked && cursor.takes(FENCE_END)? {
+        if cursor.takes(FENCE_END)? {
             block.is_fenced = true;
             cursor.word(|next| next.is_ascii_alphabetic())?;
             cursor.skip_space();
@@ -361,6 +378,11 @@ impl Reader<'_> {
             let function = self.offered.find_numbered(name).ok_or(Stop::Other)?;
             let arguments = object_call::arguments(cursor, CLOSES)?;
             return Ok(vec![(function.name.clone(), arguments)]);
+        }
+        if self.offered.find(name).is_none() && cursor.sees("</arg_key>")? {
+            let function = tagged::joined_with_key(name, self.offered).ok_or(Stop::Other)?;
+            *cursor = Cursor { at: start.at + function.name.len(), ..*cursor };
+            return tagged::glm_call(cursor, function).map(|call| vec![call]);
         }
         let function = self.offered.find(name).ok_or(Stop::Other)?;
         if self.format == ToolCallFormat::Gemma4 {

@@ -92,7 +92,14 @@ impl Harmony {
         while self.advance(parts, true) {}
         match std::mem::replace(&mut self.state, State::Dropped) {
             State::Call { name, arguments } => self.end_call(name, &arguments, end, parts),
-            // The answer was cut off in a header. One of a further message has no text.
+            State::Header if end == End::Complete && self.is_call() => {
+                self.end_header(self.pending.len());
+                if let State::Call { name, .. } = std::mem::replace(&mut self.state, State::Dropped) {
+                    let arguments = std::mem::take(&mut self.pending);
+                    self.end_call(name, &arguments, end, parts);
+                }
+            }
+            // The answer has ended in a header. One of a further message has no text.
             State::Header if self.pending.starts_with(NEXT) => {}
             State::Header => self.add_text(&self.pending.clone(), parts),
             _ => {}
@@ -120,10 +127,18 @@ impl Harmony {
         let header = self.pending.trim_start();
         let begins = [NEXT, "<|channel|>", MESSAGE, "<|constrain|>", "assistant", "to="];
         if !begins.iter().any(|begin| header.starts_with(begin) || begin.starts_with(header)) {
-            self.state = State::PlainText;
+            // A message without a header.
+            self.state = State::Text;
+            self.is_first = true;
             return true;
         }
-        if let Some(len) = self.pending.find(MESSAGE).filter(|&len| len <= MAX_HEADER) {
+        let message = self.pending.find(MESSAGE).filter(|&len| len <= MAX_HEADER);
+        let closed = CLOSES.iter().filter_map(|close| self.pending.find(close)).min();
+        if let Some(len) = closed.filter(|&len| len <= MAX_HEADER && message.is_none_or(|at| at > len)) {
+            self.end_header(len);
+            return true;
+        }
+        if let Some(len) = message {
             let header: String = self.pending.drain(..len + MESSAGE.len()).collect();
             self.state = message_of(&header[..len], Offered(&self.functions));
             self.is_first = true;
@@ -134,6 +149,24 @@ impl Harmony {
             return true;
         }
         false
+    }
+
+    /// Whether the header is one of a call, which the marker after it does not follow.
+    fn is_call(&self) -> bool {
+        let message = message_of(&self.pending, Offered(&self.functions));
+        matches!(message, State::Call { .. }) && body_in(&self.pending).contains('{')
+    }
+
+    /// The message ends within its header, after `len` bytes, because the marker after the header is
+    /// missing. What follows the words of the header is the message.
+    fn end_header(&mut self, len: usize) {
+        let header: String = self.pending.drain(..len).collect();
+        let body = body_in(&header);
+        self.state = message_of(&header[..header.len() - body.len()], Offered(&self.functions));
+        self.is_first = true;
+        if body.contains(char::is_alphanumeric) {
+            self.pending.insert_str(0, body);
+        }
     }
 
     fn in_message(&mut self, parts: &mut Vec<AnswerPart>, at_end: bool) -> bool {
@@ -222,6 +255,26 @@ impl Harmony {
         let object = object_call::arguments(&mut cursor, &[]).ok()?;
         let rest = cursor.rest().trim_start_matches(|next: char| next.is_whitespace() || "}]".contains(next));
         rest.is_empty().then_some(object)
+    }
+}
+
+/// The text in a header without the marker that ends it.
+fn body_in(header: &str) -> &str {
+    const WORDS: [&str; 9] = [
+        NEXT, "<|channel|>", "<|constrain|>", "assistant", "analysis", "commentary", "final", "json", "code",
+    ];
+    let mut body = header;
+    loop {
+        body = body.trim_start();
+        if let Some(recipient) = body.strip_prefix("to=") {
+            let len = recipient.find(|next: char| next.is_whitespace() || "<{".contains(next));
+            body = &recipient[len.unwrap_or(recipient.len())..];
+            continue;
+        }
+        match WORDS.iter().find_map(|word| body.strip_prefix(word)) {
+            Some(after) => body = after,
+            None => return body,
+        }
     }
 }
 

@@ -165,6 +165,15 @@ fn tags_may_be_missing() {
             &format!("|{FIND}"),
         ),
         ("<tool_call>now</tool_call><tool_call>now</tool_call>", "||now {}|now {}"),
+        (
+            "<tool_call>findpattern</arg_key><arg_value>*.txt</arg_value></tool_call>",
+            &format!("|{FIND}"),
+        ),
+        (
+            "<tool_call>find pattern</arg_key><arg_value>*.txt</arg_value></tool_call>",
+            &format!("|{FIND}"),
+        ),
+        ("<tool_call>now</arg_value></tool_call>", "||now {}"),
         ("<tool_call>take</tool_call>", "|<tool_call>take</tool_call>"),
     ]);
 }
@@ -218,6 +227,13 @@ fn objects_may_be_nearly_json() {
         ),
         (&format!("<tools>\n{call}\n</tools>"), &found),
         (&format!("<function_call>{call}</function_call>"), &found),
+        (&format!("So.\n```json\n{call}\n```"), &format!("|So.{FIND}")),
+        (&format!("```\n{call}\n```\n"), &found),
+        (&format!("```json\n{call}\n```\nThat is it."), &format!("|```json\n{call}\n```\nThat is it.")),
+        (
+            r#"<tool_call>{"name": "find", "arguments": {"pattern": "</tool_call>"}}</tool_call>"#,
+            r#"||find {"pattern":"</tool_call>"}"#,
+        ),
         (r#"{"name": "find"}"#, r#"|{"name": "find"}"#),
         (r#"{"name": "Ada", "arguments": {}}"#, r#"|{"name": "Ada", "arguments": {}}"#),
     ]);
@@ -405,6 +421,12 @@ fn headers_may_be_malformed() {
         ("<|channel|>commentary to=functions.find<|message|>\"{\\\"pattern\\\": \\\"*.txt\\\"}\"<|call|>", &found),
         ("<|channel|>analysis??<|message|>Why?<|end|><|start|>assistant<|message|>So.", "Why?|So."),
         ("<|message|>So.", "|So."),
+        ("<|channel|>analysis<|message|>Why?<|end|>Hm. <|start|>assistant<|channel|>final<|message|>So.", "Why?|Hm. \n\nSo."),
+        ("<|channel|>analysis<|message|>Why?<|end|><|channel|>commentary to=functions.now<|message|>{}<|call|>", "Why?||now {}"),
+        ("<|channel|>??<|end|><|start|>assistant<|channel|>final<|message|>So.", "|So."),
+        ("<|channel|>final So.<|end|>", "|So."),
+        ("<|channel|>commentary to=functions.find json{\"pattern\": \"*.txt\"}", &found),
+        ("<|channel|>commentary to=functions.find <|constrain|>json{\"pattern\": \"*.txt\"}<|call|>", &found),
         ("<|channel|>commentary to=functions.take<|message|>{}<|call|>", "|{}"),
     ] {
         assert_eq!(shown(&harmony, text), expected, "{text}");

@@ -108,7 +108,12 @@ pub(super) fn glm_call(
     let mut arguments = Arguments::new(function);
     loop {
         cursor.skip_space();
-        if !cursor.takes(GLM_ARGUMENTS[0])? && !takes_wrong_key(cursor)? {
+        if cursor.takes_any(GLM_ARGUMENT_ENDS)?.is_some() {
+            // Nothing is before it.
+            continue;
+        }
+        let is_key = cursor.takes(GLM_ARGUMENTS[0])? || takes_wrong_key(cursor)?;
+        if !is_key && !sees_bare_key(*cursor, function)? {
             return match follows_call(*cursor)? {
                 true => arguments.into_call(),
                 false => Err(Stop::Other),
@@ -138,6 +143,24 @@ fn takes_wrong_key(cursor: &mut Cursor<'_>) -> Read<bool> {
         *cursor = key;
     }
     Ok(is_key)
+}
+
+/// Whether the key of an argument follows whose tag is missing.
+fn sees_bare_key(mut cursor: Cursor<'_>, function: &FunctionSchema) -> Read<bool> {
+    let key = match cursor.word(|next| next.is_alphanumeric() || matches!(next, '_' | '-' | '.')) {
+        Err(Stop::Other) => return Ok(false),
+        key => key?,
+    };
+    Ok(offered::has_argument(function, key) && cursor.sees("</arg_key>")?)
+}
+
+/// The function of a call whose name and first key are written as one word, because the tag between
+/// them is missing.
+pub(super) fn joined_with_key<'a>(word: &str, offered: Offered<'a>) -> Option<&'a FunctionSchema> {
+    offered.0.iter().find(|function| {
+        let key = word.strip_prefix(function.name.as_str());
+        key.is_some_and(|key| offered::has_argument(function, key))
+    })
 }
 
 /// Whether a call has ended although nothing says so: with the answer, or because a marker follows.

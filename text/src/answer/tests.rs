@@ -182,7 +182,8 @@ fn channels_are_told_apart() {
             "<|channel|>commentary<|message|>I look.<|end|><|start|>assistant<|channel|>final<|message|>Ok",
             "|I look.\n\nOk",
         ),
-        ("Plain text <|end|>", "|Plain text <|end|>"),
+        ("Plain text", "|Plain text"),
+        ("Plain text <|end|>", "|Plain text "),
         ("<|channel|>ana", "|<|channel|>ana"),
         ("<|channel|>final<|message|>a<|end|><|start|>assi", "|a"),
     ] {
