@@ -115,3 +115,29 @@ impl FromStr for ReasoningFormat {
         })
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Goal: an answer that is continued is within reasoning exactly if its beginning is.
+    #[test]
+    fn a_prompt_may_end_within_reasoning() {
+        for (prompt_end, prefill, expected) in [
+            ("assistant\n<think>\n", "", true),
+            ("assistant\n", "", false),
+            ("assistant\n<think>\nLet me", "<think>\nLet me", true),
+            ("assistant\n<think>\n", "<think>\n", true),
+            ("assistant\n<think>\nLet me", "Let me", true),
+            ("<think>\nHm.\n</think>\n\nIt is", "<think>\nHm.\n</think>\n\nIt is", false),
+            ("<think>\n\n</think>\n\nIt is", "It is", false),
+            ("user <think> assistant\nIt is", "It is", false),
+        ] {
+            let is_open = ReasoningFormat::Think.is_open_in(prompt_end, prefill);
+            assert_eq!(is_open, expected, "{prompt_end:?} {prefill:?}");
+        }
+        let harmony = ReasoningFormat::Harmony;
+        let prefill = "<|channel|>analysis<|message|>We";
+        assert!(harmony.is_open_in(&format!("<|start|>assistant{prefill}"), prefill));
+    }
+}
