@@ -211,6 +211,9 @@ impl Reader<'_> {
                 break;
             }
         }
+        if !is_closed {
+            read.len = skip_last_opening(cursor, read.len)?;
+        }
         let is_bare = !block.is_marked && (!is_closed || block.is_fenced);
         let mut rest = Cursor { at: read.len, ..cursor };
         rest.skip_space();
@@ -504,6 +507,15 @@ fn close(cursor: &mut Cursor<'_>, block: &mut Block) -> Read<bool> {
         *cursor = after;
     }
     Ok(is_closed)
+}
+
+/// Skips a marker that begins a block in place of one that ends it: it is the last text of the
+/// answer. Returns the place after it, or `at`.
+fn skip_last_opening(cursor: Cursor<'_>, at: usize) -> Read<usize> {
+    let mut after = Cursor { at, ..cursor };
+    after.skip_space();
+    let is_opening = after.takes_any(OPENS)?.is_some();
+    Ok(if is_opening && after.is_at_end()? { after.at } else { at })
 }
 
 /// Whether the marker of another fenced block follows, and not the end of this one.

@@ -195,6 +195,7 @@ fn objects_may_be_nearly_json() {
         r#"{"name": "functions.find", "input": {"pattern": "*.txt"}}"#,
         r#"{"name": "find", "pattern": "*.txt"}"#,
         r#"{"find": {"pattern": "*.txt"}}"#,
+        r#"{"name": "find", "arguments": [{"pattern": "*.txt"}]}"#,
         "{'name': 'find', 'arguments': {'pattern': '*.txt'}}",
         r#"[{"name": "find", "arguments": {"pattern": "*.txt"}}]"#,
         "```json\n{\"name\": \"find\", \"arguments\": {\"pattern\": \"*.txt\"}}\n```",
@@ -209,6 +210,7 @@ fn objects_may_be_nearly_json() {
         assert_eq!(shown(&format(ToolCallFormat::Hermes), &adjacent), format!("{found}{FIND}"));
     }
     check(ToolCallFormat::Hermes, &[
+        (&format!("<tool_call>\n{call}\n<tool_call>"), &found),
         (&format!("So.\n{call}\n</tool_call>"), &format!("|So.{FIND}")),
         (&format!("So.\n{call}"), &format!("|So.{FIND}")),
         (&format!("So.\n{call}\nThat is a call."), &format!("|So.\n{call}\nThat is a call.")),

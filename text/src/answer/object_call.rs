@@ -119,6 +119,9 @@ fn arguments_of(value: &Value) -> Option<String> {
         Value::Object(_) => Some(value.to_string()),
         Value::Null => Some("{}".to_owned()),
         Value::Array(items) if items.is_empty() => Some("{}".to_owned()),
+        Value::Array(items) if items.len() == 1 && items[0].is_object() => {
+            Some(items[0].to_string())
+        }
         Value::String(text) => object_in(text),
         _ => None,
     }

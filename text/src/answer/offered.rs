@@ -21,7 +21,7 @@ impl<'a> Offered<'a> {
     /// The function with this name. Models write namespaces in front of names (`functions.`,
     /// `default_api.`, `google:mcp:`), which do not count unless a function has them in its name.
     pub(super) fn find(self, name: &str) -> Option<&'a FunctionSchema> {
-        let name = name.trim();
+        let name = name.trim().trim_end_matches("()");
         if name.is_empty() || name.len() > MAX_NAME_BYTES {
             return None;
         }
@@ -229,6 +229,7 @@ mod tests {
             ("default_api.a.b", Some("a.b")),
             ("b", None),
             ("", None),
+            (" get() ", Some("get")),
             ("forget", None),
         ] {
             assert_eq!(name(offered.find(written)).as_deref(), expected, "{written}");

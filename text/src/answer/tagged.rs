@@ -88,6 +88,10 @@ pub(super) fn call(cursor: &mut Cursor<'_>, offered: Offered<'_>) -> Read<(Strin
             if follows_call(*cursor)? {
                 return arguments.into_call();
             }
+            if let Some((key, value)) = child(cursor, function)? {
+                arguments.add(key, value, None)?;
+                continue;
+            }
             if cursor.peek()? != Some('{') || !arguments.values.is_empty() {
                 return Err(Stop::Other);
             }
@@ -98,6 +102,37 @@ pub(super) fn call(cursor: &mut Cursor<'_>, offered: Offered<'_>) -> Read<(Strin
             return Ok((function.name.clone(), json));
         }
     }
+}
+
+/// Takes an argument that is written as a tag of its own: `<key>value</key>`.
+fn child<'a>(
+    cursor: &mut Cursor<'a>,
+    function: &FunctionSchema,
+) -> Read<Option<(&'a str, &'a str)>> {
+    let mut next = *cursor;
+    if !next.takes("<")? {
+        return Ok(None);
+    }
+    let key = match next.word(|next| next.is_alphanumeric() || matches!(next, '_' | '-' | '.')) {
+        Err(Stop::Other) => return Ok(None),
+        key => key?,
+    };
+    if !offered::has_argument(function, key) || !next.takes(">")? {
+        return Ok(None);
+    }
+    let (start, end) = (next.at, format!("</{key}>"));
+    while let Some(len) = next.rest().find(&end) {
+        next.skip(len);
+        let value = &next.text[start..next.at];
+        next.skip(end.len());
+        let mut after = next;
+        after.skip_space();
+        if after.peek()?.is_none_or(|next| next == '<') {
+            *cursor = next;
+            return Ok(Some((key, value)));
+        }
+    }
+    Err(if next.end == End::Open { Stop::More } else { Stop::Other })
 }
 
 /// Reads the arguments of a call of GLM: keys and values, each between tags.
@@ -398,6 +433,7 @@ mod tests {
             ),
             ("f>{\"p\": \"a\"}</function>", json!({"p": "a"})),
             ("f></function>", json!({})),
+            ("f>\n<p>a</p>\n<n>3</n></function>", json!({"p": "a", "n": 3})),
         ] {
             let text = format!("<function={text}");
             let read = read(&text, End::Complete).map(|(arguments, _)| arguments);
