@@ -20,6 +20,8 @@ const MAX_HEAD: usize = 512;
 const MAX_MARKERS: usize = 4;
 /// How often the marker that ends a program may occur within it.
 const MAX_PROGRAM_ENDS: usize = 8;
+/// The languages of fenced blocks with a call.
+const LANGUAGES: &[&str] = &["json", "python", "xml", "text"];
 /// What separates calls.
 const SEPARATORS: [char; 2] = [',', ';'];
 /// What a model may write too often at the end of a call.
@@ -136,9 +138,7 @@ impl Reader<'_> {
         if !cursor.takes(FENCE_END)? {
             return Ok(false);
         }
-        if cursor.word(|next| next.is_ascii_alphabetic()) == Err(Stop::More) {
-            return Err(Stop::More);
-        }
+        cursor.takes_any(LANGUAGES)?;
         cursor.skip_space();
         match cursor.peek()? {
             Some('{') => self.is_bare_object(cursor),
@@ -230,14 +230,13 @@ impl Reader<'_> {
             let Some(marker) = cursor.takes_any(OPENS)? else { break };
             if FENCES.contains(&marker) {
                 block.is_fenced = true;
-                // Its name may be longer.
-                cursor.word(|next| next.is_ascii_alphabetic())?;
+                cursor.takes("s")?;
             }
         }
         cursor.skip_space();
         if cursor.takes(FENCE_END)? {
             block.is_fenced = true;
-            cursor.word(|next| next.is_ascii_alphabetic())?;
+            cursor.takes_any(LANGUAGES)?;
             cursor.skip_space();
         }
         let mut list = *cursor;
@@ -335,9 +334,10 @@ impl Reader<'_> {
             let arguments = object_call::arguments(cursor, CLOSES)?;
             return Ok(vec![(function.name.clone(), arguments)]);
         }
+        let is_of_id = |next: char| next.is_ascii_alphanumeric() || "_-.:".contains(next);
         cursor.skip_space();
         match cursor.peek()? {
-            Some('{') => self.object(cursor, block),
+            Some('{') if id.trim().chars().all(is_of_id) => self.object(cursor, block),
             _ => Err(Stop::Other),
         }
     }

@@ -62,10 +62,13 @@ fn value_at(cursor: &mut Cursor<'_>, depth: usize, place: Place) -> Read<Value> 
 }
 
 /// Whether all objects and lists end here, at this depth: before a marker or, if only the outermost
-/// brace is missing, with the answer.
+/// brace is missing after that of an inner object, with the answer.
 fn ends_all(cursor: &Cursor<'_>, depth: usize) -> Read<bool> {
     match cursor.peek()? {
-        None => Ok(depth == 0 && cursor.end == End::Complete),
+        None => {
+            let is_closed = cursor.text[..cursor.at].trim_end().ends_with('}');
+            Ok(depth == 0 && is_closed && cursor.end == End::Complete)
+        }
         Some(_) => Ok(cursor.sees_any(CLOSES)?.is_some()),
     }
 }
@@ -282,7 +285,7 @@ mod tests {
             (r#"{"a": "\d+", }"#, json!({"a": "\\d+"})),
             (r#"{{"a": {{"b": 1}}}}"#, json!({"a": {"b": 1}})),
             (r#"{"a": {"b": [1, 2</tool_call>"#, json!({"a": {"b": [1, 2]}})),
-            (r#"{"a": {"b": [1]}"#, json!({"a": {"b": [1]}})),
+            (r#"{"a": {"b": [1]} "#, json!({"a": {"b": [1]}})),
             (r#"{"a": "<a href="x">y</a>"}"#, json!({"a": "<a href=\"x\">y</a>"})),
             (r#"{"a": {"b": 1}</tool_call>"#, json!({"a": {"b": 1}})),
             (r#"{"a": "print("hi", "there")", "b": 1}"#, json!({"a": "print(\"hi\", \"there\")", "b": 1})),
@@ -297,7 +300,7 @@ mod tests {
     /// Goal: other texts are no values, and what is cut off is not completed.
     #[test]
     fn other_texts_are_not_values() {
-        for text in ["", "x", "{x: 1}", "{\"a\": x}", "{\"a\": \"x", "{\"a\": 1, \"a\": 2}", "{\"a\" 1}", "{", "{\"a\": [1"] {
+        for text in ["", "x", "{x: 1}", "{\"a\": x}", "{\"a\": \"x", "{\"a\": 1, \"a\": 2}", "{\"a\" 1}", "{", "{\"a\": [1", "{\"a\": 1"] {
             assert_eq!(read(text, End::Complete), Err(Stop::Other), "{text}");
         }
         assert_eq!(read("{\"a\": 1", End::Cut), Err(Stop::Other));

@@ -543,6 +543,16 @@ proptest! {
         };
         let whole = read(&[0, text.len()]);
         prop_assert_eq!(&read(&cuts), &whole);
+        // Nothing that is not markup is lost.
+        let kept = |word: &str| {
+            let calls = whole.calls.iter().map(|call| call.arguments.matches(word).count());
+            let texts = [&whole.reasoning, &whole.text].map(|text| text.matches(word).count());
+            calls.chain(texts).sum::<usize>()
+        };
+        prop_assert_eq!(kept("é"), text.matches('é').count(), "{} {:?}", text, whole);
+        if whole.calls.is_empty() && reasoning.is_none() && tool_calls != ToolCallFormat::Harmony {
+            prop_assert_eq!(&whole.text, &text);
+        }
         for call in &whole.calls {
             prop_assert!(format.functions.iter().any(|function| function.name == call.name));
             prop_assert!(serde_json::from_str::<Value>(&call.arguments).is_ok_and(|json| json.is_object()));

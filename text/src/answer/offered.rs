@@ -27,7 +27,9 @@ impl<'a> Offered<'a> {
         }
         let exact = |name: &str| self.0.iter().find(|function| function.name == name);
         exact(name).or_else(|| {
+            let is_of_namespace = |byte: u8| byte.is_ascii_alphanumeric() || b"_-.:/".contains(&byte);
             let ends = name.match_indices(NAMESPACE_ENDS);
+            let ends = ends.filter(|&(at, _)| name[..at].bytes().all(is_of_namespace));
             ends.map(|(at, _)| &name[at + 1..]).find_map(exact)
         })
     }
