@@ -6,8 +6,9 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 
 use serde_json::{Map, Value, json};
 use stolon::{
-    AnswerFormat, ChatMessage, ChatOptions, FunctionSchema, Grammar, GrammarError, Otherwise,
-    MessageContent, Prompt, ReasoningFormat, Request, SchemaOptions, ToolCallFormat, ToolCallGrammar, ToolUse,
+    AnswerFormat, ChatMessage, ChatOptions, FunctionSchema, Grammar, GrammarError, MessageContent,
+    Otherwise, Prompt, ReasoningFormat, Request, SchemaOptions, ToolCallFormat, ToolCallGrammar,
+    ToolUse,
 };
 
 use super::App;
@@ -153,7 +154,8 @@ impl Dialogue {
 
     /// Number of calls in the conversation.
     fn earlier_calls(&self) -> usize {
-        let calls = |message: &ChatMessage| message.extra.get("tool_calls")?.as_array().map(Vec::len);
+        let calls =
+            |message: &ChatMessage| message.extra.get("tool_calls")?.as_array().map(Vec::len);
         self.messages.iter().filter_map(calls).sum()
     }
 

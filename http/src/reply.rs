@@ -166,8 +166,7 @@ async fn reply<D: Dialect>(
         .map(|(index, events)| events.map(move |event| (index, event)).boxed());
     let mut events: Events = stream::select_all(numbered);
     let unreported = call.unreported.clone();
-    let mut replying =
-        Replying { dialect, parsers, begun, tokens, min_tokens, usage, unreported };
+    let mut replying = Replying { dialect, parsers, begun, tokens, min_tokens, usage, unreported };
     if call.stream {
         let events = replying.into_events(events).map(Ok::<_, Infallible>);
         return Ok(Sse::new(events).keep_alive(KeepAlive::default()).into_response());

@@ -20,14 +20,14 @@ mod harmony;
 mod json;
 mod lenient;
 mod markers;
+#[cfg(test)]
+mod nearly_right;
 mod object_call;
 mod offered;
 mod parser;
 mod python;
 mod reasoning;
 mod tagged;
-#[cfg(test)]
-mod nearly_right;
 #[cfg(test)]
 mod tests;
 

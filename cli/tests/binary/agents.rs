@@ -173,19 +173,19 @@ async fn the_effort_switches_reasoning() {
         );
         std::fs::write(&template, text).expect("a template");
         let server = Server::start(SCRIPTED, &["--chat-template", &path]);
-        for (effort, answer) in [
-            ("none", "Hello, world."),
-            ("low", "{\"answer\": 42}"),
-            ("high", "{\"answer\": 42}"),
-        ] {
-            let mut body = json!({"messages": messages, "reasoning_effort": effort, "max_tokens": 8});
+        for (effort, answer) in
+            [("none", "Hello, world."), ("low", "{\"answer\": 42}"), ("high", "{\"answer\": 42}")]
+        {
+            let mut body =
+                json!({"messages": messages, "reasoning_effort": effort, "max_tokens": 8});
             let (ignored, reply) = ask(&server, "/v1/chat/completions", body.clone()).await;
             assert_eq!(ignored, "", "{name} {effort}");
             assert_eq!(reply["choices"][0]["message"]["content"], answer, "{name} {effort}");
             body["chat_template_kwargs"] = json!({ name: false });
             let (_, reply) = ask(&server, "/v1/chat/completions", body).await;
             assert_eq!(reply["choices"][0]["message"]["content"], "Hello, world.");
-            let body = json!({"input": "x", "reasoning": {"effort": effort}, "max_output_tokens": 8});
+            let body =
+                json!({"input": "x", "reasoning": {"effort": effort}, "max_output_tokens": 8});
             let (_, reply) = ask(&server, "/v1/responses", body).await;
             assert_eq!(reply["output"][0]["content"][0]["text"], answer, "{name} {effort}");
         }

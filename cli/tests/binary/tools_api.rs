@@ -427,8 +427,12 @@ async fn an_answer_may_continue_reasoning() {
         let body = json!({"messages": messages, "continue_final_message": true,
                           "add_generation_prompt": false, "max_tokens": 16});
         let (message, _) = answers(&server, body).await;
-        assert_eq!((&message["reasoning_content"], &message["content"]), (&reasoning, &json!(content)));
-        let reply = server.ok("/v1/messages", json!({"messages": messages, "max_tokens": 16})).await;
+        assert_eq!(
+            (&message["reasoning_content"], &message["content"]),
+            (&reasoning, &json!(content))
+        );
+        let reply =
+            server.ok("/v1/messages", json!({"messages": messages, "max_tokens": 16})).await;
         let text = reply["content"].as_array().and_then(|blocks| blocks.last()).cloned();
         assert_eq!(text.expect("a block")["text"], content, "{reply}");
     }
@@ -442,7 +446,8 @@ async fn ids_of_calls_count_over_the_conversation() {
     let mut body = ask("script:kimi");
     let first = server.ok(PATH, body.clone()).await["choices"][0]["message"].clone();
     assert_eq!(first["tool_calls"][0]["id"], "functions.get_time:0", "{first}");
-    let result = json!({"role": "tool", "tool_call_id": "functions.get_time:0", "content": "12:04"});
+    let result =
+        json!({"role": "tool", "tool_call_id": "functions.get_time:0", "content": "12:04"});
     let turns = body["messages"].as_array_mut().expect("a list");
     turns.extend([first, result, json!({"role": "user", "content": "script:kimi"})]);
     let second = server.ok(PATH, body).await;

@@ -51,12 +51,7 @@ fn finish_reason(reason: FinishReason, calls: usize) -> FinishReason {
 
 impl Chat {
     /// The reply to one call. `ids` are the token ids of the prompt, if they were requested.
-    pub(super) fn new(
-        app: &App,
-        call: &Call,
-        call_ids: CallIds,
-        ids: Option<Vec<u32>>,
-    ) -> Self {
+    pub(super) fn new(app: &App, call: &Call, call_ids: CallIds, ids: Option<Vec<u32>>) -> Self {
         let (has_ids, has_logprobs) = (ids.is_some(), call.logprobs.is_some());
         let growing = |index| {
             let message = AnswerMessage {

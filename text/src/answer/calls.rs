@@ -32,6 +32,9 @@ const EXCESS: [char; 3] = ['}', ']', ')'];
 pub(super) enum Beginning {
     /// With a marker.
     Marked,
+    /// With a marker that people write, too, in the middle of a line. The calls then end with a
+    /// marker or a bracket.
+    Inline,
     /// Without one, at the beginning of a line. The calls then end with a marker or with the
     /// answer.
     Bare,
@@ -76,8 +79,12 @@ impl Reader<'_> {
         let Some(first) = cursor.peek()? else { return Ok(None) };
         if matches!(first, '<' | '[' | '`') {
             for markers in [OPENS, TAGGED, &[KIMI[0], DEEPSEEK[0]]] {
-                if cursor.sees_any(markers)?.is_some() {
-                    return Ok(Some(Beginning::Marked));
+                if let Some(marker) = cursor.sees_any(markers)? {
+                    let second = marker.as_bytes().get(1).copied();
+                    let is_inline =
+                        !is_line && second.is_some_and(|byte| byte.is_ascii_lowercase());
+                    let beginning = if is_inline { Beginning::Inline } else { Beginning::Marked };
+                    return Ok(Some(beginning));
                 }
             }
         }
@@ -192,7 +199,7 @@ impl Reader<'_> {
 
     fn read_within(self, text: &str, end: End, beginning: Beginning) -> Read<Calls> {
         let mut cursor = Cursor::new(text, end);
-        let mut block = Block { is_marked: beginning == Beginning::Marked, ..Block::default() };
+        let mut block = Block { is_marked: beginning != Beginning::Bare, ..Block::default() };
         self.open(&mut cursor, &mut block)?;
         let mut read = Calls::default();
         let mut is_closed = false;
@@ -218,6 +225,11 @@ impl Reader<'_> {
         let mut rest = Cursor { at: read.len, ..cursor };
         rest.skip_space();
         if is_bare && !rest.is_at_end()? && rest.sees_any(OPENS)?.is_none() {
+            return Err(Stop::Other);
+        }
+        let all = text[..read.len].trim_end();
+        let is_ended = || CLOSES.iter().chain(&[FENCE_END]).any(|close| all.ends_with(close));
+        if beginning == Beginning::Inline && !all.ends_with(EXCESS) && !is_ended() {
             return Err(Stop::Other);
         }
         Ok(read)
@@ -469,7 +481,8 @@ fn short<'a>(cursor: &mut Cursor<'a>, quote: char) -> Read<Option<&'a str>> {
 
 /// A name with its namespaces.
 fn word<'a>(cursor: &mut Cursor<'a>) -> Read<&'a str> {
-    let is_part = |next: char| next.is_alphanumeric() || matches!(next, '_' | '-' | '.' | ':' | '/');
+    let is_part =
+        |next: char| next.is_alphanumeric() || matches!(next, '_' | '-' | '.' | ':' | '/');
     let word = cursor.word(is_part)?;
     if word.is_empty() { Err(Stop::Other) } else { Ok(word) }
 }
@@ -502,7 +515,8 @@ fn close(cursor: &mut Cursor<'_>, block: &mut Block) -> Read<bool> {
         after.skip_space();
     }
     // Brackets belong to the call only if it ends after them.
-    let ends = has_marker || after.peek()?.is_none_or(|next| SEPARATORS.contains(&next) || next == '{');
+    let ends =
+        has_marker || after.peek()?.is_none_or(|next| SEPARATORS.contains(&next) || next == '{');
     if ends || after.sees_any(OPENS)?.is_some() {
         *cursor = after;
     }
@@ -525,6 +539,12 @@ fn sees_fence(cursor: &Cursor<'_>) -> Read<bool> {
 
 /// Whether other calls of the same block may follow the marker.
 fn ends_one_call(marker: &str) -> bool {
-    let ends = ["</function>", "</invoke>", "</｜DSML｜invoke>", "<|tool_call_end|>", "<｜tool▁call▁end｜>"];
+    let ends = [
+        "</function>",
+        "</invoke>",
+        "</｜DSML｜invoke>",
+        "<|tool_call_end|>",
+        "<｜tool▁call▁end｜>",
+    ];
     ends.contains(&marker)
 }

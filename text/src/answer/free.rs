@@ -37,14 +37,7 @@ pub(super) struct Scan {
 
 impl Default for Scan {
     fn default() -> Self {
-        Self {
-            is_first: true,
-            is_line: true,
-            rejected: 0,
-            held: None,
-            read_len: 0,
-            tries: 0,
-        }
+        Self { is_first: true, is_line: true, rejected: 0, held: None, read_len: 0, tries: 0 }
     }
 }
 
@@ -163,22 +156,15 @@ impl AnswerParser {
     }
 
     /// What begins at the beginning of the text.
-    fn what_begins(
-        &self,
-        text: &str,
-        first: char,
-        tag: Option<&str>,
-        end: End,
-    ) -> Read<Begins> {
+    fn what_begins(&self, text: &str, first: char, tag: Option<&str>, end: End) -> Read<Begins> {
         let tag = tag.filter(|tag| tag.starts_with(first));
         if let Some(tag) = tag
             && Cursor::new(text, end).sees(tag)?
         {
             return Ok(Begins::Tag);
         }
-        let is_first = self.scan.is_first
-            && !matches!(self.mode, Mode::Reasoning)
-            && !first.is_whitespace();
+        let is_first =
+            self.scan.is_first && !matches!(self.mode, Mode::Reasoning) && !first.is_whitespace();
         let may_begin = is_first || matches!(first, '<' | '[' | '`' | '{');
         if !may_begin || self.format.tool_calls.is_none() || self.scan.rejected >= MAX_REJECTED {
             return Ok(Begins::Nothing);
@@ -229,31 +215,32 @@ impl AnswerParser {
     }
 
     /// Reads calls that end the reasoning: until the end of the answer, or until the closing tag at
-    /// the end of the answer.
-    fn read_last_calls(
-        &self,
-        text: &str,
-        close: &str,
-        end: End,
-        first: Beginning,
-    ) -> Read<Calls> {
+    /// the end of the answer. No call goes on after the closing tag.
+    fn read_last_calls(&self, text: &str, close: &str, end: End, first: Beginning) -> Read<Calls> {
         let reader = self.reader();
+        let (reasoning, after) = match text.split_once(close) {
+            Some((reasoning, after)) => (reasoning, Some(after)),
+            None => (text, None),
+        };
+        let end_of_reasoning = if after.is_some() { End::Cut } else { end };
         let (mut calls, mut beginning) = (Vec::new(), first);
-        let mut cursor = Cursor::new(text, end);
+        let mut cursor = Cursor::new(reasoning, end_of_reasoning);
         loop {
-            let read = reader.read(cursor.rest(), end, beginning)?;
+            let read = reader.read(cursor.rest(), end_of_reasoning, beginning)?;
             cursor.skip(read.len);
             calls.extend(read.calls);
             if calls.len() > MAX_CALLS || cursor.at > MAX_BYTES {
                 return Err(Stop::Other);
             }
             cursor.skip_space();
-            let is_closed = cursor.takes(close)?;
-            cursor.skip_space();
-            match cursor.peek()? {
-                None if end == End::Complete => return Ok(Calls { calls, len: text.len() }),
-                Some(_) if !is_closed => {}
-                _ => return Err(Stop::Other),
+            if cursor.peek()?.is_none() {
+                let is_last = Cursor::new(after.unwrap_or_default(), end).is_at_end()?;
+                let is_complete = is_last && end == End::Complete;
+                let all = Calls { calls, len: text.len() };
+                return if is_complete { Ok(all) } else { Err(Stop::Other) };
+            }
+            if cursor.sees(close)? {
+                return Err(Stop::Other);
             }
             let next = reader.begins(cursor.rest(), end, false, true)?;
             beginning = next.ok_or(Stop::Other)?;

@@ -303,7 +303,9 @@ impl Reader<'_> {
         let mut ends = commas.filter(|at| {
             let mut after = Cursor::new(&text[at + 1..], End::Complete);
             let key = after.until(MAX_LOOK, |next| matches!(next, ':' | '=' | ','));
-            key.is_ok_and(|key| self.is_argument(&after.text[..after.text.len().min(key.len() + 1)], place))
+            key.is_ok_and(|key| {
+                self.is_argument(&after.text[..after.text.len().min(key.len() + 1)], place)
+            })
         });
         ends.next()
     }
@@ -443,8 +445,14 @@ mod tests {
             (r#"{q:<|"|>red kites,n:3}<tool_call|>"#, json!({"q": "red kites", "n": 3})),
             (r#"{path:<|"|>a,text:<|"|>b<|"|>}"#, json!({"path": "a", "text": "b"})),
             (r#"{q:<|"|><|"|>red kites<|"|><|"|>,n:1}"#, json!({"q": "red kites", "n": 1})),
-            (r#"{path:<|"|>a<|"|>,text:<|"|>print(<|"|>hi<|"|>)<|"|>}"#, json!({"path": "a", "text": "print(\"hi\")"})),
-            ("{path:'out, v2.txt',text:'x: {y}'}", json!({"path": "out, v2.txt", "text": "x: {y}"})),
+            (
+                r#"{path:<|"|>a<|"|>,text:<|"|>print(<|"|>hi<|"|>)<|"|>}"#,
+                json!({"path": "a", "text": "print(\"hi\")"}),
+            ),
+            (
+                "{path:'out, v2.txt',text:'x: {y}'}",
+                json!({"path": "out, v2.txt", "text": "x: {y}"}),
+            ),
             ("{text:'it's'}", json!({"text": "it's"})),
             (r#"{q:"red kites<|"|>}"#, json!({"q": "red kites"})),
             (r#"{q:<|"|>red kites"}<tool_call|>"#, json!({"q": "red kites"})),

@@ -94,7 +94,8 @@ impl Harmony {
             State::Call { name, arguments } => self.end_call(name, &arguments, end, parts),
             State::Header if end == End::Complete && self.is_call() => {
                 self.end_header(self.pending.len());
-                if let State::Call { name, .. } = std::mem::replace(&mut self.state, State::Dropped) {
+                if let State::Call { name, .. } = std::mem::replace(&mut self.state, State::Dropped)
+                {
                     let arguments = std::mem::take(&mut self.pending);
                     self.end_call(name, &arguments, end, parts);
                 }
@@ -134,7 +135,9 @@ impl Harmony {
         }
         let message = self.pending.find(MESSAGE).filter(|&len| len <= MAX_HEADER);
         let closed = CLOSES.iter().filter_map(|close| self.pending.find(close)).min();
-        if let Some(len) = closed.filter(|&len| len <= MAX_HEADER && message.is_none_or(|at| at > len)) {
+        if let Some(len) =
+            closed.filter(|&len| len <= MAX_HEADER && message.is_none_or(|at| at > len))
+        {
             self.end_header(len);
             return true;
         }
@@ -217,13 +220,7 @@ impl Harmony {
 
     /// Passes on a call, or its arguments as text if they are not an object. A guaranteed call that
     /// was cut off is passed on as far as it came.
-    fn end_call(
-        &mut self,
-        name: String,
-        arguments: &str,
-        end: End,
-        parts: &mut Vec<AnswerPart>,
-    ) {
+    fn end_call(&mut self, name: String, arguments: &str, end: End, parts: &mut Vec<AnswerPart>) {
         let json = self.object(arguments, end);
         let is_complete = json.is_some();
         let cut = || Some(arguments.trim_start().to_owned()).filter(|_| self.guaranteed);
@@ -253,7 +250,9 @@ impl Harmony {
         }
         let mut cursor = Cursor::new(arguments, end);
         let object = object_call::arguments(&mut cursor, &[]).ok()?;
-        let rest = cursor.rest().trim_start_matches(|next: char| next.is_whitespace() || "}]".contains(next));
+        let rest = cursor
+            .rest()
+            .trim_start_matches(|next: char| next.is_whitespace() || "}]".contains(next));
         rest.is_empty().then_some(object)
     }
 }
@@ -261,7 +260,15 @@ impl Harmony {
 /// The text in a header without the marker that ends it.
 fn body_in(header: &str) -> &str {
     const WORDS: [&str; 9] = [
-        NEXT, "<|channel|>", "<|constrain|>", "assistant", "analysis", "commentary", "final", "json", "code",
+        NEXT,
+        "<|channel|>",
+        "<|constrain|>",
+        "assistant",
+        "analysis",
+        "commentary",
+        "final",
+        "json",
+        "code",
     ];
     let mut body = header;
     loop {
@@ -283,9 +290,7 @@ fn message_of(header: &str, offered: Offered<'_>) -> State {
     let words = || header.split_whitespace().flat_map(|word| word.split("<|"));
     let recipient = words().find_map(|word| word.strip_prefix("to="));
     match recipient.and_then(|name| offered.find_numbered(name)) {
-        Some(function) => {
-            State::Call { name: function.name.clone(), arguments: String::new() }
-        }
+        Some(function) => State::Call { name: function.name.clone(), arguments: String::new() },
         None if header.contains("<|channel|>analysis") => State::Reasoning,
         None => State::Text,
     }

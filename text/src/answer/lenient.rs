@@ -107,7 +107,9 @@ fn object_at(cursor: &mut Cursor<'_>, depth: usize) -> Read<Value> {
             }
             // The brace is missing.
             Some(']') if depth > 0 => return Ok(Value::Object(entries)),
-            _ if !entries.is_empty() && ends_all(cursor, depth)? => return Ok(Value::Object(entries)),
+            _ if !entries.is_empty() && ends_all(cursor, depth)? => {
+                return Ok(Value::Object(entries));
+            }
             _ => return Err(Stop::Other),
         }
     }
@@ -279,7 +281,10 @@ mod tests {
     #[test]
     fn values_that_are_nearly_json_are_read() {
         for (text, expected) in [
-            (r#"{"a": [1, -2.5e3, true, null, "\u00e9\ud83d\ude00\ud83d"]}"#, json!({"a": [1, -2500.0, true, null, "é😀\u{fffd}"]})),
+            (
+                r#"{"a": [1, -2.5e3, true, null, "\u00e9\ud83d\ude00\ud83d"]}"#,
+                json!({"a": [1, -2500.0, true, null, "é😀\u{fffd}"]}),
+            ),
             ("{'a': 'it\\'s', 'b': [True, None]}", json!({"a": "it's", "b": [true, null]})),
             ("{\"a\": \"x\ny\tz\"}", json!({"a": "x\ny\tz"})),
             (r#"{"a": "\d+", }"#, json!({"a": "\\d+"})),
@@ -288,7 +293,10 @@ mod tests {
             (r#"{"a": {"b": [1]} "#, json!({"a": {"b": [1]}})),
             (r#"{"a": "<a href="x">y</a>"}"#, json!({"a": "<a href=\"x\">y</a>"})),
             (r#"{"a": {"b": 1}</tool_call>"#, json!({"a": {"b": 1}})),
-            (r#"{"a": "print("hi", "there")", "b": 1}"#, json!({"a": "print(\"hi\", \"there\")", "b": 1})),
+            (
+                r#"{"a": "print("hi", "there")", "b": 1}"#,
+                json!({"a": "print(\"hi\", \"there\")", "b": 1}),
+            ),
             (r#"{"a": "{"k": "v"}", "b": "c"}"#, json!({"a": "{\"k\": \"v\"}", "b": "c"})),
             (r#"{"a": 1 "b": "c" "d": 2}"#, json!({"a": 1, "b": "c", "d": 2})),
             ("{}", json!({})),
@@ -300,7 +308,18 @@ mod tests {
     /// Goal: other texts are no values, and what is cut off is not completed.
     #[test]
     fn other_texts_are_not_values() {
-        for text in ["", "x", "{x: 1}", "{\"a\": x}", "{\"a\": \"x", "{\"a\": 1, \"a\": 2}", "{\"a\" 1}", "{", "{\"a\": [1", "{\"a\": 1"] {
+        for text in [
+            "",
+            "x",
+            "{x: 1}",
+            "{\"a\": x}",
+            "{\"a\": \"x",
+            "{\"a\": 1, \"a\": 2}",
+            "{\"a\" 1}",
+            "{",
+            "{\"a\": [1",
+            "{\"a\": 1",
+        ] {
             assert_eq!(read(text, End::Complete), Err(Stop::Other), "{text}");
         }
         assert_eq!(read("{\"a\": 1", End::Cut), Err(Stop::Other));

@@ -64,13 +64,8 @@ pub(super) const CLOSES: &[&str] = &[
 ];
 
 /// The beginnings of calls that are written between tags, up to the name of the function.
-pub(super) const TAGGED: &[&str] = &[
-    "<function=",
-    "<function name=",
-    "<invoke name=",
-    "<invoke=",
-    "<｜DSML｜invoke name=",
-];
+pub(super) const TAGGED: &[&str] =
+    &["<function=", "<function name=", "<invoke name=", "<invoke=", "<｜DSML｜invoke name="];
 
 /// The beginning of a call of Kimi, and what precedes its arguments.
 pub(super) const KIMI: [&str; 2] = ["<|tool_call_begin|>", "<|tool_call_argument_begin|>"];

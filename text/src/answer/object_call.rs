@@ -10,15 +10,8 @@ use super::offered::{Offered, has_argument};
 pub(super) type Call = (String, String);
 
 /// Names of the member with the name of the function.
-const NAMES: &[&str] = &[
-    "name",
-    "tool_name",
-    "function_name",
-    "function",
-    "tool",
-    "action",
-    "recipient_name",
-];
+const NAMES: &[&str] =
+    &["name", "tool_name", "function_name", "function", "tool", "action", "recipient_name"];
 /// Names of the member with the arguments.
 const ARGUMENTS: &[&str] = &[
     "arguments",
@@ -33,7 +26,8 @@ const ARGUMENTS: &[&str] = &[
     "tool_parameters",
 ];
 /// Names of the member with a call, or with several.
-const CALLS: &[&str] = &["function", "function_call", "tool_call", "tool_calls", "tool_uses", "calls"];
+const CALLS: &[&str] =
+    &["function", "function_call", "tool_call", "tool_calls", "tool_uses", "calls"];
 /// Names of members that say nothing about the call.
 const OTHERS: &[&str] = &["id", "type", "index", "tool_call_id", "call_id"];
 /// Maximum number of objects around a call.

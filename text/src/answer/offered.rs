@@ -27,7 +27,8 @@ impl<'a> Offered<'a> {
         }
         let exact = |name: &str| self.0.iter().find(|function| function.name == name);
         exact(name).or_else(|| {
-            let is_of_namespace = |byte: u8| byte.is_ascii_alphanumeric() || b"_-.:/".contains(&byte);
+            let is_of_namespace =
+                |byte: u8| byte.is_ascii_alphanumeric() || b"_-.:/".contains(&byte);
             let ends = name.match_indices(NAMESPACE_ENDS);
             let ends = ends.filter(|&(at, _)| name[..at].bytes().all(is_of_namespace));
             ends.map(|(at, _)| &name[at + 1..]).find_map(exact)
@@ -38,7 +39,8 @@ impl<'a> Offered<'a> {
     /// `functions.NAME`, `NAME:INDEX`, `functions_NAME_INDEX` and `functionsNAMEINDEX`.
     pub(super) fn find_numbered(self, id: &str) -> Option<&'a FunctionSchema> {
         let id = id.trim();
-        let bare = id.strip_prefix("functions").map(|rest| rest.trim_start_matches(['.', '_', ':']));
+        let bare =
+            id.strip_prefix("functions").map(|rest| rest.trim_start_matches(['.', '_', ':']));
         [Some(id), bare].into_iter().flatten().find_map(|id| {
             self.find(id).or_else(|| {
                 let digits = id.bytes().rev().take_while(u8::is_ascii_digit).count();
@@ -214,7 +216,10 @@ mod tests {
         }
         assert_eq!(value(&functions[0], "other", "1", Some(true)), json!("1"));
         let quoted = |key: &str| quoted_value(&functions[0], key, "3".to_owned());
-        assert_eq!([quoted("count"), quoted("text"), quoted("other")], [json!(3), json!("3"), json!("3")]);
+        assert_eq!(
+            [quoted("count"), quoted("text"), quoted("other")],
+            [json!(3), json!("3"), json!("3")]
+        );
     }
 
     /// Goal: names are found with the namespaces and numbers that models add.
@@ -222,7 +227,8 @@ mod tests {
     fn names_are_found_as_models_write_them() {
         let functions = functions();
         let offered = Offered(&functions);
-        let name = |function: Option<&FunctionSchema>| function.map(|function| function.name.clone());
+        let name =
+            |function: Option<&FunctionSchema>| function.map(|function| function.name.clone());
         for (written, expected) in [
             ("get", Some("get")),
             ("functions.get", Some("get")),

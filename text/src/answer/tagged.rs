@@ -62,6 +62,9 @@ struct Arguments<'a> {
     values: Map<String, Value>,
     /// Whether the answer has ended within the last value.
     is_open: bool,
+    /// Whether that is more likely a text about calls, which does not have values in lines of their
+    /// own.
+    is_doubtful: bool,
 }
 
 /// Reads a call from the name of its function on.
@@ -268,7 +271,7 @@ impl Tags {
 
 impl<'a> Arguments<'a> {
     fn new(function: &'a FunctionSchema) -> Self {
-        Self { function, values: Map::new(), is_open: false }
+        Self { function, values: Map::new(), is_open: false, is_doubtful: false }
     }
 
     /// Adds an argument. A call cannot have two with the same name.
@@ -283,7 +286,7 @@ impl<'a> Arguments<'a> {
     fn into_call(self) -> Read<(String, String)> {
         let has_all =
             || offered::required(self.function).all(|name| self.values.contains_key(name));
-        if self.is_open && !has_all() {
+        if self.is_doubtful || (self.is_open && !has_all()) {
             return Err(Stop::Other);
         }
         Ok((self.function.name.clone(), Value::Object(self.values).to_string()))
@@ -299,6 +302,7 @@ impl<'a> Arguments<'a> {
                     return Err(if cursor.end == End::Open { Stop::More } else { Stop::Other });
                 }
                 self.is_open = within.marker.is_none() && within.next.is_none();
+                self.is_doubtful |= self.is_open && !cursor.text[start..].starts_with('\n');
                 break within.marker.unwrap_or(cursor.text.len());
             };
             cursor.skip(len);
@@ -314,7 +318,9 @@ impl<'a> Arguments<'a> {
                     within.arguments -= 1;
                     within.last_end = Some((at, cursor.at));
                 }
-                Some(Tag::ArgumentEnd) if within.calls == 0 && tags.follows_argument(*cursor)? => {
+                Some(Tag::ArgumentEnd)
+                    if within.calls == 0 && tags.follows_argument(*cursor)? =>
+                {
                     return Ok(&cursor.text[start..at]);
                 }
                 Some(Tag::Call) => within.calls += 1,
@@ -372,9 +378,9 @@ struct Within {
 impl Within {
     /// Where a value ends whose closing tag was not found before `end`.
     fn end(&self, text: &str, end: usize) -> usize {
-        let closing = self.last_end.filter(|&(at, after)| {
-            after <= end && at < end && text[after..end].trim().is_empty()
-        });
+        let closing = self
+            .last_end
+            .filter(|&(at, after)| after <= end && at < end && text[after..end].trim().is_empty());
         self.next.filter(|&next| next < end).or(closing.map(|(at, _)| at)).unwrap_or(end)
     }
 }
@@ -407,10 +413,19 @@ mod tests {
         for (text, expected) in [
             ("f>\n<parameter=p>\n1\n</parameter>\n</function>", json!({"p": "1"})),
             ("f>\n<parameter=p>\n a\n\n</parameter>\n</function>", json!({"p": " a\n"})),
-            ("f>\n<parameter=p>a</parameter> b</parameter></function>", json!({"p": "a</parameter> b"})),
-            ("f>\n<parameter=p>\na\n<parameter=n>\n3\n</parameter>\n</function>", json!({"p": "a", "n": 3})),
+            (
+                "f>\n<parameter=p>a</parameter> b</parameter></function>",
+                json!({"p": "a</parameter> b"}),
+            ),
+            (
+                "f>\n<parameter=p>\na\n<parameter=n>\n3\n</parameter>\n</function>",
+                json!({"p": "a", "n": 3}),
+            ),
             ("f>\n<parameter=n>3<parameter=p>a</parameter></function>", json!({"n": 3, "p": "a"})),
-            ("f>\n<parameter=p>\na\n<parameter=t>\nb\n<parameter=n>\n3\n</function>", json!({"p": "a", "t": "b", "n": 3})),
+            (
+                "f>\n<parameter=p>\na\n<parameter=t>\nb\n<parameter=n>\n3\n</function>",
+                json!({"p": "a", "t": "b", "n": 3}),
+            ),
             ("f>\n<parameter=p>\na\n</function>", json!({"p": "a"})),
             ("f>\n<parameter=p>\na\n</tool_call>", json!({"p": "a"})),
             ("f>\n<parameter=p>\na\n</parameter>\n</tool_call>", json!({"p": "a"})),
@@ -450,6 +465,7 @@ mod tests {
             ">\n</function>",
             "f> text",
             "f><parameter=t>1",
+            "f><parameter=p>1",
             "f><parameter=p>1</parameter><parameter=p>1</parameter></function>",
         ] {
             let text = format!("<function={text}");
