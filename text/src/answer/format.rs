@@ -92,6 +92,16 @@ const KIMI: &[&str] = &[
     "<|tool_call_section_end|>",
 ];
 
+/// The special tokens of GLM.
+const GLM: &[&str] = &[
+    "<tool_call>",
+    "</tool_call>",
+    "<arg_key>",
+    "</arg_key>",
+    "<arg_value>",
+    "</arg_value>",
+];
+
 /// Texts that the templates of gpt-oss contain.
 pub(super) const HARMONY_TEMPLATE: &[&str] = &["<|channel|>", "<|message|>"];
 
@@ -211,10 +221,15 @@ impl ToolCallFormat {
 
     pub(super) fn markers(self) -> &'static Markers {
         match self {
-            Self::Hermes | Self::Glm | Self::Qwen3Coder => &Markers {
+            Self::Hermes | Self::Qwen3Coder => &Markers {
                 open: &["<tool_call>"],
                 close: "</tool_call>",
                 special_tokens: &["<tool_call>", "</tool_call>"],
+            },
+            Self::Glm => &Markers {
+                open: &["<tool_call>"],
+                close: "</tool_call>",
+                special_tokens: GLM,
             },
             Self::Llama3Json => &Markers {
                 open: &["<|python_tag|>"],

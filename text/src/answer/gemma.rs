@@ -7,7 +7,7 @@
 use serde_json::{Map, Value};
 
 use super::cursor::{Cursor, End, Read, Stop};
-use super::lenient::MAX_DEPTH;
+use super::lenient::{self, MAX_DEPTH};
 use super::markers::{CLOSES, OPENS};
 use super::offered;
 use super::tagged::follows_call;
@@ -24,7 +24,12 @@ const MAX_LOOK: usize = 256;
 pub(super) fn call(cursor: &mut Cursor<'_>, function: &FunctionSchema) -> Read<(String, String)> {
     cursor.skip_space();
     let arguments = match cursor.peek()? {
-        Some('{') => Reader { function }.arguments(cursor, '}')?,
+        Some('{') => {
+            if let Some(json) = lenient::exact_object(cursor)? {
+                return Ok((function.name.clone(), json));
+            }
+            Reader { function }.arguments(cursor, '}')?
+        }
         Some('(') => Reader { function }.arguments(cursor, ')')?,
         _ if follows_call(*cursor)? => Value::Object(Map::new()),
         _ => return Err(Stop::Other),
@@ -432,7 +437,10 @@ mod tests {
                 r#"{a:[true, -2.5,null , None,<|"|><|"|>],b:{c:{},<|"|>d e<|"|>:[[]]}}"#,
                 json!({"a": [true, -2.5, null, null, ""], "b": {"c": {}, "d e": [[]]}}),
             ),
-            (r#"{"a": "x\n}\"", "b": ["c"]}"#, json!({"a": "x\n}\"", "b": ["c"]})),
+            (
+                r#"{"a": "x\n}\"\ud83d\ude00", "b": ["c"]}"#,
+                json!({"a": "x\n}\"😀", "b": ["c"]}),
+            ),
             ("{ a : 1 ,\n b : Paris }", json!({"a": 1, "b": "Paris"})),
             (r#"{{"a": 1}}"#, json!({"a": 1})),
             (r#"{a:<|"|>call:put{}<|"|>}"#, json!({"a": "call:put{}"})),

@@ -28,18 +28,26 @@ pub(super) fn object(cursor: &mut Cursor<'_>) -> Read<String> {
     if cursor.peek()? != Some('{') {
         return Err(Stop::Other);
     }
+    match exact_object(cursor)? {
+        Some(text) => Ok(text),
+        None => Ok(value(cursor)?.to_string()),
+    }
+}
+
+/// Takes the text of an object that is JSON.
+pub(super) fn exact_object(cursor: &mut Cursor<'_>) -> Read<Option<String>> {
     let mut scanner = Scanner::new();
     for (at, character) in cursor.rest().char_indices() {
         if scanner.push(character).is_err() {
-            return Ok(value(cursor)?.to_string());
+            return Ok(None);
         }
         if scanner.has_ended() {
             let text = &cursor.rest()[..=at];
             cursor.skip(text.len());
-            return Ok(text.to_owned());
+            return Ok(Some(text.to_owned()));
         }
     }
-    if cursor.end == End::Open { Err(Stop::More) } else { Ok(value(cursor)?.to_string()) }
+    if cursor.end == End::Open { Err(Stop::More) } else { Ok(None) }
 }
 
 /// Reads a value.
