@@ -38,6 +38,8 @@ pub(super) enum Beginning {
     /// Without one, at the beginning of a line. The calls then end with a marker or with the
     /// answer.
     Bare,
+    /// Without one, within a text. The calls then end with a marker.
+    Closed,
 }
 
 /// Calls that belong together, and the length of their text.
@@ -92,9 +94,15 @@ impl Reader<'_> {
             '{' => is_line && self.is_bare_object(cursor)?,
             '[' if is_line && self.is_bare_list(cursor)? => true,
             '`' => is_line && self.is_bare_fence(cursor)?,
-            _ if !is_first => false,
-            '[' => self.is_bare_program(cursor)?,
-            _ => self.is_bare_name(cursor)?,
+            '[' => is_first && self.is_bare_program(cursor)?,
+            _ if is_first || (is_line && self.format == ToolCallFormat::Glm) => {
+                self.is_bare_name(cursor)?
+            }
+            // Gemma 4 leaves out the marker after a text, too.
+            'c' if self.format == ToolCallFormat::Gemma4 && self.is_bare_name(cursor)? => {
+                return Ok(Some(Beginning::Closed));
+            }
+            _ => false,
         };
         Ok(is_bare.then_some(Beginning::Bare))
     }
@@ -171,7 +179,7 @@ impl Reader<'_> {
                 Some(name) => name,
                 None => return Ok(false),
             },
-            ToolCallFormat::Mistral => name,
+            ToolCallFormat::Mistral | ToolCallFormat::Glm => name,
             format if format.is_python() => name,
             _ => return Ok(false),
         };
@@ -180,6 +188,10 @@ impl Reader<'_> {
         }
         match self.format {
             ToolCallFormat::Mistral => cursor.sees("[ARGS]"),
+            ToolCallFormat::Glm => {
+                cursor.skip_space();
+                cursor.sees("<arg_key>")
+            }
             ToolCallFormat::Gemma4 => Ok(matches!(cursor.peek()?, Some('{' | '('))),
             _ => Ok(cursor.peek()? == Some('(')),
         }
@@ -199,7 +211,10 @@ impl Reader<'_> {
 
     fn read_within(self, text: &str, end: End, beginning: Beginning) -> Read<Calls> {
         let mut cursor = Cursor::new(text, end);
-        let mut block = Block { is_marked: beginning != Beginning::Bare, ..Block::default() };
+        let mut block = Block {
+            is_marked: matches!(beginning, Beginning::Marked | Beginning::Inline),
+            ..Block::default()
+        };
         self.open(&mut cursor, &mut block)?;
         let mut read = Calls::default();
         let mut is_closed = false;
@@ -220,6 +235,9 @@ impl Reader<'_> {
         }
         if !is_closed {
             read.len = skip_last_opening(cursor, read.len)?;
+        }
+        if beginning == Beginning::Closed && !is_closed {
+            return Err(Stop::Other);
         }
         let is_bare = !block.is_marked && (!is_closed || block.is_fenced);
         let mut rest = Cursor { at: read.len, ..cursor };
@@ -379,7 +397,13 @@ impl Reader<'_> {
     /// A call that begins with the name of its function.
     fn named_call(self, cursor: &mut Cursor<'_>, block: &Block) -> Read<Vec<Call>> {
         let start = *cursor;
-        let name = word(cursor)?;
+        let mut name = word(cursor)?;
+        if matches!(name, "call:" | "call" | ":") && self.format == ToolCallFormat::Gemma4 {
+            cursor.skip_space();
+            cursor.takes(":")?;
+            cursor.skip_space();
+            name = word(cursor)?;
+        }
         let of_gemma = name.strip_prefix("call:").or_else(|| name.strip_prefix(':'));
         if let Some(function) = of_gemma.and_then(|name| self.offered.find(name)) {
             return gemma::call(cursor, function).map(|call| vec![call]);
@@ -393,6 +417,10 @@ impl Reader<'_> {
             let function = self.offered.find_numbered(name).ok_or(Stop::Other)?;
             let arguments = object_call::arguments(cursor, CLOSES)?;
             return Ok(vec![(function.name.clone(), arguments)]);
+        }
+        if tagged::sees_argument(cursor)? {
+            let function = self.offered.find(name).ok_or(Stop::Other)?;
+            return tagged::arguments(cursor, function).map(|call| vec![call]);
         }
         if self.offered.find(name).is_none() && cursor.sees("</arg_key>")? {
             let function = tagged::joined_with_key(name, self.offered).ok_or(Stop::Other)?;

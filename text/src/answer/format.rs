@@ -93,14 +93,8 @@ const KIMI: &[&str] = &[
 ];
 
 /// The special tokens of GLM.
-const GLM: &[&str] = &[
-    "<tool_call>",
-    "</tool_call>",
-    "<arg_key>",
-    "</arg_key>",
-    "<arg_value>",
-    "</arg_value>",
-];
+const GLM: &[&str] =
+    &["<tool_call>", "</tool_call>", "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>"];
 
 /// Texts that the templates of gpt-oss contain.
 pub(super) const HARMONY_TEMPLATE: &[&str] = &["<|channel|>", "<|message|>"];
@@ -226,11 +220,9 @@ impl ToolCallFormat {
                 close: "</tool_call>",
                 special_tokens: &["<tool_call>", "</tool_call>"],
             },
-            Self::Glm => &Markers {
-                open: &["<tool_call>"],
-                close: "</tool_call>",
-                special_tokens: GLM,
-            },
+            Self::Glm => {
+                &Markers { open: &["<tool_call>"], close: "</tool_call>", special_tokens: GLM }
+            }
             Self::Llama3Json => &Markers {
                 open: &["<|python_tag|>"],
                 close: "",

@@ -165,7 +165,10 @@ impl AnswerParser {
         }
         let is_first =
             self.scan.is_first && !matches!(self.mode, Mode::Reasoning) && !first.is_whitespace();
-        let may_begin = is_first || matches!(first, '<' | '[' | '`' | '{');
+        let is_glm_line = self.scan.is_line && self.format.tool_calls == Some(ToolCallFormat::Glm);
+        let is_gemma = first == 'c' && self.format.tool_calls == Some(ToolCallFormat::Gemma4);
+        let may_begin =
+            is_first || is_glm_line || is_gemma || matches!(first, '<' | '[' | '`' | '{');
         if !may_begin || self.format.tool_calls.is_none() || self.scan.rejected >= MAX_REJECTED {
             return Ok(Begins::Nothing);
         }

@@ -1,6 +1,6 @@
 //! JSON as models write it when it is nearly right: line breaks and quotation marks within texts,
 //! single quotation marks and constants of Python, braces that are missing or doubled, and commas
-//! too many or too few. Words without quotation marks are not accepted.
+//! too many or too few. Without quotation marks, words are keys, but not texts.
 
 use serde_json::{Map, Value};
 
@@ -102,8 +102,11 @@ fn object_at(cursor: &mut Cursor<'_>, depth: usize) -> Read<Value> {
                 return Ok(Value::Object(entries));
             }
             Some(',') => cursor.skip(1),
-            Some('"' | '\'') => {
-                let key = text(cursor, Place::Key)?;
+            Some(first) if matches!(first, '"' | '\'' | '_') || first.is_alphabetic() => {
+                let key = match first {
+                    '"' | '\'' => text(cursor, Place::Key)?,
+                    _ => cursor.word(|next| next.is_alphanumeric() || next == '_')?.to_owned(),
+                };
                 cursor.skip_space();
                 if cursor.next()? != ':' {
                     return Err(Stop::Other);
@@ -194,7 +197,14 @@ fn ends_text(mut cursor: Cursor<'_>, place: Place) -> Read<bool> {
                     cursor.skip_space();
                     cursor.peek()? == Some(':')
                 }
-                Some(_) => false,
+                Some(_) => {
+                    let key = cursor.word(|next| next.is_alphanumeric() || next == '_');
+                    match key {
+                        Err(Stop::More) => return Err(Stop::More),
+                        Err(Stop::Other) | Ok("") => false,
+                        Ok(_) => cursor.peek()? == Some(':'),
+                    }
+                }
             }
         }
         (_, Some('}' | ']')) => {
@@ -307,6 +317,7 @@ mod tests {
             ),
             (r#"{"a": "{"k": "v"}", "b": "c"}"#, json!({"a": "{\"k\": \"v\"}", "b": "c"})),
             (r#"{"a": 1 "b": "c" "d": 2}"#, json!({"a": 1, "b": "c", "d": 2})),
+            ("{a: {b_1: 1}}", json!({"a": {"b_1": 1}})),
             ("{}", json!({})),
         ] {
             assert_eq!(read(text, End::Complete), Ok(expected), "{text}");
@@ -319,7 +330,6 @@ mod tests {
         for text in [
             "",
             "x",
-            "{x: 1}",
             "{\"a\": x}",
             "{\"a\": \"x",
             "{\"a\": 1, \"a\": 2}",

@@ -21,7 +21,7 @@ impl<'a> Offered<'a> {
     /// The function with this name. Models write namespaces in front of names (`functions.`,
     /// `default_api.`, `google:mcp:`), which do not count unless a function has them in its name.
     pub(super) fn find(self, name: &str) -> Option<&'a FunctionSchema> {
-        let name = name.trim().trim_end_matches("()");
+        let name = name.trim().trim_end_matches("()").trim_end_matches(".call");
         if name.is_empty() || name.len() > MAX_NAME_BYTES {
             return None;
         }

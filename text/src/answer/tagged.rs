@@ -69,8 +69,22 @@ struct Arguments<'a> {
 
 /// Reads a call from the name of its function on.
 pub(super) fn call(cursor: &mut Cursor<'_>, offered: Offered<'_>) -> Read<(String, String)> {
+    cursor.skip_space();
     let head = head(cursor)?;
     let function = offered.find(name_in(head)).ok_or(Stop::Other)?;
+    arguments(cursor, function)
+}
+
+/// Whether the tag of an argument follows.
+pub(super) fn sees_argument(cursor: &Cursor<'_>) -> Read<bool> {
+    Ok(cursor.sees_any(ARGUMENTS)?.is_some())
+}
+
+/// Reads a call from its arguments on.
+pub(super) fn arguments(
+    cursor: &mut Cursor<'_>,
+    function: &FunctionSchema,
+) -> Read<(String, String)> {
     let mut arguments = Arguments::new(function);
     loop {
         cursor.skip_space();
@@ -78,6 +92,7 @@ pub(super) fn call(cursor: &mut Cursor<'_>, offered: Offered<'_>) -> Read<(Strin
             return arguments.into_call();
         }
         if cursor.takes_any(ARGUMENTS)?.is_some() {
+            cursor.skip_space();
             let head = self::head(cursor)?;
             let is_text = match head {
                 _ if head.contains("string=\"true\"") => Some(true),
@@ -249,6 +264,17 @@ impl Tags {
         Ok(None)
     }
 
+    /// Takes a closing tag with another name, if what follows can follow an argument.
+    fn takes_other_end(self, cursor: &mut Cursor<'_>, key: &str) -> Read<bool> {
+        let mut after = *cursor;
+        let end = if self.is_glm { "</arg_key>" } else { &format!("</{key}>") };
+        let is_end = after.takes(end)? && self.follows_argument(after)?;
+        if is_end {
+            *cursor = after;
+        }
+        Ok(is_end)
+    }
+
     /// Whether what follows can follow an argument.
     fn follows_argument(self, mut cursor: Cursor<'_>) -> Read<bool> {
         cursor.skip_space();
@@ -330,6 +356,9 @@ impl<'a> Arguments<'a> {
                     within.marker.get_or_insert(at);
                 }
                 Some(Tag::ArgumentEnd) => {}
+                None if within.arguments == 0 && tags.takes_other_end(cursor, key)? => {
+                    return Ok(&cursor.text[start..at]);
+                }
                 None => {
                     if within.marker.is_none() && cursor.sees_any(CLOSES)?.is_some() {
                         within.marker = Some(at);
@@ -448,6 +477,7 @@ mod tests {
             ),
             ("f>{\"p\": \"a\"}</function>", json!({"p": "a"})),
             ("f></function>", json!({})),
+            ("f>\n<parameter=\np>\na\n</p>\n</function>", json!({"p": "a"})),
             ("f>\n<p>a</p>\n<n>3</n></function>", json!({"p": "a", "n": 3})),
         ] {
             let text = format!("<function={text}");
