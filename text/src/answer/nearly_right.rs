@@ -648,7 +648,7 @@ fn hostile_answers_take_little_time() {
             "<|tool_call_begin|>functions.find:0<|tool_call_argument_begin|>{",
         ),
     ] {
-        let text = begin.to_owned() + &repeated.repeat((300 << 10) / repeated.len());
+        let text = begin.to_owned() + &repeated.repeat((100 << 10) / repeated.len());
         for format in [format(tool_calls), open(tool_calls)] {
             let (mut parser, mut answer) = (AnswerParser::new(format), Answer::default());
             for piece in text.as_bytes().chunks(16) {

@@ -40,10 +40,9 @@ pub(super) fn may_begin_with(key: &str) -> bool {
 
 /// Whether the text of an object may have a member with arguments.
 pub(super) fn has_arguments(text: &str) -> bool {
-    ARGUMENTS.iter().any(|name| {
-        let places = text.match_indices(name);
-        places.into_iter().any(|(at, _)| text[..at].ends_with(['"', '\'']))
-    })
+    ARGUMENTS
+        .iter()
+        .any(|name| text.match_indices(name).any(|(at, _)| text[..at].ends_with(['"', '\''])))
 }
 
 /// Whether the member with this name has the name of the function.

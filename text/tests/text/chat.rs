@@ -209,7 +209,8 @@ fn reasoning_has_the_name_that_the_template_reads() {
     let shown = |member: &str, content: &str| {
         let source = format!(
             "{{% for m in messages %}}{{% if m.{member} %}}[{{{{ m.{member} }}}}]{{% endif %}}\
-             {{{{ m.content }}}}{{% endfor %}}"
+             {{{{ m.content }}}}{{% if m.tool_calls %}}{{{{ m.tool_calls | tojson }}}}{{% endif %}}\
+             {{% endfor %}}"
         );
         let call = json!({"id": "c", "type": "function",
                           "function": {"name": "f", "arguments": "{}"}});
