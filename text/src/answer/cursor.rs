@@ -48,6 +48,13 @@ impl<'a> Cursor<'a> {
         &self.text[self.at..]
     }
 
+    /// The next bytes, at least `len` if there are as many.
+    pub(super) fn near(&self, len: usize) -> &'a str {
+        let rest = self.rest();
+        let len = (len..rest.len()).find(|&len| rest.is_char_boundary(len));
+        &rest[..len.unwrap_or(rest.len())]
+    }
+
     /// Skips text that was seen.
     pub(super) fn skip(&mut self, len: usize) {
         self.at = (self.at + len).min(self.text.len());
@@ -113,15 +120,16 @@ impl<'a> Cursor<'a> {
     /// Takes the text before the first character for which `ends` is true, which has at most `max`
     /// bytes.
     pub(super) fn until(&mut self, max: usize, ends: impl Fn(char) -> bool) -> Read<&'a str> {
-        let rest = self.rest();
-        let len = rest.find(ends);
-        if len.unwrap_or(rest.len()) > max {
+        let near = self.near(max + 1);
+        let text = match near.find(ends) {
+            Some(len) => &near[..len],
+            None if near.len() < self.rest().len() => return Err(Stop::Other),
+            None if self.end == End::Open => return Err(Stop::More),
+            None => near,
+        };
+        if text.len() > max {
             return Err(Stop::Other);
         }
-        if len.is_none() && self.end == End::Open {
-            return Err(Stop::More);
-        }
-        let text = &rest[..len.unwrap_or(rest.len())];
         self.at += text.len();
         Ok(text)
     }

@@ -385,14 +385,13 @@ fn key(cursor: &mut Cursor<'_>) -> Read<String> {
             key
         }
         _ if cursor.takes(QUOTE)? => {
-            let rest = cursor.rest();
-            let len = rest.find(QUOTE).filter(|&len| len <= MAX_LOOK);
-            let Some(len) = len else {
-                let is_open = cursor.end == End::Open && rest.len() <= MAX_LOOK + QUOTE.len();
+            let near = cursor.near(MAX_LOOK + QUOTE.len());
+            let Some(len) = near.find(QUOTE) else {
+                let is_open = cursor.end == End::Open && near.len() == cursor.rest().len();
                 return Err(if is_open { Stop::More } else { Stop::Other });
             };
             cursor.skip(len + QUOTE.len());
-            &rest[..len]
+            &near[..len]
         }
         _ => cursor.word(|next| next.is_alphanumeric() || matches!(next, '_' | '-' | '.' | '$'))?,
     };
