@@ -485,6 +485,12 @@ fn calls_may_end_the_reasoning() {
         parser.cut_off().into_iter().for_each(|part| answer.add(part));
         assert_eq!(answer, Answer { reasoning: call.to_owned(), ..Answer::default() });
     }
+    // One that is incomplete is no call if the reasoning is closed after it.
+    let text = "Why?\n<tool_call>\n<function=now>\n</think>";
+    assert_eq!(
+        shown(&open(ToolCallFormat::Qwen3Coder), text),
+        "Why?\n<tool_call>\n<function=now>|"
+    );
     let text = "Some write <tool_call>, others <function=x>.\n</think>\n\nBoth.";
     assert_eq!(
         shown(&open(ToolCallFormat::Qwen3Coder), text),
