@@ -15,6 +15,7 @@ use super::access::Caller;
 use super::advice::Ignored;
 use super::body::brief;
 use super::error::ApiError;
+use super::free_text::{self, Customs};
 use super::{history, request_id, structured};
 
 /// Maximum length of a function's name, in bytes.
@@ -26,13 +27,12 @@ const PROMPT_END: usize = 16;
 /// The variable of chat templates for the effort of reasoning.
 const EFFORT: &str = "reasoning_effort";
 
-/// Types of tools that OpenAI's service executes, or whose arguments are not JSON. These are the
-/// beginnings of the types, because some end with a date.
+/// Types of tools that OpenAI's service executes. These are the beginnings of the types, because
+/// some end with a date.
 const HOSTED: &[&str] = &[
     "apply_patch",
     "code_interpreter",
     "computer",
-    "custom",
     "file_search",
     "image_generation",
     "local_shell",
@@ -199,6 +199,12 @@ impl Dialogue {
         Ok(Some(Grammar::ToolCalls(calls)))
     }
 
+    /// The tools with free text.
+    pub(super) fn customs(&self) -> Customs {
+        let customs = self.tools.iter().filter(|tool| tool.is_custom);
+        customs.map(|tool| tool.name.clone()).collect()
+    }
+
     /// Paths of the schemas of the tools in the request, by name.
     pub(super) fn schema_paths(&self) -> HashMap<String, String> {
         let path = |tool: &Tool| (tool.name.clone(), tool.parameters_path.clone());
@@ -296,6 +302,8 @@ pub(super) struct Tool {
     parameters_path: String,
     /// Whether arguments have to follow the schema even if the model decides to call.
     strict: bool,
+    /// Whether the client gets the only argument as a text.
+    is_custom: bool,
 }
 
 impl Tool {
@@ -341,7 +349,21 @@ pub(super) fn function_tool(
         parameters,
         parameters_path,
         strict: strict.unwrap_or(false),
+        is_custom: false,
     })
+}
+
+/// A tool with free text. `path` is the path of the object with its name. The model gets a function
+/// with one argument.
+pub(super) fn custom_tool(
+    path: &str,
+    name: &str,
+    description: Option<&str>,
+    format: Option<&Value>,
+) -> Result<Tool, ApiError> {
+    let parameters = Some(free_text::parameters(format));
+    let tool = function_tool((path, "format"), name, description, parameters, None)?;
+    Ok(Tool { is_custom: true, ..tool })
 }
 
 /// Whether a tool of OpenAI's APIs is a function, which the model can call. Tools that it cannot
@@ -390,8 +412,8 @@ pub(super) fn tool_choice(choice: Option<&Value>) -> Result<ToolChoice, ApiError
         return Ok(ToolChoice::Auto);
     };
     let named = || {
-        let name = choice["function"]["name"].as_str().or(choice["name"].as_str());
-        name.filter(|_| choice["type"] == "function")
+        let kind = choice["type"].as_str().filter(|kind| ["function", "custom"].contains(kind))?;
+        choice[kind]["name"].as_str().or(choice["name"].as_str())
     };
     match choice.as_str() {
         Some("auto") => Ok(ToolChoice::Auto),
@@ -400,7 +422,7 @@ pub(super) fn tool_choice(choice: Option<&Value>) -> Result<ToolChoice, ApiError
         Some(_) | None => match named() {
             Some(name) => Ok(ToolChoice::Function(name.to_owned())),
             None => {
-                let expected = "auto, none, required or a function";
+                let expected = "auto, none, required, a function or a custom tool";
                 let error = ApiError::expected("tool_choice", expected, choice);
                 Err(error.code("unsupported_parameter"))
             }

@@ -66,7 +66,10 @@ impl ApiError {
 
     /// 404: the requested model is not the one that is served.
     pub(super) fn unknown_model(got: &str, served: &str) -> Self {
-        let message = format!("the model `{got}` is not served here; this server has `{served}`");
+        let message = format!(
+            "the model `{got}` is not served here; this server has `{served}` (with several names \
+             or adapters, --served-model-name '*' accepts every name)"
+        );
         Self::model_not_found(message)
     }
 

@@ -21,9 +21,10 @@ use super::error::ApiError;
 use super::options::{Call, OfApi};
 use super::receive::Received;
 use super::reply as replies;
+use super::thinking::ThinkingBudget;
 use crate::api::messages::{
     Block, BlockContent, MessagesError, MessagesErrorObject, MessagesRequest, MessagesTool,
-    MessagesToolChoice, ThinkingType, TokenCount, TurnMessage, TurnRole,
+    MessagesToolChoice, Thinking, ThinkingType, TokenCount, TurnMessage, TurnRole,
 };
 use crate::api::neutral::Scope;
 use crate::api::options::StopStrings;
@@ -66,6 +67,7 @@ pub(super) async fn create(
     let of_api = OfApi { format, is_chat: true, ..OfApi::default() };
     let mut call = Call::new(options, of_api, &app, &caller, &ignored)?;
     call.body = held;
+    call.thinking_budget = call.thinking_budget.or(thinking_budget(request.thinking.as_ref()));
     call.max_tokens = max_tokens;
     call.schema_paths = dialogue.schema_paths();
     let (mut request, format) =
@@ -85,7 +87,7 @@ pub(super) async fn count_tokens(
     let ignored = body.ignored.clone();
     let (mut request, _held): (MessagesRequest, _) = app.parser.parse_held(body).await?;
     if let Some(model) = &request.options.model {
-        app.check_model(model)?;
+        app.check_model(model, &ignored)?;
     }
     let dialogue = dialogue(&mut request, &ignored)?;
     let (request, _) = dialogue.prepare(&app, &caller, None, &ignored).await?;
@@ -154,6 +156,13 @@ fn dialogue(request: &mut MessagesRequest, ignored: &Ignored) -> Result<Dialogue
     let effort = output.and_then(|output| output.effort.take());
     dialogue.effort = effort.map(|effort| ("output_config.effort", effort));
     Ok(dialogue)
+}
+
+/// The limit of the reasoning.
+fn thinking_budget(thinking: Option<&Thinking>) -> Option<ThinkingBudget> {
+    let thinking = thinking.filter(|thinking| thinking.kind == ThinkingType::Enabled)?;
+    let tokens = thinking.budget_tokens.as_ref()?.as_u64()?;
+    Some(ThinkingBudget { tokens: usize::try_from(tokens).ok()?, param: None })
 }
 
 /// The rule of a request for calling tools.

@@ -42,6 +42,10 @@ pub(super) trait Dialect: Send + Sized + 'static {
     /// A choice begins. `usage` counts its prompt.
     fn begin(&mut self, choice: usize, usage: Usage) -> Vec<Self::Event>;
 
+    /// The log-probabilities of the prompt of a choice, one entry per token. Called only for whole
+    /// replies.
+    fn prompt_logprobs(&mut self, _choice: usize, _entries: &[Option<TokenLogprob>]) {}
+
     /// A choice continues.
     fn part(&mut self, choice: usize, piece: Piece<'_>) -> Vec<Self::Event>;
 
@@ -83,7 +87,16 @@ pub(super) async fn respond<D: Dialect>(
     format: AnswerFormat,
     dialect: D,
 ) -> Result<Response, ApiError> {
-    let requests = prompts.into_iter().map(|prompt| call.apply(prompt));
+    let mut prompts = prompts;
+    call.check_prompt_logprobs(&app.engine, &mut prompts, call.choice_count).await?;
+    let thinking = call.thinking(&app.engine, &format).await?;
+    let requests = prompts.into_iter().map(|prompt| {
+        let request = call.apply(prompt);
+        match &thinking {
+            Some(processor) => request.logits_processor(processor.restarted()),
+            None => request,
+        }
+    });
     let mut choices = Vec::new();
     if let Some(candidates) = call.candidate_count {
         // All prompts are submitted before the first is awaited. An error cancels the others.
@@ -128,7 +141,7 @@ pub(super) async fn respond_without_answers<D: Dialect>(
 
 /// A complete answer as the events of a stream.
 fn replay(completion: Completion) -> BoxStream<'static, Result<Event, Error>> {
-    let Completion { text, token_ids, logprobs, finish, .. } = completion;
+    let Completion { text, token_ids, logprobs, prompt_logprobs, finish, .. } = completion;
     let Finish { usage: stolon::Usage { prompt_tokens, cached_tokens, .. }, .. } = finish;
     let mut logprobs = logprobs.into_iter();
     let tokens: Vec<TokenEvent> = token_ids
@@ -136,7 +149,9 @@ fn replay(completion: Completion) -> BoxStream<'static, Result<Event, Error>> {
         .map(|id| TokenEvent { id: Some(id), text: String::new(), logprob: logprobs.next() })
         .chain([TokenEvent { text, ..TokenEvent::default() }])
         .collect();
+    let of_prompt = Some(prompt_logprobs).filter(|entries| !entries.is_empty());
     stream::iter([Event::Started { prompt_tokens, cached_tokens }])
+        .chain(stream::iter(of_prompt).map(Event::PromptLogprobs))
         .chain(stream::iter(tokens).map(Event::Token))
         .chain(stream::iter([Event::Finished(finish)]))
         .map(Ok)
@@ -225,6 +240,10 @@ impl<D: Dialect> Replying<D> {
                     |entry: &&TokenLogprob| !self.unreported.contains(&entry.token_id);
                 let logprob = logprob.as_ref().filter(is_reported);
                 self.dialect.part(index, Piece { parts, id, logprob })
+            }
+            Event::PromptLogprobs(entries) => {
+                self.dialect.prompt_logprobs(index, &entries);
+                Vec::new()
             }
             Event::Finished(finish) => {
                 self.usage.add(index, finish.usage);

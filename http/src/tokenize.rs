@@ -29,7 +29,7 @@ pub(super) async fn tokenize(
     let ignored = body.ignored.clone();
     let (mut request, _held): (TokenizeRequest, _) = app.parser.parse_held(body).await?;
     if let Some(model) = &request.model {
-        app.check_model(model)?;
+        app.check_model(model, &ignored)?;
     }
     let tokens = match (request.prompt.take(), request.messages.take()) {
         (Some(prompt), None) => {
@@ -66,10 +66,10 @@ pub(super) async fn detokenize(
     State(app): State<Arc<App>>,
     body: Received,
 ) -> Result<Json<Detokenized>, ApiError> {
-    let client = body.client.clone();
+    let (client, ignored) = (body.client.clone(), body.ignored.clone());
     let (request, _held): (DetokenizeRequest, _) = app.parser.parse_held(body).await?;
     if let Some(model) = &request.model {
-        app.check_model(model)?;
+        app.check_model(model, &ignored)?;
     }
     let limit = app.engine.model_info().vocab_size;
     if let Some(token) = request.tokens.iter().find(|&&token| token as usize >= limit) {

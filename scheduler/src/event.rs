@@ -58,10 +58,11 @@ pub enum FinishReason {
 }
 
 impl FinishReason {
-    /// The name in OpenAI's API: `stop` or `length`.
+    /// The name in OpenAI's API: `stop` or `length`. Clients take `length` for a limit that they
+    /// have set, so that a repetition is `stop`.
     pub fn as_str(&self) -> &'static str {
         match self {
-            FinishReason::Length | FinishReason::Repetition => "length",
+            FinishReason::Length => "length",
             _ => "stop",
         }
     }

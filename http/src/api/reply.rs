@@ -3,6 +3,8 @@
 use crate::schema::JsonSchema;
 use serde::Serialize;
 
+use super::logprobs::PromptLogprobs;
+
 /// A whole reply, or one piece of a streamed one. All pieces of a reply have the same id.
 #[derive(Clone, Debug, PartialEq, Serialize, JsonSchema)]
 #[schemars(rename = "Reply_{Choice}")]
@@ -15,12 +17,19 @@ pub struct Reply<Choice> {
     pub created: u64,
     /// The model's name as the request gave it, or its id.
     pub model: String,
+    /// Tells the version of the server and the model apart: answers to the same request with the
+    /// same seed may differ if it has changed.
+    pub system_fingerprint: String,
     /// The choices; empty in the piece that reports the usage.
     pub choices: Vec<Choice>,
     /// Token ids of the conversation's prompt, in a whole reply or in its first piece, if they were
     /// requested. Completions have them in their choices.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub prompt_token_ids: Option<Vec<u32>>,
+    /// Log-probabilities of the conversation's prompt, in a whole reply; `null` (inner `None`) if
+    /// they were not requested. Completions have them in their choices.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub prompt_logprobs: Option<Option<PromptLogprobs>>,
     /// Token counts. Left out (outer `None`) of streamed pieces unless the client asked for them;
     /// then `null` (inner `None`) in all pieces but the last.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -71,7 +80,8 @@ pub(crate) fn is_zero(number: &usize) -> bool {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum FinishReason {
-    /// The model ended the answer, or a stop string or stop token appeared.
+    /// The model ended the answer, a stop string or stop token appeared, or the answer repeated
+    /// itself without end.
     Stop,
     /// The token limit, the context length or the KV pool was reached.
     Length,
@@ -82,7 +92,7 @@ pub enum FinishReason {
 impl From<&stolon::FinishReason> for FinishReason {
     fn from(reason: &stolon::FinishReason) -> Self {
         match reason {
-            stolon::FinishReason::Length | stolon::FinishReason::Repetition => Self::Length,
+            stolon::FinishReason::Length => Self::Length,
             _ => Self::Stop,
         }
     }

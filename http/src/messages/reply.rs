@@ -174,7 +174,7 @@ impl Dialect for Messages {
 
     fn end(&mut self, _choice: usize, reason: &FinishReason) -> Vec<MessageEvent> {
         self.reply.stop_reason = Some(match reason {
-            FinishReason::Length | FinishReason::Repetition => StopReason::MaxTokens,
+            FinishReason::Length => StopReason::MaxTokens,
             _ if self.complete_calls > 0 => StopReason::ToolUse,
             FinishReason::StopString(_) => StopReason::StopSequence,
             _ => StopReason::EndTurn,
