@@ -384,6 +384,15 @@ impl Engine {
         self.inner.prompts.text.decode(ids, skip_special)
     }
 
+    /// The spelling of a token in the vocabulary, such as `Ġthe`, which may differ from its text.
+    /// `None` if the id has no text, or if the tokens of the model are bytes.
+    ///
+    /// # Errors
+    /// [`Error::NoTokenizer`].
+    pub fn token_spelling(&self, id: u32) -> Result<Option<String>, Error> {
+        self.inner.prompts.text.spelling(id)
+    }
+
     /// The prompt text of a conversation, rendered with the model's chat template and ending where
     /// the assistant's answer begins. Renders on the calling thread.
     ///

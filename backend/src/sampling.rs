@@ -348,7 +348,10 @@ impl SamplerState {
     /// Chooses the next token as [`SamplerState::sample`] does, without counting it.
     fn choose(&self, logits: &mut [f32]) -> Result<Sampled, SamplingError> {
         let raw_best = select::best(logits)?;
-        let raw_row = self.params.logprobs.map(|top| RawRow::new(logits, raw_best, top, &self.params.logprob_ids));
+        let raw_row = self
+            .params
+            .logprobs
+            .map(|top| RawRow::new(logits, raw_best, top, &self.params.logprob_ids));
         let mut best = raw_best;
         let mut raw_logits = None;
         if self.transforms() {

@@ -53,11 +53,24 @@ const PEERS: &[(&[&str], &str)] = &[
         "it is always on, or chosen by the engine: the flag can be left out",
     ),
     (
-        &["jinja", "enable-auto-tool-choice", "metrics", "enable-metrics", "embedding", "embeddings"],
+        &[
+            "jinja",
+            "enable-auto-tool-choice",
+            "metrics",
+            "enable-metrics",
+            "embedding",
+            "embeddings",
+        ],
         "it is always on: the flag can be left out",
     ),
     (
-        &["trust-remote-code", "mlock", "no-mmap", "disable-log-requests", "no-enable-log-requests"],
+        &[
+            "trust-remote-code",
+            "mlock",
+            "no-mmap",
+            "disable-log-requests",
+            "no-enable-log-requests",
+        ],
         "nothing like it is needed: the flag can be left out",
     ),
     (&["chat-template-file"], "the chat template is --chat-template"),
@@ -68,13 +81,25 @@ const PEERS: &[(&[&str], &str)] = &[
     ),
     (&["mem-fraction-static"], "the size of the KV cache is --kv-memory"),
     (&["page-size"], "the number of tokens of a KV block is --block-size"),
-    (&["disable-radix-cache", "no-cache-prompt"], "the prefix cache is off with --no-prefix-caching"),
+    (
+        &["disable-radix-cache", "no-cache-prompt"],
+        "the prefix cache is off with --no-prefix-caching",
+    ),
     (&["schedule-policy"], "the order of waiting requests is --admission"),
     (
-        &["enable-hierarchical-cache", "swap-space", "cpu-offload-gb", "slot-save-path", "cache-ram"],
+        &[
+            "enable-hierarchical-cache",
+            "swap-space",
+            "cpu-offload-gb",
+            "slot-save-path",
+            "cache-ram",
+        ],
         "KV is kept on disk with --kv-cache-dir",
     ),
-    (&["max-lora-rank", "max-loras", "lora-paths"], "adapters are --lora-modules and --lora-memory"),
+    (
+        &["max-lora-rank", "max-loras", "lora-paths"],
+        "adapters are --lora-modules and --lora-memory",
+    ),
     (&["log-disable", "verbose", "v", "uvicorn-log-level"], "the log is --log-level"),
 ];
 
@@ -194,7 +219,9 @@ mod tests {
         let names: Vec<&str> = serve
             .get_arguments()
             .chain(command.get_arguments())
-            .flat_map(|arg| arg.get_long().into_iter().chain(arg.get_all_aliases().unwrap_or_default()))
+            .flat_map(|arg| {
+                arg.get_long().into_iter().chain(arg.get_all_aliases().unwrap_or_default())
+            })
             .collect();
         for (peers, tip) in PEERS {
             for flag in tip.split([' ', ':']).filter_map(|word| word.strip_prefix("--")) {

@@ -123,18 +123,22 @@ impl App {
         model: &str,
         ignored: &Ignored,
     ) -> Result<Option<String>, ApiError> {
-        let listed = self.listed(model);
-        if listed.is_err() && self.takes_any_name() {
-            ignored.answered_by(self.model_name());
-            return Ok(None);
+        match self.listed(model) {
+            Err(_) if self.takes_any_name() => {
+                ignored.answered_by(self.model_name());
+                Ok(None)
+            }
+            Err(error) => Err(error.with_hint(
+                ": only --served-model-name '*' lets every name stand \
+                                               for a model with several names or with adapters",
+            )),
+            listed => listed,
         }
-        listed
     }
 
     /// Whether a name that is not listed stands for the model.
     fn takes_any_name(&self) -> bool {
-        let has_adapters =
-            || self.had_adapters.load(Relaxed) || !self.engine.adapters().is_empty();
+        let has_adapters = || self.had_adapters.load(Relaxed) || !self.engine.adapters().is_empty();
         self.any_name || (self.served_names.len() == 1 && !has_adapters())
     }
 

@@ -59,12 +59,7 @@ pub(super) struct Envelope {
 
 impl Envelope {
     /// The envelope of the reply to one call.
-    pub(super) fn new(
-        names: Names,
-        app: &App,
-        call: &Call,
-        prompt_ids: Option<Vec<u32>>,
-    ) -> Self {
+    pub(super) fn new(names: Names, app: &App, call: &Call, prompt_ids: Option<Vec<u32>>) -> Self {
         Self {
             names,
             id: format!("{}-{}", names.id, request_id::fresh()),

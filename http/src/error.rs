@@ -66,10 +66,7 @@ impl ApiError {
 
     /// 404: the requested model is not the one that is served.
     pub(super) fn unknown_model(got: &str, served: &str) -> Self {
-        let message = format!(
-            "the model `{got}` is not served here; this server has `{served}` (with several names \
-             or adapters, --served-model-name '*' accepts every name)"
-        );
+        let message = format!("the model `{got}` is not served here; this server has `{served}`");
         Self::model_not_found(message)
     }
 
@@ -120,6 +117,11 @@ impl ApiError {
             }
             _ => self,
         }
+    }
+
+    /// The same error with more words at the end of its message.
+    pub(super) fn with_hint(self, hint: &str) -> Self {
+        Self { message: format!("{}{hint}", self.message), ..self }
     }
 
     pub(super) fn status(&self) -> StatusCode {

@@ -48,8 +48,8 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use axum::http::HeaderValue;
 use axum::extract::Request;
+use axum::http::HeaderValue;
 use axum::response::Response;
 use axum::{Router, middleware};
 use stolon::{AuditReport, Engine, ReasoningFormat, ToolCallFormat, TreeDump};

@@ -15,6 +15,12 @@ pub(super) fn token_text(engine: &Engine, id: u32) -> String {
     engine.detokenize(&[id], false).unwrap_or_default()
 }
 
+/// A token as it is spelled in the vocabulary, or its text if the tokens are bytes.
+pub(super) fn token_piece(engine: &Engine, id: u32) -> String {
+    let spelling = engine.token_spelling(id).ok().flatten();
+    spelling.unwrap_or_else(|| token_text(engine, id))
+}
+
 /// The value without infinities, which JSON cannot represent.
 fn finite(logprob: f32) -> f64 {
     f64::from(if logprob.is_nan() { LOWEST } else { logprob.max(LOWEST) })
@@ -142,7 +148,8 @@ impl CompletionLists {
     ) {
         let mut top = IndexMap::new();
         for &(id, logprob) in entry.top.iter().chain([&(entry.token_id, entry.logprob)]) {
-            top.entry(self.form.name(id, token_text(engine, id))).or_insert_with(|| finite(logprob));
+            top.entry(self.form.name(id, token_text(engine, id)))
+                .or_insert_with(|| finite(logprob));
         }
         let (id, logprob) = (entry.token_id, Some(finite(entry.logprob)));
         self.add(engine, id, logprob, Some(top), offsets);

@@ -155,13 +155,13 @@ impl Call {
                 lists_chosen: !sampling.logprob_ids.is_empty(),
             },
             prompt_logprobs,
-            truncation: of_api.choices.truncate_prompt_tokens.map(|truncation| {
-                (truncation, of_api.choices.truncation_side.unwrap_or_default())
-            }),
-            thinking_budget: options.thinking_token_budget.map(|tokens| ThinkingBudget {
-                tokens,
-                param: Some("thinking_token_budget"),
-            }),
+            truncation: of_api
+                .choices
+                .truncate_prompt_tokens
+                .map(|truncation| (truncation, of_api.choices.truncation_side.unwrap_or_default())),
+            thinking_budget: options
+                .thinking_token_budget
+                .map(|tokens| ThinkingBudget { tokens, param: Some("thinking_token_budget") }),
             return_token_ids: of_api.choices.return_token_ids.unwrap_or(false),
             session,
             salt: caller.tenant.salt(options.cache_salt.as_deref()),

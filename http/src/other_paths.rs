@@ -91,7 +91,8 @@ impl OtherPaths {
             rest = inner.filter(|inner| inner.starts_with("/v1/")).unwrap_or(rest);
         }
         let without = rest.strip_prefix(API).filter(|inner| inner.starts_with('/'));
-        let candidates = [Some(rest.to_owned()), Some(format!("{API}{rest}")), without.map(str::to_owned)];
+        let candidates =
+            [Some(rest.to_owned()), Some(format!("{API}{rest}")), without.map(str::to_owned)];
         candidates.into_iter().flatten().find(|path| self.is_known(path))
     }
 

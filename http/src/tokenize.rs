@@ -14,7 +14,7 @@ use super::chat::{messages, tools};
 use super::dialogue::{Tool, tool_use};
 use super::error::ApiError;
 use super::history;
-use super::logprobs::token_text;
+use super::logprobs::token_piece;
 use super::receive::Received;
 use crate::api::tokenize::{
     DetokenizeRequest, Detokenized, TokenizeRequest, Tokenized, TokenizerInfo,
@@ -55,7 +55,7 @@ pub(super) async fn tokenize(
     }
     let engine = app.engine.clone();
     let with_texts = move || {
-        let texts = tokens.iter().map(|&token| token_text(&engine, token)).collect();
+        let texts = tokens.iter().map(|&token| token_piece(&engine, token)).collect();
         Tokenized { count, max_model_len, tokens, token_strs: Some(texts) }
     };
     Ok(Json(app.parser.run(caller.identity, count, with_texts).await?))
@@ -110,6 +110,9 @@ async fn text_tokens(
     if request.add_generation_prompt.is_some() {
         return Err(only_with_messages("add_generation_prompt"));
     }
+    if request.continue_final_message == Some(true) {
+        return Err(only_with_messages("continue_final_message"));
+    }
     if request.chat_template_kwargs.is_some() {
         return Err(only_with_messages("chat_template_kwargs"));
     }
@@ -132,8 +135,15 @@ impl TokenizeRequest {
             return Err(ApiError::expected("add_special_tokens", expected, &json!(true)));
         }
         let tools = tools(self.tools.take().unwrap_or_default(), ignored)?;
+        let continues = self.continue_final_message.unwrap_or(false);
+        if continues && self.add_generation_prompt == Some(true) {
+            let message =
+                "`continue_final_message` is not possible with `add_generation_prompt`: true";
+            return Err(ApiError::invalid(Some("continue_final_message"), message));
+        }
         let mut options = ChatOptions {
-            add_generation_prompt: self.add_generation_prompt.unwrap_or(true),
+            add_generation_prompt: self.add_generation_prompt.unwrap_or(true) && !continues,
+            continue_final_message: continues,
             tools: tools.iter().map(Tool::as_value).collect(),
             special_tokens_in_messages: app.special_tokens_in_messages,
             variables: self.chat_template_kwargs.take().unwrap_or_default(),

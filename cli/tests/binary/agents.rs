@@ -80,7 +80,7 @@ async fn codex_connects() {
     let (ignored, reply) = ask(&server, "/v1/responses", body.clone()).await;
     assert_eq!(
         ignored,
-        "reasoning.effort, reasoning.summary, service_tier, text.verbosity, tools.custom, \
+        "reasoning.effort, reasoning.summary, service_tier, text.verbosity, \
          tools.web_search, tools[1].tools[0].defer_loading"
     );
     let call = reply["output"].as_array().expect("a list").last().expect("an item");
@@ -116,7 +116,7 @@ async fn opencode_connects() {
         "prompt_cache_options": {"ttl": "1h"},
     });
     let (ignored, reply) = ask(&server, "/v1/chat/completions", body.clone()).await;
-    assert_eq!(ignored, "prompt_cache_options, reasoning_effort, store, tools.custom, verbosity");
+    assert_eq!(ignored, "prompt_cache_options, reasoning_effort, store, verbosity");
     let call = &reply["choices"][0]["message"]["tool_calls"][0]["function"];
     assert_eq!(call["name"], "get_weather", "{reply}");
     // What would change the answer is still refused, and so is what nobody knows.

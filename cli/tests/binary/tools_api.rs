@@ -29,7 +29,7 @@ fn put_together(events: &[Value]) -> (Value, Value) {
     for event in events {
         let choice = &event["choices"][0];
         let delta = &choice["delta"];
-        for name in ["content", "reasoning_content"] {
+        for name in ["content", "reasoning_content", "reasoning"] {
             if let Some(text) = delta[name].as_str() {
                 let before = message[name].as_str().unwrap_or_default();
                 message[name] = json!(format!("{before}{text}"));
@@ -192,6 +192,58 @@ async fn reasoning_has_a_field_of_its_own() {
         message["content"].as_str().is_some_and(|text| text.starts_with("<think>")),
         "{message}"
     );
+}
+
+/// Goal: the call of a tool with free text has its text, whole and streamed alike, also if the
+/// request requires one, and the call and its result continue the conversation.
+#[tokio::test]
+async fn tools_with_free_text_are_called() {
+    let custom = json!({"type": "custom", "custom": {"name": "get_weather"}});
+    let server = Server::start(SCRIPTED, &[]);
+    let mut body = ask("script:two");
+    body["tools"] = json!([custom, tool("get_time")]);
+    body["temperature"] = json!(0);
+    let whole = server.ok(PATH, body.clone()).await;
+    let choice = &whole["choices"][0];
+    let calls = &choice["message"]["tool_calls"];
+    assert_eq!(choice["finish_reason"], "tool_calls");
+    assert_eq!(calls[0]["custom"], json!({"name": "get_weather", "input": "Oslo"}), "{calls}");
+    assert_eq!((&calls[0]["type"], calls[0].get("function")), (&json!("custom"), None));
+    assert_eq!(
+        (&calls[1]["type"], &calls[1]["function"]["arguments"]),
+        (&json!("function"), &json!("{}"))
+    );
+    let (mut input, mut kinds) = (String::new(), Vec::new());
+    for event in server.events(PATH, body.clone()).await {
+        for call in event["choices"][0]["delta"]["tool_calls"].as_array().into_iter().flatten() {
+            kinds.extend(call.get("type").cloned());
+            input.push_str(call["custom"]["input"].as_str().unwrap_or_default());
+        }
+    }
+    assert_eq!((input.as_str(), kinds), ("Oslo", vec![json!("custom"), json!("function")]));
+    let turns = body["messages"].as_array_mut().expect("a list");
+    turns.push(choice["message"].clone());
+    for call in calls.as_array().expect("calls") {
+        turns.push(
+            json!({"role": "tool", "tool_call_id": call["id"], "content": "18 script:plain"}),
+        );
+    }
+    let next = server.ok(PATH, body).await;
+    assert_eq!(next["choices"][0]["message"]["content"], "Hello, world.");
+
+    let server = Server::start("demo", &[]);
+    for choice in [json!("required"), json!({"type": "custom", "custom": {"name": "get_weather"}})]
+    {
+        let mut body = ask("hello");
+        body["tools"] = json!([custom]);
+        body["tool_choice"] = choice;
+        let reply = server.ok(PATH, body).await;
+        let call = &reply["choices"][0]["message"]["tool_calls"][0];
+        assert_eq!(
+            (&call["type"], &call["custom"]["name"]),
+            (&json!("custom"), &json!("get_weather"))
+        );
+    }
 }
 
 /// Goal: the operator chooses another format, whose markers may be special tokens, and JSON that

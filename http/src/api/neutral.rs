@@ -126,7 +126,6 @@ fn requests_nothing(scope: Scope, name: &str, value: &Value) -> Option<bool> {
             _ => None,
         },
         Scope::Tokenize => match name {
-            "continue_final_message" => Some(value == false),
             "tools" | "mm_processor_kwargs" => Some(is_empty(value)),
             _ => None,
         },
