@@ -232,11 +232,17 @@ fn check_echoed_logprobs(positions: usize, call: &Call, top: usize) -> Result<()
 
 /// Cuts a prompt that is longer than the request wants.
 async fn truncate(engine: &Engine, call: &Call, prompt: &mut Prompt) -> Result<(), ApiError> {
-    let mut request = engine_request(prompt.clone());
-    call.truncate(engine, &mut request).await?;
-    if let stolon::Prompt::Tokens(tokens) = request.prompt() {
-        *prompt = Prompt::Tokens(tokens.clone());
+    if !call.truncates() {
+        return Ok(());
     }
+    // The text may be longer than the engine takes.
+    let tokens = match prompt {
+        Prompt::Text(text) => {
+            engine.tokenize_for(text.clone(), true, call.caller.identity.clone()).await?
+        }
+        Prompt::Tokens(tokens) => std::mem::take(tokens),
+    };
+    *prompt = Prompt::Tokens(call.kept_of(engine, &tokens)?.unwrap_or(tokens));
     Ok(())
 }
 

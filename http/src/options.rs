@@ -199,7 +199,12 @@ impl Call {
         Ok(())
     }
 
-    /// Replaces a prompt that is longer than the request wants by the part of it that is kept.
+    /// Whether a prompt that is too long is cut.
+    pub(super) fn truncates(&self) -> bool {
+        self.truncation.is_some()
+    }
+
+    /// Replaces a conversation that is longer than the request wants by the part of it that is kept.
     ///
     /// # Errors
     /// Those of rendering and tokenising the prompt, and a prompt with images, which cannot be cut.
@@ -208,27 +213,41 @@ impl Call {
         engine: &Engine,
         prompt: &mut Request,
     ) -> Result<(), ApiError> {
-        let Some((truncation, side)) = self.truncation else { return Ok(()) };
+        if !self.truncates() {
+            return Ok(());
+        }
+        *prompt = engine.tokenized(self.caller.sign(prompt.clone())).await?;
+        if let Prompt::Tokens(tokens) = prompt.prompt()
+            && let Some(kept) = self.kept_of(engine, tokens)?
+        {
+            *prompt = prompt.clone().with_tokens(kept);
+        }
+        Ok(())
+    }
+
+    /// The part of a prompt's tokens that the request wants; `None` if it is the whole prompt.
+    pub(super) fn kept_of(
+        &self,
+        engine: &Engine,
+        tokens: &[u32],
+    ) -> Result<Option<Vec<u32>>, ApiError> {
+        let Some((truncation, side)) = self.truncation else { return Ok(None) };
         let info = engine.model_info();
         let most = match truncation {
             Truncation::Tokens(count) => count,
             Truncation::Context => info.max_positions.saturating_sub(self.max_tokens).max(1),
         };
-        *prompt = engine.tokenized(self.caller.sign(prompt.clone())).await?;
-        let Prompt::Tokens(tokens) = prompt.prompt() else { return Ok(()) };
         if tokens.len() <= most {
-            return Ok(());
+            return Ok(None);
         }
         if tokens.iter().any(|&token| token as usize >= info.vocab_size) {
             let message = "`truncate_prompt_tokens` is not possible for a prompt with images";
             return Err(ApiError::invalid(Some("truncate_prompt_tokens"), message));
         }
-        let kept = match side {
+        Ok(Some(match side {
             TruncationSide::Left => tokens[tokens.len() - most..].to_vec(),
             TruncationSide::Right => tokens[..most].to_vec(),
-        };
-        *prompt = prompt.clone().with_tokens(kept);
-        Ok(())
+        }))
     }
 
     /// What ends the reasoning of answers in this format, if the request limits it.

@@ -19,6 +19,12 @@ HERE = pathlib.Path(__file__).resolve().parent
 ROOT = HERE.parents[2]
 # Fixed, because the ids of some tests contain the order of a set.
 ENVIRONMENT = {"PYTHONHASHSEED": "0", "PYTHONPATH": str(HERE)}
+# Tests of llama.cpp's server that are about its own API, about features without a counterpart, or
+# about programs around it.
+NOT_SHARED = [
+    "compat_gcp", "ctx_shift", "infill", "kv_keep_only_active", "lora", "mcp_servers", "proxy", "rerank",
+    "router", "sleep", "slot_save", "speculative", "template", "tools_builtin",
+]
 # Tests of vLLM that are about other things than its HTTP server for text.
 NOT_HTTP = ["speech_to_text", "rl", "scale_out", "cohere", "launchers", "llm", "pooling", "multimodal"]
 
@@ -60,10 +66,12 @@ def prepare_vllm(source, work):
 
 
 def prepare_llama_cpp(source, work):
-    """The tests of llama.cpp's server, as they are."""
-    shutil.copytree(source / "vendor" / "llama.cpp" / "tools" / "server" / "tests", work / "tests")
-    # They start a router or write to a slot's file, or need a model of their own.
-    return work / "tests", ["-m", "not slow", "unit"]
+    """The tests of llama.cpp's server, with the chat templates that they name."""
+    source = source / "vendor" / "llama.cpp"
+    for folder in ("tools/server/tests", "models/templates"):
+        shutil.copytree(source / folder, work / folder)
+    ignored = [f"--ignore=unit/test_{name}.py" for name in NOT_SHARED]
+    return work / "tools" / "server" / "tests", ["-m", "not slow", *ignored, "unit"]
 
 
 def outcomes(report):

@@ -11,7 +11,10 @@ import inspect
 import sys
 import types
 
-REPLACED = {"vllm", "torch", "transformers", "huggingface_hub", "soundfile", "lm_eval", "torchvision"}
+REPLACED = {
+    "fastapi", "huggingface_hub", "lm_eval", "openai_harmony", "psutil", "rapidfuzz", "soundfile",
+    "starlette", "torch", "torchvision", "transformers", "vllm",
+}
 
 
 class Anything:
@@ -71,6 +74,10 @@ class Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 
 
 sys.meta_path.insert(0, Finder())
+
+
+def pytest_configure(config):
+    config.addinivalue_line("filterwarnings", "ignore")
 
 
 def starts_server(function):

@@ -9,6 +9,7 @@ import time
 
 import anthropic
 import openai
+import pytest
 import requests
 
 ROOT = pathlib.Path(os.environ["PEER_TESTS_ROOT"])
@@ -54,6 +55,10 @@ def translated(arguments):
         elif flag in FLAGS:
             kept += [flag, *values]
     return kept
+
+
+def multi_gpu_only(**_):
+    return pytest.mark.skip(reason="needs GPUs")
 
 
 class RemoteOpenAIServer:
