@@ -148,7 +148,8 @@ fn drop_suggestion(error: &mut clap::Error) {
 
 /// Whether one flag may be a misspelling of the other, or a part of it.
 fn is_close(name: &str, proposed: &str) -> bool {
-    let within = |long: &str, short: &str| short.len() >= 5 && long.contains(short);
+    let within =
+        |long: &str, short: &str| short.len() * 3 >= long.len() * 2 && long.contains(short);
     let most = (name.len() / 4).max(1);
     within(name, proposed) || within(proposed, name) || distance(name, proposed) <= most
 }
@@ -197,7 +198,8 @@ mod tests {
             (&["--api-keys", "x"], Some("'--api-key'")),
             (&["--max-model-length", "7"], Some("'--max-model-len'")),
             (&["--kv-memroy", "64M"], Some("'--kv-memory'")),
-            (&["--model-len", "7"], Some("'--max-model-len'")),
+            (&["--model-len", "7"], None),
+            (&["--served-names", "x"], Some("'--served-name'")),
             (&["--nothing-of-the-kind"], None),
             (&["-z"], None),
         ] {

@@ -17,6 +17,9 @@ use super::error::ApiError;
 use super::receive::Received;
 use crate::api::adapters::{Adapter, AdapterList, LoadAdapter, UnloadAdapter};
 
+/// Maximum length of a name that is not listed and stands for the model, in bytes.
+const MAX_NAME: usize = 256;
+
 /// `POST /v1/load_lora_adapter`.
 pub(super) async fn load(State(app): State<Arc<App>>, body: Received) -> Result<String, ApiError> {
     let LoadAdapter { lora_name: name, lora_path: path, load_inplace, .. } =
@@ -81,6 +84,11 @@ fn refused(error: &AdapterError) -> ApiError {
     }
 }
 
+/// Whether a text can be a name of a model. It is repeated in each piece of a reply and in traces.
+fn is_name(text: &str) -> bool {
+    text.len() <= MAX_NAME && !text.chars().any(char::is_control)
+}
+
 impl ApiError {
     /// The reply to a client whose request cannot use its adapter.
     pub(super) fn from_adapter(error: &AdapterError, message: String) -> Self {
@@ -124,7 +132,7 @@ impl App {
         ignored: &Ignored,
     ) -> Result<Option<String>, ApiError> {
         match self.listed(model) {
-            Err(_) if self.takes_any_name() => {
+            Err(_) if is_name(model) && self.takes_any_name() => {
                 ignored.answered_by(self.model_name());
                 Ok(None)
             }

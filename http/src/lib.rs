@@ -159,6 +159,7 @@ mod structured;
 mod thinking;
 #[cfg(feature = "listen")]
 mod tls;
+mod token_rules;
 mod tokenize;
 
 /// Default limit of a body, in bytes per token of the context. A token is a few bytes of text; JSON

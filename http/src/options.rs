@@ -14,7 +14,8 @@ use super::error::ApiError;
 use super::logprobs::LogprobForm;
 use super::receive::Held;
 use super::structured;
-use super::thinking::{EndOfThinking, ThinkingBudget};
+use super::thinking::ThinkingBudget;
+use super::token_rules::{AllowedTokens, TokenRules};
 use crate::api::neutral::Scope;
 use crate::api::options::{
     ChoiceOptions, GenerationOptions, MAX_STOP_STRINGS, StopStrings, StreamOptions, Truncation,
@@ -250,19 +251,24 @@ impl Call {
         }))
     }
 
-    /// What ends the reasoning of answers in this format, if the request limits it.
+    /// The rules for the tokens of answers in this format.
     ///
     /// # Errors
-    /// The reasoning cannot be limited.
-    pub(super) async fn thinking(
+    /// The reasoning cannot be limited, or an allowed token is not in the vocabulary.
+    pub(super) async fn rules(
         &self,
         engine: &Engine,
         format: &AnswerFormat,
-    ) -> Result<Option<EndOfThinking>, ApiError> {
-        match self.thinking_budget {
-            Some(budget) => budget.processor(engine, format).await,
-            None => Ok(None),
-        }
+    ) -> Result<TokenRules, ApiError> {
+        let allowed = match &self.options.allowed_token_ids {
+            Some(ids) => Some(AllowedTokens::new(ids, engine.model_info().vocab_size)?),
+            None => None,
+        };
+        let thinking = match self.thinking_budget {
+            Some(budget) => budget.processor(engine, format).await?,
+            None => None,
+        };
+        Ok(TokenRules { allowed, thinking })
     }
 
     /// Tokenises the prompts if their log-probabilities are requested, and refuses more of them

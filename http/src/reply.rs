@@ -19,7 +19,7 @@ use stolon::{
 use super::App;
 use super::error::ApiError;
 use super::options::Call;
-use crate::api::reply::{PromptTokensDetails, Usage};
+use crate::api::reply::{CompletionTokensDetails, PromptTokensDetails, Usage};
 
 /// The form of the replies of one API, and the reply in progress.
 ///
@@ -89,14 +89,8 @@ pub(super) async fn respond<D: Dialect>(
 ) -> Result<Response, ApiError> {
     let mut prompts = prompts;
     call.check_prompt_logprobs(&app.engine, &mut prompts, call.choice_count).await?;
-    let thinking = call.thinking(&app.engine, &format).await?;
-    let requests = prompts.into_iter().map(|prompt| {
-        let request = call.apply(prompt);
-        match &thinking {
-            Some(processor) => request.logits_processor(processor.restarted()),
-            None => request,
-        }
-    });
+    let rules = call.rules(&app.engine, &format).await?;
+    let requests = prompts.into_iter().map(|prompt| rules.apply(call.apply(prompt)));
     let mut choices = Vec::new();
     if let Some(candidates) = call.candidate_count {
         // All prompts are submitted before the first is awaited. An error cancels the others.
@@ -167,13 +161,17 @@ async fn reply<D: Dialect>(
 ) -> Result<Response, ApiError> {
     let parsers = choices.iter().map(|_| Some(AnswerParser::new(format.clone()))).collect();
     let begun = vec![false; choices.len()];
+    let reasons = match format.reasoning {
+        Some(_) => vec![format.reasoning_is_open; choices.len()],
+        None => Vec::new(),
+    };
     let numbered = choices
         .into_iter()
         .enumerate()
         .map(|(index, events)| events.map(move |event| (index, event)).boxed());
     let mut events: Events = stream::select_all(numbered);
     let unreported = call.unreported.clone();
-    let mut replying = Replying { dialect, parsers, begun, usage, unreported };
+    let mut replying = Replying { dialect, parsers, begun, reasons, usage, unreported };
     if call.stream {
         let events = replying.into_events(events).map(Ok::<_, Infallible>);
         return Ok(Sse::new(events).keep_alive(KeepAlive::default()).into_response());
@@ -193,6 +191,8 @@ struct Replying<D> {
     /// The parser of each choice's answer; `None` after the choice's end.
     parsers: Vec<Option<AnswerParser>>,
     begun: Vec<bool>,
+    /// Whether each choice is in its reasoning; empty if the format has none.
+    reasons: Vec<bool>,
     usage: UsageSum,
     /// [`Call::unreported`].
     unreported: Vec<u32>,
@@ -222,6 +222,18 @@ impl<D: Dialect> Replying<D> {
         batches.flatten()
     }
 
+    /// Counts a token that belongs to the reasoning of a choice. A token whose text is withheld
+    /// belongs to what the choice is in.
+    fn count_reasoning(&mut self, index: usize, id: Option<u32>, parts: &[AnswerPart]) {
+        let Some(reasons) = self.reasons.get_mut(index) else { return };
+        let is_reasoning = |part: &AnswerPart| matches!(part, AnswerPart::Reasoning(_));
+        if let Some(last) = parts.last() {
+            *reasons = is_reasoning(last);
+        }
+        let counts = *reasons || parts.iter().any(is_reasoning);
+        *self.usage.reasoning.get_or_insert(0) += usize::from(counts && id.is_some());
+    }
+
     fn on_event(&mut self, index: usize, event: Event) -> Vec<D::Event> {
         match event {
             // A preempted request starts a second time.
@@ -236,6 +248,7 @@ impl<D: Dialect> Replying<D> {
                     Some(parser) => parser.push(&text),
                     None => Vec::new(),
                 };
+                self.count_reasoning(index, id, &parts);
                 let is_reported =
                     |entry: &&TokenLogprob| !self.unreported.contains(&entry.token_id);
                 let logprob = logprob.as_ref().filter(is_reported);
@@ -278,14 +291,16 @@ pub(super) struct UsageSum {
     prompts_counted: bool,
     /// Whether everything has been counted already.
     is_closed: bool,
+    /// Number of tokens of reasoning; `None` if the format has none.
+    reasoning: Option<usize>,
     sum: stolon::Usage,
 }
 
 impl UsageSum {
     pub(super) fn new(choices_per_prompt: usize, hides_cached_tokens: bool) -> Self {
         let sum = stolon::Usage::default();
-        let (prompts_counted, is_closed) = (false, false);
-        Self { choices_per_prompt, hides_cached_tokens, prompts_counted, is_closed, sum }
+        let (prompts_counted, is_closed, reasoning) = (false, false, None);
+        Self { choices_per_prompt, hides_cached_tokens, prompts_counted, is_closed, reasoning, sum }
     }
 
     /// Counts the prompts now instead of with their choices.
@@ -333,6 +348,9 @@ impl UsageSum {
             total_tokens: prompt_tokens + completion_tokens,
             prompt_tokens_details: (!self.hides_cached_tokens)
                 .then_some(PromptTokensDetails { cached_tokens, image_tokens }),
+            completion_tokens_details: self
+                .reasoning
+                .map(|reasoning_tokens| CompletionTokensDetails { reasoning_tokens }),
         }
     }
 }

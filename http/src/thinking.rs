@@ -3,7 +3,7 @@
 
 use std::sync::{Arc, Mutex, PoisonError};
 
-use stolon::{AnswerFormat, Engine, LogitsProcessor, SamplingError, SharedProcessor};
+use stolon::{AnswerFormat, Engine, LogitsProcessor, SamplingError};
 
 use super::error::ApiError;
 
@@ -156,14 +156,6 @@ impl LogitsProcessor for EndOfThinking {
             logits[token] = 0.0;
         }
         Ok(())
-    }
-
-    fn is_ready(&self, _output: &[u32]) -> bool {
-        true
-    }
-
-    fn for_sequence(&self) -> Option<SharedProcessor> {
-        Some(SharedProcessor::new(self.restarted()))
     }
 }
 

@@ -57,6 +57,10 @@ async fn any_name_stands_for_the_only_model() {
             .filter_map(|model| model["id"].as_str())
             .collect();
         assert!(ids[0] == name && !ids.contains(&"*"), "{ids:?}");
+        // Names are repeated in each piece of a reply.
+        for name in ["x".repeat(257), "a\nb".to_owned()] {
+            assert_eq!(ask(&server, path, &requests(&name)[0].1).await.0, 404, "{name}");
+        }
         // A client that asks whether there is such a model gets the truth.
         assert_eq!(server.get("/v1/models/claude-opus-4-8").await.0, 404);
     }

@@ -67,6 +67,8 @@ async fn reasoning_ends_with_its_budget() {
         [(0, "Let me"), (1, "Let me think about it."), (-1, "Let me think about it.")]
     {
         let reply = server.ok(CHAT, with(budget, chat.clone())).await;
+        let counted = &reply["usage"]["completion_tokens_details"]["reasoning_tokens"];
+        assert!(counted.as_u64() > Some(0), "{budget}: {reply}");
         for choice in reply["choices"].as_array().expect("choices") {
             assert_eq!(choice["message"]["reasoning"], reasoning, "{budget}: {reply}");
             assert!(choice["message"]["content"].as_str().is_some_and(|text| !text.is_empty()));
@@ -75,6 +77,7 @@ async fn reasoning_ends_with_its_budget() {
     let body = with(0, json!({"input": "script:think", "max_output_tokens": 14}));
     let reply = server.ok("/v1/responses", body).await;
     assert_eq!(reply["output"][0]["content"][0]["text"], "Let me");
+    assert!(reply["usage"]["output_tokens_details"]["reasoning_tokens"].as_u64() > Some(0));
     // Here, the prompt begins the reasoning.
     let anthropic = |budget: Value| {
         json!({"messages": messages("x"), "temperature": 0, "max_tokens": 14,
@@ -201,6 +204,18 @@ async fn log_probabilities_name_tokens() {
     assert_eq!(listed.remove(0), entry["token"]);
     listed.sort_unstable();
     assert_eq!(listed, ["token_id:5", "token_id:9"], "{entry}");
+}
+
+/// Goal: only the tokens that a request allows are generated.
+#[tokio::test]
+async fn only_allowed_tokens_are_generated() {
+    let server = Server::start("random:tiny", &[]);
+    let body = json!({"prompt": "x", "max_tokens": 8, "temperature": 1, "seed": 1, "n": 2,
+                      "allowed_token_ids": [98, 97]});
+    for choice in server.ok(COMPLETIONS, body).await["choices"].as_array().expect("choices") {
+        let text = choice["text"].as_str().expect("a text");
+        assert!(text.len() == 8 && text.bytes().all(|byte| b"ab".contains(&byte)), "{text}");
+    }
 }
 
 /// Goal: a prompt that is too long is cut where the request says, and others are not.

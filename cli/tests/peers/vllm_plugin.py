@@ -12,8 +12,8 @@ import sys
 import types
 
 REPLACED = {
-    "fastapi", "huggingface_hub", "lm_eval", "openai_harmony", "psutil", "rapidfuzz", "soundfile",
-    "starlette", "torch", "torchvision", "transformers", "vllm",
+    "fastapi", "gpt_oss", "huggingface_hub", "lm_eval", "openai_harmony", "psutil", "rapidfuzz",
+    "soundfile", "starlette", "torch", "torchvision", "transformers", "vllm",
 }
 
 

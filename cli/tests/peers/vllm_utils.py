@@ -13,16 +13,11 @@ import pytest
 import requests
 
 ROOT = pathlib.Path(os.environ["PEER_TESTS_ROOT"])
-VLLM_PATH = ROOT
+VLLM_PATH = pathlib.Path(os.environ["PEER_TESTS_SOURCE"])
 ROCM_EXTRA_ARGS = []
 ROCM_ENV_OVERRIDES = {}
-# Flags that both servers have, with the number of their values. Others are about vLLM's engine.
-FLAGS = {
-    "--api-key": 1, "--chat-template": 1, "--host": 1, "--root-path": 1, "--served-model-name": None,
-    "--ssl-certfile": 1, "--ssl-keyfile": 1, "--uds": 1, "--allowed-origins": 1,
-}
-# Parsers that are named differently here.
-PARSERS = {"--tool-call-parser": 1, "--reasoning-parser": 1}
+# Flags that both servers have. Others are about vLLM's engine or its parsers.
+FLAGS = {"--api-key", "--chat-template", "--root-path", "--ssl-certfile", "--ssl-keyfile"}
 
 
 def stand_in(model):
@@ -57,8 +52,11 @@ def translated(arguments):
     return kept
 
 
-def multi_gpu_only(**_):
-    return pytest.mark.skip(reason="needs GPUs")
+def __getattr__(name):
+    """Decorators of tests that need a device, and helpers without a counterpart."""
+    if name.startswith("__"):
+        raise AttributeError(name)
+    return lambda *_, **__: pytest.mark.skip(reason=f"needs {name}")
 
 
 class RemoteOpenAIServer:

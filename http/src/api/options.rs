@@ -22,7 +22,7 @@ pub const MAX_STOP_STRINGS: usize = 16;
 /// Maximum number of entries of `logprob_token_ids`.
 pub const MAX_LOGPROB_IDS: usize = 128;
 
-/// Maximum number of entries of `stop_token_ids` and of `logit_bias`.
+/// Maximum number of entries of `stop_token_ids`, `allowed_token_ids` and `logit_bias`.
 pub const MAX_TOKEN_IDS: usize = 4096;
 
 /// Sampling parameters, stop conditions and delivery of the reply. Every field is optional.
@@ -82,6 +82,10 @@ pub struct GenerationOptions {
     #[serde(default, deserialize_with = "fields::token_ids")]
     #[schemars(length(max = MAX_TOKEN_IDS))]
     pub stop_token_ids: Option<Vec<u32>>,
+    /// The only token ids that may be generated. Default: all.
+    #[serde(default, deserialize_with = "fields::token_ids")]
+    #[schemars(length(min = 1, max = MAX_TOKEN_IDS))]
+    pub allowed_token_ids: Option<Vec<u32>>,
     /// Whether to generate past the model's end-of-sequence tokens. Default false.
     pub ignore_eos: Option<bool>,
     /// Whether to end an answer that repeats itself without end: the same sequence of at most 256

@@ -48,12 +48,27 @@ pub struct Usage {
     /// More about the prompt tokens; left out by a server that hides it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub prompt_tokens_details: Option<PromptTokensDetails>,
+    /// More about the generated tokens; left out if the model's format marks no reasoning.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub completion_tokens_details: Option<CompletionTokensDetails>,
+}
+
+/// More about the generated tokens.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, JsonSchema)]
+pub struct CompletionTokensDetails {
+    /// Tokens of the reasoning, which are generated tokens, too.
+    pub reasoning_tokens: usize,
 }
 
 impl Usage {
     /// Prompt tokens that were read from the prefix cache; 0 if that is hidden.
     pub(crate) fn cached_tokens(&self) -> usize {
         self.prompt_tokens_details.map_or(0, |details| details.cached_tokens)
+    }
+
+    /// Generated tokens that are reasoning.
+    pub(crate) fn reasoning_tokens(&self) -> usize {
+        self.completion_tokens_details.map_or(0, |details| details.reasoning_tokens)
     }
 
     /// Prompt tokens that are positions of images; 0 if that is hidden.

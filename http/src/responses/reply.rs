@@ -397,7 +397,9 @@ impl Dialect for ResponseReply {
                 image_tokens: usage.image_tokens(),
             },
             output_tokens: usage.completion_tokens,
-            output_tokens_details: OutputTokensDetails::default(),
+            output_tokens_details: OutputTokensDetails {
+                reasoning_tokens: usage.reasoning_tokens(),
+            },
             total_tokens: usage.total_tokens,
         });
         let (name, status) = match self.is_cut {

@@ -189,7 +189,7 @@ pub struct InputTokensDetails {
 /// More about the generated tokens.
 #[derive(Clone, Debug, Default, Serialize, JsonSchema)]
 pub struct OutputTokensDetails {
-    /// Always 0: tokens of the reasoning are not counted apart.
+    /// Tokens of the reasoning.
     pub reasoning_tokens: usize,
 }
 
