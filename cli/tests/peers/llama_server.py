@@ -19,6 +19,10 @@ SWITCHES = {
 }
 
 
+# Context length of the small built-in model.
+CONTEXT = 4096
+
+
 def main():
     model, flags, arguments = "demo", ["--public-metrics"], sys.argv[1:]
     while arguments:
@@ -29,8 +33,12 @@ def main():
                 model = f"{root}/model/tests/fixtures/embedding"
             continue
         value = arguments.pop(0)
-        if flag == "--ctx-size" and model != "demo":
-            continue  # The model for embeddings has a short context.
+        if flag == "--ctx-size":
+            if model != "demo":
+                continue  # The model for embeddings has a short context.
+            value = str(min(int(value), CONTEXT))
+        if flag == "--n-predict" and int(value) < 0:
+            continue  # No limit, as without the flag.
         if flag in RENAMED:
             flags += [RENAMED[flag], value]
     binary = os.environ["STOLON"]

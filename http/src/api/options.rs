@@ -111,7 +111,8 @@ pub struct GenerationOptions {
     pub response_format: Option<ResponseFormat>,
     /// Required format of the answer, in vLLM's form.
     pub structured_outputs: Option<StructuredOutputs>,
-    /// vLLM's older form of `structured_outputs.json`.
+    /// vLLM's older form of `structured_outputs.json`; llama.cpp's `json_schema`.
+    #[serde(alias = "json_schema")]
     pub guided_json: Option<Value>,
     /// vLLM's older form of `structured_outputs.regex`; SGLang's `regex`.
     #[serde(alias = "regex")]
