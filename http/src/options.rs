@@ -124,6 +124,12 @@ impl Call {
             let message = "`logprob_token_ids` is allowed only with `logprobs`";
             return Err(ApiError::invalid(Some("logprob_token_ids"), message));
         }
+        let vocab_size = app.engine.model_info().vocab_size;
+        let mut named = of_api.choices.logprob_token_ids.iter().flatten();
+        if let Some(id) = named.find(|&&id| id as usize >= vocab_size) {
+            let expected = format!("token ids below {vocab_size}, the size of the vocabulary");
+            return Err(ApiError::expected("logprob_token_ids", &expected, &json!(id)));
+        }
         let grammar = structured::grammar(&mut options, of_api.format, ignored)?;
         let (grammar_path, grammar) = grammar.map(|given| (given.path, given.grammar)).unzip();
         let session = session(&mut options, ignored)?.map(|name| caller.session(name));

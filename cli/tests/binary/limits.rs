@@ -45,6 +45,10 @@ async fn wrong_requests_are_refused_by_parameter() {
         (json!({"prompt": "x", "prompt_logprobs": 1, "stream": true}), "prompt_logprobs"),
         (json!({"prompt": "x", "prompt_logprobs": -1}), "prompt_logprobs"),
         (json!({"prompt": "x", "logprob_token_ids": [1]}), "logprob_token_ids"),
+        (
+            json!({"prompt": "x", "logprobs": 1, "logprob_token_ids": [1_000_000]}),
+            "logprob_token_ids",
+        ),
         (json!({"prompt": "x", "truncate_prompt_tokens": 0}), "truncate_prompt_tokens"),
         (json!({"prompt": "x", "allowed_token_ids": []}), "allowed_token_ids"),
         (json!({"prompt": "x", "allowed_token_ids": [1_000_000]}), "allowed_token_ids"),
