@@ -52,7 +52,7 @@ mod tests {
     use crate::{Finish, FinishReason, Timings, TokenLogprob};
 
     fn candidate(name: &str, logprobs: &[f32]) -> Completion {
-        let entry = |&logprob| TokenLogprob { token_id: 1, logprob, top: Vec::new() };
+        let entry = |&logprob| TokenLogprob { token_id: 1, logprob, rank: 1, top: Vec::new() };
         let usage = Usage {
             prompt_tokens: 9,
             cached_tokens: 4,

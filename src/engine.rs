@@ -6,11 +6,12 @@ use std::time::Instant;
 use futures::FutureExt;
 use futures::future::{BoxFuture, try_join_all};
 use stolon_actors::EngineHandle;
+use stolon_model::SuppressedTokens;
 use stolon_scheduler::{
     AdmissionPolicy, AuditReport, EngineHealth, EngineHistograms, EngineStats, SequenceRequest,
     Timings, TokenSet,
 };
-use stolon_text::StopStrings;
+use stolon_text::{AnswerParser, StopStrings};
 
 use crate::adapters::AdapterTable;
 use crate::after::After;
@@ -18,6 +19,7 @@ use crate::min_tokens::MinTokens;
 use crate::prompt::Prompts;
 use crate::repetition::RepetitionDetector;
 use crate::stream::AnswerState;
+use crate::suppressed::Suppressed;
 use crate::tiers::EngineTiers;
 use crate::{
     BestOf, ChatMessage, Completion, EngineBuilder, Error, Estimate, ModelInfo, Namespace, Request,
@@ -63,6 +65,9 @@ pub(crate) struct DefaultSampling {
     pub(crate) recommended: SamplingParams,
     /// [`Engine::chat_sampling`].
     pub(crate) chat: SamplingParams,
+    /// The tokens that the model must not generate, whatever a request says; `None` if it may
+    /// generate all.
+    pub(crate) suppressed: Option<Arc<SuppressedTokens>>,
 }
 
 impl Engine {
@@ -192,6 +197,10 @@ impl Engine {
                 text.require_tokenizer()?;
             }
             let stop_strings = StopStrings::new(&*request.stop, false)?;
+            let parser = request.answer_format.filter(|_| !request.stop.is_empty());
+            let parser = parser.map(|format| {
+                AnswerParser::with_stops(format.as_ref().clone(), stop_strings.clone())
+            });
             let eos_ids = if request.ignore_eos { TokenSet::default() } else { text.eos_ids() };
             let mut options = request.options;
             options.sampling.logprobs = request.logprobs.or(options.sampling.logprobs);
@@ -204,16 +213,23 @@ impl Engine {
                 let processor = prompts.grammar_processor(grammar, &ends, inner, client).await?;
                 options.sampling.processor = Some(processor);
             }
+            let tokens = Arc::new(tokens);
+            if let Some(suppressed) = &self.inner.sampling.suppressed {
+                let inner = options.sampling.processor.take();
+                let rule = Suppressed { tokens: suppressed.clone(), prompt: tokens.clone() };
+                options.sampling.processor = Some(SharedProcessor::new(After { inner, rule }));
+            }
             if request.min_tokens > 0 {
                 let inner = options.sampling.processor.take();
                 let processor =
                     After { inner, rule: MinTokens { count: request.min_tokens, ends } };
                 options.sampling.processor = Some(SharedProcessor::new(processor));
             }
-            let (tokens, images) = (Arc::new(tokens), request.placed);
+            let images = request.placed;
             let detokenizer = text.detokenizer(&request.shown_tokens);
             let answer = AnswerState {
                 text: detokenizer.map(|detokenizer| (detokenizer, stop_strings)),
+                parser,
                 repetition: request.end_repetition.then(RepetitionDetector::new),
                 stops: request.stop,
                 eos_ids: eos_ids.clone(),
@@ -382,6 +398,15 @@ impl Engine {
     /// [`Error::NoTokenizer`].
     pub fn detokenize(&self, ids: &[u32], skip_special: bool) -> Result<String, Error> {
         self.inner.prompts.text.decode(ids, skip_special)
+    }
+
+    /// The spelling of a token in the vocabulary, such as `Ġthe`, which may differ from its text.
+    /// `None` if the id has no text, or if the tokens of the model are bytes.
+    ///
+    /// # Errors
+    /// [`Error::NoTokenizer`].
+    pub fn token_spelling(&self, id: u32) -> Result<Option<String>, Error> {
+        self.inner.prompts.text.spelling(id)
     }
 
     /// The prompt text of a conversation, rendered with the model's chat template and ending where

@@ -169,6 +169,7 @@ mod repetition;
 mod request;
 mod skills;
 mod stream;
+mod suppressed;
 #[cfg(feature = "text")]
 mod text;
 #[cfg(not(feature = "text"))]
@@ -249,7 +250,8 @@ pub use stolon_scheduler::{
     SessionError, SessionId, SessionInfo, Timings, TokenEvent, UnknownPolicy, Usage,
 };
 pub use stolon_text::{
-    Answer, AnswerFormat, AnswerParser, AnswerPart, ReasoningFormat, ToolCall, ToolCallFormat,
+    Answer, AnswerFormat, AnswerParser, AnswerPart, ReasoningFormat, StopStrings, ToolCall,
+    ToolCallFormat,
 };
 pub use stolon_text::{
     Busy, ChatMessage, ChatTemplateError, FunctionSchema, GgufTokenizer, Grammar, GrammarError,

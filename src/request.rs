@@ -22,7 +22,7 @@ pub(crate) use parts::tokens as part_tokens;
 
 use crate::text::ChatOptions;
 use crate::{
-    ChatMessage, Grammar, LogitsProcessor, MessageContent, SamplingParams, SessionId,
+    AnswerFormat, ChatMessage, Grammar, LogitsProcessor, MessageContent, SamplingParams, SessionId,
     SharedProcessor, Skill,
 };
 
@@ -89,6 +89,8 @@ pub struct Request {
     pub(crate) grammar: Option<Arc<Grammar>>,
     /// The token after which the text of the answer begins; `None` if it begins at once.
     pub(crate) text_after: Option<u32>,
+    /// The parts of the answer, of which only the text is searched for stop strings.
+    pub(crate) answer_format: Option<Arc<AnswerFormat>>,
     pub(crate) cache_salt: Option<String>,
     /// The name of the adapter. `options` has its weights when the request is submitted.
     pub(crate) adapter: Option<String>,
@@ -117,6 +119,7 @@ impl Request {
             processor: None,
             grammar: None,
             text_after: None,
+            answer_format: None,
             cache_salt: None,
             adapter: None,
             session: None,
@@ -240,6 +243,17 @@ impl Request {
     /// stop ids cannot be chosen, and stop strings are not looked for. Default: 0.
     pub fn min_tokens(mut self, min_tokens: usize) -> Request {
         self.min_tokens = min_tokens;
+        self
+    }
+
+    /// The parts of the answer. Stop strings then end it only where they are in its text: reasoning
+    /// and calls of tools may contain them. The text of the events is what the model has written,
+    /// up to the token that completes a stop string; [`AnswerParser::with_stops`] takes it apart.
+    /// By default the whole answer is text, which ends before the stop string.
+    ///
+    /// [`AnswerParser::with_stops`]: crate::AnswerParser::with_stops
+    pub fn answer_format(mut self, format: AnswerFormat) -> Request {
+        self.answer_format = (!format.is_text()).then(|| Arc::new(format));
         self
     }
 

@@ -12,7 +12,7 @@ use stolon_scheduler::{
     Event, Finish, FinishReason, SessionContent, Timings, TokenEvent, TokenSet, Turn, TurnEnd,
     Usage,
 };
-use stolon_text::StopStrings;
+use stolon_text::{AnswerParser, StopStrings};
 
 use crate::repetition::RepetitionDetector;
 use crate::text::Detokenizer;
@@ -55,6 +55,9 @@ pub(crate) struct AnswerState {
     /// Turns token ids into text and looks for stop strings. `None` if there is no tokenizer, and
     /// when the answer has ended.
     pub(crate) text: Option<(Detokenizer, StopStrings)>,
+    /// Finds the text of the answer, the only part that is searched for stop strings. `None` if the
+    /// whole answer is text, or if there are no stop strings.
+    pub(crate) parser: Option<AnswerParser>,
     /// The stop strings as given, for the finish reason.
     pub(crate) stops: Arc<[String]>,
     pub(crate) eos_ids: TokenSet,
@@ -156,7 +159,14 @@ impl TokenStream {
             && !answer.stop_ids.contains(id)
         {
             let text = detokenizer.push(id);
-            if answer.usage.completion_tokens < answer.min_tokens {
+            let is_early = answer.usage.completion_tokens < answer.min_tokens;
+            if let Some(parser) = &mut answer.parser {
+                match is_early {
+                    true => drop(parser.push_before_stops(&text)),
+                    false => drop(parser.push(&text)),
+                }
+                (token.text, matched) = (text, parser.matched());
+            } else if is_early {
                 token.text = text;
             } else {
                 let scan = stop_strings.push(&text);
@@ -201,11 +211,27 @@ impl TokenStream {
     fn end(&mut self, mut finish: Finish) {
         self.sequence = None;
         if let Some((detokenizer, mut stop_strings)) = self.answer.text.take() {
-            let scan = stop_strings.push(&detokenizer.finish());
-            let mut text = scan.text;
-            match scan.matched.and_then(|index| self.answer.stops.get(index).cloned()) {
-                Some(stop) => finish.reason = FinishReason::StopString(stop),
-                None => text.push_str(&stop_strings.finish()),
+            let mut text = detokenizer.finish();
+            let matched = match &mut self.answer.parser {
+                Some(parser) => {
+                    parser.push(&text);
+                    match finish.reason.is_cut() {
+                        true => drop(parser.cut_off()),
+                        false => drop(parser.finish()),
+                    }
+                    parser.matched()
+                }
+                None => {
+                    let scan = stop_strings.push(&text);
+                    text = scan.text;
+                    if scan.matched.is_none() {
+                        text.push_str(&stop_strings.finish());
+                    }
+                    scan.matched
+                }
+            };
+            if let Some(stop) = matched.and_then(|index| self.answer.stops.get(index).cloned()) {
+                finish.reason = FinishReason::StopString(stop);
             }
             if !text.is_empty() {
                 self.ready.push_back(Event::Token(TokenEvent { text, ..TokenEvent::default() }));

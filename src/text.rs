@@ -115,6 +115,11 @@ impl Text {
         Ok(self.tokenizer()?.decode(ids, skip_special))
     }
 
+    /// The spelling of a token in the vocabulary, if it has one.
+    pub(crate) fn spelling(&self, id: u32) -> Result<Option<String>, Error> {
+        Ok(self.tokenizer()?.token_spelling(id))
+    }
+
     /// Token ids that end an answer. Empty if there is no tokenizer.
     pub(crate) fn eos_ids(&self) -> TokenSet {
         self.eos_ids.clone()

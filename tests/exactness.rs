@@ -263,6 +263,7 @@ async fn client(
 
 /// Compares `answers` answers of a model with a tier. Returns how many were wrong. `sizes` are those
 /// of the pool in blocks, and of a record of the disk tier in bytes.
+#[allow(clippy::print_stdout, reason = "the figures by kind and tier are the test's report")]
 async fn compare(
     kind: Kind,
     tier: Tier,

@@ -73,6 +73,10 @@ pub struct SamplingParams {
     /// of the `n` most likely tokens, with `None` none. At most the vocabulary size and
     /// [`SamplingParams::MAX_LOGPROBS`].
     pub logprobs: Option<usize>,
+    /// With [`SamplingParams::logprobs`], the tokens whose log-probabilities are returned instead of
+    /// those of the most likely ones. At most [`SamplingParams::MAX_LOGPROBS`] ids below the
+    /// vocabulary size; empty for the most likely ones.
+    pub logprob_ids: Arc<[u32]>,
     /// The caller's own change of the logits. `None` leaves them as they are.
     pub processor: Option<SharedProcessor>,
 }
@@ -90,6 +94,7 @@ impl Default for SamplingParams {
             logit_bias: Arc::default(),
             seed: None,
             logprobs: None,
+            logprob_ids: Arc::default(),
             processor: None,
         }
     }
@@ -139,6 +144,12 @@ impl SamplingParams {
         if let Some(count) = self.logprobs {
             let limit = vocab_size.min(SamplingParams::MAX_LOGPROBS);
             check(count <= limit, "logprobs", &format!("at most {limit}"), count)?;
+        }
+        let (count, limit) = (self.logprob_ids.len(), SamplingParams::MAX_LOGPROBS);
+        check(count <= limit, "logprob_ids", &format!("at most {limit} token ids"), count)?;
+        if let Some(id) = self.logprob_ids.iter().find(|&&id| id as usize >= vocab_size) {
+            let expected = format!("token ids below the vocabulary size {vocab_size}");
+            return Err(SamplingError::invalid("logprob_ids", expected, id));
         }
         Ok(())
     }
@@ -337,7 +348,10 @@ impl SamplerState {
     /// Chooses the next token as [`SamplerState::sample`] does, without counting it.
     fn choose(&self, logits: &mut [f32]) -> Result<Sampled, SamplingError> {
         let raw_best = select::best(logits)?;
-        let raw_row = self.params.logprobs.map(|top| RawRow::new(logits, raw_best, top));
+        let raw_row = self
+            .params
+            .logprobs
+            .map(|top| RawRow::new(logits, raw_best, top, &self.params.logprob_ids));
         let mut best = raw_best;
         let mut raw_logits = None;
         if self.transforms() {

@@ -61,11 +61,13 @@ pub struct EngineArgs {
     #[arg(long, value_name = "FILE")]
     pub chat_template: Option<PathBuf>,
     /// Replace members of the model's generation_config.json: a JSON object with any of do_sample,
-    /// temperature, top_k, top_p, min_p and repetition_penalty
+    /// temperature, top_k, top_p, min_p and repetition_penalty, and of suppress_tokens,
+    /// begin_suppress_tokens, bad_words_ids and no_repeat_ngram_size
     ///
-    /// They are the defaults of requests that give no sampling parameters. Without any, and if the
-    /// model's authors recommend none, chats are sampled with temperature 0.8, top-k 40, top-p 0.95
-    /// and min-p 0.05, and completions are greedy.
+    /// The former are the defaults of requests that give no sampling parameters. Without any, and
+    /// if the model's authors recommend none, chats are sampled with temperature 0.8, top-k 40,
+    /// top-p
+    /// 0.95 and min-p 0.05, and completions are greedy. The latter hold for every request.
     #[arg(long, value_name = "JSON", value_parser = parse_json)]
     pub override_generation_config: Option<serde_json::Value>,
     /// The GGUF file with the image encoder of a GGUF model (llama.cpp's mmproj), for Gemma 3,
@@ -183,6 +185,9 @@ pub struct EngineArgs {
     pub max_overtake_tokens: Option<usize>,
     /// Maximum number of tokens of a request, prompt and answer together; at least 2 and at most
     /// the context length of the model, which is the default
+    ///
+    /// Models with LongRoPE (Phi-3) have other factors for short contexts, which are used if this
+    /// is at most the context length of the original training.
     #[arg(long, value_name = "TOKENS")]
     pub max_model_len: Option<usize>,
     /// Disable the prefix cache: every prompt is computed from scratch

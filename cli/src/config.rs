@@ -20,7 +20,7 @@ use clap::{Arg, ArgAction, ArgMatches, Command, CommandFactory, FromArgMatches};
 use toml::{Table, Value};
 
 use crate::cli::Cli;
-use crate::{log, terminal, text_file};
+use crate::{log, terminal, text_file, tips};
 
 /// Largest accepted file, in bytes.
 const MAX_FILE_BYTES: u64 = 1 << 20;
@@ -45,7 +45,8 @@ const SERVICE_SCHEMES: [&str; 3] = ["tcp://", "udp://", "sctp://"];
 pub fn parse(args: &[OsString]) -> anyhow::Result<Cli> {
     let command = with_environment(Cli::command(), &[]);
     // Requests for help leave the function here, so that help is shown in any environment.
-    let mut matches = command.clone().try_get_matches_from(args)?;
+    let unknown = |error| tips::settled(error, args);
+    let mut matches = command.clone().try_get_matches_from(args).map_err(unknown)?;
     check_variables(&command, std::env::vars_os().filter_map(|(name, _)| name.into_string().ok()))?;
     let with_model = with_model_flag(args, &matches);
     if let Some(args) = &with_model {

@@ -64,6 +64,9 @@ impl GenerateArgs {
             "expected a prompt: --prompt, --prompt-file or --prompt-tokens, got none"
         );
         let engine = self.engine.start().await?;
+        let recommended = engine.recommended_sampling();
+        let requests = requests.into_iter().map(|request| self.sampled(request, &recommended));
+        let requests: Vec<Request> = requests.collect();
         if self.concurrent {
             let streams = try_join_all(requests.into_iter().map(|r| engine.generate(r))).await?;
             for completion in try_join_all(streams.into_iter().map(|s| s.collect_text())).await? {
@@ -98,14 +101,18 @@ impl GenerateArgs {
             images.iter().cloned().fold(request, Request::image)
         };
         let ids = self.prompt_tokens.iter().map(|ids| Request::tokens(ids.0.clone()));
+        Ok(texts.into_iter().map(text).chain(ids).collect())
+    }
+
+    /// The request with the sampling parameters of the flags, or else with those that the model's
+    /// authors recommend.
+    fn sampled(&self, request: Request, recommended: &SamplingParams) -> Request {
         // The JSON form always has the log-probability of each token.
         let logprobs = self.logprobs.or(self.json.then_some(0));
-        let greedy = SamplingParams::default();
-        let finish = |request| match (self.sampling.apply(request, &greedy), logprobs) {
+        match (self.sampling.apply(request, recommended), logprobs) {
             (request, Some(top)) => request.logprobs(top),
             (request, None) => request,
-        };
-        Ok(texts.into_iter().map(text).chain(ids).map(finish).collect())
+        }
     }
 
     /// Streams the text of one answer to standard output, followed by a line of figures.

@@ -158,6 +158,13 @@ impl InspectArgs {
             terminal::line(format!("\n{}", first_lines(template)))?;
         }
         terminal::line("")?;
+        if !inspection.notes.is_empty() {
+            terminal::line("Notes:")?;
+            for note in &inspection.notes {
+                terminal::line(format!("- {note}"))?;
+            }
+            terminal::line("")?;
+        }
         print_refusals(&inspection.refusals)
     }
 }

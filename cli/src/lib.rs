@@ -22,4 +22,5 @@ pub mod memory;
 pub mod serve;
 mod terminal;
 mod text_file;
+mod tips;
 mod traces;

@@ -45,7 +45,9 @@ pub struct ServeArgs {
     address: AddressArgs,
     /// Name of the model for clients, instead of its id. Can be repeated
     ///
-    /// Requests may use any of the names. The first one is that of replies and metrics.
+    /// Requests may use any of the names. The first one is that of replies and metrics. A request
+    /// with another name is answered, too, if there is one name and no adapter, or if one of the
+    /// names is `*`; the reply has the model's own name in the header x-stolon-model.
     #[arg(long, visible_alias = "served-name", value_name = "NAME")]
     served_model_name: Vec<String>,
     /// Maximum number of tokens of an answer, if the request sets no limit

@@ -54,7 +54,7 @@ def check_rest(client, model):
     )
     assert (stopped.stop_reason, stopped.stop_sequence) == ("stop_sequence", "world"), stopped
     try:
-        client.messages.create(model="another", max_tokens=1, messages=[{"role": "user", "content": "hi"}])
+        client.models.retrieve("another")
     except anthropic.NotFoundError as error:
         assert error.body["error"]["type"] == "not_found_error"
     else:

@@ -90,8 +90,14 @@ def check_errors(client, model):
         raise AssertionError(f"{arguments} was not refused")
 
     hello = [{"role": "user", "content": "hello"}]
-    error = refused(openai.NotFoundError, model="another", messages=hello)
-    assert error.code == "model_not_found"
+    # Any name stands for the only model, but it does not exist.
+    named = client.chat.completions.create(model="another", messages=hello, max_tokens=1)
+    assert named.model == "another", named
+    try:
+        client.models.retrieve("another")
+        raise AssertionError("a model that does not exist was found")
+    except openai.NotFoundError as error:
+        assert error.code == "model_not_found"
     error = refused(openai.BadRequestError, model=model, messages=hello, temperature=-1)
     assert error.param == "temperature"
     too_long = [{"role": "user", "content": "tower " * 50_000}]

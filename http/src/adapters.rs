@@ -2,6 +2,7 @@
 //! load, unload and list them. Their bodies, statuses and messages are those of vLLM.
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
 use axum::Json;
@@ -11,9 +12,13 @@ use stolon::AdapterError;
 use stolon::backend::AdapterLoadError;
 
 use super::App;
+use super::advice::Ignored;
 use super::error::ApiError;
 use super::receive::Received;
 use crate::api::adapters::{Adapter, AdapterList, LoadAdapter, UnloadAdapter};
+
+/// Maximum length of a name that is not listed and stands for the model, in bytes.
+const MAX_NAME: usize = 256;
 
 /// `POST /v1/load_lora_adapter`.
 pub(super) async fn load(State(app): State<Arc<App>>, body: Received) -> Result<String, ApiError> {
@@ -28,7 +33,10 @@ pub(super) async fn load(State(app): State<Arc<App>>, body: Received) -> Result<
         false => app.engine.load_adapter(&name, &path).await,
     };
     match loaded {
-        Ok(_) => Ok(format!("Success: LoRA adapter '{name}' added successfully.")),
+        Ok(_) => {
+            app.had_adapters.store(true, Relaxed);
+            Ok(format!("Success: LoRA adapter '{name}' added successfully."))
+        }
         Err(AdapterError::Exists { .. }) => {
             let message = format!(
                 "The lora adapter '{name}' has already been loaded. If you want to load the \
@@ -76,6 +84,11 @@ fn refused(error: &AdapterError) -> ApiError {
     }
 }
 
+/// Whether a text can be a name of a model. It is repeated in each piece of a reply and in traces.
+fn is_name(text: &str) -> bool {
+    text.len() <= MAX_NAME && !text.chars().any(char::is_control)
+}
+
 impl ApiError {
     /// The reply to a client whose request cannot use its adapter.
     pub(super) fn from_adapter(error: &AdapterError, message: String) -> Self {
@@ -93,11 +106,11 @@ impl ApiError {
 }
 
 impl App {
-    /// The adapter that a request chooses by this name of a model; `None` for the model itself.
+    /// The adapter that is listed under this name of a model; `None` for the model itself.
     ///
     /// # Errors
-    /// Status 404 if the model is not served here.
-    pub(super) fn adapter_of(&self, model: &str) -> Result<Option<String>, ApiError> {
+    /// Status 404 if no model has this name.
+    pub(super) fn listed(&self, model: &str) -> Result<Option<String>, ApiError> {
         if self.serves(model) {
             return Ok(None);
         }
@@ -105,6 +118,36 @@ impl App {
             Some(info) => Ok(Some(info.name)),
             None => Err(ApiError::unknown_model(model, self.model_name())),
         }
+    }
+
+    /// The adapter that a request chooses by this name of a model; `None` for the model itself. Many
+    /// clients always send a name of their own, so if there is only one model, every name is one of
+    /// it, and the reply says which model has answered.
+    ///
+    /// # Errors
+    /// Status 404 if the model is not served here, and the name may be meant for another one.
+    pub(super) fn adapter_of(
+        &self,
+        model: &str,
+        ignored: &Ignored,
+    ) -> Result<Option<String>, ApiError> {
+        match self.listed(model) {
+            Err(_) if is_name(model) && self.takes_any_name() => {
+                ignored.answered_by(self.model_name());
+                Ok(None)
+            }
+            Err(error) => Err(error.with_hint(
+                ": only --served-model-name '*' lets every name stand \
+                                               for a model with several names or with adapters",
+            )),
+            listed => listed,
+        }
+    }
+
+    /// Whether a name that is not listed stands for the model.
+    fn takes_any_name(&self) -> bool {
+        let has_adapters = || self.had_adapters.load(Relaxed) || !self.engine.adapters().is_empty();
+        self.any_name || (self.served_names.len() == 1 && !has_adapters())
     }
 
     /// The name of the model in the reply to a request with this `model`, and the adapter that it
@@ -115,10 +158,11 @@ impl App {
     pub(super) fn chosen(
         &self,
         model: Option<String>,
+        ignored: &Ignored,
     ) -> Result<(String, Option<String>), ApiError> {
         match model {
             Some(name) => {
-                let adapter = self.adapter_of(&name)?;
+                let adapter = self.adapter_of(&name, ignored)?;
                 Ok((name, adapter))
             }
             None => Ok((self.model_name().to_owned(), None)),

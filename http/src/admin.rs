@@ -10,7 +10,9 @@ use futures::FutureExt;
 use stolon::{AdapterInfo, EngineHealth};
 
 use super::App;
+use super::advice::Ignored;
 use super::error::ApiError;
+use super::other_paths;
 use super::parts::PathId;
 use super::receive::linger;
 use crate::api::admin::{Audit, Health, Stats, Status, Version};
@@ -31,7 +33,7 @@ pub(super) async fn model(
     State(app): State<Arc<App>>,
     PathId(id): PathId<String>,
 ) -> Result<Json<Model>, ApiError> {
-    let adapter = app.adapter_of(&id)?.and_then(|name| app.engine.adapter(name));
+    let adapter = app.listed(&id)?.and_then(|name| app.engine.adapter(name));
     Ok(Json(match adapter {
         Some(adapter) => app.adapter_entry(&adapter),
         None => app.model_entry(&id),
@@ -78,7 +80,8 @@ pub(super) async fn audit(State(app): State<Arc<App>>) -> Result<Json<Audit>, Ap
 /// Any path that does not exist.
 pub(super) async fn not_found(method: Method, uri: Uri, request: Request) -> ApiError {
     linger(request.into_body());
-    ApiError::new(StatusCode::NOT_FOUND, format!("there is no {method} {}", uri.path()))
+    let hint = other_paths::hint(uri.path());
+    ApiError::new(StatusCode::NOT_FOUND, format!("there is no {method} {}{hint}", uri.path()))
 }
 
 /// A path that exists, but not with this method.
@@ -111,8 +114,8 @@ impl App {
     }
 
     /// Refuses a model that is not served here.
-    pub(super) fn check_model(&self, name: &str) -> Result<(), ApiError> {
-        self.adapter_of(name).map(drop)
+    pub(super) fn check_model(&self, name: &str, ignored: &Ignored) -> Result<(), ApiError> {
+        self.adapter_of(name, ignored).map(drop)
     }
 
     fn model_entry(&self, name: &str) -> Model {

@@ -10,7 +10,7 @@
 
 use std::collections::BTreeSet;
 use std::str::FromStr;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use axum::extract::{Request, State};
 use axum::http::{HeaderName, HeaderValue};
@@ -20,6 +20,9 @@ use axum::response::Response;
 use super::App;
 
 pub(super) const HEADER: HeaderName = HeaderName::from_static("x-stolon-ignored");
+
+/// The name of the model that answers, in replies to requests with a name that is not listed.
+pub(super) const MODEL_HEADER: HeaderName = HeaderName::from_static("x-stolon-model");
 
 /// Maximum number of names in one header.
 const MAX_NAMES: usize = 32;
@@ -55,6 +58,8 @@ impl FromStr for UnknownParameters {
 pub(super) struct Ignored {
     pub(super) unknown: UnknownParameters,
     paths: Arc<Mutex<BTreeSet<String>>>,
+    /// The name of the model that answers, if the request has another one.
+    model: Arc<OnceLock<HeaderValue>>,
 }
 
 impl Ignored {
@@ -65,6 +70,13 @@ impl Ignored {
         let mut paths = self.paths.lock().unwrap_or_else(PoisonError::into_inner);
         if paths.len() < MAX_NAMES {
             paths.insert(name);
+        }
+    }
+
+    /// Notes that the model with this name answers a request with another name.
+    pub(super) fn answered_by(&self, model: &str) {
+        if let Ok(name) = HeaderValue::from_str(model) {
+            let _ = self.model.set(name); // It is the same each time.
         }
     }
 
@@ -90,7 +102,8 @@ fn log_once(name: &str) {
     }
 }
 
-/// Middleware of all routes: names the ignored parameters in the reply.
+/// Middleware of all routes: names the ignored parameters in the reply, and the model if the
+/// request's name of it was ignored.
 pub(super) async fn middleware(
     State(app): State<Arc<App>>,
     mut request: Request,
@@ -101,6 +114,9 @@ pub(super) async fn middleware(
     let mut response = next.run(request).await;
     if let Some(names) = ignored.header() {
         response.headers_mut().insert(HEADER, names);
+    }
+    if let Some(model) = ignored.model.get() {
+        response.headers_mut().insert(MODEL_HEADER, model.clone());
     }
     response
 }

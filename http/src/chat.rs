@@ -14,7 +14,7 @@ use super::App;
 use super::access::Caller;
 use super::advice::Ignored;
 use super::body::{note_unknown, refuse_unknown};
-use super::dialogue::{Dialogue, Tool, function_tool, is_function, tool_choice};
+use super::dialogue::{Dialogue, Tool, custom_tool, function_tool, is_function, tool_choice};
 use super::error::ApiError;
 use super::options::{Call, OfApi};
 use super::receive::Received;
@@ -37,7 +37,12 @@ pub(super) async fn create(
     let logprobs = top_logprobs(&request)?;
     let reasoning = request.include_reasoning.unwrap_or(true);
     let dialogue = dialogue(&mut request, &ignored)?;
-    let of_api = OfApi { choices: request.choices, is_chat: true, ..OfApi::default() };
+    let of_api = OfApi {
+        choices: request.choices,
+        is_chat: true,
+        logprobs: logprobs.is_some(),
+        ..OfApi::default()
+    };
     let mut call = Call::new(request.options, of_api, &app, &caller, &ignored)?;
     call.body = held;
     app.check_answers("n", call.choice_count)?;
@@ -46,12 +51,16 @@ pub(super) async fn create(
         call.max_tokens = max_tokens;
     }
     call.schema_paths = dialogue.schema_paths();
+    let customs = dialogue.customs();
+    let ids = dialogue.call_ids();
     let (mut request, format) =
         dialogue.prepare(&app, &caller, call.grammar.take(), &ignored).await?;
     call.join_session(std::slice::from_mut(&mut request))?;
     call.describe(&app);
+    call.truncate(&app.engine, &mut request).await?;
     let prompt_ids = call.prompt_ids(&app.engine, &mut request).await?;
-    let mut chat = Chat::new(&app, &call, format.tool_calls, prompt_ids);
+    let ids = ids.with_format(format.tool_calls);
+    let mut chat = Chat::new(&app, &call, ids, customs, prompt_ids);
     chat.reasoning = reasoning;
     let usage = app.usage_sum(call.choice_count);
     replies::respond(&app, &mut call, vec![request], usage, format, chat).await
@@ -81,6 +90,16 @@ pub(super) fn tools(tools: Vec<RequestTool>, ignored: &Ignored) -> Result<Vec<To
     let mut functions = Vec::new();
     for (index, tool) in tools.into_iter().enumerate() {
         let path = format!("tools[{index}].");
+        if tool.kind == "custom" {
+            refuse_unknown(&path, &tool.unknown, Scope::None, ignored)?;
+            let path = format!("{path}custom");
+            let custom = tool.custom.ok_or_else(|| ApiError::missing(&path))?;
+            refuse_unknown(&format!("{path}."), &custom.unknown, Scope::None, ignored)?;
+            let (path, description) = (format!("{path}.name"), custom.description.as_deref());
+            let tool = custom_tool(&path, &custom.name, description, custom.format.as_ref())?;
+            functions.push(tool);
+            continue;
+        }
         if !is_function(&path, &tool.kind, ignored)? {
             continue;
         }

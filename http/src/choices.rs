@@ -3,10 +3,12 @@
 
 use serde::Serialize;
 
+use super::App;
 use super::error::ApiError;
-use super::options::Call;
+use super::options::{Call, StreamedUsage};
 use super::{request_id, unix_seconds};
 use crate::api::error::ErrorReply;
+use crate::api::logprobs::PromptLogprobs;
 use crate::api::reply::{Reply, Usage};
 
 /// The data of an event.
@@ -31,6 +33,8 @@ pub(super) struct Names {
     pub(super) whole: &'static str,
     /// The type of a streamed piece.
     pub(super) piece: &'static str,
+    /// Whether a whole reply has the log-probabilities of the prompt, instead of its choices.
+    pub(super) has_prompt_logprobs: bool,
 }
 
 /// The members that all pieces of a reply share.
@@ -42,7 +46,12 @@ pub(super) struct Envelope {
     model: String,
     /// Whether pieces are sent.
     pub(super) stream: bool,
-    include_usage: bool,
+    usage_in_stream: StreamedUsage,
+    fingerprint: String,
+    /// Log-probabilities of the prompt, for the whole reply.
+    pub(super) prompt_logprobs: Option<PromptLogprobs>,
+    /// The usage of each choice so far.
+    so_far: Vec<Usage>,
     /// Token ids of the prompt, for the whole reply or the first piece.
     prompt_ids: Option<Vec<u32>>,
     usage: Usage,
@@ -50,31 +59,56 @@ pub(super) struct Envelope {
 
 impl Envelope {
     /// The envelope of the reply to one call.
-    pub(super) fn new(names: Names, call: &Call, prompt_ids: Option<Vec<u32>>) -> Self {
+    pub(super) fn new(names: Names, app: &App, call: &Call, prompt_ids: Option<Vec<u32>>) -> Self {
         Self {
             names,
             id: format!("{}-{}", names.id, request_id::fresh()),
             created: unix_seconds(),
             model: call.model.clone(),
             stream: call.stream,
-            include_usage: call.include_usage,
+            usage_in_stream: call.usage,
+            fingerprint: app.fingerprint.clone(),
+            prompt_logprobs: None,
+            so_far: Vec::new(),
             prompt_ids,
             usage: Usage::default(),
         }
     }
 
-    /// An event with a piece of a choice.
-    pub(super) fn piece<Choice>(&mut self, choice: Choice) -> ChoiceEvent<Choice> {
-        // Every piece has the member `usage` if the client asked for it: `null` in all but the last.
-        self.event(vec![choice], self.include_usage.then_some(None))
+    /// The choice with this index begins. `usage` counts its prompt.
+    pub(super) fn begin(&mut self, index: usize, usage: Usage) {
+        if self.so_far.len() <= index {
+            self.so_far.resize(index + 1, Usage::default());
+        }
+        self.so_far[index] = usage;
+    }
+
+    /// Counts a generated token of the choice with this index.
+    pub(super) fn count(&mut self, index: usize, token: Option<u32>) {
+        if let Some(usage) = self.so_far.get_mut(index).filter(|_| token.is_some()) {
+            usage.completion_tokens += 1;
+            usage.total_tokens += 1;
+        }
+    }
+
+    /// An event with a piece of the choice with this index.
+    pub(super) fn piece<Choice>(&mut self, index: usize, choice: Choice) -> ChoiceEvent<Choice> {
+        // Every piece has the member `usage` if the client asked for it: `null` in all but the last,
+        // unless the usage so far was requested.
+        let usage = match self.usage_in_stream {
+            StreamedUsage::Left => None,
+            StreamedUsage::AtEnd => Some(None),
+            StreamedUsage::Always => Some(self.so_far.get(index).copied()),
+        };
+        self.event(vec![choice], usage)
     }
 
     /// The events after the last choice.
     pub(super) fn finish<Choice>(&mut self, usage: Usage) -> Vec<ChoiceEvent<Choice>> {
         self.usage = usage;
-        match self.include_usage {
-            true => vec![self.event(Vec::new(), Some(Some(usage)))],
-            false => Vec::new(),
+        match self.usage_in_stream {
+            StreamedUsage::Left => Vec::new(),
+            _ => vec![self.event(Vec::new(), Some(Some(usage)))],
         }
     }
 
@@ -86,7 +120,8 @@ impl Envelope {
     /// The whole reply.
     pub(super) fn whole<Choice>(mut self, choices: Vec<Choice>) -> Reply<Choice> {
         let usage = Some(Some(self.usage));
-        self.reply(self.names.whole, choices, usage)
+        let prompt_logprobs = self.names.has_prompt_logprobs.then(|| self.prompt_logprobs.take());
+        Reply { prompt_logprobs, ..self.reply(self.names.whole, choices, usage) }
     }
 
     fn event<Choice>(
@@ -108,8 +143,10 @@ impl Envelope {
             object,
             created: self.created,
             model: self.model.clone(),
+            system_fingerprint: self.fingerprint.clone(),
             choices,
             prompt_token_ids: self.prompt_ids.take(),
+            prompt_logprobs: None,
             usage,
         }
     }

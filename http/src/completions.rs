@@ -7,13 +7,13 @@ use axum::extract::State;
 use axum::response::Response;
 use futures::future::try_join_all;
 use serde_json::json;
-use stolon::{AnswerFormat, AnswerPart, Engine, Request};
+use stolon::{AnswerFormat, AnswerPart, Engine, Request, TokenLogprob};
 
 use super::App;
 use super::access::Caller;
 use super::choices::{self, ChoiceEvent, Envelope, Names};
 use super::error::ApiError;
-use super::logprobs::{CompletionLists, TextOffsets};
+use super::logprobs::{self, CompletionLists, LogprobForm, TextOffsets};
 use super::options::{Call, OfApi};
 use super::receive::Received;
 use super::reply::{self, Dialect, Piece, UsageSum};
@@ -39,7 +39,12 @@ struct Echo {
 }
 
 /// The names in replies.
-const NAMES: Names = Names { id: "cmpl", whole: "text_completion", piece: "text_completion" };
+const NAMES: Names = Names {
+    id: "cmpl",
+    whole: "text_completion",
+    piece: "text_completion",
+    has_prompt_logprobs: false,
+};
 
 /// The data of a call's prompts that its replies contain.
 #[derive(Default)]
@@ -57,6 +62,7 @@ struct Completions {
     choices_per_prompt: usize,
     /// Whether log-probabilities were requested.
     logprobs: bool,
+    logprob_form: LogprobForm,
     /// See [`Prompts`].
     echoes: Vec<Echo>,
     prompt_ids: Vec<Vec<u32>>,
@@ -74,7 +80,8 @@ pub(super) async fn create(
 ) -> Result<Response, ApiError> {
     let ignored = body.ignored.clone();
     let (request, held): (CompletionRequest, _) = app.parser.parse_held(body).await?;
-    let of_api = OfApi { choices: request.choices, ..OfApi::default() };
+    let logprobs = request.logprobs.is_some();
+    let of_api = OfApi { choices: request.choices, logprobs, ..OfApi::default() };
     let mut call = Call::new(request.options, of_api, &app, &caller, &ignored)?;
     call.body = held;
     let prompts = request.prompt.into_prompts();
@@ -89,12 +96,21 @@ pub(super) async fn create(
     if max_tokens == 0 && !echo {
         return Err(ApiError::expected("max_tokens", "at least 1 without `echo`", &json!(0)));
     }
+    if max_tokens == 0 && call.prompt_logprobs.is_some() {
+        let message = "`prompt_logprobs` is not possible with `max_tokens`: 0: `logprobs` with \
+                       `echo` are those of the prompt";
+        return Err(ApiError::invalid(Some("prompt_logprobs"), message));
+    }
     if max_tokens == 0 && call.candidate_count.is_some() {
         let message = "`best_of` is not possible with `max_tokens`: 0, which generates nothing";
         return Err(ApiError::invalid(Some("best_of"), message));
     }
     call.max_tokens = max_tokens;
     call.logprobs = request.logprobs;
+    let mut prompts = prompts;
+    for prompt in &mut prompts {
+        truncate(&app.engine, &call, prompt).await?;
+    }
     let mut requests: Vec<Request> = prompts.iter().cloned().map(engine_request).collect();
     if echo && call.has_session() {
         let message = "`echo` is not possible with `session_id`";
@@ -184,7 +200,7 @@ async fn score(engine: &Engine, call: &Call, prompt: Prompt) -> Result<Scored, A
         }
     };
     let mut usage = stolon::Usage { prompt_tokens: tokens.len(), ..stolon::Usage::default() };
-    let mut lists = CompletionLists::default();
+    let mut lists = CompletionLists::new(call.logprob_form);
     let mut offsets = TextOffsets::of_prompt(!is_text);
     if let Some(top) = call.logprobs {
         check_echoed_logprobs(tokens.len(), call, top)?;
@@ -214,6 +230,22 @@ fn check_echoed_logprobs(positions: usize, call: &Call, top: usize) -> Result<()
     Err(ApiError::invalid(Some("echo"), message))
 }
 
+/// Cuts a prompt that is longer than the request wants.
+async fn truncate(engine: &Engine, call: &Call, prompt: &mut Prompt) -> Result<(), ApiError> {
+    if !call.truncates() {
+        return Ok(());
+    }
+    // The text may be longer than the engine takes.
+    let tokens = match prompt {
+        Prompt::Text(text) => {
+            engine.tokenize_for(text.clone(), true, call.caller.identity.clone()).await?
+        }
+        Prompt::Tokens(tokens) => std::mem::take(tokens),
+    };
+    *prompt = Prompt::Tokens(call.kept_of(engine, &tokens)?.unwrap_or(tokens));
+    Ok(())
+}
+
 /// The number of candidates of `best_of`; `None` for 1, which leaves nothing to choose from.
 fn candidates(best_of: Option<usize>, call: &Call) -> Result<Option<usize>, ApiError> {
     let Some(count) = best_of else { return Ok(None) };
@@ -241,9 +273,10 @@ impl Completions {
         let Prompts { echoes, ids: prompt_ids } = shown;
         let mut reply = Self {
             engine: app.engine.clone(),
-            envelope: Envelope::new(NAMES, call, None),
+            envelope: Envelope::new(NAMES, app, call, None),
             choices_per_prompt: call.choice_count,
             logprobs: call.logprobs.is_some(),
+            logprob_form: call.logprob_form,
             echoes,
             prompt_ids,
             offsets: Vec::new(),
@@ -254,7 +287,8 @@ impl Completions {
             reply.offsets.push(offsets.unwrap_or_default());
             let logprobs = reply.logprobs.then(CompletionLogprobs::default);
             let choice = reply.piece(index, String::new(), Vec::new());
-            reply.choices.push(CompletionChoice { logprobs, ..choice });
+            let prompt_logprobs = Some(None);
+            reply.choices.push(CompletionChoice { logprobs, prompt_logprobs, ..choice });
         }
         reply
     }
@@ -272,6 +306,7 @@ impl Completions {
             logprobs: None,
             finish_reason: None,
             stop_reason: None,
+            prompt_logprobs: None,
             prompt_token_ids: None,
             token_ids,
         }
@@ -280,7 +315,7 @@ impl Completions {
     /// Sends a piece, or adds it to the whole choice.
     fn emit(&mut self, piece: CompletionChoice) -> Vec<ChoiceEvent<CompletionChoice>> {
         if self.envelope.stream {
-            return vec![self.envelope.piece(piece)];
+            return vec![self.envelope.piece(piece.index, piece)];
         }
         add(&mut self.choices[piece.index], piece);
         Vec::new()
@@ -314,7 +349,8 @@ impl Dialect for Completions {
         None
     }
 
-    fn begin(&mut self, index: usize, _usage: Usage) -> Vec<Self::Event> {
+    fn begin(&mut self, index: usize, usage: Usage) -> Vec<Self::Event> {
+        self.envelope.begin(index, usage);
         let prompt_token_ids = self.prompt_ids.get(index / self.choices_per_prompt).cloned();
         let echo = self.echo(index);
         if echo.is_none() && prompt_token_ids.is_none() {
@@ -326,10 +362,19 @@ impl Dialect for Completions {
         self.emit(CompletionChoice { logprobs, prompt_token_ids, ..piece })
     }
 
+    fn prompt_logprobs(&mut self, index: usize, entries: &[Option<TokenLogprob>]) {
+        let logprobs = logprobs::prompt(&self.engine, entries);
+        let first = index - index % self.choices_per_prompt;
+        for choice in &mut self.choices[first..first + self.choices_per_prompt] {
+            choice.prompt_logprobs = Some(Some(logprobs.clone()));
+        }
+    }
+
     fn part(&mut self, index: usize, piece: Piece<'_>) -> Vec<Self::Event> {
+        self.envelope.count(index, piece.id);
         let offsets = &mut self.offsets[index];
         let logprobs = piece.logprob.map(|entry| {
-            let mut lists = CompletionLists::default();
+            let mut lists = CompletionLists::new(self.logprob_form);
             lists.push(&self.engine, entry, offsets);
             lists.finish()
         });

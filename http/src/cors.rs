@@ -7,7 +7,7 @@ use axum::http::uri::Uri;
 use axum::http::{HeaderName, HeaderValue, Method, header};
 use tower_http::cors::{AllowHeaders, AllowOrigin, CorsLayer};
 
-use super::request_id;
+use super::{advice, request_id};
 
 /// Time for which a browser may cache the reply to a preflight request.
 const MAX_AGE: Duration = Duration::from_secs(600);
@@ -58,7 +58,8 @@ pub(super) fn layer(origins: &[HeaderValue]) -> Option<CorsLayer> {
         true => AllowOrigin::any(),
         false => AllowOrigin::list(origins.iter().cloned()),
     };
-    let exposed: [HeaderName; 2] = [request_id::HEADER, header::RETRY_AFTER];
+    let exposed: [HeaderName; 4] =
+        [request_id::HEADER, header::RETRY_AFTER, advice::HEADER, advice::MODEL_HEADER];
     let layer = CorsLayer::new()
         .allow_origin(allowed)
         .allow_methods([Method::GET, Method::POST, Method::DELETE])

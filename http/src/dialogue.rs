@@ -6,8 +6,9 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 
 use serde_json::{Map, Value, json};
 use stolon::{
-    AnswerFormat, ChatMessage, ChatOptions, FunctionSchema, Grammar, GrammarError, Otherwise,
-    Prompt, ReasoningFormat, Request, SchemaOptions, ToolCallFormat, ToolCallGrammar, ToolUse,
+    AnswerFormat, ChatMessage, ChatOptions, FunctionSchema, Grammar, GrammarError, MessageContent,
+    Otherwise, Prompt, ReasoningFormat, Request, SchemaOptions, ToolCallFormat, ToolCallGrammar,
+    ToolUse,
 };
 
 use super::App;
@@ -15,6 +16,7 @@ use super::access::Caller;
 use super::advice::Ignored;
 use super::body::brief;
 use super::error::ApiError;
+use super::free_text::{self, Customs};
 use super::{history, request_id, structured};
 
 /// Maximum length of a function's name, in bytes.
@@ -26,13 +28,18 @@ const PROMPT_END: usize = 16;
 /// The variable of chat templates for the effort of reasoning.
 const EFFORT: &str = "reasoning_effort";
 
-/// Types of tools that OpenAI's service executes, or whose arguments are not JSON. These are the
-/// beginnings of the types, because some end with a date.
+/// The variables of chat templates that switch reasoning on and off.
+pub(super) const SWITCHES: [&str; 2] = ["enable_thinking", "thinking"];
+
+/// The effort that switches reasoning off.
+const NO_EFFORT: &str = "none";
+
+/// Types of tools that OpenAI's service executes. These are the beginnings of the types, because
+/// some end with a date.
 const HOSTED: &[&str] = &[
     "apply_patch",
     "code_interpreter",
     "computer",
-    "custom",
     "file_search",
     "image_generation",
     "local_shell",
@@ -145,6 +152,49 @@ impl Dialogue {
         Ok(())
     }
 
+    /// Number of calls in the conversation.
+    fn earlier_calls(&self) -> usize {
+        let calls =
+            |message: &ChatMessage| message.extra.get("tool_calls")?.as_array().map(Vec::len);
+        self.messages.iter().filter_map(calls).sum()
+    }
+
+    /// The ids of the calls of an answer to this conversation.
+    pub(super) fn call_ids(&self) -> CallIds {
+        CallIds { format: None, earlier: self.earlier_calls() }
+    }
+
+    /// Sets the variables of the chat template for the effort of reasoning.
+    fn set_effort(
+        &mut self,
+        app: &App,
+        options: &mut ChatOptions,
+        ignored: &Ignored,
+    ) -> Result<(), ApiError> {
+        let Some((param, effort)) = self.effort.take() else { return Ok(()) };
+        let templates = app.engine.chat_template()?;
+        let thinks = effort != NO_EFFORT;
+        let (mut has_switch, mut is_used) = (false, false);
+        for name in SWITCHES {
+            if templates.reads_variable(options, name).map_err(stolon::Error::from)? {
+                has_switch = true;
+                // What the request says about the variable itself counts more.
+                is_used |= !options.variables.contains_key(name);
+                options.variables.entry(name).or_insert(Value::Bool(thinks));
+            }
+        }
+        let template = templates.source(options).map_err(stolon::Error::from)?;
+        if template.contains(EFFORT) && (thinks || !has_switch) {
+            is_used = true;
+            options.variables.entry(EFFORT).or_insert(Value::String(effort));
+        }
+        // `none` requests nothing of a template that knows no effort.
+        if thinks && !is_used {
+            ignored.note(param);
+        }
+        Ok(())
+    }
+
     /// The grammar of the answers; `None` if they are free. `content` is the grammar of an answer
     /// without calls, `tool_use` says how the model calls tools.
     fn grammar(
@@ -199,6 +249,24 @@ impl Dialogue {
         Ok(Some(Grammar::ToolCalls(calls)))
     }
 
+    /// The tools with free text.
+    pub(super) fn customs(&self) -> Customs {
+        let customs = self.tools.iter().filter(|tool| tool.is_custom);
+        customs.map(|tool| tool.name.clone()).collect()
+    }
+
+    /// The text of the last message, if the answer continues it.
+    fn prefill(&self) -> String {
+        let last = self.messages.last().filter(|_| self.continue_final_message);
+        match last.and_then(|message| message.content.as_ref()) {
+            Some(MessageContent::Text(text)) => text.clone(),
+            Some(MessageContent::Parts(parts)) => {
+                parts.iter().filter_map(|part| part["text"].as_str()).collect()
+            }
+            None => String::new(),
+        }
+    }
+
     /// Paths of the schemas of the tools in the request, by name.
     pub(super) fn schema_paths(&self) -> HashMap<String, String> {
         let path = |tool: &Tool| (tool.name.clone(), tool.parameters_path.clone());
@@ -222,18 +290,11 @@ impl Dialogue {
             special_tokens_in_messages: app.special_tokens_in_messages,
             ..ChatOptions::default()
         };
+        self.set_effort(app, &mut options, ignored)?;
         let templates = app.engine.chat_template()?;
         let template = templates.source(&options).map_err(stolon::Error::from)?;
         let tool_use = tool_use(app, &options)?;
         options.describe_tools = tool_use.is_described;
-        match self.effort.take() {
-            Some((_, effort)) if template.contains(EFFORT) => {
-                options.variables.entry(EFFORT).or_insert(Value::String(effort));
-            }
-            // Without the variable the effort is ignored, except `none`, which requests nothing.
-            Some((param, effort)) if effort != "none" => ignored.note(param),
-            _ => {}
-        }
         let mut format = AnswerFormat {
             reasoning: app.reasoning.or_else(|| ReasoningFormat::of_template(template)),
             single_call: self.single_call,
@@ -250,6 +311,7 @@ impl Dialogue {
         }
         let grammar = self.grammar(content, tool_use)?;
         format.guaranteed = matches!(grammar, Some(Grammar::ToolCalls(_)));
+        let prefill = self.prefill();
         let messages = history::conversation(app, self.messages, self.keeps_images, ignored);
         let request = Request::chat(messages)
             .chat_options(options)
@@ -259,9 +321,11 @@ impl Dialogue {
         if let Some(reasoning) = format.reasoning {
             request = app.engine.tokenized(request).await?;
             if let Prompt::Tokens(tokens) = request.prompt() {
-                let end = &tokens[tokens.len().saturating_sub(PROMPT_END)..];
-                format.reasoning_is_open =
-                    reasoning.is_open_after(&app.engine.detokenize(end, false)?);
+                // A token has at least one byte.
+                let len = PROMPT_END + prefill.len();
+                let end = &tokens[tokens.len().saturating_sub(len)..];
+                let end = app.engine.detokenize(end, false)?;
+                format.reasoning_is_open = reasoning.is_open_in(&end, &prefill);
             }
         }
         if let Some(grammar) = grammar {
@@ -296,6 +360,8 @@ pub(super) struct Tool {
     parameters_path: String,
     /// Whether arguments have to follow the schema even if the model decides to call.
     strict: bool,
+    /// Whether the client gets the only argument as a text.
+    is_custom: bool,
 }
 
 impl Tool {
@@ -341,7 +407,21 @@ pub(super) fn function_tool(
         parameters,
         parameters_path,
         strict: strict.unwrap_or(false),
+        is_custom: false,
     })
+}
+
+/// A tool with free text. `path` is the path of the object with its name. The model gets a function
+/// with one argument.
+pub(super) fn custom_tool(
+    path: &str,
+    name: &str,
+    description: Option<&str>,
+    format: Option<&Value>,
+) -> Result<Tool, ApiError> {
+    let parameters = Some(free_text::parameters(format));
+    let tool = function_tool((path, "format"), name, description, parameters, None)?;
+    Ok(Tool { is_custom: true, ..tool })
 }
 
 /// Whether a tool of OpenAI's APIs is a function, which the model can call. Tools that it cannot
@@ -390,8 +470,8 @@ pub(super) fn tool_choice(choice: Option<&Value>) -> Result<ToolChoice, ApiError
         return Ok(ToolChoice::Auto);
     };
     let named = || {
-        let name = choice["function"]["name"].as_str().or(choice["name"].as_str());
-        name.filter(|_| choice["type"] == "function")
+        let kind = choice["type"].as_str().filter(|kind| ["function", "custom"].contains(kind))?;
+        choice[kind]["name"].as_str().or(choice["name"].as_str())
     };
     match choice.as_str() {
         Some("auto") => Ok(ToolChoice::Auto),
@@ -400,7 +480,7 @@ pub(super) fn tool_choice(choice: Option<&Value>) -> Result<ToolChoice, ApiError
         Some(_) | None => match named() {
             Some(name) => Ok(ToolChoice::Function(name.to_owned())),
             None => {
-                let expected = "auto, none, required or a function";
+                let expected = "auto, none, required, a function or a custom tool";
                 let error = ApiError::expected("tool_choice", expected, choice);
                 Err(error.code("unsupported_parameter"))
             }
@@ -408,15 +488,37 @@ pub(super) fn tool_choice(choice: Option<&Value>) -> Result<ToolChoice, ApiError
     }
 }
 
-/// A new id of a call. Mistral's chat templates accept only ids of nine letters and digits.
-pub(super) fn call_id(format: Option<ToolCallFormat>, prefix: &str) -> String {
-    let id = request_id::fresh();
-    if format != Some(ToolCallFormat::Mistral) {
-        return format!("{prefix}{id}");
+/// The ids of the calls of an answer, as the model's chat template prints them.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct CallIds {
+    format: Option<ToolCallFormat>,
+    /// Number of calls in the conversation before the answer.
+    earlier: usize,
+}
+
+impl CallIds {
+    /// The ids for a model that calls tools in this format.
+    pub(super) fn with_format(self, format: Option<ToolCallFormat>) -> Self {
+        Self { format, ..self }
     }
+
+    /// A new id of the call number `index` of an answer. Mistral's chat templates accept only ids
+    /// of nine letters and digits. Kimi's print them into the next turn, and the model reads the
+    /// name of the function in them and the number of the call in the conversation.
+    pub(super) fn id(self, prefix: &str, index: usize, name: &str) -> String {
+        match self.format {
+            Some(ToolCallFormat::Mistral) => short_id(),
+            Some(ToolCallFormat::Kimi) => format!("functions.{name}:{}", self.earlier + index),
+            _ => format!("{prefix}{}", request_id::fresh()),
+        }
+    }
+}
+
+/// A new id of nine letters and digits.
+fn short_id() -> String {
     const DIGITS: &[u8; 36] = b"abcdefghijklmnopqrstuvwxyz0123456789";
     let mut hasher = DefaultHasher::new();
-    id.hash(&mut hasher);
+    request_id::fresh().hash(&mut hasher);
     let digit =
         |place: u32| char::from(DIGITS[(hasher.finish() / 36_u64.pow(place) % 36) as usize]);
     (0..9).map(digit).collect()

@@ -49,8 +49,9 @@ pub(super) async fn create(
     Extension(caller): Extension<Caller>,
     body: Received,
 ) -> Result<Response, ApiError> {
+    let ignored = body.ignored.clone();
     let (request, held): (EmbeddingsRequest, _) = app.parser.parse_held(body).await?;
-    let (model, adapter) = app.chosen(request.model)?;
+    let (model, adapter) = app.chosen(request.model, &ignored)?;
     let size = app.engine.embedding_size(request.dimensions)?;
     let inputs = Arc::new(Inputs {
         app: Arc::clone(&app),

@@ -119,6 +119,11 @@ impl ApiError {
         }
     }
 
+    /// The same error with more words at the end of its message.
+    pub(super) fn with_hint(self, hint: &str) -> Self {
+        Self { message: format!("{}{hint}", self.message), ..self }
+    }
+
     pub(super) fn status(&self) -> StatusCode {
         self.status
     }

@@ -43,19 +43,24 @@
 
 #![forbid(unsafe_code)]
 
+use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
+use axum::extract::Request;
 use axum::http::HeaderValue;
 use axum::response::Response;
 use axum::{Router, middleware};
 use stolon::{AuditReport, Engine, ReasoningFormat, ToolCallFormat, TreeDump};
 use tokio::sync::Semaphore;
+use tower::ServiceExt;
 use tower_http::catch_panic::CatchPanicLayer;
 use tower_http::trace::{DefaultOnResponse, OnResponse, TraceLayer};
 use tracing::{Level, Span};
 
 use crate::api::options::MAX_CHOICES;
+use crate::other_paths::OtherPaths;
 
 pub use access::{Access, Tenants};
 pub use advice::UnknownParameters;
@@ -109,6 +114,7 @@ mod dialogue;
 mod embeddings;
 mod error;
 mod flight;
+mod free_text;
 #[cfg(feature = "listen")]
 mod gate;
 #[cfg(feature = "gzip")]
@@ -129,6 +135,7 @@ mod openapi;
 #[path = "openapi/absent.rs"]
 mod openapi;
 mod options;
+mod other_paths;
 mod outline;
 mod page;
 mod parsing;
@@ -149,8 +156,10 @@ mod skills;
 #[cfg(all(unix, feature = "listen"))]
 mod socket;
 mod structured;
+mod thinking;
 #[cfg(feature = "listen")]
 mod tls;
+mod token_rules;
 mod tokenize;
 
 /// Default limit of a body, in bytes per token of the context. A token is a few bytes of text; JSON
@@ -164,11 +173,16 @@ const BODY_LIMITS: (usize, usize) = (1 << 20, 16 << 20);
 const BASE_VALUES: usize = 1 << 16;
 const VALUES_PER_TOKEN: usize = 8;
 
+/// The name of a model that stands for every name.
+const ANY_NAME: &str = "*";
+
 /// Settings of a [`router`].
 #[derive(Clone, Debug)]
 pub struct RouterOptions {
     /// Names of the model for clients, which replace its id. The first one is that of replies and
-    /// metrics. If there are none, clients use the id.
+    /// metrics. If there are none, clients use the id. A client that sends another name is answered
+    /// if there is at most one name and no adapter, or if one of the names is `*`, which is not
+    /// listed.
     pub served_names: Vec<String>,
     /// A further name that is accepted but not listed, such as the argument with which the operator
     /// chose the model. It has no effect if there are `served_names`.
@@ -256,6 +270,13 @@ struct App {
     served_names: Vec<String>,
     /// A further name that is accepted and not listed.
     alias: Option<String>,
+    /// Whether every name that is not listed stands for the model, also next to adapters.
+    any_name: bool,
+    /// Whether there has been an adapter. A name that is not listed may be that of one which was
+    /// unloaded.
+    had_adapters: AtomicBool,
+    /// The version of the server and the model, in replies.
+    fingerprint: String,
     access: Access,
     bodies: receive::BodyLimits,
     parser: body::Parser,
@@ -293,9 +314,18 @@ struct App {
 pub fn router(engine: Engine, options: RouterOptions) -> Router {
     let app = Arc::new(App::new(engine, options.clone()));
     let root = options.root_path.clone();
+    let known = || {
+        routes::router(&app, &options)
+            .fallback(admin::not_found)
+            .method_not_allowed_fallback(admin::method_not_allowed)
+    };
+    let (others, elsewhere) = (known().with_state(Arc::clone(&app)), OtherPaths::of(&options));
     let router = root
         .add_redirect(routes::router(&app, &options))
-        .fallback(admin::not_found)
+        .fallback(async move |request: Request| {
+            let request = elsewhere.settled(request);
+            others.clone().oneshot(request).await
+        })
         .method_not_allowed_fallback(admin::method_not_allowed)
         .layer(CatchPanicLayer::custom(error::panicked))
         .layer(TraceLayer::new_for_http().make_span_with(request_id::span).on_response(
@@ -322,7 +352,10 @@ impl App {
             false => context.saturating_mul(BODY_BYTES_PER_TOKEN).clamp(least, most),
         };
         let values = context.saturating_mul(VALUES_PER_TOKEN).saturating_add(BASE_VALUES);
-        let (served_names, alias) = match options.served_names {
+        let mut names = options.served_names;
+        let any_name = names.iter().any(|name| name == ANY_NAME);
+        names.retain(|name| name != ANY_NAME);
+        let (served_names, alias) = match names {
             names if names.is_empty() => (vec![engine.model_info().id.clone()], options.alias),
             names => (names, None),
         };
@@ -333,9 +366,12 @@ impl App {
                 options.counters,
             ),
             parser: body::Parser::new(values, engine.clone()),
+            fingerprint: fingerprint(&engine),
+            had_adapters: AtomicBool::new(!engine.adapters().is_empty()),
             engine,
             served_names,
             alias,
+            any_name,
             access: options.access,
             bodies: receive::BodyLimits {
                 size: options.body_limit.unwrap_or(by_context),
@@ -382,6 +418,14 @@ impl App {
     fn usage_sum(&self, choices_per_prompt: usize) -> reply::UsageSum {
         reply::UsageSum::new(choices_per_prompt, self.hide_cached_tokens)
     }
+}
+
+/// Identifies the version of the server and the model that it runs.
+fn fingerprint(engine: &Engine) -> String {
+    let info = engine.model_info();
+    let mut hasher = DefaultHasher::new();
+    (&info.id, info.vocab_size, info.max_positions, &info.eos_token_ids).hash(&mut hasher);
+    format!("stolon-{}-{:08x}", env!("CARGO_PKG_VERSION"), hasher.finish() as u32)
 }
 
 /// Seconds since 1970-01-01 UTC.

@@ -3,7 +3,9 @@
 use indexmap::IndexMap;
 use stolon::{Engine, TokenLogprob};
 
-use crate::api::logprobs::{ChatLogprobs, ChatTokenLogprob, ChatTokenLogprobs, CompletionLogprobs};
+use crate::api::logprobs::{
+    ChatTokenLogprob, ChatTokenLogprobs, CompletionLogprobs, PromptLogprobs, PromptTokenLogprob,
+};
 
 /// The value reported for a token that cannot occur: JSON has no infinity.
 const LOWEST: f32 = -9999.0;
@@ -13,29 +15,65 @@ pub(super) fn token_text(engine: &Engine, id: u32) -> String {
     engine.detokenize(&[id], false).unwrap_or_default()
 }
 
+/// A token as it is spelled in the vocabulary, or its text if the tokens are bytes.
+pub(super) fn token_piece(engine: &Engine, id: u32) -> String {
+    let spelling = engine.token_spelling(id).ok().flatten();
+    spelling.unwrap_or_else(|| token_text(engine, id))
+}
+
 /// The value without infinities, which JSON cannot represent.
 fn finite(logprob: f32) -> f64 {
     f64::from(if logprob.is_nan() { LOWEST } else { logprob.max(LOWEST) })
 }
 
-/// The form of chat completions.
-pub(super) fn chat<'a>(
-    engine: &Engine,
-    entries: impl Iterator<Item = &'a TokenLogprob>,
-) -> ChatLogprobs {
-    let token = |&(id, logprob): &(u32, f32)| chat_token(engine, id, logprob);
-    let content = entries.map(|entry| ChatTokenLogprobs {
-        chosen: chat_token(engine, entry.token_id, entry.logprob),
-        top_logprobs: entry.top.iter().map(token).collect(),
-    });
-    ChatLogprobs { content: content.collect(), refusal: None }
+/// How a request wants log-probabilities.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct LogprobForm {
+    /// Whether tokens are named by their ids instead of their texts.
+    pub(super) names_ids: bool,
+    /// Whether a chat lists the generated token among the others, also if it is none of them.
+    pub(super) lists_chosen: bool,
 }
 
-fn chat_token(engine: &Engine, id: u32, logprob: f32) -> ChatTokenLogprob {
-    let token = token_text(engine, id);
-    // A token that is only part of a character is decoded to the replacement character.
-    let bytes = (!token.contains(char::REPLACEMENT_CHARACTER)).then(|| token.as_bytes().to_vec());
-    ChatTokenLogprob { token, logprob: finite(logprob), bytes }
+impl LogprobForm {
+    /// The name of a token whose text this is.
+    fn name(self, id: u32, text: String) -> String {
+        if self.names_ids { format!("token_id:{id}") } else { text }
+    }
+
+    /// The form of chat completions.
+    pub(super) fn chat(self, engine: &Engine, entry: &TokenLogprob) -> ChatTokenLogprobs {
+        let token = |&(id, logprob): &(u32, f32)| self.chat_token(engine, id, logprob);
+        let chosen = (entry.token_id, entry.logprob);
+        let is_listed = entry.top.iter().any(|&(id, _)| id == entry.token_id);
+        let unlisted = (self.lists_chosen && !is_listed).then_some(&chosen);
+        ChatTokenLogprobs {
+            chosen: token(&chosen),
+            top_logprobs: unlisted.into_iter().chain(&entry.top).map(token).collect(),
+        }
+    }
+
+    fn chat_token(self, engine: &Engine, id: u32, logprob: f32) -> ChatTokenLogprob {
+        let text = token_text(engine, id);
+        // A token that is only part of a character is decoded to the replacement character.
+        let bytes = (!text.contains(char::REPLACEMENT_CHARACTER)).then(|| text.as_bytes().to_vec());
+        ChatTokenLogprob { token: self.name(id, text), logprob: finite(logprob), bytes }
+    }
+}
+
+/// The log-probabilities of a prompt, one entry per token.
+pub(super) fn prompt(engine: &Engine, entries: &[Option<TokenLogprob>]) -> PromptLogprobs {
+    let token = |id: u32, logprob: f32, rank: u32| {
+        let decoded_token = token_text(engine, id);
+        (id.to_string(), PromptTokenLogprob { logprob: finite(logprob), rank, decoded_token })
+    };
+    let of_position = |entry: &TokenLogprob| {
+        let top = (1_u32..).zip(&entry.top).map(|(rank, &(id, logprob))| token(id, logprob, rank));
+        let own = token(entry.token_id, entry.logprob, entry.rank);
+        // The token itself comes first, as it is the one that clients look for.
+        std::iter::once(own).chain(top).collect::<IndexMap<_, _>>()
+    };
+    entries.iter().map(|entry| entry.as_ref().map(of_position)).collect()
 }
 
 /// Computes the offset of each token's text, in characters. All tokens of one character have the
@@ -90,9 +128,16 @@ impl TextOffsets {
 
 /// Builds the lists of the completions form token by token.
 #[derive(Clone, Debug, Default)]
-pub(super) struct CompletionLists(CompletionLogprobs);
+pub(super) struct CompletionLists {
+    lists: CompletionLogprobs,
+    form: LogprobForm,
+}
 
 impl CompletionLists {
+    pub(super) fn new(form: LogprobForm) -> Self {
+        Self { form, ..Self::default() }
+    }
+
     /// Adds a token with its log-probability. The token itself is always among the most likely
     /// ones that are listed.
     pub(super) fn push(
@@ -103,7 +148,8 @@ impl CompletionLists {
     ) {
         let mut top = IndexMap::new();
         for &(id, logprob) in entry.top.iter().chain([&(entry.token_id, entry.logprob)]) {
-            top.entry(token_text(engine, id)).or_insert_with(|| finite(logprob));
+            top.entry(self.form.name(id, token_text(engine, id)))
+                .or_insert_with(|| finite(logprob));
         }
         let (id, logprob) = (entry.token_id, Some(finite(entry.logprob)));
         self.add(engine, id, logprob, Some(top), offsets);
@@ -122,14 +168,14 @@ impl CompletionLists {
         top: Option<IndexMap<String, f64>>,
         offsets: &mut TextOffsets,
     ) {
-        let Self(lists) = self;
+        let Self { lists, form } = self;
         lists.text_offset.push(offsets.push(engine, id));
-        lists.tokens.push(token_text(engine, id));
+        lists.tokens.push(form.name(id, token_text(engine, id)));
         lists.token_logprobs.push(logprob);
         lists.top_logprobs.push(top);
     }
 
     pub(super) fn finish(self) -> CompletionLogprobs {
-        self.0
+        self.lists
     }
 }

@@ -16,14 +16,15 @@ use super::App;
 use super::access::Caller;
 use super::advice::Ignored;
 use super::body::refuse_unknown;
-use super::dialogue::{Dialogue, Tool, ToolChoice, check_hosted, function_tool};
+use super::dialogue::{Dialogue, SWITCHES, Tool, ToolChoice, check_hosted, function_tool};
 use super::error::ApiError;
 use super::options::{Call, OfApi};
 use super::receive::Received;
 use super::reply as replies;
+use super::thinking::ThinkingBudget;
 use crate::api::messages::{
     Block, BlockContent, MessagesError, MessagesErrorObject, MessagesRequest, MessagesTool,
-    MessagesToolChoice, ThinkingType, TokenCount, TurnMessage, TurnRole,
+    MessagesToolChoice, Thinking, ThinkingType, TokenCount, TurnMessage, TurnRole,
 };
 use crate::api::neutral::Scope;
 use crate::api::options::StopStrings;
@@ -66,12 +67,14 @@ pub(super) async fn create(
     let of_api = OfApi { format, is_chat: true, ..OfApi::default() };
     let mut call = Call::new(options, of_api, &app, &caller, &ignored)?;
     call.body = held;
+    call.thinking_budget = call.thinking_budget.or(thinking_budget(request.thinking.as_ref()));
     call.max_tokens = max_tokens;
     call.schema_paths = dialogue.schema_paths();
+    let ids = dialogue.call_ids();
     let (mut request, format) =
         dialogue.prepare(&app, &caller, call.grammar.take(), &ignored).await?;
     call.join_session(std::slice::from_mut(&mut request))?;
-    let reply = Messages::new(call.model.clone(), format.tool_calls);
+    let reply = Messages::new(call.model.clone(), ids.with_format(format.tool_calls));
     call.describe(&app);
     replies::respond(&app, &mut call, vec![request], app.usage_sum(1), format, reply).await
 }
@@ -85,7 +88,7 @@ pub(super) async fn count_tokens(
     let ignored = body.ignored.clone();
     let (mut request, _held): (MessagesRequest, _) = app.parser.parse_held(body).await?;
     if let Some(model) = &request.options.model {
-        app.check_model(model)?;
+        app.check_model(model, &ignored)?;
     }
     let dialogue = dialogue(&mut request, &ignored)?;
     let (request, _) = dialogue.prepare(&app, &caller, None, &ignored).await?;
@@ -149,11 +152,20 @@ fn dialogue(request: &mut MessagesRequest, ignored: &Ignored) -> Result<Dialogue
     dialogue.set_tools(tools, tool_choice(request.tool_choice.as_ref())?, "tool_choice")?;
     let kind = request.thinking.as_ref().map_or(ThinkingType::Disabled, |thinking| thinking.kind);
     let thinks = kind != ThinkingType::Disabled;
-    dialogue.variables.insert("enable_thinking".to_owned(), Value::Bool(thinks));
+    for name in SWITCHES {
+        dialogue.variables.insert(name.to_owned(), Value::Bool(thinks));
+    }
     let output = request.output_config.as_mut();
     let effort = output.and_then(|output| output.effort.take());
     dialogue.effort = effort.map(|effort| ("output_config.effort", effort));
     Ok(dialogue)
+}
+
+/// The limit of the reasoning.
+fn thinking_budget(thinking: Option<&Thinking>) -> Option<ThinkingBudget> {
+    let thinking = thinking.filter(|thinking| thinking.kind == ThinkingType::Enabled)?;
+    let tokens = thinking.budget_tokens.as_ref()?.as_u64()?;
+    Some(ThinkingBudget { tokens: usize::try_from(tokens).ok()?, param: None })
 }
 
 /// The rule of a request for calling tools.

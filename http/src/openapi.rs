@@ -19,7 +19,7 @@ use schemars::SchemaGenerator;
 use schemars::generate::SchemaSettings;
 use serde_json::{Map, Value, json};
 
-use crate::api::{chat, messages, options};
+use crate::api::{chat, messages, options, responses};
 use crate::routes::{self, FILE, Operation, Reply, Request, Role, Route};
 use crate::schema::Make;
 use crate::{App, RootPath, RouterOptions, deadline};
@@ -281,11 +281,13 @@ fn schema(make: Make, generator: &mut SchemaGenerator) -> Value {
 }
 
 /// Constants that descriptions name.
-const CONSTANTS: [(&str, usize); 10] = [
+const CONSTANTS: [(&str, usize); 12] = [
     ("MAX_MESSAGES", chat::MAX_MESSAGES),
     ("MAX_PARTS", chat::MAX_PARTS),
     ("MAX_TOOLS", chat::MAX_TOOLS),
     ("MAX_CHOICES", options::MAX_CHOICES),
+    ("MAX_INCLUDED", responses::MAX_INCLUDED),
+    ("MAX_LOGPROB_IDS", options::MAX_LOGPROB_IDS),
     ("MAX_STOP_STRINGS", options::MAX_STOP_STRINGS),
     ("MAX_TOKEN_IDS", options::MAX_TOKEN_IDS),
     ("MAX_STOP_SEQUENCES", messages::MAX_STOP_SEQUENCES),

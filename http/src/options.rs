@@ -3,7 +3,9 @@
 use std::collections::HashMap;
 
 use serde_json::json;
-use stolon::{Engine, Grammar, Prompt, Request, SamplingParams, SessionId};
+use stolon::{
+    AnswerFormat, Engine, Grammar, Prompt, Request, SamplingParams, SessionId, TokenSpan,
+};
 
 use super::App;
 use super::access::Caller;
@@ -11,13 +13,20 @@ use super::advice::Ignored;
 use super::body::refuse_unknown;
 use super::deadline::Deadline;
 use super::error::ApiError;
+use super::logprobs::LogprobForm;
 use super::receive::Held;
 use super::structured;
+use super::thinking::ThinkingBudget;
+use super::token_rules::{AllowedTokens, TokenRules};
 use crate::api::neutral::Scope;
 use crate::api::options::{
-    ChoiceOptions, GenerationOptions, MAX_STOP_STRINGS, StopStrings, StreamOptions,
+    ChoiceOptions, GenerationOptions, MAX_STOP_STRINGS, StopStrings, StreamOptions, Truncation,
+    TruncationSide,
 };
 use crate::traces;
+
+/// Maximum number of log-probabilities of prompts in one reply.
+const MAX_PROMPT_LOGPROBS: usize = 1 << 19;
 
 /// The options of one call, without its prompts. Rules that involve two parameters have been
 /// checked; ranges that depend on the model are checked by the engine before it does any work.
@@ -34,12 +43,21 @@ pub(super) struct Call {
     pub(super) candidate_count: Option<usize>,
     /// Whether to reply in pieces.
     pub(super) stream: bool,
-    /// Whether a streamed reply ends with the usage.
-    pub(super) include_usage: bool,
+    /// When a streamed reply reports the usage.
+    pub(super) usage: StreamedUsage,
     /// Maximum number of tokens of a choice, at least 1.
     pub(super) max_tokens: usize,
     /// Number of most likely tokens to report per position; `None` reports no log-probabilities.
     pub(super) logprobs: Option<usize>,
+    /// How log-probabilities are reported.
+    pub(super) logprob_form: LogprobForm,
+    /// Number of most likely tokens to report per token of the prompt; `None` reports no
+    /// log-probabilities of it.
+    pub(super) prompt_logprobs: Option<usize>,
+    /// How much to keep of the prompt, and which end of it to remove.
+    truncation: Option<(Truncation, TruncationSide)>,
+    /// Maximum number of tokens of the reasoning.
+    pub(super) thinking_budget: Option<ThinkingBudget>,
     /// Whether to report token ids.
     pub(super) return_token_ids: bool,
     /// The grammar of the answers, apart from their reasoning and tool calls.
@@ -75,6 +93,8 @@ pub(super) struct OfApi {
     pub(super) format: Option<structured::Format>,
     /// Whether the prompt is a conversation.
     pub(super) is_chat: bool,
+    /// Whether log-probabilities of the answers are requested.
+    pub(super) logprobs: bool,
 }
 
 impl Call {
@@ -87,14 +107,30 @@ impl Call {
         caller: &Caller,
         ignored: &Ignored,
     ) -> Result<Self, ApiError> {
-        let (model, adapter) = app.chosen(options.model.take())?;
+        let (model, adapter) = app.chosen(options.model.take(), ignored)?;
         let stream = options.stream.unwrap_or(false);
-        let include_usage = include_usage(of_api.choices.stream_options.as_ref(), stream, ignored)?;
+        let usage = streamed_usage(of_api.choices.stream_options.as_ref(), stream, ignored)?;
+        let prompt_logprobs = of_api.choices.prompt_logprobs;
+        if stream && prompt_logprobs.is_some() {
+            let message = "`prompt_logprobs` is not possible with `stream`: true";
+            return Err(ApiError::invalid(Some("prompt_logprobs"), message));
+        }
         if let Some(stop) = &options.stop
             && stop.as_slice().len() > MAX_STOP_STRINGS
         {
             let expected = format!("a string or a list of at most {MAX_STOP_STRINGS} strings");
             return Err(ApiError::expected("stop", &expected, &json!(stop)));
+        }
+        let unlisted = of_api.choices.logprob_token_ids.as_ref().filter(|_| !of_api.logprobs);
+        if unlisted.is_some_and(|ids| !ids.is_empty()) {
+            let message = "`logprob_token_ids` is allowed only with `logprobs`";
+            return Err(ApiError::invalid(Some("logprob_token_ids"), message));
+        }
+        let vocab_size = app.engine.model_info().vocab_size;
+        let mut named = of_api.choices.logprob_token_ids.iter().flatten();
+        if let Some(id) = named.find(|&&id| id as usize >= vocab_size) {
+            let expected = format!("token ids below {vocab_size}, the size of the vocabulary");
+            return Err(ApiError::expected("logprob_token_ids", &expected, &json!(id)));
         }
         let grammar = structured::grammar(&mut options, of_api.format, ignored)?;
         let (grammar_path, grammar) = grammar.map(|given| (given.path, given.grammar)).unzip();
@@ -103,7 +139,10 @@ impl Call {
             true => app.engine.chat_sampling(),
             false => app.engine.recommended_sampling(),
         };
-        let sampling = sampling(&mut options, base);
+        let sampling = SamplingParams {
+            logprob_ids: of_api.choices.logprob_token_ids.unwrap_or_default().into(),
+            ..sampling(&mut options, base)
+        };
         // With `ignore_eos`, the client wants the full length even of a repetitive answer.
         let ends = of_api.is_chat && options.ignore_eos != Some(true);
         options.end_repetition.get_or_insert(ends);
@@ -113,13 +152,25 @@ impl Call {
             choice_count: of_api.choices.n.unwrap_or(1),
             candidate_count: None,
             stream,
-            include_usage,
+            usage,
             max_tokens: app.default_max_tokens(),
             logprobs: None,
             unreported: match options.ignore_eos {
                 Some(true) => Vec::new(),
                 _ => app.engine.model_info().eos_token_ids.clone(),
             },
+            logprob_form: LogprobForm {
+                names_ids: of_api.choices.return_tokens_as_token_ids.unwrap_or(false),
+                lists_chosen: !sampling.logprob_ids.is_empty(),
+            },
+            prompt_logprobs,
+            truncation: of_api
+                .choices
+                .truncate_prompt_tokens
+                .map(|truncation| (truncation, of_api.choices.truncation_side.unwrap_or_default())),
+            thinking_budget: options
+                .thinking_token_budget
+                .map(|tokens| ThinkingBudget { tokens, param: Some("thinking_token_budget") }),
             return_token_ids: of_api.choices.return_token_ids.unwrap_or(false),
             session,
             salt: caller.tenant.salt(options.cache_salt.as_deref()),
@@ -157,6 +208,104 @@ impl Call {
         Ok(())
     }
 
+    /// Whether a prompt that is too long is cut.
+    pub(super) fn truncates(&self) -> bool {
+        self.truncation.is_some()
+    }
+
+    /// Replaces a conversation that is longer than the request wants by the part of it that is kept.
+    ///
+    /// # Errors
+    /// Those of rendering and tokenising the prompt, and a prompt with images, which cannot be cut.
+    pub(super) async fn truncate(
+        &self,
+        engine: &Engine,
+        prompt: &mut Request,
+    ) -> Result<(), ApiError> {
+        if !self.truncates() {
+            return Ok(());
+        }
+        *prompt = engine.tokenized(self.caller.sign(prompt.clone())).await?;
+        if let Prompt::Tokens(tokens) = prompt.prompt()
+            && let Some(kept) = self.kept_of(engine, tokens)?
+        {
+            *prompt = prompt.clone().with_tokens(kept);
+        }
+        Ok(())
+    }
+
+    /// The part of a prompt's tokens that the request wants; `None` if it is the whole prompt.
+    pub(super) fn kept_of(
+        &self,
+        engine: &Engine,
+        tokens: &[u32],
+    ) -> Result<Option<Vec<u32>>, ApiError> {
+        let Some((truncation, side)) = self.truncation else { return Ok(None) };
+        let info = engine.model_info();
+        let most = match truncation {
+            Truncation::Tokens(count) => count,
+            Truncation::Context => info.max_positions.saturating_sub(self.max_tokens).max(1),
+        };
+        if tokens.len() <= most {
+            return Ok(None);
+        }
+        if tokens.iter().any(|&token| token as usize >= info.vocab_size) {
+            let message = "`truncate_prompt_tokens` is not possible for a prompt with images";
+            return Err(ApiError::invalid(Some("truncate_prompt_tokens"), message));
+        }
+        Ok(Some(match side {
+            TruncationSide::Left => tokens[tokens.len() - most..].to_vec(),
+            TruncationSide::Right => tokens[..most].to_vec(),
+        }))
+    }
+
+    /// The rules for the tokens of answers in this format.
+    ///
+    /// # Errors
+    /// The reasoning cannot be limited, or an allowed token is not in the vocabulary.
+    pub(super) async fn rules(
+        &self,
+        engine: &Engine,
+        format: &AnswerFormat,
+    ) -> Result<TokenRules, ApiError> {
+        let allowed = match &self.options.allowed_token_ids {
+            Some(ids) => Some(AllowedTokens::new(ids, engine.model_info().vocab_size)?),
+            None => None,
+        };
+        let thinking = match self.thinking_budget {
+            Some(budget) => budget.processor(engine, format).await?,
+            None => None,
+        };
+        Ok(TokenRules { allowed, thinking })
+    }
+
+    /// Tokenises the prompts if their log-probabilities are requested, and refuses more of them
+    /// than a reply may have. `count` is the number of choices per prompt.
+    pub(super) async fn check_prompt_logprobs(
+        &self,
+        engine: &Engine,
+        prompts: &mut [Request],
+        count: usize,
+    ) -> Result<(), ApiError> {
+        let Some(top) = self.prompt_logprobs else { return Ok(()) };
+        let mut positions = 0_usize;
+        for prompt in prompts {
+            *prompt = engine.tokenized(self.caller.sign(prompt.clone())).await?;
+            if let Prompt::Tokens(tokens) = prompt.prompt() {
+                positions = positions.saturating_add(tokens.len());
+            }
+        }
+        let entries = positions.saturating_mul(count).saturating_mul(top + 1);
+        if entries <= MAX_PROMPT_LOGPROBS {
+            return Ok(());
+        }
+        let message = format!(
+            "expected at most {MAX_PROMPT_LOGPROBS} log-probabilities of prompts (tokens x `n` x \
+             (`prompt_logprobs` + 1)), got {entries}"
+        );
+        Err(ApiError::invalid(Some("prompt_logprobs"), message))
+    }
+
     /// The token ids of a prompt, if they are to be reported. The prompt is then replaced by them,
     /// so that it is tokenised once.
     pub(super) async fn prompt_ids(
@@ -169,7 +318,7 @@ impl Call {
         }
         *prompt = engine.tokenized(self.caller.sign(prompt.clone())).await?;
         let Prompt::Tokens(tokens) = prompt.prompt() else { return Ok(None) };
-        Ok(Some(tokens.clone()))
+        Ok(Some(reported_ids(engine, tokens)))
     }
 
     /// Adds the call's options to its trace.
@@ -197,6 +346,20 @@ impl Call {
         }
     }
 
+    /// Looks for the stop strings of the request; `None` if it has none.
+    pub(super) fn stop_strings(&self) -> Option<stolon::StopStrings> {
+        let stops = self.options.stop.iter().flat_map(StopStrings::given);
+        let stops: Vec<&String> = stops.collect();
+        // The engine has refused wrong ones.
+        let found = stolon::StopStrings::new(&stops, false).ok();
+        found.filter(|_| !stops.is_empty())
+    }
+
+    /// Number of tokens before which stop strings are not looked for.
+    pub(super) fn min_tokens(&self) -> usize {
+        self.options.min_tokens.unwrap_or(0)
+    }
+
     /// Sets everything but the prompt in a request to the engine.
     pub(super) fn apply(&self, request: Request) -> Request {
         let options = &self.options;
@@ -214,6 +377,9 @@ impl Call {
         if let Some(top) = self.logprobs {
             request = request.logprobs(top);
         }
+        if let Some(top) = self.prompt_logprobs {
+            request = request.prompt_logprobs(top);
+        }
         if let Some(grammar) = &self.grammar {
             request = request.grammar(grammar.clone());
         }
@@ -230,18 +396,44 @@ impl Call {
     }
 }
 
-fn include_usage(
+/// The ids of a prompt as clients see them. The positions of an image, which have numbers of this
+/// process, have the id of the token that stands for images.
+pub(super) fn reported_ids(engine: &Engine, tokens: &[u32]) -> Vec<u32> {
+    let image = engine.model_info().image_token_id;
+    let shown = |&token: &u32| match image {
+        Some(image) if TokenSpan::is_image(token) => image,
+        _ => token,
+    };
+    tokens.iter().map(shown).collect()
+}
+
+/// When a streamed reply reports the usage.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum StreamedUsage {
+    /// Never.
+    Left,
+    /// After the last piece.
+    AtEnd,
+    /// With each piece, and after the last one.
+    Always,
+}
+
+fn streamed_usage(
     options: Option<&StreamOptions>,
     stream: bool,
     ignored: &Ignored,
-) -> Result<bool, ApiError> {
-    let Some(options) = options else { return Ok(false) };
-    if !stream {
-        let message = "`stream_options` is allowed only with `stream`: true";
-        return Err(ApiError::invalid(Some("stream_options"), message));
-    }
+) -> Result<StreamedUsage, ApiError> {
+    let Some(options) = options else { return Ok(StreamedUsage::Left) };
     refuse_unknown("stream_options.", &options.unknown, Scope::StreamOptions, ignored)?;
-    Ok(options.include_usage.unwrap_or(false))
+    if !stream {
+        // Clients leave them in the requests that they do not stream. A whole reply has the usage.
+        ignored.note("stream_options");
+    }
+    Ok(match (options.include_usage, options.continuous_usage_stats) {
+        (Some(true), Some(true)) => StreamedUsage::Always,
+        (Some(true), _) => StreamedUsage::AtEnd,
+        _ => StreamedUsage::Left,
+    })
 }
 
 /// The name of the request's session, which can be given in one of two forms.

@@ -19,7 +19,7 @@ use stolon::{
 use super::App;
 use super::error::ApiError;
 use super::options::Call;
-use crate::api::reply::{PromptTokensDetails, Usage};
+use crate::api::reply::{CompletionTokensDetails, PromptTokensDetails, Usage};
 
 /// The form of the replies of one API, and the reply in progress.
 ///
@@ -41,6 +41,10 @@ pub(super) trait Dialect: Send + Sized + 'static {
 
     /// A choice begins. `usage` counts its prompt.
     fn begin(&mut self, choice: usize, usage: Usage) -> Vec<Self::Event>;
+
+    /// The log-probabilities of the prompt of a choice, one entry per token. Called only for whole
+    /// replies.
+    fn prompt_logprobs(&mut self, _choice: usize, _entries: &[Option<TokenLogprob>]) {}
 
     /// A choice continues.
     fn part(&mut self, choice: usize, piece: Piece<'_>) -> Vec<Self::Event>;
@@ -83,7 +87,12 @@ pub(super) async fn respond<D: Dialect>(
     format: AnswerFormat,
     dialect: D,
 ) -> Result<Response, ApiError> {
-    let requests = prompts.into_iter().map(|prompt| call.apply(prompt));
+    let mut prompts = prompts;
+    call.check_prompt_logprobs(&app.engine, &mut prompts, call.choice_count).await?;
+    let rules = call.rules(&app.engine, &format).await?;
+    let requests = prompts
+        .into_iter()
+        .map(|prompt| rules.apply(call.apply(prompt).answer_format(format.clone())));
     let mut choices = Vec::new();
     if let Some(candidates) = call.candidate_count {
         // All prompts are submitted before the first is awaited. An error cancels the others.
@@ -128,7 +137,7 @@ pub(super) async fn respond_without_answers<D: Dialect>(
 
 /// A complete answer as the events of a stream.
 fn replay(completion: Completion) -> BoxStream<'static, Result<Event, Error>> {
-    let Completion { text, token_ids, logprobs, finish, .. } = completion;
+    let Completion { text, token_ids, logprobs, prompt_logprobs, finish, .. } = completion;
     let Finish { usage: stolon::Usage { prompt_tokens, cached_tokens, .. }, .. } = finish;
     let mut logprobs = logprobs.into_iter();
     let tokens: Vec<TokenEvent> = token_ids
@@ -136,7 +145,9 @@ fn replay(completion: Completion) -> BoxStream<'static, Result<Event, Error>> {
         .map(|id| TokenEvent { id: Some(id), text: String::new(), logprob: logprobs.next() })
         .chain([TokenEvent { text, ..TokenEvent::default() }])
         .collect();
+    let of_prompt = Some(prompt_logprobs).filter(|entries| !entries.is_empty());
     stream::iter([Event::Started { prompt_tokens, cached_tokens }])
+        .chain(stream::iter(of_prompt).map(Event::PromptLogprobs))
         .chain(stream::iter(tokens).map(Event::Token))
         .chain(stream::iter([Event::Finished(finish)]))
         .map(Ok)
@@ -150,15 +161,27 @@ async fn reply<D: Dialect>(
     format: &AnswerFormat,
     dialect: D,
 ) -> Result<Response, ApiError> {
-    let parsers = choices.iter().map(|_| Some(AnswerParser::new(format.clone()))).collect();
-    let begun = vec![false; choices.len()];
+    // The engine has looked for stop strings in an answer that is text alone.
+    let stops = call.stop_strings().filter(|_| !format.is_text());
+    let parser = || match &stops {
+        Some(stops) => AnswerParser::with_stops(format.clone(), stops.clone()),
+        None => AnswerParser::new(format.clone()),
+    };
+    let parsers = choices.iter().map(|_| Some(parser())).collect();
+    let (begun, tokens) = (vec![false; choices.len()], vec![0; choices.len()]);
+    let min_tokens = call.min_tokens();
+    let reasons = match format.reasoning {
+        Some(_) => vec![format.reasoning_is_open; choices.len()],
+        None => Vec::new(),
+    };
     let numbered = choices
         .into_iter()
         .enumerate()
         .map(|(index, events)| events.map(move |event| (index, event)).boxed());
     let mut events: Events = stream::select_all(numbered);
     let unreported = call.unreported.clone();
-    let mut replying = Replying { dialect, parsers, begun, usage, unreported };
+    let mut replying =
+        Replying { dialect, parsers, begun, tokens, min_tokens, reasons, usage, unreported };
     if call.stream {
         let events = replying.into_events(events).map(Ok::<_, Infallible>);
         return Ok(Sse::new(events).keep_alive(KeepAlive::default()).into_response());
@@ -178,6 +201,12 @@ struct Replying<D> {
     /// The parser of each choice's answer; `None` after the choice's end.
     parsers: Vec<Option<AnswerParser>>,
     begun: Vec<bool>,
+    /// Number of tokens of each choice.
+    tokens: Vec<usize>,
+    /// Number of tokens before which stop strings are not looked for.
+    min_tokens: usize,
+    /// Whether each choice is in its reasoning; empty if the format has none.
+    reasons: Vec<bool>,
     usage: UsageSum,
     /// [`Call::unreported`].
     unreported: Vec<u32>,
@@ -207,6 +236,18 @@ impl<D: Dialect> Replying<D> {
         batches.flatten()
     }
 
+    /// Counts a token that belongs to the reasoning of a choice. A token whose text is withheld
+    /// belongs to what the choice is in.
+    fn count_reasoning(&mut self, index: usize, id: Option<u32>, parts: &[AnswerPart]) {
+        let Some(reasons) = self.reasons.get_mut(index) else { return };
+        let is_reasoning = |part: &AnswerPart| matches!(part, AnswerPart::Reasoning(_));
+        if let Some(last) = parts.last() {
+            *reasons = is_reasoning(last);
+        }
+        let counts = *reasons || parts.iter().any(is_reasoning);
+        *self.usage.reasoning.get_or_insert(0) += usize::from(counts && id.is_some());
+    }
+
     fn on_event(&mut self, index: usize, event: Event) -> Vec<D::Event> {
         match event {
             // A preempted request starts a second time.
@@ -217,18 +258,30 @@ impl<D: Dialect> Replying<D> {
                 self.dialect.begin(index, self.usage.shown(usage))
             }
             Event::Token(TokenEvent { id, text, logprob }) => {
+                self.tokens[index] += usize::from(id.is_some());
                 let parts = match &mut self.parsers[index] {
+                    // Stop strings are found where the engine finds them.
+                    Some(parser) if self.tokens[index] < self.min_tokens => {
+                        parser.push_before_stops(&text)
+                    }
                     Some(parser) => parser.push(&text),
                     None => Vec::new(),
                 };
+                self.count_reasoning(index, id, &parts);
                 let is_reported =
                     |entry: &&TokenLogprob| !self.unreported.contains(&entry.token_id);
                 let logprob = logprob.as_ref().filter(is_reported);
                 self.dialect.part(index, Piece { parts, id, logprob })
             }
+            Event::PromptLogprobs(entries) => {
+                self.dialect.prompt_logprobs(index, &entries);
+                Vec::new()
+            }
             Event::Finished(finish) => {
                 self.usage.add(index, finish.usage);
-                let rest = self.parsers[index].take().map(AnswerParser::finish);
+                let rest = self.parsers[index].take().map(|mut parser| {
+                    if finish.reason.is_cut() { parser.cut_off() } else { parser.finish() }
+                });
                 let rest = Piece { parts: rest.unwrap_or_default(), ..Piece::default() };
                 let mut events = self.dialect.part(index, rest);
                 events.extend(self.dialect.end(index, &finish.reason));
@@ -259,14 +312,16 @@ pub(super) struct UsageSum {
     prompts_counted: bool,
     /// Whether everything has been counted already.
     is_closed: bool,
+    /// Number of tokens of reasoning; `None` if the format has none.
+    reasoning: Option<usize>,
     sum: stolon::Usage,
 }
 
 impl UsageSum {
     pub(super) fn new(choices_per_prompt: usize, hides_cached_tokens: bool) -> Self {
         let sum = stolon::Usage::default();
-        let (prompts_counted, is_closed) = (false, false);
-        Self { choices_per_prompt, hides_cached_tokens, prompts_counted, is_closed, sum }
+        let (prompts_counted, is_closed, reasoning) = (false, false, None);
+        Self { choices_per_prompt, hides_cached_tokens, prompts_counted, is_closed, reasoning, sum }
     }
 
     /// Counts the prompts now instead of with their choices.
@@ -314,6 +369,9 @@ impl UsageSum {
             total_tokens: prompt_tokens + completion_tokens,
             prompt_tokens_details: (!self.hides_cached_tokens)
                 .then_some(PromptTokensDetails { cached_tokens, image_tokens }),
+            completion_tokens_details: self
+                .reasoning
+                .map(|reasoning_tokens| CompletionTokensDetails { reasoning_tokens }),
         }
     }
 }

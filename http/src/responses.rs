@@ -15,8 +15,9 @@ use super::App;
 use super::access::Caller;
 use super::advice::Ignored;
 use super::body::refuse_unknown;
-use super::dialogue::{Dialogue, Tool, function_tool, is_function, tool_choice};
+use super::dialogue::{Dialogue, Tool, custom_tool, function_tool, is_function, tool_choice};
 use super::error::ApiError;
+use super::free_text::Customs;
 use super::options::{Call, OfApi};
 use super::receive::Received;
 use super::reply as replies;
@@ -29,6 +30,9 @@ use crate::api::responses::{
     SettingsText, SettingsTool, TypedItem,
 };
 use reply::ResponseReply;
+
+/// The part of a reply that can be requested in addition.
+const LOGPROBS: &str = "message.output_text.logprobs";
 
 /// The handler.
 pub(super) async fn create(
@@ -45,19 +49,32 @@ pub(super) async fn create(
         ignored.note("text.verbosity");
     }
     let format = text.format.map(|format| ("text.format", format));
-    let of_api = OfApi { format, is_chat: true, ..OfApi::default() };
+    let logprobs = top_logprobs(request.include.as_deref(), request.top_logprobs);
+    let logprobs_given = logprobs.is_some();
+    let of_api = OfApi { format, is_chat: true, logprobs: logprobs_given, ..OfApi::default() };
     let mut call = Call::new(request.options, of_api, &app, &caller, &ignored)?;
     call.body = held;
+    call.logprobs = logprobs;
     if let Some(max_tokens) = request.max_output_tokens {
         call.max_tokens = max_tokens;
     }
     call.schema_paths = dialogue.schema_paths();
+    let tools = CalledTools { namespaces, customs: dialogue.customs() };
+    let ids = dialogue.call_ids();
     let (mut request, format) =
         dialogue.prepare(&app, &caller, call.grammar.take(), &ignored).await?;
     call.join_session(std::slice::from_mut(&mut request))?;
-    let reply = ResponseReply::new(call.model.clone(), settings, format.tool_calls, namespaces);
+    let ids = ids.with_format(format.tool_calls);
+    let reply = ResponseReply::new(&app, &call, settings, ids, tools);
     call.describe(&app);
     replies::respond(&app, &mut call, vec![request], app.usage_sum(1), format, reply).await
+}
+
+/// Number of most likely tokens to report per token of a text; `None` reports no log-probabilities.
+fn top_logprobs(include: Option<&[String]>, top: Option<usize>) -> Option<usize> {
+    let is_included = include.is_some_and(|list| list.iter().any(|entry| entry == LOGPROBS));
+    let top = top.unwrap_or(0);
+    (is_included || top > 0).then_some(top)
 }
 
 /// The members of the reply that repeat the request.
@@ -74,6 +91,7 @@ fn settings(request: &ResponsesRequest) -> ResponseSettings {
     ResponseSettings {
         instructions: request.instructions.clone(),
         max_output_tokens: request.max_output_tokens,
+        top_logprobs: request.top_logprobs.unwrap_or(0),
         temperature: request.options.temperature,
         top_p: request.options.top_p,
         tools: request.tools.iter().flatten().map(tool).collect(),
@@ -140,6 +158,7 @@ fn dialogue(
     }
     offered.add("tools", None, request.tools.take().unwrap_or_default(), ignored)?;
     dialogue.single_call = request.parallel_tool_calls == Some(false);
+    dialogue.variables = request.chat_template_kwargs.take().unwrap_or_default();
     let choice = tool_choice(request.tool_choice.as_ref())?;
     dialogue.set_tools(offered.functions, choice, "tool_choice")?;
     Ok((dialogue, offered.namespaces))
@@ -148,6 +167,14 @@ fn dialogue(
 /// The namespaces of functions that have one, by the name under which the model sees the function:
 /// the namespace, and the name in it.
 pub(super) type Namespaces = HashMap<String, (String, String)>;
+
+/// What a reply has to know of the tools that the model calls.
+#[derive(Default)]
+pub(super) struct CalledTools {
+    pub(super) namespaces: Namespaces,
+    /// Those with free text.
+    pub(super) customs: Customs,
+}
 
 /// The functions that a request offers to the model.
 #[derive(Default)]
@@ -186,16 +213,22 @@ impl Offered {
                 self.add(&format!("{path}tools"), Some(&name), inner, ignored)?;
                 continue;
             }
-            if !is_function(&path, &tool.kind, ignored)? {
+            let is_custom = tool.kind == "custom";
+            if !is_custom && !is_function(&path, &tool.kind, ignored)? {
                 continue;
             }
             refuse_unknown(&path, &tool.unknown, Scope::ResponsesTool, ignored)?;
+            if !is_custom && tool.format.is_some() {
+                return Err(ApiError::unsupported(&format!("{path}format"), None));
+            }
             let path = format!("{path}name");
             let name = tool.name.ok_or_else(|| ApiError::missing(&path))?;
             let shown = shown_name(namespace, &name);
             let (place, description) = ((path.as_str(), "parameters"), tool.description.as_deref());
-            let function = function_tool(place, &shown, description, tool.parameters, tool.strict)?;
-            self.functions.push(function);
+            self.functions.push(match is_custom {
+                true => custom_tool(&path, &shown, description, tool.format.as_ref())?,
+                false => function_tool(place, &shown, description, tool.parameters, tool.strict)?,
+            });
             if let Some(namespace) = namespace {
                 self.namespaces.insert(shown, (namespace.to_owned(), name));
             }

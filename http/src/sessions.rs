@@ -29,9 +29,10 @@ pub(super) async fn open(
     Extension(caller): Extension<Caller>,
     body: Received,
 ) -> Result<Json<Session>, ApiError> {
+    let ignored = body.ignored.clone();
     let request: OpenSession = app.parser.parse(body).await?;
     let ttl = request.ttl_seconds.map(|seconds| Duration::from_secs(seconds as u64));
-    let (_, adapter) = app.chosen(request.model)?;
+    let (_, adapter) = app.chosen(request.model, &ignored)?;
     let mut options = caller.session_options(request.id, ttl, request.cache_salt.as_deref());
     if let Some(adapter) = adapter {
         options = options.adapter(adapter);

@@ -200,6 +200,7 @@ mod tests {
             ),
             (json!({"structured_outputs": {"json": schema}}), json_schema()),
             (json!({"guided_json": schema.to_string()}), json_schema()),
+            (json!({"json_schema": schema}), json_schema()),
             (json!({"structured_outputs": {"json_object": true}}), Some(Grammar::JsonObject)),
             (json!({"structured_outputs": {"regex": "a|b"}}), Some(Grammar::Regex(text()))),
             (json!({"guided_regex": "a|b"}), Some(Grammar::Regex(text()))),

@@ -101,6 +101,7 @@ async fn the_router_can_be_mounted() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn prompts_are_work_of_their_client() {
     let source = TextSource {
+        named_templates: Vec::new(),
         tokenizer: TokenizerSource::Bytes { vocab_size: 256 },
         tokenizer_config: None,
         // So much work that it is not done at once. The tag means that the template has reasoning.
@@ -160,6 +161,7 @@ async fn prompts_are_work_of_their_client() {
 async fn end_tokens_have_logprobs_if_they_are_ignored() {
     const END: u32 = 65;
     let source = TextSource {
+        named_templates: Vec::new(),
         tokenizer: TokenizerSource::Bytes { vocab_size: 256 },
         tokenizer_config: None,
         chat_template: Some("{{ messages[0].content }}".to_owned()),

@@ -14,7 +14,8 @@ use super::chat::{messages, tools};
 use super::dialogue::{Tool, tool_use};
 use super::error::ApiError;
 use super::history;
-use super::logprobs::token_text;
+use super::logprobs::token_piece;
+use super::options;
 use super::receive::Received;
 use crate::api::tokenize::{
     DetokenizeRequest, Detokenized, TokenizeRequest, Tokenized, TokenizerInfo,
@@ -29,7 +30,7 @@ pub(super) async fn tokenize(
     let ignored = body.ignored.clone();
     let (mut request, _held): (TokenizeRequest, _) = app.parser.parse_held(body).await?;
     if let Some(model) = &request.model {
-        app.check_model(model)?;
+        app.check_model(model, &ignored)?;
     }
     let tokens = match (request.prompt.take(), request.messages.take()) {
         (Some(prompt), None) => {
@@ -40,7 +41,8 @@ pub(super) async fn tokenize(
             let conversation = history::conversation(&app, conversation, true, &ignored);
             let options = request.chat_options(&app, &ignored)?;
             let request = Request::chat(conversation).chat_options(options);
-            app.engine.prompt_tokens(&caller.sign(request)).await?
+            let tokens = app.engine.prompt_tokens(&caller.sign(request)).await?;
+            options::reported_ids(&app.engine, &tokens)
         }
         (None, None) => return Err(ApiError::missing("prompt")),
         (Some(_), Some(_)) => {
@@ -55,7 +57,7 @@ pub(super) async fn tokenize(
     }
     let engine = app.engine.clone();
     let with_texts = move || {
-        let texts = tokens.iter().map(|&token| token_text(&engine, token)).collect();
+        let texts = tokens.iter().map(|&token| token_piece(&engine, token)).collect();
         Tokenized { count, max_model_len, tokens, token_strs: Some(texts) }
     };
     Ok(Json(app.parser.run(caller.identity, count, with_texts).await?))
@@ -66,10 +68,10 @@ pub(super) async fn detokenize(
     State(app): State<Arc<App>>,
     body: Received,
 ) -> Result<Json<Detokenized>, ApiError> {
-    let client = body.client.clone();
+    let (client, ignored) = (body.client.clone(), body.ignored.clone());
     let (request, _held): (DetokenizeRequest, _) = app.parser.parse_held(body).await?;
     if let Some(model) = &request.model {
-        app.check_model(model)?;
+        app.check_model(model, &ignored)?;
     }
     let limit = app.engine.model_info().vocab_size;
     if let Some(token) = request.tokens.iter().find(|&&token| token as usize >= limit) {
@@ -110,6 +112,9 @@ async fn text_tokens(
     if request.add_generation_prompt.is_some() {
         return Err(only_with_messages("add_generation_prompt"));
     }
+    if request.continue_final_message == Some(true) {
+        return Err(only_with_messages("continue_final_message"));
+    }
     if request.chat_template_kwargs.is_some() {
         return Err(only_with_messages("chat_template_kwargs"));
     }
@@ -132,8 +137,15 @@ impl TokenizeRequest {
             return Err(ApiError::expected("add_special_tokens", expected, &json!(true)));
         }
         let tools = tools(self.tools.take().unwrap_or_default(), ignored)?;
+        let continues = self.continue_final_message.unwrap_or(false);
+        if continues && self.add_generation_prompt == Some(true) {
+            let message =
+                "`continue_final_message` is not possible with `add_generation_prompt`: true";
+            return Err(ApiError::invalid(Some("continue_final_message"), message));
+        }
         let mut options = ChatOptions {
-            add_generation_prompt: self.add_generation_prompt.unwrap_or(true),
+            add_generation_prompt: self.add_generation_prompt.unwrap_or(true) && !continues,
+            continue_final_message: continues,
             tools: tools.iter().map(Tool::as_value).collect(),
             special_tokens_in_messages: app.special_tokens_in_messages,
             variables: self.chat_template_kwargs.take().unwrap_or_default(),

@@ -113,11 +113,13 @@ pub(crate) enum Site {
     GateUp,
     /// The projection of a dense MLP's output.
     Down,
+    /// The scores of the experts, and that of the shared expert if it has one, in this order.
+    Routers,
 }
 
 impl Site {
     /// Number of sites.
-    pub(crate) const COUNT: usize = Self::Down as usize + 1;
+    pub(crate) const COUNT: usize = Self::Routers as usize + 1;
 
     /// The head whose inputs projection `part` reads; 0 where all read the same.
     pub(crate) fn head(self, part: usize) -> usize {

@@ -35,7 +35,7 @@ pub use multipliers::Multipliers;
 pub use norms::{NormKind, NormPlacement};
 pub(crate) use pairs::AdjacentPairs;
 pub use recurrent::RecurrentShape;
-pub use rope::{Rope, RopeScaling};
+pub use rope::{Rope, RopeScaling, ShortContext};
 pub use tensors::{
     AttentionWeights, ConvolutionWeights, DecoderWeights, DeltaNetWeights, DenseAndExpertsWeights,
     ExpertsWeights, FactoredWeights, FeedForwardWeights, LatentWeights, LayerWeights,
@@ -228,6 +228,13 @@ impl DecoderConfig {
         parse_json(file, value).map(|parsed| parsed.decoder)
     }
 
+    /// Chooses what depends on the maximum number of positions, to which users limit the context.
+    /// Returns what they are told about the choice.
+    pub(crate) fn limit_context(&mut self, max_positions: Option<usize>) -> Vec<String> {
+        let notes = self.ropes.iter_mut().filter_map(|rope| rope.scaling.limit(max_positions));
+        notes.collect()
+    }
+
     /// Number of leading elements of each head that are rotated, in layers without
     /// [`LayerConfig::heads`].
     #[must_use]
@@ -361,13 +368,13 @@ impl DecoderConfig {
         match (&self.delta_net, &self.mamba2) {
             (Some(delta_net), None) => delta_net.check(file)?,
             (None, Some(mamba2)) => mamba2.check(file)?,
-            _ if self.recurrent_layers() == 0 => return Ok(()),
+            _ if self.recurrent_layers() == 0 => {}
             _ => {
                 let expected = "the sizes of recurrent layers of one kind";
                 return Err(ModelError::key(file, "layer_types", expected, "others"));
             }
         }
-        // Checkpoints of states are in the blocks of the KV store.
+        // The KV store, whose blocks also have the checkpoints of states, has something to store.
         if self.layers.iter().any(LayerConfig::has_attention) || self.has(MixerKind::Convolution) {
             return Ok(());
         }

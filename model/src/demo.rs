@@ -103,7 +103,7 @@ impl Files {
         let config_json: Value = json(self.config)?;
         let config = config::parse_json(self.config.0, &config_json)?;
         let generation: Value = json(self.generation)?;
-        let generation = generation::parse(self.generation.0, Some(&generation), &config)?;
+        let (generation, _) = generation::parse(self.generation.0, Some(&generation), &config)?;
         let (name, bytes) = self.weights;
         let weights = Weights::from_safetensors(name, Bytes::Static(bytes))?;
         weights.check(&config.decoder)?;
@@ -119,8 +119,12 @@ impl Files {
         let tokenizer = TokenizerSource::Json { file: file.into(), bytes: Cow::Borrowed(bytes) };
         let tokenizer_config: Value = json(self.tokenizer_config)?;
         let chat_template = directory::template(&tokenizer_config);
-        let text =
-            TextSource { tokenizer, tokenizer_config: Some(tokenizer_config), chat_template };
+        let text = TextSource {
+            tokenizer,
+            tokenizer_config: Some(tokenizer_config),
+            chat_template,
+            named_templates: Vec::new(),
+        };
         Ok(LoadedModel {
             id: self.id.into(),
             config: config.decoder,

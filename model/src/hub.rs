@@ -179,7 +179,12 @@ impl Snapshot<'_> {
         if self.model.file.is_some() || !has(files::CONFIG) || !has_weights {
             return self.gguf_files(available);
         }
-        for name in files::SMALL.iter().filter(|name| has(name)) {
+        let is_template = |name: &&str| {
+            name.starts_with(&format!("{}/", files::NAMED_TEMPLATES)) && name.ends_with(".jinja")
+        };
+        let templates = available.iter().copied().filter(is_template);
+        let templates = templates.take(files::NAMED_TEMPLATES_MAX);
+        for name in files::SMALL.into_iter().filter(|name| has(name)).chain(templates) {
             self.get(name)?;
         }
         let path = self.directory.clone();
@@ -255,7 +260,7 @@ impl Snapshot<'_> {
 fn bytes_max(name: &str) -> u64 {
     match name {
         files::TOKENIZER => read::TOKENIZER_BYTES_MAX,
-        files::CHAT_TEMPLATE => read::TEMPLATE_BYTES_MAX,
+        name if name.ends_with(".jinja") => read::TEMPLATE_BYTES_MAX,
         name if name.ends_with(".json") => read::JSON_BYTES_MAX,
         _ => WEIGHT_BYTES_MAX,
     }

@@ -9,18 +9,17 @@ use std::collections::BTreeMap;
 use std::path::Path;
 
 use serde::Serialize;
-use serde_json::Value;
 use stolon_text::TextSource;
 
 use crate::config::{self, DecoderConfig, ParsedConfig};
 use crate::error::{ModelError, quoted};
-use crate::files;
 use crate::gguf::{Header, split};
 #[cfg(feature = "hub")]
 use crate::hub::{self, Remote};
 use crate::kv_store::{KvType, WindowKv};
 use crate::load::{
-    EmbeddingConfig, LoadOptions, directory, embedding, file_name, generation, gguf,
+    EmbeddingConfig, GenerationDefaults, LoadOptions, class, directory, embedding, file_name, gguf,
+    head,
 };
 use crate::mmap::Bytes;
 use crate::source::ModelSource;
@@ -56,6 +55,8 @@ pub struct Inspection {
     pub memory: Option<MemoryNeeded>,
     /// Why the model would be refused, at most 20 reasons. Empty if it can be loaded.
     pub refusals: Vec<String>,
+    /// Which of several possible readings of the files is used, and what has no effect.
+    pub notes: Vec<String>,
     /// The data of the tokenizer and the chat templates, unless it cannot be read.
     #[serde(skip)]
     pub text: Option<TextSource>,
@@ -194,7 +195,7 @@ fn of_gguf(
     if let Some((config, mut weights)) = described {
         inspection.add_mmproj(&config, &mut weights, options);
         match gguf::generation(header, config, directory) {
-            Ok(generation) => inspection.eos_token_ids = generation.eos_token_ids,
+            Ok(generation) => inspection.set_generation(generation),
             Err(error) => inspection.refuse(error),
         }
     }
@@ -209,7 +210,7 @@ fn of_directory(
     options: &InspectOptions,
 ) -> Result<Inspection, ModelError> {
     let path = directory.join(directory::CONFIG);
-    let json = files::read_json(&path)?;
+    let json = directory::read_config(directory)?;
     let mut inspection = Inspection::new(id, "safetensors", Outline::of_json(&json));
     let mut config = match config::parse_json(&path.display().to_string(), &json) {
         Ok(config) => Some(config),
@@ -219,6 +220,7 @@ fn of_directory(
         }
     };
     if let Some(config) = &config {
+        inspection.notes.extend(config.notes.iter().cloned());
         match embedding::of_directory(directory, &json, config.decoder.hidden_size) {
             Ok(embedding) => inspection.embedding = embedding,
             Err(error) => inspection.refuse(error),
@@ -227,12 +229,18 @@ fn of_directory(
     let prepared = weights.and_then(|mut weights| {
         if let Some(config) = &mut config {
             directory::prepare(&mut weights, config)?;
-            directory::tie_missing_head(config, &weights, inspection.embedding.as_ref());
+            head::tie_missing(config, &mut weights, inspection.embedding.as_ref());
+            inspection.notes.extend(head::untie_different(config, &weights));
         }
         Ok(weights)
     });
     match prepared {
         Ok(weights) => {
+            if config.is_some() && inspection.embedding.is_none() {
+                let file = path.display().to_string();
+                class::refuse_scores(&file, &json, &weights)
+                    .unwrap_or_else(|error| inspection.refuse(error));
+            }
             inspection.of_weights(&weights, config.as_ref(), options);
             if let Some(config) = &config {
                 inspection.add_images((directory, &json), &config.decoder, &weights, options);
@@ -245,7 +253,10 @@ fn of_directory(
         Err(error) => inspection.refuse(error),
     }
     if let Some(config) = &config {
-        inspection.generation(directory, config);
+        match directory::generation(directory, &json, config) {
+            Ok(generation) => inspection.set_generation(generation),
+            Err(error) => inspection.refuse(error),
+        }
     }
     Ok(inspection)
 }
@@ -261,6 +272,7 @@ impl Inspection {
             tensors: Vec::new(),
             memory: None,
             refusals: Vec::new(),
+            notes: Vec::new(),
             text: None,
             eos_token_ids: Vec::new(),
             embedding: None,
@@ -294,6 +306,7 @@ impl Inspection {
     /// Adds what a supported configuration and its weights say.
     fn describe(&mut self, config: &DecoderConfig, weights: &Weights, options: &InspectOptions) {
         self.outline.set(config);
+        self.notes.extend(config.clone().limit_context(options.load.max_positions));
         self.parameters = config.parameter_count();
         self.tensors = summaries(weights);
         // One reason for all tensors of a type that is not supported.
@@ -331,16 +344,10 @@ impl Inspection {
         }
     }
 
-    /// Adds what `generation_config.json` in `directory` says.
-    fn generation(&mut self, directory: &Path, config: &ParsedConfig) {
-        let path = directory.join(directory::GENERATION);
-        let parsed = files::optional(files::read_json(&path)).and_then(|value: Option<Value>| {
-            generation::parse(&path.display().to_string(), value.as_ref(), config)
-        });
-        match parsed {
-            Ok(generation) => self.eos_token_ids = generation.eos_token_ids,
-            Err(error) => self.refuse(error),
-        }
+    /// Adds what `generation_config.json` says.
+    fn set_generation(&mut self, (generation, notes): (GenerationDefaults, Vec<String>)) {
+        self.eos_token_ids = generation.eos_token_ids;
+        self.notes.extend(notes);
     }
 }
 

@@ -38,7 +38,7 @@ mod workers;
 pub use config::{
     Activation, Architecture, DecoderConfig, DeltaNetConfig, DeltaNetKind, ExpertsConfig,
     LayerConfig, Mamba2Config, MixerKind, MlpKind, Multipliers, PatchPositions, ProjectorConfig,
-    QueryScaling, RegionConfig, Rope, RopeScaling, TowerConfig, VisionConfig,
+    QueryScaling, RegionConfig, Rope, RopeScaling, ShortContext, TowerConfig, VisionConfig,
 };
 pub use cpu::{CpuBackend, CpuOptions};
 pub use decoder::{Stage, StageTimes};
@@ -49,7 +49,7 @@ pub use inspect::{InspectOptions, Inspection, inspect};
 pub use kv_store::{KvBudget, KvType, WindowKv};
 pub use load::{
     EmbeddingConfig, EmbeddingSizes, GenerationDefaults, ImageModel, LoadOptions, LoadedModel,
-    PromptParts, ReasoningTokens, SkillPrompts, load, read_gguf_tokenizer,
+    PromptParts, ReasoningTokens, SkillPrompts, SuppressedTokens, load, read_gguf_tokenizer,
 };
 pub use random::random_model;
 pub use source::ModelSource;

@@ -4,20 +4,24 @@
 //! tokenizer and chat templates are created from [`TextSource`](stolon_text::TextSource). No file is
 //! opened again afterwards.
 
+pub(crate) mod class;
 pub(crate) mod directory;
 pub(crate) mod embedding;
 pub(crate) mod generation;
 pub(crate) mod gguf;
+pub(crate) mod head;
 pub(crate) mod images;
 pub(crate) mod mmproj;
 pub(crate) mod model;
 pub(crate) mod skills;
+pub(crate) mod suppressed;
 
 pub use embedding::{EmbeddingConfig, EmbeddingSizes};
 pub use gguf::read_gguf_tokenizer;
 pub use images::ImageModel;
 pub use model::{GenerationDefaults, LoadedModel};
 pub use skills::{PromptParts, ReasoningTokens, SkillPrompts};
+pub use suppressed::SuppressedTokens;
 
 use std::path::{Path, PathBuf};
 
@@ -37,6 +41,9 @@ pub struct LoadOptions {
     /// The file with the image encoder of a GGUF model (`mmproj`), for Gemma 3,
     /// SmolVLM, Idefics 3, Qwen3-VL and Qwen3.5.
     pub mmproj: Option<PathBuf>,
+    /// Maximum number of positions that will be used, if it is less than the model's. LongRoPE has
+    /// other factors for short contexts.
+    pub max_positions: Option<usize>,
 }
 
 /// The name of [`LoadOptions::generation`] in errors.
@@ -51,11 +58,15 @@ const OVERRIDE: &str = "override_generation_config";
 /// [`ModelError`]. Its message names the file and the key or tensor in it.
 pub fn load(source: &ModelSource, options: &LoadOptions) -> Result<LoadedModel, ModelError> {
     let mut model = read(source, options)?;
+    for note in model.config.limit_context(options.max_positions) {
+        tracing::info!("{note}");
+    }
     if let Some(path) = &options.mmproj {
         mmproj::add(&mut model, path)?;
     }
     if let Some(value) = &options.generation {
-        generation::replace(&mut model.generation, OVERRIDE, value)?;
+        let vocab_size = model.config.vocab_size;
+        generation::replace(&mut model.generation, OVERRIDE, value, vocab_size)?;
     }
     Ok(model)
 }

@@ -45,7 +45,12 @@ pub(crate) fn load(name: &str, seed: u64) -> Result<LoadedModel, ModelError> {
         id: format!("random:{name}"),
         config,
         weights,
-        text: TextSource { tokenizer, tokenizer_config: None, chat_template },
+        text: TextSource {
+            tokenizer,
+            tokenizer_config: None,
+            chat_template,
+            named_templates: Vec::new(),
+        },
         // The same answers in every chat, because these models are for tests and benchmarks.
         generation: GenerationDefaults { do_sample: Some(false), ..GenerationDefaults::default() },
         embedding: None,

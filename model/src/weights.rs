@@ -187,9 +187,6 @@ impl Weights {
         stored: &Stored,
         dtype: TensorType,
     ) -> Result<Cow<'_, [u8]>, ModelError> {
-        if let Some(converted) = &stored.converted {
-            return Ok(Cow::Owned(converted.bytes(self)?));
-        }
         let region = &self.regions[stored.region];
         let truncated = || ModelError::Truncated {
             file: region.file.clone(),
@@ -197,13 +194,19 @@ impl Weights {
             expected: stored.range.end as u64,
             got: region.bytes.len() as u64,
         };
-        let bytes = region.bytes.get(stored.range.clone()).ok_or_else(truncated)?;
+        let bytes = match &stored.converted {
+            Some(converted) => Cow::Owned(converted.bytes(self)?),
+            None => {
+                let bytes = region.bytes.get(stored.range.clone()).ok_or_else(truncated)?;
+                Cow::Borrowed(bytes)
+            }
+        };
         Ok(match &stored.interleaved {
             Some(interleaved) => {
                 let (rows, width) = (stored.shape[0], dtype.block_bytes());
-                Cow::Owned(interleaved.read(self, bytes, rows, width).ok_or_else(truncated)?)
+                Cow::Owned(interleaved.read(self, &bytes, rows, width).ok_or_else(truncated)?)
             }
-            None => Cow::Borrowed(bytes),
+            None => bytes,
         })
     }
 
@@ -318,10 +321,43 @@ impl Weights {
         }
     }
 
+    /// Gives the tensor `name`, if there is one, the name `other`, which no tensor has.
+    pub(crate) fn rename(&mut self, name: &str, other: &str) {
+        if let Some(stored) = self.tensors.remove(name) {
+            self.tensors.insert(other.to_owned(), stored);
+        }
+    }
+
     /// Whether there is a tensor with this name.
     #[must_use]
     pub fn contains(&self, name: &str) -> bool {
         self.tensors.contains_key(name)
+    }
+
+    /// Whether two tensors have the same type, shape and bytes. `None` if the bytes are not here,
+    /// because only the header of the file is known. Tensors that are converted when they are read
+    /// count as different.
+    pub(crate) fn have_equal_bytes(&self, first: &str, second: &str) -> Option<bool> {
+        let (Some(first), Some(second)) = (self.tensors.get(first), self.tensors.get(second))
+        else {
+            return Some(false);
+        };
+        let is_same_kind = first.is_plain()
+            && second.is_plain()
+            && (&first.dtype, &first.shape) == (&second.dtype, &second.shape);
+        if !is_same_kind {
+            return Some(false);
+        }
+        let bytes = |stored: &Stored| self.regions[stored.region].bytes.get(stored.range.clone());
+        let (first, second) = (bytes(first)?, bytes(second)?);
+        const PIECE_BYTES: usize = 16 << 20;
+        let mut pieces = first.chunks(PIECE_BYTES).zip(second.chunks(PIECE_BYTES));
+        Some(pieces.all(|(first, second)| {
+            let are_equal = first == second;
+            self.release(first);
+            self.release(second);
+            are_equal
+        }))
     }
 
     /// The shape of the tensor with this name, if there is one.

@@ -27,7 +27,6 @@ LEFT_OUT = {
     "mistral4": "it does not know the name of the class",
     "nemotron_h_moe": "it expects experts in all layers with an MLP or in none",
     "qwen2_moe": "it expects experts in all layers",
-    "qwen3_next": "it expects experts in all layers",
     "qwen3_vl_moe": "it expects experts in all layers",
 }
 

@@ -18,6 +18,7 @@ mod decoder {
     mod fixture;
     mod invariance;
     mod parity;
+    mod published;
     mod quantized;
     mod refusals;
 }

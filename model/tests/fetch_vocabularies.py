@@ -36,7 +36,10 @@ TOKENIZERS = [
 # and from llama.cpp. The file is used directly.
 REBUILT = {"llama2"}
 LLAMA_CPP_VERSION = "0.3.36"
-GGUF = ["llama-spm", "llama-bpe", "qwen2", "gpt-2", "refact", "starcoder", "command-r", "phi-3"]
+GGUF = [
+    "llama-spm", "llama-bpe", "qwen2", "gpt-2", "refact", "starcoder", "command-r", "phi-3",
+    "deepseek-llm", "deepseek-coder",
+]
 
 TEXTS = [
     "", " ", "  ", "\n", "\n\n", "\t\n ", "a", " a", "a ", "Hello, world!", "  leading and trailing  ",

@@ -11,7 +11,10 @@ use model_dir::{
     write_model,
 };
 use serde_json::{Value, json};
-use stolon_model::{LoadOptions, LoadedModel, ModelError, ModelSource, Tensor, Weights, load};
+use stolon_model::inspect::{InspectOptions, inspect};
+use stolon_model::{
+    LoadOptions, LoadedModel, ModelError, ModelSource, RopeScaling, Tensor, Weights, load,
+};
 use stolon_text::TokenizerSource;
 
 fn open(dir: &Path) -> Result<LoadedModel, ModelError> {
@@ -72,6 +75,82 @@ fn fused_projections_are_divided() {
     write(dir.path(), false);
     let error = open(dir.path()).unwrap_err().to_string();
     assert!(error.contains("self_attn.qkv_proj.weight") && error.contains("[128, 256]"), "{error}");
+}
+
+/// Goal: where `config.json` says that the embedding is the output matrix, an output matrix in the
+/// file is used if it differs, under any of its names, and users are told. An equal one changes
+/// nothing.
+#[test]
+fn an_output_matrix_that_differs_from_the_embedding_is_used() {
+    let mut json = config_json("llama");
+    let (config, weights) = model(&json, 5);
+    json["tie_word_embeddings"] = true.into();
+    let dir = tempfile::tempdir().unwrap();
+    write_json(dir.path(), "config.json", &json);
+    let write = |name: &str, is_equal: bool| {
+        let tensors = config.tensors().into_iter().map(|spec| {
+            let is_head = spec.name == "lm_head.weight";
+            let source = if is_head && is_equal { "model.embed_tokens.weight" } else { &spec.name };
+            let tensor = weights.tensor(source, &spec.shape).unwrap();
+            let name = if is_head { name.to_owned() } else { spec.name };
+            let bytes = tensor.bytes.to_vec().into();
+            Tensor { name, shape: spec.shape, bytes, dtype: tensor.dtype }
+        });
+        let weights = Weights::from_tensors("memory", tensors).unwrap();
+        let file = safetensors_of(&weights, |name| Some(name.to_owned()));
+        std::fs::write(dir.path().join("model.safetensors"), file).unwrap();
+    };
+    let source = ModelSource::Directory(dir.path().to_owned());
+    let notes = || inspect(&source, &InspectOptions::default()).unwrap().notes;
+    for name in ["lm_head.weight", "language_model.lm_head.weight", "model.lm_head.weight"] {
+        write(name, false);
+        let loaded = open(dir.path()).unwrap();
+        assert_eq!(loaded.config, config, "{name}");
+        assert_same(&loaded.weights, &weights, &config);
+        let notes = notes();
+        assert!(notes.len() == 1 && notes[0].contains("differs from the embedding"), "{notes:?}");
+    }
+    write("lm_head.weight", true);
+    assert!(open(dir.path()).unwrap().config.tie_word_embeddings);
+    assert!(notes().is_empty());
+    // The only matrix may have the name of the output matrix.
+    let only_head = |name: &str| (name != "model.embed_tokens.weight").then(|| name.to_owned());
+    std::fs::write(dir.path().join("model.safetensors"), safetensors_of(&weights, only_head))
+        .unwrap();
+    let loaded = open(dir.path()).unwrap();
+    let shape = [config.vocab_size, config.hidden_size];
+    let [used, head] =
+        [(&loaded.weights, "model.embed_tokens.weight"), (&weights, "lm_head.weight")]
+            .map(|(weights, name)| weights.tensor(name, &shape).unwrap().bytes.into_owned());
+    assert!(loaded.config.tie_word_embeddings && used == head);
+}
+
+/// Goal: in a multimodal model without an output matrix, either object of the configuration may say
+/// that the embedding is used, and some do it by default.
+#[test]
+fn a_multimodal_model_may_lack_its_output_matrix() {
+    let text = config_json("ministral3");
+    let (_, weights) = model(&text, 5);
+    let dir = tempfile::tempdir().unwrap();
+    let is_kept = |name: &str| (name != "lm_head.weight").then(|| name.to_owned());
+    std::fs::write(dir.path().join("model.safetensors"), safetensors_of(&weights, is_kept))
+        .unwrap();
+    let load = |outer: Option<bool>, inner: Option<bool>| {
+        let mut json = json!({ "model_type": "mistral3", "text_config": text });
+        json["tie_word_embeddings"] = json!(outer);
+        json["text_config"]["tie_word_embeddings"] = json!(inner);
+        write_json(dir.path(), "config.json", &json);
+        open(dir.path()).map(|model| model.config.tie_word_embeddings && model.generates)
+    };
+    for (outer, inner) in
+        [(None, None), (Some(true), None), (None, Some(true)), (Some(false), Some(true))]
+    {
+        assert!(load(outer, inner).unwrap(), "{outer:?} {inner:?}");
+    }
+    for (outer, inner) in [(Some(false), None), (None, Some(false)), (Some(false), Some(false))] {
+        let error = load(outer, inner).unwrap_err().to_string();
+        assert!(error.contains("missing tensor `lm_head.weight`"), "{error}");
+    }
 }
 
 /// Writes the model to two files and an index.
@@ -241,12 +320,115 @@ fn text_and_generation_files_are_loaded() {
     });
     write_json(dir.path(), "generation_config.json", &generation);
     let got = open(dir.path()).unwrap().generation;
-    assert_eq!(got.eos_token_ids, [3, 7]);
+    // Users change the end-of-sequence tokens in one of the files only.
+    assert_eq!(got.eos_token_ids, [2, 3, 7]);
     assert_eq!((got.do_sample, got.top_k, got.min_p), (Some(true), Some(20), None));
     assert_eq!((got.temperature, got.top_p), (Some(0.6), Some(0.95)));
+    // The default of the architecture is used only if no file names one.
+    let mut config = config_json("llama");
+    config.as_object_mut().unwrap().remove("eos_token_id");
+    write_json(dir.path(), "config.json", &config);
+    assert_eq!(open(dir.path()).unwrap().generation.eos_token_ids, [3, 7]);
     write_json(dir.path(), "generation_config.json", &json!({ "top_p": 2.0 }));
     let error = open(dir.path()).unwrap_err().to_string();
     assert!(error.contains("`top_p`") && error.contains("got 2.0"), "{error}");
+}
+
+/// Goal: further chat templates are files of a directory; others are not read.
+#[test]
+fn named_templates_are_files() {
+    let dir = tempfile::tempdir().unwrap();
+    write_model(dir.path(), &config_json("llama"), 7);
+    assert!(open(dir.path()).unwrap().text.named_templates.is_empty());
+    let templates = dir.path().join("additional_chat_templates");
+    std::fs::create_dir(&templates).unwrap();
+    for name in ["tool_use.jinja", "rag.jinja", "notes.txt"] {
+        std::fs::write(templates.join(name), name).unwrap();
+    }
+    let expected = ["rag", "tool_use"].map(|name| (name.to_owned(), format!("{name}.jinja")));
+    assert_eq!(open(dir.path()).unwrap().text.named_templates, expected);
+    std::fs::write(templates.join("wrong.jinja"), [255]).unwrap();
+    let error = open(dir.path()).unwrap_err().to_string();
+    assert!(error.contains("wrong.jinja"), "{error}");
+}
+
+/// Goal: quantised weights without a description are refused with the names of what may have it,
+/// and the files of older tools are read.
+#[test]
+fn quantised_weights_need_a_description() {
+    use safetensors::tensor::{Dtype, TensorView};
+    let dir = tempfile::tempdir().unwrap();
+    write_json(dir.path(), "config.json", &config_json("llama"));
+    let name = "model.layers.0.self_attn.q_proj.qweight";
+    let view = TensorView::new(Dtype::I32, vec![1], &[0; 4]).unwrap();
+    let file = safetensors::serialize([(name, view)], None).unwrap();
+    std::fs::write(dir.path().join("model.safetensors"), file).unwrap();
+    let error = || open(dir.path()).unwrap_err().to_string();
+    for part in ["`quantization_config`", "quantize_config.json", name] {
+        assert!(error().contains(part), "{}", error());
+    }
+    write_json(dir.path(), "quant_config.json", &json!({ "w_bit": 3, "q_group_size": 128 }));
+    assert!(error().contains("`quantization_config.bits`: 3"), "{}", error());
+    write_json(dir.path(), "quantize_config.json", &json!({ "bits": 2, "group_size": 128 }));
+    assert!(error().contains("`quantization_config.bits`: 2"), "{}", error());
+}
+
+/// Goal: tokens that must not be generated are read from `generation_config.json`, or else from
+/// `config.json`, and keys that are not applied are named.
+#[test]
+fn suppressed_tokens_are_read() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut config = config_json("llama");
+    write_model(dir.path(), &config, 7);
+    config["bad_words_ids"] = json!([[5], [6, 7], [2]]);
+    write_json(dir.path(), "config.json", &config);
+    let suppressed = || open(dir.path()).unwrap().generation.suppressed;
+    let of_config = suppressed();
+    assert_eq!((of_config.always, of_config.sequences), (vec![5], vec![vec![6, 7]]));
+    let generation = json!({ "suppress_tokens": [4, 1000], "num_beams": 4 });
+    write_json(dir.path(), "generation_config.json", &generation);
+    let own = suppressed();
+    assert_eq!((own.always, own.sequences.len()), (vec![4], 0));
+    let source = ModelSource::Directory(dir.path().to_owned());
+    let notes = inspect(&source, &InspectOptions::default()).unwrap().notes;
+    assert!(notes.len() == 1 && notes[0].contains("`num_beams` is not applied"), "{notes:?}");
+}
+
+/// Goal: classifiers, rerankers and reward models with tied embeddings are refused, and `inspect`
+/// says why.
+#[test]
+fn models_of_scores_are_refused() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut config = config_json("llama");
+    config["tie_word_embeddings"] = true.into();
+    write_model(dir.path(), &config, 7);
+    assert!(open(dir.path()).is_ok());
+    config["architectures"] = json!(["LlamaForSequenceClassification"]);
+    write_json(dir.path(), "config.json", &config);
+    let error = open(dir.path()).unwrap_err().to_string();
+    assert!(error.contains("`architectures`") && error.contains("rerankers"), "{error}");
+    let source = ModelSource::Directory(dir.path().to_owned());
+    let refusals = inspect(&source, &InspectOptions::default()).unwrap().refusals;
+    assert_eq!(refusals, [error]);
+}
+
+/// Goal: LongRoPE's factors for short contexts are used if the context is limited to one.
+#[test]
+fn a_limited_context_selects_the_short_factors() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut config = config_json("phi3");
+    config["rope_scaling"]["short_factor"] = json!(vec![1.0; 12]);
+    write_model(dir.path(), &config, 7);
+    let source = ModelSource::Directory(dir.path().to_owned());
+    for (max_positions, is_short) in [(None, false), (Some(33), false), (Some(32), true)] {
+        let options = LoadOptions { max_positions, ..LoadOptions::default() };
+        let RopeScaling::Divisors { divisors, .. } =
+            load(&source, &options).unwrap().config.ropes.remove(0).scaling
+        else {
+            panic!("expected divisors");
+        };
+        assert_eq!(divisors == [1.0; 12], is_short, "{max_positions:?}");
+    }
 }
 
 /// Goal: the error for a tensor type that the kernels do not support names the type.

@@ -314,6 +314,11 @@ fn text_files_in_the_directory_take_precedence() {
     file.set("tokenizer.ggml.eot_token_id", Meta::U32(5));
     file.set("tokenizer.ggml.add_bos_token", Meta::Bool(true));
     file.set("tokenizer.chat_template", Meta::Text("template".into()));
+    file.set("tokenizer.chat_template.tool_use", Meta::Text("with tools".into()));
+    file.set("tokenizer.ggml.suppress_tokens", Meta::I32s(vec![7, 1000, -1]));
+    // Converters write 2^32 - 1 for a token that there is not.
+    file.set("tokenizer.ggml.unknown_token_id", Meta::U32(u32::MAX));
+    file.set("tokenizer.ggml.eom_token_id", Meta::U32(u32::MAX));
     let dir = tempfile::tempdir().unwrap();
     let path = write(dir.path(), &file);
     let loaded = open(&path).unwrap();
@@ -326,20 +331,53 @@ fn text_files_in_the_directory_take_precedence() {
     assert_eq!(tokenizer.merges.as_deref(), Some(&["t 1".to_owned()][..]));
     assert_eq!((tokenizer.bos_token_id, tokenizer.eos_token_id), (Some(1), Some(9)));
     assert_eq!((tokenizer.add_bos_token, tokenizer.add_eos_token), (Some(true), None));
+    assert_eq!(tokenizer.unknown_token_id, None);
     assert_eq!(loaded.text.chat_template.as_deref(), Some("template"));
+    let named = [("tool_use".to_owned(), "with tools".to_owned())];
+    assert_eq!(loaded.text.named_templates, named);
     assert_eq!(loaded.generation.eos_token_ids, [5, 9]);
+    assert_eq!(loaded.generation.suppressed.always, [7]);
     assert_eq!(loaded.generation.bos_token_id, Some(1));
 
     std::fs::write(dir.path().join("tokenizer.json"), "{}").unwrap();
     write_json(dir.path(), "generation_config.json", &json!({ "eos_token_id": 3 }));
     let loaded = open(&path).unwrap();
     assert!(matches!(loaded.text.tokenizer, TokenizerSource::Json { .. }));
-    assert_eq!(loaded.generation.eos_token_ids, [3]);
+    assert_eq!(loaded.generation.eos_token_ids, [3, 5, 9]);
 
     file.set("tokenizer.ggml.token_type", Meta::I32s(vec![1; 3]));
     std::fs::remove_file(dir.path().join("tokenizer.json")).unwrap();
     let error = open(&write(dir.path(), &file)).unwrap_err().to_string();
     assert!(error.contains("`tokenizer.ggml.token_type`") && error.contains("40 numbers"));
+}
+
+/// Goal: sizes that the file has for each layer, where all are the same, and factors of 0 that mean
+/// none are read.
+#[test]
+fn equal_sizes_of_layers_and_factors_of_0_are_read() {
+    let dir = tempfile::tempdir().unwrap();
+    let (config, weights) = model(&config_json("llama"), 13);
+    let mut file = gguf_of(&config, &weights, TensorType::F32);
+    for (key, size) in [("attention.head_count", 8), ("feed_forward_length", 256)] {
+        file.set(&format!("llama.{key}"), Meta::I32s(vec![size; 2]));
+    }
+    file.set("llama.rope.scaling.type", Meta::Text("linear".into()));
+    file.set("llama.rope.scaling.factor", Meta::F32(0.0));
+    assert_eq!(open(&write(dir.path(), &file)).unwrap().config, config);
+    file.set("llama.attention.head_count", Meta::I32s(vec![8, 4]));
+    let error = open(&write(dir.path(), &file)).unwrap_err().to_string();
+    assert!(error.contains("`llama.attention.head_count`"), "{error}");
+}
+
+/// Goal: classifiers and rerankers are refused by their matrix.
+#[test]
+fn models_of_scores_are_refused() {
+    let dir = tempfile::tempdir().unwrap();
+    let (config, weights) = model(&config_json("llama"), 13);
+    let mut file = gguf_of(&config, &weights, TensorType::F32);
+    file.tensors.push(("cls.output.weight".into(), vec![1], 0, vec![0; 4]));
+    let error = open(&write(dir.path(), &file)).unwrap_err().to_string();
+    assert!(error.contains("`cls.output.weight`") && error.contains("rerankers"), "{error}");
 }
 
 /// Goal: what the file recommends for sampling is used, unless a generation_config.json next to it

@@ -44,6 +44,7 @@ fn text_model(name: &str) -> TextModel {
     let directory = directory().join("tokenizers").join(name);
     let config = json(directory.join("tokenizer_config.json"));
     let source = TextSource {
+        named_templates: Vec::new(),
         tokenizer: TokenizerSource::Json {
             file: name.to_owned(),
             bytes: std::fs::read(directory.join("tokenizer.json"))

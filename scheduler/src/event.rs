@@ -58,10 +58,16 @@ pub enum FinishReason {
 }
 
 impl FinishReason {
-    /// The name in OpenAI's API: `stop` or `length`.
+    /// Whether the model would have gone on.
+    pub fn is_cut(&self) -> bool {
+        matches!(self, FinishReason::Length | FinishReason::Repetition)
+    }
+
+    /// The name in OpenAI's API: `stop` or `length`. Clients take `length` for a limit that they
+    /// have set, so that a repetition is `stop`.
     pub fn as_str(&self) -> &'static str {
         match self {
-            FinishReason::Length | FinishReason::Repetition => "length",
+            FinishReason::Length => "length",
             _ => "stop",
         }
     }

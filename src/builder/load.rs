@@ -1,5 +1,6 @@
 //! Makes the backend and the text layer of the configured model.
 
+use std::sync::Arc;
 use std::sync::mpsc::Sender;
 use std::thread;
 
@@ -81,7 +82,8 @@ impl EngineBuilder {
         }
         let options = self.backend_options(config)?;
         let own_text = self.text;
-        let (load_options, template) = (self.load_options, self.chat_template);
+        let (mut load_options, template) = (self.load_options, self.chat_template);
+        load_options.max_positions = config.max_positions;
         // Sending fails only if the caller has dropped the future.
         match (self.backend, self.model) {
             (Some((id, make)), _) => {
@@ -199,6 +201,7 @@ fn load(
     let sampling = DefaultSampling {
         recommended: generation.recommended_sampling(),
         chat: generation.chat_sampling(),
+        suppressed: Some(generation.suppressed).filter(|tokens| !tokens.is_empty()).map(Arc::new),
     };
     let images = Images::new(images.as_ref().filter(|_| backend.spec().images));
     Ok((Loaded { id, text, sampling, embedding, generates, images }, backend))
@@ -217,6 +220,7 @@ fn while_grammars_are_prepared<T>(text: &Text, open: impl FnOnce() -> T) -> T {
 /// Replaces all chat templates of a model.
 fn replace_templates(text: &mut TextSource, template: String) {
     text.chat_template = Some(template);
+    text.named_templates.clear();
     if let Some(config) = text.tokenizer_config.as_mut().and_then(|config| config.as_object_mut()) {
         config.remove("chat_template");
     }

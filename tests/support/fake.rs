@@ -16,6 +16,7 @@ pub(crate) fn builder(block_count: usize) -> (EngineBuilder, FakeHandle) {
 /// A text model whose tokens are bytes. The given ids are its end-of-sequence tokens.
 pub(crate) fn bytes(eos_token_ids: &[u32]) -> TextModel {
     let source = TextSource {
+        named_templates: Vec::new(),
         tokenizer: TokenizerSource::Bytes { vocab_size: 256 },
         tokenizer_config: None,
         chat_template: None,

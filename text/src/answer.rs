@@ -1,18 +1,29 @@
 //! Takes an answer apart: the model's reasoning, its text, and its calls of tools.
 //!
 //! An [`AnswerParser`] reads the answer's text in pieces, as the detokenizer returns it. What it
-//! returns depends only on the text, not on how it was cut into pieces. If a call turns out to be
-//! invalid (broken JSON, an unknown function, a call that does not end), it becomes text. So
-//! nothing that the model wrote is lost, and the arguments of a complete call are always a JSON
-//! object.
+//! returns depends only on the text, not on how it was cut into pieces.
+//!
+//! Models write calls that are nearly right: markers are missing, texts are not escaped. What
+//! decides is whether the function may be called: a call of such a function is one even if its form
+//! is incomplete, and a call of any other function is text. So nothing that the model wrote is lost,
+//! and the arguments of a complete call are always a JSON object. A call that was cut off by a limit
+//! is not completed: it is text, too.
 
 mod block;
+mod calls;
+mod cursor;
 mod envelope;
 mod format;
+mod free;
 mod gemma;
 mod harmony;
 mod json;
-mod named;
+mod lenient;
+mod markers;
+#[cfg(test)]
+mod nearly_right;
+mod object_call;
+mod offered;
 mod parser;
 mod python;
 mod reasoning;
@@ -36,13 +47,13 @@ const MAX_CALLS: usize = 128;
 pub struct AnswerFormat {
     /// The tags around reasoning. `None` leaves them in the text.
     pub reasoning: Option<ReasoningFormat>,
-    /// Whether the prompt ends with the tag that begins the reasoning.
+    /// Whether the prompt ends within reasoning: with the tag that begins it, or in an answer to be
+    /// continued that has begun it.
     pub reasoning_is_open: bool,
     /// The format of calls. `None` leaves them in the text.
     pub tool_calls: Option<ToolCallFormat>,
-    /// The functions that may be called. In formats without a marker, calls of other functions
-    /// become text. In formats that write arguments without quotes, the schemas tell which
-    /// arguments are texts.
+    /// The functions that may be called. Calls of other functions become text. In formats that
+    /// write arguments without quotation marks, the schemas tell which arguments are texts.
     pub functions: Arc<[FunctionSchema]>,
     /// Whether everything after the first call is dropped.
     pub single_call: bool,
@@ -53,6 +64,12 @@ pub struct AnswerFormat {
 }
 
 impl AnswerFormat {
+    /// Whether answers are text alone.
+    #[must_use]
+    pub fn is_text(&self) -> bool {
+        self.reasoning.is_none() && self.tool_calls.is_none()
+    }
+
     /// Spellings of the special tokens that the text has to contain.
     #[must_use]
     pub fn special_tokens(&self) -> Vec<&'static str> {

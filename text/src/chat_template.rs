@@ -19,6 +19,7 @@ mod limits;
 mod lists;
 mod messages;
 mod python;
+mod reads;
 mod reserved;
 mod templates;
 
@@ -187,6 +188,19 @@ impl ChatTemplate {
     /// [`ChatTemplateError::UnknownName`].
     pub fn source(&self, options: &ChatOptions) -> Result<&str, ChatTemplateError> {
         Ok(&self.templates.entries[self.choose(options)?].source)
+    }
+
+    /// Whether the template that a conversation with these options is rendered with reads a
+    /// variable, such as `enable_thinking`.
+    ///
+    /// # Errors
+    /// [`ChatTemplateError::UnknownName`].
+    pub fn reads_variable(
+        &self,
+        options: &ChatOptions,
+        name: &str,
+    ) -> Result<bool, ChatTemplateError> {
+        Ok(reads::reads_variable(self.source(options)?, name))
     }
 
     /// How a model with this template calls tools. `chosen` replaces the format that the template

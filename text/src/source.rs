@@ -18,6 +18,10 @@ pub struct TextSource {
     /// `chat_template.jinja`, `chat_template.json`, `tokenizer_config.json` (its `default` entry if
     /// there are several), GGUF metadata.
     pub chat_template: Option<String>,
+    /// Names and source texts of further chat templates, such as `tool_use`: from the files in
+    /// `additional_chat_templates`, or from GGUF metadata. Those in `tokenizer_config.json` come
+    /// after them.
+    pub named_templates: Vec<(String, String)>,
 }
 
 /// The data that a tokenizer is created from.

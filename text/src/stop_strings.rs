@@ -101,6 +101,12 @@ impl StopStrings {
         StopScan { text, matched: None }
     }
 
+    /// Returns the text that was held back. No stop string spans this place.
+    pub(crate) fn release(&mut self) -> String {
+        self.seen.fill(0);
+        std::mem::take(&mut self.held)
+    }
+
     /// Ends the text without a stop string and returns the text that was held back.
     #[must_use]
     pub fn finish(self) -> String {

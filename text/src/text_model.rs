@@ -35,39 +35,59 @@ pub enum ChatError {
 }
 
 /// The special tokens that templates may refer to, by the names that `transformers` uses.
-const SPECIAL_TOKENS: [&str; 7] =
+pub(crate) const SPECIAL_TOKENS: [&str; 7] =
     ["bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token"];
 
-/// The tokens with which common model families end a turn. A GGUF file names only one
-/// end-of-sequence token, which is often a different one.
-const TURN_ENDS: [&str; 9] = [
+/// The tokens with which common model families end a turn or a sequence, and which stand for
+/// nothing else. A file names one end-of-sequence token, which is often a different one.
+const TURN_ENDS: [&str; 22] = [
     "<|eot_id|>",
     "<|eom_id|>",
     "<|im_end|>",
     "<|end|>",
+    "<|return|>",
     "<|call|>",
+    "<|calls|>",
+    "<|flush|>",
     "<end_of_turn>",
     "<turn|>",
     // Gemma 4 ends with it after calls.
     "<|tool_response>",
     "<|endoftext|>",
+    "<|end_of_text|>",
+    "<|end_of_sentence|>",
+    "<end_of_utterance>",
+    "<|END_OF_TURN_TOKEN|>",
+    "[|endofturn|]",
+    "<|role_end|>",
+    "<EOT>",
+    "_<EOT>",
+    "[EOT]",
+    "<\u{ff5c}end\u{2581}of\u{2581}sentence\u{ff5c}>",
 ];
+
+/// Further ends, which texts may contain too if they are no control tokens.
+const CONTROL_ENDS: [&str; 3] = ["</s>", "<eos>", "[EOS]"];
 
 /// In the vocabulary of gpt-oss, which has this token, `<|end|>` ends a message within a turn.
 const ENDS_TURN_OF_MESSAGES: &str = "<|return|>";
 
 impl TextModel {
     /// Creates the tokenizer and chat templates of a model. `eos_token_ids` are the end-of-sequence
-    /// tokens of the model's configuration; if there are none, the tokenizer's is used. A missing
-    /// or malformed chat template is reported when it is used.
+    /// tokens of the model's configuration. The tokenizer's, and the tokens with which the model
+    /// ends a turn, end an answer, too. A missing or malformed chat template is reported when it is
+    /// used.
     ///
     /// # Errors
     /// [`TokenizerError`] if the tokenizer cannot be read.
     pub fn new(source: &TextSource, eos_token_ids: &[u32]) -> Result<Self, TokenizerError> {
-        let tokenizer = Tokenizer::new(&source.tokenizer)?;
+        let tokenizer =
+            Tokenizer::with_config(&source.tokenizer, source.tokenizer_config.as_ref())?;
         let special_tokens = special_tokens(source, &tokenizer);
-        let eos_token_ids = end_token_ids(source, eos_token_ids, &special_tokens, &tokenizer);
-        let chat = ChatTemplate::new(templates(source), special_tokens).map(Arc::new);
+        let chat = ChatTemplate::new(templates(source), special_tokens.clone()).map(Arc::new);
+        let template = chat.as_deref().ok();
+        let eos_token_ids =
+            end_token_ids(source, eos_token_ids, &special_tokens, &tokenizer, template);
         let reserved = Arc::new(reserved(&tokenizer, chat.as_deref().ok()));
         Ok(Self { tokenizer, chat, reserved, eos_token_ids })
     }
@@ -186,18 +206,26 @@ fn reserved(tokenizer: &Tokenizer, chat: Option<&ChatTemplate>) -> Reserved {
     Reserved { for_assistant: spellings(false), for_others: spellings(true) }
 }
 
-/// The templates as `(name, source)`. The loader has chosen the default one, and
-/// `tokenizer_config.json` may contain further ones.
+/// The templates as `(name, source)`. The loader has chosen the default one, and there may be
+/// further ones in files of their own, in the metadata of a GGUF file, and in
+/// `tokenizer_config.json`. The first one of a name counts.
 fn templates(source: &TextSource) -> Vec<(String, String)> {
     let default = source.chat_template.clone().map(|template| ("default".to_owned(), template));
-    let named =
+    let listed =
         source.tokenizer_config.as_ref().and_then(|config| config["chat_template"].as_array());
-    let named = named.into_iter().flatten().filter_map(|entry| {
+    let listed = listed.into_iter().flatten().filter_map(|entry| {
         let name = entry["name"].as_str()?.to_owned();
         Some((name, entry["template"].as_str()?.to_owned()))
     });
-    let has_default = default.is_some();
-    default.into_iter().chain(named.filter(|(name, _)| !has_default || name != "default")).collect()
+    let mut templates: Vec<(String, String)> = Vec::new();
+    for (name, template) in
+        default.into_iter().chain(source.named_templates.iter().cloned()).chain(listed)
+    {
+        if templates.iter().all(|(other, _)| *other != name) {
+            templates.push((name, template));
+        }
+    }
+    templates
 }
 
 /// The spelling of each special token, by the name that templates use.
@@ -233,24 +261,33 @@ fn ids_in_gguf(metadata: &GgufTokenizer) -> [(&'static str, Option<u32>); 4] {
     ]
 }
 
-/// The end-of-sequence tokens `given` by the model's configuration, or else the tokenizer's. For a
-/// GGUF file, the tokens with which common model families end a turn are added.
+/// The tokens that end an answer: the ones that the model's configuration gives (`given`), the
+/// tokenizer's, and the tokens with which common model families end a turn. In a GGUF file, these
+/// count whatever their type, because converters do not mark all of them. Elsewhere, they count if
+/// they are added tokens that the chat template mentions.
 fn end_token_ids(
     source: &TextSource,
     given: &[u32],
     special_tokens: &Map<String, Value>,
     tokenizer: &Tokenizer,
+    chat: Option<&ChatTemplate>,
 ) -> Vec<u32> {
     let mut ids = given.to_vec();
-    if ids.is_empty() {
-        let spelling = special_tokens.get("eos_token").and_then(Value::as_str);
-        ids.extend(spelling.and_then(|spelling| tokenizer.token_id(spelling)));
-    }
-    if matches!(source.tokenizer, TokenizerSource::Gguf(_)) {
-        let messages = tokenizer.token_id(ENDS_TURN_OF_MESSAGES).is_some();
-        let ends = TURN_ENDS.iter().filter(|end| !messages || **end != "<|end|>");
-        let ends = ends.filter_map(|end| tokenizer.token_id(end));
-        ids.extend(ends.filter(|&id| tokenizer.is_special(id)));
+    let spelling = special_tokens.get("eos_token").and_then(Value::as_str);
+    ids.extend(spelling.and_then(|spelling| tokenizer.token_id(spelling)));
+    let messages = tokenizer.token_id(ENDS_TURN_OF_MESSAGES).is_some();
+    let ends = TURN_ENDS.iter().filter(|end| !messages || **end != "<|end|>");
+    match source.tokenizer {
+        TokenizerSource::Gguf(_) => {
+            ids.extend(ends.filter_map(|end| tokenizer.token_id(end)));
+            let ends = CONTROL_ENDS.iter().filter_map(|end| tokenizer.token_id(end));
+            ids.extend(ends.filter(|&id| tokenizer.is_special(id)));
+        }
+        _ => {
+            let is_used = |end: &&&str| chat.is_some_and(|chat| chat.mentions(end));
+            let ends = ends.filter(is_used).filter_map(|end| tokenizer.token_id(end));
+            ids.extend(ends.filter(|&id| tokenizer.is_added(id)));
+        }
     }
     ids.sort_unstable();
     ids.dedup();

@@ -6,6 +6,7 @@
 
 mod check;
 mod decoding;
+mod flags;
 mod gguf;
 mod longest;
 
@@ -86,6 +87,22 @@ impl Tokenizer {
         }
     }
 
+    /// Creates a model's tokenizer. `config` is the content of `tokenizer_config.json`, whose flags
+    /// of tokens count for a `tokenizer.json`.
+    pub(crate) fn with_config(
+        source: &TokenizerSource,
+        config: Option<&Value>,
+    ) -> Result<Self, TokenizerError> {
+        match (source, config) {
+            (TokenizerSource::Json { file, bytes }, Some(config)) => {
+                let mut document = check::parse(file, bytes)?;
+                flags::apply(&mut document, config);
+                Self::from_document(file, document)
+            }
+            _ => Self::new(source),
+        }
+    }
+
     /// Creates a tokenizer from the content of a `tokenizer.json`. `file` is the name of the file
     /// in error messages.
     ///
@@ -115,7 +132,8 @@ impl Tokenizer {
         let special = trained
             .get_added_tokens_decoder()
             .into_iter()
-            .filter(|(_, token)| token.special)
+            // Some files mark the tokens of single bytes, which are a part of the text.
+            .filter(|(_, token)| token.special && !decoding.is_byte(&token.content))
             .map(|(id, _)| id)
             .collect();
         let vocab_size =
@@ -251,6 +269,16 @@ impl Tokenizer {
     #[must_use]
     pub fn is_special(&self, token: u32) -> bool {
         self.inner.special.contains(&token)
+    }
+
+    /// Whether a token is found in a text before the text is split into words.
+    pub(crate) fn is_added(&self, token: u32) -> bool {
+        match &self.inner.kind {
+            Kind::Trained(trained) => {
+                trained.get_added_vocabulary().simple_id_to_token(token).is_some()
+            }
+            Kind::Bytes => false,
+        }
     }
 
     /// The spellings of the tokens that are found in a text before it is split into words, and

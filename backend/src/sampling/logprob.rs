@@ -12,9 +12,14 @@ pub struct TokenLogprob {
     /// Natural logarithm of the token's probability: at most 0, and minus infinity if the
     /// probability is 0.
     pub logprob: f32,
+    /// The token's place among all tokens in order of decreasing probability: 1 for the most likely
+    /// one. Equally likely tokens have the same rank.
+    pub rank: u32,
     /// `(token id, log-probability)` of the most likely tokens in order of decreasing probability,
     /// and of increasing id for equal ones. Contains the requested number of tokens, or fewer if
     /// fewer have a probability above 0. The token itself is included only if it is one of them.
+    /// If the request names tokens ([`SamplingParams::logprob_ids`](super::SamplingParams)), these
+    /// are listed instead, whatever their probability.
     pub top: Vec<(u32, f32)>,
 }
 
@@ -29,7 +34,7 @@ pub fn prompt_logprob(
     top: usize,
 ) -> Result<TokenLogprob, SamplingError> {
     let best = select::best(logits)?;
-    Ok(RawRow::new(logits, best, top).of(token, logits))
+    Ok(RawRow::new(logits, best, top, &[]).of(token, logits))
 }
 
 /// What is needed of a row of raw logits after sampling has overwritten it.
@@ -42,12 +47,17 @@ pub(super) struct RawRow {
 }
 
 impl RawRow {
-    /// `best` is the token with the largest logit, and `top` the number of most likely tokens.
-    pub(super) fn new(logits: &[f32], best: u32, top: usize) -> Self {
+    /// `best` is the token with the largest logit, and `top` the number of most likely tokens. If
+    /// there are `ids`, these tokens are listed instead.
+    pub(super) fn new(logits: &[f32], best: u32, top: usize, ids: &[u32]) -> Self {
         let largest = logits[best as usize];
         let sum = select::sum_by(logits, |logit| exp_at_most_one(logit - largest));
         let log_sum = f64::from(largest) + sum.ln();
-        let top = select::largest(logits, top)
+        let listed = match ids {
+            [] => select::largest(logits, top),
+            ids => named(logits, ids),
+        };
+        let top = listed
             .into_iter()
             .map(|(logit, token)| (token, log_probability(logit, log_sum)))
             .collect();
@@ -60,9 +70,19 @@ impl RawRow {
         TokenLogprob {
             token_id: token,
             logprob: log_probability(logit, self.log_sum),
+            rank: 1 + logits.iter().map(|&other| u32::from(other > logit)).sum::<u32>(),
             top: self.top,
         }
     }
+}
+
+/// The logits of the tokens with these ids, in order of decreasing logit and of increasing id.
+fn named(logits: &[f32], ids: &[u32]) -> Vec<(f32, u32)> {
+    let logit = |id: u32| logits.get(id as usize).copied().unwrap_or(f32::NEG_INFINITY);
+    let mut listed: Vec<(f32, u32)> = ids.iter().map(|&id| (logit(id), id)).collect();
+    listed.sort_by(|a, b| b.0.total_cmp(&a.0).then(a.1.cmp(&b.1)));
+    listed.dedup_by_key(|&mut (_, id)| id);
+    listed
 }
 
 fn log_probability(logit: f32, log_sum: f64) -> f32 {

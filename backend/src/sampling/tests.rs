@@ -74,6 +74,7 @@ fn params_strategy(vocab_size: u32) -> impl Strategy<Value = SamplingParams> {
             logit_bias: logit_bias.into_iter().collect(),
             seed: Some(seed),
             logprobs: None,
+            logprob_ids: Arc::default(),
             processor: None,
         },
     )
@@ -162,8 +163,30 @@ proptest! {
             prop_assert!((f64::from(value) - expected(token)).abs() < 1e-5);
         }
         prop_assert!(logprob.top.is_sorted_by(|a, b| a.1 >= b.1));
+        let own = logits[sampled.token as usize];
+        let better = logits.iter().filter(|&&logit| logit > own).count();
+        prop_assert_eq!(logprob.rank as usize, 1 + better);
         let alone = prompt_logprob(&logits, sampled.token, top).expect("the logits are valid");
         prop_assert_eq!(alone, logprob);
+    }
+
+    /// Goal: the log-probabilities of tokens that a request names are listed instead of those of the
+    /// most likely ones, each once and the most likely one first.
+    #[test]
+    fn named_tokens_are_listed(
+        logits in vec(-30.0_f32..30.0, VOCAB as usize),
+        params in params_strategy(VOCAB),
+        ids in vec(0..VOCAB, 1..10),
+    ) {
+        let all = SamplingParams { logprobs: Some(VOCAB as usize), ..params.clone() };
+        let named = SamplingParams { logprobs: Some(3), logprob_ids: ids.clone().into(), ..params };
+        let sample = |params| SamplerState::new(params, &[1, 2]).sample(&mut logits.clone());
+        let [all, named] = [all, named].map(|params| {
+            sample(params).expect("the logits are valid").logprob.expect("logprobs is set")
+        });
+        let expected = all.top.into_iter().filter(|(token, _)| ids.contains(token));
+        prop_assert_eq!(named.top, expected.collect::<Vec<_>>());
+        prop_assert_eq!((named.token_id, named.logprob), (all.token_id, all.logprob));
     }
 }
 
@@ -435,6 +458,7 @@ fn values_out_of_range_are_refused() {
     check("logit_bias", "101 for token 5", |params| params.logit_bias = [(5, 101.0)].into());
     check("logit_bias", "NaN for token 5", |params| params.logit_bias = [(5, f32::NAN)].into());
     check("logprobs", "101", |params| params.logprobs = Some(101));
+    check("logprob_ids", "100", |params| params.logprob_ids = [5, 100].into());
 }
 
 /// Goal: the most extreme parameters and logits that are accepted yield a token. No transform turns
@@ -456,6 +480,7 @@ fn extreme_parameters_never_overflow() {
                     logit_bias: [(0, bias), (1, bias), (4, bias)].into(),
                     seed: Some(u64::MAX),
                     logprobs: Some(5),
+                    logprob_ids: Arc::default(),
                     processor: None,
                 };
                 params.validate(row.len()).expect("all values are in range");

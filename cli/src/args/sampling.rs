@@ -9,8 +9,9 @@ use crate::text_file;
 
 /// Sampling parameters and stop conditions.
 ///
-/// Sampling flags that are not given: `chat` uses what the model's authors recommend, or else
-/// samples with temperature 0.8, top-k 40, top-p 0.95 and min-p 0.05; `generate` is greedy.
+/// Sampling flags that are not given: both commands use what the model's authors recommend. If they
+/// recommend nothing, `chat` samples with temperature 0.8, top-k 40, top-p 0.95 and min-p 0.05, and
+/// `generate` is greedy.
 #[derive(Clone, Debug, Args)]
 #[command(next_help_heading = "Sampling")]
 pub struct SamplingArgs {

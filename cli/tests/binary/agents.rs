@@ -72,7 +72,7 @@ async fn codex_connects() {
         "instructions": "You are an agent.", "stream": false, "store": false,
         "input": [message("developer", "Be brief."), message("user", "Please: script:call")],
         "tools": tools, "tool_choice": "auto", "parallel_tool_calls": true,
-        "reasoning": {"effort": "high", "summary": "auto"},
+        "reasoning": {"effort": "none", "summary": "auto"},
         "include": ["reasoning.encrypted_content"], "prompt_cache_key": "key",
         "text": {"verbosity": "low"}, "client_metadata": {"x": "y"}, "service_tier": "priority",
         "max_output_tokens": 64,
@@ -80,7 +80,7 @@ async fn codex_connects() {
     let (ignored, reply) = ask(&server, "/v1/responses", body.clone()).await;
     assert_eq!(
         ignored,
-        "reasoning.effort, reasoning.summary, service_tier, text.verbosity, tools.custom, \
+        "reasoning.summary, service_tier, text.verbosity, \
          tools.web_search, tools[1].tools[0].defer_loading"
     );
     let call = reply["output"].as_array().expect("a list").last().expect("an item");
@@ -113,10 +113,11 @@ async fn opencode_connects() {
         "max_tokens": 64, "top_p": 0, "stop": "", "store": true,
         "messages": [{"role": "user", "content": "Please: script:call"}], "tools": tools,
         "tool_choice": "auto", "reasoning_effort": "medium", "verbosity": "low",
+        "chat_template_kwargs": {"enable_thinking": false},
         "prompt_cache_options": {"ttl": "1h"},
     });
     let (ignored, reply) = ask(&server, "/v1/chat/completions", body.clone()).await;
-    assert_eq!(ignored, "prompt_cache_options, reasoning_effort, store, tools.custom, verbosity");
+    assert_eq!(ignored, "prompt_cache_options, reasoning_effort, store, verbosity");
     let call = &reply["choices"][0]["message"]["tool_calls"][0]["function"];
     assert_eq!(call["name"], "get_weather", "{reply}");
     // What would change the answer is still refused, and so is what nobody knows.
@@ -154,6 +155,44 @@ async fn a_template_receives_the_effort() {
         let (ignored, reply) = ask(&server, "/v1/messages", body).await;
         assert_eq!(ignored, "");
         assert_eq!(reply["content"][0]["text"], answer);
+    }
+}
+
+/// Goal: in a template that can switch reasoning, the effort switches it, unless the request says
+/// itself whether to reason.
+#[tokio::test]
+async fn the_effort_switches_reasoning() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let template = folder.path().join("template.jinja");
+    let path = template.to_str().expect("UTF-8").to_owned();
+    let messages = json!([{"role": "user", "content": "x"}]);
+    for name in ["enable_thinking", "thinking"] {
+        let text = format!(
+            "{{% if {name} is not defined %}}script:two{{% elif {name} %}}script:json\
+             {{% else %}}script:plain{{% endif %}}"
+        );
+        std::fs::write(&template, text).expect("a template");
+        let server = Server::start(SCRIPTED, &["--chat-template", &path]);
+        for (effort, answer) in
+            [("none", "Hello, world."), ("low", "{\"answer\": 42}"), ("high", "{\"answer\": 42}")]
+        {
+            let mut body =
+                json!({"messages": messages, "reasoning_effort": effort, "max_tokens": 8});
+            let (ignored, reply) = ask(&server, "/v1/chat/completions", body.clone()).await;
+            assert_eq!(ignored, "", "{name} {effort}");
+            assert_eq!(reply["choices"][0]["message"]["content"], answer, "{name} {effort}");
+            body["chat_template_kwargs"] = json!({ name: false });
+            let (_, reply) = ask(&server, "/v1/chat/completions", body).await;
+            assert_eq!(reply["choices"][0]["message"]["content"], "Hello, world.");
+            let body =
+                json!({"input": "x", "reasoning": {"effort": effort}, "max_output_tokens": 8});
+            let (_, reply) = ask(&server, "/v1/responses", body).await;
+            assert_eq!(reply["output"][0]["content"][0]["text"], answer, "{name} {effort}");
+        }
+        let thinking = json!({"type": "enabled", "budget_tokens": 1024});
+        let body = json!({"messages": messages, "thinking": thinking, "max_tokens": 2000});
+        let (_, reply) = ask(&server, "/v1/messages", body).await;
+        assert_eq!(reply["content"][0]["text"], "{\"answer\": 42}", "{name}");
     }
 }
 

@@ -68,7 +68,10 @@ async fn turns_of_a_chat_continue_their_conversation() {
 /// anything is measured.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_wrong_request_is_reported_at_once() {
-    let server = Server::start(TINY, &["--api-key", "sesame-sesame-sesame"]);
+    // With several names, another one is refused.
+    let names = ["--served-model-name", "tiny", "--served-model-name", "small"];
+    let server =
+        Server::start(TINY, &[&["--api-key", "sesame-sesame-sesame"], &names[..]].concat());
     let url = server.url("");
     let base = ["bench", "serve", "--base-url", &url, "--num-prompts", "1"];
     let message = fail(&base);

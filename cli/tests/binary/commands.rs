@@ -39,6 +39,24 @@ fn generate_prints_one_json_object_per_prompt() {
     }
 }
 
+/// Goal: without flags, the sampling and the suppressed tokens that the model's authors recommend
+/// apply; flags replace the sampling.
+#[test]
+fn generate_uses_what_the_model_recommends() {
+    let tokens = |args: &[&str]| {
+        let base = ["--prompt", "hello", "--ignore-eos", "--seed", "3"];
+        generate(&[&base[..], args].concat())[0]["token_ids"].clone()
+    };
+    let greedy = tokens(&[]);
+    let sampling = ["--override-generation-config", r#"{"temperature": 50.0}"#];
+    assert_ne!(tokens(&sampling), greedy);
+    assert_eq!(tokens(&[&sampling[..], &["--temperature", "0"]].concat()), greedy);
+    let suppressed = json!({"suppress_tokens": [greedy[0]], "bad_words_ids": [[greedy[1]]]});
+    let others = tokens(&["--override-generation-config", &suppressed.to_string()]);
+    let others = others.as_array().expect("a list");
+    assert!(!others.contains(&greedy[0]) && !others.contains(&greedy[1]), "{others:?}");
+}
+
 /// Goal: without `--json` the text is printed, the same as in the JSON form.
 #[test]
 fn generate_prints_the_text() {

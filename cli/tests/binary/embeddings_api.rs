@@ -107,7 +107,8 @@ async fn many_inputs_need_no_room_in_the_queue() {
 /// Goal: what is wrong with an input is refused with its index, before anything is computed.
 #[tokio::test]
 async fn wrong_inputs_are_refused_by_their_index() {
-    let server = Server::start(MODEL, &[]);
+    let names = ["--served-model-name", "one", "--served-model-name", "two"];
+    let server = Server::start(MODEL, &names);
     let long = "x".repeat(300);
     for (body, param, part) in [
         (json!({}), "input", "required"),

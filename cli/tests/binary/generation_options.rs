@@ -121,13 +121,35 @@ async fn an_endless_repetition_is_ended() {
         let text = choice["text"].as_str().or(choice["message"]["content"].as_str());
         assert_eq!(text.map(str::len), Some(tokens), "{path}: {body}");
         assert_eq!(reply["usage"]["completion_tokens"], tokens);
-        assert_eq!(choice["finish_reason"], "length");
-        let cut = if tokens == 257 { json!("repetition") } else { Value::Null };
+        // Clients take `length` for a limit of theirs.
+        let (reason, cut) = match tokens {
+            257 => ("stop", json!("repetition")),
+            _ => ("length", Value::Null),
+        };
+        assert_eq!(choice["finish_reason"], reason);
         assert_eq!(choice["stop_reason"], cut, "{path}: {body}");
         let events = server.events(path, body).await;
         let last = events.iter().rfind(|event| !event["choices"][0]["finish_reason"].is_null());
-        assert_eq!(last.map(|event| &event["choices"][0]["stop_reason"]), Some(&cut), "{path}");
+        let last = last.map(|event| &event["choices"][0]).expect("an end");
+        assert_eq!(
+            (&last["stop_reason"], &last["finish_reason"]),
+            (&cut, &json!(reason)),
+            "{path}"
+        );
     }
+    let letters = json!({"logit_bias": {"97": 100}});
+    let body = with(&json!({"input": "b", "max_output_tokens": 600}), &letters);
+    let reply = server.ok("/v1/responses", body).await;
+    assert_eq!(reply["usage"]["output_tokens"], 257);
+    assert_eq!(
+        (&reply["status"], &reply["incomplete_details"]),
+        (&json!("completed"), &Value::Null)
+    );
+    let message = json!([{"role": "user", "content": "b"}]);
+    let body = with(&json!({"messages": message, "max_tokens": 600}), &letters);
+    let reply = server.ok("/v1/messages", body).await;
+    let ended = (&reply["usage"]["output_tokens"], &reply["stop_reason"]);
+    assert_eq!(ended, (&json!(257), &json!("end_turn")));
     server.settled_audit().await;
 }
 

@@ -88,7 +88,7 @@ fn memory_depends_on_the_settings() {
         let json: Value = serde_json::from_str(&output).expect("JSON");
         ["kv_per_token", "windows"].map(|key| json["memory"][key].as_u64().expect(key))
     };
-    // One of two layers has windows of 13 positions: 34 blocks of 16 with those of a step.
+    // Half of the layers have windows of 13 positions: 34 blocks of 16 with those of a step.
     let [per_token, none] = windows("blocks");
     assert_eq!((windows("states"), none), ([per_token / 2, per_token / 2 * 34 * 16], 0));
     let text = succeed(&["model", "inspect", fixture, "--window-kv", "states"]);

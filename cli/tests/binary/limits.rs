@@ -41,7 +41,19 @@ async fn wrong_requests_are_refused_by_parameter() {
         (json!({"prompt": ["x", "y"], "best_of": 65}), "prompt"),
         (json!({"prompt": "x", "suffix": "y"}), "suffix"),
         (json!({"prompt": "x", "stop": [1]}), "stop"),
-        (json!({"prompt": "x", "stream_options": {}}), "stream_options"),
+        (json!({"prompt": "x", "stream_options": {"x": 1}}), "stream_options.x"),
+        (json!({"prompt": "x", "prompt_logprobs": 1, "stream": true}), "prompt_logprobs"),
+        (json!({"prompt": "x", "prompt_logprobs": -1}), "prompt_logprobs"),
+        (json!({"prompt": "x", "logprob_token_ids": [1]}), "logprob_token_ids"),
+        (
+            json!({"prompt": "x", "logprobs": 1, "logprob_token_ids": [1_000_000]}),
+            "logprob_token_ids",
+        ),
+        (json!({"prompt": "x", "truncate_prompt_tokens": 0}), "truncate_prompt_tokens"),
+        (json!({"prompt": "x", "allowed_token_ids": []}), "allowed_token_ids"),
+        (json!({"prompt": "x", "allowed_token_ids": [1_000_000]}), "allowed_token_ids"),
+        (json!({"prompt": "x", "thinking_token_budget": 1}), "thinking_token_budget"),
+        (json!({"prompt": "x", "thinking_token_budget": -2}), "thinking_token_budget"),
         (json!({"prompt": "x", "temprature": 1}), "temprature"),
     ] {
         let (status, reply) = server.post("/v1/completions", body.clone()).await;
@@ -69,7 +81,8 @@ async fn a_prompt_that_is_too_long_is_refused_with_its_length() {
 /// status code and an error object in OpenAI's form.
 #[tokio::test]
 async fn http_errors_have_openais_form() {
-    let server = Server::start(TINY, &["--body-limit", "10K"]);
+    let names = ["--served-model-name", "one", "--served-model-name", "two"];
+    let server = Server::start(TINY, &[&["--body-limit", "10K"], &names[..]].concat());
     let (status, reply) = server.post("/v1/nothing", json!({})).await;
     assert_eq!((status, &reply["error"]["type"]), (404, &json!("not_found_error")));
     let (status, reply) = server.post("/v1/embeddings", json!({})).await;

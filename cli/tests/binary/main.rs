@@ -36,7 +36,9 @@ mod limits;
 mod log;
 mod messages_api;
 mod metrics_api;
+mod model_names;
 mod openapi;
+mod other_paths;
 mod page;
 mod page_api;
 mod page_chat;
@@ -55,3 +57,4 @@ mod tools_api;
 mod traces;
 #[cfg(unix)]
 mod unix_socket;
+mod vllm_fields;

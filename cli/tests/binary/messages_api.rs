@@ -198,7 +198,9 @@ async fn a_line_about_the_client_does_not_prevent_sharing() {
 /// Goal: errors have Anthropic's form and say what is wrong; a key may be sent as its clients do.
 #[tokio::test]
 async fn errors_have_the_form_of_the_api() {
-    let server = Server::start(SCRIPTED, &["--api-key", "0123456789abcdef-key"]);
+    let names = ["--served-model-name", "one", "--served-model-name", "two"];
+    let key = ["--api-key", "0123456789abcdef-key"];
+    let server = Server::start(SCRIPTED, &[&key[..], &names].concat());
     let (status, reply) = server.post(PATH, ask("script:plain")).await;
     assert_eq!((status, &reply["error"]["type"]), (401, &json!("authentication_error")), "{reply}");
     let key = ("x-api-key", "0123456789abcdef-key");

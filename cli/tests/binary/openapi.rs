@@ -172,7 +172,9 @@ async fn events_are_as_described() {
 /// the server accepts, and refuses what it refuses, at each bound of each number of each request.
 #[tokio::test]
 async fn bounds_of_numbers_are_the_parsers() {
-    let server = Server::start(TINY, &["--pin-budget", "4"]);
+    // With two names, others are no names of the model.
+    let names = ["--served-model-name", "one", "--served-model-name", "two"];
+    let server = Server::start(TINY, &[&["--pin-budget", "4"], &names[..]].concat());
     let (_, description) = server.get("/openapi.json").await;
     let messages = json!([{"role": "user", "content": "x"}]);
     let mut compared = 0;

@@ -49,6 +49,7 @@ async fn answer(server: &Server, body: Value) -> Value {
             "response.function_call_arguments.done" => {
                 assert_eq!(event["arguments"], text.as_str())
             }
+            "response.custom_tool_call_input.done" => assert_eq!(event["input"], text.as_str()),
             "response.output_item.done" => items.push(event["item"].clone()),
             _ => {}
         }
@@ -131,6 +132,72 @@ async fn results_of_calls_continue_the_conversation() {
     let cached = second["usage"]["input_tokens_details"]["cached_tokens"].as_u64();
     let before = first["usage"]["input_tokens"].as_u64().expect("a count");
     assert!(cached >= Some(before - before % 4), "{second}");
+}
+
+/// Goal: the call of a tool with free text is an item with the text, whole and streamed alike, also
+/// if the request requires one; the call and its output continue the conversation.
+#[tokio::test]
+async fn tools_with_free_text_are_called() {
+    let server = Server::start(SCRIPTED, &[]);
+    let custom = json!({"type": "custom", "name": "get_weather", "description": "Looks it up.",
+                        "format": {"type": "grammar", "syntax": "lark", "definition": "start: /x/"}});
+    let mut body = ask("script:two");
+    body["tools"] = json!([custom, {"type": "function", "name": "get_time"}]);
+    let response = answer(&server, body.clone()).await;
+    let [weather, time] = &response["output"].as_array().expect("items")[..] else {
+        panic!("expected two items: {response}")
+    };
+    let seen = (&weather["type"], &weather["name"], &weather["input"]);
+    assert_eq!(seen, (&json!("custom_tool_call"), &json!("get_weather"), &json!("Oslo")));
+    assert_eq!((&time["type"], &time["arguments"]), (&json!("function_call"), &json!("{}")));
+    let result = json!({"type": "custom_tool_call_output", "call_id": weather["call_id"],
+                        "output": "18 degrees. script:plain"});
+    body["input"] = json!([{"role": "user", "content": body["input"]}, weather, result]);
+    let next = server.ok(PATH, body).await;
+    assert_eq!(next["output"][0]["content"][0]["text"], "Hello, world.");
+
+    let server = Server::start("demo", &[]);
+    for choice in [json!("required"), json!({"type": "custom", "name": "get_weather"})] {
+        let mut body = ask("hello");
+        body["tools"] = json!([custom]);
+        body["tool_choice"] = choice;
+        let response = answer(&server, body).await;
+        let call = &response["output"][0];
+        assert_eq!(call["type"], "custom_tool_call", "{response}");
+        assert!(call["input"].as_str().is_some_and(|text| !text.contains("\"input\"")), "{call}");
+    }
+}
+
+/// Goal: a text has the log-probabilities of its own tokens, whole and streamed alike, and a request
+/// may set variables of the chat template.
+#[tokio::test]
+async fn texts_have_log_probabilities() {
+    let server = Server::start(SCRIPTED, &[]);
+    let mut body = ask("script:think");
+    body["include"] = json!(["message.output_text.logprobs"]);
+    body["top_logprobs"] = json!(2);
+    let response = answer(&server, body.clone()).await;
+    assert_eq!(response["top_logprobs"], 2);
+    let tokens = |entries: &Value| -> Vec<String> {
+        let entries = entries.as_array().expect("a list").iter();
+        entries.map(|entry| entry["token"].as_str().expect("a token").to_owned()).collect()
+    };
+    let entries = &response["output"][1]["content"][0]["logprobs"];
+    assert_eq!(tokens(entries), ["\n\nIt is sunny."]);
+    assert_eq!(entries[0]["top_logprobs"].as_array().map(Vec::len), Some(2));
+    let events = server.named_events(PATH, body.clone()).await;
+    let of_deltas = events.iter().filter(|(name, _)| name == "response.output_text.delta");
+    let streamed: Vec<String> =
+        of_deltas.flat_map(|(_, event)| tokens(&event["logprobs"])).collect();
+    assert_eq!(streamed, tokens(entries));
+    // The template begins the reasoning, whose script is another one.
+    body["chat_template_kwargs"] = json!({"enable_thinking": true});
+    let response = answer(&server, body).await;
+    assert_eq!(response["output"][0]["content"][0]["text"], "Hmm, so.");
+    assert_eq!(
+        tokens(&response["output"][1]["content"][0]["logprobs"]).last().expect("a token"),
+        " indeed."
+    );
 }
 
 /// Goal: what is not supported is refused by its name.

@@ -27,7 +27,7 @@ async fn routes_are_answered_below_the_root_path_and_without_it() {
         assert!(plain.0 >= 400, "{path}: {plain:?}");
         assert_eq!(plain, below, "{path}");
     }
-    for path in ["/llm/llm/v1/models", "/llmv1/models", "/LLM/v1/models", "/llm//v1/models"] {
+    for path in ["/llm/llm/v1/models", "/llmv1/models", "/LLM/v1/models"] {
         let (status, reply) = server.get(path).await;
         assert_eq!((status, &reply["error"]["type"]), (404, &json!("not_found_error")), "{path}");
     }

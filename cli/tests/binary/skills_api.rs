@@ -238,7 +238,8 @@ async fn images_are_fetched_from_public_addresses_of_named_hosts_only() {
 #[tokio::test]
 async fn other_models_are_refused() {
     let image = picture(10, 10, 1);
-    let server = Server::start(MODEL, &[]);
+    let names = ["--served-model-name", "one", "--served-model-name", "two"];
+    let server = Server::start(MODEL, &names);
     let (status, reply) = server.post("/v1/query", json!({"question": "a", "model": "b"})).await;
     assert_eq!(status, 404, "{reply}");
     let other = Server::start(TINY, &[]);

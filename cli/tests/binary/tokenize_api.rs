@@ -28,6 +28,15 @@ async fn texts_are_tokenised_and_back() {
     assert_eq!(back["prompt"], json!(long));
 }
 
+/// Goal: `token_strs` has the pieces of the vocabulary, as in vLLM, and not their texts.
+#[tokio::test]
+async fn token_strs_are_pieces() {
+    let server = Server::start(SCRIPTED, &[]);
+    let body = json!({"prompt": "a \u{e9}script:call", "return_token_strs": true});
+    let reply = server.ok("/tokenize", body).await;
+    assert_eq!(reply["token_strs"], json!(["a", "\u{120}", "\u{c3}", "\u{a9}", "script:call"]));
+}
+
 /// Goal: a conversation is counted as its request is, special tokens around a text are added only
 /// on request, and the generation prompt can be left out.
 #[tokio::test]
@@ -38,6 +47,13 @@ async fn conversations_are_tokenised_as_chat_requests_are() {
     let chat = json!({"messages": messages, "max_completion_tokens": 1});
     let chat = server.ok("/v1/chat/completions", chat).await;
     assert_eq!(whole["count"], chat["usage"]["prompt_tokens"]);
+    // An answer that has begun is part of the prompt.
+    let mut begun = messages.clone();
+    begun.as_array_mut().expect("a list").push(json!({"role": "assistant", "content": "The"}));
+    let body = json!({"messages": begun, "continue_final_message": true});
+    let continued = server.ok("/tokenize", body).await;
+    let text = server.ok("/detokenize", json!({"tokens": continued["tokens"]})).await;
+    assert!(text["prompt"].as_str().is_some_and(|text| text.ends_with("The")), "{text}");
     let body = json!({"messages": messages, "add_generation_prompt": false});
     let open = server.ok("/tokenize", body).await;
     let tokens = |reply: &Value| reply["tokens"].as_array().expect("tokens").clone();
@@ -71,7 +87,20 @@ async fn wrong_tokenize_requests_are_refused() {
             "add_generation_prompt",
         ),
         ("/tokenize", json!({"prompt": "x", "tools": [add]}), 400, "tools"),
-        ("/tokenize", json!({"prompt": "x", "model": "gpt"}), 404, "model"),
+        ("/tokenize", json!({"prompt": "x", "model": 7}), 400, "model"),
+        (
+            "/tokenize",
+            json!({"prompt": "x", "continue_final_message": true}),
+            400,
+            "continue_final_message",
+        ),
+        (
+            "/tokenize",
+            json!({"messages": messages, "continue_final_message": true,
+                   "add_generation_prompt": true}),
+            400,
+            "continue_final_message",
+        ),
         ("/detokenize", json!({}), 400, "tokens"),
         ("/detokenize", json!({"tokens": [-1]}), 400, "tokens[0]"),
         ("/detokenize", json!({"tokens": [1, 4_000_000_000_u32]}), 400, "tokens"),

@@ -29,7 +29,7 @@ fn put_together(events: &[Value]) -> (Value, Value) {
     for event in events {
         let choice = &event["choices"][0];
         let delta = &choice["delta"];
-        for name in ["content", "reasoning_content"] {
+        for name in ["content", "reasoning_content", "reasoning"] {
             if let Some(text) = delta[name].as_str() {
                 let before = message[name].as_str().unwrap_or_default();
                 message[name] = json!(format!("{before}{text}"));
@@ -194,6 +194,58 @@ async fn reasoning_has_a_field_of_its_own() {
     );
 }
 
+/// Goal: the call of a tool with free text has its text, whole and streamed alike, also if the
+/// request requires one, and the call and its result continue the conversation.
+#[tokio::test]
+async fn tools_with_free_text_are_called() {
+    let custom = json!({"type": "custom", "custom": {"name": "get_weather"}});
+    let server = Server::start(SCRIPTED, &[]);
+    let mut body = ask("script:two");
+    body["tools"] = json!([custom, tool("get_time")]);
+    body["temperature"] = json!(0);
+    let whole = server.ok(PATH, body.clone()).await;
+    let choice = &whole["choices"][0];
+    let calls = &choice["message"]["tool_calls"];
+    assert_eq!(choice["finish_reason"], "tool_calls");
+    assert_eq!(calls[0]["custom"], json!({"name": "get_weather", "input": "Oslo"}), "{calls}");
+    assert_eq!((&calls[0]["type"], calls[0].get("function")), (&json!("custom"), None));
+    assert_eq!(
+        (&calls[1]["type"], &calls[1]["function"]["arguments"]),
+        (&json!("function"), &json!("{}"))
+    );
+    let (mut input, mut kinds) = (String::new(), Vec::new());
+    for event in server.events(PATH, body.clone()).await {
+        for call in event["choices"][0]["delta"]["tool_calls"].as_array().into_iter().flatten() {
+            kinds.extend(call.get("type").cloned());
+            input.push_str(call["custom"]["input"].as_str().unwrap_or_default());
+        }
+    }
+    assert_eq!((input.as_str(), kinds), ("Oslo", vec![json!("custom"), json!("function")]));
+    let turns = body["messages"].as_array_mut().expect("a list");
+    turns.push(choice["message"].clone());
+    for call in calls.as_array().expect("calls") {
+        turns.push(
+            json!({"role": "tool", "tool_call_id": call["id"], "content": "18 script:plain"}),
+        );
+    }
+    let next = server.ok(PATH, body).await;
+    assert_eq!(next["choices"][0]["message"]["content"], "Hello, world.");
+
+    let server = Server::start("demo", &[]);
+    for choice in [json!("required"), json!({"type": "custom", "custom": {"name": "get_weather"}})]
+    {
+        let mut body = ask("hello");
+        body["tools"] = json!([custom]);
+        body["tool_choice"] = choice;
+        let reply = server.ok(PATH, body).await;
+        let call = &reply["choices"][0]["message"]["tool_calls"][0];
+        assert_eq!(
+            (&call["type"], &call["custom"]["name"]),
+            (&json!("custom"), &json!("get_weather"))
+        );
+    }
+}
+
 /// Goal: the operator chooses another format, whose markers may be special tokens, and JSON that
 /// names no function is text.
 #[tokio::test]
@@ -356,6 +408,112 @@ async fn wrong_tools_are_refused() {
         let (status, reply) = server.post(PATH, body).await;
         assert_eq!((status, &reply["error"]["param"]), (400, &json!(param)), "{extra}: {reply}");
     }
+}
+
+/// Goal: a call within reasoning that is never closed is a call, in all APIs.
+#[tokio::test]
+async fn a_call_may_end_the_reasoning() {
+    let server = Server::start(SCRIPTED, &[]);
+    let (message, reason) = answers(&server, ask("script:lost")).await;
+    assert_eq!(message["reasoning_content"], "I look.", "{message}");
+    assert_eq!(message["tool_calls"][0]["function"]["name"], "get_time", "{message}");
+    assert_eq!(reason, "tool_calls");
+    let text = "script:lost";
+    let schema = json!({"type": "object"});
+    let body = json!({"messages": [{"role": "user", "content": text}], "max_tokens": 32,
+                      "tools": [{"name": "get_time", "input_schema": schema}]});
+    let reply = server.ok("/v1/messages", body).await;
+    let kinds = [&reply["content"][0]["type"], &reply["content"][1]["type"]];
+    assert_eq!(kinds, [&json!("thinking"), &json!("tool_use")], "{reply}");
+    let body = json!({"input": text, "max_output_tokens": 32,
+                      "tools": [{"type": "function", "name": "get_time", "parameters": schema}]});
+    let reply = server.ok("/v1/responses", body).await;
+    assert_eq!(reply["output"][1]["type"], "function_call", "{reply}");
+}
+
+/// Goal: stop strings end an answer where they are in its text, and not in the reasoning or in the
+/// arguments of a call, in all APIs.
+#[tokio::test]
+async fn stop_strings_are_looked_for_in_the_text_alone() {
+    let server = Server::start(SCRIPTED, &[]);
+    for stop in ["about", "Let me", "think", "</think>", "\n"] {
+        let mut body = ask("script:think");
+        body["stop"] = json!([stop]);
+        let (message, _) = answers(&server, body).await;
+        assert_eq!(message["content"], "It is sunny.", "{stop:?}");
+        assert_eq!(message["reasoning_content"], "Let me think about it.", "{stop:?}");
+        let body = json!({"messages": [{"role": "user", "content": "script:think"}],
+                          "max_tokens": 32, "stop_sequences": [stop]});
+        let reply = server.ok("/v1/messages", body).await;
+        assert_eq!(reply["content"][1]["text"], "It is sunny.", "{stop:?}: {reply}");
+        assert_eq!(reply["stop_reason"], "end_turn", "{stop:?}");
+    }
+    let mut body = ask("script:think");
+    body["stop"] = json!(["sunny"]);
+    let (message, reason) = answers(&server, body).await;
+    assert_eq!((&message["content"], reason), (&json!("It is "), json!("stop")));
+    let mut body = ask("script:call");
+    body["stop"] = json!(["ris"]);
+    let (message, reason) = answers(&server, body.clone()).await;
+    assert_eq!(reason, "tool_calls", "{message}");
+    let arguments = &message["tool_calls"][0]["function"]["arguments"];
+    assert_eq!(arguments, r#"{"city": "Paris", "days": 2}"#);
+    body["stop"] = json!(["look"]);
+    let (message, reason) = answers(&server, body).await;
+    assert_eq!((&message["content"], reason), (&json!("I "), json!("stop")), "{message}");
+    server.settled_audit().await;
+}
+
+/// Goal: an answer that continues reasoning is reasoning until it is closed, and one that continues
+/// a text is text.
+#[tokio::test]
+async fn an_answer_may_continue_reasoning() {
+    let server = Server::start(SCRIPTED, &[]);
+    for (prefill, reasoning, content) in [
+        ("<think>\nLet me see. script:so", json!("391."), "It is 391."),
+        ("<think>\nHm.\n</think>\nHi. script:plain", Value::Null, "Hello, world."),
+        ("What does <think> mean? </think> ends it. script:plain", Value::Null, "Hello, world."),
+    ] {
+        let messages = json!([{"role": "user", "content": "17 * 23? Not <think> but"},
+                              {"role": "assistant", "content": prefill}]);
+        let body = json!({"messages": messages, "continue_final_message": true,
+                          "add_generation_prompt": false, "max_tokens": 16});
+        let (message, _) = answers(&server, body).await;
+        assert_eq!(
+            (&message["reasoning_content"], &message["content"]),
+            (&reasoning, &json!(content))
+        );
+        let reply =
+            server.ok("/v1/messages", json!({"messages": messages, "max_tokens": 16})).await;
+        let text = reply["content"].as_array().and_then(|blocks| blocks.last()).cloned();
+        assert_eq!(text.expect("a block")["text"], content, "{reply}");
+    }
+}
+
+/// Goal: the ids of Kimi's calls have the name of the function and the number of the call in the
+/// conversation, in all APIs.
+#[tokio::test]
+async fn ids_of_calls_count_over_the_conversation() {
+    let server = Server::start(SCRIPTED, &["--tool-call-parser", "kimi_k2"]);
+    let mut body = ask("script:kimi");
+    let first = server.ok(PATH, body.clone()).await["choices"][0]["message"].clone();
+    assert_eq!(first["tool_calls"][0]["id"], "functions.get_time:0", "{first}");
+    let result =
+        json!({"role": "tool", "tool_call_id": "functions.get_time:0", "content": "12:04"});
+    let turns = body["messages"].as_array_mut().expect("a list");
+    turns.extend([first, result, json!({"role": "user", "content": "script:kimi"})]);
+    let second = server.ok(PATH, body).await;
+    let call = &second["choices"][0]["message"]["tool_calls"][0];
+    assert_eq!(call["id"], "functions.get_time:1", "{second}");
+    let schema = json!({"type": "object"});
+    let body = json!({"messages": [{"role": "user", "content": "script:kimi"}], "max_tokens": 16,
+                      "tools": [{"name": "get_time", "input_schema": schema}]});
+    let reply = server.ok("/v1/messages", body).await;
+    assert_eq!(reply["content"][0]["id"], "functions.get_time:0", "{reply}");
+    let body = json!({"input": "script:kimi", "max_output_tokens": 16,
+                      "tools": [{"type": "function", "name": "get_time", "parameters": schema}]});
+    let reply = server.ok("/v1/responses", body).await;
+    assert_eq!(reply["output"][0]["call_id"], "functions.get_time:0", "{reply}");
 }
 
 /// Goal: an answer is not ended before `min_tokens`, neither by the model nor by a stop string, and

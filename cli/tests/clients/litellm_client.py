@@ -60,7 +60,9 @@ def main():
 
     thought = ask("script:think")
     assert thought.choices[0].message.reasoning_content == "Let me think about it.", thought
-    refused(litellm.NotFoundError, model="hosted_vllm/another")
+    # Any name stands for the only model.
+    named = ask("script:plain", model="hosted_vllm/another")
+    assert named.choices[0].message.content == "Hello, world.", named
     assert "temperature" in refused(litellm.BadRequestError, temperature=-1)
     print("LiteLLM: all checks passed")
 

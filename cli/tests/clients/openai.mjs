@@ -79,8 +79,11 @@ await assert.rejects(
   client.chat.completions.create({ ...plain, temperature: -1 }),
   (error) => error instanceof OpenAI.BadRequestError && error.param === 'temperature',
 );
+// Any name stands for the only model, but it does not exist.
+const named = await client.chat.completions.create({ ...plain, model: 'another' });
+assert.equal(named.choices[0].message.content, 'Hello, world.');
 await assert.rejects(
-  client.chat.completions.create({ ...plain, model: 'another' }),
+  client.models.retrieve('another'),
   (error) => error instanceof OpenAI.NotFoundError && error.code === 'model_not_found',
 );
 

@@ -75,7 +75,7 @@ fn part(token: TokenEvent) -> Option<LLMEngineOutput> {
 
 fn end(finish: &Finish) -> LLMEngineOutput {
     let mut output = match &finish.reason {
-        FinishReason::Length | FinishReason::Repetition => LLMEngineOutput::length(),
+        FinishReason::Length => LLMEngineOutput::length(),
         _ => LLMEngineOutput::stop(),
     };
     if let FinishReason::StopToken(id) = &finish.reason {
@@ -103,7 +103,8 @@ mod tests {
     /// Goal: log-probabilities keep their tokens and their order, and text alone is no token.
     #[test]
     fn tokens_have_their_log_probabilities() {
-        let logprob = TokenLogprob { token_id: 5, logprob: -1.0, top: vec![(9, -0.5), (5, -1.0)] };
+        let top = vec![(9, -0.5), (5, -1.0)];
+        let logprob = TokenLogprob { token_id: 5, logprob: -1.0, rank: 2, top };
         let token = TokenEvent { id: Some(5), logprob: Some(logprob), ..TokenEvent::default() };
         let output = part(token).expect("a part");
         assert_eq!((output.token_ids, output.log_probs), (vec![5], Some(vec![-1.0])));
@@ -126,7 +127,7 @@ mod tests {
         assert_eq!(details.cached_tokens, Some(4));
         for (reason, name) in [
             (FinishReason::Length, "length"),
-            (FinishReason::Repetition, "length"),
+            (FinishReason::Repetition, "stop"),
             (FinishReason::Stop, "stop"),
         ] {
             let reason = end(&finish(reason)).finish_reason.expect("a reason");

@@ -198,6 +198,9 @@ pub struct AnswerMessage {
     /// The reasoning before the answer, if the model's format marks it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub reasoning_content: Option<String>,
+    /// The same, under the name that newer clients read.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub reasoning: Option<String>,
     /// The functions that the model calls.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub tool_calls: Vec<ReplyToolCall>,
@@ -207,17 +210,45 @@ pub struct AnswerMessage {
 #[derive(Clone, Debug, Deserialize, JsonSchema)]
 #[serde(expecting = "an object with `type` and `function`")]
 pub struct Tool {
-    /// `function`. Other types, such as `custom`, are left out, because no model can call them.
+    /// `function`, or `custom` for a tool with free text. Other types are left out, because no model
+    /// can call them.
     #[serde(rename = "type")]
     pub kind: String,
     /// The function. Required for the type `function`.
     pub function: Option<Function>,
-    /// Every other member; must be empty for the type `function`.
+    /// The tool with free text. Required for the type `custom`.
+    pub custom: Option<CustomTool>,
+    /// Every other member; must be empty for the types `function` and `custom`.
     #[serde(flatten)]
     pub unknown: UnknownFields,
 }
 
-/// The only type of tools and calls.
+/// The description of a tool that gets free text instead of arguments.
+#[derive(Clone, Debug, Deserialize, JsonSchema)]
+#[serde(expecting = "an object with `name`")]
+pub struct CustomTool {
+    /// Its name: 1 to 256 letters, digits, `_`, `-` or `.`.
+    pub name: String,
+    /// What it does, for the model.
+    pub description: Option<String>,
+    /// The form of the text: `text`, or `grammar`, which the model is shown.
+    pub format: Option<Value>,
+    /// Every other member; must be empty.
+    #[serde(flatten)]
+    pub unknown: UnknownFields,
+}
+
+/// The type of a call in a reply.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum CallType {
+    /// A function with arguments.
+    Function,
+    /// A tool with free text.
+    Custom,
+}
+
+/// The type of calls in requests.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum FunctionType {
@@ -272,11 +303,24 @@ pub struct CalledFunction {
 pub struct ReplyToolCall {
     /// A new id.
     pub id: String,
-    /// Always `function`.
+    /// `function`, or `custom` for a tool with free text.
     #[serde(rename = "type")]
-    pub kind: FunctionType,
+    pub kind: CallType,
     /// The called function.
-    pub function: CalledFunction,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub function: Option<CalledFunction>,
+    /// The called tool with free text.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub custom: Option<CalledTool>,
+}
+
+/// A tool with its free text.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, JsonSchema)]
+pub struct CalledTool {
+    /// Its name.
+    pub name: String,
+    /// The text.
+    pub input: String,
 }
 
 /// One piece of a streamed choice: the role first, then pieces of text, then the finish reason.
@@ -311,6 +355,9 @@ pub struct Delta {
     /// Reasoning to append.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub reasoning_content: Option<String>,
+    /// The same, under the name that newer clients read.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub reasoning: Option<String>,
     /// A call that begins, or arguments to append to one.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub tool_calls: Option<[ToolCallDelta; 1]>,
@@ -324,11 +371,25 @@ pub struct ToolCallDelta {
     /// A new id, in the first piece of the call only.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub id: Option<String>,
-    /// `function`, in the first piece of the call only.
+    /// `function` or `custom`, in the first piece of the call only.
     #[serde(rename = "type", skip_serializing_if = "Option::is_none")]
-    pub kind: Option<FunctionType>,
+    pub kind: Option<CallType>,
     /// The called function.
-    pub function: FunctionDelta,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub function: Option<FunctionDelta>,
+    /// The called tool with free text.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub custom: Option<CustomDelta>,
+}
+
+/// What a piece adds to the call of a tool with free text.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, JsonSchema)]
+pub struct CustomDelta {
+    /// The name, in the first piece of the call only.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub name: Option<String>,
+    /// Text to append.
+    pub input: String,
 }
 
 /// What a piece adds to the function of a call.

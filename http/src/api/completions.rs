@@ -4,7 +4,7 @@ use crate::schema::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::fields::{self, UnknownFields};
-use super::logprobs::CompletionLogprobs;
+use super::logprobs::{CompletionLogprobs, PromptLogprobs};
 use super::options::{ChoiceOptions, GenerationOptions, MAX_CHOICES, MAX_LOGPROBS};
 use super::reply::{CutReason, FinishReason, Reply};
 
@@ -103,6 +103,10 @@ pub struct CompletionChoice {
     /// Why the answer was cut off, if not at a limit.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub stop_reason: Option<CutReason>,
+    /// Log-probabilities of the prompt, in a whole choice; `null` (inner `None`) if they were not
+    /// requested.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub prompt_logprobs: Option<Option<PromptLogprobs>>,
     /// Token ids of the prompt, in a whole choice or in its first piece, if they were requested.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub prompt_token_ids: Option<Vec<u32>>,

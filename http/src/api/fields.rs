@@ -10,7 +10,7 @@ use serde::de::{Error, SeqAccess, Unexpected, Visitor};
 use serde::{Deserialize, Deserializer};
 use serde_json::{Map, Value};
 
-use super::options::MAX_TOKEN_IDS;
+use super::options::{MAX_TOKEN_IDS, Truncation};
 
 /// The members of a JSON object for which the struct has no field. For use with
 /// `#[serde(flatten)]`.
@@ -59,6 +59,29 @@ pub(super) fn top_k<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option
     match Value::deserialize(deserializer)? {
         value if value == -1 => Ok(Some(0)),
         value => count::<_, 0, { u32::MAX as usize }>(value).map_err(D::Error::custom),
+    }
+}
+
+/// A number of tokens, where -1 is no limit, or `null`.
+pub(super) fn count_or_unlimited<'de, D: Deserializer<'de>>(
+    deserializer: D,
+) -> Result<Option<usize>, D::Error> {
+    match Value::deserialize(deserializer)? {
+        value if value == -1 => Ok(None),
+        value => count::<_, 0, { u32::MAX as usize }>(value).map_err(D::Error::custom),
+    }
+}
+
+/// The number of tokens to keep of a prompt, where -1 is as many as fit, or `null`.
+pub(super) fn truncation<'de, D: Deserializer<'de>>(
+    deserializer: D,
+) -> Result<Option<Truncation>, D::Error> {
+    match Value::deserialize(deserializer)? {
+        value if value == -1 => Ok(Some(Truncation::Context)),
+        value => {
+            let tokens = count::<_, 1, { usize::MAX }>(value).map_err(D::Error::custom)?;
+            Ok(tokens.map(Truncation::Tokens))
+        }
     }
 }
 

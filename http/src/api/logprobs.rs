@@ -9,7 +9,7 @@ use serde::Serialize;
 /// Lists with one entry per token of a choice's text.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, JsonSchema)]
 pub struct CompletionLogprobs {
-    /// The tokens' texts.
+    /// The tokens' texts, or `token_id:` and their ids if that was requested.
     pub tokens: Vec<String>,
     /// Their log-probabilities; `null` for a prompt's first token, which nothing precedes.
     pub token_logprobs: Vec<Option<f64>>,
@@ -19,6 +19,21 @@ pub struct CompletionLogprobs {
     /// Number of characters of the choice's text before each token. All tokens of one character
     /// have the offset of the character.
     pub text_offset: Vec<usize>,
+}
+
+/// Log-probabilities of a prompt, one entry per token: `null` for the first one, which nothing
+/// precedes, and then those of the token and of the most likely ones, by their ids.
+pub type PromptLogprobs = Vec<Option<IndexMap<String, PromptTokenLogprob>>>;
+
+/// The log-probability of one token at a position of a prompt.
+#[derive(Clone, Debug, PartialEq, Serialize, JsonSchema)]
+pub struct PromptTokenLogprob {
+    /// The log-probability.
+    pub logprob: f64,
+    /// The token's place among all tokens, from 1, in order of decreasing probability.
+    pub rank: u32,
+    /// The token's text.
+    pub decoded_token: String,
 }
 
 /// Log-probabilities of a chat choice, or of one piece of it.
@@ -43,7 +58,7 @@ pub struct ChatTokenLogprobs {
 /// A token's log-probability.
 #[derive(Clone, Debug, PartialEq, Serialize, JsonSchema)]
 pub struct ChatTokenLogprob {
-    /// The token's text.
+    /// The token's text, or `token_id:` and its id if that was requested.
     pub token: String,
     /// Its log-probability.
     pub logprob: f64,

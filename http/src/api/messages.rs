@@ -225,8 +225,8 @@ pub struct Thinking {
     /// `enabled`, `adaptive` or `disabled`.
     #[serde(rename = "type")]
     pub kind: ThinkingType,
-    /// Anthropic's target for the length of the reasoning. It is accepted and not passed on to the
-    /// model.
+    /// Maximum number of tokens of the reasoning, if `type` is `enabled`. It has no effect on a model
+    /// whose reasoning is not delimited.
     pub budget_tokens: Option<Value>,
     /// Without effect.
     pub display: Option<Value>,

@@ -117,7 +117,7 @@ fn requests_nothing(scope: Scope, name: &str, value: &Value) -> Option<bool> {
             _ => None,
         },
         Scope::StreamOptions => match name {
-            "include_obfuscation" | "continuous_usage_stats" => Some(value == false),
+            "include_obfuscation" => Some(value == false),
             _ => None,
         },
         Scope::StructuredOutputs => match name {
@@ -126,7 +126,6 @@ fn requests_nothing(scope: Scope, name: &str, value: &Value) -> Option<bool> {
             _ => None,
         },
         Scope::Tokenize => match name {
-            "continue_final_message" => Some(value == false),
             "tools" | "mm_processor_kwargs" => Some(is_empty(value)),
             _ => None,
         },
@@ -165,7 +164,6 @@ fn of_generation(name: &str, value: &Value) -> Option<bool> {
         "store"
         | "use_beam_search"
         | "include_stop_str_in_output"
-        | "return_tokens_as_token_ids"
         // SGLang's.
         | "no_stop_trim"
         | "return_hidden_states" => value == false,
@@ -188,10 +186,6 @@ fn of_responses(name: &str, value: &Value) -> Option<bool> {
         "truncation" => value == "disabled",
         "service_tier" => value == "auto" || value == "default",
         // Other things that could be included do not exist here.
-        "include" => value
-            .as_array()
-            .is_some_and(|list| list.iter().all(|entry| entry != "message.output_text.logprobs")),
-        "top_logprobs" => value == 0,
         "stream_options" => value.get("include_obfuscation").is_none_or(|value| value == false),
         _ => return None,
     })

@@ -19,7 +19,10 @@ pub const MAX_LOGPROBS: usize = 20;
 /// Maximum number of stop strings of one request.
 pub const MAX_STOP_STRINGS: usize = 16;
 
-/// Maximum number of entries of `stop_token_ids` and of `logit_bias`.
+/// Maximum number of entries of `logprob_token_ids`.
+pub const MAX_LOGPROB_IDS: usize = 128;
+
+/// Maximum number of entries of `stop_token_ids`, `allowed_token_ids` and `logit_bias`.
 pub const MAX_TOKEN_IDS: usize = 4096;
 
 /// Sampling parameters, stop conditions and delivery of the reply. Every field is optional.
@@ -29,8 +32,9 @@ pub const MAX_TOKEN_IDS: usize = 4096;
 /// 0.8, top-k 40, top-p 0.95 and min-p 0.05, and completions are greedy.
 #[derive(Debug, Default, Deserialize, JsonSchema)]
 pub struct GenerationOptions {
-    /// The model's id, or one of the names given with `--served-model-name`, which replace it.
-    /// Default: the served model.
+    /// The model's id, one of the names given with `--served-model-name`, which replace it, or the
+    /// name of an adapter. A server with one name and no adapters accepts every name and tells its
+    /// own in the header `x-stolon-model`. Default: the served model.
     pub model: Option<String>,
     /// Whether to send the reply in pieces, as server-sent events. Default false.
     pub stream: Option<bool>,
@@ -78,11 +82,15 @@ pub struct GenerationOptions {
     #[serde(default, deserialize_with = "fields::token_ids")]
     #[schemars(length(max = MAX_TOKEN_IDS))]
     pub stop_token_ids: Option<Vec<u32>>,
+    /// The only token ids that may be generated. Default: all.
+    #[serde(default, deserialize_with = "fields::token_ids")]
+    #[schemars(length(min = 1, max = MAX_TOKEN_IDS))]
+    pub allowed_token_ids: Option<Vec<u32>>,
     /// Whether to generate past the model's end-of-sequence tokens. Default false.
     pub ignore_eos: Option<bool>,
     /// Whether to end an answer that repeats itself without end: the same sequence of at most 256
-    /// tokens, five times or more, over more than 256 tokens. Its `finish_reason` is `length`, and
-    /// its `stop_reason` is `repetition`. Default true for conversations without `ignore_eos`, and
+    /// tokens, five times or more, over more than 256 tokens. Its `finish_reason` is `stop`, and its
+    /// `stop_reason` is `repetition`. Default true for conversations without `ignore_eos`, and
     /// false for completions.
     pub end_repetition: Option<bool>,
     /// Minimum number of tokens of the answer: before that, no end-of-sequence token, stop token or
@@ -91,12 +99,20 @@ pub struct GenerationOptions {
     #[schemars(range(min = 0, max = u32::MAX as usize))]
     pub min_tokens: Option<usize>,
 
+    /// Maximum number of tokens of the reasoning in a conversation, after which the model has to
+    /// answer; 0 or above, or -1 for no limit. The tokens count towards the limit of the answer.
+    /// Default: no limit.
+    #[serde(default, deserialize_with = "fields::count_or_unlimited")]
+    #[schemars(range(min = -1, max = u32::MAX))]
+    pub thinking_token_budget: Option<usize>,
+
     /// Required format of the answer, in OpenAI's form. At most one of this and the following
     /// parameters may be given.
     pub response_format: Option<ResponseFormat>,
     /// Required format of the answer, in vLLM's form.
     pub structured_outputs: Option<StructuredOutputs>,
-    /// vLLM's older form of `structured_outputs.json`.
+    /// vLLM's older form of `structured_outputs.json`; llama.cpp's `json_schema`.
+    #[serde(alias = "json_schema")]
     pub guided_json: Option<Value>,
     /// vLLM's older form of `structured_outputs.regex`; SGLang's `regex`.
     #[serde(alias = "regex")]
@@ -135,10 +151,51 @@ pub struct ChoiceOptions {
     #[serde(default, deserialize_with = "fields::count::<_, 1, MAX_CHOICES>")]
     #[schemars(range(min = 1, max = MAX_CHOICES))]
     pub n: Option<usize>,
-    /// Settings of a streamed reply. Allowed only with `stream`.
+    /// Settings of a streamed reply. Without effect on a whole one.
     pub stream_options: Option<StreamOptions>,
     /// Whether to report the token ids of the prompts and of the answers. Default false.
     pub return_token_ids: Option<bool>,
+    /// Whether log-probabilities name tokens as `token_id:7` instead of by their texts, which may
+    /// be equal or parts of a character. Default false.
+    pub return_tokens_as_token_ids: Option<bool>,
+    /// Token ids whose log-probabilities are reported instead of those of the most likely tokens.
+    /// Allowed only with `logprobs`.
+    #[serde(default, deserialize_with = "fields::optional_list::<_, _, MAX_LOGPROB_IDS>")]
+    #[schemars(length(max = MAX_LOGPROB_IDS))]
+    pub logprob_token_ids: Option<Vec<u32>>,
+    /// Number of most likely tokens to report for each token of the prompt, 0 to 20, with their
+    /// log-probabilities and that of the token itself. Not possible with `stream`. Default: none.
+    #[serde(default, deserialize_with = "fields::count::<_, 0, MAX_LOGPROBS>")]
+    #[schemars(range(min = 0, max = MAX_LOGPROBS))]
+    pub prompt_logprobs: Option<usize>,
+    /// Number of tokens to keep of a longer prompt, 1 or above, or -1 for as many as the context
+    /// has room for next to `max_tokens`. Default: the prompt is not cut.
+    #[serde(default, deserialize_with = "fields::truncation")]
+    #[schemars(schema_with = "super::schemas::truncation")]
+    pub truncate_prompt_tokens: Option<Truncation>,
+    /// Which end of a prompt is removed: `left`, the default, or `right`. Only with
+    /// `truncate_prompt_tokens`.
+    pub truncation_side: Option<TruncationSide>,
+}
+
+/// How much of a prompt is kept.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Truncation {
+    /// This number of tokens.
+    Tokens(usize),
+    /// As much as the context has room for.
+    Context,
+}
+
+/// An end of a prompt.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum TruncationSide {
+    /// The beginning.
+    #[default]
+    Left,
+    /// The end.
+    Right,
 }
 
 /// One stop string or several.
@@ -173,6 +230,9 @@ impl StopStrings {
 pub struct StreamOptions {
     /// Whether the last event before `[DONE]` reports the usage. Default false.
     pub include_usage: Option<bool>,
+    /// Whether, with `include_usage`, each piece reports the usage of its choice so far. Default
+    /// false.
+    pub continuous_usage_stats: Option<bool>,
     /// Every other member; must be empty.
     #[serde(flatten)]
     pub unknown: UnknownFields,

@@ -8,7 +8,7 @@ use serde_json::{Map, Value};
 
 use super::chat::{MAX_MESSAGES, MAX_TOOLS};
 use super::fields::{self, UnknownFields};
-use super::options::GenerationOptions;
+use super::options::{GenerationOptions, MAX_LOGPROBS};
 use super::structured::ResponseFormat;
 
 pub use reply::{
@@ -16,6 +16,9 @@ pub use reply::{
     ResponseError, ResponseEvent, ResponseSettings, ResponseUsage, SettingsFormat,
     SettingsFunction, SettingsReasoning, SettingsText, SettingsTool, Status,
 };
+
+/// Maximum number of entries of `include`.
+pub const MAX_INCLUDED: usize = 64;
 
 /// The request body.
 #[derive(Debug, Deserialize, JsonSchema)]
@@ -42,6 +45,19 @@ pub struct ResponsesRequest {
     pub text: Option<TextOptions>,
     /// How the model thinks.
     pub reasoning: Option<Reasoning>,
+    /// Variables for the chat template, such as `enable_thinking`.
+    pub chat_template_kwargs: Option<Map<String, Value>>,
+    /// Further parts of the reply. With `message.output_text.logprobs`, a text has the
+    /// log-probabilities of its tokens; the others do not exist here. At most [`MAX_INCLUDED`]
+    /// entries.
+    #[serde(default, deserialize_with = "fields::optional_list::<_, _, MAX_INCLUDED>")]
+    #[schemars(length(max = MAX_INCLUDED))]
+    pub include: Option<Vec<String>>,
+    /// Number of most likely tokens to report per token of a text, 0 to 20. Above 0, the text has
+    /// the log-probabilities of its tokens. Default 0.
+    #[serde(default, deserialize_with = "fields::count::<_, 0, MAX_LOGPROBS>")]
+    #[schemars(range(min = 0, max = MAX_LOGPROBS))]
+    pub top_logprobs: Option<usize>,
     /// Labels, which the reply repeats.
     pub metadata: Option<Map<String, Value>>,
     /// Parameters of all APIs for generation.
@@ -226,11 +242,12 @@ impl InputPart {
 #[derive(Clone, Debug, Deserialize, JsonSchema)]
 #[serde(expecting = "an object with `type`")]
 pub struct ResponsesTool {
-    /// `function`, or `namespace` for a group of functions. Tools that OpenAI's service executes,
-    /// such as `web_search`, are left out, and so are those of type `custom`.
+    /// `function`, `custom` for a tool with free text, or `namespace` for a group of tools. Tools
+    /// that OpenAI's service executes, such as `web_search`, are left out.
     #[serde(rename = "type")]
     pub kind: String,
-    /// Its name: 1 to 256 letters, digits, `_`, `-` or `.`. Required for functions and namespaces.
+    /// Its name: 1 to 256 letters, digits, `_`, `-` or `.`. Required for functions, tools with free
+    /// text and namespaces.
     pub name: Option<String>,
     /// What it does, for the model.
     pub description: Option<String>,
@@ -239,6 +256,8 @@ pub struct ResponsesTool {
     /// Whether arguments always follow the schema. Default false. With a `tool_choice` that
     /// requires a call they always do.
     pub strict: Option<bool>,
+    /// The form of the text of a `custom` tool: `text`, or `grammar`, which the model is shown.
+    pub format: Option<Value>,
     /// The functions of a namespace, at most [`MAX_TOOLS`]. A call has the namespace in its member
     /// `namespace`, and the function's name without it.
     #[serde(default, deserialize_with = "fields::optional_list::<_, _, MAX_TOOLS>")]

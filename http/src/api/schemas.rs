@@ -48,6 +48,11 @@ pub(super) fn count_or_false<const MIN: usize, const MAX: usize>(
     })
 }
 
+/// The schema of `fields::truncation`.
+pub(super) fn truncation(_: &mut SchemaGenerator) -> Schema {
+    json_schema!({"anyOf": [{"type": ["integer", "null"], "minimum": 1}, {"const": -1}]})
+}
+
 /// The schema of statistics whose type is in another crate: the members of their default value.
 pub(super) fn counters<T: Default + Serialize>(_: &mut SchemaGenerator) -> Schema {
     let value = serde_json::to_value(T::default()).unwrap_or_default();

@@ -31,7 +31,10 @@ pub struct TokenizeRequest {
     /// Whether a conversation ends with the start of the model's answer. Default true. Allowed only
     /// with `messages`.
     pub add_generation_prompt: Option<bool>,
-    /// Whether to return the text of each token. Default false.
+    /// Whether the prompt ends within the last message, which must be the assistant's. Default
+    /// false. Allowed only with `messages`.
+    pub continue_final_message: Option<bool>,
+    /// Whether to return the pieces of the vocabulary. Default false.
     pub return_token_strs: Option<bool>,
     /// Variables of the chat template. Allowed only with `messages`.
     pub chat_template_kwargs: Option<serde_json::Map<String, Value>>,
@@ -49,8 +52,8 @@ pub struct Tokenized {
     pub max_model_len: usize,
     /// The token ids.
     pub tokens: Vec<u32>,
-    /// The text of each token, if it was requested, otherwise `null`. A token that is a part of a
-    /// character has the replacement character as its text.
+    /// Each token as it is spelled in the vocabulary, if that was requested, otherwise `null`. Many
+    /// vocabularies have a sign of their own for a space, such as `Ġ` or `▁`.
     pub token_strs: Option<Vec<String>>,
 }
 

@@ -44,7 +44,9 @@ impl CachePrompt {
     /// and questions.
     pub(super) fn into_requests(self, app: &App) -> Result<Vec<Request>, ApiError> {
         let salt = self.salt();
-        let adapter = self.model.as_deref().map(|model| app.adapter_of(model)).transpose()?;
+        let ignored = Ignored::default();
+        let adapter =
+            self.model.as_deref().map(|model| app.adapter_of(model, &ignored)).transpose()?;
         self.check_companions()?;
         let mut requests: Vec<Request> = match (self.prompt, self.messages, self.question) {
             (Some(prompt), None, None) => {
@@ -58,7 +60,6 @@ impl CachePrompt {
                     ..ChatOptions::default()
                 };
                 options.describe_tools = tool_use(app, &options)?.is_described;
-                let ignored = Ignored::default();
                 let conversation = messages(conversation, &ignored)?;
                 let conversation = history::conversation(app, conversation, true, &ignored);
                 vec![Request::chat(conversation).chat_options(options)]

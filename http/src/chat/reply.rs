@@ -1,33 +1,40 @@
 //! The reply of `/v1/chat/completions`: messages, or the pieces that build them.
 
-use stolon::{AnswerPart, Engine, ToolCallFormat};
+use stolon::{AnswerPart, Engine, TokenLogprob};
 
 use crate::App;
 use crate::api::chat::{
-    AnswerMessage, CalledFunction, ChatChoice, ChatChunkChoice, ChatCompletion, Delta,
-    FunctionDelta, FunctionType, ReplyToolCall, Role, ToolCallDelta,
+    AnswerMessage, CallType, CalledFunction, CalledTool, ChatChoice, ChatChunkChoice,
+    ChatCompletion, CustomDelta, Delta, FunctionDelta, ReplyToolCall, Role, ToolCallDelta,
 };
 use crate::api::logprobs::ChatLogprobs;
 use crate::api::reply::{CutReason, FinishReason, Usage};
 use crate::choices::{self, ChoiceEvent, Envelope, Names};
-use crate::dialogue::call_id;
+use crate::dialogue::CallIds;
 use crate::error::ApiError;
-use crate::logprobs;
+use crate::free_text::{Customs, FreeText};
+use crate::logprobs::{self, LogprobForm};
 use crate::options::Call;
 use crate::reply::{Dialect, Piece};
 
 /// The names in replies.
-const NAMES: Names =
-    Names { id: "chatcmpl", whole: "chat.completion", piece: "chat.completion.chunk" };
+const NAMES: Names = Names {
+    id: "chatcmpl",
+    whole: "chat.completion",
+    piece: "chat.completion.chunk",
+    has_prompt_logprobs: true,
+};
 
 /// The reply to one call.
 pub(super) struct Chat {
     engine: Engine,
     envelope: Envelope,
+    logprob_form: LogprobForm,
     /// Whether the reply has the reasoning.
     pub(super) reasoning: bool,
-    /// How the model calls tools.
-    format: Option<ToolCallFormat>,
+    call_ids: CallIds,
+    /// The tools with free text.
+    customs: Customs,
     /// Whether token ids were requested.
     has_ids: bool,
     choices: Vec<Growing>,
@@ -40,22 +47,31 @@ struct Growing {
     whole: ChatChoice,
     /// Number of complete calls.
     complete_calls: usize,
+    /// Whether a call has begun and not ended.
+    has_open_call: bool,
+    /// The text of the call in progress, if it is one of a tool with free text.
+    free_text: Option<FreeText>,
 }
 
-/// The finish reason of an answer with this number of complete calls.
-fn finish_reason(reason: FinishReason, calls: usize) -> FinishReason {
+/// The finish reason of an answer. One that repeats itself within a call has no reason that lets
+/// clients run it.
+fn finish_reason(reason: &stolon::FinishReason, choice: &Growing) -> FinishReason {
     match reason {
-        FinishReason::Stop if calls > 0 => FinishReason::ToolCalls,
-        reason => reason,
+        stolon::FinishReason::Repetition if choice.has_open_call => FinishReason::Length,
+        reason => match reason.into() {
+            FinishReason::Stop if choice.complete_calls > 0 => FinishReason::ToolCalls,
+            reason => reason,
+        },
     }
 }
 
 impl Chat {
-    /// The reply to one call. `format` describes the parts of an answer.
+    /// The reply to one call. `ids` are the token ids of the prompt, if they were requested.
     pub(super) fn new(
         app: &App,
         call: &Call,
-        format: Option<ToolCallFormat>,
+        call_ids: CallIds,
+        customs: Customs,
         ids: Option<Vec<u32>>,
     ) -> Self {
         let (has_ids, has_logprobs) = (ids.is_some(), call.logprobs.is_some());
@@ -65,6 +81,7 @@ impl Chat {
                 content: Some(String::new()),
                 refusal: None,
                 reasoning_content: None,
+                reasoning: None,
                 tool_calls: Vec::new(),
             };
             let whole = ChatChoice {
@@ -75,13 +92,15 @@ impl Chat {
                 stop_reason: None,
                 token_ids: has_ids.then(Vec::new),
             };
-            Growing { whole, complete_calls: 0 }
+            Growing { whole, complete_calls: 0, has_open_call: false, free_text: None }
         };
         Self {
             engine: app.engine.clone(),
-            envelope: Envelope::new(NAMES, call, ids),
+            logprob_form: call.logprob_form,
+            envelope: Envelope::new(NAMES, app, call, ids),
             reasoning: true,
-            format,
+            call_ids,
+            customs,
             has_ids,
             choices: (0..call.choice_count).map(growing).collect(),
         }
@@ -107,28 +126,70 @@ impl Chat {
             deltas.push(match part {
                 AnswerPart::Text(text) => Delta { content: Some(text), ..Delta::default() },
                 AnswerPart::Reasoning(text) if self.reasoning => {
-                    Delta { reasoning_content: Some(text), ..Delta::default() }
+                    let reasoning = Some(text.clone());
+                    Delta { reasoning_content: Some(text), reasoning, ..Delta::default() }
                 }
                 AnswerPart::Reasoning(_) => continue,
-                AnswerPart::Call { index, name } => {
-                    let id = Some(call_id(self.format, "call_"));
-                    let kind = Some(FunctionType::Function);
-                    call_delta(index, id, kind, Some(name), String::new())
+                AnswerPart::Call { index: number, name } => self.begin_call(index, number, name),
+                AnswerPart::Arguments { index: number, json } => {
+                    match self.arguments(index, number, json) {
+                        Some(delta) => delta,
+                        None => continue,
+                    }
                 }
-                AnswerPart::Arguments { index, json } => call_delta(index, None, None, None, json),
-                AnswerPart::CallEnd { .. } => {
+                AnswerPart::CallEnd { index: number } => {
                     self.choices[index].complete_calls += 1;
-                    continue;
+                    self.choices[index].has_open_call = false;
+                    match self.end_free_text(index, number) {
+                        Some(delta) => delta,
+                        None => continue,
+                    }
                 }
             });
         }
         deltas
     }
 
+    /// The beginning of a call: its number in the message, and its name.
+    fn begin_call(&mut self, choice: usize, number: usize, name: String) -> Delta {
+        let is_custom = self.customs.contains(&name);
+        self.choices[choice].free_text = is_custom.then(FreeText::default);
+        self.choices[choice].has_open_call = true;
+        let id = Some(self.call_ids.id("call_", number, &name));
+        let name = Some(name);
+        if is_custom {
+            let custom = CustomDelta { name, input: String::new() };
+            return call_delta(number, id, Some(CallType::Custom), CallPart::Custom(custom));
+        }
+        let function = FunctionDelta { name, arguments: String::new() };
+        call_delta(number, id, Some(CallType::Function), CallPart::Function(function))
+    }
+
+    /// Further arguments of a call; `None` if they add nothing to its free text.
+    fn arguments(&mut self, choice: usize, number: usize, json: String) -> Option<Delta> {
+        let part = match &mut self.choices[choice].free_text {
+            Some(free_text) => {
+                let input = Some(free_text.push(&json)).filter(|text| !text.is_empty())?;
+                CallPart::Custom(CustomDelta { name: None, input })
+            }
+            None => CallPart::Function(FunctionDelta { name: None, arguments: json }),
+        };
+        Some(call_delta(number, None, None, part))
+    }
+
+    /// The text of a call that is known only at its end.
+    fn end_free_text(&mut self, choice: usize, number: usize) -> Option<Delta> {
+        let input = self.choices[choice].free_text.take()?.finish();
+        let part = CallPart::Custom(CustomDelta { name: None, input });
+        (!matches!(&part, CallPart::Custom(custom) if custom.input.is_empty()))
+            .then(|| call_delta(number, None, None, part))
+    }
+
     /// Sends pieces, or adds them to the whole choice.
     fn emit(&mut self, pieces: Vec<ChatChunkChoice>) -> Vec<ChoiceEvent<ChatChunkChoice>> {
         if self.envelope.stream {
-            return pieces.into_iter().map(|piece| self.envelope.piece(piece)).collect();
+            let event = |piece: ChatChunkChoice| self.envelope.piece(piece.index, piece);
+            return pieces.into_iter().map(event).collect();
         }
         for piece in pieces {
             add(&mut self.choices[piece.index].whole, piece);
@@ -139,22 +200,17 @@ impl Chat {
 
 /// Adds a piece to a choice.
 fn add(choice: &mut ChatChoice, piece: ChatChunkChoice) {
-    let Delta { role: _, content, reasoning_content, tool_calls } = piece.delta;
+    let Delta { role: _, content, reasoning_content, reasoning, tool_calls } = piece.delta;
     let message = &mut choice.message;
     message.content.get_or_insert_default().push_str(&content.unwrap_or_default());
     if let Some(text) = reasoning_content {
         message.reasoning_content.get_or_insert_default().push_str(&text);
     }
-    for ToolCallDelta { index, id, kind: _, function } in tool_calls.into_iter().flatten() {
-        if let Some(id) = id {
-            let name = function.name.unwrap_or_default();
-            let called = CalledFunction { name, arguments: String::new() };
-            let kind = FunctionType::Function;
-            message.tool_calls.push(ReplyToolCall { id, kind, function: called });
-        }
-        if let Some(call) = message.tool_calls.get_mut(index) {
-            call.function.arguments.push_str(&function.arguments);
-        }
+    if let Some(text) = reasoning {
+        message.reasoning.get_or_insert_default().push_str(&text);
+    }
+    for delta in tool_calls.into_iter().flatten() {
+        add_call(message, delta);
     }
     if let (Some(all), Some(more)) = (&mut choice.logprobs, piece.logprobs) {
         all.content.extend(more.content);
@@ -166,15 +222,43 @@ fn add(choice: &mut ChatChoice, piece: ChatChunkChoice) {
     choice.stop_reason = piece.stop_reason.or(choice.stop_reason);
 }
 
-fn call_delta(
-    index: usize,
-    id: Option<String>,
-    kind: Option<FunctionType>,
-    name: Option<String>,
-    arguments: String,
-) -> Delta {
-    let function = FunctionDelta { name, arguments };
-    Delta { tool_calls: Some([ToolCallDelta { index, id, kind, function }]), ..Delta::default() }
+/// Adds a piece of a call to a message.
+fn add_call(message: &mut AnswerMessage, delta: ToolCallDelta) {
+    let ToolCallDelta { index, id, kind, function, custom } = delta;
+    if let (Some(id), Some(kind)) = (id, kind) {
+        let (function, custom) = (function.as_ref(), custom.as_ref());
+        let function = function.map(|function| CalledFunction {
+            name: function.name.clone().unwrap_or_default(),
+            arguments: String::new(),
+        });
+        let custom = custom.map(|custom| CalledTool {
+            name: custom.name.clone().unwrap_or_default(),
+            input: String::new(),
+        });
+        message.tool_calls.push(ReplyToolCall { id, kind, function, custom });
+    }
+    let Some(call) = message.tool_calls.get_mut(index) else { return };
+    if let (Some(called), Some(more)) = (&mut call.function, function) {
+        called.arguments.push_str(&more.arguments);
+    }
+    if let (Some(called), Some(more)) = (&mut call.custom, custom) {
+        called.input.push_str(&more.input);
+    }
+}
+
+/// What a piece adds to a call.
+enum CallPart {
+    Function(FunctionDelta),
+    Custom(CustomDelta),
+}
+
+fn call_delta(index: usize, id: Option<String>, kind: Option<CallType>, part: CallPart) -> Delta {
+    let (function, custom) = match part {
+        CallPart::Function(function) => (Some(function), None),
+        CallPart::Custom(custom) => (None, Some(custom)),
+    };
+    let call = ToolCallDelta { index, id, kind, function, custom };
+    Delta { tool_calls: Some([call]), ..Delta::default() }
 }
 
 impl Dialect for Chat {
@@ -187,18 +271,26 @@ impl Dialect for Chat {
         None
     }
 
-    fn begin(&mut self, index: usize, _usage: Usage) -> Vec<Self::Event> {
+    fn begin(&mut self, index: usize, usage: Usage) -> Vec<Self::Event> {
+        self.envelope.begin(index, usage);
         let (role, content) = (Some(Role::Assistant), Some(String::new()));
         let piece = self.chunk(index, Delta { role, content, ..Delta::default() });
         self.emit(vec![piece])
     }
 
+    fn prompt_logprobs(&mut self, _index: usize, entries: &[Option<TokenLogprob>]) {
+        self.envelope.prompt_logprobs = Some(logprobs::prompt(&self.engine, entries));
+    }
+
     fn part(&mut self, index: usize, piece: Piece<'_>) -> Vec<Self::Event> {
+        self.envelope.count(index, piece.id);
         let deltas = self.deltas(index, piece.parts);
         let mut chunks: Vec<ChatChunkChoice> =
             deltas.into_iter().map(|delta| self.chunk(index, delta)).collect();
-        let logprobs = logprobs::chat(&self.engine, piece.logprob.into_iter());
-        let logprobs: Option<ChatLogprobs> = (!logprobs.content.is_empty()).then_some(logprobs);
+        let logprobs = piece.logprob.map(|entry| {
+            let content = vec![self.logprob_form.chat(&self.engine, entry)];
+            ChatLogprobs { content, refusal: None }
+        });
         let needs_chunk = logprobs.is_some() || (self.has_ids && piece.id.is_some());
         if needs_chunk && chunks.is_empty() {
             let content = Some(String::new());
@@ -215,7 +307,7 @@ impl Dialect for Chat {
 
     fn end(&mut self, index: usize, reason: &stolon::FinishReason) -> Vec<Self::Event> {
         let stop_reason = CutReason::of(reason);
-        let finish_reason = Some(finish_reason(reason.into(), self.choices[index].complete_calls));
+        let finish_reason = Some(finish_reason(reason, &self.choices[index]));
         let piece = self.chunk(index, Delta::default());
         self.emit(vec![ChatChunkChoice { finish_reason, stop_reason, ..piece }])
     }

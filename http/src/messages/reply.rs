@@ -1,7 +1,7 @@
 //! The reply of `/v1/messages`: a list of blocks, or the events that build it.
 
 use serde_json::{Map, Value};
-use stolon::{AnswerPart, FinishReason, ToolCallFormat};
+use stolon::{AnswerPart, FinishReason};
 
 use super::error_object;
 use crate::api::chat::Role;
@@ -9,7 +9,7 @@ use crate::api::messages::{
     BlockDelta, MessageDelta, MessageEvent, MessageReply, MessagesUsage, ReplyBlock, StopReason,
 };
 use crate::api::reply::Usage;
-use crate::dialogue::call_id;
+use crate::dialogue::CallIds;
 use crate::error::ApiError;
 use crate::reply::{Dialect, Piece};
 use crate::request_id;
@@ -17,7 +17,7 @@ use crate::request_id;
 /// A reply in progress.
 pub(super) struct Messages {
     reply: MessageReply,
-    format: Option<ToolCallFormat>,
+    call_ids: CallIds,
     /// The block in progress.
     open: Option<Open>,
     /// Number of the next block in the events.
@@ -60,7 +60,7 @@ impl Open {
 }
 
 impl Messages {
-    pub(super) fn new(model: String, format: Option<ToolCallFormat>) -> Self {
+    pub(super) fn new(model: String, call_ids: CallIds) -> Self {
         let reply = MessageReply {
             id: format!("msg_{}", request_id::fresh()),
             kind: "message",
@@ -71,7 +71,7 @@ impl Messages {
             stop_sequence: None,
             usage: MessagesUsage::default(),
         };
-        Self { reply, format, open: None, next_index: 0, complete_calls: 0 }
+        Self { reply, call_ids, open: None, next_index: 0, complete_calls: 0 }
     }
 
     /// Begins a block.
@@ -130,8 +130,9 @@ impl Messages {
         match part {
             AnswerPart::Reasoning(text) => self.add(Kind::Thinking, text),
             AnswerPart::Text(text) => self.add(Kind::Text, text),
-            AnswerPart::Call { name, .. } => {
-                let (id, input) = (call_id(self.format, "toolu_"), Value::Object(Map::new()));
+            AnswerPart::Call { name, index } => {
+                let id = self.call_ids.id("toolu_", index, &name);
+                let input = Value::Object(Map::new());
                 self.start(Kind::ToolUse, ReplyBlock::ToolUse { id, name, input })
             }
             AnswerPart::Arguments { json, .. } => self.add(Kind::ToolUse, json),
@@ -173,8 +174,11 @@ impl Dialect for Messages {
     }
 
     fn end(&mut self, _choice: usize, reason: &FinishReason) -> Vec<MessageEvent> {
+        let in_call = self.open.as_ref().is_some_and(|open| open.kind == Kind::ToolUse);
         self.reply.stop_reason = Some(match reason {
-            FinishReason::Length | FinishReason::Repetition => StopReason::MaxTokens,
+            FinishReason::Length => StopReason::MaxTokens,
+            // The call is not complete, so that nobody may run it.
+            FinishReason::Repetition if in_call => StopReason::MaxTokens,
             _ if self.complete_calls > 0 => StopReason::ToolUse,
             FinishReason::StopString(_) => StopReason::StopSequence,
             _ => StopReason::EndTurn,

@@ -280,3 +280,31 @@ async fn images_are_shown_as_spans() {
     let nodes = outline["nodes"].as_array().expect("nodes").iter();
     assert!(nodes.filter(|node| node["text"].to_string().contains("[image, ")).count() == 1);
 }
+
+/// Goal: where the ids of a prompt are reported, the positions of an image have the id of the
+/// model's token for images, and no number that only this process knows.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn reported_prompts_have_the_token_of_images() {
+    let engine = builder(SMOLVLM).build().await.expect("an engine");
+    let info = engine.model_info();
+    let (image, limit) = (info.image_token_id.expect("an image token"), info.vocab_size);
+    let router = router(engine, RouterOptions::default());
+    let url = data_url();
+    let messages = json!([{"role": "user", "content": [
+        {"type": "image_url", "image_url": {"url": url}}, {"type": "text", "text": "x"},
+    ]}]);
+    let chat = json!({"messages": messages, "max_tokens": 1, "return_token_ids": true});
+    let tokenize = json!({"messages": messages});
+    let mut lists = Vec::new();
+    for (path, body, key) in
+        [("/v1/chat/completions", chat, "prompt_token_ids"), ("/tokenize", tokenize, "tokens")]
+    {
+        let (status, reply) = post(&router, path, body.to_string()).await;
+        assert_eq!(status, StatusCode::OK, "{reply}");
+        let ids: Vec<u64> = serde_json::from_value(reply[key].clone()).expect("ids");
+        assert!(ids.iter().all(|&id| id < limit as u64), "{path}: {ids:?}");
+        assert!(ids.iter().filter(|&&id| id == u64::from(image)).count() > 10, "{path}: {ids:?}");
+        lists.push(ids);
+    }
+    assert_eq!(lists[0], lists[1]);
+}

@@ -282,6 +282,23 @@ fn check_gguf(header: &Header, config: &DecoderConfig) -> Result<Architecture, M
     Err(ModelError::key(&header.file, "general.architecture", expected, name))
 }
 
+/// The module of the matrix `name` of PEFT, whether the matrix is `A`, and whether the module is an
+/// embedding. The name of the adapter may follow that of the matrix, as it does in memory.
+fn matrix_of_peft(name: &str) -> Option<(&str, bool, bool)> {
+    let parts = [
+        (".lora_A", ".weight", true, false),
+        (".lora_B", ".weight", false, false),
+        (".lora_embedding_A", "", true, true),
+        (".lora_embedding_B", "", false, true),
+    ];
+    parts.into_iter().find_map(|(part, end, is_first, is_embedding)| {
+        let (module, adapter) = name.strip_suffix(end)?.rsplit_once(part)?;
+        let adapter = adapter.strip_prefix('.').or(adapter.is_empty().then_some("default"))?;
+        let is_name = !adapter.is_empty() && !adapter.contains('.');
+        is_name.then_some((module, is_first, is_embedding))
+    })
+}
+
 /// Gives the tensors of an adapter the names of the model's matrices.
 struct Names<'a> {
     file: &'a str,
@@ -310,17 +327,7 @@ impl<'a> Names<'a> {
             let known = matrix == HEAD || matrix == EMBEDDING;
             return if known { Ok(format!("{matrix}{BASE}")) } else { Err(self.refused(name)) };
         }
-        // Whether it is `A`, and whether its module is an embedding.
-        let ends = [
-            (".lora_A.weight", true, false),
-            (".lora_B.weight", false, false),
-            (".lora_embedding_A", true, true),
-            (".lora_embedding_B", false, true),
-        ];
-        let ends = ends.into_iter();
-        let mut found =
-            ends.filter_map(|(end, first, kind)| Some((rest.strip_suffix(end)?, first, kind)));
-        let Some((module, is_first, is_embedding)) = found.next() else {
+        let Some((module, is_first, is_embedding)) = matrix_of_peft(rest) else {
             return Err(self.refused(name));
         };
         if !is_embedding && let Some(renamed) = self.parameters.rename(module, is_first) {
@@ -365,5 +372,27 @@ impl<'a> Names<'a> {
 
     fn refused(&self, name: &str) -> ModelError {
         ModelError::NotAdaptable { file: self.file.to_owned(), tensor: crate::error::quoted(name) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Goal: the names of matrices are read with and without the name of the adapter in them.
+    #[test]
+    fn names_of_peft_may_have_the_name_of_the_adapter() {
+        let a = Some(("x.q_proj", true, false));
+        for name in ["x.q_proj.lora_A.weight", "x.q_proj.lora_A.default.weight"] {
+            assert_eq!(matrix_of_peft(name), a, "{name}");
+        }
+        assert_eq!(matrix_of_peft("x.lora_B.my-name.weight"), Some(("x", false, false)));
+        assert_eq!(matrix_of_peft("x.lora_embedding_A"), Some(("x", true, true)));
+        assert_eq!(matrix_of_peft("x.lora_embedding_B.default"), Some(("x", false, true)));
+        for other in
+            ["x.lora_A", "x.lora_A.a.b.weight", "x.lora_A..weight", "x.weight", "x.lora_Aa"]
+        {
+            assert_eq!(matrix_of_peft(other), None, "{other}");
+        }
     }
 }

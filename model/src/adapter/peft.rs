@@ -1,14 +1,17 @@
 //! The settings of an adapter in the format of PEFT, `adapter_config.json`.
 
+use regex::{RegexBuilder, RegexSet, RegexSetBuilder};
 use serde_json::Value;
 
 use super::parameters;
 use crate::config::Keys;
-use crate::error::ModelError;
+use crate::error::{ModelError, quoted};
 
-/// Characters of regular expressions. PEFT matches the keys of patterns as such; a dot stands for
-/// itself in all known files.
-const REGEX: [char; 12] = ['*', '+', '?', '(', ')', '[', ']', '{', '}', '|', '\\', '$'];
+/// The names of modules of routers, whose matrices are parameters in transformers 5.
+const ROUTERS: [&str; 2] = ["gate", "router"];
+
+/// Maximum size in bytes of the compiled regular expressions of a pattern.
+const REGEX_BYTES_MAX: usize = 10 << 20;
 
 /// Options that change answers and are not implemented, unless they are missing, false or empty.
 const REFUSED: [&str; 11] = [
@@ -25,6 +28,9 @@ const REFUSED: [&str; 11] = [
     "monteclora_config",
 ];
 
+/// Which biases PEFT trains and saves. Most models have none.
+const BIASES: [&str; 3] = ["none", "all", "lora_only"];
+
 /// Initialisations that change the model's own weights, which are not in the adapter's files.
 const CHANGE_THE_MODEL: [&str; 5] = ["pissa", "olora", "corda", "loftq", "lora_ga"];
 
@@ -35,10 +41,10 @@ pub(super) struct PeftSettings {
     file: String,
     rank: usize,
     alpha: f64,
-    /// Ranks of single modules, by the ends of their names.
-    rank_pattern: Vec<(String, f64)>,
-    /// The values of `alpha` of single modules, by the ends of their names.
-    alpha_pattern: Vec<(String, f64)>,
+    /// Ranks of single modules.
+    rank_pattern: Pattern,
+    /// The values of `alpha` of single modules.
+    alpha_pattern: Pattern,
     /// Whether the scale is `alpha / sqrt(rank)`, not `alpha / rank`.
     by_root: bool,
     /// The version of PEFT that has written the files; `None` before 0.18.
@@ -64,8 +70,9 @@ impl PeftSettings {
             }
         }
         check_parameters(&keys)?;
-        if keys.text("bias")?.is_some_and(|bias| bias != "none") {
-            return Err(keys.unsupported("bias", "`none`"));
+        // If there are biases in the file, they are refused by their names.
+        if keys.text("bias")?.is_some_and(|bias| !BIASES.contains(&bias)) {
+            return Err(keys.unsupported("bias", &BIASES.join(", ")));
         }
         let initialised = keys.value("init_lora_weights").and_then(Value::as_str).unwrap_or("");
         if CHANGE_THE_MODEL.iter().any(|kind| initialised.to_lowercase().starts_with(kind)) {
@@ -78,8 +85,8 @@ impl PeftSettings {
             alpha: keys
                 .number("lora_alpha")?
                 .ok_or_else(|| keys.invalid("lora_alpha", "a finite number"))?,
-            rank_pattern: pattern(&keys, "rank_pattern")?,
-            alpha_pattern: pattern(&keys, "alpha_pattern")?,
+            rank_pattern: Pattern::parse(&keys, "rank_pattern")?,
+            alpha_pattern: Pattern::parse(&keys, "alpha_pattern")?,
             by_root: keys.flag("use_rslora")?.unwrap_or(false),
             version: keys.text("peft_version")?.map(str::to_owned),
         })
@@ -105,75 +112,81 @@ impl PeftSettings {
     /// `rank` is that of the matrices.
     ///
     /// # Errors
-    /// [`ModelError::InvalidKey`] if the settings say another rank, or if different values of a
-    /// pattern match the module.
+    /// [`ModelError::InvalidKey`] if the settings say another rank.
     pub(super) fn scale(&self, module: &str, rank: usize) -> Result<f32, ModelError> {
-        let expected = self.matching("rank_pattern", &self.rank_pattern, module)?;
-        let expected = expected.unwrap_or(self.rank as f64);
+        let expected = self.rank_pattern.of(module).unwrap_or(self.rank as f64);
         if expected != rank as f64 {
             let tensors = format!("{rank}, the rank of the matrices of `{module}`");
             return Err(ModelError::key(&self.file, "r", tensors, expected));
         }
-        let alpha = self.matching("alpha_pattern", &self.alpha_pattern, module)?;
-        let alpha = alpha.unwrap_or(self.alpha);
+        let alpha = self.alpha_pattern.of(module).unwrap_or(self.alpha);
         Ok((alpha / if self.by_root { expected.sqrt() } else { expected }) as f32)
-    }
-
-    /// The value of `pattern` for `module`; `None` if no key is the end of its name.
-    fn matching(
-        &self,
-        key: &str,
-        pattern: &[(String, f64)],
-        module: &str,
-    ) -> Result<Option<f64>, ModelError> {
-        let is_end = |(name, _): &&(String, f64)| match name.strip_prefix('^') {
-            Some(whole) => whole == module,
-            None => module
-                .strip_suffix(name.as_str())
-                .is_some_and(|before| before.is_empty() || before.ends_with('.')),
-        };
-        let mut values = pattern.iter().filter(is_end).map(|(_, value)| *value);
-        let first = values.next();
-        match first.is_some_and(|first| values.any(|other| other != first)) {
-            true => {
-                let expected = format!("one value for `{module}`");
-                Err(ModelError::key(&self.file, key, expected, "several"))
-            }
-            false => Ok(first),
-        }
     }
 }
 
-/// Checks that the parameters with an adapter are those of experts.
+/// Numbers for single modules. The keys are regular expressions that match the whole name of a
+/// module or its end after a dot.
+#[derive(Debug)]
+struct Pattern {
+    keys: RegexSet,
+    values: Vec<f64>,
+}
+
+impl Pattern {
+    /// Reads the object `key`.
+    fn parse(keys: &Keys<'_>, key: &str) -> Result<Self, ModelError> {
+        let Some(object) = keys.object(key)? else {
+            return Ok(Self { keys: RegexSet::empty(), values: Vec::new() });
+        };
+        let value = |name| object.number(name)?.ok_or_else(|| object.invalid(name, "a number"));
+        let values = object.names().map(value).collect::<Result<_, _>>()?;
+        // As in PEFT.
+        let whole = |name: &str| format!("^(?:.*\\.)?(?:{name})$");
+        let all =
+            RegexSetBuilder::new(object.names().map(whole)).size_limit(REGEX_BYTES_MAX).build();
+        match all {
+            Ok(keys) => Ok(Self { keys, values }),
+            Err(error) => {
+                let is_wrong = |name: &&str| {
+                    RegexBuilder::new(&whole(name)).size_limit(REGEX_BYTES_MAX).build().is_err()
+                };
+                let wrong = object.names().find(is_wrong);
+                let expected = format!("a regular expression that can be used ({error})");
+                Err(match wrong {
+                    Some(name) => object.unsupported(name, &quoted(&expected)),
+                    None => keys.unsupported(key, "fewer or simpler regular expressions"),
+                })
+            }
+        }
+    }
+
+    /// The value of the first key that matches `module`.
+    fn of(&self, module: &str) -> Option<f64> {
+        let first = self.keys.matches(module).iter().next()?;
+        self.values.get(first).copied()
+    }
+}
+
+/// Checks that the parameters with an adapter are those of experts or the matrices of routers.
 fn check_parameters(keys: &Keys<'_>) -> Result<(), ModelError> {
     let key = "target_parameters";
     let is_known = |name: &Value| {
-        let last = name.as_str().and_then(|name| name.rsplit('.').next());
-        last.is_some_and(|last| parameters::NAMES.contains(&last))
+        let mut parts = name.as_str().unwrap_or_default().rsplit('.');
+        match (parts.next(), parts.next()) {
+            (Some("weight"), module) => module.is_some_and(|module| ROUTERS.contains(&module)),
+            (last, _) => last.is_some_and(|last| parameters::NAMES.contains(&last)),
+        }
     };
     match keys.value(key) {
         None => Ok(()),
         Some(Value::Array(names)) if names.iter().all(is_known) => Ok(()),
         Some(_) => {
-            let expected = format!("parameters of experts, `{}`", parameters::NAMES.join("`, `"));
+            let names = parameters::NAMES.join("`, `");
+            let expected =
+                format!("parameters of experts, `{names}`, and of routers, `gate.weight`");
             Err(keys.unsupported(key, &expected))
         }
     }
-}
-
-/// The entries of the object `key`: names of modules, or their ends, and numbers.
-fn pattern(keys: &Keys<'_>, key: &str) -> Result<Vec<(String, f64)>, ModelError> {
-    let Some(object) = keys.object(key)? else { return Ok(Vec::new()) };
-    let entry = |name: &str| {
-        // As PEFT itself writes the keys for parameters of experts.
-        let end = name.strip_prefix(".*\\.").unwrap_or(name);
-        if end.contains(REGEX) {
-            return Err(object.unsupported(name, "the name of a module, or the end of one"));
-        }
-        let value = object.number(name)?.ok_or_else(|| object.invalid(name, "a number"))?;
-        Ok((end.to_owned(), value))
-    };
-    object.names().map(entry).collect()
 }
 
 #[cfg(test)]
@@ -210,9 +223,17 @@ mod tests {
         let doubled =
             parse(&[("rank_pattern", of_parameter.clone()), ("alpha_pattern", of_parameter)]);
         assert_eq!(doubled.unwrap().scale("layers.1.mlp.experts.gate_up_proj", 16).unwrap(), 1.0);
-        let twice = json!({ "q_proj": 4, "self_attn.q_proj": 8 });
-        let error = parse(&[("rank_pattern", twice)]).unwrap().scale(module, 8).unwrap_err();
-        assert!(error.to_string().contains("expected one value"), "{error}");
+        // The first key that matches counts, and keys are regular expressions.
+        for (pattern, rank) in [
+            (json!({ "q_proj": 4, "self_attn.q_proj": 8 }), 4),
+            (json!({ "self_attn.q_proj": 8, "q_proj": 4 }), 8),
+            (json!({ r"layers\.[01]\.self_attn\.(q|k)_proj": 2, ".*": 4 }), 2),
+            (json!({ r"layers\.[02]\..*": 2, "self_attn|q_proj": 4 }), 4),
+            (json!({ "_proj": 2, "model.layers.1": 4 }), 8),
+        ] {
+            let scale = parse(&[("rank_pattern", pattern)]).unwrap().scale(module, rank);
+            assert_eq!(scale.unwrap(), 16.0 / rank as f32);
+        }
     }
 
     /// Goal: what would change answers and is not implemented is refused by its key.
@@ -223,13 +244,16 @@ mod tests {
             ("use_dora", json!(true)),
             ("lora_bias", json!(true)),
             ("modules_to_save", json!(["lm_head"])),
-            ("bias", json!("all")),
+            ("bias", json!("some")),
             ("init_lora_weights", json!("pissa_niter_4")),
             ("alora_invocation_tokens", json!([1, 2])),
-            ("target_parameters", json!(["experts.down_proj", "mlp.gate.weight"])),
+            ("target_parameters", json!(["experts.down_proj", "mlp.norm.weight"])),
+            ("target_parameters", json!(["weight"])),
             ("target_parameters", json!("experts.down_proj")),
             ("target_parameters", json!([7])),
-            ("rank_pattern", json!({ "layers\\.[0-3]": 4 })),
+            ("rank_pattern", json!({ "layers.(?=0)": 4 })),
+            ("rank_pattern", json!({ "x{1000}{1000}{1000}": 4 })),
+            ("alpha_pattern", json!({ "q_proj": "4" })),
             ("r", json!(0)),
             ("lora_alpha", json!("x")),
         ] {
@@ -239,7 +263,7 @@ mod tests {
         let off = [("use_dora", json!(false)), ("modules_to_save", json!([]))];
         let null = [("lora_bias", Value::Null), ("init_lora_weights", json!("gaussian"))];
         assert!(parse(&[off, null].concat()).is_ok());
-        let experts = json!(["mlp.experts.gate_up_proj", "down_proj"]);
+        let experts = json!(["mlp.experts.gate_up_proj", "down_proj", "gate.weight"]);
         assert!(parse(&[("target_parameters", experts)]).is_ok());
     }
 }

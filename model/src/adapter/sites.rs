@@ -149,6 +149,14 @@ fn of_layer(layer: LayerWeights, same_heads: bool) -> [Vec<TensorSpec>; Site::CO
             MixerWeights::DeltaNet(_) => {}
         }
     }
+    // A router with a norm of its own has another input.
+    if let Some(FeedForwardWeights::Experts(experts)) = &layer.mlp
+        && experts.router_scale.is_none()
+    {
+        let gate = experts.shared.as_ref().and_then(|shared| shared.gate.clone());
+        let routers = [experts.router.clone()].into_iter().chain(gate);
+        sites[Site::Routers as usize] = routers.map(|router| router.weight).collect();
+    }
     if let Some(
         FeedForwardWeights::Dense(mlp)
         | FeedForwardWeights::DenseAndExperts(DenseAndExpertsWeights { mlp, .. }),

@@ -327,6 +327,12 @@ impl Architecture {
         self.description().model_types[0]
     }
 
+    /// The names of the classes in `architectures` of `config.json`.
+    #[cfg(test)]
+    pub(crate) fn classes(self) -> impl Iterator<Item = &'static str> {
+        self.description().classes.iter().copied()
+    }
+
     /// The row of the table.
     pub(crate) fn description(self) -> &'static Description {
         // The order of the rows is that of the variants; a test compares them.

@@ -15,6 +15,7 @@ mod mamba;
 mod mlp;
 mod moondream;
 mod nemotron;
+mod other_keys;
 mod rope;
 
 use serde_json::Value;
@@ -33,13 +34,22 @@ use crate::error::{ModelError, quoted};
 pub(crate) struct ParsedConfig {
     /// The decoder's configuration.
     pub(crate) decoder: DecoderConfig,
-    /// Ids of the end-of-sequence tokens. `generation_config.json` takes precedence.
+    /// Ids of the end-of-sequence tokens. `generation_config.json` may have further ones.
     pub(crate) eos_token_ids: Vec<u32>,
+    /// Whether the file does not have them, so that they are the default of the architecture.
+    pub(crate) default_eos: bool,
     /// Id of the token that begins a sequence.
     pub(crate) bos_token_id: Option<u32>,
     /// How the matrices are quantised.
     pub(crate) quantization: Option<Quantization>,
+    /// Whether the embedding is the output matrix if the weights do not have one.
+    pub(crate) may_lack_head: bool,
+    /// What users are told about keys that have no effect.
+    pub(crate) notes: Vec<String>,
 }
+
+/// The multimodal models that transformers ties by default.
+const TIED_WRAPPERS: [&str; 1] = ["mistral3"];
 
 /// Parses `config.json`. `file` is its name in error messages.
 pub(crate) fn parse(file: &str, value: &Value) -> Result<ParsedConfig, ModelError> {
@@ -64,15 +74,24 @@ pub(crate) fn parse(file: &str, value: &Value) -> Result<ParsedConfig, ModelErro
     };
     let decoder = decoder(row, &keys, &root)?;
     decoder.check(file)?;
-    let eos_token_ids = match ids(&[&root, &keys], "eos_token_id")? {
-        Some(ids) => ids,
-        None => row.defaults.eos_token_ids.to_vec(),
-    };
+    let given = ids(&[&root, &keys], "eos_token_id")?;
+    let default_eos = given.is_none();
+    let eos_token_ids = given.unwrap_or_else(|| row.defaults.eos_token_ids.to_vec());
     let bos_token_id = match ids(&[&root, &keys], "bos_token_id")? {
         Some(ids) => ids.first().copied(),
         None => row.defaults.bos_token_id,
     };
-    Ok(ParsedConfig { decoder, eos_token_ids, bos_token_id, quantization })
+    let may_lack_head = may_lack_head(&keys, &root)?;
+    let notes = other_keys::notes(&root);
+    Ok(ParsedConfig {
+        decoder,
+        eos_token_ids,
+        default_eos,
+        bos_token_id,
+        quantization,
+        may_lack_head,
+        notes,
+    })
 }
 
 /// Token ids under `key` of the first object that has the key. An explicit null is an empty list.
@@ -212,18 +231,28 @@ fn heads(
     Ok([num_heads, num_kv_heads, head_dim])
 }
 
-/// Whether the embedding is also the output matrix.
+/// Whether the embedding is also the output matrix. In a multimodal model, both objects may say it;
+/// if they contradict each other, the weights decide, which may have no output matrix.
 fn tied(row: &Description, keys: &Keys<'_>, root: &Keys<'_>) -> Result<bool, ModelError> {
     // Files of LFM2 may have another key.
     let own = if row.convolutions { root.flag("tie_embedding")? } else { None };
-    let flag = match own {
-        Some(tied) => Some(tied),
-        None => root.flag("tie_word_embeddings")?,
-    };
-    match flag {
-        Some(tied) => Ok(tied),
-        None => Ok(keys.flag("tie_word_embeddings")?.unwrap_or(row.defaults.tie_word_embeddings)),
+    if let Some(tied) = own {
+        return Ok(tied);
     }
+    let flags = [root.flag("tie_word_embeddings")?, keys.flag("tie_word_embeddings")?];
+    Ok(flags
+        .into_iter()
+        .flatten()
+        .reduce(|a, b| a || b)
+        .unwrap_or(row.defaults.tie_word_embeddings))
+}
+
+/// Whether a multimodal model uses the embedding if its weights have no output matrix and its
+/// configuration does not say whether the two are tied.
+fn may_lack_head(keys: &Keys<'_>, root: &Keys<'_>) -> Result<bool, ModelError> {
+    const KEY: &str = "tie_word_embeddings";
+    let is_wrapper = root.text("model_type")?.is_some_and(|name| TIED_WRAPPERS.contains(&name));
+    Ok(is_wrapper && root.value(KEY).is_none() && keys.value(KEY).is_none())
 }
 
 /// Refuses options that the architecture does not have in transformers, or that the decoder does
@@ -237,6 +266,14 @@ fn refuse_options(row: &Description, keys: &Keys<'_>) -> Result<(), ModelError> 
     }
     if !row.gemma4 && keys.value("per_layer_config").is_some() {
         return Err(keys.unsupported("per_layer_config", "nothing"));
+    }
+    for key in ["is_encoder_decoder", "add_cross_attention"] {
+        if keys.flag(key)? == Some(true) {
+            return Err(keys.unsupported(key, "false"));
+        }
+    }
+    if keys.object("pruned_heads")?.is_some_and(|heads| heads.names().next().is_some()) {
+        return Err(keys.unsupported("pruned_heads", "nothing"));
     }
     if keys.flag("is_causal")? == Some(false) {
         return Err(keys.unsupported("is_causal", "true"));

@@ -3,6 +3,10 @@
 //! A key with the value `null` counts as missing, as in transformers. Only [`Keys::given`]
 //! distinguishes them.
 
+use std::cell::RefCell;
+use std::collections::HashSet;
+use std::rc::Rc;
+
 use serde_json::{Map, Value};
 
 use crate::error::ModelError;
@@ -18,13 +22,15 @@ pub(crate) struct Keys<'a> {
     /// Dotted path of the object within the file, ending in a dot, or empty.
     path: String,
     map: &'a Map<String, Value>,
+    /// The paths of the keys of the file that were asked for, shared by all objects of the file.
+    read: Rc<RefCell<HashSet<String>>>,
 }
 
 impl<'a> Keys<'a> {
     /// The outermost object of the file. `file` is the file's name in error messages.
     pub(crate) fn root(file: &'a str, value: &'a Value) -> Result<Self, ModelError> {
         match value {
-            Value::Object(map) => Ok(Self { file, path: String::new(), map }),
+            Value::Object(map) => Ok(Self { file, path: String::new(), map, read: Rc::default() }),
             other => Err(ModelError::malformed(
                 file,
                 format!("expected a JSON object, got {}", shown(Some(other))),
@@ -34,6 +40,7 @@ impl<'a> Keys<'a> {
 
     /// The value of `key`, unless it is missing or null.
     pub(crate) fn value(&self, key: &str) -> Option<&'a Value> {
+        self.mark(key);
         self.map.get(key).filter(|value| !value.is_null())
     }
 
@@ -44,7 +51,24 @@ impl<'a> Keys<'a> {
 
     /// Whether the key is present, possibly with the value null.
     pub(crate) fn given(&self, key: &str) -> bool {
+        self.mark(key);
         self.map.contains_key(key)
+    }
+
+    /// Remembers that `key` was asked for.
+    fn mark(&self, key: &str) {
+        if self.map.contains_key(key) {
+            self.read.borrow_mut().insert(format!("{}{key}", self.path));
+        }
+    }
+
+    /// The paths and values of the keys that were not asked for, in this object and in those of its
+    /// objects of which a key was asked for.
+    pub(crate) fn unread(&self) -> Vec<(String, &'a Value)> {
+        let read = self.read.borrow();
+        let mut list = Vec::new();
+        unread(self.map, &self.path, &read, &mut list);
+        list
     }
 
     /// All keys of the object.
@@ -57,7 +81,8 @@ impl<'a> Keys<'a> {
         match self.value(key) {
             None => Ok(None),
             Some(Value::Object(map)) => {
-                Ok(Some(Self { file: self.file, path: format!("{}{key}.", self.path), map }))
+                let (path, read) = (format!("{}{key}.", self.path), Rc::clone(&self.read));
+                Ok(Some(Self { file: self.file, path, map, read }))
             }
             Some(_) => Err(self.invalid(key, "an object")),
         }
@@ -194,6 +219,28 @@ impl<'a> Keys<'a> {
     pub(crate) fn unsupported(&self, key: &str, expected: &str) -> ModelError {
         let key_path = format!("{}{key}", self.path);
         ModelError::unsupported(self.file, &key_path, expected, shown(self.map.get(key)))
+    }
+}
+
+/// Adds the keys of `map` at `path` that are not in `read`. Nested objects count as values unless
+/// one of their keys was read. The parser of JSON limits their depth.
+fn unread<'a>(
+    map: &'a Map<String, Value>,
+    path: &str,
+    read: &HashSet<String>,
+    list: &mut Vec<(String, &'a Value)>,
+) {
+    for (key, value) in map {
+        let path = format!("{path}{key}");
+        let is_read = read.contains(&path);
+        let inside = format!("{path}.");
+        match value {
+            Value::Object(map) if is_read && read.iter().any(|key| key.starts_with(&inside)) => {
+                unread(map, &inside, read, list);
+            }
+            _ if !is_read => list.push((path, value)),
+            _ => {}
+        }
     }
 }
 

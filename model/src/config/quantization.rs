@@ -4,10 +4,16 @@
 //! Some formats also say how activations or the KV cache are to be rounded. That is ignored: it is
 //! a choice for speed, and results without it are closer to those of the original model.
 
+use regex::{Regex, RegexBuilder};
 use serde_json::Value;
 
 use super::keys::Keys;
-use crate::error::ModelError;
+use crate::error::{ModelError, quoted};
+
+/// Maximum number of entries of `dynamic`.
+const DYNAMIC_MAX: usize = 4096;
+/// Maximum size in bytes of one of its compiled regular expressions.
+const PATTERN_BYTES_MAX: usize = 1 << 18;
 
 /// The supported values of `quant_method`.
 const METHODS: &str = "fp8, awq, gptq, mxfp4 or compressed-tensors (other models: as a GGUF file)";
@@ -35,6 +41,8 @@ pub(crate) enum Quantization {
         act_order: bool,
         /// Added to the zero points in the file: 1, or 0 in version 2 of the format.
         zero_offset: i32,
+        /// What is different in some modules (`dynamic`). The first entry that matches counts.
+        modules: Vec<GptqModules>,
     },
     /// compressed-tensors with signed integers.
     Integers {
@@ -49,6 +57,43 @@ pub(crate) enum Quantization {
         /// Whether the groups consist of arbitrary columns.
         act_order: bool,
     },
+}
+
+/// Modules of a GPTQ model that are quantised in another way.
+#[derive(Clone, Debug)]
+pub(crate) struct GptqModules {
+    /// Matches the beginning of the names of the modules.
+    pattern: Regex,
+    bits: Option<usize>,
+    /// The outer `None` if the group is as in other modules.
+    group: Option<Option<usize>>,
+    act_order: Option<bool>,
+}
+
+impl PartialEq for GptqModules {
+    fn eq(&self, other: &Self) -> bool {
+        let members = |this: &Self| (this.bits, this.group, this.act_order);
+        self.pattern.as_str() == other.pattern.as_str() && members(self) == members(other)
+    }
+}
+
+impl Eq for GptqModules {}
+
+impl Quantization {
+    /// The quantisation of one module.
+    pub(crate) fn of_module(&self, module: &str) -> Self {
+        let Self::Gptq { bits, group, act_order, zero_offset, modules } = self else {
+            return self.clone();
+        };
+        let own = modules.iter().find(|own| own.pattern.is_match(module));
+        Self::Gptq {
+            bits: own.and_then(|own| own.bits).unwrap_or(*bits),
+            group: own.and_then(|own| own.group).unwrap_or(*group),
+            act_order: own.and_then(|own| own.act_order).unwrap_or(*act_order),
+            zero_offset: *zero_offset,
+            modules: Vec::new(),
+        }
+    }
 }
 
 /// Parses the quantisation that `keys`, the outermost object or `text_config`, describes.
@@ -92,16 +137,39 @@ fn gptq(keys: &Keys<'_>) -> Result<Quantization, ModelError> {
         expect_text(keys, key, &["gptq", "gptq_v2"])?;
     }
     expect_text(keys, "pack_dtype", &["int32"])?;
-    if keys.object("dynamic")?.is_some_and(|object| object.names().next().is_some()) {
-        return Err(keys.unsupported("dynamic", "the same format for all layers"));
-    }
     let format = keys.text("checkpoint_format")?.or(keys.text("format")?);
     Ok(Quantization::Gptq {
         bits,
         group: group(keys, "group_size")?,
         act_order: keys.flag("desc_act")?.unwrap_or(false),
         zero_offset: i32::from(format != Some("gptq_v2")),
+        modules: dynamic(keys)?,
     })
+}
+
+/// The entries of `dynamic`, the key of GPTQModel for modules that are quantised in another way. A
+/// key with the prefix `-:` names modules that are not quantised, for which nothing is to be known.
+fn dynamic(keys: &Keys<'_>) -> Result<Vec<GptqModules>, ModelError> {
+    let Some(object) = keys.object("dynamic")? else { return Ok(Vec::new()) };
+    if object.names().count() > DYNAMIC_MAX {
+        return Err(keys.invalid("dynamic", &format!("at most {DYNAMIC_MAX} entries")));
+    }
+    let entry = |name: &str| {
+        let pattern = name.strip_prefix("-:").or(name.strip_prefix("+:")).unwrap_or(name);
+        let compiled =
+            RegexBuilder::new(&format!("^(?:{pattern})")).size_limit(PATTERN_BYTES_MAX).build();
+        let pattern = compiled.map_err(|error| {
+            object.unsupported(name, &quoted(&format!("a regular expression ({error})")))
+        })?;
+        let plain = GptqModules { pattern, bits: None, group: None, act_order: None };
+        let Some(own) = object.object(name)?.filter(|_| !name.starts_with("-:")) else {
+            return Ok(plain);
+        };
+        let group = own.given("group_size").then(|| group(&own, "group_size")).transpose()?;
+        let bits = own.given("bits").then(|| expect_bits(&own, "bits", &[4, 8])).transpose()?;
+        Ok(GptqModules { bits, group, act_order: own.flag("desc_act")?, ..plain })
+    };
+    object.names().map(entry).collect()
 }
 
 fn compressed(keys: &Keys<'_>) -> Result<Quantization, ModelError> {

@@ -12,7 +12,7 @@ pub enum RopeScaling {
     None,
     /// Every frequency is divided by `factor`.
     Linear {
-        /// The divisor, at least 1.
+        /// The divisor, above 0.
         factor: f64,
     },
     /// Llama 3.1: low frequencies are divided by `factor`, high frequencies are unchanged, and
@@ -63,25 +63,57 @@ pub enum RopeScaling {
         divisors: Vec<f32>,
         /// Factor of rotated queries and keys, above 0.
         attention_factor: f32,
+        /// LongRoPE's other divisors, for a shorter context; `None` if there are none.
+        short: Option<ShortContext>,
     },
+}
+
+/// The divisors of LongRoPE for contexts up to a length.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ShortContext {
+    /// Maximum context length in positions: that of the model's original training.
+    pub length: usize,
+    /// `[rotary_dim / 2]`, all above 0.
+    pub divisors: Vec<f32>,
 }
 
 impl RopeScaling {
     /// LongRoPE, which has divisors for contexts up to the length `original` of the model's
-    /// original training and others for longer contexts. `choose` gets whether the longer ones are
-    /// used.
+    /// original training and others for longer contexts. `read` gets whether the longer ones are
+    /// wanted, and `missing` makes the error if they are not there.
     ///
     /// transformers chooses by the length of each sequence, so that all keys of a sequence change
     /// when it becomes longer than `original`. Cached keys must not depend on what follows them.
-    /// Therefore the model's context length `max_positions` decides, as in vLLM and llama.cpp.
+    /// Therefore the context length decides, as in vLLM and llama.cpp: that of the model,
+    /// `max_positions`, or the one to which users limit it ([`limit`](Self::limit)).
     pub(crate) fn long_rope<E>(
         max_positions: usize,
         original: usize,
         attention_factor: f64,
-        choose: impl FnOnce(bool) -> Result<Vec<f32>, E>,
+        read: impl Fn(bool) -> Result<Option<Vec<f32>>, E>,
+        missing: impl Fn(bool) -> E,
     ) -> Result<Self, E> {
-        let divisors = choose(max_positions > original)?;
-        Ok(Self::Divisors { divisors, attention_factor: attention_factor as f32 })
+        let is_long = max_positions > original;
+        let divisors = read(is_long)?.ok_or_else(|| missing(is_long))?;
+        let other = if is_long { read(false)? } else { None };
+        let short = other.map(|divisors| ShortContext { length: original, divisors });
+        Ok(Self::Divisors { divisors, attention_factor: attention_factor as f32, short })
+    }
+
+    /// Chooses the divisors for a context of at most `max_positions`. Returns what users are told
+    /// about the choice, if there is one.
+    pub(crate) fn limit(&mut self, max_positions: Option<usize>) -> Option<String> {
+        let Self::Divisors { divisors, short: short @ Some(_), .. } = self else { return None };
+        let original = short.as_ref().map_or(0, |short| short.length);
+        let is_short = max_positions.is_some_and(|max_positions| max_positions <= original);
+        if let Some(chosen) = short.take_if(|_| is_short) {
+            *divisors = chosen.divisors;
+            return Some(format!("LongRoPE: using the factors for at most {original} tokens"));
+        }
+        Some(format!(
+            "LongRoPE: using the factors for more than {original} tokens, also for shorter \
+             texts; a maximum model length of at most {original} selects the others"
+        ))
     }
 
     /// YaRN's attention factor if the configuration does not give one: `0.1 ln(factor) + 1`.
@@ -153,14 +185,21 @@ impl Rope {
                     return Err(ModelError::key(file, "partial_rotary_factor", expected, pairs));
                 }
             }
-            RopeScaling::Divisors { divisors, .. } if divisors.len() != rotary_dim / 2 => {
-                let expected =
-                    format!("{} divisors (half of the rotated elements)", rotary_dim / 2);
-                return Err(ModelError::key(file, "rope_scaling", expected, divisors.len()));
-            }
-            RopeScaling::Divisors { divisors, attention_factor } => {
+            RopeScaling::Divisors { divisors, attention_factor, short } => {
+                for divisors in [divisors].into_iter().chain(short.iter().map(|s| &s.divisors)) {
+                    if divisors.len() != rotary_dim / 2 {
+                        let expected =
+                            format!("{} divisors (half of the rotated elements)", rotary_dim / 2);
+                        return Err(ModelError::key(
+                            file,
+                            "rope_scaling",
+                            expected,
+                            divisors.len(),
+                        ));
+                    }
+                    divisors.iter().try_for_each(|d| positive("rope_scaling", f64::from(*d)))?;
+                }
                 positive("rope_scaling.attention_factor", f64::from(*attention_factor))?;
-                divisors.iter().try_for_each(|d| positive("rope_scaling", f64::from(*d)))?;
             }
         }
         let angle = |frequency: f32| frequency * max_positions as f32;

@@ -18,7 +18,7 @@ use super::mlp::Mlp;
 use super::passes::{self, Norm, NormVectors};
 use super::profile::{Profile, Stage};
 use super::routing::{ExpertGroup, Routing};
-use crate::adapter::ExpertSite;
+use crate::adapter::{ExpertSite, Site};
 use crate::config::{
     DecoderConfig, DenseAndExpertsWeights, ExpertsConfig, ExpertsWeights, SharedExpertWeights,
 };
@@ -254,13 +254,15 @@ impl ExpertsPass<'_> {
         kernels::accumulate(self.path, threads, inner, &terms, x);
     }
 
-    /// Normalizes the rows of `x` for their experts, and chooses these. `normed` is a buffer.
+    /// Normalizes the rows of `x` for their experts, and chooses these. `adapters` are those of the
+    /// rows. `normed` is a buffer.
     pub(super) fn route(
         &self,
         norm: Norm<'_>,
         x: &[f32],
         normed: &mut Operands,
         routing: &mut Routing,
+        adapters: &mut AdapterRows,
     ) {
         let Experts { config, router_norm, router, shared_gate, .. } = self.experts;
         let hidden = self.config.hidden_size;
@@ -274,9 +276,15 @@ impl ExpertsPass<'_> {
             Some(own) => Norm::of(self.config, Some(own), self.path).pack(x, normed, self.workers),
             None => normed.pack(self.workers.for_pass(rows, hidden), &routing.normed),
         }
+        let at = (self.index, Site::Routers);
+        adapters.lower(at, self.path, self.workers, |row, out| {
+            out.copy_from_slice(&routing.normed[row * hidden..][..hidden]);
+        });
         let sinks = [&mut routing.scores, &mut routing.shared_scores];
         let add_bias = |sums: RowSums<'_>| router.add_bias(self.path, sums.feature, sums.first);
-        let epilogues = [Some(&add_bias as Epilogue<'_>), None];
+        let scores = adapters.updates(self.index, Site::Routers).then([0], add_bias);
+        let shared_score = adapters.updates(self.index, Site::Routers).then([1], |_| {});
+        let epilogues = [Some(&scores as Epilogue<'_>), Some(&shared_score as Epilogue<'_>)];
         let mut products: Vec<Product<'_>> = readers
             .iter()
             .zip(sinks)

@@ -90,7 +90,8 @@ impl Decoder {
         };
         let norm = Norm::of(config, vectors.as_ref(), path);
         let pass = ExpertsPass { config, path, workers, experts, index };
-        pass.route(norm, &x[..rows * config.hidden_size], normed, routing);
+        let x = &x[..rows * config.hidden_size];
+        pass.route(norm, x, normed, routing, &mut self.adapters);
         self.profile.mark(Stage::Route);
     }
 
@@ -125,7 +126,7 @@ impl Decoder {
         let experts = &both.experts;
         let norm = Norm::of(config, Some(&both.experts_input_norm), path);
         let pass = ExpertsPass { config, path, workers, experts, index };
-        pass.route(norm, x, normed, routing);
+        pass.route(norm, x, normed, routing, &mut self.adapters);
         mixture.fill(0.0);
         pass.add(mixture, [normed, inner], routing, &mut self.adapters, &mut self.profile);
 

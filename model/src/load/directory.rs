@@ -5,9 +5,9 @@ use std::path::{Path, PathBuf};
 use serde_json::Value;
 use stolon_text::{TextSource, TokenizerSource};
 
-use super::embedding::{self, EmbeddingConfig};
-use super::model::LoadedModel;
-use super::{generation, images, skills};
+use super::embedding;
+use super::model::{GenerationDefaults, LoadedModel};
+use super::{class, generation, head, images, skills};
 use crate::config::gguf::EncoderKind;
 use crate::config::{self, Architecture, Keys, ParsedConfig};
 use crate::error::ModelError;
@@ -16,16 +16,25 @@ use crate::gguf::split;
 use crate::weights::{Weights, safetensors};
 
 pub(crate) const CONFIG: &str = "config.json";
+/// The description of AutoGPTQ's quantisation, and that of AutoAWQ's older versions.
+const QUANTIZE_CONFIG: &str = "quantize_config.json";
+const QUANT_CONFIG: &str = "quant_config.json";
 pub(crate) const GENERATION: &str = "generation_config.json";
 pub(crate) const TOKENIZER: &str = "tokenizer.json";
 pub(crate) const TOKENIZER_CONFIG: &str = "tokenizer_config.json";
 pub(crate) const CHAT_TEMPLATE: &str = "chat_template.jinja";
+/// The directory of further chat templates, `NAME.jinja`.
+pub(crate) const NAMED_TEMPLATES: &str = "additional_chat_templates";
+/// Maximum number of further chat templates.
+pub(crate) const NAMED_TEMPLATES_MAX: usize = 32;
 pub(crate) const CHAT_TEMPLATE_JSON: &str = "chat_template.json";
 
 /// All files that are read, except the weights.
 #[cfg(feature = "hub")]
-pub(crate) const SMALL: [&str; 10] = [
+pub(crate) const SMALL: [&str; 12] = [
     CONFIG,
+    QUANTIZE_CONFIG,
+    QUANT_CONFIG,
     GENERATION,
     TOKENIZER,
     TOKENIZER_CONFIG,
@@ -40,42 +49,82 @@ pub(crate) const SMALL: [&str; 10] = [
 /// Loads the safetensors model in `directory`. `id` is the model's name.
 pub(super) fn load(directory: &Path, id: String) -> Result<LoadedModel, ModelError> {
     let path = directory.join(CONFIG);
-    let Some(value) = optional(read_json(&path))? else { return Err(no_config(directory)) };
-    let mut config = config::parse_json(&path.display().to_string(), &value)?;
+    let Some(value) = optional(read_config(directory))? else { return Err(no_config(directory)) };
+    let file = path.display().to_string();
+    let mut config = config::parse_json(&file, &value)?;
+    config.notes.iter().for_each(|note| tracing::warn!("{note}"));
     let embedding = embedding::of_directory(directory, &value, config.decoder.hidden_size)?;
-    let path = directory.join(GENERATION);
-    let generation = optional(read_json(&path))?;
-    let generation = generation::parse(&path.display().to_string(), generation.as_ref(), &config)?;
+    let generation = generation(directory, &value, &config)?;
+    let generation = logged(generation);
     let mut weights = Weights::open_directory(directory)?;
     prepare(&mut weights, &config)?;
-    let generates = tie_missing_head(&mut config, &weights, embedding.as_ref());
+    let generates = head::tie_missing(&mut config, &mut weights, embedding.as_ref());
+    if let Some(note) = head::untie_different(&mut config, &weights) {
+        tracing::warn!("{note}");
+    }
+    if embedding.is_none() {
+        class::refuse_scores(&file, &value, &weights)?;
+    }
     weights.check(&config.decoder)?;
     let images = images::of_directory(directory, &value, &config.decoder, &weights)?;
-    let file = directory.join(CONFIG).display().to_string();
     let skills = skills::of_config(&Keys::root(&file, &value)?, &config.decoder)?;
     let text = text(directory)?;
     let config = config.decoder;
     Ok(LoadedModel { id, config, weights, text, generation, embedding, generates, images, skills })
 }
 
-/// Models for embeddings may have no output matrix, although it is not tied to the embedding
-/// (Qwen3-Embedding-8B). The decoder then uses the embedding in its place, whose logits have no
-/// meaning. Returns whether the model generates text.
-pub(crate) fn tie_missing_head(
-    config: &mut ParsedConfig,
-    weights: &Weights,
-    embedding: Option<&EmbeddingConfig>,
-) -> bool {
-    let tied = &mut config.decoder.tie_word_embeddings;
-    let is_missing = embedding.is_some() && !*tied && !weights.contains("lm_head.weight");
-    *tied |= is_missing;
-    !is_missing
+/// The content of `config.json` in `directory`. If it does not say how the weights are quantised,
+/// the files of older tools are read, too.
+pub(crate) fn read_config(directory: &Path) -> Result<Value, ModelError> {
+    let mut config = read_json(&directory.join(CONFIG))?;
+    let says = |config: &Value| {
+        let keys = ["quantization_config", "compression_config"];
+        let objects = [Some(config), config.get("text_config")];
+        objects.into_iter().flatten().any(|object| keys.iter().any(|key| !object[*key].is_null()))
+    };
+    if !config.is_object() || says(&config) {
+        return Ok(config);
+    }
+    for (name, method) in [(QUANTIZE_CONFIG, "gptq"), (QUANT_CONFIG, "awq")] {
+        if let Some(Value::Object(mut members)) = optional(read_json(&directory.join(name)))? {
+            for (older, newer) in [("q_group_size", "group_size"), ("w_bit", "bits")] {
+                if let Some(value) = members.get(older).cloned() {
+                    members.entry(newer).or_insert(value);
+                }
+            }
+            members.entry("quant_method").or_insert(method.into());
+            config["quantization_config"] = members.into();
+            break;
+        }
+    }
+    Ok(config)
+}
+
+/// The generation defaults of the model in `directory`, from `generation_config.json`, or else from
+/// `config`, the content of `config.json`. Also returns what users are told about them.
+pub(crate) fn generation(
+    directory: &Path,
+    config: &Value,
+    parsed: &ParsedConfig,
+) -> Result<(GenerationDefaults, Vec<String>), ModelError> {
+    let path = directory.join(GENERATION);
+    let file = optional(read_json(&path))?;
+    let path = if file.is_some() { path } else { directory.join(CONFIG) };
+    let members = file.or_else(|| generation::of_config(config));
+    generation::parse(&path.display().to_string(), members.as_ref(), parsed)
+}
+
+/// Logs what users are told about a part of the model, and returns the part.
+pub(super) fn logged<T>((part, notes): (T, Vec<String>)) -> T {
+    notes.iter().for_each(|note| tracing::warn!("{note}"));
+    part
 }
 
 /// Gives the tensors of a directory the names and the form that `config` requires.
 pub(crate) fn prepare(weights: &mut Weights, config: &ParsedConfig) -> Result<(), ModelError> {
-    if let Some(quantization) = &config.quantization {
-        weights.convert(quantization, &config.decoder)?;
+    match &config.quantization {
+        Some(quantization) => weights.convert(quantization, &config.decoder)?,
+        None => refuse_codes(weights)?,
     }
     match config.decoder.architecture {
         Architecture::Moondream2 | Architecture::Moondream3 => {
@@ -87,6 +136,21 @@ pub(crate) fn prepare(weights: &mut Weights, config: &ParsedConfig) -> Result<()
     omit_prediction(weights, config.decoder.layers.len());
     let adjacent = config.decoder.architecture.description().rotation.adjacent;
     weights.arrange(&config.decoder, adjacent)
+}
+
+/// Refuses quantised weights without a description.
+fn refuse_codes(weights: &Weights) -> Result<(), ModelError> {
+    let is_code = |name: &&str| name.ends_with(".qweight") || name.ends_with(".weight_packed");
+    match weights.names().filter(is_code).min() {
+        None => Ok(()),
+        Some(name) => {
+            let expected = format!(
+                "an object, or a file {QUANTIZE_CONFIG} or {QUANT_CONFIG}, because the weights are \
+                 quantised (`{name}`)"
+            );
+            Err(ModelError::key(CONFIG, "quantization_config", expected, "nothing"))
+        }
+    }
 }
 
 /// Removes the tensors of multi-token prediction, which compute several tokens at once. DeepSeek-V3
@@ -116,11 +180,8 @@ pub(crate) fn text(directory: &Path) -> Result<TextSource, ModelError> {
         None => TokenizerSource::Missing { directory: directory.to_owned() },
     };
     let tokenizer_config = optional(read_json(&directory.join(TOKENIZER_CONFIG)))?;
-    let path = directory.join(CHAT_TEMPLATE);
-    let chat_template = match optional(files::read(&path, files::TEMPLATE_BYTES_MAX))? {
-        Some(bytes) => Some(String::from_utf8(bytes).map_err(|error| {
-            ModelError::malformed(path.display().to_string(), error.utf8_error())
-        })?),
+    let chat_template = match optional(read_template(&directory.join(CHAT_TEMPLATE)))? {
+        Some(template) => Some(template),
         None => {
             let older = optional(read_json(&directory.join(CHAT_TEMPLATE_JSON)))?;
             older
@@ -129,7 +190,33 @@ pub(crate) fn text(directory: &Path) -> Result<TextSource, ModelError> {
                 .or_else(|| tokenizer_config.as_ref().and_then(template))
         }
     };
-    Ok(TextSource { tokenizer, tokenizer_config, chat_template })
+    let named_templates = named_templates(directory)?;
+    Ok(TextSource { tokenizer, tokenizer_config, chat_template, named_templates })
+}
+
+/// The further chat templates of the model in `directory`, which are files whose names are those of
+/// the templates.
+fn named_templates(directory: &Path) -> Result<Vec<(String, String)>, ModelError> {
+    let Ok(entries) = std::fs::read_dir(directory.join(NAMED_TEMPLATES)) else {
+        return Ok(Vec::new());
+    };
+    let paths = entries.filter_map(|entry| Some(entry.ok()?.path()));
+    let mut paths: Vec<_> =
+        paths.filter(|path| path.extension().is_some_and(|end| end == "jinja")).collect();
+    paths.sort_unstable();
+    let mut templates = Vec::new();
+    for path in paths.into_iter().take(NAMED_TEMPLATES_MAX) {
+        let Some(name) = path.file_stem().and_then(|name| name.to_str()) else { continue };
+        templates.push((name.to_owned(), read_template(&path)?));
+    }
+    Ok(templates)
+}
+
+/// Reads a file with a chat template.
+fn read_template(path: &Path) -> Result<String, ModelError> {
+    let bytes = files::read(path, files::TEMPLATE_BYTES_MAX)?;
+    String::from_utf8(bytes)
+        .map_err(|error| ModelError::malformed(path.display().to_string(), error.utf8_error()))
 }
 
 /// The key `chat_template` of a JSON object. Its value is a string or a list of named templates. In

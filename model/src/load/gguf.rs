@@ -7,7 +7,7 @@ use stolon_text::{GgufTokenizer, TextSource, TokenizerSource};
 
 use super::embedding::{EmbeddingConfig, EmbeddingSizes};
 use super::model::{GenerationDefaults, LoadedModel};
-use super::{directory, generation};
+use super::{class, directory, generation};
 use crate::config::{self, DecoderConfig, HEAD_DIM_MAX, ParsedConfig};
 use crate::error::ModelError;
 use crate::files;
@@ -21,7 +21,7 @@ pub(super) fn load(path: &Path, id: String) -> Result<LoadedModel, ModelError> {
     let (config, weights) = parse(&header, contents)?;
     let directory = directory_of(path);
     let text = text(&header, directory)?;
-    let generation = generation(&header, config.clone(), directory)?;
+    let generation = directory::logged(generation(&header, config.clone(), directory)?);
     let embedding = embedding(&header)?;
     Ok(LoadedModel {
         id,
@@ -68,6 +68,10 @@ pub(crate) fn describe(
     contents: Vec<Bytes>,
 ) -> Result<(DecoderConfig, Weights), ModelError> {
     let config = config::gguf::parse(header, &|name| small_floats(header, &contents, name))?;
+    // Classifiers and rerankers, which llama.cpp runs with the pooling `rank`.
+    if let Some(score) = header.tensors.keys().find(|name| name.starts_with("cls.")) {
+        return Err(class::weights_for_scores(&header.file, score));
+    }
     let mut weights = weights(header, &config, contents)?;
     weights.arrange(&config, config.architecture.description().gguf.adjacent)?;
     Ok((config, weights))
@@ -137,15 +141,28 @@ pub(crate) fn text(header: &Header, directory: &Path) -> Result<TextSource, Mode
         };
     }
     if text.chat_template.is_none() {
-        let key = "tokenizer.chat_template";
-        let template = header.metadata.get(key).and_then(Value::as_text);
-        if let Some(template) = template.filter(|t| t.len() as u64 > files::TEMPLATE_BYTES_MAX) {
-            let expected = format!("at most {} bytes", files::TEMPLATE_BYTES_MAX);
-            return Err(ModelError::key(&header.file, key, expected, template.len()));
+        text.chat_template = template(header, TEMPLATE)?;
+        let named = format!("{TEMPLATE}.");
+        let keys = header.metadata.keys().filter_map(|key| Some((key, key.strip_prefix(&named)?)));
+        for (key, name) in keys.take(directory::NAMED_TEMPLATES_MAX) {
+            let template = template(header, key)?;
+            text.named_templates.extend(template.map(|template| (name.to_owned(), template)));
         }
-        text.chat_template = template.map(str::to_owned);
     }
     Ok(text)
+}
+
+/// The key with the chat template. Those of further templates have their names after a dot.
+const TEMPLATE: &str = "tokenizer.chat_template";
+
+/// The chat template under `key`.
+fn template(header: &Header, key: &str) -> Result<Option<String>, ModelError> {
+    let template = header.metadata.get(key).and_then(Value::as_text);
+    if let Some(template) = template.filter(|t| t.len() as u64 > files::TEMPLATE_BYTES_MAX) {
+        let expected = format!("at most {} bytes", files::TEMPLATE_BYTES_MAX);
+        return Err(ModelError::key(&header.file, key, expected, template.len()));
+    }
+    Ok(template.map(str::to_owned))
 }
 
 /// Reads the vocabulary of a GGUF file. The file need not contain anything else, and may be any of
@@ -193,6 +210,22 @@ pub(crate) fn tokenizer(header: &Header) -> Result<Option<GgufTokenizer>, ModelE
         Some(_) => return Err(wrong("merges", "a list of strings")),
     };
     let text = |name: &str| value(name).and_then(Value::as_text).map(str::to_owned);
+    // Converters write 2^32 - 1 for a token that the vocabulary does not have.
+    let id = |name: &str| {
+        let id = token_id(header, name)?;
+        let is_known = (id as usize) < tokens.len();
+        if !is_known && id != u32::MAX {
+            tracing::warn!(
+                id,
+                "{}: ignoring {}, which is not in the vocabulary",
+                header.file,
+                key(name)
+            );
+        }
+        is_known.then_some(id)
+    };
+    let [bos, eos, unknown, padding] =
+        ["bos_token_id", "eos_token_id", "unknown_token_id", "padding_token_id"].map(id);
     let flag = |name: &str| value(name).and_then(Value::as_bool);
     Ok(Some(GgufTokenizer {
         file: header.file.clone(),
@@ -202,10 +235,10 @@ pub(crate) fn tokenizer(header: &Header) -> Result<Option<GgufTokenizer>, ModelE
         scores,
         token_types,
         merges,
-        bos_token_id: token_id(header, "bos_token_id"),
-        eos_token_id: token_id(header, "eos_token_id"),
-        unknown_token_id: token_id(header, "unknown_token_id"),
-        padding_token_id: token_id(header, "padding_token_id"),
+        bos_token_id: bos,
+        eos_token_id: eos,
+        unknown_token_id: unknown,
+        padding_token_id: padding,
         add_bos_token: flag("add_bos_token"),
         add_eos_token: flag("add_eos_token"),
         add_space_prefix: flag("add_space_prefix"),
@@ -226,7 +259,8 @@ const SAMPLING_KEYS: [(&str, &str); 5] = [
     ("penalty_repeat", "repetition_penalty"),
 ];
 
-/// What the file recommends for sampling, as members of `generation_config.json`.
+/// What the file recommends for sampling, and the tokens that must not be generated, as members of
+/// `generation_config.json`.
 fn sampling(header: &Header) -> serde_json::Map<String, serde_json::Value> {
     let mut members = serde_json::Map::new();
     for (name, member) in SAMPLING_KEYS {
@@ -244,6 +278,9 @@ fn sampling(header: &Header) -> serde_json::Map<String, serde_json::Value> {
     if !members.is_empty() {
         members.insert("do_sample".to_owned(), true.into());
     }
+    if let Some(Value::Integers(ids)) = header.metadata.get("tokenizer.ggml.suppress_tokens") {
+        members.insert("suppress_tokens".to_owned(), ids.as_slice().into());
+    }
     members
 }
 
@@ -253,13 +290,17 @@ pub(crate) fn generation(
     header: &Header,
     decoder: DecoderConfig,
     directory: &Path,
-) -> Result<GenerationDefaults, ModelError> {
+) -> Result<(GenerationDefaults, Vec<String>), ModelError> {
     let ends = ["eos_token_id", "eot_token_id", "eom_token_id"];
+    let id = |name: &str| token_id(header, name).filter(|id| *id != u32::MAX);
     let own = ParsedConfig {
         decoder,
-        eos_token_ids: ends.iter().filter_map(|name| token_id(header, name)).collect(),
+        eos_token_ids: ends.iter().filter_map(|name| id(name)).collect(),
+        default_eos: false,
         bos_token_id: token_id(header, "bos_token_id"),
         quantization: None,
+        may_lack_head: false,
+        notes: Vec::new(),
     };
     let path = directory.join(directory::GENERATION);
     let mut members = sampling(header);

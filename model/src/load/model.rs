@@ -6,6 +6,7 @@ use stolon_text::TextSource;
 use super::embedding::EmbeddingConfig;
 use super::images::ImageModel;
 use super::skills::SkillPrompts;
+use super::suppressed::SuppressedTokens;
 use crate::config::DecoderConfig;
 use crate::weights::Weights;
 
@@ -54,6 +55,8 @@ pub struct GenerationDefaults {
     pub min_p: Option<f32>,
     /// Repetition penalty, above 0. 1 has no effect.
     pub repetition_penalty: Option<f32>,
+    /// The tokens that the model must not generate.
+    pub suppressed: SuppressedTokens,
 }
 
 impl GenerationDefaults {

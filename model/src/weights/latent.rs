@@ -4,8 +4,28 @@
 
 use super::interleaved::Interleaved;
 use super::{Stored, Weights};
-use crate::config::{DecoderConfig, LatentConfig, LatentWeights, MixerWeights};
+use crate::config::{
+    DecoderConfig, LatentConfig, LatentWeights, MixerWeights, TensorRole, TensorSpec,
+};
 use crate::error::ModelError;
+
+impl DecoderConfig {
+    /// The matrices with the keys and values of all heads.
+    pub(super) fn latent_matrices(&self) -> Vec<TensorSpec> {
+        let Some(LatentConfig { key_dim, value_dim, width, .. }) = self.latent else {
+            return Vec::new();
+        };
+        let mixers = self.weights().layers.into_iter().flat_map(|layer| layer.mixers);
+        let matrix = |mixer| match mixer {
+            MixerWeights::Latent(LatentWeights { name, keys, .. }) => {
+                let shape = vec![keys.len() * (key_dim + value_dim), width];
+                Some(TensorSpec { name, shape, role: TensorRole::Matrix })
+            }
+            _ => None,
+        };
+        mixers.filter_map(matrix).collect()
+    }
+}
 
 impl Weights {
     /// Divides the matrices with the keys and values of all heads of `config`. Those of keys are
@@ -14,7 +34,7 @@ impl Weights {
     ///
     /// # Errors
     /// [`ModelError::WrongShape`] if there is another number of rows, and [`ModelError::WrongType`]
-    /// if the matrix is quantised, so that it cannot be transposed.
+    /// if the matrix consists of blocks, so that it cannot be transposed.
     pub(super) fn split_latent(
         &mut self,
         config: &DecoderConfig,
@@ -43,10 +63,11 @@ impl Weights {
         let rows = keys.len() * (key_dim + value_dim);
         // `check` finds missing ones.
         let Some(stored) = self.take_whole(&name, vec![rows, columns])? else { return Ok(()) };
+        let is_converted = stored.converted.is_some();
         let row_bytes = match &stored.dtype {
-            Ok(dtype) if dtype.block_len() == 1 && stored.converted.is_none() => {
-                stored.range.len() / rows
-            }
+            // The rows are computed when they are read.
+            Ok(dtype) if dtype.block_len() == 1 && is_converted => 0,
+            Ok(dtype) if dtype.block_len() == 1 => stored.range.len() / rows,
             dtype => {
                 let got = match &stored.converted {
                     Some(converted) => converted.format.to_owned(),
@@ -57,19 +78,121 @@ impl Weights {
                 return Err(ModelError::WrongType { file, tensor: name, expected, got });
             }
         };
-        let mut start = stored.range.start;
+        let mut next_row = 0;
+        // A part of the matrix: the next rows. Two tensors must not share bytes, so the first one
+        // has those of a matrix that is converted.
         let mut next = |rows: usize| {
-            let range = start..start + rows * row_bytes;
-            start = range.end;
-            range
+            let (first, start) = (next_row, stored.range.start + next_row * row_bytes);
+            next_row += rows;
+            let range = match (is_converted, first) {
+                (true, 0) => stored.range.clone(),
+                _ => start..start + rows * row_bytes,
+            };
+            let converted = stored.converted.as_ref();
+            let converted =
+                converted.map(|whole| Box::new(whole.part(first..next_row, first == 0)));
+            Stored { range, converted, ..stored.clone() }
         };
         for (key, value) in keys.into_iter().zip(values) {
-            let interleaved = Some(Interleaved::TRANSPOSED);
-            let (shape, range) = (vec![columns, key_dim], next(key_dim));
-            self.insert(key.name, Stored { shape, range, interleaved, ..stored.clone() })?;
-            let (shape, range) = (vec![value_dim, columns], next(value_dim));
-            self.insert(value.name, Stored { shape, range, ..stored.clone() })?;
+            let (interleaved, shape) = (Some(Interleaved::TRANSPOSED), vec![columns, key_dim]);
+            let part = Stored { shape, interleaved, ..next(key_dim) };
+            self.insert(key.name, part)?;
+            let part = Stored { shape: vec![value_dim, columns], ..next(value_dim) };
+            self.insert(value.name, part)?;
         }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use half::f16;
+    use safetensors::tensor::{Dtype, TensorView, serialize};
+    use serde_json::json;
+
+    use super::*;
+    use crate::config::quantization::Quantization;
+    use crate::mmap::Bytes;
+
+    const NAME: &str = "model.layers.0.self_attn.kv_b_proj.weight";
+    /// Rows of the matrix: two heads with 32 rows of keys and 16 of values each.
+    const ROWS: usize = 96;
+    const WIDTH: usize = 64;
+
+    fn config() -> DecoderConfig {
+        let config = json!({
+            "model_type": "deepseek_v2", "vocab_size": 8, "hidden_size": 64, "num_hidden_layers": 1,
+            "num_attention_heads": 2, "kv_lora_rank": WIDTH, "q_lora_rank": null,
+            "qk_nope_head_dim": 32, "qk_rope_head_dim": 16, "v_head_dim": 16,
+            "first_k_dense_replace": 1,
+        });
+        DecoderConfig::from_json("config.json", &config).unwrap()
+    }
+
+    /// A value of the matrix: exact in f16.
+    fn value(row: usize, column: usize) -> f32 {
+        code(row, column) as f32 * 0.5
+    }
+
+    fn code(row: usize, column: usize) -> i8 {
+        ((row * 7 + column * 3) % 200) as i8
+    }
+
+    /// Goal: a matrix of latent attention that is quantised is divided by head, with the keys
+    /// transposed, as one that is not quantised. In both, the values are those of the file.
+    #[test]
+    fn quantised_matrices_are_divided() {
+        let config = config();
+        let cells = || (0..ROWS).flat_map(|row| (0..WIDTH).map(move |column| (row, column)));
+        let codes: Vec<u8> = cells().map(|(row, column)| code(row, column) as u8).collect();
+        let scales: Vec<u8> =
+            [0.5_f32; ROWS].iter().flat_map(|scale| scale.to_le_bytes()).collect();
+        let plain: Vec<u8> = cells()
+            .flat_map(|(row, column)| f16::from_f32(value(row, column)).to_le_bytes())
+            .collect();
+        let scale_name = format!("{NAME}_scale");
+        let quantised = serialize(
+            [
+                (NAME, TensorView::new(Dtype::I8, vec![ROWS, WIDTH], &codes).unwrap()),
+                (&scale_name, TensorView::new(Dtype::F32, vec![ROWS, 1], &scales).unwrap()),
+            ],
+            None,
+        );
+        let plain = serialize(
+            [(NAME, TensorView::new(Dtype::F16, vec![ROWS, WIDTH], &plain).unwrap())],
+            None,
+        );
+        let quantization = Quantization::Integers {
+            bits: 8,
+            packed: false,
+            symmetric: true,
+            group: None,
+            act_order: false,
+        };
+        for file in [quantised, plain] {
+            let mut weights =
+                Weights::from_safetensors("file", Bytes::Owned(file.unwrap())).unwrap();
+            weights.convert(&quantization, &config).unwrap();
+            weights.split_latent(&config, false).unwrap();
+            weights.check_disjoint().unwrap();
+            let mixers = config.weights().layers.remove(0).mixers;
+            let Some(MixerWeights::Latent(LatentWeights { keys, values, .. })) =
+                mixers.into_iter().next()
+            else {
+                panic!("expected latent attention");
+            };
+            for (head, (key, values)) in keys.iter().zip(&values).enumerate() {
+                let floats = |spec: &TensorSpec| weights.floats(spec).unwrap();
+                let first = head * 48;
+                let expected: Vec<f32> = (0..WIDTH)
+                    .flat_map(|column| (0..32).map(move |row| value(first + row, column)))
+                    .collect();
+                assert_eq!(floats(key), expected);
+                let expected: Vec<f32> = (0..16)
+                    .flat_map(|row| (0..WIDTH).map(move |column| value(first + 32 + row, column)))
+                    .collect();
+                assert_eq!(floats(values), expected);
+            }
+        }
     }
 }

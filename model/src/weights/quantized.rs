@@ -8,6 +8,7 @@
 mod decode;
 mod layout;
 
+use std::collections::HashSet;
 use std::ops::Range;
 
 use super::{Stored, TensorType, Weights};
@@ -147,12 +148,21 @@ impl Weights {
         let specs = config.tensors().into_iter().filter(|spec| spec.role.is_matrix());
         let whole = specs.map(|spec| (spec.name.clone(), vec![spec]));
         let stacked = config.stacked().into_iter().chain(config.mixed_matrices());
-        for (name, matrices) in stacked.chain(whole) {
+        let latent = config.latent_matrices();
+        let is_latent: HashSet<String> = latent.iter().map(|spec| spec.name.clone()).collect();
+        let latent = latent.into_iter().map(|spec| (spec.name.clone(), vec![spec]));
+        for (name, matrices) in stacked.chain(latent).chain(whole) {
             let rows = matrices.iter().map(|matrix| matrix.shape[0]).sum();
             let shape = [rows, matrices[0].shape[1]];
             let Some(module) = name.strip_suffix(".weight") else { continue };
             let mut parts = layout::Parts::new(self, module, shape);
-            let Some(converted) = parts.convert(quantization)? else { continue };
+            let Some(mut converted) = parts.convert(&quantization.of_module(module))? else {
+                continue;
+            };
+            if is_latent.contains(&name) && converted.target.block_len() > 1 {
+                // The part with the keys is transposed, which blocks cannot be.
+                converted.target = layout::WIDE;
+            }
             parts.names.into_iter().for_each(|name| drop(self.tensors.remove(&name)));
             stored_bytes = stored_bytes.saturating_add(converted.bytes);
             let elements = shape[0].saturating_mul(shape[1]);
@@ -186,6 +196,13 @@ impl Weights {
 }
 
 impl Converted {
+    /// The `rows` of this matrix. `is_first` says whether the parts count as theirs.
+    pub(super) fn part(&self, rows: Range<usize>, is_first: bool) -> Self {
+        let start = self.rows.start;
+        let bytes = if is_first { self.bytes } else { 0 };
+        Self { rows: start + rows.start..start + rows.end, bytes, ..self.clone() }
+    }
+
     /// The matrices that are stored in this one, with their names. `parts` are all of them, in the
     /// order of their rows.
     fn matrices(self, parts: Vec<TensorSpec>) -> impl Iterator<Item = (String, Stored)> {

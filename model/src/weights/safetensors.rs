@@ -254,7 +254,8 @@ fn encoder_name(name: &str) -> Option<String> {
 pub(crate) fn canonical_name(name: &str) -> String {
     for prefix in ["model.language_model.", "model.text_model."] {
         if let Some(rest) = name.strip_prefix(prefix) {
-            return format!("model.{rest}");
+            let is_head = rest.starts_with("lm_head.");
+            return if is_head { rest.to_owned() } else { format!("model.{rest}") };
         }
     }
     if let Some(name) = encoder_name(name) {
@@ -280,6 +281,9 @@ pub(crate) fn canonical_name(name: &str) -> String {
         return format!("{layer}.input_layernorm.{kind}");
     }
     let name = name.strip_prefix("language_model.").unwrap_or(name);
+    if name.starts_with("model.lm_head.") {
+        return name["model.".len()..].to_owned();
+    }
     if ["layers.", "embed_tokens.", "norm.", "embedding_norm."]
         .iter()
         .any(|start| name.starts_with(start))

@@ -41,6 +41,12 @@ impl Stored {
         Stored { region, dtype, shape, range, pairs, converted, interleaved, runs }
     }
 
+    /// Whether the bytes of the range are the tensor as it is in memory.
+    pub(super) fn is_plain(&self) -> bool {
+        let Stored { pairs, converted, interleaved, runs, .. } = self;
+        pairs.is_none() && converted.is_none() && interleaved.is_none() && runs.is_none()
+    }
+
     /// Size of the tensor in bytes, as stored.
     pub(super) fn byte_len(&self) -> u64 {
         let all = self.range.len();

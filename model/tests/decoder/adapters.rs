@@ -1,6 +1,7 @@
 //! LoRA adapters: their results are those of PEFT, and bit-identical for all batchings, next to
 //! other adapters and to the model without one.
 
+use std::collections::HashMap;
 use std::path::PathBuf;
 
 use safetensors::SafeTensors;
@@ -9,11 +10,13 @@ use stolon_backend::{
 };
 use stolon_kernels::Path;
 use stolon_kvcache::BlockId;
-use stolon_model::{DecoderConfig, KvType, LoadedModel};
+use stolon_model::config::{FeedForwardWeights, TensorSpec};
+use stolon_model::{DecoderConfig, KvType, LoadedModel, Tensor, Weights};
 
 use super::converted;
 use super::fixture::{self, Setup};
 use super::invariance::wide_model;
+use crate::adapter_writer::AdapterWriter;
 use crate::gguf_writer::{GgufWriter, Meta};
 use crate::model_adapter::whole_adapter;
 use crate::suite::invariance::Subject;
@@ -180,6 +183,74 @@ fn wide_adapters_are_batch_invariant() {
             let tokens = (0..140).map(|i| i * i % 499).collect();
             Subject::new(label, Box::new(open_model), open, &[1, 2], tokens).check();
         }
+    }
+}
+
+/// Goal: an adapter of routers and of the gates of shared experts, which PEFT's `all-linear` has,
+/// gives the results of a model with the adapter in its weights.
+#[test]
+fn adapters_of_routers_equal_merged_weights() {
+    for name in ["qwen2_moe", "glm4_moe", "mixtral"] {
+        let plain = fixture::model(name);
+        let mlps = plain.config.weights().layers.into_iter().filter_map(|layer| layer.mlp);
+        let routers = mlps.filter_map(|mlp| match mlp {
+            FeedForwardWeights::Experts(experts) => Some(experts),
+            _ => None,
+        });
+        let routers: Vec<TensorSpec> = routers
+            .flat_map(|experts| {
+                let gate = experts.shared.and_then(|shared| shared.gate);
+                [experts.router].into_iter().chain(gate).map(|router| router.weight)
+            })
+            .collect();
+        let mut adapter = AdapterWriter::new(4, 9);
+        let mut merged: HashMap<&str, Vec<f32>> = HashMap::new();
+        for spec in &routers {
+            let (rows, columns) = (spec.shape[0], spec.shape[1]);
+            let module = spec.name.strip_suffix(".weight").expect("a matrix");
+            adapter.add(module, [rows, columns], "F32");
+            let [.., first, second] = &adapter.tensors[..] else { panic!("two matrices") };
+            let floats = |bytes: &[u8]| -> Vec<f32> {
+                bytes.as_chunks().0.iter().map(|bytes| f32::from_le_bytes(*bytes)).collect()
+            };
+            let (a, b) = (floats(&first.3), floats(&second.3));
+            let mut values = plain.weights.floats(spec).expect("a matrix");
+            for (index, value) in values.iter_mut().enumerate() {
+                let (row, column) = (index / columns, index % columns);
+                *value +=
+                    (0..4).map(|r| 2.0 * b[row * 4 + r] * a[r * columns + column]).sum::<f32>();
+            }
+            merged.insert(&spec.name, values);
+        }
+        let dir = tempfile::tempdir().expect("a directory");
+        adapter.write(dir.path());
+        let tensors = plain.config.tensors().into_iter().map(|spec| {
+            let values = match merged.get(spec.name.as_str()) {
+                Some(values) => values.clone(),
+                None => plain.weights.floats(&spec).expect("floats"),
+            };
+            let bytes: Vec<u8> = values.iter().flat_map(|value| value.to_le_bytes()).collect();
+            let (dtype, bytes) = (stolon_model::TensorType::F32, bytes.into());
+            Tensor { name: spec.name, dtype, shape: spec.shape, bytes }
+        });
+        let weights = Weights::from_tensors("merged", tensors).expect("valid tensors");
+        let model = LoadedModel { weights, ..fixture::model(name) };
+        let prompt: Vec<u32> = (0..40).map(|i| (7 * i + 3) % 80).collect();
+        let logits = |mut backend: Box<dyn Backend>| {
+            let table = run::table(5, prompt.len(), 16);
+            run::rows(&mut *backend, &prompt, 0, usize::MAX / 2, &table)
+        };
+        let setup = Setup::default();
+        let expected = logits(Box::new(fixture::backend(model, setup)));
+        let base = logits(Box::new(fixture::backend(fixture::model(name), setup)));
+        let own = Box::new(fixture::backend(plain, setup));
+        let adapted = logits(Adapted::open(own, dir.path()));
+        let difference = |a: &[Vec<f32>], b: &[Vec<f32>]| {
+            let rows = a.iter().zip(b).map(|(a, b)| fixture::difference(a, b));
+            rows.fold(0.0, f32::max)
+        };
+        assert!(difference(&adapted, &expected) < 1e-3, "{name}");
+        assert!(difference(&base, &expected) > 1e-2, "{name}: the adapter changes nothing");
     }
 }
 

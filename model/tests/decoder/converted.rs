@@ -34,15 +34,17 @@ pub(super) fn model(name: &str) -> Result<LoadedModel, ModelError> {
 
 fn restore(name: &str, config: &mut DecoderConfig, fixture: &DecoderConfig) {
     match name {
-        // No windows, layers without a rotary embedding are every fourth, windows are in all layers
-        // but every sixth, and hybrids have no rotary embedding.
-        "mistral" | "mixtral" | "starcoder2" | "smollm3" | "granite_mamba_moe" => {
+        // No windows, layers without a rotary embedding are every fourth, and windows are in all
+        // layers but every fourth.
+        "mistral" | "starcoder2" | "smollm3" | "cohere2" | "olmo3" | "exaone4" => {
             config.layers.clone_from(&fixture.layers);
         }
         // Two factors of YaRN that are not the same.
-        "deepseek_v2" | "deepseek_v3" => config.ropes.clone_from(&fixture.ropes),
+        "deepseek_v2" | "deepseek_v2_groups" | "deepseek_v3" => {
+            config.ropes.clone_from(&fixture.ropes)
+        }
         // The scale of attention of all models but the largest.
-        "gemma2" | "gemma3" => {
+        "gemma2" | "gemma3" | "gemma3_270m" => {
             config.layers.clone_from(&fixture.layers);
             config.attention_scale = fixture.attention_scale;
         }

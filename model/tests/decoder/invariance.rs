@@ -1,7 +1,7 @@
 //! Tests batch invariance: a row of logits depends, bit for bit, only on the tokens of its
 //! sequence.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use stolon_kernels::Path;
 use stolon_model::config::NormPlacement;
@@ -83,38 +83,50 @@ fn every_architecture_is_batch_invariant() {
     }
 }
 
+/// The indices of the last layer with each kind of mixer that keeps something of positions.
+fn last_of_each_kind(config: &DecoderConfig) -> BTreeSet<usize> {
+    let keeping = config.layers.iter().enumerate().filter(|(_, layer)| layer.keeps_positions());
+    let last: BTreeMap<_, _> =
+        keeping.map(|(index, layer)| (format!("{:?}", layer.mixers), index)).collect();
+    last.into_values().collect()
+}
+
 /// Goal: an MLP may follow every kind of layer as a layer of its own. Rows without an output are
 /// dropped in the last layer that keeps something of positions, which is not the last one then.
 #[test]
 fn layers_without_mixers_may_follow_all_others() {
     let mut kinds = BTreeSet::new();
     for name in fixture::names() {
-        let LoadedModel { mut config, .. } = fixture::model(&name);
-        if config.norms != NormPlacement::Input {
+        let LoadedModel { config: whole, .. } = fixture::model(&name);
+        if whole.norms != NormPlacement::Input {
             // Such models have no norm that the MLP could have for itself, and are refused.
             continue;
         }
-        let last = config.layers[config.last_keeping_layer()];
-        let plain = LayerConfig {
-            mixers: &[],
-            rope: None,
-            sliding_window: None,
-            heads: None,
-            kv_source: None,
-            values_from_keys: false,
-            mlp: Some(MlpKind::Dense),
-            ..last
-        };
-        config.layers.extend([plain, LayerConfig { mlp: last.mlp.or(plain.mlp), ..plain }]);
-        kinds.extend(last.mixers.iter().map(|mixer| format!("{mixer:?}")));
-        let model = || {
-            let weights = random_model(&config, 7).expect("a valid configuration");
-            LoadedModel { weights, config: config.clone(), ..fixture::model(&name) }
-        };
-        let tokens = (0..90).map(|i| i * i % 89).collect();
-        let open = fixture::open(Setup::default());
-        let label = format!("{name} and MLPs");
-        Subject::new(label, Box::new(model), open, &[1], tokens).check_outputs();
+        for index in last_of_each_kind(&whole) {
+            let last = whole.layers[index];
+            let plain = LayerConfig {
+                mixers: &[],
+                rope: None,
+                sliding_window: None,
+                heads: None,
+                kv_source: None,
+                values_from_keys: false,
+                mlp: Some(MlpKind::Dense),
+                ..last
+            };
+            let mlps = [plain, LayerConfig { mlp: last.mlp.or(plain.mlp), ..plain }];
+            let layers = [&whole.layers[..=index], &mlps].concat();
+            let config = DecoderConfig { layers, ..whole.clone() };
+            kinds.extend(last.mixers.iter().map(|mixer| format!("{mixer:?}")));
+            let model = || {
+                let weights = random_model(&config, 7).expect("a valid configuration");
+                LoadedModel { weights, config: config.clone(), ..fixture::model(&name) }
+            };
+            let tokens = (0..90).map(|i| i * i % 89).collect();
+            let open = fixture::open(Setup::default());
+            let label = format!("{name} to layer {index} and MLPs");
+            Subject::new(label, Box::new(model), open, &[1], tokens).check_outputs();
+        }
     }
     assert_eq!(kinds.len(), 5, "the last mixers are {kinds:?}");
 }

@@ -52,9 +52,9 @@ fn slots_of_states_are_checked() {
     assert!(error.contains("the states of all slots"), "{error}");
     let backend = open("qwen3_5", 3).expect("3 slots");
     let state = backend.spec().state.expect("states");
-    // Three layers with 4 heads of 12 x 32 values (20 are used) and 3 inputs of 128 channels, and
+    // Three layers with 6 heads of 12 x 16 values (10 are used) and 3 inputs of 108 channels, and
     // what is missing to whole groups of 64 positions.
-    let bytes = 3 * 4 * (4 * 12 * 32 + 3 * 128_usize);
+    let bytes = 3 * 4 * (6 * 12 * 16 + 3 * 108_usize);
     let bytes = bytes.next_multiple_of(4 * backend.spec().block_bytes);
     assert_eq!((state.bytes, state.slots), (bytes, 3));
 }

@@ -302,7 +302,11 @@ fn metadata(config: &DecoderConfig, file: &mut GgufWriter) {
         file.set(&format!("{prefix}.attention.sliding_window_pattern"), Meta::Bools(pattern));
     }
     match &config.ropes[0].scaling {
-        RopeScaling::Divisors { divisors, attention_factor } => {
+        RopeScaling::Divisors { divisors, attention_factor, short } => {
+            if let Some(short) = short {
+                let key = format!("{prefix}.rope.scaling.original_context_length");
+                file.set(&key, Meta::U32(short.length as u32));
+            }
             file.set(&format!("{prefix}.rope.scaling.attn_factor"), Meta::F32(*attention_factor));
             let bytes: Vec<u8> = divisors.iter().flat_map(|d| d.to_le_bytes()).collect();
             for name in ["rope_factors_short.weight", "rope_factors_long.weight"] {

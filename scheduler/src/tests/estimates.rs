@@ -125,7 +125,7 @@ fn workload(mix: Mix, seed: u64, count: usize, rate: f64) -> Vec<(Duration, Sequ
     let mut history: Vec<Vec<u32>> = vec![Vec::new(); 8];
     let request = |number: usize| {
         let together = if matches!(mix, Mix::Bursts) { 20 } else { 1 };
-        if number % together == 0 {
+        if number.is_multiple_of(together) {
             moment -= (1.0 - random.random::<f64>()).ln() * together as f64 / rate;
         }
         let mut text = |len: usize| (0..len).map(|_| random.random_range(0..50_000)).collect();

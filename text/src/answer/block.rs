@@ -1,11 +1,14 @@
-//! A block of tool calls in an answer, from the marker that begins it.
+//! A block of tool calls whose form a grammar guarantees, from the marker that begins it. The
+//! arguments are passed on while they arrive, in the formats that write them as JSON.
 
 use std::sync::Arc;
 
+use super::calls::{Beginning, Reader};
+use super::cursor::End;
 use super::envelope::{CallPart, Envelope};
 use super::format::ToolCallFormat;
 use super::json::{NotJson, Scanner};
-use super::{gemma, named, python, tagged};
+use super::offered::Offered;
 use crate::FunctionSchema;
 
 /// Maximum length of a call as the model writes it, in bytes.
@@ -51,8 +54,6 @@ struct Written {
     text: String,
     /// How often the closing marker has occurred within a call.
     closes: usize,
-    /// Whether it may still turn out that the text is not a program with calls.
-    is_doubtful: bool,
 }
 
 /// What a character adds to a block.
@@ -94,23 +95,12 @@ impl Block {
 
     /// The calls in a text that has all of them.
     fn read(&self, text: &str, changes: &mut Vec<Change>) -> Result<(), NotJson> {
-        let as_text =
-            |(name, arguments): (String, serde_json::Value)| (name, arguments.to_string());
-        let calls: Option<Vec<_>> = match self.format {
-            ToolCallFormat::DeepSeek | ToolCallFormat::Kimi => {
-                named::parse_calls(self.format, text)
-            }
-            ToolCallFormat::Gemma4 => {
-                gemma::parse_calls(text).map(|calls| calls.into_iter().map(as_text).collect())
-            }
-            format if format.is_python() => {
-                python::parse_calls(text).map(|calls| calls.into_iter().map(as_text).collect())
-            }
-            format => tagged::parse_calls(format, text, &self.functions)
-                .map(|calls| calls.into_iter().map(as_text).collect()),
-        };
-        let calls = calls.filter(|calls| calls.iter().all(|(name, _)| self.allows(name)));
-        for (name, arguments) in calls.ok_or(NotJson)? {
+        let reader = Reader { format: self.format, offered: Offered(&self.functions) };
+        let read = reader.read(text, End::Cut, Beginning::Marked).map_err(|_| NotJson)?;
+        if !text[read.len..].trim().is_empty() {
+            return Err(NotJson);
+        }
+        for (name, arguments) in read.calls {
             changes.push(Change::Part(CallPart::Name(name)));
             changes.push(Change::Part(CallPart::Arguments(arguments)));
             changes.push(Change::CallEnd);
@@ -153,8 +143,6 @@ impl Block {
     pub(super) fn finish(&mut self, changes: &mut Vec<Change>) -> Next {
         let ended = match &self.state {
             State::After => Ok(()),
-            // Nothing else tells whether the last argument is complete.
-            State::Written(_) if self.format == ToolCallFormat::Glm => Err(NotJson),
             State::Written(written) => self.read(&written.text, changes),
             _ => Err(NotJson),
         };
@@ -211,15 +199,6 @@ impl Block {
     fn in_written(&mut self, character: char, changes: &mut Vec<Change>) -> Result<(), NotJson> {
         let State::Written(written) = &mut self.state else { return Err(NotJson) };
         written.text.push(character);
-        if written.is_doubtful {
-            let name = python::called_first(&written.text).ok_or(NotJson)?;
-            if !written.text.ends_with('(') {
-                return Ok(());
-            }
-            let name = name.to_owned();
-            written.is_doubtful = false;
-            return if self.allows(&name) { Ok(()) } else { Err(NotJson) };
-        }
         let close = self.format.markers().close;
         if !written.text.ends_with(close) {
             return Ok(());
@@ -236,7 +215,7 @@ impl Block {
         if closes == MAX_CLOSES {
             return Err(NotJson);
         }
-        self.state = State::Written(Written { text, closes, is_doubtful: false });
+        self.state = State::Written(Written { text, closes });
         Ok(())
     }
 
@@ -257,11 +236,7 @@ impl Block {
                 Ok(())
             }
             first if self.format.is_written() => {
-                let list = if self.listed { "[" } else { "" };
-                self.listed = false;
-                let is_doubtful = self.format.is_python();
-                let text = list.to_owned();
-                self.state = State::Written(Written { text, closes: 0, is_doubtful });
+                self.state = State::Written(Written::default());
                 self.in_written(first, changes)
             }
             _ => Err(NotJson),

@@ -6,9 +6,8 @@ use std::str::FromStr;
 
 /// A format of tool calls. The names are those of vLLM's parsers where it has one.
 ///
-/// Calls are read in the form that models of the format write, and in every format also as JSON
-/// objects between its markers, which is how guaranteed calls are written where the model's own
-/// form is not JSON.
+/// The format says how a model is asked to write calls, and how guaranteed calls are written. Other
+/// calls are read in any of the forms, also if they are nearly right.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum ToolCallFormat {
@@ -82,14 +81,20 @@ const DEEPSEEK: &[&str] = &[
     "<｜tool▁calls▁end｜>",
 ];
 
-/// The special tokens of Kimi, in the same order.
+/// The special tokens of Kimi, in the same order, and those that it writes instead at times.
 const KIMI: &[&str] = &[
     "<|tool_calls_section_begin|>",
     "<|tool_call_begin|>",
     "<|tool_call_argument_begin|>",
     "<|tool_call_end|>",
     "<|tool_calls_section_end|>",
+    "<|tool_call_section_begin|>",
+    "<|tool_call_section_end|>",
 ];
+
+/// The special tokens of GLM.
+const GLM: &[&str] =
+    &["<tool_call>", "</tool_call>", "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>"];
 
 /// Texts that the templates of gpt-oss contain.
 pub(super) const HARMONY_TEMPLATE: &[&str] = &["<|channel|>", "<|message|>"];
@@ -186,17 +191,16 @@ impl ToolCallFormat {
     /// the formats that write each call between special tokens.
     pub(crate) fn call_markers(self) -> Option<[&'static str; 3]> {
         match (self, self.special_tokens()) {
-            (Self::DeepSeek | Self::Kimi, &[_, begin, separator, end, _]) => {
+            (Self::DeepSeek | Self::Kimi, &[_, begin, separator, end, ..]) => {
                 Some([begin, separator, end])
             }
             _ => None,
         }
     }
 
-    /// Whether an answer may begin with a call without a marker. Gemma 4 leaves it out after its
-    /// reasoning at times.
+    /// Whether guaranteed calls have no marker.
     pub(super) fn needs_no_marker(self) -> bool {
-        matches!(self, Self::Llama3Json | Self::Pythonic | Self::Gemma4)
+        matches!(self, Self::Llama3Json | Self::Pythonic)
     }
 
     /// Whether calls are written as a program in Python.
@@ -204,20 +208,21 @@ impl ToolCallFormat {
         matches!(self, Self::Gemma | Self::Pythonic | Self::Lfm2)
     }
 
-    /// Whether the model's own form of calls is not a list of JSON objects.
+    /// Whether guaranteed calls are neither JSON objects nor a name and an object.
     pub(super) fn is_written(self) -> bool {
-        let is_tagged =
-            matches!(self, Self::Qwen3Coder | Self::Glm | Self::MiniMaxM2 | Self::DeepSeekV32);
-        self.is_python() || is_tagged || matches!(self, Self::DeepSeek | Self::Kimi | Self::Gemma4)
+        matches!(self, Self::DeepSeek | Self::Kimi | Self::Gemma4)
     }
 
     pub(super) fn markers(self) -> &'static Markers {
         match self {
-            Self::Hermes | Self::Glm | Self::Qwen3Coder => &Markers {
+            Self::Hermes | Self::Qwen3Coder => &Markers {
                 open: &["<tool_call>"],
                 close: "</tool_call>",
                 special_tokens: &["<tool_call>", "</tool_call>"],
             },
+            Self::Glm => {
+                &Markers { open: &["<tool_call>"], close: "</tool_call>", special_tokens: GLM }
+            }
             Self::Llama3Json => &Markers {
                 open: &["<|python_tag|>"],
                 close: "",

@@ -9,9 +9,14 @@
 //!
 //! The prompt ends with `<|start|>assistant`. <https://cookbook.openai.com/articles/openai-harmony>
 
-use super::named::object;
+use std::sync::Arc;
+
+use super::cursor::{Cursor, End};
+use super::object_call;
+use super::offered::Offered;
 use super::parser::find;
-use super::{AnswerPart, MAX_CALLS};
+use super::{AnswerFormat, AnswerPart, MAX_CALLS};
+use crate::FunctionSchema;
 
 /// The marker that ends a message.
 const CLOSES: [&str; 3] = ["<|end|>", "<|call|>", "<|return|>"];
@@ -37,6 +42,9 @@ pub(super) struct Harmony {
     /// Number of calls so far.
     calls: usize,
     single_call: bool,
+    functions: Arc<[FunctionSchema]>,
+    /// Whether a grammar guarantees the form of calls.
+    guaranteed: bool,
     /// Whether text was passed on, and reasoning.
     has_text: bool,
     has_reasoning: bool,
@@ -61,12 +69,14 @@ enum State {
 }
 
 impl Harmony {
-    pub(super) fn new(single_call: bool) -> Self {
+    pub(super) fn new(format: &AnswerFormat) -> Self {
         Self {
-            state: State::Header,
+            state: if format.reasoning_is_open { State::Reasoning } else { State::Header },
             pending: String::new(),
             calls: 0,
-            single_call,
+            single_call: format.single_call,
+            functions: format.functions.clone(),
+            guaranteed: format.guaranteed,
             has_text: false,
             has_reasoning: false,
             is_first: true,
@@ -78,11 +88,19 @@ impl Harmony {
         while self.advance(parts, false) {}
     }
 
-    pub(super) fn finish(mut self, parts: &mut Vec<AnswerPart>) {
+    pub(super) fn finish(&mut self, end: End, parts: &mut Vec<AnswerPart>) {
         while self.advance(parts, true) {}
         match std::mem::replace(&mut self.state, State::Dropped) {
-            State::Call { name, arguments } => self.end_call(name, &arguments, parts),
-            // The answer was cut off in a header. One of a further message has no text.
+            State::Call { name, arguments } => self.end_call(name, &arguments, end, parts),
+            State::Header if end == End::Complete && self.is_call() => {
+                self.end_header(self.pending.len());
+                if let State::Call { name, .. } = std::mem::replace(&mut self.state, State::Dropped)
+                {
+                    let arguments = std::mem::take(&mut self.pending);
+                    self.end_call(name, &arguments, end, parts);
+                }
+            }
+            // The answer has ended in a header. One of a further message has no text.
             State::Header if self.pending.starts_with(NEXT) => {}
             State::Header => self.add_text(&self.pending.clone(), parts),
             _ => {}
@@ -108,14 +126,24 @@ impl Harmony {
 
     fn in_header(&mut self) -> bool {
         let header = self.pending.trim_start();
-        let begins = [NEXT, "<|channel|>", "assistant", "to="];
+        let begins = [NEXT, "<|channel|>", MESSAGE, "<|constrain|>", "assistant", "to="];
         if !begins.iter().any(|begin| header.starts_with(begin) || begin.starts_with(header)) {
-            self.state = State::PlainText;
+            // A message without a header.
+            self.state = State::Text;
+            self.is_first = true;
             return true;
         }
-        if let Some(len) = self.pending.find(MESSAGE).filter(|&len| len <= MAX_HEADER) {
+        let message = self.pending.find(MESSAGE).filter(|&len| len <= MAX_HEADER);
+        let closed = CLOSES.iter().filter_map(|close| self.pending.find(close)).min();
+        if let Some(len) =
+            closed.filter(|&len| len <= MAX_HEADER && message.is_none_or(|at| at > len))
+        {
+            self.end_header(len);
+            return true;
+        }
+        if let Some(len) = message {
             let header: String = self.pending.drain(..len + MESSAGE.len()).collect();
-            self.state = message_of(&header[..len]);
+            self.state = message_of(&header[..len], Offered(&self.functions));
             self.is_first = true;
             return true;
         }
@@ -124,6 +152,24 @@ impl Harmony {
             return true;
         }
         false
+    }
+
+    /// Whether the header is one of a call, which the marker after it does not follow.
+    fn is_call(&self) -> bool {
+        let message = message_of(&self.pending, Offered(&self.functions));
+        matches!(message, State::Call { .. }) && body_in(&self.pending).contains('{')
+    }
+
+    /// The message ends within its header, after `len` bytes, because the marker after the header is
+    /// missing. What follows the words of the header is the message.
+    fn end_header(&mut self, len: usize) {
+        let header: String = self.pending.drain(..len).collect();
+        let body = body_in(&header);
+        self.state = message_of(&header[..header.len() - body.len()], Offered(&self.functions));
+        self.is_first = true;
+        if body.contains(char::is_alphanumeric) {
+            self.pending.insert_str(0, body);
+        }
     }
 
     fn in_message(&mut self, parts: &mut Vec<AnswerPart>, at_end: bool) -> bool {
@@ -149,7 +195,7 @@ impl Harmony {
             self.pending.drain(..found.marker);
         }
         if let State::Call { name, arguments } = std::mem::replace(&mut self.state, State::Header) {
-            self.end_call(name, &arguments, parts);
+            self.end_call(name, &arguments, End::Complete, parts);
         }
         true
     }
@@ -172,9 +218,13 @@ impl Harmony {
         parts.push(AnswerPart::Reasoning(format!("{separator}{text}")));
     }
 
-    /// Passes on a call, or its arguments as text if they are not an object.
-    fn end_call(&mut self, name: String, arguments: &str, parts: &mut Vec<AnswerPart>) {
-        let Some(json) = object(arguments).filter(|_| self.calls < MAX_CALLS) else {
+    /// Passes on a call, or its arguments as text if they are not an object. A guaranteed call that
+    /// was cut off is passed on as far as it came.
+    fn end_call(&mut self, name: String, arguments: &str, end: End, parts: &mut Vec<AnswerPart>) {
+        let json = self.object(arguments, end);
+        let is_complete = json.is_some();
+        let cut = || Some(arguments.trim_start().to_owned()).filter(|_| self.guaranteed);
+        let Some(json) = json.or_else(cut).filter(|_| self.calls < MAX_CALLS) else {
             return self.add_text(arguments, parts);
         };
         let index = self.calls;
@@ -183,20 +233,65 @@ impl Harmony {
             self.state = State::Dropped;
         }
         parts.push(AnswerPart::Call { index, name });
-        parts.push(AnswerPart::Arguments { index, json });
-        parts.push(AnswerPart::CallEnd { index });
+        if !json.is_empty() {
+            parts.push(AnswerPart::Arguments { index, json });
+        }
+        if is_complete {
+            parts.push(AnswerPart::CallEnd { index });
+        } else {
+            self.state = State::Dropped;
+        }
+    }
+
+    /// The text of an object. A model that has nothing to say writes nothing.
+    fn object(&self, arguments: &str, end: End) -> Option<String> {
+        if arguments.trim().is_empty() && end == End::Cut {
+            return None;
+        }
+        let mut cursor = Cursor::new(arguments, end);
+        let object = object_call::arguments(&mut cursor, &[]).ok()?;
+        let rest = cursor
+            .rest()
+            .trim_start_matches(|next: char| next.is_whitespace() || "}]".contains(next));
+        rest.is_empty().then_some(object)
+    }
+}
+
+/// The text in a header without the marker that ends it.
+fn body_in(header: &str) -> &str {
+    const WORDS: [&str; 9] = [
+        NEXT,
+        "<|channel|>",
+        "<|constrain|>",
+        "assistant",
+        "analysis",
+        "commentary",
+        "final",
+        "json",
+        "code",
+    ];
+    let mut body = header;
+    loop {
+        body = body.trim_start();
+        if let Some(recipient) = body.strip_prefix("to=") {
+            let len = recipient.find(|next: char| next.is_whitespace() || "<{".contains(next));
+            body = &recipient[len.unwrap_or(recipient.len())..];
+            continue;
+        }
+        match WORDS.iter().find_map(|word| body.strip_prefix(word)) {
+            Some(after) => body = after,
+            None => return body,
+        }
     }
 }
 
 /// The state in the message with this header. Calls of other tools than functions are text.
-fn message_of(header: &str) -> State {
+fn message_of(header: &str, offered: Offered<'_>) -> State {
     let words = || header.split_whitespace().flat_map(|word| word.split("<|"));
-    let recipient = words().find_map(|word| word.strip_prefix("to=functions."));
-    match recipient {
-        Some(name) if !name.is_empty() => {
-            State::Call { name: name.to_owned(), arguments: String::new() }
-        }
-        _ if header.contains("<|channel|>analysis") => State::Reasoning,
-        _ => State::Text,
+    let recipient = words().find_map(|word| word.strip_prefix("to="));
+    match recipient.and_then(|name| offered.find_numbered(name)) {
+        Some(function) => State::Call { name: function.name.clone(), arguments: String::new() },
+        None if header.contains("<|channel|>analysis") => State::Reasoning,
+        None => State::Text,
     }
 }

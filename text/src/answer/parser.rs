@@ -1,36 +1,50 @@
 //! [`AnswerParser`]: the states of reading an answer.
 
 use super::block::{Block, Change, Next};
+use super::cursor::End;
 use super::envelope::CallPart;
+use super::free::Scan;
 use super::harmony::Harmony;
-use super::{AnswerFormat, AnswerPart, MAX_CALLS, ReasoningFormat, ToolCallFormat, gemma};
+use super::{AnswerFormat, AnswerPart, MAX_CALLS, ReasoningFormat, ToolCallFormat};
+use crate::StopStrings;
+
+/// Maximum length of the text that is read at a time, in bytes. What is read makes room only after
+/// that, so long pieces would be moved often.
+const MAX_PIECE: usize = 4096;
 
 /// Takes one answer apart while it arrives: [`AnswerParser::push`] is called with each piece of
 /// text in order, and [`AnswerParser::finish`] at the end.
 #[derive(Clone, Debug)]
 pub struct AnswerParser {
-    format: AnswerFormat,
-    mode: Mode,
-    /// Text that was not read yet: at most the beginning of a marker between two pieces.
-    pending: String,
+    pub(super) format: AnswerFormat,
+    pub(super) mode: Mode,
+    /// Text that was not read yet. Between two pieces, it is what may be the beginning of a marker
+    /// or of a call.
+    pub(super) pending: String,
     /// Whitespace that is dropped if a tag or a call follows.
-    space: String,
+    pub(super) space: String,
     /// Whether whitespace is dropped until other text arrives.
-    at_start: bool,
+    pub(super) at_start: bool,
+    /// What is known of the text that was read, where calls may have any form.
+    pub(super) scan: Scan,
     /// Number of calls that have begun.
-    calls: usize,
+    pub(super) calls: usize,
     /// Whether the last call has begun and not ended.
     in_call: bool,
     /// The parts of this call, which are passed on at its end unless its form is guaranteed.
     held: Vec<AnswerPart>,
+    /// The strings that end the answer where its text has one.
+    stops: Option<StopStrings>,
+    /// The index of the one that has ended it.
+    matched: Option<usize>,
 }
 
 #[derive(Clone, Debug)]
-enum Mode {
+pub(super) enum Mode {
     /// Before the first character, in an answer that may begin with reasoning.
     Start,
     Reasoning,
-    /// Before the first character of the text, in a format whose calls need no marker.
+    /// Before the first character of the text, in a format whose guaranteed calls have no marker.
     MayBeCall,
     Text,
     Block(Block),
@@ -51,15 +65,18 @@ impl AnswerParser {
             pending: String::new(),
             space: String::new(),
             at_start: false,
+            scan: Scan::default(),
             calls: 0,
             in_call: false,
             held: Vec::new(),
+            stops: None,
+            matched: None,
             format,
         };
         if parser.format.reasoning == Some(ReasoningFormat::Harmony)
             || parser.format.tool_calls == Some(ToolCallFormat::Harmony)
         {
-            parser.mode = Mode::Harmony(Box::new(Harmony::new(parser.format.single_call)));
+            parser.mode = Mode::Harmony(Box::new(Harmony::new(&parser.format)));
             return parser;
         }
         match parser.format.reasoning {
@@ -73,60 +90,142 @@ impl AnswerParser {
         parser
     }
 
+    /// A parser for an answer that ends where its text has one of these strings. Reasoning and calls
+    /// do not end it.
+    #[must_use]
+    pub fn with_stops(format: AnswerFormat, stops: StopStrings) -> Self {
+        Self { stops: Some(stops), ..Self::new(format) }
+    }
+
+    /// The index of the string that has ended the answer, in the list given to
+    /// [`StopStrings::new`]. Further text is dropped.
+    #[must_use]
+    pub fn matched(&self) -> Option<usize> {
+        self.matched
+    }
+
     /// Adds the next piece of text.
     pub fn push(&mut self, piece: &str) -> Vec<AnswerPart> {
+        let parts = self.read(piece);
+        self.until_stop(parts)
+    }
+
+    /// Adds the next piece of text, in which no string ends the answer.
+    pub fn push_before_stops(&mut self, piece: &str) -> Vec<AnswerPart> {
+        self.read(piece)
+    }
+
+    /// The model has ended the answer.
+    pub fn finish(&mut self) -> Vec<AnswerPart> {
+        self.end(End::Complete)
+    }
+
+    /// The answer was cut off, by a limit on its length for example. A call that is incomplete is
+    /// text.
+    pub fn cut_off(&mut self) -> Vec<AnswerPart> {
+        self.end(End::Cut)
+    }
+
+    fn read(&mut self, piece: &str) -> Vec<AnswerPart> {
         let mut parts = Vec::new();
-        if let Mode::Harmony(harmony) = &mut self.mode {
-            harmony.push(piece, &mut parts);
-            return parts;
+        let mut rest = piece;
+        while !rest.is_empty() {
+            let max = MAX_PIECE.min(rest.len());
+            let len = (0..=max).rev().find(|&at| rest.is_char_boundary(at));
+            let (next, after) = rest.split_at(len.unwrap_or(max));
+            rest = after;
+            if let Mode::Harmony(harmony) = &mut self.mode {
+                harmony.push(next, &mut parts);
+                continue;
+            }
+            self.pending.push_str(next);
+            while self.advance(&mut parts, End::Open) {}
         }
-        self.pending.push_str(piece);
-        while self.advance(&mut parts, false) {}
         parts
     }
 
     /// Ends the text.
-    pub fn finish(mut self) -> Vec<AnswerPart> {
+    fn end(&mut self, end: End) -> Vec<AnswerPart> {
         let mut parts = Vec::new();
-        if let Mode::Harmony(harmony) = self.mode {
-            harmony.finish(&mut parts);
-            return parts;
+        if let Mode::Harmony(harmony) = &mut self.mode {
+            harmony.finish(end, &mut parts);
+        } else {
+            while self.advance(&mut parts, end) {}
+            self.end_block_at_end(&mut parts);
         }
-        while self.advance(&mut parts, true) {}
+        let mut parts = self.until_stop(parts);
+        if self.matched.is_none() {
+            parts.extend(self.stops.take().map(StopStrings::finish).and_then(text_part));
+        }
+        self.mode = Mode::Dropped;
+        parts
+    }
+
+    /// Ends a block of guaranteed calls, and passes on what was held back.
+    fn end_block_at_end(&mut self, parts: &mut Vec<AnswerPart>) {
         if let Mode::Block(block) = &mut self.mode {
             let mut changes = Vec::new();
             let next = block.finish(&mut changes);
-            self.apply(changes, &mut parts);
+            self.apply(changes, parts);
             if next == Next::Broken {
-                self.break_call(&mut parts);
+                self.break_call(parts);
             }
         }
         if !matches!(self.mode, Mode::Reasoning | Mode::Dropped) {
             let rest = std::mem::take(&mut self.space) + &std::mem::take(&mut self.pending);
-            add_text(&mut parts, &rest);
+            add_text(parts, &rest);
         }
-        parts
     }
 
-    fn max_calls(&self) -> usize {
+    /// The parts up to the first string in a text that ends the answer.
+    fn until_stop(&mut self, parts: Vec<AnswerPart>) -> Vec<AnswerPart> {
+        let Some(stops) = &mut self.stops else { return parts };
+        let mut kept = Vec::new();
+        for part in parts {
+            if self.matched.is_some() {
+                break;
+            }
+            match part {
+                AnswerPart::Text(text) => {
+                    let scan = stops.push(&text);
+                    kept.extend(text_part(scan.text));
+                    self.matched = scan.matched;
+                }
+                other => {
+                    // The text before it has ended.
+                    kept.extend(text_part(stops.release()));
+                    kept.push(other);
+                }
+            }
+        }
+        if self.matched.is_some() {
+            self.mode = Mode::Dropped;
+            self.pending.clear();
+        }
+        kept
+    }
+
+    pub(super) fn max_calls(&self) -> usize {
         if self.format.single_call { 1 } else { MAX_CALLS }
     }
 
     /// The mode after the reasoning, or at the beginning.
-    fn text_mode(&self) -> Mode {
+    pub(super) fn text_mode(&self) -> Mode {
         match self.format.tool_calls {
-            None => Mode::PlainText,
-            Some(format) if format.needs_no_marker() => Mode::MayBeCall,
-            Some(_) => Mode::Text,
+            None if !self.is_interleaved() => Mode::PlainText,
+            Some(format) if self.format.guaranteed && format.needs_no_marker() => Mode::MayBeCall,
+            _ => Mode::Text,
         }
     }
 
     /// Reads pending text. Returns whether more of it can be read now.
-    fn advance(&mut self, parts: &mut Vec<AnswerPart>, at_end: bool) -> bool {
+    fn advance(&mut self, parts: &mut Vec<AnswerPart>, end: End) -> bool {
+        let at_end = end != End::Open;
         match self.mode {
             Mode::Start => self.at_beginning(at_end),
+            Mode::Reasoning | Mode::Text if self.is_free() => self.in_free(parts, end),
             Mode::Reasoning => self.in_reasoning(parts, at_end),
-            Mode::MayBeCall => self.before_text(at_end),
+            Mode::MayBeCall => self.before_text(),
             Mode::Text => self.in_text(parts, at_end),
             Mode::Block(_) => self.in_block(parts, at_end),
             // It has read all text already.
@@ -171,52 +270,42 @@ impl AnswerParser {
         true
     }
 
+    /// Reads the reasoning of an answer whose calls are guaranteed. No call is within it.
     fn in_reasoning(&mut self, parts: &mut Vec<AnswerPart>, at_end: bool) -> bool {
         let Some((_, close)) = self.format.reasoning.map(ReasoningFormat::tags) else {
             return false;
         };
-        let calls = self.format.tool_calls.filter(|_| self.is_interleaved());
-        let calls = calls.map_or(&[][..], |format| format.markers().open);
-        let found = find(&self.pending, &[&[close], calls].concat(), at_end);
+        let found = find(&self.pending, &[close], at_end);
         let text: String = self.pending.drain(..found.text).collect();
         self.emit(&text, parts, AnswerPart::Reasoning);
         if found.marker == 0 {
             return false;
         }
-        if self.pending.starts_with(close) {
-            self.pending.drain(..close.len());
-        }
+        self.pending.drain(..close.len());
         self.space.clear();
         (self.mode, self.at_start) = (self.text_mode(), true);
         true
     }
 
-    /// Whether reasoning may follow a text, and a call may end the reasoning.
-    fn is_interleaved(&self) -> bool {
+    /// Whether calls may have any form.
+    fn is_free(&self) -> bool {
+        !self.format.guaranteed || self.format.tool_calls.is_none()
+    }
+
+    /// Whether reasoning may follow a text.
+    pub(super) fn is_interleaved(&self) -> bool {
         self.format.reasoning == Some(ReasoningFormat::Gemma4)
     }
 
     /// Before the text in a format whose calls need no marker.
-    fn before_text(&mut self, at_end: bool) -> bool {
+    fn before_text(&mut self) -> bool {
         self.take_space();
         if self.at_start {
             self.space.clear();
         }
         let Some(first) = self.pending.chars().next() else { return false };
-        let is_call = match self.format.tool_calls {
-            // Where calls are guaranteed, those without a marker are not.
-            Some(ToolCallFormat::Gemma4) if self.format.guaranteed => false,
-            Some(ToolCallFormat::Gemma4) => {
-                let calls = self.format.functions.iter().map(|call| gemma::beginning(&call.name));
-                let calls: Vec<String> = calls.collect();
-                if !at_end && calls.iter().any(|call| call.starts_with(&self.pending)) {
-                    return false;
-                }
-                calls.iter().any(|call| self.pending.starts_with(call))
-            }
-            format => first == '{' || first == '[' && format == Some(ToolCallFormat::Pythonic),
-        };
-        if is_call {
+        let is_listed = self.format.tool_calls == Some(ToolCallFormat::Pythonic);
+        if first == '{' || first == '[' && is_listed {
             self.begin_block(String::new());
         } else {
             self.mode = Mode::Text;
@@ -225,6 +314,7 @@ impl AnswerParser {
         true
     }
 
+    /// Reads the text of an answer whose calls are guaranteed.
     fn in_text(&mut self, parts: &mut Vec<AnswerPart>, at_end: bool) -> bool {
         let Some(format) = self.format.tool_calls else { return false };
         let reasoning = self.format.reasoning.filter(|_| self.is_interleaved());
@@ -353,7 +443,7 @@ impl AnswerParser {
     }
 
     /// Passes on text, apart from space that may have to be dropped.
-    fn emit(
+    pub(super) fn emit(
         &mut self,
         text: &str,
         parts: &mut Vec<AnswerPart>,
@@ -396,6 +486,10 @@ pub(super) fn find(text: &str, markers: &[&str], at_end: bool) -> Found {
     };
     let held = if at_end { 0 } else { markers.iter().filter_map(partial).max().unwrap_or(0) };
     Found { text: text.len() - held, marker: 0 }
+}
+
+fn text_part(text: String) -> Option<AnswerPart> {
+    (!text.is_empty()).then_some(AnswerPart::Text(text))
 }
 
 fn add_text(parts: &mut Vec<AnswerPart>, text: &str) {

@@ -7,7 +7,6 @@ use std::str::Chars;
 use serde_json::{Map, Number, Value};
 
 use super::MAX_CALLS;
-use super::block::MAX_NAME_BYTES;
 
 /// Maximum number of nested lists and dictionaries.
 const MAX_DEPTH: usize = 64;
@@ -36,17 +35,6 @@ pub(super) fn parse_calls(text: &str) -> Option<Vec<(String, Value)>> {
         }
     }
     reader.next_is(None).then_some(calls)
-}
-
-/// The name of the function that a program calls first, as far as it is written; `None` if the text
-/// is not the beginning of calls. The text has at most one parenthesis, at its end.
-pub(super) fn called_first(text: &str) -> Option<&str> {
-    let name = text.trim_start();
-    let name = name.strip_prefix('[').unwrap_or(name).trim_start();
-    let name = name.strip_suffix('(').unwrap_or(name).trim_end();
-    let is_part = |next: char| next.is_alphanumeric() || matches!(next, '_' | '.');
-    let may_be = text.len() <= MAX_NAME_BYTES && name.chars().all(is_part);
-    may_be.then(|| name.strip_prefix(MODULE).unwrap_or(name))
 }
 
 struct Reader<'a> {

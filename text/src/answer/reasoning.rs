@@ -79,6 +79,21 @@ impl ReasoningFormat {
     pub fn is_open_after(self, prompt_end: &str) -> bool {
         prompt_end.trim_end().ends_with(self.tags().0)
     }
+
+    /// Whether a prompt that ends with this text is within the reasoning of the answer. `prefill` is
+    /// the beginning of the answer in the prompt, which the template may have changed. Empty if the
+    /// answer begins after the prompt.
+    #[must_use]
+    pub fn is_open_in(self, prompt_end: &str, prefill: &str) -> bool {
+        let (open, close) = self.tags();
+        let (begun, ended) = (prefill.rfind(open), prefill.rfind(close));
+        if begun.is_some() || ended.is_some() {
+            return begun > ended;
+        }
+        // Without tags in it, what counts is what the template puts before it.
+        let (end, prefill) = (prompt_end.trim_end(), prefill.trim());
+        self.is_open_after(end.strip_suffix(prefill).unwrap_or(end))
+    }
 }
 
 impl fmt::Display for ReasoningFormat {
@@ -98,5 +113,31 @@ impl FromStr for ReasoningFormat {
             let names = Self::ALL.map(Self::name).join(", ");
             format!("expected one of {names}, got `{name}`")
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Goal: an answer that is continued is within reasoning exactly if its beginning is.
+    #[test]
+    fn a_prompt_may_end_within_reasoning() {
+        for (prompt_end, prefill, expected) in [
+            ("assistant\n<think>\n", "", true),
+            ("assistant\n", "", false),
+            ("assistant\n<think>\nLet me", "<think>\nLet me", true),
+            ("assistant\n<think>\n", "<think>\n", true),
+            ("assistant\n<think>\nLet me", "Let me", true),
+            ("<think>\nHm.\n</think>\n\nIt is", "<think>\nHm.\n</think>\n\nIt is", false),
+            ("<think>\n\n</think>\n\nIt is", "It is", false),
+            ("user <think> assistant\nIt is", "It is", false),
+        ] {
+            let is_open = ReasoningFormat::Think.is_open_in(prompt_end, prefill);
+            assert_eq!(is_open, expected, "{prompt_end:?} {prefill:?}");
+        }
+        let harmony = ReasoningFormat::Harmony;
+        let prefill = "<|channel|>analysis<|message|>We";
+        assert!(harmony.is_open_in(&format!("<|start|>assistant{prefill}"), prefill));
     }
 }

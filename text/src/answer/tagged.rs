@@ -1,217 +1,416 @@
-//! Calls whose arguments are written between tags, one by one and without quotes. Whether such an
-//! argument is a text is in the schema of its function.
+//! Calls whose arguments are written between tags, one by one and without quotation marks. Whether
+//! such an argument is a text is in the schema of its function.
+//!
+//! Models leave out tags. A value ends where its closing tag is followed by what can follow an
+//! argument. If that never comes, the next argument of the function begins within the value, or the
+//! call ends within it.
 
 use serde_json::{Map, Value};
 
-use super::MAX_CALLS;
-use super::format::ToolCallFormat;
+use super::cursor::{Cursor, End, Read, Stop};
+use super::lenient;
+use super::markers::{CLOSES, OPENS, TAGGED};
+use super::offered::{self, Offered};
 use crate::FunctionSchema;
 
-/// Maximum number of schemas that are read to find out whether an argument is a text.
-const MAX_SCHEMAS: usize = 64;
+/// Maximum length of a tag, in bytes.
+const MAX_TAG: usize = 256;
+
+const ARGUMENTS: &[&str] = &["<parameter=", "<parameter name=", "<｜DSML｜parameter name="];
+const ARGUMENT_ENDS: &[&str] = &["</parameter>", "</｜DSML｜parameter>"];
+const CALL_ENDS: &[&str] = &["</function>", "</invoke>", "</｜DSML｜invoke>"];
+
+const GLM_ARGUMENTS: &[&str] = &["<arg_key>"];
+const GLM_ARGUMENT_ENDS: &[&str] = &["</arg_value>"];
+const GLM_CALL_ENDS: &[&str] = &["</tool_call>"];
 
 /// The tags of a format.
+#[derive(Clone, Copy, Debug)]
 struct Tags {
-    /// What precedes the name of a function. A quotation mark or `>` follows it.
-    call: &'static str,
-    /// What ends a call.
-    call_end: &'static str,
-    /// What precedes the name of an argument. A quotation mark or `>` follows it.
-    argument: &'static str,
-    /// What ends an argument.
-    argument_end: &'static str,
+    arguments: &'static [&'static str],
+    argument_ends: &'static [&'static str],
+    call_ends: &'static [&'static str],
+    is_glm: bool,
 }
 
-const QWEN: Tags = Tags {
-    call: "<function=",
-    call_end: "</function>",
-    argument: "<parameter=",
-    argument_end: "</parameter>",
+const TAGS: Tags = Tags {
+    arguments: ARGUMENTS,
+    argument_ends: ARGUMENT_ENDS,
+    call_ends: CALL_ENDS,
+    is_glm: false,
 };
 
-const MINIMAX: Tags = Tags {
-    call: "<invoke name=\"",
-    call_end: "</invoke>",
-    argument: "<parameter name=\"",
-    argument_end: "</parameter>",
+const GLM: Tags = Tags {
+    arguments: GLM_ARGUMENTS,
+    argument_ends: GLM_ARGUMENT_ENDS,
+    call_ends: GLM_CALL_ENDS,
+    is_glm: true,
 };
 
-const DEEPSEEK: Tags = Tags {
-    call: "<｜DSML｜invoke name=\"",
-    call_end: "</｜DSML｜invoke>",
-    argument: "<｜DSML｜parameter name=\"",
-    argument_end: "</｜DSML｜parameter>",
-};
-
-/// The names and arguments of all calls of a block; `None` if it has anything else.
-pub(super) fn parse_calls(
-    format: ToolCallFormat,
-    block: &str,
-    functions: &[FunctionSchema],
-) -> Option<Vec<(String, Value)>> {
-    let mut calls = Vec::new();
-    let mut rest = block.trim();
-    while !rest.is_empty() {
-        if calls.len() == MAX_CALLS {
-            return None;
-        }
-        let (call, after) = match format {
-            ToolCallFormat::Qwen3Coder => call(&QWEN, rest, functions)?,
-            ToolCallFormat::MiniMaxM2 => call(&MINIMAX, rest, functions)?,
-            ToolCallFormat::DeepSeekV32 => call(&DEEPSEEK, rest, functions)?,
-            _ => (glm_call(rest, functions)?, ""),
-        };
-        calls.push(call);
-        rest = after.trim_start();
-    }
-    (!calls.is_empty()).then_some(calls)
-}
-
-/// Reads a call at the beginning of the text. Returns what follows it, too.
-fn call<'a>(
-    tags: &Tags,
-    text: &'a str,
-    functions: &[FunctionSchema],
-) -> Option<((String, Value), &'a str)> {
-    let (head, mut rest) = text.strip_prefix(tags.call)?.split_once('>')?;
-    let mut arguments = Arguments::new(name_in(head)?, functions);
-    loop {
-        rest = rest.trim_start();
-        if let Some(after) = rest.strip_prefix(tags.call_end) {
-            return Some((arguments.into_call(), after));
-        }
-        let (head, value) = rest.strip_prefix(tags.argument)?.split_once('>')?;
-        let ends = |next: &str| next.starts_with(tags.argument) || next.starts_with(tags.call_end);
-        let (value, after) = split_value(value, tags.argument_end, ends)?;
-        let is_text = match head {
-            _ if head.contains("string=\"true\"") => Some(true),
-            _ if head.contains("string=\"false\"") => Some(false),
-            _ => None,
-        };
-        arguments.add(name_in(head)?, value, is_text)?;
-        rest = after;
-    }
-}
-
-/// Reads a call of GLM: the name of the function, and its keys and values, each between tags.
-fn glm_call(text: &str, functions: &[FunctionSchema]) -> Option<(String, Value)> {
-    const KEY: &str = "<arg_key>";
-    let (name, mut rest) = text.split_at(text.find(KEY).unwrap_or(text.len()));
-    let mut arguments = Arguments::new(name_in(name.trim())?, functions);
-    while !rest.is_empty() {
-        let (key, value) = rest.strip_prefix(KEY)?.split_once("</arg_key>")?;
-        let value = value.trim_start().strip_prefix("<arg_value>")?;
-        let ends = |next: &str| next.is_empty() || next.starts_with(KEY);
-        let (value, after) = split_value(value, "</arg_value>", ends)?;
-        arguments.add(key.trim(), value, None)?;
-        rest = after.trim_start();
-    }
-    Some(arguments.into_call())
-}
-
-/// The name at the beginning of a tag, up to a quotation mark.
-fn name_in(head: &str) -> Option<&str> {
-    let name = head.split('"').next().unwrap_or_default().trim();
-    let is_name = !name.is_empty() && !name.contains(['<', '>', '\n']);
-    is_name.then_some(name)
-}
-
-/// Splits the text into a value and what follows its tag `end`. A value may contain `end`: it ends
-/// at the first `end` whose rest satisfies `ends`.
-pub(super) fn split_value<'a>(
-    text: &'a str,
-    end: &str,
-    ends: impl Fn(&str) -> bool,
-) -> Option<(&'a str, &'a str)> {
-    let at = text.match_indices(end).map(|(at, _)| at);
-    let mut splits = at.map(|at| (&text[..at], &text[at + end.len()..]));
-    splits.find(|(_, after)| ends(after.trim_start()))
+/// A tag within a value.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Tag {
+    Argument,
+    ArgumentEnd,
+    Call,
+    CallEnd,
 }
 
 /// The arguments of a call so far.
 struct Arguments<'a> {
-    name: &'a str,
-    /// The schema of all arguments.
-    schema: Option<&'a Value>,
+    function: &'a FunctionSchema,
     values: Map<String, Value>,
+    /// Whether the answer has ended within the last value.
+    is_open: bool,
+    /// Whether that is more likely a text about calls, which does not have values in lines of their
+    /// own.
+    is_doubtful: bool,
+}
+
+/// Reads a call from the name of its function on.
+pub(super) fn call(cursor: &mut Cursor<'_>, offered: Offered<'_>) -> Read<(String, String)> {
+    cursor.skip_space();
+    let head = head(cursor)?;
+    let function = offered.find(name_in(head)).ok_or(Stop::Other)?;
+    arguments(cursor, function)
+}
+
+/// Whether the tag of an argument follows.
+pub(super) fn sees_argument(cursor: &Cursor<'_>) -> Read<bool> {
+    Ok(cursor.sees_any(ARGUMENTS)?.is_some())
+}
+
+/// Reads a call from its arguments on.
+pub(super) fn arguments(
+    cursor: &mut Cursor<'_>,
+    function: &FunctionSchema,
+) -> Read<(String, String)> {
+    let mut arguments = Arguments::new(function);
+    loop {
+        cursor.skip_space();
+        if cursor.takes_any(CALL_ENDS)?.is_some() {
+            return arguments.into_call();
+        }
+        if cursor.takes_any(ARGUMENTS)?.is_some() {
+            cursor.skip_space();
+            let head = self::head(cursor)?;
+            let is_text = match head {
+                _ if head.contains("string=\"true\"") => Some(true),
+                _ if head.contains("string=\"false\"") => Some(false),
+                _ => None,
+            };
+            let key = name_in(head);
+            let value = arguments.value(cursor, TAGS, key)?;
+            arguments.add(key, value, is_text)?;
+        } else if cursor.takes_any(ARGUMENT_ENDS)?.is_none() {
+            if follows_call(*cursor)? {
+                return arguments.into_call();
+            }
+            if let Some((key, value)) = child(cursor, function)? {
+                arguments.add(key, value, None)?;
+                continue;
+            }
+            if cursor.peek()? != Some('{') || !arguments.values.is_empty() {
+                return Err(Stop::Other);
+            }
+            // Llama writes all arguments as one object.
+            let json = lenient::object(cursor)?;
+            cursor.skip_space();
+            cursor.takes_any(CALL_ENDS)?;
+            return Ok((function.name.clone(), json));
+        }
+    }
+}
+
+/// Takes an argument that is written as a tag of its own: `<key>value</key>`.
+fn child<'a>(
+    cursor: &mut Cursor<'a>,
+    function: &FunctionSchema,
+) -> Read<Option<(&'a str, &'a str)>> {
+    let mut next = *cursor;
+    if !next.takes("<")? {
+        return Ok(None);
+    }
+    let key = match next.word(|next| next.is_alphanumeric() || matches!(next, '_' | '-' | '.')) {
+        Err(Stop::Other) => return Ok(None),
+        key => key?,
+    };
+    if !offered::has_argument(function, key) || !next.takes(">")? {
+        return Ok(None);
+    }
+    let (start, end) = (next.at, format!("</{key}>"));
+    while let Some(len) = next.rest().find(&end) {
+        next.skip(len);
+        let value = &next.text[start..next.at];
+        next.skip(end.len());
+        let mut after = next;
+        after.skip_space();
+        if after.peek()?.is_none_or(|next| next == '<') {
+            *cursor = next;
+            return Ok(Some((key, value)));
+        }
+    }
+    Err(if next.end == End::Open { Stop::More } else { Stop::Other })
+}
+
+/// Reads the arguments of a call of GLM: keys and values, each between tags.
+pub(super) fn glm_call(
+    cursor: &mut Cursor<'_>,
+    function: &FunctionSchema,
+) -> Read<(String, String)> {
+    let mut arguments = Arguments::new(function);
+    loop {
+        cursor.skip_space();
+        if cursor.takes_any(GLM_ARGUMENT_ENDS)?.is_some() {
+            // Nothing is before it.
+            continue;
+        }
+        let is_key = cursor.takes(GLM_ARGUMENTS[0])? || takes_wrong_key(cursor)?;
+        if !is_key && !sees_bare_key(*cursor, function)? {
+            return match follows_call(*cursor)? {
+                true => arguments.into_call(),
+                false => Err(Stop::Other),
+            };
+        }
+        let key = cursor.until(MAX_TAG, |next| next == '<')?.trim();
+        let is_closed = cursor.takes("</arg_key>")?;
+        cursor.skip_space();
+        if !cursor.takes("<arg_value>")? && !is_closed {
+            return Err(Stop::Other);
+        }
+        let value = arguments.value(cursor, GLM, key)?;
+        arguments.add(key, value, None)?;
+    }
+}
+
+/// Takes `<tool_call>` in place of the tag before a key.
+fn takes_wrong_key(cursor: &mut Cursor<'_>) -> Read<bool> {
+    let mut next = *cursor;
+    if !next.takes("<tool_call>")? {
+        return Ok(false);
+    }
+    let key = next;
+    next.until(MAX_TAG, |next| next == '<')?;
+    let is_key = next.sees("</arg_key>")?;
+    if is_key {
+        *cursor = key;
+    }
+    Ok(is_key)
+}
+
+/// Whether the key of an argument follows whose tag is missing.
+fn sees_bare_key(mut cursor: Cursor<'_>, function: &FunctionSchema) -> Read<bool> {
+    let key = match cursor.word(|next| next.is_alphanumeric() || matches!(next, '_' | '-' | '.')) {
+        Err(Stop::Other) => return Ok(false),
+        key => key?,
+    };
+    Ok(offered::has_argument(function, key) && cursor.sees("</arg_key>")?)
+}
+
+/// The function of a call whose name and first key are written as one word, because the tag between
+/// them is missing.
+pub(super) fn joined_with_key<'a>(word: &str, offered: Offered<'a>) -> Option<&'a FunctionSchema> {
+    offered.0.iter().find(|function| {
+        let key = word.strip_prefix(function.name.as_str());
+        key.is_some_and(|key| offered::has_argument(function, key))
+    })
+}
+
+/// Whether a call has ended although nothing says so: with the answer, or because a marker follows.
+pub(super) fn follows_call(mut cursor: Cursor<'_>) -> Read<bool> {
+    cursor.skip_space();
+    match cursor.peek()? {
+        None => Ok(cursor.end == End::Complete),
+        Some('<' | '[' | '`') => {
+            let markers = [CLOSES, OPENS, TAGGED];
+            for markers in markers {
+                if cursor.sees_any(markers)?.is_some() {
+                    return Ok(true);
+                }
+            }
+            Ok(false)
+        }
+        Some(_) => Ok(false),
+    }
+}
+
+/// The rest of a tag, up to its end. Some models leave that out.
+fn head<'a>(cursor: &mut Cursor<'a>) -> Read<&'a str> {
+    let head = cursor.until(MAX_TAG, |next| matches!(next, '>' | '<' | '\n'))?;
+    cursor.takes(">")?;
+    Ok(head)
+}
+
+/// The name at the beginning of a tag, with or without quotation marks.
+fn name_in(head: &str) -> &str {
+    let head = head.trim().trim_start_matches(['"', '\'']);
+    head.split(['"', '\'']).next().unwrap_or_default().trim()
+}
+
+impl Tags {
+    /// Takes a tag if one is next.
+    fn take(self, cursor: &mut Cursor<'_>) -> Read<Option<Tag>> {
+        let calls = if self.is_glm { &[][..] } else { TAGGED };
+        for (texts, tag) in [
+            (self.arguments, Tag::Argument),
+            (self.argument_ends, Tag::ArgumentEnd),
+            (calls, Tag::Call),
+            (self.call_ends, Tag::CallEnd),
+        ] {
+            if cursor.takes_any(texts)?.is_some() {
+                return Ok(Some(tag));
+            }
+        }
+        Ok(None)
+    }
+
+    /// Takes a closing tag with another name, if what follows can follow an argument.
+    fn takes_other_end(self, cursor: &mut Cursor<'_>, key: &str) -> Read<bool> {
+        let mut after = *cursor;
+        let end = if self.is_glm { "</arg_key>" } else { &format!("</{key}>") };
+        let is_end = after.takes(end)? && self.follows_argument(after)?;
+        if is_end {
+            *cursor = after;
+        }
+        Ok(is_end)
+    }
+
+    /// Whether what follows can follow an argument.
+    fn follows_argument(self, mut cursor: Cursor<'_>) -> Read<bool> {
+        cursor.skip_space();
+        for texts in [self.arguments, self.argument_ends, self.call_ends] {
+            if cursor.sees_any(texts)?.is_some() {
+                return Ok(true);
+            }
+        }
+        Ok(cursor.peek()?.is_none() || follows_call(cursor)?)
+    }
+
+    /// The key of an argument, from the end of the text of [`Tags::arguments`] on.
+    fn key(self, mut cursor: Cursor<'_>) -> Read<&str> {
+        match self.is_glm {
+            true => Ok(cursor.until(MAX_TAG, |next| next == '<')?.trim()),
+            false => Ok(name_in(head(&mut cursor)?)),
+        }
+    }
 }
 
 impl<'a> Arguments<'a> {
-    fn new(name: &'a str, functions: &'a [FunctionSchema]) -> Self {
-        let schema = functions.iter().find(|function| function.name == name);
-        let schema = schema.map(|function| &function.parameters);
-        Self { name, schema, values: Map::new() }
+    fn new(function: &'a FunctionSchema) -> Self {
+        Self { function, values: Map::new(), is_open: false, is_doubtful: false }
     }
 
-    /// Adds an argument. `is_text` tells whether its value is a text; `None` leaves that to the
-    /// schema. Returns `None` if the call already has an argument with this name.
-    fn add(&mut self, key: &str, value: &str, is_text: Option<bool>) -> Option<()> {
+    /// Adds an argument. A call cannot have two with the same name.
+    fn add(&mut self, key: &str, value: &str, is_text: Option<bool>) -> Read<()> {
         let value = value.strip_prefix('\n').unwrap_or(value);
         let value = value.strip_suffix('\n').unwrap_or(value);
-        let mut kinds = Kinds::default();
-        if let Some(root) = self.schema {
-            kinds.add(root, &root["properties"][key]);
-        }
-        let value = match is_text {
-            Some(true) => Value::from(value),
-            Some(false) => literal(value),
-            None if kinds.text && !(kinds.null && value == "null") => Value::from(value),
-            None => literal(value),
-        };
-        self.values.insert(key.to_owned(), value).is_none().then_some(())
+        let value = offered::value(self.function, key, value, is_text);
+        let is_new = !key.is_empty() && self.values.insert(key.to_owned(), value).is_none();
+        if is_new { Ok(()) } else { Err(Stop::Other) }
     }
 
-    fn into_call(self) -> (String, Value) {
-        (self.name.to_owned(), Value::Object(self.values))
-    }
-}
-
-/// A value that is not a text: JSON, or a constant of Python. What is neither is a text.
-fn literal(text: &str) -> Value {
-    match text.trim() {
-        "True" => Value::Bool(true),
-        "False" => Value::Bool(false),
-        "None" => Value::Null,
-        json => serde_json::from_str(json).unwrap_or_else(|_| Value::from(text)),
-    }
-}
-
-/// Which values a schema allows, as far as it matters here.
-#[derive(Default)]
-struct Kinds {
-    text: bool,
-    null: bool,
-    /// Number of schemas so far.
-    schemas: usize,
-}
-
-impl Kinds {
-    /// Adds what a schema within the schema `root` allows.
-    fn add(&mut self, root: &Value, schema: &Value) {
-        self.schemas += 1;
-        if self.schemas > MAX_SCHEMAS {
-            return;
+    fn into_call(self) -> Read<(String, String)> {
+        let has_all =
+            || offered::required(self.function).all(|name| self.values.contains_key(name));
+        if self.is_doubtful || (self.is_open && !has_all()) {
+            return Err(Stop::Other);
         }
-        let types = match &schema["type"] {
-            Value::Array(types) => types.as_slice(),
-            name => std::slice::from_ref(name),
-        };
-        self.text |= types.iter().any(|name| name == "string");
-        self.null |= types.iter().any(|name| name == "null");
-        let constants = schema["enum"].as_array().into_iter().flatten().chain(schema.get("const"));
-        for constant in constants {
-            self.text |= constant.is_string();
-            self.null |= constant.is_null();
-        }
-        for keyword in ["anyOf", "oneOf", "allOf"] {
-            for schema in schema[keyword].as_array().into_iter().flatten() {
-                self.add(root, schema);
+        Ok((self.function.name.clone(), Value::Object(self.values).to_string()))
+    }
+
+    /// Reads the value of the argument `key`, and its closing tag if it has one.
+    fn value<'t>(&mut self, cursor: &mut Cursor<'t>, tags: Tags, key: &str) -> Read<&'t str> {
+        let start = cursor.at;
+        let mut within = Within::default();
+        let end = loop {
+            let Some(len) = cursor.rest().find('<') else {
+                if cursor.end != End::Complete {
+                    return Err(if cursor.end == End::Open { Stop::More } else { Stop::Other });
+                }
+                self.is_open = within.marker.is_none() && within.next.is_none();
+                self.is_doubtful |= self.is_open && !cursor.text[start..].starts_with('\n');
+                break within.marker.unwrap_or(cursor.text.len());
+            };
+            cursor.skip(len);
+            let at = cursor.at;
+            match tags.take(cursor)? {
+                Some(Tag::Argument) => {
+                    if within.next.is_none() && self.begins(*cursor, at, tags, key)? {
+                        within.next = Some(at);
+                    }
+                    within.arguments += 1;
+                }
+                Some(Tag::ArgumentEnd) if within.arguments > 0 => {
+                    within.arguments -= 1;
+                    within.last_end = Some((at, cursor.at));
+                }
+                Some(Tag::ArgumentEnd)
+                    if within.calls == 0 && tags.follows_argument(*cursor)? =>
+                {
+                    return Ok(&cursor.text[start..at]);
+                }
+                Some(Tag::Call) => within.calls += 1,
+                Some(Tag::CallEnd) if within.calls > 0 => within.calls -= 1,
+                Some(Tag::CallEnd) if follows_call(*cursor)? || cursor.is_at_end()? => break at,
+                Some(Tag::CallEnd) => {
+                    within.marker.get_or_insert(at);
+                }
+                Some(Tag::ArgumentEnd) => {}
+                None if within.arguments == 0 && tags.takes_other_end(cursor, key)? => {
+                    return Ok(&cursor.text[start..at]);
+                }
+                None => {
+                    if within.marker.is_none() && cursor.sees_any(CLOSES)?.is_some() {
+                        within.marker = Some(at);
+                    }
+                    cursor.skip(1);
+                }
             }
+        };
+        let end = within.end(cursor.text, end);
+        cursor.at = end;
+        let value = &cursor.text[start..end];
+        if within.last_end.is_some_and(|(at, _)| at == end) {
+            cursor.takes_any(tags.argument_ends)?;
         }
-        let target = schema["$ref"].as_str().and_then(|path| root.pointer(path.strip_prefix('#')?));
-        if let Some(target) = target {
-            self.add(root, target);
-        }
+        Ok(value)
+    }
+
+    /// Whether the next argument begins in the value of the argument `key`, whose closing tag is
+    /// missing: one that the function has, and the call does not have yet. `at` is where its tag
+    /// begins.
+    fn begins(&self, cursor: Cursor<'_>, at: usize, tags: Tags, key: &str) -> Read<bool> {
+        let next = tags.key(cursor)?;
+        let is_new = next != key && !self.values.contains_key(next);
+        let before = &cursor.text[..at];
+        let line = before.rsplit('\n').next().unwrap_or_default();
+        let is_line = line.len() < before.len() && line.trim().is_empty();
+        let known = offered::has_argument(self.function, next);
+        Ok(known && is_new && (is_line || offered::requires(self.function, next)))
+    }
+}
+
+/// What was found within a value.
+#[derive(Default)]
+struct Within {
+    /// Number of arguments and of calls that have begun in it.
+    arguments: usize,
+    calls: usize,
+    /// Where the next argument of the call begins.
+    next: Option<usize>,
+    /// The last closing tag of an argument.
+    last_end: Option<(usize, usize)>,
+    /// The first marker that may end the call.
+    marker: Option<usize>,
+}
+
+impl Within {
+    /// Where a value ends whose closing tag was not found before `end`.
+    fn end(&self, text: &str, end: usize) -> usize {
+        let closing = self
+            .last_end
+            .filter(|&(at, after)| after <= end && at < end && text[after..end].trim().is_empty());
+        self.next.filter(|&next| next < end).or(closing.map(|(at, _)| at)).unwrap_or(end)
     }
 }
 
@@ -223,54 +422,89 @@ mod tests {
 
     fn functions() -> Vec<FunctionSchema> {
         let parameters = json!({
-            "properties": {
-                "text": {"type": "string"},
-                "maybe": {"anyOf": [{"type": "string"}, {"type": "null"}]},
-                "colour": {"$ref": "#/$defs/Colour"},
-                "count": {"type": "integer"},
-                "list": {"type": "array"},
-            },
-            "$defs": {"Colour": {"enum": ["1", "2"]}},
+            "properties": {"p": {"type": "string"}, "t": {"type": "string"}, "n": {"type": "integer"}},
+            "required": ["p"],
         });
         vec![FunctionSchema { name: "f".to_owned(), parameters }]
     }
 
-    /// Goal: the schema decides which arguments are texts, also through references.
+    fn read(text: &str, end: End) -> Read<(Value, String)> {
+        let functions = functions();
+        let mut cursor = Cursor::new(text, end);
+        cursor.takes("<function=")?;
+        let (_, arguments) = call(&mut cursor, Offered(&functions))?;
+        Ok((serde_json::from_str(&arguments).expect("JSON"), cursor.rest().to_owned()))
+    }
+
+    /// Goal: values end where the model meant it, with and without tags.
     #[test]
-    fn values_have_the_types_of_the_schema() {
-        for (key, text, expected) in [
-            ("text", "1", json!("1")),
-            ("text", "\n a\nb \n", json!(" a\nb ")),
-            ("text", "a</parameter> b", json!("a</parameter> b")),
-            ("maybe", "null", json!(null)),
-            ("maybe", "true", json!("true")),
-            ("colour", "1", json!("1")),
-            ("count", "1", json!(1)),
-            ("count", "one", json!("one")),
-            ("list", "[1, \"a\"]", json!([1, "a"])),
-            ("other", "True", json!(true)),
-            ("other", "some text", json!("some text")),
+    fn values_end_where_they_should() {
+        for (text, expected) in [
+            ("f>\n<parameter=p>\n1\n</parameter>\n</function>", json!({"p": "1"})),
+            ("f>\n<parameter=p>\n a\n\n</parameter>\n</function>", json!({"p": " a\n"})),
+            (
+                "f>\n<parameter=p>a</parameter> b</parameter></function>",
+                json!({"p": "a</parameter> b"}),
+            ),
+            (
+                "f>\n<parameter=p>\na\n<parameter=n>\n3\n</parameter>\n</function>",
+                json!({"p": "a", "n": 3}),
+            ),
+            ("f>\n<parameter=n>3<parameter=p>a</parameter></function>", json!({"n": 3, "p": "a"})),
+            (
+                "f>\n<parameter=p>\na\n<parameter=t>\nb\n<parameter=n>\n3\n</function>",
+                json!({"p": "a", "t": "b", "n": 3}),
+            ),
+            ("f>\n<parameter=p>\na\n</function>", json!({"p": "a"})),
+            ("f>\n<parameter=p>\na\n</tool_call>", json!({"p": "a"})),
+            ("f>\n<parameter=p>\na\n</parameter>\n</tool_call>", json!({"p": "a"})),
+            ("f>\n<parameter=p>\na\n</parameter>", json!({"p": "a"})),
+            ("f>\n<parameter=p>\na", json!({"p": "a"})),
+            ("f\n<parameter=p\na\n</parameter></function>", json!({"p": "a"})),
+            // A value that shows the format.
+            (
+                "f>\n<parameter=p>\nUse\n<parameter=n>\n3\n</parameter>\nso.\n</parameter>\n</function>",
+                json!({"p": "Use\n<parameter=n>\n3\n</parameter>\nso."}),
+            ),
+            (
+                "f>\n<parameter=p>\n<function=f>\n<parameter=p>\nx\n</parameter>\n</function>\n</tool_call>\n\
+                 </parameter>\n</function>\n</tool_call>",
+                json!({"p": "<function=f>\n<parameter=p>\nx\n</parameter>\n</function>\n</tool_call>"}),
+            ),
+            (
+                "f>\n<parameter=p>\nWrite <parameter=t> first.\n</parameter>\n</function>",
+                json!({"p": "Write <parameter=t> first."}),
+            ),
+            ("f>{\"p\": \"a\"}</function>", json!({"p": "a"})),
+            ("f></function>", json!({})),
+            ("f>\n<parameter=\np>\na\n</p>\n</function>", json!({"p": "a"})),
+            ("f>\n<p>a</p>\n<n>3</n></function>", json!({"p": "a", "n": 3})),
         ] {
-            let block = format!("<function=f>\n<parameter={key}>{text}</parameter>\n</function>");
-            let calls = parse_calls(ToolCallFormat::Qwen3Coder, &block, &functions());
-            let expected = Some(vec![("f".to_owned(), json!({ key: expected }))]);
-            assert_eq!(calls, expected, "{block}");
+            let text = format!("<function={text}");
+            let read = read(&text, End::Complete).map(|(arguments, _)| arguments);
+            assert_eq!(read, Ok(expected), "{text}");
         }
     }
 
-    /// Goal: what has another form is no call.
+    /// Goal: what has another form is no call, and one that was cut off is not completed.
     #[test]
     fn other_texts_are_not_calls() {
-        for block in [
+        for text in [
             "",
-            "<function=f>",
-            "<function=>\n</function>",
-            "<function=f><parameter=a>1</function>",
-            "<function=f><parameter=a>1</parameter><parameter=a>1</parameter></function>",
-            "<function=f></function> text",
+            "g></function>",
+            ">\n</function>",
+            "f> text",
+            "f><parameter=t>1",
+            "f><parameter=p>1",
+            "f><parameter=p>1</parameter><parameter=p>1</parameter></function>",
         ] {
-            let calls = parse_calls(ToolCallFormat::Qwen3Coder, block, &functions());
-            assert_eq!(calls, None, "{block}");
+            let text = format!("<function={text}");
+            assert_eq!(read(&text, End::Complete), Err(Stop::Other), "{text}");
+        }
+        for text in ["f><parameter=p>1", "f><parameter=p>1</parameter>", "f>"] {
+            let text = format!("<function={text}");
+            assert_eq!(read(&text, End::Cut), Err(Stop::Other), "{text}");
+            assert_eq!(read(&text, End::Open), Err(Stop::More), "{text}");
         }
     }
 }

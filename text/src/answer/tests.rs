@@ -182,7 +182,8 @@ fn channels_are_told_apart() {
             "<|channel|>commentary<|message|>I look.<|end|><|start|>assistant<|channel|>final<|message|>Ok",
             "|I look.\n\nOk",
         ),
-        ("Plain text <|end|>", "|Plain text <|end|>"),
+        ("Plain text", "|Plain text"),
+        ("Plain text <|end|>", "|Plain text "),
         ("<|channel|>ana", "|<|channel|>ana"),
         ("<|channel|>final<|message|>a<|end|><|start|>assi", "|a"),
     ] {
@@ -199,10 +200,13 @@ fn broken_calls_are_not_begun() {
     let mut parser = AnswerParser::new(format(Some(ToolCallFormat::Hermes), false));
     let text = "<tool_call>{\"name\": \"get\", \"arguments\": {\"a\": ";
     assert_eq!(parser.push(text), []);
-    assert_eq!(parser.finish(), [AnswerPart::Text(text.to_owned())]);
+    let text_of = |parts: Vec<AnswerPart>| -> Option<String> {
+        parts.into_iter().map(AnswerPart::into_text).collect()
+    };
+    assert_eq!(text_of(parser.finish()).as_deref(), Some(text));
 }
 
-/// Goal: what is not a call is text, unchanged, and later markers are not looked for.
+/// Goal: what is not a call is text, unchanged.
 #[test]
 fn what_is_not_a_call_is_text() {
     use ToolCallFormat::{
@@ -223,15 +227,14 @@ fn what_is_not_a_call_is_text() {
         (Llama3Json, " {\"name\": \"Ada\", \"parameters\": {}} "),
         (Llama3Json, "{\"answer\": 42}"),
         (Llama3Json, "<|python_tag|>print(1)"),
-        (Mistral, "[TOOL_CALLS]get\n{}"),
         (Mistral, "[TOOL_CALLS]get[X]{}"),
         (Gemma, "```tool_code\nimport os\n```\n"),
         (Pythonic, "[1] is a footnote."),
         (Pythonic, "[take(a=1)]"),
         (Pythonic, "[get(a=1)] and text"),
-        (Qwen3Coder, "<tool_call>\n<function=get>\n<parameter=a>\n1\n</parameter>\n"),
-        (Glm, "<tool_call>get\n<arg_key>a</arg_key>\n<arg_value>1</arg_value>"),
-        (Kimi, "<|tool_calls_section_begin|><|tool_call_begin|>get<|tool_call_end|>"),
+        (Qwen3Coder, "<tool_call>\n<function=take>\n<parameter=a>\n1\n</parameter>\n</function>"),
+        (Glm, "<tool_call>take\n<arg_key>a</arg_key>\n<arg_value>1</arg_value>"),
+        (Kimi, "<|tool_calls_section_begin|><|tool_call_begin|>take<|tool_call_end|>"),
         (Gemma4, "<|tool_call>call:get{a:1"),
         (Gemma4, "call:take{a:1}"),
         (Gemma4, "call:get it"),

@@ -46,6 +46,25 @@ pub(super) fn text_of(content: &Value) -> String {
     }
 }
 
+/// The usual name of the reasoning of an answer.
+pub(super) const REASONING: &str = "reasoning_content";
+
+/// Gives the reasoning of earlier answers the name that the template reads.
+pub(super) fn name_reasoning(messages: &mut [Value], member: &str) {
+    for message in messages {
+        let Some(message) = message.as_object_mut() else { continue };
+        // The template of gpt-oss refuses a message with calls that has both.
+        let has_calls = message.get("tool_calls").is_some_and(Value::is_array);
+        let has_text = message.get("content").is_some_and(|content| !text_of(content).is_empty());
+        if message.contains_key(member) || (member == "thinking" && has_calls && has_text) {
+            continue;
+        }
+        if let Some(reasoning) = message.get(REASONING).filter(|value| value.is_string()).cloned() {
+            message.insert(member.to_owned(), reasoning);
+        }
+    }
+}
+
 /// Moves the results of calls into the message with the calls, as its member `tool_responses`.
 pub(super) fn with_responses(messages: Vec<Value>) -> Vec<Value> {
     let mut moved: Vec<Value> = Vec::with_capacity(messages.len());

@@ -12,7 +12,7 @@ use serde_json::{Map, Value};
 use super::capabilities::Capabilities;
 use super::limits::{self, Budget, FUEL, MAX_OUTPUT, PROBE_FUEL, QUICK_FUEL};
 use super::{ChatOptions, RenderedChat, Reserved};
-use super::{clock, compile, environment, generation, history, messages};
+use super::{clock, compile, environment, generation, history, messages, reads};
 use crate::bounded::is_told_to_stop;
 use crate::{ChatMessage, ChatTemplateError};
 
@@ -78,6 +78,14 @@ impl Entry {
         let knows_role = ["== 'tool'", "!= 'tool'"].iter().any(|text| self.source.contains(text));
         self.source.contains("tool_responses") && !knows_role
     }
+
+    /// The name by which the template reads the reasoning of earlier answers, if that is another
+    /// one than the usual: `reasoning` or, in gpt-oss, `thinking`.
+    fn reasoning_member(&self) -> Option<&'static str> {
+        let reads = |name: &str| reads::reads_member(&self.source, name);
+        let others = ["reasoning", "thinking"];
+        others.into_iter().find(|name| reads(name)).filter(|_| !reads(messages::REASONING))
+    }
 }
 
 impl Templates {
@@ -140,6 +148,9 @@ impl Templates {
             Some(reserved) => reserved.separate(&mut messages, &mut options)?,
             None => None,
         };
+        if let Some(member) = entry.reasoning_member() {
+            messages::name_reasoning(&mut messages, member);
+        }
         // After the separation, which trusts messages of the assistant more than results.
         if entry.reads_responses() {
             messages = messages::with_responses(messages);

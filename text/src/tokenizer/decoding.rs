@@ -133,6 +133,11 @@ impl Decoding {
         }
     }
 
+    /// Whether the token with the spelling `text` stands for a single byte.
+    pub(super) fn is_byte(&self, text: &str) -> bool {
+        self.spelling == Spelling::ByteFallback && fallback_byte(text).is_some()
+    }
+
     /// Maximum number of spaces that are removed at the start of the whole text.
     pub(crate) fn leading_spaces_cut(&self) -> usize {
         self.leading_spaces_cut

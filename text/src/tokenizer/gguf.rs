@@ -12,7 +12,10 @@ use serde_json::{Map, Value, json};
 
 use super::Tokenizer;
 use crate::{GgufTokenizer, TokenizerError};
-use patterns::{DEEPSEEK, DEEPSEEK_FIRST, GPT4O, KIMI, LLAMA3, QWEN2, QWEN35, TEKKEN};
+use patterns::{
+    DEEPSEEK, DEEPSEEK_CODER_FIRST, DEEPSEEK_FIRST, DEEPSEEK_LLM_FIRST, DIGIT, GPT4O, KIMI, LLAMA3,
+    QWEN2, QWEN35, TEKKEN, YOUTU, YOUTU_FIRST,
+};
 
 /// SentencePiece's mark for a space.
 const SPACE_MARK: &str = "\u{2581}";
@@ -249,8 +252,10 @@ fn added_tokens(metadata: &GgufTokenizer) -> Vec<Value> {
 /// The post-processor that adds the tokens for begin and end of sequence around a text, if the
 /// metadata or the default of the tokenizer's kind says so.
 fn post_processor(metadata: &GgufTokenizer, adds_bos: bool) -> Result<Value, TokenizerError> {
+    // Files of Gemma 4 may say that nothing is added, which is wrong, as llama.cpp knows, too.
+    let adds_bos = metadata.add_bos_token.unwrap_or(adds_bos) || metadata.model == "gemma4";
     let around = [
-        ("bos", metadata.add_bos_token.unwrap_or(adds_bos), metadata.bos_token_id),
+        ("bos", adds_bos, metadata.bos_token_id),
         ("eos", metadata.add_eos_token.unwrap_or(false), metadata.eos_token_id),
     ];
     let mut single = vec![json!({"Sequence": {"id": "A", "type_id": 0}})];
@@ -310,11 +315,10 @@ impl Split {
     fn named(pre: Option<&str>, file: &str) -> Result<Self, TokenizerError> {
         let split = match pre {
             // Files that were converted before the key existed lack it.
-            None | Some("default" | "gpt-2" | "gpt2" | "phi-2" | "olmo") => Self::default(),
-            Some(
-                "llama-bpe" | "llama3" | "llama-v3" | "falcon3" | "falcon-h1" | "lfm2" | "dbrx"
-                | "smaug-bpe",
-            ) => Self {
+            None | Some("default" | "gpt-2" | "gpt2" | "phi-2" | "olmo" | "exaone4") => {
+                Self::default()
+            }
+            Some("llama-bpe" | "llama3" | "llama-v3" | "falcon3" | "falcon-h1" | "lfm2") => Self {
                 pattern: Some(LLAMA3),
                 whole_words_first: true,
                 adds_bos: true,
@@ -323,7 +327,21 @@ impl Split {
             Some("qwen2" | "deepseek-r1-qwen" | "megrez" | "stablelm2") => {
                 Self { pattern: Some(QWEN2), composes: true, ..Self::default() }
             }
-            Some("glm4" | "chatglm-bpe") => Self { pattern: Some(LLAMA3), ..Self::default() },
+            Some("glm4" | "chatglm-bpe" | "dbrx" | "smaug-bpe") => {
+                Self { pattern: Some(LLAMA3), ..Self::default() }
+            }
+            Some("deepseek-llm") => {
+                Self { first: &DEEPSEEK_LLM_FIRST, pattern: Some(DIGIT), ..Self::default() }
+            }
+            Some("deepseek-coder") => {
+                Self { first: &DEEPSEEK_CODER_FIRST, pattern: Some(DIGIT), ..Self::default() }
+            }
+            Some("youtu") => Self {
+                first: &YOUTU_FIRST,
+                pattern: Some(YOUTU),
+                whole_words_first: true,
+                ..Self::default()
+            },
             Some("deepseek-v3") => {
                 Self { first: &DEEPSEEK_FIRST, pattern: Some(DEEPSEEK), ..Self::default() }
             }
@@ -341,8 +359,8 @@ impl Split {
             }
             Some(other) => {
                 let expected = "gpt-2, llama-bpe, qwen2, qwen35, gpt-4o, tekken, smollm, glm4, \
-                                deepseek-v3 or kimi-k2; or copy the model's tokenizer.json to the directory \
-                                of the file";
+                                exaone4, deepseek-llm, deepseek-v3, youtu or kimi-k2; or copy the \
+                                model's tokenizer.json to the directory of the file";
                 return Err(TokenizerError::unsupported(
                     file,
                     "tokenizer.ggml.pre",

@@ -201,3 +201,39 @@ fn each_failure_has_its_own_error() {
     let raised = render(nested, &[ChatMessage::user("x")]);
     assert_eq!(raised, Err(ChatTemplateError::Raised { message: "no 1".to_owned() }));
 }
+
+/// Goal: the reasoning of an earlier answer has the name that the template reads, and a message with
+/// calls and text has none in a template such as gpt-oss's, which refuses both.
+#[test]
+fn reasoning_has_the_name_that_the_template_reads() {
+    let shown = |member: &str, content: &str| {
+        let source = format!(
+            "{{% for m in messages %}}{{% if m.{member} %}}[{{{{ m.{member} }}}}]{{% endif %}}\
+             {{{{ m.content }}}}{{% if m.tool_calls %}}{{{{ m.tool_calls | tojson }}}}{{% endif %}}\
+             {{% endfor %}}"
+        );
+        let call = json!({"id": "c", "type": "function",
+                          "function": {"name": "f", "arguments": "{}"}});
+        let messages = messages(&json!([
+            {"role": "user", "content": "Hi."},
+            {"role": "assistant", "content": content, "reasoning_content": "Why?",
+             "tool_calls": [call]},
+            {"role": "tool", "tool_call_id": "c", "content": "Result."},
+        ]));
+        render(&source, &messages).expect("a text")
+    };
+    for member in ["reasoning_content", "reasoning", "thinking"] {
+        assert!(shown(member, "").contains("[Why?]"), "{member}");
+        assert_eq!(shown(member, "So.").contains("[Why?]"), member != "thinking", "{member}");
+    }
+    assert!(!shown("other", "").contains("Why?"));
+}
+
+/// Goal: variables of a template are told apart from members of messages.
+#[test]
+fn variables_of_a_template_are_known() {
+    let template = template("{{ messages[0].thinking }}{% if enable_thinking %}x{% endif %}");
+    let reads = |name: &str| template.reads_variable(&ChatOptions::default(), name);
+    assert_eq!(reads("enable_thinking"), Ok(true));
+    assert_eq!(reads("thinking"), Ok(false));
+}

@@ -211,12 +211,37 @@ fn each_family_splits_numbers_as_documented() {
     check("glm4", &["123", "4"]);
     check("deepseek-v3", &["123", "4"]);
     check("kimi-k2", &["123", "4"]);
+    check("exaone4", &["1234"]);
+    check("dbrx", &["123", "4"]);
+    for pre in ["deepseek-llm", "deepseek-coder", "youtu"] {
+        check(pre, &["1", "2", "3", "4"]);
+    }
+}
+
+/// Goal: of the families with Llama 3's pattern, only some begin texts with a token if the file
+/// does not say it.
+#[test]
+fn only_some_families_add_the_first_token_by_default() {
+    for (pre, adds) in [("llama-bpe", true), ("dbrx", false), ("smaug-bpe", false)] {
+        let (pre, add_bos_token) = (Some(pre.to_owned()), None);
+        let metadata = GgufTokenizer { pre, add_bos_token, ..byte_level_metadata() };
+        let begin = metadata.bos_token_id;
+        let tokens = build(metadata).expect("valid").encode("x", true).expect("encodes");
+        assert_eq!(tokens.first().copied() == begin, adds);
+    }
 }
 
 /// Goal: only families that keep Chinese characters apart split a word before one.
 #[test]
 fn some_families_split_words_before_chinese_characters() {
-    for (pre, apart) in [("gpt-4o", false), ("deepseek-v3", true), ("kimi-k2", true)] {
+    for (pre, apart) in [
+        ("gpt-4o", false),
+        ("deepseek-v3", true),
+        ("kimi-k2", true),
+        ("exaone4", false),
+        ("deepseek-llm", true),
+        ("youtu", true),
+    ] {
         // The first byte of the character, in GPT-2's spelling of bytes.
         let (tokenizer, joined) = with_merges(pre, &[["a", "\u{e4}"]]);
         let tokens = tokenizer.encode("a\u{4e2d}", false).expect("encodes");

@@ -10,6 +10,7 @@ use crate::vocabularies::{byte_level, byte_level_tokens};
 
 fn source(config: Option<Value>, chat_template: Option<&str>) -> TextSource {
     TextSource {
+        named_templates: Vec::new(),
         tokenizer: TokenizerSource::Json {
             file: "tokenizer.json".to_owned(),
             bytes: byte_level().to_string().into_bytes().into(),
@@ -98,21 +99,35 @@ fn missing_and_malformed_templates_are_reported_on_use() {
     assert!(matches!(broken, ChatError::Template(ChatTemplateError::Malformed { .. })));
 }
 
-/// Goal: the model's own list of end-of-sequence tokens takes precedence; for a GGUF file, the
-/// tokens that end a turn are added to its single end-of-sequence token.
+/// Goal: an answer ends with the model's own end-of-sequence tokens, with the tokenizer's, and with
+/// the tokens with which the chat template ends a turn.
 #[test]
-fn end_of_sequence_tokens_come_from_the_model_or_the_tokenizer() {
-    let config = json!({"eos_token": "<|end|>"});
-    let model = TextModel::new(&source(Some(config), None), &[3, 7]).expect("a valid source");
-    assert_eq!(model.eos_token_ids(), [3, 7]);
+fn end_of_sequence_tokens_come_from_all_files() {
+    let ends = |config: Value, template: &str, given: &[u32]| {
+        let source = source(Some(config), Some(template));
+        TextModel::new(&source, given).expect("a valid source").eos_token_ids().to_vec()
+    };
+    let tokenizer = model(&source(None, None));
+    let id = |spelling| tokenizer.tokenizer().token_id(spelling).expect("a token");
+    let (begin, end) = (id("<|begin|>"), id("<|end|>"));
+    assert_eq!(ends(json!({}), "no token", &[3, 7]), [3, 7]);
+    assert_eq!(ends(json!({"eos_token": "<|end|>"}), "no token", &[7]), [7, end]);
+    assert_eq!(ends(json!({"eos_token": "<|begin|>"}), "no token", &[]), [begin]);
+    assert_eq!(ends(json!({}), "{{ messages[0].content }}<|end|>", &[7]), [7, end]);
+}
 
+/// Goal: a GGUF file names one end-of-sequence token. The tokens that end a turn or a sequence are
+/// added, whatever their type, but words that may be a part of a text only if they are control
+/// tokens.
+#[test]
+fn gguf_files_end_with_all_known_ends() {
     let (byte_tokens, merges) = byte_level_tokens();
     let count = byte_tokens.len() as u32;
-    let metadata = |special: &[&str]| {
+    let metadata = |special: &[&str], kind: i32| {
         let mut tokens = byte_tokens.clone();
         let mut token_types = vec![1; tokens.len()];
         tokens.extend(special.iter().map(|token| (*token).to_owned()));
-        token_types.extend(special.iter().map(|_| 3));
+        token_types.extend(special.iter().map(|_| kind));
         GgufTokenizer {
             model: "gpt2".to_owned(),
             pre: Some("qwen2".to_owned()),
@@ -123,18 +138,50 @@ fn end_of_sequence_tokens_come_from_the_model_or_the_tokenizer() {
             ..GgufTokenizer::default()
         }
     };
-    let gguf = |special: &[&str]| TextSource {
-        tokenizer: TokenizerSource::Gguf(Box::new(metadata(special))),
+    let gguf = |special: &[&str], kind: i32| TextSource {
+        named_templates: vec![("tool_use".to_owned(), "tools".to_owned())],
+        tokenizer: TokenizerSource::Gguf(Box::new(metadata(special, kind))),
         tokenizer_config: None,
         chat_template: Some("{{ messages[0].content }}{{ eos_token }}".to_owned()),
     };
-    let ends = |special: &[&str]| self::model(&gguf(special)).eos_token_ids().to_vec();
-    assert_eq!(ends(&["</s>", "<|end|>"]), [count, count + 1]);
-    assert_eq!(ends(&["<|return|>", "<|end|>"]), [count]);
-    let model = self::model(&gguf(&["</s>", "<|im_end|>"]));
-    assert_eq!(model.eos_token_ids(), [count, count + 1]);
+    for kind in [1, 3, 4] {
+        let ends = |special: &[&str]| model(&gguf(special, kind)).eos_token_ids().to_vec();
+        assert_eq!(ends(&["x", "<|end|>"]), [count, count + 1], "{kind}");
+        assert_eq!(ends(&["<|return|>", "<|end|>"]), [count], "{kind}");
+        assert_eq!(ends(&["x", "y", "<|im_end|>"]), [count, count + 2], "{kind}");
+        let known = [
+            "x",
+            "<end_of_utterance>",
+            "<turn|>",
+            "<\u{ff5c}end\u{2581}of\u{2581}sentence\u{ff5c}>",
+        ];
+        assert_eq!(ends(&known), [count, count + 1, count + 2, count + 3], "{kind}");
+        let word = if kind == 3 { vec![count, count + 1] } else { vec![count] };
+        assert_eq!(ends(&["x", "</s>"]), word, "{kind}");
+    }
+    let model = model(&gguf(&["</s>"], 3));
     let text = model.render_chat(&[ChatMessage::user("x")], &ChatOptions::default());
     assert_eq!(text.as_deref(), Ok("x</s>"));
+    let tools = ChatOptions { tools: vec![json!({})], ..ChatOptions::default() };
+    let text = model.render_chat(&[ChatMessage::user("x")], &tools);
+    assert_eq!(text.as_deref(), Ok("tools"));
+}
+
+/// Goal: tokens that `tokenizer_config.json` marks as special are, and those that it adds are found
+/// in texts.
+#[test]
+fn flags_of_the_other_file_count() {
+    let plain = model(&source(None, None));
+    let id = plain.tokenizer().token_id("<tool call>").expect("a token");
+    assert!(!plain.tokenizer().is_special(id));
+    let next = plain.tokenizer().vocab_size();
+    let config = json!({"added_tokens_decoder": {
+        id.to_string(): {"content": "<tool call>", "special": true},
+        next.to_string(): {"content": "<new>", "special": true},
+    }});
+    let model = model(&source(Some(config), None));
+    assert!(model.tokenizer().is_special(id));
+    assert_eq!(model.tokenizer().encode("<new>", false).as_deref(), Ok(&[next as u32][..]));
 }
 
 /// A template that prints all that a conversation contains, with two special tokens and one

@@ -5,6 +5,7 @@ use serde::Serialize;
 use serde_json::{Map, Value};
 
 use super::super::chat::Role;
+use super::super::logprobs::ChatTokenLogprobs;
 use super::super::reply::is_zero;
 
 /// The reply, whole or in events.
@@ -41,7 +42,7 @@ pub enum Status {
     InProgress,
     /// It is complete.
     Completed,
-    /// The maximum number of tokens was reached.
+    /// The maximum number of tokens was reached, or a call was cut off.
     Incomplete,
     /// The server failed.
     Failed,
@@ -70,6 +71,8 @@ pub struct ResponseSettings {
     pub instructions: Option<String>,
     /// See [`ResponsesRequest`](super::ResponsesRequest).
     pub max_output_tokens: Option<usize>,
+    /// See [`ResponsesRequest`](super::ResponsesRequest).
+    pub top_logprobs: usize,
     /// Softmax temperature.
     pub temperature: Option<f32>,
     /// Share of the probabilities that is kept.
@@ -186,7 +189,7 @@ pub struct InputTokensDetails {
 /// More about the generated tokens.
 #[derive(Clone, Debug, Default, Serialize, JsonSchema)]
 pub struct OutputTokensDetails {
-    /// Always 0: tokens of the reasoning are not counted apart.
+    /// Tokens of the reasoning.
     pub reasoning_tokens: usize,
 }
 
@@ -232,6 +235,22 @@ pub enum OutputItem {
         /// The arguments: a JSON object as text; empty before their end.
         arguments: String,
     },
+    /// A call of a tool with free text.
+    CustomToolCall {
+        /// Unique id.
+        id: String,
+        /// Whether it is complete.
+        status: Status,
+        /// The id to which the call's output refers.
+        call_id: String,
+        /// The namespace of the tool, if it has one.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        namespace: Option<String>,
+        /// The tool's name.
+        name: String,
+        /// The text; empty before its end.
+        input: String,
+    },
 }
 
 /// A part of an item.
@@ -244,8 +263,8 @@ pub enum OutputPart {
         text: String,
         /// Always empty.
         annotations: Vec<Value>,
-        /// Always empty.
-        logprobs: Vec<Value>,
+        /// Log-probabilities of its tokens; empty unless they were requested.
+        logprobs: Vec<ChatTokenLogprobs>,
     },
     /// Reasoning.
     ReasoningText {
@@ -289,10 +308,13 @@ pub struct ResponseEvent {
     /// The whole arguments.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub arguments: Option<String>,
+    /// The whole text of a call of a tool with free text.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub input: Option<String>,
     /// The function's name.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub name: Option<String>,
-    /// Always empty.
+    /// Log-probabilities of the tokens of the text; empty unless they were requested.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub logprobs: Option<Vec<Value>>,
+    pub logprobs: Option<Vec<ChatTokenLogprobs>>,
 }

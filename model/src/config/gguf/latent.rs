@@ -37,7 +37,7 @@ impl Metadata<'_> {
         &self,
         latent: Option<LatentConfig>,
     ) -> Result<f32, ModelError> {
-        let factor = self.float("rope.scaling.factor")?.unwrap_or(1.0);
+        let factor = self.wide_factor("rope.scaling.factor")?.unwrap_or(1.0);
         // A tenth of the key `mscale_all_dim`.
         let tenth = self.factor("rope.scaling.yarn_log_multiplier")?.unwrap_or(0.0);
         let all = if latent.is_some() { 10.0 * f64::from(tenth) } else { 0.0 };

@@ -27,7 +27,14 @@ impl Metadata<'_> {
 
     pub(super) fn size(&self, key: &str) -> Result<Option<usize>, ModelError> {
         let Some(value) = self.value(key) else { return Ok(None) };
-        match value.as_u64() {
+        // Converters may write a size for each layer, also where all are the same.
+        let size = match value {
+            Value::Integers(sizes) if sizes.windows(2).all(|pair| pair[0] == pair[1]) => {
+                sizes.first().and_then(|size| u64::try_from(*size).ok())
+            }
+            value => value.as_u64(),
+        };
+        match size {
             Some(n) if (1..=SIZE_MAX).contains(&n) => Ok(Some(n as usize)),
             _ => Err(self.invalid(key, &format!("an integer from 1 to {SIZE_MAX}"), value.shown())),
         }
@@ -48,9 +55,14 @@ impl Metadata<'_> {
 
     /// A factor above 0; `None` if it is missing or 0, which means the default as in llama.cpp.
     pub(super) fn factor(&self, key: &str) -> Result<Option<f32>, ModelError> {
+        Ok(self.wide_factor(key)?.map(|factor| factor as f32))
+    }
+
+    /// The same in f64.
+    pub(super) fn wide_factor(&self, key: &str) -> Result<Option<f64>, ModelError> {
         match self.value(key).and_then(Value::as_f64) {
             Some(0.0) => Ok(None),
-            _ => Ok(self.float(key)?.map(|factor| factor as f32)),
+            _ => self.float(key),
         }
     }
 

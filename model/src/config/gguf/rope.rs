@@ -28,7 +28,7 @@ impl Metadata<'_> {
             self.only("rope.scaling.attn_factor", 1.0)?;
             match row.rotation.proportional.and_then(|_| first_pairs(&divisors)) {
                 Some(pairs) => RopeScaling::FirstPairs { pairs, factor: 1.0 },
-                None => RopeScaling::Divisors { divisors, attention_factor: 1.0 },
+                None => RopeScaling::Divisors { divisors, attention_factor: 1.0, short: None },
             }
         } else if self.header.tensors.contains_key(ROPE_LONG) {
             self.long_rope(max_positions, tensors)?
@@ -73,14 +73,14 @@ impl Metadata<'_> {
     ) -> Result<RopeScaling, ModelError> {
         let original = self.size("rope.scaling.original_context_length")?.unwrap_or(max_positions);
         let attention_factor = self.float("rope.scaling.attn_factor")?.unwrap_or(1.0);
-        RopeScaling::long_rope(max_positions, original, attention_factor, |long| {
-            let name = if long { ROPE_LONG } else { ROPE_SHORT };
-            tensors(name)?.ok_or_else(|| ModelError::MissingTensor {
-                file: self.header.file.clone(),
-                tensor: name.into(),
-                expected: vec![],
-            })
-        })
+        let name = |long| if long { ROPE_LONG } else { ROPE_SHORT };
+        let missing = |long| ModelError::MissingTensor {
+            file: self.header.file.clone(),
+            tensor: name(long).into(),
+            expected: vec![],
+        };
+        let read = |long| tensors(name(long));
+        RopeScaling::long_rope(max_positions, original, attention_factor, read, missing)
     }
 
     fn scaling(&self, row: &Description) -> Result<RopeScaling, ModelError> {
@@ -91,7 +91,8 @@ impl Metadata<'_> {
                 Some(value.as_text().ok_or_else(|| self.invalid(key, "a string", value.shown()))?)
             }
         };
-        let factor = self.float("rope.scaling.factor")?.or(self.float("rope.scale_linear")?);
+        let factor = self.wide_factor("rope.scaling.factor")?;
+        let factor = factor.or(self.wide_factor("rope.scale_linear")?);
         if kind == Some("yarn") {
             return self.yarn(row, factor);
         }

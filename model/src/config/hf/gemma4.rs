@@ -38,7 +38,10 @@ fn overridden(
     index: usize,
     heads: HeadShape,
 ) -> Result<HeadShape, ModelError> {
-    let Some(own) = overrides.object(&index.to_string())? else { return Ok(heads) };
+    let name = overrides.names().find(|name| layer_index(name) == Some(index));
+    let Some(own) = name.map(|name| overrides.object(name)).transpose()?.flatten() else {
+        return Ok(heads);
+    };
     if let Some(other) =
         own.names().find(|name| !matches!(*name, "head_dim" | "num_key_value_heads"))
     {
@@ -69,10 +72,15 @@ pub(super) fn layers(
     }
     let values_from_keys = keys.flag("attention_k_eq_v")?.unwrap_or(false);
     let overrides = keys.object(OVERRIDES)?;
-    if let Some(overrides) = &overrides
-        && let Some(other) = overrides.names().find(|name| !is_index(name, layers.len()))
-    {
-        return Err(overrides.invalid(other, "only the indices of layers"));
+    if let Some(overrides) = &overrides {
+        let mut seen = vec![false; layers.len()];
+        for name in overrides.names() {
+            let entry = layer_index(name).and_then(|index| seen.get_mut(index));
+            // The same layer may not be named twice, as `5` and `05`.
+            if entry.is_none_or(|seen| std::mem::replace(seen, true)) {
+                return Err(overrides.invalid(name, "only the indices of layers, each once"));
+            }
+        }
     }
     for (index, layer) in layers.iter_mut().enumerate() {
         let is_global = layer.sliding_window.is_none();
@@ -96,9 +104,12 @@ pub(super) fn layers(
     Ok(())
 }
 
-/// Whether `name` is the index of one of `count` layers.
-fn is_index(name: &str, count: usize) -> bool {
-    name.parse().is_ok_and(|index: usize| index < count && index.to_string() == name)
+/// The index that a key of [`OVERRIDES`] names. transformers pads the indices with zeros to the
+/// same number of digits, so that the keys of a model with 11 layers or more are `00`, `01` and so
+/// on.
+fn layer_index(name: &str) -> Option<usize> {
+    let is_decimal = name.bytes().all(|byte| byte.is_ascii_digit());
+    name.parse().ok().filter(|_| is_decimal)
 }
 
 /// The number of values that a token has for each layer.

@@ -7,7 +7,7 @@ use super::super::{
     Activation, Architecture, DecoderConfig, ExpertScores, ExpertsConfig, Keys, LAYERS_MAX,
     LayerConfig, MlpKind, Rope, RopeScaling,
 };
-use super::ParsedConfig;
+use super::{ParsedConfig, other_keys};
 use crate::error::ModelError;
 
 /// Parses the configuration of the text model and the special tokens.
@@ -28,8 +28,11 @@ pub(super) fn parse(row: &Description, root: &Keys<'_>) -> Result<ParsedConfig, 
     Ok(ParsedConfig {
         decoder,
         eos_token_ids: ids("eos_id", row.defaults.eos_token_ids)?,
+        default_eos: false,
         bos_token_id: bos.first().copied(),
         quantization: None,
+        may_lack_head: false,
+        notes: other_keys::notes(root),
     })
 }
 

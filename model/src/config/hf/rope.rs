@@ -150,6 +150,11 @@ fn one(parameters: &Keys<'_>, theta: f64, context: Context) -> Result<Rope, Mode
     let theta = parameters.positive("rope_theta")?.unwrap_or(theta);
     let key = if parameters.value("rope_type").is_some() { "rope_type" } else { "type" };
     let kind = parameters.text(key)?.unwrap_or("default");
+    // transformers refuses null, which is not the same as a missing type.
+    let is_null = parameters.given("rope_type") && parameters.value(key).is_none();
+    if is_null && parameters.given("factor") {
+        return Err(parameters.unsupported("rope_type", TYPES));
+    }
     if let ("proportional", Some((head_dim, _))) = (kind, context.proportional) {
         let share = parameters.number("partial_rotary_factor")?.unwrap_or(1.0);
         if !(0.0..=1.0).contains(&share) {
@@ -165,7 +170,7 @@ fn one(parameters: &Keys<'_>, theta: f64, context: Context) -> Result<Rope, Mode
         // The frequencies change only for sequences that are longer than `max_position_embeddings`,
         // which is the longest context here.
         "dynamic" if !parameters.given("alpha") => RopeScaling::None,
-        "linear" => RopeScaling::Linear { factor: factor(parameters)? },
+        "linear" => RopeScaling::Linear { factor: required(parameters, "factor")? },
         // Phi-3's files may have older names of LongRoPE.
         "longrope" | "su" => long_rope(parameters, context)?,
         "yarn" if parameters.given("long_factor") => long_rope(parameters, context)?,
@@ -224,10 +229,10 @@ fn long_rope(parameters: &Keys<'_>, context: Context) -> Result<RopeScaling, Mod
         Some(factor) => factor,
         None => (1.0 + context.factor(parameters)?.ln() / (original as f64).ln()).sqrt(),
     };
-    RopeScaling::long_rope(context.max_positions, original, attention_factor, |long| {
-        let key = if long { "long_factor" } else { "short_factor" };
-        parameters.numbers(key)?.ok_or_else(|| parameters.invalid(key, "a list of numbers"))
-    })
+    let key = |long| if long { "long_factor" } else { "short_factor" };
+    let missing = |long| parameters.invalid(key(long), "a list of numbers");
+    let read = |long| parameters.numbers(key(long));
+    RopeScaling::long_rope(context.max_positions, original, attention_factor, read, missing)
 }
 
 impl Context {

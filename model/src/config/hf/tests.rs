@@ -9,6 +9,7 @@ use stolon_kernels::KvLayout;
 use super::*;
 use crate::config::{
     ExpertScores, ExpertsConfig, MixerKind, NormKind, NormPlacement, QkNorm, Rope, RopeScaling,
+    ShortContext,
 };
 use crate::kv_store::{KvShape, KvType};
 
@@ -468,14 +469,28 @@ fn phi_configurations_are_read() {
         }})
     };
     let scaling = |value: Value| phi(value).ropes[0].scaling.clone();
-    let divisors = |divisor, attention_factor| RopeScaling::Divisors {
+    let divisors = |divisor, attention_factor, short: Option<f32>| RopeScaling::Divisors {
         divisors: vec![divisor; 48],
         attention_factor,
+        short: short.map(|short| ShortContext { length: 4096, divisors: vec![short; 48] }),
     };
     for name in ["longrope", "su", "yarn"] {
-        assert_eq!(scaling(long_rope(name, 131_072)), divisors(2.5, 1.190_238_1));
+        let long = divisors(2.5, 1.190_238_1, Some(1.5));
+        assert_eq!(scaling(long_rope(name, 131_072)), long);
+        // A limit of the context selects the other factors, and nothing else changes.
+        for (limit, part) in [(None, "more than 4096"), (Some(4097), "more than 4096")] {
+            let mut config = phi(long_rope(name, 131_072));
+            let notes = config.limit_context(limit);
+            assert!(notes.len() == 1 && notes[0].contains(part), "{notes:?}");
+            assert_eq!(config.ropes[0].scaling, long);
+        }
+        let mut config = phi(long_rope(name, 131_072));
+        let notes = config.limit_context(Some(4096));
+        assert!(notes.len() == 1 && notes[0].contains("at most 4096"), "{notes:?}");
+        assert_eq!(config.ropes[0].scaling, divisors(1.5, 1.190_238_1, None));
     }
-    assert_eq!(scaling(long_rope("longrope", 4096)), divisors(1.5, 1.0));
+    assert_eq!(scaling(long_rope("longrope", 4096)), divisors(1.5, 1.0, None));
+    assert!(phi(long_rope("longrope", 4096)).limit_context(Some(100)).is_empty());
     let error = read(with(
         json!({ "model_type": "phi3" }),
         &json!({
@@ -653,8 +668,12 @@ fn errors_name_the_key() {
             &["`rope_scaling.factor`", "nothing"],
         ),
         (
-            llama(json!({ "rope_scaling": { "type": "linear", "factor": 0.5 } })),
-            &["`rope_scaling.factor`", "at least 1", "0.5"],
+            llama(json!({ "rope_scaling": { "type": "linear", "factor": -0.5 } })),
+            &["`rope_scaling.factor`", "above 0", "-0.5"],
+        ),
+        (
+            llama(json!({ "rope_scaling": { "rope_type": null, "factor": 2.0 } })),
+            &["`rope_scaling.rope_type`", "null"],
         ),
         (
             llama(json!({ "rope_parameters": { "rope_type": "llama3", "factor": 4.0,

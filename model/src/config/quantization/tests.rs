@@ -33,12 +33,18 @@ fn usual_configurations_are_read() {
     assert_eq!(read(qwen_awq).unwrap(), Some(Quantization::Awq { group: Some(128) }));
     let qwen_gptq = json!({ "bits": 4, "damp_percent": 0.01, "desc_act": false, "group_size": 128,
         "quant_method": "gptq", "static_groups": false, "sym": true, "true_sequential": true });
-    let expected =
-        Quantization::Gptq { bits: 4, group: Some(128), act_order: false, zero_offset: 1 };
+    let gptq = |bits, group, act_order, zero_offset| Quantization::Gptq {
+        bits,
+        group,
+        act_order,
+        zero_offset,
+        modules: Vec::new(),
+    };
+    let expected = gptq(4, Some(128), false, 1);
     assert_eq!(read(qwen_gptq).unwrap(), Some(expected));
     let v2 = json!({ "bits": 8, "desc_act": true, "group_size": -1, "quant_method": "gptq",
         "checkpoint_format": "gptq_v2", "dynamic": null, "pack_dtype": "int32" });
-    let expected = Quantization::Gptq { bits: 8, group: None, act_order: true, zero_offset: 0 };
+    let expected = gptq(8, None, true, 0);
     assert_eq!(read(v2).unwrap(), Some(expected));
     let integers = |bits, packed, symmetric, group, act_order| {
         Some(Quantization::Integers { bits, packed, symmetric, group, act_order })
@@ -98,7 +104,10 @@ fn other_formats_are_refused_by_name() {
         (awq("group_size", json!(0)), ["`quantization_config.group_size`", "got 0"]),
         (gptq("bits", json!(2)), ["`quantization_config.bits`: 2", "4 or 8"]),
         (gptq("checkpoint_format", json!("marlin")), ["marlin", "gptq_v2"]),
-        (gptq("dynamic", json!({ "-:.*": {} })), ["`quantization_config.dynamic`", "all layers"]),
+        (gptq("dynamic", json!({ "a(?=b)": {} })), ["dynamic.a(?=b)`", "regular expression"]),
+        (gptq("dynamic", json!({ "a": { "bits": 3 } })), ["dynamic.a.bits`: 3", "4 or 8"]),
+        (gptq("dynamic", json!({ "a": 1 })), ["dynamic.a`", "an object"]),
+        (gptq("dynamic", json!(vec![1])), ["`quantization_config.dynamic`", "an object"]),
         (gptq("group_size", json!(-2)), ["`quantization_config.group_size`", "got -2"]),
         (
             compressed_with("nvfp4-pack-quantized", json!({})),
@@ -119,5 +128,28 @@ fn other_formats_are_refused_by_name() {
         for part in parts {
             assert!(error.contains(part), "{value}: `{error}` lacks `{part}`");
         }
+    }
+}
+
+/// Goal: with GPTQModel's `dynamic`, the first pattern that matches the beginning of a module's
+/// name says what is different in it, as in GPTQModel.
+#[test]
+fn modules_may_be_quantised_in_another_way() {
+    let value = json!({ "quant_method": "gptq", "bits": 4, "group_size": 128, "dynamic": {
+        r"-:.*\.k_proj": {}, r"+:.*layers\.[01]\..*": { "bits": 8, "desc_act": true },
+        ".*down_proj": { "group_size": -1 }, "layers": { "bits": 8 },
+    } });
+    let quantization = read(value).unwrap().unwrap();
+    for (module, expected) in [
+        ("model.layers.0.self_attn.k_proj", (4, Some(128), false)),
+        ("model.layers.1.mlp.down_proj", (8, Some(128), true)),
+        ("model.layers.2.mlp.down_proj", (4, None, false)),
+        ("model.layers.2.mlp.up_proj", (4, Some(128), false)),
+    ] {
+        let (bits, group, act_order) = expected;
+        let zero_offset = 1;
+        let modules = Vec::new();
+        let expected = Quantization::Gptq { bits, group, act_order, zero_offset, modules };
+        assert_eq!(quantization.of_module(module), expected, "{module}");
     }
 }

@@ -6,7 +6,7 @@ use crate::error::ModelError;
 use crate::weights::TensorType;
 
 /// The type to which rows are decoded if no quantised type has exactly their values.
-const WIDE: TensorType = TensorType::F16;
+pub(super) const WIDE: TensorType = TensorType::F16;
 
 /// Collects the parts of one matrix.
 pub(super) struct Parts<'a> {
@@ -47,7 +47,7 @@ impl<'a> Parts<'a> {
         match *quantization {
             Quantization::Fp8 { block } => self.fp8(block),
             Quantization::Awq { group } => self.awq(group),
-            Quantization::Gptq { bits, group, act_order, zero_offset } => {
+            Quantization::Gptq { bits, group, act_order, zero_offset, .. } => {
                 self.gptq(bits, group, act_order, zero_offset)
             }
             Quantization::Integers { bits, packed, symmetric, group, act_order } => {

@@ -93,6 +93,9 @@ fn experts_and_shared_projections_are_read() {
     text["per_layer_config"] = json!({ "5": { "head_dim": 512, "num_key_value_heads": 2 } });
     text["global_head_dim"] = Value::Null;
     assert_eq!(decoder(e2b(&text)), config);
+    // The keys of a model with more layers are padded with zeros.
+    text["per_layer_config"] = json!({ "05": { "head_dim": 512, "num_key_value_heads": 2 } });
+    assert_eq!(decoder(e2b(&text)), config);
 }
 
 /// Goal: keys with values that do not fit together, or that are not implemented, are refused with
@@ -110,6 +113,8 @@ fn other_values_are_refused() {
         (json!({ "enable_moe_block": true }), "`text_config.num_experts`"),
         (json!({ "per_layer_config": { "4": { "rope_theta": 1 } } }), "only the keys head_dim"),
         (json!({ "per_layer_config": { "35": {} } }), "only the indices of layers"),
+        (json!({ "per_layer_config": { "+4": {} } }), "only the indices of layers"),
+        (json!({ "per_layer_config": { "4": {}, "04": {} } }), "each once"),
         (json!({ "per_layer_config": { "34": { "head_dim": 128 } } }), "as in other layers"),
         (json!({ "per_layer_config": { "4": { "head_dim": 512 } } }), "as in other layers"),
         (

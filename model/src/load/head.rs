@@ -1,0 +1,49 @@
+//! Decides which matrix computes the logits if `config.json` and the weights disagree.
+
+use super::embedding::EmbeddingConfig;
+use crate::config::ParsedConfig;
+use crate::weights::Weights;
+
+/// The output matrix.
+const HEAD: &str = "lm_head.weight";
+/// The embedding, which is the output matrix of models that tie the two.
+const EMBEDDING: &str = "model.embed_tokens.weight";
+
+/// Uses the embedding as the output matrix of a model without one, if the model may lack it. Models
+/// for embeddings may, although the two are not tied (Qwen3-Embedding-8B); the logits have no
+/// meaning then. Returns whether the model generates text.
+pub(crate) fn tie_missing(
+    config: &mut ParsedConfig,
+    weights: &mut Weights,
+    embedding: Option<&EmbeddingConfig>,
+) -> bool {
+    let is_missing = !config.decoder.tie_word_embeddings && !weights.contains(HEAD);
+    let generates = !is_missing || config.may_lack_head || embedding.is_none();
+    if is_missing && (config.may_lack_head || embedding.is_some()) {
+        config.decoder.tie_word_embeddings = true;
+    }
+    // Files of tied models have the matrix under either name.
+    if config.decoder.tie_word_embeddings && !weights.contains(EMBEDDING) {
+        weights.rename(HEAD, EMBEDDING);
+    }
+    generates
+}
+
+/// Uses the output matrix in the files of a model whose configuration says that the embedding is
+/// its output matrix, if the two differ. Merging an adapter that changed one of them has this
+/// result. transformers decides in the same way. Returns what users are told about it.
+pub(crate) fn untie_different(config: &mut ParsedConfig, weights: &Weights) -> Option<String> {
+    if !config.decoder.tie_word_embeddings || !weights.contains(HEAD) {
+        return None;
+    }
+    let says =
+        "`tie_word_embeddings` of config.json is true, but the weights have an output matrix";
+    match weights.have_equal_bytes(HEAD, EMBEDDING) {
+        Some(true) => None,
+        Some(false) => {
+            config.decoder.tie_word_embeddings = false;
+            Some(format!("{says} (`{HEAD}`) that differs from the embedding; it is used"))
+        }
+        None => Some(format!("{says} (`{HEAD}`); it is used if it differs from the embedding")),
+    }
+}
