@@ -80,7 +80,7 @@ enum Tier {
     Pool,
     /// In a directory that has room for everything.
     Disk,
-    /// In a directory that has room for some of it, and gets what is evicted.
+    /// In a directory that has room for some of it, and gets what is evicted if the model permits.
     SmallDisk,
     /// In an object store, behind a directory that has room for some of it.
     #[cfg(feature = "object-store")]
@@ -96,26 +96,38 @@ const TIERS: &[Tier] = &[
 ];
 
 impl Tier {
-    fn apply(self, builder: EngineBuilder, directory: &Path, record_bytes: u64) -> EngineBuilder {
-        let disk = directory.join("disk");
+    fn apply(self, builder: EngineBuilder, directory: &Path, sizes: Sizes) -> EngineBuilder {
+        let (disk, small) = (directory.join("disk"), 8 * sizes.record_bytes);
         let builder = match self {
             Tier::Pool => return builder,
             Tier::Disk => builder.kv_cache_dir(disk, 1 << 30),
+            // What is evicted from the pool has no state.
+            Tier::SmallDisk if sizes.has_state => builder.kv_cache_dir(disk, small),
             Tier::SmallDisk => {
-                builder.kv_cache_dir(disk, 8 * record_bytes).write_policy(WritePolicy::WriteBack)
+                builder.kv_cache_dir(disk, small).write_policy(WritePolicy::WriteBack)
             }
             #[cfg(feature = "object-store")]
             Tier::ObjectStore => {
                 let store = directory.join("store");
                 std::fs::create_dir_all(&store).expect("a directory");
                 builder
-                    .kv_cache_dir(disk, 8 * record_bytes)
+                    .kv_cache_dir(disk, small)
                     .kv_object_store(format!("file://{}", store.display()))
             }
         };
         // All stored KV is read, however fast this machine computes.
         builder.prefetch_policy(PrefetchPolicy::WaitComplete)
     }
+}
+
+/// Sizes that follow from a model.
+#[derive(Clone, Copy)]
+struct Sizes {
+    /// Size of the KV pool in blocks.
+    blocks: usize,
+    /// Size of a record of a disk tier in bytes.
+    record_bytes: u64,
+    has_state: bool,
 }
 
 /// A request with the answer of an engine without a cache.
@@ -261,22 +273,20 @@ async fn client(
     }
 }
 
-/// Compares `answers` answers of a model with a tier. Returns how many were wrong. `sizes` are those
-/// of the pool in blocks, and of a record of the disk tier in bytes.
+/// Compares `answers` answers of a model with a tier. Returns how many were wrong.
 #[allow(clippy::print_stdout, reason = "the figures by kind and tier are the test's report")]
 async fn compare(
     kind: Kind,
     tier: Tier,
-    sizes: (usize, u64),
+    sizes: Sizes,
     conversations: &Arc<Conversations>,
     answers: usize,
 ) -> usize {
     let directory = Directory::new("exactness");
-    let (blocks, record_bytes) = sizes;
     let counts = Arc::new(Counts::default());
     let (mut cached, mut loaded, mut evictions) = (0, 0, 0);
     for part in 0..STARTS {
-        let builder = tier.apply(kind.builder().num_blocks(blocks), &directory.0, record_bytes);
+        let builder = tier.apply(kind.builder().num_blocks(sizes.blocks), &directory.0, sizes);
         let engine = start(builder.max_batched_tokens(96).max_running(4)).await;
         let removing = tokio::spawn({
             let engine = engine.clone();
@@ -333,10 +343,11 @@ async fn compare_tiers(kind: Kind, tiers: &[Tier], answers: usize) -> usize {
     // Room for about four of the longest prompts, so most of what is cached is soon evicted.
     let blocks = 44 + 4 * info.state_bytes.div_ceil(block_bytes);
     let record_bytes = (4 * block_bytes + info.state_bytes) as u64;
+    let sizes = Sizes { blocks, record_bytes, has_state: info.state_bytes > 0 };
     cold.shutdown().await;
     let mut wrong = 0;
     for &tier in tiers {
-        wrong += compare(kind, tier, (blocks, record_bytes), &conversations, answers).await;
+        wrong += compare(kind, tier, sizes, &conversations, answers).await;
     }
     wrong
 }
