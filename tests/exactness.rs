@@ -135,6 +135,8 @@ struct Sizes {
 struct Question {
     request: Request,
     answer: Vec<(u32, u32)>,
+    /// Length of its prompt in tokens.
+    prompt_len: usize,
 }
 
 /// The questions to a model: conversations of several turns, of which most are one turn.
@@ -221,7 +223,8 @@ async fn start(builder: EngineBuilder) -> Engine {
 
 async fn ask(engine: &Engine, request: Request) -> Question {
     let answer = engine.complete(request.clone()).await.expect("it fits");
-    Question { request, answer: bits(&answer) }
+    let prompt_len = answer.finish.usage.prompt_tokens;
+    Question { request, answer: bits(&answer), prompt_len }
 }
 
 /// Asks questions until `counts` has `enough` answers, and compares each answer.
@@ -341,7 +344,9 @@ async fn compare_tiers(kind: Kind, tiers: &[Tier], answers: usize) -> usize {
     let info = cold.model_info();
     let block_bytes = (info.kv_bytes / info.num_blocks).max(1);
     // Room for about four of the longest prompts, so most of what is cached is soon evicted.
-    let blocks = 44 + 4 * info.state_bytes.div_ceil(block_bytes);
+    let lens = conversations.iter().flatten().map(|question| question.prompt_len);
+    let longest = lens.max().expect("there are questions") + ANSWER_LEN;
+    let blocks = 4 * longest.div_ceil(info.block_size) + 4 * info.state_bytes.div_ceil(block_bytes);
     let record_bytes = (4 * block_bytes + info.state_bytes) as u64;
     let sizes = Sizes { blocks, record_bytes, has_state: info.state_bytes > 0 };
     cold.shutdown().await;
