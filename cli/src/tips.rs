@@ -41,11 +41,17 @@ const PEERS: &[(&[&str], &str)] = &[
         "the format of the weights is that of the model's files; --weights q8_0 rounds them",
     ),
     (
-        &["tensor-parallel-size", "tp", "tp-size", "pipeline-parallel-size", "pp", "pp-size"],
-        "a process uses one device; run several servers behind a router",
-    ),
-    (
-        &["data-parallel-size", "dp", "dp-size"],
+        &[
+            "tensor-parallel-size",
+            "tp",
+            "tp-size",
+            "pipeline-parallel-size",
+            "pp",
+            "pp-size",
+            "data-parallel-size",
+            "dp",
+            "dp-size",
+        ],
         "a process uses one device; run several servers behind a router",
     ),
     (

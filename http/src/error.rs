@@ -260,8 +260,7 @@ impl ApiError {
                  KV pool than the {pool_blocks} blocks that it has (--kv-memory or --num-blocks)"
             ),
         };
-        let error = Self::from(error);
-        Self { message: format!("{}: {hint}", error.message), ..error }
+        Self::from(error).with_hint(&format!(": {hint}"))
     }
 
     fn from_pin(error: &PinError, message: String) -> Self {

@@ -17,7 +17,7 @@ use super::logprobs::LogprobForm;
 use super::receive::Held;
 use super::structured;
 use super::thinking::ThinkingBudget;
-use super::token_rules::{AllowedTokens, TokenRules};
+use super::token_rules::{self, AllowedTokens, TokenRules};
 use crate::api::neutral::Scope;
 use crate::api::options::{
     ChoiceOptions, GenerationOptions, MAX_STOP_STRINGS, StopStrings, StreamOptions, Truncation,
@@ -127,11 +127,8 @@ impl Call {
             return Err(ApiError::invalid(Some("logprob_token_ids"), message));
         }
         let vocab_size = app.engine.model_info().vocab_size;
-        let mut named = of_api.choices.logprob_token_ids.iter().flatten();
-        if let Some(id) = named.find(|&&id| id as usize >= vocab_size) {
-            let expected = format!("token ids below {vocab_size}, the size of the vocabulary");
-            return Err(ApiError::expected("logprob_token_ids", &expected, &json!(id)));
-        }
+        let named = of_api.choices.logprob_token_ids.as_deref().unwrap_or_default();
+        token_rules::check_ids("logprob_token_ids", named, vocab_size)?;
         let grammar = structured::grammar(&mut options, of_api.format, ignored)?;
         let (grammar_path, grammar) = grammar.map(|given| (given.path, given.grammar)).unzip();
         let session = session(&mut options, ignored)?.map(|name| caller.session(name));

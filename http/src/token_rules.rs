@@ -64,10 +64,7 @@ impl AllowedTokens {
         if ids.is_empty() {
             return Err(ApiError::expected(param, "at least one token id", &json!([])));
         }
-        if let Some(id) = ids.iter().find(|&&id| id as usize >= vocab_size) {
-            let expected = format!("token ids below {vocab_size}, the size of the vocabulary");
-            return Err(ApiError::expected(param, &expected, &json!(id)));
-        }
+        check_ids(param, ids, vocab_size)?;
         let mut ids = ids.to_vec();
         ids.sort_unstable();
         Ok(Self { ids })
@@ -85,6 +82,14 @@ impl AllowedTokens {
             }
         }
     }
+}
+
+/// # Errors
+/// One of the token ids of this parameter is not in the vocabulary.
+pub(super) fn check_ids(param: &str, ids: &[u32], vocab_size: usize) -> Result<(), ApiError> {
+    let Some(id) = ids.iter().find(|&&id| id as usize >= vocab_size) else { return Ok(()) };
+    let expected = format!("token ids below {vocab_size}, the size of the vocabulary");
+    Err(ApiError::expected(param, &expected, &json!(id)))
 }
 
 #[cfg(test)]

@@ -58,23 +58,25 @@ struct Figures {
     inter_token: Duration,
 }
 
-fn run(load: Load, clients: Clients, config: EngineConfig) -> Figures {
-    let spec = BackendSpec {
+/// A backend with room for all requests of these tests.
+fn spec() -> BackendSpec {
+    BackendSpec {
         vocab_size: 1000,
         max_positions: 8192,
         block_size: 16,
         block_count: 4096,
         block_bytes: 1,
-        hidden_size: None,
-        draws: false,
         ..BackendSpec::default()
-    };
+    }
+}
+
+fn run(load: Load, clients: Clients, config: EngineConfig) -> Figures {
     let request = |tenant: &str, tokens: Vec<u32>, answer| {
         let mut request = SequenceRequest::new(tokens, answer);
         request.options.tenant = (clients == Clients::Named).then(|| tenant.into());
         request
     };
-    let mut simulation = Simulation::new(spec, config, cost).expect("valid settings");
+    let mut simulation = Simulation::new(spec(), config, cost).expect("valid settings");
     // Warm: the speed of a step is known.
     simulation.submit(request("warm", vec![999; 512], 1)).expect("accepted");
     while simulation.step_end().is_some() {
@@ -154,16 +156,9 @@ fn small_model(batch: &StepBatch) -> Duration {
 
 /// An engine that has answered requests of two clients.
 fn small_engine() -> Simulation<fn(&StepBatch) -> Duration> {
-    let spec = BackendSpec {
-        vocab_size: 1000,
-        max_positions: 8192,
-        block_size: 16,
-        block_count: 4096,
-        block_bytes: 1,
-        ..BackendSpec::default()
-    };
     let cost = small_model as fn(&StepBatch) -> Duration;
-    let mut engine = Simulation::new(spec, EngineConfig::default(), cost).expect("valid settings");
+    let mut engine =
+        Simulation::new(spec(), EngineConfig::default(), cost).expect("valid settings");
     for (tenant, token) in [("small", 1), ("load", 2), ("small", 3)] {
         let mut request = SequenceRequest::new(vec![token; 600], 30);
         request.options.tenant = Some(tenant.into());
