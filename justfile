@@ -39,7 +39,7 @@ deep:
 # Run the microbenchmarks: kernels, decoder steps, prefix index.
 bench:
     cargo bench -p stolon-kernels --bench kernels
-    cargo bench -p stolon-model --bench roofline
+    cargo bench -p stolon-cpu --bench roofline
     cargo bench -p stolon-benches --bench prefix_index
 
 # Run the demo: a small model answers questions about a long handbook.

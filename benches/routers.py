@@ -8,7 +8,7 @@
 `vllm` is the router of the vLLM project in front of two `stolon serve`, built with the feature `fleet`.
 `dynamo` is the frontend of NVIDIA Dynamo (packages ai-dynamo and ai-dynamo-runtime, with file discovery) in
 front of two `stolon-dynamo`, and `dynamo-relay` in front of two `stolon serve`, each with a
-`fleet/dynamo/relay.py`. Each run starts new workers and a new router, and the policies take turns.
+`crates/serve/fleet/dynamo/relay.py`. Each run starts new workers and a new router, and the policies take turns.
 
 The model has the tokenizer of the demo model and random weights, because only the time matters; its size is
 that of --layers and --hidden. The KV pool of a worker holds two thirds of the prefixes of `groups`: all of
@@ -159,7 +159,7 @@ class Fleet:
         processes = [Process([*command, "--kv-events-config", json.dumps(config)], log)]
         processes[0].wait_until_ready(port, "/ready")
         if self.kind == "dynamo-relay":
-            command = [sys.executable, str(ROOT / "fleet/dynamo/relay.py"), "--url", f"http://127.0.0.1:{port}"]
+            command = [sys.executable, str(ROOT / "crates/serve/fleet/dynamo/relay.py"), "--url", f"http://127.0.0.1:{port}"]
             command += ["--events", f"tcp://127.0.0.1:{events}", "--tokenizer", str(self.model)]
             processes.append(Process([*command, "--served-model-name", NAME], log, **self.dynamo()))
         return processes

@@ -26,16 +26,16 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 TREE = ["leases", "readers", "blocks", "reclaim"]
 # The models of each file.
 FILES = {
-    "kvcache/src/lease.rs": TREE,
-    "kvcache/src/core.rs": TREE,
-    "kvcache/src/node.rs": TREE,
-    "kvcache/src/node/table.rs": TREE,
-    "kvcache/src/reclaim.rs": TREE,
-    "kvcache/src/pool/fence.rs": TREE,
-    "scheduler/src/event_channel.rs": ["events"],
-    "scheduler/src/permits.rs": ["queue"],
-    "scheduler/src/session/sessions.rs": ["sessions"],
-    "kernels/src/threads.rs": ["threads"],
+    "crates/engine/kvcache/src/lease.rs": TREE,
+    "crates/engine/kvcache/src/core.rs": TREE,
+    "crates/engine/kvcache/src/node.rs": TREE,
+    "crates/engine/kvcache/src/node/table.rs": TREE,
+    "crates/engine/kvcache/src/reclaim.rs": TREE,
+    "crates/engine/kvcache/src/pool/fence.rs": TREE,
+    "crates/engine/scheduler/src/event_channel.rs": ["events"],
+    "crates/engine/scheduler/src/permits.rs": ["queue"],
+    "crates/engine/scheduler/src/session/sessions.rs": ["sessions"],
+    "crates/models/kernels/src/threads.rs": ["threads"],
 }
 # The models take seconds. A mutant may make one wait for ever.
 SECONDS = 300
@@ -122,7 +122,7 @@ def main():
     tracked = subprocess.run(["git", "ls-files", "-co", "--exclude-standard"], cwd=ROOT, check=True,
                              capture_output=True, text=True).stdout.split()
     for name in tracked:
-        if not name.startswith(("model/tests/fixtures", "benches/history")) and (ROOT / name).exists():
+        if not name.startswith(("crates/models/checkpoint/tests/fixtures", "benches/history")) and (ROOT / name).exists():
             (copy / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy2(ROOT / name, copy / name)
     environment = dict(os.environ, RUSTFLAGS="--cfg loom", CARGO_TERM_COLOR="never",

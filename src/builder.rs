@@ -12,7 +12,9 @@ use futures::FutureExt;
 use futures::future::BoxFuture;
 use stolon_actors::EngineHandle;
 use stolon_backend::{Backend, BackendSpec};
-use stolon_model::{EmbeddingConfig, EmbeddingSizes, KvType, LoadOptions, WeightType, WindowKv};
+use stolon_checkpoint::{
+    EmbeddingConfig, EmbeddingSizes, KvType, LoadOptions, WeightType, WindowKv,
+};
 use stolon_scheduler::{EngineConfig, EngineError};
 use tokio::runtime::Handle;
 

@@ -1,8 +1,8 @@
 //! The device that runs the model (feature `candle`).
 
 use stolon_backend::Backend;
+use stolon_checkpoint::{DecoderConfig, KvBudget, WeightType, Weights, WindowKv};
 use stolon_cuda::{CandleBackend, CandleOptions, DeviceChoice, OpenError};
-use stolon_model::{DecoderConfig, KvBudget, WeightType, Weights, WindowKv};
 use stolon_scheduler::{EngineConfig, EngineError};
 
 use crate::{EngineBuilder, Error};

@@ -1,7 +1,7 @@
 //! Embeddings of prompts, and what is known about a model that makes them.
 
 use serde::Serialize;
-use stolon_model::EmbeddingConfig;
+use stolon_checkpoint::EmbeddingConfig;
 
 use crate::Error;
 

@@ -6,7 +6,7 @@ use std::time::Instant;
 use futures::FutureExt;
 use futures::future::{BoxFuture, try_join_all};
 use stolon_actors::EngineHandle;
-use stolon_model::SuppressedTokens;
+use stolon_checkpoint::SuppressedTokens;
 use stolon_scheduler::{
     AdmissionPolicy, AuditReport, EngineHealth, EngineHistograms, EngineStats, SequenceRequest,
     Timings, TokenSet,

@@ -4,7 +4,7 @@ use std::borrow::Cow;
 use std::sync::Arc;
 use std::time::Duration;
 
-use stolon_model::ModelError;
+use stolon_checkpoint::ModelError;
 use stolon_scheduler::{EngineError, SessionError};
 use stolon_text::{
     Busy, ChatTemplateError, GrammarError, GrammarFailure, MAX_STOP_BYTES, MAX_STOP_STRINGS,

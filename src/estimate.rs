@@ -22,7 +22,7 @@ pub struct Estimate {
     /// It follows from the requests that run and wait, the expected lengths of their answers, the
     /// recent speed of prompts and answers, and the rate at which requests have arrived. Up to 1.4
     /// times the capacity of a simulated engine, half of the estimates are right within a factor of
-    /// 1.5 (`scheduler/src/tests/estimates.rs`).
+    /// 1.5 (`crates/engine/scheduler/src/tests/estimates.rs`).
     pub expected_first_token: Option<Duration>,
     /// The part of `expected_first_token` that the request waits for others, and does not take for
     /// its own prompt.

@@ -36,7 +36,7 @@
 //! ```toml
 //! [profile.dev.package.stolon-kernels]
 //! opt-level = 3
-//! [profile.dev.package.stolon-model]
+//! [profile.dev.package.stolon-cpu]
 //! opt-level = 3
 //! ```
 //!
@@ -187,7 +187,7 @@ mod typed;
 /// and a picture for `demo-vision`.
 #[cfg(feature = "demo-model")]
 pub mod demo {
-    pub use stolon_model::demo::{Handbook, Picture, Question, handbook, picture};
+    pub use stolon_checkpoint::demo::{Handbook, Picture, Question, handbook, picture};
     /// A decoded picture, to show it, and the limits of decoding.
     #[cfg(feature = "images")]
     pub use stolon_vision::{Picture as Pixels, PictureLimits};
@@ -230,19 +230,19 @@ pub use stolon_backend::{
     Backend, LogitsProcessor, Pooling, RegionBins, RegionLogits, SamplingError, SamplingParams,
     SharedProcessor, TokenLogprob,
 };
+#[cfg(feature = "hub")]
+pub use stolon_checkpoint::DownloadProgress;
+pub use stolon_checkpoint::inspect;
+pub use stolon_checkpoint::{
+    EmbeddingConfig, EmbeddingSizes, KernelError, KvBudget, KvStoreError, KvType, ModelError,
+    ModelSource, WeightType, WindowKv,
+};
 #[cfg(feature = "candle")]
 pub use stolon_cuda::DeviceChoice;
 pub use stolon_kvcache::{
     CacheEvent, CacheSnapshot, CachedPrefix, EvictionCandidate, EvictionOrder, EvictionPolicy,
     EvictionRank, ImageSpan, Namespace, NamespaceBuilder, NodeDump, NumberedEvent, PinError, PinId,
     PositionRun, PrefixMatch, TokenSpan, TreeDump, UnknownEvictionPolicy,
-};
-#[cfg(feature = "hub")]
-pub use stolon_model::DownloadProgress;
-pub use stolon_model::inspect;
-pub use stolon_model::{
-    EmbeddingConfig, EmbeddingSizes, KernelError, KvBudget, KvStoreError, KvType, ModelError,
-    ModelSource, WeightType, WindowKv,
 };
 pub use stolon_scheduler::{
     AdmissionPolicy, AuditReport, CacheStats, EngineError, EngineHealth, EngineHistograms,

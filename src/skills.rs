@@ -6,8 +6,8 @@ mod regions;
 use std::sync::Arc;
 
 use stolon_backend::RegionBins;
+use stolon_checkpoint::{PromptParts, ReasoningTokens, SkillPrompts};
 use stolon_kvcache::TokenSpan;
-use stolon_model::{PromptParts, ReasoningTokens, SkillPrompts};
 
 pub use reasoning::{Grounding, Reasoning};
 pub use regions::{BoundingBox, Point, SpatialRef};

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use stolon_model::SuppressedTokens;
+use stolon_checkpoint::SuppressedTokens;
 
 use crate::after::{TokenRule, exclude};
 

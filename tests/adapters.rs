@@ -1,12 +1,12 @@
 //! LoRA adapters: each request is computed with the one that it names, and never meets KV that
 //! another one, or other weights of the same name, have computed.
 
-#[path = "../model/tests/support/adapter_writer.rs"]
+#[path = "../crates/models/checkpoint/tests/support/adapter_writer.rs"]
 #[allow(dead_code, reason = "shared between tests")]
 mod adapter_writer;
 #[path = "support/fake.rs"]
 mod fake;
-#[path = "../model/tests/support/model_adapter.rs"]
+#[path = "../crates/models/checkpoint/tests/support/model_adapter.rs"]
 mod model_adapter;
 
 use std::path::Path;
@@ -22,7 +22,7 @@ use stolon_backend::Adapter;
 use stolon_backend::fake::{
     FakeBackend, FakeLatency, FakeOptions, expected_next_with, fake_adapter,
 };
-use stolon_model::{LoadOptions, ModelSource};
+use stolon_checkpoint::{LoadOptions, ModelSource};
 use tempfile::TempDir;
 
 /// The greedy answer of the fake backend.
@@ -237,7 +237,7 @@ async fn sessions_belong_to_an_adapter() {
 /// A small random model, and a directory with an adapter for it.
 fn tiny(dir: &Path, seed: u64) -> EngineBuilder {
     let source: ModelSource = "random:tiny".parse().expect("a preset");
-    let config = stolon_model::load(&source, &LoadOptions::default()).expect("a model").config;
+    let config = stolon_checkpoint::load(&source, &LoadOptions::default()).expect("a model").config;
     whole_adapter(&config, 4, "F32", seed).write(dir);
     Engine::builder().model("random:tiny").num_blocks(64)
 }

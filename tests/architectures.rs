@@ -1,6 +1,6 @@
 //! For every architecture, a prompt gets the same greedy tokens with a warm and with a cold cache,
 //! and however it is cut into chunks. The models are the small random ones that the parity tests of
-//! `stolon-model` compare with transformers.
+//! `stolon-cpu` compare with transformers.
 
 use std::path::{Path, PathBuf};
 
@@ -85,7 +85,9 @@ async fn start(model: &str, block_size: usize, chunk: usize, caching: bool) -> E
 }
 
 fn fixture(model: &str) -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("model/tests/fixtures").join(model)
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+        .join("crates/models/checkpoint/tests/fixtures")
+        .join(model)
 }
 
 async fn warm_equals_cold(model: &str) {

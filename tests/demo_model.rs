@@ -14,7 +14,7 @@ const QUESTION_COUNT: usize = 200;
 const CORRECT_MIN: usize = 190;
 
 fn demo() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("model/demo")
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("crates/models/demo_model/text")
 }
 
 async fn engine(set: impl FnOnce(EngineBuilder) -> EngineBuilder) -> Engine {

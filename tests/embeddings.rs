@@ -20,7 +20,9 @@ const HIDDEN_SIZE: usize = 16;
 
 /// A model of sentence-transformers, and the embeddings that it computes.
 fn directory() -> PathBuf {
-    [env!("CARGO_MANIFEST_DIR"), "model", "tests", "fixtures", "embedding"].iter().collect()
+    [env!("CARGO_MANIFEST_DIR"), "crates/models/checkpoint/tests/fixtures/embedding"]
+        .iter()
+        .collect()
 }
 
 fn model() -> EngineBuilder {

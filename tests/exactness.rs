@@ -43,7 +43,7 @@ const ANSWER_LEN: usize = 8;
 #[derive(Clone, Copy)]
 struct Kind {
     name: &'static str,
-    /// A preset, or a fixture of `stolon-model`.
+    /// A preset, or a fixture of `stolon-checkpoint`.
     model: &'static str,
     windows: WindowKv,
 }
@@ -156,7 +156,8 @@ impl Kind {
         match self.model.starts_with("random:") {
             true => builder.model(self.model),
             false => {
-                let fixtures = Path::new(env!("CARGO_MANIFEST_DIR")).join("model/tests/fixtures");
+                let fixtures = Path::new(env!("CARGO_MANIFEST_DIR"))
+                    .join("crates/models/checkpoint/tests/fixtures");
                 builder.model(fixtures.join(self.model))
             }
         }

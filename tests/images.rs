@@ -1,7 +1,7 @@
 //! Prompts with images through the engine, on small random models of the structures of SmolVLM,
 //! Qwen3-VL, Qwen3.5 and Gemma 3.
 
-#[path = "../model/tests/support/adapter_writer.rs"]
+#[path = "../crates/models/checkpoint/tests/support/adapter_writer.rs"]
 mod adapter_writer;
 #[path = "images/adapters.rs"]
 mod adapters;

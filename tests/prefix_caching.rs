@@ -1,5 +1,5 @@
 //! Correctness of prefix caching in a running engine: equal logits on every path, full hits, shared
-//! blocks, eviction and block accounting. `kvcache/tests` covers the prefix index alone.
+//! blocks, eviction and block accounting. `crates/engine/kvcache/tests` covers the prefix index alone.
 
 #[path = "support/fake.rs"]
 mod fake;

@@ -4,7 +4,7 @@
 //! The files are too large for the repository. `fetch_models.py` downloads them:
 //!
 //! ```sh
-//! python model/tests/fetch_models.py target/models
+//! python crates/models/checkpoint/tests/fetch_models.py target/models
 //! STOLON_MODELS=$PWD/target/models cargo test --release -p stolon --test real_models -- --ignored
 //! ```
 

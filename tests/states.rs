@@ -17,7 +17,8 @@ fn builder(model: &str) -> EngineBuilder {
     match model.starts_with("random:") {
         true => Engine::builder().model(model),
         false => {
-            let fixtures = Path::new(env!("CARGO_MANIFEST_DIR")).join("model/tests/fixtures");
+            let fixtures = Path::new(env!("CARGO_MANIFEST_DIR"))
+                .join("crates/models/checkpoint/tests/fixtures");
             Engine::builder().model(fixtures.join(model))
         }
     }

@@ -11,7 +11,7 @@ const TEMPLATE: &str = "{% for i in range(work | default(0)) %}{% for j in range
     '<|end|>\n' }}{% endfor %}{% if add_generation_prompt %}{{ '<|assistant|>\n' }}{% endif %}";
 
 async fn engine() -> Engine {
-    let path = format!("{}/model/demo", env!("CARGO_MANIFEST_DIR"));
+    let path = format!("{}/crates/models/demo_model/text", env!("CARGO_MANIFEST_DIR"));
     let builder = Engine::builder().model(path).num_blocks(256).chat_template(TEMPLATE);
     builder.build().await.expect("the demo model loads")
 }

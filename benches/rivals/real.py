@@ -5,7 +5,7 @@ Not part of CI; `.ci/deep` runs all tasks but `speed`. Needs what rivals.py need
     venv/bin/pip install gguf numpy
     CMAKE_ARGS="-DGGML_NATIVE=ON" venv/bin/pip install --no-binary llama-cpp-python llama-cpp-python
     cargo build --release -p stolon-cli          # and here, for speed: cargo build --release
-    venv/bin/python ../../model/tests/fetch_models.py models
+    venv/bin/python ../../crates/models/checkpoint/tests/fetch_models.py models
     venv/bin/python real.py models
 
 Tasks:

@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
+use stolon_checkpoint::{KvType, WindowKv};
 use stolon_kvcache::EvictionOrder;
-use stolon_model::{KvType, WindowKv};
 use stolon_scheduler::EvictionOrderFactory;
 
 use crate::{EngineBuilder, EvictionPolicy};

@@ -1,6 +1,6 @@
 //! Downloads from the hub (feature `hub`).
 
-use stolon_model::{DownloadProgress, ProgressCallback};
+use stolon_checkpoint::{DownloadProgress, ProgressCallback};
 
 use crate::EngineBuilder;
 

@@ -5,10 +5,10 @@ use std::sync::mpsc::Sender;
 use std::thread;
 
 use stolon_backend::Backend;
-use stolon_model::{
-    CpuBackend, CpuOptions, DecoderConfig, EmbeddingConfig, KvBudget, LoadOptions, LoadedModel,
-    VisionConfig, Weights,
+use stolon_checkpoint::{
+    DecoderConfig, EmbeddingConfig, KvBudget, LoadOptions, LoadedModel, VisionConfig, Weights,
 };
+use stolon_cpu::{CpuBackend, CpuOptions};
 use stolon_scheduler::EngineConfig;
 use stolon_text::{TextSource, TokenizerSource};
 
@@ -183,7 +183,7 @@ fn load(
         generates,
         images,
         skills,
-    } = stolon_model::load(&source, load_options)?;
+    } = stolon_checkpoint::load(&source, load_options)?;
     let is_replaced = template.is_some();
     if let Some(template) = template {
         replace_templates(&mut text, template);

@@ -1,7 +1,7 @@
 //! The device of a build without the feature `candle`: the CPU.
 
 use stolon_backend::Backend;
-use stolon_model::{DecoderConfig, KvBudget, Weights};
+use stolon_checkpoint::{DecoderConfig, KvBudget, Weights};
 use stolon_scheduler::EngineConfig;
 
 use crate::{EngineBuilder, Error};

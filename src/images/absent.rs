@@ -1,6 +1,6 @@
 //! Replaces the images of a build without the feature `images`: a request with images fails.
 
-use stolon_model::ImageModel;
+use stolon_checkpoint::ImageModel;
 use stolon_scheduler::{EngineContext, PromptLimit, SessionContent};
 
 use crate::long_work::Slot;

@@ -31,7 +31,7 @@ pub(crate) struct Images {
 }
 
 impl Images {
-    pub(crate) fn new(model: Option<&stolon_model::ImageModel>) -> Images {
+    pub(crate) fn new(model: Option<&stolon_checkpoint::ImageModel>) -> Images {
         let processor = model.map(|model| ImageProcessor::new(model.processor.clone()));
         let first_token = model.and_then(|model| model.encoder.first_token);
         Images { processor: processor.map(Arc::new), first_token, fetch: Fetch::default() }

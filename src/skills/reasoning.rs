@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use stolon_backend::{LogitsProcessor, RegionBins, RegionLogits, SamplingError};
-use stolon_model::{ReasoningTokens, SkillPrompts};
+use stolon_checkpoint::{ReasoningTokens, SkillPrompts};
 
 use super::Point;
 use super::regions::{coordinate, points};

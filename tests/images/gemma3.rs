@@ -1,5 +1,5 @@
 //! Gemma 3, whose positions of an image attend to each other in both directions, with the weights
-//! that the parity tests of `stolon-model` compare with transformers. Its window of 8 positions is
+//! that the parity tests of `stolon-cpu` compare with transformers. Its window of 8 positions is
 //! shorter than an image of 9.
 
 use super::*;

@@ -4,15 +4,17 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
+use stolon_actors::{EngineHandle, PinOptions};
+use stolon_checkpoint::{KvBudget, LoadOptions, LoadedModel, ModelSource};
+use stolon_cpu::{CpuBackend, CpuOptions};
+use stolon_kvcache::Namespace;
+use stolon_scheduler::{EngineConfig, EngineError, Event, SequenceRequest};
+use stolon_vision::{ImageProcessor, Picture, PictureLimits};
+
 use super::picture;
 use stolon::backend::{
     Backend, BackendError, BackendSpec, ImageEmbeddings, ImageInput, StepBatch, StepOutput,
 };
-use stolon_actors::{EngineHandle, PinOptions};
-use stolon_kvcache::Namespace;
-use stolon_model::{CpuBackend, CpuOptions, KvBudget, LoadOptions, LoadedModel, ModelSource};
-use stolon_scheduler::{EngineConfig, EngineError, Event, SequenceRequest};
-use stolon_vision::{ImageProcessor, Picture, PictureLimits};
 
 /// SmolVLM has images of several tiles, Moondream an image whose positions are one span and attend
 /// to each other, and Qwen3.5 recurrent states.
@@ -78,7 +80,7 @@ type Answer = Vec<(u32, u32)>;
 
 fn open(preset: &str) -> LoadedModel {
     let source = ModelSource::Random { preset: preset.to_owned(), seed: 0 };
-    stolon_model::load(&source, &LoadOptions::default()).expect("a random model")
+    stolon_checkpoint::load(&source, &LoadOptions::default()).expect("a random model")
 }
 
 impl Engine {

@@ -13,7 +13,8 @@ use std::time::Instant;
 
 use stolon_kvcache::BlockId;
 use stolon_backend::{Backend, LogitRows, SequenceSlice, StepBatch};
-use stolon_model::{CpuBackend, CpuOptions, KvBudget, LoadOptions, ModelSource, load};
+use stolon_checkpoint::{KvBudget, LoadOptions, ModelSource, load};
+use stolon_cpu::{CpuBackend, CpuOptions};
 
 /// Positions in the cache when decoding begins.
 const CONTEXT: usize = 512;

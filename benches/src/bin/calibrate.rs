@@ -10,7 +10,8 @@
 
 use clap::Parser;
 use stolon_benches::cost;
-use stolon_model::{CpuBackend, CpuOptions, KvBudget, LoadOptions, ModelSource};
+use stolon_checkpoint::{KvBudget, LoadOptions, ModelSource};
+use stolon_cpu::{CpuBackend, CpuOptions};
 
 /// Measure the cost model of simulations and print it as JSON.
 #[derive(Debug, Parser)]
@@ -29,7 +30,7 @@ fn main() -> anyhow::Result<()> {
         "demo" => ModelSource::Demo,
         other => other.parse()?,
     };
-    let loaded = stolon_model::load(&source, &LoadOptions::default())?;
+    let loaded = stolon_checkpoint::load(&source, &LoadOptions::default())?;
     let options = CpuOptions { kv_budget: KvBudget::Blocks(18 * 128), ..CpuOptions::default() };
     let mut backend = CpuBackend::new(loaded.config, loaded.weights, options)?;
     let model = cost::measure(&mut backend, args.model, args.machine)?;

@@ -9,8 +9,8 @@ use anyhow::Context;
 use serde_json::Value;
 use stolon::{Engine, ModelSource};
 use stolon_backend::fake::{FakeBackend, FakeLatency, FakeOptions};
+use stolon_checkpoint::{LoadOptions, load};
 use stolon_http::{ConnectionLimits, Gate, RouterOptions, listen, router};
-use stolon_model::{LoadOptions, load};
 use tokio::net::TcpListener;
 use tokio::sync::watch;
 

@@ -1,0 +1,133 @@
+//! Which norms the layers of a decoder have, where they have them, and the names of these.
+
+use super::{Activation, DecoderConfig, LayerConfig};
+use crate::error::ModelError;
+
+/// The kind of the norms of the residual stream.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum NormKind {
+    /// RMS norms, which scale rows.
+    Rms,
+    /// Layer norms, which shift rows to the mean 0, scale them, and add a bias (Moondream 2,
+    /// StarCoder 2). Only inputs are normalized then.
+    Layer,
+    /// Layer norms without a bias (Cohere 2).
+    LayerWithoutBias,
+}
+
+/// Where a layer normalizes the residual stream. The names of the weights depend on it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum NormPlacement {
+    /// The inputs of attention and MLP are normalized: `input_layernorm` and
+    /// `post_attention_layernorm`.
+    Input,
+    /// The outputs are normalized before the residual is added (OLMo 2):
+    /// `post_attention_layernorm` and `post_feedforward_layernorm`.
+    Output,
+    /// Both (Gemma): `input_layernorm`, `post_attention_layernorm`, `pre_feedforward_layernorm` and
+    /// `post_feedforward_layernorm`, in the order of the forward pass.
+    InputAndOutput,
+    /// As [`InputAndOutput`](Self::InputAndOutput), with other names (GLM-4): `input_layernorm`,
+    /// `post_self_attn_layernorm`, `post_attention_layernorm` and `post_mlp_layernorm`.
+    InputAndOutputOfGlm,
+    /// The input of the layer is normalized, `input_layernorm`, and both attention and MLP read it
+    /// (Moondream 2, Cohere 2). Their outputs are added to the residual stream.
+    Parallel,
+}
+
+/// The names of a layer's norms, without the prefix of the layer and the suffix `.weight`.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct NormNames {
+    pub(crate) attention_input: Option<&'static str>,
+    pub(crate) attention_output: Option<&'static str>,
+    pub(crate) mlp_input: Option<&'static str>,
+    pub(crate) mlp_output: Option<&'static str>,
+}
+
+impl NormPlacement {
+    /// Whether outputs are normalized before the residual is added.
+    pub fn outputs(self) -> bool {
+        match self {
+            Self::Input | Self::Parallel => false,
+            Self::Output | Self::InputAndOutput | Self::InputAndOutputOfGlm => true,
+        }
+    }
+
+    /// The names of the norms of a layer.
+    pub(crate) fn names(self) -> NormNames {
+        let [attention_input, attention_output, mlp_input, mlp_output] = match self {
+            Self::Input => [Some("input_layernorm"), None, Some("post_attention_layernorm"), None],
+            Self::Output => {
+                [None, Some("post_attention_layernorm"), None, Some("post_feedforward_layernorm")]
+            }
+            Self::InputAndOutput => [
+                Some("input_layernorm"),
+                Some("post_attention_layernorm"),
+                Some("pre_feedforward_layernorm"),
+                Some("post_feedforward_layernorm"),
+            ],
+            Self::InputAndOutputOfGlm => [
+                Some("input_layernorm"),
+                Some("post_self_attn_layernorm"),
+                Some("post_attention_layernorm"),
+                Some("post_mlp_layernorm"),
+            ],
+            Self::Parallel => [Some("input_layernorm"), None, None, None],
+        };
+        NormNames { attention_input, attention_output, mlp_input, mlp_output }
+    }
+}
+
+impl NormNames {
+    /// The norms that `layer` has. Where it consists of its MLP, the norm before that is the first
+    /// one of the layer.
+    pub(crate) fn of_layer(self, layer: &LayerConfig) -> Self {
+        match (layer.mixers, layer.mlp) {
+            ([], _) => Self {
+                attention_input: None,
+                attention_output: None,
+                mlp_input: self.attention_input,
+                ..self
+            },
+            (_, None) => Self { mlp_input: None, mlp_output: None, ..self },
+            (_, Some(_)) => self,
+        }
+    }
+}
+
+impl DecoderConfig {
+    /// Checks that the forward pass has the combination of norms and MLP. `file` is the file's name
+    /// in error messages.
+    pub(super) fn check_blocks(&self, file: &str) -> Result<(), ModelError> {
+        let refused =
+            |key: &str, expected: &str| Err(ModelError::unsupported(file, key, expected, "others"));
+        if self.norm_kind != NormKind::Rms && self.norms.outputs() {
+            return refused("norms", "layer norms of inputs only");
+        }
+        let layers = || self.layers.iter();
+        if self.norms == NormPlacement::Parallel && layers().any(|layer| !layer.has_attention()) {
+            return refused("norms", "attention and an MLP or experts side by side");
+        }
+        let is_whole = |layer: &LayerConfig| !layer.mixers.is_empty() && layer.mlp.is_some();
+        if self.norms != NormPlacement::Input && !layers().all(is_whole) {
+            return refused("norms", "norms of inputs where layers have no MLP, or only that");
+        }
+        match (self.mlp_gate, self.activation) {
+            (_, Activation::GeluTanh) | (false, Activation::SquaredRelu) => {}
+            (true, Activation::Silu | Activation::ClampedSwiglu { .. }) => {}
+            (true, Activation::SquaredRelu) => {
+                return refused("hidden_act", "an MLP without a gate with relu2");
+            }
+            (false, _) => {
+                return refused(
+                    "hidden_act",
+                    "gelu_pytorch_tanh or relu2 in an MLP without a gate",
+                );
+            }
+        }
+        if self.head_bias && self.tie_word_embeddings {
+            return refused("tie_word_embeddings", "false with a bias of the output matrix");
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,379 @@
+//! Describes a model without loading it: what it is, what memory it needs, and why it would be
+//! refused. Only headers and small files are read, within the same limits as for loading.
+
+mod images;
+mod memory;
+mod outline;
+
+use std::collections::BTreeMap;
+use std::path::Path;
+
+use serde::Serialize;
+use stolon_text::TextSource;
+
+use crate::config::{self, DecoderConfig, ParsedConfig};
+use crate::error::{ModelError, quoted};
+use crate::gguf::{Header, split};
+#[cfg(feature = "hub")]
+use crate::hub::{self, Remote};
+use crate::kv::{KvType, WindowKv};
+use crate::load::{
+    EmbeddingConfig, GenerationDefaults, LoadOptions, class, directory, embedding, file_name, gguf,
+    head,
+};
+use crate::mmap::Bytes;
+use crate::source::ModelSource;
+use crate::weight_type::WeightType;
+use crate::weights::Weights;
+pub use memory::MemoryNeeded;
+pub use outline::Outline;
+
+/// Maximum number of reasons in [`Inspection::refusals`].
+const REFUSALS_MAX: usize = 20;
+
+/// What is known of a model without loading it. Names from the model's files have their control
+/// characters escaped.
+#[derive(Clone, Debug, Serialize)]
+#[non_exhaustive]
+pub struct Inspection {
+    /// The model's name: the hub id, or the name of the directory or file.
+    pub id: String,
+    /// `gguf` or `safetensors`.
+    pub format: &'static str,
+    /// The architecture and the sizes of the model.
+    pub outline: Outline,
+    /// Number of weights. If the configuration is not supported, the number of elements of all
+    /// tensors in the files.
+    pub parameters: u64,
+    /// The files with weights.
+    pub files: Vec<FileSummary>,
+    /// All tensors in the files, by name. The names are Hugging Face's if the configuration is
+    /// supported, else those in the file.
+    pub tensors: Vec<TensorSummary>,
+    /// The memory that the model needs; `None` if its configuration or a type of its tensors is not
+    /// supported.
+    pub memory: Option<MemoryNeeded>,
+    /// Why the model would be refused, at most 20 reasons. Empty if it can be loaded.
+    pub refusals: Vec<String>,
+    /// Which of several possible readings of the files is used, and what has no effect.
+    pub notes: Vec<String>,
+    /// The data of the tokenizer and the chat templates, unless it cannot be read.
+    #[serde(skip)]
+    pub text: Option<TextSource>,
+    /// The ids of the end-of-sequence tokens.
+    pub eos_token_ids: Vec<u32>,
+    /// How embeddings are made; `None` for a model that is not meant for them.
+    pub embedding: Option<EmbeddingConfig>,
+}
+
+/// A file with weights.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct FileSummary {
+    /// The path or name of the file.
+    pub name: String,
+    /// Size in bytes.
+    pub bytes: u64,
+}
+
+/// A stored tensor.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct TensorSummary {
+    /// The name.
+    pub name: String,
+    /// The element type, such as `BF16` or `Q4_K`.
+    pub dtype: String,
+    /// The sizes of the dimensions, outermost first.
+    pub shape: Vec<usize>,
+    /// Size in bytes; 0 if the type is unknown.
+    pub bytes: u64,
+}
+
+/// Options for [`inspect()`].
+#[derive(Clone, Debug, Default)]
+pub struct InspectOptions {
+    /// How the model is read.
+    pub load: LoadOptions,
+    /// Element type in which matrices would be kept.
+    pub weight_type: WeightType,
+    /// Element type of the KV store; `None` selects the default of the model.
+    pub kv_type: Option<KvType>,
+    /// Where layers with a sliding window would keep their keys and values.
+    pub window_kv: WindowKv,
+}
+
+/// Describes a model directory, a GGUF file or a repository on the hub. A model that would be
+/// refused is described as far as possible, with the reasons. Of a model on the hub that is not in
+/// the cache, the beginning of each file with weights is requested, and small files are downloaded.
+/// The values of weights are not read, so wrong ones are not found.
+///
+/// # Errors
+/// [`ModelError`] if nothing can be said about the model, because there is none, its files cannot
+/// be read, or it is not in files.
+pub fn inspect(source: &ModelSource, options: &InspectOptions) -> Result<Inspection, ModelError> {
+    match source {
+        ModelSource::Directory(path) => in_directory(path, file_name(path), options),
+        ModelSource::Gguf(path) => gguf_file(path, file_name(path), options),
+        #[cfg(feature = "hub")]
+        ModelSource::Hub { id, revision, file } => {
+            match hub::headers(id, revision, file.as_deref(), &options.load.hub)? {
+                Remote::Cached(path) if path.is_dir() => in_directory(&path, id.clone(), options),
+                Remote::Cached(path) => gguf_file(&path, id.clone(), options),
+                Remote::Gguf { directory, files } => {
+                    let (header, contents) = split::join(files.len(), files.into_iter().map(Ok))?;
+                    Ok(of_gguf(id.clone(), &header, contents, &directory, options))
+                }
+                Remote::Safetensors { directory, files } => {
+                    let mut weights = Weights::empty(format!("{id}@{revision}"));
+                    let mut add = |(name, bytes): (String, Bytes)| {
+                        crate::weights::safetensors::add(&mut weights, &name, bytes)
+                    };
+                    let added = files.into_iter().try_for_each(&mut add);
+                    of_directory(&directory, id.clone(), added.map(|()| weights), options)
+                }
+            }
+        }
+        _ => Err(ModelError::UnknownSource {
+            given: source.to_string(),
+            reason: "only models in files can be inspected".into(),
+        }),
+    }
+}
+
+fn in_directory(
+    path: &Path,
+    id: String,
+    options: &InspectOptions,
+) -> Result<Inspection, ModelError> {
+    match directory::gguf_instead(path)? {
+        Some(path) => gguf_file(&path, id, options),
+        None => of_directory(path, id, Weights::open_directory(path), options),
+    }
+}
+
+fn gguf_file(path: &Path, id: String, options: &InspectOptions) -> Result<Inspection, ModelError> {
+    let (header, contents) = split::open(path)?;
+    Ok(of_gguf(id, &header, contents, gguf::directory_of(path), options))
+}
+
+/// Describes the GGUF model with the header `header`. Other files are read from `directory`.
+fn of_gguf(
+    id: String,
+    header: &Header,
+    contents: Vec<Bytes>,
+    directory: &Path,
+    options: &InspectOptions,
+) -> Inspection {
+    let mut inspection = Inspection::new(id, "gguf", Outline::of_gguf(header));
+    let sizes = contents.iter().map(Bytes::file_bytes);
+    inspection.files =
+        header.files.iter().zip(sizes).map(|(name, bytes)| file(name, bytes)).collect();
+    let mut described = None;
+    match gguf::describe(header, contents) {
+        Ok((parsed, weights)) => {
+            inspection.describe(&parsed, &weights, options);
+            described = Some((parsed, weights));
+        }
+        Err(error) => {
+            inspection.refuse(error);
+            inspection.refuse_types(header);
+        }
+    }
+    if inspection.tensors.is_empty() {
+        inspection.tensors = outline::gguf_tensors(header);
+        inspection.parameters = elements(&inspection.tensors);
+    }
+    match gguf::embedding(header) {
+        Ok(embedding) => inspection.embedding = embedding,
+        // An unknown architecture was refused already.
+        Err(_) if described.is_none() => {}
+        Err(error) => inspection.refuse(error),
+    }
+    match gguf::text(header, directory) {
+        Ok(text) => inspection.text = Some(text),
+        Err(error) => inspection.refuse(error),
+    }
+    if let Some((config, mut weights)) = described {
+        inspection.add_mmproj(&config, &mut weights, options);
+        match gguf::generation(header, config, directory) {
+            Ok(generation) => inspection.set_generation(generation),
+            Err(error) => inspection.refuse(error),
+        }
+    }
+    inspection
+}
+
+/// Describes the model with the `config.json` in `directory`.
+fn of_directory(
+    directory: &Path,
+    id: String,
+    weights: Result<Weights, ModelError>,
+    options: &InspectOptions,
+) -> Result<Inspection, ModelError> {
+    let path = directory.join(directory::CONFIG);
+    let json = directory::read_config(directory)?;
+    let mut inspection = Inspection::new(id, "safetensors", Outline::of_json(&json));
+    let mut config = match config::parse_json(&path.display().to_string(), &json) {
+        Ok(config) => Some(config),
+        Err(error) => {
+            inspection.refuse(error);
+            None
+        }
+    };
+    if let Some(config) = &config {
+        inspection.notes.extend(config.notes.iter().cloned());
+        match embedding::of_directory(directory, &json, config.decoder.hidden_size) {
+            Ok(embedding) => inspection.embedding = embedding,
+            Err(error) => inspection.refuse(error),
+        }
+    }
+    let prepared = weights.and_then(|mut weights| {
+        if let Some(config) = &mut config {
+            directory::prepare(&mut weights, config)?;
+            head::tie_missing(config, &mut weights, inspection.embedding.as_ref());
+            inspection.notes.extend(head::untie_different(config, &weights));
+        }
+        Ok(weights)
+    });
+    match prepared {
+        Ok(weights) => {
+            if config.is_some() && inspection.embedding.is_none() {
+                let file = path.display().to_string();
+                class::refuse_scores(&file, &json, &weights)
+                    .unwrap_or_else(|error| inspection.refuse(error));
+            }
+            inspection.of_weights(&weights, config.as_ref(), options);
+            if let Some(config) = &config {
+                inspection.add_images((directory, &json), &config.decoder, &weights, options);
+            }
+        }
+        Err(error) => inspection.refuse(error),
+    }
+    match directory::text(directory) {
+        Ok(text) => inspection.text = Some(text),
+        Err(error) => inspection.refuse(error),
+    }
+    if let Some(config) = &config {
+        match directory::generation(directory, &json, config) {
+            Ok(generation) => inspection.set_generation(generation),
+            Err(error) => inspection.refuse(error),
+        }
+    }
+    Ok(inspection)
+}
+
+impl Inspection {
+    fn new(id: String, format: &'static str, outline: Outline) -> Self {
+        Self {
+            id,
+            format,
+            outline,
+            parameters: 0,
+            files: Vec::new(),
+            tensors: Vec::new(),
+            memory: None,
+            refusals: Vec::new(),
+            notes: Vec::new(),
+            text: None,
+            eos_token_ids: Vec::new(),
+            embedding: None,
+        }
+    }
+
+    /// Adds a reason why the model would be refused.
+    pub fn refuse(&mut self, reason: impl ToString) {
+        if self.refusals.len() < REFUSALS_MAX {
+            self.refusals.push(quoted(&reason.to_string()));
+        }
+    }
+
+    /// Adds what the files of `weights` and, if it is supported, the configuration say.
+    fn of_weights(
+        &mut self,
+        weights: &Weights,
+        config: Option<&ParsedConfig>,
+        options: &InspectOptions,
+    ) {
+        self.files = weights.files().map(|(name, bytes)| file(name, bytes)).collect();
+        match config {
+            Some(config) => self.describe(&config.decoder, weights, options),
+            None => {
+                self.tensors = summaries(weights);
+                self.parameters = elements(&self.tensors);
+            }
+        }
+    }
+
+    /// Adds what a supported configuration and its weights say.
+    fn describe(&mut self, config: &DecoderConfig, weights: &Weights, options: &InspectOptions) {
+        self.outline.set(config);
+        self.notes.extend(config.clone().limit_context(options.load.max_positions));
+        self.parameters = config.parameter_count();
+        self.tensors = summaries(weights);
+        // One reason for all tensors of a type that is not supported.
+        let mut types = BTreeMap::<String, (String, usize)>::new();
+        for error in weights.problems(config) {
+            let text = error.to_string();
+            match error {
+                ModelError::WrongType { got, .. } => types.entry(got).or_insert((text, 0)).1 += 1,
+                _ => self.refuse(text),
+            }
+        }
+        if types.is_empty() {
+            self.memory = Some(MemoryNeeded::of(config, weights, options));
+        }
+        for (first, count) in types.into_values() {
+            match count {
+                1 => self.refuse(first),
+                _ => self.refuse(format!("{first} (and {} other tensors)", count - 1)),
+            }
+        }
+    }
+
+    /// Adds the tensor types of a GGUF file that are not supported.
+    fn refuse_types(&mut self, header: &Header) {
+        let mut types: Vec<&str> = header
+            .tensors
+            .values()
+            .filter_map(|info| info.dtype.as_ref().err())
+            .map(String::as_str)
+            .collect();
+        types.sort_unstable();
+        types.dedup();
+        for name in types {
+            self.refuse(format!("{}: tensors of type {name} are not supported", header.file));
+        }
+    }
+
+    /// Adds what `generation_config.json` says.
+    fn set_generation(&mut self, (generation, notes): (GenerationDefaults, Vec<String>)) {
+        self.eos_token_ids = generation.eos_token_ids;
+        self.notes.extend(notes);
+    }
+}
+
+fn file(name: &str, bytes: u64) -> FileSummary {
+    FileSummary { name: quoted(name), bytes }
+}
+
+/// The tensors of `weights`, by name.
+fn summaries(weights: &Weights) -> Vec<TensorSummary> {
+    let mut tensors: Vec<_> = weights
+        .list()
+        .map(|(name, dtype, shape, bytes)| TensorSummary {
+            name: quoted(name),
+            dtype: quoted(&dtype),
+            shape: shape.to_vec(),
+            bytes,
+        })
+        .collect();
+    tensors.sort_by(|a, b| a.name.cmp(&b.name));
+    tensors
+}
+
+/// Number of elements of all tensors, saturating.
+fn elements(tensors: &[TensorSummary]) -> u64 {
+    let of_one = |tensor: &TensorSummary| {
+        tensor.shape.iter().fold(1_u64, |count, size| count.saturating_mul(*size as u64))
+    };
+    tensors.iter().map(of_one).fold(0, u64::saturating_add)
+}

@@ -1,0 +1,45 @@
+//! The memory that a model needs.
+
+use serde::Serialize;
+use stolon_kernels::KvLayout;
+
+use super::InspectOptions;
+use crate::config::DecoderConfig;
+use crate::kv::{DEFAULT_BLOCK_SIZE, DEFAULT_STEP_TOKENS, KvShape, KvType};
+use crate::memory::packed_bytes;
+use crate::weights::Weights;
+
+/// The memory that a model needs, in bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub struct MemoryNeeded {
+    /// The weights after packing.
+    pub weights: u64,
+    /// Keys and values of one position, in all layers that keep all positions.
+    pub kv_per_token: u64,
+    /// The windows of one running request, with the default sizes of blocks and steps; 0 unless
+    /// windows are kept in states.
+    pub windows: u64,
+    /// Keys and values of a request with as many positions as the model's context has, its windows
+    /// included.
+    pub kv_of_context: u64,
+}
+
+impl MemoryNeeded {
+    /// What a supported model needs, without an image encoder.
+    pub(super) fn of(config: &DecoderConfig, weights: &Weights, options: &InspectOptions) -> Self {
+        let kv_type = options.kv_type.unwrap_or_else(|| KvType::of_weights(config.dtype));
+        let shape = |block_size| {
+            let shape = KvShape::of(config, block_size, kv_type, |_| KvLayout::Rows);
+            options.window_kv.apply(shape, config)
+        };
+        let kv_per_token = shape(1).block_bytes() as u64;
+        let windows = shape(DEFAULT_BLOCK_SIZE).ring_bytes(DEFAULT_STEP_TOKENS) as u64;
+        let of_positions = kv_per_token.saturating_mul(config.max_positions as u64);
+        Self {
+            weights: packed_bytes(config.tensors().into_iter(), weights, options.weight_type),
+            kv_per_token,
+            windows,
+            kv_of_context: of_positions.saturating_add(windows),
+        }
+    }
+}

@@ -1,0 +1,89 @@
+//! [`KvType`]: the element type in which keys and values are stored.
+
+use std::str::FromStr;
+
+use stolon_kernels::TensorType;
+
+use crate::error::ModelError;
+
+/// The element type in which keys and values are stored. Values are rounded to nearest.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum KvType {
+    /// Single precision: exact, but twice the memory of bf16.
+    F32,
+    /// The upper half of an f32: relative error up to 2^-8.
+    Bf16,
+    /// IEEE half precision: relative error up to 2^-11. Values outside of its range are stored as
+    /// ±65,504. Needs the same memory as bf16, but is slower on machines with AMX or AVX-512 BF16,
+    /// which multiply bf16.
+    F16,
+    /// 8-bit integers with an f32 scale per position and head: about half the memory of bf16. The
+    /// error is up to 1/254 of the largest magnitude in the head. As fast as [`KvType::F16`], or
+    /// almost as fast as [`KvType::Bf16`] with AVX-512 BF16.
+    Int8,
+}
+
+impl KvType {
+    /// All types.
+    pub const ALL: [Self; 4] = [Self::F32, Self::Bf16, Self::F16, Self::Int8];
+
+    /// The default where the weights have this type. It is not more exact than the weights.
+    #[must_use]
+    pub fn of_weights(weights: TensorType) -> Self {
+        match weights {
+            TensorType::F32 => Self::F32,
+            _ => Self::Bf16,
+        }
+    }
+
+    /// Size in bytes of one head of `head_dim` elements, including its scale.
+    #[must_use]
+    pub fn head_bytes(self, head_dim: usize) -> usize {
+        match self {
+            Self::F32 => 4 * head_dim,
+            Self::Bf16 | Self::F16 => 2 * head_dim,
+            Self::Int8 => head_dim + size_of::<f32>(),
+        }
+    }
+
+    /// The type in which the inputs of convolutions are stored. These have no heads whose scales
+    /// 8-bit integers could use.
+    #[must_use]
+    pub fn of_convolutions(self) -> Self {
+        match self {
+            Self::Int8 => Self::Bf16,
+            other => other,
+        }
+    }
+
+    /// The type's name, which [`KvType::from_str`] parses.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::F32 => "f32",
+            Self::Bf16 => "bf16",
+            Self::F16 => "f16",
+            Self::Int8 => "int8",
+        }
+    }
+}
+
+impl std::fmt::Display for KvType {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+impl FromStr for KvType {
+    type Err = ModelError;
+
+    fn from_str(name: &str) -> Result<Self, ModelError> {
+        Self::ALL.into_iter().find(|kv_type| kv_type.name() == name).ok_or_else(|| {
+            ModelError::InvalidOption {
+                name: "KV type".to_owned(),
+                expected: format!("one of {}", Self::ALL.map(Self::name).join(", ")),
+                got: format!("`{name}`"),
+            }
+        })
+    }
+}

@@ -1,0 +1,55 @@
+//! What a model is, and how its files are read.
+//!
+//! * [`ModelSource`] and [`load()`]: read and check a model from a Hugging Face directory, a GGUF
+//!   file, the Hugging Face hub, or a preset with random weights;
+//! * [`DecoderConfig`]: one description that all supported architectures fit into, and the tensors
+//!   that it needs;
+//! * [`Weights`]: the tensors of a file, by name, where they are in it;
+//! * [`adapter`]: LoRA adapters, for the projections of a model;
+//! * [`kv`]: the sizes and element types of stored keys and values;
+//! * [`inspect()`]: what the files say about a model, without loading its weights.
+//!
+//! Nothing here computes. `stolon-cpu` and `stolon-cuda` run what this crate describes.
+
+pub mod adapter;
+pub mod config;
+#[cfg(feature = "demo-model")]
+pub mod demo;
+pub mod error;
+mod files;
+#[cfg(fuzzing)]
+#[doc(hidden)]
+pub mod fuzzing;
+mod gguf;
+#[cfg(feature = "hub")]
+pub mod hub;
+pub mod inspect;
+pub mod kv;
+pub mod load;
+pub mod memory;
+mod mmap;
+pub mod random;
+pub mod source;
+mod weight_type;
+pub mod weights;
+
+pub use config::{
+    Activation, Architecture, DecoderConfig, DeltaNetConfig, DeltaNetKind, ExpertsConfig,
+    LayerConfig, Mamba2Config, MixerKind, MlpKind, Multipliers, PatchPositions, ProjectorConfig,
+    QueryScaling, RegionConfig, Rope, RopeScaling, ShortContext, TowerConfig, VisionConfig,
+};
+pub use error::{KvStoreError, ModelError};
+#[cfg(feature = "hub")]
+pub use hub::{DownloadProgress, HubOptions, ProgressCallback};
+pub use inspect::{InspectOptions, Inspection, inspect};
+pub use kv::{KvBudget, KvType, WindowKv};
+pub use load::{
+    EmbeddingConfig, EmbeddingSizes, GenerationDefaults, ImageModel, LoadOptions, LoadedModel,
+    PromptParts, ReasoningTokens, SkillPrompts, SuppressedTokens, load, read_gguf_tokenizer,
+};
+pub use random::random_model;
+pub use source::ModelSource;
+// A payload of `ModelError`.
+pub use stolon_kernels::KernelError;
+pub use weight_type::WeightType;
+pub use weights::{Tensor, TensorType, Weights};

@@ -1,0 +1,434 @@
+//! The weights of a model: tensors by their Hugging Face names, from safetensors or GGUF files or
+//! from memory.
+//!
+//! The loader opens the files once. The bytes stay in a memory map, in the binary or in a buffer. A
+//! [`Tensor`] borrows them, except where a file has the rows of q and k in another order, or a
+//! quantised matrix has to be converted (`quantized.rs`).
+
+mod check;
+mod encoder;
+mod expert_matrices;
+mod gguf;
+mod interleaved;
+mod latent;
+mod moondream;
+mod quantized;
+mod qwen3_vl;
+mod rows;
+pub(crate) mod safetensors;
+mod stored;
+
+use std::borrow::Cow;
+use std::collections::HashMap;
+use std::collections::hash_map::Entry;
+use std::path::Path;
+
+pub use stolon_kernels::TensorType;
+
+use crate::config::{
+    AdjacentPairs, DecoderConfig, LinearWeights, MixerWeights, QkvWeights, TensorSpec,
+};
+use crate::error::ModelError;
+use crate::files;
+use crate::mmap::Bytes;
+pub(crate) use encoder::in_block;
+pub(crate) use expert_matrices::ExpertMatrices;
+use stored::Stored;
+
+/// One tensor, row-major (last dimension contiguous), little-endian.
+#[derive(Clone, Debug)]
+pub struct Tensor<'a> {
+    /// The Hugging Face name.
+    pub name: String,
+    /// The element type.
+    pub dtype: TensorType,
+    /// The sizes of the dimensions, outermost first: `[out, in]` for a projection.
+    pub shape: Vec<usize>,
+    /// The elements. They may be unaligned, because safetensors headers have any length.
+    pub bytes: Cow<'a, [u8]>,
+}
+
+/// All tensors of a model.
+#[derive(Debug)]
+pub struct Weights {
+    /// The file or directory of the weights, used in errors about missing tensors.
+    origin: String,
+    regions: Vec<Region>,
+    tensors: HashMap<String, Stored>,
+}
+
+/// The bytes of one file.
+#[derive(Debug)]
+struct Region {
+    file: String,
+    bytes: Bytes,
+}
+
+impl Weights {
+    /// Creates weights without tensors. `origin` is named in errors about missing tensors.
+    pub(crate) fn empty(origin: impl Into<String>) -> Self {
+        Self { origin: origin.into(), regions: Vec::new(), tensors: HashMap::new() }
+    }
+
+    /// Maps the safetensors files of a model directory: `model.safetensors`, or else the files that
+    /// `model.safetensors.index.json` lists.
+    pub(crate) fn open_directory(directory: &Path) -> Result<Self, ModelError> {
+        let mut weights = Self::empty(directory.display().to_string());
+        let single = directory.join(safetensors::SINGLE);
+        let index_path = directory.join(safetensors::INDEX);
+        if single.exists() {
+            weights.add_safetensors(&single)?;
+        } else if index_path.exists() {
+            let index = files::read_json(&index_path)?;
+            for shard in safetensors::shards(&index_path.display().to_string(), &index)? {
+                weights.add_safetensors(&directory.join(shard))?;
+            }
+            safetensors::check_index(&weights, &index, directory)?;
+        } else {
+            let mut expected = format!("{} or {}", safetensors::SINGLE, safetensors::INDEX);
+            if ["pytorch_model.bin", "pytorch_model.bin.index.json"]
+                .iter()
+                .any(|name| directory.join(name).exists())
+            {
+                expected += " (pytorch_model.bin is not supported: save the model as safetensors)";
+            }
+            return Err(ModelError::MissingFile { directory: directory.to_owned(), expected });
+        }
+        interleaved::divide(&mut weights)?;
+        Ok(weights)
+    }
+
+    fn add_safetensors(&mut self, path: &Path) -> Result<(), ModelError> {
+        safetensors::add(self, &path.display().to_string(), Bytes::map(path)?)
+    }
+
+    /// Reads a safetensors file that is in memory already. `file` is its name in error messages.
+    #[cfg(any(test, fuzzing, feature = "demo-model"))]
+    pub(crate) fn from_safetensors(file: &str, bytes: Bytes) -> Result<Self, ModelError> {
+        let mut weights = Self::empty(file);
+        safetensors::add(&mut weights, file, bytes)?;
+        interleaved::divide(&mut weights)?;
+        Ok(weights)
+    }
+
+    /// Creates weights from tensors in memory with Hugging Face names. `origin` is named in error
+    /// messages.
+    ///
+    /// # Errors
+    /// [`ModelError::Malformed`] if the number of bytes of a tensor does not match its shape and
+    /// type, or if two tensors have the same name.
+    pub fn from_tensors(
+        origin: &str,
+        tensors: impl IntoIterator<Item = Tensor<'static>>,
+    ) -> Result<Self, ModelError> {
+        let mut weights = Self::empty(origin);
+        for tensor in tensors {
+            let elements = tensor.shape.iter().try_fold(1_usize, |n, d| n.checked_mul(*d));
+            let bytes = tensor.bytes.into_owned();
+            if elements.and_then(|n| tensor.dtype.bytes_of(n)) != Some(bytes.len()) {
+                return Err(ModelError::malformed(
+                    origin,
+                    format!(
+                        "tensor `{}`: {} bytes do not match {} {:?}",
+                        tensor.name,
+                        bytes.len(),
+                        tensor.dtype.name(),
+                        tensor.shape
+                    ),
+                ));
+            }
+            let range = 0..bytes.len();
+            let region = weights.add_region(origin, Bytes::Owned(bytes));
+            let stored = Stored::whole(region, Ok(tensor.dtype), tensor.shape, range);
+            weights.insert(tensor.name, stored)?;
+        }
+        Ok(weights)
+    }
+
+    fn add_region(&mut self, file: &str, bytes: Bytes) -> usize {
+        self.regions.push(Region { file: file.into(), bytes });
+        self.regions.len() - 1
+    }
+
+    fn insert(&mut self, name: String, stored: Stored) -> Result<(), ModelError> {
+        debug_assert!(stored.range.end as u64 <= self.regions[stored.region].bytes.file_bytes());
+        let file = self.regions[stored.region].file.clone();
+        match self.tensors.entry(name) {
+            Entry::Vacant(entry) => {
+                entry.insert(stored);
+                Ok(())
+            }
+            Entry::Occupied(entry) => {
+                Err(ModelError::malformed(file, format!("duplicate tensor `{}`", entry.key())))
+            }
+        }
+    }
+
+    /// The tensor with the Hugging Face name `name`, such as
+    /// `model.layers.0.self_attn.q_proj.weight`, `model.embed_tokens.weight`, `model.norm.weight`
+    /// or `lm_head.weight`. It must have exactly `shape`.
+    ///
+    /// # Errors
+    /// [`ModelError::MissingTensor`], [`ModelError::WrongShape`], or [`ModelError::WrongType`] if
+    /// the kernels do not support its type. Each names the file and the tensor.
+    pub fn tensor(&self, name: &str, shape: &[usize]) -> Result<Tensor<'_>, ModelError> {
+        let stored = self.stored(name, shape)?;
+        let dtype = self.checked(name, stored, shape)?;
+        let mut bytes = self.bytes(name, stored, dtype)?;
+        stored.runs.iter().for_each(|runs| bytes = Cow::Owned(runs.select(&bytes)));
+        stored.pairs.iter().for_each(|pairs| bytes = Cow::Owned(pairs.separate(&bytes)));
+        Ok(Tensor { name: name.into(), dtype, shape: stored.shape.clone(), bytes })
+    }
+
+    /// The bytes of a tensor of the type `dtype`, its rows as in the file.
+    fn bytes(
+        &self,
+        name: &str,
+        stored: &Stored,
+        dtype: TensorType,
+    ) -> Result<Cow<'_, [u8]>, ModelError> {
+        let region = &self.regions[stored.region];
+        let truncated = || ModelError::Truncated {
+            file: region.file.clone(),
+            what: format!("tensor `{name}`"),
+            expected: stored.range.end as u64,
+            got: region.bytes.len() as u64,
+        };
+        let bytes = match &stored.converted {
+            Some(converted) => Cow::Owned(converted.bytes(self)?),
+            None => {
+                let bytes = region.bytes.get(stored.range.clone()).ok_or_else(truncated)?;
+                Cow::Borrowed(bytes)
+            }
+        };
+        Ok(match &stored.interleaved {
+            Some(interleaved) => {
+                let (rows, width) = (stored.shape[0], dtype.block_bytes());
+                Cow::Owned(interleaved.read(self, &bytes, rows, width).ok_or_else(truncated)?)
+            }
+            None => bytes,
+        })
+    }
+
+    /// Gives the tensors of files the names and the form that `config` requires: divides those that
+    /// hold several, and notes the order of rows. `adjacent` says whether adjacent rows of q and k
+    /// form the pairs that are rotated.
+    ///
+    /// # Errors
+    /// [`ModelError::WrongShape`] for another number of rows, and those of
+    /// [`Weights::split_latent`].
+    pub(crate) fn arrange(
+        &mut self,
+        config: &DecoderConfig,
+        adjacent: bool,
+    ) -> Result<(), ModelError> {
+        self.split_fused(config)?;
+        self.split_rows(config)?;
+        self.split_latent(config, false)?;
+        if adjacent { self.pair_adjacent_rows(config) } else { Ok(()) }
+    }
+
+    /// Notes that adjacent rows of q and k form the pairs that are rotated.
+    ///
+    /// # Errors
+    /// [`ModelError::WrongShape`] if there is another number of rows.
+    pub(crate) fn pair_adjacent_rows(&mut self, config: &DecoderConfig) -> Result<(), ModelError> {
+        for mixer in config.weights().layers.into_iter().flat_map(|layer| layer.mixers) {
+            for (part, pairs) in paired(config, mixer) {
+                for spec in part.bias.into_iter().chain([part.weight]) {
+                    // `check` finds the ones that are missing.
+                    let Some(stored) = self.tensors.get_mut(&spec.name) else { continue };
+                    if stored.shape.first() != Some(&pairs.rows()) {
+                        return Err(ModelError::WrongShape {
+                            file: self.regions[stored.region].file.clone(),
+                            tensor: spec.name,
+                            expected: spec.shape,
+                            got: stored.shape.clone(),
+                        });
+                    }
+                    stored.pairs = Some(pairs);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// The values of the vector `spec`, a norm or a bias, in f32.
+    ///
+    /// # Errors
+    /// Those of [`tensor`](Self::tensor), and [`ModelError::WrongType`] if it is quantised.
+    pub fn floats(&self, spec: &TensorSpec) -> Result<Vec<f32>, ModelError> {
+        let tensor = self.tensor(&spec.name, &spec.shape)?;
+        if tensor.dtype.block_len() > 1 {
+            return Err(ModelError::WrongType {
+                file: self.origin.clone(),
+                tensor: tensor.name,
+                expected: "F32, F16 or BF16".to_owned(),
+                got: tensor.dtype.name().to_owned(),
+            });
+        }
+        let mut values = vec![0.0; spec.shape.iter().product()];
+        stolon_kernels::widen(tensor.dtype, &tensor.bytes, &mut values);
+        Ok(values)
+    }
+
+    /// A hash of all files, for [`KvFormat`](stolon_backend::KvFormat). Pieces of the files are
+    /// hashed on `threads` threads, and their memory pages are released.
+    #[must_use]
+    pub fn hash(&self, threads: usize) -> [u8; 32] {
+        const PIECE_BYTES: usize = 16 << 20;
+        let regions = self.regions.iter().map(|region| &region.bytes);
+        let pieces: Vec<(&Bytes, &[u8])> = regions
+            .flat_map(|bytes| bytes.chunks(PIECE_BYTES).map(move |piece| (bytes, piece)))
+            .collect();
+        let mut hashes = vec![[0; 32]; pieces.len()];
+        let per_thread = pieces.len().div_ceil(threads.max(1)).max(1);
+        std::thread::scope(|scope| {
+            for (pieces, hashes) in pieces.chunks(per_thread).zip(hashes.chunks_mut(per_thread)) {
+                scope.spawn(move || {
+                    for ((bytes, piece), hash) in pieces.iter().zip(hashes) {
+                        *hash = *blake3::hash(piece).as_bytes();
+                        bytes.release(piece);
+                    }
+                });
+            }
+        });
+        let mut all = blake3::Hasher::new();
+        // The lengths separate the files.
+        self.regions.iter().for_each(|region| {
+            all.update(&(region.bytes.len() as u64).to_le_bytes());
+        });
+        all.update(hashes.as_flattened());
+        *all.finalize().as_bytes()
+    }
+
+    /// Releases the memory pages of `bytes` if they are part of a mapped file. The bytes remain
+    /// readable: the system reads them from the file again if they are accessed.
+    pub fn release(&self, bytes: &[u8]) {
+        self.regions.iter().for_each(|region| region.bytes.release(bytes));
+    }
+
+    /// Removes a tensor and releases its memory.
+    pub fn remove(&mut self, name: &str) {
+        let Some(Stored { region, range, .. }) = self.tensors.remove(name) else { return };
+        match &mut self.regions[region].bytes {
+            bytes @ Bytes::Owned(_) => {
+                if self.tensors.values().all(|other| other.region != region) {
+                    *bytes = Bytes::Owned(Vec::new());
+                }
+            }
+            bytes => bytes.release(&bytes[range]),
+        }
+    }
+
+    /// Gives the tensor `name`, if there is one, the name `other`, which no tensor has.
+    pub(crate) fn rename(&mut self, name: &str, other: &str) {
+        if let Some(stored) = self.tensors.remove(name) {
+            self.tensors.insert(other.to_owned(), stored);
+        }
+    }
+
+    /// Whether there is a tensor with this name.
+    #[must_use]
+    pub fn contains(&self, name: &str) -> bool {
+        self.tensors.contains_key(name)
+    }
+
+    /// Whether two tensors have the same type, shape and bytes. `None` if the bytes are not here,
+    /// because only the header of the file is known. Tensors that are converted when they are read
+    /// count as different.
+    pub(crate) fn have_equal_bytes(&self, first: &str, second: &str) -> Option<bool> {
+        let (Some(first), Some(second)) = (self.tensors.get(first), self.tensors.get(second))
+        else {
+            return Some(false);
+        };
+        let is_same_kind = first.is_plain()
+            && second.is_plain()
+            && (&first.dtype, &first.shape) == (&second.dtype, &second.shape);
+        if !is_same_kind {
+            return Some(false);
+        }
+        let bytes = |stored: &Stored| self.regions[stored.region].bytes.get(stored.range.clone());
+        let (first, second) = (bytes(first)?, bytes(second)?);
+        const PIECE_BYTES: usize = 16 << 20;
+        let mut pieces = first.chunks(PIECE_BYTES).zip(second.chunks(PIECE_BYTES));
+        Some(pieces.all(|(first, second)| {
+            let are_equal = first == second;
+            self.release(first);
+            self.release(second);
+            are_equal
+        }))
+    }
+
+    /// The shape of the tensor with this name, if there is one.
+    #[must_use]
+    pub fn shape(&self, name: &str) -> Option<&[usize]> {
+        self.tensors.get(name).map(|stored| stored.shape.as_slice())
+    }
+
+    /// The names of all tensors, in arbitrary order.
+    pub fn names(&self) -> impl Iterator<Item = &str> {
+        self.tensors.keys().map(String::as_str)
+    }
+
+    /// The element type of the tensor with this name, if there is one and its type is supported.
+    #[must_use]
+    pub fn dtype(&self, name: &str) -> Option<TensorType> {
+        self.tensors.get(name)?.dtype.as_ref().ok().copied()
+    }
+
+    /// Total size in bytes of the tensors that are in buffers, not in files.
+    pub fn buffered_bytes(&self) -> u64 {
+        let owned = self.regions.iter().map(|region| match &region.bytes {
+            Bytes::Owned(bytes) => bytes.len() as u64,
+            _ => 0,
+        });
+        owned.sum()
+    }
+
+    /// The stored tensors in arbitrary order: the name, the type or the name of an unsupported
+    /// type, the shape, and the number of bytes.
+    pub(crate) fn list(&self) -> impl Iterator<Item = (&str, String, &[usize], u64)> {
+        self.tensors.iter().map(|(name, stored)| {
+            let dtype = match &stored.dtype {
+                Ok(dtype) => dtype.name().to_owned(),
+                Err(other) => other.clone(),
+            };
+            let converted = stored.converted.as_ref();
+            let bytes = converted.map_or_else(|| stored.byte_len(), |converted| converted.bytes);
+            let dtype = converted.map_or(dtype, |converted| converted.format.to_owned());
+            (name.as_str(), dtype, stored.shape.as_slice(), bytes)
+        })
+    }
+
+    /// The files: their names and sizes in bytes.
+    pub(crate) fn files(&self) -> impl Iterator<Item = (&str, u64)> {
+        self.regions.iter().map(|region| (region.file.as_str(), region.bytes.file_bytes()))
+    }
+
+    /// Total size of all tensors in bytes, as stored.
+    #[must_use]
+    pub fn total_bytes(&self) -> u64 {
+        self.tensors.values().map(Stored::byte_len).sum()
+    }
+}
+
+/// The projections of a mixer whose rows are rotated, and the order of these.
+fn paired(config: &DecoderConfig, mixer: MixerWeights) -> Vec<(LinearWeights, AdjacentPairs)> {
+    match (mixer, config.latent) {
+        (MixerWeights::Attention(attention), _) => {
+            let QkvWeights { query, key, .. } = attention.qkv;
+            let keys = key.map(|key| (key, config.num_kv_heads));
+            let parts = keys.into_iter().chain([(query, config.num_heads)]);
+            parts.map(|(part, heads)| (part, AdjacentPairs::of(config, heads))).collect()
+        }
+        (MixerWeights::Latent(weights), Some(latent)) => {
+            let queries = AdjacentPairs::of_latent_queries(latent, config.num_heads);
+            vec![(weights.query, queries), (weights.latent, AdjacentPairs::of_latent(latent))]
+        }
+        _ => Vec::new(),
+    }
+}
+
+#[cfg(test)]
+mod tests;

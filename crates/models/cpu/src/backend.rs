@@ -1,0 +1,391 @@
+//! The CPU backend: implements [`Backend`] with the decoder, a paged KV store and worker threads.
+//!
+//! It is created once from a loaded model and moved to the executor's thread, which calls
+//! [`Backend::step`]. Dropping it frees the weights and the KV store and stops the threads. Two
+//! backends in one process share nothing.
+
+mod options;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use stolon_backend::kv_probe;
+use stolon_backend::{
+    AdapterLoader, Backend, BackendError, BackendSpec, BatchChecker, ImageEmbeddings, ImageInput,
+    KvFormat, RegionBins, StateSpec, StepBatch, StepOutput, check_read, check_write,
+};
+use stolon_checkpoint::WeightType;
+use stolon_checkpoint::adapter::LoraLoader;
+use stolon_checkpoint::config::{DecoderConfig, VisionConfig};
+use stolon_checkpoint::error::ModelError;
+use stolon_checkpoint::kv::{KvLayer, KvShape, KvType, check_block_size};
+use stolon_checkpoint::weights::Weights;
+use stolon_kernels::{KvLayout, Path};
+use stolon_kvcache::BlockId;
+
+use crate::decoder::linear::Loader;
+use crate::decoder::{Decoder, Regions, StageTimes, StepState};
+use crate::kv_store::KvStore;
+use crate::memory;
+use crate::state_store::{StateStore, recurrent_bytes};
+use crate::vision::Encoder;
+use crate::workers::Workers;
+pub use options::CpuOptions;
+
+/// Computes forward passes on the CPU. See the [module documentation](self).
+#[derive(Debug)]
+pub struct CpuBackend {
+    spec: BackendSpec,
+    kv_format: Option<KvFormat>,
+    checker: BatchChecker,
+    decoder: Decoder,
+    /// `None` if the model reads text only.
+    encoder: Option<Encoder>,
+    kv: KvStore,
+    states: StateStore,
+    workers: Workers,
+    path: Path,
+    adapters: Arc<LoraLoader>,
+}
+
+impl CpuBackend {
+    /// Packs the weights and reserves the KV store. The pages of each tensor are released as soon
+    /// as it is packed. The file of the weights is not needed afterwards.
+    ///
+    /// # Errors
+    /// [`ModelError`] if the configuration is out of range, if a tensor is missing or has the wrong
+    /// shape or type, if the block size is not a power of two from 1 to 256, if the number of
+    /// threads is 0, if the instruction set is not available, or if there is not enough memory for
+    /// the weights and the KV store.
+    pub fn new(
+        config: DecoderConfig,
+        weights: Weights,
+        options: CpuOptions,
+    ) -> Result<Self, ModelError> {
+        Self::with_encoder(config, None, weights, options)
+    }
+
+    /// As [`new`](Self::new), with the model's image encoder, whose tensors are among `weights`.
+    ///
+    /// # Errors
+    /// As for [`new`](Self::new), also about the encoder.
+    pub fn with_encoder(
+        config: DecoderConfig,
+        encoder: Option<VisionConfig>,
+        weights: Weights,
+        options: CpuOptions,
+    ) -> Result<Self, ModelError> {
+        config.check("the configuration")?;
+        weights.check(&config)?;
+        if let Some(encoder) = &encoder {
+            check_encoder(encoder, &weights, &config)?;
+        }
+        check_block_size(options.block_size)?;
+        let (thread_count, path) = (options.thread_count()?, options.path()?);
+        let kv_type = options.kv_type.unwrap_or_else(|| KvType::of_weights(config.dtype));
+        let shape = options.shape(&config, kv_type, path);
+        let state = options.states(&config, &shape)?;
+        let rings = options.rings(encoder.as_ref());
+        let slot_bytes = recurrent_bytes(&config) + shape.ring_bytes(rings.slice_tokens);
+        let state_bytes = (slot_bytes as u64).saturating_mul(rings.slots as u64);
+        let needed = memory::Needed { shape: &shape, kv_budget: options.kv_budget, state_bytes };
+        let all =
+            config.tensors().into_iter().chain(encoder.iter().flat_map(VisionConfig::tensors));
+        memory::check(all, &weights, options.weight_type, &needed)?;
+        let mut kv_format = options.kv_copies.then(|| {
+            kv_format(
+                (&config, encoder.as_ref()),
+                &weights,
+                options.weight_type,
+                &shape,
+                path,
+                thread_count,
+            )
+        });
+        let workers = options.workers(thread_count);
+        let weight_type = options.weight_type;
+        let loader = Loader { weights, weight_type, path, workers: &workers };
+        let (encoder, bins, mut decoder) = load_parts(config, encoder, loader)?;
+        let block_count = options.budget(state_bytes).block_count(shape.block_bytes())?;
+        let mut kv = KvStore::new(shape.clone(), block_count)?.with_rings(rings)?;
+        let mut states = StateStore::new(decoder.config(), options.state_slots)?;
+        let spec = spec_of(decoder.config(), &shape, block_count, state);
+        let spec = BackendSpec { regions: bins, ..with_images(spec, encoder.as_ref()) };
+        if let Some(format) = &mut kv_format {
+            let probe = kv_probe::step(&spec);
+            let step = StepState { kv: &mut kv, states: &mut states };
+            decoder.forward(&probe, step, &workers);
+            let blocks = &probe.sequences[0].block_table;
+            let mut bytes = vec![0; blocks.len() * spec.block_bytes];
+            kv.read_blocks(blocks, &mut bytes, &workers);
+            bytes.extend_from_slice(if state.is_some() { states.slot_bytes(0) } else { &[] });
+            bytes.extend(kv.window_bytes_at(0, probe.tokens.len()));
+            kv_probe::add_to(format, &bytes);
+        }
+        let checker = BatchChecker::new(block_count).with_adapters();
+        let adapters = Arc::new(LoraLoader::new(decoder.config(), path));
+        let backend = Self {
+            spec,
+            kv_format,
+            checker,
+            decoder,
+            encoder,
+            kv,
+            states,
+            workers,
+            path,
+            adapters,
+        };
+        backend.log_ready();
+        Ok(backend)
+    }
+
+    fn log_ready(&self) {
+        tracing::info!(
+            path = self.path.name(),
+            threads = self.thread_count(),
+            weight_bytes = self.weight_bytes(),
+            kv_blocks = self.spec.block_count,
+            kv_bytes = self.spec.block_count * self.spec.block_bytes,
+            kv_type = self.kv_type().name(),
+            state_slots = self.spec.state.map_or(0, |state| state.slots),
+            state_bytes = self.states.bytes() + self.kv.ring_bytes(),
+            "the CPU backend is ready"
+        );
+        if matches!(stolon_kernels::OPT_LEVEL, "0" | "1") {
+            tracing::warn!(
+                opt_level = stolon_kernels::OPT_LEVEL,
+                "the CPU kernels were compiled without optimisation and are dozens of times slower: \
+                 set `opt-level = 3` in `[profile.dev.package.stolon-kernels]` and \
+                 `[profile.dev.package.stolon-cpu]` of your Cargo.toml"
+            );
+        }
+    }
+
+    /// The time that all steps so far have spent in each stage of the forward pass.
+    #[must_use]
+    pub fn stage_times(&self) -> StageTimes {
+        self.decoder.stage_times()
+    }
+
+    /// The decoder's configuration.
+    #[must_use]
+    pub fn config(&self) -> &DecoderConfig {
+        self.decoder.config()
+    }
+
+    /// Element type of the KV store.
+    #[must_use]
+    pub fn kv_type(&self) -> KvType {
+        self.kv.shape().kv_type
+    }
+
+    /// The instruction set in use.
+    #[must_use]
+    pub fn path(&self) -> Path {
+        self.path
+    }
+
+    /// Number of threads that compute, including the executor's thread.
+    #[must_use]
+    pub fn thread_count(&self) -> usize {
+        self.workers.count()
+    }
+
+    /// Size of the packed weights in bytes.
+    #[must_use]
+    pub fn weight_bytes(&self) -> usize {
+        self.decoder.weight_bytes() + self.encoder.as_ref().map_or(0, Encoder::weight_bytes)
+    }
+}
+
+impl Backend for CpuBackend {
+    fn spec(&self) -> &BackendSpec {
+        &self.spec
+    }
+
+    fn adapters(&self) -> Option<Arc<dyn AdapterLoader>> {
+        Some(Arc::clone(&self.adapters) as _)
+    }
+
+    fn step(&mut self, batch: &StepBatch) -> Result<StepOutput, BackendError> {
+        self.checker.check(batch, &self.spec)?;
+        self.kv.check_slices(batch)?;
+        let adapters = batch.sequences.iter().filter_map(|slice| slice.adapter.as_ref());
+        if let Some(foreign) = adapters.into_iter().find(|a| self.adapters.own(a).is_none()) {
+            return Err(BackendError::MalformedBatch(format!("{foreign:?} is of another model")));
+        }
+        if batch.sequences.is_empty() {
+            return Ok(StepOutput::default());
+        }
+        let step = StepState { kv: &mut self.kv, states: &mut self.states };
+        let output = self.decoder.forward(batch, step, &self.workers);
+        self.decoder.release_adapters();
+        Ok(output)
+    }
+
+    fn encode(
+        &mut self,
+        image: &Arc<ImageInput>,
+        time: Duration,
+    ) -> Result<Option<ImageEmbeddings>, BackendError> {
+        let Some(encoder) = &mut self.encoder else {
+            return Err(BackendError::Unsupported("images"));
+        };
+        let embeddings = encoder.encode(image, time, &self.workers)?;
+        let Some((embeddings, token)) = embeddings.as_ref().zip(encoder.first_token()) else {
+            return Ok(embeddings);
+        };
+        let first = self.decoder.embedding(token);
+        Ok(Some(ImageEmbeddings { values: [&first, &embeddings.values[..]].concat().into() }))
+    }
+
+    fn sampling_threads(&self) -> usize {
+        self.thread_count()
+    }
+
+    fn kv_format(&self) -> Option<KvFormat> {
+        self.kv_format.clone()
+    }
+
+    fn read_blocks(&mut self, blocks: &[BlockId], to: &mut [u8]) -> Result<(), BackendError> {
+        check_read(&self.spec, blocks, to.len())?;
+        self.kv.read_blocks(blocks, to, &self.workers);
+        Ok(())
+    }
+
+    fn write_blocks(&mut self, blocks: &[BlockId], from: &[&[u8]]) -> Result<(), BackendError> {
+        check_write(&self.spec, blocks, from)?;
+        self.kv.write_blocks(blocks, from, &self.workers);
+        Ok(())
+    }
+}
+
+/// Loads the encoder, if there is one, the bins of coordinates and sizes, and the decoder.
+fn load_parts(
+    config: DecoderConfig,
+    encoder: Option<VisionConfig>,
+    mut loader: Loader<'_>,
+) -> Result<(Option<Encoder>, Option<RegionBins>, Decoder), ModelError> {
+    let Loader { weight_type, path, workers, .. } = loader;
+    let kv_type = KvType::of_weights(config.dtype);
+    let (encoder, regions) = match encoder {
+        Some(config) => {
+            let regions = Regions::load(&config, &mut loader)?;
+            (Some(Encoder::load(config, kv_type, &mut loader)?), regions)
+        }
+        None => (None, None),
+    };
+    let bins = regions.as_ref().map(Regions::bins);
+    let decoder = Decoder::load(config, loader.weights, weight_type, path, workers)?;
+    Ok((encoder, bins, decoder.with_regions(regions)))
+}
+
+/// Checks that an encoder can be loaded, and that its embeddings are as wide as the decoder.
+fn check_encoder(
+    encoder: &VisionConfig,
+    weights: &Weights,
+    decoder: &DecoderConfig,
+) -> Result<(), ModelError> {
+    const NAME: &str = "the configuration of the encoder";
+    encoder.check(NAME)?;
+    if encoder.output_size != decoder.hidden_size {
+        let expected = format!("{} (hidden_size)", decoder.hidden_size);
+        return Err(ModelError::key(NAME, "output_size", expected, encoder.output_size));
+    }
+    if let Some(token) = encoder.first_token.filter(|id| *id as usize >= decoder.vocab_size) {
+        let expected = format!("an id below vocab_size, {}", decoder.vocab_size);
+        return Err(ModelError::key(NAME, "first_token", expected, token));
+    }
+    if let Some(width) = decoder.per_layer_input {
+        let expected = "a decoder without per-layer embeddings";
+        return Err(ModelError::unsupported(NAME, "hidden_size_per_layer_input", expected, width));
+    }
+    let layers = decoder.last_keeping_layer() + 1;
+    if encoder.deepstack_layers() >= layers {
+        let expected = format!("fewer than the {layers} layers of the decoder");
+        let got = encoder.deepstack_layers();
+        return Err(ModelError::key(NAME, "deepstack_visual_indexes", expected, got));
+    }
+    weights.check_encoder(encoder)
+}
+
+/// The sizes of a backend.
+fn spec_of(
+    config: &DecoderConfig,
+    shape: &KvShape,
+    block_count: usize,
+    state: Option<StateSpec>,
+) -> BackendSpec {
+    BackendSpec {
+        vocab_size: config.vocab_size,
+        max_positions: config.max_positions,
+        block_size: shape.block_size,
+        block_count,
+        block_bytes: shape.block_bytes(),
+        hidden_size: Some(config.hidden_size),
+        // The rows are in the engine's memory already.
+        draws: false,
+        state: state.map(|state| checkpointed(state, shape)),
+        images: false,
+        deepstack_layers: 0,
+        regions: None,
+    }
+}
+
+/// The sizes of a backend with this encoder.
+fn with_images(spec: BackendSpec, encoder: Option<&Encoder>) -> BackendSpec {
+    let deepstack_layers = encoder.map_or(0, Encoder::deepstack_layers);
+    BackendSpec { images: encoder.is_some(), deepstack_layers, ..spec }
+}
+
+/// Minimum number of positions of which the blocks are stored together in other tiers.
+const STORED_POSITIONS: usize = 64;
+
+/// The state with the size of a checkpoint, which other tiers can store: whole blocks, and as many
+/// as they store together.
+fn checkpointed(state: StateSpec, shape: &KvShape) -> StateSpec {
+    let together = shape.block_bytes() * (STORED_POSITIONS / shape.block_size).max(1);
+    StateSpec { bytes: state.bytes.next_multiple_of(together), ..state }
+}
+
+/// Number of the way in which keys and values are computed. It must be raised with every change of
+/// the decoder, the image encoder or the kernels that changes bits of keys or values and that the
+/// short prompt of `kv_probe` may not show, so that KV which an earlier version has stored is not
+/// used.
+const KV_REVISION: u32 = 4;
+
+/// What the bytes of blocks depend on: everything of the configuration, all bytes of the weights'
+/// files, how weights and KV are kept in memory, and the instruction set, because sums are rounded
+/// in another order on others.
+fn kv_format(
+    (config, encoder): (&DecoderConfig, Option<&VisionConfig>),
+    weights: &Weights,
+    weight_type: WeightType,
+    shape: &KvShape,
+    path: Path,
+    threads: usize,
+) -> KvFormat {
+    let in_rows = |layer: &KvLayer| layer.key_layout == KvLayout::Rows;
+    let are_in_rows = shape.attention_layers.iter().all(in_rows);
+    let layout = if are_in_rows { "keys in rows" } else { "keys transposed" };
+    let description = format!(
+        "{:?}, {} layers, weights {weight_type}, KV {} in blocks of {}, {layout}, {} on {} ({}-endian), \
+         revision {KV_REVISION}",
+        config.architecture,
+        config.layers.len(),
+        shape.kv_type.name(),
+        shape.block_size,
+        path.name(),
+        std::env::consts::ARCH,
+        if cfg!(target_endian = "little") { "little" } else { "big" },
+    );
+    let mut fingerprint = blake3::Hasher::new_derive_key("stolon 2026 format of KV blocks");
+    let encoder = encoder.map(|encoder| format!("{encoder:?}"));
+    let parts = [description.clone(), format!("{shape:?}"), format!("{config:?}")];
+    for part in parts.iter().chain(&encoder) {
+        fingerprint.update(&(part.len() as u64).to_le_bytes()).update(part.as_bytes());
+    }
+    fingerprint.update(&weights.hash(threads));
+    KvFormat { fingerprint: *fingerprint.finalize().as_bytes(), description }
+}

@@ -1,0 +1,139 @@
+//! [`CpuOptions`]: how a backend uses the machine.
+
+use stolon_backend::StateSpec;
+use stolon_checkpoint::WeightType;
+use stolon_checkpoint::config::{DecoderConfig, VisionConfig};
+use stolon_checkpoint::error::ModelError;
+use stolon_checkpoint::kv::{
+    DEFAULT_BLOCK_SIZE, DEFAULT_STEP_TOKENS, KvBudget, KvShape, KvType, WindowKv, default_kv_budget,
+};
+use stolon_checkpoint::memory::free_memory;
+use stolon_kernels::{KvLayout, Path, Threads};
+
+use crate::kv_store::WindowRings;
+use crate::state_store::state_spec;
+use crate::workers::Workers;
+
+/// Options of a [`CpuBackend`](crate::CpuBackend).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct CpuOptions {
+    /// Positions per KV block: a power of two from 1 to 256.
+    pub block_size: usize,
+    /// Size of the KV store.
+    pub kv_budget: KvBudget,
+    /// Maximum number of sequences that run at the same time, at least 1, if these have states: those
+    /// of recurrent layers, or with [`WindowKv::States`]. The state of each has a slot, which takes
+    /// memory when it is first used.
+    pub state_slots: usize,
+    /// Where layers with a sliding window keep their keys and values.
+    pub window_kv: WindowKv,
+    /// Maximum number of tokens of one sequence in a step with [`WindowKv::States`]; an image whose
+    /// positions attend to each other may have more. Memory for as many positions is a part of each
+    /// slot.
+    pub step_tokens: usize,
+    /// Element type of the KV store. `None` selects f32 for f32 weights and bf16 for all others.
+    pub kv_type: Option<KvType>,
+    /// Number of threads that compute, including the executor's thread; at least 1. `None` selects
+    /// one for each performance core of one socket that the process may use.
+    pub threads: Option<usize>,
+    /// Whether each of these threads is bound to one processor.
+    pub bind_threads: bool,
+    /// Instruction set of the kernels. `None` selects the best one of this machine.
+    pub path: Option<Path>,
+    /// Element type in which matrices are kept.
+    pub weight_type: WeightType,
+    /// Whether KV blocks can be copied out of and into the KV store. [`Backend::kv_format`](stolon_backend::Backend::kv_format) needs a
+    /// hash of the weights then: their files are read once more when they are loaded.
+    pub kv_copies: bool,
+}
+
+impl Default for CpuOptions {
+    fn default() -> Self {
+        Self {
+            block_size: DEFAULT_BLOCK_SIZE,
+            kv_budget: KvBudget::Auto,
+            state_slots: 64,
+            window_kv: WindowKv::default(),
+            step_tokens: DEFAULT_STEP_TOKENS,
+            kv_type: None,
+            threads: None,
+            bind_threads: false,
+            path: None,
+            weight_type: WeightType::Stored,
+            kv_copies: false,
+        }
+    }
+}
+
+impl CpuOptions {
+    pub(super) fn thread_count(&self) -> Result<usize, ModelError> {
+        match self.threads.unwrap_or_else(Threads::default_count) {
+            0 => Err(ModelError::InvalidOption {
+                name: "threads".to_owned(),
+                expected: "at least 1".to_owned(),
+                got: "0".to_owned(),
+            }),
+            count => Ok(count),
+        }
+    }
+
+    /// The sizes and layout of the KV store.
+    pub(super) fn shape(&self, config: &DecoderConfig, kv_type: KvType, path: Path) -> KvShape {
+        let (block_size, bf16) = (self.block_size, kv_type == KvType::Bf16);
+        let key_layout = |head_dim| KvLayout::of_keys(path, bf16, block_size, head_dim);
+        self.window_kv.apply(KvShape::of(config, block_size, kv_type, key_layout), config)
+    }
+
+    /// The sizes of the rings of windowed layers.
+    pub(super) fn rings(&self, encoder: Option<&VisionConfig>) -> WindowRings {
+        // An image whose positions attend to each other is not divided.
+        let edge = encoder.map_or(0, |encoder| encoder.tower.image_size);
+        let image = encoder.and_then(|encoder| encoder.rows_of([edge; 2]).ok()).unwrap_or(0);
+        WindowRings { slots: self.state_slots, slice_tokens: self.step_tokens.max(image) }
+    }
+
+    /// The sizes of the states, if there are any.
+    pub(super) fn states(
+        &self,
+        config: &DecoderConfig,
+        shape: &KvShape,
+    ) -> Result<Option<StateSpec>, ModelError> {
+        match state_spec(config, shape, self.state_slots) {
+            Some(spec) if spec.slots == 0 || u32::try_from(spec.slots).is_err() => {
+                Err(ModelError::InvalidOption {
+                    name: "state slots".to_owned(),
+                    expected: format!("1 to {}", u32::MAX),
+                    got: spec.slots.to_string(),
+                })
+            }
+            spec => Ok(spec),
+        }
+    }
+
+    /// The size of the KV store, next to which states take `state_bytes` bytes when all slots are in
+    /// use.
+    pub(super) fn budget(&self, state_bytes: u64) -> KvBudget {
+        match self.kv_budget {
+            KvBudget::Auto if state_bytes > 0 => {
+                KvBudget::Bytes(default_kv_budget(free_memory().saturating_sub(state_bytes)))
+            }
+            budget => budget,
+        }
+    }
+
+    pub(super) fn workers(&self, count: usize) -> Workers {
+        let bound = self.bind_threads.then(|| Workers::bound(count));
+        if let Some(None) = bound {
+            tracing::warn!("the {count} threads cannot be bound to as many processors");
+        }
+        bound.flatten().unwrap_or_else(|| Workers::new(count))
+    }
+
+    pub(super) fn path(&self) -> Result<Path, ModelError> {
+        self.path.map_or_else(Path::detect, Ok).map_err(|source| ModelError::InvalidOption {
+            name: "CPU path".to_owned(),
+            expected: "an instruction set that this machine supports".to_owned(),
+            got: source.to_string(),
+        })
+    }
+}

@@ -1,0 +1,386 @@
+//! The decoder. There is one for all architectures: a [`DecoderConfig`] says which parts a layer
+//! has.
+//!
+//! Activations are f32 rows, one per token of the batch, in buffers that are reused between steps.
+//! Keys and values are first written to the paged KV store and then read from there, including
+//! those of the current step. Therefore attention reads the same bits for a position, whether it
+//! was computed in this step or in an earlier one.
+//!
+//! The decoder is loaded once from [`Weights`]. The backend that owns it calls [`Decoder::forward`]
+//! once per step.
+
+use std::cmp::Ordering;
+
+use stolon_backend::{StepBatch, StepOutput};
+use stolon_checkpoint::WeightType;
+use stolon_checkpoint::adapter::Site;
+use stolon_checkpoint::config::{DecoderConfig, DecoderWeights, MixerKind};
+use stolon_checkpoint::error::ModelError;
+use stolon_checkpoint::weights::Weights;
+use stolon_kernels::{
+    self as kernels, AttentionSequence, Epilogue, Matrix, Path, Product, RowSums, Sink,
+};
+
+use crate::kv_store::KvStore;
+use crate::state_store::StateStore;
+use crate::workers::Workers;
+
+mod activations;
+mod adapters;
+mod attention;
+mod convolution;
+mod delta_net;
+mod embed;
+mod experts;
+mod fields;
+mod latent;
+mod layer;
+pub(crate) mod linear;
+mod mamba2;
+mod mlp;
+mod passes;
+mod per_layer;
+mod plan;
+mod profile;
+mod recurrent;
+mod regions;
+mod rope;
+mod routing;
+mod selective;
+
+use activations::Activations;
+use adapters::{AdapterRows, RowUpdates};
+use attention::{Inputs, Sequences};
+use convolution::fill_taps;
+use layer::Layer;
+use linear::Loader;
+use passes::{Norm, NormVectors};
+use per_layer::PerLayerEmbedding;
+use plan::BatchRows;
+use profile::Profile;
+use rope::RopeTable;
+
+pub use profile::{Stage, StageTimes};
+pub(crate) use regions::Regions;
+
+/// A model with packed weights and the buffers of its forward pass. See the
+/// [module documentation](self).
+#[derive(Debug)]
+pub(crate) struct Decoder {
+    config: DecoderConfig,
+    path: Path,
+    /// `[vocab_size, hidden_size]`. It is also the output matrix if `head` is `None`.
+    embedding: Matrix,
+    /// The output matrix `[vocab_size, hidden_size]`, unless it is tied to the embedding.
+    head: Option<Matrix>,
+    /// The bias of the output matrix, `[vocab_size]`.
+    head_bias: Option<Vec<f32>>,
+    /// The per-layer embeddings, if the model has any.
+    per_layer: Option<PerLayerEmbedding>,
+    layers: Vec<Layer>,
+    /// [`DecoderConfig::last_keeping_layer`].
+    last_keeping: usize,
+    /// The norm before the output matrix.
+    final_norm: NormVectors,
+    /// One table per entry of `config.ropes`, in the same order.
+    ropes: Vec<RopeTable>,
+    plan: BatchRows,
+    activations: Activations,
+    adapters: AdapterRows,
+    /// Coordinates and sizes as tokens, if the model has them.
+    regions: Option<Regions>,
+    profile: Profile,
+}
+
+/// What steps read and write of the positions before them.
+#[derive(Debug)]
+pub(crate) struct StepState<'a> {
+    /// The keys and values of all positions.
+    pub(crate) kv: &'a mut KvStore,
+    /// The recurrent states of the running sequences.
+    pub(crate) states: &'a mut StateStore,
+}
+
+impl Decoder {
+    /// Packs all weights for the instruction set `path`. The file of the weights is not needed
+    /// afterwards.
+    ///
+    /// # Errors
+    /// [`ModelError`] with the name of a tensor that is missing or has the wrong shape or type.
+    pub(crate) fn load(
+        config: DecoderConfig,
+        weights: Weights,
+        weight_type: WeightType,
+        path: Path,
+        workers: &Workers,
+    ) -> Result<Self, ModelError> {
+        fields::use_every_field(&config);
+        let mut loader = Loader { weights, weight_type, path, workers };
+        let DecoderWeights { embedding, per_layer, layers, final_norm, head, head_bias } =
+            config.weights();
+        let embedding = loader.matrix(&embedding)?;
+        let per_layer = per_layer.map(|spec| PerLayerEmbedding::load(&spec, &mut loader));
+        let per_layer = per_layer.transpose()?;
+        let head = head.map(|head| loader.matrix(&head)).transpose()?;
+        let head_bias = loader.optional_vector(head_bias.as_ref())?;
+        let layers = layers
+            .iter()
+            .zip(kept_indices(&config))
+            .enumerate()
+            .map(|(index, (layer, kept))| Layer::load(&config, index, layer, &kept, &mut loader))
+            .collect::<Result<_, _>>()?;
+        let final_norm = NormVectors::load(&final_norm, &mut loader)?;
+        let ropes = config
+            .ropes
+            .iter()
+            .enumerate()
+            .map(|(index, rope)| RopeTable::new(rope, config.rope_dim(index), config.max_positions))
+            .collect();
+        Ok(Self {
+            last_keeping: config.last_keeping_layer(),
+            config,
+            path,
+            embedding,
+            head,
+            head_bias,
+            per_layer,
+            layers,
+            final_norm,
+            ropes,
+            plan: BatchRows::default(),
+            activations: Activations::default(),
+            adapters: AdapterRows::default(),
+            regions: None,
+            profile: Profile::new(),
+        })
+    }
+
+    /// The model's configuration.
+    pub(crate) fn config(&self) -> &DecoderConfig {
+        &self.config
+    }
+
+    /// The time that all steps so far have spent in each stage.
+    pub(crate) fn stage_times(&self) -> StageTimes {
+        self.profile.times()
+    }
+
+    /// Size in bytes of all packed matrices.
+    pub(crate) fn weight_bytes(&self) -> usize {
+        let head = self.head.as_ref().map_or(0, Matrix::bytes);
+        let regions = self.regions.as_ref().map_or(0, Regions::bytes);
+        let layers = self.layers.iter().map(Layer::bytes).sum::<usize>();
+        let per_layer = self.per_layer.as_ref().map_or(0, PerLayerEmbedding::bytes);
+        self.embedding.bytes() + head + per_layer + layers + regions
+    }
+
+    /// Computes a batch that the batch checker has accepted: writes keys and values, states and
+    /// checkpoints, and returns the requested logits and hidden states.
+    pub(crate) fn forward(
+        &mut self,
+        batch: &StepBatch,
+        mut step: StepState<'_>,
+        workers: &Workers,
+    ) -> StepOutput {
+        self.profile.begin();
+        step.states.begin(batch, step.kv, workers);
+        let output = self.compute(batch, &mut step, workers);
+        step.states.finish(batch, step.kv);
+        output
+    }
+
+    /// [`Decoder::forward`] after the states of all slices have been brought to their start, except
+    /// for what is the same at the end of each checkpoint.
+    fn compute(
+        &mut self,
+        batch: &StepBatch,
+        step: &mut StepState<'_>,
+        workers: &Workers,
+    ) -> StepOutput {
+        let block_size = step.kv.shape().block_size;
+        let windows = step.kv.window_tables(batch);
+        self.plan.fill(batch, &windows, block_size);
+        self.adapters.fill(batch);
+        let mut rows = self.plan.len();
+        self.activations.reserve(&self.config, rows);
+        let context = self.plan.positions.iter().max().map_or(0, |&last| last as usize + 1);
+        for rope in &mut self.ropes {
+            rope.grow(context);
+            rope.place(&self.plan.coordinates);
+        }
+        let mut sequences = Sequences::of(batch, &windows, &self.plan);
+        self.fill_taps(&sequences.blocks, block_size);
+
+        self.embed(batch, workers);
+        self.embed_regions(batch, workers);
+        self.embed_per_layer(batch, workers);
+        self.norm_for(0, rows, workers);
+        self.profile.mark(Stage::Batch);
+        for index in 0..self.layers.len() {
+            let inputs = match index.cmp(&self.last_keeping) {
+                Ordering::Less => Inputs::All,
+                Ordering::Equal => Inputs::Kept,
+                Ordering::Greater => Inputs::Own,
+            };
+            self.project(index, inputs, (batch, &mut *step), workers);
+            if index == self.last_keeping {
+                // From here on, rows without output are needed only for what later positions read
+                // of this layer.
+                self.keep_output_rows(workers);
+                rows = self.plan.len();
+                self.profile.mark(Stage::Batch);
+                if rows == 0 {
+                    return StepOutput::default();
+                }
+                sequences = Sequences::of(batch, &windows, &self.plan);
+                self.fill_taps(&sequences.blocks, block_size);
+                self.project(index, Inputs::Own, (batch, &mut *step), workers);
+            }
+            if self.layers[index].parallel {
+                self.route(index, rows, workers);
+            }
+            self.mix(index, rows, step.kv, &sequences, workers);
+            self.feed_forward(index, rows, workers);
+            if self.plan.has_all() {
+                self.add_deepstack(index, batch);
+            }
+            self.finish_layer(index, rows, workers);
+            self.norm_for(index + 1, rows, workers);
+            self.profile.mark(Stage::Residual);
+        }
+        let hidden = self.take_hidden(workers);
+        let rows = rows - hidden.len() / self.config.hidden_size;
+        if rows == 0 {
+            return StepOutput { hidden, ..StepOutput::default() };
+        }
+        let logits = self.add_regions(self.logits(rows, workers), workers);
+        self.profile.mark(Stage::Logits);
+        StepOutput { logits, hidden, ..StepOutput::default() }
+    }
+
+    /// The logits of the first `rows` rows, which are normalized and packed for the output matrix.
+    fn logits(&self, rows: usize, workers: &Workers) -> Vec<f32> {
+        let path = self.path;
+        let mut logits = vec![0.0; rows * self.config.vocab_size];
+        let head = self.head.as_ref().unwrap_or(&self.embedding);
+        let site = (self.layers.len(), Site::Inputs);
+        let updates = self.adapters.updates(site.0, site.1);
+        let finish = updates.then([0], |sums: RowSums<'_>| {
+            if let Some(bias) = &self.head_bias {
+                kernels::add(path, sums.first, &bias[sums.feature..][..sums.first.len()]);
+            }
+        });
+        let is_plain = self.head_bias.is_none() && !self.adapters.has(site.0, site.1);
+        let epilogue = (!is_plain).then_some(&finish as Epilogue<'_>);
+        let sink = Sink::Rows(&mut logits);
+        let product = Product { group: 0, matrices: &[head], step: 1, epilogue, sink };
+        let threads = workers.for_products(&[head], rows);
+        kernels::multiply(path, threads, &self.activations.normed, &mut [product]);
+        passes::finish_logits(&self.config, path, &mut logits, workers);
+        logits
+    }
+
+    /// Fills the slots that enter the convolutions at the rows of `sequences`, if there are any.
+    fn fill_taps(&mut self, sequences: &[AttentionSequence<'_>], block_size: usize) {
+        if let Some(count) = self.config.convolution_taps {
+            fill_taps(&mut self.activations.taps, count, sequences, block_size);
+        }
+    }
+
+    /// Returns the hidden states that the batch requests, `[rows, hidden_size]`, and leaves only
+    /// the rows that get logits packed for the output matrix.
+    fn take_hidden(&mut self, workers: &Workers) -> Vec<f32> {
+        let is_hidden = &self.plan.hidden_rows;
+        let count = is_hidden.iter().filter(|is_hidden| **is_hidden).count();
+        if count == 0 {
+            return Vec::new();
+        }
+        let width = self.config.hidden_size;
+        let x = &mut self.activations.x;
+        let mut states = Vec::with_capacity(count * width);
+        let mut kept = Vec::new();
+        for (row, &is_hidden) in is_hidden.iter().enumerate() {
+            if is_hidden {
+                states.extend_from_slice(&x[row * width..][..width]);
+            } else {
+                x.copy_within(row * width..(row + 1) * width, kept.len() * width);
+                kept.push(row);
+            }
+        }
+        let mut hidden = vec![0.0; states.len()];
+        let norm = Norm::of(&self.config, Some(&self.final_norm), self.path);
+        norm.rows(&states, &mut hidden, workers);
+        if !kept.is_empty() {
+            self.adapters.keep(&kept);
+            self.norm_for(self.layers.len(), kept.len(), workers);
+        }
+        hidden
+    }
+
+    /// Normalizes the residual stream for the mixers of layer `index`, if it has any, or for the
+    /// output matrix if `index` is the number of layers.
+    fn norm_for(&mut self, index: usize, rows: usize, workers: &Workers) {
+        let Activations { x, normed, .. } = &mut self.activations;
+        let vectors = match self.layers.get(index) {
+            Some(layer) if layer.mixers.is_empty() => return,
+            Some(layer) => {
+                normed.reset(rows, &layer.inputs());
+                layer.attention_input_norm.as_ref()
+            }
+            None => {
+                normed.reset(rows, &[self.head.as_ref().unwrap_or(&self.embedding)]);
+                Some(&self.final_norm)
+            }
+        };
+        let width = self.config.hidden_size;
+        let x = &x[..rows * width];
+        let norm = Norm::of(&self.config, vectors, self.path);
+        norm.pack(x, normed, workers);
+        for site in self.layers.get(index).map_or(vec![Site::Inputs], Layer::input_sites) {
+            self.adapters.lower((index, site), self.path, workers, |row, out| {
+                norm.apply(&x[row * width..][..width], out);
+            });
+        }
+    }
+
+    /// Leaves only the rows that get logits or whose hidden states are returned in the residual
+    /// stream. If others were dropped, these rows are packed again for what they alone need of the
+    /// last layer that keeps positions.
+    fn keep_output_rows(&mut self, workers: &Workers) {
+        let before = self.plan.len();
+        self.plan.keep_outputs();
+        let kept = self.plan.len();
+        if kept == before {
+            return;
+        }
+        let width = self.config.hidden_size;
+        let all = self.per_layer.as_ref().map_or(0, PerLayerEmbedding::width);
+        let Activations { x, per_layer, .. } = &mut self.activations;
+        for (to, &from) in self.plan.output_rows.iter().enumerate() {
+            x.copy_within(from * width..(from + 1) * width, to * width);
+            per_layer.copy_within(from * all..(from + 1) * all, to * all);
+        }
+        self.adapters.keep(&self.plan.output_rows);
+        self.norm_for(self.last_keeping, kept, workers);
+    }
+}
+
+/// For each mixer of each layer its index in the KV store or in the states, among those of its
+/// kind. Attention that reads the keys and values of another layer has the index of that layer.
+fn kept_indices(config: &DecoderConfig) -> Vec<Vec<usize>> {
+    let mut counts = [0; 5];
+    let mut all: Vec<Vec<usize>> = Vec::with_capacity(config.layers.len());
+    for layer in &config.layers {
+        let mut next = |mixer: &MixerKind| {
+            let count = &mut counts[*mixer as usize];
+            *count += 1;
+            *count - 1
+        };
+        let kept = match layer.kv_source {
+            Some(source) => all[source].clone(),
+            None => layer.mixers.iter().map(&mut next).collect(),
+        };
+        all.push(kept);
+    }
+    all
+}

@@ -1,0 +1,312 @@
+//! The LoRA adapters of a step: `A x` of the rows that have one, and its product with `B`, which is
+//! added to the projections of the model in their epilogues.
+//!
+//! Rows are grouped by adapter, so one call of [`kernels::multiply`] computes `A x` of all
+//! adapters, and an adapter's `A` is read once per step, however many rows use it. `B` is applied
+//! row by row ([`LowRank::add`](stolon_kernels::LowRank::add)), to the results that are in the
+//! cache.
+//!
+//! **Invariant: batch invariance.** What is added to a row depends on the row and its adapter only.
+//! Rows without an adapter are computed as if there were none in the batch.
+
+mod experts;
+
+use std::ops::Range;
+
+use stolon_backend::{Adapter, StepBatch};
+use stolon_checkpoint::adapter::{LoraWeights, Site, SiteWeights};
+use stolon_kernels::{
+    self as kernels, Epilogue, Finish, LowRank, Matrix, Operands, Path, Product, RowSums, Sink,
+};
+
+use super::Decoder;
+use crate::workers::Workers;
+use experts::ExpertRows;
+pub(super) use experts::{ExpertRow, ExpertUpdates};
+
+/// The rows of a step that have an adapter, and `A x` for these rows. The buffers are reused
+/// between steps.
+#[derive(Debug, Default)]
+pub(super) struct AdapterRows {
+    /// The adapters of the step.
+    groups: Vec<Group>,
+    /// For each row its place; empty if no row has an adapter.
+    places: Vec<Option<Place>>,
+    /// The inputs of the rows, packed for the matrices `A`.
+    inputs: Operands,
+    /// `scale * A x` at each site, in the layer where it was computed last: `[rows, width]` for
+    /// each group that has weights there.
+    lowered: [Vec<f32>; Site::COUNT],
+    /// The same of experts, at each [`ExpertSite`](stolon_checkpoint::adapter::ExpertSite).
+    experts: [ExpertRows; 2],
+}
+
+/// The rows of one adapter.
+#[derive(Debug)]
+struct Group {
+    adapter: Adapter,
+    /// Indices of the rows, in ascending order.
+    rows: Vec<u32>,
+    /// Where the group begins in [`AdapterRows::lowered`] at each site.
+    starts: [usize; Site::COUNT],
+}
+
+/// The place of a row in its group.
+#[derive(Clone, Copy, Debug)]
+struct Place {
+    group: u32,
+    index: u32,
+}
+
+impl Group {
+    fn site(&self, layer: usize, site: Site) -> Option<&SiteWeights> {
+        self.adapter.weights::<LoraWeights>()?.site(layer, site)
+    }
+}
+
+impl AdapterRows {
+    /// Replaces the contents by the rows of `batch`.
+    pub(super) fn fill(&mut self, batch: &StepBatch) {
+        self.clear();
+        if batch.sequences.iter().all(|slice| slice.adapter.is_none()) {
+            return;
+        }
+        for slice in &batch.sequences {
+            let group = slice.adapter.as_ref().map(|adapter| self.group_of(adapter));
+            for _ in 0..slice.token_count {
+                self.push(group);
+            }
+        }
+    }
+
+    /// Holds no adapter any more.
+    pub(super) fn clear(&mut self) {
+        self.groups.clear();
+        self.places.clear();
+    }
+
+    /// Keeps only these rows, in their order, which get the indices from 0 on.
+    pub(super) fn keep(&mut self, rows: &[usize]) {
+        if self.groups.is_empty() {
+            return;
+        }
+        let before = std::mem::take(&mut self.places);
+        self.groups.iter_mut().for_each(|group| group.rows.clear());
+        rows.iter().for_each(|row| self.push(before[*row].map(|place| place.group)));
+    }
+
+    /// The index of the group of `adapter`.
+    fn group_of(&mut self, adapter: &Adapter) -> u32 {
+        let known = self.groups.iter().position(|group| group.adapter == *adapter);
+        let index = known.unwrap_or_else(|| {
+            let starts = [0; Site::COUNT];
+            self.groups.push(Group { adapter: adapter.clone(), rows: Vec::new(), starts });
+            self.groups.len() - 1
+        });
+        index as u32
+    }
+
+    /// Adds the next row.
+    fn push(&mut self, group: Option<u32>) {
+        let row = self.places.len() as u32;
+        let place = group.map(|group| {
+            let rows = &mut self.groups[group as usize].rows;
+            rows.push(row);
+            Place { group, index: rows.len() as u32 - 1 }
+        });
+        self.places.push(place);
+    }
+
+    /// Whether an adapter of the step has weights at this site.
+    pub(super) fn has(&self, layer: usize, site: Site) -> bool {
+        self.groups.iter().any(|group| group.site(layer, site).is_some())
+    }
+
+    /// Adds the update of the embedding of `token`, which is that of row `row`, to `x`,
+    /// `[hidden_size]`.
+    pub(super) fn embed(&self, row: usize, token: u32, x: &mut [f32]) {
+        let Some(Some(Place { group, .. })) = self.places.get(row) else { return };
+        let adapter = &self.groups[*group as usize].adapter;
+        let weights = adapter.weights::<LoraWeights>().and_then(LoraWeights::embedding);
+        weights.iter().for_each(|weights| weights.add(token, x));
+    }
+
+    /// Computes `A x` for a site. `read` writes the input of a row, `[in]`, to the given memory.
+    pub(super) fn lower(
+        &mut self,
+        at: (usize, Site),
+        path: Path,
+        workers: &Workers,
+        read: impl Fn(usize, &mut [f32]) + Sync,
+    ) {
+        self.lower_heads(at, 1, (path, workers), |row, _, out| read(row, out));
+    }
+
+    /// As [`Self::lower`] where each row has an input for each of `heads` heads, whose index is the
+    /// second argument of `read`.
+    pub(super) fn lower_heads(
+        &mut self,
+        (layer, site): (usize, Site),
+        heads: usize,
+        (path, workers): (Path, &Workers),
+        read: impl Fn(usize, usize, &mut [f32]) + Sync,
+    ) {
+        let Self { groups, inputs, lowered, .. } = self;
+        let lowered = &mut lowered[site as usize];
+        let mut end = 0;
+        for group in groups.iter_mut() {
+            group.starts[site as usize] = end;
+            let width = group.site(layer, site).map_or(0, |weights| weights.scales.len());
+            end += heads * group.rows.len() * width;
+        }
+        if end == 0 {
+            return;
+        }
+        lowered.resize(end, 0.0);
+        let tasks = groups.iter().flat_map(|group| {
+            let task = move |site, head| Task { site, head, rows: &group.rows };
+            let weights = group.site(layer, site).into_iter();
+            weights.flat_map(move |site| (0..heads).map(move |head| task(site, head)))
+        });
+        let tasks: Vec<Task<'_>> = tasks.collect();
+        multiply(inputs, lowered, &tasks, (path, workers), |task, row, out| {
+            let Task { rows, head, .. } = tasks[task];
+            read(rows[row] as usize, head, out);
+        });
+    }
+
+    /// [`Self::updates`], if an adapter of the step has weights at this site.
+    pub(super) fn some_updates(&self, layer: usize, site: Site) -> Option<Updates<'_>> {
+        self.has(layer, site).then(|| self.updates(layer, site))
+    }
+
+    /// What [`Self::lower`] has computed for a site, to be added to the site's projections.
+    pub(super) fn updates(&self, layer: usize, site: Site) -> Updates<'_> {
+        Updates { rows: self, layer, site }
+    }
+}
+
+/// Rows that are multiplied with a matrix `A`.
+#[derive(Clone, Copy, Debug)]
+struct Task<'a> {
+    site: &'a SiteWeights,
+    /// The head whose matrix it is.
+    head: usize,
+    rows: &'a [u32],
+}
+
+/// Computes `scale * A x` of `tasks`, one after the other, into `lowered`. `read` writes the input
+/// of a row, which is given by the index of its task and its index there. `inputs` is a buffer.
+fn multiply(
+    inputs: &mut Operands,
+    lowered: &mut [f32],
+    tasks: &[Task<'_>],
+    (path, workers): (Path, &Workers),
+    read: impl Fn(usize, usize, &mut [f32]) + Sync,
+) {
+    let matrices: Vec<[&Matrix; 1]> =
+        tasks.iter().map(|task| [task.site.first(task.head)]).collect();
+    let columns = |task: usize| matrices[task][0].in_features();
+    inputs.reset_groups(tasks.iter().zip(&matrices).map(|(task, m)| (task.rows.len(), m)));
+    let work = |task: usize| tasks[task].rows.len() * columns(task);
+    let threads = workers.for_pass((0..tasks.len()).map(work).sum(), 1);
+    inputs.fill(threads, |task, first, block| {
+        let rows = (first..).zip(block.chunks_exact_mut(columns(task)));
+        rows.for_each(|(row, out)| read(task, row, out));
+    });
+    let scale = |site: &'_ SiteWeights, sums: RowSums<'_>| {
+        let scales = &site.scales[sums.feature..];
+        sums.first.iter_mut().zip(scales).for_each(|(sum, scale)| *sum *= scale);
+    };
+    let epilogues: Vec<_> =
+        tasks.iter().map(|task| move |sums: RowSums<'_>| scale(task.site, sums)).collect();
+    let work = (0..tasks.len()).map(|task| work(task) * tasks[task].site.scales.len()).sum();
+    let mut rest = lowered;
+    let mut products = Vec::with_capacity(tasks.len());
+    for (group, (task, epilogue)) in tasks.iter().zip(&epilogues).enumerate() {
+        let (own, others) = rest.split_at_mut(task.rows.len() * task.site.scales.len());
+        rest = others;
+        let (matrices, epilogue) = (&matrices[group][..], Some(epilogue as Epilogue<'_>));
+        products.push(Product { group, matrices, step: 1, epilogue, sink: Sink::Rows(own) });
+    }
+    kernels::multiply(path, workers.for_work(work), inputs, &mut products);
+}
+
+/// The updates of the projections of a site.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Updates<'a> {
+    rows: &'a AdapterRows,
+    layer: usize,
+    site: Site,
+}
+
+impl Decoder {
+    /// Releases the adapters of the last step, so that their memory can be used for others.
+    pub(crate) fn release_adapters(&mut self) {
+        self.adapters.clear();
+    }
+}
+
+impl RowUpdates for Updates<'_> {
+    /// Where rows have an input for each head, `part` is the head.
+    fn of(&self, part: usize, row: usize) -> Option<(&LowRank, &[f32])> {
+        let Place { group, index } = (*self.rows.places.get(row)?)?;
+        let (group, at) = (&self.rows.groups[group as usize], self.site as usize);
+        let site = group.site(self.layer, self.site)?;
+        let second = site.second.get(part)?.as_ref()?;
+        // The rows of each head follow those of the one before.
+        let row = self.site.head(part) * group.rows.len() + index as usize;
+        let start = group.starts[at] + row * site.scales.len() + second.start;
+        let lowered = &self.rows.lowered[at][start..][..second.matrix.rank()];
+        Some((&second.matrix, lowered))
+    }
+}
+
+/// The updates of projections by adapters, row by row.
+pub(super) trait RowUpdates: Sized + Sync {
+    /// The matrix `B` of projection `part` for a row, and what it is multiplied with: `scale * A x`
+    /// of the row. `None` if the row has no adapter that changes the projection.
+    fn of(&self, part: usize, row: usize) -> Option<(&LowRank, &[f32])>;
+
+    /// An epilogue that adds the updates of these projections to the results, one for each matrix
+    /// of a product, and then calls `then`.
+    fn then<const N: usize, F: Fn(RowSums<'_>) + Sync>(
+        self,
+        parts: [usize; N],
+        then: F,
+    ) -> Updated<Self, N, F> {
+        Updated { updates: self, parts, then }
+    }
+}
+
+/// An epilogue that adds the updates of adapters first.
+pub(super) struct Updated<U, const N: usize, F> {
+    updates: U,
+    parts: [usize; N],
+    then: F,
+}
+
+impl<U: RowUpdates, const N: usize, F: Fn(RowSums<'_>) + Sync> Finish for Updated<U, N, F> {
+    fn finish(&self, sums: RowSums<'_>) {
+        let RowSums { row, feature, first, second } = sums;
+        for (part, sums) in self.parts.into_iter().zip([&mut *first, &mut *second]) {
+            if let Some((matrix, lowered)) = self.updates.of(part, row) {
+                matrix.add(feature, lowered, sums);
+            }
+        }
+        (self.then)(RowSums { row, feature, first, second });
+    }
+
+    /// Weights that one row reads come from memory meanwhile. Those of successive rows with the
+    /// same adapter are in the cache after the first one.
+    fn prepare(&self, rows: Range<usize>, features: Range<usize>) {
+        for part in self.parts {
+            let mut before: Option<&LowRank> = None;
+            for (matrix, _) in rows.clone().filter_map(|row| self.updates.of(part, row)) {
+                if !before.replace(matrix).is_some_and(|before| std::ptr::eq(before, matrix)) {
+                    matrix.prefetch(features.start, features.len());
+                }
+            }
+        }
+    }
+}

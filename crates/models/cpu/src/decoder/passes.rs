@@ -1,0 +1,398 @@
+//! The operations between the GEMMs: biases, norms, rotary embedding, gates and residuals. Most are
+//! fused into the GEMM's epilogue, which processes results while they are in the cache. Norms of
+//! whole rows are separate passes.
+
+use std::time::Duration;
+
+use stolon_checkpoint::config::{
+    Activation, DecoderConfig, HeadShape, NormKind, NormWeights, QkNorm, QueryScaling,
+};
+use stolon_checkpoint::error::ModelError;
+use stolon_kernels::{
+    self as kernels, AttentionArgs, AttentionSequence, Epilogue, HeadNorm, LayerNorm, Operands,
+    Path, Product, RowSums, Sink, Threads,
+};
+
+use super::adapters::{RowUpdates, Updates};
+use super::linear::{Linear, Loader};
+use super::mlp::Mlp;
+use super::plan::BatchRows;
+use super::rope::{RopeTable, Rotation};
+use crate::kv_store::KvStore;
+use crate::workers::Workers;
+
+/// The weights of a norm: the fields of [`NormWeights`].
+#[derive(Debug)]
+pub(super) struct NormVectors {
+    weight: Vec<f32>,
+    /// The bias of a layer norm, zeroes if the model has none; `None` for an RMS norm.
+    bias: Option<Vec<f32>>,
+}
+
+impl NormVectors {
+    pub(super) fn load(spec: &NormWeights, loader: &mut Loader<'_>) -> Result<Self, ModelError> {
+        let NormWeights { kind, weight, bias } = spec;
+        let weight = loader.vector(weight)?;
+        let bias = match kind {
+            NormKind::Rms | NormKind::Layer => loader.optional_vector(bias.as_ref())?,
+            NormKind::LayerWithoutBias => Some(vec![0.0; weight.len()]),
+        };
+        Ok(Self { weight, bias })
+    }
+
+    /// The RMS norm before a router: its weights are `scale`, `[hidden_size]`, divided by the root
+    /// of `hidden_size`.
+    pub(super) fn of_router(scale: Vec<f32>) -> Self {
+        let factor = (scale.len() as f32).powf(-0.5);
+        let weight = scale.into_iter().map(|scale| scale * factor).collect();
+        Self { weight, bias: None }
+    }
+
+    /// As [`Self::load`], if there is a norm.
+    pub(super) fn optional(
+        spec: Option<&NormWeights>,
+        loader: &mut Loader<'_>,
+    ) -> Result<Option<Self>, ModelError> {
+        spec.map(|spec| Self::load(spec, loader)).transpose()
+    }
+}
+
+/// Packs rows of `width` elements that `read` computes one by one.
+pub(super) fn pack_rows(
+    rows: &mut Operands,
+    threads: &Threads,
+    width: usize,
+    read: impl Fn(usize, &mut [f32]) + Sync,
+) {
+    rows.fill(threads, |_, first, block| {
+        (first..).zip(block.chunks_exact_mut(width)).for_each(|(row, out)| read(row, out));
+    });
+}
+
+/// A norm over rows of the residual stream. Without weights, rows are left as they are.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Norm<'a> {
+    vectors: Option<&'a NormVectors>,
+    /// Number of elements of a row.
+    width: usize,
+    eps: f32,
+    offset: f32,
+    path: Path,
+}
+
+impl<'a> Norm<'a> {
+    pub(super) fn of(config: &DecoderConfig, vectors: Option<&'a NormVectors>, path: Path) -> Self {
+        let (eps, offset) = (config.rms_norm_eps, config.norm_offset);
+        Self { vectors, width: config.hidden_size, eps, offset, path }
+    }
+
+    /// Normalizes the rows of `x` and packs them into `out`.
+    pub(super) fn pack(&self, x: &[f32], out: &mut Operands, workers: &Workers) {
+        let width = self.width;
+        out.fill(workers.for_pass(x.len() / width, width), |_, first, rows| {
+            self.apply(&x[first * width..][..rows.len()], rows);
+        });
+    }
+
+    /// Normalizes the rows of `x` into `out`.
+    pub(super) fn rows(&self, x: &[f32], out: &mut [f32], workers: &Workers) {
+        let chunk = workers.chunk_rows(x.len() / self.width, self.width) * self.width;
+        workers.run(x.chunks(chunk).zip(out.chunks_mut(chunk)), |(x, out)| self.apply(x, out));
+    }
+
+    /// Normalizes the rows of `x` into `out` on the calling thread.
+    pub(super) fn apply(&self, x: &[f32], out: &mut [f32]) {
+        let (path, eps) = (self.path, self.eps);
+        match self.vectors {
+            Some(NormVectors { weight, bias: Some(bias) }) => {
+                kernels::layer_norm(path, x, &LayerNorm { weight, bias, eps }, out);
+            }
+            Some(NormVectors { weight, bias: None }) => {
+                kernels::rms_norm(path, x, weight, eps, self.offset, out);
+            }
+            None => out.copy_from_slice(x),
+        }
+    }
+}
+
+/// The epilogue parameters that are the same for all heads of a layer.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Heads<'a> {
+    path: Path,
+    head_dim: usize,
+    eps: f32,
+    norm_offset: f32,
+    /// What the norms are applied to.
+    norm: Option<QkNorm>,
+    /// The factor of queries that depends on the position.
+    query_scaling: Option<QueryScaling>,
+    /// `None` if heads are not rotated.
+    rope: Option<&'a RopeTable>,
+    /// The position and the rotation of each row.
+    plan: &'a BatchRows,
+}
+
+impl<'a> Heads<'a> {
+    /// The parameters of a layer whose heads have `head_dim` elements.
+    pub(super) fn of(
+        config: &DecoderConfig,
+        path: Path,
+        head_dim: usize,
+        rope: Option<&'a RopeTable>,
+        plan: &'a BatchRows,
+    ) -> Self {
+        let (eps, norm_offset) = (config.rms_norm_eps, config.norm_offset);
+        let (norm, query_scaling) = (config.qk_norm, config.query_scaling);
+        Self { path, head_dim, eps, norm_offset, norm, query_scaling, rope, plan }
+    }
+
+    /// The epilogue of queries and keys: adds the bias, normalizes each head and applies the rotary
+    /// embedding. If all heads of a position are normalized together, it only adds the bias, and
+    /// [`Self::norm_positions`] has to follow.
+    pub(super) fn apply(&self, linear: Option<&Linear>, norm: Option<&[f32]>, sums: RowSums<'_>) {
+        linear.iter().for_each(|linear| linear.add_bias(self.path, sums.feature, sums.first));
+        if self.norm == Some(QkNorm::Position) {
+            return;
+        }
+        let (eps, offset) = (self.eps, self.norm_offset);
+        let norm = norm.map(|weight| HeadNorm { weight, eps, offset });
+        let rotation = self.rotation(self.plan.rotations[sums.row]);
+        kernels::norm_and_rope(self.path, sums.first, self.head_dim, norm, rotation);
+    }
+
+    /// The epilogue of queries: [`Self::apply`], and the factor that depends on the position.
+    pub(super) fn apply_to_queries(
+        &self,
+        linear: &Linear,
+        norm: Option<&[f32]>,
+        sums: RowSums<'_>,
+    ) {
+        let RowSums { row, feature, first, second } = sums;
+        self.apply(Some(linear), norm, RowSums { row, feature, first: &mut *first, second });
+        if let Some(scaling) = self.query_scaling {
+            kernels::scale(self.path, first, scaling.factor(self.plan.positions[row] as usize));
+        }
+    }
+
+    /// The epilogue of values: adds the bias, and normalizes each head with the weights `norm`, if
+    /// there are any, without an offset.
+    pub(super) fn apply_to_values(
+        &self,
+        linear: Option<&Linear>,
+        norm: Option<&[f32]>,
+        sums: RowSums<'_>,
+    ) {
+        linear.iter().for_each(|linear| linear.add_bias(self.path, sums.feature, sums.first));
+        if let Some(weight) = norm {
+            kernels::rms_norm_in_place(self.path, sums.first, weight, self.eps, 0.0);
+        }
+    }
+
+    /// Normalizes all heads of each position together and applies the rotary embedding. `x` is
+    /// `[rows, heads, head_dim]`, with as many rows as there are rotations.
+    pub(super) fn norm_positions(&self, x: &mut [f32], weight: &[f32], workers: &Workers) {
+        let width = weight.len();
+        let rotations = &self.plan.rotations;
+        let chunk = workers.chunk_rows(rotations.len(), width);
+        let parts = x.chunks_mut(chunk * width).zip(rotations.chunks(chunk));
+        workers.run(parts, |(rows, rotations)| {
+            kernels::rms_norm_in_place(self.path, rows, weight, self.eps, self.norm_offset);
+            for (row, &rotation) in rows.chunks_exact_mut(width).zip(rotations) {
+                let rotation = self.rotation(rotation);
+                kernels::norm_and_rope(self.path, row, self.head_dim, None, rotation);
+            }
+        });
+    }
+
+    /// Applies the rotary embedding to the heads of a row, `[heads, head_dim]`.
+    pub(super) fn rotate(&self, row: usize, x: &mut [f32]) {
+        let rotation = self.rotation(self.plan.rotations[row]);
+        kernels::norm_and_rope(self.path, x, self.head_dim, None, rotation);
+    }
+
+    /// The cosines and sines of a row; empty if heads are not rotated.
+    fn rotation(&self, rotation: Rotation) -> (&'a [f32], &'a [f32]) {
+        self.rope.map_or_else(Default::default, |rope| rope.at(rotation))
+    }
+}
+
+/// The epilogue of the projections to the inner features of an MLP: adds the biases and applies the
+/// activation function. The result replaces the values of the gate projection, or of the only one.
+pub(super) fn activate(config: &DecoderConfig, mlp: &Mlp, path: Path, sums: RowSums<'_>) {
+    let RowSums { feature, first, second, .. } = sums;
+    let activation = config.activation;
+    let Some(gate) = &mlp.gate else {
+        mlp.up.add_bias(path, feature, first);
+        return match activation {
+            Activation::GeluTanh => kernels::gelu_tanh_in_place(path, first),
+            Activation::SquaredRelu => kernels::squared_relu_in_place(path, first),
+            Activation::Silu | Activation::ClampedSwiglu { .. } => {
+                unreachable!("`DecoderConfig::check` requires a gate for these")
+            }
+        };
+    };
+    gate.add_bias(path, feature, first);
+    if let Some(multipliers) = &config.multipliers {
+        kernels::scale(path, first, multipliers.mlp_gate);
+    }
+    mlp.up.add_bias(path, feature, second);
+    match activation {
+        Activation::Silu => kernels::silu_mul(path, first, second),
+        Activation::GeluTanh => kernels::gelu_tanh_mul(path, first, second),
+        Activation::ClampedSwiglu { alpha, limit } => {
+            kernels::clamped_swiglu(path, first, second, alpha, limit);
+        }
+        Activation::SquaredRelu => unreachable!("`DecoderConfig::check` refuses gates for it"),
+    }
+}
+
+/// A projection whose result is added to the residual stream.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Residual<'a> {
+    pub(super) config: &'a DecoderConfig,
+    pub(super) path: Path,
+    pub(super) linear: &'a Linear,
+    /// Weight of the norm of the result before it is added, `[hidden_size]`.
+    pub(super) own_norm: Option<&'a [f32]>,
+    /// The updates of the projection by adapters; `None` if these cannot change it.
+    pub(super) updates: Option<Updates<'a>>,
+    /// The factor of the result; `None` for 1.
+    pub(super) scale: Option<f32>,
+}
+
+impl Residual<'_> {
+    /// Adds the projection of `rows` to `x`, `[rows, hidden_size]`. With `own_norm`, the projection
+    /// is first written to `projected` and normalized. Returns the time of the addition if it was
+    /// fused into the GEMM, else zero.
+    pub(super) fn add(
+        &self,
+        rows: &Operands,
+        x: &mut [f32],
+        projected: &mut [f32],
+        workers: &Workers,
+    ) -> Duration {
+        let Some(weight) = self.own_norm else {
+            return self.multiply(rows, Sink::Add(x), workers);
+        };
+        let projected = &mut projected[..x.len()];
+        self.multiply(rows, Sink::Rows(projected), workers);
+        add_normed(self.config, self.path, (weight, self.scale), [x, projected], workers);
+        Duration::ZERO
+    }
+
+    /// Writes the projection of `rows` to `sink`. Without `own_norm`, it is multiplied by the
+    /// factor. Returns the time of that if it was fused into the GEMM, else zero.
+    pub(super) fn multiply(&self, rows: &Operands, sink: Sink<'_>, workers: &Workers) -> Duration {
+        let (linear, path) = (self.linear, self.path);
+        let finish = |sums: RowSums<'_>| {
+            linear.add_bias(path, sums.feature, sums.first);
+            if let (Some(factor), None) = (self.scale, self.own_norm) {
+                kernels::scale(path, sums.first, factor);
+            }
+        };
+        let matrices = [&linear.matrix];
+        let updated = self.updates.map(|updates| updates.then([0], finish));
+        let epilogue = updated.as_ref().map_or(&finish as Epilogue<'_>, |updated| updated);
+        let epilogue = Some(epilogue);
+        let product = Product { group: 0, matrices: &matrices, step: 1, epilogue, sink };
+        let threads = workers.for_products(&matrices, rows.rows());
+        kernels::multiply(path, threads, rows, &mut [product])
+    }
+}
+
+/// Normalizes the rows of `other` with the weights `norm`, multiplies them by a factor, and adds
+/// them to `x`.
+pub(super) fn add_normed(
+    config: &DecoderConfig,
+    path: Path,
+    (weight, scale): (&[f32], Option<f32>),
+    [x, other]: [&mut [f32]; 2],
+    workers: &Workers,
+) {
+    let (eps, offset) = (config.rms_norm_eps, config.norm_offset);
+    let width = weight.len();
+    let chunk = workers.chunk_rows(x.len() / width, 2 * width);
+    let parts = x.chunks_mut(chunk * width).zip(other.chunks_mut(chunk * width));
+    workers.run(parts, |(x, other)| {
+        kernels::rms_norm_in_place(path, other, weight, eps, offset);
+        if let Some(factor) = scale {
+            kernels::scale(path, other, factor);
+        }
+        kernels::add(path, x, other);
+    });
+}
+
+/// Applies the operations after the output matrix to `logits`.
+pub(super) fn finish_logits(
+    config: &DecoderConfig,
+    path: Path,
+    logits: &mut [f32],
+    workers: &Workers,
+) {
+    let (scale, cap) = (config.logit_scale, config.logit_softcap);
+    if scale.is_none() && cap.is_none() {
+        return;
+    }
+    let chunk = workers.chunk_rows(logits.len(), 1);
+    workers.run(logits.chunks_mut(chunk), |logits| {
+        if let Some(factor) = scale {
+            kernels::scale(path, logits, factor);
+        }
+        if let Some(cap) = cap {
+            kernels::soft_cap(path, logits, cap);
+        }
+    });
+}
+
+/// Paged attention of one layer.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct LayerAttention<'a> {
+    pub(super) config: &'a DecoderConfig,
+    pub(super) path: Path,
+    pub(super) kv: &'a KvStore,
+    /// Index of the layer.
+    pub(super) index: usize,
+    /// The sizes of its heads.
+    pub(super) heads: HeadShape,
+    /// Index in the KV store of the keys and values that it reads.
+    pub(super) kept: usize,
+    /// Logits of the attention sinks, `[num_heads]`.
+    pub(super) sinks: Option<&'a [f32]>,
+}
+
+impl LayerAttention<'_> {
+    /// Computes attention of the queries `q` into `out`. Both are `[rows, num_heads, head_dim]`.
+    pub(super) fn run(
+        &self,
+        q: &[f32],
+        sequences: &[AttentionSequence<'_>],
+        out: &mut [f32],
+        workers: &Workers,
+    ) {
+        let Self { config, path, kv, index, heads, kept, sinks } = *self;
+        let sliding_window = config.layers[index].sliding_window;
+        let seen = |sequence: &AttentionSequence<'_>| {
+            let context = sequence.start + sequence.count;
+            sequence.count * sliding_window.map_or(context, |window| window.min(context))
+        };
+        let pairs = sequences.iter().map(seen).sum::<usize>();
+        let products = pairs * config.num_heads * heads.head_dim;
+        let args = AttentionArgs {
+            path,
+            q,
+            sequences,
+            keys: kv.keys(kept),
+            key_layout: kv.shape().attention_layers[kept].key_layout,
+            values: kv.values(kept),
+            block_size: kv.shape().block_size,
+            heads: config.num_heads,
+            kv_heads: heads.kv_heads,
+            head_dim: heads.head_dim,
+            scale: config.attention_scale,
+            softcap: config.attention_softcap,
+            sliding_window,
+            sinks,
+        };
+        kernels::attention(workers.for_work(2 * products), &args, out);
+    }
+}

@@ -1,0 +1,141 @@
+//! What all kinds of recurrent layers have in common: the short convolution, the recurrence, and the
+//! state between steps.
+//!
+//! A layer first computes its projections (`delta_net.rs`, `mamba2.rs`). Then [`Recurrent::advance`]
+//! computes, for all rows of a step:
+//!
+//! 1. the convolution, and what the layer makes of its outputs and of its gates (`prepare.rs`);
+//! 2. the recurrence, token by token, in parallel over sequences and heads (`recur.rs`), which also
+//!    copies states to the checkpoints of the step.
+//!
+//! **Invariant: batch invariance.** All inputs of the recurrence are f32. Those of the convolution
+//! at the positions before a slice are read from the state, with the bits that were computed, and
+//! the recurrence takes one token after the other. So neither states nor outputs depend on chunks,
+//! checkpoints, threads, or the rest of the batch.
+
+mod prepare;
+mod recur;
+
+use stolon_backend::StepBatch;
+use stolon_checkpoint::config::RecurrentShape;
+use stolon_kernels::{Operands, Path};
+
+use super::StepState;
+use super::plan::BatchRows;
+use crate::workers::Workers;
+
+/// A recurrent layer, apart from its projections.
+#[derive(Debug)]
+pub(super) struct Recurrent {
+    pub(super) shape: RecurrentShape,
+    /// Where each head finds its inputs.
+    pub(super) heads: Vec<HeadInputs>,
+    /// `[taps, channels]`, the oldest position first.
+    pub(super) taps: Vec<f32>,
+    /// `[channels]`.
+    pub(super) convolution_bias: Option<Vec<f32>>,
+    /// Index of the layer in the states.
+    pub(super) kept: usize,
+}
+
+/// The first channels of the query, the key and the value of a head.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct HeadInputs {
+    pub(super) query: usize,
+    pub(super) key: usize,
+    pub(super) value: usize,
+}
+
+/// Transposes taps `[channels, taps]` to `[taps, channels]`.
+pub(super) fn by_tap(by_channel: &[f32], taps: usize) -> Vec<f32> {
+    (0..taps).flat_map(|tap| by_channel.iter().skip(tap).step_by(taps).copied()).collect()
+}
+
+/// The buffers of recurrent layers, which are reused. They have at least as many rows as the step.
+#[derive(Debug, Default)]
+pub(super) struct RecurrentBuffers {
+    /// The inputs of the convolution, `[rows, channels]`.
+    pub(super) projected: Vec<f32>,
+    /// Queries, keys and values, `[rows, channels]`.
+    pub(super) convolved: Vec<f32>,
+    /// Strengths of Gated DeltaNet before their sigmoid, `[rows, heads]`.
+    pub(super) strengths: Vec<f32>,
+    /// Time steps before their softplus, one for each decay, `[rows, heads * decays]`.
+    pub(super) steps: Vec<f32>,
+    /// Decays, then strengths, `[rows, heads * decays + heads]`.
+    factors: Vec<f32>,
+    /// The vectors that time steps and gates are projections of, if they are projected twice,
+    /// `[rows, rank]` each.
+    pub(super) low: [Vec<f32>; 2],
+    /// These vectors, packed, with one group of rows for each kind.
+    pub(super) operands: Operands,
+    /// The outputs of each slice, `[heads, tokens of the slice, value_dim]`, one slice after the
+    /// other.
+    outputs: Vec<f32>,
+}
+
+/// What a layer makes of the convolution's output at row `row`, `[channels]`, and the factors that
+/// it fills: decays, `[heads, decays]`, then strengths, `[heads]`. It gets the strengths and time
+/// steps of the row.
+pub(super) type FinishRow<'a> = dyn Fn(&mut [f32], [&[f32]; 2], &mut [f32]) + Sync + 'a;
+
+impl RecurrentBuffers {
+    /// Grows the buffers to at least `rows` rows. Time steps and gates are projections of vectors
+    /// with `rank` elements, or of the residual stream if it is 0.
+    pub(super) fn reserve(&mut self, shape: &RecurrentShape, rank: usize, rows: usize) {
+        let [low_steps, low_gates] = &mut self.low;
+        for (buffer, width) in [
+            (&mut self.projected, shape.channels),
+            (&mut self.convolved, shape.channels),
+            (&mut self.strengths, shape.heads),
+            (&mut self.steps, shape.decay_width()),
+            (&mut self.factors, shape.factor_width()),
+            (low_steps, rank),
+            (low_gates, rank),
+            (&mut self.outputs, shape.value_width()),
+        ] {
+            if buffer.len() < rows * width {
+                buffer.resize(rows * width, 0.0);
+            }
+        }
+    }
+
+    /// The output of head `head` at row `row` of the batch, `[value_dim]`.
+    pub(super) fn output(
+        &self,
+        shape: &RecurrentShape,
+        plan: &BatchRows,
+        (row, head): (usize, usize),
+    ) -> &[f32] {
+        let (slice_row, tokens) = plan.slice_of(row);
+        let token = slice_row * shape.heads + head * tokens + row - slice_row;
+        &self.outputs[token * shape.value_dim..][..shape.value_dim]
+    }
+}
+
+impl Recurrent {
+    /// Computes the outputs of all rows of the batch from their projections, and the states after
+    /// all slices.
+    pub(super) fn advance(
+        &self,
+        path: Path,
+        buffers: &mut RecurrentBuffers,
+        (plan, batch, step): (&BatchRows, &StepBatch, &mut StepState<'_>),
+        finish: &FinishRow<'_>,
+        workers: &Workers,
+    ) {
+        let slices = plan.slices(batch);
+        let mut states = step.states.layer_mut(self.kept, &batch.sequences);
+        self.prepare(path, buffers, (&slices, &states), finish, workers);
+        let mut copies = recur::StateCopies::new(&slices, self.shape.state_len());
+        copies.copy_inputs(&self.shape, buffers, &states);
+        self.recur(path, buffers, &slices, (&mut states, &mut copies), workers);
+        self.keep_inputs(buffers, &slices, &mut states);
+        copies.write(step.kv, step.states.offset_bytes(self.kept));
+    }
+}
+
+/// `ln(1 + e^x)`, which is `x` in f32 for large numbers.
+pub(super) fn softplus(x: f32) -> f32 {
+    if x > 20.0 { x } else { x.exp().ln_1p() }
+}

@@ -1,0 +1,17 @@
+//! Models on the CPU: the decoder, the image encoder, and the stores of KV and of states, behind the
+//! engine's [`Backend`](stolon_backend::Backend) trait.
+//!
+//! `stolon-checkpoint` describes a model and reads its files, and `stolon-kernels` has the
+//! arithmetic.
+#![forbid(unsafe_code)]
+
+mod backend;
+mod decoder;
+mod kv_store;
+mod memory;
+mod state_store;
+mod vision;
+mod workers;
+
+pub use backend::{CpuBackend, CpuOptions};
+pub use decoder::{Stage, StageTimes};

@@ -1,0 +1,47 @@
+//! Whether there is memory for a backend, before its weights are packed.
+
+use stolon_checkpoint::config::TensorSpec;
+use stolon_checkpoint::kv::{KvBudget, KvShape, KvStoreError};
+use stolon_checkpoint::memory::{check_free, free_memory, packed_bytes};
+use stolon_checkpoint::{ModelError, WeightType, Weights};
+
+/// The memory that a backend needs next to the weights.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Needed<'a> {
+    /// The sizes of the KV store.
+    pub(crate) shape: &'a KvShape,
+    /// The number of its blocks.
+    pub(crate) kv_budget: KvBudget,
+    /// Size of the states of all slots in bytes.
+    pub(crate) state_bytes: u64,
+}
+
+/// Checks that there is memory for the packed weights, the states, and an explicit KV
+/// budget, before anything is packed, which takes long. The default KV budget depends on the memory
+/// that is free afterwards.
+pub(crate) fn check(
+    tensors: impl Iterator<Item = TensorSpec>,
+    weights: &Weights,
+    weight_type: WeightType,
+    Needed { shape, kv_budget, state_bytes }: &Needed<'_>,
+) -> Result<(), ModelError> {
+    // Weights in buffers are released while they are packed.
+    let packed = packed_bytes(tensors, weights, weight_type);
+    let needed = packed.saturating_sub(weights.buffered_bytes());
+    check_free("the packed weights", needed)?;
+    let needed = needed.saturating_add(*state_bytes);
+    check_free("the packed weights and the states of all slots", needed)?;
+    if *kv_budget == KvBudget::Auto {
+        return Ok(());
+    }
+    let (block_count, block_bytes) =
+        (kv_budget.block_count(shape.block_bytes())?, shape.block_bytes());
+    let expected = (block_count as u64).saturating_mul(block_bytes as u64);
+    let free = free_memory();
+    let left = free.saturating_sub(needed);
+    if free > 0 && expected > left {
+        let error = KvStoreError::OutOfMemory { expected, block_count, block_bytes, free: left };
+        return Err(error.into());
+    }
+    Ok(())
+}

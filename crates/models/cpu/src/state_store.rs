@@ -1,0 +1,146 @@
+//! The recurrent states of running sequences, in f32.
+//!
+//! A sequence has one of the *slots*. The state of a slot consists of the states of all recurrent
+//! layers, one after the other; [`RecurrentShape`](stolon_checkpoint::config::RecurrentShape) says what that
+//! of a layer is. Before a step computes anything, [`StateStore::begin`] brings the slots
+//! of its slices into the state at their start. The layers then change their parts of the state.
+//!
+//! Memory is reserved at creation in a new zeroed mapping and becomes resident where slots are
+//! used. Dropping the store releases it.
+
+use stolon_backend::{SequenceSlice, StateSpec, StepBatch};
+use stolon_checkpoint::config::DecoderConfig;
+use stolon_checkpoint::error::ModelError;
+use stolon_checkpoint::kv::KvShape;
+use stolon_checkpoint::memory::out_of_memory;
+use stolon_kernels::Buffer;
+use stolon_kvcache::BlockId;
+
+use crate::kv_store::KvStore;
+use crate::workers::Workers;
+
+/// Number of bytes of a value.
+const VALUE_BYTES: usize = size_of::<f32>();
+
+/// The states of all slots. See the [module documentation](self).
+#[derive(Debug)]
+pub(crate) struct StateStore {
+    /// `[slots, layers, layer_len]`.
+    values: Buffer,
+    slots: usize,
+    /// Number of recurrent layers.
+    layers: usize,
+    /// Number of values of the state of a layer.
+    layer_len: usize,
+}
+
+/// The size of a state, recurrent and of windows, or `None` if sequences have none. `slots` is the
+/// number of slots.
+pub(crate) fn state_spec(
+    config: &DecoderConfig,
+    shape: &KvShape,
+    slots: usize,
+) -> Option<StateSpec> {
+    let bytes = recurrent_bytes(config).saturating_add(shape.window_bytes());
+    (bytes > 0).then_some(StateSpec { bytes, slots })
+}
+
+/// Size in bytes of the states of all recurrent layers.
+pub(crate) fn recurrent_bytes(config: &DecoderConfig) -> usize {
+    let len = config.recurrent_shape().map_or(0, |shape| shape.state_len());
+    config.recurrent_layers().saturating_mul(len * VALUE_BYTES)
+}
+
+impl StateStore {
+    /// Reserves the states of `slots` sequences, all zero. Without recurrent layers, they are empty.
+    ///
+    /// # Errors
+    /// [`ModelError::OutOfMemory`].
+    pub(crate) fn new(config: &DecoderConfig, slots: usize) -> Result<Self, ModelError> {
+        let bytes = recurrent_bytes(config);
+        let layer_len = config.recurrent_shape().map_or(0, |shape| shape.state_len());
+        let values = (bytes / VALUE_BYTES).checked_mul(slots).and_then(Buffer::try_zeroed::<f32>);
+        let values = values.ok_or_else(|| {
+            out_of_memory("the recurrent states", (bytes as u64).saturating_mul(slots as u64))
+        })?;
+        let layers = (bytes / VALUE_BYTES).checked_div(layer_len).unwrap_or(0);
+        Ok(Self { values, slots, layers, layer_len })
+    }
+
+    /// Size of the states of all slots in bytes.
+    pub(crate) fn bytes(&self) -> usize {
+        self.values.byte_len()
+    }
+
+    /// Number of values of the state of a slot.
+    fn slot_len(&self) -> usize {
+        self.layers * self.layer_len
+    }
+
+    /// Brings the slots of all slices into the state before their first token.
+    pub(crate) fn begin(&mut self, batch: &StepBatch, kv: &mut KvStore, workers: &Workers) {
+        let bytes = self.slot_len() * VALUE_BYTES;
+        kv.resume_windows(batch, bytes);
+        if bytes == 0 {
+            return;
+        }
+        let mut slots: Vec<Option<&mut [u8]>> =
+            self.values.slice_mut::<u8>().chunks_exact_mut(bytes).map(Some).collect();
+        let mut fills: Vec<(&mut [u8], Option<&[BlockId]>)> = Vec::new();
+        for slice in &batch.sequences {
+            let Some(state) = &slice.state else { continue };
+            if slice.start > 0 && state.resume.is_none() {
+                continue;
+            }
+            // The batch checker has refused slots that do not exist or are used twice.
+            if let Some(slot) = slots.get_mut(state.slot as usize).and_then(Option::take) {
+                fills.push((slot, state.resume.as_deref()));
+            }
+        }
+        let store = &*kv;
+        workers.run(fills.into_iter(), |(slot, resume)| match resume {
+            Some(blocks) => store.read_bytes(blocks, 0, slot),
+            None => slot.fill(0),
+        });
+    }
+
+    /// Completes the checkpoints of a step, of which the layers have written their states.
+    pub(crate) fn finish(&self, batch: &StepBatch, kv: &mut KvStore) {
+        kv.finish_checkpoints(batch, self.slot_len() * VALUE_BYTES);
+    }
+
+    /// The states of recurrent layer `layer` for each of `slices`, in their order. Recurrent layers
+    /// are counted without the others.
+    ///
+    /// # Panics
+    /// If there is no such layer, or a slice has no slot of its own.
+    pub(crate) fn layer_mut<'a>(
+        &'a mut self,
+        layer: usize,
+        slices: &[SequenceSlice],
+    ) -> Vec<&'a mut [f32]> {
+        assert!(layer < self.layers, "expected a layer below {}, got {layer}", self.layers);
+        let (slot_len, layer_len) = (self.slot_len(), self.layer_len);
+        let slots = self.values.slice_mut::<f32>().chunks_exact_mut(slot_len);
+        let mut states: Vec<Option<&mut [f32]>> =
+            slots.map(|slot| Some(&mut slot[layer * layer_len..][..layer_len])).collect();
+        let slot = |slice: &SequenceSlice| slice.state.as_ref().map(|state| state.slot as usize);
+        let states = slices.iter().map(|slice| states.get_mut(slot(slice)?)?.take());
+        states.map(|state| state.expect("the batch checker requires a slot of its own")).collect()
+    }
+
+    /// Where the state of a layer begins in a checkpoint, in bytes.
+    pub(crate) fn offset_bytes(&self, layer: usize) -> usize {
+        layer * self.layer_len * VALUE_BYTES
+    }
+
+    /// The bytes of the state in `slot`.
+    ///
+    /// # Panics
+    /// If there is no such slot.
+    pub(crate) fn slot_bytes(&self, slot: usize) -> &[u8] {
+        assert!(slot < self.slots, "expected a slot below {}, got {slot}", self.slots);
+        let bytes = self.slot_len() * VALUE_BYTES;
+        &self.values.slice::<u8>()[slot * bytes..][..bytes]
+    }
+}

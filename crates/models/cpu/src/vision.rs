@@ -1,0 +1,247 @@
+//! The image encoder of a vision model on the CPU: a vision transformer and a projector.
+//!
+//! Some encoders read an image in several pictures: the whole one, and tiles of it. The tower
+//! computes one picture after the other, and the projector makes the embeddings of all.
+//!
+//! In Qwen3-VL, features of some layers become embeddings too. They follow those of the last layer.
+//!
+//! The backend that owns it calls [`Encoder::encode`] until it returns the embeddings. An image is
+//! computed layer by layer, so that a call ends soon after its time is over and steps of the
+//! decoder run in between. What was computed is kept for the image of the last call only.
+//!
+//! **Invariant**: the embeddings of an image have the same bits however the work was divided into
+//! calls, and for any number of threads. Prefixes with images are cached and shared, so a
+//! difference would make results depend on what ran before.
+
+mod merger;
+mod patch_kv;
+mod patches;
+mod positions;
+mod projector;
+mod tiles;
+mod tower;
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use stolon_backend::{BackendError, ImageEmbeddings, ImageInput};
+use stolon_checkpoint::config::{ProjectorConfig, VisionConfig};
+use stolon_checkpoint::error::ModelError;
+use stolon_checkpoint::kv::KvType;
+use stolon_kernels::Path;
+
+use crate::decoder::linear::Loader;
+use crate::workers::Workers;
+use patch_kv::PatchKv;
+use patches::Patches;
+use projector::Projector;
+use tower::{Activations, Tower};
+
+/// An encoder with packed weights. See the [module documentation](self).
+#[derive(Debug)]
+pub(crate) struct Encoder {
+    config: VisionConfig,
+    path: Path,
+    /// Element type of the keys and values of patches.
+    kv_type: KvType,
+    tower: Tower,
+    projector: Projector,
+    /// The image of the last call, unless it is complete. The buffers exist only in between.
+    progress: Option<Progress>,
+}
+
+/// An image of which some layers were computed.
+#[derive(Debug)]
+struct Progress {
+    image: Arc<ImageInput>,
+    /// The features of the pictures that were computed.
+    features: Vec<Vec<f32>>,
+    /// The embeddings of earlier layers, for the decoder's layers: `[layers, rows, output_size]`.
+    deepstack: Vec<f32>,
+    /// Number of layers of the next picture that were computed.
+    layers: usize,
+    activations: Activations,
+}
+
+impl Encoder {
+    /// Packs the weights of the encoder. Keys and values of patches have the type `kv_type`.
+    ///
+    /// # Errors
+    /// [`ModelError`] with the name of a tensor that is missing or has the wrong shape or type.
+    pub(crate) fn load(
+        config: VisionConfig,
+        kv_type: KvType,
+        loader: &mut Loader<'_>,
+    ) -> Result<Self, ModelError> {
+        let weights = config.weights();
+        let projector = Projector::load(&config, &weights.projector, loader)?;
+        let tower = Tower::load(&config.tower, weights, loader)?;
+        Ok(Self { config, path: loader.path, kv_type, tower, projector, progress: None })
+    }
+
+    /// Size in bytes of all packed matrices.
+    pub(crate) fn weight_bytes(&self) -> usize {
+        self.tower.bytes() + self.projector.bytes()
+    }
+
+    /// The token whose embedding comes before the embeddings of each image.
+    pub(crate) fn first_token(&self) -> Option<u32> {
+        self.config.first_token
+    }
+
+    /// Number of the decoder's first layers to whose outputs an image adds rows.
+    pub(crate) fn deepstack_layers(&self) -> usize {
+        self.config.deepstack_layers()
+    }
+
+    /// Computes layers of `image` until `time` is over, but at least one. Returns the embeddings
+    /// when they are complete. An image of an earlier call that is not complete is dropped.
+    ///
+    /// # Errors
+    /// [`BackendError::Failed`] if the image does not have a size that the encoder can
+    /// process, or says another number of rows than it has.
+    pub(crate) fn encode(
+        &mut self,
+        image: &Arc<ImageInput>,
+        time: Duration,
+        workers: &Workers,
+    ) -> Result<Option<ImageEmbeddings>, BackendError> {
+        let begun = Instant::now();
+        let mut progress = match self.progress.take() {
+            Some(progress) if is_same(&progress.image, image) => progress,
+            _ => self.begin(image, workers)?,
+        };
+        loop {
+            self.layer(&mut progress, workers);
+            if progress.layers == self.config.tower.layers {
+                self.finish_picture(&mut progress, workers)?;
+                if progress.features.len() == pictures(&progress.image) {
+                    return Ok(Some(self.finish(progress, workers)));
+                }
+            }
+            if begun.elapsed() >= time {
+                self.progress = Some(progress);
+                return Ok(None);
+            }
+        }
+    }
+
+    fn begin(&self, image: &Arc<ImageInput>, workers: &Workers) -> Result<Progress, BackendError> {
+        self.check(image)?;
+        let activations = self.embed(image, 0, workers)?;
+        let (image, features, deepstack) = (Arc::clone(image), Vec::new(), Vec::new());
+        Ok(Progress { image, features, deepstack, layers: 0, activations })
+    }
+
+    /// Computes the next layer of a picture.
+    fn layer(&self, progress: &mut Progress, workers: &Workers) {
+        let Progress { image, deepstack, layers, activations, .. } = progress;
+        self.tower.layer(*layers, activations, self.path, workers);
+        if let Projector::Mergers(mergers) = &self.projector {
+            let (grid, context) = (self.grid(image), (self.path, workers));
+            deepstack.extend(mergers.after_layer(*layers, &activations.x, grid, context));
+        }
+        *layers += 1;
+    }
+
+    /// Number of patches along the width and the height of an image that is one picture.
+    fn grid(&self, image: &ImageInput) -> [usize; 2] {
+        image.size.map(|edge| edge / self.config.tower.patch_size)
+    }
+
+    /// The activations of picture `index` of an image before the first layer.
+    fn embed(
+        &self,
+        image: &ImageInput,
+        index: usize,
+        workers: &Workers,
+    ) -> Result<Activations, BackendError> {
+        let patches = Patches::of(&self.config, image, picture_size(image), index);
+        let kv = PatchKv::new(&self.config.tower, self.kv_type, self.path, patches.count())
+            .map_err(|error| BackendError::Failed(format!("image: {error}")))?;
+        Ok(self.tower.embed(&patches, kv, self.path, workers))
+    }
+
+    /// Keeps the features of a picture of which all layers were computed, and begins the next one.
+    fn finish_picture(
+        &self,
+        progress: &mut Progress,
+        workers: &Workers,
+    ) -> Result<(), BackendError> {
+        let Progress { image, features, layers, activations, .. } = progress;
+        self.tower.norm(activations, self.path, workers);
+        features.push(std::mem::take(&mut activations.x));
+        if features.len() < pictures(image) {
+            *layers = 0;
+            *activations = self.embed(image, features.len(), workers)?;
+        }
+        Ok(())
+    }
+
+    /// The embeddings of an image of which all pictures were computed.
+    fn finish(&self, progress: Progress, workers: &Workers) -> ImageEmbeddings {
+        let Progress { image, features, mut deepstack, .. } = progress;
+        let values = match &self.projector {
+            Projector::Squares(squares) => {
+                squares.project(features.concat(), self.grid(&image), self.path, workers)
+            }
+            Projector::Mergers(mergers) => {
+                let features = features.concat();
+                let mut all = mergers.project(&features, self.grid(&image), self.path, workers);
+                all.append(&mut deepstack);
+                all
+            }
+            Projector::Tiles(tiles) => tiles.project(&features, image.tiles, self.path, workers),
+        };
+        ImageEmbeddings { values: values.into() }
+    }
+
+    fn check(&self, image: &ImageInput) -> Result<(), BackendError> {
+        let [width, height] = image.size;
+        let invalid = |expected: String, got: String| {
+            BackendError::Failed(format!("image: expected {expected}, got {got}"))
+        };
+        let rows = self
+            .config
+            .rows_of(image.size)
+            .map_err(|expected| invalid(expected, format!("{width} x {height} pixels")))?;
+        if image.kv_len != rows {
+            return Err(invalid(format!("{rows} rows"), image.kv_len.to_string()));
+        }
+        let columns = self.config.columns_of(width);
+        if image.columns != columns {
+            return Err(invalid(format!("{columns} columns"), image.columns.to_string()));
+        }
+        let [columns, rows_of_tiles] = image.tiles;
+        let tiles = columns.checked_mul(rows_of_tiles);
+        let expected = match self.config.projector {
+            ProjectorConfig::Tiles { .. } => height / self.config.tower.image_size - 1,
+            _ => 0,
+        };
+        if tiles != Some(expected) {
+            let got = format!("{columns} x {rows_of_tiles}");
+            return Err(invalid(format!("{expected} tiles"), got));
+        }
+        let bytes = 3 * width * height;
+        if image.pixels.len() != bytes {
+            let got = image.pixels.len().to_string();
+            return Err(invalid(format!("{bytes} bytes of pixels"), got));
+        }
+        Ok(())
+    }
+}
+
+/// Number of pictures in which an image is read.
+fn pictures(image: &ImageInput) -> usize {
+    1 + image.tiles[0] * image.tiles[1]
+}
+
+/// Width and height of each of these pictures.
+fn picture_size(image: &ImageInput) -> [usize; 2] {
+    [image.size[0], image.size[1] / pictures(image)]
+}
+
+/// Whether two inputs are the same image.
+fn is_same(one: &Arc<ImageInput>, other: &Arc<ImageInput>) -> bool {
+    Arc::ptr_eq(one, other) || one == other
+}

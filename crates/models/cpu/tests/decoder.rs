@@ -1,0 +1,37 @@
+//! Tests the logits of the CPU backend: they equal those of transformers, and are bit-identical for
+//! all batchings, chunk sizes, block sizes and thread counts.
+
+#[path = "../../checkpoint/tests/support/adapter_writer.rs"]
+mod adapter_writer;
+#[path = "../../checkpoint/tests/support/candle_types.rs"]
+mod candle_types;
+#[path = "../../checkpoint/tests/support/gguf_writer.rs"]
+#[allow(dead_code, reason = "shared between tests")]
+mod gguf_writer;
+#[path = "../../checkpoint/tests/support/model_adapter.rs"]
+mod model_adapter;
+
+mod decoder {
+    mod adapters;
+    mod checkpoints;
+    mod converted;
+    mod fixture;
+    mod invariance;
+    mod parity;
+    mod published;
+    mod quantized;
+    mod refusals;
+}
+
+/// The tests that all backends have to pass. `crates/models/cuda/tests/decoder.rs` uses them too.
+#[path = "suite"]
+mod suite {
+    pub(crate) mod fixture;
+    pub(crate) mod invariance;
+    pub(crate) mod open;
+    pub(crate) mod parity;
+    pub(crate) mod refusals;
+    pub(crate) mod run;
+
+    pub(crate) use open::{Open, Sizes};
+}

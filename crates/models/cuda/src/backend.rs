@@ -1,0 +1,301 @@
+//! [`CandleBackend`]: implements [`Backend`] with the decoder and the KV store on a device.
+
+use candle_core::{DType, Device};
+use stolon_backend::kv_probe;
+use stolon_backend::{
+    Backend, BackendError, BackendSpec, BatchChecker, KvFormat, StepBatch, StepOutput, check_read,
+    check_write,
+};
+use stolon_checkpoint::{DecoderConfig, KvType, Weights};
+use stolon_kvcache::BlockId;
+
+use crate::attention::Attention;
+use crate::decoder::Decoder;
+use crate::graphs::Graphs;
+use crate::kv_store::{KvShape, KvStore};
+use crate::linear::RowTile;
+use crate::loader::Loader;
+use crate::options::{CandleOptions, ComputeType, OpenError, message};
+use crate::{DeviceChoice, draw, dry_run, graphs, memory};
+
+/// Revision of the computation of keys and values. It must be raised with every change that changes
+/// bits of keys or values and that the short prompt of `kv_probe` may not show, so that KV which an
+/// earlier version has stored is not used.
+const KV_REVISION: u32 = 1;
+
+/// Computes forward passes with candle. See the [crate documentation](crate).
+#[derive(Debug)]
+pub struct CandleBackend {
+    spec: BackendSpec,
+    kv_format: Option<KvFormat>,
+    checker: BatchChecker,
+    decoder: Decoder,
+    kv: KvStore,
+    attention: Attention,
+    /// `None` if no steps are captured.
+    graphs: Option<Graphs>,
+    step_memory: StepMemory,
+}
+
+/// The memory in bytes that the largest step needs besides weights and KV store.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct StepMemory {
+    /// An upper estimate from the model's sizes.
+    pub estimated_bytes: u64,
+    /// As measured when the backend was opened, on CUDA; `None` on other devices.
+    pub measured_bytes: Option<u64>,
+}
+
+impl StepMemory {
+    /// The memory that is kept free: as measured, or else estimated.
+    #[must_use]
+    pub fn bytes(&self) -> u64 {
+        self.measured_bytes.unwrap_or(self.estimated_bytes)
+    }
+}
+
+impl StepMemory {
+    /// The memory of the largest step of `options`, for products of the tile, with or without
+    /// graphs.
+    fn of(
+        decoder: &mut Decoder,
+        shape: &KvShape,
+        attention: Attention,
+        options: &CandleOptions,
+        (tile, cuda_graphs): (RowTile, bool),
+    ) -> Result<Self, OpenError> {
+        let device = decoder.device().clone();
+        let workspace = attention.workspace_bytes(&device, decoder.config().num_heads, shape);
+        // Neither the estimate nor the dry run includes this: the contexts of the dry run are
+        // short, and it captures nothing.
+        let others = workspace
+            + match cuda_graphs {
+                true => graphs::memory_bytes(decoder.config(), options, tile) + workspace,
+                false => 0,
+            };
+        let estimated_bytes = memory::step_bytes(decoder.config(), options, tile) + others;
+        let free = memory::of(&device);
+        let measured_bytes = dry_run::step_bytes(decoder, shape, attention, options)
+            .map_err(|error| memory::explain(error, free, options, estimated_bytes))?
+            .map(|bytes| bytes + others);
+        Ok(Self { estimated_bytes, measured_bytes })
+    }
+}
+
+impl CandleBackend {
+    /// Opens the device, copies the weights to it and reserves the KV store. The file of the
+    /// weights is not needed afterwards. Call it on the thread that will use the backend.
+    ///
+    /// # Errors
+    /// [`OpenError::Model`] if the configuration or an option is out of range, if a tensor is
+    /// missing or has the wrong shape or type, or if there is not enough memory for the weights and
+    /// the KV store; [`OpenError::Device`] if the device cannot be used; [`OpenError::Candle`] if
+    /// it fails.
+    pub fn open(
+        config: DecoderConfig,
+        weights: Weights,
+        options: CandleOptions,
+    ) -> Result<Self, OpenError> {
+        config.check("the configuration")?;
+        weights.check(&config)?;
+        options.check()?;
+        let device = options.device.open()?;
+        let compute = options
+            .compute_type
+            .unwrap_or_else(|| ComputeType::default_for(options.device, config.dtype));
+        let kv_type = options.kv_type.unwrap_or(compute.kv_type());
+        let dtype = compute.dtype();
+        memory::check_weights(memory::of(&device), &config, &weights, dtype.size_in_bytes())?;
+        let mut shape = kv_shape(&config, &options, kv_type);
+        let attention =
+            Attention::select(&device, &shape, config.attention_sinks, options.batch_invariant);
+        let mut kv_format = options.kv_copies.then(|| {
+            let parts = [dtype.as_str(), attention.name(), &hardware(&device)];
+            kv_format(&config, &weights, &shape, &parts)
+        });
+        let tile = RowTile(options.batch_invariant.then(|| row_tile(options.device)));
+        let tried = Vec::new();
+        let loader = Loader { weights, device: device.clone(), dtype, tile, tried };
+        let mut decoder = Decoder::load(config, loader)?;
+        device.synchronize()?;
+        let cuda_graphs = options.cuda_graphs && graphs::are_possible(decoder.config(), attention);
+        let step_memory =
+            StepMemory::of(&mut decoder, &shape, attention, &options, (tile, cuda_graphs))?;
+        let graphs = match cuda_graphs {
+            true => Some(Graphs::new(&decoder, &options)?),
+            false => None,
+        };
+        device.synchronize()?;
+        let (free, config) = (memory::of(&device), decoder.config());
+        let step_bytes = step_memory.bytes();
+        shape.block_count = memory::block_count(free, &device, &shape, &options, step_bytes)?;
+        let mut kv = KvStore::new(shape, &device)?;
+        let spec = BackendSpec {
+            vocab_size: config.vocab_size,
+            max_positions: config.max_positions,
+            block_size: shape.block_size,
+            block_count: shape.block_count,
+            block_bytes: shape.block_bytes(),
+            hidden_size: Some(config.hidden_size),
+            draws: draw::is_supported(&device, config.vocab_size),
+            ..BackendSpec::default()
+        };
+        if let Some(format) = &mut kv_format {
+            let probe = kv_probe::step(&spec);
+            decoder.forward(&probe, &mut kv, attention)?;
+            let blocks = &probe.sequences[0].block_table;
+            let mut bytes = vec![0; blocks.len() * spec.block_bytes];
+            kv.read_blocks(blocks, &mut bytes)?;
+            kv_probe::add_to(format, &bytes);
+        }
+        tracing::info!(
+            device = %options.device,
+            compute_type = dtype.as_str(),
+            kv_type = kv_type.name(),
+            attention = attention.name(),
+            batch_invariant = options.batch_invariant,
+            cuda_graphs,
+            kv_blocks = spec.block_count,
+            kv_bytes = spec.block_count * spec.block_bytes,
+            step_bytes,
+            "the candle backend is ready"
+        );
+        let checker = BatchChecker::new(spec.block_count);
+        Ok(Self { spec, kv_format, checker, decoder, kv, attention, graphs, step_memory })
+    }
+
+    /// The decoder's configuration.
+    #[must_use]
+    pub fn config(&self) -> &DecoderConfig {
+        self.decoder.config()
+    }
+
+    /// How attention is computed: `flash`, `split-KV` or `gather`, and whether sequences with a
+    /// single query in a step are computed by split-KV decoding. See the README.
+    #[must_use]
+    pub fn attention(&self) -> &'static str {
+        self.attention.name()
+    }
+
+    /// Number of CUDA graphs: one for each padded size of batches and contexts so far. 0 without
+    /// `cuda_graphs`, or if no step could be captured.
+    #[must_use]
+    pub fn captured_graphs(&self) -> usize {
+        self.graphs.as_ref().map_or(0, Graphs::count)
+    }
+
+    /// The memory that a step needs.
+    #[must_use]
+    pub fn step_memory(&self) -> StepMemory {
+        self.step_memory
+    }
+}
+
+impl Backend for CandleBackend {
+    fn spec(&self) -> &BackendSpec {
+        &self.spec
+    }
+
+    fn step(&mut self, batch: &StepBatch) -> Result<StepOutput, BackendError> {
+        self.checker.check(batch, &self.spec)?;
+        if batch.sequences.is_empty() {
+            return Ok(StepOutput::default());
+        }
+        let Self { decoder, kv, attention, graphs, .. } = self;
+        if let Some(graphs) = graphs
+            && let Some(output) = graphs.step(batch, decoder, kv, *attention).map_err(failed)?
+        {
+            return Ok(output);
+        }
+        let output = decoder.forward(batch, kv, *attention).map_err(failed)?;
+        // Nothing is copied from the device by a step that returns nothing, so it may still
+        // compute.
+        decoder.device().synchronize().map_err(failed)?;
+        Ok(output)
+    }
+
+    fn sampling_threads(&self) -> usize {
+        std::thread::available_parallelism().map_or(1, usize::from)
+    }
+
+    fn kv_format(&self) -> Option<KvFormat> {
+        self.kv_format.clone()
+    }
+
+    fn read_blocks(&mut self, blocks: &[BlockId], to: &mut [u8]) -> Result<(), BackendError> {
+        check_read(&self.spec, blocks, to.len())?;
+        self.kv.read_blocks(blocks, to).map_err(failed)
+    }
+
+    fn write_blocks(&mut self, blocks: &[BlockId], from: &[&[u8]]) -> Result<(), BackendError> {
+        check_write(&self.spec, blocks, from)?;
+        self.kv.write_blocks(blocks, from).map_err(failed)
+    }
+}
+
+#[allow(clippy::needless_pass_by_value, reason = "it is passed to map_err")]
+fn failed(error: candle_core::Error) -> BackendError {
+    BackendError::Failed(message(&error))
+}
+
+/// The shape of the KV store, without its number of blocks, which is known when the weights are on
+/// the device. It is not part of the format of a block.
+fn kv_shape(config: &DecoderConfig, options: &CandleOptions, kv_type: KvType) -> KvShape {
+    KvShape {
+        layer_count: config.layers.len(),
+        block_count: 0,
+        block_size: options.block_size,
+        kv_heads: config.num_kv_heads,
+        head_dim: config.head_dim,
+        dtype: match kv_type {
+            KvType::F16 => DType::F16,
+            KvType::Bf16 => DType::BF16,
+            KvType::F32 | KvType::Int8 => DType::F32,
+        },
+    }
+}
+
+/// Number of rows of every matrix product with batch invariance. On a GPU, a product of this many
+/// rows takes about as long as reading the matrix.
+fn row_tile(device: DeviceChoice) -> usize {
+    if device == DeviceChoice::Cpu { 32 } else { 128 }
+}
+
+/// The hardware that bits of a sum may depend on besides the model.
+fn hardware(device: &Device) -> String {
+    match device {
+        #[cfg(feature = "cuda-core")]
+        Device::Cuda(device) => {
+            let context = device.cuda_stream().context().clone();
+            let name = context.name().unwrap_or_else(|error| error.to_string());
+            format!("{name}, compute capability {:?}", context.compute_capability().ok())
+        }
+        Device::Metal(_) => "metal".to_owned(),
+        _ => format!("CPU {}", std::env::consts::ARCH),
+    }
+}
+
+/// What the bytes of blocks depend on: everything of the configuration, all bytes of the weights'
+/// files, the types, and `parts`.
+fn kv_format(
+    config: &DecoderConfig,
+    weights: &Weights,
+    shape: &KvShape,
+    parts: &[&str],
+) -> KvFormat {
+    let description = format!(
+        "candle, {:?}, {} layers, KV {} in blocks of {}, {}, revision {KV_REVISION}",
+        config.architecture,
+        shape.layer_count,
+        shape.dtype.as_str(),
+        shape.block_size,
+        parts.join(", "),
+    );
+    let mut fingerprint = blake3::Hasher::new_derive_key("stolon 2026 format of KV blocks");
+    for part in [description.as_str(), &format!("{shape:?}"), &format!("{config:?}")] {
+        fingerprint.update(&(part.len() as u64).to_le_bytes()).update(part.as_bytes());
+    }
+    let threads = std::thread::available_parallelism().map_or(1, usize::from);
+    fingerprint.update(&weights.hash(threads));
+    KvFormat { fingerprint: *fingerprint.finalize().as_bytes(), description }
+}

@@ -1,0 +1,405 @@
+//! The decoder: one for all architectures, as the configuration says.
+//!
+//! The residual stream, norms, rotary embeddings and gates are f32. Operands of matrix products and
+//! the KV store have the types of the options. Keys and values are written to the KV store first
+//! and read from there, also those of the current step, so that attention reads the same bits for a
+//! position in whichever step it was computed.
+
+use candle_core::{DType, Device, Result, Tensor};
+use stolon_backend::{StepBatch, StepOutput};
+use stolon_checkpoint::config::{DecoderWeights, MlpKind, NormKind, NormPlacement};
+use stolon_checkpoint::{DecoderConfig, ExpertsConfig, LayerConfig, ModelError, QueryScaling};
+
+use crate::OpenError;
+use crate::attention::{Attention, AttentionArgs, Padding, Prepared};
+use crate::draw::{self, draw_tokens, drawn_tokens};
+use crate::inputs::{OutputInputs, StepInputs};
+use crate::kv_store::{KvShape, KvStore};
+use crate::kv_write;
+use crate::layer::{Layer, Norm, Projected};
+use crate::linear::Linear;
+use crate::loader::Loader;
+use crate::plan::BatchRows;
+use crate::rope::RopeTable;
+
+/// A model whose weights are on a device.
+#[derive(Debug)]
+pub(crate) struct Decoder {
+    config: DecoderConfig,
+    device: Device,
+    /// `[vocab_size, hidden_size]` in the compute type.
+    embedding: Tensor,
+    /// The output matrix `[vocab_size, hidden_size]`.
+    head: Linear,
+    layers: Vec<Layer>,
+    final_norm: Norm,
+    /// One table per entry of `config.ropes`, in the same order.
+    ropes: Vec<RopeTable>,
+}
+
+impl Decoder {
+    /// Copies all weights to the loader's device.
+    pub(crate) fn load(
+        config: DecoderConfig,
+        mut loader: Loader,
+    ) -> std::result::Result<Self, OpenError> {
+        use_every_field(&config);
+        refuse_blocks(&config)?;
+        // Configurations with per-layer embeddings or a bias of the output matrix are refused by
+        // `refuse_blocks`.
+        let DecoderWeights {
+            embedding: spec,
+            per_layer: _,
+            layers,
+            final_norm,
+            head,
+            head_bias: _,
+        } = config.weights();
+        let embedding = loader.dense(&spec)?;
+        let head = match head {
+            Some(head) => loader.head(&head)?,
+            None => loader.tied_head(&spec, &embedding)?,
+        };
+        loader.weights.remove(&spec.name);
+        let layers = layers
+            .iter()
+            .map(|layer| Layer::load(&config, layer, &mut loader))
+            .collect::<std::result::Result<_, _>>()?;
+        let final_norm = Norm::load(&config, &final_norm.weight, &mut loader)?;
+        let ropes = config
+            .ropes
+            .iter()
+            .map(|rope| RopeTable::new(rope, config.rotary_dim(), config.max_positions))
+            .collect();
+        Ok(Self { device: loader.device, config, embedding, head, layers, final_norm, ropes })
+    }
+
+    pub(crate) fn config(&self) -> &DecoderConfig {
+        &self.config
+    }
+
+    pub(crate) fn device(&self) -> &Device {
+        &self.device
+    }
+
+    /// Computes a batch that the batch checker has accepted and that is not empty: writes keys and
+    /// values to `kv` and returns what the batch requests.
+    pub(crate) fn forward(
+        &mut self,
+        batch: &StepBatch,
+        kv: &mut KvStore,
+        attention: Attention,
+    ) -> Result<StepOutput> {
+        let plan = BatchRows::new(batch, kv.shape().block_size);
+        let inputs = self.upload(batch, &plan, kv.shape(), attention, Padding::default())?;
+        self.compute(&inputs, kv)?.to_host(&plan)
+    }
+
+    /// The inputs of a step.
+    pub(crate) fn upload(
+        &mut self,
+        batch: &StepBatch,
+        plan: &BatchRows,
+        shape: &KvShape,
+        attention: Attention,
+        padding: Padding,
+    ) -> Result<StepInputs> {
+        let device = &self.device;
+        let positions = plan.position_count().max(padding.positions(shape));
+        let rotations = self.ropes.iter_mut().map(|rope| rope.rotations(positions, device));
+        let rotations = rotations.collect::<Result<_>>()?;
+        StepInputs::new(batch, plan, rotations, (attention, shape, padding), device)
+    }
+
+    /// Computes a step on the device: writes keys and values to `kv`.
+    pub(crate) fn compute(&self, inputs: &StepInputs, kv: &mut KvStore) -> Result<Computed> {
+        let rotations = inputs.rotations.iter().map(|table| table.at(&inputs.positions));
+        let rotations = rotations.collect::<Result<Vec<_>>>()?;
+        let query_factors = self.query_factors(&inputs.positions)?;
+        let mut attention = &inputs.attention;
+        let mut x = self.embed(&inputs.tokens)?;
+        for (index, layer) in self.layers.iter().enumerate() {
+            let config = &self.config;
+            let layer_config = &config.layers[index];
+            let rotation = layer_config.rope.map(|rope| &rotations[rope]);
+            let Projected { queries: mut q, keys, values } = layer.project(config, &x, rotation)?;
+            if let Some(factors) = &query_factors {
+                q = q.broadcast_mul(factors)?;
+            }
+            let dtype = kv.shape().dtype;
+            let plane = kv.layer(index);
+            write(inputs, &plane.keys, keys, dtype)?;
+            write(inputs, &plane.values, values, dtype)?;
+            if index + 1 == self.layers.len() {
+                // In the last layer, other rows are needed for their keys and values only.
+                let Some(outputs) = &inputs.outputs else { return Ok(Computed::default()) };
+                if let Some((rows, prepared)) = &outputs.rows {
+                    (q, x) = (q.index_select(rows, 0)?, x.index_select(rows, 0)?);
+                    attention = prepared;
+                }
+            }
+            let attended = self.attend(index, &q, kv, attention)?;
+            x = layer.add_attention(config, &x, &attended)?;
+            x = layer.add_mlp(config, &x)?;
+        }
+        match &inputs.outputs {
+            Some(outputs) => self.output(&x, outputs),
+            None => Ok(Computed::default()),
+        }
+    }
+
+    /// The factors of the queries at `positions`, `[rows, 1, 1]`, if they have any.
+    fn query_factors(&self, positions: &Tensor) -> Result<Option<Tensor>> {
+        let Some(QueryScaling { beta, step }) = self.config.query_scaling else { return Ok(None) };
+        let positions = positions.to_dtype(DType::F32)?;
+        // A quotient, because a product with the reciprocal may be just below a whole number.
+        let step = Tensor::full(step as f32, positions.shape(), positions.device())?;
+        let steps = positions.div(&step)?.floor()?;
+        let factors = steps.affine(1.0, 1.0)?.log()?.affine(f64::from(beta), 1.0)?;
+        Ok(Some(factors.reshape(((), 1, 1))?))
+    }
+
+    /// The embeddings of `tokens`, `[tokens, hidden_size]` in f32.
+    fn embed(&self, tokens: &Tensor) -> Result<Tensor> {
+        let x = self.embedding.index_select(tokens, 0)?.to_dtype(DType::F32)?;
+        match self.config.embedding_scale {
+            Some(scale) => x.affine(f64::from(scale), 0.0),
+            None => Ok(x),
+        }
+    }
+
+    fn attend(
+        &self,
+        index: usize,
+        q: &Tensor,
+        kv: &KvStore,
+        prepared: &Prepared,
+    ) -> Result<Tensor> {
+        let args = AttentionArgs {
+            kv: kv.layer(index),
+            shape: kv.shape(),
+            heads: self.config.num_heads,
+            scale: self.config.attention_scale,
+            softcap: self.config.attention_softcap,
+            window: self.config.layers[index].sliding_window,
+            sinks: self.layers[index].sinks.as_ref(),
+        };
+        prepared.attend(q, &args)
+    }
+
+    /// Computes what the step returns for the rows `x`.
+    fn output(&self, x: &Tensor, outputs: &OutputInputs) -> Result<Computed> {
+        let normed = self.final_norm.apply(x)?;
+        let hidden = outputs.hidden.as_ref().map(|rows| rows.of(&normed)).transpose()?;
+        // One product for all rows that have logits.
+        let Some(rows) = &outputs.logits else {
+            return Ok(Computed { hidden, ..Computed::default() });
+        };
+        let mut logits = self.head.forward(&rows.of(&normed)?)?;
+        if let Some(scale) = self.config.logit_scale {
+            logits = logits.affine(f64::from(scale), 0.0)?;
+        }
+        if let Some(cap) = self.config.logit_softcap.map(f64::from) {
+            logits = logits.affine(1.0 / cap, 0.0)?.tanh()?.affine(cap, 0.0)?;
+        }
+        let drawn = match &outputs.draws {
+            None => None,
+            Some(draws) => {
+                let count = draws.dim(0)?;
+                let rows = logits.narrow(0, logits.dim(0)? - count, count)?;
+                Some((draw_tokens(&rows, draws)?, rows))
+            }
+        };
+        Ok(Computed { hidden, logits: Some(logits), drawn })
+    }
+}
+
+/// Names each field of a model's configuration and where the forward pass uses it. A field that is
+/// added does not compile until it is named here: it must be used, or refused with an error.
+fn use_every_field(config: &DecoderConfig) {
+    let DecoderConfig {
+        // In messages only.
+        architecture: _,
+        // Sizes of the weights, see `DecoderConfig::weights`, and of activations.
+        vocab_size: _,
+        hidden_size: _,
+        intermediate_size: _,
+        num_heads: _,
+        num_kv_heads: _,
+        head_dim: _,
+        // Which weights there are.
+        tie_word_embeddings: _,
+        qkv_bias: _,
+        output_bias: _,
+        mlp_bias: _,
+        norms: _,
+        // `Decoder::embed`
+        embedding_scale: _,
+        // `Norm`, `layer::heads` and `layer::add`
+        rms_norm_eps: _,
+        norm_offset: _,
+        qk_norm: _,
+        residual_scale: _,
+        // `RopeTable`
+        rotary_dim: _,
+        max_positions: _,
+        ropes: _,
+        // `Decoder::compute`
+        query_scaling: _,
+        // `Decoder::attend`
+        attention_scale: _,
+        attention_softcap: _,
+        attention_sinks: _,
+        // `gate`
+        activation: _,
+        // `Decoder::output`
+        logit_scale: _,
+        logit_softcap: _,
+        // The default compute type.
+        dtype: _,
+        // Refused by `refuse_blocks` and by `Layer::load`.
+        head_bias: _,
+        norm_kind: _,
+        mlp_gate: _,
+        convolution_taps: _,
+        latent: _,
+        delta_net: _,
+        mamba2: _,
+        output_gate: _,
+        multipliers: _,
+        value_norm: _,
+        per_layer_input: _,
+        layer_scales: _,
+        selective_attention: _,
+        experts,
+        layers,
+    } = config;
+    for layer in layers {
+        // `Decoder::compute`, `Decoder::attend` and `DecoderConfig::weights`
+        // Layers without attention are refused by `Layer::load`, and layers with heads, keys and
+        // values, or MLPs of other sizes than other layers by `refuse_layers`.
+        let LayerConfig {
+            mixers: _,
+            rope: _,
+            sliding_window: _,
+            heads: _,
+            kv_source: _,
+            values_from_keys: _,
+            mlp: _,
+            intermediate_size: _,
+        } = layer;
+    }
+    if let Some(experts) = experts {
+        // `DecoderConfig::weights`, `experts::groups` and `ExpertsConfig::choose`
+        let ExpertsConfig {
+            count: _,
+            per_token: _,
+            width: _,
+            scores: _,
+            normalized: _,
+            router_bias: _,
+            groups: _,
+            scale: _,
+            shared_width: _,
+            shared_gate: _,
+            // Refused by `refuse_layers`.
+            scaled_router: _,
+            // Only with layer norms, which are refused by `refuse_blocks`.
+            shifted: _,
+        } = experts;
+    }
+}
+
+/// Refuses layer norms, parallel layers, MLPs without a gate, factors within layers, selective
+/// attention and biases of the output matrix.
+fn refuse_blocks(config: &DecoderConfig) -> std::result::Result<(), OpenError> {
+    let is_computed = config.norm_kind == NormKind::Rms
+        && config.norms != NormPlacement::Parallel
+        && config.mlp_gate
+        && !config.head_bias
+        && !config.selective_attention
+        && config.multipliers.is_none();
+    if is_computed { refuse_layers(config) } else { Err(refused(config)) }
+}
+
+/// Refuses what only Gemma 4 has: layers whose sizes differ, layers that share keys and values,
+/// norms of values, per-layer embeddings, factors of layers, and experts next to an MLP.
+fn refuse_layers(config: &DecoderConfig) -> std::result::Result<(), OpenError> {
+    let is_alike = |layer: &LayerConfig| {
+        let sizes = (layer.heads, layer.kv_source, layer.intermediate_size);
+        sizes == (None, None, None)
+            && !layer.values_from_keys
+            && layer.mlp != Some(MlpKind::DenseAndExperts)
+    };
+    let adds_nothing =
+        !config.value_norm && !config.layer_scales && config.per_layer_input.is_none();
+    if adds_nothing && config.layers.iter().all(is_alike) {
+        return Ok(());
+    }
+    Err(OpenError::Model(ModelError::Unsupported {
+        file: "the configuration".to_owned(),
+        key: "model_type".to_owned(),
+        got: config.architecture.name().to_owned(),
+        expected:
+            "a model whose layers have heads of the same size and their own keys and values, \
+                   without per-layer embeddings; other models are computed by the CPU backend"
+                .to_owned(),
+    }))
+}
+
+/// The error for a model that has such parts.
+pub(crate) fn refused(config: &DecoderConfig) -> OpenError {
+    OpenError::Model(ModelError::Unsupported {
+        file: "the configuration".to_owned(),
+        key: "model_type".to_owned(),
+        got: config.architecture.name().to_owned(),
+        expected: "a model with RMS norms, MLPs with gates that follow attention, no factors \
+                   within layers, and no bias of the output matrix; other models are computed by \
+                   the CPU backend"
+            .to_owned(),
+    })
+}
+
+/// Writes the keys or values of the rows of a step to a plane of the KV store of the type `dtype`.
+fn write(inputs: &StepInputs, plane: &Tensor, values: Tensor, dtype: DType) -> Result<()> {
+    let Some((rows, slots)) = &inputs.written else { return Ok(()) };
+    let values = rows.of(&values.to_dtype(dtype)?.contiguous()?)?;
+    kv_write::write(plane, &values, slots)
+}
+
+/// What a step has computed, on the device.
+#[derive(Debug, Default)]
+pub(crate) struct Computed {
+    /// The hidden states that are returned.
+    hidden: Option<Tensor>,
+    /// The rows that are returned whole, and then those from which tokens were drawn.
+    logits: Option<Tensor>,
+    /// The tokens, and the rows of logits that they were drawn from.
+    drawn: Option<(Tensor, Tensor)>,
+}
+
+impl Computed {
+    /// The tokens that were drawn, and the rows of logits. See [`draw_tokens`].
+    pub(crate) fn drawn(&self) -> Option<&(Tensor, Tensor)> {
+        self.drawn.as_ref()
+    }
+
+    /// Copies what `plan` requests from the device.
+    fn to_host(&self, plan: &BatchRows) -> Result<StepOutput> {
+        let hidden = match &self.hidden {
+            Some(hidden) => hidden.flatten_all()?.to_vec1()?,
+            None => Vec::new(),
+        };
+        let logits = match (&self.logits, plan.logit_rows.len()) {
+            (Some(logits), whole) if whole > 0 => {
+                draw::to_host(&logits.narrow(0, 0, whole)?.flatten_all()?)?
+            }
+            _ => Vec::new(),
+        };
+        let drawn = match &self.drawn {
+            Some((tokens, rows)) => drawn_tokens(tokens, &plan.draws, rows)?,
+            None => Vec::new(),
+        };
+        Ok(StepOutput { logits, hidden, drawn })
+    }
+}

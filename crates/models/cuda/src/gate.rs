@@ -1,0 +1,160 @@
+//! The gate of an MLP, `activation(gate) * up`, in one pass.
+//!
+//! The CUDA kernel is in `kernels/gate.cu`; on the CPU, the functions of the CPU backend take its
+//! place.
+
+use candle_core::{CpuStorage, CustomOp1, DType, Layout, Result, Shape, Tensor, WithDType, bail};
+use stolon_checkpoint::Activation;
+use stolon_kernels::{Path, clamped_swiglu, gelu_tanh_mul, silu_mul};
+
+use crate::storage::elements;
+
+#[cfg(feature = "cuda-core")]
+mod cuda;
+
+/// `x` is `[rows, 2 * width]`: the gate, then the other factor. Returns `[rows, width]` in the type
+/// of `x`. It is computed in f32.
+pub(crate) fn gate(x: &Tensor, activation: Activation) -> Result<Tensor> {
+    match x.device().is_metal() {
+        true => separate_operations(x, activation),
+        false => x.contiguous()?.apply_op1_no_bwd(&Gate(activation)),
+    }
+}
+
+/// As [`gate`], with operations of candle.
+fn separate_operations(x: &Tensor, activation: Activation) -> Result<Tensor> {
+    let dtype = x.dtype();
+    let x = x.to_dtype(DType::F32)?;
+    let width = x.dim(1)? / 2;
+    let (gate, up) = (x.narrow(1, 0, width)?, x.narrow(1, width, width)?);
+    let gated = match activation {
+        Activation::Silu => (gate.silu()? * up)?,
+        Activation::GeluTanh => (gate.gelu()? * up)?,
+        Activation::SquaredRelu => bail!("gate: expected an activation of gates, got relu2"),
+        Activation::ClampedSwiglu { alpha, limit } => {
+            let gate = gate.minimum(limit)?;
+            let up = up.clamp(-limit, limit)?;
+            let sigmoid = candle_nn::ops::sigmoid(&gate.affine(f64::from(alpha), 0.0)?)?;
+            ((gate * sigmoid)? * up.affine(1.0, 1.0)?)?
+        }
+    };
+    gated.to_dtype(dtype)
+}
+
+/// The operation of [`gate`].
+struct Gate(Activation);
+
+/// The sizes of the operands of [`Gate`].
+struct Sizes {
+    rows: usize,
+    /// Number of elements of a row of the result.
+    width: usize,
+}
+
+impl Sizes {
+    /// Checks that the operand is contiguous and has a shape of the right form.
+    fn of(x: &Layout) -> Result<Self> {
+        match x.dims() {
+            &[rows, both] if both.is_multiple_of(2) && x.is_contiguous() => {
+                Ok(Self { rows, width: both / 2 })
+            }
+            dims => bail!("gate: expected contiguous rows of an even length, got {dims:?}"),
+        }
+    }
+
+    fn shape(&self) -> Shape {
+        Shape::from((self.rows, self.width))
+    }
+}
+
+impl Gate {
+    /// The gate of the rows `x`, `[rows, 2 * width]`.
+    fn of_rows<T: WithDType>(&self, x: &[T], width: usize) -> Result<Vec<T>> {
+        let path = Path::detect().map_err(candle_core::Error::wrap)?;
+        let mut output = Vec::with_capacity(x.len() / 2);
+        for row in x.chunks_exact(2 * width.max(1)) {
+            let mut gate: Vec<f32> = row.iter().map(|x| x.to_f64() as f32).collect();
+            let up = gate.split_off(width);
+            match self.0 {
+                Activation::Silu => silu_mul(path, &mut gate, &up),
+                Activation::GeluTanh => gelu_tanh_mul(path, &mut gate, &up),
+                Activation::SquaredRelu => {
+                    bail!("gate: expected an activation of gates, got relu2")
+                }
+                Activation::ClampedSwiglu { alpha, limit } => {
+                    clamped_swiglu(path, &mut gate, &up, alpha, limit);
+                }
+            }
+            output.extend(gate.into_iter().map(|value| T::from_f64(value.into())));
+        }
+        Ok(output)
+    }
+}
+
+impl CustomOp1 for Gate {
+    fn name(&self) -> &'static str {
+        "gate"
+    }
+
+    fn cpu_fwd(&self, x: &CpuStorage, layout: &Layout) -> Result<(CpuStorage, Shape)> {
+        let sizes = Sizes::of(layout)?;
+        let width = sizes.width;
+        let output = match x {
+            CpuStorage::F32(_) => CpuStorage::F32(self.of_rows(elements(x, layout)?, width)?),
+            CpuStorage::F16(_) => CpuStorage::F16(self.of_rows(elements(x, layout)?, width)?),
+            CpuStorage::BF16(_) => CpuStorage::BF16(self.of_rows(elements(x, layout)?, width)?),
+            _ => bail!("gate: expected f32, f16 or bf16"),
+        };
+        Ok((output, sizes.shape()))
+    }
+
+    #[cfg(feature = "cuda-core")]
+    fn cuda_fwd(
+        &self,
+        x: &candle_core::CudaStorage,
+        layout: &Layout,
+    ) -> Result<(candle_core::CudaStorage, Shape)> {
+        let sizes = Sizes::of(layout)?;
+        Ok((cuda::gate(self.0, &sizes, x, layout)?, sizes.shape()))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use candle_core::Device;
+
+    use super::*;
+
+    /// Goal: the operation and those of candle that take its place on Metal agree within rounding,
+    /// for each activation and type, and for rows that are a part of a tensor.
+    #[test]
+    fn one_pass_equals_separate_operations() {
+        let activations = [
+            Activation::Silu,
+            Activation::GeluTanh,
+            Activation::ClampedSwiglu { alpha: 1.7, limit: 3.0 },
+        ];
+        let values = (0..5 * 38).map(|i| 9.0 * (0.7 * i as f32).sin());
+        let x = Tensor::from_iter(values, &Device::Cpu).and_then(|x| x.reshape((5, 38)));
+        let x = x.expect("a matrix");
+        let x = x.narrow(0, 1, 3).expect("rows");
+        for activation in activations {
+            for (dtype, error) in [(DType::F32, 1e-5), (DType::F16, 1e-3), (DType::BF16, 8e-3)] {
+                let x = x.to_dtype(dtype).expect("a type");
+                let got = gate(&x, activation).expect("a result");
+                assert_eq!((got.dims(), got.dtype()), (&[3, 19][..], dtype));
+                let expected = separate_operations(&x, activation).expect("a result");
+                let rows = |x: Tensor| {
+                    let x = x.to_dtype(DType::F32).and_then(|x| x.flatten_all());
+                    x.and_then(|x| x.to_vec1::<f32>()).expect("numbers")
+                };
+                for (got, expected) in rows(got).into_iter().zip(rows(expected)) {
+                    // GELU of a negative number is a difference of almost equal ones.
+                    let close = (got - expected).abs() <= error * expected.abs() + 1e-5;
+                    assert!(close, "{activation:?}, {dtype:?}: {got}, expected {expected}");
+                }
+            }
+        }
+        gate(&x.narrow(1, 0, 37).expect("columns"), Activation::Silu).expect_err("an odd length");
+    }
+}

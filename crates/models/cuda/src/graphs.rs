@@ -1,0 +1,209 @@
+//! Decode steps as CUDA graphs.
+//!
+//! Launching the kernels of a decode step of a small model one by one can take longer than they
+//! run. A graph launches all of them at once. It has the addresses of what its kernels read and
+//! write, so the first step of each size is captured together with its inputs, and a later step of
+//! the same size overwrites these inputs and replays the graph. Batches are padded to a few sizes
+//! with copies of one of their sequences, which compute and write the same bits once more.
+//!
+//! On the CPU, where everything but the graphs themselves is tested, a replay computes the step
+//! again from the inputs that were kept.
+
+use std::collections::HashMap;
+
+use candle_core::{DType, Result, Tensor};
+use stolon_backend::{LogitRows, SequenceSlice, StepBatch, StepOutput};
+use stolon_checkpoint::DecoderConfig;
+
+use crate::attention::{Attention, Padding};
+use crate::decoder::Decoder;
+use crate::draw::drawn_tokens;
+use crate::inputs::StepInputs;
+use crate::kv_store::KvStore;
+use crate::linear::RowTile;
+use crate::plan::{BatchRows, all_spans};
+use crate::{CandleOptions, memory};
+
+#[cfg(feature = "cuda-core")]
+mod cuda;
+
+/// Maximum number of captured steps. If there are more, all are dropped.
+const CAPTURED_MAX: usize = 64;
+/// From this number of sequences on, batches are padded to its multiples, and below to powers of
+/// two.
+const BATCH_STEP: usize = 8;
+
+/// The captured steps of a backend.
+#[derive(Debug)]
+pub(crate) struct Graphs {
+    captured: HashMap<Size, Captured>,
+    /// The logits of the last step, `[most rows, vocab_size]` in f32.
+    logits: Tensor,
+    /// A step could not be captured, and no other is tried.
+    failed: bool,
+}
+
+/// What the shapes of all tensors of a decode step depend on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+struct Size {
+    /// Number of sequences.
+    rows: usize,
+    padding: Padding,
+}
+
+/// A step, and the tensors at the addresses that it reads and writes.
+#[derive(Debug)]
+struct Captured {
+    inputs: StepInputs,
+    /// The tokens that are drawn, `[rows]` in u32.
+    tokens: Tensor,
+    /// `None` on the CPU.
+    #[cfg(feature = "cuda-core")]
+    graph: Option<cuda::Graph>,
+}
+
+/// Whether decode steps can be captured at all: the choice of experts is copied from the device
+/// while a step computes, and some attention has tensors whose shapes depend on the contexts.
+pub(crate) fn are_possible(config: &DecoderConfig, attention: Attention) -> bool {
+    config.experts.is_none() && attention.can_pad()
+}
+
+impl Graphs {
+    /// For steps of at most as many sequences as `options` expect.
+    pub(crate) fn new(decoder: &Decoder, options: &CandleOptions) -> Result<Self> {
+        let shape = (padded_batch(options.step_sequences), decoder.config().vocab_size);
+        let logits = Tensor::zeros(shape, DType::F32, decoder.device())?;
+        Ok(Self { captured: HashMap::new(), logits, failed: false })
+    }
+
+    /// Number of captured steps.
+    pub(crate) fn count(&self) -> usize {
+        self.captured.len()
+    }
+
+    /// Computes `batch`, which the batch checker has accepted. Returns `None`, and computes
+    /// nothing, if it cannot be captured. Graphs are possible for `decoder` and `attention`.
+    pub(crate) fn step(
+        &mut self,
+        batch: &StepBatch,
+        decoder: &mut Decoder,
+        kv: &mut KvStore,
+        attention: Attention,
+    ) -> Result<Option<StepOutput>> {
+        if self.failed {
+            return Ok(None);
+        }
+        let Some((size, padded)) = pad(batch, attention) else { return Ok(None) };
+        if size.rows > self.logits.dim(0)? {
+            return Ok(None);
+        }
+        let plan = BatchRows::new(&padded, kv.shape().block_size);
+        let inputs = decoder.upload(&padded, &plan, kv.shape(), attention, size.padding)?;
+        let tokens = match self.captured.get(&size) {
+            Some(captured) => {
+                captured.inputs.assign(&inputs)?;
+                captured.replay(decoder, kv, &self.logits)?;
+                captured.tokens.clone()
+            }
+            None => self.capture(size, inputs, decoder, kv)?,
+        };
+        let draws = &plan.draws[..batch.sequences.len()];
+        let drawn = drawn_tokens(&tokens, draws, &self.logits)?;
+        Ok(Some(StepOutput { drawn, ..StepOutput::default() }))
+    }
+
+    /// Computes a step of a new size, and captures it. Returns the tokens.
+    fn capture(
+        &mut self,
+        size: Size,
+        inputs: StepInputs,
+        decoder: &Decoder,
+        kv: &mut KvStore,
+    ) -> Result<Tensor> {
+        let tokens = Tensor::zeros(size.rows, DType::U32, decoder.device())?;
+        let mut captured = Captured {
+            inputs,
+            tokens: tokens.clone(),
+            #[cfg(feature = "cuda-core")]
+            graph: None,
+        };
+        self.failed = !captured.capture(decoder, kv, &self.logits)?;
+        if self.failed || self.captured.len() == CAPTURED_MAX {
+            self.captured.clear();
+        }
+        if !self.failed {
+            self.captured.insert(size, captured);
+        }
+        Ok(tokens)
+    }
+}
+
+/// Number of sequences to which a batch of `count` sequences is padded.
+fn padded_batch(count: usize) -> usize {
+    match count {
+        ..BATCH_STEP => count.next_power_of_two(),
+        _ => count.next_multiple_of(BATCH_STEP),
+    }
+}
+
+/// An upper estimate of the memory in bytes that graphs allocate for their tensors, in addition to
+/// that of other steps. Only one graph runs at a time, so all use the same memory.
+pub(crate) fn memory_bytes(config: &DecoderConfig, options: &CandleOptions, tile: RowTile) -> u64 {
+    let step_tokens = padded_batch(options.step_sequences);
+    memory::step_bytes(config, &CandleOptions { step_tokens, ..*options }, tile)
+}
+
+/// Pads a decode step with copies of the sequence with the shortest context. `None` if `batch` is
+/// not a decode step: one token of each sequence, whose keys and values are written, and from whose
+/// logits the next token is drawn.
+fn pad(batch: &StepBatch, attention: Attention) -> Option<(Size, StepBatch)> {
+    let decodes = |slice: &SequenceSlice| {
+        slice.token_count == 1
+            && slice.write_from <= slice.start
+            && matches!(slice.logit_rows, LogitRows::Drawn(_))
+    };
+    if !batch.sequences.iter().all(decodes) {
+        return None;
+    }
+    let rows = padded_batch(batch.sequences.len());
+    let (index, shortest) =
+        batch.sequences.iter().enumerate().min_by_key(|(_, slice)| slice.start)?;
+    let mut padded = batch.clone();
+    padded.tokens.resize(rows, batch.tokens[index]);
+    padded.sequences.resize(rows, shortest.clone());
+    let padding = attention.padding(&all_spans(&padded))?;
+    Some((Size { rows, padding }, padded))
+}
+
+impl Captured {
+    /// Computes the step for the first time, and captures it. Returns whether it was captured.
+    fn capture(&mut self, decoder: &Decoder, kv: &mut KvStore, logits: &Tensor) -> Result<bool> {
+        #[cfg(feature = "cuda-core")]
+        if let candle_core::Device::Cuda(device) = decoder.device() {
+            self.graph =
+                cuda::capture_after_first_run(device, || self.compute(decoder, kv, logits))?;
+            return Ok(self.graph.is_some());
+        }
+        self.compute(decoder, kv, logits)?;
+        Ok(true)
+    }
+
+    /// Computes the step from its present inputs.
+    fn replay(&self, decoder: &Decoder, kv: &mut KvStore, logits: &Tensor) -> Result<()> {
+        #[cfg(feature = "cuda-core")]
+        if let Some(graph) = &self.graph {
+            return graph.launch();
+        }
+        self.compute(decoder, kv, logits)
+    }
+
+    /// The work that is captured. No tensor that it makes outlives it, so a graph frees all the
+    /// memory that it allocates.
+    fn compute(&self, decoder: &Decoder, kv: &mut KvStore, logits: &Tensor) -> Result<()> {
+        if let Some((tokens, rows)) = decoder.compute(&self.inputs, kv)?.drawn() {
+            self.tokens.slice_set(tokens, 0, 0)?;
+            logits.slice_set(rows, 0, 0)?;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,251 @@
+//! The weights of one layer, and its parts that work on rows alone: everything but attention.
+
+use candle_core::{DType, Result, Tensor};
+use stolon_checkpoint::ModelError;
+use stolon_checkpoint::config::{
+    AttentionWeights, FeedForwardWeights, LayerWeights, MixerWeights, MlpInputs, MlpWeights,
+    QkNorm, QkvWeights, TensorSpec,
+};
+use stolon_checkpoint::{Activation, DecoderConfig};
+
+use crate::OpenError;
+use crate::decoder::refused;
+use crate::experts::Experts;
+use crate::gate::gate;
+use crate::linear::Linear;
+use crate::loader::Loader;
+use crate::rope::Rotations;
+
+/// An RMS norm.
+#[derive(Debug)]
+pub(crate) struct Norm {
+    /// The factor of each element, in f32, with the configuration's offset added.
+    weight: Tensor,
+    eps: f32,
+}
+
+impl Norm {
+    pub(crate) fn load(
+        config: &DecoderConfig,
+        spec: &TensorSpec,
+        loader: &mut Loader,
+    ) -> std::result::Result<Self, OpenError> {
+        let weight = loader.vector(spec, config.norm_offset)?;
+        Ok(Self { weight, eps: config.rms_norm_eps })
+    }
+
+    /// Normalises the last dimension of `x`.
+    pub(crate) fn apply(&self, x: &Tensor) -> Result<Tensor> {
+        candle_nn::ops::rms_norm(&x.contiguous()?, &self.weight, self.eps)
+    }
+}
+
+/// The weights of one layer: the fields of [`LayerWeights`], which describes them.
+#[derive(Debug)]
+pub(crate) struct Layer {
+    attention_input_norm: Option<Norm>,
+    /// The projections to queries, keys and values, one above the other.
+    qkv: Linear,
+    q_norm: Option<Norm>,
+    k_norm: Option<Norm>,
+    pub(crate) sinks: Option<Tensor>,
+    output: Linear,
+    attention_output_norm: Option<Norm>,
+    mlp_input_norm: Option<Norm>,
+    mlp: Mlp,
+    mlp_output_norm: Option<Norm>,
+}
+
+/// The inputs of attention for the rows of a step.
+#[derive(Debug)]
+pub(crate) struct Projected {
+    /// `[rows, num_heads, head_dim]` in f32.
+    pub(crate) queries: Tensor,
+    /// `[rows, num_kv_heads * head_dim]` in f32.
+    pub(crate) keys: Tensor,
+    /// As the keys, but in the type of the product and perhaps a part of a larger tensor.
+    pub(crate) values: Tensor,
+}
+
+/// What a layer computes after attention.
+#[derive(Debug)]
+enum Mlp {
+    Dense(GatedMlp),
+    Experts(Box<Experts>),
+}
+
+impl Layer {
+    /// Loads the tensors that `spec` describes.
+    pub(crate) fn load(
+        config: &DecoderConfig,
+        spec: &LayerWeights,
+        loader: &mut Loader,
+    ) -> std::result::Result<Self, OpenError> {
+        let LayerWeights {
+            attention_input_norm,
+            mixers,
+            attention_output_norm,
+            mlp_input_norm,
+            mlp,
+            mlp_output_norm,
+            // Refused with the configuration.
+            per_layer: _,
+            scale: _,
+        } = spec;
+        let [MixerWeights::Attention(attention)] = &mixers[..] else {
+            return Err(OpenError::Model(ModelError::Unsupported {
+                file: "the configuration".to_owned(),
+                key: "layer_types".to_owned(),
+                got: "a layer with a convolution, a recurrent layer, or latent attention"
+                    .to_owned(),
+                expected: "layers with attention; other layers are computed by the CPU backend"
+                    .to_owned(),
+            }));
+        };
+        // Selective attention is refused by `refuse_blocks`.
+        let AttentionWeights { qkv, q_norm, k_norm, sinks, selective: _, gate, output } = attention;
+        if gate.is_some() {
+            return Err(OpenError::Model(ModelError::Unsupported {
+                file: "the configuration".to_owned(),
+                key: "attn_output_gate".to_owned(),
+                got: "a gate of attention's output".to_owned(),
+                expected: "attention without gates; these are computed by the CPU backend"
+                    .to_owned(),
+            }));
+        }
+        let mut norm = |spec: Option<&TensorSpec>| {
+            spec.map(|spec| Norm::load(config, spec, loader)).transpose()
+        };
+        let QkvWeights { name: _, query, key: Some(key), value: Some(value) } = qkv else {
+            return Err(refused(config));
+        };
+        Ok(Self {
+            attention_input_norm: norm(attention_input_norm.as_ref().map(|norm| &norm.weight))?,
+            attention_output_norm: norm(attention_output_norm.as_ref())?,
+            mlp_input_norm: norm(mlp_input_norm.as_ref().map(|norm| &norm.weight))?,
+            mlp_output_norm: norm(mlp_output_norm.as_ref())?,
+            q_norm: norm(q_norm.as_ref())?,
+            k_norm: norm(k_norm.as_ref())?,
+            qkv: loader.stacked(&[query, key, value].map(Clone::clone))?,
+            sinks: sinks.as_ref().map(|sinks| loader.vector(sinks, 0.0)).transpose()?,
+            output: loader.linear(output)?,
+            mlp: match mlp {
+                Some(FeedForwardWeights::Dense(mlp)) => {
+                    Mlp::Dense(GatedMlp::load(config, mlp, loader)?)
+                }
+                Some(FeedForwardWeights::Experts(experts)) => {
+                    Mlp::Experts(Box::new(Experts::load(config, experts, loader)?))
+                }
+                Some(FeedForwardWeights::DenseAndExperts(_)) | None => return Err(refused(config)),
+            },
+        })
+    }
+
+    /// Queries, keys and values of the rows of the residual stream `x`.
+    pub(crate) fn project(
+        &self,
+        config: &DecoderConfig,
+        x: &Tensor,
+        rotation: Option<&Rotations>,
+    ) -> Result<Projected> {
+        let normed = self
+            .attention_input_norm
+            .as_ref()
+            .map_or_else(|| Ok(x.clone()), |norm| norm.apply(x))?;
+        let qkv = self.qkv.tiled(&normed)?;
+        let (queries, keys) = (config.num_heads, config.num_kv_heads);
+        let columns = |first: usize, heads: usize| {
+            qkv.narrow(1, first * config.head_dim, heads * config.head_dim)
+        };
+        let rotated = |first: usize, count: usize, norm: Option<&Norm>| {
+            heads(config, columns(first, count)?.to_dtype(DType::F32)?, count, norm, rotation)
+        };
+        Ok(Projected {
+            queries: rotated(0, queries, self.q_norm.as_ref())?,
+            keys: rotated(queries, keys, self.k_norm.as_ref())?.flatten_from(1)?,
+            values: columns(queries + keys, keys)?,
+        })
+    }
+
+    /// Adds the projection of attention's output, `[rows, num_heads * head_dim]`, to `x`.
+    pub(crate) fn add_attention(
+        &self,
+        config: &DecoderConfig,
+        x: &Tensor,
+        attended: &Tensor,
+    ) -> Result<Tensor> {
+        add(config, x, self.output.forward(attended)?, self.attention_output_norm.as_ref())
+    }
+
+    /// Adds the output of the MLP or the experts to the rows of `x`.
+    pub(crate) fn add_mlp(&self, config: &DecoderConfig, x: &Tensor) -> Result<Tensor> {
+        let normed = match &self.mlp_input_norm {
+            Some(norm) => norm.apply(x)?,
+            None => x.clone(),
+        };
+        match &self.mlp {
+            Mlp::Dense(mlp) => add(config, x, mlp.forward(&normed)?, self.mlp_output_norm.as_ref()),
+            Mlp::Experts(experts) => experts.add(x, &normed),
+        }
+    }
+}
+
+/// Divides rows into heads, normalises and rotates them.
+fn heads(
+    config: &DecoderConfig,
+    x: Tensor,
+    count: usize,
+    norm: Option<&Norm>,
+    rotation: Option<&Rotations>,
+) -> Result<Tensor> {
+    let split = |x: &Tensor| x.reshape((x.dim(0)?, count, config.head_dim));
+    let x = match (norm, config.qk_norm) {
+        (Some(norm), Some(QkNorm::Position)) => split(&norm.apply(&x)?)?,
+        (Some(norm), Some(QkNorm::Head) | None) => norm.apply(&split(&x)?)?,
+        (None, _) => split(&x)?,
+    };
+    rotation.map_or(Ok(x.clone()), |rotation| rotation.apply(&x))
+}
+
+/// Adds the output of attention or the MLP to the residual stream.
+fn add(config: &DecoderConfig, x: &Tensor, output: Tensor, norm: Option<&Norm>) -> Result<Tensor> {
+    let output = norm.map_or(Ok(output.clone()), |norm| norm.apply(&output))?;
+    match config.residual_scale {
+        Some(scale) => x + output.affine(f64::from(scale), 0.0)?,
+        None => x + output,
+    }
+}
+
+/// An MLP with a gate: `down(activation(gate(x)) * up(x))`.
+#[derive(Debug)]
+pub(crate) struct GatedMlp {
+    /// The matrices of `gate` and `up`, one above the other.
+    gate_up: Linear,
+    down: Linear,
+    activation: Activation,
+}
+
+impl GatedMlp {
+    /// Loads an MLP.
+    pub(crate) fn load(
+        config: &DecoderConfig,
+        spec: &MlpWeights,
+        loader: &mut Loader,
+    ) -> std::result::Result<Self, OpenError> {
+        let MlpWeights { inputs, down } = spec;
+        let MlpInputs::Gated(gate_up) = inputs else { return Err(refused(config)) };
+        Ok(Self {
+            gate_up: loader.stacked(&gate_up.parts)?,
+            down: loader.linear(down)?,
+            activation: config.activation,
+        })
+    }
+
+    /// `x` is `[rows, hidden_size]`, and so is the result, in f32.
+    pub(crate) fn forward(&self, x: &Tensor) -> Result<Tensor> {
+        // Whole tiles, so that both products fill up their rows once.
+        let tiles = self.down.tile().fill(x)?;
+        let inner = gate(&self.gate_up.tiles(&tiles)?, self.activation)?;
+        self.down.tiles(&inner)?.narrow(0, 0, x.dim(0)?)?.to_dtype(DType::F32)
+    }
+}

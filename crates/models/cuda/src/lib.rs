@@ -1,0 +1,48 @@
+//! The GPU backend of the Stolon engine: the decoder of `stolon-cpu`, written against candle's
+//! tensors with the device as a parameter.
+//!
+//! [`CandleBackend`] implements [`Backend`](stolon_backend::Backend) for models with attention and a
+//! gated MLP or experts in each layer. It runs on the CPU without any feature, which is how it is
+//! tested; with the feature `cuda` on NVIDIA GPUs, and with `metal` on Apple's. The crate's README
+//! says what was tested on which device.
+//!
+//! * [`CandleOptions`] and [`DeviceChoice`]: where the model runs, and with which types and sizes;
+//! * [`CandleBackend`]: the weights, the KV store and the forward pass;
+//! * [`DeviceInfo`], [`DeviceChoice::copy_speed`] and [`DeviceChoice::product_speed`]: properties
+//!   and speed limits of a device, for reports;
+//! * `attention`: candle's flash attention and split-KV attention on CUDA, and attention from
+//!   gathered keys and values on every device;
+//! * `kv_store` and `kv_write`: the paged KV store and the operation that writes to it in place;
+//! * `gate`: the gate of an MLP in one pass;
+//! * `draw`: tokens that are drawn from rows of logits on the device;
+//! * `inputs` and `graphs`: what a step uploads, and decode steps as CUDA graphs.
+//!
+//! A backend is made on the thread that uses it, because a CUDA context belongs to a thread's
+//! stream: `EngineBuilder::backend_with` in the crate `stolon` does that.
+
+mod attention;
+mod backend;
+mod decoder;
+mod device;
+mod draw;
+mod dry_run;
+mod experts;
+mod gate;
+mod graphs;
+mod inputs;
+mod kv_store;
+mod kv_write;
+mod layer;
+mod limits;
+mod linear;
+mod loader;
+mod memory;
+mod options;
+mod plan;
+mod rope;
+mod storage;
+
+pub use backend::{CandleBackend, StepMemory};
+pub use device::DeviceChoice;
+pub use limits::DeviceInfo;
+pub use options::{CandleOptions, ComputeType, OpenError};

@@ -1,0 +1,217 @@
+//! The memory of a device, and how much of it the KV store gets.
+
+use candle_core::{Device, Result};
+use stolon_checkpoint::config::{TensorRole, TensorSpec};
+use stolon_checkpoint::kv::{default_kv_budget, kv_capacity};
+use stolon_checkpoint::memory::free_memory;
+use stolon_checkpoint::{DecoderConfig, KvBudget, ModelError, TensorType, Weights};
+
+use crate::kv_store::KvShape;
+use crate::linear::RowTile;
+use crate::loader::device_bytes;
+use crate::{CandleOptions, OpenError};
+
+#[cfg(feature = "cuda-core")]
+mod pool;
+
+/// Free and total memory of a device in bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct DeviceMemory {
+    pub(crate) free: u64,
+    pub(crate) total: u64,
+}
+
+/// Prepares a device that was opened for steps: see [`pool::prepare`].
+#[cfg(feature = "cuda-core")]
+pub(crate) fn prepare(device: &Device) -> Result<()> {
+    match device {
+        Device::Cuda(device) => pool::prepare(device),
+        _ => Ok(()),
+    }
+}
+
+/// The memory of `device`; `None` if it does not report it. For the CPU, `total` is what is free.
+pub(crate) fn of(device: &Device) -> Option<DeviceMemory> {
+    match device {
+        Device::Cpu => {
+            let free = free_memory();
+            (free > 0).then_some(DeviceMemory { free, total: free })
+        }
+        #[cfg(feature = "cuda-core")]
+        Device::Cuda(device) => {
+            let (free, total) = device.cuda_stream().context().mem_get_info().ok()?;
+            // Tensors are allocated from what the pool keeps, too.
+            let kept = pool::Pool::of(device).ok()?.map_or(Ok(0), |pool| pool.unused()).ok()?;
+            Some(DeviceMemory { free: free as u64 + kept, total: total as u64 })
+        }
+        _ => None,
+    }
+}
+
+/// Runs `work` and returns the maximum memory in bytes that the device's allocator had meanwhile,
+/// beyond what it had before. `None`, without running it, if the device does not report it.
+#[cfg_attr(not(feature = "cuda-core"), allow(unused_variables, reason = "only CUDA tells"))]
+pub(crate) fn peak_of(device: &Device, work: impl FnOnce() -> Result<()>) -> Result<Option<u64>> {
+    #[cfg(feature = "cuda-core")]
+    if let Device::Cuda(cuda) = device
+        && let Some(pool) = pool::Pool::of(cuda)?
+    {
+        device.synchronize()?;
+        pool.trim()?;
+        let before = pool.reserved()?;
+        pool.reset_peak()?;
+        work()?;
+        let peak = pool.peak()?.saturating_sub(before);
+        // The KV store gets whole regions of what is free, not gaps.
+        device.synchronize()?;
+        pool.trim()?;
+        return Ok(Some(peak));
+    }
+    Ok(None)
+}
+
+/// Checks that the weights fit in the device's free memory, before anything is copied.
+///
+/// # Errors
+/// [`ModelError::OutOfMemory`].
+pub(crate) fn check_weights(
+    memory: Option<DeviceMemory>,
+    config: &DecoderConfig,
+    weights: &Weights,
+    width: usize,
+) -> std::result::Result<(), ModelError> {
+    let expected = weight_bytes(config, weights, width);
+    match memory {
+        Some(DeviceMemory { free, .. }) if expected > free => {
+            Err(ModelError::OutOfMemory { what: "the weights".to_owned(), expected, free })
+        }
+        _ => Ok(()),
+    }
+}
+
+/// The size in bytes of all weights on the device, if elements of dense matrices have `width`
+/// bytes.
+fn weight_bytes(config: &DecoderConfig, weights: &Weights, width: usize) -> u64 {
+    let bytes = |spec: &TensorSpec| {
+        let elements = spec.shape.iter().fold(1_usize, |n, d| n.saturating_mul(*d));
+        if spec.shape.len() < 2 {
+            return 4 * elements as u64;
+        }
+        let dtype = weights.dtype(&spec.name).unwrap_or(TensorType::F32);
+        let matrix = device_bytes(dtype, elements, width);
+        // The embedding is dense. If it is also the output matrix, it may be there twice.
+        let is_embedding = spec.role == TensorRole::Embedding;
+        let dense = (elements as u64).saturating_mul(width as u64);
+        match (is_embedding, config.tie_word_embeddings) {
+            (true, true) if matrix != dense => dense.saturating_add(matrix),
+            (true, _) => dense,
+            (false, _) => matrix,
+        }
+    };
+    config.tensors().iter().map(bytes).fold(0, u64::saturating_add)
+}
+
+/// An upper estimate of the memory in bytes that a step needs besides the weights: the largest set
+/// of tensors that are alive together in a layer, or at the output.
+pub(crate) fn step_bytes(config: &DecoderConfig, options: &CandleOptions, tile: RowTile) -> u64 {
+    let heads = (config.num_heads + 2 * config.num_kv_heads) * config.head_dim;
+    let inner = match config.experts {
+        Some(experts) => experts.width * experts.per_token + experts.shared_width.unwrap_or(0),
+        None => config.intermediate_size,
+    };
+    // For each row: the residual stream, its norm and an output; queries, keys and values before
+    // and after the rotation; and the operands in the compute type.
+    let per_row = 6 * config.hidden_size as u64 + 4 * heads as u64;
+    // For the rows of a product: gate and up, what the gate is computed from, and its result.
+    let mlp = 5 * inner as u64 * tile.rows(options.step_tokens) as u64;
+    // The logits, and what is computed from them to find the largest.
+    let logits = 4 * config.vocab_size as u64 * options.step_sequences.max(128) as u64;
+    4 * per_row.saturating_mul(options.step_tokens as u64).saturating_add(mlp).max(logits)
+}
+
+/// The error of a dry run: that the memory does not suffice, if that is likely.
+pub(crate) fn explain(
+    error: candle_core::Error,
+    memory: Option<DeviceMemory>,
+    options: &CandleOptions,
+    step_bytes: u64,
+) -> OpenError {
+    match memory {
+        Some(DeviceMemory { free, .. }) if step_bytes > free => {
+            let CandleOptions { step_tokens, step_sequences, .. } = options;
+            let what = format!("a step of {step_tokens} tokens and {step_sequences} sequences");
+            ModelError::OutOfMemory { what, expected: step_bytes, free }.into()
+        }
+        _ => error.into(),
+    }
+}
+
+/// The number of blocks of the KV store.
+///
+/// # Errors
+/// [`ModelError::KvStore`] if not even one block fits in the budget, and
+/// [`ModelError::OutOfMemory`] if the KV store, and on a GPU a step besides it, do not fit in the
+/// device's free memory.
+pub(crate) fn block_count(
+    memory: Option<DeviceMemory>,
+    device: &Device,
+    shape: &KvShape,
+    options: &CandleOptions,
+    step_bytes: u64,
+) -> std::result::Result<usize, ModelError> {
+    let block_bytes = shape.block_bytes();
+    let count = match (options.kv_budget, memory) {
+        (KvBudget::Auto, Some(memory)) if !device.is_cpu() => {
+            let budget = share(memory, options.memory_utilization, step_bytes);
+            if budget < block_bytes as u64 {
+                let share = options.memory_utilization;
+                let what = format!("a KV block, in the {share} of the memory that may be in use");
+                let expected = block_bytes as u64;
+                return Err(ModelError::OutOfMemory { what, expected, free: budget });
+            }
+            kv_capacity(budget, block_bytes)?
+        }
+        (KvBudget::Auto, Some(memory)) => kv_capacity(default_kv_budget(memory.free), block_bytes)?,
+        (budget, _) => budget.block_count(block_bytes)?,
+    };
+    // Slots are 32-bit.
+    let count = count.min(u32::MAX as usize / shape.block_size);
+    let kv_bytes = (count as u64).saturating_mul(block_bytes as u64);
+    let (expected, step) = match device.is_cpu() {
+        true => (kv_bytes, String::new()),
+        false => {
+            (kv_bytes.saturating_add(step_bytes), format!(", and a step of {step_bytes} bytes"))
+        }
+    };
+    match memory {
+        Some(DeviceMemory { free, .. }) if expected > free => {
+            let what = format!("the KV store of {count} blocks of {block_bytes} bytes{step}");
+            Err(ModelError::OutOfMemory { what, expected, free })
+        }
+        _ => Ok(count),
+    }
+}
+
+/// What remains of `utilization` of the device's memory for the KV store, when `memory` was
+/// measured after the weights were loaded, and a step needs `step_bytes`.
+fn share(memory: DeviceMemory, utilization: f64, step_bytes: u64) -> u64 {
+    let allowed = (memory.total as f64 * utilization) as u64;
+    let used = memory.total.saturating_sub(memory.free);
+    allowed.saturating_sub(used).saturating_sub(step_bytes)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Goal: the memory that any program uses already and the step's memory are subtracted from the
+    /// share, and nothing underflows.
+    #[test]
+    fn the_kv_store_gets_the_rest_of_the_share() {
+        let memory = DeviceMemory { free: 60, total: 100 };
+        assert_eq!(share(memory, 0.9, 10), 40);
+        assert_eq!(share(memory, 1.0, 0), 60);
+        assert_eq!(share(memory, 0.3, 10), 0);
+        assert_eq!(share(memory, 0.5, 100), 0);
+    }
+}

@@ -1,0 +1,187 @@
+//! The options of a backend, and why one cannot be opened.
+
+use std::str::FromStr;
+
+use candle_core::DType;
+use stolon_checkpoint::kv::KvStoreError;
+use stolon_checkpoint::{KvBudget, KvType, ModelError, TensorType};
+
+use crate::DeviceChoice;
+
+/// The element type of the operands of matrix products. The residual stream, norms, rotary
+/// embeddings and gates are always computed in f32.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ComputeType {
+    /// Single precision.
+    F32,
+    /// Half precision.
+    F16,
+    /// The upper half of an f32. The CPU does not support it.
+    Bf16,
+}
+
+impl ComputeType {
+    pub(crate) fn dtype(self) -> DType {
+        match self {
+            Self::F32 => DType::F32,
+            Self::F16 => DType::F16,
+            Self::Bf16 => DType::BF16,
+        }
+    }
+
+    /// The type's name: `f32`, `f16` or `bf16`.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        self.dtype().as_str()
+    }
+
+    /// The default on `device` for a model whose weights are mostly of the type `weights`.
+    #[must_use]
+    pub fn default_for(device: DeviceChoice, weights: TensorType) -> Self {
+        match weights {
+            _ if device == DeviceChoice::Cpu => Self::F32,
+            TensorType::F32 => Self::F32,
+            TensorType::F16 => Self::F16,
+            _ => Self::Bf16,
+        }
+    }
+
+    /// The KV type of the same precision.
+    pub(crate) fn kv_type(self) -> KvType {
+        match self {
+            Self::F32 => KvType::F32,
+            Self::F16 => KvType::F16,
+            Self::Bf16 => KvType::Bf16,
+        }
+    }
+}
+
+impl FromStr for ComputeType {
+    type Err = ModelError;
+
+    fn from_str(name: &str) -> Result<Self, ModelError> {
+        match name {
+            "f32" => Ok(Self::F32),
+            "f16" => Ok(Self::F16),
+            "bf16" => Ok(Self::Bf16),
+            _ => Err(ModelError::InvalidOption {
+                name: "compute type".to_owned(),
+                expected: "`f32`, `f16` or `bf16`".to_owned(),
+                got: format!("`{name}`"),
+            }),
+        }
+    }
+}
+
+/// Options of a [`CandleBackend`](crate::CandleBackend).
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct CandleOptions {
+    /// Where the model runs.
+    pub device: DeviceChoice,
+    /// Positions per KV block: a power of two from 1 to 256. Flash attention on CUDA needs at least
+    /// 32.
+    pub block_size: usize,
+    /// Size of the KV store. On a GPU, [`KvBudget::Auto`] is what `memory_utilization` leaves.
+    pub kv_budget: KvBudget,
+    /// Share of the GPU's memory that this backend may use for weights, activations and the KV
+    /// store, above 0 and up to 1. Memory that is already used, also by other programs, counts. It
+    /// has no effect on the CPU, or unless `kv_budget` is [`KvBudget::Auto`].
+    pub memory_utilization: f64,
+    /// Maximum number of tokens of a step, for which memory is kept free. A step may have more.
+    pub step_tokens: usize,
+    /// Maximum number of sequences of a step, for whose logits memory is kept free. A step may have
+    /// more.
+    pub step_sequences: usize,
+    /// Element type of matrix products. `None` selects f32 on the CPU and for f32 weights, f16 for
+    /// f16 weights, and bf16 for all others.
+    pub compute_type: Option<ComputeType>,
+    /// Element type of the KV store: all but [`KvType::Int8`]. `None` selects that of
+    /// `compute_type`.
+    pub kv_type: Option<KvType>,
+    /// Whether all matrix products have a fixed number of rows, so that results do not depend on
+    /// what else is in a batch. See the README for what holds without it.
+    pub batch_invariant: bool,
+    /// Whether decode steps are captured as CUDA graphs, which launch all of a step's kernels at
+    /// once. It has no effect on models with experts, on steps that return more than tokens, or
+    /// where attention is computed from gathered keys and values. On the CPU, the same
+    /// steps are computed from padded inputs that are kept, which is for tests.
+    pub cuda_graphs: bool,
+    /// Whether KV blocks can be copied out of and into the KV store. It needs `batch_invariant`.
+    /// The files of the weights are read once more when they are loaded.
+    pub kv_copies: bool,
+}
+
+impl Default for CandleOptions {
+    fn default() -> Self {
+        Self {
+            device: DeviceChoice::Cpu,
+            block_size: 32,
+            kv_budget: KvBudget::Auto,
+            memory_utilization: 0.9,
+            step_tokens: 2048,
+            step_sequences: 256,
+            compute_type: None,
+            kv_type: None,
+            batch_invariant: true,
+            cuda_graphs: false,
+            kv_copies: false,
+        }
+    }
+}
+
+impl CandleOptions {
+    /// Checks the documented ranges.
+    pub(crate) fn check(&self) -> Result<(), ModelError> {
+        stolon_checkpoint::kv::check_block_size(self.block_size)?;
+        let invalid = |name: &str, expected: &str, got: String| {
+            let (name, expected) = (name.to_owned(), expected.to_owned());
+            Err(ModelError::InvalidOption { name, expected, got })
+        };
+        if !(self.memory_utilization > 0.0 && self.memory_utilization <= 1.0) {
+            let got = self.memory_utilization.to_string();
+            return invalid("GPU memory utilization", "a number above 0 and up to 1", got);
+        }
+        if self.kv_type == Some(KvType::Int8) {
+            return invalid("KV type", "`f32`, `bf16` or `f16` with this backend", "`int8`".into());
+        }
+        if self.device == DeviceChoice::Cpu && self.compute_type == Some(ComputeType::Bf16) {
+            return invalid("compute type", "`f32` or `f16` on the CPU", "`bf16`".into());
+        }
+        if self.kv_copies && !self.batch_invariant {
+            let got = "KV copies without batch invariance".to_owned();
+            return invalid("KV copies", "batch invariance", got);
+        }
+        Ok(())
+    }
+}
+
+/// Why a backend could not be opened.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum OpenError {
+    /// The model or an option is not valid, or does not fit in memory.
+    #[error(transparent)]
+    Model(#[from] ModelError),
+    /// The device cannot be used.
+    #[error("the device {device}: {reason}")]
+    Device {
+        /// The device's name.
+        device: String,
+        /// Why it cannot be used.
+        reason: String,
+    },
+    /// The device failed while the model was loaded.
+    #[error("loading the model on the device: {}", message(.0))]
+    Candle(#[from] candle_core::Error),
+}
+
+/// The message of an error of candle, without the backtrace that it may contain.
+pub(crate) fn message(error: &candle_core::Error) -> String {
+    error.to_string().lines().next().unwrap_or_default().to_owned()
+}
+
+impl From<KvStoreError> for OpenError {
+    fn from(error: KvStoreError) -> Self {
+        Self::Model(error.into())
+    }
+}

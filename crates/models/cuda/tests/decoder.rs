@@ -1,0 +1,25 @@
+//! Tests the candle backend on `Device::Cpu`: its logits equal those of transformers and of the CPU
+//! backend, and do not depend on batches, chunks, block sizes and cached prefixes.
+
+mod decoder {
+    mod copies;
+    mod fixture;
+    mod graphs;
+    mod invariance;
+    mod parity;
+    mod quantized;
+    mod refusals;
+}
+
+/// The tests that all backends have to pass.
+#[path = "../../cpu/tests/suite"]
+mod suite {
+    pub(crate) mod fixture;
+    pub(crate) mod invariance;
+    pub(crate) mod open;
+    pub(crate) mod parity;
+    pub(crate) mod refusals;
+    pub(crate) mod run;
+
+    pub(crate) use open::{Open, Sizes};
+}

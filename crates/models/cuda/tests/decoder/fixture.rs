@@ -1,0 +1,63 @@
+//! Opens candle backends, and CPU backends to compare them with, of the models of the fixtures.
+
+use stolon_checkpoint::config::NormKind;
+use stolon_checkpoint::{
+    Architecture, DecoderConfig, KvBudget, KvType, LayerConfig, LoadedModel, MixerKind,
+};
+use stolon_cpu::{CpuBackend, CpuOptions};
+use stolon_cuda::{CandleBackend, CandleOptions};
+
+pub(super) use crate::suite::fixture::*;
+use crate::suite::{Open, Sizes};
+
+/// Whether the backend computes models with this configuration: those in which all layers have
+/// attention alone, without gates of its output, RMS norms, and MLPs with gates, and have the same
+/// sizes, unlike those of Gemma 4.
+pub(super) fn computes(config: &DecoderConfig) -> bool {
+    let is_attention = |layer: &LayerConfig| layer.mixers == [MixerKind::Attention];
+    config.layers.iter().all(is_attention)
+        && !config.output_gate
+        && config.mlp_gate
+        && config.norm_kind == NormKind::Rms
+        && config.architecture != Architecture::Gemma4
+}
+
+/// The names of the models that the backend computes.
+pub(super) fn names() -> Vec<String> {
+    let mut names = crate::suite::fixture::names();
+    names.retain(|name| computes(&model(name).config));
+    names
+}
+
+/// Options with a KV store of at least 1,024 positions.
+pub(super) fn options(block_size: usize) -> CandleOptions {
+    let kv_budget = KvBudget::Blocks(1024 / block_size + 16);
+    CandleOptions { block_size, kv_budget, ..CandleOptions::default() }
+}
+
+/// A backend of `model` on `Device::Cpu`.
+pub(super) fn backend(model: LoadedModel, options: CandleOptions) -> CandleBackend {
+    CandleBackend::open(model.config, model.weights, options).expect("a valid model")
+}
+
+/// The CPU backend of `model` with exact keys and values.
+pub(super) fn cpu_backend(model: LoadedModel) -> CpuBackend {
+    let options = CpuOptions {
+        kv_budget: KvBudget::Blocks(80),
+        kv_type: Some(KvType::F32),
+        threads: Some(1),
+        ..CpuOptions::default()
+    };
+    CpuBackend::new(model.config, model.weights, options).expect("a valid model")
+}
+
+/// A way of opening backends with `options`, except for the sizes, for the tests of all backends.
+pub(super) fn open(options: CandleOptions) -> Open<'static> {
+    Box::new(move |model, Sizes { block_size, threads }| {
+        assert_eq!(threads, 1, "candle chooses the number of threads");
+        let CandleOptions { kv_budget, .. } = self::options(block_size);
+        let options = CandleOptions { block_size, kv_budget, ..options };
+        let backend = CandleBackend::open(model.config, model.weights, options);
+        backend.map(|backend| Box::new(backend) as _).map_err(|error| error.to_string())
+    })
+}

@@ -1,0 +1,158 @@
+//! Weights of every type: the logits match those of the CPU backend, which keeps the same blocks.
+
+use std::borrow::Cow;
+
+use candle_core::quantized::{GgmlDType, QTensor};
+use stolon_checkpoint::{DecoderConfig, LoadedModel, Tensor, Weights, random_model};
+use stolon_cuda::CandleOptions;
+use stolon_kernels::TensorType;
+
+use super::fixture;
+use crate::suite::run;
+
+/// A model whose row lengths are multiples of 256, the size of a super-block.
+fn config() -> DecoderConfig {
+    DecoderConfig {
+        vocab_size: 300,
+        hidden_size: 256,
+        intermediate_size: 512,
+        num_heads: 4,
+        num_kv_heads: 2,
+        head_dim: 64,
+        attention_scale: 0.125,
+        dtype: TensorType::F32,
+        ..fixture::model("qwen3").config
+    }
+}
+
+/// The type of candle with the same blocks.
+fn candle_type(dtype: TensorType) -> GgmlDType {
+    match dtype {
+        TensorType::Q4_0 => GgmlDType::Q4_0,
+        TensorType::Q4_1 => GgmlDType::Q4_1,
+        TensorType::Q5_0 => GgmlDType::Q5_0,
+        TensorType::Q5_1 => GgmlDType::Q5_1,
+        TensorType::Q8_0 => GgmlDType::Q8_0,
+        TensorType::Q2K => GgmlDType::Q2K,
+        TensorType::Q3K => GgmlDType::Q3K,
+        TensorType::Q4K => GgmlDType::Q4K,
+        TensorType::Q5K => GgmlDType::Q5K,
+        TensorType::Q6K => GgmlDType::Q6K,
+        TensorType::F16 => GgmlDType::F16,
+        _ => GgmlDType::BF16,
+    }
+}
+
+/// A random model whose matrices are stored in the types that `dtype_of` says: quantised by candle.
+fn model(dtype_of: impl Fn(&str) -> TensorType) -> LoadedModel {
+    let mut model = fixture::model("qwen3");
+    model.config = config();
+    let weights = random_model(&model.config, 3).expect("a valid configuration");
+    let tensors = model.config.tensors().into_iter().map(|spec| {
+        let tensor = weights.tensor(&spec.name, &spec.shape).expect("a tensor of the model");
+        let bytes = tensor.bytes.to_vec();
+        let (dtype, bytes) = match spec.role.is_matrix() {
+            true => {
+                let device = candle_core::Device::Cpu;
+                let values = candle_core::Tensor::from_raw_buffer(
+                    &bytes,
+                    candle_core::DType::F32,
+                    &spec.shape,
+                    &device,
+                );
+                let dtype = dtype_of(&spec.name);
+                let packed = QTensor::quantize(&values.expect("a tensor"), candle_type(dtype));
+                let packed = packed.expect("whole blocks");
+                (dtype, packed.data().expect("bytes").into_owned())
+            }
+            false => (TensorType::F32, bytes),
+        };
+        Tensor { name: spec.name, dtype, shape: spec.shape, bytes: Cow::Owned(bytes) }
+    });
+    let tensors: Vec<_> = tensors.collect();
+    model.weights = Weights::from_tensors("memory", tensors).expect("valid tensors");
+    model
+}
+
+/// The relative error: the root mean square of the difference, divided by that of `expected`.
+fn error(got: &[f32], expected: &[f32]) -> f32 {
+    assert_eq!(got.len(), expected.len());
+    let differences = got.iter().zip(expected).map(|(a, b)| (a - b).powi(2)).sum::<f32>();
+    (differences / expected.iter().map(|value| value.powi(2)).sum::<f32>()).sqrt()
+}
+
+/// The logits match those of the CPU backend on the same bytes, with at most the relative error
+/// `error_max`, and are the same when computed in chunks.
+fn check(what: &str, error_max: f32, dtype_of: impl Fn(&str) -> TensorType) {
+    let tokens: Vec<u32> = (0..40).map(|i| i * 37 % 300).collect();
+    let table = run::table(0, tokens.len(), 16);
+    let mut cpu = fixture::cpu_backend(model(&dtype_of));
+    let mut candle = fixture::backend(model(&dtype_of), fixture::options(16));
+    let expected = run::rows(&mut cpu, &tokens, 0, 40, &table).concat();
+    let got = run::rows(&mut candle, &tokens, 0, 40, &table);
+    for chunk in [1, 7] {
+        let chunks = run::rows(&mut candle, &tokens, 0, chunk, &table);
+        assert!(chunks == got, "{what}: chunks of {chunk} differ");
+    }
+    let distance = error(&got.concat(), &expected);
+    assert!(distance < error_max, "{what}: error {distance}");
+}
+
+/// Goal: for each type, the logits match those of the CPU backend, within the error of rounding
+/// activations to 8 bits, which both do for quantised types; they are the same when computed in
+/// chunks; and the embedding, which is dense, gives the same rows.
+#[test]
+fn every_type_matches_the_cpu_backend() {
+    for (dtype, most) in [
+        (TensorType::F16, 0.01),
+        (TensorType::Bf16, 0.01),
+        (TensorType::Q8_0, 0.03),
+        (TensorType::Q6K, 0.03),
+        (TensorType::Q5K, 0.03),
+        (TensorType::Q4K, 0.03),
+        (TensorType::Q3K, 0.03),
+        (TensorType::Q2K, 0.03),
+        (TensorType::Q5_1, 0.03),
+        (TensorType::Q5_0, 0.03),
+        (TensorType::Q4_1, 0.03),
+        (TensorType::Q4_0, 0.03),
+    ] {
+        check(&format!("{dtype:?}"), most, |_| dtype);
+    }
+}
+
+/// Goal: projections that read the same rows may have different types, also dense ones next to
+/// quantised ones, as llama.cpp's mixed quantisations have.
+#[test]
+fn types_may_be_mixed() {
+    check("values in Q6_K", 0.03, |name| match name.contains("v_proj") {
+        true => TensorType::Q6K,
+        false => TensorType::Q4K,
+    });
+    check("dense keys and gates", 0.03, |name| {
+        match name.contains("k_proj") || name.contains("gate_proj") {
+            true => TensorType::F16,
+            false => TensorType::Q8_0,
+        }
+    });
+}
+
+/// Goal: checkpoints in formats that candle does not have are computed from the dequantised values,
+/// as transformers computes them.
+#[test]
+fn formats_that_candle_lacks_are_widened() {
+    // FP8 is rounded to bf16 when the model is read.
+    for (name, most) in [
+        ("quantized/awq", 2e-3),
+        ("quantized/gptq8", 2e-3),
+        ("quantized/int4", 2e-3),
+        ("quantized/fp8_block", 0.01),
+    ] {
+        let (prompt, expected) = fixture::prompt_and_logits(name);
+        let mut backend = fixture::backend(fixture::model(name), CandleOptions::default());
+        let rows = run::rows(&mut backend, &prompt, 0, 1000, &run::table(0, prompt.len(), 32));
+        let distance = error(&rows.concat(), &expected);
+        println!("{name}: error {distance}");
+        assert!(distance < most, "{name}: error {distance}");
+    }
+}
