@@ -17,7 +17,7 @@ use stolon_backend::fake::{
 use stolon_checkpoint::{LoadOptions, ModelSource};
 use tempfile::TempDir;
 
-use crate::support::{adapter_writer, fake, model_adapter};
+use crate::support::{fake, model_adapter};
 
 /// The greedy answer of the fake backend.
 fn expected(adapter: Option<&Adapter>, prompt: &[u32], count: usize) -> Vec<u32> {

@@ -7,8 +7,6 @@ use support::{Directory, ask, prompt, stop};
 
 use crate::support::tiers as support;
 
-#[allow(dead_code, reason = "other tests use the rest")]
-
 /// Size of a record of the fake backend: 64 positions with 24 bytes of KV and a token each.
 const RECORD_BYTES: u64 = 176 + 64 * (24 + 4) + 32;
 

@@ -21,7 +21,6 @@ use crate::support::{bits, pictures, questions, tiers as support};
 
 #[cfg(feature = "images")]
 #[cfg(feature = "images")]
-#[allow(dead_code, reason = "the tests of the tiers use all of it")]
 
 /// Number of requests at the same time.
 const CLIENTS: usize = 6;

@@ -28,7 +28,7 @@ use stolon::{
     ChatMessage, Engine, EngineBuilder, Error, MessageContent, PromptPart, Request, SessionOptions,
 };
 
-use crate::support::{adapter_writer, bits, pictures, questions};
+use crate::support::{bits, pictures, questions};
 
 /// A model, and what takes the place of an image in its prompts.
 #[derive(Clone, Copy)]

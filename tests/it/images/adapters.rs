@@ -1,10 +1,10 @@
 //! Images in requests with an adapter.
 
-use super::adapter_writer::AdapterWriter;
 use super::bits::bits;
 use super::pictures::picture;
 use super::questions::question;
 use super::*;
+use crate::support::adapter_writer::AdapterWriter;
 
 /// Goal: an adapter of the decoder changes the answers about an image, also those next to requests
 /// to the model itself, and shares nothing with it: neither KV nor embeddings. The second question

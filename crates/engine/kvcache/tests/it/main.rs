@@ -1,11 +1,9 @@
 //! The tests of the cache, in one program: each program that is linked takes seconds.
 
 mod support {
-    pub(crate) mod block_scenarios;
     pub(crate) mod cache;
     pub(crate) mod model;
     pub(crate) mod quota_model;
-    pub(crate) mod reader_scenarios;
     pub(crate) mod token_span_model;
 }
 
@@ -20,7 +18,6 @@ mod namespace_quotas;
 mod namespaces;
 mod prefix_cache;
 mod pure_queries;
-mod races;
 mod refused_commits;
 #[cfg(feature = "serde")]
 mod serialization;

@@ -30,10 +30,6 @@ use stolon_cpu::{CpuBackend, CpuOptions};
 use stolon_kvcache::BlockId;
 use stolon_text::TextModel;
 
-use crate::support::{
-    adapter_writer, candle_types, gguf_model, gguf_writer, model_adapter, model_dir,
-};
-
 /// Time after which loading counts as hung. It is a guard, not a measurement.
 const HUNG: Duration = Duration::from_secs(120);
 /// Maximum of the memory for loading a small file, in bytes.

@@ -15,7 +15,7 @@ use stolon_checkpoint::{
     ModelError, ModelSource, ProgressCallback, TensorType, inspect, load,
 };
 
-use crate::support::{candle_types, gguf_model, gguf_writer, hub_server, model_dir};
+use crate::support::{gguf_model, hub_server, model_dir};
 
 const ID: &str = "org/tiny-model";
 const COMMIT: &str = "0123456789abcdef0123456789abcdef01234567";

@@ -20,7 +20,7 @@ use stolon_cpu::{CpuBackend, CpuOptions};
 use stolon_kvcache::BlockId;
 use stolon_text::TokenizerSource;
 
-use crate::support::{candle_types, gguf_model, gguf_writer, model_dir};
+use crate::support::{gguf_model, gguf_writer, model_dir};
 
 /// As `config_json("gemma4_text")`, with experts and without per-layer embeddings; no layers share
 /// keys and values, and those of global layers have the same projection.

@@ -8,8 +8,6 @@ use stolon_fleet::{KvEventPublisher, KvEventsConfig};
 
 use crate::support::connection;
 
-#[allow(dead_code, reason = "the tests of events use all of it")]
-
 /// Goal: what a subscriber does not read is bounded, the engine goes on, and the subscriber is
 /// disconnected in the end.
 #[tokio::test(flavor = "multi_thread")]

@@ -11,10 +11,10 @@ use stolon_backend::{Adapter, AdapterLoadError, AdapterLoader, Backend};
 use stolon_checkpoint::{KvBudget, LoadOptions, ModelSource, load};
 use stolon_cpu::{CpuBackend, CpuOptions};
 
-use crate::adapter_writer::AdapterWriter;
-use crate::gguf_writer::{GgufWriter, Meta};
-use crate::model_adapter::whole_adapter;
-use crate::mutations::damage;
+use super::mutations::damage;
+use crate::support::adapter_writer::AdapterWriter;
+use crate::support::gguf_writer::{GgufWriter, Meta};
+use crate::support::model_adapter::whole_adapter;
 
 /// Maximum size of an adapter in bytes. Those of these tests have a tenth of it.
 const BYTES_MAX: u64 = 1 << 20;

@@ -2,8 +2,8 @@
 
 use serde_json::{Value, json};
 
-use crate::model_dir::{config_json, write_json, write_model};
-use crate::{MEMORY_MAX, refused, run_within};
+use super::{MEMORY_MAX, refused, run_within};
+use crate::support::model_dir::{config_json, write_json, write_model};
 
 /// Values that are too large, too small, or of the wrong type.
 fn hostile() -> Vec<Value> {

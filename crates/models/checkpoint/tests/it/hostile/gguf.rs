@@ -4,10 +4,10 @@ use std::path::PathBuf;
 
 use tempfile::TempDir;
 
-use crate::gguf_model::gguf_of;
-use crate::gguf_writer::{GgufWriter, Meta};
-use crate::model_dir::{config_json, model};
-use crate::{refused, run_within};
+use super::{refused, run_within};
+use crate::support::gguf_model::gguf_of;
+use crate::support::gguf_writer::{GgufWriter, Meta};
+use crate::support::model_dir::{config_json, model};
 
 use stolon_checkpoint::TensorType;
 
@@ -64,7 +64,7 @@ fn info(name: &str, sizes: &[u64], type_id: u32, offset: u64) -> Vec<u8> {
 #[test]
 fn the_unchanged_file_is_accepted() {
     let (_dir, path) = write(&small().bytes());
-    run_within(&path, crate::MEMORY_MAX).unwrap();
+    run_within(&path, super::MEMORY_MAX).unwrap();
 }
 
 /// Goal: counts and lengths are compared with the file and with maxima before they are used.
@@ -228,6 +228,6 @@ fn errors_do_not_repeat_hostile_text() {
     let mut file = small();
     file.set("general.architecture", Meta::Text("\x1b[2J".repeat(1000)));
     let (_dir, path) = write(&file.bytes());
-    let error = run_within(&path, crate::MEMORY_MAX).unwrap_err();
+    let error = run_within(&path, super::MEMORY_MAX).unwrap_err();
     assert!(!error.contains('\x1b') && error.contains("\\u{1b}[2J"), "{error}");
 }

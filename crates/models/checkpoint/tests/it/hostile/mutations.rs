@@ -3,8 +3,8 @@
 use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
 
-use crate::gguf::small;
-use crate::{MEMORY_MAX, run_within};
+use super::gguf::small;
+use super::{MEMORY_MAX, run_within};
 
 /// Values that are near limits.
 const EDGES: [u64; 8] = [0, 1, 0xff, 1 << 31, u32::MAX as u64, 1 << 62, 1 << 63, u64::MAX];

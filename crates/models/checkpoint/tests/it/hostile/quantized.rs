@@ -6,8 +6,8 @@ use std::path::PathBuf;
 use safetensors::tensor::{Dtype, SafeTensors, TensorView};
 use serde_json::{Value, json};
 
-use crate::model_dir::write_json;
-use crate::{MEMORY_MAX, run_within};
+use super::{MEMORY_MAX, run_within};
+use crate::support::model_dir::write_json;
 
 const FORMATS: [&str; 5] = ["fp8_block", "awq", "gptq4_act_order", "int8", "int4_zero_points"];
 const MODULE: &str = "model.layers.0.mlp.down_proj";

@@ -6,8 +6,8 @@ use std::path::Path;
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
-use crate::model_dir::{config_json, model, safetensors_of, write_json};
-use crate::refused;
+use super::refused;
+use crate::support::model_dir::{config_json, model, safetensors_of, write_json};
 
 /// A directory with a valid `config.json`.
 fn directory() -> TempDir {

@@ -5,8 +5,8 @@ use std::os::unix::fs::symlink;
 use std::path::Path;
 use std::process::Command;
 
-use crate::model_dir::{config_json, write_model};
-use crate::{refused, run_within};
+use super::{refused, run_within};
+use crate::support::model_dir::{config_json, write_model};
 
 /// The files of a model directory that are read.
 const NAMES: [&str; 7] = [
@@ -68,7 +68,7 @@ fn sockets_are_refused() {
 fn circular_links_are_refused() {
     let dir = tempfile::tempdir().unwrap();
     symlink("config.json", dir.path().join("config.json")).unwrap();
-    run_within(dir.path(), crate::MEMORY_MAX).unwrap_err();
+    run_within(dir.path(), super::MEMORY_MAX).unwrap_err();
 }
 
 /// Goal: a small file that is very large is refused before it is in memory.
@@ -79,7 +79,7 @@ fn large_files_are_refused() {
         write_model(dir.path(), &config_json("llama"), 1);
         let file = File::options().create(true).append(true).open(dir.path().join(name)).unwrap();
         file.set_len(1 << 34).unwrap();
-        let error = run_within(dir.path(), crate::MEMORY_MAX).expect_err(name);
+        let error = run_within(dir.path(), super::MEMORY_MAX).expect_err(name);
         assert!(error.contains("bytes, got more"), "{name}: {error}");
     }
 }

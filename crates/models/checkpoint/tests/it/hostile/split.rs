@@ -5,11 +5,11 @@ use std::path::{Path, PathBuf};
 use stolon_checkpoint::{LoadOptions, ModelSource, TensorType, load};
 use tempfile::TempDir;
 
-use crate::gguf::small;
-use crate::gguf_model::gguf_of;
-use crate::gguf_writer::{GgufWriter, Meta};
-use crate::model_dir::{assert_same, config_json, model};
-use crate::{refused, run_within};
+use super::gguf::small;
+use super::{refused, run_within};
+use crate::support::gguf_model::gguf_of;
+use crate::support::gguf_writer::{GgufWriter, Meta};
+use crate::support::model_dir::{assert_same, config_json, model};
 
 fn name(number: usize, count: usize) -> String {
     format!("m-{number:05}-of-{count:05}.gguf")
@@ -162,5 +162,5 @@ fn directories_with_several_models_are_refused() {
     }
     refused(dir.path(), "two", "several GGUF models, give one of them: a-F16.gguf, b-Q8_0.gguf");
     std::fs::remove_file(dir.path().join("a-F16.gguf")).unwrap();
-    run_within(Path::new(dir.path()), crate::MEMORY_MAX).unwrap();
+    run_within(Path::new(dir.path()), super::MEMORY_MAX).unwrap();
 }

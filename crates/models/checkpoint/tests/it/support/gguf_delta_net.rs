@@ -5,7 +5,7 @@ use stolon_checkpoint::config::TensorSpec;
 use stolon_checkpoint::{Architecture, DecoderConfig, DeltaNetConfig, DeltaNetKind, Weights};
 
 use super::floats;
-use crate::gguf_writer::{GgufWriter, Meta};
+use super::{GgufWriter, Meta};
 
 /// Adds the metadata of these layers. Every second layer has attention.
 pub(crate) fn metadata(config: &DeltaNetConfig, prefix: &str, file: &mut GgufWriter) {

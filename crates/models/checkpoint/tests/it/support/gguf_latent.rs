@@ -4,7 +4,7 @@ use stolon_checkpoint::config::{ExpertScores, MixerKind, TensorSpec};
 use stolon_checkpoint::{DecoderConfig, RopeScaling};
 
 use super::interleaved;
-use crate::gguf_writer::{GgufWriter, Meta};
+use super::{GgufWriter, Meta};
 
 /// Replaces and adds metadata.
 pub(crate) fn metadata(config: &DecoderConfig, prefix: &str, file: &mut GgufWriter) {

@@ -12,8 +12,8 @@ mod gguf_delta_net;
 #[path = "gguf_latent.rs"]
 mod gguf_latent;
 
-use crate::candle_types::candle_type;
-use crate::gguf_writer::{GgufWriter, Meta};
+use super::candle_types::candle_type;
+use super::gguf_writer::{GgufWriter, Meta};
 
 /// The bytes of `values` in the type `dtype`, or arbitrary bytes of the same length that
 /// differ between rows if candle cannot quantise to it.

@@ -6,7 +6,7 @@ use stolon_checkpoint::config::{
     LatentWeights, LinearWeights, Mamba2Weights, MixerWeights, MlpInputs, MlpWeights, TensorSpec,
 };
 
-use crate::adapter_writer::AdapterWriter;
+use super::adapter_writer::AdapterWriter;
 
 /// A random adapter for all projections of the model with the configuration `config`.
 pub(crate) fn whole_adapter(

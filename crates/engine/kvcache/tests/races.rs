@@ -2,17 +2,20 @@
 //! the loom models in `loom_tests`, which run them in every interleaving of few steps; here they
 //! run many times with threads that start together. The races in this file run on threads only.
 
+#[path = "it/support/block_scenarios.rs"]
+mod block_scenarios;
+#[path = "it/support/reader_scenarios.rs"]
+mod reader_scenarios;
+
 use harness::put;
 use std::sync::Barrier;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use stolon_kvcache::{CacheEvent, NumberedEvent, prefix_tree};
 
-use crate::support::{block_scenarios, reader_scenarios};
-
 /// Runs the shared scenarios on threads.
 mod harness {
-    use crate::support::reader_scenarios::Race;
+    use crate::reader_scenarios::Race;
     use std::sync::Barrier;
     use std::sync::atomic::{AtomicUsize, Ordering};
     use std::thread;
