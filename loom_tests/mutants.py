@@ -7,7 +7,7 @@ For each mutant at least one model must fail. The mutations are:
 - a read-modify-write in two steps;
 - a lock that is released and taken again between two statements;
 - two neighbouring statements in the other order, if one of them synchronises threads;
-- a store, a wake-up or a notification that is left out;
+- a store, a wake-up, a notification, or a lock that is released at once, that is left out;
 - a guard of the epochs that is dropped at once.
 
 Mutants that do not compile do not count. Those that are equivalent to the original are listed, each
@@ -54,6 +54,8 @@ PROFILE = {
 }
 SYNCHRONISES = re.compile(
     r"\block\(|\.lock(_now)?\(|Ordering|_order\(\)|\.wake\(|notify_|fence\(|\.pin\(|\.tenants\(\)")
+# A statement that may be left out.
+ACT = re.compile(r"\.store\(|\.wake\(|Waker::wake|notify_|^ *drop\(lock\(")
 # Ends the synchronisation that an earlier statement has begun. To end it later does no harm.
 ENDS = re.compile(r"\bdrop\(")
 STATEMENT = re.compile(r"^( +)([^/ )}].*;)$")
@@ -94,7 +96,7 @@ def mutants(path):
         name = re.search(r"\bfn (\w+)", lines[start])[1]
         for n in range(start, end):
             line = lines[n]
-            if line.lstrip().startswith(("//", "#[")):
+            if is_comment(line):
                 continue
 
             def described(what, text):
@@ -110,17 +112,19 @@ def mutants(path):
                 yield changed([], "no fence")
             if steps := in_two_steps(line):
                 yield changed([steps], "in two steps")
-            if re.search(r"\.store\(|\.wake\(|Waker::wake|notify_", line) and line.endswith(";"):
+            if ACT.search(line) and line.endswith(";"):
                 yield changed([], "left out")
             if guard := GUARD.match(line):
                 indent, variable, taken = guard.groups()
                 last = next(at for at in range(n, end + 1) if at == end
                             or (lines[at].strip() and not lines[at].startswith(indent)))
-                for at in range(n + 2, last):
+                first = next(at for at in range(n + 1, end + 1) if not is_comment(lines[at]))
+                for at in range(first + 1, last):
                     text = lines[at]
                     if text.startswith(f"{indent}drop({variable})"):
                         break
-                    used = any(re.search(rf"\b{variable}\b", later) for later in lines[at:last])
+                    used = re.compile(rf"(?<![.\w]){variable}\b(?!:[^:])")
+                    used = any(used.search(later) for later in lines[at:last])
                     if used and text.startswith(indent) and text[len(indent)] not in " {})/.#":
                         again = f"{indent}drop({variable}); let mut {variable} = {taken};"
                         yield described("locked again", text), lines[:at] + [again] + lines[at:]
@@ -147,6 +151,10 @@ def in_two_steps(line):
     load, store = (re.sub(r"\w+(\(\))?$", kind, order) if "::" in order else f"Ordering::{kind}"
                    for kind in ("Acquire", "Release"))
     return line[:found.start()] + steps.format(place, load, store, new) + line[found.end():]
+
+
+def is_comment(line):
+    return line.lstrip().startswith(("//", "#["))
 
 
 def are_ordered(one, two):

@@ -262,6 +262,13 @@ impl Threads {
     pub(super) fn scratch<T: Plain>(&self, count: usize) -> Scratch<'_> {
         self.shared.scratch.take(count * size_of::<T>())
     }
+
+    /// Takes scratch memory of at least `bytes` bytes and returns it at once, for the loom models.
+    /// Returns its size.
+    #[cfg(loom)]
+    pub fn use_scratch(&self, bytes: usize) -> usize {
+        self.scratch::<u8>(bytes).slice_mut::<u8>().len()
+    }
 }
 
 impl Drop for Threads {

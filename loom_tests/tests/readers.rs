@@ -64,7 +64,7 @@ fn two_readers_against_split_and_evict() {
     });
 }
 
-/// A query for many prompts, one of which is cached.
+/// A query for many prompts.
 fn match_lens(reader: &TreeReader) -> usize {
     let mut lens = Vec::new();
     reader.query_match_lens(&Namespace::default(), &[&[1, 2]], &mut lens);
@@ -97,6 +97,24 @@ fn rare_queries_against_evict() {
             race(Race { prepare, write: evict, query, answers }, &[(query, answers)]);
         });
     }
+}
+
+/// Goal: a dump shows a child that is added to a wide table completely or not at all, and what it
+/// has shown is found afterwards.
+#[test]
+fn a_dump_during_a_publication_in_place() {
+    explore(3, || {
+        let (mut writer, reader) = tree();
+        put(&mut writer, &[1], 1);
+        put(&mut writer, &[2], 2);
+        let reading = thread::spawn(move || {
+            let blocks = dump(&reader);
+            let found = reader.query_match_len(&Namespace::default(), &[3]);
+            assert!(blocks == 2 || (blocks, found) == (3, 1), "{blocks} blocks, {found} found");
+        });
+        put(&mut writer, &[3], 3);
+        reading.join().expect("the reader saw a permitted state");
+    });
 }
 
 /// Goal: who has read the number of a change sees the change.

@@ -99,6 +99,22 @@ fn an_idle_pool_is_dropped() {
     explore(3, || drop(Threads::new(3)));
 }
 
+/// Goal: two tasks that need memory at the same time do not get the same one, and each gets enough,
+/// whichever of them returns it first.
+#[test]
+fn two_tasks_take_scratch_memory() {
+    explore(3, || {
+        let threads = Arc::new(Threads::new(1));
+        assert!(threads.use_scratch(1) >= 1, "it is kept for the tasks");
+        let other = {
+            let threads = Arc::clone(&threads);
+            loom::thread::spawn(move || threads.use_scratch(1))
+        };
+        assert!(threads.use_scratch(1) >= 1);
+        assert!(other.join().expect("the other task does not panic") >= 1);
+    });
+}
+
 /// Goal: the models find a gate that is opened without publishing the call behind it.
 #[test]
 fn relaxed_opening_of_the_gate_is_found() {
