@@ -354,7 +354,11 @@ fn wait_for_call(shared: &Shared, last_call: u64) -> Option<u64> {
             if let Some(number) = open_call() {
                 return Some(number);
             }
-            spin_loop();
+            // In models this would let other threads run until they wait for this one, so that it
+            // would never sleep before a call.
+            if !cfg!(loom) {
+                spin_loop();
+            }
         }
         // Relaxed: see the store in `drop`.
         if shared.stop.load(Ordering::Relaxed) {

@@ -9,7 +9,8 @@
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 
 use loom::sync::Arc;
-use loom::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+use loom::sync::atomic::AtomicUsize;
+use loom::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed};
 use stolon_kernels::Threads;
 use stolon_kernels::planted::{Bug, plant};
 use stolon_loom_tests::{explore, must_fail};
@@ -52,6 +53,36 @@ fn two_calls_follow_each_other() {
         let threads = Threads::new(2);
         call(&threads, 2);
         call(&threads, 3);
+    });
+}
+
+/// Runs two tasks, each of which waits until the other one has begun.
+///
+/// They do not block, because the pool would catch the panic with which loom reports a deadlock.
+fn call_of_both(threads: &Threads) {
+    let begun = AtomicUsize::new(0);
+    threads.for_each(2, |_| {
+        begun.fetch_add(1, AcqRel);
+        while begun.load(Acquire) < 2 {
+            loom::thread::yield_now();
+        }
+    });
+}
+
+/// Goal: no worker sleeps through a call, whether it spins, sleeps or is about to sleep when the
+/// call begins.
+#[test]
+fn a_worker_takes_part_in_a_long_call() {
+    explore(2, || call_of_both(&Threads::new(2)));
+}
+
+/// Goal: the workers are there for one call after the other.
+#[test]
+fn a_worker_takes_part_in_two_long_calls() {
+    explore_within(1, || {
+        let threads = Threads::new(2);
+        call_of_both(&threads);
+        call_of_both(&threads);
     });
 }
 
