@@ -16,7 +16,7 @@ use stolon_kernels::planted::{Bug, plant};
 use stolon_loom_tests::{explore, must_fail};
 
 /// Runs `model` in all interleavings with at most `preemptions` preemptions, regardless of
-/// `LOOM_MAX_PREEMPTIONS`: with one more, a model of three threads takes hours.
+/// `LOOM_MAX_PREEMPTIONS`: with more, a model of three threads or of two calls takes hours.
 fn explore_within(preemptions: usize, model: impl Fn() + Send + Sync + 'static) {
     let mut builder = loom::model::Builder::new();
     builder.preemption_bound = Some(preemptions);
@@ -49,7 +49,7 @@ fn a_call_is_complete_when_it_returns() {
 /// Goal: a worker that is late for one call does no harm to the next one.
 #[test]
 fn two_calls_follow_each_other() {
-    explore(2, || {
+    explore_within(2, || {
         let threads = Threads::new(2);
         call(&threads, 2);
         call(&threads, 3);
@@ -73,7 +73,7 @@ fn call_of_both(threads: &Threads) {
 /// call begins.
 #[test]
 fn a_worker_takes_part_in_a_long_call() {
-    explore(2, || call_of_both(&Threads::new(2)));
+    explore_within(2, || call_of_both(&Threads::new(2)));
 }
 
 /// Goal: the workers are there for one call after the other.
@@ -109,7 +109,7 @@ fn two_callers_at_once() {
 /// Goal: the panic of a task reaches the caller, and the pool remains usable.
 #[test]
 fn a_panic_reaches_the_caller() {
-    explore(2, || {
+    explore_within(2, || {
         let threads = Threads::new(2);
         let result = catch_unwind(AssertUnwindSafe(|| {
             threads.for_each(2, |index| {
