@@ -287,8 +287,8 @@ fn sessions_never_hold_more_than_their_budget() {
     });
 }
 
-/// Goal: while any session holds something, the scheduler gets blocks from one, even if the one that
-/// has been idle longest is closed meanwhile.
+/// Goal: while any session holds something, the scheduler gets blocks from one, even if the one
+/// that has been idle longest is closed meanwhile.
 #[test]
 fn a_close_meets_the_loss_of_a_hold() {
     explore(3, || {

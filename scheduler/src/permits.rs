@@ -258,9 +258,10 @@ impl ModelQueue {
     /// Number of requests that wait, of their tokens, of the bytes of their pixels, and of tenants
     /// with requests.
     pub fn counts(&self) -> (usize, usize, usize, usize) {
-        let requests = self.0.requests.load(Ordering::Relaxed);
-        let pixels = self.0.pixels.load(Ordering::Relaxed);
-        (requests, self.0.queued_tokens(), pixels, self.0.tenants().len())
+        let limits = &*self.0;
+        let counts = [&limits.requests, &limits.tokens, &limits.pixels];
+        let [requests, tokens, pixels] = counts.map(|count| count.load(Ordering::Relaxed));
+        (requests, tokens, pixels, limits.tenants().len())
     }
 }
 
