@@ -4,13 +4,15 @@
 #[path = "../../crates/engine/kvcache/tests/it/support/block_scenarios.rs"]
 mod scenarios;
 
+use loom::thread;
 use scenarios::{
     priorities_of_two_requests, query_acquire_and_eviction,
     query_acquire_and_eviction_of_the_prefix, query_and_checkpoints, resume_and_eviction,
     reuse_during_a_step, reuse_of_a_checkpoint,
 };
+use stolon_kvcache::BlockPool;
 use stolon_kvcache::planted::{Bug, plant};
-use stolon_loom_tests::must_fail;
+use stolon_loom_tests::{explore, must_fail};
 
 /// Runs the shared scenarios in every interleaving.
 mod harness {
@@ -40,6 +42,30 @@ mod harness {
 
     /// Does nothing: loom varies the timing.
     pub(crate) fn stagger(_thread: usize) {}
+}
+
+/// Goal: of two steps that begin at the same time, each keeps blocks that are returned during both,
+/// in whichever order they end.
+#[test]
+fn two_steps_begin_at_once() {
+    for own_ends_first in [true, false] {
+        explore(3, move || {
+            let (mut pool, fence) = BlockPool::new(1).expect("a valid count");
+            let lease = pool.reserve(1).expect("a free block");
+            let other = {
+                let fence = fence.clone();
+                thread::spawn(move || fence.begin())
+            };
+            let own = fence.begin();
+            let other = other.join().expect("the thread does not panic");
+            drop(lease);
+            let (first, second) = if own_ends_first { (own, other) } else { (other, own) };
+            drop(first);
+            assert!(pool.reserve(1).is_err(), "handed out during a running step");
+            drop(second);
+            assert!(pool.reserve(1).is_ok(), "both steps have ended");
+        });
+    }
 }
 
 /// Goal: the models find a pool that hands out blocks without waiting for the step fence.

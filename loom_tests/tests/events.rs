@@ -50,11 +50,13 @@ fn pause_during_a_drain() {
     let (had_room, sender) = planner.join().expect("the thread does not panic");
     assert_eq!(events, 2, "no event is lost");
     assert!(had_room || resumed, "paused for ever");
+    assert!(!had_room || !resumed, "resumed without a pause");
     // Room is seen by the next plan in any case.
     assert!(sender.has_room());
 }
 
-/// Goal: a sender that finds no room while the reader drains the channel is always resumed.
+/// Goal: a sender that finds no room while the reader drains the channel is always resumed, and one
+/// that finds room is not.
 #[test]
 fn a_pause_during_a_drain_is_resumed() {
     explore(3, pause_during_a_drain);
@@ -140,7 +142,8 @@ fn dropping_the_sender_wakes_the_reader() {
     });
 }
 
-/// Goal: dropping the receiver closes the channel. A send before that succeeds, a later one fails.
+/// Goal: dropping the receiver closes the channel. A send before that succeeds, a later one fails,
+/// and no event is kept for a reader that is gone.
 #[test]
 fn dropping_the_receiver_closes_the_channel() {
     explore(3, || {
@@ -152,5 +155,6 @@ fn dropping_the_receiver_closes_the_channel() {
         reader.join().expect("the thread does not panic");
         assert!(sender.is_closed());
         assert!(!sender.send(token(2)), "sent to a dropped receiver");
+        assert_eq!(sender.queued(), 0, "an event is kept that nobody reads");
     });
 }

@@ -8,7 +8,7 @@ mod scenarios;
 use loom::thread;
 use scenarios::{Race, SPLIT_ABOVE_CHILDREN};
 use stolon_kvcache::planted::{Bug, plant};
-use stolon_kvcache::{Namespace, TreeReader};
+use stolon_kvcache::{Namespace, TreeReader, TreeWriter};
 use stolon_loom_tests::{explore, must_fail, put, tree};
 
 /// Runs the shared scenarios in every interleaving.
@@ -62,6 +62,83 @@ fn two_readers_against_split_and_evict() {
         let new_branch: Query = |r| r.query_match_len(&Namespace::default(), &[1, 9]);
         race(Race { write, ..SPLIT }, &[(SPLIT.query, &[1, 2]), (new_branch, &[1, 2])]);
     });
+}
+
+/// A query for many prompts.
+fn match_lens(reader: &TreeReader) -> usize {
+    let mut lens = Vec::new();
+    reader.query_match_lens(&Namespace::default(), &[&[1, 2]], &mut lens);
+    lens[0]
+}
+
+/// A query by the hash of a block.
+fn cached_prefix(reader: &TreeReader) -> usize {
+    let hashes = reader.block_hashes(&Namespace::default(), &[1, 2]);
+    reader.cached_prefix(hashes[1]).map_or(0, |prefix| prefix.positions.len())
+}
+
+/// The number of blocks in a dump.
+fn dump(reader: &TreeReader) -> usize {
+    reader.dump().nodes.iter().map(|node| node.block_count).sum()
+}
+
+/// Goal: the queries that no other model has keep what they look at from being freed.
+#[test]
+fn rare_queries_against_evict() {
+    for query in [match_lens as Query, cached_prefix, dump] {
+        explore(3, move || {
+            let evict = |w: &mut TreeWriter| {
+                assert_eq!(w.evict(2).len(), 2);
+                // Frees what no guard keeps any more.
+                let _ = w.counts();
+            };
+            let prepare = |w: &mut TreeWriter| put(w, &[1, 2], 0);
+            let answers: &[usize] = &[0, 2];
+            race(Race { prepare, write: evict, query, answers }, &[(query, answers)]);
+        });
+    }
+}
+
+/// Goal: a dump shows a child that is added to a wide table completely or not at all, and what it
+/// has shown is found afterwards.
+#[test]
+fn a_dump_during_a_publication_in_place() {
+    explore(3, || {
+        let (mut writer, reader) = tree();
+        put(&mut writer, &[1], 1);
+        put(&mut writer, &[2], 2);
+        let reading = thread::spawn(move || {
+            let blocks = dump(&reader);
+            let found = reader.query_match_len(&Namespace::default(), &[3]);
+            assert!(blocks == 2 || (blocks, found) == (3, 1), "{blocks} blocks, {found} found");
+        });
+        put(&mut writer, &[3], 3);
+        reading.join().expect("the reader saw a permitted state");
+    });
+}
+
+/// Goal: who has read the number of a change sees the change.
+#[test]
+fn a_version_shows_its_changes() {
+    let versions: [fn(&TreeReader) -> (u64, usize); 2] = [
+        |r| (r.tree_version(), r.query_match_len(&Namespace::default(), &[1, 2])),
+        |r| {
+            let dump = r.dump();
+            (dump.version, dump.nodes.iter().map(|node| node.block_count).sum())
+        },
+    ];
+    for version in versions {
+        explore(3, move || {
+            let (mut writer, reader) = tree();
+            let before = reader.tree_version();
+            let reading = thread::spawn(move || {
+                let (version, cached) = version(&reader);
+                assert!(version == before || cached == 2, "a version without its change");
+            });
+            put(&mut writer, &[1, 2], 0);
+            reading.join().expect("the reader saw the change");
+        });
+    }
 }
 
 /// Goal: the models find a publication without release ordering.

@@ -9,13 +9,14 @@
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 
 use loom::sync::Arc;
-use loom::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+use loom::sync::atomic::AtomicUsize;
+use loom::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed};
 use stolon_kernels::Threads;
 use stolon_kernels::planted::{Bug, plant};
 use stolon_loom_tests::{explore, must_fail};
 
 /// Runs `model` in all interleavings with at most `preemptions` preemptions, regardless of
-/// `LOOM_MAX_PREEMPTIONS`: with one more, a model of three threads takes hours.
+/// `LOOM_MAX_PREEMPTIONS`: with more, a model of three threads or of two calls takes hours.
 fn explore_within(preemptions: usize, model: impl Fn() + Send + Sync + 'static) {
     let mut builder = loom::model::Builder::new();
     builder.preemption_bound = Some(preemptions);
@@ -48,10 +49,40 @@ fn a_call_is_complete_when_it_returns() {
 /// Goal: a worker that is late for one call does no harm to the next one.
 #[test]
 fn two_calls_follow_each_other() {
-    explore(2, || {
+    explore_within(2, || {
         let threads = Threads::new(2);
         call(&threads, 2);
         call(&threads, 3);
+    });
+}
+
+/// Runs two tasks, each of which waits until the other one has begun.
+///
+/// They do not block, because the pool would catch the panic with which loom reports a deadlock.
+fn call_of_both(threads: &Threads) {
+    let begun = AtomicUsize::new(0);
+    threads.for_each(2, |_| {
+        begun.fetch_add(1, AcqRel);
+        while begun.load(Acquire) < 2 {
+            loom::thread::yield_now();
+        }
+    });
+}
+
+/// Goal: no worker sleeps through a call, whether it spins, sleeps or is about to sleep when the
+/// call begins.
+#[test]
+fn a_worker_takes_part_in_a_long_call() {
+    explore_within(2, || call_of_both(&Threads::new(2)));
+}
+
+/// Goal: the workers are there for one call after the other.
+#[test]
+fn a_worker_takes_part_in_two_long_calls() {
+    explore_within(1, || {
+        let threads = Threads::new(2);
+        call_of_both(&threads);
+        call_of_both(&threads);
     });
 }
 
@@ -78,7 +109,7 @@ fn two_callers_at_once() {
 /// Goal: the panic of a task reaches the caller, and the pool remains usable.
 #[test]
 fn a_panic_reaches_the_caller() {
-    explore(2, || {
+    explore_within(2, || {
         let threads = Threads::new(2);
         let result = catch_unwind(AssertUnwindSafe(|| {
             threads.for_each(2, |index| {
@@ -97,6 +128,22 @@ fn a_panic_reaches_the_caller() {
 #[test]
 fn an_idle_pool_is_dropped() {
     explore(3, || drop(Threads::new(3)));
+}
+
+/// Goal: two tasks that need memory at the same time do not get the same one, and each gets enough,
+/// whichever of them returns it first.
+#[test]
+fn two_tasks_take_scratch_memory() {
+    explore(3, || {
+        let threads = Arc::new(Threads::new(1));
+        assert!(threads.use_scratch(1) >= 1, "it is kept for the tasks");
+        let other = {
+            let threads = Arc::clone(&threads);
+            loom::thread::spawn(move || threads.use_scratch(1))
+        };
+        assert!(threads.use_scratch(1) >= 1);
+        assert!(other.join().expect("the other task does not panic") >= 1);
+    });
 }
 
 /// Goal: the models find a gate that is opened without publishing the call behind it.

@@ -248,9 +248,12 @@ impl Node {
         let Some(table) = ptr::NonNull::new(self.children()) else { return };
         // SAFETY: loaded from a reachable node, so alive for 'g by this function's contract.
         let table: &'g ChildTable = unsafe { table.as_ref() };
+        table.witness.look();
         for (_, child) in table.children() {
             // SAFETY: loaded from a slot of a live table, so alive for 'g as well.
-            visit(unsafe { child.as_ref() });
+            let child: &'g Node = unsafe { child.as_ref() };
+            child.witness.look();
+            visit(child);
         }
     }
 }

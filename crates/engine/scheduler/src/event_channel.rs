@@ -116,6 +116,12 @@ impl EventSender {
     pub fn is_closed(&self) -> bool {
         lock(&self.state).receiver_dropped
     }
+
+    /// Number of events that were sent and not read, for the loom models.
+    #[cfg(loom)]
+    pub fn queued(&self) -> usize {
+        lock(&self.state).events.len()
+    }
 }
 
 impl Drop for EventSender {

@@ -46,11 +46,14 @@ struct Queued {
 }
 
 impl Queued {
-    /// Whether a request with `tokens` more exceeds the limits. While nothing else waits, a request
-    /// of any size fits.
+    /// Whether a request with `tokens` more exceeds the limits. While no tokens are waiting, any
+    /// number of them fits.
+    ///
+    /// Each limit is compared with its own count only, because another caller may have raised only
+    /// one of the counts yet.
     fn exceeds(self, tokens: usize, max: Queued) -> bool {
         self.requests >= max.requests
-            || (self.requests > 0 && self.tokens.saturating_add(tokens) > max.tokens)
+            || (self.tokens > 0 && self.tokens.saturating_add(tokens) > max.tokens)
     }
 }
 
@@ -105,7 +108,8 @@ impl QueueLimits {
     }
 
     /// Issues a permit for a request with `tokens` uncached tokens, and images with `pixels` bytes,
-    /// of a tenant with a name. While nothing else is waiting, a request of any size gets one.
+    /// of a tenant with a name. While nothing else is waiting, a request of any size gets one, and
+    /// while no pixels are waiting, one with images of any size.
     ///
     /// # Errors
     /// [`EngineError::Overloaded`] if a limit of requests or tokens is reached, and
@@ -136,7 +140,7 @@ impl QueueLimits {
                 });
             }
         }
-        let is_alone = requests == 0 || pixels == 0;
+        let is_alone = queued_pixels == 0 || pixels == 0;
         if !is_alone && queued_pixels.saturating_add(pixels) > self.max_pixels {
             drop(permit);
             return Err(EngineError::ImagesOverloaded {
@@ -234,20 +238,30 @@ pub struct ModelQueue(Arc<QueueLimits>);
 
 #[cfg(loom)]
 impl ModelQueue {
-    /// At most `max_requests` requests may wait, of any number of tokens.
-    pub fn new(max_requests: usize) -> ModelQueue {
-        ModelQueue(Arc::new(QueueLimits::new(max_requests, usize::MAX, usize::MAX)))
+    /// At most `max_requests` requests may wait, with `max_tokens` tokens and `max_pixels` bytes of
+    /// pixels.
+    pub fn new(max_requests: usize, max_tokens: usize, max_pixels: usize) -> ModelQueue {
+        ModelQueue(Arc::new(QueueLimits::new(max_requests, max_tokens, max_pixels)))
     }
 
-    /// A permit for a request of a tenant with `tokens` tokens, or `None` if too many wait.
-    pub fn acquire(&self, tenant: Option<&str>, tokens: usize) -> Option<QueuePermit> {
-        self.0.acquire(tenant.map(|name| TenantId::new(Some(name))), tokens, 0).ok()
+    /// A permit for a request of a tenant with `tokens` tokens and `pixels` bytes of pixels, or
+    /// `None` if too many wait.
+    pub fn acquire(
+        &self,
+        tenant: Option<&str>,
+        tokens: usize,
+        pixels: usize,
+    ) -> Option<QueuePermit> {
+        self.0.acquire(tenant.map(|name| TenantId::new(Some(name))), tokens, pixels).ok()
     }
 
-    /// Number of requests that wait, of their tokens, and of tenants with requests.
-    pub fn counts(&self) -> (usize, usize, usize) {
-        let requests = self.0.requests.load(Ordering::Relaxed);
-        (requests, self.0.queued_tokens(), self.0.tenants().len())
+    /// Number of requests that wait, of their tokens, of the bytes of their pixels, and of tenants
+    /// with requests.
+    pub fn counts(&self) -> (usize, usize, usize, usize) {
+        let limits = &*self.0;
+        let counts = [&limits.requests, &limits.tokens, &limits.pixels];
+        let [requests, tokens, pixels] = counts.map(|count| count.load(Ordering::Relaxed));
+        (requests, tokens, pixels, limits.tenants().len())
     }
 }
 

@@ -262,6 +262,13 @@ impl Threads {
     pub(super) fn scratch<T: Plain>(&self, count: usize) -> Scratch<'_> {
         self.shared.scratch.take(count * size_of::<T>())
     }
+
+    /// Takes scratch memory of at least `bytes` bytes and returns it at once, for the loom models.
+    /// Returns its size.
+    #[cfg(loom)]
+    pub fn use_scratch(&self, bytes: usize) -> usize {
+        self.scratch::<u8>(bytes).slice_mut::<u8>().len()
+    }
 }
 
 impl Drop for Threads {
@@ -347,7 +354,11 @@ fn wait_for_call(shared: &Shared, last_call: u64) -> Option<u64> {
             if let Some(number) = open_call() {
                 return Some(number);
             }
-            spin_loop();
+            // In models this would let other threads run until they wait for this one, so that it
+            // would never sleep before a call.
+            if !cfg!(loom) {
+                spin_loop();
+            }
         }
         // Relaxed: see the store in `drop`.
         if shared.stop.load(Ordering::Relaxed) {

@@ -313,6 +313,12 @@ impl Sessions {
         oldest.is_some_and(|id| table.lose(&id))
     }
 
+    /// As the scheduler ends a hold when it needs blocks, for the loom models.
+    #[cfg(loom)]
+    pub fn lose_oldest_hold(&self) -> bool {
+        self.release_oldest()
+    }
+
     /// Ends all holds, because the prefix tree is emptied or replaced. Turns in progress do not
     /// hold anything when they end.
     pub fn release_all(&self) {
