@@ -1,10 +1,10 @@
 //! Thousands of random requests on a KV pool that is too small for them.
 
-#[path = "support/fake.rs"]
+#[path = "it/support/fake.rs"]
 mod fake;
 #[cfg(all(feature = "tiers", target_os = "linux"))]
 #[allow(dead_code, reason = "the tests of the tiers use all of it")]
-#[path = "support/tiers.rs"]
+#[path = "it/support/tiers.rs"]
 mod tiers;
 
 use std::sync::Arc;

@@ -1,7 +1,7 @@
 //! The owners of the writer, of leases and of steps against each other.
 #![cfg(all(loom, not(crossbeam_loom)))]
 
-#[path = "../../crates/engine/kvcache/tests/support/block_scenarios.rs"]
+#[path = "../../crates/engine/kvcache/tests/it/support/block_scenarios.rs"]
 mod scenarios;
 
 use scenarios::{

@@ -2,7 +2,7 @@
 //! position, and tables are changed in place from two children on.
 #![cfg(all(loom, not(crossbeam_loom)))]
 
-#[path = "../../crates/engine/kvcache/tests/support/reader_scenarios.rs"]
+#[path = "../../crates/engine/kvcache/tests/it/support/reader_scenarios.rs"]
 mod scenarios;
 
 use loom::thread;

@@ -5,9 +5,9 @@
 //! `--bench` and presets (as under `cargo test`), only the smallest model runs once.
 #![allow(clippy::print_stdout, reason = "prints its figures")]
 
-#[path = "../../checkpoint/tests/support/adapter_writer.rs"]
+#[path = "../../checkpoint/tests/it/support/adapter_writer.rs"]
 mod adapter_writer;
-#[path = "../../checkpoint/tests/support/model_adapter.rs"]
+#[path = "../../checkpoint/tests/it/support/model_adapter.rs"]
 mod model_adapter;
 #[path = "support/steps.rs"]
 mod steps;

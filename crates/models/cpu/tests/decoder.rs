@@ -1,14 +1,14 @@
 //! Tests the logits of the CPU backend: they equal those of transformers, and are bit-identical for
 //! all batchings, chunk sizes, block sizes and thread counts.
 
-#[path = "../../checkpoint/tests/support/adapter_writer.rs"]
+#[path = "../../checkpoint/tests/it/support/adapter_writer.rs"]
 mod adapter_writer;
-#[path = "../../checkpoint/tests/support/candle_types.rs"]
+#[path = "../../checkpoint/tests/it/support/candle_types.rs"]
 mod candle_types;
-#[path = "../../checkpoint/tests/support/gguf_writer.rs"]
+#[path = "../../checkpoint/tests/it/support/gguf_writer.rs"]
 #[allow(dead_code, reason = "shared between tests")]
 mod gguf_writer;
-#[path = "../../checkpoint/tests/support/model_adapter.rs"]
+#[path = "../../checkpoint/tests/it/support/model_adapter.rs"]
 mod model_adapter;
 
 mod decoder {

@@ -3,7 +3,7 @@
 
 #![cfg(target_os = "linux")]
 
-#[path = "support/png.rs"]
+#[path = "it/support/png.rs"]
 mod png;
 
 use std::io::Cursor;

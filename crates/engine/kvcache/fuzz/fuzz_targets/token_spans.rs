@@ -1,7 +1,7 @@
 //! Arbitrary prompts of text and atomic token spans, compared with a reference model.
 #![no_main]
 
-#[path = "../../tests/support/token_span_model.rs"]
+#[path = "../../tests/it/support/token_span_model.rs"]
 mod token_span_model;
 
 use token_span_model::Round;

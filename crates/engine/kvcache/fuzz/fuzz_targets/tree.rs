@@ -1,7 +1,7 @@
 //! Arbitrary operations on the tree, compared with its reference model.
 #![no_main]
 
-#[path = "../../tests/support/model.rs"]
+#[path = "../../tests/it/support/model.rs"]
 mod model;
 
 use libfuzzer_sys::fuzz_target;

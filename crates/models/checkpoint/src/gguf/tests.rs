@@ -1,7 +1,7 @@
 use super::*;
 use crate::mmap::Bytes;
 
-#[path = "../../tests/support/gguf_writer.rs"]
+#[path = "../../tests/it/support/gguf_writer.rs"]
 #[allow(dead_code, unreachable_pub, missing_docs, reason = "shared with the behaviour tests")]
 mod gguf_writer;
 use gguf_writer::{GgufWriter, Meta};

@@ -1,6 +1,6 @@
 //! Loads the models of `fixtures/images` and what transformers makes of a picture.
 
-#[path = "../../../checkpoint/tests/support/difference.rs"]
+#[path = "../../../checkpoint/tests/it/support/difference.rs"]
 mod difference;
 
 use std::path::PathBuf;

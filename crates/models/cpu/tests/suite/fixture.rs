@@ -1,6 +1,6 @@
 //! Loads the models of `crates/models/checkpoint/tests/fixtures` and the logits that transformers computes for them.
 
-#[path = "../../../checkpoint/tests/support/difference.rs"]
+#[path = "../../../checkpoint/tests/it/support/difference.rs"]
 mod difference;
 
 use std::path::PathBuf;

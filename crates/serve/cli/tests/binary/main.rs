@@ -2,7 +2,7 @@
 //! They use models with random weights and the built-in demo model.
 
 mod access_api;
-#[path = "../../../../models/checkpoint/tests/support/adapter_writer.rs"]
+#[path = "../../../../models/checkpoint/tests/it/support/adapter_writer.rs"]
 mod adapter_writer;
 mod adapters_api;
 mod agents;
@@ -20,7 +20,7 @@ mod cors;
 mod deadlines;
 mod embeddings_api;
 mod generation_options;
-#[path = "../../../../models/checkpoint/tests/support/gguf_writer.rs"]
+#[path = "../../../../models/checkpoint/tests/it/support/gguf_writer.rs"]
 #[allow(dead_code, reason = "shared with the tests of stolon-checkpoint")]
 mod gguf_writer;
 #[cfg(feature = "candle")]

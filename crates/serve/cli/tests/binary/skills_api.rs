@@ -2,7 +2,7 @@
 //! models of the structures of Moondream 2 and 3. `tests/moondream_client.py` tests it with
 //! Moondream's own client.
 
-#[path = "../../../../../tests/support/pictures.rs"]
+#[path = "../../../../../tests/it/support/pictures.rs"]
 mod pictures;
 
 use base64::Engine;

@@ -19,7 +19,7 @@ use tower::ServiceExt;
 use super::json;
 use crate::{RouterOptions, router};
 
-#[path = "../../../../../tests/support/pictures.rs"]
+#[path = "../../../../../tests/it/support/pictures.rs"]
 mod pictures;
 
 const LOCAL: ([u8; 4], u16) = ([127, 0, 0, 1], 1);

@@ -1,0 +1,29 @@
+//! The tests of the cache, in one program: each program that is linked takes seconds.
+
+mod support {
+    pub mod block_scenarios;
+    pub mod cache;
+    pub mod model;
+    pub mod quota_model;
+    pub mod reader_scenarios;
+    pub mod token_span_model;
+}
+
+mod blocks_of_16;
+mod checkpoints;
+mod commit_from;
+mod demotable_pins;
+mod features;
+mod invariants;
+mod linearizable;
+mod namespace_quotas;
+mod namespaces;
+mod prefix_cache;
+mod pure_queries;
+mod races;
+mod refused_commits;
+#[cfg(feature = "serde")]
+mod serialization;
+mod single_position_blocks;
+mod state_machine;
+mod token_spans;

@@ -1,0 +1,10 @@
+//! The tests of the tiers, in one program: each program that is linked takes seconds.
+
+mod support {
+    pub mod records;
+}
+
+mod disk;
+mod disk_events;
+mod format;
+mod images;

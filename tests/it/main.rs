@@ -1,0 +1,62 @@
+//! The tests of the engine, in one program: each program that is linked takes seconds.
+
+mod support {
+    #[path = "../../../crates/models/checkpoint/tests/it/support/adapter_writer.rs"]
+    pub mod adapter_writer;
+    pub mod bits;
+    pub mod fake;
+    #[path = "../../../crates/models/checkpoint/tests/it/support/model_adapter.rs"]
+    pub mod model_adapter;
+    pub mod pictures;
+    #[cfg(any(all(feature = "images", feature = "tiers"), feature = "images", feature = "tiers"))]
+    pub mod questions;
+    #[cfg(feature = "grammar")]
+    pub mod schemas;
+    #[cfg(any(
+        all(feature = "images", feature = "tiers"),
+        feature = "object-store",
+        feature = "tiers"
+    ))]
+    pub mod tiers;
+}
+
+mod adapters;
+mod architectures;
+mod behaviour;
+mod boundaries;
+mod cache;
+mod demo_model;
+#[cfg(all(feature = "demo-model", feature = "images"))]
+mod demo_vision;
+#[cfg(feature = "candle")]
+mod devices;
+#[cfg(feature = "tiers")]
+mod disk_size;
+#[cfg(feature = "tiers")]
+mod disk_tier;
+mod embeddings;
+#[cfg(feature = "tiers")]
+mod exactness;
+#[cfg(feature = "grammar")]
+mod grammar;
+#[cfg(all(feature = "images", feature = "tiers"))]
+mod image_tiers;
+#[cfg(feature = "images")]
+mod images;
+#[cfg(feature = "object-store")]
+mod object_tier;
+mod own_backend;
+mod prefix_caching;
+#[cfg(feature = "tiers")]
+mod prefix_files;
+mod real_models;
+mod sessions;
+mod skills;
+mod spans;
+mod starting;
+mod states;
+#[cfg(feature = "tiers")]
+mod stored_pins;
+mod templates;
+#[cfg(feature = "schema")]
+mod typed;
