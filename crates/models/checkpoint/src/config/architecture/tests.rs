@@ -48,15 +48,11 @@ fn quoted(names: &[&str]) -> String {
 fn table_of_the_book(on_gpus: &Map<String, Value>) -> String {
     let descriptions = descriptions();
     assert_eq!(descriptions.len(), TABLE.len(), "each variant has a comment");
-    let mut table = "| `model_type` | models | classes | in multimodal models | GGUF | GPU |\n\
-                     |---|---|---|---|---|---|\n"
-        .to_owned();
+    let mut table = "| models | `model_type` | GGUF | GPU |\n|---|---|---|---|\n".to_owned();
     for (row, description) in TABLE.iter().zip(descriptions) {
         let gpu = if on_gpus.contains_key(row.model_types[0]) { "yes" } else { "" };
-        let [types, classes, multimodal, gguf] =
-            [row.model_types, row.classes, row.multimodal, row.gguf.names].map(quoted);
-        table +=
-            &format!("| {types} | {description} | {classes} | {multimodal} | {gguf} | {gpu} |\n");
+        let [types, gguf] = [row.model_types, row.gguf.names].map(quoted);
+        table += &format!("| {description} | {types} | {gguf} | {gpu} |\n");
     }
     table
 }
