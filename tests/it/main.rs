@@ -2,22 +2,22 @@
 
 mod support {
     #[path = "../../../crates/models/checkpoint/tests/it/support/adapter_writer.rs"]
-    pub mod adapter_writer;
-    pub mod bits;
-    pub mod fake;
+    pub(crate) mod adapter_writer;
+    pub(crate) mod bits;
+    pub(crate) mod fake;
     #[path = "../../../crates/models/checkpoint/tests/it/support/model_adapter.rs"]
-    pub mod model_adapter;
-    pub mod pictures;
+    pub(crate) mod model_adapter;
+    pub(crate) mod pictures;
     #[cfg(any(all(feature = "images", feature = "tiers"), feature = "images", feature = "tiers"))]
-    pub mod questions;
+    pub(crate) mod questions;
     #[cfg(feature = "grammar")]
-    pub mod schemas;
+    pub(crate) mod schemas;
     #[cfg(any(
         all(feature = "images", feature = "tiers"),
         feature = "object-store",
         feature = "tiers"
     ))]
-    pub mod tiers;
+    pub(crate) mod tiers;
 }
 
 mod adapters;

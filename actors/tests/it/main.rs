@@ -1,7 +1,7 @@
 //! The tests of the actors, in one program: each program that is linked takes seconds.
 
 mod support {
-    pub mod harness;
+    pub(crate) mod harness;
 }
 
 mod accounting;

@@ -1,12 +1,12 @@
 //! The tests of the cache, in one program: each program that is linked takes seconds.
 
 mod support {
-    pub mod block_scenarios;
-    pub mod cache;
-    pub mod model;
-    pub mod quota_model;
-    pub mod reader_scenarios;
-    pub mod token_span_model;
+    pub(crate) mod block_scenarios;
+    pub(crate) mod cache;
+    pub(crate) mod model;
+    pub(crate) mod quota_model;
+    pub(crate) mod reader_scenarios;
+    pub(crate) mod token_span_model;
 }
 
 mod blocks_of_16;

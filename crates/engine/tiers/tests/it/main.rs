@@ -1,7 +1,7 @@
 //! The tests of the tiers, in one program: each program that is linked takes seconds.
 
 mod support {
-    pub mod records;
+    pub(crate) mod records;
 }
 
 mod disk;

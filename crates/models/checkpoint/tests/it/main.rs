@@ -1,14 +1,14 @@
 //! The tests of the files of models, in one program: each program that is linked takes seconds.
 
 mod support {
-    pub mod adapter_writer;
-    pub mod candle_types;
-    pub mod gguf_model;
-    pub mod gguf_writer;
+    pub(crate) mod adapter_writer;
+    pub(crate) mod candle_types;
+    pub(crate) mod gguf_model;
+    pub(crate) mod gguf_writer;
     #[cfg(feature = "hub")]
-    pub mod hub_server;
-    pub mod model_adapter;
-    pub mod model_dir;
+    pub(crate) mod hub_server;
+    pub(crate) mod model_adapter;
+    pub(crate) mod model_dir;
 }
 
 mod hostile;

@@ -1,8 +1,8 @@
 //! The tests of the preparation of images, in one program: each program that is linked takes seconds.
 
 mod support {
-    pub mod fixture;
-    pub mod png;
+    pub(crate) mod fixture;
+    pub(crate) mod png;
 }
 
 mod hostile;

@@ -1,8 +1,8 @@
 //! The tests of the KV events, in one program: each program that is linked takes seconds.
 
 mod support {
-    pub mod connection;
-    pub mod subscriber;
+    pub(crate) mod connection;
+    pub(crate) mod subscriber;
 }
 
 mod events;
