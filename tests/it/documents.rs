@@ -1,5 +1,5 @@
 //! The documents agree with the repository: links resolve, paths exist, and lists are complete. The
-//! tests read the files of a checkout; in a published crate, which has no neighbours, they pass
+//! tests read the files of a checkout; in a published crate, which has no neighbors, they pass
 //! without checking anything.
 
 use std::collections::HashSet;
@@ -174,7 +174,8 @@ fn the_book_has_every_page() {
     assert!(missing.is_empty(), "not in SUMMARY.md: {missing:?}");
 }
 
-/// Goal: every invariant of ARCHITECTURE.md names the file that enforces it, or a step of `.ci/deep`.
+/// Goal: every invariant of ARCHITECTURE.md names the file that enforces it, or a step of
+/// `.ci/deep`.
 #[test]
 fn every_invariant_names_its_test() {
     let Some(root) = checkout() else { return };
@@ -190,7 +191,8 @@ fn every_invariant_names_its_test() {
     }
 }
 
-/// Goal: the table of deep checks in CONTRIBUTING.md has the steps that `.ci/deep` has, and no other.
+/// Goal: the table of deep checks in CONTRIBUTING.md has the steps that `.ci/deep` has, and no
+/// other.
 #[test]
 fn contributing_lists_the_deep_checks() {
     let Some(root) = checkout() else { return };

@@ -29,8 +29,8 @@ fn documents() -> Vec<(PathBuf, String)> {
     paths.into_iter().map(read).collect()
 }
 
-/// Goal: every request that a README or a page sends with curl is answered, and the model names of the
-/// Python examples are served.
+/// Goal: every request that a README or a page sends with curl is answered, and the model names of
+/// the Python examples are served.
 #[tokio::test]
 async fn requests_of_the_documents_are_answered() {
     let dir = tempfile::tempdir().expect("a directory");
@@ -60,8 +60,8 @@ async fn requests_of_the_documents_are_answered() {
     assert!(sent >= 7 && named >= 1, "the documents show requests");
 }
 
-/// Goal: every `stolon generate` of the READMEs and of the book succeeds as it stands, in the root of
-/// the checkout.
+/// Goal: every `stolon generate` of the READMEs and of the book succeeds as it stands, in the root
+/// of the checkout.
 #[test]
 fn generate_works_as_in_the_documents() {
     let mut tried = 0;
