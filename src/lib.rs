@@ -136,11 +136,22 @@
 #![forbid(unsafe_code)]
 #![doc(test(attr(deny(unused_imports, unused_must_use, deprecated))))]
 
-// The README's program is compiled and run as a documentation test. It needs the demo model, which
-// `cargo test --workspace` enables.
+// The programs of the README and of the book are compiled, and run if they have a `main`, as
+// documentation tests. They need features that `cargo test --workspace` enables.
 #[cfg(all(doctest, feature = "demo-model"))]
 #[doc = include_str!("../README.md")]
 mod readme {}
+#[cfg(all(doctest, feature = "demo-model"))]
+#[doc = include_str!("../docs/src/embedding.md")]
+#[doc = include_str!("../docs/src/sessions-and-pins.md")]
+#[doc = include_str!("../docs/src/adapters.md")]
+mod book {}
+#[cfg(all(doctest, feature = "grammar"))]
+#[doc = include_str!("../docs/src/tools.md")]
+mod book_tools {}
+#[cfg(all(doctest, feature = "images"))]
+#[doc = include_str!("../docs/src/images.md")]
+mod book_images {}
 
 mod adapters;
 mod after;

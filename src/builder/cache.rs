@@ -33,7 +33,7 @@ impl EngineBuilder {
     /// Prefixes are shared and pinned in whole blocks: a prefix that is shorter than a block is
     /// neither. Smaller blocks match longer prefixes, and are slower: keys are stored transposed in
     /// groups of 16 positions only if a block has room for a group. The figures are in
-    /// `benches/RESULTS.md`.
+    /// `benches/history/diary.md`.
     pub fn block_size(mut self, positions: usize) -> Self {
         self.block_size = Some(positions);
         self

@@ -111,7 +111,7 @@ async fn all_quantised_weights_and_caches_answer_as_well() {
     check(&ROUNDED).await;
 }
 
-#[allow(clippy::print_stdout, reason = "the table of RESULTS")]
+#[allow(clippy::print_stdout, reason = "the table of the results")]
 async fn check(rounded: &[(KvType, WeightType, f64)]) {
     let (exact, right) = answers(KvType::F32, WeightType::Stored).await;
     println!(

@@ -34,6 +34,7 @@ mod devices;
 mod disk_size;
 #[cfg(feature = "tiers")]
 mod disk_tier;
+mod documents;
 mod embeddings;
 #[cfg(feature = "tiers")]
 mod exactness;
