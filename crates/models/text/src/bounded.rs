@@ -3,7 +3,7 @@
 //!
 //! 1. [`Bounded::run`] starts the thread and measures its processor time.
 //! 2. At the limit it tells the job to stop. Jobs ask [`is_told_to_stop`], or are told by what they
-//!    have handed to [`on_stop`].
+//!    have handed to `on_stop`.
 //! 3. A job that has not ended soon after that is left behind. Each client has at most one such
 //!    thread, and at most [`MAX_OVERDUE`] run at a time.
 
@@ -207,6 +207,7 @@ pub(crate) fn is_told_to_stop() -> bool {
 }
 
 /// Calls `hook` when the job on this thread has to stop; now, if that was before.
+#[cfg(any(test, feature = "grammar"))]
 pub(crate) fn on_stop(hook: impl Fn() + Send + 'static) {
     STOP.with_borrow(|stop| {
         let Some(stop) = stop else { return };

@@ -1,13 +1,16 @@
 //! JSON as clients and models write it: texts that were cut off in the middle.
 
+#[cfg(feature = "tokenizer")]
 use serde_json::{Value, json};
 
 /// The member that shows arguments of a call that are no object.
+#[cfg(feature = "tokenizer")]
 const ARGUMENTS: &str = "arguments";
 
 /// The arguments of a call as an object, whatever the history of a conversation has: an object, or
 /// a text with one. Nothing becomes an empty object. Everything else, such as a text that was cut
 /// off, becomes the only member of an object.
+#[cfg(feature = "tokenizer")]
 pub(crate) fn parse_object(arguments: &Value) -> Value {
     let parsed = match arguments {
         Value::String(text) if text.trim().is_empty() => Value::Null,
@@ -26,6 +29,7 @@ pub(crate) fn parse_object(arguments: &Value) -> Value {
     }
 }
 
+#[cfg(feature = "tokenizer")]
 fn parse(text: &str) -> Option<Value> {
     serde_json::from_str(text).ok().or_else(|| {
         let mut bytes = text.as_bytes().to_vec();

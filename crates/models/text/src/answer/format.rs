@@ -189,6 +189,7 @@ impl ToolCallFormat {
 
     /// What precedes the name of a function, what follows it, and what follows its arguments, in
     /// the formats that write each call between special tokens.
+    #[cfg(feature = "grammar")]
     pub(crate) fn call_markers(self) -> Option<[&'static str; 3]> {
         match (self, self.special_tokens()) {
             (Self::DeepSeek | Self::Kimi, &[_, begin, separator, end, ..]) => {
