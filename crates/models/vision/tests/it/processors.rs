@@ -50,7 +50,7 @@ fn processor(case: &Value) -> ImageProcessor {
 /// Goal: tiles and texts are those of transformers, within the documented tolerance.
 #[test]
 fn tiles_are_those_of_transformers() {
-    let cases: Value = serde_json::from_str(include_str!("fixtures/processors.json")).unwrap();
+    let cases: Value = serde_json::from_str(include_str!("../fixtures/processors.json")).unwrap();
     let fixture = Fixture::read("processors.safetensors");
     for (name, case) in cases.as_object().unwrap() {
         let (shape, pixels) = fixture.bytes(&format!("{name}.picture"));
@@ -81,7 +81,7 @@ fn tiles_are_those_of_transformers() {
 /// Goal: the hash of a tile depends on its pixels and on how they are used.
 #[test]
 fn hashes_distinguish_tiles() {
-    let cases: Value = serde_json::from_str(include_str!("fixtures/processors.json")).unwrap();
+    let cases: Value = serde_json::from_str(include_str!("../fixtures/processors.json")).unwrap();
     let picture = |seed: u8| {
         let pixels = (0..60 * 40 * 3).map(|i| (i as u8).wrapping_mul(7).wrapping_add(seed));
         Picture::from_rgb(60, 40, pixels.collect()).unwrap()
