@@ -8,6 +8,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use image::{DynamicImage, ImageDecoder, ImageError, ImageFormat, ImageReader, Limits};
 
 use crate::error::PictureError;
+use jpeg::JpegDecoder;
 
 /// The limits of decoding. All are checked before the pixels are decoded, against the header.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -167,14 +168,19 @@ fn open<'a>(
     bytes: &'a [u8],
     format: ImageFormat,
     limits: &PictureLimits,
-) -> Result<impl ImageDecoder + use<'a>, PictureError> {
-    let failed = |error| wrong(format, &error);
-    let mut reader = ImageReader::with_format(Cursor::new(bytes), format);
-    // The limits of the decoder hold for what it allocates for the header, too.
-    let mut decoder_limits = Limits::default();
-    decoder_limits.max_alloc = Some(limits.memory_max as u64);
-    reader.limits(decoder_limits);
-    let decoder = reader.into_decoder().map_err(failed)?;
+) -> Result<Box<dyn ImageDecoder + 'a>, PictureError> {
+    let decoder = match format {
+        ImageFormat::Jpeg => JpegDecoder::new(bytes).map(|decoder| Box::new(decoder) as Box<_>),
+        _ => {
+            let mut reader = ImageReader::with_format(Cursor::new(bytes), format);
+            // The limits of the decoder hold for what it allocates for the header, too.
+            let mut decoder_limits = Limits::default();
+            decoder_limits.max_alloc = Some(limits.memory_max as u64);
+            reader.limits(decoder_limits);
+            reader.into_decoder().map(|decoder| Box::new(decoder) as Box<_>)
+        }
+    };
+    let decoder: Box<dyn ImageDecoder + 'a> = decoder.map_err(|error| wrong(format, &error))?;
     let (width, height) = decoder.dimensions();
     check_size("pixels of width", limits.edge_max, width as usize)?;
     check_size("pixels of height", limits.edge_max, height as usize)?;

@@ -1,7 +1,87 @@
-//! What has to be known of a JPEG file before it is decoded, because the decoder does not check it.
+//! JPEG files: their decoder, and what has to be known of a file before, because the decoder does not
+//! check it.
+//!
+//! Pixels are those of libjpeg-turbo, bit for bit, because models were trained on them: decoders differ
+//! in how they interpolate colors of half the resolution.
 //!
 //! Headers are found by the two bytes of their markers, wherever they are. Markers never occur in
 //! compressed data, and a file cannot hide a header from this search by damaged segments before it.
+
+use image::error::UnsupportedErrorKind::GenericFeature;
+use image::error::{DecodingError, ImageFormatHint, LimitError, LimitErrorKind, UnsupportedError};
+use image::metadata::Orientation;
+use image::{ColorType, ImageDecoder, ImageError, ImageFormat, ImageResult};
+use libjpeg_turbo_rs::{DecodeLimits, Decoder, JpegError, PixelFormat};
+
+/// Maximum number of scans of a progressive file: each takes the time of a whole picture. Usual files
+/// have ten.
+const SCANS_MAX: usize = 100;
+
+/// Reads a picture in RGB.
+pub(super) struct JpegDecoder<'a> {
+    decoder: Decoder<'a>,
+    is_cmyk: bool,
+}
+
+impl<'a> JpegDecoder<'a> {
+    /// Reads the header.
+    pub(super) fn new(bytes: &'a [u8]) -> ImageResult<Self> {
+        let limits = DecodeLimits { max_scans: SCANS_MAX, ..DecodeLimits::default() };
+        let mut decoder = Decoder::new_with_limits(bytes, limits).map_err(image_error)?;
+        let is_cmyk = decoder.header().components.len() == 4;
+        decoder.set_output_format(if is_cmyk { PixelFormat::Cmyk } else { PixelFormat::Rgb });
+        Ok(Self { decoder, is_cmyk })
+    }
+}
+
+impl ImageDecoder for JpegDecoder<'_> {
+    fn dimensions(&self) -> (u32, u32) {
+        let header = self.decoder.header();
+        (header.width.into(), header.height.into())
+    }
+
+    fn color_type(&self) -> ColorType {
+        ColorType::Rgb8
+    }
+
+    fn orientation(&mut self) -> ImageResult<Orientation> {
+        let orientation = self.decoder.exif_orientation().and_then(Orientation::from_exif);
+        Ok(orientation.unwrap_or(Orientation::NoTransforms))
+    }
+
+    fn read_image(self, buf: &mut [u8]) -> ImageResult<()> {
+        if !self.is_cmyk {
+            return self.decoder.decode_image_into(buf).map(drop).map_err(image_error);
+        }
+        let decoded = self.decoder.decode_image().map_err(image_error)?;
+        for (pixel, inks) in buf.chunks_exact_mut(3).zip(decoded.data.chunks_exact(4)) {
+            let black = u32::from(inks[3]);
+            let channel = |ink: u8| ((u32::from(ink) * black + 127) / 255) as u8;
+            pixel.copy_from_slice(&[inks[0], inks[1], inks[2]].map(channel));
+        }
+        Ok(())
+    }
+
+    fn read_image_boxed(self: Box<Self>, buf: &mut [u8]) -> ImageResult<()> {
+        (*self).read_image(buf)
+    }
+}
+
+fn image_error(error: JpegError) -> ImageError {
+    let hint = ImageFormatHint::Exact(ImageFormat::Jpeg);
+    match error {
+        JpegError::Unsupported(what) => ImageError::Unsupported(
+            UnsupportedError::from_format_and_kind(hint, GenericFeature(what)),
+        ),
+        JpegError::LimitExceeded { .. } => {
+            ImageError::Limits(LimitError::from_kind(LimitErrorKind::InsufficientMemory))
+        }
+        JpegError::UnexpectedEof => {
+            ImageError::Decoding(DecodingError::new(hint, "the end of the picture is missing"))
+        }
+        error => ImageError::Decoding(DecodingError::new(hint, error)),
+    }
+}
 
 /// Start of a frame: sequential, sequential with up to 12 bits, progressive.
 const FRAMES: [u8; 3] = [0xc0, 0xc1, PROGRESSIVE];
