@@ -1,6 +1,7 @@
 """Thirty turns of coding agents with `stolon serve`:
 
     python sessions.py path/to/stolon node_modules templates [--real MODEL.gguf ...] [--only AGENT/TEMPLATE ...]
+                                                             [--log FILE]
 
 Each agent of run.py has a session with each of TEMPLATES, the chat templates of well-known models; `templates`
 is a folder with those that llama.cpp publishes. As in run.py the model recites, so that the agent has something
@@ -10,7 +11,8 @@ an answer that ends within a call, and, next to those, a picture for a model tha
 compaction. A session fails if a request is refused, or if one of these did not occur.
 
 With `--real`, each request of one more session is also sent to servers with these models, whose answers nobody
-reads: these models are too small to work, but their prompts are real.
+reads: these models are too small to work. Their contexts are small, too, so the agents have short instructions,
+and the models get the tools that are called only.
 """
 
 import argparse
@@ -43,14 +45,16 @@ SMOLLM2 = """\
 {{ '<|im_start|>system\\nYou are a helpful AI assistant named SmolLM, trained by Hugging Face<|im_end|>\\n' }}\
 {% endif %}{{ '<|im_start|>' + message['role'] + '\\n' + message['content'] + '<|im_end|>\\n' }}{% endfor %}\
 {% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"""
-# After the beginning of an answer stands the name of the script, which the model continues.
+# The prompt ends with the name of the script, which the model continues.
 SCRIPT = "{%- if add_generation_prompt %}{{ script }}{%- endif %}"
+# What agents get instead of their own instructions, for real models with a small context.
+INSTRUCTIONS = "You are an agent. Use the tools."
 # A picture of one pixel.
 PICTURE = base64.b64decode(
     "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg=="
 )
 # What the agents ask for when they compact a conversation.
-COMPACTION = ["CONTEXT CHECKPOINT COMPACTION", "summary of the conversation", "anchored summary"]
+COMPACTION = ["CONTEXT CHECKPOINT COMPACTION", "Respond with TEXT ONLY", "anchored summary"]
 SUMMARY = "<summary>\nThe files were read in order. Go on with the next one.\n</summary>"
 
 
@@ -113,6 +117,7 @@ class Session:
 
     def __init__(self, name, read, execute, start, picture=None):
         self.name, self.read, self.execute, self.start, self.picture = name, read, execute, start, picture
+        self.tools = {read("")[0], execute("")[0]}
 
     def calls(self, turn, folder):
         path = str(folder / f"notes-{turn:02}.txt")
@@ -130,12 +135,15 @@ def start_claude(binaries, url, folder, home, part, task, proxy):
     if part:
         command.append("--continue")
     if proxy.short:
-        command += ["--tools", "Read,Bash", "--system-prompt", "You are an agent. Use tools."]
+        command += ["--tools", "Read,Bash", "--system-prompt", INSTRUCTIONS]
     return command, environment
 
 
 def start_codex(binaries, url, folder, home, part, task, proxy):
     command, environment = run.start_codex(binaries, url, folder, home, task)
+    if proxy.short:
+        (home / "instructions.md").write_text(INSTRUCTIONS)
+        command[2:2] = ["-c", f"model_instructions_file={json.dumps(str(home / 'instructions.md'))}"]
     if part:
         command[-1:] = ["resume", "--last", task]
     if part == 2:
@@ -160,8 +168,9 @@ SESSIONS = [
         lambda path: ("Read", {"file_path": path}),
     ),
     Session(
-        "codex", lambda path: ("exec_command", {"cmd": f"cat {path}"}), lambda command: ("exec_command", {"cmd": command}),
-        start_codex, lambda path: ("view_image", {"path": path}),
+        "codex", lambda path: ("exec_command", {"cmd": f"cat {path}"}),
+        lambda command: ("exec_command", {"cmd": command}), start_codex,
+        lambda path: ("view_image", {"path": path}),
     ),
     Session(
         "opencode", lambda path: ("read", {"filePath": path}),
@@ -191,6 +200,7 @@ class Proxy:
         self.turn, self.last_tokens, self.cut = 0, 0, False
         self.seen, self.refused, self.shares = set(), [], []
         self.shadow_shares = {shadow: [] for shadow in shadows}
+        self.too_long = dict.fromkeys(shadows, 0)
         self.lock = threading.Lock()
         proxy = self
 
@@ -263,7 +273,7 @@ class Proxy:
     def script(self, request):
         """The script that answers a request, and its turn."""
         messages = request.get("messages") or request.get("input") or []
-        last = json.dumps(messages[-1:]) if isinstance(messages, list) else ""
+        last = json.dumps(messages[-2:]) if isinstance(messages, list) else ""
         if any(mark in last for mark in COMPACTION):
             self.seen.add("compaction")
             return f"{self.session.name}-summary", None
@@ -286,21 +296,27 @@ class Proxy:
         for name in ("max_tokens", "max_completion_tokens", "chat_template_kwargs", "stream", "stream_options"):
             request.pop(name, None)
         request["max_output_tokens" if path.endswith("/responses") else "max_tokens"] = 4
+        name = lambda tool: tool.get("name") or tool.get("function", {}).get("name")
+        request["tools"] = [tool for tool in request["tools"] if name(tool) in self.session.tools]
         connection = connect(shadow)
-        # A lone surrogate is written as an escape sequence again.
+        # Half of an emoji is written as an escape sequence again.
         connection.request("POST", path.split("?")[0], json.dumps(request), {"content-type": "application/json"})
         reply = connection.getresponse()
         text = reply.read().decode(errors="replace")
-        if reply.status >= 400:
+        if reply.status == 400 and "context_length_exceeded" in text:
+            self.too_long[shadow] += 1
+        elif reply.status >= 400:
             self.refused.append(f"{shadow}: {reply.status} {text[:300]}")
+        if reply.status >= 400:
             return
         self.shadow_shares[shadow].append(usage(text)[1:])
 
     def record(self, path, turn, status, body, text):
         with self.lock:
             if self.log:
+                row = {"path": path, "turn": turn, "status": status, "request": (body or b"").decode(), "reply": text}
                 with self.log.open("a") as log:
-                    log.write(json.dumps({"path": path, "turn": turn, "status": status, "request": (body or b"").decode(), "reply": text}) + "\n")
+                    log.write(json.dumps(row) + "\n")
             if status >= 400 and "/v1" in path:
                 self.refused.append(f"turn {turn}, {path}: {status} {text[:300]}")
             if turn is not None and status == 200:
@@ -384,7 +400,9 @@ def report(name, proxy, problems):
     print(f"{name}: {'; '.join(problems) if problems else 'ok'}, {proxy.turn} turns", flush=True)
     print(f"    cached by turn (%): {shown(proxy.shares)}", flush=True)
     for shadow, shares in proxy.shadow_shares.items():
-        print(f"    {proxy.names.get(shadow)}, up to {max(prompt for prompt, _ in shares or [(0, 0)])} tokens, cached (%): {shown(shares)}")
+        longest = max(prompt for prompt, _ in shares or [(0, 0)])
+        title = f"{proxy.names.get(shadow)}, {proxy.too_long[shadow]} too long, others up to {longest} tokens"
+        print(f"    {title}, cached (%): {shown(shares)}", flush=True)
     rest = [cached / max(prompt, 1) for prompt, cached in proxy.shares[1:]]
     return problems or (["too little was cached"] if statistics.median(rest or [0]) < 0.8 else [])
 
@@ -415,7 +433,8 @@ def main():
             text = template.text(options.templates)
             scripted.write(root / "model", template.scripts(folders), text, 1 << 18, HIDDEN)
             # Templates of published models rely on these.
-            (root / "model" / "tokenizer_config.json").write_text(json.dumps({"bos_token": "<s>", "eos_token": scripted.END}))
+            tokens = {"bos_token": "<s>", "eos_token": scripted.END}
+            (root / "model" / "tokenizer_config.json").write_text(json.dumps(tokens))
             server, url = serve(binary, root / "model", "--kv-memory", "512M", "--served-model-name", "scripted")
             others = [serve(binary, model, "--kv-memory", "2G") for model in real]
             names = {url: model.stem for (_, url), model in zip(others, real, strict=True)}
