@@ -173,8 +173,8 @@ SESSIONS = [
         lambda path: ("view_image", {"path": path}),
     ),
     Session(
-        "opencode", lambda path: ("read", {"filePath": path}),
-        lambda command: ("bash", {"command": command, "description": "Look"}), start_opencode,
+        "opencode", lambda path: ("read", {"filePath": path}), lambda command: ("bash", {"command": command}),
+        start_opencode,
         lambda path: ("read", {"filePath": path}),
     ),
 ]
