@@ -2,8 +2,8 @@
 //!
 //! An agent sends its whole history with each request. If the server refused an old message, every
 //! later request of the conversation would fail, and the agent cannot take the message back. So the
-//! rule is: strict for parameters and for the last message, tolerant for everything before it. A last
-//! message that only adds to the results of calls counts as an old one.
+//! rule is: strict for parameters and for the last message, tolerant for everything before it. A
+//! last message that only adds to the results of calls counts as an old one.
 //!
 //! 1. [`settle`] gives old messages, blocks and items the shape that the API's types describe. What
 //!    the types do not know becomes text where it has some, or else a short placeholder. The number
@@ -66,8 +66,8 @@ pub(super) fn settle(scope: Scope, body: &mut Value, ignored: &Ignored) -> Resul
 }
 
 /// Whether a message of the user follows the result of a call; `roles` are those of the messages
-/// before it, newest first. Clients put there what their API has no place for in a result, a picture
-/// that was read for example, and can take it back as little as the result.
+/// before it, newest first. Clients put there what their API has no place for in a result, for
+/// example a picture that was read, and cannot take it back either.
 fn follows_result<'a>(roles: impl Iterator<Item = &'a str>) -> bool {
     let mut roles = roles.take_while(|role| *role != "assistant");
     roles.any(|role| matches!(role, "tool" | "function"))

@@ -133,8 +133,8 @@ pub(super) fn data_of(url: &str) -> Option<&str> {
     scheme.eq_ignore_ascii_case("data").then_some(rest)
 }
 
-/// Decodes base64 as clients write it: with line breaks, with the alphabet for URLs, with or without
-/// padding.
+/// Decodes base64 as clients write it: with line breaks, with the alphabet for URLs, with and
+/// without padding.
 fn decode_base64(encoded: &str) -> Result<Vec<u8>, DecodeError> {
     const LENIENT: GeneralPurpose = GeneralPurpose::new(
         &alphabet::STANDARD,

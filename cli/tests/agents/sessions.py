@@ -197,10 +197,11 @@ class Proxy:
     def __init__(self, session, url, shadows=(), log=None):
         self.session, self.url, self.shadows, self.log = session, url, shadows, log
         self.short = bool(shadows)
-        self.turn, self.last_tokens, self.cut = 0, 0, False
+        self.turn, self.last_tokens, self.cut, self.ends_part = 0, 0, False, False
         self.seen, self.refused, self.shares = set(), [], []
         self.shadow_shares = {shadow: [] for shadow in shadows}
         self.too_long = dict.fromkeys(shadows, 0)
+        self.names = {}
         self.lock = threading.Lock()
         proxy = self
 
@@ -287,8 +288,6 @@ class Proxy:
             return "text", turn
         self.ends_part = (turn + 1) % TURNS_PER_PART == 0
         return f"{self.session.name}-{turn:02}", turn
-
-    ends_part = False
 
     def ask(self, shadow, path, body):
         """Sends a request to a server with a real model, for a short answer."""

@@ -402,8 +402,8 @@ fn guaranteed_call(format: ToolCallFormat, arguments: &str) -> String {
     }
 }
 
-/// Goal: in every format, wherever the end of the answer cuts a guaranteed call off, it stays as far
-/// as it came once its arguments have begun, whole and in pieces alike, and no part of it is text.
+/// Goal: in every format, a guaranteed call whose arguments have begun stays as far as it came,
+/// wherever the end of the answer cuts it off, whole and in pieces alike, and no part of it is text.
 #[test]
 fn guaranteed_calls_of_every_format_remain() {
     let arguments = r#"{"a": [1, "}"], "t": "é <x> 'y'"}"#;
