@@ -355,6 +355,13 @@ def serve(binary, model, *more):
     return server, next(listening).removeprefix("listening on ").strip()
 
 
+def template_of(model, templates):
+    """The option for the chat template of a real model; the base model of Gemma has none of its own."""
+    if "gemma" not in model.stem:
+        return []
+    return ["--chat-template", templates / TEMPLATES["gemma"].file]
+
+
 def stop(server):
     server.terminate()
     server.wait(timeout=60)
@@ -435,7 +442,9 @@ def main():
             tokens = {"bos_token": "<s>", "eos_token": scripted.END}
             (root / "model" / "tokenizer_config.json").write_text(json.dumps(tokens))
             server, url = serve(binary, root / "model", "--kv-memory", "512M", "--served-model-name", "scripted")
-            others = [serve(binary, model, "--kv-memory", "2G") for model in real]
+            others = [
+                serve(binary, model, "--kv-memory", "2G", *template_of(model, options.templates)) for model in real
+            ]
             names = {url: model.stem for (_, url), model in zip(others, real, strict=True)}
             try:
                 for session in sessions:
