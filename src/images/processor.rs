@@ -5,8 +5,10 @@
 
 use std::sync::Arc;
 
-use base64::Engine as _;
-use base64::engine::general_purpose::STANDARD;
+use base64::alphabet;
+use base64::engine::DecodePaddingMode;
+use base64::engine::general_purpose::{GeneralPurpose, GeneralPurposeConfig, STANDARD};
+use base64::{DecodeError, Engine as _};
 use stolon_scheduler::PromptLimit;
 use stolon_vision::{ImageProcessor, Picture, PictureError, PictureLimits};
 
@@ -77,8 +79,11 @@ impl Images {
     fn file_of(url: &str, number: usize) -> Result<Arc<[u8]>, Error> {
         /// How much of another URL an error shows.
         const SHOWN: usize = 40;
-        let data = url.strip_prefix("data:").and_then(|data| data.split_once(','));
-        let encoded = data.and_then(|(kind, data)| kind.ends_with(";base64").then_some(data));
+        let encoded =
+            data_of(url).and_then(|data| data.split_once(',')).and_then(|(kind, data)| {
+                let (_, encoding) = kind.rsplit_once(';')?;
+                encoding.trim().eq_ignore_ascii_case("base64").then_some(data)
+            });
         let refused = |got: String| Error::Image {
             number,
             reason: format!("expected a data URL in base64 (data:image/png;base64,..), got {got}"),
@@ -86,7 +91,7 @@ impl Images {
         let Some(encoded) = encoded else {
             return Err(refused(format!("{:?}", url.chars().take(SHOWN).collect::<String>())));
         };
-        STANDARD.decode(encoded.trim_end()).map(Arc::from).map_err(|e| refused(e.to_string()))
+        decode_base64(encoded).map(Arc::from).map_err(|error| refused(error.to_string()))
     }
 
     /// The image processor, if the model takes images, and as many.
@@ -120,6 +125,30 @@ impl Placement {
         self.prepared.tiles.extend(image.tiles.into_iter().map(Arc::new));
         Ok(())
     }
+}
+
+/// What follows the scheme of a data URL; `None` for another URL. Schemes have no case.
+pub(super) fn data_of(url: &str) -> Option<&str> {
+    let (scheme, rest) = url.split_once(':')?;
+    scheme.eq_ignore_ascii_case("data").then_some(rest)
+}
+
+/// Decodes base64 as clients write it: with line breaks, with the alphabet for URLs, with and
+/// without padding.
+fn decode_base64(encoded: &str) -> Result<Vec<u8>, DecodeError> {
+    const LENIENT: GeneralPurpose = GeneralPurpose::new(
+        &alphabet::STANDARD,
+        GeneralPurposeConfig::new().with_decode_padding_mode(DecodePaddingMode::Indifferent),
+    );
+    STANDARD.decode(encoded).or_else(|_| {
+        let symbols = encoded.bytes().filter(|byte| !byte.is_ascii_whitespace());
+        let symbols = symbols.map(|byte| match byte {
+            b'-' => b'+',
+            b'_' => b'/',
+            byte => byte,
+        });
+        LENIENT.decode(symbols.collect::<Vec<u8>>())
+    })
 }
 
 fn refused(number: usize, error: &PictureError) -> Error {

@@ -9,6 +9,7 @@ use futures::{FutureExt, StreamExt};
 use tokio::time::Instant;
 
 use super::Images;
+use super::processor::data_of;
 use crate::long_work::{FairLane, Slot};
 use crate::request::{ImageFile, Prompt, url_of};
 use crate::{ChatMessage, EngineBuilder, Error, MessageContent, Request};
@@ -145,7 +146,7 @@ fn remote_url(image: &ImageFile) -> Option<&Arc<str>> {
 }
 
 fn is_remote(url: &str) -> bool {
-    !url.starts_with("data:")
+    data_of(url).is_none()
 }
 
 /// Whether a request names an image by another URL than a data URL.

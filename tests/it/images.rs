@@ -201,7 +201,7 @@ async fn compare_sessions(model: Model) -> Result<(), Error> {
 #[tokio::test]
 async fn parts_with_data_urls_are_images() -> Result<(), Error> {
     let engine = builder().build().await?;
-    let image = picture(8, 8, 3);
+    let image = picture(5, 8, 3);
     let url = format!("data:image/bmp;base64,{}", base64(&image));
     let parts = |image| {
         let mut message = ChatMessage::user("");
@@ -215,6 +215,20 @@ async fn parts_with_data_urls_are_images() -> Result<(), Error> {
         json!({"type": "image_url", "image_url": url}),
     ] {
         assert_eq!(engine.prompt_tokens(&parts(part)).await?, tokens);
+    }
+    // Forms that clients write: lines of MIME, the alphabet for URLs, no padding, another case.
+    let encoded = base64(&image);
+    assert!(encoded.contains('=') && encoded.contains(['+', '/']), "{encoded}");
+    let lines: Vec<&str> =
+        encoded.as_bytes().chunks(76).filter_map(|line| str::from_utf8(line).ok()).collect();
+    for url in [
+        format!("data:image/bmp;base64,{}\r\n", lines.join("\r\n")),
+        format!("data:image/bmp;base64,{}", encoded.replace('+', "-").replace('/', "_")),
+        format!("data:image/bmp;base64,{}", encoded.trim_end_matches('=')),
+        format!("DATA:image/BMP;charset=utf-8;BASE64,{encoded}"),
+    ] {
+        let part = json!({"type": "image_url", "image_url": {"url": url}});
+        assert_eq!(engine.prompt_tokens(&parts(part)).await?, tokens, "{url}");
     }
     let placed = parts(json!({"type": "image"})).image(image);
     assert_eq!(engine.prompt_tokens(&placed).await?, tokens);

@@ -18,6 +18,7 @@ mod history;
 mod limits;
 mod lists;
 mod messages;
+mod methods;
 mod python;
 mod reads;
 mod reserved;

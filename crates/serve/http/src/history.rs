@@ -2,7 +2,8 @@
 //!
 //! An agent sends its whole history with each request. If the server refused an old message, every
 //! later request of the conversation would fail, and the agent cannot take the message back. So the
-//! rule is: strict for parameters and for the last message, tolerant for everything before it.
+//! rule is: strict for parameters and for the last message, tolerant for everything before it. A
+//! last message that only adds to the results of calls counts as an old one.
 //!
 //! 1. [`settle`] gives old messages, blocks and items the shape that the API's types describe. What
 //!    the types do not know becomes text where it has some, or else a short placeholder. The number
@@ -64,8 +65,16 @@ pub(super) fn settle(scope: Scope, body: &mut Value, ignored: &Ignored) -> Resul
     Ok(())
 }
 
+/// Whether a message of the user follows the result of a call; `roles` are those of the messages
+/// before it, newest first. Clients put there what their API has no place for in a result, for
+/// example a picture that was read, and cannot take it back either.
+fn follows_result<'a>(roles: impl Iterator<Item = &'a str>) -> bool {
+    let mut roles = roles.take_while(|role| *role != "assistant");
+    roles.any(|role| matches!(role, "tool" | "function"))
+}
+
 /// The messages of a request as the model gets them. With `keeps_images`, an image of the user in
-/// the last message stays, so that a model that takes none refuses it.
+/// the last message stays, so that a model that takes none refuses it, unless it is of a result.
 pub(super) fn conversation(
     app: &App,
     mut messages: Vec<ChatMessage>,
@@ -74,11 +83,13 @@ pub(super) fn conversation(
 ) -> Vec<ChatMessage> {
     let takes_images = app.engine.model_info().takes_images;
     let last = messages.len().saturating_sub(1);
+    let mut roles = messages.iter().rev().map(|message| message.role.as_str());
+    let is_users_own = roles.next() == Some("user") && !follows_result(roles);
     for (index, message) in messages.iter_mut().enumerate() {
         if message.role == "system" {
             cut_billing(message);
         }
-        let keeps_own = keeps_images && index == last && message.role == "user";
+        let keeps_own = keeps_images && index == last && is_users_own;
         if !(takes_images || keeps_own) {
             omit_images(message, ignored);
         }

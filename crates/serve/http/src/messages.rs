@@ -152,8 +152,9 @@ fn dialogue(request: &mut MessagesRequest, ignored: &Ignored) -> Result<Dialogue
     dialogue.set_tools(tools, tool_choice(request.tool_choice.as_ref())?, "tool_choice")?;
     let kind = request.thinking.as_ref().map_or(ThinkingType::Disabled, |thinking| thinking.kind);
     let thinks = kind != ThinkingType::Disabled;
+    dialogue.variables = request.chat_template_kwargs.take().unwrap_or_default();
     for name in SWITCHES {
-        dialogue.variables.insert(name.to_owned(), Value::Bool(thinks));
+        dialogue.variables.entry(name).or_insert(Value::Bool(thinks));
     }
     let output = request.output_config.as_mut();
     let effort = output.and_then(|output| output.effort.take());

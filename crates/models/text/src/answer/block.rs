@@ -143,7 +143,9 @@ impl Block {
     pub(super) fn finish(&mut self, changes: &mut Vec<Change>) -> Next {
         let ended = match &self.state {
             State::After => Ok(()),
-            State::Written(written) => self.read(&written.text, changes),
+            State::Written(written) => self
+                .read(&written.text, changes)
+                .or_else(|_| read_cut(self.format, &written.text, changes)),
             _ => Err(NotJson),
         };
         if ended.is_ok() { Next::Continue } else { Next::Broken }
@@ -248,6 +250,44 @@ impl Block {
         self.raw.clear();
         self.state = State::After;
     }
+}
+
+/// The calls in a text that the end of the answer has cut off: the last one as far as it came, if its
+/// name is complete.
+fn read_cut(format: ToolCallFormat, text: &str, changes: &mut Vec<Change>) -> Result<(), NotJson> {
+    let [begin, separator, end] = format.call_markers().unwrap_or(["call:", "", ""]);
+    let (mut rest, before) = (text, changes.len());
+    while let Some(call) = rest.trim_start().strip_prefix(begin) {
+        // Without a separator, the arguments follow the name.
+        let parts = match separator {
+            "" => call.find('{').map(|at| call.split_at(at)),
+            separator => call.split_once(separator),
+        };
+        let Some((name, arguments)) = parts else { break };
+        let name = match format {
+            ToolCallFormat::Kimi => name.strip_prefix("functions.").ok_or(NotJson)?,
+            _ => name,
+        };
+        let name = name.split(':').next().unwrap_or_default().trim();
+        changes.push(Change::Part(CallPart::Name(name.to_owned())));
+        let mut scanner = Scanner::new();
+        let mut len = arguments.len();
+        for (at, character) in arguments.char_indices() {
+            scanner.push(character)?;
+            if scanner.has_ended() {
+                len = at + character.len_utf8();
+                break;
+            }
+        }
+        let (arguments, after) = arguments.split_at(len);
+        changes.push(Change::Part(CallPart::Arguments(arguments.to_owned())));
+        if !scanner.has_ended() {
+            break;
+        }
+        changes.push(Change::CallEnd);
+        rest = after.strip_prefix(end).unwrap_or(after);
+    }
+    if changes.len() > before { Ok(()) } else { Err(NotJson) }
 }
 
 fn is_of_name(character: char) -> bool {

@@ -392,6 +392,9 @@ impl AnswerParser {
         }
         if self.pending.starts_with(close) {
             self.pending.drain(..close.len());
+        } else if close.starts_with(self.pending.as_str()) {
+            // The end of the answer has cut the marker off.
+            self.pending.clear();
         }
         (self.mode, self.at_start) = (Mode::Text, true);
         true

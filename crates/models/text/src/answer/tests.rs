@@ -366,6 +366,75 @@ fn a_guaranteed_call_that_is_cut_off_remains() {
     assert_eq!(shown(&guaranteed, nameless), format!("|{nameless}"));
 }
 
+/// A guaranteed call of `get` with these arguments, as the grammar of the format writes it.
+fn guaranteed_call(format: ToolCallFormat, arguments: &str) -> String {
+    use ToolCallFormat as F;
+    let object = format!("{{\"name\": \"get\", \"arguments\": {arguments}}}");
+    let parameters = object.replace("arguments", "parameters");
+    match format {
+        F::Hermes | F::Qwen3Coder | F::Glm => format!("<tool_call>\n{object}\n</tool_call>"),
+        F::Llama3Json => parameters,
+        F::Mistral => format!("[TOOL_CALLS]get[ARGS]{arguments}"),
+        F::Gemma => format!("```tool_call\n{object}\n```"),
+        F::Gemma4 => format!("<|tool_call>call:get{arguments}<tool_call|>"),
+        F::Pythonic => format!("[{object}]"),
+        F::Lfm2 => format!("<|tool_call_start|>[{object}]<|tool_call_end|>"),
+        F::MiniMaxM2 => format!("<minimax:tool_call>\n{object}\n</minimax:tool_call>"),
+        F::MiniMax => format!("<tool_calls>\n{object}\n</tool_calls>"),
+        F::DeepSeek => {
+            let call = "<｜tool▁call▁begin｜>get<｜tool▁sep｜>";
+            let end = "<｜tool▁call▁end｜><｜tool▁calls▁end｜>";
+            format!("<｜tool▁calls▁begin｜>{call}{arguments}{end}")
+        }
+        F::DeepSeekV32 => {
+            format!("<｜DSML｜function_calls>\n{object}\n</｜DSML｜function_calls>")
+        }
+        F::Kimi => {
+            let call = "<|tool_call_begin|>functions.get:0<|tool_call_argument_begin|>";
+            let end = "<|tool_call_end|><|tool_calls_section_end|>";
+            format!("<|tool_calls_section_begin|>{call}{arguments}{end}")
+        }
+        F::Cohere => format!("<|START_ACTION|>[{parameters}]<|END_ACTION|>"),
+        F::Harmony => {
+            let header = "<|channel|>commentary to=functions.get <|constrain|>json<|message|>";
+            format!("{header}{arguments}")
+        }
+    }
+}
+
+/// Goal: in every format, a guaranteed call whose arguments have begun stays as far as it came,
+/// wherever the end of the answer cuts it off, whole and in pieces alike, and no part of it is text.
+#[test]
+fn guaranteed_calls_of_every_format_remain() {
+    let arguments = r#"{"a": [1, "}"], "t": "é <x> 'y'"}"#;
+    for tool_calls in ToolCallFormat::ALL {
+        let text = guaranteed_call(tool_calls, arguments);
+        let begin = text.find(arguments).expect("the arguments");
+        let format = AnswerFormat { guaranteed: true, ..format(Some(tool_calls), false) };
+        for end in (begin + 1..=text.len()).filter(|&end| text.is_char_boundary(end)) {
+            let came = arguments.get(..end - begin).unwrap_or(arguments);
+            let call = ToolCall { name: "get".to_owned(), arguments: came.to_owned() };
+            let answer = Answer::parse(&format, &text[..end]);
+            let expected = Answer { calls: vec![call], ..Answer::default() };
+            assert_eq!(answer, expected, "{tool_calls:?}: {:?}", &text[..end]);
+            let mut parser = AnswerParser::new(format.clone());
+            let mut parts: Vec<AnswerPart> =
+                text[..end].chars().flat_map(|char| parser.push(&char.to_string())).collect();
+            parts.extend(parser.finish());
+            let mut streamed = String::new();
+            for part in parts {
+                match part {
+                    AnswerPart::Call { name, .. } => assert_eq!(name, "get"),
+                    AnswerPart::Arguments { json, .. } => streamed.push_str(&json),
+                    AnswerPart::CallEnd { .. } => assert_eq!(came, arguments),
+                    other => panic!("{tool_calls:?}: {:?}: {other:?}", &text[..end]),
+                }
+            }
+            assert_eq!(streamed, came, "{tool_calls:?}: {:?}", &text[..end]);
+        }
+    }
+}
+
 fn any_format() -> impl Strategy<Value = AnswerFormat> {
     let calls = prop::option::of(prop::sample::select(&ToolCallFormat::ALL[..]));
     let tagged = vec![ReasoningFormat::Think, ReasoningFormat::Gemma4];

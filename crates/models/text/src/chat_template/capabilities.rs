@@ -20,6 +20,9 @@ pub(super) struct Capabilities {
     pub(super) parts: bool,
     /// Content that is one text.
     pub(super) strings: bool,
+    /// Roles whose content may be several parts of text. For others, some templates show the first
+    /// part only, or the list as Python prints it.
+    pub(super) several_parts: Roles,
     /// A conversation without tools, with `none` as their list. Otherwise the list is empty.
     pub(super) no_tools: bool,
     /// A system message in front.
@@ -54,6 +57,28 @@ pub(super) struct Capabilities {
     pub(super) orphans: bool,
     /// A message of the user directly after a result.
     pub(super) user_after_result: bool,
+}
+
+/// A set of roles.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Roles {
+    system: bool,
+    user: bool,
+    assistant: bool,
+    tool: bool,
+}
+
+impl Roles {
+    const ALL: Self = Self { system: true, user: true, assistant: true, tool: true };
+
+    pub(super) fn contains(self, role: &str) -> bool {
+        match role {
+            "system" | "developer" => self.system,
+            "assistant" => self.assistant,
+            "tool" => self.tool,
+            _ => self.user,
+        }
+    }
 }
 
 /// What the content of a message without text may be, so that its calls are shown.
@@ -93,6 +118,7 @@ impl Capabilities {
     const ALL: Self = Self {
         parts: false,
         strings: true,
+        several_parts: Roles::ALL,
         no_tools: true,
         system: true,
         systems: true,
@@ -130,6 +156,15 @@ impl Capabilities {
         can.empty_answers = all.shows(&render, &[User, Silent, User]);
         can.find_calls(&render);
         let call = if can.calls { Calls(1) } else { Assistant };
+        if can.parts {
+            can.several_parts = Roles {
+                system: !can.system || can.shows_parts(&render, &[System, User], 0),
+                user: can.shows_parts(&render, &[User, Assistant, User], 0),
+                assistant: can.shows_parts(&render, &[User, Assistant, User], 1),
+                tool: !can.results
+                    || can.shows_parts(&render, &[User, call, Answer(0), Assistant, User], 2),
+            };
+        }
         can.several_calls = can.calls
             && can.shows(&render, &[User, Calls(2), Answer(0), Answer(1), Assistant, User]);
         can.unanswered_calls =
@@ -234,17 +269,19 @@ impl Capabilities {
     /// Whether the template shows all texts of a conversation, in their order.
     fn shows(&self, render: &impl Render, turns: &[Turn]) -> bool {
         let (messages, marks) = self.conversation(turns);
-        let has_calls = turns.iter().any(|turn| matches!(turn, Calls(_) | Answer(_)));
-        let tools = if has_calls { vec![tool()] } else { Vec::new() };
-        let Some(text) = render(&messages, &tools, self) else { return false };
-        let mut rest = text.as_str();
-        marks.iter().all(|mark| match rest.split_once(mark.as_str()) {
-            Some((_, after)) => {
-                rest = after;
-                true
-            }
-            None => false,
-        })
+        let text = render(&messages, &tools_of(turns), self);
+        text.is_some_and(|text| has_in_order(&text, &marks))
+    }
+
+    /// Whether the template shows all texts if the content of the message at `index` is two parts.
+    /// Each turn up to it has one text.
+    fn shows_parts(&self, render: &impl Render, turns: &[Turn], index: usize) -> bool {
+        let (mut messages, mut marks) = self.conversation(turns);
+        marks.insert(index + 1, format!("{MARK} second."));
+        let part = |text: &String| json!({"type": "text", "text": text, "5tolon_type": 1});
+        messages[index]["content"] = marks[index..=index + 1].iter().map(part).collect();
+        let text = render(&messages, &tools_of(turns), self);
+        text.is_some_and(|text| has_in_order(&text, &marks) && !text.contains("5tolon_type"))
     }
 
     /// The messages of a probe, and their texts.
@@ -297,6 +334,24 @@ impl Capabilities {
     pub(super) fn content(&self, text: String) -> Value {
         messages::content(text, self.strings)
     }
+}
+
+/// The tools of a conversation with calls.
+fn tools_of(turns: &[Turn]) -> Vec<Value> {
+    let has_calls = turns.iter().any(|turn| matches!(turn, Calls(_) | Answer(_)));
+    if has_calls { vec![tool()] } else { Vec::new() }
+}
+
+/// Whether a text contains all marks, one after the other.
+fn has_in_order(text: &str, marks: &[String]) -> bool {
+    let mut rest = text;
+    marks.iter().all(|mark| match rest.split_once(mark.as_str()) {
+        Some((_, after)) => {
+            rest = after;
+            true
+        }
+        None => false,
+    })
 }
 
 /// The function and the argument of the calls of probes.

@@ -4,11 +4,11 @@
 use minijinja::value::{Rest, ValueKind};
 use minijinja::{AutoEscape, filters, functions, tests};
 use minijinja::{Environment, Error, ErrorKind, State, UndefinedBehavior, Value};
-use minijinja_contrib::pycompat;
+use minijinja_contrib::{globals, pycompat};
 
 use super::limits::{Budget, MAX_WIDTH, refused, shortened};
 use super::templates::Raised;
-use super::{guards, lists, python};
+use super::{guards, lists, methods, python};
 
 /// Creates the environment that all templates of a model share, in which a rendering may execute
 /// `fuel` instructions.
@@ -31,6 +31,8 @@ pub(super) fn environment(fuel: u64) -> Environment<'static> {
         ("range", Value::from_function(functions::range)),
         ("dict", Value::from_function(functions::dict)),
         ("namespace", Value::from_function(functions::namespace)),
+        ("joiner", Value::from_function(globals::joiner)),
+        ("cycler", Value::from_function(|items: Rest<Value>| globals::cycler(items.0))),
     ] {
         environment.add_function(name, move |state: &State<'_, '_>, arguments: Rest<Value>| {
             let budget = Budget::of(state);
@@ -73,15 +75,16 @@ fn add_filters(environment: &mut Environment<'static>) {
         "safe" filters::safe, All; "escape" filters::escape, All; "e" filters::escape, All;
         "lower" filters::lower, All; "upper" filters::upper, All; "title" filters::title, All;
         "capitalize" filters::capitalize, All; "replace" filters::replace, All;
+        "truncate" methods::truncate, All; "center" methods::center, All;
         "trim" filters::trim, All; "join" filters::join, All; "split" filters::split, Items;
         "lines" filters::lines, Items; "indent" filters::indent, All;
         "format" filters::format, All; "pprint" filters::pprint, All; "bool" filters::bool, Items;
         "tojson" python::to_json, All; "string" python::to_string, All;
-        "int" python::to_int, All; "float" python::to_float, All;
-        "round" filters::round, Items; "abs" filters::abs, Items; "attr" filters::attr, Items;
+        "int" methods::int, All; "float" python::to_float, All;
+        "round" methods::round, Items; "abs" filters::abs, Items; "attr" filters::attr, Items;
         "items" filters::items, Items; "reverse" filters::reverse, Items;
         "list" filters::list, Items; "batch" filters::batch, Items;
-        "slice" filters::slice, Items; "sum" filters::sum, All; "chain" filters::chain, Items;
+        "slice" filters::slice, Items; "sum" methods::sum, All; "chain" filters::chain, Items;
         "zip" filters::zip, Items; "map" filters::map, Items; "select" filters::select, Items;
         "reject" filters::reject, Items; "selectattr" filters::selectattr, Items;
         "rejectattr" filters::rejectattr, Items; "min" filters::min, All;
@@ -129,7 +132,7 @@ fn charge_filter(
     let number = |index: usize| argument(index).and_then(Value::as_usize).unwrap_or(0);
     match (name, text) {
         ("replace", Some(text)) => charge_replace(budget, text, argument(1), argument(2)),
-        ("split", Some(text)) => charge_split(budget, text, argument(1)),
+        ("split", Some(text)) => charge_split(budget, text, argument(1).and_then(Value::as_str)),
         ("trim", Some(text)) => charge_strip(budget, text, argument(1)),
         ("join", _) => charge_join(budget, argument(0), argument(1)),
         ("indent", Some(text)) => {
@@ -201,12 +204,16 @@ fn call_method(
         if method == "count" {
             budget.measure(value)?;
         }
+        if matches!(value.kind(), ValueKind::Seq | ValueKind::Iterable)
+            && let Some(result) = methods::of_list(&budget, value, method, arguments)?
+        {
+            return Ok(result);
+        }
         return budget.eager(pycompat::unknown_method_callback(state, value, method, arguments)?);
     };
     match method {
         "replace" => charge_replace(&budget, text, first, arguments.get(1))?,
-        "split" => charge_split(&budget, text, first)?,
-        "splitlines" => charge_split(&budget, text, Some(&Value::from("\n")))?,
+        "splitlines" => charge_split(&budget, text, Some("\n"))?,
         "strip" | "lstrip" | "rstrip" => charge_strip(&budget, text, first)?,
         "join" => charge_join(&budget, first, Some(value))?,
         "format" => charge_format(&budget, text, arguments)?,
@@ -215,6 +222,9 @@ fn call_method(
             return Ok(Value::from(text.chars().count() + 1));
         }
         _ => {}
+    }
+    if let Some(result) = methods::of_text(&budget, text, method, arguments)? {
+        return Ok(result);
     }
     if let [argument] = arguments
         && let Some(affix) = argument.as_str()
@@ -240,8 +250,12 @@ fn charge_replace(
     budget.charge(text.matches(old).count().saturating_mul(new))
 }
 
-fn charge_split(budget: &Budget, text: &str, separator: Option<&Value>) -> Result<(), Error> {
-    let count = match separator.and_then(Value::as_str) {
+pub(super) fn charge_split(
+    budget: &Budget,
+    text: &str,
+    separator: Option<&str>,
+) -> Result<(), Error> {
+    let count = match separator {
         Some(separator) => text.matches(separator).count(),
         None => text.split_whitespace().count(),
     };

@@ -2,24 +2,30 @@
 
 use serde_json::{Map, Value, json};
 
+use super::capabilities::Capabilities;
 use crate::{ChatMessage, ChatTemplateError, MessageContent};
 
 /// Converts the messages to JSON, with their content in a form that the template supports.
 pub(super) fn to_values(
     messages: &[ChatMessage],
-    takes_parts: bool,
-    takes_strings: bool,
+    can: &Capabilities,
 ) -> Result<Vec<Value>, ChatTemplateError> {
     messages
         .iter()
         .map(|message| {
             let content = match &message.content {
                 None => Value::Null,
-                Some(MessageContent::Text(text)) => content(text.clone(), takes_strings),
+                Some(MessageContent::Text(text)) => can.content(text.clone()),
                 Some(MessageContent::Parts(parts)) if parts.is_empty() => {
-                    content(String::new(), takes_strings)
+                    can.content(String::new())
                 }
-                Some(MessageContent::Parts(parts)) if takes_parts => json!(parts),
+                Some(MessageContent::Parts(parts)) if can.parts => {
+                    match can.several_parts.contains(&message.role) {
+                        true => json!(parts),
+                        // Images are not part of a text.
+                        false => joined(parts).map_or(json!(parts), |text| can.content(text)),
+                    }
+                }
                 Some(MessageContent::Parts(parts)) => json!(joined(parts)?),
             };
             let mut fields = Map::new();
@@ -43,6 +49,21 @@ pub(super) fn text_of(content: &Value) -> String {
         Value::String(text) => text.clone(),
         Value::Array(parts) => parts.iter().filter_map(|part| part["text"].as_str()).collect(),
         _ => String::new(),
+    }
+}
+
+/// Joins the parts of a content that have become several, for the roles whose content must not have
+/// more than one text.
+pub(super) fn join_parts(messages: &mut [Value], can: &Capabilities) {
+    for message in messages {
+        let role = message["role"].as_str().unwrap_or_default();
+        if !can.parts || can.several_parts.contains(role) {
+            continue;
+        }
+        let Value::Array(parts) = &message["content"] else { continue };
+        if parts.len() > 1 && parts.iter().all(|part| part["text"].is_string()) {
+            message["content"] = can.content(text_of(&message["content"]));
+        }
     }
 }
 

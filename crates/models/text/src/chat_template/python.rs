@@ -115,11 +115,6 @@ pub(super) fn length(value: &Value) -> Result<usize, Error> {
     if value.is_undefined() { Ok(0) } else { filters::length(value) }
 }
 
-/// The filter `int`, which returns the default for a value that is not a number.
-pub(super) fn to_int(state: &State<'_, '_>, value: &Value, default: Option<Value>) -> Value {
-    filters::int(state, value).unwrap_or_else(|_| default.unwrap_or_else(|| Value::from(0)))
-}
-
 /// The filter `float`, which returns the default for a value that is not a number.
 pub(super) fn to_float(state: &State<'_, '_>, value: &Value, default: Option<Value>) -> Value {
     filters::float(state, value).unwrap_or_else(|_| default.unwrap_or_else(|| Value::from(0.0)))

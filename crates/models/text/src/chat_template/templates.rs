@@ -141,9 +141,10 @@ impl Templates {
         effort: Effort,
         can: Capabilities,
     ) -> Result<RenderedChat, ChatTemplateError> {
-        let messages = messages::to_values(messages, can.parts, can.strings)?;
+        let messages = messages::to_values(messages, &can)?;
         let described = options.describe_tools.then(|| std::mem::take(&mut options.tools));
         let mut messages = history::settle(messages, described.as_deref(), &can);
+        messages::join_parts(&mut messages, &can);
         let separator = match reserved {
             Some(reserved) => reserved.separate(&mut messages, &mut options)?,
             None => None,

@@ -88,6 +88,29 @@ fn content_is_converted_to_the_form_the_template_supports() {
     assert_eq!(render(strings, &image), Err(unsupported));
 }
 
+/// Goal: all parts of a text are shown, also by a template that reads the first part only of some
+/// roles, or prints their list; also if messages of the system are merged.
+#[test]
+fn no_part_of_a_text_is_lost() {
+    let source = "{%- for m in messages %}[{{ m.role }}]\
+        {%- if m.role == 'system' and not loop.first %}{{ raise_exception('one') }}{%- endif %}\
+        {%- if m.content is string or m.role == 'tool' %}{{ m.content }}\
+        {%- elif m.role == 'system' %}{{ m.content[0].text }}\
+        {%- else %}{%- for p in m.content %}{{ p.text if p.type == 'text' else '(picture)' }}\
+        {%- endfor %}{%- endif %}{%- endfor %}";
+    let part = |text: &str| json!({"type": "text", "text": text});
+    let conversation = messages(&json!([
+        {"role": "system", "content": [part("a"), part("b")]},
+        {"role": "system", "content": [part("c"), part("d")]},
+        {"role": "user", "content": [part("e"), {"type": "image"}, part("f")]},
+        {"role": "assistant", "content": [part("g"), part("h")]},
+        {"role": "tool", "tool_call_id": "1", "content": [part("i"), part("j")]},
+        {"role": "assistant", "content": "k"},
+    ]));
+    let expected = "[system]a\nb\n\nc\nd[user]e(picture)f[assistant]gh[tool]i\nj[assistant]k";
+    assert_eq!(render(source, &conversation).as_deref(), Ok(expected));
+}
+
 /// Goal: a template reads the arguments of a call as an object, whether the request has them as an
 /// object or as a string of JSON.
 #[test]

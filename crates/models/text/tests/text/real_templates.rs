@@ -43,6 +43,10 @@ fn message(role: &str, text: &str) -> Value {
     json!({"role": role, "content": text})
 }
 
+fn parts(first: &str, second: &str) -> Value {
+    json!([{"type": "text", "text": first}, {"type": "text", "text": second}])
+}
+
 /// A conversation, and the texts that the prompt has to have, in this order. What the system says
 /// may be anywhere.
 struct Conversation {
@@ -53,7 +57,7 @@ struct Conversation {
     anywhere: &'static [&'static str],
 }
 
-fn conversations() -> [Conversation; 5] {
+fn conversations() -> [Conversation; 6] {
     let first = [message("system", "You keep the ledger."), message("user", "Which grain is due?")];
     let read = || calls(&[call("call_1", "read_page", r#"{"path": "mill.txt"}"#)]);
     let with_first = |rest: &[Value]| Value::Array([&first[..], rest].concat());
@@ -125,6 +129,30 @@ fn conversations() -> [Conversation; 5] {
                 "800 tokens are left.",
             ],
             anywhere: &["You keep the ledger."],
+        },
+        Conversation {
+            name: "texts in several parts",
+            messages: json!([
+                {"role": "system", "content": parts("You keep the ledger.", "Weigh the sacks.")},
+                {"role": "user", "content": parts("Which grain is due?", "And what is not?")},
+                read(),
+                {"role": "tool", "tool_call_id": "call_1",
+                 "content": parts("Oats for the miller.", "Rye for nobody.")},
+                {"role": "assistant", "content": parts("Oats are.", "Rye is not.")},
+                message("user", "And now?"),
+            ]),
+            tools: tools(),
+            in_order: &[
+                "Which grain is due?",
+                "And what is not?",
+                "mill.txt",
+                "Oats for the miller.",
+                "Rye for nobody.",
+                "Oats are.",
+                "Rye is not.",
+                "And now?",
+            ],
+            anywhere: &["You keep the ledger.", "Weigh the sacks."],
         },
         Conversation {
             name: "turns that were cut off",

@@ -69,14 +69,14 @@ def file_calls(tools, arguments):
     return calls
 
 
-def start_claude(binaries, url, folder, home):
+def start_claude(binaries, url, folder, home, task=TASK):
     environment = {
         "ANTHROPIC_BASE_URL": url, "ANTHROPIC_API_KEY": "dummy", "ANTHROPIC_MODEL": "scripted",
         "ANTHROPIC_SMALL_FAST_MODEL": "scripted", "CLAUDE_CONFIG_DIR": str(home),
         "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1", "DISABLE_AUTOUPDATER": "1",
     }
     tools = ["--allowedTools", "Read,Edit,Bash", "--permission-mode", "acceptEdits"]
-    return [binaries / "claude", "-p", TASK, *tools], environment
+    return [binaries / "claude", "-p", task, *tools], environment
 
 
 def codex_calls(folder):
@@ -87,23 +87,23 @@ def codex_calls(folder):
     ]
 
 
-def start_codex(binaries, url, folder, home):
+def start_codex(binaries, url, folder, home, task=TASK):
     (home / "config.toml").write_text(
         f'model = "scripted"\nmodel_provider = "stolon"\n[model_providers.stolon]\nname = "Stolon"\n'
         f'base_url = "{url}/v1"\nenv_key = "STOLON_KEY"\nwire_api = "responses"\n'
     )
     flags = ["--skip-git-repo-check", "--dangerously-bypass-approvals-and-sandbox"]
-    return [binaries / "codex", "exec", *flags, TASK], {"CODEX_HOME": str(home), "STOLON_KEY": "dummy"}
+    return [binaries / "codex", "exec", *flags, task], {"CODEX_HOME": str(home), "STOLON_KEY": "dummy"}
 
 
-def start_opencode(binaries, url, folder, home):
+def start_opencode(binaries, url, folder, home, task=TASK, model=None):
     provider = {
         "npm": "@ai-sdk/openai-compatible", "name": "Stolon",
-        "options": {"baseURL": f"{url}/v1", "apiKey": "dummy"}, "models": {"scripted": {"name": "scripted"}},
+        "options": {"baseURL": f"{url}/v1", "apiKey": "dummy"}, "models": {"scripted": {"name": "scripted", **(model or {})}},
     }
     settings = {"provider": {"stolon": provider}, "autoupdate": False, "share": "disabled"}
     (folder / "opencode.json").write_text(json.dumps(settings))
-    return [binaries / "opencode", "run", "--model", "stolon/scripted", TASK], {}
+    return [binaries / "opencode", "run", "--model", "stolon/scripted", task], {}
 
 
 CLAUDE_CALLS = file_calls(("Read", "Edit", "Bash"), ("file_path", "old_string", "new_string"))

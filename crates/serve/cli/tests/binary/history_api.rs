@@ -119,6 +119,17 @@ async fn old_messages_of_chats_are_accepted() {
         server.post(CHAT, json!({"messages": [{"role": "user", "content": [image]}]})).await;
     assert_eq!(status, 400);
     assert!(reply["error"]["message"].to_string().contains("image"), "{reply}");
+    // A client adds to a result what a result cannot have, and cannot take it back either.
+    let called = call(json!({}));
+    let result = json!({"role": "tool", "tool_call_id": "1", "content": "script:plain"});
+    for (part, ignored) in [(&image, "messages.image"), (&audio, "messages.input_audio")] {
+        let added = json!({"role": "user", "content": [part, {"type": "text", "text": "b"}]});
+        let mut messages = json!([user("a"), called, result, added]);
+        assert_eq!(ask(&server, CHAT, json!({ "messages": messages })).await, ignored);
+        // An answer in between makes it a question of the user.
+        messages[2] = json!({"role": "assistant", "content": "b"});
+        assert_eq!(server.post(CHAT, json!({ "messages": messages })).await.0, 400, "{part}");
+    }
 }
 
 /// Goal: blocks that Anthropic's clients send are accepted: those with a text show it, for others
@@ -256,6 +267,19 @@ async fn old_items_are_accepted() {
     ] {
         let (status, reply) = server.post(RESPONSES, json!({"input": [user("a"), last]})).await;
         assert_eq!((status, &reply["error"]["param"]), (400, &json!(param)), "{reply}");
+    }
+    // A client adds to a result what a result cannot have.
+    let call = json!({"type": "function_call", "call_id": "1", "name": "f", "arguments": "{}"});
+    let output = json!({"type": "function_call_output", "call_id": "1", "output": "b"});
+    let image = json!({"type": "input_image", "image_url": "data:image/png;base64,AA"});
+    for (part, ignored) in
+        [(image, "messages.image"), (json!({"type": "input_file"}), "messages.input_file")]
+    {
+        let input = json!([user("a"), call, output, message(part.clone())]);
+        assert_eq!(ask(&server, RESPONSES, json!({ "input": input })).await, ignored);
+        let input = json!([user("a"), call, output, {"role": "assistant", "content": "b"},
+            message(part)]);
+        assert_eq!(server.post(RESPONSES, json!({ "input": input })).await.0, 400, "{input}");
     }
 }
 

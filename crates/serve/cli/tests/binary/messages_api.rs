@@ -107,6 +107,11 @@ async fn answers_consist_of_blocks() {
     let mut open = ask("Think.");
     open["thinking"] = json!({"type": "enabled", "budget_tokens": 1024});
     assert_eq!(answer(&server, open).await["content"][0]["thinking"], "Hmm, so.");
+    // The variable itself does the same, and counts more than `thinking`.
+    let mut open = ask("Think.");
+    open["chat_template_kwargs"] = json!({"enable_thinking": true});
+    open["thinking"] = json!({"type": "disabled"});
+    assert_eq!(answer(&server, open).await["content"][0]["thinking"], "Hmm, so.");
 
     let mut stopped = ask("script:plain");
     stopped["stop_sequences"] = json!(["world"]);

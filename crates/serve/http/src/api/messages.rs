@@ -8,7 +8,7 @@ mod reply;
 
 use crate::schema::JsonSchema;
 use serde::Deserialize;
-use serde_json::Value;
+use serde_json::{Map, Value};
 
 use super::chat::{MAX_MESSAGES, MAX_PARTS, MAX_TOOLS};
 use super::fields::{self, UnknownFields};
@@ -49,6 +49,8 @@ pub struct MessagesRequest {
     /// Whether the model reasons before it answers, if its chat template has the variable
     /// `enable_thinking`. Default: it does not.
     pub thinking: Option<Thinking>,
+    /// Variables for the chat template. One that `thinking` sets as well has the value given here.
+    pub chat_template_kwargs: Option<Map<String, Value>>,
     /// Parameters of all APIs for generation.
     #[serde(flatten)]
     pub options: GenerationOptions,

@@ -2,7 +2,9 @@
 
 use serde_json::{Map, Value, json};
 
-use super::{as_text, kind, placeholder, settle_arguments, settle_role, settle_text, text_of};
+use super::{
+    as_text, follows_result, kind, placeholder, settle_arguments, settle_role, settle_text, text_of,
+};
 use crate::advice::Ignored;
 
 const ROLES: &[&str] = &["system", "developer", "user", "assistant", "tool"];
@@ -11,8 +13,10 @@ const ROLES: &[&str] = &["system", "developer", "user", "assistant", "tool"];
 /// keeps its faults, except those that are common and have one meaning.
 pub(super) fn settle(messages: &mut [Value], ignored: &Ignored) {
     let last = messages.len().saturating_sub(1);
+    let mut roles = messages.iter().rev().map(|message| message["role"].as_str().unwrap_or(""));
+    let is_of_result = roles.next() == Some("user") && follows_result(roles);
     for (index, message) in messages.iter_mut().enumerate() {
-        let is_last = index == last;
+        let is_last = index == last && !is_of_result;
         let Value::Object(members) = message else {
             if !is_last {
                 *message = json!({"role": "user", "content": as_text(message)});

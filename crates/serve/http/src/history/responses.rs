@@ -2,7 +2,9 @@
 
 use serde_json::{Map, Value, json};
 
-use super::{as_text, kind, placeholder, settle_arguments, settle_role, settle_text, text_of};
+use super::{
+    as_text, follows_result, kind, placeholder, settle_arguments, settle_role, settle_text, text_of,
+};
 use crate::advice::Ignored;
 use crate::error::ApiError;
 
@@ -32,8 +34,10 @@ const WITHOUT_TEXT: &[&str] = &[
 /// The last item is of a type that is not known: it may be a request that cannot be met.
 pub(super) fn settle(items: &mut [Value], ignored: &Ignored) -> Result<(), ApiError> {
     let last = items.len().saturating_sub(1);
+    let mut roles = items.iter().rev().map(role_of);
+    let is_of_result = roles.next() == Some("user") && follows_result(roles);
     for (index, item) in items.iter_mut().enumerate() {
-        let is_last = index == last;
+        let is_last = index == last && !is_of_result;
         let Value::Object(members) = item else {
             if !is_last {
                 *item = json!({"role": "user", "content": as_text(item)});
@@ -73,6 +77,15 @@ pub(super) fn settle(items: &mut [Value], ignored: &Ignored) -> Result<(), ApiEr
         }
     }
     Ok(())
+}
+
+/// The role that the message of an item has in other APIs.
+fn role_of(item: &Value) -> &str {
+    match kind(item) {
+        output if output.ends_with("_output") => "tool",
+        call if call.ends_with("_call") || call == "reasoning" => "assistant",
+        _ => item["role"].as_str().unwrap_or(""),
+    }
 }
 
 fn has_text(members: &Map<String, Value>, name: &str) -> bool {
