@@ -10,7 +10,7 @@ const ROWS: usize = 9;
 
 /// It has no tokenizer, so prompts are token ids.
 fn builder(windows: WindowKv) -> EngineBuilder {
-    let fixture = concat!(env!("CARGO_MANIFEST_DIR"), "/model/tests/fixtures/images/gemma3");
+    let fixture = concat!(env!("CARGO_MANIFEST_DIR"), "/crates/models/checkpoint/tests/fixtures/images/gemma3");
     Engine::builder().model(fixture).window_kv(windows).threads(1)
 }
 
