@@ -28,7 +28,7 @@ ROOT = HERE.parent
 TURNS = 40
 RULES = """You are a coding agent in the repository of an inference engine written in Rust. Work in small
 steps: read before you change, run the tests after each change, and explain a change in one sentence. """
-FILES = ["crates/engine/scheduler/src/scheduler.rs", "crates/engine/kvcache/src/writer.rs", "crates/serve/http/src/chat.rs", "src/engine.rs"]
+FILES = ["crates/engine/scheduler/src/scheduler.rs", "crates/engine/kvcache/src/writer.rs", "crates/serve/http/src/handlers/chat.rs", "src/engine.rs"]
 
 
 def tool(name, description, **parameters):

@@ -32,6 +32,7 @@ pub mod options;
 pub mod outline;
 pub mod reply;
 pub mod responses;
+pub(crate) mod schema;
 #[cfg(feature = "openapi")]
 mod schemas;
 pub mod sessions;

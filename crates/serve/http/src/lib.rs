@@ -60,107 +60,46 @@ use tower_http::trace::{DefaultOnResponse, OnResponse, TraceLayer};
 use tracing::{Level, Span};
 
 use crate::api::options::MAX_CHOICES;
-use crate::other_paths::OtherPaths;
+use crate::handlers::{admin, cache_events, cache_files};
+use crate::routes::other_paths::OtherPaths;
+use crate::wire::{advice, body, error, flight, receive, reply, request_id, traces};
 
-pub use access::{Access, Tenants};
-pub use advice::UnknownParameters;
-#[cfg(feature = "listen")]
-pub use connection::{ConnectionLimits, listen};
-pub use cors::Origins;
-pub use dialogue::FormatChoice;
-#[cfg(feature = "listen")]
-pub use gate::Gate;
-pub use hosts::AllowedHost;
+pub use guard::access::{Access, Tenants};
+pub use guard::cors::Origins;
+pub use guard::hosts::AllowedHost;
 #[cfg(feature = "image-urls")]
-pub use image_hosts::{ImageHost, ImageHosts};
-pub use keys::{
+pub use guard::image_hosts::{ImageHost, ImageHosts};
+pub use guard::keys::{
     ApiKey, ApiKeys, KeyFileError, KeyLimits, Secret, check as check_key, read as read_keys,
 };
-#[cfg(feature = "listen")]
-pub use listener::Listener;
-pub use metrics::{CounterSource, CounterValue, EngineMetrics};
-pub use parsing::{
+pub use handlers::dialogue::FormatChoice;
+pub use handlers::metrics::{CounterSource, CounterValue, EngineMetrics};
+pub use handlers::parsing::{
     parse_chat, parse_completion, parse_embeddings, parse_messages, parse_responses,
 };
-pub use priority::PriorityOrder;
-pub use root_path::RootPath;
-#[cfg(all(unix, feature = "listen"))]
-pub use socket::SocketFile;
+pub use handlers::priority::PriorityOrder;
+pub use wire::advice::UnknownParameters;
+#[cfg(feature = "tls")]
+pub use wire::certificates;
 #[cfg(feature = "listen")]
-pub use tls::Certificate;
+pub use wire::connection::{ConnectionLimits, listen};
+#[cfg(feature = "listen")]
+pub use wire::gate::Gate;
+#[cfg(feature = "listen")]
+pub use wire::listener::Listener;
+pub use wire::root_path::RootPath;
+#[cfg(all(unix, feature = "listen"))]
+pub use wire::socket::SocketFile;
+#[cfg(feature = "listen")]
+pub use wire::tls::Certificate;
+pub use wire::traces;
 
 pub mod api;
-#[cfg(feature = "tls")]
-pub mod certificates;
-pub mod traces;
 
-mod access;
-mod activity;
-mod adapters;
-mod admin;
-mod advice;
-mod body;
-mod cache;
-mod cache_events;
-mod cache_files;
-mod chat;
-mod choices;
-mod completions;
-#[cfg(feature = "listen")]
-mod connection;
-mod cors;
-mod deadline;
-mod dialogue;
-mod embeddings;
-mod error;
-mod flight;
-mod free_text;
-#[cfg(feature = "listen")]
-mod gate;
-#[cfg(feature = "gzip")]
-mod gzip;
-mod history;
-mod hosts;
-#[cfg(feature = "image-urls")]
-mod image_hosts;
-mod keys;
-#[cfg(feature = "listen")]
-mod listener;
-mod logprobs;
-mod messages;
-mod metrics;
-#[cfg(feature = "openapi")]
-mod openapi;
-#[cfg(not(feature = "openapi"))]
-#[path = "openapi/absent.rs"]
-mod openapi;
-mod options;
-mod other_paths;
-mod outline;
-mod page;
-mod parsing;
-mod parts;
-mod peer;
-mod priority;
-mod receive;
-mod reply;
-mod request_id;
-mod responses;
-mod root_path;
+mod guard;
+mod handlers;
 mod routes;
-mod scan;
-mod schema;
-mod segments;
-mod sessions;
-mod skills;
-#[cfg(all(unix, feature = "listen"))]
-mod socket;
-mod structured;
-mod thinking;
-#[cfg(feature = "listen")]
-mod tls;
-mod token_rules;
-mod tokenize;
+mod wire;
 
 /// Default limit of a body, in bytes per token of the context. A token is a few bytes of text; JSON
 /// escapes and batches of prompts take more.
@@ -339,7 +278,7 @@ pub fn router(engine: Engine, options: RouterOptions) -> Router {
         .layer(middleware::from_fn(request_id::middleware))
         .with_state(app);
     #[cfg(feature = "gzip")]
-    let router = router.layer(gzip::layer());
+    let router = router.layer(wire::gzip::layer());
     root.mount(router)
 }
 

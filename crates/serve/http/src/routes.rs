@@ -8,7 +8,14 @@
 mod cache;
 mod generation;
 mod models;
+#[cfg(feature = "openapi")]
+pub(crate) mod openapi;
+#[cfg(not(feature = "openapi"))]
+#[path = "routes/openapi/absent.rs"]
+pub(crate) mod openapi;
 mod operation;
+pub(crate) mod other_paths;
+pub(crate) mod page;
 mod sessions;
 
 use std::sync::Arc;
@@ -20,8 +27,10 @@ use axum::{Router, middleware, routing};
 use crate::api::admin::Health;
 use crate::api::error::ErrorReply;
 use crate::api::messages::MessagesError;
-use crate::schema::{JsonSchema, Make, reference};
-use crate::{App, RouterOptions, access, admin, cors, messages, page};
+use crate::api::schema::{JsonSchema, Make, reference};
+use crate::guard::{access, cors};
+use crate::handlers::{admin, messages};
+use crate::{App, RouterOptions};
 
 /// The media type of exported prefixes.
 pub(crate) const FILE: &str = "application/octet-stream";

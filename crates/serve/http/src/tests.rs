@@ -14,17 +14,17 @@ use stolon::{Engine, TextModel, TextSource, TokenizerSource};
 use stolon_backend::fake::{FakeBackend, FakeOptions};
 use tower::ServiceExt;
 
-use super::{Access, RouterOptions, Tenants, router};
+use crate::{Access, RouterOptions, Tenants, router};
 
 mod images;
 
-pub(super) async fn json(response: axum::response::Response) -> (StatusCode, Value) {
+pub(crate) async fn json(response: axum::response::Response) -> (StatusCode, Value) {
     let status = response.status();
     let body = response.into_body().collect().await.expect("a body").to_bytes();
     (status, serde_json::from_slice(&body).expect("JSON"))
 }
 
-pub(super) fn get(path: &str) -> Request<Body> {
+pub(crate) fn get(path: &str) -> Request<Body> {
     Request::get(path).body(Body::empty()).expect("a request")
 }
 

@@ -1,6 +1,6 @@
 //! Health and version, and the operator's statistics and audit.
 
-use crate::schema::JsonSchema;
+use crate::api::schema::JsonSchema;
 use serde::Serialize;
 use stolon::{AuditReport, EngineStats, ModelInfo};
 

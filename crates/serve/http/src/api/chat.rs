@@ -1,6 +1,6 @@
 //! `POST /v1/chat/completions`: answers a conversation.
 
-use crate::schema::JsonSchema;
+use crate::api::schema::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 

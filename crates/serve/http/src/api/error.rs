@@ -1,6 +1,6 @@
 //! The reply to a request that failed.
 
-use crate::schema::JsonSchema;
+use crate::api::schema::JsonSchema;
 use serde::Serialize;
 
 /// OpenAI's form of an error reply.

@@ -1,7 +1,7 @@
 //! `GET /v1/models` and `GET /v1/models/{id}`: the members of OpenAI's and of Anthropic's form in
 //! one object, so that the clients of both find what they read.
 
-use crate::schema::JsonSchema;
+use crate::api::schema::JsonSchema;
 use serde::Serialize;
 
 /// The names under which the model is served, and its LoRA adapters.

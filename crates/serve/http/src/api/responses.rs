@@ -2,7 +2,7 @@
 
 mod reply;
 
-use crate::schema::JsonSchema;
+use crate::api::schema::JsonSchema;
 use serde::Deserialize;
 use serde_json::{Map, Value};
 

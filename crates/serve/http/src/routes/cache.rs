@@ -10,7 +10,7 @@ use crate::api::cache::{
 };
 use crate::api::outline::{Outline, OutlineQuery, Prefix, PrefixQuery};
 use crate::api::sessions::SessionList;
-use crate::{admin, cache, cache_events, cache_files, outline, sessions};
+use crate::handlers::{admin, cache, cache_events, cache_files, outline, sessions};
 
 /// The rows.
 pub(super) fn group() -> Group {

@@ -10,7 +10,7 @@ use crate::api::responses::{Response, ResponseEvent, ResponsesRequest};
 use crate::api::skills::{
     BoxesReply, CaptionRequest, PointsReply, QueryRequest, RegionsRequest, SkillChunk, SkillReply,
 };
-use crate::{chat, completions, embeddings, messages, responses, skills};
+use crate::handlers::{chat, completions, embeddings, messages, responses, skills};
 
 /// The rows.
 pub(super) fn group() -> Group {

@@ -7,7 +7,7 @@ use crate::api::models::{Model, ModelList};
 use crate::api::tokenize::{
     DetokenizeRequest, Detokenized, TokenizeRequest, Tokenized, TokenizerInfo,
 };
-use crate::{adapters, admin, tokenize};
+use crate::handlers::{adapters, admin, tokenize};
 
 /// The media type of the replies to operators who load and unload adapters.
 const TEXT: &str = "text/plain";

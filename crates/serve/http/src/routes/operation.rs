@@ -4,8 +4,10 @@ use serde_json::{Map, Value};
 
 use super::Role::{Everybody, Operator};
 use super::{ErrorForm, Group, Reply, get};
+use crate::RouterOptions;
 use crate::api::admin::{Audit, Health, Stats, Version};
-use crate::{RouterOptions, admin, metrics, openapi};
+use crate::handlers::{admin, metrics};
+use crate::routes::openapi;
 
 /// The rows.
 pub(super) fn group(options: &RouterOptions) -> Group {

@@ -6,7 +6,7 @@ use crate::api::sessions::{
     ForkSession, OpenSession, RewindSession, Session, SessionClosed, SessionList,
     SglangCloseSession, SglangOpenSession,
 };
-use crate::sessions;
+use crate::handlers::sessions;
 
 /// The rows.
 pub(super) fn group() -> Group {

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use crate::schema::JsonSchema;
+use crate::api::schema::JsonSchema;
 use serde::{Deserialize, Serialize};
 use stolon::{CacheStats, NodeDump, PositionRun, TokenSpan};
 

@@ -1,11 +1,11 @@
 //! The reply of `POST /v1/messages`, its events and its errors.
 
-use crate::schema::JsonSchema;
+use crate::api::schema::JsonSchema;
 use serde::Serialize;
 use serde_json::Value;
 
-use super::super::chat::Role;
-use super::super::reply::is_zero;
+use crate::api::chat::Role;
+use crate::api::reply::is_zero;
 
 /// The reply of `/v1/messages`.
 #[derive(Clone, Debug, Serialize, JsonSchema)]

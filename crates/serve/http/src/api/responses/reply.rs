@@ -1,12 +1,12 @@
 //! The reply of `POST /v1/responses` and its events.
 
-use crate::schema::JsonSchema;
+use crate::api::schema::JsonSchema;
 use serde::Serialize;
 use serde_json::{Map, Value};
 
-use super::super::chat::Role;
-use super::super::logprobs::ChatTokenLogprobs;
-use super::super::reply::is_zero;
+use crate::api::chat::Role;
+use crate::api::logprobs::ChatTokenLogprobs;
+use crate::api::reply::is_zero;
 
 /// The reply, whole or in events.
 #[derive(Clone, Debug, Serialize, JsonSchema)]

@@ -1,0 +1,148 @@
+//! Handlers of the small endpoints: the model list, health, statistics and the audit, and the
+//! replies for paths and methods that do not exist.
+
+use std::sync::Arc;
+
+use axum::Json;
+use axum::extract::{Request, State};
+use axum::http::{Method, StatusCode, Uri};
+use futures::FutureExt;
+use stolon::{AdapterInfo, EngineHealth};
+
+use crate::App;
+use crate::api::admin::{Audit, Health, Stats, Status, Version};
+use crate::api::models::{Model, ModelList};
+use crate::routes::other_paths;
+use crate::wire::advice::Ignored;
+use crate::wire::error::ApiError;
+use crate::wire::parts::PathId;
+use crate::wire::receive::linger;
+
+/// `GET /v1/models`.
+pub(crate) async fn models(State(app): State<Arc<App>>) -> Json<ModelList> {
+    let mut data: Vec<Model> = app.names().map(|name| app.model_entry(name)).collect();
+    let adapters = app.engine.adapters();
+    data.extend(adapters.iter().map(|adapter| app.adapter_entry(adapter)));
+    let id = |model: Option<&Model>| model.map(|model| model.id.clone());
+    let (first_id, last_id) = (id(data.first()), id(data.last()));
+    Json(ModelList { object: "list", data, has_more: false, first_id, last_id })
+}
+
+/// `GET /v1/models/{id}`; an id may contain slashes.
+pub(crate) async fn model(
+    State(app): State<Arc<App>>,
+    PathId(id): PathId<String>,
+) -> Result<Json<Model>, ApiError> {
+    let adapter = app.listed(&id)?.and_then(|name| app.engine.adapter(name));
+    Ok(Json(match adapter {
+        Some(adapter) => app.adapter_entry(&adapter),
+        None => app.model_entry(&id),
+    }))
+}
+
+/// `GET /health` and `GET /ready`: whether the engine accepts requests. The engine computes nothing
+/// for it.
+pub(crate) async fn health(State(app): State<Arc<App>>) -> (StatusCode, Json<Health>) {
+    let health = app.engine.health();
+    let status = match health {
+        EngineHealth::Running => return (StatusCode::OK, Json(Health::ok())),
+        EngineHealth::Hung => Status::Hung,
+        EngineHealth::Restarting => Status::Restarting,
+        _ => Status::Stopping,
+    };
+    let health = Health::not_ready(status, format!("the engine is {health}"));
+    (StatusCode::SERVICE_UNAVAILABLE, Json(health))
+}
+
+/// `GET /version`.
+pub(crate) async fn version() -> Json<Version> {
+    Json(Version { version: env!("CARGO_PKG_VERSION") })
+}
+
+/// `GET /admin/stats`: the model and the engine's counters.
+pub(crate) async fn stats(State(app): State<Arc<App>>) -> Json<Stats> {
+    let stats = app.engine.stats();
+    Json(Stats {
+        model: app.engine.model_info().clone(),
+        stats,
+        token_hit_rate: stats.token_hit_rate(),
+        request_hit_rate: stats.request_hit_rate(),
+    })
+}
+
+/// `GET /admin/audit`: verifies the engine's block accounting.
+pub(crate) async fn audit(State(app): State<Arc<App>>) -> Result<Json<Audit>, ApiError> {
+    let engine = app.engine.clone();
+    let audit = app.audits.run(|| async move { Ok(engine.audit().await?) }.boxed()).await?;
+    Ok(Json(Audit { ok: true, audit }))
+}
+
+/// Any path that does not exist.
+pub(crate) async fn not_found(method: Method, uri: Uri, request: Request) -> ApiError {
+    linger(request.into_body());
+    let hint = other_paths::hint(uri.path());
+    ApiError::new(StatusCode::NOT_FOUND, format!("there is no {method} {}{hint}", uri.path()))
+}
+
+/// A path that exists, but not with this method.
+pub(crate) async fn method_not_allowed(method: Method, uri: Uri, request: Request) -> ApiError {
+    linger(request.into_body());
+    let message = format!("{method} is not allowed on {}", uri.path());
+    ApiError::new(StatusCode::METHOD_NOT_ALLOWED, message)
+}
+
+/// A time in seconds since 1970-01-01 UTC as text, such as `2026-01-31T12:00:00Z`.
+fn rfc3339(seconds: u64) -> String {
+    let seconds = i64::try_from(seconds).unwrap_or_default();
+    jiff::Timestamp::from_second(seconds).unwrap_or_default().to_string()
+}
+
+impl App {
+    /// The names that are listed: those given to the router or, if there are none, the model's id.
+    fn names(&self) -> impl Iterator<Item = &str> {
+        self.served_names.iter().map(String::as_str)
+    }
+
+    /// The name of the model in replies to requests that name none.
+    pub(crate) fn model_name(&self) -> &str {
+        self.names().next().unwrap_or_default()
+    }
+
+    /// Whether this is a name of the model.
+    pub(crate) fn serves(&self, name: &str) -> bool {
+        self.names().any(|served| served == name) || self.alias.as_deref() == Some(name)
+    }
+
+    /// Refuses a model that is not served here.
+    pub(crate) fn check_model(&self, name: &str, ignored: &Ignored) -> Result<(), ApiError> {
+        self.adapter_of(name, ignored).map(drop)
+    }
+
+    fn model_entry(&self, name: &str) -> Model {
+        Model {
+            id: name.to_owned(),
+            object: "model",
+            kind: "model",
+            display_name: name.to_owned(),
+            created: self.started,
+            created_at: rfc3339(self.started),
+            owned_by: "stolon",
+            root: self.engine.model_info().id.clone(),
+            parent: None,
+            max_model_len: self.engine.model_info().max_positions,
+            input_modalities: match self.engine.model_info().takes_images {
+                true => &["text", "image"],
+                false => &["text"],
+            },
+            embedding_size: self.engine.embedding_size(None).ok(),
+        }
+    }
+
+    fn adapter_entry(&self, adapter: &AdapterInfo) -> Model {
+        Model {
+            root: adapter.path.display().to_string(),
+            parent: Some(self.model_name().to_owned()),
+            ..self.model_entry(&adapter.name)
+        }
+    }
+}

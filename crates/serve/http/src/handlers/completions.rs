@@ -1,0 +1,441 @@
+//! The handler of `POST /v1/completions`.
+
+use std::sync::Arc;
+
+use axum::Extension;
+use axum::extract::State;
+use axum::response::Response;
+use futures::future::try_join_all;
+use serde_json::json;
+use stolon::{AnswerFormat, AnswerPart, Engine, Request, TokenLogprob};
+
+use crate::App;
+use crate::api::completions::{Completion, CompletionChoice, CompletionRequest, Prompt};
+use crate::api::logprobs::CompletionLogprobs;
+use crate::api::options::MAX_CHOICES;
+use crate::api::reply::{CutReason, FinishReason, Usage};
+use crate::guard::access::Caller;
+use crate::handlers::choices::{self, ChoiceEvent, Envelope, Names};
+use crate::handlers::logprobs::{self, CompletionLists, LogprobForm, TextOffsets};
+use crate::handlers::options::{Call, OfApi};
+use crate::wire::error::ApiError;
+use crate::wire::receive::Received;
+use crate::wire::reply::{self, Dialect, Piece, UsageSum};
+
+/// OpenAI's default for this endpoint.
+const DEFAULT_MAX_TOKENS: usize = 16;
+
+/// Maximum number of log-probabilities of repeated prompts in a reply: positions times choices
+/// times tokens listed per position. They take about 50 bytes each in the reply.
+const MAX_ECHOED_LOGPROBS: usize = 1 << 19;
+
+/// A prompt that is repeated at the beginning of its choices.
+struct Echo {
+    text: String,
+    /// Log-probabilities of its tokens; empty unless they were requested.
+    lists: CompletionLists,
+    /// Offset of the text of the first generated token.
+    offsets: TextOffsets,
+}
+
+/// The names in replies.
+const NAMES: Names = Names {
+    id: "cmpl",
+    whole: "text_completion",
+    piece: "text_completion",
+    has_prompt_logprobs: false,
+};
+
+/// The data of a call's prompts that its replies contain.
+#[derive(Default)]
+struct Prompts {
+    /// One entry per prompt if prompts are repeated, empty otherwise.
+    echoes: Vec<Echo>,
+    /// Token ids of each prompt if token ids were requested, empty otherwise.
+    ids: Vec<Vec<u32>>,
+}
+
+/// The reply to one call.
+struct Completions {
+    engine: Engine,
+    envelope: Envelope,
+    choices_per_prompt: usize,
+    /// Whether log-probabilities were requested.
+    logprobs: bool,
+    logprob_form: LogprobForm,
+    /// See [`Prompts`].
+    echoes: Vec<Echo>,
+    prompt_ids: Vec<Vec<u32>>,
+    /// Offset of the text of the next token, for each choice.
+    offsets: Vec<TextOffsets>,
+    /// The whole choices, unless they are streamed.
+    choices: Vec<CompletionChoice>,
+}
+
+/// The handler.
+pub(crate) async fn create(
+    State(app): State<Arc<App>>,
+    Extension(caller): Extension<Caller>,
+    body: Received,
+) -> Result<Response, ApiError> {
+    let ignored = body.ignored.clone();
+    let (request, held): (CompletionRequest, _) = app.parser.parse_held(body).await?;
+    let logprobs = request.logprobs.is_some();
+    let of_api = OfApi { choices: request.choices, logprobs, ..OfApi::default() };
+    let mut call = Call::new(request.options, of_api, &app, &caller, &ignored)?;
+    call.body = held;
+    let prompts = request.prompt.into_prompts();
+    if prompts.is_empty() {
+        return Err(ApiError::expected("prompt", "at least one prompt", &json!([])));
+    }
+    call.candidate_count = candidates(request.best_of, &call)?;
+    let answers = prompts.len() * call.candidate_count.unwrap_or(call.choice_count);
+    app.check_answers(if prompts.len() == 1 { "n" } else { "prompt" }, answers)?;
+    let echo = request.echo.unwrap_or(false);
+    let max_tokens = request.max_tokens.or(app.configured_max_tokens).unwrap_or(DEFAULT_MAX_TOKENS);
+    if max_tokens == 0 && !echo {
+        return Err(ApiError::expected("max_tokens", "at least 1 without `echo`", &json!(0)));
+    }
+    if max_tokens == 0 && call.prompt_logprobs.is_some() {
+        let message = "`prompt_logprobs` is not possible with `max_tokens`: 0: `logprobs` with \
+                       `echo` are those of the prompt";
+        return Err(ApiError::invalid(Some("prompt_logprobs"), message));
+    }
+    if max_tokens == 0 && call.candidate_count.is_some() {
+        let message = "`best_of` is not possible with `max_tokens`: 0, which generates nothing";
+        return Err(ApiError::invalid(Some("best_of"), message));
+    }
+    call.max_tokens = max_tokens;
+    call.logprobs = request.logprobs;
+    let mut prompts = prompts;
+    for prompt in &mut prompts {
+        truncate(&app.engine, &call, prompt).await?;
+    }
+    let mut requests: Vec<Request> = prompts.iter().cloned().map(engine_request).collect();
+    if echo && call.has_session() {
+        let message = "`echo` is not possible with `session_id`";
+        return Err(ApiError::invalid(Some("echo"), message));
+    }
+    if request.append_to_session.unwrap_or(false) {
+        if !call.has_session() {
+            let message = "`append_to_session` needs a `session_id`";
+            return Err(ApiError::invalid(Some("append_to_session"), message));
+        }
+        requests = requests.into_iter().map(Request::append).collect();
+    }
+    call.join_session(&mut requests)?;
+    call.describe(&app);
+    if echo {
+        return respond_with_echo(&app, &mut call, prompts).await;
+    }
+    let mut shown = Prompts::default();
+    for request in &mut requests {
+        shown.ids.extend(call.prompt_ids(&app.engine, request).await?);
+    }
+    let usage = app.usage_sum(call.choice_count);
+    respond(&app, &mut call, requests, shown, usage).await
+}
+
+/// Runs the prompts of a call and replies with choices that begin with their prompts.
+async fn respond_with_echo(
+    app: &App,
+    call: &mut Call,
+    prompts: Vec<Prompt>,
+) -> Result<Response, ApiError> {
+    let scored = prompts.into_iter().map(|prompt| score(&app.engine, call, prompt));
+    let scored = try_join_all(scored).await?;
+    let usages: Vec<stolon::Usage> = scored.iter().map(|scored| scored.usage).collect();
+    let mut shown = Prompts::default();
+    let mut requests = Vec::with_capacity(scored.len());
+    for scored in scored {
+        shown.echoes.push(scored.echo);
+        if call.return_token_ids {
+            shown.ids.push(scored.tokens.clone());
+        }
+        requests.push(Request::tokens(scored.tokens));
+    }
+    let usage = app.usage_sum(call.choice_count);
+    if call.max_tokens == 0 {
+        let count = requests.len() * call.choice_count;
+        let completions = Completions::new(app, call, count, shown);
+        let usage = usage.with_prompts(&usages);
+        return reply::respond_without_answers(call, count, usage, completions).await;
+    }
+    // Without log-probabilities, the prompts have not been computed and count with their answers.
+    let usage = if call.logprobs.is_some() { usage.with_prompts(&usages) } else { usage };
+    respond(app, call, requests, shown, usage).await
+}
+
+/// Runs the prompts of a call and replies. `usage` has the tokens that were counted before.
+async fn respond(
+    app: &App,
+    call: &mut Call,
+    prompts: Vec<Request>,
+    shown: Prompts,
+    usage: UsageSum,
+) -> Result<Response, ApiError> {
+    let completions = Completions::new(app, call, prompts.len() * call.choice_count, shown);
+    reply::respond(app, call, prompts, usage, AnswerFormat::default(), completions).await
+}
+
+/// A prompt with its log-probabilities.
+struct Scored {
+    echo: Echo,
+    tokens: Vec<u32>,
+    usage: stolon::Usage,
+}
+
+/// Prepares a prompt that is repeated in the choices. A separate request computes its
+/// log-probabilities, once for all choices, which then find the prompt in the cache.
+async fn score(engine: &Engine, call: &Call, prompt: Prompt) -> Result<Scored, ApiError> {
+    let is_text = matches!(prompt, Prompt::Text(_));
+    let text = match &prompt {
+        Prompt::Text(text) => text.clone(),
+        Prompt::Tokens(tokens) => engine.detokenize(tokens, false)?,
+    };
+    let tokens = match prompt {
+        Prompt::Tokens(tokens) => tokens,
+        text @ Prompt::Text(_) => {
+            engine.prompt_tokens(&call.caller.sign(engine_request(text))).await?
+        }
+    };
+    let mut usage = stolon::Usage { prompt_tokens: tokens.len(), ..stolon::Usage::default() };
+    let mut lists = CompletionLists::new(call.logprob_form);
+    let mut offsets = TextOffsets::of_prompt(!is_text);
+    if let Some(top) = call.logprobs {
+        check_echoed_logprobs(tokens.len(), call, top)?;
+        let request = call.apply(Request::tokens(tokens.clone())).prompt_logprobs(top);
+        let scored = engine.generate(request.max_tokens(1)).await?.collect_text().await?;
+        usage.cached_tokens = scored.finish.usage.cached_tokens;
+        for (&token, entry) in tokens.iter().zip(&scored.prompt_logprobs) {
+            match entry {
+                Some(entry) => lists.push(engine, entry, &mut offsets),
+                None => lists.push_first(engine, token, &mut offsets),
+            }
+        }
+    }
+    offsets.continue_after(text.chars().count());
+    Ok(Scored { echo: Echo { text, lists, offsets }, tokens, usage })
+}
+
+fn check_echoed_logprobs(positions: usize, call: &Call, top: usize) -> Result<(), ApiError> {
+    let count = positions.saturating_mul(call.choice_count).saturating_mul(top + 1);
+    if count <= MAX_ECHOED_LOGPROBS {
+        return Ok(());
+    }
+    let message = format!(
+        "expected at most {MAX_ECHOED_LOGPROBS} log-probabilities of repeated prompts (tokens x `n` \
+         x (`logprobs` + 1)), got {count}"
+    );
+    Err(ApiError::invalid(Some("echo"), message))
+}
+
+/// Cuts a prompt that is longer than the request wants.
+async fn truncate(engine: &Engine, call: &Call, prompt: &mut Prompt) -> Result<(), ApiError> {
+    if !call.truncates() {
+        return Ok(());
+    }
+    // The text may be longer than the engine takes.
+    let tokens = match prompt {
+        Prompt::Text(text) => {
+            engine.tokenize_for(text.clone(), true, call.caller.identity.clone()).await?
+        }
+        Prompt::Tokens(tokens) => std::mem::take(tokens),
+    };
+    *prompt = Prompt::Tokens(call.kept_of(engine, &tokens)?.unwrap_or(tokens));
+    Ok(())
+}
+
+/// The number of candidates of `best_of`; `None` for 1, which leaves nothing to choose from.
+fn candidates(best_of: Option<usize>, call: &Call) -> Result<Option<usize>, ApiError> {
+    let Some(count) = best_of else { return Ok(None) };
+    if count < call.choice_count {
+        let expected = format!("a whole number from {} (`n`) to {MAX_CHOICES}", call.choice_count);
+        return Err(ApiError::expected("best_of", &expected, &json!(count)));
+    }
+    if count > 1 && call.stream {
+        let message = "`best_of` is not possible with `stream`: true, because answers can only be \
+                       compared when they are complete";
+        return Err(ApiError::invalid(Some("best_of"), message));
+    }
+    Ok((count > 1).then_some(count))
+}
+
+pub(crate) fn engine_request(prompt: Prompt) -> Request {
+    match prompt {
+        Prompt::Text(text) => Request::text(text),
+        Prompt::Tokens(tokens) => Request::tokens(tokens),
+    }
+}
+
+impl Completions {
+    fn new(app: &App, call: &Call, choice_count: usize, shown: Prompts) -> Self {
+        let Prompts { echoes, ids: prompt_ids } = shown;
+        let mut reply = Self {
+            engine: app.engine.clone(),
+            envelope: Envelope::new(NAMES, app, call, None),
+            choices_per_prompt: call.choice_count,
+            logprobs: call.logprobs.is_some(),
+            logprob_form: call.logprob_form,
+            echoes,
+            prompt_ids,
+            offsets: Vec::new(),
+            choices: Vec::new(),
+        };
+        for index in 0..choice_count {
+            let offsets = reply.echo(index).map(|echo| echo.offsets.clone());
+            reply.offsets.push(offsets.unwrap_or_default());
+            let logprobs = reply.logprobs.then(CompletionLogprobs::default);
+            let choice = reply.piece(index, String::new(), Vec::new());
+            let prompt_logprobs = Some(None);
+            reply.choices.push(CompletionChoice { logprobs, prompt_logprobs, ..choice });
+        }
+        reply
+    }
+
+    fn echo(&self, index: usize) -> Option<&Echo> {
+        self.echoes.get(index / self.choices_per_prompt)
+    }
+
+    /// A piece of a choice without token ids of the prompt. `token_ids` are those that it adds.
+    fn piece(&self, index: usize, text: String, token_ids: Vec<u32>) -> CompletionChoice {
+        let token_ids = (!self.prompt_ids.is_empty()).then_some(token_ids);
+        CompletionChoice {
+            index,
+            text,
+            logprobs: None,
+            finish_reason: None,
+            stop_reason: None,
+            prompt_logprobs: None,
+            prompt_token_ids: None,
+            token_ids,
+        }
+    }
+
+    /// Sends a piece, or adds it to the whole choice.
+    fn emit(&mut self, piece: CompletionChoice) -> Vec<ChoiceEvent<CompletionChoice>> {
+        if self.envelope.stream {
+            return vec![self.envelope.piece(piece.index, piece)];
+        }
+        add(&mut self.choices[piece.index], piece);
+        Vec::new()
+    }
+}
+
+/// Adds a piece to a choice.
+fn add(choice: &mut CompletionChoice, piece: CompletionChoice) {
+    choice.text.push_str(&piece.text);
+    if let (Some(lists), Some(more)) = (&mut choice.logprobs, piece.logprobs) {
+        lists.tokens.extend(more.tokens);
+        lists.token_logprobs.extend(more.token_logprobs);
+        lists.top_logprobs.extend(more.top_logprobs);
+        lists.text_offset.extend(more.text_offset);
+    }
+    choice.finish_reason = piece.finish_reason.or(choice.finish_reason);
+    choice.stop_reason = piece.stop_reason.or(choice.stop_reason);
+    if let (Some(ids), Some(more)) = (&mut choice.token_ids, piece.token_ids) {
+        ids.extend(more);
+    }
+    choice.prompt_token_ids = piece.prompt_token_ids.or(choice.prompt_token_ids.take());
+}
+
+impl Dialect for Completions {
+    type Event = ChoiceEvent<CompletionChoice>;
+    type Whole = Completion;
+
+    const TERMINATOR: Option<&'static str> = choices::TERMINATOR;
+
+    fn name(_: &Self::Event) -> Option<&'static str> {
+        None
+    }
+
+    fn begin(&mut self, index: usize, usage: Usage) -> Vec<Self::Event> {
+        self.envelope.begin(index, usage);
+        let prompt_token_ids = self.prompt_ids.get(index / self.choices_per_prompt).cloned();
+        let echo = self.echo(index);
+        if echo.is_none() && prompt_token_ids.is_none() {
+            return Vec::new();
+        }
+        let text = echo.map(|echo| echo.text.clone()).unwrap_or_default();
+        let logprobs = echo.filter(|_| self.logprobs).map(|echo| echo.lists.clone().finish());
+        let piece = self.piece(index, text, Vec::new());
+        self.emit(CompletionChoice { logprobs, prompt_token_ids, ..piece })
+    }
+
+    fn prompt_logprobs(&mut self, index: usize, entries: &[Option<TokenLogprob>]) {
+        let logprobs = logprobs::prompt(&self.engine, entries);
+        let first = index - index % self.choices_per_prompt;
+        for choice in &mut self.choices[first..first + self.choices_per_prompt] {
+            choice.prompt_logprobs = Some(Some(logprobs.clone()));
+        }
+    }
+
+    fn part(&mut self, index: usize, piece: Piece<'_>) -> Vec<Self::Event> {
+        self.envelope.count(index, piece.id);
+        let offsets = &mut self.offsets[index];
+        let logprobs = piece.logprob.map(|entry| {
+            let mut lists = CompletionLists::new(self.logprob_form);
+            lists.push(&self.engine, entry, offsets);
+            lists.finish()
+        });
+        let text: String = piece.parts.into_iter().filter_map(AnswerPart::into_text).collect();
+        let ids: Vec<u32> = piece.id.into_iter().collect();
+        let has_ids = !self.prompt_ids.is_empty() && !ids.is_empty();
+        if text.is_empty() && logprobs.is_none() && !has_ids {
+            return Vec::new();
+        }
+        self.emit(CompletionChoice { logprobs, ..self.piece(index, text, ids) })
+    }
+
+    fn end(&mut self, index: usize, reason: &stolon::FinishReason) -> Vec<Self::Event> {
+        let finish_reason = Some(FinishReason::from(reason));
+        let stop_reason = CutReason::of(reason);
+        let piece = self.piece(index, String::new(), Vec::new());
+        self.emit(CompletionChoice { finish_reason, stop_reason, ..piece })
+    }
+
+    fn finish(&mut self, usage: Usage) -> Vec<Self::Event> {
+        self.envelope.finish(usage)
+    }
+
+    fn fail(&mut self, error: &ApiError) -> Self::Event {
+        Envelope::fail(error)
+    }
+
+    fn whole(self) -> Completion {
+        self.envelope.whole(self.choices)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::Value;
+
+    use super::*;
+    use crate::wire::advice::Ignored;
+    use crate::wire::body::parse as parse_body;
+
+    fn parse(prompt: &Value) -> Result<Vec<Prompt>, ApiError> {
+        let body = json!({ "prompt": prompt }).to_string();
+        let request =
+            parse_body::<CompletionRequest>(body.as_bytes(), usize::MAX, &Ignored::default())?;
+        Ok(request.prompt.into_prompts())
+    }
+
+    /// Goal: the four forms of a prompt are recognised, and nothing else is accepted as a prompt.
+    #[test]
+    fn a_prompt_has_four_forms() {
+        let text = |text: &str| Prompt::Text(text.to_owned());
+        assert_eq!(parse(&json!("a")), Ok(vec![text("a")]));
+        assert_eq!(parse(&json!(["a", "b"])), Ok(vec![text("a"), text("b")]));
+        assert_eq!(parse(&json!([1, 2])), Ok(vec![Prompt::Tokens(vec![1, 2])]));
+        let lists = vec![Prompt::Tokens(vec![1]), Prompt::Tokens(vec![2, 3])];
+        assert_eq!(parse(&json!([[1], [2, 3]])), Ok(lists));
+        for bad in [json!(7), json!({}), json!(["a", 1]), json!([1.5]), json!([[1], "a"])] {
+            let error = parse(&bad).expect_err("not a prompt").reply().error;
+            assert_eq!(error.param.as_deref(), Some("prompt"));
+        }
+        // The handler refuses an empty list.
+        assert_eq!(parse(&json!([])), Ok(Vec::new()));
+    }
+}

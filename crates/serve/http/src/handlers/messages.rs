@@ -1,0 +1,341 @@
+//! The handlers of `POST /v1/messages` and `POST /v1/messages/count_tokens`, Anthropic's API.
+
+mod reply;
+
+use std::sync::Arc;
+
+use axum::extract::{Request as HttpRequest, State};
+use axum::http::StatusCode;
+use axum::middleware::Next;
+use axum::response::{IntoResponse, Response};
+use axum::{Extension, Json};
+use serde_json::{Value, json};
+use stolon::{ChatMessage, MessageContent};
+
+use crate::App;
+use crate::api::messages::{
+    Block, BlockContent, MessagesError, MessagesErrorObject, MessagesRequest, MessagesTool,
+    MessagesToolChoice, Thinking, ThinkingType, TokenCount, TurnMessage, TurnRole,
+};
+use crate::api::neutral::Scope;
+use crate::api::options::StopStrings;
+use crate::guard::access::Caller;
+use crate::handlers::dialogue::{
+    Dialogue, SWITCHES, Tool, ToolChoice, check_hosted, function_tool,
+};
+use crate::handlers::options::{Call, OfApi};
+use crate::handlers::thinking::ThinkingBudget;
+use crate::wire::advice::Ignored;
+use crate::wire::body::refuse_unknown;
+use crate::wire::error::ApiError;
+use crate::wire::receive::Received;
+use crate::wire::reply as replies;
+use reply::Messages;
+
+/// The tools that only Anthropic's own models know, by the beginning of their types, which end with
+/// a date.
+const HOSTED: &[&str] = &[
+    "advisor",
+    "bash",
+    "code_execution",
+    "computer",
+    "mcp_toolset",
+    "memory",
+    "text_editor",
+    "tool_search",
+    "web_fetch",
+    "web_search",
+];
+
+/// The handler of `/v1/messages`.
+pub(crate) async fn create(
+    State(app): State<Arc<App>>,
+    Extension(caller): Extension<Caller>,
+    body: Received,
+) -> Result<Response, ApiError> {
+    let ignored = body.ignored.clone();
+    let (mut request, held): (MessagesRequest, _) = app.parser.parse_held(body).await?;
+    let max_tokens = request.max_tokens.ok_or_else(|| ApiError::missing("max_tokens"))?;
+    let dialogue = dialogue(&mut request, &ignored)?;
+    let mut options = request.options;
+    if let Some(stop) = request.stop_sequences
+        && options.stop.replace(StopStrings::Many(stop)).is_some()
+    {
+        let message = "`stop` is not possible with `stop_sequences`: expected one of them";
+        return Err(ApiError::invalid(Some("stop"), message));
+    }
+    let format = request.output_config.and_then(|output| output.format);
+    let format = format.map(|format| ("output_config.format", format));
+    let of_api = OfApi { format, is_chat: true, ..OfApi::default() };
+    let mut call = Call::new(options, of_api, &app, &caller, &ignored)?;
+    call.body = held;
+    call.thinking_budget = call.thinking_budget.or(thinking_budget(request.thinking.as_ref()));
+    call.max_tokens = max_tokens;
+    call.schema_paths = dialogue.schema_paths();
+    let ids = dialogue.call_ids();
+    let (mut request, format) =
+        dialogue.prepare(&app, &caller, call.grammar.take(), &ignored).await?;
+    call.join_session(std::slice::from_mut(&mut request))?;
+    let reply = Messages::new(call.model.clone(), ids.with_format(format.tool_calls));
+    call.describe(&app);
+    replies::respond(&app, &mut call, vec![request], app.usage_sum(1), format, reply).await
+}
+
+/// The handler of `/v1/messages/count_tokens`.
+pub(crate) async fn count_tokens(
+    State(app): State<Arc<App>>,
+    Extension(caller): Extension<Caller>,
+    body: Received,
+) -> Result<Json<TokenCount>, ApiError> {
+    let ignored = body.ignored.clone();
+    let (mut request, _held): (MessagesRequest, _) = app.parser.parse_held(body).await?;
+    if let Some(model) = &request.options.model {
+        app.check_model(model, &ignored)?;
+    }
+    let dialogue = dialogue(&mut request, &ignored)?;
+    let (request, _) = dialogue.prepare(&app, &caller, None, &ignored).await?;
+    let input_tokens = app.engine.prompt_tokens(&request).await?.len();
+    Ok(Json(TokenCount { input_tokens }))
+}
+
+/// Middleware that turns errors into Anthropic's form.
+pub(crate) async fn errors(request: HttpRequest, next: Next) -> Response {
+    let response = next.run(request).await;
+    let Some(error) = response.extensions().get::<ApiError>() else { return response };
+    let body = MessagesError { kind: "error", error: error_object(error) };
+    let mut converted = (response.status(), Json(body)).into_response();
+    for (name, value) in response.headers() {
+        if name != "content-type" && name != "content-length" {
+            converted.headers_mut().insert(name, value.clone());
+        }
+    }
+    converted
+}
+
+/// An error in Anthropic's form.
+fn error_object(error: &ApiError) -> MessagesErrorObject {
+    let kind = match error.status() {
+        StatusCode::UNAUTHORIZED => "authentication_error",
+        StatusCode::FORBIDDEN => "permission_error",
+        StatusCode::NOT_FOUND => "not_found_error",
+        StatusCode::PAYLOAD_TOO_LARGE => "request_too_large",
+        StatusCode::TOO_MANY_REQUESTS => "rate_limit_error",
+        StatusCode::SERVICE_UNAVAILABLE => "overloaded_error",
+        StatusCode::GATEWAY_TIMEOUT => "timeout_error",
+        status if status.is_client_error() => "invalid_request_error",
+        _ => "api_error",
+    };
+    MessagesErrorObject { kind, message: error.message().to_owned() }
+}
+
+/// The conversation and its tools.
+fn dialogue(request: &mut MessagesRequest, ignored: &Ignored) -> Result<Dialogue, ApiError> {
+    let mut messages = Vec::new();
+    if let Some(system) = request.system.take() {
+        let content = text_content("system", system)?;
+        messages.push(message("system", content));
+    }
+    let turns = std::mem::take(&mut request.messages);
+    if turns.is_empty() {
+        let expected = "a list of at least one message";
+        return Err(ApiError::expected("messages", expected, &json!([])));
+    }
+    for (index, turn) in turns.into_iter().enumerate() {
+        add_turn(&mut messages, index, turn)?;
+    }
+    let continues = messages.last().is_some_and(|last| last.role == "assistant");
+    let mut dialogue = Dialogue::new(messages);
+    // A turn has what came in several steps, also what an agent cannot take back.
+    dialogue.keeps_images = false;
+    dialogue.continue_final_message = continues;
+    let tools = tools(request.tools.take().unwrap_or_default(), ignored)?;
+    let disabled = request.tool_choice.as_ref().and_then(|choice| choice.disable_parallel_tool_use);
+    dialogue.single_call = disabled.unwrap_or(false);
+    dialogue.set_tools(tools, tool_choice(request.tool_choice.as_ref())?, "tool_choice")?;
+    let kind = request.thinking.as_ref().map_or(ThinkingType::Disabled, |thinking| thinking.kind);
+    let thinks = kind != ThinkingType::Disabled;
+    dialogue.variables = request.chat_template_kwargs.take().unwrap_or_default();
+    for name in SWITCHES {
+        dialogue.variables.entry(name).or_insert(Value::Bool(thinks));
+    }
+    let output = request.output_config.as_mut();
+    let effort = output.and_then(|output| output.effort.take());
+    dialogue.effort = effort.map(|effort| ("output_config.effort", effort));
+    Ok(dialogue)
+}
+
+/// The limit of the reasoning.
+fn thinking_budget(thinking: Option<&Thinking>) -> Option<ThinkingBudget> {
+    let thinking = thinking.filter(|thinking| thinking.kind == ThinkingType::Enabled)?;
+    let tokens = thinking.budget_tokens.as_ref()?.as_u64()?;
+    Some(ThinkingBudget { tokens: usize::try_from(tokens).ok()?, param: None })
+}
+
+/// The rule of a request for calling tools.
+fn tool_choice(choice: Option<&MessagesToolChoice>) -> Result<ToolChoice, ApiError> {
+    let Some(choice) = choice else { return Ok(ToolChoice::Auto) };
+    match (choice.kind.as_str(), &choice.name) {
+        ("auto", _) => Ok(ToolChoice::Auto),
+        ("none", _) => Ok(ToolChoice::None),
+        ("any", _) => Ok(ToolChoice::Required),
+        ("tool", Some(name)) => Ok(ToolChoice::Function(name.clone())),
+        ("tool", None) => Err(ApiError::missing("tool_choice.name")),
+        (other, _) => {
+            let expected = "auto, any, tool or none";
+            Err(ApiError::expected("tool_choice.type", expected, &json!(other)))
+        }
+    }
+}
+
+fn tools(tools: Vec<MessagesTool>, ignored: &Ignored) -> Result<Vec<Tool>, ApiError> {
+    let mut functions = Vec::new();
+    for (index, tool) in tools.into_iter().enumerate() {
+        let path = format!("tools[{index}].");
+        let kind = tool.kind.as_deref().unwrap_or("custom");
+        if kind != "custom" {
+            check_hosted(&path, kind, HOSTED, ignored)?;
+            continue;
+        }
+        refuse_unknown(&path, &tool.unknown, Scope::MessagesTool, ignored)?;
+        let (path, description) = (format!("{path}name"), tool.description.as_deref());
+        let place = (path.as_str(), "input_schema");
+        let tool = function_tool(place, &tool.name, description, tool.input_schema, tool.strict)?;
+        functions.push(tool);
+    }
+    Ok(functions)
+}
+
+fn message(role: &str, content: MessageContent) -> ChatMessage {
+    let mut message = ChatMessage::new(role, "");
+    message.content = Some(content);
+    message
+}
+
+/// Adds the messages of a turn: each result of a call is a separate message.
+fn add_turn(
+    messages: &mut Vec<ChatMessage>,
+    index: usize,
+    turn: TurnMessage,
+) -> Result<(), ApiError> {
+    let path = format!("messages[{index}].content");
+    check_length(&path, &turn.content)?;
+    let role = match turn.role {
+        TurnRole::User => "user",
+        TurnRole::Assistant => "assistant",
+        TurnRole::System => "system",
+    };
+    let blocks = match turn.content {
+        BlockContent::Text(text) => {
+            messages.push(ChatMessage::new(role, text));
+            return Ok(());
+        }
+        BlockContent::Blocks(blocks) => blocks,
+    };
+    let before = messages.len();
+    let (mut own_parts, mut calls, mut reasoning) = (Vec::new(), Vec::new(), String::new());
+    for (place, block) in blocks.into_iter().enumerate() {
+        let misplaced = |role: &str| {
+            let path = format!("{path}[{place}]");
+            let message = format!("`{path}`: this type of block is only for the role `{role}`");
+            ApiError::invalid(Some(&path), message)
+        };
+        match block {
+            Block::Text { text, .. } if text.is_empty() => {}
+            Block::Text { text, .. } => own_parts.push(text_part(text)),
+            Block::Image { source, .. } => own_parts.push(source.into_part()),
+            Block::ToolUse { id, name, input, .. } if turn.role == TurnRole::Assistant => {
+                let function = json!({"name": name, "arguments": input});
+                calls.push(json!({"id": id, "type": "function", "function": function}));
+            }
+            Block::Thinking { thinking, .. } if turn.role == TurnRole::Assistant => {
+                reasoning.push_str(&thinking);
+            }
+            Block::RedactedThinking { .. } if turn.role == TurnRole::Assistant => {}
+            Block::ToolResult { tool_use_id, content, .. } => {
+                // In a turn of the assistant, the call before it ends a message.
+                if turn.role == TurnRole::Assistant && !calls.is_empty() {
+                    push_own(messages, role, &mut own_parts, &mut calls, &mut reasoning);
+                }
+                let content = content.map_or(BlockContent::Text(String::new()), |content| *content);
+                let content = text_content(&format!("{path}[{place}].content"), content)?;
+                let mut result = message("tool", content);
+                result.extra.insert("tool_call_id".to_owned(), Value::String(tool_use_id));
+                messages.push(result);
+            }
+            _ => return Err(misplaced("assistant")),
+        }
+    }
+    let is_empty = own_parts.is_empty() && calls.is_empty() && reasoning.is_empty();
+    if !is_empty || messages.len() == before {
+        push_own(messages, role, &mut own_parts, &mut calls, &mut reasoning);
+    }
+    Ok(())
+}
+
+/// Adds the message of a turn, without the results of calls in it.
+fn push_own(
+    messages: &mut Vec<ChatMessage>,
+    role: &str,
+    parts: &mut Vec<Value>,
+    calls: &mut Vec<Value>,
+    reasoning: &mut String,
+) {
+    let mut own = message(role, message_content(std::mem::take(parts)));
+    if own.content == Some(MessageContent::Text(String::new())) && !calls.is_empty() {
+        own.content = None;
+    }
+    if !calls.is_empty() {
+        own.extra.insert("tool_calls".to_owned(), Value::Array(std::mem::take(calls)));
+    }
+    if !reasoning.is_empty() {
+        let reasoning = std::mem::take(reasoning);
+        own.extra.insert("reasoning_content".to_owned(), Value::String(reasoning));
+    }
+    messages.push(own);
+}
+
+fn check_length(path: &str, content: &BlockContent) -> Result<(), ApiError> {
+    if !content.is_too_long() {
+        return Ok(());
+    }
+    let message = format!("`{path}`: expected at most {} blocks", crate::api::chat::MAX_PARTS);
+    Err(ApiError::invalid(Some(path), message))
+}
+
+/// Content that may only have blocks of text and images.
+fn text_content(path: &str, content: BlockContent) -> Result<MessageContent, ApiError> {
+    check_length(path, &content)?;
+    let blocks = match content {
+        BlockContent::Text(text) => return Ok(MessageContent::Text(text)),
+        BlockContent::Blocks(blocks) => blocks,
+    };
+    let mut parts = Vec::with_capacity(blocks.len());
+    for (index, block) in blocks.into_iter().enumerate() {
+        match block {
+            Block::Text { text, .. } => parts.push(text_part(text)),
+            Block::Image { source, .. } => parts.push(source.into_part()),
+            _ => {
+                let path = format!("{path}[{index}]");
+                let message = format!("`{path}`: expected a block of type `text` or `image`");
+                return Err(ApiError::invalid(Some(&path), message));
+            }
+        }
+    }
+    Ok(message_content(parts))
+}
+
+fn text_part(text: String) -> Value {
+    json!({"type": "text", "text": text})
+}
+
+/// Parts as the content of a message. A single text is not a part.
+fn message_content(mut parts: Vec<Value>) -> MessageContent {
+    match parts.as_mut_slice() {
+        [] => MessageContent::Text(String::new()),
+        [only] if only["type"] == "text" => match only["text"].take() {
+            Value::String(text) => MessageContent::Text(text),
+            _ => MessageContent::Parts(parts),
+        },
+        _ => MessageContent::Parts(parts),
+    }
+}
