@@ -44,8 +44,8 @@ pub struct SequenceBlocks {
 }
 
 impl SequenceBlocks {
-    /// Number of positions, from the start of the sequence, whose KV is in the cache: a multiple
-    /// of the block size. They need not be computed, and their blocks must not be written to.
+    /// Number of positions, from the start of the sequence, whose KV is in the cache: a multiple of
+    /// the block size. A request does not compute them, and their blocks must not be written to.
     pub fn cached_len(&self) -> usize {
         self.prefix.len()
     }
@@ -169,7 +169,7 @@ impl PrefixCache {
 
     // ---- checkpoints ----
 
-    /// Reserves the blocks of a checkpoint: of a copy of the recurrent state of a sequence, for
+    /// Reserves blocks for a checkpoint, which is a copy of the recurrent state of a sequence, for
     /// models that have one. The engine copies the state there and calls
     /// [`commit_checkpoint`](PrefixCache::commit_checkpoint). Evicts as
     /// [`begin`](PrefixCache::begin) does. The lease is empty in a cache without
@@ -226,7 +226,7 @@ impl PrefixCache {
     // ---- making room ----
 
     /// Evicts cached blocks until `count` blocks are free, or will be when the running steps have
-    /// ended. Fewer are free afterwards if everything else is locked.
+    /// ended. Fewer are free afterward if everything else is locked.
     ///
     /// Returns the evicted blocks with the content that they hold until they are reserved again.
     pub fn make_room(&mut self, count: usize) -> Vec<EvictedBlock> {

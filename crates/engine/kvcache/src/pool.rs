@@ -40,7 +40,7 @@ enum State {
 /// (returned, but a running step may still access it). At any time `free + fenced + reserved +
 /// committed` is the number of blocks; [`counts`](BlockPool::counts) returns these numbers.
 ///
-/// Dropping the pool is allowed while leases exist; they have no effect afterwards.
+/// Dropping the pool is allowed while leases exist; they have no effect afterward.
 #[derive(Debug)]
 pub struct BlockPool {
     states: Vec<State>,

@@ -11,7 +11,7 @@ use crate::{BlockHasher, CachedPrefix, Namespace, PrefixMatch, TreeDump};
 /// creates a namespace, or frees what the writer has removed. The only shared memory that a query
 /// writes is the calling thread's own record in crossbeam-epoch and, if it finds that no query can
 /// reach a batch of removed nodes any more, one number for the writer. An answer was exact at some
-/// instant during the call. Afterwards it is a hint, until
+/// instant during the call. Afterward it is a hint, until
 /// [`TreeWriter::acquire`](crate::TreeWriter::acquire) has locked the prefix.
 #[derive(Clone, Debug)]
 pub struct TreeReader {

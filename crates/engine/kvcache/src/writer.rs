@@ -99,7 +99,8 @@ struct Record {
     hits: u32,
     /// The priority that was set last.
     priority: i32,
-    /// Tick of the commit that created the node; after a merge, that of its lowest part.
+    /// Tick of the commit that created the node; after a merge, of the commit that created its
+    /// lowest part.
     created: u64,
     /// Tick of the last acquire or commit that went through the node.
     last_use: u64,

@@ -21,7 +21,7 @@ mod harness {
     use std::thread;
     use stolon_kvcache::{BlockId, Namespace, TreeWriter, prefix_tree};
 
-    /// The standard library's synchronisation types.
+    /// The standard library's synchronization types.
     pub(crate) mod sync {
         pub(crate) use std::sync::atomic::{AtomicBool, Ordering};
         pub(crate) use std::sync::{Arc, Barrier, Mutex, MutexGuard};

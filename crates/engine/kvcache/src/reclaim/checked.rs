@@ -43,7 +43,8 @@ impl Epochs {
 
     pub(crate) fn defer(&self, guard: &Guard, function: impl FnOnce() + Send + 'static) {
         let mut state = lock(&self.state);
-        // The writer does not read through its own guard, so the function need not wait for it.
+        // The writer does not read through its own guard, so the function does not have to wait for
+        // it.
         let guards: Vec<usize> = state.guards.iter().copied().filter(|&g| g != guard.id).collect();
         if guards.is_empty() {
             drop(state);

@@ -105,7 +105,8 @@ impl TreeWriter {
         let mut own = private.split(span.block_count);
         let committed = self.commit_from(&mut lease, &whole, &mut own);
         if !own.is_empty() {
-            // Nothing was taken. The blocks were split from this lease, so they fit to it.
+            // The tree has taken nothing. The blocks were split from this lease, so they can be
+            // appended again.
             let fits = private.append(own);
             debug_assert!(fits.is_ok(), "blocks of one pool");
         }
@@ -113,7 +114,7 @@ impl TreeWriter {
         if self.arena.is_live(before) {
             self.refresh_checkpoints_below(before);
         }
-        // A checkpoint where prompts part was asked for before it existed.
+        // Requests may have diverged here before this checkpoint existed. Their hits count for it.
         let record = &mut self.records[lease.end.index()];
         record.hits = record.hits.max(hits);
         Ok(is_whole.then(|| CheckpointLease::new(lease, span.block_count)))

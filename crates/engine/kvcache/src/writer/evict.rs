@@ -191,7 +191,7 @@ impl TreeWriter {
     }
 
     /// Removes everything in one namespace from the index, as [`flush`](TreeWriter::flush) does for
-    /// all namespaces. Of use after an adapter was unloaded or a tenant was deleted. May also
+    /// all namespaces. Useful after an adapter was unloaded or a tenant was deleted. May also
     /// return blocks of other namespaces that were removed earlier and are no longer held.
     pub fn evict_namespace(&mut self, namespace: &Namespace) -> EvictedBlocks {
         self.begin_operation();
@@ -229,8 +229,9 @@ impl TreeWriter {
         if self.find(namespace, &positions[..whole]) == whole
             && let Some(&(end, _)) = self.path.last()
         {
-            // All are found before the first is removed, because a removal merges locked nodes
-            // around it. It merges no unlocked node into a locked one, so that the others stay.
+            // Find all of them before removing the first, because a removal merges the locked nodes
+            // around it. It never merges an unlocked node into a locked one, so the others remain
+            // valid.
             for top in self.unlocked_below(end) {
                 self.remove_subtree(top, &mut out);
             }
@@ -313,7 +314,7 @@ impl TreeWriter {
         hashes
     }
 
-    /// Removes a leaf. If its namespace is empty afterwards, prunes the namespace; if its parent
+    /// Removes a leaf. If its namespace is empty afterward, prunes the namespace; if its parent
     /// has one child left, merges the two if possible.
     fn remove_leaf(&mut self, id: NodeId) {
         let parent = self.arena.parent(id);

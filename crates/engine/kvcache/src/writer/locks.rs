@@ -100,8 +100,8 @@ impl TreeWriter {
     }
 
     /// Replaces a chain by one node with `edge`. Its record gets the largest number of hits, the
-    /// highest priority and the latest use of the chain; with a checkpoint at its end, the hits of
-    /// that.
+    /// highest priority and the latest use of the chain; if a checkpoint is at its end, the hits of
+    /// the checkpoint instead.
     pub(super) fn replace_run(&mut self, run: &[NodeId], edge: Edge) {
         let (Some(&top), Some(&bottom)) = (run.first(), run.last()) else { return };
         let mut merged = self.records[bottom.index()].clone();

@@ -76,8 +76,8 @@ impl TreeWriter {
         self.quotas.add_leaf(record.root, key);
     }
 
-    /// Number of blocks that requests need not compute because of a leaf: its own, or, if there are
-    /// checkpoints, those between its checkpoint and the one before it.
+    /// Number of blocks that requests do not have to compute because a leaf is cached: its own, or,
+    /// if there are checkpoints, those between its checkpoint and the one before it.
     fn saved_blocks(&self, leaf: NodeId) -> usize {
         let edge = self.arena.edge(leaf);
         let own = edge.kv_hashes().len();

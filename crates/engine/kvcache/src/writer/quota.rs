@@ -13,7 +13,7 @@ use std::collections::{BTreeSet, HashMap};
 /// cached in its namespace, so they need a limit.
 const OWN_QUOTAS_MAX: usize = 1 << 16;
 
-/// The quotas of a tree, and what the namespaces that have one use of it.
+/// The quotas of a tree, and the use of each namespace that has one.
 #[derive(Debug, Default)]
 pub(crate) struct Quotas {
     /// The quota, in blocks, of all namespaces but the base namespace that have none of their own.
@@ -29,7 +29,7 @@ pub(crate) struct Quotas {
     changed: Vec<NodeId>,
 }
 
-/// What a namespace with a quota has cached.
+/// The cached blocks of a namespace with a quota.
 #[derive(Debug, Default)]
 pub(super) struct Usage {
     /// The quota, in blocks.

@@ -173,7 +173,8 @@ fn an_order_learns_what_a_checkpoint_saves() {
     cache.check();
 }
 
-/// Evicts first what saves least, and of that what has the fewest continuations.
+/// Evicts the leaf that saves the least first; of equal ones, the one with the fewest
+/// continuations.
 #[derive(Debug)]
 struct LeastSaved;
 

@@ -1,4 +1,4 @@
-//! The features of the tree beyond match, commit and eviction, one behaviour per test.
+//! The features of the tree beyond match, commit and eviction, one behavior per test.
 
 use std::collections::HashMap;
 use stolon_kvcache::{
@@ -304,7 +304,7 @@ fn a_long_leaf_is_trimmed() {
 }
 
 /// Goal: a sequence that grows by one block per commit consists of few nodes while it is locked,
-/// and of one node afterwards.
+/// and of one node afterward.
 #[test]
 fn a_growing_sequence_is_merged_into_one_node() {
     let (mut writer, _) = prefix_tree(1).expect("a block size");
@@ -339,7 +339,7 @@ fn nodes_are_merged_after_a_branch_was_evicted() {
 }
 
 /// Goal: queries are exact while children are inserted into and removed from wide tables in place,
-/// and memory is freed afterwards.
+/// and memory is freed afterward.
 #[test]
 fn a_wide_root_under_churn() {
     let (mut writer, reader) = prefix_tree(1).expect("a block size");
@@ -373,7 +373,7 @@ fn the_index_is_small() {
     for key in 0..1000 {
         put(&mut writer, &base(), &[key; 16], key);
     }
-    // No less than its vectors take, which have most of this.
+    // No less than its vectors take, which are most of it.
     assert!((250_000..=300_000).contains(&writer.index_bytes()), "{} bytes", writer.index_bytes());
     let (mut writer, _) = prefix_tree(16).expect("a block size");
     let long: Vec<u32> = (0..16 * 10_000).collect();

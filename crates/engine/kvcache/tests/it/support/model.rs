@@ -1,5 +1,5 @@
 //! The tree next to a simple and slow reference model: a map from every cached prefix to its block.
-//! Each operation runs on both and panics if they differ afterwards.
+//! Each operation runs on both and panics if they differ afterward.
 
 use std::collections::{HashMap, HashSet};
 use stolon_kvcache::{
