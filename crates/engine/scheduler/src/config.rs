@@ -38,7 +38,7 @@ impl fmt::Display for AdmissionPolicy {
     }
 }
 
-/// The text is not the name of an admission policy.
+/// The string is not the name of an admission policy.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
     "admission policy: expected fcfs, longest-prefix or cost, got `{got}` (requests with a larger \
@@ -213,7 +213,7 @@ impl EngineConfig {
         }
     }
 
-    /// What stores pinned prefixes, if there is something.
+    /// The sink that also stores pinned prefixes, if one is configured.
     pub fn sink_of_pins(&self) -> Option<&Arc<dyn KvSink>> {
         self.kv_sink.as_ref().filter(|sink| sink.stores_pins())
     }

@@ -61,7 +61,7 @@ pub struct EngineContext {
     /// Numbers the images of prompts. It outlives the prefix trees, because a number is never used
     /// for another image.
     spans: Arc<TokenSpanInterner>,
-    /// The images that need not be encoded.
+    /// The images whose embeddings are cached, so that they are not encoded again.
     pub(crate) encoded: Arc<EncodedImages>,
     pub(crate) limits: Arc<QueueLimits>,
 }
@@ -204,7 +204,7 @@ impl EngineContext {
         Ok(PromptImage { start, input })
     }
 
-    /// What numbers the images of prompts.
+    /// The interner that numbers the images of prompts.
     pub fn spans(&self) -> &Arc<TokenSpanInterner> {
         &self.spans
     }
@@ -345,7 +345,7 @@ impl EngineContext {
         quota.charge(prompt + answer, is_first, |tokens| self.limits.retry_after(tokens)).map(Some)
     }
 
-    /// A look-up of stored KV of a prompt, of which `found` is cached.
+    /// A look-up of stored KV for a prompt whose cached part is `found`.
     pub fn prompt_lookup(
         &self,
         namespace: Namespace,

@@ -22,7 +22,7 @@ pub enum Event {
     /// A token was generated.
     Token(TokenEvent),
     /// The pooled hidden states of the prompt, `[hidden_size]`, if an embedding was requested. They
-    /// are finite, and not normalised.
+    /// are finite, and not normalized.
     Embedding(Vec<f32>),
     /// The request is complete. No event follows.
     Finished(Finish),
@@ -58,7 +58,7 @@ pub enum FinishReason {
 }
 
 impl FinishReason {
-    /// Whether the model would have gone on.
+    /// Whether the answer was cut off, so that the model would have continued it.
     pub fn is_cut(&self) -> bool {
         matches!(self, FinishReason::Length | FinishReason::Repetition)
     }
@@ -86,7 +86,7 @@ pub struct Usage {
     pub completion_tokens: usize,
 }
 
-/// How long the phases of a request took. Serialised in seconds.
+/// How long the phases of a request took. Serialized in seconds.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 #[non_exhaustive]
 pub struct Timings {

@@ -128,7 +128,7 @@ macro_rules! histograms {
         }
 
         /// Distributions since the engine started, of times in seconds and of numbers of tokens.
-        /// Each request is recorded once when it has ended, also if it was cancelled or failed,
+        /// Each request is recorded once when it has ended, also if it was canceled or failed,
         /// except for the times of its tokens, which are recorded as they are generated. Of a
         /// request that never left the queue, only the time to its end is recorded.
         #[derive(Clone, Debug, PartialEq, Serialize)]

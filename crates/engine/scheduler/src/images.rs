@@ -157,7 +157,8 @@ impl SequenceImages {
     }
 }
 
-/// What the embeddings of an image depend on.
+/// The part of an image that its embeddings depend on: the hash of its content, and its length in
+/// positions.
 type Content = (u128, usize);
 
 fn content(input: &ImageInput) -> Content {

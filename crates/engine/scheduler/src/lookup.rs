@@ -1,8 +1,8 @@
 //! [`StoredLookup`]: when a waiting request asks again for stored KV of its prompt.
 //!
-//! What is cached and what is stored of a prompt is looked up before its request is submitted,
-//! because reading takes time. Both are hints: while the request waits, what was cached can be
-//! evicted, and nothing was read in its place. So there is a second look at admission:
+//! The cached and the stored part of a prompt are looked up before its request is submitted,
+//! because reading takes time. Both are hints: while the request waits, the cached part can be
+//! evicted without anything being read in its place. So there is a second look-up at admission:
 //!
 //! 1. The request has locked its match. If that and its stored KV are shorter than what was found
 //!    before, the request asks again for stored KV, from the end of the match.
@@ -18,8 +18,8 @@ use std::time::{Duration, Instant};
 const LOOKUPS_MAX: u32 = 2;
 
 /// How long a request waits at most for the answer to a repeated look-up. The source has mostly a
-/// shorter limit; this one holds if a read never ends, because requests that may not overtake any
-/// more wait as long.
+/// shorter limit; this one holds if a read never ends, because requests that may no longer overtake
+/// this one wait just as long.
 pub(crate) const WAIT_MAX: Duration = Duration::from_secs(10);
 
 /// The look-ups of a waiting request.

@@ -24,8 +24,8 @@
 //! [`StepLimits::tenant`]. Of decodes that exceed it, those that took part least recently come
 //! first.
 //!
-//! An image whose positions attend to each other is computed in one step. If none of the prompts
-//! that go on with such an image gets enough tokens for it, the one that has waited longest computes
+//! An image whose positions attend to each other is computed in one step. If no prompt whose next
+//! positions are such an image gets enough tokens for it, the one that has waited longest computes
 //! its image nevertheless.
 
 use std::cmp::Reverse;
@@ -204,9 +204,9 @@ pub(crate) fn plan(views: &[SequenceView], limits: StepLimits, order: PrefillOrd
     slices
 }
 
-/// Removes the chunks of sequences that got fewer tokens than the image with which they go on.
-/// Returns a chunk with all of the image for the one among them that has waited longest, although
-/// the step then has more tokens than it should.
+/// Removes the chunks of sequences that got fewer tokens than the image that comes next in their
+/// prompts. Returns a chunk with all of the image for the one among them that has waited longest,
+/// although the step then has more tokens than it should.
 fn image_too_large(views: &[SequenceView], slices: &mut Vec<Slice>) -> Option<Slice> {
     let mut waiting: Vec<usize> = Vec::new();
     slices.retain(|slice| {

@@ -1,8 +1,8 @@
 //! Recurrent states, for models that have them: the slots of running sequences, and where
 //! checkpoints are taken.
 //!
-//! A sequence of such a model resumes from a checkpoint only, so a checkpoint is worth what will be
-//! asked for again. It is taken
+//! A sequence of such a model resumes from a checkpoint only, so a checkpoint is worth as much as
+//! the requests that will resume from it. It is taken
 //!
 //! - before the last position of a prompt, from which a repeated prompt, and the next turn of a
 //!   conversation, resume;
@@ -18,8 +18,8 @@
 //!   end of an answer is not known in advance, so a sequence overwrites one checkpoint of its own
 //!   while it generates, and publishes it when it ends or is preempted.
 //!
-//! Taking one costs a copy of the state, never a second pass. It is never necessary: without blocks
-//! for it, a sequence goes on without.
+//! Taking one costs a copy of the state, never a second pass. It is never necessary: if there are
+//! no blocks for it, the sequence continues without a checkpoint.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -128,7 +128,7 @@ pub(crate) struct StateLoad {
     pub(crate) next: usize,
 }
 
-/// What a running sequence has of its recurrent state.
+/// The recurrent state that a running sequence holds.
 #[derive(Debug, Default)]
 pub(crate) struct HeldState {
     /// Its slot, from its first step on.
@@ -141,8 +141,9 @@ pub(crate) struct HeldState {
     pub(crate) load: Option<StateLoad>,
     /// Number of positions of the first message of its prompt; 0 if it is not known.
     pub(crate) first_message: usize,
-    /// Number of its positions whose KV was cached when it started, if these are more than a
-    /// checkpoint's distance more than what it resumed from: where it parts from other prompts.
+    /// Number of its positions whose KV was cached when it started, which is where it diverges from
+    /// other prompts. 0 unless this is more than a checkpoint's distance beyond the position from
+    /// which it resumed.
     pub(crate) parted: usize,
     /// End of the last step that it was part of. Checkpoints can be taken after it only.
     pub(crate) planned: usize,
@@ -196,7 +197,7 @@ pub(crate) fn first_message(prompt: &[u32], ends: &TokenSet) -> usize {
     end.map_or(0, |index| index + 2)
 }
 
-/// What the choice of a sequence's checkpoints depends on.
+/// The properties of a sequence on which the choice of its checkpoints depends.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct CheckpointWishes {
     /// Number of tokens of the prompt.
@@ -255,8 +256,8 @@ impl CheckpointRule {
         distance.next_multiple_of(self.distance)
     }
 
-    /// The lengths of the prefixes of which a step that computes the positions `start..end` takes
-    /// checkpoints, in ascending order.
+    /// The lengths of the prefixes after which a step that computes the positions `start..end`
+    /// takes checkpoints, in ascending order.
     pub(crate) fn choose(&self, wishes: &CheckpointWishes, start: usize, end: usize) -> Vec<usize> {
         let prompt_end = self.end_of_prompt(wishes.prompt_len);
         let distance = self.regular_distance(wishes.prompt_len);
@@ -321,7 +322,7 @@ mod tests {
         assert_eq!(RULE.choose(&after(300), 0, 300), [288]);
     }
 
-    /// Goal: a prompt gets one after its last image, where a block ends there.
+    /// Goal: a prompt gets one after its last image, if a block ends there.
     #[test]
     fn the_last_image_gets_a_checkpoint() {
         let small = CheckpointRule { block_size: 1, distance: 1, ..RULE };

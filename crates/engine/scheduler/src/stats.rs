@@ -18,7 +18,7 @@ pub struct EngineStats {
     /// pool was exhausted. The other completed ones ended with an end-of-sequence token, a stop
     /// token or a stop string.
     pub finished_length: u64,
-    /// Requests cancelled by dropping their stream.
+    /// Requests canceled by dropping their stream.
     pub cancelled: u64,
     /// Requests that ended with an error after they had entered the queue, also because the engine
     /// failed or stopped.

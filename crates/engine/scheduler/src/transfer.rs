@@ -207,7 +207,7 @@ pub trait KvSink: fmt::Debug + Send + Sync {
     }
 }
 
-/// What a [`KvSink`] does about a pinned prefix.
+/// The reaction of a [`KvSink`] to a pinned prefix.
 #[derive(Debug)]
 pub struct StoredPin {
     /// The blocks that are not stored yet.
@@ -233,7 +233,8 @@ pub struct PromptLookup {
     pub tokens: Arc<Vec<u32>>,
     /// Number of leading tokens whose KV is in the pool.
     pub cached: usize,
-    /// Number of these that need not be computed: all, unless the model has a recurrent state.
+    /// Number of these that do not have to be computed: all, unless the model has a recurrent
+    /// state.
     pub resume: usize,
     /// Number of positions that a checkpoint of the recurrent state takes, in whole blocks; 0 for a
     /// model without one. For other models, stored KV is of use with a checkpoint only, which is
@@ -261,7 +262,7 @@ pub struct RepeatedLookup {
     pub limit: Duration,
 }
 
-/// What a [`KvSource`] asks for when a prompt is about to be computed.
+/// The reads and writes that a [`KvSource`] requests when a prompt is about to be computed.
 #[derive(Debug, Default)]
 pub struct Prefetch {
     /// Blocks of the pool that are to be stored now, because the prompt has used them again.
@@ -332,8 +333,7 @@ pub(crate) struct Saving {
 }
 
 impl Saving {
-    /// Begins to save those of the request's blocks that `lease` has locked; `None` if there are
-    /// none.
+    /// Begins to save the blocks of the request that `lease` has locked; `None` if there are none.
     pub(crate) fn new(request: SaveRequest, lease: PrefixLease) -> Option<Saving> {
         let left = request.blocks.start..lease.blocks().len().min(request.blocks.end);
         if left.is_empty() {

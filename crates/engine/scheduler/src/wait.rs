@@ -1,5 +1,5 @@
-//! How long a request waits: [`Workload`] is what the scheduler publishes of its requests after each
-//! step, and predicts from it when another request would get its first token.
+//! How long a request waits: [`Workload`] describes the requests of the scheduler, which publishes
+//! it after each step. It predicts when another request would get its first token.
 //!
 //! The prediction runs the requests ahead in time with the scheduler's own rules: `policy.rs` and
 //! `tenant.rs` say which waiting request starts, `schedule.rs` what a step computes, and
@@ -70,7 +70,7 @@ pub(crate) struct Workload {
     pub(crate) step_left: f64,
     /// Number of requests that can run at a time.
     pub(crate) slots: usize,
-    /// What is added to the waiting tokens as the bound of a new request on overtaking.
+    /// Number that is added to the waiting tokens to get the overtaking bound of a new request.
     pub(crate) max_overtake: usize,
     /// The sizes of a step while several requests run or wait.
     pub(crate) limits: StepLimits,
@@ -322,8 +322,8 @@ impl Ahead<'_> {
         self.time * ahead as f64 / started.max(1) as f64
     }
 
-    /// The seconds until the next request arrives, not above 0 if it has arrived: they are expected
-    /// to be like the last ones.
+    /// The seconds until the next request arrives, not above 0 if it has arrived. Requests are
+    /// expected to be like the last ones.
     fn until_arrival(&self) -> f64 {
         match self.load.arrivals > 0.0 && !self.load.arrived.is_empty() {
             true => (self.arrived + 1) as f64 / self.load.arrivals - self.time,
@@ -398,7 +398,7 @@ fn view(request: &Request) -> SequenceView {
     }
 }
 
-/// What a step computes on average, if it is repeated `times` times.
+/// The average work of a step, if it is repeated `times` times.
 fn work_of(slices: &[Slice], times: usize) -> StepWork {
     let work = |slice: &Slice| {
         let start = (slice.start + slice.count * (times - 1) / 2) as f64;

@@ -56,7 +56,7 @@ pub enum EvictionDemand {
     Detached,
 }
 
-/// What the tree has evicted.
+/// The blocks that the tree has evicted.
 #[derive(Debug, Default)]
 pub struct Evicted {
     /// The blocks.
@@ -83,7 +83,7 @@ pub fn evict(writer: &mut TreeWriter, demand: EvictionDemand, note: bool) -> Evi
     Evicted { blocks, prefixes }
 }
 
-/// What [`BlockAllocator::remove`] removes from the cache.
+/// The part of the cache that [`BlockAllocator::remove`] removes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Removal {
     /// All of a namespace, its pins, and what its sessions hold. Blocks that running requests hold

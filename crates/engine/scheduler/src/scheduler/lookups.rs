@@ -1,7 +1,7 @@
 //! Repeated look-ups of stored KV for waiting requests: `lookup.rs` decides when there is one.
 //!
-//! The scheduler does no I/O. It says what is to be looked up ([`Scheduler::take_lookups`]), and is
-//! told what was read ([`Scheduler::stored_read`]).
+//! The scheduler does no I/O. Its caller takes the look-ups ([`Scheduler::take_lookups`]), makes
+//! them, and passes the results to [`Scheduler::stored_read`].
 
 use std::mem;
 use std::sync::Arc;

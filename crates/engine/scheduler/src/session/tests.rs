@@ -206,7 +206,8 @@ fn a_turn_makes_its_session_busy_until_it_ends() {
     assert_eq!(refused.expect_err("another salt"), SessionError::OtherNamespace { id });
 }
 
-/// Goal: the shorter of what the scheduler and the caller's stream report counts, in either order.
+/// Goal: if the scheduler and the caller's stream report different ends of a turn, the shorter one
+/// counts, in either order.
 #[test]
 fn a_turn_ends_where_the_caller_stops_reading() {
     let mut fixture = Fixture::new(100, 10, 60);
@@ -505,7 +506,7 @@ struct Expected {
     tokens: Vec<u32>,
     /// The positions of the full blocks that it holds.
     held: Vec<u32>,
-    /// Those of its partial block.
+    /// The positions in its partial block.
     partial: Vec<u32>,
     last_use: u64,
     used: u64,

@@ -279,7 +279,7 @@ fn refused_requests_learn_when_there_is_room() {
     assert!(factors[10] < 1.5, "{factors:.2?}");
 }
 
-/// The factor by which the time is wrong after which a full engine lets a request try again.
+/// The factor by which the time is wrong after which a full engine permits a retry.
 fn room_factor(seed: u64) -> f64 {
     let config =
         EngineConfig { max_queued_requests: 12, max_running: 8, ..EngineConfig::default() };

@@ -71,7 +71,7 @@ fn a_large_request_is_overtaken_within_its_bound() {
     assert_eq!(ada.tokens_in_flight(), 0);
 }
 
-/// Goal: a request that is cancelled while it waits or runs makes room at once.
+/// Goal: a request that is canceled while it waits or runs makes room at once.
 #[test]
 fn cancellation_makes_room() {
     let mut harness = harness(AdmissionPolicy::Fcfs, 100);

@@ -14,7 +14,7 @@ use crate::error::EngineError;
 use crate::request::SequenceRequest;
 use crate::transfer::{EvictedCopy, KvSink, SaveRequest, StoredKv};
 
-/// What saves have yielded: the prompt, the first block, and the bytes.
+/// The results of saves: the prompt, the first block, and the bytes.
 pub(super) type Saves = Arc<Mutex<Vec<(Vec<u32>, usize, Vec<u8>)>>>;
 
 /// The bytes of each full block of a prompt, computed by a backend of its own.
@@ -143,8 +143,8 @@ impl Harness {
         self.advance();
     }
 
-    /// Checks that every save has yielded what computing its prompt yields.
-    /// So must every copy of what was evicted.
+    /// Checks that every save has yielded what computing its prompt yields. So must every copy of
+    /// evicted blocks.
     pub(super) fn check_saves(&self) {
         let spec = &self.context.spec;
         let saves = self.saves.lock().expect("no panic").clone();
