@@ -45,7 +45,7 @@ pub struct FakeLatency {
     pub per_decode: Duration,
 }
 
-/// Sizes and behaviour of a [`FakeBackend`].
+/// Sizes and behavior of a [`FakeBackend`].
 #[derive(Clone, Debug)]
 pub struct FakeOptions {
     /// Number of token ids, at least 1. Every token id is below it.
@@ -245,7 +245,7 @@ impl FakeBackend {
         )))
     }
 
-    /// Stores the state after `len` positions, of which `last` is the last one's mark, in the
+    /// Stores the state after `len` positions, the last of which has the mark `last`, in the
     /// slice's slot and its checkpoint of that length.
     fn keep_state(&mut self, slice: &SequenceSlice, len: usize, last: Mark) {
         let Some(state) = &slice.state else { return };

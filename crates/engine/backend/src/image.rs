@@ -1,4 +1,4 @@
-//! Images: what a backend's encoder makes positions of.
+//! Images: the pictures that an encoder reads, and the embeddings that it computes.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -46,7 +46,7 @@ impl std::fmt::Debug for ImageInput {
 }
 
 /// Number of rotary positions that an image of `kv_len` positions takes, at most `kv_len`: the
-/// larger edge of its grid if it has `columns`. What follows the image goes on after them.
+/// larger edge of its grid if it has `columns`. The positions after the image continue from there.
 #[must_use]
 pub fn rotary_len(kv_len: usize, columns: usize) -> usize {
     match kv_len.checked_div(columns) {
@@ -55,8 +55,8 @@ pub fn rotary_len(kv_len: usize, columns: usize) -> usize {
     }
 }
 
-/// What the decoder reads at the positions of an image, as an encoder returns it. Clones share the
-/// values.
+/// The input of the decoder at the positions of an image, as an encoder returns it. Clones share
+/// the values.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ImageEmbeddings {
     /// Row-major `[1 + deepstack_layers, kv_len, hidden_size]`: the inputs of the first layer, and
@@ -65,7 +65,7 @@ pub struct ImageEmbeddings {
     pub values: Arc<[f32]>,
 }
 
-/// An image of which a slice computes positions.
+/// An image that has positions in a slice.
 #[derive(Clone, Debug, PartialEq)]
 pub struct SliceImage {
     /// Position of the image's first row in the sequence. It may be before the slice's start, unless
@@ -79,8 +79,8 @@ pub struct SliceImage {
     pub full_attention: bool,
     /// Number of columns of its grid ([`ImageInput::columns`]).
     pub columns: usize,
-    /// What the encoder has returned for it: `len` rows, and as many for each layer to which it
-    /// adds more.
+    /// The embeddings that the encoder has returned for it: `len` rows, and as many for each layer
+    /// to whose output it adds more.
     pub embeddings: ImageEmbeddings,
 }
 

@@ -1,4 +1,5 @@
-//! Coordinates and sizes as tokens: the bins into which they are divided, and the logits of these.
+//! Coordinates and sizes as tokens: the bins into which they are divided, and the logits of the
+//! bins.
 
 use stolon_kvcache::TokenSpan;
 
@@ -74,16 +75,16 @@ fn nearest(fraction: f32, count: usize) -> u32 {
 /// The logits of the bins at one token.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct RegionLogits<'a> {
-    /// Those of a coordinate.
+    /// The logits of a coordinate, one per bin.
     pub coordinates: &'a [f32],
-    /// Those of a width.
+    /// The logits of a width, one per bin.
     pub widths: &'a [f32],
-    /// Those of a height.
+    /// The logits of a height, one per bin.
     pub heights: &'a [f32],
 }
 
 impl<'a> RegionLogits<'a> {
-    /// The logits in `row`, which has [`RegionBins::width`] of them.
+    /// The logits in `row`, which has [`RegionBins::width`] values.
     ///
     /// # Panics
     /// If it has another number.
