@@ -72,7 +72,7 @@ impl ChainKey {
         self.0.iter().map(|byte| format!("{byte:02x}")).collect()
     }
 
-    /// The reverse of [`ChainKey::to_hex`]; `None` for any other text.
+    /// The reverse of [`ChainKey::to_hex`]; `None` for any other string.
     #[must_use]
     pub fn from_hex(text: &str) -> Option<ChainKey> {
         let digits = text.as_bytes();
@@ -103,8 +103,8 @@ mod tests {
     use super::*;
     use crate::tokens::NamedTokens;
 
-    /// Goal: every part of what a key stands for changes it, and it does not depend on how the
-    /// tokens are cut, except where a record ends.
+    /// Goal: every part of a key's input changes the key, and it does not depend on how the tokens
+    /// are cut, except where a record ends.
     #[test]
     fn keys_depend_on_format_namespace_and_all_tokens() {
         let base = Namespace::default();

@@ -55,10 +55,10 @@ pub(crate) struct LoadEnd {
 }
 
 impl LoadEnd {
-    /// Gives what was read to all requests that wait for it.
+    /// Gives the KV that was read to all requests that wait for it.
     pub(crate) fn finish(mut self, kv: Option<StoredKv>) {
         if let Some((sender, memory)) = self.result.take() {
-            // First, because the entry would keep the KV after all requests have used it.
+            // Remove the entry first, because it would keep the KV after all requests have used it.
             lock(&self.loads.running).remove(&self.key);
             // Fails only if all requests have gone.
             let _ = sender.send(kv.map(|kv| kv.holding(memory)));

@@ -1,4 +1,4 @@
-//! A whole prefix as a sequence of records: what is exported and imported.
+//! A whole prefix as a sequence of records: the format of exports and imports.
 
 use std::collections::HashMap;
 use std::fs::File;

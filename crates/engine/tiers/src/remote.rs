@@ -1,5 +1,5 @@
-//! The object store behind the disk tier: what is written to the disk is uploaded by a task, and
-//! what the store has beyond the disk is fetched when a prompt needs it, or looked for.
+//! The object store behind the disk tier: a task uploads records that are written to the disk.
+//! Records that only the store has are fetched, or looked for, when a prompt needs them.
 //!
 //! The task uploads a few records at a time from a bounded queue; what does not fit is left out,
 //! counted, and offered again when it is computed again by an engine whose disk lacks it. Another
@@ -48,7 +48,7 @@ pub(crate) struct ObjectStoreTier {
 #[derive(Debug)]
 enum Upload {
     Records(Vec<ChainKey>),
-    /// Answered when everything before it was uploaded or given up.
+    /// Answered when every upload before it was made or given up.
     Flush(oneshot::Sender<()>),
 }
 
@@ -192,8 +192,8 @@ impl Fetch {
         blocks
     }
 
-    /// The same for records that the store may have: nothing if it does not say within this time
-    /// that it has the first one.
+    /// Fetches records that the store may have. Returns nothing if the store does not say within
+    /// `limit` that it has the first one.
     async fn look(mut self, limit: Duration) -> Vec<Bytes> {
         let Some(&first) = self.places.first() else { return Vec::new() };
         let found = match self.tier.look(&first.key, first.bytes(&self.shape), limit).await {
@@ -285,8 +285,8 @@ async fn store(tier: &ObjectTier, key: &ChainKey, record: Bytes) {
     }
 }
 
-/// Uploads what is on the disk and not in the store, one record after the other. Ends early if the
-/// engine ends.
+/// Uploads the records that are on the disk and not in the store, one record after the other. Ends
+/// early if the engine ends.
 async fn upload_earlier(tier: &Weak<ObjectTier>, disk: &Weak<DiskTier>) {
     let keys = disk.upgrade().map(|disk| disk.keys()).unwrap_or_default();
     for key in keys {
@@ -301,8 +301,8 @@ async fn upload_earlier(tier: &Weak<ObjectTier>, disk: &Weak<DiskTier>) {
     }
 }
 
-/// Lists the store as long as an engine uses it. When it is listed for the first time, what the
-/// disk had before the engine was started is uploaded.
+/// Lists the store as long as an engine uses it. When it is listed for the first time, the records
+/// that the disk had before the engine was started are uploaded.
 async fn list(tier: Weak<ObjectTier>, disk: Weak<DiskTier>) {
     let mut listed = false;
     while let Some(own_tier) = tier.upgrade() {

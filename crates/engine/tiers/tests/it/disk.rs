@@ -53,7 +53,7 @@ fn write(tier: &DiskTier, tokens: &[u32]) {
     tier.write(&Namespace::default(), &tokens.to_vec().into(), 0, &blocks(tokens), 0);
 }
 
-/// Reads a prompt and checks what comes. Returns the number of positions.
+/// Reads a prompt and checks the bytes. Returns the number of positions.
 fn read(tier: &DiskTier, tokens: &[u32]) -> usize {
     let got = read_from(tier, tokens, 0);
     assert!(blocks(tokens).starts_with(&got), "wrong bytes");
@@ -200,7 +200,7 @@ fn the_least_recently_used_records_are_removed() {
     assert!(match_len(&tier, &Namespace::default(), &tokens(1, 4)) >= 64, "beginnings stay");
 }
 
-/// Goal: without the right to write, or with the directory gone, nothing fails but the writes.
+/// Goal: without the right to write, or if the directory is gone, nothing but the writes fails.
 #[test]
 fn failing_writes_are_counted_and_nothing_else_happens() {
     let directory = tempfile::tempdir().expect("a directory");

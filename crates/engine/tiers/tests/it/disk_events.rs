@@ -36,7 +36,8 @@ fn hasher() -> BlockHasher {
     TreeBuilder::new(SHAPE.block_size).block_hasher().expect("a power of two")
 }
 
-/// The tokens of prompt `seed`, from 1 to 5. All prompts begin alike, and most part within a record.
+/// The tokens of prompt `seed`, from 1 to 5. All prompts begin alike, and most diverge within a
+/// record.
 fn tokens(seed: u32, records: usize) -> NamedTokens {
     let shared = [0, 64, 90, 40, 40, 150][seed as usize];
     let token = |n: u32| if n < shared { n } else { n * 7 + seed * 1000 };
@@ -63,7 +64,7 @@ fn hashes(tier: &DiskTier, namespace: Namespace, tokens: &NamedTokens) -> HashSe
 
 /// A router's copy of the content.
 struct Copy {
-    /// The blocks, with what was said of each.
+    /// The blocks, with the namespace, the parent and the positions that the events gave for each.
     blocks: HashMap<u64, (Namespace, Option<u64>, Vec<u32>)>,
     live: EventReceiver,
     resets: usize,
@@ -177,7 +178,7 @@ fn a_block_of_two_records_is_announced_once() {
     };
     assert_eq!(*parent, Some(all(&first)[shared - 1]));
     assert_eq!((&hashes[..], &positions[..]), (&all(&second)[shared..], &second.tokens()[40..]));
-    // A third record, of which the blocks are others, removes the first one.
+    // A third record, whose blocks are others, removes the first one.
     write(&tier, Namespace::builder().salt("other").build(), &tokens(1, 1));
     let removed = copy.live.drain().into_iter().map(|event| event.event);
     let removed: Vec<_> = removed.filter(|e| matches!(e, CacheEvent::Removed { .. })).collect();

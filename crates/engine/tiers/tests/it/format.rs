@@ -51,7 +51,7 @@ fn write(shape: &RecordShape, namespace: Namespace, prefix: &StoredPrefix) -> Ve
     ExportedPrefix::new(*shape, namespace, prefix.tokens.clone().into(), bytes).collect()
 }
 
-/// The same for a prefix of which an interner knows the images.
+/// The same for a prefix whose images are known to an interner.
 fn write_named(
     shape: &RecordShape,
     (prefix, interner): &(StoredPrefix, TokenSpanInterner),
