@@ -41,7 +41,7 @@ pub struct EngineHandle {
     shared: Arc<Shared>,
 }
 
-/// What the handle and the streams share. Dropping it stops the engine.
+/// The state that the handle and the streams share. Dropping it stops the engine.
 #[derive(Debug)]
 pub(crate) struct Shared {
     common: Arc<Common>,
@@ -108,7 +108,7 @@ impl EngineHandle {
         &self.shared.runtime
     }
 
-    /// What does not change when the engine restarts: its settings, limits, sizes, sessions,
+    /// The state that outlives restarts of the engine: its settings, limits, sizes, sessions,
     /// policies and counters. All of it can be read without waiting.
     pub fn context(&self) -> &EngineContext {
         &self.shared.common.context
@@ -136,7 +136,7 @@ impl EngineHandle {
     }
 
     /// Submits `count` requests for the same prompt. The prompt is computed once and counts once
-    /// towards the limits of the admission queue. If the request has a seed, each of the `count`
+    /// toward the limits of the admission queue. If the request has a seed, each of the `count`
     /// requests uses its predecessor's seed plus 1.
     ///
     /// # Errors

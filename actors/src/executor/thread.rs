@@ -1,8 +1,8 @@
 //! The executor thread: makes the backend, computes one step after the other, and drops it.
 //!
 //! One thread does all of that over the whole life of an engine, also across restarts, so that a
-//! backend may hold what belongs to a thread, for example the context of a device. It need not be
-//! `Send` if the thread makes it.
+//! backend may hold values that belong to a thread, for example the context of a device. It does
+//! not have to be `Send` if the thread creates it.
 //!
 //! 1. [`ExecutorThread::start`] starts the thread, which makes the backend.
 //! 2. [`ExecutorThread::serve`] gives it the jobs of a generation of actors. The thread computes
@@ -48,7 +48,8 @@ pub(crate) struct ExecutorThread {
     ended: oneshot::Receiver<()>,
 }
 
-/// What the engine knows of its backend. It is constant over the backend's lifetime.
+/// The properties of the backend that the engine needs. They are constant over the backend's
+/// lifetime.
 #[derive(Debug)]
 pub(crate) struct BackendTraits {
     pub(crate) spec: BackendSpec,
