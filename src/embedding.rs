@@ -1,4 +1,4 @@
-//! Embeddings of prompts, and what is known about a model that makes them.
+//! Embeddings of prompts, and the properties of a model that computes them.
 
 use serde::Serialize;
 use stolon_checkpoint::EmbeddingConfig;
@@ -51,7 +51,7 @@ impl EmbeddingInfo {
         Err(Error::invalid("dimensions", expected, size))
     }
 
-    /// The first `size` values of a pooled hidden state, normalised if the model's embeddings are.
+    /// The first `size` values of a pooled hidden state, normalized if the model's embeddings are.
     pub(crate) fn finish(&self, mut values: Vec<f32>, size: usize) -> Vec<f32> {
         values.truncate(size);
         if self.config.normalize {

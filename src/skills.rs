@@ -279,8 +279,8 @@ impl Skills {
     }
 
     /// The request for a task with the processor that the task needs, which runs after the
-    /// request's own one. That for text never chooses tokens that do not occur in answers. An
-    /// answer with coordinates is the choice of the task's processor alone.
+    /// request's own one. The processor for text never chooses tokens that do not occur in answers.
+    /// The tokens of an answer with coordinates are chosen by the task's processor alone.
     pub(crate) fn prepare(&self, mut request: Request) -> Result<Request, Error> {
         let prompt = Arc::clone(&request.prompt);
         let crate::Prompt::Skill(skill) = &*prompt else { return Ok(request) };

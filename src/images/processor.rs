@@ -89,7 +89,7 @@ impl Images {
         STANDARD.decode(encoded.trim_end()).map(Arc::from).map_err(|e| refused(e.to_string()))
     }
 
-    /// The image processor, if the model takes images, and as many.
+    /// The image processor, if the model takes images, and this number of them.
     pub(super) fn check(&self, images: &[ImageFile]) -> Result<&Arc<ImageProcessor>, Error> {
         let Some(processor) = &self.processor else {
             let expected = "none, because the model takes text only";

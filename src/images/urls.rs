@@ -49,8 +49,9 @@ impl Fetch {
 }
 
 impl EngineBuilder {
-    /// Sets the function that returns the file at an image's URL, for URLs that are not data URLs,
-    /// or says why it does not. Default: all such URLs are refused. Not for a custom backend.
+    /// Sets the function that fetches the file at an image's URL, for URLs that are not data URLs,
+    /// or returns the reason why it does not. Default: all such URLs are refused. Not for a custom
+    /// backend.
     ///
     /// Clients choose the URLs, and the function decides which servers may be asked. One that
     /// fetches every URL lets clients reach servers that only this machine can reach, also by a
@@ -81,9 +82,9 @@ impl Images {
         self
     }
 
-    /// The request with the files of images that it names by other URLs than data URLs, and what to
-    /// keep until they are decoded. Without a function for them, the URLs stay, and are refused
-    /// where images are decoded.
+    /// The request with the files of images that it names by other URLs than data URLs, and the
+    /// slot to keep until they are decoded. Without a function for them, the URLs stay, and are
+    /// refused where images are decoded.
     pub(crate) async fn fetched(&self, request: Request) -> Result<(Request, Option<Slot>), Error> {
         let Some(fetcher) = self.fetch.0.as_ref().filter(|_| has_remote(&request)) else {
             return Ok((request, None));
@@ -164,8 +165,8 @@ mod tests {
     use super::*;
 
     /// Goal: all files of a request have to arrive within one time, however many they are and
-    /// however slowly each of them comes. The error names the first that is missing, and no fetch
-    /// goes on.
+    /// however slowly each of them comes. The error names the first that is missing, and all
+    /// fetches stop.
     #[tokio::test(start_paused = true)]
     async fn all_files_arrive_within_one_time() {
         let fetching = Arc::new(());

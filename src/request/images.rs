@@ -62,7 +62,7 @@ pub(crate) fn is_image(part: &Value) -> bool {
     part["type"] == "image"
 }
 
-/// The URL of a part of a message that has an image itself, empty if it is no text.
+/// The URL in a part of a message that contains an image; empty if the URL is not a string.
 pub(crate) fn url_of(part: &Value) -> Option<&str> {
     // OpenAI's clients send an object, some others the URL alone.
     let url = &part["image_url"];

@@ -47,7 +47,7 @@ impl Cache<'_> {
         }
         let request = match prompt.placed.is_empty() {
             true => prompt.with_tokens(tokens.clone()),
-            // It must go on after its last image.
+            // The prompt has to continue after its last image.
             false => prompt,
         };
         let handle = &self.0.inner.handle;
@@ -106,7 +106,7 @@ impl Cache<'_> {
         Ok(PrefixImport { engine: self.0.clone(), shape, reader })
     }
 
-    /// [`Cache::import`] from a file. Returns the number of tokens that are cached then.
+    /// [`Cache::import`] from a file. Returns the number of tokens that are then in the cache.
     ///
     /// # Errors
     /// Those of [`PrefixImport`], [`TierError::NoKvCopies`], and [`TierError::File`].
@@ -143,7 +143,7 @@ impl PrefixImport {
     ///
     /// # Errors
     /// [`TierError::StoredKv`] if the file is not complete; the errors of [`Engine::generate`];
-    /// [`TierError::NotCached`] if the prefix was not in the cache afterwards.
+    /// [`TierError::NotCached`] if the prefix was not in the cache afterward.
     pub async fn finish(self) -> Result<usize, Error> {
         let StoredPrefix { tokens, images, blocks } =
             self.reader.finish().map_err(TierError::from)?;
@@ -157,7 +157,7 @@ impl PrefixImport {
             tokens.truncate(expected);
             tokens.push(0);
         } else if tokens.last().is_some_and(|&position| TokenSpan::is_image(position)) {
-            // A prompt goes on after its last image.
+            // A prompt has to continue after its last image.
             tokens.push(0);
         }
         let stored = Some(stored);

@@ -143,7 +143,7 @@ impl PreparedTiers {
 
 impl EngineBuilder {
     /// Stores the KV of prompts and answers in a directory, at most `budget_bytes` bytes of it, and
-    /// reads it back where that is faster than computing: after it was evicted from the KV cache,
+    /// reads it back if that is faster than computing it: after it was evicted from the KV cache,
     /// and after a restart of the program. Default: nothing is stored.
     ///
     /// The directory is made if it does not exist. One engine can use it at a time; others are
@@ -202,8 +202,8 @@ impl EngineBuilder {
     }
 
     /// Also stores the KV in the directory of [`kv_cache_dir`](Self::kv_cache_dir), which must be
-    /// set, in an object store, and fetches from there what the directory does not have, where that
-    /// is faster than computing. Engines with the same model share what they have computed.
+    /// set, in an object store, and fetches KV from there that the directory does not have, if that
+    /// is faster than computing it. Engines with the same model share what they have computed.
     ///
     /// `url` is `s3://bucket/folder`, `gs://...`, `az://...`, or `file:///...` for a directory that
     /// several machines have mounted. Credentials, regions and endpoints are taken from the
@@ -212,7 +212,7 @@ impl EngineBuilder {
     /// objects in the store. A program that can write to it can change what the model answers.
     /// [`build`](Self::build) fails with [`TierError::ObjectStore`](crate::TierError::ObjectStore)
     /// if the store does not answer, or in a build without the feature `object-store`. When it
-    /// fails later, requests go on, and compute what cannot be fetched.
+    /// fails later, requests continue, and compute the KV that cannot be fetched.
     pub fn kv_object_store(mut self, url: impl Into<String>) -> Self {
         self.tiers.object_store = Some(url.into());
         self
