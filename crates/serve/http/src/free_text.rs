@@ -1,5 +1,6 @@
 //! Tools with free text instead of arguments (type `custom`). The model is offered a function with
-//! one argument, a string. The text is taken out of the argument while it is written.
+//! one argument, a string. The text is taken out of the argument while the model writes the
+//! argument.
 
 use std::collections::HashSet;
 

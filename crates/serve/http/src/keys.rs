@@ -49,7 +49,7 @@ pub struct KeyLimits {
 pub struct ApiKey {
     /// The client's name. Several keys may have the same name.
     pub name: String,
-    /// What the client sends as `Authorization: Bearer KEY`.
+    /// The key that the client sends as `Authorization: Bearer KEY`.
     pub key: Secret,
     /// Limits of the requests with this key together.
     pub limits: KeyLimits,
@@ -85,7 +85,7 @@ impl From<Vec<ApiKey>> for ApiKeys {
 
 impl ApiKeys {
     /// Accepts these keys from now on and no others. Running requests continue. They still count
-    /// towards their key's quota if the key, its name and its limits stay the same.
+    /// toward their key's quota if the key, its name and its limits stay the same.
     pub fn replace(&self, keys: Vec<ApiKey>) {
         let before = self.0.load();
         let accept = |key: ApiKey| {

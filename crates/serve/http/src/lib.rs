@@ -194,9 +194,9 @@ pub struct RouterOptions {
     pub body_limit: Option<usize>,
     /// Maximum time from the end of a request's headers to the end of its body.
     pub body_timeout: Duration,
-    /// Maximum size of all bodies that are being received or parsed, or whose prompts and images wait
-    /// to be tokenised and decoded, in bytes. The first 64 KiB of each body do not count, nor do the
-    /// second copies of the few bodies that are being parsed at a time.
+    /// Maximum size of all bodies that are being received or parsed, or whose prompts and images
+    /// wait to be tokenized and decoded, in bytes. The first 64 KiB of each body do not count, nor
+    /// do the second copies of the few bodies that are being parsed at a time.
     pub body_memory: usize,
     /// Maximum time for an answer; `None` for no limit.
     pub request_timeout: Option<Duration>,

@@ -99,7 +99,7 @@ pub(super) struct OfApi {
 
 impl Call {
     /// Checks the shared options. `max_tokens`, `logprobs` and `best_of` have different rules in
-    /// some APIs, which set these fields afterwards.
+    /// some APIs, which set these fields afterward.
     pub(super) fn new(
         mut options: GenerationOptions,
         of_api: OfApi,
@@ -210,10 +210,11 @@ impl Call {
         self.truncation.is_some()
     }
 
-    /// Replaces a conversation that is longer than the request wants by the part of it that is kept.
+    /// Replaces a conversation that is longer than the request permits by the part of it that is
+    /// kept.
     ///
     /// # Errors
-    /// Those of rendering and tokenising the prompt, and a prompt with images, which cannot be cut.
+    /// Those of rendering and tokenizing the prompt, and a prompt with images, which cannot be cut.
     pub(super) async fn truncate(
         &self,
         engine: &Engine,
@@ -276,8 +277,8 @@ impl Call {
         Ok(TokenRules { allowed, thinking })
     }
 
-    /// Tokenises the prompts if their log-probabilities are requested, and refuses more of them
-    /// than a reply may have. `count` is the number of choices per prompt.
+    /// Tokenizes the prompts if their log-probabilities are requested, and refuses the request if a
+    /// reply would have too many of these. `count` is the number of choices per prompt.
     pub(super) async fn check_prompt_logprobs(
         &self,
         engine: &Engine,
@@ -304,7 +305,7 @@ impl Call {
     }
 
     /// The token ids of a prompt, if they are to be reported. The prompt is then replaced by them,
-    /// so that it is tokenised once.
+    /// so that it is tokenized once.
     pub(super) async fn prompt_ids(
         &self,
         engine: &Engine,

@@ -104,7 +104,7 @@ async fn remove_stale(path: &Path) -> io::Result<()> {
     }
 }
 
-/// Locks the directory of a socket, and waits for others for a while.
+/// Locks the directory of a socket. Waits a limited time if another server holds the lock.
 async fn wait_for_lock(path: &Path) -> io::Result<File> {
     let deadline = Instant::now() + 3 * PROBE;
     loop {

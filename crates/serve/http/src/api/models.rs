@@ -44,7 +44,7 @@ pub struct Model {
     pub parent: Option<String>,
     /// Context length in tokens: prompt and generated tokens together.
     pub max_model_len: usize,
-    /// What prompts may have: `text`, and `image` if the model takes images.
+    /// The kinds of content that prompts may have: `text`, and `image` if the model takes images.
     pub input_modalities: &'static [&'static str],
     /// Number of values of an embedding; left out if the model is not meant for embeddings.
     #[serde(skip_serializing_if = "Option::is_none")]

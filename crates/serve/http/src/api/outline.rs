@@ -102,7 +102,7 @@ pub struct Prefix {
     /// Tokens of the prefix.
     pub tokens: usize,
     /// All token ids of the prefix, if they were requested. Positions of images are numbers from
-    /// 2^31 on, which have a meaning in this process only, and of which no KV can be computed.
+    /// 2^31 on, which have a meaning in this process only, and whose KV cannot be computed.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub token_ids: Option<Vec<u32>>,
     /// The text from the token `from` on, of at most 4,096 tokens, if token ids were requested. An

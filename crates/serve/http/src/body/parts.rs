@@ -1,5 +1,6 @@
 //! Names the parts of messages that cannot be shown to a model, such as audio. serde's errors do
-//! not: parts are one of several forms of content, and it reports that none of them fits.
+//! not name them: a list of parts is one of several forms of content, and serde reports only that
+//! none of the forms fits.
 
 use serde_json::Value;
 

@@ -29,7 +29,8 @@ const WITHOUT_TEXT: &[&str] = &[
 /// Gives the items the shape that [`TypedItem`](crate::api::responses::TypedItem) describes.
 ///
 /// # Errors
-/// The last item is of a type that is not known: it may be a request that cannot be met.
+/// The last item is of a type that is not known: it may request something that the server cannot
+/// do.
 pub(super) fn settle(items: &mut [Value], ignored: &Ignored) -> Result<(), ApiError> {
     let last = items.len().saturating_sub(1);
     for (index, item) in items.iter_mut().enumerate() {
@@ -128,7 +129,7 @@ fn settle_part(part: &mut Value, ignored: &Ignored) {
     if is_known {
         return;
     }
-    // The content of a file is no text for the model.
+    // The content of a file is not text for the model.
     let text = text_of(part).filter(|_| kind(part) != "input_file");
     let text = text.unwrap_or_else(|| placeholder(kind(part), ignored));
     *part = json!({"type": "input_text", "text": text});

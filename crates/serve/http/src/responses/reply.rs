@@ -228,7 +228,7 @@ impl ResponseReply {
         while first > 0 && missing > 0 {
             first -= 1;
             let token = &self.pending[first].chosen;
-            // The tokens of parts of a character count as a part of the next token.
+            // Tokens that are parts of a character are merged into the next token.
             if token.bytes.is_some() {
                 missing = missing.saturating_sub(token.token.chars().count());
             }
