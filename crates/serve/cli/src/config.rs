@@ -44,7 +44,7 @@ const SERVICE_SCHEMES: [&str; 3] = ["tcp://", "udp://", "sctp://"];
 /// of a variable.
 pub fn parse(args: &[OsString]) -> anyhow::Result<Cli> {
     let command = with_environment(Cli::command(), &[]);
-    // Requests for help leave the function here, so that help is shown in any environment.
+    // Requests for help return here, so that help is shown in any environment.
     let unknown = |error| tips::settled(error, args);
     let mut matches = command.clone().try_get_matches_from(args).map_err(unknown)?;
     check_variables(&command, std::env::vars_os().filter_map(|(name, _)| name.into_string().ok()))?;
@@ -122,7 +122,8 @@ fn with_environment(command: Command, path: &[&str]) -> Command {
 /// Variables with the prefix that are read elsewhere and are not settings.
 const OTHER_VARIABLES: [&str; 1] = ["STOLON_CPU_PATH"];
 
-/// Refuses variables that look like settings but are not, because a misspelt one would be ignored.
+/// Refuses variables that look like settings but are not, because a misspelled one would be
+/// ignored.
 fn check_variables(command: &Command, names: impl Iterator<Item = String>) -> anyhow::Result<()> {
     let mut known = HashSet::new();
     let mut pending = vec![command];

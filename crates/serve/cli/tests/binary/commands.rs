@@ -208,8 +208,9 @@ fn chat_turns_find_earlier_turns_cached() {
     assert!(output.contains("[1 turns;") && output.contains("no command `/nonsense`"), "{output}");
 }
 
-/// Goal: the commands of `chat` change and save the conversation, its sampling and its system prompt;
-/// a message can have several lines; what cannot be done is said, and the conversation goes on.
+/// Goal: the commands of `chat` change and save the conversation, its sampling and its system
+/// prompt; a message can have several lines; a command that fails prints an error, and the
+/// conversation continues.
 #[test]
 fn chat_has_commands() {
     let directory = tempfile::tempdir().expect("a directory");

@@ -40,7 +40,8 @@ async fn ask(server: &Server, path: &str, body: Option<&Value>, accepted: &str) 
 }
 
 /// Goal: long texts and JSON of all routes are compressed for clients that accept gzip, have the
-/// same content, and say that it depends on the request; for other clients nothing is compressed.
+/// same content, and say that the encoding depends on the request; for other clients nothing is
+/// compressed.
 #[tokio::test]
 async fn long_replies_are_compressed_for_those_who_accept_it() {
     let server = Server::start(TINY, &["--root-path", "/llm"]);

@@ -135,7 +135,7 @@ async fn metrics_follow_the_rules_of_operators() {
         if let Some(key) = key {
             request = request.bearer_auth(key);
         }
-        // What a proxy adds: the client is not on this machine.
+        // A proxy adds this header: the client is not on this machine.
         let request = request.header("x-forwarded-for", "203.0.113.9");
         request.send().await.expect("a response").status().as_u16()
     };
@@ -200,8 +200,8 @@ async fn the_dashboard_uses_exported_metrics() {
     }
 }
 
-/// Goal: with `--namespace-quota`, a salt keeps as many blocks as it may, and the metrics and
-/// the statistics of the cache count what left for its quota.
+/// Goal: with `--namespace-quota`, a salt keeps as many blocks as it may, and the metrics and the
+/// statistics of the cache count the blocks that were evicted for its quota.
 #[tokio::test]
 async fn evictions_for_a_quota_are_counted() {
     let server = Server::start(TINY, &["--namespace-quota", "3"]);
