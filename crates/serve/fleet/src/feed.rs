@@ -6,12 +6,12 @@ use std::time::Duration;
 use futures::FutureExt;
 use stolon::{CacheEvent, CacheEvents, Engine, Error, NumberedEvent};
 
-/// Maximum number of events of each tier in a batch, but for those that describe everything.
+/// Maximum number of events of each tier in a batch, except in batches that describe everything.
 const BATCH_MAX: usize = 1024;
 /// Pause before an engine that restarts is asked again.
 const PAUSE: Duration = Duration::from_millis(100);
 
-/// Events that belong together. Those of the cache and those of the disk tier are independent: a
+/// Events that belong together. The events of the cache and of the disk tier are independent: a
 /// block can be in both, and be removed from one.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
@@ -32,9 +32,8 @@ pub struct CacheBatch {
 /// whole content follows again. It also does when the disk tier was cleared, and, if there is one,
 /// when the cache was. A copy of the index that applies all batches is therefore exact.
 ///
-/// What the disk tier reports, and what not, is said at
-/// [`Tiers::disk_events`](stolon::Tiers::disk_events). The feed keeps the engine alive, as a clone
-/// does.
+/// [`Tiers::disk_events`](stolon::Tiers::disk_events) describes what the disk tier reports, and
+/// what it does not report. The feed keeps the engine alive, as a clone does.
 #[derive(Debug)]
 pub struct CacheFeed {
     engine: Engine,

@@ -1,6 +1,6 @@
 //! A Stolon engine as a worker of NVIDIA Dynamo.
 //!
-//! Dynamo's frontend has the HTTP API, tokenises prompts and chooses a worker; [`StolonWorker`]
+//! Dynamo's frontend has the HTTP API, tokenizes prompts and chooses a worker; [`StolonWorker`]
 //! computes. It implements Dynamo's trait `LLMEngine`, so that Dynamo's own runtime registers it,
 //! sends it requests as token ids, and stops it. The program `stolon-dynamo` runs one worker.
 //!

@@ -10,7 +10,7 @@ use stolon::{Event, Finish, FinishReason, TokenEvent, TokenStream, Usage};
 
 use crate::error::{error, of_engine};
 
-/// What a stream yields: a part of the answer, or the error that ends it.
+/// An item of a stream: a part of the answer, or the error that ends it.
 type Chunk = Result<LLMEngineOutput, DynamoError>;
 
 /// The parts of the answer. The last one has a finish reason or is an error. If the context is
