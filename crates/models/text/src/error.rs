@@ -9,7 +9,7 @@ use crate::stop_strings::{MAX_STOP_BYTES, MAX_STOP_STRINGS};
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("the server is too busy: {reason}; try again")]
 pub struct Busy {
-    /// What could not be done.
+    /// The work that was not done.
     pub reason: String,
 }
 
@@ -144,7 +144,7 @@ pub enum ChatTemplateError {
     /// values. Tools, documents and variables are counted too.
     #[error("the conversation is too large: expected at most {limit} {what}")]
     TooLarge {
-        /// What was counted.
+        /// The counted quantity.
         what: &'static str,
         /// The maximum.
         limit: usize,

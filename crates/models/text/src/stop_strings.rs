@@ -101,7 +101,8 @@ impl StopStrings {
         StopScan { text, matched: None }
     }
 
-    /// Returns the text that was held back. No stop string spans this place.
+    /// Returns the text that was held back and starts the search anew. A stop string that spans
+    /// this place is not found.
     pub(crate) fn release(&mut self) -> String {
         self.seen.fill(0);
         std::mem::take(&mut self.held)

@@ -56,7 +56,7 @@ struct Written {
     closes: usize,
 }
 
-/// What a character adds to a block.
+/// The addition of a character to a block.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Change {
     Part(CallPart),
