@@ -58,7 +58,7 @@ fn products(criterion: &mut Criterion) {
             TensorType::Bf16 => {
                 weights.iter().flat_map(|&w| half::bf16::from_f32(w).to_le_bytes()).collect()
             }
-            // As f16, these bytes are 0.26. The speed does not depend on the values.
+            // These bytes are 0.26 as f16. The speed does not depend on the values.
             _ => vec![0x34; dtype.bytes_of(weights.len()).expect("whole blocks")],
         }
     };
