@@ -24,7 +24,8 @@ pub struct NodeDump {
     pub namespace: Namespace,
     /// The chained hash of the node's last block, as
     /// [`TreeReader::block_hashes`](crate::TreeReader::block_hashes) computes it.
-    /// [`TreeReader::cached_prefix`](crate::TreeReader::cached_prefix) returns what it stands for.
+    /// [`TreeReader::cached_prefix`](crate::TreeReader::cached_prefix) returns the prefix that it
+    /// stands for.
     pub last_hash: u64,
     /// Number of blocks in the node.
     pub block_count: usize,

@@ -107,9 +107,9 @@ impl BlockPool {
     ///
     /// # Errors
     ///
-    /// [`Shortage`] if fewer blocks are free at this moment. Nothing is reserved then. Evict
-    /// [`Shortage::missing`] blocks from the tree, [`release`](BlockPool::release) them, and try
-    /// again, or wait for a running step to end.
+    /// [`Shortage`] if fewer blocks are free at this moment. In this case nothing is reserved.
+    /// Evict [`Shortage::missing`] blocks from the tree, [`release`](BlockPool::release) them, and
+    /// try again, or wait for a running step to end.
     pub fn reserve(&mut self, count: usize) -> Result<BlockLease, Shortage> {
         self.settle();
         if self.free.len() < count {

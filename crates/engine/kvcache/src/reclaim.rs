@@ -71,7 +71,7 @@ impl Unlinked {
     ///
     /// # Safety
     ///
-    /// No thread can reach the value any more.
+    /// No thread can reach the value any longer.
     pub(crate) unsafe fn free(self) {
         // SAFETY: the pointer came from a box by the contract of `Garbage::add`, and the caller
         // says that it is the last one.
@@ -120,7 +120,7 @@ impl Garbage {
     /// # Safety
     ///
     /// `item` came from `Box::into_raw`, a reader that pins from now on cannot reach it, the writer
-    /// does not access it any more, and it is added only once.
+    /// does not access it any longer, and it is added only once.
     pub(crate) unsafe fn add<T: Retired>(&mut self, item: NonNull<T>) {
         self.open.push(Unlinked(item));
         #[cfg(loom)]

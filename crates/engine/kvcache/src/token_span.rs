@@ -154,7 +154,7 @@ pub enum TokenSpanError {
     /// The interner has assigned all its numbers. Create a new tree and a new interner.
     #[error("image: expected at most {limit} different images in an interner's life, got one more")]
     Exhausted {
-        /// How many different images an interner can number: 2^28.
+        /// The number of different images that an interner can number: 2^28.
         limit: u32,
     },
 }
@@ -206,7 +206,7 @@ impl TokenSpanInterner {
     ///
     /// # Errors
     ///
-    /// If a value is out of range or no number is left. Nothing is appended then.
+    /// If a value is out of range or no number is left. In this case nothing is appended.
     pub fn append(&self, span: TokenSpan, positions: &mut Vec<u32>) -> Result<(), TokenSpanError> {
         let (kind, value, kv_len) = match span {
             TokenSpan::Coordinate { bin } => {

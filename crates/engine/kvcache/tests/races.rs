@@ -28,7 +28,7 @@ mod harness {
         pub(crate) use std::thread;
     }
 
-    /// How often a scenario runs.
+    /// Number of times that a scenario runs.
     const ROUNDS: usize = 300;
     const READERS: usize = 2;
     /// Queries of one reader in a round.

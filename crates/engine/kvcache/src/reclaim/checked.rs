@@ -79,7 +79,8 @@ impl Drop for Guard {
                 state.waiting.push((guards, function));
             }
         }
-        // Called without the lock, which would order what follows after everything before it.
+        // Called without the lock, which would order the following accesses after everything before
+        // it.
         drop(state);
         due.into_iter().for_each(|function| function());
     }

@@ -26,7 +26,7 @@ impl TreeWriter {
     }
 
     /// Locks the checkpoint that [`acquire_checkpoint`](TreeWriter::acquire_checkpoint) returns,
-    /// only to keep it. This is no hit and changes no priority.
+    /// only to keep it. This does not count as a hit and changes no priority.
     pub fn lock_checkpoint(
         &mut self,
         namespace: &Namespace,
@@ -78,11 +78,13 @@ impl TreeWriter {
     /// return to their pool.
     ///
     /// Returns the checkpoint, locked; `None` if `positions` are not cached, because they were
-    /// evicted or flushed, or if there are too few blocks. `private` keeps its blocks then.
+    /// evicted or flushed, or if there are too few blocks. In these cases `private` keeps its
+    /// blocks.
     ///
     /// # Errors
     ///
-    /// [`CommitError`] as for [`commit_from`](TreeWriter::commit_from). Nothing is changed then.
+    /// [`CommitError`] as for [`commit_from`](TreeWriter::commit_from). After an error nothing is
+    /// changed.
     pub fn commit_checkpoint(
         &mut self,
         namespace: &Namespace,

@@ -31,7 +31,7 @@ impl TreeWriter {
         self.evict_noting(block_count, None)
     }
 
-    /// As [`evict`](TreeWriter::evict), and appends what was evicted from each leaf to `prefixes`,
+    /// As [`evict`](TreeWriter::evict), and appends the evicted part of each leaf to `prefixes`,
     /// with everything before it. The content of the blocks is in the pool until they are reused,
     /// so an engine with a second tier of memory can copy it there. Blocks that a flush had removed
     /// are not among them. Takes time and memory in proportion to the length of the prefixes.
@@ -73,7 +73,7 @@ impl TreeWriter {
             self.stats.evicted_for_room += taken as u64;
             self.trim_leaf(id, taken, &mut out);
         }
-        // A checkpoint is evicted as a whole. The next eviction returns what is left.
+        // A checkpoint is evicted as a whole. The next eviction returns the remaining blocks.
         self.freed.extend(out.drain(block_count.min(out.len())..));
         self.hand_over(out)
     }
@@ -144,7 +144,7 @@ impl TreeWriter {
         EvictedBlocks { blocks, pool }
     }
 
-    /// The prefix up to the end of a leaf of which the last `taken` blocks are evicted.
+    /// The prefix up to the end of a leaf whose last `taken` blocks are evicted.
     pub(super) fn evicted_prefix(&self, leaf: NodeId, taken: usize) -> EvictedPrefix {
         let mut path = vec![leaf];
         let mut parent = self.arena.parent(leaf);

@@ -99,8 +99,8 @@ impl TreeWriter {
         saved
     }
 
-    /// Ranks the next checkpoints below a node anew, because what they save depends on whether there
-    /// is one at its end.
+    /// Ranks the next checkpoints below a node anew, because the blocks that they save depend on
+    /// whether there is one at its end.
     pub(super) fn refresh_checkpoints_below(&mut self, id: NodeId) {
         let core = self.arena.core.clone();
         let Some(span) = &core.checkpoint else { return };

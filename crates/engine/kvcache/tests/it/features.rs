@@ -144,8 +144,8 @@ fn the_eviction_order_can_be_replaced() {
     assert_eq!(evict_all(&mut writer), [20, 30, 10]);
 }
 
-/// Goal: a prefix has the largest priority of the requests that used or committed it, and what only
-/// others committed does not.
+/// Goal: a prefix has the largest priority of the requests that used or committed it, and blocks
+/// that only other requests committed do not.
 #[test]
 fn priorities_of_requests_reach_their_prefixes() {
     let mut writer = tree(EvictionPolicy::Priority);
@@ -171,8 +171,8 @@ fn priorities_of_requests_reach_their_prefixes() {
     assert_eq!(evicted, [(30, -2), (12, 3), (50, 5), (40, 6), (20, 8), (11, 8), (10, 8)]);
 }
 
-/// Goal: the eviction of a prefix removes what starts with it and what only it uses, and keeps what
-/// others share, and what leases and pins hold.
+/// Goal: the eviction of a prefix removes everything that starts with it and the blocks that only
+/// it uses, and keeps blocks that others share or that leases and pins hold.
 #[test]
 fn a_prefix_can_be_evicted() {
     let (mut writer, reader) = prefix_tree(2).expect("a block size");
@@ -382,7 +382,7 @@ fn the_index_is_small() {
 }
 
 /// Goal: a flush removes locked nodes from the index at once. Their blocks return after the last
-/// lease, and the leases remain usable until then.
+/// lease, and until its end each lease remains usable.
 #[test]
 fn flush_while_leases_exist() {
     let (mut writer, reader) = prefix_tree(1).expect("a block size");

@@ -79,7 +79,7 @@ fn evict_against_acquire() {
     repeat(query_acquire_and_eviction);
 }
 
-/// Goal: what a request has acquired stays when its prefix is evicted on another thread.
+/// Goal: blocks that a request has acquired stay when its prefix is evicted on another thread.
 #[test]
 fn evict_prefix_against_acquire() {
     repeat(query_acquire_and_eviction_of_the_prefix);
