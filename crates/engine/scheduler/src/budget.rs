@@ -2,8 +2,8 @@
 
 use super::blocks_for;
 
-/// How many blocks a request holds from now until its end. The request is running or is about to be
-/// admitted. The model assumes that each running request generates one token per step.
+/// The number of blocks that a request holds from now until its end. The request is running or is
+/// about to be admitted. The model assumes that each running request generates one token per step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct BlockDemand {
     /// Number of its tokens now, computed or not.
@@ -84,7 +84,7 @@ pub(crate) enum AnswerLimit {
 }
 
 /// Predicts how many tokens requests generate: a share of `max_tokens` if the request sets it, and
-/// a common length otherwise. Both move toward those of finished requests, and grow after a
+/// a common length otherwise. Both move toward the lengths of finished requests, and grow after a
 /// preemption, because then too few tokens were predicted.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct DecodeForecast {
@@ -267,8 +267,8 @@ mod tests {
         assert_eq!(forecast.remaining(Requested(100), 0), 100);
     }
 
-    /// Goal: what is left of an answer is its length less what is done if all are equally long, and
-    /// varies as much as the lengths do if an answer may end after any token.
+    /// Goal: the rest of an answer is the common length minus the generated tokens if all answers
+    /// are equally long, and varies as much as the lengths do if an answer may end after any token.
     #[test]
     fn what_is_left_varies_as_lengths_do() {
         use AnswerLimit::{Open, Requested};

@@ -141,7 +141,7 @@ pub struct EngineConfig {
     /// Reserve room for the whole prompt and `max_tokens` of every running request, as if nothing
     /// were cached. For comparisons.
     pub conservative: bool,
-    /// How many requests are tried in each round if the first ones do not fit; at least 1.
+    /// Number of requests that are tried in each round if the first ones do not fit; at least 1.
     pub look_ahead: usize,
     /// Bound on overtaking: before a request is admitted, at most this many uncached prompt tokens
     /// of later requests are admitted, plus as many as were waiting when the request arrived. 0

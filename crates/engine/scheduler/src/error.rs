@@ -102,8 +102,8 @@ pub enum EngineError {
     Overloaded {
         /// Estimated time until a retry can succeed.
         retry_after: Duration,
-        /// Number of requests in the admission queue; those of the request's tenant, if these are as
-        /// many as one tenant may have there.
+        /// Number of requests in the admission queue. If the request's tenant has as many there as
+        /// one tenant may have, the number of this tenant's requests.
         queued_requests: usize,
         /// Number of uncached prompt tokens of these requests.
         queued_tokens: usize,
@@ -143,7 +143,7 @@ pub enum EngineError {
     /// The request waited in the admission queue for longer than its `queue_timeout`.
     #[error("timed out in the queue after {waited:?}")]
     QueueTimeout {
-        /// How long it waited.
+        /// The time that it waited.
         waited: Duration,
     },
     /// The request took longer than its `timeout`.

@@ -63,7 +63,7 @@ impl LateSampling {
         }
     }
 
-    /// Sets what is called, on any thread, when a token was sampled.
+    /// Sets the function that is called, on any thread, when a token was sampled.
     pub(crate) fn set_wake(&mut self, wake: Arc<dyn Fn() + Send + Sync>) {
         self.wake = wake;
     }
@@ -76,7 +76,7 @@ impl LateSampling {
     }
 
     /// The tokens that were sampled since the last call. Drops the waiting rows of sequences that
-    /// do not run any more.
+    /// do not run any longer.
     pub(crate) fn take(&mut self, is_running: impl Fn(u64) -> bool) -> Vec<LateToken> {
         let done = std::mem::take(&mut *self.done.lock().unwrap_or_else(PoisonError::into_inner));
         for LateToken { tenant, .. } in &done {

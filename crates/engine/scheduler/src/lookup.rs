@@ -8,8 +8,8 @@
 //!    before, the request asks again for stored KV, from the end of the match.
 //! 2. While that is read, the request keeps its place in the queue. Later requests are admitted
 //!    before it as far as its bound on overtaking permits.
-//! 3. When the answer has come, or [`WAIT_MAX`] has passed, the request is tried again. What it has
-//!    now is what the next look is compared with, so it asks once for each loss.
+//! 3. When the answer has come, or [`WAIT_MAX`] has passed, the request is tried again. The next
+//!    look is compared with what the request has now, so it asks once for each loss.
 //! 4. After [`LOOKUPS_MAX`] repetitions it runs with what it has, and computes the rest.
 
 use std::time::{Duration, Instant};
@@ -39,7 +39,7 @@ impl StoredLookup {
         StoredLookup { found_max: found, repeated: 0, until: None }
     }
 
-    /// Notes what was found while the request waits.
+    /// Notes how many tokens were found while the request waits.
     pub(crate) fn note(&mut self, found: usize) {
         self.found_max = self.found_max.max(found);
     }
@@ -58,7 +58,7 @@ impl StoredLookup {
         self.until = now.checked_add(WAIT_MAX);
     }
 
-    /// The answer has come, or is not waited for any more. The request has `found` tokens now.
+    /// The answer has come, or is not waited for any longer. The request has `found` tokens now.
     pub(crate) fn end(&mut self, found: usize) {
         self.until = None;
         self.found_max = found;

@@ -17,10 +17,10 @@ use crate::sync::{AtomicUsize, Mutex, MutexGuard, Ordering, lock};
 use crate::tenant::TenantId;
 use crate::wait::Workload;
 
-/// Number of equal parts of the queue, of which a tenant with a name has all but one.
+/// Number of equal parts of the queue. A tenant with a name may fill all of them except one.
 const PARTS: usize = 4;
 
-/// The limits, and the shared counts of what is waiting.
+/// The limits, and the shared counts of waiting requests, tokens and pixels.
 #[derive(Debug)]
 pub(crate) struct QueueLimits {
     max: Queued,
@@ -366,8 +366,8 @@ mod tests {
         assert!(limits.tenants().is_empty(), "nothing is kept of tenants without requests");
     }
 
-    /// Goal: the time until there is room is that of the request whose start makes it, whether the
-    /// number of requests or their tokens are the limit.
+    /// Goal: the time until there is room is the time until the start of the request that makes it,
+    /// whether the number of requests or their tokens are the limit.
     #[test]
     fn room_is_predicted_from_the_start_that_makes_it() {
         let waiting = |pending| {

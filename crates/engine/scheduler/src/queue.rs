@@ -1,4 +1,5 @@
-//! The admission queue: waiting requests in order of arrival, and what is known about each.
+//! The admission queue: waiting requests in order of arrival, with the data that is kept about
+//! each.
 
 use std::collections::HashMap;
 use std::time::Instant;
@@ -133,7 +134,7 @@ impl Waiting {
         [queue, times.deadline].into_iter().flatten().min()
     }
 
-    /// When it times out or does not wait for stored KV any more, whichever is first.
+    /// When it times out or does not wait for stored KV any longer, whichever is first.
     fn next_deadline(&self) -> Option<Instant> {
         [self.deadline(), self.lookup.deadline()].into_iter().flatten().min()
     }

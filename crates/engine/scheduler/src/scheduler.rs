@@ -138,7 +138,7 @@ pub struct Scheduler<M> {
     try_admission: bool,
     /// Throughput in computed tokens per second, smoothed; 0 before the first step.
     rate: f64,
-    /// How long steps take.
+    /// The model of the time that steps take.
     cost: StepCost,
     /// When the step in flight was planned.
     step_began: Instant,
@@ -204,8 +204,8 @@ impl<M: Memory> Scheduler<M> {
         }
     }
 
-    /// Sets what is called, on any thread, when [`Scheduler::advance`] should be called because a
-    /// token was sampled outside of a step.
+    /// Sets the function that is called, on any thread, when [`Scheduler::advance`] should be
+    /// called because a token was sampled outside of a step.
     pub fn set_wake(&mut self, wake: Arc<dyn Fn() + Send + Sync>) {
         self.late_sampling.set_wake(wake);
     }

@@ -87,7 +87,8 @@ pub struct Sequence {
     /// Number of leading tokens of its prompt that were cached when it was submitted, or had been
     /// committed when it was preempted. It can be evicted while it waits.
     pub(crate) found: usize,
-    /// KV of its prompt that is loaded instead of computed; `None` once it is not needed any more.
+    /// KV of its prompt that is loaded instead of computed; `None` once it is not needed any
+    /// longer.
     pub(crate) stored: Option<StoredKv>,
     /// Blocks and positions that it holds while it runs.
     pub(crate) held: Held,

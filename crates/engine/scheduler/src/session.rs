@@ -2,9 +2,9 @@
 //!
 //! A session is a name for a sequence of tokens that grows with each turn, a lease on the part of
 //! it that the prefix tree has, and the block after that part, which is not full and therefore not
-//! in the tree. It is no second cache: a turn finds its prefix in the tree as every other request
-//! does, and continues in its own partial block. So a session changes how much is computed and
-//! never the answer.
+//! in the tree. It is not a second cache: a turn finds its prefix in the tree as every other
+//! request does, and continues in its own partial block. So a session changes how much is computed
+//! and never the answer.
 //!
 //! 1. **Open**: it has no tokens and holds nothing.
 //! 2. **Turn**: a request that names the session. One at a time; [`Turn`] marks the session as busy
@@ -14,9 +14,8 @@
 //!    the request has taken, is computed again.
 //! 3. **Idle**: the lease keeps the blocks from being evicted, as a pin would. If sessions together
 //!    would hold more than their budget, or if a running request finds no other blocks, the session
-//!    that has been idle longest releases what it holds. So a hold never makes a request fail or
-//!    wait for ever. Blocks that are evicted afterward are still on the disk if there is a disk
-//!    tier.
+//!    that has been idle longest releases its blocks. So a hold never makes a request fail or wait
+//!    forever. Blocks that are evicted afterward are still on the disk if there is a disk tier.
 //! 4. **Closed**: by its owner, after its time to live without a turn, or to make room for another
 //!    session.
 //!
@@ -154,7 +153,7 @@ pub struct SessionInfo {
     pub ttl: Duration,
     /// Number of tokens of the conversation: prompt and answer of its last complete turn.
     pub tokens: usize,
-    /// How many of them it keeps from being evicted, from the first one on.
+    /// Number of them that it keeps from being evicted, from the first one on.
     pub held_tokens: usize,
     /// Number of blocks that it holds. Blocks that several sessions share count for each of them
     /// here, and once toward the budget.
@@ -168,7 +167,7 @@ pub struct SessionInfo {
     pub turns: u64,
     /// Number of prompt tokens of these turns.
     pub prompt_tokens: u64,
-    /// How many of them were found in the cache.
+    /// Number of them that were found in the cache.
     pub cached_tokens: u64,
 }
 
@@ -195,7 +194,7 @@ pub enum SessionError {
         /// The id.
         id: SessionId,
     },
-    /// The request's cache salt is not that of the session.
+    /// The request has another cache salt than the session.
     #[error(
         "session `{id}`: expected the cache salt that it was opened with, got another one: open a \
          session for each cache salt"
@@ -289,7 +288,7 @@ pub struct TurnEnd {
     pub content: SessionContent,
     /// Number of tokens of the prompt.
     pub prompt_tokens: usize,
-    /// How many of them were found in the cache.
+    /// Number of them that were found in the cache.
     pub cached_tokens: usize,
 }
 

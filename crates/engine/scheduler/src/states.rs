@@ -9,7 +9,7 @@
 //! - after the last image of a prompt, from which another question about it resumes;
 //! - after the first message of a conversation, which is its instructions as a rule, and the same in
 //!   the next conversation;
-//! - where the prompt parts from what was cached, if the KV matched further than the last
+//! - where the prompt parts from cached prompts, if the KV matched further than the last
 //!   checkpoint: the next prompt that parts there resumes there;
 //! - where followers part from the prompt that they wait for;
 //! - at regular distances within a long prompt, so that also the first prompt that parts from this
@@ -34,9 +34,9 @@ const DISTANCE_MIN: usize = 512;
 /// The regular checkpoints of a prompt take at most this part of the pool.
 const PART_OF_POOL: usize = 8;
 
-/// Number of checkpoints' worth of KV between two regular checkpoints that are stored elsewhere, too,
-/// or for which the pool is too small, so that they take at most a fifth of the memory of what they
-/// belong to.
+/// Number of checkpoints' worth of KV between two regular checkpoints that are stored elsewhere,
+/// too, or for which the pool is too small, so that they take at most a fifth of the memory of the
+/// KV that they belong to.
 const KV_PER_CHECKPOINT: usize = 4;
 
 /// Minimum length of a first message that gets a checkpoint, in positions. A shorter one is computed
@@ -347,8 +347,8 @@ mod tests {
         assert_eq!(stored.choose(&wishes(14_001), 0, 14_001), [6400, 12_800, 14_000]);
     }
 
-    /// Goal: the regular checkpoints of a prompt take at most an eighth of the pool, unless they take
-    /// at most a fifth of the memory of what they belong to.
+    /// Goal: the regular checkpoints of a prompt take at most an eighth of the pool, unless they
+    /// take at most a fifth of the memory of the KV that they belong to.
     #[test]
     fn regular_checkpoints_have_a_part_of_the_pool() {
         for (pool_blocks, prompt_len, expected) in
@@ -374,7 +374,7 @@ mod tests {
         assert_eq!(ends, [112, 128, 144]);
     }
 
-    /// Goal: what a tier stores at larger distances only is not taken in between.
+    /// Goal: if a tier stores checkpoints only at larger distances, none are taken in between.
     #[test]
     fn the_distance_of_a_tier_is_kept() {
         let rule = CheckpointRule { distance: 64, ..RULE };

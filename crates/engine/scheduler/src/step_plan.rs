@@ -18,7 +18,7 @@ use crate::transfer::LoadTask;
 pub struct StepPlan {
     /// Lists of blocks that are copied out of the KV store before anything is written.
     pub saves: Vec<Vec<BlockId>>,
-    /// Blocks that were reserved since the last step. Their content is not needed any more once
+    /// Blocks that were reserved since the last step. Their content is not needed any longer once
     /// `saves` are made.
     pub discarded: Vec<BlockId>,
     /// Blocks that are copied into the KV store before the forward pass.
@@ -38,7 +38,7 @@ pub struct StepPlan {
 pub struct EncodeTask {
     /// The image.
     pub image: Arc<ImageInput>,
-    /// How long to do it. See [`Backend::encode`](stolon_backend::Backend::encode).
+    /// The time for which to do it. See [`Backend::encode`](stolon_backend::Backend::encode).
     pub time: Duration,
 }
 

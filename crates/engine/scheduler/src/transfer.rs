@@ -112,7 +112,7 @@ impl StoredKv {
         self.first_block..self.checkpoint.unwrap_or(self.range().end)
     }
 
-    /// The indices of the blocks that it has, those of a checkpoint included.
+    /// The indices of the blocks that it has, including the blocks of a checkpoint.
     pub fn range(&self) -> Range<usize> {
         self.first_block..self.first_block + self.blocks.len()
     }
@@ -173,8 +173,8 @@ pub trait KvSink: fmt::Debug + Send + Sync {
         priority: i32,
     ) -> Option<SaveRequest>;
 
-    /// The lengths of prefixes, in positions, of which it stores checkpoints of recurrent states: the
-    /// multiples of this number, which is a multiple of `block_size`.
+    /// The lengths of prefixes, in positions, for which it stores checkpoints of recurrent states:
+    /// the multiples of this number, which is a multiple of `block_size`.
     fn checkpoint_distance(&self, block_size: usize) -> usize {
         block_size
     }
@@ -198,8 +198,8 @@ pub trait KvSink: fmt::Debug + Send + Sync {
         false
     }
 
-    /// A prefix was pinned, all of whose blocks are in the pool. For a model with a recurrent state,
-    /// a second call names its last checkpoint, after the positions that it covers. Called by the
+    /// A prefix was pinned whose blocks are all in the pool. For a model with a recurrent state, a
+    /// second call names its last checkpoint, after the positions that it covers. Called by the
     /// actor of the prefix tree if [`KvSink::stores_pins`], so it must not block.
     fn pinned(&self, namespace: &Namespace, tokens: &Arc<Vec<u32>>) -> Option<StoredPin> {
         let _ = (namespace, tokens);
@@ -245,8 +245,8 @@ pub struct PromptLookup {
     /// Number of prompt positions that recent steps have computed per second; `None` before the
     /// first one.
     pub prefill_rate: Option<f64>,
-    /// Whether the source was asked for the same request before. It is not another use of what is
-    /// stored.
+    /// Whether the source was asked for the same request before. It does not count as another use
+    /// of the stored KV.
     pub is_repeated: bool,
 }
 
@@ -258,7 +258,7 @@ pub struct RepeatedLookup {
     pub id: u64,
     /// Its prompt.
     pub prompt: PromptLookup,
-    /// How long the request waits for the answer at most.
+    /// The maximum time for which the request waits for the answer.
     pub limit: Duration,
 }
 
@@ -275,7 +275,7 @@ pub struct Prefetch {
 pub struct PendingKv {
     /// Yields the KV; `None` if nothing could be read.
     pub kv: Pin<Box<dyn Future<Output = Option<StoredKv>> + Send>>,
-    /// How long the request waits for it at most.
+    /// The maximum time for which the request waits for it.
     pub limit: Duration,
 }
 

@@ -20,7 +20,7 @@ use crate::step_cost::{StepCost, StepWork};
 use crate::tenant::{SlotShares, TenantId};
 
 /// Maximum number of waiting requests that are published one by one, which bounds the time of a
-/// prediction. Of later ones only the tokens count.
+/// prediction. For later requests only the tokens count.
 pub(crate) const WAITING_MAX: usize = 256;
 /// Number of arrivals that are remembered.
 pub(crate) const ARRIVALS_MAX: usize = 64;
@@ -60,7 +60,7 @@ pub(crate) struct Workload {
     pub(crate) waiting: Vec<WaitingWork>,
     /// Number of tokens to compute of the further waiting requests.
     pub(crate) later_tokens: usize,
-    /// The last requests that arrived, as they were then.
+    /// The last requests that arrived, with their work at that time.
     pub(crate) arrived: Vec<Work>,
     /// Number of requests that arrived per second recently.
     pub(crate) arrivals: f64,
@@ -76,10 +76,10 @@ pub(crate) struct Workload {
     pub(crate) limits: StepLimits,
     /// The sizes of a step with one request alone.
     pub(crate) limits_alone: StepLimits,
-    /// How long steps take.
+    /// The model of the time that steps take.
     pub(crate) cost: StepCost,
     pub(crate) policy: AdmissionPolicy,
-    /// In which order the prompts of a tenant are computed.
+    /// The order in which the prompts of a tenant are computed.
     pub(crate) prefill_order: PrefillOrder,
     /// When each of the waiting requests starts, in seconds from `published`, once it was asked for.
     pub(crate) starts: OnceLock<Vec<f64>>,

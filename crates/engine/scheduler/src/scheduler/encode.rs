@@ -23,7 +23,7 @@ pub(super) struct Encoding {
     /// The image that the last step has begun or continued to encode, with the namespace that it is
     /// encoded for.
     current: Option<(Namespace, Arc<ImageInput>)>,
-    /// How long it has been encoded so far.
+    /// The time for which it has been encoded so far.
     time: Duration,
     /// For each tenant with running requests the step in which an image of it was last begun.
     turns: HashMap<TenantId, u64>,

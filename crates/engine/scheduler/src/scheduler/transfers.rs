@@ -21,7 +21,7 @@ pub(super) struct LoadInFlight {
     pub(super) end: usize,
     /// The positions whose keys and values the load writes.
     written: Range<usize>,
-    /// For stored KV with a checkpoint: index of the first block that is not loaded then.
+    /// For stored KV with a checkpoint: index of the first block that the load does not cover.
     next: Option<usize>,
 }
 
@@ -148,7 +148,7 @@ impl<M: Memory> Scheduler<M> {
                 sequence.stored = None;
             }
             if sequence.loadable().is_empty() {
-                // The memory of the stored KV is not needed any more.
+                // The memory of the stored KV is not needed any longer.
                 sequence.stored = None;
             }
         }

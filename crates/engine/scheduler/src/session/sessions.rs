@@ -205,7 +205,7 @@ impl Sessions {
     /// [content](Sessions::content).
     ///
     /// # Errors
-    /// Those of `begin_turn`; also `Busy` if the session has other tokens now.
+    /// The errors of `begin_turn`; also `Busy` if the session has other tokens now.
     pub fn begin_turn_after(
         self: &Arc<Sessions>,
         tokens: Option<&Arc<Vec<u32>>>,

@@ -28,7 +28,7 @@ struct Engine {
     firsts: Vec<(usize, f64)>,
 }
 
-/// How long a step takes.
+/// A machine, by the time that its steps take.
 #[derive(Clone, Copy, Debug)]
 enum Machine {
     /// A constant and an equal time for each token, in microseconds.
@@ -110,7 +110,8 @@ enum Mix {
     Mixed,
     /// Short prompts. Answers end by themselves, at an eighth of `max_tokens` on average.
     Chat,
-    /// Eight agents whose prompts begin with what was asked before, each with its own name.
+    /// Eight agents, each with its own name. Each prompt begins with the previous prompt of its
+    /// agent.
     Agents,
     /// As `Mixed`, but twenty requests arrive at once.
     Bursts,

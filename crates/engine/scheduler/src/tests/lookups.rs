@@ -84,7 +84,7 @@ fn a_prefix_that_is_evicted_while_its_request_waits_is_read() {
 }
 
 /// Goal: only what was lost is read. Stored KV that was read before the request was submitted, and
-/// does not continue what is cached any more, is replaced.
+/// does not continue what is cached any longer, is replaced.
 #[test]
 fn a_gap_before_stored_kv_is_read() {
     let prompt = group_prompt(1, 40);

@@ -67,7 +67,7 @@ fn nobody_waits_for_the_processor_of_another_request() {
 }
 
 /// Goal: a request can be canceled while its processor runs. The threads of processors that do not
-/// return are bounded, for each tenant too, so that the requests of others go on.
+/// return are bounded, for each tenant too, so that the requests of others continue.
 #[test]
 fn a_request_can_end_while_its_processor_runs() {
     let config = EngineConfig { max_running: 2, ..EngineConfig::default() };

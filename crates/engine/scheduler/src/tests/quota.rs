@@ -28,8 +28,8 @@ fn started(harness: &mut Harness) -> Vec<usize> {
     callers.filter(|(_, caller)| caller.cached.is_some()).map(|(index, _)| index).collect()
 }
 
-/// Goal: a request that its quota holds is passed over by those of other clients, however many come
-/// after it, and starts when its own client's requests end.
+/// Goal: requests of other clients pass a request that its quota holds, however many come after it,
+/// and starts when its own client's requests end.
 #[test]
 fn a_held_request_keeps_nobody_else_out() {
     for policy in [AdmissionPolicy::Fcfs, AdmissionPolicy::LongestPrefix, AdmissionPolicy::Cost] {

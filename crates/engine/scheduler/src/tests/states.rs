@@ -49,7 +49,7 @@ fn a_repeated_prompt_resumes_before_its_last_position() {
     }
 }
 
-/// Goal: each turn of a conversation computes only what is new, up to the distance of the
+/// Goal: each turn of a conversation computes only its new tokens, up to the distance of the
 /// checkpoints of an answer.
 #[test]
 fn a_turn_resumes_at_the_end_of_the_answer_before() {
@@ -174,8 +174,8 @@ fn a_session_keeps_its_checkpoint() {
 }
 
 /// Goal: a request that is all the engine has room for runs although the checkpoint that it could
-/// resume from has no room next to it: it computes what comes before. It waits for no lock that was
-/// taken for another request, and not for a session.
+/// resume from has no room next to it: it computes the positions before it. It waits for no lock
+/// that was taken for another request, and not for a session.
 #[test]
 fn a_request_that_fills_the_pool_runs_without_its_checkpoint() {
     let mut harness = Harness::with_states(4, 100, Some(20), EngineConfig::default());
