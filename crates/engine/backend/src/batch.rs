@@ -35,14 +35,14 @@ pub struct BackendSpec {
     /// The recurrent state of a sequence; `None` if the backend keeps all that a prefix leaves behind
     /// in its KV blocks, as for a model with attention layers only.
     pub state: Option<StateSpec>,
-    /// Whether the backend encodes images ([`Backend::encode`]) and computes their positions. It
-    /// has a `hidden_size` then.
+    /// Whether the backend encodes images ([`Backend::encode`]) and computes their positions. If
+    /// so, it has a `hidden_size`.
     pub images: bool,
     /// Number of the decoder's first layers to whose outputs the embeddings of images add further
     /// rows (DeepStack of Qwen3-VL); 0 for most models.
     pub deepstack_layers: usize,
-    /// Into which bins the model divides coordinates and sizes; `None` if it has none. Batches may
-    /// then have tokens for these bins, and rows with their logits ([`LogitRows::Regions`]).
+    /// The bins into which the model divides coordinates and sizes; `None` if it has none. Batches
+    /// may then have tokens for these bins, and rows with their logits ([`LogitRows::Regions`]).
     pub regions: Option<RegionBins>,
 }
 
@@ -299,7 +299,8 @@ pub trait Backend {
     /// a cold cache.
     ///
     /// # Errors
-    /// Any [`BackendError`]. Positions outside of the step's write ranges are unchanged even then.
+    /// Any [`BackendError`]. Positions outside of the step's write ranges are unchanged even after
+    /// an error.
     fn step(&mut self, batch: &StepBatch) -> Result<StepOutput, BackendError>;
 
     /// Encodes an image, or a part of that: computes for about `time` and returns the image's
@@ -327,10 +328,10 @@ pub trait Backend {
         1
     }
 
-    /// The content of these blocks is not needed any more: they were given to sequences, which
+    /// The content of these blocks is not needed any longer: they were given to sequences, which
     /// write each position before they read it. Called before the loads and the forward pass of a
-    /// step. The default does nothing. A backend for tests clears them, so that a read of what was
-    /// not written is found even where older content would look right.
+    /// step. The default does nothing. A backend for tests clears them, so that a read of positions
+    /// that were not written is found, even where older content would look right.
     fn discard_blocks(&mut self, blocks: &[BlockId]) {
         let _ = blocks;
     }

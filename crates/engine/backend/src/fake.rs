@@ -69,7 +69,8 @@ pub struct FakeOptions {
     /// uses what it reads, as a real backend would, and generates other tokens.
     pub strict: bool,
     /// The recurrent state: number of blocks that a checkpoint takes and number of slots. Each step
-    /// checks then that the slots and checkpoints it reads are those of its slices' prefixes.
+    /// then checks that the slots and checkpoints that it reads belong to the prefixes of its
+    /// slices.
     pub state: Option<(usize, usize)>,
     /// Number of calls of [`Backend::encode`] that an image takes; 0 if images are not supported.
     pub encode_calls: usize,

@@ -13,11 +13,12 @@ pub struct ImageInput {
     /// Number of positions that the image takes in a prompt, at least 1.
     pub kv_len: usize,
     /// Whether its positions attend to each other in both directions. If not, each attends to the
-    /// positions up to its own, as those of text do.
+    /// positions up to its own, as positions of text do.
     pub full_attention: bool,
     /// Number of columns of the grid that the positions form, row by row, if the decoder rotates
     /// keys and queries by the row and the column of a position (Qwen3-VL, Qwen3.5); a divisor of
-    /// `kv_len`. 0 if the positions are numbered as those of text. It follows from the content.
+    /// `kv_len`. 0 if the positions are numbered like positions of text. It follows from the
+    /// content.
     pub columns: usize,
     /// Width and height of `pixels`.
     pub size: [usize; 2],
@@ -60,7 +61,7 @@ pub fn rotary_len(kv_len: usize, columns: usize) -> usize {
 #[derive(Clone, Debug, PartialEq)]
 pub struct ImageEmbeddings {
     /// Row-major `[1 + deepstack_layers, kv_len, hidden_size]`: the inputs of the first layer, and
-    /// what is added to the outputs of the first layers
+    /// the values that are added to the outputs of the first layers
     /// ([`BackendSpec::deepstack_layers`](crate::BackendSpec::deepstack_layers)).
     pub values: Arc<[f32]>,
 }
@@ -74,8 +75,8 @@ pub struct SliceImage {
     /// Number of positions of the image, at least 1. It ends after the slice's start. It may end
     /// after the slice's end, unless the image has full attention.
     pub len: usize,
-    /// Whether its positions attend to each other in both directions. All of them are in the slice
-    /// then.
+    /// Whether its positions attend to each other in both directions. If so, all of them are in the
+    /// slice.
     pub full_attention: bool,
     /// Number of columns of its grid ([`ImageInput::columns`]).
     pub columns: usize,
