@@ -166,7 +166,7 @@ impl DiskTier {
         keys.iter().for_each(|key| self.remove_file(key));
     }
 
-    /// Counters, and what is stored now.
+    /// Counters, and the current content of the tier.
     pub fn stats(&self) -> DiskStats {
         let index = self.index();
         let (records, bytes) = (index.len() as u64, index.bytes());
@@ -175,7 +175,7 @@ impl DiskTier {
     }
 
     /// Unlocks the directory, so that another process, or another tier of this one, can open it.
-    /// Nothing is read or written any more.
+    /// Nothing is read or written any longer.
     pub fn close(&self) {
         *self.index() = Index::new(EvictionPolicy::default().order());
         self.closed.store(true, Ordering::Release);

@@ -348,7 +348,8 @@ mod tests {
     }
 
     /// Goal: protected records are removed after all others, also if they were written after they
-    /// were protected and after everything was removed once, until nothing protects them any more.
+    /// were protected and after everything was removed once, until nothing protects them any
+    /// longer.
     #[test]
     fn protected_records_are_removed_last() {
         let mut index = Index::new(EvictionPolicy::Lru.order());

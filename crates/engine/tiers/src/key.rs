@@ -7,7 +7,7 @@ use stolon_kvcache::{ImageSpan, Namespace, TokenSpan};
 use crate::tokens::RecordTokens;
 
 /// Identifies a prefix: its KV format, its namespace and all its tokens. Keys are chained: the key
-/// of a longer prefix follows from that of a shorter one and the tokens in between. Positions of
+/// of a longer prefix follows from the key of a shorter one and the tokens in between. Positions of
 /// images count by the content of the images, so that all processes have the same keys.
 ///
 /// A key has 256 bits of BLAKE3, so two prefixes with one key cannot be found.

@@ -102,7 +102,8 @@ impl Loads {
         let (sender, receiver) = oneshot::channel();
         let load = receiver.shared();
         running.insert(key, load.clone());
-        // The lock must be free if the thread cannot be started, because `end` is dropped then.
+        // The lock must be free if the thread cannot be started, because in this case `end` is
+        // dropped.
         drop(running);
         let end = LoadEnd { loads: Arc::clone(self), key, result: Some((sender, memory)) };
         let thread = std::thread::Builder::new().name("stolon-load".to_owned());

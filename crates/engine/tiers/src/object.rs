@@ -1,5 +1,5 @@
-//! [`ObjectTier`]: records in an object store that several engines share: S3 and what is compatible
-//! with it, Google Cloud Storage, Azure, or a shared directory.
+//! [`ObjectTier`]: records in an object store that several engines share: S3 and compatible stores,
+//! Google Cloud Storage, Azure, or a shared directory.
 //!
 //! Each record is an object of its own, `FOLDER/v1/FORMAT/KEY.kv`: the folder of the URL, the first
 //! digits of the KV format's fingerprint, and the record's key. The bytes are those of a file of
@@ -207,7 +207,7 @@ impl ObjectTier {
     /// it has it.
     ///
     /// # Errors
-    /// As those of [`ObjectTier::fetch`].
+    /// The errors of [`ObjectTier::fetch`].
     pub async fn look(
         &self,
         key: &ChainKey,

@@ -6,7 +6,7 @@ use std::time::Duration;
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ObjectError {
-    /// The URL is not that of a store.
+    /// The URL is not the URL of a store.
     #[error(
         "expected the URL of an object store, such as s3://bucket/folder, gs://, az:// or file://, \
          got `{url}`: {reason}"

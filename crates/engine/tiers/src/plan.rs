@@ -17,7 +17,7 @@ const GRACE: Duration = Duration::from_millis(20);
 const PATIENCE_SHARE: f64 = 0.5;
 /// Number of records that are read to measure the speed of a tier that was too slow.
 const MEASURED_RECORDS: usize = 4;
-/// How long a read is waited for at most while the speed of computing is not known.
+/// The maximum time that a read is waited for while the speed of computing is not known.
 const UNMEASURED_LIMIT: Duration = Duration::from_secs(10);
 /// Looking for a record in the object store takes at most this share of the time of computing the
 /// positions that the store may have: most prompts are not stored anywhere, and each of them pays
@@ -26,13 +26,14 @@ const LOOK_SHARE: f64 = 0.05;
 /// Maximum time for looking for a record while the speed of computing is not known.
 const UNMEASURED_LOOK: Duration = Duration::from_millis(100);
 
-/// How much of a prompt is stored. Records are counted from the start of the prompt.
+/// The parts of a prompt that are cached or stored. Records are counted from the start of the
+/// prompt.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Lookup {
     /// Number of leading positions whose KV is in the pool.
     pub cached: usize,
-    /// How many of the last stored records hold a checkpoint of a recurrent state instead of KV. If
-    /// there are any, the records can only be used all together.
+    /// Number of the last stored records that hold a checkpoint of a recurrent state instead of KV.
+    /// If there are any, the records can only be used all together.
     pub checkpoint_records: usize,
     /// With a checkpoint: number of leading positions that do not have to be computed if nothing is
     /// read.
@@ -76,10 +77,10 @@ pub struct ReadPlan {
     pub store: Range<usize>,
     /// Records that are looked for in the object store after these, and fetched if they are there.
     pub look: Range<usize>,
-    /// How long the plan waits until the store says whether it has the first of the records in
-    /// `look`.
+    /// The maximum time that the plan waits until the store says whether it has the first of the
+    /// records in `look`.
     pub look_limit: Duration,
-    /// How long the request waits for all of them at most.
+    /// The maximum time that the request waits for all of them.
     pub limit: Duration,
     /// Records on the disk that are not read for the prompt, because computing is faster. They are
     /// worth reading only to learn whether the disk has become faster.
@@ -247,8 +248,8 @@ mod tests {
         assert_eq!((plan.disk, plan.store), (disk, store), "{lookup:?}");
     }
 
-    /// Goal: what is stored is read from the first record on that is not in the pool, as far as
-    /// there is memory.
+    /// Goal: stored records are read from the first one on that is not in the pool, as far as there
+    /// is memory.
     #[test]
     fn stored_records_are_read_beyond_the_pool() {
         check(on_disk(), 0..5, 5..5);
@@ -264,7 +265,7 @@ mod tests {
     }
 
     /// Goal: records that end with a checkpoint are read all together or not at all, and are worth
-    /// the positions that do not have to be computed then.
+    /// the positions that do not have to be computed thanks to them.
     #[test]
     fn a_checkpoint_is_read_with_all_before_it() {
         let lookup = Lookup { checkpoint_records: 2, ..on_disk() };
@@ -283,7 +284,7 @@ mod tests {
     }
 
     /// Goal: records after the stored ones are looked for where the time for it is a small share of
-    /// that of computing them, and neither with a checkpoint nor with a tier that is too slow.
+    /// the time of computing them, and neither with a checkpoint nor with a tier that is too slow.
     #[test]
     fn records_that_may_be_stored_are_looked_for() {
         let lookup = Lookup { possible: 9, ..on_disk() };
@@ -321,8 +322,8 @@ mod tests {
         assert_eq!((read(0), read(32)), (4..5, 0..0));
     }
 
-    /// Goal: what is slower than computing is not read, but named, so that its speed is measured
-    /// again; the disk is read without a store that is too slow.
+    /// Goal: a tier that is slower than computing is not read, but named, so that its speed is
+    /// measured again; the disk is read without a store that is too slow.
     #[test]
     fn slow_tiers_are_not_read() {
         let lookup = Lookup { stored: 9, ..on_disk() };
@@ -336,7 +337,7 @@ mod tests {
     }
 
     /// Goal: the limit is twice the expected time and some grace, half of the time of computing if
-    /// that is more, a fixed time before that is known, and what the policy says.
+    /// that is more, a fixed time before that is known, and the policy.
     #[test]
     fn limits_follow_the_policy() {
         let limit = |speeds, policy| plan(&on_disk(), &speeds, policy).limit;

@@ -1,9 +1,9 @@
 //! The object store behind the disk tier: a task uploads records that are written to the disk.
 //! Records that only the store has are fetched, or looked for, when a prompt needs them.
 //!
-//! The task uploads a few records at a time from a bounded queue; what does not fit is left out,
-//! counted, and offered again when it is computed again by an engine whose disk lacks it. Another
-//! task lists the store from time to time, to learn what other engines have stored.
+//! The task uploads a few records at a time from a bounded queue; records that do not fit are left
+//! out, counted, and offered again when it is computed again by an engine whose disk lacks it.
+//! Another task lists the store from time to time, to learn what other engines have stored.
 
 use std::future::Future;
 use std::sync::{Arc, Weak};
@@ -32,7 +32,7 @@ const PARALLEL: usize = 16;
 /// Minimum time between two listings, and the same as a multiple of the time that a listing takes.
 const LIST_INTERVAL: Duration = Duration::from_secs(30);
 const LIST_INTERVAL_TIMES: u32 = 20;
-/// How long a flush waits.
+/// The maximum time that a flush waits.
 const FLUSH_LIMIT: Duration = Duration::from_secs(30);
 
 /// An object store, and the queue of uploads to it.
@@ -70,8 +70,8 @@ pub(crate) fn open(url: &str, disk: Arc<DiskTier>) -> Result<Arc<dyn RemoteTier>
     Ok(Arc::new(ObjectStoreTier { tier, disk, uploads, runtime }))
 }
 
-/// Runs a task and waits for its result; `None` if the runtime ends. Unlike `block_on`, it does not
-/// panic then.
+/// Runs a task and waits for its result; `None` if the runtime ends. In this case `block_on` would
+/// panic.
 fn run<T: Send + 'static>(
     runtime: &Handle,
     work: impl Future<Output = T> + Send + 'static,
@@ -257,7 +257,7 @@ async fn upload_all(tier: Arc<ObjectTier>, disk: Arc<DiskTier>, mut queue: mpsc:
                 let upload = |key| upload(&tier, &disk, key);
                 stream::iter(missing).for_each_concurrent(PARALLEL, upload).await;
             }
-            // Fails only if the caller does not wait any more.
+            // Fails only if the caller does not wait any longer.
             Upload::Flush(done) => drop(done.send(())),
         }
     }

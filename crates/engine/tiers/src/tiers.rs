@@ -57,7 +57,7 @@ pub struct Tiers {
     open: OnceLock<Open>,
     write: WritePolicy,
     prefetch: PrefetchPolicy,
-    /// How many requests have begun with each record, if the write policy needs it.
+    /// The number of requests that have begun with each record, if the write policy needs it.
     uses: Mutex<Uses>,
 }
 
@@ -85,7 +85,8 @@ struct Found {
     stored: usize,
 }
 
-/// How much of a prompt each tier has. Each number counts from the start of the prompt.
+/// The number of tokens of a prompt that each tier has. Each number counts from the start of the
+/// prompt.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct TierMatch {
@@ -99,7 +100,7 @@ pub struct TierMatch {
 }
 
 impl TierMatch {
-    /// A prompt of which `tokens` tokens are in the pool, and nothing elsewhere.
+    /// A prompt with `tokens` tokens in the pool, and nothing elsewhere.
     #[must_use]
     pub fn pool(tokens: usize) -> TierMatch {
         TierMatch { pool: tokens, disk: 0, object_store: 0 }
@@ -221,7 +222,7 @@ impl Tiers {
     }
 
     /// Unlocks the directory, so that another engine can open it. Nothing is read or written any
-    /// more. Blocks.
+    /// longer. Blocks.
     pub fn close(&self) {
         if let Some(open) = self.open.get() {
             open.disk.close();

@@ -22,7 +22,7 @@ impl Uses {
             *count = count.saturating_add(1);
         }
         if self.counts.len() > Uses::MOST {
-            // Records that were used again are remembered longer, but not for ever.
+            // Records that were used again are remembered longer, but not forever.
             self.counts.retain(|_, count| {
                 *count /= 2;
                 *count > 0

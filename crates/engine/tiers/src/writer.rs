@@ -194,7 +194,7 @@ impl Claim {
     /// be fewer. Does not block.
     pub fn write(self, blocks: Vec<u8>) {
         let queue = self.queue.clone();
-        // Fails only if the thread has panicked; then nothing is stored any more.
+        // Fails only if the thread has panicked; then nothing is stored any longer.
         let _ = queue.send((self, blocks));
     }
 }

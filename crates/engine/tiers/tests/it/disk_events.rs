@@ -100,7 +100,7 @@ impl Copy {
         }
     }
 
-    /// Applies what has queued up, and returns the hashes that are known then.
+    /// Applies the queued events, and returns the hashes that are known afterward.
     fn known(&mut self) -> HashSet<u64> {
         for numbered in self.live.drain() {
             self.apply(numbered.event);
@@ -117,7 +117,7 @@ impl Copy {
 }
 
 /// Goal: after any writes, reads, removals for the budget, damages, losses and clearings, a copy
-/// has exactly what is on the disk.
+/// has exactly the content of the disk.
 #[test]
 fn a_copy_follows_the_disk() {
     let directory = tempfile::tempdir().expect("a directory");
@@ -186,7 +186,7 @@ fn a_block_of_two_records_is_announced_once() {
     assert_eq!(removed, [CacheEvent::Removed { hashes: own }]);
 }
 
-/// Goal: the same after restarts. What was on the disk becomes known again, as far as it can be
+/// Goal: the same after restarts. The records on the disk become known again, as far as it can be
 /// read from the start of a prompt, and the rest when it is read.
 #[test]
 fn a_copy_follows_the_disk_through_restarts() {
