@@ -270,7 +270,7 @@ impl SupervisorActor {
         self.common.generation.store(None);
         let Parts { cells, end, executor_free } = parts;
         match fault {
-            // Fails only if nothing refers to the generation any more.
+            // Fails only if nothing refers to the generation any longer.
             Some(fault) => drop(end.send(fault)),
             None => drop(end),
         }

@@ -36,7 +36,7 @@ struct Generation {
     jobs: Receiver<Job>,
     /// Learns of a panic.
     executor: ActorRef<ExecutorMessage>,
-    /// Yields when no job of the generation is computed any more.
+    /// Yields when the last job of the generation has ended.
     free: oneshot::Sender<()>,
 }
 
@@ -71,7 +71,7 @@ impl ExecutorThread {
     /// is dropped before that, the thread drops the backend and ends.
     ///
     /// # Errors
-    /// That of `make`; [`EngineError::StartFailed`] if it panics.
+    /// The error of `make`; [`EngineError::StartFailed`] if it panics.
     pub(crate) async fn start<E: From<EngineError> + Send + 'static>(
         make: impl FnOnce() -> Result<Box<dyn Backend>, E> + Send + 'static,
         faults: Arc<FaultPlan>,
@@ -106,7 +106,7 @@ impl ExecutorThread {
     }
 
     /// Computes `jobs` from now on. `executor` learns of a panic, which ends the generation. The
-    /// receiver yields when no job of it is computed any more; it fails if the thread has ended.
+    /// receiver yields when no job of it is computed any longer; it fails if the thread has ended.
     pub(crate) fn serve(
         &self,
         jobs: Receiver<Job>,

@@ -381,7 +381,7 @@ async fn a_stalled_request_is_preempted_for_another() {
     harness.check_nothing_held().await;
 }
 
-/// Goal: prompt log-probabilities are those of the model, for a cached prompt that is computed in
+/// Goal: prompt log-probabilities equal those of the model, for a cached prompt that is computed in
 /// chunks as well.
 #[tokio::test]
 async fn prompt_logprobs_equal_those_of_the_model() {
