@@ -267,7 +267,7 @@ impl AdapterTable {
     }
 
     /// Reads files on a blocking thread. If the future is dropped, they are read nonetheless, and
-    /// `reading` is held until then.
+    /// `reading` is held until that is done.
     async fn read(
         &self,
         reading: Reading,
@@ -334,7 +334,7 @@ impl Table {
         }
     }
 
-    /// Releases retired weights that no request holds any more.
+    /// Releases retired weights that no request holds any longer.
     fn release(&mut self) {
         self.retired.retain(|weights| weights.clones() > 1);
     }

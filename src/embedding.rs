@@ -13,7 +13,7 @@ pub struct Embedding {
     pub values: Vec<f32>,
     /// Number of tokens of the prompt.
     pub prompt_tokens: usize,
-    /// How many of them were read from the prefix cache.
+    /// Number of them that were read from the prefix cache.
     pub cached_tokens: usize,
 }
 

@@ -116,7 +116,7 @@ impl Engine {
 
     /// Submits `count` requests for the same prompt, which is computed once. If the request has a
     /// seed, each of the `count` requests uses its predecessor's seed plus 1. Log-probabilities of
-    /// the prompt, if requested, are those of the first stream.
+    /// the prompt, if requested, come with the first stream.
     ///
     /// # Errors
     /// As [`Engine::generate`]; then none of them is submitted. `InvalidParameter` for several
@@ -177,7 +177,7 @@ impl Engine {
     }
 
     /// Splits a request into the part that the engine computes and the state of its stream. The
-    /// future is boxed, as those of [`EngineHandle`] are.
+    /// future is boxed, like the futures of [`EngineHandle`].
     fn prepare(
         &self,
         request: Request,
@@ -256,7 +256,7 @@ impl Engine {
     /// [`Engine::tokenized`].
     ///
     /// # Errors
-    /// Those of rendering and tokenizing the prompt.
+    /// The errors of rendering and tokenizing the prompt.
     pub fn estimate(&self, request: &Request) -> Result<Estimate, Error> {
         let (namespace, tokens) = self.lookup(request)?;
         let (handle, context) = (&self.inner.handle, self.inner.handle.context());
@@ -278,7 +278,7 @@ impl Engine {
     /// engines that run the same model. With images, the tokens are for this engine only.
     ///
     /// # Errors
-    /// Those of rendering and tokenizing the prompt.
+    /// The errors of rendering and tokenizing the prompt.
     pub async fn tokenized(&self, request: Request) -> Result<Request, Error> {
         let request = self.appended(request).await?;
         let tokens = self.inner.prompts.tokens(&request).await?;
@@ -288,7 +288,7 @@ impl Engine {
     /// The token ids of the prompt, as [`Engine::generate`] computes them.
     ///
     /// # Errors
-    /// Those of rendering and tokenizing the prompt.
+    /// The errors of rendering and tokenizing the prompt.
     pub async fn prompt_tokens(&self, request: &Request) -> Result<Vec<u32>, Error> {
         let request = self.appended(request.clone()).await?;
         self.inner.prompts.tokens(&request).await

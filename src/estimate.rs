@@ -12,7 +12,7 @@ use serde::Serialize;
 pub struct Estimate {
     /// Number of tokens of the prompt.
     pub prompt_tokens: usize,
-    /// How many of them do not have to be computed, because they are in the prefix cache now.
+    /// Number of them that do not have to be computed, because they are in the prefix cache now.
     pub cached_tokens: usize,
     /// Number of uncached prompt tokens of the requests in the admission queue.
     pub queued_tokens: usize,

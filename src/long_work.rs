@@ -116,7 +116,7 @@ mod tests {
         assert_eq!(block_on(long.run(None, || 3)).expect("done"), 3);
     }
 
-    /// Goal: work whose future was dropped before its turn is not begun, and what it holds is
+    /// Goal: work whose future was dropped before its turn is not begun, and its resources are
     /// released.
     #[test]
     fn work_that_was_given_up_is_not_begun() {

@@ -46,7 +46,8 @@ impl Prompt {
     /// Size in bytes of the text and of everything that becomes text; 0 for token ids. The
     /// variables of chat templates do not count.
     pub(crate) fn len_bytes(&self) -> usize {
-        /// At least what a template adds to each message, and what JSON adds to each part.
+        /// A lower bound of the bytes that a template adds to each message, and that JSON adds to
+        /// each part.
         const ADDED: usize = 16;
         let part = |part: &serde_json::Value| {
             part["text"].as_str().map_or(ADDED, |text| ADDED.saturating_add(text.len()))
@@ -343,7 +344,7 @@ impl Request {
 
     /// Reports the log-probability of each prompt token and of the `top` most likely ones in its
     /// place; at most the vocabulary size and 128. Such a request computes its whole prompt,
-    /// because cached positions have no logits. Of several choices, the first one reports them.
+    /// because cached positions have no logits. With several choices, the first one reports them.
     pub fn prompt_logprobs(mut self, top: usize) -> Request {
         self.options.prompt_logprobs = Some(top);
         self

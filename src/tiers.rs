@@ -52,7 +52,7 @@ impl EngineTiers {
     }
 
     /// Ends the tiers of an engine that has stopped, after everything was written. The object store
-    /// is waited for, too, but not for ever.
+    /// is waited for, too, but not forever.
     pub(crate) async fn after_stop(&self, handle: &EngineHandle) {
         let Some(tiers) = self.0.clone() else { return };
         let close = move || {
@@ -84,7 +84,7 @@ impl Tiers<'_> {
     /// A prompt that is not token ids yet is rendered and tokenized on the calling thread.
     ///
     /// # Errors
-    /// Those of rendering and tokenizing the prompt.
+    /// The errors of rendering and tokenizing the prompt.
     pub fn query(self, request: &Request) -> Result<TierMatch, Error> {
         let inner = &self.0.inner;
         let (namespace, tokens) = self.0.lookup(request)?;

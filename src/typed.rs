@@ -140,7 +140,7 @@ impl Tool {
     /// string. Returns its result as JSON.
     ///
     /// # Errors
-    /// The arguments are not those of the function, or its result cannot be written as JSON.
+    /// The arguments do not fit the function, or its result cannot be written as JSON.
     pub fn call(&self, arguments: &str) -> Result<String, serde_json::Error> {
         (self.function)(arguments)
     }

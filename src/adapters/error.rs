@@ -48,7 +48,7 @@ pub enum AdapterError {
         /// The problem with the files.
         reason: AdapterLoadError,
     },
-    /// The adapter had left the memory, and its files are not the same any more. It has to be
+    /// The adapter had left the memory, and its files are not the same any longer. It has to be
     /// loaded again, so that a name changes its answers only on request.
     #[error(
         "the files of the adapter `{name}` in {} have changed since it was loaded: load it again",

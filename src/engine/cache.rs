@@ -40,7 +40,7 @@ impl Cache<'_> {
     /// nothing. A hint, as [`Cache::query_match_len`] is.
     ///
     /// # Errors
-    /// Those of rendering and tokenizing the prompt.
+    /// The errors of rendering and tokenizing the prompt.
     pub fn is_warm(self, request: &Request) -> Result<bool, Error> {
         let (namespace, tokens) = self.0.lookup(request)?;
         let handle = &self.0.inner.handle;
@@ -54,7 +54,7 @@ impl Cache<'_> {
     /// A prompt that is not token ids yet is rendered and tokenized on the calling thread.
     ///
     /// # Errors
-    /// Those of rendering and tokenizing the prompt.
+    /// The errors of rendering and tokenizing the prompt.
     pub fn query_match_len(self, request: &Request) -> Result<usize, Error> {
         let (namespace, tokens) = self.0.lookup(request)?;
         Ok(self.0.inner.handle.query_match_len(&namespace, &tokens))
@@ -66,7 +66,7 @@ impl Cache<'_> {
     /// the last checkpoint of the state in its prompt.
     ///
     /// # Errors
-    /// Those of rendering and tokenizing the prompt.
+    /// The errors of rendering and tokenizing the prompt.
     pub fn query_resume(self, request: &Request) -> Result<PrefixMatch, Error> {
         let (namespace, tokens) = self.0.lookup(request)?;
         Ok(self.0.inner.handle.query_resume(&namespace, &tokens))
@@ -75,7 +75,7 @@ impl Cache<'_> {
     /// [`Cache::query_match_len`] of several requests, in their order.
     ///
     /// # Errors
-    /// Those of rendering and tokenizing the first prompt that fails.
+    /// The errors of rendering and tokenizing the first prompt that fails.
     pub fn query_match_lens(self, requests: &[Request]) -> Result<Vec<usize>, Error> {
         requests.iter().map(|request| self.query_match_len(request)).collect()
     }
@@ -86,7 +86,7 @@ impl Cache<'_> {
     /// number of blocks that were freed.
     ///
     /// # Errors
-    /// Those of rendering and tokenizing the prompt, `Interrupted` and `Stopped`.
+    /// The errors of rendering and tokenizing the prompt, `Interrupted` and `Stopped`.
     pub async fn evict_prefix(self, request: &Request) -> Result<usize, Error> {
         let namespace = self.0.namespace(request)?;
         let tokens = self.0.prompt_tokens(request).await?;
@@ -143,7 +143,7 @@ impl Cache<'_> {
     /// everything else. Tokens after the last whole record of 64 tokens are not stored.
     ///
     /// # Errors
-    /// Those of rendering and tokenizing the prompt, `Pin` if nothing of it is cached or
+    /// The errors of rendering and tokenizing the prompt, `Pin` if nothing of it is cached or
     /// [`EngineBuilder::pin_budget`](crate::EngineBuilder::pin_budget) would be exceeded,
     /// `PinBudgetInUse` while a prompt runs that is so long that it needs the blocks of the budget,
     /// `Interrupted` and `Stopped`.
@@ -172,7 +172,7 @@ impl Cache<'_> {
     /// Ends all pins of this prompt, rounded down to whole blocks. Returns how many there were.
     ///
     /// # Errors
-    /// Those of rendering and tokenizing the prompt, `Interrupted` and `Stopped`.
+    /// The errors of rendering and tokenizing the prompt, `Interrupted` and `Stopped`.
     pub async fn unpin_prompt(self, request: &Request) -> Result<usize, Error> {
         let namespace = self.0.namespace(request)?;
         let tokens = self.0.prompt_tokens(request).await?;

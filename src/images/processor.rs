@@ -73,9 +73,9 @@ impl Images {
         Ok(Placement { request, files: files.into_iter(), processor, prepared, positions: 0 })
     }
 
-    /// The file in a data URL, which is that of image number `number` of a request.
+    /// The file in the data URL of image number `number` of a request.
     fn file_of(url: &str, number: usize) -> Result<Arc<[u8]>, Error> {
-        /// How much of another URL an error shows.
+        /// Number of characters of another URL that an error shows.
         const SHOWN: usize = 40;
         let data = url.strip_prefix("data:").and_then(|data| data.split_once(','));
         let encoded = data.and_then(|(kind, data)| kind.ends_with(";base64").then_some(data));

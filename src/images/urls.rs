@@ -19,7 +19,7 @@ const CONCURRENT_MAX: usize = 4;
 const BYTES_MAX: usize = 64 << 20;
 /// Maximum number of requests that fetch files, or hold files that are not decoded yet.
 const REQUESTS_MAX: usize = 8;
-/// How many of them may be of one client, so that its slow hosts do not keep others waiting.
+/// Number of them that may be of one client, so that its slow hosts do not keep others waiting.
 const REQUESTS_OF_CLIENT_MAX: usize = 2;
 /// Time within which all files of a request have to arrive.
 const TIME_MAX: Duration = Duration::from_secs(20);
@@ -137,7 +137,7 @@ impl Fetcher {
     }
 }
 
-/// The URL of an image, if it is no data URL.
+/// The URL of an image, if it is not a data URL.
 fn remote_url(image: &ImageFile) -> Option<&Arc<str>> {
     match image {
         ImageFile::Url(url) if is_remote(url) => Some(url),

@@ -84,7 +84,7 @@ impl FairLane {
     /// Gives the free slots to waiting work.
     fn hand_out(self: &Arc<FairLane>) {
         while let Some((client, sender)) = self.next() {
-            // If the caller does not wait any more, its slot is returned.
+            // If the caller does not wait any longer, its slot is returned.
             if let Err(mut slot) = sender.send(Slot::new(self, client)) {
                 slot.free();
             }
@@ -198,7 +198,7 @@ mod tests {
         drop(running);
     }
 
-    /// Goal: work whose caller does not wait any more takes no slot from others.
+    /// Goal: work whose caller does not wait any longer takes no slot from others.
     #[test]
     fn work_that_was_given_up_takes_no_slot() {
         let lane = FairLane::new(1, 1);

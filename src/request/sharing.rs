@@ -44,7 +44,7 @@ impl Request {
     /// conversations of messages.
     ///
     /// A session remembers the images of its turns. The pixels that all sessions keep are bounded
-    /// (256 MiB); those of the session that was idle longest are forgotten first. Its turns
+    /// (256 MiB); pixels of the session that was idle longest are forgotten first. Its turns
     /// continue to work as long as the KV of its images is cached or stored. If it is not, the turn
     /// fails with [`EngineError::StepFailed`](crate::EngineError::StepFailed), which says so: send
     /// the whole prompt with its images.
@@ -63,8 +63,8 @@ impl Request {
         self.session.as_ref()
     }
 
-    /// The namespace of its cached prefixes. `generation` is that of its adapter, and `key` the
-    /// engine's key of namespaces, if it has one.
+    /// The namespace of its cached prefixes. `generation` is the generation of its adapter, and
+    /// `key` the engine's key of namespaces, if it has one.
     ///
     /// # Errors
     /// `InvalidParameter` if the cache salt is too long.

@@ -191,11 +191,11 @@ impl EngineBuilder {
     }
 
     /// Maximum memory in bytes for KV that was read from the directory of
-    /// [`kv_cache_dir`](Self::kv_cache_dir), which must be set, or fetched from the object store, and
-    /// is not in the KV pool yet. If a prompt needs more, its beginning is read and the rest is
+    /// [`kv_cache_dir`](Self::kv_cache_dir), which must be set, or fetched from the object store,
+    /// and is not in the KV pool yet. If a prompt needs more, its beginning is read and the rest is
     /// computed; while all of it is in use, prompts are computed. Default: the size of the KV pool,
-    /// at least 64 MiB and at most 1 GiB. It is memory in addition to that of the KV pool, and is
-    /// occupied only while KV is read and requests wait with it.
+    /// at least 64 MiB and at most 1 GiB. It is memory in addition to the KV pool, and is occupied
+    /// only while KV is read and requests wait with it.
     pub fn kv_read_memory(mut self, bytes: u64) -> Self {
         self.tiers.read_memory = Some(bytes);
         self
