@@ -148,8 +148,8 @@ pub(super) fn parse<T: RequestBody>(
     request(object(&mut body.to_vec(), max_values)?, ignored)
 }
 
-/// The request of a JSON object, all of whose members must be known, or request nothing. Old
-/// messages may have any shape.
+/// The request of a JSON object. Each member must be known, or request nothing. Old messages may
+/// have any shape.
 fn request<T: RequestBody>(mut body: Value, ignored: &Ignored) -> Result<T, ApiError> {
     history::settle(T::SCOPE, &mut body, ignored)?;
     let request: T = typed(&body).map_err(|error| {

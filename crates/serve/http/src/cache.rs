@@ -253,8 +253,8 @@ fn pin_options(pin: &mut PinRequest) -> Result<PinOptions, ApiError> {
 }
 
 impl App {
-    /// The engine's requests with their prompts as token ids, and their images decoded. The memory
-    /// of the body is held until then.
+    /// The engine's requests with their prompts as token ids, and their images decoded. Until then
+    /// the memory of the body is held.
     pub(super) async fn tokenized(
         &self,
         prompts: CachePrompt,

@@ -277,7 +277,7 @@ impl ApiError {
             EngineError::EmptyPrompt | EngineError::TokenOutOfRange { .. } => {
                 Self::invalid(Some("prompt"), message)
             }
-            // The room next to pins is no property of the model: the same prompt may fit later.
+            // The room next to pins is not a property of the model: the same prompt may fit later.
             EngineError::PromptTooLong { limit, bound, .. }
                 if !matches!(bound, LengthBound::Pins { .. }) =>
             {

@@ -5,7 +5,7 @@ use std::sync::{Mutex, PoisonError};
 use futures::FutureExt;
 use futures::future::{BoxFuture, Shared, WeakShared};
 
-/// An operation of which at most one runs at a time. Callers that arrive while it runs share its
+/// An operation that runs at most once at a time. Callers that arrive while it runs share its
 /// result. It is canceled when all of them have been dropped.
 pub(super) struct SingleFlight<T: Clone>(Mutex<Option<WeakShared<BoxFuture<'static, T>>>>);
 

@@ -205,7 +205,7 @@ impl ImageHosts {
 
     /// The URL, if it is one of a host that is on the list.
     fn admitted(&self, text: &str) -> Result<Uri, String> {
-        /// How much of a URL an error shows.
+        /// Number of characters of a URL that an error shows.
         const SHOWN: usize = 80;
         let refused = |expected: &str| {
             let shown: String = text.chars().take(SHOWN).collect();

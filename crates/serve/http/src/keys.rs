@@ -37,7 +37,7 @@ impl std::fmt::Debug for Secret {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct KeyLimits {
     /// Maximum number of tokens of requests that run at the same time, at least 1. Further requests
-    /// wait, and those of other keys are admitted before them. `None` for no limit.
+    /// wait, and requests with other keys are admitted before them. `None` for no limit.
     pub running_tokens: Option<usize>,
     /// Maximum number of tokens of requests that wait for [`KeyLimits::running_tokens`]. Further
     /// requests are refused, unless none waits. `None` for no limit.

@@ -66,15 +66,15 @@ pub(super) struct Call {
     grammar_path: Option<String>,
     /// Paths of the schemas of the offered tools in the request, by name.
     pub(super) schema_paths: HashMap<String, String>,
-    /// Tokens whose log-probabilities are not reported: those that end an answer are no part of the
-    /// text that clients align the log-probabilities with. With `ignore_eos` no token ends it.
+    /// Tokens whose log-probabilities are not reported: those that end an answer are not part of
+    /// the text that clients align the log-probabilities with. With `ignore_eos` no token ends it.
     pub(super) unreported: Vec<u32>,
     /// The parameters that are passed to the engine unchanged.
     options: GenerationOptions,
     sampling: SamplingParams,
     /// The priority for the engine, where larger ones come first.
     priority: i32,
-    /// The session of which the request is a turn.
+    /// The session that the request is a turn of.
     session: Option<SessionId>,
     /// The salt of the tenant and of the request.
     salt: Option<String>,
@@ -214,7 +214,8 @@ impl Call {
     /// kept.
     ///
     /// # Errors
-    /// Those of rendering and tokenizing the prompt, and a prompt with images, which cannot be cut.
+    /// The errors of rendering and tokenizing the prompt, and a prompt with images, which cannot be
+    /// cut.
     pub(super) async fn truncate(
         &self,
         engine: &Engine,

@@ -97,7 +97,7 @@ impl OtherPaths {
     }
 }
 
-/// Whether a path is that of a route, in axum's syntax.
+/// Whether a path matches a route in axum's syntax.
 fn matches(route: &str, path: &str) -> bool {
     let (mut route, mut path) = (route.split('/'), path.split('/'));
     loop {
@@ -133,7 +133,7 @@ mod tests {
     use super::*;
 
     /// Goal: paths of routes are found without `/v1`, with it twice, with slashes too many and
-    /// behind the prefixes of others; those of operators and of other servers are not.
+    /// behind the prefixes of others; paths of operators and of other servers are not.
     #[test]
     fn paths_of_routes_are_found() {
         let paths = OtherPaths::of(&RouterOptions::default());

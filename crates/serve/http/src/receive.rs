@@ -177,7 +177,7 @@ impl BodyLimits {
     }
 
     /// Reserves memory for bytes that have arrived. It does not wait: bodies that wait for each
-    /// other's memory would wait for ever.
+    /// other's memory would wait forever.
     fn reserve(&self, bytes: usize) -> Result<OwnedSemaphorePermit, ApiError> {
         let permits = u32::try_from(bytes).unwrap_or(u32::MAX);
         Arc::clone(&self.memory).try_acquire_many_owned(permits).map_err(|_| {

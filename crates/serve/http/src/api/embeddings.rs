@@ -91,7 +91,7 @@ pub struct EmbeddingsUsage {
     pub prompt_tokens: usize,
     /// The same: nothing is generated.
     pub total_tokens: usize,
-    /// How many of them came from the cache; left out if the operator hides it.
+    /// Number of them that came from the cache; left out if the operator hides it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub prompt_tokens_details: Option<PromptTokensDetails>,
 }

@@ -1,5 +1,5 @@
 //! `GET /v1/models` and `GET /v1/models/{id}`: the members of OpenAI's and of Anthropic's form in
-//! one object, so that the clients of both find what they read.
+//! one object, so that the clients of both find the members that they read.
 
 use crate::schema::JsonSchema;
 use serde::Serialize;

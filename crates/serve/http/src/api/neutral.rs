@@ -206,8 +206,8 @@ fn is_empty(value: &Value) -> bool {
 mod tests {
     use super::*;
 
-    /// Goal: what the router of the vLLM project adds to each request requests nothing, and the
-    /// other values of these parameters are not ignored.
+    /// Goal: the fields that the router of the vLLM project adds to each request have no effect,
+    /// and the other values of these parameters are not ignored.
     #[test]
     fn routers_may_add_their_defaults() {
         let of_both = [

@@ -62,7 +62,7 @@ pub struct OutlineNode {
     pub subtree_tokens: usize,
     /// Running requests and pins that hold the node or one below it. Such a node is not evicted.
     pub locks: u32,
-    /// How many of `locks` are pins.
+    /// Number of `locks` that are pins.
     pub pinned: u32,
     /// Ids of the pins that end with this node.
     pub pins: Vec<u64>,

@@ -97,7 +97,7 @@ mod tests {
         }
     }
 
-    /// Goal: parts of known types are refused for what is wrong with them.
+    /// Goal: errors in parts of known types are still reported.
     #[test]
     fn other_errors_stay() {
         let body = json!({"messages": [{"role": "user", "content": [{"type": "text"}]}]});

@@ -2,7 +2,7 @@
 //!
 //! A turn merges several steps: the results of calls, the additions of the client, and the words of
 //! the user. Clients merge a turn that was refused with the next one. So types of blocks that are
-//! not known are no error in the last turn either.
+//! not known are not an error in the last turn either.
 
 use serde_json::{Map, Value, json};
 

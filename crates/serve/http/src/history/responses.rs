@@ -177,7 +177,7 @@ fn settle_output(members: &mut Map<String, Value>, ignored: &Ignored) {
     settle_content(members, "output", false, ignored);
 }
 
-/// A call of a tool that is no function, as the call of one.
+/// A call of a tool that is not a function, in the form of a function call.
 fn settle_call(of_type: &str, members: &mut Map<String, Value>) {
     if !has_text(members, "name") {
         members.insert("name".to_owned(), of_type.trim_end_matches("_call").into());
