@@ -3,8 +3,8 @@
 //! Every flag of `stolon serve` can also be given as a key of a TOML file (`--config FILE`) and as
 //! an environment variable: `--max-model-len 4096`, `max-model-len = 4096` and
 //! `STOLON_MAX_MODEL_LEN=4096`. Flags take precedence over the environment, and the environment
-//! over the file. Other commands read the settings of the engine, such as the model, and those of
-//! the log from both, too.
+//! over the file. Other commands read the settings of the engine, such as the model, and of the log
+//! from both, too.
 //!
 //! The settings of the file become flags in front of those that the user gave, so that they are
 //! checked in the same way.

@@ -201,7 +201,7 @@ impl TiersArgs {
         self.rounds as usize * (self.input_tokens + self.output_tokens) as usize
     }
 
-    /// The settings of an engine without a tier. Those of the tiers are for runs with one.
+    /// The settings of an engine without a tier. The settings of tiers are for runs with one.
     fn without_tiers(&self) -> EngineArgs {
         let mut engine = self.engine.clone();
         let tiers = &mut engine.tiers;

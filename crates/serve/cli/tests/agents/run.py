@@ -54,8 +54,8 @@ class Agent:
 
 
 def file_calls(tools, arguments):
-    """The calls of an agent that reads, edits and runs with these tools; `arguments` are the names of those with the
-    file, and with what to replace in it by what."""
+    """The calls of an agent that reads, edits and runs with these tools. `arguments` are the names
+    of the arguments for the file, the text to replace and its replacement."""
     (read, edit, run), (path, old, new) = tools, arguments
 
     def calls(folder):
@@ -131,7 +131,7 @@ def serve(binary, folders, root):
 
 
 def work(agent, binaries, url, folder, home):
-    """Runs an agent on its task, and returns what is wrong afterward."""
+    """Runs an agent on its task, and returns the errors in its result."""
     (folder / "notes.txt").write_text("a draft\n")
     command, environment = agent.start(binaries, url, folder, home)
     # OpenCode takes its folder from PWD.

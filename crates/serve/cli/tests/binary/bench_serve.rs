@@ -16,8 +16,8 @@ fn measure(url: &str, flags: &[&str]) -> Value {
     objects.remove(0)
 }
 
-/// Goal: token counts, cached tokens and times are those of the workload, over completions of token
-/// ids, whose lengths are exact.
+/// Goal: token counts, cached tokens and times match the workload, over completions of token ids,
+/// whose lengths are exact.
 #[tokio::test(flavor = "multi_thread")]
 async fn completions_of_token_ids_are_counted_exactly() {
     let server = Server::start(TINY, &["--num-blocks", "1024"]);

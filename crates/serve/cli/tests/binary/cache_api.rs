@@ -72,7 +72,7 @@ async fn pins_are_created_listed_and_deleted() {
 }
 
 /// Goal: queries say how much of each prompt is cached, in every form of a prompt and for every
-/// salt, and compute nothing; warming computes what is missing.
+/// salt, and compute nothing; warming computes the missing part.
 #[tokio::test]
 async fn prompts_are_queried_and_warmed() {
     let server = Server::start("demo", &["--block-size", "16"]);

@@ -311,8 +311,8 @@ fn the_demo_model_sees_image_files() {
     }
 }
 
-/// Goal: `stolon cache` does on a running server what its routes do, and reports a refusal and an
-/// address where nothing answers.
+/// Goal: `stolon cache` has the same effect on a running server as its routes, and reports a
+/// refusal and an address where nothing answers.
 #[tokio::test]
 async fn the_cache_of_a_running_server_is_administered() {
     let server = Server::start(TINY, &["--pin-budget", "8", "--admin-key", "root"]);

@@ -222,7 +222,7 @@ async fn best_of_returns_the_most_likely_answers() {
     assert!(plain["choices"][0]["logprobs"].is_null(), "they were not requested: {plain}");
     server.settled_audit().await;
     let (_, stats) = server.get("/admin/stats").await;
-    // Of 36 answers only one computed the 96 tokens that all prompts share in whole blocks.
+    // Only one of 36 answers computed the 96 tokens that all prompts share in whole blocks.
     assert_eq!(stats["stats"]["cached_tokens"], 35 * 96, "{stats}");
 }
 

@@ -77,7 +77,8 @@ fn the_output_is_a_file() {
     assert_eq!(values(&first), values(&second));
 }
 
-/// Goal: other commands take the settings of the engine, and ignore those of the server alone.
+/// Goal: other commands take the settings of the engine, and ignore settings that only the server
+/// has.
 #[test]
 fn other_commands_take_the_engines_settings() {
     let file = format!("model = \"{TINY}\"\nport = 1\nnum-blocks = 64\n");
@@ -88,7 +89,7 @@ fn other_commands_take_the_engines_settings() {
     assert_eq!(output.status.code(), Some(2));
 }
 
-/// Goal: the log's options are settings of all commands, of which the flag and the environment take
+/// Goal: the log's options are settings of all commands, and flags and the environment take
 /// precedence over the file.
 #[test]
 fn the_log_is_set_by_the_file() {
@@ -182,7 +183,7 @@ fn the_model_needs_no_long_flag() {
     assert_eq!(output.status.code(), Some(2), "two models");
 }
 
-/// Goal: a misspelled variable is refused, and those of a Kubernetes service are not.
+/// Goal: a misspelled variable is refused, and the variables of a Kubernetes service are not.
 #[test]
 fn misspelt_variables_are_refused() {
     let service = [

@@ -14,7 +14,7 @@ fn endless(path: &str) -> Value {
     }
 }
 
-/// Goal: a request that runs past its deadline ends with status 504 and frees what it held; a
+/// Goal: a request that runs past its deadline ends with status 504 and frees its resources; a
 /// deadline that leaves time enough changes nothing.
 #[tokio::test]
 async fn a_request_ends_at_its_deadline() {

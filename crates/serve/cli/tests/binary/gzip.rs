@@ -92,7 +92,7 @@ async fn short_replies_and_streams_are_not_compressed() {
 }
 
 /// Goal: a compressed request is refused with status 415 and what is expected, on every route with
-/// a body; `identity` is no compression.
+/// a body; `identity` is not a compression.
 #[tokio::test]
 async fn compressed_requests_are_refused() {
     let server = Server::tiny();

@@ -75,8 +75,9 @@ async fn metrics_count_what_happened() {
     assert!(after["stolon:iteration_tokens_total_sum"] > 0.0);
 }
 
-/// Goal: the metrics that routers read are there under the names by which they read them: those of
-/// the endpoint picker of llm-d first, and then those of the router of the vLLM production stack.
+/// Goal: the metrics that routers read are there under the names by which they read them: first the
+/// metrics for the endpoint picker of llm-d, and then those for the router of the vLLM production
+/// stack.
 #[tokio::test]
 async fn routers_find_their_metrics() {
     let server = Server::start(TINY, &["--num-blocks", "64", "--block-size", "16"]);

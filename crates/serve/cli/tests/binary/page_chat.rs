@@ -150,7 +150,7 @@ async fn answers_are_markdown() {
 }
 
 /// Goal: an answer that grows does not move the text that the user reads; at the end the page
-/// follows it. Stop ends it, and what has arrived is kept.
+/// follows it. Stop ends it, and the part that has arrived is kept.
 #[tokio::test]
 #[ignore = "needs chromium and chromium-driver; .ci/run runs it"]
 async fn reading_is_not_disturbed() {

@@ -117,7 +117,7 @@ async fn the_example_picture_is_offered() {
 }
 
 /// Goal: files that cannot be sent are refused, and the error says what was expected: a file that
-/// is too large, one that is no picture, and any picture if the model takes none.
+/// is too large, one that is not a picture, and any picture if the model takes none.
 #[tokio::test]
 #[ignore = "needs chromium and chromium-driver; .ci/run runs it"]
 async fn other_files_are_refused() {

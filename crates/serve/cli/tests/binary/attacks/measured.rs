@@ -110,8 +110,8 @@ impl Noticed {
         Self { answers, health }
     }
 
-    /// Prints what was noticed. Returns the ratio of the medians, and the time of `/health` at the
-    /// 99th percentile.
+    /// Prints the effects of the attack. Returns the ratio of the medians, and the time of
+    /// `/health` at the 99th percentile.
     #[allow(clippy::print_stdout, reason = "it is a measurement")]
     fn print(&self, quiet: &Self, server: &Server, name: &str) -> (f64, f64) {
         let at = |times: &[f64], share: f64| times[((times.len() - 1) as f64 * share) as usize];
