@@ -7,10 +7,10 @@ use std::sync::Arc;
 use serde::Serialize;
 use stolon::{CacheEvent, Engine, ImageSpan, Namespace, TokenSpan};
 
-/// This prefix tells Dynamo that a key is that of a namespace, whose blocks it keeps apart. To
+/// This prefix tells Dynamo that a key belongs to a namespace, whose blocks it keeps apart. To
 /// other routers the whole key is opaque.
 const NAMESPACE_PREFIX: &str = "dynamo-cache-salt:";
-/// The name of an image that the engine has forgotten. No request can match its blocks any more.
+/// The name of an image that the engine has forgotten. No request can match its blocks any longer.
 const FORGOTTEN: &str = "forgotten";
 
 /// Resolves the numbers and namespaces in an engine's events.

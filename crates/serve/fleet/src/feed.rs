@@ -17,8 +17,8 @@ const PAUSE: Duration = Duration::from_millis(100);
 #[non_exhaustive]
 pub struct CacheBatch {
     /// Whether the events describe everything: the first one of the cache is
-    /// [`CacheEvent::Cleared`], for both tiers, and the others build what is stored. If not, they
-    /// are the changes since the batch before.
+    /// [`CacheEvent::Cleared`], for both tiers, and the others build the stored content. If not,
+    /// they are the changes since the batch before.
     pub is_whole: bool,
     /// The events of the prefix cache. None of them is [`CacheEvent::Reset`].
     pub events: Vec<CacheEvent>,
@@ -108,7 +108,7 @@ impl Live {
     }
 }
 
-/// The next change of a tier. Waits for ever if there is no such tier.
+/// The next change of a tier. Waits forever if there is no such tier.
 async fn next_of(tier: &mut Option<CacheEvents>) -> Option<NumberedEvent> {
     match tier {
         Some(events) => events.next().await,

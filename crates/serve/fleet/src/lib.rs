@@ -41,7 +41,7 @@
 //! prepared) and the position where the image begins, counted from the start of the block and
 //! negative if that is in an earlier block. A picture that the model reads as several tiles is an
 //! image for each. An image that the engine has forgotten, because thousands of others came after
-//! it, has the name `forgotten`; no request matches its blocks any more. The first block of a
+//! it, has the name `forgotten`; no request matches its blocks any longer. The first block of a
 //! namespace other than the base one has the key `dynamo-cache-salt:` and the namespace's digest,
 //! from which a cache salt cannot be computed.
 //!

@@ -148,7 +148,7 @@ pub(super) struct FirstToken {
     pub(super) cold_seconds: f64,
     /// With the shared tokens cached.
     pub(super) warm_seconds: f64,
-    /// How many tokens the warm request read from the cache.
+    /// Number of tokens that the warm request read from the cache.
     pub(super) cached_tokens: usize,
 }
 

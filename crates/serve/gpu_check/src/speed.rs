@@ -191,7 +191,7 @@ pub(super) fn steps(
         };
         let what = format!("decode of {batch} sequences of {context} tokens");
         let Some(seconds) = measure(&mut backend, &step, until, &what, speed)? else { continue };
-        // The vocabulary is larger than those of the models that are compared with the CPU backend.
+        // The vocabulary is larger than in the models that are compared with the CPU backend.
         check_draws(&mut backend, &step)?;
         let bytes = work.weight_bytes + (batch * context) as f64 * work.kv_bytes;
         let share = copies.map(|copies| bytes / seconds / copies);

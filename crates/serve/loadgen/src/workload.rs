@@ -79,7 +79,7 @@ pub enum Arrivals {
     AtOnce,
 }
 
-/// Distinguishes the draws of arrivals from those of prompts, which have the same seed.
+/// Distinguishes the random numbers for arrivals from those for prompts, which have the same seed.
 const ARRIVALS_STREAM: u64 = 0x6172_7269_7661_6c73;
 
 impl Arrivals {

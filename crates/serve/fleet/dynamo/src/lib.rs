@@ -11,8 +11,8 @@
 //!    stopped.
 //! 4. `cleanup` lets running requests finish and stops the engine.
 //!
-//! What a worker does not support, such as images and several answers to one prompt, is refused
-//! with `InvalidArgument` and a message that names the option.
+//! Requests that a worker does not support, such as images and several answers to one prompt, is
+//! refused with `InvalidArgument` and a message that names the option.
 
 mod error;
 mod events;

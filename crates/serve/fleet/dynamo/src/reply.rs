@@ -100,7 +100,7 @@ mod tests {
 
     use super::*;
 
-    /// Goal: log-probabilities keep their tokens and their order, and text alone is no token.
+    /// Goal: log-probabilities keep their tokens and their order, and text alone is not a token.
     #[test]
     fn tokens_have_their_log_probabilities() {
         let top = vec![(9, -0.5), (5, -1.0)];
