@@ -1,9 +1,9 @@
 //! Benchmarks of GEMM, attention and recurrences, with candle's matrix product as the baseline.
 //!
 //! Run with `cargo bench -p stolon-kernels --bench kernels`. `STOLON_CPU_PATH` selects a lower
-//! instruction set. The products are those of a linear layer with 2048 input and 6144 output
-//! features. Throughput is given in bytes of weights for up to 16 rows, which are memory-bound, and
-//! in additions and multiplications for more rows. A recurrence is that of one head of Qwen3.5.
+//! instruction set. The products belong to a linear layer with 2048 input and 6144 output features.
+//! Throughput is given in bytes of weights for up to 16 rows, which are memory-bound, and in
+//! additions and multiplications for more rows. A recurrence is one head of Qwen3.5.
 
 #![allow(missing_docs, reason = "criterion's macro makes a public function")]
 

@@ -41,7 +41,7 @@ fn prefer_huge_pages<T>(memory: &[T]) {
     let _ = memory;
 }
 
-/// Number types of which every bit pattern is a valid value, so that a [`Buffer`] of zeroed bytes
+/// Number types for which every bit pattern is a valid value, so that a [`Buffer`] of zeroed bytes
 /// can be viewed as a slice of them.
 ///
 /// # Safety

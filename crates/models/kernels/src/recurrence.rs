@@ -135,7 +135,7 @@ impl Recurrence<'_> {
 }
 
 /// # Safety
-/// Those of [`head`].
+/// The conditions of [`head`].
 #[inline(always)]
 unsafe fn delta<L: Lanes>(args: Recurrence<'_>, state: &mut [f32], out: &mut [f32]) {
     // SAFETY: the conditions are the same.
@@ -148,7 +148,7 @@ dispatch! {
 }
 
 /// # Safety
-/// Those of [`head`].
+/// The conditions of [`head`].
 #[inline(always)]
 unsafe fn delta_by_key<L: Lanes>(args: Recurrence<'_>, state: &mut [f32], out: &mut [f32]) {
     // SAFETY: the conditions are the same.
@@ -165,7 +165,7 @@ dispatch! {
 }
 
 /// # Safety
-/// Those of [`head`].
+/// The conditions of [`head`].
 #[inline(always)]
 unsafe fn additive<L: Lanes>(args: Recurrence<'_>, state: &mut [f32], out: &mut [f32]) {
     // SAFETY: the conditions are the same.
@@ -338,7 +338,7 @@ impl<const BY_KEY: bool> Slab<BY_KEY> {
     /// of the next recall. (A closure would be a function without the instruction set.)
     ///
     /// # Safety
-    /// Those of [`Slab::advance`], and `i` is below `key_dim`.
+    /// The conditions of [`Slab::advance`], and `i` is below `key_dim`.
     #[inline(always)]
     unsafe fn advance_row<L: Lanes, const RECALL: bool>(
         self,

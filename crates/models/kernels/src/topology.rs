@@ -96,12 +96,12 @@ fn home(cpus: &[Cpu]) -> usize {
         (cores.iter().filter(|(is_fast, _)| *is_fast).count(), cores.len())
     };
     let counts = cores.iter_mut().map(|(&socket, cores)| (count(cores), socket));
-    // Of equal ones the first.
+    // The first of equal ones.
     counts.rev().max_by_key(|&(count, _)| count).map_or(0, |(_, socket)| socket)
 }
 
-/// Reads what the system says about these processors. Where it says nothing, the machine is assumed
-/// to have one socket with equal cores of one thread each.
+/// Reads the system's description of these processors. Where it says nothing, the machine is
+/// assumed to have one socket with equal cores of one thread each.
 fn read(system: &Path, allowed: &[usize]) -> Vec<Cpu> {
     let of_cpu = |number: usize| system.join(format!("system/cpu/cpu{number}"));
     let nodes = nodes(&system.join("system/node"));

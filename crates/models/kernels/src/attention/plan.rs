@@ -1,9 +1,9 @@
 //! How a call of attention is divided into work for threads.
 //!
-//! The queries of each sequence are divided into query chunks. A work item, which is what a thread
-//! takes at a time, is some kv heads and spans of a chunk's context. If the context of a chunk is
-//! divided into several work items (as in flash-decoding), every span stores its softmax state, and
-//! a second pass merges the states in order of position. A work item that has the whole context
+//! The queries of each sequence are divided into query chunks. A work item, which a thread takes as
+//! a whole, is some kv heads and spans of a chunk's context. If the context of a chunk is divided
+//! into several work items (as in flash-decoding), every span stores its softmax state, and a
+//! second pass merges the states in order of position. A work item that has the whole context
 //! merges its spans in the same order as it goes. So the division, which depends on the number of
 //! threads, changes no bit.
 //!
