@@ -1,7 +1,7 @@
 //! Takes an answer apart: the model's reasoning, its text, and its calls of tools.
 //!
-//! An [`AnswerParser`] reads the answer's text in pieces, as the detokenizer returns it. What it
-//! returns depends only on the text, not on how it was cut into pieces.
+//! An [`AnswerParser`] reads the answer's text in pieces, as the detokenizer returns it. Its
+//! results depend only on the text, not on how it was cut into pieces.
 //!
 //! Models write calls that are nearly right: markers are missing, strings are not escaped. The name
 //! of the function decides: a call of a function that may be called is a call even if its form is

@@ -226,7 +226,7 @@ thread_local! {
 }
 
 /// Whether a panic on this thread would become an error of the file or the request that has caused
-/// it. A program's panic hook needs to print nothing then.
+/// it. In this case a program's panic hook does not have to print anything.
 #[must_use]
 pub fn panics_become_errors() -> bool {
     CATCHING.get()
@@ -286,7 +286,7 @@ mod tests {
     }
 
     /// Goal: the limit is one of processor time. A job that waits is not at its limit, and one that
-    /// computes for ever is stopped, whether it asks or is told.
+    /// computes forever is stopped, whether it asks or is told.
     #[cfg(target_os = "linux")]
     #[test]
     fn only_work_counts_and_late_work_is_stopped() {

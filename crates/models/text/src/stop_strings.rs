@@ -229,7 +229,7 @@ mod tests {
     }
 
     /// Goal: a stop string that spans three pieces is found, and text that was held back is
-    /// returned as soon as it cannot become a stop string any more.
+    /// returned as soon as it cannot become a stop string any longer.
     #[test]
     fn finds_a_stop_string_across_pieces() {
         let mut matcher = StopStrings::new(["</end>"], false).expect("not empty");

@@ -66,7 +66,7 @@ impl Envelope {
         }
     }
 
-    /// Whether the object has ended. Its call is complete then.
+    /// Whether the object has ended, so that its call is complete.
     pub(super) fn has_ended(&self) -> bool {
         self.scanner.has_ended()
     }

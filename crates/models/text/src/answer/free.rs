@@ -12,11 +12,12 @@ use super::{AnswerPart, MAX_CALLS, ToolCallFormat};
 
 /// Length of text that suffices to recognize most text that is not a call, in bytes.
 const SHORT: usize = 512;
-/// How many longer texts may turn out not to be calls before no more calls are looked for.
+/// Maximum number of longer texts that turn out not to be calls. After that, no more calls are
+/// looked for.
 const MAX_REJECTED: usize = 32;
 /// Length of a held text that is read again with each piece, in bytes.
 const MAX_REREAD: usize = 4096;
-/// How often a longer text is read again because a call may have ended.
+/// Maximum number of times that a longer text is read again because a call may have ended.
 const MAX_TRIES: usize = 16;
 
 /// The state of reading at the present place of the text.

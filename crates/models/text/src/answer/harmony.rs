@@ -154,7 +154,7 @@ impl Harmony {
         false
     }
 
-    /// Whether the header is that of a call and lacks the marker after it.
+    /// Whether the header belongs to a call and lacks the marker after it.
     fn is_call(&self) -> bool {
         let message = message_of(&self.pending, Offered(&self.functions));
         matches!(message, State::Call { .. }) && body_in(&self.pending).contains('{')

@@ -485,7 +485,7 @@ fn calls_may_end_the_reasoning() {
         parser.cut_off().into_iter().for_each(|part| answer.add(part));
         assert_eq!(answer, Answer { reasoning: call.to_owned(), ..Answer::default() });
     }
-    // One that is incomplete is no call if the reasoning is closed after it.
+    // An incomplete one is not a call if the reasoning is closed after it.
     let text = "Why?\n<tool_call>\n<function=now>\n</think>";
     assert_eq!(
         shown(&open(ToolCallFormat::Qwen3Coder), text),

@@ -117,7 +117,7 @@ impl GrammarCompiler {
     /// As [`GrammarCompiler::compile_for`], for no named client.
     ///
     /// # Errors
-    /// Those of [`GrammarCompiler::compile_for`].
+    /// The errors of [`GrammarCompiler::compile_for`].
     pub fn compile(&self, grammar: &Grammar) -> Result<CompiledGrammar, GrammarFailure> {
         self.compile_for(grammar, None)
     }

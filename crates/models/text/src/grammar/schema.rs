@@ -113,8 +113,8 @@ fn looks_around(regex: &str) -> bool {
         })
 }
 
-/// Calls `visit` with the keyword, name and value of every schema in a schema. The name is that of
-/// a property or definition, or the index in a list, or empty if the keyword has one schema.
+/// Calls `visit` with the keyword, name and value of every schema in a schema. The name is the name
+/// of a property or definition, or the index in a list, or empty if the keyword has one schema.
 pub(super) fn member_schemas(
     members: &mut Map<String, Value>,
     mut visit: impl FnMut(&str, &str, &mut Value),

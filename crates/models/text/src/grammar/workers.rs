@@ -116,7 +116,7 @@ impl Queue {
         self.changed.notify_all();
     }
 
-    /// Waits for a job that may run now. Returns `None` when there will be no further one.
+    /// Waits for a job that may run now. Returns `None` when no further one will come.
     fn next(&self) -> Option<Job> {
         let mut jobs = self.lock();
         loop {

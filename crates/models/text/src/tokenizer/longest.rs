@@ -12,7 +12,7 @@ pub(super) const ASSUMED: usize = 1024;
 /// The limits in a `tokenizer.json` on the length of the text that a token stands for.
 pub(super) struct Limits {
     byte_level: bool,
-    /// How many bytes of text can become one byte when it is normalized.
+    /// Maximum number of bytes of text that can become one byte when it is normalized.
     shrinks: usize,
     /// Whether every token stands for a text of limited length.
     limited: bool,

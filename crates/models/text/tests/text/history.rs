@@ -1,4 +1,4 @@
-//! Conversations that a chat template by itself would refuse, or of which it would lose parts. The
+//! Conversations that a chat template by itself would refuse, or whose parts it would lose. The
 //! templates are small ones with the behavior of published ones.
 
 use serde_json::{Map, Value, json};
@@ -249,7 +249,8 @@ fn old_messages_keep_their_text_when_a_turn_is_added() {
     }
 }
 
-/// Goal: a template may change its own lists, as Kimi K2's does, and not those of the conversation.
+/// Goal: a template may change its own lists, as Kimi K2's does, but not the lists of the
+/// conversation.
 #[test]
 fn templates_change_their_own_lists() {
     let user = json!([say("user", "b")]);
