@@ -206,7 +206,7 @@ fn decode(
     limits: &PictureLimits,
 ) -> Result<Picture, PictureError> {
     let mut decoder = open(bytes, format, limits)?;
-    // A broken orientation is no reason to refuse a picture.
+    // A picture with a broken orientation is not refused.
     let orientation = decoder.orientation().ok();
     let decoded = DynamicImage::from_decoder(decoder);
     let mut decoded = decoded.map_err(|error| wrong(format, &error))?;

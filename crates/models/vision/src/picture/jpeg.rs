@@ -96,8 +96,9 @@ pub(super) fn is_cut_off(bytes: &[u8]) -> bool {
     last(END) <= last(SCAN)
 }
 
-/// Maximum number of bytes of coefficients that the decoder holds at once. It holds those of the
-/// whole picture if the file is progressive, or if a scan does not have all components.
+/// Maximum number of bytes of coefficients that the decoder holds at once. It holds the
+/// coefficients of the whole picture if the file is progressive, or if a scan does not have all
+/// components.
 pub(super) fn coefficient_bytes(bytes: &[u8]) -> usize {
     // The scans are collected only once, so that the time is linear however many headers a hostile
     // file has.
