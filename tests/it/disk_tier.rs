@@ -26,8 +26,8 @@ fn slow_fake_with_state(block_count: usize) -> EngineBuilder {
     Engine::builder().backend("fake", Box::new(FakeBackend::new(options)))
 }
 
-/// Goal: after a restart, prompts are read from the disk, and the answers have the same bits as
-/// those of an engine that computes everything, for every KV type.
+/// Goal: after a restart, prompts are read from the disk, and the answers have the same bits as in
+/// an engine that computes everything, for every KV type.
 #[tokio::test]
 async fn a_restarted_engine_is_warm_with_the_same_bits() {
     for kv_type in KvType::ALL {
