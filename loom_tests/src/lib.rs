@@ -6,7 +6,7 @@
 //! builds a double of crossbeam-epoch ends each grace period at the earliest permitted moment, and
 //! an access to memory that the writer has freed is reported. With `--cfg crossbeam_loom` in
 //! addition, the tree uses crossbeam-epoch as it does in real builds; of the models of the tree,
-//! only `tests/real_epoch.rs` and `tests/reclaim.rs` are compiled then.
+//! only `tests/real_epoch.rs` and `tests/reclaim.rs` are compiled in this case.
 #![cfg(loom)]
 #![allow(clippy::missing_panics_doc, reason = "models panic to report a failure")]
 
