@@ -2,8 +2,8 @@
 //! engine's scheduler and cache, with little memory and different orders of eviction.
 //!
 //! The workloads come from Marconi (Pan et al., MLSys 2025): conversations, shared system prompts,
-//! few-shot examples and agents. Requests run one after another, so that nothing but the cache
-//! decides what is computed.
+//! few-shot examples and agents. Requests run one after another, so that only the cache decides
+//! which tokens are computed.
 
 use std::collections::HashSet;
 use std::convert::Infallible;
