@@ -86,7 +86,8 @@ class Server:
         self.process.wait(timeout=60)
 
     def ask(self, messages, tokens):
-        """The answer's text and calls, the time to its first token in seconds, prompt tokens and cached tokens."""
+        """The text and calls of the answer, the time to its first token in seconds, prompt tokens
+        and cached tokens."""
         begin, first, text, usage = time.perf_counter(), None, "", None
         stream = self.client.chat.completions.create(
             model=self.model, messages=messages, tools=TOOLS, max_completion_tokens=tokens, temperature=0,
@@ -103,7 +104,7 @@ class Server:
 
 
 def measure(binary, model, tokens, cold_every):
-    """One dictionary per turn."""
+    """The measurements, as one dictionary per turn."""
     turns = list(conversation())
     rows = []
     with Server(binary, model) as warm:
@@ -120,7 +121,7 @@ def measure(binary, model, tokens, cold_every):
 
 
 def plot(rows, path, title):
-    """Two curves of times above bars of cached and computed tokens, as SVG."""
+    """Draws two curves of times above bars of cached and computed tokens, as SVG."""
     width, left, top, middle, bottom = 760, 60, 40, 250, 420
     step = (width - left - 20) / len(rows)
     slowest = max(row.get("cold", row["warm"]) for row in rows) * 1.1

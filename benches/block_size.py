@@ -1,4 +1,4 @@
-"""What the size of KV blocks costs: `stolon serve` with blocks of several sizes, by turns.
+"""The cost of different sizes of KV blocks: `stolon serve` with blocks of several sizes, by turns.
 
     cargo build --release -p stolon-cli
     python3 benches/block_size.py target/release/stolon --model random:100m --kv-dtype bf16 f32
@@ -8,7 +8,7 @@ same request, in an order that changes from round to round. The processor time o
 measured, which other processes on the machine disturb less than they disturb wall-clock time.
 `STOLON_CPU_PATH` selects the instruction set. The works:
 
-    prefill N   a prompt of N tokens, of which nothing is cached
+    prefill N   a prompt of N tokens without a cached prefix
     decode N    32 tokens after a cached prompt of N tokens
     cached N    a cached prompt of N tokens: parsing, admission and one token
 
@@ -55,8 +55,8 @@ class Server:
         self.process.wait()
 
     def processor_time(self):
-        """The processor time of all threads, in nanoseconds."""
-        # What clock_getcpuclockid returns on Linux.
+        """The processor time of all threads of the server, in nanoseconds."""
+        # The result of clock_getcpuclockid on Linux.
         return time.clock_gettime_ns(~self.process.pid << 3 | 2)
 
     def complete(self, prompt, tokens, **others):

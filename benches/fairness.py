@@ -1,9 +1,10 @@
-"""What other clients notice of one client's load: fairness.py MODEL STOLON [STOLON ...].
+"""Effects of one client's load on other clients: fairness.py MODEL STOLON [STOLON ...].
 
-Starts each given `stolon` by turns. A normal client (address 127.0.0.2) sends prompts of 5 tokens, one after the
-other, and another one (127.0.0.3) reads a stream of tokens, while a hostile client (127.0.0.1) sends one of the
-loads. Printed are the time to the first token of the small prompts, the time between the stream's tokens, and how
-long the load took, which is its throughput. Linux has the addresses; MODEL is a GGUF file.
+Starts each given `stolon` by turns. A normal client (address 127.0.0.2) sends prompts of 5 tokens,
+one after the other, and another one (127.0.0.3) reads a stream of tokens, while a hostile client
+(127.0.0.1) sends one of the loads. Prints the time to the first token of the small prompts, the
+time between the stream's tokens, and the duration of the load, from which its throughput follows.
+Linux has these addresses; MODEL is a GGUF file.
 """
 
 import argparse
@@ -80,7 +81,7 @@ class Stream(threading.Thread):
         self.server, self.ended, self.gaps = server, False, []
 
     def run(self):
-        # Digits only, because the bytes of other characters may be divided among tokens.
+        # Digits only, because tokens may divide the bytes of other characters.
         text = "1 2 3 4 5 6 7 8 9 10 11 12 13 14 15"
         body = {"prompt": text, "max_tokens": 4_000, "ignore_eos": True, "stream": True, "temperature": 0}
         connection, response = self.server.post(body, 3)

@@ -1,6 +1,6 @@
 """Time to first token of questions about images: python benches/images.py path/to/stolon [MODEL ...]
 
-For each model, a server is started, and each picture is asked about several times. The first question
+Starts a server for each model, and asks several questions about each picture. The first question
 encodes the picture and computes its positions; the others find them in the cache. Prints medians
 over the pictures, the positions of a picture, and the memory after many pictures. With --check, it
 fails if the next questions take more than a tenth of the first one's time or, with --flat, if the
@@ -42,7 +42,7 @@ def picture(seed, width, height):
 
 
 def ask(address, model, url, question):
-    """The time until the first token, which is the only one, and the usage."""
+    """The time until the only token, and the usage."""
     content = [{"type": "image_url", "image_url": {"url": url}}, {"type": "text", "text": question}]
     route = "chat/completions"
     body = {"messages": [{"role": "user", "content": content}], "max_completion_tokens": 1, "temperature": 0}

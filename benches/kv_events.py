@@ -1,19 +1,20 @@
-"""What publishing KV events costs: servers with events and one without, by turns.
+"""The cost of publishing KV events: servers with events and one without, by turns.
 
     python3 -m venv venv && venv/bin/pip install pyzmq
     venv/bin/python benches/kv_events.py target/release/stolon
 
-Each run starts a server (built with the feature `fleet`), and `stolon bench serve` sends it the same prompts
-as random token ids, of which none share a prefix, so that every block of a prompt is stored and, because the
-KV pool is small, removed again. The demo model is used because it computes a block faster than any other
-model, so that the events are the largest share; --model chooses another. A turn has a run of each kind:
+Each run starts a server (built with the feature `fleet`), and `stolon bench serve` sends it the
+same prompts as random token ids. No two prompts share a prefix, so that every block of a prompt is
+stored and, because the KV pool is small, removed again. The demo model is used because it computes
+a block faster than any other model, so that the events are the largest share; --model chooses
+another. A turn has a run of each kind:
 
   off      no events
   read     a subscriber receives all events
   stalled  a subscriber takes nothing: its queue in the server is full for nearly the whole run
 
-With --disk, all servers have a disk tier of a quarter of what is computed, so that records are removed from it,
-too, and its events are published with those of the cache.
+With --disk, all servers have a disk tier for a quarter of the computed KV, so that records are
+removed from it, too, and its events are published with the events of the cache.
 
 Reports throughput, and the processor time of the server for the same work, which other processes on the
 machine disturb less: medians of the turns, each compared with the run without events of the same turn.
@@ -36,7 +37,7 @@ INPUT, OUTPUT = 512, 16
 
 
 class Subscriber(threading.Thread):
-    """Receives batches until it is stopped, or takes none."""
+    """Receives batches until it is stopped, or receives none if `takes` is false."""
 
     def __init__(self, endpoint, takes):
         super().__init__()
@@ -108,7 +109,7 @@ def main():
     args = parser.parse_args()
     turns = []
     for number in range(args.turns):
-        # Each kind is first, second and last equally often, and after each other one.
+        # Each kind is first, second and last equally often.
         order = KINDS[number % 3 :] + KINDS[: number % 3]
         results = {}
         for kind in order if number % 2 == 0 else order[::-1]:

@@ -1,4 +1,4 @@
-"""Two workers behind a router that others wrote: routing by KV events against round robin.
+"""Two workers behind a router of another project: routing by KV events against round robin.
 
     python3 -m venv venv && venv/bin/pip install vllm-router==0.1.17
     venv/bin/python benches/routers.py vllm target/release/stolon
@@ -10,11 +10,12 @@
 front of two `stolon-dynamo`, and `dynamo-relay` in front of two `stolon serve`, each with a
 `crates/serve/fleet/dynamo/relay.py`. Each run starts new workers and a new router, and the policies take turns.
 
-The model has the tokenizer of the demo model and random weights, because only the time matters; its size is
-that of --layers and --hidden. The KV pool of a worker holds two thirds of the prefixes of `groups`: all of
-them do not fit into one worker, but into both. A word is about two tokens. The workloads:
+The model has the tokenizer of the demo model and random weights, because only the time matters;
+--layers and --hidden set its size. The KV pool of a worker holds two thirds of the prefixes of
+`groups`: they do not all fit into one worker, but into both together. A word is about two tokens.
+The workloads:
 
-  groups  64 groups of prompts. Those of a group begin with the same 400 words, and end with 64 others.
+  groups  64 groups of prompts, which begin with the same 400 words and end with 64 different ones
   agents  8 agents at a time, 12 turns each. A prompt is the conversation so far; all begin alike.
 
 With --check, nothing is measured. Each worker has room for everything, and the router has to send a request
@@ -51,7 +52,7 @@ a queue of the scheduler which admits them by cost and by age until all of the b
 
 
 def free_port():
-    """A free port below 32768: Dynamo takes no other for its metrics."""
+    """A free port below 32768: Dynamo accepts no higher one for its metrics."""
     while True:
         with socket.socket() as probe:
             port = random.randrange(20_000, 32_768)
@@ -93,7 +94,8 @@ def make_model(folder, layers, hidden):
         file.write(len(text).to_bytes(8, "little") + text)
         for name, size in sizes.items():
             data = bytearray(numbers.randbytes(size))
-            # The high byte of each number is its sign and an exponent: 0.008 to 0.03 either way.
+            # The high byte of each number has its sign and its exponent: the magnitude is from
+            # 0.008 to 0.03.
             data[1::2] = bytes(0x3C | byte & 0x80 for byte in data[1::2])
             file.write(data)
     return folder
@@ -188,7 +190,7 @@ class Fleet:
         return Process(command, log)
 
     def wait(self):
-        """Until both workers answer through the router."""
+        """Waits until both workers answer through the router."""
         deadline, problem = time.monotonic() + 180, None
         while time.monotonic() < deadline:
             try:
@@ -300,7 +302,7 @@ def compare(args, model, blocks, folder):
     for workload in args.workloads:
         results = {policy: [] for policy in policies}
         for turn in range(args.turns):
-            # By turns: A B, then B A.
+            # The policies take turns: A B, then B A.
             for policy in policies if turn % 2 == 0 else policies[::-1]:
                 fleet = Fleet(args.kind, args.binary, model, blocks, policy, folder)
                 try:
@@ -320,7 +322,7 @@ def compare(args, model, blocks, folder):
 
 
 class Load:
-    """Requests that go on while processes are killed. Notes what failed, and when."""
+    """Requests that continue while processes are killed. Records the failures and their times."""
 
     def __init__(self, port, prompts, expected, clients=6):
         self.port, self.prompts, self.expected = port, prompts, expected
@@ -351,7 +353,7 @@ class Load:
 
 
 def routed(port, name):
-    """How many groups' prefixes are found by a request that continues them in a new way."""
+    """The number of groups whose prefix is found by a request that continues it in a new way."""
     prompts = [f"{words(PREFIX, f'group {group}')} {words(REST, f'{name} {group}')}" for group in range(GROUPS)]
     usages = [ask(port, prompt, 1)["usage"] for prompt in prompts]
     found = sum(usage["prompt_tokens_details"]["cached_tokens"] >= PREFIX - BLOCK for usage in usages)
@@ -360,7 +362,8 @@ def routed(port, name):
 
 
 def check(args, model, blocks, folder):
-    """Answers are right and no request is lost but those in flight, while processes are killed."""
+    """While processes are killed, answers are right and no request is lost except those in
+    flight."""
     prompts = group_prompts(1)
     policy = "kv_aware" if args.kind == "vllm" else "kv"
     fleet = Fleet(args.kind, args.binary, model, blocks, policy, folder)
@@ -373,7 +376,8 @@ def check(args, model, blocks, folder):
         assert min(shares) > 0.1 * sum(shares), "one worker got nearly everything"
         again = [ask(fleet.port, prompt, ANSWER)["text"] for prompt in prompts]
         assert again == expected, "a cached answer differs"
-        # Each prefix is on one worker only: a request has cached tokens if it was routed there.
+        # Each prefix is on one worker only, so a request has cached tokens only if it was routed
+        # there.
         assert routed(fleet.port, "first") >= 0.9 * GROUPS
         load = Load(fleet.port, prompts, expected)
         kills = []
@@ -397,8 +401,8 @@ def check(args, model, blocks, folder):
     finally:
         fleet.close()
     (killed, _), (back, _), (stopped, _), (up, _) = kills
-    # A request that a process was answering when it was killed is lost, and so is one that the router sent
-    # to it before it could know. Those that find no router are refused, not lost.
+    # A request is lost if a process was answering it when it was killed, or if the router sent it
+    # to the process before it noticed the end. A request that finds no router is refused, not lost.
     kinds = collections.Counter()
     for begin, end, error in load.failed:
         if begin <= killed + 0.5 and killed <= end + 0.5:

@@ -1,4 +1,4 @@
-"""Two servers that share an object store: what one has computed, the other loads.
+"""Two servers that share an object store: one loads the KV that the other has computed.
 
     cargo build --release -p stolon-cli --features object-store
     python3 benches/two_nodes.py load target/release/stolon
@@ -6,17 +6,17 @@
 
 Each server has a thread of its own and an empty directory; the store is a directory.
 
-`load`: the time to the first token of prompts that another server has computed just now, next to that of a
-server without a store, by turns. The answers must be equal. Then that of prompts that no server has computed,
-which are looked for in vain. Then prompts that another server has computed and a store that speaks S3's
-protocol and is slow; they are asked for when the server has listed the store, which it does every 30 seconds,
-and knows its speed. Where computing is faster, the prompts are computed: compare the tokens loaded with the
-times.
+`load` compares the time to the first token with and without a store, by turns. First the prompts
+were computed by another server just before, and the answers must be equal. Then no server has
+computed them, so they are looked for in vain. Then another server has computed them, and the store
+is slow and speaks S3's protocol. In this case the server is asked once it has listed the store,
+which it does every 30 seconds, and knows its speed. Where computing is faster, the prompts are
+computed: compare the loaded tokens with the times.
 
-`split`: one server computes prompts and the other one decodes, next to two servers that do both for half of
-the requests each, by turns. The first one computes the next prompts while the second one decodes, so that
-both are always busy; the time of a turn is that of the one that takes longer. The second one is asked when it has
-listed what was stored, which is not counted.
+`split`: one server computes prompts and the other one decodes, compared by turns with two servers
+that do both for half of the requests each. The first one computes the next prompts while the second
+one decodes, so that both are always busy; the time of a turn is the longer of the two times. The
+second one is asked after it has listed the stored prompts; this wait is not counted.
 """
 
 import argparse
@@ -57,7 +57,8 @@ class Server:
         return response
 
     def ask(self, prompt, tokens):
-        """A greedy answer: its token ids, the times of its tokens in seconds, and how much was not computed."""
+        """A greedy answer: its token ids, the times of its tokens in seconds, and how many tokens
+        were not computed."""
         body = {"prompt": prompt, "max_tokens": tokens, "temperature": 0, "ignore_eos": True, "stream": True}
         body |= {"stream_options": {"include_usage": True}, "return_token_ids": True}
         begin, ids, times, usage = time.perf_counter(), [], [], {}
@@ -72,7 +73,8 @@ class Server:
         return {"ids": ids, "times": times, "cached": usage["prompt_tokens_details"]["cached_tokens"]}
 
     def wait_for(self, prompts):
-        """Waits until it knows that the store has these prompts, but for their last tokens."""
+        """Waits until the server knows that the store has these prompts, except for their last
+        tokens."""
         deadline = time.monotonic() + 180
         for prompt in prompts:
             while True:
@@ -88,7 +90,7 @@ class Server:
 
 
 class SlowStore(http.server.ThreadingHTTPServer):
-    """An S3 server as far as it is needed here, which sends `speed` bytes per second."""
+    """The parts of an S3 server that are needed here. It sends `speed` bytes per second."""
 
     def __init__(self, speed):
         super().__init__(("127.0.0.1", 0), SlowHandler)
@@ -123,7 +125,7 @@ class SlowHandler(http.server.BaseHTTPRequestHandler):
         elif (body := self.server.objects.get(path)) is None:
             self.reply(b"<Error><Code>NoSuchKey</Code></Error>", 404)
         else:
-            # All connections together have the speed.
+            # The speed is the sum over all connections.
             with self.server.sending:
                 time.sleep(len(body) / self.server.speed)
             self.reply(body)
@@ -154,7 +156,7 @@ def load(args, folder):
     store.mkdir()
     first, second = [Server(args, folder / name, f"file://{store}") for name in ("first", "second")]
     cold = Server(args, None)
-    # The speed of computing is measured before it is decided what is faster.
+    # Servers measure how fast they compute before they decide whether loading is faster.
     for server in (first, second, cold):
         for prompt in make_prompts(2, 512, f"warm-up {id(server)}"):
             server.ask(prompt, 4)
@@ -162,7 +164,8 @@ def load(args, folder):
     for prompts in sets.values():
         for prompt in prompts:
             first.ask(prompt, 4)
-    # They are uploaded; only the server that has uploaded them knows it.
+    # Waits for the uploads. Only the server that has uploaded the prompts knows that they are
+    # stored.
     first.wait_for([prompt for prompts in sets.values() for prompt in prompts])
     for length, prompts in sets.items():
         compare(f"{length} tokens", second, cold, prompts)
@@ -174,7 +177,8 @@ def load(args, folder):
 
 
 def compare(name, server, cold, prompts):
-    """The time to the first token of a server with a store, and of one without, by turns."""
+    """Measures the time to the first token of a server with a store and of one without, by
+    turns."""
     loaded, computed, cached = [], [], []
     for number, prompt in enumerate(prompts):
         answers = {}

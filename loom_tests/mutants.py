@@ -6,7 +6,7 @@ For each mutant at least one model must fail. The mutations are:
 - a weaker memory ordering, or a fence that is left out;
 - a read-modify-write in two steps;
 - a lock that is released and taken again between two statements;
-- two neighbouring statements in the other order, if one of them synchronises threads;
+- two neighboring statements in the other order, if one of them synchronizes threads;
 - a store, a wake-up, a notification, or a lock that is released at once, that is left out;
 - a guard of the epochs that is dropped at once.
 
@@ -45,7 +45,8 @@ FILES = {
     "crates/models/kernels/src/threads.rs": ["threads"],
     "crates/models/kernels/src/threads/scratch.rs": ["threads"],
 }
-# Quick to build after a change of one line; the models are nearly as fast as in other builds.
+# Builds with this profile are quick after a change of one line, and the models run nearly as fast
+# as in other builds.
 PROFILE = {
     "profile.release.opt-level": "1",
     'profile.release.package."*".opt-level': "3",
@@ -56,7 +57,7 @@ SYNCHRONISES = re.compile(
     r"\block\(|\.lock(_now)?\(|Ordering|_order\(\)|\.wake\(|notify_|fence\(|\.pin\(|\.tenants\(\)")
 # A statement that may be left out.
 ACT = re.compile(r"\.store\(|\.wake\(|Waker::wake|notify_|^ *drop\(lock\(")
-# Ends the synchronisation that an earlier statement has begun. To end it later does no harm.
+# Ends the synchronization that an earlier statement has begun. It is harmless to end it later.
 ENDS = re.compile(r"\bdrop\(")
 STATEMENT = re.compile(r"^( +)([^/ )}].*;)$")
 BINDING = re.compile(r"let (?:mut )?(\w+) = ")
@@ -75,7 +76,7 @@ RESULTS = {
 
 
 def functions(lines):
-    """Ranges of lines of the functions outside of tests that synchronise threads."""
+    """Ranges of lines of the functions outside of tests that synchronize threads."""
     end = next((n for n, line in enumerate(lines) if line.startswith("#[cfg(test)]")
                 or line.startswith("#[cfg(all(test")), len(lines))
     start = None
@@ -228,7 +229,7 @@ def main():
         begun = time.monotonic()
         if run(path, seconds=3600) != 0:
             sys.exit(f"the models of {path} fail without a mutation")
-        # A mutant may make a model wait for ever.
+        # A mutant may make a model wait forever.
         seconds = 60 + 10 * (time.monotonic() - begun)
         for what, lines in mutants(path):
             if what in known:

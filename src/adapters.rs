@@ -1,4 +1,5 @@
-//! The adapters of an engine: by name where their files are, and those that are in memory.
+//! The adapters of an engine: for each name the path of its files and, if they are in memory, its
+//! weights.
 //!
 //! An adapter is registered when it is loaded, and stays so until it is unloaded. While it is idle,
 //! its weights may leave the memory to make room for others; the next request reads them again.
@@ -7,10 +8,10 @@
 //! 2. [`AdapterTable::acquire`] returns a clone of the weights, which a request holds until it
 //!    ends, and reads them again if they have left the memory.
 //! 3. If the name is loaded again or unloaded, the weights are *retired*: requests that hold them
-//!    go on, and the memory is released after the last one.
+//!    continue, and the memory is released after the last one.
 //!
 //! **Invariant**: the KV of a request with an adapter belongs to the adapter's name and its
-//! *generation*, which is computed from the contents of its files. So no request ever meets KV that
+//! *generation*, which is computed from the contents of its files. So no request ever reads KV that
 //! other weights have computed, also from tiers that outlive the process, and an adapter that is
 //! loaded again unchanged finds its KV.
 
@@ -57,10 +58,10 @@ pub struct AdapterInfo {
     pub requests: u64,
 }
 
-/// The right to read files.
+/// The lock that permits reading files.
 type Reading = tokio::sync::OwnedMutexGuard<()>;
 
-/// What a request with an adapter computes with.
+/// The weights and the generation of the adapter that a request uses.
 #[derive(Clone, Debug)]
 pub(crate) struct Acquired {
     pub(crate) weights: Adapter,
@@ -78,7 +79,7 @@ pub(crate) struct AdapterTable {
     memory: u64,
     runtime: Handle,
     /// Held while files are read, so that two requests for the same adapter do not read it twice,
-    /// and that requests which are given up do not begin more and more reads.
+    /// and so that abandoned requests do not pile up reads.
     reading: Arc<tokio::sync::Mutex<()>>,
     table: Mutex<Table>,
 }
@@ -160,7 +161,7 @@ impl AdapterTable {
         Ok(info)
     }
 
-    /// Unregisters the adapter `name`. Requests that use it go on.
+    /// Unregisters the adapter `name`. Requests that use it continue.
     pub(crate) fn unload(&self, name: &str) -> Result<(), AdapterError> {
         let mut table = self.lock();
         let Some(entry) = table.entries.remove(name) else {
@@ -190,7 +191,8 @@ impl AdapterTable {
         }
         let mut table = self.lock();
         table.make_room(name, weights.bytes(), self.memory)?;
-        // It cannot have been replaced, because that holds `reading`, but unloaded.
+        // It cannot have been replaced meanwhile, because replacing holds `reading`, but it may
+        // have been unloaded.
         let unknown = || AdapterError::Unknown { name: name.to_owned() };
         table.entries.get_mut(name).ok_or_else(unknown)?.weights = Some(weights);
         tracing::debug!(adapter = name, "an adapter was read again");
@@ -205,7 +207,7 @@ impl AdapterTable {
         entry.map(Entry::generation).ok_or_else(|| AdapterError::Unknown { name: name.to_owned() })
     }
 
-    /// Notes that what is in a namespace was computed with the adapter `name`.
+    /// Notes that the KV in a namespace was computed with the adapter `name`.
     pub(crate) fn note(&self, namespace: Namespace, name: &str) {
         let namespaces = &mut self.lock().namespaces;
         if !namespaces.contains_key(&namespace) {
@@ -265,7 +267,7 @@ impl AdapterTable {
     }
 
     /// Reads files on a blocking thread. If the future is dropped, they are read nonetheless, and
-    /// `reading` is held until then.
+    /// `reading` is held until that is done.
     async fn read(
         &self,
         reading: Reading,
@@ -290,8 +292,8 @@ impl AdapterTable {
 }
 
 impl Table {
-    /// The adapter `name` for a request, or where its files are and which fingerprint they had, if
-    /// it is not in memory.
+    /// The adapter `name` for a request; if it is not in memory, the path of its files and the
+    /// fingerprint that they had.
     fn acquire(
         &mut self,
         name: &str,
@@ -309,8 +311,8 @@ impl Table {
     }
 
     /// Removes idle weights, the least recently used first, until `needed` bytes for the adapter
-    /// `name` fit next to what is left. The weights that they replace do not count if they are
-    /// idle.
+    /// `name` fit next to the remaining weights. The weights that are replaced do not count if they
+    /// are idle.
     fn make_room(&mut self, name: &str, needed: u64, memory: u64) -> Result<(), AdapterError> {
         self.release();
         let is_replaced = |other: &String, entry: &Entry| other == name && entry.is_idle();
@@ -332,7 +334,7 @@ impl Table {
         }
     }
 
-    /// Releases retired weights that no request holds any more.
+    /// Releases retired weights that no request holds any longer.
     fn release(&mut self) {
         self.retired.retain(|weights| weights.clones() > 1);
     }
@@ -386,8 +388,8 @@ mod tests {
         }
     }
 
-    /// Goal: whoever begins to read and goes does not make room for another read before the first
-    /// one has ended.
+    /// Goal: a caller that begins to read and goes away does not make room for another read before
+    /// its own has ended.
     #[tokio::test]
     async fn files_are_read_one_at_a_time() {
         let (begun, mut begins) = tokio::sync::mpsc::unbounded_channel();

@@ -4,7 +4,7 @@ use stolon_backend::RegionLogits;
 
 use crate::{LogitsProcessor, SamplingError, SharedProcessor};
 
-/// What a rule does to the logits of the next token.
+/// A rule that changes the logits of the next token.
 pub(crate) trait TokenRule: Clone + Send + Sync + 'static {
     /// Changes the logits, one for each token, after the tokens of `output`.
     fn apply(&self, output: &[u32], logits: &mut [f32]);

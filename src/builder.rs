@@ -86,7 +86,7 @@ impl EngineBuilder {
     }
 
     /// The model to load. Either a [`ModelSource`](crate::ModelSource), the path of a model
-    /// directory or `.gguf` file, or text that is parsed by [`build`](Self::build):
+    /// directory or `.gguf` file, or a string that is parsed by [`build`](Self::build):
     ///
     /// * the path of a Hugging Face model directory or of a `.gguf` file;
     /// * a hub id, `org/name`, `org/name@revision` or `org/name:Q4_K_M` (feature `hub`);
@@ -119,7 +119,7 @@ impl EngineBuilder {
 
     /// As [`backend`](Self::backend), for a backend that is made by `make` on the executor thread.
     /// That thread also computes every step and drops the backend, so that the backend may hold
-    /// what belongs to one thread, such as the context of a device. It need not be `Send`.
+    /// what belongs to one thread, such as the context of a device. It does not have to be `Send`.
     ///
     /// `make` is called once. A restart of the engine keeps the thread and the backend.
     ///

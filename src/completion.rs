@@ -8,7 +8,7 @@ use stolon_scheduler::Finish;
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[non_exhaustive]
 pub struct Completion {
-    /// The generated text, without a stop string and what follows it.
+    /// The generated text, up to the stop string, if one ended it.
     pub text: String,
     /// The generated tokens, including an end-of-sequence token.
     pub token_ids: Vec<u32>,
@@ -16,6 +16,6 @@ pub struct Completion {
     pub logprobs: Vec<TokenLogprob>,
     /// One entry per prompt token if requested, empty otherwise.
     pub prompt_logprobs: Vec<Option<TokenLogprob>>,
-    /// Why the generation ended, and what it used.
+    /// Why the generation ended, how many tokens it used, and how long it took.
     pub finish: Finish,
 }

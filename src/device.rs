@@ -101,7 +101,7 @@ impl EngineBuilder {
     }
 
     /// Whether a GPU computes matrix products of a fixed number of rows, so that an answer does not
-    /// depend on what is cached and on what else runs. Default: true. Without it, long prompts are
+    /// depend on the cache or on other requests. Default: true. Without it, long prompts are
     /// computed faster, and KV cannot be stored or exported. It has no effect on the CPU, where
     /// answers never depend on it.
     pub fn batch_invariant(mut self, on: bool) -> Self {
@@ -111,9 +111,9 @@ impl EngineBuilder {
 
     /// Whether decode steps on a CUDA device are captured as CUDA graphs, which launch all kernels
     /// of a step at once, so that small models do not wait for the host. Default: true. With batch
-    /// invariance, answers are the same without. It takes memory for a second step, and has no
-    /// effect on models with experts or on steps with log-probabilities, penalties, biases or
-    /// grammars.
+    /// invariance, answers are the same without CUDA graphs. It takes memory for a second step, and
+    /// has no effect on models with experts or on steps with log-probabilities, penalties, biases
+    /// or grammars.
     pub fn cuda_graphs(mut self, on: bool) -> Self {
         self.device.0.get_or_insert_default().without_graphs = !on;
         self

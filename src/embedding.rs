@@ -1,4 +1,4 @@
-//! Embeddings of prompts, and what is known about a model that makes them.
+//! Embeddings of prompts, and the properties of a model that computes them.
 
 use serde::Serialize;
 use stolon_checkpoint::EmbeddingConfig;
@@ -13,7 +13,7 @@ pub struct Embedding {
     pub values: Vec<f32>,
     /// Number of tokens of the prompt.
     pub prompt_tokens: usize,
-    /// How many of them were read from the prefix cache.
+    /// Number of them that were read from the prefix cache.
     pub cached_tokens: usize,
 }
 
@@ -51,7 +51,7 @@ impl EmbeddingInfo {
         Err(Error::invalid("dimensions", expected, size))
     }
 
-    /// The first `size` values of a pooled hidden state, normalised if the model's embeddings are.
+    /// The first `size` values of a pooled hidden state, normalized if the model's embeddings are.
     pub(crate) fn finish(&self, mut values: Vec<f32>, size: usize) -> Vec<f32> {
         values.truncate(size);
         if self.config.normalize {

@@ -45,7 +45,7 @@ pub struct Engine {
     pub(crate) inner: Arc<Inner>,
 }
 
-/// What the clones of an engine share.
+/// The state that the clones of an engine share.
 #[derive(Debug)]
 pub(crate) struct Inner {
     pub(crate) handle: EngineHandle,
@@ -82,7 +82,7 @@ impl Engine {
 
     /// Submits a request and returns its event stream.
     ///
-    /// The prompt is rendered and tokenised. Conversations and long texts are processed on blocking
+    /// The prompt is rendered and tokenized. Conversations and long texts are processed on blocking
     /// threads of the engine's runtime, so that the calling task does not block. Then the request is
     /// validated and its uncached part is counted. An engine whose admission queue is full refuses
     /// at once.
@@ -116,7 +116,7 @@ impl Engine {
 
     /// Submits `count` requests for the same prompt, which is computed once. If the request has a
     /// seed, each of the `count` requests uses its predecessor's seed plus 1. Log-probabilities of
-    /// the prompt, if requested, are those of the first stream.
+    /// the prompt, if requested, come with the first stream.
     ///
     /// # Errors
     /// As [`Engine::generate`]; then none of them is submitted. `InvalidParameter` for several
@@ -147,7 +147,7 @@ impl Engine {
     ///
     /// # Errors
     /// `InvalidParameter` if `count` is 0 or above `candidates`, the errors of
-    /// [`Engine::generate_choices`], and the error of any candidate; the others are then cancelled.
+    /// [`Engine::generate_choices`], and the error of any candidate; the others are then canceled.
     pub async fn best_of(
         &self,
         mut request: Request,
@@ -169,15 +169,15 @@ impl Engine {
         Ok(best)
     }
 
-    /// The namespace and the tokens of a request's prompt, rendered and tokenised on the calling
+    /// The namespace and the tokens of a request's prompt, rendered and tokenized on the calling
     /// thread.
     pub(crate) fn lookup(&self, request: &Request) -> Result<(Namespace, Vec<u32>), Error> {
         let namespace = self.namespace(request)?;
         Ok((namespace, self.inner.prompts.tokens_here(request)?))
     }
 
-    /// Splits a request into what the engine computes and what its stream needs. The future is boxed
-    /// as those of [`EngineHandle`] are.
+    /// Splits a request into the part that the engine computes and the state of its stream. The
+    /// future is boxed, like the futures of [`EngineHandle`].
     fn prepare(
         &self,
         request: Request,
@@ -247,16 +247,16 @@ impl Engine {
         .boxed()
     }
 
-    /// What this engine would have to compute for a request, and how long the request would wait
-    /// for it, so that a router can choose between engines. Lock-free and without side effects; the
-    /// numbers may change before a request runs. Takes a few microseconds, and up to two
+    /// The tokens that this engine would have to compute for a request, and how long the request
+    /// would wait, so that a router can choose between engines. Lock-free and without side effects;
+    /// the numbers may change before a request runs. Takes a few microseconds, and up to two
     /// milliseconds while hundreds of requests wait.
     ///
-    /// A prompt that is not token ids yet is rendered and tokenised on the calling thread; see
+    /// A prompt that is not token ids yet is rendered and tokenized on the calling thread; see
     /// [`Engine::tokenized`].
     ///
     /// # Errors
-    /// Those of rendering and tokenising the prompt.
+    /// The errors of rendering and tokenizing the prompt.
     pub fn estimate(&self, request: &Request) -> Result<Estimate, Error> {
         let (namespace, tokens) = self.lookup(request)?;
         let (handle, context) = (&self.inner.handle, self.inner.handle.context());
@@ -273,12 +273,12 @@ impl Engine {
         })
     }
 
-    /// The same request with its prompt as token ids, so that it is tokenised once for any number
+    /// The same request with its prompt as token ids, so that it is tokenized once for any number
     /// of [`Cache::query_match_len`], [`Engine::estimate`] and [`Engine::generate`], also of other
     /// engines that run the same model. With images, the tokens are for this engine only.
     ///
     /// # Errors
-    /// Those of rendering and tokenising the prompt.
+    /// The errors of rendering and tokenizing the prompt.
     pub async fn tokenized(&self, request: Request) -> Result<Request, Error> {
         let request = self.appended(request).await?;
         let tokens = self.inner.prompts.tokens(&request).await?;
@@ -288,7 +288,7 @@ impl Engine {
     /// The token ids of the prompt, as [`Engine::generate`] computes them.
     ///
     /// # Errors
-    /// Those of rendering and tokenising the prompt.
+    /// The errors of rendering and tokenizing the prompt.
     pub async fn prompt_tokens(&self, request: &Request) -> Result<Vec<u32>, Error> {
         let request = self.appended(request.clone()).await?;
         self.inner.prompts.tokens(&request).await
@@ -348,7 +348,7 @@ impl Engine {
     }
 
     /// The token ids of a text. `add_special` adds the special tokens that the model expects around
-    /// a text. A long text is tokenised on another thread.
+    /// a text. A long text is tokenized on another thread.
     ///
     /// # Errors
     /// [`Error::NoTokenizer`], [`Error::Tokenizer`].
@@ -361,7 +361,7 @@ impl Engine {
     }
 
     /// The same as [`Engine::tokenize`], for a client: the [`Request::tenant`] of its requests.
-    /// Clients share the threads that tokenise fairly.
+    /// Clients share the threads that tokenize fairly.
     ///
     /// # Errors
     /// [`Error::NoTokenizer`], [`Error::Tokenizer`].
@@ -374,8 +374,8 @@ impl Engine {
         self.inner.prompts.encode(text.into(), add_special, client).await
     }
 
-    /// Does something that takes longer than about a millisecond and is no step of the model, such
-    /// as parsing a body of megabytes, on the threads on which the engine tokenises large prompts.
+    /// Runs work that takes longer than about a millisecond and is not a step of the model, such as
+    /// parsing a body of megabytes, on the threads on which the engine tokenizes large prompts.
     /// They have a low priority, so that steps are not delayed, and clients share them fairly;
     /// `client` is the [`Request::tenant`] of the client's requests. For servers around the engine.
     ///

@@ -26,7 +26,7 @@ pub enum Error {
     /// The chat template rejects the conversation, or the model has none.
     #[error(transparent)]
     ChatTemplate(ChatTemplateError),
-    /// The model's tokenizer could not be read, or the text could not be tokenised.
+    /// The model's tokenizer could not be read, or the text could not be tokenized.
     #[error(transparent)]
     Tokenizer(#[from] TokenizerError),
     /// The request's grammar is invalid, not supported or too large, or the library was built
@@ -52,7 +52,7 @@ pub enum Error {
     Image {
         /// The number of the image in the request, from 1.
         number: usize,
-        /// What was expected and what came.
+        /// The expected and the received value.
         reason: String,
     },
     /// A request uses text, but the engine has no tokenizer: the model comes without one, the
@@ -80,7 +80,7 @@ pub enum Error {
     /// An adapter cannot be loaded or used.
     #[error(transparent)]
     Adapter(#[from] AdapterError),
-    /// The tiers cannot be used, or a prefix not be exported or imported.
+    /// The tiers cannot be used, or a prefix cannot be exported or imported.
     #[cfg(feature = "tiers")]
     #[error(transparent)]
     Tier(#[from] stolon_tiers::TierError),

@@ -1,10 +1,10 @@
-//! [`Estimate`]: what a router needs to know before it sends a request to an engine.
+//! [`Estimate`]: the numbers that a router needs before it sends a request to an engine.
 
 use std::time::Duration;
 
 use serde::Serialize;
 
-/// What an engine would have to do for a request, from [`Engine::estimate`].
+/// The work that an engine would have to do for a request, from [`Engine::estimate`].
 ///
 /// [`Engine::estimate`]: crate::Engine::estimate
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
@@ -12,12 +12,12 @@ use serde::Serialize;
 pub struct Estimate {
     /// Number of tokens of the prompt.
     pub prompt_tokens: usize,
-    /// How many of them need not be computed, because they are in the prefix cache now.
+    /// Number of them that do not have to be computed, because they are in the prefix cache now.
     pub cached_tokens: usize,
     /// Number of uncached prompt tokens of the requests in the admission queue.
     pub queued_tokens: usize,
     /// Expected time until the first token of the answer, if the request is submitted now, without
-    /// the time to render and tokenise its prompt. `None` before the engine has computed anything.
+    /// the time to render and tokenize its prompt. `None` before the engine has computed anything.
     ///
     /// It follows from the requests that run and wait, the expected lengths of their answers, the
     /// recent speed of prompts and answers, and the rate at which requests have arrived. Up to 1.4

@@ -6,10 +6,10 @@
 //! 1. [`Images::fetched`] fetches the files of images that it names by URL.
 //! 2. [`Images::open`] reads the headers of all images and bounds their pixels.
 //! 3. [`Placement::decode_next`] decodes one image.
-//! 4. [`Placement::place`] renders and tokenises the prompt, with the images in their places.
+//! 4. [`Placement::place`] renders and tokenizes the prompt, with the images in their places.
 //!
 //! Steps 2 to 4 are long work. Each call is a piece of its own, so that a client with many large
-//! images takes turns with others, and so that nothing more is decoded for a client that has gone.
+//! images takes turns with others, and so that decoding stops when a client has disconnected.
 
 mod processor;
 mod urls;
@@ -40,12 +40,12 @@ struct PreparedImages {
     image_token: u32,
     /// The tiles of all images.
     tiles: Vec<Arc<ImageInput>>,
-    /// The token that begins a sequence, if the model takes one image, which comes before all text
-    /// and has this token in itself (Moondream).
+    /// The token that begins a sequence, if the model takes one image, whose tokens include this
+    /// one and come before all text (Moondream).
     first_token: Option<u32>,
 }
 
-/// A request whose images are on their way into its prompt.
+/// A request on the way to its prompt: its images are being decoded.
 #[derive(Debug)]
 pub(crate) struct Placement {
     /// The request. Its conversation has a part `{"type": "image"}` for each image.
@@ -65,9 +65,9 @@ impl Placement {
         self.files.len() > 0
     }
 
-    /// Renders and tokenises the prompt, when all images have been decoded. In the returned request,
-    /// the prompt is token ids, and the images are where the model expects them. What the request is
-    /// appended to comes before them.
+    /// Renders and tokenizes the prompt, when all images have been decoded. In the returned
+    /// request, the prompt is token ids, and the images are where the model expects them. The
+    /// content of the session that the request is appended to comes before them.
     pub(crate) fn place(
         self,
         before: &SessionContent,
@@ -87,7 +87,7 @@ impl Placement {
 
 impl Images {
     /// The request with all images of its conversation in `images`, in the order of the parts
-    /// `{"type": "image"}` that are left of them.
+    /// `{"type": "image"}` that replace them.
     fn collect(&self, mut request: Request) -> Result<Request, Error> {
         // The request has the prompt for itself, unless its caller has kept a clone of it. Data URLs
         // are large.
@@ -176,7 +176,8 @@ impl PreparedImages {
         Err(Error::invalid("images", expected, images))
     }
 
-    /// Replaces the tokens of tiles by the positions of the tiles, after what comes before.
+    /// Replaces the tokens of tiles by the positions of the tiles, and puts the content of a
+    /// session before them.
     fn place(
         self,
         tokens: Vec<u32>,
@@ -207,8 +208,8 @@ fn parts_mut(message: &mut ChatMessage) -> &mut [Value] {
     }
 }
 
-/// Adds parts to a conversation, so that it has one for each of `images` images: those that have
-/// none come first in the last message of the user.
+/// Adds parts to a conversation until it has one for each of `images` images. The added parts come
+/// first in the last message of the user.
 fn add_parts(messages: &mut [ChatMessage], images: usize) {
     let parts = messages.iter_mut().flat_map(parts_mut);
     let missing = images.saturating_sub(parts.filter(|part| is_image(part)).count());

@@ -27,10 +27,10 @@
 //! [`Engine`] is `Clone + Send + Sync + 'static`, and streams are owned. Keep an engine in the
 //! state of your web framework and call it from any task.
 //!
-//! # Optimise it in your `Cargo.toml`
+//! # Optimize it in your `Cargo.toml`
 //!
 //! The profiles of a dependency do not apply to your builds. In a plain `cargo run` the kernels
-//! would be compiled without optimisation, which makes them dozens of times slower; the engine then
+//! would be compiled without optimization, which makes them dozens of times slower; the engine then
 //! logs a warning when it is built. Add to your `Cargo.toml`:
 //!
 //! ```toml
@@ -67,7 +67,7 @@
 //!   keeps its workers busy, give the engine a runtime of its own.
 //! * **Threads.** One thread loads the model, computes every step and drops the backend. The CPU
 //!   backend adds [`EngineBuilder::threads`] threads for its kernels. Conversations are rendered and
-//!   longer prompts tokenised on the runtime's blocking threads, large ones on threads with a low
+//!   longer prompts tokenized on the runtime's blocking threads, large ones on threads with a low
 //!   priority: a quarter as many as there are cores, at least two ([`Engine::long_work`]). Clients
 //!   ([`Request::tenant`]) share both fairly.
 //! * **Drop.** Dropping a [`TokenStream`] cancels its request. Dropping the last [`Engine`] and the
@@ -76,7 +76,7 @@
 //!   lets the requests in flight complete.
 //! * **Cancellation.** [`TokenStream::next`] loses no event if its future is dropped, for example
 //!   in `select!`. If the future of [`Engine::generate`] is dropped, the request is not submitted
-//!   or is cancelled.
+//!   or is canceled.
 //! * **Failures.** If a part of the engine panics, its requests end with
 //!   [`EngineError::Interrupted`], and the engine restarts with an empty cache. If that happens ten
 //!   times in a row without a completed step, it stops with [`EngineError::GaveUp`].

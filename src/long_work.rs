@@ -1,5 +1,5 @@
-//! [`LongWork`]: what takes longer than a millisecond and is no step of the model, such as
-//! tokenising a book, rendering a hostile template or parsing a body of megabytes.
+//! [`LongWork`]: runs work that takes longer than a millisecond and is not a step of the model,
+//! such as tokenizing a book, rendering a hostile template or parsing a body of megabytes.
 //!
 //! It runs on threads with a low priority, so that it does not delay the steps of other requests,
 //! and clients share these threads fairly.
@@ -90,7 +90,7 @@ mod tests {
 
     use super::*;
 
-    /// Goal: work is done on another thread, and that of one client in its order.
+    /// Goal: work is done on another thread, and the work of one client in order.
     #[test]
     fn work_is_done_elsewhere() {
         let long = LongWork::start().expect("threads");
@@ -104,7 +104,7 @@ mod tests {
         }
     }
 
-    /// Goal: a panic reaches the one who asked for the work, and the threads go on.
+    /// Goal: a panic reaches the caller that asked for the work, and the threads continue.
     #[test]
     fn a_panic_is_passed_on() {
         let long = LongWork::start().expect("threads");
@@ -116,7 +116,7 @@ mod tests {
         assert_eq!(block_on(long.run(None, || 3)).expect("done"), 3);
     }
 
-    /// Goal: work whose future was dropped before its turn is not begun, and what it holds is
+    /// Goal: work whose future was dropped before its turn is not begun, and its resources are
     /// released.
     #[test]
     fn work_that_was_given_up_is_not_begun() {

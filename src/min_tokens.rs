@@ -2,8 +2,8 @@
 
 use crate::after::{TokenRule, exclude};
 
-/// Excludes the tokens that end an answer until it has a number of tokens. An answer that cannot go
-/// on, because its grammar is complete, may end all the same.
+/// Excludes the tokens that end an answer until it has a number of tokens. An answer that cannot
+/// continue, because its grammar is complete, may end all the same.
 #[derive(Clone, Debug)]
 pub(crate) struct MinTokens {
     /// Number of tokens before which no end is allowed.

@@ -4,7 +4,7 @@ use serde::Serialize;
 
 use crate::{EmbeddingInfo, RegionBins};
 
-/// What an engine runs, and its sizes.
+/// The model that an engine runs, and the sizes of the engine.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[non_exhaustive]
 pub struct ModelInfo {

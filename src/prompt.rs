@@ -1,8 +1,8 @@
 //! Turns prompts into token ids without blocking the caller's runtime.
 //!
-//! Tokenising takes time in proportion to the prompt's length: roughly a millisecond for 4 KiB,
-//! seconds for several megabytes. Short texts are tokenised where the caller runs, because the
-//! change to another thread would take longer. All others are tokenised on the blocking threads of
+//! Tokenizing takes time in proportion to the prompt's length: roughly a millisecond for 4 KiB,
+//! seconds for several megabytes. Short texts are tokenized where the caller runs, because the
+//! change to another thread would take longer. All others are tokenized on the blocking threads of
 //! the engine's runtime. A prompt whose text is so long that its tokens cannot fit the context or
 //! the KV pool is refused before any of this.
 //!
@@ -11,7 +11,7 @@
 //! threads, first with limits that permit about a millisecond of work. If that is not enough, the
 //! work is long.
 //!
-//! A [`FairLane`] bounds how many texts are tokenised at the same time, so that tokenising leaves
+//! A [`FairLane`] bounds how many texts are tokenized at the same time, so that tokenizing leaves
 //! cores to the model, and clients share it fairly. Long work goes to the threads of [`LongWork`]
 //! instead.
 
@@ -29,7 +29,7 @@ use crate::request::{Prompt, part_tokens};
 use crate::text::{Text, chat_values};
 use crate::{Error, Grammar, Request, SharedProcessor};
 
-/// Size in bytes of everything that may become text, which is what tokenising takes time for.
+/// Size in bytes of everything that may become text. The time of tokenizing depends on it.
 fn work_bytes(request: &Request) -> usize {
     let messages = match request.prompt() {
         Prompt::Chat(messages) => messages.as_slice(),
@@ -52,9 +52,9 @@ fn json_bytes(value: &Value) -> usize {
     }
 }
 
-/// Size up to which a prompt is tokenised in the calling task, in bytes.
+/// Size up to which a prompt is tokenized in the calling task, in bytes.
 const INLINE_BYTES_MAX: usize = 2 << 10;
-/// Size from which tokenising a prompt is long work, in bytes.
+/// Size from which tokenizing a prompt is long work, in bytes.
 const LARGE_BYTES: usize = 128 << 10;
 
 /// The text layer of an engine, and the threads on which it runs.
@@ -65,9 +65,9 @@ pub(crate) struct Prompts {
     context: EngineContext,
     limit: PromptLimit,
     runtime: Handle,
-    /// For short work.
+    /// Bounds the short work.
     lane: Arc<FairLane>,
-    /// For which the rest does not wait.
+    /// Threads for long work, so that short work does not wait for it.
     pub(crate) long_work: LongWork,
 }
 
@@ -82,7 +82,7 @@ enum Work {
 }
 
 impl Work {
-    /// Tokenising a text of `bytes` bytes for a client.
+    /// Tokenizing a text of `bytes` bytes for a client.
     fn of_text(bytes: usize, client: Client) -> Work {
         if bytes <= INLINE_BYTES_MAX {
             Work::Tiny
@@ -95,7 +95,7 @@ impl Work {
 }
 
 impl Prompts {
-    /// The prompts of the engine with this `context`. They are tokenised on the blocking threads of
+    /// The prompts of the engine with this `context`. They are tokenized on the blocking threads of
     /// `runtime`.
     pub(crate) fn new(
         text: Text,
@@ -139,8 +139,8 @@ impl Prompts {
         Ok(Request { placed: before.images, ..request.with_tokens(tokens) })
     }
 
-    /// The request with its images and tokens after what comes before. Each image is a piece of long
-    /// work of its own.
+    /// The request with its images and tokens after the content of a session. Each image is a piece
+    /// of long work of its own.
     async fn with_images(
         &self,
         request: Request,
@@ -148,7 +148,8 @@ impl Prompts {
     ) -> Result<Request, Error> {
         let client = request.options.tenant.clone();
         let (images, limit) = (self.images.clone(), self.limit);
-        // What was fetched is held by the work itself, which may go on when this future was dropped.
+        // The work itself holds the fetched files, because it may continue after this future was
+        // dropped.
         let (request, held) = self.images.fetched(request).await?;
         let open = move |_: &Text| Ok((images.open(request)?, held));
         let (mut placement, mut held) = self.run(Work::Long(client.clone()), open).await?;
@@ -259,7 +260,7 @@ impl Prompts {
         self.run(Work::Long(client), processor).await
     }
 
-    /// Does something with a text, in the calling task or on another thread.
+    /// Runs work on a text, in the calling task or on another thread.
     async fn run<T: Send + 'static>(
         &self,
         kind: Work,
@@ -273,7 +274,7 @@ impl Prompts {
         };
         let slot = self.lane.slot(client).await;
         let job = self.runtime.spawn_blocking(move || {
-            // Returned when the work is done, even if the caller has gone.
+            // The slot is returned when the work is done, even if the caller has gone away.
             let _returned = slot;
             work(&text)
         });

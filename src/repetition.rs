@@ -1,7 +1,7 @@
 //! Detects that an answer repeats itself without end, as small models do when they are decoded
 //! greedily.
 
-/// Longest repeated part that is recognised, in tokens.
+/// Longest repeated part that is recognized, in tokens.
 const MAX_PERIOD: usize = 256;
 /// Least number of tokens that have to be repetitions.
 const MIN_REPEATED: usize = 256;
@@ -32,7 +32,7 @@ impl RepetitionDetector {
         }
         self.latest.truncate(MAX_PERIOD - 1);
         self.latest.insert(0, token);
-        // Nearly always, no period has gone on for long enough.
+        // For nearly all tokens, no period is long enough.
         longest as usize >= MIN_REPEATED
             && (1..).zip(&self.repeated).any(|(period, &repeated)| {
                 repeated as usize >= MIN_REPEATED.max(MIN_REPEATS * period)
@@ -50,8 +50,8 @@ mod tests {
         tokens.into_iter().position(|token| detector.push(token)).map(|index| index + 1)
     }
 
-    /// Goal: loops of every length are detected as soon as they have gone on for long enough, after
-    /// any other tokens.
+    /// Goal: loops of every length are detected as soon as they are long enough, after any other
+    /// tokens.
     #[test]
     fn loops_are_detected() {
         for (before, period) in [(0, 1), (700, 1), (3, 7), (1000, 64), (5, 100), (0, 256)] {

@@ -30,7 +30,7 @@ use crate::{
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub enum Prompt {
-    /// Text. It is tokenised with the model's beginning-of-sequence token, if it has one.
+    /// Text. It is tokenized with the model's beginning-of-sequence token, if it has one.
     Text(String),
     /// Token ids, used as they are.
     Tokens(Vec<u32>),
@@ -43,10 +43,11 @@ pub enum Prompt {
 }
 
 impl Prompt {
-    /// Size in bytes of the text and of what becomes text; 0 for token ids. The variables of chat
-    /// templates do not count.
+    /// Size in bytes of the text and of everything that becomes text; 0 for token ids. The
+    /// variables of chat templates do not count.
     pub(crate) fn len_bytes(&self) -> usize {
-        /// At least what a template adds to each message, and what JSON adds to each part.
+        /// A lower bound of the bytes that a template adds to each message, and that JSON adds to
+        /// each part.
         const ADDED: usize = 16;
         let part = |part: &serde_json::Value| {
             part["text"].as_str().map_or(ADDED, |text| ADDED.saturating_add(text.len()))
@@ -89,7 +90,7 @@ pub struct Request {
     pub(crate) grammar: Option<Arc<Grammar>>,
     /// The token after which the text of the answer begins; `None` if it begins at once.
     pub(crate) text_after: Option<u32>,
-    /// The parts of the answer, of which only the text is searched for stop strings.
+    /// The parts of the answer. Only its text is searched for stop strings.
     pub(crate) answer_format: Option<Arc<AnswerFormat>>,
     pub(crate) cache_salt: Option<String>,
     /// The name of the adapter. `options` has its weights when the request is submitted.
@@ -152,7 +153,7 @@ impl Request {
     }
 
     /// Replaces the prompt, with its images, by token ids and keeps everything else. With the ids from
-    /// [`Engine::prompt_tokens`], nothing is tokenised again.
+    /// [`Engine::prompt_tokens`], nothing is tokenized again.
     ///
     /// [`Engine::prompt_tokens`]: crate::Engine::prompt_tokens
     pub fn with_tokens(mut self, tokens: impl Into<Vec<u32>>) -> Request {
@@ -300,10 +301,10 @@ impl Request {
         self
     }
 
-    /// What the answer has to follow, from its first token to its end: a JSON schema, for example.
-    /// The answer may end only where it is complete. An answer that reaches the maximum number of
-    /// tokens before that (finish reason `length`), or that a stop string or stop id ends, is the
-    /// beginning of a complete one.
+    /// The grammar that the answer has to follow from its first token to its end: a JSON schema,
+    /// for example. The answer may end only where it is complete. An answer that reaches the
+    /// maximum number of tokens before that (finish reason `length`), or that a stop string or stop
+    /// id ends, is the beginning of a complete one.
     ///
     /// Log-probabilities are those of the model's own distribution, without the grammar. The
     /// grammar applies after [`Request::logits_processor`]. Bias and penalties choose among the
@@ -343,7 +344,7 @@ impl Request {
 
     /// Reports the log-probability of each prompt token and of the `top` most likely ones in its
     /// place; at most the vocabulary size and 128. Such a request computes its whole prompt,
-    /// because cached positions have no logits. Of several choices, the first one reports them.
+    /// because cached positions have no logits. With several choices, the first one reports them.
     pub fn prompt_logprobs(mut self, top: usize) -> Request {
         self.options.prompt_logprobs = Some(top);
         self

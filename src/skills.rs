@@ -79,7 +79,7 @@ impl Request {
 
     /// As [`Request::query`], about places in the image: a point of it takes two tokens of the
     /// prompt, a box three. The places come before the question, as the model was trained. Their
-    /// numbers become those of the nearest of the model's bins.
+    /// numbers are rounded to the nearest of the model's bins.
     pub fn query_about(
         question: impl Into<String>,
         places: impl IntoIterator<Item = SpatialRef>,
@@ -90,7 +90,7 @@ impl Request {
 
     /// As [`Request::query_about`], with a model that reasons before it answers
     /// ([`ModelInfo::reasons`](crate::ModelInfo::reasons)). [`Request::max_tokens`] bounds both
-    /// together. The text of the stream is that of the answer;
+    /// together. The text of the stream is the text of the answer;
     /// [`Engine::reasoning`](crate::Engine::reasoning) reads the rest.
     pub fn reason_about(
         question: impl Into<String>,
@@ -279,8 +279,8 @@ impl Skills {
     }
 
     /// The request for a task with the processor that the task needs, which runs after the
-    /// request's own one. That for text never chooses tokens that do not occur in answers. An
-    /// answer with coordinates is the choice of the task's processor alone.
+    /// request's own one. The processor for text never chooses tokens that do not occur in answers.
+    /// The tokens of an answer with coordinates are chosen by the task's processor alone.
     pub(crate) fn prepare(&self, mut request: Request) -> Result<Request, Error> {
         let prompt = Arc::clone(&request.prompt);
         let crate::Prompt::Skill(skill) = &*prompt else { return Ok(request) };

@@ -1,4 +1,4 @@
-//! The stream of one request's events. Detokenisation and stop strings run in the reader's task.
+//! The stream of one request's events. Detokenization and stop strings run in the reader's task.
 
 use std::collections::VecDeque;
 use std::pin::Pin;
@@ -48,8 +48,8 @@ impl Drop for TurnStream {
     }
 }
 
-/// How the events of a request become those of its stream, and what was read so far. The streams of
-/// several answers to one prompt begin with clones of it.
+/// Turns the events of the engine into those of the stream, and remembers what was read so far. The
+/// streams of several answers to one prompt begin with clones of it.
 #[derive(Clone, Debug)]
 pub(crate) struct AnswerState {
     /// Turns token ids into text and looks for stop strings. `None` if there is no tokenizer, and
@@ -188,13 +188,13 @@ impl TokenStream {
         }
     }
 
-    /// Ends the request before the engine does, which computes no further tokens of it.
+    /// Ends the request before the engine does, so that it computes no further tokens of it.
     fn end_early(&mut self, reason: FinishReason) {
         if let Some(turn) = self.turn.take() {
             let Usage { prompt_tokens, cached_tokens, .. } = self.answer.usage;
             let content = turn.content.clone();
             let end = TurnEnd { content, prompt_tokens, cached_tokens };
-            // Before the engine learns that the request is complete.
+            // This comes before the engine learns that the request is complete.
             turn.turn.complete(end, Instant::now());
         }
         if let Some(sequence) = self.sequence.take() {

@@ -111,7 +111,7 @@ mod tests {
         assert_eq!(allowed(with(|t| t.no_repeat_ngram = 50), &[]), all);
     }
 
-    /// Goal: if a grammar allows only an excluded token, the answer goes on with it.
+    /// Goal: if a grammar allows only an excluded token, the answer continues with it.
     #[test]
     fn the_last_token_that_is_left_is_allowed() {
         let tokens = SuppressedTokens { always: vec![0, 1], ..SuppressedTokens::default() };

@@ -1,4 +1,4 @@
-//! The text layer: renders and tokenises prompts, and provides detokenizers for answers.
+//! The text layer: renders and tokenizes prompts, and provides detokenizers for answers.
 
 #[cfg(feature = "grammar")]
 mod grammar;
@@ -52,7 +52,7 @@ impl Text {
         Ok(text)
     }
 
-    /// Makes what the grammars of all requests share. It takes up to two seconds.
+    /// Prepares the part that the grammars of all requests share. It takes up to two seconds.
     pub(crate) fn prepare_grammars(&self) {
         if let Some(grammars) = &self.grammars {
             grammars.prepare();
@@ -151,7 +151,7 @@ impl Text {
     }
 
     /// The token ids of a request's prompt. A prompt that is longer than `limit` for certain is
-    /// refused before it is rendered and tokenised.
+    /// refused before it is rendered and tokenized.
     pub(crate) fn prompt_tokens(
         &self,
         request: &Request,

@@ -40,7 +40,7 @@ impl EngineTiers {
         self.0.iter().for_each(|tiers| tiers.set_eviction_policy(policy));
     }
 
-    /// Stores what is in the pool before the engine stops, if the write policy asks for it.
+    /// Stores the KV in the pool before the engine stops, if the write policy asks for it.
     pub(crate) async fn before_stop(&self, handle: &EngineHandle) {
         let Some(tiers) = self.0.clone() else { return };
         let stored = store_pool(tiers, handle.clone());
@@ -52,7 +52,7 @@ impl EngineTiers {
     }
 
     /// Ends the tiers of an engine that has stopped, after everything was written. The object store
-    /// is waited for, too, but not for ever.
+    /// is waited for, too, but not forever.
     pub(crate) async fn after_stop(&self, handle: &EngineHandle) {
         let Some(tiers) = self.0.clone() else { return };
         let close = move || {
@@ -81,10 +81,10 @@ impl Tiers<'_> {
     /// How much of the request's prompt is in each tier now, the KV pool included. Does no I/O and
     /// has no side effects; the answer may change before a request runs.
     ///
-    /// A prompt that is not token ids yet is rendered and tokenised on the calling thread.
+    /// A prompt that is not token ids yet is rendered and tokenized on the calling thread.
     ///
     /// # Errors
-    /// Those of rendering and tokenising the prompt.
+    /// The errors of rendering and tokenizing the prompt.
     pub fn query(self, request: &Request) -> Result<TierMatch, Error> {
         let inner = &self.0.inner;
         let (namespace, tokens) = self.0.lookup(request)?;
@@ -109,12 +109,12 @@ impl Tiers<'_> {
     /// `capacity` events. They have the hashes of [`Cache::events`](crate::Cache::events), and the
     /// engine never waits for the reader. `None` without a disk tier.
     ///
-    /// KV is stored and read in records of 64 tokens, or of one block if blocks are larger. So of a
-    /// prompt that leaves a stored one within a record, up to 63 tokens fewer can be read than the
-    /// events say. Not in the events are prompts from their first image on, checkpoints of a
-    /// recurrent state, more than 131,072 records, and what is in the object store only. What was
-    /// on the disk when the engine was started becomes known after the first call, while it is read
-    /// in the background.
+    /// KV is stored and read in records of 64 tokens, or of one block if blocks are larger. So if a
+    /// prompt diverges from a stored one within a record, up to 63 tokens fewer can be read than
+    /// the events say. Not in the events are prompts from their first image on, checkpoints of a
+    /// recurrent state, more than 131,072 records, and KV that is in the object store only. Records
+    /// that were on the disk when the engine was started become known after the first call, while
+    /// they are read in the background.
     ///
     /// # Errors
     /// `InvalidParameter` if `capacity` is 0, `Interrupted` and `Stopped`.
@@ -129,8 +129,7 @@ impl Tiers<'_> {
     }
 
     /// Removes everything from the disk tier, also KV that was computed before and is still to be
-    /// written. What is in the pool and in the object store stays. Does nothing without a disk
-    /// tier.
+    /// written. KV in the pool and in the object store stays. Does nothing without a disk tier.
     ///
     /// # Errors
     /// `Stopped` if the engine's runtime has ended.
@@ -143,8 +142,8 @@ impl Tiers<'_> {
     /// Waits until everything that was computed before is on the disk and in the object store, or
     /// was given up because writing failed or takes too long. With
     /// [`WritePolicy::WriteBack`](crate::WritePolicy::WriteBack), everything that is in the pool is
-    /// written; with [`WriteThroughSelective`](crate::WritePolicy::WriteThroughSelective), what has
-    /// not been used often enough is not. Does nothing without a disk tier.
+    /// written; with [`WriteThroughSelective`](crate::WritePolicy::WriteThroughSelective), KV that
+    /// was not used often enough is not written. Does nothing without a disk tier.
     ///
     /// # Errors
     /// `Stopped` if the engine's runtime has ended.
@@ -190,7 +189,7 @@ fn record_shape(handle: &EngineHandle) -> Result<RecordShape, TierError> {
     Ok(RecordShape { fingerprint: format.fingerprint, block_size, block_bytes })
 }
 
-/// Runs work that may block on a thread of the engine's runtime that may.
+/// Runs work that may block, on a blocking thread of the engine's runtime.
 async fn blocking<T: Send + 'static>(
     handle: &EngineHandle,
     work: impl FnOnce() -> T + Send + 'static,

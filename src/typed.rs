@@ -1,5 +1,5 @@
-//! Answers and tools with Rust types: a JSON schema is made of the type, and a grammar keeps the
-//! model to it.
+//! Answers and tools with Rust types: a JSON schema is derived from the type, and a grammar
+//! restricts the model to it.
 
 use std::fmt;
 use std::sync::Arc;
@@ -13,13 +13,13 @@ use stolon_text::{FunctionSchema, Grammar, SchemaOptions};
 
 use crate::{Completion, Engine, Error, Request};
 
-/// What a tool does: from the JSON of its arguments to the JSON of its result.
+/// The function of a tool: from the JSON of its arguments to the JSON of its result.
 type Function = dyn Fn(&str) -> Result<String, serde_json::Error> + Send + Sync;
 
 impl Request {
     /// Restricts the answer to the JSON of a `T`. It follows the schema of the type from its first
-    /// token on, so that the model does not write reasoning before it. What a schema cannot
-    /// express, or a grammar cannot enforce, is checked when the answer is read.
+    /// token on, so that the model does not write reasoning before it. Rules that a schema cannot
+    /// express, or that a grammar cannot enforce, are checked when the answer is read.
     ///
     /// Needs the feature `schema`.
     pub fn answer_of<T: JsonSchema>(self) -> Request {
@@ -136,11 +136,11 @@ impl Tool {
         json!({"type": "function", "function": function})
     }
 
-    /// Calls the function with the arguments of a [`ToolCall`](crate::ToolCall), the text of a JSON
-    /// object. Returns its result as JSON.
+    /// Calls the function with the arguments of a [`ToolCall`](crate::ToolCall), a JSON object as a
+    /// string. Returns its result as JSON.
     ///
     /// # Errors
-    /// The arguments are not those of the function, or its result cannot be written as JSON.
+    /// The arguments do not fit the function, or its result cannot be written as JSON.
     pub fn call(&self, arguments: &str) -> Result<String, serde_json::Error> {
         (self.function)(arguments)
     }

@@ -64,8 +64,8 @@ async fn one_request(engine: &Engine, rng: &mut SmallRng, shared_max: u32) -> us
     enough
 }
 
-/// Goal: of 2,000 random requests, many of them cancelled, on a pool that is too small for all,
-/// each completed one gets the right tokens. Afterwards the accounting is consistent and no block
+/// Goal: of 2,000 random requests, many of them canceled, on a pool that is too small for all,
+/// each completed one gets the right tokens. Afterward the accounting is consistent and no block
 /// is reserved.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn random_requests_on_a_small_pool_leave_no_block_reserved() {
@@ -113,7 +113,7 @@ async fn random_requests_on_a_small_pool_leave_no_block_reserved() {
 fn damage(directory: &std::path::Path, rng: &mut SmallRng) {
     let (files, folder) = (tiers::records(directory), directory.join("v1"));
     if rng.random_range(0..4000) == 0 {
-        // A file in its place stops all writes.
+        // A file in place of the folder stops all writes.
         let _ = std::fs::remove_dir_all(&folder);
         let _ = std::fs::write(&folder, "a file in its place");
         std::thread::sleep(Duration::from_millis(200));
@@ -142,7 +142,7 @@ fn files_and_memory() -> (usize, usize) {
 }
 
 /// Goal: 50,000 random requests through a small pool and a small disk (and an object store, if the
-/// build has one), many of them cancelled, while the files are damaged, removed and replaced all
+/// build has one), many of them canceled, while the files are damaged, removed and replaced all
 /// the time: each completed one gets the right tokens, all end, the accounting is consistent, and
 /// neither open files nor memory grow.
 #[cfg(all(feature = "tiers", target_os = "linux"))]
@@ -158,8 +158,8 @@ async fn random_requests_through_damaged_tiers() {
         println!("{policy}: {report}");
         loaded_tokens += loaded;
     }
-    // The engine loads what is faster to load than to compute, which depends on what else the
-    // machine does, so a single policy may load nothing.
+    // The engine loads a prefix only if loading is faster than computing. This depends on the load
+    // of the machine, so a run with a single policy may load nothing.
     assert!(loaded_tokens > 0);
 }
 
@@ -213,7 +213,7 @@ async fn soak_tiers(policy: stolon::WritePolicy, requests: usize) -> (String, u6
         assert_eq!(audit.blocks_reserved, 0);
         let disk = engine.tiers().disk_stats().expect("a disk tier");
         assert!(disk.bytes <= DISK_BYTES, "{disk:?}");
-        // The first part warms up.
+        // The first part warms up: later figures are compared with those after it.
         if part == 1 {
             before = Some(files_and_memory());
         }

@@ -25,7 +25,7 @@ pub(crate) enum AdmissionMessage {
     Submit(Box<Sequence>, QueuePermit),
     /// The stream of this request was dropped.
     Cancel(u64),
-    /// A sequence can go on: its slow reader has caught up, or a token was sampled late.
+    /// A sequence can continue: its slow reader has caught up, or a token was sampled late.
     Resume,
     /// The result of a step.
     StepDone(Box<StepDone>),
@@ -33,7 +33,7 @@ pub(crate) enum AdmissionMessage {
     Tick,
     /// Copy cached blocks out of the pool.
     Save(Box<SaveRequest>),
-    /// What was read of the stored KV that this waiting request has asked for again.
+    /// The stored KV that was read for a waiting request, by its id, after a repeated look-up.
     StoredRead(u64, Option<StoredKv>),
     /// Empty the prefix cache.
     Flush(RpcReplyPort<()>),
@@ -43,7 +43,7 @@ pub(crate) enum AdmissionMessage {
 
 pub(crate) struct AdmissionActor;
 
-/// What the actor is started with.
+/// The arguments with which the actor is started.
 pub(crate) struct AdmissionArguments {
     pub(crate) context: EngineContext,
     pub(crate) memory: ActorMemory,

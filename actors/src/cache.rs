@@ -8,7 +8,7 @@ use std::time::Duration;
 use futures::Stream;
 use stolon_kvcache::{CacheSnapshot, EventReceiver, Namespace, NumberedEvent, PinId};
 
-/// How long a pin lasts, and what it is for.
+/// The duration and the purpose of a pin.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct PinOptions {
     /// Time to live. `None` lasts until it is unpinned.

@@ -1,7 +1,7 @@
 //! The handle that callers hold. Its methods run in the caller's own task.
 //!
 //! Their futures are boxed. The code of an `async fn` is compiled in every crate that awaits it,
-//! and with it that of everything it awaits; a boxed future is compiled once, in this crate.
+//! and so is the code of everything that it awaits; a boxed future is compiled once, in this crate.
 
 mod cache;
 mod storage;
@@ -41,7 +41,7 @@ pub struct EngineHandle {
     shared: Arc<Shared>,
 }
 
-/// What the handle and the streams share. Dropping it stops the engine.
+/// The state that the handle and the streams share. Dropping it stops the engine.
 #[derive(Debug)]
 pub(crate) struct Shared {
     common: Arc<Common>,
@@ -73,9 +73,9 @@ impl EngineHandle {
     /// step and drops the backend. The actors run on `runtime`, or on the current one.
     ///
     /// # Errors
-    /// That of `make`; [`EngineError::InvalidParameter`] for impossible settings or backend sizes;
-    /// [`EngineError::StartFailed`] if `make` panics, without a runtime, or if it has no time
-    /// driver.
+    /// The error of `make`; [`EngineError::InvalidParameter`] for impossible settings or backend
+    /// sizes; [`EngineError::StartFailed`] if `make` panics, without a runtime, or if it has no
+    /// time driver.
     pub async fn start_with<E: From<EngineError> + Send + 'static>(
         make: impl FnOnce() -> Result<Box<dyn Backend>, E> + Send + 'static,
         config: EngineConfig,
@@ -108,7 +108,7 @@ impl EngineHandle {
         &self.shared.runtime
     }
 
-    /// What does not change when the engine restarts: its settings, limits, sizes, sessions,
+    /// The state that outlives restarts of the engine: its settings, limits, sizes, sessions,
     /// policies and counters. All of it can be read without waiting.
     pub fn context(&self) -> &EngineContext {
         &self.shared.common.context
@@ -136,7 +136,7 @@ impl EngineHandle {
     }
 
     /// Submits `count` requests for the same prompt. The prompt is computed once and counts once
-    /// towards the limits of the admission queue. If the request has a seed, each of the `count`
+    /// toward the limits of the admission queue. If the request has a seed, each of the `count`
     /// requests uses its predecessor's seed plus 1.
     ///
     /// # Errors
@@ -312,7 +312,8 @@ fn start_actors(
         let shared = Shared { common, supervisor, next_id: AtomicU64::new(0), runtime };
         Ok(EngineHandle { shared: Arc::new(shared) })
     };
-    // The handle is made by the task, so that the actors stop if the caller does not wait any more.
+    // The handle is made by the task, so that the actors stop if the caller does not wait any
+    // longer.
     let started = on.spawn(start);
     async move { started.await.map_err(|_| start_failed("the tokio runtime has ended"))? }.boxed()
 }

@@ -53,7 +53,7 @@ pub(crate) enum TreeMessage {
     Audit(RpcReplyPort<Result<TreeCounts, String>>),
     /// Begin, end or list pins.
     Pin(PinMessage),
-    /// Report all changes from now on, and what is cached already.
+    /// Report all changes from now on, and the present content of the cache.
     Subscribe(usize, RpcReplyPort<Result<CacheEvents, ConfigError>>),
     /// Report statistics.
     Stats(RpcReplyPort<CacheStats>),
@@ -62,7 +62,7 @@ pub(crate) enum TreeMessage {
 #[derive(Debug)]
 pub(crate) struct TreeState {
     writer: TreeWriter,
-    /// What the tree does not store about the pins.
+    /// The properties of the pins that the tree does not store.
     pins: HashMap<PinId, PinRecord>,
     /// The evictions that the gauges have counted.
     counted: EvictionCounts,
@@ -71,7 +71,7 @@ pub(crate) struct TreeState {
 pub(crate) struct PrefixTreeActor {
     pub(crate) gauges: Arc<Gauges>,
     pub(crate) pin_budget: Arc<PinBudget>,
-    /// What stores pinned prefixes, if there is something.
+    /// The sink that also stores pinned prefixes, if one is configured.
     pub(crate) sink_of_pins: Option<Arc<dyn KvSink>>,
     pub(crate) faults: Arc<FaultPlan>,
 }

@@ -9,8 +9,8 @@ use tokio::time::timeout;
 
 use crate::admission::AdmissionMessage;
 
-/// Waits for stored KV that is being read, as long as its source says. Must run on a runtime with a
-/// time driver.
+/// Waits for stored KV that is being read, for at most the time that its source says. Must run on a
+/// runtime with a time driver.
 pub(crate) async fn read(load: PendingKv) -> Option<StoredKv> {
     let PendingKv { kv, limit } = load;
     let read = timeout(limit, kv).await;
@@ -20,8 +20,9 @@ pub(crate) async fn read(load: PendingKv) -> Option<StoredKv> {
     })
 }
 
-/// Looks up stored KV for a waiting request, and tells the admission actor what was read. If the
-/// source panics, the actor is told nothing, and the scheduler ends the waiting of the request.
+/// Looks up stored KV for a waiting request, and sends the KV that was read to the admission actor.
+/// If the source panics, the actor gets no message, and the scheduler ends the waiting of the
+/// request.
 pub(crate) fn look_up(
     source: Arc<dyn KvSource>,
     lookup: RepeatedLookup,

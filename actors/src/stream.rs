@@ -37,7 +37,7 @@ impl SequenceStream {
     }
 
     /// Ends the request because the caller needs no more tokens, for example after a stop string.
-    /// It counts as finished and not as cancelled.
+    /// It counts as finished and not as canceled.
     pub fn complete(self) {
         self.events.complete();
     }

@@ -55,7 +55,7 @@ pub(crate) fn end_error(end: Result<EngineError, oneshot::error::RecvError>) -> 
     end.unwrap_or(EngineError::Stopped)
 }
 
-/// What the supervisor and the callers share.
+/// The state that the supervisor and the callers share.
 #[derive(Debug)]
 pub(crate) struct Common {
     pub(crate) context: EngineContext,
@@ -100,7 +100,8 @@ impl Drop for SupervisorState {
     }
 }
 
-/// What must be stopped and returned when a generation ends.
+/// The parts of a generation that must be stopped, and its ends of channels, which are used when it
+/// ends.
 struct Parts {
     cells: Vec<ActorCell>,
     /// Tells the streams of the generation why it ended.
@@ -169,7 +170,7 @@ impl Actor for SupervisorActor {
                 let known = error.downcast_ref::<EngineError>().cloned();
                 (cell, known.unwrap_or_else(|| interrupted(&error)))
             }
-            // No part stops by itself, so its task was cancelled: the runtime is ending.
+            // No part stops by itself, so its task was canceled: the runtime is ending.
             SupervisionEvent::ActorTerminated(cell, _, _) => {
                 if state.parts.take_if(|parts| parts.contains(&cell)).is_some() {
                     self.common.stop();
@@ -228,7 +229,7 @@ impl SupervisorActor {
         let EmptyCache { writer, reader, allocator, fence } = context.empty_cache()?;
         let gauges = Arc::clone(&context.gauges);
         gauges.reset(context.spec.block_count);
-        // What sessions hold belongs to the tree of the last generation.
+        // The leases of sessions belong to the tree of the last generation.
         context.sessions.release_all();
         let faults = Arc::clone(&common.faults);
         let me = myself.get_cell();
@@ -269,7 +270,7 @@ impl SupervisorActor {
         self.common.generation.store(None);
         let Parts { cells, end, executor_free } = parts;
         match fault {
-            // Fails only if nothing refers to the generation any more.
+            // Fails only if nothing refers to the generation any longer.
             Some(fault) => drop(end.send(fault)),
             None => drop(end),
         }
@@ -284,7 +285,7 @@ impl SupervisorActor {
         executor_free
     }
 
-    /// Stops the engine for good after `failures` failures in a row, of which `last` is the last.
+    /// Stops the engine for good after `failures` failures in a row. `last` is the last of them.
     async fn give_up(
         &self,
         state: &mut SupervisorState,
@@ -344,7 +345,7 @@ impl Common {
         self.context.gauges.reset(self.context.spec.block_count);
     }
 
-    /// What the engine is doing.
+    /// The state of the engine, as health checks report it.
     pub(crate) fn health(&self) -> EngineHealth {
         if self.stopped.load(Ordering::Acquire) {
             EngineHealth::Stopped

@@ -8,7 +8,8 @@ HERE = pathlib.Path(__file__).resolve().parent
 
 
 def keep_off_tiles(path):
-    """Lets llama.cpp leave weights in the file's layout if it crashes with its own. Returns whether it did."""
+    """Lets llama.cpp leave weights in the layout of the file if it crashes with its own layout.
+    Returns whether it crashed."""
     command = [sys.executable, str(HERE / "worker_llama.py"), str(path), "1"]
     nowhere = subprocess.DEVNULL
     done = subprocess.run(command, input="prefill 32\n", text=True, stdout=nowhere, stderr=nowhere, check=False)

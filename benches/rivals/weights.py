@@ -1,11 +1,11 @@
 """Random weights of two shapes with a vocabulary of 32,768, a folder for each.
 
-    qwen3      that of Qwen3-0.6B: 474 million parameters, attention in all 28 layers
-    qwen3.5    that of Qwen3.5-0.8B: 532 million, Gated DeltaNet in 18 of 24 layers
+    qwen3      the shape of Qwen3-0.6B: 474 million parameters, attention in all 28 layers
+    qwen3.5    the shape of Qwen3.5-0.8B: 532 million, Gated DeltaNet in 18 of 24 layers
 
 weights.make(FOLDER, SHAPE) writes FOLDER/SHAPE/hf (safetensors in bf16, for PyTorch, OpenVINO, vLLM and Stolon),
 and BF16.gguf, Q8_0.gguf and Q4_0.gguf next to it (for llama.cpp and Stolon) unless they are there, and says
-where. A token is a byte or a made-up word, so that servers have text to send for each.
+where. A token is a byte or a made-up word, so that servers can send each token as text.
 """
 
 import json
@@ -31,10 +31,11 @@ CONFIG = {
 
 
 class Qwen3:
-    """Its configuration, and of each of its layers the names in safetensors and in GGUF, and shapes."""
+    """The configuration of Qwen3, and for each layer the names in safetensors and in GGUF, and the
+    shapes."""
 
     arch, layers, inner, heads, kv_heads, head_dim, theta = "qwen3", 28, 3072, 16, 8, 128, 1e6
-    # What is added to the weights of norms. In GGUF files it has been added.
+    # The number that a model adds to the weights of its norms. In GGUF files it is already added.
     offset = 0.0
 
     def config(self):
@@ -163,7 +164,7 @@ def tensors(shape):
         elif hf.endswith("A_log"):
             others = -values.exp()
         elif hf.endswith("conv1d.weight"):
-            # Large enough for the recurrence to matter.
+            # Values large enough that the recurrence matters.
             values = values * 20.0
             others = values.squeeze(1)
         yield f"model.{hf}", gg, values.to(torch.bfloat16), others.to(torch.bfloat16)

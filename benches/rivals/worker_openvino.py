@@ -34,7 +34,7 @@ def convert(folder, weights):
 
         bits = {"fp16": None, "int8": 8, "int4": 4}[weights]
         quantized = OVWeightQuantizationConfig(bits=bits, sym=True, group_size=128 if bits == 4 else -1) if bits else None
-        # It prints its progress.
+        # The conversion prints its progress.
         with contextlib.redirect_stdout(sys.stderr):
             model = OVModelForCausalLM.from_pretrained(
                 folder, export=True, load_in_8bit=False, compile=False, quantization_config=quantized
@@ -104,7 +104,8 @@ class Worker:
         return seconds
 
     def requests(self, path):
-        """Seconds to the first tokens and to the last ones, as Server.run of servers.py has them."""
+        """Seconds to the first tokens and to the last ones, in the form of Server.run of
+        servers.py."""
         asked = json.loads(pathlib.Path(path).read_text())
         waiting = [numpy.array(prompt, dtype=numpy.int64) for prompt in reversed(asked["prompts"])]
         begun = time.perf_counter()

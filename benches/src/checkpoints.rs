@@ -1,9 +1,9 @@
-//! Where requests resume, for a model with a recurrent state: four workloads on the engine's
-//! scheduler and cache, with little memory and different orders of eviction.
+//! Measures from where requests resume, for a model with a recurrent state: four workloads on the
+//! engine's scheduler and cache, with little memory and different orders of eviction.
 //!
-//! The workloads are those of Marconi (Pan et al., MLSys 2025): conversations, shared system
-//! prompts, few-shot examples and agents. Requests run one after another, so that nothing but the
-//! cache decides what is computed.
+//! The workloads come from Marconi (Pan et al., MLSys 2025): conversations, shared system prompts,
+//! few-shot examples and agents. Requests run one after another, so that only the cache decides
+//! which tokens are computed.
 
 use std::collections::HashSet;
 use std::convert::Infallible;
@@ -33,7 +33,7 @@ pub enum StateWorkload {
     /// Conversations of 5 to 25 turns after a common system prompt of 200 tokens, 64 at a time. A
     /// turn has 20 to 250 tokens, an answer 30 to 120.
     Chat,
-    /// 60 system prompts of 500 to 3,000 tokens, of which the first are used most. Each request adds
+    /// 60 system prompts of 500 to 3,000 tokens, with the first ones used most. Each request adds
     /// 30 to 300 tokens.
     SystemPrompts,
     /// 100 tasks with examples of 800 to 2,000 tokens. Each request adds 40 to 120 tokens.
@@ -44,7 +44,7 @@ pub enum StateWorkload {
 }
 
 impl StateWorkload {
-    /// All of them.
+    /// All workloads.
     pub const ALL: [StateWorkload; 4] = [
         StateWorkload::Chat,
         StateWorkload::SystemPrompts,
@@ -77,7 +77,7 @@ impl StateWorkload {
 struct Source {
     workload: StateWorkload,
     rng: SeededRng,
-    /// What conversations begin with.
+    /// The prefixes with which conversations begin, as token ids.
     prefixes: Vec<Vec<u32>>,
 }
 
@@ -106,7 +106,8 @@ impl Source {
             StateWorkload::Agents => ((20, 60), (50, 500), (20, 100)),
         };
         let rng = &mut self.rng;
-        // The product of two even choices prefers the first prefixes.
+        // The product of two uniformly chosen numbers is more often small, so the first prefixes
+        // are preferred.
         let last = self.prefixes.len() - 1;
         let chosen = rng.between(0, last) * rng.between(0, last) / last.max(1);
         let mut prefix = self.prefixes[chosen].clone();
@@ -131,7 +132,7 @@ impl Source {
 /// An order of eviction.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Order {
-    /// One of the engine's own.
+    /// A policy of the engine.
     Policy(EvictionPolicy),
     /// Marconi's rule: recency, plus `weight` times the blocks that a checkpoint saves per block
     /// that it takes. Marconi adapts the weight to the workload.
@@ -151,7 +152,7 @@ impl EvictionOrder for Marconi {
     }
 }
 
-/// What a run has computed.
+/// The results of a run.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Savings {
     /// Tokens of all prompts.
@@ -174,7 +175,7 @@ impl Savings {
 /// `has_states`, the model has the same KV and no state.
 ///
 /// # Errors
-/// A failed check of the block accounting at the end.
+/// If the check of the block accounting at the end fails.
 pub fn run(
     workload: StateWorkload,
     requests: usize,
@@ -215,8 +216,8 @@ pub fn run(
     })
 }
 
-/// What a cache saves that keeps a state at the end of each prompt and nowhere else, with memory for
-/// all of them.
+/// The savings of a cache that keeps a state at the end of each prompt and nowhere else, with
+/// memory for all states.
 #[must_use]
 pub fn ends_of_prompts(workload: StateWorkload, requests: usize) -> Savings {
     let (mut savings, mut rng) = (Savings::default(), SeededRng::new(3));
@@ -291,7 +292,7 @@ fn answer<C: FnMut(&StepBatch) -> Duration>(
 mod tests {
     use super::*;
 
-    /// Goal: with enough memory, a model with a state saves nearly what one without does, and with
+    /// Goal: with enough memory, a model with a state saves nearly as much as one without, and with
     /// little memory less. With states at the ends of prompts only, each answer is computed again.
     #[test]
     fn states_save_nearly_what_attention_saves() {

@@ -28,18 +28,19 @@ pub struct CostModel {
     pub model: String,
     /// Description of the machine on which it was measured.
     pub machine: String,
-    /// `(tokens in a step, time)` of the layers, ascending; linear interpolation between the
-    /// entries and extrapolation beyond them.
+    /// `(tokens in a step, time)` of the layers, ascending by tokens. Times between the entries are
+    /// interpolated linearly, times beyond them extrapolated.
     pub layers: Vec<(usize, f64)>,
-    /// One row of logits and the sampling from it.
+    /// Time of one row of logits and of the sampling from it.
     pub row: f64,
-    /// One key and value that a decode attends to.
+    /// Time of one key and value that a decode attends to.
     pub decode_position: f64,
-    /// One key and value that is read from memory for decodes. 0 if each decode reads for itself,
-    /// as on AMX when it was measured; the cost of reading is then part of `decode_position`.
+    /// Time of one key and value that is read from memory for decodes. 0 if each decode reads for
+    /// itself, as on AMX when it was measured; the cost of reading is then part of
+    /// `decode_position`.
     #[serde(default)]
     pub decode_read: f64,
-    /// One pair of query and key in a prompt chunk.
+    /// Time of one pair of query and key in a prompt chunk.
     pub prefill_pair: f64,
     /// Overhead of a step outside the backend.
     pub overhead: f64,
@@ -120,12 +121,13 @@ const TOKEN_COUNTS: [usize; 12] = [1, 2, 4, 8, 16, 24, 32, 64, 128, 256, 384, 51
 const SHORT: usize = 64;
 /// Long context length at which attention is measured.
 const LONG: usize = 2048;
-/// Number of steps per measurement, of which the median is taken.
+/// Number of steps per measurement. The result is their median.
 const REPEATS: usize = 15;
 
 /// Number of sequences with which attention of decodes is measured.
 const SEQUENCES: usize = 16;
-/// Positions, of [`LONG`], that the sequences share when the effect of sharing is measured.
+/// Number of the [`LONG`] positions that the sequences share when the effect of sharing is
+/// measured.
 const SHARED: usize = LONG - 128;
 
 /// Measures the cost model of a backend, whose KV cache must hold 18 sequences of 2,048 positions.
@@ -152,7 +154,7 @@ pub fn measure(
     let (near, far) = (time(&decodes(SEQUENCES, SHORT))?, time(&decodes(SEQUENCES, LONG))?);
     let both = (far - near).max(0.0) / (SEQUENCES * (LONG - SHORT)) as f64;
     // The same decodes with shared blocks for all but their last positions: the difference in time
-    // is that of the reads that are saved.
+    // is the time of the saved reads.
     let mut shared = batch(&decodes(SEQUENCES, LONG), spec.block_size, LogitRows::Last);
     let head = shared.sequences[0].block_table[..SHARED / spec.block_size].to_vec();
     for slice in &mut shared.sequences {

@@ -1,6 +1,6 @@
-//! Tools to develop the scheduler with: the standard workloads, a simulation of the scheduler in
-//! virtual time, a cost model of the CPU engine's steps that makes the simulation realistic, and
-//! plots.
+//! Tools for the development of the scheduler: the standard workloads, a simulation of the
+//! scheduler in virtual time, a cost model of the CPU engine's steps that makes the simulation
+//! realistic, and plots.
 //!
 //! The binaries put them together: `calibrate` measures the cost model, `simulate` runs every
 //! admission policy on every workload, and `check` runs the same workloads on the real engine.

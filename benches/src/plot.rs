@@ -11,7 +11,7 @@ use plotters::prelude::*;
 pub struct Line {
     /// Name in the legend.
     pub name: String,
-    /// `(x, y)`, ascending in x.
+    /// The points `(x, y)`, ascending in x.
     pub points: Vec<(f64, f64)>,
 }
 
@@ -70,7 +70,7 @@ fn draw<'a, X>(
 where
     X: Ranged<ValueType = f64> + ValueFormatter<f64>,
 {
-    // Light lines are made transparent because a logarithmic axis draws many of them, more
+    // The light lines of the mesh are transparent, because a logarithmic axis draws more of them
     // than the configured number.
     let mut mesh = chart.configure_mesh();
     mesh.x_desc(labels.x).y_desc(labels.y).light_line_style(TRANSPARENT).draw()?;

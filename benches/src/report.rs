@@ -9,11 +9,11 @@ use crate::simulation::Run;
 pub struct Summary {
     /// Requests that finished.
     pub requests: usize,
-    /// Time to first token.
+    /// Time to first token in milliseconds.
     pub ttft_ms: Spread,
-    /// Time from submission to the last token.
+    /// Time from submission to the last token in milliseconds.
     pub latency_ms: Spread,
-    /// The longest time from submission to the last token.
+    /// The longest time from submission to the last token in milliseconds.
     pub latency_ms_max: f64,
     /// Generated tokens per second, from the first submission to the last token.
     pub output_rate: f64,
@@ -32,7 +32,7 @@ pub struct Summary {
 }
 
 impl Summary {
-    /// Summarises a simulated run.
+    /// Summarizes a simulated run.
     #[must_use]
     pub fn of(run: &Run) -> Summary {
         let contended = || run.running.windows(2).filter(|change| change[0].2);
@@ -72,7 +72,7 @@ impl Summary {
          mean running while others wait | max. running | hit rate | max. overtaken, tokens | \
          preemptions |\n|---|---|---|---|---|---|---|---|---|";
 
-    /// A row of that table.
+    /// A row of the table with the head [`Self::TABLE_HEAD`].
     #[must_use]
     pub fn row(&self, name: &str) -> String {
         format!(
@@ -93,7 +93,7 @@ impl Summary {
 mod tests {
     use super::*;
 
-    /// Goal: the figures of a small run are those worked out by hand; an empty run gives zeros.
+    /// Goal: the figures of a small run equal the ones computed by hand; an empty run gives zeros.
     #[test]
     fn a_run_is_summarised() {
         let record = |sent_at: f64, first: f64, last: f64| {

@@ -18,7 +18,7 @@ use crate::workload::Workload;
 /// The result of a run.
 #[derive(Clone, Debug, Default)]
 pub struct Run {
-    /// The requests that finished, in the order in which they did.
+    /// The requests that finished, in the order in which they finished.
     pub records: Vec<RequestRecord>,
     /// `(seconds since the start, requests running, whether others waited)` at each change.
     pub running: Vec<(f64, usize, bool)>,
@@ -48,8 +48,8 @@ struct InFlight {
 /// Runs the conversations on a scheduler whose steps take as long as `cost` says.
 ///
 /// # Errors
-/// A configuration that cannot work, a request that can never fit, and a failed check of the block
-/// accounting at the end.
+/// If the configuration cannot work, a request can never fit, or the check of the block accounting
+/// at the end fails.
 pub fn simulate(
     conversations: &[Conversation],
     spec: BackendSpec,

@@ -6,18 +6,18 @@
 //! builds a double of crossbeam-epoch ends each grace period at the earliest permitted moment, and
 //! an access to memory that the writer has freed is reported. With `--cfg crossbeam_loom` in
 //! addition, the tree uses crossbeam-epoch as it does in real builds; of the models of the tree,
-//! only `tests/real_epoch.rs` and `tests/reclaim.rs` are compiled then.
+//! only `tests/real_epoch.rs` and `tests/reclaim.rs` are compiled in this case.
 #![cfg(loom)]
 #![allow(clippy::missing_panics_doc, reason = "models panic to report a failure")]
 
 use stolon_kvcache::{BlockId, Namespace, TreeReader, TreeWriter, prefix_tree};
 
-/// An empty tree with blocks of one position.
+/// An empty tree whose blocks have one position each.
 pub fn tree() -> (TreeWriter, TreeReader) {
     prefix_tree(1).expect("1 is a valid block size")
 }
 
-/// Commits `positions` in `namespace` with block ids counted up from `first`, and leaves nothing
+/// Commits `positions` in `namespace` with block ids that count up from `first`, and leaves nothing
 /// locked.
 pub fn put_in(writer: &mut TreeWriter, namespace: &Namespace, positions: &[u32], first: u32) {
     let mut lease = writer.acquire(namespace, positions);
@@ -25,7 +25,7 @@ pub fn put_in(writer: &mut TreeWriter, namespace: &Namespace, positions: &[u32],
     let _ = writer.commit(&mut lease, positions, &blocks).expect("a valid commit");
 }
 
-/// As [`put_in`], in the base namespace.
+/// Like [`put_in`], in the base namespace.
 pub fn put(writer: &mut TreeWriter, positions: &[u32], first: u32) {
     put_in(writer, &Namespace::default(), positions, first);
 }

@@ -1,4 +1,5 @@
-//! The owners of the writer, of leases and of steps against each other.
+//! The owners of the writer, the leases and the steps, which act on the tree and its blocks at the
+//! same time.
 #![cfg(all(loom, not(crossbeam_loom)))]
 
 #[path = "../../crates/engine/kvcache/tests/it/support/block_scenarios.rs"]
@@ -18,7 +19,7 @@ use stolon_loom_tests::{explore, must_fail};
 mod harness {
     pub(crate) use stolon_loom_tests::put;
 
-    /// loom's synchronisation types.
+    /// loom's synchronization types.
     pub(crate) mod sync {
         pub(crate) use loom::sync::atomic::{AtomicBool, Ordering};
         pub(crate) use loom::sync::{Arc, Mutex, MutexGuard};
@@ -44,8 +45,8 @@ mod harness {
     pub(crate) fn stagger(_thread: usize) {}
 }
 
-/// Goal: of two steps that begin at the same time, each keeps blocks that are returned during both,
-/// in whichever order they end.
+/// Goal: when two steps begin at the same time, blocks that are returned during both stay in use
+/// until both have ended, in whichever order they end.
 #[test]
 fn two_steps_begin_at_once() {
     for own_ends_first in [true, false] {

@@ -17,7 +17,7 @@ fn token(id: u32) -> Result<Event, EngineError> {
     Ok(Event::Token(TokenEvent { id: Some(id), ..TokenEvent::default() }))
 }
 
-/// A channel with room for a step only while it holds at most one event, and with `count` events.
+/// A channel that holds `count` events, and has room for a step only while it holds at most one.
 fn channel_with(count: u32) -> (EventSender, EventReceiver) {
     let (sender, receiver) = event_channel(RESERVED_EVENTS + 1);
     for id in 0..count {
@@ -51,7 +51,7 @@ fn pause_during_a_drain() {
     assert_eq!(events, 2, "no event is lost");
     assert!(had_room || resumed, "paused for ever");
     assert!(!had_room || !resumed, "resumed without a pause");
-    // Room is seen by the next plan in any case.
+    // In any case, the next plan sees the room.
     assert!(sender.has_room());
 }
 
@@ -62,7 +62,7 @@ fn a_pause_during_a_drain_is_resumed() {
     explore(3, pause_during_a_drain);
 }
 
-/// Goal: the model above fails if the sender pauses on a length that is no longer true.
+/// Goal: the model above fails if the sender pauses because of a length that has changed meanwhile.
 #[test]
 fn planted_stale_length_is_caught() {
     plant(Bug::StaleLength);
@@ -89,7 +89,7 @@ fn a_resumed_sender_continues_without_loss() {
     });
 }
 
-/// Polls the channel while `act` happens to its sender on another thread. In either order, the
+/// Polls the channel while another thread calls `act` with its sender. Whichever is first, the
 /// reader gets `expected`: at once, or after it was woken.
 fn wake_up(
     act: impl FnOnce(EventSender) -> Option<EventSender> + Send + 'static,
@@ -143,7 +143,7 @@ fn dropping_the_sender_wakes_the_reader() {
 }
 
 /// Goal: dropping the receiver closes the channel. A send before that succeeds, a later one fails,
-/// and no event is kept for a reader that is gone.
+/// and no event is kept for a reader that no longer exists.
 #[test]
 fn dropping_the_receiver_closes_the_channel() {
     explore(3, || {

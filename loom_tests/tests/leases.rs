@@ -5,8 +5,8 @@ use loom::thread;
 use stolon_kvcache::Namespace;
 use stolon_loom_tests::{explore, put, tree};
 
-/// Goal: of two leases that end at the same time, while the writer takes back those that have
-/// ended, none stays locked.
+/// Goal: when two leases end at the same time, while the writer unlocks the nodes of leases that
+/// have ended, neither leaves a locked node.
 #[test]
 fn two_leases_end_at_once() {
     explore(3, || {

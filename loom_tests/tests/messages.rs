@@ -24,7 +24,8 @@ use stolon_scheduler::{
     evict, remove,
 };
 
-/// The prefix tree's actor, as the allocator's actor reaches it: one lock per message.
+/// The prefix tree's actor, as the allocator's actor uses it: it takes the lock once for each
+/// message.
 #[derive(Clone)]
 struct TreeActor(Arc<Mutex<TreeWriter>>);
 
@@ -71,7 +72,7 @@ fn answered<T>(call: impl Future<Output = Result<T, Infallible>>) -> T {
 }
 
 impl Actors {
-    /// A pool of `block_count` blocks, the first of which hold the cached `prompt`.
+    /// The actors of a pool of `block_count` blocks. The first blocks hold the cached `prompt`.
     fn new(block_count: usize, prompt: &[u32]) -> Actors {
         let (writer, _reader) = tree();
         let (pool, fence) = BlockPool::new(block_count).expect("a valid count");
@@ -95,7 +96,7 @@ impl Actors {
         self.tree.lock().acquire(&Namespace::default(), prompt)
     }
 
-    /// A message to the allocator, which sends up to one to the tree.
+    /// A message to the allocator, which sends at most one to the tree.
     fn reserve(&self, count: usize) -> Option<BlockLease> {
         answered(self.allocator().reserve(&mut self.tree.clone(), count, None)).lease
     }
@@ -203,7 +204,7 @@ fn request_against_removal(removal: Removal, through_the_allocator: bool) {
 }
 
 /// Goal: the removal of a prefix or of a namespace takes no block that a request holds, and each
-/// block that it removes is free afterwards.
+/// block that it removes is free afterward.
 #[test]
 fn a_request_against_removals() {
     let prefix = Removal::Prefix(Namespace::default(), vec![1]);
@@ -221,8 +222,8 @@ fn planted_removal_without_the_allocator_is_caught() {
     });
 }
 
-/// Goal: a pin that arrives while the allocator reserves takes effect: the tree then evicts nothing,
-/// and the allocator hands out no block that it does not have.
+/// Goal: a pin that arrives while the allocator reserves blocks takes effect. From then on the tree
+/// evicts nothing, and the allocator hands out only blocks that it has.
 #[test]
 fn reserve_against_pin() {
     explore(3, || {
@@ -243,7 +244,7 @@ fn reserve_against_pin() {
     });
 }
 
-/// A step reads the block of a cancelled request while another request wants to reserve it.
+/// A step reads the block of a canceled request while another request tries to reserve this block.
 fn reserve_during_a_step(with_fence: bool) {
     let actors = Actors::new(1, &[1]);
     let lease = actors.acquire(&[1]);
@@ -252,7 +253,7 @@ fn reserve_during_a_step(with_fence: bool) {
     let step = {
         let (reading, actors) = (reading.clone(), actors.clone());
         thread::spawn(move || {
-            // The request is cancelled while its step runs, so its lease ends before the step.
+            // The request is canceled while its step runs, so its lease ends before the step.
             drop(lease);
             reading.store(false, Ordering::Relaxed);
             drop((ticket, actors));
@@ -265,7 +266,7 @@ fn reserve_during_a_step(with_fence: bool) {
     actors.check(1);
 }
 
-/// Goal: blocks of a request that is cancelled during its step are reused only after the step.
+/// Goal: blocks of a request that is canceled during its step are reused only after the step.
 #[test]
 fn cancel_against_a_running_step() {
     explore(3, || reserve_during_a_step(true));
@@ -279,13 +280,13 @@ fn planted_step_without_a_ticket_is_caught() {
     must_fail(name, message, 3, || reserve_during_a_step(false));
 }
 
-/// Which token's KV each block of a pool holds.
+/// For each block of a pool, the token whose KV it holds.
 fn kv<const BLOCKS: usize>(tokens: [u32; BLOCKS]) -> Arc<[AtomicU32; BLOCKS]> {
     Arc::new(tokens.map(AtomicU32::new))
 }
 
-/// The blocks of a cached prefix are copied out while another request wants blocks and computes in
-/// those it gets.
+/// The blocks of a cached prefix are copied out while another request reserves blocks and writes to
+/// those that it gets.
 fn copy_out_against_reserve(with_lease: bool) {
     let actors = Actors::new(2, &[1, 2]);
     let kv = kv([1, 2]);
@@ -324,7 +325,7 @@ fn planted_copy_without_a_lease_is_caught() {
     must_fail(name, message, 3, || copy_out_against_reserve(false));
 }
 
-/// A request is cancelled while stored KV is copied into its block, which another request wants.
+/// A request is canceled while stored KV is copied into its block, which another request wants.
 fn copy_in_against_cancel(with_fence: bool) {
     let actors = Actors::new(1, &[1]);
     let kv = kv([1]);
@@ -352,7 +353,7 @@ fn copy_in_against_cancel(with_fence: bool) {
 }
 
 /// Goal: a block that stored KV is copied into is handed out again only after the copy, also when
-/// its request was cancelled.
+/// its request was canceled.
 #[test]
 fn cancel_against_a_copy_into_the_pool() {
     explore(3, || copy_in_against_cancel(true));
@@ -390,8 +391,8 @@ fn two_loads_of_one_prefix() {
     });
 }
 
-/// Goal: a request that relies on the hint of a lock-free query is caught, because the match can
-/// shrink before it is locked.
+/// Goal: the model finds a request that relies on the hint of a lock-free query, because the match
+/// can shrink before it is locked.
 #[test]
 fn planted_trust_in_a_hint_is_caught() {
     let name = "planted_trust_in_a_hint_is_caught";

@@ -5,8 +5,8 @@ use loom::thread;
 use stolon_loom_tests::explore;
 use stolon_scheduler::ModelQueue;
 
-/// Goal: of callers that arrive at the same time no more than the queue has places for get one, and
-/// when all of them have left nothing is counted.
+/// Goal: callers that arrive at the same time never get more places than the queue has, and the
+/// count is zero when all of them have left.
 #[test]
 fn callers_at_the_same_time_never_exceed_the_limit() {
     explore(3, || {
@@ -27,7 +27,7 @@ fn callers_at_the_same_time_never_exceed_the_limit() {
 }
 
 /// Two requests arrive at the same time: one with more tokens, or pixels, than the queue may have,
-/// which is accepted while none wait, and one that would fit alone.
+/// which is accepted only while no other request waits, and one that would fit alone.
 fn a_large_and_a_small_request(large: (usize, usize), small: (usize, usize)) {
     let queue = ModelQueue::new(4, 100, 100);
     let other = {
@@ -54,8 +54,8 @@ fn pixels_never_exceed_the_limit() {
     explore(3, || a_large_and_a_small_request((0, 5000), (0, 50)));
 }
 
-/// Goal: a request that leaves while another one of its tenant arrives takes only itself off the
-/// counts.
+/// Goal: a request that leaves while another one of the same tenant arrives subtracts only itself
+/// from the counts.
 #[test]
 fn a_request_leaves_while_another_arrives() {
     explore(3, || {

@@ -1,5 +1,5 @@
 //! The tree's readers against each kind of change that the writer can publish. Blocks hold one
-//! position, and tables are changed in place from two children on.
+//! position, and tables with at least two children are changed in place.
 #![cfg(all(loom, not(crossbeam_loom)))]
 
 #[path = "../../crates/engine/kvcache/tests/it/support/reader_scenarios.rs"]
@@ -23,7 +23,7 @@ mod harness {
 type Query = fn(&TreeReader) -> usize;
 
 /// Runs the change of `race` against one reader for each of `queries`. Each reader asks once, and
-/// its answer must be one of those given.
+/// its answer must be in the list of the query.
 fn race(race: Race, queries: &[(Query, &'static [usize])]) {
     let (mut writer, reader) = tree();
     (race.prepare)(&mut writer);
@@ -82,14 +82,14 @@ fn dump(reader: &TreeReader) -> usize {
     reader.dump().nodes.iter().map(|node| node.block_count).sum()
 }
 
-/// Goal: the queries that no other model has keep what they look at from being freed.
+/// Goal: the queries that no other model runs keep the nodes that they look at from being freed.
 #[test]
 fn rare_queries_against_evict() {
     for query in [match_lens as Query, cached_prefix, dump] {
         explore(3, move || {
             let evict = |w: &mut TreeWriter| {
                 assert_eq!(w.evict(2).len(), 2);
-                // Frees what no guard keeps any more.
+                // Frees the nodes that no guard keeps any longer.
                 let _ = w.counts();
             };
             let prepare = |w: &mut TreeWriter| put(w, &[1, 2], 0);
@@ -99,8 +99,8 @@ fn rare_queries_against_evict() {
     }
 }
 
-/// Goal: a dump shows a child that is added to a wide table completely or not at all, and what it
-/// has shown is found afterwards.
+/// Goal: a dump shows a child that is added to a wide table completely or not at all, and
+/// everything that it has shown is found afterward.
 #[test]
 fn a_dump_during_a_publication_in_place() {
     explore(3, || {
@@ -117,7 +117,7 @@ fn a_dump_during_a_publication_in_place() {
     });
 }
 
-/// Goal: who has read the number of a change sees the change.
+/// Goal: a reader that has read the number of a change sees the change.
 #[test]
 fn a_version_shows_its_changes() {
     let versions: [fn(&TreeReader) -> (u64, usize); 2] = [

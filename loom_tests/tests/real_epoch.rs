@@ -1,5 +1,5 @@
-//! Models that run through crossbeam-epoch itself, with one reader. They need `--cfg
-//! crossbeam_loom` in addition to `--cfg loom`, which makes crossbeam-epoch use loom's atomics.
+//! Models that run through crossbeam-epoch itself, with one reader. In addition to `--cfg loom`
+//! they need `--cfg crossbeam_loom`, which makes crossbeam-epoch use loom's atomics.
 #![cfg(all(loom, crossbeam_loom))]
 
 use loom::thread;
@@ -37,7 +37,7 @@ fn evict_against_read() {
     race(|w| put(w, &[1, 2], 0), |w| assert_eq!(w.evict(2), [BlockId(0), BlockId(1)]), &[0, 2]);
 }
 
-/// Goal: eviction of a prefix, of which all nodes are retired together, with the real collector.
+/// Goal: eviction of a prefix, whose nodes are all retired together, with the real collector.
 #[test]
 fn evict_prefix_against_read() {
     let evict = |w: &mut TreeWriter| {

@@ -1,6 +1,6 @@
 //! The hand-over of unlinked memory from the readers, which end its grace period, to the writer,
-//! which frees it. The models run on the double of crossbeam-epoch and, as far as their
-//! interleavings can be explored, on crossbeam-epoch itself.
+//! which frees it. The models run on the double of crossbeam-epoch and, where the number of
+//! interleavings permits it, on crossbeam-epoch itself.
 #![cfg(loom)]
 
 use loom::thread;
@@ -15,15 +15,15 @@ fn query(reader: &TreeReader) -> usize {
     reader.query_match_len(&Namespace::default(), &[1, 2])
 }
 
-/// The writer unlinks what a reader looks at. The reader ends the grace period, and the writer
-/// frees at its next operation.
+/// The writer unlinks a node that a reader looks at. The reader ends the grace period, and the
+/// writer frees at its next operation.
 fn a_reader_hands_over() {
     let (mut writer, reader) = tree();
     put(&mut writer, &[1, 2], 0);
     let reading = thread::spawn(move || {
         assert!([0, 2].contains(&query(&reader)));
-        // As at every 128th query of a thread. A grace period is two epochs long, and each call
-        // ends one at most.
+        // Every 128th query of a thread does this, too. A grace period is two epochs long, and each
+        // call ends at most one epoch.
         reader.end_grace_periods();
         reader.end_grace_periods();
     });
@@ -35,7 +35,7 @@ fn a_reader_hands_over() {
     reading.join().expect("no access to freed memory");
 }
 
-/// Goal: what a reader hands over is freed after all that readers have done with it.
+/// Goal: memory that a reader hands over is freed only after every access by readers.
 #[test]
 fn a_hand_over_orders_the_freeing() {
     explore(PREEMPTIONS, a_reader_hands_over);
@@ -87,9 +87,9 @@ mod on_the_double {
         assert_eq!(writer.retired_count(), 0, "nothing waits when no guard is left");
     }
 
-    /// Goal: a reader that stays pinned during many changes keeps what it can reach, and the number
-    /// of items that it keeps from being freed is bounded by the number of changes. All of them are
-    /// freed afterwards.
+    /// Goal: a reader that stays pinned during many changes keeps the memory that it can reach, and
+    /// the number of items that it keeps from being freed is bounded by the number of changes. All
+    /// of them are freed afterward.
     #[test]
     fn a_pinned_reader_keeps_what_it_can_reach() {
         explore(3, queries_during_changes);

@@ -1,5 +1,5 @@
-//! The sessions. The scheduler and the caller's stream both hold a turn, and the one that learns of
-//! its end first ends it. Several callers may use a session at the same time.
+//! The sessions. The scheduler and the caller's stream both hold a turn, and the first one that
+//! notices the end of the turn ends it. Several callers may use a session at the same time.
 //!
 //! The scheduler runs on a separate thread here, as in the engine. The other thread is the caller's:
 //! the stream that reads the answer, the next turn, or a flush.
@@ -16,11 +16,12 @@ use stolon_scheduler::{
     NewSession, SessionContent, SessionHold, SessionId, SessionInfo, Sessions, Turn, TurnEnd,
 };
 
-/// What the scheduler has computed: more than the caller reads if a stop string ends the answer.
+/// The tokens that the scheduler has computed: more than the caller reads if a stop string ends the
+/// answer.
 const COMPUTED: [u32; 3] = [1, 2, 3];
-/// What the caller has read.
+/// The tokens that the caller has read.
 const READ: [u32; 2] = [1, 2];
-/// The turn after it.
+/// The tokens of the session after the next turn.
 const NEXT: [u32; 4] = [1, 2, 4, 5];
 
 /// A session, and the tree that has the prefixes of its turns.
@@ -72,8 +73,9 @@ impl Engine {
         (turn, completed)
     }
 
-    /// The session after `scheduler` has ended, and its tokens. What it holds is all that is locked
-    /// in the tree, and nothing is once the session is closed.
+    /// The session after `scheduler` has ended, and its tokens. Checks that nothing is locked in
+    /// the tree except the prefix that the session holds, and nothing at all once the session is
+    /// closed.
     fn settle(mut self, scheduler: thread::JoinHandle<()>) -> (SessionInfo, Vec<u32>) {
         scheduler.join().expect("the thread does not panic");
         let now = Instant::now();
@@ -106,8 +108,8 @@ fn complete(turn: &Turn, tokens: &[u32]) {
     turn.complete(end, Instant::now());
 }
 
-/// Goal: in whichever order the two end the turn, it counts once, and the session has the tokens
-/// that the caller read.
+/// Goal: in whichever order the scheduler and the caller end the turn, it counts once, and the
+/// session has the tokens that the caller read.
 #[test]
 fn both_ends_complete_a_turn() {
     explore(3, || {
@@ -120,7 +122,7 @@ fn both_ends_complete_a_turn() {
     });
 }
 
-/// Goal: a turn that is cancelled while it completes is either complete, with its hold, or has no
+/// Goal: a turn that is canceled while it completes is either complete, with its hold, or has no
 /// effect.
 #[test]
 fn a_cancel_meets_the_end_of_its_turn() {
@@ -151,14 +153,14 @@ fn the_next_turn_overtakes() {
     assert_eq!((info.turns, info.held_tokens, tokens), (2, 4, NEXT.to_vec()));
 }
 
-/// Goal: a turn whose caller goes on at once changes neither the tokens nor the hold of the next
-/// one, however late the scheduler ends it.
+/// Goal: a turn whose caller continues at once changes neither the tokens nor the hold of the next
+/// turn, however late the scheduler ends it.
 #[test]
 fn a_late_end_does_not_touch_the_next_turn() {
     explore(3, the_next_turn_overtakes);
 }
 
-/// A flush while a turn ends: afterwards nothing is held of the tree that was emptied.
+/// A flush while a turn ends. Afterward the session holds nothing in the emptied tree.
 fn flush_at_the_end() {
     let mut engine = Engine::new();
     let (turn, scheduler) = engine.turn_at_its_end();
@@ -174,7 +176,7 @@ fn a_flush_meets_the_end_of_a_turn() {
     explore(3, flush_at_the_end);
 }
 
-/// Goal: the models find a session that holds the lease of an earlier state.
+/// Goal: the models find a session that holds the lease of an earlier revision.
 #[test]
 fn planted_hold_of_any_revision_is_caught() {
     plant(Bug::AnyRevision);
@@ -199,8 +201,8 @@ fn two_turns_begin_at_once() {
     });
 }
 
-/// Goal: a turn that follows the tokens of a session does not begin if these are taken back at the
-/// same time, or they are not taken back.
+/// Goal: a turn that follows the tokens of a session and a rewind that takes these tokens back at
+/// the same time never both succeed.
 #[test]
 fn a_rewind_meets_the_next_turn() {
     explore(3, || {
@@ -219,7 +221,7 @@ fn a_rewind_meets_the_next_turn() {
     });
 }
 
-/// Goal: no turn begins in a session that is forked before it has its tokens.
+/// Goal: no turn begins in the fork of a session before the fork has its tokens.
 #[test]
 fn a_turn_meets_the_fork_of_its_session() {
     explore(3, || {
@@ -238,8 +240,8 @@ fn a_turn_meets_the_fork_of_its_session() {
     });
 }
 
-/// Goal: a turn that is cancelled takes nothing of what its session holds, even if it is about to
-/// go on in its last block.
+/// Goal: a turn that is canceled takes away nothing that its session holds, even if it is about to
+/// continue in the session's last block.
 #[test]
 fn a_cancel_meets_the_start_of_its_turn() {
     explore(3, || {
@@ -266,7 +268,8 @@ fn a_cancel_meets_the_start_of_its_turn() {
     });
 }
 
-/// Goal: nobody ever sees sessions that hold more blocks than they may together.
+/// Goal: all sessions together never hold more blocks than their budget, at any moment that another
+/// thread can see.
 #[test]
 fn sessions_never_hold_more_than_their_budget() {
     explore(3, || {
@@ -287,8 +290,8 @@ fn sessions_never_hold_more_than_their_budget() {
     });
 }
 
-/// Goal: while any session holds something, the scheduler gets blocks from one, even if the one
-/// that has been idle longest is closed meanwhile.
+/// Goal: while any session holds something, the scheduler gets blocks from a session, even if the
+/// one that has been idle longest is closed meanwhile.
 #[test]
 fn a_close_meets_the_loss_of_a_hold() {
     explore(3, || {

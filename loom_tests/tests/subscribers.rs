@@ -19,7 +19,7 @@ impl Wake for Flag {
     }
 }
 
-/// Polls a subscription while `act` happens to its log on another thread. In either order, the
+/// Polls a subscription while another thread calls `act` with its log. Whichever is first, the
 /// subscriber gets an event if `act` reports one, and then the end if it drops the log: at once, or
 /// after it was woken.
 fn subscriber(act: fn(EventLog) -> Option<EventLog>, is_event: bool) {

@@ -46,7 +46,7 @@ fn a_call_is_complete_when_it_returns() {
     });
 }
 
-/// Goal: a worker that is late for one call does no harm to the next one.
+/// Goal: a worker that is late for one call does not disturb the next one.
 #[test]
 fn two_calls_follow_each_other() {
     explore_within(2, || {
@@ -58,7 +58,8 @@ fn two_calls_follow_each_other() {
 
 /// Runs two tasks, each of which waits until the other one has begun.
 ///
-/// They do not block, because the pool would catch the panic with which loom reports a deadlock.
+/// They wait in a loop and not on a lock, because the pool would catch the panic with which loom
+/// reports a deadlock.
 fn call_of_both(threads: &Threads) {
     let begun = AtomicUsize::new(0);
     threads.for_each(2, |_| {
@@ -76,7 +77,7 @@ fn a_worker_takes_part_in_a_long_call() {
     explore_within(2, || call_of_both(&Threads::new(2)));
 }
 
-/// Goal: the workers are there for one call after the other.
+/// Goal: the workers take part in one call after the other.
 #[test]
 fn a_worker_takes_part_in_two_long_calls() {
     explore_within(1, || {

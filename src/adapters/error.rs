@@ -45,10 +45,10 @@ pub enum AdapterError {
     Load {
         /// The name.
         name: String,
-        /// What is wrong with the files.
+        /// The problem with the files.
         reason: AdapterLoadError,
     },
-    /// The adapter had left the memory, and its files are not the same any more. It has to be
+    /// The adapter had left the memory, and its files are not the same any longer. It has to be
     /// loaded again, so that a name changes its answers only on request.
     #[error(
         "the files of the adapter `{name}` in {} have changed since it was loaded: load it again",
@@ -60,7 +60,7 @@ pub enum AdapterError {
         /// The directory or file.
         path: PathBuf,
     },
-    /// The adapters in use leave too little memory. It helps to wait until requests have ended.
+    /// The adapters in use leave too little memory. Retry when requests have ended.
     #[error(
         "the adapter `{name}` needs {needed} bytes, and adapters in use take {in_use} of {memory} \
          bytes"

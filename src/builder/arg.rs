@@ -4,8 +4,8 @@ use std::path::{Path, PathBuf};
 
 use crate::ModelSource;
 
-/// The argument of [`EngineBuilder::model`](crate::EngineBuilder::model): text that is parsed when
-/// the engine is built, or a parsed source.
+/// The argument of [`EngineBuilder::model`](crate::EngineBuilder::model): a string that is parsed
+/// when the engine is built, or a parsed source.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub enum ModelArg {

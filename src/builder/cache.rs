@@ -1,4 +1,4 @@
-//! Settings of the KV cache and of what is kept in it.
+//! Settings of the KV cache, and of pins, quotas, sessions and other caches.
 
 use std::time::Duration;
 
@@ -69,8 +69,8 @@ impl EngineBuilder {
     }
 
     /// Which cached blocks are evicted first when the KV cache is full, and which records of the
-    /// disk tier when that is. Default: [`EvictionPolicy::Lru`], or [`EvictionPolicy::CostAware`]
-    /// for the KV cache of a model with a recurrent state.
+    /// disk tier are removed first when the tier is full. Default: [`EvictionPolicy::Lru`], or
+    /// [`EvictionPolicy::CostAware`] for the KV cache of a model with a recurrent state.
     pub fn eviction_policy(mut self, policy: EvictionPolicy) -> Self {
         self.config.eviction_policy = Some(policy);
         self
@@ -113,8 +113,8 @@ impl EngineBuilder {
     /// pinned.
     ///
     /// Pinned blocks are not available to running requests, so that every admitted request can
-    /// complete. A prompt that fits only in what is not pinned may use the rest of the budget, and
-    /// nothing can be pinned until its request has ended.
+    /// complete. A prompt that needs more blocks than the budget leaves may use the part of the
+    /// budget in which nothing is pinned, and nothing can be pinned until its request has ended.
     ///
     /// With a disk tier (`kv_cache_dir`), all blocks are available to requests, and the default is
     /// a quarter of the blocks. Pinned prefixes are stored on the disk, and evicted from the KV
@@ -134,7 +134,8 @@ impl EngineBuilder {
     /// pins and sessions hold count, but they are not evicted, so a salt exceeds its quota by these
     /// alone, until they are released.
     ///
-    /// What is evicted for a quota is not written to the disk tier under `WritePolicy::WriteBack`.
+    /// Blocks that are evicted for a quota are not written to the disk tier under
+    /// `WritePolicy::WriteBack`.
     pub fn namespace_quota(mut self, blocks: usize) -> Self {
         self.config.namespace_quota = Some(blocks);
         self

@@ -25,8 +25,8 @@ pub(super) type BackendFactory = Box<dyn FnOnce() -> Result<Box<dyn Backend>, Er
 
 /// Positions per KV block, unless the builder says otherwise.
 const BLOCK_SIZE: usize = 16;
-/// The same for a model that takes images. No match ends inside an image, so a question about it
-/// shares the image's last positions only if they end a block.
+/// Positions per KV block for a model that takes images. No match ends inside an image, so a
+/// question about it shares the image's last positions only if they end a block.
 const BLOCK_SIZE_WITH_IMAGES: usize = 1;
 
 /// The options of the backend that runs a model.
@@ -56,7 +56,7 @@ impl BackendOptions {
     }
 }
 
-/// What is known about a model besides its backend.
+/// A loaded model, without its backend.
 pub(super) struct Loaded {
     pub(super) id: String,
     pub(super) text: Text,
@@ -207,11 +207,11 @@ fn load(
     Ok((Loaded { id, text, sampling, embedding, generates, images }, backend))
 }
 
-/// Opens a backend while another thread makes what all grammars share.
+/// Opens a backend while another thread prepares the part that all grammars share.
 fn while_grammars_are_prepared<T>(text: &Text, open: impl FnOnce() -> T) -> T {
     thread::scope(|scope| {
         let preparing = thread::Builder::new().name("stolon-vocabulary".to_owned());
-        // Without a thread, the first grammar waits for it.
+        // Without a thread, the first grammar prepares it and takes longer.
         let _ = preparing.spawn_scoped(scope, || text.prepare_grammars());
         open()
     })

@@ -60,7 +60,7 @@ impl EngineBuilder {
     ///
     /// If a request would exceed it, [`Engine::generate`](crate::Engine::generate) fails with
     /// [`EngineError::Overloaded`](crate::EngineError::Overloaded). While the queue is empty, a
-    /// request of any size is accepted. Those of one tenant may be three quarters of them.
+    /// request of any size is accepted. Tokens of one tenant may be three quarters of this number.
     ///
     /// Cached tokens do not count. A limit of a few thousand therefore accepts conversations whose
     /// history is cached and refuses those whose history was evicted, instead of letting them evict
@@ -110,7 +110,7 @@ impl EngineBuilder {
     /// A backend that takes longer is treated as hung: requests in flight and new requests fail
     /// with [`EngineError::BackendHung`](crate::EngineError::BackendHung) until the backend
     /// returns. Without a limit, [`Engine::shutdown`](crate::Engine::shutdown) waits for a backend
-    /// that hangs for ever.
+    /// that hangs forever.
     pub fn step_timeout(mut self, limit: Duration) -> Self {
         self.config.step_timeout = Some(limit);
         self

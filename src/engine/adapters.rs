@@ -41,8 +41,8 @@ impl Engine {
     }
 
     /// As [`Engine::load_adapter`]; an adapter of this name is replaced. Requests that use it end
-    /// with the weights that they began with. Those that are submitted afterwards use the new ones,
-    /// and never meet KV that the old ones have computed. If this fails, the old one stays.
+    /// with the weights that they began with. Those that are submitted afterward use the new ones,
+    /// and never read KV that the old ones have computed. If this fails, the old one stays.
     ///
     /// # Errors
     /// As [`Engine::load_adapter`], without `Exists`.
@@ -84,21 +84,23 @@ impl Engine {
         self.inner.adapters.evictions()
     }
 
-    /// The name of the adapter that has computed what is cached in a namespace, for programs that
-    /// publish [`Cache::events`](crate::Cache::events); `None` for other namespaces, and for those
-    /// that no request has used for a long time.
+    /// The name of the adapter that has computed the KV in a namespace, for programs that publish
+    /// [`Cache::events`](crate::Cache::events); `None` for other namespaces, and for those that no
+    /// request has used for a long time.
     pub fn adapter_of(&self, namespace: &Namespace) -> Option<Arc<str>> {
         self.inner.adapters.name_of(namespace)
     }
 
-    /// The namespace of a request, which depends on its adapter as it is loaded now.
+    /// The namespace of a request. It depends on the weights that are loaded under the name of its
+    /// adapter now.
     pub(crate) fn namespace(&self, request: &Request) -> Result<Namespace, Error> {
         let name = request.adapter.as_deref();
         let generation = name.map(|name| self.inner.adapters.generation(name)).transpose()?;
         request.namespace(generation, self.inner.namespace_key)
     }
 
-    /// Gives the request its adapter, which it holds until it ends, and returns its namespace.
+    /// Attaches the weights of its adapter to a request, which holds them until it ends, and
+    /// returns its namespace.
     pub(super) async fn with_adapter(
         &self,
         mut request: Request,

@@ -14,7 +14,7 @@ use crate::{Error, Request};
 pub struct Cache<'a>(pub(crate) &'a Engine);
 
 impl Engine {
-    /// The prefix cache: what is in it, and what may be evicted from it.
+    /// The prefix cache: queries, pins, and eviction.
     pub fn cache(&self) -> Cache<'_> {
         Cache(self)
     }
@@ -36,11 +36,11 @@ impl Cache<'_> {
         Ok(prompt_tokens)
     }
 
-    /// Whether as much of a prompt is cached as can be, so that [`Cache::warm`] would add nothing. A
-    /// hint, as [`Cache::query_match_len`] is.
+    /// Whether all of a prompt that can be cached is cached, so that [`Cache::warm`] would add
+    /// nothing. A hint, as [`Cache::query_match_len`] is.
     ///
     /// # Errors
-    /// Those of rendering and tokenising the prompt.
+    /// The errors of rendering and tokenizing the prompt.
     pub fn is_warm(self, request: &Request) -> Result<bool, Error> {
         let (namespace, tokens) = self.0.lookup(request)?;
         let handle = &self.0.inner.handle;
@@ -51,10 +51,10 @@ impl Cache<'_> {
     /// The number of the request's prompt tokens that are in the cache now. Lock-free and without
     /// side effects. The answer is a hint: it may change before a request runs.
     ///
-    /// A prompt that is not token ids yet is rendered and tokenised on the calling thread.
+    /// A prompt that is not token ids yet is rendered and tokenized on the calling thread.
     ///
     /// # Errors
-    /// Those of rendering and tokenising the prompt.
+    /// The errors of rendering and tokenizing the prompt.
     pub fn query_match_len(self, request: &Request) -> Result<usize, Error> {
         let (namespace, tokens) = self.0.lookup(request)?;
         Ok(self.0.inner.handle.query_match_len(&namespace, &tokens))
@@ -66,7 +66,7 @@ impl Cache<'_> {
     /// the last checkpoint of the state in its prompt.
     ///
     /// # Errors
-    /// Those of rendering and tokenising the prompt.
+    /// The errors of rendering and tokenizing the prompt.
     pub fn query_resume(self, request: &Request) -> Result<PrefixMatch, Error> {
         let (namespace, tokens) = self.0.lookup(request)?;
         Ok(self.0.inner.handle.query_resume(&namespace, &tokens))
@@ -75,7 +75,7 @@ impl Cache<'_> {
     /// [`Cache::query_match_len`] of several requests, in their order.
     ///
     /// # Errors
-    /// Those of rendering and tokenising the first prompt that fails.
+    /// The errors of rendering and tokenizing the first prompt that fails.
     pub fn query_match_lens(self, requests: &[Request]) -> Result<Vec<usize>, Error> {
         requests.iter().map(|request| self.query_match_len(request)).collect()
     }
@@ -86,7 +86,7 @@ impl Cache<'_> {
     /// number of blocks that were freed.
     ///
     /// # Errors
-    /// Those of rendering and tokenising the prompt, `Interrupted` and `Stopped`.
+    /// The errors of rendering and tokenizing the prompt, `Interrupted` and `Stopped`.
     pub async fn evict_prefix(self, request: &Request) -> Result<usize, Error> {
         let namespace = self.0.namespace(request)?;
         let tokens = self.0.prompt_tokens(request).await?;
@@ -94,7 +94,7 @@ impl Cache<'_> {
     }
 
     /// Removes everything that requests with this cache salt (`None`: without one) and without an
-    /// adapter have cached, and ends its pins and what its sessions hold. Blocks that running
+    /// adapter have cached, and ends its pins and the holds of its sessions. Blocks that running
     /// requests use are freed when these have ended. Returns the number of blocks that were freed
     /// at once.
     ///
@@ -121,8 +121,8 @@ impl Cache<'_> {
         self.0.inner.handle.context().eviction_policy()
     }
 
-    /// Changes the eviction policy, also for what is cached already, in the pool and on the disk.
-    /// It replaces a custom order.
+    /// Changes the eviction policy, also for KV that is cached already, in the pool and on the
+    /// disk. It replaces a custom order.
     ///
     /// # Errors
     /// `Interrupted` and `Stopped`.
@@ -140,10 +140,10 @@ impl Cache<'_> {
     ///
     /// With a disk tier, the pin takes no blocks from running requests: its prefix is stored on the
     /// disk, evicted from the KV cache after everything else, and removed from the disk after
-    /// everything else. What follows the last whole record of 64 tokens is not stored.
+    /// everything else. Tokens after the last whole record of 64 tokens are not stored.
     ///
     /// # Errors
-    /// Those of rendering and tokenising the prompt, `Pin` if nothing of it is cached or
+    /// The errors of rendering and tokenizing the prompt, `Pin` if nothing of it is cached or
     /// [`EngineBuilder::pin_budget`](crate::EngineBuilder::pin_budget) would be exceeded,
     /// `PinBudgetInUse` while a prompt runs that is so long that it needs the blocks of the budget,
     /// `Interrupted` and `Stopped`.
@@ -172,7 +172,7 @@ impl Cache<'_> {
     /// Ends all pins of this prompt, rounded down to whole blocks. Returns how many there were.
     ///
     /// # Errors
-    /// Those of rendering and tokenising the prompt, `Interrupted` and `Stopped`.
+    /// The errors of rendering and tokenizing the prompt, `Interrupted` and `Stopped`.
     pub async fn unpin_prompt(self, request: &Request) -> Result<usize, Error> {
         let namespace = self.0.namespace(request)?;
         let tokens = self.0.prompt_tokens(request).await?;
@@ -231,8 +231,8 @@ impl Cache<'_> {
         Ok(self.0.inner.handle.cached_prefix(hash)?)
     }
 
-    /// Empties the prefix cache, except for what running requests use, and ends all pins and all
-    /// that sessions hold. What is stored in tiers stays.
+    /// Empties the prefix cache, except for what running requests use, and ends all pins and the
+    /// holds of all sessions. KV that is stored in tiers stays.
     ///
     /// # Errors
     /// `Interrupted` and `Stopped`.

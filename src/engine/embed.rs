@@ -16,10 +16,10 @@ impl Engine {
     /// Text is used as it is: instructions such as the prompts of sentence-transformers are part of
     /// it.
     ///
-    /// `dimensions` shortens the embedding to that many values, which are normalised again, if the
+    /// `dimensions` shortens the embedding to that many values, which are normalized again, if the
     /// model's embeddings are. `None` returns all.
     ///
-    /// If the future is dropped, the request is cancelled.
+    /// If the future is dropped, the request is canceled.
     ///
     /// ```no_run
     /// # async fn embed() -> Result<(), stolon::Error> {

@@ -105,7 +105,7 @@ impl Sessions<'_> {
         Ok(self.0.inner.handle.context().sessions.open(new, Instant::now())?)
     }
 
-    /// Closes a session and frees what it holds. A turn that is in progress goes on. Returns
+    /// Closes a session and frees what it holds. A turn that is in progress continues. Returns
     /// whether the session was open.
     pub fn close(self, id: &SessionId) -> bool {
         self.0.inner.handle.context().sessions.close(id, Instant::now())
@@ -124,10 +124,10 @@ impl Sessions<'_> {
         self.0.inner.handle.context().sessions.list(Instant::now())
     }
 
-    /// Opens a session `to` that continues where `from` is, for another branch of the conversation,
-    /// or that starts with the first `tokens` tokens of `from`. A turn of `from` that is in
-    /// progress does not count. The new session has the cache salt and the time to live of `from`,
-    /// and both hold the blocks that they share, which count once towards the budget.
+    /// Opens a session `to` that continues after the tokens of `from`, for another branch of the
+    /// conversation, or that starts with the first `tokens` tokens of `from`. A turn of `from` that
+    /// is in progress does not count. The new session has the cache salt and the time to live of
+    /// `from`, and both hold the blocks that they share, which count once toward the budget.
     ///
     /// # Errors
     /// [`SessionError::Unknown`](crate::SessionError::Unknown), `InvalidParameter` if `from` has

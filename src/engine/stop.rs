@@ -13,7 +13,7 @@ impl Engine {
     /// before this returns. The exception is a backend that hangs for longer than
     /// [`EngineBuilder::step_timeout`](crate::EngineBuilder::step_timeout): this then returns false,
     /// and the backend's thread, its weights and the KV cache are released when it returns from its
-    /// step, which may be never. Without a `step_timeout`, the default, this waits for ever then.
+    /// step, which may be never. Without a `step_timeout`, the default, this may wait forever.
     pub async fn shutdown(&self) -> bool {
         self.stop().await
     }

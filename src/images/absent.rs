@@ -45,7 +45,7 @@ impl Images {
     }
 }
 
-/// A request with images, of which there is none.
+/// A request with images, which cannot exist in this build.
 #[derive(Debug)]
 pub(crate) enum Placement {}
 

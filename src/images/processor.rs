@@ -75,9 +75,9 @@ impl Images {
         Ok(Placement { request, files: files.into_iter(), processor, prepared, positions: 0 })
     }
 
-    /// The file in a data URL, which is that of image number `number` of a request.
+    /// The file in the data URL of image number `number` of a request.
     fn file_of(url: &str, number: usize) -> Result<Arc<[u8]>, Error> {
-        /// How much of another URL an error shows.
+        /// Number of characters of another URL that an error shows.
         const SHOWN: usize = 40;
         let encoded =
             data_of(url).and_then(|data| data.split_once(',')).and_then(|(kind, data)| {
@@ -94,7 +94,7 @@ impl Images {
         decode_base64(encoded).map(Arc::from).map_err(|error| refused(error.to_string()))
     }
 
-    /// The image processor, if the model takes images, and as many.
+    /// The image processor, if the model takes images, and this number of them.
     pub(super) fn check(&self, images: &[ImageFile]) -> Result<&Arc<ImageProcessor>, Error> {
         let Some(processor) = &self.processor else {
             let expected = "none, because the model takes text only";

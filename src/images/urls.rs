@@ -20,7 +20,7 @@ const CONCURRENT_MAX: usize = 4;
 const BYTES_MAX: usize = 64 << 20;
 /// Maximum number of requests that fetch files, or hold files that are not decoded yet.
 const REQUESTS_MAX: usize = 8;
-/// How many of them may be of one client, so that its slow hosts do not keep others waiting.
+/// Number of them that may be of one client, so that its slow hosts do not keep others waiting.
 const REQUESTS_OF_CLIENT_MAX: usize = 2;
 /// Time within which all files of a request have to arrive.
 const TIME_MAX: Duration = Duration::from_secs(20);
@@ -50,8 +50,9 @@ impl Fetch {
 }
 
 impl EngineBuilder {
-    /// Sets the function that returns the file at an image's URL, for URLs that are not data URLs,
-    /// or says why it does not. Default: all such URLs are refused. Not for a custom backend.
+    /// Sets the function that fetches the file at an image's URL, for URLs that are not data URLs,
+    /// or returns the reason why it does not. Default: all such URLs are refused. Not for a custom
+    /// backend.
     ///
     /// Clients choose the URLs, and the function decides which servers may be asked. One that
     /// fetches every URL lets clients reach servers that only this machine can reach, also by a
@@ -82,9 +83,9 @@ impl Images {
         self
     }
 
-    /// The request with the files of images that it names by other URLs than data URLs, and what to
-    /// keep until they are decoded. Without a function for them, the URLs stay, and are refused
-    /// where images are decoded.
+    /// The request with the files of images that it names by other URLs than data URLs, and the
+    /// slot to keep until they are decoded. Without a function for them, the URLs stay, and are
+    /// refused where images are decoded.
     pub(crate) async fn fetched(&self, request: Request) -> Result<(Request, Option<Slot>), Error> {
         let Some(fetcher) = self.fetch.0.as_ref().filter(|_| has_remote(&request)) else {
             return Ok((request, None));
@@ -137,7 +138,7 @@ impl Fetcher {
     }
 }
 
-/// The URL of an image, if it is no data URL.
+/// The URL of an image, if it is not a data URL.
 fn remote_url(image: &ImageFile) -> Option<&Arc<str>> {
     match image {
         ImageFile::Url(url) if is_remote(url) => Some(url),
@@ -165,8 +166,8 @@ mod tests {
     use super::*;
 
     /// Goal: all files of a request have to arrive within one time, however many they are and
-    /// however slowly each of them comes. The error names the first that is missing, and no fetch
-    /// goes on.
+    /// however slowly each of them comes. The error names the first that is missing, and all
+    /// fetches stop.
     #[tokio::test(start_paused = true)]
     async fn all_files_arrive_within_one_time() {
         let fetching = Arc::new(());

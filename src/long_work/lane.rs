@@ -6,41 +6,41 @@ use std::time::{Duration, Instant};
 
 use tokio::sync::oneshot;
 
-/// Who has sent a request, if that is known: its tenant.
+/// The client that has sent a request, if it is known: its tenant.
 pub(crate) type Client = Option<Arc<str>>;
 
 /// Lets work of several clients run, at most `slots` at a time, and at most `slots_of_client` of one
 /// client.
 ///
 /// A free slot goes to the client that has used the least time so far, and among equals to the work
-/// that came first; work of one client starts in order of arrival. If one client may not have all
-/// slots, another one does not wait for work that is running. The time counts for as long as the
-/// client has work here.
+/// that arrived first; work of one client starts in order of arrival. If `slots_of_client` is
+/// smaller than `slots`, a second client never waits for running work of the first. The used time
+/// of a client is remembered for as long as it has work here.
 #[derive(Debug)]
 pub(crate) struct FairLane {
-    /// At least 1.
+    /// Maximum number of pieces of work that run at the same time; at least 1.
     slots: usize,
-    /// At least 1.
+    /// Maximum number of these that belong to one client; at least 1.
     slots_of_client: usize,
     clients: Mutex<Clients>,
 }
 
 #[derive(Debug, Default)]
 struct Clients {
-    /// Those with running or waiting work.
+    /// The clients with running or waiting work.
     usage: HashMap<Client, Usage>,
     /// Number of pieces of work that have come.
     arrivals: u64,
 }
 
-/// What a client with running or waiting work does.
+/// The work of one client that has running or waiting work.
 #[derive(Debug, Default)]
 struct Usage {
     running: usize,
-    /// In order of arrival, each with its number.
+    /// The waiting work in order of arrival, each with its arrival number.
     waiting: VecDeque<(u64, oneshot::Sender<Slot>)>,
-    /// The time of all its work that has ended, beginning with that of the client that had used
-    /// least when this one came.
+    /// Total time of its work that has ended. It starts at the time of the client that had used
+    /// least when this one arrived.
     spent: Duration,
 }
 
@@ -81,10 +81,10 @@ impl FairLane {
         }
     }
 
-    /// Gives the free slots to those who wait.
+    /// Gives the free slots to waiting work.
     fn hand_out(self: &Arc<FairLane>) {
         while let Some((client, sender)) = self.next() {
-            // One that does not wait any more returns its slot.
+            // If the caller does not wait any longer, its slot is returned.
             if let Err(mut slot) = sender.send(Slot::new(self, client)) {
                 slot.free();
             }
@@ -198,7 +198,7 @@ mod tests {
         drop(running);
     }
 
-    /// Goal: who does not wait any more takes no slot from others.
+    /// Goal: work whose caller does not wait any longer takes no slot from others.
     #[test]
     fn work_that_was_given_up_takes_no_slot() {
         let lane = FairLane::new(1, 1);
@@ -214,8 +214,8 @@ mod tests {
         assert!(lane.lock().usage.is_empty());
     }
 
-    /// Goal: clients that have used the same time take turns in order of arrival, so that one whose
-    /// work waits is not passed by others that return with more.
+    /// Goal: clients that have used the same time take turns in order of arrival, so that a client
+    /// whose work waits is not overtaken by others that return with more work.
     #[test]
     fn equal_clients_are_served_in_order_of_arrival() {
         let lane = FairLane::new(1, 1);

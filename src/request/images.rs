@@ -25,11 +25,11 @@ impl Request {
     ///
     /// In a conversation, the images take the places of the parts `{"type": "image"}` of its
     /// messages, in their order. Images without such a part come first in the last message of the
-    /// user. A part may also have an image itself, as a data URL in base64:
-    /// `{"type": "image_url", "image_url": {"url": "data:image/png;base64,.."}}`. In a text, images
-    /// take the places of the model's placeholders, or come first if there are none. Moondream
-    /// takes one image, which always comes first. The KV of an image is cached and shared like that
-    /// of text, by its pixels.
+    /// user. A part may also have an image itself, as a data URL in base64: `{"type": "image_url",
+    /// "image_url": {"url": "data:image/png;base64,.."}}`. In a text, images take the places of the
+    /// model's placeholders, or come first if there are none. Moondream takes one image, which
+    /// always comes first. The KV of an image is cached and shared by its pixels, as KV of text is
+    /// by its tokens.
     pub fn image(mut self, file: impl Into<Arc<[u8]>>) -> Request {
         self.images.push(ImageFile::Bytes(file.into()));
         self
@@ -62,7 +62,7 @@ pub(crate) fn is_image(part: &Value) -> bool {
     part["type"] == "image"
 }
 
-/// The URL of a part of a message that has an image itself, empty if it is no text.
+/// The URL in a part of a message that contains an image; empty if the URL is not a string.
 pub(crate) fn url_of(part: &Value) -> Option<&str> {
     // OpenAI's clients send an object, some others the URL alone.
     let url = &part["image_url"];

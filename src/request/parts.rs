@@ -8,7 +8,7 @@ use crate::text::Text;
 #[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
 pub enum PromptPart {
-    /// Text, which is tokenised apart from the other parts. As the first part, it gets the model's
+    /// Text, which is tokenized apart from the other parts. As the first part, it gets the model's
     /// beginning-of-sequence token, if it has one.
     Text(String),
     /// Token ids, used as they are.
@@ -35,7 +35,7 @@ impl From<&str> for PromptPart {
 }
 
 impl PromptPart {
-    /// Size in bytes of what becomes text.
+    /// Size in bytes of the parts that become text.
     pub(super) fn len_bytes(&self) -> usize {
         match self {
             Self::Text(text) => text.len(),

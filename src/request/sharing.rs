@@ -23,13 +23,13 @@ impl Request {
         self
     }
 
-    /// Makes the request a turn of an open session ([`Sessions::open`](crate::Sessions::open)):
-    /// its cached prompt and answer are then kept from being evicted until the session's next turn.
-    /// The cache salt and the adapter must be the session's. A session changes what is computed,
-    /// never what is answered.
+    /// Makes the request a turn of an open session ([`Sessions::open`](crate::Sessions::open)): its
+    /// cached prompt and answer are then kept from being evicted until the session's next turn. The
+    /// cache salt and the adapter must be the session's. A session changes how much is computed,
+    /// never the answer.
     ///
     /// A session has one turn at a time; others fail with
-    /// [`SessionError::Busy`](crate::SessionError::Busy). A turn that is cancelled or fails leaves
+    /// [`SessionError::Busy`](crate::SessionError::Busy). A turn that is canceled or fails leaves
     /// the session as it was. If it was complete but its stream ended at a stop string, the
     /// session has its tokens up to that string.
     pub fn session(mut self, id: impl Into<SessionId>) -> Request {
@@ -38,16 +38,16 @@ impl Request {
     }
 
     /// Makes the prompt the continuation of its session: it follows the tokens of the session's
-    /// last turn, prompt and answer, which need not be sent again. Text is tokenised separately,
-    /// with the special tokens that begin a text only if the session has no tokens yet. Images take
-    /// their places in that text, as in any other ([`Request::image`]). Not for conversations of
-    /// messages.
+    /// last turn, prompt and answer, which do not have to be sent again. Text is tokenized
+    /// separately, with the special tokens that begin a text only if the session has no tokens yet.
+    /// Images take their places in that text, as in any other ([`Request::image`]). Not for
+    /// conversations of messages.
     ///
     /// A session remembers the images of its turns. The pixels that all sessions keep are bounded
-    /// (256 MiB); those of the session that was idle longest are forgotten first. Its turns go on
-    /// as long as the KV of its images is cached or stored. If it is not, the turn fails with
-    /// [`EngineError::StepFailed`](crate::EngineError::StepFailed), which says so: send the whole
-    /// prompt with its images.
+    /// (256 MiB); pixels of the session that was idle longest are forgotten first. Its turns
+    /// continue to work as long as the KV of its images is cached or stored. If it is not, the turn
+    /// fails with [`EngineError::StepFailed`](crate::EngineError::StepFailed), which says so: send
+    /// the whole prompt with its images.
     ///
     /// If the session's tokens change before the turn begins, it fails with
     /// [`SessionError::Busy`](crate::SessionError::Busy). Functions that look at a prompt without
@@ -63,8 +63,8 @@ impl Request {
         self.session.as_ref()
     }
 
-    /// The namespace of its cached prefixes. `generation` is that of its adapter, and `key` the
-    /// engine's key of namespaces, if it has one.
+    /// The namespace of its cached prefixes. `generation` is the generation of its adapter, and
+    /// `key` the engine's key of namespaces, if it has one.
     ///
     /// # Errors
     /// `InvalidParameter` if the cache salt is too long.

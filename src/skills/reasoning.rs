@@ -1,4 +1,5 @@
-//! The reasoning of a model before its answer: which tokens it may choose, and what they say.
+//! The reasoning of a model before its answer: which tokens it may choose, and how the tokens are
+//! read.
 
 use std::sync::Arc;
 
@@ -25,7 +26,7 @@ pub struct Reasoning {
 pub struct Grounding {
     /// Number of characters of the text before this part.
     pub start: usize,
-    /// The same for what follows the part; at least `start`.
+    /// Number of characters of the text before the end of this part; at least `start`.
     pub end: usize,
     /// Points in the image; at least one.
     pub points: Vec<Point>,
@@ -68,8 +69,8 @@ fn read(
     Ok(reasoning)
 }
 
-/// Lets a model reason and answer: certain tokens are chosen in neither, and coordinates in the
-/// reasoning only. The most likely bin is chosen, as the published code does.
+/// Lets a model reason and answer: certain tokens are excluded in both, and coordinates are chosen
+/// in the reasoning only. The most likely bin is chosen, as the published code does.
 #[derive(Clone, Debug)]
 pub(super) struct Reasoner {
     prompts: Arc<SkillPrompts>,
@@ -81,7 +82,7 @@ impl Reasoner {
         Reasoner { prompts: Arc::clone(prompts), reasoning: reasoning.clone() }
     }
 
-    /// Whether the reasoning goes on after `output`.
+    /// Whether the reasoning continues after `output`.
     fn goes_on(&self, output: &[u32]) -> bool {
         !output.contains(&self.reasoning.end)
     }

@@ -1,4 +1,4 @@
-//! Points and boxes: which tokens a model may choose for them, and what the tokens say.
+//! Points and boxes: which tokens a model may choose for them, and how the tokens are read.
 
 use stolon_backend::{LogitsProcessor, RegionBins, RegionLogits, SamplingError};
 use stolon_kvcache::TokenSpan;
@@ -34,13 +34,13 @@ pub struct BoundingBox {
 pub enum SpatialRef {
     /// A point.
     Point(Point),
-    /// What is in a box.
+    /// A box, which stands for the thing in it.
     Box(BoundingBox),
 }
 
 impl SpatialRef {
-    /// The parts of a prompt that name the place: the coordinates of a point, or those of the
-    /// centre of a box and its size. `None` for numbers that are out of order or range.
+    /// The parts of a prompt that name the place: the coordinates of a point, or the coordinates of
+    /// the center of a box and its size. `None` for numbers that are out of order or range.
     pub(super) fn parts(&self) -> Option<Vec<PromptPart>> {
         let is_known = |low: f32, high: f32| 0.0 <= low && low <= high && high <= 1.0;
         match *self {
@@ -103,7 +103,7 @@ fn spans(tokens: &[u32]) -> impl Iterator<Item = TokenSpan> {
     tokens.iter().filter_map(|token| TokenSpan::of_value(*token))
 }
 
-/// The box around a centre, within the image.
+/// The box around a center, within the image.
 fn bounding_box(bins: RegionBins, centre: [u32; 2], size: [u32; 2]) -> BoundingBox {
     let [[x_min, x_max], [y_min, y_max]] = [0, 1].map(|axis| {
         let (centre, half) = (bins.coordinate(centre[axis]), bins.size(size[axis]) / 2.0);
@@ -214,7 +214,7 @@ mod tests {
         }
     }
 
-    /// Goal: boxes are around their centres, and within the image.
+    /// Goal: boxes are around their centers, and within the image.
     #[test]
     fn boxes_are_within_the_image() {
         let bins = RegionBins { coordinates: 5, sizes: 11 };

@@ -14,7 +14,7 @@ use crate::{ChatMessage, Error, Grammar, Request, SharedProcessor};
 #[derive(Clone, Debug, Default)]
 pub(crate) struct ChatOptions;
 
-/// There are none.
+/// There are no values.
 pub(crate) fn chat_values(_: &ChatOptions) -> impl Iterator<Item = &serde_json::Value> {
     std::iter::empty()
 }

@@ -16,7 +16,7 @@ impl Grammars {
         Grammars(GrammarCompiler::new(model.tokenizer().clone(), model.eos_token_ids()))
     }
 
-    /// Makes what all grammars share, so that no request waits for it.
+    /// Prepares the part that all grammars share, so that no request waits for it.
     pub(super) fn prepare(&self) {
         if let Err(error) = self.0.prepare() {
             tracing::warn!(%error, "the vocabulary cannot be used for grammars now");
@@ -42,7 +42,7 @@ impl Grammars {
 /// thread, from the moment at which a token was chosen.
 #[derive(Clone, Debug)]
 struct GrammarProcessor {
-    /// The sequence as the grammar sees it.
+    /// The state of the answer in the grammar.
     state: Arc<GrammarState>,
     /// The tokens that end the answer.
     ends: Arc<[u32]>,
@@ -69,7 +69,7 @@ impl LogitsProcessor for GrammarProcessor {
         if let Some(inner) = &self.inner {
             inner.prepare(output);
         }
-        // After an end nothing follows.
+        // After a token that ends the answer, nothing follows.
         if output.last().is_none_or(|last| !self.ends.contains(last)) {
             self.state.begin(output);
         }

@@ -25,7 +25,7 @@ impl Cache<'_> {
     /// The copy takes as much memory as the prompt's KV does.
     ///
     /// # Errors
-    /// Those of [`Cache::warm`]; `InvalidParameter` for a request with a cache salt, for which
+    /// The errors of [`Cache::warm`]; `InvalidParameter` for a request with a cache salt, for which
     /// other processes may have another key; [`TierError::NoKvCopies`], [`TierError::NotCached`].
     pub async fn export(self, request: &Request) -> Result<ExportedPrefix, Error> {
         let shape = record_shape(&self.0.inner.handle)?;
@@ -47,7 +47,7 @@ impl Cache<'_> {
         }
         let request = match prompt.placed.is_empty() {
             true => prompt.with_tokens(tokens.clone()),
-            // It must go on after its last image.
+            // The prompt has to continue after its last image.
             false => prompt,
         };
         let handle = &self.0.inner.handle;
@@ -81,7 +81,7 @@ impl Cache<'_> {
     /// Returns the number of exported tokens.
     ///
     /// # Errors
-    /// Those of [`Cache::export`], and [`TierError::File`].
+    /// The errors of [`Cache::export`], and [`TierError::File`].
     pub async fn export_to(
         self,
         request: &Request,
@@ -106,10 +106,10 @@ impl Cache<'_> {
         Ok(PrefixImport { engine: self.0.clone(), shape, reader })
     }
 
-    /// [`Cache::import`] from a file. Returns the number of tokens that are cached then.
+    /// [`Cache::import`] from a file. Returns the number of tokens that are then in the cache.
     ///
     /// # Errors
-    /// Those of [`PrefixImport`], [`TierError::NoKvCopies`], and [`TierError::File`].
+    /// The errors of [`PrefixImport`], [`TierError::NoKvCopies`], and [`TierError::File`].
     pub async fn import_from(self, path: impl Into<PathBuf>) -> Result<usize, Error> {
         let (path, mut import) = (path.into(), self.import()?);
         let read = move || import.reader.read(&path).map(|()| import);
@@ -131,19 +131,19 @@ impl PrefixImport {
     /// Takes the next bytes of the file.
     ///
     /// # Errors
-    /// [`TierError::StoredKv`] for the first thing that is not as expected. The import must not be
-    /// used any more then.
+    /// [`TierError::StoredKv`] for the first thing that is not as expected. After an error the
+    /// import must not be used any longer.
     pub fn push(&mut self, bytes: &[u8]) -> Result<(), Error> {
         Ok(self.reader.push(bytes).map_err(TierError::from)?)
     }
 
     /// Copies the prefix into the KV pool and adds it to the cache, where it can be evicted like
-    /// any other. Returns the number of tokens that are cached then. It is a request like any
-    /// other, which waits in the admission queue and evicts what it must.
+    /// any other. Returns the number of tokens that are cached afterward. It is a request like any
+    /// other, which waits in the admission queue and evicts other blocks if it has to.
     ///
     /// # Errors
     /// [`TierError::StoredKv`] if the file is not complete; the errors of [`Engine::generate`];
-    /// [`TierError::NotCached`] if the prefix was not in the cache afterwards.
+    /// [`TierError::NotCached`] if the prefix was not in the cache afterward.
     pub async fn finish(self) -> Result<usize, Error> {
         let StoredPrefix { tokens, images, blocks } =
             self.reader.finish().map_err(TierError::from)?;
@@ -157,7 +157,7 @@ impl PrefixImport {
             tokens.truncate(expected);
             tokens.push(0);
         } else if tokens.last().is_some_and(|&position| TokenSpan::is_image(position)) {
-            // A prompt goes on after its last image.
+            // A prompt has to continue after its last image.
             tokens.push(0);
         }
         let stored = Some(stored);

@@ -143,7 +143,7 @@ impl PreparedTiers {
 
 impl EngineBuilder {
     /// Stores the KV of prompts and answers in a directory, at most `budget_bytes` bytes of it, and
-    /// reads it back where that is faster than computing: after it was evicted from the KV cache,
+    /// reads it back if that is faster than computing it: after it was evicted from the KV cache,
     /// and after a restart of the program. Default: nothing is stored.
     ///
     /// The directory is made if it does not exist. One engine can use it at a time; others are
@@ -191,19 +191,19 @@ impl EngineBuilder {
     }
 
     /// Maximum memory in bytes for KV that was read from the directory of
-    /// [`kv_cache_dir`](Self::kv_cache_dir), which must be set, or fetched from the object store, and
-    /// is not in the KV pool yet. If a prompt needs more, its beginning is read and the rest is
+    /// [`kv_cache_dir`](Self::kv_cache_dir), which must be set, or fetched from the object store,
+    /// and is not in the KV pool yet. If a prompt needs more, its beginning is read and the rest is
     /// computed; while all of it is in use, prompts are computed. Default: the size of the KV pool,
-    /// at least 64 MiB and at most 1 GiB. It is memory in addition to that of the KV pool, and is
-    /// occupied only while KV is read and requests wait with it.
+    /// at least 64 MiB and at most 1 GiB. It is memory in addition to the KV pool, and is occupied
+    /// only while KV is read and requests wait with it.
     pub fn kv_read_memory(mut self, bytes: u64) -> Self {
         self.tiers.read_memory = Some(bytes);
         self
     }
 
     /// Also stores the KV in the directory of [`kv_cache_dir`](Self::kv_cache_dir), which must be
-    /// set, in an object store, and fetches from there what the directory does not have, where that
-    /// is faster than computing. Engines with the same model share what they have computed.
+    /// set, in an object store, and fetches KV from there that the directory does not have, if that
+    /// is faster than computing it. Engines with the same model share what they have computed.
     ///
     /// `url` is `s3://bucket/folder`, `gs://...`, `az://...`, or `file:///...` for a directory that
     /// several machines have mounted. Credentials, regions and endpoints are taken from the
@@ -212,7 +212,7 @@ impl EngineBuilder {
     /// objects in the store. A program that can write to it can change what the model answers.
     /// [`build`](Self::build) fails with [`TierError::ObjectStore`](crate::TierError::ObjectStore)
     /// if the store does not answer, or in a build without the feature `object-store`. When it
-    /// fails later, requests go on, and compute what cannot be fetched.
+    /// fails later, requests continue, and compute the KV that cannot be fetched.
     pub fn kv_object_store(mut self, url: impl Into<String>) -> Self {
         self.tiers.object_store = Some(url.into());
         self

@@ -1,5 +1,5 @@
-//! LoRA adapters: each request is computed with the one that it names, and never meets KV that
-//! another one, or other weights of the same name, have computed.
+//! LoRA adapters: each request is computed with the adapter that it names, and never uses KV that
+//! another adapter, or other weights of the same name, have computed.
 
 use std::path::Path;
 use std::time::Duration;
@@ -51,8 +51,9 @@ fn write(dir: &TempDir, name: &str, contents: &str) -> std::path::PathBuf {
     path
 }
 
-/// Goal: requests of two adapters and of the model run at the same time, each is answered with its
-/// own weights, and cached prefixes are shared only between requests of the same adapter.
+/// Goal: requests of two adapters and of the model run at the same time, each is answered with the
+/// weights of its adapter, and cached prefixes are shared only between requests of the same
+/// adapter.
 #[tokio::test]
 async fn requests_use_the_adapter_that_they_name() {
     let dir = tempfile::tempdir().expect("a directory");
@@ -72,7 +73,8 @@ async fn requests_use_the_adapter_that_they_name() {
     }
     let request = Request::tokens(tokens).adapter("two").cache_salt("another tenant");
     assert_eq!(engine.cache().query_match_len(&request).expect("a known adapter"), 0);
-    // A request holds its adapter a little longer than its answer takes, and a recorded batch too.
+    // A request holds its adapter a little longer than its answer takes, and so does a recorded
+    // batch.
     engine.audit().await.expect("a consistent accounting");
     drop(handle.take_batches());
     let infos = engine.adapters();
@@ -81,10 +83,10 @@ async fn requests_use_the_adapter_that_they_name() {
     assert!(infos.iter().all(|info| info.in_memory && !info.in_use && info.rank == 1));
 }
 
-/// Goal: while requests run and arrive, an adapter is replaced again and again. Each answer is that
-/// of one version from its first to its last token: requests that were submitted before a
-/// replacement end with the old weights, and those that were submitted after it have the new ones.
-/// No KV of another version is read, which the fake backend would report.
+/// Goal: while requests run and arrive, an adapter is replaced again and again. Each answer is
+/// computed with one version from its first to its last token: requests that were submitted before
+/// a replacement end with the old weights, and requests that were submitted after it get the new
+/// ones. No KV of another version is read, which the fake backend would report.
 #[tokio::test]
 async fn a_reload_under_load_serves_no_old_kv() {
     let dir = tempfile::tempdir().expect("a directory");
@@ -100,7 +102,7 @@ async fn a_reload_under_load_serves_no_old_kv() {
         let path = write(&dir, "live", &contents);
         engine.replace_adapter("live", path).await.expect("a valid adapter");
         let answer = expected(Some(&fake_adapter(contents.as_bytes())), &tokens, 20);
-        // Some of them are still running when the adapter is replaced.
+        // Some of these requests are still running when the adapter is replaced.
         for index in 0..6 {
             let stream = engine.generate(request()).await.expect("an accepted request");
             running.push((answer.clone(), stream));
@@ -118,8 +120,8 @@ async fn a_reload_under_load_serves_no_old_kv() {
     engine.audit().await.expect("a consistent accounting");
 }
 
-/// Goal: an adapter whose files are loaded again unchanged finds its KV, and one whose files have
-/// changed does not.
+/// Goal: an adapter whose files are loaded again unchanged finds its KV again, and one whose files
+/// have changed does not.
 #[tokio::test]
 async fn the_generation_follows_from_the_contents() {
     let dir = tempfile::tempdir().expect("a directory");
@@ -137,9 +139,9 @@ async fn the_generation_follows_from_the_contents() {
     assert_ne!(generations[0], generations[2]);
 }
 
-/// Goal: idle adapters leave the memory for others, the least recently used first, and come back on
-/// their next request, unless their files have changed. While adapters in use take the memory,
-/// others are refused with an error that is worth a retry.
+/// Goal: idle adapters make room in the memory for others, the least recently used first, and are
+/// loaded again on their next request, unless their files have changed. While adapters in use take
+/// up the memory, others are refused with an error that says that a retry can succeed.
 #[tokio::test]
 async fn idle_adapters_make_room_for_others() {
     let dir = tempfile::tempdir().expect("a directory");
@@ -247,8 +249,8 @@ async fn bits(engine: &Engine, adapter: Option<&str>, tokens: &[u32]) -> (Vec<(u
 }
 
 /// Goal: with a real model, an answer has the same bits with a warm and a cold cache, alone and
-/// next to requests with another adapter and without one, and the model's own are those of an
-/// engine without adapters.
+/// next to requests with another adapter and without one, and the answers of the model itself equal
+/// those of an engine without adapters.
 #[tokio::test]
 async fn answers_have_the_same_bits_warm_and_cold_and_in_any_company() {
     let dirs = [tempfile::tempdir().expect("a directory"), tempfile::tempdir().expect("one")];
@@ -277,8 +279,8 @@ async fn answers_have_the_same_bits_warm_and_cold_and_in_any_company() {
     }
 }
 
-/// Goal: KV of an adapter that was stored on the disk is read after a restart if the adapter has
-/// the same weights, and is not if it has others.
+/// Goal: KV of an adapter that was stored on the disk is read after a restart only if the adapter
+/// has the same weights.
 #[cfg(feature = "tiers")]
 #[tokio::test]
 async fn stored_kv_belongs_to_the_weights() {

@@ -40,7 +40,7 @@ async fn check(model: &str, block_size: usize, chunk: usize, caching: bool, expe
     let (full, cached) = run(&engine, &expected.prompt).await;
     assert_eq!((&full, cached), (&expected.answer, hit(64)), "full hit: {case}");
 
-    // Other prompts evict it. Then it is computed again, in a batch with further prompts.
+    // Other prompts evict this one. Then it is computed again, in a batch with further prompts.
     for seed in 10..18 {
         run(&engine, &prompt(seed, 100)).await;
     }
@@ -157,7 +157,7 @@ async fn gemma4() {
 }
 
 /// Goal: warm and cold answers are equal with experts next to MLPs, and values that are projected
-/// as keys are.
+/// with the matrix of the keys.
 #[tokio::test]
 async fn gemma4_moe() {
     warm_equals_cold("gemma4_moe").await;
@@ -188,7 +188,7 @@ async fn granite() {
     warm_equals_cold("granite").await;
 }
 
-/// Goal: warm and cold answers are equal with keys of all heads that are normalised together.
+/// Goal: warm and cold answers are equal with a norm over the keys of all heads together.
 #[tokio::test]
 async fn olmo2() {
     warm_equals_cold("olmo2").await;

@@ -22,7 +22,8 @@ async fn engine(block_count: usize) -> (Engine, FakeHandle) {
     (builder.build().await.expect("valid settings"), handle)
 }
 
-/// The greedy continuation of `prompt` by the fake backend's definition, without a cache.
+/// The greedy continuation of `prompt` that follows from the definition of the fake backend,
+/// without a cache.
 fn expected(prompt: &[u8], count: usize) -> Vec<u32> {
     let mut tokens: Vec<u32> = prompt.iter().map(|&byte| u32::from(byte)).collect();
     for _ in 0..count {
@@ -200,8 +201,8 @@ async fn a_seed_gives_the_same_text_in_any_batch() {
     drop(others);
 }
 
-/// Goal: if requested, each token has its log-probability and those of the requested number of most
-/// likely tokens.
+/// Goal: if requested, each token has its log-probability and the log-probabilities of the
+/// requested number of most likely tokens.
 #[tokio::test]
 async fn logprobs_are_reported_if_requested() {
     let (engine, _) = engine(64).await;
@@ -307,8 +308,8 @@ async fn invalid_requests_are_refused_with_expected_and_actual_values() {
     assert_eq!(engine.audit().await.expect("consistent accounting").blocks_free, 4);
 }
 
-/// Goal: a number of choices that the admission queue can never hold is an invalid parameter, not
-/// an overload that no retry cures.
+/// Goal: a number of choices that the admission queue can never hold is reported as an invalid
+/// parameter, and not as an overload, which would suggest a retry.
 #[tokio::test]
 async fn more_choices_than_the_queue_can_hold_are_invalid() {
     let engine = builder(64).0.max_queued_requests(4).build().await.expect("valid settings");
@@ -322,7 +323,7 @@ async fn more_choices_than_the_queue_can_hold_are_invalid() {
 }
 
 /// Goal: a request without `max_tokens` runs until the context or the pool is exhausted, or up to
-/// the operator's default, and does not keep others from running alongside it.
+/// the operator's default, and other requests can run at the same time.
 #[tokio::test]
 async fn without_max_tokens_an_answer_is_as_long_as_it_fits() {
     let run = async |engine: &Engine, request| {
@@ -333,7 +334,7 @@ async fn without_max_tokens_an_answer_is_as_long_as_it_fits() {
     let answer = run(&whole, open()).await;
     assert_eq!(answer.finish.usage.completion_tokens, 32 * 16 - 3 + 1);
     assert_eq!(answer.finish.reason, FinishReason::Length);
-    // Each of several can start although each could fill the pool and none is read to its end.
+    // Several requests can start, although each could fill the pool and none is read to its end.
     let (shared, _) = engine(32).await;
     let mut streams = Vec::new();
     for index in 0..5 {
@@ -350,8 +351,8 @@ async fn without_max_tokens_an_answer_is_as_long_as_it_fits() {
     assert!(builder(4).0.default_max_tokens(0).build().await.is_err());
 }
 
-/// Goal: a request whose prompt was tokenised once keeps everything else, and an estimate tells its
-/// cost without a side effect.
+/// Goal: tokenizing the prompt of a request changes nothing else in it, and an estimate of its cost
+/// has no side effect.
 #[tokio::test]
 async fn a_router_tokenises_once_and_asks_for_the_cost() {
     let (engine, _) = engine(64).await;
@@ -372,13 +373,13 @@ async fn a_router_tokenises_once_and_asks_for_the_cost() {
     assert!(json["finish"]["timings"]["total"].is_f64());
     let after = engine.estimate(&request).expect("text");
     assert_eq!((after.prompt_tokens, after.cached_tokens), (80, 80));
-    // The step that has ended the answer may still be in it.
+    // The estimate may still count the step that has ended the answer.
     assert!(after.expected_wait.is_some_and(|wait| wait < Duration::from_millis(1)), "{after:?}");
     assert!(after.expected_first_token > after.expected_wait);
 }
 
-/// Goal: many callers that audit all the time are answered, all by the same few audits, and a
-/// request completes alongside them.
+/// Goal: many callers that ask for audits all the time are answered by a few common audits, and a
+/// request completes meanwhile.
 #[tokio::test]
 async fn concurrent_audits_are_answered_together() {
     let (engine, _) = engine(64).await;
@@ -400,8 +401,8 @@ async fn concurrent_audits_are_answered_together() {
     assert_eq!(engine.audit().await.expect("consistent accounting").running, 0);
 }
 
-/// Goal: a long prompt is tokenised on another thread, so that the calling task does not block. A
-/// caller that drops the future submits nothing and blocks no other.
+/// Goal: a long prompt is tokenized on another thread, so that the calling task does not block. A
+/// caller that drops the future submits nothing and blocks no other caller.
 #[tokio::test]
 async fn long_prompts_are_tokenised_off_the_callers_thread() {
     let (engine, _) = engine(512).await;
@@ -413,33 +414,33 @@ async fn long_prompts_are_tokenised_off_the_callers_thread() {
         let mut future = Box::pin(engine.generate(Request::text("abc ".repeat(1_000))));
         let _ = poll!(&mut future);
     }
-    // Not all of them: the other thread may be done before it is asked for its result.
+    // Not all of them are pending: the other thread may be done before its result is asked for.
     assert!(pending > 0, "it does not tokenise while it is polled");
     assert_eq!(engine.tokenize(huge(), false).await.expect("text").len(), 400_000);
     let long = engine.generate(Request::text("abc ".repeat(1_000)).max_tokens(1)).await;
     let answer = long.expect("it fits").collect_text().await.expect("it ends");
     assert_eq!(answer.finish.usage.prompt_tokens, 4_000);
-    // The change to another thread would take longer than tokenising a short prompt.
+    // The change to another thread would take longer than tokenizing a short prompt.
     let short = Request::text("abc");
     assert!(poll!(Box::pin(engine.prompt_tokens(&short))).is_ready());
     assert_eq!(engine.audit().await.expect("consistent accounting").running, 0);
 }
 
-/// Goal: a client's text is tokenised before most of another client's, however many of these came
-/// first.
+/// Goal: a client's text is tokenized before most texts of another client, however many of these
+/// came first.
 #[tokio::test]
 async fn many_texts_of_one_client_do_not_delay_those_of_another() {
     let (engine, _) = engine(512).await;
     let tokenize =
         |words, client: &str| engine.tokenize_for("abc ".repeat(words), false, Some(client.into()));
     let mut many: FuturesUnordered<_> = (0..100).map(|_| tokenize(30_000, "many")).collect();
-    // Begins all of them. One may be done by then.
+    // This poll starts all of them. One may be done already.
     drop(poll!(many.next()));
     let mut one = pin!(tokenize(1_000, "one"));
     if poll!(&mut one).is_ready() {
         return;
     }
-    // Those that were done when it came do not count.
+    // Texts that were done before this one was submitted do not count.
     while let Poll::Ready(Some(_)) = poll!(many.next()) {}
     let mut before = 0;
     loop {
@@ -455,8 +456,8 @@ async fn many_texts_of_one_client_do_not_delay_those_of_another() {
     assert!(before < 50, "it waited for {before} of 100 texts");
 }
 
-/// Goal: a text that cannot fit is refused by its length, before it is rendered or tokenised: in
-/// the first poll, on the caller's thread, and by an engine that has no chat template.
+/// Goal: a text that cannot fit is refused by its length, before it is rendered or tokenized: in
+/// the first poll, on the caller's thread, and even by an engine that has no chat template.
 #[tokio::test]
 async fn a_text_that_cannot_fit_is_refused_before_it_is_tokenised() {
     let (engine, _) = engine(4).await;

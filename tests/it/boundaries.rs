@@ -1,5 +1,5 @@
 //! Boundaries between the crates that Cargo and the compiler do not enforce. The tests read the
-//! sources and manifests of a checkout; in a published crate, which has no neighbours, they pass
+//! sources and manifests of a checkout; in a published crate, which has no neighbors, they pass
 //! without checking anything.
 //!
 //! Most crates have `#![forbid(unsafe_code)]`, so the compiler keeps `unsafe` out of them. For the
@@ -60,7 +60,7 @@ const FORBIDDEN_DEPENDENCIES: [(&str, &[&[&str]]); 18] = [
     ("crates/models/kernels", &[&ENGINE, &["stolon-backend"], &MODELS]),
     ("crates/models/text", &[&ENGINE, &["stolon-checkpoint", "stolon-cpu"]]),
     ("crates/models/vision", &[&ENGINE, &["stolon-kernels", "stolon-cpu"]]),
-    // A model's description needs no machine that runs it.
+    // The description of a model does not depend on the code that runs it.
     ("crates/models/checkpoint", &[&ENGINE, &["stolon-cpu", "stolon-cuda", "stolon-kvcache"]]),
     ("crates/models/cpu", &[&ENGINE, &["stolon-cuda", "stolon-text"]]),
     ("crates/models/cuda", &[&ENGINE, &["stolon-cpu", "stolon-text"]]),
@@ -83,7 +83,7 @@ const FORBIDDEN_DEPENDENCIES: [(&str, &[&[&str]]); 18] = [
         &[&["axum", "ractor", "stolon-actors", "stolon-scheduler", "stolon-http"]],
     ),
     ("crates/serve/gpu_check", &[&["axum", "indicatif", "stolon-cli", "stolon-http"]]),
-    // The first build in a checkout: nothing that the demonstration does not need.
+    // This crate is the first build in a checkout, so it has only what the demonstration needs.
     ("crates/serve/demo", &[&["clap", "hyper", "rustls", "tracing-subscriber", "stolon-", "ureq"]]),
     ("crates/serve/cli", &[&["axum", "stolon-scheduler"], &MODELS]),
 ];
@@ -115,17 +115,17 @@ fn sources(root: &Path, name: &str) -> Vec<(String, String)> {
     sources
 }
 
-/// Whether the code, without its comments, contains the word.
+/// Whether the code outside of comments contains the word.
 fn has_word(text: &str, word: &str) -> bool {
     text.lines().map(|line| line.split("//").next().unwrap_or("")).any(|line| {
-        // A word with a hyphen is part of a text.
+        // A word with a hyphen is part of a string.
         line.split(|c: char| !c.is_alphanumeric() && c != '_' && c != '-')
             .any(|found| found == word)
     })
 }
 
-/// Goal: where the compiler does not forbid it, `unsafe` is used in the listed files only, and
-/// every listed file uses it.
+/// Goal: where the compiler permits `unsafe`, it is used in the listed files only, and every listed
+/// file uses it.
 #[test]
 fn unsafe_is_used_in_the_listed_files_only() {
     let Some(root) = checkout() else { return };
@@ -173,8 +173,8 @@ fn all_other_libraries_forbid_unsafe() {
     }
 }
 
-/// Goal: the engine knows no model, models know no engine, and decisions depend on neither the async
-/// runtime nor the actor library.
+/// Goal: crates of the engine do not depend on crates about models, nor these on the engine, and
+/// the crates that make decisions depend on neither the async runtime nor the actor library.
 #[test]
 fn no_crate_depends_on_a_layer_above_it() {
     let Some(root) = checkout() else { return };

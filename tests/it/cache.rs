@@ -124,8 +124,8 @@ async fn pins_do_not_starve_requests() {
     assert!(refused.contains("pin_budget") && refused.contains("got 8"), "{refused}");
 }
 
-/// Goal: a prompt is limited by what is pinned, not by the pin budget. No pin can take its blocks
-/// while it is in flight, and afterwards pins limit prompts again.
+/// Goal: a prompt is limited by the blocks that are pinned, not by the pin budget. No pin can take
+/// its blocks while it is in flight, and afterward pins limit prompts again.
 #[tokio::test]
 async fn prompts_are_limited_by_what_is_pinned() {
     let (builder, fake) = builder(8);
@@ -154,8 +154,8 @@ async fn prompts_are_limited_by_what_is_pinned() {
     engine.audit().await.expect("consistent accounting");
 }
 
-/// Goal: if no pin budget is set, pins may occupy a quarter of the pool, and a prompt of the context
-/// length is accepted next to them.
+/// Goal: if no pin budget is set, pins may occupy a quarter of the pool, and a prompt of the whole
+/// context length is still accepted.
 #[tokio::test]
 async fn pins_have_a_default_budget_that_refuses_no_prompt() {
     let engine = builder(12).0.max_positions(128).build().await.expect("valid settings");
@@ -288,7 +288,8 @@ async fn priorities_of_requests_decide_what_is_evicted() {
     }
 }
 
-/// Goal: the eviction policy can be changed while the engine runs, for what is cached already.
+/// Goal: the eviction policy can be changed while the engine runs. The new policy also holds for
+/// the prefixes that are cached already.
 #[tokio::test]
 async fn the_eviction_policy_can_be_changed() {
     let (builder, _) = builder(4);
@@ -302,8 +303,9 @@ async fn the_eviction_policy_can_be_changed() {
     assert_eq!((cached(&engine, &prompt(0)), cached(&engine, &prompt(100))), (16, 0));
 }
 
-/// Goal: a prefix or a salt can be evicted, without what others share, what pins hold and what
-/// other salts have cached; the blocks are free afterwards. Several prompts can be queried at once.
+/// Goal: the blocks of a prefix or of a salt can be evicted and are free afterward. Blocks that
+/// others share, that pins hold or that other salts have cached stay. Several prompts can be
+/// queried at once.
 #[tokio::test]
 async fn prefixes_and_salts_can_be_evicted() {
     let (builder, _) = builder(16);
@@ -335,8 +337,8 @@ async fn prefixes_and_salts_can_be_evicted() {
     assert_eq!(engine.stats().cached_tokens, 16, "of the second prompt, nothing since");
 }
 
-/// Goal: each use of its prefix lets a pin with `refresh_on_hit` live for its whole time from then
-/// on, and the list of pins says so at once.
+/// Goal: each use of its prefix restarts the time to live of a pin with `refresh_on_hit`, and the
+/// list of pins says so at once.
 #[tokio::test]
 async fn a_use_prolongs_a_pin_at_once() {
     let (builder, _) = builder(8);
@@ -356,7 +358,7 @@ async fn a_use_prolongs_a_pin_at_once() {
 }
 
 /// Goal: a pin with `refresh_on_hit` is renewed while its prefix is used, and the list of pins says
-/// what each one holds and why.
+/// which blocks each pin holds and why.
 #[tokio::test]
 async fn used_pins_live_on() {
     let (builder, _) = builder(8);
@@ -374,14 +376,14 @@ async fn used_pins_live_on() {
     let pins = engine.cache().pins().await.expect("it runs");
     assert_eq!((pins.len(), &pins[0].options), (2, &described));
     assert_eq!(*pins[0].token_ids, (0..16).collect::<Vec<u32>>()[..]);
-    // Used until the other pin has long ended.
+    // The prefix is used until well after the end of the other pin.
     while engine.cache().pins().await.expect("it runs").len() == 2 {
         engine.cache().warm(prompt(0)).await.expect("it fits");
         tokio::time::sleep(Duration::from_millis(2)).await;
     }
     let left = engine.cache().pins().await.expect("it runs");
     assert_eq!((left.len(), left[0].id), (1, pins[0].id));
-    // Not used any more.
+    // From here on it is not used.
     while !engine.cache().pins().await.expect("it runs").is_empty() {
         tokio::time::sleep(Duration::from_millis(2)).await;
     }

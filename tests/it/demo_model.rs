@@ -1,5 +1,5 @@
 //! Answers of the demo model to questions about handbooks that are not in its training data, with a
-//! cold and a warm cache, and with quantised weights, keys and values. Keys and values of a wrong
+//! cold and a warm cache, and with quantized weights, keys and values. Keys and values of a wrong
 //! block would show here as wrong answers.
 
 use std::path::{Path, PathBuf};
@@ -97,14 +97,14 @@ const ROUNDED: [(KvType, WeightType, f64); 5] = [
     (KvType::F32, WeightType::Q8_0, 0.01),
 ];
 
-/// Goal: with quantised weights, activations, keys and values the model still gives at least 190
+/// Goal: with quantized weights, activations, keys and values the model still gives at least 190
 /// correct answers, and the log-probabilities of equal answers change little.
 #[tokio::test]
 async fn quantised_weights_and_caches_answer_as_well() {
     check(&ROUNDED[..2]).await;
 }
 
-/// Goal: as the test above, in every combination of types.
+/// Goal: the same as in the test above, for every combination of types.
 #[tokio::test]
 #[ignore = "half a minute"]
 async fn all_quantised_weights_and_caches_answer_as_well() {

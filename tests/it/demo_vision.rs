@@ -1,6 +1,6 @@
-//! Answers of the demo model that sees, about pictures that are drawn here: with a cold and a warm
+//! Answers of the demo model that sees, about pictures that this file draws: with a cold and a warm
 //! cache, in several sizes, and from PNG and JPEG files. An image whose embeddings or KV were mixed
-//! up with those of another would show here as a wrong answer.
+//! up with those of another image would show here as a wrong answer.
 
 use std::io::Cursor;
 use std::sync::Arc;
@@ -19,15 +19,15 @@ const PURPLE: [u8; 3] = [130, 50, 170];
 const BLACK: [u8; 3] = [20, 20, 20];
 const WHITE: [u8; 3] = [255, 255, 255];
 
-/// Centres of the places in shares of the edges.
+/// Coordinates of the centers of the places, as a share of the edge of the picture.
 const PLACES: [f32; 3] = [1.0 / 6.0, 0.5, 5.0 / 6.0];
-/// Half of the size of a shape, and of the height of a digit, in shares of the edges.
+/// Half of the size of a shape and of the height of a digit, as a share of the edge of the picture.
 const RADIUS: f32 = 0.12;
 const DIGIT_HEIGHT: f32 = 0.13;
 const DIGIT_WIDTH: f32 = 0.07;
 const STROKE: f32 = 0.02;
 
-/// What is drawn at a place.
+/// A shape that is drawn at a place.
 #[derive(Clone, Copy)]
 enum Shape {
     Circle,
@@ -43,7 +43,7 @@ const FOUR: Shape =
     Shape::Digit(&[[0.0, 0.0, 0.0, 1.0], [0.0, 1.0, 1.0, 1.0], [1.0, 0.0, 1.0, 2.0]]);
 const SEVEN: Shape = Shape::Digit(&[[0.0, 0.0, 1.0, 0.0], [1.0, 0.0, 0.35, 2.0]]);
 
-/// A shape with its colour and its place: the column and the row, from 0 to 2.
+/// A shape with its color and its place: the column and the row, from 0 to 2.
 type Thing = (Shape, [u8; 3], [usize; 2]);
 
 /// A picture with its questions and their answers.
@@ -139,7 +139,7 @@ const CASES: &[Case] = &[
 ];
 
 impl Shape {
-    /// Whether it covers the point at `x` and `y`, which are relative to its centre.
+    /// Whether the shape covers the point at `x` and `y`, which are relative to its center.
     fn covers(self, x: f32, y: f32) -> bool {
         let (u, v) = (x / RADIUS, y / RADIUS);
         match self {
@@ -151,7 +151,7 @@ impl Shape {
                 let angle = u.atan2(-v).rem_euclid(2.0 * fifth);
                 let angle = angle.min(2.0 * fifth - angle);
                 let (along, across) = (u.hypot(v) * angle.cos(), u.hypot(v) * angle.sin());
-                // The side from the tip at (1, 0) to the corner between two tips.
+                // The vector of the side from the tip at (1, 0) to the corner between two tips.
                 let (side_x, side_y) = (0.42 * fifth.cos() - 1.0, 0.42 * fifth.sin());
                 (along - 1.0) * side_y <= across * side_x
             }
@@ -261,7 +261,7 @@ async fn files_of_one_picture_lead_to_one_answer() -> Result<(), Error> {
 }
 
 /// Goal: a conversation may show a second picture, and questions after it are about that one.
-/// Without a picture, the model says what it is for.
+/// Without a picture, the model describes its purpose.
 #[tokio::test]
 async fn the_latest_picture_counts() -> Result<(), Error> {
     let engine = builder().build().await?;

@@ -1,4 +1,4 @@
-//! The setting of a device.
+//! Settings that choose a device.
 
 use stolon::{DeviceChoice, Engine, EngineBuilder, KvType, WeightType, WindowKv};
 

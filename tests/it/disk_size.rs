@@ -1,4 +1,4 @@
-//! The size of the disk tier: how it is set, and what is removed when it is reached.
+//! The size of the disk tier: how it is set, and which records are removed when it is reached.
 
 use std::time::Duration;
 
@@ -15,8 +15,8 @@ fn slow_fake(block_count: usize) -> EngineBuilder {
     support::slow_fake(block_count, Duration::from_micros(500))
 }
 
-/// Goal: a size that is given as a ratio is that multiple of the KV pool, whether the pool is given
-/// in blocks or in bytes, and it limits what is stored.
+/// Goal: a ratio sets the size to this multiple of the KV pool, whether the pool is given in blocks
+/// or in bytes, and it limits what is stored.
 #[tokio::test]
 async fn a_ratio_is_a_multiple_of_the_pool() {
     let tiny = || Engine::builder().model("random:tiny");
@@ -45,7 +45,8 @@ async fn a_ratio_is_a_multiple_of_the_pool() {
     stop(engine).await;
 }
 
-/// Goal: ratios out of range, and two sizes at once, are refused with what was expected.
+/// Goal: ratios out of range, and two sizes at once, are refused with an error that says what was
+/// expected.
 #[tokio::test]
 async fn wrong_ratios_are_refused() {
     let directory = Directory::new("disk-ratio-refused");
@@ -65,8 +66,8 @@ async fn wrong_ratios_are_refused() {
     assert!(!directory.0.exists(), "nothing was made");
 }
 
-/// Goal: the eviction policy of the engine decides what is removed from the disk, also when it is
-/// changed while the engine runs, and priorities count.
+/// Goal: the eviction policy of the engine decides which records are removed from the disk, also
+/// when it is changed while the engine runs, and priorities count.
 #[tokio::test]
 async fn the_eviction_policy_holds_for_the_disk() {
     let after = async |policy, changed: Option<EvictionPolicy>| {
@@ -99,7 +100,8 @@ async fn the_eviction_policy_holds_for_the_disk() {
     assert_eq!(after(EvictionPolicy::Lru, Some(EvictionPolicy::Fifo)).await, [1, 2, 3]);
 }
 
-/// Goal: what requests find in the pool is not removed from the disk as if it were unused.
+/// Goal: records of prefixes that requests find in the pool count as used, so they are not the
+/// first to be removed from the disk.
 #[tokio::test]
 async fn what_is_used_in_the_pool_stays_on_the_disk() {
     let directory = Directory::new("disk-hot");

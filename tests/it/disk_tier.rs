@@ -1,5 +1,5 @@
 //! The disk tier: KV that was evicted, or computed before a restart, is read back with the same
-//! bits, and faults of the files stop no request.
+//! bits, and damaged files stop no request.
 
 use std::num::NonZero;
 use std::time::Duration;
@@ -17,7 +17,7 @@ fn slow_fake(block_count: usize) -> EngineBuilder {
     support::slow_fake(block_count, Duration::from_micros(500))
 }
 
-/// The same for a model with a recurrent state, whose checkpoints take four blocks.
+/// The same engine for a model with a recurrent state, whose checkpoints take four blocks each.
 fn slow_fake_with_state(block_count: usize) -> EngineBuilder {
     let per_prefill_token = Duration::from_micros(500);
     let latency = FakeLatency { per_prefill_token, ..FakeLatency::default() };
@@ -26,8 +26,8 @@ fn slow_fake_with_state(block_count: usize) -> EngineBuilder {
     Engine::builder().backend("fake", Box::new(FakeBackend::new(options)))
 }
 
-/// Goal: after a restart, prompts are read from the disk, and the answers have the same bits as
-/// those of an engine that computes everything, for every KV type.
+/// Goal: after a restart, prompts are read from the disk, and the answers have the same bits as in
+/// an engine that computes everything, for every KV type.
 #[tokio::test]
 async fn a_restarted_engine_is_warm_with_the_same_bits() {
     for kv_type in KvType::ALL {
@@ -67,8 +67,8 @@ async fn every_record_is_stored_once() {
     stop(engine).await;
 }
 
-/// Goal: what was evicted from a pool that is much too small is read back from the disk, also while
-/// other requests run, and never for the wrong prompt.
+/// Goal: prefixes that were evicted from a pool that is much too small are read back from the disk,
+/// also while other requests run, and never for the wrong prompt.
 #[tokio::test]
 async fn evicted_prefixes_are_read_back() {
     let directory = Directory::new("disk-evicted");
@@ -102,7 +102,7 @@ async fn evicted_prefixes_are_read_back() {
 async fn a_prefix_that_is_evicted_while_its_request_waits_is_read_back() {
     for policy in [PrefetchPolicy::BestEffort, PrefetchPolicy::WaitComplete] {
         let directory = Directory::new(&format!("disk-waiting-{policy}"));
-        // Computing is slow enough that reads are waited for on a busy machine, too.
+        // Computing is so slow that requests wait for reads on a busy machine, too.
         let (per_prefill_token, per_decode) = (Duration::from_millis(2), Duration::from_millis(1));
         let latency = FakeLatency { per_prefill_token, per_decode, ..FakeLatency::default() };
         let builder = support::fake(32, latency).max_running(1).prefetch_policy(policy);
@@ -123,7 +123,7 @@ async fn a_prefix_that_is_evicted_while_its_request_waits_is_read_back() {
 }
 
 /// Goal: the prompts of a model with a recurrent state are read with the checkpoint of their state,
-/// after a restart and after an eviction, and never without.
+/// after a restart and after an eviction, and never without it.
 #[tokio::test]
 async fn a_recurrent_state_is_stored_with_its_prefix() {
     let directory = Directory::new("disk-state");
@@ -132,7 +132,7 @@ async fn a_recurrent_state_is_stored_with_its_prefix() {
     let first = with_disk(200).await.expect("an engine");
     let question = |seed| [prompt(200, 1), prompt(60, seed)].concat();
     assert_eq!(ask(&first, &prompt(200, 1)).await, 0);
-    // The end of the prompt, to the last whole record, and its checkpoint.
+    // Stores the prompt, up to its last whole record, and the checkpoint of this position.
     stop(first).await;
     assert_eq!(records(&directory.0).len(), 3 + 1);
     let again = with_disk(40).await.expect("the directory is free again");
@@ -151,7 +151,7 @@ async fn a_recurrent_state_is_stored_with_its_prefix() {
     assert!(matches!(refused, Err(Error::Engine(_))), "{refused:?}");
 }
 
-/// Goal: what is read takes no more memory than is set for it; the rest is computed.
+/// Goal: reads take no more memory than is set for them; the rest is computed.
 #[tokio::test]
 async fn what_is_read_is_bounded_by_its_memory() {
     let directory = Directory::new("disk-read-memory");
@@ -200,11 +200,11 @@ async fn refused_requests_read_nothing() {
 }
 
 /// Goal: with write-back, nothing is written before it is evicted, everything that was evicted is
-/// read back, and what is in the pool in the end is found after a restart.
+/// read back, and the prefixes that are in the pool at the end are found after a restart.
 #[tokio::test]
 async fn write_back_writes_what_leaves_the_pool() {
     let directory = Directory::new("disk-write-back");
-    // Computing is slow enough that reads are waited for on a busy machine, too.
+    // Computing is so slow that requests wait for reads on a busy machine, too.
     let per_token = Duration::from_millis(2);
     let with_disk = || {
         let builder = support::slow_fake(32, per_token).kv_cache_dir(&directory.0, 1 << 30);
@@ -237,8 +237,8 @@ async fn write_back_writes_what_leaves_the_pool() {
     stop(engine).await;
 }
 
-/// Goal: with selective writing, a prefix is written when a second request begins with it, and what
-/// only one request needs is not.
+/// Goal: with selective writing, a prefix is written when a second request begins with it, and
+/// tokens that only one request has are not written.
 #[tokio::test]
 async fn selective_writing_writes_what_is_used_again() {
     let directory = Directory::new("disk-selective");
@@ -259,7 +259,7 @@ async fn selective_writing_writes_what_is_used_again() {
         ask(&engine, &with_tail(100)).await;
         assert_eq!(records().await, 3, "the common prefix");
         ask(&engine, &with_tail(101)).await;
-        // Nothing of it is computed, so that nothing is committed.
+        // No part of the prefix is computed, so that nothing is committed.
         for _ in 0..hits.get() {
             ask(&engine, &with_tail(101)).await;
         }
@@ -269,7 +269,7 @@ async fn selective_writing_writes_what_is_used_again() {
     }
 }
 
-/// Goal: a request waits for stored KV as its policy says.
+/// Goal: the prefetch policy determines how long a request waits for stored KV.
 #[tokio::test]
 async fn the_prefetch_policy_bounds_the_wait() {
     let directory = Directory::new("disk-prefetch");
@@ -282,7 +282,7 @@ async fn the_prefetch_policy_bounds_the_wait() {
         [(PrefetchPolicy::WaitComplete, 192), (PrefetchPolicy::Timeout(Duration::ZERO), 0)]
     {
         let engine = with_disk().prefetch_policy(policy).build().await.expect("an engine");
-        // Afterwards it is known that computing is faster than reading.
+        // Afterward it is known that computing is faster than reading.
         ask(&engine, &prompt(200, 3)).await;
         assert_eq!(ask(&engine, &prompt(200, 1)).await, expected, "{policy}");
         assert_eq!(ask(&engine, &prompt(200, 2)).await, expected, "{policy}");
@@ -309,7 +309,7 @@ async fn a_prefix_is_read_once_for_requests_at_the_same_time() {
 }
 
 /// Goal: with damaged files, a directory that is removed, and one that cannot be written, requests
-/// go on and get right answers.
+/// continue and get right answers.
 #[tokio::test]
 async fn faults_of_the_disk_do_not_reach_requests() {
     let directory = Directory::new("disk-faults");
@@ -344,7 +344,7 @@ async fn faults_of_the_disk_do_not_reach_requests() {
 }
 
 /// Goal: a directory that another engine uses is refused by its name, and so is a backend that
-/// cannot copy blocks. Tenants do not share what is stored.
+/// cannot copy blocks. Tenants do not share stored KV.
 #[tokio::test]
 async fn directories_in_use_are_refused() {
     let directory = Directory::new("disk-refused");
@@ -363,8 +363,8 @@ async fn directories_in_use_are_refused() {
     stop(engine).await;
 }
 
-/// Goal: requests with a cache salt find their KV after a restart, because the directory has a key,
-/// and another key does not find it.
+/// Goal: requests with a cache salt find their KV after a restart, because the directory keeps the
+/// key of the salts. With another key it is not found.
 #[tokio::test]
 async fn salts_mean_the_same_after_a_restart() {
     let directory = Directory::new("disk-salts");
@@ -390,8 +390,8 @@ async fn salts_mean_the_same_after_a_restart() {
     stop(same).await;
 }
 
-/// Goal: hundreds of requests with shared prefixes, of which many are cancelled, through a small
-/// pool and a small disk end with right answers and a consistent accounting.
+/// Goal: hundreds of requests with shared prefixes, many of them canceled, on a small pool and a
+/// small disk end with right answers and a consistent accounting.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn many_requests_with_cancels_through_all_tiers() {
     let selective = WritePolicy::WriteThroughSelective { hits: NonZero::<u32>::MIN };

@@ -19,7 +19,8 @@ const FOLDERS: [&str; 10] = [
     "tests/",
 ];
 
-/// Where links to files of the repository begin in pages of the book, which has only its own files.
+/// The beginning of links to files of the repository in pages of the book. The book has only its
+/// own files, so relative links cannot reach these.
 const REPOSITORY: &str = "https://github.com/stolon-rs/stolon/";
 
 /// The root of the checkout, or `None` in a published crate.
@@ -28,7 +29,8 @@ fn checkout() -> Option<PathBuf> {
     root.join("docs/book.toml").exists().then(|| root.to_owned())
 }
 
-/// All Markdown files below `folder`, without those of build outputs and other people's packages.
+/// All Markdown files below `folder`, without the files of build outputs and of other people's
+/// packages.
 fn documents(folder: &Path) -> Vec<PathBuf> {
     let mut found = Vec::new();
     for entry in std::fs::read_dir(folder).expect("a readable folder") {
@@ -49,7 +51,7 @@ fn read(path: &Path) -> String {
     std::fs::read_to_string(path).expect("a readable file")
 }
 
-/// The text without the lines of code blocks, in which brackets and backticks are no Markdown.
+/// The text without the lines of code blocks, in which brackets and backticks are not Markdown.
 fn prose(text: &str) -> String {
     let mut is_code = false;
     let is_prose = |line: &&str| {
@@ -81,7 +83,8 @@ fn anchors(text: &str) -> HashSet<String> {
     headings.map(anchor).collect()
 }
 
-/// Why the link does not resolve, if it does not. Links to other sites are not followed.
+/// The reason why the link does not resolve; `None` if it does. Links to other sites are not
+/// followed.
 fn broken(document: &Path, root: &Path, link: &str) -> Option<String> {
     let in_repository = link.strip_prefix(REPOSITORY).and_then(|rest| {
         let (kind, path) = rest.split_once('/')?;
@@ -120,7 +123,8 @@ fn links_resolve() {
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
 }
 
-/// Goal: the check of links notices a missing file, a missing heading and a link out of the book.
+/// Goal: the check of links notices a missing file, a missing heading and a link that leads out of
+/// the book.
 #[test]
 fn broken_links_are_noticed() {
     let Some(root) = checkout() else { return };
@@ -143,7 +147,7 @@ fn paths_exist() {
     let Some(root) = checkout() else { return };
     let mut wrong = Vec::new();
     for document in documents(&root) {
-        // Diaries name files as they were.
+        // Diaries name files of their time, which may not exist any longer.
         if document.starts_with(root.join("benches/history")) {
             continue;
         }
@@ -161,7 +165,8 @@ fn paths_exist() {
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
 }
 
-/// Goal: the book's contents list every page, so that each can be reached and is built.
+/// Goal: the book's table of contents lists every page, so that each page is built and can be
+/// reached.
 #[test]
 fn the_book_has_every_page() {
     let Some(root) = checkout() else { return };
@@ -191,8 +196,7 @@ fn every_invariant_names_its_test() {
     }
 }
 
-/// Goal: the table of deep checks in CONTRIBUTING.md has the steps that `.ci/deep` has, and no
-/// other.
+/// Goal: the table of deep checks in CONTRIBUTING.md has exactly the steps that `.ci/deep` has.
 #[test]
 fn contributing_lists_the_deep_checks() {
     let Some(root) = checkout() else { return };

@@ -1,5 +1,5 @@
-//! Embeddings: those of a model for embeddings against sentence-transformers, and those of a fake
-//! backend next to requests that generate.
+//! Embeddings: of a model for embeddings, compared with sentence-transformers, and of a fake
+//! backend that also runs requests that generate.
 
 use std::path::PathBuf;
 
@@ -17,7 +17,7 @@ use crate::support::fake;
 /// The hidden size of the fake backend.
 const HIDDEN_SIZE: usize = 16;
 
-/// A model of sentence-transformers, and the embeddings that it computes.
+/// The directory of a model of sentence-transformers, with the embeddings that the model computes.
 fn directory() -> PathBuf {
     [env!("CARGO_MANIFEST_DIR"), "crates/models/checkpoint/tests/fixtures/embedding"]
         .iter()
@@ -29,7 +29,7 @@ fn model() -> EngineBuilder {
     Engine::builder().model(source).num_blocks(128).block_size(4).threads(1)
 }
 
-/// The texts of the fixture with everything that is known of them.
+/// The entries of the fixture: texts with their tokens and embeddings.
 fn expected() -> Vec<Value> {
     let text = std::fs::read_to_string(directory().join("expected.json")).expect("a fixture");
     serde_json::from_str(&text).expect("JSON")
@@ -56,7 +56,7 @@ async fn embed(engine: &Engine, request: Request) -> Embedding {
     engine.embed(request, None).await.expect("an embedding")
 }
 
-/// Goal: tokens and embeddings are those of sentence-transformers, with last-token and mean
+/// Goal: tokens and embeddings equal those of sentence-transformers, with last-token and mean
 /// pooling, whole and shortened.
 #[tokio::test]
 async fn embeddings_match_sentence_transformers() {
@@ -77,7 +77,7 @@ async fn embeddings_match_sentence_transformers() {
 }
 
 /// Goal: an embedding is the same, bit for bit, whether its prompt is computed or cached, alone or
-/// in a batch, in one step or in chunks, and what is cached is reported.
+/// in a batch, in one step or in chunks, and the number of cached tokens is reported.
 #[tokio::test]
 async fn embeddings_do_not_depend_on_the_cache_and_the_batch() {
     let texts: Vec<String> =
@@ -109,7 +109,7 @@ async fn embeddings_do_not_depend_on_the_cache_and_the_batch() {
     }
 }
 
-/// Goal: a model without an output matrix refuses to generate, and can be warmed.
+/// Goal: a model without an output matrix refuses to generate, but its cache can be warmed.
 #[tokio::test]
 async fn a_model_without_an_output_matrix_only_embeds() {
     let engine = model().build().await.expect("an engine");
@@ -172,7 +172,7 @@ async fn embeddings_and_answers_share_an_engine() {
     let config =
         EmbeddingConfig { pooling: Pooling::Last, normalize: false, sizes: EmbeddingSizes::Full };
     let engine = builder.embedding(config).build().await.expect("an engine");
-    // They share 32 tokens.
+    // The prompts share their first 32 tokens.
     let prompt = |n: u32| (0..40 + n).map(|i| (i * i + if i < 32 { 0 } else { n }) % 250).collect();
     let prompts: Vec<Vec<u32>> = (0..6).map(prompt).collect();
     let embeddings = join_all(prompts.iter().map(|p| embed(&engine, Request::tokens(p.clone()))));

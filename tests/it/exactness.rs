@@ -1,6 +1,6 @@
-//! An answer never depends on the cache: for each kind of model and each tier, random requests have
+//! An answer never depends on the cache: for each kind of model and each tier, random requests get
 //! the bits that an engine without a cache computes, while prefixes are removed, requests are
-//! cancelled, sessions continue and the engine restarts.
+//! canceled, sessions continue and the engine restarts.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -28,10 +28,10 @@ const CLIENTS: usize = 6;
 /// How often an engine restarts in a run, each time with a part of the answers.
 const STARTS: usize = 4;
 
-/// Length of an answer in tokens. A cancelled request ends earlier.
+/// Length of an answer in tokens. A canceled request ends earlier.
 const ANSWER_LEN: usize = 8;
 
-/// A model whose cache has something that those of the other kinds do not have.
+/// A model whose cache has a property that the caches of the other kinds do not have.
 #[derive(Clone, Copy)]
 struct Kind {
     name: &'static str,
@@ -65,16 +65,17 @@ const KINDS: &[Kind] = &[
     kind("images, gated delta rule", "random:qwen3.5-vl-tiny"),
 ];
 
-/// Where an engine keeps what its pool has no room for.
+/// The place where an engine keeps KV that its pool has no room for.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Tier {
     /// Nowhere.
     Pool,
     /// In a directory that has room for everything.
     Disk,
-    /// In a directory that has room for some of it, and gets what is evicted if the model permits.
+    /// In a directory that has room for a part. KV is written when it is evicted, if the model
+    /// permits that.
     SmallDisk,
-    /// In an object store, behind a directory that has room for some of it.
+    /// In an object store, behind a directory that has room for a part.
     #[cfg(feature = "object-store")]
     ObjectStore,
 }
@@ -93,7 +94,8 @@ impl Tier {
         let builder = match self {
             Tier::Pool => return builder,
             Tier::Disk => builder.kv_cache_dir(disk, 1 << 30),
-            // What is evicted from the pool has no state.
+            // Evicted blocks are stored without a state, so a model with a state does not use
+            // write-back.
             Tier::SmallDisk if sizes.has_state => builder.kv_cache_dir(disk, small),
             Tier::SmallDisk => {
                 builder.kv_cache_dir(disk, small).write_policy(WritePolicy::WriteBack)
@@ -131,10 +133,10 @@ struct Question {
     prompt_len: usize,
 }
 
-/// The questions to a model: conversations of several turns, of which most are one turn.
+/// The questions to a model: conversations, most of which have only one turn.
 type Conversations = Vec<Vec<Question>>;
 
-/// What went on in a run.
+/// Numbers of a run, counted by all clients together.
 #[derive(Default)]
 struct Counts {
     answers: AtomicUsize,
@@ -160,7 +162,8 @@ impl Kind {
         let mut prompts = Vec::new();
         for family in 0..4 {
             let shared = tokens(family, 150);
-            // They share 69 tokens, which are no whole number of blocks or checkpoints.
+            // They share at most 69 tokens, which is not a multiple of the size of blocks or of the
+            // distance of checkpoints.
             for (own, len) in [(0, 155), (1, 74), (2, 74), (3, 33)] {
                 let first = [&shared[..69.min(len)], &tokens(family * 7 + own + 9, 90)].concat();
                 prompts.push(Request::tokens(&first[..len]));
@@ -244,7 +247,7 @@ async fn client(
             };
             let mut stream = match engine.generate(request).await {
                 Ok(stream) => stream,
-                // The session has ended in a removal of everything.
+                // A removal of everything may have ended the session.
                 Err(Error::Engine(EngineError::Session(_) | EngineError::Overloaded { .. })) => {
                     break;
                 }
@@ -269,7 +272,7 @@ async fn client(
     }
 }
 
-/// Compares `answers` answers of a model with a tier. Returns how many were wrong.
+/// Compares `answers` answers of a model with a tier. Returns the number of wrong answers.
 #[allow(clippy::print_stdout, reason = "the figures by kind and tier are the test's report")]
 async fn compare(
     kind: Kind,
@@ -287,7 +290,8 @@ async fn compare(
         let removing = tokio::spawn({
             let engine = engine.clone();
             async move {
-                // Some of what requests find is removed before they start, and some is evicted.
+                // Flushes at varying intervals: some prefixes are removed before the request that
+                // would find them starts, and others are evicted earlier.
                 for wait in (0..).map(|n| [5, 10, 20, 100][n % 4]) {
                     tokio::time::sleep(Duration::from_millis(wait)).await;
                     engine.cache().flush().await.expect("it runs");
@@ -330,13 +334,13 @@ async fn compare(
     wrong
 }
 
-/// Compares answers of all tiers. Returns how many were wrong.
+/// Compares answers of all tiers. Returns the number of wrong answers.
 async fn compare_tiers(kind: Kind, tiers: &[Tier], answers: usize) -> usize {
     let cold = start(kind.builder().prefix_caching(false)).await;
     let conversations = Arc::new(kind.conversations(&cold).await);
     let info = cold.model_info();
     let block_bytes = (info.kv_bytes / info.num_blocks).max(1);
-    // Room for about four of the longest prompts, so most of what is cached is soon evicted.
+    // Room for about four of the longest prompts, so most cached prefixes are soon evicted.
     let lens = conversations.iter().flatten().map(|question| question.prompt_len);
     let longest = lens.max().expect("there are questions") + ANSWER_LEN;
     let blocks = 4 * longest.div_ceil(info.block_size) + 4 * info.state_bytes.div_ceil(block_bytes);
@@ -360,8 +364,8 @@ async fn answers_do_not_depend_on_the_cache() {
 }
 
 /// Goal: 20,000 answers of each kind of model with each tier have the bits of an engine without a
-/// cache. `STOLON_EXACT_ANSWERS` is another number of answers, and `STOLON_EXACT_KINDS` a part of
-/// the names of the kinds to try.
+/// cache. The variable `STOLON_EXACT_ANSWERS` sets another number of answers, and
+/// `STOLON_EXACT_KINDS` a string that the names of the tried kinds contain.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 #[ignore = "takes an hour"]
 async fn no_answer_of_any_kind_depends_on_the_cache() {

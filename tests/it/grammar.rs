@@ -1,5 +1,5 @@
 //! Structured output in a running engine, on a model with random weights: its logits are almost
-//! flat, so it does everything that a grammar allows.
+//! flat, so it produces everything that a grammar allows.
 
 use futures::future::join_all;
 use serde_json::{Value, json};
@@ -9,7 +9,7 @@ use stolon::{
 
 use crate::support::schemas;
 
-/// A token without a text, which ends an answer.
+/// A token without a string, which ends an answer.
 const END: u32 = 300;
 
 async fn engine(blocks: usize, logit_cache_bytes: usize) -> Engine {
@@ -121,27 +121,28 @@ async fn answers_are_the_same_in_every_situation() {
 async fn a_grammar_works_with_other_options() {
     let engine = engine(256, 1 << 20).await;
     let letters = || Grammar::Regex("[a-d]{2,30}".to_owned());
-    // Several choices have states of their own.
+    // Each of several choices has its own state of the grammar.
     let request = drawn("p", 1, 100).grammar(letters());
     let streams = engine.generate_choices(request, 4).await.expect("it fits");
     let answers = join_all(streams.into_iter().map(|stream| stream.collect_text())).await;
     let answers: Vec<_> = answers.into_iter().map(|answer| answer.expect("it ends").text).collect();
     assert!(answers.iter().all(|text| text.bytes().all(|byte| (b'a'..=b'd').contains(&byte))));
     assert!(answers.iter().any(|text| *text != answers[0]), "{answers:?}");
-    // The end is excluded until there are enough tokens, or until nothing else is left.
+    // The end of the answer is excluded until there are enough tokens, or until the grammar allows
+    // nothing else.
     let answer = run(&engine, drawn("p", 2, 100).grammar(letters()).min_tokens(20)).await;
     assert!(answer.text.len() >= 19, "{}", answer.text);
     let answer = run(&engine, drawn("p", 2, 100).grammar(letters()).min_tokens(60)).await;
     assert_eq!((answer.text.len(), ended(&answer)), (30, true));
-    // Bias and penalties choose among what is allowed.
+    // Bias and penalties choose among the tokens that the grammar allows.
     let mut sampling = SamplingParams { repetition_penalty: 1.3, ..SamplingParams::default() };
     sampling.logit_bias = [(u32::from(b'z'), 100.0), (u32::from(b'c'), 90.0)].into();
     let biased = drawn("p", 3, 20).sampling(sampling).grammar(letters());
     assert_eq!(run(&engine, biased).await.text, "c".repeat(20));
-    // A stop string ends the answer as ever.
+    // A stop string ends the answer as without a grammar.
     let stopped = drawn("p", 4, 100).grammar(Grammar::Regex("abc{50}".to_owned())).stop(["cc"]);
     assert_eq!(run(&engine, stopped).await.text, "ab");
-    // Log-probabilities are the model's own.
+    // Log-probabilities are those of the model, without the grammar.
     let free = run(&engine, drawn("p", 5, 1).logprobs(5)).await;
     let bound = run(&engine, drawn("p", 5, 1).logprobs(5).grammar(letters())).await;
     assert_eq!(bound.logprobs[0].top, free.logprobs[0].top);

@@ -1,6 +1,6 @@
 //! Prompts with images in the tiers: after a restart, through an object store and through an
-//! exported file, what was computed for an image is used with the same bits, and the image is not
-//! encoded.
+//! exported file, the KV of an image is used with the same bits, and the image is not encoded
+//! again.
 
 use std::path::Path;
 use std::process::{Command, Stdio};
@@ -16,7 +16,8 @@ use questions::question;
 
 use crate::support::{bits, pictures, questions, tiers as support};
 
-/// Models whose images are numbered like text, and as grids, and one with recurrent layers, too.
+/// Models whose image positions are numbered like text, and as grids, and one that also has
+/// recurrent layers.
 const MODELS: [&str; 3] = ["random:smolvlm-tiny", "random:qwen3-vl-tiny", RECURRENT];
 const RECURRENT: &str = "random:qwen3.5-vl-tiny";
 
@@ -36,7 +37,7 @@ async fn ask(engine: &Engine, request: Request) -> (Vec<(u32, u32)>, usize) {
     (bits(&answer), answer.finish.usage.cached_tokens)
 }
 
-/// The bits of an engine that computes everything.
+/// The bits of an answer of an engine that computes everything.
 async fn cold(model: &str, request: Request) -> Vec<(u32, u32)> {
     let engine = builder(model).prefix_caching(false).build().await.expect("an engine");
     ask(&engine, request).await.0
@@ -48,8 +49,8 @@ async fn stop(engine: Engine) {
     engine.shutdown().await;
 }
 
-/// Asks a second question about images that another engine was asked about, and checks that only
-/// what follows the images is computed, and that nothing is encoded.
+/// Asks a second question about images after another engine was asked about them, and checks that
+/// only the part after the images is computed, and that nothing is encoded.
 async fn ask_again(model: &str, engine: &Engine, pictures: &[&Arc<[u8]>]) {
     let next = question(pictures, "Which color has it?");
     let found = engine.tiers().query(&next).expect("a prompt");
@@ -57,7 +58,7 @@ async fn ask_again(model: &str, engine: &Engine, pictures: &[&Arc<[u8]>]) {
     let prompt = engine.prompt_tokens(&estimate).await.expect("a prompt");
     let images_end = 1 + prompt.iter().rposition(|&token| token >> 31 == 1).expect("an image");
     let stored = found.disk.max(found.object_store);
-    // A record may also have the beginning of the question.
+    // A record may also contain the beginning of the question.
     assert!(stored >= images_end && stored < prompt.len(), "{found:?} {images_end}");
     let expected = cold(model, next.clone()).await;
     let (answer, cached) = ask(engine, next).await;
@@ -87,7 +88,8 @@ async fn a_restarted_engine_knows_the_images() {
     }
 }
 
-/// Goal: records whose tokens or names of images were changed are refused, and computed.
+/// Goal: records whose tokens or names of images were changed are refused, and their positions are
+/// computed.
 #[tokio::test]
 async fn damaged_names_of_images_are_computed() {
     let directory = Directory::new("image-damaged");
@@ -116,7 +118,8 @@ async fn damaged_names_of_images_are_computed() {
     stop(again).await;
 }
 
-/// Goal: a process that shares the object store with another one reads what that one has computed.
+/// Goal: a process that shares the object store with another one reads the KV that the other one
+/// has computed.
 #[cfg(feature = "object-store")]
 #[tokio::test]
 async fn engines_share_images_through_an_object_store() {
@@ -134,7 +137,7 @@ async fn engines_share_images_through_an_object_store() {
     stop(first).await;
     let second = engine("second").await.expect("an engine");
     let known = question(&[&image], "What is this?");
-    // The store is listed after the start. The test would hang if it never was.
+    // The store is listed after the start. The test would hang if it were never listed.
     while second.tiers().query(&known).expect("a prompt").object_store == 0 {
         tokio::time::sleep(std::time::Duration::from_millis(10)).await;
     }
@@ -167,7 +170,7 @@ async fn exported_images_are_imported_without_their_pixels() -> Result<(), Error
         let expected = cold(model, next.clone()).await;
         let found = to.cache().query_resume(&next)?.resume;
         assert_eq!(ask(&to, next).await, (expected, found), "{block_size}");
-        // The only state that was exported is behind the end of the first question.
+        // The only exported state is after the end of the first question.
         if block_size == 1 && model != RECURRENT {
             assert_eq!(to.stats().images_encoded, 0);
             assert!(found > 0);
@@ -193,7 +196,7 @@ async fn images_that_leave_the_pool_are_read_back() {
         }
         let len = cold.prompt_tokens(&asked(&pictures[0])).await.expect("a prompt").len();
         assert!(len > 64, "{model}: {len} positions, of which whole records are written");
-        // The pool has room for two of the six.
+        // The pool has room for two of the six prompts.
         let builder = builder(model).num_blocks(5 * len / 2).encoder_cache_bytes(0);
         let builder = builder.kv_cache_dir(&directory.0, 1 << 30);
         let builder = builder.write_policy(WritePolicy::WriteBack);
@@ -205,7 +208,7 @@ async fn images_that_leave_the_pool_are_read_back() {
                 let (answer, cached) = ask(&engine, asked(image)).await;
                 assert_eq!(&answer, expected, "{model}, round {round}");
                 assert!(round == 0 || cached > 0, "{model}, round {round}");
-                // What is still being written is computed instead.
+                // Positions that are still being written would be computed instead.
                 engine.tiers().flush().await.expect("it runs");
             }
             // Some models encode several tiles of a picture.
@@ -218,11 +221,13 @@ async fn images_that_leave_the_pool_are_read_back() {
     }
 }
 
-/// The name of the variable by which the test below tells its other process where to write.
+/// The name of the environment variable that tells the child process of the test below where to
+/// write.
 const CHILD: &str = "STOLON_IMAGE_TEST_DIRECTORY";
 
-/// Goal: a process that is killed while it writes records with images leaves nothing wrong behind:
-/// the next one answers with the bits of a cold cache, and goes on from what was written.
+/// Goal: a process that is killed while it writes records with images leaves no wrong records
+/// behind: the next one answers with the bits of a cold cache, and uses the records that were
+/// written.
 #[tokio::test]
 async fn a_killed_process_leaves_no_wrong_image() {
     const PICTURES: u32 = 5;
@@ -258,7 +263,8 @@ async fn a_killed_process_leaves_no_wrong_image() {
         }
         let disk = engine.tiers().disk_stats().expect("a disk tier");
         assert_eq!(disk.records_refused, 0, "only complete files are found");
-        // Not flushed: what this engine has computed must not be found in place of the other's.
+        // Not flushed: the records of this engine must not be found in place of the records of the
+        // killed process.
         engine.shutdown().await;
     }
     assert!(found > 0, "something was written");

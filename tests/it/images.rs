@@ -30,7 +30,7 @@ use stolon::{
 
 use crate::support::{bits, pictures, questions};
 
-/// A model, and what takes the place of an image in its prompts.
+/// A model, and the string that takes the place of an image in its prompts.
 #[derive(Clone, Copy)]
 struct Model {
     name: &'static str,
@@ -40,7 +40,7 @@ struct Model {
 const SMOLVLM: Model = Model { name: "random:smolvlm-tiny", place: "<image>" };
 const QWEN3_VL: Model =
     Model { name: "random:qwen3-vl-tiny", place: "<|vision_start|><|image_pad|><|vision_end|>" };
-/// The same places in a model with recurrent layers.
+/// A model with recurrent layers and the same string.
 const QWEN3_5: Model = Model { name: "random:qwen3.5-vl-tiny", ..QWEN3_VL };
 const MODELS: [Model; 3] = [SMOLVLM, QWEN3_VL, QWEN3_5];
 
@@ -60,8 +60,8 @@ fn builder() -> EngineBuilder {
 }
 
 /// Goal: an answer about images has the same bits with a warm and with a cold cache, for one and
-/// several images, at every block size and with steps that would cut the images. What a question
-/// shares with another one is neither computed nor encoded again.
+/// several images, at every block size and with steps that would cut the images. The part that a
+/// question shares with another one is neither computed nor encoded again.
 #[tokio::test]
 async fn warm_answers_equal_cold_ones() -> Result<(), Error> {
     for model in MODELS {
@@ -139,8 +139,9 @@ async fn a_second_question_finds_the_image() -> Result<(), Error> {
     Ok(())
 }
 
-/// The answers of a session to two turns with images and two without, of which only the new part is
-/// sent, and how many tokens were cached and are images. The cache is emptied before the last one.
+/// The answers of a session to two turns with images and two without, and how many tokens of each
+/// were cached and belong to images. Each turn sends only its new part. The cache is emptied before
+/// the last one.
 async fn turns(model: Model, engine: &Engine) -> Result<Vec<(Vec<(u32, u32)>, [usize; 2])>, Error> {
     let id = engine.sessions().open(SessionOptions::default())?.id;
     let (one, other) = (picture(40, 30, 1), picture(64, 64, 2));
@@ -170,7 +171,7 @@ async fn turns(model: Model, engine: &Engine) -> Result<Vec<(Vec<(u32, u32)>, [u
 
 /// Goal: turns with images can be appended to a session, and turns without to a session with
 /// images. Their answers have the bits of an engine without a cache, also after the cache was
-/// emptied, and what was cached is not computed again.
+/// emptied, and cached positions are not computed again.
 #[tokio::test]
 async fn images_are_appended_to_sessions() -> Result<(), Error> {
     for model in MODELS {
@@ -197,7 +198,7 @@ async fn compare_sessions(model: Model) -> Result<(), Error> {
     Ok(())
 }
 
-/// Goal: images as parts of OpenAI's form are those of `Request::image`.
+/// Goal: images as message parts in OpenAI's form have the same effect as [`Request::image`].
 #[tokio::test]
 async fn parts_with_data_urls_are_images() -> Result<(), Error> {
     let engine = builder().build().await?;
@@ -244,7 +245,8 @@ async fn parts_with_data_urls_are_images() -> Result<(), Error> {
     Ok(())
 }
 
-/// Goal: what cannot be answered is refused with what was expected, and hurts no other request.
+/// Goal: requests that cannot be answered are refused with an error that says what was expected,
+/// and disturb no other request.
 #[tokio::test]
 async fn wrong_images_are_refused() -> Result<(), Error> {
     let engine = builder().build().await?;

@@ -1,5 +1,5 @@
-//! The object store behind the disk tier: engines with directories of their own share what they
-//! have computed, with the same bits, and faults of the store stop no request.
+//! The object store behind the disk tier: engines with directories of their own share the KV that
+//! they have computed, with the same bits, and faults of the store stop no request.
 //!
 //! The store is a directory. With `STOLON_S3_URL` and the variables of S3's tools, the tests that
 //! are ignored by default use a real server.
@@ -36,7 +36,7 @@ impl Place {
 }
 
 /// Waits until an engine knows that a prompt's first `tokens` tokens are in the store. The test
-/// would hang if it never did.
+/// would hang if that never happened.
 async fn wait_for(engine: &Engine, prompt: &[u32], tokens: usize) {
     loop {
         let found = engine.tiers().query(&Request::tokens(prompt)).expect("tokens");
@@ -71,8 +71,8 @@ async fn one_engine_computes_for_another(place: &Place, url: &str) {
     let (expected, _) = answer(&cold, &longer).await;
     assert_eq!(answer(&second, &longer).await, (expected, 192));
     assert_eq!(second.stats().loaded_tokens, 192);
-    // What was fetched is on the disk now, and what was computed, the answer's part of a fourth
-    // record, is in the store.
+    // The fetched records are on the disk now, and the computed one, a fourth record with the
+    // answer, is in the store.
     second.tiers().flush().await.expect("it runs");
     let found = second.tiers().query(&Request::tokens(longer.clone())).expect("tokens");
     assert_eq!((found.disk, found.object_store), (192, 192));
@@ -115,8 +115,8 @@ async fn engines_share_states() {
     stop(second).await;
 }
 
-/// Goal: what was on the disk before it had an object store behind it is uploaded, but nothing of
-/// another model.
+/// Goal: records that were on the disk before it had an object store behind it are uploaded, except
+/// those of another model.
 #[tokio::test]
 async fn what_was_stored_earlier_is_uploaded() {
     let place = Place::new("earlier");
@@ -141,7 +141,7 @@ async fn what_was_stored_earlier_is_uploaded() {
     stop(second).await;
 }
 
-/// Goal: the same through the protocol of S3.
+/// Goal: engines share KV through the protocol of S3, too.
 #[tokio::test]
 #[ignore = "needs an S3 server"]
 async fn engines_share_through_s3() {
@@ -150,15 +150,16 @@ async fn engines_share_through_s3() {
     one_engine_computes_for_another(&place, &format!("{url}/{}", std::process::id())).await;
 }
 
-/// An engine on the fake backend, which takes 1 ms for a token.
+/// An engine on the fake backend, which takes 1 ms per token.
 fn slow_fake(place: &Place, directory: &str) -> EngineBuilder {
     support::slow_fake(64, Duration::from_millis(1))
         .kv_cache_dir(place.directory(directory), 1 << 30)
         .kv_object_store(place.url())
 }
 
-/// Goal: what another engine has stored since the store was listed is looked for and found, also
-/// after what is on the disk; what is nowhere is not a failure of the store.
+/// Goal: records that another engine has stored since the store was listed are looked for and
+/// found, also when they follow records on the disk. A record that does not exist is not a failure
+/// of the store.
 #[tokio::test]
 async fn what_was_stored_after_the_listing_is_looked_for() {
     let place = Place::new("look");
@@ -172,14 +173,14 @@ async fn what_was_stored_after_the_listing_is_looked_for() {
     assert_eq!(ask(&second, &prompt(600, 1)).await, 576);
     assert_eq!(ask(&first, &longer).await, 592);
     first.tiers().flush().await.expect("it runs");
-    // The pool has 600 tokens of it, and the store all.
+    // The pool has 600 tokens of the prompt, and the store all.
     let before = second.stats().loaded_tokens;
     ask(&second, &longer).await;
     assert!(second.stats().loaded_tokens > before);
     assert_eq!(ask(&second, &prompt(600, 3)).await, 0);
     let stats = second.tiers().object_stats().expect("a store");
     assert_eq!((stats.failures, stats.records_refused), (0, 0));
-    // Each of the three prompts was looked for once, of which the last is nowhere.
+    // Each of the three prompts was looked for once, and the last one is not in the store.
     assert_eq!((stats.looks, stats.looks_found), (3, 2));
     stop(first).await;
     stop(second).await;
@@ -213,8 +214,8 @@ async fn damaged_objects_are_misses() {
     stop(second).await;
 }
 
-/// Goal: without the store, requests go on and its failures are counted; a store that never worked
-/// is refused by its URL when the engine starts.
+/// Goal: when the store fails, requests continue and the failures are counted. A store that never
+/// worked is refused when the engine starts, with an error that names its URL.
 #[tokio::test]
 async fn a_store_that_fails_stops_nothing() {
     let place = Place::new("fails");

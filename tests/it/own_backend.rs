@@ -1,5 +1,5 @@
-//! What a program can implement itself with the crate `stolon` alone: a backend and an eviction
-//! order. Both are the ones in `examples/own_backend.rs`.
+//! Parts that a program can implement itself with only the crate `stolon`: a backend and an
+//! eviction order. Both are the ones in `examples/own_backend.rs`.
 
 #[expect(dead_code, reason = "the tests use the example's types, not its main function")]
 #[path = "../../examples/own_backend.rs"]
@@ -56,7 +56,7 @@ async fn own_backend_answers_the_same_with_a_warm_and_a_cold_cache() {
 }
 
 /// Goal: the next token depends on early tokens of the prompt too, so that the test above would
-/// notice keys and values read from a wrong block.
+/// notice if keys and values were read from a wrong block.
 #[tokio::test]
 async fn own_backend_reads_the_whole_prefix() {
     let engine = builder(64).prefix_caching(false).build().await.expect("valid settings");
@@ -96,7 +96,7 @@ async fn custom_eviction_order_selects_the_victim() {
     }
 }
 
-/// Goal: a caller can match on the payload of an error, down to the type of the limit.
+/// Goal: a caller can match on the fields of an error, down to the type of the limit.
 #[tokio::test]
 async fn error_payloads_are_public() {
     let engine = builder(8).build().await.expect("valid settings");
@@ -122,7 +122,7 @@ async fn streams_are_read_without_further_crates() {
         }
     }
     assert_eq!((tokens, is_finished), (3, true));
-    // The engine still runs, so the error of one more read is the caller's.
+    // The engine still runs, so one more read is reported as an error of the caller.
     let error = stream.collect_text().await.expect_err("it was read to its end");
     assert!(matches!(error, Error::Engine(EngineError::InvalidParameter { .. })), "{error}");
     run(&engine, &prompt(1, 20)).await;
@@ -150,7 +150,7 @@ impl HashBackend {
         HashBackend { spec, slots: vec![0; state.slots], checkpoints: HashMap::new() }
     }
 
-    /// The state before a slice.
+    /// The hash before the first token of a slice.
     fn begin(&self, start: usize, state: &SliceState) -> u64 {
         match &state.resume {
             Some(blocks) => self.checkpoints[&blocks[0]],
@@ -203,7 +203,7 @@ impl Backend for HashBackend {
 }
 
 /// Goal: a backend of the caller's own can have a recurrent state, and an encoder. A request that
-/// resumes from a checkpoint is answered as one that computes its whole prompt.
+/// resumes from a checkpoint gets the same answer as one that computes its whole prompt.
 #[tokio::test]
 async fn own_backend_has_states() {
     let builder = || Engine::builder().backend("hash", Box::new(HashBackend::new()));

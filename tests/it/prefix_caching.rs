@@ -118,7 +118,7 @@ async fn eviction_does_not_change_answers() {
     engine.audit().await.expect("consistent accounting");
 }
 
-/// Goal: after many completed and cancelled requests every block is free or cached, and after a
+/// Goal: after many completed and canceled requests every block is free or cached, and after a
 /// flush every block is free.
 #[tokio::test]
 async fn every_block_is_free_or_cached_after_all_requests() {
@@ -144,9 +144,9 @@ async fn every_block_is_free_or_cached_after_all_requests() {
     assert_eq!(engine.audit().await.expect("consistent accounting").blocks_free, 20);
 }
 
-/// Goal: a request that writes nothing to the cache uses what is cached, adds nothing to it, and no
-/// other request waits for it; one that reads nothing computes its whole prompt. The answers are
-/// the same.
+/// Goal: a request that writes nothing to the cache uses cached prefixes, adds none, and no other
+/// request waits for it. A request that reads nothing from the cache computes its whole prompt. The
+/// answers are the same.
 #[tokio::test]
 async fn a_request_can_skip_the_cache() {
     let (builder, _) = builder(64);
@@ -154,7 +154,8 @@ async fn a_request_can_skip_the_cache() {
     let blocks = async || engine.audit().await.expect("consistent accounting").blocks_committed;
     let request = |len: u32| Request::tokens(prompt(2, len)).max_tokens(20);
     let unwritten = |len: u32| request(len).skip_writing_prefix_cache(true);
-    // Two at the same time would otherwise share the prefill, and be preempted for each other.
+    // Without this setting, two requests at the same time would share the prefill, and preempt each
+    // other.
     let (first, second) = tokio::join!(run(&engine, unwritten(70)), run(&engine, unwritten(70)));
     assert_eq!((first.finish.usage.cached_tokens, second.finish.usage.cached_tokens), (0, 0));
     assert_eq!((blocks().await, first.token_ids), (0, second.token_ids.clone()));
@@ -236,7 +237,7 @@ async fn a_quota_keeps_one_salt_from_evicting_the_others() {
             assert_eq!(flooded, blocks * 16);
             assert_eq!((stats.evictions, stats.evictions_for_quota), (0, 35));
             assert_eq!((report.blocks_committed, report.blocks_free), (11, 5));
-            // More than what is free, so the next one evicts what the default order says.
+            // The next request needs more than the free blocks, so it evicts in the default order.
             run(&engine, request(200, 8)).await;
             assert!(engine.stats().evictions > 0);
         } else {

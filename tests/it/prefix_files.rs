@@ -1,5 +1,5 @@
-//! Exported prefixes: what was imported is served from the cache, and the answers are those of an
-//! engine that has computed everything itself.
+//! Exported prefixes: an imported prefix is served from the cache, and the answers equal those of
+//! an engine that has computed everything itself.
 use stolon::{Engine, EngineBuilder, Error, FormatError, KvType, Request, TierError};
 use stolon_backend::fake::{FakeBackend, FakeOptions};
 
@@ -56,7 +56,7 @@ async fn imported_prefixes_give_the_same_bits_as_computed_ones() {
             let (expected, _) = answer(&cold, &question).await;
             let (warm, cached) = answer(&to, &question).await;
             assert_eq!((warm, cached), (expected, whole), "{kv_type} {block_size}");
-            // What was imported can be exported again.
+            // An imported prefix can be exported again.
             assert!(export(&to, &document).await == bytes, "{kv_type} {block_size}");
             for engine in [from, to, cold] {
                 engine.audit().await.expect("a consistent accounting");
@@ -66,7 +66,7 @@ async fn imported_prefixes_give_the_same_bits_as_computed_ones() {
 }
 
 /// Goal: a file of another model, or with another setting that changes its bits, is refused, and
-/// the engine goes on.
+/// the engine keeps running.
 #[tokio::test]
 async fn files_of_other_models_and_settings_are_refused() {
     let bytes = export(&start(tiny()).await, &prompt(100, 1)).await;
@@ -86,7 +86,7 @@ async fn files_of_other_models_and_settings_are_refused() {
     }
 }
 
-/// Goal: damaged and cut files are refused and change nothing.
+/// Goal: damaged and truncated files are refused and change nothing.
 #[tokio::test]
 async fn damaged_files_are_refused() {
     let engine = start(tiny()).await;
@@ -104,8 +104,8 @@ async fn damaged_files_are_refused() {
     assert_eq!(engine.audit().await.expect("consistent").blocks_reserved, 0);
 }
 
-/// Goal: prefixes go through files, and an error of a file names it. A prompt without a full block
-/// and one with a cache salt are refused.
+/// Goal: prefixes can be written to files and read from them, and an error that concerns a file
+/// names it. A prompt without a full block and one with a cache salt are refused.
 #[tokio::test]
 async fn prefixes_are_written_to_files_and_read_from_them() {
     let directory = std::env::temp_dir().join(format!("stolon-prefix-{}", std::process::id()));

@@ -1,4 +1,5 @@
-//! Sessions through the public API: what they hold, what ends it, and that they change no answer.
+//! Sessions through the public API: the blocks that they hold, the events that end a hold, and that
+//! they change no answer.
 
 use std::time::Duration;
 
@@ -31,7 +32,7 @@ async fn refused(engine: &Engine, request: Request) -> SessionError {
     }
 }
 
-/// Waits until no request runs or waits, also none that was cancelled.
+/// Waits until no request runs or waits, not even a canceled one.
 async fn ended(engine: &Engine) {
     while engine.stats().running + engine.stats().waiting > 0 {
         tokio::time::sleep(Duration::from_millis(1)).await;
@@ -72,8 +73,8 @@ async fn a_session_survives_cache_pressure_and_changes_no_answer() {
     assert_eq!((first, second), (cold_first, cold_second));
 }
 
-/// Goal: sessions never make a request fail: one that needs the whole pool takes what they hold,
-/// the one that is idle longest first.
+/// Goal: sessions never make a request fail: a request that needs the whole pool takes the blocks
+/// that they hold, first of the session that has been idle longest.
 #[tokio::test]
 async fn requests_take_what_sessions_hold_if_they_have_no_other_block() {
     let (builder, _) = builder(16);
@@ -88,7 +89,7 @@ async fn requests_take_what_sessions_hold_if_they_have_no_other_block() {
     assert_eq!(engine.stats().blocks_in_sessions, 15);
     complete(&engine, Request::tokens(tokens(100, 90)).max_tokens(1)).await;
     assert_eq!(held(), [0, 5, 5]);
-    // It grows into what the others hold.
+    // This request grows into the blocks that the sessions hold.
     let long = complete(&engine, Request::tokens(tokens(200, 16)).max_tokens(241)).await;
     assert_eq!(long.token_ids.len(), 241);
     assert_eq!(held(), [0, 0, 0]);
@@ -99,7 +100,7 @@ async fn requests_take_what_sessions_hold_if_they_have_no_other_block() {
     engine.audit().await.expect("consistent accounting");
 }
 
-/// Goal: a turn that is cancelled or fails leaves its session as it was, and idle.
+/// Goal: a turn that is canceled or fails leaves its session as it was, and idle.
 #[tokio::test]
 async fn turns_that_do_not_complete_change_nothing() {
     let (builder, backend) = builder(16);
@@ -116,7 +117,7 @@ async fn turns_that_do_not_complete_change_nothing() {
     };
     unchanged(3);
 
-    // Cancelled in the middle of the answer, and before the first step. The first of these turns
+    // Canceled in the middle of the answer, and before the first step. The first of these turns
     // has taken the partial block.
     let mut stream = engine.generate(first.clone().max_tokens(100)).await.expect("it fits");
     while !matches!(stream.next().await, Some(Ok(Event::Token(_)))) {}
@@ -127,7 +128,7 @@ async fn turns_that_do_not_complete_change_nothing() {
     drop(engine.generate(first.clone()).await.expect("it fits"));
     unchanged(2);
 
-    // Refused by the engine after the turn has begun.
+    // The engine refuses this request after its turn has begun.
     let too_long = Request::tokens(tokens(3, 4000)).session(&id);
     engine.generate(too_long).await.expect_err("it does not fit");
     unchanged(2);
@@ -161,8 +162,8 @@ async fn turns_that_do_not_complete_change_nothing() {
     assert_eq!(report.blocks_evictable, report.blocks_committed);
 }
 
-/// Goal: a session whose answer ended at a stop string can go on at once, and has the tokens up to
-/// that string, however many more were computed.
+/// Goal: a session whose answer ended at a stop string can continue at once, and has the tokens up
+/// to that string, however many more were computed.
 #[tokio::test]
 async fn a_stop_string_ends_a_turn_at_once() {
     let (builder, _) = builder(64);
@@ -181,8 +182,8 @@ async fn a_stop_string_ends_a_turn_at_once() {
     engine.audit().await.expect("consistent accounting");
 }
 
-/// Goal: a flush ends what sessions hold, and so does the eviction of their cache salt, also for
-/// turns in progress; the eviction of a prefix leaves it.
+/// Goal: a flush releases the blocks that sessions hold, and so does the eviction of their cache
+/// salt, also for turns in progress. The eviction of a prefix does not.
 #[tokio::test]
 async fn operators_end_what_sessions_hold() {
     let (builder, backend) = builder(16);
@@ -261,8 +262,9 @@ async fn sessions_expire_and_have_limits() {
     assert_eq!(engine.sessions().get(&id).expect("open").held_blocks, 0);
 }
 
-/// Goal: branches of a conversation share what they hold, survive each other, and get the answers
-/// that they would get without sessions; a session that was rewound continues from there.
+/// Goal: branches of a conversation share the blocks that they hold, stay when other branches end,
+/// and get the answers that they would get without sessions; a session that was rewound continues
+/// from there.
 #[tokio::test]
 async fn conversations_branch_and_go_back() {
     let (builder, backend) = builder(32);
@@ -305,8 +307,8 @@ async fn conversations_branch_and_go_back() {
     engine.audit().await.expect("consistent accounting");
 }
 
-/// Goal: a turn that sends only the new tokens equals one that sends the whole conversation, and
-/// one that would follow other tokens than the session's is refused.
+/// Goal: a turn that sends only the new tokens equals one that sends the whole conversation, and a
+/// turn that was prepared for other tokens than the session has is refused.
 #[tokio::test]
 async fn turns_can_have_only_what_is_new() {
     let (backend, _) = builder(64);
@@ -321,7 +323,7 @@ async fn turns_can_have_only_what_is_new() {
         let appended = Request::tokens(added).max_tokens(7).session(&new).append();
         let tokenized = engine.tokenized(appended.clone()).await.expect("it is idle");
         assert_eq!(engine.prompt_tokens(&appended).await.expect("it is idle"), conversation);
-        // Also if it was tokenised before, and not twice.
+        // A turn may also have been tokenized before. Its tokens are then appended only once.
         let request = if turn % 2 == 0 { appended } else { tokenized };
         let answer = complete(&engine, request).await;
         assert_eq!(answer.token_ids, expected.token_ids);

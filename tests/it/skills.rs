@@ -100,8 +100,8 @@ async fn warm_equals_cold(model: &str) -> Result<(), Error> {
 }
 
 /// Goal: prompts have the tokens of the model's configuration around the words, and the image
-/// before them; texts and token ids have it there, too, without a second token that begins a
-/// sequence.
+/// before them. Prompts of text and of token ids have the image there, too, without a second token
+/// that begins a sequence.
 #[tokio::test]
 async fn prompts_are_those_of_the_configuration() -> Result<(), Error> {
     let engine = builder().build().await?;
@@ -133,8 +133,8 @@ async fn prompts_are_those_of_the_configuration() -> Result<(), Error> {
 }
 
 /// Goal: places in an image are tokens before the words of a task: two coordinates for a point, the
-/// centre and the size of a box. As parts of a prompt and as token ids they are the same, and a
-/// session goes on after an answer that has them.
+/// center and the size of a box. As parts of a prompt and as token ids they are the same, and a
+/// session can continue after an answer that has them.
 #[tokio::test]
 async fn places_are_tokens_of_the_prompt() -> Result<(), Error> {
     let engine = builder().build().await?;
@@ -195,7 +195,7 @@ async fn places_are_tokens_of_the_prompt() -> Result<(), Error> {
 }
 
 /// Goal: points and boxes are found with the same bits warm and cold, whether the request runs
-/// alone or with others, and cached logits of the vocabulary are not used for them.
+/// alone or with others, and cached logits of the vocabulary are not used for coordinates.
 #[tokio::test]
 async fn points_and_boxes_are_found() -> Result<(), Error> {
     for model in MODELS {
@@ -230,7 +230,7 @@ async fn finds_points_and_boxes(model: &str) -> Result<(), Error> {
             for (answer, found, tokens) in
                 [(&all[0], all[0].points(info).len(), 2), (&all[1], all[1].boxes(info).len(), 3)]
             {
-                // The rest are the end, or what was cut off.
+                // The other tokens are the end, or an object that was cut off.
                 let rest = answer.token_ids.len() - tokens * found;
                 assert!(found > 0 && rest < tokens, "{:?}", answer.token_ids);
             }
@@ -246,15 +246,16 @@ async fn finds_points_and_boxes(model: &str) -> Result<(), Error> {
     Ok(())
 }
 
-/// Sampling in which these tokens are more likely.
+/// Sampling parameters with this bias, which makes the tokens more likely.
 fn biased(temperature: f32, bias: &[(u32, f32)]) -> SamplingParams {
     let logit_bias = bias.into();
     SamplingParams { temperature, logit_bias, seed: Some(1), ..SamplingParams::default() }
 }
 
 /// Goal: a model that reasons does so before the answer, with coordinates and without the tokens
-/// that occur in neither. The text of the stream is that of the answer. All of it has the same bits
-/// warm and cold, at every block size and size of steps, and alone and with others.
+/// that occur in neither. The text of the stream is the text of the answer. Reasoning and answer
+/// have the same bits warm and cold, at every block size and size of steps, and alone and with
+/// others.
 #[tokio::test]
 async fn reasoning_comes_before_the_answer() -> Result<(), Error> {
     let image = picture(120, 70, 1);
@@ -303,9 +304,9 @@ async fn reasoning_comes_before_the_answer() -> Result<(), Error> {
     Ok(())
 }
 
-/// Goal: the answer is that to the prompt with the tokens of reasoning after the question, and with
-/// the reasoning and its end. The maximum number of tokens bounds both together, and a request that
-/// is cancelled while it reasons leaves nothing behind.
+/// Goal: the answer equals the answer to a prompt that has the tokens of reasoning after the
+/// question, then the reasoning and its end. The maximum number of tokens bounds both together, and
+/// a request that is canceled while it reasons leaves nothing behind.
 #[tokio::test]
 async fn reasoning_is_part_of_the_prompt_of_the_answer() -> Result<(), Error> {
     let engine = builder_of(MODELS[1]).build().await?;
@@ -389,7 +390,7 @@ async fn answers_have_no_tokens_of_prompts() -> Result<(), Error> {
     Ok(())
 }
 
-/// Goal: what cannot be done is refused with what was expected.
+/// Goal: requests that are not possible are refused with an error that says what was expected.
 #[tokio::test]
 async fn errors_say_what_was_expected() -> Result<(), Error> {
     let engine = builder().build().await?;

@@ -1,4 +1,5 @@
-//! Each request has a `tracing` span in the span of its caller, with what is known at its end.
+//! Each request has a `tracing` span in the span of its caller, with the fields that are known at
+//! its end.
 
 use std::collections::BTreeMap;
 use std::fmt::Debug;
@@ -57,7 +58,7 @@ impl<S: Subscriber + for<'a> LookupSpan<'a>> Layer<S> for Collector {
 }
 
 /// Goal: a request's span is a child of the caller's span and tells its tokens, times and end, for
-/// a complete, a cancelled and a failed request.
+/// a complete, a canceled and a failed request.
 #[test]
 fn a_request_has_a_span_in_the_span_of_its_caller() {
     let collector = Collector::default();

@@ -1,4 +1,5 @@
-//! Starting an engine: where its backend lives, what it refuses, and on which runtime it runs.
+//! Starting an engine: the thread of its backend, the settings that it refuses, and the runtime on
+//! which it runs.
 
 use std::rc::Rc;
 use std::sync::{Arc, Mutex};
@@ -13,7 +14,7 @@ use stolon_backend::fake::{FakeBackend, FakeFault, FakeHandle, FakeOptions};
 
 use crate::support::fake;
 
-/// What a [`ThreadBound`] backend did, and on which thread.
+/// The calls of a [`ThreadBound`] backend, each with the thread on which it ran.
 type Log = Arc<Mutex<Vec<(&'static str, ThreadId)>>>;
 
 /// A backend that is not `Send` and records the threads that use it.
@@ -65,7 +66,7 @@ async fn refused(builder: EngineBuilder) -> Error {
 }
 
 /// Goal: one thread makes a backend, computes its steps, also after a restart, and drops it, so a
-/// backend need not be `Send`. `shutdown` returns after the drop.
+/// backend does not have to be `Send`. `shutdown` returns after the drop.
 #[tokio::test]
 async fn one_thread_makes_uses_and_drops_a_backend() {
     let log = Log::default();
@@ -115,7 +116,7 @@ async fn dropping_an_engine_does_not_wait_for_its_backend() {
     }
     impl Drop for Slow {
         fn drop(&mut self) {
-            // Fails if the test has ended.
+            // This fails if the test has ended, which is fine.
             let _ = self.1.recv();
             let _ = self.2.take().map(|done| done.send(()));
         }
@@ -131,7 +132,7 @@ async fn dropping_an_engine_does_not_wait_for_its_backend() {
     is_done.await.expect("it was dropped");
 }
 
-/// Goal: a factory that fails or panics is an error that says why.
+/// Goal: a factory that fails or panics is reported as an error that says why.
 #[tokio::test]
 async fn a_factory_that_fails_is_an_error() {
     let failing = || Err::<FakeBackend, _>("no device");
@@ -144,7 +145,7 @@ async fn a_factory_that_fails_is_an_error() {
     assert!(!error.is_retryable());
 }
 
-/// Goal: settings that a custom backend would ignore are refused by name.
+/// Goal: settings that a custom backend would ignore are refused with an error that names them.
 #[tokio::test]
 async fn settings_that_a_custom_backend_ignores_are_refused() {
     type Set = fn(EngineBuilder) -> EngineBuilder;

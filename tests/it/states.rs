@@ -1,6 +1,6 @@
-//! Models with a recurrent state, or with windows in the states of sequences: an answer has the same
-//! bits wherever its request resumes, and a request computes little more than one of a model without
-//! a state would.
+//! Models with a recurrent state, or with windows in the states of sequences: an answer has the
+//! same bits wherever its request resumes, and a request computes few tokens more than with a model
+//! without a state.
 
 use std::path::Path;
 
@@ -82,7 +82,8 @@ async fn conversations_resume_with_the_same_bits() {
             let (answers, cached) = converse(&warm, 4).await;
             let case = format!("{model}, blocks of {block_size}, chunks of {chunk}");
             assert_eq!(answers, expected, "{case}");
-            // A turn ends with its answer, of which the last token's state is not computed.
+            // A turn ends with its answer. The state after the last token of the answer is not
+            // computed.
             let ends = [0, 70 + 19, 105 + 19, 140 + 19];
             for (turn, (cached, end)) in cached.into_iter().zip(ends).enumerate() {
                 let distance = block_size.max(16);
@@ -95,8 +96,8 @@ async fn conversations_resume_with_the_same_bits() {
     }
 }
 
-/// Goal: prompts that part anywhere, run at the same time, repeat each other and evict each other's
-/// state have the same bits as alone.
+/// Goal: prompts that differ from any position on, run at the same time, repeat each other and
+/// evict each other's state have the same bits as alone.
 #[tokio::test]
 async fn requests_at_the_same_time_have_the_same_bits_as_alone() {
     let cold = start(builder("random:hybrid-tiny").prefix_caching(false).max_running(1)).await;
@@ -128,7 +129,8 @@ async fn requests_at_the_same_time_have_the_same_bits_as_alone() {
     cold.shutdown().await;
 }
 
-/// Goal: callers learn what is cached and from where a request resumes, before and after.
+/// Goal: callers learn how many tokens are cached and from where a request resumes, before it runs
+/// and afterward.
 #[tokio::test]
 async fn callers_learn_where_a_request_resumes() {
     let engine = start(builder("random:hybrid-tiny")).await;
@@ -138,7 +140,7 @@ async fn callers_learn_where_a_request_resumes() {
     assert_eq!((found(&tokens).cached, found(&tokens).resume), (0, 0));
     engine.cache().warm(request(&tokens)).await.expect("it fits");
     assert_eq!((found(&tokens).cached, found(&tokens).resume), (96, 96));
-    // Another prompt shares 80 tokens, of which there is KV and no state.
+    // Another prompt shares 80 tokens, for which there is KV but no state.
     let other = [&tokens[..80], &prompt(9, 20)].concat();
     assert_eq!((found(&other).cached, found(&other).resume), (80, 0));
     let estimate = engine.estimate(&request(&other)).expect("tokens");
@@ -153,7 +155,7 @@ async fn callers_learn_where_a_request_resumes() {
     engine.shutdown().await;
 }
 
-/// Goal: after a restart, a conversation goes on from its stored state with the same bits.
+/// Goal: after a restart, a conversation continues from its stored state with the same bits.
 #[cfg(feature = "tiers")]
 #[tokio::test]
 async fn a_restarted_engine_resumes_with_the_same_bits() {
@@ -168,7 +170,7 @@ async fn a_restarted_engine_resumes_with_the_same_bits() {
         let tokens = prompt(1, 200);
         let longer = [tokens.clone(), prompt(2, 20)].concat();
         let expected = bits(&complete(&cold, &longer).await.logprobs);
-        // Reading is worth it however fast this machine computes.
+        // Records are read however fast this machine computes.
         let with_disk = || {
             let builder = builder(model).window_kv(windows).kv_cache_dir(&path, 1 << 30);
             start(builder.prefetch_policy(stolon::PrefetchPolicy::WaitComplete))

@@ -25,7 +25,8 @@ async fn only_pin(engine: &Engine) -> Pin {
 
 /// Goal: a prompt that fits the pool is accepted although more of it is pinned than the prompt
 /// leaves. The pin is demoted, its prefix is read from the disk at its next use, and protected
-/// again. So it is under every write policy, also those that would not have stored the prefix.
+/// again. This holds under every write policy, also under those that would not have stored the
+/// prefix.
 #[tokio::test]
 async fn pins_are_demoted_for_a_long_prompt() {
     let selective = WritePolicy::WriteThroughSelective { hits: 9.try_into().expect("positive") };
@@ -56,8 +57,8 @@ async fn pins_are_demoted_for_a_long_prompt() {
     }
 }
 
-/// Goal: a pin can be made while a prompt runs that needs all of the pool, because it takes no
-/// blocks from it.
+/// Goal: a prefix can be pinned while a prompt runs that needs the whole pool, because the pin
+/// takes no blocks from it.
 #[tokio::test]
 async fn a_long_prompt_delays_no_pin() {
     let directory = Directory::new("stored-pins-long");
@@ -104,7 +105,7 @@ async fn a_demoted_prefix_gives_the_same_bits() {
     let directory = Directory::new("stored-pins-bits");
     let builder = Engine::builder().model("random:tiny").num_blocks(24).pin_budget(16);
     let builder = builder.kv_cache_dir(&directory.0, 1 << 30);
-    // A read is never too slow.
+    // Requests wait for every read.
     let builder = builder.prefetch_policy(PrefetchPolicy::WaitComplete);
     let engine = builder.build().await.expect("an engine");
     let tokens = prompt(200, 1);

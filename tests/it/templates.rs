@@ -4,7 +4,7 @@ use futures::FutureExt;
 use futures::future::join_all;
 use stolon::{ChatMessage, ChatOptions, Engine, Request};
 
-/// The template of the demo model, after a loop that a client chooses the length of.
+/// The template of the demo model, after a loop whose length the client chooses.
 const TEMPLATE: &str = "{% for i in range(work | default(0)) %}{% for j in range(1000) %}\
     {% set x = j %}{% endfor %}{% endfor %}\
     {% for message in messages %}{{ '<|' + message['role'] + '|>\n' + message['content'] + \
@@ -16,7 +16,7 @@ async fn engine() -> Engine {
     builder.build().await.expect("the demo model loads")
 }
 
-/// A conversation of a client, for which the template does this much work.
+/// A conversation of a client, for which the loop of the template runs `work` times.
 fn conversation(client: &str, work: usize) -> Request {
     let variables = [("work".to_owned(), work.into())].into_iter().collect();
     let options = ChatOptions { variables, ..ChatOptions::default() };
@@ -26,8 +26,9 @@ fn conversation(client: &str, work: usize) -> Request {
         .max_tokens(4)
 }
 
-/// Goal: a slow template delays neither the caller's runtime nor the conversations of others, quick
-/// and slow ones, although many slow ones of one client came before; all of them are answered.
+/// Goal: a slow template delays neither the caller's runtime nor the conversations of other
+/// clients, whether these are quick or slow, although many slow ones of one client came first. All
+/// of them are answered.
 #[tokio::test]
 async fn slow_templates_delay_their_own_client_only() {
     /// Work of about a tenth of a second.
@@ -36,7 +37,7 @@ async fn slow_templates_delay_their_own_client_only() {
     let ask = async |request| engine.complete(request).await.expect("an answer").token_ids;
     let expected = ask(conversation("normal", 0)).await;
     let mut flood = Box::pin(join_all((0..30).map(|_| ask(conversation("hostile", SLOW)))).fuse());
-    // All of them are submitted, and the first one is rendered.
+    // This poll submits all of them, and the first one is rendered.
     assert!(flood.as_mut().now_or_never().is_none());
     for work in [0, 0, SLOW, 0, SLOW] {
         let answer = tokio::select! {

@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 use stolon::schemars::JsonSchema;
 use stolon::{Engine, Error, Request, SamplingParams, Tool};
 
-/// A token without a text, which ends an answer.
+/// A token without a string, which ends an answer.
 const END: u32 = 300;
 
 #[derive(Debug, Deserialize, JsonSchema, PartialEq)]
@@ -45,7 +45,7 @@ fn drawn(seed: u64, max_tokens: usize) -> Request {
     Request::text("The weather: ").sampling(sampling).max_tokens(max_tokens).stop_ids([END])
 }
 
-/// Goal: a model with random weights gives an answer of the type, or one that was cut off.
+/// Goal: a model with random weights gives an answer that has the type, or that was cut off.
 #[tokio::test(flavor = "multi_thread")]
 async fn answers_have_the_type() {
     let engine = engine().await;
@@ -72,7 +72,7 @@ async fn answers_have_the_type() {
     assert!(matches!(cut, Error::NotOfType { .. }), "{cut}");
 }
 
-/// Goal: a tool has the schema of its arguments, and refuses others.
+/// Goal: a tool has the schema of its arguments, and refuses other arguments.
 #[test]
 fn tools_are_functions() {
     let tool = Tool::new("gust", "A stronger wind.", |wind: Wind| Wind { force: wind.force + 1 });

@@ -1,8 +1,8 @@
 //! The executor thread: makes the backend, computes one step after the other, and drops it.
 //!
 //! One thread does all of that over the whole life of an engine, also across restarts, so that a
-//! backend may hold what belongs to a thread, for example the context of a device. It need not be
-//! `Send` if the thread makes it.
+//! backend may hold values that belong to a thread, for example the context of a device. It does
+//! not have to be `Send` if the thread creates it.
 //!
 //! 1. [`ExecutorThread::start`] starts the thread, which makes the backend.
 //! 2. [`ExecutorThread::serve`] gives it the jobs of a generation of actors. The thread computes
@@ -36,7 +36,7 @@ struct Generation {
     jobs: Receiver<Job>,
     /// Learns of a panic.
     executor: ActorRef<ExecutorMessage>,
-    /// Yields when no job of the generation is computed any more.
+    /// Yields when the last job of the generation has ended.
     free: oneshot::Sender<()>,
 }
 
@@ -48,7 +48,8 @@ pub(crate) struct ExecutorThread {
     ended: oneshot::Receiver<()>,
 }
 
-/// What the engine knows of its backend. It is constant over the backend's lifetime.
+/// The properties of the backend that the engine needs. They are constant over the backend's
+/// lifetime.
 #[derive(Debug)]
 pub(crate) struct BackendTraits {
     pub(crate) spec: BackendSpec,
@@ -70,7 +71,7 @@ impl ExecutorThread {
     /// is dropped before that, the thread drops the backend and ends.
     ///
     /// # Errors
-    /// That of `make`; [`EngineError::StartFailed`] if it panics.
+    /// The error of `make`; [`EngineError::StartFailed`] if it panics.
     pub(crate) async fn start<E: From<EngineError> + Send + 'static>(
         make: impl FnOnce() -> Result<Box<dyn Backend>, E> + Send + 'static,
         faults: Arc<FaultPlan>,
@@ -105,7 +106,7 @@ impl ExecutorThread {
     }
 
     /// Computes `jobs` from now on. `executor` learns of a panic, which ends the generation. The
-    /// receiver yields when no job of it is computed any more; it fails if the thread has ended.
+    /// receiver yields when no job of it is computed any longer; it fails if the thread has ended.
     pub(crate) fn serve(
         &self,
         jobs: Receiver<Job>,

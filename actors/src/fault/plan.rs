@@ -22,7 +22,7 @@ pub enum Fault {
 #[error("an error was injected into {0:?}")]
 pub(crate) struct Injected(EnginePart);
 
-/// The injected faults that have not taken effect yet.
+/// The injected faults that are still to take effect.
 #[derive(Debug, Default)]
 pub(crate) struct FaultPlan {
     armed: AtomicBool,

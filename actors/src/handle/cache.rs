@@ -1,4 +1,5 @@
-//! What callers do with the prefix cache: queries, pins, eviction, events, and what sessions hold.
+//! The methods of callers for the prefix cache: queries, pins, eviction, events, and the holds of
+//! sessions.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -25,8 +26,8 @@ impl EngineHandle {
         self.query_resume(namespace, tokens).cached
     }
 
-    /// As [`EngineHandle::query_match_len`], and how many of these tokens need not be computed: all,
-    /// unless the model has a recurrent state.
+    /// As [`EngineHandle::query_match_len`], and how many of these tokens do not have to be
+    /// computed: all, unless the model has a recurrent state.
     pub fn query_resume(&self, namespace: &Namespace, tokens: &[u32]) -> PrefixMatch {
         let generation = self.common().generation.load();
         let query =
@@ -81,14 +82,15 @@ impl EngineHandle {
             release();
             let remove = |reply| AllocatorMessage::Remove(removal, reply);
             let answer = call(&generation.allocator, remove, BLOCK_ALLOCATOR).await;
-            // A turn that began in between has locked what is no longer in the tree.
+            // A turn that began in between may have locked blocks that are no longer in the tree.
             release();
             self.or_end(answer, &generation).await
         }
         .boxed()
     }
 
-    /// Changes the eviction policy, also for what is cached already. It replaces a custom order.
+    /// Changes the eviction policy, also for blocks that are cached already. It replaces a custom
+    /// order.
     ///
     /// # Errors
     /// [`EngineError::Interrupted`], [`EngineError::Stopped`].
@@ -174,8 +176,8 @@ impl EngineHandle {
         async move { self.call_admission(AdmissionMessage::Flush).await }.boxed()
     }
 
-    /// Opens a session `to` that continues where `from` is or, with `tokens`, from its first
-    /// tokens.
+    /// Opens a session `to` that continues after all tokens of `from` or, with `tokens`, after that
+    /// many of its first tokens.
     ///
     /// # Errors
     /// As [`Sessions::fork`](stolon_scheduler::Sessions::fork).

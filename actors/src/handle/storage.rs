@@ -65,7 +65,7 @@ impl EngineHandle {
         async move {
             let generation = self.common().current()?;
             let (sender, saved) = oneshot::channel();
-            // Fails only if the caller does not wait for the copy any more.
+            // Fails only if the caller does not wait for the copy any longer.
             let done = Box::new(move |bytes| drop(sender.send(bytes)));
             let request = SaveRequest { namespace, tokens, blocks, done };
             // If the generation has just ended, the request is dropped here.

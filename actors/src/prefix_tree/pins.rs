@@ -1,4 +1,4 @@
-//! Pins: what the tree does not store about them, and their times to live.
+//! Pins: the properties that the tree does not store, and their times to live.
 
 use std::any::Any;
 use std::sync::Arc;
@@ -33,11 +33,11 @@ pub(crate) enum PinMessage {
 #[derive(Debug)]
 pub(crate) struct NewPin {
     pub(crate) id: PinId,
-    /// The blocks of its prefix, and of the checkpoint of that, that are to be stored.
+    /// The blocks of its prefix, and of the prefix's checkpoint, that are to be stored.
     pub(crate) saves: Vec<SaveRequest>,
 }
 
-/// What the tree does not store about a pin.
+/// The properties of a pin that the tree does not store.
 #[derive(Debug)]
 pub(super) struct PinRecord {
     options: PinOptions,
@@ -47,7 +47,7 @@ pub(super) struct PinRecord {
     /// When it ends, unless it is used. The tree knows no wall clock, so the actor sends itself a
     /// message for that time.
     end: Option<Instant>,
-    /// When its prefix had last been used when `end` was set, in ticks of the tree.
+    /// The last use of its prefix at the time when `end` was set, in ticks of the tree.
     last_use: Option<u64>,
     /// Protects the stored prefix. It has no other use than to be dropped.
     _stored: Vec<Box<dyn Any + Send>>,
@@ -174,7 +174,8 @@ impl TreeState {
         }
     }
 
-    /// Whether a pin lives on, because it was renewed. If so, it is looked at again when it ends.
+    /// Whether a pin continues to live because it was renewed. If so, it is looked at again when it
+    /// ends.
     fn was_renewed(&self, id: PinId, myself: &ActorRef<TreeMessage>) -> bool {
         let Some(pin) = self.pins.get(&id) else { return false };
         // A pin without an end has a time to live that never passes.

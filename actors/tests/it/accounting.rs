@@ -22,7 +22,7 @@ fn check_sum(stats: &EngineStats) {
     assert_eq!(stats.requests, ended + in_flight, "{stats:?}");
 }
 
-/// Fails unless the counts and gauges are those of an engine without requests and without a cache.
+/// Fails unless the counts and gauges describe an engine without requests and without a cache.
 fn check_stopped(stats: &EngineStats) {
     check_sum(stats);
     assert_eq!((stats.running, stats.waiting, stats.queued_tokens), (0, 0, 0));

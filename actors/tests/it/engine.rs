@@ -216,7 +216,7 @@ async fn a_prompt_in_flight_is_computed_once() {
     harness.check_nothing_held().await;
 }
 
-/// Goal: if the leader is cancelled, one of its followers becomes the leader and all of them
+/// Goal: if the leader is canceled, one of its followers becomes the leader and all of them
 /// finish.
 #[tokio::test]
 async fn a_follower_takes_over_from_a_cancelled_leader() {
@@ -381,7 +381,7 @@ async fn a_stalled_request_is_preempted_for_another() {
     harness.check_nothing_held().await;
 }
 
-/// Goal: prompt log-probabilities are those of the model, for a cached prompt that is computed in
+/// Goal: prompt log-probabilities equal those of the model, for a cached prompt that is computed in
 /// chunks as well.
 #[tokio::test]
 async fn prompt_logprobs_equal_those_of_the_model() {
@@ -413,7 +413,7 @@ async fn prompt_logprobs_equal_those_of_the_model() {
     harness.check_nothing_held().await;
 }
 
-/// Goal: a request that is cancelled at any moment releases everything it held.
+/// Goal: a request that is canceled at any moment releases everything it held.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn cancelling_at_any_moment_releases_everything() {
     let harness = start(options(16, 40), config()).await;

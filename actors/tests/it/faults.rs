@@ -97,7 +97,7 @@ async fn the_engine_recovers_from_repeated_backend_failures() {
 }
 
 /// Goal: an engine whose backend panics at every step restarts with growing pauses, and in the end
-/// stops with an error that says so, instead of restarting forever. The backend is dropped then.
+/// stops with an error that says so, instead of restarting forever. Then the backend is dropped.
 #[tokio::test(start_paused = true)]
 async fn the_engine_gives_up_a_backend_that_fails_every_time() {
     let harness = start(options(16, 64), EngineConfig::default()).await;

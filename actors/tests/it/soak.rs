@@ -174,7 +174,7 @@ async fn soak(requests: usize, checkpoint_blocks: Option<usize>) {
     }
 }
 
-/// Keeps the messages of injected panics, of which there are many, off the terminal.
+/// Keeps the many messages of injected panics off the terminal.
 fn silence_injected_panics() {
     let default_hook = std::panic::take_hook();
     std::panic::set_hook(Box::new(move |info| {

@@ -45,7 +45,8 @@ fn time_batches(
     for round in 0..ROUNDS {
         for (index, (entry, times)) in entries.iter().zip(&mut times).enumerate() {
             barrier.wait();
-            // With many prompts, each entry looks up other prompts than the entry before it.
+            // If there are many prompts, each entry looks up different prompts than the entry
+            // before it.
             let first = (round * entries.len() + index) * LOOKUPS;
             let lookup = |i: usize| (entry.lookup)(kind, if hot { 7 } else { (first + i) % count });
             // Short lookups need longer batches.

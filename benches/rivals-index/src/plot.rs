@@ -1,4 +1,4 @@
-//! Plots the throughput against the number of readers: of all indexes with readers only, and of
+//! Plots the throughput against the number of readers: for all indexes with readers only, and for
 //! stolon-kvcache with a concurrent writer, with and without a lock.
 
 use crate::measure::{Entry, quantile, throughput};

@@ -1,4 +1,4 @@
-//! stolon-kvcache, lock-free and behind a lock.
+//! The entries of stolon-kvcache: without a lock, and behind one.
 
 use crate::measure::{Entry, quantile, throughput};
 use crate::workload::{BLOCK, Workload, random};
@@ -34,7 +34,7 @@ fn filled(workload: &Workload) -> (TreeWriter, TreeReader) {
 }
 
 pub fn entries(workload: &Workload) -> Vec<Entry<'_>> {
-    // Readers continue to work after the writer was dropped.
+    // Readers keep working after the writer was dropped.
     let (_, reader) = filled(workload);
     let queries = [&workload.prompts, &workload.partial, &workload.miss];
     let base = Namespace::default();

@@ -7,7 +7,7 @@ pub const BLOCK: usize = 16;
 pub struct Workload {
     /// The cached prompts.
     pub prompts: Vec<Vec<u32>>,
-    /// Prompts that share their first blocks with cached prompts and differ afterwards.
+    /// Prompts that share their first blocks with cached prompts and differ afterward.
     pub partial: Vec<Vec<u32>>,
     /// Prompts that share nothing with the cached ones.
     pub miss: Vec<Vec<u32>>,

@@ -18,7 +18,7 @@ use stolon_cpu::{CpuBackend, CpuOptions};
 
 /// Positions in the cache when decoding begins.
 const CONTEXT: usize = 512;
-/// Positions of each sequence. One alone may have as many as all together.
+/// Positions of each sequence. A single sequence may have as many as all together.
 const POSITIONS: usize = 2048;
 /// Maximum number of sequences.
 const SEQUENCES: usize = 16;

@@ -1,4 +1,4 @@
-//! Measures what a step of the CPU backend costs and prints the cost model for simulations.
+//! Measures the cost of a step of the CPU backend and prints the cost model for simulations.
 //!
 //! ```sh
 //! cargo run --release -p stolon-benches --bin calibrate -- --machine "2 cores of ..." \

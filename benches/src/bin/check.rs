@@ -1,6 +1,6 @@
-//! Runs the standard workloads on the CPU engine with the demo model. By default next to a
-//! simulation of the same conversations, to check the simulation; with `--loads` at multiples of
-//! the engine's capacity.
+//! Runs the standard workloads on the CPU engine with the demo model. By default it also simulates
+//! the same conversations, to check the simulation. With `--loads` it sends the workloads at
+//! multiples of the engine's capacity.
 //!
 //! ```sh
 //! cargo run --release -p stolon-benches --bin check
@@ -99,7 +99,7 @@ fn plan(workload: Workload, rate: f64, engine: &Engine, seed: u64) -> Vec<Conver
 const COMPARE_HEAD: &str = "| | TTFT p50, ms | TTFT p99, ms | whole answer p50, ms | \
      output, tokens/s | hit rate |\n|---|---|---|---|---|---|";
 
-/// The same conversations in the simulation and on the engine.
+/// Runs the same conversations in the simulation and on the engine, and prints both results.
 async fn compare(args: &Args, workload: Workload) -> anyhow::Result<()> {
     let cost = CostModel::named(&args.calibration)?;
     let engine = engine(args, workload, 1 << 20, usize::MAX).await?;

@@ -1,6 +1,6 @@
-//! How many tokens of their prompts requests need not compute, for a model with a recurrent state
-//! of the shape of Qwen3.5-0.8B, with different amounts of memory and orders of eviction. Prints a
-//! Markdown table.
+//! Computes how many of their prompt tokens requests find in the cache, for a model with a
+//! recurrent state of the shape of Qwen3.5-0.8B, with different amounts of memory and orders of
+//! eviction. Prints a Markdown table.
 //!
 //! ```sh
 //! cargo run --release -p stolon-benches --bin checkpoints

@@ -1,5 +1,5 @@
-//! Measures what structured output costs: the throughput of a batch with a JSON schema and without,
-//! by turns in one process.
+//! Measures the cost of structured output: the throughput of a batch with a JSON schema and
+//! without, by turns in one process.
 //!
 //! ```sh
 //! cargo run --release -p stolon-benches --bin grammar -- --model model.gguf
@@ -35,7 +35,7 @@ struct Args {
     temperature: f32,
 }
 
-/// A schema whose answers are longer than those that are measured.
+/// A schema whose answers are longer than the measured number of tokens.
 fn schema() -> Grammar {
     let person = json!({
         "type": "object", "additionalProperties": false, "required": ["name", "age", "tags"],

@@ -38,7 +38,7 @@ struct Args {
     step_us: u64,
 }
 
-/// The gaps before steps of as many decodes as are measured.
+/// The durations of the gaps before the measured steps.
 type Gaps = Arc<Mutex<Vec<Duration>>>;
 
 /// A backend that returns the same logits for every token.
@@ -47,7 +47,7 @@ struct IdleBackend {
     row: Vec<f32>,
     threads: usize,
     step: Duration,
-    /// Number of decodes of the steps that are measured.
+    /// Number of decodes of a measured step. Other steps are not measured.
     decodes: usize,
     ended: Option<Instant>,
     gaps: Gaps,

@@ -1,5 +1,5 @@
-//! Tells the crate with which optimisation level it is compiled. That is decided by the profile of
-//! the program that uses it, and unoptimised kernels are dozens of times slower.
+//! Tells the crate with which optimization level it is compiled. That is decided by the profile of
+//! the program that uses it, and unoptimized kernels are dozens of times slower.
 
 #![allow(clippy::print_stdout, reason = "build scripts talk to cargo on stdout")]
 

@@ -6,9 +6,9 @@ use super::questions::question;
 use super::*;
 use crate::support::adapter_writer::AdapterWriter;
 
-/// Goal: an adapter of the decoder changes the answers about an image, also those next to requests
-/// to the model itself, and shares nothing with it: neither KV nor embeddings. The second question
-/// to the adapter finds both.
+/// Goal: an adapter of the decoder changes the answers about an image, also while requests to the
+/// model itself run, and shares neither KV nor embeddings with the model itself. The second
+/// question to the adapter finds both.
 #[tokio::test]
 async fn adapters_have_images_of_their_own() -> Result<(), Box<dyn std::error::Error>> {
     let mut adapter = AdapterWriter::new(4, 1);

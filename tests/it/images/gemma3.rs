@@ -8,9 +8,12 @@ use stolon::WindowKv;
 const IMAGE: u32 = 60;
 const ROWS: usize = 9;
 
-/// It has no tokenizer, so prompts are token ids.
+/// The model has no tokenizer, so prompts are token ids.
 fn builder(windows: WindowKv) -> EngineBuilder {
-    let fixture = concat!(env!("CARGO_MANIFEST_DIR"), "/crates/models/checkpoint/tests/fixtures/images/gemma3");
+    let fixture = concat!(
+        env!("CARGO_MANIFEST_DIR"),
+        "/crates/models/checkpoint/tests/fixtures/images/gemma3"
+    );
     Engine::builder().model(fixture).window_kv(windows).threads(1)
 }
 
@@ -25,7 +28,7 @@ fn prompt(before: usize, images: &[&Arc<[u8]>], after: usize, seed: u32) -> Requ
 
 /// Goal: an image in the middle of a prompt is computed as a whole, wherever blocks and steps end:
 /// answers have the same bits with a warm and with a cold cache, whether a prompt shares the image,
-/// what comes before it, or all with another one, and whether windows are blocks or states.
+/// the tokens before it, or everything with another one, and whether windows are blocks or states.
 #[tokio::test]
 async fn images_in_the_middle_are_computed_as_a_whole() -> Result<(), Error> {
     let (one, other) = (picture(40, 30, 1), picture(90, 120, 2));

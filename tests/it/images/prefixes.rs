@@ -1,5 +1,5 @@
-//! What holds for prefixes in the cache, with images in them: blocks of one position, pictures that
-//! are decoded and encoded, and counts that the engine reports.
+//! Properties of cached prefixes that contain images. Blocks have one position, pictures are
+//! decoded and encoded, and the checks use counts that the engine reports.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -31,7 +31,8 @@ impl Album {
         self.engine.complete(self.request(text)).await
     }
 
-    /// A stream that has begun. Its request runs until the stream is dropped, or has so many tokens.
+    /// A stream that has begun. Its request runs until the stream is dropped, or has `tokens`
+    /// tokens.
     async fn start(&self, text: &str, tokens: usize) -> Result<TokenStream, Error> {
         let request = self.request(text).max_tokens(tokens).ignore_eos(true);
         let mut stream = self.engine.generate(request).await?;
@@ -76,7 +77,7 @@ impl Album {
     }
 }
 
-/// Goal: a prompt that parts from a cached one after the picture divides its node: one node up to
+/// Goal: a prompt that differs from a cached one after the picture divides the node: one node up to
 /// there, and one below it for each prompt.
 #[tokio::test]
 async fn a_prompt_that_parts_from_another_divides_its_node() -> Result<(), Error> {
@@ -93,8 +94,8 @@ async fn a_prompt_that_parts_from_another_divides_its_node() -> Result<(), Error
     Ok(())
 }
 
-/// Goal: a picture counts as all its positions, or as none: another picture ends the match before
-/// it, and the same one is matched as a whole.
+/// Goal: all positions of a picture match, or none: a match ends before a different picture, and
+/// the same picture matches as a whole.
 #[tokio::test]
 async fn a_picture_counts_as_all_its_positions_or_none() -> Result<(), Error> {
     let mut album = Album::new(4096).await?;
@@ -106,7 +107,7 @@ async fn a_picture_counts_as_all_its_positions_or_none() -> Result<(), Error> {
     assert_eq!(album.cached("a <image> c")?, album.len("a <image> ").await?);
     album.image = picture(64, 64, 4);
     let matched = album.cached("a <image> b")?;
-    // The text that a model puts before a picture is shared.
+    // The tokens that a model puts before a picture are shared.
     assert!((before..after - usage.image_tokens + 1).contains(&matched), "{matched}");
     Ok(())
 }
@@ -145,8 +146,8 @@ async fn after_a_miss_the_tree_owns_the_blocks() -> Result<(), Error> {
     Ok(())
 }
 
-/// Goal: after a partial hit, the tree owns old and new positions, and only what follows the
-/// picture was added.
+/// Goal: after a partial hit, the tree owns old and new positions, and only the positions after the
+/// picture were added.
 #[tokio::test]
 async fn after_a_partial_hit_only_the_rest_is_added() -> Result<(), Error> {
     let album = Album::new(4096).await?;
@@ -175,11 +176,11 @@ async fn the_same_prompt_is_stored_once() -> Result<(), Error> {
 }
 
 /// Goal: a full match leaves the last position to a block of the request, which is free again
-/// afterwards, and generation can start.
+/// afterward, and generation can start.
 #[tokio::test]
 async fn a_full_match_computes_the_last_position() -> Result<(), Error> {
     let album = Album::new(4096).await?;
-    // A longer answer, so that logits which were kept for the prompt's end do not suffice.
+    // A longer answer, so that the cached logits of the prompt's end are not enough.
     let request = album.request("<image>again").max_tokens(3);
     let cold = album.engine.complete(request.clone()).await?;
     let before = album.conserved().await?;
@@ -227,7 +228,7 @@ async fn a_tiny_hit_loses_no_block() -> Result<(), Error> {
     Ok(())
 }
 
-/// Goal: while a prefix is pinned, other pictures evict each other and not it; afterwards it is
+/// Goal: while a prefix is pinned, other pictures evict each other and not it; afterward it is
 /// evicted like them.
 #[tokio::test]
 async fn under_pressure_a_pinned_picture_stays() -> Result<(), Error> {
@@ -253,8 +254,8 @@ async fn under_pressure_a_pinned_picture_stays() -> Result<(), Error> {
     Ok(())
 }
 
-/// Goal: while pins leave too little room for a prompt, it is refused with what was expected, and no
-/// block is lost. When some pins are gone, it is answered.
+/// Goal: while pins leave too little room for a prompt, it is refused with an error that says what
+/// was expected, and no block is lost. When some pins have ended, it is answered.
 #[tokio::test]
 async fn what_does_not_fit_next_to_pins_is_refused() -> Result<(), Error> {
     let engine = builder().num_blocks(600).pin_budget(599).build().await?;
@@ -284,7 +285,7 @@ async fn what_does_not_fit_next_to_pins_is_refused() -> Result<(), Error> {
 }
 
 /// Goal: many requests about few pictures, with hits and misses of all kinds and some that are
-/// cancelled, lose no block and own none twice.
+/// canceled, lose no block and own none twice.
 #[tokio::test]
 async fn many_requests_lose_no_block() -> Result<(), Error> {
     let mut album = Album::new(600).await?;
@@ -310,8 +311,8 @@ async fn many_requests_lose_no_block() -> Result<(), Error> {
     Ok(())
 }
 
-/// Goal: the namespaces of cache salts disappear with their last block and can return, and queries
-/// make none.
+/// Goal: the namespaces of cache salts disappear with their last block and can be made again, and
+/// queries make none.
 #[tokio::test]
 async fn empty_namespaces_are_pruned_and_queries_make_none() -> Result<(), Error> {
     let album = Album::new(4096).await?;

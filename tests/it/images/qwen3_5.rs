@@ -1,4 +1,4 @@
-//! What holds for prompts of Qwen3.5, which has images and recurrent layers: requests resume from
+//! Properties of prompts of Qwen3.5, which has images and recurrent layers: requests resume from
 //! checkpoints, which are never inside an image.
 
 use stolon::{Engine, Error};
@@ -34,11 +34,11 @@ async fn a_second_question_resumes_after_the_image() -> Result<(), Error> {
     Ok(())
 }
 
-/// Goal: with blocks that end inside images, no checkpoint is taken there, and answers keep their
-/// bits.
+/// Goal: with blocks that end inside images, no checkpoint is taken there, and answers have the
+/// same bits.
 #[tokio::test]
 async fn no_checkpoint_is_taken_inside_an_image() -> Result<(), Error> {
-    // 64 tokens in a prompt of fewer than three blocks of 32.
+    // The image has 64 tokens, and the prompt fewer than three blocks of 32.
     let asked = question(&[&picture(128, 128, 1)], "?").max_tokens(1);
     let cold = QWEN3_5.builder().prefix_caching(false).build().await?;
     let expected = bits(&cold.complete(asked.clone()).await?);

@@ -1,4 +1,4 @@
-//! What holds for prompts of Qwen3-VL, whose images are grids: positions after an image follow from
+//! Properties of prompts of Qwen3-VL, whose images are grids: positions after an image follow from
 //! the prefix alone, however a prompt is divided, cached, preempted and continued.
 
 use std::sync::Arc;
@@ -25,7 +25,7 @@ async fn preempted_answers_equal_undisturbed_ones() -> Result<(), Error> {
     for (block_size, step) in [(1, 64), (16, 7)] {
         let builder = QWEN3_VL.builder().block_size(block_size).max_batched_tokens(step);
         let engine = builder.num_blocks(320 / block_size).event_capacity(8).build().await?;
-        // None can end before it is read, so all of them are there together.
+        // None can end before it is read, so all of them run at the same time.
         let streams = try_join_all((0..6).map(|index| engine.generate(request(index)))).await?;
         let answers = try_join_all(streams.into_iter().map(|stream| stream.collect_text())).await?;
         for (answer, alone) in answers.iter().zip(&alone) {
@@ -66,8 +66,8 @@ async fn pictures_keep_their_shape() -> Result<(), Error> {
     Ok(())
 }
 
-/// Goal: pictures that the processor refuses are refused with what was expected, and a prompt with
-/// the image token but without an image is, too.
+/// Goal: pictures that the processor refuses are refused with an error that says what was expected,
+/// and so is a prompt with the image token but without an image.
 #[tokio::test]
 async fn wrong_pictures_are_refused() -> Result<(), Error> {
     let engine = QWEN3_VL.builder().build().await?;
@@ -91,7 +91,7 @@ async fn wrong_pictures_are_refused() -> Result<(), Error> {
 /// rows for several layers are kept within the bytes of the encoder cache.
 #[tokio::test]
 async fn embeddings_are_bounded_in_bytes() -> Result<(), Error> {
-    // 16 rows of 64 values of 4 bytes, three times: for the first layer and for two more.
+    // 16 rows of 64 values of 4 bytes, for each of three layers.
     let bytes = 16 * 64 * 4 * 3;
     for (room, encoded) in [(bytes, 1), (bytes - 1, 2)] {
         let builder = QWEN3_VL.builder().prefix_caching(false).encoder_cache_bytes(room);

@@ -16,16 +16,16 @@ use stolon::backend::{
     Backend, BackendError, BackendSpec, ImageEmbeddings, ImageInput, StepBatch, StepOutput,
 };
 
-/// SmolVLM has images of several tiles, Moondream an image whose positions are one span and attend
-/// to each other, and Qwen3.5 recurrent states.
+/// Images of SmolVLM have several tiles, positions of an image of Moondream are one span and attend
+/// to each other, and Qwen3.5 has recurrent states.
 const MODELS: [&str; 3] = ["smolvlm-tiny", "moondream3-tiny", "qwen3.5-vl-tiny"];
 
-/// The calls of a backend's encoder and steps, and the one that goes wrong.
+/// The number of calls of a backend's encoder and steps so far, and the call that goes wrong.
 #[derive(Debug)]
 struct Plan {
     calls: AtomicUsize,
-    /// The number of the call, from 0. It goes wrong after it has computed if the number is odd,
-    /// and before otherwise.
+    /// The number of the call, from 0. If the number is odd, the call goes wrong after it has
+    /// computed, otherwise before.
     wrong: usize,
     panics: bool,
 }
@@ -68,7 +68,7 @@ impl Backend for Faulty {
     }
 }
 
-/// An engine with a pinned prefix, whose backend goes wrong once.
+/// An engine with a pinned prefix, whose backend panics or fails once.
 struct Engine {
     handle: EngineHandle,
     plan: Arc<Plan>,
@@ -132,7 +132,7 @@ impl Engine {
         request
     }
 
-    /// All requests of the test, of which two have the picture behind the same prefix.
+    /// All requests of the test. Two of them have the picture after the same prefix.
     fn requests(&self) -> [SequenceRequest; 4] {
         [
             self.request(&[], true, &[9, 8, 7]),
@@ -155,7 +155,7 @@ impl Engine {
     }
 }
 
-/// The answers of an engine that nothing happens to, and how many calls of the backend they took.
+/// The answers of an engine whose backend works, and how many calls of the backend they took.
 async fn undisturbed(model: &str) -> (Vec<Answer>, usize) {
     let engine = Engine::start(model, usize::MAX, false).await;
     let mut answers = Vec::new();
@@ -168,8 +168,8 @@ async fn undisturbed(model: &str) -> (Vec<Answer>, usize) {
 }
 
 /// Goal: whichever call of the encoder or step goes wrong, and whether it panics or fails, requests
-/// in flight end with their answer or an error. Afterwards all are answered as by an engine that
-/// nothing happened to. Blocks, pins and embeddings are accounted for: no request holds a block, a
+/// in flight end with their answer or an error. Afterward all are answered as by an engine whose
+/// backend works. Blocks, pins and embeddings are accounted for: no request holds a block, a
 /// restart or a failed step ends the pins, and a picture that was encoded since then is not encoded
 /// again.
 #[tokio::test]
@@ -201,7 +201,8 @@ async fn disturb(engine: &Engine, expected: &[Answer], case: &str) {
             Err(other) => panic!("{case}: {other}"),
         }
     }
-    // Together they take fewer calls, so the one that goes wrong may not have been reached.
+    // When requests run together, they take fewer calls, so the call that goes wrong may not have
+    // been reached.
     let reached = engine.plan.calls.load(Ordering::Relaxed) > engine.plan.wrong;
     assert_eq!(failed > 0, reached, "{case}");
     for (request, expected) in engine.requests().into_iter().zip(expected) {

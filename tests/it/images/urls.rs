@@ -24,9 +24,9 @@ fn question_of_urls(urls: &[&str], text: &str) -> Request {
     Request::chat(vec![message]).max_tokens(6).logprobs(0)
 }
 
-/// Goal: images that the program's function fetches are those of the same files, wherever the
-/// request names them; what it refuses is reported with the number of the image, and without a
-/// function all other URLs than data URLs are refused.
+/// Goal: images that the program's function fetches have the same effect as the same files,
+/// wherever the request names them. URLs that it refuses are reported with the number of the image,
+/// and without a function all URLs except data URLs are refused.
 #[tokio::test]
 async fn the_programs_function_fetches_images() -> Result<(), Error> {
     let (one, other) = (picture(40, 30, 1), picture(60, 50, 2));
@@ -79,8 +79,8 @@ async fn a_custom_backend_fetches_no_images() {
     }
 }
 
-/// Goal: the number of images is checked before the first is fetched, and so is whether the model
-/// takes any; an equal URL is fetched once; and the size of all files of a request is bounded.
+/// Goal: before the first image is fetched, it is checked whether the model takes images and how
+/// many there are; equal URLs are fetched once; and the size of all files of a request is bounded.
 #[tokio::test]
 async fn little_is_fetched_for_a_request() -> Result<(), Error> {
     let file = picture(40, 30, 1);
@@ -122,9 +122,9 @@ async fn little_is_fetched_for_a_request() -> Result<(), Error> {
     Ok(())
 }
 
-/// Goal: few requests hold fetched files at once, and those of one client are few of them, so that
-/// requests of others go on while the hosts of some clients are slow. Those that wait are answered
-/// afterwards, and one that is given up makes room at once.
+/// Goal: only a few requests hold fetched files at the same time, and only some of these are of one
+/// client, so that requests of others continue while the hosts of one client are slow. Requests
+/// that wait are answered afterward, and a request that is given up makes room at once.
 #[tokio::test]
 async fn requests_with_fetched_files_are_bounded() -> Result<(), Error> {
     let (slow, fetching) = (Arc::new(Semaphore::new(0)), Arc::new(AtomicUsize::new(0)));

@@ -1,4 +1,4 @@
-//! Decoding of images as work that clients share.
+//! Decoding of images, which takes turns between clients.
 
 use std::sync::{Arc, Mutex, mpsc};
 
@@ -18,8 +18,8 @@ fn header(width: u32, height: u32) -> Arc<[u8]> {
     file.into()
 }
 
-/// Goal: the pixels of all images of a request together are bounded, and what is wrong with a header
-/// is reported, before the first image is decoded: here none can be.
+/// Goal: the pixels of all images of a request together are bounded, and a defect of a header is
+/// reported, before the first image is decoded. No image of this test can be decoded.
 #[tokio::test]
 async fn headers_are_checked_before_images_are_decoded() -> Result<(), Error> {
     let large = header(8000, 8000);
@@ -28,7 +28,7 @@ async fn headers_are_checked_before_images_are_decoded() -> Result<(), Error> {
         let refused = async |images: &[&Arc<[u8]>]| {
             let text = model.text(&"<image>".repeat(images.len()));
             let request = images.iter().fold(text, |text, image| text.image(Arc::clone(image)));
-            // A look-up computes the prompt on the calling thread.
+            // A look-up prepares the prompt on the calling thread.
             let here = engine.estimate(&request).expect_err("refused").to_string();
             assert_eq!(engine.complete(request).await.expect_err("refused").to_string(), here);
             here
@@ -53,7 +53,7 @@ async fn each_image_is_a_piece_of_work() -> Result<(), Error> {
     let engine = builder().build().await?;
     let image = picture(40, 30, 1);
     let client = || Some("one".into());
-    // The client takes all slots that it can get.
+    // The client's work takes all slots that one client can get.
     let (end, ended) = mpsc::channel::<()>();
     let ended = Arc::new(Mutex::new(ended));
     let cores = std::thread::available_parallelism().map_or(1, usize::from);

@@ -1,4 +1,4 @@
-//! What the tests of the disk tier and of the object tier have in common.
+//! Common code of the tests of the disk tier and of the object tier.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -14,7 +14,7 @@ pub(crate) struct Directory(pub(crate) PathBuf);
 impl Directory {
     pub(crate) fn new(name: &str) -> Directory {
         let path = std::env::temp_dir().join(format!("stolon-{name}-{}", std::process::id()));
-        // It is left if an earlier run was interrupted.
+        // The directory exists if an earlier run was interrupted.
         let _ = std::fs::remove_dir_all(&path);
         Directory(path)
     }
@@ -22,7 +22,7 @@ impl Directory {
 
 impl Drop for Directory {
     fn drop(&mut self) {
-        // A directory that is left behind is an annoyance only.
+        // A directory that is left behind does no harm.
         let _ = std::fs::remove_dir_all(&self.0);
     }
 }
@@ -55,7 +55,7 @@ pub(crate) fn slow_fake(block_count: usize, per_prefill_token: Duration) -> Engi
     fake(block_count, FakeLatency { per_prefill_token, ..FakeLatency::default() })
 }
 
-/// The same with any latency.
+/// The same engine with any latency.
 pub(crate) fn fake(block_count: usize, latency: FakeLatency) -> EngineBuilder {
     let options =
         FakeOptions { vocab_size: VOCAB_SIZE, block_count, latency, ..FakeOptions::default() };
@@ -75,7 +75,7 @@ pub(crate) async fn ask(engine: &Engine, tokens: &[u32]) -> usize {
     answer.finish.usage.cached_tokens
 }
 
-/// Ends an engine after everything was stored.
+/// Stops an engine after everything was stored.
 pub(crate) async fn stop(engine: Engine) {
     engine.tiers().flush().await.expect("it runs");
     let audit = engine.audit().await.expect("a consistent accounting");

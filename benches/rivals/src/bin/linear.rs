@@ -18,7 +18,8 @@ const INNER_STRIDE: isize = INNER as isize;
 const FEATURES_STRIDE: isize = FEATURES as isize;
 
 type Error = Box<dyn std::error::Error>;
-/// Multiplies activations `[rows, INNER]`; takes the number of rows and writes `[rows, FEATURES]`.
+/// Multiplies activations `[rows, INNER]`. The second argument is the number of rows, the third one
+/// is the result, `[rows, FEATURES]`.
 type Product = Box<dyn FnMut(&[f32], usize, &mut [f32])>;
 
 fn main() -> Result<(), Error> {

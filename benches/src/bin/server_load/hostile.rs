@@ -79,8 +79,8 @@ fn mutated(body: &str, rng: &mut SeededRng) -> String {
     body
 }
 
-/// Sends hostile requests. No reply may report a failure of the server, and the server must keep
-/// no files, blocks or memory of them.
+/// Sends hostile requests. No reply may report a failure of the server, and afterward the server
+/// must hold no open files, blocks or memory because of them.
 pub(crate) async fn requests(count: usize) -> anyhow::Result<()> {
     let server = Server::start(&[])?;
     send(&server, count / 5, 1).await?;

@@ -1,4 +1,4 @@
-//! The server's process, and its figures from `/proc`.
+//! The process of the server, and the numbers that `/proc` has for it.
 
 use std::io::{BufRead, BufReader, Read};
 use std::process::{Child, Command, Stdio};
@@ -83,7 +83,7 @@ impl Server {
                 break url.to_owned();
             }
         };
-        // Later output is read so that it does not fill the pipe.
+        // The rest of the output is read so that it does not fill the pipe.
         std::thread::spawn(move || lines.for_each(drop));
         Ok(Self { child, address, errors })
     }

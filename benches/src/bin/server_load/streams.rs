@@ -23,7 +23,8 @@ fn body(index: usize) -> String {
     json!({"prompt": prompt, "max_tokens": answer, "ignore_eos": true, "stream": true}).to_string()
 }
 
-/// Opens streams whose requests all run and are then idle, and prints the server's memory.
+/// Opens streams whose requests all run but get no tokens for a while, and prints the server's
+/// memory.
 pub(crate) async fn idle(count: usize) -> anyhow::Result<()> {
     // Steps are so long that nothing is sent while memory is measured.
     let server = Server::start(&["--step-ms", "4000"])?;
@@ -48,7 +49,8 @@ pub(crate) async fn idle(count: usize) -> anyhow::Result<()> {
     server.check_idle().await
 }
 
-/// Disconnects clients in the middle of their streams and checks that nothing of them remains.
+/// Disconnects clients in the middle of their streams and checks that the server keeps nothing of
+/// them.
 pub(crate) async fn vanishing(count: usize) -> anyhow::Result<()> {
     let server = Server::start(&["--step-ms", "1"])?;
     vanish(&server, count).await?;

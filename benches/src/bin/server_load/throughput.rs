@@ -48,8 +48,8 @@ async fn target(server: &Server) -> anyhow::Result<HttpTarget> {
     .await
 }
 
-/// Runs all requests; fails unless each is answered. An answer of one special token has no text; it
-/// is not counted in the times.
+/// Runs all requests; fails unless each is answered. An answer of only special tokens has no text
+/// and is not counted in the times.
 async fn answered<T: Target>(
     target: &T,
     plan: &[Conversation],

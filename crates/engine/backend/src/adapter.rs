@@ -95,7 +95,7 @@ pub trait AdapterLoader: fmt::Debug + Send + Sync {
     /// Reads the adapter at `path`, a file or a directory, and brings it into the form that steps
     /// use. Blocks the calling thread, and may be called on several threads at the same time.
     ///
-    /// The files are read completely before this returns, so they may be overwritten afterwards.
+    /// The files are read completely before this returns, so they may be overwritten afterward.
     ///
     /// # Errors
     /// [`AdapterLoadError`]. Files of more than `bytes_max` bytes are refused before they are read,

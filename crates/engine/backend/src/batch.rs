@@ -35,14 +35,14 @@ pub struct BackendSpec {
     /// The recurrent state of a sequence; `None` if the backend keeps all that a prefix leaves behind
     /// in its KV blocks, as for a model with attention layers only.
     pub state: Option<StateSpec>,
-    /// Whether the backend encodes images ([`Backend::encode`]) and computes their positions. It
-    /// has a `hidden_size` then.
+    /// Whether the backend encodes images ([`Backend::encode`]) and computes their positions. If
+    /// so, it has a `hidden_size`.
     pub images: bool,
     /// Number of the decoder's first layers to whose outputs the embeddings of images add further
     /// rows (DeepStack of Qwen3-VL); 0 for most models.
     pub deepstack_layers: usize,
-    /// Into which bins the model divides coordinates and sizes; `None` if it has none. Batches may
-    /// then have tokens for these bins, and rows with their logits ([`LogitRows::Regions`]).
+    /// The bins into which the model divides coordinates and sizes; `None` if it has none. Batches
+    /// may then have tokens for these bins, and rows with their logits ([`LogitRows::Regions`]).
     pub regions: Option<RegionBins>,
 }
 
@@ -170,7 +170,7 @@ pub struct SequenceSlice {
     /// The sequence's recurrent state. `Some` exactly if the backend has states
     /// ([`BackendSpec::state`]).
     pub state: Option<SliceState>,
-    /// The images of which the slice computes positions, in ascending order; none overlap.
+    /// The images that have positions in the slice, in ascending order; none overlap.
     pub images: Vec<SliceImage>,
     /// How many rotary positions the images before `start` have skipped: those that end there have
     /// fewer rotary positions than positions if they are grids ([`rotary_len`](crate::rotary_len)).
@@ -241,7 +241,7 @@ pub struct StepOutput {
 }
 
 /// Why a step failed. The contents of the positions it should have written are undefined
-/// afterwards.
+/// afterward.
 #[derive(Debug, thiserror::Error)]
 pub enum BackendError {
     /// The device or a kernel failed.
@@ -271,7 +271,7 @@ pub struct KvFormat {
 /// Computes forward passes.
 ///
 /// The engine computes every step on one dedicated thread, the executor thread, and drops the
-/// backend there. A backend that the thread also makes, with a factory, need be neither `Send` nor
+/// backend there. A backend that a factory creates on this thread does not have to be `Send` or
 /// `Sync`. If [`Backend::step`] panics or fails, the engine treats every position that the step
 /// should have written as lost; it never reads them again. After a panic it restarts on the same
 /// backend, so a panic must not leave a backend that cannot compute further steps.
@@ -299,18 +299,19 @@ pub trait Backend {
     /// a cold cache.
     ///
     /// # Errors
-    /// Any [`BackendError`]. Positions outside of the step's write ranges are unchanged even then.
+    /// Any [`BackendError`]. Positions outside of the step's write ranges are unchanged even after
+    /// an error.
     fn step(&mut self, batch: &StepBatch) -> Result<StepOutput, BackendError>;
 
     /// Encodes an image, or a part of that: computes for about `time` and returns the image's
-    /// embeddings if they are complete. If not, the next call for the same image goes on. A backend
-    /// may remember one incomplete image only; a call for another one then begins anew.
+    /// embeddings if they are complete. If not, the next call for the same image continues. A
+    /// backend may remember one incomplete image only; a call for another one then begins anew.
     ///
     /// The embeddings depend on the image only, bit for bit, and not on how many calls it took.
     ///
     /// # Errors
-    /// [`BackendError::Unsupported`] by default; [`BackendError::Failed`] if the image has not the
-    /// size or the number of positions that the encoder expects.
+    /// [`BackendError::Unsupported`] by default; [`BackendError::Failed`] if the size or the number
+    /// of positions of the image differs from what the encoder expects.
     fn encode(
         &mut self,
         image: &Arc<ImageInput>,
@@ -327,10 +328,10 @@ pub trait Backend {
         1
     }
 
-    /// What is in these blocks is not needed any more: they were given to sequences, which write each
-    /// position before they read it. Called before the loads and the forward pass of a step. The
-    /// default does nothing. A backend for tests clears them, so that a read of what was not
-    /// written is found even where older content would look right.
+    /// The content of these blocks is not needed any longer: they were given to sequences, which
+    /// write each position before they read it. Called before the loads and the forward pass of a
+    /// step. The default does nothing. A backend for tests clears them, so that a read of positions
+    /// that were not written is found, even where older content would look right.
     fn discard_blocks(&mut self, blocks: &[BlockId]) {
         let _ = blocks;
     }

@@ -45,7 +45,7 @@ pub struct FakeLatency {
     pub per_decode: Duration,
 }
 
-/// Sizes and behaviour of a [`FakeBackend`].
+/// Sizes and behavior of a [`FakeBackend`].
 #[derive(Clone, Debug)]
 pub struct FakeOptions {
     /// Number of token ids, at least 1. Every token id is below it.
@@ -69,7 +69,8 @@ pub struct FakeOptions {
     /// uses what it reads, as a real backend would, and generates other tokens.
     pub strict: bool,
     /// The recurrent state: number of blocks that a checkpoint takes and number of slots. Each step
-    /// checks then that the slots and checkpoints it reads are those of its slices' prefixes.
+    /// then checks that the slots and checkpoints that it reads belong to the prefixes of its
+    /// slices.
     pub state: Option<(usize, usize)>,
     /// Number of calls of [`Backend::encode`] that an image takes; 0 if images are not supported.
     pub encode_calls: usize,
@@ -245,7 +246,7 @@ impl FakeBackend {
         )))
     }
 
-    /// Stores the state after `len` positions, of which `last` is the last one's mark, in the
+    /// Stores the state after `len` positions, the last of which has the mark `last`, in the
     /// slice's slot and its checkpoint of that length.
     fn keep_state(&mut self, slice: &SequenceSlice, len: usize, last: Mark) {
         let Some(state) = &slice.state else { return };

@@ -1,4 +1,4 @@
-//! Images: what a backend's encoder makes positions of.
+//! Images: the pictures that an encoder reads, and the embeddings that it computes.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -13,11 +13,12 @@ pub struct ImageInput {
     /// Number of positions that the image takes in a prompt, at least 1.
     pub kv_len: usize,
     /// Whether its positions attend to each other in both directions. If not, each attends to the
-    /// positions up to its own, as those of text do.
+    /// positions up to its own, as positions of text do.
     pub full_attention: bool,
     /// Number of columns of the grid that the positions form, row by row, if the decoder rotates
     /// keys and queries by the row and the column of a position (Qwen3-VL, Qwen3.5); a divisor of
-    /// `kv_len`. 0 if the positions are numbered as those of text. It follows from the content.
+    /// `kv_len`. 0 if the positions are numbered like positions of text. It follows from the
+    /// content.
     pub columns: usize,
     /// Width and height of `pixels`.
     pub size: [usize; 2],
@@ -46,7 +47,7 @@ impl std::fmt::Debug for ImageInput {
 }
 
 /// Number of rotary positions that an image of `kv_len` positions takes, at most `kv_len`: the
-/// larger edge of its grid if it has `columns`. What follows the image goes on after them.
+/// larger edge of its grid if it has `columns`. The positions after the image continue from there.
 #[must_use]
 pub fn rotary_len(kv_len: usize, columns: usize) -> usize {
     match kv_len.checked_div(columns) {
@@ -55,17 +56,17 @@ pub fn rotary_len(kv_len: usize, columns: usize) -> usize {
     }
 }
 
-/// What the decoder reads at the positions of an image, as an encoder returns it. Clones share the
-/// values.
+/// The input of the decoder at the positions of an image, as an encoder returns it. Clones share
+/// the values.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ImageEmbeddings {
     /// Row-major `[1 + deepstack_layers, kv_len, hidden_size]`: the inputs of the first layer, and
-    /// what is added to the outputs of the first layers
+    /// the values that are added to the outputs of the first layers
     /// ([`BackendSpec::deepstack_layers`](crate::BackendSpec::deepstack_layers)).
     pub values: Arc<[f32]>,
 }
 
-/// An image of which a slice computes positions.
+/// An image that has positions in a slice.
 #[derive(Clone, Debug, PartialEq)]
 pub struct SliceImage {
     /// Position of the image's first row in the sequence. It may be before the slice's start, unless
@@ -74,13 +75,13 @@ pub struct SliceImage {
     /// Number of positions of the image, at least 1. It ends after the slice's start. It may end
     /// after the slice's end, unless the image has full attention.
     pub len: usize,
-    /// Whether its positions attend to each other in both directions. All of them are in the slice
-    /// then.
+    /// Whether its positions attend to each other in both directions. If so, all of them are in the
+    /// slice.
     pub full_attention: bool,
     /// Number of columns of its grid ([`ImageInput::columns`]).
     pub columns: usize,
-    /// What the encoder has returned for it: `len` rows, and as many for each layer to which it
-    /// adds more.
+    /// The embeddings that the encoder has returned for it: `len` rows, and as many for each layer
+    /// to whose output it adds more.
     pub embeddings: ImageEmbeddings,
 }
 

@@ -8,7 +8,7 @@
 //! [`BlockId`](stolon_kvcache::BlockId), a random number generator and a hash function.
 //!
 //! * [`batch`](StepBatch): the batch and its parts, the sizes a backend declares, its errors;
-//! * [`ImageInput`]: an image of a prompt, and what an encoder makes of it;
+//! * [`ImageInput`]: an image of a prompt, and the embeddings that an encoder makes of it;
 //! * [`RegionBins`]: coordinates and sizes as tokens, and the logits of their bins;
 //! * [`Adapter`]: changes of the weights that a sequence chooses, and how they are loaded;
 //! * [`BatchChecker`]: validates a batch against the contract before anything is written;

@@ -1,8 +1,9 @@
-//! Coordinates and sizes as tokens: the bins into which they are divided, and the logits of these.
+//! Coordinates and sizes as tokens: the bins into which they are divided, and the logits of the
+//! bins.
 
 use stolon_kvcache::TokenSpan;
 
-/// Into how many bins a model divides coordinates and sizes, each of which is one token
+/// The numbers of bins into which a model divides coordinates and sizes. Each bin is one token
 /// ([`TokenSpan`](stolon_kvcache::TokenSpan)).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RegionBins {
@@ -40,7 +41,8 @@ impl RegionBins {
         fraction(bin, self.coordinates)
     }
 
-    /// The width or the height of a bin, from 2^-10 to 1, as a fraction of that of the image.
+    /// The width or the height of a bin, from 2^-10 to 1, as a fraction of the image's width or
+    /// height.
     #[must_use]
     pub fn size(self, bin: u32) -> f32 {
         (SMALLEST_EXPONENT * (1.0 - fraction(bin, self.sizes))).exp2()
@@ -74,16 +76,16 @@ fn nearest(fraction: f32, count: usize) -> u32 {
 /// The logits of the bins at one token.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct RegionLogits<'a> {
-    /// Those of a coordinate.
+    /// The logits of a coordinate, one per bin.
     pub coordinates: &'a [f32],
-    /// Those of a width.
+    /// The logits of a width, one per bin.
     pub widths: &'a [f32],
-    /// Those of a height.
+    /// The logits of a height, one per bin.
     pub heights: &'a [f32],
 }
 
 impl<'a> RegionLogits<'a> {
-    /// The logits in `row`, which has [`RegionBins::width`] of them.
+    /// The logits in `row`, which has [`RegionBins::width`] values.
     ///
     /// # Panics
     /// If it has another number.
@@ -102,8 +104,8 @@ mod tests {
 
     const BINS: RegionBins = RegionBins { coordinates: 1024, sizes: 1024 };
 
-    /// Goal: the tables are those of Moondream, in both directions, and values out of range lead to
-    /// the bins at the ends.
+    /// Goal: the tables equal those of Moondream, in both directions, and values out of range lead
+    /// to the bins at the ends.
     #[test]
     fn bins_and_values_belong_to_each_other() {
         assert_eq!((BINS.coordinate(0), BINS.coordinate(1023)), (0.0, 1.0));

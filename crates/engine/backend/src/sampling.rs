@@ -219,14 +219,14 @@ pub enum SamplingError {
         /// The logit: NaN or +infinity.
         value: f32,
     },
-    /// The request's [`LogitsProcessor`] cannot go on.
+    /// The request's [`LogitsProcessor`] cannot continue.
     #[error("{reason}")]
     ProcessorFailed {
         /// What was expected and what was found.
         reason: String,
     },
-    /// The machine was too busy for the request's [`LogitsProcessor`]. It is no fault of the request,
-    /// which may succeed when it is sent again.
+    /// The machine was too busy for the request's [`LogitsProcessor`]. It is not the fault of the
+    /// request, which may succeed when it is sent again.
     #[error("{reason}")]
     ProcessorBusy {
         /// What could not be done.
@@ -337,8 +337,8 @@ impl SamplerState {
     /// are overwritten. A token whose logit is minus infinity is never chosen.
     ///
     /// # Errors
-    /// [`SamplingError::BadLogit`], [`SamplingError::NoCandidate`], and those of the processor. The
-    /// state is unchanged then.
+    /// [`SamplingError::BadLogit`], [`SamplingError::NoCandidate`], and those of the processor.
+    /// After an error the state is unchanged.
     pub fn sample(&mut self, logits: &mut [f32]) -> Result<Sampled, SamplingError> {
         let sampled = self.choose(logits)?;
         self.observe(sampled.token);
@@ -398,7 +398,7 @@ impl SamplerState {
     fn transform(&self, logits: &mut [f32]) -> Result<(), SamplingError> {
         if let Some(processor) = &self.params.processor {
             processor.process_caught(&self.output, logits)?;
-            // The transforms below expect what a model may compute.
+            // The transforms below expect logits that a model may compute.
             select::best(logits)?;
         }
         for &(token, bias) in self.params.logit_bias.iter() {
@@ -414,7 +414,7 @@ impl SamplerState {
 }
 
 /// The result of a transform of a finite logit, limited to finite values. A logit of minus infinity
-/// stays what it is.
+/// is not changed.
 fn saturate(before: f32, after: f32) -> f32 {
     if before == f32::NEG_INFINITY { before } else { after.clamp(f32::MIN, f32::MAX) }
 }

@@ -36,16 +36,16 @@ pub struct PrefixCache {
 /// Dropping it returns everything that it holds, on any thread and also during a panic.
 #[derive(Debug)]
 pub struct SequenceBlocks {
-    /// The whole sequence. What a commit publishes is taken from here, so it cannot differ from
-    /// what the blocks were reserved for.
+    /// The whole sequence. A commit publishes positions from here, so they cannot differ from those
+    /// that the blocks were reserved for.
     positions: Vec<u32>,
     prefix: PrefixLease,
     private: BlockLease,
 }
 
 impl SequenceBlocks {
-    /// Number of positions, from the start of the sequence, whose KV is in the cache: a multiple
-    /// of the block size. They need not be computed, and their blocks must not be written to.
+    /// Number of positions, from the start of the sequence, whose KV is in the cache: a multiple of
+    /// the block size. A request does not compute them, and their blocks must not be written to.
     pub fn cached_len(&self) -> usize {
         self.prefix.len()
     }
@@ -110,7 +110,8 @@ impl PrefixCache {
     /// # Errors
     ///
     /// [`Shortage`] if there are too few blocks, even if everything that is not locked were
-    /// evicted, or not before a running step has ended. Nothing is evicted or locked then.
+    /// evicted, or not before a running step has ended. After an error nothing is evicted or
+    /// locked.
     pub fn begin(
         &mut self,
         namespace: &Namespace,
@@ -154,8 +155,8 @@ impl PrefixCache {
     ///
     /// # Errors
     ///
-    /// If the sequence is shorter, has an invalid position, or is of another cache. Nothing is
-    /// changed then.
+    /// If the sequence is shorter, has an invalid position, or is of another cache. After an error
+    /// nothing is changed.
     pub fn commit(
         &mut self,
         sequence: &mut SequenceBlocks,
@@ -169,7 +170,7 @@ impl PrefixCache {
 
     // ---- checkpoints ----
 
-    /// Reserves the blocks of a checkpoint: of a copy of the recurrent state of a sequence, for
+    /// Reserves blocks for a checkpoint, which is a copy of the recurrent state of a sequence, for
     /// models that have one. The engine copies the state there and calls
     /// [`commit_checkpoint`](PrefixCache::commit_checkpoint). Evicts as
     /// [`begin`](PrefixCache::begin) does. The lease is empty in a cache without
@@ -183,13 +184,13 @@ impl PrefixCache {
     }
 
     /// Publishes a checkpoint of the state after the first `len` positions of the sequence, which
-    /// are committed. Returns it locked; `None` if these positions have been flushed, or `len` is no
-    /// multiple of the block size.
+    /// are committed. Returns it locked; `None` if these positions have been flushed, or `len` is
+    /// not a multiple of the block size.
     ///
     /// # Errors
     ///
-    /// If fewer positions of the sequence are committed, or the blocks are of another cache. Nothing
-    /// is changed then.
+    /// If fewer positions of the sequence are committed, or the blocks are of another cache. After
+    /// an error nothing is changed.
     pub fn commit_checkpoint(
         &mut self,
         sequence: &SequenceBlocks,
@@ -226,7 +227,7 @@ impl PrefixCache {
     // ---- making room ----
 
     /// Evicts cached blocks until `count` blocks are free, or will be when the running steps have
-    /// ended. Fewer are free afterwards if everything else is locked.
+    /// ended. Fewer are free afterward if everything else is locked.
     ///
     /// Returns the evicted blocks with the content that they hold until they are reserved again.
     pub fn make_room(&mut self, count: usize) -> Vec<EvictedBlock> {
@@ -250,7 +251,7 @@ impl PrefixCache {
         self.free(evicted)
     }
 
-    /// Removes what is cached of the sequences that start with `positions`, as
+    /// Removes the cached blocks of the sequences that start with `positions`, as
     /// [`TreeWriter::evict_prefix`] does. Returns the blocks that were freed.
     pub fn evict_prefix(&mut self, namespace: &Namespace, positions: &[u32]) -> Vec<EvictedBlock> {
         let evicted = self.writer.evict_prefix(namespace, positions);

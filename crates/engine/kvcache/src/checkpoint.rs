@@ -5,7 +5,7 @@
 //! occupies a fixed number of blocks of the same pool. In the tree it is an atomic token span of a
 //! kind that no prompt has, directly after the prefix that it belongs to: a leaf, next to the
 //! continuations of that prefix. So it is published, locked, counted against quotas and evicted as
-//! all blocks are. It goes before its prefix, never after it, and it goes as a whole.
+//! all blocks are. It is evicted before its prefix, never after it, and always as a whole.
 
 use crate::node::edge::Edge;
 use crate::{BlockId, PrefixLease, hash, token_span};
@@ -17,10 +17,10 @@ pub struct PrefixMatch {
     /// Number of leading positions whose KV is cached, as
     /// [`TreeReader::query_match_len`](crate::TreeReader::query_match_len) returns it.
     pub cached: usize,
-    /// Number of leading positions that need not be computed, at most `cached`. In a tree with
-    /// [`checkpoint_blocks`](crate::TreeBuilder::checkpoint_blocks), it is the length of the longest
-    /// cached prefix that is shorter than the prompt and has a checkpoint, or 0; in any other tree
-    /// it is `cached`.
+    /// Number of leading positions that a request does not have to compute, at most `cached`. In a
+    /// tree with [`checkpoint_blocks`](crate::TreeBuilder::checkpoint_blocks), it is the length of
+    /// the longest cached prefix that is shorter than the prompt and has a checkpoint, or 0; in any
+    /// other tree it is `cached`.
     pub resume: usize,
 }
 
@@ -52,14 +52,14 @@ impl CheckpointLease {
     }
 }
 
-/// The positions of a checkpoint that occupies `count` of them, which follow those of its prefix. A program that keeps
-/// a copy of a checkpoint outside of the tree stores it under the prefix and these positions. No
-/// prompt contains them.
+/// The placeholder positions, `count` of them, that stand for a checkpoint after its prefix. A
+/// program that keeps a copy of a checkpoint outside of the tree stores it under the prefix and
+/// these positions. No prompt contains them.
 pub fn checkpoint_positions(count: usize) -> Box<[u32]> {
     token_span::checkpoint(count)
 }
 
-/// Number of leading `positions` that are not those of a checkpoint at their end.
+/// Length of `positions` without the placeholder positions of a checkpoint at their end.
 pub fn len_before_checkpoint(positions: &[u32]) -> usize {
     let checkpoint = positions.iter().rev().take_while(|&&at| token_span::is_checkpoint(at));
     positions.len() - checkpoint.count()

@@ -24,7 +24,7 @@ pub(crate) struct Core {
     pub(crate) version: AtomicU64,
     /// The epochs in which queries pin.
     pub(crate) epochs: Epochs,
-    /// What the writer had unlinked and not freed when it was dropped.
+    /// Nodes and tables that the writer had unlinked but not freed when it was dropped.
     pub(crate) left_over: Mutex<Vec<Unlinked>>,
     pub(crate) block_size: usize,
     /// The hash before the first block of the base namespace.

@@ -24,14 +24,15 @@ pub struct NodeDump {
     pub namespace: Namespace,
     /// The chained hash of the node's last block, as
     /// [`TreeReader::block_hashes`](crate::TreeReader::block_hashes) computes it.
-    /// [`TreeReader::cached_prefix`](crate::TreeReader::cached_prefix) returns what it stands for.
+    /// [`TreeReader::cached_prefix`](crate::TreeReader::cached_prefix) returns the prefix that it
+    /// stands for.
     pub last_hash: u64,
     /// Number of blocks in the node.
     pub block_count: usize,
     /// Number of positions in the node: `block_count` times the block size.
     pub position_count: usize,
-    /// The first positions of the node, at most eight, and the rest of an image that the last of
-    /// them is inside of. [`TokenSpan::runs`] divides them.
+    /// The first positions of the node: at most eight, and the rest of an image if the eighth is
+    /// inside one. [`TokenSpan::runs`] divides them.
     pub first_positions: Vec<u32>,
     /// Whether there is a checkpoint of the recurrent state after the node's last position. Its
     /// blocks are not counted in `block_count`.
@@ -45,7 +46,7 @@ pub struct NodeDump {
 }
 
 impl NodeDump {
-    /// Those of a node's positions that a dump has.
+    /// The positions of a node that a dump contains; see [`NodeDump::first_positions`].
     pub(crate) fn first_of(positions: &[u32]) -> Vec<u32> {
         let shown = positions.len().min(8);
         let is_cut = |&end: &usize| end > 0 && !TokenSpan::may_end_after(positions[end - 1]);

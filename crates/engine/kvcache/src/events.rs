@@ -112,7 +112,7 @@ impl EventReceiver {
     /// [`RecvTimeoutError::Timeout`] after that time, and [`RecvTimeoutError::Disconnected`] when
     /// the tree's writer was dropped and the queue is empty.
     pub fn recv_timeout(&mut self, timeout: Duration) -> Result<NumberedEvent, RecvTimeoutError> {
-        // A time beyond what an `Instant` can hold does not come.
+        // A time that an `Instant` cannot hold never comes.
         self.recv_until(Instant::now().checked_add(timeout))
     }
 

@@ -41,9 +41,9 @@ pub struct EvictionCandidate {
     /// before all others.
     pub saved_blocks: usize,
     /// Number of cached continuations of the prefix that a checkpoint belongs to, 0 for other
-    /// leaves. With one, the sequence that was computed there has gone on, and requests for it
-    /// resume from a later checkpoint. With more, prompts part there. It is as of the moment when
-    /// the leaf became evictable.
+    /// leaves. With one, the sequence that took the checkpoint has continued, and requests for it
+    /// resume from a later checkpoint. With several, prompts diverge there. The number is not
+    /// updated after the leaf has become evictable.
     pub continuations: usize,
     /// Number of blocks before the leaf. The attention of the leaf's positions reads these blocks
     /// too, so recomputing a leaf costs more the deeper it is.
@@ -86,8 +86,8 @@ pub trait EvictionOrder: fmt::Debug + Send {
     }
 }
 
-/// Calls an order of the caller's own. A panic would leave the operation in progress half done, so
-/// it is counted in `panics` and the result is `None`.
+/// Calls a custom eviction order. A panic would leave the operation in progress half done, so it is
+/// counted in `panics` and the result is `None`.
 pub(crate) fn contain<T>(panics: &mut u64, call: impl FnOnce() -> T) -> Option<T> {
     let result = catch_unwind(AssertUnwindSafe(call));
     *panics += u64::from(result.is_err());
@@ -176,14 +176,14 @@ impl fmt::Display for EvictionPolicy {
     }
 }
 
-/// The text is not the name of an [`EvictionPolicy`].
+/// The string is not the name of an [`EvictionPolicy`].
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 #[error(
     "eviction policy: expected one of {}, got `{got}`",
     EvictionPolicy::ALL.map(EvictionPolicy::name).join(", ")
 )]
 pub struct UnknownEvictionPolicy {
-    /// The text that was parsed.
+    /// The string that was parsed.
     pub got: String,
 }
 
@@ -224,7 +224,7 @@ impl CostAware {
     const CONTEXT_DOUBLES: u64 = 256;
     /// Cost of computing one block without context.
     const UNIT: u64 = 1024;
-    /// How much less often a checkpoint is used whose sequence has gone on.
+    /// Factor by which a checkpoint is less likely to be used if its sequence has continued.
     const GONE_ON: u64 = 4;
 }
 

@@ -5,7 +5,7 @@
 //! 2. One store into a slot of its parent's table publishes it.
 //! 3. Its own table pointer is the only thing that changes while it is live; see [`table`].
 //! 4. One store replaces or clears its slot. From then on it never changes again: a reader that
-//!    still looks at it sees what was true just before that store.
+//!    still looks at it sees the state just before that store.
 //! 5. The writer frees it when no reader can hold a pointer to it; see [`crate::reclaim`]. Its table
 //!    is retired separately, because splits and merges pass tables from one node to the next.
 #![allow(unsafe_code, reason = "readers follow raw pointers that their guards keep alive")]

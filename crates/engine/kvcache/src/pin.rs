@@ -20,8 +20,8 @@ pub struct PinInfo {
     pub namespace: Namespace,
     /// Number of pinned positions, from the start of the sequence.
     pub position_count: usize,
-    /// Number of pinned blocks, those of a checkpoint included. A block that several pins share
-    /// counts for each of them.
+    /// Number of pinned blocks, including the blocks of a checkpoint. A block that several pins
+    /// share counts for each of them.
     pub block_count: usize,
     /// Whether blocks of the prefix were evicted and it was not committed again since. Only pins
     /// that [`TreeBuilder::demotable_pins`](crate::TreeBuilder::demotable_pins) permits to demote

@@ -40,7 +40,7 @@ enum State {
 /// (returned, but a running step may still access it). At any time `free + fenced + reserved +
 /// committed` is the number of blocks; [`counts`](BlockPool::counts) returns these numbers.
 ///
-/// Dropping the pool is allowed while leases exist; they have no effect afterwards.
+/// Dropping the pool is allowed while leases exist; they have no effect afterward.
 #[derive(Debug)]
 pub struct BlockPool {
     states: Vec<State>,
@@ -107,9 +107,9 @@ impl BlockPool {
     ///
     /// # Errors
     ///
-    /// [`Shortage`] if fewer blocks are free at this moment. Nothing is reserved then. Evict
-    /// [`Shortage::missing`] blocks from the tree, [`release`](BlockPool::release) them, and try
-    /// again, or wait for a running step to end.
+    /// [`Shortage`] if fewer blocks are free at this moment. In this case nothing is reserved.
+    /// Evict [`Shortage::missing`] blocks from the tree, [`release`](BlockPool::release) them, and
+    /// try again, or wait for a running step to end.
     pub fn reserve(&mut self, count: usize) -> Result<BlockLease, Shortage> {
         self.settle();
         if self.free.len() < count {

@@ -10,8 +10,8 @@ use crate::{BlockHasher, CachedPrefix, Namespace, PrefixMatch, TreeDump};
 /// No method has a side effect on the tree: none changes a statistic or the recency of an entry,
 /// creates a namespace, or frees what the writer has removed. The only shared memory that a query
 /// writes is the calling thread's own record in crossbeam-epoch and, if it finds that no query can
-/// reach a batch of removed nodes any more, one number for the writer. An answer was exact at some
-/// instant during the call. Afterwards it is a hint, until
+/// reach a batch of removed nodes any longer, one number for the writer. An answer was exact at
+/// some instant during the call. Afterward it is a hint, until
 /// [`TreeWriter::acquire`](crate::TreeWriter::acquire) has locked the prefix.
 #[derive(Clone, Debug)]
 pub struct TreeReader {
@@ -46,8 +46,8 @@ impl TreeReader {
 
     /// Computes the chained hashes of the whole blocks of `positions`: the input of
     /// [`query_match_hashes`](TreeReader::query_match_hashes), and the hashes that appear in
-    /// [`CacheEvent`](crate::CacheEvent)s. Depends on the block size and the hash seed only, not on
-    /// what is cached.
+    /// [`CacheEvent`](crate::CacheEvent)s. Depends only on the block size and the hash seed, not on
+    /// the content of the cache.
     pub fn block_hashes(&self, namespace: &Namespace, positions: &[u32]) -> Vec<u64> {
         self.block_hasher().block_hashes(namespace, positions)
     }
@@ -83,8 +83,8 @@ impl TreeReader {
         self.core.version.load(Ordering::Acquire)
     }
 
-    /// Does what every 128th query of a thread does with crossbeam-epoch: tries to end grace
-    /// periods, and calls the functions that wait for them.
+    /// Tries to end grace periods and calls the functions that wait for them, as every 128th query
+    /// of a thread does with crossbeam-epoch.
     #[cfg(loom)]
     #[doc(hidden)]
     pub fn end_grace_periods(&self) {

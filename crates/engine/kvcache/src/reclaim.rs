@@ -13,13 +13,13 @@
 //!    the batch and does nothing else.
 //! 4. The writer finds the number at a later operation and frees the batch.
 //!
-//! What waits when the writer is dropped is freed with the tree's last handle.
+//! Items that still wait when the writer is dropped are freed with the tree's last handle.
 //!
 //! [`Epochs`] has two implementations: crossbeam-epoch, and a double for the loom models, which
 //! ends each grace period at the earliest moment that the contract allows and keeps the number of
 //! interleavings small. `--cfg crossbeam_loom` in addition to `--cfg loom` selects crossbeam-epoch
 //! in the models, too. [`Garbage`] is the same code everywhere; but in the models it marks memory as
-//! freed and keeps it, so that a later access is reported and is not undefined behaviour.
+//! freed and keeps it, so that a later access is reported and is not undefined behavior.
 #![allow(unsafe_code, reason = "frees the nodes and tables that the writer has unlinked")]
 
 #[cfg(all(loom, not(crossbeam_loom)))]
@@ -71,7 +71,7 @@ impl Unlinked {
     ///
     /// # Safety
     ///
-    /// No thread can reach the value any more.
+    /// No thread can reach the value any longer.
     pub(crate) unsafe fn free(self) {
         // SAFETY: the pointer came from a box by the contract of `Garbage::add`, and the caller
         // says that it is the last one.
@@ -79,7 +79,7 @@ impl Unlinked {
     }
 }
 
-/// What the writer has unlinked and not freed yet.
+/// The nodes and tables that the writer has unlinked and not freed yet.
 #[derive(Debug)]
 pub(crate) struct Garbage {
     epochs: Epochs,
@@ -91,7 +91,7 @@ pub(crate) struct Garbage {
     /// thread that notices it, after all accesses under the guards that the batch had to wait for,
     /// and loaded with Acquire by the writer before it frees the batch.
     expired: Arc<AtomicU64>,
-    /// What the models have marked as freed.
+    /// Values that the models have marked as freed.
     #[cfg(loom)]
     freed: Vec<Unlinked>,
 }
@@ -120,14 +120,14 @@ impl Garbage {
     /// # Safety
     ///
     /// `item` came from `Box::into_raw`, a reader that pins from now on cannot reach it, the writer
-    /// does not access it any more, and it is added only once.
+    /// does not access it any longer, and it is added only once.
     pub(crate) unsafe fn add<T: Retired>(&mut self, item: NonNull<T>) {
         self.open.push(Unlinked(item));
         #[cfg(loom)]
         if planted::is(planted::Bug::EagerFree) {
             return self.free_open();
         }
-        // A batch that has to wait grows. It is looked at once for each `BATCH` items.
+        // A full batch that has to wait keeps growing. It is checked once per `BATCH` items.
         if self.open.len().is_multiple_of(BATCH) {
             self.collect();
         }
@@ -199,7 +199,7 @@ impl Unlinked {
 
 #[cfg(loom)]
 impl Garbage {
-    /// Frees what no grace period has begun for: a defect that some models plant.
+    /// Frees the open batch, whose grace period has not begun: a defect that some models plant.
     fn free_open(&mut self) {
         self.open.iter().for_each(Unlinked::mark_freed);
         self.freed.append(&mut self.open);

@@ -36,7 +36,7 @@ pub struct TreeStats {
     pub eviction_order_panics: u64,
     /// Histogram of the age of runs of blocks when they were removed. Entry `n` counts the runs
     /// whose age was 2^n to 2^(n+1) - 1 ticks (operations of the writer); entry 0 also counts
-    /// those of age 0, and the last entry all older ones.
+    /// blocks of age 0, and the last entry all older ones.
     pub lifetime_ticks: [u64; 32],
 }
 

@@ -1,5 +1,5 @@
-//! Switches between the synchronisation types of std and of loom. Every atomic, lock and reference
-//! count through which threads synchronise is imported from here, so that the models in
+//! Switches between the synchronization types of std and of loom. Every atomic, lock and reference
+//! count through which threads synchronize is imported from here, so that the models in
 //! `loom_tests` control all of them. Exceptions are the counters that only dumps read, and the
 //! key of namespaces, which never changes once it is set.
 
@@ -84,7 +84,7 @@ impl Witness {
         Witness { cell, freed: std::sync::atomic::AtomicBool::new(false) }
     }
 
-    /// Records a reader's access. The construction must have happened before, the freeing not.
+    /// Records a reader's access. It must happen after the construction and before the freeing.
     pub(crate) fn look(&self) {
         let freed = self.freed.load(std::sync::atomic::Ordering::Relaxed);
         assert!(!freed, "access to freed memory");
@@ -121,7 +121,8 @@ pub mod planted {
         NoStepFence,
         /// Unlinked nodes and tables are freed at once, although readers may hold them.
         EagerFree,
-        /// With the sealed batch, the open one is freed, whose grace period has not begun.
+        /// Frees the open batch together with the sealed one, although its grace period has not
+        /// begun.
         FreeOpenBatch,
         /// The writer learns by a relaxed load that it may free a batch.
         RelaxedHandOver,

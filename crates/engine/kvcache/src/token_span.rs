@@ -1,8 +1,8 @@
 //! Atomic token spans: parts of a prompt that are not text, an image for example. A span is written
-//! as as many positions as its KV occupies. No match ends inside one.
+//! as one position for each position that its KV occupies. No match ends inside one.
 //!
 //! Encoding of a position of a span: bit 31 is set, which distinguishes it from a token id. Bit 30
-//! says that more positions of the same span follow, so that the end of a span can be recognised
+//! says that more positions of the same span follow, so that the end of a span can be recognized
 //! without looking at the next position. The other 30 bits identify the span: its kind and its
 //! value, or a number that a [`TokenSpanInterner`] has assigned to its value. One kind is not for
 //! prompts: the tree writes it for checkpoints (`checkpoint.rs`).
@@ -38,12 +38,12 @@ const KIND_CHECKPOINT: u32 = 3;
 /// [`TokenSpanInterner::append`] writes it into a prompt.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum TokenSpan {
-    /// A quantised coordinate, which occupies one position.
+    /// A quantized coordinate, which occupies one position.
     Coordinate {
         /// The bin, below 2^28.
         bin: u32,
     },
-    /// A quantised size, which occupies one position.
+    /// A quantized size, which occupies one position.
     Size {
         /// The bin of the width, below 2^14.
         width_bin: u32,
@@ -124,7 +124,7 @@ impl TokenSpan {
     }
 }
 
-/// What identifies an image in every process: [`TokenSpan::Image`] without the other spans.
+/// The identity of an image in every process: the fields of [`TokenSpan::Image`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct ImageSpan {
     /// A 128-bit hash of everything that the KV of the image depends on.
@@ -154,7 +154,7 @@ pub enum TokenSpanError {
     /// The interner has assigned all its numbers. Create a new tree and a new interner.
     #[error("image: expected at most {limit} different images in an interner's life, got one more")]
     Exhausted {
-        /// How many different images an interner can number: 2^28.
+        /// The number of different images that an interner can number: 2^28.
         limit: u32,
     },
 }
@@ -206,7 +206,7 @@ impl TokenSpanInterner {
     ///
     /// # Errors
     ///
-    /// If a value is out of range or no number is left. Nothing is appended then.
+    /// If a value is out of range or no number is left. In this case nothing is appended.
     pub fn append(&self, span: TokenSpan, positions: &mut Vec<u32>) -> Result<(), TokenSpanError> {
         let (kind, value, kv_len) = match span {
             TokenSpan::Coordinate { bin } => {
@@ -255,7 +255,7 @@ impl TokenSpanInterner {
     }
 }
 
-/// The positions of a checkpoint that occupies `kv_len` of them. No prompt has such a span.
+/// The placeholder positions of a checkpoint, `kv_len` of them. No prompt has such a span.
 pub(crate) fn checkpoint(kv_len: usize) -> Box<[u32]> {
     let last = SPAN | KIND_CHECKPOINT << VALUE_BITS;
     let mut positions = vec![last | MORE; kv_len];

@@ -59,7 +59,7 @@ impl TreeBuilder {
         self.eviction_order(policy.order())
     }
 
-    /// Uses an eviction order of the caller's own.
+    /// Uses a custom eviction order.
     pub fn eviction_order(mut self, order: Box<dyn EvictionOrder>) -> TreeBuilder {
         self.order = order;
         self

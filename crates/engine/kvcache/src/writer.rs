@@ -99,7 +99,8 @@ struct Record {
     hits: u32,
     /// The priority that was set last.
     priority: i32,
-    /// Tick of the commit that created the node; after a merge, that of its lowest part.
+    /// Tick of the commit that created the node; after a merge, of the commit that created its
+    /// lowest part.
     created: u64,
     /// Tick of the last acquire or commit that went through the node.
     last_use: u64,
@@ -180,9 +181,9 @@ impl TreeWriter {
         self.acquire_with(namespace, positions, Some(priority))
     }
 
-    /// Locks the longest cached prefix of `positions` only to keep it, as a session or a copy out of
-    /// the pool does. Unlike [`acquire`](TreeWriter::acquire), it is no hit, changes no priority and
-    /// does not count in the statistics.
+    /// Locks the longest cached prefix of `positions` only to keep it, as a session or a copy out
+    /// of the pool does. Unlike [`acquire`](TreeWriter::acquire), it does not count as a hit,
+    /// changes no priority and does not count in the statistics.
     pub fn lock(&mut self, namespace: &Namespace, positions: &[u32]) -> PrefixLease {
         self.begin_operation();
         self.lock_match(namespace, positions, None, 0)
@@ -249,10 +250,10 @@ impl TreeWriter {
             + self.quotas.heap_bytes(ORDER_ENTRY)
     }
 
-    /// Number of nodes and tables that were unlinked from the tree and are not freed yet. The writer
-    /// frees them in batches of at least 256, each in an operation after the one that filled it, when
-    /// no query can reach the batch any more. So some remain while it is idle. They are freed with
-    /// the last handle of the tree at the latest.
+    /// Number of nodes and tables that were unlinked from the tree and are not freed yet. The
+    /// writer frees them in batches of at least 256, each in an operation after the one that filled
+    /// it, when no query can reach the batch any longer. So some remain while it is idle. They are
+    /// freed with the last handle of the tree at the latest.
     pub fn retired_count(&self) -> usize {
         self.arena.retired_count()
     }

@@ -21,14 +21,14 @@ mod harness {
     use std::thread;
     use stolon_kvcache::{BlockId, Namespace, TreeWriter, prefix_tree};
 
-    /// The standard library's synchronisation types.
+    /// The standard library's synchronization types.
     pub(crate) mod sync {
         pub(crate) use std::sync::atomic::{AtomicBool, Ordering};
         pub(crate) use std::sync::{Arc, Barrier, Mutex, MutexGuard};
         pub(crate) use std::thread;
     }
 
-    /// How often a scenario runs.
+    /// Number of times that a scenario runs.
     const ROUNDS: usize = 300;
     const READERS: usize = 2;
     /// Queries of one reader in a round.

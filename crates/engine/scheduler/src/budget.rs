@@ -2,8 +2,8 @@
 
 use super::blocks_for;
 
-/// How many blocks a request holds from now until its end. The request is running or is about to be
-/// admitted. The model assumes that each running request generates one token per step.
+/// The number of blocks that a request holds from now until its end. The request is running or is
+/// about to be admitted. The model assumes that each running request generates one token per step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct BlockDemand {
     /// Number of its tokens now, computed or not.
@@ -78,13 +78,13 @@ pub(crate) fn peak(block_size: usize, demands: impl IntoIterator<Item = BlockDem
 pub(crate) enum AnswerLimit {
     /// The request's own `max_tokens`. Clients set it near the length that they expect.
     Requested(usize),
-    /// The request sets none. The number, what context and pool can hold, says nothing about the
-    /// expected length.
+    /// The request sets none. This number, all that context and pool can hold, says nothing about
+    /// the expected length.
     Open(usize),
 }
 
 /// Predicts how many tokens requests generate: a share of `max_tokens` if the request sets it, and
-/// a common length otherwise. Both move towards those of finished requests, and grow after a
+/// a common length otherwise. Both move toward the lengths of finished requests, and grow after a
 /// preemption, because then too few tokens were predicted.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct DecodeForecast {
@@ -116,10 +116,10 @@ impl DecodeForecast {
         expected.saturating_sub(done).clamp(1, max_tokens.saturating_sub(done).max(1))
     }
 
-    /// Number of tokens that a request may still generate after `done`, at least 1: such a number
-    /// that a share `quantile` of all requests, from 0 to 1, generates fewer. If all answers are
-    /// equally long, it is what [`DecodeForecast::remaining`] says. If an answer may end after any
-    /// token, what is done says nothing about what is left, and the numbers are distributed
+    /// Quantile of the number of tokens that a request still generates after `done`, at least 1:
+    /// the share `quantile` of all requests, from 0 to 1, generates fewer. If all answers are
+    /// equally long, it equals [`DecodeForecast::remaining`]. If an answer may end after any token,
+    /// the number of tokens so far says nothing about the number left, which is distributed
     /// exponentially. In between, the variance of the lengths tells how much either counts.
     pub(crate) fn likely(self, limit: AnswerLimit, done: usize, quantile: f64) -> usize {
         let (mean, square, max_tokens) = match limit {
@@ -256,7 +256,8 @@ mod tests {
         assert_eq!(forecast.remaining(Requested(100), 0), 100);
         assert_eq!(forecast.remaining(Requested(100), 100), 1);
         assert_eq!(forecast.remaining(Requested(1), 0), 1);
-        // What a request without `max_tokens` could generate has no influence on the forecast.
+        // The number of tokens that a request without `max_tokens` could generate has no influence
+        // on the forecast.
         assert_eq!(forecast.remaining(Open(100), 0), 100);
         for _ in 0..200 {
             forecast.finished(Open(100_000), 20);
@@ -266,8 +267,8 @@ mod tests {
         assert_eq!(forecast.remaining(Requested(100), 0), 100);
     }
 
-    /// Goal: what is left of an answer is its length less what is done if all are equally long, and
-    /// varies as much as the lengths do if an answer may end after any token.
+    /// Goal: the rest of an answer is the common length minus the generated tokens if all answers
+    /// are equally long, and varies as much as the lengths do if an answer may end after any token.
     #[test]
     fn what_is_left_varies_as_lengths_do() {
         use AnswerLimit::{Open, Requested};

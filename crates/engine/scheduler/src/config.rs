@@ -38,7 +38,7 @@ impl fmt::Display for AdmissionPolicy {
     }
 }
 
-/// The text is not the name of an admission policy.
+/// The string is not the name of an admission policy.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
     "admission policy: expected fcfs, longest-prefix or cost, got `{got}` (requests with a larger \
@@ -141,7 +141,7 @@ pub struct EngineConfig {
     /// Reserve room for the whole prompt and `max_tokens` of every running request, as if nothing
     /// were cached. For comparisons.
     pub conservative: bool,
-    /// How many requests are tried in each round if the first ones do not fit; at least 1.
+    /// Number of requests that are tried in each round if the first ones do not fit; at least 1.
     pub look_ahead: usize,
     /// Bound on overtaking: before a request is admitted, at most this many uncached prompt tokens
     /// of later requests are admitted, plus as many as were waiting when the request arrived. 0
@@ -213,7 +213,7 @@ impl EngineConfig {
         }
     }
 
-    /// What stores pinned prefixes, if there is something.
+    /// The sink that also stores pinned prefixes, if one is configured.
     pub fn sink_of_pins(&self) -> Option<&Arc<dyn KvSink>> {
         self.kv_sink.as_ref().filter(|sink| sink.stores_pins())
     }

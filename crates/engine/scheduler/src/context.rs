@@ -61,7 +61,7 @@ pub struct EngineContext {
     /// Numbers the images of prompts. It outlives the prefix trees, because a number is never used
     /// for another image.
     spans: Arc<TokenSpanInterner>,
-    /// The images that need not be encoded.
+    /// The images whose embeddings are cached, so that they are not encoded again.
     pub(crate) encoded: Arc<EncodedImages>,
     pub(crate) limits: Arc<QueueLimits>,
 }
@@ -89,7 +89,7 @@ pub struct PromptLimit {
 }
 
 impl PromptLimit {
-    /// The same limit, set by the pool next to what is pinned.
+    /// The same limit, for the part of the pool that is not pinned.
     fn next_to(self, pinned: Pinned) -> PromptLimit {
         match self.bound {
             LengthBound::Pool { blocks, block_size } => {
@@ -127,7 +127,8 @@ impl EngineContext {
         }
         let mut default_policy = EvictionPolicy::default();
         if let Some(state) = spec.state {
-            // Each running request has a slot. Checkpoints differ much in what they save.
+            // Each running request has a slot. Checkpoints differ much in the number of positions
+            // that they save.
             config.max_running = config.max_running.min(state.slots.max(1));
             default_policy = EvictionPolicy::CostAware;
         }
@@ -204,7 +205,7 @@ impl EngineContext {
         Ok(PromptImage { start, input })
     }
 
-    /// What numbers the images of prompts.
+    /// The interner that numbers the images of prompts.
     pub fn spans(&self) -> &Arc<TokenSpanInterner> {
         &self.spans
     }
@@ -278,7 +279,7 @@ impl EngineContext {
     /// # Errors
     /// Every way in which a request can be invalid, [`EngineError::Overloaded`] if the admission
     /// queue is full, [`EngineError::QuotaExceeded`] if the request's quota is used up,
-    /// [`EngineError::Draining`] if no request may enter any more.
+    /// [`EngineError::Draining`] if no request may enter any longer.
     pub fn submit(
         &self,
         id: u64,
@@ -345,7 +346,7 @@ impl EngineContext {
         quota.charge(prompt + answer, is_first, |tokens| self.limits.retry_after(tokens)).map(Some)
     }
 
-    /// A look-up of stored KV of a prompt, of which `found` is cached.
+    /// A look-up of stored KV for a prompt whose cached part is `found`.
     pub fn prompt_lookup(
         &self,
         namespace: Namespace,

@@ -66,7 +66,7 @@ pub enum EngineError {
     /// The prompt does not fit the context or the KV pool, even if nothing else runs.
     #[error("the prompt is too long: expected at most {limit} tokens, got {got} ({bound})")]
     PromptTooLong {
-        /// Number of tokens of the prompt. If its text alone is too long, it is not tokenised, and
+        /// Number of tokens of the prompt. If its text alone is too long, it is not tokenized, and
         /// this is the least number of tokens that such a text can have.
         got: usize,
         /// Maximum number of tokens of a prompt.
@@ -102,8 +102,8 @@ pub enum EngineError {
     Overloaded {
         /// Estimated time until a retry can succeed.
         retry_after: Duration,
-        /// Number of requests in the admission queue; those of the request's tenant, if these are as
-        /// many as one tenant may have there.
+        /// Number of requests in the admission queue. If the request's tenant has as many there as
+        /// one tenant may have, the number of this tenant's requests.
         queued_requests: usize,
         /// Number of uncached prompt tokens of these requests.
         queued_tokens: usize,
@@ -143,7 +143,7 @@ pub enum EngineError {
     /// The request waited in the admission queue for longer than its `queue_timeout`.
     #[error("timed out in the queue after {waited:?}")]
     QueueTimeout {
-        /// How long it waited.
+        /// The time that it waited.
         waited: Duration,
     },
     /// The request took longer than its `timeout`.
@@ -152,7 +152,7 @@ pub enum EngineError {
         /// Time since submission.
         elapsed: Duration,
     },
-    /// The backend returned an error for a step that the request was part of. The engine goes on
+    /// The backend returned an error for a step that the request was part of. The engine continues
     /// with an empty cache. Whether another attempt would succeed is not known: the cause may be
     /// temporary, this request, or another request of the same step.
     #[error("the backend failed in a step of the request: {reason}")]
@@ -174,8 +174,8 @@ pub enum EngineError {
         /// The first unusable logit.
         reason: String,
     },
-    /// The request's logits processor cannot go on, because its grammar has become too complex, for
-    /// example. The same request fails again.
+    /// The request's logits processor cannot continue, for example because its grammar has become
+    /// too complex. The same request fails again.
     #[error("the answer cannot be continued: {reason}")]
     LogitsProcessor {
         /// The processor's error.
@@ -185,7 +185,7 @@ pub enum EngineError {
     /// grammar. The request may be sent again.
     #[error("the server is too busy to continue the answer: {reason}")]
     ProcessorBusy {
-        /// What could not be done.
+        /// The work that was not done.
         reason: String,
     },
     /// Part of the engine failed while the request was in flight. The engine restarts by itself

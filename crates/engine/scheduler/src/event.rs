@@ -1,4 +1,4 @@
-//! What a request's stream yields, and what is known about the request when it has ended.
+//! The events that a request's stream yields, and the information about the request at its end.
 
 use std::time::Duration;
 
@@ -14,7 +14,7 @@ pub enum Event {
     Started {
         /// Number of tokens of the prompt.
         prompt_tokens: usize,
-        /// How many of them were found in the prefix cache.
+        /// Number of them that were found in the prefix cache.
         cached_tokens: usize,
     },
     /// One entry per prompt token. The first entry is `None`, because no token precedes it.
@@ -22,7 +22,7 @@ pub enum Event {
     /// A token was generated.
     Token(TokenEvent),
     /// The pooled hidden states of the prompt, `[hidden_size]`, if an embedding was requested. They
-    /// are finite, and not normalised.
+    /// are finite, and not normalized.
     Embedding(Vec<f32>),
     /// The request is complete. No event follows.
     Finished(Finish),
@@ -58,7 +58,7 @@ pub enum FinishReason {
 }
 
 impl FinishReason {
-    /// Whether the model would have gone on.
+    /// Whether the answer was cut off, so that the model would have continued it.
     pub fn is_cut(&self) -> bool {
         matches!(self, FinishReason::Length | FinishReason::Repetition)
     }
@@ -73,20 +73,20 @@ impl FinishReason {
     }
 }
 
-/// How many tokens a request used.
+/// The numbers of tokens that a request used.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Usage {
     /// Number of tokens of the prompt.
     pub prompt_tokens: usize,
-    /// How many of them were read from the prefix cache.
+    /// Number of them that were read from the prefix cache.
     pub cached_tokens: usize,
-    /// How many of the prompt's tokens are positions of images.
+    /// Number of the prompt's tokens that are positions of images.
     pub image_tokens: usize,
     /// Number of generated tokens, including an end-of-sequence token.
     pub completion_tokens: usize,
 }
 
-/// How long the phases of a request took. Serialised in seconds.
+/// The durations of the phases of a request. Serialized in seconds.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 #[non_exhaustive]
 pub struct Timings {
@@ -108,7 +108,7 @@ pub struct Finish {
     pub reason: FinishReason,
     /// Number of tokens it used.
     pub usage: Usage,
-    /// How long it took.
+    /// The durations of its phases.
     pub timings: Timings,
 }
 

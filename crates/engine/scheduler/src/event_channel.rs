@@ -150,7 +150,7 @@ impl EventReceiver {
     }
 
     /// Ends the request because the reader has all that it wants, for example up to a stop string.
-    /// The request then counts as finished and not as cancelled.
+    /// The request then counts as finished and not as canceled.
     pub fn complete(&self) {
         lock(&self.state).complete = true;
     }

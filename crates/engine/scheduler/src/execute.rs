@@ -41,7 +41,7 @@ pub fn execute(backend: &mut dyn Backend, plan: StepPlan) -> StepDone {
     StepDone { saved, encoded, encoding, loaded, outcome, compute }
 }
 
-/// Checks the size of what an encoder has returned.
+/// Checks the size of the embeddings that an encoder has returned.
 fn check_embeddings(
     image: &ImageInput,
     expected: usize,

@@ -130,7 +130,7 @@ impl Gauges {
         self.histograms.read()
     }
 
-    /// Sets the gauges of blocks to those of an empty cache with `blocks` free blocks.
+    /// Sets the gauges of blocks to the values for an empty cache with `blocks` free blocks.
     pub fn reset(&self, blocks: usize) {
         self.blocks_free.set(blocks);
         self.blocks_reserved.set(0);

@@ -42,7 +42,7 @@ pub(crate) struct Histogram {
     counts: Box<[AtomicU64]>,
     /// Sum of all values, in nanoseconds or tokens.
     sum: AtomicU64,
-    /// Factor from the unit of `sum` to that of the bounds.
+    /// Factor from the unit of `sum` to the unit of the bounds.
     unit: f64,
 }
 
@@ -128,8 +128,8 @@ macro_rules! histograms {
         }
 
         /// Distributions since the engine started, of times in seconds and of numbers of tokens.
-        /// Each request is recorded once when it has ended, also if it was cancelled or failed,
-        /// except for the times of its tokens, which are recorded as they are generated. Of a
+        /// Each request is recorded once when it has ended, also if it was canceled or failed,
+        /// except for the times of its tokens, which are recorded as they are generated. For a
         /// request that never left the queue, only the time to its end is recorded.
         #[derive(Clone, Debug, PartialEq, Serialize)]
         #[non_exhaustive]

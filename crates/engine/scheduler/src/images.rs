@@ -1,5 +1,5 @@
-//! Images of prompts: where they are, which of them have to be encoded, and the cache of what the
-//! encoder returned.
+//! Images of prompts: where they are, which of them have to be encoded, and the cache of embeddings
+//! that the encoder returned.
 //!
 //! An image takes an atomic token span of the prompt. Its positions can be computed when it has been
 //! *encoded*, which is work of the executor like a step. An image whose positions are all in the
@@ -157,7 +157,8 @@ impl SequenceImages {
     }
 }
 
-/// What the embeddings of an image depend on.
+/// The part of an image that its embeddings depend on: the hash of its content, and its length in
+/// positions.
 type Content = (u128, usize);
 
 fn content(input: &ImageInput) -> Content {
@@ -318,7 +319,7 @@ mod tests {
     }
 
     /// Goal: an image that is a grid takes as many rotary positions as its larger edge has, but
-    /// only for what comes after it.
+    /// only for the positions after it.
     #[test]
     fn grids_skip_rotary_positions() {
         let grid = |columns| ImageInput { columns, ..ImageInput::clone(&input(1, 12, false)) };
@@ -329,7 +330,8 @@ mod tests {
         assert_eq!([3, 2, 6].map(|columns| rotary_len(12, columns)), [4, 6, 6]);
     }
 
-    /// Goal: the cache keeps what was used last within its bytes, and nothing that is larger.
+    /// Goal: the cache keeps the embeddings that were used last, within its bytes, and none that is
+    /// larger than the cache.
     #[test]
     fn the_cache_of_embeddings_is_bounded() {
         let encoded = Arc::new(EncodedImages::default());

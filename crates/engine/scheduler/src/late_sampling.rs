@@ -27,7 +27,7 @@ pub struct LateRow {
     pub(crate) logits: Vec<f32>,
 }
 
-/// What was sampled from a [`LateRow`].
+/// The token that was sampled from a [`LateRow`].
 #[derive(Debug)]
 pub(crate) struct LateToken {
     /// The sequence's id.
@@ -63,7 +63,7 @@ impl LateSampling {
         }
     }
 
-    /// Sets what is called, on any thread, when a token was sampled.
+    /// Sets the function that is called, on any thread, when a token was sampled.
     pub(crate) fn set_wake(&mut self, wake: Arc<dyn Fn() + Send + Sync>) {
         self.wake = wake;
     }
@@ -75,8 +75,8 @@ impl LateSampling {
         self.start_waiting();
     }
 
-    /// The tokens that were sampled since the last call. Gives up the waiting rows of sequences that
-    /// do not run any more.
+    /// The tokens that were sampled since the last call. Drops the waiting rows of sequences that
+    /// do not run any longer.
     pub(crate) fn take(&mut self, is_running: impl Fn(u64) -> bool) -> Vec<LateToken> {
         let done = std::mem::take(&mut *self.done.lock().unwrap_or_else(PoisonError::into_inner));
         for LateToken { tenant, .. } in &done {
@@ -118,7 +118,7 @@ impl LateSampling {
         let finish_here = finish.clone();
         let sample = move || {
             let LateRow { mut sampler, mut logits } = row;
-            // Nothing of it is used after a panic.
+            // After a panic, nothing of the sampler is used.
             let sampled = catch_unwind(AssertUnwindSafe(|| {
                 let sampled = sampler.sample(&mut logits);
                 (Some(sampler), sampled)

@@ -1,15 +1,15 @@
 //! [`StoredLookup`]: when a waiting request asks again for stored KV of its prompt.
 //!
-//! What is cached and what is stored of a prompt is looked up before its request is submitted,
-//! because reading takes time. Both are hints: while the request waits, what was cached can be
-//! evicted, and nothing was read in its place. So there is a second look at admission:
+//! The cached and the stored part of a prompt are looked up before its request is submitted,
+//! because reading takes time. Both are hints: while the request waits, the cached part can be
+//! evicted without anything being read in its place. So there is a second look-up at admission:
 //!
 //! 1. The request has locked its match. If that and its stored KV are shorter than what was found
 //!    before, the request asks again for stored KV, from the end of the match.
 //! 2. While that is read, the request keeps its place in the queue. Later requests are admitted
 //!    before it as far as its bound on overtaking permits.
-//! 3. When the answer has come, or [`WAIT_MAX`] has passed, the request is tried again. What it has
-//!    now is what the next look is compared with, so it asks once for each loss.
+//! 3. When the answer has come, or [`WAIT_MAX`] has passed, the request is tried again. The next
+//!    look is compared with what the request has now, so it asks once for each loss.
 //! 4. After [`LOOKUPS_MAX`] repetitions it runs with what it has, and computes the rest.
 
 use std::time::{Duration, Instant};
@@ -18,8 +18,8 @@ use std::time::{Duration, Instant};
 const LOOKUPS_MAX: u32 = 2;
 
 /// How long a request waits at most for the answer to a repeated look-up. The source has mostly a
-/// shorter limit; this one holds if a read never ends, because requests that may not overtake any
-/// more wait as long.
+/// shorter limit; this one holds if a read never ends, because requests that may no longer overtake
+/// this one wait just as long.
 pub(crate) const WAIT_MAX: Duration = Duration::from_secs(10);
 
 /// The look-ups of a waiting request.
@@ -39,7 +39,7 @@ impl StoredLookup {
         StoredLookup { found_max: found, repeated: 0, until: None }
     }
 
-    /// Notes what was found while the request waits.
+    /// Notes how many tokens were found while the request waits.
     pub(crate) fn note(&mut self, found: usize) {
         self.found_max = self.found_max.max(found);
     }
@@ -58,7 +58,7 @@ impl StoredLookup {
         self.until = now.checked_add(WAIT_MAX);
     }
 
-    /// The answer has come, or is not waited for any more. The request has `found` tokens now.
+    /// The answer has come, or is not waited for any longer. The request has `found` tokens now.
     pub(crate) fn end(&mut self, found: usize) {
         self.until = None;
         self.found_max = found;

@@ -77,8 +77,9 @@ pub struct Reserved {
     pub lease: Option<BlockLease>,
     /// The cached logits that were asked for, `[vocab_size]` values, if there are any.
     pub logits: Option<Arc<[f32]>>,
-    /// What was evicted for them, if [`KvSink::takes_evicted`](crate::KvSink::takes_evicted). The
-    /// content of these blocks is overwritten by the next step at the earliest.
+    /// The prefixes that were evicted for them, if
+    /// [`KvSink::takes_evicted`](crate::KvSink::takes_evicted). The content of these blocks is
+    /// overwritten by the next step at the earliest.
     pub evicted: Vec<EvictedPrefix>,
 }
 
@@ -112,8 +113,8 @@ pub trait Memory: Send {
         priority: Option<i32>,
     ) -> impl Future<Output = Result<Acquired, ActorStopped>> + Send;
 
-    /// Adds checkpoints to the tree, of which the positions are in the tree. Returns for each of
-    /// them whether the tree has it now.
+    /// Adds checkpoints to the tree, for positions that are in the tree. Returns for each of them
+    /// whether the tree has it now.
     fn commit_checkpoints(
         &mut self,
         items: Vec<CheckpointItem>,
@@ -192,7 +193,7 @@ pub fn commit_checkpoint(writer: &mut TreeWriter, item: CheckpointItem) -> bool 
 pub fn commit(writer: &mut TreeWriter, item: CommitItem) -> Committed {
     let CommitItem { tokens, len, mut lease, mut reserved } = item;
     if let Err(error) = writer.commit_from(&mut lease, &tokens[..len], &mut reserved) {
-        // A defect. The sequence keeps its blocks to itself and goes on.
+        // A defect. The sequence keeps its blocks to itself and continues.
         debug_assert!(false, "{error}");
         tracing::error!(%error, "the prefix tree refused the blocks of a sequence");
     }

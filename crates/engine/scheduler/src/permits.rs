@@ -17,10 +17,10 @@ use crate::sync::{AtomicUsize, Mutex, MutexGuard, Ordering, lock};
 use crate::tenant::TenantId;
 use crate::wait::Workload;
 
-/// Number of equal parts of the queue, of which a tenant with a name has all but one.
+/// Number of equal parts of the queue. A tenant with a name may fill all of them except one.
 const PARTS: usize = 4;
 
-/// The limits, and the shared counts of what is waiting.
+/// The limits, and the shared counts of waiting requests, tokens and pixels.
 #[derive(Debug)]
 pub(crate) struct QueueLimits {
     max: Queued,
@@ -29,7 +29,7 @@ pub(crate) struct QueueLimits {
     requests: AtomicUsize,
     tokens: AtomicUsize,
     pixels: AtomicUsize,
-    /// What waits of each tenant with a name.
+    /// The waiting requests of each tenant with a name.
     tenants: Mutex<HashMap<TenantId, Queued>>,
     /// Recent throughput in computed tokens per second; 0 while unknown.
     rate: AtomicU64,
@@ -96,13 +96,13 @@ impl QueueLimits {
         }
     }
 
-    /// What may wait of a tenant, if it has a name, or of all.
+    /// The maximum of waiting requests: of `tenant` if it has a name, or of all tenants.
     fn max(&self, tenant: Option<TenantId>) -> Queued {
         let part = |max: usize| if tenant.is_some() { max - max / PARTS } else { max };
         Queued { requests: part(self.max.requests), tokens: part(self.max.tokens) }
     }
 
-    /// Maximum number of requests of a tenant, if it has a name, or of all.
+    /// Maximum number of waiting requests: of `tenant` if it has a name, or of all tenants.
     pub(crate) fn requests_max(&self, tenant: Option<TenantId>) -> usize {
         self.max(tenant).requests
     }
@@ -159,7 +159,7 @@ impl QueueLimits {
         Queued { requests, tokens: self.queued_tokens() }.exceeds(tokens, self.max)
     }
 
-    /// Adds a request to what waits of a tenant. Returns what waited before.
+    /// Adds a request to the waiting ones of a tenant. Returns those that waited before.
     fn add(&self, tenant: TenantId, tokens: usize) -> Queued {
         let mut tenants = self.tenants();
         let queued = tenants.entry(tenant).or_default();
@@ -188,7 +188,7 @@ impl QueueLimits {
         self.workload.store(Arc::new(workload));
     }
 
-    /// What the scheduler has published last.
+    /// The workload that the scheduler has published last.
     pub(crate) fn workload(&self) -> Arc<Workload> {
         self.workload.load_full()
     }
@@ -366,8 +366,8 @@ mod tests {
         assert!(limits.tenants().is_empty(), "nothing is kept of tenants without requests");
     }
 
-    /// Goal: the time until there is room is that of the request whose start makes it, whether the
-    /// number of requests or their tokens are the limit.
+    /// Goal: the time until there is room is the time until the start of the request that makes it,
+    /// whether the number of requests or their tokens are the limit.
     #[test]
     fn room_is_predicted_from_the_start_that_makes_it() {
         let waiting = |pending| {

@@ -6,7 +6,7 @@
 //! exists. So every request that was accepted can complete.
 //!
 //! Pins that can be demoted, because their prefixes are stored outside of the pool, take no blocks
-//! from requests. They have a budget nonetheless, of which nothing is reserved.
+//! from requests. They have a budget nonetheless, but no part of it is reserved.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -14,7 +14,7 @@ use stolon_backend::BackendSpec;
 
 use crate::blocks_for;
 
-/// What pins occupy.
+/// The size of all pins.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Pinned {
     /// Number of blocks. A block that several pins share counts for each of them.
@@ -30,7 +30,7 @@ pub struct PinBudget {
     blocks: usize,
     /// Whether requests that hold no loan leave these blocks to pins.
     is_reserved: bool,
-    /// What of it is in use.
+    /// The part of the budget that is in use.
     state: Mutex<State>,
 }
 
@@ -40,7 +40,7 @@ struct State {
     loans: usize,
     /// Whether a pin is about to be made, which may take all of the budget.
     pinning: bool,
-    /// What is pinned.
+    /// The size of all pins.
     pinned: Pinned,
 }
 
@@ -70,8 +70,8 @@ impl PinBudget {
         if self.is_reserved { self.blocks } else { 0 }
     }
 
-    /// The right to use the blocks in which nothing is pinned, if a request that may hold
-    /// `needed` of the `total` blocks of the pool can have them. Otherwise what is pinned.
+    /// The right to use the blocks in which nothing is pinned, if a request that may hold `needed`
+    /// of the `total` blocks of the pool can have them. Otherwise the size of all pins.
     pub(crate) fn borrow(
         self: &Arc<PinBudget>,
         needed: usize,
@@ -90,14 +90,14 @@ impl PinBudget {
     }
 
     /// Whether something may be pinned now. If so, no request borrows the blocks from now on, until
-    /// [`PinBudget::set_pinned`] says what is pinned.
+    /// [`PinBudget::set_pinned`] is called.
     pub fn begin_pin(&self) -> bool {
         let mut state = self.lock();
         state.pinning |= state.loans == 0;
         state.pinning
     }
 
-    /// Says what is pinned. Called by the owner of the pins after each change.
+    /// Sets the size of all pins. Called by the owner of the pins after each change.
     pub fn set_pinned(&self, pinned: Pinned) {
         let mut state = self.lock();
         (state.pinned, state.pinning) = (pinned, false);

@@ -23,11 +23,11 @@ pub(crate) struct Candidate {
     pub(crate) class: i32,
     /// Its tenant has its share of the running slots.
     pub(crate) has_share: bool,
-    /// Number of tokens of the prompt, and of what was generated before a preemption, and what
-    /// encoding its images costs, in tokens to compute.
+    /// Number of tokens of the prompt, of the part of the answer that was generated before a
+    /// preemption, and the cost of encoding its images as a number of tokens to compute.
     pub(crate) tokens: usize,
-    /// How many of them need not be computed, because they were cached at the last query or can be
-    /// loaded.
+    /// Number of these tokens that do not have to be computed, because they were cached at the last
+    /// query or can be loaded.
     pub(crate) matched: usize,
     /// Number of waiting and running requests, including this one, whose tokens begin with the same
     /// block.
@@ -45,7 +45,7 @@ pub(crate) struct Candidate {
     /// False while it waits for the blocks of a leader or for stored KV, is held, or is stalled by a
     /// slow consumer.
     pub(crate) ready: bool,
-    /// It is stalled by a slow consumer. Such a request does not count towards the bound on
+    /// It is stalled by a slow consumer. Such a request does not count toward the bound on
     /// overtaking.
     pub(crate) stalled: bool,
 }
@@ -120,14 +120,14 @@ impl SmallestSlack {
 }
 
 /// The maximum cost at which each candidate may be admitted now: the smallest slack of all earlier
-/// candidates that are not stalled and are held, if at all, by its own quota. For a candidate whose
-/// tenant is below its share, only those of tenants below their share count. The iterator ends
-/// where the maximum is 0 for all later candidates.
+/// candidates that are neither stalled nor held by another quota than its own. For a candidate
+/// whose tenant is below its share, only those of tenants below their share count. The iterator
+/// ends where the maximum is 0 for all later candidates.
 pub(crate) fn slacks(candidates: &[Candidate]) -> impl Iterator<Item = usize> + '_ {
     let mut open = SmallestSlack::NONE;
     let mut held: HashMap<QuotaId, SmallestSlack> = HashMap::new();
     candidates.iter().map_while(move |candidate| {
-        // It is at least as large as `open.all`.
+        // `open.all` is at most as large.
         if open.below_share == 0 {
             return None;
         }

@@ -1,4 +1,5 @@
-//! The admission queue: waiting requests in order of arrival, and what is known about each.
+//! The admission queue: waiting requests in order of arrival, with the data that is kept about
+//! each.
 
 use std::collections::HashMap;
 use std::time::Instant;
@@ -28,7 +29,8 @@ pub(crate) struct Waiting {
     pub(crate) permit: Option<QueuePermit>,
     /// Number of its tokens that were cached at `version` of the tree.
     pub(crate) matched: usize,
-    /// Number of these that need not be computed: all, unless the model has a recurrent state.
+    /// Number of the `matched` tokens that do not have to be computed: all, unless the model has a
+    /// recurrent state.
     pub(crate) resume: usize,
     /// The tree's version at the last query; `None` if `matched` must be queried.
     pub(crate) version: Option<u64>,
@@ -74,20 +76,20 @@ impl Waiting {
         }
     }
 
-    /// What is cached of it, according to the last query.
+    /// The cached part of its prompt, according to the last query.
     pub(crate) fn found_match(&self) -> PrefixMatch {
         PrefixMatch { cached: self.matched, resume: self.resume }
     }
 
-    /// Sets what is cached of it at this version of the tree.
+    /// Sets the cached part of its prompt at this version of the tree.
     pub(crate) fn set_match(&mut self, found: PrefixMatch, version: u64) {
         (self.matched, self.resume) = (found.cached, found.resume);
         self.version = Some(version);
         self.lookup.note(self.covered());
     }
 
-    /// Number of its leading tokens that need not be computed, because they are cached or can be
-    /// loaded.
+    /// Number of its leading tokens that do not have to be computed, because they are cached or can
+    /// be loaded.
     pub(crate) fn covered(&self) -> usize {
         self.resume + self.stored()
     }
@@ -98,21 +100,21 @@ impl Waiting {
         self.bound.saturating_sub(self.overtaken)
     }
 
-    /// Number of tokens to compute before the next one can be sampled, at least 1, and what encoding
-    /// its images costs, according to the last query.
+    /// Number of tokens to compute before the next one can be sampled, at least 1, plus the cost of
+    /// encoding its images, according to the last query.
     pub(crate) fn cost(&self) -> usize {
         self.work().saturating_sub(self.found()).max(1)
     }
 
-    /// Number of its tokens, and what encoding its images costs, unless all of these are cached.
+    /// Number of its tokens, plus the cost of encoding its images unless all of these are cached.
     fn work(&self) -> usize {
         let images = &self.sequence.images;
         let encoding = if images.ends_within(self.covered()) { 0 } else { self.sequence.encoding };
         self.sequence.tokens.len() + encoding
     }
 
-    /// Number of its tokens that need not be computed, because they are cached or can be loaded. A
-    /// load is not free, so it counts as a part of the tokens that it saves.
+    /// Number of its tokens that do not have to be computed, because they are cached or can be
+    /// loaded. A load is not free, so it counts as a part of the tokens that it saves.
     fn found(&self) -> usize {
         let stored = self.stored();
         self.resume + stored - stored.div_ceil(LOADS_PER_COMPUTED)
@@ -132,7 +134,7 @@ impl Waiting {
         [queue, times.deadline].into_iter().flatten().min()
     }
 
-    /// When it times out or does not wait for stored KV any more, whichever is first.
+    /// When it times out or does not wait for stored KV any longer, whichever is first.
     fn next_deadline(&self) -> Option<Instant> {
         [self.deadline(), self.lookup.deadline()].into_iter().flatten().min()
     }
@@ -193,7 +195,7 @@ impl Queue {
         Some(self.entries.remove(index))
     }
 
-    /// Removes requests that have timed out or were cancelled.
+    /// Removes requests that have timed out or were canceled.
     pub(crate) fn take_overdue(&mut self, now: Instant) -> Vec<Waiting> {
         let mut overdue = Vec::new();
         let mut index = 0;

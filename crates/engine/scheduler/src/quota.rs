@@ -1,7 +1,7 @@
-//! Limits on what the requests of one client occupy together, in tokens of prompts and answers.
+//! Limits for the tokens of prompts and answers that the requests of one client occupy together.
 //!
-//! 1. A request counts from its submission until it ends. The number of its tokens is that of its
-//!    prompt plus the maximum of its answer.
+//! 1. A request counts from its submission until it ends. The number of its tokens is the length of
+//!    its prompt plus the maximum length of its answer.
 //! 2. It is admitted only if the tokens of all running requests with the same quota stay within
 //!    `running_tokens`, or if none of them runs. Until then the scheduler passes over it, and
 //!    requests with another quota, or with none, are admitted as if it were not there.

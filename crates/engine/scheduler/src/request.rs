@@ -89,7 +89,7 @@ pub struct SequenceRequest {
     /// End-of-sequence token ids: each of them ends the generation.
     pub eos_ids: TokenSet,
     /// KV of the prompt from outside of the pool. It is copied into the pool instead of being
-    /// computed, where it continues what is cached.
+    /// computed, where it continues the cached prefix.
     pub stored: Option<StoredKv>,
     /// The turn of a session, if the request is one.
     pub turn: Option<Arc<Turn>>,

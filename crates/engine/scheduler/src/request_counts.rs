@@ -39,7 +39,7 @@ struct State {
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct RequestNumbers {
     pub(crate) requests: u64,
-    /// All that completed, those of `finished_length` included.
+    /// All requests that completed, including those in `finished_length`.
     pub(crate) finished: u64,
     pub(crate) finished_length: u64,
     pub(crate) cancelled: u64,
@@ -137,7 +137,7 @@ impl RequestRecord {
     /// Counts a new request, which is waiting.
     ///
     /// # Errors
-    /// [`EngineError::Draining`] if no request may enter any more.
+    /// [`EngineError::Draining`] if no request may enter any longer.
     pub(crate) fn new(gauges: &Arc<Gauges>, span: Span) -> Result<RequestRecord, EngineError> {
         let mut state = gauges.request_counts.lock();
         if gauges.request_counts.is_closed() {

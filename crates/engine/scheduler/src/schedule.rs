@@ -21,11 +21,10 @@
 //!
 //! While a tenant waits for a single token, its next one or the last few of its prompt, no other
 //! tenant makes the step much longer: its decodes and its prompts each take at most the time of
-//! [`StepLimits::tenant`]. Of decodes that exceed it, those that took part least recently come
-//! first.
+//! [`StepLimits::tenant`]. If decodes exceed it, those that took part least recently come first.
 //!
-//! An image whose positions attend to each other is computed in one step. If none of the prompts
-//! that go on with such an image gets enough tokens for it, the one that has waited longest computes
+//! An image whose positions attend to each other is computed in one step. If no prompt whose next
+//! positions are such an image gets enough tokens for it, the one that has waited longest computes
 //! its image nevertheless.
 
 use std::cmp::Reverse;
@@ -143,10 +142,11 @@ pub(crate) struct StepLimits {
     pub(crate) tenant: Option<TenantLimit>,
 }
 
-/// By how much a tenant may lengthen a step in which another one waits for a single token.
+/// The limit for the time that a tenant may add to a step in which another one waits for a single
+/// token.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct TenantLimit {
-    /// How long decodes and prompt tokens take.
+    /// The model of the time that decodes and prompt tokens take.
     pub(crate) cost: StepCost,
     /// The time in seconds of its decodes, except for the first one, and of its prompt tokens,
     /// except for the first [`TENANT_PREFILL_MIN`].
@@ -171,7 +171,7 @@ pub(crate) struct Slice {
     pub(crate) count: usize,
     /// First position whose keys and values are written; `start + count` if none are.
     pub(crate) write_from: usize,
-    /// For which rows logits or hidden states are returned.
+    /// The rows for which logits or hidden states are returned.
     pub(crate) rows: LogitRows,
 }
 
@@ -204,9 +204,9 @@ pub(crate) fn plan(views: &[SequenceView], limits: StepLimits, order: PrefillOrd
     slices
 }
 
-/// Removes the chunks of sequences that got fewer tokens than the image with which they go on.
-/// Returns a chunk with all of the image for the one among them that has waited longest, although
-/// the step then has more tokens than it should.
+/// Removes the chunks of sequences that got fewer tokens than the image that comes next in their
+/// prompts. Returns a chunk with all of the image for the one among them that has waited longest,
+/// although the step then has more tokens than it should.
 fn image_too_large(views: &[SequenceView], slices: &mut Vec<Slice>) -> Option<Slice> {
     let mut waiting: Vec<usize> = Vec::new();
     slices.retain(|slice| {

@@ -3,9 +3,9 @@
 //! It depends on no actor and reads no clock. It reaches the cache and the blocks through
 //! [`Memory`], returns plans for an executor, and takes the current time as an argument. A step:
 //!
-//! 1. [`Scheduler::advance`] ends sequences that were cancelled or timed out, admits waiting
+//! 1. [`Scheduler::advance`] ends sequences that were canceled or timed out, admits waiting
 //!    requests, reserves blocks for the next positions, and returns a plan if no step is in flight.
-//! 2. The plan is executed elsewhere. Meanwhile requests are submitted and cancelled.
+//! 2. The plan is executed elsewhere. Meanwhile requests are submitted and canceled.
 //! 3. [`Scheduler::complete`] takes the results: it sends tokens, commits full blocks and ends
 //!    complete sequences. Then the caller calls `advance` again.
 //!
@@ -112,7 +112,7 @@ pub struct Scheduler<M> {
     evicted: Vec<EvictedCopy>,
     /// Copies of evicted blocks that the step in flight makes.
     evicted_in_flight: Vec<EvictedCopy>,
-    /// Repeated look-ups of stored KV that nobody has taken yet.
+    /// Repeated look-ups of stored KV that `Scheduler::take_lookups` has not returned yet.
     lookups: Vec<RepeatedLookup>,
     /// The saves. Each step makes a part of the first one.
     saves: VecDeque<Saving>,
@@ -138,7 +138,7 @@ pub struct Scheduler<M> {
     try_admission: bool,
     /// Throughput in computed tokens per second, smoothed; 0 before the first step.
     rate: f64,
-    /// How long steps take.
+    /// The model of the time that steps take.
     cost: StepCost,
     /// When the step in flight was planned.
     step_began: Instant,
@@ -204,8 +204,8 @@ impl<M: Memory> Scheduler<M> {
         }
     }
 
-    /// Sets what is called, on any thread, when [`Scheduler::advance`] should be called because a
-    /// token was sampled outside of a step.
+    /// Sets the function that is called, on any thread, when [`Scheduler::advance`] should be
+    /// called because a token was sampled outside of a step.
     pub fn set_wake(&mut self, wake: Arc<dyn Fn() + Send + Sync>) {
         self.late_sampling.set_wake(wake);
     }
@@ -309,7 +309,7 @@ impl<M: Memory> Scheduler<M> {
             }
             self.grow().await?;
             plan = self.plan().await?;
-            // Without a step, no completion will call this again, so a request that cannot go on
+            // Without a step, no completion will call this again, so a request that cannot continue
             // must be ended now, and blocks that `grow` has released by preemption must be offered
             // to waiting requests.
             let has_ended = self.running.iter().any(|running| running.sequence.end.is_some());
@@ -338,8 +338,8 @@ impl<M: Memory> Scheduler<M> {
     }
 
     /// Tries admission if a sequence has been stalled by a slow consumer, because it can be
-    /// preempted for a waiting request. Nothing else may happen that would call for it: a stalled
-    /// sequence takes part in no step.
+    /// preempted for a waiting request. There may be no other event that would trigger admission: a
+    /// stalled sequence takes part in no step.
     fn notice_stalled(&mut self) {
         if self.queue.is_empty() {
             return;

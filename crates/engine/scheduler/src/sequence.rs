@@ -2,7 +2,7 @@
 //!
 //! 1. **Waiting**: it has tokens and a place in the queue, but no lease and no block.
 //! 2. **Running**: its cached prefix is leased and its other blocks are reserved. Each step
-//!    advances `computed` towards the number of tokens. When it gets there, a token is sampled and
+//!    advances `computed` toward the number of tokens. When it gets there, a token is sampled and
 //!    appended.
 //! 3. **Preempted**: waiting again. The tokens generated so far are part of what must be
 //!    recomputed. Events that were sent to the caller are not sent again.
@@ -53,7 +53,7 @@ pub struct Sequence {
     pub(crate) prompt_len: usize,
     /// The images of the prompt.
     pub(crate) images: SequenceImages,
-    /// What encoding them costs, in tokens to compute.
+    /// Cost of encoding its images, as a number of tokens to compute.
     pub(crate) encoding: usize,
     /// Cached positions are shared within it.
     pub(crate) namespace: Namespace,
@@ -87,7 +87,8 @@ pub struct Sequence {
     /// Number of leading tokens of its prompt that were cached when it was submitted, or had been
     /// committed when it was preempted. It can be evicted while it waits.
     pub(crate) found: usize,
-    /// KV of its prompt that is loaded instead of computed; `None` once it is not needed any more.
+    /// KV of its prompt that is loaded instead of computed; `None` once it is not needed any
+    /// longer.
     pub(crate) stored: Option<StoredKv>,
     /// Blocks and positions that it holds while it runs.
     pub(crate) held: Held,
@@ -140,7 +141,7 @@ pub(crate) struct PromptLogprobs {
     pub(crate) gathered: Vec<Option<TokenLogprob>>,
 }
 
-/// What a request was granted when it was validated.
+/// The limits and rights that a request got when it was validated.
 #[derive(Debug)]
 pub(crate) struct Terms {
     /// Number of the answer among several to the same prompt, from 0.
@@ -153,7 +154,7 @@ pub(crate) struct Terms {
     pub(crate) share: Option<QuotaShare>,
     /// Positions per block.
     pub(crate) block_size: usize,
-    /// What encoding its images costs, in tokens to compute.
+    /// Cost of encoding its images, as a number of tokens to compute.
     pub(crate) encoding: usize,
     /// Number of leading tokens of its prompt that are cached, according to the last look-up.
     pub(crate) found: usize,
@@ -218,8 +219,8 @@ impl Sequence {
         }
     }
 
-    /// Releases what it holds, because it has ended. If it is a complete turn of a session, the
-    /// session keeps its prefix and its last block.
+    /// Releases the blocks that the request holds, because it has ended. If it is a complete turn
+    /// of a session, the session keeps its prefix and its last block.
     pub(crate) fn release(&mut self, is_complete: bool, now: Instant) {
         let held = mem::take(&mut self.held);
         self.loan = None;
@@ -241,8 +242,9 @@ impl Sequence {
         }
     }
 
-    /// The block in which the turn before ended, if the request is a turn of a session and goes on
-    /// in it after the prefix of `held`. Returns it with the number of its positions that are used.
+    /// The block in which the turn before ended, if the request is a turn of a session and
+    /// continues in it after the prefix of `held`. Returns it with the number of its positions that
+    /// are used.
     pub(crate) fn partial_block(&self, held: &Held) -> Option<(BlockLease, usize)> {
         let (turn, prefix) = self.turn.as_ref().zip(held.lease.as_ref())?;
         // Stored KV is loaded into whole blocks.
@@ -290,12 +292,13 @@ impl Sequence {
         self.prompt_logprobs.is_some() || self.options.needs_whole_prompt()
     }
 
-    /// Number of positions of which it has computed the state, or computes it in the step in flight.
+    /// Number of positions whose state is computed, also by the step in flight.
     pub(crate) fn passed(&self) -> usize {
         self.held.computed.max(self.held.state.planned)
     }
 
-    /// Whether others can share what it computes.
+    /// Whether the positions that it computes are added to the cache, so that others can share
+    /// them.
     pub(crate) fn writes_cache(&self) -> bool {
         !self.options.skip_writing_prefix_cache
     }
@@ -311,8 +314,8 @@ impl Sequence {
     }
 
     /// What step planning needs to know about it, when `computed` positions are in the KV store
-    /// after the step's loads. While there is more to be loaded, it takes no part. `cache_logits`
-    /// is what [`Sequence::row_task`] is going to get.
+    /// after the step's loads. While there is more to be loaded, it takes no part in steps.
+    /// `cache_logits` is the same value that [`Sequence::row_task`] will get.
     pub(crate) fn view(
         &self,
         spec: &BackendSpec,

@@ -1,21 +1,21 @@
 //! Sessions: conversations whose prefix stays cached between their turns.
 //!
-//! A session is a name for a sequence of tokens that grows with each turn, a lease on the part of it
-//! that the prefix tree has, and the block after that part, which is not full and therefore not in
-//! the tree. It is no second cache: a turn finds its prefix in the tree as every other request does,
-//! and goes on in its own partial block. So a session changes what is computed and never what is
-//! answered.
+//! A session is a name for a sequence of tokens that grows with each turn, a lease on the part of
+//! it that the prefix tree has, and the block after that part, which is not full and therefore not
+//! in the tree. It is not a second cache: a turn finds its prefix in the tree as every other
+//! request does, and continues in its own partial block. So a session changes how much is computed
+//! and never the answer.
 //!
 //! 1. **Open**: it has no tokens and holds nothing.
 //! 2. **Turn**: a request that names the session. One at a time; [`Turn`] marks the session as busy
 //!    until the request has ended, on every path. If it completes, the session's tokens become
 //!    its prompt and its answer, and the leases of the request are kept instead of being dropped. If
-//!    it fails or is cancelled, the session stays where it was; at most the partial block, which
+//!    it fails or is canceled, the session stays where it was; at most the partial block, which
 //!    the request has taken, is computed again.
 //! 3. **Idle**: the lease keeps the blocks from being evicted, as a pin would. If sessions together
 //!    would hold more than their budget, or if a running request finds no other blocks, the session
-//!    that has been idle longest releases what it holds. So a hold never makes a request fail or wait
-//!    for ever. What is evicted afterwards is still on the disk if there is a disk tier.
+//!    that has been idle longest releases its blocks. So a hold never makes a request fail or wait
+//!    forever. Blocks that are evicted afterward are still on the disk if there is a disk tier.
 //! 4. **Closed**: by its owner, after its time to live without a turn, or to make room for another
 //!    session.
 //!
@@ -153,10 +153,10 @@ pub struct SessionInfo {
     pub ttl: Duration,
     /// Number of tokens of the conversation: prompt and answer of its last complete turn.
     pub tokens: usize,
-    /// How many of them it keeps from being evicted, from the first one on.
+    /// Number of them that it keeps from being evicted, from the first one on.
     pub held_tokens: usize,
     /// Number of blocks that it holds. Blocks that several sessions share count for each of them
-    /// here, and once towards the budget.
+    /// here, and once toward the budget.
     pub held_blocks: usize,
     /// Time since it was opened.
     pub age: Duration,
@@ -167,7 +167,7 @@ pub struct SessionInfo {
     pub turns: u64,
     /// Number of prompt tokens of these turns.
     pub prompt_tokens: u64,
-    /// How many of them were found in the cache.
+    /// Number of them that were found in the cache.
     pub cached_tokens: u64,
 }
 
@@ -194,7 +194,7 @@ pub enum SessionError {
         /// The id.
         id: SessionId,
     },
-    /// The request's cache salt is not that of the session.
+    /// The request has another cache salt than the session.
     #[error(
         "session `{id}`: expected the cache salt that it was opened with, got another one: open a \
          session for each cache salt"
@@ -281,14 +281,14 @@ pub struct SessionPrefix {
     pub(crate) revision: u64,
 }
 
-/// What a complete turn leaves behind.
+/// The result of a complete turn, which the session keeps.
 #[derive(Clone, Debug)]
 pub struct TurnEnd {
     /// Prompt and answer.
     pub content: SessionContent,
     /// Number of tokens of the prompt.
     pub prompt_tokens: usize,
-    /// How many of them were found in the cache.
+    /// Number of them that were found in the cache.
     pub cached_tokens: usize,
 }
 
@@ -310,7 +310,7 @@ impl Turn {
         self.sessions.complete_turn(&self.id, self.number, end, now);
     }
 
-    /// Keeps the KV of a complete turn, unless the session has gone on meanwhile or its cached
+    /// Keeps the KV of a complete turn, unless the session has continued meanwhile or its cached
     /// blocks were removed on request.
     pub fn keep(&self, hold: impl Into<SessionHold>) {
         self.sessions.keep(&self.id, self.number, hold.into());

@@ -5,7 +5,7 @@
 //!    validation and the same queue limits as the engine;
 //! 2. [`Simulation::wait_until`] advances the clock to the next arrival;
 //! 3. [`Simulation::finish_step`] advances it to the end of the step in flight and returns the
-//!    events up to then. The caller decides which of the two comes first.
+//!    events up to that time. The caller decides which of the two comes first.
 //!
 //! Nothing is computed: token ids are a hash of the request's id and the token's number, and prompt
 //! log-probabilities are not available.
@@ -190,7 +190,7 @@ impl<C: FnMut(&StepBatch) -> Duration> Simulation<C> {
         Ok(events)
     }
 
-    /// Counters and gauges. Those of blocks are 0; see [`Simulation::audit`].
+    /// Counters and gauges. The gauges of blocks are 0; see [`Simulation::audit`].
     pub fn stats(&self) -> EngineStats {
         self.context.stats()
     }

@@ -1,15 +1,15 @@
 //! Recurrent states, for models that have them: the slots of running sequences, and where
 //! checkpoints are taken.
 //!
-//! A sequence of such a model resumes from a checkpoint only, so a checkpoint is worth what will be
-//! asked for again. It is taken
+//! A sequence of such a model resumes from a checkpoint only, so a checkpoint is worth as much as
+//! the requests that will resume from it. It is taken
 //!
 //! - before the last position of a prompt, from which a repeated prompt, and the next turn of a
 //!   conversation, resume;
 //! - after the last image of a prompt, from which another question about it resumes;
 //! - after the first message of a conversation, which is its instructions as a rule, and the same in
 //!   the next conversation;
-//! - where the prompt parts from what was cached, if the KV matched further than the last
+//! - where the prompt parts from cached prompts, if the KV matched further than the last
 //!   checkpoint: the next prompt that parts there resumes there;
 //! - where followers part from the prompt that they wait for;
 //! - at regular distances within a long prompt, so that also the first prompt that parts from this
@@ -18,8 +18,8 @@
 //!   end of an answer is not known in advance, so a sequence overwrites one checkpoint of its own
 //!   while it generates, and publishes it when it ends or is preempted.
 //!
-//! Taking one costs a copy of the state, never a second pass. It is never necessary: without blocks
-//! for it, a sequence goes on without.
+//! Taking one costs a copy of the state, never a second pass. It is never necessary: if there are
+//! no blocks for it, the sequence continues without a checkpoint.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -34,9 +34,9 @@ const DISTANCE_MIN: usize = 512;
 /// The regular checkpoints of a prompt take at most this part of the pool.
 const PART_OF_POOL: usize = 8;
 
-/// Number of checkpoints' worth of KV between two regular checkpoints that are stored elsewhere, too,
-/// or for which the pool is too small, so that they take at most a fifth of the memory of what they
-/// belong to.
+/// Number of checkpoints' worth of KV between two regular checkpoints that are stored elsewhere,
+/// too, or for which the pool is too small, so that they take at most a fifth of the memory of the
+/// KV that they belong to.
 const KV_PER_CHECKPOINT: usize = 4;
 
 /// Minimum length of a first message that gets a checkpoint, in positions. A shorter one is computed
@@ -128,7 +128,7 @@ pub(crate) struct StateLoad {
     pub(crate) next: usize,
 }
 
-/// What a running sequence has of its recurrent state.
+/// The recurrent state that a running sequence holds.
 #[derive(Debug, Default)]
 pub(crate) struct HeldState {
     /// Its slot, from its first step on.
@@ -141,8 +141,9 @@ pub(crate) struct HeldState {
     pub(crate) load: Option<StateLoad>,
     /// Number of positions of the first message of its prompt; 0 if it is not known.
     pub(crate) first_message: usize,
-    /// Number of its positions whose KV was cached when it started, if these are more than a
-    /// checkpoint's distance more than what it resumed from: where it parts from other prompts.
+    /// Number of its positions whose KV was cached when it started, which is where it diverges from
+    /// other prompts. 0 unless this is more than a checkpoint's distance beyond the position from
+    /// which it resumed.
     pub(crate) parted: usize,
     /// End of the last step that it was part of. Checkpoints can be taken after it only.
     pub(crate) planned: usize,
@@ -196,7 +197,7 @@ pub(crate) fn first_message(prompt: &[u32], ends: &TokenSet) -> usize {
     end.map_or(0, |index| index + 2)
 }
 
-/// What the choice of a sequence's checkpoints depends on.
+/// The properties of a sequence on which the choice of its checkpoints depends.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct CheckpointWishes {
     /// Number of tokens of the prompt.
@@ -255,8 +256,8 @@ impl CheckpointRule {
         distance.next_multiple_of(self.distance)
     }
 
-    /// The lengths of the prefixes of which a step that computes the positions `start..end` takes
-    /// checkpoints, in ascending order.
+    /// The lengths of the prefixes after which a step that computes the positions `start..end`
+    /// takes checkpoints, in ascending order.
     pub(crate) fn choose(&self, wishes: &CheckpointWishes, start: usize, end: usize) -> Vec<usize> {
         let prompt_end = self.end_of_prompt(wishes.prompt_len);
         let distance = self.regular_distance(wishes.prompt_len);
@@ -321,7 +322,7 @@ mod tests {
         assert_eq!(RULE.choose(&after(300), 0, 300), [288]);
     }
 
-    /// Goal: a prompt gets one after its last image, where a block ends there.
+    /// Goal: a prompt gets one after its last image, if a block ends there.
     #[test]
     fn the_last_image_gets_a_checkpoint() {
         let small = CheckpointRule { block_size: 1, distance: 1, ..RULE };
@@ -346,8 +347,8 @@ mod tests {
         assert_eq!(stored.choose(&wishes(14_001), 0, 14_001), [6400, 12_800, 14_000]);
     }
 
-    /// Goal: the regular checkpoints of a prompt take at most an eighth of the pool, unless they take
-    /// at most a fifth of the memory of what they belong to.
+    /// Goal: the regular checkpoints of a prompt take at most an eighth of the pool, unless they
+    /// take at most a fifth of the memory of the KV that they belong to.
     #[test]
     fn regular_checkpoints_have_a_part_of_the_pool() {
         for (pool_blocks, prompt_len, expected) in
@@ -373,7 +374,7 @@ mod tests {
         assert_eq!(ends, [112, 128, 144]);
     }
 
-    /// Goal: what a tier stores at larger distances only is not taken in between.
+    /// Goal: if a tier stores checkpoints only at larger distances, none are taken in between.
     #[test]
     fn the_distance_of_a_tier_is_kept() {
         let rule = CheckpointRule { distance: 64, ..RULE };

@@ -18,17 +18,17 @@ pub struct EngineStats {
     /// pool was exhausted. The other completed ones ended with an end-of-sequence token, a stop
     /// token or a stop string.
     pub finished_length: u64,
-    /// Requests cancelled by dropping their stream.
+    /// Requests canceled by dropping their stream.
     pub cancelled: u64,
     /// Requests that ended with an error after they had entered the queue, also because the engine
     /// failed or stopped.
     pub failed: u64,
     /// Requests refused because the admission queue was full or their quota was used up.
     pub rejected: u64,
-    /// How many of them would have exceeded the limit of uncached tokens in the queue.
+    /// Number of them that would have exceeded the limit of uncached tokens in the queue.
     pub rejected_by_tokens: u64,
-    /// How many of them would have exceeded their quota. The others exceeded the limit of requests
-    /// in the queue.
+    /// Number of them that would have exceeded their quota. The others exceeded the limit of
+    /// requests in the queue.
     pub rejected_by_quota: u64,
     /// The largest number of uncached prompt tokens of later requests that were admitted before
     /// an earlier one.
@@ -78,12 +78,12 @@ pub struct EngineStats {
     pub images_encoded: u64,
     /// Times that a running request was preempted.
     pub preemptions: u64,
-    /// How many of them hit a request that was stalled by a slow consumer, for another request.
+    /// Number of them that hit a request that was stalled by a slow consumer, for another request.
     pub preemptions_stalled: u64,
-    /// How many of them made room for a request of a tenant with fewer running requests.
+    /// Number of them that made room for a request of a tenant with fewer running requests.
     pub preemptions_for_share: u64,
-    /// How many of them made room for a request of the same tenant with a larger priority. The others
-    /// freed blocks for an older running request.
+    /// Number of them that made room for a request of the same tenant with a larger priority. The
+    /// others freed blocks for an older running request.
     #[serde(default)]
     pub preemptions_for_priority: u64,
     /// Blocks evicted from the prefix cache to make room.

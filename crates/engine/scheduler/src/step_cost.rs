@@ -15,14 +15,14 @@ use std::time::Duration;
 const TERMS: usize = 5;
 /// Weight of the earlier steps of a kind when another one is added: about fifty steps count.
 const KEPT: f64 = 0.98;
-/// An error is at most relative to an expected time of so many times the measured one, or so small a
-/// part of it, so that the weight of a step is bounded.
+/// Limits on the expected time of a step, to which its error is relative: at most this multiple of
+/// the measured time, and at least this fraction of it. So the weight of a step is bounded.
 const OUTLIER: f64 = 3.0;
 /// Number of rounds of coordinate descent per step. It begins with the coefficients of the last
 /// step, so a few rounds suffice.
 const ROUNDS: usize = 16;
 
-/// What a step computes, as far as its duration is concerned.
+/// The work of a step, as far as its duration depends on it.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(crate) struct StepWork {
     /// Number of sequences that decode, each with one token.

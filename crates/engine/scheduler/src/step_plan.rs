@@ -1,5 +1,5 @@
-//! What the scheduler sends to the executor for one step, and what comes back. Plain data that
-//! is moved, never shared.
+//! The messages between the scheduler and the executor: the plan of one step, and its result. Plain
+//! data that is moved, never shared.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -18,7 +18,7 @@ use crate::transfer::LoadTask;
 pub struct StepPlan {
     /// Lists of blocks that are copied out of the KV store before anything is written.
     pub saves: Vec<Vec<BlockId>>,
-    /// Blocks that were reserved since the last step. What is in them is not needed any more once
+    /// Blocks that were reserved since the last step. Their content is not needed any longer once
     /// `saves` are made.
     pub discarded: Vec<BlockId>,
     /// Blocks that are copied into the KV store before the forward pass.
@@ -38,7 +38,7 @@ pub struct StepPlan {
 pub struct EncodeTask {
     /// The image.
     pub image: Arc<ImageInput>,
-    /// How long to do it. See [`Backend::encode`](stolon_backend::Backend::encode).
+    /// The time for which to do it. See [`Backend::encode`](stolon_backend::Backend::encode).
     pub time: Duration,
 }
 

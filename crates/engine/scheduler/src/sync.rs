@@ -1,4 +1,4 @@
-//! Selects loom's synchronisation types for the code that is model-checked, std's otherwise, and
+//! Selects loom's synchronization types for the code that is model-checked, std's otherwise, and
 //! plants defects that the models must find.
 
 #[cfg(loom)]

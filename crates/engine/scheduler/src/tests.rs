@@ -406,7 +406,7 @@ enum Action {
         len: usize,
         max_tokens: usize,
     },
-    /// A request with an image between two texts, of which the first may be empty.
+    /// A request with an image between two texts. The first text may be empty.
     SubmitImage {
         seed: u32,
         before: usize,

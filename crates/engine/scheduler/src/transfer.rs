@@ -112,7 +112,7 @@ impl StoredKv {
         self.first_block..self.checkpoint.unwrap_or(self.range().end)
     }
 
-    /// The indices of the blocks that it has, those of a checkpoint included.
+    /// The indices of the blocks that it has, including the blocks of a checkpoint.
     pub fn range(&self) -> Range<usize> {
         self.first_block..self.first_block + self.blocks.len()
     }
@@ -173,8 +173,8 @@ pub trait KvSink: fmt::Debug + Send + Sync {
         priority: i32,
     ) -> Option<SaveRequest>;
 
-    /// The lengths of prefixes, in positions, of which it stores checkpoints of recurrent states: the
-    /// multiples of this number, which is a multiple of `block_size`.
+    /// The lengths of prefixes, in positions, for which it stores checkpoints of recurrent states:
+    /// the multiples of this number, which is a multiple of `block_size`.
     fn checkpoint_distance(&self, block_size: usize) -> usize {
         block_size
     }
@@ -198,8 +198,8 @@ pub trait KvSink: fmt::Debug + Send + Sync {
         false
     }
 
-    /// A prefix was pinned, all of whose blocks are in the pool. For a model with a recurrent state,
-    /// a second call names its last checkpoint, after the positions that it covers. Called by the
+    /// A prefix was pinned whose blocks are all in the pool. For a model with a recurrent state, a
+    /// second call names its last checkpoint, after the positions that it covers. Called by the
     /// actor of the prefix tree if [`KvSink::stores_pins`], so it must not block.
     fn pinned(&self, namespace: &Namespace, tokens: &Arc<Vec<u32>>) -> Option<StoredPin> {
         let _ = (namespace, tokens);
@@ -207,7 +207,7 @@ pub trait KvSink: fmt::Debug + Send + Sync {
     }
 }
 
-/// What a [`KvSink`] does about a pinned prefix.
+/// The reaction of a [`KvSink`] to a pinned prefix.
 #[derive(Debug)]
 pub struct StoredPin {
     /// The blocks that are not stored yet.
@@ -233,7 +233,8 @@ pub struct PromptLookup {
     pub tokens: Arc<Vec<u32>>,
     /// Number of leading tokens whose KV is in the pool.
     pub cached: usize,
-    /// Number of these that need not be computed: all, unless the model has a recurrent state.
+    /// Number of these that do not have to be computed: all, unless the model has a recurrent
+    /// state.
     pub resume: usize,
     /// Number of positions that a checkpoint of the recurrent state takes, in whole blocks; 0 for a
     /// model without one. For other models, stored KV is of use with a checkpoint only, which is
@@ -244,8 +245,8 @@ pub struct PromptLookup {
     /// Number of prompt positions that recent steps have computed per second; `None` before the
     /// first one.
     pub prefill_rate: Option<f64>,
-    /// Whether the source was asked for the same request before. It is not another use of what is
-    /// stored.
+    /// Whether the source was asked for the same request before. It does not count as another use
+    /// of the stored KV.
     pub is_repeated: bool,
 }
 
@@ -257,11 +258,11 @@ pub struct RepeatedLookup {
     pub id: u64,
     /// Its prompt.
     pub prompt: PromptLookup,
-    /// How long the request waits for the answer at most.
+    /// The maximum time for which the request waits for the answer.
     pub limit: Duration,
 }
 
-/// What a [`KvSource`] asks for when a prompt is about to be computed.
+/// The reads and writes that a [`KvSource`] requests when a prompt is about to be computed.
 #[derive(Debug, Default)]
 pub struct Prefetch {
     /// Blocks of the pool that are to be stored now, because the prompt has used them again.
@@ -274,7 +275,7 @@ pub struct Prefetch {
 pub struct PendingKv {
     /// Yields the KV; `None` if nothing could be read.
     pub kv: Pin<Box<dyn Future<Output = Option<StoredKv>> + Send>>,
-    /// How long the request waits for it at most.
+    /// The maximum time for which the request waits for it.
     pub limit: Duration,
 }
 
@@ -332,8 +333,7 @@ pub(crate) struct Saving {
 }
 
 impl Saving {
-    /// Begins to save those of the request's blocks that `lease` has locked; `None` if there are
-    /// none.
+    /// Begins to save the blocks of the request that `lease` has locked; `None` if there are none.
     pub(crate) fn new(request: SaveRequest, lease: PrefixLease) -> Option<Saving> {
         let left = request.blocks.start..lease.blocks().len().min(request.blocks.end);
         if left.is_empty() {

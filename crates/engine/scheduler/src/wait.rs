@@ -1,5 +1,5 @@
-//! How long a request waits: [`Workload`] is what the scheduler publishes of its requests after each
-//! step, and predicts from it when another request would get its first token.
+//! How long a request waits: [`Workload`] describes the requests of the scheduler, which publishes
+//! it after each step. It predicts when another request would get its first token.
 //!
 //! The prediction runs the requests ahead in time with the scheduler's own rules: `policy.rs` and
 //! `tenant.rs` say which waiting request starts, `schedule.rs` what a step computes, and
@@ -20,7 +20,7 @@ use crate::step_cost::{StepCost, StepWork};
 use crate::tenant::{SlotShares, TenantId};
 
 /// Maximum number of waiting requests that are published one by one, which bounds the time of a
-/// prediction. Of later ones only the tokens count.
+/// prediction. For later requests only the tokens count.
 pub(crate) const WAITING_MAX: usize = 256;
 /// Number of arrivals that are remembered.
 pub(crate) const ARRIVALS_MAX: usize = 64;
@@ -60,7 +60,7 @@ pub(crate) struct Workload {
     pub(crate) waiting: Vec<WaitingWork>,
     /// Number of tokens to compute of the further waiting requests.
     pub(crate) later_tokens: usize,
-    /// The last requests that arrived, as they were then.
+    /// The last requests that arrived, with their work at that time.
     pub(crate) arrived: Vec<Work>,
     /// Number of requests that arrived per second recently.
     pub(crate) arrivals: f64,
@@ -70,16 +70,16 @@ pub(crate) struct Workload {
     pub(crate) step_left: f64,
     /// Number of requests that can run at a time.
     pub(crate) slots: usize,
-    /// What is added to the waiting tokens as the bound of a new request on overtaking.
+    /// Number that is added to the waiting tokens to get the overtaking bound of a new request.
     pub(crate) max_overtake: usize,
     /// The sizes of a step while several requests run or wait.
     pub(crate) limits: StepLimits,
     /// The sizes of a step with one request alone.
     pub(crate) limits_alone: StepLimits,
-    /// How long steps take.
+    /// The model of the time that steps take.
     pub(crate) cost: StepCost,
     pub(crate) policy: AdmissionPolicy,
-    /// In which order the prompts of a tenant are computed.
+    /// The order in which the prompts of a tenant are computed.
     pub(crate) prefill_order: PrefillOrder,
     /// When each of the waiting requests starts, in seconds from `published`, once it was asked for.
     pub(crate) starts: OnceLock<Vec<f64>>,
@@ -322,8 +322,8 @@ impl Ahead<'_> {
         self.time * ahead as f64 / started.max(1) as f64
     }
 
-    /// The seconds until the next request arrives, not above 0 if it has arrived: they are expected
-    /// to be like the last ones.
+    /// The seconds until the next request arrives, not above 0 if it has arrived. Requests are
+    /// expected to be like the last ones.
     fn until_arrival(&self) -> f64 {
         match self.load.arrivals > 0.0 && !self.load.arrived.is_empty() {
             true => (self.arrived + 1) as f64 / self.load.arrivals - self.time,
@@ -398,7 +398,7 @@ fn view(request: &Request) -> SequenceView {
     }
 }
 
-/// What a step computes on average, if it is repeated `times` times.
+/// The average work of a step, if it is repeated `times` times.
 fn work_of(slices: &[Slice], times: usize) -> StepWork {
     let work = |slice: &Slice| {
         let start = (slice.start + slice.count * (times - 1) / 2) as f64;

@@ -4,9 +4,9 @@
 //! The events are those of the prefix tree, with the same hashes of blocks. Nothing is kept and
 //! nothing is hashed before somebody subscribes.
 //!
-//! Prompts that part within a record have the blocks before that in one record each. So records are
-//! counted by block: a block is announced with the first record that has it, and removed with the
-//! last one.
+//! Prompts that diverge within a record store the blocks before that point twice, once in the
+//! record of each. So records are counted by block: a block is announced with the first record that
+//! has it, and removed with the last one.
 //!
 //! **Invariant**: every record here is in the index. Both are changed under one lock.
 
@@ -28,10 +28,10 @@ pub(crate) const RECORDS_MAX: usize = 1 << 17;
 /// The records whose blocks are known to subscribers.
 #[derive(Debug, Default)]
 pub(crate) struct Announced {
-    /// That of the prefix tree; `None` before the first subscription.
+    /// The hasher of the prefix tree; `None` before the first subscription.
     hasher: Option<BlockHasher>,
     records: HashMap<ChainKey, Arc<RecordBlocks>>,
-    /// Their blocks.
+    /// Number of announced records that have each block.
     blocks: BlockCounts,
     log: EventLog,
 }
@@ -91,7 +91,7 @@ impl BlockCounts {
         })
     }
 
-    /// Undoes [`BlockCounts::add`]. Returns the event of the blocks that no other record has;
+    /// Reverses [`BlockCounts::add`]. Returns the event of the blocks that no other record has;
     /// `None` if there are none. As in events of the tree, a block comes before its ancestors.
     fn remove(&mut self, record: &RecordBlocks) -> Option<CacheEvent> {
         let mut hashes = Vec::new();
@@ -129,7 +129,7 @@ impl Announced {
         self.hasher
     }
 
-    /// Whether a record is neither announced nor one too many.
+    /// Whether a record is not announced although there is room for it.
     pub(crate) fn lacks(&self, key: &ChainKey) -> bool {
         self.records.len() < RECORDS_MAX && !self.records.contains_key(key)
     }

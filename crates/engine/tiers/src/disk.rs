@@ -1,8 +1,8 @@
 //! [`DiskTier`]: records in a directory, up to a budget in bytes.
 //!
 //! Each record is a file of its own, named by its key: `DIRECTORY/v1/ab/abcd....kv`. Only full
-//! records and tails are stored ([`Place`]). The index of what is there is in memory and is made
-//! from the names and sizes of the files when the tier is opened; their content is read, and
+//! records and tails are stored ([`Place`]). The index of the stored records is in memory and is
+//! made from the names and sizes of the files when the tier is opened; their content is read, and
 //! verified, when it is needed.
 //!
 //! A file appears under its name only when it is complete, so a process that is killed leaves
@@ -58,8 +58,8 @@ pub struct DiskTier {
 
 impl DiskTier {
     /// Opens a directory, which is made if it does not exist, for KV of this format, and removes
-    /// what exceeds the budget, in the order `eviction`. Blocks; the time is proportional to the
-    /// number of files.
+    /// the records that exceed the budget, in the order `eviction`. Blocks; the time is
+    /// proportional to the number of files.
     ///
     /// The order ranks records as it ranks leaves of the prefix tree. The files do not record how
     /// often and with which priority they were used, so a restart forgets that.
@@ -100,10 +100,10 @@ impl DiskTier {
     }
 
     /// Stores records of `tokens` from position `first` on, which must begin a full record.
-    /// `blocks` are the bytes of the blocks from there, one after another; a rest that fills no
-    /// record is ignored. `priority` is that of the request that they were computed for. Records
-    /// that exceed the budget are removed. If a write fails, nothing is written for a few seconds.
-    /// Blocks. Returns the keys of the records that were written.
+    /// `blocks` are the bytes of the blocks from there, one after another; a remainder that fills
+    /// no record is ignored. `priority` is the priority of the request that they were computed for.
+    /// Records that exceed the budget are removed. If a write fails, nothing is written for a few
+    /// seconds. Blocks. Returns the keys of the records that were written.
     pub fn write(
         &self,
         namespace: &Namespace,
@@ -166,7 +166,7 @@ impl DiskTier {
         keys.iter().for_each(|key| self.remove_file(key));
     }
 
-    /// Counters, and what is stored now.
+    /// Counters, and the current content of the tier.
     pub fn stats(&self) -> DiskStats {
         let index = self.index();
         let (records, bytes) = (index.len() as u64, index.bytes());
@@ -175,7 +175,7 @@ impl DiskTier {
     }
 
     /// Unlocks the directory, so that another process, or another tier of this one, can open it.
-    /// Nothing is read or written any more.
+    /// Nothing is read or written any longer.
     pub fn close(&self) {
         *self.index() = Index::new(EvictionPolicy::default().order());
         self.closed.store(true, Ordering::Release);
@@ -188,7 +188,7 @@ impl DiskTier {
         !self.pause.is_on() && !self.closed.load(Ordering::Acquire)
     }
 
-    /// Notes that something was not stored because too much was waiting to be written.
+    /// Counts records that were not stored because too much was waiting to be written.
     pub(crate) fn note_skipped(&self, records: u64) {
         self.counters.skipped(records);
     }
@@ -204,7 +204,7 @@ impl DiskTier {
         }
         write_atomically(&path, |file| {
             file.write_all(record)?;
-            // Only the order after a restart depends on it.
+            // Only the order of eviction after a restart depends on it, so an error is ignored.
             let _ = file.set_modified(used);
             Ok(())
         })?;
@@ -274,7 +274,7 @@ impl DiskTier {
         let now = SystemTime::now();
         for (number, place) in places.iter().enumerate() {
             let used = earlier(now, number);
-            // Files may be readable although their times cannot be set.
+            // The time of a readable file may be impossible to set, so an error is ignored.
             let _ = files::open(&self.directory.record(&place.key), Links::Refuse)
                 .and_then(|file| file.set_modified(used));
         }

@@ -34,7 +34,7 @@ pub(crate) struct Index {
     /// The records that none follows. The first is removed first.
     order: BTreeSet<(RecordRank, ChainKey)>,
     eviction: Box<dyn EvictionOrder>,
-    /// What subscribers know of the records.
+    /// The records that subscribers know.
     pub(crate) announced: Announced,
     bytes: u64,
     /// Increases with each use of a record.
@@ -46,7 +46,7 @@ struct Entry {
     bytes: u64,
     /// The record before it, once it is known.
     parent: Option<ChainKey>,
-    /// What the order of eviction knows about it.
+    /// The properties of the record from which the order of eviction ranks it.
     candidate: EvictionCandidate,
     /// Its place in [`Index::order`].
     rank: Option<RecordRank>,
@@ -174,7 +174,7 @@ impl Index {
         }
     }
 
-    /// Undoes one [`Index::protect`].
+    /// Ends one [`Index::protect`].
     pub(crate) fn unprotect(&mut self, keys: &[ChainKey]) {
         for key in keys {
             if let Some(count) = self.protected.get_mut(key) {
@@ -348,7 +348,8 @@ mod tests {
     }
 
     /// Goal: protected records are removed after all others, also if they were written after they
-    /// were protected and after everything was removed once, until nothing protects them any more.
+    /// were protected and after everything was removed once, until nothing protects them any
+    /// longer.
     #[test]
     fn protected_records_are_removed_last() {
         let mut index = Index::new(EvictionPolicy::Lru.order());

@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::shared::Counter;
 
-/// Counters since a disk tier was opened, and what it stores now.
+/// Counters since a disk tier was opened, and the current content of the tier.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 #[non_exhaustive]

@@ -77,7 +77,7 @@ pub enum FormatError {
     /// A number is out of range.
     #[error("stored KV: {what}: expected {expected}, got {got}")]
     Number {
-        /// What the number is.
+        /// The name of the number.
         what: &'static str,
         /// The range.
         expected: String,

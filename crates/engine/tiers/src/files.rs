@@ -17,7 +17,7 @@ pub(crate) enum Links {
 /// Opens a regular file for reading.
 ///
 /// # Errors
-/// Those of the file system, and if it is another kind of file.
+/// The errors of the file system, and if it is another kind of file.
 pub(crate) fn open(path: &Path, links: Links) -> io::Result<File> {
     open_with(File::options().read(true), path, links)
 }
@@ -42,10 +42,10 @@ pub(crate) fn open_with(options: &mut OpenOptions, path: &Path, links: Links) ->
 }
 
 /// Writes a file so that, even after a crash, either the old file or the whole new one is there:
-/// the content goes to a temporary file in the same directory, which is synchronised and renamed.
+/// the content goes to a temporary file in the same directory, which is synchronized and renamed.
 ///
 /// # Errors
-/// Those of the file system and of `write`. The temporary file is removed then.
+/// The errors of the file system and of `write`. After an error the temporary file is removed.
 pub fn write_atomically(
     path: &Path,
     write: impl FnOnce(&mut File) -> io::Result<()>,
@@ -110,7 +110,8 @@ mod tests {
         }
     }
 
-    /// Goal: what lies at the path of the temporary file is neither waited for nor followed.
+    /// Goal: a file that exists at the path of the temporary file is neither waited for nor
+    /// followed.
     #[test]
     fn temporary_files_are_new() {
         let folder = tempfile::tempdir().expect("a folder");

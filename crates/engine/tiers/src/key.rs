@@ -7,7 +7,7 @@ use stolon_kvcache::{ImageSpan, Namespace, TokenSpan};
 use crate::tokens::RecordTokens;
 
 /// Identifies a prefix: its KV format, its namespace and all its tokens. Keys are chained: the key
-/// of a longer prefix follows from that of a shorter one and the tokens in between. Positions of
+/// of a longer prefix follows from the key of a shorter one and the tokens in between. Positions of
 /// images count by the content of the images, so that all processes have the same keys.
 ///
 /// A key has 256 bits of BLAKE3, so two prefixes with one key cannot be found.
@@ -72,7 +72,7 @@ impl ChainKey {
         self.0.iter().map(|byte| format!("{byte:02x}")).collect()
     }
 
-    /// The reverse of [`ChainKey::to_hex`]; `None` for any other text.
+    /// The reverse of [`ChainKey::to_hex`]; `None` for any other string.
     #[must_use]
     pub fn from_hex(text: &str) -> Option<ChainKey> {
         let digits = text.as_bytes();
@@ -103,8 +103,8 @@ mod tests {
     use super::*;
     use crate::tokens::NamedTokens;
 
-    /// Goal: every part of what a key stands for changes it, and it does not depend on how the
-    /// tokens are cut, except where a record ends.
+    /// Goal: every part of a key's input changes the key, and it does not depend on how the tokens
+    /// are cut, except where a record ends.
     #[test]
     fn keys_depend_on_format_namespace_and_all_tokens() {
         let base = Namespace::default();

@@ -9,8 +9,8 @@
 //!   on a thread of its own.
 //! * `ObjectTier` (feature `object-store`): records in an object store.
 //! * [`plan()`]: a plain function that decides which records of a prompt are read.
-//! * [`Tiers`]: all of it for an engine, which stores what is computed and reads it back. It is a
-//!   `KvSink` and a `KvSource` of `stolon-scheduler`.
+//! * [`Tiers`]: combines all of this for an engine: it stores computed KV and reads it back. It is
+//!   a `KvSink` and a `KvSource` of `stolon-scheduler`.
 //!
 //! Only the object tier needs an async runtime. Everything that is read is verified before it is
 //! returned: see [`Record::parse`].

@@ -55,10 +55,10 @@ pub(crate) struct LoadEnd {
 }
 
 impl LoadEnd {
-    /// Gives what was read to all requests that wait for it.
+    /// Gives the KV that was read to all requests that wait for it.
     pub(crate) fn finish(mut self, kv: Option<StoredKv>) {
         if let Some((sender, memory)) = self.result.take() {
-            // First, because the entry would keep the KV after all requests have used it.
+            // Remove the entry first, because it would keep the KV after all requests have used it.
             lock(&self.loads.running).remove(&self.key);
             // Fails only if all requests have gone.
             let _ = sender.send(kv.map(|kv| kv.holding(memory)));
@@ -102,7 +102,8 @@ impl Loads {
         let (sender, receiver) = oneshot::channel();
         let load = receiver.shared();
         running.insert(key, load.clone());
-        // The lock must be free if the thread cannot be started, because `end` is dropped then.
+        // The lock must be free if the thread cannot be started, because in this case `end` is
+        // dropped.
         drop(running);
         let end = LoadEnd { loads: Arc::clone(self), key, result: Some((sender, memory)) };
         let thread = std::thread::Builder::new().name("stolon-load".to_owned());

@@ -1,11 +1,11 @@
-//! [`ObjectTier`]: records in an object store that several engines share: S3 and what is compatible
-//! with it, Google Cloud Storage, Azure, or a shared directory.
+//! [`ObjectTier`]: records in an object store that several engines share: S3 and compatible stores,
+//! Google Cloud Storage, Azure, or a shared directory.
 //!
 //! Each record is an object of its own, `FOLDER/v1/FORMAT/KEY.kv`: the folder of the URL, the first
 //! digits of the KV format's fingerprint, and the record's key. The bytes are those of a file of
-//! the disk tier. What is there is listed from time to time; in between, a record that is not known
-//! can be looked for ([`ObjectTier::look`]), once until the next listing. Nothing is ever removed:
-//! that is left to the store's own rules for old objects.
+//! the disk tier. The store's objects are listed from time to time; between two listings, a record
+//! that is not known can be looked for once ([`ObjectTier::look`]). Nothing is ever removed: that
+//! is left to the store's own rules for old objects.
 //!
 //! The methods need a tokio runtime with timers.
 
@@ -57,7 +57,7 @@ struct Keys {
     stored: HashSet<ChainKey>,
     /// Keys of objects whose content did not match their names.
     wrong: HashSet<ChainKey>,
-    /// Keys that were looked for since the last listing, in vain.
+    /// Keys that were looked for since the last listing and were not found.
     absent: HashSet<ChainKey>,
 }
 
@@ -118,7 +118,7 @@ impl ObjectTier {
     /// speed.
     ///
     /// # Errors
-    /// [`ObjectError`]; what was known remains known.
+    /// [`ObjectError`]. The records that were known remain known.
     pub async fn refresh(&self) -> Result<(), ObjectError> {
         let list = self.store.list(Some(&self.folder));
         let add = |(mut stored, _): (HashSet<ChainKey>, _), object: ObjectMeta| async move {
@@ -207,7 +207,7 @@ impl ObjectTier {
     /// it has it.
     ///
     /// # Errors
-    /// As those of [`ObjectTier::fetch`].
+    /// The errors of [`ObjectTier::fetch`].
     pub async fn look(
         &self,
         key: &ChainKey,
@@ -314,10 +314,11 @@ impl ObjectTier {
         self.counters.skipped.add(records);
     }
 
-    /// Counters, and what is known of the store.
+    /// Counters, and the number of records that the store is known to have.
     pub fn stats(&self) -> ObjectStats {
         let counters = &self.counters;
-        // The sum is made of the value that is reported, so that the rest never falls.
+        // The sum is computed from the values that are reported, so that the difference never
+        // falls.
         let looks_found = counters.looks_found.get();
         ObjectStats {
             records: self.keys().stored.len() as u64,
@@ -348,7 +349,7 @@ impl ObjectTier {
     }
 }
 
-/// The result of a request to the store, if it comes in time.
+/// The result of a request to the store, or an error if it takes too long.
 async fn within<T>(
     limit: Duration,
     request: impl Future<Output = Result<T, object_store::Error>>,

@@ -6,7 +6,7 @@ use std::time::Duration;
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ObjectError {
-    /// The URL is not that of a store.
+    /// The URL is not the URL of a store.
     #[error(
         "expected the URL of an object store, such as s3://bucket/folder, gs://, az:// or file://, \
          got `{url}`: {reason}"
@@ -14,7 +14,7 @@ pub enum ObjectError {
     Url {
         /// The URL.
         url: String,
-        /// What is wrong with it, or with the settings of its store.
+        /// The problem with it, or with the settings of its store.
         reason: String,
     },
     /// This build has no object stores.
@@ -26,7 +26,7 @@ pub enum ObjectError {
     /// The store does not have this object.
     #[error("the object store does not have `{0}`")]
     Missing(String),
-    /// The store has not answered in time.
+    /// The store did not answer in time.
     #[error("the object store has not answered within {} s", .0.as_secs())]
     Timeout(Duration),
     /// An object has another size than its record.

@@ -2,7 +2,8 @@
 
 use serde::{Deserialize, Serialize};
 
-/// Counters since an object tier was opened, and what is known of the store.
+/// Counters since an object tier was opened, and the number of records that the store is known to
+/// have.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 #[non_exhaustive]
@@ -14,7 +15,7 @@ pub struct ObjectStats {
     pub records_fetched: u64,
     /// Times that a record was looked for which the store was not known to have.
     pub looks: u64,
-    /// Those of them for which the store had it, and sent it in time.
+    /// Number of `looks` for which the store had the record, and sent it in time.
     pub looks_found: u64,
     /// Bytes that were fetched.
     pub fetched_bytes: u64,

@@ -100,8 +100,8 @@ impl RecordShape {
         ends.filter_map(move |end| shape.place(parent, first, end, tokens))
     }
 
-    /// The ends of images within the full record that begins at `first`, but for its own end, where
-    /// they are ends of blocks too. The last one comes first.
+    /// The ends of images within the full record that begins at `first`, except at the end of the
+    /// record itself, if a block ends there too. The last one comes first.
     fn ends_of_images<'a>(
         &self,
         first: usize,
@@ -133,7 +133,7 @@ pub(crate) fn ends_image(position: &u32) -> bool {
 }
 
 impl Place {
-    /// The position after its last one.
+    /// The position after the record's last one.
     #[must_use]
     pub fn end(&self) -> usize {
         self.first + self.positions
@@ -152,7 +152,7 @@ impl Place {
     /// The record in `bytes`, if it is the one of this place in a prompt.
     ///
     /// # Errors
-    /// What is wrong with it.
+    /// `FormatError` for the first field that is not as expected.
     pub fn verify(
         &self,
         shape: &RecordShape,

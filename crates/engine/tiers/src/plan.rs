@@ -1,5 +1,5 @@
 //! [`plan`]: which records of a prompt are read from the tiers, or looked for there, and how long
-//! its request waits for them. It is a plain function of what is stored, of speeds and of the
+//! its request waits for them. It is a plain function of the stored records, the speeds and the
 //! policy, and does no I/O.
 
 use std::ops::Range;
@@ -17,23 +17,26 @@ const GRACE: Duration = Duration::from_millis(20);
 const PATIENCE_SHARE: f64 = 0.5;
 /// Number of records that are read to measure the speed of a tier that was too slow.
 const MEASURED_RECORDS: usize = 4;
-/// How long a read is waited for at most while the speed of computing is not known.
+/// The maximum time that a read is waited for while the speed of computing is not known.
 const UNMEASURED_LIMIT: Duration = Duration::from_secs(10);
 /// Looking for a record in the object store takes at most this share of the time of computing the
-/// positions that the store may have: most prompts are nowhere, and each of them pays it.
+/// positions that the store may have: most prompts are not stored anywhere, and each of them pays
+/// for the look-up.
 const LOOK_SHARE: f64 = 0.05;
-/// The same while the speed of computing is not known.
+/// Maximum time for looking for a record while the speed of computing is not known.
 const UNMEASURED_LOOK: Duration = Duration::from_millis(100);
 
-/// How much of a prompt is stored. Records are counted from the start of the prompt.
+/// The parts of a prompt that are cached or stored. Records are counted from the start of the
+/// prompt.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Lookup {
     /// Number of leading positions whose KV is in the pool.
     pub cached: usize,
-    /// How many of the last stored records hold a checkpoint of a recurrent state instead of KV. If
-    /// there are any, only all records together are of use.
+    /// Number of the last stored records that hold a checkpoint of a recurrent state instead of KV.
+    /// If there are any, the records can only be used all together.
     pub checkpoint_records: usize,
-    /// With a checkpoint: number of leading positions that need not be computed if nothing is read.
+    /// With a checkpoint: number of leading positions that do not have to be computed if nothing is
+    /// read.
     pub resume: usize,
     /// Positions of a record; at least 1.
     pub record_positions: usize,
@@ -46,7 +49,7 @@ pub struct Lookup {
     /// Number of leading records that are stored or may be in the object store, where another
     /// engine can have put them since it was listed; at least `stored`.
     pub possible: usize,
-    /// How many positions fewer than a full record the last stored record has.
+    /// Number of positions that the last stored record lacks to be a full record.
     pub missing: usize,
     /// Number of records for which there is memory.
     pub room: usize,
@@ -74,22 +77,24 @@ pub struct ReadPlan {
     pub store: Range<usize>,
     /// Records that are looked for in the object store after these, and fetched if they are there.
     pub look: Range<usize>,
-    /// How long the store has to say whether it has the first one of them.
+    /// The maximum time that the plan waits until the store says whether it has the first of the
+    /// records in `look`.
     pub look_limit: Duration,
-    /// How long the request waits for all of them at most.
+    /// The maximum time that the request waits for all of them.
     pub limit: Duration,
     /// Records on the disk that are not read for the prompt, because computing is faster. They are
     /// worth reading only to learn whether the disk has become faster.
     pub slow_disk: Range<usize>,
-    /// The same for records in the object store.
+    /// Records in the object store that are not read for the prompt, as in `slow_disk`.
     pub slow_store: Range<usize>,
 }
 
 /// Decides which records of a prompt are read, beyond those in the pool.
 ///
 /// All stored records are read if that is expected to be faster than computing them; otherwise
-/// those on the disk, if that is faster; otherwise none. If all are, the object store is asked for
-/// the records after them where that takes a small share of the time of computing them.
+/// those on the disk, if that is faster; otherwise none. If all stored records are read, the object
+/// store is asked for the records after them, provided that asking takes a small share of the time
+/// of computing them.
 #[must_use]
 pub fn plan(lookup: &Lookup, speeds: &Speeds, policy: PrefetchPolicy) -> ReadPlan {
     let longest = match policy {
@@ -148,7 +153,8 @@ fn plan_stored(lookup: &Lookup, speeds: &Speeds, policy: PrefetchPolicy) -> Read
 fn add_look(plan: &mut ReadPlan, lookup: &Lookup, speeds: &Speeds, policy: PrefetchPolicy) {
     let first = lookup.cached / lookup.record_positions;
     let look = lookup.stored.max(first)..lookup.possible.min(first.saturating_add(lookup.room));
-    // A checkpoint is of use only with the KV before it, which is longer than what is known.
+    // A checkpoint can only be used with the KV before it, which extends beyond the records that
+    // are known.
     if look.is_empty() || lookup.checkpoint_records > 0 {
         return;
     }
@@ -165,7 +171,8 @@ fn add_look(plan: &mut ReadPlan, lookup: &Lookup, speeds: &Speeds, policy: Prefe
     (plan.look, plan.look_limit) = (look, look_limit);
 }
 
-/// How long a read that is expected to take so long is waited for; `None` if computing is faster.
+/// How long a request waits for a read that is expected to take `expected`; `None` if computing is
+/// faster.
 fn wait_limit(
     expected: Duration,
     compute: Option<Duration>,
@@ -241,8 +248,8 @@ mod tests {
         assert_eq!((plan.disk, plan.store), (disk, store), "{lookup:?}");
     }
 
-    /// Goal: what is stored is read from the first record on that is not in the pool, as far as
-    /// there is memory.
+    /// Goal: stored records are read from the first one on that is not in the pool, as far as there
+    /// is memory.
     #[test]
     fn stored_records_are_read_beyond_the_pool() {
         check(on_disk(), 0..5, 5..5);
@@ -258,7 +265,7 @@ mod tests {
     }
 
     /// Goal: records that end with a checkpoint are read all together or not at all, and are worth
-    /// the positions that need not be computed then.
+    /// the positions that do not have to be computed thanks to them.
     #[test]
     fn a_checkpoint_is_read_with_all_before_it() {
         let lookup = Lookup { checkpoint_records: 2, ..on_disk() };
@@ -277,7 +284,7 @@ mod tests {
     }
 
     /// Goal: records after the stored ones are looked for where the time for it is a small share of
-    /// that of computing them, and neither with a checkpoint nor with a tier that is too slow.
+    /// the time of computing them, and neither with a checkpoint nor with a tier that is too slow.
     #[test]
     fn records_that_may_be_stored_are_looked_for() {
         let lookup = Lookup { possible: 9, ..on_disk() };
@@ -315,8 +322,8 @@ mod tests {
         assert_eq!((read(0), read(32)), (4..5, 0..0));
     }
 
-    /// Goal: what is slower than computing is not read, but named, so that its speed is measured
-    /// again; the disk is read without a store that is too slow.
+    /// Goal: a tier that is slower than computing is not read, but named, so that its speed is
+    /// measured again; the disk is read without a store that is too slow.
     #[test]
     fn slow_tiers_are_not_read() {
         let lookup = Lookup { stored: 9, ..on_disk() };
@@ -330,7 +337,7 @@ mod tests {
     }
 
     /// Goal: the limit is twice the expected time and some grace, half of the time of computing if
-    /// that is more, a fixed time before that is known, and what the policy says.
+    /// that is more, a fixed time before that is known, and the policy.
     #[test]
     fn limits_follow_the_policy() {
         let limit = |speeds, policy| plan(&on_disk(), &speeds, policy).limit;

@@ -37,7 +37,7 @@ pub enum PrefetchPolicy {
     /// Until everything that is stored of its prompt is read, even if computing it is faster. This
     /// leaves the processor to other requests.
     WaitComplete,
-    /// As `BestEffort`, but for this long at most. With 0, nothing is read.
+    /// Like `BestEffort`, but waits at most this long. With 0, nothing is read.
     Timeout(Duration),
 }
 

@@ -1,4 +1,4 @@
-//! A whole prefix as a sequence of records: what is exported and imported.
+//! A whole prefix as a sequence of records: the format of exports and imports.
 
 use std::collections::HashMap;
 use std::fs::File;
@@ -157,8 +157,8 @@ impl PrefixReader {
     /// Takes the next bytes and verifies the records that they complete.
     ///
     /// # Errors
-    /// [`FormatError`] for the first thing that is not as expected. The reader must not be used any
-    /// more then.
+    /// [`FormatError`] for the first thing that is not as expected. After an error the reader must
+    /// not be used any longer.
     pub fn push(&mut self, mut bytes: &[u8]) -> Result<(), FormatError> {
         while !bytes.is_empty() {
             if self.prefix_positions == Some(self.prefix.tokens.len()) {

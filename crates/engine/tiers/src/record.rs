@@ -18,8 +18,8 @@ pub const HEADER_BYTES: usize = 176;
 /// Size of the checksum at the end of a record in bytes.
 const CHECKSUM_BYTES: usize = 32;
 const MAGIC: &[u8; 8] = b"stolonKV";
-/// The version of records without images, and that of records with images. The former are those of
-/// programs that store no images.
+/// The versions of records without images and of records with images. Programs that store no images
+/// write and read the former.
 const VERSION: u32 = 1;
 const VERSION_WITH_IMAGES: u32 = 2;
 /// Size of an image in a record in bytes: its content hash, its number of positions and its number
@@ -61,8 +61,8 @@ impl RecordShape {
         content.checked_add(HEADER_BYTES + CHECKSUM_BYTES)
     }
 
-    /// The largest size in bytes of a record: that of a full one, each of whose positions is
-    /// another image; the largest number if it overflows.
+    /// The largest size in bytes of a record: the size of a full one in which each position belongs
+    /// to another image; the largest number if it overflows.
     pub(crate) fn record_bytes_max(&self) -> usize {
         self.record_bytes(self.record_positions(), self.record_positions()).unwrap_or(usize::MAX)
     }
@@ -289,8 +289,8 @@ impl Record {
     /// its blocks, one after another.
     ///
     /// # Panics
-    /// If `content` and `blocks` are not those of the same number of whole blocks, from 1 to a full
-    /// record.
+    /// If `content` and `blocks` do not have the same number of whole blocks, from one block to a
+    /// full record.
     #[must_use]
     pub(crate) fn encode(
         shape: &RecordShape,

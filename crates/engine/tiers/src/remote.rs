@@ -1,9 +1,9 @@
-//! The object store behind the disk tier: what is written to the disk is uploaded by a task, and
-//! what the store has beyond the disk is fetched when a prompt needs it, or looked for.
+//! The object store behind the disk tier: a task uploads records that are written to the disk.
+//! Records that only the store has are fetched, or looked for, when a prompt needs them.
 //!
-//! The task uploads a few records at a time from a bounded queue; what does not fit is left out,
-//! counted, and offered again when it is computed again by an engine whose disk lacks it. Another
-//! task lists the store from time to time, to learn what other engines have stored.
+//! The task uploads a few records at a time from a bounded queue; records that do not fit are left
+//! out, counted, and offered again when it is computed again by an engine whose disk lacks it.
+//! Another task lists the store from time to time, to learn what other engines have stored.
 
 use std::future::Future;
 use std::sync::{Arc, Weak};
@@ -32,7 +32,7 @@ const PARALLEL: usize = 16;
 /// Minimum time between two listings, and the same as a multiple of the time that a listing takes.
 const LIST_INTERVAL: Duration = Duration::from_secs(30);
 const LIST_INTERVAL_TIMES: u32 = 20;
-/// How long a flush waits.
+/// The maximum time that a flush waits.
 const FLUSH_LIMIT: Duration = Duration::from_secs(30);
 
 /// An object store, and the queue of uploads to it.
@@ -48,7 +48,7 @@ pub(crate) struct ObjectStoreTier {
 #[derive(Debug)]
 enum Upload {
     Records(Vec<ChainKey>),
-    /// Answered when everything before it was uploaded or given up.
+    /// Answered when every upload before it was made or given up.
     Flush(oneshot::Sender<()>),
 }
 
@@ -70,8 +70,8 @@ pub(crate) fn open(url: &str, disk: Arc<DiskTier>) -> Result<Arc<dyn RemoteTier>
     Ok(Arc::new(ObjectStoreTier { tier, disk, uploads, runtime }))
 }
 
-/// Runs a task and waits for its result; `None` if the runtime ends. Unlike `block_on`, it does not
-/// panic then.
+/// Runs a task and waits for its result; `None` if the runtime ends. In this case `block_on` would
+/// panic.
 fn run<T: Send + 'static>(
     runtime: &Handle,
     work: impl Future<Output = T> + Send + 'static,
@@ -192,8 +192,8 @@ impl Fetch {
         blocks
     }
 
-    /// The same for records that the store may have: nothing if it does not say within this time
-    /// that it has the first one.
+    /// Fetches records that the store may have. Returns nothing if the store does not say within
+    /// `limit` that it has the first one.
     async fn look(mut self, limit: Duration) -> Vec<Bytes> {
         let Some(&first) = self.places.first() else { return Vec::new() };
         let found = match self.tier.look(&first.key, first.bytes(&self.shape), limit).await {
@@ -257,7 +257,7 @@ async fn upload_all(tier: Arc<ObjectTier>, disk: Arc<DiskTier>, mut queue: mpsc:
                 let upload = |key| upload(&tier, &disk, key);
                 stream::iter(missing).for_each_concurrent(PARALLEL, upload).await;
             }
-            // Fails only if the caller does not wait any more.
+            // Fails only if the caller does not wait any longer.
             Upload::Flush(done) => drop(done.send(())),
         }
     }
@@ -285,8 +285,8 @@ async fn store(tier: &ObjectTier, key: &ChainKey, record: Bytes) {
     }
 }
 
-/// Uploads what is on the disk and not in the store, one record after the other. Ends early if the
-/// engine ends.
+/// Uploads the records that are on the disk and not in the store, one record after the other. Ends
+/// early if the engine ends.
 async fn upload_earlier(tier: &Weak<ObjectTier>, disk: &Weak<DiskTier>) {
     let keys = disk.upgrade().map(|disk| disk.keys()).unwrap_or_default();
     for key in keys {
@@ -301,8 +301,8 @@ async fn upload_earlier(tier: &Weak<ObjectTier>, disk: &Weak<DiskTier>) {
     }
 }
 
-/// Lists the store as long as an engine uses it. When it is listed for the first time, what the
-/// disk had before the engine was started is uploaded.
+/// Lists the store as long as an engine uses it. When it is listed for the first time, the records
+/// that the disk had before the engine was started are uploaded.
 async fn list(tier: Weak<ObjectTier>, disk: Weak<DiskTier>) {
     let mut listed = false;
     while let Some(own_tier) = tier.upgrade() {

@@ -1,4 +1,4 @@
-//! What the disk tier and the object tier have in common: counters, locks, a measured speed, and
+//! The common parts of the disk tier and the object tier: counters, locks, a measured speed, and
 //! pauses after failures.
 
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -33,7 +33,7 @@ pub(crate) struct Speed(Mutex<Recent>);
 struct Recent {
     bytes_per_second: f64,
     measured: bool,
-    /// When it was measured, or was to be measured.
+    /// When it was last measured, or when a caller was last asked to measure it.
     at: Option<Instant>,
 }
 

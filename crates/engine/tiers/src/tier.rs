@@ -50,9 +50,10 @@ pub trait RemoteTier: Tier {
     /// Offers records that were written to the disk. Does not block.
     fn offer(&self, keys: &[ChainKey]);
 
-    /// Waits until what was offered before was stored or given up, for a limited time. Blocks.
+    /// Waits until all records that were offered before were stored or given up, for a limited
+    /// time. Blocks.
     fn flush(&self);
 
-    /// Counters, and what is known of the tier.
+    /// Counters, and the number of records that the tier is known to have.
     fn stats(&self) -> ObjectStats;
 }

@@ -1,14 +1,15 @@
-//! [`Tiers`]: the tiers of an engine besides the KV pool. What is computed is stored on disk, and
-//! stored KV is read while a request waits to be submitted or admitted. Behind the disk there may be an object
-//! store.
+//! [`Tiers`]: the tiers of an engine besides the KV pool. Computed KV is stored on disk, and stored
+//! KV is read while a request waits to be submitted or admitted. Behind the disk there may be an
+//! object store.
 //!
 //! Storing (`store.rs`): the scheduler offers what it has added to the prefix tree, or what was
-//! evicted from it, and copies what the [`WritePolicy`] wants and is not on the disk yet out of the
-//! pool. A thread of its own writes it.
+//! evicted from it, and copies blocks out of the pool if the [`WritePolicy`] selects them and they
+//! are not on the disk yet. A thread of its own writes it.
 //!
 //! Loading (`fetch.rs`): before a request is submitted, and if it loses its cached prefix while it
-//! waits, the engine asks for stored KV of its prompt, beyond what is in the pool. [`plan()`](crate::plan()) decides what is read, and how long
-//! the request waits for it. What was fetched from the object store is on the disk afterwards.
+//! waits, the engine asks for stored KV of its prompt, beyond what is in the pool.
+//! [`plan()`](crate::plan()) decides what is read, and how long the request waits for it. Records
+//! that were fetched from the object store are on the disk afterward.
 
 mod fetch;
 mod store;
@@ -56,11 +57,11 @@ pub struct Tiers {
     open: OnceLock<Open>,
     write: WritePolicy,
     prefetch: PrefetchPolicy,
-    /// How many requests have begun with each record, if the write policy needs it.
+    /// The number of requests that have begun with each record, if the write policy needs it.
     uses: Mutex<Uses>,
 }
 
-/// The disk tier, and what is behind it.
+/// The disk tier, and the object store behind it.
 #[derive(Clone, Debug)]
 struct Open {
     disk: Arc<DiskTier>,
@@ -84,7 +85,8 @@ struct Found {
     stored: usize,
 }
 
-/// How much of a prompt is where. Each number counts from the start of the prompt.
+/// The number of tokens of a prompt that each tier has. Each number counts from the start of the
+/// prompt.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct TierMatch {
@@ -98,7 +100,7 @@ pub struct TierMatch {
 }
 
 impl TierMatch {
-    /// A prompt of which `tokens` tokens are in the pool, and nothing elsewhere.
+    /// A prompt with `tokens` tokens in the pool, and nothing elsewhere.
     #[must_use]
     pub fn pool(tokens: usize) -> TierMatch {
         TierMatch { pool: tokens, disk: 0, object_store: 0 }
@@ -189,8 +191,8 @@ impl Tiers {
         Some(self.open.get()?.remote.as_ref()?.stats())
     }
 
-    /// What the disk tier has, and its changes from now on: [`DiskTier::events`]. `None` before the
-    /// tiers were opened.
+    /// The content of the disk tier, and its changes from now on: [`DiskTier::events`]. `None`
+    /// before the tiers were opened.
     pub fn disk_events(
         &self,
         hasher: BlockHasher,
@@ -220,7 +222,7 @@ impl Tiers {
     }
 
     /// Unlocks the directory, so that another engine can open it. Nothing is read or written any
-    /// more. Blocks.
+    /// longer. Blocks.
     pub fn close(&self) {
         if let Some(open) = self.open.get() {
             open.disk.close();
@@ -229,8 +231,8 @@ impl Tiers {
 }
 
 impl Open {
-    /// The stored records of a prompt, of which `cached` positions are in the pool. What is there
-    /// counts as stored.
+    /// The stored records of a prompt. Its first `cached` positions are in the pool and count as
+    /// stored.
     fn find(&self, namespace: &Namespace, tokens: &NamedTokens, cached: usize) -> Found {
         let shape = self.disk.shape();
         let record = shape.record_positions();

@@ -19,8 +19,8 @@ pub struct NamedTokens {
 }
 
 impl NamedTokens {
-    /// The tokens of a prompt whose images `interner` has numbered. What follows an image that it
-    /// has forgotten is not stored.
+    /// The tokens of a prompt whose images `interner` has numbered. Tokens after an image that it
+    /// has forgotten are not stored.
     #[must_use]
     pub fn new(tokens: Arc<Vec<u32>>, interner: &TokenSpanInterner) -> NamedTokens {
         let (mut images, mut last) = (HashMap::new(), None);
@@ -44,13 +44,13 @@ impl NamedTokens {
         numbers.all(|number| self.images.contains_key(&number))
     }
 
-    /// The tokens as the process knows them.
+    /// The tokens with the numbers of images that this process has assigned.
     #[must_use]
     pub fn tokens(&self) -> &Arc<Vec<u32>> {
         &self.tokens
     }
 
-    /// Its first `len` tokens, or all if it has fewer, followed by `more`, which have no image.
+    /// Its first `len` tokens, or all if it has fewer, followed by `more`, which contains no image.
     pub(crate) fn prefix_with(&self, len: usize, more: &[u32]) -> NamedTokens {
         let tokens = [&self.tokens[..len.min(self.tokens.len())], more].concat();
         NamedTokens { tokens: Arc::new(tokens), images: Arc::clone(&self.images) }
@@ -69,7 +69,7 @@ impl NamedTokens {
 }
 
 impl From<Vec<u32>> for NamedTokens {
-    /// The tokens of a prompt without images. What follows an image is not stored.
+    /// The tokens of a prompt without images. Tokens after an image are not stored.
     fn from(tokens: Vec<u32>) -> NamedTokens {
         NamedTokens { tokens: Arc::new(tokens), images: Arc::default() }
     }
@@ -86,7 +86,7 @@ pub struct RecordTokens {
 }
 
 impl RecordTokens {
-    /// Adds a position; `image` names the image with a number. `None` if it names none.
+    /// Adds a position; `image` returns the image with a number. `None` if there is no such image.
     fn push(&mut self, position: u32, image: impl Fn(u32) -> Option<ImageSpan>) -> Option<()> {
         let Some(number) = TokenSpan::image_number(position) else {
             self.tokens.push(position);

@@ -1,5 +1,5 @@
-//! [`Uses`]: how often the records of prompts are used, for the policy that stores only what several
-//! requests need.
+//! [`Uses`]: how often the records of prompts are used, for the policy that stores only records
+//! that several requests need.
 
 use std::collections::HashMap;
 
@@ -22,7 +22,7 @@ impl Uses {
             *count = count.saturating_add(1);
         }
         if self.counts.len() > Uses::MOST {
-            // What was used again is remembered longer, but not for ever.
+            // Records that were used again are remembered longer, but not forever.
             self.counts.retain(|_, count| {
                 *count /= 2;
                 *count > 0

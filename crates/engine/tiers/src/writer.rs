@@ -16,7 +16,7 @@ use crate::tier::Tier;
 use crate::tokens::NamedTokens;
 
 /// Maximum number of bytes of KV that are claimed and not written yet. When there are more, nothing
-/// is claimed: what is not stored now is offered again when it is used again.
+/// is claimed. Blocks that are not stored now are offered again when they are used again.
 const CLAIMED_BYTES_MAX: usize = 256 << 20;
 
 /// The queue of writes, and its thread. The thread ends when the queue and all claims are dropped
@@ -66,7 +66,7 @@ pub struct Claim {
 }
 
 impl DiskWriter {
-    /// Starts the thread. It calls `on_written` with the keys of what it has written.
+    /// Starts the thread. It calls `on_written` with the keys of the records that it has written.
     ///
     /// # Errors
     /// If the operating system cannot start a thread.
@@ -162,7 +162,7 @@ impl Claim {
         self.tokens.tokens()
     }
 
-    /// Sets the priority of the request that they were computed for; 0 by default.
+    /// Sets the priority of the request for which the blocks were computed; 0 by default.
     #[must_use]
     pub fn priority(mut self, priority: i32) -> Claim {
         self.priority = priority;
@@ -179,8 +179,8 @@ impl Claim {
         self.positions.start / self.block_size..self.positions.end / self.block_size
     }
 
-    /// A request to the scheduler to copy the claimed blocks out of the pool. They are written
-    /// then.
+    /// A request to the scheduler to copy the claimed blocks out of the pool. They are written when
+    /// they have been copied.
     pub(crate) fn save(self) -> SaveRequest {
         SaveRequest {
             namespace: self.namespace,
@@ -194,7 +194,7 @@ impl Claim {
     /// be fewer. Does not block.
     pub fn write(self, blocks: Vec<u8>) {
         let queue = self.queue.clone();
-        // Fails only if the thread has panicked; then nothing is stored any more.
+        // Fails only if the thread has panicked; then nothing is stored any longer.
         let _ = queue.send((self, blocks));
     }
 }

@@ -1,9 +1,9 @@
 //! Benchmarks of GEMM, attention and recurrences, with candle's matrix product as the baseline.
 //!
 //! Run with `cargo bench -p stolon-kernels --bench kernels`. `STOLON_CPU_PATH` selects a lower
-//! instruction set. The products are those of a linear layer with 2048 input and 6144 output
-//! features. Throughput is given in bytes of weights for up to 16 rows, which are memory-bound, and
-//! in additions and multiplications for more rows. A recurrence is that of one head of Qwen3.5.
+//! instruction set. The products belong to a linear layer with 2048 input and 6144 output features.
+//! Throughput is given in bytes of weights for up to 16 rows, which are memory-bound, and in
+//! additions and multiplications for more rows. A recurrence is one head of Qwen3.5.
 
 #![allow(missing_docs, reason = "criterion's macro makes a public function")]
 
@@ -58,7 +58,7 @@ fn products(criterion: &mut Criterion) {
             TensorType::Bf16 => {
                 weights.iter().flat_map(|&w| half::bf16::from_f32(w).to_le_bytes()).collect()
             }
-            // As f16, these bytes are 0.26. The speed does not depend on the values.
+            // These bytes are 0.26 as f16. The speed does not depend on the values.
             _ => vec![0x34; dtype.bytes_of(weights.len()).expect("whole blocks")],
         }
     };

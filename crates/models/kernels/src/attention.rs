@@ -5,8 +5,8 @@
 //! The queries of any number of sequences read the keys and values of one layer through block
 //! tables, as in vLLM's paged attention (Kwon et al., 2023). Query heads that share a kv head
 //! (grouped-query attention) are computed together, so that a tile of the cache is read and widened
-//! once for all of them. So are the decodes of sequences that share a prefix: what they have in the
-//! same blocks is read once (see [`prefix_sharing`]).
+//! once for all of them. So are the decodes of sequences that share a prefix: the part of it that
+//! they have in the same blocks is read once (see [`prefix_sharing`]).
 //!
 //! **Order of sums.** The context is divided into tiles of 64 positions (128 on AMX) and spans of
 //! 512, both at fixed absolute positions. A query has one online softmax per span, which runs tile

@@ -41,7 +41,7 @@ fn prefer_huge_pages<T>(memory: &[T]) {
     let _ = memory;
 }
 
-/// Number types of which every bit pattern is a valid value, so that a [`Buffer`] of zeroed bytes
+/// Number types for which every bit pattern is a valid value, so that a [`Buffer`] of zeroed bytes
 /// can be viewed as a slice of them.
 ///
 /// # Safety
@@ -58,7 +58,7 @@ unsafe impl Plain for u16 {}
 // (some are NaNs).
 unsafe impl Plain for f32 {}
 
-/// Owned memory, initialised with zeroes and aligned to 64 bytes.
+/// Owned memory, initialized with zeroes and aligned to 64 bytes.
 ///
 /// A buffer has no element type. [`Buffer::slice`] and [`Buffer::slice_mut`] view it as a slice of
 /// any [`Plain`] type. Buffers of 2 MiB or more begin at a huge-page boundary and are backed by
@@ -90,7 +90,7 @@ impl std::fmt::Debug for Buffer {
 impl Buffer {
     /// Allocates a buffer of `count` zeroes of type `T`.
     ///
-    /// If the system has not enough memory, the process ends by [`handle_alloc_error`];
+    /// If the system does not have enough memory, the process ends by [`handle_alloc_error`];
     /// [`Buffer::try_zeroed`] returns `None` in that case.
     ///
     /// # Panics
@@ -103,7 +103,7 @@ impl Buffer {
     }
 
     /// Allocates a buffer of `count` zeroes of type `T`; `None` if the size in bytes overflows or
-    /// the system has not enough memory.
+    /// the system does not have enough memory.
     pub fn try_zeroed<T: Plain>(count: usize) -> Option<Buffer> {
         let len = count.checked_mul(size_of::<T>())?;
         if len == 0 {
@@ -147,7 +147,7 @@ impl Buffer {
             return &[];
         }
         // SAFETY: `start` is valid for `len` bytes, which `count` Ts do not exceed. All bytes are
-        // initialised: with zeroes at first, and written as plain numbers since. `start` is aligned
+        // initialized: with zeroes at first, and written as plain numbers since. `start` is aligned
         // to BUFFER_ALIGN, which no `Plain` type exceeds, and every bit pattern is a valid T. The
         // borrow of `self` keeps the memory allocated and excludes writers.
         unsafe { std::slice::from_raw_parts(self.start.as_ptr().cast::<T>(), count) }
@@ -161,7 +161,7 @@ impl Buffer {
             return &mut [];
         }
         // SAFETY: `start` is valid for `len` bytes, which `count` Ts do not exceed. All bytes are
-        // initialised, `start` is aligned to BUFFER_ALIGN, which no `Plain` type exceeds, and every
+        // initialized, `start` is aligned to BUFFER_ALIGN, which no `Plain` type exceeds, and every
         // bit pattern is a valid T. The exclusive borrow of `self` keeps the memory allocated and
         // excludes every other view of it.
         unsafe { std::slice::from_raw_parts_mut(self.start.as_ptr().cast::<T>(), count) }
@@ -196,7 +196,7 @@ impl<T: Plain> SharedMut<T> {
         Self::at(slice.as_mut_ptr())
     }
 
-    /// The pointer `first`, of a slice of which the caller has borrowed a part exclusively.
+    /// Wraps the pointer `first` to a slice, a part of which the caller has borrowed exclusively.
     pub(super) fn at(first: *mut T) -> SharedMut<T> {
         SharedMut(first)
     }

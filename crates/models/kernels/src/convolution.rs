@@ -87,7 +87,7 @@ unsafe fn convolve<L: Lanes, F: SingleForm>(inputs: &[F::Raw], row: Row<'_>) {
 macro_rules! of_form {
     ($dispatch:ident, $body:ident, $form:ty) => {
         /// # Safety
-        /// Those of [`convolve`].
+        /// The conditions of [`convolve`].
         #[inline(always)]
         unsafe fn $body<L: Lanes>(inputs: &[<$form as Form>::Raw], row: Row<'_>) {
             // SAFETY: the conditions are the same.

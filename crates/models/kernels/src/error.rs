@@ -41,7 +41,7 @@ pub enum KernelError {
         /// Bytes that were given.
         got: usize,
     },
-    /// A quantised type stores its weights in blocks, and the row length is not a multiple of the
+    /// A quantized type stores its weights in blocks, and the row length is not a multiple of the
     /// block length.
     #[error("{dtype:?} weights: expected a multiple of {expected} columns, got {got}")]
     PartialBlock {

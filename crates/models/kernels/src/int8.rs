@@ -1,7 +1,7 @@
-//! GEMM with quantised weights, in integers, as ggml does it.
+//! GEMM with quantized weights, in integers, as ggml does it.
 //!
 //! Weights are divided into sub-blocks of 32 along the inner dimension. The 32 activations of a row
-//! that meet a sub-block are quantised to signed bytes with one scale for the 32. The products of
+//! that meet a sub-block are quantized to signed bytes with one scale for the 32. The products of
 //! bytes are added exactly in i32. Sub-blocks are added in f32 in ascending order, each by
 //! `total = fma(f32(sum) * row_scale, weight_scale, total)` and, if the format has minima,
 //! `total = fma(-row_scale * sum_of_bytes, min, total)`. Some formats have two scales and minima

@@ -30,7 +30,7 @@ pub enum KvSliceMut<'a> {
     F16(&'a mut [u16]),
     /// Signed bytes from -127 to 127 with one scale per position and head.
     Int8 {
-        /// The quantised values. The value itself is `values[i] * scale`.
+        /// The quantized values. The value itself is `values[i] * scale`.
         values: &'a mut [i8],
         /// `[block_count, block_size, kv_heads]`, in either layout.
         scales: &'a mut [f32],
@@ -134,9 +134,9 @@ impl<'a> KvRows<'a> {
     /// head_dim]`.
     ///
     /// # Panics
-    /// If a slot lies outside the store, if the store of bytes has not exactly one scale per head,
-    /// or if `layout` is transposed with a block size that is not a multiple of 16 or with bf16
-    /// heads of odd length.
+    /// If a slot lies outside the store, if a store of bytes does not have exactly one scale per
+    /// head, or if `layout` is transposed with a block size that is not a multiple of 16 or with
+    /// bf16 heads of odd length.
     #[must_use]
     pub fn new(
         path: Path,

@@ -2,7 +2,7 @@
 //!
 //! # Map of the crate
 //!
-//! What callers use:
+//! Items that callers use:
 //!
 //! * [`Path`]: the instruction set. A value proves that the processor and the operating system
 //!   support it, which makes the functions that take one safe.
@@ -10,17 +10,16 @@
 //!   disturb each other.
 //! * [`Matrix`]: weights, packed once at load time into the layout that the kernels read.
 //! * [`Operands`] and [`multiply`]: packed activations, and GEMMs with several matrices at once
-//!   whose
-//!   epilogues are fused. [`accumulate`] adds the products of groups of rows, such as those of
-//!   experts, to rows of a common output.
+//!   whose epilogues are fused. [`accumulate`] adds the products of groups of rows, such as those
+//!   of experts, to rows of a common output.
 //! * [`LowRank`]: the update of a product's results by a LoRA adapter, in the epilogue.
 //! * [`attention`]: causal attention over ragged batches, which reads keys and values through block
 //!   tables. [`KvRows`] writes them.
 //! * [`convolution`]: short causal convolutions over the same store. [`convolution_silu`] has f32
 //!   rows instead.
 //! * [`Recurrence`]: the states of linear recurrences, such as Gated DeltaNet, token by token.
-//! * [`rms_norm`], [`layer_norm`], [`silu_mul`], [`norm_and_rope`] and others: elementwise operations between
-//!   GEMMs.
+//! * [`rms_norm`], [`layer_norm`], [`silu_mul`], [`norm_and_rope`] and others: elementwise
+//!   operations between GEMMs.
 //!
 //! How the modules build on each other, from the lowest to the highest:
 //!
@@ -29,7 +28,7 @@
 //! | `path`, `topology`, `threads`, `buffer`, `error`, `tensor_type`, `prefetch` | instruction sets, processors, threads, aligned memory, prefetching |
 //! | `lanes` | SIMD vectors on each instruction set, dispatch, exponentials |
 //! | `quant`, `source_rows` | GGUF block formats; rows that are not packed yet |
-//! | `gemm`, `int8`, `amx` | packing of activations and microkernels: floats, quantised weights, AMX |
+//! | `gemm`, `int8`, `amx` | packing and microkernels for floats, quantized weights, AMX |
 //! | `packing`, `matrix`, `operand` | layouts of activations; packed weights; packed activations |
 //! | `elementwise`, `heads`, `kv_layout`, `kv_rows` | norms, gates, rotary embedding, KV cache rows |
 //! | `product`, `low_rank` | GEMMs with fused epilogues; updates of their results by LoRA adapters |
@@ -67,7 +66,7 @@ mod topology;
 #[cfg(test)]
 mod reference;
 
-/// The optimisation level with which this crate was compiled, as in a profile's `opt-level`.
+/// The optimization level with which this crate was compiled, as in a profile's `opt-level`.
 pub const OPT_LEVEL: &str = env!("STOLON_KERNELS_OPT_LEVEL");
 
 pub use attention::args::{AttentionArgs, AttentionSequence, KvSlice};

@@ -10,7 +10,7 @@
 //! | `F32` | `[panel][inner][16]` | f32 |
 //! | `F16` | `[panel][inner][16]` | f32, weights are widened |
 //! | `Bf16` | `[panel][inner / 2][16][2]`, `inner` padded to 32 | see the crate documentation on precision |
-//! | quantised | blocks of 16 rows interleaved, see [`quant`] | integers, see [`int8`] |
+//! | quantized | blocks of 16 rows interleaved, see [`quant`] | integers, see [`int8`] |
 #![allow(unsafe_code, reason = "tasks write disjoint blocks of one output")]
 
 mod multiply;
@@ -52,7 +52,7 @@ impl Matrix {
     /// Packs weights.
     ///
     /// `bytes` holds little-endian weights in row-major order, `[out_features, in_features]`.
-    /// Quantised weights are GGUF blocks along `in_features`.
+    /// Quantized weights are GGUF blocks along `in_features`.
     ///
     /// # Errors
     /// * [`KernelError::Empty`] if a dimension is zero.
@@ -106,7 +106,7 @@ impl Matrix {
     /// `first_row` is a multiple of [`ROWS_STEP`](Matrix::ROWS_STEP). `bytes` holds whole rows with
     /// weights of type `source`. Their number is a multiple of `ROWS_STEP` too, except at the end
     /// of the matrix. `source` is the type of the matrix. A `Q8_0` matrix also accepts `F32`, `F16`
-    /// and `Bf16` rows and quantises them; a `Bf16` matrix also accepts `F16` rows whose numbers
+    /// and `Bf16` rows and quantizes them; a `Bf16` matrix also accepts `F16` rows whose numbers
     /// are bf16 numbers ([`is_bf16`](crate::is_bf16)).
     ///
     /// # Errors

@@ -15,7 +15,7 @@ use crate::source_rows::SourceRows;
 use crate::threads::Threads;
 
 /// The first column of a packed block is a multiple of this: the depth of an AMX tile of bf16 and
-/// the sub-block size of quantised weights.
+/// the sub-block size of quantized weights.
 pub(crate) const COLUMNS_STEP: usize = 32;
 /// Number of rows that one task packs: a multiple of the group size of every packing.
 pub(crate) const BLOCK_ROWS: usize = 48;
@@ -31,7 +31,7 @@ pub(crate) enum Packing {
     /// bf16 values for AMX: `[group of 16 rows][inner / 32][16][32]`.
     #[cfg(target_arch = "x86_64")]
     Tiles { inner: usize },
-    /// Signed bytes with scales for quantised weights: see [`int8`].
+    /// Signed bytes with scales for quantized weights: see [`int8`].
     Bytes { inner: usize, groups: int8::Groups },
 }
 

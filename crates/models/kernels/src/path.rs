@@ -51,7 +51,7 @@ impl Path {
     ///
     /// # Errors
     /// [`KernelError::UnknownPath`] or [`KernelError::UnsupportedPath`] if the variable's value is
-    /// not the name of an instruction set, or of one that this machine does not support.
+    /// not the name of an instruction set, or names one that this machine does not support.
     pub fn detect() -> Result<Path, KernelError> {
         match std::env::var(VARIABLE) {
             Ok(name) if !name.is_empty() => Path::named(&name),
@@ -81,7 +81,7 @@ impl Path {
         })
     }
 
-    /// All instruction sets that this machine supports, in ascending order, which begins with
+    /// All instruction sets that this machine supports, in ascending order, beginning with
     /// [`Path::PORTABLE`].
     #[must_use]
     pub fn supported() -> Vec<Path> {
@@ -149,8 +149,8 @@ fn detected() -> [(PathKind, bool); 1] {
     [(PathKind::Neon, cfg!(target_arch = "aarch64"))]
 }
 
-/// The instruction sets above portable in ascending order, each with whether the machine has what
-/// it adds to the sets before it.
+/// The instruction sets above portable in ascending order, each with a flag that says whether the
+/// machine has the features that it adds to the sets before it.
 #[cfg(target_arch = "x86_64")]
 fn detected() -> [(PathKind, bool); 4] {
     use std::arch::is_x86_feature_detected as has;

@@ -63,16 +63,16 @@ impl std::fmt::Debug for Product<'_> {
     }
 }
 
-/// What is applied to the results of a product before they are written.
+/// An operation that is applied to the results of a product before they are written.
 pub type Epilogue<'a> = &'a dyn Finish;
 
-/// An [`Epilogue`]. Functions of [`RowSums`] are some.
+/// The trait of an [`Epilogue`]. Functions that take [`RowSums`] implement it.
 pub trait Finish: Sync {
     /// Is called once for each row of each block, on any thread.
     fn finish(&self, sums: RowSums<'_>);
 
-    /// Is called before the results of a block, of these rows and features, are computed, so that
-    /// what [`Self::finish`] reads can be prefetched meanwhile.
+    /// Is called before the results of the block with these rows and features are computed, so that
+    /// the data that [`Self::finish`] reads can be prefetched meanwhile.
     fn prepare(&self, rows: Range<usize>, features: Range<usize>) {
         let _ = (rows, features);
     }
@@ -102,7 +102,7 @@ pub struct RowSums<'a> {
 pub enum Sink<'a> {
     /// Overwrites the values of a buffer of shape `[rows, out_features]`.
     Rows(&'a mut [f32]),
-    /// Overwrites columns of a buffer, of which other products may write the others.
+    /// Overwrites columns of a buffer. Other products may write its other columns.
     Columns(ColumnsMut<'a>),
     /// Adds the results to the values of a buffer of shape `[rows, out_features]`.
     Add(&'a mut [f32]),

@@ -1,10 +1,10 @@
-//! The quantised block formats: their layout in a packed panel, and their conversion to f32.
+//! The quantized block formats: their layout in a packed panel, and their conversion to f32.
 //!
-//! The formats are those of ggml (`ggml-common.h`, `ggml-quants.c`). All integers are
-//! little-endian. A block consists of scales and *words*; a word is 4 bytes of quantised weights. A
-//! panel holds 16 rows in two parts:
+//! The formats come from ggml (`ggml-common.h`, `ggml-quants.c`). All integers are little-endian. A
+//! block consists of scales and *words*; a word is 4 bytes of quantized weights. A panel holds 16
+//! rows in two parts:
 //!
-//! * `[block][word][16]`, 4 bytes per word: what dot products and AMX tiles of bytes read;
+//! * `[block][word][16]`, 4 bytes per word: the part that dot products and AMX tiles of bytes read;
 //! * `[block][byte][16]`: the other bytes of the blocks, the scales.
 //!
 //! Packing moves bytes, and some formats reorder bits in a block. No information is lost, so a
@@ -102,7 +102,7 @@ pub(super) fn unpack(dtype: TensorType, panel: &[u8], lane: usize, row: &mut [u8
 
 /// Converts weights of type `dtype`, as they are stored in a file, to f32.
 ///
-/// `row` holds little-endian values, or whole GGUF blocks for quantised types. `out` receives one
+/// `row` holds little-endian values, or whole GGUF blocks for quantized types. `out` receives one
 /// value per weight.
 ///
 /// # Panics
@@ -134,7 +134,7 @@ pub fn widen(dtype: TensorType, row: &[u8], out: &mut [f32]) {
     }
 }
 
-/// Quantises rows of float values of type `dtype` to `Q8_0` blocks. A row has whole blocks.
+/// Quantizes rows of float values of type `dtype` to `Q8_0` blocks. A row has whole blocks.
 pub(super) fn round_to_q8_0(dtype: TensorType, rows: &[u8]) -> Vec<u8> {
     let mut values = vec![0.0; rows.len() / dtype.block_bytes()];
     widen(dtype, rows, &mut values);
@@ -153,7 +153,7 @@ pub(super) fn round_to_byte(value: f32) -> i8 {
     low.cast_signed()
 }
 
-/// Quantises values to `Q8_0` blocks. The scale of a block is its largest magnitude divided by 127,
+/// Quantizes values to `Q8_0` blocks. The scale of a block is its largest magnitude divided by 127,
 /// rounded to f16. If a value is NaN, or so large that the scale overflows f16, the whole block
 /// becomes NaN.
 ///
@@ -178,10 +178,10 @@ pub(super) fn quantise_q8_0(values: &[f32], blocks: &mut [u8]) {
     }
 }
 
-/// Dequantises whole blocks. `out` receives one value per weight.
+/// Dequantizes whole blocks. `out` receives one value per weight.
 ///
 /// # Panics
-/// If the blocks do not fill `out` exactly, or `dtype` is not quantised.
+/// If the blocks do not fill `out` exactly, or `dtype` is not quantized.
 pub(super) fn dequantise(dtype: TensorType, blocks: &[u8], out: &mut [f32]) {
     assert_eq!(
         blocks.len() / dtype.block_bytes() * dtype.block_len(),

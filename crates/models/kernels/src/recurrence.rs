@@ -42,11 +42,11 @@ impl StridedRows<'_> {
     }
 }
 
-/// What a token adds to the state.
+/// The term that a token adds to the state.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Rule {
-    /// The delta rule: `key * strength * (value - memory)`, where `memory` is what the state, after
-    /// its decay, has for the key (Yang et al., 2024, Gated Delta Networks).
+    /// The delta rule: `key * strength * (value - memory)`, where `memory` is the product of the
+    /// key and the state after its decay (Yang et al., 2024, Gated Delta Networks).
     Delta,
     /// The delta rule with a decay for each element of the keys (Kimi Team, 2025, Kimi Linear).
     DeltaByKey,
@@ -70,7 +70,7 @@ impl Rule {
 pub struct Recurrence<'a> {
     /// The instruction set.
     pub path: Path,
-    /// What a token adds to the state.
+    /// The term that each token adds to the state.
     pub rule: Rule,
     /// Number of tokens, at least 1.
     pub tokens: usize,
@@ -78,16 +78,16 @@ pub struct Recurrence<'a> {
     pub key_dim: usize,
     /// Number of values of a value and of an output, at least 1.
     pub value_dim: usize,
-    /// `[key_dim]` of each token.
+    /// The query of each token, `[key_dim]`.
     pub queries: StridedRows<'a>,
-    /// `[key_dim]` of each token.
+    /// The key of each token, `[key_dim]`.
     pub keys: StridedRows<'a>,
-    /// `[value_dim]` of each token.
+    /// The value of each token, `[value_dim]`.
     pub values: StridedRows<'a>,
-    /// The factors of the state before each token, `[decays]` of it: one for all its rows, or one
-    /// for each of them, as [`Rule::decays`] says.
+    /// The factors by which the state is multiplied before each token is added, `[decays]` per
+    /// token: one for all rows of the state, or one for each row, as [`Rule::decays`] says.
     pub decays: StridedRows<'a>,
-    /// The factor of what each token adds.
+    /// The factor of the term that each token adds: one value per token.
     pub strengths: StridedRows<'a>,
 }
 
@@ -135,7 +135,7 @@ impl Recurrence<'_> {
 }
 
 /// # Safety
-/// Those of [`head`].
+/// The conditions of [`head`].
 #[inline(always)]
 unsafe fn delta<L: Lanes>(args: Recurrence<'_>, state: &mut [f32], out: &mut [f32]) {
     // SAFETY: the conditions are the same.
@@ -148,7 +148,7 @@ dispatch! {
 }
 
 /// # Safety
-/// Those of [`head`].
+/// The conditions of [`head`].
 #[inline(always)]
 unsafe fn delta_by_key<L: Lanes>(args: Recurrence<'_>, state: &mut [f32], out: &mut [f32]) {
     // SAFETY: the conditions are the same.
@@ -165,7 +165,7 @@ dispatch! {
 }
 
 /// # Safety
-/// Those of [`head`].
+/// The conditions of [`head`].
 #[inline(always)]
 unsafe fn additive<L: Lanes>(args: Recurrence<'_>, state: &mut [f32], out: &mut [f32]) {
     // SAFETY: the conditions are the same.
@@ -236,7 +236,7 @@ struct Keys {
 }
 
 impl Keys {
-    /// Those of a token.
+    /// The key and the decays of token `token`.
     ///
     /// # Safety
     /// The vectors of the token exist.
@@ -252,9 +252,9 @@ struct Step<L> {
     keys: Keys,
     /// `[key_dim]`.
     query: *const f32,
-    /// The first decay, which is that of all rows unless each has its own.
+    /// The first decay. It applies to all rows unless each row has its own.
     decay: L,
-    /// What is multiplied with the key and added to the state.
+    /// The vector whose product with the key is added to the state.
     update: L,
 }
 
@@ -267,7 +267,7 @@ struct Slab<const BY_KEY: bool> {
 }
 
 impl<const BY_KEY: bool> Slab<BY_KEY> {
-    /// What the state, after its decay, has for a key: `sum of key[i] * decay * S[i]`.
+    /// The product of a key and the state after its decay: `sum of key[i] * decay * S[i]`.
     ///
     /// # Safety
     /// The instruction set of `L` is available, the state is readable for `key_dim * 16` values,
@@ -308,8 +308,8 @@ impl<const BY_KEY: bool> Slab<BY_KEY> {
     }
 
     /// Changes the state by one token: `S[i] = decay * S[i] + key[i] * update`. Returns the product
-    /// of the query with the new state and, if `RECALL`, what [`Slab::recall`] returns for the keys
-    /// `next`, so that each token reads the state once.
+    /// of the query with the new state and, if `RECALL`, the result of [`Slab::recall`] for the
+    /// keys `next`, so that each token reads the state once.
     ///
     /// # Safety
     /// The instruction set of `L` is available, the state is readable and writable for `key_dim *
@@ -334,11 +334,11 @@ impl<const BY_KEY: bool> Slab<BY_KEY> {
         }
     }
 
-    /// Changes row `i` of the state and adds its part to `sums`, those of the output and of the next
-    /// recall. (A closure would be a function without the instruction set.)
+    /// Changes row `i` of the state and adds its part to `sums`: the sum of the output and the sum
+    /// of the next recall. (A closure would be a function without the instruction set.)
     ///
     /// # Safety
-    /// Those of [`Slab::advance`], and `i` is below `key_dim`.
+    /// The conditions of [`Slab::advance`], and `i` is below `key_dim`.
     #[inline(always)]
     unsafe fn advance_row<L: Lanes, const RECALL: bool>(
         self,

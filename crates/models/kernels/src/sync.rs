@@ -1,4 +1,4 @@
-//! The only place that chooses between the synchronisation types of std and those of loom. The
+//! The only place that chooses between the synchronization types of std and those of loom. The
 //! thread pool takes every atomic, lock and thread from here, so that the loom models in
 //! `loom_tests` see all of them.
 
@@ -22,7 +22,8 @@ pub(crate) use std::{
     thread::{Builder, JoinHandle, yield_now},
 };
 
-/// `std::cell::UnsafeCell` with the interface of loom's, which sees when an access begins and ends.
+/// `std::cell::UnsafeCell` with the interface of loom's type, which sees when an access begins and
+/// ends.
 #[cfg(not(loom))]
 #[derive(Debug)]
 pub(crate) struct UnsafeCell<T>(std::cell::UnsafeCell<T>);

@@ -13,7 +13,7 @@ macro_rules! tensor_types {
         floats { $($(#[$float_doc:meta])* $float:ident($float_name:literal, $float_id:literal, $bytes:literal),)* }
         blocks { $($(#[$block_doc:meta])* $block:ident($block_name:literal, $block_id:expr),)* }
     ) => {
-        /// Element type of a stored tensor. The quantised types have the layouts of GGUF files
+        /// Element type of a stored tensor. The quantized types have the layouts of GGUF files
         /// (ggml).
         #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
         pub enum TensorType {
@@ -65,7 +65,7 @@ macro_rules! tensor_types {
         }
 
         /// Evaluates an expression in which a name is the [`Format`](crate::quant::Format) of a
-        /// quantised type.
+        /// quantized type.
         macro_rules! with_format {
             ($d dtype:expr, $d format:ident => $d body:expr) => {
                 match $d dtype {

@@ -64,7 +64,7 @@ struct ParallelCall {
     task_count: usize,
 }
 
-/// What the caller and the workers share.
+/// The data that the caller and the workers share.
 struct Shared {
     /// The gate: the call's number, whether it is open, and how many workers are inside.
     state: AtomicU64,
@@ -123,8 +123,8 @@ impl Threads {
     }
 
     /// As [`Threads::new`], and binds each thread to one processor. The calling thread, and threads
-    /// that it starts later, may use all of these processors. Those of
-    /// [`Threads::default_count`] come first. `None` if the process may not use as many
+    /// that it starts later, may use all of these processors. The processors that
+    /// [`Threads::default_count`] counts are used first. `None` if the process may not use as many
     /// processors, or the system does not bind threads.
     #[must_use]
     pub fn bound(count: usize) -> Option<Threads> {
@@ -154,7 +154,7 @@ impl Threads {
                 let shared = Arc::clone(&shared);
                 let processor = processors.map(|numbers| numbers[index]);
                 let run = move || {
-                    // If it fails, the thread runs where the caller may run.
+                    // If this fails, the thread runs where the caller may run.
                     processor.map(|number| topology::bind(&[number]));
                     work(&shared);
                 };
@@ -190,8 +190,8 @@ impl Threads {
     /// call. Tasks that have not begun by then are skipped.
     pub fn for_each(&self, task_count: usize, task: impl Fn(usize) + Sync) {
         let shared = &*self.shared;
-        // Acquire pairs with the Release store to `busy` at the end of an earlier call: what that
-        // call did to the shared fields happened before.
+        // Acquire pairs with the Release store to `busy` at the end of an earlier call: the changes
+        // of the shared fields by that call happened before.
         if task_count <= 1 || self.workers.is_empty() || shared.busy.swap(true, Ordering::Acquire) {
             (0..task_count).for_each(task);
             return;
@@ -257,7 +257,7 @@ impl Threads {
         }
     }
 
-    /// Scratch memory for at least `count` values of type `T`. Its contents are those that the last
+    /// Scratch memory for at least `count` values of type `T`. It has the contents that its last
     /// user left. It returns to the pool when it is dropped.
     pub(super) fn scratch<T: Plain>(&self, count: usize) -> Scratch<'_> {
         self.shared.scratch.take(count * size_of::<T>())
@@ -273,9 +273,9 @@ impl Threads {
 
 impl Drop for Threads {
     fn drop(&mut self) {
-        // Relaxed: a worker that spins needs no more than to see it at some time, and for one that
-        // is about to sleep the lock orders it: either the worker has not locked yet and then sees
-        // it, or it already waits and gets the notification.
+        // Relaxed: it is enough that a worker that spins sees the value at some time. For a worker
+        // that is about to sleep the lock orders it: either the worker has not locked yet and will
+        // see the value, or it already waits and gets the notification.
         self.shared.stop.store(true, Ordering::Relaxed);
         drop(lock(&self.shared.sleep));
         self.shared.wake.notify_all();
@@ -342,7 +342,7 @@ fn work(shared: &Shared) {
 /// Waits for an open call with another number than `last_call` and returns its number; `None` when
 /// the pool is dropped.
 fn wait_for_call(shared: &Shared, last_call: u64) -> Option<u64> {
-    // Relaxed: a worker that enters synchronises by its compare-exchange.
+    // Relaxed: a worker that enters synchronizes by its compare-exchange.
     let open_call = || {
         let state = shared.state.load(Ordering::Relaxed);
         let number = state / CALL_NUMBER_UNIT;
@@ -380,7 +380,7 @@ fn wait_for_call(shared: &Shared, last_call: u64) -> Option<u64> {
         while open_call().is_none() && !shared.stop.load(Ordering::Relaxed) {
             guard = shared.wake.wait(guard).unwrap_or_else(PoisonError::into_inner);
         }
-        // Relaxed: a caller that still counts this worker only wakes it without need.
+        // Relaxed: a caller that still counts this worker only wakes it unnecessarily.
         shared.sleepers.fetch_sub(1, Ordering::Relaxed);
         drop(guard);
         spin_end = None;

@@ -13,7 +13,7 @@ use std::str::FromStr;
 
 /// Where Linux describes the processors.
 const SYSTEM: &str = "/sys/devices";
-/// Largest number of a processor that is believed, to bound the size of lists.
+/// Largest number of a processor that is accepted in a list. This bounds the size of lists.
 const CPU_MAX: usize = 1 << 16;
 /// A core with less than this share of the capacity of the fastest one is an efficiency core.
 const PERFORMANCE_SHARE: f64 = 0.75;
@@ -35,7 +35,7 @@ struct Cpu {
 pub(crate) struct Processors {
     /// Their numbers. Empty if the system does not tell.
     numbers: Vec<usize>,
-    /// How many of them to use if nothing else is asked for.
+    /// Number of processors to use if the caller does not ask for a number, at least 1.
     default_count: usize,
 }
 
@@ -49,7 +49,8 @@ impl Processors {
         }
     }
 
-    /// The processors `allowed`, as `system` describes them, of which `quota` may be busy at a time.
+    /// The processors `allowed`, as `system` describes them. At most `quota` of them may be busy at
+    /// a time.
     fn described(system: &Path, allowed: &[usize], quota: usize) -> Self {
         let mut cpus = read(system, allowed);
         let home = home(&cpus);
@@ -67,7 +68,7 @@ impl Processors {
         let of_home: Vec<&Cpu> =
             cpus.iter().filter(is_home).filter(|cpu| fast == 0 || !cpu.is_efficient).collect();
         let cores = of_home.iter().filter(|cpu| ranks[&cpu.number].1 == 0).count();
-        // On a single core, what is not arithmetic can use the other thread.
+        // On a single core, the work that is not arithmetic can use the other thread.
         let count = if cores > 1 { cores } else { of_home.len() };
         let numbers = cpus.iter().map(|cpu| cpu.number).collect();
         Self { numbers, default_count: count.min(quota).max(1) }
@@ -95,12 +96,12 @@ fn home(cpus: &[Cpu]) -> usize {
         (cores.iter().filter(|(is_fast, _)| *is_fast).count(), cores.len())
     };
     let counts = cores.iter_mut().map(|(&socket, cores)| (count(cores), socket));
-    // Of equal ones the first.
+    // The first of equal ones.
     counts.rev().max_by_key(|&(count, _)| count).map_or(0, |(_, socket)| socket)
 }
 
-/// Reads what the system says about these processors. What it does not say is assumed to be as on a
-/// machine with one socket, whose cores are equal and have one thread.
+/// Reads the system's description of these processors. Where it says nothing, the machine is
+/// assumed to have one socket with equal cores of one thread each.
 fn read(system: &Path, allowed: &[usize]) -> Vec<Cpu> {
     let of_cpu = |number: usize| system.join(format!("system/cpu/cpu{number}"));
     let nodes = nodes(&system.join("system/node"));
@@ -184,8 +185,8 @@ fn allowed() -> Option<Vec<usize>> {
     None
 }
 
-/// Lets the calling thread, and those that it starts, run only on these processors. Returns whether
-/// that is so now.
+/// Lets the calling thread, and the threads that it starts, run only on these processors. Returns
+/// whether the system has accepted this.
 #[cfg(target_os = "linux")]
 #[allow(unsafe_code, reason = "calls the operating system")]
 pub(crate) fn bind(numbers: &[usize]) -> bool {

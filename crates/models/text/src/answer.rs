@@ -1,13 +1,13 @@
 //! Takes an answer apart: the model's reasoning, its text, and its calls of tools.
 //!
-//! An [`AnswerParser`] reads the answer's text in pieces, as the detokenizer returns it. What it
-//! returns depends only on the text, not on how it was cut into pieces.
+//! An [`AnswerParser`] reads the answer's text in pieces, as the detokenizer returns it. Its
+//! results depend only on the text, not on how it was cut into pieces.
 //!
-//! Models write calls that are nearly right: markers are missing, texts are not escaped. What
-//! decides is whether the function may be called: a call of such a function is one even if its form
-//! is incomplete, and a call of any other function is text. So nothing that the model wrote is lost,
-//! and the arguments of a complete call are always a JSON object. A call that was cut off by a limit
-//! is not completed: it is text, too.
+//! Models write calls that are nearly right: markers are missing, strings are not escaped. The name
+//! of the function decides: a call of a function that may be called is a call even if its form is
+//! incomplete, and a call of any other function is text. So nothing that the model wrote is lost,
+//! and the arguments of a complete call are always a JSON object. A call that was cut off by a
+//! limit is not completed: it is text, too.
 
 mod block;
 mod calls;
@@ -42,7 +42,7 @@ pub use self::reasoning::ReasoningFormat;
 /// Maximum number of calls of one answer. Further calls become text.
 const MAX_CALLS: usize = 128;
 
-/// What an answer may consist of. The default is text alone.
+/// The parts that an answer may consist of. The default is text alone.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct AnswerFormat {
     /// The tags around reasoning. `None` leaves them in the text.
@@ -53,7 +53,7 @@ pub struct AnswerFormat {
     /// The format of calls. `None` leaves them in the text.
     pub tool_calls: Option<ToolCallFormat>,
     /// The functions that may be called. Calls of other functions become text. In formats that
-    /// write arguments without quotation marks, the schemas tell which arguments are texts.
+    /// write arguments without quotation marks, the schemas tell which arguments are strings.
     pub functions: Arc<[FunctionSchema]>,
     /// Whether everything after the first call is dropped.
     pub single_call: bool,
@@ -135,7 +135,7 @@ pub struct Answer {
 pub struct ToolCall {
     /// The function's name.
     pub name: String,
-    /// The arguments: the text of a JSON object, or its beginning if the answer was cut off within
+    /// The arguments: a JSON object as a string, or its beginning if the answer was cut off within
     /// a call whose form is guaranteed.
     pub arguments: String,
 }

@@ -2,8 +2,8 @@
 //! a stack of known size, with a limit on its work, and with panics caught.
 //!
 //! 1. [`Bounded::run`] starts the thread and measures its processor time.
-//! 2. At the limit it tells the job to stop. Jobs ask [`is_told_to_stop`], or are told by what they
-//!    have handed to `on_stop`.
+//! 2. At the limit it tells the job to stop. Jobs ask [`is_told_to_stop`], or are told by the hooks
+//!    that they have passed to `on_stop`.
 //! 3. A job that has not ended soon after that is left behind. Each client has at most one such
 //!    thread, and at most [`MAX_OVERDUE`] run at a time.
 
@@ -44,10 +44,10 @@ pub(crate) type Client = Option<Arc<str>>;
 /// Why a job has no result.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum Stopped {
-    /// It has too much to do.
+    /// It needs more work than permitted.
     #[error("expected a result within {} s of processor time", .0.as_secs())]
     TooMuchWork(Duration),
-    /// The machine is the reason.
+    /// The machine was too busy.
     #[error(transparent)]
     Busy(#[from] Busy),
     /// It panicked.
@@ -176,7 +176,7 @@ struct StopState {
 type Hook = Box<dyn Fn() + Send>;
 
 thread_local! {
-    /// That of the job on this thread.
+    /// The state of the job on this thread.
     static STOP: RefCell<Option<Stop>> = const { RefCell::new(None) };
 }
 
@@ -226,7 +226,7 @@ thread_local! {
 }
 
 /// Whether a panic on this thread would become an error of the file or the request that has caused
-/// it. A program's panic hook needs to print nothing then.
+/// it. In this case a program's panic hook does not have to print anything.
 #[must_use]
 pub fn panics_become_errors() -> bool {
     CATCHING.get()
@@ -253,8 +253,8 @@ mod tests {
     const LONG: Duration = Duration::from_secs(600);
 
     /// Goal: a job that does not stop does not block its caller, its client has no other job
-    /// meanwhile, at most four of them run at a time, and that is not the fault of whoever comes
-    /// next.
+    /// meanwhile, at most four of them run at a time, and the next client's error does not blame
+    /// its own request.
     #[test]
     fn jobs_that_hang_are_left_behind_and_counted() {
         let bounded = Bounded::default();
@@ -286,7 +286,7 @@ mod tests {
     }
 
     /// Goal: the limit is one of processor time. A job that waits is not at its limit, and one that
-    /// computes for ever is stopped, whether it asks or is told.
+    /// computes forever is stopped, whether it asks or is told.
     #[cfg(target_os = "linux")]
     #[test]
     fn only_work_counts_and_late_work_is_stopped() {

@@ -1,5 +1,5 @@
 //! Chat templates: they turn a conversation into the text format that a model was trained on, and
-//! render it as `transformers` does. Compiled once per model and read-only afterwards.
+//! render it as `transformers` does. Compiled once per model and read-only afterward.
 //!
 //! Templates are Jinja2 programs that rely on Python. minijinja implements most of the language.
 //! This file and its child modules add the rest: transformers' whitespace control, printing and
@@ -88,10 +88,9 @@ impl RenderedChat {
 pub struct ToolUse {
     /// The format of its calls.
     pub format: ToolCallFormat,
-    /// Whether the tools have to be described in the messages, as
-    /// [`ChatOptions::describe_tools`] says: the chat template does not support tools, or has an
-    /// unknown format. The model was then not trained on `format`, and only a grammar makes it keep
-    /// to it.
+    /// Whether the tools have to be described in the messages, as [`ChatOptions::describe_tools`]
+    /// says: the chat template does not support tools, or has an unknown format. In that case the
+    /// model was not trained on `format`, and only a grammar makes it follow that format.
     pub is_described: bool,
 }
 
@@ -108,7 +107,7 @@ pub struct ChatOptions {
     /// Whether tools, and earlier calls with their results, are described in the messages instead
     /// of being handed to the template: for templates that do not support tools. False by default.
     /// See [`ChatTemplate::tool_use`]. Calls and results that the template does not show become
-    /// texts in either case.
+    /// text in either case.
     pub describe_tools: bool,
     /// Documents for templates that support retrieval. May be empty.
     pub documents: Vec<Value>,
@@ -205,7 +204,7 @@ impl ChatTemplate {
     }
 
     /// How a model with this template calls tools. `chosen` replaces the format that the template
-    /// is recognised by.
+    /// is recognized by.
     ///
     /// # Errors
     /// [`ChatTemplateError::UnknownName`].
@@ -227,10 +226,10 @@ impl ChatTemplate {
     /// adding any. Blocks the calling thread for up to 10 seconds of processor time, which is as
     /// many seconds or, on a busy machine, up to a minute.
     ///
-    /// What the template refuses or loses gets a form that it shows: instructions in the middle of
-    /// the conversation become a part of the message before them, messages of the same role are
-    /// merged if roles have to alternate, and so on. The form of a message depends on the template
-    /// and on earlier messages only.
+    /// Messages that the template would refuse or lose get a form that it shows: instructions in
+    /// the middle of the conversation become a part of the message before them, messages of the
+    /// same role are merged if roles have to alternate, and so on. The form of a message depends on
+    /// the template and on earlier messages only.
     ///
     /// # Errors
     /// Any [`ChatTemplateError`] except [`ChatTemplateError::Missing`] and

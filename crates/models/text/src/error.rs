@@ -4,12 +4,12 @@ use std::path::PathBuf;
 
 use crate::stop_strings::{MAX_STOP_BYTES, MAX_STOP_STRINGS};
 
-/// The machine had no processor time or no thread for some work of a request. It is no fault of the
-/// request, which may succeed when it is sent again.
+/// The machine had no processor time or no thread for some work of a request. It is not the fault
+/// of the request, which may succeed when it is sent again.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("the server is too busy: {reason}; try again")]
 pub struct Busy {
-    /// What could not be done.
+    /// The work that was not done.
     pub reason: String,
 }
 
@@ -144,7 +144,7 @@ pub enum ChatTemplateError {
     /// values. Tools, documents and variables are counted too.
     #[error("the conversation is too large: expected at most {limit} {what}")]
     TooLarge {
-        /// What was counted.
+        /// The counted quantity.
         what: &'static str,
         /// The maximum.
         limit: usize,

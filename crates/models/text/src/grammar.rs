@@ -1,9 +1,9 @@
 //! Structured output: grammars that an answer has to follow, token by token.
 //!
-//! A [`Grammar`] says what an answer may be. `GrammarCompiler` turns it into a `CompiledGrammar`
-//! for the vocabulary of one model, and `GrammarState` follows one sequence: it knows which tokens
-//! may come next. The parser is the crate `llguidance`, an Earley parser over a lexer of regular
-//! expression derivatives.
+//! A [`Grammar`] describes the form of an answer. `GrammarCompiler` turns it into a
+//! `CompiledGrammar` for the vocabulary of one model, and `GrammarState` follows one sequence: it
+//! knows which tokens may come next. The parser is the crate `llguidance`, an Earley parser over a
+//! lexer of regular expression derivatives.
 //!
 //! 1. The vocabulary becomes a trie when a model is loaded.
 //! 2. A grammar is checked against the limits of this module and compiled on a separate thread,
@@ -48,7 +48,7 @@ pub use self::relax::SchemaOptions;
 pub use self::state::GrammarState;
 use crate::{Busy, ReasoningFormat, ToolCallFormat};
 
-/// What an answer has to follow.
+/// A grammar that an answer has to follow.
 ///
 /// Between the parts of JSON there may be a space, or a line break and up to 16 spaces. Objects
 /// have their properties in the order of the schema.
@@ -72,7 +72,7 @@ pub enum Grammar {
     Lark(String),
     /// A text of a context-free grammar in GBNF, the syntax of llama.cpp. The start rule is `root`.
     Gbnf(String),
-    /// One of these texts.
+    /// One of these strings.
     Choice(Vec<String>),
     /// Calls of functions, in the format of the model.
     ToolCalls(ToolCallGrammar),
@@ -83,7 +83,7 @@ pub enum Grammar {
         /// Whether the prompt ends with the tag that begins the reasoning. If not, the answer may
         /// have no reasoning.
         is_open: bool,
-        /// What follows.
+        /// The grammar of the answer after the reasoning.
         then: Box<Grammar>,
     },
 }
@@ -100,7 +100,7 @@ pub struct ToolCallGrammar {
     pub best_effort: Vec<String>,
     /// Whether the answer may have only one call.
     pub single: bool,
-    /// What the answer may be if it has no call, or before its calls.
+    /// The form of the answer if it has no call, and of the text before its calls.
     pub otherwise: Otherwise,
 }
 
@@ -113,7 +113,7 @@ pub struct FunctionSchema {
     pub parameters: Value,
 }
 
-/// What an answer may be instead of calls.
+/// The form of an answer without calls.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Otherwise {
     /// Nothing: the answer has at least one call.
@@ -124,14 +124,14 @@ pub enum Otherwise {
     Grammar(Box<Grammar>),
 }
 
-/// Why a grammar is refused, or cannot be followed any further.
+/// The reason why a grammar is refused, or cannot be followed any further.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{}{reason}", place(function.as_deref(), path))]
 pub struct GrammarError {
-    /// The function whose schema has the reason, if it is one of a function.
+    /// The function whose schema is the cause, if it is the schema of a function.
     pub function: Option<String>,
-    /// Where in a JSON schema the reason is, for example `properties.name.uniqueItems`. Empty if it
-    /// is the grammar as a whole.
+    /// Path of the cause in a JSON schema, for example `properties.name.uniqueItems`. Empty if the
+    /// cause is the grammar as a whole.
     pub path: String,
     /// What was expected and what was found.
     pub reason: String,
@@ -140,10 +140,10 @@ pub struct GrammarError {
 /// Why a grammar could not be compiled, or is not followed any further.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum GrammarFailure {
-    /// The grammar is the reason.
+    /// The grammar is invalid, not supported or too large.
     #[error(transparent)]
     Invalid(#[from] GrammarError),
-    /// The machine is the reason.
+    /// The machine was too busy.
     #[error(transparent)]
     Busy(#[from] Busy),
 }
@@ -154,7 +154,7 @@ impl GrammarError {
     }
 }
 
-/// Where the reason of an error is.
+/// The place of an error's cause.
 fn place(function: Option<&str>, path: &str) -> String {
     match (function, path) {
         (None, "") => String::new(),
@@ -170,9 +170,10 @@ impl Grammar {
     /// Maximum length of a regular expression in bytes, also of one in a JSON schema, and of a line
     /// of a grammar.
     pub const MAX_REGEX_BYTES: usize = 4 << 10;
-    /// Maximum number of texts of a choice.
+    /// Maximum number of strings of a choice.
     pub const MAX_CHOICES: usize = 4096;
-    /// Maximum length in bytes of all names and texts of a JSON schema, and of all texts of a choice.
+    /// Maximum length in bytes of all names and strings of a JSON schema, and of all strings of a
+    /// choice.
     pub const MAX_SCHEMA_BYTES: usize = 256 << 10;
     /// Maximum number of values of a JSON schema.
     pub const MAX_SCHEMA_VALUES: usize = 64 << 10;

@@ -1,15 +1,15 @@
-//! JSON as clients and models write it: texts that were cut off in the middle.
+//! Tolerant reading of JSON as clients and models write it, also if it was cut off in the middle.
 
 #[cfg(feature = "tokenizer")]
 use serde_json::{Value, json};
 
-/// The member that shows arguments of a call that are no object.
+/// The member that shows arguments of a call that are not an object.
 #[cfg(feature = "tokenizer")]
 const ARGUMENTS: &str = "arguments";
 
-/// The arguments of a call as an object, whatever the history of a conversation has: an object, or
-/// a text with one. Nothing becomes an empty object. Everything else, such as a text that was cut
-/// off, becomes the only member of an object.
+/// The arguments of a call as an object, whatever form they have in the history of a conversation:
+/// an object, or a string that contains one. `null` and empty arguments become an empty object.
+/// Everything else, such as a string that was cut off, becomes the only member of an object.
 #[cfg(feature = "tokenizer")]
 pub(crate) fn parse_object(arguments: &Value) -> Value {
     let parsed = match arguments {
@@ -17,7 +17,7 @@ pub(crate) fn parse_object(arguments: &Value) -> Value {
         Value::String(text) => parse(text).unwrap_or_else(|| arguments.clone()),
         other => other.clone(),
     };
-    // Some clients write the JSON of a text with JSON.
+    // Some clients encode the string with the object as JSON once more.
     let parsed = match &parsed {
         Value::String(inner) => parse(inner).filter(Value::is_object).unwrap_or(parsed),
         _ => parsed,

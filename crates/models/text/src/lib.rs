@@ -5,13 +5,13 @@
 //! libraries. Without the feature only the plain data types, [`StopStrings`] and [`AnswerParser`]
 //! are left.
 //!
-//! * [`TextSource`]: what a model's files say about its text, as a loader has read it;
+//! * [`TextSource`]: the tokenizer and templates in a model's files, as a loader has read it;
 //! * `TextModel`: tokenizer, chat templates and end-of-sequence ids of one model;
 //! * `Tokenizer`, `Detokenizer`: from text to token ids, and back while tokens arrive;
 //! * `ChatTemplate`: from [`ChatMessage`]s to the text that the model was trained on;
 //! * [`AnswerParser`]: takes an answer apart into reasoning, text and tool calls;
-//! * [`Grammar`]: what an answer has to follow; with the feature `grammar`, `GrammarCompiler`
-//!   computes which tokens may come next;
+//! * [`Grammar`]: the form that an answer has to follow; with the feature `grammar`,
+//!   `GrammarCompiler` computes which tokens may come next;
 //! * [`StopStrings`]: ends a streamed text where a stop string is complete.
 #![forbid(unsafe_code)]
 

@@ -1,11 +1,11 @@
-//! [`ProcessorTime`]: how much a thread has computed. Limits on work are limits on this time: how
-//! long the same work takes by the clock depends on what else the machine does.
+//! [`ProcessorTime`]: the processor time of a thread. Limits on work are limits on this time,
+//! because the time by the clock depends on the other load of the machine.
 
 use std::fs::File;
 use std::io::{Read, Seek, SeekFrom};
 use std::time::{Duration, Instant};
 
-/// The file in which Linux tells the processor time of the thread that opens it, in nanoseconds.
+/// The file in which Linux reports the processor time of the thread that opens it, in nanoseconds.
 const STATISTICS: &str = "/proc/thread-self/schedstat";
 
 /// Measures the processor time of one thread, also from other threads.
@@ -27,8 +27,8 @@ impl ProcessorTime {
         Self { statistics, begun: Instant::now(), before }
     }
 
-    /// Processor time of the thread since the measurement began, some milliseconds behind. Where
-    /// the system does not tell it, or tells 0, the time that has passed.
+    /// Processor time of the thread since the measurement began, some milliseconds behind. If the
+    /// system does not report it, or reports 0, the time that has passed.
     pub(crate) fn spent(&self) -> Duration {
         let passed = self.begun.elapsed();
         let now = self.statistics.as_ref().and_then(read).filter(|now| !now.is_zero());
@@ -52,8 +52,8 @@ mod tests {
 
     use super::*;
 
-    /// Goal: the time of a thread that computes passes, and that of one that waits does not, as
-    /// another thread sees them.
+    /// Goal: seen from another thread, the processor time of a thread that computes increases, and
+    /// that of a thread that waits does not.
     #[test]
     fn only_work_counts() {
         let (working_sender, working) = mpsc::channel();

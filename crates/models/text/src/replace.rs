@@ -1,7 +1,8 @@
 //! Replacing placeholders of a text, one after the other.
 
-/// Replaces the occurrences of `placeholder` in `text`, that of an image for example, by `texts` in
-/// order. Returns how many there are. Those after the last of the texts stay.
+/// Replaces the occurrences of `placeholder` in `text` (the placeholder of an image, for example)
+/// by `texts` in order. Returns the number of occurrences. If there are more than `texts`, the last
+/// ones stay.
 #[must_use]
 pub fn replace_in_order(text: &str, placeholder: &str, texts: &[String]) -> (String, usize) {
     if placeholder.is_empty() {

@@ -1,5 +1,5 @@
-//! What a model's files contain about tokenizer and chat templates. A loader reads this plain data,
-//! and `TextModel` creates the tokenizer and the templates from it.
+//! The data in a model's files about its tokenizer and chat templates. A loader reads this plain
+//! data, and `TextModel` creates the tokenizer and the templates from it.
 
 use std::borrow::Cow;
 use std::fmt;

@@ -101,7 +101,8 @@ impl StopStrings {
         StopScan { text, matched: None }
     }
 
-    /// Returns the text that was held back. No stop string spans this place.
+    /// Returns the text that was held back and starts the search anew. A stop string that spans
+    /// this place is not found.
     pub(crate) fn release(&mut self) -> String {
         self.seen.fill(0);
         std::mem::take(&mut self.held)
@@ -228,7 +229,7 @@ mod tests {
     }
 
     /// Goal: a stop string that spans three pieces is found, and text that was held back is
-    /// returned as soon as it cannot become a stop string any more.
+    /// returned as soon as it cannot become a stop string any longer.
     #[test]
     fn finds_a_stop_string_across_pieces() {
         let mut matcher = StopStrings::new(["</end>"], false).expect("not empty");

@@ -38,8 +38,8 @@ pub enum ChatError {
 pub(crate) const SPECIAL_TOKENS: [&str; 7] =
     ["bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token"];
 
-/// The tokens with which common model families end a turn or a sequence, and which stand for
-/// nothing else. A file names one end-of-sequence token, which is often a different one.
+/// The tokens with which common model families end a turn or a sequence, and which have no other
+/// meaning. A file names one end-of-sequence token, which is often a different one.
 const TURN_ENDS: [&str; 22] = [
     "<|eot_id|>",
     "<|eom_id|>",
@@ -51,7 +51,7 @@ const TURN_ENDS: [&str; 22] = [
     "<|flush|>",
     "<end_of_turn>",
     "<turn|>",
-    // Gemma 4 ends with it after calls.
+    // Gemma 4 ends a turn with it after calls.
     "<|tool_response>",
     "<|endoftext|>",
     "<|end_of_text|>",
@@ -66,7 +66,8 @@ const TURN_ENDS: [&str; 22] = [
     "<\u{ff5c}end\u{2581}of\u{2581}sentence\u{ff5c}>",
 ];
 
-/// Further ends, which texts may contain too if they are no control tokens.
+/// Further tokens that end a sequence. If they are not control tokens, ordinary text may contain
+/// them.
 const CONTROL_ENDS: [&str; 3] = ["</s>", "<eos>", "[EOS]"];
 
 /// In the vocabulary of gpt-oss, which has this token, `<|end|>` ends a message within a turn.

@@ -1,11 +1,11 @@
-//! What a model's files say about the preparation of images, as plain data.
+//! The settings for the preparation of images that a model's files have, as plain data.
 
 /// How pictures are prepared for a model.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ProcessorConfig {
-    /// What the chat template writes in the place of an image: `<image>`, for example.
+    /// The string that the chat template writes in the place of an image, for example `<image>`.
     pub placeholder: String,
-    /// The text of the token that is repeated for every row of an image's embeddings.
+    /// The string of the token that is repeated for every row of an image's embeddings.
     pub image_token: String,
     /// The id of this token.
     pub image_token_id: u32,

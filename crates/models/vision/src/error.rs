@@ -11,7 +11,7 @@ pub enum PictureError {
     /// A size exceeds its limit.
     #[error("the picture is too large: expected at most {max} {what}, got {got}")]
     TooLarge {
-        /// What is too large, with its unit.
+        /// The name of the size that is too large, with its unit.
         what: &'static str,
         /// The limit.
         max: u64,
@@ -33,7 +33,7 @@ pub enum PictureError {
     Malformed {
         /// The format.
         format: &'static str,
-        /// What is wrong.
+        /// A description of the defect.
         reason: String,
     },
     /// The content uses an option of its format that is not implemented.

@@ -1,9 +1,9 @@
 //! Decoding and preprocessing of images for vision models.
 //!
 //! * [`Picture`]: a picture that was decoded within [`PictureLimits`];
-//! * [`ImageProcessor`]: cuts and resizes a picture for a model, and writes the text that takes its
-//!   place in the prompt;
-//! * [`ProcessorConfig`]: what a model's files say about that. The loader fills it in, also in
+//! * [`ImageProcessor`]: cuts and resizes a picture for a model, and writes the string that takes
+//!   its place in the prompt;
+//! * [`ProcessorConfig`]: the settings for that in a model's files. The loader fills it in, also in
 //!   builds without the feature `processor`, which have neither decoders nor an [`ImageProcessor`].
 //!
 //! The crate computes pixels only. The image encoder of a model turns them into embeddings.

@@ -49,11 +49,11 @@ impl std::fmt::Debug for Picture {
 }
 
 impl Picture {
-    /// Decodes a PNG, JPEG, WebP, GIF or BMP file; its content says which one it is.
+    /// Decodes a PNG, JPEG, WebP, GIF or BMP file; the format is found from the content.
     ///
     /// The picture is turned as its EXIF orientation says. Transparent pixels are blended with a
     /// white background. 16 bits per channel are reduced to 8, and gray, palettes and CMYK are
-    /// converted to RGB. Of an animation only the first frame is used.
+    /// converted to RGB. Only the first frame of an animation is used.
     ///
     /// # Errors
     /// [`PictureError`]. A JPEG file without an end is refused as cut off.
@@ -61,12 +61,12 @@ impl Picture {
         guarded(bytes, limits, |format| decode(bytes, format, limits))
     }
 
-    /// The number of pixels of a file, which its header says. No pixel is decoded, so that it takes
-    /// microseconds, and milliseconds for a JPEG file of megabytes. A file that is refused here is
+    /// The number of pixels of a file, from its header. No pixel is decoded, so this takes
+    /// microseconds, or milliseconds for a JPEG file of megabytes. A file that is refused here is
     /// refused by [`Picture::decode`] for the same reason.
     ///
     /// # Errors
-    /// [`PictureError`] for what can be seen in the header: the format and all limits.
+    /// [`PictureError`] for all problems that the header shows: an unknown format and every limit.
     pub fn pixels_of(bytes: &[u8], limits: &PictureLimits) -> Result<usize, PictureError> {
         guarded(bytes, limits, |format| {
             let (width, height) = open(bytes, format, limits)?.dimensions();
@@ -74,7 +74,7 @@ impl Picture {
         })
     }
 
-    /// A picture of RGB pixels, `[height, width, 3]`; `None` if their number is not that of the
+    /// A picture of RGB pixels, `[height, width, 3]`; `None` if their number does not match the
     /// size, or the size is 0.
     #[must_use]
     pub fn from_rgb(width: usize, height: usize, pixels: Vec<u8>) -> Option<Self> {
@@ -163,7 +163,7 @@ fn name(format: ImageFormat) -> &'static str {
     }
 }
 
-/// A decoder that has read the header, whose picture is within the limits.
+/// A decoder that has read the header of a picture within the limits.
 fn open<'a>(
     bytes: &'a [u8],
     format: ImageFormat,
@@ -173,7 +173,7 @@ fn open<'a>(
         ImageFormat::Jpeg => JpegDecoder::new(bytes).map(|decoder| Box::new(decoder) as Box<_>),
         _ => {
             let mut reader = ImageReader::with_format(Cursor::new(bytes), format);
-            // The limits of the decoder hold for what it allocates for the header, too.
+            // The limits also hold for the memory that the decoder allocates for the header.
             let mut decoder_limits = Limits::default();
             decoder_limits.max_alloc = Some(limits.memory_max as u64);
             reader.limits(decoder_limits);
@@ -206,7 +206,7 @@ fn decode(
     limits: &PictureLimits,
 ) -> Result<Picture, PictureError> {
     let mut decoder = open(bytes, format, limits)?;
-    // A broken orientation is no reason to refuse a picture.
+    // A picture with a broken orientation is not refused.
     let orientation = decoder.orientation().ok();
     let decoded = DynamicImage::from_decoder(decoder);
     let mut decoded = decoded.map_err(|error| wrong(format, &error))?;

@@ -1,4 +1,5 @@
-//! [`ImageProcessor`]: from a picture to tiles and the text of their place in the prompt.
+//! [`ImageProcessor`]: makes tiles from a picture, and the string that takes their place in the
+//! prompt.
 
 mod gemma3;
 mod idefics3;
@@ -22,8 +23,8 @@ pub struct ImageProcessor {
 pub struct PreparedImage {
     /// The tiles, in the order of their tokens in `text`; at least one.
     pub tiles: Vec<ImageInput>,
-    /// The text that takes the place of the image's placeholder before the prompt is tokenized. It
-    /// has the image token once per tile, where transformers repeats it [`ImageInput::kv_len`]
+    /// The string that takes the place of the image's placeholder before the prompt is tokenized.
+    /// It has the image token once per tile, while transformers repeats it [`ImageInput::kv_len`]
     /// times. Empty for Moondream, whose image comes before all text.
     pub text: String,
 }
@@ -35,19 +36,19 @@ impl ImageProcessor {
         Self { config }
     }
 
-    /// What the model's files say about the preparation of images.
+    /// The settings for the preparation of images from the model's files.
     #[must_use]
     pub fn config(&self) -> &ProcessorConfig {
         &self.config
     }
 
-    /// What the chat template writes in the place of an image.
+    /// The string that the chat template writes in the place of an image.
     #[must_use]
     pub fn placeholder(&self) -> &str {
         &self.config.placeholder
     }
 
-    /// The text of the token that stands for the embeddings of a tile.
+    /// The string of the token that stands for the embeddings of a tile.
     #[must_use]
     pub fn image_token(&self) -> &str {
         &self.config.image_token
@@ -79,7 +80,7 @@ impl ImageProcessor {
     }
 }
 
-/// A tile as input of the encoder. `kv_len` is the number of its rows of embeddings.
+/// A tile as input of the encoder. `kv_len` is its number of rows of embeddings.
 fn tile(
     config: &ProcessorConfig,
     tile: Picture,
@@ -92,8 +93,8 @@ fn tile(
     ImageInput { content_hash, kv_len, full_attention, columns: 0, size, tiles: [0, 0], pixels }
 }
 
-/// The hash of an image: of its pixels, and of how they become embeddings. What else these depend
-/// on is the same for all images of a model.
+/// The hash of an image: of its pixels, and of the settings with which they become embeddings.
+/// Everything else that the embeddings depend on is the same for all images of a model.
 fn content_hash(config: &ProcessorConfig, image: &str, pixels: &[u8]) -> u128 {
     let mut hash = hmac_sha256::Hash::new();
     let parameters = format!("{:?} {image}", config.tiling);

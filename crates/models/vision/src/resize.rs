@@ -10,8 +10,9 @@ use crate::picture::Picture;
 /// The picture in another size, at least 1 x 1.
 pub(crate) fn resize(picture: &Picture, size: [usize; 2], resampling: Resampling) -> Picture {
     let [width, height] = size.map(|edge| edge.max(1));
-    // torchvision resizes rows before columns, and rounds in between, where Lanczos may exceed the
-    // range of bytes. The library begins with the columns, so it is called for each direction.
+    // torchvision resizes rows before columns. It rounds in between, where results of Lanczos may
+    // exceed the range of bytes. The library begins with the columns, so it is called for each
+    // direction.
     let rows = resize_once(picture, [width, picture.height()], resampling);
     resize_once(&rows, [width, height], resampling)
 }
@@ -32,8 +33,8 @@ pub(crate) fn resize_shrunk(picture: &Picture, size: [usize; 2]) -> Picture {
     }
 }
 
-/// The means of rectangles of `x` x `y` pixels, of which the picture has at least one. What is left
-/// on the right and at the bottom is cut off.
+/// The means of rectangles of `x` x `y` pixels. The picture has at least one. The rest on the right
+/// and at the bottom is cut off.
 fn averaged(picture: &Picture, [x, y]: [usize; 2]) -> Picture {
     let (width, height) = (picture.width() / x, picture.height() / y);
     // The quotient is computed as a product, which rounds as in `kestrel`.

@@ -14,7 +14,7 @@ use image::codecs::gif::GifEncoder;
 use image::{DynamicImage, Frame, ImageFormat, RgbaImage};
 use stolon_vision::{Picture, PictureLimits};
 
-/// In the proportions of the default, and a sixteenth of its pixels and of its memory.
+/// The default limits with a sixteenth of the pixels and of the memory.
 const LIMITS: PictureLimits = PictureLimits {
     bytes_max: 32 << 20,
     edge_max: 1 << 14,
@@ -22,7 +22,8 @@ const LIMITS: PictureLimits = PictureLimits {
     memory_max: 16 << 20,
 };
 
-/// Allocations of the process that are no pictures, and the file's pages that are touched again.
+/// Bytes for allocations of the process other than pictures, and for the file's pages that are
+/// touched again.
 const SLACK: usize = 4 << 20;
 
 /// The variable with the path of the picture that a child process decodes.
@@ -84,7 +85,7 @@ fn with_chunk(mut png: Vec<u8>, kind: &[u8; 4], data: &[u8]) -> Vec<u8> {
 }
 
 /// PNG files of zeros, as large as the limits permit, with all kinds of pixels, and files whose
-/// texts and profiles are zeros, compressed by a factor of about 1,000.
+/// text chunks and profiles are zeros, compressed by a factor of about 1,000.
 fn pngs() -> Vec<(String, Vec<u8>)> {
     let png = |picture: DynamicImage| encoded(&picture, ImageFormat::Png);
     let half = EDGE / 2;
@@ -110,7 +111,7 @@ fn pngs() -> Vec<(String, Vec<u8>)> {
     .into()
 }
 
-/// Files of other formats whose headers promise large pictures, or that have many.
+/// Files of other formats whose headers promise large pictures, or that have many pictures.
 fn others() -> Vec<(String, Vec<u8>)> {
     let (rgb, rgba) = (DynamicImage::new_rgb8(EDGE, EDGE), DynamicImage::new_rgba8(EDGE, EDGE));
     let mut frames = Vec::new();
@@ -157,8 +158,8 @@ fn peak() -> usize {
     kib << 10
 }
 
-/// By how much decoding a picture raises the peak memory of this process, in bytes, and whether it
-/// is a picture.
+/// The number of bytes by which decoding a picture raises the peak memory of this process, and
+/// whether the file is a picture.
 fn measure(path: &Path) -> (usize, bool) {
     let file = std::fs::read(path).expect("a file");
     let before = peak();
@@ -205,6 +206,6 @@ fn hostile_pictures_take_bounded_memory() {
         most = most.max(bytes);
     }
     std::fs::remove_dir_all(&directory).expect("the directory");
-    // Otherwise the files would not show what decoding takes.
+    // Otherwise the files would not show how much memory decoding takes.
     assert!(pictures >= 10 && most > LIMITS.memory_max, "{pictures} pictures, {most} bytes");
 }

@@ -1,5 +1,5 @@
-//! Flags that several commands share: the model and the engine's settings, in `tiers.rs` where
-//! computed KV is stored, and in `sampling.rs` how tokens are sampled.
+//! Flags that several commands share: the model and the engine's settings. `tiers.rs` has the flags
+//! of where computed KV is stored, and `sampling.rs` those of how tokens are sampled.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -112,7 +112,7 @@ pub struct EngineArgs {
     /// Share of the GPU's memory to use, above 0 and up to 1
     ///
     /// The KV cache gets the part of it that the weights and the computation leave, unless its size
-    /// is set. Memory that other programs use counts towards the share. This has no effect on the
+    /// is set. Memory that other programs use counts toward the share. This has no effect on the
     /// CPU.
     #[cfg(feature = "candle")]
     #[arg(long, default_value_t = 0.9, value_name = "SHARE")]
@@ -316,7 +316,8 @@ impl EngineArgs {
     /// An engine builder with these settings. The model has not been loaded yet.
     ///
     /// # Errors
-    /// If the chat template cannot be read, or if a flag has no effect next to the others.
+    /// If the chat template cannot be read, or if a flag has no effect in combination with the
+    /// others.
     pub fn builder(&self) -> anyhow::Result<EngineBuilder> {
         self.check_cache()?;
         let mut builder = download::with_bars(Engine::builder())

@@ -18,7 +18,7 @@ pub enum BenchCommand {
     /// Reports time to first token, time between tokens, latency and throughput for both settings,
     /// and the fraction of prompt tokens that came from the cache.
     Prefix(prefix::PrefixArgs),
-    /// Measure the engine's capacity, then its behaviour below, at and above it
+    /// Measure the engine's capacity, then its behavior below, at and above it
     ///
     /// First the same requests run one at a time and with many clients at once; the second gives
     /// the capacity. Then requests arrive at fixed multiples of the capacity, and the number of

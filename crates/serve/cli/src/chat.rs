@@ -258,7 +258,7 @@ impl Conversation {
         let request = sampling.apply(request, &self.engine.chat_sampling());
         let mut stream = self.engine.generate(request).await?;
         let mut answer = String::new();
-        // What the renderer holds back is shown however the answer ends.
+        // The text that the renderer holds back is shown however the answer ends.
         let rest_of = |renderer: &mut Option<Renderer>| {
             renderer.as_mut().map(Renderer::finish).unwrap_or_default()
         };

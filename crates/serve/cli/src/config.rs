@@ -3,8 +3,8 @@
 //! Every flag of `stolon serve` can also be given as a key of a TOML file (`--config FILE`) and as
 //! an environment variable: `--max-model-len 4096`, `max-model-len = 4096` and
 //! `STOLON_MAX_MODEL_LEN=4096`. Flags take precedence over the environment, and the environment
-//! over the file. Other commands read the settings of the engine, such as the model, and those of
-//! the log from both, too.
+//! over the file. Other commands read the settings of the engine, such as the model, and of the log
+//! from both, too.
 //!
 //! The settings of the file become flags in front of those that the user gave, so that they are
 //! checked in the same way.
@@ -44,7 +44,7 @@ const SERVICE_SCHEMES: [&str; 3] = ["tcp://", "udp://", "sctp://"];
 /// of a variable.
 pub fn parse(args: &[OsString]) -> anyhow::Result<Cli> {
     let command = with_environment(Cli::command(), &[]);
-    // Requests for help leave the function here, so that help is shown in any environment.
+    // Requests for help return here, so that help is shown in any environment.
     let unknown = |error| tips::settled(error, args);
     let mut matches = command.clone().try_get_matches_from(args).map_err(unknown)?;
     check_variables(&command, std::env::vars_os().filter_map(|(name, _)| name.into_string().ok()))?;
@@ -122,7 +122,8 @@ fn with_environment(command: Command, path: &[&str]) -> Command {
 /// Variables with the prefix that are read elsewhere and are not settings.
 const OTHER_VARIABLES: [&str; 1] = ["STOLON_CPU_PATH"];
 
-/// Refuses variables that look like settings but are not, because a misspelt one would be ignored.
+/// Refuses variables that look like settings but are not, because a misspelled one would be
+/// ignored.
 fn check_variables(command: &Command, names: impl Iterator<Item = String>) -> anyhow::Result<()> {
     let mut known = HashSet::new();
     let mut pending = vec![command];

@@ -58,7 +58,8 @@ fn main() -> ExitCode {
     }
 }
 
-/// Prints no panic that becomes an error of a request or of a file, which says what went wrong.
+/// Suppresses the message of a panic that becomes an error of a request or of a file, because that
+/// error describes the problem.
 fn ignore_caught_panics() {
     let print = std::panic::take_hook();
     std::panic::set_hook(Box::new(move |panic| {

@@ -12,7 +12,7 @@ pub fn parse_bytes(text: &str) -> Result<u64, String> {
     parse_bytes_from(1, text)
 }
 
-/// As [`parse_bytes`], for what may be nothing: 0 is a size, too.
+/// As [`parse_bytes`], but 0 is also a size.
 ///
 /// # Errors
 /// A message with the accepted forms and the text, if it is not a size.

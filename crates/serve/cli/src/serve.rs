@@ -70,14 +70,14 @@ pub struct ServeArgs {
     unknown_parameters: UnknownParameters,
     /// Format in which the model calls tools: auto, none, or the name of a format, such as hermes
     ///
-    /// auto recognises it in the chat template. With none, calls are left in the text. The error
+    /// auto recognizes it in the chat template. With none, calls are left in the text. The error
     /// for an unknown name lists all formats.
     #[arg(long, value_name = "FORMAT", default_value = "auto")]
     tool_call_parser: FormatChoice<ToolCallFormat>,
     /// Tags around the model's reasoning: auto, none, think (<think> and </think>), mistral
     /// ([THINK] and [/THINK]), cohere or openai
     ///
-    /// auto recognises them in the chat template. Replies have the reasoning in the field
+    /// auto recognizes them in the chat template. Replies have the reasoning in the field
     /// `reasoning_content`; with none, it is left in the text.
     #[arg(long, value_name = "FORMAT", default_value = "auto")]
     reasoning_parser: FormatChoice<ReasoningFormat>,

@@ -9,7 +9,7 @@ pub(crate) fn is_styled() -> bool {
     io::stdout().is_terminal() && std::env::var_os("NO_COLOR").is_none()
 }
 
-/// The text in a dim colour, if styles are used.
+/// The text in a dim color, if styles are used.
 pub(crate) fn dim(text: impl Display) -> String {
     if is_styled() { format!("\x1b[2m{text}\x1b[0m") } else { text.to_string() }
 }

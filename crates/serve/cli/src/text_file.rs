@@ -14,7 +14,7 @@ use crate::terminal;
 
 /// Largest text that a command works on, such as a prompt, in bytes.
 pub(crate) const MAX_BYTES: u64 = 64 << 20;
-/// Time after which a command says what it is waiting for.
+/// Time after which a command reports what it is waiting for.
 const PATIENCE: Duration = Duration::from_secs(1);
 
 /// Reads a text of at most `bytes_max` bytes from a file.
@@ -51,7 +51,7 @@ pub(crate) fn announced<T>(name: impl Display, read: impl FnOnce() -> T) -> T {
             terminal::warn(format!("waiting for {name}"));
         }
     };
-    // If no thread can be started, nothing is said.
+    // If no thread can be started, no message is printed.
     let _ = thread::Builder::new().spawn(announce);
     let result = read();
     drop(reading);

@@ -1,14 +1,15 @@
 //! Tips in errors about unknown flags of `stolon serve`.
 //!
 //! The parser proposes the flag with the most similar letters, however different it is. Here, a
-//! flag of another server gets the one that does the same, and other proposals have to be close.
+//! flag of another server gets a tip with the flag that does the same, and other proposals are made
+//! only if they are close.
 
 use std::ffi::OsString;
 
 use clap::builder::StyledStr;
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 
-/// Flags of llama.cpp, vLLM and SGLang without the dashes in front, and what to use instead.
+/// Flags of llama.cpp, vLLM and SGLang without the dashes in front, and the flags to use instead.
 const PEERS: &[(&[&str], &str)] = &[
     (
         &["n-gpu-layers", "gpu-layers", "ngl"],
@@ -190,8 +191,8 @@ mod tests {
         settled(error, &args).to_string()
     }
 
-    /// Goal: a flag of another server gets a tip about what it does, a misspelling the flag that was
-    /// meant, and anything else none.
+    /// Goal: a flag of another server gets a tip about the flag that does the same, a misspelling
+    /// gets the flag that was meant, and anything else gets no tip.
     #[test]
     fn tips_fit_the_flag() {
         for (flags, tip) in [

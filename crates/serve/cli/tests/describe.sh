@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
 # Checks the description of the API with a validator, and sends requests that are made from it to a
-# server: no reply may have status 500 or the like, and each has to have the form that is described.
+# server: no reply may have status 500 or above, and each must have the described form.
 #
-# usage: describe.sh STOLON PYTHON, a virtual environment's with schemathesis and
-# openapi-spec-validator
+# usage: describe.sh STOLON PYTHON, where PYTHON is the interpreter of a virtual environment with
+# schemathesis and openapi-spec-validator
 set -euo pipefail
 stolon=$(realpath "$1")
 bin=$(realpath "$(dirname "$2")")

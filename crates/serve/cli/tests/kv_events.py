@@ -1,4 +1,4 @@
-"""KV events as vLLM's own code reads them: kv_events.py STOLON VLLM_WHEEL.
+"""Reads KV events with vLLM's own code: kv_events.py STOLON VLLM_WHEEL.
 
 Starts a server that publishes KV events, sends requests, and decodes the events with the types of
 `vllm/distributed/kv_events.py` from a wheel of vLLM. Needs pyzmq and msgspec. What is replayed to a

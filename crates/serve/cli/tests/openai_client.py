@@ -315,7 +315,7 @@ def main():
     check_server(sys.argv[1], [], checks)
     check_server(sys.argv[1], ["--model", "random:smolvlm-tiny"], [check_images])
     check_server(sys.argv[1], ["--model", SCRIPTED], [check_tools, check_responses])
-    # This model would reason without end where it may not write what its script says.
+    # This model would reason without end if the grammar does not permit the text of its script.
     plain = ["--model", SCRIPTED, "--reasoning-parser", "none"]
     check_server(sys.argv[1], plain, [check_structured])
     embedding = ["--model", str(EMBEDDING), "--embedding-sizes", "any"]

@@ -1,4 +1,4 @@
-//! Shows what the prefix cache does, with a small built-in model: `stolon demo`, and the program of
+//! Demonstrates the prefix cache with a small built-in model: `stolon demo`, and the program of
 //! this crate, which `cargo run` in a checkout compiles.
 //!
 //! Asks several questions about a long handbook: the first answer computes the handbook, all others
@@ -32,7 +32,7 @@ struct Answer {
     finish: Finish,
 }
 
-/// Where the demonstration is shown.
+/// The writer that the demonstration is shown on.
 pub struct Output<'a> {
     /// Receives the text. It is flushed after each token.
     pub writer: &'a mut (dyn Write + Send),
@@ -40,7 +40,7 @@ pub struct Output<'a> {
     pub is_styled: bool,
 }
 
-/// Runs the demonstration on an engine, whose model is the demo model or another one for chats.
+/// Runs the demonstration on an engine, whose model is the demo model or another chat model.
 ///
 /// # Errors
 /// Errors of the engine, and [`io::Error`] of the output. A wrong answer is shown and is not an

@@ -1,5 +1,5 @@
-//! The demonstration with a picture: several questions about it, of which only the first waits for
-//! the image encoder and for the prefill of the picture.
+//! The demonstration with a picture: several questions about it. Only the first one waits for the
+//! image encoder and for the prefill of the picture.
 
 use std::fmt::Write as _;
 use std::io;
@@ -13,12 +13,12 @@ use crate::{Answer, Output, ask, median_ttft};
 /// Characters per line of the picture in a terminal. Each shows two pixels, one above the other.
 const COLUMNS: usize = 40;
 
-/// Asks several questions about a picture, on an engine whose model is the demo model that sees or
+/// Asks several questions about a picture, on an engine whose model is the demo vision model or
 /// another one that takes images.
 ///
 /// # Errors
-/// Errors of the engine, among them that its model takes no images, and [`io::Error`] of the
-/// output. A wrong answer is shown and is not an error.
+/// Errors of the engine, also if its model takes no images, and [`io::Error`] of the output. A
+/// wrong answer is shown and is not an error.
 pub async fn run_picture(engine: &Engine, output: &mut Output<'_>) -> anyhow::Result<()> {
     let picture = picture()?;
     introduce(engine, &picture, output)?;
@@ -49,8 +49,8 @@ fn introduce(engine: &Engine, picture: &Picture, output: &mut Output<'_>) -> any
     Ok(())
 }
 
-/// The picture in half blocks, whose upper half has the colour of one pixel and whose lower half
-/// that of the next.
+/// The picture in half blocks, whose upper half has the color of one pixel and whose lower half has
+/// the color of the pixel below it.
 fn drawn(pixels: &Pixels) -> String {
     let rows = COLUMNS * pixels.height() / pixels.width() / 2;
     let mut text = String::new();
@@ -71,7 +71,7 @@ fn drawn(pixels: &Pixels) -> String {
     text
 }
 
-/// The mean colour of the part at `at`, its column and row, of a picture that is divided into
+/// The mean color of the part at `at`, its column and row, of a picture that is divided into
 /// `parts` columns and rows.
 fn mean(pixels: &Pixels, at: [usize; 2], parts: [usize; 2]) -> (usize, usize, usize) {
     let size = [pixels.width(), pixels.height()];

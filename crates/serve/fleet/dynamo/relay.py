@@ -4,10 +4,11 @@
         '{"enable_kv_cache_events": true, "endpoint": "tcp://*:5557"}'
     python3 relay.py --url http://127.0.0.1:8081 --events tcp://127.0.0.1:5557 --tokenizer MODEL
 
-Needs the packages ai-dynamo and ai-dynamo-runtime 1.6, and aiohttp. Registers the server with Dynamo, whose
-frontend tokenises and routes, sends each request to the server's completions API as token ids, and lets
-Dynamo read the server's KV events. Options that the completions API does not have are refused by the server.
-MODEL must be a directory or a hub id; the Dynamo settings are its environment variables (DYN_...).
+Needs the packages ai-dynamo and ai-dynamo-runtime 1.6, and aiohttp. Registers the server with
+Dynamo, whose frontend tokenizes and routes, sends each request to the server's completions API as
+token ids, and lets Dynamo read the server's KV events. Options that the completions API does not
+have are refused by the server. MODEL must be a directory or a hub id; the Dynamo settings are its
+environment variables (DYN_...).
 """
 
 import argparse

@@ -9,7 +9,7 @@ const COUNT_MAX: usize = 1_000_000;
 /// Maximum length of the topic, in bytes.
 const TOPIC_MAX: usize = 1024;
 
-/// What publishes KV events.
+/// The transport that publishes KV events.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "lowercase")]
 #[non_exhaustive]
@@ -28,7 +28,8 @@ pub enum PublisherKind {
 pub struct KvEventsConfig {
     /// Whether events are published. Default: no.
     pub enable_kv_cache_events: bool,
-    /// What publishes them. Default: [`PublisherKind::Zmq`] if they are enabled.
+    /// The transport that publishes the events. Default: [`PublisherKind::Zmq`] if they are
+    /// enabled.
     pub publisher: Option<PublisherKind>,
     /// Address of the PUB socket, `tcp://` or `ipc://`. It is bound if it contains `*` or `::` or
     /// is `ipc`, and otherwise connected to. Default: `tcp://*:5557`.
@@ -164,7 +165,7 @@ mod tests {
         }
     }
 
-    /// Goal: what cannot be meant is refused by name, with what was expected.
+    /// Goal: wrong settings are refused by name, with the expected value.
     #[test]
     fn mistakes_are_named() {
         for (text, words) in [

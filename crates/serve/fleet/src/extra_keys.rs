@@ -1,5 +1,5 @@
-//! What the hashes of blocks depend on besides token ids, as vLLM names it: the namespace, and the
-//! images of each block.
+//! The extra keys of vLLM, on which the hashes of blocks depend in addition to token ids: the
+//! namespace, and the images of each block.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -7,15 +7,16 @@ use std::sync::Arc;
 use serde::Serialize;
 use stolon::{CacheEvent, Engine, ImageSpan, Namespace, TokenSpan};
 
-/// By this prefix Dynamo knows the key of a namespace from others, and keeps its blocks apart. To
+/// This prefix tells Dynamo that a key belongs to a namespace, whose blocks it keeps apart. To
 /// other routers the whole key is opaque.
 const NAMESPACE_PREFIX: &str = "dynamo-cache-salt:";
-/// The name of an image that the engine has forgotten. No request can match its blocks any more.
+/// The name of an image that the engine has forgotten. No request can match its blocks any longer.
 const FORGOTTEN: &str = "forgotten";
 
-/// What an engine knows about the numbers in its events.
+/// Resolves the numbers and namespaces in an engine's events.
 pub(crate) trait Names {
-    /// The name of the adapter that computes what is in a namespace, if it is one of an adapter.
+    /// The name of the adapter that computes the KV of a namespace, if the namespace belongs to
+    /// one.
     fn adapter(&self, namespace: &Namespace) -> Option<Arc<str>>;
 
     /// The image that a position is part of, if it is remembered.
@@ -55,8 +56,8 @@ type Keys = Vec<Option<Vec<ExtraKey>>>;
 /// Makes the keys of the events of a batch, in their order.
 #[derive(Debug, Default)]
 pub(crate) struct ExtraKeys {
-    /// By the hash of a block that ends inside an image: how many positions of the image it and the
-    /// blocks before it have.
+    /// The blocks that end inside an image, by their hashes, each with the number of positions of
+    /// the image in it and in the blocks before it.
     open: HashMap<u64, i64>,
 }
 
@@ -202,14 +203,14 @@ pub(crate) mod tests {
         let tokens: Vec<u32> = [1, 2].into_iter().chain([99; 15]).chain([3, 4, 5]).collect();
         let (got, whole) = ExtraKeys::default().of(&stored(None, 0, 5, &prompt), &names);
         assert_eq!((got, keys(whole)), (tokens, expected.map(<[_]>::to_vec).to_vec()));
-        // The whole cache, of which each block is an event.
+        // The whole cache, with one event per block.
         let mut extra = ExtraKeys::default();
         for (block, positions) in prompt.chunks(4).enumerate() {
             let parent = block.checked_sub(1).map(|parent| parent as u64);
             let event = stored(parent, block as u64, 1, positions);
             assert_eq!(keys(extra.of(&event, &names).1), [expected[block].to_vec()], "{block}");
         }
-        // What follows a prefix that was stored before: only the end of the image is new.
+        // The continuation of a prefix that was stored before: only the end of the image is new.
         let (_, rest) = ExtraKeys::default().of(&stored(Some(0), 1, 4, &prompt[4..]), &names);
         assert_eq!(keys(rest), expected[1..].iter().map(|keys| keys.to_vec()).collect::<Vec<_>>());
     }

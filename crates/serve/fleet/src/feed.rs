@@ -6,19 +6,19 @@ use std::time::Duration;
 use futures::FutureExt;
 use stolon::{CacheEvent, CacheEvents, Engine, Error, NumberedEvent};
 
-/// Maximum number of events of each tier in a batch, but for those that describe everything.
+/// Maximum number of events of each tier in a batch, except in batches that describe everything.
 const BATCH_MAX: usize = 1024;
 /// Pause before an engine that restarts is asked again.
 const PAUSE: Duration = Duration::from_millis(100);
 
-/// Events that belong together. Those of the cache and those of the disk tier are independent: a
+/// Events that belong together. The events of the cache and of the disk tier are independent: a
 /// block can be in both, and be removed from one.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct CacheBatch {
     /// Whether the events describe everything: the first one of the cache is
-    /// [`CacheEvent::Cleared`], for both tiers, and the others build what is stored. If not, they
-    /// are the changes since the batch before.
+    /// [`CacheEvent::Cleared`], for both tiers, and the others build the stored content. If not,
+    /// they are the changes since the batch before.
     pub is_whole: bool,
     /// The events of the prefix cache. None of them is [`CacheEvent::Reset`].
     pub events: Vec<CacheEvent>,
@@ -32,9 +32,8 @@ pub struct CacheBatch {
 /// whole content follows again. It also does when the disk tier was cleared, and, if there is one,
 /// when the cache was. A copy of the index that applies all batches is therefore exact.
 ///
-/// What the disk tier reports, and what not, is said at
-/// [`Tiers::disk_events`](stolon::Tiers::disk_events). The feed keeps the engine alive, as a clone
-/// does.
+/// [`Tiers::disk_events`](stolon::Tiers::disk_events) describes what the disk tier reports, and
+/// what it does not report. The feed keeps the engine alive, as a clone does.
 #[derive(Debug)]
 pub struct CacheFeed {
     engine: Engine,
@@ -109,7 +108,7 @@ impl Live {
     }
 }
 
-/// The next change of a tier. Waits for ever if there is no such tier.
+/// The next change of a tier. Waits forever if there is no such tier.
 async fn next_of(tier: &mut Option<CacheEvents>) -> Option<NumberedEvent> {
     match tier {
         Some(events) => events.next().await,

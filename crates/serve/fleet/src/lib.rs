@@ -1,8 +1,8 @@
-//! What makes a Stolon engine a worker behind a router that routes by cached prefixes.
+//! Makes a Stolon engine a worker behind a router that routes by cached prefixes.
 //!
 //! [`KvEventPublisher`] publishes every change of the prefix cache and of the disk tier in the wire
-//! format of vLLM's KV events: a ZeroMQ PUB socket, and a ROUTER socket that replays what a
-//! subscriber has missed. NVIDIA Dynamo, llm-d and the vLLM production stack read it.
+//! format of vLLM's KV events: a ZeroMQ PUB socket, and a ROUTER socket that replays batches which
+//! a subscriber has missed. NVIDIA Dynamo, llm-d and the vLLM production stack read it.
 //!
 //! ```no_run
 //! use stolon::Engine;
@@ -41,15 +41,15 @@
 //! prepared) and the position where the image begins, counted from the start of the block and
 //! negative if that is in an earlier block. A picture that the model reads as several tiles is an
 //! image for each. An image that the engine has forgotten, because thousands of others came after
-//! it, has the name `forgotten`; no request matches its blocks any more. The first block of a
+//! it, has the name `forgotten`; no request matches its blocks any longer. The first block of a
 //! namespace other than the base one has the key `dynamo-cache-salt:` and the namespace's digest,
 //! from which a cache salt cannot be computed.
 //!
 //! `medium` is `GPU`, vLLM's name for the memory that the model computes from, also on a CPU, or
 //! `STORAGE`, vLLM's name for files, for the disk tier of the engine. A block that is in both is
-//! stored twice and removed from each by itself. What the disk tier reports, and what not, is said
-//! at [`Tiers::disk_events`](stolon::Tiers::disk_events); what is in an object store only is not
-//! published.
+//! stored twice and removed from each by itself. [`Tiers::disk_events`](stolon::Tiers::disk_events)
+//! describes what the disk tier reports, and what it does not report; blocks that are in an object
+//! store only are not published.
 //!
 //! Hashes are 64-bit integers. They are chained: the hash of a block depends on its namespace and
 //! on all positions up to its end, and is the same in every process; those in a namespace with a
@@ -71,8 +71,9 @@
 //! The engine never waits. A subscriber that is more than `hwm` batches behind loses the next ones,
 //! sees a gap in the sequence numbers, and requests a replay. One that takes nothing at all for
 //! half a minute is disconnected. [`KvEventCounts`] has the number of batches that were sent again,
-//! and of subscribers that were disconnected; ZeroMQ does not report how many batches a subscriber
-//! has lost that requests no replay. Token ids are published as they are: use a private network.
+//! and of subscribers that were disconnected; if a subscriber has lost batches and requests no
+//! replay, ZeroMQ does not report how many. Token ids are published as they are: use a private
+//! network.
 
 #![forbid(unsafe_code)]
 

@@ -21,9 +21,9 @@ use crate::wire;
 
 /// Maximum size of a message that a subscriber or a client of replays may send, in bytes.
 const RECEIVED_MAX: usize = 64 << 10;
-/// Least time between two batches that are published because somebody has subscribed.
+/// Minimum time between two batches that are published because somebody has subscribed.
 const ANNOUNCEMENTS: Duration = Duration::from_millis(100);
-/// For how long changes are gathered after a batch was sent: each batch wakes threads, which take
+/// Time for which changes are gathered after a batch was sent: each batch wakes threads, which take
 /// processor time from those that compute.
 const GATHERING: Duration = Duration::from_millis(5);
 /// A peer that takes nothing for this long is disconnected.
@@ -52,7 +52,7 @@ pub enum PublishError {
     },
 }
 
-/// What a publisher has done since it was started.
+/// Counts of a publisher's work since it was started.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct KvEventCounts {
@@ -103,7 +103,7 @@ impl Counters {
 pub struct KvEventCounters(Arc<Counters>);
 
 impl KvEventCounters {
-    /// What has been done so far.
+    /// The present counts.
     #[must_use]
     pub fn read(&self) -> KvEventCounts {
         self.0.read()
@@ -135,8 +135,8 @@ pub struct KvEventPublisher {
 }
 
 impl KvEventPublisher {
-    /// Binds the sockets and publishes what is stored, as `AllBlocksCleared` and `BlockStored`. The
-    /// changes are then published by a task on the tokio runtime of the caller.
+    /// Binds the sockets and publishes the stored blocks, as `AllBlocksCleared` and `BlockStored`.
+    /// The changes are then published by a task on the tokio runtime of the caller.
     ///
     /// # Errors
     /// [`PublishError`].
@@ -203,7 +203,7 @@ impl KvEventPublisher {
         self.replay_endpoint.as_deref()
     }
 
-    /// What has been done so far.
+    /// The present counts.
     #[must_use]
     pub fn counts(&self) -> KvEventCounts {
         self.counters.read()
@@ -277,7 +277,7 @@ struct Publishing {
 }
 
 impl Publishing {
-    /// Publishes what follows until the engine stops.
+    /// Publishes the changes until the engine stops.
     async fn run(self, mut feed: CacheFeed) {
         let mut earliest = Instant::now();
         loop {

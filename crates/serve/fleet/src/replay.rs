@@ -19,7 +19,7 @@ use crate::wire;
 const KEPT_BYTES_MAX: usize = 64 << 20;
 /// The time in which a reply must have been taken.
 const REPLY_TIME: Duration = Duration::from_secs(10);
-/// For how long a snapshot is used again, so that many requests cost the engine one.
+/// Time for which a snapshot is reused, so that many requests cost the engine only one snapshot.
 const SNAPSHOT_TIME: Duration = Duration::from_secs(1);
 /// Maximum number of clients that are answered at the same time.
 const CLIENTS_MAX: usize = 16;
@@ -38,7 +38,7 @@ pub(crate) struct Kept {
 
 #[derive(Debug, Default)]
 struct Batches {
-    /// Those with the numbers before `next`, without gaps.
+    /// The batches with the numbers before `next`, without gaps.
     last: VecDeque<Bytes>,
     bytes: usize,
     /// The number of the next batch.
@@ -78,7 +78,7 @@ impl Kept {
     }
 
     fn lock(&self) -> MutexGuard<'_, Batches> {
-        // No statement panics between two that belong together.
+        // No statement panics between two that belong together, so a poisoned lock is taken too.
         self.batches.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -92,8 +92,9 @@ struct Snapshot {
     made: Instant,
 }
 
-/// Answers requests for missed batches: those of one client one after the other, and those of
-/// several clients at the same time, so that one that reads nothing holds up no other.
+/// Answers requests for missed batches: the requests of one client one after the other, and the
+/// requests of several clients at the same time, so that a client that reads nothing blocks no
+/// other.
 pub(crate) struct Replay {
     engine: Engine,
     kept: Arc<Kept>,
@@ -143,8 +144,8 @@ impl Replay {
         }
     }
 
-    /// Adds a request to those of its client. Whether the client has no other: then somebody has to
-    /// answer them.
+    /// Adds a request to those of its client. Returns whether the client has no other request, so
+    /// that the caller has to answer its requests.
     fn is_first(&self, client: &Bytes, first: u64) -> bool {
         let mut clients = self.clients();
         let is_first = !clients.contains_key(client);
@@ -169,7 +170,7 @@ impl Replay {
                 first
             };
             self.counters.replays.add(1);
-            // A client that has gone or takes nothing is given up.
+            // The reply to a client that has disconnected or reads nothing is abandoned.
             match tokio::time::timeout(REPLY_TIME, self.reply(client, first)).await {
                 Ok(Ok(())) => {}
                 Ok(Err(error)) => tracing::debug!(%error, "a replay of KV events was not taken"),
@@ -203,8 +204,8 @@ impl Replay {
         self.socket.send(Message::multipart(frames)).await
     }
 
-    /// The batches from `first` on or, if they are no longer kept, the cache as it is and what
-    /// followed.
+    /// The batches from `first` on or, if they are no longer kept, the present content of the cache
+    /// and the later batches.
     async fn since(&self, first: u64) -> Vec<(u64, Bytes)> {
         if let Some(batches) = self.kept.since(first) {
             return batches;
@@ -224,9 +225,9 @@ impl Replay {
         batches
     }
 
-    /// What is cached. The number is read first: a batch that is published meanwhile is both in the
-    /// snapshot and sent after it, and what was sent twice is known twice. `None` while the engine
-    /// restarts: then everything is published anew soon.
+    /// The content of the cache. The number is read first: a batch that is published meanwhile is
+    /// both in the snapshot and sent after it, and it does no harm to apply it twice. `None` while
+    /// the engine restarts: then everything is published anew soon.
     async fn take_snapshot(&self) -> Option<Snapshot> {
         let number = self.kept.next().checked_sub(1)?;
         let (whole, _) = subscribe(&self.engine, 1).await.ok()?;

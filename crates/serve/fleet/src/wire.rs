@@ -26,7 +26,8 @@ enum KvEvent<'a> {
         lora_id: Option<u32>,
         medium: &'static str,
         lora_name: Option<&'a str>,
-        /// For each block what its hash depends on besides token ids; left out if that is nothing.
+        /// The extra keys of each block, on which its hash depends in addition to token ids; left
+        /// out if no block has any.
         #[serde(skip_serializing_if = "Option::is_none")]
         extra_keys: Option<Vec<Option<Vec<ExtraKey>>>>,
     },
@@ -37,7 +38,7 @@ enum KvEvent<'a> {
     AllBlocksCleared {},
 }
 
-/// A batch of events, with the time of now.
+/// A batch of events, with the current time.
 pub(crate) fn encode(batch: &CacheBatch, names: &dyn Names) -> Bytes {
     let of_cache = batch.events.iter().map(|event| (event, MEDIUM_CACHE));
     let of_disk = batch.disk.iter().map(|event| (event, MEDIUM_DISK));
@@ -109,8 +110,8 @@ mod tests {
         CacheBatch { events: events.into(), ..CacheBatch::default() }
     }
 
-    /// Goal: the bytes are those of vLLM's encoder (msgspec), but for the time: the expected ones
-    /// were written by hand from the specification of MessagePack.
+    /// Goal: the bytes are those of vLLM's encoder (msgspec), except for the time: the expected
+    /// ones were written by hand from the specification of MessagePack.
     #[test]
     fn events_have_the_wire_format() {
         let events = [

@@ -12,7 +12,7 @@ use stolon_loadgen::rng::SeededRng;
 
 /// Tokens of each prompt after the shared ones.
 const OWN_TOKENS: usize = 16;
-/// Number of warm requests, of which the median counts.
+/// Number of warm requests. The result is their median.
 const WARM_REQUESTS: usize = 3;
 
 async fn ask(engine: &Engine, prompt: Vec<u32>) -> anyhow::Result<Completion> {

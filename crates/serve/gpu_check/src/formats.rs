@@ -1,10 +1,10 @@
-//! Random weights in the formats of quantised blocks that GGUF files have.
+//! Random weights in the formats of quantized blocks that GGUF files have.
 
 use half::f16;
 use stolon_checkpoint::TensorType;
 use stolon_loadgen::rng::SeededRng;
 
-/// A format of blocks whose bytes may all be random, besides a few factors.
+/// A format of blocks whose bytes may all be random, except for a few factors.
 #[derive(Debug)]
 pub(super) struct Format {
     pub(super) dtype: TensorType,

@@ -1,4 +1,4 @@
-//! Decode steps as CUDA graphs, compared with the same steps without.
+//! Decode steps as CUDA graphs, compared with the same steps without graphs.
 
 use anyhow::ensure;
 use stolon::Backend;
@@ -16,7 +16,7 @@ const SEQUENCES: usize = 10;
 /// Number of decode steps.
 const STEPS: usize = 2 * SEQUENCES;
 
-/// What the steps of a backend have returned.
+/// The results of the steps of a backend.
 struct Generated {
     /// The tokens that were drawn.
     tokens: Vec<u32>,
@@ -59,7 +59,7 @@ fn generate<T: Target>(target: &T, subject: &Subject, setup: &Setup) -> anyhow::
             tokens.push(token?);
         }
     }
-    // These read all that the steps have written.
+    // These steps read all keys and values that the earlier ones have written.
     let last = (0..SEQUENCES).map(|index| {
         let end = context(index) + STEPS - 2 * index;
         part(index, end, end + 1)
@@ -69,8 +69,8 @@ fn generate<T: Target>(target: &T, subject: &Subject, setup: &Setup) -> anyhow::
     Ok(Generated { tokens, logits, graphs: T::captured_graphs(&backend) })
 }
 
-/// Compares logits after decode steps as graphs with those after the same steps without: bit for
-/// bit with batch invariance, and then the drawn tokens, too.
+/// Compares logits after decode steps as graphs with logits after the same steps without graphs:
+/// bit for bit with batch invariance, and then the drawn tokens, too.
 pub(super) fn with_steps<T: Target>(
     target: &T,
     subject: &Subject,

@@ -315,7 +315,7 @@ async fn measurements(
         setups.extend(with_graphs(with));
     }
     for (index, setup) in setups.iter().enumerate() {
-        // A run may use the time that those before it have left.
+        // A run may also use the time that earlier runs did not need.
         let runs = (setups.len() - index) as u32;
         let left = until.saturating_duration_since(Instant::now()) / runs;
         let count = speed.runs.len();
@@ -334,7 +334,7 @@ async fn measurements(
     Ok(())
 }
 
-/// Measures the model opened in one way. What fails is noted in `speed`.
+/// Measures the model opened in one way. Failures are noted in `speed`.
 async fn run(
     subject: &Subject,
     setup: Setup,

@@ -19,21 +19,22 @@ const SHARED: usize = 3 * BLOCK_SIZE;
 /// A device whose default is the type of the weights.
 const GPU: DeviceChoice = DeviceChoice::Cuda(0);
 
-/// What is rounded, so that logits may differ.
+/// The values that are rounded, so that logits may differ.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Rounding {
     /// Everything, to this type.
     To(ComputeType),
-    /// The inputs of products with quantised weights, to 8 bits, and not by both backends in the
+    /// The inputs of products with quantized weights, to 8 bits, and not by both backends in the
     /// same way.
     ProductInputs,
 }
 
 impl Rounding {
-    /// The limit of differences in standard deviations of the logits. In f32 it is that of the
-    /// worst row. Else it is that of the median, because rounding sometimes changes the choice of
-    /// an expert, and with it a whole row. With quantised weights, the logits of small models
-    /// differ by 0.3 to 0.8; logits that have nothing in common differ by 5 or more.
+    /// The limit of differences in standard deviations of the logits. In f32 it applies to the
+    /// worst row. Otherwise it applies to the median of the rows, because rounding sometimes
+    /// changes the choice of an expert, and with it a whole row. With quantized weights, the logits
+    /// of small models differ by 0.3 to 0.8; logits that have nothing in common differ by 5 or
+    /// more.
     fn limit(self) -> f64 {
         match self {
             Self::To(ComputeType::F32) => 0.001,

@@ -64,12 +64,12 @@ pub(super) struct Check {
     pub(super) batch_invariant: bool,
     pub(super) cuda_graphs: bool,
     pub(super) passed: bool,
-    /// What was compared: a difference in standard deviations of the logits, or a number of rows or
-    /// answers that differ.
+    /// The compared quantity: a difference in standard deviations of the logits, or a number of
+    /// rows or answers that differ.
     pub(super) value: Option<f64>,
     /// Largest value with which the check passes.
     pub(super) limit: Option<f64>,
-    /// For people. Why the check could not be done, if there is no value.
+    /// A message for people. It says why the check could not be done if there is no value.
     pub(super) detail: String,
     pub(super) seconds: f64,
 }
@@ -83,7 +83,7 @@ pub(super) struct Outcome {
     pub(super) detail: String,
 }
 
-/// How fast the device is, and how much of that a model uses.
+/// The limits of the device, and the share of them that a model uses.
 #[derive(Debug, Default, Serialize)]
 pub(super) struct Speed {
     pub(super) model: String,
@@ -92,9 +92,10 @@ pub(super) struct Speed {
     /// Floating-point operations per second of a large matrix product, by type.
     pub(super) product_flops: BTreeMap<&'static str, f64>,
     pub(super) runs: Vec<Run>,
-    /// What failed.
+    /// Messages of measurements that failed.
     pub(super) errors: Vec<String>,
-    /// What was left out because it did not fit in the device or the context, or for lack of time.
+    /// Names of measurements that were left out because they did not fit in the device or the
+    /// context, or for lack of time.
     pub(super) left_out: Vec<String>,
 }
 
@@ -147,7 +148,7 @@ pub(super) struct FirstToken {
     pub(super) cold_seconds: f64,
     /// With the shared tokens cached.
     pub(super) warm_seconds: f64,
-    /// How many tokens the warm request read from the cache.
+    /// Number of tokens that the warm request read from the cache.
     pub(super) cached_tokens: usize,
 }
 

@@ -1,6 +1,6 @@
 //! Many requests at a time through an engine whose KV pool is much too small for them, so that
-//! blocks are freed and written again all the time. The answers must be those of a pool in which no
-//! block is used twice.
+//! blocks are freed and written again all the time. The answers must equal those of a pool in which
+//! no block is used twice.
 
 use anyhow::{Context, ensure};
 use futures::future::try_join_all;

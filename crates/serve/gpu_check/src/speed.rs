@@ -1,4 +1,5 @@
-//! The speed of a model's steps, as a share of that of a large copy and a large matrix product.
+//! The speed of a model's steps, as a share of the speed of a large copy and of a large matrix
+//! product.
 
 use std::time::Instant;
 
@@ -13,7 +14,7 @@ use super::report::{Decode, Prefill, Run, Speed};
 use super::step::{check_draws, table};
 use super::subject::{BLOCK_SIZE, Setup, Subject};
 
-/// What is measured on a device.
+/// The sizes of the measurements on a device.
 #[derive(Clone, Debug)]
 pub(super) struct Sizes {
     /// Bytes of a large copy.
@@ -61,7 +62,7 @@ impl Sizes {
     }
 }
 
-/// Measures the limits of the device. What fails is noted.
+/// Measures the limits of the device. Failures are noted in `speed`.
 pub(super) fn limits(device: DeviceChoice, sizes: &Sizes, speed: &mut Speed) {
     match device.copy_speed(sizes.copy_bytes) {
         Ok(bytes) => speed.copy_bytes_per_second = Some(bytes),
@@ -77,7 +78,7 @@ pub(super) fn limits(device: DeviceChoice, sizes: &Sizes, speed: &mut Speed) {
     }
 }
 
-/// What a model computes and reads for a token.
+/// The operations of a model and the bytes that it reads for a token.
 struct Work {
     /// Elements of the matrices that each token is multiplied by, without the output matrix.
     elements: f64,
@@ -174,13 +175,13 @@ pub(super) fn steps(
         let tokens_per_second = tokens as f64 / seconds;
         run.prefill.push(Prefill { tokens, seconds, tokens_per_second, share });
     }
-    // As an engine decodes, unless a request needs whole rows.
+    // This is how an engine decodes, unless a request needs whole rows.
     let decoded = match backend.spec().draws {
         true => LogitRows::Drawn(Draw::GREEDY),
         false => LogitRows::Last,
     };
     for &(batch, context) in sizes.decodes {
-        // The time does not depend on what is in the store, so that nothing has to be computed
+        // The time does not depend on the content of the store, so nothing has to be computed
         // before.
         let step = StepBatch {
             tokens: random.tokens(batch, config.vocab_size),
@@ -190,7 +191,7 @@ pub(super) fn steps(
         };
         let what = format!("decode of {batch} sequences of {context} tokens");
         let Some(seconds) = measure(&mut backend, &step, until, &what, speed)? else { continue };
-        // The vocabulary is larger than those of the models that are compared with the CPU backend.
+        // The vocabulary is larger than in the models that are compared with the CPU backend.
         check_draws(&mut backend, &step)?;
         let bytes = work.weight_bytes + (batch * context) as f64 * work.kv_bytes;
         let share = copies.map(|copies| bytes / seconds / copies);

@@ -121,7 +121,7 @@ pub(super) fn difference(got: &[f32], expected: &[f32]) -> f32 {
     differences.fold(0.0, f32::max) / variance.sqrt()
 }
 
-/// Number of rows of which a logit differs, by a bit or more.
+/// Number of rows in which a logit differs by a bit or more.
 pub(super) fn rows_that_differ(got: &[Vec<f32>], expected: &[Vec<f32>]) -> usize {
     let is_same = |got: &[f32], expected: &[f32]| {
         got.len() == expected.len()

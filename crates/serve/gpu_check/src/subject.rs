@@ -14,12 +14,13 @@ use stolon_loadgen::rng::SeededRng;
 
 use super::formats::{FORMATS, Format};
 
-/// By how much the random weights are larger than those of `random_model`, whose attention would be
-/// almost the same for all positions. A power of two, so that half precision represents the weights
-/// as well as before.
+/// Factor by which the random weights are larger than those of `random_model`, whose attention
+/// would be almost the same for all positions. A power of two, so that half precision represents
+/// the weights as well as before.
 const GAIN: f32 = 4.0;
 
-/// Opens backends of the kind that is checked. Those of the tests compute something wrong.
+/// Opens backends of the kind that is checked. The tests open backends that compute something
+/// wrong.
 pub(super) trait Target: Clone + Send + Sync + 'static {
     type Backend: stolon::Backend + 'static;
 
@@ -121,8 +122,8 @@ impl Subject {
 }
 
 /// One model for each architecture that the backend computes, in the order of
-/// [`Architecture::all`]. The file has the fields of each one besides the common sizes. Windows are
-/// shorter than the prompts of the checks.
+/// [`Architecture::all`]. The file has, for each architecture, the fields other than the common
+/// sizes. Windows are shorter than the prompts of the checks.
 pub(super) fn architectures() -> Result<Vec<Subject>, ModelError> {
     const FILE: &str = "architectures.json";
     let malformed = |reason: String| ModelError::Malformed { file: FILE.to_owned(), reason };
@@ -142,7 +143,7 @@ pub(super) fn architectures() -> Result<Vec<Subject>, ModelError> {
         .collect()
 }
 
-/// A Llama model for each format of quantised blocks that stays as it is on a device.
+/// A Llama model for each format of quantized blocks that stays as it is on a device.
 pub(super) fn quantised() -> Result<Vec<Subject>, ModelError> {
     // Rows of whole blocks of all formats.
     let config = config("llama", &json!({ "hidden_size": 256, "intermediate_size": 512 }))?;

@@ -10,7 +10,7 @@ use stolon_cuda::{CandleBackend, CandleOptions, OpenError};
 
 use super::*;
 
-/// What a backend does wrong.
+/// The fault of a backend.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Fault {
     /// Nothing.
@@ -72,7 +72,8 @@ impl Backend for FaultyBackend {
                 let end = slice.start + slice.token_count;
                 let first = slice.write_from / 32;
                 let written = &slice.block_table[first.min(slice.block_table.len())..];
-                // Only a block's first position decides, because later ones are written one by one.
+                // Only the first position of a block decides, because later positions are written
+                // one by one.
                 if slice.write_from % 32 == 0 && written.iter().any(|b| self.written.contains(b)) {
                     slice.write_from = end;
                 }
@@ -143,7 +144,7 @@ async fn every_fault_is_noticed() {
     assert!(panicked.detail.contains("a fault") && panicked.value.is_none(), "{panicked:?}");
 }
 
-/// Goal: models with quantised weights pass on the CPU: a third of them, because `.ci/deep` runs
+/// Goal: models with quantized weights pass on the CPU: a third of them, because `.ci/deep` runs
 /// all.
 #[tokio::test(flavor = "multi_thread")]
 async fn quantised_models_are_computed() {

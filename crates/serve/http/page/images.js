@@ -1,5 +1,5 @@
-// The picture that belongs to the next question: it is pasted, dropped or chosen, shown small, and
-// can be removed.
+// The picture that belongs to the next question: it is pasted, dropped or chosen, shown as a
+// thumbnail, and can be removed.
 
 import { announce, byId, el } from "./dom.js";
 

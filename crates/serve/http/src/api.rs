@@ -12,8 +12,8 @@
 //!
 //! `null` means the same as leaving a parameter out, because OpenAI's clients send it for
 //! parameters that were not set. Parameters without a field are collected in
-//! [`UnknownFields`](fields::UnknownFields) and refused: a misspelt parameter must not be ignored.
-//! Exceptions are values that request nothing, such as `"tools": []`.
+//! [`UnknownFields`](fields::UnknownFields) and refused: a misspelled parameter must not be
+//! ignored. Exceptions are values that request nothing, such as `"tools": []`.
 
 pub mod adapters;
 pub mod admin;

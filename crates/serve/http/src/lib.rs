@@ -104,7 +104,7 @@ mod wire;
 /// Default limit of a body, in bytes per token of the context. A token is a few bytes of text; JSON
 /// escapes and batches of prompts take more.
 const BODY_BYTES_PER_TOKEN: usize = 256;
-/// Smallest and largest default limit of bodies, in bytes. The largest is that of models that take
+/// Smallest and largest default limit of bodies, in bytes. The largest is for models that take
 /// images, whose size does not follow from the context.
 const BODY_LIMITS: (usize, usize) = (1 << 20, 16 << 20);
 /// Maximum number of JSON values in a body: this, and [`VALUES_PER_TOKEN`] per token of the
@@ -133,9 +133,9 @@ pub struct RouterOptions {
     pub body_limit: Option<usize>,
     /// Maximum time from the end of a request's headers to the end of its body.
     pub body_timeout: Duration,
-    /// Maximum size of all bodies that are being received or parsed, or whose prompts and images wait
-    /// to be tokenised and decoded, in bytes. The first 64 KiB of each body do not count, nor do the
-    /// second copies of the few bodies that are being parsed at a time.
+    /// Maximum size of all bodies that are being received or parsed, or whose prompts and images
+    /// wait to be tokenized and decoded, in bytes. The first 64 KiB of each body do not count, nor
+    /// do the second copies of the few bodies that are being parsed at a time.
     pub body_memory: usize,
     /// Maximum time for an answer; `None` for no limit.
     pub request_timeout: Option<Duration>,
@@ -205,13 +205,13 @@ impl Default for RouterOptions {
 #[derive(Debug)]
 struct App {
     engine: Engine,
-    /// The names of the model, at least one. The first one is that of replies and metrics.
+    /// The names of the model, at least one. The first one is in replies and metrics.
     served_names: Vec<String>,
     /// A further name that is accepted and not listed.
     alias: Option<String>,
     /// Whether every name that is not listed stands for the model, also next to adapters.
     any_name: bool,
-    /// Whether there has been an adapter. A name that is not listed may be that of one which was
+    /// Whether there has been an adapter. A name that is not listed may belong to one that was
     /// unloaded.
     had_adapters: AtomicBool,
     /// The version of the server and the model, in replies.

@@ -96,7 +96,7 @@ async fn the_router_can_be_mounted() {
     }
 }
 
-/// Goal: rendering and tokenising a prompt is work of its client in every API, also before there is
+/// Goal: rendering and tokenizing a prompt is work of its client in every API, also before there is
 /// a request to the engine: it waits for the client's other work, and for no other client's.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn prompts_are_work_of_their_client() {

@@ -1,8 +1,8 @@
 //! Sends conversations to a [`Target`] and records when each token arrived.
 //!
 //! [`open_loop`] sends each conversation at its start time, however slow the target is: this shows
-//! what users see at a given rate of arrivals. [`closed_loop`] keeps a fixed number of
-//! conversations in progress: this shows what the target can serve. [`in_turns`] lets many
+//! the latency for users at a given rate of arrivals. [`closed_loop`] keeps a fixed number of
+//! conversations in progress: this shows the capacity of the target. [`in_turns`] lets many
 //! conversations alternate, so that each of them waits for the others between its turns.
 
 use std::time::{Duration, Instant};
@@ -14,10 +14,11 @@ use tokio::task::JoinSet;
 use super::metrics::RequestRecord;
 use super::workload::{Conversation, Turn};
 
-/// What conversations are sent to: an engine in this process ([`stolon::Engine`]), or a server
+/// The target of a load: an engine in this process ([`stolon::Engine`]), or a server
 /// ([`HttpTarget`](super::http::HttpTarget)).
 pub trait Target: Clone + Send + Sync + 'static {
-    /// What was said in a conversation so far, in the form from which the target makes prompts.
+    /// The turns and answers of a conversation so far, in the form from which the target makes
+    /// prompts.
     type History: Default + Send;
     /// A request that was sent, and whose answer has not been read.
     type Answer: Send;
@@ -70,14 +71,14 @@ pub enum Failure {
     Counted {
         /// A few words that are the same for all failures of one sort.
         kind: String,
-        /// What happened to this request.
+        /// Message about this request.
         message: String,
     },
     /// The run ends with this error.
     Fatal(anyhow::Error),
 }
 
-/// What a run measured.
+/// The measurements of a run.
 #[derive(Clone, Debug, Default)]
 pub struct Measured {
     /// The answered requests: by conversation in the order of the workload, then by turn.
@@ -95,7 +96,7 @@ pub struct Measured {
 /// `on_finished` is called after each conversation.
 ///
 /// # Errors
-/// The first [`Failure::Fatal`]; all requests are then cancelled.
+/// The first [`Failure::Fatal`]; all requests are then canceled.
 pub async fn open_loop<T: Target>(
     target: &T,
     conversations: &[Conversation],
@@ -267,7 +268,7 @@ impl<T: Target> Client<T> {
         Ok(self)
     }
 
-    /// Reads an answer. Returns whether the conversation goes on.
+    /// Reads an answer. Returns whether the conversation continues.
     async fn read(&mut self, sent: Sent<T>) -> anyhow::Result<bool> {
         let Sent { mut record, answer } = sent;
         let read = self.target.read(answer, &mut self.history, &mut record, self.clock).await;

@@ -30,12 +30,12 @@ mod words;
 pub use request::certificate_hint;
 pub use words::WORD_COUNT;
 
-/// Most bytes that are read of a streamed answer.
+/// Maximum number of bytes that are read of a streamed answer.
 const MAX_ANSWER_BYTES: usize = 64 << 20;
 /// Time in which a server has to end a reply after `[DONE]`, so that its connection is used again.
 const END_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// Which API requests are sent to.
+/// The API that requests are sent to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub enum Api {
     /// `/v1/completions`
@@ -65,7 +65,7 @@ pub struct HttpOptions {
     pub extra_body: Map<String, Value>,
     /// Whether prompts are sent as token ids instead of words.
     pub token_ids: bool,
-    /// Time after which a request is given up.
+    /// Time after which a request counts as failed.
     pub timeout: Duration,
     /// The settings of TLS, with the authorities to trust instead of the public ones.
     pub tls: Option<ClientConfig>,
@@ -90,7 +90,7 @@ struct Server {
     reports_cached: AtomicBool,
 }
 
-/// What was said in a conversation.
+/// The turns and answers of a conversation.
 #[derive(Debug, Default)]
 pub struct History {
     /// Role and text of each turn and answer.

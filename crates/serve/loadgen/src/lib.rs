@@ -1,8 +1,8 @@
 //! The load generator behind `stolon bench` and the benchmarks in `benches/`.
 //!
-//! [`workload`] describes what is sent and when, [`drive`] sends it to an engine or with [`http`] to
-//! a server and records when tokens arrive, [`metrics`] turns the records into percentiles and
-//! rates, and [`rng`] draws random workloads from a seed. Nothing here prints.
+//! [`workload`] describes the requests and when they are sent, [`drive`] sends it to an engine or
+//! with [`http`] to a server and records when tokens arrive, [`metrics`] turns the records into
+//! percentiles and rates, and [`rng`] draws random workloads from a seed. Nothing here prints.
 
 #![forbid(unsafe_code)]
 

@@ -1,10 +1,10 @@
-//! Figures of a benchmark run: pure functions from what each request measured to percentiles,
+//! Figures of a benchmark run: pure functions from the measurements of each request to percentiles,
 //! rates and fractions. No clock is read here.
 
 use hdrhistogram::Histogram;
 use serde::Serialize;
 
-/// What was measured of one answered request. Times are seconds since the run began.
+/// The measurements of one answered request. Times are seconds since the run began.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct RequestRecord {
     /// When the request was submitted.
@@ -194,8 +194,8 @@ pub fn throughputs(runs: &[Vec<RequestRecord>]) -> Vec<f64> {
     runs.iter().map(|run| rate(run, all_tokens).unwrap_or(0.0)).collect()
 }
 
-/// Summarises repeated runs of a workload. The first request of each run only fills the cache: it
-/// counts towards the throughput and nothing else.
+/// Summarizes repeated runs of a workload. The first request of each run only fills the cache: it
+/// counts toward the throughput and nothing else.
 #[must_use]
 pub fn summarise(runs: &[Vec<RequestRecord>]) -> Summary {
     let counted = || runs.iter().flat_map(|run| run.iter().skip(1));

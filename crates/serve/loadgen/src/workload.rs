@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use super::rng::SeededRng;
 
-/// A conversation of one or more turns. The prompt of a turn is everything that was said before
-/// it, answers included, followed by the turn's own tokens.
+/// A conversation of one or more turns. The prompt of a turn is everything before it in the
+/// conversation, answers included, followed by the turn's own tokens.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Conversation {
     /// When the first turn is sent, from the start of the run.
@@ -79,7 +79,7 @@ pub enum Arrivals {
     AtOnce,
 }
 
-/// Distinguishes the draws of arrivals from those of prompts, which have the same seed.
+/// Distinguishes the random numbers for arrivals from those for prompts, which have the same seed.
 const ARRIVALS_STREAM: u64 = 0x6172_7269_7661_6c73;
 
 impl Arrivals {
@@ -123,7 +123,8 @@ impl std::fmt::Display for Arrivals {
     }
 }
 
-/// The shared-prefix workload: every prompt is a long shared prefix and a short unique suffix.
+/// The shared-prefix workload: every prompt consists of a long shared prefix and a short unique
+/// suffix.
 #[derive(Clone, Debug, PartialEq)]
 pub struct PrefixWorkload {
     /// Number of requests.
@@ -153,7 +154,7 @@ impl PrefixWorkload {
     /// The requests, as conversations of one turn, in order of arrival.
     ///
     /// The first token of each suffix differs between any two requests, as far as the vocabulary
-    /// allows, so that two prompts share exactly the prefix and not a token more by chance.
+    /// allows, so that two prompts share exactly the prefix and no further token by chance.
     #[must_use]
     pub fn plan(&self) -> Vec<Conversation> {
         let vocabulary = Vocabulary::new(self.vocab_size, &self.excluded);

@@ -43,7 +43,8 @@ pub(super) fn check_images(
     check_lag(index, slice)
 }
 
-/// Checks that the images before a slice have not skipped more positions than there are.
+/// Checks that the images before a slice have not skipped more rotary positions than there are
+/// positions.
 fn check_lag(index: usize, slice: &SequenceSlice) -> Result<(), BackendError> {
     let first = slice.images.first().map_or(slice.start, |image| image.start.min(slice.start));
     match slice.rotary_lag <= first {

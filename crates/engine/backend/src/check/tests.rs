@@ -33,7 +33,7 @@ fn batch(sequences: Vec<SequenceSlice>) -> StepBatch {
     StepBatch { tokens: vec![1; count], sequences }
 }
 
-/// Expects an error whose message contains `part`, and that a valid batch passes afterwards.
+/// Expects an error whose message contains `part`, and that a valid batch passes afterward.
 fn expect_refused(bad: &StepBatch, part: &str) {
     let mut checker = BatchChecker::new(8);
     let message = match checker.check(bad, &spec()) {

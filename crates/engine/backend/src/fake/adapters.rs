@@ -7,7 +7,7 @@ use std::path::Path;
 use super::marks::mix;
 use crate::{Adapter, AdapterLoadError, AdapterLoader};
 
-/// The weights of an adapter: what its marks start from.
+/// The weights of an adapter: the value that its marks start from.
 struct Seed(u64);
 
 /// An adapter of the fake backend, as the file with `contents` has it. Adapters with different
@@ -21,8 +21,8 @@ pub fn fake_adapter(contents: &[u8]) -> Adapter {
     Adapter::new(fingerprint, contents.len() as u64, 1, Seed(seed))
 }
 
-/// What the marks of a sequence with this adapter start from; 0 without an adapter, `None` if it is
-/// not one of this backend.
+/// The value that the marks of a sequence with this adapter start from; 0 without an adapter,
+/// `None` for an adapter of another backend.
 pub(super) fn seed(adapter: Option<&Adapter>) -> Option<u64> {
     adapter.map_or(Some(0), |adapter| adapter.weights::<Seed>().map(|seed| seed.0))
 }

@@ -82,7 +82,7 @@ impl FakeHandle {
         Self { shared: Arc::new(shared) }
     }
 
-    /// Number of steps begun so far, including those that failed afterwards. Malformed batches are
+    /// Number of steps begun so far, including those that failed afterward. Malformed batches are
     /// not counted.
     #[must_use]
     pub fn step_count(&self) -> u64 {

@@ -4,7 +4,7 @@
 use super::marks::mix;
 use crate::{BackendError, ImageEmbeddings, ImageInput, SequenceSlice};
 
-/// The encoder: how many calls an image takes, and which one it is at.
+/// The encoder: how many calls an image takes, and the image in progress.
 #[derive(Debug)]
 pub(super) struct FakeEncoder {
     calls: usize,
@@ -38,15 +38,15 @@ impl FakeEncoder {
     }
 }
 
-/// What takes the place of a token at row `row` of an image: [`expected_next`](super::expected_next)
-/// and its like expect it there. It is below 2^24.
+/// The value that replaces a token at row `row` of an image:
+/// [`expected_next`](super::expected_next) and its like expect it there. It is below 2^24.
 #[must_use]
 pub fn image_token(content_hash: u128, row: usize) -> u32 {
     let hash = mix(content_hash as u64 ^ mix((content_hash >> 64) as u64));
     (mix(hash ^ row as u64) >> 40) as u32
 }
 
-/// The tokens of a slice, with those of its images in place of what has no meaning there.
+/// The tokens of a slice, in which the positions of images have the values of `image_token`.
 pub(super) fn tokens_with_images(slice: &SequenceSlice, tokens: &[u32]) -> Vec<u32> {
     let mut tokens = tokens.to_vec();
     for image in &slice.images {

@@ -4,7 +4,7 @@
 use super::adapters;
 use crate::Adapter;
 
-/// What the fake backend stores for one position in place of a key and a value.
+/// The value that the fake backend stores for one position in place of a key and a value.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Mark {
     token: u32,

@@ -111,8 +111,8 @@ fn an_overwritten_block_is_detected() {
     }
 }
 
-/// Goal: with the block table of a different prompt, which is consistent in itself, the logits are
-/// those of that prompt.
+/// Goal: with the block table of a different prompt, which is consistent in itself, the logits
+/// follow from that prompt.
 #[test]
 fn the_block_table_of_another_prompt_changes_the_logits() {
     let mut backend = FakeBackend::new(options(4));

@@ -127,7 +127,7 @@ fn draw_of_row(logits: &[f32], weight: impl Fn(f32) -> f32, uniform: f64) -> Opt
     last
 }
 
-/// Pairs each token with the softmax weight of its logit. The weights are not normalised.
+/// Pairs each token with the softmax weight of its logit. The weights are not normalized.
 fn softmax_weights(logits: Vec<(f32, u32)>, weight: impl Fn(f32) -> f32) -> Vec<(f64, u32)> {
     logits.into_iter().map(|(logit, token)| (f64::from(weight(logit)), token)).collect()
 }

@@ -37,7 +37,7 @@ pub fn prompt_logprob(
     Ok(RawRow::new(logits, best, top, &[]).of(token, logits))
 }
 
-/// What is needed of a row of raw logits after sampling has overwritten it.
+/// The part of a row of raw logits that is needed after sampling has overwritten the row.
 #[derive(Debug)]
 pub(super) struct RawRow {
     /// Natural logarithm of the sum of the exponentials of all logits.

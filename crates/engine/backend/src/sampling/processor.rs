@@ -67,7 +67,7 @@ impl SharedProcessor {
     }
 
     /// # Errors
-    /// That of the processor, and [`SamplingError::ProcessorPanicked`].
+    /// The error of the processor, and [`SamplingError::ProcessorPanicked`].
     pub(super) fn process_caught(
         &self,
         output: &[u32],

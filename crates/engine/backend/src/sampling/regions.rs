@@ -5,8 +5,8 @@ use crate::regions::{RegionBins, RegionLogits};
 
 impl SamplerState {
     /// As [`SamplerState::sample`], for a row that ends with the logits of `bins`: the request's
-    /// processor may replace the token by a coordinate or a size. The log-probability remains that
-    /// of the token of the vocabulary.
+    /// processor may replace the token by a coordinate or a size. The log-probability is still the
+    /// one of the token of the vocabulary.
     ///
     /// # Errors
     /// As for [`SamplerState::sample`], also for the logits of bins, and if the processor returns a
@@ -60,8 +60,8 @@ mod tests {
         }
     }
 
-    /// Goal: the processor replaces a token of the vocabulary or keeps it, what it returns counts
-    /// as output, and broken logits of bins and unknown tokens end the request.
+    /// Goal: the processor replaces a token of the vocabulary or keeps it, its results count as
+    /// output, and broken logits of bins and unknown tokens end the request.
     #[test]
     fn processors_replace_tokens() {
         let bins = RegionBins { coordinates: 3, sizes: 2 };

@@ -356,7 +356,7 @@ fn extreme_values_lead_to_a_possible_token() {
     }
 }
 
-/// Goal: invalid logits are an error that names the token, and the state is usable afterwards.
+/// Goal: invalid logits are an error that names the token, and the state is usable afterward.
 #[test]
 fn invalid_logits_are_errors() {
     for params in [

@@ -54,7 +54,7 @@ impl Edge {
         &self.hashes
     }
 
-    /// The hashes of the blocks that hold KV: all but those of a checkpoint at the end.
+    /// The hashes of the blocks that hold KV: all except the blocks of a checkpoint at the end.
     pub(crate) fn kv_hashes(&self) -> &[u64] {
         let block_size = self.positions().len() / self.block_count().max(1);
         let checkpoint = checkpoint::checkpoint_blocks(self, block_size.max(1));

@@ -68,7 +68,7 @@ impl ChildTable {
         ChildTable { slots: slots.collect(), used, witness: Witness::new() }
     }
 
-    /// Whether a child can be inserted in place: the table is wide, and afterwards at least a
+    /// Whether a child can be inserted in place: the table is wide, and afterward at least a
     /// quarter of the slots was never used, so that probes end soon. Called by the writer only.
     pub(crate) fn has_room(&self) -> bool {
         let used = self.used.load(std::sync::atomic::Ordering::Relaxed) as usize;

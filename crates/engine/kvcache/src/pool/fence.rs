@@ -36,7 +36,7 @@ impl StepFence {
     }
 
     /// Number of steps that have begun and not ended: of tickets that exist. A ticket that was
-    /// forgotten ([`std::mem::forget`]) counts for ever, and no block that is returned after it is
+    /// forgotten ([`std::mem::forget`]) counts forever, and no block that is returned after it is
     /// handed out again.
     pub fn running(&self) -> usize {
         lock(&self.steps).running.len()

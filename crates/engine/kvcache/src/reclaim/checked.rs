@@ -43,7 +43,8 @@ impl Epochs {
 
     pub(crate) fn defer(&self, guard: &Guard, function: impl FnOnce() + Send + 'static) {
         let mut state = lock(&self.state);
-        // The writer does not read through its own guard, so the function need not wait for it.
+        // The writer does not read through its own guard, so the function does not have to wait for
+        // it.
         let guards: Vec<usize> = state.guards.iter().copied().filter(|&g| g != guard.id).collect();
         if guards.is_empty() {
             drop(state);
@@ -78,7 +79,8 @@ impl Drop for Guard {
                 state.waiting.push((guards, function));
             }
         }
-        // Called without the lock, which would order what follows after everything before it.
+        // Called without the lock, which would order the following accesses after everything before
+        // it.
         drop(state);
         due.into_iter().for_each(|function| function());
     }

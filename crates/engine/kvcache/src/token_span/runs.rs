@@ -9,7 +9,7 @@ pub enum PositionRun<'a> {
     Tokens(&'a [u32]),
     /// An image.
     Image {
-        /// How many of its positions are in the list, which may begin or end inside it.
+        /// Number of its positions that are in the list, which may begin or end inside it.
         positions: usize,
     },
     /// A coordinate or a size.

@@ -55,7 +55,7 @@ impl Arena {
         Arena { core, entries: entries.into(), free: Vec::new(), node_count: 0, garbage }
     }
 
-    /// Frees unlinked nodes and tables that no reader can reach any more.
+    /// Frees unlinked nodes and tables that no reader can reach any longer.
     pub(crate) fn collect_garbage(&mut self) {
         self.garbage.collect();
     }
@@ -287,7 +287,7 @@ impl Arena {
 
     fn retire_node(&mut self, node: NonNull<Node>) {
         // SAFETY: the node came from a box. The caller has unlinked it with a store before this
-        // call, and no entry refers to it any more, so it is added once and not accessed again.
+        // call, and no entry refers to it any longer, so it is added once and not accessed again.
         unsafe { self.garbage.add(node) };
     }
 

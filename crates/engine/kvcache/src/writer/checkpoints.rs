@@ -26,7 +26,7 @@ impl TreeWriter {
     }
 
     /// Locks the checkpoint that [`acquire_checkpoint`](TreeWriter::acquire_checkpoint) returns,
-    /// only to keep it. This is no hit and changes no priority.
+    /// only to keep it. This does not count as a hit and changes no priority.
     pub fn lock_checkpoint(
         &mut self,
         namespace: &Namespace,
@@ -78,11 +78,13 @@ impl TreeWriter {
     /// return to their pool.
     ///
     /// Returns the checkpoint, locked; `None` if `positions` are not cached, because they were
-    /// evicted or flushed, or if there are too few blocks. `private` keeps its blocks then.
+    /// evicted or flushed, or if there are too few blocks. In these cases `private` keeps its
+    /// blocks.
     ///
     /// # Errors
     ///
-    /// [`CommitError`] as for [`commit_from`](TreeWriter::commit_from). Nothing is changed then.
+    /// [`CommitError`] as for [`commit_from`](TreeWriter::commit_from). After an error nothing is
+    /// changed.
     pub fn commit_checkpoint(
         &mut self,
         namespace: &Namespace,
@@ -105,7 +107,8 @@ impl TreeWriter {
         let mut own = private.split(span.block_count);
         let committed = self.commit_from(&mut lease, &whole, &mut own);
         if !own.is_empty() {
-            // Nothing was taken. The blocks were split from this lease, so they fit to it.
+            // The tree has taken nothing. The blocks were split from this lease, so they can be
+            // appended again.
             let fits = private.append(own);
             debug_assert!(fits.is_ok(), "blocks of one pool");
         }
@@ -113,7 +116,7 @@ impl TreeWriter {
         if self.arena.is_live(before) {
             self.refresh_checkpoints_below(before);
         }
-        // A checkpoint where prompts part was asked for before it existed.
+        // Requests may have diverged here before this checkpoint existed. Their hits count for it.
         let record = &mut self.records[lease.end.index()];
         record.hits = record.hits.max(hits);
         Ok(is_whole.then(|| CheckpointLease::new(lease, span.block_count)))

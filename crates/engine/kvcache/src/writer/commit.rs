@@ -133,7 +133,8 @@ impl TreeWriter {
     ///
     /// # Errors
     ///
-    /// If the lease, the positions and the blocks do not belong together. Nothing is changed then.
+    /// If the lease, the positions and the blocks do not belong together. In this case nothing is
+    /// changed.
     pub fn commit_from(
         &mut self,
         prefix: &mut PrefixLease,

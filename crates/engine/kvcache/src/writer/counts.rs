@@ -20,7 +20,7 @@ pub struct TreeCounts {
     /// Number of blocks that were removed from the index and not returned yet: by a flush or the
     /// eviction of a namespace while a lease held them, or for the quota of a namespace.
     pub detached: usize,
-    /// Number of the detached blocks that nothing holds any more. The next eviction returns them,
+    /// Number of the detached blocks that nothing holds any longer. The next eviction returns them,
     /// before it removes anything from the index.
     pub freed: usize,
     /// Number of nodes, not counting the roots of namespaces.

@@ -31,7 +31,7 @@ impl TreeWriter {
         self.evict_noting(block_count, None)
     }
 
-    /// As [`evict`](TreeWriter::evict), and appends what was evicted from each leaf to `prefixes`,
+    /// As [`evict`](TreeWriter::evict), and appends the evicted part of each leaf to `prefixes`,
     /// with everything before it. The content of the blocks is in the pool until they are reused,
     /// so an engine with a second tier of memory can copy it there. Blocks that a flush had removed
     /// are not among them. Takes time and memory in proportion to the length of the prefixes.
@@ -73,7 +73,7 @@ impl TreeWriter {
             self.stats.evicted_for_room += taken as u64;
             self.trim_leaf(id, taken, &mut out);
         }
-        // A checkpoint is evicted as a whole. The next eviction returns what is left.
+        // A checkpoint is evicted as a whole. The next eviction returns the remaining blocks.
         self.freed.extend(out.drain(block_count.min(out.len())..));
         self.hand_over(out)
     }
@@ -144,7 +144,7 @@ impl TreeWriter {
         EvictedBlocks { blocks, pool }
     }
 
-    /// The prefix up to the end of a leaf of which the last `taken` blocks are evicted.
+    /// The prefix up to the end of a leaf whose last `taken` blocks are evicted.
     pub(super) fn evicted_prefix(&self, leaf: NodeId, taken: usize) -> EvictedPrefix {
         let mut path = vec![leaf];
         let mut parent = self.arena.parent(leaf);
@@ -191,7 +191,7 @@ impl TreeWriter {
     }
 
     /// Removes everything in one namespace from the index, as [`flush`](TreeWriter::flush) does for
-    /// all namespaces. Of use after an adapter was unloaded or a tenant was deleted. May also
+    /// all namespaces. Useful after an adapter was unloaded or a tenant was deleted. May also
     /// return blocks of other namespaces that were removed earlier and are no longer held.
     pub fn evict_namespace(&mut self, namespace: &Namespace) -> EvictedBlocks {
         self.begin_operation();
@@ -229,8 +229,9 @@ impl TreeWriter {
         if self.find(namespace, &positions[..whole]) == whole
             && let Some(&(end, _)) = self.path.last()
         {
-            // All are found before the first is removed, because a removal merges locked nodes
-            // around it. It merges no unlocked node into a locked one, so that the others stay.
+            // Find all of them before removing the first, because a removal merges the locked nodes
+            // around it. It never merges an unlocked node into a locked one, so the others remain
+            // valid.
             for top in self.unlocked_below(end) {
                 self.remove_subtree(top, &mut out);
             }
@@ -313,7 +314,7 @@ impl TreeWriter {
         hashes
     }
 
-    /// Removes a leaf. If its namespace is empty afterwards, prunes the namespace; if its parent
+    /// Removes a leaf. If its namespace is empty afterward, prunes the namespace; if its parent
     /// has one child left, merges the two if possible.
     fn remove_leaf(&mut self, id: NodeId) {
         let parent = self.arena.parent(id);

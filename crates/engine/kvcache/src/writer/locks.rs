@@ -1,13 +1,13 @@
-//! Locks along paths, and merging of chains that no branch and no lease separates any more.
+//! Locks along paths, and merging of chains that no branch and no lease separates any longer.
 
 use super::TreeWriter;
 use crate::node::NodeId;
 use crate::node::edge::Edge;
 
 impl TreeWriter {
-    /// Catches up with what other threads have done since the last operation: releases the locks
-    /// of dropped leases, evicts what then exceeds the quotas of namespaces, and frees nodes that
-    /// readers no longer hold.
+    /// Handles the changes by other threads since the last operation: releases the locks of dropped
+    /// leases, evicts what then exceeds the quotas of namespaces, and frees nodes that readers no
+    /// longer hold.
     pub(super) fn drain(&mut self) {
         self.arena.collect_garbage();
         self.release_returned();
@@ -100,8 +100,8 @@ impl TreeWriter {
     }
 
     /// Replaces a chain by one node with `edge`. Its record gets the largest number of hits, the
-    /// highest priority and the latest use of the chain; with a checkpoint at its end, the hits of
-    /// that.
+    /// highest priority and the latest use of the chain; if a checkpoint is at its end, the hits of
+    /// the checkpoint instead.
     pub(super) fn replace_run(&mut self, run: &[NodeId], edge: Edge) {
         let (Some(&top), Some(&bottom)) = (run.first(), run.last()) else { return };
         let mut merged = self.records[bottom.index()].clone();

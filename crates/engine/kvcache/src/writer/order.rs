@@ -76,8 +76,8 @@ impl TreeWriter {
         self.quotas.add_leaf(record.root, key);
     }
 
-    /// Number of blocks that requests need not compute because of a leaf: its own, or, if there are
-    /// checkpoints, those between its checkpoint and the one before it.
+    /// Number of blocks that requests do not have to compute because a leaf is cached: its own, or,
+    /// if there are checkpoints, those between its checkpoint and the one before it.
     fn saved_blocks(&self, leaf: NodeId) -> usize {
         let edge = self.arena.edge(leaf);
         let own = edge.kv_hashes().len();
@@ -99,8 +99,8 @@ impl TreeWriter {
         saved
     }
 
-    /// Ranks the next checkpoints below a node anew, because what they save depends on whether there
-    /// is one at its end.
+    /// Ranks the next checkpoints below a node anew, because the blocks that they save depend on
+    /// whether there is one at its end.
     pub(super) fn refresh_checkpoints_below(&mut self, id: NodeId) {
         let core = self.arena.core.clone();
         let Some(span) = &core.checkpoint else { return };

@@ -17,8 +17,8 @@ impl TreeWriter {
     ///
     /// # Errors
     ///
-    /// If not even one block is cached, or if the pin budget would be exceeded. Nothing is pinned
-    /// then.
+    /// If not even one block is cached, or if the pin budget would be exceeded. After an error
+    /// nothing is pinned.
     pub fn pin(&mut self, namespace: &Namespace, positions: &[u32]) -> Result<PinId, PinError> {
         let checkpoint = match self.pins.demotable || self.checkpoint_blocks() == 0 {
             true => None,

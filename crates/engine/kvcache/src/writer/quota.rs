@@ -13,7 +13,7 @@ use std::collections::{BTreeSet, HashMap};
 /// cached in its namespace, so they need a limit.
 const OWN_QUOTAS_MAX: usize = 1 << 16;
 
-/// The quotas of a tree, and what the namespaces that have one use of it.
+/// The quotas of a tree, and the use of each namespace that has one.
 #[derive(Debug, Default)]
 pub(crate) struct Quotas {
     /// The quota, in blocks, of all namespaces but the base namespace that have none of their own.
@@ -29,7 +29,7 @@ pub(crate) struct Quotas {
     changed: Vec<NodeId>,
 }
 
-/// What a namespace with a quota has cached.
+/// The cached blocks of a namespace with a quota.
 #[derive(Debug, Default)]
 pub(super) struct Usage {
     /// The quota, in blocks.
@@ -132,7 +132,7 @@ impl Quotas {
 impl TreeWriter {
     /// Sets the quota of one namespace to `block_count` blocks, in place of the default quota
     /// ([`TreeBuilder::namespace_quota`](crate::TreeBuilder::namespace_quota), which says what
-    /// counts). `usize::MAX` is no limit. `None` removes the namespace's own quota, so that the
+    /// counts). `usize::MAX` means no limit. `None` removes the namespace's own quota, so that the
     /// default applies again; for the base namespace, that is no limit.
     ///
     /// The quota is kept while nothing is cached in the namespace, until it is removed. What
@@ -141,8 +141,8 @@ impl TreeWriter {
     ///
     /// # Errors
     ///
-    /// [`ConfigError::NamespaceQuotas`] if 65,536 other namespaces have a quota of their own.
-    /// Nothing is changed then.
+    /// [`ConfigError::NamespaceQuotas`] if 65,536 other namespaces have a quota of their own. In
+    /// this case nothing is changed.
     pub fn set_namespace_quota(
         &mut self,
         namespace: &Namespace,
@@ -190,8 +190,9 @@ impl TreeWriter {
         }
     }
 
-    /// Evicts unlocked leaves of the namespaces that exceed their quotas, until they do not any
-    /// more or everything in them is locked or pinned. The next eviction returns the blocks.
+    /// Evicts unlocked leaves of the namespaces that exceed their quotas, until they no longer
+    /// exceed them, or everything in them is locked or pinned. The next eviction returns the
+    /// blocks.
     ///
     /// These evictions are not reported to the eviction order, because an order that ages its
     /// entries would age those of other namespaces too.

@@ -1,5 +1,5 @@
 //! A prefix cache with blocks of 16 positions: matching, locks, the order of eviction, allocation,
-//! pins, and how many tokens are saved. Behaviour that needs a model is tested with the engine.
+//! pins, and how many tokens are saved. Behavior that needs a model is tested with the engine.
 
 use stolon_kvcache::{BlockId, Namespace, Shortage};
 use support::Cache;

@@ -1,4 +1,4 @@
-//! Checkpoints of recurrent states: where a request can resume, and what is evicted.
+//! Checkpoints of recurrent states: where a request can resume, and which checkpoints are evicted.
 
 use proptest::prelude::*;
 use stolon_kvcache::{
@@ -85,7 +85,7 @@ fn tokens(range: std::ops::Range<u32>) -> Vec<u32> {
 }
 
 /// Goal: a request resumes at the deepest checkpoint before its last position, wherever its prompt
-/// parts from what is cached, and the checkpoint changes no match.
+/// differs from the cached ones, and the checkpoint changes no match.
 #[test]
 fn a_request_resumes_at_the_deepest_checkpoint_of_its_prefix() {
     for checkpoint_blocks in [1, 3] {
@@ -136,8 +136,9 @@ fn a_checkpoint_is_locked_with_its_prefix() {
     cache.check();
 }
 
-/// Goal: what no request can use is evicted first; then checkpoints in the order of eviction, each
-/// before its prefix and as a whole. Blocks of one that were not needed are used next.
+/// Goal: blocks that no request can use are evicted first; then checkpoints in the order of
+/// eviction, each before its prefix and as a whole. Blocks of one that were not needed are used
+/// next.
 #[test]
 fn checkpoints_are_evicted_before_their_prefix() {
     let mut cache = Cache::new(4, 3, 32);
@@ -173,7 +174,8 @@ fn an_order_learns_what_a_checkpoint_saves() {
     cache.check();
 }
 
-/// Evicts first what saves least, and of that what has the fewest continuations.
+/// Evicts the leaf that saves the least first; of equal ones, the one with the fewest
+/// continuations.
 #[derive(Debug)]
 struct LeastSaved;
 
@@ -183,10 +185,10 @@ impl EvictionOrder for LeastSaved {
     }
 }
 
-/// Goal: what only keeps a checkpoint, such as a pin, does not count as its use.
+/// Goal: a lock that only keeps a checkpoint, such as a pin, does not count as a use of it.
 #[test]
 fn a_lock_is_no_hit() {
-    /// Evicts first what was hit least.
+    /// Evicts the leaf with the fewest hits first.
     #[derive(Debug)]
     struct LeastHit;
 
@@ -253,8 +255,8 @@ fn events_name_no_checkpoint() {
     cache.check();
 }
 
-/// Goal: a flush and the end of a namespace free the blocks of checkpoints, those of a lease after
-/// it was dropped.
+/// Goal: a flush and the end of a namespace free the blocks of checkpoints. Blocks that a lease
+/// holds are free after it was dropped.
 #[test]
 fn flushed_checkpoints_are_freed() {
     let mut cache = Cache::new(2, 2, 16);
@@ -375,8 +377,8 @@ proptest! {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 2000, ..ProptestConfig::default() })]
 
-    /// Goal: the order of eviction follows from what is cached at that time, and not from what was
-    /// cached when a checkpoint was ranked. Ranking everything anew changes nothing.
+    /// Goal: the order of eviction follows from the content of the cache at that time, and not from
+    /// its content when a checkpoint was ranked. Ranking everything anew changes nothing.
     #[test]
     fn ranks_follow_from_what_is_cached(
         steps in prop::collection::vec(

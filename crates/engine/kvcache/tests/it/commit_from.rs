@@ -5,7 +5,7 @@ use stolon_kvcache::{
     TokenSpanInterner, TreeWriter, prefix_tree,
 };
 
-/// Evicts everything that is not locked and expects the whole pool to be free then.
+/// Evicts everything that is not locked and expects that the whole pool is free afterward.
 fn assert_all_blocks_come_back(writer: &mut TreeWriter, pool: &mut BlockPool) {
     pool.release(writer.evict(usize::MAX));
     let all = PoolCounts { free: pool.block_count(), ..PoolCounts::default() };

@@ -21,7 +21,7 @@ impl Tree {
         Tree { writer, reader, next: 0 }
     }
 
-    /// Commits what is missing of a prompt.
+    /// Commits the missing part of a prompt.
     fn commit(&mut self, prompt: &[u32]) -> PrefixLease {
         let mut lease = self.writer.acquire(&base(), prompt);
         let missing = prompt.len() / 2 - lease.len() / 2;
@@ -78,8 +78,8 @@ fn a_pinned_prefix_is_evicted_last_and_protected_again() {
     assert_eq!(tree.writer.evict(9).len(), 2, "no longer pinned");
 }
 
-/// Goal: a demoted pin can be ended, by its id and by a flush, and is not renewed then; its last
-/// use is that before it was demoted.
+/// Goal: a demoted pin can be ended, by its id and by a flush, and is not renewed afterward; its
+/// last use is the one before it was demoted.
 #[test]
 fn a_demoted_pin_can_be_ended() {
     let mut tree = Tree::new(EvictionPolicy::Lru);
@@ -99,7 +99,7 @@ fn a_demoted_pin_can_be_ended() {
     tree.writer.audit().expect("consistent");
 }
 
-/// Goal: what an eviction by prefix keeps for pins that lock, it keeps for pins that do not.
+/// Goal: an eviction by prefix keeps the same blocks for pins that lock and for pins that do not.
 #[test]
 fn an_eviction_by_prefix_keeps_what_is_pinned() {
     let mut tree = Tree::new(EvictionPolicy::Lru);
@@ -109,7 +109,7 @@ fn an_eviction_by_prefix_keeps_what_is_pinned() {
     assert!(tree.matched(&[1, 2, 3, 4, 5, 6]) == 4 && !tree.is_demoted(pin));
 }
 
-/// Goal: a quota evicts nothing that is pinned, and what was pinned as soon as it is not.
+/// Goal: a quota evicts no pinned blocks, and evicts them as soon as their pin has ended.
 #[test]
 fn a_quota_evicts_nothing_that_is_pinned() {
     let mut tree = Tree::new(EvictionPolicy::Lru);
@@ -153,7 +153,7 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 1024, ..ProptestConfig::default() })]
 
     /// Goal: after any operations, a pin is demoted exactly if its prefix is not cached completely,
-    /// and an eviction touches what is pinned only if nothing else is left.
+    /// and an eviction takes pinned blocks only if no others are left.
     #[test]
     fn pins_are_demoted_exactly_if_their_prefix_is_not_cached(
         policy in proptest::sample::select(&EvictionPolicy::ALL[..]),

@@ -1,4 +1,4 @@
-//! The features of the tree beyond match, commit and eviction, one behaviour per test.
+//! The features of the tree beyond match, commit and eviction, one behavior per test.
 
 use std::collections::HashMap;
 use stolon_kvcache::{
@@ -144,8 +144,8 @@ fn the_eviction_order_can_be_replaced() {
     assert_eq!(evict_all(&mut writer), [20, 30, 10]);
 }
 
-/// Goal: a prefix has the largest priority of the requests that used or committed it, and what only
-/// others committed does not.
+/// Goal: a prefix has the largest priority of the requests that used or committed it, and blocks
+/// that only other requests committed do not.
 #[test]
 fn priorities_of_requests_reach_their_prefixes() {
     let mut writer = tree(EvictionPolicy::Priority);
@@ -171,8 +171,8 @@ fn priorities_of_requests_reach_their_prefixes() {
     assert_eq!(evicted, [(30, -2), (12, 3), (50, 5), (40, 6), (20, 8), (11, 8), (10, 8)]);
 }
 
-/// Goal: the eviction of a prefix removes what starts with it and what only it uses, and keeps what
-/// others share, and what leases and pins hold.
+/// Goal: the eviction of a prefix removes everything that starts with it and the blocks that only
+/// it uses, and keeps blocks that others share or that leases and pins hold.
 #[test]
 fn a_prefix_can_be_evicted() {
     let (mut writer, reader) = prefix_tree(2).expect("a block size");
@@ -304,7 +304,7 @@ fn a_long_leaf_is_trimmed() {
 }
 
 /// Goal: a sequence that grows by one block per commit consists of few nodes while it is locked,
-/// and of one node afterwards.
+/// and of one node afterward.
 #[test]
 fn a_growing_sequence_is_merged_into_one_node() {
     let (mut writer, _) = prefix_tree(1).expect("a block size");
@@ -339,7 +339,7 @@ fn nodes_are_merged_after_a_branch_was_evicted() {
 }
 
 /// Goal: queries are exact while children are inserted into and removed from wide tables in place,
-/// and memory is freed afterwards.
+/// and memory is freed afterward.
 #[test]
 fn a_wide_root_under_churn() {
     let (mut writer, reader) = prefix_tree(1).expect("a block size");
@@ -373,7 +373,7 @@ fn the_index_is_small() {
     for key in 0..1000 {
         put(&mut writer, &base(), &[key; 16], key);
     }
-    // No less than its vectors take, which have most of this.
+    // No less than its vectors take, which are most of it.
     assert!((250_000..=300_000).contains(&writer.index_bytes()), "{} bytes", writer.index_bytes());
     let (mut writer, _) = prefix_tree(16).expect("a block size");
     let long: Vec<u32> = (0..16 * 10_000).collect();
@@ -382,7 +382,7 @@ fn the_index_is_small() {
 }
 
 /// Goal: a flush removes locked nodes from the index at once. Their blocks return after the last
-/// lease, and the leases remain usable until then.
+/// lease, and until its end each lease remains usable.
 #[test]
 fn flush_while_leases_exist() {
     let (mut writer, reader) = prefix_tree(1).expect("a block size");

@@ -208,7 +208,7 @@ fn op() -> impl Strategy<Value = Op> {
     ]
 }
 
-/// Goal: what the writer keeps for quotas is part of the size of the index: 1,000 leaves, 100
+/// Goal: the writer's data for quotas is part of the size of the index: 1,000 leaves, 100
 /// namespaces with the default quota, and 100 quotas of their own.
 #[test]
 fn quotas_count_in_the_size_of_the_index() {

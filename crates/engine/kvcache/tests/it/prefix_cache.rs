@@ -12,7 +12,7 @@ fn base() -> Namespace {
     Namespace::default()
 }
 
-/// Evicts everything that is not locked and expects all blocks to be free then.
+/// Evicts everything that is not locked and expects that all blocks are free afterward.
 fn assert_all_blocks_come_back(cache: &mut PrefixCache, block_count: usize) {
     cache.make_room(block_count);
     let all = PoolCounts { free: block_count, ..PoolCounts::default() };
@@ -58,8 +58,8 @@ fn sequences_share_their_prefix() {
     assert_all_blocks_come_back(&mut cache, 10);
 }
 
-/// Goal: a sequence grows by what it lacks, evicts to do so only if that helps, and keeps what it
-/// has if there is too little.
+/// Goal: a sequence grows by the blocks that it lacks, evicts others only if that helps, and keeps
+/// its blocks if there are too few.
 #[test]
 fn growing_evicts_only_if_that_makes_enough_room() {
     let mut cache = PrefixCache::new(1, 6).expect("a valid block size");
@@ -117,7 +117,7 @@ fn too_many_blocks_are_refused() {
     }
 }
 
-/// Goal: what was evicted is reported with its content, and its blocks are free at once, or after
+/// Goal: evicted blocks are reported with their content, and its blocks are free at once, or after
 /// the running step.
 #[test]
 fn evicted_blocks_are_reported_and_free() {

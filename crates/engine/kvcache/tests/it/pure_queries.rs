@@ -80,7 +80,7 @@ fn a_query_frees_nothing_that_waits() {
     });
 }
 
-/// Beside a writer at full speed, a query at most hands over a batch. crossbeam-epoch frees the
+/// Next to a writer at full speed, a query hands over at most one batch. crossbeam-epoch frees the
 /// entry of its queue that held the function later, together with up to 63 others.
 fn a_query_beside_the_writer_at_most_hands_over() {
     const QUERIES: u64 = 2_000_000;

@@ -1,5 +1,5 @@
 //! Cases that prefix caches with blocks of one position easily get wrong: splits, atomic token
-//! spans, locks, ownership of blocks, idempotence, conservation, namespaces. Behaviour that needs a
+//! spans, locks, ownership of blocks, idempotence, conservation, namespaces. Behavior that needs a
 //! model (logits, generated tokens) is tested with the engine.
 
 use stolon_kvcache::{

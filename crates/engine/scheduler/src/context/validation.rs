@@ -56,7 +56,7 @@ pub(super) fn check(
             let expected = "none for an embedding";
             return Err(EngineError::invalid("prompt_logprobs", expected, "a number"));
         }
-        // It generates nothing, and ends when the prompt is computed.
+        // An embedding generates nothing, and ends when the prompt is computed.
         return Ok(1);
     }
     let is_text = |&token: &u32| (token as usize) < vocab_size;

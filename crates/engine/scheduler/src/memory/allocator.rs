@@ -52,11 +52,11 @@ pub enum EvictionDemand {
     /// The blocks that a reservation lacks; none if the tree cannot supply all of them.
     Lacking(Shortage),
     /// Blocks that left the index for the quota of their namespace, and blocks that were flushed
-    /// while a sequence used them and are not used any more.
+    /// while a sequence used them and are not used any longer.
     Detached,
 }
 
-/// What the tree has evicted.
+/// The blocks that the tree has evicted.
 #[derive(Debug, Default)]
 pub struct Evicted {
     /// The blocks.
@@ -83,7 +83,7 @@ pub fn evict(writer: &mut TreeWriter, demand: EvictionDemand, note: bool) -> Evi
     Evicted { blocks, prefixes }
 }
 
-/// What [`BlockAllocator::remove`] removes from the cache.
+/// The part of the cache that [`BlockAllocator::remove`] removes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Removal {
     /// All of a namespace, its pins, and what its sessions hold. Blocks that running requests hold
@@ -128,7 +128,7 @@ impl BlockAllocator {
     /// logits of `logits`.
     ///
     /// # Errors
-    /// Those of the tree.
+    /// The errors of the tree.
     pub async fn reserve<T: TreeAccess>(
         &mut self,
         tree: &mut T,
@@ -156,7 +156,7 @@ impl BlockAllocator {
     /// matched is evicted.
     ///
     /// # Errors
-    /// Those of the tree.
+    /// The errors of the tree.
     pub async fn settle<T: TreeAccess>(&mut self, tree: &mut T) -> Result<(), T::Error> {
         let evicted = tree.evict(EvictionDemand::Detached, false).await?;
         self.take_evicted(evicted.blocks);
@@ -166,7 +166,7 @@ impl BlockAllocator {
     /// Removes everything from the tree that no request holds.
     ///
     /// # Errors
-    /// Those of the tree.
+    /// The errors of the tree.
     pub async fn flush<T: TreeAccess>(&mut self, tree: &mut T) -> Result<(), T::Error> {
         self.logits.clear();
         self.pool.release(tree.flush().await?);
@@ -177,7 +177,7 @@ impl BlockAllocator {
     /// blocks that were freed.
     ///
     /// # Errors
-    /// Those of the tree.
+    /// The errors of the tree.
     pub async fn remove<T: TreeAccess>(
         &mut self,
         tree: &mut T,
@@ -192,7 +192,7 @@ impl BlockAllocator {
     /// Verifies the pool and the tree, and that every block is in exactly one of them.
     ///
     /// # Errors
-    /// Those of the tree. The inner error describes the first inconsistency.
+    /// The errors of the tree. The inner error describes the first inconsistency.
     pub async fn audit<T: TreeAccess>(
         &mut self,
         tree: &mut T,

@@ -166,7 +166,7 @@ fn a_tenant_lengthens_a_step_that_others_wait_for_by_a_limited_time() {
             assert_eq!(tokens_of(&views, at_most(seconds), b), other.pending());
         }
     }
-    // Nobody waits for a single token, or nobody else does.
+    // No tenant waits for a single token, or only this one does.
     let views = arrived([of(a, view(0, 6_000)), of(b, view(0, 6_000))]);
     assert_eq!(tokens_of(&views, at_most(0.0), a), 256);
     let views = arrived([of(a, view(0, 6_000)), of(a, view(50, 51)), of(a, view(50, 51))]);

@@ -91,7 +91,7 @@ impl<M: Memory> Scheduler<M> {
             let has_slot = !is_full || self.preempt_stalled();
             if self.running.is_empty() {
                 // A request that runs alone must find all other blocks free or evictable, or held
-                // by sessions, which give them up to it.
+                // by sessions, which release them for it.
                 self.queue.drop_match_locks();
             }
             let shares = self.slot_shares();
@@ -104,7 +104,7 @@ impl<M: Memory> Scheduler<M> {
             }
             self.refresh_matches();
             let config = Arc::clone(&self.context.config);
-            // The blocks of what a preempted request has written can be evicted then.
+            // Then the blocks that a preempted request has written can be evicted.
             self.publish_checkpoints().await?;
             let policy = **self.context.policy.load();
             let running = self.running.iter().map(|running| &running.sequence);
@@ -210,7 +210,7 @@ impl<M: Memory> Scheduler<M> {
             }
         }
         if self.queue.entries()[index].cost() > round.slacks[index] {
-            // Without its checkpoint, which it has given up.
+            // Its cost has grown, because it has released its checkpoint.
             return Ok(Attempt::ExceedsSlack);
         }
         let waiting = self.queue.remove(index);
@@ -237,7 +237,7 @@ impl<M: Memory> Scheduler<M> {
         let &block = lease.blocks().last()?;
         let all_cached = sequence.tokens.len() - lease.len() < self.context.spec.block_size;
         let is_ready = sequence.sampler.as_ref().is_none_or(|sampler| sampler.is_ready());
-        // What is cached are the logits of the vocabulary.
+        // The cached logits are those of the vocabulary only.
         let needs_more = sequence.options.pooling.is_some() || sequence.options.regions;
         if needs_more || !all_cached || !is_ready || self.context.config.logit_cache_bytes == 0 {
             return None;
@@ -246,9 +246,9 @@ impl<M: Memory> Scheduler<M> {
         Some(LogitsKey { block, namespace, tokens })
     }
 
-    /// Gives up something that holds blocks while nothing runs, so that the request at `index` can
-    /// start: the blocks of sessions, and last its own `checkpoint`, so that it computes what comes
-    /// before. Returns false if there is nothing more.
+    /// Releases something that holds blocks while nothing runs, so that the request at `index` can
+    /// start: the blocks of sessions first, and its own `checkpoint` last, so that it computes the
+    /// positions that the checkpoint covers. Returns false if nothing more can be released.
     fn give_up(&mut self, index: usize, checkpoint: &mut Option<CheckpointLease>) -> bool {
         if self.context.sessions.release_oldest() {
             return true;
@@ -396,7 +396,7 @@ impl<M: Memory> Scheduler<M> {
     }
 }
 
-/// What a request holds of its recurrent state when it starts, with `matched` positions cached.
+/// The recurrent state that a request holds when it starts, with `matched` positions cached.
 fn begin_state(
     waiting: &Waiting,
     matched: usize,

@@ -1,4 +1,5 @@
-//! Verifies that what the scheduler holds is what the pool and the tree count as held.
+//! Verifies that the blocks and slots that the scheduler holds are those that the pool and the tree
+//! count as held.
 
 use super::Scheduler;
 use crate::memory::{ActorStopped, Memory};
@@ -42,7 +43,7 @@ impl<M: Memory> Scheduler<M> {
         let written = self.written.iter().map(|item| item.blocks.len()).sum::<usize>();
         let in_flight = self.in_flight.iter().flatten().map(|slice| slice.state.block_count());
         let reserved = reserved + written + in_flight.sum::<usize>();
-        // Callers may close sessions meanwhile, which gives partial blocks back.
+        // Callers may close sessions meanwhile, which returns partial blocks to the pool.
         let partial = self.context.sessions.partial_blocks()..=partial_before;
         let in_sessions = report.blocks_reserved.checked_sub(reserved);
         let Some(in_sessions) = in_sessions.filter(|count| partial.contains(count)) else {

@@ -83,7 +83,7 @@ impl<M: Memory> Scheduler<M> {
         Ok(())
     }
 
-    /// The save that the sink wants of a running sequence, which has committed its blocks from
+    /// The save that the sink requests for a running sequence, which has committed its blocks from
     /// `first` on.
     fn wanted_save(&self, index: usize, first: usize) -> Option<SaveRequest> {
         let sink = self.context.config.kv_sink.as_ref()?;
@@ -209,8 +209,8 @@ impl<M: Memory> Scheduler<M> {
     }
 
     /// The id of the sequence to preempt if a request of a tenant below its share starts to run
-    /// although no slot is free: the youngest one of the tenant with the most slots, and rather one
-    /// of which the cache keeps what it has computed. `None` if no tenant exceeds its share.
+    /// although no slot is free: the youngest one of the tenant with the most slots, preferably one
+    /// whose computed positions stay in the cache. `None` if no tenant exceeds its share.
     pub(super) fn share_victim(&mut self, shares: &SlotShares) -> Option<Victim> {
         let below_share = |waiting: &Waiting| !shares.is_reached(waiting.sequence.tenant);
         if !self.queue.entries().iter().any(below_share) {
@@ -251,7 +251,7 @@ impl<M: Memory> Scheduler<M> {
         let victim = self.running.iter().filter(yields).max_by_key(rank)?;
         let sequence = &victim.sequence;
         if sequence.in_step {
-            // As above.
+            // As in `share_victim`: admission is tried again when the step has ended.
             self.try_admission = true;
             return None;
         }

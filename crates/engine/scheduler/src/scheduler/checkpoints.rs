@@ -13,7 +13,7 @@ use crate::schedule::Slice;
 use crate::sequence::Sequence;
 use crate::states::{CheckpointItem, CheckpointWishes, Resume, StateLoad};
 
-/// What a slice of the step in flight holds for the recurrent state of its sequence.
+/// The checkpoints that a slice of the step in flight reads and writes for its sequence.
 #[derive(Debug, Default)]
 pub(super) struct StateInFlight {
     /// The checkpoint that the slice resumes from.
@@ -69,7 +69,8 @@ impl<M: Memory> Scheduler<M> {
         Ok(states)
     }
 
-    /// What the checkpoints of a slice that begins at `start` depend on. Nothing follows an answer.
+    /// The properties of a slice that begins at `start` on which the choice of its checkpoints
+    /// depends. Nothing follows an answer.
     fn wishes(&self, index: usize, start: usize) -> CheckpointWishes {
         let sequence = &self.running[index].sequence;
         let is_prompt = start < sequence.prompt_len;
@@ -113,8 +114,8 @@ impl<M: Memory> Scheduler<M> {
         })
     }
 
-    /// Takes what a slice has written, if its sequence has been computed as far. `start` is the
-    /// position of its first token.
+    /// Takes the checkpoints that a slice has written and that its sequence has reached. `start` is
+    /// the position of its first token.
     pub(super) fn take_checkpoints(&mut self, index: usize, start: usize, state: StateInFlight) {
         let Some(rule) = self.context.checkpoint_rule() else { return };
         let caches = self.context.config.prefix_caching;
@@ -248,8 +249,8 @@ impl<M: Memory> Scheduler<M> {
         Ok(())
     }
 
-    /// Releases the blocks of the checkpoints of answers, which are needed otherwise. Returns
-    /// whether there was one.
+    /// Releases the blocks of the checkpoints of answers, because they are needed for something
+    /// else. Returns whether there was one.
     pub(super) fn release_answers(&mut self) -> bool {
         let held = self.running.iter_mut().map(|running| &mut running.sequence.held.state);
         held.filter_map(|state| state.answer.take()).count() > 0

@@ -1,4 +1,4 @@
-//! Which image the next step encodes, and what to do with the result.
+//! Chooses the image that the next step encodes, and applies the result.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -20,9 +20,10 @@ use crate::tenant::TenantId;
 #[derive(Debug)]
 pub(super) struct Encoding {
     cache: EncoderCache,
-    /// The image that the last step has begun, or gone on with, and the namespace that it is for.
+    /// The image that the last step has begun or continued to encode, with the namespace that it is
+    /// encoded for.
     current: Option<(Namespace, Arc<ImageInput>)>,
-    /// How long it has been encoded so far.
+    /// The time for which it has been encoded so far.
     time: Duration,
     /// For each tenant with running requests the step in which an image of it was last begun.
     turns: HashMap<TenantId, u64>,
@@ -137,8 +138,8 @@ impl<M: Memory> Scheduler<M> {
     }
 }
 
-/// The end of a request with stored KV for an image of which nothing else is known, if the KV could
-/// not be loaded.
+/// The error of a request whose image is known by its stored KV only, if the KV could not be
+/// loaded.
 fn without_pixels() -> Ending {
     let reason = "the stored KV of an image could not be loaded, and it has no pixels to encode";
     Ending::Failed(EngineError::StepFailed { reason: reason.to_owned() })

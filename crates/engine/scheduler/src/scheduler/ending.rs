@@ -1,4 +1,4 @@
-//! How requests end: complete, cancelled, timed out or failed.
+//! How requests end: complete, canceled, timed out or failed.
 //!
 //! A sequence always releases its leases before its last event is sent, so that a caller who has
 //! read the event finds the blocks released, and the next turn of its session can begin.
@@ -39,7 +39,7 @@ impl<M: Memory> Scheduler<M> {
         }
     }
 
-    /// Ends sequences that were cancelled, timed out or failed and are not part of the step in
+    /// Ends sequences that were canceled, timed out or failed and are not part of the step in
     /// flight.
     pub(super) fn end_overdue(&mut self, now: Instant) {
         for waiting in self.queue.take_overdue(now) {
@@ -71,8 +71,8 @@ impl<M: Memory> Scheduler<M> {
         }
     }
 
-    /// Ends a sequence that has not generated all it may. One that its caller has declared complete
-    /// counts as finished.
+    /// Ends a sequence before its answer has its maximum length. A sequence that its caller has
+    /// declared complete counts as finished.
     pub(super) fn end_early(&mut self, mut sequence: Sequence, ending: Ending) {
         let is_complete = ending == Ending::Cancelled && sequence.events.is_complete();
         if ending == Ending::Cancelled {

@@ -1,7 +1,7 @@
 //! Repeated look-ups of stored KV for waiting requests: `lookup.rs` decides when there is one.
 //!
-//! The scheduler does no I/O. It says what is to be looked up ([`Scheduler::take_lookups`]), and is
-//! told what was read ([`Scheduler::stored_read`]).
+//! The scheduler does no I/O. Its caller takes the look-ups ([`Scheduler::take_lookups`]), makes
+//! them, and passes the results to [`Scheduler::stored_read`].
 
 use std::mem;
 use std::sync::Arc;
@@ -19,7 +19,7 @@ impl<M: Memory> Scheduler<M> {
     }
 
     /// A repeated look-up has ended, with the KV that it has read. Without any, the request runs
-    /// with what it has, and so it does if it does not wait for the answer any more.
+    /// with what it has, and so it does if it does not wait for the answer any longer.
     pub fn stored_read(&mut self, id: u64, kv: Option<StoredKv>) {
         let entries = self.queue.entries_mut();
         let Some(waiting) = entries.iter_mut().find(|w| w.sequence.id == id) else { return };
@@ -43,7 +43,7 @@ impl<M: Memory> Scheduler<M> {
     }
 
     /// Lets a waiting request, which has just locked its match, ask again for stored KV if what it
-    /// has found before was lost. Returns whether it does; it keeps its place in the queue then.
+    /// has found before was lost. Returns whether it does; if so, it keeps its place in the queue.
     pub(super) fn look_again(&mut self, index: usize, now: Instant) -> bool {
         let block_size = self.context.spec.block_size;
         let waiting = &mut self.queue.entries_mut()[index];

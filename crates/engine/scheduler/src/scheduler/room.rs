@@ -1,6 +1,6 @@
-//! What is cached of a waiting request, which is locked before it starts, and whether there are
-//! enough blocks for it, in addition to the running sequences and to followers that will be admitted
-//! before it.
+//! Locks the cached part of a waiting request's prompt before it starts, and decides whether there
+//! are enough blocks for it, in addition to the running sequences and to followers that will be
+//! admitted before it.
 
 use stolon_kvcache::PrefixMatch;
 
@@ -49,7 +49,7 @@ impl<M: Memory> Scheduler<M> {
         Ok(evictable)
     }
 
-    /// Locks what is cached of the prompt of a waiting request, and notes how much it is.
+    /// Locks the cached part of a waiting request's prompt, and records its length.
     pub(super) async fn acquire_match(&mut self, index: usize) -> Result<Acquired, ActorStopped> {
         let has_states = self.free_slots.is_some();
         let sequence = &self.queue.entries()[index].sequence;
@@ -67,8 +67,8 @@ impl<M: Memory> Scheduler<M> {
         Ok(acquired)
     }
 
-    /// Whether a waiting request fits into `capacity` with what its last query found, if `promised`
-    /// blocks are set aside for followers.
+    /// Whether a waiting request fits into `capacity` with the cached part that its last query
+    /// found, if `promised` blocks are set aside for followers.
     pub(super) fn fits(&self, index: usize, capacity: BlockCounts, promised: usize) -> bool {
         if !self.context.config.conservative {
             return self.peak(index) + promised <= capacity.available();

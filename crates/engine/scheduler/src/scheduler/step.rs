@@ -26,7 +26,8 @@ const SHARED_STEP_SHARE: u32 = 4;
 /// See [`SHARED_STEP_SHARE`]. Steps with more prompt tokens compute hardly more of them per second.
 const SHARED_PREFILL: usize = 128;
 
-/// For so many decodes alone, in time, may a tenant make another one wait for its next token.
+/// Duration of the decodes of one tenant in a step that another tenant waits for, as a multiple of
+/// the time of one decode alone.
 const DECODES_PER_TENANT: f64 = 2.0;
 
 impl<M: Memory> Scheduler<M> {
@@ -86,7 +87,7 @@ impl<M: Memory> Scheduler<M> {
         Ok(())
     }
 
-    /// Counts what a step has computed, and notes its speed.
+    /// Counts the tokens that a step has computed, and records its speed.
     fn note_step(&mut self, slices: &[InFlight], results: &[RowResult], time: Duration) {
         let computed = slices.iter().zip(results).filter(|(_, result)| !result.skipped);
         let computed: usize = computed.map(|(slice, _)| slice.count).sum();
@@ -138,7 +139,7 @@ impl<M: Memory> Scheduler<M> {
         sequence.push(sampled.token, sampled.logprob, now)
     }
 
-    /// Applies what was sampled outside of steps.
+    /// Applies the tokens that were sampled outside of steps.
     ///
     /// # Errors
     /// [`ActorStopped`] if the memory no longer answers.
@@ -317,7 +318,7 @@ impl<M: Memory> Scheduler<M> {
     }
 }
 
-/// What a step computes.
+/// The work of a step.
 pub(super) fn work_of(slices: &[InFlight]) -> StepWork {
     let works = slices.iter().map(|&InFlight { start, count, .. }| match count {
         1 => StepWork::decode(start as f64),

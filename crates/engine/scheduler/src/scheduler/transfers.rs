@@ -1,4 +1,4 @@
-//! Loads and saves of a step: which blocks are copied, and what follows from it.
+//! Loads and saves of a step: the choice of the blocks to copy, and the handling of the results.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -21,13 +21,13 @@ pub(super) struct LoadInFlight {
     pub(super) end: usize,
     /// The positions whose keys and values the load writes.
     written: Range<usize>,
-    /// For stored KV with a checkpoint: index of the first block that is not loaded then.
+    /// For stored KV with a checkpoint: index of the first block that the load does not cover.
     next: Option<usize>,
 }
 
 impl<M: Memory> Scheduler<M> {
-    /// Copies cached blocks out of the pool, in the steps that follow. If too many saves are
-    /// waiting, or nothing is cached, the request is dropped.
+    /// Copies cached blocks out of the pool during the next steps. If too many saves are waiting,
+    /// or nothing is cached, the request is dropped.
     ///
     /// # Errors
     /// [`ActorStopped`] if the memory no longer answers.
@@ -46,7 +46,7 @@ impl<M: Memory> Scheduler<M> {
         Ok(())
     }
 
-    /// Reserves blocks. What is evicted for them is offered to the sink.
+    /// Reserves blocks. Blocks that are evicted for them are offered to the sink.
     ///
     /// # Errors
     /// [`ActorStopped`] if the memory no longer answers.
@@ -119,7 +119,8 @@ impl<M: Memory> Scheduler<M> {
         tasks
     }
 
-    /// Applies the copies of a step. What was loaded counts as computed and is committed with it.
+    /// Applies the copies of a step. Loaded positions count as computed and are committed with
+    /// them.
     pub(super) fn complete_transfers(&mut self, done: &mut StepDone) {
         let gauges = &self.context.gauges;
         let mut loaded = std::mem::take(&mut done.loaded).into_iter();
@@ -147,7 +148,7 @@ impl<M: Memory> Scheduler<M> {
                 sequence.stored = None;
             }
             if sequence.loadable().is_empty() {
-                // Its memory is not needed any more.
+                // The memory of the stored KV is not needed any longer.
                 sequence.stored = None;
             }
         }

@@ -1,4 +1,4 @@
-//! What is published of the requests, for estimates of when another one would get its first token.
+//! Publishes the requests, so that callers can estimate when another one would get its first token.
 
 use std::collections::HashMap;
 use std::sync::OnceLock;

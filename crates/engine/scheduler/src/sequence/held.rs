@@ -1,4 +1,4 @@
-//! [`Held`]: what a sequence holds of the KV pool while it runs.
+//! [`Held`]: the part of the KV pool that a sequence holds while it runs.
 
 use std::ops::Range;
 
@@ -16,8 +16,8 @@ use crate::states::HeldState;
 /// | from `written` on | reserved, as far as the table reaches; contents undefined | this sequence |
 ///
 /// `written` grows only when a step or a load has ended, by the positions that it has written, and
-/// nothing beyond it can be committed. So a sequence that takes something for computed that was
-/// evicted in the meantime is stopped before others can match it.
+/// nothing beyond it can be committed. So a sequence that wrongly takes evicted positions for
+/// computed ones is stopped before other requests can match them.
 #[derive(Debug, Default)]
 pub(crate) struct Held {
     /// Locks the committed positions that it reads; `None` without a prefix cache.
@@ -38,7 +38,8 @@ pub(crate) struct Held {
 }
 
 impl Held {
-    /// What a sequence holds when it starts, with `computed` positions of which it needs no step.
+    /// The blocks that a sequence holds when it starts, with `computed` positions that it does not
+    /// compute.
     pub(crate) fn new(
         lease: Option<PrefixLease>,
         reserved: Option<BlockLease>,
@@ -66,8 +67,8 @@ impl Held {
         }
     }
 
-    /// Goes on in the last block of the turn before, if the sequence is a turn of a session that
-    /// continues it. That block takes the place of the first reserved one.
+    /// Continues in the last block of the previous turn, if the sequence is a turn of a session
+    /// that continues it. That block takes the place of the first reserved one.
     pub(crate) fn continue_turn(&mut self, sequence: &Sequence) {
         let Some((block, count)) = sequence.partial_block(self) else { return };
         self.wrote(self.computed..self.computed + count);

@@ -1,4 +1,5 @@
-//! Stored KV of a sequence's prompt: what of it is loaded, and when a load has ended.
+//! Stored KV of a sequence's prompt: which blocks of it are loaded, and what happens when a load
+//! has ended.
 
 use std::ops::Range;
 
@@ -57,7 +58,7 @@ impl Sequence {
     pub(crate) fn next_to_encode(&self) -> Option<&PromptImage> {
         let loadable = self.loadable();
         let loaded = match &self.stored {
-            // A checkpoint is behind the KV.
+            // The checkpoint comes after the KV, so all of the KV is loaded first.
             Some(stored) if !loadable.is_empty() => {
                 loadable.end.min(stored.kv_range().end) * stored.block_size()
             }
@@ -84,9 +85,9 @@ impl Sequence {
     }
 
     /// Number of positions that a stored checkpoint covers. `None` if it does not serve a sequence
-    /// that has computed `resume` positions, and of which the tree has the keys and values of the
-    /// first `matched` ones: stored KV has to continue them, and the last position is computed in
-    /// any case. The tree may have had more when the KV was looked up.
+    /// that has computed `resume` positions, if the tree has the keys and values of the first
+    /// `matched` ones: stored KV has to continue them, and the last position is computed in any
+    /// case. The tree may have had more when the KV was looked up.
     pub(crate) fn stored_checkpoint(&self, matched: usize, resume: usize) -> Option<usize> {
         let stored = self.stored.as_ref().filter(|stored| stored.has_checkpoint())?;
         let kv = stored.kv_range();
@@ -130,7 +131,7 @@ mod tests {
     use crate::queue::tests::sequence;
     use crate::transfer::StoredKv;
 
-    /// Goal: the loads of a step end where no image does not, and an image larger than a step is
+    /// Goal: the loads of a step do not end inside an image, and an image larger than a step is
     /// loaded at once.
     #[test]
     fn loads_are_divided_between_images() {

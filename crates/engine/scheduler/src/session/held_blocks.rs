@@ -6,8 +6,8 @@ use stolon_kvcache::BlockId;
 
 use super::SessionHold;
 
-/// How many sessions hold each block. Conversations often start alike, so a block that many of them
-/// hold counts once.
+/// The number of sessions that hold each block. Conversations often start alike, so a block that
+/// many of them hold counts once.
 #[derive(Debug, Default)]
 pub(super) struct HeldBlocks {
     uses: HashMap<BlockId, u32>,

@@ -1,11 +1,11 @@
-//! [`SessionHold`]: what a session keeps of its last turn.
+//! [`SessionHold`]: the KV of its last turn that a session keeps.
 
 use stolon_kvcache::{BlockId, BlockLease, CheckpointLease, PrefixLease, TokenSpan};
 
 use crate::memory::Acquired;
 
-/// What a session keeps of its last turn: the full blocks, which the prefix tree has, and the block
-/// after them.
+/// The KV of its last turn that a session keeps: the full blocks, which the prefix tree has, and
+/// the block after them.
 #[derive(Debug)]
 pub struct SessionHold {
     prefix: PrefixLease,
@@ -78,7 +78,7 @@ impl SessionHold {
         self.partial.is_some()
     }
 
-    /// Gives the partial block back to its pool.
+    /// Returns the partial block to its pool.
     pub(super) fn drop_partial(&mut self) {
         self.partial = None;
     }

@@ -91,7 +91,7 @@ impl Sessions {
         Ok(info)
     }
 
-    /// Closes a session and frees what it holds. A turn that is in progress goes on. Returns
+    /// Closes a session and frees what it holds. A turn that is in progress continues. Returns
     /// whether the session was open.
     pub fn close(&self, id: &SessionId, now: Instant) -> bool {
         self.lock(now).remove(id)
@@ -183,7 +183,7 @@ impl Sessions {
         Ok(SessionPrefix { id: id.clone(), namespace, tokens, revision })
     }
 
-    /// Lets a session hold the locked prefix of its tokens, unless it has gone on meanwhile.
+    /// Lets a session hold the locked prefix of its tokens, unless it has continued meanwhile.
     pub fn hold(&self, prefix: &SessionPrefix, locked: impl Into<SessionHold>) {
         self.keep(&prefix.id, prefix.revision, locked.into());
     }
@@ -205,7 +205,7 @@ impl Sessions {
     /// [content](Sessions::content).
     ///
     /// # Errors
-    /// Those of `begin_turn`; also `Busy` if the session has other tokens now.
+    /// The errors of `begin_turn`; also `Busy` if the session has other tokens now.
     pub fn begin_turn_after(
         self: &Arc<Sessions>,
         tokens: Option<&Arc<Vec<u32>>>,
@@ -313,7 +313,7 @@ impl Sessions {
         oldest.is_some_and(|id| table.lose(&id))
     }
 
-    /// As the scheduler ends a hold when it needs blocks, for the loom models.
+    /// Ends a hold in the same way as the scheduler does when it needs blocks. For the loom models.
     #[cfg(loom)]
     pub fn lose_oldest_hold(&self) -> bool {
         self.release_oldest()

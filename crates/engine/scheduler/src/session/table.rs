@@ -31,7 +31,7 @@ pub(super) struct Session {
     pub(super) ttl: Duration,
     /// Prompt and answer of the last complete turn.
     pub(super) content: SessionContent,
-    /// The KV of them that it keeps.
+    /// The KV of this conversation that the session keeps.
     hold: Option<SessionHold>,
     opened: Instant,
     pub(super) last_use: Instant,

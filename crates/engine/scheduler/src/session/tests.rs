@@ -100,7 +100,7 @@ fn end_with_images(starts: &[usize], pixels: usize) -> TurnEnd {
     end
 }
 
-/// Goal: a session keeps its images, of which a fork and a session that is taken back have those of
+/// Goal: a session keeps its images. A fork, and a session that is taken back, keep the images of
 /// their tokens. No image can be cut.
 #[test]
 fn sessions_keep_whole_images() {
@@ -206,7 +206,8 @@ fn a_turn_makes_its_session_busy_until_it_ends() {
     assert_eq!(refused.expect_err("another salt"), SessionError::OtherNamespace { id });
 }
 
-/// Goal: the shorter of what the scheduler and the caller's stream report counts, in either order.
+/// Goal: if the scheduler and the caller's stream report different ends of a turn, the shorter one
+/// counts, in either order.
 #[test]
 fn a_turn_ends_where_the_caller_stops_reading() {
     let mut fixture = Fixture::new(100, 10, 60);
@@ -225,8 +226,8 @@ fn a_turn_ends_where_the_caller_stops_reading() {
     }
 }
 
-/// Goal: the next turn gets the partial block of the turn before with as many of its positions as it
-/// continues, if its own prefix is that of the session, and at most once.
+/// Goal: the next turn gets the partial block of the turn before with as many of its positions as
+/// it continues, if its own prefix is the prefix of the session, and at most once.
 #[test]
 fn a_turn_goes_on_in_the_partial_block_of_the_last_one() {
     let mut fixture = Fixture::new(100, 10, 60);
@@ -303,8 +304,8 @@ fn an_idle_session_expires() {
 }
 
 /// Goal: blocks that sessions share count once; beyond the budget, the session that was used
-/// longest ago loses its hold; what is larger than the budget is not held and costs no other
-/// session its hold.
+/// longest ago loses its hold; a hold that is larger than the budget is not kept, and no other
+/// session loses its hold for it.
 #[test]
 fn the_budget_counts_different_blocks() {
     let mut fixture = Fixture::new(6, 10, 60);
@@ -405,7 +406,7 @@ fn ids_and_times_are_bounded() {
     }
 }
 
-/// Goal: a fork continues where its origin is, or earlier, and goes on by itself; a session is
+/// Goal: a fork continues where its origin is, or earlier, and continues by itself; a session is
 /// taken back to a prefix of its tokens; prefixes that were locked for an earlier state are not
 /// held.
 #[test]
@@ -505,14 +506,14 @@ struct Expected {
     tokens: Vec<u32>,
     /// The positions of the full blocks that it holds.
     held: Vec<u32>,
-    /// Those of its partial block.
+    /// The positions in its partial block.
     partial: Vec<u32>,
     last_use: u64,
     used: u64,
     /// Which turn was begun last.
     turn: u64,
     busy: bool,
-    /// Whether what the turn in progress has locked may be held.
+    /// Whether the blocks that the turn in progress has locked may be held.
     may_hold: bool,
 }
 

@@ -3,10 +3,10 @@
 
 use super::*;
 
-/// `max_overtake_tokens`: what the bound adds to the tokens that wait on arrival.
+/// `max_overtake_tokens`: the number that is added to the tokens that wait on arrival.
 const MAX_OVERTAKE: usize = 64;
 
-/// What the test knows about a request, in tokens.
+/// A request as the test sees it, in tokens.
 struct Record {
     cost: usize,
     bound: usize,

@@ -28,7 +28,7 @@ struct Engine {
     firsts: Vec<(usize, f64)>,
 }
 
-/// How long a step takes.
+/// A machine, by the time that its steps take.
 #[derive(Clone, Copy, Debug)]
 enum Machine {
     /// A constant and an equal time for each token, in microseconds.
@@ -110,7 +110,8 @@ enum Mix {
     Mixed,
     /// Short prompts. Answers end by themselves, at an eighth of `max_tokens` on average.
     Chat,
-    /// Eight agents whose prompts begin with what was asked before, each with its own name.
+    /// Eight agents, each with its own name. Each prompt begins with the previous prompt of its
+    /// agent.
     Agents,
     /// As `Mixed`, but twenty requests arrive at once.
     Bursts,
@@ -279,7 +280,7 @@ fn refused_requests_learn_when_there_is_room() {
     assert!(factors[10] < 1.5, "{factors:.2?}");
 }
 
-/// The factor by which the time is wrong after which a full engine lets a request try again.
+/// The factor by which the time is wrong after which a full engine permits a retry.
 fn room_factor(seed: u64) -> f64 {
     let config =
         EngineConfig { max_queued_requests: 12, max_running: 8, ..EngineConfig::default() };

@@ -1,4 +1,5 @@
-//! Prompts with images: what is encoded, what is shared, and how images are divided among steps.
+//! Prompts with images: which images are encoded and shared, and how images are divided among
+//! steps.
 
 use stolon_backend::ImageInput;
 use stolon_backend::fake::image_token;
@@ -123,7 +124,8 @@ fn encoded_images_cost_nothing() {
     }
 }
 
-/// Goal: what is left to encode of a running request counts as its work, for the estimates of others.
+/// Goal: images that a running request still has to encode count as its work, for the estimates of
+/// others.
 #[test]
 fn encoding_of_running_requests_is_work() {
     let mut harness = harness(4, 8);
@@ -293,8 +295,8 @@ fn blocks_that_end_inside_an_image_are_saved() {
     }
 }
 
-/// Goal: an image of which only stored KV is known needs no pixels. If the KV cannot be loaded, the
-/// request fails, and no other one with the same image.
+/// Goal: an image that is known only by its stored KV needs no pixels. If the KV cannot be loaded,
+/// the request fails, and no other one with the same image.
 #[test]
 fn an_image_without_pixels_is_loaded_or_fails() {
     let parts = [Text(vec![1; 4]), Image(7, 8, true), Text(vec![2; 5])];
@@ -333,7 +335,8 @@ fn part() -> impl Strategy<Value = Part> {
 
 proptest! {
     /// Goal: whatever the prompts, sizes of steps and blocks, cancellations, failures of steps and
-    /// memory are, every answer is that of a request that runs alone, and no block is lost.
+    /// memory are, every answer equals the answer of a request that runs alone, and no block is
+    /// lost.
     #[test]
     fn answers_with_images_do_not_depend_on_schedules(
         prompts in proptest::collection::vec((proptest::collection::vec(part(), 1..5), 1..6_usize), 1..12),

@@ -1,5 +1,5 @@
-//! Repeated look-ups: what a waiting request has lost from the cache is read, not computed, and
-//! waiting for it breaks no other promise.
+//! Repeated look-ups: KV that a waiting request has lost from the cache is read instead of
+//! computed, and waiting for it breaks no other guarantee.
 
 use std::time::Duration;
 
@@ -84,7 +84,7 @@ fn a_prefix_that_is_evicted_while_its_request_waits_is_read() {
 }
 
 /// Goal: only what was lost is read. Stored KV that was read before the request was submitted, and
-/// does not continue what is cached any more, is replaced.
+/// does not continue what is cached any longer, is replaced.
 #[test]
 fn a_gap_before_stored_kv_is_read() {
     let prompt = group_prompt(1, 40);
@@ -102,8 +102,8 @@ fn a_gap_before_stored_kv_is_read() {
     }
 }
 
-/// Goal: while a request waits for what is read, others are admitted before it, but not more than
-/// its bound on overtaking permits.
+/// Goal: while a request waits for a read, others are admitted before it, but not more than its
+/// bound on overtaking permits.
 #[test]
 fn others_pass_a_request_that_waits_for_stored_kv_within_its_bound() {
     let config = EngineConfig { max_overtake_tokens: 20, ..one_at_a_time() };
@@ -139,7 +139,7 @@ fn an_answer_that_does_not_come_is_not_waited_for_long() {
     assert_eq!(harness.context.gauges.loaded_tokens.get(), 0);
 }
 
-/// Goal: a request that waits for stored KV can be cancelled and times out as any other.
+/// Goal: a request that waits for stored KV can be canceled and times out as any other.
 #[test]
 fn a_request_that_waits_for_stored_kv_ends_as_any_other() {
     let (mut harness, _) = evicted_while_waiting(one_at_a_time());
@@ -160,8 +160,8 @@ fn a_request_that_waits_for_stored_kv_ends_as_any_other() {
     harness.finish();
 }
 
-/// Goal: what a request has committed and lost after it was preempted is read, too, as far as it is
-/// part of the prompt.
+/// Goal: blocks that a request has committed, and that were evicted after it was preempted, are
+/// read, too, as far as they are part of the prompt.
 #[test]
 fn a_preempted_request_reads_what_it_has_lost() {
     let config = EngineConfig { event_capacity: 16, ..one_at_a_time() };

@@ -66,8 +66,8 @@ fn nobody_waits_for_the_processor_of_another_request() {
     harness.finish();
 }
 
-/// Goal: a request can be cancelled while its processor runs. The threads of processors that do not
-/// return are bounded, for each tenant too, so that the requests of others go on.
+/// Goal: a request can be canceled while its processor runs. The threads of processors that do not
+/// return are bounded, for each tenant too, so that the requests of others continue.
 #[test]
 fn a_request_can_end_while_its_processor_runs() {
     let config = EngineConfig { max_running: 2, ..EngineConfig::default() };

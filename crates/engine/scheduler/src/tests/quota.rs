@@ -28,8 +28,8 @@ fn started(harness: &mut Harness) -> Vec<usize> {
     callers.filter(|(_, caller)| caller.cached.is_some()).map(|(index, _)| index).collect()
 }
 
-/// Goal: a request that its quota holds is passed over by those of other clients, however many come
-/// after it, and starts when its own client's requests end.
+/// Goal: requests of other clients pass a request that its quota holds, however many come after it,
+/// and starts when its own client's requests end.
 #[test]
 fn a_held_request_keeps_nobody_else_out() {
     for policy in [AdmissionPolicy::Fcfs, AdmissionPolicy::LongestPrefix, AdmissionPolicy::Cost] {
@@ -71,7 +71,7 @@ fn a_large_request_is_overtaken_within_its_bound() {
     assert_eq!(ada.tokens_in_flight(), 0);
 }
 
-/// Goal: a request that is cancelled while it waits or runs makes room at once.
+/// Goal: a request that is canceled while it waits or runs makes room at once.
 #[test]
 fn cancellation_makes_room() {
     let mut harness = harness(AdmissionPolicy::Fcfs, 100);

@@ -49,7 +49,7 @@ fn a_repeated_prompt_resumes_before_its_last_position() {
     }
 }
 
-/// Goal: each turn of a conversation computes only what is new, up to the distance of the
+/// Goal: each turn of a conversation computes only its new tokens, up to the distance of the
 /// checkpoints of an answer.
 #[test]
 fn a_turn_resumes_at_the_end_of_the_answer_before() {
@@ -65,8 +65,8 @@ fn a_turn_resumes_at_the_end_of_the_answer_before() {
     assert!(again < 7 * 16, "{again} tokens whose KV was cached were computed again");
 }
 
-/// Goal: the second prompt that parts from another one computes the shared part again once, and
-/// takes a checkpoint there; the third resumes there. KV is never stored twice.
+/// Goal: the second prompt that diverges from another one computes the shared part again once, and
+/// takes a checkpoint where they diverge; the third resumes there. KV is never stored twice.
 #[test]
 fn the_third_prompt_resumes_where_prompts_part() {
     let mut harness = harness(64);
@@ -119,7 +119,7 @@ fn followers_resume_where_they_part_from_their_leader() {
     assert_eq!(computed, 90 + 4 * 10, "the last one has cached logits");
 }
 
-/// Goal: a request resumes at a regular checkpoint of a long prompt of which it shares a part, if
+/// Goal: a request that shares a part of a long prompt resumes at a regular checkpoint of it, if
 /// nothing is closer.
 #[test]
 fn long_prompts_have_checkpoints_in_between() {
@@ -174,8 +174,8 @@ fn a_session_keeps_its_checkpoint() {
 }
 
 /// Goal: a request that is all the engine has room for runs although the checkpoint that it could
-/// resume from has no room next to it: it computes what comes before. It waits for no lock that was
-/// taken for another request, and not for a session.
+/// resume from has no room next to it: it computes the positions before it. It waits for no lock
+/// that was taken for another request, and not for a session.
 #[test]
 fn a_request_that_fills_the_pool_runs_without_its_checkpoint() {
     let mut harness = Harness::with_states(4, 100, Some(20), EngineConfig::default());
@@ -189,8 +189,8 @@ fn a_request_that_fills_the_pool_runs_without_its_checkpoint() {
     harness.finish();
 }
 
-/// Goal: what a session keeps in the end takes no blocks from its turn while that runs, and so
-/// preempts no request.
+/// Goal: the checkpoint that a session will keep in the end takes no blocks from its turn while the
+/// turn runs, and so preempts no request.
 #[test]
 fn a_turn_does_not_hold_its_own_checkpoint() {
     let mut harness = Harness::with_states(4, 200, Some(103), EngineConfig::default());

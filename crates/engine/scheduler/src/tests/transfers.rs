@@ -14,7 +14,7 @@ use crate::error::EngineError;
 use crate::request::SequenceRequest;
 use crate::transfer::{EvictedCopy, KvSink, SaveRequest, StoredKv};
 
-/// What saves have yielded: the prompt, the first block, and the bytes.
+/// The results of saves: the prompt, the first block, and the bytes.
 pub(super) type Saves = Arc<Mutex<Vec<(Vec<u32>, usize, Vec<u8>)>>>;
 
 /// The bytes of each full block of a prompt, computed by a backend of its own.
@@ -143,8 +143,8 @@ impl Harness {
         self.advance();
     }
 
-    /// Checks that every save has yielded what computing its prompt yields.
-    /// So must every copy of what was evicted.
+    /// Checks that every save has yielded what computing its prompt yields. So must every copy of
+    /// evicted blocks.
     pub(super) fn check_saves(&self) {
         let spec = &self.context.spec;
         let saves = self.saves.lock().expect("no panic").clone();
@@ -161,8 +161,8 @@ impl Harness {
     }
 }
 
-/// Goal: a prompt with stored KV computes only what is not stored, and commits what was loaded, so
-/// that the next request finds it cached.
+/// Goal: a prompt with stored KV computes only the positions that are not stored, and commits the
+/// loaded ones, so that the next request finds it cached.
 #[test]
 fn stored_kv_is_loaded_instead_of_computed() {
     for (len, computed) in [(38, 2 + 1), (40, 1 + 1)] {
@@ -180,8 +180,9 @@ fn stored_kv_is_loaded_instead_of_computed() {
     }
 }
 
-/// Goal: what is cached is not loaded again, and stored KV that begins after what is cached is
-/// used from there on. If what is between is neither cached nor stored, all is computed.
+/// Goal: cached positions are not loaded again, and stored KV that begins after the cached prefix
+/// is used from there on. If positions between them are neither cached nor stored, all are
+/// computed.
 #[test]
 fn loads_continue_what_is_cached() {
     let prompt = group_prompt(1, 40);
@@ -212,8 +213,8 @@ fn a_failed_load_is_computed() {
     assert_eq!(gauges.computed_tokens.get(), 40 + 3);
 }
 
-/// Goal: what is loaded is continued by the same step. If the load fails, the other slices of that
-/// step are computed as usual.
+/// Goal: the same step continues after the loaded positions. If the load fails, the other slices of
+/// that step are computed as usual.
 #[test]
 fn a_step_computes_what_follows_its_loads() {
     let prompts = [1, 2].map(|group| group_prompt(group, 42));
@@ -266,8 +267,8 @@ fn a_save_holds_its_blocks_until_it_has_ended() {
     assert_eq!(bytes.len(), 8 * harness.context.spec.block_bytes);
 }
 
-/// Goal: what is evicted to make room can be copied out before it is overwritten, and all of it is
-/// copied.
+/// Goal: blocks that are evicted to make room can be copied out before they are overwritten, and
+/// all of it is copied.
 #[test]
 fn evicted_blocks_are_copied_before_they_are_overwritten() {
     let prompt = group_prompt(1, 40);
@@ -296,7 +297,7 @@ fn a_save_that_comes_during_a_step_is_made_by_the_next() {
     assert_eq!(harness.saves.lock().expect("no panic").len(), 1);
 }
 
-/// Goal: a save of what is not cached, or that fails, yields nothing and holds nothing.
+/// Goal: a save that fails, or of blocks that are not cached, yields nothing and holds nothing.
 #[test]
 fn failed_saves_yield_nothing() {
     let prompt = group_prompt(1, 40);
@@ -310,8 +311,8 @@ fn failed_saves_yield_nothing() {
     assert!(harness.saves.lock().expect("no panic").is_empty());
 }
 
-/// Goal: a prompt with a stored checkpoint computes only what comes after it, the tree gets KV and
-/// checkpoint, and KV that the pool has already is not loaded again.
+/// Goal: a prompt with a stored checkpoint computes only the positions after it, the tree gets KV
+/// and checkpoint, and KV that the pool has already is not loaded again.
 #[test]
 fn a_stored_checkpoint_is_loaded_with_its_kv() {
     for cached in [0, 20, 40] {
@@ -355,7 +356,7 @@ fn a_checkpoint_without_its_kv_is_not_loaded() {
         }
         let stored = stored_state(&prompt, 4, first_block, 3).expect("full blocks");
         harness.submit_stored(prompt.clone(), 2, stored);
-        // It looks again for what was lost, and finds nothing.
+        // The request looks again for the lost blocks, and finds nothing.
         while !harness.lookups.is_empty() {
             harness.answer(0, None);
         }

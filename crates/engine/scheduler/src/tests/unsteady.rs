@@ -13,7 +13,7 @@ use crate::memory::{
 use crate::states::CheckpointItem;
 use crate::stats::AuditReport;
 
-/// The tree and the allocator, and what else happens to them.
+/// The tree and the allocator, and the removals that happen to them.
 #[derive(Debug)]
 pub(super) struct Unsteady {
     memory: DirectMemory,

@@ -1,4 +1,4 @@
-//! What a disk tier tells programs that follow its content: which blocks of which prompts it has.
+//! The events by which a disk tier tells subscribers which blocks of which prompts it has.
 //!
 //! Records are announced when they are written and when they are read. Those that were on the disk
 //! before the first subscription are known by their names only. A thread reads the beginnings of
@@ -25,8 +25,8 @@ impl DiskTier {
     ///
     /// A record counts from its first block to its last, although it can only be read whole.
     /// Records with an image or a checkpoint of a recurrent state, and those that follow an image,
-    /// are left out; so are those beyond a limit of 131,072. At the first subscription, what is on
-    /// the disk becomes known while its files are read in the background.
+    /// are left out; so are those beyond a limit of 131,072. After the first subscription, the
+    /// records on the disk become known while their files are read in the background.
     pub fn events(
         self: &Arc<DiskTier>,
         hasher: BlockHasher,

@@ -15,7 +15,7 @@ use crate::tier::Tier;
 use crate::tokens::NamedTokens;
 use crate::writer::Claim;
 
-/// A prompt of which stored KV is looked for.
+/// A prompt whose stored KV is looked for.
 #[derive(Clone, Debug)]
 struct Prompt {
     namespace: Namespace,
@@ -108,8 +108,9 @@ impl Tiers {
 
 impl Open {
     /// For a model with a recurrent state: the longest prefix of a prompt, shorter than the prompt
-    /// and longer than what need not be computed, that is stored with its checkpoint. It is followed
-    /// by the positions of the checkpoint. The number is that of its positions in the pool.
+    /// and longer than the part that does not have to be computed anyway, that is stored with its
+    /// checkpoint. It is followed by the positions of the checkpoint. The number is how many of its
+    /// positions are in the pool.
     fn with_checkpoint(
         &self,
         prompt: &PromptLookup,
@@ -154,8 +155,8 @@ impl Open {
         }
     }
 
-    /// Reads blocks, fewer than planned if something cannot be read. What comes from the object
-    /// store is written to the disk. Blocks.
+    /// Reads blocks, fewer than planned if something cannot be read. Records that come from the
+    /// object store are written to the disk. Blocks.
     fn read(&self, prompt: &Prompt, places: &[Place], plan: &ReadPlan) -> Vec<Bytes> {
         let (namespace, tokens) = (prompt.namespace, &prompt.tokens);
         let mut blocks = read(&*self.disk, prompt, places, plan.disk.clone());
@@ -165,7 +166,7 @@ impl Open {
         let fetched = self.fetch(prompt, places, plan);
         let first = places[plan.disk.start].first + blocks.len() * self.disk.shape().block_size;
         let end = first + fetched.len() * self.disk.shape().block_size;
-        // A claim that begins elsewhere has found other records to be written.
+        // If another save has claimed part of this range, write nothing.
         let is_own = |claim: &Claim| claim.positions().start == first;
         if end > first
             && let Some(claim) = self.writer.claim(namespace, tokens, 0..end).filter(is_own)

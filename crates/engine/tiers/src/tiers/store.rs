@@ -1,4 +1,4 @@
-//! Storing: what is copied out of the pool to be written to the disk, and when.
+//! Storing: which blocks are copied out of the pool to be written to the disk, and when.
 
 use std::num::NonZeroU32;
 use std::ops::Range;
@@ -18,9 +18,9 @@ use crate::writer::Claim;
 const POOL_PART_BYTES: usize = 64 << 20;
 
 impl Tiers {
-    /// Notes that a request begins with this prompt. If the write policy stores what is used often,
-    /// returns the records that are in the pool, have been used often enough and are not stored
-    /// yet.
+    /// Notes that a request begins with this prompt. If the write policy stores records that are
+    /// used often, returns the records that are in the pool, have been used often enough and are
+    /// not stored yet.
     pub(super) fn note_use(
         &self,
         open: &Open,
@@ -40,8 +40,8 @@ impl Tiers {
         Some(claim.priority(prompt.priority).save())
     }
 
-    /// Number of the first `end` positions that the write policy stores when these have been
-    /// computed: whole records, or all.
+    /// Number of the first `end` positions that the write policy stores once they are computed:
+    /// all, or the length of the whole records among them that are used often.
     fn wanted_len(
         &self,
         open: &Open,
@@ -62,7 +62,7 @@ impl Tiers {
         }
     }
 
-    /// Where the last one of these records ends that was used `hits` times after its first use.
+    /// The end of the last one of these records that was used `hits` times after its first use.
     /// Records before it were used as often.
     fn used_often(&self, places: impl Iterator<Item = Place>, hits: NonZeroU32) -> usize {
         let (uses, count) = (lock(&self.uses), hits.saturating_add(1).get());
@@ -70,8 +70,9 @@ impl Tiers {
         often.map(|place| place.end()).max().unwrap_or(0)
     }
 
-    /// Whether the pool is stored only before it is lost. Then, when the engine stops or everything
-    /// is to be on the disk, the caller gives each cached prefix to [`Tiers::claims`].
+    /// Whether the pool is stored only before it is lost. In that case, when the engine stops or
+    /// everything is to be stored on the disk, the caller gives each cached prefix to
+    /// [`Tiers::claims`].
     pub fn stores_pool(&self) -> bool {
         self.open.get().is_some() && self.write == WritePolicy::WriteBack
     }
@@ -137,7 +138,7 @@ impl KvSink for Tiers {
         let (block_size, record) = (shape.block_size, shape.record_positions());
         let len = prefix.positions.len();
         let tokens = NamedTokens::new(Arc::new(prefix.positions), &open.interner);
-        // All records that lose a block.
+        // Include every record that loses a block.
         let start = prefix.evicted * block_size / record * record;
         let claim = open.writer.claim(prefix.namespace, &tokens, start..len)?;
         let claim = claim.priority(prefix.priority);

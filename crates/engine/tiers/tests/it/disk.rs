@@ -53,7 +53,7 @@ fn write(tier: &DiskTier, tokens: &[u32]) {
     tier.write(&Namespace::default(), &tokens.to_vec().into(), 0, &blocks(tokens), 0);
 }
 
-/// Reads a prompt and checks what comes. Returns the number of positions.
+/// Reads a prompt and checks the bytes. Returns the number of positions.
 fn read(tier: &DiskTier, tokens: &[u32]) -> usize {
     let got = read_from(tier, tokens, 0);
     assert!(blocks(tokens).starts_with(&got), "wrong bytes");
@@ -71,8 +71,8 @@ fn read_from(tier: &DiskTier, tokens: &[u32], from: usize) -> Vec<u8> {
     blocks.concat()
 }
 
-/// Goal: what was written is found and read, also after the directory was opened again, and a
-/// second user of the directory is refused.
+/// Goal: records that were written are found and read, also after the directory was opened again,
+/// and a second user of the directory is refused.
 #[test]
 fn records_survive_a_restart() {
     let directory = tempfile::tempdir().expect("a directory");
@@ -142,7 +142,7 @@ fn damaged_files_are_misses() {
     assert!(refused + tier.stats().records_refused > 400, "{refused} were refused");
 }
 
-/// Goal: pipes and links in place of the tier's files are neither waited for nor followed: those of
+/// Goal: pipes and links in place of the tier's files are neither waited for nor followed: links of
 /// records are misses, and a directory with such a lock or key is refused.
 #[cfg(unix)]
 #[test]
@@ -181,7 +181,7 @@ fn special_files_are_not_opened() {
     }
 }
 
-/// Goal: the budget holds, what was used least recently goes first, and the end of a prefix goes
+/// Goal: the budget holds, the least recently used records go first, and the end of a prefix goes
 /// before its beginning, also after a restart.
 #[test]
 fn the_least_recently_used_records_are_removed() {
@@ -200,7 +200,7 @@ fn the_least_recently_used_records_are_removed() {
     assert!(match_len(&tier, &Namespace::default(), &tokens(1, 4)) >= 64, "beginnings stay");
 }
 
-/// Goal: without the right to write, or with the directory gone, nothing fails but the writes.
+/// Goal: without the right to write, or if the directory is gone, nothing but the writes fails.
 #[test]
 fn failing_writes_are_counted_and_nothing_else_happens() {
     let directory = tempfile::tempdir().expect("a directory");
@@ -222,8 +222,8 @@ fn failing_writes_are_counted_and_nothing_else_happens() {
     assert!(refused.to_string().contains("v1"), "{refused}");
 }
 
-/// Goal: the writer writes all that was added before a flush, and nothing twice: what is claimed
-/// cannot be claimed again before the claim ends, and what is stored not at all.
+/// Goal: the writer writes all that was added before a flush, and nothing twice: a claimed record
+/// cannot be claimed again before the claim ends, and a stored one cannot be claimed at all.
 #[test]
 fn the_writer_stores_every_record_once() {
     let directory = tempfile::tempdir().expect("a directory");
@@ -253,8 +253,8 @@ fn the_writer_stores_every_record_once() {
     assert!(claim(0, 3).is_none(), "all of it is stored");
 }
 
-/// Goal: no more is claimed than may wait, from the beginning of the prefix on, and what is left
-/// out can be claimed later.
+/// Goal: no more is claimed than may wait, from the beginning of the prefix on, and the rest can be
+/// claimed later.
 #[test]
 fn claims_are_bounded() {
     let directory = tempfile::tempdir().expect("a directory");
@@ -274,8 +274,8 @@ fn claims_are_bounded() {
 /// The name of the variable by which the test below tells its other process where to write.
 const CHILD: &str = "STOLON_TIERS_TEST_DIRECTORY";
 
-/// Goal: a process that is killed at any moment leaves nothing wrong behind, and what it had
-/// written is there.
+/// Goal: a process that is killed at any moment leaves no wrong records behind, and the records
+/// that it had written are there.
 #[test]
 fn a_killed_process_leaves_nothing_wrong() {
     if let Some(directory) = std::env::var_os(CHILD) {

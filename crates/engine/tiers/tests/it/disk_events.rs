@@ -36,7 +36,8 @@ fn hasher() -> BlockHasher {
     TreeBuilder::new(SHAPE.block_size).block_hasher().expect("a power of two")
 }
 
-/// The tokens of prompt `seed`, from 1 to 5. All prompts begin alike, and most part within a record.
+/// The tokens of prompt `seed`, from 1 to 5. All prompts begin alike, and most diverge within a
+/// record.
 fn tokens(seed: u32, records: usize) -> NamedTokens {
     let shared = [0, 64, 90, 40, 40, 150][seed as usize];
     let token = |n: u32| if n < shared { n } else { n * 7 + seed * 1000 };
@@ -63,7 +64,7 @@ fn hashes(tier: &DiskTier, namespace: Namespace, tokens: &NamedTokens) -> HashSe
 
 /// A router's copy of the content.
 struct Copy {
-    /// The blocks, with what was said of each.
+    /// The blocks, with the namespace, the parent and the positions that the events gave for each.
     blocks: HashMap<u64, (Namespace, Option<u64>, Vec<u32>)>,
     live: EventReceiver,
     resets: usize,
@@ -99,7 +100,7 @@ impl Copy {
         }
     }
 
-    /// Applies what has queued up, and returns the hashes that are known then.
+    /// Applies the queued events, and returns the hashes that are known afterward.
     fn known(&mut self) -> HashSet<u64> {
         for numbered in self.live.drain() {
             self.apply(numbered.event);
@@ -116,7 +117,7 @@ impl Copy {
 }
 
 /// Goal: after any writes, reads, removals for the budget, damages, losses and clearings, a copy
-/// has exactly what is on the disk.
+/// has exactly the content of the disk.
 #[test]
 fn a_copy_follows_the_disk() {
     let directory = tempfile::tempdir().expect("a directory");
@@ -177,7 +178,7 @@ fn a_block_of_two_records_is_announced_once() {
     };
     assert_eq!(*parent, Some(all(&first)[shared - 1]));
     assert_eq!((&hashes[..], &positions[..]), (&all(&second)[shared..], &second.tokens()[40..]));
-    // A third record, of which the blocks are others, removes the first one.
+    // A third record, whose blocks are others, removes the first one.
     write(&tier, Namespace::builder().salt("other").build(), &tokens(1, 1));
     let removed = copy.live.drain().into_iter().map(|event| event.event);
     let removed: Vec<_> = removed.filter(|e| matches!(e, CacheEvent::Removed { .. })).collect();
@@ -185,7 +186,7 @@ fn a_block_of_two_records_is_announced_once() {
     assert_eq!(removed, [CacheEvent::Removed { hashes: own }]);
 }
 
-/// Goal: the same after restarts. What was on the disk becomes known again, as far as it can be
+/// Goal: the same after restarts. The records on the disk become known again, as far as it can be
 /// read from the start of a prompt, and the rest when it is read.
 #[test]
 fn a_copy_follows_the_disk_through_restarts() {

@@ -1,4 +1,4 @@
-//! Goal: what was written is read back bit for bit, and nothing is returned if the bytes were
+//! Goal: written records are read back bit for bit, and nothing is returned if the bytes were
 //! changed.
 
 use rand::rngs::SmallRng;
@@ -51,7 +51,7 @@ fn write(shape: &RecordShape, namespace: Namespace, prefix: &StoredPrefix) -> Ve
     ExportedPrefix::new(*shape, namespace, prefix.tokens.clone().into(), bytes).collect()
 }
 
-/// The same for a prefix of which an interner knows the images.
+/// The same for a prefix whose images are known to an interner.
 fn write_named(
     shape: &RecordShape,
     (prefix, interner): &(StoredPrefix, TokenSpanInterner),
@@ -121,7 +121,7 @@ fn forged(record: &[u8], at: usize, part: &[u8]) -> Vec<u8> {
     record
 }
 
-/// Goal: names of images that are wrong are refused by what is wrong, though the checksum is right.
+/// Goal: wrong names of images are refused with the reason, although the checksum is right.
 #[test]
 fn wrong_names_of_images_are_refused() {
     let shape = shape(1);
@@ -257,7 +257,7 @@ fn what_belongs_elsewhere_is_refused_by_its_name() {
     assert_eq!(order(&[&whole[..], &[&records[2]]].concat()), Err(FormatError::TrailingBytes));
 }
 
-/// Goal: a header with huge numbers is refused before memory is taken for what it announces.
+/// Goal: a header with huge numbers is refused before memory is allocated for them.
 #[test]
 fn huge_numbers_are_refused_by_the_header() {
     let shape = shape(16);

@@ -53,7 +53,7 @@ impl Process {
         Arc::new(tokens)
     }
 
-    /// Stores what a request with this prompt has computed.
+    /// Stores the KV that a request with this prompt has computed.
     fn compute(&self, parts: &[Part]) {
         let prompt = self.prompt(parts);
         self.tiers.prefetch(&lookup(&prompt));
@@ -133,8 +133,8 @@ fn another_process_finds_images_by_their_content() {
     }
 }
 
-/// Goal: a part of a prompt that ends inside an image is not read, and what is in the pool already
-/// neither.
+/// Goal: neither a part of a prompt that ends inside an image nor a part that is in the pool
+/// already is read.
 #[test]
 fn only_whole_images_are_read() {
     let directory = tempfile::tempdir().expect("a directory");
@@ -160,8 +160,8 @@ fn only_whole_images_are_read() {
     assert_eq!((cached(310), cached(320)), (Some(256..320), None));
 }
 
-/// Goal: with the policy that stores what is used often, the end of an image that several questions
-/// are about is stored, and the questions are not.
+/// Goal: with the policy that stores records that are used often, the end of an image that several
+/// questions are about is stored, and the questions are not.
 #[test]
 fn images_that_are_used_often_are_stored() {
     let directory = tempfile::tempdir().expect("a directory");

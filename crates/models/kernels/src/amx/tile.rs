@@ -98,8 +98,8 @@ pub(crate) unsafe fn configure_bytes(depth: usize) {
     unsafe { load(rows, bytes) }
 }
 
-/// Releases the tile registers of this thread, so that the operating system need not save them when
-/// it switches threads.
+/// Releases the tile registers of this thread, so that the operating system does not have to save
+/// them when it switches threads.
 ///
 /// # Safety
 /// This process may use AMX: [`probe::allowed`](crate::amx::probe::allowed) returned true for bf16

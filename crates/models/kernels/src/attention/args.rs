@@ -18,7 +18,7 @@ pub enum KvSlice<'a> {
     F16(&'a [u16]),
     /// Signed bytes with one scale per position and head.
     Int8 {
-        /// The quantised values. The value itself is `values[i] * scale`.
+        /// The quantized values. The value itself is `values[i] * scale`.
         values: &'a [i8],
         /// `[block_count, block_size, kv_heads]`, in either layout.
         scales: &'a [f32],

@@ -1,15 +1,15 @@
 //! How a call of attention is divided into work for threads.
 //!
-//! The queries of each sequence are divided into query chunks. A work item, which is what a thread
-//! takes at a time, is some kv heads and spans of a chunk's context. If the context of a chunk is
-//! divided into several work items (as in flash-decoding), every span stores its softmax state, and
-//! a second pass merges the states in order of position. A work item that has the whole context
+//! The queries of each sequence are divided into query chunks. A work item, which a thread takes as
+//! a whole, is some kv heads and spans of a chunk's context. If the context of a chunk is divided
+//! into several work items (as in flash-decoding), every span stores its softmax state, and a
+//! second pass merges the states in order of position. A work item that has the whole context
 //! merges its spans in the same order as it goes. So the division, which depends on the number of
 //! threads, changes no bit.
 //!
 //! Chunks of few queries, as in decoding, are memory-bound. Their work items are one span of
-//! several kv heads, because the heads of a position are adjacent in memory: what the hardware
-//! prefetches beyond one head is what the next head needs. Chunks of many queries are
+//! several kv heads, because the heads of a position are adjacent in memory: the bytes that the
+//! hardware prefetches beyond one head belong to the next head. Chunks of many queries are
 //! compute-bound. Their work items are one kv head of a chunk or, if those are too few to keep all
 //! threads busy, some spans of one.
 //!
@@ -57,7 +57,7 @@ pub(super) struct WorkItem {
 pub(super) struct AttentionPlan {
     /// The query chunks, in the order of their rows.
     pub(super) chunks: Vec<QueryChunk>,
-    /// The readers, one per chunk, ordered so that readers which share tiles are neighbours.
+    /// The readers, one per chunk, ordered so that readers which share tiles are neighbors.
     pub(super) readers: Vec<Reader>,
     /// The work items, with the most expensive first.
     pub(super) items: Vec<WorkItem>,

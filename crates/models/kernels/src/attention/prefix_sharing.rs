@@ -3,7 +3,7 @@
 //! A cached prefix has one copy, so the block tables of sequences with a common prefix begin with
 //! the same blocks. If tables are sorted, each is next to the one it has the longest prefix in
 //! common with, and the prefix that any two share is also shared by all tables between them. One
-//! pass over neighbours therefore finds every group, whatever the order in which the sequences
+//! pass over neighbors therefore finds every group, whatever the order in which the sequences
 //! came.
 //!
 //! Reading a shared prefix once for several decoding queries is also what the cascade attention of
@@ -76,7 +76,7 @@ impl<'a> SeenBlocks<'a> {
 }
 
 /// A query chunk as a reader of the cache, in an order in which readers that share tiles are
-/// neighbours.
+/// neighbors.
 #[derive(Clone, Debug)]
 pub(super) struct Reader {
     /// Index of the query chunk in the plan.
@@ -143,7 +143,7 @@ pub(super) fn readers(
 
 /// Number of blocks in the common prefix of two block tables.
 fn common_blocks(a: &[BlockId], b: &[BlockId]) -> usize {
-    /// Ids that are compared without a branch, so that the compiler vectorises the comparison.
+    /// Ids that are compared without a branch, so that the compiler vectorizes the comparison.
     const IDS_PER_COMPARISON: usize = 16;
     let differ = |(a, b): &(&[BlockId], &[BlockId])| {
         a.iter().zip(*b).fold(0, |bits, (a, b)| bits | (a.0 ^ b.0)) != 0

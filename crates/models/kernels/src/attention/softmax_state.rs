@@ -1,4 +1,4 @@
-//! The state of an online softmax for some query vectors: what attention accumulates as it walks
+//! The state of an online softmax for some query vectors, which attention accumulates as it walks
 //! through positions (Milakov and Gimelshein, 2018; FlashAttention, Dao et al., 2022).
 //!
 //! For each query the state is the largest score so far, the sum of the weights relative to it, and
@@ -16,7 +16,7 @@ use crate::lanes::{LANES, Lanes};
 ///
 /// **Invariant**, which [`SoftmaxState::at`] requires of its caller: as long as the view is used,
 /// `largest` and `sums` are valid for `queries` values and `values` for `queries * width`, in
-/// initialised memory that no other thread accesses. The methods rely on it. Those that are generic
+/// initialized memory that no other thread accesses. The methods rely on it. Those that are generic
 /// over [`Lanes`] are unsafe also because the instruction set of `L` must be available.
 #[derive(Clone, Copy)]
 pub(super) struct SoftmaxState {
@@ -48,7 +48,7 @@ impl SoftmaxState {
     /// A view of the states that begin at `start`. `width` is a multiple of 16.
     ///
     /// # Safety
-    /// From `start` on, [`SoftmaxState::len`] values are valid and initialised. As long as the view
+    /// From `start` on, [`SoftmaxState::len`] values are valid and initialized. As long as the view
     /// or a view made from it is used, no other thread accesses them.
     pub(super) unsafe fn at(start: *mut f32, queries: usize, width: usize) -> SoftmaxState {
         debug_assert!(width.is_multiple_of(LANES));

@@ -58,7 +58,7 @@ impl Stored {
     }
 }
 
-/// Quantises each head to bytes with a scale. A head of NaNs gets the scale NaN.
+/// Quantizes each head to bytes with a scale. A head of NaNs gets the scale NaN.
 fn quantised(values: &[f32], head_dim: usize) -> (Vec<i8>, Vec<f32>) {
     let heads = values.chunks(head_dim);
     let scale = |head: &[f32]| head.iter().fold(head[0], |a, b| a.abs().max(b.abs())) / 127.0;
@@ -188,7 +188,7 @@ fn expected(shape: Shape, sequence: &Sequence, positions: Range<usize>) -> Vec<f
     expected_with(shape, sequence, positions, None)
 }
 
-/// What differs from plain causal attention.
+/// The differences from plain causal attention.
 #[derive(Clone, Copy, Debug, Default)]
 struct Mask<'a> {
     /// A sink for each head.

@@ -1,4 +1,4 @@
-//! Gates: values that are multiplied with a function of others. And activations without a gate.
+//! Gates, which multiply values with a function of others, and activations without a gate.
 #![allow(unsafe_code, reason = "runs on SIMD lanes, whose methods are unsafe")]
 
 use super::{map_in_place, zip_in_place};

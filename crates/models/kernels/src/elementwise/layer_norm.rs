@@ -32,8 +32,8 @@ pub fn layer_norm(path: Path, x: &[f32], norm: &LayerNorm<'_>, out: &mut [f32]) 
     unsafe { norm_rows(path, x.as_ptr(), rows, norm, out.as_mut_ptr()) }
 }
 
-/// The sum of `f(x)` over `len` values. `fill` is a value for which `f` is 0: it takes the place of
-/// what a vector lacks at the end. Four independent vectors of partial sums hide the latency of the
+/// The sum of `f(x)` over `len` values. `fill` is a value for which `f` is 0: it fills the lanes
+/// that the last vector lacks. Four independent vectors of partial sums hide the latency of the
 /// additions.
 ///
 /// # Safety

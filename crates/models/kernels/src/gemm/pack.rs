@@ -65,7 +65,8 @@ unsafe fn transpose_lanes<L: Lanes>(source: SourceRows<'_>, group: usize, packed
 ///
 /// # Safety
 /// The instruction set of `L` is available. `group` and `count` are at most 16, and `packed` holds
-/// at least `count * group` values. What follows them is stored later: it may be overwritten.
+/// at least `count * group` values. The values after them are stored later, so they may be
+/// overwritten.
 #[inline(always)]
 unsafe fn store_transposed<L: Lanes>(
     square: &mut [L; LANES],

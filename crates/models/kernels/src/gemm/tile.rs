@@ -16,8 +16,8 @@ pub(crate) trait Panels<Raw> {
     fn inner_step(&self) -> usize {
         LANES
     }
-    /// Prefetches what will be read some time after step `k` of panel `p`, whose values are at
-    /// `now`, by a tile of P panels.
+    /// Prefetches weights that will be read some time after step `k` of panel `p`, whose values are
+    /// at `now`, by a tile of P panels.
     fn prefetch<const P: usize>(&self, p: usize, k: usize, now: *const Raw);
     /// Loads the 16 values of a step.
     ///

@@ -16,9 +16,9 @@ pub(crate) trait Form {
     const STEPS: usize;
     /// Whether [`Form::widen`] may convert the weights to f32 before they are multiplied.
     const WIDENS: bool = true;
-    /// Loads the 16 weights of step `step`, below [`STEPS`](Form::STEPS), of those that are stored
-    /// side by side. They are loaded one after the other, because not all processors have registers
-    /// for both next to the sums of a tile.
+    /// Loads the 16 weights of step `step`, below [`STEPS`](Form::STEPS), among the steps that are
+    /// stored side by side. Each call loads one step, because not all processors have registers for
+    /// two in addition to the sums of a tile.
     ///
     /// # Safety
     /// The instruction set of `L` is available, and `from` is the start of the steps of one of

@@ -1,4 +1,4 @@
-//! Quantisation and packing of activations.
+//! Quantization and packing of activations.
 //!
 //! Each 32 successive values of a row become signed bytes with a common scale: their largest
 //! magnitude divided by 127. The bytes of a row depend on that row only.
@@ -9,17 +9,18 @@ use crate::quant::{SUB_BLOCK, round_to_byte};
 use crate::source_rows::SourceRows;
 
 /// Number of sums of a sub-block of activations: of all, of the first half and of the second half.
-/// Minima of a sub-block of weights meet the first, minima of half of one meet the others.
+/// The first is multiplied by minima of whole sub-blocks of weights, the others by minima of
+/// halves.
 pub(crate) const SUMS: usize = 3;
 /// Maximum number of rows of a group.
 const ROWS_MAX: usize = 16;
 
-/// 32 quantised activations.
+/// 32 quantized activations.
 pub(super) struct SubBlock {
     /// Value of the integer 1. NaN if an activation is infinite or NaN, zero if all are so small
     /// that the scale would be subnormal.
     pub(super) scale: f32,
-    /// The quantised activations, from -127 to 127; unspecified if the scale is NaN.
+    /// The quantized activations, from -127 to 127; unspecified if the scale is NaN.
     pub(super) bytes: [i8; SUB_BLOCK],
     /// Sums of the first 16 bytes and of the last 16.
     pub(super) halves: [i32; 2],
@@ -29,7 +30,7 @@ impl SubBlock {
     pub(super) const ZERO: SubBlock =
         SubBlock { scale: 0.0, bytes: [0; SUB_BLOCK], halves: [0; 2] };
 
-    /// Quantises 32 activations.
+    /// Quantizes 32 activations.
     #[inline(always)]
     pub(super) fn of(values: &[f32; SUB_BLOCK]) -> SubBlock {
         // Compare magnitudes as integers, so that NaN is the largest.
@@ -74,7 +75,7 @@ pub(crate) struct PackedGroup {
     pub(crate) scales: *mut f32,
     /// Negated sums, `[columns / 32][SUMS][rows]`.
     pub(crate) sums: *mut f32,
-    /// What sums of products with unsigned weights start with, in the same shape.
+    /// The initial values of sums of products with unsigned weights, in the same shape.
     pub(crate) offsets: *mut i32,
 }
 
@@ -88,7 +89,7 @@ pub(crate) struct GroupRows<'a> {
 }
 
 impl GroupRows<'_> {
-    /// Quantises the group: writes scales, sums and offsets, and calls `put` with the bytes of each
+    /// Quantizes the group: writes scales, sums and offsets, and calls `put` with the bytes of each
     /// sub-block, the index of the sub-block and the row in the group.
     ///
     /// # Safety

@@ -1,4 +1,4 @@
-//! A task of a quantised product, computed by dot products of bytes.
+//! A task of a quantized product, computed by dot products of bytes.
 #![allow(unsafe_code, reason = "reads packed weights and activations by pointer")]
 
 use super::activations::SUMS;
@@ -12,7 +12,7 @@ use crate::quant::{Block, Format, SUB_BLOCK, WORDS};
 /// memory. More lines can be on their way to the L2 cache than to the L1 cache.
 const WORD_PREFETCH_BYTES: usize = 8192;
 
-/// A task of a quantised product: some rows times some panels.
+/// A task of a quantized product: some rows times some panels.
 ///
 /// # Validity
 /// `words`, `scales`, `sums` and `offsets` are readable for whole groups of `rows` rows, and
@@ -26,7 +26,7 @@ pub(crate) struct Int8Chunk {
     pub(crate) scales: *const f32,
     /// Negated sums of the activations, `[group][inner / 32][SUMS][rows of the group]`.
     pub(crate) sums: *const f32,
-    /// What sums of unsigned weights start with, in the shape of `sums`.
+    /// The initial values of sums with unsigned weights, in the shape of `sums`.
     pub(crate) offsets: *const i32,
     /// Number of rows.
     pub(crate) rows: usize,
@@ -42,7 +42,7 @@ pub(crate) struct Int8Chunk {
     pub(crate) features: usize,
 }
 
-/// A packed panel of quantised weights, from some block on.
+/// A packed panel of quantized weights, from some block on.
 #[derive(Clone, Copy)]
 pub(super) struct QuantPanel {
     /// The block.
@@ -75,7 +75,7 @@ impl QuantPanel {
         for byte in (0..sub_block_words).step_by(64) {
             prefetch_l2(self.block.words.wrapping_add(from + byte));
         }
-        // Those of two panels are too far apart for the processor's own prefetching.
+        // The scales of two panels are too far apart for the processor's own prefetching.
         if sub_block == 0 {
             let next_panel = self.blocks * block_bytes;
             for byte in (0..block_bytes - block_words).step_by(64) {

@@ -28,7 +28,7 @@ pub(super) trait Dots: Copy {
     /// Maximum number of rows of a group.
     const GROUP_MAX: usize;
 
-    /// Quantises 32 activations. Every set gives the same result, unless the scale is NaN.
+    /// Quantizes 32 activations. Every set gives the same result, unless the scale is NaN.
     #[inline(always)]
     unsafe fn quantise(values: &[f32; SUB_BLOCK]) -> SubBlock {
         SubBlock::of(values)

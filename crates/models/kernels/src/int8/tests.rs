@@ -1,4 +1,4 @@
-//! Quantised products on every dot-product set are compared with each other and with f64.
+//! Quantized products on every dot-product set are compared with each other and with f64.
 
 use super::*;
 use crate::matrix::Matrix;
@@ -21,7 +21,7 @@ const SHAPES: [(usize, usize, usize); 9] = [
     (250, 40, 1),
 ];
 
-/// A packed random matrix and its dequantised values.
+/// A packed random matrix and its dequantized values.
 fn weights(dtype: TensorType, out: usize, inner: usize) -> (Matrix, Vec<f32>) {
     let bytes = bytes_of(dtype, &random(2, out * inner));
     let matrix = Matrix::pack(dtype, out, inner, &bytes, Path::PORTABLE).unwrap();
@@ -42,7 +42,7 @@ fn bits(values: &[f32]) -> Vec<u32> {
 }
 
 /// Goal: all dot-product sets give the same bits, and these are close to the product of the
-/// quantised values in f64.
+/// quantized values in f64.
 #[test]
 fn all_sets_agree_and_are_near_f64() {
     for dtype in TensorType::ALL.into_iter().filter(|dtype| dtype.is_quantised()) {
@@ -63,7 +63,7 @@ fn all_sets_agree_and_are_near_f64() {
     }
 }
 
-/// Goal: quantised activations differ from the originals by at most half a step of their sub-block.
+/// Goal: quantized activations differ from the originals by at most half a step of their sub-block.
 #[test]
 fn rounding_is_to_the_nearest_step() {
     let mut x: Vec<f32> = random(7, 320).iter().map(|x| x * x * x * 50.0).collect();
@@ -101,8 +101,8 @@ fn nan_affects_only_its_own_row() {
     }
 }
 
-/// Goal: every set quantises zeroes, values of which the scale would be subnormal, values halfway
-/// between two steps, and the largest numbers in the same way.
+/// Goal: every set quantizes zeroes, values whose scale would be subnormal, values halfway between
+/// two steps, and the largest numbers in the same way.
 #[test]
 fn edges_are_quantised_alike() {
     let (matrix, _) = weights(TensorType::Q4K, 20, 256);

@@ -1,4 +1,4 @@
-//! A task of a quantised product with many rows, computed by AMX tiles of bytes.
+//! A task of a quantized product with many rows, computed by AMX tiles of bytes.
 //!
 //! One tile holds a sub-block of 32 weights for 16 features: 8 rows of 16 words. Another tile holds
 //! 32 activations of a group of 16 rows. Their sums are exact integers, so the f32 sums over the
@@ -106,7 +106,7 @@ fn emulated() -> bool {
     !crate::amx::probe::allowed().int8
 }
 
-/// Products that are not tests use AMX.
+/// Outside of tests, AMX is always used.
 #[cfg(not(test))]
 const fn emulated() -> bool {
     false

@@ -63,7 +63,7 @@ unsafe fn quantise(values: &[f32; SUB_BLOCK]) -> SubBlock {
         let all = _mm256_permutevar8x32_epi32(packed, order);
         let mut bytes = [0; SUB_BLOCK];
         _mm256_storeu_si256(bytes.as_mut_ptr().cast(), all);
-        // Sums of eight bytes, to each of which 128 was added.
+        // Sums of eight bytes, after 128 was added to each.
         let unsigned = _mm256_xor_si256(all, _mm256_set1_epi8(i8::MIN));
         let eights = _mm256_sad_epu8(unsigned, _mm256_setzero_si256());
         let sums = _mm256_add_epi32(eights, _mm256_shuffle_epi32::<0b01_00_11_10>(eights));

@@ -1,5 +1,5 @@
 //! Rounding of keys and values to the stored types. The functions that are `#[inline(always)]` are
-//! vectorised for the instruction set of their caller.
+//! vectorized for the instruction set of their caller.
 
 use half::slice::HalfFloatSliceExt;
 
@@ -14,7 +14,7 @@ const ROUND_TO_INTEGER: f32 = 12_582_912.0;
 pub(super) fn round_to_bf16(from: &[f32], to: &mut [u16]) {
     for (value, rounded) in from.iter().zip(to) {
         let bits = value.to_bits();
-        // Without a branch, so that the compiler vectorises the loop.
+        // Without a branch, so that the compiler vectorizes the loop.
         let nearest = bits.wrapping_add(0x7fff + (bits >> 16 & 1)) >> 16;
         let quiet_nan = bits >> 16 | 0x40;
         *rounded = if value.is_nan() { quiet_nan } else { nearest } as u16;

@@ -25,8 +25,8 @@ use crate::lanes::vector::{Kernel, LANES, Lanes};
 pub(crate) struct Avx512(pub(crate) __m512);
 
 impl Avx512 {
-    /// Rounds 32 values, first those of `self`, to bf16 pairs. Values that are denormal become
-    /// zero.
+    /// Rounds the 16 values of `self` and then the 16 values of `high` to bf16. Denormal values
+    /// become zero.
     ///
     /// # Safety
     /// AVX-512 F and BF16 are available.

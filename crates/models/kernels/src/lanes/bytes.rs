@@ -1,4 +1,4 @@
-//! Vectors of 16 words of four bytes: how quantised weights are unpacked in registers.
+//! Vectors of 16 words of four bytes, with which quantized weights are unpacked in registers.
 #![allow(unsafe_code, reason = "the trait's methods run instruction sets")]
 
 #[cfg(target_arch = "aarch64")]

@@ -1,4 +1,4 @@
-//! [`Lanes`] in portable Rust, which the compiler vectorises for its target.
+//! [`Lanes`] in portable Rust, which the compiler vectorizes for its target.
 #![allow(unsafe_code, reason = "the trait's methods are unsafe; these only read and write memory")]
 
 use super::map;

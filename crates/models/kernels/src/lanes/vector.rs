@@ -110,8 +110,8 @@ pub(crate) trait Lanes: Copy {
     unsafe fn load_interleaved(_first: *const u16, _second: *const u16) -> Self {
         unreachable!("this instruction set has no dot product of bf16 pairs")
     }
-    /// As [`Self::load_interleaved`], of values that were loaded as f32 and are bf16 numbers. What
-    /// is in the lower halves of others is lost.
+    /// As [`Self::load_interleaved`], of values that were loaded as f32 and are bf16 numbers. The
+    /// lower halves of other numbers are lost.
     ///
     /// # Panics
     /// On every type except the one for AVX-512.

@@ -16,7 +16,8 @@ pub(super) struct PanelLayout {
 }
 
 impl PanelLayout {
-    /// The layout of panels with `padded_inner` weights per row, of which a file has `inner`.
+    /// The layout of panels with `padded_inner` weights per row. A row of a file has `inner`
+    /// weights.
     pub(super) fn new(dtype: TensorType, inner: usize, padded_inner: usize) -> PanelLayout {
         let bytes = |inner: usize| inner / dtype.block_len() * dtype.block_bytes();
         PanelLayout { dtype, row_bytes: bytes(inner), panel_bytes: bytes(padded_inner) * LANES }

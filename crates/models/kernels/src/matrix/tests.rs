@@ -5,7 +5,7 @@ use super::*;
 use crate::reference::blocks::random_blocks;
 use crate::reference::{product, random, to_bf16, worst};
 
-/// The bytes of `weights` as a tensor of type `dtype`. For quantised types, these are other random
+/// The bytes of `weights` as a tensor of type `dtype`. For quantized types, these are other random
 /// weights of the same number.
 pub(crate) fn bytes_of(dtype: TensorType, weights: &[f32]) -> Vec<u8> {
     match dtype {
@@ -60,7 +60,7 @@ fn multiply(matrix: &Matrix, threads: &Threads, x: &[f32]) -> Vec<f32> {
     out
 }
 
-/// Goal: `row` returns exactly the weights that were packed, for types that are not quantised.
+/// Goal: `row` returns exactly the weights that were packed, for types that are not quantized.
 #[test]
 fn rows_unpack_to_what_was_packed() {
     for (_, out, inner) in SHAPES {
@@ -174,8 +174,8 @@ fn float_rows_are_quantised_to_q8_0() {
     }
 }
 
-/// Goal: a bf16 matrix of f16 rows is that of bf16 rows. Where weights are widened to f32, products
-/// have the bits of the f16 matrix.
+/// Goal: a bf16 matrix that is filled with f16 rows equals one that is filled with bf16 rows. Where
+/// weights are widened to f32, products have the bits of the f16 matrix.
 #[test]
 fn f16_rows_become_bf16_rows() {
     for (rows, out, inner) in shapes(TensorType::Bf16) {

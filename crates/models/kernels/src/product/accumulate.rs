@@ -19,7 +19,7 @@ use crate::threads::Threads;
 
 /// The product of one group of rows with a matrix.
 pub struct Term<'a> {
-    /// The matrix. Those of all terms have the same number of output features.
+    /// The matrix. The matrices of all terms have the same number of output features.
     pub matrix: &'a Matrix,
     /// Function that is applied to the results of each row before they are added.
     pub epilogue: Epilogue<'a>,

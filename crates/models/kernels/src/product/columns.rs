@@ -1,4 +1,4 @@
-//! Parts of the columns of a buffer, each of which one product writes.
+//! Parts of the columns of a buffer. One product writes each part.
 
 use std::marker::PhantomData;
 
@@ -49,7 +49,7 @@ impl<'a> ColumnsMut<'a> {
         self.width
     }
 
-    /// What the tasks of a product write.
+    /// The target that the tasks of a product write to.
     pub(super) fn target(&mut self) -> Target<'_> {
         Target::Rows { to: SharedMut::at(self.to), stride: self.stride }
     }

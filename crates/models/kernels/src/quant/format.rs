@@ -1,4 +1,5 @@
-//! What a quantised type is: the bytes of a block, and how they are unpacked in registers.
+//! The definition of a quantized type: the bytes of a block, and how they are unpacked in
+//! registers.
 //!
 //! This is the only definition of a type. Products, conversion to f32, packing and unpacking follow
 //! from it. To add a type, implement [`Format`] and list it in `tensor_type.rs`.
@@ -84,15 +85,15 @@ pub(crate) struct Block {
 /// The methods are unsafe: the bytes that they read must be some of a whole packed block, and the
 /// instruction set of their type parameter must be available.
 impl Block {
-    /// Byte `byte` of those that are no words, for 16 features.
+    /// Byte `byte` of those that do not belong to words, for 16 features.
     #[inline(always)]
     pub(super) unsafe fn bytes(self, byte: usize) -> [u8; LANES] {
         // SAFETY: the 16 bytes from `16 * byte` on are readable.
         unsafe { self.scales.add(byte * LANES).cast::<[u8; LANES]>().read() }
     }
 
-    /// The f16 value in the bytes `byte` and `byte + 1` of those that are no words, for 16
-    /// features.
+    /// The f16 value in the bytes `byte` and `byte + 1` of those that do not belong to words, for
+    /// 16 features.
     #[inline(always)]
     pub(super) unsafe fn halves<L: Lanes>(self, byte: usize) -> L {
         // SAFETY: 16 bytes are readable from `16 * byte` and from `16 * (byte + 1)` on.

@@ -1,14 +1,14 @@
-//! f16 numbers that are bf16 numbers, too. Files in F16 that were made from BF16 ones have no
-//! others, and processors multiply bf16 faster.
+//! f16 numbers that bf16 can represent exactly. F16 files that were made from BF16 files have only
+//! such numbers, and processors multiply bf16 faster.
 
-/// Whether each of these f16 numbers, little-endian, is a bf16 number, too.
+/// Whether bf16 can represent each of these little-endian f16 numbers exactly.
 #[must_use]
 pub fn is_bf16(numbers: &[u8]) -> bool {
     let bits = numbers.as_chunks::<2>().0.iter().fold(0, |all, number| all | widen(*number));
     bits.trailing_zeros() >= u16::BITS
 }
 
-/// Converts f16 numbers, little-endian, of which [`is_bf16`] holds to bf16.
+/// Converts little-endian f16 numbers for which [`is_bf16`] is true to bf16.
 pub(crate) fn to_bf16(numbers: &[u8]) -> Vec<u8> {
     let mut converted = vec![0; numbers.len()];
     let pairs = converted.as_chunks_mut::<2>().0.iter_mut().zip(numbers.as_chunks::<2>().0);
@@ -38,8 +38,8 @@ mod tests {
 
     use super::*;
 
-    /// Goal: of all f16 numbers, exactly those are bf16 numbers that keep their value as one, and
-    /// these are converted to it. Payloads of NaN do not count.
+    /// Goal: `is_bf16` is true for exactly those f16 numbers whose value bf16 can represent, and
+    /// these are converted without a change. Payloads of NaN do not count.
     #[test]
     fn bf16_numbers_are_found() {
         let numbers = (0..=u16::MAX).map(f16::from_bits);
@@ -59,7 +59,8 @@ mod tests {
         assert!(!is_bf16(&many), "1 + 2^-10");
     }
 
-    /// Goal: every bf16 number is one after it was rounded to f16, also a small one that lost bits.
+    /// Goal: bf16 can represent every bf16 number after it was rounded to f16, also a small one
+    /// that lost bits.
     #[test]
     fn files_made_from_bf16_are_bf16() {
         let numbers = (0..=u16::MAX).map(|bits| f16::from_f32(bf16::from_bits(bits).to_f32()));

@@ -46,7 +46,7 @@ impl<const FIFTH: bool> Format for WithMinima<FIFTH> {
 }
 
 /// The 6-bit scale and minimum of a sub-block for 16 features, from the 12 bytes of a Q4_K or Q5_K
-/// block that hold those of all eight sub-blocks.
+/// block that hold the scales and minima of all eight sub-blocks.
 ///
 /// # Safety
 /// The block is a whole packed Q4_K or Q5_K block, and `sub_block` is below 8.

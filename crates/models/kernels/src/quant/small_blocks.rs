@@ -30,7 +30,7 @@ impl Format for Q8_0 {
 ///
 /// The scale, an f16 value that is added to all weights if `OFFSET`, 4 bytes of fifth bits if there
 /// are any, and 16 bytes with two 4-bit weights each: the low bits are the first 16 weights.
-/// Without an offset, the numbers are centred on zero.
+/// Without an offset, the numbers are centered on zero.
 pub(crate) struct Nibbles<const FIFTH: bool, const OFFSET: bool>;
 /// 4-bit weights from -8 to 7.
 pub(crate) type Q4_0 = Nibbles<false, false>;
@@ -144,8 +144,8 @@ impl Format for Iq4Nl {
 /// The microscaling format MXFP4: an exponent (E8M0), then 16 bytes with two floats of 4 bits each
 /// (E2M1).
 ///
-/// The values are twice those of the floats, so that they are integers, and the scale is half of
-/// the power of two.
+/// The values are twice the floats, so that they are integers, and the scale is half of the power
+/// of two.
 pub(crate) struct Mxfp4;
 
 /// Twice the values of E2M1.

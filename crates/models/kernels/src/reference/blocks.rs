@@ -1,4 +1,4 @@
-//! Random blocks of all quantised types. For the types of GGUF files they come from
+//! Random blocks of all quantized types. For the types of GGUF files they come from
 //! `fixtures/blocks.bin`, with the values that the `gguf` package gives them.
 
 use super::{Rng, SeedableRng, SmallRng};

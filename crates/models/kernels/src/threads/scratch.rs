@@ -18,7 +18,7 @@ impl Default for ScratchPool {
 }
 
 impl ScratchPool {
-    /// A buffer of at least `bytes` bytes. Its contents are those that the last user left.
+    /// A buffer of at least `bytes` bytes. It has the contents that its last user left.
     pub(super) fn take(&self, bytes: usize) -> Scratch<'_> {
         let mut kept = lock(&self.kept);
         // The smallest buffer that is large enough, so that small requests do not take the large

@@ -9,8 +9,8 @@ struct Machine {
 }
 
 impl Machine {
-    /// A machine with `count` processors, of which number `n` is on the core and in the socket that
-    /// `place` gives it.
+    /// A machine with `count` processors. Processor `n` is on the core and in the socket that
+    /// `place(n)` returns.
     fn new(count: usize, place: impl Fn(usize) -> (usize, usize)) -> Self {
         let machine = Self { folder: tempfile::tempdir().expect("a folder"), count };
         let core = |number: usize| place(number);
@@ -92,8 +92,8 @@ fn efficiency_cores_are_left_out() {
     assert_eq!(used(&phone.all()), [4, 5, 6, 7]);
 }
 
-/// Goal: one socket is used, with all of its memory nodes: the one of which a process may use the
-/// most cores.
+/// Goal: one socket is used, with all of its memory nodes: the one with the most cores that the
+/// process may use.
 #[test]
 fn one_socket_is_used() {
     let place = |number: usize| (number % 64, number % 64 / 32);
@@ -101,7 +101,7 @@ fn one_socket_is_used() {
     assert_eq!(used(&server().all()), (0..32).collect::<Vec<_>>());
     let second: Vec<usize> = (24..64).collect();
     assert_eq!(used(&server().of(&second, 40)), (32..64).collect::<Vec<_>>());
-    // More threads than that use the cores of the other socket before a core is used twice.
+    // The cores of the other socket are used before a core is used twice.
     assert_eq!(server().all().for_threads(65).map(|all| all[63..].to_vec()), Some(vec![63, 64]));
     let divided = Machine::new(64, |number| (number, number / 32));
     let divided = (0..8).fold(divided, |machine, node| {

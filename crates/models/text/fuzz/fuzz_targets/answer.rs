@@ -1,5 +1,5 @@
-//! Arbitrary answers in every format, cut in two at every place: the parts are those of the whole
-//! text, and the arguments of every call are a JSON object.
+//! Arbitrary answers in every format, cut in two at every place: the parts equal the parts of the
+//! whole text, and the arguments of every call are a JSON object.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;

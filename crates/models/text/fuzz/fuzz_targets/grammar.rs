@@ -1,5 +1,5 @@
 //! Arbitrary grammars of every kind, and the first tokens of answers that follow them. Compiling
-//! ends with a grammar or an error, and a mask that was begun in advance equals that of the slow
+//! ends with a grammar or an error, and a mask that was begun in advance equals the one of the slow
 //! path.
 #![no_main]
 

@@ -1,4 +1,4 @@
-//! Arbitrary text as a chat template and as a message: an error, or a bounded text.
+//! Arbitrary text as a chat template and as a message: the result is an error, or a bounded text.
 #![no_main]
 
 use std::sync::Once;

@@ -1,4 +1,5 @@
-//! Small valid `tokenizer.json` files with arbitrary changes: an error, or a usable tokenizer.
+//! Small valid `tokenizer.json` files with arbitrary changes: the result is an error, or a usable
+//! tokenizer.
 #![no_main]
 
 #[allow(dead_code, reason = "the tests use more of it")]
@@ -11,7 +12,8 @@ use libfuzzer_sys::fuzz_target;
 use stolon_text::Tokenizer;
 use vocabularies::{Spaces, byte_level, metaspace, words};
 
-/// Which file, replacements as (place, bytes to remove, text to insert), and a text to encode.
+/// The number of the file, replacements as (place, bytes to remove, text to insert), and a text to
+/// encode.
 type Input<'a> = (u8, Vec<(u16, u8, &'a str)>, &'a str);
 
 fuzz_target!(|input: Input<'_>| {

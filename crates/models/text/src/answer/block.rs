@@ -15,7 +15,7 @@ use crate::FunctionSchema;
 const MAX_CALL_BYTES: usize = 1 << 20;
 /// Maximum length of a function's name that is written before its arguments, in bytes.
 pub(super) const MAX_NAME_BYTES: usize = 256;
-/// How often the closing marker may occur within a call.
+/// Maximum number of closing markers within a call.
 const MAX_CLOSES: usize = 8;
 
 /// Reads one block.
@@ -52,11 +52,11 @@ enum State {
 #[derive(Clone, Debug, Default)]
 struct Written {
     text: String,
-    /// How often the closing marker has occurred within a call.
+    /// Number of closing markers within a call so far.
     closes: usize,
 }
 
-/// What a character adds to a block.
+/// The addition of a character to a block.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Change {
     Part(CallPart),

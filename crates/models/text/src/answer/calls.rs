@@ -1,8 +1,8 @@
 //! Reads calls in any format, also where they are nearly right.
 //!
-//! What decides is whether the name is one of the functions that may be called: such a call is one
-//! even if its markers are incomplete, and all other text stays text. The form of a call is found
-//! by how it begins, whatever the format of the model is.
+//! The name of the function decides: if it may be called, the text is a call even if its markers
+//! are incomplete. All other text stays text. The form of a call is recognized by its beginning,
+//! whatever the format of the model is.
 
 use super::cursor::{Cursor, End, Read, Stop};
 use super::envelope::{CallPart, Envelope};
@@ -14,7 +14,7 @@ use super::{MAX_CALLS, gemma, lenient, python, tagged};
 
 /// Maximum length of calls that belong together, as the model writes them, in bytes.
 pub(super) const MAX_BYTES: usize = 1 << 20;
-/// Maximum length of what precedes the arguments of a call, in bytes.
+/// Maximum length of the text before the arguments of a call, in bytes.
 const MAX_HEAD: usize = 512;
 /// Maximum number of markers in a row.
 const MAX_MARKERS: usize = 4;
@@ -22,9 +22,9 @@ const MAX_MARKERS: usize = 4;
 const MAX_PROGRAM_ENDS: usize = 8;
 /// The languages of fenced blocks with a call.
 const LANGUAGES: &[&str] = &["json", "python", "xml", "text"];
-/// What separates calls.
+/// Characters that separate calls.
 const SEPARATORS: [char; 2] = [',', ';'];
-/// What a model may write too often at the end of a call.
+/// Characters that a model may write too often at the end of a call.
 const EXCESS: [char; 3] = ['}', ']', ')'];
 
 /// How calls may begin.
@@ -98,7 +98,7 @@ impl Reader<'_> {
             _ if is_first || (is_line && self.format == ToolCallFormat::Glm) => {
                 self.is_bare_name(cursor)?
             }
-            // Gemma 4 leaves out the marker after a text, too.
+            // Gemma 4 leaves out the marker even after a text.
             'c' if self.format == ToolCallFormat::Gemma4 && self.is_bare_name(cursor)? => {
                 return Ok(Some(Beginning::Closed));
             }
@@ -280,7 +280,7 @@ impl Reader<'_> {
         Ok(())
     }
 
-    /// Whether another call of the block may follow. Takes what separates calls.
+    /// Whether another call of the block may follow. Takes the separator.
     fn separates(self, cursor: &mut Cursor<'_>) -> Read<bool> {
         cursor.skip_space();
         while cursor.peek()?.is_some_and(|next| SEPARATORS.contains(&next)) {
@@ -341,7 +341,7 @@ impl Reader<'_> {
     fn exact_object(self, cursor: &mut Cursor<'_>) -> Read<Call> {
         let (mut envelope, mut parts) = (Envelope::new(), Vec::new());
         while !envelope.has_ended() {
-            // What is missing at the end of the answer may be read less strictly.
+            // At the end of the answer, a call with missing parts may be read less strictly.
             let next = cursor.next()?;
             envelope.push(next, &mut parts).map_err(|_| Stop::Other)?;
         }
@@ -515,8 +515,8 @@ fn word<'a>(cursor: &mut Cursor<'a>) -> Read<&'a str> {
     if word.is_empty() { Err(Stop::Other) } else { Ok(word) }
 }
 
-/// Takes what ends a call or a block: brackets that are too many, and markers. Returns whether the
-/// block has ended.
+/// Takes the end of a call or a block: surplus brackets, and markers. Returns whether the block has
+/// ended.
 fn close(cursor: &mut Cursor<'_>, block: &mut Block) -> Read<bool> {
     let mut after = *cursor;
     after.skip_space();

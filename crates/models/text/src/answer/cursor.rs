@@ -7,18 +7,18 @@
 /// bytes.
 const MAX_LOOK: usize = 256;
 
-/// What follows the text that has arrived.
+/// The state of the answer after the text that has arrived.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum End {
     /// More text may follow.
     Open,
     /// Nothing: the model has ended its answer.
     Complete,
-    /// Nothing: the answer was cut off. What is incomplete would have gone on.
+    /// Nothing: the answer was cut off. An incomplete part would have continued.
     Cut,
 }
 
-/// Why nothing was read.
+/// The reason why nothing was read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Stop {
     /// The text that has arrived leaves the decision open.
@@ -80,7 +80,7 @@ impl<'a> Cursor<'a> {
         self.at += rest.len() - rest.trim_start().len();
     }
 
-    /// Whether the text goes on with `expected`.
+    /// Whether the text continues with `expected`.
     pub(super) fn sees(&self, expected: &str) -> Read<bool> {
         let rest = self.rest();
         if rest.starts_with(expected) {
@@ -92,8 +92,8 @@ impl<'a> Cursor<'a> {
         }
     }
 
-    /// The first of `expected` that the text goes on with. Of texts that begin with each other, the
-    /// longest comes first.
+    /// The first of `expected` with which the text continues. If one of them is a prefix of
+    /// another, the longer one has to come first.
     pub(super) fn sees_any<'e>(&self, expected: &[&'e str]) -> Read<Option<&'e str>> {
         for &one in expected {
             if self.sees(one)? {

@@ -7,7 +7,7 @@ use serde_json::Value;
 
 use super::json::{NotJson, Scanner, Seen};
 
-/// What a character of the object adds to its call.
+/// The addition of a character of the object to its call.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum CallPart {
     /// The call of this function begins.
@@ -22,7 +22,7 @@ pub(super) struct Envelope {
     scanner: Scanner,
     /// What is being read.
     field: Field,
-    /// What the value after the key that was read last is.
+    /// The meaning of the value after the key that was read last.
     next: Field,
     /// The text of `field` so far, as far as it is needed.
     text: String,
@@ -40,7 +40,7 @@ enum Field {
     Arguments,
 }
 
-/// What has arrived of the arguments.
+/// The state of the arguments.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Arguments {
     Missing,
@@ -66,7 +66,7 @@ impl Envelope {
         }
     }
 
-    /// Whether the object has ended. Its call is complete then.
+    /// Whether the object has ended, so that its call is complete.
     pub(super) fn has_ended(&self) -> bool {
         self.scanner.has_ended()
     }
@@ -182,7 +182,7 @@ impl Envelope {
     }
 }
 
-/// Arguments as the text of an object. Some models write the object into a string, and `null` for
+/// Arguments as the JSON of an object. Some models write the object into a string, and `null` for
 /// no arguments.
 fn object_text(text: &str) -> Result<String, NotJson> {
     match serde_json::from_str(text).map_err(|_| NotJson)? {

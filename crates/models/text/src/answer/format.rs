@@ -14,7 +14,7 @@ pub enum ToolCallFormat {
     /// `<tool_call>{"name": .., "arguments": {..}}</tool_call>`: Hermes, Qwen, SmolLM and others.
     /// Models without a format are asked to use it.
     Hermes,
-    /// `{"name": .., "parameters": {..}}` instead of a text, or after `<|python_tag|>`: Llama 3.
+    /// `{"name": .., "parameters": {..}}` instead of text, or after `<|python_tag|>`: Llama 3.
     Llama3Json,
     /// `[TOOL_CALLS]` and a list of objects, or `[TOOL_CALLS]name[ARGS]{..}`: Mistral.
     Mistral,
@@ -22,7 +22,7 @@ pub enum ToolCallFormat {
     Gemma,
     /// `<|tool_call>call:name{key:<|"|>value<|"|>}<tool_call|>`: Gemma 4.
     Gemma4,
-    /// `[name(key="value"), ..]` instead of a text, or after `<|python_start|>`: Llama 4.
+    /// `[name(key="value"), ..]` instead of text, or after `<|python_start|>`: Llama 4.
     Pythonic,
     /// `<|tool_call_start|>[name(key="value"), ..]<|tool_call_end|>`: LFM2.
     Lfm2,
@@ -53,9 +53,9 @@ pub enum ToolCallFormat {
 /// The markers of a format.
 #[derive(Debug)]
 pub(super) struct Markers {
-    /// Texts with which a block of calls begins.
+    /// Strings with which a block of calls begins.
     pub(super) open: &'static [&'static str],
-    /// Text with which it ends, if it has one.
+    /// String with which it ends, if it has one.
     pub(super) close: &'static str,
     /// Special tokens that are part of the format.
     special_tokens: &'static [&'static str],
@@ -96,10 +96,10 @@ const KIMI: &[&str] = &[
 const GLM: &[&str] =
     &["<tool_call>", "</tool_call>", "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>"];
 
-/// Texts that the templates of gpt-oss contain.
+/// Strings that the templates of gpt-oss contain.
 pub(super) const HARMONY_TEMPLATE: &[&str] = &["<|channel|>", "<|message|>"];
 
-/// Whether a template contains all of these texts.
+/// Whether a template contains all of these strings.
 pub(super) fn has_all(source: &str, markers: &[&str]) -> bool {
     markers.iter().all(|&marker| source.contains(marker))
 }
@@ -148,7 +148,7 @@ impl ToolCallFormat {
         }
     }
 
-    /// The format that a chat template uses; `None` if it uses none that is known. It is recognised
+    /// The format that a chat template uses; `None` if it uses none that is known. It is recognized
     /// by its markers.
     #[must_use]
     pub fn of_template(source: &str) -> Option<Self> {
@@ -187,8 +187,8 @@ impl ToolCallFormat {
         self.markers().special_tokens
     }
 
-    /// What precedes the name of a function, what follows it, and what follows its arguments, in
-    /// the formats that write each call between special tokens.
+    /// The markers before the name of a function, after it, and after its arguments, in the formats
+    /// that write each call between special tokens.
     #[cfg(feature = "grammar")]
     pub(crate) fn call_markers(self) -> Option<[&'static str; 3]> {
         match (self, self.special_tokens()) {

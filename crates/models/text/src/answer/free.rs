@@ -10,16 +10,17 @@ use super::offered::Offered;
 use super::parser::{AnswerParser, Mode};
 use super::{AnswerPart, MAX_CALLS, ToolCallFormat};
 
-/// Length of a text with which most of what is no call is recognized, in bytes.
+/// Length of text that suffices to recognize most text that is not a call, in bytes.
 const SHORT: usize = 512;
-/// How many longer texts may turn out not to be calls before no more calls are looked for.
+/// Maximum number of longer texts that turn out not to be calls. After that, no more calls are
+/// looked for.
 const MAX_REJECTED: usize = 32;
 /// Length of a held text that is read again with each piece, in bytes.
 const MAX_REREAD: usize = 4096;
-/// How often a longer text is read again because a call may have ended.
+/// Maximum number of times that a longer text is read again because a call may have ended.
 const MAX_TRIES: usize = 16;
 
-/// What is known of the text before the place that is read.
+/// The state of reading at the present place of the text.
 #[derive(Clone, Debug)]
 pub(super) struct Scan {
     /// Whether no character of the text has been read, apart from space.
@@ -74,12 +75,12 @@ impl Scan {
     }
 }
 
-/// What begins at a place of the text.
+/// The kind of part that begins at a place of the text.
 enum Begins {
     Nothing,
     /// The tag that ends the reasoning, or begins it again.
     Tag,
-    /// What may be a call.
+    /// A possible call.
     Call(Beginning),
 }
 
@@ -155,7 +156,7 @@ impl AnswerParser {
         self.scan.restart();
     }
 
-    /// What begins at the beginning of the text.
+    /// The kind of part that begins at the beginning of the text, if any.
     fn what_begins(&self, text: &str, first: char, tag: Option<&str>, end: End) -> Read<Begins> {
         let tag = tag.filter(|tag| tag.starts_with(first));
         if let Some(tag) = tag
@@ -201,7 +202,7 @@ impl AnswerParser {
             self.scan.held = None;
         }
         if read == Err(Stop::Other) {
-            // Only what takes time counts. This must not depend on the pieces.
+            // Only a text that takes long to read counts. The count must not depend on the pieces.
             let short = (0..=SHORT.min(text.len())).rev().find(|&at| text.is_char_boundary(at));
             let short = &text[..short.unwrap_or(0)];
             let is_long = short.len() < text.len()
@@ -218,7 +219,7 @@ impl AnswerParser {
     }
 
     /// Reads calls that end the reasoning: until the end of the answer, or until the closing tag at
-    /// the end of the answer. No call goes on after the closing tag.
+    /// the end of the answer. No call continues after the closing tag.
     fn read_last_calls(&self, text: &str, close: &str, end: End, first: Beginning) -> Read<Calls> {
         let reader = self.reader();
         let (reasoning, after) = match text.split_once(close) {

@@ -1,8 +1,8 @@
 //! Calls of Gemma 4: `call:name{key:<|"|>text<|"|>,other:[1,{more:true}]}`. Keys have no quotation
-//! marks, and texts are between special tokens, so nothing in them is escaped.
+//! marks, and strings are between special tokens, so nothing in them is escaped.
 //!
 //! Models also write parentheses and `=`, JSON, single quotation marks, and leave out or double
-//! quotation marks. A quotation mark ends a text if what follows can follow a text.
+//! quotation marks. A quotation mark ends a string if the text after it can follow a string.
 
 use serde_json::{Map, Value};
 
@@ -13,11 +13,11 @@ use super::offered;
 use super::tagged::follows_call;
 use crate::FunctionSchema;
 
-/// What precedes and what follows a text.
+/// The mark before and after a string.
 const QUOTE: &str = "<|\"|>";
-/// The other marks that a text may be between.
+/// The other marks that may enclose a string.
 const QUOTES: [char; 2] = ['"', '\''];
-/// Maximum length of what is looked at to decide whether a text ends, in bytes.
+/// Maximum length of the text that is examined to decide whether a string ends, in bytes.
 const MAX_LOOK: usize = 256;
 
 /// Reads the arguments of a call.
@@ -43,10 +43,10 @@ struct Reader<'a> {
     function: &'a FunctionSchema,
 }
 
-/// Where a value stands.
+/// The context of a value.
 #[derive(Clone, Copy)]
 struct Place<'a> {
-    /// What ends the object or list with the value.
+    /// The character that ends the object or list with the value.
     close: char,
     depth: usize,
     /// The key of the argument, and the arguments before it; `None` within a value.
@@ -141,7 +141,7 @@ impl Reader<'_> {
         })
     }
 
-    /// A number or a constant. What is neither is a text whose quotation marks are missing.
+    /// A number or a constant. Anything else is a string whose quotation marks are missing.
     fn bare(self, cursor: &mut Cursor<'_>, place: Place<'_>) -> Read<Value> {
         let start = *cursor;
         let mut open = 0_usize;
@@ -192,7 +192,7 @@ impl Reader<'_> {
         }
     }
 
-    /// Reads a text between quotation marks.
+    /// Reads a string between quotation marks.
     fn text(self, cursor: &mut Cursor<'_>, place: Place<'_>) -> Read<String> {
         let quote = cursor.next()?;
         let is_special = quote == '<';
@@ -211,7 +211,7 @@ impl Reader<'_> {
         }
         let start = cursor.at;
         let mut text = String::new();
-        // Where the call may end if no quotation mark ends the text.
+        // The place where the call may end if no quotation mark ends the string.
         let mut marker = None;
         loop {
             let Some(next) = cursor.peek()? else {
@@ -224,7 +224,7 @@ impl Reader<'_> {
                     return Ok(text);
                 }
                 if let Some(comma) = self.next_argument(&cursor.text[start..at], place) {
-                    // The last quotation mark is missing: this one begins another text.
+                    // The last quotation mark is missing: this one begins another string.
                     let len = text.len() - (at - start - comma);
                     text.truncate(len);
                     cursor.at = start + comma;
@@ -271,7 +271,7 @@ impl Reader<'_> {
         }
     }
 
-    /// A text that no quotation mark ends before the end of the call at `end`.
+    /// A string that no quotation mark ends before the end of the call at `end`.
     fn unclosed(
         self,
         cursor: &mut Cursor<'_>,
@@ -293,8 +293,8 @@ impl Reader<'_> {
         inner.strip_suffix(QUOTES).unwrap_or(inner).replace(QUOTE, "\"")
     }
 
-    /// Where a text ends that is followed by a comma and the key of another argument, at the end of
-    /// the text.
+    /// The end of a string that is followed by a comma and the key of another argument, at the end
+    /// of `text`.
     fn next_argument(self, text: &str, place: Place<'_>) -> Option<usize> {
         let text = text.trim_end();
         let near = (text.len().saturating_sub(MAX_LOOK)..).find(|&at| text.is_char_boundary(at))?;
@@ -302,7 +302,7 @@ impl Reader<'_> {
         self.is_argument(&text[comma + 1..], place).then_some(comma)
     }
 
-    /// Where a text ends that is followed by a comma and the key of another argument.
+    /// The end of a string that is followed by a comma and the key of another argument.
     fn first_argument(self, text: &str, place: Place<'_>) -> Option<usize> {
         let commas = text.match_indices(',').map(|(at, _)| at);
         let mut ends = commas.filter(|at| {
@@ -323,7 +323,7 @@ impl Reader<'_> {
         key != own && !before.contains_key(key) && offered::has_argument(self.function, key)
     }
 
-    /// Whether a quotation mark before the cursor ends a text.
+    /// Whether a quotation mark before the cursor ends a string.
     fn ends_text(self, mut cursor: Cursor<'_>, place: Place<'_>) -> Read<bool> {
         cursor.skip_space();
         match cursor.peek()? {
@@ -344,7 +344,7 @@ impl Reader<'_> {
         if cursor.peek()? != Some(place.close) {
             return Ok(false);
         }
-        // In a text with code, more of the text follows.
+        // In a string with code, more of the string follows.
         let start = cursor.at;
         while let Some('}' | ']' | ')') = cursor.peek()? {
             cursor.skip(1);
@@ -372,7 +372,7 @@ fn unit(cursor: &mut Cursor<'_>) -> Read<char> {
     Ok(char::from_u32(value).unwrap_or(char::REPLACEMENT_CHARACTER))
 }
 
-/// Takes a key and what separates it from its value.
+/// Takes a key and the separator after it.
 fn key(cursor: &mut Cursor<'_>) -> Read<String> {
     cursor.skip_space();
     let key = match cursor.peek()? {
@@ -471,7 +471,7 @@ mod tests {
         }
     }
 
-    /// Goal: what has another form is no call.
+    /// Goal: text of another form is not a call.
     #[test]
     fn other_texts_are_not_calls() {
         for text in [

@@ -100,7 +100,7 @@ impl Harmony {
                     self.end_call(name, &arguments, end, parts);
                 }
             }
-            // The answer has ended in a header. One of a further message has no text.
+            // The answer has ended in a header. The header of a further message has no text.
             State::Header if self.pending.starts_with(NEXT) => {}
             State::Header => self.add_text(&self.pending.clone(), parts),
             _ => {}
@@ -154,14 +154,14 @@ impl Harmony {
         false
     }
 
-    /// Whether the header is one of a call, which the marker after it does not follow.
+    /// Whether the header belongs to a call and lacks the marker after it.
     fn is_call(&self) -> bool {
         let message = message_of(&self.pending, Offered(&self.functions));
         matches!(message, State::Call { .. }) && body_in(&self.pending).contains('{')
     }
 
-    /// The message ends within its header, after `len` bytes, because the marker after the header is
-    /// missing. What follows the words of the header is the message.
+    /// The message ends within its header, after `len` bytes, because the marker after the header
+    /// is missing. The text after the words of the header is the message.
     fn end_header(&mut self, len: usize) {
         let header: String = self.pending.drain(..len).collect();
         let body = body_in(&header);
@@ -218,8 +218,8 @@ impl Harmony {
         parts.push(AnswerPart::Reasoning(format!("{separator}{text}")));
     }
 
-    /// Passes on a call, or its arguments as text if they are not an object. A guaranteed call that
-    /// was cut off is passed on as far as it came.
+    /// Passes on a call, or its arguments as text if they are not an object. The generated part of
+    /// a guaranteed call that was cut off is passed on.
     fn end_call(&mut self, name: String, arguments: &str, end: End, parts: &mut Vec<AnswerPart>) {
         let json = self.object(arguments, end);
         let is_complete = json.is_some();
@@ -243,7 +243,7 @@ impl Harmony {
         }
     }
 
-    /// The text of an object. A model that has nothing to say writes nothing.
+    /// The JSON of an object. A model that passes no arguments may write nothing.
     fn object(&self, arguments: &str, end: End) -> Option<String> {
         if arguments.trim().is_empty() && end == End::Cut {
             return None;

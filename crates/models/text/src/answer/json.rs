@@ -8,7 +8,7 @@ const MAX_DEPTH: usize = 64;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct NotJson;
 
-/// What a character of a JSON text is.
+/// The meaning of a character of a JSON text.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Seen {
     /// Whitespace, punctuation, or the middle of a value.
@@ -54,7 +54,7 @@ enum State {
     End,
 }
 
-/// What a string is.
+/// The role of a string.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Role {
     Key,

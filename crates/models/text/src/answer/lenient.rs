@@ -1,6 +1,6 @@
-//! JSON as models write it when it is nearly right: line breaks and quotation marks within texts,
-//! single quotation marks and constants of Python, braces that are missing or doubled, and commas
-//! too many or too few. Without quotation marks, words are keys, but not texts.
+//! JSON as models write it when it is nearly right: line breaks and quotation marks within strings,
+//! single quotation marks and constants of Python, braces that are missing or doubled, and too many
+//! or too few commas. Without quotation marks, words are keys, but not strings.
 
 use serde_json::{Map, Value};
 
@@ -10,10 +10,11 @@ use super::markers::CLOSES;
 
 /// Maximum number of nested lists and objects.
 pub(super) const MAX_DEPTH: usize = 64;
-/// Maximum number of characters that are looked at to decide whether a quotation mark ends a text.
+/// Maximum number of characters that are looked at to decide whether a quotation mark ends a
+/// string.
 const MAX_LOOK: usize = 256;
 
-/// Where a text stands.
+/// The context of a string.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Place {
     Key,
@@ -22,7 +23,8 @@ enum Place {
     Alone,
 }
 
-/// Reads the text of an object: as the model wrote it if it is JSON, else its meaning as JSON.
+/// Reads an object: returns it as the model wrote it if it is JSON, else converts its meaning to
+/// JSON.
 pub(super) fn object(cursor: &mut Cursor<'_>) -> Read<String> {
     cursor.skip_space();
     if cursor.peek()? != Some('{') {
@@ -34,7 +36,7 @@ pub(super) fn object(cursor: &mut Cursor<'_>) -> Read<String> {
     }
 }
 
-/// Takes the text of an object that is JSON.
+/// Takes an object that is JSON.
 pub(super) fn exact_object(cursor: &mut Cursor<'_>) -> Read<Option<String>> {
     let mut scanner = Scanner::new();
     for (at, character) in cursor.rest().char_indices() {
@@ -155,8 +157,8 @@ fn constant(cursor: &mut Cursor<'_>) -> Read<Value> {
     }
 }
 
-/// Reads a text between quotation marks. A quotation mark within the text that is not escaped is
-/// part of it if what follows cannot follow a text.
+/// Reads a string between quotation marks. A quotation mark that is not escaped is part of the
+/// string if the text after it cannot follow a string.
 fn text(cursor: &mut Cursor<'_>, place: Place) -> Read<String> {
     let quote = cursor.next()?;
     let mut text = String::new();
@@ -169,7 +171,7 @@ fn text(cursor: &mut Cursor<'_>, place: Place) -> Read<String> {
     }
 }
 
-/// Whether a quotation mark before the cursor ends a text.
+/// Whether a quotation mark before the cursor ends a string.
 fn ends_text(mut cursor: Cursor<'_>, place: Place) -> Read<bool> {
     let is_near = |cursor: &Cursor<'_>, start: usize| cursor.at - start <= MAX_LOOK;
     let start = cursor.at;
@@ -208,7 +210,7 @@ fn ends_text(mut cursor: Cursor<'_>, place: Place) -> Read<bool> {
             }
         }
         (_, Some('}' | ']')) => {
-            // In a text with code, more of the text follows.
+            // In a string with code, more of the string follows.
             while let Some('}' | ']') = cursor.peek()? {
                 cursor.skip(1);
                 cursor.skip_space();
@@ -240,7 +242,7 @@ fn ends_text(mut cursor: Cursor<'_>, place: Place) -> Read<bool> {
     })
 }
 
-/// Reads the rest of an escape. What is none is part of the text.
+/// Reads the rest of an escape. Text that is not an escape is part of the string.
 fn escape(cursor: &mut Cursor<'_>, text: &mut String) -> Read<()> {
     match cursor.next()? {
         'n' => text.push('\n'),
@@ -324,7 +326,7 @@ mod tests {
         }
     }
 
-    /// Goal: other texts are no values, and what is cut off is not completed.
+    /// Goal: other texts are not values, and a value that is cut off is not completed.
     #[test]
     fn other_texts_are_not_values() {
         for text in [

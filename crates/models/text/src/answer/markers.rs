@@ -1,7 +1,7 @@
 //! The markers around calls in all formats. Which of them a model writes tells little when it is
 //! nearly right, so the reader of calls accepts all of them.
 
-/// The texts that begin a block of calls. Of texts that begin with each other, the longest comes
+/// The markers that begin a block of calls. If one is a prefix of another, the longer one comes
 /// first.
 pub(super) const OPENS: &[&str] = &[
     "<tool_calls>",
@@ -34,10 +34,10 @@ pub(super) const OPENS: &[&str] = &[
 /// The beginnings of fenced blocks of calls.
 pub(super) const FENCES: [&str; 2] = ["```tool_code", "```tool_call"];
 
-/// What ends a fenced block.
+/// The end of a fenced block.
 pub(super) const FENCE_END: &str = "```";
 
-/// The texts that end a call, or a block of calls.
+/// The markers that end a call, or a block of calls.
 pub(super) const CLOSES: &[&str] = &[
     "</tool_calls>",
     "</tool_call>",
@@ -67,8 +67,8 @@ pub(super) const CLOSES: &[&str] = &[
 pub(super) const TAGGED: &[&str] =
     &["<function=", "<function name=", "<invoke name=", "<invoke=", "<｜DSML｜invoke name="];
 
-/// The beginning of a call of Kimi, and what precedes its arguments.
+/// The beginning of a call of Kimi, and the marker before its arguments.
 pub(super) const KIMI: [&str; 2] = ["<|tool_call_begin|>", "<|tool_call_argument_begin|>"];
 
-/// The beginning of a call of DeepSeek, and what precedes its arguments.
+/// The beginning of a call of DeepSeek, and the marker before its arguments.
 pub(super) const DEEPSEEK: [&str; 2] = ["<｜tool▁call▁begin｜>", "<｜tool▁sep｜>"];

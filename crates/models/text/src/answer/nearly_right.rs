@@ -5,7 +5,7 @@ use serde_json::{Value, json};
 
 use super::*;
 
-/// Functions with texts, a number, a list, and nothing.
+/// Functions whose arguments are strings, a number, a list, and nothing.
 fn functions() -> Arc<[FunctionSchema]> {
     let text = json!({"type": "string"});
     let number = json!({"type": "integer"});
@@ -485,7 +485,7 @@ fn calls_may_end_the_reasoning() {
         parser.cut_off().into_iter().for_each(|part| answer.add(part));
         assert_eq!(answer, Answer { reasoning: call.to_owned(), ..Answer::default() });
     }
-    // One that is incomplete is no call if the reasoning is closed after it.
+    // An incomplete one is not a call if the reasoning is closed after it.
     let text = "Why?\n<tool_call>\n<function=now>\n</think>";
     assert_eq!(
         shown(&open(ToolCallFormat::Qwen3Coder), text),
@@ -669,7 +669,7 @@ fn hostile_answers_take_little_time() {
     }
 }
 
-/// Pieces of calls, of which many are missing or doubled.
+/// Pieces of calls. In the answers of the test, many are missing or doubled.
 fn pieces() -> Vec<&'static str> {
     vec![
         "<tool_call>",
@@ -745,7 +745,8 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(3000))]
 
     /// Goal: however a call is malformed, the answer does not depend on the pieces, whether it ends
-    /// or is cut off, and every call is one of a function that may be called, with an object.
+    /// or is cut off, and every call names a function that may be called, and has an object as
+    /// arguments.
     #[test]
     fn malformed_answers_do_not_depend_on_the_pieces(
         tool_calls in prop::sample::select(&ToolCallFormat::ALL[..]),

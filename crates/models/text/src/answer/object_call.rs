@@ -6,7 +6,7 @@ use super::cursor::{Cursor, End, Read, Stop};
 use super::lenient;
 use super::offered::{Offered, has_argument};
 
-/// A call: the name of the function, and its arguments as the text of an object.
+/// A call: the name of the function, and its arguments as the JSON of an object.
 pub(super) type Call = (String, String);
 
 /// Names of the member with the name of the function.
@@ -82,11 +82,11 @@ fn add_calls(
     }
 }
 
-/// The call that an object is.
+/// The call that an object represents, if it is one.
 fn call_in(members: &Map<String, Value>, offered: Offered<'_>) -> Option<Call> {
     let named = NAMES.iter().find_map(|&name| Some((name, members.get(name)?.as_str()?)));
     let Some((member, name)) = named else {
-        // The name of the function is that of the only member.
+        // The name of the only member is the name of the function.
         let (name, arguments) = members.iter().next().filter(|_| members.len() == 1)?;
         return Some((offered.find(name)?.name.clone(), arguments_of(arguments)?));
     };
@@ -106,7 +106,8 @@ fn call_in(members: &Map<String, Value>, offered: Offered<'_>) -> Option<Call> {
     Some((function.name.clone(), arguments))
 }
 
-/// Arguments as the text of an object: an object, an object as a text, or nothing.
+/// Arguments as the JSON of an object. `value` is an object, a string that contains one, or
+/// nothing.
 fn arguments_of(value: &Value) -> Option<String> {
     match value {
         Value::Object(_) => Some(value.to_string()),
@@ -120,7 +121,7 @@ fn arguments_of(value: &Value) -> Option<String> {
     }
 }
 
-/// The object in a text that has nothing else.
+/// The object in a string that contains nothing else.
 fn object_in(text: &str) -> Option<String> {
     if text.trim().is_empty() {
         return Some("{}".to_owned());
@@ -130,7 +131,7 @@ fn object_in(text: &str) -> Option<String> {
     cursor.rest().trim().is_empty().then_some(object)
 }
 
-/// Reads arguments that are written after a name: an object, also in a fence or as a text, or
+/// Reads arguments that are written after a name: an object, also in a fence or as a string, or
 /// nothing before `ends`.
 pub(super) fn arguments(cursor: &mut Cursor<'_>, ends: &[&str]) -> Read<String> {
     cursor.skip_space();

@@ -8,9 +8,9 @@ use super::cursor::{Cursor, End};
 use super::lenient;
 use crate::FunctionSchema;
 
-/// Maximum number of schemas that are read to find out whether an argument is a text.
+/// Maximum number of schemas that are read to find out whether an argument is a string.
 const MAX_SCHEMAS: usize = 64;
-/// What may stand between a namespace and a name.
+/// Characters that may separate a namespace from a name.
 const NAMESPACE_ENDS: [char; 3] = ['.', ':', '/'];
 
 /// The functions that may be called.
@@ -75,7 +75,7 @@ pub(super) fn required(function: &FunctionSchema) -> impl Iterator<Item = &str> 
 }
 
 /// The value of an argument that is written without quotation marks. `is_text` tells whether it is
-/// a text; `None` leaves that to the schema.
+/// a string; `None` leaves that to the schema.
 pub(super) fn value(
     function: &FunctionSchema,
     key: &str,
@@ -91,7 +91,7 @@ pub(super) fn value(
     }
 }
 
-/// A value that is written with quotation marks, although the schema may allow no text.
+/// A value that is written with quotation marks, although the schema may not allow a string.
 pub(super) fn quoted_value(function: &FunctionSchema, key: &str, text: String) -> Value {
     let mut kinds = Kinds::default();
     kinds.add(&function.parameters, of_argument(function, key));
@@ -104,7 +104,7 @@ pub(super) fn quoted_value(function: &FunctionSchema, key: &str, text: String) -
     }
 }
 
-/// A value that is not a text: JSON, or a literal of Python. What is neither is a text.
+/// A value that is not a string: JSON, or a literal of Python. Anything else is a string.
 fn literal(text: &str) -> Value {
     let trimmed = text.trim();
     match trimmed {
@@ -123,7 +123,7 @@ fn literal(text: &str) -> Value {
     }
 }
 
-/// Which values a schema allows, as far as it matters here.
+/// The kinds of values that a schema allows, as far as they matter here.
 #[derive(Default)]
 struct Kinds {
     text: bool,
@@ -135,7 +135,7 @@ struct Kinds {
 }
 
 impl Kinds {
-    /// Adds what a schema within the schema `root` allows.
+    /// Adds the kinds that a schema within the schema `root` allows.
     fn add(&mut self, root: &Value, schema: &Value) {
         self.schemas += 1;
         if self.schemas > MAX_SCHEMAS {
@@ -194,7 +194,7 @@ mod tests {
         ["f", "get", "get2", "a.b"].map(function).into()
     }
 
-    /// Goal: the schema decides which arguments are texts, also through references.
+    /// Goal: the schema decides which arguments are strings, also through references.
     #[test]
     fn values_have_the_types_of_the_schema() {
         let functions = functions();

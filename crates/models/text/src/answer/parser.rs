@@ -8,8 +8,8 @@ use super::harmony::Harmony;
 use super::{AnswerFormat, AnswerPart, MAX_CALLS, ReasoningFormat, ToolCallFormat};
 use crate::StopStrings;
 
-/// Maximum length of the text that is read at a time, in bytes. What is read makes room only after
-/// that, so long pieces would be moved often.
+/// Maximum length of the text that is read at a time, in bytes. The text that was read is removed
+/// only afterward, so long pieces would be moved often.
 const MAX_PIECE: usize = 4096;
 
 /// Takes one answer apart while it arrives: [`AnswerParser::push`] is called with each piece of
@@ -18,14 +18,14 @@ const MAX_PIECE: usize = 4096;
 pub struct AnswerParser {
     pub(super) format: AnswerFormat,
     pub(super) mode: Mode,
-    /// Text that was not read yet. Between two pieces, it is what may be the beginning of a marker
-    /// or of a call.
+    /// Text that was not read yet. Between two pieces, it may be the beginning of a marker or of a
+    /// call.
     pub(super) pending: String,
     /// Whitespace that is dropped if a tag or a call follows.
     pub(super) space: String,
     /// Whether whitespace is dropped until other text arrives.
     pub(super) at_start: bool,
-    /// What is known of the text that was read, where calls may have any form.
+    /// The state of reading where calls may have any form.
     pub(super) scan: Scan,
     /// Number of calls that have begun.
     pub(super) calls: usize,
@@ -161,7 +161,7 @@ impl AnswerParser {
         parts
     }
 
-    /// Ends a block of guaranteed calls, and passes on what was held back.
+    /// Ends a block of guaranteed calls, and passes on the text that was held back.
     fn end_block_at_end(&mut self, parts: &mut Vec<AnswerPart>) {
         if let Mode::Block(block) = &mut self.mode {
             let mut changes = Vec::new();
@@ -429,8 +429,8 @@ impl AnswerParser {
         }
     }
 
-    /// What was read since the last complete call is text, and so is everything after it. A call
-    /// that was passed on before its end remains: nothing follows it.
+    /// Turns the text since the last complete call, and everything after it, into text of the
+    /// answer. A call that was passed on before its end remains: nothing follows it.
     fn break_call(&mut self, parts: &mut Vec<AnswerPart>) {
         if self.in_call && self.format.guaranteed {
             self.mode = Mode::Dropped;
@@ -467,7 +467,7 @@ impl AnswerParser {
     }
 }
 
-/// Where a marker is.
+/// The place of a marker.
 pub(super) struct Found {
     /// Length of the text before it, or of the text that cannot be part of a marker.
     pub(super) text: usize,

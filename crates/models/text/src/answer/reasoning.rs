@@ -18,7 +18,7 @@ pub enum ReasoningFormat {
     /// The channel `thought`, between `<|channel>` and `<channel|>`: Gemma 4. The model may reason
     /// again after a text, and a call may end its reasoning.
     Gemma4,
-    /// The channel `analysis`: gpt-oss. The text is that of the other channels.
+    /// The channel `analysis`: gpt-oss. The text of the answer is in the other channels.
     Harmony,
 }
 
@@ -90,7 +90,7 @@ impl ReasoningFormat {
         if begun.is_some() || ended.is_some() {
             return begun > ended;
         }
-        // Without tags in it, what counts is what the template puts before it.
+        // Without tags in `prefill`, the text that the template puts before it decides.
         let (end, prefill) = (prompt_end.trim_end(), prefill.trim());
         self.is_open_after(end.strip_suffix(prefill).unwrap_or(end))
     }

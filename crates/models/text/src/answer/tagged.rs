@@ -1,8 +1,8 @@
-//! Calls whose arguments are written between tags, one by one and without quotation marks. Whether
-//! such an argument is a text is in the schema of its function.
+//! Calls whose arguments are written between tags, one by one and without quotation marks. The
+//! schema of the function tells whether such an argument is a string.
 //!
-//! Models leave out tags. A value ends where its closing tag is followed by what can follow an
-//! argument. If that never comes, the next argument of the function begins within the value, or the
+//! Models leave out tags. A value ends at a closing tag that is followed by text which can follow
+//! an argument. If there is none, the next argument of the function begins within the value, or the
 //! call ends within it.
 
 use serde_json::{Map, Value};
@@ -62,8 +62,8 @@ struct Arguments<'a> {
     values: Map<String, Value>,
     /// Whether the answer has ended within the last value.
     is_open: bool,
-    /// Whether that is more likely a text about calls, which does not have values in lines of their
-    /// own.
+    /// Whether the text is more likely one about calls, which does not have values in separate
+    /// lines.
     is_doubtful: bool,
 }
 
@@ -207,7 +207,7 @@ fn sees_bare_key(mut cursor: Cursor<'_>, function: &FunctionSchema) -> Read<bool
     Ok(offered::has_argument(function, key) && cursor.sees("</arg_key>")?)
 }
 
-/// The function of a call whose name and first key are written as one word, because the tag between
+/// The function of a call whose name and first key are joined to one word, because the tag between
 /// them is missing.
 pub(super) fn joined_with_key<'a>(word: &str, offered: Offered<'a>) -> Option<&'a FunctionSchema> {
     offered.0.iter().find(|function| {
@@ -216,7 +216,7 @@ pub(super) fn joined_with_key<'a>(word: &str, offered: Offered<'a>) -> Option<&'
     })
 }
 
-/// Whether a call has ended although nothing says so: with the answer, or because a marker follows.
+/// Whether a call has ended without a closing tag: with the answer, or because a marker follows.
 pub(super) fn follows_call(mut cursor: Cursor<'_>) -> Read<bool> {
     cursor.skip_space();
     match cursor.peek()? {
@@ -264,7 +264,7 @@ impl Tags {
         Ok(None)
     }
 
-    /// Takes a closing tag with another name, if what follows can follow an argument.
+    /// Takes a closing tag with another name, if the text after it can follow an argument.
     fn takes_other_end(self, cursor: &mut Cursor<'_>, key: &str) -> Read<bool> {
         let mut after = *cursor;
         let end = if self.is_glm { "</arg_key>" } else { &format!("</{key}>") };
@@ -275,7 +275,7 @@ impl Tags {
         Ok(is_end)
     }
 
-    /// Whether what follows can follow an argument.
+    /// Whether the text at the cursor can follow an argument.
     fn follows_argument(self, mut cursor: Cursor<'_>) -> Read<bool> {
         cursor.skip_space();
         for texts in [self.arguments, self.argument_ends, self.call_ends] {
@@ -390,13 +390,13 @@ impl<'a> Arguments<'a> {
     }
 }
 
-/// What was found within a value.
+/// The tags that were found within a value.
 #[derive(Default)]
 struct Within {
     /// Number of arguments and of calls that have begun in it.
     arguments: usize,
     calls: usize,
-    /// Where the next argument of the call begins.
+    /// The place where the next argument of the call begins.
     next: Option<usize>,
     /// The last closing tag of an argument.
     last_end: Option<(usize, usize)>,
@@ -405,7 +405,7 @@ struct Within {
 }
 
 impl Within {
-    /// Where a value ends whose closing tag was not found before `end`.
+    /// The end of a value whose closing tag was not found before `end`.
     fn end(&self, text: &str, end: usize) -> usize {
         let closing = self
             .last_end
@@ -486,7 +486,7 @@ mod tests {
         }
     }
 
-    /// Goal: what has another form is no call, and one that was cut off is not completed.
+    /// Goal: text of another form is not a call, and a call that was cut off is not completed.
     #[test]
     fn other_texts_are_not_calls() {
         for text in [

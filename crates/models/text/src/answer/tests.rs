@@ -3,7 +3,7 @@ use serde_json::{Value, json};
 
 use super::*;
 
-/// Functions with an argument `a` of any type and a text `t`.
+/// Functions with an argument `a` of any type and a string `t`.
 fn functions() -> Arc<[FunctionSchema]> {
     let parameters = json!({"properties": {"t": {"type": "string"}}});
     let function =
@@ -206,7 +206,7 @@ fn broken_calls_are_not_begun() {
     assert_eq!(text_of(parser.finish()).as_deref(), Some(text));
 }
 
-/// Goal: what is not a call is text, unchanged.
+/// Goal: text that is not a call stays unchanged.
 #[test]
 fn what_is_not_a_call_is_text() {
     use ToolCallFormat::{
@@ -348,8 +348,8 @@ fn arguments_arrive_in_pieces() {
     assert_eq!(parser.finish(), []);
 }
 
-/// Goal: a guaranteed call that the end of the answer cuts off stays as far as it came, and is not
-/// text in addition.
+/// Goal: a guaranteed call that the end of the answer cuts off is kept as far as it was generated,
+/// and is not repeated as text.
 #[test]
 fn a_guaranteed_call_that_is_cut_off_remains() {
     let hermes = format(Some(ToolCallFormat::Hermes), false);
@@ -504,7 +504,7 @@ fn pieces_of_calls() -> Vec<&'static str> {
     ]
 }
 
-/// Texts of pieces that matter to the parser.
+/// Texts that consist of pieces which matter to the parser.
 fn any_text() -> impl Strategy<Value = String> {
     let pieces = [
         "<tool_call>",

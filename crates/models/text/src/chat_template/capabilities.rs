@@ -1,10 +1,10 @@
-//! What a chat template can show, found out by rendering small conversations with it.
+//! The capabilities of a chat template, found out by rendering small conversations with it.
 //!
 //! Templates differ in the conversations that they take: some want roles that alternate, some lose
-//! a system message in the middle without a word, some read content that is not there. What
-//! [`history`](super::history) changes in a conversation depends on these facts about the template
-//! alone and not on the conversation as a whole. So the same old messages become the same text in
-//! every later turn, and the prefix cache finds them.
+//! a system message in the middle without a word, some read content that is not there. The changes
+//! of [`history`](super::history) in a conversation depend on these facts about the template alone
+//! and not on the conversation as a whole. So the same old messages become the same text in every
+//! later turn, and the prefix cache finds them.
 
 use serde_json::{Value, json};
 
@@ -13,7 +13,8 @@ use super::messages;
 /// The beginning of the texts of probes, which no template contains.
 const MARK: &str = "5tolon pr0be";
 
-/// What a template can show. A conversation is rendered as it is where all of this is true.
+/// The kinds of messages that a template can show. If all of this is true, conversations are
+/// rendered unchanged.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Capabilities {
     /// Content that is a list of parts.
@@ -43,7 +44,7 @@ pub(super) struct Capabilities {
     pub(super) calls: bool,
     /// The content of a message that has calls and no text.
     pub(super) call_content: CallContent,
-    /// The arguments of a call as an object. Otherwise they are JSON as text.
+    /// The arguments of a call as an object. Otherwise they are JSON as a string.
     pub(super) object_arguments: bool,
     /// Ids of calls of any form. Otherwise they have nine letters and digits, as Mistral's.
     pub(super) any_ids: bool,
@@ -81,14 +82,14 @@ impl Roles {
     }
 }
 
-/// What the content of a message without text may be, so that its calls are shown.
+/// The values that the content of a message without text may have, so that its calls are shown.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum CallContent {
-    /// `none` and the empty text.
+    /// `none` and the empty string.
     Any,
     /// Only `none`.
     Null,
-    /// Only the empty text.
+    /// Only the empty string.
     Empty,
 }
 
@@ -138,12 +139,12 @@ impl Capabilities {
         user_after_result: true,
     };
 
-    /// Finds out what a template can show.
+    /// Finds out the capabilities of a template.
     pub(super) fn probe(render: impl Render) -> Self {
         let mut can = Self::ALL;
         can.find_forms(&render);
         if !can.shows(&render, &[User, Assistant, User]) {
-            // Nothing can be said about it. Conversations are rendered as they are.
+            // Nothing is known about it. Conversations are rendered unchanged.
             return can;
         }
         let all = can;
@@ -177,7 +178,7 @@ impl Capabilities {
         can
     }
 
-    /// The least that a template with these forms of content can show. `calls` tells whether it
+    /// The minimal capabilities of a template with these forms of content. `calls` tells whether it
     /// gets calls and results at all.
     pub(super) fn least(self, calls: bool) -> Self {
         let call_content = match self.call_content {

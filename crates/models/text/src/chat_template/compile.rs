@@ -74,7 +74,7 @@ fn check_tags(name: &str, source: &str) -> Result<(), Error> {
     Ok(())
 }
 
-/// What a tag contains.
+/// The size of a tag's content.
 struct Tag {
     tokens: usize,
     /// Length of all texts in bytes.

@@ -7,11 +7,11 @@ use serde_json::{Value, json};
 use super::history::{append, append_content};
 use super::messages::text_of;
 
-/// What precedes the list of tools.
+/// The text before the list of tools.
 const BEFORE: &str = "You can call functions. These are the functions that you may call, as JSON:
 
 <tools>";
-/// What follows it.
+/// The text after it.
 const AFTER: &str = r#"</tools>
 
 To call a function, write its name and its arguments as a JSON object between these tags. Write one such block for each call.
@@ -23,7 +23,8 @@ To call a function, write its name and its arguments as a JSON object between th
 The results follow in the next message, between <tool_response> and </tool_response>. If no function helps, answer without a call."#;
 
 /// Turns calls, unless `calls` is false, and results into texts of the assistant and the user.
-/// `as_text` tells which results, by whether they follow no call.
+/// `as_text` tells for a result whether it becomes text; its argument is whether the result follows
+/// no call.
 pub(super) fn calls_as_text(
     messages: Vec<Value>,
     calls: bool,

@@ -1,5 +1,5 @@
-//! What templates can use: the filters, tests, functions and methods of Jinja2, with Python's
-//! behaviour. Each takes the size of what it reads and makes from the rendering's budget first.
+//! The filters, tests, functions and methods of Jinja2, with Python's behavior. Each takes the size
+//! of its arguments and of its result from the rendering's budget first.
 
 use minijinja::value::{Rest, ValueKind};
 use minijinja::{AutoEscape, filters, functions, tests};
@@ -56,7 +56,7 @@ fn raise_exception(state: &State<'_, '_>, message: &Value) -> Result<Value, Erro
 /// How much of its arguments a filter reads.
 #[derive(Clone, Copy, PartialEq)]
 enum Reads {
-    /// Only the items of a list. A text is divided into characters.
+    /// Only the items of a list. A string is divided into characters.
     Items,
     /// Everything.
     All,
@@ -162,7 +162,7 @@ fn add_tests(environment: &mut Environment<'static>) {
             [$($(($name, Value::from_function($function))),*),*]
         };
     }
-    // The other tests of minijinja look at one value, without what it contains.
+    // The other tests of minijinja look at one value, but not at the values in it.
     let all = tests! {
         "eq" tests::is_eq; "equalto" tests::is_eq; "==" tests::is_eq;
         "ne" tests::is_ne; "!=" tests::is_ne;
@@ -217,7 +217,7 @@ fn call_method(
         "strip" | "lstrip" | "rstrip" => charge_strip(&budget, text, first)?,
         "join" => charge_join(&budget, first, Some(value))?,
         "format" => charge_format(&budget, text, arguments)?,
-        // minijinja's own method never ends for an empty text.
+        // minijinja's own method never ends for an empty string.
         "count" if first.and_then(Value::as_str) == Some("") => {
             return Ok(Value::from(text.chars().count() + 1));
         }
@@ -245,7 +245,7 @@ fn charge_replace(
     new: Option<&Value>,
 ) -> Result<(), Error> {
     let (Some(old), Some(new)) = (old.and_then(Value::as_str), new) else { return Ok(()) };
-    // A value that is not a text is printed.
+    // A value that is not a string is printed.
     let new = budget.measure(new)?.bytes();
     budget.charge(text.matches(old).count().saturating_mul(new))
 }
@@ -263,7 +263,7 @@ pub(super) fn charge_split(
 }
 
 fn charge_strip(budget: &Budget, text: &str, characters: Option<&Value>) -> Result<(), Error> {
-    // Each character of the text is compared with each of these.
+    // Each character of the string is compared with each of these.
     let count = characters.and_then(Value::as_str).map_or(1, |text| text.chars().count());
     budget.charge(text.len().saturating_mul(count))
 }

@@ -19,7 +19,7 @@ const INDEX: Name = "guard: index";
 const KEYS: Name = "guard: keys";
 const ITERATED: Name = "guard: iterated";
 
-/// Takes from the budget what an operator needs for its operands.
+/// Takes the cost of an operator with its operands from the budget.
 type Charge = fn(&Budget, &[Value]) -> Result<(), Error>;
 
 /// The guard that precedes an instruction, and the number of its operands on the stack. A guard
@@ -36,7 +36,7 @@ pub(super) fn before(instruction: &Instruction<'_>) -> Option<(Name, u16)> {
         I::GetItem => Some((INDEX, 2)),
         I::BuildMap(pairs) => Some((KEYS, u16::try_from(pairs * 2).ok()?)),
         I::Slice => Some((ITERATED, 4)),
-        // A call with one argument may be that of a recursive loop.
+        // A call with one argument may belong to a recursive loop.
         I::PushLoop(_) | I::FastRecurse | I::CallFunction(_, Some(1)) => Some((ITERATED, 1)),
         _ => None,
     }

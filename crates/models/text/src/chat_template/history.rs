@@ -1,12 +1,12 @@
 //! Makes the messages of a conversation acceptable for a chat template.
 //!
 //! Clients send their whole history with each request. One old message that a template refuses, or
-//! loses, would end the conversation for good. What a template cannot show as it is gets another
-//! form here: instructions in the middle become a part of the message before them, roles are made
-//! to alternate, calls and results become texts, and so on.
+//! loses, would end the conversation for good. Messages that a template cannot show as they are get
+//! another form here: instructions in the middle become a part of the message before them, roles
+//! are made to alternate, calls and results become texts, and so on.
 //!
-//! Each change depends on what the template can show ([`Capabilities`]) and on neighboring messages
-//! before it, never on later ones. So old messages become the same text when a turn is added.
+//! Each change depends on the capabilities of the template ([`Capabilities`]) and on the messages
+//! just before it, never on later ones. So old messages become the same text when a turn is added.
 
 use std::hash::{DefaultHasher, Hash, Hasher};
 
@@ -17,11 +17,12 @@ use super::describe;
 use super::messages::text_of;
 use crate::json::parse_object;
 
-/// Stands for a message of the user before a conversation that begins with the assistant.
+/// Placeholder for a message of the user before a conversation that begins with the assistant.
 const NO_QUESTION: &str = "(The conversation continues.)";
-/// Stands for the text of an answer that is empty, or between a result and what the user says.
+/// Placeholder for the text of an answer that is empty or missing between a result and the user's
+/// next message.
 const NO_TEXT: &str = "(no text)";
-/// Stands for the result of a call that has none.
+/// Placeholder for the result of a call that has none.
 const NO_RESULT: &str = "(no result)";
 /// Length of an id as Mistral's templates want it, in characters.
 const SHORT_ID: usize = 9;
@@ -95,7 +96,7 @@ pub(super) fn append_content(message: &mut Value, content: &Value) {
 }
 
 /// In OpenAI's API, the arguments of a call are a string of JSON. Templates expect the object, or
-/// the string if not `objects`. Arguments that are no object are shown as one.
+/// the string if not `objects`. Arguments that are not an object are shown as one.
 fn settle_arguments(messages: &mut [Value], objects: bool) {
     for message in messages {
         for call in calls_mut(message) {

@@ -20,13 +20,14 @@ pub(super) const MAX_TEMPLATES: usize = 64;
 /// Maximum number of tokens between `{{` and `}}` or between `{%` and `%}`. The compiler is
 /// recursive, so this bounds its use of the stack.
 pub(super) const MAX_TAG_TOKENS: usize = 4000;
-/// Maximum size in bytes of what the compiler may compute from the constants of a template.
+/// Maximum size in bytes of the values that the compiler may compute from the constants of a
+/// template.
 pub(super) const MAX_CONSTANTS: usize = 16 << 20;
 /// Number of instructions that a template may execute.
 pub(super) const FUEL: u64 = 4_000_000;
 /// The same for a rendering that must be quick: about a millisecond.
 pub(super) const QUICK_FUEL: u64 = 20_000;
-/// The same for a rendering that finds out what a template can show: some words with a tool.
+/// The same for a rendering that probes the capabilities of a template: some words with a tool.
 pub(super) const PROBE_FUEL: u64 = 200_000;
 /// Processor time that a template may take.
 pub(super) const MAX_WORK: Duration = Duration::from_secs(10);
@@ -49,7 +50,7 @@ pub(super) const MAX_WIDTH: usize = 1000;
 /// Maximum length in bytes of a failure's description. It may quote values of the template.
 const MAX_DESCRIPTION: usize = 4 << 10;
 
-/// What one rendering may still allocate.
+/// The memory that one rendering may still allocate.
 #[derive(Debug)]
 pub(super) struct Budget {
     left: AtomicUsize,
@@ -107,7 +108,7 @@ impl Budget {
         self.charge(count.saturating_mul(VALUE))
     }
 
-    /// Takes the length of a text or list, without what the list contains.
+    /// Takes the length of a string or list, without the contents of the list.
     pub(super) fn charge_items(&self, value: &Value) -> Result<(), Error> {
         match value.as_bytes() {
             Some(text) => self.charge(text.len().saturating_add(VALUE)),
@@ -115,8 +116,8 @@ impl Budget {
         }
     }
 
-    /// Takes what it costs to begin an iteration, or to read one item. It costs nothing for a list
-    /// or mapping in memory, but the characters of a text are counted, and a sum or product of
+    /// Takes the cost of beginning an iteration, or of reading one item. It costs nothing for a
+    /// list or mapping in memory, but the characters of a text are counted, and a sum or product of
     /// lists is read from its beginning.
     pub(super) fn charge_iterated(&self, value: &Value) -> Result<(), Error> {
         let is_counted = value.as_str().is_some() || value.kind() == ValueKind::Iterable;

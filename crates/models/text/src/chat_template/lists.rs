@@ -133,7 +133,7 @@ impl Object for List {
                 budget.charge_values(self.items().len())?;
                 self.items().reverse();
             }
-            // Methods that change nothing are those of all lists.
+            // Methods that change nothing are the same as for all lists.
             _ => return Err(ErrorKind::UnknownMethod.into()),
         }
         Ok(Value::from(()))

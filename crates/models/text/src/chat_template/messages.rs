@@ -38,7 +38,7 @@ pub(super) fn to_values(
         .collect()
 }
 
-/// A text as content: as it is for a template that supports `strings`, or else as a part.
+/// Text as content: a string for a template that supports `strings`, or else a part.
 pub(super) fn content(text: String, strings: bool) -> Value {
     if strings { text.into() } else { json!([{"type": "text", "text": text}]) }
 }

@@ -1,4 +1,4 @@
-//! Python's behaviour of values in chat templates: printing, conversion to JSON, methods and
+//! Python's behavior of values in chat templates: printing, conversion to JSON, methods and
 //! filters. Used by the environment of [`ChatTemplate`](super::ChatTemplate) only.
 
 use std::fmt::Write;
@@ -10,7 +10,7 @@ use serde_json::Value as Json;
 use super::environment::check_width;
 use super::limits::Budget;
 
-/// A value as Python's `str` formats it, which is what `{{ value }}` prints.
+/// A value as Python's `str` formats it, as `{{ value }}` prints it.
 pub(super) fn to_str(budget: &Budget, value: &Value) -> Result<String, Error> {
     // Bounds the depth, so that `write_repr` may be recursive.
     budget.measure(value)?;
@@ -62,7 +62,7 @@ fn write_repr(value: &Value, out: &mut String) {
     }
 }
 
-/// Python uses single quotes, but double quotes for a text that contains single quotes only.
+/// Python uses single quotes, but double quotes for a string that contains single quotes only.
 fn write_quoted(text: &str, out: &mut String) {
     let quote = if text.contains('\'') && !text.contains('"') { '"' } else { '\'' };
     out.push(quote);

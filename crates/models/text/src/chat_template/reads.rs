@@ -1,11 +1,11 @@
 //! Which variables and members the source of a chat template reads.
 
-/// Whether a template reads the variable `name`, and not only a member or a text of this name.
+/// Whether a template reads the variable `name`, and not only a member or a string of this name.
 pub(super) fn reads_variable(source: &str, name: &str) -> bool {
     words(source).any(|word| word.text == name && word.kind == Kind::Variable)
 }
 
-/// Whether a template reads a member `name` of a value: `value.name`, or the name as a text.
+/// Whether a template reads a member `name` of a value: `value.name`, or the name as a string.
 pub(super) fn reads_member(source: &str, name: &str) -> bool {
     words(source).any(|word| word.text == name && word.kind != Kind::Variable)
 }
@@ -14,7 +14,7 @@ pub(super) fn reads_member(source: &str, name: &str) -> bool {
 enum Kind {
     Variable,
     Member,
-    /// A text that is one word.
+    /// A string that is one word.
     Text,
 }
 
@@ -24,7 +24,7 @@ struct Word<'a> {
     kind: Kind,
 }
 
-/// The words within the tags of a template. Words in longer texts are left out.
+/// The words within the tags of a template. Words in longer strings are left out.
 fn words(source: &str) -> impl Iterator<Item = Word<'_>> {
     tags(source).flat_map(words_in)
 }
@@ -90,7 +90,7 @@ fn words_in(tag: &str) -> impl Iterator<Item = Word<'_>> {
 mod tests {
     use super::*;
 
-    /// Goal: variables, members and texts of the same name are told apart.
+    /// Goal: variables, members and strings of the same name are distinguished.
     #[test]
     fn variables_and_members_are_told_apart() {
         for (source, variable, member) in [

@@ -47,8 +47,8 @@ pub(super) struct Entry {
     capabilities: OnceLock<Capabilities>,
 }
 
-/// What the first rendering finds out by rendering messages of its own. One that was told to stop
-/// meanwhile has found out nothing.
+/// A fact about the template that the first rendering finds out by rendering probes. A rendering
+/// that is told to stop meanwhile finds out nothing.
 fn found_out<T: Copy>(known: &OnceLock<T>, find_out: impl FnOnce() -> T) -> T {
     if let Some(known) = known.get() {
         return *known;
@@ -79,8 +79,8 @@ impl Entry {
         self.source.contains("tool_responses") && !knows_role
     }
 
-    /// The name by which the template reads the reasoning of earlier answers, if that is another
-    /// one than the usual: `reasoning` or, in gpt-oss, `thinking`.
+    /// The name by which the template reads the reasoning of earlier answers, if it is not the
+    /// usual one: `reasoning` or, in gpt-oss, `thinking`.
     fn reasoning_member(&self) -> Option<&'static str> {
         let reads = |name: &str| reads::reads_member(&self.source, name);
         let others = ["reasoning", "thinking"];
@@ -103,8 +103,9 @@ impl Templates {
         })
     }
 
-    /// Renders a conversation. What the template cannot show as it is gets another form. If the
-    /// template still refuses it, forms are tried that every template can show.
+    /// Renders a conversation. Messages that the template cannot show as they are get another form.
+    /// If the template still refuses the conversation, forms are tried that every template can
+    /// show.
     pub(super) fn render(
         &self,
         index: usize,
@@ -152,7 +153,8 @@ impl Templates {
         if let Some(member) = entry.reasoning_member() {
             messages::name_reasoning(&mut messages, member);
         }
-        // After the separation, which trusts messages of the assistant more than results.
+        // This comes after the separation, which trusts messages of the assistant more than
+        // results.
         if entry.reads_responses() {
             messages = messages::with_responses(messages);
         }
@@ -208,7 +210,7 @@ impl Templates {
             |items: &[Value]| if items.is_empty() { Jinja::from(()) } else { list(items) };
         let now = options.now.unwrap_or_else(SystemTime::now);
         let strftime_now = move |state: &State<'_, '_>, format: &str| {
-            // A directive such as `%c` becomes a text of several words.
+            // A directive such as `%c` becomes several words.
             Budget::of(state).charge(format.len().saturating_mul(64))?;
             Ok::<_, minijinja::Error>(clock::format_utc(now, format))
         };
@@ -231,7 +233,7 @@ impl Templates {
             .collect()
     }
 
-    /// Determines what the template can show.
+    /// Determines the capabilities of a template.
     fn probe(&self, entry: &Entry) -> Capabilities {
         Capabilities::probe(|messages, tools, can| {
             let options = ChatOptions { tools: tools.to_vec(), ..ChatOptions::default() };

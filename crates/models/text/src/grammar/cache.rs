@@ -1,4 +1,4 @@
-//! [`Cache`]: what was compiled recently, bounded by count and by bytes.
+//! [`Cache`]: recently compiled values, bounded by count and by bytes.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};

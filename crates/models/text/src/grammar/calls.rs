@@ -35,17 +35,17 @@ pub(super) fn text_until(tokenizer: &Tokenizer, name: &str, end: &str) -> String
 
 /// How the calls of a format are written.
 struct Form {
-    /// What begins a block, and is not part of a text.
+    /// The string that begins a block, and cannot occur in text.
     open: &'static str,
-    /// What follows it, before the first call.
+    /// The string after it, before the first call.
     begin: &'static str,
-    /// What separates the calls of a block; `None` if a block has one call.
+    /// The separator of the calls of a block; `None` if a block has one call.
     separator: Option<&'static str>,
-    /// What ends a block.
+    /// The string that ends a block.
     end: &'static str,
     /// The special token that ends it.
     close: &'static str,
-    /// What separates two blocks; `None` if there can only be one.
+    /// The separator of two blocks; `None` if there can only be one.
     next: Option<&'static str>,
     /// The name of the arguments in the object of a call.
     arguments: &'static str,

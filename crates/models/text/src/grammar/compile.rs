@@ -80,7 +80,7 @@ struct Compiled {
     workers: Workers,
 }
 
-/// What all grammars of a model share.
+/// The data that all grammars of a model share.
 struct Vocabulary {
     factory: ParserFactory,
     workers: Workers,
@@ -117,14 +117,14 @@ impl GrammarCompiler {
     /// As [`GrammarCompiler::compile_for`], for no named client.
     ///
     /// # Errors
-    /// Those of [`GrammarCompiler::compile_for`].
+    /// The errors of [`GrammarCompiler::compile_for`].
     pub fn compile(&self, grammar: &Grammar) -> Result<CompiledGrammar, GrammarFailure> {
         self.compile_for(grammar, None)
     }
 
     /// Compiles a grammar of a client, or copies it if it was compiled recently. JSON schemas take
-    /// from one to some tens of milliseconds, and copies about a tenth of one. While a grammar of a
-    /// client has not ended that took too long, its other ones that are new are refused.
+    /// from one to some tens of milliseconds, and copies about a tenth of one. While the
+    /// compilation of a client's grammar is overdue, its other new grammars are refused.
     ///
     /// # Errors
     /// [`GrammarFailure`] if the grammar is invalid, not supported, or too large, or if the machine
@@ -142,9 +142,9 @@ impl GrammarCompiler {
         Ok(compiled.copy())
     }
 
-    /// Compiles a grammar. What it cannot have of the schemas of functions for which that does not
-    /// matter is left out: the schemas that are at fault if they are found, and otherwise all of
-    /// them.
+    /// Compiles a grammar. If schemas of best-effort functions cannot be compiled, these are left
+    /// out: only the schemas at fault if they are found in time, and otherwise all schemas of such
+    /// functions.
     fn compile_anew(&self, grammar: &Grammar, client: &Client) -> Compilation {
         let error = match self.compile_whole(grammar, client) {
             Err(GrammarFailure::Invalid(error)) => error,
@@ -179,8 +179,8 @@ impl GrammarCompiler {
         .map_err(GrammarFailure::from)
     }
 
-    /// The names of those functions whose schemas need not be followed and cannot be compiled, as
-    /// far as they are found in time.
+    /// The names of the best-effort functions whose schemas cannot be compiled, as far as they are
+    /// found in time.
     fn functions_at_fault(
         &self,
         calls: &ToolCallGrammar,
@@ -235,8 +235,8 @@ impl GrammarCompiler {
         Ok((Compiled { matcher: Mutex::new(matcher), mask, workers }, bytes))
     }
 
-    /// The error of a grammar whose compilation `clock` measures, with the path of what is wrong in
-    /// a JSON schema, as far as it is found in time.
+    /// The error of a grammar whose compilation `clock` measures, with the path of the wrong part
+    /// of a JSON schema, as far as it is found in time.
     fn located(
         &self,
         grammar: &Grammar,
@@ -417,7 +417,7 @@ impl Parts<'_> {
     fn after_tags(&self, reasoning: ReasoningFormat, is_open: bool, then: &str) -> String {
         let (open, close) = reasoning.tags();
         let reasoned = calls::text_until(self.tokenizer, "reasoned", close);
-        // What follows a special token is text.
+        // The text after a special token cannot contain one.
         let special = |token: &&&str| open.starts_with(**token);
         let split = reasoning.special_tokens().iter().find(special).map_or(0, |token| token.len());
         let (special, text) = open.split_at(split);
@@ -429,7 +429,7 @@ impl Parts<'_> {
         format!("start: {first} @{then}\n{reasoned}SPACE: / |\\n{{1,4}}/\n")
     }
 
-    /// The grammar `then`, with the name `name`, after a message in the channel `analysis` of
+    /// The grammar `then`, whose name is `name`, after a message in the channel `analysis` of
     /// gpt-oss. Calls have other headers.
     fn after_analysis(&self, then: &Grammar, name: &str) -> String {
         let analysis = calls::channel(self.tokenizer, "analysis");

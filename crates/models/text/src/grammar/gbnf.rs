@@ -18,7 +18,7 @@ use serde_json::Value;
 
 use super::GrammarError;
 
-/// Where a grammar starts.
+/// The start rule of a grammar.
 const ROOT: &str = "root";
 
 /// The grammar in Lark.
@@ -169,7 +169,7 @@ mod tests {
         }
     }
 
-    /// Goal: what is not GBNF is refused with its line.
+    /// Goal: text that is not GBNF is refused with its line.
     #[test]
     fn other_texts_are_refused() {
         let nested = format!("root ::= {}", "(".repeat(1000));

@@ -28,8 +28,8 @@ impl TokenMask {
     }
 
     /// Sets the logits of all other tokens to minus infinity. `logits` is `[vocab_size]`; the
-    /// vocabulary of the model may be larger than that of its tokenizer. If the answer may end, the
-    /// tokens `ends` are left as they are too.
+    /// vocabulary of the model may be larger than the one of its tokenizer. If the answer may end,
+    /// the tokens `ends` are left as they are too.
     pub fn apply(&self, logits: &mut [f32], ends: &[u32]) {
         let ends = if self.may_end { ends } else { &[] };
         let kept: Vec<_> =

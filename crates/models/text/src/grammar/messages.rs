@@ -3,17 +3,17 @@
 
 const TOO_COMPLEX: &str = "the grammar is too complex: it has too many alternatives in one place, \
                            too large repetitions, or too many ways to read the same text";
-/// Why a grammar is refused if nothing closer is known.
+/// The reason why a grammar is refused, if nothing more precise is known.
 pub(super) const FAILED: &str = "the grammar cannot be compiled";
 /// Maximum length of the message of an error, in bytes.
 const MAX_MESSAGE: usize = 400;
 
-/// What follows the part of an error that is about the grammar: the state of the parser, and the
-/// lines of the grammar.
+/// The beginnings of the text after the part of an error that is about the grammar: the state of
+/// the parser, and the lines of the grammar.
 const STATE: [&str; 5] =
     ["\n<state>", "\n<non-verbose", "\n<backtrace>", "\n  while processing", "\n   1 | "];
 
-/// What is part of errors, and what they mean.
+/// Parts of error messages, and the reason that each stands for.
 const MEANINGS: [(&str, &str); 19] = [
     ("operation cancelled", TOO_COMPLEX),
     ("ParserTooComplex", TOO_COMPLEX),
@@ -46,7 +46,7 @@ const MEANINGS: [(&str, &str); 19] = [
     ("incompatible types", "no value is valid under the schema: its types and values exclude all"),
 ];
 
-/// What an error of the library says about the grammar.
+/// The statement of a library error about the grammar.
 pub(super) fn message(error: &str) -> String {
     let end = STATE.iter().filter_map(|mark| error.find(mark)).min().unwrap_or(error.len());
     let mut text = meaning(error[..end].trim());
@@ -70,7 +70,7 @@ fn meaning(error: &str) -> String {
         return (*meaning).to_owned();
     }
     if let Some((_, reason)) = error.split_once("Unsatisfiable schema: ") {
-        // About numbers in the schema, such as a minimum above the maximum.
+        // These are about numbers in the schema, such as a minimum above the maximum.
         let is_known = ["minimum", "min", "integer interval"].iter();
         return match is_known.clone().any(|start| reason.starts_with(start)) {
             true => format!("no value is valid under the schema: {reason}"),
@@ -114,8 +114,8 @@ mod tests {
     use super::*;
     use crate::Tokenizer;
 
-    /// Goal: errors say what is wrong, in terms of the grammar, and never name the library's types,
-    /// files or states.
+    /// Goal: errors describe the problem in terms of the grammar, and never name the library's
+    /// types, files or states.
     #[test]
     fn errors_are_in_our_own_words() {
         let lark = |text: &str| Grammar::Lark(text.to_owned());

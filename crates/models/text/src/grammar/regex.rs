@@ -6,7 +6,8 @@ use llguidance::regex_to_lark;
 use super::messages::message;
 use crate::bounded::catch;
 
-/// Why a regular expression cannot be followed, such as a syntax error. `None` if it can be.
+/// The reason why a regular expression cannot be part of a grammar, such as a syntax error. `None`
+/// if it can be.
 pub(super) fn error(regex: &str) -> Option<String> {
     // As JSON schemas are compiled: `\d` and `\w` are ASCII.
     let searched = RegexAst::SearchRegex(regex_to_lark(regex, "dw"));

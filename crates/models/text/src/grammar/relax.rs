@@ -1,5 +1,5 @@
-//! JSON schemas as programs write them: what a grammar cannot enforce has no effect, and objects are
-//! closed unless they say otherwise.
+//! JSON schemas as programs write them: constraints that a grammar cannot enforce have no effect,
+//! and objects are closed unless they say otherwise.
 
 use std::collections::HashSet;
 
@@ -14,11 +14,12 @@ use super::schema::{
 /// How strictly the JSON schema of a client is read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SchemaOptions {
-    /// Whether what a grammar cannot enforce is refused, by [`Grammar::check`]. Otherwise it has no
-    /// effect: unknown keywords, such as `not`, `contains` and those of editors; keywords with a
-    /// value that they cannot have, or with a number above [`Grammar::MAX_SCHEMA_COUNT`]; unknown
-    /// values of `format`; patterns that are not in the syntax of the crate `regex`; references
-    /// that lead nowhere; and that only one alternative of `oneOf` may be valid.
+    /// Whether [`Grammar::check`] refuses constraints that a grammar cannot enforce. Otherwise
+    /// these have no effect: unknown keywords, such as `not`, `contains` and those of editors;
+    /// keywords with a value that they cannot have, or with a number above
+    /// [`Grammar::MAX_SCHEMA_COUNT`]; unknown values of `format`; patterns that are not in the
+    /// syntax of the crate `regex`; references that lead nowhere; and the rule that only one
+    /// alternative of `oneOf` may be valid.
     pub strict: bool,
     /// Whether keywords that constrain values in JSON Schema and that no grammar has, such as `not`,
     /// `if` and `contains`, are refused nonetheless.
@@ -62,12 +63,12 @@ struct Relax<'a> {
 }
 
 impl Relax<'_> {
-    /// `is_part` tells whether other schemas describe the same value, so that this one need not
-    /// list all properties of an object.
+    /// `is_part` tells whether other schemas describe the same value, so that this one may leave
+    /// out properties of an object.
     fn schema(&mut self, schema: Value, depth: usize, is_part: bool) -> Value {
         let mut members = match schema {
             Value::Object(members) => members,
-            // Where a schema is expected, any other value says nothing.
+            // Where a schema is expected, any other value has no effect.
             other if !self.options.strict && !other.is_boolean() => return Value::Bool(true),
             other => return other,
         };
@@ -109,7 +110,7 @@ impl Relax<'_> {
                     && (keyword != "$ref" || self.leads_to_a_schema(value))
         });
         if had_patterns && !members.contains_key("patternProperties") {
-            // It would forbid the names that the patterns allow.
+            // Without the patterns, it would forbid the names that they allow.
             members.remove("additionalProperties");
         }
         let one_of = members.get("oneOf").and_then(Value::as_array);
@@ -185,7 +186,8 @@ mod tests {
         SchemaOptions { strict, refuse_unsupported, additional_properties }.apply(schema.clone())
     }
 
-    /// Goal: what cannot be enforced is left out, wherever it is, and stays in a strict schema.
+    /// Goal: constraints that cannot be enforced are left out, wherever they are, and stay in a
+    /// strict schema.
     #[test]
     fn what_cannot_be_enforced_is_an_annotation() {
         let schema = json!({
@@ -213,8 +215,8 @@ mod tests {
         assert_eq!(Grammar::JsonSchema(expected).check(), Ok(()));
     }
 
-    /// Goal: whatever programs write next to what a grammar can enforce, and however wrong the value
-    /// of a keyword is, the schema is accepted, and a strict one is refused with the path.
+    /// Goal: a schema with keywords that a grammar cannot enforce, or with wrong values of
+    /// keywords, is accepted, and a strict one is refused with the path.
     #[test]
     fn what_a_grammar_does_not_know_is_an_annotation() {
         for (keyword, value) in [
@@ -266,8 +268,8 @@ mod tests {
         assert_eq!(relaxed(&wrong, false, true), free);
     }
 
-    /// Goal: who asks for it is told that a constraint cannot be enforced, and not of what constrains
-    /// nothing.
+    /// Goal: on request, a constraint that cannot be enforced is an error, and a keyword that
+    /// constrains nothing is not.
     #[test]
     fn unsupported_constraints_are_kept_on_request() {
         let options =
@@ -299,7 +301,7 @@ mod tests {
         }
     }
 
-    /// Goal: names that a pattern allows which cannot be enforced are not forbidden.
+    /// Goal: if a pattern cannot be enforced, the names that it allows are not forbidden.
     #[test]
     fn names_of_unknown_patterns_are_allowed() {
         let patterns = json!({"(?=a)": {}});

@@ -1,5 +1,5 @@
-//! Which JSON schemas are supported. A schema is checked and reduced to what constrains an answer
-//! before it is compiled, so that no keyword is ignored that would change the answer.
+//! Which JSON schemas are supported. A schema is checked and reduced to the keywords that constrain
+//! an answer before it is compiled, so that no keyword is ignored that would change the answer.
 
 mod keywords;
 #[cfg(feature = "grammar")]
@@ -21,7 +21,7 @@ use super::{Grammar, GrammarError};
 const MAX_PATH: usize = 512;
 /// Maximum length of a value in an error, in bytes.
 const MAX_VALUE: usize = 100;
-/// Why a value is no JSON schema.
+/// The reason why a value is not a JSON schema.
 const NO_SCHEMA: &str = "expected a JSON schema: an object, `true` or `false`";
 
 /// The schema without annotations.
@@ -35,8 +35,8 @@ pub(super) fn supported(schema: &Value) -> Result<Value, GrammarError> {
     check.schema(schema)
 }
 
-/// Why a keyword with this value cannot be enforced, apart from the schemas that the value contains.
-/// `None` for one that can be, and for an annotation.
+/// The reason why a keyword with this value cannot be enforced, apart from the schemas that the
+/// value contains. `None` for one that can be, and for an annotation.
 pub(super) fn obstacle(keyword: &str, value: &Value) -> Option<String> {
     let is = |list: &[&str]| list.contains(&keyword);
     let expected = |what: &str| Some(format!("expected {what}, got {}", brief(value)));
@@ -86,7 +86,7 @@ fn is_annotation(keyword: &str, value: &Value) -> bool {
         || matches!(keyword, "uniqueItems" | "nullable") && *value == false
 }
 
-/// Why a regular expression cannot be followed.
+/// The reason why a regular expression cannot be followed.
 fn obstacle_of_regex(regex: &str) -> Option<String> {
     let max = Grammar::MAX_REGEX_BYTES;
     if looks_around(regex) {
@@ -101,8 +101,8 @@ fn obstacle_of_regex(regex: &str) -> Option<String> {
     None
 }
 
-/// Whether a regular expression looks around, or refers back to what it has matched. Both are not
-/// possible in a grammar.
+/// Whether a regular expression uses look-around or back-references. Both are not possible in a
+/// grammar.
 fn looks_around(regex: &str) -> bool {
     let groups = ["(?=", "(?!", "(?<=", "(?<!", "\\k<"];
     let mut rest = regex.split("\\\\");
@@ -113,8 +113,8 @@ fn looks_around(regex: &str) -> bool {
         })
 }
 
-/// Calls `visit` with the keyword, name and value of every schema in a schema. The name is that of
-/// a property or definition, or the index in a list, or empty if the keyword has one schema.
+/// Calls `visit` with the keyword, name and value of every schema in a schema. The name is the name
+/// of a property or definition, or the index in a list, or empty if the keyword has one schema.
 pub(super) fn member_schemas(
     members: &mut Map<String, Value>,
     mut visit: impl FnMut(&str, &str, &mut Value),
@@ -250,7 +250,7 @@ impl Check<'_> {
         Ok(Value::Object(kept))
     }
 
-    /// What is kept of a keyword.
+    /// The value of a keyword without annotations.
     fn keyword(&mut self, keyword: &str, value: &Value) -> Result<Option<Value>, GrammarError> {
         if is_annotation(keyword, value) {
             return Ok(None);
@@ -351,7 +351,7 @@ mod tests {
         assert_eq!(supported(&schema), Ok(kept));
     }
 
-    /// Goal: what is not supported is refused, with its path.
+    /// Goal: unsupported keywords are refused, with their path.
     #[test]
     fn other_keywords_are_refused_with_their_path() {
         for (schema, path) in [

@@ -41,7 +41,7 @@ pub struct GrammarState {
     workers: Workers,
 }
 
-/// Whose masks are computed, and how much processor time was spent on them. The sequences of a
+/// The client of a request, and the processor time that was spent on its masks. The sequences of a
 /// request share it.
 #[derive(Debug, Default)]
 pub(super) struct Spent {
@@ -50,7 +50,7 @@ pub(super) struct Spent {
     micros: AtomicU64,
 }
 
-/// What a sequence shares with the workers.
+/// The state that a sequence shares with the workers.
 struct Slot {
     progress: Mutex<Progress>,
     /// Notified when a worker has finished.
@@ -59,13 +59,13 @@ struct Slot {
 
 enum Progress {
     Idle(Box<Reached>),
-    /// A worker has it.
+    /// A worker computes with it.
     Busy,
 }
 
-/// How far a sequence has come.
+/// The state of a sequence after some tokens.
 struct Reached {
-    /// After `tokens`; `None` if it is at its start.
+    /// The parser after `tokens`; `None` before the first token.
     matcher: Option<Matcher>,
     tokens: Vec<u32>,
     /// The mask after `tokens`.
@@ -162,7 +162,7 @@ impl Slot {
 }
 
 impl Spent {
-    /// Of a request of this client.
+    /// A counter of the time spent on one request of `client`.
     pub(super) fn of(client: Client) -> Arc<Spent> {
         Arc::new(Spent { client, micros: AtomicU64::new(0) })
     }

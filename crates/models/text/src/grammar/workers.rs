@@ -12,8 +12,7 @@ use std::time::Duration;
 use super::state::Job;
 use crate::bounded::Client;
 
-/// Processor time spent on the masks of a request from which on it counts as heavy. Most answers
-/// need less.
+/// Processor time of its masks above which a request counts as heavy. Most answers need less.
 const LIGHT: Duration = Duration::from_millis(200);
 /// Size of a worker's stack in bytes. Only the part that is used becomes resident.
 const STACK: usize = 64 << 20;
@@ -117,7 +116,7 @@ impl Queue {
         self.changed.notify_all();
     }
 
-    /// Waits for a job that may run now. Returns `None` when there will be no further one.
+    /// Waits for a job that may run now. Returns `None` when no further one will come.
     fn next(&self) -> Option<Job> {
         let mut jobs = self.lock();
         loop {
@@ -147,8 +146,8 @@ impl Queue {
 }
 
 impl Jobs {
-    /// Takes the job of the request on which the least time was spent, of the clients that do not
-    /// have all but one of the `threads`.
+    /// Takes the job of the request on which the least time was spent, among clients that do not
+    /// already occupy all but one of the `threads`.
     fn take_next(&mut self, threads: usize) -> Option<Job> {
         let most = (threads - 1).max(1);
         let of_client = |client| self.running.iter().filter(|&running| running == client).count();

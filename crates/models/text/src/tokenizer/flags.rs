@@ -1,6 +1,6 @@
-//! Applies what `tokenizer_config.json` says about single tokens to a `tokenizer.json`, as
-//! transformers does: tools that add tokens or change their flags often write one of the files
-//! only.
+//! Applies the flags of single tokens in `tokenizer_config.json` to a `tokenizer.json`, as
+//! transformers does: tools that add tokens or change their flags often write only one of the
+//! files.
 
 use std::collections::{BTreeMap, HashMap};
 

@@ -252,7 +252,7 @@ fn added_tokens(metadata: &GgufTokenizer) -> Vec<Value> {
 /// The post-processor that adds the tokens for begin and end of sequence around a text, if the
 /// metadata or the default of the tokenizer's kind says so.
 fn post_processor(metadata: &GgufTokenizer, adds_bos: bool) -> Result<Value, TokenizerError> {
-    // Files of Gemma 4 may say that nothing is added, which is wrong, as llama.cpp knows, too.
+    // Files of Gemma 4 may say that nothing is added, which is wrong. llama.cpp corrects this, too.
     let adds_bos = metadata.add_bos_token.unwrap_or(adds_bos) || metadata.model == "gemma4";
     let around = [
         ("bos", adds_bos, metadata.bos_token_id),
@@ -298,8 +298,8 @@ fn token_type(metadata: &GgufTokenizer, id: usize) -> i32 {
 struct Split {
     /// Regular expression that matches one word; `None` for GPT-2's pattern.
     pattern: Option<&'static str>,
-    /// Regular expressions of words that are found before the pattern is applied to what is left,
-    /// one after the other.
+    /// Regular expressions of words that are found first, one after the other. The pattern is
+    /// applied to the rest.
     first: &'static [&'static str],
     /// Whether every digit becomes a word before that.
     single_digits: bool,

@@ -9,10 +9,10 @@ use tokenizers::{NormalizedString, Normalizer};
 /// word becomes one token. Tokens of real vocabularies have at most a few hundred bytes.
 pub(super) const ASSUMED: usize = 1024;
 
-/// What a `tokenizer.json` says about the length of the text that a token stands for.
+/// The limits in a `tokenizer.json` on the length of the text that a token stands for.
 pub(super) struct Limits {
     byte_level: bool,
-    /// How many bytes of text can become one byte when it is normalized.
+    /// Maximum number of bytes of text that can become one byte when it is normalized.
     shrinks: usize,
     /// Whether every token stands for a text of limited length.
     limited: bool,
@@ -25,7 +25,7 @@ impl Limits {
             && keeps_all(&document["pre_tokenizer"])
             && covers_all(document)
             && steps(&document["added_tokens"]).all(|token| {
-                // Such a token includes all whitespace on one of its sides.
+                // A token with one of these flags includes all whitespace on that side.
                 token["lstrip"] != true && token["rstrip"] != true
             });
         let byte_level = is_byte_level(document);

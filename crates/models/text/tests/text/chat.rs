@@ -24,8 +24,9 @@ fn render(source: &str, messages: &[ChatMessage]) -> Result<String, ChatTemplate
     template(source).render(messages, &ChatOptions::default())
 }
 
-/// Goal: every fixture is rendered byte for byte as by transformers. Where the template raises, it
-/// fails with the same message, or the conversation gets a form in which all of it is shown.
+/// Goal: every fixture is rendered byte for byte as by transformers. Where the template raises,
+/// rendering fails with the same message, or the conversation gets a form in which all of it is
+/// shown.
 #[test]
 fn renders_like_transformers() {
     let cases = std::fs::read_to_string(fixtures().join("cases.json")).expect("the fixtures");

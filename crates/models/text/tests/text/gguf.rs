@@ -218,8 +218,8 @@ fn each_family_splits_numbers_as_documented() {
     }
 }
 
-/// Goal: of the families with Llama 3's pattern, only some begin texts with a token if the file
-/// does not say it.
+/// Goal: among the families with Llama 3's pattern, only some add a first token if the file does
+/// not say whether to add one.
 #[test]
 fn only_some_families_add_the_first_token_by_default() {
     for (pre, adds) in [("llama-bpe", true), ("dbrx", false), ("smaug-bpe", false)] {

@@ -145,7 +145,7 @@ fn weather(strict: bool) -> FunctionSchema {
 
 /// Goal: in every format, with markers that are special tokens and with markers that are text, an
 /// answer consists of calls that the parser of answers reads, with valid arguments, and of nothing
-/// else unless that is allowed.
+/// else unless text is allowed.
 #[test]
 fn tool_calls_are_read_back_in_every_format() {
     for special in [false, true] {
@@ -251,7 +251,7 @@ fn reasoning_is_free() {
     }
 }
 
-/// Goal: what cannot be compiled is refused with an error that says why.
+/// Goal: grammars that cannot be compiled are refused with an error that says why.
 #[test]
 fn invalid_grammars_are_refused() {
     let tokenizer = tokenizer(false);
@@ -278,7 +278,8 @@ fn invalid_grammars_are_refused() {
     }
 }
 
-/// Goal: an error names the innermost schema that is wrong, and no option of a library.
+/// Goal: an error has the path of the innermost wrong schema, and does not name options of the
+/// library.
 #[test]
 fn errors_have_the_path_of_what_is_wrong() {
     let compiler = compiler(&tokenizer(false));
@@ -414,8 +415,8 @@ fn grammars_at_the_limits_are_followed() {
     }
 }
 
-/// Goal: grammars that are made to take long or much memory end with an error or a mask, and do not
-/// keep others from theirs.
+/// Goal: hostile grammars, which would take much time or memory, end with an error or a mask, and
+/// do not delay other grammars.
 #[test]
 fn hostile_grammars_end() {
     let tokenizer = tokenizer(false);

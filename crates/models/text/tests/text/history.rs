@@ -1,5 +1,5 @@
-//! Conversations that a chat template refuses, or loses parts of, as it is written. The templates
-//! are small ones with the behavior of published ones.
+//! Conversations that a chat template by itself would refuse, or whose parts it would lose. The
+//! templates are small ones with the behavior of published ones.
 
 use serde_json::{Map, Value, json};
 use stolon_text::{ChatMessage, ChatOptions, ChatTemplate, ChatTemplateError};
@@ -50,8 +50,8 @@ const ALTERNATING: &str = "\
       {%- endfor -%}\
     {%- endfor -%}";
 
-/// One call at a time, whose arguments are JSON as text; the content is searched without looking
-/// whether there is any: Llama 3's, DeepSeek's and Qwen 3's rules.
+/// One call at a time, whose arguments are JSON as a string; the content is searched without a
+/// check that there is any: Llama 3's, DeepSeek's and Qwen 3's rules.
 const ONE_CALL: &str = "\
     {%- for m in messages -%}\
       {%- if m.tool_calls -%}\
@@ -68,7 +68,7 @@ const PLAIN: &str = "\
       <{{ m.role }}>{{ m.content }}\
     {%- endfor -%}";
 
-/// The list of tools is read without looking whether there is one, as Hermes 3's.
+/// The list of tools is read without a check that there is one: Hermes 3's rule.
 const TOOLS_ONLY: &str = "\
     {%- for t in tools -%}({{ t.function.name }}){%- endfor -%}\
     {%- for m in messages -%}<{{ m.role }}>{{ m.content }}{%- endfor -%}";
@@ -100,7 +100,7 @@ fn result(id: &str, text: &str) -> Value {
     json!({"role": "tool", "tool_call_id": id, "content": text})
 }
 
-/// Goal: a system message in the middle is shown where it was said, with every template.
+/// Goal: a system message in the middle is shown in its place, with every template.
 #[test]
 fn instructions_in_the_middle_become_a_part_of_the_message_before() {
     let conversation = json!([
@@ -159,7 +159,7 @@ fn calls_need_no_text() {
     check(PLAIN, &json!([say("user", "b"), {"role": "assistant"}]), "<user>b<assistant>");
 }
 
-/// Goal: arguments that are no object are shown in some form.
+/// Goal: arguments that are not an object are shown in some form.
 #[test]
 fn arguments_of_any_form_are_shown() {
     for (arguments, shown) in [
@@ -249,7 +249,8 @@ fn old_messages_keep_their_text_when_a_turn_is_added() {
     }
 }
 
-/// Goal: a template may change its own lists, as Kimi K2's does, and not those of the conversation.
+/// Goal: a template may change its own lists, as Kimi K2's does, but not the lists of the
+/// conversation.
 #[test]
 fn templates_change_their_own_lists() {
     let user = json!([say("user", "b")]);

@@ -100,7 +100,7 @@ const REFUSED: [&str; 71] = [
     "{% set n = namespace() %}{% set n.a = n %}{{ {'a': 1}|attr(n) }}",
     "{% set n = namespace() %}{% set n.a = n %}{{ strftime_now(n) }}",
     "{% set n = namespace() %}{% set n.a = n %}{% for i in [1, 2] %}{{ loop.changed([n]) }}{% endfor %}",
-    // Little work for the template that is much work for its operators.
+    // Few instructions whose operators do much work.
     "{% set t = 'a' * 1000000 %}{% for i in range(99999) %}{% for c in t %}{% break %}{% endfor %}\
      {% endfor %}",
     "{% set t = 'a' * 1000000 %}{% for i in range(99999) recursive %}{% if loop.depth0 %}{% break %}\

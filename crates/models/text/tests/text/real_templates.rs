@@ -47,8 +47,8 @@ fn parts(first: &str, second: &str) -> Value {
     json!([{"type": "text", "text": first}, {"type": "text", "text": second}])
 }
 
-/// A conversation, and the texts that the prompt has to have, in this order. What the system says
-/// may be anywhere.
+/// A conversation, and the texts that the prompt has to have, in this order. The text of the system
+/// message may be anywhere.
 struct Conversation {
     name: &'static str,
     messages: Value,
@@ -193,15 +193,16 @@ fn render(
     template.render(&messages, &options)
 }
 
-/// Templates that show only a part of what they should, and a part of the name of the conversation.
+/// Templates that do not show all that they should, each with a part of the names of the
+/// conversations that are excepted.
 const EXCEPTIONS: [(&str, &str); 2] = [
-    // Reads the variables `functions` and `datetime`, which its authors' server sets.
+    // This one reads the variables `functions` and `datetime`, which its authors' server sets.
     ("fireworks-ai-llama-3-firefunction-v2.jinja", ""),
-    // Shows the instructions only in front of a last message of the user.
+    // This one shows the instructions only in front of a last message of the user.
     ("mistralai-Mistral-Nemo-Instruct-2407.jinja", "call without text"),
 ];
 
-/// What is wrong with the prompt of a conversation, if anything.
+/// The fault in the prompt of a conversation, if there is one.
 fn fault(template: &ChatTemplate, conversation: &Conversation) -> Option<String> {
     let text = match render(template, conversation) {
         Ok(text) => text,
@@ -222,7 +223,7 @@ fn fault(template: &ChatTemplate, conversation: &Conversation) -> Option<String>
 }
 
 /// Goal: with the templates of well-known models, no conversation of an agent ends at one old
-/// message: each is rendered, and shows everything that was said.
+/// message: each is rendered, and shows the text of every message.
 #[test]
 #[ignore = "needs the templates that fetch_vocabularies.py fetches"]
 fn no_template_ends_a_conversation() {

@@ -167,8 +167,8 @@ fn gguf_files_end_with_all_known_ends() {
     assert_eq!(text.as_deref(), Ok("tools"));
 }
 
-/// Goal: tokens that `tokenizer_config.json` marks as special are, and those that it adds are found
-/// in texts.
+/// Goal: tokens that `tokenizer_config.json` marks as special are special, and the tokens that it
+/// adds are found in texts.
 #[test]
 fn flags_of_the_other_file_count() {
     let plain = model(&source(None, None));

@@ -1,8 +1,7 @@
-//! JPEG files: their decoder, and what has to be known of a file before, because the decoder does not
-//! check it.
+//! JPEG files: their decoder, and the checks that it does not make itself.
 //!
-//! Pixels are those of libjpeg-turbo, bit for bit, because models were trained on them: decoders differ
-//! in how they interpolate colors of half the resolution.
+//! The pixels equal those of libjpeg-turbo, bit for bit, because models were trained on them:
+//! decoders differ in how they interpolate colors of half the resolution.
 //!
 //! Headers are found by the two bytes of their markers, wherever they are. Markers never occur in
 //! compressed data, and a file cannot hide a header from this search by damaged segments before it.
@@ -90,17 +89,19 @@ const PROGRESSIVE: u8 = 0xc2;
 const SCAN: u8 = 0xda;
 const END: u8 = 0xd9;
 
-/// Whether the file ends before its last picture does. The decoder fills what is missing with gray.
-/// The last start of compressed data must be followed by an end.
+/// Whether the file ends before its last picture does. The decoder fills the missing part with
+/// gray. The last start of compressed data must be followed by an end.
 pub(super) fn is_cut_off(bytes: &[u8]) -> bool {
     let last = |marker: u8| bytes.windows(2).rposition(|pair| pair == [0xff, marker]);
     last(END) <= last(SCAN)
 }
 
-/// Maximum number of bytes of coefficients that the decoder holds at once. It holds those of the
-/// whole picture if the file is progressive, or if a scan has not all components.
+/// Maximum number of bytes of coefficients that the decoder holds at once. It holds the
+/// coefficients of the whole picture if the file is progressive, or if a scan does not have all
+/// components.
 pub(super) fn coefficient_bytes(bytes: &[u8]) -> usize {
-    // Collected once, so that the time is linear however many headers a hostile file has.
+    // The scans are collected only once, so that the time is linear however many headers a hostile
+    // file has.
     let mut scanned = [false; 256];
     let of_scans = after(bytes, SCAN).filter_map(|scan| scan.get(2).copied());
     of_scans.for_each(|components| scanned[usize::from(components)] = true);
@@ -113,7 +114,7 @@ pub(super) fn coefficient_bytes(bytes: &[u8]) -> usize {
     frames.map(|frame| frame.coefficient_bytes).max().unwrap_or(0)
 }
 
-/// What follows each place of a marker.
+/// The bytes after each place of a marker.
 fn after(bytes: &[u8], marker: u8) -> impl Iterator<Item = &[u8]> {
     let places = bytes.windows(2).enumerate().filter(move |(_, pair)| *pair == [0xff, marker]);
     places.map(|(place, _)| &bytes[place + 2..])
@@ -129,7 +130,7 @@ struct Frame {
 impl Frame {
     /// Reads a header, from its length on; `None` if the decoder would refuse it.
     fn read(bytes: &[u8]) -> Option<Self> {
-        /// Edge of a block of coefficients, which have 16 bits.
+        /// Edge of a block of coefficients. A coefficient has 16 bits.
         const BLOCK: usize = 8;
         let (header, rest) = bytes.split_first_chunk::<8>()?;
         let number = |at: usize| usize::from(u16::from_be_bytes([header[at], header[at + 1]]));

@@ -71,8 +71,8 @@ fn tiling([width, height]: [usize; 2], step: usize, tiles_max: usize) -> [usize;
 mod tests {
     use super::*;
 
-    /// Goal: the tiling of pictures of all shapes is that of `kestrel`, of which these are results,
-    /// and has at most as many tiles as are allowed.
+    /// Goal: the tiling of pictures of all shapes equals the results of `kestrel` that are listed
+    /// here, and has at most as many tiles as are allowed.
     #[test]
     fn pictures_are_divided_by_their_shape() {
         for (size, expected) in [

@@ -11,7 +11,7 @@ use crate::resize::resize;
 /// Maximum quotient of the longer and the shorter edge of a picture.
 const RATIO_MAX: usize = 200;
 
-/// Prepares a picture as `Qwen2VLImageProcessor` does, which is that of Qwen3-VL, too.
+/// Prepares a picture as `Qwen2VLImageProcessor` does, which Qwen3-VL uses, too.
 ///
 /// # Errors
 /// [`PictureError::Shape`] if the picture is too narrow.
@@ -29,12 +29,12 @@ pub(super) fn prepare(
     let [columns, rows] = size.map(|edge| edge / tiles.square_edge);
     let fitted = resize(picture, size, config.resampling);
     let input = ImageInput { columns, ..tile(config, fitted, columns * rows, false) };
-    // The placeholder has the image token between those of its beginning and its end.
+    // In the placeholder, the image token is between the tokens of the beginning and the end.
     Ok(PreparedImage { tiles: vec![input], text: config.placeholder.clone() })
 }
 
 /// The size of a picture whose edges are multiples of a square and whose number of pixels is within
-/// the bounds, as far as the squares permit; about the shape is kept (`smart_resize`).
+/// the bounds, as far as the squares permit. The shape is about the same (`smart_resize`).
 fn resized(tiles: &Qwen3VlTiles, size: [usize; 2]) -> [usize; 2] {
     let Qwen3VlTiles { square_edge, pixels_min, pixels_max } = *tiles;
     let square = square_edge as f64;
@@ -61,8 +61,7 @@ mod tests {
     const TILES: Qwen3VlTiles =
         Qwen3VlTiles { square_edge: 32, pixels_min: 65_536, pixels_max: 4096 * 1024 };
 
-    /// Goal: pictures of all shapes have the sizes that `smart_resize` of transformers gives them,
-    /// of which these are results.
+    /// Goal: pictures of all shapes have the sizes that `smart_resize` of transformers gives them.
     #[test]
     fn sizes_are_those_of_transformers() {
         for (size, expected) in [

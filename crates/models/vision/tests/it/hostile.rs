@@ -1,5 +1,5 @@
-//! Pictures that are broken, too large, or no pictures: each leads to an error, and none to a panic
-//! or to much memory.
+//! Files that are broken, too large, or not pictures: each leads to an error, and none to a panic
+//! or to the use of much memory.
 
 use std::path::PathBuf;
 
@@ -79,7 +79,7 @@ fn bombs_are_refused_by_their_headers() {
     }
 }
 
-/// A JPEG file of a picture with colours at half the resolution, which begins with the marker of a
+/// A JPEG file of a picture with colors at half the resolution, which begins with the marker of a
 /// frame and the number of components of its first scan. Its compressed data is missing.
 fn jpeg_header([width, height]: [u16; 2], frame: u8, scanned: u8) -> Vec<u8> {
     let mut jpeg = vec![0xff, 0xd8, 0xff, 0xdb, 0, 67, 0];
@@ -124,7 +124,7 @@ fn coefficients_of_a_whole_picture_are_bounded() {
     Picture::decode(&progressive, &LIMITS).expect("a small progressive picture");
 }
 
-/// Goal: what is not a picture is refused with the list of formats.
+/// Goal: a file that is not a picture is refused with the list of formats.
 #[test]
 fn other_files_are_refused() {
     let tiff = b"II*\0\x08\0\0\0\0\0";
@@ -134,7 +134,7 @@ fn other_files_are_refused() {
     }
 }
 
-/// Goal: a picture that is cut off anywhere is refused, except in what follows its pixels.
+/// Goal: a picture that is cut off anywhere is refused, except in the part after its pixels.
 #[test]
 fn truncated_pictures_are_refused() {
     for name in names() {

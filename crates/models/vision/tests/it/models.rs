@@ -43,8 +43,8 @@ fn pixels_of_moondream_are_those_of_kestrel() {
     }
 }
 
-/// Goal: the pixels of Qwen3-VL's pictures are those of its processor that uses torchvision:
-/// pictures of about their own size, wide and narrow ones, and such that shrink and grow.
+/// Goal: the pixels of Qwen3-VL's pictures equal those of its processor that uses torchvision:
+/// pictures that keep about their size, wide and narrow ones, and ones that shrink and grow.
 #[test]
 fn pixels_of_qwen3_vl_are_those_of_transformers() {
     let root = env!("CARGO_MANIFEST_DIR");

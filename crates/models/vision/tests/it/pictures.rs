@@ -6,8 +6,8 @@ use stolon_vision::{Picture, PictureLimits};
 use crate::support::fixture;
 
 /// Goal: files of all formats and kinds of pixels are decoded as Pillow decodes them, to the bit,
-/// turned as their EXIF orientation says, with white behind transparent pixels. Of animations it is the first
-/// frame.
+/// turned as their EXIF orientation says, with white behind transparent pixels. The picture of an
+/// animation is its first frame.
 #[test]
 fn pictures_are_those_of_pillow() {
     let expected = Fixture::read("pictures.safetensors");

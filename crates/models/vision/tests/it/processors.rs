@@ -12,7 +12,7 @@ use crate::support::fixture;
 
 /// Maximum difference of a channel of a pixel from the processors that use torchvision.
 const DIFFERENCE_MAX: u8 = 1;
-/// Maximum mean difference. That of the processors that use Pillow 13 is up to 0.31.
+/// Maximum mean difference. With the processors that use Pillow 13 it is up to 0.31.
 const MEAN_MAX: f64 = 0.01;
 
 fn processor(case: &Value) -> ImageProcessor {

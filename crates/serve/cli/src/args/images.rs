@@ -25,7 +25,7 @@ pub struct ImageArgs {
 }
 
 impl ImageArgs {
-    /// Sets what the flags say.
+    /// Applies these flags to an engine builder.
     pub(super) fn apply(&self, mut builder: EngineBuilder) -> EngineBuilder {
         let bytes = |bytes: u64| usize::try_from(bytes).unwrap_or(usize::MAX);
         if let Some(size) = self.encoder_cache {

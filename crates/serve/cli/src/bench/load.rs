@@ -1,5 +1,5 @@
 //! `stolon bench load`: the gain of continuous batching over one request at a time, and the
-//! behaviour of the engine at and beyond its capacity.
+//! behavior of the engine at and beyond its capacity.
 
 use clap::Args;
 use serde::Serialize;
@@ -243,7 +243,7 @@ mod tests {
 
     use super::*;
 
-    /// Goal: answered and refused requests are counted apart and summarised.
+    /// Goal: answered and refused requests are counted apart and summarized.
     #[test]
     fn a_level_counts_answers_and_refusals() {
         let record = |sent_at: f64, token_times: Vec<f64>| RequestRecord {

@@ -28,7 +28,7 @@ pub struct PrefixArgs {
     ])]
     workload: Option<WorkloadName>,
     /// Number of requests per run, at least 2. The first request fills the cache; it counts
-    /// towards the throughput only
+    /// toward the throughput only
     #[arg(long, default_value_t = 48, value_parser = clap::value_parser!(u32).range(2..))]
     requests: u32,
     /// Length of the prefix that all prompts share, in tokens
@@ -266,7 +266,7 @@ fn figures(rate: Arrivals, [off, on]: &[Side; 2]) -> Value {
     })
 }
 
-/// The median over the repeats of the throughput with caching divided by that without. The two
+/// The median over the repeats of the ratio of the throughputs with and without caching. The two
 /// runs of a repeat are taken together because a slow phase of the machine affects both.
 fn throughput_ratio(off: &Side, on: &Side) -> Option<f64> {
     let pairs = throughputs(&off.runs).into_iter().zip(throughputs(&on.runs));

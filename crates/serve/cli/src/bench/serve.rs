@@ -1,5 +1,5 @@
 //! `stolon bench serve`: measures a server with an OpenAI-compatible API. The flags and the fields
-//! of the JSON report have the names of `vllm bench serve` where they mean the same.
+//! of the JSON report have the names of `vllm bench serve` if they mean the same.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -250,8 +250,8 @@ impl BenchServeArgs {
     }
 }
 
-/// Fails with the first error of the warm-up, because all other requests would most likely fail
-/// with the same.
+/// Fails with the first error of the warm-up, because all other requests would most likely fail in
+/// the same way.
 fn fail_if_any_failed(target: &HttpTarget, warm: &Measured) -> anyhow::Result<()> {
     let url = target.url();
     if let Some((kind, message)) = warm.failures.first() {

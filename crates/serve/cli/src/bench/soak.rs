@@ -1,5 +1,5 @@
 //! `stolon bench soak`: thousands of requests of mixed lengths, some with a shared prefix, some
-//! cancelled. At the end every KV block must be accounted for; resident memory is sampled.
+//! canceled. At the end every KV block must be accounted for; resident memory is sampled.
 
 use clap::Args;
 use futures::StreamExt;
@@ -27,7 +27,7 @@ pub struct SoakArgs {
     /// Largest number of tokens to generate per request. Numbers are drawn uniformly from 1 to this
     #[arg(long, default_value_t = 32, value_name = "TOKENS")]
     max_output: usize,
-    /// Percentage of requests that are cancelled before they end, 0 to 100
+    /// Percentage of requests that are canceled before they end, 0 to 100
     #[arg(long, default_value_t = 10, value_parser = clap::value_parser!(u8).range(..=100))]
     #[arg(value_name = "PERCENT")]
     cancel_percent: u8,
@@ -200,7 +200,7 @@ async fn one(engine: Engine, draw: Draw) -> Result<End, Error> {
     }
 }
 
-/// Audits the engine once the cancelled requests have released their blocks, which takes a step
+/// Audits the engine once the canceled requests have released their blocks, which takes a step
 /// or two.
 async fn settle(engine: &Engine) -> Result<AuditReport, Error> {
     for _ in 0..200 {

@@ -130,7 +130,7 @@ impl Directory {
 
 impl Drop for Directory {
     fn drop(&mut self) {
-        // A directory that is left behind does no harm.
+        // A directory that is not removed does no harm, so errors are ignored.
         let _ = std::fs::remove_dir_all(&self.path);
     }
 }
@@ -201,7 +201,7 @@ impl TiersArgs {
         self.rounds as usize * (self.input_tokens + self.output_tokens) as usize
     }
 
-    /// The settings of an engine without a tier. Those of the tiers are for runs with one.
+    /// The settings of an engine without a tier. The settings of tiers are for runs with one.
     fn without_tiers(&self) -> EngineArgs {
         let mut engine = self.engine.clone();
         let tiers = &mut engine.tiers;
@@ -311,7 +311,7 @@ impl TiersArgs {
             // time.
             first_token(&engine, &prompts[0][self.prefix as usize..]).await?;
             times[0].push(first_token(&engine, &prompts[0]).await?);
-            // Otherwise the next prefix would be measured while this one is written.
+            // Otherwise the next prefix would be measured while this one is still being written.
             engine.tiers().flush().await?;
             times[1].push(first_token(&engine, &prompts[1]).await?);
             engine.tiers().flush().await?;

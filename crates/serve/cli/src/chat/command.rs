@@ -35,7 +35,7 @@ pub(super) enum Command<'a> {
     Save(PathBuf),
     /// Add an image to the next message.
     Image(PathBuf),
-    /// A message for the model.
+    /// The text of a message for the model.
     Say(&'a str),
     Unknown(&'a str),
 }

@@ -275,7 +275,7 @@ mod tests {
         }
     }
 
-    /// Goal: what is shown does not depend on how the text was cut into pieces.
+    /// Goal: the output does not depend on how the text was cut into pieces.
     #[test]
     fn pieces_do_not_matter() {
         let text =

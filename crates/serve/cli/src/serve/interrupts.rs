@@ -9,7 +9,7 @@ enum Interrupt {
     Reload,
 }
 
-/// The signals. One value lives as long as the server, because a signal that comes while none
+/// The signals. One value lives as long as the server, because a signal that arrives while no value
 /// exists is lost, or ends the process.
 #[derive(Debug)]
 pub(super) struct Interrupts {

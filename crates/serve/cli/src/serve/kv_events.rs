@@ -10,7 +10,7 @@ use stolon_http::CounterSource;
 #[cfg(feature = "fleet")]
 use stolon_http::CounterValue;
 
-/// The flag that says where KV events are published.
+/// The flag that configures the publishing of KV events.
 #[derive(Clone, Debug, Args)]
 #[command(next_help_heading = "Routers")]
 pub(super) struct KvEventsArgs {

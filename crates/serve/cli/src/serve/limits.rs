@@ -44,7 +44,7 @@ pub(super) struct LimitArgs {
     pub(super) body_limit: Option<u64>,
     /// Maximum memory of all request bodies that are being received or prepared
     ///
-    /// A body counts until its prompts have been tokenised and its images decoded. A request that
+    /// A body counts until its prompts have been tokenized and its images decoded. A request that
     /// would exceed it is refused with status 503. The first 64K of each body do not count, nor do
     /// the second copies of the few bodies that are being parsed at a time.
     #[arg(long, default_value = "256M", value_parser = parse_bytes, value_name = "BYTES")]

@@ -20,8 +20,8 @@ import make_scripted_model as scripted
 
 TASK = "Read notes.txt, replace draft by final in it, and then list it with ls into listing.txt."
 MAX_SECONDS = 600
-# Parts of a conversation that are longer than this are cut by the template: what an agent says of itself
-# does not matter to the scripts, and a byte is a token of the model.
+# Longer parts of a conversation are cut by the template: an agent's instructions do not matter to
+# the scripts, and each byte is a token of the model.
 PART_BYTES = 4000
 TEMPLATE = """\
 {%- set names = (tools or []) | map(attribute='function.name') | list %}
@@ -38,7 +38,7 @@ AGENT_RULES
 
 
 class Agent:
-    """A coding agent: the name of the tool by which it is recognised, and the calls that the model makes."""
+    """A coding agent: the name of the tool that identifies it, and the calls of the model."""
 
     def __init__(self, name, tool, calls, start):
         self.name, self.tool, self.calls, self.start = name, tool, calls, start
@@ -54,8 +54,8 @@ class Agent:
 
 
 def file_calls(tools, arguments):
-    """The calls of an agent that reads, edits and runs with these tools; `arguments` are the names of those with the
-    file, and with what to replace in it by what."""
+    """The calls of an agent that reads, edits and runs with these tools. `arguments` are the names
+    of the arguments for the file, the text to replace and its replacement."""
     (read, edit, run), (path, old, new) = tools, arguments
 
     def calls(folder):
@@ -131,7 +131,7 @@ def serve(binary, folders, root):
 
 
 def work(agent, binaries, url, folder, home):
-    """Runs an agent on its task, and returns what is wrong afterwards."""
+    """Runs an agent on its task, and returns the errors in its result."""
     (folder / "notes.txt").write_text("a draft\n")
     command, environment = agent.start(binaries, url, folder, home)
     # OpenCode takes its folder from PWD.

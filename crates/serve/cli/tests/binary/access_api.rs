@@ -1,4 +1,4 @@
-//! API keys, the administrator's key, and what web pages and other tenants may do.
+//! API keys, the administrator's key, and the rights of web pages and other tenants.
 
 use serde_json::{Value, json};
 
@@ -109,7 +109,7 @@ async fn cached_tokens_can_be_hidden() {
     assert!(reply["usage"]["prompt_tokens_details"].is_null(), "{reply}");
 }
 
-/// Goal: a server that other machines can use without a key says so; one with keys, or on this
+/// Goal: a server warns if other machines can use it without a key; one with keys, or on this
 /// machine alone, does not.
 #[test]
 fn an_open_server_warns() {
@@ -158,7 +158,7 @@ async fn keys_are_read_again_on_sighup() {
     replaced("key-of-fay", "key-of-gus").await;
 }
 
-/// Goal: a server that waits for the other end of a pipe says so, and takes what comes.
+/// Goal: a server that waits for the other end of a pipe says so, and reads the keys that arrive.
 #[cfg(unix)]
 #[tokio::test]
 async fn a_pipe_with_keys_is_waited_for() {

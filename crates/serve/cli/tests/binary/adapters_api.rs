@@ -107,8 +107,8 @@ async fn adapters_are_loaded_chosen_and_unloaded() {
     server.settled_audit().await;
 }
 
-/// Goal: what cannot be loaded is refused with a status and a message that names the problem, and
-/// only the operator may load.
+/// Goal: an adapter that cannot be loaded is refused with a status and a message that names the
+/// problem, and only the operator may load.
 #[tokio::test]
 async fn unusable_adapters_are_refused() {
     let dir = tempfile::tempdir().expect("a directory");

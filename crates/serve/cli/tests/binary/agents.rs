@@ -1,6 +1,6 @@
-//! What coding agents send: requests with parameters that are only advice, and with tools that
-//! their vendor's service would execute. The bodies have the members of real first requests, with
-//! shorter texts.
+//! The requests of coding agents: they have parameters that are only advice, and tools that their
+//! vendor's service would execute. The bodies have the members of real first requests, with shorter
+//! texts.
 
 use serde_json::{Value, json};
 
@@ -11,7 +11,7 @@ fn weather() -> Value {
     json!({"type": "object", "properties": {"city": {"type": "string"}, "days": {"type": "number"}}})
 }
 
-/// Sends a body and returns the names of what was ignored, and the reply.
+/// Sends a body and returns the names of the ignored parameters, and the reply.
 async fn ask(server: &Server, path: &str, body: Value) -> (String, Value) {
     let reply = server.send(path, body.to_string()).await;
     let status = reply.status();
@@ -120,7 +120,7 @@ async fn opencode_connects() {
     assert_eq!(ignored, "prompt_cache_options, reasoning_effort, store, verbosity");
     let call = &reply["choices"][0]["message"]["tool_calls"][0]["function"];
     assert_eq!(call["name"], "get_weather", "{reply}");
-    // What would change the answer is still refused, and so is what nobody knows.
+    // Parameters that would change the answer are still refused, and so are unknown ones.
     for (name, value) in [("length_penalty", json!(2)), ("temprature", json!(1))] {
         let mut wrong = body.clone();
         wrong[name] = value;

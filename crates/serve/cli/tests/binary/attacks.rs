@@ -221,8 +221,8 @@ async fn extreme_sampling(server: &Server) {
     }
 }
 
-/// A browser sends these headers for a page from elsewhere, and for a name that was bound anew to
-/// the loopback address.
+/// A browser sends these headers for a page of another site, and for a name that was rebound to the
+/// loopback address.
 async fn from_a_web_page(server: &Server) {
     for header in [("origin", "https://example.com"), ("host", "example.com")] {
         for (path, body) in [("/admin/pins", Some(r#"{"prompt": "x"}"#)), ("/admin/tree", None)] {

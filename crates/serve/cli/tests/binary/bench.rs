@@ -1,4 +1,4 @@
-//! `stolon bench` with small workloads. The tests check what is reported, not how fast anything is.
+//! `stolon bench` with small workloads. The tests check the reports, not the speed.
 
 use serde_json::Value;
 
@@ -52,7 +52,7 @@ fn prefix_with_nothing_shared_reuses_nothing() {
 }
 
 /// Goal: a soak test with cancellations and a small KV pool ends with every block accounted for,
-/// and reports what it measured.
+/// and reports its measurements.
 #[test]
 fn soak_accounts_for_every_block() {
     let report = bench(&[

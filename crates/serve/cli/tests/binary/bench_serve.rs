@@ -16,8 +16,8 @@ fn measure(url: &str, flags: &[&str]) -> Value {
     objects.remove(0)
 }
 
-/// Goal: token counts, cached tokens and times are those of the workload, over completions of token
-/// ids, whose lengths are exact.
+/// Goal: token counts, cached tokens and times match the workload, over completions of token ids,
+/// whose lengths are exact.
 #[tokio::test(flavor = "multi_thread")]
 async fn completions_of_token_ids_are_counted_exactly() {
     let server = Server::start(TINY, &["--num-blocks", "1024"]);
@@ -53,7 +53,7 @@ async fn turns_of_a_chat_continue_their_conversation() {
     assert_eq!((&report["completed"], &report["failed"]), (&json!(12), &json!(0)), "{report}");
     let count = |name: &str| report[name].as_u64().expect(name) as f64;
     let cached = count("total_cached_tokens") / count("total_input_tokens");
-    // Turns have 1 to 4 units of prompt, of which 0 to 3 were said before: 6 of 10.
+    // Turns have 1 to 4 units of prompt. In them, 0 to 3 units were sent before: 6 of 10 in total.
     assert!(cached > 0.4, "{report}");
     let text = succeed(&["bench", "serve", "--base-url", &server.url(""), "--num-prompts", "2"]);
     for part in
@@ -64,7 +64,7 @@ async fn turns_of_a_chat_continue_their_conversation() {
     server.settled_audit().await;
 }
 
-/// Goal: keys are sent, and what a server says about a refused request reaches the user, before
+/// Goal: keys are sent, and the server's message about a refused request reaches the user before
 /// anything is measured.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_wrong_request_is_reported_at_once() {
@@ -124,8 +124,8 @@ fn misbehaving(reply: Vec<u8>) -> String {
                 if reply.is_empty() || reply.ends_with(WAIT) {
                     std::thread::sleep(Duration::from_secs(60));
                 }
-                // What was not read of the request would reset the connection, and the reply could
-                // be lost.
+                // Unread bytes of the request would reset the connection, and the reply could be
+                // lost.
                 let _ = stream.shutdown(Shutdown::Write);
                 while stream.read(&mut request).is_ok_and(|count| count > 0) {}
             });
@@ -135,7 +135,7 @@ fn misbehaving(reply: Vec<u8>) -> String {
 }
 
 /// Goal: whatever a server replies, its requests are counted as failures of the right kind, with
-/// what came, and the command neither panics nor hangs.
+/// the received reply, and the command neither panics nor hangs.
 #[test]
 fn servers_that_misbehave_are_reported() {
     let event = |data: &str| format!("{HEAD}{TOKEN}data: {data}\n\n").into_bytes();

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 
-/// The key codes of WebDriver for keys that are no characters.
+/// The key codes of WebDriver for keys that are not characters.
 pub(crate) const TAB: &str = "\u{e004}";
 pub(crate) const ENTER: &str = "\u{e007}";
 pub(crate) const ESCAPE: &str = "\u{e00c}";
@@ -98,7 +98,7 @@ impl Browser {
         self.devtools("Emulation.setDeviceMetricsOverride", size).await;
     }
 
-    /// Chooses light or dark colours.
+    /// Chooses light or dark colors.
     pub(crate) async fn dark(&self, dark: bool) {
         let value = if dark { "dark" } else { "light" };
         let features = json!({"features": [{"name": "prefers-color-scheme", "value": value}]});
@@ -162,8 +162,8 @@ impl Browser {
         self.command("/alert/accept", json!({})).await;
     }
 
-    /// What the browser has logged since the last call: errors of scripts, and what the page's
-    /// policy has forbidden.
+    /// The browser's log since the last call: errors of scripts, and violations of the page's
+    /// policy.
     pub(crate) async fn log(&self) -> Value {
         self.command("/se/log", json!({"type": "browser"})).await
     }

@@ -72,7 +72,7 @@ async fn pins_are_created_listed_and_deleted() {
 }
 
 /// Goal: queries say how much of each prompt is cached, in every form of a prompt and for every
-/// salt, and compute nothing; warming computes what is missing.
+/// salt, and compute nothing; warming computes the missing part.
 #[tokio::test]
 async fn prompts_are_queried_and_warmed() {
     let server = Server::start("demo", &["--block-size", "16"]);
@@ -123,7 +123,8 @@ async fn prompts_are_queried_and_warmed() {
     }
 }
 
-/// Goal: a pin computes its prompt, says what it holds and why, and ends by its id or its prompt.
+/// Goal: a pin computes its prompt, reports the prefix that it holds and its reason, and ends by
+/// its id or its prompt.
 #[tokio::test]
 async fn pins_compute_and_describe_what_they_hold() {
     let server = Server::start(TINY, &["--pin-budget", "4"]);
@@ -236,8 +237,9 @@ async fn next_event(
     }
 }
 
-/// Goal: the events begin with what is cached and continue with each change, with token ids only if
-/// they are requested. The number of streams is bounded, and they end when the server stops.
+/// Goal: the events begin with the content of the cache and continue with each change, with token
+/// ids only if they are requested. The number of streams is bounded, and they end when the server
+/// stops.
 #[tokio::test]
 async fn changes_of_the_cache_are_streamed_after_a_snapshot() {
     let server = Server::start(TINY, &["--shutdown-timeout", "60"]);
@@ -372,9 +374,9 @@ async fn prefixes_are_exported_and_imported() {
     second.settled_audit().await;
 }
 
-/// Goal: with a directory for KV, a server that was restarted serves what the first one has
-/// computed, with the same answer, and says so; a second server on the directory is refused, and so
-/// is a size as a multiple of the KV pool without a directory.
+/// Goal: with a directory for KV, a restarted server reads the KV that the first one has computed,
+/// reports it, and gives the same answer; a second server on the directory is refused, and so is a
+/// size as a multiple of the KV pool without a directory.
 #[tokio::test]
 async fn stored_kv_survives_a_restart() {
     let directory = tempfile::tempdir().expect("a directory");

@@ -208,8 +208,9 @@ fn chat_turns_find_earlier_turns_cached() {
     assert!(output.contains("[1 turns;") && output.contains("no command `/nonsense`"), "{output}");
 }
 
-/// Goal: the commands of `chat` change and save the conversation, its sampling and its system prompt;
-/// a message can have several lines; what cannot be done is said, and the conversation goes on.
+/// Goal: the commands of `chat` change and save the conversation, its sampling and its system
+/// prompt; a message can have several lines; a command that fails prints an error, and the
+/// conversation continues.
 #[test]
 fn chat_has_commands() {
     let directory = tempfile::tempdir().expect("a directory");
@@ -310,8 +311,8 @@ fn the_demo_model_sees_image_files() {
     }
 }
 
-/// Goal: `stolon cache` does on a running server what its routes do, and reports a refusal and an
-/// address where nothing answers.
+/// Goal: `stolon cache` has the same effect on a running server as its routes, and reports a
+/// refusal and an address where nothing answers.
 #[tokio::test]
 async fn the_cache_of_a_running_server_is_administered() {
     let server = Server::start(TINY, &["--pin-budget", "8", "--admin-key", "root"]);

@@ -121,8 +121,8 @@ async fn logprobs_cover_the_answer_and_with_echo_the_prompt() {
     assert_eq!(scores[..], prompt_part[..3]);
 }
 
-/// Goal: `text_offset` counts characters, of which some have several tokens, and is the same
-/// streamed and whole, with a stop string that withholds text, too.
+/// Goal: `text_offset` counts characters, some of which have several tokens. It is the same
+/// streamed and whole, also with a stop string that withholds text.
 #[tokio::test]
 async fn text_offsets_count_characters() {
     let server = Server::tiny();
@@ -191,9 +191,8 @@ async fn a_seed_repeats_its_choices_and_choices_differ() {
     assert_eq!(first["usage"]["completion_tokens"], 48);
 }
 
-/// Goal: `best_of` returns those of the answers that `n` would give which have the highest
-/// log-probability per token, best first. All candidates count as usage; their prompt is computed
-/// once.
+/// Goal: `best_of` returns the answers with the highest log-probability per token among those that
+/// `n` would give, best first. All candidates count as usage; their prompt is computed once.
 #[tokio::test]
 async fn best_of_returns_the_most_likely_answers() {
     let server = Server::tiny();
@@ -223,7 +222,7 @@ async fn best_of_returns_the_most_likely_answers() {
     assert!(plain["choices"][0]["logprobs"].is_null(), "they were not requested: {plain}");
     server.settled_audit().await;
     let (_, stats) = server.get("/admin/stats").await;
-    // Of 36 answers only one computed the 96 tokens that all prompts share in whole blocks.
+    // Only one of 36 answers computed the 96 tokens that all prompts share in whole blocks.
     assert_eq!(stats["stats"]["cached_tokens"], 35 * 96, "{stats}");
 }
 

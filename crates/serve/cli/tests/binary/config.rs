@@ -27,7 +27,7 @@ fn line<'a>(output: &'a str, name: &str) -> &'a str {
 }
 
 /// Goal: flags take precedence over the environment, and the environment over the file, for
-/// numbers, texts, lists and switches; each setting is shown with where it comes from.
+/// numbers, texts, lists and switches; each setting is shown with its source.
 #[test]
 fn flags_precede_the_environment_and_that_the_file() {
     let file = "port = 1111\nhost = \"file.example\"\nblock-size = 4\nmax-num-seqs = 7\n\
@@ -62,7 +62,7 @@ fn flags_precede_the_environment_and_that_the_file() {
     assert!(!output.contains("sekret"), "{output}");
 }
 
-/// Goal: what `stolon config` prints is a file that gives the same settings again.
+/// Goal: the output of `stolon config` is a file that gives the same settings again.
 #[test]
 fn the_output_is_a_file() {
     let args =
@@ -77,7 +77,8 @@ fn the_output_is_a_file() {
     assert_eq!(values(&first), values(&second));
 }
 
-/// Goal: other commands take the settings of the engine, and ignore those of the server alone.
+/// Goal: other commands take the settings of the engine, and ignore settings that only the server
+/// has.
 #[test]
 fn other_commands_take_the_engines_settings() {
     let file = format!("model = \"{TINY}\"\nport = 1\nnum-blocks = 64\n");
@@ -88,7 +89,7 @@ fn other_commands_take_the_engines_settings() {
     assert_eq!(output.status.code(), Some(2));
 }
 
-/// Goal: the log's options are settings of all commands, of which the flag and the environment take
+/// Goal: the log's options are settings of all commands, and flags and the environment take
 /// precedence over the file.
 #[test]
 fn the_log_is_set_by_the_file() {
@@ -119,8 +120,8 @@ fn the_log_is_set_by_the_file() {
     assert!(String::from_utf8_lossy(&output.stderr).contains("stolon=loud"));
 }
 
-/// Goal: what Kubernetes sets in the pods next to a service named `stolon` neither stops the server
-/// nor counts as a port, and `serve` says so.
+/// Goal: the variables that Kubernetes sets in the pods next to a service named `stolon` neither
+/// stop the server nor count as a port, and `serve` warns of them.
 #[test]
 fn the_variable_of_a_kubernetes_service_is_ignored() {
     let link = [("STOLON_PORT", "tcp://10.0.0.1:8000"), ("STOLON_SERVICE_HOST", "10.0.0.1")];
@@ -138,8 +139,7 @@ fn the_variable_of_a_kubernetes_service_is_ignored() {
     assert_eq!(output.status.code(), Some(2), "any other text is refused");
 }
 
-/// Goal: a file that cannot be meant is refused with status 2, the key's name and what was
-/// expected.
+/// Goal: a wrong file is refused with status 2, the key's name and the expected value.
 #[test]
 fn wrong_files_are_refused() {
     for (file, words) in [
@@ -165,8 +165,8 @@ fn wrong_files_are_refused() {
     assert!(errors.contains("/nowhere/x.toml") && errors.contains("cannot read"), "{errors}");
 }
 
-/// Goal: the model can be given without a flag or with the short one, before what the environment
-/// and the file say.
+/// Goal: the model can be given without a flag or with the short one, and takes precedence over the
+/// environment and the file.
 #[test]
 fn the_model_needs_no_long_flag() {
     let file = "model = \"random:of-the-file\"";
@@ -183,7 +183,7 @@ fn the_model_needs_no_long_flag() {
     assert_eq!(output.status.code(), Some(2), "two models");
 }
 
-/// Goal: a misspelt variable is refused, and those of a Kubernetes service are not.
+/// Goal: a misspelled variable is refused, and the variables of a Kubernetes service are not.
 #[test]
 fn misspelt_variables_are_refused() {
     let service = [

@@ -5,7 +5,7 @@ use serde_json::json;
 
 use crate::support::{Server, TINY, fail};
 
-/// What a browser asks before a page may send a request with JSON and a key.
+/// The preflight request that a browser sends before a page may send a request with JSON and a key.
 async fn preflight(server: &Server, path: &str, origin: &str) -> reqwest::Response {
     let request = reqwest::Client::new().request(Method::OPTIONS, server.url(path));
     let request = request
@@ -60,7 +60,7 @@ async fn listed_origins_are_allowed() {
     }
 }
 
-/// Goal: `*` allows every origin; what is not an origin is refused at the start.
+/// Goal: `*` allows every origin; a value that is not an origin is refused at the start.
 #[tokio::test]
 async fn all_origins_can_be_allowed() {
     let server = Server::start(TINY, &["--allowed-origins", "*"]);

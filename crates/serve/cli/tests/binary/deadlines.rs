@@ -14,7 +14,7 @@ fn endless(path: &str) -> Value {
     }
 }
 
-/// Goal: a request that runs past its deadline ends with status 504 and frees what it held; a
+/// Goal: a request that runs past its deadline ends with status 504 and frees its resources; a
 /// deadline that leaves time enough changes nothing.
 #[tokio::test]
 async fn a_request_ends_at_its_deadline() {
@@ -47,7 +47,7 @@ async fn a_stream_ends_at_its_deadline() {
 }
 
 /// Goal: a request whose deadline passes while it waits for another one ends, too, and the other
-/// one goes on.
+/// one continues.
 #[tokio::test]
 async fn a_queued_request_ends_at_its_deadline() {
     let server = Server::start(TINY, &["--max-running", "1", "--num-blocks", "4096"]);

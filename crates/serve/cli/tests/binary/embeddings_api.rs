@@ -104,7 +104,7 @@ async fn many_inputs_need_no_room_in_the_queue() {
     server.settled_audit().await;
 }
 
-/// Goal: what is wrong with an input is refused with its index, before anything is computed.
+/// Goal: a wrong input is refused with its index, before anything is computed.
 #[tokio::test]
 async fn wrong_inputs_are_refused_by_their_index() {
     let names = ["--served-model-name", "one", "--served-model-name", "two"];
@@ -141,7 +141,7 @@ async fn wrong_inputs_are_refused_by_their_index() {
     assert_eq!(stats["stats"]["computed_tokens"], 0, "{stats}");
 }
 
-/// Goal: each kind of model refuses what it is not meant for, and says what was expected.
+/// Goal: each kind of model refuses requests that it is not meant for, and says what was expected.
 #[tokio::test]
 async fn models_refuse_what_they_are_not_meant_for() {
     let server = Server::start(MODEL, &[]);

@@ -153,8 +153,8 @@ async fn an_endless_repetition_is_ended() {
     server.settled_audit().await;
 }
 
-/// Goal: `--override-generation-config` replaces the defaults of requests, not what they ask for,
-/// and names what is wrong with it.
+/// Goal: `--override-generation-config` replaces the defaults of requests, not the values that they
+/// set, and its errors name the wrong member.
 #[tokio::test]
 async fn the_defaults_of_sampling_are_replaced() {
     let config = r#"{"temperature": 2.0, "top_p": 1.0}"#;

@@ -25,7 +25,7 @@ fn the_cpu_passes_all_checks() {
     assert_eq!(count("cpu-parity"), 38);
     assert_eq!(count("warm-equals-cold"), 65);
     assert_eq!(count("blocks-reused"), 2);
-    // Of 25 architectures and the model; those with experts are left out.
+    // CUDA graphs of 25 architectures and of the model; architectures with experts are left out.
     assert_eq!(count("cuda-graphs"), 26);
     let left_out = |check: &&Value| check["detail"] == "left out: no step can be captured";
     assert_eq!(checks.iter().filter(left_out).count(), 9);

@@ -40,7 +40,8 @@ async fn ask(server: &Server, path: &str, body: Option<&Value>, accepted: &str) 
 }
 
 /// Goal: long texts and JSON of all routes are compressed for clients that accept gzip, have the
-/// same content, and say that it depends on the request; for other clients nothing is compressed.
+/// same content, and say that the encoding depends on the request; for other clients nothing is
+/// compressed.
 #[tokio::test]
 async fn long_replies_are_compressed_for_those_who_accept_it() {
     let server = Server::start(TINY, &["--root-path", "/llm"]);
@@ -91,7 +92,7 @@ async fn short_replies_and_streams_are_not_compressed() {
 }
 
 /// Goal: a compressed request is refused with status 415 and what is expected, on every route with
-/// a body; `identity` is no compression.
+/// a body; `identity` is not a compression.
 #[tokio::test]
 async fn compressed_requests_are_refused() {
     let server = Server::tiny();

@@ -10,7 +10,7 @@ const CHAT: &str = "/v1/chat/completions";
 const MESSAGES: &str = "/v1/messages";
 const RESPONSES: &str = "/v1/responses";
 
-/// Sends a body whole and streamed, and returns what was left out.
+/// Sends a body whole and streamed, and returns the names of the parts that were left out.
 async fn ask(server: &Server, path: &str, mut body: Value) -> String {
     let limit = if path == RESPONSES { "max_output_tokens" } else { "max_tokens" };
     body[limit] = json!(2);
@@ -39,7 +39,7 @@ fn user(text: &str) -> Value {
 }
 
 /// Goal: old messages of chat completions of any shape are accepted, also where conversations are
-/// only tokenized or looked up, and show what they have to say.
+/// only tokenized or looked up, and their text is shown.
 #[tokio::test]
 async fn old_messages_of_chats_are_accepted() {
     let server = Server::start(SCRIPTED, &[]);
@@ -132,8 +132,9 @@ async fn old_messages_of_chats_are_accepted() {
     }
 }
 
-/// Goal: blocks that Anthropic's clients send are accepted: those with a text show it, for others
-/// stands a placeholder, and what a server of tools did is shown as a call with its result.
+/// Goal: blocks that Anthropic's clients send are accepted: those with a text show it, others are
+/// shown as a placeholder, and the actions of a server of tools are shown as a call with its
+/// result.
 #[tokio::test]
 async fn old_blocks_are_accepted() {
     let server = Server::start(SCRIPTED, &[]);
@@ -310,8 +311,8 @@ async fn halves_of_surrogate_pairs_are_replaced() {
     assert_eq!(text["prompt"], "\u{1f600} \u{fffd}|");
 }
 
-/// Goal: the line of a client about itself is cut in each form and API, and the instructions after
-/// it stay.
+/// Goal: a client's line about itself is cut in each form and API, and the instructions after it
+/// stay.
 #[tokio::test]
 async fn lines_of_clients_about_themselves_are_cut() {
     let server = Server::start(SCRIPTED, &[]);

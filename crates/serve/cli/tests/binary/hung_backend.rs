@@ -50,7 +50,7 @@ async fn serve() {
         let engine = Engine::builder().backend("hung", Box::new(HungBackend(spec)));
         let engine = engine.build().await?;
         let stream = engine.generate(Request::tokens([1, 2, 3])).await?;
-        // Its request is not cancelled.
+        // Its request is not canceled.
         std::mem::forget(stream);
         Ok(engine)
     };

@@ -3,8 +3,8 @@
 
 use serde_json::Value;
 
-/// Why `value` does not have the form of `schema`; `None` if it has. `root` is the document that
-/// references lead into.
+/// The reason why `value` does not conform to `schema`; `None` if it conforms. `root` is the
+/// document that references are resolved in.
 pub(crate) fn violation(root: &Value, schema: &Value, value: &Value) -> Option<String> {
     let Some(keywords) = schema.as_object() else {
         return (schema != &Value::Bool(true)).then(|| format!("{value} is not allowed"));

@@ -1,4 +1,4 @@
-//! Limits on what the requests with one API key occupy together.
+//! Limits on the tokens that all requests with one API key occupy together.
 
 use serde_json::{Value, json};
 
@@ -29,7 +29,7 @@ async fn error(reply: reqwest::Response) -> Value {
 }
 
 /// Goal: a key whose running tokens are used up waits, and is refused when too many wait; another
-/// key is answered meanwhile; what a client leaves behind is free again.
+/// key is answered meanwhile; when a client disconnects, its tokens are free again.
 #[tokio::test]
 async fn a_key_has_its_own_limits() {
     let dir = tempfile::tempdir().expect("a directory");
@@ -120,7 +120,7 @@ async fn flags_limit_every_key() {
     drop(running);
 }
 
-/// Goal: limits that cannot be meant are refused at the start, without showing keys.
+/// Goal: wrong limits are refused at the start, without showing keys.
 #[test]
 fn wrong_limits_are_refused() {
     let dir = tempfile::tempdir().expect("a directory");

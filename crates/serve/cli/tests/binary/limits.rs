@@ -1,4 +1,4 @@
-//! Refused requests, and the behaviour of an overloaded server and of one that is shut down.
+//! Refused requests, and the behavior of an overloaded server and of one that is shut down.
 
 use std::time::Duration;
 

@@ -145,7 +145,7 @@ async fn a_guaranteed_call_that_is_cut_off_is_one_block() {
     assert_eq!(content[0]["input"], json!({}), "the arguments are not JSON yet");
 }
 
-/// Goal: the results of calls continue the conversation, of which everything before is cached; the
+/// Goal: the results of calls continue the conversation, and everything before them is cached; the
 /// counts of tokens agree with it; and the assistant's last message is continued.
 #[tokio::test]
 async fn results_of_calls_continue_the_conversation() {

@@ -75,8 +75,9 @@ async fn metrics_count_what_happened() {
     assert!(after["stolon:iteration_tokens_total_sum"] > 0.0);
 }
 
-/// Goal: the metrics that routers read are there under the names by which they read them: those of
-/// the endpoint picker of llm-d first, and then those of the router of the vLLM production stack.
+/// Goal: the metrics that routers read are there under the names by which they read them: first the
+/// metrics for the endpoint picker of llm-d, and then those for the router of the vLLM production
+/// stack.
 #[tokio::test]
 async fn routers_find_their_metrics() {
     let server = Server::start(TINY, &["--num-blocks", "64", "--block-size", "16"]);
@@ -135,7 +136,7 @@ async fn metrics_follow_the_rules_of_operators() {
         if let Some(key) = key {
             request = request.bearer_auth(key);
         }
-        // What a proxy adds: the client is not on this machine.
+        // A proxy adds this header: the client is not on this machine.
         let request = request.header("x-forwarded-for", "203.0.113.9");
         request.send().await.expect("a response").status().as_u16()
     };
@@ -200,8 +201,8 @@ async fn the_dashboard_uses_exported_metrics() {
     }
 }
 
-/// Goal: with `--namespace-quota`, a salt keeps as many blocks as it may, and the metrics and
-/// the statistics of the cache count what left for its quota.
+/// Goal: with `--namespace-quota`, a salt keeps as many blocks as it may, and the metrics and the
+/// statistics of the cache count the blocks that were evicted for its quota.
 #[tokio::test]
 async fn evictions_for_a_quota_are_counted() {
     let server = Server::start(TINY, &["--namespace-quota", "3"]);

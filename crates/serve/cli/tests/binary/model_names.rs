@@ -26,8 +26,8 @@ async fn ask(server: &Server, path: &str, body: &Value) -> (u16, Option<String>,
     (reply.status().as_u16(), name, reply.json().await.expect("JSON"))
 }
 
-/// Goal: the default names of clients are answered by the only model, whose own name a header tells;
-/// its own names have no such header.
+/// Goal: requests with the default names of clients are answered by the only model, and a header
+/// tells its own name. Requests with its own names get no such header.
 #[tokio::test]
 async fn any_name_stands_for_the_only_model() {
     for (flags, name) in [
@@ -66,8 +66,8 @@ async fn any_name_stands_for_the_only_model() {
     }
 }
 
-/// Goal: with several names, or with adapters, another name is refused, because it may be meant for
-/// one of them; also after an adapter was unloaded.
+/// Goal: with several names, or with adapters, another name is refused, because it could mean one
+/// of them; also after an adapter was unloaded.
 #[tokio::test]
 async fn a_name_that_may_be_meant_for_another_model_is_refused() {
     let several = ["--served-model-name", "a", "--served-model-name", "b"];

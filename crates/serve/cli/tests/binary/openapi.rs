@@ -1,4 +1,5 @@
-//! The description of the API: it agrees with what the server accepts and replies.
+//! The description of the API: it agrees with the requests that the server accepts and with its
+//! replies.
 
 use serde_json::{Value, json};
 
@@ -168,11 +169,11 @@ async fn events_are_as_described() {
     }
 }
 
-/// Goal: a number is described with the bounds that the parser has: the description accepts what
-/// the server accepts, and refuses what it refuses, at each bound of each number of each request.
+/// Goal: a number is described with the bounds that the parser has: the description accepts and
+/// refuses the same values as the server, at each bound of each number of each request.
 #[tokio::test]
 async fn bounds_of_numbers_are_the_parsers() {
-    // With two names, others are no names of the model.
+    // With two names, others do not name the model.
     let names = ["--served-model-name", "one", "--served-model-name", "two"];
     let server = Server::start(TINY, &[&["--pin-budget", "4"], &names[..]].concat());
     let (_, description) = server.get("/openapi.json").await;

@@ -29,7 +29,7 @@ async fn routes_are_found_by_other_paths() {
     }
 }
 
-/// Goal: the reply for a path of another server's API says what to use instead.
+/// Goal: the reply for a path of another server's API names the route to use instead.
 #[tokio::test]
 async fn paths_of_other_servers_get_a_hint() {
     let server = Server::tiny();

@@ -194,8 +194,8 @@ async fn tab_to(browser: &Browser, selector: &str) {
     panic!("Tab does not lead to {selector}");
 }
 
-/// Goal: without the keys the page says what it needs and shows nothing of prompts; with them it
-/// works, also after a reload, until they are forgotten.
+/// Goal: without the keys the page says which key it needs and shows nothing of prompts; with them
+/// it works, also after a reload, until they are forgotten.
 #[tokio::test]
 #[ignore = "needs chromium and chromium-driver; .ci/run runs it"]
 async fn keys_are_asked_for() {
@@ -297,7 +297,7 @@ async fn the_reference_page_allows_only_its_own_styles() {
     assert_eq!(browser.script(width).await, "960px");
 }
 
-/// Goal: the reference page can be searched: what has all words is shown, and nothing else.
+/// Goal: the reference page can be searched: entries with all words are shown, and nothing else.
 #[tokio::test]
 #[ignore = "needs chromium and chromium-driver; .ci/run runs it"]
 async fn the_reference_page_can_be_searched() {
@@ -328,8 +328,8 @@ async fn the_reference_page_can_be_searched() {
     nothing_went_wrong(&server, &browser).await;
 }
 
-/// Goal: axe finds nothing that hinders people who use the page with other means, in light and
-/// dark, as a picture and as a table. `STOLON_AXE` names the file axe.min.js.
+/// Goal: axe finds no accessibility problem, in light and dark, as a picture and as a table.
+/// `STOLON_AXE` names the file axe.min.js.
 #[tokio::test]
 #[ignore = "needs chromium, chromium-driver and axe-core; .ci/run runs it"]
 async fn axe_finds_nothing() {
@@ -356,7 +356,7 @@ async fn axe_finds_nothing() {
         if table {
             browser.click("#as-table").await;
         }
-        // While a node appears, its colours are mixed with those behind it.
+        // While a node appears, its colors are mixed with those behind it.
         browser.wait_for("document.getAnimations().every((a) => a.animationName === 'flow')").await;
         let found =
             browser.wait_for("axe.run().then((result) => JSON.stringify(result.violations))");

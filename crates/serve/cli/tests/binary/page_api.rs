@@ -1,5 +1,4 @@
-//! The files of the page at `/`, the routes that its picture is made of, and what web pages of
-//! others may not do.
+//! The files of the page at `/`, the routes of its picture, and the rights of other web pages.
 
 use serde_json::{Value, json};
 
@@ -116,8 +115,9 @@ async fn other_pages_can_use_neither_the_model_nor_the_cache() {
     assert_eq!(server.get("/admin/stats").await.1["stats"]["requests"], 1);
 }
 
-/// Goal: an outline shows the tree with its pins, joins what is beyond its limit, can be about a
-/// part of the tree, and leads to the prefix of each node. Texts are shown only if asked for.
+/// Goal: an outline shows the tree with its pins, counts the nodes beyond its limit as hidden, can
+/// be about a part of the tree, and leads to the prefix of each node. Texts are shown only if asked
+/// for.
 #[tokio::test]
 async fn an_outline_leads_to_prefixes() {
     let server = Server::start(TINY, &["--pin-budget", "8"]);

@@ -1,4 +1,4 @@
-//! The chat of the page at `/` in a real browser, which needs what `page.rs` needs.
+//! The chat of the page at `/` in a real browser. It has the requirements of `page.rs`.
 
 use serde_json::{Value, json};
 
@@ -149,8 +149,8 @@ async fn answers_are_markdown() {
     nothing_went_wrong(&server, &browser).await;
 }
 
-/// Goal: an answer that grows does not move what the user reads; at the end the page follows it.
-/// Stop ends it, and what has arrived is kept.
+/// Goal: an answer that grows does not move the text that the user reads; at the end the page
+/// follows it. Stop ends it, and the part that has arrived is kept.
 #[tokio::test]
 #[ignore = "needs chromium and chromium-driver; .ci/run runs it"]
 async fn reading_is_not_disturbed() {
@@ -164,7 +164,7 @@ async fn reading_is_not_disturbed() {
     keep_chat(&browser, &"A long paragraph.\n\n".repeat(60)).await;
     browser.open(&server.url("/")).await;
     browser.wait_for("document.querySelector('#model').innerText").await;
-    // The most likely tokens of this model are no text.
+    // The most likely tokens of this model are not text.
     browser.script("document.querySelector('[name=temperature]').value = 2").await;
     browser.type_into("#question", "Go on").await;
     browser.press(ENTER).await;

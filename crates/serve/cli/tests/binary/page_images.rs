@@ -1,4 +1,5 @@
-//! Pictures in the chat of the page at `/` in a real browser, which needs what `page.rs` needs.
+//! Pictures in the chat of the page at `/` in a real browser. They have the requirements of
+//! `page.rs`.
 
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
@@ -115,8 +116,8 @@ async fn the_example_picture_is_offered() {
     nothing_went_wrong(&server, &browser).await;
 }
 
-/// Goal: what cannot be sent is refused with what was expected: a file that is too large, one that
-/// is no picture, and any picture if the model takes none.
+/// Goal: files that cannot be sent are refused, and the error says what was expected: a file that
+/// is too large, one that is not a picture, and any picture if the model takes none.
 #[tokio::test]
 #[ignore = "needs chromium and chromium-driver; .ci/run runs it"]
 async fn other_files_are_refused() {

@@ -19,7 +19,7 @@ fn ask(script: &str) -> Value {
     })
 }
 
-/// The response without what differs from reply to reply.
+/// The response without the members that differ from reply to reply.
 fn without_ids(mut response: Value) -> Value {
     for name in ["id", "created_at", "usage"] {
         response[name] = Value::Null;
@@ -115,8 +115,8 @@ async fn a_guaranteed_call_that_is_cut_off_is_incomplete() {
     assert_eq!(response["status"], "incomplete");
 }
 
-/// Goal: the output of a response, and the results of its calls, continue the conversation, of
-/// which everything before is cached.
+/// Goal: the output of a response, and the results of its calls, continue the conversation, and
+/// everything before them is cached.
 #[tokio::test]
 async fn results_of_calls_continue_the_conversation() {
     let server = Server::start(SCRIPTED, &["--block-size", "4"]);
@@ -200,7 +200,7 @@ async fn texts_have_log_probabilities() {
     );
 }
 
-/// Goal: what is not supported is refused by its name.
+/// Goal: unsupported parameters are refused by name.
 #[tokio::test]
 async fn unsupported_parameters_are_refused() {
     let server = Server::start(SCRIPTED, &[]);

@@ -118,8 +118,8 @@ async fn the_log_has_the_same_paths() {
     assert!(!log.contains("/llm/v1"), "{log}");
 }
 
-/// Goal: the root path is a setting like the others, and what is not a path is refused with what
-/// was expected.
+/// Goal: the root path is a setting like the others, and a value that is not a path is refused with
+/// what was expected.
 #[test]
 fn the_root_path_is_a_setting() {
     let mut config = stolon(&["config"]);

@@ -31,7 +31,7 @@ async fn conversation(server: &Server, session: Option<&str>) -> (Vec<String>, u
 }
 
 /// Goal: a session keeps its conversation cached while the same conversation without a session is
-/// evicted, with the same answers; its statistics say what it holds.
+/// evicted, with the same answers; its statistics report the blocks that it holds.
 #[tokio::test]
 async fn a_session_keeps_its_conversation_cached() {
     let server = Server::start(TINY, &["--num-blocks", "16"]);
@@ -158,7 +158,7 @@ async fn sglangs_names_work_and_bodies_are_checked() {
     assert_eq!(status, 403, "all clients are one: {refused}");
 }
 
-/// Goal: clients with different keys have different sessions: they neither see nor reach each
+/// Goal: clients with different keys have different sessions: they can neither see nor use each
 /// other's, even under the same id. Operators see all.
 #[tokio::test]
 async fn clients_have_sessions_of_their_own() {
@@ -198,7 +198,7 @@ async fn clients_have_sessions_of_their_own() {
     }
 }
 
-/// Goal: a conversation is branched and taken back, and both go on.
+/// Goal: a conversation is forked and rewound, and both continue.
 #[tokio::test]
 async fn sessions_are_forked_and_rewound() {
     let server = Server::tiny();
@@ -227,7 +227,7 @@ async fn sessions_are_forked_and_rewound() {
     server.settled_audit().await;
 }
 
-/// Goal: a completion can send only what is new of its session.
+/// Goal: a completion can send only the new part of its session.
 #[tokio::test]
 async fn completions_are_appended_to_a_session() {
     let server = Server::start(TINY, &[]);

@@ -153,7 +153,7 @@ async fn points_and_boxes_have_moondreams_form() {
     server.settled_audit().await;
 }
 
-/// Goal: what the server does not do is refused with the parameter and what was expected.
+/// Goal: unsupported requests are refused with the parameter and the expected value.
 #[tokio::test]
 async fn other_requests_are_refused() {
     let server = Server::start(MODEL, &[]);

@@ -90,7 +90,7 @@ fn tools(strict: bool) -> Value {
 /// whatever the model would have written; strict tools do not keep it from answering with a text.
 #[tokio::test]
 async fn required_calls_are_made() {
-    // This model would reason without end where it may not write what its script says.
+    // This model would reason without end if the grammar does not permit the text of its script.
     let server = Server::start(SCRIPTED, &["--reasoning-parser", "none"]);
     let named = json!({"type": "function", "function": {"name": "paint"}});
     let body = |choice: &Value, temperature: f32| {
@@ -143,8 +143,8 @@ async fn reasoning_comes_before_the_answer() {
     assert!(["yes", "no"].iter().any(|answer| message["content"] == *answer), "{reply}");
 }
 
-/// Goal: what is not supported is refused with its path, and grammars that are made to do harm get
-/// an error and harm no other request.
+/// Goal: unsupported schemas are refused with their path, and malicious grammars get an error and
+/// harm no other request.
 #[tokio::test]
 async fn grammars_that_cannot_be_followed_are_refused() {
     let server = Server::start("demo", &[]);

@@ -9,11 +9,11 @@ use serde_json::{Value, json};
 /// A tiny model with random weights. Its tokens 0 to 255 are bytes.
 pub(crate) const TINY: &str = "random:tiny";
 
-/// The binary with arguments, and without environment variables that change its behaviour.
+/// The binary with arguments, and without environment variables that change its behavior.
 pub(crate) fn stolon(args: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_stolon"));
     command.args(args).env_remove("RUST_LOG");
-    // Settings, and variables of tests, which are none.
+    // Settings, and variables of tests, which are not settings.
     let names = std::env::vars_os().filter_map(|(name, _)| name.into_string().ok());
     for name in names.filter(|name| name.starts_with("STOLON_") && name != "STOLON_CPU_PATH") {
         command.env_remove(name);

@@ -62,7 +62,7 @@ async fn conversations_are_tokenised_as_chat_requests_are() {
     );
 }
 
-/// Goal: what cannot be tokenised is refused by the name of the parameter.
+/// Goal: input that cannot be tokenized is refused by the name of the parameter.
 #[tokio::test]
 async fn wrong_tokenize_requests_are_refused() {
     let server = Server::tiny();

@@ -285,7 +285,8 @@ async fn tools_work_with_a_template_that_does_not_know_them() {
         let arguments: Value = serde_json::from_str(arguments.expect("text")).expect("JSON");
         assert!(["Rome", "Lima"].iter().any(|city| arguments["city"] == *city), "{arguments}");
     }
-    // If it is cut off, it stays as far as it came, and is not text in addition.
+    // If the call is cut off, the part that was generated is kept as a call, and is not repeated as
+    // text.
     let mut cut = body.clone();
     cut["max_tokens"] = json!(45);
     let (message, reason) = answers(&server, cut).await;
@@ -311,8 +312,8 @@ async fn tools_work_with_a_template_that_does_not_know_them() {
 }
 
 /// Goal: however programs describe the arguments of their tools, a request with them is answered,
-/// by every API, also if the grammar of the calls is made of all of them. Only a tool that is
-/// strict is refused, by its name and path.
+/// by every API, also if the grammar of the calls contains all of them. Only a tool that is strict
+/// is refused, by its name and path.
 #[tokio::test]
 async fn tools_are_taken_as_programs_describe_them() {
     let server = Server::start("demo", &[]);
@@ -382,8 +383,8 @@ async fn the_operator_chooses_the_template() {
     }
 }
 
-/// Goal: parameters of tools that are wrong, or promise what cannot be guaranteed, are refused by
-/// their path.
+/// Goal: parameters of tools that are wrong, or that request a guarantee which cannot be given, are
+/// refused by their path.
 #[tokio::test]
 async fn wrong_tools_are_refused() {
     let server = Server::start(SCRIPTED, &[]);

@@ -20,7 +20,7 @@ use serde_json::{Value, json};
 
 use crate::support::{Server, TINY, fail};
 
-/// What a collector has received.
+/// The spans that a collector has received.
 #[derive(Clone, Debug, Default)]
 struct Received {
     spans: Vec<Span>,
@@ -63,7 +63,7 @@ impl Collector {
         format!("http://{}", self.address)
     }
 
-    /// Stops the server, which sends its last spans, and returns all that came.
+    /// Stops the server, which sends its last spans, and returns all spans.
     async fn all_of(self, server: Server) -> Received {
         server.terminate();
         let status = tokio::task::spawn_blocking(|| server.wait()).await.expect("waited");
@@ -93,7 +93,8 @@ fn attributes(list: &[KeyValue]) -> BTreeMap<String, Value> {
     list.iter().map(named).collect()
 }
 
-/// The span of an HTTP request and those below it, checked for what all requests have in common.
+/// The span of an HTTP request and those below it, checked for the attributes that all requests
+/// have in common.
 struct Trace<'a> {
     request: &'a Span,
     attributes: BTreeMap<String, Value>,
@@ -163,8 +164,8 @@ async fn begin_stream(server: &Server, id: &str, mut body: Value) -> reqwest::Re
 }
 
 /// Goal: each request is one span of kind server with the phases of its answers inside it, whole
-/// and streamed, with the numbers of its reply; a cancelled and a refused one say so. The client's
-/// trace goes on, and no text is exported.
+/// and streamed, with the numbers of its reply; a canceled and a refused one say so. The spans
+/// continue the client's trace, and no text is exported.
 #[tokio::test]
 async fn a_request_is_a_span_with_its_phases() {
     let collector = Collector::start().await;

@@ -12,7 +12,7 @@ fn serve(socket: &Path) -> Server {
     Server::start(TINY, &["--uds", socket.to_str().expect("UTF-8")])
 }
 
-/// Sends a request through the socket. The host of its address means nothing to the connection.
+/// Sends a request through the socket. The host in its URL has no effect on the connection.
 async fn ask(socket: &Path, host: &str, path: &str, body: Option<Value>) -> (u16, String) {
     let client = reqwest::Client::builder().unix_socket(socket).build().expect("a client");
     let url = format!("http://{host}{path}");

@@ -218,7 +218,8 @@ async fn only_allowed_tokens_are_generated() {
     }
 }
 
-/// Goal: a prompt that is too long is cut where the request says, and others are not.
+/// Goal: a prompt that is too long is cut at the end that the request names, and others are not
+/// cut.
 #[tokio::test]
 async fn prompts_are_cut_on_request() {
     let server = Server::start("random:tiny", &["--max-model-len", "64"]);

@@ -1,4 +1,4 @@
-"""In the place of vLLM's `tests/utils.py`: starts Stolon with the flags that it has of vLLM's."""
+"""Replaces vLLM's `tests/utils.py`: starts Stolon with those of vLLM's flags that it has."""
 
 import os
 import pathlib
@@ -36,7 +36,7 @@ def free_port():
 
 
 def translated(arguments):
-    """The flags that Stolon has."""
+    """Those of the flags that Stolon has."""
     kept, rest = [], [part for text in arguments for part in text.split("=", 1)]
     while rest:
         flag = rest.pop(0)

@@ -1,4 +1,4 @@
-//! Errors of the engine as Dynamo's. Dynamo sends a request to another worker after those that say
+//! Errors of the engine as Dynamo's. Dynamo sends a request to another worker if the error says
 //! that this worker cannot be reached, has stopped, or has broken off the answer.
 
 use dynamo_backend_common::{BackendError, DynamoError, ErrorType};

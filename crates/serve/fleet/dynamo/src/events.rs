@@ -47,8 +47,8 @@ fn convert(event: &CacheEvent) -> Option<KvCacheEventData> {
     }
 }
 
-/// The blocks with Stolon's chained hashes, and Dynamo's own hashes of their tokens. Those of a
-/// namespace match no request without it.
+/// The blocks with Stolon's chained hashes, and Dynamo's own hashes of their tokens. Blocks of a
+/// namespace match no request outside of it.
 fn blocks(namespace: &Namespace, hashes: &[u64], positions: &[u32]) -> Vec<KvCacheStoredBlockData> {
     let size = u32::try_from(positions.len() / hashes.len().max(1)).unwrap_or(u32::MAX);
     let name: Option<String> = (!namespace.is_base()).then(|| hexadecimal(&namespace.to_bytes()));
@@ -105,7 +105,7 @@ mod tests {
         assert_ne!(base.blocks[0].tokens_hash, other.blocks[0].tokens_hash);
     }
 
-    /// Goal: what is removed has the hash with which it was stored.
+    /// Goal: a removed block has the hash with which it was stored.
     #[test]
     fn removals_name_the_blocks() {
         let event = CacheEvent::Removed { hashes: vec![8] };

@@ -1,6 +1,6 @@
 //! A Stolon engine as a worker of NVIDIA Dynamo.
 //!
-//! Dynamo's frontend has the HTTP API, tokenises prompts and chooses a worker; [`StolonWorker`]
+//! Dynamo's frontend has the HTTP API, tokenizes prompts and chooses a worker; [`StolonWorker`]
 //! computes. It implements Dynamo's trait `LLMEngine`, so that Dynamo's own runtime registers it,
 //! sends it requests as token ids, and stops it. The program `stolon-dynamo` runs one worker.
 //!
@@ -11,8 +11,8 @@
 //!    stopped.
 //! 4. `cleanup` lets running requests finish and stops the engine.
 //!
-//! What a worker does not support, such as images and several answers to one prompt, is refused
-//! with `InvalidArgument` and a message that names the option.
+//! Requests that a worker does not support, such as images and several answers to one prompt, is
+//! refused with `InvalidArgument` and a message that names the option.
 
 mod error;
 mod events;

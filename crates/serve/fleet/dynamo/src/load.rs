@@ -1,4 +1,4 @@
-//! The load of the worker, by which Dynamo's router chooses among workers with equal prefixes.
+//! The load of the worker. Dynamo's router compares it to choose among workers with equal prefixes.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -8,7 +8,7 @@ use stolon::{Engine, EngineHealth, EngineStats};
 
 use crate::events::RANK;
 
-/// How often the load is looked at. It is published when it has changed.
+/// Interval at which the load is read. It is published when it has changed.
 const INTERVAL: Duration = Duration::from_millis(50);
 
 /// Publishes the load until the engine stops.
@@ -24,8 +24,8 @@ pub(crate) async fn publish(engine: Engine, publisher: Arc<SnapshotPublisher>) {
     }
 }
 
-/// What the worker reports to the router. Blocks that are cached but not in use can be evicted at any time, so
-/// that they are no load.
+/// The load that the worker reports to the router. Blocks that are cached but not in use can be
+/// evicted at any time, so they do not count as load.
 fn snapshot(stats: &EngineStats) -> ComponentSnapshot {
     let unused = stats.blocks_free + stats.blocks_evictable;
     let used = stats.blocks_total.saturating_sub(unused) as u64;

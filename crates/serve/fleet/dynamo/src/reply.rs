@@ -10,7 +10,7 @@ use stolon::{Event, Finish, FinishReason, TokenEvent, TokenStream, Usage};
 
 use crate::error::{error, of_engine};
 
-/// What a stream yields: a part of the answer, or the error that ends it.
+/// An item of a stream: a part of the answer, or the error that ends it.
 type Chunk = Result<LLMEngineOutput, DynamoError>;
 
 /// The parts of the answer. The last one has a finish reason or is an error. If the context is
@@ -100,7 +100,7 @@ mod tests {
 
     use super::*;
 
-    /// Goal: log-probabilities keep their tokens and their order, and text alone is no token.
+    /// Goal: log-probabilities keep their tokens and their order, and text alone is not a token.
     #[test]
     fn tokens_have_their_log_probabilities() {
         let top = vec![(9, -0.5), (5, -1.0)];

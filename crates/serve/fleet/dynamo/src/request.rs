@@ -83,7 +83,7 @@ fn grammar(options: &GuidedDecodingOptions) -> Result<Option<Grammar>, DynamoErr
         return Err(unsupported("guided_decoding.structural_tag", "none", tag));
     }
     let schema = match &options.json {
-        // A schema may be given as text.
+        // A schema may be given as a string.
         Some(serde_json::Value::String(text)) => {
             let schema = serde_json::from_str(text);
             let name = "guided_decoding.json";
@@ -109,7 +109,7 @@ fn context_free(text: String) -> Grammar {
     if text.contains("::=") { Grammar::Gbnf(text) } else { Grammar::Lark(text) }
 }
 
-/// Refuses what would change the answer and is not implemented.
+/// Refuses options that would change the answer and are not implemented.
 fn refuse_unsupported(request: &PreprocessedRequest) -> Result<(), DynamoError> {
     let sampling = &request.sampling_options;
     let hints = request.routing.as_ref();
@@ -189,7 +189,7 @@ mod tests {
         assert!(request.expect("a request").get_stop_ids().is_empty());
     }
 
-    /// Goal: what is not implemented is refused by name.
+    /// Goal: options that are not implemented are refused by name.
     #[test]
     fn unsupported_options_are_named() {
         for (changes, name) in [

@@ -28,7 +28,7 @@ pub type StartEngine =
 /// cache is published again.
 const WAITING_EVENTS_MAX: usize = 100_000;
 
-/// What a worker says about itself, besides what its engine knows.
+/// The settings of a worker that its engine does not know.
 #[derive(Clone, Debug)]
 pub struct WorkerOptions {
     /// Name of the model for clients; `None` for the engine's own.
@@ -67,7 +67,7 @@ impl StolonWorker {
         self.of_running(|running| running.engine.clone())
     }
 
-    /// Where tasks are kept that end with the engine.
+    /// The list of tasks that end with the engine.
     fn tasks(&self) -> Result<Arc<Mutex<Vec<JoinHandle<()>>>>, DynamoError> {
         self.of_running(|running| Arc::clone(&running.tasks))
     }

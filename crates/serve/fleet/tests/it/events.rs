@@ -1,4 +1,4 @@
-//! KV events over real sockets: what subscribers know is what the engine has cached.
+//! KV events over real sockets: the index of a subscriber equals the cache of the engine.
 
 use std::collections::HashSet;
 use std::io::Read;
@@ -57,8 +57,8 @@ async fn subscribers_follow_the_cache() {
     engine.shutdown().await;
 }
 
-/// Goal: who was not there learns the whole cache: from the batches that are kept or, if they are
-/// too few, from a snapshot and what followed.
+/// Goal: a late subscriber gets the whole cache: from the batches that are kept or, if they are too
+/// few, from a snapshot and the later batches.
 #[tokio::test(flavor = "multi_thread")]
 async fn missed_batches_are_replayed() {
     for (steps, kept) in [(10_000, true), (2, false)] {
@@ -109,7 +109,7 @@ async fn late_subscribers_learn_that_they_are_late() {
     assert_eq!((counts.batches, counts.lost_subscribers), (2, 0));
 }
 
-/// Goal: what is no request for a replay is ignored, and the next client is answered.
+/// Goal: a message that is not a request for a replay is ignored, and the next client is answered.
 #[tokio::test(flavor = "multi_thread")]
 async fn other_messages_are_ignored() {
     let engine = engine(16).await;
@@ -124,7 +124,7 @@ async fn other_messages_are_ignored() {
     assert_eq!(publisher.counts().replays, 1);
 }
 
-/// Goal: a subscriber that reads nothing holds up neither the engine nor another subscriber, whose
+/// Goal: a subscriber that reads nothing blocks neither the engine nor another subscriber, whose
 /// batches have no gap.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_slow_subscriber_is_left_behind() {
@@ -144,7 +144,7 @@ async fn a_slow_subscriber_is_left_behind() {
     engine.shutdown().await;
 }
 
-/// Goal: clients that request a replay and read nothing of it hold up no other client.
+/// Goal: clients that request a replay and read nothing of it block no other client.
 #[tokio::test(flavor = "multi_thread")]
 async fn silent_clients_hold_up_no_replay() {
     const SILENT: usize = 8;

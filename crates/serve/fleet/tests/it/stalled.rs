@@ -8,8 +8,8 @@ use stolon_fleet::{KvEventPublisher, KvEventsConfig};
 
 use crate::support::connection;
 
-/// Goal: what a subscriber does not read is bounded, the engine goes on, and the subscriber is
-/// disconnected in the end.
+/// Goal: the memory for batches that a subscriber does not read is bounded, the engine continues,
+/// and the subscriber is disconnected in the end.
 #[tokio::test(flavor = "multi_thread")]
 #[ignore = "takes 40 seconds, because the limit is 30"]
 async fn a_stalled_subscriber_is_disconnected() {

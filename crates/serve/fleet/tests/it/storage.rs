@@ -1,5 +1,5 @@
-//! KV events of the disk tier over real sockets: what subscribers know is what an engine could read
-//! from its disk.
+//! KV events of the disk tier over real sockets: the index of a subscriber equals the blocks that
+//! an engine could read from its disk.
 
 use std::collections::HashSet;
 use std::path::{Path, PathBuf};
@@ -68,7 +68,7 @@ fn records(directory: &Path) -> Vec<PathBuf> {
     list(&directory.join("v1")).iter().flat_map(|folder| list(folder)).collect()
 }
 
-/// Goal: a subscriber knows of each tier what is in it, through storing, eviction from one tier and
+/// Goal: a subscriber knows the content of each tier, through storing, eviction from one tier and
 /// from the other, flushes of one tier and of the other, and the loss of a damaged file.
 #[tokio::test(flavor = "multi_thread")]
 async fn subscribers_follow_both_tiers() {
@@ -101,8 +101,8 @@ async fn subscribers_follow_both_tiers() {
     engine.shutdown().await;
 }
 
-/// Goal: after a restart of the worker, what is on its disk becomes known again; and a router that
-/// was not there learns all of it, from the batches that are kept or from a snapshot.
+/// Goal: after a restart of the worker, the content of its disk becomes known again; and a router
+/// that connects late learns all of it, from the batches that are kept or from a snapshot.
 #[tokio::test(flavor = "multi_thread")]
 async fn restarts_and_replays_have_the_disk() {
     let directory = tempfile::tempdir().expect("a directory");

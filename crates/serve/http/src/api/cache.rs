@@ -73,17 +73,17 @@ pub struct CacheResults {
 pub struct CacheResult {
     /// Tokens of the prompt.
     pub prompt_tokens: usize,
-    /// How many of them are cached, from its start: whole blocks.
+    /// Number of them that are cached, from its start: whole blocks.
     pub cached_tokens: usize,
     /// How many of them a request would not compute: the cached ones, or, for a model with a
     /// recurrent state, those up to the last checkpoint of its state.
     pub resume_tokens: usize,
-    /// How many of them are on the disk, from its start: whole records, of 64 tokens or of one
+    /// Number of them that are on the disk, from its start: whole records, of 64 tokens or of one
     /// block if blocks are larger. Absent without a disk tier.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub disk_tokens: Option<usize>,
-    /// How many of them are on the disk or, as far as is known, in the object store. Absent without
-    /// an object store.
+    /// Number of them that are on the disk or, as far as is known, in the object store. Absent
+    /// without an object store.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub object_store_tokens: Option<usize>,
 }

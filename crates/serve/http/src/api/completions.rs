@@ -34,7 +34,8 @@ pub struct CompletionRequest {
     #[schemars(range(min = 1, max = MAX_CHOICES))]
     pub best_of: Option<usize>,
     /// Whether the prompt follows the tokens of the session (`session_id`): prompt and answer of
-    /// its last turn, which need not be sent again. Default false: the prompt is the whole one.
+    /// its last turn, which do not have to be sent again. Default false: the prompt is the whole
+    /// one.
     pub append_to_session: Option<bool>,
     /// Parameters of replies that are lists of choices.
     #[serde(flatten)]
@@ -67,7 +68,7 @@ pub enum PromptInput {
 /// One prompt.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Prompt {
-    /// Text, to be tokenised.
+    /// Text, to be tokenized.
     Text(String),
     /// Token ids, taken as they are.
     Tokens(Vec<u32>),

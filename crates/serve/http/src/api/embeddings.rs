@@ -22,7 +22,7 @@ pub struct EmbeddingsRequest {
     pub model: Option<String>,
     /// Format of the vectors. Default `float`.
     pub encoding_format: Option<EncodingFormat>,
-    /// Number of values of each vector: the first ones of the whole vector, normalised again.
+    /// Number of values of each vector: the first ones of the whole vector, normalized again.
     /// Accepted if the model or the operator declares that vectors can be shortened. Default: all.
     #[serde(default, deserialize_with = "fields::count::<_, 1, { u32::MAX as usize }>")]
     #[schemars(range(min = 1, max = u32::MAX))]
@@ -91,7 +91,7 @@ pub struct EmbeddingsUsage {
     pub prompt_tokens: usize,
     /// The same: nothing is generated.
     pub total_tokens: usize,
-    /// How many of them came from the cache; left out if the operator hides it.
+    /// Number of them that came from the cache; left out if the operator hides it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub prompt_tokens_details: Option<PromptTokensDetails>,
 }

@@ -1,4 +1,4 @@
-//! Deserialisers of fields with error messages that a client understands, and the collector of
+//! Deserializers of fields with error messages that a client understands, and the collector of
 //! unknown fields.
 //!
 //! serde's messages name the expected Rust type (`f32`, `u32`). The functions here are used with

@@ -14,7 +14,7 @@ pub struct CompletionLogprobs {
     /// Their log-probabilities; `null` for a prompt's first token, which nothing precedes.
     pub token_logprobs: Vec<Option<f64>>,
     /// The most likely tokens at each position, by their texts, most likely first, and the
-    /// generated token itself. Of tokens with the same text only the most likely is listed.
+    /// generated token itself. Among tokens with the same text, only the most likely is listed.
     pub top_logprobs: Vec<Option<IndexMap<String, f64>>>,
     /// Number of characters of the choice's text before each token. All tokens of one character
     /// have the offset of the character.
@@ -22,7 +22,8 @@ pub struct CompletionLogprobs {
 }
 
 /// Log-probabilities of a prompt, one entry per token: `null` for the first one, which nothing
-/// precedes, and then those of the token and of the most likely ones, by their ids.
+/// precedes, and otherwise the log-probabilities of the token and of the most likely ones, by their
+/// ids.
 pub type PromptLogprobs = Vec<Option<IndexMap<String, PromptTokenLogprob>>>;
 
 /// The log-probability of one token at a position of a prompt.

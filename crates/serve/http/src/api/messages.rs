@@ -1,8 +1,8 @@
 //! `POST /v1/messages` and `POST /v1/messages/count_tokens`: Anthropic's API.
 //!
-//! `cache_control` is accepted everywhere and has no effect: every prefix is cached. For a model with
-//! a recurrent state, checkpoints are taken where such marks are set as a rule: after the system
-//! message with the tools, and at the end of each prompt and answer.
+//! `cache_control` is accepted everywhere and has no effect: every prefix is cached. For a model
+//! with a recurrent state, checkpoints are taken where clients usually set such marks: after the
+//! system message with the tools, and at the end of each prompt and answer.
 
 mod reply;
 
@@ -201,8 +201,8 @@ pub struct MessagesTool {
     pub cache_control: Option<Value>,
     /// Without effect: arguments are always streamed while they are generated.
     pub eager_input_streaming: Option<bool>,
-    /// Every other member. Must be empty for functions, but for `defer_loading`, `allowed_callers`
-    /// and `input_examples`, which have no effect.
+    /// Every other member. Must be empty for functions, except for `defer_loading`,
+    /// `allowed_callers` and `input_examples`, which have no effect.
     #[serde(flatten)]
     pub unknown: UnknownFields,
 }

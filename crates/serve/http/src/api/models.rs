@@ -1,5 +1,5 @@
 //! `GET /v1/models` and `GET /v1/models/{id}`: the members of OpenAI's and of Anthropic's form in
-//! one object, so that the clients of both find what they read.
+//! one object, so that the clients of both find the members that they read.
 
 use crate::api::schema::JsonSchema;
 use serde::Serialize;
@@ -44,7 +44,7 @@ pub struct Model {
     pub parent: Option<String>,
     /// Context length in tokens: prompt and generated tokens together.
     pub max_model_len: usize,
-    /// What prompts may have: `text`, and `image` if the model takes images.
+    /// The kinds of content that prompts may have: `text`, and `image` if the model takes images.
     pub input_modalities: &'static [&'static str],
     /// Number of values of an embedding; left out if the model is not meant for embeddings.
     #[serde(skip_serializing_if = "Option::is_none")]

@@ -29,7 +29,7 @@ pub(crate) enum Scope {
     StreamOptions,
     /// The `structured_outputs`.
     StructuredOutputs,
-    /// The body of a request to tokenise.
+    /// The body of a request to tokenize.
     Tokenize,
     /// The body of a request to open a session, and the `session_params`, in SGLang's form.
     SglangSession,
@@ -68,8 +68,8 @@ fn is_advice(scope: Scope, name: &str) -> bool {
             matches!(name, "verbosity" | "web_search_options") || is_advice_of_generation(name)
         }
         Scope::Responses => {
-            // The whole conversation is sent with each request, so responses need not be stored. A
-            // prompt that is too long is refused in any case.
+            // The whole conversation is sent with each request, so responses do not have to be
+            // stored. A prompt that is too long is refused in any case.
             matches!(name, "store" | "truncation" | "prompt_cache_options" | "service_tier")
         }
         Scope::Messages => matches!(name, "context_management" | "mcp_servers" | "speed"),
@@ -98,7 +98,8 @@ fn requests_nothing(scope: Scope, name: &str, value: &Value) -> Option<bool> {
         Scope::Chat => of_chat(name, value).or_else(|| of_generation(name, value)),
         Scope::Message => match name {
             "annotations" => Some(is_empty(value)),
-            // Replies contain it, and clients send the message of an earlier reply back unchanged.
+            // Replies contain this member, and clients send the message of an earlier reply back
+            // unchanged.
             "refusal" => Some(true),
             _ => None,
         },
@@ -205,8 +206,8 @@ fn is_empty(value: &Value) -> bool {
 mod tests {
     use super::*;
 
-    /// Goal: what the router of the vLLM project adds to each request requests nothing, and the
-    /// other values of these parameters are not ignored.
+    /// Goal: the fields that the router of the vLLM project adds to each request have no effect,
+    /// and the other values of these parameters are not ignored.
     #[test]
     fn routers_may_add_their_defaults() {
         let of_both = [

@@ -100,7 +100,7 @@ pub struct GenerationOptions {
     pub min_tokens: Option<usize>,
 
     /// Maximum number of tokens of the reasoning in a conversation, after which the model has to
-    /// answer; 0 or above, or -1 for no limit. The tokens count towards the limit of the answer.
+    /// answer; 0 or above, or -1 for no limit. The tokens count toward the limit of the answer.
     /// Default: no limit.
     #[serde(default, deserialize_with = "fields::count_or_unlimited")]
     #[schemars(range(min = -1, max = u32::MAX))]

@@ -62,7 +62,7 @@ pub struct OutlineNode {
     pub subtree_tokens: usize,
     /// Running requests and pins that hold the node or one below it. Such a node is not evicted.
     pub locks: u32,
-    /// How many of `locks` are pins.
+    /// Number of `locks` that are pins.
     pub pinned: u32,
     /// Ids of the pins that end with this node.
     pub pins: Vec<u64>,
@@ -102,7 +102,7 @@ pub struct Prefix {
     /// Tokens of the prefix.
     pub tokens: usize,
     /// All token ids of the prefix, if they were requested. Positions of images are numbers from
-    /// 2^31 on, which have a meaning in this process only, and of which no KV can be computed.
+    /// 2^31 on, which have a meaning in this process only, and whose KV cannot be computed.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub token_ids: Option<Vec<u32>>,
     /// The text from the token `from` on, of at most 4,096 tokens, if token ids were requested. An

@@ -17,7 +17,7 @@ pub struct Reply<Choice> {
     pub created: u64,
     /// The model's name as the request gave it, or its id.
     pub model: String,
-    /// Tells the version of the server and the model apart: answers to the same request with the
+    /// Identifies the version of the server and the model: answers to the same request with the
     /// same seed may differ if it has changed.
     pub system_fingerprint: String,
     /// The choices; empty in the piece that reports the usage.

@@ -25,7 +25,7 @@ pub const MAX_INCLUDED: usize = 64;
 #[serde(expecting = "an object")]
 pub struct ResponsesRequest {
     /// The conversation: a text of the user, or 1 to [`MAX_MESSAGES`] items. Items before the last
-    /// one may be of any type: what has no text for the model is left out.
+    /// one may be of any type: items without a text for the model are left out.
     pub input: Input,
     /// Instructions that precede the conversation.
     pub instructions: Option<String>,
@@ -263,7 +263,7 @@ pub struct ResponsesTool {
     #[serde(default, deserialize_with = "fields::optional_list::<_, _, MAX_TOOLS>")]
     #[schemars(length(max = MAX_TOOLS))]
     pub tools: Option<Vec<ResponsesTool>>,
-    /// Every other member; must be empty for functions, but for `defer_loading` and
+    /// Every other member; must be empty for functions, except for `defer_loading` and
     /// `output_schema`, which have no effect.
     #[serde(flatten)]
     pub unknown: UnknownFields,

@@ -1,7 +1,7 @@
 //! The schemas of the API's types, for the description at `/openapi.json`.
 //!
-//! Trait and derive macro are those of `schemars`. In a build without the feature `openapi`, others
-//! of the same names do nothing, so that each type and each route is written once.
+//! Trait and derive macro come from `schemars`. In a build without the feature `openapi`, others of
+//! the same names do nothing, so that each type and each route is written once.
 
 #[cfg(not(feature = "openapi"))]
 mod absent;

@@ -72,7 +72,7 @@ pub struct Session {
     pub object: Cow<'static, str>,
     /// Tokens of the conversation: prompt and answer of its last complete turn.
     pub tokens: usize,
-    /// How many of them it protects from eviction, from the first one on.
+    /// Number of them that it protects from eviction, from the first one on.
     pub held_tokens: usize,
     /// KV blocks that it holds. Blocks that several sessions share count for each of them.
     pub held_blocks: usize,
@@ -80,7 +80,7 @@ pub struct Session {
     pub turns: u64,
     /// Prompt tokens of these turns.
     pub prompt_tokens: u64,
-    /// How many of them came from the cache; left out if the server hides it.
+    /// Number of them that came from the cache; left out if the server hides it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub cached_tokens: Option<u64>,
     /// Seconds since it was opened.

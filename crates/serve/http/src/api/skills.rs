@@ -220,7 +220,7 @@ pub struct SkillSettings {
     pub max_tokens: Option<usize>,
 }
 
-/// What the model reasoned before its answer.
+/// The reasoning of the model before its answer.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, JsonSchema)]
 pub struct SkillReasoning {
     /// The text.
@@ -234,7 +234,7 @@ pub struct SkillReasoning {
 pub struct Grounding {
     /// Number of characters of the text before this part.
     pub start_idx: usize,
-    /// The same for what follows the part.
+    /// Number of characters of the text before the end of this part.
     pub end_idx: usize,
     /// Points `[x, y]`, from 0, the left or the upper edge, to 1.
     pub points: Vec<[f32; 2]>,
@@ -245,7 +245,7 @@ pub struct Grounding {
 pub struct SkillReply {
     /// The id of the request, as in the header `x-request-id`.
     pub request_id: String,
-    /// What the model reasoned before its answer, if that was requested.
+    /// The reasoning of the model before its answer, if it was requested.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub reasoning: Option<SkillReasoning>,
     /// The answer to a question.
@@ -263,7 +263,7 @@ pub struct SkillReply {
 /// One event of a streamed reply. The last one is complete, or has an error.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, JsonSchema)]
 pub struct SkillChunk {
-    /// What the model reasoned, as a whole, in an event before the first piece of the text.
+    /// The reasoning of the model as a whole, in an event before the first piece of the text.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub reasoning: Option<SkillReasoning>,
     /// The next piece of the text.

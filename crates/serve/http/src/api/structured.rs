@@ -22,8 +22,9 @@ pub struct ResponseFormat {
     /// Description of the schema. Without effect.
     pub description: Option<String>,
     /// Whether keywords that cannot be enforced are refused. Default false: `uniqueItems`,
-    /// `propertyNames`, unknown values of `format`, patterns that look around, and that only one
-    /// alternative of `oneOf` may be valid have no effect then. Everything else is always enforced.
+    /// `propertyNames`, unknown values of `format`, patterns that look around, and the rule that
+    /// only one alternative of `oneOf` may be valid then have no effect. Everything else is always
+    /// enforced.
     pub strict: Option<bool>,
     /// Every other member; must be empty.
     #[serde(flatten)]
@@ -41,8 +42,9 @@ pub struct JsonSchemaFormat {
     /// The JSON schema.
     pub schema: Option<Value>,
     /// Whether keywords that cannot be enforced are refused. Default false: `uniqueItems`,
-    /// `propertyNames`, unknown values of `format`, patterns that look around, and that only one
-    /// alternative of `oneOf` may be valid have no effect then. Everything else is always enforced.
+    /// `propertyNames`, unknown values of `format`, patterns that look around, and the rule that
+    /// only one alternative of `oneOf` may be valid then have no effect. Everything else is always
+    /// enforced.
     pub strict: Option<bool>,
     /// Every other member; must be empty.
     #[serde(flatten)]
@@ -53,7 +55,7 @@ pub struct JsonSchemaFormat {
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema)]
 #[serde(expecting = "an object with one of json, json_object, regex, choice and grammar")]
 pub struct StructuredOutputs {
-    /// A JSON schema, as an object or as text.
+    /// A JSON schema, as an object or as a string.
     pub json: Option<Value>,
     /// Whether the answer is a JSON object.
     pub json_object: Option<bool>,

@@ -77,7 +77,7 @@ pub struct Detokenized {
     pub prompt: String,
 }
 
-/// `GET /tokenizer_info`: what a client needs to use the tokenizer through `/tokenize`.
+/// `GET /tokenizer_info`: the facts that a client needs to use the tokenizer through `/tokenize`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, JsonSchema)]
 pub struct TokenizerInfo {
     /// The text of the token that begins a text; `null` if the model has none.

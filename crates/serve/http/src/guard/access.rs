@@ -22,7 +22,7 @@ use crate::wire::error::{ApiError, cut};
 use crate::wire::peer::Peer;
 use crate::wire::receive::linger;
 
-/// Headers by which reverse proxies say that a request is not their own.
+/// Headers by which reverse proxies show that they forward a request.
 const FORWARDED: [&str; 5] =
     ["forwarded", "x-forwarded-for", "x-forwarded-host", "x-real-ip", "via"];
 
@@ -164,7 +164,7 @@ impl Access {
         Ok(Caller { tenant, owner, identity, deadline, quota })
     }
 
-    /// Refuses a request that has one of the headers twice of which one value is read.
+    /// Refuses a request that has one of the `SINGLE` headers twice.
     fn check_single(&self, headers: &HeaderMap) -> Result<(), ApiError> {
         let of_tenant = match &self.tenants {
             Tenants::ByHeader(header) => Some(header),
@@ -218,7 +218,7 @@ impl Access {
         let is_checked = match peer {
             Some(Peer::Address(_)) if self.allowed_hosts.is_empty() => is_on_this_machine(peer),
             Some(Peer::Address(_)) => true,
-            // No name leads a browser to a socket.
+            // A browser reaches a socket by no name.
             Some(Peer::Program { .. }) | None => false,
         };
         if !is_checked || !self.api_keys.is_empty() {
@@ -303,7 +303,7 @@ fn bearer(headers: &HeaderMap) -> Option<&str> {
     scheme.eq_ignore_ascii_case("bearer").then(|| key.trim())
 }
 
-/// The key as Anthropic's or Moondream's clients send it.
+/// The API key in the form of Anthropic's and Moondream's clients.
 fn plain_key(headers: &HeaderMap) -> Option<&str> {
     headers.get("x-api-key").or_else(|| headers.get("x-moondream-auth"))?.to_str().ok()
 }

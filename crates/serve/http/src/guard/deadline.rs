@@ -47,7 +47,7 @@ impl Deadline {
         Self(self.0.into_iter().chain(limit.0).min())
     }
 
-    /// The time that is left; `None` for no limit.
+    /// The remaining time; `None` for no limit.
     pub(crate) fn left(self) -> Option<Duration> {
         self.0.map(|at| at.saturating_duration_since(Instant::now()))
     }

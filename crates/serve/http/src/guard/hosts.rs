@@ -1,8 +1,8 @@
 //! The hosts that may be in the addresses of requests.
 //!
 //! A web page can give its own name the address of this machine (DNS rebinding). For its browser
-//! the server then has the same origin as the page, so what tells such a page from others is the
-//! name in the address. An IP address cannot be rebound.
+//! the server then has the same origin as the page, so only the name in the address distinguishes
+//! such a page from others. An IP address cannot be rebound.
 
 use std::net::IpAddr;
 use std::str::FromStr;

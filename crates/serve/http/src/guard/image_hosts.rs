@@ -27,11 +27,11 @@ const REDIRECTS_MAX: usize = 3;
 const FILE_BYTES_MAX: u64 = 20 << 20;
 /// Time within which a file has to arrive, redirects included.
 const TIME_MAX: Duration = Duration::from_secs(10);
-/// Time within which a connection has to be made. Only this cannot be ended before its time.
+/// Time within which a connection has to be made. Only this cannot be ended early.
 const CONNECT_TIME_MAX: Duration = Duration::from_secs(3);
 /// Maximum number of files that are fetched at the same time: twice as many as the requests of an
-/// engine fetch, so that none of them waits for connections that are still being made for requests
-/// which have ended.
+/// engine fetch, so that no request waits for connections that are still being made for ended
+/// requests.
 const FETCHES_MAX: usize = 64;
 /// Maximum size in bytes of the headers of an answer.
 const HEADER_BYTES_MAX: usize = 16 << 10;
@@ -84,8 +84,8 @@ impl ImageHost {
     }
 }
 
-/// Whether a URL has no user, and no port or one that exists. Otherwise what [`Uri`] says about its
-/// port is not what a client makes of it: it has none for `:65536`.
+/// Whether a URL has no user, and no port or one that exists. Otherwise [`Uri`] and a client
+/// disagree about the port: for `:65536`, [`Uri`] reports none.
 fn is_plain(url: &Uri) -> bool {
     let Some(authority) = url.authority() else { return false };
     let after_host = authority.as_str().strip_prefix(authority.host());
@@ -156,7 +156,7 @@ impl ImageHosts {
     /// the future is dropped, the connection is closed.
     ///
     /// # Errors
-    /// What was expected and what came.
+    /// A message with the expected and the received value.
     pub fn fetch(
         &self,
         url: Arc<str>,
@@ -205,7 +205,7 @@ impl ImageHosts {
 
     /// The URL, if it is one of a host that is on the list.
     fn admitted(&self, text: &str) -> Result<Uri, String> {
-        /// How much of a URL an error shows.
+        /// Number of characters of a URL that an error shows.
         const SHOWN: usize = 80;
         let refused = |expected: &str| {
             let shown: String = text.chars().take(SHOWN).collect();

@@ -37,7 +37,7 @@ impl std::fmt::Debug for Secret {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct KeyLimits {
     /// Maximum number of tokens of requests that run at the same time, at least 1. Further requests
-    /// wait, and those of other keys are admitted before them. `None` for no limit.
+    /// wait, and requests with other keys are admitted before them. `None` for no limit.
     pub running_tokens: Option<usize>,
     /// Maximum number of tokens of requests that wait for [`KeyLimits::running_tokens`]. Further
     /// requests are refused, unless none waits. `None` for no limit.
@@ -49,7 +49,7 @@ pub struct KeyLimits {
 pub struct ApiKey {
     /// The client's name. Several keys may have the same name.
     pub name: String,
-    /// What the client sends as `Authorization: Bearer KEY`.
+    /// The key that the client sends as `Authorization: Bearer KEY`.
     pub key: Secret,
     /// Limits of the requests with this key together.
     pub limits: KeyLimits,
@@ -85,7 +85,7 @@ impl From<Vec<ApiKey>> for ApiKeys {
 
 impl ApiKeys {
     /// Accepts these keys from now on and no others. Running requests continue. They still count
-    /// towards their key's quota if the key, its name and its limits stay the same.
+    /// toward their key's quota if the key, its name and its limits stay the same.
     pub fn replace(&self, keys: Vec<ApiKey>) {
         let before = self.0.load();
         let accept = |key: ApiKey| {

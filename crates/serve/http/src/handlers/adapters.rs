@@ -84,7 +84,8 @@ fn refused(error: &AdapterError) -> ApiError {
     }
 }
 
-/// Whether a text can be a name of a model. It is repeated in each piece of a reply and in traces.
+/// Whether a string can be the name of a model. It is repeated in each piece of a reply and in
+/// traces.
 fn is_name(text: &str) -> bool {
     text.len() <= MAX_NAME && !text.chars().any(char::is_control)
 }
@@ -95,7 +96,7 @@ impl ApiError {
         match error {
             AdapterError::Unknown { .. } => Self::model_not_found(message),
             AdapterError::OutOfMemory { .. } => Self::unavailable(message, Duration::from_secs(1)),
-            // The operator has to do something. The message has paths of the server.
+            // The operator has to act. The message has paths of the server.
             _ => {
                 tracing::warn!(%error, "a request cannot use its adapter");
                 let message = "the adapter's files cannot be read as they were loaded";
@@ -120,12 +121,12 @@ impl App {
         }
     }
 
-    /// The adapter that a request chooses by this name of a model; `None` for the model itself. Many
-    /// clients always send a name of their own, so if there is only one model, every name is one of
-    /// it, and the reply says which model has answered.
+    /// The adapter that a request chooses by this name of a model; `None` for the model itself.
+    /// Many clients always send a name of their own. So if there is only one model, every name
+    /// stands for it, and the reply names the model that has answered.
     ///
     /// # Errors
-    /// Status 404 if the model is not served here, and the name may be meant for another one.
+    /// Status 404 if no model of this name is served here, and the name could mean another model.
     pub(crate) fn adapter_of(
         &self,
         model: &str,

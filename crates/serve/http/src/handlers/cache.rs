@@ -253,8 +253,8 @@ fn pin_options(pin: &mut PinRequest) -> Result<PinOptions, ApiError> {
 }
 
 impl App {
-    /// The engine's requests with their prompts as token ids, and their images decoded. The memory
-    /// of the body is held until then.
+    /// The engine's requests with their prompts as token ids, and their images decoded. Until then
+    /// the memory of the body is held.
     pub(crate) async fn tokenized(
         &self,
         prompts: CachePrompt,
@@ -281,7 +281,7 @@ impl App {
         Ok(CacheResults { results: results.collect::<Result<_, ApiError>>()? })
     }
 
-    /// Computes the prompts that are not cached as far as they can be.
+    /// Computes each prompt unless all of it that can be cached is cached.
     async fn compute(&self, requests: &[Request]) -> Result<(), ApiError> {
         let mut missing = Vec::new();
         for request in requests {
@@ -332,7 +332,7 @@ impl App {
     }
 }
 
-/// Number of tokens of a tokenised prompt.
+/// Number of tokens of a tokenized prompt.
 pub(crate) fn prompt_len(request: &Request) -> usize {
     match request.prompt() {
         stolon::Prompt::Tokens(tokens) => tokens.len(),

@@ -1,8 +1,8 @@
 //! `POST /v1/cache/export` and `/v1/cache/import`: cached prefixes as files, for operators.
 //!
 //! One prefix is exported or imported at a time, because a whole copy of it is in memory outside of
-//! the KV pool. It is at most as large as the pool. A client that is slower than [`MIN_RATE`] is cut
-//! off, so that it does not keep others from theirs.
+//! the KV pool. It is at most as large as the pool. A client that is slower than [`MIN_RATE`] is
+//! cut off, so that it does not block other exports and imports.
 
 use std::convert::Infallible;
 use std::sync::Arc;
@@ -88,7 +88,7 @@ pub(crate) async fn export(
 /// The speed at which a file must be sent or received.
 struct Pace {
     begun: Instant,
-    /// How long nothing may arrive.
+    /// Maximum time without any progress.
     pause: Duration,
 }
 

@@ -230,7 +230,7 @@ fn check_echoed_logprobs(positions: usize, call: &Call, top: usize) -> Result<()
     Err(ApiError::invalid(Some("echo"), message))
 }
 
-/// Cuts a prompt that is longer than the request wants.
+/// Cuts a prompt that is longer than the request permits.
 async fn truncate(engine: &Engine, call: &Call, prompt: &mut Prompt) -> Result<(), ApiError> {
     if !call.truncates() {
         return Ok(());
@@ -246,7 +246,7 @@ async fn truncate(engine: &Engine, call: &Call, prompt: &mut Prompt) -> Result<(
     Ok(())
 }
 
-/// The number of candidates of `best_of`; `None` for 1, which leaves nothing to choose from.
+/// The number of candidates of `best_of`; `None` for 1, because there is nothing to choose from.
 fn candidates(best_of: Option<usize>, call: &Call) -> Result<Option<usize>, ApiError> {
     let Some(count) = best_of else { return Ok(None) };
     if count < call.choice_count {
@@ -422,7 +422,7 @@ mod tests {
         Ok(request.prompt.into_prompts())
     }
 
-    /// Goal: the four forms of a prompt are recognised, and nothing else is accepted as a prompt.
+    /// Goal: the four forms of a prompt are recognized, and nothing else is accepted as a prompt.
     #[test]
     fn a_prompt_has_four_forms() {
         let text = |text: &str| Prompt::Text(text.to_owned());

@@ -179,7 +179,7 @@ impl Dialogue {
         for name in SWITCHES {
             if templates.reads_variable(options, name).map_err(stolon::Error::from)? {
                 has_switch = true;
-                // What the request says about the variable itself counts more.
+                // If the request sets the variable itself, that value has precedence.
                 is_used |= !options.variables.contains_key(name);
                 options.variables.entry(name).or_insert(Value::Bool(thinks));
             }
@@ -189,7 +189,7 @@ impl Dialogue {
             is_used = true;
             options.variables.entry(EFFORT).or_insert(Value::String(effort));
         }
-        // `none` requests nothing of a template that knows no effort.
+        // A template that knows no effort already does what `none` requests.
         if thinks && !is_used {
             ignored.note(param);
         }

@@ -131,7 +131,7 @@ impl Inputs {
                 return Err(ApiError::invalid(Some("input"), message).code("invalid_value"));
             }
             all.push(tokens);
-            // Short texts are tokenised on this thread, and there may be many.
+            // Short texts are tokenized on this thread, and there may be many.
             tokio::task::yield_now().await;
         }
         Ok(all)

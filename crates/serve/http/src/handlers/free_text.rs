@@ -1,5 +1,6 @@
 //! Tools with free text instead of arguments (type `custom`). The model is offered a function with
-//! one argument, a string. The text is taken out of the argument while it is written.
+//! one argument, a string. The text is taken out of the argument while the model writes the
+//! argument.
 
 use std::collections::HashSet;
 
@@ -75,8 +76,8 @@ impl FreeText {
         text
     }
 
-    /// The text that is known only at the end of the arguments: they are not those of the function
-    /// that the model was offered.
+    /// The text that is known only at the end of the arguments: they do not fit the function that
+    /// the model was offered.
     pub(crate) fn finish(&mut self) -> String {
         if self.state != State::Before {
             return self.half.take().map_or(String::new(), |_| replacement());
@@ -177,8 +178,8 @@ mod tests {
         text
     }
 
-    /// Goal: however the arguments are cut into pieces, the text is that of the argument, and
-    /// arguments that are not those of the function lose nothing.
+    /// Goal: however the arguments are cut into pieces, the text is the text of the argument, and
+    /// arguments that do not fit the function lose nothing.
     #[test]
     fn the_text_is_taken_out_of_the_arguments() {
         for (arguments, expected) in [

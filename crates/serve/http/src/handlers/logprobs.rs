@@ -31,7 +31,8 @@ fn finite(logprob: f32) -> f64 {
 pub(crate) struct LogprobForm {
     /// Whether tokens are named by their ids instead of their texts.
     pub(crate) names_ids: bool,
-    /// Whether a chat lists the generated token among the others, also if it is none of them.
+    /// Whether a chat lists the generated token among the others, even if it is not one of the most
+    /// likely ones.
     pub(crate) lists_chosen: bool,
 }
 

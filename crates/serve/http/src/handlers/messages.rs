@@ -145,7 +145,7 @@ fn dialogue(request: &mut MessagesRequest, ignored: &Ignored) -> Result<Dialogue
     }
     let continues = messages.last().is_some_and(|last| last.role == "assistant");
     let mut dialogue = Dialogue::new(messages);
-    // A turn has what came in several steps, also what an agent cannot take back.
+    // A turn merges several steps, also parts that an agent cannot take back.
     dialogue.keeps_images = false;
     dialogue.continue_final_message = continues;
     let tools = tools(request.tools.take().unwrap_or_default(), ignored)?;
@@ -252,7 +252,7 @@ fn add_turn(
             }
             Block::RedactedThinking { .. } if turn.role == TurnRole::Assistant => {}
             Block::ToolResult { tool_use_id, content, .. } => {
-                // In a turn of the assistant, the call before it ends a message.
+                // In a turn of the assistant, the call before a result ends a message.
                 if turn.role == TurnRole::Assistant && !calls.is_empty() {
                     push_own(messages, role, &mut own_parts, &mut calls, &mut reasoning);
                 }

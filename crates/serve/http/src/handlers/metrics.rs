@@ -1,8 +1,8 @@
 //! `GET /metrics`: the engine's counters and distributions in Prometheus's formats.
 //!
-//! Names and buckets are vLLM's where they mean the same, with the prefix `stolon:`, so that its
-//! dashboards need little change. What routers read has vLLM's own prefix, too (`vllm.rs`). Nothing
-//! is measured here: the engine counts with atomics, which a scrape reads.
+//! Names and buckets are vLLM's for metrics with the same meaning, with the prefix `stolon:`, so
+//! that its dashboards need little change. Metrics that routers read have vLLM's own prefix, too
+//! (`vllm.rs`). Nothing is measured here: the engine counts with atomics, which a scrape reads.
 
 use std::fmt;
 use std::sync::Arc;

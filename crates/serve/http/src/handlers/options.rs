@@ -66,15 +66,15 @@ pub(crate) struct Call {
     grammar_path: Option<String>,
     /// Paths of the schemas of the offered tools in the request, by name.
     pub(crate) schema_paths: HashMap<String, String>,
-    /// Tokens whose log-probabilities are not reported: those that end an answer are no part of the
-    /// text that clients align the log-probabilities with. With `ignore_eos` no token ends it.
+    /// Tokens whose log-probabilities are not reported: those that end an answer are not part of
+    /// the text that clients align the log-probabilities with. With `ignore_eos` no token ends it.
     pub(crate) unreported: Vec<u32>,
     /// The parameters that are passed to the engine unchanged.
     options: GenerationOptions,
     sampling: SamplingParams,
     /// The priority for the engine, where larger ones come first.
     priority: i32,
-    /// The session of which the request is a turn.
+    /// The session that the request is a turn of.
     session: Option<SessionId>,
     /// The salt of the tenant and of the request.
     salt: Option<String>,
@@ -99,7 +99,7 @@ pub(crate) struct OfApi {
 
 impl Call {
     /// Checks the shared options. `max_tokens`, `logprobs` and `best_of` have different rules in
-    /// some APIs, which set these fields afterwards.
+    /// some APIs, which set these fields afterward.
     pub(crate) fn new(
         mut options: GenerationOptions,
         of_api: OfApi,
@@ -210,10 +210,12 @@ impl Call {
         self.truncation.is_some()
     }
 
-    /// Replaces a conversation that is longer than the request wants by the part of it that is kept.
+    /// Replaces a conversation that is longer than the request permits by the part of it that is
+    /// kept.
     ///
     /// # Errors
-    /// Those of rendering and tokenising the prompt, and a prompt with images, which cannot be cut.
+    /// The errors of rendering and tokenizing the prompt, and a prompt with images, which cannot be
+    /// cut.
     pub(crate) async fn truncate(
         &self,
         engine: &Engine,
@@ -276,8 +278,8 @@ impl Call {
         Ok(TokenRules { allowed, thinking })
     }
 
-    /// Tokenises the prompts if their log-probabilities are requested, and refuses more of them
-    /// than a reply may have. `count` is the number of choices per prompt.
+    /// Tokenizes the prompts if their log-probabilities are requested, and refuses the request if a
+    /// reply would have too many of these. `count` is the number of choices per prompt.
     pub(crate) async fn check_prompt_logprobs(
         &self,
         engine: &Engine,
@@ -304,7 +306,7 @@ impl Call {
     }
 
     /// The token ids of a prompt, if they are to be reported. The prompt is then replaced by them,
-    /// so that it is tokenised once.
+    /// so that it is tokenized once.
     pub(crate) async fn prompt_ids(
         &self,
         engine: &Engine,

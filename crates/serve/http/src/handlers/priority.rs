@@ -17,7 +17,7 @@ impl PriorityOrder {
         let priority = priority.unwrap_or(0);
         match self {
             PriorityOrder::LargerFirst => priority,
-            // The two smallest values have the same opposite.
+            // The negation saturates, so the two smallest values get the same priority.
             PriorityOrder::SmallerFirst => priority.saturating_neg(),
         }
     }

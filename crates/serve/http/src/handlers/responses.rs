@@ -170,11 +170,11 @@ fn dialogue(
 /// the namespace, and the name in it.
 pub(crate) type Namespaces = HashMap<String, (String, String)>;
 
-/// What a reply has to know of the tools that the model calls.
+/// The properties of a request's tools that a reply needs.
 #[derive(Default)]
 pub(crate) struct CalledTools {
     pub(crate) namespaces: Namespaces,
-    /// Those with free text.
+    /// The tools with free text.
     pub(crate) customs: Customs,
 }
 

@@ -1,5 +1,5 @@
-//! The handlers of `POST /v1/query` and `POST /v1/caption`, Moondream's API. Those of points and
-//! boxes are in `skills/regions.rs`.
+//! The handlers of `POST /v1/query` and `POST /v1/caption`, Moondream's API. The handlers of points
+//! and boxes are in `skills/regions.rs`.
 
 mod regions;
 

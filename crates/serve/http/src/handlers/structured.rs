@@ -30,7 +30,7 @@ impl Given {
 }
 
 /// The grammar of a request's answers; `None` if they are free. At most one of the parameters may
-/// be given. `format` is the one that an API has in addition to those of all.
+/// be given. `format` is the parameter that an API has in addition to those of all APIs.
 pub(crate) fn grammar(
     options: &mut GenerationOptions,
     format: Option<Format>,
@@ -102,7 +102,7 @@ fn add(
     Ok(())
 }
 
-/// A schema that may be written as text.
+/// A schema that may be written as a string.
 fn schema_value(name: &str, schema: Value) -> Result<Value, ApiError> {
     let Value::String(text) = schema else { return Ok(schema) };
     serde_json::from_str(&text).map_err(|error| {

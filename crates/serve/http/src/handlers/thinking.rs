@@ -53,7 +53,8 @@ impl ThinkingBudget {
 #[derive(Debug)]
 struct Tag {
     text: &'static str,
-    /// The tokens of its text alone. In an answer, others may have the same text.
+    /// The tokens that the tag's text alone is tokenized to. In an answer, other tokens may have
+    /// the same text.
     tokens: Vec<u32>,
 }
 
@@ -66,7 +67,7 @@ impl Tag {
     }
 }
 
-/// What the answers to a request have in common.
+/// The tags and the limit that the answers to a request have in common.
 #[derive(Debug)]
 struct Tags {
     begin: Tag,
@@ -94,7 +95,7 @@ impl Progress {
         Self { read: 0, is_open: tags.begins_open, spent: 0, tail: Vec::new() }
     }
 
-    /// Reads the tokens of the answer that are new.
+    /// Reads the tokens that the answer has got since the last call.
     fn advance(&mut self, tags: &Tags, output: &[u32], decode: impl Fn(&[u32]) -> String) {
         if output.len() < self.read {
             *self = Self::new(tags);

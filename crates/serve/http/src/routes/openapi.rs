@@ -132,9 +132,9 @@ fn describe() -> Value {
 
 /// Makes the schemas of an API's types, each of which is written once.
 struct Schemas {
-    /// Describes what the server accepts.
+    /// Describes the types that the server accepts.
     requests: SchemaGenerator,
-    /// Describes what the server writes.
+    /// Describes the types that the server writes.
     replies: SchemaGenerator,
 }
 

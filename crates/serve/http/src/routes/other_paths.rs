@@ -1,6 +1,6 @@
-//! Paths that clients use for a route that has another one: without `/v1`, with `/v1` twice, or with
-//! a slash too many. They are answered as the route is. The reply for a path of another server says
-//! which route here does the same.
+//! Paths that clients use for a route that has another one: without `/v1`, with `/v1` twice, or
+//! with a slash too many. They are answered as the route is. The reply for a path that only another
+//! server has names the route here that does the same.
 //!
 //! Routes for operators have their own paths only, because a reverse proxy may refuse these by name.
 
@@ -13,13 +13,13 @@ use axum::http::uri::PathAndQuery;
 use crate::RouterOptions;
 use crate::routes::{self, Role};
 
-/// The beginning of the paths of the APIs of others.
+/// The beginning of the paths of OpenAI's and Anthropic's APIs.
 const API: &str = "/v1";
 
-/// What others put before it.
+/// Prefixes that other servers put before it.
 const PREFIXES: [&str; 2] = ["/api", "/openai"];
 
-/// Paths of other servers, and what to use instead.
+/// Paths of other servers, and the routes to use instead.
 const HINTS: &[(&str, &str)] = &[
     ("/api/chat", "of Ollama's API: use POST /v1/chat/completions, which Ollama answers, too"),
     ("/api/generate", "of Ollama's API: use POST /v1/completions, which Ollama answers, too"),
@@ -51,7 +51,7 @@ pub(crate) struct OtherPaths {
 }
 
 impl OtherPaths {
-    /// Those of a router with these options.
+    /// The other paths of the routes of a router with these options.
     pub(crate) fn of(options: &RouterOptions) -> Self {
         let groups = routes::groups(options).into_iter();
         let routes = groups.flat_map(|group| group.routes);
@@ -59,7 +59,7 @@ impl OtherPaths {
         Self { known: known.collect() }
     }
 
-    /// The request with the path of the route that its path stands for, if it stands for one.
+    /// The request with the path of its route, if its path is another path of a route.
     pub(crate) fn settled(&self, mut request: Request) -> Request {
         if let Some(uri) = self.settled_uri(request.uri()) {
             *request.uri_mut() = uri;
@@ -77,7 +77,7 @@ impl OtherPaths {
         Uri::from_parts(parts).ok()
     }
 
-    /// The path of a route for a path that is none.
+    /// The path of the route that is meant by a path that is not a route.
     fn route_of(&self, path: &str) -> Option<String> {
         let parts: Vec<&str> = path.split('/').filter(|part| !part.is_empty()).collect();
         let path = format!("/{}", parts.join("/"));
@@ -97,7 +97,7 @@ impl OtherPaths {
     }
 }
 
-/// Whether a path is that of a route, in axum's syntax.
+/// Whether a path matches a route in axum's syntax.
 fn matches(route: &str, path: &str) -> bool {
     let (mut route, mut path) = (route.split('/'), path.split('/'));
     loop {
@@ -133,7 +133,7 @@ mod tests {
     use super::*;
 
     /// Goal: paths of routes are found without `/v1`, with it twice, with slashes too many and
-    /// behind the prefixes of others; those of operators and of other servers are not.
+    /// behind the prefixes of others; paths of operators and of other servers are not.
     #[test]
     fn paths_of_routes_are_found() {
         let paths = OtherPaths::of(&RouterOptions::default());

@@ -73,7 +73,7 @@ async fn file(
     name: Result<PathId<String>, ApiError>,
     headers: HeaderMap,
 ) -> Result<Response, ApiError> {
-    // A name that is not UTF-8 is that of no file.
+    // A name that is not UTF-8 belongs to no file.
     let file = name.ok().and_then(|PathId(name)| FILES.iter().find(|file| file.0 == name));
     let missing = || ApiError::new(StatusCode::NOT_FOUND, "the page has no such file");
     Ok(file.ok_or_else(missing)?.reply(&headers))
@@ -87,7 +87,7 @@ async fn handbook(headers: HeaderMap) -> Result<Response, ApiError> {
     Ok(reply("application/json", json.to_string(), &headers))
 }
 
-/// `GET /page/picture.json`: a picture that the demo model that sees can be asked about.
+/// `GET /page/picture.json`: a picture that the demo vision model can be asked about.
 #[cfg(feature = "demo-model")]
 async fn picture(headers: HeaderMap) -> Result<Response, ApiError> {
     use base64::Engine as _;

@@ -79,7 +79,7 @@ fn requests(url: &str) -> Vec<(&'static str, &'static str, Value)> {
 }
 
 /// Goal: a large body counts as memory of bodies until its images have been decoded, on every route
-/// that takes images. Another one is refused meanwhile, and accepted afterwards.
+/// that takes images. Another one is refused meanwhile, and accepted afterward.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn bodies_hold_memory_until_images_are_decoded() {
     let (host, waiting) = (Arc::new(Semaphore::new(0)), Arc::new(AtomicUsize::new(0)));
@@ -118,7 +118,7 @@ async fn bodies_hold_memory_until_images_are_decoded() {
 }
 
 /// Goal: every API tells in its usage how many prompt tokens are positions of images, the same
-/// number with a warm cache, and says nothing of it where there are none.
+/// number with a warm cache, and leaves the number out if there are none.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn usage_has_the_tokens_of_images() {
     let engine = builder(SMOLVLM).build().await.expect("an engine");
@@ -147,8 +147,8 @@ async fn usage_has_the_tokens_of_images() {
     assert!(tokens[0] > 0 && tokens.iter().all(|count| *count == tokens[0]), "{tokens:?}");
 }
 
-/// Goal: the routes of the cache take a question about an image, as Moondream's API does. What was
-/// warmed is found in the cache, and the image also for another question; a pin keeps both; and an
+/// Goal: the routes of the cache take a question about an image, as Moondream's API does. A warmed
+/// prompt is found in the cache, and its image also for another question; a pin keeps both; an
 /// image without a question is refused.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_cache_knows_questions_about_images() {

@@ -11,7 +11,7 @@ use tokio::sync::Notify;
 /// What a connection is doing.
 #[derive(Debug)]
 pub(crate) struct Activity {
-    /// Since when the connection has been receiving; `None` while it is busy.
+    /// When the connection began to receive; `None` while it is busy.
     receiving_since: Mutex<Option<Instant>>,
     /// Notified when the connection has to be closed.
     end: Notify,

@@ -55,8 +55,8 @@ impl Parser {
         Ok(self.parse_held(body).await?.0)
     }
 
-    /// The same for a body with prompts or the files of images, with its share of the memory for
-    /// bodies, which is to be kept until these have been tokenised and decoded.
+    /// As `parse`, for a body with prompts or the files of images. Also returns the body's share of
+    /// the memory for bodies, to be kept until prompts have been tokenized and images decoded.
     pub(crate) async fn parse_held<T: RequestBody>(
         &self,
         body: Received,
@@ -64,7 +64,7 @@ impl Parser {
         let (length, client, max_values) = (body.bytes.len(), body.client.clone(), self.max_values);
         let work = move || {
             let Received { bytes, ignored, memory, .. } = body;
-            // The bytes are dropped before the second copy of what is in them is made.
+            // Drop the bytes before the second copy of their content is made.
             let body = object(&mut bytes.join(), max_values)?;
             Ok((request(body, &ignored)?, memory))
         };
@@ -148,8 +148,8 @@ pub(crate) fn parse<T: RequestBody>(
     request(object(&mut body.to_vec(), max_values)?, ignored)
 }
 
-/// The request of a JSON object, all of whose members must be known, or request nothing. Old
-/// messages may have any shape.
+/// The request of a JSON object. Each member must be known, or request nothing. Old messages may
+/// have any shape.
 fn request<T: RequestBody>(mut body: Value, ignored: &Ignored) -> Result<T, ApiError> {
     history::settle(T::SCOPE, &mut body, ignored)?;
     let request: T = typed(&body).map_err(|error| {
@@ -185,8 +185,8 @@ pub(crate) fn refuse_unknown(
     Ok(())
 }
 
-/// Notes the members of a message that have no effect. A message has been said: nobody can take one
-/// back because the server does not know a member.
+/// Notes the members of a message that have no effect. An earlier message cannot be taken back, so
+/// a member that the server does not know must not make the request fail.
 pub(crate) fn note_unknown(unknown: &UnknownFields, scope: Scope, ignored: &Ignored) {
     for (name, value) in unknown.iter() {
         if neutral::meaning(scope, name, value) != Meaning::Nothing {
@@ -201,7 +201,8 @@ fn object(body: &mut [u8], max_values: usize) -> Result<Value, ApiError> {
         return Err(ApiError::invalid(None, message));
     }
     let parsed = serde_json::from_slice(body).or_else(|error| {
-        // Most bodies have no halves of surrogate pairs, so nothing is searched before it fails.
+        // Most bodies have no halves of surrogate pairs, so they are only searched for if parsing
+        // fails.
         match replace_lone_surrogates(body) {
             0 => Err(error),
             _ => serde_json::from_slice(body),
@@ -224,8 +225,8 @@ fn typed<T: DeserializeOwned>(body: &Value) -> Result<T, PathError> {
     serde_path_to_error::deserialize(body)
 }
 
-/// The error of the first item of a conversation that is wrong. The list of items is one of two forms
-/// of a member, and serde reports only that none of the two fits.
+/// The error of the first item of a conversation that is wrong. The list of items is one of two
+/// forms of a member, and serde reports only that neither fits.
 fn item_error(scope: Scope, body: &Value) -> Option<ApiError> {
     let items = body["input"].as_array().filter(|_| scope == Scope::Responses)?;
     items.iter().enumerate().find_map(|(index, item)| {
@@ -250,8 +251,8 @@ fn refusal(prefix: &str, error: &PathError, body: &Value) -> ApiError {
         let path = format!("{path}{separator}{name}");
         return ApiError::missing(&path);
     }
-    // serde's texts end with what was expected. They also quote the value that was received,
-    // which may be of any length, so that it is quoted here instead.
+    // serde's messages end with the expected value. They also quote the received value, which may
+    // be of any length. So it is quoted here instead, cut to a bounded length.
     match message.rsplit_once("expected ") {
         Some((_, expected)) => {
             let expected = match expected {

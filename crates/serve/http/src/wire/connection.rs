@@ -3,8 +3,8 @@
 //!
 //! A connection is either *receiving* (it waits for a request, or for the rest of one) or *busy* (a
 //! complete request is being answered). Connections that have been receiving for a while are closed
-//! when there are too many connections and when the server stops, so that new clients and the stop
-//! do not wait for a slow or idle client. Other receiving connections are kept for a moment,
+//! when there are too many connections and when the server stops, so that neither new clients nor
+//! the shutdown wait for a slow or idle client. Other receiving connections are kept for a moment,
 //! because a request may be on its way: when the server stops, it is answered with status 503
 //! instead of being lost. For the same reason a busy connection is not closed at the end of a reply
 //! whose head did not announce it. Busy connections are closed only by the time limits of their

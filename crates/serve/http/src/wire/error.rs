@@ -277,7 +277,7 @@ impl ApiError {
             EngineError::EmptyPrompt | EngineError::TokenOutOfRange { .. } => {
                 Self::invalid(Some("prompt"), message)
             }
-            // What fits next to pins is no property of the model: the same prompt may fit later.
+            // The room next to pins is not a property of the model: the same prompt may fit later.
             EngineError::PromptTooLong { limit, bound, .. }
                 if !matches!(bound, LengthBound::Pins { .. }) =>
             {
@@ -395,8 +395,8 @@ mod tests {
         }
     }
 
-    /// Goal: a prompt that does not fit next to pins is not told of the model's context length, and
-    /// that it may be sent again.
+    /// Goal: the error of a prompt that does not fit next to pins does not name the model's context
+    /// length, and says that the prompt may be sent again.
     #[test]
     fn pins_do_not_make_a_prompt_invalid() {
         let pinned = Pinned { blocks: 3, pins: 1 };

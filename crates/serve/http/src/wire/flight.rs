@@ -5,8 +5,8 @@ use std::sync::{Mutex, PoisonError};
 use futures::FutureExt;
 use futures::future::{BoxFuture, Shared, WeakShared};
 
-/// An operation of which at most one runs at a time. Callers that arrive while it runs share its
-/// result. It is cancelled when all of them have been dropped.
+/// An operation that runs at most once at a time. Callers that arrive while it runs share its
+/// result. It is canceled when all of them have been dropped.
 pub(crate) struct SingleFlight<T: Clone>(Mutex<Option<WeakShared<BoxFuture<'static, T>>>>);
 
 impl<T: Clone> SingleFlight<T> {
@@ -46,7 +46,8 @@ mod tests {
 
     use super::*;
 
-    /// Goal: callers that come while the operation runs share it; one that comes later starts anew.
+    /// Goal: callers that arrive while the operation runs share it; a caller that arrives later
+    /// starts it anew.
     #[tokio::test]
     async fn concurrent_callers_share_one_operation() {
         let flight = SingleFlight::new();

@@ -5,15 +5,15 @@
 //! rule is: strict for parameters and for the last message, tolerant for everything before it. A
 //! last message that only adds to the results of calls counts as an old one.
 //!
-//! 1. [`settle`] gives old messages, blocks and items the shape that the API's types describe. What
-//!    the types do not know becomes text where it has some, or else a short placeholder. The number
-//!    of messages stays the same, so that errors name the right one.
+//! 1. [`settle`] gives old messages, blocks and items the shape that the API's types describe.
+//!    Content that the types do not know becomes its text, if it has any, or else a short
+//!    placeholder. The number of messages stays the same, so that errors name the right one.
 //! 2. [`conversation`] removes from the messages of all APIs what must not reach the model: images,
 //!    if it takes none, and a line of some clients that would keep prefixes from being shared.
-//! 3. The chat template's own limits are the matter of the engine, which changes what the template
-//!    refuses or loses.
+//! 3. The chat template's own limits are left to the engine, which changes messages that the
+//!    template would refuse or lose.
 //!
-//! What is left out or replaced is named in the header `x-stolon-ignored`.
+//! Content that is left out or replaced is named in the header `x-stolon-ignored`.
 
 mod chat;
 mod messages;
@@ -129,7 +129,7 @@ fn cut_billing(message: &mut ChatMessage) {
     }
 }
 
-/// What follows the line of a client about itself; `None` if the text does not begin with one. The
+/// The text after a client's line about itself; `None` if it does not begin with such a line. The
 /// line is a list of `name=value;`, so that text which a proxy has joined to it is kept.
 fn without_billing(text: &str) -> Option<&str> {
     let mut rest = text.trim_start().strip_prefix(BILLING)?;
@@ -145,7 +145,8 @@ fn without_billing(text: &str) -> Option<&str> {
     }
 }
 
-/// What stands for a part of a message that cannot be shown to the model. It is noted, too.
+/// The placeholder for a part of a message that cannot be shown to the model. The part is also
+/// noted as ignored.
 fn placeholder(kind: &str, ignored: &Ignored) -> String {
     let kind = cut(kind.to_owned(), KIND_MAX);
     ignored.note(&format!("messages.{kind}"));
@@ -175,7 +176,7 @@ fn text_of(value: &Value) -> Option<String> {
     }
 }
 
-/// A value as text, whatever it is: nothing as the empty text, and what has no text as JSON.
+/// Any value as text: `null` as the empty text, and a value without text as JSON.
 fn as_text(value: &Value) -> String {
     match value {
         Value::Null => String::new(),
@@ -193,14 +194,14 @@ fn settle_arguments(function: &mut Map<String, Value>) {
     }
 }
 
-/// Replaces a member that is no text by `default`.
+/// Replaces a member that is not a string by `default`.
 fn settle_text(members: &mut Map<String, Value>, name: &str, default: &str) {
     if !members.get(name).is_some_and(Value::is_string) {
         members.insert(name.to_owned(), default.into());
     }
 }
 
-/// A role of an old message that is not among `known`, as the user's.
+/// Replaces the role of an old message by the user's, unless it is among `known`.
 fn settle_role(message: &mut Map<String, Value>, known: &[&str], ignored: &Ignored) {
     let role = message.get("role").and_then(Value::as_str);
     if !role.is_some_and(|role| known.contains(&role)) {
@@ -213,7 +214,7 @@ fn settle_role(message: &mut Map<String, Value>, known: &[&str], ignored: &Ignor
 mod tests {
     use super::*;
 
-    /// Goal: a line of a client about itself is cut, with what is joined to it in any way left.
+    /// Goal: a client's line about itself is cut, and text that is joined to it in any way is kept.
     #[test]
     fn lines_about_clients_are_cut() {
         for (text, expected) in [

@@ -1,4 +1,4 @@
-//! What a server listens on: a TCP port or a Unix domain socket.
+//! The address that a server listens on: a TCP port or a Unix domain socket.
 
 use std::io;
 use std::pin::Pin;
@@ -10,7 +10,8 @@ use tokio_io_timeout::TimeoutStream;
 
 use crate::wire::peer::Peer;
 
-/// What a server listens on: a TCP port, or a Unix domain socket that `SocketFile::bind` has made.
+/// A bound address that a server listens on: a TCP port, or a Unix domain socket that
+/// `SocketFile::bind` has made.
 #[derive(Debug)]
 pub struct Listener(Kind);
 

@@ -29,7 +29,7 @@ impl<T: DeserializeOwned + Send, S: Send + Sync> FromRequestParts<S> for PathId<
     async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, ApiError> {
         let path = axum::extract::Path::from_request_parts(parts, state).await;
         path.map(|path| Self(path.0)).map_err(|_| {
-            // Ids are either whole numbers or texts.
+            // Ids are either whole numbers or strings.
             let message = "the last part of the address: expected an id in UTF-8, and a number \
                            where ids are numbers";
             ApiError::invalid(Some("id"), message).code("invalid_value")

@@ -31,8 +31,9 @@ impl Peer {
         extensions.get().copied().or_else(address)
     }
 
-    /// The name of an unknown client: its address, or the user who runs it. Of an IPv6 address, it
-    /// is the network: one client usually has 2^64 addresses, and each would count as a client.
+    /// The name of an unknown client: its address, or the user who runs it. For an IPv6 address, it
+    /// is the network, because one client usually has 2^64 addresses, and each would count as a
+    /// client.
     pub(crate) fn client(&self) -> String {
         match self {
             Self::Address(address) => match address.ip().to_canonical() {

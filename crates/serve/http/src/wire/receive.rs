@@ -16,12 +16,12 @@ use crate::wire::advice::Ignored;
 use crate::wire::error::{ApiError, cut};
 use crate::wire::segments::Segments;
 
-/// Bytes of each body that do not count towards the memory of all bodies, so that ordinary requests
+/// Bytes of each body that do not count toward the memory of all bodies, so that ordinary requests
 /// are accepted while large ones use all of it. The number of connections bounds their sum.
 const FREE_BYTES: usize = 64 << 10;
 
 /// Bytes of a refused body that are still read, the time for it, and the time in which nothing may
-/// arrive. Then the connection is closed.
+/// arrive. When one of the limits is reached, the connection is closed.
 const LINGER_BYTES: usize = 256 << 20;
 const LINGER_TIME: Duration = Duration::from_secs(30);
 const LINGER_PAUSE: Duration = Duration::from_secs(2);
@@ -34,7 +34,7 @@ pub(crate) struct BodyLimits {
     /// Maximum time from the end of the headers to the end of the body.
     pub(crate) time: Duration,
     /// One permit for each byte that all bodies may hold together until their prompts have been
-    /// tokenised and their images decoded.
+    /// tokenized and their images decoded.
     pub(crate) memory: Arc<Semaphore>,
 }
 
@@ -177,7 +177,7 @@ impl BodyLimits {
     }
 
     /// Reserves memory for bytes that have arrived. It does not wait: bodies that wait for each
-    /// other's memory would wait for ever.
+    /// other's memory would wait forever.
     fn reserve(&self, bytes: usize) -> Result<OwnedSemaphorePermit, ApiError> {
         let permits = u32::try_from(bytes).unwrap_or(u32::MAX);
         Arc::clone(&self.memory).try_acquire_many_owned(permits).map_err(|_| {

@@ -111,7 +111,7 @@ pub(crate) async fn respond<D: Dialect>(
             choices.extend(streams.into_iter().map(TokenStream::boxed));
         }
     }
-    // The prompts have been tokenised, and their images decoded.
+    // The prompts have been tokenized, and their images decoded.
     call.body = None;
     reply(call, choices, usage, &format, dialect).await
 }
@@ -186,7 +186,7 @@ async fn reply<D: Dialect>(
         let events = replying.into_events(events).map(Ok::<_, Infallible>);
         return Ok(Sse::new(events).keep_alive(KeepAlive::default()).into_response());
     }
-    // The first error is the reply; the other choices are then cancelled.
+    // The first error is the reply; the other choices are then canceled.
     while let Some((index, event)) = events.next().await {
         replying.on_event(index, event?);
     }
@@ -237,7 +237,7 @@ impl<D: Dialect> Replying<D> {
     }
 
     /// Counts a token that belongs to the reasoning of a choice. A token whose text is withheld
-    /// belongs to what the choice is in.
+    /// counts as reasoning if the choice is in its reasoning.
     fn count_reasoning(&mut self, index: usize, id: Option<u32>, parts: &[AnswerPart]) {
         let Some(reasons) = self.reasons.get_mut(index) else { return };
         let is_reasoning = |part: &AnswerPart| matches!(part, AnswerPart::Reasoning(_));

@@ -5,7 +5,7 @@ const SEGMENT_BYTES: usize = 256 << 10;
 
 /// Bytes in segments of bounded size. A vector that grows copies everything that it holds, which
 /// takes milliseconds for a body of some megabytes, on a thread that other requests wait for. Here
-/// no call copies more than a segment and what arrives.
+/// no call copies more than a segment plus the bytes that arrive.
 #[derive(Debug, Default)]
 pub(crate) struct Segments {
     /// Segments that are full.

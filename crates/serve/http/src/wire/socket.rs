@@ -49,10 +49,10 @@ pub struct SocketFile {
 
 impl SocketFile {
     /// Listens on a socket at this path. The process's umask determines who may connect. A socket
-    /// on which nothing listens any more is replaced. Must be called in a tokio runtime.
+    /// on which nothing listens any longer is replaced. Must be called in a tokio runtime.
     ///
     /// # Errors
-    /// If another server listens there, if the path is that of another kind of file, or if the
+    /// If another server listens there, if the path leads to another kind of file, or if the
     /// system does not permit the socket.
     pub async fn bind(path: &Path) -> io::Result<(Listener, Self)> {
         // For an empty path, the system would choose a name.
@@ -104,7 +104,7 @@ async fn remove_stale(path: &Path) -> io::Result<()> {
     }
 }
 
-/// Locks the directory of a socket, and waits for others for a while.
+/// Locks the directory of a socket. Waits a limited time if another server holds the lock.
 async fn wait_for_lock(path: &Path) -> io::Result<File> {
     let deadline = Instant::now() + 3 * PROBE;
     loop {

@@ -8,18 +8,18 @@ use serde_json::Value;
 use super::Failure;
 use super::request::{failed, shown};
 
-/// What is known of an answer so far.
+/// The part of an answer that has arrived.
 #[derive(Debug, Default)]
 pub(super) struct Answer {
     /// The text, reasoning included.
     pub(super) text: String,
     /// Number of events with tokens.
     pub(super) token_events: usize,
-    /// What the server reports of its tokens.
+    /// The token counts that the server reports.
     pub(super) usage: TokenCounts,
     /// The server has sent `[DONE]`.
     pub(super) done: bool,
-    /// An event has said why the answer ends.
+    /// An event has reported the finish reason.
     finished: bool,
 }
 

@@ -3,13 +3,13 @@
 use super::Failure;
 use super::request::failed;
 
-/// Most bytes of the data of one event, and of one line.
+/// Maximum number of bytes of the data of one event, and of one line.
 const MAX_EVENT_BYTES: usize = 1 << 20;
 
 /// Collects the data of events from pieces that end anywhere.
 #[derive(Debug, Default)]
 pub(super) struct EventData {
-    /// The beginning of a line whose end has not come.
+    /// The beginning of a line whose end has not arrived.
     line: Vec<u8>,
     /// Data of the current event.
     data: Vec<u8>,
@@ -113,7 +113,7 @@ mod tests {
         }
     }
 
-    /// Goal: what is kept of an endless line or event is bounded.
+    /// Goal: the memory for an endless line or event is bounded.
     #[test]
     fn endless_events_are_refused() {
         for line in ["data: a", "data: a\n"] {

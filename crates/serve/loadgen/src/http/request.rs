@@ -1,5 +1,5 @@
-//! Single HTTP requests: the client, one request and its reply, and the failures that replies and
-//! broken connections become.
+//! Single HTTP requests: the client, one request and its reply, and the conversion of error replies
+//! and broken connections to failures.
 
 use std::time::Duration;
 
@@ -17,9 +17,9 @@ use serde_json::Value;
 use super::answer;
 use crate::drive::Failure;
 
-/// Most bytes that are read of a reply that is not a stream.
+/// Maximum number of bytes that are read of a reply that is not a stream.
 const MAX_REPLY_BYTES: usize = 1 << 20;
-/// Most characters of a server's text in a message.
+/// Maximum number of characters of a server's text in a message.
 const MAX_SHOWN: usize = 300;
 /// Time to open a connection.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(30);
@@ -41,7 +41,7 @@ pub(super) fn client(tls: Option<ClientConfig>) -> HttpClient {
     Client::builder(TokioExecutor::new()).pool_timer(TokioTimer::new()).build(connector)
 }
 
-/// What to do about an error of a connection, if it is one of certificates.
+/// Advice for an error of a connection, if certificates are the cause; empty otherwise.
 #[must_use]
 pub fn certificate_hint(error: &str) -> &'static str {
     match error.contains("certificate") {

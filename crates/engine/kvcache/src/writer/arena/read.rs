@@ -1,4 +1,4 @@
-//! What the writer reads of the tree's nodes.
+//! Read access of the writer to the nodes of the tree.
 #![allow(unsafe_code, reason = "follows the raw pointers of live nodes")]
 
 use super::super::bytes_of;

@@ -1,6 +1,6 @@
 //! Races between the owners of the writer, of leases and of steps. Each scenario is written once
 //! and runs twice: on real threads in `tests/races.rs`, and in every interleaving in `loom_tests`.
-//! The including crate supplies `crate::harness`: its synchronisation types, and `repeat`, which
+//! The including crate supplies `crate::harness`: its synchronization types, and `repeat`, which
 //! runs a scenario in its own way.
 
 use crate::harness::sync::{Arc, AtomicBool, Barrier, Mutex, MutexGuard, Ordering, thread};
@@ -79,7 +79,7 @@ fn evict_against_acquire() {
     repeat(query_acquire_and_eviction);
 }
 
-/// Goal: what a request has acquired stays when its prefix is evicted on another thread.
+/// Goal: blocks that a request has acquired stay when its prefix is evicted on another thread.
 #[test]
 fn evict_prefix_against_acquire() {
     repeat(query_acquire_and_eviction_of_the_prefix);
@@ -306,7 +306,7 @@ fn query_against_checkpoints() {
     repeat(query_and_checkpoints);
 }
 
-/// A step that resumes from a checkpoint whose request is cancelled, so that its block is evicted
+/// A step that resumes from a checkpoint whose request is canceled, so that its block is evicted
 /// and handed out again.
 pub(crate) fn reuse_of_a_checkpoint() {
     let (mut writer, _reader, mut pool, fence) = with_checkpoints(1);

@@ -1,5 +1,5 @@
 //! The tree next to a simple and slow reference model: a map from every cached prefix to its block.
-//! Each operation runs on both and panics if they differ afterwards.
+//! Each operation runs on both and panics if they differ afterward.
 
 use std::collections::{HashMap, HashSet};
 use stolon_kvcache::{
@@ -169,7 +169,7 @@ impl Model {
     }
 
     /// Number of blocks that left the index while they were locked and that no lease holds any
-    /// more.
+    /// longer.
     fn freed(&mut self) -> usize {
         let mut held: HashSet<BlockId> = HashSet::new();
         for lease in self.leases.iter().filter(|held| held.detached) {
@@ -267,7 +267,8 @@ impl Model {
             |prefix: &Prefix, start: &[u32]| prefix.0 == namespace && prefix.1.starts_with(start);
         if self.cached.contains_key(&(namespace, start.to_vec())) {
             self.cached.retain(|prefix, _| locked.contains(prefix) || !extends(prefix, start));
-            // From the last block of the prefix to the first: those that nothing extends any more.
+            // From the last block of the prefix to the first: those that nothing extends any
+            // longer.
             for end in (self.block_size..whole).step_by(self.block_size).rev() {
                 let prefix = (namespace, start[..end].to_vec());
                 let users = self.cached.keys().filter(|other| extends(other, &prefix.1)).count();

@@ -1,7 +1,7 @@
-//! A tree with quotas next to a model that knows only how many blocks each namespace has. What is
-//! cached is read from the events, what is locked from the leases and pins. An operation that makes
-//! no room for others must leave each namespace with exactly the blocks that it had and was given,
-//! except for those above its quota that nothing locks.
+//! A tree with quotas next to a model that knows only how many blocks each namespace has. The
+//! cached blocks are read from the events, the locked ones from the leases and pins. An operation
+//! that makes no room for others must leave each namespace with exactly the blocks that it had and
+//! was given, except for those above its quota that nothing locks.
 
 use std::collections::HashSet;
 use stolon_kvcache::{

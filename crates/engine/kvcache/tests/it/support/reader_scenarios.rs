@@ -280,7 +280,7 @@ fn evict_prefix_against_read() {
     run(Race { query: |r| match_len(r, &[1, 5]), answers: &[2], ..race });
 }
 
-/// Goal: when a prefix is evicted of which a lease holds a part, that part stays visible.
+/// Goal: when a prefix is evicted and a lease holds a part of it, that part stays visible.
 #[test]
 fn evict_prefix_of_a_locked_prefix_against_read() {
     run(Race {

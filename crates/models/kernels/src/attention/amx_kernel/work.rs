@@ -20,7 +20,7 @@ const _: () = assert!(
 ///
 /// **Invariant**: `args` has been validated, [`applies`](super::applies) is true for it, and `item`
 /// is in `plan`, which was made for it. The pointers are valid for the shapes given, with the
-/// number of queries that `queries` had at first, in initialised memory that only this work
+/// number of queries that `queries` had at first, in initialized memory that only this work
 /// accesses; the pieces do not overlap. The processor has the AVX-512 sets that the methods enable,
 /// and this process may use AMX with bf16, both because `args.path` is `Amx`.
 ///

@@ -1,4 +1,4 @@
-//! What differs between attention in f32 and attention on bf16 pairs.
+//! The differences between attention in f32 and attention on bf16 pairs.
 #![allow(unsafe_code, reason = "accesses scratch memory and the KV cache through raw pointers")]
 
 use super::work::{RowGroup, SimdWork};

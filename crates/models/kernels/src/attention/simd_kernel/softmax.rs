@@ -10,7 +10,7 @@ use crate::attention::softmax_state::SoftmaxState;
 use crate::attention::tile_view::TileScales;
 use crate::lanes::{self, LANES, Lanes};
 
-/// What the softmax needs to know of a tile.
+/// The properties of a tile that the softmax needs.
 pub(super) struct TileScores<'a> {
     /// The scales of keys and values, if they are bytes.
     pub(super) scales: Option<&'a TileScales>,

@@ -31,7 +31,7 @@ pub(super) struct RowGroup {
 /// A work item with its scratch memory. Queries, keys and values are stored in words of 4 bytes,
 /// which hold one f32 or two bf16 (see [`Arithmetic`](super::arithmetic::Arithmetic)).
 ///
-/// **Invariant**: the pointers are valid for the shapes given, in initialised memory that only this
+/// **Invariant**: the pointers are valid for the shapes given, in initialized memory that only this
 /// work item accesses; the pieces do not overlap. `args` has been validated and `item` is in
 /// `plan`, which was made for `args`.
 pub(super) struct SimdWork<'a> {

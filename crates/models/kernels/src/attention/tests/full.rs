@@ -1,4 +1,4 @@
-//! Positions that see each other in both directions, as those of an image.
+//! Positions that see each other in both directions, as in an image.
 
 use super::*;
 

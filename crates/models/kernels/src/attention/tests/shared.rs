@@ -56,8 +56,8 @@ const SHARED_SHAPES: [Shape; 9] = [
     Shape { heads: 20, kv_heads: 1, head_dim: 8, softcap: None, window: None, stored: Stored::F32 },
 ];
 
-/// Sequences of which each has a prefix of random length in common with a random earlier one, and a
-/// cache in which the whole blocks of these prefixes exist once.
+/// Sequences, each of which has a prefix of random length in common with a random earlier one, and
+/// a cache in which the whole blocks of these prefixes exist once.
 fn family(
     shape: Shape,
     count: usize,

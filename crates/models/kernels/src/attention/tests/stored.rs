@@ -2,7 +2,7 @@
 
 use super::*;
 
-/// A layer with a window, of which keys and values are stored in this type.
+/// A layer with a window, whose keys and values are stored in this type.
 fn windowed(stored: Stored, heads: usize, head_dim: usize) -> Shape {
     Shape { heads, kv_heads: 1, head_dim, softcap: None, window: Some(333), stored }
 }
@@ -41,8 +41,8 @@ fn sixteen_bit_values_equal_their_f32_values() {
     }
 }
 
-/// Goal: bytes with a scale of one give the same bits as the bf16 or f32 values that they are, in
-/// whichever of the two this path computes, for one query and for many.
+/// Goal: bytes with a scale of one give the same bits as the equal bf16 values, or f32 values if
+/// this path computes in f32, for one query and for many.
 #[test]
 fn bytes_equal_the_numbers_that_they_are() {
     for path in Path::supported() {
@@ -52,7 +52,7 @@ fn bytes_equal_the_numbers_that_they_are() {
             let mut sequence = sequence(Shape { stored: Stored::F32, ..shape }, 600, 31);
             for head in sequence.k.chunks_mut(head_dim).chain(sequence.v.chunks_mut(head_dim)) {
                 head.iter_mut().for_each(|value| *value = (*value * 126.0).round());
-                // So that the scale is one.
+                // This makes the scale one.
                 head[0] = 127.0;
             }
             sequence.q.iter_mut().for_each(|value| *value /= 127.0);

@@ -2,7 +2,7 @@
 
 use super::*;
 
-/// Goal: bf16 rounding equals that of the `half` crate for every kind of value.
+/// Goal: bf16 rounding equals the rounding of the `half` crate for every kind of value.
 #[test]
 fn bf16_rounds_as_half_does() {
     let from: Vec<f32> = (0..=u32::MAX).step_by(4099).map(f32::from_bits).collect();

@@ -41,7 +41,7 @@ impl Bytes for One {
     #[inline(always)]
     unsafe fn right(self, count: usize, mask: u8) -> Self {
         // SAFETY: computes in registers; AVX-512 F and BW are available. The mask removes bits from
-        // the neighbouring byte.
+        // the neighboring byte.
         unsafe {
             let shifted = _mm512_srl_epi16(self, _mm_cvtsi64_si128(count as i64));
             _mm512_and_si512(shifted, _mm512_set1_epi8(mask.cast_signed()))

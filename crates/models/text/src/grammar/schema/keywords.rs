@@ -89,7 +89,7 @@ pub(super) fn has_value(keyword: &str, value: &Value) -> bool {
     }
 }
 
-/// What a keyword of [`VALUES`] can have, for an error.
+/// The values that a keyword of [`VALUES`] can have, for an error.
 pub(super) fn expected_value(keyword: &str) -> String {
     match keyword {
         "enum" => "a list of at least one value".to_owned(),

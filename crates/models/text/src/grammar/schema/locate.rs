@@ -8,8 +8,8 @@ use crate::grammar::GrammarError;
 /// Maximum number of schemas that are compiled to find the one that is wrong.
 const MAX_TRIES: usize = 64;
 
-/// The path of the innermost schema in a schema that `fails`, and why it does. Calls `fails` a
-/// limited number of times.
+/// The path of the innermost schema that fails within a schema that `fails`, and the reason. Calls
+/// `fails` a limited number of times.
 pub(in crate::grammar) fn locate(
     schema: &Value,
     error: GrammarError,

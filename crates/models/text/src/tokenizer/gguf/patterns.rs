@@ -57,7 +57,8 @@ pub(super) const TEKKEN: &str = concat!(
 );
 
 /// DeepSeek-LLM and DeepSeek-V2: line ends, words of letters with a case, signs, trailing spaces
-/// and characters of East Asian scripts are found one after the other, each in what is left.
+/// and characters of East Asian scripts are found one after the other, each in the rest of the
+/// text.
 pub(super) const DEEPSEEK_LLM_FIRST: [&str; 5] = [
     "[\r\n]",
     concat!(

@@ -1,4 +1,5 @@
-//! What each attack costs a normal client: times with other clients, and memory.
+//! The cost of each attack for a normal client: response times, compared with those without
+//! attacks, and memory.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -15,17 +16,18 @@ impl Client<'_> {
     }
 }
 
-/// Goal: with little address space no attack ends the server, what they took is given back, and a
+/// Goal: with little address space no attack ends the server, their memory is released, and a
 /// normal client hardly notices them. On a quiet machine, its median is at most doubled, and the
-/// 99th percentile of `/health` is below 50 ms. The bounds here leave room for what else the
-/// machine does: they find an attack that stalls the server, and the printed times tell the rest.
+/// 99th percentile of `/health` is below 50 ms. The bounds here leave room for other work of the
+/// machine: they find an attack that stalls the server, and the printed times tell the rest.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 #[ignore = "takes several minutes, and its figures need a quiet machine"]
 #[allow(clippy::print_stdout, reason = "it is a measurement")]
 async fn attacks_are_measured() {
     let template = template();
     let server = Arc::new(Server::start_limited("demo", &arguments(&template), "-v 4194304"));
-    // Clients elsewhere would not take the server's cores to make their large bodies.
+    // Clients on other machines would not take the server's cores to make their large bodies. So
+    // the attackers' threads yield to all others.
     let attackers = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(2)
         .enable_all()
@@ -88,7 +90,7 @@ fn yield_to_everybody() {
 const MEDIAN_RATIO_MAX: f64 = 4.0;
 const HEALTH_MS_MAX: f64 = 250.0;
 
-/// What a normal client and a health check notice of an attack, in milliseconds, sorted.
+/// The times of a normal client and of a health check during an attack, in milliseconds, sorted.
 struct Noticed {
     answers: Vec<f64>,
     health: Vec<f64>,
@@ -108,8 +110,8 @@ impl Noticed {
         Self { answers, health }
     }
 
-    /// Prints what was noticed. Returns the ratio of the medians, and the time of `/health` at the
-    /// 99th percentile.
+    /// Prints the effects of the attack. Returns the ratio of the medians, and the time of
+    /// `/health` at the 99th percentile.
     #[allow(clippy::print_stdout, reason = "it is a measurement")]
     fn print(&self, quiet: &Self, server: &Server, name: &str) -> (f64, f64) {
         let at = |times: &[f64], share: f64| times[((times.len() - 1) as f64 * share) as usize];

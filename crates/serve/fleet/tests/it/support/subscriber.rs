@@ -1,4 +1,4 @@
-//! What the tests of KV events have in common: a subscriber that decodes them, and its sockets.
+//! Common code of the tests of KV events: a subscriber that decodes them, and its sockets.
 
 use std::collections::{HashMap, HashSet};
 use std::time::Duration;
@@ -164,7 +164,7 @@ pub(crate) async fn subscribe(publisher: &KvEventPublisher, topic: &str) -> Sock
     subscriber
 }
 
-/// What is replayed from a number on: numbers and batches.
+/// The batches that are replayed from a number on, with their numbers.
 pub(crate) async fn replay(publisher: &KvEventPublisher, from: u64) -> Vec<(u64, Vec<u8>)> {
     let endpoint = publisher.replay_endpoint().expect("a second address");
     let client = connect(SocketType::Dealer, endpoint, Options::new()).await;

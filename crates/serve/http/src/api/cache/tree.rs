@@ -83,7 +83,7 @@ impl TreeNode {
     }
 }
 
-/// A token at the beginning of a node, or what is not text, such as an image.
+/// A token at the beginning of a node, or a span that is not text, such as an image.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(untagged)]
 pub enum FirstToken {
@@ -91,7 +91,7 @@ pub enum FirstToken {
     Id(u32),
     /// An image.
     Span {
-        /// What is shown instead of a text, such as `[image, 64 positions]`.
+        /// The string that is shown instead of a text, such as `[image, 64 positions]`.
         span: String,
         /// How many tokens of the node it is.
         positions: usize,

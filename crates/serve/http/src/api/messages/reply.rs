@@ -118,9 +118,9 @@ pub struct MessageEvent {
 #[derive(Clone, Debug, Serialize, JsonSchema)]
 #[serde(untagged)]
 pub enum MessageDelta {
-    /// To a block.
+    /// An addition to a block.
     Block(BlockDelta),
-    /// To the message, at its end.
+    /// An addition to the message, at its end.
     Stop {
         /// Why the answer ended.
         stop_reason: Option<StopReason>,

@@ -134,7 +134,7 @@ pub struct SettingsText {
 #[derive(Clone, Debug, Serialize, JsonSchema)]
 #[serde(tag = "type", rename_all = "snake_case")]
 pub enum SettingsFormat {
-    /// Nothing.
+    /// Any text.
     Text,
     /// It is a JSON object.
     JsonObject,

@@ -16,7 +16,7 @@ impl<T> JsonSchema for T {}
 #[derive(Debug)]
 pub(crate) struct Schema;
 
-/// What makes schemas.
+/// A generator of schemas.
 #[derive(Debug)]
 pub(crate) struct SchemaGenerator;
 

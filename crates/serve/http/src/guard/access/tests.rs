@@ -127,7 +127,7 @@ fn admin_routes_with_a_key_need_the_key() {
     assert!(!check(&[]) && !check(&[key, ("origin", "https://evil.example")]));
 }
 
-/// Goal: a client is known by its key, and no salt of a client leads to another's prefixes.
+/// Goal: a client is known by its key, and no salt of a client leads to another client's prefixes.
 #[test]
 fn tenants_are_kept_apart() {
     let key = |name: &str, key: &str| ApiKey {

@@ -167,7 +167,7 @@ fn private_addresses_are_not_public() {
     ] {
         assert!(!is_public(private), "{private}");
     }
-    // A name and numbers that are this machine, although the operator has named them.
+    // This machine by name and by number: refused, although the operator has named the hosts.
     let hosts = ImageHosts::new(hosts(&["localhost", "127.0.0.1", "[::1]"]));
     for url in ["http://localhost/", "http://127.0.0.1/a.png", "http://[::1]/"] {
         let error = fetch(&hosts, url).expect_err(url);
@@ -214,7 +214,7 @@ fn redirects_are_checked_like_the_first_url() {
     assert!(error.contains("expected https, got http"), "{error}");
 }
 
-/// Goal: a file that is too large, said so or not, and one that does not come are given up.
+/// Goal: a fetch ends if its file is too large, whether announced or not, or does not arrive.
 #[test]
 fn size_and_time_are_bounded() {
     let mut hosts = of_server(&["a.test"], |path| match path {

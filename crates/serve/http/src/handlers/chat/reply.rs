@@ -53,8 +53,8 @@ struct Growing {
     free_text: Option<FreeText>,
 }
 
-/// The finish reason of an answer. One that repeats itself within a call has no reason that lets
-/// clients run it.
+/// The finish reason of an answer. If an answer repeats itself within a call, the reason must not
+/// let clients run the call.
 fn finish_reason(reason: &stolon::FinishReason, choice: &Growing) -> FinishReason {
     match reason {
         stolon::FinishReason::Repetition if choice.has_open_call => FinishReason::Length,
@@ -177,7 +177,7 @@ impl Chat {
         Some(call_delta(number, None, None, part))
     }
 
-    /// The text of a call that is known only at its end.
+    /// The free text of a call whose text is known only at its end.
     fn end_free_text(&mut self, choice: usize, number: usize) -> Option<Delta> {
         let input = self.choices[choice].free_text.take()?.finish();
         let part = CallPart::Custom(CustomDelta { name: None, input });
@@ -246,7 +246,7 @@ fn add_call(message: &mut AnswerMessage, delta: ToolCallDelta) {
     }
 }
 
-/// What a piece adds to a call.
+/// The addition of a piece to a call.
 enum CallPart {
     Function(FunctionDelta),
     Custom(CustomDelta),

@@ -177,7 +177,7 @@ impl Dialect for Messages {
         let in_call = self.open.as_ref().is_some_and(|open| open.kind == Kind::ToolUse);
         self.reply.stop_reason = Some(match reason {
             FinishReason::Length => StopReason::MaxTokens,
-            // The call is not complete, so that nobody may run it.
+            // The call is not complete, so clients must not run it.
             FinishReason::Repetition if in_call => StopReason::MaxTokens,
             _ if self.complete_calls > 0 => StopReason::ToolUse,
             FinishReason::StopString(_) => StopReason::StopSequence,

@@ -9,7 +9,7 @@ pub struct CounterValue {
     /// The name without the prefix `stolon:` and without `_total`, such as `kv_event_batches`. It
     /// must differ from the names of all other metrics.
     pub name: &'static str,
-    /// What is counted, as a sentence.
+    /// Description of the counter, as a sentence.
     pub help: &'static str,
     /// The count since the program started. It never decreases.
     pub value: u64,

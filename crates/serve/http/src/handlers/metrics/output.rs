@@ -12,7 +12,7 @@ use stolon::HistogramData;
 #[derive(Debug)]
 pub(super) struct Output<'a> {
     encoder: DescriptorEncoder<'a>,
-    /// What the names of all metrics begin with.
+    /// The prefix of the names of all metrics.
     prefix: &'static str,
 }
 

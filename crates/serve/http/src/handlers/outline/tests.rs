@@ -75,7 +75,7 @@ fn an_outline_accounts_for_every_token() {
     }
 }
 
-/// Goal: what a request or a pin holds is listed before what is larger.
+/// Goal: nodes that a request or a pin holds are listed before larger ones.
 #[test]
 fn held_nodes_come_first() {
     let mut rng = ChaCha8Rng::seed_from_u64(2);

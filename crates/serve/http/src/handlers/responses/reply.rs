@@ -178,7 +178,7 @@ impl ResponseReply {
         self.event(kind, ResponseEvent { response, ..ResponseEvent::default() })
     }
 
-    /// An event about the item in progress. `logprobs` are those of the text in the event.
+    /// An event about the item in progress. `logprobs` belong to the text in the event.
     fn item_event(
         &mut self,
         kind: &'static str,
@@ -218,7 +218,7 @@ impl ResponseReply {
     }
 
     /// The log-probabilities of the tokens of a text of the message. A message that begins is
-    /// preceded by tokens that are no part of it, such as the end of the reasoning.
+    /// preceded by tokens that are not part of it, such as the end of the reasoning.
     fn logprobs_of(&mut self, text: &str) -> Vec<ChatTokenLogprobs> {
         if self.open.as_ref().is_some_and(|open| open.kind == Kind::Message) {
             return std::mem::take(&mut self.pending);
@@ -228,7 +228,7 @@ impl ResponseReply {
         while first > 0 && missing > 0 {
             first -= 1;
             let token = &self.pending[first].chosen;
-            // The tokens of parts of a character count as a part of the next token.
+            // Tokens that are parts of a character are merged into the next token.
             if token.bytes.is_some() {
                 missing = missing.saturating_sub(token.token.chars().count());
             }

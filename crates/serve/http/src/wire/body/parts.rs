@@ -1,5 +1,6 @@
 //! Names the parts of messages that cannot be shown to a model, such as audio. serde's errors do
-//! not: parts are one of several forms of content, and it reports that none of them fits.
+//! not name them: a list of parts is one of several forms of content, and serde reports only that
+//! none of the forms fits.
 
 use serde_json::Value;
 
@@ -96,7 +97,7 @@ mod tests {
         }
     }
 
-    /// Goal: parts of known types are refused for what is wrong with them.
+    /// Goal: errors in parts of known types are still reported.
     #[test]
     fn other_errors_stay() {
         let body = json!({"messages": [{"role": "user", "content": [{"type": "text"}]}]});

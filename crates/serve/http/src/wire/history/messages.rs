@@ -1,8 +1,8 @@
 //! Turns of Anthropic's API.
 //!
-//! A turn merges what came in several steps: the results of calls, what the client adds, and what
-//! the user says. Clients merge a turn that was refused with the next one. So types of blocks that
-//! are not known are no error in the last turn either.
+//! A turn merges several steps: the results of calls, the additions of the client, and the words of
+//! the user. Clients merge a turn that was refused with the next one. So types of blocks that are
+//! not known are not an error in the last turn either.
 
 use serde_json::{Map, Value, json};
 
@@ -49,7 +49,8 @@ pub(super) fn settle_system(system: &mut Value, ignored: &Ignored) {
 fn settle_block(block: &mut Value, is_assistant: bool, is_last: bool, ignored: &Ignored) {
     match kind(block) {
         "tool_result" => settle_result(block, "tool_use_id", ignored),
-        // What Anthropic's service or a server of tools executes has its result in the same turn.
+        // A call that Anthropic's service or a server of tools executes has its result in the same
+        // turn.
         "server_tool_use" | "mcp_tool_use" if is_assistant => {
             if let Value::Object(call) = block {
                 call.insert("type".to_owned(), "tool_use".into());
@@ -81,7 +82,7 @@ fn settle_block(block: &mut Value, is_assistant: bool, is_last: bool, ignored: &
         "redacted_thinking" if is_assistant => *block = json!({"type": "redacted_thinking"}),
         "tool_result" => {}
         "text" | "image" if is_well_formed(block) => {}
-        // What the client can correct, because it was not sent before.
+        // Blocks that the client can correct, because they were not sent before.
         "text" | "image" | "tool_use" | "thinking" if is_last => {}
         _ => *block = text_block(shown(block, is_assistant, ignored)),
     }
@@ -139,13 +140,13 @@ fn shown(block: &Value, is_assistant: bool, ignored: &Ignored) -> String {
         }
         "tool_reference" => block["tool_name"].as_str().map(|name| format!("[tool: {name}]")),
         "text" => Some(as_text(&block["text"])),
-        // Pieces of data are no texts, even if they are strings.
+        // Binary data is not text, even if it is a string.
         "image" | "redacted_thinking" => None,
         _ => text_of(block),
     };
     match text {
         Some(text) => text,
-        // Words that it did not say would teach the model to say them.
+        // Words that the model did not say would teach it to say them.
         None if is_assistant => {
             placeholder(kind(block), ignored);
             String::new()

@@ -31,7 +31,8 @@ const WITHOUT_TEXT: &[&str] = &[
 /// Gives the items the shape that [`TypedItem`](crate::api::responses::TypedItem) describes.
 ///
 /// # Errors
-/// The last item is of a type that is not known: it may be a request that cannot be met.
+/// The last item is of a type that is not known: it may request something that the server cannot
+/// do.
 pub(super) fn settle(items: &mut [Value], ignored: &Ignored) -> Result<(), ApiError> {
     let last = items.len().saturating_sub(1);
     let mut roles = items.iter().rev().map(role_of);
@@ -141,7 +142,7 @@ fn settle_part(part: &mut Value, ignored: &Ignored) {
     if is_known {
         return;
     }
-    // The content of a file is no text for the model.
+    // The content of a file is not text for the model.
     let text = text_of(part).filter(|_| kind(part) != "input_file");
     let text = text.unwrap_or_else(|| placeholder(kind(part), ignored));
     *part = json!({"type": "input_text", "text": text});
@@ -189,7 +190,7 @@ fn settle_output(members: &mut Map<String, Value>, ignored: &Ignored) {
     settle_content(members, "output", false, ignored);
 }
 
-/// A call of a tool that is no function, as the call of one.
+/// A call of a tool that is not a function, in the form of a function call.
 fn settle_call(of_type: &str, members: &mut Map<String, Value>) {
     if !has_text(members, "name") {
         members.insert("name".to_owned(), of_type.trim_end_matches("_call").into());

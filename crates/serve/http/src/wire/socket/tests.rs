@@ -23,7 +23,7 @@ async fn sockets_are_removed_or_replaced() {
 }
 
 /// Goal: neither the socket of another server nor a file of another kind is removed, at the start
-/// or at the end, and errors say what is there.
+/// or at the end, and errors name the existing file.
 #[tokio::test]
 async fn files_of_others_are_kept() {
     let dir = tempfile::tempdir().expect("a directory");
