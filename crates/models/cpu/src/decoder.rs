@@ -14,7 +14,9 @@ use std::cmp::Ordering;
 use stolon_backend::{StepBatch, StepOutput};
 use stolon_checkpoint::WeightType;
 use stolon_checkpoint::adapter::Site;
-use stolon_checkpoint::config::{DecoderConfig, DecoderWeights, MixerKind};
+use stolon_checkpoint::config::{
+    ConvolutionConfig, DecoderConfig, DecoderWeights, KeysAndValues, MixerConfig,
+};
 use stolon_checkpoint::error::ModelError;
 use stolon_checkpoint::weights::Weights;
 use stolon_kernels::{
@@ -32,7 +34,6 @@ mod convolution;
 mod delta_net;
 mod embed;
 mod experts;
-mod fields;
 mod latent;
 mod layer;
 pub(crate) mod linear;
@@ -114,7 +115,6 @@ impl Decoder {
         path: Path,
         workers: &Workers,
     ) -> Result<Self, ModelError> {
-        fields::use_every_field(&config);
         let mut loader = Loader { weights, weight_type, path, workers };
         let DecoderWeights { embedding, per_layer, layers, final_norm, head, head_bias } =
             config.weights();
@@ -126,15 +126,16 @@ impl Decoder {
         let layers = layers
             .iter()
             .zip(kept_indices(&config))
-            .enumerate()
-            .map(|(index, (layer, kept))| Layer::load(&config, index, layer, &kept, &mut loader))
+            .map(|(layer, kept)| Layer::load(&config, layer, &kept, &mut loader))
             .collect::<Result<_, _>>()?;
         let final_norm = NormVectors::load(&final_norm, &mut loader)?;
         let ropes = config
             .ropes
             .iter()
             .enumerate()
-            .map(|(index, rope)| RopeTable::new(rope, config.rope_dim(index), config.max_positions))
+            .filter_map(|(index, rope)| {
+                Some(RopeTable::new(rope, config.rope_dim(index)?, config.max_positions))
+            })
             .collect();
         Ok(Self {
             last_keeping: config.last_keeping_layer(),
@@ -282,8 +283,8 @@ impl Decoder {
 
     /// Fills the slots that enter the convolutions at the rows of `sequences`, if there are any.
     fn fill_taps(&mut self, sequences: &[AttentionSequence<'_>], block_size: usize) {
-        if let Some(count) = self.config.convolution_taps {
-            fill_taps(&mut self.activations.taps, count, sequences, block_size);
+        if let Some(ConvolutionConfig { taps }) = self.config.convolution() {
+            fill_taps(&mut self.activations.taps, *taps, sequences, block_size);
         }
     }
 
@@ -365,21 +366,24 @@ impl Decoder {
     }
 }
 
-/// For each mixer of each layer its index in the KV store or in the states, among those of its
-/// kind. Attention that reads the keys and values of another layer has the index of that layer.
+/// For each mixer of each layer its index among those that keep the same: keys and values, inputs of
+/// convolutions, or states. Attention that reads the keys and values of another layer has the index
+/// of that layer.
 fn kept_indices(config: &DecoderConfig) -> Vec<Vec<usize>> {
-    let mut counts = [0; 5];
+    let [mut keys, mut inputs, mut states] = [(); 3].map(|()| 0..);
     let mut all: Vec<Vec<usize>> = Vec::with_capacity(config.layers.len());
     for layer in &config.layers {
-        let mut next = |mixer: &MixerKind| {
-            let count = &mut counts[*mixer as usize];
-            *count += 1;
-            *count - 1
-        };
-        let kept = match layer.kv_source {
-            Some(source) => all[source].clone(),
-            None => layer.mixers.iter().map(&mut next).collect(),
-        };
+        let kept = layer.mixers.iter().filter_map(|mixer| match mixer {
+            MixerConfig::Attention(attention) => match attention.keys_and_values {
+                // Attention is the first mixer of a layer.
+                KeysAndValues::OfLayer(source) => all[source].first().copied(),
+                KeysAndValues::Own | KeysAndValues::OneMatrix => keys.next(),
+            },
+            MixerConfig::Latent(_) => keys.next(),
+            MixerConfig::Convolution(_) => inputs.next(),
+            MixerConfig::DeltaNet(_) | MixerConfig::Mamba2(_) => states.next(),
+        });
+        let kept = kept.collect();
         all.push(kept);
     }
     all

@@ -1,6 +1,8 @@
 //! The buffers of the forward pass. They grow to the largest batch so far and are reused.
 
-use stolon_checkpoint::config::{DecoderConfig, LayerConfig, MlpKind, QkNorm};
+use stolon_checkpoint::config::{
+    DecoderConfig, FeedForwardConfig, LayerConfig, MixerConfig, QkNorm,
+};
 use stolon_kernels::Operands;
 
 use super::latent::LatentBuffers;
@@ -58,41 +60,51 @@ pub(super) struct Activations {
 impl Activations {
     /// Grows the f32 buffers to at least `rows` rows.
     pub(super) fn reserve(&mut self, config: &DecoderConfig, rows: usize) {
-        let head_dims = (0..config.layers.len()).map(|layer| config.heads(layer).head_dim);
-        let attended = rows * config.num_heads * head_dims.max().unwrap_or(0);
-        let gates = [
-            config.convolution_taps.map(|_| rows * config.hidden_size),
-            config.output_gate.then_some(attended),
-            config.recurrent_shape().map(|shape| rows * shape.value_width()),
-        ];
-        if let Some(shape) = &config.recurrent_shape() {
-            let rank = config.delta_net.and_then(|delta_net| delta_net.rank());
-            self.recurrent.reserve(shape, rank.unwrap_or(0), rows);
-        }
-        if let Some(latent) = &config.latent {
-            self.latent.reserve(latent, config.num_heads, rows);
+        let (mut attended, mut gates, mut keys) = (0, 0, 0);
+        for mixer in config.mixers() {
+            let (width, gate) = match mixer {
+                MixerConfig::Attention(attention) => {
+                    let width = attention.heads * attention.head_dim;
+                    if attention.qk_norm == Some(QkNorm::Position) {
+                        keys = keys.max(attention.kv_heads * attention.head_dim);
+                    }
+                    (width, if attention.output_gate { width } else { 0 })
+                }
+                MixerConfig::Latent(latent) => {
+                    self.latent.reserve(latent, rows);
+                    (latent.heads * latent.sizes.kept_dim(), 0)
+                }
+                MixerConfig::Convolution(_) => (0, config.hidden_size),
+                MixerConfig::DeltaNet(delta_net) => {
+                    let shape = delta_net.shape();
+                    self.recurrent.reserve(&shape, delta_net.rank().unwrap_or(0), rows);
+                    (0, shape.value_width())
+                }
+                MixerConfig::Mamba2(mamba2) => {
+                    self.recurrent.reserve(&mamba2.shape(), 0, rows);
+                    (0, mamba2.shape().value_width())
+                }
+            };
+            (attended, gates) = (attended.max(width), gates.max(gate));
         }
         let has_projected = config.norms.outputs() || config.per_layer_input.is_some();
-        let projected = if has_projected { rows * config.hidden_size } else { 0 };
-        let has_mixture = |layer: &LayerConfig| layer.mlp == Some(MlpKind::DenseAndExperts);
+        let projected = if has_projected { config.hidden_size } else { 0 };
+        let has_mixture =
+            |layer: &LayerConfig| matches!(layer.mlp, Some(FeedForwardConfig::DenseAndExperts(..)));
         let mixture = if config.layers.iter().any(has_mixture) { projected } else { 0 };
-        let per_layer = config.per_layer_input.map_or(0, |width| config.layers.len() * width);
-        let keys = match config.qk_norm {
-            Some(QkNorm::Position) => rows * config.num_kv_heads * config.head_dim,
-            _ => 0,
-        };
-        for (buffer, len) in [
-            (&mut self.x, rows * config.hidden_size),
+        let per_layer = config.per_layer_input.map_or(0, |input| config.layers.len() * input.width);
+        for (buffer, width) in [
+            (&mut self.x, config.hidden_size),
             (&mut self.projected, projected),
             (&mut self.mixture, mixture),
-            (&mut self.per_layer, rows * per_layer),
+            (&mut self.per_layer, per_layer),
             (&mut self.q, attended),
-            (&mut self.gates, gates.into_iter().flatten().max().unwrap_or(0)),
+            (&mut self.gates, gates),
             (&mut self.k, keys),
             (&mut self.attended, attended),
         ] {
-            if buffer.len() < len {
-                buffer.resize(len, 0.0);
+            if buffer.len() < rows * width {
+                buffer.resize(rows * width, 0.0);
             }
         }
     }

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use stolon_backend::{SequenceSlice, StepBatch};
 use stolon_checkpoint::adapter::Site;
-use stolon_checkpoint::config::{AttentionWeights, DecoderConfig, HeadShape, QkNorm, QkvWeights};
+use stolon_checkpoint::config::{AttentionConfig, AttentionWeights, QkNorm, QkvWeights};
 use stolon_checkpoint::error::ModelError;
 use stolon_kernels::{
     self as kernels, AttentionSequence, Epilogue, KvRows, Matrix, Operands, Path, Product, RowSums,
@@ -41,23 +41,19 @@ pub(super) struct Attention {
     /// The gates of the output.
     pub(super) gate: Option<Linear>,
     pub(super) output: Linear,
-    /// The sizes of the heads.
-    heads: HeadShape,
+    pub(super) config: AttentionConfig,
     /// Index in the KV store of the keys and values that the layer reads.
     pub(super) kept: usize,
 }
 
 impl Attention {
-    /// Loads the attention of a layer with heads of the sizes `heads`, whose values are normalized
-    /// if `value_norm` is true.
+    /// Loads the attention of a layer.
     pub(super) fn load(
         spec: &AttentionWeights,
-        heads: HeadShape,
-        value_norm: bool,
         kept: usize,
         loader: &mut Loader<'_>,
     ) -> Result<Self, ModelError> {
-        let AttentionWeights { qkv, q_norm, k_norm, sinks, selective, gate, output } = spec;
+        let AttentionWeights { config, qkv, q_norm, k_norm, sinks, selective, gate, output } = spec;
         let selective = selective.as_ref().map(|spec| Selective::load(spec, loader));
         let QkvWeights { name: _, query, key, value } = qkv;
         Ok(Self {
@@ -66,12 +62,12 @@ impl Attention {
             v: loader.optional(value.as_ref())?,
             q_norm: loader.optional_vector(q_norm.as_ref())?,
             k_norm: loader.optional_vector(k_norm.as_ref())?,
-            v_norm: value_norm.then(|| vec![1.0; heads.head_dim]),
+            v_norm: config.value_norm.then(|| vec![1.0; config.head_dim]),
             sinks: loader.optional_vector(sinks.as_ref())?,
             selective: selective.transpose()?,
             gate: loader.optional(gate.as_ref())?,
             output: loader.linear(output)?,
-            heads,
+            config: *config,
             kept,
         })
     }
@@ -157,9 +153,10 @@ impl Decoder {
         let (config, path) = (&self.config, self.path);
         let Some(layer) = self.layers[index].attention() else { return };
         let Activations { normed, q, k, gates, .. } = &mut self.activations;
-        let dim = layer.heads.head_dim;
-        let rope = config.layers[index].rope.map(|rope| &self.ropes[rope]);
+        let AttentionConfig { head_dim: dim, rope, qk_norm, query_scaling, .. } = layer.config;
+        let rope = rope.map(|rope| &self.ropes[rope]);
         let heads = passes::Heads::of(config, path, dim, rope, &self.plan);
+        let heads = heads.with(qk_norm, query_scaling);
         let updates = self.adapters.updates(index, Site::Inputs);
         let epilogue_q = updates.then([0], |sums: RowSums<'_>| {
             heads.apply_to_queries(&layer.q, layer.q_norm.as_deref(), sums);
@@ -180,7 +177,7 @@ impl Decoder {
         let q_matrix = [&layer.q.matrix];
         let q = &mut q[..normed.rows() * layer.query_width()];
         let gates = &mut gates[..gate_matrix.map_or(0, |_| q.len())];
-        let k = &mut k[..late_keys_len(config, layer, normed.rows())];
+        let k = &mut k[..late_keys_len(layer, normed.rows())];
         let mut late_keys = None;
         let mut products: Vec<Product<'_>> = Vec::with_capacity(4);
         let mut push = |matrices, epilogue, sink| {
@@ -195,7 +192,7 @@ impl Decoder {
             let slots = if windowed { &self.plan.window_slots } else { &self.plan.slots };
             let [keys, values] = kv.rows_mut(layer.kept, path, slots);
             // Keys that are normalized together are complete only after the GEMM.
-            let keys = match config.qk_norm {
+            let keys = match qk_norm {
                 Some(QkNorm::Position) => {
                     late_keys = Some(keys);
                     Sink::Rows(&mut *k)
@@ -210,7 +207,7 @@ impl Decoder {
         }
         let epilogue_time = multiply_all(path, normed, &mut products, workers);
         drop(products);
-        if config.qk_norm == Some(QkNorm::Position) {
+        if qk_norm == Some(QkNorm::Position) {
             layer.norm_positions(inputs, &heads, [q, k], late_keys.as_mut(), workers);
         }
         self.profile.mark_with(Stage::Qkv, epilogue_time, Stage::Heads);
@@ -240,17 +237,13 @@ impl Decoder {
             let Activations { x, mixed, projected, .. } = &mut self.activations;
             let x = &mut x[..rows * self.config.hidden_size];
             let mixer = &layer.mixers[mixer];
-            let is_attention = matches!(mixer, Mixer::Attention(_));
             let residual = passes::Residual {
                 config: &self.config,
                 path: self.path,
                 linear: mixer.output(),
                 own_norm: layer.attention_output_norm.as_deref(),
                 updates: Some(self.adapters.updates(index, mixer.sites()[1])),
-                scale: self.config.output_scale(|multipliers| match is_attention {
-                    true => multipliers.attention_output,
-                    false => multipliers.mamba_output,
-                }),
+                scale: passes::output_scale(&self.config, mixer.output_factor()),
             };
             let epilogue_time = residual.add(mixed, x, projected, workers);
             self.profile.mark_with(Stage::Output, epilogue_time, Stage::Residual);
@@ -266,17 +259,28 @@ impl Decoder {
         sequences: &Sequences<'_>,
         workers: &Workers,
     ) {
-        let (config, path) = (&self.config, self.path);
+        let path = self.path;
         let Some(layer) = self.layers[index].attention() else { return };
         let Activations { q, gates, attended, mixed, .. } = &mut self.activations;
         let width = layer.query_width();
         let q = &q[..rows * width];
         let attended = &mut attended[..rows * width];
-        let Attention { heads, kept, .. } = *layer;
+        let Attention { config, kept, .. } = *layer;
         let windowed = kv.is_windowed(kept);
         let sequences = if windowed { &sequences.windows } else { &sequences.blocks };
         let sinks = layer.sinks.as_deref();
-        let attention = passes::LayerAttention { config, path, kv, index, heads, kept, sinks };
+        let attention = passes::LayerAttention {
+            path,
+            kv,
+            kept,
+            heads: config.heads,
+            kv_heads: config.kv_heads,
+            head_dim: config.head_dim,
+            scale: config.scale,
+            softcap: config.softcap,
+            sliding_window: config.sliding_window,
+            sinks,
+        };
         attention.run(q, sequences, attended, workers);
         if layer.gate.is_some() {
             let chunk = workers.chunk_rows(rows, 4 * width) * width;
@@ -294,8 +298,8 @@ impl Decoder {
 
 /// Number of elements of `rows` rows of keys that are normalized before they are written; 0 if keys
 /// are written as they are computed.
-fn late_keys_len(config: &DecoderConfig, layer: &Attention, rows: usize) -> usize {
-    let is_late = config.qk_norm == Some(QkNorm::Position);
+fn late_keys_len(layer: &Attention, rows: usize) -> usize {
+    let is_late = layer.config.qk_norm == Some(QkNorm::Position);
     layer.k.as_ref().filter(|_| is_late).map_or(0, |k| rows * k.matrix.out_features())
 }
 

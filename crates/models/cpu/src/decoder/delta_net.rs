@@ -47,13 +47,22 @@ pub(super) struct DeltaNet {
 
 impl DeltaNet {
     pub(super) fn load(
-        config: DeltaNetConfig,
         spec: &DeltaNetWeights,
         kept: usize,
         loader: &mut Loader<'_>,
     ) -> Result<Self, ModelError> {
-        let DeltaNetWeights { qkv, gate, strength, step, step_bias, rates, taps, norm, output } =
-            spec;
+        let DeltaNetWeights {
+            config,
+            qkv,
+            gate,
+            strength,
+            step,
+            step_bias,
+            rates,
+            taps,
+            norm,
+            output,
+        } = spec;
         let mut by_channel = Vec::new();
         for taps in taps {
             by_channel.extend(loader.vector(taps)?);
@@ -63,7 +72,7 @@ impl DeltaNet {
             rates.iter_mut().for_each(|rate| *rate = -rate.exp());
         }
         Ok(Self {
-            config,
+            config: *config,
             qkv: qkv.iter().map(|part| loader.linear(part)).collect::<Result<_, _>>()?,
             gate: loader.factored(gate)?,
             strength: loader.linear(strength)?,
@@ -74,7 +83,7 @@ impl DeltaNet {
             output: loader.linear(output)?,
             recurrent: Recurrent {
                 shape: config.shape(),
-                heads: (0..config.value_heads).map(|head| inputs_of(&config, head)).collect(),
+                heads: (0..config.value_heads).map(|head| inputs_of(config, head)).collect(),
                 taps: by_tap(&by_channel, config.taps),
                 convolution_bias: None,
                 kept,

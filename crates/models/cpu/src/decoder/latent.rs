@@ -7,7 +7,7 @@
 //! products with the matrices of heads are one call each, in which a head is a group of rows.
 
 use stolon_checkpoint::adapter::Site;
-use stolon_checkpoint::config::{LatentConfig, LatentWeights};
+use stolon_checkpoint::config::{LatentConfig, LatentSizes, LatentWeights};
 use stolon_checkpoint::error::ModelError;
 use stolon_kernels::{
     self as kernels, AttentionSequence, Epilogue, Matrix, Operands, Path, Product, RowSums, Sink,
@@ -39,19 +39,27 @@ pub(super) struct Latent {
 
 impl Latent {
     pub(super) fn load(
-        config: LatentConfig,
         spec: &LatentWeights,
         kept: usize,
         loader: &mut Loader<'_>,
     ) -> Result<Self, ModelError> {
-        let LatentWeights { query_down, query, latent, latent_norm, keys, values, name: _, output } =
-            spec;
+        let LatentWeights {
+            config,
+            query_down,
+            query,
+            latent,
+            latent_norm,
+            keys,
+            values,
+            name: _,
+            output,
+        } = spec;
         let query_down = match query_down {
             Some((down, norm)) => Some((loader.linear(down)?, loader.vector(norm)?)),
             None => None,
         };
         Ok(Self {
-            config,
+            config: *config,
             query_down,
             query: loader.linear(query)?,
             latent: loader.linear(latent)?,
@@ -90,12 +98,13 @@ pub(super) struct LatentBuffers {
 }
 
 impl LatentBuffers {
-    /// Grows the buffers to at least `rows` rows with `heads` heads.
-    pub(super) fn reserve(&mut self, config: &LatentConfig, heads: usize, rows: usize) {
+    /// Grows the buffers to at least `rows` rows.
+    pub(super) fn reserve(&mut self, config: &LatentConfig, rows: usize) {
+        let LatentConfig { heads, sizes, .. } = *config;
         for (buffer, width) in [
-            (&mut self.low, config.query_rank.unwrap_or(0)),
-            (&mut self.queries, heads * config.query_dim()),
-            (&mut self.of_heads, heads * config.width.max(config.value_dim)),
+            (&mut self.low, sizes.query_rank.unwrap_or(0)),
+            (&mut self.queries, heads * sizes.query_dim()),
+            (&mut self.of_heads, heads * sizes.width.max(sizes.value_dim)),
         ] {
             if buffer.len() < rows * width {
                 buffer.resize(rows * width, 0.0);
@@ -146,14 +155,15 @@ impl LatentBuffers {
         adapters: &mut AdapterRows,
         (path, workers): (Path, &Workers),
     ) {
-        let LatentConfig { width, rotary_dim, .. } = layer.config;
-        let (heads, dim) = (layer.keys.len(), layer.config.query_dim());
+        let sizes = layer.config.sizes;
+        let LatentSizes { width, rotary_dim, .. } = sizes;
+        let (heads, dim) = (layer.keys.len(), sizes.query_dim());
         let queries = std::mem::take(&mut self.queries);
         let query = |row: usize, head: usize| &queries[(row * heads + head) * dim..][..dim];
         let plain = |row, head| &query(row, head)[rotary_dim..];
         let adapters = (adapters, (index, Site::Keys));
         self.multiply_heads(&layer.keys, rows, plain, adapters, (path, workers));
-        let kept_dim = layer.config.kept_dim();
+        let kept_dim = sizes.kept_dim();
         let chunk = workers.chunk_rows(rows, heads * kept_dim);
         let parts = q[..rows * heads * kept_dim].chunks_mut(chunk * heads * kept_dim).enumerate();
         let of_heads = &self.of_heads;
@@ -181,12 +191,15 @@ impl Decoder {
     ) {
         let (config, path) = (&self.config, self.path);
         let Some(layer) = self.layers[index].latent() else { return };
-        let (latent, heads) = (layer.config, config.num_heads);
+        let LatentConfig { heads, sizes: latent, rope, query_scaling, .. } = layer.config;
         let (eps, offset) = (config.rms_norm_eps, config.norm_offset);
         let Activations { normed, latent: buffers, .. } = &mut self.activations;
         let rows = normed.rows();
-        let rope = config.layers[index].rope.map(|rope| &self.ropes[rope]);
-        let rotate = |dim| passes::Heads::of(config, path, dim, rope, &self.plan);
+        let rope = rope.map(|rope| &self.ropes[rope]);
+        let rotate = |dim| {
+            let heads = passes::Heads::of(config, path, dim, rope, &self.plan);
+            heads.with(None, query_scaling)
+        };
         let (of_queries, of_kept) = (rotate(latent.query_dim()), rotate(latent.kept_dim()));
         let updates = self.adapters.updates(index, Site::Inputs);
         let epilogue_q = updates.then([0], |sums: RowSums<'_>| {
@@ -235,7 +248,7 @@ impl Decoder {
         let Some(layer) = self.layers[index].latent() else { return };
         let (eps, offset) = (config.rms_norm_eps, config.norm_offset);
         let Activations { q, latent: buffers, .. } = &mut self.activations;
-        if let (Some((_, norm)), Some(rank)) = (&layer.query_down, layer.config.query_rank) {
+        if let (Some((_, norm)), Some(rank)) = (&layer.query_down, layer.config.sizes.query_rank) {
             let LatentBuffers { low, operands, queries, .. } = &mut *buffers;
             let row_of = |row: usize, out: &mut [f32]| {
                 kernels::rms_norm(path, &low[row * rank..][..rank], norm, eps, offset, out);
@@ -243,9 +256,11 @@ impl Decoder {
             operands.reset(rows, &[&layer.query.matrix]);
             passes::pack_rows(operands, workers.for_pass(rows, rank), rank, row_of);
             self.adapters.lower((index, Site::Queries), path, workers, row_of);
-            let dim = layer.config.query_dim();
-            let rope = config.layers[index].rope.map(|rope| &self.ropes[rope]);
+            let LatentConfig { sizes, rope, query_scaling, .. } = layer.config;
+            let dim = sizes.query_dim();
+            let rope = rope.map(|rope| &self.ropes[rope]);
             let heads = passes::Heads::of(config, path, dim, rope, &self.plan);
+            let heads = heads.with(None, query_scaling);
             let updates = self.adapters.updates(index, Site::Queries);
             let epilogue = updates.then([0], |sums: RowSums<'_>| {
                 heads.apply_to_queries(&layer.query, None, sums);
@@ -270,16 +285,26 @@ impl Decoder {
         sequences: &[AttentionSequence<'_>],
         workers: &Workers,
     ) {
-        let (config, path) = (&self.config, self.path);
+        let path = self.path;
         let Some(layer) = self.layers[index].latent() else { return };
-        let LatentConfig { rotary_dim, width, value_dim, .. } = layer.config;
-        let (heads, dim) = (config.num_heads, layer.config.kept_dim());
+        let LatentConfig { heads, sizes, scale, .. } = layer.config;
+        let LatentSizes { rotary_dim, width, value_dim, .. } = sizes;
+        let dim = sizes.kept_dim();
         let Activations { q, attended, mixed, latent: buffers, .. } = &mut self.activations;
         let q = &q[..rows * heads * dim];
         let attended = &mut attended[..rows * heads * dim];
-        let (kept, shape) = (layer.kept, config.heads(index));
-        let attention =
-            passes::LayerAttention { config, path, kv, index, heads: shape, kept, sinks: None };
+        let attention = passes::LayerAttention {
+            path,
+            kv,
+            kept: layer.kept,
+            heads,
+            kv_heads: 1,
+            head_dim: dim,
+            scale,
+            softcap: None,
+            sliding_window: None,
+            sinks: None,
+        };
         attention.run(q, sequences, attended, workers);
         let attended = &*attended;
         let latent_of = |row, head| &attended[(row * heads + head) * dim + rotary_dim..][..width];

@@ -51,6 +51,15 @@ pub(super) enum Mixer {
 }
 
 impl Mixer {
+    /// The factor of the output.
+    pub(super) fn output_factor(&self) -> f32 {
+        match self {
+            Self::Attention(attention) => attention.config.output_factor,
+            Self::Mamba2(mamba2) => mamba2.config.output_factor,
+            Self::Convolution(_) | Self::DeltaNet(_) | Self::Latent(_) => 1.0,
+        }
+    }
+
     /// The projection of the output.
     pub(super) fn output(&self) -> &Linear {
         match self {
@@ -95,37 +104,16 @@ impl Mixer {
         self.inputs().into_iter().map(Matrix::bytes).sum::<usize>() + self.output().bytes() + inner
     }
 
-    /// Loads what layer `index` has. `kept` is its index in what it keeps for later positions.
-    fn load(
-        config: &DecoderConfig,
-        index: usize,
-        spec: &MixerWeights,
-        kept: usize,
-        loader: &mut Loader<'_>,
-    ) -> Result<Self, ModelError> {
-        if let (MixerWeights::Latent(spec), Some(latent)) = (spec, config.latent) {
-            return Ok(Self::Latent(Latent::load(latent, spec, kept, loader)?));
-        }
-        Ok(match (spec, config.delta_net, config.mamba2) {
-            (MixerWeights::Attention(spec), ..) => {
-                let heads = config.heads(index);
-                Self::Attention(Attention::load(spec, heads, config.value_norm, kept, loader)?)
-            }
-            (MixerWeights::Convolution(spec), ..) => {
+    /// Loads what `spec` describes. `kept` is its index in what it keeps for later positions.
+    fn load(spec: &MixerWeights, kept: usize, loader: &mut Loader<'_>) -> Result<Self, ModelError> {
+        Ok(match spec {
+            MixerWeights::Attention(spec) => Self::Attention(Attention::load(spec, kept, loader)?),
+            MixerWeights::Convolution(spec) => {
                 Self::Convolution(Convolution::load(spec, kept, loader)?)
             }
-            (MixerWeights::DeltaNet(spec), Some(config), _) => {
-                Self::DeltaNet(DeltaNet::load(config, spec, kept, loader)?)
-            }
-            (MixerWeights::Mamba2(spec), _, Some(mamba2)) => {
-                let factors = config.multipliers.map(|multipliers| multipliers.mamba_inputs);
-                Self::Mamba2(Mamba2::load(mamba2, factors, spec, kept, loader)?)
-            }
-            (MixerWeights::DeltaNet(_), None, _)
-            | (MixerWeights::Mamba2(_), _, None)
-            | (MixerWeights::Latent(_), ..) => {
-                unreachable!("`DecoderConfig::check` requires the sizes of such layers")
-            }
+            MixerWeights::DeltaNet(spec) => Self::DeltaNet(DeltaNet::load(spec, kept, loader)?),
+            MixerWeights::Mamba2(spec) => Self::Mamba2(Mamba2::load(spec, kept, loader)?),
+            MixerWeights::Latent(spec) => Self::Latent(Latent::load(spec, kept, loader)?),
         })
     }
 }
@@ -173,11 +161,10 @@ impl FeedForward {
 }
 
 impl Layer {
-    /// Loads the tensors of layer `index`, which `spec` describes. `kept` has, for each mixer of
+    /// Loads the tensors that `spec` describes. `kept` has, for each mixer of
     /// the layer, its index in the KV store or in the states, among those of its kind.
     pub(super) fn load(
         config: &DecoderConfig,
-        index: usize,
         spec: &LayerWeights,
         kept: &[usize],
         loader: &mut Loader<'_>,
@@ -196,7 +183,7 @@ impl Layer {
         Ok(Self {
             attention_input_norm: NormVectors::optional(attention_input_norm.as_ref(), loader)?,
             mixers: mixers
-                .map(|(mixer, kept)| Mixer::load(config, index, mixer, *kept, loader))
+                .map(|(mixer, kept)| Mixer::load(mixer, *kept, loader))
                 .collect::<Result<_, _>>()?,
             attention_output_norm: loader.optional_vector(attention_output_norm.as_ref())?,
             mlp_input_norm: NormVectors::optional(mlp_input_norm.as_ref(), loader)?,

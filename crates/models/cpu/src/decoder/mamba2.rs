@@ -21,7 +21,7 @@ use crate::workers::Workers;
 /// The weights of a layer with Mamba-2: the fields of [`Mamba2Weights`].
 #[derive(Debug)]
 pub(super) struct Mamba2 {
-    config: Mamba2Config,
+    pub(super) config: Mamba2Config,
     pub(super) gate: Linear,
     pub(super) xbc: Linear,
     pub(super) step: Linear,
@@ -33,30 +33,31 @@ pub(super) struct Mamba2 {
     skip: Vec<f32>,
     /// `[heads * head_dim]`; `None` if the outputs are not normalized.
     norm: Option<Vec<f32>>,
-    /// Factor of the gates of the outputs.
-    gate_scale: f32,
-    /// Factor of the time steps before their bias.
-    step_scale: f32,
     pub(super) output: Linear,
     recurrent: Recurrent,
 }
 
 impl Mamba2 {
-    /// Loads what `spec` describes. `factors` are [`Multipliers::mamba_inputs`].
-    ///
-    /// [`Multipliers::mamba_inputs`]: stolon_checkpoint::config::Multipliers::mamba_inputs
+    /// Loads what `spec` describes.
     pub(super) fn load(
-        config: Mamba2Config,
-        factors: Option<[f32; 5]>,
         spec: &Mamba2Weights,
         kept: usize,
         loader: &mut Loader<'_>,
     ) -> Result<Self, ModelError> {
-        let Mamba2Weights { inputs, step_bias, rates, skip, taps, convolution_bias, norm, output } =
-            spec;
+        let Mamba2Weights {
+            config,
+            inputs,
+            step_bias,
+            rates,
+            skip,
+            taps,
+            convolution_bias,
+            norm,
+            output,
+        } = spec;
         let [gate, xbc, step] = &inputs.parts;
         let mut by_channel = loader.vector(taps)?;
-        let [gate_scale, value, key, query, step_scale] = factors.unwrap_or([1.0; 5]);
+        let [_, value, key, query, _] = config.input_factors;
         // The convolution adds up its inputs, so their factors may be those of its taps.
         let (values, rest) = by_channel.split_at_mut(config.heads * config.head_dim * config.taps);
         let (keys, queries) = rest.split_at_mut(config.key_width() * config.taps);
@@ -68,7 +69,7 @@ impl Mamba2 {
             rates.iter_mut().for_each(|rate| *rate = -rate.exp());
         }
         Ok(Self {
-            config,
+            config: *config,
             gate: loader.linear(gate)?,
             xbc: loader.linear(xbc)?,
             step: loader.linear(step)?,
@@ -76,12 +77,10 @@ impl Mamba2 {
             rates,
             skip: loader.vector(skip)?,
             norm: loader.optional_vector(norm.as_ref())?,
-            gate_scale,
-            step_scale,
             output: loader.linear(output)?,
             recurrent: Recurrent {
                 shape: config.shape(),
-                heads: (0..config.heads).map(|head| inputs_of(&config, head)).collect(),
+                heads: (0..config.heads).map(|head| inputs_of(config, head)).collect(),
                 taps: by_tap(&by_channel, config.taps),
                 convolution_bias: loader.optional_vector(convolution_bias.as_ref())?,
                 kept,
@@ -91,11 +90,12 @@ impl Mamba2 {
 
     /// Fills the decays and strengths of a row, `[2, heads]`: strengths are the time steps.
     fn fill_factors(&self, steps: &[f32], factors: &mut [f32]) {
+        let [.., step_scale] = self.config.input_factors;
         let (decays, strengths) = factors.split_at_mut(self.config.heads);
         let factors = decays.iter_mut().zip(strengths);
         let rates = self.rates.iter().zip(&self.step_bias);
         for (((decay, strength), step), (rate, bias)) in factors.zip(steps).zip(rates) {
-            *strength = softplus(self.step_scale * step + bias);
+            *strength = softplus(step_scale * step + bias);
             *decay = (rate * *strength).exp();
         }
     }
@@ -133,10 +133,11 @@ impl Decoder {
             linear.product(updates.map(|updates| (updates, part)), sink)
         });
         linear::multiply_groups(self.path, normed, products, workers);
-        if inputs.own() && layer.gate_scale != 1.0 {
+        let [gate_scale, ..] = layer.config.input_factors;
+        if inputs.own() && gate_scale != 1.0 {
             let gates = &mut activations.gates[..normed.rows() * layer.gate.matrix.out_features()];
             let chunk = workers.chunk_rows(gates.len(), 1);
-            let scale = |gates: &mut [f32]| kernels::scale(self.path, gates, layer.gate_scale);
+            let scale = |gates: &mut [f32]| kernels::scale(self.path, gates, gate_scale);
             workers.run(gates.chunks_mut(chunk), scale);
         }
         self.profile.mark(Stage::Qkv);

@@ -1,7 +1,7 @@
 //! The second half of a layer: an MLP with or without a gate, or a mixture of experts.
 
 use stolon_checkpoint::adapter::Site;
-use stolon_checkpoint::config::{DecoderConfig, MlpInputs, MlpWeights};
+use stolon_checkpoint::config::{DecoderConfig, GateConfig, MlpInputs, MlpWeights, PlainFunction};
 use stolon_checkpoint::error::ModelError;
 use stolon_kernels::{self as kernels, Epilogue, Matrix, Path, Product, RowSums, Sink, multiply};
 
@@ -18,30 +18,86 @@ use crate::workers::Workers;
 /// An MLP: the fields of [`MlpWeights`].
 #[derive(Debug)]
 pub(super) struct Mlp {
-    /// `None` if the MLP has no gate.
-    pub(super) gate: Option<Linear>,
-    pub(super) up: Linear,
+    inner: Inner,
     pub(super) down: Linear,
+    output_factor: f32,
+}
+
+/// The projections to the inner features, and what is made of these.
+#[derive(Debug)]
+enum Inner {
+    /// A gate, and the features that it is multiplied with.
+    Gated { gate: Linear, up: Linear, config: GateConfig },
+    /// Only features.
+    Plain { up: Linear, function: PlainFunction },
 }
 
 impl Mlp {
     /// Loads an MLP.
     pub(super) fn load(spec: &MlpWeights, loader: &mut Loader<'_>) -> Result<Self, ModelError> {
-        let MlpWeights { inputs, down } = spec;
-        let (gate, up) = match inputs {
-            MlpInputs::Gated(gate_up) => {
+        let MlpWeights { inputs, down, output_factor } = spec;
+        let inner = match inputs {
+            MlpInputs::Gated(gate_up, config) => {
                 let [gate, up] = &gate_up.parts;
-                (Some(loader.linear(gate)?), up)
+                let (gate, up) = (loader.linear(gate)?, loader.linear(up)?);
+                Inner::Gated { gate, up, config: *config }
             }
-            MlpInputs::Plain(up) => (None, up),
+            MlpInputs::Plain(up, function) => {
+                Inner::Plain { up: loader.linear(up)?, function: *function }
+            }
         };
-        Ok(Self { gate, up: loader.linear(up)?, down: loader.linear(down)? })
+        Ok(Self { inner, down: loader.linear(down)?, output_factor: *output_factor })
+    }
+
+    /// The projection to the features, apart from that to the gate.
+    fn up(&self) -> &Linear {
+        match &self.inner {
+            Inner::Gated { up, .. } | Inner::Plain { up, .. } => up,
+        }
+    }
+
+    /// Adds `offset` to the features.
+    pub(super) fn shift(&mut self, offset: f32) {
+        match &mut self.inner {
+            Inner::Gated { up, .. } | Inner::Plain { up, .. } => up.shift(offset),
+        }
+    }
+
+    /// Number of multiply-adds of the projection of a row to the features.
+    pub(super) fn work(&self) -> usize {
+        self.up().matrix.in_features() * self.up().matrix.out_features()
     }
 
     /// The matrices that the input is multiplied with: that of the gate, if there is one, then that
-    /// of `up`.
+    /// of the features.
     pub(super) fn inputs(&self) -> Vec<&Matrix> {
-        self.gate.iter().chain([&self.up]).map(|linear| &linear.matrix).collect()
+        match &self.inner {
+            Inner::Gated { gate, up, .. } => vec![&gate.matrix, &up.matrix],
+            Inner::Plain { up, .. } => vec![&up.matrix],
+        }
+    }
+
+    /// The epilogue of the projections to the inner features: adds the biases and applies the
+    /// activation function. The result replaces the values of the gate, or of the only projection.
+    pub(super) fn activate(&self, path: Path, sums: RowSums<'_>) {
+        let RowSums { feature, first, second, .. } = sums;
+        match &self.inner {
+            Inner::Gated { gate, up, config: GateConfig { function, factor } } => {
+                gate.add_bias(path, feature, first);
+                if *factor != 1.0 {
+                    kernels::scale(path, first, *factor);
+                }
+                up.add_bias(path, feature, second);
+                passes::apply_gate(*function, path, first, second);
+            }
+            Inner::Plain { up, function } => {
+                up.add_bias(path, feature, first);
+                match function {
+                    PlainFunction::GeluTanh => kernels::gelu_tanh_in_place(path, first),
+                    PlainFunction::SquaredRelu => kernels::squared_relu_in_place(path, first),
+                }
+            }
+        }
     }
 
     /// Size in bytes of all packed matrices.
@@ -166,8 +222,7 @@ impl Decoder {
         }
         inner.reset(rows, &[&mlp.down.matrix]);
         let updates = self.adapters.updates(index, Site::GateUp);
-        let gate =
-            updates.then([0, 1], |sums: RowSums<'_>| passes::activate(config, mlp, path, sums));
+        let gate = updates.then([0, 1], |sums: RowSums<'_>| mlp.activate(path, sums));
         let epilogue = Some(&gate as Epilogue<'_>);
         // An adapter of the down projection reads the inner rows, too, as they are before they are
         // packed.
@@ -195,7 +250,7 @@ fn output<'a>(
     mlp: &'a Mlp,
     updates: Updates<'a>,
 ) -> Residual<'a> {
-    let scale = config.output_scale(|multipliers| multipliers.mlp_output);
+    let scale = passes::output_scale(config, mlp.output_factor);
     let updates = Some(updates);
     Residual { config, path, linear: &mlp.down, own_norm: None, updates, scale }
 }

@@ -5,7 +5,9 @@
 //! All values of a step are computed before the first layer. Each row depends on its token only.
 
 use stolon_backend::StepBatch;
-use stolon_checkpoint::config::{Activation, PerLayerEmbeddingWeights, PerLayerWeights};
+use stolon_checkpoint::config::{
+    GateFunction, PerLayerEmbeddingWeights, PerLayerInput, PerLayerWeights,
+};
 use stolon_checkpoint::error::ModelError;
 use stolon_kernels::{
     self as kernels, Epilogue, HeadNorm, Matrix, Product, RowSums, Sink, multiply,
@@ -54,6 +56,8 @@ impl PerLayerEmbedding {
 #[derive(Debug)]
 pub(super) struct PerLayer {
     gate: Linear,
+    /// The function of the gate.
+    function: GateFunction,
     projection: Linear,
     norm: Vec<f32>,
 }
@@ -63,9 +67,15 @@ impl PerLayer {
         spec: &PerLayerWeights,
         loader: &mut Loader<'_>,
     ) -> Result<Self, ModelError> {
-        let PerLayerWeights { gate, projection, norm } = spec;
+        let PerLayerWeights {
+            config: PerLayerInput { width: _, gate: function },
+            gate,
+            projection,
+            norm,
+        } = spec;
         Ok(Self {
             gate: loader.linear(gate)?,
+            function: *function,
             projection: loader.linear(projection)?,
             norm: loader.vector(norm)?,
         })
@@ -133,7 +143,8 @@ impl Decoder {
     fn add_per_layer(&mut self, index: usize, rows: usize, workers: &Workers) {
         let (config, path) = (&self.config, self.path);
         let all = self.per_layer.as_ref().map_or(0, PerLayerEmbedding::width);
-        let Some(PerLayer { gate, projection, norm }) = &self.layers[index].per_layer else {
+        let Some(PerLayer { gate, function, projection, norm }) = &self.layers[index].per_layer
+        else {
             return;
         };
         let Activations { x, normed, inner, per_layer, projected, .. } = &mut self.activations;
@@ -146,10 +157,7 @@ impl Decoder {
             let RowSums { row, feature, first: gates, .. } = sums;
             gate.add_bias(path, feature, gates);
             let values = &per_layer[row * all + first + feature..][..gates.len()];
-            match config.activation {
-                Activation::GeluTanh => kernels::gelu_tanh_mul(path, gates, values),
-                _ => kernels::silu_mul(path, gates, values),
-            }
+            passes::apply_gate(*function, path, gates, values);
         };
         let matrices = [&gate.matrix];
         let epilogue = Some(&multiply_gate as Epilogue<'_>);

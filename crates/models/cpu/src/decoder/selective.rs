@@ -1,10 +1,10 @@
 //! Selective attention (Moondream 3): queries and values have factors that depend on the token and
-//! on its position, as [`DecoderConfig::selective_attention`] says.
+//! on its position, as [`AttentionConfig::selective`] says.
 //!
 //! All of a token's queries, keys and values enter its factors, so they are complete before queries
 //! and keys are rotated, and before keys and values are written to the KV store.
 //!
-//! [`DecoderConfig::selective_attention`]: stolon_checkpoint::config::DecoderConfig::selective_attention
+//! [`AttentionConfig::selective`]: stolon_checkpoint::config::AttentionConfig::selective
 
 use std::time::Duration;
 
@@ -183,8 +183,8 @@ impl Decoder {
         self.profile.mark_with(Stage::Qkv, epilogue_time, Stage::Heads);
 
         let rows = normed.rows();
-        let rope = config.layers[index].rope.map(|rope| &self.ropes[rope]);
-        let heads = passes::Heads::of(config, path, config.head_dim, rope, &self.plan);
+        let rope = layer.config.rope.map(|rope| &self.ropes[rope]);
+        let heads = passes::Heads::of(config, path, layer.config.head_dim, rope, &self.plan);
         buffers.weigh(selective, rows, (path, workers));
         buffers.finish(selective, &heads, &self.plan.positions, (path, workers));
         let width = layer.q.out_features();
