@@ -204,16 +204,11 @@ impl DecoderConfig {
             }
             let is_known = match &layer.mixers[..] {
                 [] => layer.mlp.is_some(),
-                [_] => true,
-                // Both kinds of gates would be in the same buffer.
-                [MixerConfig::Attention(attention), MixerConfig::Mamba2(_)] => {
-                    !attention.output_gate
-                }
+                [_] | [MixerConfig::Attention(_), MixerConfig::Mamba2(_)] => true,
                 _ => false,
             };
             if !is_known {
-                let expected =
-                    "layers with a mixer, Mamba-2 next to attention without gates, or an MLP";
+                let expected = "layers with a mixer, Mamba-2 next to attention, or an MLP";
                 return Err(ModelError::unsupported(file, "layer_types", expected, "others"));
             }
             if let Some(mlp) = &layer.mlp {

@@ -56,6 +56,13 @@ impl NormVectors {
     }
 }
 
+/// Grows a buffer to at least `len` elements.
+pub(super) fn grow(buffer: &mut Vec<f32>, len: usize) {
+    if buffer.len() < len {
+        buffer.resize(len, 0.0);
+    }
+}
+
 /// Packs rows of `width` elements that `read` computes one by one.
 pub(super) fn pack_rows(
     rows: &mut Operands,
