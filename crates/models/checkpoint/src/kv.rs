@@ -9,7 +9,7 @@ use std::ops::Range;
 
 use stolon_kernels::KvLayout;
 
-use crate::config::{DecoderConfig, HeadShape, LayerConfig, MixerKind};
+use crate::config::{DecoderConfig, MixerConfig};
 pub use crate::error::KvStoreError;
 
 pub use capacity::{
@@ -77,18 +77,28 @@ impl KvShape {
         kv_type: KvType,
         key_layout: impl Fn(usize) -> KvLayout,
     ) -> Self {
-        let attention = config.layers.iter().enumerate();
-        let attention = attention.filter(|(_, layer)| layer.has_own_kv());
-        let kv_layer = |(index, layer): (usize, &LayerConfig)| {
-            let HeadShape { kv_heads, head_dim } = config.heads(index);
-            let shared = layer.has(MixerKind::Latent);
-            let key_layout = if shared { KvLayout::Rows } else { key_layout(head_dim) };
-            KvLayer { kv_heads, head_dim, key_layout, shared, windowed: false }
+        let kv_layer = |mixer: &MixerConfig| match mixer {
+            MixerConfig::Attention(attention) if attention.has_own_kv() => Some(KvLayer {
+                kv_heads: attention.kv_heads,
+                head_dim: attention.head_dim,
+                key_layout: key_layout(attention.head_dim),
+                shared: false,
+                windowed: false,
+            }),
+            // One key head, whose keys are also the values.
+            MixerConfig::Latent(latent) => Some(KvLayer {
+                kv_heads: 1,
+                head_dim: latent.sizes.kept_dim(),
+                key_layout: KvLayout::Rows,
+                shared: true,
+                windowed: false,
+            }),
+            _ => None,
         };
-        let has_convolution = |layer: &&LayerConfig| layer.has(MixerKind::Convolution);
+        let is_convolution = |mixer: &&MixerConfig| matches!(mixer, MixerConfig::Convolution(_));
         Self {
-            attention_layers: attention.map(kv_layer).collect(),
-            convolution_layers: config.layers.iter().filter(has_convolution).count(),
+            attention_layers: config.mixers().filter_map(kv_layer).collect(),
+            convolution_layers: config.mixers().filter(is_convolution).count(),
             convolution_width: config.hidden_size,
             window: 0,
             block_size,
@@ -117,10 +127,14 @@ impl KvShape {
     /// blocks.
     #[must_use]
     pub(crate) fn with_windows(mut self, config: &DecoderConfig) -> Self {
-        let own = config.layers.iter().filter(|layer| layer.has_own_kv());
-        let windows: Vec<Option<usize>> = own
-            .map(|layer| layer.sliding_window.filter(|window| *window < config.max_positions))
-            .collect();
+        let window = |mixer: &MixerConfig| match mixer {
+            MixerConfig::Attention(attention) if attention.has_own_kv() => {
+                Some(attention.sliding_window.filter(|window| *window < config.max_positions))
+            }
+            MixerConfig::Latent(_) => Some(None),
+            _ => None,
+        };
+        let windows: Vec<Option<usize>> = config.mixers().filter_map(window).collect();
         if self.convolution_layers > 0 || windows.contains(&None) {
             for (layer, window) in self.attention_layers.iter_mut().zip(&windows) {
                 layer.windowed = window.is_some();

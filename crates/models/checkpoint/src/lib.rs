@@ -34,9 +34,10 @@ mod weight_type;
 pub mod weights;
 
 pub use config::{
-    Activation, Architecture, DecoderConfig, DeltaNetConfig, DeltaNetKind, ExpertsConfig,
-    LayerConfig, Mamba2Config, MixerKind, MlpKind, Multipliers, PatchPositions, ProjectorConfig,
-    QueryScaling, RegionConfig, Rope, RopeScaling, ShortContext, TowerConfig, VisionConfig,
+    Activation, Architecture, AttentionConfig, DecoderConfig, DeltaNetConfig, DeltaNetKind,
+    ExpertsConfig, FeedForwardConfig, GateFunction, LatentConfig, LayerConfig, Mamba2Config,
+    MixerConfig, MlpConfig, PatchPositions, ProjectorConfig, QueryScaling, RegionConfig, Rope,
+    RopeScaling, ShortContext, TowerConfig, VisionConfig,
 };
 pub use error::{KvStoreError, ModelError};
 #[cfg(feature = "hub")]

@@ -26,7 +26,8 @@ use std::path::Path;
 pub use stolon_kernels::TensorType;
 
 use crate::config::{
-    AdjacentPairs, DecoderConfig, LinearWeights, MixerWeights, QkvWeights, TensorSpec,
+    AdjacentPairs, AttentionWeights, DecoderConfig, LatentWeights, LinearWeights, MixerWeights,
+    QkvWeights, TensorSpec,
 };
 use crate::error::ModelError;
 use crate::files;
@@ -234,7 +235,7 @@ impl Weights {
     /// [`ModelError::WrongShape`] if there is another number of rows.
     pub(crate) fn pair_adjacent_rows(&mut self, config: &DecoderConfig) -> Result<(), ModelError> {
         for mixer in config.weights().layers.into_iter().flat_map(|layer| layer.mixers) {
-            for (part, pairs) in paired(config, mixer) {
+            for (part, pairs) in paired(mixer) {
                 for spec in part.bias.into_iter().chain([part.weight]) {
                     // `check` finds the ones that are missing.
                     let Some(stored) = self.tensors.get_mut(&spec.name) else { continue };
@@ -414,19 +415,21 @@ impl Weights {
 }
 
 /// The projections of a mixer whose rows are rotated, and the order of these.
-fn paired(config: &DecoderConfig, mixer: MixerWeights) -> Vec<(LinearWeights, AdjacentPairs)> {
-    match (mixer, config.latent) {
-        (MixerWeights::Attention(attention), _) => {
-            let QkvWeights { query, key, .. } = attention.qkv;
-            let keys = key.map(|key| (key, config.num_kv_heads));
-            let parts = keys.into_iter().chain([(query, config.num_heads)]);
-            parts.map(|(part, heads)| (part, AdjacentPairs::of(config, heads))).collect()
+fn paired(mixer: MixerWeights) -> Vec<(LinearWeights, AdjacentPairs)> {
+    match mixer {
+        MixerWeights::Attention(AttentionWeights { config, qkv, .. }) => {
+            let QkvWeights { query, key, .. } = qkv;
+            let keys = key.map(|key| (key, config.kv_heads));
+            let parts = keys.into_iter().chain([(query, config.heads)]);
+            parts.map(|(part, heads)| (part, AdjacentPairs::of(&config, heads))).collect()
         }
-        (MixerWeights::Latent(weights), Some(latent)) => {
-            let queries = AdjacentPairs::of_latent_queries(latent, config.num_heads);
-            vec![(weights.query, queries), (weights.latent, AdjacentPairs::of_latent(latent))]
+        MixerWeights::Latent(LatentWeights { config, query, latent, .. }) => {
+            let queries = AdjacentPairs::of_latent_queries(config.sizes, config.heads);
+            vec![(query, queries), (latent, AdjacentPairs::of_latent(config.sizes))]
         }
-        _ => Vec::new(),
+        MixerWeights::Convolution(_) | MixerWeights::DeltaNet(_) | MixerWeights::Mamba2(_) => {
+            Vec::new()
+        }
     }
 }
 

@@ -13,7 +13,7 @@ use std::time::Duration;
 use steps::{CONTEXT, slice, step_times};
 use stolon_backend::{Backend, SequenceSlice, StepBatch};
 use stolon_checkpoint::random::{preset, random_model};
-use stolon_checkpoint::{DecoderConfig, KvBudget, MixerKind, ModelError};
+use stolon_checkpoint::{DecoderConfig, KvBudget, ModelError};
 use stolon_cpu::{CpuBackend, CpuOptions, Stage};
 
 fn main() -> Result<(), ModelError> {
@@ -34,7 +34,7 @@ fn main() -> Result<(), ModelError> {
     println!("|---|---|---|---|---|---|---|---|");
     for name in presets {
         let config = preset(name)?;
-        let attention = config.delta_net.is_some().then(|| with_attention(config.clone()));
+        let attention = config.delta_net().is_some().then(|| with_attention(config.clone()));
         let work = work.unwrap_or("");
         measure((name, config), threads, work, time)?;
         if let Some(config) = attention {
@@ -46,14 +46,10 @@ fn main() -> Result<(), ModelError> {
 
 /// The same sizes with attention in all layers.
 fn with_attention(mut config: DecoderConfig) -> DecoderConfig {
-    let (mixers, rope): (&[_], _) = match config.latent {
-        Some(_) => (&[MixerKind::Latent], None),
-        None => (&[MixerKind::Attention], Some(0)),
-    };
-    for layer in &mut config.layers {
-        (layer.mixers, layer.rope) = (mixers, rope);
+    let attention = config.layers.iter().find(|layer| layer.has_attention());
+    if let Some(mixers) = attention.map(|layer| layer.mixers.clone()) {
+        config.layers.iter_mut().for_each(|layer| layer.mixers.clone_from(&mixers));
     }
-    config.delta_net = None;
     config
 }
 

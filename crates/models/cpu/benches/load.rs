@@ -102,15 +102,17 @@ fn write(name: &str, directory: &Path) -> Result<(), Failure> {
 
 /// The `config.json` of a preset of the architecture `llama` or `qwen3`.
 fn config_json(config: &DecoderConfig) -> serde_json::Value {
+    let attention = config.attention().expect("a preset with attention");
+    let mut mlps = config.layers.iter().filter_map(|layer| layer.mlp.as_ref()?.dense());
     json!({
-        "model_type": if config.qk_norm.is_some() { "qwen3" } else { "llama" },
+        "model_type": if attention.qk_norm.is_some() { "qwen3" } else { "llama" },
         "vocab_size": config.vocab_size,
         "hidden_size": config.hidden_size,
-        "intermediate_size": config.intermediate_size,
+        "intermediate_size": mlps.next().map(|mlp| mlp.width),
         "num_hidden_layers": config.layers.len(),
-        "num_attention_heads": config.num_heads,
-        "num_key_value_heads": config.num_kv_heads,
-        "head_dim": config.head_dim,
+        "num_attention_heads": attention.heads,
+        "num_key_value_heads": attention.kv_heads,
+        "head_dim": attention.head_dim,
         "max_position_embeddings": config.max_positions,
         "rope_theta": 1_000_000.0,
         "tie_word_embeddings": config.tie_word_embeddings,

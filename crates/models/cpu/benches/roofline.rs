@@ -15,7 +15,8 @@ use std::time::Instant;
 
 use stolon_backend::{Backend, LogitRows, SequenceSlice, SliceState, StepBatch};
 use stolon_checkpoint::{
-    DecoderConfig, KvBudget, LoadOptions, ModelError, ModelSource, WeightType, load, random_model,
+    AttentionConfig, DecoderConfig, FeedForwardConfig, KvBudget, LoadOptions, ModelError,
+    ModelSource, WeightType, load, random_model,
 };
 use stolon_cpu::{CpuBackend, CpuOptions, Stage, StageTimes};
 use stolon_kernels::{self as kernels, Matrix, TensorType, Threads};
@@ -114,10 +115,19 @@ fn file_bytes(file: &Path) -> f64 {
     file.metadata().expect("the model was loaded from it").len() as f64
 }
 
+/// The attention of the first layer, and the width of its MLP.
+fn parts(config: &DecoderConfig) -> (AttentionConfig, usize) {
+    let layer = &config.layers[0];
+    let mlp = layer.mlp.as_ref().and_then(FeedForwardConfig::dense);
+    let (attention, mlp) = layer.attention().zip(mlp).expect("attention and an MLP");
+    (*attention, mlp.width)
+}
+
 /// Number of weights that a token is multiplied with.
 fn weight_count(config: &DecoderConfig) -> usize {
-    let heads = 2 * (config.num_heads + config.num_kv_heads) * config.head_dim;
-    let layer = config.hidden_size * (heads + 3 * config.intermediate_size);
+    let (attention, inner) = parts(config);
+    let heads = 2 * (attention.heads + attention.kv_heads) * attention.head_dim;
+    let layer = config.hidden_size * (heads + 3 * inner);
     config.layers.len() * layer + config.vocab_size * config.hidden_size
 }
 
@@ -187,9 +197,9 @@ fn needs(
     work: &Work,
     stage: Stage,
 ) -> (f64, f64) {
-    let (hidden, inner) = (config.hidden_size, config.intermediate_size);
-    let (queries, keys) =
-        (config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim);
+    let (attention, inner) = parts(config);
+    let AttentionConfig { heads, kv_heads, head_dim, .. } = attention;
+    let (hidden, queries, keys) = (config.hidden_size, heads * head_dim, kv_heads * head_dim);
     let layers = config.layers.len();
     let rows = work.sequences * work.new;
     let product = |rows: usize, weights: usize| {
@@ -206,8 +216,8 @@ fn needs(
             let end = work.cached + work.new;
             let pairs: usize = (work.cached + 1..=end).sum();
             let pairs = work.sequences * ((layers - 1) * pairs + end);
-            let head_bytes = backend.kv_type().head_bytes(config.head_dim);
-            let bytes = 2 * work.sequences * layers * end * config.num_kv_heads * head_bytes;
+            let head_bytes = backend.kv_type().head_bytes(head_dim);
+            let bytes = 2 * work.sequences * layers * end * kv_heads * head_bytes;
             (4.0 * (pairs * queries) as f64, bytes as f64)
         }
         _ => (0.0, 0.0),

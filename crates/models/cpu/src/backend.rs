@@ -297,9 +297,14 @@ fn check_encoder(
         let expected = format!("an id below vocab_size, {}", decoder.vocab_size);
         return Err(ModelError::key(NAME, "first_token", expected, token));
     }
-    if let Some(width) = decoder.per_layer_input {
+    if let Some(input) = decoder.per_layer_input {
         let expected = "a decoder without per-layer embeddings";
-        return Err(ModelError::unsupported(NAME, "hidden_size_per_layer_input", expected, width));
+        return Err(ModelError::unsupported(
+            NAME,
+            "hidden_size_per_layer_input",
+            expected,
+            input.width,
+        ));
     }
     let layers = decoder.last_keeping_layer() + 1;
     if encoder.deepstack_layers() >= layers {

@@ -14,15 +14,12 @@ use std::cmp::Ordering;
 use stolon_backend::{StepBatch, StepOutput};
 use stolon_checkpoint::WeightType;
 use stolon_checkpoint::adapter::Site;
-use stolon_checkpoint::config::{DecoderConfig, DecoderWeights, MixerKind};
+use stolon_checkpoint::config::{DecoderConfig, DecoderWeights, KeysAndValues, MixerConfig};
 use stolon_checkpoint::error::ModelError;
 use stolon_checkpoint::weights::Weights;
-use stolon_kernels::{
-    self as kernels, AttentionSequence, Epilogue, Matrix, Path, Product, RowSums, Sink,
-};
+use stolon_kernels::{self as kernels, Epilogue, Matrix, Path, Product, RowSums, Sink};
 
 use crate::kv_store::KvStore;
-use crate::state_store::StateStore;
 use crate::workers::Workers;
 
 mod activations;
@@ -32,12 +29,14 @@ mod convolution;
 mod delta_net;
 mod embed;
 mod experts;
-mod fields;
+mod feed_forward;
 mod latent;
 mod layer;
 pub(crate) mod linear;
 mod mamba2;
+mod mixer;
 mod mlp;
+mod pass;
 mod passes;
 mod per_layer;
 mod plan;
@@ -47,19 +46,21 @@ mod regions;
 mod rope;
 mod routing;
 mod selective;
+mod sequences;
 
 use activations::Activations;
 use adapters::{AdapterRows, RowUpdates};
-use attention::{Inputs, Sequences};
-use convolution::fill_taps;
 use layer::Layer;
 use linear::Loader;
+use pass::{Inputs, Kept, Pass};
 use passes::{Norm, NormVectors};
 use per_layer::PerLayerEmbedding;
 use plan::BatchRows;
 use profile::Profile;
 use rope::RopeTable;
+use sequences::Sequences;
 
+pub(crate) use pass::StepState;
 pub use profile::{Stage, StageTimes};
 pub(crate) use regions::Regions;
 
@@ -92,15 +93,6 @@ pub(crate) struct Decoder {
     profile: Profile,
 }
 
-/// What steps read and write of the positions before them.
-#[derive(Debug)]
-pub(crate) struct StepState<'a> {
-    /// The keys and values of all positions.
-    pub(crate) kv: &'a mut KvStore,
-    /// The recurrent states of the running sequences.
-    pub(crate) states: &'a mut StateStore,
-}
-
 impl Decoder {
     /// Packs all weights for the instruction set `path`. The file of the weights is not needed
     /// afterwards.
@@ -114,7 +106,6 @@ impl Decoder {
         path: Path,
         workers: &Workers,
     ) -> Result<Self, ModelError> {
-        fields::use_every_field(&config);
         let mut loader = Loader { weights, weight_type, path, workers };
         let DecoderWeights { embedding, per_layer, layers, final_norm, head, head_bias } =
             config.weights();
@@ -126,15 +117,16 @@ impl Decoder {
         let layers = layers
             .iter()
             .zip(kept_indices(&config))
-            .enumerate()
-            .map(|(index, (layer, kept))| Layer::load(&config, index, layer, &kept, &mut loader))
+            .map(|(layer, kept)| Layer::load(&config, layer, &kept, &mut loader))
             .collect::<Result<_, _>>()?;
         let final_norm = NormVectors::load(&final_norm, &mut loader)?;
         let ropes = config
             .ropes
             .iter()
             .enumerate()
-            .map(|(index, rope)| RopeTable::new(rope, config.rope_dim(index), config.max_positions))
+            .filter_map(|(index, rope)| {
+                Some(RopeTable::new(rope, config.rope_dim(index)?, config.max_positions))
+            })
             .collect();
         Ok(Self {
             last_keeping: config.last_keeping_layer(),
@@ -153,6 +145,11 @@ impl Decoder {
             regions: None,
             profile: Profile::new(),
         })
+    }
+
+    /// Releases the adapters of the last step, so that their memory can be used for others.
+    pub(crate) fn release_adapters(&mut self) {
+        self.adapters.clear();
     }
 
     /// The model's configuration.
@@ -209,11 +206,14 @@ impl Decoder {
             rope.place(&self.plan.coordinates);
         }
         let mut sequences = Sequences::of(batch, &windows, &self.plan);
-        self.fill_taps(&sequences.blocks, block_size);
+        self.activations.mixers.fill_taps(&self.config, &sequences.blocks, block_size);
 
         self.embed(batch, workers);
         self.embed_regions(batch, workers);
-        self.embed_per_layer(batch, workers);
+        if let Some(per_layer) = &self.per_layer {
+            let model = (&self.config, self.path);
+            per_layer.fill(&batch.tokens, model, &mut self.activations, workers);
+        }
         self.norm_for(0, rows, workers);
         self.profile.mark(Stage::Batch);
         for index in 0..self.layers.len() {
@@ -233,7 +233,8 @@ impl Decoder {
                     return StepOutput::default();
                 }
                 sequences = Sequences::of(batch, &windows, &self.plan);
-                self.fill_taps(&sequences.blocks, block_size);
+                let mixers = &mut self.activations.mixers;
+                mixers.fill_taps(&self.config, &sequences.blocks, block_size);
                 self.project(index, Inputs::Own, (batch, &mut *step), workers);
             }
             if self.layers[index].parallel {
@@ -280,10 +281,82 @@ impl Decoder {
         logits
     }
 
-    /// Fills the slots that enter the convolutions at the rows of `sequences`, if there are any.
-    fn fill_taps(&mut self, sequences: &[AttentionSequence<'_>], block_size: usize) {
-        if let Some(count) = self.config.convolution_taps {
-            fill_taps(&mut self.activations.taps, count, sequences, block_size);
+    /// Computes what the mixers of layer `index` need of its normalized input before they mix
+    /// positions. What later positions need is written to the KV store or the states.
+    fn project(
+        &mut self,
+        index: usize,
+        inputs: Inputs,
+        (batch, step): (&StepBatch, &mut StepState<'_>),
+        workers: &Workers,
+    ) {
+        let Self { config, path, layers, ropes, plan, adapters, profile, .. } = self;
+        let Activations { normed, mixed, mixers: buffers, .. } = &mut self.activations;
+        let (path, layer) = (*path, &layers[index]);
+        let mut pass =
+            Pass { index, config, path, plan, ropes, normed, mixed, adapters, profile, workers };
+        for mixer in &layer.mixers {
+            mixer.project(inputs, Kept { batch, step: &mut *step }, buffers, &mut pass);
+        }
+    }
+
+    /// Mixes positions for `rows` rows in layer `index`, and adds the projections of the results to
+    /// the residual stream.
+    fn mix(
+        &mut self,
+        index: usize,
+        rows: usize,
+        kv: &KvStore,
+        sequences: &Sequences<'_>,
+        workers: &Workers,
+    ) {
+        let Self { config, path, layers, ropes, plan, adapters, profile, .. } = self;
+        let Activations { x, normed, mixed, projected, mixers: buffers, .. } =
+            &mut self.activations;
+        let (path, layer) = (*path, &layers[index]);
+        let x = &mut x[..rows * config.hidden_size];
+        for mixer in &layer.mixers {
+            let mut pass = Pass {
+                index,
+                config,
+                path,
+                plan,
+                ropes,
+                normed,
+                mixed: &mut *mixed,
+                adapters: &mut *adapters,
+                profile: &mut *profile,
+                workers,
+            };
+            mixer.mix(rows, (kv, sequences), buffers, &mut pass);
+            let residual = passes::Residual {
+                config,
+                path,
+                linear: mixer.output(),
+                own_norm: layer.attention_output_norm.as_deref(),
+                updates: Some(adapters.updates(index, mixer.sites()[1])),
+                scale: passes::output_scale(config, mixer.output_factor()),
+            };
+            let epilogue_time = residual.add(mixed, x, projected, workers);
+            profile.mark_with(Stage::Output, epilogue_time, Stage::Residual);
+        }
+    }
+
+    /// Adds what layer `index` computes of its per-layer embeddings to the residual stream of `rows`
+    /// rows, and multiplies the result by the factor of the layer, if it has them.
+    fn finish_layer(&mut self, index: usize, rows: usize, workers: &Workers) {
+        let (path, layer) = (self.path, &self.layers[index]);
+        if let Some(own) = &layer.per_layer {
+            let all = self.per_layer.as_ref().map_or(0, PerLayerEmbedding::width);
+            let model = (&self.config, path);
+            own.add((index, all), rows, model, &mut self.activations, workers);
+            self.profile.mark(Stage::PerLayer);
+        }
+        if let Some(factor) = layer.scale {
+            let width = self.config.hidden_size;
+            let x = &mut self.activations.x[..rows * width];
+            let chunk = workers.chunk_rows(rows, width) * width;
+            workers.run(x.chunks_mut(chunk), |x| kernels::scale(path, x, factor));
         }
     }
 
@@ -365,22 +438,28 @@ impl Decoder {
     }
 }
 
-/// For each mixer of each layer its index in the KV store or in the states, among those of its
-/// kind. Attention that reads the keys and values of another layer has the index of that layer.
+/// For each mixer of each layer its index among those that keep the same: keys and values, inputs of
+/// convolutions, or states. Attention that reads the keys and values of another layer has the index
+/// of that layer.
 fn kept_indices(config: &DecoderConfig) -> Vec<Vec<usize>> {
-    let mut counts = [0; 5];
+    let [mut keys, mut inputs, mut states] = [(); 3].map(|()| 0..);
     let mut all: Vec<Vec<usize>> = Vec::with_capacity(config.layers.len());
     for layer in &config.layers {
-        let mut next = |mixer: &MixerKind| {
-            let count = &mut counts[*mixer as usize];
-            *count += 1;
-            *count - 1
-        };
-        let kept = match layer.kv_source {
-            Some(source) => all[source].clone(),
-            None => layer.mixers.iter().map(&mut next).collect(),
-        };
+        let kept = layer.mixers.iter().filter_map(|mixer| match mixer {
+            MixerConfig::Attention(attention) => match attention.keys_and_values {
+                // Attention is the first mixer of a layer.
+                KeysAndValues::OfLayer(source) => all[source].first().copied(),
+                KeysAndValues::Own | KeysAndValues::OneMatrix => keys.next(),
+            },
+            MixerConfig::Latent(_) => keys.next(),
+            MixerConfig::Convolution(_) => inputs.next(),
+            MixerConfig::DeltaNet(_) | MixerConfig::Mamba2(_) => states.next(),
+        });
+        let kept = kept.collect();
         all.push(kept);
     }
     all
 }
+
+#[cfg(test)]
+mod tests;

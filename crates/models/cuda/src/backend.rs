@@ -16,6 +16,7 @@ use crate::kv_store::{KvShape, KvStore};
 use crate::linear::RowTile;
 use crate::loader::Loader;
 use crate::options::{CandleOptions, ComputeType, OpenError, message};
+use crate::supported::Supported;
 use crate::{DeviceChoice, draw, dry_run, graphs, memory};
 
 /// Revision of the computation of keys and values. It must be raised with every change that changes
@@ -65,7 +66,7 @@ impl StepMemory {
         (tile, cuda_graphs): (RowTile, bool),
     ) -> Result<Self, OpenError> {
         let device = decoder.device().clone();
-        let workspace = attention.workspace_bytes(&device, decoder.config().num_heads, shape);
+        let workspace = attention.workspace_bytes(&device, decoder.supported().heads, shape);
         // Neither the estimate nor the dry run includes this: the contexts of the dry run are
         // short, and it captures nothing.
         let others = workspace
@@ -97,6 +98,7 @@ impl CandleBackend {
         options: CandleOptions,
     ) -> Result<Self, OpenError> {
         config.check("the configuration")?;
+        let supported = Supported::of(&config)?;
         weights.check(&config)?;
         options.check()?;
         let device = options.device.open()?;
@@ -106,9 +108,9 @@ impl CandleBackend {
         let kv_type = options.kv_type.unwrap_or(compute.kv_type());
         let dtype = compute.dtype();
         memory::check_weights(memory::of(&device), &config, &weights, dtype.size_in_bytes())?;
-        let mut shape = kv_shape(&config, &options, kv_type);
+        let mut shape = kv_shape((&config, &supported), &options, kv_type);
         let attention =
-            Attention::select(&device, &shape, config.attention_sinks, options.batch_invariant);
+            Attention::select(&device, &shape, supported.sinks, options.batch_invariant);
         let mut kv_format = options.kv_copies.then(|| {
             let parts = [dtype.as_str(), attention.name(), &hardware(&device)];
             kv_format(&config, &weights, &shape, &parts)
@@ -240,13 +242,17 @@ fn failed(error: candle_core::Error) -> BackendError {
 
 /// The shape of the KV store, without its number of blocks, which is known when the weights are on
 /// the device. It is not part of the format of a block.
-fn kv_shape(config: &DecoderConfig, options: &CandleOptions, kv_type: KvType) -> KvShape {
+fn kv_shape(
+    (config, supported): (&DecoderConfig, &Supported),
+    options: &CandleOptions,
+    kv_type: KvType,
+) -> KvShape {
     KvShape {
         layer_count: config.layers.len(),
         block_count: 0,
         block_size: options.block_size,
-        kv_heads: config.num_kv_heads,
-        head_dim: config.head_dim,
+        kv_heads: supported.kv_heads,
+        head_dim: supported.head_dim,
         dtype: match kv_type {
             KvType::F16 => DType::F16,
             KvType::Bf16 => DType::BF16,

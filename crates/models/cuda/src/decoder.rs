@@ -7,8 +7,8 @@
 
 use candle_core::{DType, Device, Result, Tensor};
 use stolon_backend::{StepBatch, StepOutput};
-use stolon_checkpoint::config::{DecoderWeights, MlpKind, NormKind, NormPlacement};
-use stolon_checkpoint::{DecoderConfig, ExpertsConfig, LayerConfig, ModelError, QueryScaling};
+use stolon_checkpoint::config::DecoderWeights;
+use stolon_checkpoint::{DecoderConfig, QueryScaling};
 
 use crate::OpenError;
 use crate::attention::{Attention, AttentionArgs, Padding, Prepared};
@@ -21,11 +21,14 @@ use crate::linear::Linear;
 use crate::loader::Loader;
 use crate::plan::BatchRows;
 use crate::rope::RopeTable;
+use crate::supported::Supported;
 
 /// A model whose weights are on a device.
 #[derive(Debug)]
 pub(crate) struct Decoder {
     config: DecoderConfig,
+    /// What all layers have in common.
+    supported: Supported,
     device: Device,
     /// `[vocab_size, hidden_size]` in the compute type.
     embedding: Tensor,
@@ -43,10 +46,8 @@ impl Decoder {
         config: DecoderConfig,
         mut loader: Loader,
     ) -> std::result::Result<Self, OpenError> {
-        use_every_field(&config);
-        refuse_blocks(&config)?;
-        // Configurations with per-layer embeddings or a bias of the output matrix are refused by
-        // `refuse_blocks`.
+        let supported = Supported::of(&config)?;
+        // Configurations with per-layer embeddings or a bias of the output matrix are not supported.
         let DecoderWeights {
             embedding: spec,
             per_layer: _,
@@ -63,19 +64,25 @@ impl Decoder {
         loader.weights.remove(&spec.name);
         let layers = layers
             .iter()
-            .map(|layer| Layer::load(&config, layer, &mut loader))
+            .map(|layer| Layer::load(&config, &supported, layer, &mut loader))
             .collect::<std::result::Result<_, _>>()?;
         let final_norm = Norm::load(&config, &final_norm.weight, &mut loader)?;
         let ropes = config
             .ropes
             .iter()
-            .map(|rope| RopeTable::new(rope, config.rotary_dim(), config.max_positions))
+            .map(|rope| RopeTable::new(rope, supported.rotary_dim, config.max_positions))
             .collect();
-        Ok(Self { device: loader.device, config, embedding, head, layers, final_norm, ropes })
+        let device = loader.device;
+        Ok(Self { device, config, supported, embedding, head, layers, final_norm, ropes })
     }
 
     pub(crate) fn config(&self) -> &DecoderConfig {
         &self.config
+    }
+
+    /// What all layers have in common.
+    pub(crate) fn supported(&self) -> &Supported {
+        &self.supported
     }
 
     pub(crate) fn device(&self) -> &Device {
@@ -120,9 +127,9 @@ impl Decoder {
         let mut x = self.embed(&inputs.tokens)?;
         for (index, layer) in self.layers.iter().enumerate() {
             let config = &self.config;
-            let layer_config = &config.layers[index];
-            let rotation = layer_config.rope.map(|rope| &rotations[rope]);
-            let Projected { queries: mut q, keys, values } = layer.project(config, &x, rotation)?;
+            let rotation = config.layers[index].rope().map(|rope| &rotations[rope]);
+            let projected = layer.project(&self.supported, &x, rotation)?;
+            let Projected { queries: mut q, keys, values } = projected;
             if let Some(factors) = &query_factors {
                 q = q.broadcast_mul(factors)?;
             }
@@ -150,7 +157,9 @@ impl Decoder {
 
     /// The factors of the queries at `positions`, `[rows, 1, 1]`, if they have any.
     fn query_factors(&self, positions: &Tensor) -> Result<Option<Tensor>> {
-        let Some(QueryScaling { beta, step }) = self.config.query_scaling else { return Ok(None) };
+        let Some(QueryScaling { beta, step }) = self.supported.query_scaling else {
+            return Ok(None);
+        };
         let positions = positions.to_dtype(DType::F32)?;
         // A quotient, because a product with the reciprocal may be just below a whole number.
         let step = Tensor::full(step as f32, positions.shape(), positions.device())?;
@@ -178,10 +187,10 @@ impl Decoder {
         let args = AttentionArgs {
             kv: kv.layer(index),
             shape: kv.shape(),
-            heads: self.config.num_heads,
-            scale: self.config.attention_scale,
-            softcap: self.config.attention_softcap,
-            window: self.config.layers[index].sliding_window,
+            heads: self.supported.heads,
+            scale: self.supported.scale,
+            softcap: self.supported.softcap,
+            window: self.config.layers[index].sliding_window(),
             sinks: self.layers[index].sinks.as_ref(),
         };
         prepared.attend(q, &args)
@@ -212,152 +221,6 @@ impl Decoder {
         };
         Ok(Computed { hidden, logits: Some(logits), drawn })
     }
-}
-
-/// Names each field of a model's configuration and where the forward pass uses it. A field that is
-/// added does not compile until it is named here: it must be used, or refused with an error.
-fn use_every_field(config: &DecoderConfig) {
-    let DecoderConfig {
-        // In messages only.
-        architecture: _,
-        // Sizes of the weights, see `DecoderConfig::weights`, and of activations.
-        vocab_size: _,
-        hidden_size: _,
-        intermediate_size: _,
-        num_heads: _,
-        num_kv_heads: _,
-        head_dim: _,
-        // Which weights there are.
-        tie_word_embeddings: _,
-        qkv_bias: _,
-        output_bias: _,
-        mlp_bias: _,
-        norms: _,
-        // `Decoder::embed`
-        embedding_scale: _,
-        // `Norm`, `layer::heads` and `layer::add`
-        rms_norm_eps: _,
-        norm_offset: _,
-        qk_norm: _,
-        residual_scale: _,
-        // `RopeTable`
-        rotary_dim: _,
-        max_positions: _,
-        ropes: _,
-        // `Decoder::compute`
-        query_scaling: _,
-        // `Decoder::attend`
-        attention_scale: _,
-        attention_softcap: _,
-        attention_sinks: _,
-        // `gate`
-        activation: _,
-        // `Decoder::output`
-        logit_scale: _,
-        logit_softcap: _,
-        // The default compute type.
-        dtype: _,
-        // Refused by `refuse_blocks` and by `Layer::load`.
-        head_bias: _,
-        norm_kind: _,
-        mlp_gate: _,
-        convolution_taps: _,
-        latent: _,
-        delta_net: _,
-        mamba2: _,
-        output_gate: _,
-        multipliers: _,
-        value_norm: _,
-        per_layer_input: _,
-        layer_scales: _,
-        selective_attention: _,
-        experts,
-        layers,
-    } = config;
-    for layer in layers {
-        // `Decoder::compute`, `Decoder::attend` and `DecoderConfig::weights`
-        // Layers without attention are refused by `Layer::load`, and layers with heads, keys and
-        // values, or MLPs of other sizes than other layers by `refuse_layers`.
-        let LayerConfig {
-            mixers: _,
-            rope: _,
-            sliding_window: _,
-            heads: _,
-            kv_source: _,
-            values_from_keys: _,
-            mlp: _,
-            intermediate_size: _,
-        } = layer;
-    }
-    if let Some(experts) = experts {
-        // `DecoderConfig::weights`, `experts::groups` and `ExpertsConfig::choose`
-        let ExpertsConfig {
-            count: _,
-            per_token: _,
-            width: _,
-            scores: _,
-            normalized: _,
-            router_bias: _,
-            groups: _,
-            scale: _,
-            shared_width: _,
-            shared_gate: _,
-            // Refused by `refuse_layers`.
-            scaled_router: _,
-            // Only with layer norms, which are refused by `refuse_blocks`.
-            shifted: _,
-        } = experts;
-    }
-}
-
-/// Refuses layer norms, parallel layers, MLPs without a gate, factors within layers, selective
-/// attention and biases of the output matrix.
-fn refuse_blocks(config: &DecoderConfig) -> std::result::Result<(), OpenError> {
-    let is_computed = config.norm_kind == NormKind::Rms
-        && config.norms != NormPlacement::Parallel
-        && config.mlp_gate
-        && !config.head_bias
-        && !config.selective_attention
-        && config.multipliers.is_none();
-    if is_computed { refuse_layers(config) } else { Err(refused(config)) }
-}
-
-/// Refuses what only Gemma 4 has: layers whose sizes differ, layers that share keys and values,
-/// norms of values, per-layer embeddings, factors of layers, and experts next to an MLP.
-fn refuse_layers(config: &DecoderConfig) -> std::result::Result<(), OpenError> {
-    let is_alike = |layer: &LayerConfig| {
-        let sizes = (layer.heads, layer.kv_source, layer.intermediate_size);
-        sizes == (None, None, None)
-            && !layer.values_from_keys
-            && layer.mlp != Some(MlpKind::DenseAndExperts)
-    };
-    let adds_nothing =
-        !config.value_norm && !config.layer_scales && config.per_layer_input.is_none();
-    if adds_nothing && config.layers.iter().all(is_alike) {
-        return Ok(());
-    }
-    Err(OpenError::Model(ModelError::Unsupported {
-        file: "the configuration".to_owned(),
-        key: "model_type".to_owned(),
-        got: config.architecture.name().to_owned(),
-        expected:
-            "a model whose layers have heads of the same size and their own keys and values, \
-                   without per-layer embeddings; other models are computed by the CPU backend"
-                .to_owned(),
-    }))
-}
-
-/// The error for a model that has such parts.
-pub(crate) fn refused(config: &DecoderConfig) -> OpenError {
-    OpenError::Model(ModelError::Unsupported {
-        file: "the configuration".to_owned(),
-        key: "model_type".to_owned(),
-        got: config.architecture.name().to_owned(),
-        expected: "a model with RMS norms, MLPs with gates that follow attention, no factors \
-                   within layers, and no bias of the output matrix; other models are computed by \
-                   the CPU backend"
-            .to_owned(),
-    })
 }
 
 /// Writes the keys or values of the rows of a step to a plane of the KV store of the type `dtype`.

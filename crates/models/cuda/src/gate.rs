@@ -1,10 +1,10 @@
-//! The gate of an MLP, `activation(gate) * up`, in one pass.
+//! The gate of an MLP, `function(gate) * up`, in one pass.
 //!
 //! The CUDA kernel is in `kernels/gate.cu`; on the CPU, the functions of the CPU backend take its
 //! place.
 
 use candle_core::{CpuStorage, CustomOp1, DType, Layout, Result, Shape, Tensor, WithDType, bail};
-use stolon_checkpoint::Activation;
+use stolon_checkpoint::GateFunction;
 use stolon_kernels::{Path, clamped_swiglu, gelu_tanh_mul, silu_mul};
 
 use crate::storage::elements;
@@ -14,24 +14,23 @@ mod cuda;
 
 /// `x` is `[rows, 2 * width]`: the gate, then the other factor. Returns `[rows, width]` in the type
 /// of `x`. It is computed in f32.
-pub(crate) fn gate(x: &Tensor, activation: Activation) -> Result<Tensor> {
+pub(crate) fn gate(x: &Tensor, function: GateFunction) -> Result<Tensor> {
     match x.device().is_metal() {
-        true => separate_operations(x, activation),
-        false => x.contiguous()?.apply_op1_no_bwd(&Gate(activation)),
+        true => separate_operations(x, function),
+        false => x.contiguous()?.apply_op1_no_bwd(&Gate(function)),
     }
 }
 
 /// As [`gate`], with operations of candle.
-fn separate_operations(x: &Tensor, activation: Activation) -> Result<Tensor> {
+fn separate_operations(x: &Tensor, function: GateFunction) -> Result<Tensor> {
     let dtype = x.dtype();
     let x = x.to_dtype(DType::F32)?;
     let width = x.dim(1)? / 2;
     let (gate, up) = (x.narrow(1, 0, width)?, x.narrow(1, width, width)?);
-    let gated = match activation {
-        Activation::Silu => (gate.silu()? * up)?,
-        Activation::GeluTanh => (gate.gelu()? * up)?,
-        Activation::SquaredRelu => bail!("gate: expected an activation of gates, got relu2"),
-        Activation::ClampedSwiglu { alpha, limit } => {
+    let gated = match function {
+        GateFunction::Silu => (gate.silu()? * up)?,
+        GateFunction::GeluTanh => (gate.gelu()? * up)?,
+        GateFunction::ClampedSwiglu { alpha, limit } => {
             let gate = gate.minimum(limit)?;
             let up = up.clamp(-limit, limit)?;
             let sigmoid = candle_nn::ops::sigmoid(&gate.affine(f64::from(alpha), 0.0)?)?;
@@ -42,7 +41,7 @@ fn separate_operations(x: &Tensor, activation: Activation) -> Result<Tensor> {
 }
 
 /// The operation of [`gate`].
-struct Gate(Activation);
+struct Gate(GateFunction);
 
 /// The sizes of the operands of [`Gate`].
 struct Sizes {
@@ -76,12 +75,9 @@ impl Gate {
             let mut gate: Vec<f32> = row.iter().map(|x| x.to_f64() as f32).collect();
             let up = gate.split_off(width);
             match self.0 {
-                Activation::Silu => silu_mul(path, &mut gate, &up),
-                Activation::GeluTanh => gelu_tanh_mul(path, &mut gate, &up),
-                Activation::SquaredRelu => {
-                    bail!("gate: expected an activation of gates, got relu2")
-                }
-                Activation::ClampedSwiglu { alpha, limit } => {
+                GateFunction::Silu => silu_mul(path, &mut gate, &up),
+                GateFunction::GeluTanh => gelu_tanh_mul(path, &mut gate, &up),
+                GateFunction::ClampedSwiglu { alpha, limit } => {
                     clamped_swiglu(path, &mut gate, &up, alpha, limit);
                 }
             }
@@ -126,24 +122,24 @@ mod tests {
     use super::*;
 
     /// Goal: the operation and those of candle that take its place on Metal agree within rounding,
-    /// for each activation and type, and for rows that are a part of a tensor.
+    /// for each function and type, and for rows that are a part of a tensor.
     #[test]
     fn one_pass_equals_separate_operations() {
-        let activations = [
-            Activation::Silu,
-            Activation::GeluTanh,
-            Activation::ClampedSwiglu { alpha: 1.7, limit: 3.0 },
+        let functions = [
+            GateFunction::Silu,
+            GateFunction::GeluTanh,
+            GateFunction::ClampedSwiglu { alpha: 1.7, limit: 3.0 },
         ];
         let values = (0..5 * 38).map(|i| 9.0 * (0.7 * i as f32).sin());
         let x = Tensor::from_iter(values, &Device::Cpu).and_then(|x| x.reshape((5, 38)));
         let x = x.expect("a matrix");
         let x = x.narrow(0, 1, 3).expect("rows");
-        for activation in activations {
+        for function in functions {
             for (dtype, error) in [(DType::F32, 1e-5), (DType::F16, 1e-3), (DType::BF16, 8e-3)] {
                 let x = x.to_dtype(dtype).expect("a type");
-                let got = gate(&x, activation).expect("a result");
+                let got = gate(&x, function).expect("a result");
                 assert_eq!((got.dims(), got.dtype()), (&[3, 19][..], dtype));
-                let expected = separate_operations(&x, activation).expect("a result");
+                let expected = separate_operations(&x, function).expect("a result");
                 let rows = |x: Tensor| {
                     let x = x.to_dtype(DType::F32).and_then(|x| x.flatten_all());
                     x.and_then(|x| x.to_vec1::<f32>()).expect("numbers")
@@ -151,10 +147,10 @@ mod tests {
                 for (got, expected) in rows(got).into_iter().zip(rows(expected)) {
                     // GELU of a negative number is a difference of almost equal ones.
                     let close = (got - expected).abs() <= error * expected.abs() + 1e-5;
-                    assert!(close, "{activation:?}, {dtype:?}: {got}, expected {expected}");
+                    assert!(close, "{function:?}, {dtype:?}: {got}, expected {expected}");
                 }
             }
         }
-        gate(&x.narrow(1, 0, 37).expect("columns"), Activation::Silu).expect_err("an odd length");
+        gate(&x.narrow(1, 0, 37).expect("columns"), GateFunction::Silu).expect_err("an odd length");
     }
 }

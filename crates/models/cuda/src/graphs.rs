@@ -65,7 +65,7 @@ struct Captured {
 /// Whether decode steps can be captured at all: the choice of experts is copied from the device
 /// while a step computes, and some attention has tensors whose shapes depend on the contexts.
 pub(crate) fn are_possible(config: &DecoderConfig, attention: Attention) -> bool {
-    config.experts.is_none() && attention.can_pad()
+    config.experts().is_none() && attention.can_pad()
 }
 
 impl Graphs {

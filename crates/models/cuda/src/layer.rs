@@ -1,20 +1,19 @@
 //! The weights of one layer, and its parts that work on rows alone: everything but attention.
 
 use candle_core::{DType, Result, Tensor};
-use stolon_checkpoint::ModelError;
 use stolon_checkpoint::config::{
     AttentionWeights, FeedForwardWeights, LayerWeights, MixerWeights, MlpInputs, MlpWeights,
     QkNorm, QkvWeights, TensorSpec,
 };
-use stolon_checkpoint::{Activation, DecoderConfig};
+use stolon_checkpoint::{DecoderConfig, GateFunction};
 
 use crate::OpenError;
-use crate::decoder::refused;
 use crate::experts::Experts;
 use crate::gate::gate;
 use crate::linear::Linear;
 use crate::loader::Loader;
 use crate::rope::Rotations;
+use crate::supported::{Supported, refused};
 
 /// An RMS norm.
 #[derive(Debug)]
@@ -48,6 +47,8 @@ pub(crate) struct Layer {
     qkv: Linear,
     q_norm: Option<Norm>,
     k_norm: Option<Norm>,
+    /// What the norms are applied to.
+    qk_norm: Option<QkNorm>,
     pub(crate) sinks: Option<Tensor>,
     output: Linear,
     attention_output_norm: Option<Norm>,
@@ -78,6 +79,7 @@ impl Layer {
     /// Loads the tensors that `spec` describes.
     pub(crate) fn load(
         config: &DecoderConfig,
+        supported: &Supported,
         spec: &LayerWeights,
         loader: &mut Loader,
     ) -> std::result::Result<Self, OpenError> {
@@ -93,26 +95,19 @@ impl Layer {
             scale: _,
         } = spec;
         let [MixerWeights::Attention(attention)] = &mixers[..] else {
-            return Err(OpenError::Model(ModelError::Unsupported {
-                file: "the configuration".to_owned(),
-                key: "layer_types".to_owned(),
-                got: "a layer with a convolution, a recurrent layer, or latent attention"
-                    .to_owned(),
-                expected: "layers with attention; other layers are computed by the CPU backend"
-                    .to_owned(),
-            }));
+            return Err(refused(config));
         };
-        // Selective attention is refused by `refuse_blocks`.
-        let AttentionWeights { qkv, q_norm, k_norm, sinks, selective: _, gate, output } = attention;
-        if gate.is_some() {
-            return Err(OpenError::Model(ModelError::Unsupported {
-                file: "the configuration".to_owned(),
-                key: "attn_output_gate".to_owned(),
-                got: "a gate of attention's output".to_owned(),
-                expected: "attention without gates; these are computed by the CPU backend"
-                    .to_owned(),
-            }));
-        }
+        let AttentionWeights {
+            config: _,
+            qkv,
+            q_norm,
+            k_norm,
+            sinks,
+            // Not supported.
+            selective: _,
+            gate: _,
+            output,
+        } = attention;
         let mut norm = |spec: Option<&TensorSpec>| {
             spec.map(|spec| Norm::load(config, spec, loader)).transpose()
         };
@@ -127,6 +122,7 @@ impl Layer {
             q_norm: norm(q_norm.as_ref())?,
             k_norm: norm(k_norm.as_ref())?,
             qkv: loader.stacked(&[query, key, value].map(Clone::clone))?,
+            qk_norm: supported.qk_norm,
             sinks: sinks.as_ref().map(|sinks| loader.vector(sinks, 0.0)).transpose()?,
             output: loader.linear(output)?,
             mlp: match mlp {
@@ -144,7 +140,7 @@ impl Layer {
     /// Queries, keys and values of the rows of the residual stream `x`.
     pub(crate) fn project(
         &self,
-        config: &DecoderConfig,
+        supported: &Supported,
         x: &Tensor,
         rotation: Option<&Rotations>,
     ) -> Result<Projected> {
@@ -153,12 +149,12 @@ impl Layer {
             .as_ref()
             .map_or_else(|| Ok(x.clone()), |norm| norm.apply(x))?;
         let qkv = self.qkv.tiled(&normed)?;
-        let (queries, keys) = (config.num_heads, config.num_kv_heads);
-        let columns = |first: usize, heads: usize| {
-            qkv.narrow(1, first * config.head_dim, heads * config.head_dim)
-        };
+        let Supported { heads: queries, kv_heads: keys, head_dim, .. } = *supported;
+        let columns =
+            |first: usize, heads: usize| qkv.narrow(1, first * head_dim, heads * head_dim);
         let rotated = |first: usize, count: usize, norm: Option<&Norm>| {
-            heads(config, columns(first, count)?.to_dtype(DType::F32)?, count, norm, rotation)
+            let norm = norm.map(|norm| (norm, self.qk_norm));
+            heads(columns(first, count)?.to_dtype(DType::F32)?, [count, head_dim], norm, rotation)
         };
         Ok(Projected {
             queries: rotated(0, queries, self.q_norm.as_ref())?,
@@ -192,17 +188,16 @@ impl Layer {
 
 /// Divides rows into heads, normalises and rotates them.
 fn heads(
-    config: &DecoderConfig,
     x: Tensor,
-    count: usize,
-    norm: Option<&Norm>,
+    [count, head_dim]: [usize; 2],
+    norm: Option<(&Norm, Option<QkNorm>)>,
     rotation: Option<&Rotations>,
 ) -> Result<Tensor> {
-    let split = |x: &Tensor| x.reshape((x.dim(0)?, count, config.head_dim));
-    let x = match (norm, config.qk_norm) {
-        (Some(norm), Some(QkNorm::Position)) => split(&norm.apply(&x)?)?,
-        (Some(norm), Some(QkNorm::Head) | None) => norm.apply(&split(&x)?)?,
-        (None, _) => split(&x)?,
+    let split = |x: &Tensor| x.reshape((x.dim(0)?, count, head_dim));
+    let x = match norm {
+        Some((norm, Some(QkNorm::Position))) => split(&norm.apply(&x)?)?,
+        Some((norm, Some(QkNorm::Head) | None)) => norm.apply(&split(&x)?)?,
+        None => split(&x)?,
     };
     rotation.map_or(Ok(x.clone()), |rotation| rotation.apply(&x))
 }
@@ -222,7 +217,8 @@ pub(crate) struct GatedMlp {
     /// The matrices of `gate` and `up`, one above the other.
     gate_up: Linear,
     down: Linear,
-    activation: Activation,
+    /// The function of the gate.
+    function: GateFunction,
 }
 
 impl GatedMlp {
@@ -232,12 +228,13 @@ impl GatedMlp {
         spec: &MlpWeights,
         loader: &mut Loader,
     ) -> std::result::Result<Self, OpenError> {
-        let MlpWeights { inputs, down } = spec;
-        let MlpInputs::Gated(gate_up) = inputs else { return Err(refused(config)) };
+        // Factors are not supported.
+        let MlpWeights { inputs, down, output_factor: _ } = spec;
+        let MlpInputs::Gated(gate_up, gate) = inputs else { return Err(refused(config)) };
         Ok(Self {
             gate_up: loader.stacked(&gate_up.parts)?,
             down: loader.linear(down)?,
-            activation: config.activation,
+            function: gate.function,
         })
     }
 
@@ -245,7 +242,7 @@ impl GatedMlp {
     pub(crate) fn forward(&self, x: &Tensor) -> Result<Tensor> {
         // Whole tiles, so that both products fill up their rows once.
         let tiles = self.down.tile().fill(x)?;
-        let inner = gate(&self.gate_up.tiles(&tiles)?, self.activation)?;
+        let inner = gate(&self.gate_up.tiles(&tiles)?, self.function)?;
         self.down.tiles(&inner)?.narrow(0, 0, x.dim(0)?)?.to_dtype(DType::F32)
     }
 }

@@ -41,6 +41,7 @@ mod options;
 mod plan;
 mod rope;
 mod storage;
+mod supported;
 
 pub use backend::{CandleBackend, StepMemory};
 pub use device::DeviceChoice;

@@ -114,10 +114,13 @@ fn weight_bytes(config: &DecoderConfig, weights: &Weights, width: usize) -> u64 
 /// An upper estimate of the memory in bytes that a step needs besides the weights: the largest set
 /// of tensors that are alive together in a layer, or at the output.
 pub(crate) fn step_bytes(config: &DecoderConfig, options: &CandleOptions, tile: RowTile) -> u64 {
-    let heads = (config.num_heads + 2 * config.num_kv_heads) * config.head_dim;
-    let inner = match config.experts {
+    let heads = config
+        .attention()
+        .map_or(0, |attention| (attention.heads + 2 * attention.kv_heads) * attention.head_dim);
+    let widths = config.layers.iter().filter_map(|layer| layer.mlp.as_ref()?.dense());
+    let inner = match config.experts() {
         Some(experts) => experts.width * experts.per_token + experts.shared_width.unwrap_or(0),
-        None => config.intermediate_size,
+        None => widths.map(|mlp| mlp.width).max().unwrap_or(0),
     };
     // For each row: the residual stream, its norm and an output; queries, keys and values before
     // and after the rotation; and the operands in the compute type.

@@ -80,7 +80,7 @@ pub(super) fn with_cpu<T: Target>(
         // The CPU backend rounds the inputs of products with weights in half precision, too.
         ComputeType::F32 => Rounding::To(ComputeType::default_for(GPU, config.dtype)),
         // A row with other experts changes what later rows read.
-        ComputeType::F16 if config.experts.is_some() => Rounding::To(ComputeType::Bf16),
+        ComputeType::F16 if config.experts().is_some() => Rounding::To(ComputeType::Bf16),
         half => Rounding::To(half),
     };
     let tokens = SeededRng::new(1).tokens(POSITIONS, config.vocab_size);

@@ -96,7 +96,7 @@ impl Work {
         for spec in config.tensors() {
             let count = spec.shape.iter().product::<usize>() as f64;
             all += count;
-            let share = match config.experts {
+            let share = match config.experts() {
                 Some(experts) if spec.name.contains(".experts.") => {
                     experts.per_token as f64 / experts.count as f64
                 }
@@ -118,7 +118,6 @@ impl Work {
 
     /// Floating-point operations of a prompt of `tokens` tokens.
     fn prefill_flops(&self, config: &DecoderConfig, tokens: usize) -> f64 {
-        let head_elements = (config.num_heads * config.head_dim) as f64;
         let pairs = |window: Option<usize>| {
             let window = window.unwrap_or(usize::MAX);
             (1..=tokens).map(|position| position.min(window) as f64).sum::<f64>()
@@ -126,7 +125,11 @@ impl Work {
         let attention: f64 = config
             .layers
             .iter()
-            .map(|layer| 4.0 * head_elements * pairs(layer.sliding_window))
+            .filter_map(|layer| layer.attention())
+            .map(|attention| {
+                let head_elements = (attention.heads * attention.head_dim) as f64;
+                4.0 * head_elements * pairs(attention.sliding_window)
+            })
             .sum();
         2.0 * self.elements * tokens as f64 + attention
     }

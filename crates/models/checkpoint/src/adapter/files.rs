@@ -314,7 +314,7 @@ struct Names<'a> {
 
 impl<'a> Names<'a> {
     fn new(file: &'a str, config: &DecoderConfig, sites: &Sites) -> Self {
-        let experts = config.experts.map_or(0, |experts| experts.count);
+        let experts = config.experts().map_or(0, |experts| experts.count);
         let (supported, parameters) = (sites.matrices(), Parameters::of(config));
         Self { file, experts, supported, modules: BTreeMap::new(), parameters }
     }

@@ -51,7 +51,7 @@ impl Parameters {
             let weights = layer.mlp.as_ref().and_then(FeedForwardWeights::experts);
             modules.extend(weights.and_then(|weights| of_expert(weights.experts.first()?)));
         }
-        let count = config.experts.map_or(0, |experts| experts.count);
+        let count = config.experts().map_or(0, |experts| experts.count);
         Self { count, modules, found: BTreeMap::new() }
     }
 
@@ -147,15 +147,15 @@ impl Parameters {
 }
 
 /// The name of the module of the experts of which `mlp` is the first, and their parameters.
-fn of_expert(MlpWeights { inputs, down }: &MlpWeights) -> Option<(String, Vec<Parameter>)> {
+fn of_expert(MlpWeights { inputs, down, .. }: &MlpWeights) -> Option<(String, Vec<Parameter>)> {
     let module = down.weight.name.strip_suffix(".0.down_proj.weight")?.to_owned();
     let alternating = down.bias.is_some();
     let (name, out) = match inputs {
-        MlpInputs::Gated(gate_up) => {
+        MlpInputs::Gated(gate_up, _) => {
             let rows = gate_up.parts.iter().map(|part| part.weight.shape[0]);
             (gate_up.name.clone(), rows.sum())
         }
-        MlpInputs::Plain(up) => (up.weight.name.clone(), up.weight.shape[0]),
+        MlpInputs::Plain(up, _) => (up.weight.name.clone(), up.weight.shape[0]),
     };
     let name = name.strip_prefix(&format!("{module}.0."))?.strip_suffix(".weight")?.to_owned();
     let [hidden, width] = [down.weight.shape[0], down.weight.shape[1]];

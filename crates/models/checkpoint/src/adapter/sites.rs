@@ -35,7 +35,7 @@ impl Sites {
     /// value heads of Gated DeltaNet share a key head if `grouped` is true. If they do not in the
     /// model, or the other way round, adapters cannot change it.
     pub(super) fn of(config: &DecoderConfig, grouped: bool) -> Self {
-        let same_heads = config.delta_net.is_none_or(|delta_net| delta_net.has_order(grouped));
+        let same_heads = config.delta_net().is_none_or(|delta_net| delta_net.has_order(grouped));
         let DecoderWeights { mut embedding, layers, head, .. } = config.weights();
         // An adapter of a matrix that is also the embedding changes only the output, as in PEFT.
         let tied =
@@ -180,10 +180,10 @@ fn of_experts(layer: &LayerWeights) -> Vec<[Vec<TensorSpec>; 2]> {
 
 /// The projections of an MLP: gate and up, then down.
 fn of_mlp(mlp: MlpWeights) -> [Vec<TensorSpec>; 2] {
-    let MlpWeights { inputs, down } = mlp;
+    let MlpWeights { inputs, down, output_factor: _ } = mlp;
     let inputs = match inputs {
-        MlpInputs::Gated(gate_up) => gate_up.parts.map(|part| part.weight).into(),
-        MlpInputs::Plain(up) => vec![up.weight],
+        MlpInputs::Gated(gate_up, _) => gate_up.parts.map(|part| part.weight).into(),
+        MlpInputs::Plain(up, _) => vec![up.weight],
     };
     [inputs, vec![down.weight]]
 }

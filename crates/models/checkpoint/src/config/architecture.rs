@@ -4,7 +4,7 @@ mod experts;
 mod rotation;
 mod table;
 
-use super::{DeltaNetConfig, LatentConfig, NormKind, NormPlacement, QkNorm};
+use super::{DeltaNetConfig, LatentSizes, NormKind, NormPlacement, QkNorm};
 pub(crate) use experts::Scores;
 pub(super) use experts::{ExpertLayers, ExpertsDefaults, GroupScore, Shared};
 pub(crate) use rotation::Rotation;
@@ -150,12 +150,8 @@ pub(crate) struct Description {
     pub(super) qk_norm_needs_flag: bool,
     /// Whether the values of each head are normalized, without weights.
     pub(super) value_norm: bool,
-    /// Whether files have the keys of Gemma 4: those of the heads of global layers, of layers that
-    /// share keys and values, of per-layer embeddings, and of experts next to MLPs.
-    pub(super) gemma4: bool,
-    /// Whether files have the keys and the parts of Moondream: those in the object `config`, an image
-    /// encoder, and coordinates and sizes as tokens.
-    pub(crate) moondream: bool,
+    /// Which keys files have.
+    pub(crate) dialect: Dialect,
     pub(super) gate: Gate,
     pub(super) attention_sinks: bool,
     pub(super) attention_scale: AttentionScale,
@@ -176,7 +172,7 @@ pub(crate) struct Description {
     pub(super) windows_need_flag: bool,
     pub(super) experts: Option<ExpertsDefaults>,
     /// Latent attention in place of the usual one, with the sizes of missing keys.
-    pub(super) latent: Option<LatentConfig>,
+    pub(super) latent: Option<LatentSizes>,
     /// Whose keys files have for layers with Mamba-2; `None` if there are none.
     pub(super) mamba: Option<Mamba>,
     /// Whether layers may have a convolution in place of attention (LFM2).
@@ -205,6 +201,19 @@ pub(super) struct Defaults {
     pub(super) sliding_window: Option<usize>,
     pub(super) eos_token_ids: &'static [u32],
     pub(super) bos_token_id: Option<u32>,
+}
+
+/// Which keys the files of an architecture have.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Dialect {
+    /// The usual keys of transformers.
+    Transformers,
+    /// Also those of Gemma 4: of the heads of global layers, of layers that share keys and values,
+    /// of per-layer embeddings, and of experts next to MLPs.
+    Gemma4,
+    /// The keys and the parts of Moondream: those in the object `config`, an image encoder, and
+    /// coordinates and sizes as tokens.
+    Moondream,
 }
 
 /// Whether a projection has a bias.

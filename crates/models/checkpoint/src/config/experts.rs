@@ -1,5 +1,6 @@
 //! The description of a mixture of experts.
 
+use super::Activation;
 use super::keys::SIZE_MAX;
 use crate::error::ModelError;
 
@@ -10,9 +11,7 @@ const EXPERTS_MAX: usize = 1024;
 /// is allocated for a malformed file.
 const EXPERTS_TOTAL_MAX: usize = 1 << 15;
 
-/// A mixture of experts, which replaces the MLP of layers with
-/// [`MlpKind::Experts`](super::MlpKind::Experts). Each expert is an MLP. A router scores
-/// all experts for each token, and the outputs of the experts with the highest scores are added,
+/// A mixture of experts. Each expert is an MLP. A router scores all experts for each token, and the outputs of the experts with the highest scores are added,
 /// weighted as [`Self::scores`] says. Among equal scores, the lower index wins.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct ExpertsConfig {
@@ -22,6 +21,10 @@ pub struct ExpertsConfig {
     pub per_token: usize,
     /// Width of the MLP of an expert.
     pub width: usize,
+    /// What experts make of their inner features.
+    pub activation: Activation,
+    /// Whether the projections of experts have biases.
+    pub bias: bool,
     /// How scores become weights.
     pub scores: ExpertScores,
     /// Whether the weights of a token's experts add up to 1. With a softmax, it is taken over the
@@ -43,9 +46,8 @@ pub struct ExpertsConfig {
     /// has a learnt factor of its weight (Gemma 4). Otherwise the router reads what the experts
     /// read.
     pub scaled_router: bool,
-    /// Whether experts have gates and no biases, although other MLPs have it the other way round, and
-    /// the other factor of a gate is one more: `down(activation(gate(x)) * (up(x) + 1))` (Moondream
-    /// 3).
+    /// Whether the other factor of a gate is one more: `down(activation(gate(x)) * (up(x) + 1))`
+    /// (Moondream 3).
     pub shifted: bool,
 }
 
@@ -196,6 +198,6 @@ impl ExpertsConfig {
             let expected = "a finite number above 0";
             return Err(ModelError::key(file, "routed_scaling_factor", expected, self.scale));
         }
-        Ok(())
+        self.activation.check(file)
     }
 }

@@ -4,7 +4,6 @@
 //! to Gemma's norms, Llama 3.1's rope scaling is a tensor of divisors, and the rows of Llama's q
 //! and k projections are in a different order, which [`Weights`](crate::Weights) reverses.
 
-mod convolutions;
 mod delta_net;
 mod encoder;
 mod experts;
@@ -13,6 +12,7 @@ mod latent;
 mod layers;
 mod mamba2;
 mod metadata;
+mod mixers;
 mod names;
 mod rope;
 
@@ -21,8 +21,12 @@ use std::collections::HashMap;
 use stolon_backend::Pooling;
 use stolon_kernels::TensorType;
 
-use super::architecture::{AttentionScale, Description, Gate};
-use super::{Activation, Architecture, DecoderConfig, LatentConfig, LayerConfig, NormKind, QkNorm};
+use super::architecture::{AttentionScale, Description, Dialect, Gate};
+use super::{
+    Activation, Architecture, AttentionConfig, DecoderConfig, FeedForwardConfig, GateFunction,
+    KeysAndValues, LatentConfig, LatentSizes, LayerConfig, MlpConfig, NormKind, PlainFunction,
+    QkNorm,
+};
 use crate::error::{ModelError, quoted};
 use crate::gguf::{Header, Value};
 pub(crate) use encoder::{EncoderKind, encoder, encoder_tensor_name, largest_edge, pixels};
@@ -67,64 +71,68 @@ pub(crate) fn parse(
     let has = |name: &str| header.tensors.contains_key(name);
     let max_positions = keys.required_size("context_length")?;
     let rope = keys.rope(row, (rotary_dim.unwrap_or(global_dim), max_positions), tensors)?;
-    let (ropes, mut layers) = keys.layers(row, layer_count, rope)?;
-    let experts = keys.experts(row, &mut layers)?;
-    LatentConfig::mark_layers(latent, &mut layers);
-    let num_kv_heads = match (latent, row.gemma4) {
-        (Some(_), _) => 1,
-        (None, true) => keys.gemma4_layers([global_dim, head_dim], num_heads, &mut layers)?,
-        (None, false) => keys.kv_heads(row, num_heads, &mut layers)?,
+    let (kv_heads, with_attention) = match (latent, row.dialect) {
+        // Latent attention has one, and layers of Gemma 4 may differ.
+        (Some(_), _) | (None, Dialect::Gemma4) => (1, None),
+        (None, _) => keys.kv_heads(row, num_heads, layer_count)?,
     };
-    let convolution_taps = keys.convolution_taps(&layers)?;
-    let mamba2 = keys.mamba2(&layers)?;
-    let delta_net = keys.delta_net(row, &mut layers)?;
-    let attention = layers.iter().position(LayerConfig::has_attention).unwrap_or(0);
-    let attention_has = |name: &str| has(&format!("blk.{attention}.{name}"));
-    let mlp = layers.iter().position(|layer| layer.mlp.is_some()).unwrap_or(0);
-    let mlp_has = |name: &str| has(&format!("blk.{mlp}.{name}"));
+    let attention = AttentionConfig {
+        heads: num_heads,
+        kv_heads,
+        head_dim,
+        rotary_dim: rotary_dim.unwrap_or(head_dim),
+        rope: Some(0),
+        sliding_window: None,
+        keys_and_values: KeysAndValues::Own,
+        // Known only with the layers that have attention.
+        qkv_bias: false,
+        output_bias: false,
+        sinks: false,
+        qk_norm: None,
+        output_gate: row.output_gate,
+        value_norm: row.value_norm,
+        selective: false,
+        scale: score_scale,
+        softcap: keys.softcap(row, "attn_logit_softcapping", |caps| caps.attention)?,
+        query_scaling: keys.query_scaling(row)?,
+        // Converters multiply the weights.
+        output_factor: 1.0,
+    };
+    let mlp = MlpConfig {
+        width: keys.dense_width(row)?,
+        activation: activation(row),
+        bias: false,
+        output_factor: 1.0,
+    };
+    let plain = LayerConfig::new(attention, mlp);
+    let (ropes, mut layers) = keys.layers(row, layer_count, rope, &plain)?;
+    if row.dialect == Dialect::Gemma4 {
+        keys.gemma4_layers([global_dim, head_dim], num_heads, &mut layers)?;
+    }
+    keys.replace_attention(row, with_attention, &mut layers)?;
+    keys.delta_net(row, &mut layers)?;
+    keys.add_parts(row, &mut layers);
+    if let Some(sizes) = latent {
+        LatentConfig::replace_attention(&header.file, sizes, &mut layers)?;
+    }
+    keys.experts(row, &mut layers)?;
     let config = DecoderConfig {
         architecture,
         vocab_size: vocab_size(header, hidden_size)?,
         hidden_size,
-        intermediate_size: keys.dense_width(row)?,
-        experts,
-        convolution_taps,
-        latent,
-        delta_net,
-        mamba2,
-        num_heads,
-        num_kv_heads,
-        head_dim,
-        rotary_dim,
         rms_norm_eps: keys.norm_eps(row.norm_kind)?,
         norm_offset: 0.0,
         max_positions: ropes[0].context(max_positions),
         tie_word_embeddings: !has("output.weight"),
         head_bias: false,
-        qkv_bias: attention_has("attn_q.bias") || attention_has("attn_qkv.bias"),
-        output_bias: attention_has("attn_output.bias"),
-        output_gate: row.output_gate,
-        mlp_bias: mlp_has("ffn_up.bias") || mlp_has("ffn_up_exps.bias"),
-        qk_norm: (row.qk_norm.filter(|norm| *norm == QkNorm::Position))
-            .or(attention_has("attn_q_norm.weight").then_some(QkNorm::Head)),
-        value_norm: row.value_norm,
         norms: row.norms,
         norm_kind: row.norm_kind,
-        activation: activation(row.gate),
-        mlp_gate: row.mlp_gate,
-        per_layer_input: keys.per_layer_input()?,
-        layer_scales: row.gemma4 && has("blk.0.layer_output_scale.weight"),
-        selective_attention: false,
-        attention_sinks: attention_has("attn_sinks.weight"),
+        per_layer_input: keys.per_layer_input(&mlp)?,
+        layer_scales: row.dialect == Dialect::Gemma4 && has("blk.0.layer_output_scale.weight"),
         embedding_scale: scale("embedding_scale")?
             .or(row.scaled_embedding.then(|| (hidden_size as f64).sqrt() as f32)),
         residual_scale: scale("residual_scale")?,
-        // Converters multiply the weights.
-        multipliers: None,
         logit_scale: scale("logit_scale")?.map(|factor| logit_factor(row, factor)),
-        attention_scale: score_scale,
-        query_scaling: keys.query_scaling(row)?,
-        attention_softcap: keys.softcap(row, "attn_logit_softcapping", |caps| caps.attention)?,
         logit_softcap: keys.softcap(row, "final_logit_softcapping", |caps| caps.logits)?,
         ropes,
         layers,
@@ -136,7 +144,7 @@ pub(crate) fn parse(
 
 /// The sizes of heads, and the factor of the scores.
 struct Heads {
-    latent: Option<LatentConfig>,
+    latent: Option<LatentSizes>,
     /// Number of elements of a head in layers without a sliding window.
     global_dim: usize,
     head_dim: usize,
@@ -172,6 +180,31 @@ impl Metadata<'_> {
         Ok(Heads { latent, global_dim, head_dim, rotary_dim, score_scale })
     }
 
+    /// Adds the parts of attention and of MLPs that the file has tensors for. The first layer with
+    /// either stands for all of them.
+    fn add_parts(&self, row: &Description, layers: &mut [LayerConfig]) {
+        let has = |layer: usize, name: &str| {
+            self.header.tensors.contains_key(&format!("blk.{layer}.{name}"))
+        };
+        let first = layers.iter().position(LayerConfig::has_attention).unwrap_or(0);
+        for attention in layers.iter_mut().filter_map(LayerConfig::attention_mut) {
+            attention.qkv_bias = has(first, "attn_q.bias") || has(first, "attn_qkv.bias");
+            attention.output_bias = has(first, "attn_output.bias");
+            attention.sinks = has(first, "attn_sinks.weight");
+            attention.qk_norm = (row.qk_norm.filter(|norm| *norm == QkNorm::Position)).or(has(
+                first,
+                "attn_q_norm.weight",
+            )
+            .then_some(QkNorm::Head));
+        }
+        let first = layers.iter().position(|layer| layer.mlp.is_some()).unwrap_or(0);
+        for layer in layers {
+            if let Some(FeedForwardConfig::Dense(mlp)) = &mut layer.mlp {
+                mlp.bias = has(first, "ffn_up.bias") || has(first, "ffn_up_exps.bias");
+            }
+        }
+    }
+
     /// What norms add to the mean square or the variance. Files of Nemotron-H have the key of layer
     /// norms in the place of that of RMS norms.
     fn norm_eps(&self, kind: NormKind) -> Result<f32, ModelError> {
@@ -189,12 +222,13 @@ fn logit_factor(row: &Description, number: f32) -> f32 {
     if row.logit_scale.is_some() { number } else { 1.0 / number }
 }
 
-fn activation(gate: Gate) -> Activation {
-    match gate {
-        Gate::ClampedSwiglu => Activation::ClampedSwiglu { alpha: 1.702, limit: 7.0 },
-        Gate::Gelu | Gate::GeluAct => Activation::GeluTanh,
-        Gate::SquaredRelu => Activation::SquaredRelu,
-        Gate::Silu => Activation::Silu,
+fn activation(row: &Description) -> Activation {
+    match (row.gate, row.mlp_gate) {
+        (Gate::ClampedSwiglu, _) => GateFunction::ClampedSwiglu { alpha: 1.702, limit: 7.0 }.into(),
+        (Gate::Gelu | Gate::GeluAct, true) => GateFunction::GeluTanh.into(),
+        (Gate::Gelu | Gate::GeluAct, false) => Activation::Plain(PlainFunction::GeluTanh),
+        (Gate::SquaredRelu, _) => Activation::Plain(PlainFunction::SquaredRelu),
+        (Gate::Silu, _) => GateFunction::Silu.into(),
     }
 }
 

@@ -21,13 +21,16 @@ mod rope;
 use serde_json::Value;
 use stolon_kernels::TensorType;
 
-use super::architecture::{AttentionScale, Bias, Defaults, Description, Gate, Mamba, Softcaps};
+use super::architecture::{AttentionScale, Bias, Defaults, Description, Dialect, Mamba, Softcaps};
 use super::keys::Keys;
 use super::quantization::{self, Quantization};
 use super::{
-    Activation, Architecture, DecoderConfig, HeadShape, LatentConfig, QkNorm, QueryScaling,
+    Architecture, AttentionConfig, DecoderConfig, KeysAndValues, LatentConfig, LatentSizes,
+    LayerConfig, QkNorm, QueryScaling,
 };
 use crate::error::{ModelError, quoted};
+use falcon::Factors;
+use gemma4::HeadShape;
 
 /// The content of `config.json`: the decoder's configuration and the special token ids.
 #[derive(Clone, Debug, PartialEq)]
@@ -56,7 +59,7 @@ pub(crate) fn parse(file: &str, value: &Value) -> Result<ParsedConfig, ModelErro
     let root = Keys::root(file, value)?;
     let mut quantization = quantization::parse(&root)?;
     let architecture = architecture(&root)?;
-    if architecture.description().moondream {
+    if architecture.description().dialect == Dialect::Moondream {
         return moondream::parse(architecture.description(), &root);
     }
     // In multimodal models, the decoder's keys are in a nested object.
@@ -143,59 +146,57 @@ fn decoder(
     let heads = HeadShape { kv_heads: num_kv_heads, head_dim };
     let global_heads = gemma4::global_heads(row, keys, heads)?;
     let ropes = rope::parse(&row.rotation, keys, global_heads.head_dim, max_positions)?;
-    let mut layers = layers::parse(row, keys, ropes.local)?;
-    let intermediate_size = mlp::width(row, keys)?;
-    gemma4::layers(row, keys, [heads, global_heads], intermediate_size, &mut layers)?;
-    let mamba2 = mamba::parse(row, keys, hidden_size, &mut layers)?;
-    let experts = experts::parse(row, keys, &mut layers)?;
-    LatentConfig::mark_layers(latent, &mut layers);
-    let convolution_taps = convolutions::parse(row, keys, &mut layers)?;
-    let delta_net = delta_net::parse(row, keys, &mut layers)?;
-    let (multipliers, score_factor) = match row.mamba {
-        Some(Mamba::Falcon) => falcon::multipliers(keys)?,
-        _ => (None, latent::score_factor(row, latent, keys)?),
+    let (factors, score_factor) = match row.mamba {
+        Some(Mamba::Falcon) => falcon::factors(keys)?,
+        _ => (Factors::NEUTRAL, latent::score_factor(row, latent, keys)?),
     };
     let cap = |cap: fn(Softcaps) -> Option<f32>| row.softcaps.and_then(cap);
+    let attention = AttentionConfig {
+        heads: num_heads,
+        kv_heads: num_kv_heads,
+        head_dim,
+        rotary_dim: ropes.rotary_dim.unwrap_or(head_dim),
+        rope: Some(0),
+        sliding_window: None,
+        keys_and_values: KeysAndValues::Own,
+        qkv_bias: row.qkv_bias.of(keys)?,
+        output_bias: row.output_bias.of(keys)?,
+        output_gate: row.output_gate,
+        qk_norm: qk_norm(row, keys)?,
+        value_norm: row.value_norm,
+        selective: false,
+        sinks: row.attention_sinks,
+        scale: row.attention_scale.of(keys, latent, head_dim)? as f32 * score_factor,
+        softcap: softcap(keys, "attn_logit_softcapping", cap(|caps| caps.attention))?,
+        query_scaling: query_scaling(row, keys)?,
+        output_factor: factors.attention_output,
+    };
+    let mlp = mlp::parse(row, keys, &factors)?;
+    let mut layers = layers::parse(row, keys, ropes.local, &LayerConfig::new(attention, mlp))?;
+    gemma4::layers(row, keys, [heads, global_heads], &mut layers)?;
+    mamba::parse(row, keys, hidden_size, &factors, &mut layers)?;
+    experts::parse(row, keys, &mlp, &mut layers)?;
+    if let Some(sizes) = latent {
+        LatentConfig::replace_attention(root.file, sizes, &mut layers)?;
+    }
+    convolutions::parse(row, keys, &mut layers)?;
+    delta_net::parse(row, keys, &mut layers)?;
     Ok(DecoderConfig {
         architecture: row.architecture,
         vocab_size: keys.size("vocab_size")?.unwrap_or(defaults.vocab_size),
         hidden_size,
-        intermediate_size,
-        experts,
-        convolution_taps,
-        latent,
-        delta_net,
-        mamba2,
-        num_heads,
-        num_kv_heads,
-        head_dim,
-        rotary_dim: latent.map(|latent| latent.rotary_dim).or(ropes.rotary_dim),
         rms_norm_eps: keys.positive(row.norm_eps)?.unwrap_or(defaults.rms_norm_eps) as f32,
         norm_offset: row.norm_offset,
         max_positions: ropes.list[0].context(max_positions),
         tie_word_embeddings: tied(row, keys, root)?,
         head_bias: false,
-        qkv_bias: row.qkv_bias.of(keys)?,
-        output_bias: row.output_bias.of(keys)?,
-        output_gate: row.output_gate,
-        mlp_bias: row.mlp_bias.of(keys)?,
-        qk_norm: qk_norm(row, keys)?,
-        value_norm: row.value_norm,
         norms: row.norms,
         norm_kind: row.norm_kind,
-        activation: activation(row.gate, keys)?,
-        mlp_gate: row.mlp_gate,
-        per_layer_input: gemma4::per_layer_input(row, keys)?,
-        layer_scales: row.gemma4,
-        selective_attention: false,
-        attention_sinks: row.attention_sinks,
+        per_layer_input: gemma4::per_layer_input(row, keys, &mlp)?,
+        layer_scales: row.dialect == Dialect::Gemma4,
         embedding_scale: embedding_scale(row, keys, hidden_size)?,
         residual_scale: multiplier(keys, "residual_multiplier")?,
-        multipliers,
         logit_scale: logit_scale(row, keys)?,
-        attention_scale: row.attention_scale.of(keys, latent, head_dim)? as f32 * score_factor,
-        query_scaling: query_scaling(row, keys)?,
-        attention_softcap: softcap(keys, "attn_logit_softcapping", cap(|caps| caps.attention))?,
         logit_softcap: softcap(keys, "final_logit_softcapping", cap(|caps| caps.logits))?,
         ropes: ropes.list,
         layers,
@@ -206,7 +207,7 @@ fn decoder(
 /// Number of query heads, of KV heads, and of elements of a head.
 fn heads(
     defaults: &Defaults,
-    latent: Option<LatentConfig>,
+    latent: Option<LatentSizes>,
     keys: &Keys<'_>,
     hidden_size: usize,
 ) -> Result<[usize; 3], ModelError> {
@@ -260,11 +261,12 @@ fn may_lack_head(keys: &Keys<'_>, root: &Keys<'_>) -> Result<bool, ModelError> {
 fn refuse_options(row: &Description, keys: &Keys<'_>) -> Result<(), ModelError> {
     let key = "use_bidirectional_attention";
     // In Gemma 4, images may have it.
-    let is_of_images = row.gemma4 && keys.value(key).and_then(Value::as_str) == Some("vision");
+    let is_of_images =
+        row.dialect == Dialect::Gemma4 && keys.value(key).and_then(Value::as_str) == Some("vision");
     if !is_of_images && keys.value(key).is_some_and(|value| *value != Value::Bool(false)) {
         return Err(keys.unsupported(key, "false"));
     }
-    if !row.gemma4 && keys.value("per_layer_config").is_some() {
+    if row.dialect != Dialect::Gemma4 && keys.value("per_layer_config").is_some() {
         return Err(keys.unsupported("per_layer_config", "nothing"));
     }
     for key in ["is_encoder_decoder", "add_cross_attention"] {
@@ -355,7 +357,7 @@ impl AttentionScale {
     fn of(
         self,
         keys: &Keys<'_>,
-        latent: Option<LatentConfig>,
+        latent: Option<LatentSizes>,
         head_dim: usize,
     ) -> Result<f64, ModelError> {
         let query_dim = latent.map_or(head_dim, |latent| latent.query_dim());
@@ -367,31 +369,6 @@ impl AttentionScale {
             Self::Multiplier => Ok(keys.positive("attention_multiplier")?.unwrap_or(1.0)),
             Self::One => Ok(1.0),
         }
-    }
-}
-
-fn activation(gate: Gate, keys: &Keys<'_>) -> Result<Activation, ModelError> {
-    let (key, default) = match gate {
-        Gate::Silu => ("hidden_act", "silu"),
-        Gate::GeluAct => ("hidden_act", "gelu_pytorch_tanh"),
-        Gate::Gelu => ("hidden_activation", "gelu_pytorch_tanh"),
-        Gate::SquaredRelu => {
-            let key = "mlp_hidden_act";
-            return match keys.text(key)? {
-                None | Some("relu2") => Ok(Activation::SquaredRelu),
-                Some(_) => Err(keys.unsupported(key, "relu2")),
-            };
-        }
-        Gate::ClampedSwiglu => {
-            let alpha = keys.positive_f32("swiglu_alpha")?.unwrap_or(1.702);
-            let limit = keys.positive_f32("swiglu_limit")?.unwrap_or(7.0);
-            return Ok(Activation::ClampedSwiglu { alpha, limit });
-        }
-    };
-    match keys.text(key)?.unwrap_or(default) {
-        "silu" | "swish" => Ok(Activation::Silu),
-        "gelu_pytorch_tanh" => Ok(Activation::GeluTanh),
-        _ => Err(keys.unsupported(key, "silu or gelu_pytorch_tanh")),
     }
 }
 

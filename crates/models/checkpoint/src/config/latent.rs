@@ -1,7 +1,10 @@
 //! The description of multi-head latent attention.
 
+use super::attention::{check_head_dim, check_positive};
 use super::keys::SIZE_MAX;
-use super::{DecoderConfig, LayerConfig, MixerKind};
+use super::{
+    AttentionConfig, DecoderConfig, KeysAndValues, LayerConfig, MixerConfig, QueryScaling,
+};
 use crate::error::ModelError;
 
 /// Maximum number of heads of all layers together. Each head has matrices of its own, so this bounds
@@ -15,9 +18,24 @@ const HEADS_TOTAL_MAX: usize = 1 << 16;
 /// Attention does not compute these keys and values: a head's query is multiplied with the
 /// transposed projection to its keys, and compared with the latent vectors; their average is
 /// projected to the value. So there is one key head, whose keys, `[rotary_dim + width]`, are also
-/// the values, and [`DecoderConfig::head_dim`] is their length.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// the values.
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub struct LatentConfig {
+    /// Number of query heads.
+    pub heads: usize,
+    /// The sizes of the vectors.
+    pub sizes: LatentSizes,
+    /// Index into [`DecoderConfig::ropes`], or `None` if queries and keys are not rotated.
+    pub rope: Option<usize>,
+    /// Factor of the scores before the softmax, above 0.
+    pub scale: f32,
+    /// The factor of queries that depends on the position; `None` for 1.
+    pub query_scaling: Option<QueryScaling>,
+}
+
+/// The sizes of the vectors of latent attention. All are at least 1.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LatentSizes {
     /// Number of elements of a latent vector.
     pub width: usize,
     /// Number of elements of each query, and of the shared part of the keys, that are rotated. It
@@ -32,14 +50,7 @@ pub struct LatentConfig {
     pub query_rank: Option<usize>,
 }
 
-impl LatentConfig {
-    /// Gives all layers latent attention if there is any. Some may get another mixer later.
-    pub(super) fn mark_layers(latent: Option<Self>, layers: &mut [LayerConfig]) {
-        if latent.is_some() {
-            layers.iter_mut().for_each(|layer| layer.mixers = &[MixerKind::Latent]);
-        }
-    }
-
+impl LatentSizes {
     /// Number of elements of a query.
     #[must_use]
     pub fn query_dim(&self) -> usize {
@@ -54,49 +65,97 @@ impl LatentConfig {
     }
 }
 
-impl DecoderConfig {
-    /// Checks the sizes of latent attention, and that nothing else is asked of it. `file` is the
-    /// file's name in error messages.
-    pub(super) fn check_latent(&self, file: &str) -> Result<(), ModelError> {
-        let layers = self.layers.iter().filter(|layer| layer.has(MixerKind::Latent));
-        let Some(latent) = self.latent else {
-            let missing = || ModelError::key(file, "kv_lora_rank", "1 or more", "nothing");
-            return if layers.count() > 0 { Err(missing()) } else { Ok(()) };
-        };
-        let heads_max = HEADS_TOTAL_MAX / self.layers.len().max(1);
-        if !(1..=heads_max).contains(&self.num_heads) {
-            let expected = format!("1 to {heads_max}");
-            return Err(ModelError::key(file, "num_attention_heads", expected, self.num_heads));
+impl LatentConfig {
+    /// Gives all layers latent attention with these sizes in place of their attention, which must
+    /// have nothing else.
+    pub(super) fn replace_attention(
+        file: &str,
+        sizes: LatentSizes,
+        layers: &mut [LayerConfig],
+    ) -> Result<(), ModelError> {
+        for mixer in layers.iter_mut().flat_map(|layer| &mut layer.mixers) {
+            if let MixerConfig::Attention(attention) = mixer {
+                *mixer = MixerConfig::Latent(Self::of(file, sizes, attention)?);
+            }
         }
+        Ok(())
+    }
+
+    /// Latent attention with these sizes and the heads, the rotary embedding and the factors of
+    /// `attention`, which must have nothing else. `file` is the file's name in error messages.
+    fn of(file: &str, sizes: LatentSizes, attention: &AttentionConfig) -> Result<Self, ModelError> {
+        let AttentionConfig {
+            heads,
+            // The one key head is made of the sizes.
+            kv_heads: _,
+            head_dim: _,
+            rotary_dim: _,
+            rope,
+            sliding_window,
+            keys_and_values,
+            qkv_bias,
+            output_bias,
+            output_gate,
+            qk_norm,
+            value_norm,
+            selective,
+            sinks,
+            scale,
+            softcap,
+            query_scaling,
+            output_factor,
+        } = *attention;
+        let is_plain = sliding_window.is_none()
+            && keys_and_values == KeysAndValues::Own
+            && qk_norm.is_none()
+            && softcap.is_none()
+            && output_factor == 1.0
+            && !(qkv_bias || output_bias || output_gate || value_norm || selective || sinks);
+        if is_plain {
+            return Ok(Self { heads, sizes, rope, scale, query_scaling });
+        }
+        let expected = "latent attention in all layers with attention, without biases, gates, \
+                        windows or sinks";
+        Err(ModelError::unsupported(file, "kv_lora_rank", expected, sizes.width))
+    }
+
+    /// Checks the documented ranges. `layers` is the number of layers, and `file` the file's name
+    /// in error messages.
+    pub(super) fn check(&self, file: &str, layers: usize) -> Result<(), ModelError> {
+        let heads_max = HEADS_TOTAL_MAX / layers.max(1);
+        if !(1..=heads_max).contains(&self.heads) {
+            let expected = format!("1 to {heads_max}");
+            return Err(ModelError::key(file, "num_attention_heads", expected, self.heads));
+        }
+        let LatentSizes { width, rotary_dim, key_dim, value_dim, query_rank } = self.sizes;
         for (key, size) in [
-            ("kv_lora_rank", latent.width),
-            ("qk_rope_head_dim", latent.rotary_dim),
-            ("qk_nope_head_dim", latent.key_dim),
-            ("v_head_dim", latent.value_dim),
-            ("q_lora_rank", latent.query_rank.unwrap_or(1)),
+            ("kv_lora_rank", width),
+            ("qk_rope_head_dim", rotary_dim),
+            ("qk_nope_head_dim", key_dim),
+            ("v_head_dim", value_dim),
+            ("q_lora_rank", query_rank.unwrap_or(1)),
         ] {
-            let most = SIZE_MAX / (2 * self.num_heads) as u64;
+            let most = SIZE_MAX / (2 * self.heads) as u64;
             if size == 0 || size as u64 > most {
                 return Err(ModelError::key(file, key, format!("1 to {most}"), size));
             }
         }
-        if !latent.rotary_dim.is_multiple_of(2) {
-            let got = latent.rotary_dim;
-            return Err(ModelError::key(file, "qk_rope_head_dim", "an even number", got));
+        if !rotary_dim.is_multiple_of(2) {
+            return Err(ModelError::key(file, "qk_rope_head_dim", "an even number", rotary_dim));
         }
-        let is_alone = !self.has(MixerKind::Attention)
-            && layers.clone().all(|layer| layer.heads.is_none() && layer.sliding_window.is_none());
-        let is_plain = self.head_dim == latent.kept_dim()
-            && self.num_kv_heads == 1
-            && self.rotary_dim() == latent.rotary_dim
-            && self.qk_norm.is_none()
-            && !(self.qkv_bias || self.output_bias || self.output_gate || self.value_norm)
-            && !self.attention_sinks;
-        if is_alone && is_plain {
-            return Ok(());
-        }
-        let expected = "latent attention in all layers with attention, without biases, gates, \
-                        windows or sinks";
-        Err(ModelError::unsupported(file, "kv_lora_rank", expected, latent.width))
+        check_head_dim(file, "head_dim", self.heads, self.sizes.kept_dim())?;
+        check_positive(file, "attention_scale", self.scale)?;
+        self.query_scaling.map_or(Ok(()), |scaling| scaling.check(file, true))
+    }
+}
+
+impl DecoderConfig {
+    /// The first latent attention, if there is one.
+    #[must_use]
+    pub fn latent(&self) -> Option<&LatentConfig> {
+        self.mixers().find_map(|mixer| match mixer {
+            MixerConfig::Latent(latent) => Some(latent),
+            _ => None,
+        })
     }
 }

@@ -1,162 +1,178 @@
-//! The properties in which the layers of a decoder may differ.
+//! What a layer of a decoder consists of: its mixers and its MLP, each with data of its own.
 
-use super::keys::SIZE_MAX;
-use super::{DecoderConfig, HEAD_DIM_MAX, QkNorm};
+use super::{
+    AttentionConfig, DecoderConfig, DeltaNetConfig, ExpertsConfig, FeedForwardConfig, LatentConfig,
+    Mamba2Config, MlpConfig,
+};
 use crate::error::ModelError;
 
-/// How a layer mixes positions. Layers may have several, or none; see [`LayerConfig::mixers`].
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum MixerKind {
+/// Maximum number of taps of a convolution. Known models have 3.
+const CONVOLUTION_TAPS_MAX: usize = 64;
+
+/// How a layer mixes positions.
+#[allow(clippy::large_enum_variant, reason = "there are a few per layer")]
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum MixerConfig {
     /// Attention.
-    Attention,
-    /// A short convolution (LFM2), as
-    /// [`DecoderConfig::convolution_taps`](super::DecoderConfig::convolution_taps) says.
-    Convolution,
-    /// Gated DeltaNet or Kimi Delta Attention, as [`DecoderConfig::delta_net`](super::DecoderConfig::delta_net) says.
-    DeltaNet,
-    /// Mamba-2, as [`DecoderConfig::mamba2`](super::DecoderConfig::mamba2) says.
-    Mamba2,
-    /// Latent attention, as [`DecoderConfig::latent`](super::DecoderConfig::latent) says.
-    Latent,
+    Attention(AttentionConfig),
+    /// Latent attention.
+    Latent(LatentConfig),
+    /// A short convolution (LFM2).
+    Convolution(ConvolutionConfig),
+    /// Gated DeltaNet or Kimi Delta Attention.
+    DeltaNet(DeltaNetConfig),
+    /// Mamba-2.
+    Mamba2(Mamba2Config),
 }
 
-/// The sizes of the key heads and value heads of a layer.
+/// A short convolution of as many channels as the residual stream has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct HeadShape {
-    /// Number of key heads and of value heads.
-    pub kv_heads: usize,
-    /// Number of elements of a head, also of query heads.
-    pub head_dim: usize,
+pub struct ConvolutionConfig {
+    /// Number of positions that enter each output, its own included: from 2 to 64.
+    pub taps: usize,
 }
 
-/// Which MLP a layer has.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum MlpKind {
-    /// One MLP for all tokens.
-    Dense,
-    /// The mixture of experts that [`DecoderConfig::experts`](super::DecoderConfig::experts)
-    /// describes.
-    Experts,
-    /// Both, next to each other: each reads the residual stream with a norm of its own, and the
-    /// outputs are normalized before they are added (Gemma 4).
-    DenseAndExperts,
+impl MixerConfig {
+    /// Whether the mixer keeps something of each position that later positions need: keys and values
+    /// of its own, the inputs of a convolution, or a recurrent state.
+    #[must_use]
+    pub fn keeps_positions(&self) -> bool {
+        match self {
+            Self::Attention(attention) => attention.has_own_kv(),
+            Self::Latent(_) | Self::Convolution(_) | Self::DeltaNet(_) | Self::Mamba2(_) => true,
+        }
+    }
+
+    /// The rotary embedding of attention, and the number of elements of a head that it rotates;
+    /// `None` for what is not attention.
+    pub(super) fn rotation(&self) -> Option<(Option<usize>, usize)> {
+        match self {
+            Self::Attention(attention) => Some((attention.rope, attention.rotary_dim)),
+            Self::Latent(latent) => Some((latent.rope, latent.sizes.rotary_dim)),
+            Self::Convolution(_) | Self::DeltaNet(_) | Self::Mamba2(_) => None,
+        }
+    }
 }
 
-/// The properties in which layers may differ from each other.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// A layer.
+#[derive(Clone, Debug, PartialEq)]
 pub struct LayerConfig {
     /// What the layer has to mix positions: one mixer; or attention and Mamba-2, both of which read
     /// the input of the layer (Falcon-H1); or none, so that the layer is its MLP (Nemotron-H). The
-    /// outputs are added to the residual stream in this order. Without attention, the layer has
-    /// neither a rotary embedding nor a sliding window.
-    pub mixers: &'static [MixerKind],
-    /// Index into [`DecoderConfig::ropes`](super::DecoderConfig::ropes), or `None` if queries and
-    /// keys are not rotated.
-    pub rope: Option<usize>,
-    /// Number of positions that a query attends to, including its own: a query at position `p`
-    /// reads the keys at `p + 1 - window ..= p`. At least 1. With `None`, it reads all keys up to
-    /// its own.
-    pub sliding_window: Option<usize>,
-    /// The sizes of the heads, if they are not those that the
-    /// [`DecoderConfig`](super::DecoderConfig) has (Gemma 4: layers without a sliding window).
-    pub heads: Option<HeadShape>,
-    /// Index of the earlier layer whose keys and values attention reads. The layer then has neither
-    /// projections to keys and values nor memory for them. `None` if it has its own.
-    pub kv_source: Option<usize>,
-    /// Whether values are projected with the matrix of keys, so that there is none for values.
-    pub values_from_keys: bool,
+    /// outputs are added to the residual stream in this order.
+    pub mixers: Vec<MixerConfig>,
     /// The MLP; `None` if the layer only mixes positions (Nemotron-H).
-    pub mlp: Option<MlpKind>,
-    /// The width of the MLP, if it is not that of the [`DecoderConfig`](super::DecoderConfig)
-    /// (Gemma 4: layers without keys and values of their own).
-    pub intermediate_size: Option<usize>,
+    pub mlp: Option<FeedForwardConfig>,
 }
 
 impl LayerConfig {
-    /// Attention without a sliding window that reads its own keys and values, rotated by the first
-    /// rotary embedding, and a dense MLP, both with the sizes of the decoder.
-    pub(super) const PLAIN: Self = Self {
-        mixers: &[MixerKind::Attention],
-        rope: Some(0),
-        sliding_window: None,
-        heads: None,
-        kv_source: None,
-        values_from_keys: false,
-        mlp: Some(MlpKind::Dense),
-        intermediate_size: None,
-    };
-
-    /// Lets the last `shared` layers read the keys and values of the last layer before them that is
-    /// of the same kind, with or without a sliding window. `None` if there is no such layer.
-    pub(super) fn share_kv(shared: usize, layers: &mut [Self]) -> Option<()> {
-        let first = layers.len().checked_sub(shared)?;
-        let (own, others) = layers.split_at_mut(first);
-        for layer in others {
-            let is_local = layer.sliding_window.is_some();
-            let source = own.iter().rposition(|own| own.sliding_window.is_some() == is_local)?;
-            // The layer has no projection to values in any case.
-            *layer = Self { kv_source: Some(source), values_from_keys: false, ..*layer };
+    /// A layer with attention and an MLP.
+    pub(super) fn new(attention: AttentionConfig, mlp: MlpConfig) -> Self {
+        Self {
+            mixers: vec![MixerConfig::Attention(attention)],
+            mlp: Some(FeedForwardConfig::Dense(mlp)),
         }
-        Some(())
     }
 
-    /// Whether the layer has attention.
+    /// The same layer with this rotary embedding and this sliding window of its attention.
+    pub(super) fn at(&self, rope: Option<usize>, sliding_window: Option<usize>) -> Self {
+        let mut layer = self.clone();
+        if let Some(attention) = layer.attention_mut() {
+            *attention = AttentionConfig { rope, sliding_window, ..*attention };
+        }
+        layer
+    }
+
+    /// Adds a mixture of experts next to the MLP of the layer.
+    pub(super) fn add_experts(&mut self, experts: ExpertsConfig) {
+        self.mlp = self.mlp.map(|mlp| match mlp {
+            FeedForwardConfig::Dense(mlp) | FeedForwardConfig::DenseAndExperts(mlp, _) => {
+                FeedForwardConfig::DenseAndExperts(mlp, experts)
+            }
+            FeedForwardConfig::Experts(_) => FeedForwardConfig::Experts(experts),
+        });
+    }
+
+    /// The attention of the layer, apart from latent attention.
+    #[must_use]
+    pub fn attention(&self) -> Option<&AttentionConfig> {
+        self.mixers.iter().find_map(|mixer| match mixer {
+            MixerConfig::Attention(attention) => Some(attention),
+            _ => None,
+        })
+    }
+
+    /// As [`Self::attention`].
+    pub(super) fn attention_mut(&mut self) -> Option<&mut AttentionConfig> {
+        self.mixers.iter_mut().find_map(|mixer| match mixer {
+            MixerConfig::Attention(attention) => Some(attention),
+            _ => None,
+        })
+    }
+
+    /// Whether the layer has attention of one kind or the other.
     #[must_use]
     pub fn has_attention(&self) -> bool {
-        self.has(MixerKind::Attention) || self.has(MixerKind::Latent)
+        self.mixers.iter().any(|mixer| mixer.rotation().is_some())
     }
 
-    /// Whether the layer mixes positions in this way.
+    /// The rotary embedding of the layer's attention, an index into [`DecoderConfig::ropes`];
+    /// `None` if it has none.
     #[must_use]
-    pub fn has(&self, mixer: MixerKind) -> bool {
-        self.mixers.contains(&mixer)
+    pub fn rope(&self) -> Option<usize> {
+        self.mixers.iter().find_map(|mixer| mixer.rotation()?.0)
     }
 
-    /// Whether the layer has attention and computes its own keys and values. Otherwise it reads
-    /// those of another layer, or has no attention.
+    /// The sliding window of the layer's attention; `None` if it has none.
     #[must_use]
-    pub fn has_own_kv(&self) -> bool {
-        self.has_attention() && self.kv_source.is_none()
+    pub fn sliding_window(&self) -> Option<usize> {
+        self.attention().and_then(|attention| attention.sliding_window)
+    }
+
+    /// The mixture of experts of the layer, if it has one.
+    #[must_use]
+    pub fn experts(&self) -> Option<&ExpertsConfig> {
+        match &self.mlp {
+            Some(
+                FeedForwardConfig::Experts(experts)
+                | FeedForwardConfig::DenseAndExperts(_, experts),
+            ) => Some(experts),
+            Some(FeedForwardConfig::Dense(_)) | None => None,
+        }
     }
 
     /// Whether the layer has a mixture of experts.
     #[must_use]
     pub fn has_experts(&self) -> bool {
-        matches!(self.mlp, Some(MlpKind::Experts | MlpKind::DenseAndExperts))
+        self.experts().is_some()
     }
 
-    /// Whether the layer keeps something of each position that later positions need: keys and
-    /// values of its own, the inputs of a convolution, or a recurrent state.
+    /// Whether the layer keeps something of each position that later positions need.
     #[must_use]
     pub fn keeps_positions(&self) -> bool {
-        self.mixers.iter().any(|mixer| match mixer {
-            MixerKind::Attention => self.kv_source.is_none(),
-            MixerKind::Convolution
-            | MixerKind::DeltaNet
-            | MixerKind::Mamba2
-            | MixerKind::Latent => true,
-        })
+        self.mixers.iter().any(MixerConfig::keeps_positions)
     }
 }
 
 impl DecoderConfig {
-    /// Number of leading elements of each head that the rotary embedding `rope`, an index into
-    /// [`ropes`](Self::ropes), rotates.
-    #[must_use]
-    pub fn rope_dim(&self, rope: usize) -> usize {
-        let layer = self.layers.iter().find(|layer| layer.rope == Some(rope));
-        let own = layer.and_then(|layer| layer.heads);
-        own.map_or_else(|| self.rotary_dim(), |heads| heads.head_dim)
+    /// The mixers of all layers.
+    pub fn mixers(&self) -> impl Iterator<Item = &MixerConfig> {
+        self.layers.iter().flat_map(|layer| &layer.mixers)
     }
 
-    /// The sizes of the key heads and value heads of layer `layer`.
-    ///
-    /// # Panics
-    /// If there is no such layer.
+    /// The first convolution, if there is one.
     #[must_use]
-    pub fn heads(&self, layer: usize) -> HeadShape {
-        let of_others = HeadShape { kv_heads: self.num_kv_heads, head_dim: self.head_dim };
-        self.layers[layer].heads.unwrap_or(of_others)
+    pub fn convolution(&self) -> Option<&ConvolutionConfig> {
+        self.mixers().find_map(|mixer| match mixer {
+            MixerConfig::Convolution(convolution) => Some(convolution),
+            _ => None,
+        })
+    }
+
+    /// The first mixture of experts, if there is one.
+    #[must_use]
+    pub fn experts(&self) -> Option<&ExpertsConfig> {
+        self.layers.iter().find_map(LayerConfig::experts)
     }
 
     /// Index of the last layer that keeps something of each position. What later layers compute is
@@ -166,107 +182,45 @@ impl DecoderConfig {
         self.layers.iter().rposition(LayerConfig::keeps_positions).unwrap_or(0)
     }
 
-    /// Checks what layers have in place of the sizes of the decoder, and whose keys and values they
-    /// read. `file` is the file's name in error messages.
+    /// Checks all layers, and how they fit together. `file` is the file's name in error messages.
     pub(super) fn check_layers(&self, file: &str) -> Result<(), ModelError> {
-        let sizes = [
-            ("hidden_size_per_layer_input", self.per_layer_input.unwrap_or(1)),
-            ("hidden_size_per_layer_input", self.per_layer_width()),
-        ];
-        let widths = self.layers.iter().filter_map(|layer| layer.intermediate_size);
-        let widths = widths.map(|width| ("intermediate_size", width));
-        let is_size = |size: usize| size > 0 && size as u64 <= SIZE_MAX;
-        let mut sizes = sizes.into_iter().chain(widths);
-        if let Some((key, size)) = sizes.find(|(_, size)| !is_size(*size)) {
-            return Err(ModelError::key(file, key, format!("1 to {SIZE_MAX}"), size));
-        }
+        let with_experts = self.layers.iter().filter(|layer| layer.has_experts()).count();
         for (index, layer) in self.layers.iter().enumerate() {
-            if self.output_gate && (layer.kv_source.is_some() || layer.values_from_keys) {
-                let expected = "layers with projections of their own to keys and values";
-                return Err(ModelError::unsupported(file, "attn_output_gate", expected, true));
+            for mixer in &layer.mixers {
+                match mixer {
+                    MixerConfig::Attention(attention) => {
+                        self.check_attention(file, index, attention)?;
+                    }
+                    MixerConfig::Latent(latent) => latent.check(file, self.layers.len())?,
+                    MixerConfig::Convolution(ConvolutionConfig { taps }) => {
+                        if !(2..=CONVOLUTION_TAPS_MAX).contains(taps) {
+                            let expected = format!("2 to {CONVOLUTION_TAPS_MAX}");
+                            return Err(ModelError::key(file, "conv_L_cache", expected, taps));
+                        }
+                    }
+                    MixerConfig::DeltaNet(delta_net) => delta_net.check(file)?,
+                    MixerConfig::Mamba2(mamba2) => mamba2.check(file)?,
+                }
             }
-            self.check_heads(file, layer)?;
-            self.check_rotation(file, index)?;
-            self.check_source(file, index)?;
+            let is_known = match &layer.mixers[..] {
+                [] => layer.mlp.is_some(),
+                [_] | [MixerConfig::Attention(_), MixerConfig::Mamba2(_)] => true,
+                _ => false,
+            };
+            if !is_known {
+                let expected = "layers with a mixer, Mamba-2 next to attention, or an MLP";
+                return Err(ModelError::unsupported(file, "layer_types", expected, "others"));
+            }
+            if let Some(mlp) = &layer.mlp {
+                mlp.check(file, with_experts)?;
+            }
         }
-        self.check_selective(file)
-    }
-
-    /// Checks that all layers have the attention that can be selective, if it is.
-    fn check_selective(&self, file: &str) -> Result<(), ModelError> {
-        let is_plain = |layer: &LayerConfig| {
-            layer.mixers == [MixerKind::Attention]
-                && layer.heads.is_none()
-                && layer.kv_source.is_none()
-                && !layer.values_from_keys
-        };
-        let is_computed = self.layers.iter().all(is_plain)
-            && self.num_kv_heads == self.num_heads
-            && self.qk_norm.is_none()
-            && !self.value_norm
-            && !self.output_gate
-            && self.query_scaling.is_none();
-        if is_computed || !self.selective_attention {
+        self.check_states(file)?;
+        // The KV store, whose blocks also have the checkpoints of states, has something to store.
+        if self.layers.iter().any(LayerConfig::has_attention) || self.convolution().is_some() {
             return Ok(());
         }
-        let expected = "attention without norms and gates, and as many key heads as query heads";
-        Err(ModelError::unsupported(file, "tau_attn", expected, true))
-    }
-
-    /// The number of values that a token has for all layers; 1 if there are no per-layer
-    /// embeddings.
-    fn per_layer_width(&self) -> usize {
-        self.per_layer_input.map_or(1, |width| width.saturating_mul(self.layers.len()))
-    }
-
-    /// Checks the sizes of the heads of a layer.
-    fn check_heads(&self, file: &str, layer: &LayerConfig) -> Result<(), ModelError> {
-        let Some(HeadShape { kv_heads, head_dim }) = layer.heads else { return Ok(()) };
-        if self.qk_norm == Some(QkNorm::Position) || self.rotary_dim.is_some() || self.output_gate {
-            let expected = "the same heads in all layers with norms of all heads, partly rotated \
-                            heads or gates of attention's output";
-            return Err(ModelError::unsupported(file, "global_head_dim", expected, head_dim));
-        }
-        if !head_dim.is_multiple_of(2) || !(1..=HEAD_DIM_MAX).contains(&head_dim) {
-            let expected = format!("an even number of at most {HEAD_DIM_MAX}");
-            return Err(ModelError::key(file, "global_head_dim", expected, head_dim));
-        }
-        if kv_heads == 0 || !self.num_heads.is_multiple_of(kv_heads) {
-            let expected = format!("a divisor of num_attention_heads, {}", self.num_heads);
-            return Err(ModelError::key(file, "num_global_key_value_heads", expected, kv_heads));
-        }
-        if self.num_heads.saturating_mul(head_dim) as u64 > SIZE_MAX {
-            let expected = format!("at most {SIZE_MAX} with num_attention_heads");
-            return Err(ModelError::key(file, "global_head_dim", expected, head_dim));
-        }
-        Ok(())
-    }
-
-    /// Checks that all layers with the same rotary embedding as layer `index` have heads of the same
-    /// length.
-    fn check_rotation(&self, file: &str, index: usize) -> Result<(), ModelError> {
-        let head_dim = self.heads(index).head_dim;
-        match self.layers[index].rope.map(|rope| self.rope_dim(rope)) {
-            Some(other) if self.rotary_dim.is_none() && other != head_dim => {
-                let expected = format!("{other}, as in other layers");
-                Err(ModelError::unsupported(file, "global_head_dim", &expected, head_dim))
-            }
-            _ => Ok(()),
-        }
-    }
-
-    /// Checks that the layer `index` can read the keys and values of the layer that it names.
-    fn check_source(&self, file: &str, index: usize) -> Result<(), ModelError> {
-        let Some(source) = self.layers[index].kv_source else { return Ok(()) };
-        let is_possible = self.layers[..index].get(source).is_some_and(|layer| {
-            layer.has_own_kv()
-                && layer.rope == self.layers[index].rope
-                && self.heads(source) == self.heads(index)
-        });
-        if is_possible {
-            return Ok(());
-        }
-        let expected = "layers that share the keys and values of an earlier layer of the same kind";
-        Err(ModelError::unsupported(file, "num_kv_shared_layers", expected, source))
+        let expected = "at least one layer with full_attention";
+        Err(ModelError::unsupported(file, "layer_types", expected, "none"))
     }
 }

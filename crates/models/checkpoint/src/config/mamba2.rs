@@ -2,6 +2,7 @@
 
 use stolon_kernels::Rule;
 
+use super::attention::check_positive;
 use super::recurrent::{RecurrentShape, ShapeKeys, check_sizes};
 use crate::error::ModelError;
 
@@ -9,7 +10,7 @@ use crate::error::ModelError;
 /// has a state, a matrix `[state_dim, head_dim]`, which decays and to which every position adds the
 /// product of a key (`B`) and its value (`x`). A query (`C`) reads it. Keys, queries and values pass
 /// a short convolution first.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Mamba2Config {
     /// Number of heads, a multiple of `groups`.
     pub heads: usize,
@@ -30,6 +31,11 @@ pub struct Mamba2Config {
     /// Whether the weights have the logarithms of the decay rates. Otherwise they have the negative
     /// rates, as GGUF files do.
     pub log_rates: bool,
+    /// Factors of the inputs (Falcon-H1): of the gates, the values, the keys, the queries and the
+    /// time steps, before the biases of the convolution and of the time steps. All are above 0.
+    pub input_factors: [f32; 5],
+    /// Factor of the output (Falcon-H1), above 0.
+    pub output_factor: f32,
 }
 
 impl Mamba2Config {
@@ -65,6 +71,9 @@ impl Mamba2Config {
         if !self.heads.is_multiple_of(self.groups) {
             let expected = format!("a multiple of mamba_n_groups, {}", self.groups);
             return Err(ModelError::key(file, heads, expected, self.heads));
+        }
+        for factor in self.input_factors.into_iter().chain([self.output_factor]) {
+            check_positive(file, "ssm_multipliers", factor)?;
         }
         self.shape().check(file, &ShapeKeys { heads, taps: "mamba_d_conv" })
     }

@@ -1,6 +1,6 @@
 //! Which norms the layers of a decoder have, where they have them, and the names of these.
 
-use super::{Activation, DecoderConfig, LayerConfig};
+use super::{DecoderConfig, LayerConfig};
 use crate::error::ModelError;
 
 /// The kind of the norms of the residual stream.
@@ -82,7 +82,7 @@ impl NormNames {
     /// The norms that `layer` has. Where it consists of its MLP, the norm before that is the first
     /// one of the layer.
     pub(crate) fn of_layer(self, layer: &LayerConfig) -> Self {
-        match (layer.mixers, layer.mlp) {
+        match (&layer.mixers[..], layer.mlp) {
             ([], _) => Self {
                 attention_input: None,
                 attention_output: None,
@@ -111,19 +111,6 @@ impl DecoderConfig {
         let is_whole = |layer: &LayerConfig| !layer.mixers.is_empty() && layer.mlp.is_some();
         if self.norms != NormPlacement::Input && !layers().all(is_whole) {
             return refused("norms", "norms of inputs where layers have no MLP, or only that");
-        }
-        match (self.mlp_gate, self.activation) {
-            (_, Activation::GeluTanh) | (false, Activation::SquaredRelu) => {}
-            (true, Activation::Silu | Activation::ClampedSwiglu { .. }) => {}
-            (true, Activation::SquaredRelu) => {
-                return refused("hidden_act", "an MLP without a gate with relu2");
-            }
-            (false, _) => {
-                return refused(
-                    "hidden_act",
-                    "gelu_pytorch_tanh or relu2 in an MLP without a gate",
-                );
-            }
         }
         if self.head_bias && self.tie_word_embeddings {
             return refused("tie_word_embeddings", "false with a bias of the output matrix");

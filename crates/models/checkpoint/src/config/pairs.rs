@@ -1,6 +1,6 @@
 //! The order of the rows of q and k.
 
-use super::{DecoderConfig, LatentConfig};
+use super::{AttentionConfig, LatentSizes};
 
 /// The rows of q or k, in which adjacent rows form the pairs that are rotated. In memory, these are
 /// the rows `i` and `i + rotary_dim / 2` of a head.
@@ -18,19 +18,20 @@ pub(crate) struct AdjacentPairs {
 
 impl AdjacentPairs {
     /// The order of the rows of `heads` heads.
-    pub(crate) fn of(config: &DecoderConfig, heads: usize) -> Self {
-        Self { heads, head_dim: config.head_dim, skipped: 0, rotary_dim: config.rotary_dim() }
+    pub(crate) fn of(attention: &AttentionConfig, heads: usize) -> Self {
+        let AttentionConfig { head_dim, rotary_dim, .. } = *attention;
+        Self { heads, head_dim, skipped: 0, rotary_dim }
     }
 
     /// The order of the rows of the queries of latent attention.
-    pub(crate) fn of_latent_queries(latent: LatentConfig, heads: usize) -> Self {
-        let LatentConfig { rotary_dim, key_dim: skipped, .. } = latent;
+    pub(crate) fn of_latent_queries(latent: LatentSizes, heads: usize) -> Self {
+        let LatentSizes { rotary_dim, key_dim: skipped, .. } = latent;
         Self { heads, head_dim: latent.query_dim(), skipped, rotary_dim }
     }
 
     /// The order of the rows of what latent attention keeps of a position.
-    pub(crate) fn of_latent(latent: LatentConfig) -> Self {
-        let LatentConfig { rotary_dim, width: skipped, .. } = latent;
+    pub(crate) fn of_latent(latent: LatentSizes) -> Self {
+        let LatentSizes { rotary_dim, width: skipped, .. } = latent;
         Self { heads: 1, head_dim: latent.kept_dim(), skipped, rotary_dim }
     }
 

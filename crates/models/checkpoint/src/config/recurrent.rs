@@ -3,7 +3,7 @@
 use stolon_kernels::{Recurrence, Rule};
 
 use super::keys::SIZE_MAX;
-use super::{DecoderConfig, MixerKind};
+use super::{DecoderConfig, DeltaNetConfig, Mamba2Config, MixerConfig};
 use crate::error::ModelError;
 
 /// Maximum number of taps of the convolution. Known models have 4.
@@ -105,19 +105,58 @@ pub(super) fn check_sizes(file: &str, sizes: &[(&str, usize)]) -> Result<(), Mod
     }
 }
 
-impl DecoderConfig {
-    /// The sizes of the recurrent layers; `None` if there are none.
+impl MixerConfig {
+    /// The sizes of a recurrent layer; `None` for other mixers.
     #[must_use]
     pub fn recurrent_shape(&self) -> Option<RecurrentShape> {
-        let delta_net = self.delta_net.map(|config| config.shape());
-        delta_net.or(self.mamba2.map(|config| config.shape()))
+        match self {
+            Self::DeltaNet(delta_net) => Some(delta_net.shape()),
+            Self::Mamba2(mamba2) => Some(mamba2.shape()),
+            Self::Attention(_) | Self::Latent(_) | Self::Convolution(_) => None,
+        }
+    }
+}
+
+impl DecoderConfig {
+    /// The first Gated DeltaNet or Kimi Delta Attention, if there is one.
+    #[must_use]
+    pub fn delta_net(&self) -> Option<&DeltaNetConfig> {
+        self.mixers().find_map(|mixer| match mixer {
+            MixerConfig::DeltaNet(delta_net) => Some(delta_net),
+            _ => None,
+        })
+    }
+
+    /// The first Mamba-2, if there is one.
+    #[must_use]
+    pub fn mamba2(&self) -> Option<&Mamba2Config> {
+        self.mixers().find_map(|mixer| match mixer {
+            MixerConfig::Mamba2(mamba2) => Some(mamba2),
+            _ => None,
+        })
+    }
+
+    /// The sizes of the recurrent layers, which are all the same; `None` if there are none.
+    #[must_use]
+    pub fn recurrent_shape(&self) -> Option<RecurrentShape> {
+        self.mixers().find_map(MixerConfig::recurrent_shape)
     }
 
     /// Number of recurrent layers.
     #[must_use]
     pub fn recurrent_layers(&self) -> usize {
-        let is_recurrent =
-            |kind: &&MixerKind| matches!(kind, MixerKind::DeltaNet | MixerKind::Mamba2);
-        self.layers.iter().flat_map(|layer| layer.mixers).filter(is_recurrent).count()
+        self.mixers().filter_map(MixerConfig::recurrent_shape).count()
+    }
+
+    /// Checks that the states of all recurrent layers have the same size. `file` is the file's name
+    /// in error messages.
+    pub(super) fn check_states(&self, file: &str) -> Result<(), ModelError> {
+        let mut shapes = self.mixers().filter_map(MixerConfig::recurrent_shape);
+        let first = shapes.next();
+        if shapes.all(|shape| Some(shape) == first) {
+            return Ok(());
+        }
+        let expected = "the sizes of recurrent layers of one kind";
+        Err(ModelError::key(file, "layer_types", expected, "others"))
     }
 }

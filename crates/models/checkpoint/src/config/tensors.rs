@@ -145,7 +145,7 @@ impl DecoderConfig {
         let shape = [self.vocab_size, self.hidden_size];
         DecoderWeights {
             embedding: matrix("model.embed_tokens", shape, TensorRole::Embedding),
-            per_layer: self.per_layer_input.map(|width| self.per_layer_embedding(width)),
+            per_layer: self.per_layer_input.map(|input| self.per_layer_embedding(input.width)),
             layers: (0..self.layers.len()).map(|layer| self.layer_weights(layer)).collect(),
             final_norm: self.residual_norm("model.norm"),
             head: (!self.tie_word_embeddings).then(|| matrix("lm_head", shape, TensorRole::Matrix)),
@@ -193,8 +193,8 @@ impl DecoderConfig {
             };
             let mlps = dense.into_iter().chain(experts.into_iter().flat_map(of_experts));
             list.extend(mlps.filter_map(|mlp| match mlp.inputs {
-                MlpInputs::Gated(gate_up) => Some(gate_up.matrices()),
-                MlpInputs::Plain(_) => None,
+                MlpInputs::Gated(gate_up, _) => Some(gate_up.matrices()),
+                MlpInputs::Plain(..) => None,
             }));
         }
         list
@@ -215,15 +215,15 @@ impl DecoderConfig {
         let hidden_norm = |name: Option<&str>| name.map(|name| norm(&at(name), self.hidden_size));
         let input_norm = |name: Option<&str>| name.map(|name| self.residual_norm(&at(name)));
         let mixers = layer.mixers.iter();
-        let mixers = mixers.map(|mixer| self.mixer_weights(index, *mixer, &at)).collect();
+        let mixers = mixers.map(|mixer| self.mixer_weights(mixer, &at)).collect();
         LayerWeights {
             attention_input_norm: input_norm(norms.attention_input),
             mixers,
             attention_output_norm: hidden_norm(norms.attention_output),
             mlp_input_norm: input_norm(norms.mlp_input),
-            mlp: layer.mlp.map(|kind| self.feed_forward_weights(index, kind, &at)),
+            mlp: layer.mlp.as_ref().map(|mlp| self.feed_forward_weights(mlp, &at)),
             mlp_output_norm: hidden_norm(norms.mlp_output),
-            per_layer: self.per_layer_input.map(|width| self.per_layer_weights(width, &at)),
+            per_layer: self.per_layer_input.map(|input| self.per_layer_weights(input, &at)),
             scale: self.layer_scales.then(|| factors(at("layer_scalar"), 1)),
         }
     }

@@ -5,7 +5,7 @@ use serde::Serialize;
 use serde_json::Value as Json;
 
 use super::TensorSummary;
-use crate::config::DecoderConfig;
+use crate::config::{AttentionConfig, DecoderConfig, MixerConfig};
 use crate::error::quoted;
 use crate::gguf::{Header, Value};
 
@@ -92,10 +92,22 @@ impl Outline {
         self.context_length = size(config.max_positions);
         self.layers = size(config.layers.len());
         self.hidden_size = size(config.hidden_size);
-        self.heads = size(config.num_heads);
-        self.kv_heads = size(config.num_kv_heads);
-        self.head_dim = size(config.head_dim);
-        self.kv_layers = size(config.layers.iter().filter(|layer| layer.has_own_kv()).count());
+        let of_attention = |mixer: &MixerConfig| match mixer {
+            MixerConfig::Attention(AttentionConfig { heads, kv_heads, head_dim, .. }) => {
+                Some([*heads, *kv_heads, *head_dim])
+            }
+            MixerConfig::Latent(latent) => Some([latent.heads, 1, latent.sizes.kept_dim()]),
+            _ => None,
+        };
+        if let Some(sizes) = config.mixers().find_map(of_attention) {
+            [self.heads, self.kv_heads, self.head_dim] = sizes.map(size);
+        }
+        let has_own_kv = |mixer: &&MixerConfig| match mixer {
+            MixerConfig::Attention(attention) => attention.has_own_kv(),
+            MixerConfig::Latent(_) => true,
+            _ => false,
+        };
+        self.kv_layers = size(config.mixers().filter(has_own_kv).count());
         self.vocab_size = size(config.vocab_size);
     }
 }

@@ -111,8 +111,9 @@ fn weights(
     config: &DecoderConfig,
     contents: Vec<Bytes>,
 ) -> Result<Weights, ModelError> {
-    let experts = config.experts.map_or(0, |experts| experts.count);
-    let parts = |name: &str| if name.contains(".self_attn.") { config.num_heads } else { experts };
+    let experts = config.experts().map_or(0, |experts| experts.count);
+    let heads = config.latent().map_or(0, |latent| latent.heads);
+    let parts = |name: &str| if name.contains(".self_attn.") { heads } else { experts };
     header.weights(contents, parts, |name| {
         config::gguf::tensor_name(config.architecture, name)
             .filter(|name| !name.contains('*') || is_divided(config, name))
@@ -126,7 +127,7 @@ fn is_divided(config: &DecoderConfig, name: &str) -> bool {
     let Some((number, _)) = layer else { return false };
     let index = number.parse::<usize>().ok().filter(|index| index.to_string() == number);
     index.and_then(|index| config.layers.get(index)).is_some_and(|layer| {
-        if name.contains(".self_attn.") { config.latent.is_some() } else { layer.has_experts() }
+        if name.contains(".self_attn.") { config.latent().is_some() } else { layer.has_experts() }
     })
 }
 

@@ -11,7 +11,7 @@ use std::path::Path;
 use serde_json::Value;
 use stolon_vision::{ProcessorConfig, Resampling};
 
-use crate::config::{DecoderConfig, Keys, TowerConfig, VisionConfig};
+use crate::config::{DecoderConfig, Dialect, Keys, TowerConfig, VisionConfig};
 use crate::error::ModelError;
 use crate::files::{optional, read_json};
 use crate::weights::Weights;
@@ -81,7 +81,7 @@ fn configured(
     match processor(directory)? {
         Some((other, value)) => of_json((&file, config), (&other, &value), decoder),
         // Moondream has no file of a processor.
-        None if decoder.architecture.description().moondream => {
+        None if decoder.architecture.description().dialect == Dialect::Moondream => {
             of_json((&file, config), (&file, config), decoder)
         }
         None => Ok(None),
@@ -99,7 +99,7 @@ pub(crate) fn of_json(
     decoder: &DecoderConfig,
 ) -> Result<Option<ImageModel>, ModelError> {
     let config = Keys::root(file, config)?;
-    if decoder.architecture.description().moondream {
+    if decoder.architecture.description().dialect == Dialect::Moondream {
         return moondream::parse(&config, decoder).map(Some);
     }
     let Some(parse) = config.text("model_type")?.and_then(parser) else { return Ok(None) };

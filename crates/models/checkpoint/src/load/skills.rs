@@ -3,7 +3,7 @@
 
 use std::collections::HashMap;
 
-use crate::config::{Architecture, DecoderConfig, Keys};
+use crate::config::{Architecture, DecoderConfig, Dialect, Keys};
 use crate::error::ModelError;
 
 /// Maximum number of tokens of a part of a prompt.
@@ -63,7 +63,7 @@ pub(crate) fn of_config(
     config: &Keys<'_>,
     decoder: &DecoderConfig,
 ) -> Result<Option<SkillPrompts>, ModelError> {
-    if !decoder.architecture.description().moondream {
+    if decoder.architecture.description().dialect != Dialect::Moondream {
         return Ok(None);
     }
     let tokenizer = match config.object("config")? {

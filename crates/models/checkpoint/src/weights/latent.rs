@@ -5,19 +5,17 @@
 use super::interleaved::Interleaved;
 use super::{Stored, Weights};
 use crate::config::{
-    DecoderConfig, LatentConfig, LatentWeights, MixerWeights, TensorRole, TensorSpec,
+    DecoderConfig, LatentSizes, LatentWeights, MixerWeights, TensorRole, TensorSpec,
 };
 use crate::error::ModelError;
 
 impl DecoderConfig {
     /// The matrices with the keys and values of all heads.
     pub(super) fn latent_matrices(&self) -> Vec<TensorSpec> {
-        let Some(LatentConfig { key_dim, value_dim, width, .. }) = self.latent else {
-            return Vec::new();
-        };
         let mixers = self.weights().layers.into_iter().flat_map(|layer| layer.mixers);
         let matrix = |mixer| match mixer {
-            MixerWeights::Latent(LatentWeights { name, keys, .. }) => {
+            MixerWeights::Latent(LatentWeights { config, name, keys, .. }) => {
+                let LatentSizes { key_dim, value_dim, width, .. } = config.sizes;
                 let shape = vec![keys.len() * (key_dim + value_dim), width];
                 Some(TensorSpec { name, shape, role: TensorRole::Matrix })
             }
@@ -40,12 +38,11 @@ impl Weights {
         config: &DecoderConfig,
         any_columns: bool,
     ) -> Result<(), ModelError> {
-        let Some(latent) = config.latent else { return Ok(()) };
         for mixer in config.weights().layers.into_iter().flat_map(|layer| layer.mixers) {
             if let MixerWeights::Latent(weights) = mixer {
                 let columns = self.shape(&weights.name).and_then(|shape| shape.last().copied());
-                let columns = columns.filter(|_| any_columns).unwrap_or(latent.width);
-                self.split_heads(latent, weights, columns)?;
+                let columns = columns.filter(|_| any_columns).unwrap_or(weights.config.sizes.width);
+                self.split_heads(weights, columns)?;
             }
         }
         Ok(())
@@ -53,10 +50,10 @@ impl Weights {
 
     fn split_heads(
         &mut self,
-        LatentConfig { key_dim, value_dim, .. }: LatentConfig,
-        LatentWeights { name, keys, values, .. }: LatentWeights,
+        LatentWeights { config, name, keys, values, .. }: LatentWeights,
         columns: usize,
     ) -> Result<(), ModelError> {
+        let LatentSizes { key_dim, value_dim, .. } = config.sizes;
         if keys.first().is_none_or(|key| self.contains(&key.name)) {
             return Ok(());
         }

@@ -112,36 +112,37 @@ impl DecoderConfig {
     fn divisions(&self) -> Vec<Division> {
         let mut list = Vec::new();
         for mixer in self.weights().layers.into_iter().flat_map(|layer| layer.mixers) {
-            match (mixer, self.delta_net) {
-                (MixerWeights::Attention(attention), _) => self.add_gated(attention, &mut list),
-                (MixerWeights::DeltaNet(delta_net), Some(config)) if config.grouped => {
-                    list.extend(of_delta_net(&config, delta_net).into_iter().flatten());
+            match mixer {
+                MixerWeights::Attention(attention) => add_gated(attention, &mut list),
+                MixerWeights::DeltaNet(delta_net) if delta_net.config.grouped => {
+                    list.extend(of_delta_net(delta_net).into_iter().flatten());
                 }
                 _ => {}
             }
         }
         list
     }
+}
 
-    /// Adds the matrix and the biases of queries and gates.
-    fn add_gated(&self, attention: AttentionWeights, list: &mut Vec<Division>) {
-        let q = attention.qkv.query;
-        let Some(gate) = attention.gate else { return };
-        let (len, count) = (self.head_dim, self.num_heads);
-        let run = |first| vec![Run { first, len, step: 2 * len, count }];
-        let biases = q.bias.into_iter().zip(gate.bias);
-        for (q, gate) in [(q.weight, gate.weight)].into_iter().chain(biases) {
-            let (name, rows) = (q.name.clone(), 2 * len * count);
-            list.push(Division { name, rows, parts: vec![(q, run(0)), (gate, run(len))] });
-        }
+/// Adds the matrix and the biases of queries and gates, if there are gates.
+fn add_gated(attention: AttentionWeights, list: &mut Vec<Division>) {
+    let q = attention.qkv.query;
+    let Some(gate) = attention.gate else { return };
+    let (len, count) = (attention.config.head_dim, attention.config.heads);
+    let run = |first| vec![Run { first, len, step: 2 * len, count }];
+    let biases = q.bias.into_iter().zip(gate.bias);
+    for (q, gate) in [(q.weight, gate.weight)].into_iter().chain(biases) {
+        let (name, rows) = (q.name.clone(), 2 * len * count);
+        list.push(Division { name, rows, parts: vec![(q, run(0)), (gate, run(len))] });
     }
 }
 
 /// The matrices that Qwen3-Next has in place of those of Gated DeltaNet. Files of Kimi Linear have
 /// matrices of their own for queries, keys and values.
-fn of_delta_net(config: &DeltaNetConfig, weights: DeltaNetWeights) -> Option<[Division; 2]> {
+fn of_delta_net(weights: DeltaNetWeights) -> Option<[Division; 2]> {
+    let config = weights.config;
     let [qkv] = <[_; 1]>::try_from(weights.qkv).ok()?;
-    let DeltaNetConfig { key_heads: count, key_dim, .. } = *config;
+    let DeltaNetConfig { key_heads: count, key_dim, .. } = config;
     let heads = config.value_heads / count;
     let values = heads * config.value_dim;
     let step = 2 * key_dim + 2 * values;

@@ -19,7 +19,6 @@ use stolon_kernels::{
     self as kernels, Epilogue, Finish, LowRank, Matrix, Operands, Path, Product, RowSums, Sink,
 };
 
-use super::Decoder;
 use crate::workers::Workers;
 use experts::ExpertRows;
 pub(super) use experts::{ExpertRow, ExpertUpdates};
@@ -238,13 +237,6 @@ pub(super) struct Updates<'a> {
     rows: &'a AdapterRows,
     layer: usize,
     site: Site,
-}
-
-impl Decoder {
-    /// Releases the adapters of the last step, so that their memory can be used for others.
-    pub(crate) fn release_adapters(&mut self) {
-        self.adapters.clear();
-    }
 }
 
 impl RowUpdates for Updates<'_> {

@@ -12,21 +12,19 @@ use stolon_kernels::{
     self as kernels, AttentionSequence, Epilogue, KvLayout, KvRows, Matrix, Product, RowSums, Sink,
 };
 
-use super::activations::Activations;
 use super::adapters::RowUpdates;
-use super::attention::Inputs;
 use super::linear::{Linear, Loader};
+use super::pass::{Inputs, Pass};
 use super::profile::Stage;
-use super::{Decoder, passes, plan};
+use super::{passes, plan};
 use crate::kv_store::KvStore;
-use crate::workers::Workers;
 
 /// The weights of a layer's convolution: the fields of [`ConvolutionWeights`].
 #[derive(Debug)]
 pub(super) struct Convolution {
-    pub(super) factor: Linear,
-    pub(super) gate: Linear,
-    pub(super) x: Linear,
+    factor: Linear,
+    gate: Linear,
+    x: Linear,
     /// `[taps, hidden_size]`, the oldest position first.
     taps: Vec<f32>,
     pub(super) output: Linear,
@@ -54,30 +52,60 @@ impl Convolution {
             kept,
         })
     }
+
+    /// The projections of the layer's input.
+    pub(super) fn inputs(&self) -> [&Linear; 3] {
+        [&self.factor, &self.gate, &self.x]
+    }
 }
 
-impl Decoder {
-    /// Computes the gates and the inputs of a convolution. The inputs are written to `kv`.
-    pub(super) fn convolution_inputs(
+/// The buffers of convolutions, which are reused. They have at least as many rows as the step.
+#[derive(Debug, Default)]
+pub(super) struct ConvolutionBuffers {
+    /// The gates of the outputs, `[rows, hidden_size]`.
+    gates: Vec<f32>,
+    /// The slots of the positions that enter the convolution at each row, `[rows, taps]`.
+    taps: Vec<Option<usize>>,
+}
+
+impl ConvolutionBuffers {
+    /// Grows the buffers to at least `rows` rows of `width` elements.
+    pub(super) fn reserve(&mut self, width: usize, rows: usize) {
+        passes::grow(&mut self.gates, rows * width);
+    }
+
+    /// Finds the positions that enter a convolution with `count` taps at the rows of `sequences`.
+    pub(super) fn fill_taps(
         &mut self,
-        index: usize,
+        count: usize,
+        sequences: &[AttentionSequence<'_>],
+        block_size: usize,
+    ) {
+        fill_taps(&mut self.taps, count, sequences, block_size);
+    }
+}
+
+impl Convolution {
+    /// Computes the gates and the inputs. The inputs are written to `kv`.
+    pub(super) fn project(
+        &self,
         inputs: Inputs,
         kv: &mut KvStore,
-        workers: &Workers,
+        buffers: &mut ConvolutionBuffers,
+        pass: &mut Pass<'_>,
     ) {
-        let (path, width) = (self.path, self.config.hidden_size);
-        let Some(layer) = self.layers[index].convolution() else { return };
-        let Activations { normed, gates, .. } = &mut self.activations;
-        let store = kv.inputs_mut(layer.kept).slice_mut();
+        let Pass { index, path, plan, normed, workers, .. } = *pass;
+        let width = self.output.out_features();
+        let store = kv.inputs_mut(self.kept).slice_mut();
         // The store has no scales, so parts of a row are written independently of each other.
-        let kept = KvRows::new(path, store, KvLayout::Rows, &self.plan.slots, width, 1);
-        let updates = self.adapters.updates(index, Site::Inputs);
+        let kept = KvRows::new(path, store, KvLayout::Rows, &plan.slots, width, 1);
+        let updates = pass.adapters.updates(index, Site::Inputs);
         let multiply = updates.then([0, 2], |sums: RowSums<'_>| {
             kernels::mul(path, sums.first, sums.second);
         });
         let epilogue_gate = updates.then([1], |_: RowSums<'_>| {});
         let (input_matrices, gate_matrices) =
-            ([&layer.factor.matrix, &layer.x.matrix], [&layer.gate.matrix]);
+            ([&self.factor.matrix, &self.x.matrix], [&self.gate.matrix]);
         let mut products = Vec::with_capacity(2);
         if inputs.kept() {
             products.push(Product {
@@ -89,7 +117,7 @@ impl Decoder {
             });
         }
         if inputs.own() {
-            let sink = Sink::Rows(&mut gates[..normed.rows() * width]);
+            let sink = Sink::Rows(&mut buffers.gates[..normed.rows() * width]);
             let matrices = &gate_matrices;
             let epilogue = Some(&epilogue_gate as Epilogue<'_>);
             products.push(Product { group: 0, matrices, step: 1, epilogue, sink });
@@ -98,31 +126,36 @@ impl Decoder {
             products.iter().flat_map(|product| product.matrices.iter().copied()).collect();
         let threads = workers.for_products(&matrices, normed.rows());
         let epilogue_time = kernels::multiply(path, threads, normed, &mut products);
-        self.profile.mark_with(Stage::Qkv, epilogue_time, Stage::Heads);
+        drop(products);
+        pass.profile.mark_with(Stage::Qkv, epilogue_time, Stage::Heads);
     }
 
     /// Computes the convolution for `rows` rows and packs it for the output projection.
-    pub(super) fn convolve(&mut self, index: usize, rows: usize, kv: &KvStore, workers: &Workers) {
-        let (path, width) = (self.path, self.config.hidden_size);
-        let Some(layer) = self.layers[index].convolution() else { return };
-        let Activations { gates, mixed, taps, .. } = &mut self.activations;
-        let count = layer.taps.len() / width;
-        let inputs = kv.inputs(layer.kept);
+    pub(super) fn mix(
+        &self,
+        rows: usize,
+        kv: &KvStore,
+        buffers: &ConvolutionBuffers,
+        pass: &mut Pass<'_>,
+    ) {
+        let (path, width) = (pass.path, self.output.out_features());
+        let ConvolutionBuffers { gates, taps } = buffers;
+        let count = self.taps.len() / width;
+        let inputs = kv.inputs(self.kept);
         let row_of = |row: usize, out: &mut [f32]| {
             let slots = &taps[row * count..][..count];
             let gate = &gates[row * width..][..width];
-            kernels::convolution(path, inputs, slots, &layer.taps, gate, out);
+            kernels::convolution(path, inputs, slots, &self.taps, gate, out);
         };
-        mixed.reset(rows, &[&layer.output.matrix]);
-        passes::pack_rows(mixed, workers.for_pass(rows, width * count), width, row_of);
-        self.adapters.lower((index, Site::Output), path, workers, row_of);
-        self.profile.mark(Stage::Attention);
+        let output = (&self.output.matrix, Site::Output);
+        pass.pack_result(output, (rows, width * count), row_of);
+        pass.profile.mark(Stage::Attention);
     }
 }
 
 /// Fills `taps` with the slots of the last `count` positions up to each row's own, the oldest first;
 /// `None` for those before the start of the sequence.
-pub(super) fn fill_taps(
+fn fill_taps(
     taps: &mut Vec<Option<usize>>,
     count: usize,
     sequences: &[AttentionSequence<'_>],
@@ -139,9 +172,35 @@ pub(super) fn fill_taps(
 
 #[cfg(test)]
 mod tests {
+    use serde_json::json;
     use stolon_kvcache::BlockId;
 
     use super::*;
+    use crate::decoder::tests::{Case, TOKENS, convolve};
+
+    /// Goal: a convolution equals a plain loop, whether positions were computed in this step or in an
+    /// earlier one.
+    #[test]
+    fn convolutions_equal_a_plain_loop() {
+        let case = Case::run(
+            &json!({
+                "model_type": "lfm2", "num_attention_heads": 4, "layer_types": ["conv"],
+                "norm_eps": 1e-5, "block_auto_adjust_ff_dim": false,
+            }),
+            13,
+        );
+        let part =
+            |part: &str, at: usize| case.project(&format!("conv.in_proj.{part}"), &case.normed[at]);
+        let product = |a: Vec<f64>, b: Vec<f64>| a.iter().zip(&b).map(|(a, b)| a * b).collect();
+        let inputs: Vec<Vec<f64>> =
+            (0..TOKENS).map(|at| product(part("factor", at), part("x", at))).collect();
+        let expected = (0..TOKENS).map(|at| {
+            let sums = convolve(&inputs, case.weights("conv.conv"), at);
+            let gated: Vec<f64> = product(sums, part("gate", at));
+            case.project("conv.out_proj", &gated)
+        });
+        case.check(&expected.collect::<Vec<_>>());
+    }
 
     /// Goal: the slots of a row are those of its position and of the ones before it, in the blocks of
     /// the sequence. There are none before the start.

@@ -2,26 +2,23 @@
 //! place of attention.
 //!
 //! A layer projects its input to queries, keys and values, to the strengths and the time steps of
-//! the value heads, and to the gates of the outputs ([`Decoder::delta_net_inputs`]). Queries and
+//! the value heads, and to the gates of the outputs ([`DeltaNet::project`]). Queries and
 //! keys are normalized after the convolution. The outputs of the recurrence (`recurrent.rs`) are
-//! normalized, and then gated ([`Decoder::gate_delta_net`]).
+//! normalized, and then gated ([`DeltaNet::mix`]).
 //!
 //! All but the gates is computed for all rows, because later positions need the state; the gates
 //! and what follows only for rows whose output is needed.
 
-use stolon_backend::StepBatch;
 use stolon_checkpoint::adapter::Site;
 use stolon_checkpoint::config::{DeltaNetConfig, DeltaNetKind, DeltaNetWeights, sigmoid};
 use stolon_checkpoint::error::ModelError;
 use stolon_kernels::{self as kernels, ColumnsMut, Operands, Path, Sink};
 
-use super::adapters::AdapterRows;
-use super::attention::Inputs;
-use super::linear::{Factored, GroupProduct, Linear, Loader};
+use super::linear::{self, Factored, GroupProduct, Linear, Loader};
+use super::pass::{Inputs, Kept, Pass};
+use super::passes;
 use super::profile::Stage;
 use super::recurrent::{HeadInputs, Recurrent, RecurrentBuffers, by_tap, softplus};
-use super::{Decoder, StepState, linear, passes};
-use crate::workers::Workers;
 
 /// Added to the sum of squares of a query or a key before the root is taken.
 const EPS: f32 = 1e-6;
@@ -47,13 +44,22 @@ pub(super) struct DeltaNet {
 
 impl DeltaNet {
     pub(super) fn load(
-        config: DeltaNetConfig,
         spec: &DeltaNetWeights,
         kept: usize,
         loader: &mut Loader<'_>,
     ) -> Result<Self, ModelError> {
-        let DeltaNetWeights { qkv, gate, strength, step, step_bias, rates, taps, norm, output } =
-            spec;
+        let DeltaNetWeights {
+            config,
+            qkv,
+            gate,
+            strength,
+            step,
+            step_bias,
+            rates,
+            taps,
+            norm,
+            output,
+        } = spec;
         let mut by_channel = Vec::new();
         for taps in taps {
             by_channel.extend(loader.vector(taps)?);
@@ -63,7 +69,7 @@ impl DeltaNet {
             rates.iter_mut().for_each(|rate| *rate = -rate.exp());
         }
         Ok(Self {
-            config,
+            config: *config,
             qkv: qkv.iter().map(|part| loader.linear(part)).collect::<Result<_, _>>()?,
             gate: loader.factored(gate)?,
             strength: loader.linear(strength)?,
@@ -74,7 +80,7 @@ impl DeltaNet {
             output: loader.linear(output)?,
             recurrent: Recurrent {
                 shape: config.shape(),
-                heads: (0..config.value_heads).map(|head| inputs_of(&config, head)).collect(),
+                heads: (0..config.value_heads).map(|head| inputs_of(config, head)).collect(),
                 taps: by_tap(&by_channel, config.taps),
                 convolution_bias: None,
                 kept,
@@ -100,18 +106,59 @@ impl DeltaNet {
         }
     }
 
-    /// Computes the projections of the rows `normed` of the residual stream in layer `index`.
-    /// `gates` are those of the outputs.
-    fn project(
+    /// Computes the projections and, with those that later positions need, the state after each
+    /// slice.
+    pub(super) fn project(
         &self,
-        (index, inputs): (usize, Inputs),
-        normed: &Operands,
-        (buffers, gates): (&mut RecurrentBuffers, &mut Vec<f32>),
-        adapters: &mut AdapterRows,
-        (path, workers): (Path, &Workers),
+        inputs: Inputs,
+        kept: Kept<'_, '_>,
+        buffers: &mut DeltaNetBuffers,
+        pass: &mut Pass<'_>,
     ) {
+        self.multiply(inputs, buffers, pass);
+        pass.profile.mark(Stage::Qkv);
+        if inputs.kept() {
+            let (path, norms) = (pass.path, self.head_norms());
+            let finish = |row: &mut [f32], gates: [&[f32]; 2], factors: &mut [f32]| {
+                self.normalize(path, &norms, row);
+                self.fill_factors(path, gates, factors);
+            };
+            let recurrent = &mut buffers.recurrent;
+            self.recurrent.advance(path, recurrent, (pass.plan, kept), &finish, pass.workers);
+            pass.profile.mark(Stage::Recurrence);
+        }
+    }
+
+    /// Normalizes and gates the outputs of the recurrence, and packs them for the output
+    /// projection. `rows` rows have an output.
+    pub(super) fn mix(&self, rows: usize, buffers: &DeltaNetBuffers, pass: &mut Pass<'_>) {
+        let Pass { config, path, plan, .. } = *pass;
+        let (shape, width) = (self.recurrent.shape, self.config.value_width());
+        let DeltaNetBuffers { recurrent, gates, .. } = buffers;
+        let row_of = |row: usize, out: &mut [f32]| {
+            // The recurrence has computed all rows of the batch.
+            let source = plan.batch_row(row);
+            for (head, out) in out.chunks_exact_mut(shape.value_dim).enumerate() {
+                let output = recurrent.output(&shape, plan, (source, head));
+                kernels::rms_norm(path, output, &self.norm, config.rms_norm_eps, 0.0, out);
+            }
+            let gates = &gates[row * width..][..width];
+            match self.config.kind {
+                DeltaNetKind::Gated => kernels::mul_silu(path, out, gates),
+                DeltaNetKind::Kimi { .. } => kernels::mul_sigmoid(path, out, gates),
+            }
+        };
+        pass.pack_result((&self.output.matrix, Site::Output), (rows, 4 * width), row_of);
+        pass.profile.mark(Stage::Recurrence);
+    }
+
+    /// Computes the projections of the layer's input.
+    fn multiply(&self, inputs: Inputs, buffers: &mut DeltaNetBuffers, pass: &mut Pass<'_>) {
+        let Pass { index, path, normed, workers, .. } = *pass;
+        let adapters = &mut *pass.adapters;
         let (rows, channels) = (normed.rows(), self.config.shape().channels);
-        let RecurrentBuffers { projected, strengths, steps, low, operands, .. } = buffers;
+        let DeltaNetBuffers { recurrent, gates, low, operands } = buffers;
+        let RecurrentBuffers { projected, strengths, steps, .. } = recurrent;
         let [low_steps, low_gates] = low;
         let updates = adapters.some_updates(index, Site::Inputs);
         let update = |part| updates.map(|updates| (updates, part));
@@ -195,6 +242,29 @@ impl DeltaNet {
     }
 }
 
+/// The buffers of these layers, which are reused. They have at least as many rows as the step.
+#[derive(Debug, Default)]
+pub(super) struct DeltaNetBuffers {
+    recurrent: RecurrentBuffers,
+    /// The gates of the outputs, `[rows, value_heads, value_dim]`.
+    gates: Vec<f32>,
+    /// The vectors that time steps and gates are projections of, if they are projected twice,
+    /// `[rows, rank]` each.
+    low: [Vec<f32>; 2],
+    /// These vectors, packed, with one group of rows for each kind.
+    operands: Operands,
+}
+
+impl DeltaNetBuffers {
+    /// Grows the buffers to at least `rows` rows.
+    pub(super) fn reserve(&mut self, config: &DeltaNetConfig, rows: usize) {
+        self.recurrent.reserve(&config.shape(), rows);
+        passes::grow(&mut self.gates, rows * config.value_width());
+        let rank = config.rank().unwrap_or(0);
+        self.low.iter_mut().for_each(|low| passes::grow(low, rows * rank));
+    }
+}
+
 /// The channels of a value head.
 fn inputs_of(config: &DeltaNetConfig, head: usize) -> HeadInputs {
     let query = config.key_head(head) * config.key_dim;
@@ -202,61 +272,68 @@ fn inputs_of(config: &DeltaNetConfig, head: usize) -> HeadInputs {
     HeadInputs { query, key, value: 2 * config.key_width() + head * config.value_dim }
 }
 
-impl Decoder {
-    /// Computes the projections of layer `index` and, with those that later positions need, the
-    /// state after each slice.
-    pub(super) fn delta_net_inputs(
-        &mut self,
-        index: usize,
-        inputs: Inputs,
-        (batch, step): (&StepBatch, &mut StepState<'_>),
-        workers: &Workers,
-    ) {
-        let Some(layer) = self.layers[index].delta_net() else { return };
-        let activations = &mut self.activations;
-        let (normed, buffers) = (&activations.normed, &mut activations.recurrent);
-        let buffers_and_gates = (&mut *buffers, &mut activations.gates);
-        let (adapters, path) = (&mut self.adapters, self.path);
-        layer.project((index, inputs), normed, buffers_and_gates, adapters, (path, workers));
-        self.profile.mark(Stage::Qkv);
-        if inputs.kept() {
-            let (path, norms) = (self.path, layer.head_norms());
-            let finish = |row: &mut [f32], gates: [&[f32]; 2], factors: &mut [f32]| {
-                layer.normalize(path, &norms, row);
-                layer.fill_factors(path, gates, factors);
-            };
-            let step = (&self.plan, batch, step);
-            layer.recurrent.advance(path, buffers, step, &finish, workers);
-            self.profile.mark(Stage::Recurrence);
-        }
-    }
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
 
-    /// Normalizes and gates the outputs of the recurrence in layer `index`, and packs them for the
-    /// output projection. `rows` rows have an output.
-    pub(super) fn gate_delta_net(&mut self, index: usize, rows: usize, workers: &Workers) {
-        let (path, eps) = (self.path, self.config.rms_norm_eps);
-        let Some(layer) = self.layers[index].delta_net() else { return };
-        let (shape, width) = (layer.recurrent.shape, layer.config.value_width());
-        let activations = &mut self.activations;
-        let (buffers, gates) = (&activations.recurrent, &activations.gates);
-        let plan = &self.plan;
-        let row_of = |row: usize, out: &mut [f32]| {
-            // The recurrence has computed all rows of the batch.
-            let source = plan.batch_row(row);
-            for (head, out) in out.chunks_exact_mut(shape.value_dim).enumerate() {
-                let output = buffers.output(&shape, plan, (source, head));
-                kernels::rms_norm(path, output, &layer.norm, eps, 0.0, out);
+    use crate::decoder::tests::{Case, convolve, dot, silu, softplus};
+
+    /// Goal: Gated DeltaNet with two value heads for each key head equals a plain loop over
+    /// positions, whether these were computed in this step or in an earlier one.
+    #[test]
+    fn gated_delta_net_equals_a_plain_loop() {
+        let (key_heads, heads, key_dim, dim) = (2, 4, 6, 10);
+        let case = Case::run(
+            &json!({
+                "model_type": "qwen3_5_text", "num_attention_heads": 4, "num_key_value_heads": 2,
+                "head_dim": 8, "num_hidden_layers": 2,
+                "layer_types": ["linear_attention", "full_attention"],
+                "linear_num_key_heads": key_heads, "linear_num_value_heads": heads,
+                "linear_key_head_dim": key_dim, "linear_value_head_dim": dim,
+            }),
+            13,
+        );
+        let weights = |part: &str| case.weights(&format!("linear_attn.{part}"));
+        let project = |part: &str, x: &[f64]| case.project(&format!("linear_attn.{part}"), x);
+        let inputs: Vec<_> = case.normed.iter().map(|x| project("in_proj_qkv", x)).collect();
+        let mut state = vec![vec![vec![0.0; dim]; key_dim]; heads];
+        let mut expected = Vec::new();
+        for (at, x) in case.normed.iter().enumerate() {
+            let sums = convolve(&inputs, weights("conv1d"), at);
+            let qkv: Vec<f64> = sums.into_iter().map(silu).collect();
+            let (strengths, steps) = (project("in_proj_b", x), project("in_proj_a", x));
+            let gates = project("in_proj_z", x);
+            let mut outputs = Vec::new();
+            for (head, state) in state.iter_mut().enumerate() {
+                let unit = |first: usize| -> Vec<f64> {
+                    let part = &qkv[first * key_dim..][..key_dim];
+                    let norm = (dot(part, part) + 1e-6).sqrt();
+                    part.iter().map(|value| value / norm).collect()
+                };
+                let key_head = head / (heads / key_heads);
+                let (query, key) = (unit(key_head), unit(key_heads + key_head));
+                let value = &qkv[2 * key_heads * key_dim + head * dim..][..dim];
+                let step = softplus(steps[head] + weights("dt_bias")[head]);
+                let decay = (-weights("A_log")[head].exp() * step).exp();
+                let strength = 1.0 / (1.0 + (-strengths[head]).exp());
+                state.iter_mut().flatten().for_each(|state| *state *= decay);
+                let output: Vec<f64> = (0..dim)
+                    .map(|index| {
+                        let read = |by: &[f64], state: &[Vec<f64>]| -> f64 {
+                            by.iter().zip(state).map(|(by, row)| by * row[index]).sum()
+                        };
+                        let change = strength * (value[index] - read(&key, state));
+                        let rows = state.iter_mut().zip(&key);
+                        rows.for_each(|(row, key)| row[index] += key * change);
+                        read(&query, state) / (key_dim as f64).sqrt()
+                    })
+                    .collect();
+                let normed = case.rms_norm(&output, weights("norm"));
+                let gates = &gates[head * dim..][..dim];
+                outputs.extend(normed.iter().zip(gates).map(|(value, gate)| value * silu(*gate)));
             }
-            let gates = &gates[row * width..][..width];
-            match layer.config.kind {
-                DeltaNetKind::Gated => kernels::mul_silu(path, out, gates),
-                DeltaNetKind::Kimi { .. } => kernels::mul_sigmoid(path, out, gates),
-            }
-        };
-        let mixed = &mut activations.mixed;
-        mixed.reset(rows, &[&layer.output.matrix]);
-        passes::pack_rows(mixed, workers.for_pass(rows, 4 * width), width, row_of);
-        self.adapters.lower((index, Site::Output), path, workers, row_of);
-        self.profile.mark(Stage::Recurrence);
+            expected.push(project("out_proj", &outputs));
+        }
+        case.check(&expected);
     }
 }

@@ -20,7 +20,7 @@ use stolon_kernels::{
 use super::adapters::{AdapterRows, ExpertRow, ExpertUpdates, RowUpdates};
 use super::linear::{Linear, Loader};
 use super::mlp::Mlp;
-use super::passes::{self, Norm, NormVectors};
+use super::passes::{Norm, NormVectors};
 use super::profile::{Profile, Stage};
 use super::routing::{ExpertGroup, Routing};
 use crate::workers::Workers;
@@ -55,7 +55,7 @@ impl Experts {
         let mut experts: Vec<_> =
             experts.iter().map(|expert| Mlp::load(expert, loader)).collect::<Result<_, _>>()?;
         if config.shifted {
-            experts.iter_mut().for_each(|expert| expert.up.shift(1.0));
+            experts.iter_mut().for_each(|expert| expert.shift(1.0));
         }
         let mut shared_gate = None;
         if let Some(SharedExpertWeights { mlp, gate }) = shared {
@@ -173,9 +173,7 @@ impl ExpertsPass<'_> {
     ) -> Vec<Vec<f32>> {
         let inputs: Vec<Vec<&Matrix>> = groups.iter().map(|(_, mlp)| mlp.inputs()).collect();
         let gates = groups.iter().zip(updates).map(|((_, mlp), updates)| {
-            updates.then([0, 1], |sums: RowSums<'_>| {
-                passes::activate(self.config, mlp, self.path, sums)
-            })
+            updates.then([0, 1], |sums: RowSums<'_>| mlp.activate(self.path, sums))
         });
         let gates: Vec<_> = gates.collect();
         let width = |mlp: &Mlp| mlp.down.matrix.in_features();
@@ -307,6 +305,5 @@ impl ExpertsPass<'_> {
 
 /// Number of multiply-adds of one projection of the rows of all experts.
 fn work(groups: &[(&ExpertGroup, &Mlp)], routing: &Routing) -> usize {
-    let size = |mlp: &Mlp| mlp.up.matrix.in_features() * mlp.up.matrix.out_features();
-    groups.iter().map(|(group, mlp)| routing.rows(group).len() * size(mlp)).sum()
+    groups.iter().map(|(group, mlp)| routing.rows(group).len() * mlp.work()).sum()
 }

@@ -2,23 +2,21 @@
 //! keys, and the normalized latent vector, which is also the value
 //! ([`LatentConfig`](stolon_checkpoint::config::LatentConfig)).
 //!
-//! [`Decoder::latent_inputs`] computes it, and for each head a query of the same length. Then
-//! [`Decoder::attend_latent`] projects the average of the latent vectors to the head's value. The
+//! [`Latent::project`] computes it, and for each head a query of the same length. Then
+//! [`Latent::mix`] projects the average of the latent vectors to the head's value. The
 //! products with the matrices of heads are one call each, in which a head is a group of rows.
 
 use stolon_checkpoint::adapter::Site;
-use stolon_checkpoint::config::{LatentConfig, LatentWeights};
+use stolon_checkpoint::config::{LatentConfig, LatentSizes, LatentWeights};
 use stolon_checkpoint::error::ModelError;
-use stolon_kernels::{
-    self as kernels, AttentionSequence, Epilogue, Matrix, Operands, Path, Product, RowSums, Sink,
-};
+use stolon_kernels::{self as kernels, Epilogue, Matrix, Operands, Path, Product, RowSums, Sink};
 
-use super::activations::Activations;
 use super::adapters::{AdapterRows, RowUpdates};
-use super::attention::{Inputs, multiply_all};
-use super::linear::{GroupProduct, Linear, Loader};
+use super::linear::{self, GroupProduct, Linear, Loader, multiply_all};
+use super::pass::{Inputs, Pass};
+use super::passes;
 use super::profile::Stage;
-use super::{Decoder, linear, passes};
+use super::sequences::Sequences;
 use crate::kv_store::KvStore;
 use crate::workers::Workers;
 
@@ -39,19 +37,27 @@ pub(super) struct Latent {
 
 impl Latent {
     pub(super) fn load(
-        config: LatentConfig,
         spec: &LatentWeights,
         kept: usize,
         loader: &mut Loader<'_>,
     ) -> Result<Self, ModelError> {
-        let LatentWeights { query_down, query, latent, latent_norm, keys, values, name: _, output } =
-            spec;
+        let LatentWeights {
+            config,
+            query_down,
+            query,
+            latent,
+            latent_norm,
+            keys,
+            values,
+            name: _,
+            output,
+        } = spec;
         let query_down = match query_down {
             Some((down, norm)) => Some((loader.linear(down)?, loader.vector(norm)?)),
             None => None,
         };
         Ok(Self {
-            config,
+            config: *config,
             query_down,
             query: loader.linear(query)?,
             latent: loader.linear(latent)?,
@@ -81,8 +87,12 @@ impl Latent {
 pub(super) struct LatentBuffers {
     /// The vectors that queries are projections of, `[rows, query_rank]`.
     low: Vec<f32>,
-    /// The queries as they are projected, `[rows, num_heads, query_dim]`.
+    /// The queries as they are projected, `[rows, heads, query_dim]`.
     queries: Vec<f32>,
+    /// The queries that are compared with what is kept, `[rows, heads, kept_dim]`.
+    q: Vec<f32>,
+    /// The averages of what is kept, `[rows, heads, kept_dim]`.
+    attended: Vec<f32>,
     /// The products with the matrices of heads, `[num_heads, rows, width or value_dim]`.
     of_heads: Vec<f32>,
     /// The rows of these products, packed, with one group of rows for each head; or those of `low`.
@@ -90,16 +100,17 @@ pub(super) struct LatentBuffers {
 }
 
 impl LatentBuffers {
-    /// Grows the buffers to at least `rows` rows with `heads` heads.
-    pub(super) fn reserve(&mut self, config: &LatentConfig, heads: usize, rows: usize) {
+    /// Grows the buffers to at least `rows` rows.
+    pub(super) fn reserve(&mut self, config: &LatentConfig, rows: usize) {
+        let LatentConfig { heads, sizes, .. } = *config;
         for (buffer, width) in [
-            (&mut self.low, config.query_rank.unwrap_or(0)),
-            (&mut self.queries, heads * config.query_dim()),
-            (&mut self.of_heads, heads * config.width.max(config.value_dim)),
+            (&mut self.low, sizes.query_rank.unwrap_or(0)),
+            (&mut self.queries, heads * sizes.query_dim()),
+            (&mut self.q, heads * sizes.kept_dim()),
+            (&mut self.attended, heads * sizes.kept_dim()),
+            (&mut self.of_heads, heads * sizes.width.max(sizes.value_dim)),
         ] {
-            if buffer.len() < rows * width {
-                buffer.resize(rows * width, 0.0);
-            }
+            passes::grow(buffer, rows * width);
         }
     }
 
@@ -136,26 +147,27 @@ impl LatentBuffers {
         linear::multiply_groups(path, &self.operands, products, workers);
     }
 
-    /// Makes queries that are compared with what is kept, `[rows, num_heads, kept_dim]`, of the
-    /// projected ones.
+    /// Makes queries that are compared with what is kept of the projected ones, of `rows` rows in
+    /// layer `index`.
     fn absorb(
         &mut self,
-        (layer, index): (&Latent, usize),
-        rows: usize,
-        q: &mut [f32],
+        layer: &Latent,
+        (index, rows): (usize, usize),
         adapters: &mut AdapterRows,
         (path, workers): (Path, &Workers),
     ) {
-        let LatentConfig { width, rotary_dim, .. } = layer.config;
-        let (heads, dim) = (layer.keys.len(), layer.config.query_dim());
+        let sizes = layer.config.sizes;
+        let LatentSizes { width, rotary_dim, .. } = sizes;
+        let (heads, dim) = (layer.keys.len(), sizes.query_dim());
         let queries = std::mem::take(&mut self.queries);
         let query = |row: usize, head: usize| &queries[(row * heads + head) * dim..][..dim];
         let plain = |row, head| &query(row, head)[rotary_dim..];
         let adapters = (adapters, (index, Site::Keys));
         self.multiply_heads(&layer.keys, rows, plain, adapters, (path, workers));
-        let kept_dim = layer.config.kept_dim();
+        let kept_dim = sizes.kept_dim();
         let chunk = workers.chunk_rows(rows, heads * kept_dim);
-        let parts = q[..rows * heads * kept_dim].chunks_mut(chunk * heads * kept_dim).enumerate();
+        let parts =
+            self.q[..rows * heads * kept_dim].chunks_mut(chunk * heads * kept_dim).enumerate();
         let of_heads = &self.of_heads;
         workers.run(parts, |(part, q)| {
             for (index, q) in q.chunks_exact_mut(kept_dim).enumerate() {
@@ -169,52 +181,50 @@ impl LatentBuffers {
     }
 }
 
-impl Decoder {
-    /// Computes the queries of layer `index`, and what is kept of positions, which is written to
-    /// `kv`.
-    pub(super) fn latent_inputs(
-        &mut self,
-        index: usize,
+impl Latent {
+    /// Computes the queries, and what is kept of positions, which is written to `kv`.
+    pub(super) fn project(
+        &self,
         inputs: Inputs,
         kv: &mut KvStore,
-        workers: &Workers,
+        buffers: &mut LatentBuffers,
+        pass: &mut Pass<'_>,
     ) {
-        let (config, path) = (&self.config, self.path);
-        let Some(layer) = self.layers[index].latent() else { return };
-        let (latent, heads) = (layer.config, config.num_heads);
+        let Pass { index, config, path, plan, normed, workers, .. } = *pass;
+        let LatentConfig { heads, sizes, rope, query_scaling, .. } = self.config;
         let (eps, offset) = (config.rms_norm_eps, config.norm_offset);
-        let Activations { normed, latent: buffers, .. } = &mut self.activations;
         let rows = normed.rows();
-        let rope = config.layers[index].rope.map(|rope| &self.ropes[rope]);
-        let rotate = |dim| passes::Heads::of(config, path, dim, rope, &self.plan);
-        let (of_queries, of_kept) = (rotate(latent.query_dim()), rotate(latent.kept_dim()));
-        let updates = self.adapters.updates(index, Site::Inputs);
+        let rope = pass.rope(rope);
+        let rotate =
+            |dim| passes::Heads::of(config, path, dim, rope, plan).with(None, query_scaling);
+        let (of_queries, of_kept) = (rotate(sizes.query_dim()), rotate(sizes.kept_dim()));
+        let updates = pass.adapters.updates(index, Site::Inputs);
         let epilogue_q = updates.then([0], |sums: RowSums<'_>| {
-            if layer.query_down.is_none() {
-                of_queries.apply_to_queries(&layer.query, None, sums);
+            if self.query_down.is_none() {
+                of_queries.apply_to_queries(&self.query, None, sums);
             }
         });
         let epilogue_kept = updates.then([1], |sums: RowSums<'_>| {
             let RowSums { row, feature, first, second } = sums;
             of_kept.apply(None, None, RowSums { row, feature, first: &mut *first, second });
-            let vector = &mut first[latent.rotary_dim..];
-            kernels::rms_norm_in_place(path, vector, &layer.latent_norm, eps, offset);
+            let vector = &mut first[sizes.rotary_dim..];
+            kernels::rms_norm_in_place(path, vector, &self.latent_norm, eps, offset);
         });
-        let [q_matrix, kept_matrix] = layer.inputs().map(|linear| [&linear.matrix]);
-        let queries = &mut buffers.queries[..rows * heads * latent.query_dim()];
+        let [q_matrix, kept_matrix] = self.inputs().map(|linear| [&linear.matrix]);
+        let queries = &mut buffers.queries[..rows * heads * sizes.query_dim()];
         let mut products: Vec<Product<'_>> = Vec::with_capacity(2);
         if inputs.kept() {
             products.push(Product {
                 group: 0,
                 matrices: &kept_matrix,
-                step: latent.kept_dim(),
+                step: sizes.kept_dim(),
                 epilogue: Some(&epilogue_kept),
-                sink: Sink::Cache(kv.keys_mut(layer.kept, path, &self.plan.slots)),
+                sink: Sink::Cache(kv.keys_mut(self.kept, path, &plan.slots)),
             });
         }
         if inputs.own() {
-            let (step, to) = match latent.query_rank {
-                None => (latent.query_dim(), &mut *queries),
+            let (step, to) = match sizes.query_rank {
+                None => (sizes.query_dim(), &mut *queries),
                 Some(rank) => (1, &mut buffers.low[..rows * rank]),
             };
             let (matrices, sink) = (&q_matrix, Sink::Rows(to));
@@ -223,78 +233,156 @@ impl Decoder {
         }
         let epilogue_time = multiply_all(path, normed, &mut products, workers);
         drop(products);
-        self.profile.mark_with(Stage::Qkv, epilogue_time, Stage::Heads);
+        pass.profile.mark_with(Stage::Qkv, epilogue_time, Stage::Heads);
         if inputs.own() {
-            self.latent_queries(index, rows, workers);
+            if let Some((down, norm)) = &self.query_down {
+                self.project_low(down.out_features(), norm, buffers, pass);
+            }
+            buffers.absorb(self, (index, rows), pass.adapters, (path, workers));
+            pass.profile.mark(Stage::Heads);
         }
     }
 
-    /// Makes the queries of layer `index` that are compared with what is kept.
-    fn latent_queries(&mut self, index: usize, rows: usize, workers: &Workers) {
-        let (config, path) = (&self.config, self.path);
-        let Some(layer) = self.layers[index].latent() else { return };
-        let (eps, offset) = (config.rms_norm_eps, config.norm_offset);
-        let Activations { q, latent: buffers, .. } = &mut self.activations;
-        if let (Some((_, norm)), Some(rank)) = (&layer.query_down, layer.config.query_rank) {
-            let LatentBuffers { low, operands, queries, .. } = &mut *buffers;
-            let row_of = |row: usize, out: &mut [f32]| {
-                kernels::rms_norm(path, &low[row * rank..][..rank], norm, eps, offset, out);
-            };
-            operands.reset(rows, &[&layer.query.matrix]);
-            passes::pack_rows(operands, workers.for_pass(rows, rank), rank, row_of);
-            self.adapters.lower((index, Site::Queries), path, workers, row_of);
-            let dim = layer.config.query_dim();
-            let rope = config.layers[index].rope.map(|rope| &self.ropes[rope]);
-            let heads = passes::Heads::of(config, path, dim, rope, &self.plan);
-            let updates = self.adapters.updates(index, Site::Queries);
-            let epilogue = updates.then([0], |sums: RowSums<'_>| {
-                heads.apply_to_queries(&layer.query, None, sums);
-            });
-            let matrices = [&layer.query.matrix];
-            let epilogue = Some(&epilogue as Epilogue<'_>);
-            let sink = Sink::Rows(&mut queries[..rows * layer.query.out_features()]);
-            let product = Product { group: 0, matrices: &matrices, step: dim, epilogue, sink };
-            let epilogue_time = multiply_all(path, operands, &mut [product], workers);
-            self.profile.mark_with(Stage::Qkv, epilogue_time, Stage::Heads);
-        }
-        buffers.absorb((layer, index), rows, q, &mut self.adapters, (path, workers));
-        self.profile.mark(Stage::Heads);
+    /// Computes the queries from the vectors with `rank` elements that they are projections of.
+    fn project_low(
+        &self,
+        rank: usize,
+        norm: &[f32],
+        buffers: &mut LatentBuffers,
+        pass: &mut Pass<'_>,
+    ) {
+        let Pass { index, config, path, plan, normed, workers, .. } = *pass;
+        let (rows, eps, offset) = (normed.rows(), config.rms_norm_eps, config.norm_offset);
+        let LatentBuffers { low, operands, queries, .. } = buffers;
+        let row_of = |row: usize, out: &mut [f32]| {
+            kernels::rms_norm(path, &low[row * rank..][..rank], norm, eps, offset, out);
+        };
+        operands.reset(rows, &[&self.query.matrix]);
+        passes::pack_rows(operands, workers.for_pass(rows, rank), rank, row_of);
+        pass.adapters.lower((index, Site::Queries), path, workers, row_of);
+        let LatentConfig { sizes, rope, query_scaling, .. } = self.config;
+        let dim = sizes.query_dim();
+        let heads = passes::Heads::of(config, path, dim, pass.rope(rope), plan);
+        let heads = heads.with(None, query_scaling);
+        let updates = pass.adapters.updates(index, Site::Queries);
+        let epilogue = updates.then([0], |sums: RowSums<'_>| {
+            heads.apply_to_queries(&self.query, None, sums);
+        });
+        let matrices = [&self.query.matrix];
+        let epilogue = Some(&epilogue as Epilogue<'_>);
+        let sink = Sink::Rows(&mut queries[..rows * self.query.out_features()]);
+        let product = Product { group: 0, matrices: &matrices, step: dim, epilogue, sink };
+        let epilogue_time = multiply_all(path, operands, &mut [product], workers);
+        pass.profile.mark_with(Stage::Qkv, epilogue_time, Stage::Heads);
     }
 
     /// Computes latent attention for `rows` rows and packs it for the output projection.
-    pub(super) fn attend_latent(
-        &mut self,
-        index: usize,
+    pub(super) fn mix(
+        &self,
         rows: usize,
-        kv: &KvStore,
-        sequences: &[AttentionSequence<'_>],
-        workers: &Workers,
+        (kv, sequences): (&KvStore, &Sequences<'_>),
+        buffers: &mut LatentBuffers,
+        pass: &mut Pass<'_>,
     ) {
-        let (config, path) = (&self.config, self.path);
-        let Some(layer) = self.layers[index].latent() else { return };
-        let LatentConfig { rotary_dim, width, value_dim, .. } = layer.config;
-        let (heads, dim) = (config.num_heads, layer.config.kept_dim());
-        let Activations { q, attended, mixed, latent: buffers, .. } = &mut self.activations;
-        let q = &q[..rows * heads * dim];
-        let attended = &mut attended[..rows * heads * dim];
-        let (kept, shape) = (layer.kept, config.heads(index));
-        let attention =
-            passes::LayerAttention { config, path, kv, index, heads: shape, kept, sinks: None };
-        attention.run(q, sequences, attended, workers);
-        let attended = &*attended;
+        let Pass { index, path, workers, .. } = *pass;
+        let LatentConfig { heads, sizes, scale, .. } = self.config;
+        let LatentSizes { rotary_dim, width, value_dim, .. } = sizes;
+        let dim = sizes.kept_dim();
+        let mut attended = std::mem::take(&mut buffers.attended);
+        let attention = passes::LayerAttention {
+            path,
+            kv,
+            kept: self.kept,
+            heads,
+            kv_heads: 1,
+            head_dim: dim,
+            scale,
+            softcap: None,
+            sliding_window: None,
+            sinks: None,
+        };
+        let len = rows * heads * dim;
+        attention.run(&buffers.q[..len], &sequences.blocks, &mut attended[..len], workers);
         let latent_of = |row, head| &attended[(row * heads + head) * dim + rotary_dim..][..width];
-        let adapters = (&mut self.adapters, (index, Site::Values));
-        buffers.multiply_heads(&layer.values, rows, latent_of, adapters, (path, workers));
+        let adapters = (&mut *pass.adapters, (index, Site::Values));
+        buffers.multiply_heads(&self.values, rows, latent_of, adapters, (path, workers));
         let values = &buffers.of_heads;
-        mixed.reset(rows, &[&layer.output.matrix]);
         let row_of = |row: usize, out: &mut [f32]| {
             for (head, out) in out.chunks_exact_mut(value_dim).enumerate() {
                 out.copy_from_slice(&values[(head * rows + row) * value_dim..][..value_dim]);
             }
         };
-        let width = heads * value_dim;
-        passes::pack_rows(mixed, workers.for_pass(rows, width), width, row_of);
-        self.adapters.lower((index, Site::Output), path, workers, row_of);
-        self.profile.mark(Stage::Attention);
+        let output = (&self.output.matrix, Site::Output);
+        pass.pack_result(output, (rows, heads * value_dim), row_of);
+        pass.profile.mark(Stage::Attention);
+        buffers.attended = attended;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use crate::decoder::tests::{Case, TOKENS, attend, dot};
+
+    /// Goal: latent attention equals a plain loop that projects the keys and values of all heads.
+    #[test]
+    fn latent_attention_equals_a_plain_loop() {
+        let (rotated, plain, width, value_dim) = (4, 6, 12, 5);
+        let case = Case::run(
+            &json!({
+                "model_type": "deepseek_v2", "num_attention_heads": 3, "q_lora_rank": 10,
+                "kv_lora_rank": width, "qk_rope_head_dim": rotated, "qk_nope_head_dim": plain,
+                "v_head_dim": value_dim, "first_k_dense_replace": 1, "rope_theta": 10_000.0,
+            }),
+            13,
+        );
+        let weights = |part: &str| case.weights(&format!("self_attn.{part}"));
+        let project = |part: &str, x: &[f64]| case.project(&format!("self_attn.{part}"), x);
+        let positions = || (0..TOKENS).zip(&case.normed);
+        let queries: Vec<Vec<Vec<f64>>> = positions()
+            .map(|(at, x)| {
+                let low = case.rms_norm(&project("q_a_proj", x), weights("q_a_layernorm"));
+                let mut all = project("q_b_proj", &low);
+                let heads = all.chunks_exact_mut(rotated + plain);
+                heads
+                    .map(|head| {
+                        case.rotate(&mut head[..rotated], at);
+                        head.to_vec()
+                    })
+                    .collect()
+            })
+            .collect();
+        let kept: Vec<(Vec<f64>, Vec<f64>)> = positions()
+            .map(|(at, x)| {
+                let mut all = project("kv_a_proj_with_mqa", x);
+                case.rotate(&mut all[..rotated], at);
+                let latent = case.rms_norm(&all[rotated..], weights("kv_a_layernorm"));
+                (all[..rotated].to_vec(), latent)
+            })
+            .collect();
+        let expected = (0..TOKENS).map(|at| {
+            let of_head = |head: usize| {
+                // The matrix of keys is transposed, `[width, plain]`.
+                let matrix = weights(&format!("k_b_proj.{head}"));
+                let key = |latent: &[f64], index: usize| -> f64 {
+                    latent.iter().enumerate().map(|(i, x)| matrix[i * plain + index] * x).sum()
+                };
+                let score = |other: usize| {
+                    let (rotary, latent) = &kept[other];
+                    let keys: Vec<f64> = (0..plain).map(|index| key(latent, index)).collect();
+                    let query = &queries[at][head];
+                    (dot(&query[..rotated], rotary) + dot(&query[rotated..], &keys))
+                        / ((rotated + plain) as f64).sqrt()
+                };
+                let scores: Vec<f64> = (0..=at).map(score).collect();
+                let value = |other: usize| project(&format!("v_b_proj.{head}"), &kept[other].1);
+                let values: Vec<Vec<f64>> = (0..=at).map(value).collect();
+                attend(&scores, &values.iter().map(Vec::as_slice).collect::<Vec<_>>())
+            };
+            let all: Vec<f64> = (0..3).flat_map(of_head).collect();
+            project("o_proj", &all)
+        });
+        case.check(&expected.collect::<Vec<_>>());
     }
 }

@@ -2,6 +2,7 @@
 
 use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::Relaxed;
+use std::time::Duration;
 
 use stolon_checkpoint::WeightType;
 use stolon_checkpoint::config::{FactoredWeights, LinearWeights, TensorSpec};
@@ -157,6 +158,18 @@ pub(super) fn multiply_groups<'a>(
         })
         .collect();
     kernels::multiply(path, workers.for_work(work), rows, &mut products);
+}
+
+/// Computes products of the rows `normed`. Returns the time of their epilogues.
+pub(super) fn multiply_all(
+    path: Path,
+    normed: &Operands,
+    products: &mut [Product<'_>],
+    workers: &Workers,
+) -> Duration {
+    let matrices: Vec<&Matrix> = products.iter().map(|product| product.matrices[0]).collect();
+    let threads = workers.for_products(&matrices, normed.rows());
+    kernels::multiply(path, threads, normed, products)
 }
 
 /// Multiplies `rows` with the matrix of `linear` and writes the results, after `epilogue`, to

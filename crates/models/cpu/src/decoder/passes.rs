@@ -5,7 +5,7 @@
 use std::time::Duration;
 
 use stolon_checkpoint::config::{
-    Activation, DecoderConfig, HeadShape, NormKind, NormWeights, QkNorm, QueryScaling,
+    DecoderConfig, GateFunction, NormKind, NormWeights, QkNorm, QueryScaling,
 };
 use stolon_checkpoint::error::ModelError;
 use stolon_kernels::{
@@ -15,7 +15,6 @@ use stolon_kernels::{
 
 use super::adapters::{RowUpdates, Updates};
 use super::linear::{Linear, Loader};
-use super::mlp::Mlp;
 use super::plan::BatchRows;
 use super::rope::{RopeTable, Rotation};
 use crate::kv_store::KvStore;
@@ -54,6 +53,13 @@ impl NormVectors {
         loader: &mut Loader<'_>,
     ) -> Result<Option<Self>, ModelError> {
         spec.map(|spec| Self::load(spec, loader)).transpose()
+    }
+}
+
+/// Grows a buffer to at least `len` elements.
+pub(super) fn grow(buffer: &mut Vec<f32>, len: usize) {
+    if buffer.len() < len {
+        buffer.resize(len, 0.0);
     }
 }
 
@@ -133,7 +139,8 @@ pub(super) struct Heads<'a> {
 }
 
 impl<'a> Heads<'a> {
-    /// The parameters of a layer whose heads have `head_dim` elements.
+    /// The parameters of a layer whose heads have `head_dim` elements, without norms and factors of
+    /// queries.
     pub(super) fn of(
         config: &DecoderConfig,
         path: Path,
@@ -142,8 +149,12 @@ impl<'a> Heads<'a> {
         plan: &'a BatchRows,
     ) -> Self {
         let (eps, norm_offset) = (config.rms_norm_eps, config.norm_offset);
-        let (norm, query_scaling) = (config.qk_norm, config.query_scaling);
-        Self { path, head_dim, eps, norm_offset, norm, query_scaling, rope, plan }
+        Self { path, head_dim, eps, norm_offset, norm: None, query_scaling: None, rope, plan }
+    }
+
+    /// The same with norms, and with a factor of queries that depends on the position.
+    pub(super) fn with(self, norm: Option<QkNorm>, query_scaling: Option<QueryScaling>) -> Self {
+        Self { norm, query_scaling, ..self }
     }
 
     /// The epilogue of queries and keys: adds the bias, normalizes each head and applies the rotary
@@ -216,34 +227,21 @@ impl<'a> Heads<'a> {
     }
 }
 
-/// The epilogue of the projections to the inner features of an MLP: adds the biases and applies the
-/// activation function. The result replaces the values of the gate projection, or of the only one.
-pub(super) fn activate(config: &DecoderConfig, mlp: &Mlp, path: Path, sums: RowSums<'_>) {
-    let RowSums { feature, first, second, .. } = sums;
-    let activation = config.activation;
-    let Some(gate) = &mlp.gate else {
-        mlp.up.add_bias(path, feature, first);
-        return match activation {
-            Activation::GeluTanh => kernels::gelu_tanh_in_place(path, first),
-            Activation::SquaredRelu => kernels::squared_relu_in_place(path, first),
-            Activation::Silu | Activation::ClampedSwiglu { .. } => {
-                unreachable!("`DecoderConfig::check` requires a gate for these")
-            }
-        };
-    };
-    gate.add_bias(path, feature, first);
-    if let Some(multipliers) = &config.multipliers {
-        kernels::scale(path, first, multipliers.mlp_gate);
-    }
-    mlp.up.add_bias(path, feature, second);
-    match activation {
-        Activation::Silu => kernels::silu_mul(path, first, second),
-        Activation::GeluTanh => kernels::gelu_tanh_mul(path, first, second),
-        Activation::ClampedSwiglu { alpha, limit } => {
-            kernels::clamped_swiglu(path, first, second, alpha, limit);
+/// Applies the function of a gate to `gate` and multiplies it with `other`.
+pub(super) fn apply_gate(function: GateFunction, path: Path, gate: &mut [f32], other: &[f32]) {
+    match function {
+        GateFunction::Silu => kernels::silu_mul(path, gate, other),
+        GateFunction::GeluTanh => kernels::gelu_tanh_mul(path, gate, other),
+        GateFunction::ClampedSwiglu { alpha, limit } => {
+            kernels::clamped_swiglu(path, gate, other, alpha, limit);
         }
-        Activation::SquaredRelu => unreachable!("`DecoderConfig::check` refuses gates for it"),
     }
+}
+
+/// The factor of an output when it is added to the residual stream, where `own` is that of the part
+/// of the layer; `None` for 1.
+pub(super) fn output_scale(config: &DecoderConfig, own: f32) -> Option<f32> {
+    Some(config.residual_scale.unwrap_or(1.0) * own).filter(|factor| *factor != 1.0)
 }
 
 /// A projection whose result is added to the residual stream.
@@ -347,21 +345,28 @@ pub(super) fn finish_logits(
 /// Paged attention of one layer.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct LayerAttention<'a> {
-    pub(super) config: &'a DecoderConfig,
     pub(super) path: Path,
     pub(super) kv: &'a KvStore,
-    /// Index of the layer.
-    pub(super) index: usize,
-    /// The sizes of its heads.
-    pub(super) heads: HeadShape,
     /// Index in the KV store of the keys and values that it reads.
     pub(super) kept: usize,
-    /// Logits of the attention sinks, `[num_heads]`.
+    /// Number of query heads.
+    pub(super) heads: usize,
+    /// Number of key heads and of value heads.
+    pub(super) kv_heads: usize,
+    /// Number of elements of a head.
+    pub(super) head_dim: usize,
+    /// Factor of the scores.
+    pub(super) scale: f32,
+    /// The cap of the scores, if they are bounded.
+    pub(super) softcap: Option<f32>,
+    /// Number of positions that a query attends to, if they are not all.
+    pub(super) sliding_window: Option<usize>,
+    /// Logits of the attention sinks, `[heads]`.
     pub(super) sinks: Option<&'a [f32]>,
 }
 
 impl LayerAttention<'_> {
-    /// Computes attention of the queries `q` into `out`. Both are `[rows, num_heads, head_dim]`.
+    /// Computes attention of the queries `q` into `out`. Both are `[rows, heads, head_dim]`.
     pub(super) fn run(
         &self,
         q: &[f32],
@@ -369,14 +374,14 @@ impl LayerAttention<'_> {
         out: &mut [f32],
         workers: &Workers,
     ) {
-        let Self { config, path, kv, index, heads, kept, sinks } = *self;
-        let sliding_window = config.layers[index].sliding_window;
+        let Self { path, kv, kept, heads, kv_heads, head_dim, .. } = *self;
+        let Self { scale, softcap, sliding_window, sinks, .. } = *self;
         let seen = |sequence: &AttentionSequence<'_>| {
             let context = sequence.start + sequence.count;
             sequence.count * sliding_window.map_or(context, |window| window.min(context))
         };
         let pairs = sequences.iter().map(seen).sum::<usize>();
-        let products = pairs * config.num_heads * heads.head_dim;
+        let products = pairs * heads * head_dim;
         let args = AttentionArgs {
             path,
             q,
@@ -385,11 +390,11 @@ impl LayerAttention<'_> {
             key_layout: kv.shape().attention_layers[kept].key_layout,
             values: kv.values(kept),
             block_size: kv.shape().block_size,
-            heads: config.num_heads,
-            kv_heads: heads.kv_heads,
-            head_dim: heads.head_dim,
-            scale: config.attention_scale,
-            softcap: config.attention_softcap,
+            heads,
+            kv_heads,
+            head_dim,
+            scale,
+            softcap,
             sliding_window,
             sinks,
         };

@@ -4,18 +4,17 @@
 //!
 //! All values of a step are computed before the first layer. Each row depends on its token only.
 
-use stolon_backend::StepBatch;
-use stolon_checkpoint::config::{Activation, PerLayerEmbeddingWeights, PerLayerWeights};
+use stolon_checkpoint::config::{
+    DecoderConfig, GateFunction, PerLayerEmbeddingWeights, PerLayerInput, PerLayerWeights,
+};
 use stolon_checkpoint::error::ModelError;
 use stolon_kernels::{
-    self as kernels, Epilogue, HeadNorm, Matrix, Product, RowSums, Sink, multiply,
+    self as kernels, Epilogue, HeadNorm, Matrix, Path, Product, RowSums, Sink, multiply,
 };
 
-use super::Decoder;
 use super::activations::Activations;
 use super::linear::{Linear, Loader};
 use super::passes;
-use super::profile::Stage;
 use crate::workers::Workers;
 
 /// The embeddings of all layers: the fields of [`PerLayerEmbeddingWeights`].
@@ -44,50 +43,18 @@ impl PerLayerEmbedding {
         self.embedding.bytes() + self.projection.bytes()
     }
 
-    /// Number of values of a token, for all layers.
-    pub(super) fn width(&self) -> usize {
-        self.projection.matrix.out_features()
-    }
-}
-
-/// What a layer has for its values: the fields of [`PerLayerWeights`].
-#[derive(Debug)]
-pub(super) struct PerLayer {
-    gate: Linear,
-    projection: Linear,
-    norm: Vec<f32>,
-}
-
-impl PerLayer {
-    pub(super) fn load(
-        spec: &PerLayerWeights,
-        loader: &mut Loader<'_>,
-    ) -> Result<Self, ModelError> {
-        let PerLayerWeights { gate, projection, norm } = spec;
-        Ok(Self {
-            gate: loader.linear(gate)?,
-            projection: loader.linear(projection)?,
-            norm: loader.vector(norm)?,
-        })
-    }
-
-    /// Size in bytes of all packed matrices.
-    pub(super) fn bytes(&self) -> usize {
-        self.gate.bytes() + self.projection.bytes()
-    }
-}
-
-impl Decoder {
-    /// Computes the values of all rows for all layers from the residual stream before the first
-    /// layer, if the model has per-layer embeddings.
-    pub(super) fn embed_per_layer(&mut self, batch: &StepBatch, workers: &Workers) {
-        let Some(PerLayerEmbedding { embedding, projection, norm: weight }) = &self.per_layer
-        else {
-            return;
-        };
-        let (config, path) = (&self.config, self.path);
-        let Activations { x, normed, per_layer, .. } = &mut self.activations;
-        let (rows, own) = (batch.tokens.len(), weight.len());
+    /// Computes the values of the rows of `tokens` for all layers from the residual stream before the
+    /// first layer.
+    pub(super) fn fill(
+        &self,
+        tokens: &[u32],
+        (config, path): (&DecoderConfig, Path),
+        activations: &mut Activations,
+        workers: &Workers,
+    ) {
+        let Self { embedding, projection, norm: weight } = self;
+        let Activations { x, normed, per_layer, .. } = activations;
+        let (rows, own) = (tokens.len(), weight.len());
         let width = projection.matrix.out_features();
         let per_layer = &mut per_layer[..rows * width];
         normed.reset(rows, &[&projection.matrix]);
@@ -107,7 +74,7 @@ impl Decoder {
 
         let scale = (own as f32).sqrt();
         let chunk = workers.chunk_rows(rows, 2 * width);
-        let parts = per_layer.chunks_mut(chunk * width).zip(batch.tokens.chunks(chunk));
+        let parts = per_layer.chunks_mut(chunk * width).zip(tokens.chunks(chunk));
         workers.run(parts, |(values, tokens)| {
             let mut row = vec![0.0; width];
             for (values, &token) in values.chunks_exact_mut(width).zip(tokens) {
@@ -119,24 +86,58 @@ impl Decoder {
         });
     }
 
-    /// Adds what layer `index` computes of its values to the residual stream of `rows` rows, and
-    /// multiplies the result by the factor of the layer. Models without them have neither.
-    pub(super) fn finish_layer(&mut self, index: usize, rows: usize, workers: &Workers) {
-        self.add_per_layer(index, rows, workers);
-        let (path, width) = (self.path, self.config.hidden_size);
-        let Some(factor) = self.layers[index].scale else { return };
-        let x = &mut self.activations.x[..rows * width];
-        let chunk = workers.chunk_rows(rows, width) * width;
-        workers.run(x.chunks_mut(chunk), |x| kernels::scale(path, x, factor));
+    /// Number of values of a token, for all layers.
+    pub(super) fn width(&self) -> usize {
+        self.projection.matrix.out_features()
+    }
+}
+
+/// What a layer has for its values: the fields of [`PerLayerWeights`].
+#[derive(Debug)]
+pub(super) struct PerLayer {
+    gate: Linear,
+    /// The function of the gate.
+    function: GateFunction,
+    projection: Linear,
+    norm: Vec<f32>,
+}
+
+impl PerLayer {
+    pub(super) fn load(
+        spec: &PerLayerWeights,
+        loader: &mut Loader<'_>,
+    ) -> Result<Self, ModelError> {
+        let PerLayerWeights {
+            config: PerLayerInput { width: _, gate: function },
+            gate,
+            projection,
+            norm,
+        } = spec;
+        Ok(Self {
+            gate: loader.linear(gate)?,
+            function: *function,
+            projection: loader.linear(projection)?,
+            norm: loader.vector(norm)?,
+        })
     }
 
-    fn add_per_layer(&mut self, index: usize, rows: usize, workers: &Workers) {
-        let (config, path) = (&self.config, self.path);
-        let all = self.per_layer.as_ref().map_or(0, PerLayerEmbedding::width);
-        let Some(PerLayer { gate, projection, norm }) = &self.layers[index].per_layer else {
-            return;
-        };
-        let Activations { x, normed, inner, per_layer, projected, .. } = &mut self.activations;
+    /// Size in bytes of all packed matrices.
+    pub(super) fn bytes(&self) -> usize {
+        self.gate.bytes() + self.projection.bytes()
+    }
+
+    /// Adds what layer `index` computes of its values to the residual stream of `rows` rows. A token
+    /// has `all` values for all layers.
+    pub(super) fn add(
+        &self,
+        (index, all): (usize, usize),
+        rows: usize,
+        (config, path): (&DecoderConfig, Path),
+        activations: &mut Activations,
+        workers: &Workers,
+    ) {
+        let Self { gate, function, projection, norm } = self;
+        let Activations { x, normed, inner, per_layer, projected, .. } = activations;
         let x = &mut x[..rows * config.hidden_size];
         normed.reset(rows, &[&gate.matrix]);
         normed.pack(workers.for_pass(rows, config.hidden_size), x);
@@ -146,10 +147,7 @@ impl Decoder {
             let RowSums { row, feature, first: gates, .. } = sums;
             gate.add_bias(path, feature, gates);
             let values = &per_layer[row * all + first + feature..][..gates.len()];
-            match config.activation {
-                Activation::GeluTanh => kernels::gelu_tanh_mul(path, gates, values),
-                _ => kernels::silu_mul(path, gates, values),
-            }
+            passes::apply_gate(*function, path, gates, values);
         };
         let matrices = [&gate.matrix];
         let epilogue = Some(&multiply_gate as Epilogue<'_>);
@@ -160,6 +158,5 @@ impl Decoder {
         let (updates, scale) = (None, None);
         let residual = passes::Residual { config, path, linear, own_norm, updates, scale };
         residual.add(inner, x, projected, workers);
-        self.profile.mark(Stage::PerLayer);
     }
 }

@@ -16,11 +16,11 @@
 mod prepare;
 mod recur;
 
-use stolon_backend::StepBatch;
 use stolon_checkpoint::config::RecurrentShape;
-use stolon_kernels::{Operands, Path};
+use stolon_kernels::Path;
 
-use super::StepState;
+use super::pass::Kept;
+use super::passes;
 use super::plan::BatchRows;
 use crate::workers::Workers;
 
@@ -64,11 +64,6 @@ pub(super) struct RecurrentBuffers {
     pub(super) steps: Vec<f32>,
     /// Decays, then strengths, `[rows, heads * decays + heads]`.
     factors: Vec<f32>,
-    /// The vectors that time steps and gates are projections of, if they are projected twice,
-    /// `[rows, rank]` each.
-    pub(super) low: [Vec<f32>; 2],
-    /// These vectors, packed, with one group of rows for each kind.
-    pub(super) operands: Operands,
     /// The outputs of each slice, `[heads, tokens of the slice, value_dim]`, one slice after the
     /// other.
     outputs: Vec<f32>,
@@ -80,23 +75,17 @@ pub(super) struct RecurrentBuffers {
 pub(super) type FinishRow<'a> = dyn Fn(&mut [f32], [&[f32]; 2], &mut [f32]) + Sync + 'a;
 
 impl RecurrentBuffers {
-    /// Grows the buffers to at least `rows` rows. Time steps and gates are projections of vectors
-    /// with `rank` elements, or of the residual stream if it is 0.
-    pub(super) fn reserve(&mut self, shape: &RecurrentShape, rank: usize, rows: usize) {
-        let [low_steps, low_gates] = &mut self.low;
+    /// Grows the buffers to at least `rows` rows.
+    pub(super) fn reserve(&mut self, shape: &RecurrentShape, rows: usize) {
         for (buffer, width) in [
             (&mut self.projected, shape.channels),
             (&mut self.convolved, shape.channels),
             (&mut self.strengths, shape.heads),
             (&mut self.steps, shape.decay_width()),
             (&mut self.factors, shape.factor_width()),
-            (low_steps, rank),
-            (low_gates, rank),
             (&mut self.outputs, shape.value_width()),
         ] {
-            if buffer.len() < rows * width {
-                buffer.resize(rows * width, 0.0);
-            }
+            passes::grow(buffer, rows * width);
         }
     }
 
@@ -120,10 +109,11 @@ impl Recurrent {
         &self,
         path: Path,
         buffers: &mut RecurrentBuffers,
-        (plan, batch, step): (&BatchRows, &StepBatch, &mut StepState<'_>),
+        (plan, kept): (&BatchRows, Kept<'_, '_>),
         finish: &FinishRow<'_>,
         workers: &Workers,
     ) {
+        let Kept { batch, step } = kept;
         let slices = plan.slices(batch);
         let mut states = step.states.layer_mut(self.kept, &batch.sequences);
         self.prepare(path, buffers, (&slices, &states), finish, workers);

@@ -118,7 +118,7 @@ impl Routing {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use stolon_checkpoint::config::{ExpertGroups, ExpertScores};
+    use stolon_checkpoint::config::{ExpertGroups, ExpertScores, GateFunction};
 
     fn config(per_token: usize, normalized: bool, shared: bool) -> ExpertsConfig {
         let shared_width = shared.then_some(8);
@@ -126,6 +126,8 @@ mod tests {
             count: 5,
             per_token,
             width: 4,
+            activation: GateFunction::Silu.into(),
+            bias: false,
             scores: ExpertScores::Softmax,
             normalized,
             router_bias: false,

@@ -1,53 +1,67 @@
 //! Selective attention (Moondream 3): queries and values have factors that depend on the token and
-//! on its position, as [`DecoderConfig::selective_attention`] says.
+//! on its position, as [`AttentionConfig::selective`] says.
 //!
 //! All of a token's queries, keys and values enter its factors, so they are complete before queries
 //! and keys are rotated, and before keys and values are written to the KV store.
 //!
-//! [`DecoderConfig::selective_attention`]: stolon_checkpoint::config::DecoderConfig::selective_attention
+//! [`AttentionConfig::selective`]: stolon_checkpoint::config::AttentionConfig::selective
 
 use std::time::Duration;
 
 use stolon_checkpoint::adapter::Site;
-use stolon_checkpoint::config::{SelectiveWeights, sigmoid};
+use stolon_checkpoint::config::{AttentionConfig, LinearWeights, SelectiveWeights, sigmoid};
 use stolon_checkpoint::error::ModelError;
 use stolon_kernels::{
     self as kernels, ColumnsMut, Epilogue, Operands, Path, Product, RowSums, Sink,
 };
 
-use super::Decoder;
-use super::activations::Activations;
 use super::adapters::RowUpdates;
-use super::attention::{Inputs, multiply_all};
-use super::linear::{self, Linear, Loader};
+use super::linear::{self, Linear, Loader, multiply_all};
+use super::pass::{Inputs, Pass};
 use super::passes;
 use super::profile::Stage;
 use crate::kv_store::KvStore;
 use crate::workers::Workers;
 
-/// The weights of the factors: the fields of [`SelectiveWeights`].
+/// The projections to queries, keys and values, and the weights of the factors: the fields of
+/// [`SelectiveWeights`].
 #[derive(Debug)]
 pub(super) struct Selective {
+    config: AttentionConfig,
+    q: Linear,
+    k: Linear,
+    v: Linear,
     queries: Linear,
     values: Linear,
     alpha: Vec<f32>,
 }
 
 impl Selective {
-    /// Loads the weights.
+    /// Loads the weights of the factors and those of queries, keys and values.
     pub(super) fn load(
         spec: &SelectiveWeights,
+        config: &AttentionConfig,
+        [query, key, value]: [&LinearWeights; 3],
         loader: &mut Loader<'_>,
     ) -> Result<Self, ModelError> {
         let SelectiveWeights { queries, values, alpha } = spec;
         Ok(Self {
+            config: *config,
+            q: loader.linear(query)?,
+            k: loader.linear(key)?,
+            v: loader.linear(value)?,
             queries: loader.unbiased(queries)?,
             values: loader.unbiased(values)?,
             alpha: loader.vector(alpha)?,
         })
     }
 
-    /// Size in bytes of all packed matrices.
+    /// The projections to queries, keys and values.
+    pub(super) fn inputs(&self) -> [&Linear; 3] {
+        [&self.q, &self.k, &self.v]
+    }
+
+    /// Size in bytes of the packed matrices of the factors.
     pub(super) fn bytes(&self) -> usize {
         self.queries.bytes() + self.values.bytes()
     }
@@ -154,24 +168,19 @@ impl SelectiveBuffers {
     }
 }
 
-impl Decoder {
-    /// Computes queries, keys and values of a layer with selective attention. Keys and values are
-    /// written to `kv`.
-    pub(super) fn selective_heads(
-        &mut self,
-        index: usize,
+impl Selective {
+    /// Computes queries, keys and values. Keys and values are written to `kv`, where their index is
+    /// `kept`, and queries to `q`.
+    pub(super) fn project(
+        &self,
         inputs: Inputs,
-        kv: &mut KvStore,
-        workers: &Workers,
+        (kv, kept): (&mut KvStore, usize),
+        (q, buffers): (&mut [f32], &mut SelectiveBuffers),
+        pass: &mut Pass<'_>,
     ) {
-        let (config, path) = (&self.config, self.path);
-        let Some(layer) = self.layers[index].attention() else { return };
-        let (Some(selective), Some(k), Some(v)) = (&layer.selective, &layer.k, &layer.v) else {
-            return;
-        };
-        let Activations { normed, q, selective: buffers, .. } = &mut self.activations;
-        let linears = [&layer.q, k, v];
-        let updates = self.adapters.updates(index, Site::Inputs);
+        let Pass { index, path, plan, normed, workers, .. } = *pass;
+        let linears = self.inputs();
+        let updates = pass.adapters.updates(index, Site::Inputs);
         let add_bias = |part: usize| {
             updates.then([part], move |sums: RowSums<'_>| {
                 linears[part].add_bias(path, sums.feature, sums.first);
@@ -180,26 +189,25 @@ impl Decoder {
         let epilogues = [0, 1, 2].map(add_bias);
         let epilogues = epilogues.each_ref().map(|epilogue| epilogue as Epilogue<'_>);
         let epilogue_time = buffers.project(normed, linears, epilogues, (path, workers));
-        self.profile.mark_with(Stage::Qkv, epilogue_time, Stage::Heads);
+        pass.profile.mark_with(Stage::Qkv, epilogue_time, Stage::Heads);
 
-        let rows = normed.rows();
-        let rope = config.layers[index].rope.map(|rope| &self.ropes[rope]);
-        let heads = passes::Heads::of(config, path, config.head_dim, rope, &self.plan);
-        buffers.weigh(selective, rows, (path, workers));
-        buffers.finish(selective, &heads, &self.plan.positions, (path, workers));
-        let width = layer.q.out_features();
+        let rope = pass.rope(self.config.rope);
+        let heads = passes::Heads::of(pass.config, path, self.config.head_dim, rope, plan);
+        buffers.weigh(self, normed.rows(), (path, workers));
+        buffers.finish(self, &heads, &plan.positions, (path, workers));
+        let width = self.q.out_features();
         let parts = buffers.qkv.chunks_exact(3 * width).map(|qkv| qkv.split_at(width));
         if inputs.own() {
             let to = q.chunks_exact_mut(width);
             to.zip(parts.clone()).for_each(|(to, (q, _))| to.copy_from_slice(q));
         }
         if inputs.kept() {
-            let [mut keys, mut values] = kv.rows_mut(layer.kept, path, &self.plan.slots);
+            let [mut keys, mut values] = kv.rows_mut(kept, path, &plan.slots);
             for (row, (_, kv)) in parts.enumerate() {
                 keys.write_row(row, &kv[..width]);
                 values.write_row(row, &kv[width..]);
             }
         }
-        self.profile.mark(Stage::Heads);
+        pass.profile.mark(Stage::Heads);
     }
 }

@@ -9,7 +9,9 @@ use stolon_backend::{
     Adapter, AdapterLoadError, Backend, BackendError, BackendSpec, StepBatch, StepOutput,
 };
 use stolon_checkpoint::config::{FeedForwardWeights, TensorSpec};
-use stolon_checkpoint::{DecoderConfig, KvType, LoadedModel, Tensor, Weights};
+use stolon_checkpoint::{
+    AttentionConfig, DecoderConfig, KvType, LoadedModel, MixerConfig, Tensor, Weights,
+};
 use stolon_kernels::Path;
 use stolon_kvcache::BlockId;
 
@@ -365,6 +367,7 @@ fn fingerprints_depend_on_the_contents() {
 
 /// The adapter of the fixture `name` in GGUF, as llama.cpp's converter writes it.
 fn in_gguf(name: &str, config: &DecoderConfig) -> Vec<u8> {
+    let attention = config.attention().expect("attention");
     let file = fixture::file(&format!("lora/{name}"), "adapter_model.safetensors");
     let tensors = SafeTensors::deserialize(&file).expect("a safetensors file");
     let settings = fixture::file(&format!("lora/{name}"), "adapter_config.json");
@@ -402,8 +405,8 @@ fn in_gguf(name: &str, config: &DecoderConfig) -> Vec<u8> {
         let (layer, rest) = rest.split_once('.').expect("a module");
         let (module, rest) = rest.split_once('.').and_then(|(_, m)| m.split_once('.')).expect("it");
         let (gguf, heads) = match module {
-            "q_proj" => ("attn_q", config.num_heads),
-            "k_proj" => ("attn_k", config.num_kv_heads),
+            "q_proj" => ("attn_q", attention.heads),
+            "k_proj" => ("attn_k", attention.kv_heads),
             "v_proj" => ("attn_v", 0),
             "o_proj" => ("attn_output", 0),
             "gate_proj" => ("ffn_gate", 0),
@@ -413,7 +416,7 @@ fn in_gguf(name: &str, config: &DecoderConfig) -> Vec<u8> {
         let second = rest.starts_with("lora_B");
         let mut bytes = view.data().to_vec();
         if second && heads > 0 {
-            bytes = adjacent_pairs(&bytes, heads, config);
+            bytes = adjacent_pairs(&bytes, heads, attention);
         }
         let end = if second { "lora_b" } else { "lora_a" };
         let name = format!("blk.{layer}.{gguf}.weight.{end}");
@@ -424,8 +427,8 @@ fn in_gguf(name: &str, config: &DecoderConfig) -> Vec<u8> {
 
 /// Brings rows whose values `i` and `i + rotary_dim / 2` of a head are rotated together into the
 /// order in which these are adjacent.
-fn adjacent_pairs(bytes: &[u8], heads: usize, config: &DecoderConfig) -> Vec<u8> {
-    let (dim, half) = (config.head_dim, config.rotary_dim() / 2);
+fn adjacent_pairs(bytes: &[u8], heads: usize, config: &AttentionConfig) -> Vec<u8> {
+    let (dim, half) = (config.head_dim, config.rotary_dim / 2);
     let width = bytes.len() / (heads * dim);
     let order = (0..heads).flat_map(|head| {
         let pairs = (0..half).flat_map(move |i| [i, half + i]).chain(2 * half..dim);
@@ -443,7 +446,12 @@ fn adapters_in_gguf_equal_those_of_peft() {
         let path = dir.path().join(format!("{name}.gguf"));
         let config = fixture::model(name).config;
         // The fixture of GLM-4 is in the order of GGUF files already, and Qwen2 has only one.
-        let as_stored = DecoderConfig { rotary_dim: Some(0), ..config.clone() };
+        let mut as_stored = config.clone();
+        for mixer in as_stored.layers.iter_mut().flat_map(|layer| &mut layer.mixers) {
+            if let MixerConfig::Attention(attention) = mixer {
+                attention.rotary_dim = 0;
+            }
+        }
         let order = if name == "llama" { &config } else { &as_stored };
         std::fs::write(&path, in_gguf(name, order)).expect("a file");
         let prompt = fixture::expected(name).prompt;

@@ -44,12 +44,9 @@ fn restore(name: &str, config: &mut DecoderConfig, fixture: &DecoderConfig) {
             config.ropes.clone_from(&fixture.ropes)
         }
         // The scale of attention of all models but the largest.
-        "gemma2" | "gemma3" | "gemma3_270m" => {
-            config.layers.clone_from(&fixture.layers);
-            config.attention_scale = fixture.attention_scale;
-        }
+        "gemma2" | "gemma3" | "gemma3_270m" => config.layers.clone_from(&fixture.layers),
         // The limit of activations.
-        "gpt_oss" => config.activation = fixture.activation,
+        "gpt_oss" => config.layers.clone_from(&fixture.layers),
         _ => {}
     }
 }

@@ -5,8 +5,8 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use stolon_checkpoint::config::NormPlacement;
 use stolon_checkpoint::{
-    DecoderConfig, DeltaNetConfig, ExpertsConfig, KvType, LayerConfig, LoadedModel, MlpKind, Rope,
-    TensorType, WindowKv, random_model,
+    AttentionConfig, DecoderConfig, ExpertsConfig, FeedForwardConfig, KvType, LayerConfig,
+    LoadedModel, MixerConfig, MlpConfig, Rope, TensorType, WindowKv, random_model,
 };
 use stolon_kernels::Path;
 
@@ -15,6 +15,24 @@ use crate::suite::invariance::Subject;
 
 const THREADS: [usize; 2] = [1, 2];
 
+/// Gives a mixer larger sizes. Heads of other sizes than `usual_heads` keep them.
+fn widen_mixer(mixer: &mut MixerConfig, usual_heads: Option<(usize, usize)>) {
+    match mixer {
+        MixerConfig::Attention(attention) => {
+            (attention.heads, attention.scale) = (6, 0.125);
+            if Some((attention.kv_heads, attention.head_dim)) == usual_heads {
+                attention.kv_heads = if attention.selective { 6 } else { 2 };
+                (attention.head_dim, attention.rotary_dim) = (64, 64);
+            }
+        }
+        MixerConfig::Latent(latent) => (latent.heads, latent.scale) = (6, 0.125),
+        MixerConfig::DeltaNet(delta_net) => {
+            (delta_net.key_dim, delta_net.value_dim) = (64, 40);
+        }
+        MixerConfig::Convolution(_) | MixerConfig::Mamba2(_) => {}
+    }
+}
+
 /// A model that is large enough for all work to run on several threads: its configuration, and a
 /// function that returns it.
 pub(super) fn wide_model(
@@ -22,34 +40,33 @@ pub(super) fn wide_model(
     dtype: TensorType,
 ) -> (DecoderConfig, impl Fn() -> LoadedModel) {
     let LoadedModel { config, .. } = fixture::model(fixture);
-    let experts = config.experts.map(|experts| ExpertsConfig {
-        width: 320,
-        shared_width: experts.shared_width.map(|_| 480),
-        ..experts
-    });
-    let config = DecoderConfig {
+    let mut config = DecoderConfig {
         vocab_size: 500,
         hidden_size: 256,
-        intermediate_size: 600,
-        experts,
-        delta_net: config.delta_net.map(|delta_net| DeltaNetConfig {
-            key_dim: 64,
-            value_dim: 40,
-            ..delta_net
-        }),
-        num_heads: 6,
-        num_kv_heads: match config.latent {
-            Some(_) => 1,
-            None if config.selective_attention => 6,
-            None => 2,
-        },
-        head_dim: config.latent.map_or(64, |latent| latent.kept_dim()),
-        rotary_dim: config.latent.and(config.rotary_dim),
         ropes: config.ropes.into_iter().map(|rope| Rope { sections: None, ..rope }).collect(),
-        attention_scale: 0.125,
         dtype,
         ..config
     };
+    let heads = |attention: &AttentionConfig| (attention.kv_heads, attention.head_dim);
+    let usual_heads = config.attention().map(heads);
+    let dense = |layer: &LayerConfig| Some(layer.mlp.as_ref()?.dense()?.width);
+    let usual_width = config.layers.iter().find_map(dense);
+    for layer in &mut config.layers {
+        layer.mixers.iter_mut().for_each(|mixer| widen_mixer(mixer, usual_heads));
+        if let Some(FeedForwardConfig::Dense(mlp) | FeedForwardConfig::DenseAndExperts(mlp, _)) =
+            &mut layer.mlp
+            && Some(mlp.width) == usual_width
+        {
+            mlp.width = 600;
+        }
+        if let Some(
+            FeedForwardConfig::Experts(experts) | FeedForwardConfig::DenseAndExperts(_, experts),
+        ) = &mut layer.mlp
+        {
+            experts.width = 320;
+            experts.shared_width = experts.shared_width.map(|_| 480);
+        }
+    }
     let own = config.clone();
     let model = move || {
         let weights = random_model(&own, 7).expect("a valid configuration");
@@ -83,11 +100,33 @@ fn every_architecture_is_batch_invariant() {
     }
 }
 
+/// The name of the kind of a mixer.
+fn kind(mixer: &MixerConfig) -> &'static str {
+    match mixer {
+        MixerConfig::Attention(_) => "attention",
+        MixerConfig::Latent(_) => "latent attention",
+        MixerConfig::Convolution(_) => "convolution",
+        MixerConfig::DeltaNet(_) => "delta rule",
+        MixerConfig::Mamba2(_) => "Mamba-2",
+    }
+}
+
+/// An MLP for all tokens, as the model has it or as its experts are.
+fn dense(config: &DecoderConfig) -> MlpConfig {
+    let mut mlps = config.layers.iter().filter_map(|layer| layer.mlp.as_ref()?.dense());
+    let of_expert = |experts: &ExpertsConfig| {
+        let ExpertsConfig { width, activation, bias, .. } = *experts;
+        MlpConfig { width, activation, bias, output_factor: 1.0 }
+    };
+    let mlp = mlps.next().copied().or(config.experts().map(of_expert));
+    mlp.expect("an MLP or experts")
+}
+
 /// The indices of the last layer with each kind of mixer that keeps something of positions.
 fn last_of_each_kind(config: &DecoderConfig) -> BTreeSet<usize> {
     let keeping = config.layers.iter().enumerate().filter(|(_, layer)| layer.keeps_positions());
-    let last: BTreeMap<_, _> =
-        keeping.map(|(index, layer)| (format!("{:?}", layer.mixers), index)).collect();
+    let kinds = |layer: &LayerConfig| layer.mixers.iter().map(kind).collect::<Vec<_>>();
+    let last: BTreeMap<_, _> = keeping.map(|(index, layer)| (kinds(layer), index)).collect();
     last.into_values().collect()
 }
 
@@ -103,21 +142,12 @@ fn layers_without_mixers_may_follow_all_others() {
             continue;
         }
         for index in last_of_each_kind(&whole) {
-            let last = whole.layers[index];
-            let plain = LayerConfig {
-                mixers: &[],
-                rope: None,
-                sliding_window: None,
-                heads: None,
-                kv_source: None,
-                values_from_keys: false,
-                mlp: Some(MlpKind::Dense),
-                ..last
-            };
-            let mlps = [plain, LayerConfig { mlp: last.mlp.or(plain.mlp), ..plain }];
+            let last = &whole.layers[index];
+            let mlp = Some(FeedForwardConfig::Dense(dense(&whole)));
+            let mlps = [mlp, last.mlp.or(mlp)].map(|mlp| LayerConfig { mixers: Vec::new(), mlp });
             let layers = [&whole.layers[..=index], &mlps].concat();
             let config = DecoderConfig { layers, ..whole.clone() };
-            kinds.extend(last.mixers.iter().map(|mixer| format!("{mixer:?}")));
+            kinds.extend(last.mixers.iter().map(kind));
             let model = || {
                 let weights = random_model(&config, 7).expect("a valid configuration");
                 LoadedModel { weights, config: config.clone(), ..fixture::model(&name) }

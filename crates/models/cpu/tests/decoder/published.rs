@@ -8,8 +8,10 @@ use std::path::{Path, PathBuf};
 use safetensors::{Dtype, SafeTensors};
 use serde::Deserialize;
 use serde_json::Value;
+use stolon_checkpoint::config::KeysAndValues;
 use stolon_checkpoint::{
-    Architecture, DecoderConfig, LayerConfig, MixerKind, MlpKind, Multipliers,
+    Activation, Architecture, AttentionConfig, DecoderConfig, FeedForwardConfig, LayerConfig,
+    MixerConfig,
 };
 
 use super::fixture;
@@ -46,34 +48,62 @@ impl Published {
 }
 
 /// What a layer consists of, as the legend in `fixtures/README.md` says.
-fn kind(layer: &LayerConfig) -> String {
+fn kind(config: &DecoderConfig, layer: &LayerConfig) -> String {
     let mut kind = String::new();
-    for mixer in layer.mixers {
+    for mixer in &layer.mixers {
         kind.push(match mixer {
-            MixerKind::Attention if layer.sliding_window.is_some() => 'W',
-            MixerKind::Attention => 'A',
-            MixerKind::Convolution => 'C',
-            MixerKind::DeltaNet => 'D',
-            MixerKind::Mamba2 => 'M',
-            MixerKind::Latent => 'L',
+            MixerConfig::Attention(attention) if attention.sliding_window.is_some() => 'W',
+            MixerConfig::Attention(_) => 'A',
+            MixerConfig::Convolution(_) => 'C',
+            MixerConfig::DeltaNet(_) => 'D',
+            MixerConfig::Mamba2(_) => 'M',
+            MixerConfig::Latent(_) => 'L',
         });
     }
+    let attention = layer.attention();
+    let has_keys = |is: fn(&KeysAndValues) -> bool| {
+        attention.is_some_and(|attention| is(&attention.keys_and_values))
+    };
+    let own = |attention: &&AttentionConfig| heads_of(attention) != usual_heads(config);
+    let width = layer.mlp.as_ref().and_then(FeedForwardConfig::dense).map(|mlp| mlp.width);
     let properties = [
-        ('n', layer.has_attention() && layer.rope.is_none()),
-        ('h', layer.heads.is_some()),
-        ('s', layer.kv_source.is_some()),
-        ('k', layer.values_from_keys),
-        ('w', layer.intermediate_size.is_some()),
-        ('d', layer.mlp == Some(MlpKind::Dense)),
-        ('e', layer.mlp == Some(MlpKind::Experts)),
-        ('b', layer.mlp == Some(MlpKind::DenseAndExperts)),
+        ('n', layer.has_attention() && layer.rope().is_none()),
+        ('h', attention.filter(own).is_some()),
+        ('s', has_keys(|keys| matches!(keys, KeysAndValues::OfLayer(_)))),
+        ('k', has_keys(|keys| *keys == KeysAndValues::OneMatrix)),
+        ('w', width.is_some() && width != dense_width(config)),
+        ('d', matches!(layer.mlp, Some(FeedForwardConfig::Dense(_)))),
+        ('e', matches!(layer.mlp, Some(FeedForwardConfig::Experts(_)))),
+        ('b', matches!(layer.mlp, Some(FeedForwardConfig::DenseAndExperts(..)))),
     ];
     kind.extend(properties.iter().filter(|(_, has)| *has).map(|(letter, _)| letter));
     kind
 }
 
+/// The numbers of query heads and of KV heads, and the length of a head.
+fn heads_of(attention: &AttentionConfig) -> [usize; 3] {
+    [attention.heads, attention.kv_heads, attention.head_dim]
+}
+
+/// These numbers in the first layer with a window, or else in the first one with attention. Latent
+/// attention has one KV head.
+fn usual_heads(config: &DecoderConfig) -> [usize; 3] {
+    if let Some(latent) = config.latent() {
+        return [latent.heads, 1, latent.sizes.kept_dim()];
+    }
+    let all = || config.layers.iter().filter_map(LayerConfig::attention);
+    let local = all().find(|attention| attention.sliding_window.is_some());
+    local.or_else(|| all().next()).map_or([1; 3], heads_of)
+}
+
+/// The width of the first MLP for all tokens, if there is one.
+fn dense_width(config: &DecoderConfig) -> Option<usize> {
+    let mut mlps = config.layers.iter().filter_map(|layer| layer.mlp.as_ref()?.dense());
+    mlps.next().map(|mlp| mlp.width)
+}
+
 fn kinds(config: &DecoderConfig) -> Vec<String> {
-    config.layers.iter().map(kind).collect()
+    config.layers.iter().map(|layer| kind(config, layer)).collect()
 }
 
 /// Maximum number of layers that [`pattern`] looks for as one that is repeated.
@@ -115,30 +145,43 @@ fn variant(value: &impl std::fmt::Debug) -> String {
 
 /// The properties that depend on the number and on the width of attention's heads.
 fn heads(config: &DecoderConfig) -> [(&'static str, String); 2] {
-    let several = if config.num_kv_heads == 1 { "one KV head" } else { "several KV heads" };
-    let group = parity(config.num_heads / config.num_kv_heads);
-    let own = config.layers.iter().filter_map(|layer| layer.heads);
-    let own: BTreeSet<_> = own.map(|own| parity(config.num_heads / own.kv_heads)).collect();
-    let width = (config.num_heads * config.head_dim).cmp(&config.hidden_size);
-    let width = if config.latent.is_some() { String::new() } else { format!("{width:?}") };
+    let [heads, kv_heads, head_dim] = usual_heads(config);
+    let several = if kv_heads == 1 { "one KV head" } else { "several KV heads" };
+    let group = parity(heads / kv_heads);
+    let all = config.layers.iter().filter_map(LayerConfig::attention).map(heads_of);
+    let own = all.filter(|own| *own != usual_heads(config));
+    let own: BTreeSet<_> = own.map(|[heads, kv_heads, _]| parity(heads / kv_heads)).collect();
+    let width = (heads * head_dim).cmp(&config.hidden_size);
+    let width = if config.latent().is_some() { String::new() } else { format!("{width:?}") };
     [("groups", format!("{group}, {several}, {own:?}")), ("width", width)]
 }
 
 /// The names of all factors that are not 1.
 fn factors(config: &DecoderConfig) -> String {
-    let own = |factors: &Multipliers| {
-        let Multipliers { attention_output, mamba_output, mamba_inputs, mlp_gate, mlp_output } =
-            *factors;
-        let single = [attention_output, mamba_output, mlp_gate, mlp_output];
-        [&single[..], &mamba_inputs].concat().iter().map(|factor| *factor != 1.0).collect()
-    };
-    let own: Option<Vec<bool>> = config.multipliers.as_ref().map(own);
+    let attention = config.attention();
+    let mlp = config.layers.iter().find_map(|layer| layer.mlp.as_ref()?.dense());
+    let gate = mlp.map(|mlp| match mlp.activation {
+        Activation::Gated(gate) => gate.factor,
+        Activation::Plain(_) => 1.0,
+    });
+    let single = [
+        attention.map(|attention| attention.output_factor),
+        config.mamba2().map(|mamba2| mamba2.output_factor),
+        gate,
+        mlp.map(|mlp| mlp.output_factor),
+    ];
+    let inputs = config.mamba2().map_or([1.0; 5], |mamba2| mamba2.input_factors);
+    let all = single.map(|factor| factor.unwrap_or(1.0)).into_iter().chain(inputs);
+    let own: Vec<bool> = all.map(|factor| factor != 1.0).collect();
+    let latent_scaling = config.latent().and_then(|latent| latent.query_scaling);
+    let scaling = attention.and_then(|attention| attention.query_scaling).or(latent_scaling);
+    let softcap = attention.and_then(|attention| attention.softcap);
     let factors = [
         ("embedding", config.embedding_scale.is_some()),
         ("residual", config.residual_scale.is_some()),
         ("logits", config.logit_scale.is_some()),
-        ("queries", config.query_scaling.is_some()),
-        ("cap of scores", config.attention_softcap.is_some()),
+        ("queries", scaling.is_some()),
+        ("cap of scores", softcap.is_some()),
         ("cap of logits", config.logit_softcap.is_some()),
     ];
     let names: Vec<_> = factors.iter().filter(|(_, has)| *has).map(|(name, _)| name).collect();
@@ -147,7 +190,7 @@ fn factors(config: &DecoderConfig) -> String {
 
 /// The rotary embeddings that layers use.
 fn ropes(config: &DecoderConfig) -> String {
-    let used: BTreeSet<_> = config.layers.iter().filter_map(|layer| layer.rope).collect();
+    let used: BTreeSet<_> = config.layers.iter().filter_map(LayerConfig::rope).collect();
     let rope = |index: usize| {
         let rope = &config.ropes[index];
         format!(
@@ -156,13 +199,14 @@ fn ropes(config: &DecoderConfig) -> String {
             if rope.sections.is_some() { "sections" } else { "" }
         )
     };
-    let part = config.latent.is_none() && config.rotary_dim() != config.head_dim;
+    let part =
+        config.attention().is_some_and(|attention| attention.rotary_dim != attention.head_dim);
     let ropes: Vec<_> = used.into_iter().map(rope).collect();
     format!("{ropes:?} {}", if part { "of a part of each head" } else { "" })
 }
 
 fn experts(config: &DecoderConfig) -> String {
-    let Some(experts) = &config.experts else { return String::new() };
+    let Some(experts) = config.experts() else { return String::new() };
     let groups = experts.groups.map(|groups| groups.best);
     let shared = (experts.shared_width.is_some(), experts.shared_gate);
     let scaled = (experts.scale != 1.0, experts.scaled_router, experts.shifted);
@@ -171,35 +215,53 @@ fn experts(config: &DecoderConfig) -> String {
 }
 
 fn recurrent(config: &DecoderConfig) -> String {
-    let delta_net = config.delta_net.map(|sizes| {
+    let delta_net = config.delta_net().map(|sizes| {
         (variant(&sizes.kind), parity(sizes.value_heads / sizes.key_heads), sizes.taps)
     });
-    let mamba2 = config.mamba2.map(|sizes| {
+    let mamba2 = config.mamba2().map(|sizes| {
         let groups = if sizes.groups == 1 { "one group" } else { "groups" };
         (groups, parity(sizes.heads / sizes.groups), sizes.norm, sizes.convolution_bias)
     });
-    let convolution = config.convolution_taps;
-    let low_rank = config.latent.map(|latent| latent.query_rank.is_some());
+    let convolution = config.convolution().map(|convolution| convolution.taps);
+    let low_rank = config.latent().map(|latent| latent.sizes.query_rank.is_some());
     format!("{delta_net:?} {mamba2:?} {convolution:?} {low_rank:?}")
 }
 
 /// The properties of a model that a fixture has to share with it, by name.
 fn properties(config: &DecoderConfig) -> BTreeMap<&'static str, String> {
-    let biases = [config.qkv_bias, config.output_bias, config.mlp_bias, config.head_bias];
-    let norms = (config.norms, config.norm_kind, config.qk_norm, config.value_norm);
+    let attention = config.attention();
+    let has = |part: fn(&AttentionConfig) -> bool| attention.is_some_and(part);
+    let activations = config.layers.iter().filter_map(|layer| {
+        let own = layer.mlp.as_ref()?.dense().map(|mlp| (mlp.activation, mlp.bias));
+        own.or_else(|| layer.experts().map(|experts| (experts.activation, experts.bias)))
+    });
+    let (activation, mlp_bias) = activations.into_iter().next().expect("an MLP or experts");
+    let (function, mlp_gate) = match activation {
+        Activation::Gated(gate) => (variant(&gate.function), true),
+        Activation::Plain(function) => (variant(&function), false),
+    };
+    let biases = [
+        has(|attention| attention.qkv_bias),
+        has(|attention| attention.output_bias),
+        mlp_bias,
+        config.head_bias,
+    ];
+    let qk_norm = attention.and_then(|attention| attention.qk_norm);
+    let value_norm = has(|attention| attention.value_norm);
+    let norms = (config.norms, config.norm_kind, qk_norm, value_norm);
     let parts = [
         config.per_layer_input.is_some(),
         config.layer_scales,
-        config.output_gate,
-        config.mlp_gate,
-        config.attention_sinks,
-        config.selective_attention,
+        has(|attention| attention.output_gate),
+        mlp_gate,
+        has(|attention| attention.sinks),
+        has(|attention| attention.selective),
     ];
     let mut properties = BTreeMap::from([
         ("tie", config.tie_word_embeddings.to_string()),
         ("biases", format!("{biases:?}")),
         ("norms", format!("{norms:?}, offset {}", config.norm_offset)),
-        ("parts", format!("{parts:?}, {}", variant(&config.activation))),
+        ("parts", format!("{parts:?}, {function}")),
         ("factors", factors(config)),
         ("rope", ropes(config)),
         ("experts", experts(config)),

@@ -4,7 +4,10 @@ use std::borrow::Cow;
 
 use candle_core::quantized::QTensor;
 use candle_core::{Device, Tensor as CandleTensor};
-use stolon_checkpoint::{DecoderConfig, Tensor, TensorType, WeightType, Weights, random_model};
+use stolon_checkpoint::{
+    DecoderConfig, FeedForwardConfig, MixerConfig, Tensor, TensorType, WeightType, Weights,
+    random_model,
+};
 use stolon_kernels::{Path, PathKind};
 
 use super::fixture::{self, Setup};
@@ -13,17 +16,22 @@ use crate::suite::run;
 
 /// A model whose row lengths are multiples of 256, the size of a super-block.
 fn config() -> DecoderConfig {
-    DecoderConfig {
+    let mut config = DecoderConfig {
         vocab_size: 300,
         hidden_size: 256,
-        intermediate_size: 512,
-        num_heads: 4,
-        num_kv_heads: 2,
-        head_dim: 64,
-        attention_scale: 0.125,
         dtype: TensorType::F32,
         ..fixture::model("qwen3").config
+    };
+    for layer in &mut config.layers {
+        if let Some(FeedForwardConfig::Dense(mlp)) = &mut layer.mlp {
+            mlp.width = 512;
+        }
+        if let [MixerConfig::Attention(attention)] = &mut layer.mixers[..] {
+            (attention.heads, attention.kv_heads) = (4, 2);
+            (attention.head_dim, attention.rotary_dim, attention.scale) = (64, 64, 0.125);
+        }
     }
+    config
 }
 
 fn floats(bytes: &[u8]) -> Vec<f32> {

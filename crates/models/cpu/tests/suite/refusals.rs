@@ -1,6 +1,7 @@
 //! Tests which models and batches a backend refuses, and that a refused batch has no effect.
 
 use stolon_backend::{BackendError, StepBatch};
+use stolon_checkpoint::FeedForwardConfig;
 use stolon_kvcache::BlockId;
 
 use super::{Open, Sizes, fixture, run};
@@ -8,7 +9,10 @@ use super::{Open, Sizes, fixture, run};
 /// The error for a tensor whose shape does not match the configuration names the tensor.
 pub(crate) fn check_wrong_shape(open: &Open<'_>) {
     let mut model = fixture::model("llama");
-    model.config.intermediate_size += 1;
+    match &mut model.config.layers[0].mlp {
+        Some(FeedForwardConfig::Dense(mlp)) => mlp.width += 1,
+        _ => panic!("a dense MLP"),
+    }
     let error = open(model, Sizes::default()).err().expect("gate_proj is smaller");
     assert!(error.contains("model.layers.0.mlp.gate_proj.weight"), "{error}");
 }

@@ -7,7 +7,7 @@ use candle_core::cuda_backend::cudarc::driver::{
 };
 use candle_core::cuda_backend::{CudaDevice, CudaStorageSlice, WrapErr};
 use candle_core::{CudaStorage, Layout, Result, bail};
-use stolon_checkpoint::Activation;
+use stolon_checkpoint::GateFunction;
 
 use super::Sizes;
 use crate::storage::view;
@@ -21,12 +21,12 @@ const BLOCKS_MAX: u32 = 65_535;
 
 /// Runs the kernel of the operand's type on rows whose layout was checked.
 pub(super) fn gate(
-    activation: Activation,
+    function: GateFunction,
     sizes: &Sizes,
     x: &CudaStorage,
     layout: &Layout,
 ) -> Result<CudaStorage> {
-    let launch = Launch { activation, sizes, device: &x.device };
+    let launch = Launch { function, sizes, device: &x.device };
     let slice = match &x.slice {
         CudaStorageSlice::F32(x) => CudaStorageSlice::F32(launch.run("gate_f32", x, layout)?),
         CudaStorageSlice::F16(x) => CudaStorageSlice::F16(launch.run("gate_f16", x, layout)?),
@@ -37,7 +37,7 @@ pub(super) fn gate(
 }
 
 struct Launch<'a> {
-    activation: Activation,
+    function: GateFunction,
     sizes: &'a Sizes,
     device: &'a CudaDevice,
 }
@@ -56,11 +56,10 @@ impl Launch<'_> {
             bail!("gate: expected sizes below 2^32");
         };
         // The kernel has the same numbers.
-        let (kind, alpha, limit) = match self.activation {
-            Activation::Silu => (0_u32, 0.0, 0.0),
-            Activation::GeluTanh => (1, 0.0, 0.0),
-            Activation::ClampedSwiglu { alpha, limit } => (2, alpha, limit),
-            Activation::SquaredRelu => bail!("gate: expected an activation of gates, got relu2"),
+        let (kind, alpha, limit) = match self.function {
+            GateFunction::Silu => (0_u32, 0.0, 0.0),
+            GateFunction::GeluTanh => (1, 0.0, 0.0),
+            GateFunction::ClampedSwiglu { alpha, limit } => (2, alpha, limit),
         };
         // SAFETY: the kernel writes all elements.
         let output = unsafe { self.device.alloc::<T>(self.sizes.rows * self.sizes.width) }?;

@@ -2,7 +2,7 @@
 
 use stolon_checkpoint::config::NormKind;
 use stolon_checkpoint::{
-    Architecture, DecoderConfig, KvBudget, KvType, LayerConfig, LoadedModel, MixerKind,
+    Architecture, DecoderConfig, KvBudget, KvType, LayerConfig, LoadedModel, MixerConfig,
 };
 use stolon_cpu::{CpuBackend, CpuOptions};
 use stolon_cuda::{CandleBackend, CandleOptions};
@@ -14,10 +14,11 @@ use crate::suite::{Open, Sizes};
 /// attention alone, without gates of its output, RMS norms, and MLPs with gates, and have the same
 /// sizes, unlike those of Gemma 4.
 pub(super) fn computes(config: &DecoderConfig) -> bool {
-    let is_attention = |layer: &LayerConfig| layer.mixers == [MixerKind::Attention];
+    let is_attention = |layer: &LayerConfig| match layer.mixers[..] {
+        [MixerConfig::Attention(attention)] => !attention.output_gate,
+        _ => false,
+    };
     config.layers.iter().all(is_attention)
-        && !config.output_gate
-        && config.mlp_gate
         && config.norm_kind == NormKind::Rms
         && config.architecture != Architecture::Gemma4
 }

@@ -3,7 +3,9 @@
 use std::borrow::Cow;
 
 use candle_core::quantized::{GgmlDType, QTensor};
-use stolon_checkpoint::{DecoderConfig, LoadedModel, Tensor, Weights, random_model};
+use stolon_checkpoint::{
+    DecoderConfig, FeedForwardConfig, LoadedModel, MixerConfig, Tensor, Weights, random_model,
+};
 use stolon_cuda::CandleOptions;
 use stolon_kernels::TensorType;
 
@@ -12,17 +14,22 @@ use crate::suite::run;
 
 /// A model whose row lengths are multiples of 256, the size of a super-block.
 fn config() -> DecoderConfig {
-    DecoderConfig {
+    let mut config = DecoderConfig {
         vocab_size: 300,
         hidden_size: 256,
-        intermediate_size: 512,
-        num_heads: 4,
-        num_kv_heads: 2,
-        head_dim: 64,
-        attention_scale: 0.125,
         dtype: TensorType::F32,
         ..fixture::model("qwen3").config
+    };
+    for layer in &mut config.layers {
+        if let Some(FeedForwardConfig::Dense(mlp)) = &mut layer.mlp {
+            mlp.width = 512;
+        }
+        if let [MixerConfig::Attention(attention)] = &mut layer.mixers[..] {
+            (attention.heads, attention.kv_heads) = (4, 2);
+            (attention.head_dim, attention.rotary_dim, attention.scale) = (64, 64, 0.125);
+        }
     }
+    config
 }
 
 /// The type of candle with the same blocks.

@@ -11,7 +11,9 @@ mod qwen3_vl;
 mod recurrent;
 
 use super::Architecture::*;
-use super::{AttentionScale, Bias, Defaults, Description, Gate, Gguf, Pattern, Rotation, Windows};
+use super::{
+    AttentionScale, Bias, Defaults, Description, Dialect, Gate, Gguf, Pattern, Rotation, Windows,
+};
 use crate::config::{NormKind, NormPlacement, QkNorm, RopeScaling};
 use adjacent::{ERNIE45, GLM4};
 use deepseek::{DEEPSEEK_V2, DEEPSEEK_V3, GLM4_MOE_LITE, MISTRAL4, YOUTU};
@@ -54,8 +56,7 @@ const LLAMA: Description = Description {
     qk_norm: None,
     qk_norm_needs_flag: false,
     value_norm: false,
-    gemma4: false,
-    moondream: false,
+    dialect: Dialect::Transformers,
     gate: Gate::Silu,
     attention_sinks: false,
     attention_scale: AttentionScale::HeadDim,

@@ -1,7 +1,7 @@
 //! Parses the layers with Gated DeltaNet or Kimi Delta Attention of a GGUF file.
 
 use super::super::architecture::Description;
-use super::super::{DeltaNetConfig, DeltaNetKind, LayerConfig, MixerKind};
+use super::super::{DeltaNetConfig, DeltaNetKind, LayerConfig, MixerConfig};
 use super::Metadata;
 use crate::error::ModelError;
 use crate::gguf::Value;
@@ -29,33 +29,43 @@ impl Metadata<'_> {
         Ok(())
     }
 
-    /// The sizes of these layers, if there are any. Marks them.
+    /// Gives the layers that have it Gated DeltaNet or Kimi Delta Attention in place of attention.
     pub(super) fn delta_net(
         &self,
         row: &Description,
         layers: &mut [LayerConfig],
-    ) -> Result<Option<DeltaNetConfig>, ModelError> {
-        let Some(DeltaNetConfig { kind, .. }) = row.delta_net else { return Ok(None) };
+    ) -> Result<(), ModelError> {
+        let Some(DeltaNetConfig { kind, .. }) = row.delta_net else { return Ok(()) };
         let recurrent = match kind {
             DeltaNetKind::Gated => self.recurrent_layers(layers.len())?,
             DeltaNetKind::Kimi { .. } => self.layers_without_keys(layers.len())?,
         };
+        if !recurrent.contains(&true) {
+            return Ok(());
+        }
+        let config = self.delta_net_sizes(row, kind)?;
         for (layer, is_recurrent) in layers.iter_mut().zip(recurrent) {
             if is_recurrent {
-                *layer = LayerConfig { mixers: &[MixerKind::DeltaNet], rope: None, ..*layer };
+                layer.mixers = vec![MixerConfig::DeltaNet(config)];
             }
         }
-        if layers.iter().all(LayerConfig::has_attention) {
-            return Ok(None);
-        }
+        Ok(())
+    }
+
+    /// The sizes of these layers.
+    fn delta_net_sizes(
+        &self,
+        row: &Description,
+        kind: DeltaNetKind,
+    ) -> Result<DeltaNetConfig, ModelError> {
         let taps = self.required_size("ssm.conv_kernel")?;
         if let DeltaNetKind::Kimi { .. } = kind {
             let heads = self.required_size("attention.head_count")?;
             let dim = self.required_size("kda.head_dim")?;
-            return Ok(Some(DeltaNetConfig::kimi(heads, dim, taps, false)));
+            return Ok(DeltaNetConfig::kimi(heads, dim, taps, false));
         }
         let (value_heads, value_dim) = self.recurrent_heads()?;
-        Ok(Some(DeltaNetConfig {
+        Ok(DeltaNetConfig {
             kind,
             key_heads: self.required_size("ssm.group_count")?,
             value_heads,
@@ -64,7 +74,7 @@ impl Metadata<'_> {
             taps,
             grouped: !row.gguf.tiled_heads,
             log_rates: false,
-        }))
+        })
     }
 
     /// Which of the first `count` layers have no key heads, as those with Kimi Delta Attention.

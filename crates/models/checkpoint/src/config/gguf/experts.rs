@@ -1,7 +1,9 @@
 //! Parses the mixture of experts of a GGUF file.
 
-use super::super::architecture::{Description, Scores, Shared};
-use super::super::{ExpertGroups, ExpertScores, ExpertsConfig, LayerConfig, MlpKind};
+use super::super::architecture::{Description, Dialect, Scores, Shared};
+use super::super::{
+    ExpertGroups, ExpertScores, ExpertsConfig, FeedForwardConfig, LayerConfig, MlpConfig,
+};
 use super::Metadata;
 use crate::error::ModelError;
 use crate::gguf::Value;
@@ -15,7 +17,7 @@ impl Metadata<'_> {
     /// may lack it.
     pub(super) fn dense_width(&self, row: &Description) -> Result<usize, ModelError> {
         let key = "feed_forward_length";
-        if row.gemma4 {
+        if row.dialect == Dialect::Gemma4 {
             // Layers may differ; see `gemma4_layers`.
             let count = self.layer_count()?;
             return Ok(self.of_layers(key, None, count)?[0]);
@@ -29,29 +31,46 @@ impl Metadata<'_> {
         }
     }
 
-    /// The mixture of experts, if the file has one. Sets [`LayerConfig::mlp`] of the layers
-    /// that have a router.
+    /// Gives the layers with an MLP that have a router a mixture of experts: in place of the MLP, or
+    /// next to it in Gemma 4.
     pub(super) fn experts(
         &self,
         row: &Description,
         layers: &mut [LayerConfig],
-    ) -> Result<Option<ExpertsConfig>, ModelError> {
-        for (index, layer) in layers.iter_mut().enumerate() {
-            let router = format!("blk.{index}.ffn_gate_inp.weight");
-            if self.header.tensors.contains_key(&router) {
-                let kind = if row.gemma4 { MlpKind::DenseAndExperts } else { MlpKind::Experts };
-                layer.mlp = Some(kind);
-            }
-        }
-        if !layers.iter().any(LayerConfig::has_experts) {
+    ) -> Result<(), ModelError> {
+        let has_router = |index: usize| {
+            self.header.tensors.contains_key(&format!("blk.{index}.ffn_gate_inp.weight"))
+        };
+        let with_mlps = layers.iter_mut().enumerate().filter_map(|(index, layer)| {
+            let mlp = layer.mlp.as_ref().and_then(FeedForwardConfig::dense).copied()?;
+            has_router(index).then_some((layer, mlp))
+        });
+        let mut with_mlps = with_mlps.peekable();
+        let Some((_, mlp)) = with_mlps.peek() else {
             // A model without experts may have the key with the value 0.
             return match self.value("expert_count") {
                 Some(count) if count.as_u64() != Some(0) => {
                     Err(self.unsupported("expert_count", "a router `ffn_gate_inp`", count.shown()))
                 }
-                _ => Ok(None),
+                _ => Ok(()),
             };
+        };
+        let experts = self.experts_of_layer(row, mlp)?;
+        for (layer, mlp) in with_mlps {
+            layer.mlp = Some(match row.dialect {
+                Dialect::Gemma4 => FeedForwardConfig::DenseAndExperts(mlp, experts),
+                Dialect::Transformers | Dialect::Moondream => FeedForwardConfig::Experts(experts),
+            });
         }
+        Ok(())
+    }
+
+    /// The mixture of experts of a layer, whose experts are MLPs as `mlp`.
+    fn experts_of_layer(
+        &self,
+        row: &Description,
+        mlp: &MlpConfig,
+    ) -> Result<ExpertsConfig, ModelError> {
         let dense_width = self.dense_width(row)?;
         let per_token = self.required_size("expert_used_count")?;
         // The same defaults as in llama.cpp, whose files of Mixtral have the name of Llama.
@@ -78,20 +97,22 @@ impl Metadata<'_> {
             })?,
         };
         let scores = self.expert_scores(row)?;
-        Ok(Some(ExpertsConfig {
+        Ok(ExpertsConfig {
             count: self.required_size("expert_count")?,
             groups: self.expert_groups(row, scores)?,
             per_token,
             width,
+            activation: mlp.activation,
+            bias: mlp.bias,
             scores,
             normalized,
             router_bias: row.experts.is_some_and(|experts| experts.router_bias),
             scale: self.factor("expert_weights_scale")?.unwrap_or(1.0),
             shared_width,
             shared_gate: shared.has_gate(),
-            scaled_router: row.gemma4,
+            scaled_router: row.dialect == Dialect::Gemma4,
             shifted: false,
-        }))
+        })
     }
 
     /// How the scores of a router become weights.

@@ -1,8 +1,10 @@
 //! Parses what GGUF files of Gemma 4 say of single layers.
 
-use super::super::architecture::Description;
+use super::super::architecture::{Description, Dialect};
 use super::super::keys::SIZE_MAX;
-use super::super::{HeadShape, LayerConfig};
+use super::super::{
+    AttentionConfig, FeedForwardConfig, KeysAndValues, LayerConfig, MlpConfig, PerLayerInput,
+};
 use super::Metadata;
 use crate::error::ModelError;
 use crate::gguf::Value;
@@ -15,7 +17,7 @@ impl Metadata<'_> {
         row: &Description,
         head_dim: usize,
     ) -> Result<usize, ModelError> {
-        if !row.gemma4 {
+        if row.dialect != Dialect::Gemma4 {
             return Ok(head_dim);
         }
         let local = self.size("attention.key_length_swa")?.unwrap_or(head_dim);
@@ -27,39 +29,46 @@ impl Metadata<'_> {
         Ok(local)
     }
 
-    /// Sets what layers have in place of the sizes of the decoder, and whose keys and values they
-    /// read. `global_head_dim` is the number of elements of a head in layers without a sliding
-    /// window, `head_dim` that in the others. Returns the number of KV heads of the others.
+    /// Sets the sizes of layers, and whose keys and values they read. `global_head_dim` is the number
+    /// of elements of a head in layers without a sliding window, `head_dim` that in the others.
     pub(super) fn gemma4_layers(
         &self,
         [global_head_dim, head_dim]: [usize; 2],
         num_heads: usize,
         layers: &mut [LayerConfig],
-    ) -> Result<usize, ModelError> {
-        let key = "attention.head_count_kv";
-        let counts = self.of_layers(key, Some(num_heads), layers.len())?;
-        let is_local = |layer: &LayerConfig| layer.sliding_window.is_some();
-        let kv_heads = counts[layers.iter().position(is_local).unwrap_or(0)];
-        let base = HeadShape { kv_heads, head_dim };
+    ) -> Result<(), ModelError> {
+        let counts = self.of_layers("attention.head_count_kv", Some(num_heads), layers.len())?;
         let widths = self.of_layers("feed_forward_length", None, layers.len())?;
-        for (index, layer) in layers.iter_mut().enumerate() {
-            let head_dim = if is_local(layer) { head_dim } else { global_head_dim };
-            let heads = HeadShape { kv_heads: counts[index], head_dim };
-            layer.heads = Some(heads).filter(|own| *own != base);
-            let value = format!("blk.{index}.attn_v.weight");
-            layer.values_from_keys = !self.header.tensors.contains_key(&value);
-            layer.intermediate_size = Some(widths[index]).filter(|own| *own != widths[0]);
+        for (layer, width) in layers.iter_mut().zip(widths) {
+            if let Some(FeedForwardConfig::Dense(mlp)) = &mut layer.mlp {
+                mlp.width = width;
+            }
+        }
+        let attentions = layers.iter_mut().filter_map(LayerConfig::attention_mut);
+        for (index, attention) in attentions.enumerate() {
+            let is_local = attention.sliding_window.is_some();
+            attention.kv_heads = counts[index];
+            attention.head_dim = if is_local { head_dim } else { global_head_dim };
+            attention.rotary_dim = attention.head_dim;
+            if !self.header.tensors.contains_key(&format!("blk.{index}.attn_v.weight")) {
+                attention.keys_and_values = KeysAndValues::OneMatrix;
+            }
         }
         let key = "attention.shared_kv_layers";
         let shared = self.count(key)?;
-        LayerConfig::share_kv(shared, layers).map(|()| kv_heads).ok_or_else(|| {
+        let attentions = layers.iter_mut().filter_map(LayerConfig::attention_mut);
+        AttentionConfig::share_kv(shared, attentions).ok_or_else(|| {
             self.invalid(key, "fewer than all layers, after layers of each kind", shared)
         })
     }
 
-    /// The number of values that a token has for each layer; `None` if there are none.
-    pub(super) fn per_layer_input(&self) -> Result<Option<usize>, ModelError> {
-        Ok(Some(self.count("embedding_length_per_layer_input")?).filter(|width| *width > 0))
+    /// The per-layer embeddings, whose gates have the function of those of `mlp`; `None` if there are
+    /// none.
+    pub(super) fn per_layer_input(
+        &self,
+        mlp: &MlpConfig,
+    ) -> Result<Option<PerLayerInput>, ModelError> {
+        Ok(PerLayerInput::of(self.count("embedding_length_per_layer_input")?, mlp))
     }
 
     /// A size that may be 0, and is if it is missing.

@@ -1,13 +1,13 @@
 //! Parses the latent attention of a GGUF file.
 
 use super::super::architecture::Description;
-use super::super::{LatentConfig, RopeScaling};
+use super::super::{LatentSizes, RopeScaling};
 use super::Metadata;
 use crate::error::ModelError;
 
 impl Metadata<'_> {
     /// The sizes of latent attention, if the architecture has it.
-    pub(super) fn latent(&self, row: &Description) -> Result<Option<LatentConfig>, ModelError> {
+    pub(super) fn latent(&self, row: &Description) -> Result<Option<LatentSizes>, ModelError> {
         if row.latent.is_none() {
             return Ok(None);
         }
@@ -23,7 +23,7 @@ impl Metadata<'_> {
             let expected = format!("more than rope.dimension_count, {rotary_dim}");
             return Err(self.invalid("attention.key_length_mla", &expected, query_dim));
         }
-        Ok(Some(LatentConfig {
+        Ok(Some(LatentSizes {
             width: self.required_size("attention.kv_lora_rank")?,
             rotary_dim,
             key_dim: query_dim - rotary_dim,
@@ -35,7 +35,7 @@ impl Metadata<'_> {
     /// The factor of the scores of latent attention with YaRN; 1 without it.
     pub(super) fn latent_score_factor(
         &self,
-        latent: Option<LatentConfig>,
+        latent: Option<LatentSizes>,
     ) -> Result<f32, ModelError> {
         let factor = self.wide_factor("rope.scaling.factor")?.unwrap_or(1.0);
         // A tenth of the key `mscale_all_dim`.

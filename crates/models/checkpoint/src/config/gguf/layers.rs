@@ -21,12 +21,13 @@ impl Metadata<'_> {
     }
 
     /// The rotary embeddings, and the rotary embedding and sliding window of each layer. `rope` is
-    /// that of layers without a sliding window.
+    /// that of layers without a sliding window, and `plain` such a layer.
     pub(super) fn layers(
         &self,
         row: &Description,
         count: usize,
         rope: Rope,
+        plain: &LayerConfig,
     ) -> Result<(Vec<Rope>, Vec<LayerConfig>), ModelError> {
         let mut ropes = vec![rope];
         // Phi-4 has 0, which means none.
@@ -36,7 +37,6 @@ impl Metadata<'_> {
             Some(value) if value.as_u64() == Some(0) => None,
             Some(_) => self.size(key)?,
         };
-        let full = LayerConfig::PLAIN;
         let Some(window) = window else {
             let mark = self.value("rope.scaling.finetuned").and_then(Value::as_bool);
             let marked = mark == Some(false) && row.gguf.marks_unrotated;
@@ -44,7 +44,7 @@ impl Metadata<'_> {
             // No layer number is a multiple of 0.
             let step = row.rotation.unrotated_step.unwrap_or(0);
             let rope = |number: usize| (rotated && !number.is_multiple_of(step)).then_some(0);
-            let layer = |number| LayerConfig { rope: rope(number), ..full };
+            let layer = |number| plain.at(rope(number), None);
             return Ok((ropes, (1..=count).map(layer).collect()));
         };
         let is_sliding = match row.windows {
@@ -61,12 +61,11 @@ impl Metadata<'_> {
             ropes.push(Rope { theta, scaling: RopeScaling::None, sections: None });
         }
         let local = Some(ropes.len() - 1);
-        let sliding = LayerConfig { rope: local, sliding_window: Some(window), ..full };
-        let full = match row.rotation.local_only {
-            true => LayerConfig { rope: None, ..full },
-            false => full,
+        let global = Some(0).filter(|_| !row.rotation.local_only);
+        let layer = |is_sliding| match is_sliding {
+            true => plain.at(local, Some(window)),
+            false => plain.at(global, None),
         };
-        let layer = |sliding_here| if sliding_here { sliding } else { full };
         Ok((ropes, is_sliding.into_iter().map(layer).collect()))
     }
 

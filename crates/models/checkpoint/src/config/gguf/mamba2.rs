@@ -1,21 +1,15 @@
 //! Parses the sizes of the layers with Mamba-2 of a GGUF file.
 
-use super::super::{LayerConfig, Mamba2Config, MixerKind};
+use super::super::Mamba2Config;
 use super::Metadata;
 use crate::error::ModelError;
 
 impl Metadata<'_> {
-    /// The sizes of the layers with Mamba-2, if there are any.
-    pub(super) fn mamba2(
-        &self,
-        layers: &[LayerConfig],
-    ) -> Result<Option<Mamba2Config>, ModelError> {
-        let Some(first) = layers.iter().position(|layer| layer.has(MixerKind::Mamba2)) else {
-            return Ok(None);
-        };
+    /// The sizes of Mamba-2. The tensors of layer `first` tell which parts it has.
+    pub(super) fn mamba2(&self, first: usize) -> Result<Mamba2Config, ModelError> {
         let has = |name: &str| self.header.tensors.contains_key(&format!("blk.{first}.{name}"));
         let (heads, head_dim) = self.recurrent_heads()?;
-        Ok(Some(Mamba2Config {
+        Ok(Mamba2Config {
             heads,
             head_dim,
             groups: self.required_size("ssm.group_count")?,
@@ -24,7 +18,10 @@ impl Metadata<'_> {
             convolution_bias: has("ssm_conv1d.bias"),
             norm: has("ssm_norm.weight"),
             log_rates: false,
-        }))
+            // Converters multiply the weights.
+            input_factors: [1.0; 5],
+            output_factor: 1.0,
+        })
     }
 
     /// The number of heads of recurrent layers, and the number of values of each.

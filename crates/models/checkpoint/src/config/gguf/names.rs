@@ -1,5 +1,6 @@
 //! Maps the names of tensors in GGUF files to those of Hugging Face.
 
+use super::super::architecture::Dialect;
 use super::super::{Architecture, DeltaNetKind};
 
 /// The Hugging Face name of the tensor with the GGUF name `name`; `None` if the decoder does not
@@ -35,7 +36,7 @@ pub(crate) fn tensor_name(architecture: Architecture, name: &str) -> Option<Stri
     if let Some(part) = part {
         return Some(format!("model.layers.{layer}.{module}.{part}"));
     }
-    if row.gemma4
+    if row.dialect == Dialect::Gemma4
         && let Some(part) = gemma4_name(rest)
     {
         return Some(format!("model.layers.{layer}.{part}"));

@@ -2,34 +2,33 @@
 
 use super::super::architecture::Description;
 use super::super::keys::Keys;
-use super::super::{LayerConfig, MixerKind};
+use super::super::{ConvolutionConfig, LayerConfig, MixerConfig};
 use super::layers;
 use crate::error::ModelError;
 
 /// Number of taps of a convolution if the key is missing.
 const TAPS: usize = 3;
 
-/// The number of taps of the convolutions, if there are any. Marks the layers that have one.
+/// Gives the layers that have a convolution one in place of attention.
 pub(super) fn parse(
     row: &Description,
     keys: &Keys<'_>,
     layers: &mut [LayerConfig],
-) -> Result<Option<usize>, ModelError> {
+) -> Result<(), ModelError> {
     if !row.convolutions {
-        return Ok(None);
+        return Ok(());
     }
     if keys.flag("conv_bias")?.unwrap_or(false) {
         return Err(keys.unsupported("conv_bias", "false"));
     }
     let wanted = layers_of(keys, layers.len())?;
+    let taps = keys.size("conv_L_cache")?.unwrap_or(TAPS);
     for (layer, has_convolution) in layers.iter_mut().zip(wanted) {
         if has_convolution {
-            *layer = LayerConfig { mixers: &[MixerKind::Convolution], rope: None, ..*layer };
+            layer.mixers = vec![MixerConfig::Convolution(ConvolutionConfig { taps })];
         }
     }
-    let any = layers.iter().any(|layer| layer.has(MixerKind::Convolution));
-    let taps = keys.size("conv_L_cache")?.unwrap_or(TAPS);
-    Ok(any.then_some(taps))
+    Ok(())
 }
 
 /// Which of the `count` layers have a convolution.

@@ -2,20 +2,20 @@
 
 use super::super::architecture::Description;
 use super::super::keys::Keys;
-use super::super::{DeltaNetConfig, DeltaNetKind, LayerConfig, MixerKind};
+use super::super::{DeltaNetConfig, DeltaNetKind, LayerConfig, MixerConfig};
 use super::{kimi, layers};
 use crate::error::ModelError;
 
 /// Every layer with this number has attention, if the keys do not say otherwise.
 const ATTENTION_INTERVAL: usize = 4;
 
-/// The sizes of these layers, if there are any. Marks them.
+/// Gives the layers that have it Gated DeltaNet or Kimi Delta Attention in place of attention.
 pub(super) fn parse(
     row: &Description,
     keys: &Keys<'_>,
     layers: &mut [LayerConfig],
-) -> Result<Option<DeltaNetConfig>, ModelError> {
-    let Some(defaults) = row.delta_net else { return Ok(None) };
+) -> Result<(), ModelError> {
+    let Some(defaults) = row.delta_net else { return Ok(()) };
     if keys.flag("attn_output_gate")?.is_some_and(|gate| gate != row.output_gate) {
         return Err(keys.unsupported("attn_output_gate", &row.output_gate.to_string()));
     }
@@ -34,24 +34,27 @@ pub(super) fn parse(
             (1..=layers.len()).map(|number| !number.is_multiple_of(interval)).collect()
         }
     };
+    if !wanted.contains(&true) {
+        return Ok(());
+    }
+    let config = if is_kimi { kimi::sizes(defaults, keys)? } else { sizes(defaults, keys)? };
     for (layer, is_recurrent) in layers.iter_mut().zip(wanted) {
         if is_recurrent {
-            *layer = LayerConfig { mixers: &[MixerKind::DeltaNet], rope: None, ..*layer };
+            layer.mixers = vec![MixerConfig::DeltaNet(config)];
         }
     }
-    if layers.iter().all(LayerConfig::has_attention) {
-        return Ok(None);
-    }
-    if is_kimi {
-        return kimi::sizes(defaults, keys).map(Some);
-    }
+    Ok(())
+}
+
+/// The sizes of Gated DeltaNet.
+fn sizes(defaults: DeltaNetConfig, keys: &Keys<'_>) -> Result<DeltaNetConfig, ModelError> {
     let size = |key, default| keys.size(key).map(|size| size.unwrap_or(default));
-    Ok(Some(DeltaNetConfig {
+    Ok(DeltaNetConfig {
         key_heads: size("linear_num_key_heads", defaults.key_heads)?,
         value_heads: size("linear_num_value_heads", defaults.value_heads)?,
         key_dim: size("linear_key_head_dim", defaults.key_dim)?,
         value_dim: size("linear_value_head_dim", defaults.value_dim)?,
         taps: size("linear_conv_kernel_dim", defaults.taps)?,
         ..defaults
-    }))
+    })
 }

@@ -1,29 +1,51 @@
 //! Parses the mixture of experts of a `config.json`.
 
+use std::collections::HashSet;
+
 use super::super::architecture::{
-    Description, ExpertLayers, ExpertsDefaults, GroupScore, Scores, Shared,
+    Description, Dialect, ExpertLayers, ExpertsDefaults, GroupScore, Scores, Shared,
 };
 use super::super::keys::Keys;
-use super::super::{ExpertGroups, ExpertScores, ExpertsConfig, LayerConfig, MlpKind};
-use super::{gemma4, mlp};
+use super::super::{
+    ExpertGroups, ExpertScores, ExpertsConfig, FeedForwardConfig, LayerConfig, MlpConfig,
+};
+use super::gemma4;
+use super::nemotron::{self, Block};
 use crate::error::ModelError;
 
-/// The mixture of experts, if the architecture has one. Sets [`LayerConfig::mlp`] of the layers
-/// that have it.
+/// Gives the layers that have it a mixture of experts, whose experts are MLPs as `mlp`.
 pub(super) fn parse(
     row: &Description,
     keys: &Keys<'_>,
+    mlp: &MlpConfig,
     layers: &mut [LayerConfig],
-) -> Result<Option<ExpertsConfig>, ModelError> {
-    if row.gemma4 {
-        return gemma4::experts(keys, layers);
+) -> Result<(), ModelError> {
+    if row.dialect == Dialect::Gemma4 {
+        return gemma4::experts(keys, mlp, layers);
     }
-    let Some(defaults) = row.experts else { return Ok(None) };
+    let Some(defaults) = row.experts else { return Ok(()) };
     let count = count(&defaults, keys)?;
-    mark_layers(&defaults, keys, count, layers)?;
-    if !layers.iter().any(LayerConfig::has_experts) {
-        return Ok(None);
+    let wanted = layers_of(&defaults, keys, count, layers.len())?;
+    if !wanted.contains(&true) {
+        return Ok(());
     }
+    let experts = FeedForwardConfig::Experts(config(row, defaults, count, keys, mlp)?);
+    for (layer, has_experts) in layers.iter_mut().zip(wanted) {
+        if has_experts {
+            layer.mlp = Some(experts);
+        }
+    }
+    Ok(())
+}
+
+/// The mixture of `count` experts of a layer.
+fn config(
+    row: &Description,
+    defaults: ExpertsDefaults,
+    count: usize,
+    keys: &Keys<'_>,
+    mlp: &MlpConfig,
+) -> Result<ExpertsConfig, ModelError> {
     let (key, width) = match defaults.width {
         Some(width) => ("moe_intermediate_size", width),
         None => ("intermediate_size", row.defaults.intermediate_size),
@@ -34,7 +56,7 @@ pub(super) fn parse(
         Shared::Gated(width) => {
             Some(keys.size("shared_expert_intermediate_size")?.unwrap_or(width))
         }
-        Shared::Dense => Some(mlp::width(row, keys)?),
+        Shared::Dense => Some(mlp.width),
         Shared::Times(times) => {
             let key = keys.name_of(["n_shared_experts", "num_shared_experts"]);
             match keys.count(key)?.unwrap_or(times) {
@@ -68,10 +90,12 @@ pub(super) fn parse(
         return Err(keys.unsupported("moe_latent_size", "null"));
     }
     let per_token = keys.name_of(["num_experts_per_tok", "num_experts_per_token"]);
-    Ok(Some(ExpertsConfig {
+    Ok(ExpertsConfig {
         count,
         per_token: keys.size(per_token)?.unwrap_or(defaults.per_token),
         width,
+        activation: mlp.activation,
+        bias: mlp.bias,
         scores,
         normalized,
         router_bias: defaults.router_bias,
@@ -81,7 +105,7 @@ pub(super) fn parse(
         shared_gate: defaults.shared.has_gate(),
         scaled_router: false,
         shifted: false,
-    }))
+    })
 }
 
 /// The groups of experts, if there are several.
@@ -112,39 +136,38 @@ fn count(defaults: &ExpertsDefaults, keys: &Keys<'_>) -> Result<usize, ModelErro
     Ok(keys.count(key)?.unwrap_or(defaults.count))
 }
 
-/// Sets which layers have experts, of which there are `count`.
-fn mark_layers(
+/// Which of `layers` layers have experts, of which there are `count` in each.
+fn layers_of(
     defaults: &ExpertsDefaults,
     keys: &Keys<'_>,
     count: usize,
-    layers: &mut [LayerConfig],
-) -> Result<(), ModelError> {
-    let kind = Some(if count > 0 { MlpKind::Experts } else { MlpKind::Dense });
+    layers: usize,
+) -> Result<Vec<bool>, ModelError> {
+    let any = count > 0;
     match defaults.layers {
-        ExpertLayers::Steps => {}
+        ExpertLayers::Kinds => {
+            let blocks = nemotron::blocks(keys)?.into_iter();
+            return Ok(blocks.map(|block| block == Block::Experts).collect());
+        }
         ExpertLayers::AllButFirst(key, dense) => {
             let dense = keys.count(key)?.unwrap_or(dense);
-            layers.iter_mut().skip(dense).for_each(|layer| layer.mlp = kind);
-            return Ok(());
+            return Ok((0..layers).map(|layer| any && layer >= dense).collect());
         }
         ExpertLayers::Types(dense) => {
             let types = keys.texts("mlp_layer_types")?;
             let dense = keys.count("first_k_dense_replace")?.unwrap_or(dense);
-            for (index, layer) in layers.iter_mut().enumerate() {
-                let is_sparse = match types.as_ref().map(|types| types.get(index)) {
-                    None => index >= dense,
-                    Some(Some(&"sparse")) => true,
-                    Some(Some(&"dense")) => false,
-                    _ => {
-                        let expected = "dense or sparse for each layer";
-                        return Err(keys.unsupported("mlp_layer_types", expected));
-                    }
-                };
-                layer.mlp = if is_sparse { kind } else { Some(MlpKind::Dense) };
-            }
-            return Ok(());
+            let is_sparse = |index| match types.as_ref().map(|types| types.get(index)) {
+                None => Ok(any && index >= dense),
+                Some(Some(&"sparse")) => Ok(any),
+                Some(Some(&"dense")) => Ok(false),
+                _ => {
+                    let expected = "dense or sparse for each layer";
+                    Err(keys.unsupported("mlp_layer_types", expected))
+                }
+            };
+            return (0..layers).map(is_sparse).collect();
         }
-        ExpertLayers::Kinds => return Ok(()),
+        ExpertLayers::Steps => {}
     }
     let (step, dense) = match defaults.width {
         Some(_) => (
@@ -153,13 +176,7 @@ fn mark_layers(
         ),
         None => (1, Vec::new()),
     };
-    for layer in (step - 1..layers.len()).step_by(step) {
-        layers[layer].mlp = kind;
-    }
-    for layer in dense {
-        if let Some(layer) = layers.get_mut(layer) {
-            layer.mlp = Some(MlpKind::Dense);
-        }
-    }
-    Ok(())
+    let dense: HashSet<usize> = dense.into_iter().collect();
+    let is_sparse = |layer: usize| (layer + 1).is_multiple_of(step) && !dense.contains(&layer);
+    Ok((0..layers).map(|layer| any && is_sparse(layer)).collect())
 }

@@ -1,10 +1,22 @@
 //! Parses the keys of Gemma 4: heads of global layers, layers that share keys and values, per-layer
 //! embeddings, and experts next to MLPs.
 
-use super::super::architecture::Description;
+use super::super::architecture::{Description, Dialect};
 use super::super::keys::Keys;
-use super::super::{ExpertScores, ExpertsConfig, HeadShape, LayerConfig, MlpKind};
+use super::super::{
+    AttentionConfig, ExpertScores, ExpertsConfig, FeedForwardConfig, KeysAndValues, LayerConfig,
+    MlpConfig, PerLayerInput,
+};
 use crate::error::ModelError;
+
+/// The sizes of the key heads and value heads of a layer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct HeadShape {
+    /// Number of key heads and of value heads.
+    pub(super) kv_heads: usize,
+    /// Number of elements of a head, also of query heads.
+    pub(super) head_dim: usize,
+}
 
 /// The key with what single layers have in place of the sizes of the decoder, by their index, in
 /// files that transformers has written.
@@ -16,7 +28,7 @@ pub(super) fn global_heads(
     keys: &Keys<'_>,
     heads: HeadShape,
 ) -> Result<HeadShape, ModelError> {
-    if !row.gemma4 {
+    if row.dialect != Dialect::Gemma4 {
         return Ok(heads);
     }
     if let Some(overrides) = keys.object(OVERRIDES)? {
@@ -60,15 +72,14 @@ pub(super) fn layers(
     row: &Description,
     keys: &Keys<'_>,
     [heads, global_heads]: [HeadShape; 2],
-    intermediate_size: usize,
     layers: &mut [LayerConfig],
 ) -> Result<(), ModelError> {
-    if !row.gemma4 {
+    if row.dialect != Dialect::Gemma4 {
         return Ok(());
     }
     // As in transformers.
     if let Some(last) = layers.last_mut() {
-        *last = LayerConfig { rope: Some(0), sliding_window: None, ..*last };
+        *last = last.at(Some(0), None);
     }
     let values_from_keys = keys.flag("attention_k_eq_v")?.unwrap_or(false);
     let overrides = keys.object(OVERRIDES)?;
@@ -82,25 +93,34 @@ pub(super) fn layers(
             }
         }
     }
-    for (index, layer) in layers.iter_mut().enumerate() {
-        let is_global = layer.sliding_window.is_none();
-        let own = match &overrides {
+    let attentions = layers.iter_mut().filter_map(LayerConfig::attention_mut);
+    for (index, attention) in attentions.enumerate() {
+        let is_global = attention.sliding_window.is_none();
+        let HeadShape { kv_heads, head_dim } = match &overrides {
             Some(overrides) => overridden(overrides, index, heads)?,
             None if is_global => global_heads,
             None => heads,
         };
-        layer.heads = Some(own).filter(|own| *own != heads);
-        layer.values_from_keys = values_from_keys && is_global;
+        (attention.kv_heads, attention.head_dim) = (kv_heads, head_dim);
+        attention.rotary_dim = head_dim;
+        if values_from_keys && is_global {
+            attention.keys_and_values = KeysAndValues::OneMatrix;
+        }
     }
     let shared = keys.count("num_kv_shared_layers")?.unwrap_or(0);
     let is_wide = keys.flag("use_double_wide_mlp")?.unwrap_or(false);
-    LayerConfig::share_kv(shared, layers).ok_or_else(|| {
+    let attentions = layers.iter_mut().filter_map(LayerConfig::attention_mut);
+    AttentionConfig::share_kv(shared, attentions).ok_or_else(|| {
         let expected = "fewer than all layers, after layers of each kind";
         keys.invalid("num_kv_shared_layers", expected)
     })?;
-    let wide = is_wide.then(|| intermediate_size.saturating_mul(2));
-    let is_shared = |layer: &&mut LayerConfig| layer.kv_source.is_some();
-    layers.iter_mut().filter(is_shared).for_each(|layer| layer.intermediate_size = wide);
+    let is_shared =
+        |layer: &LayerConfig| layer.attention().is_some_and(|attention| !attention.has_own_kv());
+    for layer in layers.iter_mut().filter(|layer| is_wide && is_shared(layer)) {
+        if let Some(FeedForwardConfig::Dense(mlp)) = &mut layer.mlp {
+            mlp.width = mlp.width.saturating_mul(2);
+        }
+    }
     Ok(())
 }
 
@@ -112,13 +132,14 @@ fn layer_index(name: &str) -> Option<usize> {
     name.parse().ok().filter(|_| is_decimal)
 }
 
-/// The number of values that a token has for each layer.
+/// The per-layer embeddings, whose gates have the function of those of `mlp`.
 pub(super) fn per_layer_input(
     row: &Description,
     keys: &Keys<'_>,
-) -> Result<Option<usize>, ModelError> {
+    mlp: &MlpConfig,
+) -> Result<Option<PerLayerInput>, ModelError> {
     let key = "hidden_size_per_layer_input";
-    if !row.gemma4 {
+    if row.dialect != Dialect::Gemma4 {
         return Ok(None);
     }
     let width = match keys.count(key)? {
@@ -134,24 +155,26 @@ pub(super) fn per_layer_input(
     if own != vocabulary {
         return Err(keys.unsupported(key, &format!("{vocabulary} (vocab_size)")));
     }
-    Ok(Some(width))
+    Ok(PerLayerInput::of(width, mlp))
 }
 
-/// The mixture of experts, if there is one: next to the MLP of each layer.
+/// Gives each layer a mixture of experts next to its MLP, if the model has one.
 pub(super) fn experts(
     keys: &Keys<'_>,
+    mlp: &MlpConfig,
     layers: &mut [LayerConfig],
-) -> Result<Option<ExpertsConfig>, ModelError> {
+) -> Result<(), ModelError> {
     if !keys.flag("enable_moe_block")?.unwrap_or(false) {
-        return Ok(None);
+        return Ok(());
     }
-    layers.iter_mut().for_each(|layer| layer.mlp = Some(MlpKind::DenseAndExperts));
     let required =
         |key: &str| keys.size(key)?.ok_or_else(|| keys.invalid(key, "an integer above 0"));
-    Ok(Some(ExpertsConfig {
+    let experts = ExpertsConfig {
         count: required("num_experts")?,
         per_token: required("top_k_experts")?,
         width: required("moe_intermediate_size")?,
+        activation: mlp.activation,
+        bias: mlp.bias,
         scores: ExpertScores::Softmax,
         normalized: true,
         router_bias: false,
@@ -161,5 +184,7 @@ pub(super) fn experts(
         groups: None,
         scaled_router: true,
         shifted: false,
-    }))
+    };
+    layers.iter_mut().for_each(|layer| layer.add_experts(experts));
+    Ok(())
 }

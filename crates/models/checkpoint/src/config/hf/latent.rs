@@ -2,15 +2,12 @@
 
 use super::super::architecture::Description;
 use super::super::keys::Keys;
-use super::super::{LatentConfig, RopeScaling};
+use super::super::{LatentSizes, RopeScaling};
 use super::rope;
 use crate::error::ModelError;
 
 /// The sizes of latent attention, if the architecture has it, which all layers have then.
-pub(super) fn parse(
-    row: &Description,
-    keys: &Keys<'_>,
-) -> Result<Option<LatentConfig>, ModelError> {
+pub(super) fn parse(row: &Description, keys: &Keys<'_>) -> Result<Option<LatentSizes>, ModelError> {
     let Some(defaults) = row.latent else { return Ok(None) };
     for key in ["rope_interleave", "attention_bias"] {
         let implemented = key == "rope_interleave";
@@ -19,7 +16,7 @@ pub(super) fn parse(
         }
     }
     let size = |key: &str, default| keys.size(key).map(|size| size.unwrap_or(default));
-    Ok(Some(LatentConfig {
+    Ok(Some(LatentSizes {
         width: size("kv_lora_rank", defaults.width)?,
         rotary_dim: size("qk_rope_head_dim", defaults.rotary_dim)?,
         key_dim: size("qk_nope_head_dim", defaults.key_dim)?,
@@ -36,7 +33,7 @@ pub(super) fn parse(
 /// without it.
 pub(super) fn score_factor(
     row: &Description,
-    latent: Option<LatentConfig>,
+    latent: Option<LatentSizes>,
     keys: &Keys<'_>,
 ) -> Result<f32, ModelError> {
     let Some(latent) = latent else { return Ok(1.0) };

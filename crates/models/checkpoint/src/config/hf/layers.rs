@@ -10,11 +10,12 @@ use crate::error::ModelError;
 const WINDOW_LAYERS: usize = 28;
 
 /// The sliding window and the rotary embedding of each layer. `local` is the index of the rotary
-/// embedding of layers with a sliding window.
+/// embedding of layers with a sliding window, and `plain` is a layer that has neither.
 pub(super) fn parse(
     row: &Description,
     keys: &Keys<'_>,
     local: usize,
+    plain: &LayerConfig,
 ) -> Result<Vec<LayerConfig>, ModelError> {
     let count = match row.mamba {
         Some(Mamba::Nemotron) => nemotron::blocks(keys)?.len(),
@@ -39,14 +40,10 @@ pub(super) fn parse(
         },
     };
     let local_only = row.rotation.local_only && window.is_some();
-    let layer = |(is_sliding, rotated): (bool, bool)| LayerConfig {
-        rope: (rotated && (is_sliding || !local_only)).then_some(if is_sliding {
-            local
-        } else {
-            0
-        }),
-        sliding_window: window.filter(|_| is_sliding),
-        ..LayerConfig::PLAIN
+    let layer = |(is_sliding, rotated): (bool, bool)| {
+        let is_rotated = rotated && (is_sliding || !local_only);
+        let rope = is_rotated.then_some(if is_sliding { local } else { 0 });
+        plain.at(rope, window.filter(|_| is_sliding))
     };
     Ok(is_sliding.into_iter().zip(rotated).map(layer).collect())
 }

@@ -2,22 +2,24 @@
 
 use super::super::architecture::{Description, Mamba};
 use super::super::keys::Keys;
-use super::super::{LayerConfig, Mamba2Config, MixerKind};
-use super::{falcon, nemotron};
+use super::super::{LayerConfig, Mamba2Config, MixerConfig};
+use super::falcon::{self, Factors};
+use super::nemotron;
 use crate::error::ModelError;
 
-/// Sets which layers have Mamba-2. Returns its sizes, if there are any.
+/// Gives the layers that have it Mamba-2, in place of attention or next to it.
 pub(super) fn parse(
     row: &Description,
     keys: &Keys<'_>,
     hidden_size: usize,
+    factors: &Factors,
     layers: &mut [LayerConfig],
-) -> Result<Option<Mamba2Config>, ModelError> {
+) -> Result<(), ModelError> {
     match row.mamba {
         Some(Mamba::Granite) => granite(keys, hidden_size, layers),
         Some(Mamba::Nemotron) => nemotron::parse(keys, layers),
-        Some(Mamba::Falcon) => falcon::parse(keys, hidden_size, layers).map(Some),
-        None => Ok(None),
+        Some(Mamba::Falcon) => falcon::parse(keys, hidden_size, factors, layers),
+        None => Ok(()),
     }
 }
 
@@ -26,7 +28,7 @@ fn granite(
     keys: &Keys<'_>,
     hidden_size: usize,
     layers: &mut [LayerConfig],
-) -> Result<Option<Mamba2Config>, ModelError> {
+) -> Result<(), ModelError> {
     let kinds = keys.texts("layer_types")?.unwrap_or_default();
     if kinds.len() != layers.len() {
         return Err(keys.invalid("layer_types", &format!("{} entries", layers.len())));
@@ -37,23 +39,30 @@ fn granite(
         None | Some("nope") => false,
         Some(_) => return Err(keys.unsupported(key, "rope or nope")),
     };
-    for (layer, kind) in layers.iter_mut().zip(kinds) {
-        layer.mixers = match kind {
-            "attention" | "full_attention" => &[MixerKind::Attention],
-            "mamba" | "linear_attention" => &[MixerKind::Mamba2],
-            _ => return Err(keys.unsupported("layer_types", "attention or mamba")),
-        };
-        if !rotated || !layer.has_attention() {
-            layer.rope = None;
+    let is_recurrent = |kind| match kind {
+        "attention" | "full_attention" => Ok(false),
+        "mamba" | "linear_attention" => Ok(true),
+        _ => Err(keys.unsupported("layer_types", "attention or mamba")),
+    };
+    let wanted = kinds.into_iter().map(is_recurrent).collect::<Result<Vec<_>, _>>()?;
+    if !rotated {
+        layers.iter_mut().filter_map(LayerConfig::attention_mut).for_each(|attention| {
+            attention.rope = None;
+        });
+    }
+    if !wanted.contains(&true) {
+        return Ok(());
+    }
+    if keys.flag("mamba_proj_bias")?.unwrap_or(false) {
+        return Err(keys.unsupported("mamba_proj_bias", "false"));
+    }
+    let config = sizes(keys, expanded(keys, hidden_size)?)?;
+    for (layer, is_recurrent) in layers.iter_mut().zip(wanted) {
+        if is_recurrent {
+            layer.mixers = vec![MixerConfig::Mamba2(config)];
         }
     }
-    match layers.iter().all(LayerConfig::has_attention) {
-        true => Ok(None),
-        false if keys.flag("mamba_proj_bias")?.unwrap_or(false) => {
-            Err(keys.unsupported("mamba_proj_bias", "false"))
-        }
-        false => sizes(keys, expanded(keys, hidden_size)?).map(Some),
-    }
+    Ok(())
 }
 
 /// Number of elements of all heads, where it is a multiple of the width of the residual stream.
@@ -84,6 +93,8 @@ pub(super) fn sizes(keys: &Keys<'_>, width: usize) -> Result<Mamba2Config, Model
         convolution_bias: keys.flag("mamba_conv_bias")?.unwrap_or(true),
         norm: true,
         log_rates: true,
+        input_factors: [1.0; 5],
+        output_factor: 1.0,
     })
 }
 

@@ -1,8 +1,58 @@
-//! Parses the width of the MLP of a `config.json`.
+//! Parses the MLP of a `config.json`.
 
-use super::super::architecture::{Description, Mamba};
+use super::super::architecture::{Description, Gate, Mamba};
 use super::super::keys::{Keys, SIZE_MAX};
+use super::super::{Activation, GateConfig, GateFunction, MlpConfig, PlainFunction};
+use super::falcon::Factors;
 use crate::error::ModelError;
+
+/// The MLP of layers without experts.
+pub(super) fn parse(
+    row: &Description,
+    keys: &Keys<'_>,
+    factors: &Factors,
+) -> Result<MlpConfig, ModelError> {
+    let width = width(row, keys)?;
+    let activation = match activation(row, keys)? {
+        Activation::Gated(gate) => {
+            Activation::Gated(GateConfig { factor: factors.mlp_gate, ..gate })
+        }
+        plain @ Activation::Plain(_) => plain,
+    };
+    let output_factor = factors.mlp_output;
+    Ok(MlpConfig { width, activation, bias: row.mlp_bias.of(keys)?, output_factor })
+}
+
+/// What is made of the inner features.
+fn activation(row: &Description, keys: &Keys<'_>) -> Result<Activation, ModelError> {
+    let (key, default) = match row.gate {
+        Gate::Silu => ("hidden_act", "silu"),
+        Gate::GeluAct => ("hidden_act", "gelu_pytorch_tanh"),
+        Gate::Gelu => ("hidden_activation", "gelu_pytorch_tanh"),
+        Gate::SquaredRelu => {
+            let key = "mlp_hidden_act";
+            return match keys.text(key)? {
+                None | Some("relu2") => Ok(Activation::Plain(PlainFunction::SquaredRelu)),
+                Some(_) => Err(keys.unsupported(key, "relu2")),
+            };
+        }
+        Gate::ClampedSwiglu => {
+            let alpha = keys.positive_f32("swiglu_alpha")?.unwrap_or(1.702);
+            let limit = keys.positive_f32("swiglu_limit")?.unwrap_or(7.0);
+            return Ok(GateFunction::ClampedSwiglu { alpha, limit }.into());
+        }
+    };
+    match (keys.text(key)?.unwrap_or(default), row.mlp_gate) {
+        ("silu" | "swish", true) => Ok(GateFunction::Silu.into()),
+        ("gelu_pytorch_tanh", true) => Ok(GateFunction::GeluTanh.into()),
+        ("gelu_pytorch_tanh", false) => Ok(Activation::Plain(PlainFunction::GeluTanh)),
+        ("silu" | "swish", false) => {
+            let expected = "gelu_pytorch_tanh or relu2 in an MLP without a gate";
+            Err(ModelError::unsupported(keys.file, "hidden_act", expected, "others"))
+        }
+        _ => Err(keys.unsupported(key, "silu or gelu_pytorch_tanh")),
+    }
+}
 
 /// Width of the MLP. LFM2's files give the width from which it is computed.
 pub(super) fn width(row: &Description, keys: &Keys<'_>) -> Result<usize, ModelError> {

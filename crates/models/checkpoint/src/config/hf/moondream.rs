@@ -4,8 +4,9 @@
 
 use super::super::architecture::Description;
 use super::super::{
-    Activation, Architecture, DecoderConfig, ExpertScores, ExpertsConfig, Keys, LAYERS_MAX,
-    LayerConfig, MlpKind, Rope, RopeScaling,
+    Activation, Architecture, AttentionConfig, DecoderConfig, ExpertScores, ExpertsConfig,
+    FeedForwardConfig, GateFunction, Keys, KeysAndValues, LAYERS_MAX, LayerConfig, MlpConfig,
+    PlainFunction, Rope, RopeScaling,
 };
 use super::{ParsedConfig, other_keys};
 use crate::error::ModelError;
@@ -52,49 +53,52 @@ fn decoder(
     let head_dim = hidden_size / num_heads;
     let theta = text.map_or(Ok(None), |text| text.positive("rope_theta"))?;
     let theta = theta.unwrap_or(row.rotation.theta);
-    let mut layers = vec![LayerConfig::PLAIN; size("n_layers", defaults.num_layers)?];
-    let experts = experts(row, text, &mut layers)?;
     let is_selective = text.map_or(Ok(None), |text| text.flag("tau_attn"))?;
+    let attention = AttentionConfig {
+        heads: num_heads,
+        kv_heads: size("n_kv_heads", num_heads)?,
+        head_dim,
+        rotary_dim: head_dim / 2,
+        rope: Some(0),
+        sliding_window: None,
+        keys_and_values: KeysAndValues::Own,
+        qkv_bias: true,
+        output_bias: true,
+        output_gate: false,
+        qk_norm: None,
+        value_norm: false,
+        selective: is_selective.unwrap_or(has_experts(row)),
+        sinks: false,
+        scale: (head_dim as f64).powf(-0.5) as f32,
+        softcap: None,
+        query_scaling: None,
+        output_factor: 1.0,
+    };
+    let mlp = MlpConfig {
+        width: size("ff_dim", defaults.intermediate_size)?,
+        activation: Activation::Plain(PlainFunction::GeluTanh),
+        bias: true,
+        output_factor: 1.0,
+    };
+    let layer = LayerConfig::new(attention, mlp);
+    let mut layers = vec![layer; size("n_layers", defaults.num_layers)?];
+    experts(row, text, &mut layers)?;
     Ok(DecoderConfig {
         architecture: row.architecture,
         vocab_size: size("vocab_size", defaults.vocab_size)?,
         hidden_size,
-        intermediate_size: size("ff_dim", defaults.intermediate_size)?,
-        experts,
-        convolution_taps: None,
-        latent: None,
-        delta_net: None,
-        mamba2: None,
-        num_heads,
-        num_kv_heads: size("n_kv_heads", num_heads)?,
-        head_dim,
-        rotary_dim: Some(head_dim / 2),
         rms_norm_eps: defaults.rms_norm_eps as f32,
         norm_offset: 0.0,
         max_positions: size("max_context", defaults.max_positions)?,
         tie_word_embeddings: false,
         head_bias: true,
-        qkv_bias: true,
-        output_bias: true,
-        output_gate: false,
-        mlp_bias: true,
-        qk_norm: None,
-        value_norm: false,
         norms: row.norms,
         norm_kind: row.norm_kind,
-        activation: Activation::GeluTanh,
-        mlp_gate: row.mlp_gate,
         per_layer_input: None,
         layer_scales: false,
-        selective_attention: is_selective.unwrap_or(has_experts(row)),
-        attention_sinks: false,
         embedding_scale: None,
         residual_scale: None,
-        multipliers: None,
         logit_scale: None,
-        attention_scale: (head_dim as f64).powf(-0.5) as f32,
-        query_scaling: None,
-        attention_softcap: None,
         logit_softcap: None,
         ropes: vec![Rope { theta, scaling: RopeScaling::None, sections: None }],
         layers,
@@ -107,33 +111,31 @@ fn has_experts(row: &Description) -> bool {
     row.architecture == Architecture::Moondream3
 }
 
-/// The mixture of experts, if the model has one: of all layers from one on.
+/// Gives all layers from one on a mixture of experts, if the model has one.
 fn experts(
     row: &Description,
     text: Option<&Keys<'_>>,
     layers: &mut [LayerConfig],
-) -> Result<Option<ExpertsConfig>, ModelError> {
+) -> Result<(), ModelError> {
     let given = match text {
         Some(text) => text.object("moe")?,
         None => None,
     };
     let is_null = given.is_none() && text.is_some_and(|text| text.given("moe"));
     if is_null || given.is_none() && !has_experts(row) {
-        return Ok(None);
+        return Ok(());
     }
     let size = |key: &str, default: usize| match &given {
         Some(given) => given.count(key).map(|given| given.unwrap_or(default)),
         None => Ok(default),
     };
     let first = size("start_layer", 4)?;
-    let marked = layers.iter_mut().skip(first);
-    if marked.map(|layer| layer.mlp = Some(MlpKind::Experts)).count() == 0 {
-        return Ok(None);
-    }
-    Ok(Some(ExpertsConfig {
+    let experts = ExpertsConfig {
         count: size("num_experts", 64)?,
         per_token: size("experts_per_token", 8)?,
         width: size("expert_inner_dim", 1024)?,
+        activation: GateFunction::GeluTanh.into(),
+        bias: false,
         scores: ExpertScores::Softmax,
         normalized: true,
         router_bias: true,
@@ -143,7 +145,10 @@ fn experts(
         shared_gate: false,
         scaled_router: false,
         shifted: true,
-    }))
+    };
+    let with_experts = layers.iter_mut().skip(first);
+    with_experts.for_each(|layer| layer.mlp = Some(FeedForwardConfig::Experts(experts)));
+    Ok(())
 }
 
 /// Refuses options that are not implemented, and sizes that do not fit together.

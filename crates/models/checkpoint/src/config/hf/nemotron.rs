@@ -1,17 +1,18 @@
 //! Parses the keys of Nemotron-H: what each layer consists of, and the sizes of Mamba-2.
 
 use super::super::keys::Keys;
-use super::super::{LAYERS_MAX, LayerConfig, Mamba2Config, MixerKind, MlpKind};
+use super::super::{LAYERS_MAX, LayerConfig, Mamba2Config, MixerConfig};
 use super::mamba;
 use crate::error::ModelError;
 
-/// The mixers and the MLP of a layer, of which it has one.
-type Block = (&'static [MixerKind], Option<MlpKind>);
-
-const MAMBA: Block = (&[MixerKind::Mamba2], None);
-const ATTENTION: Block = (&[MixerKind::Attention], None);
-const MLP: Block = (&[], Some(MlpKind::Dense));
-const EXPERTS: Block = (&[], Some(MlpKind::Experts));
+/// What a layer consists of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Block {
+    Mamba,
+    Attention,
+    Mlp,
+    Experts,
+}
 
 /// What each layer consists of: from a list of names, or else from a string with a character for
 /// each layer, as older files have it.
@@ -38,35 +39,44 @@ pub(super) fn blocks(keys: &Keys<'_>) -> Result<Vec<Block>, ModelError> {
 
 fn of_character(kind: char) -> Option<Block> {
     match kind {
-        'M' => Some(MAMBA),
-        '*' => Some(ATTENTION),
-        '-' => Some(MLP),
-        'E' => Some(EXPERTS),
+        'M' => Some(Block::Mamba),
+        '*' => Some(Block::Attention),
+        '-' => Some(Block::Mlp),
+        'E' => Some(Block::Experts),
         _ => None,
     }
 }
 
 fn named(kind: &str) -> Option<Block> {
     match kind {
-        "linear_attention" | "mamba" => Some(MAMBA),
-        "full_attention" | "attention" => Some(ATTENTION),
-        "mlp" => Some(MLP),
-        "moe" => Some(EXPERTS),
+        "linear_attention" | "mamba" => Some(Block::Mamba),
+        "full_attention" | "attention" => Some(Block::Attention),
+        "mlp" => Some(Block::Mlp),
+        "moe" => Some(Block::Experts),
         _ => None,
     }
 }
 
-/// Sets what each layer consists of. Returns the sizes of the layers with Mamba-2.
-pub(super) fn parse(
-    keys: &Keys<'_>,
-    layers: &mut [LayerConfig],
-) -> Result<Option<Mamba2Config>, ModelError> {
-    for (layer, (mixers, mlp)) in layers.iter_mut().zip(blocks(keys)?) {
-        (layer.mixers, layer.mlp) = (mixers, mlp);
+/// Leaves each layer its mixer or its MLP, and gives those that have it Mamba-2.
+pub(super) fn parse(keys: &Keys<'_>, layers: &mut [LayerConfig]) -> Result<(), ModelError> {
+    let blocks = blocks(keys)?;
+    let mamba2 = match blocks.contains(&Block::Mamba) {
+        true => Some(MixerConfig::Mamba2(sizes(keys)?)),
+        false => None,
+    };
+    for (layer, block) in layers.iter_mut().zip(blocks) {
+        match block {
+            Block::Mamba => (layer.mixers, layer.mlp) = (mamba2.into_iter().collect(), None),
+            Block::Attention => layer.mlp = None,
+            // The experts take the place of the MLP later.
+            Block::Mlp | Block::Experts => layer.mixers.clear(),
+        }
     }
-    if !layers.iter().any(|layer| layer.has(MixerKind::Mamba2)) {
-        return Ok(None);
-    }
+    Ok(())
+}
+
+/// The sizes of Mamba-2.
+fn sizes(keys: &Keys<'_>) -> Result<Mamba2Config, ModelError> {
     // Biases of the projections, which published models do not have.
     for key in ["use_bias", "mamba_proj_bias"] {
         if keys.flag(key)?.unwrap_or(false) {
@@ -77,7 +87,7 @@ pub(super) fn parse(
     // of the models' authors does not.
     mamba::refuse_options(keys, "mamba_hidden_act")?;
     let size = |key, default| keys.size(key).map(|size| size.unwrap_or(default));
-    Ok(Some(Mamba2Config {
+    Ok(Mamba2Config {
         heads: size("mamba_num_heads", 128)?,
         head_dim: size("mamba_head_dim", 64)?,
         groups: size("n_groups", 8)?,
@@ -86,5 +96,7 @@ pub(super) fn parse(
         convolution_bias: keys.flag("use_conv_bias")?.unwrap_or(true),
         norm: true,
         log_rates: true,
-    }))
+        input_factors: [1.0; 5],
+        output_factor: 1.0,
+    })
 }

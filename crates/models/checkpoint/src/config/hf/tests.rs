@@ -8,8 +8,8 @@ use stolon_kernels::KvLayout;
 
 use super::*;
 use crate::config::{
-    ExpertScores, ExpertsConfig, MixerKind, NormKind, NormPlacement, QkNorm, Rope, RopeScaling,
-    ShortContext,
+    Activation, ExpertScores, ExpertsConfig, GateFunction, MixerConfig, MlpConfig, NormKind,
+    NormPlacement, PlainFunction, QkNorm, Rope, RopeScaling, ShortContext,
 };
 use crate::kv::{KvShape, KvType};
 
@@ -33,10 +33,21 @@ fn plain(theta: f64) -> Rope {
     Rope { theta, scaling: RopeScaling::None, sections: None }
 }
 
+/// The attention of the first layer that has any.
+fn attention(config: &DecoderConfig) -> AttentionConfig {
+    *config.attention().expect("attention")
+}
+
+/// The first MLP for all tokens.
+fn dense(config: &DecoderConfig) -> MlpConfig {
+    let mut mlps = config.layers.iter().filter_map(|layer| layer.mlp.as_ref()?.dense());
+    *mlps.next().expect("an MLP")
+}
+
 /// The indices of the layers with a sliding window.
 fn sliding(config: &DecoderConfig) -> Vec<usize> {
     let layers = config.layers.iter().enumerate();
-    layers.filter(|(_, layer)| layer.sliding_window.is_some()).map(|(i, _)| i).collect()
+    layers.filter(|(_, layer)| layer.sliding_window().is_some()).map(|(i, _)| i).collect()
 }
 
 /// Goal: a configuration with only a `model_type` has the defaults of transformers 5.
@@ -46,11 +57,12 @@ fn defaults_are_those_of_transformers() {
         [
             config.vocab_size,
             config.hidden_size,
-            config.intermediate_size,
+            // That of experts, if all layers have them.
+            config.experts().map_or_else(|| dense(config).width, |experts| experts.width),
             config.layers.len(),
-            config.num_heads,
-            config.num_kv_heads,
-            config.head_dim,
+            attention(config).heads,
+            attention(config).kv_heads,
+            attention(config).head_dim,
             config.max_positions,
         ]
     };
@@ -66,8 +78,8 @@ fn defaults_are_those_of_transformers() {
         ("gemma2", [256_000, 2304, 9216, 26, 8, 4, 256, 8192]),
         ("gemma3_text", [262_208, 2304, 9216, 26, 8, 4, 256, 131_072]),
         ("mixtral", [32_000, 4096, 14_336, 32, 32, 8, 128, 131_072]),
-        ("qwen2_moe", [151_936, 2048, 5632, 24, 16, 16, 128, 32_768]),
-        ("qwen3_moe", [151_936, 2048, 6144, 24, 32, 4, 64, 32_768]),
+        ("qwen2_moe", [151_936, 2048, 1408, 24, 16, 16, 128, 32_768]),
+        ("qwen3_moe", [151_936, 2048, 768, 24, 32, 4, 64, 32_768]),
         ("gpt_oss", [201_088, 2880, 2880, 36, 64, 8, 64, 131_072]),
     ];
     for (name, expected) in cases {
@@ -94,7 +106,12 @@ fn defaults_are_those_of_transformers() {
 fn biases_norms_and_scales_follow_the_architecture() {
     let biases = |value: Value| {
         let config = decoder(value);
-        (config.qkv_bias, config.output_bias, config.mlp_bias, config.qk_norm.is_some())
+        (
+            attention(&config).qkv_bias,
+            attention(&config).output_bias,
+            dense(&config).bias,
+            attention(&config).qk_norm.is_some(),
+        )
     };
     let model =
         |name: &str| json!({ "model_type": name, "attention_bias": true, "mlp_bias": true });
@@ -105,25 +122,28 @@ fn biases_norms_and_scales_follow_the_architecture() {
     assert_eq!(biases(model("gemma3_text")), (true, true, false, true));
     let gemma = decoder(json!({ "model_type": "gemma3_text", "query_pre_attn_scalar": 64 }));
     assert_eq!((gemma.norm_offset, gemma.norms), (1.0, NormPlacement::InputAndOutput));
-    assert_eq!(gemma.activation, Activation::GeluTanh);
-    assert_eq!(gemma.attention_scale, 0.125);
+    assert_eq!(dense(&gemma).activation, GateFunction::GeluTanh.into());
+    assert_eq!(attention(&gemma).scale, 0.125);
     assert_eq!(gemma.embedding_scale, Some(48.0));
     let llama = decoder(json!({ "model_type": "llama", "head_dim": 16 }));
-    assert_eq!((llama.attention_scale, llama.embedding_scale), (0.25, None));
-    assert_eq!(decoder(json!({ "architectures": ["Qwen3ForCausalLM"] })).head_dim, 128);
+    assert_eq!((attention(&llama).scale, llama.embedding_scale), (0.25, None));
+    assert_eq!(
+        decoder(json!({ "architectures": ["Qwen3ForCausalLM"] })).attention().map(|a| a.head_dim),
+        Some(128)
+    );
 }
 
 /// Goal: a key with the value null means none, while a missing key means the default.
 #[test]
 fn null_is_not_missing() {
     let window = |extra: Value| {
-        decoder(with(json!({ "model_type": "mistral" }), &extra)).layers[0].sliding_window
+        decoder(with(json!({ "model_type": "mistral" }), &extra)).layers[0].sliding_window()
     };
     assert_eq!(window(json!({})), Some(4096));
     assert_eq!(window(json!({ "sliding_window": null })), None);
     assert_eq!(window(json!({ "sliding_window": 5 })), Some(5));
     let heads = json!({ "model_type": "mistral", "num_key_value_heads": null });
-    assert_eq!(decoder(heads).num_kv_heads, 32);
+    assert_eq!(attention(&decoder(heads)).kv_heads, 32);
     let parsed = read(json!({ "model_type": "llama", "eos_token_id": null, "bos_token_id": null }));
     let parsed = parsed.unwrap();
     assert_eq!((parsed.eos_token_ids, parsed.bos_token_id), (vec![], None));
@@ -136,7 +156,7 @@ fn experts_follow_the_configuration() {
     let experts = |name: &str, extra: Value| {
         let config = decoder(with(json!({ "model_type": name, "num_hidden_layers": 6 }), &extra));
         let layers = config.layers.iter().enumerate().filter(|(_, layer)| layer.has_experts());
-        (config.experts, layers.map(|(index, _)| index).collect::<Vec<_>>())
+        (config.experts().copied(), layers.map(|(index, _)| index).collect::<Vec<_>>())
     };
     let all = vec![0, 1, 2, 3, 4, 5];
     let of = |count, per_token, width, normalized, shared_width| {
@@ -146,6 +166,8 @@ fn experts_follow_the_configuration() {
             count,
             per_token,
             width,
+            activation: GateFunction::Silu.into(),
+            bias: false,
             scores,
             normalized,
             router_bias,
@@ -204,8 +226,9 @@ fn experts_follow_the_configuration() {
 /// the factor that the keys or the defaults say.
 #[test]
 fn ministral_3_follows_the_configuration() {
-    let scaling =
-        |extra: Value| decoder(with(json!({ "model_type": "ministral3" }), &extra)).query_scaling;
+    let scaling = |extra: Value| {
+        attention(&decoder(with(json!({ "model_type": "ministral3" }), &extra))).query_scaling
+    };
     assert_eq!(scaling(json!({})), Some(QueryScaling { beta: 0.1, step: 16_384 }));
     let rope = |beta: Value| {
         json!({ "rope_parameters": {
@@ -241,14 +264,14 @@ fn granite_4_follows_the_configuration() {
         "position_embedding_type": "rope",
     });
     let config = decoder(base.clone());
-    assert_eq!((config.intermediate_size, config.layers[1].rope), (96, Some(0)));
+    assert_eq!((dense(&config).width, config.layers[1].rope()), (96, Some(0)));
     for unrotated in [json!("nope"), Value::Null] {
         let config = decoder(with(base.clone(), &json!({ "position_embedding_type": unrotated })));
-        assert!(config.layers.iter().all(|layer| layer.rope.is_none()));
+        assert!(config.layers.iter().all(|layer| layer.rope().is_none()));
     }
     let with_experts = json!({ "num_local_experts": 8, "intermediate_size": 40 });
     let config = decoder(with(base.clone(), &with_experts));
-    let experts = config.experts.expect("experts");
+    let experts = config.experts().copied().expect("experts");
     assert_eq!((experts.count, experts.per_token, experts.width), (8, 2, 40));
     assert_eq!((experts.shared_width, experts.shared_gate), (Some(96), false));
     for (key, value) in [
@@ -267,19 +290,29 @@ fn granite_4_follows_the_configuration() {
 #[test]
 fn models_with_layer_norms_follow_the_configuration() {
     let starcoder = decoder(json!({ "model_type": "starcoder2" }));
-    assert_eq!((starcoder.norm_kind, starcoder.mlp_gate), (NormKind::Layer, false));
-    assert!(starcoder.qkv_bias && starcoder.output_bias && starcoder.mlp_bias);
+    assert_eq!(
+        (starcoder.norm_kind, dense(&starcoder).activation),
+        (NormKind::Layer, Activation::Plain(PlainFunction::GeluTanh))
+    );
+    assert!(
+        attention(&starcoder).qkv_bias
+            && attention(&starcoder).output_bias
+            && dense(&starcoder).bias
+    );
     let changed = json!({
         "model_type": "starcoder2", "use_bias": false, "norm_epsilon": 0.5, "sliding_window": 8,
     });
     let changed = decoder(changed);
-    assert_eq!((changed.qkv_bias, changed.rms_norm_eps), (false, 0.5));
+    assert_eq!((attention(&changed).qkv_bias, changed.rms_norm_eps), (false, 0.5));
     assert_eq!(sliding(&changed).len(), 30);
     let cohere = decoder(json!({ "model_type": "cohere2", "num_hidden_layers": 8 }));
-    assert_eq!((cohere.norm_kind, cohere.mlp_gate), (NormKind::LayerWithoutBias, true));
-    assert_eq!((cohere.logit_scale, cohere.num_kv_heads), (Some(0.0625), 64));
+    assert_eq!(
+        (cohere.norm_kind, dense(&cohere).activation),
+        (NormKind::LayerWithoutBias, GateFunction::Silu.into())
+    );
+    assert_eq!((cohere.logit_scale, attention(&cohere).kv_heads), (Some(0.0625), 64));
     assert_eq!(sliding(&cohere), [0, 1, 2, 4, 5, 6]);
-    let rotated = cohere.layers.iter().map(|layer| layer.rope.is_some()).collect::<Vec<_>>();
+    let rotated = cohere.layers.iter().map(|layer| layer.rope().is_some()).collect::<Vec<_>>();
     assert_eq!(rotated, [true, true, true, false, true, true, true, false]);
 }
 
@@ -290,15 +323,15 @@ fn exaone_4_and_olmoe_follow_the_configuration() {
     let ropes = |extra: Value| {
         let base = json!({ "model_type": "exaone4", "num_hidden_layers": 4 });
         let layers = decoder(with(base, &extra)).layers;
-        layers.iter().map(|layer| layer.rope.is_some()).collect::<Vec<_>>()
+        layers.iter().map(|layer| layer.rope().is_some()).collect::<Vec<_>>()
     };
     assert_eq!(ropes(json!({})), [true, true, true, false]);
     assert_eq!(ropes(json!({ "sliding_window_pattern": 2 })), [true, false, true, false]);
     let full = ["full_attention"; 4];
     assert_eq!(ropes(json!({ "sliding_window": null, "layer_types": full })), [true; 4]);
     let olmoe = decoder(json!({ "model_type": "olmoe" }));
-    assert_eq!(olmoe.qk_norm, Some(QkNorm::Position));
-    let experts = olmoe.experts.expect("experts");
+    assert_eq!(attention(&olmoe).qk_norm, Some(QkNorm::Position));
+    let experts = olmoe.experts().copied().expect("experts");
     assert_eq!((experts.count, experts.width, experts.normalized), (64, 2048, false));
     let error = read(json!({ "model_type": "olmoe", "clip_qkv": 8.0 })).unwrap_err();
     assert!(error.to_string().contains("`clip_qkv`"), "{error}");
@@ -310,10 +343,13 @@ fn exaone_4_and_olmoe_follow_the_configuration() {
 fn convolutions_follow_the_configuration() {
     let lfm2 = |extra: Value| {
         let config = decoder(with(json!({ "model_type": "lfm2", "num_hidden_layers": 4 }), &extra));
-        let layers =
-            config.layers.iter().enumerate().filter(|(_, layer)| layer.has(MixerKind::Convolution));
+        let layers = config
+            .layers
+            .iter()
+            .enumerate()
+            .filter(|(_, layer)| matches!(layer.mixers[..], [MixerConfig::Convolution(_)]));
         let layers: Vec<_> = layers.map(|(index, _)| index).collect();
-        (layers, config.convolution_taps, config.intermediate_size)
+        (layers, config.convolution().map(|convolution| convolution.taps), dense(&config).width)
     };
     // 12,288 * 2 / 3 is a multiple of 256.
     assert_eq!(lfm2(json!({})), (vec![], None, 8192));
@@ -338,12 +374,12 @@ fn convolutions_follow_the_configuration() {
     assert!(tied("tie_embedding", true));
     let moe = decoder(json!({ "model_type": "lfm2_moe", "num_dense_layers": 30 }));
     assert_eq!(
-        (moe.intermediate_size, moe.layers[29].has_experts(), moe.layers[30].has_experts()),
+        (dense(&moe).width, moe.layers[29].has_experts(), moe.layers[30].has_experts()),
         (7168, false, true)
     );
     let experts = |extra: Value| {
         let config = decoder(with(json!({ "model_type": "lfm2_moe" }), &extra));
-        let experts = config.experts.expect("experts");
+        let experts = config.experts().copied().expect("experts");
         (experts.scores, experts.scale)
     };
     assert_eq!(experts(json!({})), (ExpertScores::Sigmoid { bias: true }, 1.0));
@@ -383,7 +419,7 @@ fn sliding_window_layers_follow_the_configuration() {
     };
     let config = gemma(json!({}));
     assert_eq!(sliding(&config), [0, 1, 2, 3, 4, 6, 7]);
-    assert_eq!((config.layers[0].rope, config.layers[5].rope), (Some(1), Some(0)));
+    assert_eq!((config.layers[0].rope(), config.layers[5].rope()), (Some(1), Some(0)));
     assert_eq!(sliding(&gemma(json!({ "sliding_window_pattern": 2 }))), [0, 2, 4, 6]);
     assert_eq!(sliding(&gemma(json!({ "sliding_window": null }))), none);
 }
@@ -460,8 +496,8 @@ fn phi_configurations_are_read() {
     };
     let mini = phi(json!({ "max_position_embeddings": 4096, "sliding_window": 2047 }));
     assert_eq!(mini.ropes, [plain(1e4)]);
-    assert!(mini.layers.iter().all(|layer| layer.sliding_window == Some(2047)));
-    assert_eq!((mini.rotary_dim(), mini.qkv_bias), (96, false));
+    assert!(mini.layers.iter().all(|layer| layer.sliding_window() == Some(2047)));
+    assert_eq!((attention(&mini).rotary_dim, attention(&mini).qkv_bias), (96, false));
 
     let long_rope = |name: &str, context: usize| {
         json!({ "max_position_embeddings": context, "rope_scaling": {
@@ -508,7 +544,7 @@ fn phi_configurations_are_read() {
         }),
     );
     let phi4_mini = phi(phi4_mini);
-    assert_eq!((phi4_mini.head_dim, phi4_mini.rotary_dim()), (128, 96));
+    assert_eq!((attention(&phi4_mini).head_dim, attention(&phi4_mini).rotary_dim), (128, 96));
     assert!(phi4_mini.tie_word_embeddings);
 }
 
@@ -518,18 +554,18 @@ fn phi_configurations_are_read() {
 fn gemma2_configurations_are_read() {
     let gemma = |extra: Value| decoder(with(json!({ "model_type": "gemma2" }), &extra));
     let small = gemma(json!({ "num_hidden_layers": 4, "hidden_act": "gelu_pytorch_tanh" }));
-    assert_eq!((small.attention_softcap, small.logit_softcap), (Some(50.0), Some(30.0)));
-    assert_eq!((small.attention_scale, small.qk_norm), (0.0625, None));
-    assert_eq!((sliding(&small), small.layers[0].sliding_window), (vec![0, 2], Some(4096)));
-    assert_eq!((&small.ropes[..], small.layers[0].rope), (&[plain(1e4)][..], Some(0)));
+    assert_eq!((attention(&small).softcap, small.logit_softcap), (Some(50.0), Some(30.0)));
+    assert_eq!((attention(&small).scale, attention(&small).qk_norm), (0.0625, None));
+    assert_eq!((sliding(&small), small.layers[0].sliding_window()), (vec![0, 2], Some(4096)));
+    assert_eq!((&small.ropes[..], small.layers[0].rope()), (&[plain(1e4)][..], Some(0)));
     assert_eq!((small.norm_offset, small.embedding_scale), (1.0, Some(48.0)));
     let large = gemma(json!({
         "hidden_size": 4608, "head_dim": 128, "num_attention_heads": 32, "num_key_value_heads": 16,
         "query_pre_attn_scalar": 144, "attn_logit_softcapping": null,
         "final_logit_softcapping": 20.0,
     }));
-    assert_eq!(large.attention_scale, (1.0_f64 / 12.0) as f32);
-    assert_eq!((large.attention_softcap, large.logit_softcap), (None, Some(20.0)));
+    assert_eq!(attention(&large).scale, (1.0_f64 / 12.0) as f32);
+    assert_eq!((attention(&large).softcap, large.logit_softcap), (None, Some(20.0)));
 }
 
 /// Goal: the published configuration of SmolLM3 is read, and layers without a rotary embedding
@@ -549,7 +585,7 @@ fn smollm3_configurations_are_read() {
         let config = decoder(value);
         assert_eq!(config.ropes, [plain(5e6)]);
         let layers = config.layers.iter().enumerate();
-        layers.filter(|(_, layer)| layer.rope.is_none()).map(|(i, _)| i).collect::<Vec<_>>()
+        layers.filter(|(_, layer)| layer.rope().is_none()).map(|(i, _)| i).collect::<Vec<_>>()
     };
     assert_eq!(without(smol(json!({ "no_rope_layers": [1, 1, 1, 0, 1, 1, 1, 0] }))), [3, 7]);
     assert_eq!(without(smol(json!({ "no_rope_layer_interval": 3 }))), [2, 5]);
@@ -574,11 +610,11 @@ fn granite_configurations_are_read() {
         "attention_bias": false, "mlp_bias": false, "attention_multiplier": 0.015_625,
         "embedding_multiplier": 12.0, "logits_scaling": 8.0, "residual_multiplier": 0.22,
     }));
-    assert_eq!((granite.attention_scale, granite.embedding_scale), (0.015_625, Some(12.0)));
+    assert_eq!((attention(&granite).scale, granite.embedding_scale), (0.015_625, Some(12.0)));
     assert_eq!((granite.residual_scale, granite.logit_scale), (Some(0.22), Some(0.125)));
-    assert_eq!((&granite.ropes[..], granite.num_kv_heads), (&[plain(1e7)][..], 8));
+    assert_eq!((&granite.ropes[..], attention(&granite).kv_heads), (&[plain(1e7)][..], 8));
     let plain = decoder(json!({ "model_type": "granite", "residual_multiplier": 1.0 }));
-    assert_eq!((plain.attention_scale, plain.embedding_scale), (1.0, None));
+    assert_eq!((attention(&plain).scale, plain.embedding_scale), (1.0, None));
     assert_eq!((plain.residual_scale, plain.logit_scale), (None, None));
     let error = read(json!({ "model_type": "llama", "logits_scaling": 8.0 })).unwrap_err();
     assert!(error.to_string().contains("`logits_scaling`"), "{error}");
@@ -597,7 +633,10 @@ fn olmo2_configurations_are_read() {
     let parsed = parsed.unwrap();
     let config = parsed.decoder;
     assert_eq!((parsed.bos_token_id, &parsed.eos_token_ids[..]), (None, &[100_257][..]));
-    assert_eq!((config.norms, config.qk_norm), (NormPlacement::Output, Some(QkNorm::Position)));
+    assert_eq!(
+        (config.norms, attention(&config).qk_norm),
+        (NormPlacement::Output, Some(QkNorm::Position))
+    );
     let names: Vec<_> = config.tensors().into_iter().map(|spec| (spec.name, spec.shape)).collect();
     let has = |name: &str, shape: &[usize]| {
         names.iter().any(|(n, s)| n == &format!("model.layers.1.{name}.weight") && s == shape)
@@ -712,7 +751,7 @@ fn errors_name_the_key() {
 fn frequencies_match_transformers() {
     let check = |value: Value, expected: &[f32]| {
         let config = decoder(value);
-        let got = config.ropes[0].inverse_frequencies(config.head_dim);
+        let got = config.ropes[0].inverse_frequencies(attention(&config).head_dim);
         assert_eq!(got.len(), expected.len());
         for (got, expected) in got.iter().zip(expected) {
             assert!((got / expected - 1.0).abs() < 1e-6, "{got} {expected}");
@@ -750,7 +789,7 @@ fn yarn_matches_transformers() {
         let rope = &config.ropes[0];
         assert!((rope.attention_factor() / factor - 1.0).abs() < 1e-6, "{rope:?}");
         assert_eq!(config.max_positions, context);
-        let got = rope.inverse_frequencies(config.head_dim);
+        let got = rope.inverse_frequencies(attention(&config).head_dim);
         assert_eq!(got.len(), frequencies.len());
         for (got, expected) in got.iter().zip(frequencies) {
             assert!((got / expected - 1.0).abs() < 2e-6, "{got} {expected}");

@@ -6,6 +6,8 @@ use crate::config::{DecoderConfig, DeltaNetConfig, DeltaNetKind};
 /// The weights of Gated DeltaNet or Kimi Delta Attention.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DeltaNetWeights {
+    /// What the weights are used for.
+    pub config: DeltaNetConfig,
     /// The projections to queries, keys and values, `[channels, hidden_size]` together: one for all
     /// of them, or one for each.
     pub qkv: Vec<LinearWeights>,
@@ -84,7 +86,7 @@ impl DecoderConfig {
     /// layer.
     pub(super) fn delta_net_weights(
         &self,
-        config: DeltaNetConfig,
+        config: &DeltaNetConfig,
         at: &dyn Fn(&str) -> String,
     ) -> DeltaNetWeights {
         let names = Names::of(config.kind);
@@ -117,6 +119,7 @@ impl DecoderConfig {
         let qkv_of = |(part, rows)| projection(part, [rows, hidden], TensorRole::Matrix);
         let (head_norm, decays) = (norm(&at(names.norm), config.value_dim), shape.decay_width());
         DeltaNetWeights {
+            config: *config,
             qkv: parts(names.qkv).into_iter().map(qkv_of).collect(),
             gate: factored(names.gate, config.value_width(), TensorRole::Matrix),
             // Small errors of these add up over all later positions.

@@ -3,25 +3,30 @@
 
 use super::{LinearWeights, NormWeights, StackedWeights, TensorRole, TensorSpec};
 use super::{factors, linear, norm};
-use crate::config::{DecoderConfig, ExpertScores, ExpertsConfig, MlpKind};
+use crate::config::{
+    Activation, DecoderConfig, ExpertScores, ExpertsConfig, FeedForwardConfig, GateConfig,
+    MlpConfig, PlainFunction,
+};
 
 /// An MLP, with or without a gate.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct MlpWeights {
     /// The projections to the inner features.
     pub inputs: MlpInputs,
     /// The projection back to `hidden_size`.
     pub down: LinearWeights,
+    /// Factor of the output.
+    pub output_factor: f32,
 }
 
 /// The projections to the inner features of an MLP.
 #[allow(clippy::large_enum_variant, reason = "most MLPs have the large variant")]
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq)]
 pub enum MlpInputs {
-    /// `gate` and `up` of an MLP with a gate: `down(activation(gate(x)) * up(x))`.
-    Gated(StackedWeights<2>),
-    /// `up` of an MLP without a gate: `down(activation(up(x)))`.
-    Plain(LinearWeights),
+    /// `gate` and `up` of an MLP with a gate.
+    Gated(StackedWeights<2>, GateConfig),
+    /// `up` of an MLP without a gate.
+    Plain(LinearWeights, PlainFunction),
 }
 
 /// A mixture of experts.
@@ -45,7 +50,7 @@ pub struct ExpertsWeights {
 }
 
 /// An expert that all tokens use.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct SharedExpertWeights {
     /// Its MLP.
     pub mlp: MlpWeights,
@@ -96,50 +101,51 @@ pub struct DenseAndExpertsWeights {
 }
 
 impl DecoderConfig {
-    /// What layer `layer` has after its mixers. `at` is the name of a module of the layer.
+    /// What a layer has after its mixers. `at` is the name of a module of the layer.
     pub(super) fn feed_forward_weights(
         &self,
-        layer: usize,
-        kind: MlpKind,
+        config: &FeedForwardConfig,
         at: &dyn Fn(&str) -> String,
     ) -> FeedForwardWeights {
-        let dense_width = self.layers[layer].intermediate_size.unwrap_or(self.intermediate_size);
-        let dense = || self.mlp_weights(&at("mlp"), dense_width, [self.mlp_gate, self.mlp_bias]);
-        match (kind, self.experts) {
-            (MlpKind::Experts, Some(experts)) => {
+        let dense = |mlp: &MlpConfig| self.mlp_weights(&at("mlp"), mlp);
+        match config {
+            FeedForwardConfig::Dense(mlp) => FeedForwardWeights::Dense(dense(mlp)),
+            FeedForwardConfig::Experts(experts) => {
                 let names = ["mlp.gate", "mlp.experts", "mlp"].map(at);
-                FeedForwardWeights::Experts(self.expert_weights(experts, &names))
+                FeedForwardWeights::Experts(self.expert_weights(*experts, &names))
             }
-            (MlpKind::DenseAndExperts, Some(experts)) => {
+            FeedForwardConfig::DenseAndExperts(mlp, experts) => {
                 let names = ["router", "experts", "mlp"].map(at);
                 FeedForwardWeights::DenseAndExperts(DenseAndExpertsWeights {
-                    mlp: dense(),
+                    mlp: dense(mlp),
                     mlp_output_norm: norm(&at("post_feedforward_layernorm_1"), self.hidden_size),
                     experts_input_norm: self.residual_norm(&at("pre_feedforward_layernorm_2")),
-                    experts: self.expert_weights(experts, &names),
+                    experts: self.expert_weights(*experts, &names),
                     experts_output_norm: norm(
                         &at("post_feedforward_layernorm_2"),
                         self.hidden_size,
                     ),
                 })
             }
-            _ => FeedForwardWeights::Dense(dense()),
         }
     }
 
-    /// The MLP `module` with `width` inner features, with or without a gate and biases.
-    fn mlp_weights(&self, module: &str, width: usize, [gate, bias]: [bool; 2]) -> MlpWeights {
+    /// The MLP `module`.
+    fn mlp_weights(&self, module: &str, config: &MlpConfig) -> MlpWeights {
+        let MlpConfig { width, activation, bias, output_factor } = *config;
         let hidden = self.hidden_size;
         let at = |part: &str| format!("{module}.{part}");
         let inner = |part: &str| linear(&at(part), [width, hidden], bias);
-        let inputs = match gate {
-            true => MlpInputs::Gated(StackedWeights {
-                name: at("gate_up_proj.weight"),
-                parts: [inner("gate_proj"), inner("up_proj")],
-            }),
-            false => MlpInputs::Plain(inner("up_proj")),
+        let inputs = match activation {
+            Activation::Gated(gate) => {
+                let name = at("gate_up_proj.weight");
+                let parts = [inner("gate_proj"), inner("up_proj")];
+                MlpInputs::Gated(StackedWeights { name, parts }, gate)
+            }
+            Activation::Plain(function) => MlpInputs::Plain(inner("up_proj"), function),
         };
-        MlpWeights { inputs, down: linear(&at("down_proj"), [hidden, width], bias) }
+        let down = linear(&at("down_proj"), [hidden, width], bias);
+        MlpWeights { inputs, down, output_factor }
     }
 
     /// A mixture of experts with these names of the modules of the router, the experts and the MLP.
@@ -154,8 +160,13 @@ impl DecoderConfig {
             let weight = TensorSpec { role: TensorRole::Router, ..linear.weight };
             LinearWeights { weight, ..linear }
         };
-        let kind = if config.shifted { [true, false] } else { [self.mlp_gate, self.mlp_bias] };
-        let expert = |index| self.mlp_weights(&format!("{experts}.{index}"), width, kind);
+        let mlp = |width| MlpConfig {
+            width,
+            activation: config.activation,
+            bias: config.bias,
+            output_factor: 1.0,
+        };
+        let expert = |index| self.mlp_weights(&format!("{experts}.{index}"), &mlp(width));
         let scaled = |part: &str, size| {
             config.scaled_router.then(|| factors(format!("{router}.{part}"), size))
         };
@@ -176,8 +187,8 @@ impl DecoderConfig {
             experts: (0..count).map(expert).collect(),
             shared: config.shared_width.map(|width| SharedExpertWeights {
                 mlp: match shared_gate {
-                    true => self.mlp_weights(&format!("{module}.shared_expert"), width, kind),
-                    false => self.mlp_weights(module, width, kind),
+                    true => self.mlp_weights(&format!("{module}.shared_expert"), &mlp(width)),
+                    false => self.mlp_weights(module, &mlp(width)),
                 },
                 gate: shared_gate.then(|| gate(&format!("{module}.shared_expert_gate"), 1, false)),
             }),

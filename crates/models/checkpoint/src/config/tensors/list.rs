@@ -29,10 +29,10 @@ impl<const N: usize> StackedWeights<N> {
 
 impl MlpWeights {
     pub(super) fn list(self, list: &mut Vec<TensorSpec>) {
-        let Self { inputs, down } = self;
+        let Self { inputs, down, output_factor: _ } = self;
         match inputs {
-            MlpInputs::Gated(gate_up) => gate_up.list(list),
-            MlpInputs::Plain(up) => up.list(list),
+            MlpInputs::Gated(gate_up, _) => gate_up.list(list),
+            MlpInputs::Plain(up, _) => up.list(list),
         }
         down.list(list);
     }
@@ -59,7 +59,7 @@ impl DenseAndExpertsWeights {
 
 impl PerLayerWeights {
     fn list(self, list: &mut Vec<TensorSpec>) {
-        let Self { gate, projection, norm } = self;
+        let Self { config: _, gate, projection, norm } = self;
         [gate, projection].into_iter().for_each(|linear| linear.list(list));
         list.push(norm);
     }
@@ -92,7 +92,7 @@ impl ExpertsWeights {
 
 impl AttentionWeights {
     pub(super) fn list(self, list: &mut Vec<TensorSpec>) {
-        let Self { qkv, q_norm, k_norm, sinks, selective, gate, output } = self;
+        let Self { config: _, qkv, q_norm, k_norm, sinks, selective, gate, output } = self;
         qkv.parts().for_each(|part| part.list(list));
         list.extend(q_norm.into_iter().chain(k_norm).chain(sinks));
         if let Some(SelectiveWeights { queries, values, alpha }) = selective {
@@ -116,7 +116,8 @@ impl ConvolutionWeights {
 
 impl DeltaNetWeights {
     pub(super) fn list(self, list: &mut Vec<TensorSpec>) {
-        let Self { qkv, gate, strength, step, step_bias, rates, taps, norm, output } = self;
+        let Self { config: _, qkv, gate, strength, step, step_bias, rates, taps, norm, output } =
+            self;
         qkv.into_iter().for_each(|part| part.list(list));
         gate.list(list);
         strength.list(list);
@@ -135,7 +136,17 @@ impl FactoredWeights {
 
 impl Mamba2Weights {
     pub(super) fn list(self, list: &mut Vec<TensorSpec>) {
-        let Self { inputs, step_bias, rates, skip, taps, convolution_bias, norm, output } = self;
+        let Self {
+            config: _,
+            inputs,
+            step_bias,
+            rates,
+            skip,
+            taps,
+            convolution_bias,
+            norm,
+            output,
+        } = self;
         inputs.list(list);
         list.extend([step_bias, rates, skip, taps]);
         list.extend(convolution_bias.into_iter().chain(norm));
@@ -145,7 +156,17 @@ impl Mamba2Weights {
 
 impl LatentWeights {
     pub(super) fn list(self, list: &mut Vec<TensorSpec>) {
-        let Self { query_down, query, latent, latent_norm, keys, values, name: _, output } = self;
+        let Self {
+            config: _,
+            query_down,
+            query,
+            latent,
+            latent_norm,
+            keys,
+            values,
+            name: _,
+            output,
+        } = self;
         if let Some((down, norm)) = query_down {
             down.list(list);
             list.push(norm);

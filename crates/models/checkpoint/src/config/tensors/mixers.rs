@@ -3,15 +3,18 @@
 use super::delta_net::DeltaNetWeights;
 use super::{LinearWeights, StackedWeights, TensorRole, TensorSpec, linear, matrix, norm};
 use crate::config::{
-    DecoderConfig, HeadShape, LatentConfig, LayerConfig, Mamba2Config, MixerKind, QkNorm,
+    AttentionConfig, ConvolutionConfig, DecoderConfig, KeysAndValues, LatentConfig, LatentSizes,
+    Mamba2Config, MixerConfig, QkNorm,
 };
 
 /// The weights of attention.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct AttentionWeights {
+    /// What the weights are used for.
+    pub config: AttentionConfig,
     /// The projections to queries, keys and values.
     pub qkv: QkvWeights,
-    /// Norm of queries: `[head_dim]`, or `[num_heads * head_dim]`, as [`DecoderConfig::qk_norm`]
+    /// Norm of queries: `[head_dim]`, or `[num_heads * head_dim]`, as [`AttentionConfig::qk_norm`]
     /// says.
     pub q_norm: Option<TensorSpec>,
     /// Norm of keys: `[head_dim]`, or `[num_kv_heads * head_dim]`. `None` also if the layer reads
@@ -20,7 +23,7 @@ pub struct AttentionWeights {
     /// The score of the attention sink of each head, `[num_heads]`.
     pub sinks: Option<TensorSpec>,
     /// What makes the factors of queries and values, as
-    /// [`DecoderConfig::selective_attention`] says.
+    /// [`AttentionConfig::selective`] says.
     pub selective: Option<SelectiveWeights>,
     /// The projection to the gates of attention's output. Files have it in one matrix with that to
     /// queries.
@@ -30,7 +33,7 @@ pub struct AttentionWeights {
 }
 
 /// The weights of the factors of queries and values in selective attention.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct SelectiveWeights {
     /// The projection of a token's queries, keys and values to the part of the factors of queries
     /// that depends on the token, `[num_heads, 3 * num_heads * head_dim]`.
@@ -43,7 +46,7 @@ pub struct SelectiveWeights {
 
 /// The projections to queries, keys and values. Files may have one matrix in their place, with the
 /// rows of one after the other (Phi-3), and so may a backend.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct QkvWeights {
     /// The name of the matrix that a file may have in place of the parts' matrices.
     pub name: String,
@@ -71,7 +74,7 @@ impl QkvWeights {
 
 /// The weights of a short convolution (LFM2): `output(gate * taps(factor * x))`, where `taps` adds
 /// up the last positions of each channel.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct ConvolutionWeights {
     /// The projections to the factor of the inputs, the gate of the outputs, and the inputs, each
     /// `[hidden_size, hidden_size]`.
@@ -83,8 +86,10 @@ pub struct ConvolutionWeights {
 }
 
 /// The weights of Mamba-2.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct Mamba2Weights {
+    /// What the weights are used for.
+    pub config: Mamba2Config,
     /// The projections to the gates of the outputs, `[heads * head_dim, hidden_size]`, to values,
     /// keys and queries, `[channels, hidden_size]`, and to the time steps before their softplus,
     /// `[heads, hidden_size]`.
@@ -108,8 +113,10 @@ pub struct Mamba2Weights {
 
 /// The weights of latent attention. The rows of queries and of the latent vector are in the order
 /// that they have in memory: rotated elements first.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct LatentWeights {
+    /// What the weights are used for.
+    pub config: LatentConfig,
     /// The projection to the vector that queries are projections of, `[query_rank, hidden_size]`,
     /// and the weights of its norm, `[query_rank]`.
     pub query_down: Option<(LinearWeights, TensorSpec)>,
@@ -132,7 +139,7 @@ pub struct LatentWeights {
 
 /// A way in which a layer mixes positions.
 #[allow(clippy::large_enum_variant, reason = "there is one per layer, while a model is loaded")]
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq)]
 pub enum MixerWeights {
     /// Attention.
     Attention(AttentionWeights),
@@ -147,55 +154,52 @@ pub enum MixerWeights {
 }
 
 impl DecoderConfig {
-    /// What layer `layer` has for this mixer. `at` is the name of a module of the layer.
+    /// What a layer has for this mixer. `at` is the name of a module of the layer.
     pub(super) fn mixer_weights(
         &self,
-        layer: usize,
-        kind: MixerKind,
+        mixer: &MixerConfig,
         at: &dyn Fn(&str) -> String,
     ) -> MixerWeights {
-        if let (MixerKind::Latent, Some(latent)) = (kind, self.latent) {
-            return MixerWeights::Latent(self.latent_weights(latent, at));
-        }
-        match (kind, self.convolution_taps, self.delta_net, self.mamba2) {
-            (MixerKind::Convolution, Some(taps), ..) => {
-                MixerWeights::Convolution(self.convolution_weights(taps, at))
+        match mixer {
+            MixerConfig::Attention(config) => {
+                MixerWeights::Attention(self.attention_weights(config, at))
             }
-            (MixerKind::DeltaNet, _, Some(delta_net), _) => {
-                MixerWeights::DeltaNet(self.delta_net_weights(delta_net, at))
+            MixerConfig::Latent(config) => MixerWeights::Latent(self.latent_weights(config, at)),
+            MixerConfig::Convolution(ConvolutionConfig { taps }) => {
+                MixerWeights::Convolution(self.convolution_weights(*taps, at))
             }
-            (MixerKind::Mamba2, .., Some(mamba2)) => {
-                MixerWeights::Mamba2(self.mamba2_weights(mamba2, at))
+            MixerConfig::DeltaNet(config) => {
+                MixerWeights::DeltaNet(self.delta_net_weights(config, at))
             }
-            _ => MixerWeights::Attention(self.attention_weights(layer, at)),
+            MixerConfig::Mamba2(config) => MixerWeights::Mamba2(self.mamba2_weights(config, at)),
         }
     }
 
-    /// The attention of layer `layer`. `at` is the name of a module of the layer.
-    fn attention_weights(&self, layer: usize, at: &dyn Fn(&str) -> String) -> AttentionWeights {
-        let HeadShape { kv_heads, head_dim: dim } = self.heads(layer);
-        let LayerConfig { kv_source, values_from_keys, .. } = self.layers[layer];
-        let (has_keys, has_values) =
-            (kv_source.is_none(), kv_source.is_none() && !values_from_keys);
-        let (hidden, queries, keys) = (self.hidden_size, self.num_heads * dim, kv_heads * dim);
-        let qkv = |part: &str, rows| linear(&at(part), [rows, hidden], self.qkv_bias);
+    /// The attention of a layer. `at` is the name of a module of the layer.
+    fn attention_weights(
+        &self,
+        config: &AttentionConfig,
+        at: &dyn Fn(&str) -> String,
+    ) -> AttentionWeights {
+        let AttentionConfig { heads, kv_heads, head_dim: dim, keys_and_values, .. } = *config;
+        let (has_keys, has_values) = (config.has_own_kv(), keys_and_values == KeysAndValues::Own);
+        let (hidden, queries, keys) = (self.hidden_size, heads * dim, kv_heads * dim);
+        let qkv = |part: &str, rows| linear(&at(part), [rows, hidden], config.qkv_bias);
         let head_norm = |part: &str, all| {
-            self.qk_norm.map(|kind| match kind {
+            config.qk_norm.map(|kind| match kind {
                 QkNorm::Head => norm(&at(part), dim),
                 QkNorm::Position => norm(&at(part), all),
             })
         };
-        let of_heads = |part: &str| TensorSpec {
-            name: at(part),
-            shape: vec![self.num_heads],
-            role: TensorRole::Bias,
-        };
+        let of_heads =
+            |part: &str| TensorSpec { name: at(part), shape: vec![heads], role: TensorRole::Bias };
         let of_qkv = |part: &str| TensorSpec {
-            shape: vec![self.num_heads, queries + 2 * keys],
+            shape: vec![heads, queries + 2 * keys],
             role: TensorRole::Router,
             ..of_heads(part)
         };
         AttentionWeights {
+            config: *config,
             qkv: QkvWeights {
                 name: at("self_attn.qkv_proj.weight"),
                 query: qkv("self_attn.q_proj", queries),
@@ -204,28 +208,29 @@ impl DecoderConfig {
             },
             q_norm: head_norm("self_attn.q_norm", queries),
             k_norm: head_norm("self_attn.k_norm", keys).filter(|_| has_keys),
-            sinks: self.attention_sinks.then(|| of_heads("self_attn.sinks")),
-            selective: self.selective_attention.then(|| SelectiveWeights {
+            sinks: config.sinks.then(|| of_heads("self_attn.sinks")),
+            selective: config.selective.then(|| SelectiveWeights {
                 queries: of_qkv("self_attn.tau.wq"),
                 values: of_qkv("self_attn.tau.wv"),
                 alpha: of_heads("self_attn.tau.alpha"),
             }),
-            gate: self.output_gate.then(|| qkv("self_attn.gate_proj", queries)),
-            output: linear(&at("self_attn.o_proj"), [hidden, queries], self.output_bias),
+            gate: config.output_gate.then(|| qkv("self_attn.gate_proj", queries)),
+            output: linear(&at("self_attn.o_proj"), [hidden, queries], config.output_bias),
         }
     }
 
     /// The latent attention of a layer. `at` is the name of a module of the layer.
-    fn latent_weights(&self, config: LatentConfig, at: &dyn Fn(&str) -> String) -> LatentWeights {
-        let LatentConfig { width, key_dim, value_dim, query_rank, .. } = config;
-        let (hidden, heads) = (self.hidden_size, self.num_heads);
+    fn latent_weights(&self, config: &LatentConfig, at: &dyn Fn(&str) -> String) -> LatentWeights {
+        let LatentConfig { heads, sizes, .. } = *config;
+        let LatentSizes { width, key_dim, value_dim, query_rank, .. } = sizes;
+        let hidden = self.hidden_size;
         let at = |part: &str| at(&format!("self_attn.{part}"));
         // Each is small, and every query passes through both.
         let of_heads = |part: &str, shape: [usize; 2]| {
             let of_head = |head| matrix(&at(&format!("{part}.{head}")), shape, TensorRole::Router);
             (0..heads).map(of_head).collect()
         };
-        let queries = heads * config.query_dim();
+        let queries = heads * sizes.query_dim();
         let down = |rank| {
             let down = linear(&at("q_a_proj"), [rank, hidden], false);
             (down, norm(&at("q_a_layernorm"), rank))
@@ -235,9 +240,10 @@ impl DecoderConfig {
             None => linear(&at("q_proj"), [queries, hidden], false),
         };
         LatentWeights {
+            config: *config,
             query_down: query_rank.map(down),
             query,
-            latent: linear(&at("kv_a_proj_with_mqa"), [config.kept_dim(), hidden], false),
+            latent: linear(&at("kv_a_proj_with_mqa"), [sizes.kept_dim(), hidden], false),
             latent_norm: norm(&at("kv_a_layernorm"), width),
             keys: of_heads("k_b_proj", [width, key_dim]),
             values: of_heads("v_b_proj", [value_dim, width]),
@@ -266,7 +272,7 @@ impl DecoderConfig {
     }
 
     /// The Mamba-2 of a layer. `at` is the name of a module of the layer.
-    fn mamba2_weights(&self, config: Mamba2Config, at: &dyn Fn(&str) -> String) -> Mamba2Weights {
+    fn mamba2_weights(&self, config: &Mamba2Config, at: &dyn Fn(&str) -> String) -> Mamba2Weights {
         let (hidden, shape) = (self.hidden_size, config.shape());
         let at = |part: &str| at(&format!("mamba.{part}"));
         // Files have the three projections as one matrix.
@@ -278,6 +284,7 @@ impl DecoderConfig {
             role: TensorRole::Bias,
         };
         Mamba2Weights {
+            config: *config,
             inputs: StackedWeights {
                 name: at("in_proj.weight"),
                 parts: [

@@ -1,12 +1,14 @@
 //! The weights of per-layer embeddings (Gemma 4).
 
 use super::{LinearWeights, TensorRole, TensorSpec, linear, matrix, norm};
-use crate::config::DecoderConfig;
+use crate::config::{DecoderConfig, PerLayerInput};
 
 /// What a layer has for its part of the per-layer embeddings: to the residual stream `x`, it adds
 /// `norm(projection(activation(gate(x)) * input))`.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct PerLayerWeights {
+    /// What the weights are used for.
+    pub config: PerLayerInput,
     /// `[per_layer_input, hidden_size]`.
     pub gate: LinearWeights,
     /// `[hidden_size, per_layer_input]`.
@@ -29,13 +31,15 @@ pub struct PerLayerEmbeddingWeights {
 }
 
 impl DecoderConfig {
-    /// What a layer has for its part, `width` values. `at` is the name of a module of the layer.
+    /// What a layer has for its part. `at` is the name of a module of the layer.
     pub(super) fn per_layer_weights(
         &self,
-        width: usize,
+        config: PerLayerInput,
         at: &dyn Fn(&str) -> String,
     ) -> PerLayerWeights {
+        let PerLayerInput { width, .. } = config;
         PerLayerWeights {
+            config,
             gate: linear(&at("per_layer_input_gate"), [width, self.hidden_size], false),
             projection: linear(&at("per_layer_projection"), [self.hidden_size, width], false),
             norm: norm(&at("post_per_layer_input_norm"), self.hidden_size),

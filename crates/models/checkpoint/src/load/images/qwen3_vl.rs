@@ -53,7 +53,8 @@ pub(in crate::load) fn check_decoder(
         return Err(ModelError::key(file, "deepstack_visual_indexes", expected, got));
     }
     if decoder.ropes.iter().all(|rope| rope.sections.is_none()) {
-        let expected = format!("numbers of pairs whose sum is {}", decoder.rotary_dim() / 2);
+        let rotary_dim = decoder.rope_dim(0).unwrap_or(0);
+        let expected = format!("numbers of pairs whose sum is {}", rotary_dim / 2);
         return Err(ModelError::key(file, "mrope_section", expected, "nothing"));
     }
     Ok(())

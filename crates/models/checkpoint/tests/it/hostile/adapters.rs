@@ -8,7 +8,7 @@ use rand::SeedableRng;
 use rand::rngs::SmallRng;
 use serde_json::{Value, json};
 use stolon_backend::{Adapter, AdapterLoadError, AdapterLoader, Backend};
-use stolon_checkpoint::{KvBudget, LoadOptions, ModelSource, load};
+use stolon_checkpoint::{KvBudget, LoadOptions, MixerConfig, ModelSource, load};
 use stolon_cpu::{CpuBackend, CpuOptions};
 
 use super::mutations::damage;
@@ -27,8 +27,10 @@ fn subject(name: &str) -> (Arc<dyn AdapterLoader>, AdapterWriter) {
     let (name, is_gguf) = name.strip_suffix(" in GGUF").map_or((name, false), |name| (name, true));
     let source = ModelSource::Directory(fixtures.join(name));
     let mut model = load(&source, &LoadOptions::default()).unwrap();
-    if let (Some(delta_net), true) = (&mut model.config.delta_net, is_gguf) {
-        delta_net.grouped = false;
+    for mixer in model.config.layers.iter_mut().flat_map(|layer| &mut layer.mixers) {
+        if let (MixerConfig::DeltaNet(delta_net), true) = (mixer, is_gguf) {
+            delta_net.grouped = false;
+        }
     }
     let mut adapter = whole_adapter(&model.config, 4, "F32", 1);
     let shape = [model.config.vocab_size, model.config.hidden_size];

@@ -41,13 +41,14 @@ pub(crate) fn converted(
         let name = spec.name.replace(own, other);
         floats(weights, &name, &spec.shape)
     };
-    if config.output_gate && spec.name.contains("self_attn.gate_proj") {
+    let gated = config.attention().filter(|attention| attention.output_gate);
+    if gated.is_some() && spec.name.contains("self_attn.gate_proj") {
         return None;
     }
-    if config.output_gate && spec.name.contains("self_attn.q_proj") {
+    if let Some(attention) = gated.filter(|_| spec.name.contains("self_attn.q_proj")) {
         shape[0] *= 2;
         let gates = other("q_proj", "gate_proj");
-        return Some((alternating(&values, &gates, config.head_dim * columns), shape));
+        return Some((alternating(&values, &gates, attention.head_dim * columns), shape));
     }
     if config.architecture == Architecture::KimiLinear {
         if spec.name.ends_with("A_log") {
@@ -59,7 +60,7 @@ pub(crate) fn converted(
         }
         return Some((values, shape));
     }
-    let Some(delta_net) = config.delta_net.filter(|_| spec.name.contains("linear_attn")) else {
+    let Some(delta_net) = config.delta_net().filter(|_| spec.name.contains("linear_attn")) else {
         return Some((values, shape));
     };
     if config.architecture == Architecture::Qwen3Next {
@@ -81,7 +82,7 @@ pub(crate) fn converted(
     if config.architecture == Architecture::Qwen3Next {
         return Some((values, shape));
     }
-    Some((tiled(&delta_net, spec, values, columns), shape))
+    Some((tiled(delta_net, spec, values, columns), shape))
 }
 
 /// `len` values of `a`, then as many of `b`, and so on.

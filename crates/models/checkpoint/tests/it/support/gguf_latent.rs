@@ -1,6 +1,6 @@
 //! What llama.cpp's converter makes of models with latent attention.
 
-use stolon_checkpoint::config::{ExpertScores, MixerKind, TensorSpec};
+use stolon_checkpoint::config::{ExpertScores, MixerConfig, TensorSpec};
 use stolon_checkpoint::{DecoderConfig, RopeScaling};
 
 use super::interleaved;
@@ -8,7 +8,8 @@ use super::{GgufWriter, Meta};
 
 /// Replaces and adds metadata.
 pub(crate) fn metadata(config: &DecoderConfig, prefix: &str, file: &mut GgufWriter) {
-    let Some(latent) = config.latent else { return };
+    let Some(attention) = config.latent() else { return };
+    let latent = attention.sizes;
     for (key, number) in [
         ("attention.key_length", Some(latent.kept_dim())),
         ("attention.value_length", Some(latent.width)),
@@ -24,12 +25,12 @@ pub(crate) fn metadata(config: &DecoderConfig, prefix: &str, file: &mut GgufWrit
         }
     }
     if let RopeScaling::Yarn { factor, .. } = config.ropes[0].scaling {
-        let scores = config.attention_scale * (latent.query_dim() as f32).sqrt();
+        let scores = attention.scale * (latent.query_dim() as f32).sqrt();
         let multiplier = (scores.sqrt() - 1.0) / (factor as f32).ln();
         let key = format!("{prefix}.rope.scaling.yarn_log_multiplier");
         file.set(&key, Meta::F32(multiplier));
     }
-    let Some(experts) = config.experts else { return };
+    let Some(experts) = config.experts() else { return };
     let function = if experts.scores == ExpertScores::Softmax { 1 } else { 2 };
     file.set(&format!("{prefix}.expert_gating_func"), Meta::U32(function));
     file.set(&format!("{prefix}.expert_weights_norm"), Meta::Bool(experts.normalized));
@@ -44,13 +45,12 @@ pub(crate) fn metadata(config: &DecoderConfig, prefix: &str, file: &mut GgufWrit
 
 /// The rows of `spec` in the order of files, in which the rotated ones are the last of each head.
 pub(crate) fn rows(config: &DecoderConfig, spec: &TensorSpec, values: Vec<f32>) -> Vec<f32> {
-    let Some(latent) = config.latent else { return values };
     let layer = spec.name.split('.').nth(2).and_then(|layer| layer.parse::<usize>().ok());
-    if layer.is_none_or(|layer| !config.layers[layer].has(MixerKind::Latent)) {
-        return values;
-    }
+    let mixers = layer.map(|layer| &config.layers[layer].mixers[..]);
+    let Some([MixerConfig::Latent(attention)]) = mixers else { return values };
+    let latent = attention.sizes;
     let (heads, head_dim) = match spec.name.rsplit('.').nth(1) {
-        Some("q_proj" | "q_b_proj") => (config.num_heads, latent.query_dim()),
+        Some("q_proj" | "q_b_proj") => (attention.heads, latent.query_dim()),
         Some("kv_a_proj_with_mqa") => (1, latent.kept_dim()),
         _ => return values,
     };

@@ -4,7 +4,8 @@ use candle_core::quantized::QTensor;
 use candle_core::{Device, Tensor as CandleTensor};
 use stolon_checkpoint::config::{NormKind, NormPlacement, TensorRole, TensorSpec};
 use stolon_checkpoint::{
-    Architecture, DecoderConfig, LayerConfig, RopeScaling, TensorType, Weights,
+    Activation, Architecture, AttentionConfig, DecoderConfig, FeedForwardConfig, LatentConfig,
+    LayerConfig, MixerConfig, RopeScaling, TensorType, Weights,
 };
 
 #[path = "gguf_delta_net.rs"]
@@ -149,6 +150,28 @@ fn gguf_name(name: &str, post_norms: bool) -> String {
     format!("blk.{layer}.{gguf}.{kind}")
 }
 
+/// The number of query heads and of KV heads, and of the elements of each and those of them that are
+/// rotated, in the first layer with attention.
+fn heads(config: &DecoderConfig) -> [usize; 4] {
+    let sizes = |mixer: &MixerConfig| match mixer {
+        MixerConfig::Attention(AttentionConfig {
+            heads, kv_heads, head_dim, rotary_dim, ..
+        }) => Some([*heads, *kv_heads, *head_dim, *rotary_dim]),
+        MixerConfig::Latent(LatentConfig { heads, sizes, .. }) => {
+            Some([*heads, 1, sizes.kept_dim(), sizes.rotary_dim])
+        }
+        _ => None,
+    };
+    config.mixers().find_map(sizes).expect("attention")
+}
+
+/// The width of the first MLP for all tokens, or of the experts if there is none.
+fn width(config: &DecoderConfig) -> usize {
+    let mut mlps = config.layers.iter().filter_map(|layer| layer.mlp.as_ref()?.dense());
+    let dense = mlps.next().map(|mlp| mlp.width);
+    dense.or(config.experts().map(|experts| experts.width)).expect("an MLP")
+}
+
 /// Adds the metadata of the configuration.
 fn metadata(config: &DecoderConfig, file: &mut GgufWriter) {
     let prefix = match config.architecture {
@@ -159,15 +182,15 @@ fn metadata(config: &DecoderConfig, file: &mut GgufWriter) {
         Architecture::Qwen3Moe => "qwen3moe",
         Architecture::GptOss => "gpt-oss",
         Architecture::Olmo3 => "olmo2",
-        Architecture::GraniteHybrid if config.mamba2.is_some() => "granitehybrid",
+        Architecture::GraniteHybrid if config.mamba2().is_some() => "granitehybrid",
         Architecture::GraniteHybrid => "granite",
         Architecture::Glm4Moe => "glm4moe",
         Architecture::Mistral4 => "mistral4",
         Architecture::KimiLinear => "kimi-linear",
-        _ if config.latent.is_some() => "deepseek2",
+        _ if config.latent().is_some() => "deepseek2",
         Architecture::Ministral3 => "mistral3",
         Architecture::Lfm2Moe => "lfm2moe",
-        Architecture::NemotronH if config.experts.is_some() => "nemotron_h_moe",
+        Architecture::NemotronH if config.experts().is_some() => "nemotron_h_moe",
         Architecture::FalconH1 => "falcon-h1",
         Architecture::Qwen35 => "qwen35",
         Architecture::Qwen35Moe => "qwen35moe",
@@ -181,21 +204,22 @@ fn metadata(config: &DecoderConfig, file: &mut GgufWriter) {
         let sections = sections.iter().chain(&[0]).map(|pairs| *pairs as i32).collect();
         file.set(&format!("{prefix}.rope.dimension_sections"), Meta::I32s(sections));
     }
+    let [heads, kv_heads, head_dim, rotary_dim] = heads(config);
     let numbers = [
         ("context_length", config.max_positions),
         ("embedding_length", config.hidden_size),
         ("block_count", config.layers.len()),
-        ("feed_forward_length", config.intermediate_size),
-        ("attention.head_count", config.num_heads),
-        ("attention.head_count_kv", config.num_kv_heads),
-        ("attention.key_length", config.head_dim),
-        ("attention.value_length", config.head_dim),
-        ("rope.dimension_count", config.rotary_dim()),
+        ("feed_forward_length", width(config)),
+        ("attention.head_count", heads),
+        ("attention.head_count_kv", kv_heads),
+        ("attention.key_length", head_dim),
+        ("attention.value_length", head_dim),
+        ("rope.dimension_count", rotary_dim),
     ];
     let nemotron = config.architecture == Architecture::NemotronH;
     for (key, number) in numbers {
-        let is_hybrid = config.convolution_taps.is_some()
-            || config.mamba2.is_some()
+        let is_hybrid = config.convolution().is_some()
+            || config.mamba2().is_some()
             || config.architecture == Architecture::KimiLinear;
         let by_layer = is_hybrid && config.architecture != Architecture::FalconH1;
         let list = |has: fn(&LayerConfig) -> bool| {
@@ -206,22 +230,22 @@ fn metadata(config: &DecoderConfig, file: &mut GgufWriter) {
             "attention.head_count_kv" if by_layer => list(LayerConfig::has_attention),
             "feed_forward_length" if nemotron => list(|layer| layer.mlp.is_some()),
             // It is computed without the key `head_dim`.
-            "rope.dimension_count" if nemotron => {
-                Meta::U32((config.hidden_size / config.num_heads) as u32)
-            }
+            "rope.dimension_count" if nemotron => Meta::U32((config.hidden_size / heads) as u32),
             _ if config.architecture == Architecture::Gemma4 => of_gemma4(config, key, number),
             _ => Meta::U32(number as u32),
         };
         file.set(&format!("{prefix}.{key}"), value);
     }
     if config.architecture == Architecture::Gemma4 {
-        let shared = config.layers.iter().filter(|layer| layer.kv_source.is_some()).count();
+        let attentions = config.layers.iter().filter_map(LayerConfig::attention);
+        let shared = attentions.filter(|attention| !attention.has_own_kv()).count();
+        let per_layer = config.per_layer_input.map_or(0, |input| input.width);
         for (key, number) in [
-            ("attention.key_length_swa", config.head_dim),
-            ("attention.value_length_swa", config.head_dim),
-            ("rope.dimension_count_swa", config.head_dim),
+            ("attention.key_length_swa", head_dim),
+            ("attention.value_length_swa", head_dim),
+            ("rope.dimension_count_swa", head_dim),
             ("attention.shared_kv_layers", shared),
-            ("embedding_length_per_layer_input", config.per_layer_input.unwrap_or(0)),
+            ("embedding_length_per_layer_input", per_layer),
         ] {
             file.set(&format!("{prefix}.{key}"), Meta::U32(number as u32));
         }
@@ -230,13 +254,13 @@ fn metadata(config: &DecoderConfig, file: &mut GgufWriter) {
         file.set(&format!("{prefix}.expert_gating_func"), Meta::U32(2));
         file.set(&format!("{prefix}.leading_dense_block_count"), Meta::U32(1));
     }
-    if let Some(taps) = config.convolution_taps {
-        file.set(&format!("{prefix}.shortconv.l_cache"), Meta::U32(taps as u32));
+    if let Some(convolution) = config.convolution() {
+        file.set(&format!("{prefix}.shortconv.l_cache"), Meta::U32(convolution.taps as u32));
     }
-    if let Some(delta_net) = &config.delta_net {
+    if let Some(delta_net) = config.delta_net() {
         gguf_delta_net::metadata(delta_net, prefix, file);
     }
-    if let Some(mamba2) = &config.mamba2 {
+    if let Some(mamba2) = config.mamba2() {
         for (key, number) in [
             ("ssm.conv_kernel", mamba2.taps),
             ("ssm.state_size", mamba2.state_dim),
@@ -247,9 +271,9 @@ fn metadata(config: &DecoderConfig, file: &mut GgufWriter) {
             file.set(&format!("{prefix}.{key}"), Meta::U32(number as u32));
         }
     }
-    if let Some(experts) = &config.experts {
+    if let Some(experts) = config.experts() {
         let shared = experts.shared_width;
-        let glm = config.architecture == Architecture::Glm4Moe || config.latent.is_some();
+        let glm = config.architecture == Architecture::Glm4Moe || config.latent().is_some();
         let numbers = [
             ("expert_count", Some(experts.count)),
             ("expert_used_count", Some(experts.per_token)),
@@ -281,26 +305,31 @@ fn metadata(config: &DecoderConfig, file: &mut GgufWriter) {
         _ => config.logit_scale.map(|factor| 1.0 / factor),
     };
     for (key, number) in [
-        ("attention.scale", granite.then_some(config.attention_scale)),
+        (
+            "attention.scale",
+            config.attention().filter(|_| granite).map(|attention| attention.scale),
+        ),
         ("embedding_scale", config.embedding_scale.filter(|_| granite)),
         ("residual_scale", config.residual_scale),
         ("logit_scale", logit_scale),
-        ("attn_logit_softcapping", config.attention_softcap),
+        ("attn_logit_softcapping", config.attention().and_then(|attention| attention.softcap)),
         ("final_logit_softcapping", config.logit_softcap),
     ] {
         if let Some(number) = number {
             file.set(&format!("{prefix}.{key}"), Meta::F32(number));
         }
     }
-    if let Some(scaling) = config.query_scaling {
+    let scaling = config.attention().and_then(|attention| attention.query_scaling);
+    let of_latent = config.latent().and_then(|latent| latent.query_scaling);
+    if let Some(scaling) = scaling.or(of_latent) {
         file.set(&format!("{prefix}.attention.temperature_scale"), Meta::F32(scaling.beta));
-        if config.latent.is_none() {
+        if config.latent().is_none() {
             file.set(&format!("{prefix}.rope.scaling.yarn_log_multiplier"), Meta::F32(1.0));
         }
     }
-    if let Some(window) = config.layers[0].sliding_window {
+    if let Some(window) = config.layers[0].sliding_window() {
         file.set(&format!("{prefix}.attention.sliding_window"), Meta::U32(window as u32));
-        let pattern = config.layers.iter().map(|l| l.sliding_window.is_some()).collect();
+        let pattern = config.layers.iter().map(|l| l.sliding_window().is_some()).collect();
         file.set(&format!("{prefix}.attention.sliding_window_pattern"), Meta::Bools(pattern));
     }
     match &config.ropes[0].scaling {
@@ -326,7 +355,7 @@ fn metadata(config: &DecoderConfig, file: &mut GgufWriter) {
             file.set(&key, Meta::U32(*original as u32));
         }
         RopeScaling::FirstPairs { pairs, .. } => {
-            let count = config.rope_dim(0) / 2;
+            let count = config.rope_dim(0).expect("attention") / 2;
             let divisor = |pair: usize| if pair < *pairs { 1.0_f32 } else { 1e30 };
             let bytes = (0..count).flat_map(|pair| divisor(pair).to_le_bytes()).collect();
             file.tensors.push(("rope_freqs.weight".into(), vec![count], 0, bytes));
@@ -334,10 +363,10 @@ fn metadata(config: &DecoderConfig, file: &mut GgufWriter) {
         RopeScaling::Llama3 { .. } => {
             let plain =
                 stolon_checkpoint::Rope { scaling: RopeScaling::None, ..config.ropes[0].clone() };
-            let plain = plain.inverse_frequencies(config.head_dim);
-            let scaled = config.ropes[0].inverse_frequencies(config.head_dim);
+            let plain = plain.inverse_frequencies(head_dim);
+            let scaled = config.ropes[0].inverse_frequencies(head_dim);
             let divisors = plain.iter().zip(&scaled).flat_map(|(p, s)| (p / s).to_le_bytes());
-            let shape = vec![config.head_dim / 2];
+            let shape = vec![head_dim / 2];
             file.tensors.push(("rope_freqs.weight".into(), shape, 0, divisors.collect()));
         }
         _ => {}
@@ -347,15 +376,17 @@ fn metadata(config: &DecoderConfig, file: &mut GgufWriter) {
 /// A number of the metadata of Gemma 4, whose layers may differ.
 fn of_gemma4(config: &DecoderConfig, key: &str, number: usize) -> Meta {
     let layers = || 0..config.layers.len();
+    let attention = |layer: usize| config.layers[layer].attention().expect("attention");
     let list =
         |of: &dyn Fn(usize) -> usize| Meta::I32s(layers().map(|layer| of(layer) as i32).collect());
     match key {
-        "attention.head_count_kv" => list(&|layer| config.heads(layer).kv_heads),
+        "attention.head_count_kv" => list(&|layer| attention(layer).kv_heads),
         "feed_forward_length" => {
-            list(&|layer| config.layers[layer].intermediate_size.unwrap_or(number))
+            let width = |layer: &LayerConfig| layer.mlp.as_ref()?.dense().map(|mlp| mlp.width);
+            list(&|layer| width(&config.layers[layer]).expect("an MLP"))
         }
         "attention.key_length" | "attention.value_length" | "rope.dimension_count" => {
-            Meta::U32(config.heads(config.layers.len() - 1).head_dim as u32)
+            Meta::U32(attention(config.layers.len() - 1).head_dim as u32)
         }
         _ => Meta::U32(number as u32),
     }
@@ -402,22 +433,28 @@ fn is_shared(config: &DecoderConfig, name: &str) -> bool {
 
 /// The factor by which the converter multiplies a tensor of Falcon-H1.
 fn multiplier(config: &DecoderConfig, name: &str) -> f32 {
-    let Some(multipliers) = config.multipliers else { return 1.0 };
-    let [gates, values, keys, queries, steps] = multipliers.mamba_inputs;
+    if config.architecture != Architecture::FalconH1 {
+        return 1.0;
+    }
+    let attention = config.attention().expect("attention");
+    let mamba2 = config.mamba2().expect("Mamba-2");
+    let Some(FeedForwardConfig::Dense(mlp)) = config.layers[0].mlp else { panic!("an MLP") };
+    let Activation::Gated(gate) = mlp.activation else { panic!("a gate") };
+    let [gates, values, keys, queries, steps] = mamba2.input_factors;
     // The writer takes values, keys and queries as one matrix.
     assert!(values == keys && keys == queries);
-    let scores = config.attention_scale * (config.head_dim as f32).sqrt();
+    let scores = attention.scale * (attention.head_dim as f32).sqrt();
     let factors = [
         ("embed_tokens", config.embedding_scale.unwrap_or(1.0)),
         ("lm_head", config.logit_scale.unwrap_or(1.0)),
         ("k_proj", scores),
-        ("o_proj", multipliers.attention_output),
-        ("mamba.out_proj", multipliers.mamba_output),
+        ("o_proj", attention.output_factor),
+        ("mamba.out_proj", mamba2.output_factor),
         ("in_proj.gate", gates),
         ("in_proj.xbc", values),
         ("in_proj.step", steps),
-        ("mlp.gate_proj", multipliers.mlp_gate),
-        ("mlp.down_proj", multipliers.mlp_output),
+        ("mlp.gate_proj", gate.factor),
+        ("mlp.down_proj", mlp.output_factor),
     ];
     factors.into_iter().find(|(part, _)| name.contains(part)).map_or(1.0, |(_, factor)| factor)
 }
@@ -440,6 +477,7 @@ pub(crate) fn gguf_of(config: &DecoderConfig, weights: &Weights, dtype: TensorTy
             | Architecture::Glm4
             | Architecture::Ernie45
     );
+    let [heads, kv_heads, head_dim, rotary_dim] = heads(config);
     for spec in config.tensors() {
         let Some((mut values, mut shape)) = gguf_delta_net::converted(config, weights, &spec)
         else {
@@ -448,11 +486,10 @@ pub(crate) fn gguf_of(config: &DecoderConfig, weights: &Weights, dtype: TensorTy
         let factor = multiplier(config, &spec.name);
         values.iter_mut().for_each(|value| *value *= factor);
         if llama && spec.name.contains("q_proj") {
-            values = interleaved(&values, config.num_heads, config.head_dim, config.rotary_dim());
+            values = interleaved(&values, heads, head_dim, rotary_dim);
         }
         if llama && spec.name.contains("k_proj") {
-            values =
-                interleaved(&values, config.num_kv_heads, config.head_dim, config.rotary_dim());
+            values = interleaved(&values, kv_heads, head_dim, rotary_dim);
         }
         values = gguf_latent::rows(config, &spec, values);
         if spec.role == TensorRole::Norm {
@@ -462,7 +499,7 @@ pub(crate) fn gguf_of(config: &DecoderConfig, weights: &Weights, dtype: TensorTy
             values.iter_mut().for_each(|value| *value = -value.exp());
             shape.push(1);
         }
-        if let (Some(mamba2), true) = (config.mamba2, spec.name.ends_with("mamba.norm.weight")) {
+        if let (Some(mamba2), true) = (config.mamba2(), spec.name.ends_with("mamba.norm.weight")) {
             shape = vec![mamba2.groups, values.len() / mamba2.groups];
         }
         let dtype = stored_type(&spec, dtype);
@@ -489,13 +526,13 @@ pub(crate) fn gguf_of(config: &DecoderConfig, weights: &Weights, dtype: TensorTy
         let post_norms = match config.norms {
             NormPlacement::Input => {
                 matches!(config.architecture, Architecture::GptOss | Architecture::Glm4Moe)
-                    || (config.delta_net.is_some() && config.latent.is_none())
+                    || (config.delta_net().is_some() && config.latent().is_none())
             }
             NormPlacement::Output | NormPlacement::InputAndOutput => true,
             NormPlacement::InputAndOutputOfGlm | NormPlacement::Parallel => false,
         };
         let name = match gguf_name(&spec.name, post_norms) {
-            name if config.convolution_taps.is_some() && name == "output_norm.weight" => {
+            name if config.convolution().is_some() && name == "output_norm.weight" => {
                 "token_embd_norm.weight".to_owned()
             }
             name if config.architecture == Architecture::FalconH1 => {

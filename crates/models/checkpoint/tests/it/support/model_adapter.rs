@@ -17,7 +17,7 @@ pub(crate) fn whole_adapter(
 ) -> AdapterWriter {
     let mut adapter = AdapterWriter::new(rank, seed);
     for layer in config.weights().layers {
-        let gated = config.output_gate;
+        let gated = config.attention().is_some_and(|attention| attention.output_gate);
         let mut linears: Vec<LinearWeights> = layer.mixers.into_iter().flat_map(of_mixer).collect();
         let mlps: Vec<MlpWeights> = match layer.mlp {
             Some(FeedForwardWeights::Dense(mlp)) => vec![mlp],
@@ -27,10 +27,10 @@ pub(crate) fn whole_adapter(
             }
             None => Vec::new(),
         };
-        for MlpWeights { inputs, down } in mlps {
+        for MlpWeights { inputs, down, output_factor: _ } in mlps {
             match inputs {
-                MlpInputs::Gated(gate_up) => linears.extend(gate_up.parts),
-                MlpInputs::Plain(up) => linears.push(up),
+                MlpInputs::Gated(gate_up, _) => linears.extend(gate_up.parts),
+                MlpInputs::Plain(up, _) => linears.push(up),
             }
             linears.push(down);
         }

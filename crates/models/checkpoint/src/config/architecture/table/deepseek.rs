@@ -7,7 +7,7 @@ use super::super::{
 };
 use super::mixtures::MIXTRAL_EXPERTS;
 use super::{LLAMA, gguf};
-use crate::config::{LatentConfig, RopeScaling};
+use crate::config::{LatentSizes, RopeScaling};
 
 /// Without the name that GGUF files have: that of DeepSeek-V3.
 const NO_NAME: Gguf = Gguf { adjacent: true, normalized_experts: false, ..gguf(&[]) };
@@ -21,7 +21,7 @@ pub(super) const DEEPSEEK_V2: Description = Description {
     // There is an option with biases of latent attention, which no model has.
     qkv_bias: Bias::Never,
     output_bias: Bias::Never,
-    latent: Some(LatentConfig {
+    latent: Some(LatentSizes {
         width: 512,
         rotary_dim: 64,
         key_dim: 128,
@@ -93,7 +93,7 @@ pub(super) const GLM4_MOE_LITE: Description = Description {
         rms_norm_eps: 1e-5,
         ..DEEPSEEK_V3.defaults
     },
-    latent: Some(LatentConfig {
+    latent: Some(LatentSizes {
         width: 512,
         rotary_dim: 64,
         key_dim: 192,
@@ -156,7 +156,7 @@ pub(super) const MISTRAL4: Description = Description {
         max_positions: 1_048_576,
         ..LLAMA.defaults
     },
-    latent: Some(LatentConfig {
+    latent: Some(LatentSizes {
         width: 256,
         rotary_dim: 64,
         key_dim: 64,

@@ -2,7 +2,8 @@
 
 use super::super::Architecture::*;
 use super::super::{
-    AttentionScale, Bias, Defaults, Description, Gate, Gguf, Pattern, Rotation, Softcaps, Windows,
+    AttentionScale, Bias, Defaults, Description, Dialect, Gate, Gguf, Pattern, Rotation, Softcaps,
+    Windows,
 };
 use super::{LLAMA, gguf};
 use crate::config::{NormPlacement, QkNorm};
@@ -68,7 +69,7 @@ pub(super) const GEMMA4: Description = Description {
     },
     norm_offset: 0.0,
     value_norm: true,
-    gemma4: true,
+    dialect: Dialect::Gemma4,
     attention_scale: AttentionScale::One,
     rotation: Rotation { proportional: Some(0.25), ..GEMMA3.rotation },
     gguf: gguf(&["gemma4"]),

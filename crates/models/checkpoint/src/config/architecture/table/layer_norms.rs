@@ -1,7 +1,7 @@
 //! The rows of architectures with layer norms.
 
 use super::super::Architecture::*;
-use super::super::{Bias, Defaults, Description, Gate, Gguf, Pattern, Rotation, Windows};
+use super::super::{Bias, Defaults, Description, Dialect, Gate, Gguf, Pattern, Rotation, Windows};
 use super::{LLAMA, NO_GGUF, gguf};
 use crate::config::{NormKind, NormPlacement};
 
@@ -93,7 +93,7 @@ pub(super) const MOONDREAM2: Description = Description {
     mlp_gate: false,
     norms: NormPlacement::Parallel,
     norm_kind: NormKind::Layer,
-    moondream: true,
+    dialect: Dialect::Moondream,
     gate: Gate::Gelu,
     rotation: Rotation { partial: Some(0.5), ..LLAMA.rotation },
     gguf: NO_GGUF,

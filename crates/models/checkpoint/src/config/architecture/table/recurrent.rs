@@ -8,7 +8,7 @@ use super::super::{
 use super::deepseek::{DEEPSEEK_V3, V3_EXPERTS};
 use super::mixtures::MIXTRAL_EXPERTS;
 use super::{LLAMA, QWEN3, gguf};
-use crate::config::{DeltaNetConfig, DeltaNetKind, LatentConfig};
+use crate::config::{DeltaNetConfig, DeltaNetKind, LatentSizes};
 
 const DELTA_NET: DeltaNetConfig = DeltaNetConfig {
     kind: DeltaNetKind::Gated,
@@ -112,7 +112,7 @@ pub(super) const KIMI_LINEAR: Description = Description {
         bos_token_id: Some(163_584),
         ..LLAMA.defaults
     },
-    latent: Some(LatentConfig {
+    latent: Some(LatentSizes {
         width: 512,
         rotary_dim: 64,
         key_dim: 128,

@@ -3,7 +3,15 @@
 use stolon_kernels::KvLayout;
 
 use super::*;
-use crate::config::{HeadShape, MlpKind};
+use crate::config::{FeedForwardConfig, PerLayerInput};
+
+/// The sizes of the heads of layer `layer`.
+fn heads(config: &DecoderConfig, layer: usize) -> HeadShape {
+    let AttentionConfig { kv_heads, head_dim, .. } =
+        *config.layers[layer].attention().expect("attention");
+    HeadShape { kv_heads, head_dim }
+}
+
 use crate::kv::{KvShape, KvType};
 
 /// The published text configuration of Gemma 4 E2B, with the keys of `extra`.
@@ -45,20 +53,24 @@ fn layers_share_keys_and_values() {
     let parsed = read(e2b(&json!({}))).unwrap();
     assert_eq!(parsed.eos_token_ids, [1, 106]);
     let config = parsed.decoder;
-    assert_eq!((config.norm_offset, config.attention_scale), (0.0, 1.0));
-    assert_eq!((config.per_layer_input, config.layer_scales), (Some(256), true));
-    assert_eq!((config.logit_softcap, config.value_norm), (Some(30.0), true));
-    assert_eq!((config.rope_dim(0), config.rope_dim(1)), (512, 256));
+    assert_eq!((config.norm_offset, attention(&config).scale), (0.0, 1.0));
+    let per_layer = PerLayerInput { width: 256, gate: GateFunction::GeluTanh };
+    assert_eq!((config.per_layer_input, config.layer_scales), (Some(per_layer), true));
+    assert_eq!((config.logit_softcap, attention(&config).value_norm), (Some(30.0), true));
+    assert_eq!((config.rope_dim(0), config.rope_dim(1)), (Some(512), Some(256)));
     let scaling = RopeScaling::FirstPairs { pairs: 64, factor: 1.0 };
     assert_eq!(config.ropes, [Rope { scaling, ..plain(1e6) }, plain(1e4)]);
-    assert_eq!(config.heads(0), HeadShape { kv_heads: 1, head_dim: 256 });
-    assert_eq!(config.heads(4), HeadShape { kv_heads: 1, head_dim: 512 });
+    assert_eq!(heads(&config, 0), HeadShape { kv_heads: 1, head_dim: 256 });
+    assert_eq!(heads(&config, 4), HeadShape { kv_heads: 1, head_dim: 512 });
     for (index, layer) in config.layers.iter().enumerate() {
         let is_local = index % 5 != 4;
-        assert_eq!(layer.sliding_window, is_local.then_some(512));
+        assert_eq!(layer.sliding_window(), is_local.then_some(512));
         let source = (index >= 15).then_some(if is_local { 13 } else { 14 });
-        assert_eq!(layer.kv_source, source, "{index}");
-        assert_eq!(layer.intermediate_size, source.map(|_| 12_288));
+        let expected = source.map_or(KeysAndValues::Own, KeysAndValues::OfLayer);
+        let attention = layer.attention().expect("attention");
+        assert_eq!(attention.keys_and_values, expected, "{index}");
+        let width = layer.mlp.as_ref().and_then(|mlp| mlp.dense()).map(|mlp| mlp.width);
+        assert_eq!(width, Some(if source.is_some() { 12_288 } else { 6144 }));
     }
     assert_eq!(config.last_keeping_layer(), 14);
     let shape = KvShape::of(&config, 1, KvType::Bf16, |_| KvLayout::Rows);
@@ -80,12 +92,21 @@ fn experts_and_shared_projections_are_read() {
         "layer_types": types, "use_double_wide_mlp": false,
     });
     let config = decoder(e2b(&text));
-    assert_eq!(config.heads(0), HeadShape { kv_heads: 8, head_dim: 256 });
-    assert_eq!(config.heads(5), HeadShape { kv_heads: 2, head_dim: 512 });
-    let values_from_keys = config.layers.iter().map(|layer| layer.values_from_keys);
+    assert_eq!(heads(&config, 0), HeadShape { kv_heads: 8, head_dim: 256 });
+    assert_eq!(heads(&config, 5), HeadShape { kv_heads: 2, head_dim: 512 });
+    let values_from_keys = config
+        .layers
+        .iter()
+        .filter_map(|layer| layer.attention())
+        .map(|attention| attention.keys_and_values == KeysAndValues::OneMatrix);
     assert_eq!(values_from_keys.collect::<Vec<_>>(), [false, false, false, false, false, true]);
-    assert!(config.layers.iter().all(|layer| layer.mlp == Some(MlpKind::DenseAndExperts)));
-    let experts = config.experts.unwrap();
+    assert!(
+        config
+            .layers
+            .iter()
+            .all(|layer| { matches!(layer.mlp, Some(FeedForwardConfig::DenseAndExperts(..))) })
+    );
+    let experts = config.experts().copied().unwrap();
     assert_eq!((experts.count, experts.per_token, experts.width), (128, 8, 704));
     assert!(experts.normalized && experts.scaled_router);
     assert_eq!(config.per_layer_input, None);

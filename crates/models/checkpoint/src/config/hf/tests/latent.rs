@@ -1,7 +1,7 @@
 //! Configurations of models with latent attention.
 
 use super::*;
-use crate::config::{ExpertGroups, LatentConfig};
+use crate::config::{ExpertGroups, LatentSizes};
 use crate::kv::{KvShape, KvType};
 
 /// Goal: the published configuration of DeepSeek-V2-Lite is read: queries without a low rank, no
@@ -26,16 +26,16 @@ fn deepseek_v2_lite_is_read() {
         "torch_dtype": "bfloat16", "v_head_dim": 128, "vocab_size": 102_400,
     }));
     let sizes =
-        LatentConfig { width: 512, rotary_dim: 64, key_dim: 128, value_dim: 128, query_rank: None };
-    assert_eq!(config.latent, Some(sizes));
-    assert_eq!((config.num_heads, config.num_kv_heads, config.head_dim), (16, 1, 576));
-    assert!(config.layers.iter().all(|layer| layer.mixers == [MixerKind::Latent]));
+        LatentSizes { width: 512, rotary_dim: 64, key_dim: 128, value_dim: 128, query_rank: None };
+    let latent = *config.latent().expect("latent attention");
+    assert_eq!((latent.heads, latent.sizes, latent.sizes.kept_dim()), (16, sizes, 576));
+    assert!(config.mixers().all(|mixer| *mixer == MixerConfig::Latent(latent)));
     let magnitude = 0.0707 * 40_f64.ln() + 1.0;
-    let scale = f64::from(config.attention_scale) * 192_f64.sqrt();
+    let scale = f64::from(latent.scale) * 192_f64.sqrt();
     assert!((scale - magnitude * magnitude).abs() < 1e-6, "{scale}");
     assert!((config.ropes[0].attention_factor() - 1.0).abs() < 1e-6);
     assert_eq!(config.max_positions, 163_840);
-    let experts = config.experts.expect("experts");
+    let experts = config.experts().copied().expect("experts");
     assert_eq!((experts.count, experts.per_token, experts.shared_width), (64, 6, Some(2816)));
     assert_eq!((experts.groups, experts.scale, experts.normalized), (None, 1.0, false));
     let shape = KvShape::of(&config, 16, KvType::Bf16, |_| stolon_kernels::KvLayout::Rows);
@@ -48,17 +48,20 @@ fn deepseek_v2_lite_is_read() {
 /// latter with experts may be listed.
 #[test]
 fn missing_keys_have_the_defaults_of_transformers() {
-    let experts = |config: &DecoderConfig| config.experts.expect("experts");
+    let experts = |config: &DecoderConfig| config.experts().copied().expect("experts");
     let dense =
         |config: &DecoderConfig| config.layers.iter().filter(|layer| !layer.has_experts()).count();
     let v3 = decoder(json!({ "model_type": "deepseek_v3" }));
-    assert_eq!(v3.latent.and_then(|latent| latent.query_rank), Some(1536));
+    assert_eq!(v3.latent().and_then(|latent| latent.sizes.query_rank), Some(1536));
     assert_eq!(experts(&v3).groups, Some(ExpertGroups { count: 8, used: 4, best: 2 }));
     assert_eq!((experts(&v3).scale, dense(&v3)), (2.5, 3));
     assert_eq!((v3.parameter_count() as f64 / 1e9).round(), 671.0);
     let flash = decoder(json!({ "model_type": "glm4_moe_lite" }));
     assert_eq!((experts(&flash).groups, experts(&flash).scale), (None, 1.8));
-    assert_eq!((dense(&flash), flash.latent.map(|latent| latent.query_dim())), (1, Some(256)));
+    assert_eq!(
+        (dense(&flash), flash.latent().map(|latent| latent.sizes.query_dim())),
+        (1, Some(256))
+    );
     let types = json!({
         "model_type": "glm4_moe_lite", "num_hidden_layers": 3,
         "mlp_layer_types": ["sparse", "dense", "sparse"],
@@ -66,12 +69,13 @@ fn missing_keys_have_the_defaults_of_transformers() {
     let listed = decoder(types).layers.iter().map(|layer| layer.has_experts()).collect::<Vec<_>>();
     assert_eq!(listed, [true, false, true]);
     let youtu = decoder(json!({ "model_type": "youtu" }));
-    assert_eq!((youtu.experts, youtu.tie_word_embeddings), (None, true));
+    assert_eq!((youtu.experts(), youtu.tie_word_embeddings), (None, true));
     assert_eq!((youtu.parameter_count() as f64 / 1e8).round(), 20.0);
     let small4 = decoder(json!({ "model_type": "mistral4" }));
-    assert_eq!(small4.query_scaling, Some(QueryScaling { beta: 0.1, step: 8192 }));
+    let latent = small4.latent().expect("latent attention");
+    assert_eq!(latent.query_scaling, Some(QueryScaling { beta: 0.1, step: 8192 }));
     let magnitude = 0.1 * 128_f64.ln() + 1.0;
-    let scale = f64::from(small4.attention_scale) * 128_f64.sqrt();
+    let scale = f64::from(latent.scale) * 128_f64.sqrt();
     assert!((scale - magnitude * magnitude).abs() < 1e-6, "{scale}");
     assert_eq!((small4.parameter_count() as f64 / 1e9).round(), 119.0);
     let v2 = json!({ "model_type": "deepseek_v2" });

@@ -2,13 +2,15 @@
 
 use super::*;
 use crate::config::{
-    Activation, DeltaNetConfig, DeltaNetKind, LayerConfig, Mamba2Config, MlpKind, Multipliers,
+    Activation, DeltaNetConfig, DeltaNetKind, FeedForwardConfig, GateConfig, LayerConfig,
+    Mamba2Config,
 };
 
 /// The indices of the layers with Gated DeltaNet.
 fn recurrent(config: &DecoderConfig) -> Vec<usize> {
     let layers = config.layers.iter().enumerate();
-    let recurrent = layers.filter(|(_, layer)| layer.has(MixerKind::DeltaNet));
+    let recurrent =
+        layers.filter(|(_, layer)| matches!(layer.mixers[..], [MixerConfig::DeltaNet(_)]));
     recurrent.map(|(index, _)| index).collect()
 }
 
@@ -39,13 +41,13 @@ fn published_configurations_are_read() {
     let config = parsed.expect("a published configuration").decoder;
     assert_eq!((config.architecture, config.dtype), (Architecture::Qwen35, TensorType::Bf16));
     let rope = Rope { sections: Some([11, 11, 10]), ..plain(1e7) };
-    assert_eq!((config.rotary_dim(), &config.ropes[..]), (64, &[rope][..]));
-    assert_eq!((config.norm_offset, config.output_gate), (1.0, true));
+    assert_eq!((attention(&config).rotary_dim, &config.ropes[..]), (64, &[rope][..]));
+    assert_eq!((config.norm_offset, attention(&config).output_gate), (1.0, true));
     assert!(config.tie_word_embeddings);
-    let attention: Vec<usize> = (0..24).filter(|index| (index + 1) % 4 == 0).collect();
-    assert!(attention.iter().all(|index| config.layers[*index].rope == Some(0)));
-    assert_eq!(recurrent(&config).len() + attention.len(), 24);
-    let delta_net = config.delta_net.expect("recurrent layers");
+    let others: Vec<usize> = (0..24).filter(|index| (index + 1) % 4 == 0).collect();
+    assert!(others.iter().all(|index| config.layers[*index].rope() == Some(0)));
+    assert_eq!(recurrent(&config).len() + others.len(), 24);
+    let delta_net = config.delta_net().copied().expect("recurrent layers");
     // 16 heads of 128 x 128, and three inputs of 6,144 channels.
     assert_eq!(delta_net.shape().state_len(), 16 * 128 * 128 + 3 * 6144);
     assert_eq!(config, crate::random::preset("qwen3.5-0.8b").expect("a preset"));
@@ -70,15 +72,19 @@ fn missing_keys_have_defaults() {
         ("qwen3_next", 48, 2048, Some((512, 10, 512, Some(512), true))),
     ] {
         let config = decoder(json!({ "model_type": model_type }));
-        assert_eq!(config.delta_net, Some(default), "{model_type}");
+        assert_eq!(config.delta_net().copied(), Some(default), "{model_type}");
         assert_eq!((config.layers.len(), config.hidden_size), (layers, hidden_size));
-        assert_eq!((config.head_dim, config.rotary_dim()), (256, 64), "{model_type}");
+        assert_eq!(
+            (attention(&config).head_dim, attention(&config).rotary_dim),
+            (256, 64),
+            "{model_type}"
+        );
         assert_eq!(recurrent(&config).len(), layers / 4 * 3, "{model_type}");
         let of_experts = |experts: ExpertsConfig| {
             let ExpertsConfig { count, per_token, width, shared_width, normalized, .. } = experts;
             (count, per_token, width, shared_width, normalized)
         };
-        assert_eq!(config.experts.map(of_experts), experts, "{model_type}");
+        assert_eq!(config.experts().copied().map(of_experts), experts, "{model_type}");
     }
 }
 
@@ -88,7 +94,7 @@ fn layers_follow_the_configuration() {
     let layers = |extra: Value| {
         let base = json!({ "model_type": "qwen3_5_text", "num_hidden_layers": 4 });
         let config = decoder(with(base, &extra));
-        (recurrent(&config), config.delta_net.is_some())
+        (recurrent(&config), config.delta_net().copied().is_some())
     };
     assert_eq!(layers(json!({})), (vec![0, 1, 2], true));
     assert_eq!(layers(json!({ "full_attention_interval": 2 })), (vec![0, 2], true));
@@ -156,19 +162,20 @@ fn kimi_linear() -> Value {
 #[test]
 fn kimi_linear_follows_its_configuration() {
     let config = decoder(kimi_linear());
-    let attention: Vec<usize> = (0..27).filter(|index| index % 4 == 3 || *index == 26).collect();
-    let is_latent = |index: &usize| config.layers[*index].mixers == [MixerKind::Latent];
-    assert!(attention.iter().all(is_latent));
-    assert_eq!(recurrent(&config).len() + attention.len(), 27);
-    assert!(config.layers.iter().all(|layer| layer.rope.is_none()));
-    assert_eq!((config.num_kv_heads, config.head_dim), (1, 576));
+    let others: Vec<usize> = (0..27).filter(|index| index % 4 == 3 || *index == 26).collect();
+    let is_latent =
+        |index: &usize| matches!(config.layers[*index].mixers[..], [MixerConfig::Latent(_)]);
+    assert!(others.iter().all(is_latent));
+    assert_eq!(recurrent(&config).len() + others.len(), 27);
+    assert!(config.layers.iter().all(|layer| layer.rope().is_none()));
+    assert_eq!(config.latent().map(|latent| latent.sizes.kept_dim()), Some(576));
     // 32 heads of 128 x 128, and three inputs of 12,288 channels; a decay for each of 4,096 keys.
     let shape = config.recurrent_shape().expect("recurrent layers");
     assert_eq!(shape.state_len(), 32 * 128 * 128 + 3 * 12_288);
     assert_eq!((shape.decay_width(), shape.factor_width()), (4096, 4128));
     let billions = config.parameter_count() as f64 / 1e9;
     assert!((48.0..50.0).contains(&billions), "{billions}");
-    assert_eq!(config.layers[0].mlp, Some(MlpKind::Dense));
+    assert!(!config.layers[0].has_experts());
     assert!(config.layers[1..].iter().all(LayerConfig::has_experts));
     let bare = decoder(json!({ "model_type": "kimi_linear" }));
     let dtype = config.dtype;
@@ -230,12 +237,14 @@ fn mamba_layers_follow_the_configuration() {
         convolution_bias: true,
         norm: true,
         log_rates: true,
+        input_factors: [1.0; 5],
+        output_factor: 1.0,
     };
-    assert_eq!((config.mamba2, config.recurrent_layers()), (Some(mamba2), 3));
+    assert_eq!((config.mamba2().copied(), config.recurrent_layers()), (Some(mamba2), 3));
     // 64 heads of 128 x 64, and three inputs of 4,096 + 2 * 128 channels.
     assert_eq!(mamba2.shape().state_len(), 64 * 128 * 64 + 3 * 4352);
     let auto = decoder(with(base.clone(), &json!({ "mamba_d_head": "auto" })));
-    assert_eq!(auto.mamba2, Some(mamba2));
+    assert_eq!(auto.mamba2().copied(), Some(mamba2));
     for (key, value) in [
         ("mamba_d_head", json!(65)),
         ("mamba_n_groups", json!(3)),
@@ -272,13 +281,13 @@ fn layers_of_nemotron_are_mixers_or_mlps() {
         "vocab_size": 131_072,
     });
     let config = decoder(base.clone());
-    let mamba2 = config.mamba2.expect("Mamba-2");
+    let mamba2 = config.mamba2().copied().expect("Mamba-2");
     assert_eq!((mamba2.heads, mamba2.head_dim, mamba2.groups), (128, 80, 8));
     assert_eq!((config.recurrent_layers(), config.layers.len()), (27, 56));
-    assert_eq!((config.mlp_gate, config.activation), (false, Activation::SquaredRelu));
-    assert!(config.layers.iter().all(|layer| layer.rope.is_none()));
+    assert_eq!(dense(&config).activation, Activation::Plain(PlainFunction::SquaredRelu));
+    assert!(config.layers.iter().all(|layer| layer.rope().is_none()));
     assert!(config.layers.iter().all(|layer| layer.mixers.is_empty() == layer.mlp.is_some()));
-    assert!(config.experts.is_none());
+    assert!(config.experts().is_none());
     let billions = config.parameter_count() as f64 / 1e9;
     assert!((8.8..8.9).contains(&billions), "{billions}");
 
@@ -288,9 +297,11 @@ fn layers_of_nemotron_are_mixers_or_mlps() {
         "moe_shared_expert_intermediate_size": 48,
     });
     let config = decoder(with(base.clone(), &names));
-    let mlps = [None, Some(MlpKind::Experts), None, Some(MlpKind::Dense)];
-    assert_eq!(config.layers.iter().map(|layer| layer.mlp).collect::<Vec<_>>(), mlps);
-    let experts = config.experts.expect("experts");
+    assert!(matches!(
+        [0, 1, 2, 3].map(|layer| config.layers[layer].mlp),
+        [None, Some(FeedForwardConfig::Experts(_)), None, Some(FeedForwardConfig::Dense(_))]
+    ));
+    let experts = config.experts().copied().expect("experts");
     assert_eq!((experts.count, experts.width, experts.shared_width), (16, 32, Some(48)));
 
     for (key, value, expected) in [
@@ -342,30 +353,29 @@ fn layers_of_falcon_have_both_mixers_and_factors() {
         "ssm_out_multiplier": 0.236, "tie_word_embeddings": false, "vocab_size": 32_784,
     });
     let config = decoder(base.clone());
-    let mamba2 = config.mamba2.expect("Mamba-2");
+    let mamba2 = config.mamba2().copied().expect("Mamba-2");
     assert_eq!((mamba2.heads, mamba2.head_dim, mamba2.norm), (24, 64, false));
     assert_eq!((config.recurrent_layers(), config.layers.len()), (36, 36));
-    assert!(config.layers.iter().all(|layer| layer.has_attention() && layer.rope == Some(0)));
-    assert_eq!(config.attention_scale, 0.125 * 0.390_625);
+    assert!(config.layers.iter().all(|layer| layer.has_attention() && layer.rope() == Some(0)));
+    assert_eq!(attention(&config).scale, 0.125 * 0.390_625);
     assert_eq!((config.logit_scale, config.embedding_scale), (Some(0.039_062_5), Some(5.656_854)));
-    let multipliers = Multipliers {
-        attention_output: 0.9375,
-        mamba_output: 0.236,
-        mamba_inputs: [0.625, 0.3125, 0.9375, 1.25, 2.5],
-        mlp_gate: 0.883_883_5,
-        mlp_output: 0.585_937_5,
-    };
-    assert_eq!(config.multipliers, Some(multipliers));
+    assert_eq!(attention(&config).output_factor, 0.9375);
+    assert_eq!(mamba2.output_factor, 0.236);
+    assert_eq!(mamba2.input_factors, [0.625, 0.3125, 0.9375, 1.25, 2.5]);
+    let gate = GateConfig { function: GateFunction::Silu, factor: 0.883_883_5 };
+    assert_eq!(dense(&config).activation, Activation::Gated(gate));
+    assert_eq!(dense(&config).output_factor, 0.585_937_5);
     let millions = config.parameter_count() as f64 / 1e6;
     assert!((521.0..522.0).contains(&millions), "{millions}");
 
     // Queries, keys and values have the factor of the inputs.
     let scaled = decoder(with(base.clone(), &json!({ "attention_in_multiplier": 2.0 })));
-    assert_eq!(scaled.attention_scale, 4.0 * config.attention_scale);
-    assert_eq!(scaled.multipliers.map(|factors| factors.attention_output), Some(1.875));
+    assert_eq!(attention(&scaled).scale, 4.0 * attention(&config).scale);
+    assert_eq!(attention(&scaled).output_factor, 1.875);
     let plain = decoder(json!({ "model_type": "falcon_h1", "mamba_n_heads": 16 }));
-    assert_eq!((plain.multipliers, plain.logit_scale), (None, None));
-    assert_eq!(plain.mamba2.map(|mamba2| (mamba2.head_dim, mamba2.norm)), Some((64, false)));
+    assert_eq!((attention(&plain).output_factor, plain.logit_scale), (1.0, None));
+    assert_eq!(dense(&plain).activation, GateFunction::Silu.into());
+    assert_eq!(plain.mamba2().map(|mamba2| (mamba2.head_dim, mamba2.norm)), Some((64, false)));
 
     for (key, value, expected) in [
         ("mlp_multipliers", json!([1.0]), "2 numbers above 0"),

@@ -1,0 +1,249 @@
+//! Which models the decoder computes.
+//!
+//! [`Supported::of`] takes a configuration apart field by field and variant by variant. What it does
+//! not name does not compile, so that a part that is added to a configuration is either computed
+//! here or refused with an error.
+
+use stolon_checkpoint::config::{KeysAndValues, NormKind, NormPlacement, QkNorm};
+use stolon_checkpoint::{
+    Activation, AttentionConfig, DecoderConfig, ExpertsConfig, FeedForwardConfig, LayerConfig,
+    MixerConfig, MlpConfig, ModelError, QueryScaling,
+};
+
+use crate::OpenError;
+
+/// What the attention of all layers has in common.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) struct Supported {
+    /// Number of query heads.
+    pub(crate) heads: usize,
+    /// Number of key heads and of value heads.
+    pub(crate) kv_heads: usize,
+    /// Number of elements of a head.
+    pub(crate) head_dim: usize,
+    /// Number of leading elements of a head that are rotated.
+    pub(crate) rotary_dim: usize,
+    /// What the norms of queries and keys are applied to.
+    pub(crate) qk_norm: Option<QkNorm>,
+    /// Whether each head has an attention sink.
+    pub(crate) sinks: bool,
+    /// Factor of the scores.
+    pub(crate) scale: f32,
+    /// The cap of the scores, if they are bounded.
+    pub(crate) softcap: Option<f32>,
+    /// The factor of queries that depends on the position.
+    pub(crate) query_scaling: Option<QueryScaling>,
+}
+
+impl Supported {
+    /// What the layers of `config` have in common.
+    ///
+    /// # Errors
+    /// [`OpenError::Model`] if the decoder does not compute the model.
+    pub(crate) fn of(config: &DecoderConfig) -> Result<Self, OpenError> {
+        let DecoderConfig {
+            // In messages only.
+            architecture: _,
+            // Sizes of the weights, see `DecoderConfig::weights`, and of activations.
+            vocab_size: _,
+            hidden_size: _,
+            // Which weights there are.
+            tie_word_embeddings: _,
+            head_bias,
+            norms,
+            norm_kind,
+            // `Norm` and `layer::add`
+            rms_norm_eps: _,
+            norm_offset: _,
+            residual_scale: _,
+            per_layer_input,
+            layer_scales,
+            // `Decoder::embed`
+            embedding_scale: _,
+            // `Decoder::output`
+            logit_scale: _,
+            logit_softcap: _,
+            // `RopeTable`
+            ropes: _,
+            max_positions: _,
+            layers,
+            // The default compute type.
+            dtype: _,
+        } = config;
+        let is_parallel = match norms {
+            NormPlacement::Input
+            | NormPlacement::Output
+            | NormPlacement::InputAndOutput
+            | NormPlacement::InputAndOutputOfGlm => false,
+            NormPlacement::Parallel => true,
+        };
+        let is_rms = match norm_kind {
+            NormKind::Rms => true,
+            NormKind::Layer | NormKind::LayerWithoutBias => false,
+        };
+        if *head_bias || is_parallel || !is_rms || !layers.iter().all(has_known_parts) {
+            return Err(refused(config));
+        }
+        if *layer_scales || per_layer_input.is_some() {
+            return Err(refused_layers(config));
+        }
+        let mut all = layers.iter().map(|layer| Self::of_layer(config, layer));
+        let first = all.next().unwrap_or_else(|| Err(refused_layers(config)))?;
+        for other in all {
+            if other? != first {
+                return Err(refused_layers(config));
+            }
+        }
+        Ok(first)
+    }
+
+    /// The attention of a layer.
+    fn of_layer(config: &DecoderConfig, layer: &LayerConfig) -> Result<Self, OpenError> {
+        let LayerConfig { mixers, mlp } = layer;
+        let attention = match &mixers[..] {
+            [MixerConfig::Attention(attention)] => attention,
+            []
+            | [
+                MixerConfig::Attention(_)
+                | MixerConfig::Latent(_)
+                | MixerConfig::Convolution(_)
+                | MixerConfig::DeltaNet(_)
+                | MixerConfig::Mamba2(_),
+                ..,
+            ] => {
+                return Err(unsupported(
+                    "layer_types",
+                    "a layer with a convolution, a recurrent layer, or latent attention",
+                    "layers with attention; other layers are computed by the CPU backend",
+                ));
+            }
+        };
+        match mlp {
+            Some(FeedForwardConfig::Dense(_) | FeedForwardConfig::Experts(_)) => {}
+            Some(FeedForwardConfig::DenseAndExperts(..)) | None => {
+                return Err(refused_layers(config));
+            }
+        }
+        let AttentionConfig {
+            heads,
+            kv_heads,
+            head_dim,
+            rotary_dim,
+            // `Decoder::compute` and `Decoder::attend`
+            rope: _,
+            sliding_window: _,
+            keys_and_values,
+            // Which weights there are.
+            qkv_bias: _,
+            output_bias: _,
+            output_gate,
+            qk_norm,
+            value_norm,
+            // Refused by `has_known_parts`.
+            selective: _,
+            output_factor: _,
+            sinks,
+            scale,
+            softcap,
+            query_scaling,
+        } = *attention;
+        let has_own = match keys_and_values {
+            KeysAndValues::Own => true,
+            KeysAndValues::OneMatrix | KeysAndValues::OfLayer(_) => false,
+        };
+        if !has_own || value_norm {
+            return Err(refused_layers(config));
+        }
+        if output_gate {
+            return Err(unsupported(
+                "attn_output_gate",
+                "a gate of attention's output",
+                "attention without gates; these are computed by the CPU backend",
+            ));
+        }
+        Ok(Self {
+            heads,
+            kv_heads,
+            head_dim,
+            rotary_dim,
+            qk_norm,
+            sinks,
+            scale,
+            softcap,
+            query_scaling,
+        })
+    }
+}
+
+/// Whether a layer has neither MLPs without gates, nor factors within it, nor selective attention.
+fn has_known_parts(layer: &LayerConfig) -> bool {
+    let is_known = |activation: &Activation| match activation {
+        Activation::Gated(gate) => gate.factor == 1.0,
+        Activation::Plain(_) => false,
+    };
+    let is_known_mlp = |mlp: &MlpConfig| {
+        let MlpConfig { width: _, activation, bias: _, output_factor } = mlp;
+        is_known(activation) && *output_factor == 1.0
+    };
+    let is_known_mixture = |experts: &ExpertsConfig| {
+        let ExpertsConfig {
+            // `DecoderConfig::weights`, `experts::groups` and `ExpertsConfig::choose`
+            count: _,
+            per_token: _,
+            width: _,
+            activation,
+            bias: _,
+            scores: _,
+            normalized: _,
+            router_bias: _,
+            groups: _,
+            scale: _,
+            shared_width: _,
+            shared_gate: _,
+            scaled_router,
+            shifted,
+        } = experts;
+        is_known(activation) && !scaled_router && !shifted
+    };
+    let mlp_is_known = match &layer.mlp {
+        Some(FeedForwardConfig::Dense(mlp)) => is_known_mlp(mlp),
+        Some(FeedForwardConfig::Experts(experts)) => is_known_mixture(experts),
+        // Refused with the layers.
+        Some(FeedForwardConfig::DenseAndExperts(..)) | None => true,
+    };
+    let attention = layer.attention();
+    mlp_is_known
+        && attention.is_none_or(|attention| !attention.selective && attention.output_factor == 1.0)
+}
+
+/// The error for a model with layer norms, parallel layers, MLPs without a gate, factors within
+/// layers, selective attention or a bias of the output matrix.
+pub(crate) fn refused(config: &DecoderConfig) -> OpenError {
+    unsupported(
+        "model_type",
+        config.architecture.name(),
+        "a model with RMS norms, MLPs with gates that follow attention, no factors within layers, \
+         and no bias of the output matrix; other models are computed by the CPU backend",
+    )
+}
+
+/// The error for a model with what only Gemma 4 has: layers whose sizes differ, layers that share
+/// keys and values, norms of values, per-layer embeddings, factors of layers, and experts next to an
+/// MLP.
+fn refused_layers(config: &DecoderConfig) -> OpenError {
+    unsupported(
+        "model_type",
+        config.architecture.name(),
+        "a model whose layers have heads of the same size and their own keys and values, without \
+         per-layer embeddings; other models are computed by the CPU backend",
+    )
+}
+
+fn unsupported(key: &str, got: &str, expected: &str) -> OpenError {
+    OpenError::Model(ModelError::Unsupported {
+        file: "the configuration".to_owned(),
+        key: key.to_owned(),
+        got: got.to_owned(),
+        expected: expected.to_owned(),
+    })
+}
