@@ -62,7 +62,7 @@ use tracing::{Level, Span};
 use crate::api::options::MAX_CHOICES;
 use crate::handlers::{admin, cache_events, cache_files};
 use crate::routes::other_paths::OtherPaths;
-use crate::wire::{advice, body, error, flight, receive, reply, request_id, traces};
+use crate::wire::{advice, body, error, flight, receive, reply, request_id};
 
 pub use guard::access::{Access, Tenants};
 pub use guard::cors::Origins;
