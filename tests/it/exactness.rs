@@ -17,10 +17,9 @@ use support::Directory;
 
 use bits::bits;
 
-use crate::support::{bits, pictures, questions, tiers as support};
-
+use crate::support::{bits, tiers as support};
 #[cfg(feature = "images")]
-#[cfg(feature = "images")]
+use crate::support::{pictures, questions};
 
 /// Number of requests at the same time.
 const CLIENTS: usize = 6;

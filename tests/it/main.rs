@@ -8,15 +8,11 @@ mod support {
     #[path = "../../../crates/models/checkpoint/tests/it/support/model_adapter.rs"]
     pub(crate) mod model_adapter;
     pub(crate) mod pictures;
-    #[cfg(any(all(feature = "images", feature = "tiers"), feature = "images", feature = "tiers"))]
+    #[cfg(feature = "images")]
     pub(crate) mod questions;
     #[cfg(feature = "grammar")]
     pub(crate) mod schemas;
-    #[cfg(any(
-        all(feature = "images", feature = "tiers"),
-        feature = "object-store",
-        feature = "tiers"
-    ))]
+    #[cfg(feature = "tiers")]
     pub(crate) mod tiers;
 }
 

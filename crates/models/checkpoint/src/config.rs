@@ -63,9 +63,9 @@ pub(crate) const LAYERS_MAX: usize = 4096;
 /// Maximum number of elements of a head. Known models have up to 576.
 pub(crate) const HEAD_DIM_MAX: usize = 1 << 16;
 
-/// Per-layer embeddings (Gemma 4): each token has values for each layer, from an embedding of its own
-/// and a projection of the usual one. At the end of a layer, they are the other factor of a gated
-/// projection of the residual stream, whose result is added to it.
+/// Per-layer embeddings (Gemma 4): each token has values for each layer, from an embedding of its
+/// own and a projection of the usual one. At the end of a layer, they are the other factor of a
+/// gated projection of the residual stream, whose result is added to it.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct PerLayerInput {
     /// Number of values that a token has for each layer.

@@ -342,8 +342,8 @@ impl Decoder {
         }
     }
 
-    /// Adds what layer `index` computes of its per-layer embeddings to the residual stream of `rows`
-    /// rows, and multiplies the result by the factor of the layer, if it has them.
+    /// Adds what layer `index` computes of its per-layer embeddings to the residual stream of
+    /// `rows` rows, and multiplies the result by the factor of the layer, if it has them.
     fn finish_layer(&mut self, index: usize, rows: usize, workers: &Workers) {
         let (path, layer) = (self.path, &self.layers[index]);
         if let Some(own) = &layer.per_layer {
@@ -438,9 +438,9 @@ impl Decoder {
     }
 }
 
-/// For each mixer of each layer its index among those that keep the same: keys and values, inputs of
-/// convolutions, or states. Attention that reads the keys and values of another layer has the index
-/// of that layer.
+/// For each mixer of each layer its index among those that keep the same: keys and values, inputs
+/// of convolutions, or states. Attention that reads the keys and values of another layer has the
+/// index of that layer.
 fn kept_indices(config: &DecoderConfig) -> Vec<Vec<usize>> {
     let [mut keys, mut inputs, mut states] = [(); 3].map(|()| 0..);
     let mut all: Vec<Vec<usize>> = Vec::with_capacity(config.layers.len());

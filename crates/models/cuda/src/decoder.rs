@@ -47,7 +47,8 @@ impl Decoder {
         mut loader: Loader,
     ) -> std::result::Result<Self, OpenError> {
         let supported = Supported::of(&config)?;
-        // Configurations with per-layer embeddings or a bias of the output matrix are not supported.
+        // Configurations with per-layer embeddings or a bias of the output matrix are not
+        // supported.
         let DecoderWeights {
             embedding: spec,
             per_layer: _,

@@ -1,8 +1,8 @@
 //! Which models the decoder computes.
 //!
-//! [`Supported::of`] takes a configuration apart field by field and variant by variant. What it does
-//! not name does not compile, so that a part that is added to a configuration is either computed
-//! here or refused with an error.
+//! [`Supported::of`] takes a configuration apart field by field and variant by variant. What it
+//! does not name does not compile, so that a part that is added to a configuration is either
+//! computed here or refused with an error.
 
 use stolon_checkpoint::config::{KeysAndValues, NormKind, NormPlacement, QkNorm};
 use stolon_checkpoint::{
@@ -228,8 +228,8 @@ pub(crate) fn refused(config: &DecoderConfig) -> OpenError {
 }
 
 /// The error for a model with what only Gemma 4 has: layers whose sizes differ, layers that share
-/// keys and values, norms of values, per-layer embeddings, factors of layers, and experts next to an
-/// MLP.
+/// keys and values, norms of values, per-layer embeddings, factors of layers, and experts next to
+/// an MLP.
 fn refused_layers(config: &DecoderConfig) -> OpenError {
     unsupported(
         "model_type",

@@ -87,10 +87,10 @@ pub struct AttentionConfig {
     /// Whether each head of the values is normalized, by an RMS norm without weights (Gemma 4).
     pub value_norm: bool,
     /// Whether attention is selective (Moondream 3): queries and values have factors that depend on
-    /// the token and on its position, before the rotary embedding. With `x`, a token's queries, keys
-    /// and values one after the other, that of a head is
-    /// `tanh(w * gelu(x)) + sigmoid(alpha * ln(position + 1)) + 0.5`. Only with as many key heads as
-    /// query heads, and without norms, gates and factors of queries.
+    /// the token and on its position, before the rotary embedding. With `x`, a token's queries,
+    /// keys and values one after the other, that of a head is
+    /// `tanh(w * gelu(x)) + sigmoid(alpha * ln(position + 1)) + 0.5`. Only with as many key heads
+    /// as query heads, and without norms, gates and factors of queries.
     pub selective: bool,
     /// Whether each head has an attention sink: a learnt score that takes part in the softmax as
     /// one more position without a value.
@@ -115,7 +115,8 @@ impl AttentionConfig {
     }
 
     /// Lets the last `shared` of the layers read the keys and values of the last layer before them
-    /// that is of the same kind, with or without a sliding window. `None` if there is no such layer.
+    /// that is of the same kind, with or without a sliding window. `None` if there is no such
+    /// layer.
     pub(super) fn share_kv<'a>(
         shared: usize,
         layers: impl Iterator<Item = &'a mut Self>,

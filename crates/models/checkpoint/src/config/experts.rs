@@ -11,8 +11,9 @@ const EXPERTS_MAX: usize = 1024;
 /// is allocated for a malformed file.
 const EXPERTS_TOTAL_MAX: usize = 1 << 15;
 
-/// A mixture of experts. Each expert is an MLP. A router scores all experts for each token, and the outputs of the experts with the highest scores are added,
-/// weighted as [`Self::scores`] says. Among equal scores, the lower index wins.
+/// A mixture of experts. Each expert is an MLP. A router scores all experts for each token, and the
+/// outputs of the experts with the highest scores are added, weighted as [`Self::scores`] says.
+/// Among equal scores, the lower index wins.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct ExpertsConfig {
     /// Number of experts of a layer, at most 1024.

@@ -33,8 +33,8 @@ pub struct ConvolutionConfig {
 }
 
 impl MixerConfig {
-    /// Whether the mixer keeps something of each position that later positions need: keys and values
-    /// of its own, the inputs of a convolution, or a recurrent state.
+    /// Whether the mixer keeps something of each position that later positions need: keys and
+    /// values of its own, the inputs of a convolution, or a recurrent state.
     #[must_use]
     pub fn keeps_positions(&self) -> bool {
         match self {

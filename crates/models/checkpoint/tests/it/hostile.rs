@@ -1,7 +1,5 @@
 //! Tests loading of hostile and damaged model files: every one is an error, without a panic, a
 //! hang, or memory out of proportion to the file.
-#![allow(clippy::unwrap_used, reason = "a test's helpers fail by panicking")]
-
 #[path = "hostile/adapters.rs"]
 mod adapters;
 #[path = "hostile/config.rs"]

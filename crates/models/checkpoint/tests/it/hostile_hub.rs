@@ -1,7 +1,5 @@
 //! Tests downloads from a hub that is hostile or broken: nothing is written outside of the cache,
 //! the token is sent to no other server, and nothing hangs or fills memory or disk.
-#![allow(clippy::unwrap_used, reason = "a test's helpers fail by panicking")]
-
 use std::io::{BufRead, BufReader, Write};
 use std::net::{TcpListener, TcpStream};
 use std::path::{Path, PathBuf};

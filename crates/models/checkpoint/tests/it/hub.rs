@@ -1,7 +1,5 @@
 //! Tests models from a hub: which files are downloaded and cached, and the errors. The hub is a
 //! small server in this process that listens on the loopback interface.
-#![allow(clippy::unwrap_used, reason = "a test's helpers fail by panicking")]
-
 use std::path::Path;
 use std::sync::{Arc, Mutex};
 

@@ -1,6 +1,4 @@
 //! Tests loading of Hugging Face model directories: all supported forms, and the errors for others.
-#![allow(clippy::unwrap_used, reason = "a test's helpers fail by panicking")]
-
 use std::path::Path;
 
 use model_dir::{

@@ -1,8 +1,6 @@
 //! Tests loading of GGUF files: a model loaded from GGUF equals the same model from safetensors.
 //!
 //! The tests write the files from random models in the same way as llama.cpp's converter.
-#![allow(clippy::unwrap_used, reason = "a test's helpers fail by panicking")]
-
 use std::path::Path;
 
 use gguf_model::{floats, gguf_of, quantized, stored_type};

@@ -1,4 +1,5 @@
 //! The tests of the files of models, in one program: each program that is linked takes seconds.
+#![allow(clippy::unwrap_used, reason = "a test's helpers fail by panicking")]
 
 mod support {
     pub(crate) mod adapter_writer;

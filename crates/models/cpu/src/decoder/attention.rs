@@ -313,8 +313,8 @@ mod tests {
 
     use crate::decoder::tests::{Case, TOKENS, attend, dot};
 
-    /// Goal: attention with groups of heads, norms of queries and keys, and a rotary embedding equals
-    /// a plain loop, whether positions were computed in this step or in an earlier one.
+    /// Goal: attention with groups of heads, norms of queries and keys, and a rotary embedding
+    /// equals a plain loop, whether positions were computed in this step or in an earlier one.
     #[test]
     fn attention_equals_a_plain_loop() {
         let case = Case::run(

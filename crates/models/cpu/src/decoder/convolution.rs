@@ -178,8 +178,8 @@ mod tests {
     use super::*;
     use crate::decoder::tests::{Case, TOKENS, convolve};
 
-    /// Goal: a convolution equals a plain loop, whether positions were computed in this step or in an
-    /// earlier one.
+    /// Goal: a convolution equals a plain loop, whether positions were computed in this step or in
+    /// an earlier one.
     #[test]
     fn convolutions_equal_a_plain_loop() {
         let case = Case::run(

@@ -211,8 +211,8 @@ mod tests {
 
     use crate::decoder::tests::{Case, convolve, dot, silu, softplus};
 
-    /// Goal: Mamba-2 with two groups equals a plain loop over positions, whether these were computed
-    /// in this step or in an earlier one.
+    /// Goal: Mamba-2 with two groups equals a plain loop over positions, whether these were
+    /// computed in this step or in an earlier one.
     #[test]
     fn mamba2_equals_a_plain_loop() {
         let (heads, dim, groups, states) = (4, 16, 2, 6);

@@ -1,5 +1,6 @@
-//! The mixers: the ways in which layers mix positions. Each has a file of its own, with its weights,
-//! its buffers, and the two halves of its computation. [`pass`](super::pass) says when these run.
+//! The mixers: the ways in which layers mix positions. Each has a file of its own, with its
+//! weights, its buffers, and the two halves of its computation. [`pass`](super::pass) says when
+//! these run.
 
 use stolon_checkpoint::adapter::Site;
 use stolon_checkpoint::config::{DecoderConfig, MixerConfig, MixerWeights};
@@ -83,8 +84,8 @@ impl Mixer {
         self.inputs().into_iter().map(Matrix::bytes).sum::<usize>() + self.output().bytes() + inner
     }
 
-    /// Computes what the mixer needs of the layer's normalized input before it mixes positions. What
-    /// later positions need is written to the KV store or the states.
+    /// Computes what the mixer needs of the layer's normalized input before it mixes positions.
+    /// What later positions need is written to the KV store or the states.
     pub(super) fn project(
         &self,
         inputs: Inputs,
@@ -175,7 +176,8 @@ impl MixerBuffers {
         }
     }
 
-    /// Finds the positions that enter the convolutions at the rows of `sequences`, if there are any.
+    /// Finds the positions that enter the convolutions at the rows of `sequences`, if there are
+    /// any.
     pub(super) fn fill_taps(
         &mut self,
         config: &DecoderConfig,

@@ -50,8 +50,8 @@ impl<'a> Pass<'a> {
         rope.map(|rope| &self.ropes[rope])
     }
 
-    /// Packs `rows` rows that `row_of` computes one by one for the output projection `output`, whose
-    /// adapters are those at `site`. `work` is the number of operations of a row.
+    /// Packs `rows` rows that `row_of` computes one by one for the output projection `output`,
+    /// whose adapters are those at `site`. `work` is the number of operations of a row.
     pub(super) fn pack_result(
         &mut self,
         (output, site): (&Matrix, Site),

@@ -43,8 +43,8 @@ impl PerLayerEmbedding {
         self.embedding.bytes() + self.projection.bytes()
     }
 
-    /// Computes the values of the rows of `tokens` for all layers from the residual stream before the
-    /// first layer.
+    /// Computes the values of the rows of `tokens` for all layers from the residual stream before
+    /// the first layer.
     pub(super) fn fill(
         &self,
         tokens: &[u32],
@@ -126,8 +126,8 @@ impl PerLayer {
         self.gate.bytes() + self.projection.bytes()
     }
 
-    /// Adds what layer `index` computes of its values to the residual stream of `rows` rows. A token
-    /// has `all` values for all layers.
+    /// Adds what layer `index` computes of its values to the residual stream of `rows` rows. A
+    /// token has `all` values for all layers.
     pub(super) fn add(
         &self,
         (index, all): (usize, usize),

@@ -31,8 +31,8 @@ impl Metadata<'_> {
         }
     }
 
-    /// Gives the layers with an MLP that have a router a mixture of experts: in place of the MLP, or
-    /// next to it in Gemma 4.
+    /// Gives the layers with an MLP that have a router a mixture of experts: in place of the MLP,
+    /// or next to it in Gemma 4.
     pub(super) fn experts(
         &self,
         row: &Description,

@@ -29,8 +29,9 @@ impl Metadata<'_> {
         Ok(local)
     }
 
-    /// Sets the sizes of layers, and whose keys and values they read. `global_head_dim` is the number
-    /// of elements of a head in layers without a sliding window, `head_dim` that in the others.
+    /// Sets the sizes of layers, and whose keys and values they read. `global_head_dim` is the
+    /// number of elements of a head in layers without a sliding window, `head_dim` that in the
+    /// others.
     pub(super) fn gemma4_layers(
         &self,
         [global_head_dim, head_dim]: [usize; 2],
@@ -62,8 +63,8 @@ impl Metadata<'_> {
         })
     }
 
-    /// The per-layer embeddings, whose gates have the function of those of `mlp`; `None` if there are
-    /// none.
+    /// The per-layer embeddings, whose gates have the function of those of `mlp`; `None` if there
+    /// are none.
     pub(super) fn per_layer_input(
         &self,
         mlp: &MlpConfig,

@@ -29,8 +29,8 @@ impl Metadata<'_> {
         }
     }
 
-    /// Gives the layers without attention, as [`Self::kv_heads`] returns them, what the architecture
-    /// has in its place, and those of Falcon-H1 Mamba-2 next to it.
+    /// Gives the layers without attention, as [`Self::kv_heads`] returns them, what the
+    /// architecture has in its place, and those of Falcon-H1 Mamba-2 next to it.
     pub(super) fn replace_attention(
         &self,
         row: &Description,

@@ -150,8 +150,8 @@ fn gguf_name(name: &str, post_norms: bool) -> String {
     format!("blk.{layer}.{gguf}.{kind}")
 }
 
-/// The number of query heads and of KV heads, and of the elements of each and those of them that are
-/// rotated, in the first layer with attention.
+/// The number of query heads and of KV heads, and of the elements of each and those of them that
+/// are rotated, in the first layer with attention.
 fn heads(config: &DecoderConfig) -> [usize; 4] {
     let sizes = |mixer: &MixerConfig| match mixer {
         MixerConfig::Attention(AttentionConfig {
