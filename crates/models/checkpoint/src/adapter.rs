@@ -2,7 +2,7 @@
 //! with a row is added to that of the model's own matrix: `y = W x + scale * B (A x)` (Hu et al.,
 //! 2021).
 //!
-//! 1. [`AdapterFiles`] reads the files of PEFT, or a GGUF file, and gives the matrices the names of
+//! 1. `AdapterFiles` reads the files of PEFT, or a GGUF file, and gives the matrices the names of
 //!    the model's own.
 //! 2. [`LoraWeights`] has them in the form that the forward pass needs: the matrices `A` of all
 //!    projections of the same rows as one matrix, and the rows of each `B` in the order of the rows

@@ -1,5 +1,5 @@
 //! The sizes and element types of stored keys and values: what a machine needs to know before it
-//! reserves memory for them, and what [`inspect`](crate::inspect) computes without one.
+//! reserves memory for them, and what [`inspect`](fn@crate::inspect) computes without one.
 
 mod capacity;
 mod kv_type;

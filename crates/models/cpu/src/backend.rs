@@ -32,7 +32,7 @@ use crate::vision::Encoder;
 use crate::workers::Workers;
 pub use options::CpuOptions;
 
-/// Computes forward passes on the CPU. See the [module documentation](self).
+/// Computes forward passes on the CPU.
 #[derive(Debug)]
 pub struct CpuBackend {
     spec: BackendSpec,

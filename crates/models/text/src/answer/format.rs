@@ -189,7 +189,6 @@ impl ToolCallFormat {
 
     /// The markers before the name of a function, after it, and after its arguments, in the formats
     /// that write each call between special tokens.
-    #[cfg(feature = "grammar")]
     pub(crate) fn call_markers(self) -> Option<[&'static str; 3]> {
         match (self, self.special_tokens()) {
             (Self::DeepSeek | Self::Kimi, &[_, begin, separator, end, ..]) => {
