@@ -31,6 +31,9 @@ use adapters::AdapterSettings;
 pub use arg::ModelArg;
 use load::{BackendFactory, Loaded};
 
+/// The default of [`EngineBuilder::history_bytes`].
+const HISTORY_BYTES: usize = 32 << 20;
+
 /// Settings of an engine that is about to be started. Made with [`Engine::builder`].
 ///
 /// One of [`model`](Self::model) and [`backend`](Self::backend) is required; each other setter
@@ -56,6 +59,8 @@ pub struct EngineBuilder {
     load_options: LoadOptions,
     runtime: Option<Handle>,
     namespace_key: Option<[u8; 32]>,
+    /// `None` selects [`HISTORY_BYTES`].
+    history_bytes: Option<usize>,
     pub(crate) tiers: TierOptions,
     adapters: AdapterSettings,
     pub(crate) fetch: Fetch,
@@ -267,6 +272,7 @@ impl EngineBuilder {
             let (prefix_caching, key) = (config.prefix_caching, self.namespace_key);
             let AdapterSettings { adapters, memory } = std::mem::take(&mut self.adapters);
             let fetch = self.fetch.clone();
+            let history = self.history_bytes.unwrap_or(HISTORY_BYTES);
             let (own_embedding, sizes) = (self.embedding.take(), self.embedding_sizes.take());
             let (sender, loaded) = std::sync::mpsc::channel();
             let make = self.into_factory(&config, sender)?;
@@ -303,6 +309,7 @@ impl EngineBuilder {
                 "the engine is ready"
             );
             let (context, runtime) = (handle.context().clone(), handle.runtime().clone());
+            let text = text.with_history(history);
             let prompts = Prompts::new(text, images.with(fetch), context, runtime)?;
             let tiers = tiers.open(&handle).await?;
             let namespace_key = key.or_else(|| tiers.namespace_key());

@@ -20,6 +20,7 @@ use crate::prompt::Prompts;
 use crate::repetition::RepetitionDetector;
 use crate::stream::AnswerState;
 use crate::suppressed::Suppressed;
+use crate::text::PromptTokens;
 use crate::tiers::EngineTiers;
 use crate::{
     BestOf, ChatMessage, Completion, EngineBuilder, Error, Estimate, ModelInfo, Namespace, Request,
@@ -190,8 +191,9 @@ impl Engine {
             let request = self.appended(request).await?;
             let (request, namespace) = self.with_adapter(request).await?;
             let turn = self.begin_turn(&request, &namespace)?;
-            let tokens = self.inner.prompts.tokens(&request).await?;
+            let prompt = self.inner.prompts.tokens(&request).await?;
             let text = &self.inner.prompts.text;
+            let recording = text.recording(&request, &prompt);
             if !request.stop.is_empty() {
                 // Stop strings are searched in text.
                 text.require_tokenizer()?;
@@ -213,7 +215,7 @@ impl Engine {
                 let processor = prompts.grammar_processor(grammar, &ends, inner, client).await?;
                 options.sampling.processor = Some(processor);
             }
-            let tokens = Arc::new(tokens);
+            let tokens = Arc::new(prompt.tokens);
             if let Some(suppressed) = &self.inner.sampling.suppressed {
                 let inner = options.sampling.processor.take();
                 let rule = Suppressed { tokens: suppressed.clone(), prompt: tokens.clone() };
@@ -230,6 +232,7 @@ impl Engine {
             let answer = AnswerState {
                 text: detokenizer.map(|detokenizer| (detokenizer, stop_strings)),
                 parser,
+                recording,
                 repetition: request.end_repetition.then(RepetitionDetector::new),
                 stops: request.stop,
                 eos_ids: eos_ids.clone(),
@@ -281,8 +284,9 @@ impl Engine {
     /// The errors of rendering and tokenizing the prompt.
     pub async fn tokenized(&self, request: Request) -> Result<Request, Error> {
         let request = self.appended(request).await?;
-        let tokens = self.inner.prompts.tokens(&request).await?;
-        Ok(Request { placed: Arc::clone(&request.placed), ..request.with_tokens(tokens) })
+        let PromptTokens { tokens, exchange } = self.inner.prompts.tokens(&request).await?;
+        let placed = Arc::clone(&request.placed);
+        Ok(Request { placed, exchange, ..request.with_tokens(tokens) })
     }
 
     /// The token ids of the prompt, as [`Engine::generate`] computes them.
@@ -291,7 +295,7 @@ impl Engine {
     /// The errors of rendering and tokenizing the prompt.
     pub async fn prompt_tokens(&self, request: &Request) -> Result<Vec<u32>, Error> {
         let request = self.appended(request.clone()).await?;
-        self.inner.prompts.tokens(&request).await
+        Ok(self.inner.prompts.tokens(&request).await?.tokens)
     }
 
     /// Whether the engine can answer requests now: it runs, restarts, hangs, drains or has stopped.

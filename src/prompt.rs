@@ -26,7 +26,7 @@ use tokio::runtime::Handle;
 use crate::images::Images;
 use crate::long_work::{Client, FairLane, LongWork};
 use crate::request::{Prompt, part_tokens};
-use crate::text::{Text, chat_values};
+use crate::text::{PromptTokens, Text, chat_values};
 use crate::{Error, Grammar, Request, SharedProcessor};
 
 /// Size in bytes of everything that may become text. The time of tokenizing depends on it.
@@ -175,9 +175,9 @@ impl Prompts {
             }
             let before = SessionContent::default();
             let request = placement.place(&before, &self.text, &self.context)?;
-            return self.text.prompt_tokens(&request, self.limit);
+            return Ok(self.text.prompt_tokens(&request, self.limit)?.tokens);
         }
-        self.text.prompt_tokens(request, self.limit)
+        Ok(self.text.prompt_tokens(request, self.limit)?.tokens)
     }
 
     /// The token ids of a prompt. If the future is dropped while another thread computes, the
@@ -185,10 +185,10 @@ impl Prompts {
     pub(crate) fn tokens<'a>(
         &'a self,
         request: &'a Request,
-    ) -> BoxFuture<'a, Result<Vec<u32>, Error>> {
+    ) -> BoxFuture<'a, Result<PromptTokens, Error>> {
         async move {
-            if let Prompt::Tokens(tokens) = request.prompt() {
-                return Ok(tokens.clone());
+            if let Prompt::Tokens(_) = request.prompt() {
+                return Ok(PromptTokens::given(request));
             }
             self.text.check_len(request.prompt().len_bytes(), self.limit)?;
             let (bytes, client) = (work_bytes(request), request.options.tenant.clone());

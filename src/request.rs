@@ -20,7 +20,7 @@ pub(crate) use images::{is_image, url_of};
 pub use parts::PromptPart;
 pub(crate) use parts::tokens as part_tokens;
 
-use crate::text::ChatOptions;
+use crate::text::{ChatOptions, Exchange};
 use crate::{
     AnswerFormat, ChatMessage, Grammar, LogitsProcessor, MessageContent, SamplingParams, SessionId,
     SharedProcessor, Skill,
@@ -78,6 +78,8 @@ pub struct Request {
     pub(crate) placed: Arc<[PromptImage]>,
     /// The chat template's variable `tools`.
     pub(crate) tools: Option<Arc<serde_json::Value>>,
+    /// What the history keeps of the conversation that the prompt was; `None` for other prompts.
+    pub(crate) exchange: Option<Arc<Exchange>>,
     /// How a conversation is rendered, apart from the tools.
     pub(crate) chat: Arc<ChatOptions>,
     pub(crate) stop: Arc<[String]>,
@@ -110,6 +112,7 @@ impl Request {
             images: Vec::new(),
             placed: Arc::default(),
             tools: None,
+            exchange: None,
             chat: Arc::default(),
             stop: Arc::default(),
             ignore_eos: false,
@@ -158,7 +161,7 @@ impl Request {
     /// [`Engine::prompt_tokens`]: crate::Engine::prompt_tokens
     pub fn with_tokens(mut self, tokens: impl Into<Vec<u32>>) -> Request {
         self.prompt = Arc::new(Prompt::Tokens(tokens.into()));
-        (self.tools, self.chat) = (None, Arc::default());
+        (self.tools, self.chat, self.exchange) = (None, Arc::default(), None);
         (self.images, self.placed) = (Vec::new(), Arc::default());
         self
     }

@@ -15,7 +15,7 @@ use stolon_scheduler::{
 use stolon_text::{AnswerParser, StopStrings};
 
 use crate::repetition::RepetitionDetector;
-use crate::text::Detokenizer;
+use crate::text::{Detokenizer, Recording};
 use crate::{Completion, Error};
 
 /// The events of one request. Dropping the stream cancels the request.
@@ -58,6 +58,8 @@ pub(crate) struct AnswerState {
     /// Finds the text of the answer, the only part that is searched for stop strings. `None` if the
     /// whole answer is text, or if there are no stop strings.
     pub(crate) parser: Option<AnswerParser>,
+    /// Records the answer for the next request of the conversation; `None` if it is not recorded.
+    pub(crate) recording: Option<Recording>,
     /// The stop strings as given, for the finish reason.
     pub(crate) stops: Arc<[String]>,
     pub(crate) eos_ids: TokenSet,
@@ -173,6 +175,13 @@ impl TokenStream {
                 (token.text, matched) = (scan.text, scan.matched);
             }
         }
+        if let Some((recording, id)) = answer.recording.as_mut().zip(token.id)
+            && !answer.eos_ids.contains(id)
+            && !answer.stop_ids.contains(id)
+        {
+            recording.push_token(id);
+            recording.push_text(&token.text);
+        }
         let repeats =
             self.answer.repetition.as_mut().zip(token.id).is_some_and(|(it, id)| it.push(id));
         if let Some((turn, id)) = self.turn.as_mut().zip(token.id) {
@@ -234,8 +243,12 @@ impl TokenStream {
                 finish.reason = FinishReason::StopString(stop);
             }
             if !text.is_empty() {
+                self.answer.recording.iter_mut().for_each(|recording| recording.push_text(&text));
                 self.ready.push_back(Event::Token(TokenEvent { text, ..TokenEvent::default() }));
             }
+        }
+        if let Some(recording) = self.answer.recording.take() {
+            recording.finish(&finish.reason);
         }
         self.ready.push_back(Event::Finished(finish));
     }

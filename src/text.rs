@@ -5,27 +5,39 @@ mod grammar;
 #[cfg(not(feature = "grammar"))]
 #[path = "text/no_grammar.rs"]
 mod grammar;
+mod history;
 mod options;
+mod recording;
 
 use std::sync::Arc;
 
 use stolon_scheduler::{PromptLimit, TokenSet};
 use stolon_text::{ChatMessage, ChatTemplate, RenderedChat, TextModel, TextSource, Tokenizer};
 
+pub(crate) use history::Exchange;
+pub(crate) use recording::Recording;
 pub(crate) use stolon_text::{ChatOptions, Detokenizer};
 
 use grammar::Grammars;
+use history::{Digest, History};
 
 use crate::long_work::Client;
 use crate::request::{Prompt, part_tokens};
 use crate::skills::Skills;
 use crate::{Error, Grammar, Request, SharedProcessor};
 
+/// Maximum number of times that a conversation is rendered again, to find the end of an answer.
+const RENDERINGS: usize = 4;
+
 /// The model's tokenizer and chat templates, if it has any. All requests share them.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Text {
     model: Option<TextModel>,
     eos_ids: TokenSet,
+    /// The spellings of `eos_ids`.
+    ends: Arc<[String]>,
+    /// `None` if answers are tokenized again.
+    history: Option<Arc<History>>,
     grammars: Option<Grammars>,
     /// The prompts of the model's skills.
     pub(crate) skills: Skills,
@@ -34,8 +46,16 @@ pub(crate) struct Text {
 impl Text {
     pub(crate) fn new(model: TextModel) -> Text {
         let eos_ids = model.eos_token_ids().iter().copied().collect();
-        let (grammars, skills) = (Some(Grammars::new(&model)), Skills::default());
-        Text { grammars, model: Some(model), eos_ids, skills }
+        let spelling = |id: &u32| model.tokenizer().token_spelling(*id);
+        let ends = model.eos_token_ids().iter().filter_map(spelling).collect();
+        let grammars = Some(Grammars::new(&model));
+        Text { grammars, model: Some(model), eos_ids, ends, ..Text::default() }
+    }
+
+    /// Makes the prompts of conversations of the tokens that were sampled. Requests and answers are
+    /// kept in `bytes` bytes of memory; with 0, all text is tokenized.
+    pub(crate) fn with_history(self, bytes: usize) -> Text {
+        Text { history: (bytes > 0).then(|| Arc::new(History::new(bytes))), ..self }
     }
 
     /// The tokenizer and chat templates of a model. With `needs_template`, a template that is
@@ -156,25 +176,22 @@ impl Text {
         &self,
         request: &Request,
         limit: PromptLimit,
-    ) -> Result<Vec<u32>, Error> {
+    ) -> Result<PromptTokens, Error> {
         self.check_len(request.prompt().len_bytes(), limit)?;
-        match request.prompt() {
-            Prompt::Tokens(tokens) => Ok(tokens.clone()),
-            Prompt::Text(text) => self.encode(text, true),
-            Prompt::Chat(messages) => self.encode_chat(&self.rendered(request, messages)?, limit),
-            Prompt::Parts(parts) => part_tokens(parts, &[], true, self),
-            Prompt::Skill(skill) => self.skills.prompt_tokens(skill, self),
-        }
-    }
-
-    /// The conversation of a request, rendered.
-    pub(crate) fn rendered(
-        &self,
-        request: &Request,
-        messages: &[ChatMessage],
-    ) -> Result<RenderedChat, Error> {
-        let options = chat_options(request.tools.as_deref(), &request.chat)?;
-        Ok(self.model()?.prepare_chat(messages, &options)?)
+        let tokens = match request.prompt() {
+            Prompt::Tokens(_) => return Ok(PromptTokens::given(request)),
+            Prompt::Text(text) => self.encode(text, true)?,
+            Prompt::Chat(messages) => {
+                let render = |messages: &[ChatMessage], options: &ChatOptions| {
+                    Ok(Some(self.model()?.prepare_chat(messages, options)?))
+                };
+                let tokens = self.chat_tokens(request, messages, limit, render)?;
+                return Ok(tokens.expect("rendering is complete or fails"));
+            }
+            Prompt::Parts(parts) => part_tokens(parts, &[], true, self)?,
+            Prompt::Skill(skill) => self.skills.prompt_tokens(skill, self)?,
+        };
+        Ok(PromptTokens { tokens, exchange: None })
     }
 
     /// The token ids of a conversation whose template needs little work; `None` if it needs more, or
@@ -183,11 +200,82 @@ impl Text {
         &self,
         request: &Request,
         limit: PromptLimit,
-    ) -> Result<Option<Vec<u32>>, Error> {
+    ) -> Result<Option<PromptTokens>, Error> {
         let Prompt::Chat(messages) = request.prompt() else { return Ok(None) };
+        let render = |messages: &[ChatMessage], options: &ChatOptions| {
+            Ok(self.model()?.prepare_quickly(messages, options))
+        };
+        self.chat_tokens(request, messages, limit, render)
+    }
+
+    /// The token ids of a conversation: those that were sampled for its known answers, and those of
+    /// its text. `render` returns `None` if the template needs more work than it permits; so does
+    /// this function.
+    fn chat_tokens(
+        &self,
+        request: &Request,
+        messages: &[ChatMessage],
+        limit: PromptLimit,
+        render: impl Fn(&[ChatMessage], &ChatOptions) -> Result<Option<RenderedChat>, Error>,
+    ) -> Result<Option<PromptTokens>, Error> {
         let options = chat_options(request.tools.as_deref(), &request.chat)?;
-        let chat = self.model()?.prepare_quickly(messages, &options);
-        chat.map(|chat| self.encode_chat(&chat, limit)).transpose()
+        let Some(history) = &self.history else {
+            let Some(chat) = render(messages, &options)? else { return Ok(None) };
+            let tokens = self.encode_chat(&chat, limit)?;
+            return Ok(Some(PromptTokens { tokens, exchange: None }));
+        };
+        let found = history.find(&scope(request), messages);
+        let messages = found.restored(messages);
+        let Some(chat) = render(&messages, &options)? else { return Ok(None) };
+        self.check_len(chat.len_bytes(), limit)?;
+        let up_to = ChatOptions { add_generation_prompt: false, ..options };
+        let mut base = None;
+        for known in found.verified(&chat).into_iter().take(RENDERINGS) {
+            let message = known.message;
+            let shown = || match render(&messages[..=message], &up_to) {
+                Ok(None) => Err(()),
+                // Some templates refuse a conversation that ends with an answer.
+                Err(_) => Ok(None),
+                shown => Ok(shown.unwrap_or_default()),
+            };
+            match known.end_of_answer(&chat, &messages[message], &self.ends, shown) {
+                Err(()) => return Ok(None),
+                Ok(None) => {}
+                Ok(Some(end)) => {
+                    base = Some((known, end));
+                    break;
+                }
+            }
+        }
+        let (base, start) = base.unzip();
+        let rest = self.encode_chat(&chat.rest(start.unwrap_or(0)), limit)?;
+        let exchange = Exchange::new(found.conversation, chat.as_str(), base, rest);
+        let tokens = exchange.prompt();
+        Ok(Some(PromptTokens { tokens, exchange: Some(Arc::new(exchange)) }))
+    }
+
+    /// Records the answers to a request, for the conversation's next one. `None` if they are not
+    /// wanted.
+    pub(crate) fn recording(&self, request: &Request, prompt: &PromptTokens) -> Option<Recording> {
+        let (history, model) = (self.history.as_ref()?, self.model.as_ref()?);
+        let exchange = Arc::clone(prompt.exchange.as_ref()?);
+        if request.options.skip_writing_prefix_cache {
+            return None;
+        }
+        let format = request.answer_format.as_deref().cloned().unwrap_or_default();
+        let exchange = history.remember(exchange);
+        Some(Recording::new(exchange, model.tokenizer().clone(), format))
+    }
+
+    /// The conversation of a request, rendered.
+    #[cfg(feature = "images")]
+    pub(crate) fn rendered(
+        &self,
+        request: &Request,
+        messages: &[ChatMessage],
+    ) -> Result<RenderedChat, Error> {
+        let options = chat_options(request.tools.as_deref(), &request.chat)?;
+        Ok(self.model()?.prepare_chat(messages, &options)?)
     }
 
     pub(crate) fn encode_chat(
@@ -208,6 +296,38 @@ impl Text {
     ) -> Result<String, Error> {
         Ok(self.model()?.render_chat(messages, &chat_options(tools, options)?)?)
     }
+}
+
+/// The token ids of a request's prompt.
+#[derive(Debug)]
+pub(crate) struct PromptTokens {
+    pub(crate) tokens: Vec<u32>,
+    /// What the history keeps of the request; `None` for prompts that are not conversations.
+    pub(crate) exchange: Option<Arc<Exchange>>,
+}
+
+impl PromptTokens {
+    /// The tokens of a request whose prompt is tokens.
+    pub(crate) fn given(request: &Request) -> PromptTokens {
+        let tokens = match request.prompt() {
+            Prompt::Tokens(tokens) => tokens.clone(),
+            _ => Vec::new(),
+        };
+        PromptTokens { tokens, exchange: request.exchange.clone() }
+    }
+}
+
+/// Everything that separates the conversations of a request from those of others, apart from the
+/// messages.
+fn scope(request: &Request) -> Digest {
+    let mut hasher = blake3::Hasher::new();
+    let tenant = request.options.tenant.as_deref();
+    for part in [tenant, request.cache_salt.as_deref(), request.adapter.as_deref()] {
+        // An empty name is not the same as none.
+        hasher.update(&part.map_or(u64::MAX, |part| part.len() as u64).to_le_bytes());
+        hasher.update(part.unwrap_or_default().as_bytes());
+    }
+    *hasher.finalize().as_bytes()
 }
 
 /// `options` with `tools`, if there are any.

@@ -169,6 +169,23 @@ impl EngineBuilder {
         self
     }
 
+    /// Memory in bytes for the requests and answers of conversations, so that the next turn of a
+    /// conversation is made of the tokens that were sampled and not of those that its text is
+    /// tokenized to, which may differ. Default: 32 MiB, for a few million tokens. 0 tokenizes all
+    /// text.
+    ///
+    /// A message of the assistant that repeats an answer, with the reasoning or without it, and with
+    /// the arguments of calls as the same JSON, stands for the tokens of that answer. Reasoning that
+    /// was left out is given back to the chat template, which decides whether to show it. So what
+    /// follows an answer extends its cached prefix. Only requests of the same
+    /// [`tenant`](crate::Request::tenant), cache salt and adapter are looked at, and only
+    /// conversations without images. [`Engine::tokenized`](crate::Engine::tokenized) returns the
+    /// tokens of a prompt, and the answer is that of an engine without a cache for these tokens.
+    pub fn history_bytes(mut self, bytes: usize) -> Self {
+        self.history_bytes = Some(bytes);
+        self
+    }
+
     /// Memory in bytes for cached logits of the last position of prompts. Default: 32 MiB. 0
     /// disables it.
     ///

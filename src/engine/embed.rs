@@ -51,7 +51,7 @@ impl Engine {
             return Err(Error::invalid("images", "none for an embedding", request.images.len()));
         }
         let (request, namespace) = self.with_adapter(request).await?;
-        let tokens = self.inner.prompts.tokens(&request).await?;
+        let tokens = self.inner.prompts.tokens(&request).await?.tokens;
         let prompt_tokens = tokens.len();
         let options = RequestOptions {
             max_tokens: None,

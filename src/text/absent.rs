@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use stolon_scheduler::{PromptLimit, TokenSet};
+use stolon_scheduler::{FinishReason, PromptLimit, TokenSet};
 use stolon_text::TextSource;
 
 use crate::long_work::Client;
@@ -38,6 +38,45 @@ impl Detokenizer {
 
     pub(crate) fn finish(self) -> String {
         match self {}
+    }
+}
+
+/// Has no values: without text there are no conversations.
+#[derive(Clone, Debug)]
+pub(crate) enum Exchange {}
+
+/// Has no values: there are no conversations.
+#[derive(Clone, Debug)]
+pub(crate) enum Recording {}
+
+impl Recording {
+    pub(crate) fn push_token(&mut self, _id: u32) {
+        match *self {}
+    }
+
+    pub(crate) fn push_text(&mut self, _text: &str) {
+        match *self {}
+    }
+
+    pub(crate) fn finish(self, _reason: &FinishReason) {
+        match self {}
+    }
+}
+
+/// The token ids of a request's prompt.
+#[derive(Debug)]
+pub(crate) struct PromptTokens {
+    pub(crate) tokens: Vec<u32>,
+    pub(crate) exchange: Option<Arc<Exchange>>,
+}
+
+impl PromptTokens {
+    pub(crate) fn given(request: &Request) -> PromptTokens {
+        let tokens = match request.prompt() {
+            Prompt::Tokens(tokens) => tokens.clone(),
+            _ => Vec::new(),
+        };
+        PromptTokens { tokens, exchange: None }
     }
 }
 
@@ -96,20 +135,29 @@ impl Text {
         &self,
         request: &Request,
         _limit: PromptLimit,
-    ) -> Result<Vec<u32>, Error> {
-        match request.prompt() {
-            Prompt::Tokens(tokens) => Ok(tokens.clone()),
-            Prompt::Text(_) | Prompt::Chat(_) => Err(Error::NoTokenizer),
-            Prompt::Parts(parts) => part_tokens(parts, &[], true, self),
-            Prompt::Skill(skill) => self.skills.prompt_tokens(skill, self),
-        }
+    ) -> Result<PromptTokens, Error> {
+        let tokens = match request.prompt() {
+            Prompt::Tokens(_) => return Ok(PromptTokens::given(request)),
+            Prompt::Text(_) | Prompt::Chat(_) => return Err(Error::NoTokenizer),
+            Prompt::Parts(parts) => part_tokens(parts, &[], true, self)?,
+            Prompt::Skill(skill) => self.skills.prompt_tokens(skill, self)?,
+        };
+        Ok(PromptTokens { tokens, exchange: None })
+    }
+
+    pub(crate) fn with_history(self, _bytes: usize) -> Text {
+        self
+    }
+
+    pub(crate) fn recording(&self, _: &Request, _: &PromptTokens) -> Option<Recording> {
+        None
     }
 
     pub(crate) fn quick_tokens(
         &self,
         _request: &Request,
         _limit: PromptLimit,
-    ) -> Result<Option<Vec<u32>>, Error> {
+    ) -> Result<Option<PromptTokens>, Error> {
         Ok(None)
     }
 

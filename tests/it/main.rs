@@ -36,6 +36,8 @@ mod embeddings;
 mod exactness;
 #[cfg(feature = "grammar")]
 mod grammar;
+#[cfg(feature = "grammar")]
+mod history;
 #[cfg(all(feature = "images", feature = "tiers"))]
 mod image_tiers;
 #[cfg(feature = "images")]

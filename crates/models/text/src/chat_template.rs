@@ -67,6 +67,21 @@ impl RenderedChat {
         self.text.len()
     }
 
+    /// The text. It contains the separators between the pieces that are encoded one by one.
+    #[must_use]
+    pub fn as_str(&self) -> &str {
+        &self.text
+    }
+
+    /// The rest of the text from the byte `start`, to be encoded by itself.
+    ///
+    /// # Panics
+    /// If `start` is beyond the end or within a character.
+    #[must_use]
+    pub fn rest(&self, start: usize) -> Self {
+        Self { text: self.text[start..].to_owned(), separator: self.separator }
+    }
+
     /// [`replace_in_order`](crate::replace_in_order) in the text.
     #[must_use]
     pub fn replace_in_order(self, placeholder: &str, texts: &[String]) -> (Self, usize) {

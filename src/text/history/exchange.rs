@@ -1,0 +1,148 @@
+//! A request with its answers, as the history keeps it.
+
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+
+use stolon_text::Answer;
+
+use super::{Digest, Known};
+
+/// Maximum number of answers of one exchange. The oldest is forgotten first.
+const ANSWERS: usize = 16;
+/// Maximum number of exchanges that one continues, directly or indirectly. Beyond it, all tokens of
+/// a prompt are stored again.
+const DEPTH: usize = 256;
+/// Memory of an exchange or an answer without its tokens and texts, in bytes: an estimate.
+const OVERHEAD: usize = 512;
+
+/// A prompt that was submitted, and the answers to it.
+#[derive(Debug)]
+pub(crate) struct Exchange {
+    /// The digest of the scope and the messages.
+    pub(crate) conversation: Digest,
+    /// Length of the rendered conversation, in bytes.
+    pub(crate) text_len: usize,
+    /// The digest of the rendered conversation.
+    pub(crate) text_digest: Digest,
+    /// The request that it continues, with the answer to it.
+    base: Option<(Arc<Exchange>, Arc<Answered>)>,
+    /// The tokens of the prompt after those of `base`.
+    tokens: Box<[u32]>,
+    /// Number of exchanges below `base`, with it.
+    depth: usize,
+    /// The newest last.
+    answers: Mutex<Vec<Arc<Answered>>>,
+    memory: OnceLock<Memory>,
+}
+
+/// An answer that was sampled.
+#[derive(Debug)]
+pub(crate) struct Answered {
+    /// Its tokens, without the token that ended it.
+    pub(crate) tokens: Box<[u32]>,
+    /// The text of these tokens, with special tokens.
+    pub(crate) text: Box<str>,
+    /// The parts of the answer, as [`messages::normalized`](super::messages::normalized) has them.
+    pub(crate) said: Answer,
+    _memory: Memory,
+}
+
+/// A share of the history's memory. It is released on drop.
+#[derive(Debug)]
+struct Memory {
+    of: Arc<AtomicUsize>,
+    bytes: usize,
+}
+
+impl Memory {
+    fn new(of: &Arc<AtomicUsize>, bytes: usize) -> Memory {
+        of.fetch_add(bytes, Ordering::Relaxed);
+        Memory { of: Arc::clone(of), bytes }
+    }
+}
+
+impl Drop for Memory {
+    fn drop(&mut self) {
+        self.of.fetch_sub(self.bytes, Ordering::Relaxed);
+    }
+}
+
+impl Exchange {
+    /// A conversation whose text is `text`. Its prompt is the prompt and the answer of `base`, if
+    /// it continues one, and `tokens`.
+    pub(crate) fn new(
+        conversation: Digest,
+        text: &str,
+        base: Option<Known>,
+        tokens: Vec<u32>,
+    ) -> Exchange {
+        let base = base.map(|known| (known.exchange, known.answer));
+        let depth = base.as_ref().map_or(0, |(exchange, _)| exchange.depth + 1);
+        let mut exchange = Exchange {
+            conversation,
+            text_len: text.len(),
+            text_digest: *blake3::hash(text.as_bytes()).as_bytes(),
+            base,
+            tokens: tokens.into(),
+            depth,
+            answers: Mutex::default(),
+            memory: OnceLock::new(),
+        };
+        if depth > DEPTH {
+            exchange.tokens = exchange.prompt().into();
+            (exchange.base, exchange.depth) = (None, 0);
+        }
+        exchange
+    }
+
+    /// The tokens of the prompt.
+    pub(crate) fn prompt(&self) -> Vec<u32> {
+        let mut pieces: Vec<&[u32]> = vec![&self.tokens];
+        let mut base = &self.base;
+        while let Some((exchange, answer)) = base {
+            pieces.extend([&*answer.tokens, &*exchange.tokens]);
+            base = &exchange.base;
+        }
+        pieces.reverse();
+        pieces.concat()
+    }
+
+    /// Whether another exchange has the same prompt.
+    pub(super) fn has_same_prompt(&self, other: &Exchange) -> bool {
+        self.text_digest == other.text_digest && self.prompt() == other.prompt()
+    }
+
+    /// Counts the memory of the exchange.
+    pub(super) fn count(&self, of: &Arc<AtomicUsize>) {
+        self.memory.get_or_init(|| Memory::new(of, OVERHEAD + size_of_val(&*self.tokens)));
+    }
+
+    /// The newest answer that says the same as `said`, which is normalized. An answer without
+    /// reasoning is the same as one with it: clients leave it out.
+    pub(super) fn answer(&self, said: &Answer) -> Option<Arc<Answered>> {
+        let answers = self.answers.lock().unwrap_or_else(PoisonError::into_inner);
+        let is_same = |answered: &&Arc<Answered>| {
+            let own = &answered.said;
+            (said.reasoning.is_empty() || said.reasoning == own.reasoning)
+                && (&said.text, &said.calls) == (&own.text, &own.calls)
+        };
+        answers.iter().rev().find(is_same).cloned()
+    }
+
+    /// Adds an answer to a request that the history keeps.
+    pub(crate) fn answered(&self, tokens: Vec<u32>, text: String, said: Answer) {
+        let Some(memory) = self.memory.get() else { return };
+        let of_calls = said.calls.iter().map(|call| call.name.len() + call.arguments.len());
+        let of_texts = text.len() + said.reasoning.len() + said.text.len();
+        let bytes = OVERHEAD + of_texts + of_calls.sum::<usize>() + size_of_val(&*tokens);
+        let (tokens, text) = (tokens.into(), text.into());
+        let _memory = Memory::new(&memory.of, bytes);
+        let answered = Arc::new(Answered { tokens, text, said, _memory });
+        let mut answers = self.answers.lock().unwrap_or_else(PoisonError::into_inner);
+        answers.retain(|other| other.tokens != answered.tokens);
+        if answers.len() == ANSWERS {
+            answers.remove(0);
+        }
+        answers.push(answered);
+    }
+}
