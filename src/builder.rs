@@ -8,6 +8,8 @@ mod hub;
 mod load;
 mod scheduling;
 
+use std::sync::Arc;
+
 use futures::FutureExt;
 use futures::future::BoxFuture;
 use stolon_actors::EngineHandle;
@@ -325,6 +327,7 @@ impl EngineBuilder {
                 sampling,
                 info,
                 namespace_key,
+                misses: Arc::default(),
                 tiers,
                 adapters,
             }))

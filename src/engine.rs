@@ -1,7 +1,7 @@
 //! [`Engine`], the handle through which a program uses a running engine.
 
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use futures::FutureExt;
 use futures::future::{BoxFuture, try_join_all};
@@ -9,22 +9,23 @@ use stolon_actors::EngineHandle;
 use stolon_checkpoint::SuppressedTokens;
 use stolon_scheduler::{
     AdmissionPolicy, AuditReport, EngineHealth, EngineHistograms, EngineStats, SequenceRequest,
-    Timings, TokenSet,
+    StoredKv, Timings, TokenSet,
 };
 use stolon_text::{AnswerParser, StopStrings};
 
 use crate::adapters::AdapterTable;
 use crate::after::After;
+use crate::cache_miss::{MissLog, Missed};
 use crate::min_tokens::MinTokens;
 use crate::prompt::Prompts;
 use crate::repetition::RepetitionDetector;
 use crate::stream::AnswerState;
 use crate::suppressed::Suppressed;
-use crate::text::PromptTokens;
+use crate::text::{Exchange, PromptTokens};
 use crate::tiers::EngineTiers;
 use crate::{
-    BestOf, ChatMessage, Completion, EngineBuilder, Error, Estimate, ModelInfo, Namespace, Request,
-    SamplingParams, SharedProcessor, TokenStream,
+    BestOf, CacheMiss, ChatMessage, Completion, EngineBuilder, Error, Estimate, ModelInfo,
+    Namespace, PrefixMatch, Request, SamplingParams, SharedProcessor, TokenStream,
 };
 
 mod adapters;
@@ -57,6 +58,7 @@ pub(crate) struct Inner {
     pub(crate) namespace_key: Option<[u8; 32]>,
     pub(crate) tiers: EngineTiers,
     pub(crate) adapters: AdapterTable,
+    pub(crate) misses: Arc<MissLog>,
 }
 
 /// The sampling parameters of requests that give none.
@@ -177,6 +179,27 @@ impl Engine {
         Ok((namespace, self.inner.prompts.tokens_here(request)?))
     }
 
+    /// Why a part of a prompt is not cached. `stored` is the number of leading tokens whose KV was
+    /// read from outside of the pool.
+    fn miss(
+        &self,
+        exchange: &Exchange,
+        namespace: &Namespace,
+        tokens: &[u32],
+        stored: usize,
+    ) -> Option<CacheMiss> {
+        let (handle, context) = (&self.inner.handle, self.inner.handle.context());
+        let PrefixMatch { cached, resume } = handle.query_resume(namespace, tokens);
+        let found = PrefixMatch { cached: cached.max(stored), resume: resume.max(stored) };
+        let evictions = context.gauges.evicted_blocks();
+        let resume_max = |len| context.resume_max(len);
+        let mut miss =
+            self.inner.prompts.text.miss(exchange, tokens, found, resume_max, evictions)?;
+        let time = |rate: f64| Duration::from_secs_f64(miss.lost_tokens as f64 / rate);
+        miss.lost_time = context.prefill_rate().map(time);
+        Some(miss)
+    }
+
     /// Splits a request into the part that the engine computes and the state of its stream. The
     /// future is boxed, like the futures of [`EngineHandle`].
     fn prepare(
@@ -193,7 +216,8 @@ impl Engine {
             let turn = self.begin_turn(&request, &namespace)?;
             let prompt = self.inner.prompts.tokens(&request).await?;
             let text = &self.inner.prompts.text;
-            let recording = text.recording(&request, &prompt);
+            let exchange = text.exchange(&request, &prompt);
+            let format = request.answer_format.clone();
             if !request.stop.is_empty() {
                 // Stop strings are searched in text.
                 text.require_tokenizer()?;
@@ -229,10 +253,11 @@ impl Engine {
             }
             let images = request.placed;
             let detokenizer = text.detokenizer(&request.shown_tokens);
-            let answer = AnswerState {
+            let mut answer = AnswerState {
                 text: detokenizer.map(|detokenizer| (detokenizer, stop_strings)),
                 parser,
-                recording,
+                recording: None,
+                missed: None,
                 repetition: request.end_repetition.then(RepetitionDetector::new),
                 stops: request.stop,
                 eos_ids: eos_ids.clone(),
@@ -245,7 +270,21 @@ impl Engine {
             };
             let sequence =
                 SequenceRequest { tokens, images, namespace, eos_ids, stored: None, turn, options };
-            Ok((self.inner.handle.with_stored(sequence).await, answer))
+            let sequence = self.inner.handle.with_stored(sequence).await;
+            if let Some(exchange) = exchange {
+                let stored = sequence.stored.as_ref().map_or(0, StoredKv::kv_end);
+                let miss = self.miss(&exchange, &sequence.namespace, &sequence.tokens, stored);
+                answer.missed = miss.map(|miss| Missed {
+                    miss: Arc::new(miss),
+                    log: Arc::clone(&self.inner.misses),
+                    tenant: sequence.options.tenant.clone(),
+                });
+                if !sequence.options.skip_writing_prefix_cache {
+                    let evictions = self.inner.handle.context().gauges.evicted_blocks();
+                    answer.recording = text.recording(exchange, format, evictions);
+                }
+            }
+            Ok((sequence, answer))
         }
         .boxed()
     }

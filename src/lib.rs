@@ -157,6 +157,7 @@ mod adapters;
 mod after;
 mod best;
 mod builder;
+mod cache_miss;
 mod completion;
 #[cfg(feature = "candle")]
 mod device;
@@ -221,6 +222,7 @@ pub mod backend {
 pub use adapters::{AdapterError, AdapterInfo};
 pub use best::BestOf;
 pub use builder::{EngineBuilder, ModelArg};
+pub use cache_miss::{CacheMiss, LoggedMiss, MissCount, MissMessage, MissReason};
 pub use completion::Completion;
 pub use embedding::{Embedding, EmbeddingInfo};
 pub use engine::{Cache, Engine, SessionOptions, Sessions};

@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, ready};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use futures::Stream;
 use stolon_actors::SequenceStream;
@@ -14,9 +14,10 @@ use stolon_scheduler::{
 };
 use stolon_text::{AnswerParser, StopStrings};
 
+use crate::cache_miss::Missed;
 use crate::repetition::RepetitionDetector;
 use crate::text::{Detokenizer, Recording};
-use crate::{Completion, Error};
+use crate::{CacheMiss, Completion, Error};
 
 /// The events of one request. Dropping the stream cancels the request.
 ///
@@ -60,6 +61,8 @@ pub(crate) struct AnswerState {
     pub(crate) parser: Option<AnswerParser>,
     /// Records the answer for the next request of the conversation; `None` if it is not recorded.
     pub(crate) recording: Option<Recording>,
+    /// Why a part of the prompt was not cached when the request was submitted.
+    pub(crate) missed: Option<Missed>,
     /// The stop strings as given, for the finish reason.
     pub(crate) stops: Arc<[String]>,
     pub(crate) eos_ids: TokenSet,
@@ -78,6 +81,13 @@ pub(crate) struct AnswerState {
     pub(crate) timings: Timings,
 }
 
+impl AnswerState {
+    /// Whether the request has been started.
+    fn has_started(&self) -> bool {
+        self.timings.queue > Duration::ZERO
+    }
+}
+
 impl TokenStream {
     /// `turn` is the turn of a session, with its prompt, if the request is one.
     pub(crate) fn new(
@@ -92,6 +102,12 @@ impl TokenStream {
     /// Number of tokens of the prompt.
     pub fn prompt_tokens(&self) -> usize {
         self.answer.usage.prompt_tokens
+    }
+
+    /// Why a part of the prompt was not cached when the request was submitted; `None` if all was, or
+    /// if the engine remembers nothing.
+    pub fn cache_miss(&self) -> Option<&CacheMiss> {
+        self.answer.missed.as_ref().map(|missed| &*missed.miss)
     }
 
     /// Waits for the next event. Returns `None` after [`Event::Finished`] or an error.
@@ -137,6 +153,10 @@ impl TokenStream {
         let answer = &mut self.answer;
         match event {
             Event::Started { cached_tokens, .. } => {
+                // A request that was preempted starts again.
+                if let Some(missed) = answer.missed.as_ref().filter(|_| !answer.has_started()) {
+                    missed.started(cached_tokens);
+                }
                 answer.usage.cached_tokens = cached_tokens;
                 answer.timings.queue = answer.submitted.elapsed();
             }

@@ -19,12 +19,13 @@ pub(crate) use recording::Recording;
 pub(crate) use stolon_text::{ChatOptions, Detokenizer};
 
 use grammar::Grammars;
-use history::{Digest, History};
+use history::{History, Outline};
 
+use crate::cache_miss::{CacheMiss, MissReason};
 use crate::long_work::Client;
 use crate::request::{Prompt, part_tokens};
 use crate::skills::Skills;
-use crate::{Error, Grammar, Request, SharedProcessor};
+use crate::{AnswerFormat, Error, Grammar, PrefixMatch, Request, SharedProcessor};
 
 /// Maximum number of times that a conversation is rendered again, to find the end of an answer.
 const RENDERINGS: usize = 4;
@@ -224,8 +225,10 @@ impl Text {
             let tokens = self.encode_chat(&chat, limit)?;
             return Ok(Some(PromptTokens { tokens, exchange: None }));
         };
-        let found = history.find(&scope(request), messages);
+        let scope = Outline::of_tokens(request).scope();
+        let found = history.find(&scope, messages);
         let messages = found.restored(messages);
+        let outline = Outline::of_chat(request, &messages, &options);
         let Some(chat) = render(&messages, &options)? else { return Ok(None) };
         self.check_len(chat.len_bytes(), limit)?;
         let up_to = ChatOptions { add_generation_prompt: false, ..options };
@@ -249,22 +252,100 @@ impl Text {
         }
         let (base, start) = base.unzip();
         let rest = self.encode_chat(&chat.rest(start.unwrap_or(0)), limit)?;
-        let exchange = Exchange::new(found.conversation, chat.as_str(), base, rest);
+        let exchange = Exchange::new(found.conversation, outline, chat.as_str(), base, rest);
         let tokens = exchange.prompt();
         Ok(Some(PromptTokens { tokens, exchange: Some(Arc::new(exchange)) }))
     }
 
-    /// Records the answers to a request, for the conversation's next one. `None` if they are not
-    /// wanted.
-    pub(crate) fn recording(&self, request: &Request, prompt: &PromptTokens) -> Option<Recording> {
-        let (history, model) = (self.history.as_ref()?, self.model.as_ref()?);
-        let exchange = Arc::clone(prompt.exchange.as_ref()?);
-        if request.options.skip_writing_prefix_cache {
+    /// What the history keeps of a request. `None` if nothing is kept, or if its prompt has images.
+    pub(crate) fn exchange(
+        &self,
+        request: &Request,
+        prompt: &PromptTokens,
+    ) -> Option<Arc<Exchange>> {
+        if self.history.is_none() || !request.placed.is_empty() {
             return None;
         }
-        let format = request.answer_format.as_deref().cloned().unwrap_or_default();
-        let exchange = history.remember(exchange);
-        Some(Recording::new(exchange, model.tokenizer().clone(), format))
+        prompt.exchange.clone().or_else(|| {
+            let outline = Outline::of_tokens(request);
+            Some(Arc::new(Exchange::of_tokens(outline, &prompt.tokens)))
+        })
+    }
+
+    /// Keeps a request that is submitted, and records its answers for the next one of its
+    /// conversation. `evictions` is the number of blocks that the cache has evicted.
+    pub(crate) fn recording(
+        &self,
+        exchange: Arc<Exchange>,
+        format: Option<Arc<AnswerFormat>>,
+        evictions: u64,
+    ) -> Option<Recording> {
+        let exchange = self.history.as_ref()?.remember(exchange, evictions);
+        let tokenizer = self.tokenizer().ok()?.clone();
+        let format = format.as_deref().cloned().unwrap_or_default();
+        Some(Recording::new(exchange, tokenizer, format))
+    }
+
+    /// Why a part of a prompt is not cached. `found` is what is cached now, `resume_max` returns
+    /// how much of a prompt can be cached, and `evictions` is the number of blocks that the cache
+    /// has evicted. `None` if all of it is cached, or if nothing is remembered.
+    pub(crate) fn miss(
+        &self,
+        exchange: &Exchange,
+        tokens: &[u32],
+        found: PrefixMatch,
+        resume_max: impl Fn(usize) -> usize,
+        evictions: u64,
+    ) -> Option<CacheMiss> {
+        /// Number of tokens after the common ones that are shown.
+        const SHOWN: usize = 48;
+        let (cached, max) = (found.resume, resume_max(tokens.len()));
+        if cached >= max {
+            return None;
+        }
+        let nearest = self.history.as_ref()?.nearest(exchange, tokens);
+        let text = |tokens: &[u32]| self.decode(tokens, false).unwrap_or_default();
+        let mut miss = CacheMiss {
+            reason: MissReason::New,
+            prompt_tokens: tokens.len(),
+            cached_tokens: cached,
+            lost_tokens: 0,
+            lost_time: None,
+            common_tokens: 0,
+            message: None,
+            prompt_text: String::new(),
+            earlier_text: String::new(),
+        };
+        let common = nearest.as_ref().map_or(0, |nearest| nearest.common);
+        let shown = |tokens: &[u32]| text(&tokens[common..tokens.len().min(common + SHOWN)]);
+        miss.prompt_text = shown(tokens);
+        let Some(nearest) = nearest else { return Some(miss) };
+        miss.earlier_text = shown(&nearest.tokens);
+        miss.common_tokens = common;
+        // Computed before, but not cached now.
+        let known = resume_max(common).min(max);
+        let gone = known.saturating_sub(cached);
+        // What the nearest prompt goes on with, and this one does not.
+        let apart = resume_max(nearest.tokens.len()).min(max).saturating_sub(known.max(cached));
+        if gone == 0 && apart == 0 {
+            return Some(miss);
+        }
+        miss.lost_tokens = gone + apart;
+        if gone >= apart {
+            miss.reason = match nearest.separation(exchange) {
+                Some(reason) => reason,
+                None if found.cached > cached => MissReason::NoCheckpoint,
+                None => nearest.loss(evictions),
+            };
+        } else {
+            let (ours, theirs) = (&miss.prompt_text, &miss.earlier_text);
+            let same_text = !ours.is_empty() && ours.starts_with(theirs.as_str())
+                || !theirs.is_empty() && theirs.starts_with(ours.as_str());
+            let before = text(&tokens[..common]).len();
+            let difference = nearest.difference(exchange, same_text, before);
+            (miss.reason, miss.message) = (difference.reason, difference.message);
+        }
+        Some(miss)
     }
 
     /// The conversation of a request, rendered.
@@ -315,19 +396,6 @@ impl PromptTokens {
         };
         PromptTokens { tokens, exchange: request.exchange.clone() }
     }
-}
-
-/// Everything that separates the conversations of a request from those of others, apart from the
-/// messages.
-fn scope(request: &Request) -> Digest {
-    let mut hasher = blake3::Hasher::new();
-    let tenant = request.options.tenant.as_deref();
-    for part in [tenant, request.cache_salt.as_deref(), request.adapter.as_deref()] {
-        // An empty name is not the same as none.
-        hasher.update(&part.map_or(u64::MAX, |part| part.len() as u64).to_le_bytes());
-        hasher.update(part.unwrap_or_default().as_bytes());
-    }
-    *hasher.finalize().as_bytes()
 }
 
 /// `options` with `tools`, if there are any.

@@ -8,7 +8,9 @@ use stolon_text::TextSource;
 use crate::long_work::Client;
 use crate::request::{Prompt, part_tokens};
 use crate::skills::Skills;
-use crate::{ChatMessage, Error, Grammar, Request, SharedProcessor};
+use crate::{
+    AnswerFormat, CacheMiss, ChatMessage, Error, Grammar, PrefixMatch, Request, SharedProcessor,
+};
 
 /// How a conversation would be rendered.
 #[derive(Clone, Debug, Default)]
@@ -149,8 +151,28 @@ impl Text {
         self
     }
 
-    pub(crate) fn recording(&self, _: &Request, _: &PromptTokens) -> Option<Recording> {
+    pub(crate) fn exchange(&self, _: &Request, _: &PromptTokens) -> Option<Arc<Exchange>> {
         None
+    }
+
+    pub(crate) fn recording(
+        &self,
+        exchange: Arc<Exchange>,
+        _: Option<Arc<AnswerFormat>>,
+        _: u64,
+    ) -> Option<Recording> {
+        match *exchange {}
+    }
+
+    pub(crate) fn miss(
+        &self,
+        exchange: &Exchange,
+        _: &[u32],
+        _: PrefixMatch,
+        _: impl Fn(usize) -> usize,
+        _: u64,
+    ) -> Option<CacheMiss> {
+        match *exchange {}
     }
 
     pub(crate) fn quick_tokens(

@@ -22,11 +22,16 @@
 //! nothing is found across tenants. The answer to a prompt is that of an engine that gets the same
 //! tokens without a cache. An engine that has forgotten the earlier request tokenizes its text.
 //!
+//! The same memory explains why a prompt is not cached ([`History::nearest`]): it has the prompts
+//! that the engine has computed, also those that are not cached anymore.
+//!
 //! The memory is bounded: requests that were not continued for the longest time are forgotten
 //! first.
 
 mod exchange;
 mod messages;
+mod miss;
+mod outline;
 
 use std::borrow::Cow;
 use std::collections::{BTreeMap, HashMap};
@@ -38,6 +43,7 @@ use stolon_text::{ChatMessage, RenderedChat};
 pub(crate) use exchange::{Answered, Exchange};
 pub(crate) use messages::normalized;
 use messages::restored;
+pub(crate) use outline::Outline;
 
 /// A BLAKE3 digest.
 pub(crate) type Digest = [u8; 32];
@@ -116,14 +122,15 @@ impl History {
 
     /// Keeps a request that was submitted. Returns the exchange that its answers are added to: the
     /// one that is kept already if it is the same.
-    pub(crate) fn remember(&self, exchange: Arc<Exchange>) -> Arc<Exchange> {
+    /// `evictions` is the number of blocks that the cache has evicted.
+    pub(crate) fn remember(&self, exchange: Arc<Exchange>, evictions: u64) -> Arc<Exchange> {
         let mut state = self.state();
         if let Some(kept) = state.used(&exchange.conversation)
             && kept.has_same_prompt(&exchange)
         {
             return kept;
         }
-        exchange.count(&self.bytes);
+        exchange.keep(&self.bytes, evictions);
         state.insert(Arc::clone(&exchange));
         while self.bytes.load(Ordering::Relaxed) > self.limit && state.forget_one() {}
         exchange

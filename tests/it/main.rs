@@ -21,6 +21,8 @@ mod architectures;
 mod behaviour;
 mod boundaries;
 mod cache;
+#[cfg(feature = "grammar")]
+mod cache_misses;
 mod demo_model;
 #[cfg(all(feature = "demo-model", feature = "images"))]
 mod demo_vision;

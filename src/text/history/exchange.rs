@@ -5,6 +5,7 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use stolon_text::Answer;
 
+use super::outline::{self, Outline};
 use super::{Digest, Known};
 
 /// Maximum number of answers of one exchange. The oldest is forgotten first.
@@ -18,8 +19,9 @@ const OVERHEAD: usize = 512;
 /// A prompt that was submitted, and the answers to it.
 #[derive(Debug)]
 pub(crate) struct Exchange {
-    /// The digest of the scope and the messages.
+    /// The digest of the scope and the messages, or the tokens of another prompt.
     pub(crate) conversation: Digest,
+    pub(super) outline: Outline,
     /// Length of the rendered conversation, in bytes.
     pub(crate) text_len: usize,
     /// The digest of the rendered conversation.
@@ -32,7 +34,16 @@ pub(crate) struct Exchange {
     depth: usize,
     /// The newest last.
     answers: Mutex<Vec<Arc<Answered>>>,
-    memory: OnceLock<Memory>,
+    /// Set when the history keeps the exchange.
+    kept: OnceLock<Kept>,
+}
+
+/// What is known of an exchange that the history keeps.
+#[derive(Debug)]
+struct Kept {
+    memory: Memory,
+    /// Number of blocks that the cache had evicted when the request was submitted.
+    evictions: u64,
 }
 
 /// An answer that was sampled.
@@ -68,10 +79,20 @@ impl Drop for Memory {
 }
 
 impl Exchange {
+    /// A prompt that is not a conversation.
+    pub(crate) fn of_tokens(outline: Outline, tokens: &[u32]) -> Exchange {
+        let mut hasher = blake3::Hasher::new_keyed(&outline.scope());
+        for token in tokens {
+            hasher.update(&token.to_le_bytes());
+        }
+        Exchange::new(*hasher.finalize().as_bytes(), outline, "", None, tokens.to_vec())
+    }
+
     /// A conversation whose text is `text`. Its prompt is the prompt and the answer of `base`, if
     /// it continues one, and `tokens`.
     pub(crate) fn new(
         conversation: Digest,
+        outline: Outline,
         text: &str,
         base: Option<Known>,
         tokens: Vec<u32>,
@@ -80,13 +101,14 @@ impl Exchange {
         let depth = base.as_ref().map_or(0, |(exchange, _)| exchange.depth + 1);
         let mut exchange = Exchange {
             conversation,
+            outline,
             text_len: text.len(),
             text_digest: *blake3::hash(text.as_bytes()).as_bytes(),
             base,
             tokens: tokens.into(),
             depth,
             answers: Mutex::default(),
-            memory: OnceLock::new(),
+            kept: OnceLock::new(),
         };
         if depth > DEPTH {
             exchange.tokens = exchange.prompt().into();
@@ -97,6 +119,11 @@ impl Exchange {
 
     /// The tokens of the prompt.
     pub(crate) fn prompt(&self) -> Vec<u32> {
+        self.pieces().concat()
+    }
+
+    /// The tokens of the prompt, in pieces.
+    fn pieces(&self) -> Vec<&[u32]> {
         let mut pieces: Vec<&[u32]> = vec![&self.tokens];
         let mut base = &self.base;
         while let Some((exchange, answer)) = base {
@@ -104,7 +131,37 @@ impl Exchange {
             base = &exchange.base;
         }
         pieces.reverse();
-        pieces.concat()
+        pieces
+    }
+
+    /// Number of tokens that a prompt begins with that are those of this prompt, and of this prompt
+    /// with the answer that has most of them. Also returns that answer.
+    pub(super) fn common(&self, tokens: &[u32]) -> (usize, Option<Arc<Answered>>) {
+        let mut common = 0;
+        for piece in self.pieces() {
+            let here = common_len(piece, &tokens[common..]);
+            common += here;
+            if here < piece.len() {
+                return (common, None);
+            }
+        }
+        let answers = self.answers.lock().unwrap_or_else(PoisonError::into_inner);
+        let lens = answers.iter().map(|answer| common_len(&answer.tokens, &tokens[common..]));
+        match lens.zip(answers.iter()).max_by_key(|(len, _)| *len) {
+            Some((len, answer)) => (common + len, Some(Arc::clone(answer))),
+            None => (common, None),
+        }
+    }
+
+    /// Whether an answer says the same as a message with this digest, with this reasoning if it is
+    /// given.
+    pub(super) fn has_said(&self, said: &Digest, reasoning: Option<&Digest>) -> bool {
+        let answers = self.answers.lock().unwrap_or_else(PoisonError::into_inner);
+        let is_same = |answer: &Arc<Answered>| {
+            let own = outline::digest(answer.said.reasoning.as_bytes());
+            outline::digest_of(&answer.said) == *said && reasoning.is_none_or(|other| own == *other)
+        };
+        answers.iter().any(is_same)
     }
 
     /// Whether another exchange has the same prompt.
@@ -112,9 +169,20 @@ impl Exchange {
         self.text_digest == other.text_digest && self.prompt() == other.prompt()
     }
 
-    /// Counts the memory of the exchange.
-    pub(super) fn count(&self, of: &Arc<AtomicUsize>) {
-        self.memory.get_or_init(|| Memory::new(of, OVERHEAD + size_of_val(&*self.tokens)));
+    /// Counts the memory of the exchange. `evictions` is the number of blocks that the cache has
+    /// evicted.
+    pub(super) fn keep(&self, of: &Arc<AtomicUsize>, evictions: u64) {
+        self.kept.get_or_init(|| Kept { memory: Memory::new(of, self.bytes()), evictions });
+    }
+
+    /// Number of blocks that the cache had evicted when the request was submitted.
+    pub(super) fn evictions(&self) -> Option<u64> {
+        self.kept.get().map(|kept| kept.evictions)
+    }
+
+    /// Size in bytes, without its base.
+    fn bytes(&self) -> usize {
+        OVERHEAD + self.outline.bytes() + size_of_val(&*self.tokens)
     }
 
     /// The newest answer that says the same as `said`, which is normalized. An answer without
@@ -131,7 +199,7 @@ impl Exchange {
 
     /// Adds an answer to a request that the history keeps.
     pub(crate) fn answered(&self, tokens: Vec<u32>, text: String, said: Answer) {
-        let Some(memory) = self.memory.get() else { return };
+        let Some(Kept { memory, .. }) = self.kept.get() else { return };
         let of_calls = said.calls.iter().map(|call| call.name.len() + call.arguments.len());
         let of_texts = text.len() + said.reasoning.len() + said.text.len();
         let bytes = OVERHEAD + of_texts + of_calls.sum::<usize>() + size_of_val(&*tokens);
@@ -145,4 +213,14 @@ impl Exchange {
         }
         answers.push(answered);
     }
+}
+
+/// Number of leading tokens that are equal.
+fn common_len(left: &[u32], right: &[u32]) -> usize {
+    /// Tokens that are compared at once.
+    const CHUNK: usize = 64;
+    let chunks = left.chunks_exact(CHUNK).zip(right.chunks_exact(CHUNK));
+    let equal = chunks.take_while(|(left, right)| left == right).count() * CHUNK;
+    let rest = left[equal..].iter().zip(&right[equal..]);
+    equal + rest.take_while(|(left, right)| left == right).count()
 }

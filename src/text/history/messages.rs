@@ -57,24 +57,29 @@ pub(crate) fn normalized(answer: Answer) -> Answer {
 
 /// Adds a message to a digest. The reasoning of the assistant and the ids of its calls do not count.
 pub(super) fn digest(message: &ChatMessage, said: Option<&Answer>, hasher: &mut blake3::Hasher) {
-    let mut add = |bytes: &[u8]| {
-        hasher.update(&(bytes.len() as u64).to_le_bytes()).update(bytes);
-    };
-    add(message.role.as_bytes());
     match said {
-        Some(said) => {
-            add(said.text.as_bytes());
-            add(&said.calls.len().to_le_bytes());
-            for call in &said.calls {
-                add(call.name.as_bytes());
-                add(call.arguments.as_bytes());
-            }
-        }
+        Some(said) => digest_said(said, hasher),
         None => {
             let json = serde_json::to_vec(message);
-            add(&json.expect("messages have string keys and cannot fail to serialize"));
+            let json = json.expect("messages have string keys and cannot fail to serialize");
+            add(&json, hasher);
         }
     }
+}
+
+/// Adds what an answer says to a digest, without its reasoning.
+pub(super) fn digest_said(said: &Answer, hasher: &mut blake3::Hasher) {
+    add(said.text.as_bytes(), hasher);
+    hasher.update(&(said.calls.len() as u64).to_le_bytes());
+    for call in &said.calls {
+        add(call.name.as_bytes(), hasher);
+        add(call.arguments.as_bytes(), hasher);
+    }
+}
+
+/// Adds bytes with their number to a digest.
+fn add(bytes: &[u8], hasher: &mut blake3::Hasher) {
+    hasher.update(&(bytes.len() as u64).to_le_bytes()).update(bytes);
 }
 
 /// The calls of a message.

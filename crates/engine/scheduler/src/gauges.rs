@@ -95,6 +95,11 @@ impl Gauges {
         self.request_counts.is_closed()
     }
 
+    /// Number of blocks that have left the prefix cache, for any reason.
+    pub fn evicted_blocks(&self) -> u64 {
+        self.evictions.get() + self.evictions_for_quota.get() + self.evictions_requested.get()
+    }
+
     /// Ready when no request is waiting or running. Otherwise the task of `context` is woken when
     /// that is the case.
     pub fn poll_idle(&self, context: &mut Context<'_>) -> Poll<()> {

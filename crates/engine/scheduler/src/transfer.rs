@@ -117,6 +117,11 @@ impl StoredKv {
         self.first_block..self.first_block + self.blocks.len()
     }
 
+    /// Number of leading positions of the prompt that are cached when this KV is in the pool.
+    pub fn kv_end(&self) -> usize {
+        self.kv_range().end * self.block_size
+    }
+
     /// The bytes of the blocks, without their places.
     pub(crate) fn blocks(&self) -> &[Bytes] {
         &self.blocks

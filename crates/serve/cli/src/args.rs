@@ -17,6 +17,7 @@ use crate::memory::parse_bytes;
 
 pub use adapters::AdapterArgs;
 pub use admission::Admission;
+pub use history::{History, HistoryArgs};
 pub use images::ImageArgs;
 use parsers::{parse_embedding_sizes, parse_json};
 pub use sampling::SamplingArgs;
@@ -25,6 +26,7 @@ pub use tiers::{DiskSize, TierArgs};
 mod adapters;
 mod admission;
 mod files;
+mod history;
 mod images;
 mod parsers;
 mod sampling;
@@ -84,6 +86,9 @@ pub struct EngineArgs {
     /// Size of the KV cache in blocks of `--block-size` tokens, instead of `--kv-memory`
     #[arg(long, value_name = "BLOCKS")]
     pub num_blocks: Option<usize>,
+    /// How earlier answers become tokens.
+    #[command(flatten)]
+    pub history: HistoryArgs,
     /// The memory that images take.
     #[command(flatten)]
     pub images: ImageArgs,
@@ -349,7 +354,8 @@ impl EngineArgs {
         if let Some(bytes) = self.kv_memory {
             builder = builder.kv_memory(bytes);
         }
-        Ok(self.with_sizes(self.adapters.apply(self.tiers.apply(builder)?)))
+        let builder = self.history.apply(self.tiers.apply(builder)?)?;
+        Ok(self.with_sizes(self.adapters.apply(builder)))
     }
 
     fn step_time_target(&self) -> Option<Duration> {

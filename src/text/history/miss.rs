@@ -1,0 +1,171 @@
+//! Explains why a part of a prompt is not cached, by the nearest earlier prompt.
+
+use std::collections::HashSet;
+use std::sync::Arc;
+
+use super::exchange::{Answered, Exchange};
+use super::outline::Mark;
+use super::{Digest, History};
+use crate::cache_miss::{MissMessage, MissReason};
+
+/// Maximum number of earlier prompts that a prompt is compared with, the newest ones.
+const COMPARED: usize = 64;
+/// Maximum number of earlier prompts of all tenants that are looked at.
+const LOOKED_AT: usize = 1024;
+/// Length of a token in bytes, roughly: shared tokens and shared messages are weighed by it.
+const TOKEN_BYTES: usize = 4;
+
+/// The earlier prompt, with its answer, that a prompt has most in common with.
+#[derive(Debug)]
+pub(crate) struct Nearest {
+    exchange: Arc<Exchange>,
+    /// The tokens of the prompt and of the answer that continues most like the other prompt.
+    pub(crate) tokens: Vec<u32>,
+    /// Number of tokens of its prompt.
+    prompt_len: usize,
+    /// Number of leading tokens that are the same.
+    pub(crate) common: usize,
+}
+
+/// How a prompt differs from the nearest earlier one.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct Difference {
+    pub(crate) reason: MissReason,
+    pub(crate) message: Option<MissMessage>,
+}
+
+impl Difference {
+    fn new(reason: MissReason) -> Difference {
+        Difference { reason, message: None }
+    }
+
+    fn at(reason: MissReason, index: usize, mark: &Mark) -> Difference {
+        let message = MissMessage { index, role: mark.role.to_string() };
+        Difference { reason, message: Some(message) }
+    }
+}
+
+impl History {
+    /// The earlier prompt of the same tenant that has most in common with a prompt; `None` if there
+    /// is none that has anything in common.
+    pub(crate) fn nearest(&self, prompt: &Exchange, tokens: &[u32]) -> Option<Nearest> {
+        let own: HashSet<&Digest> =
+            prompt.outline.messages.iter().map(|mark| &mark.digest).collect();
+        let mut best: Option<(usize, Arc<Exchange>, usize, Option<Arc<Answered>>)> = None;
+        for exchange in self.newest(&prompt.outline.tenant) {
+            let (common, answer) = exchange.common(tokens);
+            let shared = exchange.outline.messages.iter().filter(|mark| own.contains(&mark.digest));
+            let shared: usize = shared.map(|mark| 1 + mark.bytes).sum();
+            let score = TOKEN_BYTES * common + shared;
+            // Among equals, the first, which is the newest, is the nearest.
+            if score > best.as_ref().map_or(0, |(score, ..)| *score) {
+                best = Some((score, exchange, common, answer));
+            }
+        }
+        let (_, exchange, common, answer) = best?;
+        let mut with_answer = exchange.prompt();
+        let prompt_len = with_answer.len();
+        with_answer.extend(answer.iter().flat_map(|answer| answer.tokens.iter().copied()));
+        Some(Nearest { exchange, tokens: with_answer, prompt_len, common })
+    }
+
+    /// The newest exchanges of a tenant, the newest first.
+    fn newest(&self, tenant: &Digest) -> Vec<Arc<Exchange>> {
+        let state = self.state();
+        let exchanges = state.order.values().rev().take(LOOKED_AT);
+        let exchanges = exchanges.filter_map(|digest| Some(&state.exchanges.get(digest)?.1));
+        let own = exchanges.filter(|exchange| exchange.outline.tenant == *tenant);
+        own.take(COMPARED).cloned().collect()
+    }
+}
+
+impl Nearest {
+    /// Why a prompt with the same beginning is not cached, although this one was submitted.
+    /// `evictions` is the number of blocks that the cache has evicted.
+    pub(crate) fn loss(&self, evictions: u64) -> MissReason {
+        match self.exchange.evictions() {
+            Some(before) if before == evictions => MissReason::NotComputed,
+            _ => MissReason::Evicted,
+        }
+    }
+
+    /// Why a prompt with the same beginning was computed apart from this one; `None` if they share
+    /// KV.
+    pub(crate) fn separation(&self, prompt: &Exchange) -> Option<MissReason> {
+        let (own, other) = (&prompt.outline, &self.exchange.outline);
+        if own.adapter != other.adapter {
+            return Some(MissReason::OtherAdapter);
+        }
+        (own.salt != other.salt).then_some(MissReason::OtherSalt)
+    }
+
+    /// Why a prompt goes another way after the common tokens. `same_text` says whether the texts
+    /// after them are the same, and `text_bytes` is the size of the text before.
+    pub(crate) fn difference(
+        &self,
+        prompt: &Exchange,
+        same_text: bool,
+        text_bytes: usize,
+    ) -> Difference {
+        let (own, other) = (&prompt.outline, &self.exchange.outline);
+        if own.messages.is_empty() || other.messages.is_empty() {
+            return Difference::new(match same_text {
+                true => MissReason::OtherTokens,
+                false => MissReason::TextChanged,
+            });
+        }
+        if own.tools != other.tools {
+            return Difference::new(MissReason::ToolsChanged);
+        }
+        let (ours, theirs) = (&own.messages, &other.messages);
+        let same = ours.iter().zip(theirs).take_while(|(a, b)| a.digest == b.digest).count();
+        let before: usize = ours[..same].iter().map(|mark| mark.bytes).sum();
+        // A template shows the messages one after another. If the texts part before the first
+        // message that differs, that message is not the cause.
+        let unexplained = || {
+            Difference::new(if same_text {
+                MissReason::OtherTokens
+            } else if own.options != other.options {
+                MissReason::OptionsChanged
+            } else {
+                MissReason::TemplateChanged
+            })
+        };
+        if same_text || text_bytes < before {
+            return unexplained();
+        }
+        let of_message = |index: usize, theirs: &[Mark]| {
+            let (mine, their) = (&ours[index], &theirs[index]);
+            let is_at = |marks: &[Mark], digest: &Digest| {
+                marks.get(index + 1).is_some_and(|mark| mark.digest == *digest)
+            };
+            if is_at(theirs, &mine.digest) {
+                return Difference::at(MissReason::MessageRemoved, index, their);
+            }
+            if is_at(ours, &their.digest) {
+                return Difference::at(MissReason::MessageInserted, index, mine);
+            }
+            let reason = match (mine.said, their.said) {
+                (Some(mine), Some(their)) if mine == their => MissReason::ReasoningChanged,
+                (Some(_), Some(_)) => MissReason::AnswerChanged,
+                _ => MissReason::MessageChanged,
+            };
+            Difference::at(reason, index, mine)
+        };
+        match (ours.get(same), theirs.get(same)) {
+            (Some(_), Some(_)) => of_message(same, theirs),
+            // The prompt continues the earlier one and leaves it after its end.
+            (Some(mine), None) if self.common >= self.prompt_len => match mine.said {
+                Some(said) if !self.exchange.has_said(&said, None) => {
+                    Difference::at(MissReason::AnswerChanged, same, mine)
+                }
+                Some(said) if !self.exchange.has_said(&said, Some(&mine.reasoning)) => {
+                    Difference::at(MissReason::ReasoningChanged, same, mine)
+                }
+                Some(_) => unexplained(),
+                None => Difference::new(MissReason::MessageRemoved),
+            },
+            _ => unexplained(),
+        }
+    }
+}
