@@ -76,7 +76,7 @@ impl FromStr for ComputeType {
 /// Options of a [`CandleBackend`](crate::CandleBackend).
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct CandleOptions {
-    /// Where the model runs.
+    /// The device on which the model runs.
     pub device: DeviceChoice,
     /// Positions per KV block: a power of two from 1 to 256. Flash attention on CUDA needs at least
     /// 32.
@@ -167,7 +167,7 @@ pub enum OpenError {
     Device {
         /// The device's name.
         device: String,
-        /// Why it cannot be used.
+        /// The reason why it cannot be used.
         reason: String,
     },
     /// The device failed while the model was loaded.

@@ -25,7 +25,7 @@ pub struct CpuOptions {
     /// model has recurrent layers, or with [`WindowKv::States`]. Each state occupies a slot, which
     /// takes memory when it is first used.
     pub state_slots: usize,
-    /// Where layers with a sliding window keep their keys and values.
+    /// The place where layers with a sliding window keep their keys and values.
     pub window_kv: WindowKv,
     /// Maximum number of tokens of one sequence in a step with [`WindowKv::States`]. An image whose
     /// positions attend to each other may have more. Each slot has memory for so many positions.
