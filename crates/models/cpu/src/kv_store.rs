@@ -9,7 +9,7 @@
 //! sizes of heads may differ between layers ([`KvLayer`]). The layout of its keys is
 //! [`KvLayer::key_layout`]. A layer that reads the keys and values of another one has none of its
 //! own, and needs no memory in the store. The keys of latent attention are also its values. With
-//! [`KvType::Int8`], keys and values have scales `[block_count, block_size, kv_heads]`. There is
+//! `KvType::Int8`, keys and values have scales `[block_count, block_size, kv_heads]`. There is
 //! one scale per position and head, so the bits that are stored for a position depend only on this
 //! position, and not on the others that are written in the same step.
 //!

@@ -1,6 +1,6 @@
 //! Multi-head latent attention. The KV store keeps one key head per position, which consists of the
 //! rotated part of the keys and the normalized latent vector. The latent vector is also the value
-//! ([`LatentConfig`](stolon_checkpoint::config::LatentConfig)).
+//! ([`LatentConfig`]).
 //!
 //! [`Latent::project`] computes this key head, and a query of the same length for each head. After
 //! attention, [`Latent::mix`] projects the average of the latent vectors to the value of each head.

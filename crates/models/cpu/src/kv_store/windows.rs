@@ -100,7 +100,7 @@ impl KvStore {
         self.shape.ring_bytes(self.windows.slice_tokens) * self.windows.slots
     }
 
-    /// Whether a layer is windowed. `layer` is an index in [`KvShape::attention_layers`].
+    /// Whether a layer is windowed. `layer` is an index in `KvShape::attention_layers`.
     pub(crate) fn is_windowed(&self, layer: usize) -> bool {
         self.shape.attention_layers[layer].windowed
     }
