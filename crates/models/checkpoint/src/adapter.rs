@@ -1,17 +1,18 @@
-//! LoRA adapters: for some projections of a model, two small matrices `A` and `B`, whose product
-//! with a row is added to that of the model's own matrix: `y = W x + scale * B (A x)` (Hu et al.,
-//! 2021).
+//! LoRA adapters. For some projections of a model, an adapter has two small matrices `A` and `B`,
+//! whose product with a row is added to the product with the model's own matrix: `y = W x + scale *
+//! B (A x)` (Hu et al., 2021).
 //!
 //! 1. `AdapterFiles` reads the files of PEFT, or a GGUF file, and gives the matrices the names of
-//!    the model's own.
-//! 2. [`LoraWeights`] has them in the form that the forward pass needs: the matrices `A` of all
-//!    projections of the same rows as one matrix, and the rows of each `B` in the order of the rows
-//!    in memory.
-//! 3. The pass (`decoder/adapters.rs`) computes `A x` for the rows of each adapter of a step, and
-//!    adds `B (A x)` in the epilogues of the products with the model's own matrices.
+//!    the model's matrices.
+//! 2. [`LoraWeights`] has them in the form that the forward pass needs. The matrices `A` of all
+//!    projections with the same input are one matrix, and the rows of each `B` have the same order
+//!    as the rows of the model's matrix in memory.
+//! 3. The forward pass (`decoder/adapters.rs`) computes `A x` for the rows of each adapter of a
+//!    step, and adds `B (A x)` in the epilogues of the products with the model's matrices.
 //!
-//! What would change answers and is not implemented is refused by the name of its tensor or key:
-//! DoRA, trained biases, whole modules, routers, and per-layer embeddings.
+//! Adapters with a feature that would change answers and is not implemented are refused, with the
+//! name of the tensor or key: DoRA, trained biases, whole modules, routers with a norm of their
+//! own, and per-layer embeddings.
 
 mod files;
 mod packer;
@@ -34,7 +35,7 @@ use packer::Packer;
 /// Maximum rank of an adapter's matrices. Adapters have ranks up to 512.
 pub(crate) const RANK_MAX: usize = 1024;
 
-/// The ending of the name of a matrix `A`. The matrix `B` has the name of the model's matrix.
+/// The suffix of the name of a matrix `A`. The matrix `B` has the name of the model's matrix.
 const FIRST: &str = ".lora_a";
 
 /// Reads adapters for a model.
@@ -45,12 +46,13 @@ pub struct LoraLoader {
 }
 
 impl LoraLoader {
-    /// A loader for a model that is computed with the instruction set `path`.
+    /// Creates a loader for a model that is computed with the instruction set `path`.
     pub fn new(config: &DecoderConfig, path: Path) -> Self {
         Self { model: Arc::new(config.clone()), path }
     }
 
-    /// The weights of an adapter that this loader has returned; `None` for one of another model.
+    /// The weights of an adapter that this loader has returned; `None` for an adapter of another
+    /// model.
     pub fn own<'a>(&self, adapter: &'a Adapter) -> Option<&'a LoraWeights> {
         adapter.weights::<LoraWeights>().filter(|weights| Arc::ptr_eq(&weights.model, &self.model))
     }
@@ -83,37 +85,37 @@ impl From<ModelError> for AdapterLoadError {
     }
 }
 
-/// The projections of a layer that read the same rows. The output matrix is at [`Site::Inputs`] of
-/// the layer after the last one.
+/// The groups of a layer's projections that have the same input. The output matrix is at
+/// [`Site::Inputs`] of an additional layer after the last one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Site {
-    /// Of attention: queries, keys, values, and the gates of its output, in this order. Of latent
-    /// attention: queries, or the vector that they are projections of, and what is kept of a
-    /// position. Of a convolution, Gated DeltaNet or Kimi Delta Attention: the parts of their
-    /// weights, in their order.
+    /// The input projections of a mixer other than Mamba-2. Attention has queries, keys, values,
+    /// and the gates of its output, in this order. Latent attention has queries, or their low-rank
+    /// vector, and the key head that is kept of a position. A convolution, Gated DeltaNet and Kimi
+    /// Delta Attention have the parts of their weights, in the same order.
     Inputs,
-    /// The same of Mamba-2, which may be next to attention.
+    /// The input projections of Mamba-2, which may be next to attention.
     MambaInputs,
-    /// The queries of each head of latent attention that are compared with what is kept, whose
-    /// products with the transposed projection to the head's keys they are.
+    /// The absorbed queries of each head of latent attention: the products of the head's queries
+    /// with the transposed projection to its keys.
     Keys,
     /// The values of each head of latent attention.
     Values,
-    /// The queries of latent attention, if they are projections of another vector.
+    /// The queries of latent attention, if they are projected from a low-rank vector.
     Queries,
-    /// The time steps of Kimi Delta Attention.
+    /// The second projection to the time steps of Kimi Delta Attention.
     Steps,
-    /// The gates of the outputs of Kimi Delta Attention.
+    /// The second projection to the gates of the outputs of Kimi Delta Attention.
     Gates,
-    /// The projection of the output of attention, or of what the layer has in its place.
+    /// The output projection of attention, or of the mixer that replaces it.
     Output,
-    /// The same of Mamba-2.
+    /// The output projection of Mamba-2.
     MambaOutput,
     /// Gate and up of a dense MLP, in this order.
     GateUp,
-    /// The projection of a dense MLP's output.
+    /// The output projection of a dense MLP.
     Down,
-    /// The scores of the experts, and that of the shared expert if it has one, in this order.
+    /// The scores of the experts, and the score of the shared expert if it has one, in this order.
     Routers,
 }
 
@@ -121,23 +123,24 @@ impl Site {
     /// Number of sites.
     pub const COUNT: usize = Self::Routers as usize + 1;
 
-    /// The head whose inputs projection `part` reads; 0 where all read the same.
+    /// The head whose input projection `part` reads; 0 at sites where all projections have one
+    /// input.
     pub fn head(self, part: usize) -> usize {
         if matches!(self, Self::Keys | Self::Values) { part } else { 0 }
     }
 }
 
-/// The projections of an expert that read the same rows.
+/// The groups of an expert's projections that have the same input.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ExpertSite {
     /// Gate and up, in this order.
     GateUp,
-    /// The projection of the output.
+    /// The output projection.
     Down,
 }
 
-/// The weights of the experts of a layer that an adapter changes, by their index, at each
-/// [`ExpertSite`]. The index of the shared expert is the number of the others.
+/// The weights at each [`ExpertSite`] of the experts of a layer that an adapter changes, by the
+/// index of the expert. The index of the shared expert is the number of the others.
 type ExpertWeights = HashMap<usize, [Option<SiteWeights>; 2]>;
 
 /// The weights of a layer at each site.
@@ -146,11 +149,11 @@ type LayerWeights = [Option<SiteWeights>; Site::COUNT];
 /// The weights of an adapter.
 #[derive(Debug)]
 pub struct LoraWeights {
-    /// The configuration of the model that it belongs to.
+    /// The configuration of the model that the adapter was loaded for.
     model: Arc<DecoderConfig>,
-    /// For each layer, and for the output matrix, the weights of each site.
+    /// The weights of each site, for each layer and for the output matrix.
     layers: Vec<LayerWeights>,
-    /// For each layer the weights of its experts.
+    /// The weights of the experts, for each layer.
     experts: Vec<ExpertWeights>,
     embedding: Option<EmbeddingWeights>,
 }
@@ -180,7 +183,7 @@ pub struct EmbeddingWeights {
     columns: Vec<u8>,
     dtype: TensorType,
     scale: f32,
-    /// `[hidden_size, rank]`.
+    /// The matrix `B`, `[hidden_size, rank]`.
     second: LowRank,
 }
 
@@ -195,20 +198,21 @@ impl EmbeddingWeights {
     }
 }
 
-/// The weights of an adapter for the projections of the same rows.
+/// The weights of an adapter for projections with the same input.
 #[derive(Debug)]
 pub struct SiteWeights {
-    /// `[width, in]`: the rows of `A` of all projections. At [`Site::Keys`], one for each head.
+    /// The matrices `A`, `[width, in]`, with the rows of all projections. [`Site::Keys`] has one
+    /// for each head, and other sites have one in total.
     first: Vec<Matrix>,
-    /// `[width]`: the scale of each row of `first`.
+    /// The scale of each row of `first`, `[width]`.
     pub scales: Vec<f32>,
-    /// For each projection of the site its matrix `B`, if the adapter changes it. For each head at
-    /// [`Site::Keys`] and [`Site::Values`].
+    /// The matrix `B` of each projection of the site; `None` if the adapter does not change it. At
+    /// [`Site::Keys`] and [`Site::Values`], there is one for each head.
     pub second: Vec<Option<Second>>,
 }
 
 impl SiteWeights {
-    /// The matrix `A` of a head; all may have the same one.
+    /// The matrix `A` of a head. All heads may have the same one.
     pub fn first(&self, head: usize) -> &Matrix {
         &self.first[head.min(self.first.len() - 1)]
     }
@@ -219,6 +223,6 @@ impl SiteWeights {
 pub struct Second {
     /// Index of the first row of [`SiteWeights::first`] that belongs to it.
     pub start: usize,
-    /// `[out, rank]`. The heads of [`Site::Keys`] share it.
+    /// `[out, rank]`. All heads of [`Site::Keys`] share it.
     pub matrix: Arc<LowRank>,
 }

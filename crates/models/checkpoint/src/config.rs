@@ -57,15 +57,17 @@ use stolon_kernels::TensorType;
 
 use crate::error::ModelError;
 
-/// Maximum number of layers of a configuration. It bounds what is allocated for a malformed file.
+/// Maximum number of layers of a configuration. It bounds the memory that is allocated for a
+/// malformed file.
 pub(crate) const LAYERS_MAX: usize = 4096;
 
 /// Maximum number of elements of a head. Known models have up to 576.
 pub(crate) const HEAD_DIM_MAX: usize = 1 << 16;
 
-/// Per-layer embeddings (Gemma 4): each token has values for each layer, from an embedding of its
-/// own and a projection of the usual one. At the end of a layer, they are the other factor of a
-/// gated projection of the residual stream, whose result is added to it.
+/// Per-layer embeddings (Gemma 4). Each token has a vector for each layer, the sum of an embedding
+/// of its own and of a projection of the usual embedding. At the end of a layer, a gate computed
+/// from the residual stream is multiplied with this vector, and the projection of the product is
+/// added to the residual stream.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct PerLayerInput {
     /// Number of values that a token has for each layer.
@@ -75,8 +77,8 @@ pub struct PerLayerInput {
 }
 
 impl PerLayerInput {
-    /// Per-layer embeddings of `width` values, whose gates have the function of those of `mlp`;
-    /// `None` if there are no values.
+    /// Per-layer embeddings of `width` values, whose gates have the activation function of `mlp`;
+    /// `None` if `width` is 0.
     fn of(width: usize, mlp: &MlpConfig) -> Option<Self> {
         let gate = match mlp.activation {
             Activation::Gated(GateConfig { function, .. }) => function,
@@ -86,33 +88,34 @@ impl PerLayerInput {
     }
 }
 
-/// Everything that the forward pass needs apart from the weights. All sizes are at least 1.
+/// The description of the forward pass, without the weights. All sizes are at least 1.
 #[derive(Clone, Debug, PartialEq)]
 pub struct DecoderConfig {
-    /// The architecture. Used in messages only; the forward pass does not branch on it.
+    /// The architecture. It is used only in messages; the forward pass does not branch on it.
     pub architecture: Architecture,
     /// Number of rows of the embedding and of the output matrix.
     pub vocab_size: usize,
     /// Width of the residual stream.
     pub hidden_size: usize,
-    /// Added to the mean square in every RMS norm, and to the variance in layer norms.
+    /// Epsilon that is added to the mean square in RMS norms, and to the variance in layer norms.
     pub rms_norm_eps: f32,
-    /// Every RMS norm multiplies by `norm_offset + weight`. 1 for Gemma's safetensors, else 0.
+    /// Offset of the weights of RMS norms, which multiply by `norm_offset + weight`. 1 for Gemma's
+    /// safetensors, else 0.
     pub norm_offset: f32,
     /// Context length: the maximum number of positions, prompt and generated tokens together.
     pub max_positions: usize,
     /// Whether the embedding is also the output matrix, so that there is no `lm_head.weight`.
     pub tie_word_embeddings: bool,
-    /// Whether the output matrix has a bias. Only if it is not the embedding.
+    /// Whether the output matrix has a bias. This is possible only if it is not the embedding.
     pub head_bias: bool,
-    /// Where layers normalize the residual stream.
+    /// The places where layers normalize the residual stream.
     pub norms: NormPlacement,
-    /// The kind of these norms, and of the one before the output matrix.
+    /// The kind of these norms, and of the norm before the output matrix.
     pub norm_kind: NormKind,
     /// Per-layer embeddings (Gemma 4); `None` if there are none.
     pub per_layer_input: Option<PerLayerInput>,
-    /// Whether each layer has a learnt factor, with which the residual stream after it is
-    /// multiplied (Gemma 4).
+    /// Whether each layer has a learned factor by which the residual stream after it is multiplied
+    /// (Gemma 4).
     pub layer_scales: bool,
     /// Factor of the embeddings (Gemma: the square root of `hidden_size`); `None` for 1.
     pub embedding_scale: Option<f32>,
@@ -121,13 +124,13 @@ pub struct DecoderConfig {
     pub residual_scale: Option<f32>,
     /// Factor of the logits, above 0; `None` for 1.
     pub logit_scale: Option<f32>,
-    /// Logits are bounded by soft-capping with this cap, above 0. `None` for no soft-capping.
+    /// Soft cap of the logits, above 0; `None` if they are not capped.
     pub logit_softcap: Option<f32>,
     /// The rotary embeddings in use: either one, or a global and a local one.
     pub ropes: Vec<Rope>,
     /// One entry per layer.
     pub layers: Vec<LayerConfig>,
-    /// The element type of most weights according to the configuration, or F32 if it has none.
+    /// The element type of most weights according to the configuration, or F32 if it does not say.
     pub dtype: TensorType,
 }
 
@@ -141,8 +144,8 @@ impl DecoderConfig {
         parse_json(file, value).map(|parsed| parsed.decoder)
     }
 
-    /// Chooses what depends on the maximum number of positions, to which users limit the context.
-    /// Returns what they are told about the choice.
+    /// Chooses the parameters that depend on `max_positions`, the context length that users have
+    /// set. Returns notes for users about the choice.
     pub(crate) fn limit_context(&mut self, max_positions: Option<usize>) -> Vec<String> {
         let notes = self.ropes.iter_mut().filter_map(|rope| rope.scaling.limit(max_positions));
         notes.collect()

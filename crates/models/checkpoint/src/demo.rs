@@ -27,7 +27,7 @@ pub use picture::{Picture, picture};
 /// The name of the demo model.
 pub const ID: &str = "stolon-demo";
 
-/// The name of the demo model that sees.
+/// The name of the demo model that reads images.
 pub const VISION_ID: &str = "stolon-demo-vision";
 
 /// A question and its correct answer.
@@ -46,7 +46,7 @@ pub(crate) fn load() -> Result<LoadedModel, ModelError> {
     load_files(ID, &TEXT)
 }
 
-/// Loads the demo model that sees.
+/// Loads the demo model that reads images.
 pub(crate) fn load_vision() -> Result<LoadedModel, ModelError> {
     load_files(VISION_ID, &VISION)
 }
@@ -56,7 +56,7 @@ fn json<'a, T: Deserialize<'a>>((file, bytes): (&str, &'a [u8])) -> Result<T, Mo
     serde_json::from_slice(bytes).map_err(|e| ModelError::malformed(file, e))
 }
 
-/// Loads the model as from a directory.
+/// Loads the model in the same way as from a directory.
 fn load_files(id: &str, files: &Files) -> Result<LoadedModel, ModelError> {
     let config_json: Value = json(files.config)?;
     let config = config::parse_json(files.config.0, &config_json)?;

@@ -1,26 +1,26 @@
 //! Errors of loading a model from disk or from the hub, and of creating a backend for it.
 //!
 //! Every message names the file and the tensor or key in it, with the expected and the actual
-//! value, so that users can find a broken download without a debugger. It includes the message of
-//! the error that caused it, which `source()` therefore does not return.
+//! value, so that users can find a broken download without a debugger. The message includes the
+//! message of the error that caused it. `source()` therefore does not return this error.
 
 use std::path::PathBuf;
 
 use stolon_kernels::KernelError;
 
-/// Why a model could not be found, read or used.
+/// The reason why a model could not be found, read or used.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ModelError {
-    /// The text given as a model is not a directory, a `.gguf` file, a hub id or a preset.
+    /// The string given as a model is not a directory, a `.gguf` file, a hub id or a preset.
     #[error(
         "`{given}` is not a model: expected a directory, a .gguf file, a hub id \
          (org/name or org/name@revision) or random:PRESET; {reason}"
     )]
     UnknownSource {
-        /// The given text.
+        /// The given string.
         given: String,
-        /// Why it is not a model.
+        /// The reason why it is not a model.
         reason: String,
     },
     /// A file could not be opened or read.
@@ -42,7 +42,7 @@ pub enum ModelError {
     /// The model does not fit in memory.
     #[error("{what}: {expected} bytes of memory are needed, and {free} are free")]
     OutOfMemory {
-        /// What needs the memory.
+        /// The part that needs the memory.
         what: String,
         /// The needed number of bytes.
         expected: u64,
@@ -145,7 +145,7 @@ pub enum ModelError {
         /// The tensor's type in the file.
         got: String,
     },
-    /// A tensor of an adapter that is not one of a projection which adapters may change.
+    /// An adapter has a tensor for a projection that adapters cannot change.
     #[error(
         "{file}: tensor `{tensor}` is not supported: expected the matrices lora_A and lora_B of a \
          projection of this model, of the embedding or of the output matrix"
@@ -165,7 +165,7 @@ pub enum ModelError {
         revision: String,
         /// The requested file.
         file: String,
-        /// What went wrong, and what may help.
+        /// The error, with advice that may help.
         reason: String,
     },
     /// A tensor's bytes cannot be packed for the kernels.
@@ -191,7 +191,7 @@ pub enum ModelError {
     },
 }
 
-/// Why a KV store could not be created.
+/// The reason why a KV store could not be created.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum KvStoreError {
     /// The block size is not supported.
@@ -226,7 +226,7 @@ pub enum KvStoreError {
         block_count: usize,
         /// Size of one block in bytes.
         block_bytes: usize,
-        /// Number of bytes that are free, without those that the weights need.
+        /// Number of free bytes, without the bytes that the weights need.
         free: u64,
     },
 }
@@ -258,8 +258,8 @@ impl ModelError {
     }
 }
 
-/// Text that may be from a file or from the hub, for an error message: control characters are
-/// escaped, and it is cut off after 500 characters.
+/// Prepares a string that may be from a file or from the hub for an error message: control
+/// characters are escaped, and it is truncated after 500 characters.
 pub(crate) fn quoted(text: &str) -> String {
     const CHARS_MAX: usize = 500;
     let mut out = String::new();

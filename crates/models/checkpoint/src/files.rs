@@ -56,20 +56,20 @@ pub(crate) fn read(path: &Path, bytes_max: u64) -> Result<Vec<u8>, ModelError> {
     Ok(bytes)
 }
 
-/// Reads and parses a JSON file of at most [`JSON_BYTES_MAX`] bytes. Numbers that JSON does not
-/// have, but that Python writes, become strings: `Infinity`, `-Infinity` and `NaN`.
+/// Reads and parses a JSON file of at most [`JSON_BYTES_MAX`] bytes. The numbers `Infinity`,
+/// `-Infinity` and `NaN`, which Python writes but JSON does not have, become strings.
 pub(crate) fn read_json(path: &Path) -> Result<Value, ModelError> {
     let bytes = read(path, JSON_BYTES_MAX)?;
     let parsed = match serde_json::from_slice(&bytes) {
         Ok(value) => Ok(value),
-        // Few files have such numbers.
+        // This is done only after an error, because few files have such numbers.
         Err(error) => serde_json::from_slice(&with_strings(&bytes)).map_err(|_| error),
     };
     parsed.map_err(|e| ModelError::malformed(path.display().to_string(), e))
 }
 
-/// The JSON text `bytes` with strings in place of numbers that JSON does not have. They are refused
-/// by their keys where a number is expected, unlike null, which is the same as a missing key.
+/// Replaces numbers that JSON does not have in `bytes` with strings. Where a number is expected, a
+/// string is refused with the name of its key. Null would count as a missing key instead.
 fn with_strings(bytes: &[u8]) -> Vec<u8> {
     let numbers: [&[u8]; 3] = [b"-Infinity", b"Infinity", b"NaN"];
     let mut out = Vec::with_capacity(bytes.len());
@@ -96,7 +96,7 @@ fn with_strings(bytes: &[u8]) -> Vec<u8> {
     out
 }
 
-/// The result of reading a file, or `None` if the file does not exist.
+/// Converts the result of reading a file: `None` if the file does not exist.
 pub(crate) fn optional<T>(result: Result<T, ModelError>) -> Result<Option<T>, ModelError> {
     match result {
         Ok(value) => Ok(Some(value)),
@@ -111,8 +111,8 @@ mod tests {
 
     use super::*;
 
-    /// Goal: numbers that JSON does not have are read as strings outside of strings only, and the
-    /// error of other files is that of the file as it is.
+    /// Goal: numbers that JSON does not have become strings, except inside strings, and the error
+    /// about any other file is the error about its original content.
     #[test]
     fn numbers_of_python_are_strings() {
         let dir = tempfile::tempdir().expect("a directory");

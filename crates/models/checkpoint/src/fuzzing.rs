@@ -1,4 +1,5 @@
-//! The parsers of weight files on bytes in memory, for the fuzz targets in `crates/models/checkpoint/fuzz/`.
+//! Runs the parsers of weight files on bytes in memory, for the fuzz targets in
+//! `crates/models/checkpoint/fuzz/`.
 
 use crate::mmap::Bytes;
 use crate::weights::Weights;

@@ -1,8 +1,8 @@
 //! Parses the header of a GGUF file (metadata and tensor list) from mapped bytes.
 //!
-//! Supports little-endian files of the versions 2 and 3. Every length is compared with the
-//! remaining bytes and with a maximum before anything is allocated for it, so that parsing a header
-//! of `n` bytes never allocates more than a small multiple of `n`.
+//! Little-endian files of the versions 2 and 3 are supported. Every length is compared with the
+//! remaining bytes and with a maximum before memory is allocated for it, so parsing a header of `n`
+//! bytes never allocates more than a small multiple of `n`.
 
 mod cursor;
 pub(crate) mod split;
@@ -21,7 +21,7 @@ const ALIGNMENT: u64 = 32;
 /// Maximum number of metadata entries. Known files have up to 100.
 const ENTRIES_MAX: u64 = 1 << 16;
 /// Maximum number of tensors. A model with [`LAYERS_MAX`](crate::config::LAYERS_MAX) layers has
-/// less.
+/// fewer.
 const TENSORS_MAX: u64 = 1 << 17;
 /// Maximum number of dimensions of a tensor.
 const DIMENSIONS_MAX: u32 = 4;
@@ -39,8 +39,8 @@ pub(crate) struct Header {
     pub(crate) tensors: BTreeMap<String, TensorInfo>,
 }
 
-/// Type, shape and location of a tensor. The range is inside of the file and has the length that
-/// type and shape require.
+/// Type, shape and location of a tensor. The range is inside the file, and has the length that
+/// follows from the type and the shape.
 #[derive(Clone, Debug)]
 pub(crate) struct TensorInfo {
     /// The element type, or the name of an unsupported type.
@@ -58,12 +58,12 @@ pub(crate) fn read(file: &str, bytes: &[u8]) -> Result<Header, ModelError> {
     read_head(file, bytes, bytes.len() as u64)
 }
 
-/// Whether `head`, the beginning of a file of `file_bytes` bytes, has the whole header. It counts
-/// as whole if the rest would not help.
+/// Whether `head`, the beginning of a file of `file_bytes` bytes, contains the whole header. This
+/// is also true if the header has an error that the rest of the file would not fix.
 #[cfg(feature = "hub")]
 pub(crate) fn has_header(head: &[u8], file_bytes: u64) -> bool {
-    // The size decides which error is reported for tensors outside of the file, and a header
-    // without errors is complete.
+    // The maximum size avoids errors about tensors outside the file. Any error except `Truncated`
+    // remains with more bytes.
     let truncated = matches!(read_head("", head, u64::MAX), Err(ModelError::Truncated { .. }));
     !truncated || head.len() as u64 >= file_bytes
 }
@@ -112,7 +112,7 @@ fn read_metadata(
     cursor: &mut Cursor<'_>,
     count: u64,
 ) -> Result<BTreeMap<String, Value>, ModelError> {
-    // An entry (length of the key, type, value) has at least 13 bytes.
+    // An entry has a length of the key, a type and a value, which are at least 13 bytes.
     cursor.check_count("metadata entries", count, 13, ENTRIES_MAX)?;
     let mut metadata = BTreeMap::new();
     for _ in 0..count {
@@ -138,7 +138,8 @@ struct RawInfo {
 }
 
 fn read_infos(cursor: &mut Cursor<'_>, count: u64) -> Result<Vec<RawInfo>, ModelError> {
-    // An entry (length of the name, number of dimensions, type, offset) has at least 24 bytes.
+    // An entry has a length of the name, a number of dimensions, a type and an offset, which are at
+    // least 24 bytes.
     cursor.check_count("tensors", count, 24, TENSORS_MAX)?;
     let mut infos = Vec::new();
     for _ in 0..count {
@@ -159,7 +160,7 @@ fn read_infos(cursor: &mut Cursor<'_>, count: u64) -> Result<Vec<RawInfo>, Model
 }
 
 impl RawInfo {
-    /// Computes the range of the tensor's bytes and checks that it is inside of the file.
+    /// Computes the range of the tensor's bytes and checks that it is inside the file.
     fn locate(
         &self,
         file: &str,

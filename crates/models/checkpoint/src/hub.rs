@@ -1,8 +1,8 @@
 //! Downloads models from the Hugging Face hub to its cache on disk.
 //!
-//! Online, the revision is resolved to a commit once and all files are taken from that commit, so
-//! that a model never mixes files of two commits. Only files that the engine reads and that are not
-//! in the cache are downloaded. An interrupted download is continued, and the hash of each file is
+//! Online, the revision is resolved to a commit once and all files are taken from that commit, so a
+//! model never mixes files of two commits. Files are downloaded only if the engine reads them and
+//! they are not in the cache. An interrupted download is resumed, and the hash of each file is
 //! verified. Offline, or if the hub cannot be reached, the cached snapshot is used.
 
 mod cache;
@@ -32,15 +32,14 @@ use crate::weights::safetensors;
 
 /// Maximum size in bytes of the hub's description of a repository.
 const INFO_BYTES_MAX: u64 = 16 << 20;
-/// Maximum size in bytes of one file with weights. It is above the largest size that the public hub
-/// accepts.
+/// Maximum size in bytes of one file with weights. The public hub accepts no file of this size.
 const WEIGHT_BYTES_MAX: u64 = 1 << 40;
 
 /// The requested model.
 struct ModelRef<'a> {
     id: &'a str,
     revision: &'a str,
-    /// A GGUF file, or a quantisation such as `Q4_K_M`.
+    /// The name of a GGUF file, or of a quantization such as `Q4_K_M`.
     file: Option<&'a str>,
 }
 
@@ -55,7 +54,7 @@ impl ModelRef<'_> {
     }
 }
 
-/// The part that is used of the hub's description of a repository.
+/// The fields that are used of the hub's description of a repository.
 #[derive(Deserialize)]
 struct Info {
     sha: String,
@@ -72,7 +71,7 @@ struct Sibling {
 /// [`ModelSource::Hub`](crate::ModelSource::Hub).
 ///
 /// # Errors
-/// [`ModelError::Hub`] with the hub's answer and what may help.
+/// [`ModelError::Hub`] with the hub's answer and advice that may help.
 pub(crate) fn fetch(
     id: &str,
     revision: &str,
@@ -89,8 +88,8 @@ pub(crate) fn fetch(
 }
 
 /// Calls `online` with the current commit of the revision and the names of its files. If the hub
-/// must not or cannot be reached, calls `if_cached` with the path of the model in the cache
-/// instead.
+/// cannot be reached, or must not be used, calls `if_cached` with the path of the model in the
+/// cache instead.
 fn with_snapshot<T>(
     model: &ModelRef<'_>,
     options: &HubOptions,
@@ -114,7 +113,8 @@ fn with_snapshot<T>(
     let info = match info(&client, model) {
         Ok(info) => info,
         Err(failure) => {
-            // The cache is used only if the hub has not answered. An error from the hub counts.
+            // The cache is used only if the hub has not answered. An error that the hub has
+            // returned is reported.
             if failure.status.is_none()
                 && let Some(path) = cached(model, &cache)
             {
@@ -144,7 +144,7 @@ fn info(client: &Client<'_>, model: &ModelRef<'_>) -> Result<Info, Failure> {
     serde_json::from_slice(&bytes).map_err(|error| Failure::answer(answer.status, error))
 }
 
-/// One commit of a repository, whose files are being downloaded.
+/// One commit of a repository whose files are being downloaded.
 struct Snapshot<'a> {
     model: &'a ModelRef<'a>,
     client: Client<'a>,
@@ -164,15 +164,14 @@ struct ModelFiles {
 }
 
 impl Snapshot<'_> {
-    /// Downloads those of the `available` files that the engine reads. Returns the path of the
-    /// model.
+    /// Downloads the files of `available` that the engine reads. Returns the path of the model.
     fn fetch(&self, available: &[&str]) -> Result<PathBuf, ModelError> {
         let files = self.files(available)?;
         files.weights.iter().try_for_each(|name| self.get(name).map(drop))?;
         Ok(files.path)
     }
 
-    /// Downloads all files of the model but its weights.
+    /// Downloads all files of the model except its weights.
     fn files(&self, available: &[&str]) -> Result<ModelFiles, ModelError> {
         let has = |name: &str| available.contains(&name);
         let has_weights = has(safetensors::SINGLE) || has(safetensors::INDEX);
@@ -208,7 +207,8 @@ impl Snapshot<'_> {
         Ok(ModelFiles { path: self.directory.join(first), weights })
     }
 
-    /// The error if the repository does not have exactly one GGUF model that was asked for.
+    /// The error for a repository that does not have exactly one GGUF model that matches the
+    /// request.
     fn no_choice(&self, available: &[&str], models: &[String]) -> ModelError {
         const LISTED: usize = 20;
         if models.is_empty() {
@@ -236,7 +236,7 @@ impl Snapshot<'_> {
         }
     }
 
-    /// The path of the file on disk, whether it exists or not.
+    /// The path of the file on disk, whether or not the file exists.
     fn path(&self, name: &str) -> Result<PathBuf, ModelError> {
         if !plain_path(name) {
             let expected = "expected a file name of letters, digits, `-`, `_` and `.`";
@@ -266,8 +266,8 @@ fn bytes_max(name: &str) -> u64 {
     }
 }
 
-/// The path of the model in the cached snapshot of the revision, which is a name or a commit.
-/// `None` if there is no snapshot or some of its files are missing.
+/// The path of the model in the cached snapshot of the revision, which is a name or a commit;
+/// `None` if there is no snapshot or if some of its files are missing.
 fn cached(model: &ModelRef<'_>, cache: &RepoCache) -> Option<PathBuf> {
     let commit = cache.commit_of(model.revision).unwrap_or_else(|| model.revision.to_owned());
     let directory = cache.snapshot(&commit)?;
@@ -293,7 +293,7 @@ fn is_complete(directory: &Path) -> bool {
 }
 
 impl Failure {
-    /// The error to report, with advice that may help.
+    /// Converts a failure to the error to report, with advice that may help.
     fn explain(self, model: &ModelRef<'_>, file: &str, options: &HubOptions) -> ModelError {
         let token = if options.token.is_some() {
             "the given token has no access"

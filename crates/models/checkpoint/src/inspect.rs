@@ -1,5 +1,6 @@
-//! Describes a model without loading it: what it is, what memory it needs, and why it would be
-//! refused. Only headers and small files are read, within the same limits as for loading.
+//! Describes a model without loading it: its architecture and sizes, the memory that it needs, and
+//! the reasons why it would be refused. Only headers and small files are read, within the same
+//! limits as for loading.
 
 mod images;
 mod memory;
@@ -31,8 +32,8 @@ pub use outline::Outline;
 /// Maximum number of reasons in [`Inspection::refusals`].
 const REFUSALS_MAX: usize = 20;
 
-/// What is known of a model without loading it. Names from the model's files have their control
-/// characters escaped.
+/// The description of a model that was not loaded. Control characters in names from the model's
+/// files are escaped.
 #[derive(Clone, Debug, Serialize)]
 #[non_exhaustive]
 pub struct Inspection {
@@ -48,21 +49,21 @@ pub struct Inspection {
     /// The files with weights.
     pub files: Vec<FileSummary>,
     /// All tensors in the files, by name. The names are Hugging Face's if the configuration is
-    /// supported, else those in the file.
+    /// supported, else the names in the file.
     pub tensors: Vec<TensorSummary>,
-    /// The memory that the model needs; `None` if its configuration or a type of its tensors is not
+    /// The memory that the model needs; `None` if its configuration or a tensor's type is not
     /// supported.
     pub memory: Option<MemoryNeeded>,
-    /// Why the model would be refused, at most 20 reasons. Empty if it can be loaded.
+    /// The reasons why the model would be refused, at most 20. Empty if it can be loaded.
     pub refusals: Vec<String>,
-    /// Which of several possible readings of the files is used, and what has no effect.
+    /// Notes about ambiguous files and about settings that have no effect.
     pub notes: Vec<String>,
     /// The data of the tokenizer and the chat templates, unless it cannot be read.
     #[serde(skip)]
     pub text: Option<TextSource>,
     /// The ids of the end-of-sequence tokens.
     pub eos_token_ids: Vec<u32>,
-    /// How embeddings are made; `None` for a model that is not meant for them.
+    /// How embeddings are computed; `None` for a model that is not an embedding model.
     pub embedding: Option<EmbeddingConfig>,
 }
 
@@ -88,27 +89,27 @@ pub struct TensorSummary {
     pub bytes: u64,
 }
 
-/// Options for [`inspect()`].
+/// Options of [`inspect()`].
 #[derive(Clone, Debug, Default)]
 pub struct InspectOptions {
-    /// How the model is read.
+    /// Options of reading the model.
     pub load: LoadOptions,
-    /// Element type in which matrices would be kept.
+    /// Element type of matrices in memory, from which the memory is computed.
     pub weight_type: WeightType,
     /// Element type of the KV store; `None` selects the default of the model.
     pub kv_type: Option<KvType>,
-    /// Where layers with a sliding window would keep their keys and values.
+    /// The place where layers with a sliding window would keep their keys and values.
     pub window_kv: WindowKv,
 }
 
 /// Describes a model directory, a GGUF file or a repository on the hub. A model that would be
-/// refused is described as far as possible, with the reasons. Of a model on the hub that is not in
-/// the cache, the beginning of each file with weights is requested, and small files are downloaded.
-/// The values of weights are not read, so wrong ones are not found.
+/// refused is described as far as possible, with the reasons. If a model on the hub is not in the
+/// cache, its small files are downloaded, and only the beginning of each file with weights is
+/// requested. The values of weights are not read, so wrong values are not found.
 ///
 /// # Errors
-/// [`ModelError`] if nothing can be said about the model, because there is none, its files cannot
-/// be read, or it is not in files.
+/// [`ModelError`] if the model cannot be described, because it does not exist, its files cannot be
+/// read, or it has no files.
 pub fn inspect(source: &ModelSource, options: &InspectOptions) -> Result<Inspection, ModelError> {
     match source {
         ModelSource::Directory(path) => in_directory(path, file_name(path), options),
@@ -184,7 +185,7 @@ fn of_gguf(
     }
     match gguf::embedding(header) {
         Ok(embedding) => inspection.embedding = embedding,
-        // An unknown architecture was refused already.
+        // An unknown architecture is among the refusals already.
         Err(_) if described.is_none() => {}
         Err(error) => inspection.refuse(error),
     }
@@ -286,7 +287,7 @@ impl Inspection {
         }
     }
 
-    /// Adds what the files of `weights` and, if it is supported, the configuration say.
+    /// Adds the content of `weights` and, if it is supported, of the configuration.
     fn of_weights(
         &mut self,
         weights: &Weights,
@@ -303,13 +304,13 @@ impl Inspection {
         }
     }
 
-    /// Adds what a supported configuration and its weights say.
+    /// Adds the description that follows from a supported configuration and its weights.
     fn describe(&mut self, config: &DecoderConfig, weights: &Weights, options: &InspectOptions) {
         self.outline.set(config);
         self.notes.extend(config.clone().limit_context(options.load.max_positions));
         self.parameters = config.parameter_count();
         self.tensors = summaries(weights);
-        // One reason for all tensors of a type that is not supported.
+        // All tensors of the same unsupported type are reported as one reason.
         let mut types = BTreeMap::<String, (String, usize)>::new();
         for error in weights.problems(config) {
             let text = error.to_string();
@@ -329,7 +330,7 @@ impl Inspection {
         }
     }
 
-    /// Adds the tensor types of a GGUF file that are not supported.
+    /// Adds a reason for each tensor type of a GGUF file that is not supported.
     fn refuse_types(&mut self, header: &Header) {
         let mut types: Vec<&str> = header
             .tensors
@@ -344,7 +345,7 @@ impl Inspection {
         }
     }
 
-    /// Adds what `generation_config.json` says.
+    /// Adds the content of `generation_config.json`.
     fn set_generation(&mut self, (generation, notes): (GenerationDefaults, Vec<String>)) {
         self.eos_token_ids = generation.eos_token_ids;
         self.notes.extend(notes);
@@ -370,7 +371,7 @@ fn summaries(weights: &Weights) -> Vec<TensorSummary> {
     tensors
 }
 
-/// Number of elements of all tensors, saturating.
+/// Total number of elements of all tensors, saturating.
 fn elements(tensors: &[TensorSummary]) -> u64 {
     let of_one = |tensor: &TensorSummary| {
         tensor.shape.iter().fold(1_u64, |count, size| count.saturating_mul(*size as u64))

@@ -1,5 +1,5 @@
-//! The sizes and element types of stored keys and values: what a machine needs to know before it
-//! reserves memory for them, and what [`inspect`](fn@crate::inspect) computes without one.
+//! The sizes and element types of stored keys and values. A backend uses them to reserve memory,
+//! and [`inspect`](fn@crate::inspect) to compute how much memory would be needed.
 
 mod capacity;
 mod kv_type;
@@ -33,9 +33,9 @@ pub struct KvLayer {
     pub head_dim: usize,
     /// Layout of the keys. Values always have the layout [`KvLayout::Rows`].
     pub key_layout: KvLayout,
-    /// Whether the keys are also the values. Their layout is [`KvLayout::Rows`] then.
+    /// Whether the keys are also the values. If so, their layout is [`KvLayout::Rows`].
     pub shared: bool,
-    /// Whether the layer keeps the positions of its window only, apart from the blocks.
+    /// Whether the layer keeps only the positions of its window, in rings outside of the blocks.
     pub windowed: bool,
 }
 
@@ -50,16 +50,16 @@ impl KvLayer {
 /// The sizes and layout of a KV store. All sizes are at least 1.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct KvShape {
-    /// The layers with keys and values of their own. Layers that read those of another one are not
-    /// among them.
+    /// The layers that have keys and values of their own. Layers that read the keys and values of
+    /// another layer are left out.
     pub attention_layers: Vec<KvLayer>,
     /// Number of layers with a convolution.
     pub convolution_layers: usize,
-    /// Number of elements of a convolution's input at one position. It is not used if no layer has
-    /// one.
+    /// Number of elements of a convolution's input at one position. It is unused if no layer has a
+    /// convolution.
     pub convolution_width: usize,
-    /// Number of positions, including its own, that a query of a windowed layer sees at most; 0 if
-    /// no layer is windowed.
+    /// Maximum number of positions, including its own, that a query of a windowed layer attends to;
+    /// 0 if no layer is windowed.
     pub window: usize,
     /// Positions per block: a power of two from 1 to 256.
     pub block_size: usize,
@@ -68,8 +68,8 @@ pub struct KvShape {
 }
 
 impl KvShape {
-    /// The shape that the layers of `config` need. `key_layout` returns the layout of keys whose
-    /// heads have the given number of elements.
+    /// The shape for the layers of `config`. `key_layout` returns the layout of keys from the
+    /// number of elements of a head.
     #[must_use]
     pub fn of(
         config: &DecoderConfig,
@@ -85,7 +85,7 @@ impl KvShape {
                 shared: false,
                 windowed: false,
             }),
-            // One key head, whose keys are also the values.
+            // Latent attention has one key head, whose keys are also the values.
             MixerConfig::Latent(latent) => Some(KvLayer {
                 kv_heads: 1,
                 head_dim: latent.sizes.kept_dim(),
@@ -106,14 +106,14 @@ impl KvShape {
         }
     }
 
-    /// Size in bytes of one block in all layers but the windowed ones.
+    /// Size in bytes of one block in all layers except the windowed ones.
     #[must_use]
     pub fn block_bytes(&self) -> usize {
         let inputs = self.kv_type.of_convolutions().head_bytes(self.convolution_width);
         self.heads_bytes(false) + self.convolution_layers * inputs * self.block_size
     }
 
-    /// Size in bytes of the keys and values of one block, in the windowed layers or in the others.
+    /// Size in bytes of the keys and values of one block, in the windowed layers or in all others.
     #[must_use]
     pub fn heads_bytes(&self, windowed: bool) -> usize {
         let layers = self.attention_layers.iter().filter(|layer| layer.windowed == windowed);
@@ -122,9 +122,9 @@ impl KvShape {
         position.sum::<usize>() * self.block_size
     }
 
-    /// The shape in which the layers of `config` whose windows are shorter than its context are
-    /// windowed. All others stay in blocks. If there are no others, nothing changes: a prefix needs
-    /// blocks.
+    /// The shape in which the layers with a window that is shorter than the context are windowed.
+    /// All other layers stay in blocks. If there are no others, the shape does not change, because
+    /// a prefix needs blocks.
     #[must_use]
     pub(crate) fn with_windows(mut self, config: &DecoderConfig) -> Self {
         let window = |mixer: &MixerConfig| match mixer {
@@ -148,24 +148,26 @@ impl KvShape {
     #[must_use]
     pub fn window_bytes(&self) -> usize {
         let before = self.window.saturating_sub(1);
-        // A checkpoint that ends inside of a block has a part of one more.
+        // A checkpoint that ends inside a block contains a part of one more block.
         (before.div_ceil(self.block_size) + 1).saturating_mul(self.heads_bytes(true))
     }
 
-    /// Size in bytes of a ring; 0 if no layer is windowed.
+    /// Size in bytes of a ring for slices of up to `slice_tokens` tokens; 0 if no layer is
+    /// windowed.
     #[must_use]
     pub fn ring_bytes(&self, slice_tokens: usize) -> usize {
         self.ring_blocks(slice_tokens).saturating_mul(self.heads_bytes(true))
     }
 
-    /// Number of blocks of a ring. One more than for the positions alone, because these begin
-    /// anywhere in a block.
+    /// Number of blocks of a ring. It is one more than the positions would fill, because they can
+    /// begin anywhere in a block.
     #[must_use]
     pub fn ring_blocks(&self, slice_tokens: usize) -> usize {
         self.window.saturating_add(slice_tokens).div_ceil(self.block_size) + 1
     }
 
-    /// The blocks of positions that a query at position `len` or after it sees of those before it.
+    /// The blocks with the positions before `len` that queries at position `len` or later attend
+    /// to.
     #[must_use]
     pub fn window_at(&self, len: usize) -> Range<usize> {
         len.saturating_sub(self.window.saturating_sub(1)) / self.block_size

@@ -1,15 +1,15 @@
-//! What a model is, and how its files are read.
+//! Describes models and reads their files.
 //!
-//! * [`ModelSource`] and [`load()`]: read and check a model from a Hugging Face directory, a GGUF
+//! * [`ModelSource`] and [`load()`] read and check a model from a Hugging Face directory, a GGUF
 //!   file, the Hugging Face hub, or a preset with random weights;
-//! * [`DecoderConfig`]: one description that all supported architectures fit into, and the tensors
-//!   that it needs;
-//! * [`Weights`]: the tensors of a file, by name, where they are in it;
-//! * [`adapter`]: LoRA adapters, for the projections of a model;
-//! * [`kv`]: the sizes and element types of stored keys and values;
-//! * [`inspect()`]: what the files say about a model, without loading its weights.
+//! * [`DecoderConfig`] is one description that all supported architectures fit into, and lists the
+//!   tensors that it needs;
+//! * [`Weights`] has the tensors of the files, by name. They are read in place;
+//! * [`adapter`] has LoRA adapters for the projections of a model;
+//! * [`kv`] has the sizes and element types of stored keys and values;
+//! * [`inspect()`] describes the files of a model without loading its weights.
 //!
-//! Nothing here computes. `stolon-cpu` and `stolon-cuda` run what this crate describes.
+//! This crate computes nothing. `stolon-cpu` and `stolon-cuda` run the models that it describes.
 
 pub mod adapter;
 pub mod config;
@@ -50,7 +50,7 @@ pub use load::{
 };
 pub use random::random_model;
 pub use source::ModelSource;
-// A payload of `ModelError`.
+// It is a payload of `ModelError`.
 pub use stolon_kernels::KernelError;
 pub use weight_type::WeightType;
 pub use weights::{Tensor, TensorType, Weights};

@@ -1,8 +1,8 @@
 //! Loads a model from a [`ModelSource`].
 //!
-//! The result is plain data: a backend is created from the configuration and the weights, and
-//! tokenizer and chat templates are created from [`TextSource`](stolon_text::TextSource). No file is
-//! opened again afterwards.
+//! The result is plain data. A backend is created from the configuration and the weights, and the
+//! tokenizer and chat templates from [`TextSource`](stolon_text::TextSource). No file is opened
+//! again afterwards.
 
 pub(crate) mod class;
 pub(crate) mod directory;
@@ -36,13 +36,13 @@ pub struct LoadOptions {
     /// Address, token and cache of the hub. The default is read from the environment.
     #[cfg(feature = "hub")]
     pub hub: HubOptions,
-    /// Replaces members of the model's `generation_config.json` about sampling.
+    /// Replaces entries about sampling in the model's `generation_config.json`.
     pub generation: Option<serde_json::Value>,
     /// The file with the image encoder of a GGUF model (`mmproj`), for Gemma 3,
     /// SmolVLM, Idefics 3, Qwen3-VL and Qwen3.5.
     pub mmproj: Option<PathBuf>,
-    /// Maximum number of positions that will be used, if it is less than the model's. LongRoPE has
-    /// other factors for short contexts.
+    /// Maximum number of positions that will be used, if it is less than the model's maximum.
+    /// LongRoPE has different factors for short contexts.
     pub max_positions: Option<usize>,
 }
 
@@ -100,7 +100,7 @@ fn read(source: &ModelSource, options: &LoadOptions) -> Result<LoadedModel, Mode
     }
 }
 
-/// Loads the model in `directory`, whose name is `id`: its GGUF file, or its safetensors files.
+/// Loads the model in `directory` with the name `id`, from its GGUF file or its safetensors files.
 fn from_directory(directory: &Path, id: String) -> Result<LoadedModel, ModelError> {
     let io = |error| ModelError::Io { path: directory.to_owned(), error };
     if !std::fs::metadata(directory).map_err(io)?.is_dir() {

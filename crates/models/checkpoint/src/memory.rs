@@ -1,4 +1,4 @@
-//! How much memory packed weights need, and whether it is free.
+//! Computes how much memory packed weights need, and how much is free.
 
 mod control_group;
 mod process_limits;
@@ -12,9 +12,9 @@ use crate::error::ModelError;
 use crate::weight_type::WeightType;
 use crate::weights::Weights;
 
-/// The number of bytes that the process can still allocate without swapping: the system's available
-/// memory, what its control groups leave, or what its own limits leave, whichever is the least.
-/// Cached files count as free. At least 1; 0 if the system does not tell.
+/// The number of bytes that the process can still allocate without swapping. It is the least of the
+/// system's available memory, the rest of its control groups' limits, and the rest of its own
+/// limits. Cached files count as free. At least 1; 0 if the system does not report it.
 #[must_use]
 pub fn free_memory() -> u64 {
     let mut system = sysinfo::System::new();
@@ -25,7 +25,7 @@ pub fn free_memory() -> u64 {
     rooms.into_iter().flatten().min().map_or(0, |least| least.max(1))
 }
 
-/// The size in bytes of `tensors` after packing.
+/// Size in bytes of `tensors` after packing.
 #[must_use]
 pub fn packed_bytes(
     tensors: impl Iterator<Item = TensorSpec>,
@@ -44,19 +44,19 @@ pub fn packed_bytes(
     tensors.map(bytes).fold(0, u64::saturating_add)
 }
 
-/// The error that `expected` bytes of memory for `what` are not free.
+/// The error for `expected` bytes of memory that `what` needs and that are not free.
 #[must_use]
 pub fn out_of_memory(what: &str, expected: u64) -> ModelError {
     ModelError::OutOfMemory { what: what.to_owned(), expected, free: free_memory() }
 }
 
-/// Checks that `expected` bytes of memory are free. `what` needs them.
+/// Checks that the `expected` bytes of memory that `what` needs are free.
 ///
 /// # Errors
 /// [`ModelError::OutOfMemory`].
 pub fn check_free(what: &str, expected: u64) -> Result<(), ModelError> {
     match free_memory() {
-        // Some systems do not tell.
+        // Some systems do not report it.
         0 => Ok(()),
         free if expected <= free => Ok(()),
         free => Err(ModelError::OutOfMemory { what: what.to_owned(), expected, free }),

@@ -1,5 +1,5 @@
-//! [`Bytes`]: the memory that weights are read from, which is a mapped file, a part of the binary
-//! or a buffer.
+//! [`Bytes`] is the memory that weights are read from: a mapped file, a part of the binary, or a
+//! buffer.
 //!
 //! This is the only file of the crate with unsafe code. A mapping lives as long as its [`Bytes`],
 //! which the model's [`Weights`](crate::Weights) own.
@@ -48,7 +48,7 @@ impl Bytes {
             return Ok(Self::Owned(Vec::new()));
         }
         let not_mapped = |error: std::io::Error| match error.kind() {
-            // The file is as it should be.
+            // The process lacks address space. Nothing is wrong with the file.
             ErrorKind::OutOfMemory => {
                 out_of_memory(&format!("the address space for {}", path.display()), size)
             }
@@ -62,7 +62,7 @@ impl Bytes {
         Ok(Self::Mapped(map))
     }
 
-    /// Size of the whole file in bytes. The bytes themselves may be fewer.
+    /// Size of the whole file in bytes. `Bytes` may have only its beginning.
     pub(crate) fn file_bytes(&self) -> u64 {
         match self {
             #[cfg(feature = "hub")]

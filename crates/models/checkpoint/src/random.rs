@@ -26,8 +26,8 @@ use crate::weights::{Tensor, TensorType, Weights};
 /// Standard deviation of all weights, as in the usual initialization before training.
 const DEVIATION: f32 = 0.02;
 
-/// Creates a model with the shape of the preset `name`. Its tokens are bytes, and those that mark
-/// images if it reads them.
+/// Creates a model with the shape of the preset `name`. Its tokens are bytes and, if it reads
+/// images, the tokens that mark images.
 pub(crate) fn load(name: &str, seed: u64) -> Result<LoadedModel, ModelError> {
     let Preset { decoder: config, images, skills } = preset::with_images(name)?;
     let weights = random_weights(&config, images.as_ref().map(|images| &images.encoder), seed)?;
@@ -36,7 +36,7 @@ pub(crate) fn load(name: &str, seed: u64) -> Result<LoadedModel, ModelError> {
         Some(images) => {
             let prompts = vision::Prompts::of(&images.processor.tiling);
             let bytes = prompts.tokenizer().to_string().into_bytes().into();
-            // Models with skills have prompts of their own.
+            // Models with skills have their own prompts.
             let template = skills.is_none().then(|| prompts.template.to_owned());
             (TokenizerSource::Json { file: format!("random:{name}"), bytes }, template)
         }
@@ -51,7 +51,7 @@ pub(crate) fn load(name: &str, seed: u64) -> Result<LoadedModel, ModelError> {
             chat_template,
             named_templates: Vec::new(),
         },
-        // The same answers in every chat, because these models are for tests and benchmarks.
+        // Sampling is off, because tests and benchmarks need the same answer every time.
         generation: GenerationDefaults { do_sample: Some(false), ..GenerationDefaults::default() },
         embedding: None,
         generates: true,
@@ -61,8 +61,8 @@ pub(crate) fn load(name: &str, seed: u64) -> Result<LoadedModel, ModelError> {
 }
 
 /// Creates random weights for `config` with the element type `config.dtype`. All weights are
-/// normally distributed with standard deviation 0.02. The mean is 0 for matrices and biases; for
-/// norms it is `1 - norm_offset`, with which a norm scales by 1. Uses all cores.
+/// normally distributed with standard deviation 0.02. The mean is 0 for matrices and biases. For
+/// norms it is `1 - norm_offset`, so that they scale by about 1. Uses all cores.
 ///
 /// # Errors
 /// [`ModelError::Unsupported`] if `config.dtype` is a quantized type, the errors of
@@ -74,7 +74,7 @@ pub fn random_model(config: &DecoderConfig, seed: u64) -> Result<Weights, ModelE
     random_weights(config, None, seed)
 }
 
-/// The same, with the weights of an image encoder.
+/// The same as [`random_model`], with the weights of an image encoder.
 fn random_weights(
     config: &DecoderConfig,
     encoder: Option<&VisionConfig>,
@@ -124,7 +124,8 @@ fn random_weights(
     Weights::from_tensors(NAME, tensors)
 }
 
-/// The values that tensors are filled with: 65,536 equally likely ones, as stored bytes.
+/// The values that tensors are filled with: a table of 65,536 equally likely values, as stored
+/// bytes.
 struct Values {
     table: Vec<u8>,
     /// Size of one value in bytes.

@@ -1,4 +1,5 @@
-//! [`ModelSource`]: where a model comes from, parsed from the text that a user passes (`--model`).
+//! [`ModelSource`] says where a model comes from. It is parsed from the string that a user passes
+//! (`--model`).
 
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -6,14 +7,14 @@ use std::str::FromStr;
 
 use crate::error::ModelError;
 
-/// Where a model comes from.
+/// The origin of a model.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum ModelSource {
     /// A Hugging Face model directory, or a directory with a single GGUF model.
     Directory(PathBuf),
-    /// A GGUF file. Any part of a model in several files (`NAME-00001-of-00003.gguf`) leads to all
-    /// of them.
+    /// A GGUF file. For a model in several files (`NAME-00001-of-00003.gguf`), any of them selects
+    /// all.
     Gguf(PathBuf),
     /// A repository on the Hugging Face hub.
     Hub {
@@ -22,14 +23,14 @@ pub enum ModelSource {
         /// A branch, tag or commit; `main` by default.
         revision: String,
         /// Selects a GGUF model of the repository: the name of its file (of any of its parts), or a
-        /// quantisation such as `Q4_K_M`. With `None`, safetensors files are loaded, or the GGUF
-        /// model of a repository without them: the only one, or the one in `Q4_K_M`.
+        /// quantization such as `Q4_K_M`. With `None`, safetensors files are loaded. If there are
+        /// none, the repository's only GGUF model is loaded, or the one in `Q4_K_M`.
         file: Option<String>,
     },
     /// The demo model that is embedded in the crate (feature `demo-model`).
     #[cfg(feature = "demo-model")]
     Demo,
-    /// The demo model that sees, which is embedded, too.
+    /// The demo model that reads images, which is embedded, too.
     #[cfg(feature = "demo-model")]
     DemoVision,
     /// A model with random weights and the shape of a real model, for benchmarks and tests. Its
@@ -45,11 +46,11 @@ pub enum ModelSource {
 impl FromStr for ModelSource {
     type Err = ModelError;
 
-    /// `demo` and `demo-vision` are always the models of these names; `./demo` is a directory. An
-    /// existing directory or file comes next; a file must be a GGUF file. Otherwise the text is
-    /// `random:PRESET[@SEED]`, or a hub id `org/name[@revision][:file]`. Text that looks like a
-    /// path (it starts with `.`, `/` or `~`, ends in `.gguf` without a `:`, or has more than one
-    /// `/` before the `:`) is never parsed as a hub id.
+    /// The strings `demo` and `demo-vision` are always the demo models; `./demo` is a directory.
+    /// Otherwise, an existing directory or file is used; a file must be a GGUF file. If there is
+    /// none, the string is `random:PRESET[@SEED]`, or a hub id `org/name[@revision][:file]`. A
+    /// string that looks like a path (it starts with `.`, `/` or `~`, ends in `.gguf` without a
+    /// `:`, or has more than one `/` before the `:`) is never parsed as a hub id.
     fn from_str(text: &str) -> Result<Self, ModelError> {
         let unknown =
             |reason: &str| ModelError::UnknownSource { given: text.into(), reason: reason.into() };
@@ -81,7 +82,7 @@ impl FromStr for ModelSource {
 }
 
 impl fmt::Display for ModelSource {
-    /// Writes text that parses to the same source.
+    /// Writes a string that parses to the same source.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Directory(path) if DEMOS.iter().any(|name| path.as_os_str() == *name) => {
@@ -105,7 +106,7 @@ impl fmt::Display for ModelSource {
 }
 
 impl From<PathBuf> for ModelSource {
-    /// Like `From<&Path>`.
+    /// The same as `From<&Path>`.
     fn from(path: PathBuf) -> Self {
         path.as_path().into()
     }
@@ -125,7 +126,7 @@ impl From<&Path> for ModelSource {
 /// The names of the demo models.
 const DEMOS: [&str; 2] = ["demo", "demo-vision"];
 
-/// The demo model of this name; `None` in a build without them.
+/// The demo model with this name; `None` in a build without demo models.
 #[cfg_attr(not(feature = "demo-model"), allow(unused_variables, reason = "there are none"))]
 fn demo(name: &str) -> Option<ModelSource> {
     #[cfg(feature = "demo-model")]
@@ -134,7 +135,7 @@ fn demo(name: &str) -> Option<ModelSource> {
     None
 }
 
-/// Parses `PRESET[@SEED]`. The default of the seed is 0.
+/// Parses `PRESET[@SEED]`. The default seed is 0.
 fn random(text: &str) -> Option<ModelSource> {
     let (preset, seed) = text.split_once('@').unwrap_or((text, "0"));
     Some(ModelSource::Random { preset: preset.into(), seed: seed.parse().ok()? })
@@ -151,8 +152,9 @@ fn hub(text: &str) -> Option<ModelSource> {
     })
 }
 
-/// Whether `id` is `[org/]name`, `revision` a branch, tag or commit, and `file` a file or the name
-/// of a quantisation. They are used in paths of the cache, which they must not lead out of.
+/// Whether `id` is `[org/]name`, `revision` is a branch, tag or commit, and `file` is the name of a
+/// file or of a quantization. All of them become parts of paths in the cache, and must not lead out
+/// of it.
 pub(crate) fn is_hub_id(id: &str, revision: &str, file: Option<&str>) -> bool {
     let part = |part: &str| {
         !part.is_empty()

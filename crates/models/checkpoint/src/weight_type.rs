@@ -1,4 +1,4 @@
-//! [`WeightType`]: in which element type a backend keeps matrices.
+//! [`WeightType`] is the element type in which a backend keeps matrices.
 
 use stolon_kernels::TensorType;
 
@@ -8,8 +8,7 @@ use crate::error::ModelError;
 /// The element type in which a model's matrices, including the embedding, are kept in memory.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum WeightType {
-    /// As stored in the file. Only an F16 matrix whose numbers are all bf16 numbers is kept as
-    /// BF16, without a loss.
+    /// The type in the file. Only an F16 matrix whose values are all exact in BF16 is kept as BF16.
     #[default]
     Stored,
     /// F32, F16 and BF16 matrices are rounded to Q8_0 while they are loaded. This needs about half

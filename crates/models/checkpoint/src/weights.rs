@@ -2,8 +2,8 @@
 //! from memory.
 //!
 //! The loader opens the files once. The bytes stay in a memory map, in the binary or in a buffer. A
-//! [`Tensor`] borrows them, except where a file has the rows of q and k in another order, or a
-//! quantised matrix has to be converted (`quantized.rs`).
+//! [`Tensor`] borrows them, unless the file has the rows of q and k in another order, or a
+//! quantized matrix has to be converted (`quantized.rs`).
 
 mod check;
 mod encoder;
@@ -66,12 +66,12 @@ struct Region {
 }
 
 impl Weights {
-    /// Creates weights without tensors. `origin` is named in errors about missing tensors.
+    /// Creates weights without tensors. `origin` is used in errors about missing tensors.
     pub(crate) fn empty(origin: impl Into<String>) -> Self {
         Self { origin: origin.into(), regions: Vec::new(), tensors: HashMap::new() }
     }
 
-    /// Maps the safetensors files of a model directory: `model.safetensors`, or else the files that
+    /// Maps the safetensors files of a model directory: `model.safetensors`, or the files that
     /// `model.safetensors.index.json` lists.
     pub(crate) fn open_directory(directory: &Path) -> Result<Self, ModelError> {
         let mut weights = Self::empty(directory.display().to_string());
@@ -112,7 +112,7 @@ impl Weights {
         Ok(weights)
     }
 
-    /// Creates weights from tensors in memory with Hugging Face names. `origin` is named in error
+    /// Creates weights from tensors in memory with Hugging Face names. `origin` is used in error
     /// messages.
     ///
     /// # Errors
@@ -181,7 +181,7 @@ impl Weights {
         Ok(Tensor { name: name.into(), dtype, shape: stored.shape.clone(), bytes })
     }
 
-    /// The bytes of a tensor of the type `dtype`, its rows as in the file.
+    /// The bytes of a tensor of the type `dtype`, with the rows in the order of the file.
     fn bytes(
         &self,
         name: &str,
@@ -211,12 +211,12 @@ impl Weights {
         })
     }
 
-    /// Gives the tensors of files the names and the form that `config` requires: divides those that
-    /// hold several, and notes the order of rows. `adjacent` says whether adjacent rows of q and k
-    /// form the pairs that are rotated.
+    /// Gives the tensors of files the names and the form that `config` requires. Tensors that
+    /// combine several of the model's are divided, and the order of rows is recorded. `adjacent`
+    /// says whether adjacent rows of q and k form the pairs that are rotated.
     ///
     /// # Errors
-    /// [`ModelError::WrongShape`] for another number of rows, and those of
+    /// [`ModelError::WrongShape`] for another number of rows, and the errors of
     /// [`Weights::split_latent`].
     pub(crate) fn arrange(
         &mut self,
@@ -229,7 +229,7 @@ impl Weights {
         if adjacent { self.pair_adjacent_rows(config) } else { Ok(()) }
     }
 
-    /// Notes that adjacent rows of q and k form the pairs that are rotated.
+    /// Records that adjacent rows of q and k form the pairs that are rotated.
     ///
     /// # Errors
     /// [`ModelError::WrongShape`] if there is another number of rows.
@@ -237,7 +237,7 @@ impl Weights {
         for mixer in config.weights().layers.into_iter().flat_map(|layer| layer.mixers) {
             for (part, pairs) in paired(mixer) {
                 for spec in part.bias.into_iter().chain([part.weight]) {
-                    // `check` finds the ones that are missing.
+                    // `check` reports missing tensors.
                     let Some(stored) = self.tensors.get_mut(&spec.name) else { continue };
                     if stored.shape.first() != Some(&pairs.rows()) {
                         return Err(ModelError::WrongShape {
@@ -257,7 +257,7 @@ impl Weights {
     /// The values of the vector `spec`, a norm or a bias, in f32.
     ///
     /// # Errors
-    /// Those of [`tensor`](Self::tensor), and [`ModelError::WrongType`] if it is quantised.
+    /// The errors of [`tensor`](Self::tensor), and [`ModelError::WrongType`] if it is quantized.
     pub fn floats(&self, spec: &TensorSpec) -> Result<Vec<f32>, ModelError> {
         let tensor = self.tensor(&spec.name, &spec.shape)?;
         if tensor.dtype.block_len() > 1 {
@@ -295,7 +295,7 @@ impl Weights {
             }
         });
         let mut all = blake3::Hasher::new();
-        // The lengths separate the files.
+        // The lengths keep files with the same concatenation apart.
         self.regions.iter().for_each(|region| {
             all.update(&(region.bytes.len() as u64).to_le_bytes());
         });
@@ -322,7 +322,7 @@ impl Weights {
         }
     }
 
-    /// Gives the tensor `name`, if there is one, the name `other`, which no tensor has.
+    /// Renames the tensor `name`, if there is one, to `other`, which must not exist.
     pub(crate) fn rename(&mut self, name: &str, other: &str) {
         if let Some(stored) = self.tensors.remove(name) {
             self.tensors.insert(other.to_owned(), stored);
@@ -335,9 +335,8 @@ impl Weights {
         self.tensors.contains_key(name)
     }
 
-    /// Whether two tensors have the same type, shape and bytes. `None` if the bytes are not here,
-    /// because only the header of the file is known. Tensors that are converted when they are read
-    /// count as different.
+    /// Whether two tensors have the same type, shape and bytes; `None` if only the header of the
+    /// file is known. Tensors that are converted when they are read count as different.
     pub(crate) fn have_equal_bytes(&self, first: &str, second: &str) -> Option<bool> {
         let (Some(first), Some(second)) = (self.tensors.get(first), self.tensors.get(second))
         else {
@@ -378,7 +377,7 @@ impl Weights {
         self.tensors.get(name)?.dtype.as_ref().ok().copied()
     }
 
-    /// Total size in bytes of the tensors that are in buffers, not in files.
+    /// Total size in bytes of the tensors in buffers instead of files.
     pub fn buffered_bytes(&self) -> u64 {
         let owned = self.regions.iter().map(|region| match &region.bytes {
             Bytes::Owned(bytes) => bytes.len() as u64,
@@ -387,8 +386,8 @@ impl Weights {
         owned.sum()
     }
 
-    /// The stored tensors in arbitrary order: the name, the type or the name of an unsupported
-    /// type, the shape, and the number of bytes.
+    /// The stored tensors in arbitrary order: the name, the type (or the name of an unsupported
+    /// type), the shape, and the number of bytes.
     pub(crate) fn list(&self) -> impl Iterator<Item = (&str, String, &[usize], u64)> {
         self.tensors.iter().map(|(name, stored)| {
             let dtype = match &stored.dtype {
@@ -402,7 +401,7 @@ impl Weights {
         })
     }
 
-    /// The files: their names and sizes in bytes.
+    /// The names and sizes in bytes of the files.
     pub(crate) fn files(&self) -> impl Iterator<Item = (&str, u64)> {
         self.regions.iter().map(|region| (region.file.as_str(), region.bytes.file_bytes()))
     }
@@ -414,7 +413,7 @@ impl Weights {
     }
 }
 
-/// The projections of a mixer whose rows are rotated, and the order of these.
+/// The projections of a mixer with rotated rows, and the order of these rows.
 fn paired(mixer: MixerWeights) -> Vec<(LinearWeights, AdjacentPairs)> {
     match mixer {
         MixerWeights::Attention(AttentionWeights { config, qkv, .. }) => {

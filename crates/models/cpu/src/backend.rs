@@ -39,7 +39,7 @@ pub struct CpuBackend {
     kv_format: Option<KvFormat>,
     checker: BatchChecker,
     decoder: Decoder,
-    /// `None` if the model reads text only.
+    /// The image encoder; `None` if the model reads text only.
     encoder: Option<Encoder>,
     kv: KvStore,
     states: StateStore,
@@ -50,7 +50,7 @@ pub struct CpuBackend {
 
 impl CpuBackend {
     /// Packs the weights and reserves the KV store. The pages of each tensor are released as soon
-    /// as it is packed. The file of the weights is not needed afterwards.
+    /// as it is packed. The weights' files are not needed afterwards.
     ///
     /// # Errors
     /// [`ModelError`] if the configuration is out of range, if a tensor is missing or has the wrong
@@ -65,10 +65,11 @@ impl CpuBackend {
         Self::with_encoder(config, None, weights, options)
     }
 
-    /// As [`new`](Self::new), with the model's image encoder, whose tensors are among `weights`.
+    /// The same as [`new`](Self::new), with the model's image encoder, whose tensors are among
+    /// `weights`.
     ///
     /// # Errors
-    /// As for [`new`](Self::new), also about the encoder.
+    /// The errors of [`new`](Self::new), also for the configuration and the weights of the encoder.
     pub fn with_encoder(
         config: DecoderConfig,
         encoder: Option<VisionConfig>,
@@ -180,7 +181,7 @@ impl CpuBackend {
         self.kv.shape().kv_type
     }
 
-    /// The instruction set in use.
+    /// The instruction set of the kernels.
     #[must_use]
     pub fn path(&self) -> Path {
         self.path
@@ -261,7 +262,7 @@ impl Backend for CpuBackend {
     }
 }
 
-/// Loads the encoder, if there is one, the bins of coordinates and sizes, and the decoder.
+/// Loads the encoder and the bins of coordinates and sizes, if the model has them, and the decoder.
 fn load_parts(
     config: DecoderConfig,
     encoder: Option<VisionConfig>,
@@ -281,7 +282,7 @@ fn load_parts(
     Ok((encoder, bins, decoder.with_regions(regions)))
 }
 
-/// Checks that an encoder can be loaded, and that its embeddings are as wide as the decoder.
+/// Checks that the encoder can be loaded, and that its embeddings have the decoder's hidden size.
 fn check_encoder(
     encoder: &VisionConfig,
     weights: &Weights,
@@ -315,7 +316,7 @@ fn check_encoder(
     weights.check_encoder(encoder)
 }
 
-/// The sizes of a backend.
+/// The specification of a backend without an image encoder.
 fn spec_of(
     config: &DecoderConfig,
     shape: &KvShape,
@@ -329,7 +330,8 @@ fn spec_of(
         block_count,
         block_bytes: shape.block_bytes(),
         hidden_size: Some(config.hidden_size),
-        // The rows are in the engine's memory already.
+        // This backend does not draw tokens, because the rows of logits are in the engine's memory
+        // already.
         draws: false,
         state: state.map(|state| checkpointed(state, shape)),
         images: false,
@@ -338,31 +340,30 @@ fn spec_of(
     }
 }
 
-/// The sizes of a backend with this encoder.
+/// The specification of the same backend with this encoder.
 fn with_images(spec: BackendSpec, encoder: Option<&Encoder>) -> BackendSpec {
     let deepstack_layers = encoder.map_or(0, Encoder::deepstack_layers);
     BackendSpec { images: encoder.is_some(), deepstack_layers, ..spec }
 }
 
-/// Minimum number of positions of which the blocks are stored together in other tiers.
+/// Minimum number of positions whose blocks are stored together in other tiers.
 const STORED_POSITIONS: usize = 64;
 
-/// The state with the size of a checkpoint, which other tiers can store: whole blocks, and as many
-/// as they store together.
+/// Rounds the size of a state up to the size of a checkpoint. A checkpoint consists of whole
+/// blocks, and their number is a multiple of the blocks that other tiers store together.
 fn checkpointed(state: StateSpec, shape: &KvShape) -> StateSpec {
     let together = shape.block_bytes() * (STORED_POSITIONS / shape.block_size).max(1);
     StateSpec { bytes: state.bytes.next_multiple_of(together), ..state }
 }
 
-/// Number of the way in which keys and values are computed. It must be raised with every change of
-/// the decoder, the image encoder or the kernels that changes bits of keys or values and that the
-/// short prompt of `kv_probe` may not show, so that KV which an earlier version has stored is not
-/// used.
+/// Revision of the computation of keys and values. It must be raised with every change of the
+/// decoder, the image encoder or the kernels that changes bits of keys or values and that the short
+/// prompt of `kv_probe` may not show. KV that an earlier version has stored is then not used.
 const KV_REVISION: u32 = 4;
 
-/// What the bytes of blocks depend on: everything of the configuration, all bytes of the weights'
-/// files, how weights and KV are kept in memory, and the instruction set, because sums are rounded
-/// in another order on others.
+/// The values that determine the bytes of blocks: the whole configuration, all bytes of the
+/// weights' files, the types and layouts of weights and KV in memory, and the instruction set,
+/// because others round sums in another order.
 fn kv_format(
     (config, encoder): (&DecoderConfig, Option<&VisionConfig>),
     weights: &Weights,

@@ -79,6 +79,7 @@ pub(crate) struct Decoder {
     /// The per-layer embeddings, if the model has any.
     per_layer: Option<PerLayerEmbedding>,
     layers: Vec<Layer>,
+    /// Index of the last layer that keeps something of its positions. See
     /// [`DecoderConfig::last_keeping_layer`].
     last_keeping: usize,
     /// The norm before the output matrix.
@@ -88,13 +89,13 @@ pub(crate) struct Decoder {
     plan: BatchRows,
     activations: Activations,
     adapters: AdapterRows,
-    /// Coordinates and sizes as tokens, if the model has them.
+    /// The embeddings and bins of coordinates and sizes, if the model has them.
     regions: Option<Regions>,
     profile: Profile,
 }
 
 impl Decoder {
-    /// Packs all weights for the instruction set `path`. The file of the weights is not needed
+    /// Packs all weights for the instruction set `path`. The weights' files are not needed
     /// afterwards.
     ///
     /// # Errors
@@ -147,7 +148,7 @@ impl Decoder {
         })
     }
 
-    /// Releases the adapters of the last step, so that their memory can be used for others.
+    /// Drops the references to the adapters of the last step, so that their memory can be freed.
     pub(crate) fn release_adapters(&mut self) {
         self.adapters.clear();
     }
@@ -186,8 +187,8 @@ impl Decoder {
         output
     }
 
-    /// [`Decoder::forward`] after the states of all slices have been brought to their start, except
-    /// for what is the same at the end of each checkpoint.
+    /// Computes [`Decoder::forward`]. The states of all slices have been set to the start of their
+    /// slices, and the caller completes the checkpoints.
     fn compute(
         &mut self,
         batch: &StepBatch,
@@ -224,8 +225,8 @@ impl Decoder {
             };
             self.project(index, inputs, (batch, &mut *step), workers);
             if index == self.last_keeping {
-                // From here on, rows without output are needed only for what later positions read
-                // of this layer.
+                // This layer has kept its data of all positions, and later layers keep none. From
+                // here on, only rows with an output are needed.
                 self.keep_output_rows(workers);
                 rows = self.plan.len();
                 self.profile.mark(Stage::Batch);
@@ -281,8 +282,8 @@ impl Decoder {
         logits
     }
 
-    /// Computes what the mixers of layer `index` need of its normalized input before they mix
-    /// positions. What later positions need is written to the KV store or the states.
+    /// Computes the projections of the normalized input of layer `index` that its mixers need. The
+    /// results that later positions need are written to the KV store or the states.
     fn project(
         &mut self,
         index: usize,
@@ -342,8 +343,9 @@ impl Decoder {
         }
     }
 
-    /// Adds what layer `index` computes of its per-layer embeddings to the residual stream of
-    /// `rows` rows, and multiplies the result by the factor of the layer, if it has them.
+    /// Adds the result of the per-layer embeddings of layer `index` to the residual stream of
+    /// `rows` rows, and multiplies the stream by the factor of the layer. Does nothing if the model
+    /// has neither.
     fn finish_layer(&mut self, index: usize, rows: usize, workers: &Workers) {
         let (path, layer) = (self.path, &self.layers[index]);
         if let Some(own) = &layer.per_layer {
@@ -416,9 +418,9 @@ impl Decoder {
         }
     }
 
-    /// Leaves only the rows that get logits or whose hidden states are returned in the residual
-    /// stream. If others were dropped, these rows are packed again for what they alone need of the
-    /// last layer that keeps positions.
+    /// Keeps only the rows of the residual stream that get logits or whose hidden states are
+    /// returned. If other rows were dropped, the remaining rows are normalized and packed again for
+    /// the projections that [`Inputs::Own`] needs in the last layer that keeps positions.
     fn keep_output_rows(&mut self, workers: &Workers) {
         let before = self.plan.len();
         self.plan.keep_outputs();
@@ -438,9 +440,9 @@ impl Decoder {
     }
 }
 
-/// For each mixer of each layer its index among those that keep the same: keys and values, inputs
-/// of convolutions, or states. Attention that reads the keys and values of another layer has the
-/// index of that layer.
+/// For each mixer of each layer, its index among the mixers that keep the same kind of data: keys
+/// and values, inputs of convolutions, or states. Attention that reads the keys and values of
+/// another layer has the index of that layer.
 fn kept_indices(config: &DecoderConfig) -> Vec<Vec<usize>> {
     let [mut keys, mut inputs, mut states] = [(); 3].map(|()| 0..);
     let mut all: Vec<Vec<usize>> = Vec::with_capacity(config.layers.len());

@@ -1,16 +1,17 @@
 //! The paged KV store: the keys and values of all layers, in blocks that block tables refer to.
 //!
-//! A layer with a convolution keeps the convolution's input of each position instead, `[block_count,
-//! block_size, width]`. Keeping those of the last positions only would need less memory, but then a
-//! prefix could be used again only from where they were kept; so it can be used from any position.
+//! A layer with a convolution keeps the convolution's input of each position instead,
+//! `[block_count, block_size, width]`. Keeping only the inputs of the last positions would need
+//! less memory, but a prefix could then be resumed only where they were kept. With all inputs, it
+//! can be resumed from any position.
 //!
 //! The values of a layer have the layout `[block_count, block_size, kv_heads, head_dim]`, where the
 //! sizes of heads may differ between layers ([`KvLayer`]). The layout of its keys is
 //! [`KvLayer::key_layout`]. A layer that reads the keys and values of another one has none of its
 //! own, and needs no memory in the store. The keys of latent attention are also its values. With
-//! [`KvType::Int8`], keys and values have scales `[block_count, block_size, kv_heads]`. There is
-//! one scale per position and head, so that the bits stored for a position depend on this position
-//! only, and not on when or with which others it is written.
+//! `KvType::Int8`, keys and values have scales `[block_count, block_size, kv_heads]`. There is
+//! one scale per position and head, so the bits that are stored for a position depend only on this
+//! position, and not on the others that are written in the same step.
 //!
 //! Layers with a sliding window can keep only what the window needs, in a ring of blocks for each
 //! running sequence (`windows.rs`).
@@ -41,7 +42,7 @@ mod bytes;
 mod plane;
 mod windows;
 
-/// Minimum number of bytes of a copy of blocks that is made by several threads.
+/// Minimum number of bytes of a copy that several threads share.
 const COPY_MIN: usize = 1 << 18;
 
 /// The keys and values of all layers. See the [module documentation](self).
@@ -49,11 +50,11 @@ const COPY_MIN: usize = 1 << 18;
 pub(crate) struct KvStore {
     shape: KvShape,
     block_count: usize,
-    /// The planes of layers that keep all positions. A layer with its own keys and values has a plane
-    /// of keys and one of values, or one plane if they are the same. After these follows a plane for
-    /// each layer with a convolution.
+    /// The planes of layers that keep all positions. A layer with its own keys and values has a
+    /// plane of keys and one of values, or one plane if they are the same. They are followed by a
+    /// plane for each layer with a convolution.
     planes: Vec<Plane>,
-    /// The windowed layers.
+    /// The keys and values of windowed layers.
     windows: Windows,
 }
 
@@ -88,8 +89,8 @@ impl KvStore {
         self.block_count
     }
 
-    /// The keys of a layer, in the layout [`KvLayer::key_layout`]. Layers are counted as in
-    /// [`KvShape::attention_layers`]. The blocks of a windowed layer are those of the rings.
+    /// The keys of a layer, in the layout [`KvLayer::key_layout`]. `layer` is an index in
+    /// [`KvShape::attention_layers`]. The blocks of a windowed layer are the blocks of the rings.
     ///
     /// # Panics
     /// If there is no such layer.
@@ -98,8 +99,8 @@ impl KvStore {
         self.head_planes(layer)[0].slice()
     }
 
-    /// The values of a layer, `[block_count, block_size, kv_heads, head_dim]`. Layers are counted
-    /// as in [`KvShape::attention_layers`].
+    /// The values of a layer, `[block_count, block_size, kv_heads, head_dim]`. `layer` is an index
+    /// in [`KvShape::attention_layers`].
     ///
     /// # Panics
     /// If there is no such layer.
@@ -109,8 +110,8 @@ impl KvStore {
         planes[planes.len() - 1].slice()
     }
 
-    /// The inputs of a layer's convolution, `[block_count, block_size, width]`. Layers with a
-    /// convolution are counted without the others.
+    /// The inputs of a layer's convolution, `[block_count, block_size, width]`. `layer` is an index
+    /// among the layers with a convolution.
     ///
     /// # Panics
     /// If `layer` is not below the number of layers with a convolution.
@@ -119,10 +120,10 @@ impl KvStore {
         self.planes[self.first_input() + layer].slice()
     }
 
-    /// Copies blocks out, one after another: for each layer its own keys, then its own values, then
-    /// for each layer with a convolution its inputs, each as the elements in their layout followed
-    /// by the scales, in the byte order of this machine. `to` has
-    /// [`KvShape::block_bytes`] bytes for each block.
+    /// Copies blocks out, one after another. A block consists of the keys and the values of each
+    /// layer that has its own, followed by the inputs of each layer with a convolution. Each of
+    /// these parts has the elements in their layout, followed by the scales, in the byte order of
+    /// this machine. `to` has [`KvShape::block_bytes`] bytes for each block.
     ///
     /// # Panics
     /// If there is no such block, or `to` has another size.
@@ -144,8 +145,7 @@ impl KvStore {
         });
     }
 
-    /// Copies blocks in, as [`KvStore::read_blocks`] has copied them out of a store of the same
-    /// shape.
+    /// Copies blocks in that [`KvStore::read_blocks`] has copied out of a store of the same shape.
     ///
     /// # Panics
     /// If there is no such block, or an item of `from` has another size than a block.
@@ -153,7 +153,8 @@ impl KvStore {
         let block_bytes = self.shape.block_bytes();
         let fits = from.iter().all(|bytes| bytes.len() == block_bytes);
         assert!(fits && from.len() == blocks.len(), "expected {} blocks", blocks.len());
-        // Threads write different planes, so each knows where its bytes of a block begin.
+        // Each thread writes another plane, so it computes where the bytes of its plane begin in a
+        // block.
         let count = self.block_count;
         let plane_bytes = (block_bytes / self.planes.len()).max(1);
         let per_part = COPY_MIN.div_ceil((blocks.len() * plane_bytes).max(1));
@@ -178,7 +179,7 @@ impl KvStore {
         });
     }
 
-    /// The inputs of a layer's convolution for writing.
+    /// The plane of the inputs of a layer's convolution, for writing.
     pub(crate) fn inputs_mut(&mut self, layer: usize) -> &mut Plane {
         let first = self.first_input();
         &mut self.planes[first + layer]
@@ -189,19 +190,19 @@ impl KvStore {
         self.planes.len() - self.shape.convolution_layers
     }
 
-    /// The planes of a layer's keys and values: one if they are shared, else two.
+    /// The planes of a layer's keys and values: one if keys and values are shared, else two.
     fn head_planes(&self, layer: usize) -> &[Plane] {
         let (windowed, range) = self.head_range(layer);
         if windowed { &self.windows.planes[range] } else { &self.planes[range] }
     }
 
-    /// [`Self::head_planes`] for writing.
+    /// The same as [`Self::head_planes`], for writing.
     fn head_planes_mut(&mut self, layer: usize) -> &mut [Plane] {
         let (windowed, range) = self.head_range(layer);
         if windowed { &mut self.windows.planes[range] } else { &mut self.planes[range] }
     }
 
-    /// Whether a layer is windowed, and which planes it has.
+    /// Whether a layer is windowed, and the range of its planes.
     fn head_range(&self, layer: usize) -> (bool, Range<usize>) {
         let (before, from) = self.shape.attention_layers.split_at(layer);
         let windowed = from[0].windowed;
@@ -210,7 +211,7 @@ impl KvStore {
         (windowed, first..first + from[0].planes())
     }
 
-    /// Where a layer's keys of the positions in `slots` are written.
+    /// The destination of a layer's keys at the positions in `slots`.
     pub(crate) fn keys_mut<'a>(
         &'a mut self,
         layer: usize,
@@ -222,8 +223,9 @@ impl KvStore {
         KvRows::new(path, keys, key_layout, slots, kv_heads, head_dim)
     }
 
-    /// Where a layer's keys and values of the positions in `slots` are written, which are not
-    /// shared. Both are returned at once, so that two threads can write them at the same time.
+    /// The destinations of a layer's keys and values at the positions in `slots`. The layer has a
+    /// plane for each of them. Both are returned together, so that two threads can write them at
+    /// the same time.
     pub(crate) fn rows_mut<'a>(
         &'a mut self,
         layer: usize,
@@ -240,8 +242,8 @@ impl KvStore {
     }
 }
 
-/// Reserves the planes of `block_count` blocks, of the windowed layers or of the others, in the order
-/// of the layers. They are `None` where there is not enough memory.
+/// Reserves the planes of `block_count` blocks of all windowed layers, or of all other attention
+/// layers, in the order of the layers. An item is `None` if there is not enough memory for it.
 fn planes(
     shape: &KvShape,
     windowed: bool,

@@ -1,31 +1,31 @@
-//! Whether there is memory for a backend, before its weights are packed.
+//! Checks before the weights are packed whether there is enough memory for a backend.
 
 use stolon_checkpoint::config::TensorSpec;
 use stolon_checkpoint::kv::{KvBudget, KvShape, KvStoreError};
 use stolon_checkpoint::memory::{check_free, free_memory, packed_bytes};
 use stolon_checkpoint::{ModelError, WeightType, Weights};
 
-/// The memory that a backend needs next to the weights.
+/// The memory that a backend needs in addition to the weights.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Needed<'a> {
     /// The sizes of the KV store.
     pub(crate) shape: &'a KvShape,
-    /// The number of its blocks.
+    /// The budget that determines the number of blocks.
     pub(crate) kv_budget: KvBudget,
     /// Size of the states of all slots in bytes.
     pub(crate) state_bytes: u64,
 }
 
-/// Checks that there is memory for the packed weights, the states, and an explicit KV
-/// budget, before anything is packed, which takes long. The default KV budget depends on the memory
-/// that is free afterwards.
+/// Checks that there is memory for the packed weights, the states, and an explicit KV budget. This
+/// happens first because packing takes long. The default KV budget depends on the memory that is
+/// free after packing.
 pub(crate) fn check(
     tensors: impl Iterator<Item = TensorSpec>,
     weights: &Weights,
     weight_type: WeightType,
     Needed { shape, kv_budget, state_bytes }: &Needed<'_>,
 ) -> Result<(), ModelError> {
-    // Weights in buffers are released while they are packed.
+    // Weights in buffers are released while they are packed, so their memory is available.
     let packed = packed_bytes(tensors, weights, weight_type);
     let needed = packed.saturating_sub(weights.buffered_bytes());
     check_free("the packed weights", needed)?;

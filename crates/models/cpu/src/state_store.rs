@@ -1,9 +1,10 @@
 //! The recurrent states of running sequences, in f32.
 //!
-//! A sequence has one of the *slots*. The state of a slot consists of the states of all recurrent
-//! layers, one after the other; [`RecurrentShape`](stolon_checkpoint::config::RecurrentShape) says what that
-//! of a layer is. Before a step computes anything, [`StateStore::begin`] brings the slots
-//! of its slices into the state at their start. The layers then change their parts of the state.
+//! Each sequence occupies one of the *slots*. The state of a slot consists of the states of all
+//! recurrent layers, one after the other, in the layout of
+//! [`RecurrentShape`](stolon_checkpoint::config::RecurrentShape). Before a step computes anything,
+//! [`StateStore::begin`] sets the slots of its slices to the states at the start of the slices. The
+//! layers then change their parts of the state.
 //!
 //! Memory is reserved at creation in a new zeroed mapping and becomes resident where slots are
 //! used. Dropping the store releases it.
@@ -19,7 +20,7 @@ use stolon_kvcache::BlockId;
 use crate::kv_store::KvStore;
 use crate::workers::Workers;
 
-/// Number of bytes of a value.
+/// Size in bytes of a value.
 const VALUE_BYTES: usize = size_of::<f32>();
 
 /// The states of all slots. See the [module documentation](self).
@@ -34,8 +35,8 @@ pub(crate) struct StateStore {
     layer_len: usize,
 }
 
-/// The size of a state, recurrent and of windows, or `None` if sequences have none. `slots` is the
-/// number of slots.
+/// The size of a sequence's state, which includes recurrent layers and windows, and the number of
+/// slots; `None` if sequences have no state.
 pub(crate) fn state_spec(
     config: &DecoderConfig,
     shape: &KvShape,
@@ -45,7 +46,7 @@ pub(crate) fn state_spec(
     (bytes > 0).then_some(StateSpec { bytes, slots })
 }
 
-/// Size in bytes of the states of all recurrent layers.
+/// Size in bytes of the states of all recurrent layers of one sequence.
 pub(crate) fn recurrent_bytes(config: &DecoderConfig) -> usize {
     let len = config.recurrent_shape().map_or(0, |shape| shape.state_len());
     config.recurrent_layers().saturating_mul(len * VALUE_BYTES)
@@ -77,7 +78,7 @@ impl StateStore {
         self.layers * self.layer_len
     }
 
-    /// Brings the slots of all slices into the state before their first token.
+    /// Sets the slots of all slices to the states before their first token.
     pub(crate) fn begin(&mut self, batch: &StepBatch, kv: &mut KvStore, workers: &Workers) {
         let bytes = self.slot_len() * VALUE_BYTES;
         kv.resume_windows(batch, bytes);
@@ -104,13 +105,13 @@ impl StateStore {
         });
     }
 
-    /// Completes the checkpoints of a step, of which the layers have written their states.
+    /// Completes the checkpoints of a step, after the layers have written their states to them.
     pub(crate) fn finish(&self, batch: &StepBatch, kv: &mut KvStore) {
         kv.finish_checkpoints(batch, self.slot_len() * VALUE_BYTES);
     }
 
-    /// The states of recurrent layer `layer` for each of `slices`, in their order. Recurrent layers
-    /// are counted without the others.
+    /// The states of a recurrent layer, one for each of `slices`, in their order. `layer` is an
+    /// index among the recurrent layers.
     ///
     /// # Panics
     /// If there is no such layer, or a slice has no slot of its own.
@@ -129,7 +130,7 @@ impl StateStore {
         states.map(|state| state.expect("the batch checker requires a slot of its own")).collect()
     }
 
-    /// Where the state of a layer begins in a checkpoint, in bytes.
+    /// Offset in bytes of the state of a layer in a checkpoint.
     pub(crate) fn offset_bytes(&self, layer: usize) -> usize {
         layer * self.layer_len * VALUE_BYTES
     }

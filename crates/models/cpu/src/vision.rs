@@ -1,13 +1,15 @@
 //! The image encoder of a vision model on the CPU: a vision transformer and a projector.
 //!
-//! Some encoders read an image in several pictures: the whole one, and tiles of it. The tower
-//! computes one picture after the other, and the projector makes the embeddings of all.
+//! Some encoders read an image as several pictures: the whole image, and tiles of it. The tower
+//! computes one picture after the other, and the projector computes the embeddings from all of
+//! them.
 //!
-//! In Qwen3-VL, features of some layers become embeddings too. They follow those of the last layer.
+//! In Qwen3-VL, the features of some layers become embeddings, too. They follow the embeddings of
+//! the last layer.
 //!
-//! The backend that owns it calls [`Encoder::encode`] until it returns the embeddings. An image is
-//! computed layer by layer, so that a call ends soon after its time is over and steps of the
-//! decoder run in between. What was computed is kept for the image of the last call only.
+//! The backend that owns the encoder calls [`Encoder::encode`] until it returns the embeddings. An
+//! image is computed layer by layer, so that a call ends soon after its time is over and decoder
+//! steps can run in between. Only the results for the image of the last call are kept.
 //!
 //! **Invariant**: the embeddings of an image have the same bits however the work was divided into
 //! calls, and for any number of threads. Prefixes with images are cached and shared, so a
@@ -46,19 +48,20 @@ pub(crate) struct Encoder {
     kv_type: KvType,
     tower: Tower,
     projector: Projector,
-    /// The image of the last call, unless it is complete. The buffers exist only in between.
+    /// The image of the last call, unless it is complete. Its buffers exist only until it is.
     progress: Option<Progress>,
 }
 
-/// An image of which some layers were computed.
+/// An image whose computation is not complete.
 #[derive(Debug)]
 struct Progress {
     image: Arc<ImageInput>,
-    /// The features of the pictures that were computed.
+    /// The features of the pictures that are complete.
     features: Vec<Vec<f32>>,
-    /// The embeddings of earlier layers, for the decoder's layers: `[layers, rows, output_size]`.
+    /// Embeddings from earlier layers of the tower, which are added in the decoder's first layers:
+    /// `[layers, rows, output_size]`.
     deepstack: Vec<f32>,
-    /// Number of layers of the next picture that were computed.
+    /// Number of layers that have been computed for the current picture.
     layers: usize,
     activations: Activations,
 }
@@ -95,11 +98,11 @@ impl Encoder {
     }
 
     /// Computes layers of `image` until `time` is over, but at least one. Returns the embeddings
-    /// when they are complete. An image of an earlier call that is not complete is dropped.
+    /// once they are complete. An incomplete image of an earlier call is dropped.
     ///
     /// # Errors
-    /// [`BackendError::Failed`] if the image does not have a size that the encoder can
-    /// process, or says another number of rows than it has.
+    /// [`BackendError::Failed`] if the encoder cannot process the image's size, or if the image
+    /// states another number of rows than the encoder computes.
     pub(crate) fn encode(
         &mut self,
         image: &Arc<ImageInput>,
@@ -133,7 +136,7 @@ impl Encoder {
         Ok(Progress { image, features, deepstack, layers: 0, activations })
     }
 
-    /// Computes the next layer of a picture.
+    /// Computes the next layer of the current picture.
     fn layer(&self, progress: &mut Progress, workers: &Workers) {
         let Progress { image, deepstack, layers, activations, .. } = progress;
         self.tower.layer(*layers, activations, self.path, workers);
@@ -144,7 +147,7 @@ impl Encoder {
         *layers += 1;
     }
 
-    /// Number of patches along the width and the height of an image that is one picture.
+    /// Number of patches along the width and the height of an image that is a single picture.
     fn grid(&self, image: &ImageInput) -> [usize; 2] {
         image.size.map(|edge| edge / self.config.tower.patch_size)
     }
@@ -162,7 +165,7 @@ impl Encoder {
         Ok(self.tower.embed(&patches, kv, self.path, workers))
     }
 
-    /// Keeps the features of a picture of which all layers were computed, and begins the next one.
+    /// Keeps the features of a picture after its last layer, and begins the next picture.
     fn finish_picture(
         &self,
         progress: &mut Progress,
@@ -178,7 +181,7 @@ impl Encoder {
         Ok(())
     }
 
-    /// The embeddings of an image of which all pictures were computed.
+    /// The embeddings of an image whose pictures are all complete.
     fn finish(&self, progress: Progress, workers: &Workers) -> ImageEmbeddings {
         let Progress { image, features, mut deepstack, .. } = progress;
         let values = match &self.projector {
@@ -231,12 +234,12 @@ impl Encoder {
     }
 }
 
-/// Number of pictures in which an image is read.
+/// Number of pictures of an image: the whole image and its tiles.
 fn pictures(image: &ImageInput) -> usize {
     1 + image.tiles[0] * image.tiles[1]
 }
 
-/// Width and height of each of these pictures.
+/// Width and height in pixels of each picture of an image.
 fn picture_size(image: &ImageInput) -> [usize; 2] {
     [image.size[0], image.size[1] / pictures(image)]
 }

@@ -1,4 +1,4 @@
-//! [`Workers`]: runs large work on all threads of the pool, and small work on the calling thread.
+//! [`Workers`] runs large work on all threads of the pool, and small work on the calling thread.
 //!
 //! Waking another thread takes some microseconds, which is longer than a GEMM of a small model. The
 //! choice does not influence results: kernels return the same bits on any number of threads.
@@ -26,7 +26,7 @@ impl Workers {
         Self { pool: Threads::new(count), alone: Threads::new(1) }
     }
 
-    /// The same with threads that are [bound](Threads::bound), if that is possible.
+    /// The same with threads that are [bound](Threads::bound) to processors, if that is possible.
     pub(crate) fn bound(count: usize) -> Option<Self> {
         Some(Self { pool: Threads::bound(count)?, alone: Threads::new(1) })
     }
@@ -41,7 +41,7 @@ impl Workers {
         &self.pool
     }
 
-    /// The threads for the GEMMs of `rows` rows with these matrices.
+    /// The threads for GEMMs of `rows` rows with these matrices.
     pub(crate) fn for_products(&self, matrices: &[&Matrix], rows: usize) -> &Threads {
         let weights = matrices.iter().map(|matrix| matrix.out_features() * matrix.in_features());
         self.for_work(rows * weights.sum::<usize>())
@@ -57,15 +57,15 @@ impl Workers {
         if multiply_adds < PRODUCT_MIN { &self.alone } else { &self.pool }
     }
 
-    /// Number of rows per part of a pass over `rows` rows of `width` elements; at least 1. It is
-    /// all rows if the pass is too small to run on several threads.
+    /// Number of rows per part of a pass over `rows` rows of `width` elements; at least 1. If the
+    /// pass is too small for several threads, one part has all rows.
     pub(crate) fn chunk_rows(&self, rows: usize, width: usize) -> usize {
         let parts = (rows * width / PASS_MIN * 2).clamp(1, 2 * self.count());
         if self.count() == 1 { rows.max(1) } else { rows.div_ceil(parts).max(1) }
     }
 
-    /// Calls `pass` with each part: on all threads if the parts are about `multiply_adds`
-    /// multiply-adds, and these are many.
+    /// Calls `pass` with each part. It uses all threads if the work of about `multiply_adds`
+    /// multiply-adds is large enough.
     pub(crate) fn run_work<P: Send>(
         &self,
         parts: impl ExactSizeIterator<Item = P>,

@@ -4,9 +4,9 @@
 //!   tables and computes an online softmax over tiles of positions.
 //! * `flash` (feature `cuda`) calls candle's flash attention, which reads the KV store through the
 //!   block tables, for models that it supports.
-//! * `split` computes each query by itself, with kernels of this crate: on CUDA where flash
-//!   attention cannot be used. If results may depend on the batch, it computes the sequences that
-//!   have a single query in a step, which is what decoding is.
+//! * `split` computes each query by itself, with kernels of this crate. It is used on CUDA for
+//!   models that flash attention does not support. If results may depend on the batch, it also
+//!   computes the sequences with a single query in a step, which are decodes.
 
 use candle_core::{Device, Result, Tensor};
 
@@ -18,16 +18,18 @@ mod flash;
 mod gather;
 mod split;
 
-/// What the queries of a layer read, and what is computed besides `softmax(q k^T) v`.
+/// The arguments of attention in one layer: the KV that the queries read, and the operations in
+/// addition to `softmax(q k^T) v`.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct AttentionArgs<'a> {
     pub(crate) kv: &'a KvLayer,
     /// The shape of the KV store.
     pub(crate) shape: &'a KvShape,
     pub(crate) heads: usize,
-    /// Factor of the scores.
+    /// Factor by which scores are multiplied.
     pub(crate) scale: f32,
-    /// Cap of the scores.
+    /// Soft cap: a score `s` becomes `softcap * tanh(s / softcap)`. `None` if scores are not
+    /// capped.
     pub(crate) softcap: Option<f32>,
     /// Number of positions that a query reads, including its own.
     pub(crate) window: Option<usize>,
@@ -35,19 +37,19 @@ pub(crate) struct AttentionArgs<'a> {
     pub(crate) sinks: Option<&'a Tensor>,
 }
 
-/// The sizes to which what is uploaded for attention is padded. Steps with the same number of
-/// sequences and the same padding, which is large enough for them, upload tensors of the same
-/// shapes.
+/// The sizes to which the tensors that attention uploads are padded. Steps with the same number of
+/// sequences and the same padding upload tensors of the same shapes, if the padding is large enough
+/// for both.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub(crate) struct Padding {
-    /// Number of blocks of a sequence.
+    /// Number of blocks in the block table of each sequence.
     blocks: usize,
-    /// Number of parts of all sequences, with split-KV decoding.
+    /// Number of parts of all sequences together in split-KV decoding; 0 without it.
     parts: usize,
 }
 
 impl Padding {
-    /// Number of positions of a sequence.
+    /// Number of positions in the padded block table of a sequence.
     pub(crate) fn positions(&self, shape: &KvShape) -> usize {
         self.blocks * shape.block_size
     }
@@ -57,23 +59,25 @@ impl Padding {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Attention {
     kind: Kind,
-    /// Whether sequences with a single query in a step are computed by `split`, and others are not.
+    /// Whether `split` computes the sequences with a single query in a step, and `kind` only the
+    /// others.
     split_decode: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Kind {
-    /// From gathered keys and values.
+    /// Keys and values are gathered first: `gather`.
     Gather,
-    /// Each query by itself.
+    /// Each query is computed by itself: `split`.
     Split,
-    /// By candle's flash attention.
+    /// candle's flash attention: `flash`.
     #[cfg(feature = "cuda")]
     Flash,
 }
 
 impl Attention {
-    /// The fastest way that supports the model. `has_sinks` tells whether it has attention sinks.
+    /// Selects the fastest implementation that supports the model. `has_sinks` tells whether the
+    /// model has attention sinks.
     pub(crate) fn select(
         device: &Device,
         shape: &KvShape,
@@ -81,8 +85,9 @@ impl Attention {
         batch_invariant: bool,
     ) -> Self {
         let kind = Kind::select(device, shape, has_sinks);
-        // A position may be computed as a single query when it is decoded, and as one of many when
-        // it is computed again, so both have to be computed in the same way.
+        // The same position may be computed as a single query when it is decoded, and together with
+        // others when it is computed again. With batch invariance, both must use the same
+        // implementation.
         let split_decode =
             !batch_invariant && kind != Kind::Split && split::supports(device, shape);
         Self { kind, split_decode }
@@ -106,12 +111,12 @@ impl Attention {
         }
     }
 
-    /// The memory in bytes that it needs in every step.
+    /// Size in bytes of the buffers that attention allocates in every step.
     pub(crate) fn workspace_bytes(self, device: &Device, heads: usize, shape: &KvShape) -> u64 {
         if self.splits_decode() { split::workspace_bytes(device, heads, shape) } else { 0 }
     }
 
-    /// Whether padding decides the shapes of all tensors for spans of one query each.
+    /// Whether the padding alone determines the shapes of all tensors if each span has one query.
     pub(crate) fn can_pad(self) -> bool {
         self.splits_decode() || self.kind != Kind::Gather
     }
@@ -123,7 +128,7 @@ impl Attention {
         Some(Padding { blocks: longest_table(spans).next_power_of_two(), parts })
     }
 
-    /// Prepares the attention of the queries of `spans`, which all layers share.
+    /// Prepares attention for the queries of `spans`. All layers use the result.
     pub(crate) fn prepare(
         self,
         spans: &[QuerySpan<'_>],
@@ -165,7 +170,7 @@ impl Attention {
 #[derive(Debug, Default)]
 struct Group<'a> {
     spans: Vec<QuerySpan<'a>>,
-    /// Their rows.
+    /// Indices of the rows of their queries.
     rows: Vec<u32>,
 }
 
@@ -203,7 +208,8 @@ impl Kind {
 pub(crate) enum Prepared {
     /// All queries are computed in the same way.
     One(Plan),
-    /// Two plans with the rows of their queries, and the index of each row among the rows of both.
+    /// Two plans, each with the rows of its queries. `order` has, for each row of the step, its
+    /// index in the concatenated outputs of both plans.
     Both { parts: [(Plan, Tensor); 2], order: Tensor },
 }
 
@@ -216,7 +222,8 @@ pub(crate) enum Plan {
 }
 
 impl Prepared {
-    /// The tensors that differ from step to step if all spans have one query and are padded.
+    /// The tensors whose contents change from step to step if all spans have one query and are
+    /// padded.
     pub(crate) fn of_decode(&self) -> Vec<&Tensor> {
         match self {
             Self::One(Plan::Split(plan)) => plan.tensors(),
@@ -226,8 +233,8 @@ impl Prepared {
         }
     }
 
-    /// Attention of the queries `q`, `[rows, heads, head_dim]` in f32. Returns
-    /// `[rows, heads * head_dim]` in f32.
+    /// Computes attention of the queries `q`, `[rows, heads, head_dim]` in f32. Returns `[rows,
+    /// heads * head_dim]` in f32.
     pub(crate) fn attend(&self, q: &Tensor, args: &AttentionArgs<'_>) -> Result<Tensor> {
         match self {
             Self::One(plan) => plan.attend(q, args),
@@ -259,9 +266,9 @@ mod tests {
 
     use super::*;
 
-    /// Goal: in a batch of chunks and single queries in any order, each row gets the attention that
-    /// it gets from gathered keys and values, up to rounding, with windows, caps and sinks: if only
-    /// single queries are computed by themselves, and if all are.
+    /// Goal: in a batch of chunks and single queries in any order, each row has the output of
+    /// `gather` up to rounding, with windows, caps and sinks, both if `split` computes only the
+    /// single queries and if it computes all queries.
     #[test]
     fn split_queries_get_their_attention() {
         let device = Device::Cpu;

@@ -19,9 +19,9 @@ use crate::options::{CandleOptions, ComputeType, OpenError, message};
 use crate::supported::Supported;
 use crate::{DeviceChoice, draw, dry_run, graphs, memory};
 
-/// Revision of the computation of keys and values. It must be raised with every change that changes
-/// bits of keys or values and that the short prompt of `kv_probe` may not show, so that KV which an
-/// earlier version has stored is not used.
+/// Revision of the computation of keys and values. It must be raised with every change of their
+/// bits that the short prompt of `kv_probe` may not show. KV that an earlier version has stored is
+/// then not used.
 const KV_REVISION: u32 = 1;
 
 /// Computes forward passes with candle. See the [crate documentation](crate).
@@ -38,17 +38,19 @@ pub struct CandleBackend {
     step_memory: StepMemory,
 }
 
-/// The memory in bytes that the largest step needs besides weights and KV store.
+/// The memory in bytes that the largest step needs in addition to the weights and the KV store.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct StepMemory {
     /// An upper estimate from the model's sizes.
     pub estimated_bytes: u64,
-    /// As measured when the backend was opened, on CUDA; `None` on other devices.
+    /// The measured size, on CUDA; `None` on other devices. It is measured when the backend is
+    /// opened.
     pub measured_bytes: Option<u64>,
 }
 
 impl StepMemory {
-    /// The memory that is kept free: as measured, or else estimated.
+    /// The memory that is kept free for a step: the measured size, or the estimate if there is
+    /// none.
     #[must_use]
     pub fn bytes(&self) -> u64 {
         self.measured_bytes.unwrap_or(self.estimated_bytes)
@@ -56,8 +58,8 @@ impl StepMemory {
 }
 
 impl StepMemory {
-    /// The memory of the largest step of `options`, for products of the tile, with or without
-    /// graphs.
+    /// Determines the memory of the largest step of `options`, for products with the row tile
+    /// `tile`, with or without CUDA graphs.
     fn of(
         decoder: &mut Decoder,
         shape: &KvShape,
@@ -67,8 +69,8 @@ impl StepMemory {
     ) -> Result<Self, OpenError> {
         let device = decoder.device().clone();
         let workspace = attention.workspace_bytes(&device, decoder.supported().heads, shape);
-        // Neither the estimate nor the dry run includes this: the contexts of the dry run are
-        // short, and it captures nothing.
+        // Neither the estimate nor the dry run includes the workspace of attention and the graphs,
+        // because the contexts of the dry run are short and it captures nothing.
         let others = workspace
             + match cuda_graphs {
                 true => graphs::memory_bytes(decoder.config(), options, tile) + workspace,
@@ -210,8 +212,8 @@ impl Backend for CandleBackend {
             return Ok(output);
         }
         let output = decoder.forward(batch, kv, *attention).map_err(failed)?;
-        // Nothing is copied from the device by a step that returns nothing, so it may still
-        // compute.
+        // A step that returns nothing copies nothing from the device, so the device may still be
+        // computing.
         decoder.device().synchronize().map_err(failed)?;
         Ok(output)
     }
@@ -240,8 +242,8 @@ fn failed(error: candle_core::Error) -> BackendError {
     BackendError::Failed(message(&error))
 }
 
-/// The shape of the KV store, without its number of blocks, which is known when the weights are on
-/// the device. It is not part of the format of a block.
+/// The shape of the KV store, except for its number of blocks, which is known only after the
+/// weights are on the device. The number of blocks is not part of the format of a block.
 fn kv_shape(
     (config, supported): (&DecoderConfig, &Supported),
     options: &CandleOptions,
@@ -267,7 +269,7 @@ fn row_tile(device: DeviceChoice) -> usize {
     if device == DeviceChoice::Cpu { 32 } else { 128 }
 }
 
-/// The hardware that bits of a sum may depend on besides the model.
+/// The hardware on which the bits of a sum may depend in addition to the model.
 fn hardware(device: &Device) -> String {
     match device {
         #[cfg(feature = "cuda-core")]
@@ -281,8 +283,8 @@ fn hardware(device: &Device) -> String {
     }
 }
 
-/// What the bytes of blocks depend on: everything of the configuration, all bytes of the weights'
-/// files, the types, and `parts`.
+/// The values that determine the bytes of blocks: the whole configuration, all bytes of the
+/// weights' files, the types, and `parts`.
 fn kv_format(
     config: &DecoderConfig,
     weights: &Weights,

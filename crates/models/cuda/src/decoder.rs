@@ -1,9 +1,9 @@
-//! The decoder: one for all architectures, as the configuration says.
+//! The decoder. There is one for all architectures; the configuration says which parts a layer has.
 //!
 //! The residual stream, norms, rotary embeddings and gates are f32. Operands of matrix products and
-//! the KV store have the types of the options. Keys and values are written to the KV store first
-//! and read from there, also those of the current step, so that attention reads the same bits for a
-//! position in whichever step it was computed.
+//! the KV store have the types of the options. Keys and values are first written to the KV store
+//! and then read from there, including those of the current step. Therefore attention reads the
+//! same bits for a position, whether it was computed in this step or in an earlier one.
 
 use candle_core::{DType, Device, Result, Tensor};
 use stolon_backend::{StepBatch, StepOutput};
@@ -27,7 +27,7 @@ use crate::supported::Supported;
 #[derive(Debug)]
 pub(crate) struct Decoder {
     config: DecoderConfig,
-    /// What all layers have in common.
+    /// The sizes and options of attention, which are the same in all layers.
     supported: Supported,
     device: Device,
     /// `[vocab_size, hidden_size]` in the compute type.
@@ -81,7 +81,7 @@ impl Decoder {
         &self.config
     }
 
-    /// What all layers have in common.
+    /// The sizes and options of attention, which are the same in all layers.
     pub(crate) fn supported(&self) -> &Supported {
         &self.supported
     }
@@ -103,7 +103,7 @@ impl Decoder {
         self.compute(&inputs, kv)?.to_host(&plan)
     }
 
-    /// The inputs of a step.
+    /// Uploads the inputs of a step.
     pub(crate) fn upload(
         &mut self,
         batch: &StepBatch,
@@ -119,7 +119,7 @@ impl Decoder {
         StepInputs::new(batch, plan, rotations, (attention, shape, padding), device)
     }
 
-    /// Computes a step on the device: writes keys and values to `kv`.
+    /// Computes a step on the device, and writes its keys and values to `kv`.
     pub(crate) fn compute(&self, inputs: &StepInputs, kv: &mut KvStore) -> Result<Computed> {
         let rotations = inputs.rotations.iter().map(|table| table.at(&inputs.positions));
         let rotations = rotations.collect::<Result<Vec<_>>>()?;
@@ -139,7 +139,8 @@ impl Decoder {
             write(inputs, &plane.keys, keys, dtype)?;
             write(inputs, &plane.values, values, dtype)?;
             if index + 1 == self.layers.len() {
-                // In the last layer, other rows are needed for their keys and values only.
+                // In the last layer, rows without an output are needed only for their keys and
+                // values.
                 let Some(outputs) = &inputs.outputs else { return Ok(Computed::default()) };
                 if let Some((rows, prepared)) = &outputs.rows {
                     (q, x) = (q.index_select(rows, 0)?, x.index_select(rows, 0)?);
@@ -156,13 +157,14 @@ impl Decoder {
         }
     }
 
-    /// The factors of the queries at `positions`, `[rows, 1, 1]`, if they have any.
+    /// The factors by which the queries at `positions` are multiplied, `[rows, 1, 1]`; `None` if
+    /// the model has none.
     fn query_factors(&self, positions: &Tensor) -> Result<Option<Tensor>> {
         let Some(QueryScaling { beta, step }) = self.supported.query_scaling else {
             return Ok(None);
         };
         let positions = positions.to_dtype(DType::F32)?;
-        // A quotient, because a product with the reciprocal may be just below a whole number.
+        // This divides, because a product with the reciprocal may be slightly below a whole number.
         let step = Tensor::full(step as f32, positions.shape(), positions.device())?;
         let steps = positions.div(&step)?.floor()?;
         let factors = steps.affine(1.0, 1.0)?.log()?.affine(f64::from(beta), 1.0)?;
@@ -197,7 +199,7 @@ impl Decoder {
         prepared.attend(q, &args)
     }
 
-    /// Computes what the step returns for the rows `x`.
+    /// Computes the hidden states, logits and tokens that the step returns, from the rows `x`.
     fn output(&self, x: &Tensor, outputs: &OutputInputs) -> Result<Computed> {
         let normed = self.final_norm.apply(x)?;
         let hidden = outputs.hidden.as_ref().map(|rows| rows.of(&normed)).transpose()?;
@@ -231,12 +233,12 @@ fn write(inputs: &StepInputs, plane: &Tensor, values: Tensor, dtype: DType) -> R
     kv_write::write(plane, &values, slots)
 }
 
-/// What a step has computed, on the device.
+/// The results of a step, on the device.
 #[derive(Debug, Default)]
 pub(crate) struct Computed {
     /// The hidden states that are returned.
     hidden: Option<Tensor>,
-    /// The rows that are returned whole, and then those from which tokens were drawn.
+    /// Logits of the rows that are returned, followed by the rows from which tokens were drawn.
     logits: Option<Tensor>,
     /// The tokens, and the rows of logits that they were drawn from.
     drawn: Option<(Tensor, Tensor)>,
@@ -248,7 +250,7 @@ impl Computed {
         self.drawn.as_ref()
     }
 
-    /// Copies what `plan` requests from the device.
+    /// Copies the results that `plan` requests from the device.
     fn to_host(&self, plan: &BatchRows) -> Result<StepOutput> {
         let hidden = match &self.hidden {
             Some(hidden) => hidden.flatten_all()?.to_vec1()?,

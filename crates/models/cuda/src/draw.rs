@@ -1,6 +1,6 @@
-//! Tokens that are drawn from rows of logits on the device, so that no row is copied from it.
+//! Draws tokens from rows of logits on the device, so that no row is copied from it.
 //!
-//! The CUDA kernel is in `kernels/draw.cu`; on the CPU, the engine's function takes its place.
+//! The CUDA kernel is in `kernels/draw.cu`. On the CPU, [`Draw::of`] is used instead.
 
 use candle_core::{CpuStorage, CustomOp2, Device, Layout, Result, Shape, Tensor, bail};
 use stolon_backend::{Draw, SamplingError};
@@ -10,33 +10,34 @@ use crate::storage::elements;
 #[cfg(feature = "cuda-core")]
 mod cuda;
 
-/// Largest vocabulary; the kernel has the same number.
+/// Largest vocabulary size. The kernel has the same constant.
 const VOCAB_MAX: usize = 1 << 20;
-/// Returned instead of a token if the host has to choose it from the row; the kernel has the same
-/// number.
+/// The value in place of a token if the host has to choose the token from the row. The kernel has
+/// the same constant.
 const UNUSABLE: u32 = u32::MAX;
-/// Numbers of 32 bits of a [`Draw`] on the device.
+/// Number of 32-bit words of a [`Draw`] on the device.
 const DRAW_WIDTH: usize = 6;
 
-/// Whether tokens are drawn on `device` from rows of a vocabulary.
+/// Whether tokens can be drawn on `device` from rows of `vocab_size` logits.
 pub(crate) fn is_supported(device: &Device, vocab_size: usize) -> bool {
     vocab_size <= VOCAB_MAX && !device.is_metal()
 }
 
-/// The draws as the kernel reads them, `[draws, DRAW_WIDTH]` in u32.
+/// Uploads draws in the format of the kernel, `[draws, DRAW_WIDTH]` in u32.
 pub(crate) fn upload(draws: &[Draw], device: &Device) -> Result<Tensor> {
     let numbers: Vec<u32> = draws.iter().flat_map(numbers).collect();
     Tensor::from_vec(numbers, (draws.len(), DRAW_WIDTH), device)
 }
 
-/// The token that each of `draws`, which were uploaded, chooses from its row of `logits`,
-/// `[rows, vocab_size]` in f32, or [`UNUSABLE`]: `[rows]` in u32.
+/// Draws a token from each row of `logits`, `[rows, vocab_size]` in f32, with the row's entry in
+/// the uploaded `draws`. Returns `[rows]` in u32, where [`UNUSABLE`] says that the host has to
+/// draw.
 pub(crate) fn draw_tokens(logits: &Tensor, draws: &Tensor) -> Result<Tensor> {
     logits.apply_op2_no_bwd(draws, &DrawTokens)
 }
 
-/// The results of [`draw_tokens`] as [`Draw::of`] returns them, for the first of the rows. Rows
-/// from which the device could not draw are copied to the host.
+/// Copies the results of [`draw_tokens`] to the host, as [`Draw::of`] returns them, for the first
+/// `draws.len()` rows. Rows from which the device could not draw are copied to the host.
 pub(crate) fn drawn_tokens(
     tokens: &Tensor,
     draws: &[Draw],
@@ -49,7 +50,7 @@ pub(crate) fn drawn_tokens(
     tokens.to_vec1()?.into_iter().zip(draws).enumerate().map(token).collect()
 }
 
-/// A draw as the kernel reads it.
+/// A draw in the format of the kernel.
 fn numbers(draw: &Draw) -> [u32; DRAW_WIDTH] {
     let &Draw { temperature, top_k, top_p, min_p, uniform } = draw;
     let uniform = uniform.to_bits();
@@ -57,7 +58,7 @@ fn numbers(draw: &Draw) -> [u32; DRAW_WIDTH] {
         temperature.to_bits(),
         top_p.to_bits(),
         min_p.to_bits(),
-        // 0 would keep all tokens.
+        // For the kernel, 0 means that all tokens are kept.
         top_k.map_or(0, |count| u32::try_from(count.max(1)).unwrap_or(u32::MAX)),
         uniform as u32,
         (uniform >> 32) as u32,
@@ -81,8 +82,8 @@ pub(crate) fn to_host(values: &Tensor) -> Result<Vec<f32>> {
     if values.device().is_cpu() { values.to_vec1() } else { values.force_contiguous()?.to_vec1() }
 }
 
-/// The operation on logits, `[rows, vocab_size]` in f32, and draws, `[rows, DRAW_WIDTH]` in u32.
-/// Its result is the tokens, `[rows]` in u32.
+/// The operation on logits, `[rows, vocab_size]` in f32, and draws, `[rows, DRAW_WIDTH]` in u32. It
+/// returns the tokens, `[rows]` in u32.
 struct DrawTokens;
 
 /// The sizes of the operands of [`DrawTokens`].
@@ -143,8 +144,8 @@ impl CustomOp2 for DrawTokens {
 mod tests {
     use super::*;
 
-    /// Goal: the tokens and errors are those of the engine's function, for all kinds of draws, for
-    /// rows that cannot be used and for a part of a tensor.
+    /// Goal: the device returns the same tokens and errors as [`Draw::of`], for all kinds of draws,
+    /// for rows that cannot be used and for a part of a tensor.
     #[test]
     fn the_device_draws_what_the_host_draws() {
         let (inf, nan) = (f32::INFINITY, f32::NAN);

@@ -1,6 +1,6 @@
-//! The largest steps that are expected, which run once before the KV store gets the rest of the
-//! memory: they show what a step needs besides the weights, and let libraries allocate what they
-//! keep.
+//! Runs the largest steps that are expected once, before the KV store gets the rest of the memory.
+//! This measures the memory that a step needs in addition to the weights, and lets libraries
+//! allocate the memory that they keep.
 
 use candle_core::Result;
 use stolon_backend::{Draw, LogitRows, SequenceSlice, StepBatch};
@@ -12,8 +12,8 @@ use crate::decoder::Decoder;
 use crate::kv_store::{KvShape, KvStore};
 use crate::memory;
 
-/// The largest memory in bytes that a step needs besides the weights; `None`, without running
-/// anything, if the device does not report it.
+/// The largest memory in bytes that a step needs in addition to the weights. If the device does not
+/// report its memory, this returns `None` without running anything.
 pub(crate) fn step_bytes(
     decoder: &mut Decoder,
     shape: &KvShape,
@@ -21,7 +21,7 @@ pub(crate) fn step_bytes(
     options: &CandleOptions,
 ) -> Result<Option<u64>> {
     let device = decoder.device().clone();
-    // With whole rows of logits, and with tokens only.
+    // One step returns whole rows of logits, the other one only tokens.
     let [whole, drawn] = [LogitRows::Last, LogitRows::Drawn(Draw::GREEDY)]
         .map(|rows| largest_step(options, decoder.config().max_positions, rows));
     let shape = KvShape { block_count: block_count(&whole), ..*shape };
@@ -34,10 +34,10 @@ pub(crate) fn step_bytes(
     Ok(peak.map(|peak| peak.saturating_sub(kv_bytes)))
 }
 
-/// As many decodes as sequences may run, and prefill chunks for all other tokens.
+/// A step with as many decodes as sequences may run, and prefill chunks for the remaining tokens.
 fn largest_step(options: &CandleOptions, max_positions: usize, logit_rows: LogitRows) -> StepBatch {
     let decodes = options.step_sequences.min(options.step_tokens);
-    // All decodes read the first block, and write nothing.
+    // All decodes read the first block and write nothing.
     let decode = SequenceSlice {
         token_count: 1,
         start: 0,
@@ -76,8 +76,8 @@ mod tests {
 
     use super::*;
 
-    /// Goal: the largest step has as many tokens and sequences as the options say, and is one that
-    /// the batch checker accepts.
+    /// Goal: the largest step has as many tokens and sequences as the options say, and the batch
+    /// checker accepts it.
     #[test]
     fn the_largest_step_is_valid() {
         for (step_tokens, step_sequences, max_positions) in

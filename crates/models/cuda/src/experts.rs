@@ -19,16 +19,17 @@ pub(crate) struct Experts {
     config: ExpertsConfig,
     /// `[experts, hidden_size]`.
     router: Linear,
-    /// The bias of each expert in the choice of experts.
+    /// The bias of each expert's score. It affects only which experts are chosen.
     bias: Option<Vec<f32>>,
     experts: Vec<GatedMlp>,
-    /// The shared expert and its score, `[1, hidden_size]`, if it has one.
+    /// The shared expert, if there is one, and the projection to its score, `[1, hidden_size]`, if
+    /// it has one.
     shared: Option<(GatedMlp, Option<Linear>)>,
-    /// Factor of all outputs.
+    /// Factor of the outputs of all experts.
     residual_scale: f32,
 }
 
-/// The rows that use one expert, and the factors of its output.
+/// The rows that use one expert, and the weight of its output for each of them.
 #[derive(Clone, Debug, Default, PartialEq)]
 struct Group {
     rows: Vec<u32>,
@@ -44,7 +45,7 @@ impl Experts {
     ) -> std::result::Result<Self, OpenError> {
         let ExpertsWeights {
             config: experts_config,
-            // Refused with the configuration.
+            // Models that have it are refused with the configuration.
             router_scale: _,
             router,
             bias,
@@ -67,7 +68,7 @@ impl Experts {
         Ok(Self { config: *experts_config, router, bias, experts, shared, residual_scale })
     }
 
-    /// Adds the outputs of the experts of the rows `normed` to the rows of `x`, both
+    /// Runs the experts on the rows of `normed` and adds their outputs to the rows of `x`. Both are
     /// `[rows, hidden_size]`.
     pub(crate) fn add(&self, x: &Tensor, normed: &Tensor) -> Result<Tensor> {
         let scores = self.router.forward(normed)?.to_vec2::<f32>()?;
@@ -96,7 +97,8 @@ impl Experts {
     }
 }
 
-/// The rows of each expert, in ascending order. `scores` is `[rows, experts]`.
+/// Groups the rows by expert. Rows are in ascending order within a group. `scores` is `[rows,
+/// experts]`.
 fn groups(config: &ExpertsConfig, bias: Option<&[f32]>, scores: Vec<Vec<f32>>) -> Vec<Group> {
     let mut groups = vec![Group::default(); config.count];
     let (mut order, mut choices) = (Vec::new(), vec![ExpertChoice::default(); config.per_token]);

@@ -1,7 +1,7 @@
-//! The gate of an MLP, `function(gate) * up`, in one pass.
+//! The gate of an MLP, `function(gate) * up`, in one kernel.
 //!
-//! The CUDA kernel is in `kernels/gate.cu`; on the CPU, the functions of the CPU backend take its
-//! place.
+//! The CUDA kernel is in `kernels/gate.cu`. On the CPU, the functions of the CPU backend are used
+//! instead.
 
 use candle_core::{CpuStorage, CustomOp1, DType, Layout, Result, Shape, Tensor, WithDType, bail};
 use stolon_checkpoint::GateFunction;
@@ -12,8 +12,8 @@ use crate::storage::elements;
 #[cfg(feature = "cuda-core")]
 mod cuda;
 
-/// `x` is `[rows, 2 * width]`: the gate, then the other factor. Returns `[rows, width]` in the type
-/// of `x`. It is computed in f32.
+/// Computes `function(gate) * up` in f32. A row of `x`, `[rows, 2 * width]`, has the elements of
+/// `gate` followed by those of `up`. Returns `[rows, width]` in the type of `x`.
 pub(crate) fn gate(x: &Tensor, function: GateFunction) -> Result<Tensor> {
     match x.device().is_metal() {
         true => separate_operations(x, function),
@@ -21,7 +21,7 @@ pub(crate) fn gate(x: &Tensor, function: GateFunction) -> Result<Tensor> {
     }
 }
 
-/// As [`gate`], with operations of candle.
+/// The same as [`gate`], with separate operations of candle.
 fn separate_operations(x: &Tensor, function: GateFunction) -> Result<Tensor> {
     let dtype = x.dtype();
     let x = x.to_dtype(DType::F32)?;
@@ -51,7 +51,7 @@ struct Sizes {
 }
 
 impl Sizes {
-    /// Checks that the operand is contiguous and has a shape of the right form.
+    /// Checks that the operand is contiguous and has the shape `[rows, 2 * width]`.
     fn of(x: &Layout) -> Result<Self> {
         match x.dims() {
             &[rows, both] if both.is_multiple_of(2) && x.is_contiguous() => {
@@ -67,7 +67,7 @@ impl Sizes {
 }
 
 impl Gate {
-    /// The gate of the rows `x`, `[rows, 2 * width]`.
+    /// Computes the gate of the rows `x`, `[rows, 2 * width]`.
     fn of_rows<T: WithDType>(&self, x: &[T], width: usize) -> Result<Vec<T>> {
         let path = Path::detect().map_err(candle_core::Error::wrap)?;
         let mut output = Vec::with_capacity(x.len() / 2);
@@ -121,8 +121,8 @@ mod tests {
 
     use super::*;
 
-    /// Goal: the operation and those of candle that take its place on Metal agree within rounding,
-    /// for each function and type, and for rows that are a part of a tensor.
+    /// Goal: the operation and candle's separate operations, which are used on Metal, agree within
+    /// rounding for each function and type, and for rows that are a part of a tensor.
     #[test]
     fn one_pass_equals_separate_operations() {
         let functions = [
@@ -145,7 +145,8 @@ mod tests {
                     x.and_then(|x| x.to_vec1::<f32>()).expect("numbers")
                 };
                 for (got, expected) in rows(got).into_iter().zip(rows(expected)) {
-                    // GELU of a negative number is a difference of almost equal ones.
+                    // For a negative number, GELU subtracts numbers that are almost equal, so its
+                    // relative error is large.
                     let close = (got - expected).abs() <= error * expected.abs() + 1e-5;
                     assert!(close, "{function:?}, {dtype:?}: {got}, expected {expected}");
                 }

@@ -1,12 +1,13 @@
 //! Decode steps as CUDA graphs.
 //!
-//! Launching the kernels of a decode step of a small model one by one can take longer than they
-//! run. A graph launches all of them at once. It has the addresses of what its kernels read and
-//! write, so the first step of each size is captured together with its inputs, and a later step of
-//! the same size overwrites these inputs and replays the graph. Batches are padded to a few sizes
-//! with copies of one of their sequences, which compute and write the same bits once more.
+//! Launching the kernels of a decode step of a small model one by one can take longer than running
+//! them. A graph launches all of them at once. A graph contains the addresses that its kernels read
+//! and write. The first step of each size is therefore captured together with its inputs, and a
+//! later step of the same size overwrites these inputs and replays the graph. Batches are padded to
+//! a few sizes with copies of one of their sequences, which compute and write the same bits once
+//! more.
 //!
-//! On the CPU, where everything but the graphs themselves is tested, a replay computes the step
+//! On the CPU, which tests everything except the graphs themselves, a replay computes the step
 //! again from the inputs that were kept.
 
 use std::collections::HashMap;
@@ -27,23 +28,23 @@ use crate::{CandleOptions, memory};
 #[cfg(feature = "cuda-core")]
 mod cuda;
 
-/// Maximum number of captured steps. If there are more, all are dropped.
+/// Maximum number of captured steps. When it is exceeded, all captured steps are dropped.
 const CAPTURED_MAX: usize = 64;
-/// From this number of sequences on, batches are padded to its multiples, and below to powers of
-/// two.
+/// Batches with at least this number of sequences are padded to a multiple of it, and smaller
+/// batches to a power of two.
 const BATCH_STEP: usize = 8;
 
 /// The captured steps of a backend.
 #[derive(Debug)]
 pub(crate) struct Graphs {
     captured: HashMap<Size, Captured>,
-    /// The logits of the last step, `[most rows, vocab_size]` in f32.
+    /// The logits of the last step, `[padded step_sequences, vocab_size]` in f32.
     logits: Tensor,
-    /// A step could not be captured, and no other is tried.
+    /// Whether capturing a step has failed. No other step is captured after that.
     failed: bool,
 }
 
-/// What the shapes of all tensors of a decode step depend on.
+/// The sizes that determine the shapes of all tensors of a decode step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 struct Size {
     /// Number of sequences.
@@ -51,7 +52,7 @@ struct Size {
     padding: Padding,
 }
 
-/// A step, and the tensors at the addresses that it reads and writes.
+/// A captured step with the tensors at the addresses that it reads and writes.
 #[derive(Debug)]
 struct Captured {
     inputs: StepInputs,
@@ -62,14 +63,15 @@ struct Captured {
     graph: Option<cuda::Graph>,
 }
 
-/// Whether decode steps can be captured at all: the choice of experts is copied from the device
-/// while a step computes, and some attention has tensors whose shapes depend on the contexts.
+/// Whether decode steps can be captured at all. They cannot with experts, because the router's
+/// scores are copied to the host during the step, or with an attention whose tensors have shapes
+/// that depend on the contexts.
 pub(crate) fn are_possible(config: &DecoderConfig, attention: Attention) -> bool {
     config.experts().is_none() && attention.can_pad()
 }
 
 impl Graphs {
-    /// For steps of at most as many sequences as `options` expect.
+    /// Creates an empty set of graphs for steps of up to `options.step_sequences` sequences.
     pub(crate) fn new(decoder: &Decoder, options: &CandleOptions) -> Result<Self> {
         let shape = (padded_batch(options.step_sequences), decoder.config().vocab_size);
         let logits = Tensor::zeros(shape, DType::F32, decoder.device())?;
@@ -82,7 +84,7 @@ impl Graphs {
     }
 
     /// Computes `batch`, which the batch checker has accepted. Returns `None`, and computes
-    /// nothing, if it cannot be captured. Graphs are possible for `decoder` and `attention`.
+    /// nothing, if the step cannot be captured. The caller has checked [`are_possible`].
     pub(crate) fn step(
         &mut self,
         batch: &StepBatch,
@@ -147,15 +149,15 @@ fn padded_batch(count: usize) -> usize {
 }
 
 /// An upper estimate of the memory in bytes that graphs allocate for their tensors, in addition to
-/// that of other steps. Only one graph runs at a time, so all use the same memory.
+/// the memory of other steps. Only one graph runs at a time, so all graphs use the same memory.
 pub(crate) fn memory_bytes(config: &DecoderConfig, options: &CandleOptions, tile: RowTile) -> u64 {
     let step_tokens = padded_batch(options.step_sequences);
     memory::step_bytes(config, &CandleOptions { step_tokens, ..*options }, tile)
 }
 
-/// Pads a decode step with copies of the sequence with the shortest context. `None` if `batch` is
-/// not a decode step: one token of each sequence, whose keys and values are written, and from whose
-/// logits the next token is drawn.
+/// Pads a decode step with copies of the sequence with the shortest context. Returns `None` if
+/// `batch` is not a decode step. In a decode step, each sequence has one token, its keys and values
+/// are written, and the next token is drawn from its logits.
 fn pad(batch: &StepBatch, attention: Attention) -> Option<(Size, StepBatch)> {
     let decodes = |slice: &SequenceSlice| {
         slice.token_count == 1
@@ -188,7 +190,7 @@ impl Captured {
         Ok(true)
     }
 
-    /// Computes the step from its present inputs.
+    /// Computes the step from the current contents of its inputs.
     fn replay(&self, decoder: &Decoder, kv: &mut KvStore, logits: &Tensor) -> Result<()> {
         #[cfg(feature = "cuda-core")]
         if let Some(graph) = &self.graph {
@@ -197,8 +199,8 @@ impl Captured {
         self.compute(decoder, kv, logits)
     }
 
-    /// The work that is captured. No tensor that it makes outlives it, so a graph frees all the
-    /// memory that it allocates.
+    /// The work that is captured. All tensors that it creates are dropped before it returns, so a
+    /// graph frees all the memory that it allocates.
     fn compute(&self, decoder: &Decoder, kv: &mut KvStore, logits: &Tensor) -> Result<()> {
         if let Some((tokens, rows)) = decoder.compute(&self.inputs, kv)?.drawn() {
             self.tokens.slice_set(tokens, 0, 0)?;

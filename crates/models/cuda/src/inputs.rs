@@ -1,7 +1,7 @@
-//! What a step needs on the device besides the weights and the KV store.
+//! The inputs of a step on the device, in addition to the weights and the KV store.
 //!
-//! All of it is uploaded before anything is computed. So a decode step copies nothing between host
-//! and device while it computes, which a CUDA graph needs.
+//! All of them are uploaded before anything is computed. A decode step therefore copies nothing
+//! between host and device while it computes, as a CUDA graph requires.
 
 use candle_core::{Device, Result, Tensor};
 use stolon_backend::StepBatch;
@@ -19,10 +19,10 @@ pub(crate) struct StepInputs {
     pub(crate) tokens: Tensor,
     /// Positions of the rows, `[rows]` in u32.
     pub(crate) positions: Tensor,
-    /// One per rotary embedding, of all positions up to the largest.
+    /// The tables of all rotary embeddings, with all positions up to the largest one of the step.
     pub(crate) rotations: Vec<Rotations>,
-    /// The rows whose keys and values are written, and the slots that they are written to, in u32;
-    /// `None` if none is.
+    /// The rows whose keys and values are written, and their slots in the KV store in u32; `None`
+    /// if none are written.
     pub(crate) written: Option<(Selection, Tensor)>,
     pub(crate) attention: Prepared,
     /// `None` if no row is returned.
@@ -32,14 +32,16 @@ pub(crate) struct StepInputs {
 /// The inputs of the rows that are returned.
 #[derive(Debug)]
 pub(crate) struct OutputInputs {
-    /// These rows and the attention of their queries; `None` for all rows.
+    /// The indices of these rows, and the attention of their queries; `None` if all rows are
+    /// returned.
     pub(crate) rows: Option<(Tensor, Prepared)>,
-    /// Those of the returned rows whose hidden states are returned; `None` if none is.
+    /// The rows, among those that are returned, whose hidden states are returned; `None` if there
+    /// are none.
     pub(crate) hidden: Option<Selection>,
-    /// Those that get logits: first those that are returned whole, then those from which a token is
-    /// drawn; `None` if there are none.
+    /// The rows, among those that are returned, that get logits: first the rows whose logits are
+    /// returned, then the rows from which a token is drawn. `None` if there are none.
     pub(crate) logits: Option<Selection>,
-    /// How tokens are drawn; `None` if none is. See [`draw::upload`].
+    /// The parameters of the tokens that are drawn, see [`draw::upload`]; `None` if none are drawn.
     pub(crate) draws: Option<Tensor>,
 }
 
@@ -47,7 +49,7 @@ pub(crate) struct OutputInputs {
 #[derive(Debug)]
 pub(crate) enum Selection {
     All,
-    /// Indices of rows in u32.
+    /// The rows with these indices, in u32.
     Rows(Tensor),
 }
 
@@ -97,8 +99,9 @@ impl StepInputs {
         })
     }
 
-    /// The tensors that differ from step to step, of a decode step all of whose rows are written
-    /// and get a token. Their number and shapes depend on the number of rows and the padding only.
+    /// The tensors whose contents change from step to step, for a decode step in which every row is
+    /// written and gets a token. Their number and shapes depend only on the number of rows and the
+    /// padding.
     fn of_decode(&self) -> Vec<&Tensor> {
         let mut tensors = vec![&self.tokens, &self.positions];
         tensors.extend(self.written.as_ref().map(|(_, slots)| slots));
@@ -107,8 +110,8 @@ impl StepInputs {
         tensors
     }
 
-    /// Overwrites the inputs of a decode step with those of another one of the same size, at the
-    /// same addresses. The rotations stay.
+    /// Overwrites the inputs of a decode step with the inputs of another one of the same size, at
+    /// the same addresses. The rotations are not changed.
     pub(crate) fn assign(&self, other: &Self) -> Result<()> {
         let (to, from) = (self.of_decode(), other.of_decode());
         to.into_iter().zip(from).try_for_each(|(to, from)| to.slice_set(from, 0, 0))
@@ -116,7 +119,7 @@ impl StepInputs {
 }
 
 impl Selection {
-    /// The rows `rows` of a tensor of `count` rows.
+    /// Selects the rows `rows` of a tensor of `count` rows.
     fn new(rows: &[u32], count: usize, device: &Device) -> Result<Self> {
         if rows.iter().copied().eq(0..count as u32) {
             return Ok(Self::All);
@@ -124,12 +127,12 @@ impl Selection {
         indices(rows, device).map(Self::Rows)
     }
 
-    /// As [`Selection::new`]; `None` if there are no rows.
+    /// The same as [`Selection::new`]; `None` if there are no rows.
     fn some(rows: &[u32], count: usize, device: &Device) -> Result<Option<Self>> {
         if rows.is_empty() { Ok(None) } else { Self::new(rows, count, device).map(Some) }
     }
 
-    /// The rows of `x`, in order.
+    /// The selected rows of `x`, in order.
     pub(crate) fn of(&self, x: &Tensor) -> Result<Tensor> {
         match self {
             Self::All => Ok(x.clone()),

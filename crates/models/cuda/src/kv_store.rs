@@ -1,7 +1,8 @@
 //! The paged KV store on the device.
 //!
-//! Keys and values of a layer are one tensor each, `[block_count, block_size, kv_heads, head_dim]`,
-//! all zeros at first. Steps write to them in place (`kv_write`).
+//! Each layer has one tensor of keys and one of values. Their memory layout is `[block_count,
+//! block_size, kv_heads, head_dim]`, and they are initially zero. Steps write to them in place
+//! (`kv_write`).
 
 use candle_core::{DType, Device, Result, Tensor};
 use stolon_kvcache::BlockId;
@@ -73,8 +74,8 @@ impl KvStore {
         &self.layers[index]
     }
 
-    /// Copies blocks to `to`: for each block, keys and values of the first layer, then those of the
-    /// next. `to` has the size of all blocks.
+    /// Copies blocks to `to`. Each block consists of the keys and values of the first layer, then
+    /// the keys and values of the next one, and so on. `to` has the size of all blocks.
     pub(crate) fn read_blocks(&self, blocks: &[BlockId], to: &mut [u8]) -> Result<()> {
         if blocks.is_empty() {
             return Ok(());
@@ -92,7 +93,7 @@ impl KvStore {
         Ok(())
     }
 
-    /// The reverse of [`read_blocks`](Self::read_blocks).
+    /// Copies blocks from `from`, in the format of [`read_blocks`](Self::read_blocks).
     pub(crate) fn write_blocks(&mut self, blocks: &[BlockId], from: &[&[u8]]) -> Result<()> {
         if blocks.is_empty() {
             return Ok(());
@@ -112,12 +113,12 @@ impl KvStore {
         Ok(())
     }
 
-    /// The tensors of the store in the order in which a block's bytes are copied.
+    /// The tensors of the store, in the order in which the bytes of a block are copied.
     fn planes(&self) -> impl Iterator<Item = &Tensor> {
         self.layers.iter().flat_map(|layer| [&layer.keys, &layer.values])
     }
 
-    /// The same elements as one row per block.
+    /// The plane with one row per block.
     fn by_block(&self, plane: &Tensor) -> Result<Tensor> {
         plane.reshape((self.shape.block_count, self.shape.block_size * self.shape.width()))
     }

@@ -1,4 +1,5 @@
-//! Writes rows to a tensor in place: new keys and values to the KV store, without a copy of it.
+//! Writes rows to a tensor in place. Steps write new keys and values to the KV store without
+//! copying the store.
 //!
 //! On the CPU and on CUDA this is an operation of its own, because candle's `scatter_set` needs an
 //! index for each element. The CUDA kernel is in `kernels/kv_write.cu`.
@@ -11,8 +12,8 @@ use crate::storage::elements;
 mod cuda;
 
 /// Copies row `i` of `rows`, `[count, width]`, to row `indices[i]` of `store`, `[len, width]`, for
-/// all `i`. Both have the same element type. The indices, `[count]` in u32, are below `len` and
-/// different from each other, or their rows are the same.
+/// all `i`. Both have the same element type. The indices, `[count]` in u32, are below `len`. An
+/// index may occur several times only if the rows that it belongs to are equal.
 pub(crate) fn write(store: &Tensor, rows: &Tensor, indices: &Tensor) -> Result<()> {
     let rows = rows.contiguous()?;
     match store.device() {
@@ -116,8 +117,8 @@ mod tests {
 
     use super::*;
 
-    /// Goal: exactly the named rows change, for each element type and for a store and rows that
-    /// start inside of a larger tensor.
+    /// Goal: exactly the rows with the given indices change, for each element type, and for a store
+    /// and rows that start inside a larger tensor.
     #[test]
     fn rows_are_written_in_place() {
         let device = Device::Cpu;

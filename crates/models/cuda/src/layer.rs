@@ -1,4 +1,4 @@
-//! The weights of one layer, and its parts that work on rows alone: everything but attention.
+//! The weights of one layer, and the computations on single rows: everything but attention.
 
 use candle_core::{DType, Result, Tensor};
 use stolon_checkpoint::config::{
@@ -33,7 +33,7 @@ impl Norm {
         Ok(Self { weight, eps: config.rms_norm_eps })
     }
 
-    /// Normalises the last dimension of `x`.
+    /// Normalizes the last dimension of `x`.
     pub(crate) fn apply(&self, x: &Tensor) -> Result<Tensor> {
         candle_nn::ops::rms_norm(&x.contiguous()?, &self.weight, self.eps)
     }
@@ -43,11 +43,11 @@ impl Norm {
 #[derive(Debug)]
 pub(crate) struct Layer {
     attention_input_norm: Option<Norm>,
-    /// The projections to queries, keys and values, one above the other.
+    /// The projections to queries, keys and values, concatenated along the output features.
     qkv: Linear,
     q_norm: Option<Norm>,
     k_norm: Option<Norm>,
-    /// What the norms are applied to.
+    /// Whether `q_norm` and `k_norm` normalize each head, or all heads of a position together.
     qk_norm: Option<QkNorm>,
     pub(crate) sinks: Option<Tensor>,
     output: Linear,
@@ -64,11 +64,11 @@ pub(crate) struct Projected {
     pub(crate) queries: Tensor,
     /// `[rows, num_kv_heads * head_dim]` in f32.
     pub(crate) keys: Tensor,
-    /// As the keys, but in the type of the product and perhaps a part of a larger tensor.
+    /// Like `keys`, but in the type of the product, and possibly a view of a larger tensor.
     pub(crate) values: Tensor,
 }
 
-/// What a layer computes after attention.
+/// The second half of a layer, after attention.
 #[derive(Debug)]
 enum Mlp {
     Dense(GatedMlp),
@@ -90,7 +90,7 @@ impl Layer {
             mlp_input_norm,
             mlp,
             mlp_output_norm,
-            // Refused with the configuration.
+            // Models that have these are refused with the configuration.
             per_layer: _,
             scale: _,
         } = spec;
@@ -186,7 +186,7 @@ impl Layer {
     }
 }
 
-/// Divides rows into heads, normalises and rotates them.
+/// Divides rows into heads, normalizes and rotates them.
 fn heads(
     x: Tensor,
     [count, head_dim]: [usize; 2],
@@ -214,7 +214,7 @@ fn add(config: &DecoderConfig, x: &Tensor, output: Tensor, norm: Option<&Norm>) 
 /// An MLP with a gate: `down(activation(gate(x)) * up(x))`.
 #[derive(Debug)]
 pub(crate) struct GatedMlp {
-    /// The matrices of `gate` and `up`, one above the other.
+    /// The matrices of `gate` and `up`, concatenated along the output features.
     gate_up: Linear,
     down: Linear,
     /// The function of the gate.
@@ -228,7 +228,7 @@ impl GatedMlp {
         spec: &MlpWeights,
         loader: &mut Loader,
     ) -> std::result::Result<Self, OpenError> {
-        // Factors are not supported.
+        // Models with output factors are refused with the configuration.
         let MlpWeights { inputs, down, output_factor: _ } = spec;
         let MlpInputs::Gated(gate_up, gate) = inputs else { return Err(refused(config)) };
         Ok(Self {
@@ -238,9 +238,9 @@ impl GatedMlp {
         })
     }
 
-    /// `x` is `[rows, hidden_size]`, and so is the result, in f32.
+    /// Computes the MLP of `x`, `[rows, hidden_size]`. Returns `[rows, hidden_size]` in f32.
     pub(crate) fn forward(&self, x: &Tensor) -> Result<Tensor> {
-        // Whole tiles, so that both products fill up their rows once.
+        // The rows are padded to whole tiles once, for both products.
         let tiles = self.down.tile().fill(x)?;
         let inner = gate(&self.gate_up.tiles(&tiles)?, self.function)?;
         self.down.tiles(&inner)?.narrow(0, 0, x.dim(0)?)?.to_dtype(DType::F32)

@@ -1,5 +1,5 @@
-//! The properties of a device, and how fast it copies memory and multiplies matrices. A report of
-//! speed needs both to say what share of the device is used.
+//! The properties of a device, and how fast it copies memory and multiplies matrices. A speed
+//! report compares its measurements with these limits.
 
 use std::time::Instant;
 
@@ -7,7 +7,7 @@ use candle_core::{DType, Device, Tensor};
 
 use crate::{ComputeType, DeviceChoice, OpenError, memory};
 
-/// Least time of a measurement in seconds.
+/// Minimum duration of a measurement in seconds.
 const MEASURED_SECONDS: f64 = 0.3;
 
 /// A device, as it describes itself. Properties that it does not report are `None`.
@@ -28,7 +28,7 @@ pub struct DeviceInfo {
 }
 
 impl DeviceChoice {
-    /// Opens the device and asks for its properties.
+    /// Opens the device and returns its properties.
     ///
     /// # Errors
     /// [`OpenError::Device`] if there is no such device, or if this build does not support it.
@@ -36,7 +36,7 @@ impl DeviceChoice {
         let device = self.open()?;
         let memory = memory::of(&device);
         let mut info = DeviceInfo {
-            // On the CPU, only what is free is known.
+            // On the CPU, only the free memory is known.
             memory_bytes: memory.filter(|_| !device.is_cpu()).map(|memory| memory.total),
             free_memory_bytes: memory.map(|memory| memory.free),
             ..DeviceInfo::default()
@@ -60,9 +60,9 @@ impl DeviceChoice {
         Ok(info)
     }
 
-    /// The speed in bytes per second at which the device copies its own memory. Each copied byte
-    /// counts twice, because it is read and written. `bytes` is copied at a time; it should be much
-    /// larger than the device's caches.
+    /// Measures how fast the device copies its own memory, in bytes per second. Each copied byte
+    /// counts twice, because it is read and written. Each copy has `bytes` bytes, which should be
+    /// much more than the size of the device's caches.
     ///
     /// # Errors
     /// If the device cannot be opened, or does not have twice `bytes` of free memory.
@@ -73,14 +73,14 @@ impl DeviceChoice {
         Ok(2.0 * 4.0 * source.elem_count() as f64 * copies_per_second)
     }
 
-    /// The speed in floating-point operations per second of a product of two square matrices with
-    /// `size` rows of the type `compute_type`.
+    /// Measures the product of two square matrices with `size` rows and columns of the type
+    /// `compute_type`, in floating-point operations per second.
     ///
     /// # Errors
     /// If the device cannot be opened, does not support the type, or has too little free memory.
     pub fn product_speed(self, compute_type: ComputeType, size: usize) -> Result<f64, OpenError> {
         let device = self.open()?;
-        // Some devices multiply equal numbers faster, because they use less power.
+        // Some devices multiply matrices of equal numbers faster, because these use less power.
         let matrix = Tensor::randn(0_f32, 1.0, (size, size), &device)?;
         let matrix = matrix.to_dtype(compute_type.dtype())?;
         let products_per_second = per_second(&device, || matrix.matmul(&matrix).map(drop))?;
@@ -88,8 +88,8 @@ impl DeviceChoice {
     }
 }
 
-/// How often per second `work` runs, after it ran once. A GPU gets several pieces of work before it
-/// is waited for.
+/// Number of runs of `work` per second, after a first run that is not measured. On a GPU, several
+/// runs are launched before the host waits for the device.
 fn per_second(
     device: &Device,
     mut work: impl FnMut() -> candle_core::Result<()>,

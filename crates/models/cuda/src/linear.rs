@@ -1,10 +1,11 @@
-//! Matrix products of the decoder: dense matrices in the compute type, and quantised ones in the
-//! blocks of a GGUF file.
+//! Matrix products of the decoder. Dense matrices have the compute type, and quantized ones are in
+//! the blocks of a GGUF file.
 //!
-//! **Invariant: batch invariance.** With a row tile, every product has that number of rows; missing
-//! ones are filled up with zeros. A library chooses its kernel, and with it the order of additions,
-//! by the shapes only, so a row's result does not depend on the number of other rows. Products of
-//! more rows are used where a trial has shown that their rows have the same bits.
+//! **Invariant: batch invariance.** With a row tile, every product has that number of rows, and
+//! missing rows are filled with zeros. A library chooses its kernel, and with it the order of
+//! additions, only by the shapes, so the result of a row does not depend on the number of other
+//! rows. Products of several tiles are used only where a trial has shown that their rows have the
+//! same bits.
 
 use std::sync::Arc;
 
@@ -13,8 +14,8 @@ use candle_core::{DType, Device, Module, Result, Tensor};
 
 /// The multiples of the tile that are tried as numbers of rows, in descending order.
 const MULTIPLES: [usize; 4] = [16, 8, 4, 2];
-/// Number of elements that a trial compares, if it takes no more than [`TRIALS_MAX`] products.
-/// Another order of additions changes about one of 10,000 elements in bf16.
+/// Number of elements that a trial compares, unless that takes more than [`TRIALS_MAX`] products.
+/// In bf16, another order of additions changes about one of 10,000 elements.
 const COMPARED: usize = 1 << 19;
 /// Maximum number of products of a trial.
 const TRIALS_MAX: usize = 8;
@@ -24,7 +25,7 @@ const TRIALS_MAX: usize = 8;
 pub(crate) struct RowTile(pub(crate) Option<usize>);
 
 impl RowTile {
-    /// Adds rows of zeros to those of `x` to fill the last tile.
+    /// Appends rows of zeros to `x` to fill the last tile.
     pub(crate) fn fill(self, x: &Tensor) -> Result<Tensor> {
         let rows = x.dim(0)?;
         match self.rows(rows) - rows {
@@ -33,21 +34,23 @@ impl RowTile {
         }
     }
 
-    /// The number of rows of whole tiles for `rows` rows.
+    /// The number of rows after `rows` rows are padded to whole tiles.
     pub(crate) fn rows(self, rows: usize) -> usize {
         self.0.map_or(rows, |tile| rows.next_multiple_of(tile))
     }
 }
 
-/// One or more matrices, one above the other: `[out, in]` with an optional bias.
+/// One or more matrices, `[out, in]` when concatenated, with an optional bias.
 #[derive(Debug)]
 pub(crate) struct Linear {
-    /// The parts: more than one only if they have different types. All have the same rows as input.
+    /// The matrices, which all have the same input and are concatenated along the output features.
+    /// There are several only if their types differ.
     matrices: Vec<Matrix>,
     /// `[out]`, in f32.
     bias: Option<Tensor>,
     tile: RowTile,
-    /// Numbers of rows with which a row has the same bits as with the tile, in descending order.
+    /// Numbers of rows, in descending order, with which a product gives each row the same bits as
+    /// with the tile.
     larger: Arc<[usize]>,
 }
 
@@ -56,7 +59,7 @@ pub(crate) struct Linear {
 pub(crate) enum Matrix {
     /// `[out, in]` in the compute type.
     Dense(Tensor),
-    /// `[out, in]` in quantised blocks. The device rounds activations to 8 bits.
+    /// `[out, in]` in quantized blocks. The device rounds activations to 8 bits.
     Quantised(QMatMul),
 }
 
@@ -65,7 +68,7 @@ impl Linear {
         Self { matrices, bias, tile, larger: Arc::default() }
     }
 
-    /// Also uses products of these numbers of rows. See [`Linear::try_larger`].
+    /// Allows products of these numbers of rows as well. See [`Linear::try_larger`].
     pub(crate) fn with_larger(self, larger: Arc<[usize]>) -> Self {
         Self { larger, ..self }
     }
@@ -84,12 +87,12 @@ impl Linear {
         self.tiled(x)?.to_dtype(DType::F32)
     }
 
-    /// As [`Linear::forward`], in the type of [`Linear::product`].
+    /// The same as [`Linear::forward`], in the type of [`Linear::product`].
     pub(crate) fn tiled(&self, x: &Tensor) -> Result<Tensor> {
         self.tiles(&self.tile.fill(x)?)?.narrow(0, 0, x.dim(0)?)
     }
 
-    /// As [`Linear::tiled`], for whole tiles of contiguous rows.
+    /// The same as [`Linear::tiled`], for whole tiles of contiguous rows.
     pub(crate) fn tiles(&self, x: &Tensor) -> Result<Tensor> {
         let Some(tile) = self.tile.0 else { return self.product(x) };
         let rows = x.dim(0)?;
@@ -106,7 +109,7 @@ impl Linear {
         }
     }
 
-    /// Tries products of several tiles with random rows: those numbers of rows, in descending
+    /// Tries products of several tiles with random rows. Returns the numbers of rows, in descending
     /// order, with which every row has the same bits as in a product of one tile.
     pub(crate) fn try_larger(&self, device: &Device) -> Result<Arc<[usize]>> {
         let Some(tile) = self.tile.0 else { return Ok(Arc::default()) };
@@ -130,8 +133,9 @@ impl Linear {
         Ok(larger.into())
     }
 
-    /// The product with all rows of `x`, a tile if there are tiles: `[rows, out]`, in the compute
-    /// type if the matrix is dense and has no bias, else in f32.
+    /// A single product with all rows of `x`, which are one tile or a number of rows that was
+    /// tried: `[rows, out]`. It has the compute type if there is one dense matrix and no bias, else
+    /// f32.
     pub(crate) fn product(&self, x: &Tensor) -> Result<Tensor> {
         let product = match self.matrices.as_slice() {
             [matrix] => matrix.multiply(x)?,
@@ -148,12 +152,12 @@ impl Linear {
     }
 }
 
-/// What decides the kernel of a product besides the number of rows of its argument.
+/// The properties that determine the kernel of a product, except for the number of rows.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Kind {
     rows: usize,
     columns: usize,
-    /// `None` for matrices in the compute type.
+    /// The type of the quantized blocks; `None` for matrices in the compute type.
     blocks: Option<GgmlDType>,
 }
 
@@ -195,8 +199,8 @@ mod tests {
         product.and_then(|product| product.to_vec2()).expect("a product")
     }
 
-    /// Goal: a product of any number of rows has the bits of products of one tile each, also with
-    /// the larger numbers of rows that a trial has found, which are multiples of the tile.
+    /// Goal: a product of any number of rows has the same bits as products of one tile each, also
+    /// with the larger numbers of rows that a trial has found. These are multiples of the tile.
     #[test]
     fn larger_products_have_the_bits_of_tiles() {
         let matrix = matrix();

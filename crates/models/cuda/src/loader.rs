@@ -1,5 +1,5 @@
-//! Copies a model's weights to the device, and releases the memory of each one afterwards, so that
-//! the model is never in memory twice.
+//! Copies a model's weights to the device. The memory of each tensor is released as soon as it is
+//! copied, so that the model is never in memory twice.
 
 use std::borrow::Cow;
 use std::sync::Arc;
@@ -21,7 +21,8 @@ pub(crate) struct Loader {
     pub(crate) dtype: DType,
     /// The row tile of all products.
     pub(crate) tile: RowTile,
-    /// The products that were tried, see [`Linear::try_larger`].
+    /// The matrices that were tried, with the numbers of rows that [`Linear::try_larger`] has
+    /// returned.
     pub(crate) tried: Vec<(Vec<Kind>, Arc<[usize]>)>,
 }
 
@@ -31,8 +32,8 @@ impl Loader {
         self.stacked(std::slice::from_ref(spec))
     }
 
-    /// As [`Loader::linear`], for projections of the same rows: their matrices are one above the
-    /// other. Those of the same type become one.
+    /// Loads projections with the same input and concatenates their matrices along the output
+    /// features. Adjacent matrices of the same type become one.
     pub(crate) fn stacked(&mut self, parts: &[LinearWeights]) -> Result<Linear, OpenError> {
         let kind = |part: &LinearWeights| self.weights.dtype(&part.weight.name).and_then(quantised);
         let matrices = parts.chunk_by(|a, b| kind(a) == kind(b)).map(|parts| {
@@ -54,7 +55,7 @@ impl Loader {
         if let Some((_, larger)) = self.tried.iter().find(|(tried, _)| *tried == kinds) {
             return Ok(linear.with_larger(larger.clone()));
         }
-        // On the CPU, which is for tests, a trial would take longer than it saves.
+        // A trial on the CPU, which is used only for tests, would take longer than it saves.
         let larger = match self.device.is_cpu() {
             true => Arc::default(),
             false => linear.try_larger(&self.device)?,
@@ -71,8 +72,8 @@ impl Loader {
         Ok(Linear::new(vec![matrix], None, self.tile))
     }
 
-    /// The output matrix of a model that has the embedding as its output matrix. `embedding` is the
-    /// same tensor in the compute type; it is loaded again only to keep it in quantised blocks.
+    /// The output matrix of a model whose output matrix is its embedding. `embedding` is the same
+    /// tensor in the compute type. It is loaded again only if it can be kept in quantized blocks.
     pub(crate) fn tied_head(
         &self,
         spec: &TensorSpec,
@@ -86,8 +87,9 @@ impl Loader {
         Ok(Linear::new(vec![matrix], None, self.tile))
     }
 
-    /// Loads matrices with the same number of columns, one above the other: in quantised blocks if
-    /// candle has the type, which is the same for all, else in the compute type.
+    /// Loads matrices with the same number of columns and concatenates their rows. They stay in
+    /// quantized blocks if candle has their type, which is then the same for all, else they are
+    /// converted to the compute type.
     fn matrix(&self, parts: &[&TensorSpec]) -> Result<Matrix, OpenError> {
         let Some(dtype) = self.weights.dtype(&parts[0].name).and_then(quantised) else {
             let parts = parts.iter().map(|spec| self.dense(spec)).collect::<Result<Vec<_>, _>>()?;
@@ -144,7 +146,7 @@ impl Loader {
     }
 }
 
-/// The type of candle with the same blocks, if there is one.
+/// candle's type with the same blocks, if there is one.
 fn quantised(dtype: TensorType) -> Option<GgmlDType> {
     Some(match dtype {
         TensorType::Q4_0 => GgmlDType::Q4_0,
@@ -161,8 +163,8 @@ fn quantised(dtype: TensorType) -> Option<GgmlDType> {
     })
 }
 
-/// The size in bytes that a matrix of the type `dtype` and `elements` elements has on the device,
-/// if dense ones have `width` bytes per element.
+/// Size in bytes on the device of a matrix of `elements` elements that has the type `dtype` in the
+/// file. Dense matrices have `width` bytes per element there.
 pub(crate) fn device_bytes(dtype: TensorType, elements: usize, width: usize) -> u64 {
     let bytes = match quantised(dtype) {
         Some(_) => dtype.bytes_of(elements),
@@ -171,8 +173,8 @@ pub(crate) fn device_bytes(dtype: TensorType, elements: usize, width: usize) -> 
     bytes.map_or(u64::MAX, |bytes| bytes as u64)
 }
 
-/// The same bytes at an address with the alignment that candle's blocks need, or it would panic.
-/// They are copied to `buffer` if necessary.
+/// Returns the bytes at an address with the alignment of candle's blocks; candle panics with any
+/// other address. They are copied to `buffer` if necessary.
 fn aligned<'a>(bytes: &'a [u8], buffer: &'a mut Vec<u8>) -> &'a [u8] {
     const ALIGNMENT: usize = 8;
     if bytes.as_ptr().align_offset(ALIGNMENT) == 0 {
@@ -189,7 +191,7 @@ fn aligned<'a>(bytes: &'a [u8], buffer: &'a mut Vec<u8>) -> &'a [u8] {
 mod tests {
     use super::*;
 
-    /// Goal: bytes at any address are the same afterwards, at an aligned address.
+    /// Goal: bytes at any address are returned unchanged, at an aligned address.
     #[test]
     fn unaligned_bytes_are_copied() {
         let bytes: Vec<u8> = (0..64).collect();

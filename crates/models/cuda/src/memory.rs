@@ -30,7 +30,7 @@ pub(crate) fn prepare(device: &Device) -> Result<()> {
     }
 }
 
-/// The memory of `device`; `None` if it does not report it. For the CPU, `total` is what is free.
+/// The memory of `device`; `None` if it does not report it. For the CPU, `total` equals `free`.
 pub(crate) fn of(device: &Device) -> Option<DeviceMemory> {
     match device {
         Device::Cpu => {
@@ -40,7 +40,7 @@ pub(crate) fn of(device: &Device) -> Option<DeviceMemory> {
         #[cfg(feature = "cuda-core")]
         Device::Cuda(device) => {
             let (free, total) = device.cuda_stream().context().mem_get_info().ok()?;
-            // Tensors are allocated from what the pool keeps, too.
+            // Memory that the pool keeps is available for tensors, too.
             let kept = pool::Pool::of(device).ok()?.map_or(Ok(0), |pool| pool.unused()).ok()?;
             Some(DeviceMemory { free: free as u64 + kept, total: total as u64 })
         }
@@ -48,8 +48,9 @@ pub(crate) fn of(device: &Device) -> Option<DeviceMemory> {
     }
 }
 
-/// Runs `work` and returns the maximum memory in bytes that the device's allocator had meanwhile,
-/// beyond what it had before. `None`, without running it, if the device does not report it.
+/// Runs `work` and returns the peak memory in bytes of the device's allocator during the run,
+/// beyond its memory before. If the device does not report it, returns `None` without running
+/// `work`.
 #[cfg_attr(not(feature = "cuda-core"), allow(unused_variables, reason = "only CUDA tells"))]
 pub(crate) fn peak_of(device: &Device, work: impl FnOnce() -> Result<()>) -> Result<Option<u64>> {
     #[cfg(feature = "cuda-core")]
@@ -62,7 +63,8 @@ pub(crate) fn peak_of(device: &Device, work: impl FnOnce() -> Result<()>) -> Res
         pool.reset_peak()?;
         work()?;
         let peak = pool.peak()?.saturating_sub(before);
-        // The KV store gets whole regions of what is free, not gaps.
+        // The trimmed memory is returned to the device, so that the KV store is allocated from
+        // contiguous free memory and not from gaps in the pool.
         device.synchronize()?;
         pool.trim()?;
         return Ok(Some(peak));
@@ -89,8 +91,7 @@ pub(crate) fn check_weights(
     }
 }
 
-/// The size in bytes of all weights on the device, if elements of dense matrices have `width`
-/// bytes.
+/// Size in bytes of all weights on the device, where dense matrices have `width` bytes per element.
 fn weight_bytes(config: &DecoderConfig, weights: &Weights, width: usize) -> u64 {
     let bytes = |spec: &TensorSpec| {
         let elements = spec.shape.iter().fold(1_usize, |n, d| n.saturating_mul(*d));
@@ -99,7 +100,7 @@ fn weight_bytes(config: &DecoderConfig, weights: &Weights, width: usize) -> u64 
         }
         let dtype = weights.dtype(&spec.name).unwrap_or(TensorType::F32);
         let matrix = device_bytes(dtype, elements, width);
-        // The embedding is dense. If it is also the output matrix, it may be there twice.
+        // The embedding is dense. If it is also the output matrix, the device may have it twice.
         let is_embedding = spec.role == TensorRole::Embedding;
         let dense = (elements as u64).saturating_mul(width as u64);
         match (is_embedding, config.tie_word_embeddings) {
@@ -111,8 +112,8 @@ fn weight_bytes(config: &DecoderConfig, weights: &Weights, width: usize) -> u64 
     config.tensors().iter().map(bytes).fold(0, u64::saturating_add)
 }
 
-/// An upper estimate of the memory in bytes that a step needs besides the weights: the largest set
-/// of tensors that are alive together in a layer, or at the output.
+/// An upper estimate of the memory in bytes that a step needs in addition to the weights. It counts
+/// the largest set of tensors that exist at the same time in a layer or at the output.
 pub(crate) fn step_bytes(config: &DecoderConfig, options: &CandleOptions, tile: RowTile) -> u64 {
     let heads = config
         .attention()
@@ -125,14 +126,15 @@ pub(crate) fn step_bytes(config: &DecoderConfig, options: &CandleOptions, tile: 
     // For each row: the residual stream, its norm and an output; queries, keys and values before
     // and after the rotation; and the operands in the compute type.
     let per_row = 6 * config.hidden_size as u64 + 4 * heads as u64;
-    // For the rows of a product: gate and up, what the gate is computed from, and its result.
+    // For each row of the MLP's products: gate and up, the inputs of the gate, and its result.
     let mlp = 5 * inner as u64 * tile.rows(options.step_tokens) as u64;
-    // The logits, and what is computed from them to find the largest.
+    // The logits, and the temporary tensors that are computed from them to find the largest one.
     let logits = 4 * config.vocab_size as u64 * options.step_sequences.max(128) as u64;
     4 * per_row.saturating_mul(options.step_tokens as u64).saturating_add(mlp).max(logits)
 }
 
-/// The error of a dry run: that the memory does not suffice, if that is likely.
+/// Converts the error of a dry run: to `OutOfMemory` if the step probably does not fit in the
+/// memory.
 pub(crate) fn explain(
     error: candle_core::Error,
     memory: Option<DeviceMemory>,
@@ -152,9 +154,8 @@ pub(crate) fn explain(
 /// The number of blocks of the KV store.
 ///
 /// # Errors
-/// [`ModelError::KvStore`] if not even one block fits in the budget, and
-/// [`ModelError::OutOfMemory`] if the KV store, and on a GPU a step besides it, do not fit in the
-/// device's free memory.
+/// [`ModelError::KvStore`] if not even one block fits in the budget. [`ModelError::OutOfMemory`] if
+/// the KV store, and on a GPU also the memory of a step, do not fit in the device's free memory.
 pub(crate) fn block_count(
     memory: Option<DeviceMemory>,
     device: &Device,
@@ -195,8 +196,9 @@ pub(crate) fn block_count(
     }
 }
 
-/// What remains of `utilization` of the device's memory for the KV store, when `memory` was
-/// measured after the weights were loaded, and a step needs `step_bytes`.
+/// The memory in bytes that remains for the KV store if the backend uses the share `utilization` of
+/// the device's memory. `memory` was measured after the weights were loaded, and a step needs
+/// `step_bytes`.
 fn share(memory: DeviceMemory, utilization: f64, step_bytes: u64) -> u64 {
     let allowed = (memory.total as f64 * utilization) as u64;
     let used = memory.total.saturating_sub(memory.free);
@@ -207,8 +209,8 @@ fn share(memory: DeviceMemory, utilization: f64, step_bytes: u64) -> u64 {
 mod tests {
     use super::*;
 
-    /// Goal: the memory that any program uses already and the step's memory are subtracted from the
-    /// share, and nothing underflows.
+    /// Goal: memory that any program uses already and the memory of a step are subtracted from the
+    /// share, without underflow.
     #[test]
     fn the_kv_store_gets_the_rest_of_the_share() {
         let memory = DeviceMemory { free: 60, total: 100 };

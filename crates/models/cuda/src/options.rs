@@ -1,4 +1,4 @@
-//! The options of a backend, and why one cannot be opened.
+//! The options of a backend, and the errors of opening it.
 
 use std::str::FromStr;
 
@@ -16,7 +16,7 @@ pub enum ComputeType {
     F32,
     /// Half precision.
     F16,
-    /// The upper half of an f32. The CPU does not support it.
+    /// bfloat16: the upper half of an f32. It is not supported on the CPU.
     Bf16,
 }
 
@@ -76,38 +76,38 @@ impl FromStr for ComputeType {
 /// Options of a [`CandleBackend`](crate::CandleBackend).
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct CandleOptions {
-    /// Where the model runs.
+    /// The device on which the model runs.
     pub device: DeviceChoice,
     /// Positions per KV block: a power of two from 1 to 256. Flash attention on CUDA needs at least
     /// 32.
     pub block_size: usize,
-    /// Size of the KV store. On a GPU, [`KvBudget::Auto`] is what `memory_utilization` leaves.
+    /// Size of the KV store. On a GPU, [`KvBudget::Auto`] is the rest of the share
+    /// `memory_utilization`.
     pub kv_budget: KvBudget,
     /// Share of the GPU's memory that this backend may use for weights, activations and the KV
-    /// store, above 0 and up to 1. Memory that is already used, also by other programs, counts. It
-    /// has no effect on the CPU, or unless `kv_budget` is [`KvBudget::Auto`].
+    /// store, above 0 and up to 1. Memory that is already in use, also by other programs, is part
+    /// of the share. The option has an effect only on a GPU and with [`KvBudget::Auto`].
     pub memory_utilization: f64,
-    /// Maximum number of tokens of a step, for which memory is kept free. A step may have more.
+    /// Number of tokens of a step for which memory is kept free. A step may have more.
     pub step_tokens: usize,
-    /// Maximum number of sequences of a step, for whose logits memory is kept free. A step may have
-    /// more.
+    /// Number of sequences of a step for whose logits memory is kept free. A step may have more.
     pub step_sequences: usize,
     /// Element type of matrix products. `None` selects f32 on the CPU and for f32 weights, f16 for
     /// f16 weights, and bf16 for all others.
     pub compute_type: Option<ComputeType>,
-    /// Element type of the KV store: all but [`KvType::Int8`]. `None` selects that of
+    /// Element type of the KV store, any type but [`KvType::Int8`]. `None` selects the same type as
     /// `compute_type`.
     pub kv_type: Option<KvType>,
     /// Whether all matrix products have a fixed number of rows, so that results do not depend on
-    /// what else is in a batch. See the README for what holds without it.
+    /// the other requests of a batch. The crate's README describes the guarantees without it.
     pub batch_invariant: bool,
     /// Whether decode steps are captured as CUDA graphs, which launch all of a step's kernels at
-    /// once. It has no effect on models with experts, on steps that return more than tokens, or
-    /// where attention is computed from gathered keys and values. On the CPU, the same
-    /// steps are computed from padded inputs that are kept, which is for tests.
+    /// once. This has no effect on models with experts, on steps that return more than tokens, or
+    /// if attention gathers keys and values. On the CPU, which is used only for tests, the same
+    /// steps are padded and replayed without a graph.
     pub cuda_graphs: bool,
-    /// Whether KV blocks can be copied out of and into the KV store. It needs `batch_invariant`.
-    /// The files of the weights are read once more when they are loaded.
+    /// Whether KV blocks can be copied out of and into the KV store. It requires `batch_invariant`,
+    /// and the files of the weights are read once more during loading to hash them.
     pub kv_copies: bool,
 }
 
@@ -155,7 +155,7 @@ impl CandleOptions {
     }
 }
 
-/// Why a backend could not be opened.
+/// The reason why a backend cannot be opened.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum OpenError {
@@ -167,7 +167,7 @@ pub enum OpenError {
     Device {
         /// The device's name.
         device: String,
-        /// Why it cannot be used.
+        /// The reason why it cannot be used.
         reason: String,
     },
     /// The device failed while the model was loaded.

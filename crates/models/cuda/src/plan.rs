@@ -1,4 +1,5 @@
-//! The rows of a batch: their positions, slots of the KV store, and which of them are returned.
+//! The rows of a batch: their positions, their slots in the KV store, and the rows that are
+//! returned.
 
 use candle_core::{Device, Result, Tensor};
 use stolon_backend::{Draw, LogitRows, SequenceSlice, StepBatch};
@@ -11,7 +12,7 @@ pub(crate) struct BatchRows {
     pub(crate) positions: Vec<u32>,
     /// The rows whose keys and values are written, in ascending order.
     pub(crate) written_rows: Vec<u32>,
-    /// For each written row, the index of its position in the KV store.
+    /// For each written row, its slot: the index of its position in the KV store.
     pub(crate) slots: Vec<u32>,
     /// The rows that get logits or whose hidden states are returned, in ascending order.
     pub(crate) output_rows: Vec<u32>,
@@ -19,7 +20,7 @@ pub(crate) struct BatchRows {
     pub(crate) logit_rows: Vec<u32>,
     /// Indices into `output_rows` of the rows from which tokens are drawn.
     pub(crate) drawn_rows: Vec<u32>,
-    /// The draw of each of these rows.
+    /// The parameters of the draw of each row in `drawn_rows`.
     pub(crate) draws: Vec<Draw>,
     /// Indices into `output_rows` of the rows whose hidden states are returned.
     pub(crate) hidden_rows: Vec<u32>,
@@ -36,14 +37,15 @@ pub(crate) struct QuerySpan<'a> {
 }
 
 impl QuerySpan<'_> {
-    /// Number of positions that the last query reads if there is no window.
+    /// Number of positions that the last query attends to if there is no window.
     pub(crate) fn context(&self) -> usize {
         self.start + self.count
     }
 }
 
 impl BatchRows {
-    /// `batch` was accepted by the batch checker, so all indices are in range.
+    /// Computes the rows of `batch`, which the batch checker has accepted, so all indices are in
+    /// range.
     pub(crate) fn new(batch: &StepBatch, block_size: usize) -> Self {
         let rows = batch.tokens.len();
         let mut plan = Self {
@@ -71,7 +73,7 @@ impl BatchRows {
                     &mut plan.drawn_rows
                 }
                 LogitRows::LastHidden | LogitRows::AllHidden => &mut plan.hidden_rows,
-                // The batch checker refuses regions, because the backend has none.
+                // The batch checker refuses regions, because this backend does not support them.
                 LogitRows::None | LogitRows::Last | LogitRows::All | LogitRows::Regions => {
                     &mut plan.logit_rows
                 }
@@ -85,25 +87,25 @@ impl BatchRows {
         plan
     }
 
-    /// Number of positions that rotary tables need.
+    /// Number of positions that the rotary tables must have.
     pub(crate) fn position_count(&self) -> usize {
         self.positions.iter().max().map_or(0, |last| *last as usize + 1)
     }
 }
 
-/// All rows of all slices.
+/// The spans of all rows of all slices.
 pub(crate) fn all_spans(batch: &StepBatch) -> Vec<QuerySpan<'_>> {
     let spans = batch.sequences.iter().map(|slice| span(slice, slice.token_count));
     spans.collect()
 }
 
-/// Only the rows that are returned.
+/// The spans of the rows that are returned.
 pub(crate) fn output_spans(batch: &StepBatch) -> Vec<QuerySpan<'_>> {
     let spans = batch.sequences.iter().map(|slice| span(slice, output_count(slice)));
     spans.filter(|span| span.count > 0).collect()
 }
 
-/// The last `count` rows of a slice.
+/// The span of the last `count` rows of a slice.
 fn span(slice: &SequenceSlice, count: usize) -> QuerySpan<'_> {
     let start = slice.start + slice.token_count - count;
     QuerySpan { start, count, block_table: &slice.block_table }
@@ -124,13 +126,14 @@ pub(crate) fn single_queries<'a>(spans: &[QuerySpan<'a>]) -> Vec<QuerySpan<'a>> 
     spans.iter().flat_map(queries).collect()
 }
 
-/// Number of blocks of the longest block table of `spans`.
+/// Number of blocks of the longest block table in `spans`.
 pub(crate) fn longest_table(spans: &[QuerySpan<'_>]) -> usize {
     spans.iter().map(|span| span.block_table.len()).max().unwrap_or(0)
 }
 
-/// The block tables of `spans`, `[spans, blocks]` in u32, filled up with block 0, which is not
-/// read. The number of blocks is that of the longest, but at least `least`.
+/// The block tables of `spans`, `[spans, blocks]` in u32. `blocks` is the length of the longest
+/// table, but at least `least`. Shorter tables are padded with block 0, and the padding is not
+/// read.
 pub(crate) fn block_tables(
     spans: &[QuerySpan<'_>],
     least: usize,
@@ -145,12 +148,12 @@ pub(crate) fn block_tables(
     Tensor::from_vec(tables, (spans.len(), blocks), device)
 }
 
-/// Index in the KV store of a position of a sequence.
+/// Slot of a position of a sequence: its index in the KV store.
 pub(crate) fn slot(block_table: &[BlockId], position: usize, block_size: usize) -> u32 {
     block_table[position / block_size].0 * block_size as u32 + (position % block_size) as u32
 }
 
-/// A tensor of indices on the device.
+/// Copies indices to a tensor on the device.
 pub(crate) fn indices(values: &[u32], device: &Device) -> Result<Tensor> {
     Tensor::from_slice(values, values.len(), device)
 }
@@ -160,7 +163,7 @@ mod tests {
     use super::*;
 
     /// Goal: the plan has the right positions and output rows, and exactly the positions from
-    /// `write_from` on are written, to the slots of their table.
+    /// `write_from` on are written, to the slots of their block table.
     #[test]
     fn a_plan_describes_each_row_of_the_batch() {
         let slice = |token_count, start, write_from, table: &[u32], logit_rows| SequenceSlice {

@@ -3,10 +3,10 @@
 use candle_core::{Device, Result, Tensor};
 use stolon_checkpoint::Rope;
 
-/// Minimum number of positions of a table.
+/// Minimum number of positions of a table that is computed.
 const POSITIONS_MIN: usize = 256;
 
-/// The table of one rotary embedding. It grows with the positions in use.
+/// The table of one rotary embedding. It grows with the largest position in use.
 #[derive(Debug)]
 pub(crate) struct RopeTable {
     rope: Rope,
@@ -16,8 +16,8 @@ pub(crate) struct RopeTable {
     rotations: Option<Rotations>,
 }
 
-/// The cosines and sines of positions `0, 1, ..` or of the rows of a step, `[rows, rotary_dim / 2]`
-/// each in f32. A clone shares them.
+/// The cosines and sines of the positions `0, 1, ..`, or of the rows of a step, `[rows, rotary_dim
+/// / 2]` each in f32. Clones share the tensors.
 #[derive(Clone, Debug)]
 pub(crate) struct Rotations {
     cos: Tensor,
@@ -29,7 +29,7 @@ impl RopeTable {
         Self { rope: rope.clone(), rotary_dim, max_positions, rotations: None }
     }
 
-    /// The rotations of at least `count` positions.
+    /// Returns the table with at least `count` positions, and grows it if necessary.
     pub(crate) fn rotations(&mut self, count: usize, device: &Device) -> Result<Rotations> {
         if let Some(rotations) = &self.rotations
             && count <= rotations.cos.dim(0)?
@@ -46,7 +46,7 @@ impl RopeTable {
 }
 
 impl Rotations {
-    /// The rotations of the rows of a step. `self` must have their positions.
+    /// The rotations at `positions`, `[rows]`, which the table must contain.
     pub(crate) fn at(&self, positions: &Tensor) -> Result<Self> {
         let rows = |table: &Tensor| table.index_select(positions, 0);
         Ok(Self { cos: rows(&self.cos)?, sin: rows(&self.sin)? })

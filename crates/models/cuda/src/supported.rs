@@ -1,8 +1,8 @@
-//! Which models the decoder computes.
+//! The models that the decoder supports.
 //!
-//! [`Supported::of`] takes a configuration apart field by field and variant by variant. What it
-//! does not name does not compile, so that a part that is added to a configuration is either
-//! computed here or refused with an error.
+//! [`Supported::of`] destructures a configuration, with every field and variant named. A field that
+//! is added to a configuration is therefore a compile error here until it is either computed or
+//! refused with an error.
 
 use stolon_checkpoint::config::{KeysAndValues, NormKind, NormPlacement, QkNorm};
 use stolon_checkpoint::{
@@ -12,7 +12,7 @@ use stolon_checkpoint::{
 
 use crate::OpenError;
 
-/// What the attention of all layers has in common.
+/// The properties of attention, which must be the same in all layers.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Supported {
     /// Number of query heads.
@@ -23,51 +23,52 @@ pub(crate) struct Supported {
     pub(crate) head_dim: usize,
     /// Number of leading elements of a head that are rotated.
     pub(crate) rotary_dim: usize,
-    /// What the norms of queries and keys are applied to.
+    /// Whether the norms of queries and keys normalize each head, or all heads of a position
+    /// together.
     pub(crate) qk_norm: Option<QkNorm>,
     /// Whether each head has an attention sink.
     pub(crate) sinks: bool,
-    /// Factor of the scores.
+    /// Factor by which scores are multiplied.
     pub(crate) scale: f32,
-    /// The cap of the scores, if they are bounded.
+    /// Soft cap of the scores; `None` if they are not capped.
     pub(crate) softcap: Option<f32>,
-    /// The factor of queries that depends on the position.
+    /// The factor of queries that depends on their position, if the model has one.
     pub(crate) query_scaling: Option<QueryScaling>,
 }
 
 impl Supported {
-    /// What the layers of `config` have in common.
+    /// Returns the properties of attention in the layers of `config`.
     ///
     /// # Errors
-    /// [`OpenError::Model`] if the decoder does not compute the model.
+    /// [`OpenError::Model`] if the decoder does not support the model.
     pub(crate) fn of(config: &DecoderConfig) -> Result<Self, OpenError> {
         let DecoderConfig {
-            // In messages only.
+            // Used only in messages.
             architecture: _,
-            // Sizes of the weights, see `DecoderConfig::weights`, and of activations.
+            // Sizes of the weights and of the activations; see `DecoderConfig::weights`.
             vocab_size: _,
             hidden_size: _,
-            // Which weights there are.
+            // Determines which weights exist.
             tie_word_embeddings: _,
             head_bias,
             norms,
             norm_kind,
-            // `Norm` and `layer::add`
+            // Used by `Norm` and `layer::add`.
             rms_norm_eps: _,
             norm_offset: _,
             residual_scale: _,
             per_layer_input,
             layer_scales,
-            // `Decoder::embed`
+            // Used by `Decoder::embed`.
             embedding_scale: _,
-            // `Decoder::output`
+            // Used by `Decoder::output`.
             logit_scale: _,
             logit_softcap: _,
-            // `RopeTable`
+            // Used by `RopeTable`.
             ropes: _,
             max_positions: _,
             layers,
-            // The default compute type.
+            // Determines the default compute type.
             dtype: _,
         } = config;
         let is_parallel = match norms {
@@ -97,7 +98,7 @@ impl Supported {
         Ok(first)
     }
 
-    /// The attention of a layer.
+    /// The properties of the attention of one layer.
     fn of_layer(config: &DecoderConfig, layer: &LayerConfig) -> Result<Self, OpenError> {
         let LayerConfig { mixers, mlp } = layer;
         let attention = match &mixers[..] {
@@ -129,11 +130,11 @@ impl Supported {
             kv_heads,
             head_dim,
             rotary_dim,
-            // `Decoder::compute` and `Decoder::attend`
+            // Used by `Decoder::compute` and `Decoder::attend`.
             rope: _,
             sliding_window: _,
             keys_and_values,
-            // Which weights there are.
+            // Determine which weights exist.
             qkv_bias: _,
             output_bias: _,
             output_gate,
@@ -175,7 +176,8 @@ impl Supported {
     }
 }
 
-/// Whether a layer has neither MLPs without gates, nor factors within it, nor selective attention.
+/// Whether a layer has neither an MLP without a gate, nor factors of outputs, nor selective
+/// attention.
 fn has_known_parts(layer: &LayerConfig) -> bool {
     let is_known = |activation: &Activation| match activation {
         Activation::Gated(gate) => gate.factor == 1.0,
@@ -187,7 +189,7 @@ fn has_known_parts(layer: &LayerConfig) -> bool {
     };
     let is_known_mixture = |experts: &ExpertsConfig| {
         let ExpertsConfig {
-            // `DecoderConfig::weights`, `experts::groups` and `ExpertsConfig::choose`
+            // Used by `DecoderConfig::weights`, `experts::groups` and `ExpertsConfig::choose`.
             count: _,
             per_token: _,
             width: _,
@@ -208,7 +210,7 @@ fn has_known_parts(layer: &LayerConfig) -> bool {
     let mlp_is_known = match &layer.mlp {
         Some(FeedForwardConfig::Dense(mlp)) => is_known_mlp(mlp),
         Some(FeedForwardConfig::Experts(experts)) => is_known_mixture(experts),
-        // Refused with the layers.
+        // Refused by `Supported::of_layer`.
         Some(FeedForwardConfig::DenseAndExperts(..)) | None => true,
     };
     let attention = layer.attention();
@@ -227,9 +229,9 @@ pub(crate) fn refused(config: &DecoderConfig) -> OpenError {
     )
 }
 
-/// The error for a model with what only Gemma 4 has: layers whose sizes differ, layers that share
-/// keys and values, norms of values, per-layer embeddings, factors of layers, and experts next to
-/// an MLP.
+/// The error for a model with features that only Gemma 4 has: layers whose sizes differ, layers
+/// that share keys and values, norms of values, per-layer embeddings, factors of layers, and
+/// experts next to an MLP.
 fn refused_layers(config: &DecoderConfig) -> OpenError {
     unsupported(
         "model_type",

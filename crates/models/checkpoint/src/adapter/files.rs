@@ -22,7 +22,7 @@ use crate::weights::{Weights, safetensors};
 const CONFIG: &str = "adapter_config.json";
 /// The matrices of an adapter in the format of PEFT.
 const WEIGHTS: &str = "adapter_model.safetensors";
-/// The ending of the name of one of the model's own matrices, which is not used.
+/// The suffix of the names of the model's own matrices in an adapter's file, which are not used.
 const BASE: &str = ".base_layer";
 /// Prefix of the names of tensors in the format of PEFT.
 const PREFIX: &str = "base_model.model.";
@@ -32,31 +32,32 @@ const PREFIX: &str = "base_model.model.";
 pub(super) struct AdapterFiles {
     /// The file with the matrices, used in errors.
     file: String,
-    /// The matrices `B`, with the names of the model's matrices, and `A`, with these names and
-    /// [`FIRST`].
+    /// The matrices `B` have the names of the model's matrices, and the matrices `A` have these
+    /// names with the suffix [`FIRST`].
     weights: Weights,
-    /// For each matrix of the file that has an adapter the name of its module in the file.
+    /// For each of the model's matrices that the adapter changes, the name of its module in the
+    /// file.
     modules: BTreeMap<String, String>,
     sites: Sites,
-    /// [`Sites::sources`].
+    /// The result of [`Sites::sources`].
     sources: HashMap<String, Vec<String>>,
     scaling: Scaling,
     fingerprint: [u8; 32],
 }
 
-/// How the scale follows from the rank.
+/// How the scale is computed from the rank.
 #[derive(Debug)]
 enum Scaling {
     Peft(PeftSettings),
-    /// `alpha / rank`, or 1 if `alpha` is 0.
+    /// `alpha / rank`, or 1 if `alpha` is 0, as in llama.cpp.
     Gguf {
         alpha: f32,
     },
 }
 
 impl AdapterFiles {
-    /// Reads the adapter at `path` for the model with the configuration `config`. Files of more
-    /// than `bytes_max` bytes are not read.
+    /// Reads the adapter at `path` for the model with the configuration `config`. Files with more
+    /// than `bytes_max` bytes are refused.
     pub(super) fn open(
         path: &Path,
         config: &DecoderConfig,
@@ -72,8 +73,8 @@ impl AdapterFiles {
         files.checked(config)
     }
 
-    /// Checks that the file has pairs of matrices, and divides those that are for several of the
-    /// model's.
+    /// Checks that the file has pairs of matrices, and divides pairs that belong to several of the
+    /// model's matrices.
     fn checked(mut self, config: &DecoderConfig) -> Result<Self, ModelError> {
         if self.modules.is_empty() {
             return Err(ModelError::malformed(self.file, "expected matrices, got none"));
@@ -134,7 +135,7 @@ impl AdapterFiles {
         safetensors::add_renamed(&mut weights, &file, Bytes::Owned(bytes), |name| {
             names.of_peft(name)
         })?;
-        // PEFT saves these of the model's own matrices, too, if there is an adapter of one.
+        // PEFT also saves these matrices of the model if there is an adapter for one of them.
         for matrix in [HEAD, EMBEDDING] {
             let base = format!("{matrix}{BASE}");
             if weights.contains(&base) {
@@ -217,7 +218,7 @@ impl AdapterFiles {
         matches!(self.scaling, Scaling::Gguf { .. })
     }
 
-    /// A hash of everything that the adapter changes.
+    /// A hash of the matrices and their scales.
     pub(super) fn fingerprint(&self) -> [u8; 32] {
         self.fingerprint
     }
@@ -235,8 +236,8 @@ impl AdapterFiles {
         }
     }
 
-    /// The name of the file's matrix whose matrix `A` belongs to the projection `spec`: its own, or
-    /// one with the rows of several projections.
+    /// The name that the file's matrix `A` for the projection `spec` belongs to: the name of the
+    /// projection, or of a matrix with the rows of several projections.
     pub(super) fn source(&self, spec: &TensorSpec) -> String {
         let combined = self.sources.get(&spec.name).into_iter().flatten();
         let mut all = [&spec.name].into_iter().chain(combined);
@@ -244,14 +245,13 @@ impl AdapterFiles {
         all.find(has_first).unwrap_or(&spec.name).clone()
     }
 
-    /// The scale of the matrices of `source`, a matrix of the file.
+    /// The scale of the matrices of `source`, which is a matrix of the file.
     pub(super) fn scale(&self, source: &str, rank: usize) -> Result<f32, ModelError> {
         match &self.scaling {
             Scaling::Peft(settings) => {
                 let module = self.modules.get(source).map_or(source, String::as_str);
                 settings.scale(module, rank)
             }
-            // As in llama.cpp.
             Scaling::Gguf { alpha: 0.0 } => Ok(1.0),
             Scaling::Gguf { alpha } => Ok(alpha / rank as f32),
         }
@@ -259,7 +259,7 @@ impl AdapterFiles {
 }
 
 /// Checks that a GGUF file is a LoRA adapter for the model with the configuration `config`. Returns
-/// the architecture by which its tensors are named.
+/// the architecture that determines the names of its tensors.
 fn check_gguf(header: &Header, config: &DecoderConfig) -> Result<Architecture, ModelError> {
     for (key, expected) in [("general.type", "adapter"), ("adapter.type", "lora")] {
         let value = header.metadata.get(key);
@@ -274,7 +274,7 @@ fn check_gguf(header: &Header, config: &DecoderConfig) -> Result<Architecture, M
     }
     let (architecture, name) = config::gguf::architecture(header)?;
     let own = config.architecture.description().gguf.names;
-    // Files of architectures without a name of their own have that of another.
+    // An architecture without names of its own uses the name of another one in files.
     if own.is_empty() || own.contains(&name) {
         return Ok(architecture);
     }
@@ -282,8 +282,9 @@ fn check_gguf(header: &Header, config: &DecoderConfig) -> Result<Architecture, M
     Err(ModelError::key(&header.file, "general.architecture", expected, name))
 }
 
-/// The module of the matrix `name` of PEFT, whether the matrix is `A`, and whether the module is an
-/// embedding. The name of the adapter may follow that of the matrix, as it does in memory.
+/// Parses the name of a matrix of PEFT: the module, whether the matrix is `A`, and whether the
+/// module is an embedding. The name of the adapter may follow `lora_A` or `lora_B`, as it does in
+/// PEFT's modules in memory.
 fn matrix_of_peft(name: &str) -> Option<(&str, bool, bool)> {
     let parts = [
         (".lora_A", ".weight", true, false),
@@ -299,16 +300,16 @@ fn matrix_of_peft(name: &str) -> Option<(&str, bool, bool)> {
     })
 }
 
-/// Gives the tensors of an adapter the names of the model's matrices.
+/// Maps the names of an adapter's tensors to the names of the model's matrices.
 struct Names<'a> {
     file: &'a str,
     /// Number of experts of a layer.
     experts: usize,
-    /// The matrices that an adapter may change, with their shapes.
+    /// The matrices that an adapter may change, with their shapes `[out, in]`.
     supported: HashMap<String, [usize; 2]>,
-    /// For each matrix that the adapter changes the name of its module in the file.
+    /// For each matrix that the adapter changes, the name of its module in the file.
     modules: BTreeMap<String, String>,
-    /// The parameters of all experts that it may change.
+    /// The combined matrices of all experts that it may change.
     parameters: Parameters,
 }
 
@@ -319,7 +320,7 @@ impl<'a> Names<'a> {
         Self { file, experts, supported, modules: BTreeMap::new(), parameters }
     }
 
-    /// The name of a tensor of PEFT.
+    /// Maps the name of a tensor of PEFT.
     fn of_peft(&mut self, name: &str) -> Result<String, ModelError> {
         let rest = name.strip_prefix(PREFIX).unwrap_or(name);
         if let Some(module) = rest.strip_suffix(".base_layer.weight") {
@@ -340,7 +341,7 @@ impl<'a> Names<'a> {
         self.record(name, matrix, module, is_first)
     }
 
-    /// The name of a tensor of a GGUF file.
+    /// Maps the name of a tensor of a GGUF file.
     fn of_gguf(&mut self, architecture: Architecture, name: &str) -> Result<String, ModelError> {
         let ends = [(".lora_a", true), (".lora_b", false)].into_iter();
         let mut found = ends.filter_map(|(end, first)| Some((name.strip_suffix(end)?, first)));
@@ -379,7 +380,7 @@ impl<'a> Names<'a> {
 mod tests {
     use super::*;
 
-    /// Goal: the names of matrices are read with and without the name of the adapter in them.
+    /// Goal: the names of matrices are parsed with and without the name of the adapter in them.
     #[test]
     fn names_of_peft_may_have_the_name_of_the_adapter() {
         let a = Some(("x.q_proj", true, false));

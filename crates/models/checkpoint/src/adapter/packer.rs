@@ -1,5 +1,5 @@
-//! Packs the matrices of an adapter for the forward pass. What it packs is counted before it is
-//! allocated.
+//! Packs the matrices of an adapter for the forward pass. The bytes of a packed matrix are counted
+//! before they are allocated.
 
 use std::borrow::Cow;
 use std::sync::Arc;
@@ -16,19 +16,19 @@ use crate::weights::{Tensor, Weights};
 pub(super) struct Packer<'a> {
     files: &'a AdapterFiles,
     path: Path,
-    /// Number of bytes that are packed.
+    /// Number of bytes that have been packed.
     pub(super) bytes: u64,
     /// Maximum number of bytes.
     bytes_max: u64,
-    /// The largest rank.
+    /// The largest rank of the packed matrices.
     pub(super) rank: usize,
 }
 
-/// A matrix `A` that is not packed yet.
+/// A matrix `A` that has not been packed yet.
 struct First {
-    /// The name of the matrix of the file that it belongs to.
+    /// The name of the matrix in the file that it belongs to.
     source: String,
-    /// Index of its first row among those of its site.
+    /// Index of its first row among the rows of its site.
     start: usize,
     rank: usize,
     dtype: TensorType,
@@ -93,7 +93,8 @@ impl<'a> Packer<'a> {
         Ok(Some(EmbeddingWeights { columns, dtype, scale, second }))
     }
 
-    /// Packs the projections `parts` of the same rows; `None` if the adapter changes none of them.
+    /// Packs the projections `parts` with the same input; `None` if the adapter changes none of
+    /// them.
     fn site(&mut self, parts: &[TensorSpec]) -> Result<Option<SiteWeights>, ModelError> {
         let mut firsts: Vec<First> = Vec::new();
         let mut second = Vec::with_capacity(parts.len());
@@ -128,9 +129,10 @@ impl<'a> Packer<'a> {
         Ok(Some(SiteWeights { first: vec![first], scales, second }))
     }
 
-    /// Packs the projections to the keys of all heads of latent attention. `keys` are transposed,
-    /// so `B` is what their rows are multiplied with first; `value` is the projection to values of
-    /// one of the heads.
+    /// Packs the adapter of the projections to the keys of all heads of latent attention. `keys`
+    /// are the transposed matrices of the heads, so the file's `B` is applied first and its `A`
+    /// second. `value` is the projection to values of one of the heads, which has the same `A` in
+    /// the file.
     fn keys(
         &mut self,
         keys: &[TensorSpec],
@@ -167,8 +169,8 @@ impl<'a> Packer<'a> {
         Ok(First { source, start, rank, dtype: tensor.dtype, bytes: tensor.bytes.into_owned() })
     }
 
-    /// Packs the matrices `A` of a site as one of `rows` rows and `columns` columns. Types that
-    /// differ, and quantised ones, become f32.
+    /// Packs the matrices `A` of a site as one matrix with `rows` rows and `columns` columns. It is
+    /// f32 if their types differ or are quantized.
     fn stack(
         &mut self,
         firsts: Vec<First>,
@@ -199,7 +201,7 @@ impl<'a> Packer<'a> {
         self.low_rank(name, [out, rank], (float_type(tensor.dtype), &floats(&tensor)))
     }
 
-    /// Packs values `[out, rank]`, those of the tensor `name` of the file.
+    /// Packs a matrix `[out, rank]`, with the values of the file's tensor `name`.
     fn low_rank(
         &mut self,
         name: &str,
@@ -211,7 +213,7 @@ impl<'a> Packer<'a> {
             .map_err(|error| ModelError::Unpackable { tensor: name.to_owned(), error })
     }
 
-    /// Counts the bytes of a matrix before they are allocated.
+    /// Counts the bytes of a matrix before they are allocated, and refuses them beyond the maximum.
     fn take(&mut self, rows: usize, columns: usize, dtype: TensorType) -> Result<(), ModelError> {
         let elements = rows.checked_mul(columns);
         let bytes = elements.and_then(|count| dtype.bytes_of(count)).unwrap_or(usize::MAX);
@@ -230,7 +232,8 @@ impl<'a> Packer<'a> {
     }
 }
 
-/// The type in which values of the type `dtype` are packed: itself if it is not quantised, or f32.
+/// The type in which values of the type `dtype` are packed: the same type, or f32 if it is
+/// quantized.
 fn float_type(dtype: TensorType) -> TensorType {
     if dtype.block_len() == 1 { dtype } else { TensorType::F32 }
 }
@@ -243,14 +246,14 @@ fn floats<'a>(tensor: &'a Tensor<'_>) -> Cow<'a, [u8]> {
     }
 }
 
-/// The values of a matrix with `rows` rows of values that are not quantised, by columns.
+/// Transposes a matrix with `rows` rows. Its values are not quantized and have `width` bytes each.
 fn transposed(bytes: &[u8], rows: usize, width: usize) -> Vec<u8> {
     let row_bytes = bytes.len() / rows;
     let column = |at: usize| bytes.chunks_exact(row_bytes).map(move |row| &row[at..][..width]);
     (0..row_bytes).step_by(width).flat_map(column).flatten().copied().collect()
 }
 
-/// The `count` values in `bytes` as bytes of f32.
+/// Converts the `count` values in `bytes` to the bytes of f32 values.
 fn widened(dtype: TensorType, bytes: &[u8], count: usize) -> Vec<u8> {
     let mut values = vec![0.0; count];
     widen(dtype, bytes, &mut values);

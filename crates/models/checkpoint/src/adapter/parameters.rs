@@ -1,5 +1,5 @@
-//! Reads the matrices that PEFT has for the experts of a layer together: those of a parameter with
-//! the projections of all experts (PEFT's `target_parameters`, transformers 5).
+//! Reads the matrices of PEFT for all experts of a layer together. They belong to a parameter that
+//! combines the projections of all experts (PEFT's `target_parameters`, transformers 5).
 //!
 //! Files name the module of the experts, not the parameter: `mlp.experts.lora_A`, and for a second
 //! parameter `mlp.experts.base_layer.lora_A`. The shapes tell which parameter it is.
@@ -12,18 +12,18 @@ use crate::config::{DecoderConfig, FeedForwardWeights, MlpInputs, MlpWeights};
 use crate::error::ModelError;
 use crate::weights::{ExpertMatrices, Weights, safetensors};
 
-/// The ending of the name of a matrix `B` before it is divided.
+/// The suffix of the name of a matrix `B` before it is divided.
 const SECOND: &str = ".lora_b";
-/// What the names of a module have in addition if another parameter of it has an adapter, too.
+/// The suffix of a module's name for the second parameter of this module that has an adapter.
 const NESTED: &str = ".base_layer";
 
-/// The names of the parameters in transformers, which PEFT's settings list.
+/// The names of the parameters in transformers, which are listed in PEFT's settings.
 pub(super) const NAMES: [&str; 3] = ["gate_up_proj", "up_proj", "down_proj"];
 
 /// A projection of all experts of a layer.
 #[derive(Debug)]
 struct Parameter {
-    /// Its name in transformers, and that of each expert's matrix: one of [`NAMES`].
+    /// Its name in transformers, which is also the name of each expert's matrix: one of [`NAMES`].
     name: String,
     /// The shape of each expert's matrix, `[out, in]`.
     shape: [usize; 2],
@@ -38,13 +38,13 @@ pub(super) struct Parameters {
     count: usize,
     /// The parameters of each module of experts, by its name.
     modules: HashMap<String, Vec<Parameter>>,
-    /// For each adapter of a parameter the name that its matrices have in [`Weights`], without the
-    /// ending, and the name of its module in the file, without [`NESTED`].
+    /// For each parameter with an adapter, the name of its matrices in [`Weights`] without the
+    /// suffix, and the name of its module in the file without [`NESTED`].
     found: BTreeMap<String, String>,
 }
 
 impl Parameters {
-    /// The parameters of the model with the configuration `config`.
+    /// Lists the parameters of the model with the configuration `config`.
     pub(super) fn of(config: &DecoderConfig) -> Self {
         let mut modules = HashMap::new();
         for layer in config.weights().layers {
@@ -55,8 +55,8 @@ impl Parameters {
         Self { count, modules, found: BTreeMap::new() }
     }
 
-    /// The name of the matrix `A` or `B` of the module `module` of the file; `None` if the module
-    /// does not have the experts of a layer.
+    /// Records a matrix `A` or `B` of the file's module `module` and returns its new name. Returns
+    /// `None` if the module is not the experts of a layer.
     pub(super) fn rename(&mut self, module: &str, is_first: bool) -> Option<String> {
         let (own, nested) = match module.strip_suffix(NESTED) {
             Some(own) => (own, NESTED),
@@ -70,12 +70,12 @@ impl Parameters {
         Some(renamed)
     }
 
-    /// Divides the matrices that have been renamed into those of single experts. Returns for each
-    /// of the model's matrices that they change what PEFT's settings call it. `file` is used in
+    /// Divides the renamed matrices into matrices of single experts. Returns the names of the
+    /// model's matrices that they change, each with its name in PEFT's settings. `file` is used in
     /// errors.
     ///
     /// # Errors
-    /// [`ModelError::Malformed`] if the shapes are not those of a parameter, and those of
+    /// [`ModelError::Malformed`] if the shapes do not fit any parameter, and the errors of
     /// [`PeftSettings::check_orientation`] and [`Weights::split_expert_matrices`].
     pub(super) fn split(
         &self,
@@ -88,7 +88,8 @@ impl Parameters {
             let own = name.strip_suffix(NESTED).unwrap_or(name);
             let [first, second] = [FIRST, SECOND].map(|end| format!("{name}{end}"));
             let parameters = &self.modules[own];
-            // With alternating rows, parameters are `[experts, in, out]`, which none transposes.
+            // Parameters with alternating rows are `[experts, in, out]`, which no version of PEFT
+            // transposes.
             if !parameters.iter().any(|parameter| parameter.alternating) {
                 settings.check_orientation()?;
             }
@@ -146,7 +147,7 @@ impl Parameters {
     }
 }
 
-/// The name of the module of the experts of which `mlp` is the first, and their parameters.
+/// The module name and the parameters of the experts of a layer, whose first expert is `mlp`.
 fn of_expert(MlpWeights { inputs, down, .. }: &MlpWeights) -> Option<(String, Vec<Parameter>)> {
     let module = down.weight.name.strip_suffix(".0.down_proj.weight")?.to_owned();
     let alternating = down.bias.is_some();

@@ -13,7 +13,7 @@ const ROUTERS: [&str; 2] = ["gate", "router"];
 /// Maximum size in bytes of the compiled regular expressions of a pattern.
 const REGEX_BYTES_MAX: usize = 10 << 20;
 
-/// Options that change answers and are not implemented, unless they are missing, false or empty.
+/// Options that change answers and are not implemented. They must be missing, false or empty.
 const REFUSED: [&str; 11] = [
     "use_dora",
     "use_qalora",
@@ -28,26 +28,28 @@ const REFUSED: [&str; 11] = [
     "monteclora_config",
 ];
 
-/// Which biases PEFT trains and saves. Most models have none.
+/// The supported values of `bias`, which says which biases PEFT trains and saves. Most models have
+/// no biases.
 const BIASES: [&str; 3] = ["none", "all", "lora_only"];
 
-/// Initialisations that change the model's own weights, which are not in the adapter's files.
+/// Initializations that change the model's own weights. The changed weights are not in the
+/// adapter's files.
 const CHANGE_THE_MODEL: [&str; 5] = ["pissa", "olora", "corda", "loftq", "lora_ga"];
 
-/// From which the scale of each module follows.
+/// The settings that determine the scale of each module.
 #[derive(Debug)]
 pub(super) struct PeftSettings {
     /// The file, used in errors.
     file: String,
     rank: usize,
     alpha: f64,
-    /// Ranks of single modules.
+    /// The ranks of single modules.
     rank_pattern: Pattern,
-    /// The values of `alpha` of single modules.
+    /// The values of `alpha` for single modules.
     alpha_pattern: Pattern,
-    /// Whether the scale is `alpha / sqrt(rank)`, not `alpha / rank`.
+    /// Whether the scale is `alpha / sqrt(rank)` instead of `alpha / rank`.
     by_root: bool,
-    /// The version of PEFT that has written the files; `None` before 0.18.
+    /// The version of PEFT that has written the files; `None` for versions before 0.18.
     version: Option<String>,
 }
 
@@ -70,7 +72,7 @@ impl PeftSettings {
             }
         }
         check_parameters(&keys)?;
-        // If there are biases in the file, they are refused by their names.
+        // Biases in the file are refused by the names of their tensors.
         if keys.text("bias")?.is_some_and(|bias| !BIASES.contains(&bias)) {
             return Err(keys.unsupported("bias", &BIASES.join(", ")));
         }
@@ -92,11 +94,11 @@ impl PeftSettings {
         })
     }
 
-    /// Checks that matrices for parameters `[experts, out, in]` belong to `[out, in]`. Before PEFT
-    /// 0.19 they belong to the transposed matrices, and shapes do not always tell.
+    /// Checks that the matrices for parameters `[experts, out, in]` are for `[out, in]`. Before
+    /// PEFT 0.19 they are for the transposed matrices, and the shapes do not always show it.
     ///
     /// # Errors
-    /// [`ModelError::InvalidKey`] if PEFT was older.
+    /// [`ModelError::InvalidKey`] if the version of PEFT is older.
     pub(super) fn check_orientation(&self) -> Result<(), ModelError> {
         let version = self.version.as_deref().unwrap_or("none");
         let mut numbers = version.split('.').map(|number| number.parse::<u32>().ok());
@@ -108,11 +110,11 @@ impl PeftSettings {
         Err(ModelError::key(&self.file, "peft_version", expected, version))
     }
 
-    /// The scale of the matrices of `module`, whose name is as in the file, without PEFT's prefix.
-    /// `rank` is that of the matrices.
+    /// The scale of the matrices of `module`, whose name is the name in the file without PEFT's
+    /// prefix. `rank` is the rank of the matrices.
     ///
     /// # Errors
-    /// [`ModelError::InvalidKey`] if the settings say another rank.
+    /// [`ModelError::InvalidKey`] if the settings have another rank.
     pub(super) fn scale(&self, module: &str, rank: usize) -> Result<f32, ModelError> {
         let expected = self.rank_pattern.of(module).unwrap_or(self.rank as f64);
         if expected != rank as f64 {
@@ -125,7 +127,7 @@ impl PeftSettings {
 }
 
 /// Numbers for single modules. The keys are regular expressions that match the whole name of a
-/// module or its end after a dot.
+/// module, or the end of the name after a dot.
 #[derive(Debug)]
 struct Pattern {
     keys: RegexSet,
@@ -140,7 +142,7 @@ impl Pattern {
         };
         let value = |name| object.number(name)?.ok_or_else(|| object.invalid(name, "a number"));
         let values = object.names().map(value).collect::<Result<_, _>>()?;
-        // As in PEFT.
+        // Keys are matched in the same way as in PEFT.
         let whole = |name: &str| format!("^(?:.*\\.)?(?:{name})$");
         let all =
             RegexSetBuilder::new(object.names().map(whole)).size_limit(REGEX_BYTES_MAX).build();
@@ -167,7 +169,7 @@ impl Pattern {
     }
 }
 
-/// Checks that the parameters with an adapter are those of experts or the matrices of routers.
+/// Checks that all parameters with an adapter are parameters of experts or matrices of routers.
 fn check_parameters(keys: &Keys<'_>) -> Result<(), ModelError> {
     let key = "target_parameters";
     let is_known = |name: &Value| {
@@ -201,7 +203,7 @@ mod tests {
         PeftSettings::parse("adapter_config.json", &value)
     }
 
-    /// Goal: scales follow from rank and alpha, also those of single modules, as in PEFT.
+    /// Goal: scales are computed from rank and alpha as in PEFT, also for single modules.
     #[test]
     fn scales_follow_from_the_settings() {
         let module = "model.layers.1.self_attn.q_proj";
@@ -218,12 +220,12 @@ mod tests {
         assert_eq!(patterns.scale("model.layers.1.mlp.up_proj", 8).unwrap(), 2.0);
         let error = patterns.scale(module, 8).unwrap_err().to_string();
         assert!(error.contains("key `r`: expected 8, the rank of the matrices of"), "{error}");
-        // As PEFT writes it where it makes one parameter of gate and up.
+        // PEFT writes this if it combines gate and up into one parameter.
         let of_parameter = json!({ ".*\\.gate_up_proj": 16 });
         let doubled =
             parse(&[("rank_pattern", of_parameter.clone()), ("alpha_pattern", of_parameter)]);
         assert_eq!(doubled.unwrap().scale("layers.1.mlp.experts.gate_up_proj", 16).unwrap(), 1.0);
-        // The first key that matches counts, and keys are regular expressions.
+        // Keys are regular expressions, and the first key that matches is used.
         for (pattern, rank) in [
             (json!({ "q_proj": 4, "self_attn.q_proj": 8 }), 4),
             (json!({ "self_attn.q_proj": 8, "q_proj": 4 }), 8),
@@ -236,7 +238,8 @@ mod tests {
         }
     }
 
-    /// Goal: what would change answers and is not implemented is refused by its key.
+    /// Goal: options that would change answers and are not implemented are refused, with their
+    /// keys.
     #[test]
     fn other_options_are_refused_by_their_keys() {
         for (key, value) in [

@@ -1,4 +1,5 @@
-//! Lists the projections that adapters may change, and the matrices of files that have their rows.
+//! Lists the projections that adapters may change, and the matrices in files that contain their
+//! rows.
 
 use std::collections::{HashMap, HashSet};
 
@@ -18,26 +19,29 @@ pub(super) const HEAD: &str = "lm_head.weight";
 /// The projections that adapters of a model may change, each given by its matrix `[out, in]`.
 #[derive(Debug)]
 pub(super) struct Sites {
-    /// Those of each layer at each site, and the output matrix as if it were a layer after them.
+    /// The projections of each layer at each site. The output matrix is listed as an additional
+    /// layer.
     pub(super) layers: Vec<[Vec<TensorSpec>; Site::COUNT]>,
-    /// Those of each expert of each layer: gate and up, then down. The shared expert is the last.
+    /// The projections of each expert of each layer: gate and up, then down. The shared expert is
+    /// last.
     pub(super) experts: Vec<Vec<[Vec<TensorSpec>; 2]>>,
     /// The embedding as a projection of tokens: `[hidden_size, vocab_size]`. `None` for Moondream,
-    /// where the values of an image begin with the embedding of a token.
+    /// because the values of an image begin with the embedding of a token.
     pub(super) embedding: Option<TensorSpec>,
-    /// The matrices that files may have in place of several projections: the name of each, the
-    /// number of its rows, and the projections whose rows it has.
+    /// The matrices that files may have instead of several projections. Each has a name, a number
+    /// of rows, and the projections whose rows it contains.
     combined: Vec<(String, usize, Vec<TensorSpec>)>,
 }
 
 impl Sites {
-    /// The projections of the model with the configuration `config`, in a file in which consecutive
-    /// value heads of Gated DeltaNet share a key head if `grouped` is true. If they do not in the
-    /// model, or the other way round, adapters cannot change it.
+    /// The projections of the model with the configuration `config`. `grouped` says whether
+    /// consecutive value heads of Gated DeltaNet share a key head in the adapter's file. If the
+    /// order of heads is different in the model, adapters cannot change these layers.
     pub(super) fn of(config: &DecoderConfig, grouped: bool) -> Self {
         let same_heads = config.delta_net().is_none_or(|delta_net| delta_net.has_order(grouped));
         let DecoderWeights { mut embedding, layers, head, .. } = config.weights();
-        // An adapter of a matrix that is also the embedding changes only the output, as in PEFT.
+        // An adapter of an output matrix that is also the embedding changes only the output, as in
+        // PEFT.
         let tied =
             || TensorSpec { name: HEAD.into(), role: TensorRole::Matrix, ..embedding.clone() };
         let head = head.unwrap_or_else(tied);
@@ -60,10 +64,9 @@ impl Sites {
         Self { layers: sites, experts, embedding, combined }
     }
 
-    /// The shapes `[out, in]` of all matrices that an adapter may change, by the names that they
-    /// have in files.
+    /// The shapes `[out, in]` of all matrices that an adapter may change, by their names in files.
     pub(super) fn matrices(&self) -> HashMap<String, [usize; 2]> {
-        // Files of adapters do not have the matrices of single heads.
+        // Files of adapters have no matrices of single heads.
         let of_heads = [Site::Keys as usize, Site::Values as usize];
         let sites = self.layers.iter().flat_map(|sites| sites.iter().enumerate());
         let whole = sites.filter(|(site, _)| !of_heads.contains(site));
@@ -73,12 +76,12 @@ impl Sites {
         let combined = self.combined.iter();
         let combined = combined
             .map(|(name, rows, parts)| (name.clone(), [*rows, parts[parts.len() - 1].shape[1]]));
-        // Queries with the gates of attention's output have the name of the queries.
+        // The combined matrix of queries and output gates has the name of the queries, and
+        // overrides them.
         parts.chain(combined).collect()
     }
 
-    /// For each projection whose rows a file may have in a matrix with those of others the names of
-    /// such matrices.
+    /// For each projection, the names of the matrices in which a file may combine it with others.
     pub(super) fn sources(&self) -> HashMap<String, Vec<String>> {
         let mut sources: HashMap<String, Vec<String>> = HashMap::new();
         for (name, _, parts) in &self.combined {
@@ -149,7 +152,8 @@ fn of_layer(layer: LayerWeights, same_heads: bool) -> [Vec<TensorSpec>; Site::CO
             MixerWeights::DeltaNet(_) => {}
         }
     }
-    // A router with a norm of its own has another input.
+    // The adapter of a router with a norm of its own is not supported, because its input is
+    // different.
     if let Some(FeedForwardWeights::Experts(experts)) = &layer.mlp
         && experts.router_scale.is_none()
     {

@@ -1,4 +1,4 @@
-//! The architectures, and the table of what is known of each.
+//! The architectures, and the table with the description of each.
 
 mod experts;
 mod rotation;
@@ -115,8 +115,9 @@ pub enum Architecture {
     Qwen3VlMoe,
 }
 
-/// Everything about an architecture that files do not say: its names, what the forward pass
-/// computes, and the values of keys that a `config.json` lacks. It is one row of [`TABLE`].
+/// The properties of an architecture that its files do not state: its names, the operations of the
+/// forward pass, and the default values of keys that a `config.json` lacks. It is one row of
+/// [`TABLE`].
 #[derive(Debug)]
 pub(crate) struct Description {
     pub(super) architecture: Architecture,
@@ -124,9 +125,8 @@ pub(crate) struct Description {
     pub(super) model_types: &'static [&'static str],
     /// The names of the class in `architectures` of `config.json` for each of these types.
     pub(super) classes: &'static [&'static str],
-    /// The values of `model_type` of multimodal models, in which the decoder's keys are in the
-    /// object `text_config`. If one is that of several architectures, the object says which one it
-    /// is.
+    /// The values of `model_type` of multimodal models, whose object `text_config` has the
+    /// decoder's keys. If several architectures share a value, this object says which one it is.
     pub(super) multimodal: &'static [&'static str],
     pub(super) defaults: Defaults,
     /// Biases of the projections to queries, keys and values.
@@ -141,44 +141,45 @@ pub(crate) struct Description {
     pub(super) mlp_gate: bool,
     pub(super) norms: NormPlacement,
     pub(super) norm_kind: NormKind,
-    /// The key of what norms add to the mean square.
+    /// The key of the epsilon of norms.
     pub(super) norm_eps: &'static str,
-    /// Added to the weights of norms in safetensors files.
+    /// Offset that is added to the weights of norms in safetensors files.
     pub(super) norm_offset: f32,
     pub(super) qk_norm: Option<QkNorm>,
     /// Whether queries and keys are normalized only with `use_qk_norm`.
     pub(super) qk_norm_needs_flag: bool,
     /// Whether the values of each head are normalized, without weights.
     pub(super) value_norm: bool,
-    /// Which keys files have.
+    /// The set of keys in its files.
     pub(crate) dialect: Dialect,
     pub(super) gate: Gate,
     pub(super) attention_sinks: bool,
     pub(super) attention_scale: AttentionScale,
-    /// The default of the factor of queries that grows with the position; `None` if there is none.
+    /// The default of the factor `beta` of queries, which grows with the position; `None` if the
+    /// architecture has no such factor.
     pub(super) query_scaling: Option<f32>,
-    /// Whether scores and logits are soft-capped, and with which caps if the keys are missing.
+    /// The soft caps of scores and logits if the keys are missing; `None` if there is no
+    /// soft-capping.
     pub(super) softcaps: Option<Softcaps>,
     /// Whether embeddings are multiplied by the square root of `hidden_size`.
     pub(super) scaled_embedding: bool,
     /// Whether there are factors of embeddings, residuals and logits (Granite, Falcon-H1).
     pub(super) multipliers: bool,
-    /// The key of the factor of the logits, and the factor if it is missing; `None` if there is no
-    /// such key.
+    /// The key of the factor of the logits, and its default; `None` if there is no such key.
     pub(super) logit_scale: Option<(&'static str, f32)>,
     pub(crate) rotation: Rotation,
     pub(super) windows: Windows,
     /// Whether windows are used only with `use_sliding_window`.
     pub(super) windows_need_flag: bool,
     pub(super) experts: Option<ExpertsDefaults>,
-    /// Latent attention in place of the usual one, with the sizes of missing keys.
+    /// Latent attention, with the sizes if keys are missing; `None` for the usual attention.
     pub(super) latent: Option<LatentSizes>,
-    /// Whose keys files have for layers with Mamba-2; `None` if there are none.
+    /// The kind of keys for layers with Mamba-2; `None` if there are no such layers.
     pub(super) mamba: Option<Mamba>,
-    /// Whether layers may have a convolution in place of attention (LFM2).
+    /// Whether layers may have a convolution instead of attention (LFM2).
     pub(super) convolutions: bool,
-    /// Gated DeltaNet or Kimi Delta Attention in place of attention in most layers, with the sizes of
-    /// missing keys.
+    /// Gated DeltaNet or Kimi Delta Attention instead of attention in most layers, with the sizes
+    /// if keys are missing.
     pub(super) delta_net: Option<DeltaNetConfig>,
     pub(crate) gguf: Gguf,
 }
@@ -191,9 +192,9 @@ pub(super) struct Defaults {
     pub(super) intermediate_size: usize,
     pub(super) num_layers: usize,
     pub(super) num_heads: usize,
-    /// `None`: equal to `num_heads`.
+    /// `None` for as many as `num_heads`.
     pub(super) num_kv_heads: Option<usize>,
-    /// `None`: `hidden_size / num_heads`.
+    /// `None` for `hidden_size / num_heads`.
     pub(super) head_dim: Option<usize>,
     pub(super) max_positions: usize,
     pub(super) rms_norm_eps: f64,
@@ -203,16 +204,16 @@ pub(super) struct Defaults {
     pub(super) bos_token_id: Option<u32>,
 }
 
-/// Which keys the files of an architecture have.
+/// The set of keys in the files of an architecture.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Dialect {
     /// The usual keys of transformers.
     Transformers,
-    /// Also those of Gemma 4: of the heads of global layers, of layers that share keys and values,
-    /// of per-layer embeddings, and of experts next to MLPs.
+    /// The usual keys, and keys that only Gemma 4 has: for the heads of global layers, layers that
+    /// share keys and values, per-layer embeddings, and experts next to MLPs.
     Gemma4,
-    /// The keys and the parts of Moondream: those in the object `config`, an image encoder, and
-    /// coordinates and sizes as tokens.
+    /// The keys and parts of Moondream: the keys are in the object `config`, and there are an image
+    /// encoder, and coordinates and sizes as tokens.
     Moondream,
 }
 
@@ -221,7 +222,7 @@ pub(crate) enum Dialect {
 pub(super) enum Bias {
     Never,
     Always,
-    /// As this key of `config.json` says, or the default if it is missing.
+    /// The value of this key of `config.json`, or the default if it is missing.
     Key(&'static str, bool),
 }
 
@@ -253,40 +254,41 @@ pub(super) enum AttentionScale {
     One,
 }
 
-/// The caps of scores and logits if the keys are missing.
+/// The soft caps of scores and logits if the keys are missing.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Softcaps {
     pub(super) attention: Option<f32>,
     pub(super) logits: Option<f32>,
 }
 
-/// Which layers have a sliding window.
+/// The layers that have a sliding window.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Windows {
-    /// No layer. The keys are ignored, as in transformers.
+    /// None. The keys are ignored, as in transformers.
     Nowhere,
-    /// All.
+    /// All layers.
     Everywhere,
-    /// Those that `layer_types` says, or these if the key is missing.
+    /// The layers that `layer_types` names, or this pattern if the key is missing.
     Some(Pattern),
 }
 
-/// Layers, counted from 0.
+/// A pattern of layers, which are counted from 0.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Pattern {
-    /// From layer `max_window_layers` on.
+    /// All layers from `max_window_layers` on.
     From,
-    /// The layers with even numbers.
+    /// The layers with even indices.
     Even,
-    /// The layers with even numbers below `max_window_layers`.
+    /// The layers with even indices below `max_window_layers`.
     EvenBelow,
-    /// All but every n-th, as `sliding_window_pattern` says, or this number if the key is missing.
+    /// All layers except every n-th, where n is `sliding_window_pattern`, or this number if the key
+    /// is missing.
     AllButEvery(usize),
     /// The layers without a rotary embedding.
     Unrotated,
 }
 
-/// The architectures whose files have keys of their own for Mamba-2.
+/// The sets of keys that files have for Mamba-2.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Mamba {
     /// Granite 4: layers have Mamba-2 or attention, as `layer_types` says, and an MLP.
@@ -298,29 +300,30 @@ pub(super) enum Mamba {
     Falcon,
 }
 
-/// What is peculiar to GGUF files.
+/// The properties of an architecture's GGUF files.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Gguf {
-    /// The values of `general.architecture`. There are none if files have that of another
-    /// architecture, or if there are no files.
+    /// The values of `general.architecture`. Empty if files have the name of another architecture,
+    /// or if there are no GGUF files.
     pub(crate) names: &'static [&'static str],
-    /// Whether the converter brings the rows of q and k into pairs of adjacent elements.
+    /// Whether the converter reorders the rows of q and k into pairs of adjacent elements.
     pub(crate) adjacent: bool,
     /// Whether gate and up are stored as one tensor, with the name of up.
     pub(super) fused_mlp: bool,
-    /// Whether the converter brings the value heads of Gated DeltaNet into an order in which they
-    /// use the key heads in turn.
+    /// Whether the converter reorders the value heads of Gated DeltaNet so that they use the key
+    /// heads in turn.
     pub(crate) tiled_heads: bool,
-    /// The window if the key is missing.
+    /// The default of the window, if the key is missing.
     pub(super) window: Option<usize>,
     /// Whether the weights of a token's experts add up to 1 if the key is missing.
     pub(super) normalized_experts: bool,
     /// Whether `rope.scaling.finetuned = false` marks a model without rotary embeddings.
     pub(super) marks_unrotated: bool,
-    /// The number of layers of the model whose attention scale is computed from
-    /// `hidden_size / num_heads`, as no key says.
+    /// The number of layers of the only model size whose attention scale is computed from
+    /// `hidden_size / num_heads`. No key says so.
     pub(super) wide_scale_layers: Option<usize>,
-    /// The architecture of files that have this one's name and a window, if it is another one.
+    /// The architecture of files that have this architecture's name and a window, if it is a
+    /// different one.
     pub(super) windowed: Option<Architecture>,
 }
 
@@ -330,7 +333,7 @@ impl Architecture {
         TABLE.iter().map(|row| row.architecture)
     }
 
-    /// Hugging Face's `model_type`, which is used in messages and statistics.
+    /// Hugging Face's `model_type`. It is used in messages and statistics.
     #[must_use]
     pub fn name(self) -> &'static str {
         self.description().model_types[0]
@@ -344,7 +347,7 @@ impl Architecture {
 
     /// The row of the table.
     pub(crate) fn description(self) -> &'static Description {
-        // The order of the rows is that of the variants; a test compares them.
+        // The rows have the same order as the variants, which a test checks.
         &TABLE[self as usize]
     }
 
@@ -363,7 +366,8 @@ impl Architecture {
         Self::find(|row| row.gguf.names.contains(&name))
     }
 
-    /// The architecture of the text model in a multimodal model with these types.
+    /// The architecture of the text model in a multimodal model. `model_type` and `text` are the
+    /// types of the multimodal model and of its text model.
     pub(super) fn in_multimodal(model_type: &str, text: &str) -> Option<Self> {
         Self::from_model_type(text)
             .filter(|architecture| architecture.description().multimodal.contains(&model_type))

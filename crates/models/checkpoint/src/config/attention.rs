@@ -4,7 +4,7 @@ use super::keys::SIZE_MAX;
 use super::{DecoderConfig, HEAD_DIM_MAX};
 use crate::error::ModelError;
 
-/// What the norms `q_norm` and `k_norm` are applied to, before the rotary embedding.
+/// The scope of the norms `q_norm` and `k_norm`, which are applied before the rotary embedding.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum QkNorm {
     /// Each head. The weights are `[head_dim]`.
@@ -18,7 +18,7 @@ pub enum QkNorm {
 /// contexts (Ministral 3, as in Llama 4): `1 + beta * ln(1 + floor(position / step))`.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct QueryScaling {
-    /// How fast the factor grows, above 0.
+    /// Growth rate of the factor, above 0.
     pub beta: f32,
     /// Number of positions with the same factor: the context of the original training.
     pub step: usize,
@@ -31,7 +31,8 @@ impl QueryScaling {
         1.0 + self.beta * ((1 + position / self.step) as f32).ln()
     }
 
-    /// Checks the documented ranges. `file` is the file's name in error messages.
+    /// Checks the documented ranges, and that the factor `is_possible` here. `file` is the file's
+    /// name in error messages.
     pub(super) fn check(self, file: &str, is_possible: bool) -> Result<(), ModelError> {
         let key = "llama_4_scaling_beta";
         if self.step == 0 || !is_possible {
@@ -42,19 +43,19 @@ impl QueryScaling {
     }
 }
 
-/// Which keys and values attention reads.
+/// The source of the keys and values that attention reads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum KeysAndValues {
-    /// Those that the layer computes, each with a matrix of its own.
+    /// The layer computes them, each with a matrix of its own.
     Own,
-    /// Those that the layer computes, both with the matrix of keys (Gemma 4).
+    /// The layer computes both with the matrix of keys (Gemma 4).
     OneMatrix,
-    /// Those of the earlier layer with this index (Gemma 4). The layer has neither projections to
-    /// keys and values nor memory for them.
+    /// They are the keys and values of the earlier layer with this index (Gemma 4). The layer has
+    /// neither projections to keys and values nor memory for them.
     OfLayer(usize),
 }
 
-/// Attention of a layer. All sizes are at least 1.
+/// The attention of a layer. All sizes are at least 1.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct AttentionConfig {
     /// Number of query heads, a multiple of `kv_heads`.
@@ -69,8 +70,8 @@ pub struct AttentionConfig {
     pub rotary_dim: usize,
     /// Index into [`DecoderConfig::ropes`], or `None` if queries and keys are not rotated.
     pub rope: Option<usize>,
-    /// Number of positions that a query attends to, including its own: a query at position `p`
-    /// reads the keys at `p + 1 - window ..= p`. At least 1. With `None`, it reads all keys up to
+    /// Number of positions that a query attends to, including its own; at least 1. A query at
+    /// position `p` reads the keys at `p + 1 - window ..= p`. With `None`, it reads all keys up to
     /// its own.
     pub sliding_window: Option<usize>,
     /// The keys and values that the layer reads.
@@ -79,28 +80,28 @@ pub struct AttentionConfig {
     pub qkv_bias: bool,
     /// Whether `o_proj` has a bias.
     pub output_bias: bool,
-    /// Whether the output is multiplied by the sigmoid of a gate, which is a projection like that
-    /// to queries (Qwen3-Next).
+    /// Whether the output is multiplied by the sigmoid of a gate (Qwen3-Next). The gate is another
+    /// projection of the input, with the same shape as the projection to queries.
     pub output_gate: bool,
     /// The norms of queries and keys; `None` if there are none.
     pub qk_norm: Option<QkNorm>,
     /// Whether each head of the values is normalized, by an RMS norm without weights (Gemma 4).
     pub value_norm: bool,
-    /// Whether attention is selective (Moondream 3): queries and values have factors that depend on
-    /// the token and on its position, before the rotary embedding. With `x`, a token's queries,
-    /// keys and values one after the other, that of a head is
-    /// `tanh(w * gelu(x)) + sigmoid(alpha * ln(position + 1)) + 0.5`. Only with as many key heads
-    /// as query heads, and without norms, gates and factors of queries.
+    /// Whether attention is selective (Moondream 3). Queries and values are multiplied by factors
+    /// that depend on the token and on its position, before the rotary embedding. The factor of a
+    /// head is `tanh(w * gelu(x)) + sigmoid(alpha * ln(position + 1)) + 0.5`, where `x` is the
+    /// concatenation of a token's queries, keys and values. Selective attention has as many key
+    /// heads as query heads, and no norms, gates or other factors of queries.
     pub selective: bool,
-    /// Whether each head has an attention sink: a learnt score that takes part in the softmax as
-    /// one more position without a value.
+    /// Whether each head has an attention sink: a learned score that is part of the softmax like
+    /// the score of one more position, which has no value.
     pub sinks: bool,
     /// Factor of the scores before the softmax, above 0.
     pub scale: f32,
     /// Scores, after the multiplication by `scale`, are bounded by soft-capping
     /// (`cap * tanh(score / cap)`) with this cap, above 0. `None` for no soft-capping.
     pub softcap: Option<f32>,
-    /// The factor of queries that depends on the position; `None` for 1. Not with
+    /// The factor of queries that depends on the position; `None` for 1. It must be `None` with
     /// [`QkNorm::Position`].
     pub query_scaling: Option<QueryScaling>,
     /// Factor of the output (Falcon-H1), above 0.
@@ -114,9 +115,9 @@ impl AttentionConfig {
         !matches!(self.keys_and_values, KeysAndValues::OfLayer(_))
     }
 
-    /// Lets the last `shared` of the layers read the keys and values of the last layer before them
-    /// that is of the same kind, with or without a sliding window. `None` if there is no such
-    /// layer.
+    /// Makes the last `shared` of the layers read the keys and values of earlier layers. Each reads
+    /// the last layer before them that also has, or also does not have, a sliding window. Returns
+    /// `None` if there is no such layer.
     pub(super) fn share_kv<'a>(
         shared: usize,
         layers: impl Iterator<Item = &'a mut Self>,
@@ -127,14 +128,15 @@ impl AttentionConfig {
         for layer in others {
             let is_local = layer.sliding_window.is_some();
             let source = own.iter().rposition(|own| own.sliding_window.is_some() == is_local)?;
-            // The layer has no projection to values in any case.
+            // This also overrides `OneMatrix`, because the layer has no projection to values in any
+            // case.
             layer.keys_and_values = KeysAndValues::OfLayer(source);
         }
         Some(())
     }
 
-    /// Checks the documented ranges. `keys` are the names of the keys for the number of KV heads
-    /// and for the length of a head, and `file` is the file's name in error messages.
+    /// Checks the documented ranges. `keys` are the names of the keys of the number of KV heads and
+    /// of the length of a head. `file` is the file's name in error messages.
     pub(super) fn check(
         &self,
         file: &str,
@@ -178,7 +180,7 @@ impl AttentionConfig {
         self.check_selective(file)
     }
 
-    /// Checks that selective attention has only what it is computed with.
+    /// Checks that selective attention is not combined with features that it does not support.
     fn check_selective(&self, file: &str) -> Result<(), ModelError> {
         let is_computed = self.kv_heads == self.heads
             && self.keys_and_values == KeysAndValues::Own
@@ -194,8 +196,8 @@ impl AttentionConfig {
     }
 }
 
-/// Checks the length of a head, `dim`, and that of all `heads` heads together. `key` is the name of
-/// the length, and `file` that of the file.
+/// Checks the length `dim` of a head, and the total length of all `heads` heads. `key` is the name
+/// of the key of the length, and `file` the file's name in error messages.
 pub(super) fn check_head_dim(
     file: &str,
     key: &str,
@@ -222,15 +224,15 @@ pub(super) fn check_positive(file: &str, key: &str, number: f32) -> Result<(), M
 }
 
 impl DecoderConfig {
-    /// The attention of the first layer that has any, apart from latent attention.
+    /// The attention of the first layer that has any. Latent attention does not count.
     #[must_use]
     pub fn attention(&self) -> Option<&AttentionConfig> {
         self.layers.iter().find_map(|layer| layer.attention())
     }
 
-    /// Number of leading elements of each head that the rotary embedding `rope`, an index into
-    /// [`ropes`](Self::ropes), rotates. Without a layer that uses it, this is the number that other
-    /// layers with attention have; `None` if there are none.
+    /// Number of leading elements of each head that the rotary embedding `rope` rotates. `rope` is
+    /// an index into [`ropes`](Self::ropes). If no layer uses it, this is the number of the first
+    /// layer with attention; `None` if there is no such layer.
     #[must_use]
     pub fn rope_dim(&self, rope: usize) -> Option<usize> {
         let dims = || self.mixers().filter_map(|mixer| mixer.rotation());
@@ -238,14 +240,14 @@ impl DecoderConfig {
         own.or_else(|| dims().next()).map(|(_, dim)| dim)
     }
 
-    /// Checks the attention of layer `index`, and how it fits that of other layers.
+    /// Checks the attention of layer `index`, and that it is compatible with the other layers.
     pub(super) fn check_attention(
         &self,
         file: &str,
         index: usize,
         attention: &AttentionConfig,
     ) -> Result<(), ModelError> {
-        // The usual keys are those of the layers with a window, if there are any.
+        // The usual keys describe the layers with a window, if there are any.
         let all = || self.layers.iter().filter_map(|layer| layer.attention());
         let local = all().find(|other| other.sliding_window.is_some());
         let sizes = |attention: &AttentionConfig| (attention.kv_heads, attention.head_dim);

@@ -5,13 +5,13 @@ use stolon_kernels::Rule;
 use super::recurrent::{RecurrentShape, ShapeKeys, check_sizes};
 use crate::error::ModelError;
 
-/// Gated DeltaNet, which most layers of Qwen3.5, Qwen3-Next and Kimi Linear have in place of
+/// Gated DeltaNet, which most layers of Qwen3.5, Qwen3-Next and Kimi Linear have instead of
 /// attention. Each value head has a state, a matrix `[key_dim, value_dim]`, which every position
-/// changes by the delta rule. Queries, keys and values pass a short convolution first, whose last
-/// inputs are a part of the state.
+/// updates by the delta rule. Queries, keys and values first pass through a short convolution,
+/// whose last inputs are a part of the state.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DeltaNetConfig {
-    /// What decays and gates are made of.
+    /// The form of decays and gates.
     pub kind: DeltaNetKind,
     /// Number of query heads and of key heads.
     pub key_heads: usize,
@@ -21,14 +21,13 @@ pub struct DeltaNetConfig {
     pub key_dim: usize,
     /// Number of elements of a value head.
     pub value_dim: usize,
-    /// Number of positions that enter each output of the convolution, its own included: from 2 to
-    /// 64.
+    /// Number of positions in the convolution, including the current one: from 2 to 64.
     pub taps: usize,
     /// Whether consecutive value heads share a key head, as in safetensors files. Otherwise value
     /// head `h` uses the key head `h % key_heads`, as in GGUF files.
     pub grouped: bool,
-    /// Whether the weights have the logarithms of the decay rates (`A_log` of safetensors files),
-    /// and not the negated rates (`ssm_a` of GGUF files).
+    /// Whether the weights are the logarithms of the decay rates (`A_log` of safetensors files)
+    /// instead of the negated rates (`ssm_a` of GGUF files).
     pub log_rates: bool,
 }
 
@@ -39,16 +38,16 @@ pub enum DeltaNetKind {
     /// outputs are multiplied by the SiLU of their gates.
     Gated,
     /// Kimi Delta Attention (Kimi Team, 2025): each element of the keys has a decay of its own, and
-    /// outputs are multiplied by the sigmoid of their gates. Time steps and gates are projections
-    /// of vectors with `rank` elements, which are projections of the residual stream.
+    /// outputs are multiplied by the sigmoid of their gates. The projections to time steps and
+    /// gates have low rank: the residual stream is first projected to `rank` elements.
     Kimi {
-        /// Number of elements of these vectors.
+        /// Number of elements of the low-rank vectors.
         rank: usize,
     },
 }
 
 impl DeltaNetConfig {
-    /// Kimi Delta Attention, whose heads and vectors all have `dim` elements.
+    /// Kimi Delta Attention in which heads and low-rank vectors all have `dim` elements.
     pub(super) const fn kimi(heads: usize, dim: usize, taps: usize, log_rates: bool) -> Self {
         Self {
             kind: DeltaNetKind::Kimi { rank: dim },
@@ -99,13 +98,14 @@ impl DeltaNetConfig {
         }
     }
 
-    /// Whether value heads have the order that they have if [`Self::grouped`] is `grouped`.
+    /// Whether the order of value heads is the same as with the value `grouped` of
+    /// [`Self::grouped`].
     pub(crate) fn has_order(&self, grouped: bool) -> bool {
         self.grouped == grouped || self.key_heads == self.value_heads
     }
 
-    /// Number of elements of the vectors that time steps and gates are projections of; `None` if
-    /// they are projections of the residual stream.
+    /// Number of elements of the low-rank vectors of time steps and gates; `None` if these are
+    /// projected directly from the residual stream.
     #[must_use]
     pub fn rank(&self) -> Option<usize> {
         match self.kind {
@@ -147,7 +147,8 @@ impl DeltaNetConfig {
 mod tests {
     use super::*;
 
-    /// Goal: the key head of each value head is that of its group, or the next one in turn.
+    /// Goal: consecutive value heads share a key head if they are grouped; otherwise they use the
+    /// key heads in turn.
     #[test]
     fn value_heads_share_key_heads() {
         let config = DeltaNetConfig {

@@ -7,13 +7,13 @@ use crate::error::ModelError;
 /// Maximum number of experts of a layer. Known models have up to 512.
 const EXPERTS_MAX: usize = 1024;
 
-/// Maximum number of experts of all layers together. Known models have up to 25,000. It bounds what
-/// is allocated for a malformed file.
+/// Maximum number of experts of all layers together. Known models have up to 25,000. It bounds the
+/// memory that is allocated for a malformed file.
 const EXPERTS_TOTAL_MAX: usize = 1 << 15;
 
 /// A mixture of experts. Each expert is an MLP. A router scores all experts for each token, and the
 /// outputs of the experts with the highest scores are added, weighted as [`Self::scores`] says.
-/// Among equal scores, the lower index wins.
+/// Among experts with equal scores, lower indices are preferred.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct ExpertsConfig {
     /// Number of experts of a layer, at most 1024.
@@ -22,56 +22,56 @@ pub struct ExpertsConfig {
     pub per_token: usize,
     /// Width of the MLP of an expert.
     pub width: usize,
-    /// What experts make of their inner features.
+    /// The activation of an expert's inner features.
     pub activation: Activation,
     /// Whether the projections of experts have biases.
     pub bias: bool,
-    /// How scores become weights.
+    /// The function from scores to weights.
     pub scores: ExpertScores,
-    /// Whether the weights of a token's experts add up to 1. With a softmax, it is taken over the
-    /// scores of these experts then, and otherwise over the scores of all experts.
+    /// Whether the weights of a token's experts add up to 1. A softmax is then taken over the
+    /// scores of these experts only, and otherwise over the scores of all experts.
     pub normalized: bool,
     /// Whether the router has a bias.
     pub router_bias: bool,
-    /// The groups of experts of which a token's experts are chosen; `None` if all are.
+    /// The groups from which a token's experts are chosen; `None` if they are chosen from all
+    /// experts.
     pub groups: Option<ExpertGroups>,
     /// Factor of the weights of a token's experts, above 0.
     pub scale: f32,
-    /// Width of the MLP of the shared expert, which all tokens use in addition. `None` if there is
-    /// none.
+    /// Width of the MLP of the shared expert, which all tokens use in addition; `None` if there is
+    /// no shared expert.
     pub shared_width: Option<usize>,
     /// Whether the weight of the shared expert is the sigmoid of a projection to one number.
     /// Otherwise it is 1.
     pub shared_gate: bool,
-    /// Whether the router reads the residual stream with an RMS norm of its own, and each expert
-    /// has a learnt factor of its weight (Gemma 4). Otherwise the router reads what the experts
-    /// read.
+    /// Whether the router reads the residual stream through an RMS norm of its own, and the weight
+    /// of each expert has a learned factor (Gemma 4). Otherwise the router reads the same input as
+    /// the experts.
     pub scaled_router: bool,
-    /// Whether the other factor of a gate is one more: `down(activation(gate(x)) * (up(x) + 1))`
-    /// (Moondream 3).
+    /// Whether 1 is added to `up(x)`: `down(activation(gate(x)) * (up(x) + 1))` (Moondream 3).
     pub shifted: bool,
 }
 
-/// Groups of successive experts. A token uses only experts of the groups with the highest scores; of
-/// equal ones, the lower index wins (DeepSeek-V2 and V3).
+/// Groups of consecutive experts. A token uses only experts of the groups with the highest scores
+/// (DeepSeek-V2 and V3). Among groups with equal scores, lower indices are preferred.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ExpertGroups {
     /// Number of groups, a divisor of the number of experts.
     pub count: usize,
     /// Number of groups that a token uses: from 1 to `count`.
     pub used: usize,
-    /// The score of a group is the sum of the weights of this number of its best experts, biases
-    /// included: from 1 to the number of its experts.
+    /// Number of experts whose weights, including biases, are added up to the score of their group:
+    /// the best ones of each group. From 1 to the number of experts in a group.
     pub best: usize,
 }
 
-/// How the scores of a router become the weights of experts.
+/// The function from the scores of a router to the weights of experts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ExpertScores {
-    /// By a softmax.
+    /// The softmax of the scores.
     Softmax,
-    /// By the sigmoid of each score. If `bias` is true, each expert has a bias, which is added to
-    /// its weight for the choice of experts only (LFM2, GLM-4.5).
+    /// The sigmoid of each score. If `bias` is true, each expert has a bias that is added to its
+    /// weight only to choose experts (LFM2, GLM-4.5).
     Sigmoid {
         /// Whether there are biases.
         bias: bool,
@@ -94,8 +94,8 @@ pub struct ExpertChoice {
 }
 
 impl ExpertGroups {
-    /// Adds the experts of the groups that are used to `experts`, where there are `count` in all
-    /// groups together and `weight` returns the weight of one.
+    /// Adds the experts of the used groups to `experts`. All groups together have `count` experts,
+    /// and `weight` returns the weight of an expert.
     fn add_experts(self, count: usize, weight: impl Fn(u32) -> f32, experts: &mut Vec<u32>) {
         let size = count / self.count;
         let members = |group: usize| (group * size) as u32..((group + 1) * size) as u32;
@@ -113,10 +113,10 @@ impl ExpertGroups {
 }
 
 impl ExpertsConfig {
-    /// Chooses the experts with the highest of a token's `scores`, `[count]`; of equal scores the
-    /// one with the lower index. `bias`, `[count]`, is that of [`ExpertScores::Sigmoid`]. `choices`,
-    /// `[per_token]`, gets the experts with their weights, the highest score first. `order` is
-    /// scratch memory, and so are the scores afterwards.
+    /// Chooses the experts of a token with the highest `scores`, `[count]`. Among equal scores, the
+    /// lower index is chosen. `bias`, `[count]`, is the bias of [`ExpertScores::Sigmoid`]. The
+    /// experts and their weights are written to `choices`, `[per_token]`, the highest score first.
+    /// `order` is scratch memory, and `scores` are overwritten.
     ///
     /// # Panics
     /// If `scores` is empty, or `bias` is shorter.
@@ -160,7 +160,7 @@ impl ExpertsConfig {
         let sum = match (self.scores, self.normalized) {
             (ExpertScores::Softmax, true) => chosen(),
             (ExpertScores::Softmax, false) => (0..scores.len() as u32).map(weight).sum(),
-            // As in transformers, so that the sum is not 0.
+            // The addend is the same as in transformers. It keeps the sum from being 0.
             (ExpertScores::Sigmoid { .. }, true) => chosen() + 1e-6,
             (ExpertScores::Sigmoid { .. }, false) => 1.0,
         };

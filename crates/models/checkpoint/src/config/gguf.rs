@@ -1,8 +1,8 @@
 //! Parses the metadata of a GGUF file into a [`DecoderConfig`], and maps tensor names.
 //!
-//! Some parts of a model differ between GGUF files and Hugging Face's: the offset is already added
-//! to Gemma's norms, Llama 3.1's rope scaling is a tensor of divisors, and the rows of Llama's q
-//! and k projections are in a different order, which [`Weights`](crate::Weights) reverses.
+//! Some parts of a model are different in GGUF files and in Hugging Face's files. The offset is
+//! already added to Gemma's norms, Llama 3.1's rope scaling is a tensor of divisors, and the rows
+//! of Llama's q and k projections have another order, which [`Weights`](crate::Weights) reverses.
 
 mod delta_net;
 mod encoder;
@@ -36,7 +36,7 @@ pub(crate) use names::tensor_name;
 /// Reads the content of a small tensor of F32 values, if the file has it.
 pub(crate) type SmallTensors<'a> = dyn Fn(&str) -> Result<Option<Vec<f32>>, ModelError> + 'a;
 
-/// How embeddings are made, from `pooling_type`; `None` if the model is not meant for them.
+/// How embeddings are computed, from `pooling_type`; `None` if the model is not an embedding model.
 pub(crate) fn pooling(header: &Header) -> Result<Option<Pooling>, ModelError> {
     let (_, prefix) = architecture(header)?;
     let keys = Metadata { header, prefix };
@@ -72,7 +72,7 @@ pub(crate) fn parse(
     let max_positions = keys.required_size("context_length")?;
     let rope = keys.rope(row, (rotary_dim.unwrap_or(global_dim), max_positions), tensors)?;
     let (kv_heads, with_attention) = match (latent, row.dialect) {
-        // Latent attention has one, and layers of Gemma 4 may differ.
+        // Latent attention has one KV head, and layers of Gemma 4 may differ.
         (Some(_), _) | (None, Dialect::Gemma4) => (1, None),
         (None, _) => keys.kv_heads(row, num_heads, layer_count)?,
     };
@@ -84,7 +84,7 @@ pub(crate) fn parse(
         rope: Some(0),
         sliding_window: None,
         keys_and_values: KeysAndValues::Own,
-        // Known only with the layers that have attention.
+        // `add_parts` sets the biases, when the layers that have attention are known.
         qkv_bias: false,
         output_bias: false,
         sinks: false,
@@ -95,7 +95,7 @@ pub(crate) fn parse(
         scale: score_scale,
         softcap: keys.softcap(row, "attn_logit_softcapping", |caps| caps.attention)?,
         query_scaling: keys.query_scaling(row)?,
-        // Converters multiply the weights.
+        // Converters have already multiplied the weights by this factor.
         output_factor: 1.0,
     };
     let mlp = MlpConfig {
@@ -180,8 +180,8 @@ impl Metadata<'_> {
         Ok(Heads { latent, global_dim, head_dim, rotary_dim, score_scale })
     }
 
-    /// Adds the parts of attention and of MLPs that the file has tensors for. The first layer with
-    /// either stands for all of them.
+    /// Adds the parts of attention and of MLPs for which the file has tensors. The first layer with
+    /// attention, or with an MLP, determines the parts of all layers.
     fn add_parts(&self, row: &Description, layers: &mut [LayerConfig]) {
         let has = |layer: usize, name: &str| {
             self.header.tensors.contains_key(&format!("blk.{layer}.{name}"))
@@ -205,8 +205,8 @@ impl Metadata<'_> {
         }
     }
 
-    /// What norms add to the mean square or the variance. Files of Nemotron-H have the key of layer
-    /// norms in the place of that of RMS norms.
+    /// The epsilon of norms. Files of Nemotron-H have the key of layer norms, although the norms
+    /// are RMS norms.
     fn norm_eps(&self, kind: NormKind) -> Result<f32, ModelError> {
         let (rms, layer) = ("attention.layer_norm_rms_epsilon", "attention.layer_norm_epsilon");
         let key = match kind {
@@ -217,7 +217,7 @@ impl Metadata<'_> {
     }
 }
 
-/// The factor of the logits. The number in files of Granite is a divisor.
+/// The factor of the logits. Files of Granite have its reciprocal.
 fn logit_factor(row: &Description, number: f32) -> f32 {
     if row.logit_scale.is_some() { number } else { 1.0 / number }
 }
@@ -245,7 +245,7 @@ fn vocab_size(header: &Header, hidden_size: usize) -> Result<usize, ModelError> 
     }
 }
 
-/// The architecture and the name that the file has for it, with which the keys begin.
+/// The architecture, and its name in the file, which is also the prefix of keys.
 pub(crate) fn architecture(header: &Header) -> Result<(Architecture, &str), ModelError> {
     let value = header.metadata.get("general.architecture");
     let known = value.and_then(Value::as_text).and_then(|name| {

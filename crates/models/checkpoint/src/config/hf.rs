@@ -37,21 +37,22 @@ use gemma4::HeadShape;
 pub(crate) struct ParsedConfig {
     /// The decoder's configuration.
     pub(crate) decoder: DecoderConfig,
-    /// Ids of the end-of-sequence tokens. `generation_config.json` may have further ones.
+    /// Ids of the end-of-sequence tokens. `generation_config.json` may list more.
     pub(crate) eos_token_ids: Vec<u32>,
-    /// Whether the file does not have them, so that they are the default of the architecture.
+    /// Whether the file has no such ids, so that they are the default of the architecture.
     pub(crate) default_eos: bool,
     /// Id of the token that begins a sequence.
     pub(crate) bos_token_id: Option<u32>,
-    /// How the matrices are quantised.
+    /// How the matrices are quantized.
     pub(crate) quantization: Option<Quantization>,
-    /// Whether the embedding is the output matrix if the weights do not have one.
+    /// Whether the embedding is used as the output matrix if the weights have none.
     pub(crate) may_lack_head: bool,
-    /// What users are told about keys that have no effect.
+    /// Notes for users about keys that have no effect.
     pub(crate) notes: Vec<String>,
 }
 
-/// The multimodal models that transformers ties by default.
+/// The values of `model_type` of multimodal models whose embedding is also the output matrix by
+/// default in transformers.
 const TIED_WRAPPERS: [&str; 1] = ["mistral3"];
 
 /// Parses `config.json`. `file` is its name in error messages.
@@ -204,7 +205,7 @@ fn decoder(
     })
 }
 
-/// Number of query heads, of KV heads, and of elements of a head.
+/// Numbers of query heads, of KV heads, and of elements of a head.
 fn heads(
     defaults: &Defaults,
     latent: Option<LatentSizes>,
@@ -217,13 +218,13 @@ fn heads(
     }
     let num_kv_heads = match keys.size("num_key_value_heads")? {
         Some(count) => count,
-        // Unlike a missing key, null means as many as query heads.
+        // Unlike a missing key, null means the number of query heads.
         None if keys.given("num_key_value_heads") => num_heads,
         None => defaults.num_kv_heads.unwrap_or(num_heads),
     };
     let head_dim = match keys.size("head_dim")? {
         Some(dim) => dim,
-        // Older files of Nemotron-H have this key.
+        // Older files of Nemotron-H have the key `attention_head_dim`.
         None => match keys.size("attention_head_dim")?.or(defaults.head_dim) {
             Some(dim) => dim,
             None => hidden_size / num_heads,
@@ -235,7 +236,7 @@ fn heads(
 /// Whether the embedding is also the output matrix. In a multimodal model, both objects may say it;
 /// if they contradict each other, the weights decide, which may have no output matrix.
 fn tied(row: &Description, keys: &Keys<'_>, root: &Keys<'_>) -> Result<bool, ModelError> {
-    // Files of LFM2 may have another key.
+    // Files of LFM2 may have the key `tie_embedding` instead.
     let own = if row.convolutions { root.flag("tie_embedding")? } else { None };
     if let Some(tied) = own {
         return Ok(tied);
@@ -248,8 +249,8 @@ fn tied(row: &Description, keys: &Keys<'_>, root: &Keys<'_>) -> Result<bool, Mod
         .unwrap_or(row.defaults.tie_word_embeddings))
 }
 
-/// Whether a multimodal model uses the embedding if its weights have no output matrix and its
-/// configuration does not say whether the two are tied.
+/// Whether a multimodal model uses the embedding as its output matrix if its weights have none and
+/// its configuration does not say whether the two are tied.
 fn may_lack_head(keys: &Keys<'_>, root: &Keys<'_>) -> Result<bool, ModelError> {
     const KEY: &str = "tie_word_embeddings";
     let is_wrapper = root.text("model_type")?.is_some_and(|name| TIED_WRAPPERS.contains(&name));
@@ -260,7 +261,7 @@ fn may_lack_head(keys: &Keys<'_>, root: &Keys<'_>) -> Result<bool, ModelError> {
 /// not implement.
 fn refuse_options(row: &Description, keys: &Keys<'_>) -> Result<(), ModelError> {
     let key = "use_bidirectional_attention";
-    // In Gemma 4, images may have it.
+    // In Gemma 4, positions of images may attend in both directions.
     let is_of_images =
         row.dialect == Dialect::Gemma4 && keys.value(key).and_then(Value::as_str) == Some("vision");
     if !is_of_images && keys.value(key).is_some_and(|value| *value != Value::Bool(false)) {
@@ -338,7 +339,7 @@ fn multiplier(keys: &Keys<'_>, key: &str) -> Result<Option<f32>, ModelError> {
     Ok(keys.positive_f32(key)?.filter(|factor| *factor != 1.0))
 }
 
-/// A cap. Unlike a missing key, null means that there is none.
+/// A soft cap. Unlike a missing key, null means that there is none.
 fn softcap(keys: &Keys<'_>, key: &str, default: Option<f32>) -> Result<Option<f32>, ModelError> {
     Ok(if keys.given(key) { keys.positive_f32(key)? } else { default })
 }

@@ -22,7 +22,7 @@ pub(crate) struct Keys<'a> {
     /// Dotted path of the object within the file, ending in a dot, or empty.
     path: String,
     map: &'a Map<String, Value>,
-    /// The paths of the keys of the file that were asked for, shared by all objects of the file.
+    /// The paths of the file's keys that were read. All objects of the file share them.
     read: Rc<RefCell<HashSet<String>>>,
 }
 
@@ -44,7 +44,7 @@ impl<'a> Keys<'a> {
         self.map.get(key).filter(|value| !value.is_null())
     }
 
-    /// The first of these names of one key that has a value; the first one if none has.
+    /// The first of several names of a key that has a value, or `names[0]` if none has.
     pub(crate) fn name_of<'n, const N: usize>(&self, names: [&'n str; N]) -> &'n str {
         names.into_iter().find(|name| self.value(name).is_some()).unwrap_or(names[0])
     }
@@ -55,15 +55,15 @@ impl<'a> Keys<'a> {
         self.map.contains_key(key)
     }
 
-    /// Remembers that `key` was asked for.
+    /// Records that `key` was read.
     fn mark(&self, key: &str) {
         if self.map.contains_key(key) {
             self.read.borrow_mut().insert(format!("{}{key}", self.path));
         }
     }
 
-    /// The paths and values of the keys that were not asked for, in this object and in those of its
-    /// objects of which a key was asked for.
+    /// The paths and values of the keys that were not read, in this object and in nested objects
+    /// that have at least one key that was read.
     pub(crate) fn unread(&self) -> Vec<(String, &'a Value)> {
         let read = self.read.borrow();
         let mut list = Vec::new();
@@ -222,8 +222,8 @@ impl<'a> Keys<'a> {
     }
 }
 
-/// Adds the keys of `map` at `path` that are not in `read`. Nested objects count as values unless
-/// one of their keys was read. The parser of JSON limits their depth.
+/// Adds the keys of `map` at `path` that are not in `read`. A nested object counts as a single
+/// value unless one of its keys was read. The JSON parser limits the depth of nesting.
 fn unread<'a>(
     map: &'a Map<String, Value>,
     path: &str,
@@ -252,7 +252,7 @@ fn whole_number(value: &Value) -> Option<u64> {
     })
 }
 
-/// The value as text for an error message, cut off after 80 characters.
+/// The value as a string for an error message, truncated after 80 characters.
 fn shown(value: Option<&Value>) -> String {
     let Some(value) = value else { return "nothing".into() };
     let text = value.to_string();

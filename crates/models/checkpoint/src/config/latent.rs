@@ -7,18 +7,18 @@ use super::{
 };
 use crate::error::ModelError;
 
-/// Maximum number of heads of all layers together. Each head has matrices of its own, so this bounds
-/// what is allocated for a malformed file. Known models have up to 8,000.
+/// Maximum number of heads of all layers together. Known models have up to 8,000. Each head has
+/// matrices of its own, so this bounds the memory that is allocated for a malformed file.
 const HEADS_TOTAL_MAX: usize = 1 << 16;
 
 /// Multi-head latent attention (DeepSeek-V2). The keys and values of all heads are projections of
-/// one vector per position, the latent vector. Only this vector is kept, and next to it a rotated
-/// part of the keys that all heads share, so that a position takes a fraction of the memory.
+/// one vector per position, the latent vector. Only this vector is kept, together with a rotated
+/// part of the keys that all heads share, so a position takes a fraction of the memory.
 ///
-/// Attention does not compute these keys and values: a head's query is multiplied with the
-/// transposed projection to its keys, and compared with the latent vectors; their average is
-/// projected to the value. So there is one key head, whose keys, `[rotary_dim + width]`, are also
-/// the values.
+/// Attention does not compute these keys and values. Instead, each head's query is multiplied with
+/// the transposed projection to the head's keys, attention is computed between the results and the
+/// latent vectors, and the weighted average of the latent vectors is projected to the head's value.
+/// There is therefore one key head, whose keys, `[rotary_dim + width]`, are also the values.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct LatentConfig {
     /// Number of query heads.
@@ -38,15 +38,15 @@ pub struct LatentConfig {
 pub struct LatentSizes {
     /// Number of elements of a latent vector.
     pub width: usize,
-    /// Number of elements of each query, and of the shared part of the keys, that are rotated. It
-    /// is even.
+    /// Number of elements of each query, and of the shared part of the keys, that are rotated;
+    /// even.
     pub rotary_dim: usize,
     /// Number of elements of each head's queries and keys that are not rotated.
     pub key_dim: usize,
     /// Number of elements of each head's values.
     pub value_dim: usize,
-    /// Number of elements of the normalized vector that queries are projections of; `None` if they
-    /// are projections of the residual stream.
+    /// Number of elements of the normalized low-rank vector from which queries are projected;
+    /// `None` if they are projected directly from the residual stream.
     pub query_rank: Option<usize>,
 }
 
@@ -57,8 +57,8 @@ impl LatentSizes {
         self.rotary_dim + self.key_dim
     }
 
-    /// Number of elements that are kept of a position: the rotated part of its keys, then the
-    /// latent vector.
+    /// Number of elements that are kept of a position: the rotated part of its keys, followed by
+    /// the latent vector.
     #[must_use]
     pub fn kept_dim(&self) -> usize {
         self.rotary_dim + self.width
@@ -66,8 +66,8 @@ impl LatentSizes {
 }
 
 impl LatentConfig {
-    /// Gives all layers latent attention with these sizes in place of their attention, which must
-    /// have nothing else.
+    /// Replaces the attention of all layers with latent attention of these sizes. The attention
+    /// must have no features that latent attention does not support.
     pub(super) fn replace_attention(
         file: &str,
         sizes: LatentSizes,
@@ -81,12 +81,13 @@ impl LatentConfig {
         Ok(())
     }
 
-    /// Latent attention with these sizes and the heads, the rotary embedding and the factors of
-    /// `attention`, which must have nothing else. `file` is the file's name in error messages.
+    /// Latent attention with these sizes, and with the heads, the rotary embedding and the factors
+    /// of `attention`, which must have no other features. `file` is the file's name in error
+    /// messages.
     fn of(file: &str, sizes: LatentSizes, attention: &AttentionConfig) -> Result<Self, ModelError> {
         let AttentionConfig {
             heads,
-            // The one key head is made of the sizes.
+            // These follow from `sizes`, because there is one key head.
             kv_heads: _,
             head_dim: _,
             rotary_dim: _,

@@ -1,4 +1,4 @@
-//! What a layer of a decoder consists of: its mixers and its MLP, each with data of its own.
+//! The parts of a decoder's layer: its mixers and its MLP, each with data of its own.
 
 use super::{
     AttentionConfig, DecoderConfig, DeltaNetConfig, ExpertsConfig, FeedForwardConfig, LatentConfig,
@@ -9,7 +9,7 @@ use crate::error::ModelError;
 /// Maximum number of taps of a convolution. Known models have 3.
 const CONVOLUTION_TAPS_MAX: usize = 64;
 
-/// How a layer mixes positions.
+/// The way in which a layer mixes positions.
 #[allow(clippy::large_enum_variant, reason = "there are a few per layer")]
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum MixerConfig {
@@ -25,16 +25,16 @@ pub enum MixerConfig {
     Mamba2(Mamba2Config),
 }
 
-/// A short convolution of as many channels as the residual stream has.
+/// A short convolution. It has as many channels as the residual stream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ConvolutionConfig {
-    /// Number of positions that enter each output, its own included: from 2 to 64.
+    /// Number of positions in the convolution, including the current one: from 2 to 64.
     pub taps: usize,
 }
 
 impl MixerConfig {
-    /// Whether the mixer keeps something of each position that later positions need: keys and
-    /// values of its own, the inputs of a convolution, or a recurrent state.
+    /// Whether the mixer keeps data of each position that later positions need: keys and values of
+    /// its own, the inputs of a convolution, or a recurrent state.
     #[must_use]
     pub fn keeps_positions(&self) -> bool {
         match self {
@@ -44,7 +44,7 @@ impl MixerConfig {
     }
 
     /// The rotary embedding of attention, and the number of elements of a head that it rotates;
-    /// `None` for what is not attention.
+    /// `None` for mixers other than attention.
     pub(super) fn rotation(&self) -> Option<(Option<usize>, usize)> {
         match self {
             Self::Attention(attention) => Some((attention.rope, attention.rotary_dim)),
@@ -57,11 +57,11 @@ impl MixerConfig {
 /// A layer.
 #[derive(Clone, Debug, PartialEq)]
 pub struct LayerConfig {
-    /// What the layer has to mix positions: one mixer; or attention and Mamba-2, both of which read
-    /// the input of the layer (Falcon-H1); or none, so that the layer is its MLP (Nemotron-H). The
+    /// The mixers of the layer. There is one; or attention and Mamba-2, which both read the input
+    /// of the layer (Falcon-H1); or none, so that the layer has only an MLP (Nemotron-H). Their
     /// outputs are added to the residual stream in this order.
     pub mixers: Vec<MixerConfig>,
-    /// The MLP; `None` if the layer only mixes positions (Nemotron-H).
+    /// The MLP; `None` if the layer has only mixers (Nemotron-H).
     pub mlp: Option<FeedForwardConfig>,
 }
 
@@ -74,7 +74,7 @@ impl LayerConfig {
         }
     }
 
-    /// The same layer with this rotary embedding and this sliding window of its attention.
+    /// The same layer with another rotary embedding and another sliding window of its attention.
     pub(super) fn at(&self, rope: Option<usize>, sliding_window: Option<usize>) -> Self {
         let mut layer = self.clone();
         if let Some(attention) = layer.attention_mut() {
@@ -93,7 +93,7 @@ impl LayerConfig {
         });
     }
 
-    /// The attention of the layer, apart from latent attention.
+    /// The attention of the layer. Latent attention does not count.
     #[must_use]
     pub fn attention(&self) -> Option<&AttentionConfig> {
         self.mixers.iter().find_map(|mixer| match mixer {
@@ -102,7 +102,7 @@ impl LayerConfig {
         })
     }
 
-    /// As [`Self::attention`].
+    /// The same as [`Self::attention`], mutable.
     pub(super) fn attention_mut(&mut self) -> Option<&mut AttentionConfig> {
         self.mixers.iter_mut().find_map(|mixer| match mixer {
             MixerConfig::Attention(attention) => Some(attention),
@@ -110,7 +110,7 @@ impl LayerConfig {
         })
     }
 
-    /// Whether the layer has attention of one kind or the other.
+    /// Whether the layer has attention or latent attention.
     #[must_use]
     pub fn has_attention(&self) -> bool {
         self.mixers.iter().any(|mixer| mixer.rotation().is_some())
@@ -147,7 +147,7 @@ impl LayerConfig {
         self.experts().is_some()
     }
 
-    /// Whether the layer keeps something of each position that later positions need.
+    /// Whether the layer keeps data of each position that later positions need.
     #[must_use]
     pub fn keeps_positions(&self) -> bool {
         self.mixers.iter().any(MixerConfig::keeps_positions)
@@ -175,14 +175,15 @@ impl DecoderConfig {
         self.layers.iter().find_map(LayerConfig::experts)
     }
 
-    /// Index of the last layer that keeps something of each position. What later layers compute is
+    /// Index of the last layer that keeps data of each position. The results of later layers are
     /// needed only at positions whose logits or hidden states are requested.
     #[must_use]
     pub fn last_keeping_layer(&self) -> usize {
         self.layers.iter().rposition(LayerConfig::keeps_positions).unwrap_or(0)
     }
 
-    /// Checks all layers, and how they fit together. `file` is the file's name in error messages.
+    /// Checks all layers, and their relations to each other. `file` is the file's name in error
+    /// messages.
     pub(super) fn check_layers(&self, file: &str) -> Result<(), ModelError> {
         let with_experts = self.layers.iter().filter(|layer| layer.has_experts()).count();
         for (index, layer) in self.layers.iter().enumerate() {
@@ -216,7 +217,8 @@ impl DecoderConfig {
             }
         }
         self.check_states(file)?;
-        // The KV store, whose blocks also have the checkpoints of states, has something to store.
+        // The blocks of the KV store must not be empty, because they also store the checkpoints of
+        // states.
         if self.layers.iter().any(LayerConfig::has_attention) || self.convolution().is_some() {
             return Ok(());
         }

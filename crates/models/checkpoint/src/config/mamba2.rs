@@ -6,33 +6,32 @@ use super::attention::check_positive;
 use super::recurrent::{RecurrentShape, ShapeKeys, check_sizes};
 use crate::error::ModelError;
 
-/// Mamba-2 (Dao and Gu, 2024), which most layers of Granite 4 have in place of attention. Each head
+/// Mamba-2 (Dao and Gu, 2024), which most layers of Granite 4 have instead of attention. Each head
 /// has a state, a matrix `[state_dim, head_dim]`, which decays and to which every position adds the
-/// product of a key (`B`) and its value (`x`). A query (`C`) reads it. Keys, queries and values pass
-/// a short convolution first.
+/// product of a key (`B`) and its value (`x`). A query (`C`) reads it. Keys, queries and values
+/// first pass through a short convolution.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Mamba2Config {
     /// Number of heads, a multiple of `groups`.
     pub heads: usize,
     /// Number of elements of a head.
     pub head_dim: usize,
-    /// Number of keys and of queries, each of which `heads / groups` consecutive heads share. The
-    /// outputs of these heads are normalized together.
+    /// Number of keys and of queries. Each is shared by `heads / groups` consecutive heads, whose
+    /// outputs are normalized together.
     pub groups: usize,
     /// Number of elements of a key and of a query.
     pub state_dim: usize,
-    /// Number of positions that enter each output of the convolution, its own included: from 2 to
-    /// 64.
+    /// Number of positions in the convolution, including the current one: from 2 to 64.
     pub taps: usize,
     /// Whether the convolution has biases.
     pub convolution_bias: bool,
     /// Whether the gated outputs are normalized.
     pub norm: bool,
-    /// Whether the weights have the logarithms of the decay rates. Otherwise they have the negative
-    /// rates, as GGUF files do.
+    /// Whether the weights are the logarithms of the decay rates. Otherwise they are the negated
+    /// rates, as in GGUF files.
     pub log_rates: bool,
-    /// Factors of the inputs (Falcon-H1): of the gates, the values, the keys, the queries and the
-    /// time steps, before the biases of the convolution and of the time steps. All are above 0.
+    /// Factors of the gates, the values, the keys, the queries and the time steps (Falcon-H1). They
+    /// are applied before the biases of the convolution and of the time steps. All are above 0.
     pub input_factors: [f32; 5],
     /// Factor of the output (Falcon-H1), above 0.
     pub output_factor: f32,

@@ -1,11 +1,11 @@
-//! The description of what a layer computes after it has mixed positions.
+//! The description of the second half of a layer, after its mixers.
 
 use super::attention::check_positive;
 use super::keys::SIZE_MAX;
 use super::{DecoderConfig, ExpertsConfig, NormPlacement};
 use crate::error::ModelError;
 
-/// What a layer computes after it has mixed positions.
+/// The second half of a layer, after its mixers.
 #[allow(clippy::large_enum_variant, reason = "there is one per layer")]
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum FeedForwardConfig {
@@ -13,7 +13,7 @@ pub enum FeedForwardConfig {
     Dense(MlpConfig),
     /// A mixture of experts.
     Experts(ExpertsConfig),
-    /// Both, next to each other: each reads the residual stream with a norm of its own, and the
+    /// Both, next to each other. Each reads the residual stream through a norm of its own, and both
     /// outputs are normalized before they are added (Gemma 4).
     DenseAndExperts(MlpConfig, ExpertsConfig),
 }
@@ -23,7 +23,7 @@ pub enum FeedForwardConfig {
 pub struct MlpConfig {
     /// Number of inner features.
     pub width: usize,
-    /// What is made of the inner features.
+    /// The activation of the inner features.
     pub activation: Activation,
     /// Whether `gate_proj`, `up_proj` and `down_proj` have biases.
     pub bias: bool,
@@ -31,12 +31,12 @@ pub struct MlpConfig {
     pub output_factor: f32,
 }
 
-/// What an MLP or an expert makes of its inner features.
+/// The activation of the inner features of an MLP or an expert.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Activation {
-    /// There is a gate: `down(function(factor * gate(x)) * up(x))`.
+    /// With a gate: `down(function(factor * gate(x)) * up(x))`.
     Gated(GateConfig),
-    /// There is no gate: `down(function(up(x)))`.
+    /// Without a gate: `down(function(up(x)))`.
     Plain(PlainFunction),
 }
 
@@ -56,8 +56,8 @@ pub enum GateFunction {
     Silu,
     /// GELU in its tanh approximation (`gelu_pytorch_tanh`).
     GeluTanh,
-    /// gpt-oss: `x * sigmoid(alpha * x)`, where `x` is at most `limit`. The other factor is clamped
-    /// to `-limit..=limit`, and 1 is added to it.
+    /// The gate of gpt-oss: `x * sigmoid(alpha * x)`, where `x` is at most `limit`. The other
+    /// operand of the gate is clamped to `-limit..=limit`, and 1 is added to it.
     ClampedSwiglu {
         /// Factor of the sigmoid's argument, above 0.
         alpha: f32,
@@ -125,8 +125,8 @@ impl FeedForwardConfig {
 }
 
 impl DecoderConfig {
-    /// Checks that the norms are those that are computed with experts. `file` is the file's name in
-    /// error messages.
+    /// Checks that the placement of norms is supported together with experts. `file` is the file's
+    /// name in error messages.
     pub(super) fn check_experts(&self, file: &str) -> Result<(), ModelError> {
         let layers = self.layers.iter().filter(|layer| layer.has_experts()).count();
         if layers == 0 {

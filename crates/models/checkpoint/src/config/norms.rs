@@ -1,4 +1,4 @@
-//! Which norms the layers of a decoder have, where they have them, and the names of these.
+//! The norms of a decoder's layers: their kinds, places and names.
 
 use super::{DecoderConfig, LayerConfig};
 use crate::error::ModelError;
@@ -9,13 +9,14 @@ pub enum NormKind {
     /// RMS norms, which scale rows.
     Rms,
     /// Layer norms, which shift rows to the mean 0, scale them, and add a bias (Moondream 2,
-    /// StarCoder 2). Only inputs are normalized then.
+    /// StarCoder 2). They are supported only on inputs.
     Layer,
     /// Layer norms without a bias (Cohere 2).
     LayerWithoutBias,
 }
 
-/// Where a layer normalizes the residual stream. The names of the weights depend on it.
+/// The places where a layer normalizes the residual stream. They determine the names of the
+/// weights.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum NormPlacement {
     /// The inputs of attention and MLP are normalized: `input_layernorm` and
@@ -27,8 +28,9 @@ pub enum NormPlacement {
     /// Both (Gemma): `input_layernorm`, `post_attention_layernorm`, `pre_feedforward_layernorm` and
     /// `post_feedforward_layernorm`, in the order of the forward pass.
     InputAndOutput,
-    /// As [`InputAndOutput`](Self::InputAndOutput), with other names (GLM-4): `input_layernorm`,
-    /// `post_self_attn_layernorm`, `post_attention_layernorm` and `post_mlp_layernorm`.
+    /// The same as [`InputAndOutput`](Self::InputAndOutput) with other names (GLM-4):
+    /// `input_layernorm`, `post_self_attn_layernorm`, `post_attention_layernorm` and
+    /// `post_mlp_layernorm`.
     InputAndOutputOfGlm,
     /// The input of the layer is normalized, `input_layernorm`, and both attention and MLP read it
     /// (Moondream 2, Cohere 2). Their outputs are added to the residual stream.
@@ -79,8 +81,8 @@ impl NormPlacement {
 }
 
 impl NormNames {
-    /// The norms that `layer` has. Where it consists of its MLP, the norm before that is the first
-    /// one of the layer.
+    /// The names of the norms that `layer` has. If the layer has only an MLP, the norm of its input
+    /// has the name of the layer's first norm.
     pub(crate) fn of_layer(self, layer: &LayerConfig) -> Self {
         match (&layer.mixers[..], layer.mlp) {
             ([], _) => Self {
@@ -96,8 +98,8 @@ impl NormNames {
 }
 
 impl DecoderConfig {
-    /// Checks that the forward pass has the combination of norms and MLP. `file` is the file's name
-    /// in error messages.
+    /// Checks that the forward pass supports the combination of norms and MLP. `file` is the file's
+    /// name in error messages.
     pub(super) fn check_blocks(&self, file: &str) -> Result<(), ModelError> {
         let refused =
             |key: &str, expected: &str| Err(ModelError::unsupported(file, key, expected, "others"));

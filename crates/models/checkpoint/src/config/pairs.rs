@@ -2,15 +2,16 @@
 
 use super::{AttentionConfig, LatentSizes};
 
-/// The rows of q or k, in which adjacent rows form the pairs that are rotated. In memory, these are
-/// the rows `i` and `i + rotary_dim / 2` of a head.
+/// The order of the rows of q or k in a file in which adjacent rows form the pairs that are
+/// rotated. In memory, a pair consists of the rows `i` and `i + rotary_dim / 2` of a head.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct AdjacentPairs {
     /// Number of heads, which divides the number of rows.
     heads: usize,
     /// Number of rows of a head.
     head_dim: usize,
-    /// Number of rows of each head before those that are rotated. In memory, they are after these.
+    /// Number of rows of each head that come before the rotated rows in the file. In memory, they
+    /// follow the rotated rows.
     skipped: usize,
     /// Number of rows of each head that are rotated, which is even.
     rotary_dim: usize,
@@ -29,7 +30,7 @@ impl AdjacentPairs {
         Self { heads, head_dim: latent.query_dim(), skipped, rotary_dim }
     }
 
-    /// The order of the rows of what latent attention keeps of a position.
+    /// The order of the rows of latent attention's projection to the key head.
     pub(crate) fn of_latent(latent: LatentSizes) -> Self {
         let LatentSizes { rotary_dim, width: skipped, .. } = latent;
         Self { heads: 1, head_dim: latent.kept_dim(), skipped, rotary_dim }
@@ -40,8 +41,8 @@ impl AdjacentPairs {
         self.heads * self.head_dim
     }
 
-    /// Brings the rows in `bytes`, of which there are [`Self::rows`], into the order that they have
-    /// in memory. Whole rows are moved, so this works for quantised ones too.
+    /// Reorders the rows in `bytes`, [`Self::rows`] of them, from the order in the file to the
+    /// order in memory. Whole rows are moved, so this also works for quantized rows.
     pub(crate) fn separate(self, bytes: &[u8]) -> Vec<u8> {
         let row_bytes = bytes.len() / self.rows();
         let half = self.rotary_dim / 2;
@@ -64,8 +65,8 @@ impl AdjacentPairs {
 mod tests {
     use super::*;
 
-    /// Goal: adjacent rows become rows at a distance of half the rotated part, rows before them follow
-    /// them, and other rows stay where they are.
+    /// Goal: adjacent rows move to a distance of half the rotated part, the rows before them move
+    /// behind them, and all other rows keep their places.
     #[test]
     fn pairs_are_separated() {
         // Two heads with two bytes in each row. Row r in memory is [r, r].

@@ -1,8 +1,8 @@
-//! Parses the key `quantization_config` of `config.json`: how the matrices of safetensors files are
-//! quantised.
+//! Parses the key `quantization_config` of `config.json`, which says how the matrices of
+//! safetensors files are quantized.
 //!
-//! Some formats also say how activations or the KV cache are to be rounded. That is ignored: it is
-//! a choice for speed, and results without it are closer to those of the original model.
+//! Some formats also say how to round activations or the KV cache. This is ignored, because it is a
+//! choice for speed, and results without it are closer to the results of the original model.
 
 use regex::{Regex, RegexBuilder};
 use serde_json::Value;
@@ -12,28 +12,29 @@ use crate::error::{ModelError, quoted};
 
 /// Maximum number of entries of `dynamic`.
 const DYNAMIC_MAX: usize = 4096;
-/// Maximum size in bytes of one of its compiled regular expressions.
+/// Maximum size in bytes of a compiled regular expression of `dynamic`.
 const PATTERN_BYTES_MAX: usize = 1 << 18;
 
 /// The supported values of `quant_method`.
 const METHODS: &str = "fp8, awq, gptq, mxfp4 or compressed-tensors (other models: as a GGUF file)";
 
-/// How the matrices of a model are quantised.
+/// How the matrices of a model are quantized.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Quantization {
-    /// Floats of 8 bits (E4M3).
+    /// 8-bit floats (E4M3).
     Fp8 {
-        /// Rows and columns that share a scale. `None`: a row or the whole matrix has one.
+        /// Numbers of rows and columns that share a scale. With `None`, each row or the whole
+        /// matrix has one.
         block: Option<[usize; 2]>,
     },
-    /// AWQ: unsigned integers of 4 bits, packed along the rows, with scales and zero points.
+    /// AWQ: unsigned 4-bit integers, packed along the rows, with scales and zero points.
     Awq {
         /// Number of columns that share a scale; `None` for all.
         group: Option<usize>,
     },
     /// GPTQ: unsigned integers, packed along the columns, with scales and zero points.
     Gptq {
-        /// 4 or 8.
+        /// Number of bits, 4 or 8.
         bits: usize,
         /// Number of columns that share a scale; `None` for all.
         group: Option<usize>,
@@ -41,12 +42,12 @@ pub(crate) enum Quantization {
         act_order: bool,
         /// Added to the zero points in the file: 1, or 0 in version 2 of the format.
         zero_offset: i32,
-        /// What is different in some modules (`dynamic`). The first entry that matches counts.
+        /// The differences of some modules (`dynamic`). The first entry that matches is used.
         modules: Vec<GptqModules>,
     },
     /// compressed-tensors with signed integers.
     Integers {
-        /// 4 or 8.
+        /// Number of bits, 4 or 8.
         bits: usize,
         /// Whether several integers are packed in a word. Otherwise each is a byte.
         packed: bool,
@@ -59,13 +60,13 @@ pub(crate) enum Quantization {
     },
 }
 
-/// Modules of a GPTQ model that are quantised in another way.
+/// Modules of a GPTQ model that are quantized in another way.
 #[derive(Clone, Debug)]
 pub(crate) struct GptqModules {
-    /// Matches the beginning of the names of the modules.
+    /// Matches the beginning of a module's name.
     pattern: Regex,
     bits: Option<usize>,
-    /// The outer `None` if the group is as in other modules.
+    /// The outer `None` means that the group is the same as in other modules.
     group: Option<Option<usize>>,
     act_order: Option<bool>,
 }
@@ -80,7 +81,7 @@ impl PartialEq for GptqModules {
 impl Eq for GptqModules {}
 
 impl Quantization {
-    /// The quantisation of one module.
+    /// The quantization of one module.
     pub(crate) fn of_module(&self, module: &str) -> Self {
         let Self::Gptq { bits, group, act_order, zero_offset, modules } = self else {
             return self.clone();
@@ -96,7 +97,7 @@ impl Quantization {
     }
 }
 
-/// Parses the quantisation that `keys`, the outermost object or `text_config`, describes.
+/// Parses the quantization that `keys` describes, which is the outermost object or `text_config`.
 pub(super) fn parse(keys: &Keys<'_>) -> Result<Option<Quantization>, ModelError> {
     let object = match keys.object("quantization_config")? {
         Some(object) => object,
@@ -110,7 +111,7 @@ pub(super) fn parse(keys: &Keys<'_>) -> Result<Option<Quantization>, ModelError>
         Some("awq") => awq(&object),
         Some("gptq") => gptq(&object),
         Some("compressed-tensors") => compressed(&object),
-        // The experts of gpt-oss, whose tensors are read by the loader of experts.
+        // This format is used by the experts of gpt-oss, whose tensors the loader of experts reads.
         Some("mxfp4") => return Ok(None),
         _ => Err(object.unsupported("quant_method", METHODS)),
     }
@@ -147,8 +148,8 @@ fn gptq(keys: &Keys<'_>) -> Result<Quantization, ModelError> {
     })
 }
 
-/// The entries of `dynamic`, the key of GPTQModel for modules that are quantised in another way. A
-/// key with the prefix `-:` names modules that are not quantised, for which nothing is to be known.
+/// The entries of `dynamic`, GPTQModel's key for modules that are quantized in another way. An
+/// entry with the prefix `-:` names modules that are not quantized; its values have no meaning.
 fn dynamic(keys: &Keys<'_>) -> Result<Vec<GptqModules>, ModelError> {
     let Some(object) = keys.object("dynamic")? else { return Ok(Vec::new()) };
     if object.names().count() > DYNAMIC_MAX {
@@ -198,7 +199,7 @@ fn compressed(keys: &Keys<'_>) -> Result<Quantization, ModelError> {
     parsed.ok_or_else(|| keys.invalid("config_groups", "at least one group"))
 }
 
-/// Parses one group of layers. `format` is that of the whole model.
+/// Parses one group of layers. `format` is the format of the whole model.
 fn compressed_group(
     keys: &Keys<'_>,
     group_keys: &Keys<'_>,
@@ -272,7 +273,8 @@ fn expect_bits(keys: &Keys<'_>, key: &str, supported: &[usize]) -> Result<usize,
     }
 }
 
-/// The size of a group of columns; `None` if it is missing, null or -1, which mean all columns.
+/// The number of columns of a group; `None` for all columns, which are meant by a missing key, null
+/// and -1.
 fn group(keys: &Keys<'_>, key: &str) -> Result<Option<usize>, ModelError> {
     if keys.value(key).and_then(Value::as_i64) == Some(-1) {
         return Ok(None);
@@ -280,7 +282,7 @@ fn group(keys: &Keys<'_>, key: &str) -> Result<Option<usize>, ModelError> {
     keys.size(key)
 }
 
-/// A list of the number of rows and of columns of a block, if there is one.
+/// The numbers of rows and columns of a block, if the key is present.
 fn block(keys: &Keys<'_>, key: &str) -> Result<Option<[usize; 2]>, ModelError> {
     let Some(value) = keys.value(key) else { return Ok(None) };
     let invalid = || keys.invalid(key, "two numbers from 1 to 65536");

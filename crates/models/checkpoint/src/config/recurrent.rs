@@ -19,17 +19,16 @@ pub struct RecurrentShape {
     pub key_dim: usize,
     /// Number of elements of a value.
     pub value_dim: usize,
-    /// What a position adds to the state, by which there is one decay for each head and position, or
-    /// one for each element of a key.
+    /// The update rule of the state. It also determines whether there is one decay for each head
+    /// and position, or one for each element of a key.
     pub rule: Rule,
     /// Number of channels of the convolution: all queries, keys and values.
     pub channels: usize,
-    /// Number of positions that enter each output of the convolution, its own included: from 2 to
-    /// 64.
+    /// Number of positions in the convolution, including the current one: from 2 to 64.
     pub taps: usize,
 }
 
-/// The names of the keys of a configuration that the sizes come from, for messages.
+/// The names of the configuration's keys from which the sizes are read, for messages.
 pub(super) struct ShapeKeys {
     pub(super) heads: &'static str,
     pub(super) taps: &'static str,
@@ -78,8 +77,8 @@ impl RecurrentShape {
         self.inputs_len() + self.heads * self.head_len()
     }
 
-    /// Checks the documented ranges. All sizes but the taps are from 1 to 2^30, and the channels are
-    /// the sum of three products of two of them.
+    /// Checks the documented ranges. The caller has checked that all sizes but the taps are from 1
+    /// to 2^30, and `channels` is a sum of three products of two of them.
     pub(super) fn check(&self, file: &str, keys: &ShapeKeys) -> Result<(), ModelError> {
         if !(2..=TAPS_MAX).contains(&self.taps) {
             let expected = format!("2 to {TAPS_MAX}");

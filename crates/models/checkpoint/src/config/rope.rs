@@ -1,11 +1,11 @@
-//! Rotary position embedding: the frequencies, and how models scale them for longer contexts.
+//! Rotary position embedding: the frequencies, and their scaling for longer contexts.
 
 use std::ops::Range;
 
 use super::keys::SIZE_MAX;
 use crate::error::ModelError;
 
-/// How the frequencies differ from `theta^(-2i / rotary_dim)`.
+/// How the frequencies are scaled relative to `theta^(-2i / rotary_dim)`.
 #[derive(Clone, Debug, PartialEq)]
 pub enum RopeScaling {
     /// No scaling.
@@ -30,7 +30,8 @@ pub enum RopeScaling {
         original_max_position_embeddings: usize,
     },
     /// YaRN (Peng et al., 2023): low frequencies are divided by `factor`, high frequencies are
-    /// unchanged, and those in between are interpolated linearly in the index of the frequency.
+    /// unchanged, and frequencies in between are interpolated linearly in the index of the
+    /// frequency.
     Yarn {
         /// The divisor of low frequencies, at least 1.
         factor: f64,
@@ -48,44 +49,47 @@ pub enum RopeScaling {
         /// Factor of rotated queries and keys, above 0.
         attention_factor: f32,
     },
-    /// Only the first pairs of a head are rotated, with the frequencies that they have if all are,
-    /// so that the other pairs have the frequency 0 (`proportional` in the files of Gemma 4).
+    /// Only the first pairs of a head are rotated. Their frequencies are the same as if all pairs
+    /// were rotated, and the other pairs have the frequency 0 (`proportional` in the files of Gemma
+    /// 4).
     FirstPairs {
         /// Number of pairs that are rotated: at most half of the elements of a head.
         pairs: usize,
         /// The divisor of the frequencies, above 0.
         factor: f64,
     },
-    /// A divisor for each frequency. This is Phi-3's LongRoPE (Ding et al., 2024), and the form in
-    /// which GGUF files store Llama 3.1's scaling.
+    /// A divisor for each frequency. This is Phi-3's LongRoPE (Ding et al., 2024). GGUF files also
+    /// store Llama 3.1's scaling in this form.
     Divisors {
         /// `[rotary_dim / 2]`, all above 0.
         divisors: Vec<f32>,
         /// Factor of rotated queries and keys, above 0.
         attention_factor: f32,
-        /// LongRoPE's other divisors, for a shorter context; `None` if there are none.
+        /// LongRoPE's divisors for shorter contexts; `None` if there are none.
         short: Option<ShortContext>,
     },
 }
 
-/// The divisors of LongRoPE for contexts up to a length.
+/// The divisors of LongRoPE for contexts up to a maximum length.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ShortContext {
-    /// Maximum context length in positions: that of the model's original training.
+    /// Maximum context length in positions, which is the context length of the model's original
+    /// training.
     pub length: usize,
     /// `[rotary_dim / 2]`, all above 0.
     pub divisors: Vec<f32>,
 }
 
 impl RopeScaling {
-    /// LongRoPE, which has divisors for contexts up to the length `original` of the model's
-    /// original training and others for longer contexts. `read` gets whether the longer ones are
-    /// wanted, and `missing` makes the error if they are not there.
+    /// LongRoPE has divisors for contexts up to `original`, the length of the model's original
+    /// training, and others for longer contexts. `read(true)` reads the divisors for longer
+    /// contexts, and `read(false)` the others. `missing` makes the error for divisors that do not
+    /// exist.
     ///
-    /// transformers chooses by the length of each sequence, so that all keys of a sequence change
-    /// when it becomes longer than `original`. Cached keys must not depend on what follows them.
-    /// Therefore the context length decides, as in vLLM and llama.cpp: that of the model,
-    /// `max_positions`, or the one to which users limit it ([`limit`](Self::limit)).
+    /// transformers chooses by the length of each sequence, so all keys of a sequence change when
+    /// it becomes longer than `original`. But cached keys must not depend on later tokens.
+    /// Therefore the context length decides, as in vLLM and llama.cpp. It is `max_positions`, the
+    /// model's context length, or the limit that users set ([`limit`](Self::limit)).
     pub(crate) fn long_rope<E>(
         max_positions: usize,
         original: usize,
@@ -100,8 +104,8 @@ impl RopeScaling {
         Ok(Self::Divisors { divisors, attention_factor: attention_factor as f32, short })
     }
 
-    /// Chooses the divisors for a context of at most `max_positions`. Returns what users are told
-    /// about the choice, if there is one.
+    /// Chooses the divisors for contexts of at most `max_positions`. Returns a note for users about
+    /// the choice, if there was one.
     pub(crate) fn limit(&mut self, max_positions: Option<usize>) -> Option<String> {
         let Self::Divisors { divisors, short: short @ Some(_), .. } = self else { return None };
         let original = short.as_ref().map_or(0, |short| short.length);
@@ -116,13 +120,13 @@ impl RopeScaling {
         ))
     }
 
-    /// YaRN's attention factor if the configuration does not give one: `0.1 ln(factor) + 1`.
+    /// YaRN's attention factor if the configuration does not have one: `0.1 ln(factor) + 1`.
     pub(crate) fn yarn_attention_factor(factor: f64) -> f64 {
         0.1 * factor.max(1.0).ln() + 1.0
     }
 
-    /// YaRN's factor of the scores of latent attention, where `mscale_all_dim` is the key of this
-    /// name, or 0.
+    /// YaRN's factor of the scores of latent attention. `mscale_all_dim` is the value of this key,
+    /// or 0.
     pub(crate) fn yarn_score_factor(factor: f64, mscale_all_dim: f64) -> f32 {
         let magnitude = mscale_all_dim * (Self::yarn_attention_factor(factor) - 1.0) + 1.0;
         (magnitude * magnitude) as f32
@@ -136,10 +140,10 @@ pub struct Rope {
     pub theta: f64,
     /// How the frequencies are scaled.
     pub scaling: RopeScaling,
-    /// For rotary positions with three coordinates (interleaved M-RoPE of Qwen3-VL and
-    /// Qwen3.5), the number of pairs of a head that each of them rotates: the temporal position,
-    /// the row and the column. See [`axis`](Self::axis). `None` if all pairs are rotated by one
-    /// position.
+    /// For rotary positions with three coordinates (interleaved M-RoPE of Qwen3-VL and Qwen3.5),
+    /// the number of pairs of a head that each coordinate rotates: the temporal position, the row
+    /// and the column. See [`axis`](Self::axis). `None` if positions have one coordinate, which
+    /// rotates all pairs.
     pub sections: Option<[usize; 3]>,
 }
 
@@ -213,8 +217,8 @@ impl Rope {
     }
 
     /// The coordinate that rotates pair `pair` of a head: 0 for the temporal position, 1 for the
-    /// row and 2 for the column. Rows and columns have every third pair until their number is used up,
-    /// and the temporal position has the others.
+    /// row and 2 for the column. Rows and columns each rotate every third pair until they have as
+    /// many as [`sections`](Self::sections) says. The temporal position rotates all other pairs.
     #[must_use]
     pub fn axis(&self, pair: usize) -> usize {
         let Some(sections) = self.sections else { return 0 };
@@ -222,7 +226,7 @@ impl Rope {
         if pair / 3 < sections[axis] { axis } else { 0 }
     }
 
-    /// Factor of the cosines and sines, and so of rotated queries and keys.
+    /// Factor of the cosines and sines, and therefore of rotated queries and keys.
     #[must_use]
     pub fn attention_factor(&self) -> f32 {
         match self.scaling {
@@ -245,9 +249,9 @@ impl Rope {
         angles.map(|angle| (factor * angle.cos(), factor * angle.sin())).unzip()
     }
 
-    /// The context length in positions that the scaling is made for, if the configuration gives the
-    /// context length `max_positions`. It is longer with YaRN: the configurations of such models
-    /// often keep the length of the original training.
+    /// The context length in positions for which the scaling is designed. `max_positions` is the
+    /// context length of the configuration. With YaRN, the result is longer, because configurations
+    /// often keep the context length of the original training.
     pub(crate) fn context(&self, max_positions: usize) -> usize {
         match self.scaling {
             RopeScaling::Yarn { factor, original_max_position_embeddings, .. } => {
@@ -313,7 +317,7 @@ impl Rope {
     }
 }
 
-/// The index, not rounded, of the frequency that makes `turns` turns within `context` positions.
+/// The unrounded index of the frequency that makes `turns` turns within `context` positions.
 fn yarn_index(turns: f64, rotary_dim: usize, theta: f64, context: f64) -> f64 {
     let wavelength = context / (turns * 2.0 * std::f64::consts::PI);
     rotary_dim as f64 * wavelength.ln() / (2.0 * theta.ln())

@@ -1,9 +1,10 @@
-//! The weights of a decoder: the names, shapes and kinds of all tensors, and which of them may be
-//! stored as one.
+//! The weights of a decoder: the names, shapes and kinds of all tensors, and the tensors that files
+//! may store as one.
 //!
 //! [`DecoderConfig::weights`] is the only list of them. Loading checks that each is present, random
-//! models fill them, and both backends load a layer from its [`LayerWeights`]. They take it apart
-//! field by field, so that a tensor that is added here compiles only when each backend loads it.
+//! models fill them, and both backends load a layer from its [`LayerWeights`]. The backends
+//! destructure it with every field named, so a field that is added here is a compile error until
+//! each backend loads it.
 
 mod delta_net;
 mod feed_forward;
@@ -23,22 +24,23 @@ pub use mixers::{
 };
 pub use per_layer::{PerLayerEmbeddingWeights, PerLayerWeights};
 
-/// The kind of a tensor, by which random models choose its values, and backends its type.
+/// The kind of a tensor. Random models choose its values by it, and backends its type.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum TensorRole {
     /// The embedding, whose rows are read by token id.
     Embedding,
     /// The matrix of a projection.
     Matrix,
-    /// A small matrix whose errors would matter more than others, because its results decide
-    /// between alternatives or enter many others. It is never rounded to a type of less precision.
+    /// A small matrix whose errors would matter more than errors of other matrices, because its
+    /// results decide between alternatives or enter many other results. It is never rounded to a
+    /// less precise type.
     Router,
     /// The weight of an RMS norm, to which [`DecoderConfig::norm_offset`] is added.
     Norm,
-    /// The weight of an RMS norm without an offset, or of a layer norm, or factors of what a layer
-    /// computes.
+    /// The weight of an RMS norm without an offset or of a layer norm, or factors of a layer's
+    /// results.
     PlainNorm,
-    /// A bias, the scores of attention sinks, or learnt positions of patches.
+    /// A bias, the scores of attention sinks, or learned positions of patches.
     Bias,
     /// The taps of a convolution.
     Taps,
@@ -69,17 +71,17 @@ pub struct TensorSpec {
 /// A projection.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LinearWeights {
-    /// `[out, in]`.
+    /// The matrix, `[out, in]`.
     pub weight: TensorSpec,
-    /// `[out]`.
+    /// The bias, `[out]`, if there is one.
     pub bias: Option<TensorSpec>,
 }
 
-/// Projections of the same rows. Files may have one matrix in their place, with the rows of one
-/// after the other (Phi-3), and so may a backend.
+/// Projections with the same input. A file may store one matrix instead, which has the rows of all
+/// of them, one after the other (Phi-3), and a backend may keep them so.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StackedWeights<const N: usize> {
-    /// The name of the matrix that a file may have in place of the parts' matrices.
+    /// The name of the matrix that a file may have instead of the parts' matrices.
     pub name: String,
     /// The projections, in the order of their rows.
     pub parts: [LinearWeights; N],
@@ -100,33 +102,33 @@ pub struct NormWeights {
 /// stated otherwise, and `None` if the layer does not have them.
 #[derive(Clone, Debug, PartialEq)]
 pub struct LayerWeights {
-    /// Norm of the residual stream before attention, or before what the layer has in its place.
+    /// Norm of the residual stream before the mixers.
     pub attention_input_norm: Option<NormWeights>,
-    /// Attention, or what the layer has in its place, in the order of [`LayerConfig::mixers`].
+    /// The mixers, in the order of [`LayerConfig::mixers`].
     ///
     /// [`LayerConfig::mixers`]: super::LayerConfig::mixers
     pub mixers: Vec<MixerWeights>,
     /// Norm of attention's output before it is added to the residual stream.
     pub attention_output_norm: Option<TensorSpec>,
-    /// Norm of the residual stream before the MLP or the experts. Without it, they read the input
-    /// of attention if layers are parallel, and else the residual stream.
+    /// Norm of the residual stream before the MLP or the experts. If there is none, they read the
+    /// input of attention in parallel layers, and the residual stream itself in other layers.
     pub mlp_input_norm: Option<NormWeights>,
     /// The MLP or the experts, if the layer has any.
     pub mlp: Option<FeedForwardWeights>,
     /// Norm of the MLP's output before it is added to the residual stream.
     pub mlp_output_norm: Option<TensorSpec>,
-    /// The part of the per-layer embeddings.
+    /// The layer's weights for per-layer embeddings, if the model has them.
     pub per_layer: Option<PerLayerWeights>,
-    /// The factor of the residual stream after the layer, `[1]`.
+    /// Factor of the layer's output, `[1]`.
     pub scale: Option<TensorSpec>,
 }
 
 /// All weights of a decoder, in the order of the forward pass.
 #[derive(Clone, Debug, PartialEq)]
 pub struct DecoderWeights {
-    /// `[vocab_size, hidden_size]`.
+    /// The embedding, `[vocab_size, hidden_size]`.
     pub embedding: TensorSpec,
-    /// The per-layer embeddings.
+    /// The per-layer embeddings, if the model has them.
     pub per_layer: Option<PerLayerEmbeddingWeights>,
     /// One entry per layer.
     pub layers: Vec<LayerWeights>,
@@ -169,8 +171,8 @@ impl DecoderConfig {
         list
     }
 
-    /// The matrices that a file may have in place of several: the name of each, and the matrices
-    /// whose rows it has.
+    /// The matrices that a file may have instead of several: the name of each, and the matrices
+    /// whose rows it contains.
     pub(crate) fn stacked(&self) -> Vec<(String, Vec<TensorSpec>)> {
         let mut list = Vec::new();
         for layer in self.weights().layers {
@@ -228,7 +230,7 @@ impl DecoderConfig {
         }
     }
 
-    /// The norm `module` of the residual stream.
+    /// The weights of the norm `module` of the residual stream.
     fn residual_norm(&self, module: &str) -> NormWeights {
         let with_bias = self.norm_kind == NormKind::Layer;
         NormWeights {
@@ -247,7 +249,7 @@ fn norm(module: &str, size: usize) -> TensorSpec {
     TensorSpec { name: format!("{module}.weight"), shape: vec![size], role: TensorRole::Norm }
 }
 
-/// The factors `name`.
+/// The tensor `name` of `size` factors.
 fn factors(name: String, size: usize) -> TensorSpec {
     TensorSpec { name, shape: vec![size], role: TensorRole::PlainNorm }
 }

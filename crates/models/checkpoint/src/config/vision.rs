@@ -1,8 +1,9 @@
-//! The configuration of an image encoder: a vision transformer, which makes a row of features of
-//! each patch of an image, and a projector, which makes embeddings for the decoder of them.
+//! The configuration of an image encoder. It consists of a vision transformer, which computes
+//! features for each patch of an image, and a projector, which converts them to embeddings for the
+//! decoder.
 //!
-//! The decoder has a [`DecoderConfig`](super::DecoderConfig) of its own, and does not know what the
-//! encoder is like.
+//! The decoder has a [`DecoderConfig`](super::DecoderConfig) of its own, and does not depend on the
+//! kind of encoder.
 
 mod weights;
 
@@ -19,29 +20,29 @@ pub use weights::{
 /// Maximum number of tiles of an image. Their features are in memory at the same time.
 const TILES_MAX: usize = 64;
 
-/// Everything that the encoder needs apart from the weights. All sizes are at least 1.
+/// The description of the encoder, without the weights. All sizes are at least 1.
 #[derive(Clone, Debug, PartialEq)]
 pub struct VisionConfig {
     /// The vision transformer.
     pub tower: TowerConfig,
-    /// What makes embeddings of its features.
+    /// The projector from features to embeddings.
     pub projector: ProjectorConfig,
     /// Width of an embedding: `hidden_size` of the decoder.
     pub output_size: usize,
-    /// Mean of each channel, of values from 0 to 1. It is subtracted from them.
+    /// Mean of each channel, which is subtracted from pixel values from 0 to 1.
     pub mean: [f32; 3],
-    /// What the result is divided by, above 0.
+    /// Standard deviation of each channel, by which the difference is divided; above 0.
     pub deviation: [f32; 3],
-    /// A token whose embedding is the first row of every image, before those of the encoder; `None`
-    /// for most models. In Moondream, the token that begins a sequence attends to the image after
-    /// it, so it is a part of the image.
+    /// A token whose embedding is the first row of every image, before the rows of the encoder;
+    /// `None` for most models. In Moondream, the token that begins a sequence attends to the image
+    /// after it, so it is a part of the image.
     pub first_token: Option<u32>,
-    /// How coordinates and sizes in the image are tokens of the decoder; `None` if they are not.
+    /// Coordinates and sizes in the image as tokens of the decoder, if the model has them.
     pub regions: Option<RegionConfig>,
 }
 
-/// Coordinates and sizes as tokens (Moondream): encoders that make their embeddings of Fourier
-/// features, and decoders that make logits of their bins of the residual stream.
+/// Coordinates and sizes as tokens (Moondream). Encoders compute their embeddings from Fourier
+/// features, and decoders compute the logits of their bins from the residual stream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RegionConfig {
     /// Number of bins of a coordinate, from 2 to 2^14.
@@ -52,13 +53,13 @@ pub struct RegionConfig {
     pub coordinate_features: usize,
     /// Number of features of a size, which is even.
     pub size_features: usize,
-    /// Width of the MLPs that decode; `None` if the normalized residual stream is decoded by
-    /// projections (Moondream 3).
+    /// Width of the MLPs that compute the bins; `None` if projections of the normalized residual
+    /// stream compute them (Moondream 3).
     pub inner_size: Option<usize>,
 }
 
 impl RegionConfig {
-    /// The bins.
+    /// The numbers of bins.
     #[must_use]
     pub fn bins(&self) -> RegionBins {
         RegionBins { coordinates: self.coordinate_bins, sizes: self.size_bins }
@@ -84,15 +85,15 @@ impl RegionConfig {
     }
 }
 
-/// Maximum number of bins. Tokens of sizes have two.
+/// Maximum number of bins. A token of a size contains two bins.
 const BINS_MAX: usize = 1 << 14;
 
-/// A vision transformer of the kind of SigLIP: patches with learnt positions, layers with layer
-/// norms before attention and MLP, attention in both directions, and a norm at the end, which in
-/// Qwen3-VL belongs to the projector.
+/// A vision transformer like SigLIP: patches with learned positions, layers with layer norms before
+/// attention and MLP, attention in both directions, and a norm at the end. In Qwen3-VL, the last
+/// norm belongs to the projector.
 #[derive(Clone, Debug, PartialEq)]
 pub struct TowerConfig {
-    /// The beginning of the names of its tensors, with the dot at the end.
+    /// The prefix of the names of its tensors, including the dot.
     pub prefix: String,
     /// Width of the residual stream, a multiple of `heads`.
     pub hidden_size: usize,
@@ -104,26 +105,26 @@ pub struct TowerConfig {
     pub heads: usize,
     /// Edge of a patch in pixels.
     pub patch_size: usize,
-    /// Number of frames of a patch, each of which is the picture: 1, and 2 in Qwen3-VL, which also
-    /// encodes videos.
+    /// Number of frames of a patch, each of which is the same picture: 1, or 2 in Qwen3-VL, which
+    /// also encodes videos.
     pub frames: usize,
-    /// Edge in pixels of the square images of the training, a multiple of `patch_size`. There is one
-    /// learnt position per patch of such an image.
+    /// Edge in pixels of the square images of the training, a multiple of `patch_size`. There is
+    /// one learned position for each patch of such an image.
     pub image_size: usize,
     /// How the positions of patches are used.
     pub positions: PatchPositions,
-    /// Added to the variance in layer norms.
+    /// Epsilon that is added to the variance in layer norms.
     pub norm_eps: f32,
 }
 
 /// How a tower uses the positions of patches.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum PatchPositions {
-    /// SigLIP: a patch has the learnt position at the same fraction of the edges.
+    /// SigLIP: a patch has the learned position at the same fraction of the edges.
     Nearest,
-    /// Qwen3-VL: learnt positions are interpolated linearly along both edges, and queries and keys
-    /// are rotated by the row of a patch in the first half of their pairs, and by its column in the
-    /// second.
+    /// Qwen3-VL: learned positions are interpolated linearly along both edges. The first half of
+    /// the pairs of queries and keys is rotated by the row of a patch, and the second half by its
+    /// column.
     Rotary {
         /// Base of the frequencies, above 0.
         theta: f64,
@@ -137,7 +138,7 @@ impl TowerConfig {
         self.hidden_size / self.heads
     }
 
-    /// Number of patches along the edge of an image of the training.
+    /// Number of patches along the edge of a training image.
     #[must_use]
     pub fn grid(&self) -> usize {
         self.image_size / self.patch_size
@@ -156,27 +157,27 @@ pub enum ProjectorConfig {
     AveragePooling {
         /// Edge of the square in patches, a divisor of the edge of the image in patches.
         factor: usize,
-        /// Added to the weights of the norm.
+        /// Offset that is added to the weights of the norm.
         norm_offset: f32,
     },
-    /// Moondream: the features of the whole picture, and those of its tiles, which are reduced to
-    /// the same number, are concatenated and projected by an MLP.
+    /// Moondream: the features of the whole picture are concatenated with the features of its
+    /// tiles, which are pooled to the same number, and projected by an MLP.
     Tiles {
-        /// Margin of a tile in patches. Adjacent tiles overlap by twice as much, which is less than
-        /// their edge.
+        /// Margin of a tile in patches. Adjacent tiles overlap by twice the margin, which is less
+        /// than their edge.
         margin: usize,
         /// Maximum number of tiles.
         tiles_max: usize,
         /// Width of the MLP.
         inner_size: usize,
     },
-    /// Qwen3-VL: the normalized features of a square of patches are concatenated and go through an
-    /// MLP. So do those of some layers of the tower, whose results the decoder adds to the outputs
-    /// of its first layers (DeepStack).
+    /// Qwen3-VL: the normalized features of a square of patches are concatenated and pass through
+    /// an MLP. The features of some layers of the tower also pass through MLPs, and the decoder
+    /// adds the results to the outputs of its first layers (DeepStack).
     Merger {
         /// Edge of the square in patches.
         factor: usize,
-        /// The layers of the tower whose features the decoder gets, in ascending order.
+        /// The layers of the tower whose features are passed to the decoder, in ascending order.
         deepstack: Vec<usize>,
     },
 }
@@ -194,8 +195,8 @@ impl ProjectorConfig {
     }
 }
 
-/// Maximum number of embeddings of an image whose size varies. All patches are in memory at the
-/// same time. Processors allow about half of it, and exceed that for narrow pictures only.
+/// Maximum number of embeddings of an image of variable size, whose patches are all in memory at
+/// the same time. Processors allow about half of it, and exceed that only for narrow pictures.
 const ROWS_MAX: usize = 1 << 13;
 
 impl VisionConfig {
@@ -208,8 +209,8 @@ impl VisionConfig {
         }
     }
 
-    /// Number of columns of the grid that the embeddings of an image of `width` pixels form for the
-    /// decoder; 0 if it numbers their positions like those of text.
+    /// Number of columns of the grid of an image's embeddings, for an image of `width` pixels; 0 if
+    /// the decoder numbers their positions in the same way as text.
     #[must_use]
     pub fn columns_of(&self, width: usize) -> usize {
         match &self.projector {
@@ -219,10 +220,10 @@ impl VisionConfig {
     }
 
     /// The number of embeddings of an image of `width` x `height` pixels. If the encoder reads
-    /// tiles, these are below the whole picture.
+    /// tiles, the image has them below the whole picture.
     ///
     /// # Errors
-    /// What is expected of the size, if the encoder cannot process it.
+    /// A description of the expected size, if the encoder cannot process this one.
     pub fn rows_of(&self, [width, height]: [usize; 2]) -> Result<usize, String> {
         let TowerConfig { patch_size, image_size, .. } = self.tower;
         if let ProjectorConfig::Tiles { tiles_max, .. } = self.projector {
@@ -276,14 +277,14 @@ impl VisionConfig {
             let expected = format!("a divisor of hidden_size, {hidden_size}");
             return Err(ModelError::key(file, &named("num_attention_heads"), expected, heads));
         }
-        // The patches of an image are in memory at the same time.
+        // All patches of an image are in memory at the same time.
         let (edge_max, patch_max) = (1 << 14, 1 << 10);
         if patch_size > patch_max || image_size > edge_max || patch_size > image_size {
             let expected = format!("at most {patch_max}, in images of at most {edge_max} pixels");
             return Err(ModelError::key(file, &named("patch_size"), expected, patch_size));
         }
         let factor = self.projector.factor();
-        // The size of an image of the training does not matter where positions are interpolated.
+        // The size of training images does not matter if positions are interpolated.
         let interpolates = matches!(self.projector, ProjectorConfig::Merger { .. });
         if factor == 0 || !interpolates && !self.tower.grid().is_multiple_of(factor) {
             let expected = format!("a divisor of {} patches", self.tower.grid());
@@ -315,7 +316,7 @@ impl VisionConfig {
 }
 
 impl VisionConfig {
-    /// Checks what only Qwen3-VL has.
+    /// Checks the fields that only Qwen3-VL has.
     fn check_merger(&self, file: &str) -> Result<(), ModelError> {
         let TowerConfig { layers, frames, positions, .. } = self.tower;
         if !(1..=FRAMES_MAX).contains(&frames) {
@@ -353,7 +354,7 @@ const FRAMES_MAX: usize = 8;
 /// Maximum edge in patches of the squares of Qwen3-VL. Known models have 2.
 const FACTOR_MAX: usize = 16;
 
-/// The path of a key of the tower, for messages.
+/// The path of a key of the tower in the configuration, for messages.
 fn named(key: &str) -> String {
     format!("vision_config.{key}")
 }

@@ -1,5 +1,5 @@
-//! A picture, with questions about it and their answers, for the demo model that sees. It was not
-//! part of the training data.
+//! A picture, with questions about it and their answers, for the demo model that reads images. It
+//! was not part of the training data.
 
 use serde::Deserialize;
 
@@ -12,7 +12,7 @@ pub struct Picture {
     /// The picture as a PNG file.
     #[serde(skip)]
     pub png: &'static [u8],
-    /// What is in the picture, for those who do not see it.
+    /// A description of the picture, for people who cannot see it.
     pub description: String,
     /// Questions about the picture.
     pub questions: Vec<Question>,

@@ -1,4 +1,4 @@
-//! [`Cursor`]: reads values from bytes in order, with errors that say what was being read.
+//! [`Cursor`] reads values from bytes in order, with errors that say what was being read.
 
 use crate::error::ModelError;
 
@@ -17,7 +17,7 @@ pub(super) struct Cursor<'a> {
     file: &'a str,
     bytes: &'a [u8],
     position: usize,
-    /// Number of elements that arrays may still have.
+    /// Number of elements that further arrays may have in total.
     elements_left: u64,
 }
 
@@ -103,7 +103,7 @@ impl<'a> Cursor<'a> {
         ModelError::malformed(self.file, reason)
     }
 
-    /// Returns an error if an array of `count` elements is one too many.
+    /// Counts an array of `count` elements. Returns an error if all arrays together have too many.
     pub(super) fn count_elements(&mut self, what: &str, count: u64) -> Result<(), ModelError> {
         let Some(left) = self.elements_left.checked_sub(count) else {
             return Err(self.too_many(what, "elements", self.elements_left, count));

@@ -14,19 +14,19 @@ use crate::mmap::Bytes;
 const PARTS_MAX: u32 = 1024;
 /// Maximum number of entries of a directory that are searched for GGUF files.
 const DIRECTORY_ENTRIES_MAX: usize = 10_000;
-/// The quantisation that is chosen if a repository has several, as in llama.cpp.
+/// The quantization that is chosen if a repository has several, as in llama.cpp.
 const DEFAULT_TAG: &str = "Q4_K_M";
 
 /// The name of a part: `STEM-NUMBER-of-COUNT.gguf` with numbers of five digits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct PartName<'a> {
-    /// What is before the numbers, without the last `-`.
+    /// The part of the name before the numbers, without the last `-`.
     stem: &'a str,
-    /// From 1 to `count`.
+    /// Number of the part, from 1 to `count`.
     number: u32,
-    /// From 1 to [`PARTS_MAX`].
+    /// Number of all parts, from 1 to [`PARTS_MAX`].
     count: u32,
-    /// `.gguf` in upper or lower case.
+    /// The suffix `.gguf`, in upper or lower case.
     extension: &'a str,
 }
 
@@ -50,7 +50,7 @@ impl<'a> PartName<'a> {
     }
 }
 
-/// The names of all files of the model that `name` is a file of, in order.
+/// The names of all files of the model to which the file `name` belongs, in order.
 pub(crate) fn parts(name: &str) -> Vec<String> {
     match PartName::parse(name) {
         Some(part) => (1..=part.count).map(|number| part.sibling(number)).collect(),
@@ -58,8 +58,8 @@ pub(crate) fn parts(name: &str) -> Vec<String> {
     }
 }
 
-/// The first file of the model that `wanted` selects among the GGUF files `names`, which may be
-/// paths with `/`. `wanted` is a file name or a quantisation such as `Q4_K_M`. Without it, the only
+/// The first file of the model that `wanted` selects from the GGUF files `names`, which may be
+/// paths with `/`. `wanted` is a file name or a quantization such as `Q4_K_M`. Without it, the only
 /// model is selected, or the only one in [`DEFAULT_TAG`].
 ///
 /// # Errors
@@ -72,7 +72,7 @@ pub(crate) fn choose<'a>(
     let file_name = |name: &str| name.rsplit('/').next().unwrap_or_default().to_owned();
     let is_model = |name: &&str| {
         let name = file_name(name).to_ascii_lowercase();
-        // The projector of images is another model, and importance matrices are none.
+        // The projector of images is another model, and importance matrices are not models.
         name.ends_with(".gguf") && !name.starts_with("mmproj") && !name.contains("imatrix")
     };
     let mut models: Vec<String> = names.into_iter().filter(is_model).map(first).collect();
@@ -94,7 +94,7 @@ pub(crate) fn choose<'a>(
     chosen.ok_or(models)
 }
 
-/// Whether `tag` is a part of `name` between separators, in upper or lower case.
+/// Whether `name` contains `tag` between separators, in upper or lower case.
 fn has_tag(name: &str, tag: &str) -> bool {
     let (name, tag) = (name.to_ascii_lowercase(), tag.to_ascii_lowercase());
     let is_end = |text: Option<char>| text.is_none_or(|c| "-./".contains(c));
@@ -169,8 +169,8 @@ fn check_present(
     })
 }
 
-/// Joins the headers of the parts, of which `files` has the names and contents in order. `count` is
-/// their number; a single file need not be a part.
+/// Joins the headers of the parts. `files` has the names and contents of the parts in order, and
+/// `count` is their number. A single file does not have to be a part.
 pub(crate) fn join(
     count: usize,
     files: impl Iterator<Item = Result<(String, Bytes), ModelError>>,
@@ -260,8 +260,8 @@ mod tests {
         }
     }
 
-    /// Goal: a model is selected by its file, one of its parts or its quantisation. Without a
-    /// selection, the only model or the usual quantisation is selected.
+    /// Goal: a model is selected by its file, one of its parts or its quantization. Without a
+    /// selection, the only model or the usual quantization is selected.
     #[test]
     fn models_are_chosen_by_file_or_quantisation() {
         let names = [

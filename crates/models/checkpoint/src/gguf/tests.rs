@@ -44,7 +44,8 @@ fn a_written_file_is_read_back() {
     assert_eq!(&bytes[b.range.clone()], (0..68).collect::<Vec<u8>>());
 }
 
-/// Goal: candle's reader agrees on a file of the tests' writer, so the writer produces valid GGUF.
+/// Goal: candle reads a file of the tests' writer in the same way, so the writer produces valid
+/// GGUF.
 #[test]
 fn candle_reads_the_same_header() {
     let bytes = small().bytes();
@@ -99,7 +100,8 @@ fn malformed_headers_are_refused() {
     assert!(with(0, b"ggml").contains("not a GGUF file: expected it to start with `GGUF`"));
     assert!(with(4, &1_u32.to_le_bytes()).contains("2 or 3"));
     assert!(with(4, &3_u32.to_be_bytes()).contains("big-endian"));
-    // Counts and lengths beyond the size of the file are refused before anything is allocated.
+    // Counts and lengths beyond the size of the file are refused before memory is allocated for
+    // them.
     assert!(with(8, &u64::MAX.to_le_bytes()).contains("truncated"));
     assert!(with(16, &u64::MAX.to_le_bytes()).contains("truncated"));
     assert!(with(24, &(1_u64 << 40).to_le_bytes()).contains("truncated"));
@@ -134,7 +136,7 @@ proptest::proptest! {
         let _ = read("f", &bytes);
     }
 
-    /// Goal: changing bytes of a valid file leads to an error or to ranges inside of the file.
+    /// Goal: changing bytes of a valid file leads to an error or to ranges inside the file.
     #[test]
     fn changed_bytes_never_panic(
         changes in proptest::collection::vec((0_usize..400, proptest::num::u8::ANY), 1..4),

@@ -1,4 +1,4 @@
-//! [`Value`]: a metadata value of a GGUF file.
+//! [`Value`] is a metadata value of a GGUF file.
 
 use super::cursor::Cursor;
 use crate::error::ModelError;
@@ -14,7 +14,7 @@ pub(crate) enum Value {
     Float(f64),
     /// A boolean.
     Bool(bool),
-    /// UTF-8 text.
+    /// A UTF-8 string.
     Text(String),
     /// An array of integers of any width, signed or unsigned, that fit in an i64.
     Integers(Vec<i64>),
@@ -22,7 +22,7 @@ pub(crate) enum Value {
     Floats(Vec<f32>),
     /// An array of booleans.
     Bools(Vec<bool>),
-    /// An array of UTF-8 texts.
+    /// An array of UTF-8 strings.
     Texts(Vec<String>),
 }
 
@@ -100,7 +100,7 @@ impl Value {
         count: u64,
         what: &str,
     ) -> Result<Self, ModelError> {
-        // Elements are converted one by one, so that a large array is never stored as `Value`s.
+        // Elements are converted one by one, so a large array is never stored as `Value`s.
         Ok(match type_id {
             id::STRING => {
                 Self::Texts((0..count).map(|_| cursor.string(what)).collect::<Result<Vec<_>, _>>()?)

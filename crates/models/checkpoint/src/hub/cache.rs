@@ -2,7 +2,7 @@
 //! file, `snapshots/COMMIT/NAME` links to it, and `refs/REVISION` contains a commit.
 //!
 //! Commits, ETags and file names come from the hub's answers. Each becomes part of a path only
-//! after [`plain`] has accepted it, so nothing is written outside of the repository's directory.
+//! after [`plain`] has accepted it, so nothing is written outside the repository's directory.
 
 use std::path::{Path, PathBuf};
 
@@ -12,23 +12,23 @@ use crate::files;
 const REF_BYTES_MAX: u64 = 1024;
 /// Maximum number of components of a file's name in a repository.
 const DEPTH_MAX: usize = 4;
-/// Maximum number of files of a snapshot that are looked at.
+/// Maximum number of files of a snapshot that are listed.
 const FILES_MAX: usize = 10_000;
 
-/// Whether a name that the hub sent can be used as one component of a path: 1 to 200 ASCII letters,
-/// digits, `-`, `_` and `.`, and no dot at the start.
+/// Whether a name that the hub has sent can be used as one component of a path: 1 to 200 ASCII
+/// letters, digits, `-`, `_` and `.`, without a dot at the start.
 pub(super) fn plain(name: &str) -> bool {
     let plain = |b: u8| b.is_ascii_alphanumeric() || b"-_.".contains(&b);
     (1..=200).contains(&name.len()) && !name.starts_with('.') && name.bytes().all(plain)
 }
 
-/// Whether a name that the hub sent can be used as a relative path: at most four [`plain`] names
-/// between `/`.
+/// Whether a name that the hub has sent can be used as a relative path: at most four [`plain`]
+/// names between `/`.
 pub(super) fn plain_path(name: &str) -> bool {
     name.split('/').count() <= DEPTH_MAX && name.split('/').all(plain)
 }
 
-/// The names of the files in a snapshot's directory, also in directories below it.
+/// The names of the files in a snapshot's directory and in its subdirectories.
 pub(super) fn files_in(directory: &Path) -> Vec<String> {
     let mut names = Vec::new();
     let mut waiting = vec![String::new()];
@@ -37,7 +37,7 @@ pub(super) fn files_in(directory: &Path) -> Vec<String> {
         for entry in entries.take(FILES_MAX.saturating_sub(names.len())) {
             let Ok(name) = entry.file_name().into_string() else { continue };
             let name = if parent.is_empty() { name } else { format!("{parent}/{name}") };
-            // Files are symbolic links, so only directories count as directories here.
+            // Files are symbolic links, and links to directories are not followed.
             match entry.file_type() {
                 Ok(kind) if kind.is_dir() && plain_path(&name) => waiting.push(name),
                 _ => names.push(name),
@@ -64,7 +64,7 @@ impl RepoCache {
         plain(commit).then(|| self.directory.join("snapshots").join(commit))
     }
 
-    /// The commit that was recorded for a revision.
+    /// The commit that was recorded for a revision, if there is one.
     pub(super) fn commit_of(&self, revision: &str) -> Option<String> {
         let bytes = files::read(&self.directory.join("refs").join(revision), REF_BYTES_MAX).ok()?;
         Some(String::from_utf8(bytes).ok()?.trim().to_owned())
@@ -93,9 +93,9 @@ impl RepoCache {
     }
 }
 
-/// Makes `blob` available under the path `file` of a snapshot: by a relative symbolic link, or by
-/// moving it where the system does not allow links. `depth` is the number of directories of the
-/// snapshot that `file` is in.
+/// Makes `blob` available as the file `file` of a snapshot, by a relative symbolic link, or by
+/// moving it if the system does not allow links. `depth` is the number of the snapshot's
+/// subdirectories in the path of `file`.
 pub(super) fn link(blob: &Path, file: &Path, depth: usize) -> std::io::Result<()> {
     file.parent().map_or(Ok(()), std::fs::create_dir_all)?;
     #[cfg(unix)]
@@ -119,7 +119,7 @@ pub(super) fn link(blob: &Path, file: &Path, depth: usize) -> std::io::Result<()
 mod tests {
     use super::*;
 
-    /// Goal: only names that stay inside of a directory become components of a path.
+    /// Goal: only names that stay inside a directory become components of a path.
     #[test]
     fn names_that_leave_a_directory_are_not_plain() {
         for name in ["0123abc", "model-1-of-2.safetensors", "a_b", &"f".repeat(64)] {

@@ -1,7 +1,7 @@
-//! [`Checksum`]: verifies the content of a file against the hash that the hub sends as its ETag.
+//! [`Checksum`] verifies the content of a file against the hash that the hub sends as its ETag.
 //!
-//! The ETag of a large file (Git LFS) is the SHA-256 of its content. That of any other file is the
-//! name of its Git object: the SHA-1 of `blob SIZE\0` and the content. Mirrors may send other
+//! The ETag of a large file (Git LFS) is the SHA-256 of its content. The ETag of any other file is
+//! the name of its Git object, the SHA-1 of `blob SIZE\0` and the content. Mirrors may send other
 //! ETags; such files are not verified.
 
 use ring::digest::{Context, SHA1_FOR_LEGACY_USE_ONLY, SHA256};
@@ -38,7 +38,7 @@ impl Checksum {
     /// Compares the hash of all bytes with the expected one.
     ///
     /// # Errors
-    /// Both hashes as text, if they differ.
+    /// Both hashes in a string, if they differ.
     pub(super) fn finish(self) -> Result<(), String> {
         let digest = self.context.finish();
         let got: String = digest.as_ref().iter().map(|byte| format!("{byte:02x}")).collect();
@@ -59,7 +59,7 @@ mod tests {
         Some(checksum.finish())
     }
 
-    /// Goal: hashes are those of `sha256sum` and `git hash-object`.
+    /// Goal: hashes are the same as the ones of `sha256sum` and `git hash-object`.
     #[test]
     fn hashes_are_those_of_git() {
         let sha256 = "2cf24dba5fb0a30e26e83b2ac5b9e29e1b161e5c1fa7425e73043362938b9824";

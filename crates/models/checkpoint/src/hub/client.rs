@@ -1,9 +1,9 @@
-//! [`Client`]: requests to the hub over HTTP.
+//! [`Client`] sends requests to the hub over HTTP.
 //!
-//! A hub, or a mirror of it, is not trusted. Redirects are followed here and not by the HTTP
-//! library, so that the token is sent to the hub's own address only and TLS is never left. The size
-//! of headers is bounded by the library, and the size of bodies and the time without progress by
-//! [`copy`].
+//! A hub, or a mirror of it, is not trusted. This file follows redirects itself instead of the HTTP
+//! library, so that the token is sent only to the hub's own address and a redirect never leaves
+//! TLS. The library bounds the size of headers, and [`copy`] bounds the size of bodies and the time
+//! without progress.
 
 use std::io::{Read, Write};
 use std::time::{Duration, Instant};
@@ -21,8 +21,8 @@ use super::HubOptions;
 const REDIRECTS_MAX: usize = 5;
 /// Maximum size in bytes of the headers of an answer.
 const HEADER_BYTES_MAX: usize = 64 << 10;
-/// A body that is slower than this number of bytes per second, averaged over a
-/// [window](Client::window), is given up.
+/// Reading a body fails if it is slower than this number of bytes per second, averaged over a
+/// [window](Client::window).
 const BYTES_PER_SECOND_MIN: u64 = 1024;
 
 /// A request that failed.
@@ -31,22 +31,22 @@ pub(super) struct Failure {
     /// The HTTP status of the hub's answer; `None` if there was no answer.
     pub(super) status: Option<u16>,
     pub(super) text: String,
-    /// Whether a file arrived completely but with another content than announced.
+    /// Whether a file arrived completely, but with other content than announced.
     pub(super) corrupt: bool,
 }
 
 impl Failure {
-    /// A failure without an answer.
+    /// A failure without an answer of the hub.
     pub(super) fn new(text: impl ToString) -> Self {
         Self { status: None, text: text.to_string(), corrupt: false }
     }
 
-    /// An answer that does not conform to the hub's interface.
+    /// A failure because an answer does not conform to the hub's interface.
     pub(super) fn answer(status: u16, text: impl ToString) -> Self {
         Self { status: Some(status), ..Self::new(text) }
     }
 
-    /// A file whose hash is wrong.
+    /// A failure because the hash of a file is wrong.
     pub(super) fn corrupt(text: impl ToString) -> Self {
         Self { corrupt: true, ..Self::new(text) }
     }
@@ -56,7 +56,8 @@ impl Failure {
 #[derive(Debug)]
 pub(super) struct Head {
     pub(super) status: u16,
-    /// The ETag that the hub itself sent, not the server to which it redirects. Not validated.
+    /// The ETag that the hub itself has sent, not a server to which it redirects. It is not
+    /// validated.
     pub(super) etag: Option<String>,
     /// Size of the file in bytes, if it was sent.
     pub(super) size: Option<u64>,
@@ -66,7 +67,8 @@ pub(super) struct Head {
 #[derive(Debug)]
 pub(super) struct Answer {
     pub(super) status: u16,
-    /// The ETag that the hub itself sent, not the server to which it redirected. Not validated.
+    /// The ETag that the hub itself has sent, not a server to which it redirects. It is not
+    /// validated.
     pub(super) etag: Option<String>,
     /// Offset in the file of the body's first byte.
     pub(super) start: u64,
@@ -118,7 +120,7 @@ impl<'a> Client<'a> {
         Ok(Self { agent, options, endpoint })
     }
 
-    /// Requests `path` of the hub, from the byte `start` on.
+    /// Requests `path` of the hub, beginning with the byte `start`.
     ///
     /// # Errors
     /// [`Failure`] if there is no answer, or a status other than success.
@@ -133,8 +135,8 @@ impl<'a> Client<'a> {
     /// Requests the ETag and the size of the file `path`.
     ///
     /// # Errors
-    /// As for [`get`](Self::get). A redirect to another server is a success: the hub has sent both
-    /// with it.
+    /// The errors of [`get`](Self::get). A redirect to another server is a success, because the hub
+    /// has sent both values with it.
     pub(super) fn head(&self, path: &str) -> Result<Head, Failure> {
         let last = self.request(&Method::HEAD, path, 0)?;
         let status = last.response.status();
@@ -146,7 +148,8 @@ impl<'a> Client<'a> {
         Ok(Head { status: status.as_u16(), etag: last.etag, size })
     }
 
-    /// Sends a request and follows redirects, for `HEAD` only those within the hub's own server.
+    /// Sends a request and follows redirects. For `HEAD`, only redirects to the hub's own server
+    /// are followed.
     fn request(&self, method: &Method, path: &str, start: u64) -> Result<Last, Failure> {
         let url = format!("{}{path}", self.options.endpoint);
         let mut url: Uri = url.parse().map_err(|e| Failure::new(format!("{url}: {e}")))?;
@@ -258,7 +261,7 @@ impl Last {
     }
 }
 
-/// Reads the position and the size from the headers of a successful answer.
+/// Reads the start and the size from the headers of a successful answer.
 fn answer(last: Last) -> Result<Answer, Failure> {
     let Last { response, etag, linked_size, .. } = last;
     let status = response.status().as_u16();
@@ -280,18 +283,18 @@ fn answer(last: Last) -> Result<Answer, Failure> {
     Ok(Answer { status, etag, start, size, body: response.into_body() })
 }
 
-/// Start and total size of `bytes START-END/SIZE`.
+/// Parses the start and the total size of `bytes START-END/SIZE`.
 fn parse_range(range: &str) -> Option<(u64, u64)> {
     let (start, rest) = range.strip_prefix("bytes ")?.split_once('-')?;
     Some((start.parse().ok()?, rest.split_once('/')?.1.parse().ok()?))
 }
 
-/// Copies at most `bytes_max` bytes from `body` to `out`, and calls `progress` with their number
-/// from time to time. Returns the number of bytes.
+/// Copies at most `bytes_max` bytes from `body` to `out`, and calls `progress` with the number of
+/// copied bytes from time to time. Returns this number.
 ///
 /// # Errors
-/// The first error of either. A body with more bytes, or one that is too slow over a time of
-/// `window`, is an error too.
+/// The first error of reading or writing. A body that has more bytes, or that is too slow during a
+/// time of `window`, is also an error.
 pub(super) fn copy(
     body: Body,
     out: &mut dyn Write,
@@ -352,7 +355,7 @@ mod tests {
         }
     }
 
-    /// Goal: redirects lead to HTTP servers only, and never from TLS to a connection without it.
+    /// Goal: redirects lead only to HTTP servers, and never from TLS to a connection without it.
     #[test]
     fn redirects_do_not_leave_http_or_tls() {
         let from = uri("https://hub.example/a?b");

@@ -16,16 +16,16 @@ use super::client::{self, Answer, Failure};
 use super::progress::Reporter;
 use super::{Snapshot, WEIGHT_BYTES_MAX, bytes_max, cache};
 
-/// What the hub says about a file before it is downloaded.
+/// The hub's description of a file before it is downloaded.
 struct Expected<'a> {
     name: &'a str,
     etag: &'a str,
-    /// Size in bytes; `None` if it was not sent, which is allowed for small files only.
+    /// Size in bytes; `None` if the hub has not sent it, which is allowed only for small files.
     size: Option<u64>,
 }
 
 impl Snapshot<'_> {
-    /// Downloads the file `name` to `path`. An interrupted download is continued.
+    /// Downloads the file `name` to `path`. An interrupted download is resumed.
     pub(super) fn download(&self, name: &str, path: &Path) -> Result<(), Failure> {
         let head = self.client.head(&self.url(name))?;
         let etag = head.etag.unwrap_or_default();
@@ -38,11 +38,11 @@ impl Snapshot<'_> {
         incomplete.parent().map_or(Ok(()), std::fs::create_dir_all).map_err(Failure::new)?;
         let file = OpenOptions::new().create(true).append(true).read(true).open(&incomplete);
         let mut file = file.map_err(Failure::new)?;
-        // Another process may be downloading the same file. Some file systems have no locks.
+        // Another process may be downloading the same file. Some file systems do not support locks.
         if let Err(error) = file.lock() {
             tracing::debug!(%error, "cannot lock {}", incomplete.display());
         }
-        // The same content may be part of another commit already.
+        // Another process or another commit may have stored the same content already.
         if blob.is_file() {
             let _ = std::fs::remove_file(&incomplete);
         } else {
@@ -57,7 +57,7 @@ impl Snapshot<'_> {
         cache::link(&blob, path, name.matches('/').count()).map_err(Failure::new)
     }
 
-    /// Downloads the rest of a file of which `file` has the beginning, and verifies the whole.
+    /// Downloads the rest of a file whose beginning is in `file`, and verifies the whole file.
     fn complete(&self, expected: &Expected<'_>, file: &mut File) -> Result<(), Failure> {
         let mut have = file.metadata().map_err(Failure::new)?.len();
         if expected.size.is_none_or(|size| have > size) {
@@ -95,8 +95,8 @@ impl Snapshot<'_> {
         Ok(())
     }
 
-    /// Requests the rest of a file of which `file` has `have` bytes. If the hub does not send the
-    /// rest, `file` is emptied, `have` becomes 0, and the answer is the whole file.
+    /// Requests the rest of a file whose first `have` bytes are in `file`. If the hub does not send
+    /// the rest, `file` is truncated, `have` becomes 0, and the answer is the whole file.
     fn request(
         &self,
         expected: &Expected<'_>,
@@ -120,7 +120,7 @@ impl Snapshot<'_> {
         if *have > 0 {
             match self.client.get(&url, *have) {
                 Ok(answer) if answer.start == *have => return check(answer),
-                // The range is not satisfiable: the file is shorter.
+                // 416 means that the range is not satisfiable, because the file is shorter.
                 Err(failure) if failure.status != Some(416) => return Err(failure),
                 _ => file.set_len(0).map_err(Failure::new)?,
             }
@@ -169,7 +169,7 @@ fn hash_start(file: &mut File, bytes: u64, checksum: &mut Option<Checksum>) -> s
     }
 }
 
-/// Appends to a file, and adds what is written to its hash.
+/// Appends to a file, and adds the written bytes to its hash.
 struct Hashed<'a> {
     file: &'a mut File,
     checksum: &'a mut Option<Checksum>,

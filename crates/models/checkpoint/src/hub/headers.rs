@@ -10,27 +10,27 @@ use crate::gguf;
 use crate::mmap::Bytes;
 use crate::weights::safetensors;
 
-/// Number of bytes of a file after which its header is looked for the first time. The attempts
-/// after that are made with twice as many bytes each.
+/// Number of bytes of a file after which its header is parsed for the first time. Each further
+/// attempt has twice as many bytes.
 const FIRST_ATTEMPT: usize = 64 << 10;
 /// Maximum number of bytes of a file that are requested. It is above the maximum length of a
 /// header.
 const HEAD_BYTES_MAX: usize = 132 << 20;
 
-/// What is known of the weights of a model on the hub.
+/// The known parts of the weights of a model on the hub.
 #[derive(Debug)]
 pub(crate) enum Remote {
-    /// All files are in the cache. The path is that of the snapshot or of a GGUF file.
+    /// All files are in the cache. The path is the snapshot or a GGUF file.
     Cached(PathBuf),
     /// The parts of a GGUF model with their headers, and the directory of the snapshot.
     Gguf { directory: PathBuf, files: Vec<(String, Bytes)> },
-    /// The safetensors files with their headers, and the directory of the snapshot, which has all
-    /// other files.
+    /// The safetensors files with their headers, and the directory of the snapshot, which contains
+    /// all other files.
     Safetensors { directory: PathBuf, files: Vec<(String, Bytes)> },
 }
 
-/// Downloads all files of the model but its weights, and the headers of the weights. The arguments
-/// are those of [`fetch`](super::fetch).
+/// Downloads all files of the model except its weights, and the headers of the weights. The
+/// arguments are the same as for [`fetch`](super::fetch).
 ///
 /// # Errors
 /// [`ModelError::Hub`], and errors of files in the cache.
@@ -67,7 +67,7 @@ pub(crate) fn headers(
 }
 
 impl Snapshot<'_> {
-    /// The header of the file `name`: from the cache, or else from the hub.
+    /// The header of the file `name`, from the cache if it is there, and otherwise from the hub.
     fn header(&self, name: &str, is_gguf: bool) -> Result<Bytes, ModelError> {
         let path = self.path(name)?;
         if path.exists() {
@@ -97,11 +97,11 @@ impl Snapshot<'_> {
     }
 }
 
-/// Receives the beginning of a file and returns an error as soon as it has the header, so that the
+/// Receives the beginning of a file, and returns an error once it contains the header, so that the
 /// rest is not sent. The parsers bound the length of headers.
 struct Head {
     bytes: Vec<u8>,
-    /// Number of bytes with which the header is looked for next.
+    /// Number of bytes after which the header is parsed next.
     next: usize,
     /// Size of the whole file in bytes.
     size: u64,

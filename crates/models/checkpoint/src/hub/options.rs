@@ -1,5 +1,5 @@
-//! [`HubOptions`]: address, token and cache of the hub, from the same environment variables as in
-//! Hugging Face's own tools.
+//! [`HubOptions`] has the address, token and cache of the hub, from the same environment variables
+//! as in Hugging Face's own tools.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -12,7 +12,7 @@ const TIMEOUT: Duration = Duration::from_secs(10);
 /// Maximum size in bytes of the file with the token.
 const TOKEN_BYTES_MAX: u64 = 4096;
 
-/// How the hub and its cache are accessed.
+/// Options of access to the hub and its cache.
 #[derive(Clone)]
 pub struct HubOptions {
     /// The cache directory, which contains the `models--org--name` directories.
@@ -21,18 +21,18 @@ pub struct HubOptions {
     pub endpoint: String,
     /// The access token for private and gated repositories.
     pub token: Option<String>,
-    /// Whether to use the cache only and never the network.
+    /// Whether only the cache is used, and never the network.
     pub offline: bool,
     /// Maximum time to wait for a connection, for the headers of an answer, and for the next bytes
     /// of a file; above 0.
     pub timeout: Duration,
-    /// Called with the progress of each download. With `None`, progress is logged every five
-    /// seconds.
+    /// A function that is called with the progress of each download. With `None`, progress is
+    /// logged every five seconds.
     pub progress: Option<ProgressCallback>,
 }
 
 impl std::fmt::Debug for HubOptions {
-    /// Does not show the token.
+    /// Formats the options without the token.
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("HubOptions")
             .field("cache", &self.cache)
@@ -62,7 +62,7 @@ impl HubOptions {
         Self::from_variables(|name| std::env::var(name).ok())
     }
 
-    /// Like [`HubOptions::from_env`], with the values of the variables from a function.
+    /// The same as [`HubOptions::from_env`], with the values of the variables from a function.
     #[must_use]
     pub fn from_variables(variable: impl Fn(&str) -> Option<String>) -> Self {
         let set = |name: &str| variable(name).filter(|value| !value.is_empty());

@@ -1,4 +1,4 @@
-//! Progress of downloads: to a callback of the caller, or to the log.
+//! Reports the progress of downloads to a callback of the caller, or to the log.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -8,7 +8,7 @@ use super::HubOptions;
 /// Time between two log messages about the progress of a download.
 const LOG_INTERVAL: Duration = Duration::from_secs(5);
 
-/// How far the download of one file is.
+/// The progress of the download of one file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct DownloadProgress<'a> {
@@ -16,11 +16,11 @@ pub struct DownloadProgress<'a> {
     pub repo: &'a str,
     /// The file in the repository.
     pub file: &'a str,
-    /// Number of bytes that are on disk, including those of an earlier, interrupted download.
+    /// Number of bytes on disk, including the bytes of an earlier, interrupted download.
     pub bytes: u64,
     /// Size of the file in bytes, if the hub has sent it.
     pub size: Option<u64>,
-    /// Whether the file is complete and its hash, if the hub has sent one, is right.
+    /// Whether the file is complete and its hash, if the hub has sent one, is correct.
     pub done: bool,
 }
 

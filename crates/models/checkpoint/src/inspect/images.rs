@@ -11,8 +11,8 @@ use crate::memory::packed_bytes;
 use crate::weights::Weights;
 
 impl Inspection {
-    /// Adds the memory of the model's image encoder, or why it would be refused. `json` is the
-    /// content of `config.json` in `directory`.
+    /// Adds the memory of the model's image encoder, or the reason why it would be refused. `json`
+    /// is the content of `config.json` in `directory`.
     pub(super) fn add_images(
         &mut self,
         (directory, json): (&Path, &Value),
@@ -34,8 +34,9 @@ impl Inspection {
         }
     }
 
-    /// If a file with an encoder was named, adds the memory that the encoder needs, or the reason why
-    /// it would be refused. A model whose text cannot be read was refused already.
+    /// If a file with an encoder was given, adds the memory that the encoder needs, or the reason
+    /// why it would be refused. If the data of the tokenizer cannot be read, the model has been
+    /// refused already.
     pub(super) fn add_mmproj(
         &mut self,
         config: &DecoderConfig,

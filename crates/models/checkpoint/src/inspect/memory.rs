@@ -12,20 +12,20 @@ use crate::weights::Weights;
 /// The memory that a model needs, in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct MemoryNeeded {
-    /// The weights after packing.
+    /// Size of the packed weights.
     pub weights: u64,
-    /// Keys and values of one position, in all layers that keep all positions.
+    /// Size of the keys and values of one position in all layers that keep all positions.
     pub kv_per_token: u64,
-    /// The windows of one running request, with the default sizes of blocks and steps; 0 unless
-    /// windows are kept in states.
+    /// Size of the windows of one running request, with the default sizes of blocks and steps; 0
+    /// unless windows are kept in states.
     pub windows: u64,
-    /// Keys and values of a request with as many positions as the model's context has, its windows
-    /// included.
+    /// Size of the keys and values of a request that fills the model's context, including its
+    /// windows.
     pub kv_of_context: u64,
 }
 
 impl MemoryNeeded {
-    /// What a supported model needs, without an image encoder.
+    /// Computes the memory that a supported model needs, without an image encoder.
     pub(super) fn of(config: &DecoderConfig, weights: &Weights, options: &InspectOptions) -> Self {
         let kv_type = options.kv_type.unwrap_or_else(|| KvType::of_weights(config.dtype));
         let shape = |block_size| {

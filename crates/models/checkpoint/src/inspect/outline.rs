@@ -1,5 +1,5 @@
-//! [`Outline`]: the architecture and sizes of a model, from its configuration if that is supported,
-//! and otherwise from the usual keys.
+//! [`Outline`] has the architecture and sizes of a model. They are read from its configuration if
+//! that is supported, and otherwise from the usual keys.
 
 use serde::Serialize;
 use serde_json::Value as Json;
@@ -9,13 +9,13 @@ use crate::config::{AttentionConfig, DecoderConfig, MixerConfig};
 use crate::error::quoted;
 use crate::gguf::{Header, Value};
 
-/// The architecture and the sizes of a model. What its files do not say is `None`.
+/// The architecture and the sizes of a model. A field is `None` if the files do not state it.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 #[non_exhaustive]
 pub struct Outline {
     /// Name of the architecture, as in the model's files.
     pub architecture: Option<String>,
-    /// The format of quantised safetensors files, such as `fp8` or `awq`.
+    /// The format of quantized safetensors files, such as `fp8` or `awq`.
     pub quantization: Option<String>,
     /// Maximum number of positions, prompt and generated tokens together.
     pub context_length: Option<u64>,
@@ -29,15 +29,15 @@ pub struct Outline {
     pub kv_heads: Option<u64>,
     /// Number of elements of a head, in most layers.
     pub head_dim: Option<u64>,
-    /// Number of layers with keys and values of their own, if the model is supported. The others
-    /// have no attention, or read those of another layer.
+    /// Number of layers with keys and values of their own, if the model is supported. Other layers
+    /// have no attention, or read the keys and values of another layer.
     pub kv_layers: Option<u64>,
     /// Size of the vocabulary.
     pub vocab_size: Option<u64>,
 }
 
 impl Outline {
-    /// What the metadata of a GGUF file say.
+    /// The outline according to the metadata of a GGUF file.
     pub(super) fn of_gguf(header: &Header) -> Self {
         let text = |key: &str| header.metadata.get(key).and_then(Value::as_text);
         let architecture = text("general.architecture");
@@ -60,7 +60,7 @@ impl Outline {
         }
     }
 
-    /// What a `config.json` says.
+    /// The outline according to a `config.json`.
     pub(super) fn of_json(config: &Json) -> Self {
         let inner = config.get("text_config").filter(|inner| inner.is_object());
         let value = |key: &str| inner.and_then(|inner| inner.get(key)).or_else(|| config.get(key));
@@ -86,7 +86,7 @@ impl Outline {
         }
     }
 
-    /// Replaces the sizes by those of a supported configuration.
+    /// Replaces the sizes with the sizes of a supported configuration.
     pub(super) fn set(&mut self, config: &DecoderConfig) {
         let size = |size: usize| Some(size as u64);
         self.context_length = size(config.max_positions);

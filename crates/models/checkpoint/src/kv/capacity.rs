@@ -3,8 +3,8 @@
 use super::KvStoreError;
 use crate::memory::free_memory;
 
-/// The default budget's share of the free memory. The rest is left to activations, the file cache
-/// and other processes.
+/// The share of the free memory for the default budget. The rest is left for activations, the file
+/// cache and other processes.
 pub const FREE_MEMORY_SHARE: f64 = 0.5;
 
 /// Maximum of the default budget in bytes. A larger KV store must be requested explicitly.
@@ -17,7 +17,7 @@ pub enum KvBudget {
     /// [`DEFAULT_BUDGET_MAX`].
     #[default]
     Auto,
-    /// As many blocks as fit in this number of bytes.
+    /// The number of blocks that fit in this number of bytes.
     Bytes(u64),
     /// This number of blocks.
     Blocks(usize),

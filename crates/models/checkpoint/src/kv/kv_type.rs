@@ -1,4 +1,4 @@
-//! [`KvType`]: the element type in which keys and values are stored.
+//! [`KvType`] is the element type in which keys and values are stored.
 
 use std::str::FromStr;
 
@@ -27,7 +27,7 @@ impl KvType {
     /// All types.
     pub const ALL: [Self; 4] = [Self::F32, Self::Bf16, Self::F16, Self::Int8];
 
-    /// The default where the weights have this type. It is not more exact than the weights.
+    /// The default type for weights of this type. It is not more precise than the weights.
     #[must_use]
     pub fn of_weights(weights: TensorType) -> Self {
         match weights {
@@ -46,8 +46,8 @@ impl KvType {
         }
     }
 
-    /// The type in which the inputs of convolutions are stored. These have no heads whose scales
-    /// 8-bit integers could use.
+    /// The type in which the inputs of convolutions are stored. They have no heads, and therefore
+    /// no scales for 8-bit integers.
     #[must_use]
     pub fn of_convolutions(self) -> Self {
         match self {

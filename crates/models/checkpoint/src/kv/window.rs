@@ -1,4 +1,4 @@
-//! [`WindowKv`]: where layers with a sliding window keep their keys and values.
+//! [`WindowKv`] says where layers with a sliding window keep their keys and values.
 
 use std::str::FromStr;
 
@@ -6,14 +6,14 @@ use super::KvShape;
 use crate::config::DecoderConfig;
 use crate::error::ModelError;
 
-/// Where layers with a sliding window keep their keys and values.
+/// The place where layers with a sliding window keep their keys and values.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum WindowKv {
-    /// In blocks, as other layers do, for all positions: a prefix can be used again from any block.
+    /// In blocks for all positions, as in other layers. A prefix can be resumed from any block.
     #[default]
     Blocks,
-    /// In the state of each running sequence, for the positions of the window only: long contexts
-    /// take less memory, and a prefix can be used again only from where a state was kept.
+    /// In the state of each running sequence, only for the positions of the window. Long contexts
+    /// take less memory, but a prefix can be resumed only where a state was kept.
     States,
 }
 
@@ -21,7 +21,7 @@ impl WindowKv {
     /// All places.
     pub const ALL: [Self; 2] = [Self::Blocks, Self::States];
 
-    /// The shape `shape` of the KV store of a model with windows in this place.
+    /// Changes the shape `shape` of a model's KV store so that windows are kept in this place.
     #[must_use]
     pub fn apply(self, shape: KvShape, config: &DecoderConfig) -> KvShape {
         match self {

@@ -7,10 +7,10 @@ use crate::config::Keys;
 use crate::error::ModelError;
 use crate::weights::Weights;
 
-/// How the names of classes of language models end.
+/// Suffixes of the names of classes of language models.
 const LANGUAGE_MODELS: [&str; 5] =
     ["ForCausalLM", "LMHeadModel", "ForConditionalGeneration", "ForImageTextToText", "HfMoondream"];
-/// How the names of the matrices begin that compute scores and labels.
+/// Prefixes of the names of matrices that compute scores and labels.
 const SCORES: [&str; 10] = [
     "score.",
     "model.score.",
@@ -25,8 +25,8 @@ const SCORES: [&str; 10] = [
 ];
 const HEAD: &str = "lm_head.weight";
 
-/// Refuses a model whose class in `architectures` is not that of a language model, unless it has an
-/// output matrix and no matrix for scores: transformers then loads it as a language model by its
+/// Refuses a model whose class in `architectures` is not a language model, unless it has an output
+/// matrix and no matrix for scores. In this case, transformers loads it as a language model by its
 /// `model_type`. Also refuses weights with a matrix for scores and no output matrix. `value` is the
 /// content of `config.json`, and `file` its name.
 ///
@@ -53,15 +53,15 @@ pub(crate) fn refuse_scores(
     }
 }
 
-/// The error for weights that have the matrix `score` in place of an output matrix.
+/// The error for weights that have the matrix `score` instead of an output matrix.
 pub(crate) fn weights_for_scores(file: &str, score: &str) -> ModelError {
     let expected = "a language model, which has an output matrix; classifiers, rerankers and \
                     reward models cannot be served";
     ModelError::unsupported(file, score, expected, "a matrix for scores")
 }
 
-/// Whether `class` of transformers is a language model, or a model without a head. Only the latter
-/// end in `Model` and name no task.
+/// Whether `class` of transformers is a language model or a model without a head. Only models
+/// without a head have a name that ends in `Model` and names no task.
 fn generates_text(class: &str) -> bool {
     let is_base = class.ends_with("Model") && !class.contains("For") && !class.contains("Reward");
     is_base || LANGUAGE_MODELS.iter().any(|end| class.ends_with(end))
@@ -88,8 +88,8 @@ mod tests {
         refuse_scores("config.json", &config, &weights).err().map(|error| error.to_string())
     }
 
-    /// Goal: classifiers, rerankers and reward models are refused by their class or their matrix,
-    /// and language models and models without a head are not.
+    /// Goal: classifiers, rerankers and reward models are refused because of their class or their
+    /// matrix. Language models and models without a head are accepted.
     #[test]
     fn models_of_scores_are_refused() {
         let (tied, embedding) = ([].as_slice(), ["model.norm.weight"].as_slice());

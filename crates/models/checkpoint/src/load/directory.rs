@@ -16,16 +16,16 @@ use crate::gguf::split;
 use crate::weights::{Weights, safetensors};
 
 pub(crate) const CONFIG: &str = "config.json";
-/// The description of AutoGPTQ's quantisation, and that of AutoAWQ's older versions.
+/// The descriptions of the quantization of AutoGPTQ and of older versions of AutoAWQ.
 const QUANTIZE_CONFIG: &str = "quantize_config.json";
 const QUANT_CONFIG: &str = "quant_config.json";
 pub(crate) const GENERATION: &str = "generation_config.json";
 pub(crate) const TOKENIZER: &str = "tokenizer.json";
 pub(crate) const TOKENIZER_CONFIG: &str = "tokenizer_config.json";
 pub(crate) const CHAT_TEMPLATE: &str = "chat_template.jinja";
-/// The directory of further chat templates, `NAME.jinja`.
+/// The directory of additional chat templates, `NAME.jinja`.
 pub(crate) const NAMED_TEMPLATES: &str = "additional_chat_templates";
-/// Maximum number of further chat templates.
+/// Maximum number of additional chat templates.
 pub(crate) const NAMED_TEMPLATES_MAX: usize = 32;
 pub(crate) const CHAT_TEMPLATE_JSON: &str = "chat_template.json";
 
@@ -73,7 +73,7 @@ pub(super) fn load(directory: &Path, id: String) -> Result<LoadedModel, ModelErr
     Ok(LoadedModel { id, config, weights, text, generation, embedding, generates, images, skills })
 }
 
-/// The content of `config.json` in `directory`. If it does not say how the weights are quantised,
+/// The content of `config.json` in `directory`. If it does not say how the weights are quantized,
 /// the files of older tools are read, too.
 pub(crate) fn read_config(directory: &Path) -> Result<Value, ModelError> {
     let mut config = read_json(&directory.join(CONFIG))?;
@@ -100,8 +100,9 @@ pub(crate) fn read_config(directory: &Path) -> Result<Value, ModelError> {
     Ok(config)
 }
 
-/// The generation defaults of the model in `directory`, from `generation_config.json`, or else from
-/// `config`, the content of `config.json`. Also returns what users are told about them.
+/// The generation defaults of the model in `directory`, from `generation_config.json` if it exists,
+/// and otherwise from `config`, the content of `config.json`. Also returns notes for users about
+/// them.
 pub(crate) fn generation(
     directory: &Path,
     config: &Value,
@@ -114,7 +115,7 @@ pub(crate) fn generation(
     generation::parse(&path.display().to_string(), members.as_ref(), parsed)
 }
 
-/// Logs what users are told about a part of the model, and returns the part.
+/// Logs the notes for users about a part of the model, and returns the part.
 pub(super) fn logged<T>((part, notes): (T, Vec<String>)) -> T {
     notes.iter().for_each(|note| tracing::warn!("{note}"));
     part
@@ -138,7 +139,7 @@ pub(crate) fn prepare(weights: &mut Weights, config: &ParsedConfig) -> Result<()
     weights.arrange(&config.decoder, adjacent)
 }
 
-/// Refuses quantised weights without a description.
+/// Refuses quantized weights without a description of the quantization.
 fn refuse_codes(weights: &Weights) -> Result<(), ModelError> {
     let is_code = |name: &&str| name.ends_with(".qweight") || name.ends_with(".weight_packed");
     match weights.names().filter(is_code).min() {
@@ -153,8 +154,8 @@ fn refuse_codes(weights: &Weights) -> Result<(), ModelError> {
     }
 }
 
-/// Removes the tensors of multi-token prediction, which compute several tokens at once. DeepSeek-V3
-/// and GLM-4.5 have them in layers after the `layers` of the decoder.
+/// Removes the tensors for multi-token prediction. DeepSeek-V3 and GLM-4.5 have them in layers
+/// after the `layers` layers of the decoder.
 fn omit_prediction(weights: &mut Weights, layers: usize) {
     let is_other = |name: &str| {
         let layer = name.strip_prefix("model.layers.").and_then(|rest| rest.split_once('.'));
@@ -194,8 +195,8 @@ pub(crate) fn text(directory: &Path) -> Result<TextSource, ModelError> {
     Ok(TextSource { tokenizer, tokenizer_config, chat_template, named_templates })
 }
 
-/// The further chat templates of the model in `directory`, which are files whose names are those of
-/// the templates.
+/// The additional chat templates of the model in `directory`. The name of each file is the name of
+/// the template.
 fn named_templates(directory: &Path) -> Result<Vec<(String, String)>, ModelError> {
     let Ok(entries) = std::fs::read_dir(directory.join(NAMED_TEMPLATES)) else {
         return Ok(Vec::new());
@@ -219,8 +220,8 @@ fn read_template(path: &Path) -> Result<String, ModelError> {
         .map_err(|error| ModelError::malformed(path.display().to_string(), error.utf8_error()))
 }
 
-/// The key `chat_template` of a JSON object. Its value is a string or a list of named templates. In
-/// a list, the template `default` is used, or else the first one.
+/// The key `chat_template` of a JSON object. Its value is a string or a list of named templates.
+/// From a list, the template `default` is used, or the first one if there is no such template.
 pub(crate) fn template(object: &Value) -> Option<String> {
     match object.get("chat_template")? {
         Value::String(template) => Some(template.clone()),
@@ -234,7 +235,8 @@ pub(crate) fn template(object: &Value) -> Option<String> {
     }
 }
 
-/// The GGUF model in `directory`, unless the directory has a configuration with safetensors files.
+/// The GGUF model in `directory`. `None` if the directory has a configuration with safetensors
+/// files.
 pub(crate) fn gguf_instead(directory: &Path) -> Result<Option<PathBuf>, ModelError> {
     let has = |name: &str| directory.join(name).exists();
     match has(CONFIG) && (has(safetensors::SINGLE) || has(safetensors::INDEX)) {

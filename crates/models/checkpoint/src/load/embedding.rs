@@ -1,5 +1,6 @@
-//! Whether a model is meant for embeddings, and how they are made: `modules.json` and
-//! `1_Pooling/config.json` of sentence-transformers, or `pooling_type` of a GGUF file.
+//! Parses whether a model is an embedding model, and how its embeddings are computed: from
+//! `modules.json` and `1_Pooling/config.json` of sentence-transformers, or from `pooling_type` of a
+//! GGUF file.
 
 use std::path::Path;
 
@@ -13,15 +14,15 @@ use crate::files::{optional, read_json};
 
 pub(crate) const MODULES: &str = "modules.json";
 pub(crate) const POOLING: &str = "1_Pooling/config.json";
-/// The directory of [`POOLING`], which `modules.json` names.
+/// The directory of [`POOLING`], which must be the path in `modules.json`.
 const POOLING_PATH: &str = "1_Pooling";
 /// Maximum number of sizes in [`EmbeddingSizes::Listed`].
 const SIZES_MAX: usize = 1024;
 
-/// How a model's embeddings are made.
+/// How a model's embeddings are computed.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct EmbeddingConfig {
-    /// What is made of the hidden states of a text.
+    /// The function from the hidden states of a text to one vector.
     pub pooling: Pooling,
     /// Whether embeddings are scaled to length 1.
     pub normalize: bool,
@@ -29,12 +30,12 @@ pub struct EmbeddingConfig {
     pub sizes: EmbeddingSizes,
 }
 
-/// The sizes to which embeddings may be shortened (Matryoshka embeddings): their first values are
-/// then an embedding too, as far as the model was trained for that.
+/// The sizes to which embeddings may be shortened (Matryoshka embeddings). The first values of an
+/// embedding are an embedding, too, if the model was trained for this size.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum EmbeddingSizes {
-    /// None: embeddings have as many values as a hidden state.
+    /// No other size: embeddings have as many values as a hidden state.
     Full,
     /// Any number of values.
     Any,
@@ -55,12 +56,11 @@ impl EmbeddingSizes {
     }
 }
 
-/// How embeddings are made, from the files of sentence-transformers in `directory`; `None` if it
-/// has none. `config` is the content of `config.json`.
+/// How embeddings are computed, from the files of sentence-transformers in `directory`; `None` if
+/// there are none. `config` is the content of `config.json`.
 ///
 /// # Errors
-/// [`ModelError::Unsupported`] if they are made in another way than by the last or the mean hidden
-/// state.
+/// [`ModelError::Unsupported`] if embeddings are neither the last nor the mean hidden state.
 pub(crate) fn of_directory(
     directory: &Path,
     config: &Value,
@@ -81,8 +81,8 @@ pub(crate) fn of_directory(
     Ok(Some(EmbeddingConfig { pooling, normalize, sizes }))
 }
 
-/// Refuses a model that comes with its own Python code: in models for embeddings, this code mostly
-/// makes attention bidirectional (GritLM, for example).
+/// Refuses a model with Python code of its own. In embedding models, such code mostly makes
+/// attention bidirectional (GritLM, for example).
 fn refuse_own_code(keys: &Keys<'_>) -> Result<(), ModelError> {
     match keys.object("auto_map")? {
         Some(map) if map.given("AutoModel") => Err(map.unsupported("AutoModel", "nothing")),
@@ -90,8 +90,7 @@ fn refuse_own_code(keys: &Keys<'_>) -> Result<(), ModelError> {
     }
 }
 
-/// Whether the modules end with a normalisation; `None` if they have no pooling, as those of
-/// rerankers.
+/// Whether the modules end with a normalization; `None` if they have no pooling, as in rerankers.
 fn modules(file: &str, value: &Value) -> Result<Option<bool>, ModelError> {
     let Some(list) = value.as_array() else {
         return Err(ModelError::malformed(file, "expected a list of modules"));
@@ -101,7 +100,8 @@ fn modules(file: &str, value: &Value) -> Result<Option<bool>, ModelError> {
     for module in list {
         let keys = Keys::root(file, module)?;
         let class = keys.text("type")?.ok_or_else(|| keys.invalid("type", "a string"))?;
-        // The modules are in other packages in newer versions; the class has the same name.
+        // In newer versions, the modules are in other packages, but their classes have the same
+        // names.
         kinds.push(class.rsplit('.').next().unwrap_or(class));
         paths.push(keys.text("path")?.unwrap_or_default());
     }
@@ -118,7 +118,7 @@ fn modules(file: &str, value: &Value) -> Result<Option<bool>, ModelError> {
     }
 }
 
-/// The pooling in the file of the module.
+/// Parses the pooling from the module's configuration.
 fn pooling(keys: &Keys<'_>, hidden_size: usize) -> Result<Pooling, ModelError> {
     const FLAGS: [(&str, &str); 6] = [
         ("pooling_mode_cls_token", "cls"),
@@ -133,7 +133,7 @@ fn pooling(keys: &Keys<'_>, hidden_size: usize) -> Result<Pooling, ModelError> {
             return Err(keys.invalid(key, &format!("{hidden_size} (hidden_size)")));
         }
     }
-    // Since version 5, one key replaces the flags. Several modes are concatenated.
+    // Since version 5, one key replaces the flags. The results of several modes are concatenated.
     let mut modes: Vec<&str> = match keys.value("pooling_mode") {
         Some(Value::String(mode)) => vec![mode],
         Some(_) => keys.texts("pooling_mode")?.unwrap_or_default(),
@@ -161,14 +161,14 @@ fn pooling(keys: &Keys<'_>, hidden_size: usize) -> Result<Pooling, ModelError> {
             ));
         }
     };
-    // Which part of a text is a prompt is not known here.
+    // The part of a text that is the prompt is not known here.
     if pooling == Pooling::Mean && keys.flag("include_prompt")? == Some(false) {
         return Err(keys.unsupported("include_prompt", "true"));
     }
     Ok(pooling)
 }
 
-/// The sizes that `config.json` declares, by the keys that vLLM uses.
+/// The sizes that `config.json` declares, with the same keys as in vLLM.
 fn sizes(keys: &Keys<'_>, hidden_size: usize) -> Result<EmbeddingSizes, ModelError> {
     const KEY: &str = "matryoshka_dimensions";
     if let Some(sizes) = keys.counts(KEY)? {
@@ -195,7 +195,7 @@ mod tests {
         Keys::root("f", value).and_then(|keys| pooling(&keys, 8)).map_err(|error| error.to_string())
     }
 
-    /// Goal: both generations of the file are read, and what cannot be computed is refused by name.
+    /// Goal: both versions of the file are read, and unsupported pooling is refused, with its name.
     #[test]
     fn pooling_is_read_or_refused_by_name() {
         let last = json!({"word_embedding_dimension": 8, "pooling_mode_mean_tokens": false,
@@ -217,8 +217,8 @@ mod tests {
         }
     }
 
-    /// Goal: only pipelines that can be computed are accepted, and others are refused by name
-    /// unless they make no embeddings.
+    /// Goal: only supported pipelines are accepted. Others are refused, with their modules, unless
+    /// they compute no embeddings.
     #[test]
     fn modules_are_read_or_refused_by_name() {
         let of = |kinds: &[&str]| {
@@ -240,7 +240,7 @@ mod tests {
         assert!(modules("f", &elsewhere).is_err());
     }
 
-    /// Goal: a model whose code may compute something else is refused by name.
+    /// Goal: a model whose own code may compute something else is refused.
     #[test]
     fn pooling_with_code_of_its_own_is_refused() {
         let of = |value: Value| Keys::root("f", &value).and_then(|keys| refuse_own_code(&keys));

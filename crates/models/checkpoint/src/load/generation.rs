@@ -10,9 +10,9 @@ use crate::config::ParsedConfig;
 use crate::error::{ModelError, quoted};
 
 /// Parses `generation_config.json` from `value`, which is `None` if the file does not exist. An
-/// answer may end with its end-of-sequence tokens and with those of `config`, which users change in
-/// one file only. `file` is its name in error messages. Also returns what users are told about keys
-/// that are not applied.
+/// answer may end with its end-of-sequence tokens and with the ones of `config`, because users
+/// often change only one of the files. `file` is the file's name in error messages. Also returns
+/// notes for users about keys that are not applied.
 pub(crate) fn parse(
     file: &str,
     value: Option<&Value>,
@@ -52,12 +52,12 @@ pub(crate) fn parse(
     Ok((defaults, notes))
 }
 
-/// The members of `generation_config.json` about sampling that are used.
+/// The supported sampling parameters of `generation_config.json`.
 const SAMPLING_KEYS: [&str; 6] =
     ["do_sample", "temperature", "top_k", "top_p", "min_p", "repetition_penalty"];
 
 /// Keys of `generation_config.json` that would change answers and are not applied, each with the
-/// value without an effect. Users are told if one has another value.
+/// value that has no effect. Users are told if one has another value.
 const NOT_APPLIED: [(&str, f64); 28] = [
     ("constraints", 0.0),
     ("diversity_penalty", 0.0),
@@ -89,7 +89,7 @@ const NOT_APPLIED: [(&str, f64); 28] = [
     ("watermarking_config", 0.0),
 ];
 
-/// Keys of `generation_config.json` that do not change which tokens an answer has: they limit its
+/// Keys of `generation_config.json` that do not change the tokens of an answer. They limit its
 /// length (requests have their own limit), say how it is computed or reported, or describe the
 /// file.
 const WITHOUT_EFFECT: [&str; 47] = [
@@ -142,7 +142,7 @@ const WITHOUT_EFFECT: [&str; 47] = [
     "use_cache",
 ];
 
-/// What users are told about keys that are not applied or not known.
+/// Notes for users about keys that are not applied or not known.
 fn not_applied(keys: &Keys<'_>) -> Vec<String> {
     let used = |key: &str| {
         ["eos_token_id", "bos_token_id"].contains(&key)
@@ -169,8 +169,8 @@ fn not_applied(keys: &Keys<'_>) -> Vec<String> {
 /// Maximum number of notes about keys.
 const NOTES_MAX: usize = 20;
 
-/// The members of `config.json` that transformers applies to a model without a
-/// `generation_config.json`. Versions before 5 wrote them there.
+/// The entries of `config.json` that transformers applies to a model without a
+/// `generation_config.json`. transformers before version 5 wrote them there.
 pub(crate) fn of_config(config: &Value) -> Option<Value> {
     let samples = config.get("do_sample").and_then(Value::as_bool) == Some(true);
     let sampling = if samples { SAMPLING_KEYS.as_slice() } else { &["repetition_penalty"] };
@@ -185,8 +185,8 @@ pub(crate) fn of_config(config: &Value) -> Option<Value> {
     (!members.is_empty()).then(|| members.into())
 }
 
-/// Replaces the sampling parameters that `value` names. A parameter that is of use for sampling only
-/// switches sampling on, unless `do_sample` is among them.
+/// Replaces the sampling parameters that `value` has. Parameters that have an effect only on
+/// sampling switch it on, unless `value` also has `do_sample`.
 pub(super) fn replace(
     defaults: &mut GenerationDefaults,
     file: &str,
@@ -208,7 +208,7 @@ pub(super) fn replace(
     Ok(())
 }
 
-/// Takes over the sampling parameters that are given.
+/// Sets the sampling parameters that `keys` has.
 fn sampling(defaults: &mut GenerationDefaults, keys: &Keys<'_>) -> Result<(), ModelError> {
     let share = |key: &str| match keys.number(key)? {
         Some(share) if !(0.0..=1.0).contains(&share) => {
@@ -216,7 +216,8 @@ fn sampling(defaults: &mut GenerationDefaults, keys: &Keys<'_>) -> Result<(), Mo
         }
         other => Ok(other.map(|share| share as f32)),
     };
-    // A temperature of 0 means greedy here, although transformers uses `do_sample` for that.
+    // A temperature of 0 means greedy decoding here, although transformers uses `do_sample` for
+    // that.
     let temperature = match keys.number("temperature")? {
         Some(0.0) => Some(0.0),
         _ => keys.positive_f32("temperature")?,
@@ -238,7 +239,7 @@ mod tests {
 
     use super::*;
 
-    /// Goal: an override replaces what it names, switches sampling on, and is checked.
+    /// Goal: an override replaces the parameters that it has, switches sampling on, and is checked.
     #[test]
     fn overrides_replace_what_they_name() {
         let mut defaults = GenerationDefaults {
@@ -267,8 +268,8 @@ mod tests {
         assert!(defaults.suppressed.is_empty());
     }
 
-    /// Goal: each key is either used, or named to users if it has an effect in transformers, or has
-    /// none. Keys that are not known are named, too.
+    /// Goal: each key is used, or named to users if it has an effect in transformers, or has no
+    /// effect. Unknown keys are named, too.
     #[test]
     fn keys_that_are_not_applied_are_named() {
         let lists = NOT_APPLIED.iter().map(|(key, _)| *key).chain(WITHOUT_EFFECT);
@@ -277,7 +278,7 @@ mod tests {
             lists.chain(used).chain(["eos_token_id", "bos_token_id"]).collect();
         all.sort_unstable();
         assert!(all.windows(2).all(|pair| pair[0] != pair[1]), "a key is in two lists");
-        // All keys of transformers 5.
+        // The file lists all keys of transformers 5.
         let published = include_str!("generation_keys.txt");
         let missing: Vec<_> = published.lines().filter(|key| !all.contains(key)).collect();
         assert!(missing.is_empty(), "{missing:?}");
@@ -297,7 +298,7 @@ mod tests {
     }
 
     /// Goal: without the file, the keys that older versions of transformers wrote to `config.json`
-    /// apply; sampling only if it is on.
+    /// apply. Sampling parameters apply only if sampling is on.
     #[test]
     fn config_json_replaces_a_missing_file() {
         let keys = json!({"top_k": 50, "suppress_tokens": [1], "bad_words_ids": null});

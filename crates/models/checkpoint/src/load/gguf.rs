@@ -15,7 +15,7 @@ use crate::gguf::{Header, Value, split};
 use crate::mmap::Bytes;
 use crate::weights::{TensorType, Weights};
 
-/// Loads the model in the file `path`, which may be any of several parts. `id` is the model's name.
+/// Loads the model in the file `path`, which may be any of its parts. `id` is the model's name.
 pub(super) fn load(path: &Path, id: String) -> Result<LoadedModel, ModelError> {
     let (header, contents) = split::open(path)?;
     let (config, weights) = parse(&header, contents)?;
@@ -36,8 +36,8 @@ pub(super) fn load(path: &Path, id: String) -> Result<LoadedModel, ModelError> {
     })
 }
 
-/// How embeddings are made. A GGUF file does not say whether they are normalised; llama.cpp does it
-/// by default.
+/// How embeddings are computed. A GGUF file does not say whether they are normalized. They are by
+/// default in llama.cpp.
 pub(crate) fn embedding(header: &Header) -> Result<Option<EmbeddingConfig>, ModelError> {
     let pooling = config::gguf::pooling(header)?;
     let sizes = EmbeddingSizes::Full;
@@ -62,13 +62,13 @@ pub(crate) fn parse(
     Ok((config, weights))
 }
 
-/// Parses the model without checking that all of its tensors are present.
+/// Parses the model without checking that all its tensors are present.
 pub(crate) fn describe(
     header: &Header,
     contents: Vec<Bytes>,
 ) -> Result<(DecoderConfig, Weights), ModelError> {
     let config = config::gguf::parse(header, &|name| small_floats(header, &contents, name))?;
-    // Classifiers and rerankers, which llama.cpp runs with the pooling `rank`.
+    // These are classifiers and rerankers, which llama.cpp runs with the pooling `rank`.
     if let Some(score) = header.tensors.keys().find(|name| name.starts_with("cls.")) {
         return Err(class::weights_for_scores(&header.file, score));
     }
@@ -101,7 +101,7 @@ fn small_floats(
             got: info.shape.clone(),
         });
     }
-    // An inspected file of which only the header is known does not have the content.
+    // If only the header of the file is known, it does not have the content.
     let Some(bytes) = contents[info.part].get(info.range.clone()) else { return Ok(None) };
     Ok(Some(bytes.chunks_exact(4).map(|f| f32::from_le_bytes([f[0], f[1], f[2], f[3]])).collect()))
 }
@@ -120,8 +120,8 @@ fn weights(
     })
 }
 
-/// Whether the stacked tensor `name` belongs to latent attention or to a layer with experts. Others
-/// are omitted, because each of them is divided into many.
+/// Whether the stacked tensor `name` belongs to latent attention or to a layer with experts. All
+/// others are omitted before they are divided into many tensors.
 fn is_divided(config: &DecoderConfig, name: &str) -> bool {
     let layer = name.strip_prefix("model.layers.").and_then(|rest| rest.split_once('.'));
     let Some((number, _)) = layer else { return false };
@@ -131,8 +131,8 @@ fn is_divided(config: &DecoderConfig, name: &str) -> bool {
     })
 }
 
-/// The tokenizer and chat template data. A `tokenizer.json` in the same directory takes precedence
-/// over the vocabulary of the GGUF file.
+/// The data of the tokenizer and the chat templates. A `tokenizer.json` in the same directory takes
+/// precedence over the vocabulary of the GGUF file.
 pub(crate) fn text(header: &Header, directory: &Path) -> Result<TextSource, ModelError> {
     let mut text = directory::text(directory)?;
     if let TokenizerSource::Missing { .. } = &text.tokenizer {
@@ -153,7 +153,8 @@ pub(crate) fn text(header: &Header, directory: &Path) -> Result<TextSource, Mode
     Ok(text)
 }
 
-/// The key with the chat template. Those of further templates have their names after a dot.
+/// The key of the chat template. Keys of additional templates have a dot and the template's name
+/// after it.
 const TEMPLATE: &str = "tokenizer.chat_template";
 
 /// The chat template under `key`.
@@ -166,8 +167,8 @@ fn template(header: &Header, key: &str) -> Result<Option<String>, ModelError> {
     Ok(template.map(str::to_owned))
 }
 
-/// Reads the vocabulary of a GGUF file. The file need not contain anything else, and may be any of
-/// several parts.
+/// Reads the vocabulary of a GGUF file. The file may be any of several parts, and does not have to
+/// contain anything else.
 ///
 /// # Errors
 /// [`ModelError`] if the file cannot be read, is malformed, or has no vocabulary.
@@ -211,7 +212,7 @@ pub(crate) fn tokenizer(header: &Header) -> Result<Option<GgufTokenizer>, ModelE
         Some(_) => return Err(wrong("merges", "a list of strings")),
     };
     let text = |name: &str| value(name).and_then(Value::as_text).map(str::to_owned);
-    // Converters write 2^32 - 1 for a token that the vocabulary does not have.
+    // Converters write 2^32 - 1 for a token that is not in the vocabulary.
     let id = |name: &str| {
         let id = token_id(header, name)?;
         let is_known = (id as usize) < tokens.len();
@@ -251,7 +252,7 @@ fn token_id(header: &Header, name: &str) -> Option<u32> {
     value.as_u64().and_then(|id| u32::try_from(id).ok())
 }
 
-/// The members of `generation_config.json`, by their names below `general.sampling.`.
+/// Sampling parameters: their names after `general.sampling.`, and in `generation_config.json`.
 const SAMPLING_KEYS: [(&str, &str); 5] = [
     ("temp", "temperature"),
     ("top_k", "top_k"),
@@ -260,15 +261,15 @@ const SAMPLING_KEYS: [(&str, &str); 5] = [
     ("penalty_repeat", "repetition_penalty"),
 ];
 
-/// What the file recommends for sampling, and the tokens that must not be generated, as members of
-/// `generation_config.json`.
+/// The sampling parameters that the file recommends, and the tokens that must not be generated, as
+/// entries of `generation_config.json`.
 fn sampling(header: &Header) -> serde_json::Map<String, serde_json::Value> {
     let mut members = serde_json::Map::new();
     for (name, member) in SAMPLING_KEYS {
         let Some(value) = header.metadata.get(&format!("general.sampling.{name}")) else {
             continue;
         };
-        // In llama.cpp, 0 and negative numbers switch these off.
+        // In llama.cpp, 0 and negative numbers switch the parameter off.
         let value = match name {
             "top_k" => value.as_i64().map(|count| serde_json::json!(count.max(0))),
             "temp" => value.as_f64().map(|value| serde_json::json!(value.max(0.0))),
@@ -305,7 +306,8 @@ pub(crate) fn generation(
     };
     let path = directory.join(directory::GENERATION);
     let mut members = sampling(header);
-    // Their own errors name the GGUF file, also if the other file replaces the members.
+    // Parsing these entries alone makes their errors name the GGUF file, even if the other file
+    // replaces them.
     let name = format!("{} (general.sampling)", header.file);
     generation::parse(&name, Some(&members.clone().into()), &own)?;
     let value = match files::optional(files::read_json(&path))? {

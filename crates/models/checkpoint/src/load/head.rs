@@ -9,9 +9,9 @@ const HEAD: &str = "lm_head.weight";
 /// The embedding, which is the output matrix of models that tie the two.
 const EMBEDDING: &str = "model.embed_tokens.weight";
 
-/// Uses the embedding as the output matrix of a model without one, if the model may lack it. Models
-/// for embeddings may, although the two are not tied (Qwen3-Embedding-8B); the logits have no
-/// meaning then. Returns whether the model generates text.
+/// Makes the embedding the output matrix of a model without one, if the model may lack it.
+/// Embedding models may lack it although the two matrices are not tied (Qwen3-Embedding-8B); their
+/// logits then have no meaning. Returns whether the model generates text.
 pub(crate) fn tie_missing(
     config: &mut ParsedConfig,
     weights: &mut Weights,
@@ -22,16 +22,16 @@ pub(crate) fn tie_missing(
     if is_missing && (config.may_lack_head || embedding.is_some()) {
         config.decoder.tie_word_embeddings = true;
     }
-    // Files of tied models have the matrix under either name.
+    // Files of tied models have the matrix under one of the two names.
     if config.decoder.tie_word_embeddings && !weights.contains(EMBEDDING) {
         weights.rename(HEAD, EMBEDDING);
     }
     generates
 }
 
-/// Uses the output matrix in the files of a model whose configuration says that the embedding is
-/// its output matrix, if the two differ. Merging an adapter that changed one of them has this
-/// result. transformers decides in the same way. Returns what users are told about it.
+/// Makes a model use the output matrix in its files if its configuration says that the embedding is
+/// its output matrix, but the two matrices differ. Merging an adapter that changed one of them has
+/// this result. transformers does the same. Returns a note for users.
 pub(crate) fn untie_different(config: &mut ParsedConfig, weights: &Weights) -> Option<String> {
     if !config.decoder.tie_word_embeddings || !weights.contains(HEAD) {
         return None;

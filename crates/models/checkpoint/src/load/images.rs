@@ -1,5 +1,5 @@
-//! What a vision model does with images: the configuration of its encoder in `config.json`, and of
-//! its processor in `preprocessor_config.json` or `processor_config.json`.
+//! Parses how a vision model reads images: the configuration of its encoder in `config.json`, and
+//! of its processor in `preprocessor_config.json` or `processor_config.json`.
 
 pub(super) mod gemma3;
 pub(super) mod idefics3;
@@ -18,23 +18,23 @@ use crate::weights::Weights;
 
 pub(crate) const PREPROCESSOR: &str = "preprocessor_config.json";
 pub(crate) const PROCESSOR: &str = "processor_config.json";
-/// The beginning of the names of the tensors of coordinates and sizes.
+/// Prefix of the names of the tensors for coordinates and sizes.
 const REGIONS: &str = "model.region.";
 
 /// How a model reads images.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ImageModel {
-    /// The encoder, whose tensors are among those of the model.
+    /// The configuration of the encoder, whose tensors are among the model's weights.
     pub encoder: VisionConfig,
-    /// How pictures are prepared for it.
+    /// How pictures are prepared for the encoder.
     pub processor: ProcessorConfig,
 }
 
-/// The files of a model that say how it reads images.
+/// The configurations of a model that say how it reads images.
 struct Sources<'a> {
-    /// `config.json`.
+    /// The content of `config.json`.
     config: Keys<'a>,
-    /// The object `vision_config` in it.
+    /// Its object `vision_config`.
     vision: Keys<'a>,
     /// The configuration of the image processor.
     processor: Keys<'a>,
@@ -42,7 +42,7 @@ struct Sources<'a> {
 }
 
 /// How the model in `directory` reads images; `None` if it does not, or if its encoder is not
-/// supported, so that it is used for text only. `config` is the content of `config.json`.
+/// supported and it is used only for text. `config` is the content of `config.json`.
 ///
 /// # Errors
 /// [`ModelError`] if a file cannot be read, or if a key or a tensor of a supported encoder is
@@ -56,11 +56,11 @@ pub(crate) fn of_directory(
     usable(configured(directory, config, decoder)?, weights)
 }
 
-/// The same for files in memory: `config.json` and the configuration of the image processor, each
-/// with its name.
+/// The same as [`of_directory`] for files in memory: `config.json` and the configuration of the
+/// image processor, each with its name.
 ///
 /// # Errors
-/// As for [`of_directory`].
+/// The errors of [`of_directory`].
 #[cfg(feature = "demo-model")]
 pub(crate) fn of_files(
     config: (&str, &Value),
@@ -71,7 +71,7 @@ pub(crate) fn of_files(
     usable(of_json(config, processor, decoder)?, weights)
 }
 
-/// The same, without a look at the weights.
+/// The same as [`of_directory`], without checking the weights.
 fn configured(
     directory: &Path,
     config: &Value,
@@ -80,7 +80,7 @@ fn configured(
     let file = directory.join(super::directory::CONFIG).display().to_string();
     match processor(directory)? {
         Some((other, value)) => of_json((&file, config), (&other, &value), decoder),
-        // Moondream has no file of a processor.
+        // Moondream has no configuration of a processor.
         None if decoder.architecture.description().dialect == Dialect::Moondream => {
             of_json((&file, config), (&file, config), decoder)
         }
@@ -92,7 +92,7 @@ fn configured(
 /// processor, each with the name of its file.
 ///
 /// # Errors
-/// As for [`of_directory`].
+/// The errors of [`of_directory`].
 pub(crate) fn of_json(
     (file, config): (&str, &Value),
     (processor_file, processor): (&str, &Value),
@@ -115,7 +115,7 @@ pub(crate) fn of_json(
     }
 }
 
-/// `images`, if the weights have an encoder whose tensors have supported types.
+/// Returns `images` if the weights have an encoder whose tensors have supported types.
 fn usable(images: Option<ImageModel>, weights: &Weights) -> Result<Option<ImageModel>, ModelError> {
     let Some(mut images) = images else { return Ok(None) };
     if !weights.has_encoder(&images.encoder) {
@@ -138,7 +138,7 @@ fn usable(images: Option<ImageModel>, weights: &Weights) -> Result<Option<ImageM
 
 type Parser = fn(&Sources<'_>) -> Result<ImageModel, ModelError>;
 
-/// The function that reads the configuration of models with this `model_type`.
+/// The parser of configurations with this `model_type`, if it is supported.
 fn parser(model_type: &str) -> Option<Parser> {
     match model_type {
         "idefics3" | "smolvlm" => Some(idefics3::parse),
@@ -154,7 +154,7 @@ fn processor(directory: &Path) -> Result<Option<(String, Value)>, ModelError> {
     if let Some(value) = optional(read_json(&path))? {
         return Ok(Some((path.display().to_string(), value)));
     }
-    // Since version 5 of transformers, the configurations of all processors are in one file.
+    // Since version 5, transformers has the configurations of all processors in one file.
     let path = directory.join(PROCESSOR);
     let value = optional(read_json(&path))?;
     let object = value.and_then(|mut value| value.get_mut("image_processor").map(Value::take));
@@ -162,7 +162,7 @@ fn processor(directory: &Path) -> Result<Option<(String, Value)>, ModelError> {
 }
 
 impl Sources<'_> {
-    /// The tower, of which the configuration may leave out what is as in `default`.
+    /// Parses the configuration of the tower. `default` has the values of missing keys.
     fn tower(&self, default: TowerConfig) -> Result<TowerConfig, ModelError> {
         let size =
             |key: &str, default: usize| self.vision.size(key).map(|given| given.unwrap_or(default));
@@ -180,8 +180,8 @@ impl Sources<'_> {
         })
     }
 
-    /// The mean and the deviation of each channel. Those of ImageNet are not used by any model here,
-    /// so both are 0.5 by default.
+    /// The mean and the standard deviation of each channel. Both are 0.5 by default, because no
+    /// supported model uses the values of ImageNet.
     fn normalization(&self) -> Result<([f32; 3], [f32; 3]), ModelError> {
         let keys = &self.processor;
         for key in ["do_rescale", "do_normalize"] {
@@ -210,7 +210,7 @@ impl Sources<'_> {
         }
     }
 
-    /// The member `member` of the object `key` of the processor.
+    /// The entry `member` of the object `key` in the processor's configuration.
     fn size_in(&self, key: &str, member: &str) -> Result<Option<usize>, ModelError> {
         match self.processor.object(key)? {
             Some(object) => object.size(member),
@@ -218,7 +218,7 @@ impl Sources<'_> {
         }
     }
 
-    /// Refuses a tower with another activation than GELU in its tanh approximation.
+    /// Refuses a tower with an activation other than GELU in its tanh approximation.
     fn refuse_activations(&self) -> Result<(), ModelError> {
         match self.vision.text("hidden_act")? {
             None | Some("gelu_pytorch_tanh") => Ok(()),
@@ -226,7 +226,7 @@ impl Sources<'_> {
         }
     }
 
-    /// The id of the image token, under the first of these keys that there is.
+    /// The id of the image token, from the first of these keys that is present.
     fn image_token(&self, keys: [&str; 2]) -> Result<u32, ModelError> {
         for key in keys {
             if let Some(id) = self.config.token_ids(key)?.and_then(|ids| ids.first().copied()) {
@@ -238,8 +238,8 @@ impl Sources<'_> {
         Err(self.config.invalid(keys[0], "the id of a token"))
     }
 
-    /// Checks that the encoder can process tiles of `edge` x `edge` pixels; returns the number of
-    /// their embeddings. `key` names the edge in the configuration of the processor.
+    /// Checks that the encoder can process tiles of `edge` x `edge` pixels, and returns their
+    /// number of embeddings. `key` is the key of the edge in the processor's configuration.
     fn rows_of_tile(
         &self,
         encoder: &VisionConfig,

@@ -16,13 +16,13 @@ use crate::error::ModelError;
 use crate::gguf::{Header, split};
 use crate::weights::Weights;
 
-/// The numbers of pixels of a picture for Qwen3-VL.
+/// Default minimum and maximum number of pixels of a picture for Qwen3-VL.
 const PIXELS: [usize; 2] = [1 << 16, 1 << 24];
 
 /// Adds the encoder in the file `path` to a model.
 ///
 /// # Errors
-/// As for [`check`] and [`read`].
+/// The errors of [`check`] and [`read`].
 pub(super) fn add(model: &mut LoadedModel, path: &Path) -> Result<(), ModelError> {
     let kind = check(&model.config, model.images.is_some())?;
     model.images = Some(read(path, kind, &model.config, &mut model.weights, &model.text)?);
@@ -33,10 +33,10 @@ fn refused(expected: &str, got: String) -> ModelError {
     ModelError::InvalidOption { name: "mmproj".into(), expected: expected.to_owned(), got }
 }
 
-/// Checks that a model takes an encoder from another file; returns which one.
+/// Checks that a model can use an encoder from another file, and returns the kind of encoder.
 ///
 /// # Errors
-/// [`ModelError::InvalidOption`] if it takes no encoder, or has one.
+/// [`ModelError::InvalidOption`] if it cannot use an encoder, or already has one.
 pub(crate) fn check(config: &DecoderConfig, has_encoder: bool) -> Result<EncoderKind, ModelError> {
     let Some(kind) = EncoderKind::of(config.architecture) else {
         let got = format!("a model with the architecture {}", config.architecture.name());
@@ -49,7 +49,7 @@ pub(crate) fn check(config: &DecoderConfig, has_encoder: bool) -> Result<Encoder
     }
 }
 
-/// Reads the encoder in the file `path`, of the kind that [`check`] has returned for the model. Its
+/// Reads the encoder in the file `path`. `kind` is the result of [`check`] for the model. The
 /// tensors are added to `weights`.
 ///
 /// # Errors
@@ -77,7 +77,8 @@ pub(crate) fn read(
     Ok(ImageModel { encoder, processor })
 }
 
-/// How pictures are prepared. What files of encoders do not have is as in the published processors.
+/// How pictures are prepared. Values that are missing from the file are the same as in the
+/// published processors.
 fn processor(
     kind: EncoderKind,
     header: &Header,
@@ -115,7 +116,7 @@ fn processor(
     })
 }
 
-/// The squares of patches of Qwen3-VL.
+/// The sizes of pictures for Qwen3-VL.
 fn squares(header: &Header, encoder: &VisionConfig) -> Result<Qwen3VlTiles, ModelError> {
     let [min, max] = gguf::pixels(header)?;
     let TowerConfig { patch_size, .. } = encoder.tower;
@@ -125,7 +126,7 @@ fn squares(header: &Header, encoder: &VisionConfig) -> Result<Qwen3VlTiles, Mode
     Ok(qwen3_vl::bounded(square_edge, [pixels_min, pixels_max]))
 }
 
-/// The id of a special token.
+/// The id of a special token, if the tokenizer has it.
 fn token_id(text: &TextSource, token: &str) -> Option<u32> {
     match &text.tokenizer {
         TokenizerSource::Gguf(tokenizer) => {

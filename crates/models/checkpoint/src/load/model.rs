@@ -1,4 +1,4 @@
-//! [`LoadedModel`]: everything that is known of a model after loading.
+//! [`LoadedModel`] is a model after loading.
 
 use stolon_backend::SamplingParams;
 use stolon_text::TextSource;
@@ -24,10 +24,10 @@ pub struct LoadedModel {
     pub text: TextSource,
     /// The model's special tokens, and the sampling parameters that its authors recommend.
     pub generation: GenerationDefaults,
-    /// How embeddings are made; `None` for a model that is not meant for them.
+    /// How embeddings are computed; `None` for a model that is not an embedding model.
     pub embedding: Option<EmbeddingConfig>,
-    /// Whether the model generates text. A model for embeddings may have no output matrix; the
-    /// logits that it computes are then meaningless.
+    /// Whether the model generates text. An embedding model may have no output matrix; its logits
+    /// then have no meaning.
     pub generates: bool,
     /// How the model reads images; `None` if it reads text only.
     pub images: Option<ImageModel>,
@@ -42,10 +42,10 @@ pub struct GenerationDefaults {
     pub eos_token_ids: Vec<u32>,
     /// The token that begins every sequence, if the model has one. Below `vocab_size`.
     pub bos_token_id: Option<u32>,
-    /// Whether the authors recommend sampling. Unless true, the fields below are ignored, except
-    /// `repetition_penalty`.
+    /// Whether the authors recommend sampling. Unless this is true, all fields below except
+    /// `repetition_penalty` are ignored.
     pub do_sample: Option<bool>,
-    /// Temperature, at least 0. 0 is greedy.
+    /// Temperature, at least 0. 0 means greedy decoding.
     pub temperature: Option<f32>,
     /// Number of most likely tokens to keep; 0 keeps all.
     pub top_k: Option<u32>,
@@ -74,14 +74,14 @@ impl GenerationDefaults {
         params
     }
 
-    /// The sampling parameters for chats: those that the model's authors recommend, or else the
-    /// usual ones, because greedy answers of small models often end in a loop.
+    /// The sampling parameters for chats. These are the authors' recommended parameters, or the
+    /// usual ones if there are none, because greedy answers of small models often end in a loop.
     #[must_use]
     pub fn chat_sampling(&self) -> SamplingParams {
         if self.do_sample.is_some() {
             return self.recommended_sampling();
         }
-        // The defaults of llama.cpp.
+        // These are the defaults of llama.cpp.
         let usual = Self {
             do_sample: Some(true),
             temperature: self.temperature.or(Some(0.8)),
@@ -98,7 +98,8 @@ impl GenerationDefaults {
 mod tests {
     use super::*;
 
-    /// Goal: chats are sampled unless the authors recommend otherwise, with what they recommend.
+    /// Goal: chats are sampled unless the authors recommend otherwise, with the recommended
+    /// parameters.
     #[test]
     fn chats_are_sampled_by_default() {
         let none = GenerationDefaults::default();
@@ -113,7 +114,7 @@ mod tests {
         assert_eq!((given.chat_sampling().temperature, given.chat_sampling().top_k), (1.0, None));
     }
 
-    /// Goal: recommended values apply if the model's authors recommend sampling, and only then.
+    /// Goal: recommended values apply only if the model's authors recommend sampling.
     #[test]
     fn recommended_sampling_follows_do_sample() {
         let recommended = |do_sample| {

@@ -1,4 +1,4 @@
-//! The skills of a model: tasks for which it was trained with prompts of their own, as token ids
+//! The skills of a model: tasks for which it was trained with special prompts, given as token ids
 //! (Moondream). They are in the object `tokenizer` of its configuration.
 
 use std::collections::HashMap;
@@ -12,23 +12,23 @@ const PART_MAX: usize = 256;
 /// The prompts of a model's skills. All token ids are below the size of the vocabulary.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct SkillPrompts {
-    /// The token that begins a prompt without an image. An image begins with it by itself.
+    /// The token that begins a prompt without an image. An image already begins with it.
     pub first_token: u32,
-    /// The prompt of a question; `None` if the model does not answer any.
+    /// The prompt of a question; `None` if the model does not answer questions.
     pub query: Option<PromptParts>,
-    /// The tokens of a question that the model reasons about; `None` if it does not reason.
+    /// The tokens for answers with reasoning; `None` if the model does not reason.
     pub reasoning: Option<ReasoningTokens>,
     /// The prompt of a description of each length, by its name: `short`, `normal` or `long`.
     pub captions: HashMap<String, Vec<u32>>,
-    /// The prompt that asks for the points of things; `None` if the model does not find any.
+    /// The prompt for the points of objects; `None` if the model does not find points.
     pub point: Option<PromptParts>,
-    /// The prompt that asks for the boxes around things; `None` if the model does not find any.
+    /// The prompt for the boxes around objects; `None` if the model does not find boxes.
     pub detect: Option<PromptParts>,
-    /// The token in whose place a coordinate is chosen.
+    /// The token that stands for a coordinate. A coordinate is chosen in its place.
     pub coordinate: u32,
     /// The token that ends a list of points or boxes.
     pub end: u32,
-    /// Tokens that do not occur in texts of answers and are never chosen for them.
+    /// Tokens that do not occur in answers and are never chosen for them.
     pub excluded: Vec<u32>,
 }
 
@@ -41,14 +41,14 @@ pub struct PromptParts {
     pub suffix: Vec<u32>,
 }
 
-/// The tokens of a question that the model reasons about before it answers.
+/// The tokens of a question for which the model reasons before it answers.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ReasoningTokens {
-    /// The tokens after the question, in the place of those of [`SkillPrompts::query`].
+    /// The tokens after the question. They replace the suffix of [`SkillPrompts::query`].
     pub suffix: Vec<u32>,
     /// The token that ends the reasoning. The answer follows it.
     pub end: u32,
-    /// The tokens that begin and end a text that the points among it belong to.
+    /// The tokens that begin and end a piece of text to which the points within it refer.
     pub grounding: [u32; 2],
     /// Tokens that do not occur in the reasoning and are never chosen for it.
     pub excluded: Vec<u32>,
@@ -93,7 +93,7 @@ pub(crate) fn of_config(
     }
 }
 
-/// The skills of the published models, whose configuration does not name them.
+/// The skills of the published models, whose configuration does not list them.
 fn published(architecture: Architecture) -> SkillPrompts {
     let caption = |name: &str, word: u32| (name.to_owned(), vec![1, 32_708, 2, word, 3]);
     SkillPrompts {
@@ -101,13 +101,13 @@ fn published(architecture: Architecture) -> SkillPrompts {
         query: Some(PromptParts {
             prefix: vec![1, 15_381, 2],
             suffix: match architecture {
-                // In the training, the last token of the prompt was doubled.
+                // In the training of Moondream 2, the last token of the prompt occurred twice.
                 Architecture::Moondream2 => vec![3, 3],
                 _ => vec![3],
             },
         }),
-        // The published code of Moondream 2 and its maker's engine, Kestrel, disagree on the tokens
-        // between reasoning and answer.
+        // For Moondream 2, the published code and the maker's engine, Kestrel, disagree on the
+        // tokens between reasoning and answer.
         reasoning: (architecture == Architecture::Moondream3).then(|| ReasoningTokens {
             suffix: vec![4],
             end: 3,
@@ -125,14 +125,14 @@ fn published(architecture: Architecture) -> SkillPrompts {
     }
 }
 
-/// The token with this key, or a default.
+/// The token under this key, or a default.
 fn id(tokenizer: &Keys<'_>, key: &str, default: u32) -> Result<u32, ModelError> {
     let ids = tokenizer.token_ids(key)?;
     Ok(ids.and_then(|ids| ids.first().copied()).unwrap_or(default))
 }
 
-/// The tokens of reasoning that a configuration names, for questions with these keys. Only those
-/// of Moondream 3 have a default.
+/// The tokens for reasoning in a configuration, for questions with the keys `query`. Only Moondream
+/// 3 has defaults for them.
 fn given_reasoning(
     tokenizer: &Keys<'_>,
     query: &Keys<'_>,
@@ -158,7 +158,7 @@ fn given_reasoning(
     }))
 }
 
-/// The skills that a configuration names.
+/// The skills in a configuration.
 fn given(
     tokenizer: &Keys<'_>,
     templates: &Keys<'_>,
@@ -169,7 +169,7 @@ fn given(
     let query = match templates.object("query")? {
         Some(query) => {
             reasoning = given_reasoning(tokenizer, &query, architecture)?;
-            // Newer configurations have another suffix with reasoning.
+            // Newer configurations have different suffixes with and without reasoning.
             let suffix = match list(&query, "answer_prefix")? {
                 Some(suffix) => suffix,
                 None => list(&query, "suffix")?.unwrap_or_default(),
@@ -204,7 +204,7 @@ fn given(
     })
 }
 
-/// A list of tokens.
+/// A list of tokens, of limited length.
 fn list(keys: &Keys<'_>, key: &str) -> Result<Option<Vec<u32>>, ModelError> {
     let ids = keys.token_ids(key)?;
     match ids.as_ref().is_some_and(|ids| ids.len() > PART_MAX) {
@@ -214,7 +214,7 @@ fn list(keys: &Keys<'_>, key: &str) -> Result<Option<Vec<u32>>, ModelError> {
 }
 
 impl SkillPrompts {
-    /// All tokens.
+    /// All tokens of the prompts.
     fn tokens(&self) -> impl Iterator<Item = u32> {
         let parts = [&self.query, &self.point, &self.detect].into_iter().flatten();
         let parts = parts.flat_map(|parts| parts.prefix.iter().chain(&parts.suffix));
@@ -262,8 +262,9 @@ mod tests {
         assert_eq!(found.captions, HashMap::from([("normal".to_owned(), vec![8])]));
     }
 
-    /// Goal: Moondream 3 reasons with the published tokens or those of its configuration, another
-    /// model only if its configuration names them, and none if tokens follow the reasoning.
+    /// Goal: Moondream 3 reasons with the published tokens or the tokens of its configuration.
+    /// Another model reasons only if its configuration has the tokens. No model reasons if tokens
+    /// follow the reasoning.
     #[test]
     fn reasoning_is_that_of_the_configuration() {
         let published =
@@ -293,7 +294,7 @@ mod tests {
         assert!(error.contains("ids below vocab_size, 500"), "{error}");
     }
 
-    /// Goal: malformed prompts are refused with what was expected.
+    /// Goal: malformed prompts are refused, with the expected values.
     #[test]
     fn malformed_prompts_are_refused() {
         for (templates, expected) in [

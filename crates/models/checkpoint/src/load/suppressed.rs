@@ -20,11 +20,11 @@ pub struct SuppressedTokens {
     pub always: Vec<u32>,
     /// Tokens that are not generated as the first token of an answer.
     pub at_begin: Vec<u32>,
-    /// Sequences of two tokens or more of which the last token is not generated after the others,
-    /// which may be in the prompt.
+    /// Sequences of at least two tokens. The last token is not generated after the others, which
+    /// may be in the prompt.
     pub sequences: Vec<Vec<u32>>,
-    /// No sequence of this number of tokens is generated that occurs in the prompt or in the answer
-    /// already. 0 has no effect.
+    /// No sequence of this number of tokens is generated if it already occurs in the prompt or in
+    /// the answer. 0 has no effect.
     pub no_repeat_ngram: usize,
 }
 
@@ -39,7 +39,7 @@ impl SuppressedTokens {
         *self == Self::default()
     }
 
-    /// Takes over the keys that are given.
+    /// Sets the fields whose keys are present.
     pub(super) fn read(&mut self, keys: &Keys<'_>) -> Result<(), ModelError> {
         if let Some(ids) = keys.token_ids("suppress_tokens")? {
             self.always = ids;
@@ -65,9 +65,9 @@ impl SuppressedTokens {
         Ok(())
     }
 
-    /// Removes ids that are not in the vocabulary, and the end-of-sequence tokens `ends` from the
-    /// sequences of one token, as transformers does. The other sequences of one token become tokens
-    /// that are never generated.
+    /// Removes ids that are not in the vocabulary. Sequences of one token become tokens that are
+    /// never generated, except for the end-of-sequence tokens `ends`, which are removed as in
+    /// transformers.
     pub(super) fn tidy(&mut self, vocab_size: usize, ends: &[u32]) {
         let is_known = |id: &u32| (*id as usize) < vocab_size;
         self.sequences.retain(|sequence| sequence.iter().all(is_known));
@@ -83,7 +83,7 @@ impl SuppressedTokens {
     }
 }
 
-/// A list of lists of token ids within the limits.
+/// Parses a list of lists of token ids, if it is within the limits.
 fn sequences(value: &Value) -> Option<Vec<Vec<u32>>> {
     let id = |id: &Value| id.as_u64().and_then(|id| u32::try_from(id).ok());
     let list = |list: &Value| {
@@ -109,8 +109,8 @@ mod tests {
             .map_err(|error| error.to_string())
     }
 
-    /// Goal: all keys are read; ids outside of the vocabulary and ends that are bad words have no
-    /// effect, as in transformers.
+    /// Goal: all keys are read. As in transformers, ids outside the vocabulary and end-of-sequence
+    /// tokens among the bad words have no effect.
     #[test]
     fn keys_are_read() {
         let mut read = read(&json!({
@@ -128,7 +128,7 @@ mod tests {
         assert_eq!(read, expected);
     }
 
-    /// Goal: values that are too large or of another kind are refused with their key.
+    /// Goal: values that are too large or of another type are refused, with their key.
     #[test]
     fn other_values_are_refused() {
         for (key, value) in [

@@ -1,16 +1,16 @@
-//! The memory that Linux control groups leave to this process.
+//! Computes how much memory Linux control groups leave for this process.
 //!
-//! A process is in one group of each hierarchy, and the limit of each ancestor of the group holds
-//! for all processes below that ancestor together. `/proc/self/cgroup` names the group, and
-//! `/proc/self/mountinfo` says where its directory is: in a container, the mount often begins at
+//! A process is in one group of each hierarchy, and the limit of each ancestor of the group applies
+//! to all processes below that ancestor together. `/proc/self/cgroup` names the group, and
+//! `/proc/self/mountinfo` says where its directory is. In a container, the mount often begins at
 //! the container's own group. A system may have both versions of control groups.
 
 use std::fs::read_to_string;
 use std::path::{Component, Path, PathBuf};
 
 /// The number of bytes that the process can allocate before one of its groups reaches its limit;
-/// `None` if no limit is known. Cached files count as free. `root` is the directory of the system's
-/// files, `/` except in tests.
+/// `None` if no limit is known. Cached files count as free. `root` is the root directory of the
+/// system's files, which is `/` except in tests.
 pub(crate) fn room(root: &Path) -> Option<u64> {
     let groups = read_to_string(root.join("proc/self/cgroup")).ok()?;
     let mounts = read_to_string(root.join("proc/self/mountinfo")).ok()?;
@@ -29,9 +29,9 @@ enum Version {
 #[derive(Debug, PartialEq, Eq)]
 struct Mount {
     version: Version,
-    /// The group whose directory is mounted, as `/proc/self/cgroup` names groups.
+    /// The group whose directory is mounted, as a path in the format of `/proc/self/cgroup`.
     group: PathBuf,
-    /// Where it is mounted, below the root of the system's files.
+    /// The mount point, relative to the root of the system's files.
     point: PathBuf,
 }
 
@@ -39,7 +39,8 @@ impl Mount {
     /// Parses a line of `/proc/self/mountinfo`; `None` for all other file systems.
     fn parse(line: &str) -> Option<Self> {
         let (mount, file_system) = line.split_once(" - ")?;
-        // The kind of file system, the source, and the options, which name the controllers.
+        // The fields are the type of file system, the source, and the options, which list the
+        // controllers.
         let mut fields = file_system.split(' ');
         let version = match (fields.next()?, fields.nth(1)?) {
             ("cgroup2", _) => Version::Two,
@@ -52,11 +53,12 @@ impl Mount {
         Some(Self { version, group: group.into(), point })
     }
 
-    /// What the process's group and its ancestors leave, as far as their directories are mounted.
+    /// The memory in bytes that is left by each of the process's group and its ancestors whose
+    /// directories are mounted.
     fn rooms(&self, root: &Path, groups: &str) -> Vec<u64> {
         let Some(group) = self.version.group(groups) else { return Vec::new() };
-        // A group that is not below the mounted one has no directory here. The mounted one is then
-        // the best guess: it is that of the container.
+        // A group that is not below the mounted one has no directory here. The mounted group is
+        // then the best guess, because it is the group of the container.
         let is_normal = |path: &&Path| path.components().all(|c| matches!(c, Component::Normal(_)));
         let below = Path::new(group).strip_prefix(&self.group).ok().filter(is_normal);
         let point = root.join(&self.point);
@@ -82,16 +84,16 @@ impl Version {
         })
     }
 
-    /// Whether the limit of a group holds for the groups below it.
+    /// Whether the limit of a group applies to the groups below it.
     fn counts_children(self, directory: &Path) -> bool {
         match self {
-            // Older kernels can be told otherwise.
+            // In older kernels, this can be switched off.
             Self::One => number(&directory.join("memory.use_hierarchy")) != Some(0),
             Self::Two => true,
         }
     }
 
-    /// The limit of a group less the memory that its processes use; `None` without a limit.
+    /// The limit of a group minus the memory that its processes use; `None` without a limit.
     fn room(self, directory: &Path) -> Option<u64> {
         let number = |name: &str| number(&directory.join(name));
         let (limit, used, cached) = match self {
@@ -100,7 +102,8 @@ impl Version {
                 number("memory.usage_in_bytes"),
                 &["total_active_file", "total_inactive_file"][..],
             ),
-            // Above `high` the processes are not ended, but slowed down until they hardly run.
+            // Above `high`, processes are not killed, but throttled until they make almost no
+            // progress.
             Self::Two => (
                 [number("memory.max"), number("memory.high")].into_iter().flatten().min(),
                 number("memory.current"),
@@ -115,17 +118,17 @@ impl Version {
     }
 }
 
-/// Whether a list of controllers has the one of memory.
+/// Whether a list of controllers includes the memory controller.
 fn has_memory(controllers: &str) -> bool {
     controllers.split(',').any(|controller| controller == "memory")
 }
 
-/// The number in a file; `None` if there is none, such as `max`, which means no limit.
+/// The number in a file; `None` if it has another value, such as `max`, which means no limit.
 fn number(file: &Path) -> Option<u64> {
     read_to_string(file).ok()?.trim().parse().ok()
 }
 
-/// A path of `/proc/self/mountinfo`, in which white space and `\` are octal numbers.
+/// Unescapes a path of `/proc/self/mountinfo`, which has white space and `\` as octal numbers.
 fn unescaped(field: &str) -> String {
     [("\\040", " "), ("\\011", "\t"), ("\\012", "\n"), ("\\134", "\\")]
         .iter()
@@ -143,8 +146,8 @@ mod tests {
     const V1: &str = "31 25 0:27 / /sys/fs/cgroup/cpu rw - cgroup cgroup rw,cpu,cpuacct\n\
                       32 25 0:28 / /sys/fs/cgroup/memory rw - cgroup cgroup rw,memory\n";
 
-    /// Checks what a system leaves whose files are `groups` and `mounts` in `/proc/self`, and
-    /// `files` below `/sys/fs/cgroup`.
+    /// Checks the result for a system with the files `groups` and `mounts` in `/proc/self`, and
+    /// with `files` below `/sys/fs/cgroup`.
     fn check(groups: &str, mounts: &str, files: &[(&str, String)], expected: Option<u64>) {
         let root = tempfile::tempdir().expect("a directory");
         let write = |path: &str, text: &str| {
@@ -159,7 +162,7 @@ mod tests {
         assert_eq!(room(root.path()), expected, "{groups} {mounts} {files:?}");
     }
 
-    /// A file with a number of MiB, as the kernel writes it.
+    /// A file with a number of MiB, in the format of the kernel.
     fn mib(path: &str, number: u64) -> (&str, String) {
         (path, format!("{}\n", number * MIB))
     }
@@ -178,7 +181,7 @@ mod tests {
             let used = format!("{ancestor}/memory.current");
             check(group, V2, &[mib(&limit, 400), mib(&used, 150)], Some(250 * MIB));
         }
-        // The least is what counts: not the least limit, but the one of which least is left.
+        // The result is the least memory that is left, which does not have to be the least limit.
         let files = [
             mib("user.slice/memory.max", 900),
             mib("user.slice/memory.current", 800),
@@ -211,7 +214,7 @@ mod tests {
     }
 
     /// Goal: in a container, where the group's own directory is mounted or names are relative to
-    /// it, its limit is found.
+    /// it, the limit of the container's group is found.
     #[test]
     fn groups_of_containers_limit_a_process() {
         let limit = mib("memory.max", 400);
@@ -219,7 +222,8 @@ mod tests {
         for (groups, mounts) in [
             ("0::/\n", V2),
             ("0::/docker/a b\n", of_container.as_str()),
-            // A process that another container's program has started is in none of the directories.
+            // A process that another container's program has started is in none of the mounted
+            // groups.
             ("0::/../other\n", V2),
             ("0::/other\n", &of_container),
         ] {
@@ -229,7 +233,7 @@ mod tests {
         check("0::/docker/a b/inner\n", &of_container, &files, Some(300 * MIB));
     }
 
-    /// Goal: cached files count as free, and without a statistic nothing does.
+    /// Goal: cached files count as free. Without statistics, nothing counts as free.
     #[test]
     fn cached_files_count_as_free() {
         let statistics = |prefix: &str| {
@@ -246,11 +250,11 @@ mod tests {
             ("memory/a/memory.stat", statistics("total_")),
         ];
         check("4:memory:/a\n", V1, &one, Some(250 * MIB));
-        // More is used than the limit, which was lowered.
+        // The limit was lowered below the memory in use.
         check("0::/a\n", V2, &[mib("a/memory.max", 4), two[1].clone()], Some(0));
     }
 
-    /// Goal: a system without control groups, or with files that cannot be understood, has no limit.
+    /// Goal: a system without control groups, or with files that cannot be parsed, has no limit.
     #[test]
     fn what_is_not_understood_is_no_limit() {
         check("", V2, &[mib("memory.max", 4)], None);

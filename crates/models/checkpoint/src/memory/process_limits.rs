@@ -1,19 +1,19 @@
-//! The memory that the limits of this process leave, which `ulimit -v` and `ulimit -d` set.
+//! Computes how much memory this process's own limits leave. `ulimit -v` and `ulimit -d` set them.
 
 use std::fs::read_to_string;
 use std::path::Path;
 
-/// The limits in `/proc/self/limits`, each with the line of `/proc/self/status` that says how much of
-/// it is used: all memory that is mapped, and that which is mapped for writing.
+/// The limits in `/proc/self/limits`, each with the line of `/proc/self/status` that states the
+/// memory in use: all mapped memory, and memory that is mapped for writing.
 const LIMITS: [(&str, &str); 2] = [("Max address space", "VmSize:"), ("Max data size", "VmData:")];
 
-/// The number of bytes that the process can still map for writing; `None` without a limit. `root` is
-/// the directory of the system's files, `/` except in tests.
+/// The number of bytes that the process can still map for writing; `None` without a limit. `root`
+/// is the root directory of the system's files, which is `/` except in tests.
 pub(crate) fn room(root: &Path) -> Option<u64> {
     let limits = read_to_string(root.join("proc/self/limits")).ok()?;
     let status = read_to_string(root.join("proc/self/status")).ok()?;
     let rooms = LIMITS.iter().filter_map(|(limit, used)| {
-        // The first number is the limit that is in force. `unlimited` is no number.
+        // The first number is the soft limit, which is in force. `unlimited` is not a number.
         let limit = first_number(&limits, limit)?;
         Some(limit.saturating_sub(first_number(&status, used)?.saturating_mul(1024)))
     });
@@ -30,7 +30,7 @@ fn first_number(text: &str, name: &str) -> Option<u64> {
 mod tests {
     use super::*;
 
-    /// Goal: the tighter of the two limits counts, less what is used of it.
+    /// Goal: the tighter of the two limits applies, minus the memory in use.
     #[test]
     fn the_tighter_limit_counts() {
         let root = tempfile::tempdir().expect("a directory");

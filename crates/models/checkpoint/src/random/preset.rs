@@ -54,7 +54,7 @@ pub fn preset(name: &str) -> Result<DecoderConfig, ModelError> {
     with_images(name).map(|preset| preset.decoder)
 }
 
-/// What is known of a preset.
+/// The configurations of a preset.
 #[derive(Debug)]
 pub(super) struct Preset {
     pub(super) decoder: DecoderConfig,
@@ -67,7 +67,7 @@ pub(super) struct Preset {
 /// The preset `name`.
 ///
 /// # Errors
-/// As for [`preset`].
+/// The errors of [`preset`].
 pub(super) fn with_images(name: &str) -> Result<Preset, ModelError> {
     let value = preset_json(name).ok_or_else(|| ModelError::InvalidOption {
         name: "random model".into(),

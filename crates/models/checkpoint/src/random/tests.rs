@@ -15,7 +15,7 @@ fn quantiles_are_normally_distributed() {
     assert!((square - 1.0).abs() < 1e-3, "{square}");
 }
 
-/// Goal: the same seed and tensor lead to the same bytes, a different seed or tensor to other
+/// Goal: the same seed and tensor lead to the same bytes, and another seed or tensor leads to other
 /// bytes.
 #[test]
 fn weights_depend_on_seed_and_tensor() {

@@ -4,7 +4,7 @@
 use serde_json::{Value, json};
 use stolon_vision::Tiling;
 
-/// What the prompts of a random vision model are made of.
+/// The tokens and the template of a random vision model's prompts.
 pub(super) struct Prompts {
     /// The tokens that are not bytes, with the ids from [`FIRST_TOKEN`] on. The image token is the
     /// first.
@@ -14,8 +14,8 @@ pub(super) struct Prompts {
 }
 
 impl Prompts {
-    /// Those of the model whose pictures are cut in this way. Moondream's tokens are those of
-    /// SmolVLM, which it does not use.
+    /// The prompts of the model whose pictures are tiled in this way. Moondream has the tokens of
+    /// SmolVLM, but does not use them.
     pub(super) fn of(tiling: &Tiling) -> Self {
         let names = |names: &[&str]| -> Vec<String> {
             names.iter().map(|name| (*name).to_owned()).collect()
@@ -46,8 +46,8 @@ impl Prompts {
         }
     }
 
-    /// A `tokenizer.json` whose tokens are the 256 bytes, with the ids of their values, and the
-    /// tokens that mark images.
+    /// A `tokenizer.json` whose tokens are the 256 bytes, with their values as ids, and the tokens
+    /// that mark images.
     pub(super) fn tokenizer(&self) -> Value {
         let vocabulary: serde_json::Map<String, Value> =
             (0..=255).map(|byte: u8| (byte_char(byte).to_string(), Value::from(byte))).collect();
@@ -80,8 +80,8 @@ impl Prompts {
 /// The id of the first token that is not a byte.
 const FIRST_TOKEN: usize = 256;
 
-/// The character that stands for a byte in the vocabulary of a byte-level tokenizer: itself if it
-/// is printable, and otherwise the next character from U+0100 on.
+/// The character that represents a byte in the vocabulary of a byte-level tokenizer: the byte
+/// itself if it is printable, and otherwise the next character from U+0100 on.
 fn byte_char(byte: u8) -> char {
     let is_printable = |byte: u8| matches!(byte, b'!'..=b'~' | 0xa1..=0xac | 0xae..);
     match is_printable(byte) {

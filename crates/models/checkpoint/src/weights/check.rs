@@ -1,4 +1,4 @@
-//! Compares the stored tensors with those that a configuration requires.
+//! Compares the stored tensors with the tensors that a configuration requires.
 
 use stolon_kernels::TensorType;
 
@@ -12,7 +12,7 @@ impl Weights {
     /// supported type, and that no two tensors share bytes, without reading their data.
     ///
     /// # Errors
-    /// The error of [`tensor`](Self::tensor) for the first tensor that is not, or
+    /// The error of [`tensor`](Self::tensor) for the first tensor that does not pass, or
     /// [`ModelError::Malformed`] for tensors that overlap.
     pub fn check(&self, config: &DecoderConfig) -> Result<(), ModelError> {
         self.problems(config).next().map_or(Ok(()), Err)
@@ -33,7 +33,7 @@ impl Weights {
     /// Checks that tensors do not overlap. Each one is packed separately, so a small file with
     /// overlapping tensors would need much memory.
     pub(crate) fn check_disjoint(&self) -> Result<(), ModelError> {
-        // Tensors whose rows are between those of others share their range.
+        // Tensors with interleaved rows share their range, so only the first of them is checked.
         let first = |stored: &Stored| {
             stored.interleaved.as_ref().is_none_or(|interleaved| interleaved.first == 0)
                 && stored.runs.as_ref().is_none_or(RowRuns::has_first)
@@ -54,7 +54,7 @@ impl Weights {
         Ok(())
     }
 
-    /// Removes a tensor that is going to be divided; `None` if there is none of this name.
+    /// Removes a tensor that is about to be divided; `None` if there is no tensor with this name.
     ///
     /// # Errors
     /// [`ModelError::WrongShape`] if it has another shape than `expected`.
@@ -81,7 +81,7 @@ impl Weights {
         self.split_stacked(config.stacked())
     }
 
-    /// Divides matrices or vectors, each given by its name and the tensors whose rows it has.
+    /// Divides matrices or vectors. Each has a name and the tensors whose rows it contains.
     pub(super) fn split_stacked(
         &mut self,
         stacked: Vec<(String, Vec<TensorSpec>)>,
@@ -90,7 +90,7 @@ impl Weights {
             let rows: usize = parts.iter().map(|part| part.shape[0]).sum();
             let shape = [&[rows], &parts[0].shape[1..]].concat();
             let Some(stored) = self.take_whole(&name, shape)? else { continue };
-            // Tensors of types that are not supported may have any length, and are not read.
+            // Tensors of unsupported types may have any length. They are never read.
             let row_bytes = if stored.dtype.is_ok() { stored.range.len() / rows } else { 0 };
             let mut start = stored.range.start;
             for TensorSpec { name, shape, role: _ } in parts {
@@ -102,7 +102,7 @@ impl Weights {
         Ok(())
     }
 
-    /// The entry of the tensor `name`. `shape` is used for the error only.
+    /// The entry of the tensor `name`. `shape` is used only in the error.
     pub(super) fn stored(&self, name: &str, shape: &[usize]) -> Result<&Stored, ModelError> {
         self.tensors.get(name).ok_or_else(|| ModelError::MissingTensor {
             file: self.origin.clone(),
@@ -131,10 +131,10 @@ impl Weights {
                 });
             }
         };
-        // Dimensions of 1 do not matter: a matrix of one row may be stored as a vector, or a
-        // convolution with such a dimension between channels and taps. The projection of patches
-        // may be the kernel of a convolution, and the norm of several groups may have one row for
-        // each.
+        // Dimensions of 1 do not matter. For example, a matrix with one row may be stored as a
+        // vector, and a convolution may have a dimension of 1 between channels and taps. The
+        // projection of patches may be stored as the kernel of a convolution, and the norm of
+        // several groups with one row per group.
         let larger = |shape: &[usize]| -> Vec<usize> {
             shape.iter().copied().filter(|size| *size != 1).collect()
         };

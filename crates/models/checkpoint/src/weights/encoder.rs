@@ -1,5 +1,5 @@
-//! The tensors of image encoders: whether they are there, and those of files that have queries,
-//! keys and values in one tensor.
+//! The tensors of image encoders: checks that they exist, and divides tensors with queries, keys
+//! and values.
 
 use super::{Stored, TensorType, Weights};
 use crate::config::{TensorRole, TensorSpec, VisionConfig};
@@ -18,7 +18,7 @@ impl Weights {
     /// supported type, without reading their data.
     ///
     /// # Errors
-    /// The error of [`tensor`](Self::tensor) for the first tensor that is not.
+    /// The error of [`tensor`](Self::tensor) for the first tensor that does not pass.
     pub fn check_encoder(&self, encoder: &VisionConfig) -> Result<(), ModelError> {
         for spec in encoder.tensors() {
             let stored = self.stored(&spec.name, &spec.shape)?;
@@ -27,11 +27,11 @@ impl Weights {
         Ok(())
     }
 
-    /// Replaces the first of two tensors, which have the shape of `spec`, by their sum in f32. Its
-    /// name is that of `spec`, and the other one's is `other`.
+    /// Replaces two tensors with the shape of `spec` by their sum in f32. The first tensor and the
+    /// sum have the name of `spec`, and the second tensor has the name `other`.
     ///
     /// # Errors
-    /// Those of [`floats`](Self::floats).
+    /// The errors of [`floats`](Self::floats).
     pub(crate) fn add_up(&mut self, spec: &TensorSpec, other: &str) -> Result<(), ModelError> {
         let mut sum = self.floats(spec)?;
         let other_spec = TensorSpec { name: other.to_owned(), ..spec.clone() };
@@ -47,14 +47,14 @@ impl Weights {
         self.insert(spec.name.clone(), stored)
     }
 
-    /// Divides the tensors of queries, keys and values of an encoder into parts of the same size.
+    /// Divides the combined tensors of queries, keys and values of an encoder into thirds.
     pub(crate) fn split_thirds(&mut self, prefix: &str) -> Result<(), ModelError> {
         let is_qkv = |name: &&String| name.starts_with(prefix) && name.contains(".qkv_proj.");
         let names: Vec<String> = self.tensors.keys().filter(is_qkv).cloned().collect();
         let mut list = Vec::with_capacity(names.len());
         for name in names {
             let Some(Stored { shape, .. }) = self.tensors.get(&name) else { continue };
-            // `check_encoder` finds the parts that are missing.
+            // `check_encoder` reports missing parts.
             let Some((rows, rest)) = shape.split_first() else { continue };
             if *rows == 0 || !rows.is_multiple_of(3) {
                 continue;
@@ -71,7 +71,8 @@ impl Weights {
     }
 }
 
-/// The name of a tensor in a block: its number, the module and the kind of tensor.
+/// Translates the name of a tensor in a block, `rest`: its number, the module and the kind of
+/// tensor.
 pub(crate) fn in_block(rest: &str, modules: &[(&str, &str)]) -> Option<String> {
     let (block, rest) = rest.split_once('.')?;
     let (module, kind) = rest.rsplit_once('.')?;

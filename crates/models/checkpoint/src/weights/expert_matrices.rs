@@ -1,4 +1,4 @@
-//! Divides the matrices of an adapter that are for all experts of a layer.
+//! Divides matrices of an adapter that combine all experts of a layer.
 
 use super::{Stored, Weights};
 use crate::error::ModelError;
@@ -9,27 +9,28 @@ use crate::mmap::Bytes;
 pub(crate) struct ExpertMatrices {
     /// Number of experts, above 0.
     pub(crate) count: usize,
-    /// Whether the rows of `B` are those of gate and up in turn.
+    /// Whether the rows of `B` alternate between gate and up.
     pub(crate) alternating: bool,
-    /// The name of `A`, `[count * rank, in]`: the rows of the first expert, then those of the next.
+    /// The name of `A`, `[count * rank, in]`: the rows of the first expert, followed by the rows of
+    /// the next one, and so on.
     pub(crate) first: String,
-    /// The name of `B`, `[out, rank * count]`: the first column of each expert, then the second
-    /// one of each.
+    /// The name of `B`, `[out, rank * count]`: the first column of each expert, followed by the
+    /// second column of each, and so on.
     pub(crate) second: String,
 }
 
 impl Weights {
-    /// Replaces the matrices of `updates` by those of single experts, `[rank, in]` and
-    /// `[out, rank]`, for which `names` returns the names of an expert's `A` and `B`. The rows of
-    /// gate are before those of up in them. `B` is copied.
+    /// Replaces the matrices of `updates` with matrices of single experts, `[rank, in]` and `[out,
+    /// rank]`. `names` returns the names of an expert's `A` and `B`. In the new matrices, the rows
+    /// of gate come before the rows of up. `B` is copied.
     ///
     /// # Errors
     /// [`ModelError::WrongType`] if the kernels do not support a type,
-    /// [`ModelError::MissingTensor`] if there is no such matrix, and [`ModelError::Malformed`] if
-    /// an expert has others already.
+    /// [`ModelError::MissingTensor`] if a matrix does not exist, and [`ModelError::Malformed`] if
+    /// an expert has matrices already.
     ///
     /// # Panics
-    /// If the shapes are other ones.
+    /// If the matrices have other shapes.
     pub(crate) fn split_expert_matrices(
         &mut self,
         updates: &ExpertMatrices,
@@ -68,7 +69,7 @@ impl Weights {
         Ok(())
     }
 
-    /// Removes a tensor whose type is supported, and returns where it is.
+    /// Removes a tensor whose type is supported, and returns its entry.
     fn taken(&mut self, name: &str) -> Result<Stored, ModelError> {
         let stored = self.stored(name, &[])?;
         self.checked(name, stored, &stored.shape)?;

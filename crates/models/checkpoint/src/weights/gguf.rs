@@ -6,9 +6,10 @@ use crate::gguf::Header;
 use crate::mmap::Bytes;
 
 impl Header {
-    /// The tensors as weights, with the names that `rename` returns. Tensors for which it returns
-    /// `None` are omitted. A stacked tensor, in whose name `*` takes the place of an index, becomes
-    /// as many tensors without its first dimension as `parts` returns for its name. `contents` are the bytes of [`Header::files`].
+    /// Converts the tensors to weights with the names that `rename` returns. Tensors for which it
+    /// returns `None` are omitted. The name of a stacked tensor has a `*` in place of an index. It
+    /// is divided along its first dimension into as many tensors as `parts` returns for its name.
+    /// `contents` are the bytes of [`Header::files`].
     pub(crate) fn weights(
         &self,
         contents: Vec<Bytes>,
@@ -25,10 +26,10 @@ impl Header {
 }
 
 impl Weights {
-    /// Adds the tensors of GGUF files, as [`Header::weights`] does.
+    /// Adds the tensors of GGUF files in the same way as [`Header::weights`].
     ///
     /// # Errors
-    /// [`ModelError::Malformed`] if there is a tensor of the same name already, and
+    /// [`ModelError::Malformed`] if there is already a tensor with the same name, and
     /// [`ModelError::WrongShape`] if a stacked tensor cannot be divided.
     pub(crate) fn add_gguf(
         &mut self,

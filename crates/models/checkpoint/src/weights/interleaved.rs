@@ -1,11 +1,11 @@
-//! Tensors that hold all experts of a layer. They are divided into one tensor per expert and
+//! Tensors that combine all experts of a layer. They are divided into one tensor per expert and
 //! projection.
 //!
-//! Without biases (Qwen3.5-MoE), `gate_up_proj` is `[experts, 2 * width, hidden]`, the rows of gate
-//! first, and `down_proj` is `[experts, hidden, width]`, so each tensor is a range of theirs. Each
-//! expert may also be transposed (Qwen3-VL with experts); the shapes of both tensors together tell
-//! it. With biases (gpt-oss), the rows of gate and up are interleaved. They are brought into the
-//! usual order when a tensor is read:
+//! Without biases (Qwen3.5-MoE), `gate_up_proj` is `[experts, 2 * width, hidden]`, with the rows of
+//! gate first, and `down_proj` is `[experts, hidden, width]`, so each new tensor is a range of
+//! bytes. Each expert may also be transposed (Qwen3-VL with experts), which follows from the shapes
+//! of both tensors. With biases (gpt-oss), the rows of gate and up are interleaved. They are
+//! brought into the usual order when a tensor is read:
 //!
 //! | tensor | shape |
 //! |---|---|
@@ -17,9 +17,9 @@
 //! | `down_proj_blocks` | `[experts, hidden, width / 32, 16]` bytes |
 //! | `gate_up_proj_scales`, `down_proj_scales` | as the blocks, without the last dimension |
 //!
-//! Blocks and scales are MXFP4: a byte of a block has two successive weights, the first in its low
-//! bits. ggml's [`TensorType::Mxfp4`] has the scale before its block, and a byte has weights whose
-//! distance is 16.
+//! Blocks and scales are MXFP4. A byte of a block has two successive weights, the first in its low
+//! bits. In ggml's [`TensorType::Mxfp4`], the scale comes before its block, and a byte has two
+//! weights at a distance of 16.
 
 use std::ops::Range;
 
@@ -33,15 +33,15 @@ const BLOCK_LEN: usize = 32;
 /// Number of bytes of the weights of an MXFP4 block.
 const BLOCK_BYTES: usize = BLOCK_LEN / 2;
 
-/// How a tensor is part of one that holds all experts, or that it is transposed. The range of the tensor is that of all rows
-/// of its expert.
+/// The place of a tensor within a tensor that combines all experts, or within a transposed matrix.
+/// The tensor's range has all rows of its expert.
 #[derive(Clone, Debug)]
 pub(super) struct Interleaved {
     /// The first row of the expert that belongs to the tensor.
     pub(super) first: usize,
-    /// The distance to the next row that belongs to it: 2 if gate and up are interleaved.
+    /// The distance between successive rows that belong to it; 2 if gate and up are interleaved.
     step: usize,
-    /// Number of tensors that the rows of the expert belong to.
+    /// Number of tensors among which the rows of the expert are divided.
     parts: usize,
     form: Form,
 }
@@ -59,11 +59,11 @@ enum Form {
 }
 
 impl Interleaved {
-    /// A matrix that is stored by itself, transposed.
+    /// A matrix that is stored separately, but transposed.
     pub(super) const TRANSPOSED: Self = Self { first: 0, step: 1, parts: 1, form: Form::Columns };
 
-    /// Size of the tensor in bytes, as stored, where that of all rows of the expert without scales
-    /// is `expert`.
+    /// Size of the stored tensor in bytes. `expert` is the size of all rows of the expert, without
+    /// scales.
     pub(super) fn byte_len(&self, expert: usize) -> usize {
         let scales = match &self.form {
             Form::Mxfp4 { scales, .. } => scales.len(),
@@ -73,7 +73,7 @@ impl Interleaved {
     }
 
     /// The bytes of a tensor with `rows` rows whose elements have `width` bytes. `expert` is the
-    /// content of the tensor's range; `None` if the scales are not part of `weights`.
+    /// content of the tensor's range. `None` if the bytes of the scales are not known.
     pub(super) fn read(
         &self,
         weights: &Weights,
@@ -111,14 +111,15 @@ impl Interleaved {
     }
 }
 
-/// Reorders the 32 weights of a block: byte `i` has the weights `i` and `i + 16`, not `2 i` and
-/// `2 i + 1`.
+/// Reorders the 32 weights of a block to ggml's order, in which byte `i` has the weights `i` and `i
+/// + 16` instead of `2 i` and `2 i + 1`.
 fn ggml_order(block: &[u8; BLOCK_BYTES]) -> [u8; BLOCK_BYTES] {
     let weight = |index: usize| block[index / 2] >> (4 * (index % 2)) & 15;
     std::array::from_fn(|index| weight(index) | weight(index + BLOCK_BYTES) << 4)
 }
 
-/// Replaces tensors of all experts in `weights` by the tensors of each expert and projection.
+/// Replaces tensors that combine all experts in `weights` with tensors of each expert and
+/// projection.
 ///
 /// # Errors
 /// [`ModelError::Malformed`] for a tensor of another shape, and [`ModelError::MissingTensor`] for
@@ -176,7 +177,7 @@ fn divide_one(
             .unwrap_or_else(|| Err(malformed(&expected_experts(parts), &stored)));
     }
     let mut scales = None;
-    // The number of experts, of rows and, except for biases, of columns.
+    // The number of experts, of rows, and of columns unless the tensor is a bias.
     let (count, rows, columns) = match *stored.shape.as_slice() {
         [count, rows] if last.ends_with("_bias") => (count, rows, None),
         [count, rows, groups, BLOCK_BYTES] if last.ends_with("_blocks") => {
@@ -228,8 +229,8 @@ fn divide_one(
     Ok(())
 }
 
-/// Removes the scales of MXFP4, one byte each; returns where they are, or `None` if they do not have
-/// the shape `expected`.
+/// Removes the scales of MXFP4, which have one byte each, and returns their region and range;
+/// `None` if they do not have the shape `expected`.
 fn take_scales(
     weights: &mut Weights,
     file: &str,
@@ -244,7 +245,7 @@ fn take_scales(
     Ok(is_valid.then_some((found.region, found.range)))
 }
 
-/// The shape that a tensor of all experts should have, for messages.
+/// The expected shape of a tensor that combines all experts, for messages.
 fn expected_experts(parts: usize) -> String {
     format!("1 to {EXPERTS_MAX} experts with a multiple of {parts} rows")
 }
@@ -326,7 +327,7 @@ mod tests {
         assert!(weights.check_disjoint().is_ok());
     }
 
-    /// Goal: without biases, the rows of gate and up follow one another.
+    /// Goal: without biases, the rows of gate are followed by the rows of up.
     #[test]
     fn rows_without_biases_are_divided() {
         let weights = weights(vec![
@@ -362,7 +363,7 @@ mod tests {
         assert!(weights.check_disjoint().is_ok());
     }
 
-    /// Goal: tensors of other shapes are refused by name.
+    /// Goal: tensors of other shapes are refused, with their name.
     #[test]
     fn other_shapes_are_refused() {
         for (name, shape) in [

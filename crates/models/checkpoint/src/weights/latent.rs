@@ -1,6 +1,6 @@
-//! The projections of latent vectors to the keys and values of all heads, which files have in one
-//! matrix: the rows of a head's keys, then those of its values. Newer GGUF files have them as they
-//! are in memory, by head and with the keys transposed.
+//! The projections of latent vectors to the keys and values of all heads. Files have them in one
+//! matrix, in which the rows of each head's keys are followed by the rows of its values. Newer GGUF
+//! files have them in the same form as in memory, divided by head and with transposed keys.
 
 use super::interleaved::Interleaved;
 use super::{Stored, Weights};
@@ -10,7 +10,7 @@ use crate::config::{
 use crate::error::ModelError;
 
 impl DecoderConfig {
-    /// The matrices with the keys and values of all heads.
+    /// The matrices that combine the keys and values of all heads.
     pub(super) fn latent_matrices(&self) -> Vec<TensorSpec> {
         let mixers = self.weights().layers.into_iter().flat_map(|layer| layer.mixers);
         let matrix = |mixer| match mixer {
@@ -26,13 +26,13 @@ impl DecoderConfig {
 }
 
 impl Weights {
-    /// Divides the matrices with the keys and values of all heads of `config`. Those of keys are
-    /// transposed when they are read. Matrices of adapters have any number of columns
-    /// (`any_columns`).
+    /// Divides the matrices that combine the keys and values of all heads of `config`. The parts
+    /// with keys are transposed when they are read. With `any_columns`, the matrices are adapters'
+    /// and may have any number of columns.
     ///
     /// # Errors
-    /// [`ModelError::WrongShape`] if there is another number of rows, and [`ModelError::WrongType`]
-    /// if the matrix consists of blocks, so that it cannot be transposed.
+    /// [`ModelError::WrongShape`] for another number of rows, and [`ModelError::WrongType`] if the
+    /// matrix consists of blocks and therefore cannot be transposed.
     pub(super) fn split_latent(
         &mut self,
         config: &DecoderConfig,
@@ -58,11 +58,11 @@ impl Weights {
             return Ok(());
         }
         let rows = keys.len() * (key_dim + value_dim);
-        // `check` finds missing ones.
+        // `check` reports missing matrices.
         let Some(stored) = self.take_whole(&name, vec![rows, columns])? else { return Ok(()) };
         let is_converted = stored.converted.is_some();
         let row_bytes = match &stored.dtype {
-            // The rows are computed when they are read.
+            // The rows of a converted matrix are computed when they are read.
             Ok(dtype) if dtype.block_len() == 1 && is_converted => 0,
             Ok(dtype) if dtype.block_len() == 1 => stored.range.len() / rows,
             dtype => {
@@ -76,8 +76,8 @@ impl Weights {
             }
         };
         let mut next_row = 0;
-        // A part of the matrix: the next rows. Two tensors must not share bytes, so the first one
-        // has those of a matrix that is converted.
+        // A part of the matrix, with the next rows. Two tensors must not share bytes, so only the
+        // first part of a converted matrix has its bytes.
         let mut next = |rows: usize| {
             let (first, start) = (next_row, stored.range.start + next_row * row_bytes);
             next_row += rows;
@@ -112,7 +112,7 @@ mod tests {
     use crate::mmap::Bytes;
 
     const NAME: &str = "model.layers.0.self_attn.kv_b_proj.weight";
-    /// Rows of the matrix: two heads with 32 rows of keys and 16 of values each.
+    /// The rows of the matrix: two heads with 32 rows of keys and 16 rows of values each.
     const ROWS: usize = 96;
     const WIDTH: usize = 64;
 
@@ -126,7 +126,7 @@ mod tests {
         DecoderConfig::from_json("config.json", &config).unwrap()
     }
 
-    /// A value of the matrix: exact in f16.
+    /// A value of the matrix, which is exact in f16.
     fn value(row: usize, column: usize) -> f32 {
         code(row, column) as f32 * 0.5
     }
@@ -135,8 +135,8 @@ mod tests {
         ((row * 7 + column * 3) % 200) as i8
     }
 
-    /// Goal: a matrix of latent attention that is quantised is divided by head, with the keys
-    /// transposed, as one that is not quantised. In both, the values are those of the file.
+    /// Goal: a quantized matrix of latent attention is divided by head, with transposed keys, in
+    /// the same way as one that is not quantized. Both have the values of the file.
     #[test]
     fn quantised_matrices_are_divided() {
         let config = config();

@@ -1,11 +1,11 @@
 //! The names of Moondream's tensors.
 //!
-//! | tensor of a file | tensors here |
+//! | tensor in the file | tensors in this crate |
 //! |---|---|
-//! | `model.text.*` | those of the decoder, with the usual names |
+//! | `model.text.*` | the decoder's tensors, with the usual names |
 //! | `attn.qkv` of a block | `q_proj`, `k_proj` and `v_proj`, one after the other |
 //! | `mlp.fc1` and `mlp.fc2` of all experts | `gate_up_proj` and `down_proj` of all experts |
-//! | `model.vision.*` | those of the encoder, with the names of SigLIP |
+//! | `model.vision.*` | the encoder's tensors, with the names of SigLIP |
 
 use super::encoder::in_block;
 use super::{Weights, interleaved};
@@ -18,13 +18,13 @@ const TEXT: [(&str, &str); 7] = [
     ("attn.qkv", "self_attn.qkv_proj"),
     ("attn.tau", "self_attn.tau"),
     ("attn.proj", "self_attn.o_proj"),
-    // The router, which has this name in all files by now.
+    // The router has this name in all current files.
     ("mlp.gate", "mlp.gate"),
     ("mlp.fc1", "mlp.up_proj"),
     ("mlp.fc2", "mlp.down_proj"),
 ];
 
-/// The same for tensors with a dimension more, which hold all experts of a block.
+/// The same for tensors with an additional dimension, which combine all experts of a block.
 const EXPERTS: [(&str, &str); 2] = [
     ("mlp.up_proj.weight", "mlp.experts.gate_up_proj"),
     ("mlp.down_proj.weight", "mlp.experts.down_proj"),
@@ -40,9 +40,9 @@ const VISION: [(&str, &str); 6] = [
     ("mlp.fc2", "mlp.fc2"),
 ];
 
-/// The name here of the tensor with the name `name` in a file of Moondream.
+/// The name in this crate of the tensor `name` in a file of Moondream.
 fn renamed(name: &str) -> Option<String> {
-    // Files of compiled models have this in some names.
+    // In files of compiled models, some names contain this string.
     let name = name.replace("._orig_mod", "");
     match name.as_str() {
         "model.text.wte" => return Some("model.embed_tokens.weight".to_owned()),
@@ -71,11 +71,11 @@ fn renamed(name: &str) -> Option<String> {
 }
 
 impl Weights {
-    /// Gives the tensors of a Moondream model the names that the rest of the crate has for them,
-    /// and divides those of queries, keys and values.
+    /// Renames the tensors of a Moondream model to the names in this crate, and divides the
+    /// combined tensors of queries, keys and values.
     ///
     /// # Errors
-    /// [`ModelError::Malformed`] if two tensors have the same name afterwards, and
+    /// [`ModelError::Malformed`] if two tensors would have the same name, and
     /// [`ModelError::WrongShape`] if a tensor cannot be divided.
     pub(crate) fn name_moondream(&mut self, config: &DecoderConfig) -> Result<(), ModelError> {
         for (name, stored) in std::mem::take(&mut self.tensors) {
@@ -102,8 +102,8 @@ impl Weights {
 mod tests {
     use super::*;
 
-    /// Goal: names of all parts are translated, also those of compiled models, and others are kept
-    /// or left out.
+    /// Goal: names of all parts are translated, also of compiled models. Other names are kept or
+    /// left out.
     #[test]
     fn names_are_translated() {
         for (name, expected) in [

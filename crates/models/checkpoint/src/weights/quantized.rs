@@ -1,4 +1,4 @@
-//! Matrices of safetensors files in a quantised format: FP8, AWQ, GPTQ and compressed-tensors.
+//! Matrices of safetensors files in a quantized format: FP8, AWQ, GPTQ and compressed-tensors.
 //!
 //! A format stores a matrix in parts: codes, scales and possibly zero points. When the model is
 //! opened, [`Weights::convert`] checks the parts and joins them under the name of the matrix. When
@@ -22,13 +22,13 @@ enum Number {
     F32,
     F16,
     Bf16,
-    /// 8 bits: sign, 4 bits of exponent, 3 bits of mantissa.
+    /// 8-bit floats: a sign bit, 4 bits of exponent and 3 bits of mantissa.
     F8E4M3,
     I32,
     I8,
 }
 
-/// The types of scales.
+/// The supported types of scales.
 const FLOATS: [Number; 3] = [Number::F32, Number::F16, Number::Bf16];
 
 impl Number {
@@ -52,7 +52,8 @@ impl Number {
     }
 }
 
-/// A tensor that is a part of a matrix. Its range has the length that its shape and type require.
+/// A tensor that is a part of a matrix. Its range has the length that follows from its shape and
+/// type.
 #[derive(Clone, Debug)]
 struct Part {
     region: usize,
@@ -64,7 +65,7 @@ struct Part {
 /// several unsigned codes, the first in the lowest bits.
 #[derive(Clone, Debug)]
 enum Codes {
-    /// `[rows, columns]` floats of 8 bits, which need no zero point.
+    /// `[rows, columns]` 8-bit floats, which need no zero point.
     Floats(Part),
     /// `[rows, columns]` signed bytes.
     Bytes(Part),
@@ -76,11 +77,11 @@ enum Codes {
     Awq { words: Part },
 }
 
-/// The row, within 8, of each code in a word of AWQ.
+/// For each code in a word of AWQ, its row within the 8 rows of the word.
 const AWQ_ORDER: [usize; 8] = [0, 2, 4, 6, 1, 3, 5, 7];
 
-/// The scales: that of a group of columns in a row is at
-/// `row / row_block * row_stride + group * group_stride`.
+/// The scales. The scale of a group of columns in a row has the index `row / row_block * row_stride
+/// + group * group_stride`.
 #[derive(Clone, Debug)]
 struct Scales {
     part: Part,
@@ -92,13 +93,13 @@ struct Scales {
 /// The zero points of the groups.
 #[derive(Clone, Debug)]
 enum Zeros {
-    /// The same everywhere.
+    /// The same zero point for all groups.
     Constant(i32),
     /// `[rows, groups]` signed bytes.
     Bytes(Part),
     /// `[rows * bits / 32, groups]` words.
     Rows { words: Part, bits: usize },
-    /// `[groups, rows * bits / 32]` words, and a number that is added to each.
+    /// `[groups, rows * bits / 32]` words, and an offset that is added to each zero point.
     Columns { words: Part, bits: usize, offset: i32 },
     /// `[groups, rows / 8]` words in the order [`AWQ_ORDER`].
     Awq { words: Part },
@@ -111,8 +112,8 @@ pub(super) struct Converted {
     module: String,
     /// Number of rows of the stored matrix.
     stored_rows: usize,
-    /// The rows of the stored matrix that are the rows of this one. All, unless several matrices
-    /// are stored as one.
+    /// The rows of the stored matrix that belong to this one. These are all rows, unless several
+    /// matrices are stored as one.
     rows: Range<usize>,
     columns: usize,
     codes: Codes,
@@ -120,20 +121,20 @@ pub(super) struct Converted {
     zeros: Zeros,
     /// Number of columns of a group. The last group may have fewer.
     group: usize,
-    /// `[columns]` words with the group of each column, all below the number of groups. `None` if
+    /// The group of each column, `[columns]` words, all below the number of groups; `None` if
     /// groups consist of adjacent columns.
     order: Option<Part>,
-    /// The element type of the rows that are computed.
+    /// The element type of the rows when the matrix is read.
     target: TensorType,
-    /// The format in which the matrix is stored, for people.
+    /// The name of the format in which the matrix is stored, for messages.
     pub(super) format: &'static str,
     /// Total size of the parts in bytes.
     pub(super) bytes: u64,
 }
 
 impl Weights {
-    /// Joins the parts of each matrix of `config` that is stored in the format `quantization`. No
-    /// data is read but the order of columns.
+    /// Joins the parts of each matrix of `config` that is stored in the format `quantization`. The
+    /// only data that is read is the order of columns.
     ///
     /// # Errors
     /// [`ModelError`] for a part that is missing or has the wrong shape or type.
@@ -144,7 +145,7 @@ impl Weights {
     ) -> Result<(), ModelError> {
         let mut done = 0_usize;
         let (mut stored_bytes, mut bytes) = (0_u64, 0_u64);
-        // Several matrices may be stored as one.
+        // Several matrices may be stored as one matrix.
         let specs = config.tensors().into_iter().filter(|spec| spec.role.is_matrix());
         let whole = specs.map(|spec| (spec.name.clone(), vec![spec]));
         let stacked = config.stacked().into_iter().chain(config.mixed_matrices());
@@ -160,7 +161,7 @@ impl Weights {
                 continue;
             };
             if is_latent.contains(&name) && converted.target.block_len() > 1 {
-                // The part with the keys is transposed, which blocks cannot be.
+                // The keys are transposed when they are read, which is not possible with blocks.
                 converted.target = layout::WIDE;
             }
             parts.names.into_iter().for_each(|name| drop(self.tensors.remove(&name)));
@@ -174,7 +175,7 @@ impl Weights {
         }
         if done > 0 {
             let (origin, from, to) = (&self.origin, stored_bytes >> 20, bytes >> 20);
-            // A model that needs much more memory than its files have bytes is a surprise.
+            // Users would not expect that a model needs much more memory than its files.
             if bytes > stored_bytes.saturating_add(stored_bytes / 2) {
                 tracing::warn!(
                     "{origin}: {done} quantised matrices of {from} MiB need {to} MiB of memory, \
@@ -196,21 +197,22 @@ impl Weights {
 }
 
 impl Converted {
-    /// The `rows` of this matrix. `is_first` says whether the parts count as theirs.
+    /// A part of this matrix with the rows `rows`. Its `bytes` are the size of the whole matrix if
+    /// `is_first` is true, and 0 otherwise.
     pub(super) fn part(&self, rows: Range<usize>, is_first: bool) -> Self {
         let start = self.rows.start;
         let bytes = if is_first { self.bytes } else { 0 };
         Self { rows: start + rows.start..start + rows.end, bytes, ..self.clone() }
     }
 
-    /// The matrices that are stored in this one, with their names. `parts` are all of them, in the
-    /// order of their rows.
+    /// Divides this matrix into the matrices that are stored in it, and returns them with their
+    /// names. `parts` lists all of them, in the order of their rows.
     fn matrices(self, parts: Vec<TensorSpec>) -> impl Iterator<Item = (String, Stored)> {
         let mut next = 0;
         parts.into_iter().map(move |TensorSpec { name, shape, role: _ }| {
             let rows = shape[0];
             let main = self.codes.part();
-            // Only the first has bytes, because two tensors must not share them.
+            // Only the first matrix has bytes, because two tensors must not share them.
             let (range, bytes) = match next {
                 0 => (main.range.clone(), self.bytes),
                 _ => (main.range.start..main.range.start, 0),

@@ -1,8 +1,8 @@
 //! The names of the tensors of the image encoder of Qwen3-VL and Qwen3.5.
 //!
-//! | tensor of a file | tensors here |
+//! | tensor in the file | tensors in this crate |
 //! |---|---|
-//! | `model.visual.*` | those of the encoder, with the names of SigLIP |
+//! | `model.visual.*` | the encoder's tensors, with the names of SigLIP |
 //! | `attn.qkv` of a block | `q_proj`, `k_proj` and `v_proj`, one after the other |
 //! | `merger.norm` | the norm after the last layer of the tower |
 
@@ -20,7 +20,7 @@ const BLOCK: [(&str, &str); 6] = [
     ("mlp.linear_fc2", "mlp.fc2"),
 ];
 
-/// The name here of the tensor with the name `name` in a file.
+/// The name in this crate of the tensor `name` in a file.
 fn renamed(name: String) -> String {
     let Some(own) = name.strip_prefix("model.").unwrap_or(&name).strip_prefix("visual.") else {
         return name;
@@ -44,11 +44,11 @@ fn renamed(name: String) -> String {
 }
 
 impl Weights {
-    /// Gives the tensors of this image encoder the names that the rest of the crate has for
-    /// them, and divides those of queries, keys and values.
+    /// Renames the tensors of this image encoder to the names in this crate, and divides the
+    /// combined tensors of queries, keys and values.
     ///
     /// # Errors
-    /// [`ModelError::Malformed`] if two tensors have the same name afterwards.
+    /// [`ModelError::Malformed`] if two tensors would have the same name.
     pub(crate) fn name_qwen3_vl(&mut self) -> Result<(), ModelError> {
         for (name, stored) in std::mem::take(&mut self.tensors) {
             self.insert(renamed(name), stored)?;

@@ -1,4 +1,4 @@
-//! Matrices whose rows are between those of others in the matrix of a file.
+//! Matrices whose rows are interleaved with the rows of other matrices in one matrix of a file.
 //!
 //! | matrix of a file | contents |
 //! |---|---|
@@ -13,20 +13,20 @@ use crate::config::{
 };
 use crate::error::ModelError;
 
-/// Rows at equal distances.
+/// Runs of successive rows at equal distances.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Run {
     /// The first row.
     first: usize,
-    /// Number of successive rows.
+    /// Number of rows of each run.
     len: usize,
-    /// Distance to the next rows that belong to the run.
+    /// Distance from the start of a run to the start of the next one.
     step: usize,
-    /// How often there are `len` rows.
+    /// Number of runs.
     count: usize,
 }
 
-/// The rows of a matrix, in the order that they have in memory, among those of the file's matrix.
+/// The rows of the file's matrix that belong to a matrix, in the order in memory.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct RowRuns {
     runs: Vec<Run>,
@@ -40,18 +40,18 @@ impl RowRuns {
         self.runs.iter().map(|run| run.len * run.count).sum()
     }
 
-    /// Whether the first row of the file's matrix belongs to the matrix. This is so for one of those
-    /// that it consists of.
+    /// Whether the first row of the file's matrix belongs to the matrix. This is true for exactly
+    /// one of the matrices that it contains.
     pub(super) fn has_first(&self) -> bool {
         self.runs.iter().any(|run| run.first == 0)
     }
 
-    /// Size of the matrix in bytes if that of all rows is `all`.
+    /// Size of the matrix in bytes, if all rows of the file's matrix have `all` bytes.
     pub(super) fn byte_len(&self, all: usize) -> usize {
         all / self.all_rows.max(1) * self.rows()
     }
 
-    /// The rows of the matrix, from the bytes of all rows.
+    /// Selects the rows of the matrix from the bytes of all rows.
     pub(super) fn select(&self, all: &[u8]) -> Vec<u8> {
         let row_bytes = all.len() / self.all_rows.max(1);
         let mut bytes = Vec::with_capacity(self.byte_len(all.len()));
@@ -65,7 +65,7 @@ impl RowRuns {
     }
 }
 
-/// A tensor of a file, and the tensors whose rows it has.
+/// A tensor of a file, and the tensors whose rows it contains.
 struct Division {
     name: String,
     rows: usize,
@@ -73,8 +73,8 @@ struct Division {
 }
 
 impl DecoderConfig {
-    /// The matrices that files have in place of several whose rows are between each other: the name
-    /// of each, and the matrix as the file has it.
+    /// The matrices in which files interleave the rows of several matrices: the name and the shape
+    /// of each.
     pub(super) fn mixed_matrices(&self) -> Vec<(String, Vec<TensorSpec>)> {
         let matrices = self.divisions().into_iter().filter_map(|Division { name, rows, parts }| {
             let (first, _) = parts.into_iter().next()?;
@@ -84,8 +84,8 @@ impl DecoderConfig {
         matrices.collect()
     }
 
-    /// The matrices that files may have in place of several: the name of each, the number of its
-    /// rows, and the matrices whose rows it has.
+    /// The matrices that files may have instead of several: the name of each, its number of rows,
+    /// and the matrices whose rows it contains.
     pub(crate) fn combined(&self) -> Vec<(String, usize, Vec<TensorSpec>)> {
         let stacked = self.stacked().into_iter().map(|(name, parts)| {
             let rows = parts.iter().map(|part| part.shape[0]).sum();
@@ -108,7 +108,7 @@ impl DecoderConfig {
         stacked.chain(mixed).chain(latent).collect()
     }
 
-    /// The tensors that files have in place of several whose rows are between each other.
+    /// The tensors in which files interleave the rows of several tensors.
     fn divisions(&self) -> Vec<Division> {
         let mut list = Vec::new();
         for mixer in self.weights().layers.into_iter().flat_map(|layer| layer.mixers) {
@@ -124,7 +124,7 @@ impl DecoderConfig {
     }
 }
 
-/// Adds the matrix and the biases of queries and gates, if there are gates.
+/// Adds the combined matrix and bias of queries and gates, if there are gates.
 fn add_gated(attention: AttentionWeights, list: &mut Vec<Division>) {
     let q = attention.qkv.query;
     let Some(gate) = attention.gate else { return };
@@ -137,8 +137,8 @@ fn add_gated(attention: AttentionWeights, list: &mut Vec<Division>) {
     }
 }
 
-/// The matrices that Qwen3-Next has in place of those of Gated DeltaNet. Files of Kimi Linear have
-/// matrices of their own for queries, keys and values.
+/// The combined matrices of Qwen3-Next's Gated DeltaNet. `None` if queries, keys and values have
+/// separate matrices, as in files of Kimi Linear.
 fn of_delta_net(weights: DeltaNetWeights) -> Option<[Division; 2]> {
     let config = weights.config;
     let [qkv] = <[_; 1]>::try_from(weights.qkv).ok()?;
@@ -168,21 +168,21 @@ fn of_delta_net(weights: DeltaNetWeights) -> Option<[Division; 2]> {
 }
 
 impl Weights {
-    /// Divides tensors in which the rows of several of the configuration's tensors are between each
-    /// other. Rows are selected when a tensor is read.
+    /// Divides tensors in which the rows of several of the configuration's tensors are interleaved.
+    /// Rows are selected when a tensor is read.
     ///
     /// # Errors
-    /// [`ModelError::WrongShape`] if there is another number of rows.
+    /// [`ModelError::WrongShape`] for another number of rows.
     pub(super) fn split_rows(&mut self, config: &DecoderConfig) -> Result<(), ModelError> {
         self.divide(config.divisions())
     }
 
-    /// Divides the matrices of an adapter that are added to tensors which [`Weights::split_fused`]
-    /// and [`Weights::split_rows`] divide. They have the names and the rows of these, and any
-    /// number of columns.
+    /// Divides the matrices `B` of an adapter whose model's tensors are divided by
+    /// [`Weights::split_fused`], [`Weights::split_rows`] and [`Weights::split_latent`]. They have
+    /// the same names and rows as the model's tensors, and any number of columns.
     ///
     /// # Errors
-    /// [`ModelError::WrongShape`] if there is another number of rows.
+    /// [`ModelError::WrongShape`] for another number of rows.
     pub(crate) fn split_updates(&mut self, config: &DecoderConfig) -> Result<(), ModelError> {
         let mut stacked = config.stacked();
         for (name, parts) in &mut stacked {
@@ -197,7 +197,7 @@ impl Weights {
         self.split_latent(config, true)
     }
 
-    /// Gives `parts` the number of columns that the matrix `name` has.
+    /// Sets the number of columns of `parts` to the number of columns of the matrix `name`.
     fn take_columns<'a>(&self, name: &str, parts: impl Iterator<Item = &'a mut TensorSpec>) {
         let Some([_, columns]) = self.shape(name) else { return };
         parts.for_each(|part| part.shape[1] = *columns);
@@ -207,7 +207,7 @@ impl Weights {
         for Division { name, rows, parts } in divisions {
             let columns = parts[0].0.shape[1..].to_vec();
             let shape: Vec<usize> = [rows].into_iter().chain(columns).collect();
-            // `check` finds the ones that are missing.
+            // `check` reports missing tensors.
             let Some(stored) = self.take_whole(&name, shape)? else { continue };
             for (TensorSpec { name, shape, role: _ }, runs) in parts {
                 let runs = Some(RowRuns { runs, all_rows: rows });

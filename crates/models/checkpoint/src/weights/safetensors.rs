@@ -2,7 +2,7 @@
 //! several files.
 //!
 //! The crate `safetensors` parses the JSON of the header. This file checks that every range is
-//! inside of the file, so that no later access is out of bounds.
+//! inside the file, so no later access is out of bounds.
 
 use std::collections::BTreeSet;
 use std::ops::Range;
@@ -45,7 +45,7 @@ pub(crate) fn add_renamed(
     let (data_start, metadata) = header(file, &bytes)?;
     let file_bytes = bytes.file_bytes();
     let region = weights.add_region(file, bytes);
-    // In the order of the data, so that the error is about the first invalid tensor.
+    // Tensors are added in the order of the data, so that the error is about the first invalid one.
     for name in metadata.offset_keys() {
         let Some(info) = metadata.info(&name) else { continue };
         let (dtype, range) = locate(file, &name, info, data_start, file_bytes)?;
@@ -62,8 +62,9 @@ pub(crate) fn add_renamed(
     Ok(())
 }
 
-/// The type of the tensor `name`, or the name of an unsupported type, and the range of its bytes in
-/// the file, which is inside of it and has the length that type and shape require.
+/// The type of the tensor `name` (or the name of an unsupported type) and the range of its bytes in
+/// the file. The range is inside the file, and has the length that follows from the type and the
+/// shape.
 fn locate(
     file: &str,
     name: &str,
@@ -117,8 +118,8 @@ fn locate(
     Ok((dtype, start as usize..end as usize))
 }
 
-/// Whether `head`, the beginning of a file of `file_bytes` bytes, has the whole
-/// header. It counts as whole if the rest would not help.
+/// Whether `head`, the beginning of a file of `file_bytes` bytes, contains the whole header. This
+/// is also true if the header has an error that the rest of the file would not fix.
 #[cfg(feature = "hub")]
 pub(crate) fn has_header(head: &[u8], file_bytes: u64) -> bool {
     let truncated = matches!(header("", head), Err(ModelError::Truncated { .. }));
@@ -184,7 +185,7 @@ pub(crate) fn shards(file: &str, index: &Value) -> Result<Vec<String>, ModelErro
     Ok(names.into_iter().collect())
 }
 
-/// Checks that `weights` has every tensor of the index.
+/// Checks that `weights` has every tensor in the index.
 pub(crate) fn check_index(weights: &Weights, index: &Value, dir: &Path) -> Result<(), ModelError> {
     let map = index.get("weight_map").and_then(Value::as_object);
     for (tensor, shard) in map.into_iter().flatten() {
@@ -199,8 +200,8 @@ pub(crate) fn check_index(weights: &Weights, index: &Value, dir: &Path) -> Resul
     Ok(())
 }
 
-/// What the names of LFM2, Granite, GLM-4.5, StarCoder 2, gpt-oss, Nemotron-H, Falcon-H1 and Kimi
-/// Linear have in place of others.
+/// Parts of names in files of LFM2, Granite, GLM-4.5, StarCoder 2, gpt-oss, Nemotron-H, Falcon-H1
+/// and Kimi Linear, each with the part that replaces it.
 const OTHER_NAMES: [(&str, &str); 31] = [
     (".mlp.router.", ".mlp.gate."),
     (".mlp.gate.e_score_correction_bias", ".mlp.expert_bias"),
@@ -215,7 +216,7 @@ const OTHER_NAMES: [(&str, &str); 31] = [
     (".shared_mlp.input_linear.", ".mlp.gate_up_proj."),
     (".shared_mlp.output_linear.", ".mlp.down_proj."),
     (".embedding_norm.", ".norm."),
-    // In transformers, and therefore in adapters.
+    // transformers has this name, and therefore adapters have it, too.
     (".self_attn.forget_gate.", ".self_attn."),
     (".operator_norm.", ".input_layernorm."),
     (".ffn_norm.", ".post_attention_layernorm."),
@@ -236,8 +237,8 @@ const OTHER_NAMES: [(&str, &str); 31] = [
     (".mixer.", ".mamba."),
 ];
 
-/// The name that the image encoder uses for one of its tensors: that of newer versions of
-/// transformers. `None` if the tensor is not one of an image encoder.
+/// The name that this crate uses for a tensor of an image encoder, which is the name in newer
+/// versions of transformers; `None` if the tensor does not belong to an image encoder.
 fn encoder_name(name: &str) -> Option<String> {
     let inner = name.strip_prefix("model.").unwrap_or(name);
     if let Some(rest) = inner.strip_prefix("vision_tower.") {
@@ -248,9 +249,9 @@ fn encoder_name(name: &str) -> Option<String> {
     modules.iter().any(|module| inner.starts_with(module)).then(|| format!("model.{inner}"))
 }
 
-/// The name that the decoder uses for a tensor. Models saved without their output matrix lack the
-/// prefix `model.`, multimodal models have longer prefixes, and some models name routers and
-/// experts differently.
+/// The name that the decoder uses for a tensor. Models that were saved without their output matrix
+/// lack the prefix `model.`, multimodal models have longer prefixes, and some models have other
+/// names for routers and experts.
 pub(crate) fn canonical_name(name: &str) -> String {
     for prefix in ["model.language_model.", "model.text_model."] {
         if let Some(rest) = name.strip_prefix(prefix) {
@@ -261,7 +262,7 @@ pub(crate) fn canonical_name(name: &str) -> String {
     if let Some(name) = encoder_name(name) {
         return name;
     }
-    // Names of Nemotron-H outside of its mixers, and the last norm of Falcon-H1.
+    // These are names outside the mixers of Nemotron-H, and of Falcon-H1's last norm.
     if let Some(rest) = name.strip_prefix("backbone.") {
         return canonical_name(&format!("model.{rest}"));
     }

@@ -1,4 +1,4 @@
-//! Where the bytes of a tensor are.
+//! The location of a tensor's bytes.
 
 use std::ops::Range;
 
@@ -8,8 +8,8 @@ use super::quantized::Converted;
 use super::rows::RowRuns;
 use crate::config::AdjacentPairs;
 
-/// Where a tensor's bytes are. The code that creates one has checked that the range is inside of
-/// the region and has the length that shape and type require.
+/// The location of a tensor's bytes. The code that creates a `Stored` has checked that the range is
+/// inside the region and has the length that follows from the type and the shape.
 #[derive(Clone, Debug)]
 pub(super) struct Stored {
     /// Index into [`Weights::regions`](super::Weights).
@@ -18,19 +18,19 @@ pub(super) struct Stored {
     pub(super) dtype: Result<TensorType, String>,
     pub(super) shape: Vec<usize>,
     pub(super) range: Range<usize>,
-    /// The order of the rows, if it is not that in memory.
+    /// The order of the rows, if it differs from the order in memory.
     pub(super) pairs: Option<AdjacentPairs>,
-    /// The parts of a quantised matrix. `region` and `range` are those of its codes.
+    /// The parts of a quantized matrix. `region` and `range` locate its codes.
     pub(super) converted: Option<Box<Converted>>,
-    /// How the tensor is part of one that holds all experts, or that it is transposed; `None` if it
-    /// is stored by itself as it is in memory.
+    /// The place of the tensor within a tensor that combines all experts, or within a transposed
+    /// matrix; `None` if it is stored separately in the same form as in memory.
     pub(super) interleaved: Option<Interleaved>,
-    /// Which rows of the stored tensor are its own; `None` if all are.
+    /// The rows of the stored tensor that belong to this one; `None` for all rows.
     pub(super) runs: Option<RowRuns>,
 }
 
 impl Stored {
-    /// A tensor with all bytes of a range, in the order that they have in memory.
+    /// A tensor that consists of all bytes of a range, in the order in memory.
     pub(super) fn whole(
         region: usize,
         dtype: Result<TensorType, String>,
@@ -41,13 +41,13 @@ impl Stored {
         Stored { region, dtype, shape, range, pairs, converted, interleaved, runs }
     }
 
-    /// Whether the bytes of the range are the tensor as it is in memory.
+    /// Whether the bytes of the range are the same as the bytes in memory.
     pub(super) fn is_plain(&self) -> bool {
         let Stored { pairs, converted, interleaved, runs, .. } = self;
         pairs.is_none() && converted.is_none() && interleaved.is_none() && runs.is_none()
     }
 
-    /// Size of the tensor in bytes, as stored.
+    /// Size of the stored tensor in bytes.
     pub(super) fn byte_len(&self) -> u64 {
         let all = self.range.len();
         match (&self.interleaved, &self.runs) {

@@ -26,7 +26,7 @@ fn with_header(header: &str, data: usize) -> Vec<u8> {
     bytes
 }
 
-/// Goal: tensors are found by the decoder's names, whatever prefixes the saved names have.
+/// Goal: tensors are found by the decoder's names, whatever prefixes the names in the file have.
 #[test]
 fn tensors_are_found_with_and_without_prefixes() {
     for (saved, asked) in [
@@ -55,8 +55,8 @@ fn tensors_are_found_with_and_without_prefixes() {
     }
 }
 
-/// Goal: the errors for a missing tensor, a wrong shape and an unsupported type name the tensor,
-/// the expected and the actual value.
+/// Goal: the errors for a missing tensor, a wrong shape and an unsupported type include the tensor,
+/// the expected value and the actual value.
 #[test]
 fn errors_name_the_tensor() {
     let weights = open(file_of(&[

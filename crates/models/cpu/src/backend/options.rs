@@ -21,29 +21,29 @@ pub struct CpuOptions {
     pub block_size: usize,
     /// Size of the KV store.
     pub kv_budget: KvBudget,
-    /// Maximum number of sequences that run at the same time, at least 1, if these have states: those
-    /// of recurrent layers, or with [`WindowKv::States`]. The state of each has a slot, which takes
-    /// memory when it is first used.
+    /// Maximum number of running sequences with a state, at least 1. Sequences have a state if the
+    /// model has recurrent layers, or with [`WindowKv::States`]. Each state occupies a slot, which
+    /// takes memory when it is first used.
     pub state_slots: usize,
-    /// Where layers with a sliding window keep their keys and values.
+    /// The place where layers with a sliding window keep their keys and values.
     pub window_kv: WindowKv,
-    /// Maximum number of tokens of one sequence in a step with [`WindowKv::States`]; an image whose
-    /// positions attend to each other may have more. Memory for as many positions is a part of each
-    /// slot.
+    /// Maximum number of tokens of one sequence in a step with [`WindowKv::States`]. An image whose
+    /// positions attend to each other may have more. Each slot has memory for so many positions.
     pub step_tokens: usize,
     /// Element type of the KV store. `None` selects f32 for f32 weights and bf16 for all others.
     pub kv_type: Option<KvType>,
     /// Number of threads that compute, including the executor's thread; at least 1. `None` selects
-    /// one for each performance core of one socket that the process may use.
+    /// one thread for each performance core that the process may use on one socket.
     pub threads: Option<usize>,
     /// Whether each of these threads is bound to one processor.
     pub bind_threads: bool,
-    /// Instruction set of the kernels. `None` selects the best one of this machine.
+    /// Instruction set of the kernels. `None` selects the best one that this machine supports.
     pub path: Option<Path>,
     /// Element type in which matrices are kept.
     pub weight_type: WeightType,
-    /// Whether KV blocks can be copied out of and into the KV store. [`Backend::kv_format`](stolon_backend::Backend::kv_format) needs a
-    /// hash of the weights then: their files are read once more when they are loaded.
+    /// Whether KV blocks can be copied out of and into the KV store.
+    /// [`Backend::kv_format`](stolon_backend::Backend::kv_format) then needs a hash of the weights,
+    /// so their files are read once more during loading.
     pub kv_copies: bool,
 }
 
@@ -86,13 +86,13 @@ impl CpuOptions {
 
     /// The sizes of the rings of windowed layers.
     pub(super) fn rings(&self, encoder: Option<&VisionConfig>) -> WindowRings {
-        // An image whose positions attend to each other is not divided.
+        // An image whose positions attend to each other is not divided into several slices.
         let edge = encoder.map_or(0, |encoder| encoder.tower.image_size);
         let image = encoder.and_then(|encoder| encoder.rows_of([edge; 2]).ok()).unwrap_or(0);
         WindowRings { slots: self.state_slots, slice_tokens: self.step_tokens.max(image) }
     }
 
-    /// The sizes of the states, if there are any.
+    /// The size of a state and the number of slots; `None` if sequences have no state.
     pub(super) fn states(
         &self,
         config: &DecoderConfig,
@@ -110,8 +110,8 @@ impl CpuOptions {
         }
     }
 
-    /// The size of the KV store, next to which states take `state_bytes` bytes when all slots are in
-    /// use.
+    /// The memory budget of the KV store. The states need `state_bytes` bytes in addition when all
+    /// slots are in use.
     pub(super) fn budget(&self, state_bytes: u64) -> KvBudget {
         match self.kv_budget {
             KvBudget::Auto if state_bytes > 0 => {

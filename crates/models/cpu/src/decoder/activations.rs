@@ -15,8 +15,8 @@ pub(super) struct Activations {
     pub(super) x: Vec<f32>,
     /// The normalized residual stream `[rows, hidden_size]`, packed for the next GEMM.
     pub(super) normed: Operands,
-    /// The values of all rows for all layers, `[rows, layers, per_layer_input]`. Used only with
-    /// per-layer embeddings.
+    /// The per-layer embeddings of all rows, `[rows, layers, per_layer_input]`. Used only by models
+    /// that have them.
     pub(super) per_layer: Vec<f32>,
     /// Buffers of the mixers.
     pub(super) mixers: MixerBuffers,
@@ -28,7 +28,7 @@ pub(super) struct Activations {
     /// The rows of `inner`, `[rows, intermediate_size]`, if an adapter of the step reads them;
     /// empty otherwise.
     pub(super) inner_rows: Vec<f32>,
-    /// Which experts each row uses.
+    /// The experts that each row uses.
     pub(super) routing: Routing,
     /// Output of a projection `[rows, hidden_size]` that is normalized before it is added to the
     /// residual stream. Used only if outputs or per-layer embeddings are normalized.

@@ -1,12 +1,11 @@
-//! The LoRA adapters of a step: `A x` of the rows that have one, and its product with `B`, which is
-//! added to the projections of the model in their epilogues.
+//! The LoRA adapters of a step. `A x` is computed for the rows with an adapter, and its product
+//! with `B` is added to the model's projections in their epilogues.
 //!
-//! Rows are grouped by adapter, so one call of [`kernels::multiply`] computes `A x` of all
-//! adapters, and an adapter's `A` is read once per step, however many rows use it. `B` is applied
-//! row by row ([`LowRank::add`](stolon_kernels::LowRank::add)), to the results that are in the
-//! cache.
+//! Rows are grouped by adapter. One call of [`kernels::multiply`] computes `A x` of all adapters,
+//! so an adapter's `A` is read once per step, however many rows use it. `B` is applied row by row
+//! ([`LowRank::add`](stolon_kernels::LowRank::add)), to results that are in the cache.
 //!
-//! **Invariant: batch invariance.** What is added to a row depends on the row and its adapter only.
+//! **Invariant: batch invariance.** The update of a row depends on the row and its adapter only.
 //! Rows without an adapter are computed as if there were none in the batch.
 
 mod experts;
@@ -29,14 +28,15 @@ pub(super) use experts::{ExpertRow, ExpertUpdates};
 pub(super) struct AdapterRows {
     /// The adapters of the step.
     groups: Vec<Group>,
-    /// For each row its place; empty if no row has an adapter.
+    /// For each row, its place in a group; `None` if the row has no adapter. Empty if no row has
+    /// one.
     places: Vec<Option<Place>>,
     /// The inputs of the rows, packed for the matrices `A`.
     inputs: Operands,
-    /// `scale * A x` at each site, in the layer where it was computed last: `[rows, width]` for
-    /// each group that has weights there.
+    /// `scale * A x` at each site, for the layer that was computed last: `[rows, width]` for each
+    /// group that has weights at the site, one group after the other.
     lowered: [Vec<f32>; Site::COUNT],
-    /// The same of experts, at each [`ExpertSite`](stolon_checkpoint::adapter::ExpertSite).
+    /// `scale * A x` of experts, at each [`ExpertSite`](stolon_checkpoint::adapter::ExpertSite).
     experts: [ExpertRows; 2],
 }
 
@@ -46,7 +46,7 @@ struct Group {
     adapter: Adapter,
     /// Indices of the rows, in ascending order.
     rows: Vec<u32>,
-    /// Where the group begins in [`AdapterRows::lowered`] at each site.
+    /// Index of the group's first element in [`AdapterRows::lowered`] at each site.
     starts: [usize; Site::COUNT],
 }
 
@@ -78,13 +78,13 @@ impl AdapterRows {
         }
     }
 
-    /// Holds no adapter any more.
+    /// Removes all adapters.
     pub(super) fn clear(&mut self) {
         self.groups.clear();
         self.places.clear();
     }
 
-    /// Keeps only these rows, in their order, which get the indices from 0 on.
+    /// Keeps only the rows `rows`, in this order. They are counted from 0 again.
     pub(super) fn keep(&mut self, rows: &[usize]) {
         if self.groups.is_empty() {
             return;
@@ -94,7 +94,7 @@ impl AdapterRows {
         rows.iter().for_each(|row| self.push(before[*row].map(|place| place.group)));
     }
 
-    /// The index of the group of `adapter`.
+    /// The index of the group of `adapter`, which is added if there is none.
     fn group_of(&mut self, adapter: &Adapter) -> u32 {
         let known = self.groups.iter().position(|group| group.adapter == *adapter);
         let index = known.unwrap_or_else(|| {
@@ -121,8 +121,8 @@ impl AdapterRows {
         self.groups.iter().any(|group| group.site(layer, site).is_some())
     }
 
-    /// Adds the update of the embedding of `token`, which is that of row `row`, to `x`,
-    /// `[hidden_size]`.
+    /// Adds the adapter's update of the embedding of `token` to `x`, `[hidden_size]`. `token` is
+    /// the token of row `row`.
     pub(super) fn embed(&self, row: usize, token: u32, x: &mut [f32]) {
         let Some(Some(Place { group, .. })) = self.places.get(row) else { return };
         let adapter = &self.groups[*group as usize].adapter;
@@ -130,7 +130,7 @@ impl AdapterRows {
         weights.iter().for_each(|weights| weights.add(token, x));
     }
 
-    /// Computes `A x` for a site. `read` writes the input of a row, `[in]`, to the given memory.
+    /// Computes `A x` for a site. `read` writes the input of a row to a slice, `[in]`.
     pub(super) fn lower(
         &mut self,
         at: (usize, Site),
@@ -141,8 +141,8 @@ impl AdapterRows {
         self.lower_heads(at, 1, (path, workers), |row, _, out| read(row, out));
     }
 
-    /// As [`Self::lower`] where each row has an input for each of `heads` heads, whose index is the
-    /// second argument of `read`.
+    /// The same as [`Self::lower`] for a site where each row has one input for each of `heads`
+    /// heads. The second argument of `read` is the index of the head.
     pub(super) fn lower_heads(
         &mut self,
         (layer, site): (usize, Site),
@@ -174,12 +174,13 @@ impl AdapterRows {
         });
     }
 
-    /// [`Self::updates`], if an adapter of the step has weights at this site.
+    /// [`Self::updates`] if an adapter of the step has weights at this site, else `None`.
     pub(super) fn some_updates(&self, layer: usize, site: Site) -> Option<Updates<'_>> {
         self.has(layer, site).then(|| self.updates(layer, site))
     }
 
-    /// What [`Self::lower`] has computed for a site, to be added to the site's projections.
+    /// The updates that [`Self::lower`] has prepared for a site. They are added to the site's
+    /// projections.
     pub(super) fn updates(&self, layer: usize, site: Site) -> Updates<'_> {
         Updates { rows: self, layer, site }
     }
@@ -189,13 +190,14 @@ impl AdapterRows {
 #[derive(Clone, Copy, Debug)]
 struct Task<'a> {
     site: &'a SiteWeights,
-    /// The head whose matrix it is.
+    /// Index of the head that the matrix belongs to.
     head: usize,
     rows: &'a [u32],
 }
 
-/// Computes `scale * A x` of `tasks`, one after the other, into `lowered`. `read` writes the input
-/// of a row, which is given by the index of its task and its index there. `inputs` is a buffer.
+/// Computes `scale * A x` of `tasks` and writes the results to `lowered`, one task after the other.
+/// `read` gets the index of a task and the index of a row in it, and writes the input of this row.
+/// `inputs` is a buffer.
 fn multiply(
     inputs: &mut Operands,
     lowered: &mut [f32],
@@ -240,13 +242,13 @@ pub(super) struct Updates<'a> {
 }
 
 impl RowUpdates for Updates<'_> {
-    /// Where rows have an input for each head, `part` is the head.
+    /// At a site where rows have an input for each head, `part` is the index of the head.
     fn of(&self, part: usize, row: usize) -> Option<(&LowRank, &[f32])> {
         let Place { group, index } = (*self.rows.places.get(row)?)?;
         let (group, at) = (&self.rows.groups[group as usize], self.site as usize);
         let site = group.site(self.layer, self.site)?;
         let second = site.second.get(part)?.as_ref()?;
-        // The rows of each head follow those of the one before.
+        // The rows of all heads follow each other, head by head.
         let row = self.site.head(part) * group.rows.len() + index as usize;
         let start = group.starts[at] + row * site.scales.len() + second.start;
         let lowered = &self.rows.lowered[at][start..][..second.matrix.rank()];
@@ -254,14 +256,14 @@ impl RowUpdates for Updates<'_> {
     }
 }
 
-/// The updates of projections by adapters, row by row.
+/// Updates of projections that adapters add, row by row.
 pub(super) trait RowUpdates: Sized + Sync {
-    /// The matrix `B` of projection `part` for a row, and what it is multiplied with: `scale * A x`
-    /// of the row. `None` if the row has no adapter that changes the projection.
+    /// The matrix `B` of projection `part` for a row, and the vector that it is multiplied with,
+    /// `scale * A x`. `None` if the row has no adapter that changes the projection.
     fn of(&self, part: usize, row: usize) -> Option<(&LowRank, &[f32])>;
 
-    /// An epilogue that adds the updates of these projections to the results, one for each matrix
-    /// of a product, and then calls `then`.
+    /// An epilogue that adds the updates of the projections `parts` to the results, and then calls
+    /// `then`. `parts` has one entry for each matrix of a product.
     fn then<const N: usize, F: Fn(RowSums<'_>) + Sync>(
         self,
         parts: [usize; N],
@@ -271,7 +273,7 @@ pub(super) trait RowUpdates: Sized + Sync {
     }
 }
 
-/// An epilogue that adds the updates of adapters first.
+/// An epilogue that adds the updates of adapters before it calls `then`.
 pub(super) struct Updated<U, const N: usize, F> {
     updates: U,
     parts: [usize; N],
@@ -289,8 +291,8 @@ impl<U: RowUpdates, const N: usize, F: Fn(RowSums<'_>) + Sync> Finish for Update
         (self.then)(RowSums { row, feature, first, second });
     }
 
-    /// Weights that one row reads come from memory meanwhile. Those of successive rows with the
-    /// same adapter are in the cache after the first one.
+    /// Prefetches the matrices `B` that the rows need. Successive rows with the same adapter read
+    /// the same matrix, which is prefetched once.
     fn prepare(&self, rows: Range<usize>, features: Range<usize>) {
         for part in self.parts {
             let mut before: Option<&LowRank> = None;

@@ -33,9 +33,10 @@ pub(super) struct Attention {
 /// The projections of the layer's input.
 #[derive(Debug)]
 enum Projection {
-    /// Queries, keys and values that are finished head by head.
+    /// Queries, keys and values whose heads are processed independently of each other.
     Plain(Qkv),
-    /// Queries and values with factors that depend on all of a token's queries, keys and values.
+    /// Queries and values are multiplied by factors that depend on all of a token's queries, keys
+    /// and values.
     Selective(Selective),
 }
 
@@ -43,15 +44,15 @@ enum Projection {
 #[derive(Debug)]
 struct Qkv {
     q: Linear,
-    /// `None` if the layer reads the keys and values of another one.
+    /// The projection to keys; `None` if the layer reads the keys and values of another layer.
     k: Option<Linear>,
-    /// `None` also if values are projected with the matrix of keys.
+    /// The projection to values; `None` also if values are projected with the matrix of keys.
     v: Option<Linear>,
     q_norm: Option<Vec<f32>>,
     k_norm: Option<Vec<f32>>,
     /// The weights of the norm of values, `[head_dim]`, all 1.
     v_norm: Option<Vec<f32>>,
-    /// The gates of the output.
+    /// The projection to the gates of the output, if there are any.
     gate: Option<Linear>,
 }
 
@@ -124,7 +125,7 @@ impl Attention {
         })
     }
 
-    /// The factor of the output.
+    /// Factor by which the output is multiplied.
     pub(super) fn output_factor(&self) -> f32 {
         self.config.output_factor
     }
@@ -139,7 +140,7 @@ impl Attention {
         }
     }
 
-    /// Size in bytes of all packed matrices that are neither inputs nor the output.
+    /// Size in bytes of the packed matrices other than the input and output projections.
     pub(super) fn inner_bytes(&self) -> usize {
         match &self.projection {
             Projection::Plain(_) => 0,
@@ -231,7 +232,7 @@ impl Qkv {
         let epilogue_k = updates.then([1], |sums: RowSums<'_>| {
             heads.apply(self.k.as_ref(), self.k_norm.as_deref(), sums);
         });
-        // Values that are projected as keys are have the updates of keys.
+        // Values that are projected with the matrix of keys get the updates of keys.
         let (v, v_part) = self.v.as_ref().map_or((self.k.as_ref(), 1), |v| (Some(v), 2));
         let epilogue_v = updates.then([v_part], |sums: RowSums<'_>| {
             heads.apply_to_values(v, self.v_norm.as_deref(), sums);
@@ -257,7 +258,7 @@ impl Qkv {
         if let (Some(k_matrix), Some(v_matrix), true) = (&k_matrix, &v_matrix, inputs.kept()) {
             let slots = if kv.is_windowed(kept) { &plan.window_slots } else { &plan.slots };
             let [keys, values] = kv.rows_mut(kept, path, slots);
-            // Keys that are normalized together are complete only after the GEMM.
+            // Keys whose heads are normalized together are complete only after the GEMM.
             let keys = match qk_norm {
                 Some(QkNorm::Position) => {
                     late_keys = Some(keys);
@@ -300,7 +301,7 @@ impl Qkv {
     }
 
     /// Number of elements of `rows` rows of keys that are normalized before they are written; 0 if
-    /// keys are written as they are computed.
+    /// the epilogue writes the keys to the KV store.
     fn late_keys_len(&self, norm: Option<QkNorm>, rows: usize) -> usize {
         let is_late = norm == Some(QkNorm::Position);
         self.k.as_ref().filter(|_| is_late).map_or(0, |k| rows * k.out_features())

@@ -1,9 +1,9 @@
-//! The short convolution that LFM2 has in place of attention in most layers: each channel is a
-//! weighted sum of the last positions' inputs, between two gates.
+//! The short convolution that most layers of LFM2 have instead of attention. Each channel is a
+//! weighted sum of the inputs of the last positions, between two gates.
 //!
-//! The inputs of all positions are kept in the KV store, and are read from there, including those
-//! of the current step. So a prefix can be used again from any position, and the same bits enter a
-//! sum whether a position was computed in this step or in an earlier one.
+//! The inputs of all positions are kept in the KV store and read from there, including those of the
+//! current step. A prefix can therefore be resumed from any position, and the same bits enter a sum
+//! whether a position was computed in this step or in an earlier one.
 
 use stolon_checkpoint::adapter::Site;
 use stolon_checkpoint::config::ConvolutionWeights;
@@ -28,7 +28,7 @@ pub(super) struct Convolution {
     /// `[taps, hidden_size]`, the oldest position first.
     taps: Vec<f32>,
     pub(super) output: Linear,
-    /// Index of the layer in the KV store.
+    /// Index of the layer among the convolutions in the KV store.
     kept: usize,
 }
 
@@ -64,7 +64,8 @@ impl Convolution {
 pub(super) struct ConvolutionBuffers {
     /// The gates of the outputs, `[rows, hidden_size]`.
     gates: Vec<f32>,
-    /// The slots of the positions that enter the convolution at each row, `[rows, taps]`.
+    /// For each row, the slots of the positions in its convolution, `[rows, taps]`; `None` before
+    /// the start of the sequence.
     taps: Vec<Option<usize>>,
 }
 
@@ -74,7 +75,8 @@ impl ConvolutionBuffers {
         passes::grow(&mut self.gates, rows * width);
     }
 
-    /// Finds the positions that enter a convolution with `count` taps at the rows of `sequences`.
+    /// Fills in the slots of the positions in a convolution with `count` taps at the rows of
+    /// `sequences`.
     pub(super) fn fill_taps(
         &mut self,
         count: usize,
@@ -97,7 +99,7 @@ impl Convolution {
         let Pass { index, path, plan, normed, workers, .. } = *pass;
         let width = self.output.out_features();
         let store = kv.inputs_mut(self.kept).slice_mut();
-        // The store has no scales, so parts of a row are written independently of each other.
+        // Inputs of convolutions have no scales, so parts of a row can be written independently.
         let kept = KvRows::new(path, store, KvLayout::Rows, &plan.slots, width, 1);
         let updates = pass.adapters.updates(index, Site::Inputs);
         let multiply = updates.then([0, 2], |sums: RowSums<'_>| {
@@ -153,8 +155,8 @@ impl Convolution {
     }
 }
 
-/// Fills `taps` with the slots of the last `count` positions up to each row's own, the oldest first;
-/// `None` for those before the start of the sequence.
+/// Fills `taps` with the slots of the last `count` positions of each row, including its own, with
+/// the oldest first. Positions before the start of the sequence are `None`.
 fn fill_taps(
     taps: &mut Vec<Option<usize>>,
     count: usize,
@@ -202,8 +204,8 @@ mod tests {
         case.check(&expected.collect::<Vec<_>>());
     }
 
-    /// Goal: the slots of a row are those of its position and of the ones before it, in the blocks of
-    /// the sequence. There are none before the start.
+    /// Goal: the slots of a row belong to its position and the positions before it, in the blocks
+    /// of the sequence. There are none before the start.
     #[test]
     fn taps_are_the_last_positions_of_the_same_sequence() {
         let sequences = [

@@ -1,13 +1,13 @@
-//! Gated DeltaNet and Kimi Delta Attention, which most layers of Qwen3.5 and Kimi Linear have in
-//! place of attention.
+//! Gated DeltaNet and Kimi Delta Attention, which most layers of Qwen3.5 and Kimi Linear have
+//! instead of attention.
 //!
 //! A layer projects its input to queries, keys and values, to the strengths and the time steps of
 //! the value heads, and to the gates of the outputs ([`DeltaNet::project`]). Queries and
 //! keys are normalized after the convolution. The outputs of the recurrence (`recurrent.rs`) are
 //! normalized, and then gated ([`DeltaNet::mix`]).
 //!
-//! All but the gates is computed for all rows, because later positions need the state; the gates
-//! and what follows only for rows whose output is needed.
+//! The gates and all later operations are computed only for rows whose output is needed. Everything
+//! else is computed for all rows, because later positions need the state.
 
 use stolon_checkpoint::adapter::Site;
 use stolon_checkpoint::config::{DeltaNetConfig, DeltaNetKind, DeltaNetWeights, sigmoid};
@@ -20,7 +20,7 @@ use super::passes;
 use super::profile::Stage;
 use super::recurrent::{HeadInputs, Recurrent, RecurrentBuffers, by_tap, softplus};
 
-/// Added to the sum of squares of a query or a key before the root is taken.
+/// Epsilon that is added to the sum of squares of a query or key before the square root.
 const EPS: f32 = 1e-6;
 
 /// The weights of a layer with Gated DeltaNet or Kimi Delta Attention: the fields of
@@ -32,11 +32,11 @@ pub(super) struct DeltaNet {
     gate: Factored,
     strength: Linear,
     step: Factored,
-    /// One for each decay.
+    /// The bias of each time step, one for each decay.
     step_bias: Vec<f32>,
     /// The decay rates per time step, `[value_heads]`, all negative.
     rates: Vec<f32>,
-    /// `[value_dim]`.
+    /// Weights of the norm of the outputs, `[value_dim]`.
     norm: Vec<f32>,
     pub(super) output: Linear,
     recurrent: Recurrent,
@@ -93,7 +93,7 @@ impl DeltaNet {
         self.qkv.iter().chain([self.gate.first(), &self.strength, self.step.first()])
     }
 
-    /// Size in bytes of all packed matrices that are neither inputs nor the output.
+    /// Size in bytes of the packed matrices other than the input and output projections.
     pub(super) fn inner_bytes(&self) -> usize {
         [&self.gate, &self.step].into_iter().filter_map(Factored::second).map(Linear::bytes).sum()
     }
@@ -106,8 +106,8 @@ impl DeltaNet {
         }
     }
 
-    /// Computes the projections and, with those that later positions need, the state after each
-    /// slice.
+    /// Computes the projections. If these include the ones that later positions need, it also
+    /// computes the state after each slice.
     pub(super) fn project(
         &self,
         inputs: Inputs,
@@ -136,7 +136,7 @@ impl DeltaNet {
         let (shape, width) = (self.recurrent.shape, self.config.value_width());
         let DeltaNetBuffers { recurrent, gates, .. } = buffers;
         let row_of = |row: usize, out: &mut [f32]| {
-            // The recurrence has computed all rows of the batch.
+            // The outputs of the recurrence include all rows of the batch.
             let source = plan.batch_row(row);
             for (head, out) in out.chunks_exact_mut(shape.value_dim).enumerate() {
                 let output = recurrent.output(&shape, plan, (source, head));
@@ -162,7 +162,7 @@ impl DeltaNet {
         let [low_steps, low_gates] = low;
         let updates = adapters.some_updates(index, Site::Inputs);
         let update = |part| updates.map(|updates| (updates, part));
-        // The parts of the site after these are gates, strengths and time steps.
+        // The site has the parts of `qkv`, followed by the gates, the strengths and the time steps.
         let count = self.qkv.len();
         let mut products = Vec::with_capacity(6);
         if inputs.kept() {
@@ -210,14 +210,15 @@ impl DeltaNet {
         linear::multiply_groups(path, operands, products, workers);
     }
 
-    /// The weights with which an RMS norm of a query head and of a key head divides by the root of
-    /// the sum of squares and not of their mean; queries are also multiplied by `key_dim^-0.5`.
+    /// Weights of the RMS norms of query heads and key heads. With them, an RMS norm divides by the
+    /// square root of the sum of squares instead of their mean. Queries are also multiplied by
+    /// `key_dim^-0.5`.
     fn head_norms(&self) -> [Vec<f32>; 2] {
         let size = self.config.key_dim as f32;
         [1.0 / size, 1.0 / size.sqrt()].map(|weight| vec![weight; self.config.key_dim])
     }
 
-    /// Fills the decays and strengths of a row: decays of each head, then one strength for each.
+    /// Fills in the factors of a row: the decays of each head, followed by one strength per head.
     fn fill_factors(&self, path: Path, [strengths, steps]: [&[f32]; 2], factors: &mut [f32]) {
         let (decays, factors) = factors.split_at_mut(steps.len());
         match self.config.kind {
@@ -242,16 +243,16 @@ impl DeltaNet {
     }
 }
 
-/// The buffers of these layers, which are reused. They have at least as many rows as the step.
+/// The buffers of [`DeltaNet`], which are reused. They have at least as many rows as the step.
 #[derive(Debug, Default)]
 pub(super) struct DeltaNetBuffers {
     recurrent: RecurrentBuffers,
     /// The gates of the outputs, `[rows, value_heads, value_dim]`.
     gates: Vec<f32>,
-    /// The vectors that time steps and gates are projections of, if they are projected twice,
-    /// `[rows, rank]` each.
+    /// The low-rank vectors of time steps and of gates, `[rows, rank]` each, if these projections
+    /// are products of two matrices.
     low: [Vec<f32>; 2],
-    /// These vectors, packed, with one group of rows for each kind.
+    /// These vectors, packed, with one group of rows for time steps and one for gates.
     operands: Operands,
 }
 

@@ -1,5 +1,5 @@
-//! What the residual stream has of the tokens and images of a batch: their embeddings before the
-//! first layer, and the rows that images add after some layers (DeepStack).
+//! Embeds the tokens and images of a batch into the residual stream: embeddings before the first
+//! layer, and the rows that images add after some layers (DeepStack).
 
 use std::ops::Range;
 
@@ -29,7 +29,7 @@ impl Decoder {
         let parts = x.chunks_mut(chunk * width).zip(tokens.chunks(chunk)).enumerate();
         workers.run(parts, |(part, (x, tokens))| {
             let rows = (part * chunk..).zip(x.chunks_exact_mut(width).zip(tokens));
-            // The others are positions of images, coordinates and sizes.
+            // Other tokens are positions of images, coordinates and sizes.
             for (row, (x, &token)) in rows.filter(|(_, (_, token))| in_vocabulary.contains(token)) {
                 embedding.row(token as usize, x);
                 adapters.embed(row, token, x);
@@ -41,8 +41,8 @@ impl Decoder {
         }
     }
 
-    /// Adds to the output of layer `index`, of which all rows are computed, what the batch's images
-    /// have for it.
+    /// Adds the rows that the batch's images have for the output of layer `index`. The residual
+    /// stream has all rows of the batch.
     pub(super) fn add_deepstack(&mut self, index: usize, batch: &StepBatch) {
         for (rows, values) in image_rows(batch, self.config.hidden_size, index + 1) {
             kernels::add(self.path, &mut self.activations.x[rows], values);
@@ -50,9 +50,9 @@ impl Decoder {
     }
 }
 
-/// The values in the residual stream at positions of images, and what the images have for them:
-/// their embeddings (`plane` 0), or what is added to the output of layer `plane - 1`, if they have
-/// that.
+/// The ranges of the residual stream that are positions of images, with the values of the images
+/// for them. The values are the embeddings for `plane` 0, and the rows that are added to the output
+/// of layer `plane - 1` otherwise. Images without this plane are left out.
 fn image_rows(
     batch: &StepBatch,
     width: usize,

@@ -1,9 +1,9 @@
-//! A mixture of experts: the rows of a batch are grouped by expert, so that the weights of an
+//! A mixture of experts. The rows of a batch are grouped by expert, so that the weights of an
 //! expert are read once per step, however many rows use it.
 //!
 //! One call of [`kernels::multiply`] computes the gate and up projections of all groups, and one
-//! call of [`kernels::accumulate`] their down projections, so there are two parallel loops and not
-//! two per expert. The shared expert is one more group, with all rows.
+//! call of [`kernels::accumulate`] their down projections, so there are two parallel loops in total
+//! instead of two per expert. The shared expert is one more group, which contains all rows.
 //!
 //! **Invariant: batch invariance.** The experts of a row and their weights depend on the row only,
 //! and their outputs are added to the row in ascending order of the experts' indices.
@@ -29,17 +29,18 @@ use crate::workers::Workers;
 #[derive(Debug)]
 pub(super) struct Experts {
     config: ExpertsConfig,
-    /// The norm of the router's input; `None` if it reads what the experts read.
+    /// The norm of the router's input; `None` if the router reads the input of the experts.
     router_norm: Option<NormVectors>,
     /// `[experts, hidden_size]`.
     router: Linear,
-    /// The bias of each expert in the choice of experts.
+    /// The bias of each expert's score. It affects only which experts are chosen.
     bias: Option<Vec<f32>>,
-    /// The factor of each expert's weight.
+    /// A factor for the weight of each expert.
     factors: Option<Vec<f32>>,
     /// The experts, followed by the shared expert if there is one.
     experts: Vec<Mlp>,
-    /// `[1, hidden_size]`: the score of the shared expert; `None` if it has none.
+    /// The projection to the score of the shared expert, `[1, hidden_size]`; `None` if it has no
+    /// score.
     shared_gate: Option<Linear>,
 }
 
@@ -118,9 +119,9 @@ pub(super) struct ExpertsPass<'a> {
 }
 
 impl ExpertsPass<'_> {
-    /// Adds the outputs of the experts of the rows that [`Self::route`] has routed to the rows of
-    /// `x`, `[rows, hidden_size]`. `adapters` are those of the rows. The other arguments are
-    /// buffers.
+    /// Computes the experts that [`Self::route`] has chosen for each row, and adds their outputs to
+    /// the rows of `x`, `[rows, hidden_size]`. `adapters` has the adapters of these rows. `normed`
+    /// and `inner` are buffers.
     pub(super) fn add(
         &self,
         x: &mut [f32],
@@ -161,8 +162,8 @@ impl ExpertsPass<'_> {
         profile.mark(Stage::Down);
     }
 
-    /// Computes the inner rows of the experts, and packs them for their down projections. Returns
-    /// those of each expert, `[rows, width]`, if adapters read them (`is_read`).
+    /// Computes the inner activations of the experts, and packs them for the down projections. If
+    /// adapters read them (`is_read`), also returns them for each expert, `[rows, width]`.
     fn multiply_inputs(
         &self,
         (groups, routing): (&[(&ExpertGroup, &Mlp)], &Routing),
@@ -252,8 +253,8 @@ impl ExpertsPass<'_> {
         kernels::accumulate(self.path, threads, inner, &terms, x);
     }
 
-    /// Normalizes the rows of `x` for their experts, and chooses these. `adapters` are those of the
-    /// rows. `normed` is a buffer.
+    /// Normalizes the rows of `x` and chooses the experts of each row. `adapters` has the adapters
+    /// of these rows. `normed` is a buffer.
     pub(super) fn route(
         &self,
         norm: Norm<'_>,
@@ -303,7 +304,7 @@ impl ExpertsPass<'_> {
     }
 }
 
-/// Number of multiply-adds of one projection of the rows of all experts.
+/// Number of multiply-adds of one projection of all experts, for the rows that use them.
 fn work(groups: &[(&ExpertGroup, &Mlp)], routing: &Routing) -> usize {
     groups.iter().map(|(group, mlp)| routing.rows(group).len() * mlp.work()).sum()
 }

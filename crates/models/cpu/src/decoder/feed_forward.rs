@@ -14,7 +14,7 @@ use super::passes::{self, Norm, NormVectors, Residual};
 use super::profile::{Profile, Stage};
 use crate::workers::Workers;
 
-/// The second half of a layer for `rows` rows: what it reads and writes.
+/// The inputs and buffers of the second half of a layer for `rows` rows.
 struct MlpPass<'a> {
     /// Index of the layer.
     index: usize,
@@ -30,8 +30,8 @@ struct MlpPass<'a> {
 
 impl Decoder {
     /// Normalizes the residual stream of `rows` rows, computes the MLP or the experts of layer
-    /// `index`, and adds the result to the residual stream. The MLP of a parallel layer reads the
-    /// rows that were packed for attention, and [`Self::route`] must have chosen its experts.
+    /// `index`, and adds the result to the residual stream. In a parallel layer, the MLP reads the
+    /// rows that were packed for attention, and [`Self::route`] has already chosen the experts.
     pub(super) fn feed_forward(&mut self, index: usize, rows: usize, workers: &Workers) {
         let mut pass = self.mlp_pass(index, rows, workers);
         let layer = pass.layer;
@@ -48,8 +48,8 @@ impl Decoder {
         }
     }
 
-    /// Normalizes the residual stream of `rows` rows for the experts of the parallel layer `index`,
-    /// if it has any, and chooses them. They read what attention reads, so they are chosen before
+    /// If the parallel layer `index` has experts, normalizes the residual stream of `rows` rows and
+    /// chooses the experts. They have the same input as attention, so they must be chosen before
     /// attention changes the residual stream.
     pub(super) fn route(&mut self, index: usize, rows: usize, workers: &Workers) {
         let mut pass = self.mlp_pass(index, rows, workers);
@@ -102,8 +102,8 @@ impl MlpPass<'_> {
         pass.add(x, [normed, inner], routing, self.adapters, self.profile);
     }
 
-    /// Computes an MLP and experts, both from the residual stream, and adds their sum to it. Both
-    /// outputs are normalized, and so is the sum.
+    /// Computes an MLP and experts, both from the residual stream, and adds the sum of their
+    /// outputs to it. Both outputs are normalized, and so is their sum.
     fn add_dense_and_experts(&mut self, both: &DenseAndExperts) {
         self.multiply_inputs(&both.mlp);
         let Self { index, config, path, layer, workers, .. } = *self;
@@ -145,7 +145,8 @@ impl MlpPass<'_> {
         self.profile.mark(Stage::Residual);
     }
 
-    /// Computes the inner rows of an MLP, `[rows, width]`, and packs them for its last projection.
+    /// Computes the inner activations of an MLP, `[rows, width]`, and packs them for the down
+    /// projection.
     fn multiply_inputs(&mut self, mlp: &Mlp) {
         let Self { index, rows, config, path, layer, workers, .. } = *self;
         let Activations { x, normed, inner, inner_rows, .. } = &mut *self.activations;
@@ -164,7 +165,7 @@ impl MlpPass<'_> {
         let updates = self.adapters.updates(index, Site::GateUp);
         let gate = updates.then([0, 1], |sums: RowSums<'_>| mlp.activate(path, sums));
         let epilogue = Some(&gate as Epilogue<'_>);
-        // An adapter of the down projection reads the inner rows, too, as they are before they are
+        // If an adapter changes the down projection, it reads the inner activations before they are
         // packed.
         let width = mlp.down.matrix.in_features();
         let is_read = self.adapters.has(index, Site::Down);
@@ -192,7 +193,7 @@ fn experts_pass<'a>(
     ExpertsPass { config, path, workers, experts, index }
 }
 
-/// The last projection of an MLP, without a norm. `updates` are those by adapters.
+/// The down projection of an MLP, without a norm. `updates` are the updates of it by adapters.
 fn output<'a>(
     config: &'a DecoderConfig,
     path: Path,

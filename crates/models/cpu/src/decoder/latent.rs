@@ -1,10 +1,11 @@
-//! Multi-head latent attention. What is kept of a position is one key head: the rotated part of the
-//! keys, and the normalized latent vector, which is also the value
-//! ([`LatentConfig`](stolon_checkpoint::config::LatentConfig)).
+//! Multi-head latent attention. The KV store keeps one key head per position, which consists of the
+//! rotated part of the keys and the normalized latent vector. The latent vector is also the value
+//! ([`LatentConfig`]).
 //!
-//! [`Latent::project`] computes it, and for each head a query of the same length. Then
-//! [`Latent::mix`] projects the average of the latent vectors to the head's value. The
-//! products with the matrices of heads are one call each, in which a head is a group of rows.
+//! [`Latent::project`] computes this key head, and a query of the same length for each head. After
+//! attention, [`Latent::mix`] projects the average of the latent vectors to the value of each head.
+//! The products with the heads' matrices are computed in one call, in which each head is a group of
+//! rows.
 
 use stolon_checkpoint::adapter::Site;
 use stolon_checkpoint::config::{LatentConfig, LatentSizes, LatentWeights};
@@ -69,13 +70,13 @@ impl Latent {
         })
     }
 
-    /// The projections of the residual stream: that of queries, or to the vector that queries are
-    /// projections of, and that to what is kept.
+    /// The projections of the residual stream: the projection to queries or to their low-rank
+    /// vector, and the projection to the key head.
     pub(super) fn inputs(&self) -> [&Linear; 2] {
         [self.query_down.as_ref().map_or(&self.query, |(down, _)| down), &self.latent]
     }
 
-    /// Size in bytes of all packed matrices that are neither inputs nor the output.
+    /// Size in bytes of the packed matrices other than the input and output projections.
     pub(super) fn inner_bytes(&self) -> usize {
         let query = self.query_down.as_ref().map_or(0, |_| self.query.bytes());
         query + self.keys.iter().chain(&self.values).map(Matrix::bytes).sum::<usize>()
@@ -85,17 +86,20 @@ impl Latent {
 /// The buffers of latent attention, which are reused. They have at least as many rows as the step.
 #[derive(Debug, Default)]
 pub(super) struct LatentBuffers {
-    /// The vectors that queries are projections of, `[rows, query_rank]`.
+    /// The low-rank vectors from which queries are projected, `[rows, query_rank]`.
     low: Vec<f32>,
-    /// The queries as they are projected, `[rows, heads, query_dim]`.
+    /// The queries after their projection, `[rows, heads, query_dim]`.
     queries: Vec<f32>,
-    /// The queries that are compared with what is kept, `[rows, heads, kept_dim]`.
+    /// The absorbed queries, which are multiplied with the key heads in the KV store: `[rows,
+    /// heads, kept_dim]`.
     q: Vec<f32>,
-    /// The averages of what is kept, `[rows, heads, kept_dim]`.
+    /// The averages of the key heads, weighted by attention: `[rows, heads, kept_dim]`.
     attended: Vec<f32>,
-    /// The products with the matrices of heads, `[num_heads, rows, width or value_dim]`.
+    /// The products with the heads' matrices, `[heads, rows, width]` for keys and `[heads, rows,
+    /// value_dim]` for values.
     of_heads: Vec<f32>,
-    /// The rows of these products, packed, with one group of rows for each head; or those of `low`.
+    /// The inputs of these products, packed, with one group of rows for each head; also the packed
+    /// rows of `low`.
     operands: Operands,
 }
 
@@ -114,8 +118,8 @@ impl LatentBuffers {
         }
     }
 
-    /// Multiplies `rows` rows of each head with the head's matrix, at the site `at`, into
-    /// `of_heads`. `rows_of` returns those of a head at a row of the step.
+    /// Multiplies `rows` rows of each head with the head's matrix, at the site `at`, and writes the
+    /// results to `of_heads`. `rows_of` returns the input of a row and a head.
     fn multiply_heads<'a>(
         &mut self,
         matrices: &[Matrix],
@@ -147,8 +151,8 @@ impl LatentBuffers {
         linear::multiply_groups(path, &self.operands, products, workers);
     }
 
-    /// Makes queries that are compared with what is kept of the projected ones, of `rows` rows in
-    /// layer `index`.
+    /// Computes the absorbed queries of `rows` rows in layer `index` from the projected ones: the
+    /// heads' key matrices are applied to the queries instead of the latent vectors.
     fn absorb(
         &mut self,
         layer: &Latent,
@@ -182,7 +186,7 @@ impl LatentBuffers {
 }
 
 impl Latent {
-    /// Computes the queries, and what is kept of positions, which is written to `kv`.
+    /// Computes the queries and the key heads of positions. The key heads are written to `kv`.
     pub(super) fn project(
         &self,
         inputs: Inputs,
@@ -243,7 +247,7 @@ impl Latent {
         }
     }
 
-    /// Computes the queries from the vectors with `rank` elements that they are projections of.
+    /// Computes the queries from their low-rank vectors, which have `rank` elements.
     fn project_low(
         &self,
         rank: usize,
@@ -363,7 +367,7 @@ mod tests {
             .collect();
         let expected = (0..TOKENS).map(|at| {
             let of_head = |head: usize| {
-                // The matrix of keys is transposed, `[width, plain]`.
+                // The heads' matrices of keys are stored transposed, `[width, plain]`.
                 let matrix = weights(&format!("k_b_proj.{head}"));
                 let key = |latent: &[f64], index: usize| -> f64 {
                     latent.iter().enumerate().map(|(i, x)| matrix[i * plain + index] * x).sum()

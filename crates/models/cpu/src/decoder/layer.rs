@@ -12,7 +12,7 @@ use super::mlp::Mlp;
 use super::passes::NormVectors;
 use super::per_layer::PerLayer;
 
-/// The weights of one layer: the fields of [`LayerWeights`], which describes them, and more.
+/// The weights of one layer: the fields of [`LayerWeights`], which describes them, and `parallel`.
 #[derive(Debug)]
 pub(super) struct Layer {
     pub(super) attention_input_norm: Option<NormVectors>,
@@ -22,13 +22,13 @@ pub(super) struct Layer {
     pub(super) feed_forward: Option<FeedForward>,
     pub(super) mlp_output_norm: Option<Vec<f32>>,
     pub(super) per_layer: Option<PerLayer>,
-    /// The factor of the residual stream after the layer; `None` for 1.
+    /// Factor by which the layer's output is multiplied; `None` for 1.
     pub(super) scale: Option<f32>,
-    /// Whether attention and the MLP read the same rows.
+    /// Whether attention and the MLP have the same input.
     pub(super) parallel: bool,
 }
 
-/// What a layer computes after it has mixed positions.
+/// The second half of a layer, after its mixers.
 #[derive(Debug)]
 pub(super) enum FeedForward {
     /// One MLP for all rows.
@@ -40,7 +40,7 @@ pub(super) enum FeedForward {
 }
 
 impl FeedForward {
-    /// Loads what `spec` describes.
+    /// Loads the tensors that `spec` describes.
     fn load(spec: &FeedForwardWeights, loader: &mut Loader<'_>) -> Result<Self, ModelError> {
         Ok(match spec {
             FeedForwardWeights::Dense(mlp) => Self::Dense(Mlp::load(mlp, loader)?),
@@ -62,8 +62,8 @@ impl FeedForward {
 }
 
 impl Layer {
-    /// Loads the tensors that `spec` describes. `kept` has, for each mixer of
-    /// the layer, its index in the KV store or in the states, among those of its kind.
+    /// Loads the tensors that `spec` describes. For each mixer of the layer, `kept` has its index
+    /// among the mixers of its kind in the KV store or in the states.
     pub(super) fn load(
         config: &DecoderConfig,
         spec: &LayerWeights,

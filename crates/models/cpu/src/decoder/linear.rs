@@ -17,11 +17,11 @@ use crate::workers::Workers;
 
 /// Number of bytes of a matrix that are packed before their pages are released.
 const RUN_BYTES: usize = 8 << 20;
-/// Number of bytes of a matrix whose numbers are looked at together.
+/// Number of bytes of a matrix that one task checks for bf16 values.
 const CHECK_BYTES: usize = 1 << 20;
 
-/// Packs a model's weights. It releases the memory of each one as soon as it is packed, so that the
-/// model is never in memory twice.
+/// Packs a model's weights. The memory of each tensor is released as soon as it is packed, so that
+/// the model is never in memory twice.
 #[derive(Debug)]
 pub(crate) struct Loader<'a> {
     pub(crate) weights: Weights,
@@ -51,9 +51,9 @@ impl Loader<'_> {
         Ok(matrix)
     }
 
-    /// The type in which a matrix is kept. One in F16 whose numbers are all bf16 numbers, as in
-    /// files that were made from BF16 ones, loses nothing as BF16, which some processors multiply
-    /// faster.
+    /// The type in which a matrix is kept. An F16 matrix is kept as BF16 if BF16 represents all its
+    /// values exactly, as it does in files that were converted from BF16. Some processors multiply
+    /// BF16 faster.
     fn kept_type(&self, spec: &TensorSpec, tensor: &Tensor<'_>) -> TensorType {
         let dtype = self.weight_type.of(spec, tensor.dtype);
         if dtype != TensorType::F16 {
@@ -75,13 +75,13 @@ impl Loader<'_> {
         Ok(Linear { matrix: self.matrix(weight)?, bias: self.optional_vector(bias.as_ref())? })
     }
 
-    /// Packs a projection that may be the product of two.
+    /// Packs a projection that may be the product of two matrices.
     pub(crate) fn factored(&mut self, spec: &FactoredWeights) -> Result<Factored, ModelError> {
         let FactoredWeights { down, up } = spec;
         Ok(Factored { down: self.optional(down.as_ref())?, up: self.linear(up)? })
     }
 
-    /// As [`Self::linear`], if the model has the projection.
+    /// The same as [`Self::linear`], if the model has the projection.
     pub(crate) fn optional(
         &mut self,
         spec: Option<&LinearWeights>,
@@ -94,8 +94,8 @@ impl Loader<'_> {
         Ok(Linear { matrix: self.matrix(spec)?, bias: None })
     }
 
-    /// Packs a matrix without a bias that the file has transposed, `[in, out]`. It is kept in f32,
-    /// because there is only one such matrix, and it is small.
+    /// Packs a matrix without a bias that is stored transposed in the file, `[in, out]`. It is kept
+    /// in f32, because there is only one such matrix, and it is small.
     pub(crate) fn transposed(&mut self, spec: &TensorSpec) -> Result<Linear, ModelError> {
         let (inputs, outputs) = (spec.shape[0], spec.shape[1]);
         let values = self.vector(spec)?;
@@ -114,7 +114,7 @@ impl Loader<'_> {
         Ok(vector)
     }
 
-    /// As [`Self::vector`], if the model has the tensor.
+    /// The same as [`Self::vector`], if the model has the tensor.
     pub(crate) fn optional_vector(
         &mut self,
         spec: Option<&TensorSpec>,
@@ -129,8 +129,8 @@ pub(super) struct GroupProduct<'a> {
     /// Index of the group.
     pub(super) group: usize,
     pub(super) matrix: &'a Matrix,
-    /// What adapters add to the result, and the part of their site that the matrix is; `None` if
-    /// they add nothing.
+    /// The updates by adapters that are added to the result, and the index of the matrix among the
+    /// projections of their site; `None` if there are none.
     pub(super) updates: Option<(Updates<'a>, usize)>,
     pub(super) sink: Sink<'a>,
 }
@@ -187,7 +187,7 @@ pub(crate) fn multiply(
     kernels::multiply(path, workers.for_products(&matrices, rows.rows()), rows, &mut [product]);
 }
 
-/// The projection of `rows` with its bias.
+/// Projects `rows` and adds the bias.
 pub(crate) fn project(
     linear: &Linear,
     rows: &Operands,
@@ -214,7 +214,7 @@ impl Linear {
         }
     }
 
-    /// Adds `value` to all features of the result, as a part of the bias.
+    /// Adds `value` to all features of the result, by adding it to the bias.
     pub(crate) fn shift(&mut self, value: f32) {
         let bias = self.bias.get_or_insert_with(|| vec![0.0; self.matrix.out_features()]);
         bias.iter_mut().for_each(|bias| *bias += value);
@@ -245,10 +245,10 @@ impl Linear {
     }
 }
 
-/// A projection of the residual stream, which may be the product of two.
+/// A projection of the residual stream, which may be the product of two matrices.
 #[derive(Debug)]
 pub(crate) struct Factored {
-    /// The projection to fewer features; `None` if there is only one.
+    /// The projection to fewer features; `None` if there is only one matrix.
     down: Option<Linear>,
     up: Linear,
 }

@@ -1,9 +1,8 @@
-//! Mamba-2, which layers have in place of attention or next to it.
+//! Mamba-2, which layers have instead of attention or next to it.
 //!
 //! A layer projects its input to the gates of the outputs, to values, keys and queries, and to the
-//! time steps of the heads ([`Mamba2::project`]). To the outputs of the recurrence
-//! (`recurrent.rs`), each head adds a share of its value. They are gated, and then normalized
-//! ([`Mamba2::mix`]).
+//! time steps of the heads ([`Mamba2::project`]). Each head adds a share of its value to the output
+//! of its recurrence (`recurrent.rs`). The sums are gated, and then normalized ([`Mamba2::mix`]).
 
 use stolon_checkpoint::adapter::Site;
 use stolon_checkpoint::config::{Mamba2Config, Mamba2Weights};
@@ -23,20 +22,20 @@ pub(super) struct Mamba2 {
     gate: Linear,
     xbc: Linear,
     step: Linear,
-    /// `[heads]`.
+    /// Biases of the time steps, `[heads]`.
     step_bias: Vec<f32>,
     /// The decay rates per time step, `[heads]`, all negative.
     rates: Vec<f32>,
-    /// `[heads]`.
+    /// The share of its value that each head adds to its output, `[heads]`.
     skip: Vec<f32>,
-    /// `[heads * head_dim]`; `None` if the outputs are not normalized.
+    /// Weights of the norm of the outputs, `[heads * head_dim]`; `None` if they are not normalized.
     norm: Option<Vec<f32>>,
     pub(super) output: Linear,
     recurrent: Recurrent,
 }
 
 impl Mamba2 {
-    /// Loads what `spec` describes.
+    /// Loads the tensors that `spec` describes.
     pub(super) fn load(
         spec: &Mamba2Weights,
         kept: usize,
@@ -56,7 +55,8 @@ impl Mamba2 {
         let [gate, xbc, step] = &inputs.parts;
         let mut by_channel = loader.vector(taps)?;
         let [_, value, key, query, _] = config.input_factors;
-        // The convolution adds up its inputs, so their factors may be those of its taps.
+        // The convolution is linear in its inputs, so its taps are multiplied by the factors of the
+        // inputs.
         let (values, rest) = by_channel.split_at_mut(config.heads * config.head_dim * config.taps);
         let (keys, queries) = rest.split_at_mut(config.key_width() * config.taps);
         for (taps, factor) in [(values, value), (keys, key), (queries, query)] {
@@ -86,7 +86,7 @@ impl Mamba2 {
         })
     }
 
-    /// The factor of the output.
+    /// Factor by which the output is multiplied.
     pub(super) fn output_factor(&self) -> f32 {
         self.config.output_factor
     }
@@ -96,7 +96,7 @@ impl Mamba2 {
         [&self.gate, &self.xbc, &self.step]
     }
 
-    /// Fills the decays and strengths of a row, `[2, heads]`: strengths are the time steps.
+    /// Fills in the decays and strengths of a row, `[2, heads]`. Strengths are the time steps.
     fn fill_factors(&self, steps: &[f32], factors: &mut [f32]) {
         let [.., step_scale] = self.config.input_factors;
         let (decays, strengths) = factors.split_at_mut(self.config.heads);
@@ -109,7 +109,8 @@ impl Mamba2 {
     }
 }
 
-/// The channels of a head: all values are followed by the keys and the queries of all groups.
+/// The channels of a head. The values of all heads are followed by the keys of all groups, and then
+/// by their queries.
 fn inputs_of(config: &Mamba2Config, head: usize) -> HeadInputs {
     let group = head / (config.heads / config.groups);
     let key = config.heads * config.head_dim + group * config.state_dim;
@@ -133,8 +134,8 @@ impl Mamba2Buffers {
 }
 
 impl Mamba2 {
-    /// Computes the projections and, with those that later positions need, the state after each
-    /// slice.
+    /// Computes the projections. If these include the ones that later positions need, it also
+    /// computes the state after each slice.
     pub(super) fn project(
         &self,
         inputs: Inputs,
@@ -173,15 +174,15 @@ impl Mamba2 {
         }
     }
 
-    /// Gates and perhaps normalizes the outputs of the recurrence, and packs them for the output
-    /// projection. `rows` rows have an output.
+    /// Gates and, if the model has a norm, normalizes the outputs of the recurrence, and packs them
+    /// for the output projection. `rows` rows have an output.
     pub(super) fn mix(&self, rows: usize, buffers: &Mamba2Buffers, pass: &mut Pass<'_>) {
         let Pass { config, path, plan, .. } = *pass;
         let (shape, width) = (self.recurrent.shape, self.recurrent.shape.value_width());
         let group = width / self.config.groups;
         let Mamba2Buffers { recurrent, gates } = buffers;
         let row_of = |row: usize, out: &mut [f32]| {
-            // The recurrence has computed all rows of the batch.
+            // The outputs of the recurrence include all rows of the batch.
             let source = plan.batch_row(row);
             let values = &recurrent.convolved[source * shape.channels..][..width];
             let heads = out.chunks_exact_mut(shape.value_dim).zip(&self.skip);

@@ -33,7 +33,7 @@ pub(super) enum Mixer {
 }
 
 impl Mixer {
-    /// The factor of the output.
+    /// Factor by which the output is multiplied.
     pub(super) fn output_factor(&self) -> f32 {
         match self {
             Self::Attention(attention) => attention.output_factor(),
@@ -84,8 +84,8 @@ impl Mixer {
         self.inputs().into_iter().map(Matrix::bytes).sum::<usize>() + self.output().bytes() + inner
     }
 
-    /// Computes what the mixer needs of the layer's normalized input before it mixes positions.
-    /// What later positions need is written to the KV store or the states.
+    /// Computes the projections of the layer's normalized input that the mixer needs. The results
+    /// that later positions need are written to the KV store or the states.
     pub(super) fn project(
         &self,
         inputs: Inputs,
@@ -110,8 +110,8 @@ impl Mixer {
         }
     }
 
-    /// Mixes positions for `rows` rows, unless [`Self::project`] has done it, and packs the result
-    /// for the output projection.
+    /// Mixes positions for `rows` rows and packs the result for the output projection. In recurrent
+    /// layers, [`Self::project`] has already mixed the positions.
     pub(super) fn mix(
         &self,
         rows: usize,
@@ -134,7 +134,8 @@ impl Mixer {
         }
     }
 
-    /// Loads what `spec` describes. `kept` is its index in what it keeps for later positions.
+    /// Loads the tensors that `spec` describes. `kept` is the index of the mixer among the mixers
+    /// that keep the same kind of data for later positions.
     pub(super) fn load(
         spec: &MixerWeights,
         kept: usize,
@@ -152,7 +153,7 @@ impl Mixer {
     }
 }
 
-/// The buffers of all kinds of mixers. Those of kinds that a model does not have stay empty.
+/// The buffers of all kinds of mixers. The buffers of kinds that a model does not have stay empty.
 #[derive(Debug, Default)]
 pub(super) struct MixerBuffers {
     attention: AttentionBuffers,
@@ -176,8 +177,8 @@ impl MixerBuffers {
         }
     }
 
-    /// Finds the positions that enter the convolutions at the rows of `sequences`, if there are
-    /// any.
+    /// Fills in the positions in the convolutions at the rows of `sequences`, if the model has
+    /// convolutions.
     pub(super) fn fill_taps(
         &mut self,
         config: &DecoderConfig,

@@ -15,12 +15,12 @@ pub(super) struct Mlp {
     pub(super) output_factor: f32,
 }
 
-/// The projections to the inner features, and what is made of these.
+/// The projections to the inner features, and the function that is applied to them.
 #[derive(Debug)]
 enum Inner {
-    /// A gate, and the features that it is multiplied with.
+    /// The inner features are multiplied by a gate.
     Gated { gate: Linear, up: Linear, config: GateConfig },
-    /// Only features.
+    /// The inner features have no gate.
     Plain { up: Linear, function: PlainFunction },
 }
 
@@ -41,27 +41,27 @@ impl Mlp {
         Ok(Self { inner, down: loader.linear(down)?, output_factor: *output_factor })
     }
 
-    /// The projection to the features, apart from that to the gate.
+    /// The projection to the inner features, without the projection to the gate.
     fn up(&self) -> &Linear {
         match &self.inner {
             Inner::Gated { up, .. } | Inner::Plain { up, .. } => up,
         }
     }
 
-    /// Adds `offset` to the features.
+    /// Adds `offset` to the inner features before the gate or the activation function.
     pub(super) fn shift(&mut self, offset: f32) {
         match &mut self.inner {
             Inner::Gated { up, .. } | Inner::Plain { up, .. } => up.shift(offset),
         }
     }
 
-    /// Number of multiply-adds of the projection of a row to the features.
+    /// Number of multiply-adds of the projection of one row to the inner features.
     pub(super) fn work(&self) -> usize {
         self.up().matrix.in_features() * self.up().matrix.out_features()
     }
 
-    /// The matrices that the input is multiplied with: that of the gate, if there is one, then that
-    /// of the features.
+    /// The matrices that the input is multiplied with: the matrix of the gate, if there is one, and
+    /// the matrix of the inner features.
     pub(super) fn inputs(&self) -> Vec<&Matrix> {
         match &self.inner {
             Inner::Gated { gate, up, .. } => vec![&gate.matrix, &up.matrix],

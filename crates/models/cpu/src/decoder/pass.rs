@@ -1,10 +1,10 @@
-//! What a mixer reads and writes in a step, apart from its weights, its buffers and what is kept of
-//! positions.
+//! The inputs and outputs of a mixer in a step, in addition to its weights, its buffers and the
+//! data that is kept of positions.
 //!
 //! A layer calls its mixers twice, in this order:
 //!
-//! 1. `project` computes the projections of the layer's normalized input. What later positions need
-//!    is written to the KV store or the states.
+//! 1. `project` computes the projections of the layer's normalized input. The results that later
+//!    positions need are written to the KV store or the states.
 //! 2. `mix` mixes positions and packs the result for the output projection.
 //!
 //! Between the two calls, the buffers of a mixer keep the projections. Layers run one after the
@@ -45,13 +45,13 @@ pub(super) struct Pass<'a> {
 }
 
 impl<'a> Pass<'a> {
-    /// The table of a rotary embedding; `None` without one.
+    /// The table of a rotary embedding; `None` if positions are not rotated.
     pub(super) fn rope(&self, rope: Option<usize>) -> Option<&'a RopeTable> {
         rope.map(|rope| &self.ropes[rope])
     }
 
-    /// Packs `rows` rows that `row_of` computes one by one for the output projection `output`,
-    /// whose adapters are those at `site`. `work` is the number of operations of a row.
+    /// Packs `rows` rows, which `row_of` computes one by one, for the projection `output` and for
+    /// the adapters at `site`. `work` is the number of operations of a row.
     pub(super) fn pack_result(
         &mut self,
         (output, site): (&Matrix, Site),
@@ -65,7 +65,7 @@ impl<'a> Pass<'a> {
     }
 }
 
-/// What steps read and write of the positions before them.
+/// The data of earlier positions, which steps read and write.
 #[derive(Debug)]
 pub(crate) struct StepState<'a> {
     /// The keys and values of all positions.
@@ -74,23 +74,24 @@ pub(crate) struct StepState<'a> {
     pub(crate) states: &'a mut StateStore,
 }
 
-/// What projections read and write of a step.
+/// The slices of a step, and the data that is kept of positions.
 #[derive(Debug)]
 pub(super) struct Kept<'a, 'b> {
     /// The slices of the step.
     pub(super) batch: &'a StepBatch,
-    /// What is kept of their positions.
+    /// The data that is kept of positions.
     pub(super) step: &'a mut StepState<'b>,
 }
 
-/// Which projections of a layer's input are computed.
+/// The projections of a layer's input that are computed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Inputs {
-    /// Everything.
+    /// All projections.
     All,
-    /// What later positions need: keys and values, the inputs of the convolution, or the state.
+    /// The projections that later positions need: keys and values, the inputs of the convolution,
+    /// or the inputs of the state.
     Kept,
-    /// What only rows with an output need: queries, or gates.
+    /// The projections that only rows with an output need: queries or gates.
     Own,
 }
 

@@ -39,15 +39,15 @@ impl NormVectors {
         Ok(Self { weight, bias })
     }
 
-    /// The RMS norm before a router: its weights are `scale`, `[hidden_size]`, divided by the root
-    /// of `hidden_size`.
+    /// The RMS norm before a router. Its weights are `scale`, `[hidden_size]`, divided by the
+    /// square root of `hidden_size`.
     pub(super) fn of_router(scale: Vec<f32>) -> Self {
         let factor = (scale.len() as f32).powf(-0.5);
         let weight = scale.into_iter().map(|scale| scale * factor).collect();
         Self { weight, bias: None }
     }
 
-    /// As [`Self::load`], if there is a norm.
+    /// The same as [`Self::load`], if there is a norm.
     pub(super) fn optional(
         spec: Option<&NormWeights>,
         loader: &mut Loader<'_>,
@@ -75,7 +75,7 @@ pub(super) fn pack_rows(
     });
 }
 
-/// A norm over rows of the residual stream. Without weights, rows are left as they are.
+/// A norm over rows of the residual stream. Without weights, it copies rows unchanged.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Norm<'a> {
     vectors: Option<&'a NormVectors>,
@@ -128,19 +128,19 @@ pub(super) struct Heads<'a> {
     head_dim: usize,
     eps: f32,
     norm_offset: f32,
-    /// What the norms are applied to.
+    /// Whether the norms normalize each head, or all heads of a position together.
     norm: Option<QkNorm>,
     /// The factor of queries that depends on the position.
     query_scaling: Option<QueryScaling>,
-    /// `None` if heads are not rotated.
+    /// The rotary embedding; `None` if heads are not rotated.
     rope: Option<&'a RopeTable>,
-    /// The position and the rotation of each row.
+    /// The plan of the step, with the position and the rotation of each row.
     plan: &'a BatchRows,
 }
 
 impl<'a> Heads<'a> {
-    /// The parameters of a layer whose heads have `head_dim` elements, without norms and factors of
-    /// queries.
+    /// The parameters of a layer whose heads have `head_dim` elements, without norms and without
+    /// factors of queries.
     pub(super) fn of(
         config: &DecoderConfig,
         path: Path,
@@ -152,14 +152,14 @@ impl<'a> Heads<'a> {
         Self { path, head_dim, eps, norm_offset, norm: None, query_scaling: None, rope, plan }
     }
 
-    /// The same with norms, and with a factor of queries that depends on the position.
+    /// The same parameters with norms and with a factor of queries that depends on the position.
     pub(super) fn with(self, norm: Option<QkNorm>, query_scaling: Option<QueryScaling>) -> Self {
         Self { norm, query_scaling, ..self }
     }
 
-    /// The epilogue of queries and keys: adds the bias, normalizes each head and applies the rotary
-    /// embedding. If all heads of a position are normalized together, it only adds the bias, and
-    /// [`Self::norm_positions`] has to follow.
+    /// The epilogue of queries and keys. It adds the bias, normalizes each head and applies the
+    /// rotary embedding. If all heads of a position are normalized together, it only adds the bias,
+    /// and the caller has to call [`Self::norm_positions`] afterwards.
     pub(super) fn apply(&self, linear: Option<&Linear>, norm: Option<&[f32]>, sums: RowSums<'_>) {
         linear.iter().for_each(|linear| linear.add_bias(self.path, sums.feature, sums.first));
         if self.norm == Some(QkNorm::Position) {
@@ -171,7 +171,8 @@ impl<'a> Heads<'a> {
         kernels::norm_and_rope(self.path, sums.first, self.head_dim, norm, rotation);
     }
 
-    /// The epilogue of queries: [`Self::apply`], and the factor that depends on the position.
+    /// The epilogue of queries: [`Self::apply`], and the multiplication by the factor that depends
+    /// on the position.
     pub(super) fn apply_to_queries(
         &self,
         linear: &Linear,
@@ -185,8 +186,8 @@ impl<'a> Heads<'a> {
         }
     }
 
-    /// The epilogue of values: adds the bias, and normalizes each head with the weights `norm`, if
-    /// there are any, without an offset.
+    /// The epilogue of values. It adds the bias and, if there are weights `norm`, normalizes each
+    /// head with them. The configuration's offset of norms is not added to these weights.
     pub(super) fn apply_to_values(
         &self,
         linear: Option<&Linear>,
@@ -238,8 +239,8 @@ pub(super) fn apply_gate(function: GateFunction, path: Path, gate: &mut [f32], o
     }
 }
 
-/// The factor of an output when it is added to the residual stream, where `own` is that of the part
-/// of the layer; `None` for 1.
+/// Factor by which an output is multiplied when it is added to the residual stream; `None` for 1.
+/// `own` is the output factor of the mixer or the MLP.
 pub(super) fn output_scale(config: &DecoderConfig, own: f32) -> Option<f32> {
     Some(config.residual_scale.unwrap_or(1.0) * own).filter(|factor| *factor != 1.0)
 }
@@ -250,11 +251,11 @@ pub(super) struct Residual<'a> {
     pub(super) config: &'a DecoderConfig,
     pub(super) path: Path,
     pub(super) linear: &'a Linear,
-    /// Weight of the norm of the result before it is added, `[hidden_size]`.
+    /// Weights of the norm of the result before it is added, `[hidden_size]`.
     pub(super) own_norm: Option<&'a [f32]>,
-    /// The updates of the projection by adapters; `None` if these cannot change it.
+    /// The updates of the projection by adapters; `None` if adapters cannot change this projection.
     pub(super) updates: Option<Updates<'a>>,
-    /// The factor of the result; `None` for 1.
+    /// Factor by which the result is multiplied; `None` for 1.
     pub(super) scale: Option<f32>,
 }
 
@@ -278,8 +279,8 @@ impl Residual<'_> {
         Duration::ZERO
     }
 
-    /// Writes the projection of `rows` to `sink`. Without `own_norm`, it is multiplied by the
-    /// factor. Returns the time of that if it was fused into the GEMM, else zero.
+    /// Writes the projection of `rows` to `sink`. Without `own_norm`, the projection is multiplied
+    /// by `scale`. Returns the time of the epilogue if it was fused into the GEMM, else zero.
     pub(super) fn multiply(&self, rows: &Operands, sink: Sink<'_>, workers: &Workers) -> Duration {
         let (linear, path) = (self.linear, self.path);
         let finish = |sums: RowSums<'_>| {
@@ -298,7 +299,7 @@ impl Residual<'_> {
     }
 }
 
-/// Normalizes the rows of `other` with the weights `norm`, multiplies them by a factor, and adds
+/// Normalizes the rows of `other` with the weights `weight`, multiplies them by `scale`, and adds
 /// them to `x`.
 pub(super) fn add_normed(
     config: &DecoderConfig,
@@ -320,7 +321,7 @@ pub(super) fn add_normed(
     });
 }
 
-/// Applies the operations after the output matrix to `logits`.
+/// Scales and soft-caps `logits` if the configuration says so.
 pub(super) fn finish_logits(
     config: &DecoderConfig,
     path: Path,
@@ -347,7 +348,7 @@ pub(super) fn finish_logits(
 pub(super) struct LayerAttention<'a> {
     pub(super) path: Path,
     pub(super) kv: &'a KvStore,
-    /// Index in the KV store of the keys and values that it reads.
+    /// Index in the KV store of the keys and values that the layer reads.
     pub(super) kept: usize,
     /// Number of query heads.
     pub(super) heads: usize,
@@ -355,11 +356,11 @@ pub(super) struct LayerAttention<'a> {
     pub(super) kv_heads: usize,
     /// Number of elements of a head.
     pub(super) head_dim: usize,
-    /// Factor of the scores.
+    /// Factor by which scores are multiplied.
     pub(super) scale: f32,
-    /// The cap of the scores, if they are bounded.
+    /// Soft cap of the scores; `None` if they are not capped.
     pub(super) softcap: Option<f32>,
-    /// Number of positions that a query attends to, if they are not all.
+    /// Number of positions that a query attends to; `None` for all.
     pub(super) sliding_window: Option<usize>,
     /// Logits of the attention sinks, `[heads]`.
     pub(super) sinks: Option<&'a [f32]>,

@@ -1,8 +1,10 @@
-//! Per-layer embeddings (Gemma 4): each token has values for each layer, from an embedding of its
-//! own and from a projection of the usual one. At the end of a layer, its values are the other
-//! factor of a gated projection of the residual stream, whose result is added to it.
+//! Per-layer embeddings (Gemma 4). Each token has a vector for each layer, the sum of an embedding
+//! of its own and of a projection of the usual embedding. At the end of a layer, a gate computed
+//! from the residual stream is multiplied with this vector, and the projection of the product is
+//! added to the residual stream.
 //!
-//! All values of a step are computed before the first layer. Each row depends on its token only.
+//! The vectors of all layers are computed before the first layer. Each row depends on its token
+//! only.
 
 use stolon_checkpoint::config::{
     DecoderConfig, GateFunction, PerLayerEmbeddingWeights, PerLayerInput, PerLayerWeights,
@@ -17,7 +19,7 @@ use super::linear::{Linear, Loader};
 use super::passes;
 use crate::workers::Workers;
 
-/// The embeddings of all layers: the fields of [`PerLayerEmbeddingWeights`].
+/// The per-layer embeddings of a model: the fields of [`PerLayerEmbeddingWeights`].
 #[derive(Debug)]
 pub(super) struct PerLayerEmbedding {
     embedding: Matrix,
@@ -43,8 +45,8 @@ impl PerLayerEmbedding {
         self.embedding.bytes() + self.projection.bytes()
     }
 
-    /// Computes the values of the rows of `tokens` for all layers from the residual stream before
-    /// the first layer.
+    /// Computes the per-layer embeddings of `tokens` for all layers. The projected part is computed
+    /// from the residual stream before the first layer.
     pub(super) fn fill(
         &self,
         tokens: &[u32],
@@ -86,13 +88,14 @@ impl PerLayerEmbedding {
         });
     }
 
-    /// Number of values of a token, for all layers.
+    /// Number of values that a token has in all layers together.
     pub(super) fn width(&self) -> usize {
         self.projection.matrix.out_features()
     }
 }
 
-/// What a layer has for its values: the fields of [`PerLayerWeights`].
+/// The weights with which one layer applies its per-layer embeddings: the fields of
+/// [`PerLayerWeights`].
 #[derive(Debug)]
 pub(super) struct PerLayer {
     gate: Linear,
@@ -126,8 +129,8 @@ impl PerLayer {
         self.gate.bytes() + self.projection.bytes()
     }
 
-    /// Adds what layer `index` computes of its values to the residual stream of `rows` rows. A
-    /// token has `all` values for all layers.
+    /// Adds the result of the per-layer embeddings of layer `index` to the residual stream of
+    /// `rows` rows. A token has `all` values in all layers together.
     pub(super) fn add(
         &self,
         (index, all): (usize, usize),

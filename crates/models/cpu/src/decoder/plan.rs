@@ -1,5 +1,5 @@
-//! The plan of a step: for each row of a batch its position, where its keys and values are written,
-//! and whether it gets logits or its hidden state is returned.
+//! The plan of a step. For each row of a batch, it has the position, the slot of its keys and
+//! values, and whether the row gets logits or its hidden state is returned.
 
 use stolon_backend::{LogitRows, SequenceSlice, SliceImage, StepBatch, rotary_len};
 use stolon_kernels::SlotMapping;
@@ -9,30 +9,31 @@ use super::rope::Rotation;
 
 /// The rows of a batch, in the order of its tokens. The buffers are reused between steps.
 ///
-/// The residual stream has a row for each token at first. After the last layer that keeps something
-/// of positions has read all of them, [`BatchRows::keep_outputs`] drops the rows without an output.
-/// Whether that has happened is known here only: whoever reads something that has all rows asks
-/// [`BatchRows::batch_row`], and whoever needs the positions of the rows that are left asks
+/// At first, the residual stream has a row for each token. After the last layer that keeps data of
+/// positions has read all rows, [`BatchRows::keep_outputs`] drops the rows without an output. Only
+/// `BatchRows` knows whether that has happened. To read buffers that still have all rows, use
+/// [`BatchRows::batch_row`]. For the number of rows that are left of a slice, use
 /// [`BatchRows::count_in`].
 #[derive(Debug, Default)]
 pub(super) struct BatchRows {
     /// Position of each row of the residual stream.
     pub(super) positions: Vec<u32>,
-    /// By what each row of the residual stream is rotated.
+    /// The rotation of each row of the residual stream.
     pub(super) rotations: Vec<Rotation>,
     /// The coordinates of the rows that have three: temporal position, row and column.
     pub(super) coordinates: Vec<[u32; 3]>,
-    /// Where the keys and values of each row are written in blocks.
+    /// The slots of the keys and values of each row of the batch.
     pub(super) slots: SlotMapping,
-    /// Where they are written in windowed layers; empty if there are none.
+    /// The slots of each row in windowed layers; empty if there are none.
     pub(super) window_slots: SlotMapping,
     /// Indices of the rows that get logits or whose hidden states are returned, in ascending order.
     pub(super) output_rows: Vec<usize>,
     /// For each of the output rows, whether its hidden state is returned.
     pub(super) hidden_rows: Vec<bool>,
-    /// For each row that gets logits, whether those of bins of coordinates and sizes follow.
+    /// For each row that gets logits, whether the logits of bins of coordinates and sizes follow
+    /// them.
     pub(super) region_rows: Vec<bool>,
-    /// The first row of each slice in the batch, and the number of all rows.
+    /// The first row of each slice in the batch, followed by the number of all rows.
     bounds: Vec<usize>,
     /// Whether the residual stream has only the output rows.
     only_outputs: bool,
@@ -45,13 +46,13 @@ pub(super) struct SliceRows<'a> {
     pub(super) first: usize,
     /// Number of rows, at least 1.
     pub(super) tokens: usize,
-    /// The checkpoints of the recurrent state: after how many of the slice's tokens, in ascending
-    /// order, and the blocks.
+    /// The checkpoints of the state: the number of the slice's tokens before each of them, in
+    /// ascending order, and the blocks that it is written to.
     pub(super) checkpoints: Vec<(usize, &'a [BlockId])>,
 }
 
 impl BatchRows {
-    /// Replaces the contents by the plan of `batch`. `windows` has the block tables of windowed
+    /// Replaces the contents with the plan of `batch`. `windows` has the block tables of windowed
     /// layers, if there are any.
     pub(super) fn fill(&mut self, batch: &StepBatch, windows: &[Vec<BlockId>], block_size: usize) {
         self.positions.clear();
@@ -81,16 +82,17 @@ impl BatchRows {
             positions.map(|position| slot(slice, position, block_size))
         });
         self.slots.fill(slots);
-        // The window of a sequence is its own, so every position is written.
+        // Windows are not shared between sequences, so every position is written.
         self.window_slots.fill(batch.sequences.iter().zip(windows).flat_map(|(slice, table)| {
             let positions = slice.start..slice.start + slice.token_count;
             positions.map(|position| Some(slot_of(table, position, block_size)))
         }));
     }
 
-    /// Adds the rotations of a slice's rows. Rotary positions are those of the sequence, less what
-    /// images before have skipped: a grid takes as many as its larger edge has, and the rows and
-    /// columns in it count from where it begins.
+    /// Adds the rotations of a slice's rows. The rotary position of a token is its position in the
+    /// sequence, minus the positions that earlier images have skipped. A grid image advances the
+    /// rotary position by the length of its longer edge. The rows and columns of a grid are counted
+    /// from the rotary position of its start.
     fn add_rotations(&mut self, slice: &SequenceSlice) {
         let (mut lag, mut next) = (slice.rotary_lag, slice.start);
         let end = slice.start + slice.token_count;
@@ -111,7 +113,7 @@ impl BatchRows {
         self.rotations.extend((next..end).map(|at| Rotation::Position((at - lag) as u32)));
     }
 
-    /// The rows of all slices of the batch that the plan is filled for.
+    /// The rows of each slice of `batch`, for which the plan was filled.
     pub(super) fn slices<'a>(&self, batch: &'a StepBatch) -> Vec<SliceRows<'a>> {
         let rows = |(slice, first): (&'a SequenceSlice, &usize)| SliceRows {
             first: *first,
@@ -136,7 +138,8 @@ impl BatchRows {
         !self.only_outputs
     }
 
-    /// Leaves only the output rows in the residual stream, whose rows the caller moves likewise.
+    /// Keeps only the output rows of the residual stream. The caller moves the rows of its buffers
+    /// in the same way.
     pub(super) fn keep_outputs(&mut self) {
         assert!(!self.only_outputs, "rows are dropped once in a step");
         self.only_outputs = true;
@@ -148,18 +151,18 @@ impl BatchRows {
         self.rotations.truncate(self.output_rows.len());
     }
 
-    /// The row of the batch that row `row` of the residual stream is.
+    /// The index in the batch of row `row` of the residual stream.
     pub(super) fn batch_row(&self, row: usize) -> usize {
         if self.only_outputs { self.output_rows[row] } else { row }
     }
 
-    /// Number of the last rows of `slice` that the residual stream has: all of them, or those with
-    /// an output.
+    /// Number of rows of `slice` that are in the residual stream. These are its last rows: all of
+    /// them, or only the ones with an output.
     pub(super) fn count_in(&self, slice: &SequenceSlice) -> usize {
         if self.only_outputs { output_count(slice) } else { slice.token_count }
     }
 
-    /// The slice that row `row` of the batch belongs to: its first row, and the number of its rows.
+    /// The slice that contains row `row` of the batch: its first row, and the number of its rows.
     pub(super) fn slice_of(&self, row: usize) -> (usize, usize) {
         let end = self.bounds.partition_point(|bound| *bound <= row);
         (self.bounds[end - 1], self.bounds[end] - self.bounds[end - 1])
@@ -172,12 +175,12 @@ fn output_count(slice: &SequenceSlice) -> usize {
     rows.logits(count).len() + rows.hidden(count).len()
 }
 
-/// Index in the KV store of the keys and values of a position; `None` if they are not written.
+/// Slot of the keys and values of a position in the KV store; `None` if they are not written.
 fn slot(slice: &SequenceSlice, position: usize, block_size: usize) -> Option<usize> {
     (position >= slice.write_from).then(|| slot_of(&slice.block_table, position, block_size))
 }
 
-/// Index in the KV store of a position of the sequence with this block table.
+/// Slot of a position in the KV store, for a sequence with this block table.
 pub(super) fn slot_of(block_table: &[BlockId], position: usize, block_size: usize) -> usize {
     block_table[position / block_size].0 as usize * block_size + position % block_size
 }
@@ -187,7 +190,7 @@ mod tests {
     use super::*;
 
     /// Goal: the plan has the right positions and output rows, and exactly the positions from
-    /// `write_from` on have slots, in the blocks of their table.
+    /// `write_from` on have slots, in the blocks of their block table.
     #[test]
     fn a_plan_describes_each_row_of_the_batch() {
         let batch = StepBatch {
@@ -222,8 +225,8 @@ mod tests {
         }
     }
 
-    /// Goal: after the rows without an output are dropped, each row that is left has its position
-    /// and its place in the batch, and slices have only their output rows.
+    /// Goal: after the rows without an output are dropped, each remaining row has its position and
+    /// its index in the batch, and slices have only their output rows.
     #[test]
     fn dropping_rows_leaves_the_outputs() {
         let slice = |block, token_count, start, logit_rows| SequenceSlice {
@@ -259,8 +262,9 @@ mod tests {
         }
     }
 
-    /// Goal: the coordinates of an image's positions count from where it begins, what follows goes
-    /// on after its larger edge, and a slice that begins inside of an image has the same ones.
+    /// Goal: the coordinates of an image's positions are counted from its start, the text after it
+    /// continues after its longer edge, and a slice that begins inside an image has the same
+    /// rotations.
     #[test]
     fn rotations_follow_from_the_images_before() {
         let image = |start, len, columns| SliceImage {

@@ -31,7 +31,7 @@ pub enum Stage {
     Gate,
     /// GEMM of the down projection.
     Down,
-    /// With per-layer embeddings: what layers compute of them.
+    /// With per-layer embeddings: the gated projections of all layers.
     PerLayer,
     /// Both additions to the residual stream, and the norms after them.
     Residual,
@@ -69,7 +69,7 @@ impl StageTimes {
         self.0[stage as usize]
     }
 
-    /// The total time of all stages.
+    /// The sum of the times of all stages.
     #[must_use]
     pub fn total(&self) -> Duration {
         self.0.iter().sum()

@@ -1,17 +1,18 @@
-//! What all kinds of recurrent layers have in common: the short convolution, the recurrence, and the
-//! state between steps.
+//! The parts that all kinds of recurrent layers have in common: the short convolution, the
+//! recurrence, and the state between steps.
 //!
 //! A layer first computes its projections (`delta_net.rs`, `mamba2.rs`). Then [`Recurrent::advance`]
 //! computes, for all rows of a step:
 //!
-//! 1. the convolution, and what the layer makes of its outputs and of its gates (`prepare.rs`);
+//! 1. the convolution, and the layer's own operations on its outputs and on the strengths and time
+//!    steps (`prepare.rs`);
 //! 2. the recurrence, token by token, in parallel over sequences and heads (`recur.rs`), which also
 //!    copies states to the checkpoints of the step.
 //!
-//! **Invariant: batch invariance.** All inputs of the recurrence are f32. Those of the convolution
-//! at the positions before a slice are read from the state, with the bits that were computed, and
-//! the recurrence takes one token after the other. So neither states nor outputs depend on chunks,
-//! checkpoints, threads, or the rest of the batch.
+//! **Invariant: batch invariance.** All inputs of the recurrence are f32. The convolution's inputs
+//! at positions before a slice are read from the state, with the bits that were computed, and the
+//! recurrence processes one token after the other. Neither states nor outputs therefore depend on
+//! chunks, checkpoints, threads, or the rest of the batch.
 
 mod prepare;
 mod recur;
@@ -28,13 +29,13 @@ use crate::workers::Workers;
 #[derive(Debug)]
 pub(super) struct Recurrent {
     pub(super) shape: RecurrentShape,
-    /// Where each head finds its inputs.
+    /// The channels of each head's inputs.
     pub(super) heads: Vec<HeadInputs>,
-    /// `[taps, channels]`, the oldest position first.
+    /// Weights of the convolution, `[taps, channels]`, with the oldest position first.
     pub(super) taps: Vec<f32>,
-    /// `[channels]`.
+    /// Bias of the convolution, `[channels]`.
     pub(super) convolution_bias: Option<Vec<f32>>,
-    /// Index of the layer in the states.
+    /// Index of the layer among the recurrent layers in the states.
     pub(super) kept: usize,
 }
 
@@ -56,22 +57,22 @@ pub(super) fn by_tap(by_channel: &[f32], taps: usize) -> Vec<f32> {
 pub(super) struct RecurrentBuffers {
     /// The inputs of the convolution, `[rows, channels]`.
     pub(super) projected: Vec<f32>,
-    /// Queries, keys and values, `[rows, channels]`.
+    /// The outputs of the convolution, which are queries, keys and values: `[rows, channels]`.
     pub(super) convolved: Vec<f32>,
-    /// Strengths of Gated DeltaNet before their sigmoid, `[rows, heads]`.
+    /// Strengths of DeltaNet layers before their sigmoid, `[rows, heads]`.
     pub(super) strengths: Vec<f32>,
-    /// Time steps before their softplus, one for each decay, `[rows, heads * decays]`.
+    /// Time steps, one for each decay, before their bias and softplus: `[rows, heads * decays]`.
     pub(super) steps: Vec<f32>,
-    /// Decays, then strengths, `[rows, heads * decays + heads]`.
+    /// The decays of all heads, followed by their strengths, `[rows, heads * decays + heads]`.
     factors: Vec<f32>,
     /// The outputs of each slice, `[heads, tokens of the slice, value_dim]`, one slice after the
     /// other.
     outputs: Vec<f32>,
 }
 
-/// What a layer makes of the convolution's output at row `row`, `[channels]`, and the factors that
-/// it fills: decays, `[heads, decays]`, then strengths, `[heads]`. It gets the strengths and time
-/// steps of the row.
+/// Finishes a row after the convolution. The arguments are the convolution's output, `[channels]`,
+/// which the layer may normalize in place, the strengths and time steps of the row, and the factors
+/// to fill in: decays, `[heads, decays]`, followed by strengths, `[heads]`.
 pub(super) type FinishRow<'a> = dyn Fn(&mut [f32], [&[f32]; 2], &mut [f32]) + Sync + 'a;
 
 impl RecurrentBuffers {
@@ -125,7 +126,7 @@ impl Recurrent {
     }
 }
 
-/// `ln(1 + e^x)`, which is `x` in f32 for large numbers.
+/// `ln(1 + e^x)`. For large `x`, this equals `x` in f32.
 pub(super) fn softplus(x: f32) -> f32 {
     if x > 20.0 { x } else { x.exp().ln_1p() }
 }

@@ -1,5 +1,5 @@
-//! Coordinates and sizes as tokens of the decoder (Moondream): their embeddings, which are made of
-//! Fourier features, and the logits of their bins, which are made of the residual stream.
+//! Coordinates and sizes as tokens of the decoder (Moondream). Their embeddings are computed from
+//! Fourier features, and the logits of their bins from the residual stream.
 
 use stolon_backend::{RegionBins, StepBatch};
 use stolon_checkpoint::config::{RegionWeights, ValueWeights, VisionConfig};
@@ -17,19 +17,21 @@ use crate::workers::Workers;
 pub(crate) struct Regions {
     bins: RegionBins,
     path: Path,
-    /// The norm of the residual stream before it is decoded; `None` if MLPs decode it.
+    /// The norm of the residual stream before the projections to the bins; `None` if MLPs compute
+    /// the bins.
     norm: Option<NormVectors>,
     coordinates: Values,
     sizes: Values,
 }
 
-/// The weights of values of one kind.
+/// The weights of one kind of values: coordinates or sizes.
 #[derive(Debug)]
 struct Values {
-    /// `[numbers, features / 2]`: one number for a coordinate, two for a size.
+    /// Frequencies of the Fourier features, `[numbers, features / 2]`. A coordinate is one number,
+    /// and a size is two.
     frequencies: Vec<f32>,
     encoder: Linear,
-    /// The first projection of an MLP that decodes.
+    /// The first projection of the MLP that computes the bins, if it is an MLP.
     inner: Option<Linear>,
     /// The projection to the logits of the bins.
     bins: Linear,
@@ -62,7 +64,7 @@ impl Regions {
         [&self.coordinates, &self.sizes].map(Values::bytes).iter().sum()
     }
 
-    /// The bins.
+    /// The numbers of bins of coordinates and sizes.
     pub(crate) fn bins(&self) -> RegionBins {
         self.bins
     }
@@ -82,8 +84,8 @@ impl Regions {
         }
     }
 
-    /// The logits of the bins, `[rows, bins.width()]`, of rows of the residual stream, which have
-    /// been normalized if there is a norm.
+    /// The logits of the bins, `[rows, bins.width()]`, of rows of the residual stream. If there is
+    /// a norm, the rows have been normalized.
     fn logits(&self, x: &[f32], workers: &Workers) -> Vec<f32> {
         let rows = x.len() / self.coordinates.encoder.out_features();
         let coordinates = self.coordinates.decode(x, self.path, workers);
@@ -114,8 +116,9 @@ impl Values {
         self.encoder.bytes() + inner + self.bins.bytes()
     }
 
-    /// Writes the embedding of a value to `out`: the projection of the cosines and sines of the
-    /// sums of its numbers, each multiplied with its frequencies.
+    /// Writes the embedding of a value to `out`. The angle of each feature is the sum of the
+    /// value's numbers, each multiplied with its frequency and 2 pi. The cosines and sines of the
+    /// angles are projected to the embedding.
     fn encode(&self, numbers: &[f32], out: &mut [f32], path: Path, workers: &Workers) {
         let half = self.frequencies.len() / numbers.len();
         let mut features = vec![0.0; 2 * half];
@@ -159,7 +162,7 @@ impl Values {
 }
 
 impl Decoder {
-    /// Lets the decoder read and write coordinates and sizes.
+    /// Adds support for coordinates and sizes, if the model has them.
     pub(crate) fn with_regions(self, regions: Option<Regions>) -> Self {
         Self { regions, ..self }
     }
@@ -173,8 +176,8 @@ impl Decoder {
         }
     }
 
-    /// Inserts the logits of bins into `logits`, `[rows, vocab_size]`, after the rows that request
-    /// them. The rows are the first ones of the residual stream.
+    /// Inserts the logits of bins into `logits`, `[rows, vocab_size]`, after each row that requests
+    /// them. The rows are the first rows of the residual stream.
     pub(super) fn add_regions(&self, logits: Vec<f32>, workers: &Workers) -> Vec<f32> {
         let Some(regions) = &self.regions else { return logits };
         let wanted = self.plan.region_rows.iter().filter(|wanted| **wanted).count();

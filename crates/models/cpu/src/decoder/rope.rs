@@ -1,17 +1,17 @@
-//! Tables of the cosines and sines of a rotary embedding, computed once per position. The positions
-//! of an image that is a grid have three coordinates, and rows of their own for the time of a step.
+//! Tables of the cosines and sines of a rotary embedding, computed once per position. Positions in
+//! a grid image have three coordinates, and their rows are composed for each step.
 
 use stolon_checkpoint::config::Rope;
 
-/// Minimum number of positions of a table, so that a short conversation does not grow it twice.
+/// Minimum number of positions of a table, so that a short conversation grows it only once.
 const POSITIONS_MIN: usize = 256;
 
-/// By what a row of a batch is rotated.
+/// The rotation of a row of a batch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Rotation {
-    /// By one position, as text is.
+    /// By one position, as for text.
     Position(u32),
-    /// By three coordinates: an index in those of the step ([`RopeTable::place`]).
+    /// By three coordinates: an index in the coordinates of the step ([`RopeTable::place`]).
     Grid(u32),
 }
 
@@ -22,13 +22,13 @@ pub(super) struct RopeTable {
     rope: Rope,
     rotary_dim: usize,
     max_positions: usize,
-    /// `[positions, rotary_dim / 2]`.
+    /// Cosines of the positions, `[positions, rotary_dim / 2]`.
     cos: Vec<f32>,
-    /// `[positions, rotary_dim / 2]`.
+    /// Sines of the positions, `[positions, rotary_dim / 2]`.
     sin: Vec<f32>,
-    /// The cosines of the step's rows with three coordinates, `[rows, rotary_dim / 2]`.
+    /// Cosines of the step's rows with three coordinates, `[rows, rotary_dim / 2]`.
     grid_cos: Vec<f32>,
-    /// Their sines.
+    /// Sines of these rows, `[rows, rotary_dim / 2]`.
     grid_sin: Vec<f32>,
 }
 
@@ -52,8 +52,8 @@ impl RopeTable {
         self.sin.extend(sin);
     }
 
-    /// Composes the rows of a step with these coordinates: temporal position, row and column. The
-    /// table has been grown to all of them.
+    /// Composes the cosines and sines of the step's rows with three coordinates: temporal position,
+    /// row and column. The table must already contain all of these positions.
     pub(super) fn place(&mut self, coordinates: &[[u32; 3]]) {
         let half = self.rotary_dim / 2;
         self.grid_cos.clear();
@@ -100,8 +100,8 @@ mod tests {
         assert_eq!(sin[0], 7f32.sin());
     }
 
-    /// Goal: a row with three coordinates has the pairs of each in turn, and with three equal ones
-    /// the bits of that position.
+    /// Goal: a row with three coordinates takes each pair from the position of its coordinate, and
+    /// has the bits of a single position if the three are equal.
     #[test]
     fn rows_of_grids_have_the_pairs_of_their_coordinates() {
         let sections = Some([4, 2, 2]);

@@ -4,7 +4,7 @@ use stolon_checkpoint::config::{ExpertChoice, ExpertsConfig, sigmoid};
 
 use crate::workers::Workers;
 
-/// Which experts the rows of a step use in one layer. The buffers are reused.
+/// The experts that the rows of a step use in one layer. The buffers are reused.
 #[derive(Debug, Default)]
 pub(super) struct Routing {
     /// The normalized residual stream, `[rows, hidden_size]`.
@@ -18,7 +18,7 @@ pub(super) struct Routing {
     /// The experts that at least one row uses, in ascending order. The shared expert is last; its
     /// index is the number of the other experts.
     pub(super) groups: Vec<ExpertGroup>,
-    /// The rows of all groups, those of the first group first, in ascending order within a group.
+    /// The rows of all groups, group by group, in ascending order within a group.
     rows: Vec<u32>,
     /// The weight of the expert's output for each entry of `rows`.
     weights: Vec<f32>,
@@ -42,8 +42,9 @@ impl Routing {
         self.choices.resize(rows * config.per_token, ExpertChoice::default());
     }
 
-    /// Chooses the experts of each row by its scores, and groups the rows by expert. `bias` is that
-    /// of the choice, and `factors` those of the experts' weights.
+    /// Chooses the experts of each row by its scores, and groups the rows by expert. `bias` is
+    /// added to the scores only to choose, and `factors` are multiplied with the weights of the
+    /// experts.
     pub(super) fn choose(
         &mut self,
         config: &ExpertsConfig,
@@ -96,7 +97,7 @@ impl Routing {
         self.weights.clear();
         self.weights.resize(self.choices.len(), 0.0);
         for (index, choice) in self.choices.iter().enumerate() {
-            // `ends[e]` is the next free index of expert `e`.
+            // `ends[e]` is the index where the next row of expert `e` is written.
             let next = &mut ends[choice.expert as usize];
             self.rows[*next] = (index / per_token) as u32;
             self.weights[*next] = choice.weight;
@@ -155,8 +156,9 @@ mod tests {
         groups.map(|group| (group.expert, routing.rows(group).to_vec())).collect()
     }
 
-    /// Goal: each row is in the groups of its best experts, of equal ones in that with the lower
-    /// index, and groups and their rows are in ascending order. All rows use the shared expert.
+    /// Goal: each row is in the groups of its best experts. Among equal experts, the one with the
+    /// lower index is chosen. Groups and their rows are in ascending order. All rows use the shared
+    /// expert.
     #[test]
     fn rows_are_grouped_by_their_best_experts() {
         let scores = [
@@ -178,7 +180,7 @@ mod tests {
         assert_eq!(groups(&all), [0, 1, 2, 3, 4].map(|expert| (expert, vec![0, 1, 2, 3])));
     }
 
-    /// Goal: with sigmoids, the bias changes which experts are chosen, and not their weights.
+    /// Goal: with sigmoids, the bias changes which experts are chosen, but not their weights.
     #[test]
     fn a_bias_only_chooses() {
         for normalized in [true, false] {
@@ -197,8 +199,9 @@ mod tests {
         }
     }
 
-    /// Goal: only experts of the group with the highest sum of weights are chosen, of equal groups that
-    /// with the lower index. Biases count, but do not change the weights of experts.
+    /// Goal: experts are chosen only from the group with the highest sum of weights. Among equal
+    /// groups, the one with the lower index is used. Biases count for the choice of the group, but
+    /// do not change the weights of experts.
     #[test]
     fn experts_are_chosen_within_groups() {
         let sigmoids = ExpertScores::Sigmoid { bias: true };
@@ -207,7 +210,7 @@ mod tests {
         for (scores, best, logits, bias, expected) in [
             (ExpertScores::Softmax, 1, even, [0.0; 6], [1, 0]),
             (ExpertScores::Softmax, 2, even, [0.0; 6], [2, 3]),
-            // The sum of these logits is less than that of the second group's.
+            // The sum of these logits is less than the sum of the second group's logits.
             (ExpertScores::Softmax, 2, first, [0.0; 6], [1, 0]),
             (sigmoids, 2, even, [0.0; 6], [2, 3]),
             (sigmoids, 2, even, bias, [4, 5]),
@@ -233,8 +236,8 @@ mod tests {
         }
     }
 
-    /// Goal: weights are the softmax over the chosen experts, or over all, and the shared expert's
-    /// is the sigmoid of its score.
+    /// Goal: weights are the softmax over the chosen experts, or over all experts, and the weight
+    /// of the shared expert is the sigmoid of its score.
     #[test]
     fn weights_are_a_softmax() {
         let scores = [0.0, 2.0, 1.0, -1.0, 0.5_f32];

@@ -1,8 +1,9 @@
-//! Selective attention (Moondream 3): queries and values have factors that depend on the token and
-//! on its position, as [`AttentionConfig::selective`] says.
+//! Selective attention (Moondream 3). Queries and values are multiplied by factors that depend on
+//! the token and on its position. [`AttentionConfig::selective`] has the formula.
 //!
-//! All of a token's queries, keys and values enter its factors, so they are complete before queries
-//! and keys are rotated, and before keys and values are written to the KV store.
+//! The factors of a token depend on all its queries, keys and values. Queries and keys are
+//! therefore rotated, and keys and values written to the KV store, only after the projections are
+//! complete.
 //!
 //! [`AttentionConfig::selective`]: stolon_checkpoint::config::AttentionConfig::selective
 
@@ -37,7 +38,7 @@ pub(super) struct Selective {
 }
 
 impl Selective {
-    /// Loads the weights of the factors and those of queries, keys and values.
+    /// Loads the projections to queries, keys and values, and the weights of the factors.
     pub(super) fn load(
         spec: &SelectiveWeights,
         config: &AttentionConfig,
@@ -71,8 +72,8 @@ impl Selective {
         sigmoid(self.alpha[head] * ((position + 1) as f32).ln()) + 0.5
     }
 
-    /// Multiplies the heads of a row, `[heads, head_dim]`, with their factors. `of_token` are the
-    /// parts that depend on the token, before the tanh.
+    /// Multiplies the heads of a row, `[heads, head_dim]`, by their factors. `of_token` has the
+    /// parts of the factors that depend on the token, before the tanh, `[heads]`.
     fn scale(&self, path: Path, row: &mut [f32], of_token: &[f32], position: u32) {
         let head_dim = row.len() / of_token.len();
         let heads = row.chunks_exact_mut(head_dim).zip(of_token).enumerate();
@@ -94,8 +95,8 @@ pub(super) struct SelectiveBuffers {
 }
 
 impl SelectiveBuffers {
-    /// Computes queries, keys and values, each of the same width. Returns the time of the
-    /// epilogues.
+    /// Computes queries, keys and values, `[rows, width]` side by side in `qkv`. Returns the time
+    /// of the epilogues.
     fn project(
         &mut self,
         normed: &Operands,
@@ -120,7 +121,7 @@ impl SelectiveBuffers {
         multiply_all(path, normed, &mut products, workers)
     }
 
-    /// Multiplies queries and values with their factors, and rotates queries and keys.
+    /// Multiplies queries and values by their factors, and rotates queries and keys.
     fn finish(
         &mut self,
         layer: &Selective,
@@ -148,7 +149,7 @@ impl SelectiveBuffers {
         });
     }
 
-    /// Computes what the factors of the rows in `qkv` take from their tokens.
+    /// Computes the parts of the factors that depend on the tokens, from the rows in `qkv`.
     fn weigh(&mut self, layer: &Selective, rows: usize, (path, workers): (Path, &Workers)) {
         let Self { qkv, operands, of_tokens: [of_queries, of_values] } = self;
         let width = qkv.len() / rows;
@@ -169,8 +170,8 @@ impl SelectiveBuffers {
 }
 
 impl Selective {
-    /// Computes queries, keys and values. Keys and values are written to `kv`, where their index is
-    /// `kept`, and queries to `q`.
+    /// Computes queries, keys and values. Queries are written to `q`, and keys and values to `kv`,
+    /// at the layer index `kept`.
     pub(super) fn project(
         &self,
         inputs: Inputs,

@@ -1,4 +1,4 @@
-//! The rows of a step as input of the attention kernel.
+//! The input of the attention kernel for the rows of a step.
 
 use std::ops::Range;
 
@@ -8,18 +8,18 @@ use stolon_kvcache::BlockId;
 
 use super::plan::BatchRows;
 
-/// The rows of a step as input of the attention kernel.
+/// The rows of a step as sequences of the attention kernel.
 #[derive(Debug)]
 pub(super) struct Sequences<'a> {
-    /// With the block tables of the step.
+    /// The sequences with the block tables of the step.
     pub(super) blocks: Vec<AttentionSequence<'a>>,
-    /// With the block tables of windowed layers; empty if there are none.
+    /// The same sequences with the block tables of windowed layers; empty if there are none.
     pub(super) windows: Vec<AttentionSequence<'a>>,
 }
 
 impl<'a> Sequences<'a> {
-    /// The rows of all slices that the residual stream has according to `rows`. `windows` has the
-    /// block tables of windowed layers, if there are any.
+    /// The sequences of the rows of `batch` that are in the residual stream according to `rows`.
+    /// `windows` has the block tables of windowed layers, if there are any.
     pub(super) fn of(batch: &'a StepBatch, windows: &'a [Vec<BlockId>], rows: &BatchRows) -> Self {
         let of_tables = |tables: &mut dyn Iterator<Item = &'a Vec<BlockId>>| {
             let mut sequences = Vec::with_capacity(batch.sequences.len());
@@ -34,8 +34,8 @@ impl<'a> Sequences<'a> {
     }
 }
 
-/// Divides positions of a slice into images with full attention, of which `positions` has all rows
-/// or none, and the causal parts between them.
+/// Divides the positions of a slice into images with full attention and the causal parts between
+/// them. `positions` contains either all positions of such an image or none.
 fn divide_at_images<'a>(
     slice: &SequenceSlice,
     block_table: &'a [BlockId],

@@ -1,5 +1,5 @@
-//! Runs the mixers of a layer on random rows, for the tests of mixers, which compare them with a
-//! plain loop.
+//! Runs the mixers of a layer on random rows. The tests of mixers compare the results with a plain
+//! loop.
 
 use std::borrow::Cow;
 use std::collections::HashMap;
@@ -20,19 +20,19 @@ pub(super) const HIDDEN: usize = 32;
 /// Number of positions.
 pub(super) const TOKENS: usize = 21;
 
-/// A layer without its MLP, and what its mixers have computed.
+/// A layer without its MLP, and the outputs of its mixers.
 pub(super) struct Case {
     pub(super) config: DecoderConfig,
-    /// The weights in f64, by the ends of their names: those of the layer without the prefix of the
-    /// layer and the suffix `.weight`.
+    /// The weights in f64, by the names of their tensors. The names of the layer's tensors have
+    /// neither the prefix of the layer nor the suffix `.weight`.
     weights: HashMap<String, Vec<f64>>,
     /// The normalized input of the layer, `[TOKENS, HIDDEN]`.
     pub(super) normed: Vec<Vec<f64>>,
-    /// What the mixers have added to the residual stream, `[TOKENS, HIDDEN]`.
+    /// The outputs that the mixers have added to the residual stream, `[TOKENS, HIDDEN]`.
     added: Vec<Vec<f64>>,
 }
 
-/// Numbers from -1 to 1 that look random.
+/// Pseudorandom numbers from -1 to 1.
 fn noise(seed: u64, count: usize) -> Vec<f32> {
     let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
     let next = || {
@@ -45,8 +45,8 @@ fn noise(seed: u64, count: usize) -> Vec<f32> {
 }
 
 impl Case {
-    /// Runs the mixers of a layer of a model with the keys `keys`, in two steps: the second one
-    /// begins after `first` positions.
+    /// Runs the mixers of a layer of a model whose configuration has the keys `keys`, in two steps.
+    /// The second step begins after `first` positions.
     pub(super) fn run(keys: &Value, first: usize) -> Self {
         let mut json = json!({
             "vocab_size": 8, "hidden_size": HIDDEN, "num_hidden_layers": 1,
@@ -87,12 +87,12 @@ impl Case {
         case
     }
 
-    /// The weights of this name.
+    /// The weights with this name.
     pub(super) fn weights(&self, name: &str) -> &[f64] {
         self.weights.get(name).unwrap_or_else(|| panic!("no {name} in {:?}", self.weights.keys()))
     }
 
-    /// The product of the matrix of this name and `x`.
+    /// The product of the matrix with this name and `x`.
     pub(super) fn project(&self, name: &str, x: &[f64]) -> Vec<f64> {
         self.weights(name).chunks_exact(x.len()).map(|row| dot(row, x)).collect()
     }
@@ -103,7 +103,7 @@ impl Case {
         x.iter().zip(weight).map(|(x, weight)| x / mean.sqrt() * weight).collect()
     }
 
-    /// The heads of `x`, each of which is rotated by the plain rotary embedding of `position`.
+    /// Rotates the head `x` by the plain rotary embedding of `position`.
     pub(super) fn rotate(&self, x: &mut [f64], position: usize) {
         let half = x.len() / 2;
         for pair in 0..half {
@@ -115,7 +115,7 @@ impl Case {
         }
     }
 
-    /// Checks that `expected` rows were added to the residual stream.
+    /// Checks that the rows `expected` were added to the residual stream.
     pub(super) fn check(&self, expected: &[Vec<f64>]) {
         assert_eq!(expected.len(), TOKENS);
         let largest = expected.iter().flatten().fold(0.0_f64, |most, value| most.max(value.abs()));
@@ -128,7 +128,7 @@ impl Case {
     }
 }
 
-/// The sum of the products.
+/// The dot product.
 pub(super) fn dot(a: &[f64], b: &[f64]) -> f64 {
     a.iter().zip(b).map(|(a, b)| a * b).sum()
 }
@@ -143,7 +143,7 @@ pub(super) fn softplus(x: f64) -> f64 {
     x.exp().ln_1p()
 }
 
-/// The averages of `values`, weighted by the softmax of `scores`.
+/// The average of `values`, weighted by the softmax of `scores`.
 pub(super) fn attend(scores: &[f64], values: &[&[f64]]) -> Vec<f64> {
     let most = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
     let weights: Vec<f64> = scores.iter().map(|score| (score - most).exp()).collect();
@@ -154,7 +154,8 @@ pub(super) fn attend(scores: &[f64], values: &[&[f64]]) -> Vec<f64> {
     (0..values[0].len()).map(element).collect()
 }
 
-/// The sums of the last inputs of each channel, `taps` of them, before and at `position`.
+/// The causal convolution at `position`: for each channel, the weighted sum of its last inputs.
+/// `taps` is `[channels, count]`, with the oldest position first.
 pub(super) fn convolve(inputs: &[Vec<f64>], taps: &[f64], position: usize) -> Vec<f64> {
     let channels = inputs[0].len();
     let count = taps.len() / channels;
@@ -165,7 +166,7 @@ pub(super) fn convolve(inputs: &[Vec<f64>], taps: &[f64], position: usize) -> Ve
     (0..channels).map(channel).collect()
 }
 
-/// What the mixers of the first layer add to `rows` of the residual stream.
+/// The outputs that the mixers of the first layer add to `rows` of the residual stream.
 fn mixed(config: &DecoderConfig, weights: Weights, rows: &[f32], first: usize) -> Vec<f32> {
     let (path, workers) = (Path::PORTABLE, Workers::new(2));
     let load = Decoder::load(config.clone(), weights, WeightType::Stored, path, &workers);
@@ -182,7 +183,7 @@ fn mixed(config: &DecoderConfig, weights: Weights, rows: &[f32], first: usize) -
             write_from: range.start,
             block_table: vec![BlockId(1), BlockId(3)],
             logit_rows: LogitRows::All,
-            // The second step goes on with the state in the slot.
+            // The second step resumes from the state in the slot.
             state: (config.recurrent_layers() > 0).then(|| SliceState::in_slot(0)),
             ..SequenceSlice::default()
         };

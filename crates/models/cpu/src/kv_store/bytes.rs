@@ -1,6 +1,6 @@
-//! Blocks as plain bytes, in the order of [`KvStore::read_blocks`]: how checkpoints of recurrent
-//! states are stored. Parts of a checkpoint are copied one by one, because the states of the layers
-//! are known one after the other.
+//! Blocks as plain bytes, in the order of [`KvStore::read_blocks`]. Checkpoints of recurrent states
+//! are stored this way. They are copied in parts, because the states of the layers become known one
+//! after the other.
 
 use std::ops::Range;
 
@@ -9,8 +9,8 @@ use stolon_kvcache::BlockId;
 use super::KvStore;
 
 impl KvStore {
-    /// Copies `from` to the bytes from `offset` on of `blocks`, which count as one sequence of
-    /// bytes.
+    /// Copies `from` to the bytes of `blocks` that begin at `offset`. The bytes of all blocks are
+    /// counted as one sequence.
     ///
     /// # Panics
     /// If there is no such block, or `from` is longer than the rest of the blocks.
@@ -33,7 +33,8 @@ impl KvStore {
         }
     }
 
-    /// Copies the bytes from `offset` on of `blocks`, as [`KvStore::write_bytes`] has written them.
+    /// Copies the bytes of `blocks` that begin at `offset` to `to`. It is the reverse of
+    /// [`KvStore::write_bytes`].
     ///
     /// # Panics
     /// If there is no such block, or `to` is longer than the rest of the blocks.
@@ -57,8 +58,8 @@ impl KvStore {
     }
 }
 
-/// The parts of `blocks` that `len` bytes from `offset` on consist of: each block with the range of
-/// its bytes.
+/// Divides `len` bytes of `blocks` that begin at `offset` by block. Each item has a block and a
+/// range of its bytes.
 fn pieces(
     blocks: &[BlockId],
     offset: usize,
@@ -85,8 +86,8 @@ mod tests {
     use crate::workers::Workers;
     use stolon_checkpoint::kv::KvType;
 
-    /// Goal: bytes that are written in parts of any size are the bytes of the blocks, and are read
-    /// back in parts of any other size; other blocks are unchanged.
+    /// Goal: bytes that are written in parts of any size become the bytes of the blocks, and can be
+    /// read in parts of any other size. Other blocks do not change.
     #[test]
     fn bytes_are_those_of_the_blocks() {
         for kv_type in KvType::ALL {

@@ -1,4 +1,4 @@
-//! [`Plane`]: the memory of the keys, of the values, or of the inputs of a convolution, of one layer.
+//! [`Plane`] is the memory of one layer's keys, values, or inputs of its convolution.
 
 use std::ops::Range;
 
@@ -18,8 +18,8 @@ pub(crate) struct Plane {
 }
 
 impl Plane {
-    /// Allocates a zeroed plane of `heads` heads of `head_dim` elements, in all blocks together.
-    /// Returns `None` if there is not enough memory.
+    /// Allocates a zeroed plane with `heads` heads of `head_dim` elements in total, in all blocks
+    /// together. Returns `None` if there is not enough memory.
     pub(super) fn new(kv_type: KvType, heads: usize, head_dim: usize) -> Option<Self> {
         let len = heads.checked_mul(head_dim)?;
         let values = match kv_type {
@@ -31,19 +31,19 @@ impl Plane {
         Some(Self { kv_type, values, scales: Buffer::try_zeroed::<f32>(scales)? })
     }
 
-    /// Number of bytes of one of `block_count` blocks.
+    /// Number of bytes of a block, if the plane has `block_count` blocks.
     pub(super) fn block_bytes(&self, block_count: usize) -> usize {
         (self.values.byte_len() + self.scales.byte_len()) / block_count
     }
 
-    /// The bytes of one of `block_count` blocks: its elements, then its scales. In every layout a
-    /// block is contiguous.
+    /// The bytes of a block, if the plane has `block_count` blocks: its elements, then its scales.
+    /// A block is contiguous in every layout.
     pub(super) fn block(&self, block: BlockId, block_count: usize) -> [&[u8]; 2] {
         [&self.values, &self.scales]
             .map(|buffer| &buffer.slice::<u8>()[part(buffer.byte_len(), block, block_count)])
     }
 
-    /// [`Plane::block`] for writing.
+    /// The same as [`Plane::block`], for writing.
     pub(super) fn block_mut(&mut self, block: BlockId, block_count: usize) -> [&mut [u8]; 2] {
         [&mut self.values, &mut self.scales].map(|buffer| {
             let part = part(buffer.byte_len(), block, block_count);
@@ -51,7 +51,7 @@ impl Plane {
         })
     }
 
-    /// The plane as a slice that the kernels read.
+    /// The plane in the form that the kernels read.
     pub(super) fn slice(&self) -> KvSlice<'_> {
         match self.kv_type {
             KvType::F32 => KvSlice::F32(self.values.slice()),
@@ -63,7 +63,7 @@ impl Plane {
         }
     }
 
-    /// The plane as a slice that the kernels write.
+    /// The plane in the form that the kernels write.
     pub(crate) fn slice_mut(&mut self) -> KvSliceMut<'_> {
         match self.kv_type {
             KvType::F32 => KvSliceMut::F32(self.values.slice_mut()),
@@ -77,7 +77,7 @@ impl Plane {
     }
 }
 
-/// The bytes of one of `block_count` blocks in a buffer of `len` bytes.
+/// The range of a block's bytes in a buffer of `len` bytes with `block_count` blocks.
 fn part(len: usize, block: BlockId, block_count: usize) -> Range<usize> {
     let (block, bytes) = (block.0 as usize, len / block_count);
     block * bytes..(block + 1) * bytes

@@ -21,7 +21,7 @@ pub(super) fn shape(kv_type: KvType) -> KvShape {
     }
 }
 
-/// The shape with other sizes of the heads of all layers.
+/// The test shape with other heads in all layers.
 fn with_heads(kv_type: KvType, block_size: usize, layer: KvLayer) -> KvShape {
     KvShape { attention_layers: vec![layer; 3], block_size, ..shape(kv_type) }
 }
@@ -115,7 +115,7 @@ fn transposed_keys_are_stored_in_the_documented_layout() {
         for store in [&mut rows, &mut transposed] {
             store.write(1, 2, 7, &keys, &keys);
         }
-        // Scales have the layout `[position, head]` in both.
+        // Scales have the layout `[position, head]` in both layouts of keys.
         let scale_of = |store: &KvStore, head: usize| match store.keys(1) {
             KvSlice::Int8 { scales, .. } => scales[head],
             _ => 1.0,
@@ -144,8 +144,8 @@ fn transposed_keys_are_stored_in_the_documented_layout() {
     }
 }
 
-/// Goal: for every type and both layouts of keys, a block that is copied out and into another block
-/// of another store has the same bits there, and no other block changes.
+/// Goal: for every type and both layouts of keys, a block that is copied to another block of
+/// another store has the same bits there, and no other block changes.
 #[test]
 fn blocks_survive_a_copy_out_and_in_bit_for_bit() {
     let workers = Workers::new(2);
@@ -154,7 +154,7 @@ fn blocks_survive_a_copy_out_and_in_bit_for_bit() {
             let layer =
                 KvLayer { kv_heads: 2, head_dim: 6, key_layout, shared: false, windowed: false };
             let mut shape = with_heads(kv_type, 16, layer);
-            // One head in place of two, so with fewer scales.
+            // This layer has one head instead of two, so it has fewer scales.
             shape.attention_layers[1] = KvLayer { kv_heads: 1, head_dim: 12, ..layer };
             shape.attention_layers[2].shared = key_layout == KvLayout::Rows;
             let filled = |scale: f32, block_count: usize| {
@@ -185,7 +185,7 @@ fn blocks_survive_a_copy_out_and_in_bit_for_bit() {
             to.write_blocks(&[BlockId(5)], &[&bytes], &workers);
             assert_eq!(read(&to, 5), bytes, "{kv_type} {key_layout:?}");
             assert!((0..5).all(|block| read(&to, block) == before[block]), "{kv_type}");
-            // What the kernels read, not only what the copy reads.
+            // Compare the slices that the kernels read, not only the bytes of the copy.
             for layer in 0..shape.convolution_layers {
                 let [from, to] = [(&from, 3), (&to, 5)].map(|(store, block)| {
                     to_f32(store.inputs(layer), 1)[block * 48..][..48].to_vec()
@@ -198,8 +198,8 @@ fn blocks_survive_a_copy_out_and_in_bit_for_bit() {
                 {
                     let head_dim = shape.attention_layers[layer].head_dim;
                     let (from, to) = (to_f32(from, head_dim), to_f32(to, head_dim));
-                    // The scales of transposed int8 keys are by position, so the factors that
-                    // `to_f32` uses are wrong, but they are the same ones on both sides.
+                    // The scales of transposed int8 keys are ordered by position, so `to_f32` uses
+                    // the wrong factors, but they are the same on both sides.
                     let (from, to) = (&from[3 * 192..4 * 192], &to[5 * 192..6 * 192]);
                     assert!(from == to, "{kv_type} {key_layout:?}");
                 }
@@ -208,7 +208,7 @@ fn blocks_survive_a_copy_out_and_in_bit_for_bit() {
     }
 }
 
-/// Goal: several threads copy what one thread copies, in whatever order the blocks are listed.
+/// Goal: several threads copy the same bytes as one thread, whatever the order of the blocks.
 #[test]
 fn several_threads_copy_what_one_copies() {
     for kv_type in [KvType::F32, KvType::Int8] {

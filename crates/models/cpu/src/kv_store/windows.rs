@@ -1,14 +1,15 @@
-//! The keys and values of layers with a sliding window, if these keep only what the window needs.
+//! The keys and values of layers with a sliding window, if only the positions of the window are
+//! kept.
 //!
-//! Each running sequence has a *ring* of blocks in the windowed layers: block `i` of its positions
-//! is the block `i % ring_blocks` of the ring of its slot. The ring has room for the window before
-//! a slice and for the slice itself, so that a step writes the positions of its slice before it
+//! Each running sequence has a *ring* of blocks in the windowed layers. Block `i` of its positions
+//! is stored in block `i % ring_blocks` of the ring of its slot. The ring has room for the window
+//! before a slice and for the slice itself, so a step writes the positions of its slice before it
 //! reads any, as in other layers. The kernels read the ring through a block table in which its
-//! blocks return, and see only positions of the window.
+//! blocks repeat, and attend only to positions of the window.
 //!
-//! The window at a position belongs to the state of the sequence there: a checkpoint has the blocks
-//! of the window in order of position, after the states of recurrent layers. So what the prefix
-//! tree, the tiers and the scheduler do for recurrent states, they do for windows.
+//! The window at a position is part of the state of the sequence there. A checkpoint has the blocks
+//! of the window in order of position, after the states of recurrent layers. The prefix tree, the
+//! tiers and the scheduler therefore handle windows in the same way as recurrent states.
 
 use std::ops::Range;
 
@@ -19,10 +20,10 @@ use stolon_checkpoint::kv::KvStoreError;
 
 use super::{KvStore, Plane, out_of_memory, planes};
 
-/// The sizes of rings that do not depend on the model.
+/// The numbers that determine the size of rings, in addition to the model.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct WindowRings {
-    /// Number of rings: one for each slot of a state.
+    /// Number of rings, one for each slot of a state.
     pub(crate) slots: usize,
     /// Maximum number of tokens of a slice.
     pub(crate) slice_tokens: usize,
@@ -31,7 +32,7 @@ pub(crate) struct WindowRings {
 /// The rings of all slots.
 #[derive(Debug, Default)]
 pub(super) struct Windows {
-    /// As those of [`KvStore`], for the windowed layers.
+    /// The planes of the windowed layers, in the order of the layers.
     pub(super) planes: Vec<Plane>,
     /// Number of blocks of a ring.
     ring_blocks: usize,
@@ -42,12 +43,12 @@ pub(super) struct Windows {
 }
 
 impl Windows {
-    /// The block of the ring of `slot` that holds block `index` of the positions.
+    /// The block in the ring of `slot` that stores block `index` of the sequence's positions.
     fn block(&self, slot: u32, index: usize) -> BlockId {
         BlockId((slot as usize * self.ring_blocks + index % self.ring_blocks) as u32)
     }
 
-    /// The bytes of blocks of the positions, one after the other.
+    /// Appends the bytes of the blocks `blocks` of a sequence's positions to `to`.
     fn bytes_of(&self, slot: u32, blocks: Range<usize>, to: &mut Vec<u8>) {
         let count = self.slots * self.ring_blocks;
         for index in blocks {
@@ -58,7 +59,7 @@ impl Windows {
         }
     }
 
-    /// Copies bytes to blocks of the positions, as [`Windows::bytes_of`] has returned them.
+    /// Fills blocks of a sequence's positions with bytes from [`Windows::bytes_of`].
     fn fill(&mut self, slot: u32, blocks: Range<usize>, from: &[u8]) {
         let count = self.slots * self.ring_blocks;
         let mut from = from;
@@ -74,8 +75,8 @@ impl Windows {
 }
 
 impl KvStore {
-    /// The store with rings for its windowed layers, all zero. Without such layers, it does not
-    /// change.
+    /// Adds rings for the windowed layers, all zero. A store without such layers is returned
+    /// unchanged.
     ///
     /// # Errors
     /// [`KvStoreError::OutOfMemory`].
@@ -99,7 +100,7 @@ impl KvStore {
         self.shape.ring_bytes(self.windows.slice_tokens) * self.windows.slots
     }
 
-    /// Whether a layer is windowed. Layers are counted as in [`KvShape::attention_layers`].
+    /// Whether a layer is windowed. `layer` is an index in `KvShape::attention_layers`.
     pub(crate) fn is_windowed(&self, layer: usize) -> bool {
         self.shape.attention_layers[layer].windowed
     }
@@ -118,8 +119,8 @@ impl KvStore {
         })
     }
 
-    /// For each slice the block table by which windowed layers find its positions; empty if there
-    /// are no such layers.
+    /// For each slice, the block table that maps its positions to its ring; empty if there are no
+    /// windowed layers.
     pub(crate) fn window_tables(&self, batch: &StepBatch) -> Vec<Vec<BlockId>> {
         if self.shape.window == 0 {
             return Vec::new();
@@ -132,8 +133,8 @@ impl KvStore {
         batch.sequences.iter().map(table).collect()
     }
 
-    /// Fills the rings of the slices that resume from a checkpoint. The window begins at `offset`
-    /// in a checkpoint, in bytes.
+    /// Fills the rings of the slices that resume from a checkpoint. `offset` is the offset in bytes
+    /// of the window in a checkpoint.
     pub(crate) fn resume_windows(&mut self, batch: &StepBatch, offset: usize) {
         if self.shape.window == 0 {
             return;
@@ -147,8 +148,8 @@ impl KvStore {
         }
     }
 
-    /// Completes the checkpoints of a step, of which the first `offset` bytes are written: copies
-    /// the windows, and fills the rest with zeros.
+    /// Completes the checkpoints of a step, whose first `offset` bytes are written already. It
+    /// appends the windows, and fills the rest with zeros.
     pub(crate) fn finish_checkpoints(&mut self, batch: &StepBatch, offset: usize) {
         for slice in &batch.sequences {
             let Some(state) = &slice.state else { continue };
@@ -161,7 +162,7 @@ impl KvStore {
         }
     }
 
-    /// The window of the sequence in `slot` after its first `len` positions.
+    /// The bytes of the window of the sequence in `slot`, after its first `len` positions.
     pub(crate) fn window_bytes_at(&self, slot: u32, len: usize) -> Vec<u8> {
         let mut bytes = Vec::new();
         if self.shape.window > 0 {

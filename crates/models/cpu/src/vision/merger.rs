@@ -1,5 +1,6 @@
-//! The projectors of Qwen3-VL and Qwen3.5: the features of squares of patches become embeddings,
-//! after the last layer of the tower and, in Qwen3-VL, after some before it (DeepStack).
+//! The projectors of Qwen3-VL and Qwen3.5. They convert the features of squares of patches to
+//! embeddings, after the last layer of the tower and, in Qwen3-VL, also after some earlier layers
+//! (DeepStack).
 
 use stolon_checkpoint::config::{LinearWeights, MergerWeights, VisionConfig};
 use stolon_checkpoint::error::ModelError;
@@ -13,24 +14,25 @@ use crate::workers::Workers;
 /// The projectors of a tower.
 #[derive(Debug)]
 pub(super) struct Mergers {
-    /// That of the last layer.
+    /// The projector after the last layer.
     last: Merger,
-    /// Those of other layers, with the numbers of these.
+    /// The projectors after earlier layers, with the indices of these layers.
     deepstack: Vec<(usize, Merger)>,
 }
 
-/// The MLP that makes embeddings of squares of patches.
+/// The MLP that converts squares of patches to embeddings.
 #[derive(Debug)]
 struct Merger {
     square: Square,
-    /// The norm of the features of a square; `None` if those of patches are normalized.
+    /// The norm of the concatenated features of a square; `None` if the features of patches have
+    /// been normalized.
     norm: Option<Norm>,
     up: Linear,
     down: Linear,
 }
 
 impl Mergers {
-    /// Packs the weights of the MLP of the last layer and those of `layers`.
+    /// Packs the MLP of the last layer and the MLPs of the layers `layers`.
     pub(super) fn load(
         config: &VisionConfig,
         (mlp, deepstack): (&[LinearWeights; 2], &[MergerWeights]),
@@ -71,7 +73,7 @@ impl Mergers {
         self.last.project(features, grid, path, workers)
     }
 
-    /// The same of the features after layer `layer`, if the decoder gets these.
+    /// The embeddings from the features after layer `layer`; empty if this layer has no projector.
     pub(super) fn after_layer(
         &self,
         layer: usize,

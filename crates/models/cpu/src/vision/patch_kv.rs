@@ -1,4 +1,5 @@
-//! [`PatchKv`]: the keys and values of an image's patches, as the kernel of attention reads them.
+//! [`PatchKv`] has the keys and values of an image's patches in the form that the attention kernel
+//! reads.
 
 use stolon_checkpoint::config::TowerConfig;
 use stolon_checkpoint::error::KvStoreError;
@@ -11,10 +12,11 @@ use stolon_kvcache::BlockId;
 use crate::kv_store::KvStore;
 use crate::workers::Workers;
 
-/// Patches per block: as many as a tile of the kernel has positions, on every instruction set.
+/// Number of patches per block. It is the number of positions of the kernel's tiles on every
+/// instruction set.
 const BLOCK_SIZE: usize = 128;
 
-/// The keys and values of one layer. Each layer replaces those of the one before it.
+/// The keys and values of one layer. Each layer overwrites those of the previous one.
 #[derive(Debug)]
 pub(super) struct PatchKv {
     store: KvStore,
@@ -25,7 +27,8 @@ pub(super) struct PatchKv {
 }
 
 impl PatchKv {
-    /// Makes room for the keys and values of `patches` patches, at least 1, in the type `kv_type`.
+    /// Reserves memory for the keys and values of `patches` patches, at least 1, in the type
+    /// `kv_type`.
     ///
     /// # Errors
     /// [`KvStoreError::OutOfMemory`].
@@ -58,7 +61,7 @@ impl PatchKv {
         Ok(Self { store, slots, blocks: (0..blocks as u32).map(BlockId).collect() })
     }
 
-    /// Where the keys and the values of all patches are written.
+    /// The destinations of the keys and the values of all patches.
     pub(super) fn rows_mut(&mut self, path: Path) -> [KvRows<'_>; 2] {
         self.store.rows_mut(0, path, &self.slots)
     }

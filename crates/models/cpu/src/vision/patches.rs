@@ -1,28 +1,29 @@
-//! The patches of an image: normalized pixels in the order of the kernel that projects them.
+//! The patches of an image. Their normalized pixels are in the order of the matrix that projects
+//! them.
 
 use stolon_backend::ImageInput;
 
 use stolon_checkpoint::config::VisionConfig;
 
-/// The patches of one image.
+/// The patches of one picture of an image.
 #[derive(Debug)]
 pub(super) struct Patches<'a> {
     image: &'a ImageInput,
-    /// The first row of pixels.
+    /// The first row of the picture in the image's pixels.
     top: usize,
     /// Edge of a patch in pixels.
     edge: usize,
-    /// Number of frames of a patch, which are all the picture.
+    /// Number of frames of a patch. The picture is repeated in all of them.
     frames: usize,
     /// Number of patches along the width and the height.
     pub(super) grid: [usize; 2],
-    /// The normalized value of each channel for each value of a byte.
+    /// The normalized value of each byte, for each channel.
     values: [[f32; 256]; 3],
 }
 
 impl<'a> Patches<'a> {
-    /// The patches of picture `index` of the pictures of `size` that are one below the other in
-    /// `image`. Their edges are multiples of the edge of a patch.
+    /// The patches of picture `index` of `image`, whose pictures of size `size` are stacked
+    /// vertically. The width and height are multiples of the edge of a patch.
     pub(super) fn of(
         config: &VisionConfig,
         image: &'a ImageInput,
@@ -47,7 +48,7 @@ impl<'a> Patches<'a> {
         self.grid[0] * self.grid[1]
     }
 
-    /// Writes patch `index`, counted in rows, to `out`: `[3, frames, edge, edge]`.
+    /// Writes patch `index`, in row-major order, to `out`, `[3, frames, edge, edge]`.
     pub(super) fn write(&self, index: usize, out: &mut [f32]) {
         let (row, column) = (index / self.grid[0], index % self.grid[0]);
         let (edge, width) = (self.edge, self.image.size[0]);

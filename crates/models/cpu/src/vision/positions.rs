@@ -1,42 +1,42 @@
-//! The positions of patches: what is added to their features, and by what their queries and keys
-//! are rotated.
+//! The positions of patches: the vectors that are added to their features, and the rotations of
+//! their queries and keys.
 
 use stolon_checkpoint::config::{PatchPositions, Rope, RopeScaling, TowerConfig};
 
-/// The learnt positions of a tower.
+/// The learned positions of a tower.
 #[derive(Debug)]
 pub(super) struct Positions {
     kind: PatchPositions,
-    /// Number of learnt positions along each edge.
+    /// Number of learned positions along each edge.
     side: usize,
     /// Width of a row.
     width: usize,
     head_dim: usize,
-    /// `[side^2, width]`.
+    /// The learned positions, `[side^2, width]`.
     table: Vec<f32>,
 }
 
 /// The cosines and sines by which the heads of patches are rotated.
 #[derive(Debug, Default)]
 pub(super) struct Rotations {
-    /// Number of pairs of a head; 0 if heads are not rotated.
+    /// Number of rotated pairs of a head; 0 if heads are not rotated.
     pairs: usize,
-    /// `[patches, pairs]`.
+    /// Cosines, `[patches, pairs]`. `sin` has the same shape.
     cos: Vec<f32>,
     sin: Vec<f32>,
 }
 
-/// Two neighbours among the learnt positions along an edge, and their shares.
+/// Two neighbors among the learned positions along an edge, and their weights.
 type Neighbours = [(usize, f32); 2];
 
 impl Positions {
-    /// The positions in `table`, `[side^2, hidden_size]`.
+    /// Wraps the learned positions in `table`, `[side^2, hidden_size]`.
     pub(super) fn new(config: &TowerConfig, table: Vec<f32>) -> Self {
         let (side, width, head_dim) = (config.grid(), config.hidden_size, config.head_dim());
         Self { kind: config.positions, side, width, head_dim, table }
     }
 
-    /// The learnt positions of the patches of an image of `columns` x `rows`, row by row:
+    /// The position vectors of the patches of an image of `columns` x `rows` patches, row by row:
     /// `[patches, hidden_size]`.
     pub(super) fn learnt(&self, [columns, rows]: [usize; 2]) -> Vec<f32> {
         let mut all = vec![0.0; columns * rows * self.width];
@@ -55,17 +55,17 @@ impl Positions {
         all
     }
 
-    /// The learnt position of patch `index` of `count` patches along an edge: the one at the same
-    /// fraction of the edge, so that smaller images than those of the training are covered as a
-    /// whole. (transformers computes the fraction in f32, which leads to a neighbour in some grids
-    /// that no published model has.)
+    /// The learned position of patch `index` of `count` patches along an edge. It is the one at the
+    /// same fraction of the edge, so that the learned positions span the whole of an image that is
+    /// smaller than the training images. (transformers computes the fraction in f32, and selects a
+    /// neighbor instead in some grids that no published model has.)
     fn nearest(&self, index: usize, count: usize) -> usize {
         index * self.side / count
     }
 
-    /// The learnt positions between which patch `index` of `count` patches along an edge is. The
-    /// first and the last patch have the first and the last one. Computed in f32 with the same
-    /// operations as in transformers.
+    /// The two learned positions next to patch `index` of `count` patches along an edge, with their
+    /// weights. The first and the last patch are at the first and the last learned position. This
+    /// is computed in f32 with the same operations as in transformers.
     fn between(&self, index: usize, count: usize) -> Neighbours {
         let last = self.side - 1;
         let place = index as f32 * last as f32 / (count - 1).max(1) as f32;
@@ -74,7 +74,7 @@ impl Positions {
         [(first, 1.0 - share), ((first + 1).min(last), share)]
     }
 
-    /// Writes the mean of four learnt positions, weighted by their shares along both edges.
+    /// Adds the mean of four learned positions, weighted along both edges, to `out`.
     fn blend(&self, rows: Neighbours, columns: Neighbours, out: &mut [f32]) {
         for (row, height) in rows {
             for (column, width) in columns {
@@ -86,7 +86,7 @@ impl Positions {
         }
     }
 
-    /// The rotations of the patches of an image of `columns` x `rows`.
+    /// The rotations of the patches of an image of `columns` x `rows` patches.
     pub(super) fn rotations(&self, [columns, rows]: [usize; 2]) -> Rotations {
         let PatchPositions::Rotary { theta } = self.kind else { return Rotations::default() };
         let rope = Rope { theta, scaling: RopeScaling::None, sections: None };

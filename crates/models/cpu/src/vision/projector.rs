@@ -1,4 +1,4 @@
-//! The projector: from features of patches to embeddings for the decoder.
+//! The projector, which converts the features of patches to embeddings for the decoder.
 
 use stolon_checkpoint::config::{ProjectorConfig, ProjectorWeights, VisionConfig};
 use stolon_checkpoint::error::ModelError;
@@ -14,9 +14,10 @@ use crate::workers::Workers;
 pub(super) enum Projector {
     /// Each square of patches becomes one embedding.
     Squares(Squares),
-    /// Patches of the picture and of its tiles become embeddings together.
+    /// The patches of the picture and of its tiles are combined into embeddings.
     Tiles(Tiles),
-    /// Each square of patches becomes one embedding, and so do those of earlier layers.
+    /// Each square of patches becomes one embedding, after the last layer and after some earlier
+    /// ones.
     Mergers(Mergers),
 }
 
@@ -60,7 +61,7 @@ pub(super) struct Squares {
 /// The squares of patches that become one embedding each.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Square {
-    /// Edge in patches.
+    /// Edge of a square in patches.
     pub(super) factor: usize,
     /// Width of the features of a patch.
     pub(super) width: usize,
@@ -71,7 +72,7 @@ pub(super) struct Square {
 struct PooledNorm {
     weight: Vec<f32>,
     eps: f32,
-    /// Added to the weight.
+    /// Offset that is added to the weights.
     offset: f32,
 }
 
@@ -96,9 +97,9 @@ impl Squares {
         Ok(Self { square: Square::of(config), pooled_norm, linear })
     }
 
-    /// The embeddings of an image, `[rows, output_size]`. `features` is
-    /// `[height, width, hidden_size]`, and `grid` is the width and the height in patches, which are
-    /// multiples of the factor.
+    /// The embeddings of an image, `[rows, output_size]`. `features` is `[height, width,
+    /// hidden_size]`. `grid` is the width and the height in patches, which are multiples of the
+    /// factor.
     pub(super) fn project(
         &self,
         features: Vec<f32>,

@@ -1,8 +1,9 @@
-//! The projector of Moondream: the features of the whole picture and of its tiles become embeddings
-//! together.
+//! The projector of Moondream, which combines the features of the whole picture and of its tiles
+//! into embeddings.
 //!
-//! The tiles overlap. Their features are put together to those of the picture at a higher
-//! resolution, of which each position of the picture gets the mean of its part.
+//! The tiles overlap. Together, their features are the features of the picture at a higher
+//! resolution. They are pooled to the resolution of the picture: each position gets the mean of its
+//! part.
 
 use std::ops::Range;
 
@@ -13,7 +14,7 @@ use stolon_kernels::{self as kernels, Operands, Path, RowSums, Sink};
 use crate::decoder::linear::{Linear, Loader, multiply, project};
 use crate::workers::Workers;
 
-/// The MLP, and how tiles overlap.
+/// The MLP, and the overlap of tiles.
 #[derive(Debug)]
 pub(super) struct Tiles {
     /// Number of patches along the edge of the picture and of each tile.
@@ -42,9 +43,9 @@ impl Tiles {
         self.up.bytes() + self.down.bytes()
     }
 
-    /// The embeddings of an image, `[grid^2, output_size]`. `features` are those of the picture and
-    /// of its tiles, each `[grid^2, hidden_size]`; `tiles` is the number of columns and rows of
-    /// tiles.
+    /// The embeddings of an image, `[grid^2, output_size]`. `features` has the features of the
+    /// picture, followed by the features of its tiles, each `[grid^2, hidden_size]`. `tiles` is the
+    /// number of columns and of rows of tiles.
     pub(super) fn project(
         &self,
         features: &[Vec<f32>],
@@ -76,7 +77,8 @@ impl Tiles {
         values
     }
 
-    /// The mean of the features of tiles at the position `at`, its column and row.
+    /// Writes the mean of the tiles' features at a position of the picture to `out`. `at` is its
+    /// column and row.
     fn pool(
         &self,
         features: &[Vec<f32>],
@@ -100,15 +102,16 @@ impl Tiles {
         kernels::scale(path, out, 1.0 / count as f32);
     }
 
-    /// The patches along an edge of `tiles` tiles that belong to position `index` of the picture.
+    /// The range of patches, along an edge of `tiles` tiles, that belong to position `index` of the
+    /// picture.
     fn part(&self, index: usize, tiles: usize) -> Range<usize> {
         let length = (self.grid - 2 * self.margin) * tiles + 2 * self.margin;
         index * length / self.grid..((index + 1) * length).div_ceil(self.grid)
     }
 
-    /// The tile in which patch `index` along an edge of `tiles` tiles is, and its index there. In
-    /// margins where tiles overlap, the patch is that of the tile which begins later, except in its
-    /// own margin.
+    /// The tile that patch `index` along an edge of `tiles` tiles is taken from, and its index in
+    /// that tile. Where the margins of two tiles overlap, a patch is taken from the tile in whose
+    /// margin it is not.
     fn place(&self, index: usize, tiles: usize) -> (usize, usize) {
         let step = self.grid - 2 * self.margin;
         let tile = (index.saturating_sub(self.margin) / step).min(tiles - 1);

@@ -1,4 +1,4 @@
-//! The vision transformer: patches with learnt positions, and layers of attention and MLP.
+//! The vision transformer: patches with learned positions, and layers of attention and MLPs.
 
 use stolon_checkpoint::config::{LayerNormWeights, TowerConfig, VisionLayerWeights, VisionWeights};
 use stolon_checkpoint::error::ModelError;
@@ -50,7 +50,7 @@ pub(super) struct Activations {
     q: Vec<f32>,
     /// Keys and values.
     kv: PatchKv,
-    /// By what queries and keys are rotated.
+    /// The rotations of queries and keys.
     rotations: Rotations,
     /// The output of attention.
     attended: Vec<f32>,
@@ -89,7 +89,8 @@ impl Tower {
         self.patches.bytes() + layers.sum::<usize>()
     }
 
-    /// Projects the patches and adds their positions. `kv` has room for as many patches.
+    /// Projects the patches and adds their positions. `kv` has memory for the keys and values of
+    /// all patches.
     pub(super) fn embed(
         &self,
         patches: &Patches<'_>,

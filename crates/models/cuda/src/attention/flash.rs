@@ -7,15 +7,15 @@ use super::{AttentionArgs, Padding};
 use crate::kv_store::KvShape;
 use crate::plan::{QuerySpan, block_tables, indices};
 
-/// Block sizes that the kernels support are multiples of this number of positions.
+/// The kernels support block sizes that are multiples of this number of positions.
 const BLOCK_STEP: usize = 32;
-/// Head sizes that the kernels support are multiples of this number of elements.
+/// The kernels support head sizes that are multiples of this number of elements.
 const HEAD_DIM_STEP: usize = 8;
-/// Maximum number of elements of a head. candle has kernels for up to 512, which ignore windows and
-/// soft-capping.
+/// Maximum number of elements of a head. candle has kernels for up to 512, but above 256 they
+/// ignore windows and soft caps.
 const HEAD_DIM_MAX: usize = 256;
 
-/// Why flash attention cannot be used for a model; `None` if it can.
+/// The reason why flash attention cannot be used for a model; `None` if it can.
 pub(super) fn obstacle(device: &Device, shape: &KvShape, has_sinks: bool) -> Option<&'static str> {
     if !device.is_cuda() {
         return Some("the device is not a CUDA device");
@@ -40,7 +40,8 @@ pub(super) fn obstacle(device: &Device, shape: &KvShape, has_sinks: bool) -> Opt
 pub(crate) struct Plan {
     /// Cumulative numbers of queries, `[sequences + 1]` in u32.
     queries: Tensor,
-    /// Cumulative numbers of positions that the last queries read, `[sequences + 1]` in u32.
+    /// Cumulative context lengths, `[sequences + 1]` in u32. A context length is the number of
+    /// positions that the last query of a sequence attends to.
     contexts: Tensor,
     /// See [`block_tables`].
     block_tables: Tensor,
@@ -78,11 +79,11 @@ impl Plan {
             let dims = (shape.block_count, shape.block_size, shape.kv_heads, shape.head_dim);
             plane.reshape(dims)
         };
-        // The kernel counts the positions before the query's own.
+        // The kernel does not count the query's own position.
         let window = args.window.map(|window| window - 1);
-        // candle chooses a kernel by whether the window is shorter than the longest context, and a
-        // CUDA graph keeps this number. So it is a bound that does not depend on the batch, below
-        // 2^31 because the kernels compute with it.
+        // candle chooses a kernel by comparing the window with the longest context, and a CUDA
+        // graph captures this number. It is therefore a bound that does not depend on the batch. It
+        // is below 2^31 because the kernels compute with it.
         let context_max = (shape.block_count * shape.block_size).min(1 << 30);
         candle_flash_attn::flash_attn_varlen_paged_windowed(
             &q.to_dtype(shape.dtype)?.contiguous()?,

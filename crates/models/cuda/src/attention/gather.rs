@@ -1,12 +1,12 @@
-//! Attention from gathered keys and values.
+//! Attention that gathers keys and values through the block tables.
 //!
 //! The queries are divided into tiles of [`QUERY_TILE`] positions of one sequence, and keys and
-//! values into tiles of [`KEY_TILE`] positions. For each tile of keys, the running maximum and sum
-//! of the softmax are updated (Milakov and Gimelshein, 2018), as in flash attention.
+//! values into tiles of [`KEY_TILE`] positions. Each tile of keys updates the running maximum and
+//! sum of an online softmax (Milakov and Gimelshein, 2018), as in flash attention.
 //!
 //! **Invariant: batch invariance.** All products have the shape of whole tiles, and tiles of keys
-//! start at multiples of [`KEY_TILE`] positions. A tile that a query does not read changes nothing,
-//! so the result of a query does not depend on the other queries.
+//! start at multiples of [`KEY_TILE`] positions. A tile of keys that a query does not attend to
+//! changes nothing, so the result of a query does not depend on the other queries.
 
 use candle_core::{DType, Device, Result, Tensor};
 
@@ -18,17 +18,17 @@ use crate::plan::{QuerySpan, indices, slot};
 const QUERY_TILE: usize = 8;
 /// Number of positions of a tile of keys.
 const KEY_TILE: usize = 64;
-/// Maximum number of query tiles that are computed together. It bounds the memory for gathered
-/// keys.
+/// Maximum number of query tiles that are computed together. It bounds the memory of the gathered
+/// keys and values.
 const GROUP_MAX: usize = 64;
-/// The first value of the running maximum. It is finite, so that differences from it are numbers.
+/// Initial value of the running maximum. It is finite, so that differences from it are not NaN.
 const LOWEST: f32 = -1e30;
 
 /// The queries of a step in tiles.
 #[derive(Debug)]
 pub(crate) struct Plan {
     groups: Vec<Group>,
-    /// For each row, its index among the rows of all tiles.
+    /// For each row, its index among the rows of the padded tiles of all groups.
     row_order: Tensor,
 }
 
@@ -37,15 +37,16 @@ pub(crate) struct Plan {
 struct Group {
     /// Number of tiles.
     count: usize,
-    /// The rows of the queries, `[count * QUERY_TILE]`. The last row of a tile is repeated to fill
-    /// it.
+    /// The rows of the queries, `[count * QUERY_TILE]`. A tile with fewer queries repeats its last
+    /// row.
     rows: Tensor,
-    /// The positions of the queries, `[count, 1, QUERY_TILE, 1]` in f32, which is exact below 2^24.
+    /// The positions of the queries, `[count, 1, QUERY_TILE, 1]` in f32, which represents whole
+    /// numbers below 2^24 exactly.
     positions: Tensor,
-    /// Slots of all tiles of keys, up to the last one that a query reads: `[count * KEY_TILE]`
-    /// each.
+    /// One tensor per tile of keys, up to the last tile that a query attends to: the slots of its
+    /// positions for each tile of queries, `[count * KEY_TILE]`.
     slots: Vec<Tensor>,
-    /// Smallest position of all queries.
+    /// Smallest position of the queries.
     first: usize,
 }
 
@@ -57,24 +58,24 @@ struct Tile<'a> {
     span_row: usize,
     /// Index within the span of the tile's first query.
     first: usize,
-    /// Number of its queries: the others are repetitions of the last one.
+    /// Number of its queries. The remaining rows of the tile repeat the last one.
     len: usize,
 }
 
 impl Tile<'_> {
-    /// Number of positions that its last query reads if there is no window.
+    /// Number of positions that its last query attends to if there is no window.
     fn context(&self) -> usize {
         self.span.start + self.first + self.len
     }
 
-    /// Indices within the span of the queries, the last one repeated.
+    /// Indices of its [`QUERY_TILE`] queries within the span, with the last one repeated.
     fn queries(&self) -> impl Iterator<Item = usize> {
         let (first, last) = (self.first, self.first + self.len - 1);
         (first..first + QUERY_TILE).map(move |query| query.min(last))
     }
 
-    /// Slots of the keys at `KEY_TILE` positions from `start` on. Positions beyond the context,
-    /// which are masked, get the slot of the sequence's first position.
+    /// Slots of the [`KEY_TILE`] positions from `start` on. Positions beyond the context, which are
+    /// masked, get the slot of the sequence's first position.
     fn slots(&self, start: usize, block_size: usize) -> impl Iterator<Item = u32> {
         let (table, context) = (self.span.block_table, self.context());
         let position = move |position| if position < context { position } else { 0 };
@@ -93,7 +94,7 @@ impl Plan {
             }
             span_row += span.count;
         }
-        // Tiles of similar contexts are computed together.
+        // Sorting puts tiles with similar context lengths into the same group.
         tiles.sort_by_key(Tile::context);
         let mut row_order = vec![0; span_row];
         for (index, tile) in tiles.iter().enumerate() {
@@ -146,7 +147,7 @@ impl Group {
         let (count, heads, dim) = (self.count, args.heads, shape.head_dim);
         let (kv_heads, per_kv_head) = (shape.kv_heads, heads / shape.kv_heads);
         let device = q.device();
-        // Query heads that share a key head are rows of one product.
+        // Query heads that share a key head become rows of one product.
         let q = q
             .index_select(&self.rows, 0)?
             .reshape((count, QUERY_TILE, heads, dim))?
@@ -155,7 +156,7 @@ impl Group {
             .reshape((count * kv_heads, per_kv_head * QUERY_TILE, dim))?;
         let per_head = (count, heads, QUERY_TILE, 1);
         let (mut largest, mut sum) = match args.sinks {
-            // A sink is a position with a score and without a value.
+            // A sink acts as a position that has a score but no value.
             Some(sinks) => {
                 let sinks = sinks.reshape((1, heads, 1, 1))?.broadcast_as(per_head)?;
                 (sinks.contiguous()?, Tensor::ones(per_head, DType::F32, device)?)
@@ -197,12 +198,13 @@ impl Group {
         output.reshape((count * QUERY_TILE, heads * dim))
     }
 
-    /// Replaces the scores, `[count, heads, QUERY_TILE, KEY_TILE]`, of keys that queries do not
-    /// read by minus infinity. `start` is the position of the first key.
+    /// Masks the scores, `[count, heads, QUERY_TILE, KEY_TILE]`: keys that a query does not attend
+    /// to get minus infinity. `start` is the position of the first key.
     fn mask(&self, scores: &Tensor, start: usize, window: Option<usize>) -> Result<Tensor> {
         let device = scores.device();
         let keys = Tensor::arange(start as f32, (start + KEY_TILE) as f32, device)?;
-        // How far a key is before its query. Positions and distances are whole numbers in f32.
+        // The number of positions from a key to its query. Positions and distances are whole
+        // numbers in f32.
         let distance = self.positions.broadcast_sub(&keys.reshape((1, 1, 1, KEY_TILE))?)?;
         let mut read = distance.ge(0_f32)?;
         if let Some(window) = window {

@@ -1,12 +1,13 @@
 //! Split-KV attention: each query by itself.
 //!
-//! The positions that a query reads are divided into parts of [`PART`] positions, which are
-//! computed at the same time and merged. So a few sequences with long contexts give work to the
-//! whole device when they decode. The CUDA kernels are in `kernels/split_attention.cu`; on the CPU, a plain loop
-//! takes their place.
+//! The positions that a query attends to are divided into parts of [`PART`] positions, which are
+//! computed in parallel and merged. A few decodes with long contexts therefore keep the whole
+//! device busy. The CUDA kernels are in `kernels/split_attention.cu`. On the CPU, a plain loop is
+//! used instead.
 //!
-//! The parts begin at position 0 in every batch, so the result of a query depends on its sequence
-//! only. It differs by rounding from that of attention which computes several queries together.
+//! The first part begins at position 0 in every batch, so the result of a query depends on its
+//! sequence only. It differs by rounding from the result of attention that computes several queries
+//! together.
 
 use candle_core::{
     CpuStorage, CustomOp3, DType, Device, Layout, Result, Shape, Tensor, WithDType, bail,
@@ -20,30 +21,30 @@ use crate::storage::elements;
 #[cfg(feature = "cuda-core")]
 mod cuda;
 
-/// Number of positions of a part; the kernels have the same number.
+/// Number of positions of a part. The kernels have the same constant.
 const PART: usize = 256;
-/// Maximum number of parts of a launch, unless one query has more. It bounds the memory for the
-/// parts' results.
+/// Maximum number of parts of a launch, unless a single query has more. It bounds the memory for
+/// the results of the parts.
 const PARTS_MAX: usize = 4096;
-/// Head sizes that the kernels support are multiples of this number of elements.
+/// The kernels support head sizes that are multiples of this number of elements.
 const HEAD_DIM_STEP: usize = 8;
 /// Maximum number of elements of a head.
 const HEAD_DIM_MAX: usize = 256;
 
-/// Whether the kernels support a device and a model.
+/// Whether the kernels support the device and the model.
 pub(super) fn supports(device: &Device, shape: &KvShape) -> bool {
     matches!(device, Device::Cpu | Device::Cuda(_))
         && shape.head_dim.is_multiple_of(HEAD_DIM_STEP)
         && shape.head_dim <= HEAD_DIM_MAX
 }
 
-/// The memory in bytes of a launch for the results of all parts. On the CPU there are no parts.
+/// Size in bytes of the results of all parts of a launch; 0 on the CPU, which has no parts.
 pub(super) fn workspace_bytes(device: &Device, heads: usize, shape: &KvShape) -> u64 {
     if device.is_cpu() { 0 } else { 4 * (PARTS_MAX * heads * (shape.head_dim + 2)) as u64 }
 }
 
-/// The number of parts to which those of `spans` are padded, a power of two; `None` if they need
-/// more than one launch.
+/// The number of parts to which the parts of `spans` are padded, a power of two; `None` if they
+/// need more than one launch.
 pub(super) fn padded_parts(spans: &[QuerySpan<'_>]) -> Option<usize> {
     let parts: usize = spans.iter().map(parts).sum();
     Some(parts.next_power_of_two()).filter(|parts| *parts <= PARTS_MAX)
@@ -54,7 +55,7 @@ fn parts(span: &QuerySpan<'_>) -> usize {
     span.context().div_ceil(PART)
 }
 
-/// Queries of a step.
+/// The queries of a step, divided into launches.
 #[derive(Debug)]
 pub(crate) struct Plan(Vec<Launch>);
 
@@ -63,21 +64,22 @@ pub(crate) struct Plan(Vec<Launch>);
 struct Launch {
     /// Number of queries.
     count: usize,
-    /// Number of positions that each query reads if there is no window, `[count]` in u32.
+    /// Number of positions that each query attends to if there is no window, `[count]` in u32.
     contexts: Tensor,
     /// See [`block_tables`].
     tables: Tensor,
-    /// The query of each part, `[parts]` in u32. It is padded with parts of the last query that
-    /// begin behind its context.
+    /// For each part, the index of its query, `[parts]` in u32. The padding consists of parts of
+    /// the last query that begin beyond its context.
     #[cfg_attr(not(feature = "cuda-core"), allow(dead_code, reason = "the CPU has no parts"))]
     part_rows: Tensor,
-    /// The first part of each query, and the number of all queries' parts, `[count + 1]` in u32.
+    /// For each query, the index of its first part, followed by the number of all parts: `[count +
+    /// 1]` in u32.
     #[cfg_attr(not(feature = "cuda-core"), allow(dead_code, reason = "the CPU has no parts"))]
     part_starts: Tensor,
 }
 
 impl Plan {
-    /// The spans have one query each.
+    /// Plans attention for `spans`, which have one query each.
     pub(super) fn new(spans: &[QuerySpan<'_>], padding: Padding, device: &Device) -> Result<Self> {
         let mut launches = Vec::new();
         let mut rest = spans;
@@ -137,8 +139,8 @@ impl Launch {
     }
 }
 
-/// The operation on queries `[count, heads, head_dim]` in f32, keys and values. Its result is
-/// `[count, heads * head_dim]` in f32.
+/// The operation on queries `[count, heads, head_dim]` in f32, keys and values. It returns `[count,
+/// heads * head_dim]` in f32.
 struct SplitAttention<'a> {
     launch: &'a Launch,
     args: &'a AttentionArgs<'a>,
@@ -165,7 +167,7 @@ impl SplitAttention<'_> {
         Shape::from((self.launch.count, self.args.heads * self.args.shape.head_dim))
     }
 
-    /// The definition, query by query.
+    /// A direct implementation, query by query.
     fn on_cpu<T: WithDType>(
         &self,
         q: &[f32],
@@ -261,8 +263,8 @@ mod tests {
 
     use super::*;
 
-    /// Goal: each query has a part for each `PART` positions, and a launch has at most `PARTS_MAX`
-    /// parts unless it is of one query.
+    /// Goal: each query has one part for every `PART` positions, and a launch has at most
+    /// `PARTS_MAX` parts unless it has only one query.
     #[test]
     fn queries_are_divided_into_launches() {
         let block_size = PART;

@@ -11,10 +11,10 @@ use crate::storage::view;
 
 /// The kernel, compiled by the build script.
 const PTX: &str = include_str!(concat!(env!("OUT_DIR"), "/draw.ptx"));
-/// Number of threads of a block; the kernel has the same number.
+/// Number of threads of a block. The kernel has the same constant.
 const THREADS: u32 = 512;
 
-/// Runs the kernel on logits and draws, whose layouts were checked.
+/// Runs the kernel on logits and draws whose layouts were checked.
 pub(super) fn draw(
     sizes: &Sizes,
     (logits, logits_layout): (&CudaStorage, &Layout),

@@ -19,7 +19,7 @@ const THREADS: u32 = 256;
 /// Maximum number of blocks in each dimension of the grid.
 const BLOCKS_MAX: u32 = 65_535;
 
-/// Runs the kernel of the operand's type on rows whose layout was checked.
+/// Runs the kernel for the operand's type on rows whose layout was checked.
 pub(super) fn gate(
     function: GateFunction,
     sizes: &Sizes,
@@ -55,7 +55,7 @@ impl Launch<'_> {
         else {
             bail!("gate: expected sizes below 2^32");
         };
-        // The kernel has the same numbers.
+        // The kernel has the same numbers for the functions.
         let (kind, alpha, limit) = match self.function {
             GateFunction::Silu => (0_u32, 0.0, 0.0),
             GateFunction::GeluTanh => (1, 0.0, 0.0),

@@ -1,4 +1,4 @@
-//! Graphs of the driver.
+//! CUDA graphs of the driver.
 
 use std::fmt;
 
@@ -18,14 +18,15 @@ impl fmt::Debug for Graph {
 }
 
 impl Graph {
-    /// Runs the kernels after all that was launched before.
+    /// Runs the kernels after all work that was launched before.
     pub(super) fn launch(&self) -> Result<()> {
         self.0.launch().w()
     }
 }
 
-/// Runs `work`, and then captures what it launches when it is called once more, which computes
-/// nothing. `None` if it cannot be captured; the log says why.
+/// Runs `work` once, and then calls it again to capture the kernels that it launches. The second
+/// call computes nothing. Returns `None`, with a warning in the log, if the step cannot be
+/// captured.
 pub(super) fn capture_after_first_run(
     device: &CudaDevice,
     mut work: impl FnMut() -> Result<()>,
@@ -49,9 +50,10 @@ fn capture(
 ) -> Result<Graph> {
     stream.begin_capture(sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL).w()?;
     let launched = work();
-    // Also after an error: the stream would go on capturing.
+    // The capture is ended after an error, too, because the stream would otherwise keep capturing.
     let graph = stream.end_capture(sys::CUgraphInstantiate_flags(0));
-    // If the capture has failed, memory may not have been freed. That must not fail the next step.
+    // A failed capture may leave an error in the context from memory that was not freed. Reading it
+    // here keeps it from failing the next step.
     let freed = stream.context().check_err();
     launched?;
     freed.w()?;

@@ -16,7 +16,7 @@ const PTX: &str = include_str!(concat!(env!("OUT_DIR"), "/kv_write.ptx"));
 /// Maximum number of threads that copy a row.
 const THREADS_MAX: u32 = 256;
 
-/// Runs the kernel for operands with the `layouts` of store, rows and indices.
+/// Runs the kernel. `layouts` are the layouts of the store, the rows and the indices.
 pub(super) fn write_rows(
     store: &mut CudaStorage,
     rows: &CudaStorage,

@@ -11,23 +11,23 @@ use candle_core::cuda_backend::{CudaDevice, WrapErr};
 /// The pool of a device.
 pub(super) struct Pool(sys::CUmemoryPool);
 
-/// Prepares a device for steps, which allocate and free hundreds of tensors each.
+/// Configures a device for steps, each of which allocates and frees hundreds of tensors.
 pub(super) fn prepare(device: &CudaDevice) -> Result<()> {
-    // SAFETY: a device has one stream, which computes in the order of the launches. So no tensor
-    // has to wait for what reads or writes it, and needs no events for that.
+    // SAFETY: a device has one stream, which runs launches in order. A tensor is therefore never
+    // used before earlier work on it has ended, and no events are needed to wait for that.
     unsafe { device.disable_event_tracking() };
-    // By default, the driver gets all memory back that is free whenever the host waits for the
+    // By default, the pool returns all free memory to the driver whenever the host waits for the
     // device, which it does in each step.
     let pool = Pool::of(device)?;
     pool.map_or(Ok(()), |pool| pool.set(THRESHOLD, u64::MAX))
 }
 
-/// The memory that stays in the pool when the host waits for the device.
+/// The attribute with the number of bytes that the pool keeps when the host waits for the device.
 const THRESHOLD: sys::CUmemPool_attribute =
     sys::CUmemPool_attribute::CU_MEMPOOL_ATTR_RELEASE_THRESHOLD;
 
 impl Pool {
-    /// `None` if the device has no pool: memory is then allocated directly.
+    /// The pool of `device`. `None` if the device has no pool and memory is allocated directly.
     pub(super) fn of(device: &CudaDevice) -> Result<Option<Self>> {
         let context = device.cuda_stream().context().clone();
         if !context.has_async_alloc() {
@@ -40,29 +40,29 @@ impl Pool {
         Ok(Some(Pool(pool)))
     }
 
-    /// The memory in bytes that the pool has taken from the device.
+    /// The memory in bytes that the pool has reserved on the device.
     pub(super) fn reserved(&self) -> Result<u64> {
         self.attribute(sys::CUmemPool_attribute::CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT)
     }
 
-    /// The most that `reserved` has been since the peak was reset.
+    /// The largest value of [`Self::reserved`] since the peak was reset.
     pub(super) fn peak(&self) -> Result<u64> {
         self.attribute(sys::CUmemPool_attribute::CU_MEMPOOL_ATTR_RESERVED_MEM_HIGH)
     }
 
-    /// Resets the peak to what is reserved now.
+    /// Resets the peak to the memory that is reserved now.
     pub(super) fn reset_peak(&self) -> Result<()> {
-        // The only value that the driver allows.
+        // 0 is the only value that the driver accepts.
         self.set(sys::CUmemPool_attribute::CU_MEMPOOL_ATTR_RESERVED_MEM_HIGH, 0)
     }
 
-    /// The memory in bytes that the pool has taken from the device and that no tensor uses.
+    /// The memory in bytes that the pool has reserved and that no tensor uses.
     pub(super) fn unused(&self) -> Result<u64> {
         let used = self.attribute(sys::CUmemPool_attribute::CU_MEMPOOL_ATTR_USED_MEM_CURRENT)?;
         Ok(self.reserved()?.saturating_sub(used))
     }
 
-    /// Gives the device all memory back that no tensor uses.
+    /// Returns all memory that no tensor uses to the device.
     pub(super) fn trim(&self) -> Result<()> {
         // SAFETY: the pool lives as long as the context.
         unsafe { sys::cuMemPoolTrimTo(self.0, 0) }.result().w()

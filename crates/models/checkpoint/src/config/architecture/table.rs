@@ -1,5 +1,5 @@
-//! The table of architectures. An architecture that computes nothing new is one more row: those
-//! fields that differ from the row it starts from.
+//! The table of architectures. An architecture that needs no new operation is one more row. It
+//! lists the fields that differ from the row on which it is based.
 
 mod adjacent;
 mod deepseek;
@@ -98,7 +98,7 @@ const LLAMA: Description = Description {
     },
 };
 
-/// Without the name that GGUF files have, and with rows of q and k that no converter reorders.
+/// No name in GGUF files, and no converter that reorders the rows of q and k.
 const NO_GGUF: Gguf = Gguf { names: &[], adjacent: false, ..LLAMA.gguf };
 
 const fn gguf(names: &'static [&'static str]) -> Gguf {
@@ -121,7 +121,7 @@ const MISTRAL: Description = Description {
     output_bias: Bias::Never,
     mlp_bias: Bias::Never,
     windows: Windows::Everywhere,
-    // GGUF files of Mistral and Mixtral have the name of Llama.
+    // GGUF files of Mistral and Mixtral have the name `llama`.
     gguf: NO_GGUF,
     ..LLAMA
 };

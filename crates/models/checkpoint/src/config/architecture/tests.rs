@@ -22,7 +22,7 @@ fn the_readme_names_all_architectures() {
     assert_eq!(listed, Architecture::all().map(Architecture::name).collect::<Vec<_>>());
 }
 
-/// The comments of the variants, each in one line.
+/// The comments of the variants, each joined to one line.
 fn descriptions() -> Vec<String> {
     let (_, list) =
         include_str!("../architecture.rs").split_once("pub enum Architecture {").expect("the enum");
@@ -38,13 +38,13 @@ fn descriptions() -> Vec<String> {
     texts
 }
 
-/// Names of files in code, or nothing.
+/// The names in code formatting, separated by commas.
 fn quoted(names: &[&str]) -> String {
     names.iter().map(|name| format!("`{name}`")).collect::<Vec<_>>().join(", ")
 }
 
-/// The table of the book's page about models. `on_gpus` has the architectures that the backend for
-/// GPUs computes.
+/// The table of the book's page about models. `on_gpus` has the architectures that the GPU backend
+/// supports.
 fn table_of_the_book(on_gpus: &Map<String, Value>) -> String {
     let descriptions = descriptions();
     assert_eq!(descriptions.len(), TABLE.len(), "each variant has a comment");
@@ -57,9 +57,9 @@ fn table_of_the_book(on_gpus: &Map<String, Value>) -> String {
     table
 }
 
-/// Goal: the book's page about models has the table of architectures as it is. With
-/// `STOLON_WRITE_BOOK=1` the test writes it. In a published crate, which has no book, it passes
-/// without checking anything.
+/// Goal: the book's page about models has the current table of architectures. With
+/// `STOLON_WRITE_BOOK=1` the test writes it. A published crate has no book, so the test checks
+/// nothing there.
 #[test]
 fn the_book_names_all_architectures() {
     const BEGIN: &str = "<!-- begin of the table -->\n";

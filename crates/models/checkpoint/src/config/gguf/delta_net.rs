@@ -6,12 +6,11 @@ use super::Metadata;
 use crate::error::ModelError;
 use crate::gguf::Value;
 
-/// Every layer with this number has attention, if the keys do not say otherwise.
+/// Every layer whose number is a multiple of this one has attention, unless the keys say otherwise.
 const ATTENTION_INTERVAL: usize = 4;
 
 impl Metadata<'_> {
-    /// Number of layers that predict more than the next token. They follow the others, and are not
-    /// used.
+    /// Number of layers for multi-token prediction. They follow the other layers, and are not used.
     pub(super) fn prediction_layers(&self) -> Result<usize, ModelError> {
         let key = "nextn_predict_layers";
         match self.value(key) {
@@ -20,7 +19,7 @@ impl Metadata<'_> {
         }
     }
 
-    /// Says how many layers are not used, if there are any.
+    /// Logs how many layers are not used, if there are any.
     pub(super) fn log_prediction_layers(&self) -> Result<(), ModelError> {
         match self.prediction_layers()? {
             0 => {}
@@ -29,7 +28,7 @@ impl Metadata<'_> {
         Ok(())
     }
 
-    /// Gives the layers that have it Gated DeltaNet or Kimi Delta Attention in place of attention.
+    /// Replaces the attention of layers that have Gated DeltaNet or Kimi Delta Attention instead.
     pub(super) fn delta_net(
         &self,
         row: &Description,
@@ -52,7 +51,7 @@ impl Metadata<'_> {
         Ok(())
     }
 
-    /// The sizes of these layers.
+    /// The sizes of the layers with Gated DeltaNet or Kimi Delta Attention.
     fn delta_net_sizes(
         &self,
         row: &Description,
@@ -77,7 +76,8 @@ impl Metadata<'_> {
         })
     }
 
-    /// Which of the first `count` layers have no key heads, as those with Kimi Delta Attention.
+    /// For each of the first `count` layers, whether it has no key heads and therefore has Kimi
+    /// Delta Attention.
     fn layers_without_keys(&self, count: usize) -> Result<Vec<bool>, ModelError> {
         let key = "attention.head_count_kv";
         match self.of_some_layers(key, count)? {
@@ -86,7 +86,7 @@ impl Metadata<'_> {
         }
     }
 
-    /// Which of the first `count` layers are recurrent.
+    /// For each of the first `count` layers, whether it is recurrent.
     fn recurrent_layers(&self, count: usize) -> Result<Vec<bool>, ModelError> {
         let key = "attention.recurrent_layers";
         if let Some(value) = self.value(key) {

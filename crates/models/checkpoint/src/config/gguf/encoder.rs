@@ -9,18 +9,18 @@ use crate::error::ModelError;
 use crate::gguf::{Header, Value};
 use crate::weights::in_block;
 
-/// The encoders that are read from such files.
+/// The kinds of encoders that are read from such files.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum EncoderKind {
     Gemma3,
-    /// Idefics 3 and SmolVLM, whose decoder is a Llama.
+    /// The encoder of Idefics 3 and SmolVLM, whose decoder is a Llama.
     Idefics3,
-    /// Qwen3-VL and Qwen3.5.
+    /// The encoder of Qwen3-VL and Qwen3.5.
     Qwen3Vl,
 }
 
 impl EncoderKind {
-    /// That of models with this architecture; `None` if they read no images.
+    /// The kind of encoder for models with this architecture; `None` if they read no images.
     pub(crate) fn of(architecture: Architecture) -> Option<Self> {
         match architecture {
             Architecture::Gemma3 => Some(Self::Gemma3),
@@ -33,7 +33,7 @@ impl EncoderKind {
         }
     }
 
-    /// Its value of `clip.projector_type`.
+    /// The value of `clip.projector_type` for this kind.
     fn projector_type(self) -> &'static str {
         match self {
             Self::Gemma3 => "gemma3",
@@ -68,7 +68,7 @@ impl EncoderKind {
     }
 }
 
-/// The names of the modules of a layer in files, and here.
+/// The names of the modules of a layer, in files and in this crate.
 const LAYER: [(&str, &str); 9] = [
     ("ln1", "layer_norm1"),
     ("attn_qkv", "self_attn.qkv_proj"),
@@ -81,7 +81,7 @@ const LAYER: [(&str, &str); 9] = [
     ("ffn_down", "mlp.fc2"),
 ];
 
-/// The names of other modules of the tower.
+/// The names of other modules of the tower, in files and in this crate.
 const MODULES: [(&str, &str); 5] = [
     ("v.patch_embd", "embeddings.patch_embedding"),
     ("v.position_embd", "embeddings.position_embedding"),
@@ -90,15 +90,17 @@ const MODULES: [(&str, &str); 5] = [
     ("mm.2", "merger.linear_fc2"),
 ];
 
-/// The names of tensors of projectors that are not a part of the tower here.
+/// The names of tensors of projectors, in files and in this crate, if they are not part of the
+/// tower in this crate.
 const PROJECTORS: [(&str, &str); 3] = [
     ("mm.soft_emb_norm.weight", "model.multi_modal_projector.mm_soft_emb_norm.weight"),
     ("mm.input_projection.weight", "model.multi_modal_projector.mm_input_projection_weight"),
     ("mm.model.fc.weight", "model.connector.modality_projection.proj.weight"),
 ];
 
-/// The configuration of the encoder in the file with the header `header`, for this decoder. The
-/// kernels of the two frames of a patch, which are both the picture, count as their sum.
+/// The configuration of the encoder in the file with the header `header`, for this decoder. If a
+/// patch has two frames, both show the same picture, so the sum of their kernels is used and
+/// `frames` is 1.
 ///
 /// # Errors
 /// [`ModelError::Unsupported`] for another encoder, and [`ModelError::InvalidKey`] for a wrong value.
@@ -147,7 +149,7 @@ pub(crate) fn encoder(
     Ok(config)
 }
 
-/// A number of each channel.
+/// The numbers of the three channels under `key`.
 fn channels(keys: &Metadata<'_>, key: &str) -> Result<[f32; 3], ModelError> {
     match keys.value(key) {
         Some(Value::Floats(numbers)) if numbers.len() == 3 => {
@@ -160,7 +162,7 @@ fn channels(keys: &Metadata<'_>, key: &str) -> Result<[f32; 3], ModelError> {
     }
 }
 
-/// The layers whose features the decoder gets.
+/// The layers of the tower whose features are passed to the decoder.
 fn deepstack(keys: &Metadata<'_>, layers: usize) -> Result<Vec<usize>, ModelError> {
     let key = "is_deepstack_layers";
     match keys.value(key) {
@@ -174,10 +176,10 @@ fn deepstack(keys: &Metadata<'_>, layers: usize) -> Result<Vec<usize>, ModelErro
     }
 }
 
-/// The smallest and the largest number of pixels of a picture, if the file has them.
+/// The minimum and the maximum number of pixels of a picture, if the file has them.
 ///
 /// # Errors
-/// [`ModelError::InvalidKey`] for a number that is not one.
+/// [`ModelError::InvalidKey`] for an invalid number.
 pub(crate) fn pixels(header: &Header) -> Result<[Option<usize>; 2], ModelError> {
     let keys = Metadata { header, prefix: "clip.vision" };
     Ok([keys.size("image_min_pixels")?, keys.size("image_max_pixels")?])
@@ -186,13 +188,13 @@ pub(crate) fn pixels(header: &Header) -> Result<[Option<usize>; 2], ModelError> 
 /// Length of the longer edge of a picture after it was resized, if the file has it.
 ///
 /// # Errors
-/// [`ModelError::InvalidKey`] for a number that is not one.
+/// [`ModelError::InvalidKey`] for an invalid number.
 pub(crate) fn largest_edge(header: &Header) -> Result<Option<usize>, ModelError> {
     Metadata { header, prefix: "clip.vision" }.size("preproc_image_size")
 }
 
-/// The name here of the tensor `name` of an encoder; `None` if it is not used. The kernel of the
-/// second frame keeps its number.
+/// The name in this crate of an encoder's tensor `name`; `None` if it is not used. The kernel of
+/// the second frame keeps its number in the name.
 pub(crate) fn encoder_tensor_name(
     header: &Header,
     config: &VisionConfig,
@@ -231,8 +233,8 @@ pub(crate) fn encoder_tensor_name(
     Some(format!("{prefix}{here}.{kind}"))
 }
 
-/// Whether the two matrices of the MLPs have each other's names, as in files of early converters. If
-/// they are square, nothing shows it, and the names count.
+/// Whether the names of the two matrices of the MLPs are swapped, as in files of early converters.
+/// If the matrices are square, the names are taken as they are, because the shapes do not tell.
 fn are_swapped(header: &Header, config: &VisionConfig) -> bool {
     let TowerConfig { hidden_size, intermediate_size, .. } = config.tower;
     let down = header.tensors.get("v.blk.0.ffn_down.weight");

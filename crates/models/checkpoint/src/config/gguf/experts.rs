@@ -8,17 +8,17 @@ use super::Metadata;
 use crate::error::ModelError;
 use crate::gguf::Value;
 
-/// llama.cpp's numbers of the functions that make weights of scores.
+/// llama.cpp's numbers of the functions from scores to weights.
 const SOFTMAX: u64 = 1;
 const SIGMOID: u64 = 2;
 
 impl Metadata<'_> {
-    /// Width of the MLP of layers without experts. Files of models in which all layers have experts
-    /// may lack it.
+    /// Width of the MLP of layers without experts. It may be missing from files of models in which
+    /// all layers have experts.
     pub(super) fn dense_width(&self, row: &Description) -> Result<usize, ModelError> {
         let key = "feed_forward_length";
         if row.dialect == Dialect::Gemma4 {
-            // Layers may differ; see `gemma4_layers`.
+            // The widths of layers may differ; see `gemma4_layers`.
             let count = self.layer_count()?;
             return Ok(self.of_layers(key, None, count)?[0]);
         }
@@ -31,8 +31,8 @@ impl Metadata<'_> {
         }
     }
 
-    /// Gives the layers with an MLP that have a router a mixture of experts: in place of the MLP,
-    /// or next to it in Gemma 4.
+    /// Adds a mixture of experts to the layers with an MLP that have a router. It replaces the MLP,
+    /// or is next to it in Gemma 4.
     pub(super) fn experts(
         &self,
         row: &Description,
@@ -65,7 +65,7 @@ impl Metadata<'_> {
         Ok(())
     }
 
-    /// The mixture of experts of a layer, whose experts are MLPs as `mlp`.
+    /// The mixture of experts of a layer. The experts have the activation and the biases of `mlp`.
     fn experts_of_layer(
         &self,
         row: &Description,
@@ -73,7 +73,7 @@ impl Metadata<'_> {
     ) -> Result<ExpertsConfig, ModelError> {
         let dense_width = self.dense_width(row)?;
         let per_token = self.required_size("expert_used_count")?;
-        // The same defaults as in llama.cpp, whose files of Mixtral have the name of Llama.
+        // These are the defaults of llama.cpp, where files of Mixtral have the name of Llama.
         let width = match (self.size("expert_feed_forward_length")?, row.experts) {
             (Some(width), _) => width,
             (None, Some(experts)) if experts.width.is_some() => dense_width / per_token,
@@ -115,14 +115,14 @@ impl Metadata<'_> {
         })
     }
 
-    /// How the scores of a router become weights.
+    /// The function from the scores of a router to weights.
     fn expert_scores(&self, row: &Description) -> Result<ExpertScores, ModelError> {
         let Some(Scores::Sigmoid) = row.experts.map(|experts| experts.scores) else {
             return Ok(ExpertScores::Softmax);
         };
         let key = "expert_gating_func";
         let bias = self.header.tensors.keys().any(|name| name.ends_with(".exp_probs_b.bias"));
-        // Files of DeepSeek-V2 have the name of DeepSeek-V3 and no bias, and older files of both, and
+        // Files of DeepSeek-V2 have the name of DeepSeek-V3, but no bias. Older files of both, and
         // of GLM-4.7-Flash, lack the key.
         let default = if row.latent.is_some() && !bias { SOFTMAX } else { SIGMOID };
         match self.value(key).map_or(Some(default), Value::as_u64) {
@@ -146,7 +146,8 @@ impl Metadata<'_> {
             return Ok(None);
         }
         let count = self.required_size(key)?;
-        // Files of DeepSeek-V2 have the name of DeepSeek-V3.
+        // Files of DeepSeek-V2, whose groups are scored by their best expert, have the name of
+        // DeepSeek-V3.
         let has_sigmoids = row.experts.is_some_and(|experts| experts.scores == Scores::Sigmoid);
         let best = if scores == ExpertScores::Softmax && has_sigmoids { 1 } else { 2 };
         Ok(Some(ExpertGroups { count, used: self.required_size("expert_group_used_count")?, best }))

@@ -1,4 +1,4 @@
-//! Parses what GGUF files of Gemma 4 say of single layers.
+//! Parses the keys of single layers in GGUF files of Gemma 4.
 
 use super::super::architecture::{Description, Dialect};
 use super::super::keys::SIZE_MAX;
@@ -10,8 +10,8 @@ use crate::error::ModelError;
 use crate::gguf::Value;
 
 impl Metadata<'_> {
-    /// Number of elements of a head in layers with a sliding window. `head_dim` is that of the
-    /// others.
+    /// Number of elements of a head in layers with a sliding window. `head_dim` is the number in
+    /// the other layers.
     pub(super) fn local_head_dim(
         &self,
         row: &Description,
@@ -29,9 +29,8 @@ impl Metadata<'_> {
         Ok(local)
     }
 
-    /// Sets the sizes of layers, and whose keys and values they read. `global_head_dim` is the
-    /// number of elements of a head in layers without a sliding window, `head_dim` that in the
-    /// others.
+    /// Sets the sizes of layers and the source of their keys and values. Heads have
+    /// `global_head_dim` elements in layers without a sliding window, and `head_dim` in the others.
     pub(super) fn gemma4_layers(
         &self,
         [global_head_dim, head_dim]: [usize; 2],
@@ -63,7 +62,7 @@ impl Metadata<'_> {
         })
     }
 
-    /// The per-layer embeddings, whose gates have the function of those of `mlp`; `None` if there
+    /// The per-layer embeddings, whose gates have the activation function of `mlp`; `None` if there
     /// are none.
     pub(super) fn per_layer_input(
         &self,
@@ -72,7 +71,7 @@ impl Metadata<'_> {
         Ok(PerLayerInput::of(self.count("embedding_length_per_layer_input")?, mlp))
     }
 
-    /// A size that may be 0, and is if it is missing.
+    /// A size that may be 0. It is 0 if the key is missing.
     fn count(&self, key: &str) -> Result<usize, ModelError> {
         match self.value(key).and_then(Value::as_u64) {
             Some(0) => Ok(0),
@@ -80,8 +79,8 @@ impl Metadata<'_> {
         }
     }
 
-    /// The size of each of `count` layers: those of a list, or one of all layers, or `default`, if
-    /// there is one. There is at least one layer.
+    /// The size of each of `count` layers, at least one. The value is a list, or one size for all
+    /// layers, which is `default` if the key is missing and there is a default.
     pub(super) fn of_layers(
         &self,
         key: &str,

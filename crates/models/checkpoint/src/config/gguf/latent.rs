@@ -11,8 +11,9 @@ impl Metadata<'_> {
         if row.latent.is_none() {
             return Ok(None);
         }
-        // Older files have no lengths of the one key head that is kept, and these keys in their
-        // place.
+        // In older files, these keys have the sizes of all heads. In newer files, they have the
+        // size of the one key head that is kept, and the keys with the suffix `_mla` have the sizes
+        // of all heads.
         let length = |key: &str| match self.size(&format!("attention.{key}_mla"))? {
             Some(length) => Ok(length),
             None => self.required_size(&format!("attention.{key}")),
@@ -32,13 +33,13 @@ impl Metadata<'_> {
         }))
     }
 
-    /// The factor of the scores of latent attention with YaRN; 1 without it.
+    /// The factor of the scores of latent attention with YaRN; 1 without YaRN.
     pub(super) fn latent_score_factor(
         &self,
         latent: Option<LatentSizes>,
     ) -> Result<f32, ModelError> {
         let factor = self.wide_factor("rope.scaling.factor")?.unwrap_or(1.0);
-        // A tenth of the key `mscale_all_dim`.
+        // This key is a tenth of the Hugging Face key `mscale_all_dim`.
         let tenth = self.factor("rope.scaling.yarn_log_multiplier")?.unwrap_or(0.0);
         let all = if latent.is_some() { 10.0 * f64::from(tenth) } else { 0.0 };
         Ok(RopeScaling::yarn_score_factor(factor, all))

@@ -1,4 +1,4 @@
-//! Parses which layers of a GGUF file have a sliding window and a rotary embedding.
+//! Parses the sliding windows and rotary embeddings of the layers of a GGUF file.
 
 use super::super::architecture::{Description, Pattern, Windows};
 use super::super::{LAYERS_MAX, LayerConfig, Rope, RopeScaling};
@@ -20,8 +20,9 @@ impl Metadata<'_> {
         }
     }
 
-    /// The rotary embeddings, and the rotary embedding and sliding window of each layer. `rope` is
-    /// that of layers without a sliding window, and `plain` such a layer.
+    /// The rotary embeddings of the model, and its layers with their rotary embedding and sliding
+    /// window. `rope` is the rotary embedding of layers without a sliding window, and `plain` is a
+    /// layer without either.
     pub(super) fn layers(
         &self,
         row: &Description,
@@ -30,7 +31,7 @@ impl Metadata<'_> {
         plain: &LayerConfig,
     ) -> Result<(Vec<Rope>, Vec<LayerConfig>), ModelError> {
         let mut ropes = vec![rope];
-        // Phi-4 has 0, which means none.
+        // Files of Phi-4 have the value 0, which means that there is no window.
         let key = "attention.sliding_window";
         let window = match self.value(key) {
             None => row.gguf.window,
@@ -41,7 +42,7 @@ impl Metadata<'_> {
             let mark = self.value("rope.scaling.finetuned").and_then(Value::as_bool);
             let marked = mark == Some(false) && row.gguf.marks_unrotated;
             let rotated = !marked && !row.rotation.nowhere;
-            // No layer number is a multiple of 0.
+            // With the step 0, no layer is left out, because no layer number is a multiple of 0.
             let step = row.rotation.unrotated_step.unwrap_or(0);
             let rope = |number: usize| (rotated && !number.is_multiple_of(step)).then_some(0);
             let layer = |number| plain.at(rope(number), None);
@@ -69,8 +70,8 @@ impl Metadata<'_> {
         Ok((ropes, is_sliding.into_iter().map(layer).collect()))
     }
 
-    /// Which layers have a sliding window: all but every `pattern`-th, unless the file says
-    /// otherwise.
+    /// For each layer, whether it has a sliding window. All but every `pattern`-th have one, unless
+    /// the file says otherwise.
     fn sliding_layers(&self, count: usize, pattern: usize) -> Result<Vec<bool>, ModelError> {
         let key = "attention.sliding_window_pattern";
         let pattern = match self.value(key) {

@@ -5,7 +5,7 @@ use super::Metadata;
 use crate::error::ModelError;
 
 impl Metadata<'_> {
-    /// The sizes of Mamba-2. The tensors of layer `first` tell which parts it has.
+    /// The sizes of Mamba-2. The optional parts follow from the tensors of layer `first`.
     pub(super) fn mamba2(&self, first: usize) -> Result<Mamba2Config, ModelError> {
         let has = |name: &str| self.header.tensors.contains_key(&format!("blk.{first}.{name}"));
         let (heads, head_dim) = self.recurrent_heads()?;
@@ -18,7 +18,7 @@ impl Metadata<'_> {
             convolution_bias: has("ssm_conv1d.bias"),
             norm: has("ssm_norm.weight"),
             log_rates: false,
-            // Converters multiply the weights.
+            // Converters have already multiplied the weights by these factors.
             input_factors: [1.0; 5],
             output_factor: 1.0,
         })

@@ -27,7 +27,7 @@ impl Metadata<'_> {
 
     pub(super) fn size(&self, key: &str) -> Result<Option<usize>, ModelError> {
         let Some(value) = self.value(key) else { return Ok(None) };
-        // Converters may write a size for each layer, also where all are the same.
+        // Converters may write a list with a size for each layer, even if all are the same.
         let size = match value {
             Value::Integers(sizes) if sizes.windows(2).all(|pair| pair[0] == pair[1]) => {
                 sizes.first().and_then(|size| u64::try_from(*size).ok())
@@ -53,12 +53,13 @@ impl Metadata<'_> {
         }
     }
 
-    /// A factor above 0; `None` if it is missing or 0, which means the default as in llama.cpp.
+    /// A factor above 0; `None` if it is missing or 0, which both mean the default, as in
+    /// llama.cpp.
     pub(super) fn factor(&self, key: &str) -> Result<Option<f32>, ModelError> {
         Ok(self.wide_factor(key)?.map(|factor| factor as f32))
     }
 
-    /// The same in f64.
+    /// The same as [`Self::factor`], in f64.
     pub(super) fn wide_factor(&self, key: &str) -> Result<Option<f64>, ModelError> {
         match self.value(key).and_then(Value::as_f64) {
             Some(0.0) => Ok(None),
@@ -66,7 +67,7 @@ impl Metadata<'_> {
         }
     }
 
-    /// Number of leading elements of each head that are rotated; `None` for all `head_dim`.
+    /// Number of leading elements of each head that are rotated; `None` for all of them.
     pub(super) fn rotary_dim(
         &self,
         row: &Description,
@@ -78,7 +79,7 @@ impl Metadata<'_> {
             let expected = format!("{head_dim} (equal to attention.key_length)");
             return Err(self.unsupported("attention.value_length", &expected, value_dim));
         }
-        // Files of such models may have the number of elements of other heads.
+        // In files of models without rotary embeddings, the key may refer to other heads.
         if row.rotation.nowhere {
             return Ok(None);
         }
@@ -104,7 +105,7 @@ impl Metadata<'_> {
         Ok(Some(QueryScaling { beta, step }))
     }
 
-    /// A cap; `default` if the key is missing.
+    /// A soft cap; `default` if the key is missing.
     pub(super) fn softcap(
         &self,
         row: &Description,
@@ -132,12 +133,14 @@ impl Metadata<'_> {
             return Err(self.unsupported(key, "1", count.shown()));
         }
         if row.latent.is_none() {
-            // With 1, the attention factor of YaRN is 1.
+            // Architectures with a factor of queries have the value 1, with which YaRN's attention
+            // factor is 1.
             let multiplier = if row.query_scaling.is_some() { 1.0 } else { 0.0 };
             self.only("rope.scaling.yarn_log_multiplier", multiplier)?;
         }
         self.only("moe_latent_size", 0.0)?;
-        // Which layers have experts follows from their tensors.
+        // In these architectures, the tensors determine which layers have experts, so the key may
+        // have any value.
         let after_dense = |layers: ExpertLayers| {
             matches!(layers, ExpertLayers::AllButFirst(..) | ExpertLayers::Types(_))
         };
@@ -160,8 +163,8 @@ impl Metadata<'_> {
         Ok(())
     }
 
-    /// Returns an error if the key is present with another value than `neutral`, with which it has
-    /// no effect.
+    /// Returns an error if the key is present with a value other than `neutral`, which has no
+    /// effect.
     pub(super) fn only(&self, key: &str, neutral: f64) -> Result<(), ModelError> {
         match self.value(key) {
             Some(value) if value.as_f64() != Some(neutral) => {

@@ -1,4 +1,5 @@
-//! Parses which layers of a GGUF file have something else than attention, or Mamba-2 next to it.
+//! Parses the mixers of a GGUF file's layers that have something other than attention, or Mamba-2
+//! next to it.
 
 use super::super::architecture::{Description, Mamba};
 use super::super::keys::SIZE_MAX;
@@ -8,8 +9,8 @@ use crate::error::ModelError;
 use crate::gguf::Value;
 
 impl Metadata<'_> {
-    /// The number of KV heads, and which of `layers` layers have any; `None` if all have, or if the
-    /// architecture has nothing else in place of attention.
+    /// The number of KV heads, and for each of `layers` layers whether it has attention. The latter
+    /// is `None` if all layers have attention, or if the architecture has no other mixers.
     pub(super) fn kv_heads(
         &self,
         row: &Description,
@@ -29,8 +30,9 @@ impl Metadata<'_> {
         }
     }
 
-    /// Gives the layers without attention, as [`Self::kv_heads`] returns them, what the
-    /// architecture has in its place, and those of Falcon-H1 Mamba-2 next to it.
+    /// Replaces the mixer of the layers without attention, which are the result of
+    /// [`Self::kv_heads`], with the architecture's other mixer. In Falcon-H1, adds Mamba-2 next to
+    /// the attention of each layer.
     pub(super) fn replace_attention(
         &self,
         row: &Description,
@@ -49,7 +51,7 @@ impl Metadata<'_> {
         if row.mamba == Some(Mamba::Nemotron) {
             self.separate_mlps(layers)?;
         }
-        // Layers of Nemotron-H with an MLP have no mixer.
+        // In Nemotron-H, layers with an MLP have no mixer.
         let is_other = |layer: &LayerConfig, has_attention: bool| {
             !has_attention && (row.mamba != Some(Mamba::Nemotron) || layer.mlp.is_none())
         };
@@ -66,7 +68,7 @@ impl Metadata<'_> {
         Ok(())
     }
 
-    /// Leaves each layer either its mixer or its MLP: the MLP where files have a width of it.
+    /// Leaves each layer either its mixer or its MLP. Layers with a width of the MLP keep the MLP.
     fn separate_mlps(&self, layers: &mut [LayerConfig]) -> Result<(), ModelError> {
         let key = "feed_forward_length";
         let Some((_, mlps)) = self.of_some_layers(key, layers.len())? else {
@@ -82,9 +84,9 @@ impl Metadata<'_> {
         Ok(())
     }
 
-    /// The value that some of `count` layers have under `key`, and which layers these are; `None`
-    /// if there is no list, in which other layers have 0. Entries of layers that are not used may
-    /// follow.
+    /// The value that some of `count` layers have under `key`, and for each layer whether it has
+    /// it; `None` if the value is not a list. Layers that do not have it are 0 in the list. Entries
+    /// for layers of multi-token prediction may follow.
     pub(super) fn of_some_layers(
         &self,
         key: &str,

@@ -1,15 +1,15 @@
-//! Maps the names of tensors in GGUF files to those of Hugging Face.
+//! Maps the names of tensors in GGUF files to Hugging Face names.
 
 use super::super::architecture::Dialect;
 use super::super::{Architecture, DeltaNetKind};
 
 /// The Hugging Face name of the tensor with the GGUF name `name`; `None` if the decoder does not
-/// use this tensor. In the name of a stacked tensor, whose first dimension is the expert or the
-/// head, `*` takes the place of its index.
+/// use this tensor. The first dimension of a stacked tensor is the expert or the head. Its name has
+/// a `*` in place of the index.
 pub(crate) fn tensor_name(architecture: Architecture, name: &str) -> Option<String> {
     match name {
         "token_embd.weight" => return Some("model.embed_tokens.weight".into()),
-        // LFM2 has the second name.
+        // Files of LFM2 have the second name.
         "output_norm.weight" | "token_embd_norm.weight" => return Some("model.norm.weight".into()),
         "output_norm.bias" => return Some("model.norm.bias".into()),
         "output.weight" => return Some("lm_head.weight".into()),
@@ -23,7 +23,7 @@ pub(crate) fn tensor_name(architecture: Architecture, name: &str) -> Option<Stri
         _ => {}
     }
     let (layer, rest) = name.strip_prefix("blk.")?.split_once('.')?;
-    // Files of Falcon-H1 have this name without its end.
+    // Files of Falcon-H1 have this name without the suffix `.weight`.
     let rest = if rest == "ffn_norm" { "ffn_norm.weight" } else { rest };
     let row = architecture.description();
     let kind = row.delta_net.map(|config| config.kind);
@@ -67,7 +67,7 @@ pub(crate) fn tensor_name(architecture: Architecture, name: &str) -> Option<Stri
         "ffn_norm" => norms.mlp_input?,
         "exp_probs_b" => return Some(format!("model.layers.{layer}.mlp.expert_bias")),
         "attn_sinks" => return Some(format!("model.layers.{layer}.self_attn.sinks")),
-        // Without norms of outputs, it is that of the MLP (gpt-oss).
+        // If outputs are not normalized, this is the norm before the MLP (gpt-oss).
         "post_attention_norm" => norms.attention_output.or(norms.mlp_input)?,
         "post_ffw_norm" => norms.mlp_output?,
         "ffn_gate" => "mlp.gate_proj",
@@ -91,7 +91,7 @@ pub(crate) fn tensor_name(architecture: Architecture, name: &str) -> Option<Stri
     Some(format!("model.layers.{layer}.{module}.{kind}"))
 }
 
-/// The name of a tensor of Gated DeltaNet, or of Mamba-2 if `mamba` is true, in its module.
+/// The name within its module of a tensor of Gated DeltaNet, or of Mamba-2 if `mamba` is true.
 fn recurrent_name(name: &str, mamba: bool) -> Option<&'static str> {
     Some(match name {
         "ssm_in.weight" if mamba => "in_proj.weight",
@@ -100,7 +100,7 @@ fn recurrent_name(name: &str, mamba: bool) -> Option<&'static str> {
         "attn_qkv.weight" | "attn_gate.weight" if mamba => return None,
         "attn_qkv.weight" => "in_proj_qkv.weight",
         "attn_gate.weight" => "in_proj_z.weight",
-        // Older files of Qwen3-Next have both in one matrix.
+        // Older files of Qwen3-Next combine the parts in these two matrices.
         "ssm_in.weight" => "in_proj_qkvz.weight",
         "ssm_ba.weight" => "in_proj_ba.weight",
         "ssm_beta.weight" => "in_proj_b.weight",
@@ -114,7 +114,8 @@ fn recurrent_name(name: &str, mamba: bool) -> Option<&'static str> {
     })
 }
 
-/// The name of a tensor of Kimi Delta Attention in its module, if it is not one of attention.
+/// The name within its module of a tensor of Kimi Delta Attention; `None` for tensors that
+/// attention has, too.
 fn kimi_name(name: &str) -> Option<&'static str> {
     Some(match name {
         "ssm_conv1d_q.weight" => "q_conv1d.weight",
@@ -132,7 +133,7 @@ fn kimi_name(name: &str) -> Option<&'static str> {
     })
 }
 
-/// The name of a tensor that only Gemma 4 has, or that has another name there.
+/// The name of a tensor that only Gemma 4 has, or that has a different name in Gemma 4.
 fn gemma4_name(name: &str) -> Option<&'static str> {
     Some(match name {
         "inp_gate.weight" => "per_layer_input_gate.weight",
@@ -153,7 +154,8 @@ fn gemma4_name(name: &str) -> Option<&'static str> {
     })
 }
 
-/// The name of a tensor in older files, which have one tensor per expert: `ffn_gate.7.weight`.
+/// The name of a tensor in older files, which have one tensor per expert, such as
+/// `ffn_gate.7.weight`.
 fn expert_name(layer: &str, module: &str, kind: &str) -> Option<String> {
     let (module, expert) = module.rsplit_once('.')?;
     let module = match module {

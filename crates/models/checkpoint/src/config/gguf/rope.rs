@@ -21,7 +21,7 @@ impl Metadata<'_> {
         (rotary_dim, max_positions): (usize, usize),
         tensors: &SmallTensors<'_>,
     ) -> Result<Rope, ModelError> {
-        // As in llama.cpp.
+        // The default is the same as in llama.cpp.
         let default = if row.rotation.local_theta.is_some() { row.rotation.theta } else { 1e4 };
         let theta = self.float("rope.freq_base")?.unwrap_or(default);
         let scaling = if let Some(divisors) = tensors(ROPE_FREQS)? {
@@ -38,8 +38,8 @@ impl Metadata<'_> {
         Ok(Rope { theta, scaling, sections: self.sections(row, rotary_dim)? })
     }
 
-    /// The sections of rotary positions with three coordinates. Files have four numbers, of which
-    /// the last one is for models with four.
+    /// The sections of rotary positions with three coordinates. Files may have four numbers, the
+    /// last of which is for models with four coordinates.
     fn sections(
         &self,
         row: &Description,
@@ -129,7 +129,7 @@ impl Metadata<'_> {
             factor,
             beta_fast: float("rope.scaling.yarn_beta_fast", 32.0)?,
             beta_slow: float("rope.scaling.yarn_beta_slow", 1.0)?,
-            // The metadata has no key for it.
+            // The metadata has no key for `truncate`.
             truncate: !matches!(
                 row.rotation.scaling,
                 Some(RopeScaling::Yarn { truncate: false, .. })
@@ -140,8 +140,9 @@ impl Metadata<'_> {
     }
 }
 
-/// How many of the first pairs are rotated, if the others are not: the converter of Gemma 4 writes
-/// the divisor 1 for the former, and 1e30 for the latter. `None` for other divisors.
+/// Number of the first pairs that are rotated, if the other pairs are not rotated. The converter of
+/// Gemma 4 writes the divisor 1 for the rotated pairs, and 1e30 for the others. `None` for other
+/// divisors.
 fn first_pairs(divisors: &[f32]) -> Option<usize> {
     let rotated = divisors.iter().take_while(|divisor| **divisor == 1.0).count();
     divisors[rotated..].iter().all(|divisor| *divisor >= 1e30).then_some(rotated)

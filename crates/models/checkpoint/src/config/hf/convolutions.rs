@@ -1,4 +1,4 @@
-//! Parses which layers of a `config.json` have a convolution.
+//! Parses the convolutions of a `config.json`.
 
 use super::super::architecture::Description;
 use super::super::keys::Keys;
@@ -9,7 +9,7 @@ use crate::error::ModelError;
 /// Number of taps of a convolution if the key is missing.
 const TAPS: usize = 3;
 
-/// Gives the layers that have a convolution one in place of attention.
+/// Replaces the attention of layers that have a convolution instead.
 pub(super) fn parse(
     row: &Description,
     keys: &Keys<'_>,
@@ -31,7 +31,7 @@ pub(super) fn parse(
     Ok(())
 }
 
-/// Which of the `count` layers have a convolution.
+/// For each of the `count` layers, whether it has a convolution.
 fn layers_of(keys: &Keys<'_>, count: usize) -> Result<Vec<bool>, ModelError> {
     if let Some(kinds) = keys.texts("layer_types")? {
         return layers::listed(&kinds, "conv", keys, count);

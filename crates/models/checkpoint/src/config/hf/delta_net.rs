@@ -6,10 +6,10 @@ use super::super::{DeltaNetConfig, DeltaNetKind, LayerConfig, MixerConfig};
 use super::{kimi, layers};
 use crate::error::ModelError;
 
-/// Every layer with this number has attention, if the keys do not say otherwise.
+/// Every layer whose number is a multiple of this one has attention, unless the keys say otherwise.
 const ATTENTION_INTERVAL: usize = 4;
 
-/// Gives the layers that have it Gated DeltaNet or Kimi Delta Attention in place of attention.
+/// Replaces the attention of layers that have Gated DeltaNet or Kimi Delta Attention instead.
 pub(super) fn parse(
     row: &Description,
     keys: &Keys<'_>,
@@ -19,7 +19,7 @@ pub(super) fn parse(
     if keys.flag("attn_output_gate")?.is_some_and(|gate| gate != row.output_gate) {
         return Err(keys.unsupported("attn_output_gate", &row.output_gate.to_string()));
     }
-    // Also the activation of the convolution and of the gates.
+    // These are also the activations of the convolution and of the gates.
     for key in ["hidden_act", "output_gate_type"] {
         if !["silu", "swish"].contains(&keys.text(key)?.unwrap_or("silu")) {
             return Err(keys.unsupported(key, "silu"));

@@ -13,7 +13,8 @@ use super::gemma4;
 use super::nemotron::{self, Block};
 use crate::error::ModelError;
 
-/// Gives the layers that have it a mixture of experts, whose experts are MLPs as `mlp`.
+/// Replaces the MLP of layers that have a mixture of experts, or adds experts next to it in Gemma
+/// 4. `mlp` is the MLP of layers without experts.
 pub(super) fn parse(
     row: &Description,
     keys: &Keys<'_>,
@@ -85,7 +86,8 @@ fn config(
         Some(default) => keys.positive_f32("routed_scaling_factor")?.unwrap_or(default),
         None => 1.0,
     };
-    // Experts whose inputs are projected to fewer features.
+    // With this key, the inputs of experts are projected to fewer features, which is not
+    // implemented.
     if keys.value("moe_latent_size").is_some() {
         return Err(keys.unsupported("moe_latent_size", "null"));
     }
@@ -130,13 +132,14 @@ fn groups(defaults: &ExpertsDefaults, keys: &Keys<'_>) -> Result<Option<ExpertGr
     Ok(Some(groups).filter(|groups| groups.count > 1))
 }
 
-/// Number of experts of a layer. transformers accepts all keys.
+/// Number of experts of a layer. transformers accepts each of the keys.
 fn count(defaults: &ExpertsDefaults, keys: &Keys<'_>) -> Result<usize, ModelError> {
     let key = keys.name_of(["num_local_experts", "num_experts", "n_routed_experts"]);
     Ok(keys.count(key)?.unwrap_or(defaults.count))
 }
 
-/// Which of `layers` layers have experts, of which there are `count` in each.
+/// For each of `layers` layers, whether it has experts. `count` is the number of experts of such a
+/// layer.
 fn layers_of(
     defaults: &ExpertsDefaults,
     keys: &Keys<'_>,

@@ -5,7 +5,7 @@ use super::super::{LayerConfig, Mamba2Config, MixerConfig};
 use super::mamba;
 use crate::error::ModelError;
 
-/// The factors of parts of layers, which Falcon-H1 was trained with (μP).
+/// The factors of the parts of layers in Falcon-H1 (maximal update parametrization, μP).
 pub(super) struct Factors {
     pub(super) attention_output: f32,
     pub(super) mamba_output: f32,
@@ -26,7 +26,7 @@ impl Factors {
     };
 }
 
-/// Gives each layer Mamba-2 next to its attention.
+/// Adds Mamba-2 next to the attention of each layer.
 pub(super) fn parse(
     keys: &Keys<'_>,
     hidden_size: usize,
@@ -57,25 +57,25 @@ pub(super) fn parse(
     Ok(())
 }
 
-/// The factors of parts of layers, and the factor of attention's scores.
+/// The factors of the parts of layers, and the factor of attention scores.
 pub(super) fn factors(keys: &Keys<'_>) -> Result<(Factors, f32), ModelError> {
     let factor = |key| keys.positive_f32(key).map(|factor| factor.unwrap_or(1.0));
     let input = factor("attention_in_multiplier")?;
     if input != 1.0 && keys.flag("attention_bias")?.unwrap_or(false) {
-        // The factor is that of the inputs, so that it does not apply to biases.
+        // The factor is for the inputs of attention, and does not apply to biases.
         return Err(keys.unsupported("attention_bias", "false with attention_in_multiplier"));
     }
     let [mlp_gate, mlp_output] = numbers(keys, "mlp_multipliers")?;
     let mamba_input = factor("ssm_in_multiplier")?;
     let factors = Factors {
-        // Values have the factor of the inputs.
+        // The values contain the factor of the inputs, which is moved to the output.
         attention_output: input * factor("attention_out_multiplier")?,
         mamba_output: factor("ssm_out_multiplier")?,
         mamba_inputs: numbers(keys, "ssm_multipliers")?.map(|factor| mamba_input * factor),
         mlp_gate,
         mlp_output,
     };
-    // So have queries and keys.
+    // Queries and keys contain the factor of the inputs, too, which is moved to the scores.
     let scores = input * input * factor("key_multiplier")?;
     Ok((factors, scores))
 }

@@ -18,11 +18,12 @@ pub(super) struct HeadShape {
     pub(super) head_dim: usize,
 }
 
-/// The key with what single layers have in place of the sizes of the decoder, by their index, in
-/// files that transformers has written.
+/// The key of the object with the sizes of single layers, by index, that differ from the decoder's
+/// sizes. transformers writes it.
 const OVERRIDES: &str = "per_layer_config";
 
-/// The sizes of the heads of layers without a sliding window. `heads` are those of the others.
+/// The sizes of the heads of layers without a sliding window. `heads` are the sizes in other
+/// layers.
 pub(super) fn global_heads(
     row: &Description,
     keys: &Keys<'_>,
@@ -33,7 +34,7 @@ pub(super) fn global_heads(
     }
     if let Some(overrides) = keys.object(OVERRIDES)? {
         let count = keys.size("num_hidden_layers")?.unwrap_or(row.defaults.num_layers);
-        // The last layer never has a window.
+        // The last layer never has a window, so its sizes are the sizes of global layers.
         return overridden(&overrides, count - 1, heads);
     }
     let head_dim = keys.size("global_head_dim")?.unwrap_or(512);
@@ -44,7 +45,7 @@ pub(super) fn global_heads(
     Ok(HeadShape { kv_heads: kv_heads.unwrap_or(heads.kv_heads), head_dim })
 }
 
-/// The sizes of the heads of layer `index`. `heads` are those of layers without `overrides`.
+/// The sizes of the heads of layer `index`. `heads` are the sizes in layers without overrides.
 fn overridden(
     overrides: &Keys<'_>,
     index: usize,
@@ -65,9 +66,9 @@ fn overridden(
     })
 }
 
-/// Sets what layers have in place of the sizes of the decoder, and whose keys and values they read.
-/// `heads` are the sizes of layers with a sliding window, and of the others. Other architectures
-/// have none of this.
+/// Sets the sizes of single layers and the source of their keys and values. The arrays of heads are
+/// the sizes in layers with a sliding window and in other layers. Does nothing for other
+/// architectures.
 pub(super) fn layers(
     row: &Description,
     keys: &Keys<'_>,
@@ -77,7 +78,7 @@ pub(super) fn layers(
     if row.dialect != Dialect::Gemma4 {
         return Ok(());
     }
-    // As in transformers.
+    // The last layer never has a window, as in transformers.
     if let Some(last) = layers.last_mut() {
         *last = last.at(Some(0), None);
     }
@@ -87,7 +88,7 @@ pub(super) fn layers(
         let mut seen = vec![false; layers.len()];
         for name in overrides.names() {
             let entry = layer_index(name).and_then(|index| seen.get_mut(index));
-            // The same layer may not be named twice, as `5` and `05`.
+            // The keys must not name the same layer twice, such as `5` and `05`.
             if entry.is_none_or(|seen| std::mem::replace(seen, true)) {
                 return Err(overrides.invalid(name, "only the indices of layers, each once"));
             }
@@ -124,15 +125,14 @@ pub(super) fn layers(
     Ok(())
 }
 
-/// The index that a key of [`OVERRIDES`] names. transformers pads the indices with zeros to the
-/// same number of digits, so that the keys of a model with 11 layers or more are `00`, `01` and so
-/// on.
+/// The index in a key of [`OVERRIDES`]. transformers pads the indices with zeros to the same number
+/// of digits, so the keys of a model with 11 layers or more are `00`, `01` and so on.
 fn layer_index(name: &str) -> Option<usize> {
     let is_decimal = name.bytes().all(|byte| byte.is_ascii_digit());
     name.parse().ok().filter(|_| is_decimal)
 }
 
-/// The per-layer embeddings, whose gates have the function of those of `mlp`.
+/// The per-layer embeddings, whose gates have the activation function of `mlp`.
 pub(super) fn per_layer_input(
     row: &Description,
     keys: &Keys<'_>,
@@ -158,7 +158,7 @@ pub(super) fn per_layer_input(
     Ok(PerLayerInput::of(width, mlp))
 }
 
-/// Gives each layer a mixture of experts next to its MLP, if the model has one.
+/// Adds a mixture of experts next to the MLP of each layer, if the model has experts.
 pub(super) fn experts(
     keys: &Keys<'_>,
     mlp: &MlpConfig,

@@ -1,5 +1,5 @@
-//! The keys of Kimi Linear for its layers with Kimi Delta Attention. Published files have an object
-//! with them, and newer ones have the keys of transformers.
+//! Parses the keys of Kimi Linear for its layers with Kimi Delta Attention. Published files have
+//! them in an object, and newer files have the keys of transformers.
 
 use super::super::DeltaNetConfig;
 use super::super::keys::Keys;
@@ -8,7 +8,8 @@ use crate::error::ModelError;
 /// The object with the keys of published files.
 const OBJECT: &str = "linear_attn_config";
 
-/// Which of `count` layers have Kimi Delta Attention, for files without the key `layer_types`.
+/// For each of `count` layers, whether it has Kimi Delta Attention, for files without the key
+/// `layer_types`.
 pub(super) fn recurrent_layers(keys: &Keys<'_>, count: usize) -> Result<Vec<bool>, ModelError> {
     let key = "full_attn_layers";
     let object = keys.object(OBJECT)?;
@@ -17,7 +18,7 @@ pub(super) fn recurrent_layers(keys: &Keys<'_>, count: usize) -> Result<Vec<bool
         None => None,
     };
     let Some((object, attention)) = listed else {
-        // The default of transformers.
+        // The default is the same as in transformers.
         return Ok((0..count).map(|layer| layer == 0 || layer % 4 != 0).collect());
     };
     let misfit =
@@ -35,7 +36,7 @@ pub(super) fn recurrent_layers(keys: &Keys<'_>, count: usize) -> Result<Vec<bool
     recurrent.into_iter().collect::<Option<_>>().ok_or_else(misfit)
 }
 
-/// The sizes of these layers.
+/// The sizes of the layers with Kimi Delta Attention.
 pub(super) fn sizes(
     defaults: DeltaNetConfig,
     keys: &Keys<'_>,

@@ -6,7 +6,7 @@ use super::super::{LatentSizes, RopeScaling};
 use super::rope;
 use crate::error::ModelError;
 
-/// The sizes of latent attention, if the architecture has it, which all layers have then.
+/// The sizes of latent attention, if the architecture has it. If so, all layers have it.
 pub(super) fn parse(row: &Description, keys: &Keys<'_>) -> Result<Option<LatentSizes>, ModelError> {
     let Some(defaults) = row.latent else { return Ok(None) };
     for key in ["rope_interleave", "attention_bias"] {
@@ -21,7 +21,7 @@ pub(super) fn parse(row: &Description, keys: &Keys<'_>) -> Result<Option<LatentS
         rotary_dim: size("qk_rope_head_dim", defaults.rotary_dim)?,
         key_dim: size("qk_nope_head_dim", defaults.key_dim)?,
         value_dim: size("v_head_dim", defaults.value_dim)?,
-        // Null means that there is none.
+        // Null means that queries have no low-rank vector, while a missing key means the default.
         query_rank: match keys.given("q_lora_rank") {
             true => keys.size("q_lora_rank")?,
             false => defaults.query_rank,
@@ -29,8 +29,8 @@ pub(super) fn parse(row: &Description, keys: &Keys<'_>) -> Result<Option<LatentS
     }))
 }
 
-/// The factor of the scores of latent attention with YaRN, which its key `mscale_all_dim` gives; 1
-/// without it.
+/// The factor of the scores of latent attention with YaRN, which follows from the key
+/// `mscale_all_dim`; 1 without YaRN.
 pub(super) fn score_factor(
     row: &Description,
     latent: Option<LatentSizes>,
@@ -43,7 +43,8 @@ pub(super) fn score_factor(
             _ => 1.0,
         });
     };
-    // It is 1 where it is the share of the rotated part.
+    // The value 1 means that the key is not used. Any other value must be the share of the rotated
+    // part.
     let key = "partial_rotary_factor";
     let share = parameters.number(key)?.filter(|share| *share != 1.0);
     let rotated = share.map(|share| (share * latent.query_dim() as f64) as usize);

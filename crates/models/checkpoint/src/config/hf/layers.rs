@@ -1,4 +1,4 @@
-//! Parses which layers of a `config.json` have a sliding window and a rotary embedding.
+//! Parses the sliding windows and rotary embeddings of the layers of a `config.json`.
 
 use super::super::architecture::{Description, Mamba, Pattern, Windows};
 use super::super::keys::Keys;
@@ -9,7 +9,7 @@ use crate::error::ModelError;
 /// Default of `max_window_layers`.
 const WINDOW_LAYERS: usize = 28;
 
-/// The sliding window and the rotary embedding of each layer. `local` is the index of the rotary
+/// The layers with their sliding window and rotary embedding. `local` is the index of the rotary
 /// embedding of layers with a sliding window, and `plain` is a layer that has neither.
 pub(super) fn parse(
     row: &Description,
@@ -48,7 +48,7 @@ pub(super) fn parse(
     Ok(is_sliding.into_iter().zip(rotated).map(layer).collect())
 }
 
-/// The window of the layers that have one.
+/// The window of the layers with a sliding window.
 fn window(row: &Description, keys: &Keys<'_>) -> Result<Option<usize>, ModelError> {
     // Without the flag, these architectures ignore the window, which may then be 0.
     if row.windows_need_flag && !keys.flag("use_sliding_window")?.unwrap_or(false) {
@@ -62,8 +62,8 @@ fn window(row: &Description, keys: &Keys<'_>) -> Result<Option<usize>, ModelErro
     }
 }
 
-/// Which of the `count` layers are of the kind `other`, and not `full_attention`, from the key
-/// `layer_types` with the value `kinds`.
+/// For each of the `count` layers, whether its kind is `other` instead of `full_attention`. `kinds`
+/// is the value of the key `layer_types`.
 pub(super) fn listed(
     kinds: &[&str],
     other: &str,
@@ -81,7 +81,8 @@ pub(super) fn listed(
     kinds.iter().map(is_other).collect()
 }
 
-/// Which layers have a window if there is no list. `rotated` are those with a rotary embedding.
+/// For each layer, whether it has a window, if there is no list. `rotated` says for each layer
+/// whether it has a rotary embedding.
 fn by_pattern(
     pattern: Pattern,
     keys: &Keys<'_>,
@@ -108,7 +109,8 @@ fn by_pattern(
     })
 }
 
-/// Which layers have a rotary embedding: all but every `step`-th, unless the keys say otherwise.
+/// For each layer, whether it has a rotary embedding. All but every `step`-th have one, unless the
+/// keys say otherwise.
 fn rotated_layers(keys: &Keys<'_>, count: usize, step: usize) -> Result<Vec<bool>, ModelError> {
     // Despite its name, the list has 1 for layers with a rotary embedding.
     let key = "no_rope_layers";

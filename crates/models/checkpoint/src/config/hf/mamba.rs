@@ -1,4 +1,4 @@
-//! Parses which layers have Mamba-2, and the keys of Granite 4 for it.
+//! Parses the layers with Mamba-2 of a `config.json`, and Granite 4's keys for them.
 
 use super::super::architecture::{Description, Mamba};
 use super::super::keys::Keys;
@@ -7,7 +7,7 @@ use super::falcon::{self, Factors};
 use super::nemotron;
 use crate::error::ModelError;
 
-/// Gives the layers that have it Mamba-2, in place of attention or next to it.
+/// Adds Mamba-2 to the layers that have it, instead of attention or next to it.
 pub(super) fn parse(
     row: &Description,
     keys: &Keys<'_>,
@@ -23,7 +23,8 @@ pub(super) fn parse(
     }
 }
 
-/// Sets which layers have Mamba-2, and which a rotary embedding: all with attention, or none.
+/// Replaces the attention of layers that have Mamba-2 instead. Either all remaining layers with
+/// attention have a rotary embedding, or none has.
 fn granite(
     keys: &Keys<'_>,
     hidden_size: usize,
@@ -65,12 +66,13 @@ fn granite(
     Ok(())
 }
 
-/// Number of elements of all heads, where it is a multiple of the width of the residual stream.
+/// Number of elements of all heads together, if it is given as a multiple of the width of the
+/// residual stream.
 pub(super) fn expanded(keys: &Keys<'_>, hidden_size: usize) -> Result<usize, ModelError> {
     Ok(hidden_size.saturating_mul(keys.size("mamba_expand")?.unwrap_or(2)))
 }
 
-/// The sizes of the layers with Mamba-2, whose heads have `width` elements together.
+/// The sizes of the layers with Mamba-2. All heads together have `width` elements.
 pub(super) fn sizes(keys: &Keys<'_>, width: usize) -> Result<Mamba2Config, ModelError> {
     refuse_options(keys, "hidden_act")?;
     let size = |key, default| keys.size(key).map(|size| size.unwrap_or(default));
@@ -98,10 +100,10 @@ pub(super) fn sizes(keys: &Keys<'_>, width: usize) -> Result<Mamba2Config, Model
     })
 }
 
-/// Refuses bounds of the time steps, and other activations of the convolution and of the gates than
-/// SiLU, which the key `activation` has.
+/// Refuses bounds of the time steps, and activations of the convolution and of the gates other than
+/// SiLU. `activation` is the key of the latter.
 pub(super) fn refuse_options(keys: &Keys<'_>, activation: &str) -> Result<(), ModelError> {
-    // Time steps are bounded by nothing but 0, unless the key says otherwise.
+    // The only default bound of time steps is the lower bound 0.
     if keys.value("time_step_limit").is_some_and(|limit| !is_unlimited(limit)) {
         return Err(keys.unsupported("time_step_limit", "[0, infinity]"));
     }
@@ -111,8 +113,8 @@ pub(super) fn refuse_options(keys: &Keys<'_>, activation: &str) -> Result<(), Mo
     Ok(())
 }
 
-/// Whether a range of time steps begins with 0 and has no end. Files have the end as `Infinity`, a
-/// number that JSON does not have, in one of several forms.
+/// Whether a range of time steps begins with 0 and has no end. Files write the end as `Infinity`,
+/// which JSON does not have, in one of several forms.
 fn is_unlimited(limit: &serde_json::Value) -> bool {
     let Some([start, end]) = limit.as_array().map(Vec::as_slice) else { return false };
     let end = match end.as_f64() {

@@ -23,7 +23,7 @@ pub(super) fn parse(
     Ok(MlpConfig { width, activation, bias: row.mlp_bias.of(keys)?, output_factor })
 }
 
-/// What is made of the inner features.
+/// The activation of the inner features.
 fn activation(row: &Description, keys: &Keys<'_>) -> Result<Activation, ModelError> {
     let (key, default) = match row.gate {
         Gate::Silu => ("hidden_act", "silu"),
@@ -54,7 +54,7 @@ fn activation(row: &Description, keys: &Keys<'_>) -> Result<Activation, ModelErr
     }
 }
 
-/// Width of the MLP. LFM2's files give the width from which it is computed.
+/// Width of the MLP. Files of LFM2 have another width, from which it is computed.
 pub(super) fn width(row: &Description, keys: &Keys<'_>) -> Result<usize, ModelError> {
     let (key, default) = match row.mamba {
         Some(Mamba::Granite) => ("shared_intermediate_size", 1024),
@@ -71,7 +71,7 @@ pub(super) fn width(row: &Description, keys: &Keys<'_>) -> Result<usize, ModelEr
     let width = 2 * width / 3;
     let factor = "block_ffn_dim_multiplier";
     let factor = match keys.positive(factor)? {
-        // Unlike a missing key, null means that the width is not rounded up.
+        // Unlike a missing key, null means that the width is neither scaled nor rounded up.
         None if keys.given(factor) => return Ok(width),
         factor => factor.unwrap_or(1.0),
     };

@@ -1,6 +1,6 @@
-//! Parses the `config.json` of Moondream 2 and 3. The object `config` has the keys of its parts:
-//! `text`, `vision`, `region` and `tokenizer`. That of the published models is empty, because their
-//! code has the defaults.
+//! Parses the `config.json` of Moondream 2 and 3. The object `config` has the keys of the model's
+//! parts: `text`, `vision`, `region` and `tokenizer`. In the published models it is empty, because
+//! the published code has the defaults.
 
 use super::super::architecture::Description;
 use super::super::{
@@ -111,7 +111,8 @@ fn has_experts(row: &Description) -> bool {
     row.architecture == Architecture::Moondream3
 }
 
-/// Gives all layers from one on a mixture of experts, if the model has one.
+/// Replaces the MLP of all layers from `start_layer` on with a mixture of experts, if the model has
+/// one.
 fn experts(
     row: &Description,
     text: Option<&Keys<'_>>,
@@ -151,7 +152,7 @@ fn experts(
     Ok(())
 }
 
-/// Refuses options that are not implemented, and sizes that do not fit together.
+/// Refuses options that are not implemented, and sizes that are not compatible.
 fn refuse_options(text: &Keys<'_>) -> Result<(), ModelError> {
     let layers = text.size("n_layers")?;
     if layers.is_some_and(|layers| layers > LAYERS_MAX) {

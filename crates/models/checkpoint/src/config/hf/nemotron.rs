@@ -1,11 +1,11 @@
-//! Parses the keys of Nemotron-H: what each layer consists of, and the sizes of Mamba-2.
+//! Parses the keys of Nemotron-H: the kind of each layer, and the sizes of Mamba-2.
 
 use super::super::keys::Keys;
 use super::super::{LAYERS_MAX, LayerConfig, Mamba2Config, MixerConfig};
 use super::mamba;
 use crate::error::ModelError;
 
-/// What a layer consists of.
+/// The kind of a layer, which has either one mixer or an MLP or experts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Block {
     Mamba,
@@ -14,8 +14,8 @@ pub(super) enum Block {
     Experts,
 }
 
-/// What each layer consists of: from a list of names, or else from a string with a character for
-/// each layer, as older files have it.
+/// The kind of each layer. Newer files have a list of names, and older files have a string with one
+/// character per layer.
 pub(super) fn blocks(keys: &Keys<'_>) -> Result<Vec<Block>, ModelError> {
     let pattern = "hybrid_override_pattern";
     let (key, blocks) = match keys.texts("layers_block_type")? {
@@ -57,7 +57,7 @@ fn named(kind: &str) -> Option<Block> {
     }
 }
 
-/// Leaves each layer its mixer or its MLP, and gives those that have it Mamba-2.
+/// Leaves each layer its mixer or its MLP, and replaces the attention of layers that have Mamba-2.
 pub(super) fn parse(keys: &Keys<'_>, layers: &mut [LayerConfig]) -> Result<(), ModelError> {
     let blocks = blocks(keys)?;
     let mamba2 = match blocks.contains(&Block::Mamba) {
@@ -68,7 +68,7 @@ pub(super) fn parse(keys: &Keys<'_>, layers: &mut [LayerConfig]) -> Result<(), M
         match block {
             Block::Mamba => (layer.mixers, layer.mlp) = (mamba2.into_iter().collect(), None),
             Block::Attention => layer.mlp = None,
-            // The experts take the place of the MLP later.
+            // The MLP of layers with experts is replaced later.
             Block::Mlp | Block::Experts => layer.mixers.clear(),
         }
     }
@@ -77,14 +77,14 @@ pub(super) fn parse(keys: &Keys<'_>, layers: &mut [LayerConfig]) -> Result<(), M
 
 /// The sizes of Mamba-2.
 fn sizes(keys: &Keys<'_>) -> Result<Mamba2Config, ModelError> {
-    // Biases of the projections, which published models do not have.
+    // These are biases of the projections, which published models do not have.
     for key in ["use_bias", "mamba_proj_bias"] {
         if keys.flag(key)?.unwrap_or(false) {
             return Err(keys.unsupported(key, "false"));
         }
     }
-    // transformers bounds time steps by `time_step_min`, too, but only those of prompts. The code
-    // of the models' authors does not.
+    // transformers also bounds time steps by `time_step_min`, but only while it processes prompts.
+    // The code of the models' authors does not.
     mamba::refuse_options(keys, "mamba_hidden_act")?;
     let size = |key, default| keys.size(key).map(|size| size.unwrap_or(default));
     Ok(Mamba2Config {

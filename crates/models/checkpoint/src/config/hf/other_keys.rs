@@ -1,17 +1,17 @@
-//! Decides about the keys of a `config.json` that no part of the decoder has asked for. A key is
-//! used, or it is refused by the code that reads it, or it has no effect and is in a list here, or
-//! users are told that it has no effect. No key is ignored silently because nobody knew it.
+//! Handles the keys of a `config.json` that no part of the decoder has read. Every key is used, or
+//! refused by the code that reads it, or in a list below because it has no effect. For any other
+//! key, users are told that it has no effect. No key is ignored silently.
 
 use serde_json::Value;
 
 use super::super::keys::Keys;
 use crate::error::quoted;
 
-/// Maximum number of keys that are named.
+/// Maximum number of keys in the notes.
 const NOTES_MAX: usize = 20;
 
-/// Keys of other parts of a model: the encoders of images and sounds, embeddings and skills, which
-/// have their own readers, and the tokens that stand for images and sounds.
+/// Keys of other parts of a model, which have their own readers: encoders of images and sounds,
+/// embeddings and skills, and the tokens that stand for images and sounds.
 const OTHER_PARTS: [&str; 42] = [
     "_pad_token_id",
     "audio_config",
@@ -57,7 +57,7 @@ const OTHER_PARTS: [&str; 42] = [
     "vision_start_token_id",
 ];
 
-/// Keys of training, and of initial weights.
+/// Keys about training and initial weights.
 const TRAINING: [&str; 36] = [
     "attention_dropout",
     "attention_probs_dropout_prob",
@@ -172,31 +172,31 @@ const COMPUTATION: [&str; 67] = [
 /// Keys that are not read because another key of the file has the same meaning, or because the
 /// model lacks the part that they describe.
 const REPLACED: [&str; 14] = [
-    // Latent attention has sizes of its own.
+    // Latent attention has its own sizes.
     "head_dim",
     "num_key_value_heads",
-    // The MLP of gpt-oss and Nemotron-H has one activation function.
+    // The MLPs of gpt-oss and Nemotron-H always have the same activation function.
     "hidden_act",
-    // Without windows.
+    // These are unused in models without windows.
     "sliding_window",
     "use_sliding_window",
-    // Next to `layer_types` and `no_rope_layers`.
+    // These are replaced by `layer_types` and `no_rope_layers`.
     "full_attn_idxs",
     "no_rope_layer_interval",
     "sliding_window_pattern",
-    // In `rope_parameters`, next to `rope_type`.
+    // These are in `rope_parameters`, and are replaced by `rope_type` and the outer key.
     "max_position_embeddings",
     "type",
-    // Without a norm in Mamba-2, and next to `mamba_d_ssm`.
+    // These are unused without a norm in Mamba-2, or next to `mamba_d_ssm`.
     "mamba_expand",
     "mamba_norm_before_gate",
-    // With one group of experts, and next to the width of shared experts.
+    // These are unused with one group of experts, or next to the width of shared experts.
     "n_shared_experts",
     "topk_group",
 ];
 
-/// Keys that older versions of transformers wrote for the generation of text. Without a
-/// `generation_config.json`, the loader reads those that are used.
+/// Keys that older versions of transformers wrote for text generation. Without a
+/// `generation_config.json`, the loader reads the ones that it supports.
 const GENERATION: [&str; 40] = [
     "bad_words_ids",
     "begin_suppress_tokens",
@@ -240,11 +240,11 @@ const GENERATION: [&str; 40] = [
     "eos_token_id",
 ];
 
-/// What users are told about the keys of `root` that have not been asked for and are not in one of
-/// the lists. Values that switch something off are not named.
+/// Notes for users about the keys of `root` that have not been read and are not in one of the
+/// lists. Keys whose value switches something off are left out.
 pub(super) fn notes(root: &Keys<'_>) -> Vec<String> {
     let lists: [&[&str]; 5] = [&OTHER_PARTS, &TRAINING, &COMPUTATION, &REPLACED, &GENERATION];
-    // Tools write many keys about how they have quantised. The keys that matter are read.
+    // Quantization tools write many keys about their settings. The relevant ones are read.
     let skipped = ["quantization_config.", "compression_config."];
     let is_listed = |path: &str| {
         if skipped.iter().any(|object| path.contains(object)) {
@@ -264,7 +264,7 @@ pub(super) fn notes(root: &Keys<'_>) -> Vec<String> {
     named.take(NOTES_MAX).map(note).collect()
 }
 
-/// Whether a value says that a thing is not used.
+/// Whether a value switches something off.
 fn is_off(value: &Value) -> bool {
     match value {
         Value::Null | Value::Bool(false) => true,
@@ -284,8 +284,8 @@ mod tests {
     use super::super::parse;
     use super::*;
 
-    /// Goal: every key of the configurations of transformers of every supported type is used or in
-    /// one of the lists, and the lists have each key once.
+    /// Goal: every key of transformers' configurations of every supported type is used or in one of
+    /// the lists, and the lists have each key once.
     #[test]
     fn every_published_key_is_decided() {
         let lists: [&[&str]; 5] = [&OTHER_PARTS, &TRAINING, &COMPUTATION, &REPLACED, &GENERATION];
@@ -308,7 +308,7 @@ mod tests {
         assert!(undecided.is_empty(), "{undecided:#?}");
     }
 
-    /// Goal: unknown keys with a value are named, also those of nested objects; others are not.
+    /// Goal: unknown keys with a value are named, also in nested objects. Other keys are not named.
     #[test]
     fn unknown_keys_are_named() {
         let config = json!({

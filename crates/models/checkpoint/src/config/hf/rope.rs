@@ -12,23 +12,23 @@ const TYPES: &str = "default, linear, dynamic, llama3, yarn or longrope";
 /// The rotary embeddings of a model.
 pub(super) struct Ropes {
     pub(super) list: Vec<Rope>,
-    /// Index of the one that layers with a sliding window use.
+    /// Index in `list` of the rotary embedding of layers with a sliding window.
     pub(super) local: usize,
-    /// See [`DecoderConfig::rotary_dim`](crate::DecoderConfig::rotary_dim).
+    /// Number of leading elements of each head that are rotated; `None` for all of them.
     pub(super) rotary_dim: Option<usize>,
 }
 
-/// What the keys of a rotary embedding refer to. Lengths are in positions.
+/// The context in which the keys of a rotary embedding are parsed. Lengths are in positions.
 #[derive(Clone, Copy)]
 struct Context {
     /// Whether only a part of each head may be rotated.
     partial: bool,
-    /// Number of elements of a head that `proportional` refers to, and the default of the share of
-    /// its pairs; `None` if the architecture does not have it.
+    /// For the type `proportional`, the number of elements of a head, and the default of the share
+    /// of its pairs that are rotated; `None` if the architecture does not have this type.
     proportional: Option<(usize, f64)>,
     max_positions: usize,
-    /// That of the model's original training, if it is known from outside of the object with the
-    /// parameters.
+    /// Context length of the model's original training, if it is given outside of the object with
+    /// the parameters.
     original: Option<usize>,
 }
 
@@ -91,7 +91,7 @@ pub(super) fn parameters<'a>(keys: &Keys<'a>) -> Result<Option<Keys<'a>>, ModelE
 }
 
 /// The sections of rotary positions with three coordinates, if the file has them. transformers
-/// interleaves them and does not read `mrope_interleaved`; models for which it is false have
+/// always interleaves them and does not read `mrope_interleaved`. Models for which it is false have
 /// another architecture.
 fn sections(parameters: &Keys<'_>) -> Result<Option<[usize; 3]>, ModelError> {
     if parameters.flag("mrope_interleaved")? == Some(false) {
@@ -104,8 +104,9 @@ fn sections(parameters: &Keys<'_>) -> Result<Option<[usize; 3]>, ModelError> {
     }
 }
 
-/// A rotary embedding of layers without a window (index 0), to which `rope_scaling` applies, and
-/// one of layers with a window. The thetas are those of missing keys.
+/// The rotary embeddings of layers without a window (index 0) and of layers with a window (index
+/// 1). `rope_scaling` applies to the first one. `theta` and `local_theta` are the defaults of
+/// missing keys.
 fn global_and_local(
     keys: &Keys<'_>,
     context: Context,
@@ -150,7 +151,7 @@ fn one(parameters: &Keys<'_>, theta: f64, context: Context) -> Result<Rope, Mode
     let theta = parameters.positive("rope_theta")?.unwrap_or(theta);
     let key = if parameters.value("rope_type").is_some() { "rope_type" } else { "type" };
     let kind = parameters.text(key)?.unwrap_or("default");
-    // transformers refuses null, which is not the same as a missing type.
+    // transformers refuses null, which is different from a missing type.
     let is_null = parameters.given("rope_type") && parameters.value(key).is_none();
     if is_null && parameters.given("factor") {
         return Err(parameters.unsupported("rope_type", TYPES));
@@ -171,7 +172,7 @@ fn one(parameters: &Keys<'_>, theta: f64, context: Context) -> Result<Rope, Mode
         // which is the longest context here.
         "dynamic" if !parameters.given("alpha") => RopeScaling::None,
         "linear" => RopeScaling::Linear { factor: required(parameters, "factor")? },
-        // Phi-3's files may have older names of LongRoPE.
+        // Files of Phi-3 may have older names of LongRoPE.
         "longrope" | "su" => long_rope(parameters, context)?,
         "yarn" if parameters.given("long_factor") => long_rope(parameters, context)?,
         "yarn" => yarn(parameters, context)?,
@@ -194,7 +195,7 @@ fn one(parameters: &Keys<'_>, theta: f64, context: Context) -> Result<Rope, Mode
     Ok(Rope { theta, scaling, sections: None })
 }
 
-/// The scaling `proportional`, with which this share of the pairs of a head is rotated.
+/// The scaling for the type `proportional`, which rotates the share `share` of the pairs of a head.
 fn first_pairs(head_dim: usize, share: f64, factor: f64) -> RopeScaling {
     RopeScaling::FirstPairs { pairs: (share * head_dim as f64 / 2.0) as usize, factor }
 }
@@ -236,7 +237,7 @@ fn long_rope(parameters: &Keys<'_>, context: Context) -> Result<RopeScaling, Mod
 }
 
 impl Context {
-    /// The share of each head that is rotated, if `keys` gives it.
+    /// The share of each head that is rotated, if `keys` has it.
     fn rotary_share(self, keys: &Keys<'_>) -> Result<Option<f64>, ModelError> {
         match keys.number("partial_rotary_factor")? {
             Some(share) if share != 1.0 && !self.partial => {

@@ -57,7 +57,7 @@ fn defaults_are_those_of_transformers() {
         [
             config.vocab_size,
             config.hidden_size,
-            // That of experts, if all layers have them.
+            // If all layers have experts, the width is the width of experts.
             config.experts().map_or_else(|| dense(config).width, |experts| experts.width),
             config.layers.len(),
             attention(config).heads,
@@ -101,7 +101,7 @@ fn defaults_are_those_of_transformers() {
     assert_eq!(ids("gemma3_text"), (Some(2), vec![1]));
 }
 
-/// Goal: biases, norms of q and k, and the attention scale are those of the architecture.
+/// Goal: biases, norms of q and k, and the attention scale follow from the architecture.
 #[test]
 fn biases_norms_and_scales_follow_the_architecture() {
     let biases = |value: Value| {
@@ -222,8 +222,8 @@ fn experts_follow_the_configuration() {
     assert!(read(scale).unwrap_err().to_string().contains("`routed_scaling_factor`"));
 }
 
-/// Goal: Ministral 3 is found in the wrapper that it shares with Mistral Small, and its queries have
-/// the factor that the keys or the defaults say.
+/// Goal: Ministral 3 is recognized in the wrapper that it shares with Mistral Small, and its
+/// queries have the factor in the keys or the default.
 #[test]
 fn ministral_3_follows_the_configuration() {
     let scaling = |extra: Value| {
@@ -254,8 +254,8 @@ fn ministral_3_follows_the_configuration() {
     }
 }
 
-/// Goal: Granite 4 is read with and without experts, and options that are not known are refused by
-/// their key.
+/// Goal: Granite 4 is read with and without experts, and unknown options are refused, with their
+/// key.
 #[test]
 fn granite_4_follows_the_configuration() {
     let base = json!({
@@ -285,7 +285,7 @@ fn granite_4_follows_the_configuration() {
     }
 }
 
-/// Goal: StarCoder 2 and Cohere 2 have layer norms, the keys that they alone have, and the defaults
+/// Goal: StarCoder 2 and Cohere 2 have layer norms, the keys that only they have, and the defaults
 /// of transformers.
 #[test]
 fn models_with_layer_norms_follow_the_configuration() {
@@ -316,8 +316,8 @@ fn models_with_layer_norms_follow_the_configuration() {
     assert_eq!(rotated, [true, true, true, false, true, true, true, false]);
 }
 
-/// Goal: in EXAONE 4, only the layers with a window have a rope, if there are any; without a window
-/// all have one. OLMoE's clipping is refused.
+/// Goal: in EXAONE 4, only the layers with a window have a rotary embedding, if there are any.
+/// Without windows, all layers have one. OLMoE's clipping is refused.
 #[test]
 fn exaone_4_and_olmoe_follow_the_configuration() {
     let ropes = |extra: Value| {
@@ -338,7 +338,8 @@ fn exaone_4_and_olmoe_follow_the_configuration() {
 }
 
 /// Goal: the layers with a convolution, the number of taps, the width of the MLP and the other keys
-/// that only LFM2 has are those of transformers; what is not implemented is refused.
+/// that only LFM2 has have the same meaning as in transformers. Options that are not implemented
+/// are refused.
 #[test]
 fn convolutions_follow_the_configuration() {
     let lfm2 = |extra: Value| {
@@ -483,7 +484,7 @@ fn older_and_newer_rope_keys_are_equivalent() {
 
 /// Goal: the published configurations of Phi-3 and Phi-4 are read: the window of all layers, the
 /// rotated part of each head, and the divisors for the context length. LongRoPE's attention factor
-/// is that of transformers.
+/// is the same as in transformers.
 #[test]
 fn phi_configurations_are_read() {
     let phi = |extra: Value| {
@@ -513,7 +514,7 @@ fn phi_configurations_are_read() {
     for name in ["longrope", "su", "yarn"] {
         let long = divisors(2.5, 1.190_238_1, Some(1.5));
         assert_eq!(scaling(long_rope(name, 131_072)), long);
-        // A limit of the context selects the other factors, and nothing else changes.
+        // A limit of the context selects the other divisors, and changes nothing else.
         for (limit, part) in [(None, "more than 4096"), (Some(4097), "more than 4096")] {
             let mut config = phi(long_rope(name, 131_072));
             let notes = config.limit_context(limit);
@@ -548,8 +549,8 @@ fn phi_configurations_are_read() {
     assert!(phi4_mini.tie_word_embeddings);
 }
 
-/// Goal: Gemma 2's soft-capping, scale of scores and alternating windows are read, from the keys
-/// and from their defaults, and null turns soft-capping off.
+/// Goal: Gemma 2's soft caps, scale of scores and alternating windows are read, from the keys and
+/// from their defaults, and null switches soft-capping off.
 #[test]
 fn gemma2_configurations_are_read() {
     let gemma = |extra: Value| decoder(with(json!({ "model_type": "gemma2" }), &extra));
@@ -746,7 +747,7 @@ fn errors_name_the_key() {
     }
 }
 
-/// Goal: the frequencies equal those that transformers' `LlamaRotaryEmbedding` computes.
+/// Goal: the frequencies are the same as in transformers' `LlamaRotaryEmbedding`.
 #[test]
 fn frequencies_match_transformers() {
     let check = |value: Value, expected: &[f32]| {
@@ -780,8 +781,8 @@ fn frequencies_match_transformers() {
     );
 }
 
-/// Goal: YaRN's frequencies and attention factors equal those of transformers, and the context
-/// length is the one that the scaling is made for.
+/// Goal: YaRN's frequencies and attention factors are the same as in transformers, and the context
+/// length is the one for which the scaling is designed.
 #[test]
 fn yarn_matches_transformers() {
     let check = |value: Value, frequencies: &[f32], factor: f32, context: usize| {
@@ -795,7 +796,7 @@ fn yarn_matches_transformers() {
             assert!((got / expected - 1.0).abs() < 2e-6, "{got} {expected}");
         }
     };
-    // As the model cards of Qwen2.5 and Qwen3 advise: the context length stays as it was.
+    // The model cards of Qwen2.5 and Qwen3 advise this. The context length does not change.
     check(
         json!({ "model_type": "qwen2", "head_dim": 16, "rope_theta": 1e6,
             "max_position_embeddings": 32_768, "rope_scaling": {

@@ -7,7 +7,7 @@ fn read(quantization: Value) -> Result<Option<Quantization>, ModelError> {
     parse(&Keys::root("config.json", &config)?)
 }
 
-/// A configuration of compressed-tensors with the keys of `weights` replaced.
+/// A configuration of compressed-tensors with some keys of `weights` replaced.
 fn compressed_with(format: &str, weights: Value) -> Value {
     let mut all = json!({ "num_bits": 8, "type": "int", "strategy": "channel", "symmetric": true });
     for (key, value) in weights.as_object().unwrap() {
@@ -21,7 +21,7 @@ fn compressed_with(format: &str, weights: Value) -> Value {
     })
 }
 
-/// Goal: the configurations of popular models on the hub are understood.
+/// Goal: the configurations of popular models on the hub are parsed.
 #[test]
 fn usual_configurations_are_read() {
     let qwen_fp8 = json!({ "activation_scheme": "dynamic", "fmt": "e4m3", "quant_method": "fp8",
@@ -67,7 +67,7 @@ fn usual_configurations_are_read() {
     assert_eq!(read(json!(null)).unwrap(), None);
 }
 
-/// Goal: what is not supported is refused with its name.
+/// Goal: formats that are not supported are refused, with their name.
 #[test]
 fn other_formats_are_refused_by_name() {
     let gptq = |key: &str, value: Value| {
@@ -131,8 +131,8 @@ fn other_formats_are_refused_by_name() {
     }
 }
 
-/// Goal: with GPTQModel's `dynamic`, the first pattern that matches the beginning of a module's
-/// name says what is different in it, as in GPTQModel.
+/// Goal: as in GPTQModel, the first pattern of `dynamic` that matches the beginning of a module's
+/// name determines the differences of this module.
 #[test]
 fn modules_may_be_quantised_in_another_way() {
     let value = json!({ "quant_method": "gptq", "bits": 4, "group_size": 128, "dynamic": {

@@ -6,10 +6,10 @@ use crate::config::{DecoderConfig, DeltaNetConfig, DeltaNetKind};
 /// The weights of Gated DeltaNet or Kimi Delta Attention.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DeltaNetWeights {
-    /// What the weights are used for.
+    /// The configuration of the layer.
     pub config: DeltaNetConfig,
-    /// The projections to queries, keys and values, `[channels, hidden_size]` together: one for all
-    /// of them, or one for each.
+    /// The projections to queries, keys and values, `[channels, hidden_size]` in total. There is
+    /// one for all of them, or one for each.
     pub qkv: Vec<LinearWeights>,
     /// The projection to the gates of the outputs, to `value_width` features.
     pub gate: FactoredWeights,
@@ -17,22 +17,23 @@ pub struct DeltaNetWeights {
     pub strength: LinearWeights,
     /// The projection to the time steps before their softplus, one for each decay.
     pub step: FactoredWeights,
-    /// Added to the time steps before their softplus, one for each decay.
+    /// Biases that are added to the time steps before their softplus, one for each decay.
     pub step_bias: TensorSpec,
-    /// The decay rates, `[value_heads]`, as [`DeltaNetConfig::log_rates`] says.
+    /// The decay rates, `[value_heads]`, in the form that [`DeltaNetConfig::log_rates`] states.
     pub rates: TensorSpec,
-    /// `[channels, taps]` together, the oldest position first, divided as `qkv`.
+    /// The taps of the convolution, `[channels, taps]` in total, with the oldest position first.
+    /// They are divided in the same way as `qkv`.
     pub taps: Vec<TensorSpec>,
-    /// Norm of the output of each value head, `[value_dim]`. Its weight has no offset.
+    /// The norm of the output of each value head, `[value_dim]`. Its weight has no offset.
     pub norm: TensorSpec,
-    /// The projection of the output, `[hidden_size, value_width]`.
+    /// The output projection, `[hidden_size, value_width]`.
     pub output: LinearWeights,
 }
 
-/// The weights of a projection of the residual stream, which may be the product of two.
+/// The weights of a projection of the residual stream, which may be the product of two matrices.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FactoredWeights {
-    /// The projection to fewer features, `[rank, hidden_size]`; `None` if there is only one.
+    /// The projection to fewer features, `[rank, hidden_size]`; `None` if there is only one matrix.
     pub down: Option<LinearWeights>,
     /// The projection to the result, `[out, rank or hidden_size]`.
     pub up: LinearWeights,
@@ -50,8 +51,8 @@ struct Names {
     output: &'static str,
 }
 
-/// The name of a projection. If it is the product of two, it is that of the second one, and there are
-/// the name of the first one and the number of its features.
+/// The name of a projection. If it is the product of two matrices, this is the name of the second
+/// one, followed by the name of the first one and its number of features.
 type Factors = (&'static str, Option<(&'static str, usize)>);
 
 impl Names {
@@ -82,8 +83,8 @@ impl Names {
 }
 
 impl DecoderConfig {
-    /// The Gated DeltaNet or Kimi Delta Attention of a layer. `at` is the name of a module of the
-    /// layer.
+    /// The weights of Gated DeltaNet or Kimi Delta Attention. `at` returns the full name of a
+    /// module of the layer.
     pub(super) fn delta_net_weights(
         &self,
         config: &DeltaNetConfig,
@@ -122,7 +123,7 @@ impl DecoderConfig {
             config: *config,
             qkv: parts(names.qkv).into_iter().map(qkv_of).collect(),
             gate: factored(names.gate, config.value_width(), TensorRole::Matrix),
-            // Small errors of these add up over all later positions.
+            // Small errors of strengths and time steps add up over all later positions.
             strength: projection(names.strength, [config.value_heads, hidden], TensorRole::Router),
             step: factored(names.step, decays, TensorRole::Router),
             step_bias: vector("dt_bias", decays),

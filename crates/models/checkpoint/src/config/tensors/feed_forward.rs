@@ -1,5 +1,4 @@
-//! The weights of what layers compute after they have mixed positions: MLPs and mixtures of
-//! experts.
+//! The weights of the second half of layers: MLPs and mixtures of experts.
 
 use super::{LinearWeights, NormWeights, StackedWeights, TensorRole, TensorSpec};
 use super::{factors, linear, norm};
@@ -15,7 +14,7 @@ pub struct MlpWeights {
     pub inputs: MlpInputs,
     /// The projection back to `hidden_size`.
     pub down: LinearWeights,
-    /// Factor of the output.
+    /// Factor by which the output is multiplied.
     pub output_factor: f32,
 }
 
@@ -32,14 +31,14 @@ pub enum MlpInputs {
 /// A mixture of experts.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ExpertsWeights {
-    /// How experts are chosen.
+    /// The configuration, which says how experts are chosen.
     pub config: ExpertsConfig,
-    /// `[hidden_size]`: weights of the RMS norm of the router's input, times the root of
-    /// `hidden_size`; `None` if the router reads what the experts read.
+    /// Weights of the RMS norm of the router's input, times the square root of `hidden_size`:
+    /// `[hidden_size]`. `None` if the router reads the input of the experts.
     pub router_scale: Option<TensorSpec>,
-    /// `[experts, hidden_size]`: the score of each expert.
+    /// The projection to the score of each expert, `[experts, hidden_size]`.
     pub router: LinearWeights,
-    /// The bias of each expert in the choice of experts, `[experts]`.
+    /// The bias of each expert's score, `[experts]`. It affects only which experts are chosen.
     pub bias: Option<TensorSpec>,
     /// The factor of each expert's weight, `[experts]`; `None` for 1.
     pub factors: Option<TensorSpec>,
@@ -54,12 +53,12 @@ pub struct ExpertsWeights {
 pub struct SharedExpertWeights {
     /// Its MLP.
     pub mlp: MlpWeights,
-    /// `[1, hidden_size]`: the score whose sigmoid is the factor of its output; `None` for the
-    /// factor 1.
+    /// The projection to a score, `[1, hidden_size]`, whose sigmoid is the factor of the expert's
+    /// output; `None` for the factor 1.
     pub gate: Option<LinearWeights>,
 }
 
-/// What a layer computes after it has mixed positions.
+/// The weights of the second half of a layer, after its mixers.
 #[allow(clippy::large_enum_variant, reason = "there is one per layer, while a model is loaded")]
 #[derive(Clone, Debug, PartialEq)]
 pub enum FeedForwardWeights {
@@ -82,26 +81,27 @@ impl FeedForwardWeights {
     }
 }
 
-/// An MLP and a mixture of experts, both of which read the residual stream. Norms are
-/// `[hidden_size]`. The norm before the MLP is the layer's
-/// [`mlp_input_norm`](super::LayerWeights::mlp_input_norm), and that of the sum of the outputs its
+/// An MLP and a mixture of experts, which both read the residual stream. Norms are `[hidden_size]`.
+/// The norm before the MLP is the layer's [`mlp_input_norm`](super::LayerWeights::mlp_input_norm).
+/// The norm of the sum of both outputs is the layer's
 /// [`mlp_output_norm`](super::LayerWeights::mlp_output_norm).
 #[derive(Clone, Debug, PartialEq)]
 pub struct DenseAndExpertsWeights {
     /// The MLP for all tokens.
     pub mlp: MlpWeights,
-    /// Norm of its output.
+    /// The norm of the MLP's output.
     pub mlp_output_norm: TensorSpec,
-    /// Norm of the residual stream before the experts.
+    /// The norm of the residual stream before the experts.
     pub experts_input_norm: NormWeights,
     /// The experts.
     pub experts: ExpertsWeights,
-    /// Norm of their output.
+    /// The norm of the experts' output.
     pub experts_output_norm: TensorSpec,
 }
 
 impl DecoderConfig {
-    /// What a layer has after its mixers. `at` is the name of a module of the layer.
+    /// The weights after the mixers of a layer. `at` returns the full name of a module of the
+    /// layer.
     pub(super) fn feed_forward_weights(
         &self,
         config: &FeedForwardConfig,
@@ -130,7 +130,7 @@ impl DecoderConfig {
         }
     }
 
-    /// The MLP `module`.
+    /// The weights of the MLP `module`.
     fn mlp_weights(&self, module: &str, config: &MlpConfig) -> MlpWeights {
         let MlpConfig { width, activation, bias, output_factor } = *config;
         let hidden = self.hidden_size;
@@ -148,7 +148,8 @@ impl DecoderConfig {
         MlpWeights { inputs, down, output_factor }
     }
 
-    /// A mixture of experts with these names of the modules of the router, the experts and the MLP.
+    /// The weights of a mixture of experts, with these module names of the router, the experts and
+    /// the MLP.
     fn expert_weights(
         &self,
         config: ExpertsConfig,

@@ -1,5 +1,6 @@
-//! Lists the tensors of each part of a decoder, in the order of the forward pass. Each part is taken
-//! apart field by field, so that a tensor that is added does not compile until it is listed.
+//! Lists the tensors of each part of a decoder, in the order of the forward pass. Each part is
+//! destructured with all fields named, so a tensor that is added is a compile error until it is
+//! listed.
 
 use super::{
     AttentionWeights, ConvolutionWeights, DeltaNetWeights, DenseAndExpertsWeights, ExpertsWeights,

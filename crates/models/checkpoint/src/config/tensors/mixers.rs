@@ -1,4 +1,4 @@
-//! The weights of what layers have to mix positions.
+//! The weights of the mixers of layers.
 
 use super::delta_net::DeltaNetWeights;
 use super::{LinearWeights, StackedWeights, TensorRole, TensorSpec, linear, matrix, norm};
@@ -10,57 +10,58 @@ use crate::config::{
 /// The weights of attention.
 #[derive(Clone, Debug, PartialEq)]
 pub struct AttentionWeights {
-    /// What the weights are used for.
+    /// The configuration of the layer.
     pub config: AttentionConfig,
     /// The projections to queries, keys and values.
     pub qkv: QkvWeights,
-    /// Norm of queries: `[head_dim]`, or `[num_heads * head_dim]`, as [`AttentionConfig::qk_norm`]
-    /// says.
+    /// The norm of queries: `[head_dim]`, or `[num_heads * head_dim]`, depending on
+    /// [`AttentionConfig::qk_norm`].
     pub q_norm: Option<TensorSpec>,
-    /// Norm of keys: `[head_dim]`, or `[num_kv_heads * head_dim]`. `None` also if the layer reads
-    /// the keys of another one.
+    /// The norm of keys: `[head_dim]`, or `[num_kv_heads * head_dim]`. `None` also if the layer
+    /// reads the keys of another layer.
     pub k_norm: Option<TensorSpec>,
     /// The score of the attention sink of each head, `[num_heads]`.
     pub sinks: Option<TensorSpec>,
-    /// What makes the factors of queries and values, as
-    /// [`AttentionConfig::selective`] says.
+    /// The weights of the factors of queries and values, if attention is selective
+    /// ([`AttentionConfig::selective`]).
     pub selective: Option<SelectiveWeights>,
-    /// The projection to the gates of attention's output. Files have it in one matrix with that to
-    /// queries.
+    /// The projection to the gates of attention's output. Files combine it with the projection to
+    /// queries in one matrix.
     pub gate: Option<LinearWeights>,
-    /// The projection of attention's output.
+    /// The output projection.
     pub output: LinearWeights,
 }
 
 /// The weights of the factors of queries and values in selective attention.
 #[derive(Clone, Debug, PartialEq)]
 pub struct SelectiveWeights {
-    /// The projection of a token's queries, keys and values to the part of the factors of queries
+    /// The projection of a token's queries, keys and values to the part of the queries' factors
     /// that depends on the token, `[num_heads, 3 * num_heads * head_dim]`.
     pub queries: TensorSpec,
-    /// The same for values.
+    /// The same projection for the factors of values.
     pub values: TensorSpec,
-    /// How the factors of a head depend on the position, `[num_heads]`.
+    /// The coefficient of the part of each head's factors that depends on the position,
+    /// `[num_heads]`.
     pub alpha: TensorSpec,
 }
 
-/// The projections to queries, keys and values. Files may have one matrix in their place, with the
-/// rows of one after the other (Phi-3), and so may a backend.
+/// The projections to queries, keys and values. A file may store one matrix instead, which has the
+/// rows of all of them, one after the other (Phi-3), and a backend may keep them so.
 #[derive(Clone, Debug, PartialEq)]
 pub struct QkvWeights {
-    /// The name of the matrix that a file may have in place of the parts' matrices.
+    /// The name of the matrix that a file may have instead of the parts' matrices.
     pub name: String,
     /// The projection to queries.
     pub query: LinearWeights,
     /// The projection to keys; `None` if the layer reads the keys and values of another one.
     pub key: Option<LinearWeights>,
-    /// The projection to values; `None` also if values are projected as keys are.
+    /// The projection to values; `None` also if values are projected with the matrix of keys.
     pub value: Option<LinearWeights>,
 }
 
 impl QkvWeights {
-    /// The name of a matrix with the rows of all projections, and these; `None` if the layer does
-    /// not have all of them.
+    /// The name of a matrix with the rows of all projections, and the projections; `None` if the
+    /// layer does not have all of them.
     pub(super) fn matrices(self) -> Option<(String, Vec<TensorSpec>)> {
         let parts = [self.query, self.key?, self.value?].map(|part| part.weight);
         Some((self.name, parts.into()))
@@ -72,72 +73,73 @@ impl QkvWeights {
     }
 }
 
-/// The weights of a short convolution (LFM2): `output(gate * taps(factor * x))`, where `taps` adds
-/// up the last positions of each channel.
+/// The weights of a short convolution (LFM2): `output(gate * taps(factor * x))`, where `taps` is
+/// the weighted sum over the last positions of each channel.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ConvolutionWeights {
     /// The projections to the factor of the inputs, the gate of the outputs, and the inputs, each
     /// `[hidden_size, hidden_size]`.
     pub inputs: StackedWeights<3>,
-    /// `[hidden_size, taps]`, the oldest position first.
+    /// The taps of the convolution, `[hidden_size, taps]`, with the oldest position first.
     pub taps: TensorSpec,
-    /// The projection of the convolution's output.
+    /// The output projection.
     pub output: LinearWeights,
 }
 
 /// The weights of Mamba-2.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Mamba2Weights {
-    /// What the weights are used for.
+    /// The configuration of the layer.
     pub config: Mamba2Config,
     /// The projections to the gates of the outputs, `[heads * head_dim, hidden_size]`, to values,
     /// keys and queries, `[channels, hidden_size]`, and to the time steps before their softplus,
     /// `[heads, hidden_size]`.
     pub inputs: StackedWeights<3>,
-    /// Added to the time steps before their softplus, `[heads]`.
+    /// Biases that are added to the time steps before their softplus, `[heads]`.
     pub step_bias: TensorSpec,
-    /// The decay rates, `[heads]`, as [`Mamba2Config::log_rates`] says.
+    /// The decay rates, `[heads]`, in the form that [`Mamba2Config::log_rates`] states.
     pub rates: TensorSpec,
-    /// The factor with which each head's value is added to its output, `[heads]`.
+    /// The factor by which each head's value is multiplied before it is added to the head's output,
+    /// `[heads]`.
     pub skip: TensorSpec,
-    /// `[channels, taps]`, the oldest position first.
+    /// The taps of the convolution, `[channels, taps]`, with the oldest position first.
     pub taps: TensorSpec,
-    /// `[channels]`.
+    /// The bias of the convolution, `[channels]`.
     pub convolution_bias: Option<TensorSpec>,
-    /// Norm of the gated outputs, `[heads * head_dim]`, as [`Mamba2Config::norm`] says. Each group
-    /// of heads is normalized alone.
+    /// The norm of the gated outputs, `[heads * head_dim]`, if [`Mamba2Config::norm`] is true. Each
+    /// group of heads is normalized separately.
     pub norm: Option<TensorSpec>,
-    /// The projection of the output, `[hidden_size, heads * head_dim]`.
+    /// The output projection, `[hidden_size, heads * head_dim]`.
     pub output: LinearWeights,
 }
 
-/// The weights of latent attention. The rows of queries and of the latent vector are in the order
-/// that they have in memory: rotated elements first.
+/// The weights of latent attention. The rows of queries and of the key head have the order in
+/// memory, with rotated elements first.
 #[derive(Clone, Debug, PartialEq)]
 pub struct LatentWeights {
-    /// What the weights are used for.
+    /// The configuration of the layer.
     pub config: LatentConfig,
-    /// The projection to the vector that queries are projections of, `[query_rank, hidden_size]`,
-    /// and the weights of its norm, `[query_rank]`.
+    /// The projection to the low-rank vector of queries, `[query_rank, hidden_size]`, and the
+    /// weights of its norm, `[query_rank]`; `None` if queries are projected directly.
     pub query_down: Option<(LinearWeights, TensorSpec)>,
     /// The projection to queries, `[num_heads * query_dim, query_rank or hidden_size]`.
     pub query: LinearWeights,
-    /// The projection to what is kept of a position, `[kept_dim, hidden_size]`.
+    /// The projection to the key head that is kept of a position, `[kept_dim, hidden_size]`.
     pub latent: LinearWeights,
-    /// Norm of the latent vector, `[width]`.
+    /// The norm of the latent vector, `[width]`.
     pub latent_norm: TensorSpec,
     /// For each head, the transposed projection of latent vectors to keys, `[width, key_dim]`.
     pub keys: Vec<TensorSpec>,
     /// For each head, the projection of latent vectors to values, `[value_dim, width]`.
     pub values: Vec<TensorSpec>,
-    /// The name of the matrix that files may have in place of `keys` and `values`: the projections
-    /// to each head's keys and values, `[num_heads * (key_dim + value_dim), width]`.
+    /// The name of the matrix that files may have instead of `keys` and `values`. It has the
+    /// projections to each head's keys and values, `[num_heads * (key_dim + value_dim), width]`.
     pub name: String,
-    /// The projection of the output, `[hidden_size, num_heads * value_dim]`.
+    /// The output projection, `[hidden_size, num_heads * value_dim]`.
     pub output: LinearWeights,
 }
 
-/// A way in which a layer mixes positions.
+/// The weights of a mixer.
 #[allow(clippy::large_enum_variant, reason = "there is one per layer, while a model is loaded")]
 #[derive(Clone, Debug, PartialEq)]
 pub enum MixerWeights {
@@ -154,7 +156,7 @@ pub enum MixerWeights {
 }
 
 impl DecoderConfig {
-    /// What a layer has for this mixer. `at` is the name of a module of the layer.
+    /// The weights of a mixer. `at` returns the full name of a module of the layer.
     pub(super) fn mixer_weights(
         &self,
         mixer: &MixerConfig,
@@ -175,7 +177,7 @@ impl DecoderConfig {
         }
     }
 
-    /// The attention of a layer. `at` is the name of a module of the layer.
+    /// The weights of attention. `at` returns the full name of a module of the layer.
     fn attention_weights(
         &self,
         config: &AttentionConfig,
@@ -219,13 +221,13 @@ impl DecoderConfig {
         }
     }
 
-    /// The latent attention of a layer. `at` is the name of a module of the layer.
+    /// The weights of latent attention. `at` returns the full name of a module of the layer.
     fn latent_weights(&self, config: &LatentConfig, at: &dyn Fn(&str) -> String) -> LatentWeights {
         let LatentConfig { heads, sizes, .. } = *config;
         let LatentSizes { width, key_dim, value_dim, query_rank, .. } = sizes;
         let hidden = self.hidden_size;
         let at = |part: &str| at(&format!("self_attn.{part}"));
-        // Each is small, and every query passes through both.
+        // These matrices are small, and every query passes through both, so they are not rounded.
         let of_heads = |part: &str, shape: [usize; 2]| {
             let of_head = |head| matrix(&at(&format!("{part}.{head}")), shape, TensorRole::Router);
             (0..heads).map(of_head).collect()
@@ -252,10 +254,10 @@ impl DecoderConfig {
         }
     }
 
-    /// The convolution of a layer. `at` is the name of a module of the layer.
+    /// The weights of a convolution. `at` returns the full name of a module of the layer.
     fn convolution_weights(&self, taps: usize, at: &dyn Fn(&str) -> String) -> ConvolutionWeights {
         let hidden = self.hidden_size;
-        // Files have the three projections as one matrix.
+        // Files have the three projections in one matrix.
         let input = |part: &str| linear(&at(&format!("conv.in_proj.{part}")), [hidden; 2], false);
         ConvolutionWeights {
             inputs: StackedWeights {
@@ -271,11 +273,11 @@ impl DecoderConfig {
         }
     }
 
-    /// The Mamba-2 of a layer. `at` is the name of a module of the layer.
+    /// The weights of Mamba-2. `at` returns the full name of a module of the layer.
     fn mamba2_weights(&self, config: &Mamba2Config, at: &dyn Fn(&str) -> String) -> Mamba2Weights {
         let (hidden, shape) = (self.hidden_size, config.shape());
         let at = |part: &str| at(&format!("mamba.{part}"));
-        // Files have the three projections as one matrix.
+        // Files have the three projections in one matrix.
         let input =
             |part: &str, rows| linear(&at(&format!("in_proj.{part}")), [rows, hidden], false);
         let vector = |part: &str, len| TensorSpec {

@@ -3,17 +3,17 @@
 use super::{LinearWeights, TensorRole, TensorSpec, linear, matrix, norm};
 use crate::config::{DecoderConfig, PerLayerInput};
 
-/// What a layer has for its part of the per-layer embeddings: to the residual stream `x`, it adds
-/// `norm(projection(activation(gate(x)) * input))`.
+/// The weights with which one layer applies its per-layer embeddings. It adds
+/// `norm(projection(activation(gate(x)) * input))` to the residual stream `x`.
 #[derive(Clone, Debug, PartialEq)]
 pub struct PerLayerWeights {
-    /// What the weights are used for.
+    /// The configuration of per-layer embeddings.
     pub config: PerLayerInput,
-    /// `[per_layer_input, hidden_size]`.
+    /// The projection to the gate, `[per_layer_input, hidden_size]`.
     pub gate: LinearWeights,
-    /// `[hidden_size, per_layer_input]`.
+    /// The projection of the product, `[hidden_size, per_layer_input]`.
     pub projection: LinearWeights,
-    /// `[hidden_size]`.
+    /// The norm of the result, `[hidden_size]`.
     pub norm: TensorSpec,
 }
 
@@ -22,16 +22,16 @@ pub struct PerLayerWeights {
 /// per_layer_input)) / sqrt(2)` where `x` are the rows before the first layer.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PerLayerEmbeddingWeights {
-    /// `[vocab_size, layers * per_layer_input]`.
+    /// The embedding, `[vocab_size, layers * per_layer_input]`.
     pub embedding: TensorSpec,
-    /// `[layers * per_layer_input, hidden_size]`.
+    /// The projection of the usual embeddings, `[layers * per_layer_input, hidden_size]`.
     pub projection: LinearWeights,
-    /// Norm of the projection's part for each layer, `[per_layer_input]`.
+    /// The norm of the part of the projection for each layer, `[per_layer_input]`.
     pub norm: TensorSpec,
 }
 
 impl DecoderConfig {
-    /// What a layer has for its part. `at` is the name of a module of the layer.
+    /// The weights of one layer. `at` returns the full name of a module of the layer.
     pub(super) fn per_layer_weights(
         &self,
         config: PerLayerInput,
@@ -46,7 +46,7 @@ impl DecoderConfig {
         }
     }
 
-    /// The per-layer embeddings, with `width` values for each layer.
+    /// The weights of the per-layer embeddings, with `width` values for each layer.
     pub(super) fn per_layer_embedding(&self, width: usize) -> PerLayerEmbeddingWeights {
         let all = self.layers.len() * width;
         let shape = [self.vocab_size, all];

@@ -6,9 +6,9 @@ use crate::config::{LinearWeights, NormKind, NormWeights, TensorRole, TensorSpec
 /// A layer norm.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LayerNormWeights {
-    /// `[hidden_size]`.
+    /// The weight, `[hidden_size]`.
     pub weight: TensorSpec,
-    /// `[hidden_size]`.
+    /// The bias, `[hidden_size]`.
     pub bias: TensorSpec,
 }
 
@@ -19,7 +19,7 @@ pub struct VisionLayerWeights {
     pub attention_norm: LayerNormWeights,
     /// The projections to queries, keys and values.
     pub qkv: [LinearWeights; 3],
-    /// The projection of the heads to the residual stream.
+    /// The output projection of attention.
     pub output: LinearWeights,
     /// The norm before the MLP.
     pub mlp_norm: LayerNormWeights,
@@ -32,13 +32,14 @@ pub struct VisionLayerWeights {
 /// The weights of a projector.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ProjectorWeights {
-    /// `[output_size, factor^2 * hidden_size]`.
+    /// The projection of concatenated features, `[output_size, factor^2 * hidden_size]`.
     PixelShuffle(TensorSpec),
-    /// An average over squares of patches, normed and projected (Gemma 3).
+    /// The mean over squares of patches, normalized and projected (Gemma 3).
     AveragePooling {
         /// The weight of an RMS norm.
         norm: TensorSpec,
-        /// `[hidden_size, output_size]`: transposed, unlike other matrices.
+        /// The projection, which is transposed, unlike other matrices: `[hidden_size,
+        /// output_size]`.
         projection: TensorSpec,
     },
     /// The two projections of an MLP, `[inner_size, 2 * hidden_size]` and
@@ -46,59 +47,62 @@ pub enum ProjectorWeights {
     Tiles(Box<[LinearWeights; 2]>),
     /// MLPs over squares of patches, for several layers of the tower (Qwen3-VL).
     Merger {
-        /// That of the tower's last layer, whose norm is [`VisionWeights::final_norm`].
+        /// The MLP after the tower's last layer. Its norm is [`VisionWeights::final_norm`].
         mlp: Box<[LinearWeights; 2]>,
-        /// Those of the other layers.
+        /// The projectors after earlier layers.
         deepstack: Vec<MergerWeights>,
     },
 }
 
-/// The weights of a projector of the features of a layer that is not the last.
+/// The weights of a projector after a layer other than the last one.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MergerWeights {
-    /// `[factor^2 * hidden_size]`.
+    /// The norm of the concatenated features, `[factor^2 * hidden_size]`.
     pub norm: LayerNormWeights,
-    /// `[factor^2 * hidden_size, factor^2 * hidden_size]` and
-    /// `[output_size, factor^2 * hidden_size]`.
+    /// The MLP, `[factor^2 * hidden_size, factor^2 * hidden_size]` and `[output_size, factor^2 *
+    /// hidden_size]`.
     pub mlp: [LinearWeights; 2],
 }
 
 /// The weights of coordinates and sizes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RegionWeights {
-    /// Norm of the residual stream before it is decoded; `None` if MLPs decode it.
+    /// The norm of the residual stream before the bins are computed; `None` if MLPs compute them.
     pub norm: Option<NormWeights>,
-    /// Those of coordinates, which are one number.
+    /// The weights of coordinates, which are one number.
     pub coordinates: ValueWeights,
-    /// Those of sizes, which are two. The bins of widths are followed by those of heights.
+    /// The weights of sizes, which are two numbers. The bins of widths are followed by the bins of
+    /// heights.
     pub sizes: ValueWeights,
 }
 
-/// The weights of values of one kind.
+/// The weights of one kind of values: coordinates or sizes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ValueWeights {
-    /// The frequencies of the features, `[numbers, features / 2]`.
+    /// The frequencies of the Fourier features, `[numbers, features / 2]`.
     pub frequencies: TensorSpec,
-    /// `[output_size, features]`.
+    /// The projection of the features to an embedding, `[output_size, features]`.
     pub encoder: LinearWeights,
-    /// `[inner_size, output_size]`, if an MLP decodes.
+    /// The first projection of the MLP that computes the bins, `[inner_size, output_size]`, if it
+    /// is an MLP.
     pub inner: Option<LinearWeights>,
-    /// `[bins, inner_size]`, or `[bins, output_size]`.
+    /// The projection to the bins, `[bins, inner_size]`, or `[bins, output_size]` without an MLP.
     pub bins: LinearWeights,
 }
 
 /// All weights of an encoder, in the order of the forward pass.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct VisionWeights {
-    /// `[hidden_size, 3 * frames * patch_size^2]`. Files have it as the kernel of a convolution.
+    /// The projection of patches, `[hidden_size, 3 * frames * patch_size^2]`. In files, it is the
+    /// kernel of a convolution.
     pub patches: LinearWeights,
-    /// `[grid^2, hidden_size]`: added to the features of each patch.
+    /// The learned positions, `[grid^2, hidden_size]`, which are added to the features of patches.
     pub positions: TensorSpec,
     /// The layers of the tower.
     pub layers: Vec<VisionLayerWeights>,
     /// The norm after the last layer.
     pub final_norm: LayerNormWeights,
-    /// From features of patches to rows of the decoder.
+    /// The projector from the features of patches to rows of the decoder.
     pub projector: ProjectorWeights,
 }
 
@@ -167,8 +171,8 @@ impl VisionConfig {
         }
     }
 
-    /// The weights of the projectors of squares of `factor` x `factor` patches, and of `deepstack`
-    /// more layers.
+    /// The weights of the projectors of squares of `factor` x `factor` patches: one after the last
+    /// layer, and `deepstack` after earlier layers.
     fn mergers(&self, factor: usize, deepstack: usize) -> ProjectorWeights {
         let width = factor * factor * self.tower.hidden_size;
         let at = |module: &str| format!("{}{module}", self.tower.prefix);
@@ -186,7 +190,7 @@ impl VisionConfig {
         }
     }
 
-    /// The weights of coordinates and sizes, if these are tokens.
+    /// The weights of coordinates and sizes, if the model has them as tokens.
     pub fn region_weights(&self) -> Option<RegionWeights> {
         let regions = self.regions?;
         let width = self.output_size;

@@ -59,7 +59,7 @@ pub(super) fn parse(sources: &Sources<'_>) -> Result<ImageModel, ModelError> {
     Ok(ImageModel { encoder, processor })
 }
 
-/// The token in the place of an image.
+/// The token that stands for an image in a prompt.
 pub(in crate::load) const IMAGE_TOKEN: &str = "<image_soft_token>";
 
 /// How pictures are prepared for a model with this image token.

@@ -55,7 +55,7 @@ pub(super) fn parse(sources: &Sources<'_>) -> Result<ImageModel, ModelError> {
 /// Maximum length of the longer edge of a picture after it was resized.
 pub(in crate::load) const EDGE_MAX: usize = 1 << 14;
 
-/// The token in the place of an image.
+/// The token that stands for an image in a prompt.
 pub(in crate::load) const IMAGE_TOKEN: &str = "<image>";
 
 /// How pictures are prepared for a model with this image token.

@@ -1,5 +1,5 @@
-//! Moondream 2 and 3. Missing keys have the defaults of the published code, which has no files of a
-//! processor.
+//! Moondream 2 and 3. Missing keys have the defaults of the published code. There is no
+//! configuration of a processor.
 
 use stolon_vision::{MoondreamTiles, ProcessorConfig, Resampling, Tiling};
 
@@ -10,7 +10,7 @@ use crate::config::{
 };
 use crate::error::ModelError;
 
-/// An id that no token has: the place of an image is known before the prompt is tokenised.
+/// An id that no token has, because the place of an image is known before the prompt is tokenized.
 const IMAGE_TOKEN: u32 = u32::MAX;
 
 pub(super) fn parse(config: &Keys<'_>, decoder: &DecoderConfig) -> Result<ImageModel, ModelError> {
@@ -48,7 +48,7 @@ pub(super) fn parse(config: &Keys<'_>, decoder: &DecoderConfig) -> Result<ImageM
     Ok(ImageModel { encoder, processor })
 }
 
-/// How coordinates and sizes are tokens.
+/// The configuration of coordinates and sizes as tokens.
 fn regions(region: Option<&Keys<'_>>, decoder: &DecoderConfig) -> Result<RegionConfig, ModelError> {
     let size = |key: &str, default: usize| match region {
         Some(region) => region.size(key).map(|given| given.unwrap_or(default)),
@@ -70,8 +70,8 @@ fn regions(region: Option<&Keys<'_>>, decoder: &DecoderConfig) -> Result<RegionC
     })
 }
 
-/// Whether bins are decoded by projections of the normalized residual stream (Moondream 3) and not
-/// by MLPs.
+/// Whether projections of the normalized residual stream compute the bins (Moondream 3), instead of
+/// MLPs.
 fn is_linear(region: Option<&Keys<'_>>, decoder: &DecoderConfig) -> Result<bool, ModelError> {
     let default = decoder.architecture == Architecture::Moondream3;
     let Some(region) = region else { return Ok(default) };
@@ -109,7 +109,7 @@ fn encoder(
         norm_eps: 1e-5,
     };
     if let Some(vision) = vision {
-        // The published code has the number of layers in the place of that of patches.
+        // The published code uses the number of layers as the number of patches along an edge.
         let layers = tower.layers;
         if !tower.image_size.is_multiple_of(tower.patch_size) || tower.grid() != layers {
             let expected = format!("{layers} patches, as many as layers");

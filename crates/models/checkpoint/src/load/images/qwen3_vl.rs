@@ -1,5 +1,6 @@
 //! Qwen3-VL, and Qwen3.5, which has the same encoder without DeepStack. Missing keys have the
-//! defaults of transformers, except for the mean and the deviation, which published models have.
+//! defaults of transformers, except for the mean and the deviation, whose defaults are the values
+//! of published models.
 
 use stolon_vision::{ProcessorConfig, Qwen3VlTiles, Resampling, Tiling};
 
@@ -9,8 +10,8 @@ use crate::config::{
 };
 use crate::error::ModelError;
 
-/// Maximum number of positions of an image, unless the shape of a narrow one needs some more. The
-/// published processors allow 16,384, which would take minutes on a CPU and hundreds of megabytes
+/// Maximum number of positions of an image, which only narrow images can exceed. The published
+/// processors allow 16,384 positions, which would take minutes on a CPU and hundreds of megabytes
 /// for activations. A smaller `longest_edge` in the model's files applies.
 const POSITIONS_MAX: usize = 4096;
 
@@ -60,8 +61,8 @@ pub(in crate::load) fn check_decoder(
     Ok(())
 }
 
-/// Whether decoders of this architecture add the outputs of several layers of the encoder to those
-/// of their own first layers.
+/// Whether decoders of this architecture add the outputs of several layers of the encoder to the
+/// outputs of their own first layers.
 fn has_deepstack(architecture: Architecture) -> bool {
     matches!(architecture, Architecture::Qwen3Vl | Architecture::Qwen3VlMoe)
 }
@@ -77,7 +78,7 @@ pub(in crate::load) fn describe(image_token_id: u32, tiles: Qwen3VlTiles) -> Pro
     }
 }
 
-/// The token in the place of an image.
+/// The token that stands for an image in a prompt.
 pub(in crate::load) const IMAGE_TOKEN: &str = "<|image_pad|>";
 
 fn encoder(sources: &Sources<'_>) -> Result<VisionConfig, ModelError> {
@@ -165,7 +166,8 @@ fn tiles(processor: &Keys<'_>, encoder: &VisionConfig) -> Result<Qwen3VlTiles, M
     Ok(bounded(square_edge, [pixels_min, pixels_max]))
 }
 
-/// Squares of this edge, and numbers of pixels that the engine allows.
+/// Squares of this edge, with the minimum and maximum number of pixels limited to what the engine
+/// allows.
 pub(in crate::load) fn bounded(square_edge: usize, pixels: [usize; 2]) -> Qwen3VlTiles {
     let limit = POSITIONS_MAX * square_edge * square_edge;
     let [pixels_min, pixels_max] = pixels.map(|pixels| pixels.min(limit));

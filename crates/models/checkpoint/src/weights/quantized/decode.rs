@@ -1,4 +1,4 @@
-//! Computes the rows of a quantised matrix.
+//! Computes the rows of a quantized matrix.
 
 use half::{bf16, f16};
 
@@ -6,16 +6,16 @@ use super::{AWQ_ORDER, Codes, Converted, Number, Part, Weights, Zeros};
 use crate::error::ModelError;
 use crate::weights::TensorType;
 
-/// Number of rows that are decoded together, a multiple of 8. A cache line holds the words of 16
-/// rows where words are stored by columns.
+/// Number of rows that are decoded together, a multiple of 8. If words are stored by columns, a
+/// cache line has the words of 16 rows.
 const RUN_ROWS: usize = 64;
-/// Maximum number of threads. The parts are read from disk, so more would not help.
+/// Maximum number of threads. More would not help, because the parts are read from disk.
 const THREADS_MAX: usize = 16;
-/// Number of weights below which one thread computes the matrix.
+/// Minimum number of weights of a matrix that several threads compute.
 const PARALLEL_MIN: usize = 1 << 18;
 
 impl Converted {
-    /// The rows of the matrix in the type [`Converted::target`], as in a file.
+    /// Computes the rows of the matrix in the type [`Converted::target`], in the format of a file.
     ///
     /// # Errors
     /// [`ModelError::Malformed`] for a scale that is not finite.
@@ -95,7 +95,7 @@ impl<'a> Decoder<'a> {
         })
     }
 
-    /// Computes the rows from `first` on that `out` has room for.
+    /// Computes as many rows as `out` has room for, beginning with the row `first`.
     fn rows(&self, first: usize, row_bytes: usize, out: &mut [u8]) -> Result<(), ModelError> {
         let columns = self.matrix.columns;
         let mut codes = vec![0; RUN_ROWS * columns];
@@ -155,7 +155,7 @@ impl<'a> Decoder<'a> {
                 }
             }
             Codes::Awq { .. } => {
-                // The first and the last word may also have codes of other rows.
+                // The first and the last word may also contain codes of other rows.
                 let end = first + count;
                 for column in 0..columns {
                     for start in (first / 8 * 8..end).step_by(8) {
@@ -217,7 +217,7 @@ impl<'a> Decoder<'a> {
         }
     }
 
-    /// Writes a row in the type of the target. `values` has room for the row.
+    /// Writes a row in the target type. `values` is a buffer for the row.
     fn emit(&self, codes: &[i16], row: &Row, values: &mut [f32], out: &mut [u8]) {
         match self.matrix.target {
             TensorType::I8Group32 | TensorType::U4Group32 | TensorType::U4Group128 => {
@@ -236,7 +236,7 @@ impl<'a> Decoder<'a> {
         }
     }
 
-    /// Writes a row as blocks with a scale and, for codes of 4 bits, a minimum.
+    /// Writes a row as blocks, which have a scale and, with 4-bit codes, a minimum.
     fn blocks(&self, codes: &[i16], row: &Row, out: &mut [u8]) {
         let target = self.matrix.target;
         let block_len = target.block_len();
@@ -301,7 +301,7 @@ fn code_at(word: u32, index: usize, bits: usize) -> i16 {
     (word >> (index * bits) & ((1 << bits) - 1)) as i16
 }
 
-/// The number `index` of `bytes` as f32.
+/// Converts the number `index` in `bytes` to f32.
 fn float(bytes: &[u8], number: Number, index: usize) -> f32 {
     let at = index * number.bytes();
     match number {
@@ -311,8 +311,8 @@ fn float(bytes: &[u8], number: Number, index: usize) -> f32 {
     }
 }
 
-/// The values of the floats of 8 bits: a sign, 4 bits of exponent with a bias of 7, 3 bits of
-/// mantissa, no infinities, and NaN where all other bits are set (E4M3 of the OCP 8-bit floating
+/// The values of 8-bit floats, which have a sign bit, 4 bits of exponent with a bias of 7, 3 bits
+/// of mantissa, no infinities, and NaN if all other bits are set (E4M3 of the OCP 8-bit floating
 /// point specification).
 static E4M3: [f32; 256] = {
     let mut table = [0.0; 256];
@@ -324,7 +324,7 @@ static E4M3: [f32; 256] = {
         } else if exponent > 0 {
             (exponent + 120) << 23 | mantissa << 20
         } else {
-            // A multiple of 2^-9.
+            // A subnormal number is a multiple of 2^-9.
             (mantissa as f32 / 512.0).to_bits()
         };
         table[code] = f32::from_bits(bits | (code as u32 >> 7) << 31);

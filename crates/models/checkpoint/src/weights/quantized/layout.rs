@@ -1,11 +1,11 @@
-//! Finds the parts of a quantised matrix and checks their types and shapes.
+//! Finds the parts of a quantized matrix and checks their types and shapes.
 
 use super::{Codes, Converted, FLOATS, Number, Part, Scales, Weights, Zeros};
 use crate::config::quantization::Quantization;
 use crate::error::ModelError;
 use crate::weights::TensorType;
 
-/// The type to which rows are decoded if no quantised type has exactly their values.
+/// The type to which rows are decoded if no quantized type represents their values exactly.
 pub(super) const WIDE: TensorType = TensorType::F16;
 
 /// Collects the parts of one matrix.
@@ -16,7 +16,7 @@ pub(super) struct Parts<'a> {
     columns: usize,
     /// The names of the parts that were found.
     pub(super) names: Vec<String>,
-    /// Total size of these parts in bytes.
+    /// Total size of the parts that were found, in bytes.
     bytes: u64,
 }
 
@@ -25,7 +25,8 @@ impl<'a> Parts<'a> {
         Self { weights, module, rows, columns, names: Vec::new(), bytes: 0 }
     }
 
-    /// The matrix in the format `quantization`; `None` if it is not stored in this format.
+    /// Finds the parts of the matrix in the format `quantization`; `None` if it is not stored in
+    /// this format.
     pub(super) fn convert(
         &mut self,
         quantization: &Quantization,
@@ -75,7 +76,8 @@ impl<'a> Parts<'a> {
             }
             None => (self.row_scales(name, 1)?, columns),
         };
-        // The products of floats and scales have more digits than BF16, but the floats have less.
+        // Products of floats and scales have more digits than BF16, but the floats themselves have
+        // fewer.
         Ok(self.converted("FP8", codes, scales, Zeros::Constant(0), group, TensorType::Bf16))
     }
 
@@ -138,7 +140,7 @@ impl<'a> Parts<'a> {
             true => {
                 let shape = [rows, columns.div_ceil(per_word)];
                 let words = self.part("weight_packed", &[Number::I32], &[&shape])?;
-                // The shape of the matrix is that of the configuration.
+                // This part is not needed, because the configuration has the shape of the matrix.
                 self.ignore("weight_shape");
                 Codes::Rows { words, bits }
             }
@@ -168,8 +170,9 @@ impl<'a> Parts<'a> {
         Ok(Converted { order, ..converted })
     }
 
-    /// The type of the rows of codes with `bits` bits in groups of `group` columns: an exact one,
-    /// if the columns are whole blocks of it and no block has columns of two groups.
+    /// The type of rows of codes with `bits` bits in groups of `group` columns. It represents the
+    /// values exactly if the columns fill whole blocks of such a type and no block has columns of
+    /// two groups.
     fn target(&self, bits: usize, group: usize, zeros: &Zeros) -> TensorType {
         let fits = |dtype: TensorType| {
             let block = dtype.block_len();
@@ -178,14 +181,14 @@ impl<'a> Parts<'a> {
         };
         let exact: &[TensorType] = match (bits, zeros) {
             (4, _) => &[TensorType::U4Group128, TensorType::U4Group32],
-            // With other zero points, the differences need more than eight bits.
+            // With other zero points, the differences would need more than eight bits.
             (_, Zeros::Constant(_)) => &[TensorType::I8Group32],
             _ => &[],
         };
         exact.iter().copied().find(|dtype| fits(*dtype)).unwrap_or(WIDE)
     }
 
-    /// The zero points of GPTQ as a constant, if they are those of signed bytes.
+    /// Converts the zero points of GPTQ to a constant, if they are the ones of signed bytes.
     fn constant_zeros(&self, zeros: Zeros) -> Zeros {
         const SIGNED: i32 = 128;
         let Zeros::Columns { words, bits: 8, offset } = &zeros else { return zeros };
@@ -219,14 +222,14 @@ impl<'a> Parts<'a> {
         }
     }
 
-    /// Scales `[groups, rows]`.
+    /// Finds scales with the shape `[groups, rows]`.
     fn column_scales(&mut self, groups: usize) -> Result<Scales, ModelError> {
         let part = self.part("scales", &FLOATS, &[&[groups, self.rows]])?;
         Ok(Scales { part, row_block: 1, row_stride: 1, group_stride: self.rows })
     }
 
-    /// Scales `[rows, groups]`. If there is a single group, they may also be `[rows]`, or a single
-    /// number for the whole matrix.
+    /// Finds scales with the shape `[rows, groups]`. If there is a single group, they may also be
+    /// `[rows]`, or a single number for the whole matrix.
     fn row_scales(&mut self, name: &str, groups: usize) -> Result<Scales, ModelError> {
         let rows = self.rows;
         let whole: [&[usize]; 2] = [&[rows, groups], &[rows]];
@@ -238,7 +241,7 @@ impl<'a> Parts<'a> {
         Ok(Scales { part, row_block, row_stride, group_stride: 1 })
     }
 
-    /// The part `name`, which must have one of the types and one of the shapes.
+    /// Finds the part `name`, which must have one of the types and one of the shapes.
     fn part(
         &mut self,
         name: &str,
@@ -281,7 +284,7 @@ impl<'a> Parts<'a> {
         Ok(Part { region: stored.region, range: stored.range.clone(), number })
     }
 
-    /// Takes a part that says nothing new, if it is there.
+    /// Takes a part that contains no additional information, if it exists.
     fn ignore(&mut self, name: &str) {
         let name = format!("{}.{name}", self.module);
         if self.weights.contains(&name) {
@@ -289,8 +292,8 @@ impl<'a> Parts<'a> {
         }
     }
 
-    /// The groups of the columns, if they are not in order. They are read here, because they decide
-    /// how the matrix is kept in memory.
+    /// Reads the groups of the columns, if they are not in order. This is done here, because the
+    /// groups determine the type in memory.
     fn order(
         &mut self,
         name: &str,

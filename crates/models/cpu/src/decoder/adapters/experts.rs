@@ -1,4 +1,5 @@
-//! Computes the updates of experts, whose rows are those of a batch that use them.
+//! Computes the updates of experts by adapters. The rows of an expert are the rows of the batch
+//! that use it.
 
 use std::mem::take;
 
@@ -8,26 +9,26 @@ use stolon_kernels::{LowRank, Path};
 use super::{AdapterRows, Group, Place, RowUpdates, Task, multiply};
 use crate::workers::Workers;
 
-/// An expert that rows of the batch use: its index, and these rows.
+/// Index of an expert that the batch uses, and the rows that use it.
 pub(in crate::decoder) type ExpertRow<'a> = (usize, &'a [u32]);
 
-/// `scale * A x` of the experts of a layer at one of their sites.
+/// `scale * A x` of a layer's experts at one of their sites.
 #[derive(Debug, Default)]
 pub(super) struct ExpertRows {
-    /// For each row of each expert where its values begin in `lowered`; `None` if it has no adapter
-    /// that changes the expert. Empty if no row has one.
+    /// For each row of each expert, the index of its values in `lowered`; `None` if the row has no
+    /// adapter that changes the expert. Empty if no row has such an adapter.
     starts: Vec<Option<usize>>,
     lowered: Vec<f32>,
 }
 
-/// The updates of an expert of layer `layer`. Rows are counted within the expert.
+/// The updates of an expert of layer `layer`. The indices of rows are indices within the expert.
 #[derive(Clone, Copy, Debug)]
 pub(in crate::decoder) struct ExpertUpdates<'a> {
     adapters: &'a AdapterRows,
     layer: usize,
     site: ExpertSite,
     expert: ExpertRow<'a>,
-    /// Index of the first of its rows in [`ExpertRows::starts`].
+    /// Index of the expert's first row in [`ExpertRows::starts`].
     first: usize,
 }
 
@@ -50,8 +51,8 @@ impl AdapterRows {
         self.groups.iter().any(has)
     }
 
-    /// Computes `A x` for a site of experts. `read` writes the input of a row, which is given by
-    /// the index of its expert in `experts` and its index there.
+    /// Computes `A x` for a site of experts. `read` gets the index of an expert in `experts` and
+    /// the index of a row within this expert, and writes the input of this row.
     pub(in crate::decoder) fn lower_experts(
         &mut self,
         (layer, site): (usize, ExpertSite),
@@ -62,7 +63,8 @@ impl AdapterRows {
         let ExpertRows { mut starts, mut lowered } = take(&mut self.experts[site as usize]);
         let mut inputs = take(&mut self.inputs);
         starts.clear();
-        // The weights of each adapter for each expert, and the indices of their rows.
+        // Index of an expert in `experts`, the weights of an adapter for it, and the rows within
+        // the expert that use them.
         let mut all: Vec<(usize, &SiteWeights, Vec<u32>)> = Vec::new();
         let mut end = 0;
         let used = if self.has_experts((layer, site), experts) { experts } else { &[] };
@@ -96,7 +98,7 @@ impl AdapterRows {
         self.experts[site as usize] = ExpertRows { starts, lowered };
     }
 
-    /// What [`Self::lower_experts`] has computed for `experts`, one entry for each.
+    /// The updates that [`Self::lower_experts`] has prepared, one entry for each of `experts`.
     pub(in crate::decoder) fn expert_updates<'a>(
         &'a self,
         (layer, site): (usize, ExpertSite),

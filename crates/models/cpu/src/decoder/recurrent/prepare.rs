@@ -1,5 +1,5 @@
-//! What the recurrence needs of each row: queries, keys and values after the convolution, decays and
-//! strengths.
+//! Computes the inputs of the recurrence for each row: queries, keys and values after the
+//! convolution, decays and strengths.
 
 use stolon_checkpoint::config::RecurrentShape;
 use stolon_kernels::{self as kernels, Path};
@@ -9,8 +9,8 @@ use crate::decoder::plan::SliceRows;
 use crate::workers::Workers;
 
 impl Recurrent {
-    /// Fills `convolved` and `factors` of the rows of all slices from the projections, and from the
-    /// states of the layer before each slice.
+    /// Fills in `convolved` and `factors` of the rows of all slices. It reads the projections, and
+    /// the states of the layer before each slice.
     pub(super) fn prepare(
         &self,
         path: Path,
@@ -48,7 +48,7 @@ impl Recurrent {
         });
     }
 
-    /// Replaces the last inputs of the convolution in `states` by those after each slice.
+    /// Replaces the last inputs of the convolution in `states` with the ones after each slice.
     pub(super) fn keep_inputs(
         &self,
         buffers: &RecurrentBuffers,
@@ -65,9 +65,9 @@ impl Recurrent {
     }
 }
 
-/// Copies the last inputs of the convolution after the first `tokens` tokens of the slice that
-/// begins at row `first` to `to`, `[taps - 1, channels]`. `sources` are the state before the slice
-/// and the projections of all rows.
+/// Copies the last inputs of the convolution after the first `tokens` tokens of a slice to `to`,
+/// `[taps - 1, channels]`. The slice begins at row `first`. `sources` are the state before the
+/// slice and the projections of all rows.
 pub(super) fn copy_inputs(
     shape: &RecurrentShape,
     sources: (&[f32], &[f32]),
@@ -79,8 +79,8 @@ pub(super) fn copy_inputs(
     }
 }
 
-/// An input of the convolution. Inputs are counted from the first one of the state before a slice:
-/// those from `taps - 1` on are the rows of the slice, which begins at row `first`.
+/// Input number `input` of the convolution of a slice. The first `taps - 1` inputs come from the
+/// state before the slice, and the others are the rows of the slice, which begins at row `first`.
 fn input_at<'a>(
     shape: &RecurrentShape,
     (state, projected): (&'a [f32], &'a [f32]),

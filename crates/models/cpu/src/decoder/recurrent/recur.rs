@@ -9,15 +9,15 @@ use crate::decoder::plan::SliceRows;
 use crate::kv_store::KvStore;
 use crate::workers::Workers;
 
-/// One head of one slice.
+/// The recurrence of one head over one slice.
 struct HeadTask<'a> {
     slice: &'a SliceRows<'a>,
     head: usize,
     /// The state of the head.
     state: &'a mut [f32],
-    /// `[tokens, value_dim]`.
+    /// The outputs, `[tokens, value_dim]`.
     outputs: &'a mut [f32],
-    /// Where the state is copied to at each checkpoint of the slice.
+    /// The destination of the state at each checkpoint of the slice.
     copies: Vec<&'a mut [f32]>,
 }
 
@@ -64,8 +64,8 @@ impl Recurrent {
         });
     }
 
-    /// Computes one task, in parts that end at checkpoints. The inputs are the rows of all slices,
-    /// `[rows, channels]` and `[rows, heads * decays + heads]`.
+    /// Computes one task, in parts that end at checkpoints. `convolved`, `[rows, channels]`, and
+    /// `factors`, `[rows, heads * decays + heads]`, have the rows of all slices.
     fn recur_head(&self, path: Path, (convolved, factors): (&[f32], &[f32]), task: HeadTask<'_>) {
         let HeadTask { slice, head, state, mut outputs, copies } = task;
         let RecurrentShape { key_dim, value_dim, rule, channels, .. } = self.shape;
@@ -111,7 +111,8 @@ impl Recurrent {
 /// The states of one layer at all checkpoints of a step.
 #[derive(Debug)]
 pub(super) struct StateCopies<'a> {
-    /// `[checkpoints, state_len]`: the checkpoints of the first slice, then those of the next one.
+    /// `[checkpoints, state_len]`: the checkpoints of the first slice, followed by the checkpoints
+    /// of the next one.
     values: Buffer,
     /// Number of values of a layer's state.
     state_len: usize,
@@ -119,14 +120,14 @@ pub(super) struct StateCopies<'a> {
 }
 
 impl<'a> StateCopies<'a> {
-    /// Memory for the checkpoints of `slices`.
+    /// Reserves memory for the checkpoints of `slices`.
     pub(super) fn new(slices: &'a [SliceRows<'a>], state_len: usize) -> Self {
         let count: usize = slices.iter().map(|slice| slice.checkpoints.len()).sum();
         Self { values: Buffer::zeroed::<f32>(count * state_len), state_len, slices }
     }
 
-    /// Copies the last inputs of the convolution at each checkpoint. `states` are those before the
-    /// slices.
+    /// Copies the last inputs of the convolution at each checkpoint. `states` are the states before
+    /// the slices.
     pub(super) fn copy_inputs(
         &mut self,
         shape: &RecurrentShape,

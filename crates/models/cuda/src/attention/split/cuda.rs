@@ -14,9 +14,9 @@ use crate::storage::view;
 /// The kernels, compiled by the build script.
 const PTX: &str = include_str!(concat!(env!("OUT_DIR"), "/split_attention.ptx"));
 const MODULE: &str = "stolon_split_attention";
-/// Number of threads of a block; the kernels have the same number.
+/// Number of threads of a block. The kernels have the same constant.
 const THREADS: u32 = 128;
-/// Maximum number of query heads of a block; the kernels have the same number.
+/// Maximum number of query heads of a block. The kernels have the same constant.
 const HEADS: usize = 8;
 /// The kernels read keys in units of this number of bytes.
 const UNIT: u64 = 16;
@@ -86,8 +86,8 @@ impl Operands<'_> {
         let window = args.window.map_or(Ok(u32::MAX), number)?;
         let softcap = args.softcap.unwrap_or(0.0);
         let chunks = number((args.heads / shape.kv_heads).div_ceil(HEADS))?;
-        // SAFETY: this kernel writes all elements that `merge_parts` reads: those of the parts in
-        // which the window of their query lies.
+        // SAFETY: this kernel writes all elements that `merge_parts` reads, which belong to the
+        // parts that the window of their query overlaps.
         let partials =
             unsafe { self.device.alloc::<f32>(parts * args.heads * (shape.head_dim + 2)) }?;
         let tables = [&launch.tables, &launch.contexts, &launch.part_rows, &launch.part_starts];
@@ -151,7 +151,7 @@ impl Operands<'_> {
     }
 }
 
-/// A size as the kernels take it.
+/// Converts a size to the type of the kernels' parameters.
 fn number(value: usize) -> Result<u32> {
     match u32::try_from(value) {
         Ok(value) => Ok(value),
@@ -159,7 +159,7 @@ fn number(value: usize) -> Result<u32> {
     }
 }
 
-/// The elements of a tensor, which is on the device.
+/// The elements of a tensor that is on the device.
 fn on_device<'a, T: CudaDType>(storage: &'a Storage, layout: &Layout) -> Result<CudaView<'a, T>> {
     match storage {
         Storage::Cuda(storage) => view(storage.as_cuda_slice::<T>()?, layout),

@@ -9,7 +9,7 @@ use super::mixtures::MIXTRAL_EXPERTS;
 use super::{LLAMA, gguf};
 use crate::config::{LatentSizes, RopeScaling};
 
-/// Without the name that GGUF files have: that of DeepSeek-V3.
+/// No name in GGUF files, which have the name of DeepSeek-V3.
 const NO_NAME: Gguf = Gguf { adjacent: true, normalized_experts: false, ..gguf(&[]) };
 
 pub(super) const DEEPSEEK_V2: Description = Description {
@@ -18,7 +18,7 @@ pub(super) const DEEPSEEK_V2: Description = Description {
     classes: &["DeepseekV2ForCausalLM"],
     multimodal: &[],
     defaults: Defaults { vocab_size: 102_400, ..LLAMA.defaults },
-    // There is an option with biases of latent attention, which no model has.
+    // There is an option for biases of latent attention, which no model uses.
     qkv_bias: Bias::Never,
     output_bias: Bias::Never,
     latent: Some(LatentSizes {
@@ -166,7 +166,7 @@ pub(super) const MISTRAL4: Description = Description {
     query_scaling: Some(0.1),
     rotation: Rotation {
         adjacent: true,
-        // The share of a query that is rotated, which the sizes give, too.
+        // The share of a query that is rotated. It also follows from the sizes of latent attention.
         partial: Some(1.0),
         scaling: Some(&MISTRAL4_SCALING),
         ..LLAMA.rotation

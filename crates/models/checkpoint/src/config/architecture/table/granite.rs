@@ -21,7 +21,7 @@ pub(super) const GRANITE_HYBRID: Description = Description {
     classes: &["GraniteMoeHybridForCausalLM"],
     experts: Some(ExpertsDefaults { shared: Shared::Dense, ..MIXTRAL_EXPERTS }),
     mamba: Some(Mamba::Granite),
-    // Without Mamba layers, GGUF files have the name of Granite 3.
+    // GGUF files of models without Mamba layers have the name of Granite 3.
     gguf: Gguf { names: &["granitehybrid"], ..GRANITE.gguf },
     ..GRANITE
 };

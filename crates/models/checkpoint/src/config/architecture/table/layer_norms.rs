@@ -100,7 +100,7 @@ pub(super) const MOONDREAM2: Description = Description {
     ..LLAMA
 };
 
-/// As Moondream 2, with the object `moe` and the key `tau_attn`, whose defaults are other ones.
+/// Moondream 2 with the object `moe` and the key `tau_attn`, whose defaults are different.
 pub(super) const MOONDREAM3: Description = Description {
     architecture: Moondream3,
     model_types: &["moondream3"],

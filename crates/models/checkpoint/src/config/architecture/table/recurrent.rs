@@ -119,7 +119,7 @@ pub(super) const KIMI_LINEAR: Description = Description {
         value_dim: 128,
         query_rank: None,
     }),
-    // In this order, the part that others rotate comes first.
+    // The pairs are not rotated, but this order puts the part that other models rotate first.
     rotation: Rotation { adjacent: true, nowhere: true, ..LLAMA.rotation },
     experts: Some(ExpertsDefaults {
         width: Some(1024),

@@ -14,7 +14,7 @@ fn heads(config: &DecoderConfig, layer: usize) -> HeadShape {
 
 use crate::kv::{KvShape, KvType};
 
-/// The published text configuration of Gemma 4 E2B, with the keys of `extra`.
+/// The published text configuration of Gemma 4 E2B, with the keys of `extra` added.
 fn e2b(extra: &Value) -> Value {
     let types = ["sliding_attention"; 4].into_iter().chain(["full_attention"]);
     let types: Vec<&str> = types.cycle().take(35).collect();
@@ -46,8 +46,8 @@ fn e2b(extra: &Value) -> Value {
     })
 }
 
-/// Goal: the published configuration of E2B is read: the last 20 layers share keys and values with
-/// the last ones of their kind before them, have wider MLPs, and need no memory for each token.
+/// Goal: the published configuration of E2B is read. The last 20 layers share the keys and values
+/// of the last layer of their kind before them, have wider MLPs, and need no memory for each token.
 #[test]
 fn layers_share_keys_and_values() {
     let parsed = read(e2b(&json!({}))).unwrap();
@@ -79,8 +79,8 @@ fn layers_share_keys_and_values() {
 }
 
 /// Goal: the keys of 26B-A4B are read: experts next to each MLP, and global layers with fewer and
-/// longer heads, whose values are projected as their keys are. Files that transformers has written
-/// have the sizes of heads by layer.
+/// longer heads, whose values are projected with the matrix of keys. Files that transformers has
+/// written have the sizes of heads by layer.
 #[test]
 fn experts_and_shared_projections_are_read() {
     let types = [["sliding_attention"; 5].as_slice(), &["full_attention"]].concat();
@@ -119,8 +119,7 @@ fn experts_and_shared_projections_are_read() {
     assert_eq!(decoder(e2b(&text)), config);
 }
 
-/// Goal: keys with values that do not fit together, or that are not implemented, are refused with
-/// the key.
+/// Goal: keys with values that are not compatible, or not implemented, are refused, with the key.
 #[test]
 fn other_values_are_refused() {
     for (extra, part) in [

@@ -4,8 +4,8 @@ use super::*;
 use crate::config::{ExpertGroups, LatentSizes};
 use crate::kv::{KvShape, KvType};
 
-/// Goal: the published configuration of DeepSeek-V2-Lite is read: queries without a low rank, no
-/// groups, and the factor of scores squared. A position takes 576 numbers in a layer.
+/// Goal: the published configuration of DeepSeek-V2-Lite is read: queries without a low-rank
+/// vector, no groups, and the squared factor of scores. A position takes 576 numbers in a layer.
 #[test]
 fn deepseek_v2_lite_is_read() {
     let config = decoder(json!({
@@ -44,8 +44,8 @@ fn deepseek_v2_lite_is_read() {
     assert!((parameters - 15.7).abs() < 0.05, "{parameters}");
 }
 
-/// Goal: DeepSeek-V3 and GLM-4.7-Flash have the defaults of transformers, and the layers of the
-/// latter with experts may be listed.
+/// Goal: DeepSeek-V3 and GLM-4.7-Flash have the defaults of transformers, and the layers with
+/// experts of GLM-4.7-Flash may be listed.
 #[test]
 fn missing_keys_have_the_defaults_of_transformers() {
     let experts = |config: &DecoderConfig| config.experts().copied().expect("experts");
@@ -84,7 +84,7 @@ fn missing_keys_have_the_defaults_of_transformers() {
     assert_eq!(experts(&decoder(with(v2, &groups))).groups, Some(expected));
 }
 
-/// Goal: options and sizes that are not implemented are refused by name.
+/// Goal: options and sizes that are not implemented are refused, with their names.
 #[test]
 fn other_options_are_refused() {
     for (key, value) in [

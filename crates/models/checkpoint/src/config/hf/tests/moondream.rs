@@ -5,7 +5,7 @@ use serde_json::json;
 use super::*;
 use crate::config::LayerConfig;
 
-/// Goal: empty configurations are those of the published models, and keys change them.
+/// Goal: empty configurations are the same as the published models, and keys change them.
 #[test]
 fn published_models_have_the_defaults() {
     let of = |name: &str, text: Value| {

@@ -88,7 +88,7 @@ fn missing_keys_have_defaults() {
     }
 }
 
-/// Goal: the layers are those of the list, or all but every n-th.
+/// Goal: the recurrent layers are taken from the list, or are all but every n-th layer.
 #[test]
 fn layers_follow_the_configuration() {
     let layers = |extra: Value| {
@@ -125,7 +125,6 @@ fn other_options_are_refused() {
         let error = read(json).expect_err(key).to_string();
         let named = key == "linear_key_head_dim" || key == "linear_num_key_heads";
         let key = if named { "linear_num_value_heads" } else { key };
-        // An interval beyond the last layer, and a list, lead to the same error.
         assert!(error.contains(&format!("`{key}`")) && error.contains(expected), "{key}: {error}");
     }
     let beyond = json!({ "model_type": "qwen3_5_text", "full_attention_interval": 4096 });
@@ -133,7 +132,7 @@ fn other_options_are_refused() {
     assert!(error.contains("`layer_types`"), "{error}");
 }
 
-/// A published configuration, that of Kimi-Linear-48B-A3B-Instruct.
+/// The published configuration of Kimi-Linear-48B-A3B-Instruct.
 fn kimi_linear() -> Value {
     json!({
         "architectures": ["KimiLinearForCausalLM"], "bos_token_id": 163_584, "dtype": "bfloat16",
@@ -157,8 +156,8 @@ fn kimi_linear() -> Value {
     })
 }
 
-/// Goal: Kimi Linear's published configuration is read, and one with no keys but its type is the same
-/// apart from the layers, of which transformers gives others attention.
+/// Goal: Kimi Linear's published configuration is read. A configuration with only a type differs
+/// from it in the layers with attention, for which transformers has another default.
 #[test]
 fn kimi_linear_follows_its_configuration() {
     let config = decoder(kimi_linear());
@@ -169,7 +168,8 @@ fn kimi_linear_follows_its_configuration() {
     assert_eq!(recurrent(&config).len() + others.len(), 27);
     assert!(config.layers.iter().all(|layer| layer.rope().is_none()));
     assert_eq!(config.latent().map(|latent| latent.sizes.kept_dim()), Some(576));
-    // 32 heads of 128 x 128, and three inputs of 12,288 channels; a decay for each of 4,096 keys.
+    // There are 32 heads of 128 x 128, three inputs of 12,288 channels, and a decay for each of
+    // 4,096 keys.
     let shape = config.recurrent_shape().expect("recurrent layers");
     assert_eq!(shape.state_len(), 32 * 128 * 128 + 3 * 12_288);
     assert_eq!((shape.decay_width(), shape.factor_width()), (4096, 4128));
@@ -183,7 +183,8 @@ fn kimi_linear_follows_its_configuration() {
     assert_eq!(DecoderConfig { layers: config.layers.clone(), dtype, ..bare }, config);
 }
 
-/// Goal: other options of Kimi Linear and lists of layers that do not fit are refused by their key.
+/// Goal: other options of Kimi Linear, and inconsistent lists of layers, are refused, with their
+/// key.
 #[test]
 fn other_options_of_kimi_linear_are_refused() {
     let lists = |attention: &[usize], kda: &[usize]| {
@@ -215,8 +216,8 @@ fn other_options_of_kimi_linear_are_refused() {
     }
 }
 
-/// Goal: the published configuration of Granite 4.0 H Micro is read; sizes that do not fit and
-/// options that are not implemented are refused by their key.
+/// Goal: the published configuration of Granite 4.0 H Micro is read. Inconsistent sizes and options
+/// that are not implemented are refused, with their key.
 #[test]
 fn mamba_layers_follow_the_configuration() {
     let base = json!({
@@ -257,15 +258,15 @@ fn mamba_layers_follow_the_configuration() {
         ("layer_types", json!(vec!["mamba"; 4])),
     ] {
         let error = read(with(base.clone(), &json!({ key: value }))).expect_err(key).to_string();
-        // The heads are named if sizes do not fit each other.
+        // If sizes are inconsistent, the error names the key of the heads.
         let named = matches!(key, "mamba_n_groups" | "mamba_d_state");
         let key = if named { "mamba_n_heads" } else { key };
         assert!(error.contains(&format!("`{key}`")), "{key}: {error}");
     }
 }
 
-/// Goal: the published configuration of Nemotron Nano 9B v2 is read, and the kinds of layers also
-/// from a list of names.
+/// Goal: the published configuration of Nemotron Nano 9B v2 is read, and the kinds of layers can
+/// also be a list of names.
 #[test]
 fn layers_of_nemotron_are_mixers_or_mlps() {
     let pattern = "M-M-M-MM-M-M-M*-M-M-M*-M-M-M-M*-M-M-M-M*-M-MM-M-M-M-M-M-";
@@ -325,7 +326,7 @@ fn layers_of_nemotron_are_mixers_or_mlps() {
         let error = read(changed).expect_err(key).to_string();
         assert!(error.contains(&format!("`{key}`")) && error.contains(expected), "{key}: {error}");
     }
-    // Without attention, there is nothing to keep in blocks.
+    // Without attention, blocks would be empty.
     for pattern in ["MM", "--"] {
         let alone = json!({ "hybrid_override_pattern": pattern, "num_hidden_layers": 2 });
         let error = read(with(base.clone(), &alone)).expect_err("no attention").to_string();
@@ -368,7 +369,7 @@ fn layers_of_falcon_have_both_mixers_and_factors() {
     let millions = config.parameter_count() as f64 / 1e6;
     assert!((521.0..522.0).contains(&millions), "{millions}");
 
-    // Queries, keys and values have the factor of the inputs.
+    // Queries, keys and values are multiplied by the factor of the inputs.
     let scaled = decoder(with(base.clone(), &json!({ "attention_in_multiplier": 2.0 })));
     assert_eq!(attention(&scaled).scale, 4.0 * attention(&config).scale);
     assert_eq!(attention(&scaled).output_factor, 1.875);
