@@ -5,6 +5,7 @@
 //! Most crates have `#![forbid(unsafe_code)]`, so the compiler keeps `unsafe` out of them. For the
 //! other folders, the files that may use it are listed here.
 
+use std::collections::HashSet;
 use std::path::{Path, PathBuf};
 
 /// Folders in which not every target forbids `unsafe`.
@@ -87,6 +88,10 @@ const FORBIDDEN_DEPENDENCIES: [(&str, &[&[&str]]); 18] = [
     ("crates/serve/demo", &[&["clap", "hyper", "rustls", "tracing-subscriber", "stolon-", "ureq"]]),
     ("crates/serve/cli", &[&["axum", "stolon-scheduler"], &MODELS]),
 ];
+
+/// Crates whose folders in `src` are layers, lowest first.
+const LAYERS: [(&str, &[&str]); 1] =
+    [("crates/serve/http", &["api", "wire", "guard", "handlers", "routes"])];
 
 /// The root of the checkout, or `None` in a published crate.
 fn checkout() -> Option<PathBuf> {
@@ -193,6 +198,35 @@ fn no_crate_depends_on_a_layer_above_it() {
                 assert!(!dependency.starts_with(prefix), "{name} depends on {dependency}");
             }
         }
+    }
+}
+
+/// Goal: a file of a layer names nothing of a higher one, nor of the crate's root, which is above
+/// all. Unit tests may.
+#[test]
+fn no_folder_depends_on_a_layer_above_it() {
+    let Some(root) = checkout() else { return };
+    for (name, layers) in LAYERS {
+        let mut seen = HashSet::new();
+        for (file, text) in sources(&root, &format!("{name}/src")) {
+            let path = file.strip_prefix(&format!("{name}/src/")).expect("a file of the crate");
+            let layer = layers.iter().position(|layer| {
+                path.strip_prefix(layer).is_some_and(|rest| rest.starts_with(['/', '.']))
+            });
+            let (Some(layer), false) = (layer, path.ends_with("tests.rs")) else { continue };
+            seen.insert(layer);
+            let code = text.split("#[cfg(test)]\nmod tests {").next().unwrap_or_default();
+            let lines = code.lines().map(|line| line.split("//").next().unwrap_or_default());
+            for line in lines {
+                for imported in line.split("crate::").skip(1) {
+                    let end = imported.find(|c: char| !c.is_alphanumeric() && c != '_');
+                    let imported = &imported[..end.unwrap_or(imported.len())];
+                    let below = layers[..=layer].contains(&imported);
+                    assert!(below, "{file} is in layer {}: {line}", layers[layer]);
+                }
+            }
+        }
+        assert_eq!(seen.len(), layers.len(), "a layer has no file");
     }
 }
 

@@ -20,7 +20,9 @@ mod sessions;
 
 use std::sync::Arc;
 
+use axum::extract::Request as HttpRequest;
 use axum::handler::Handler;
+use axum::middleware::Next;
 use axum::routing::MethodRouter;
 use axum::{Router, middleware, routing};
 
@@ -29,8 +31,9 @@ use crate::api::error::ErrorReply;
 use crate::api::messages::MessagesError;
 use crate::api::schema::{JsonSchema, Make, reference};
 use crate::guard::{access, cors};
+use crate::handlers::app::{App, RouterOptions};
 use crate::handlers::{admin, messages};
-use crate::{App, RouterOptions};
+use crate::wire::traces;
 
 /// The media type of exported prefixes.
 pub(crate) const FILE: &str = "application/octet-stream";
@@ -98,7 +101,6 @@ pub(crate) struct Route {
     /// Whether the model computes something.
     pub(crate) generates: bool,
     /// The value of `gen_ai.operation.name` in traces, for routes that answer with the model.
-    #[cfg_attr(not(feature = "otel"), allow(dead_code, reason = "read only by traces"))]
     traced_as: Option<&'static str>,
     /// `None` for routes that are not part of the API: pages, and older names of described routes.
     pub(crate) operation: Option<Operation>,
@@ -136,19 +138,6 @@ pub(crate) fn router(app: &Arc<App>, options: &RouterOptions) -> Router<Arc<App>
         clients = clients.method_not_allowed_fallback(admin::method_not_allowed).layer(cors);
     }
     others.merge(clients)
-}
-
-/// The value of `gen_ai.operation.name` in traces of a route, if it answers with the model. The
-/// path begins with the one below which the router is nested.
-#[cfg(feature = "otel")]
-pub(crate) fn traced_as(path: &str) -> Option<&'static str> {
-    use std::sync::LazyLock;
-
-    static TRACED: LazyLock<Vec<(&str, &str)>> = LazyLock::new(|| {
-        let routes = groups(&RouterOptions::default()).into_iter().flat_map(|group| group.routes);
-        routes.filter_map(|route| Some((route.path, route.traced_as?))).collect()
-    });
-    TRACED.iter().find(|(route, _)| path.ends_with(route)).map(|(_, name)| *name)
 }
 
 /// A route with the method GET.
@@ -268,7 +257,7 @@ impl Route {
 
     /// The handler behind the checks of the route's role.
     fn guarded(self, app: &Arc<App>) -> MethodRouter<Arc<App>> {
-        let state = || Arc::clone(app);
+        let state = || Arc::clone(&app.access);
         let handler = match self.role {
             Role::Everybody => self.handler,
             Role::Client => {
@@ -277,6 +266,15 @@ impl Route {
             Role::Operator => {
                 self.handler.layer(middleware::from_fn_with_state(state(), access::admin))
             }
+        };
+        let handler = match self.traced_as {
+            Some(name) => {
+                handler.layer(middleware::from_fn(move |request: HttpRequest, next: Next| {
+                    traces::operation(name);
+                    next.run(request)
+                }))
+            }
+            None => handler,
         };
         match self.error_form {
             // The refusals of the checks have this form, too.
@@ -328,9 +326,10 @@ impl Route {
 
 #[cfg(test)]
 mod tests {
-    use std::collections::HashSet;
+    use std::collections::{BTreeSet, HashSet};
 
     use super::*;
+    use crate::wire::root_path::{OWN_PARTS, first_part};
 
     /// Goal: no two operations of the description have the same name.
     #[test]
@@ -344,12 +343,14 @@ mod tests {
         }
     }
 
-    /// Goal: traces name the operation of a route below any path, and of no other route.
-    #[cfg(feature = "otel")]
+    /// Goal: no root path can begin like the path of a route, whichever routes there are.
     #[test]
-    fn operations_are_named_below_any_path() {
-        assert_eq!(traced_as("/v1/completions"), Some("text_completion"));
-        assert_eq!(traced_as("/llm/v1/chat/completions"), Some("chat"));
-        assert_eq!(traced_as("/v1/cache/warm"), None);
+    fn first_parts_of_routes_are_known_to_root_paths() {
+        let groups = groups(&RouterOptions::default());
+        let routes: Vec<Route> =
+            groups.into_iter().flat_map(|group| group.routes).chain(page::routes()).collect();
+        let parts = routes.iter().map(|route| first_part(route.path));
+        let parts: BTreeSet<&str> = parts.filter(|part| !part.is_empty()).collect();
+        assert_eq!(parts, BTreeSet::from(OWN_PARTS));
     }
 }

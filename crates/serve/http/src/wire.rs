@@ -29,3 +29,10 @@ pub(crate) mod socket;
 #[cfg(feature = "listen")]
 pub(crate) mod tls;
 pub mod traces;
+
+use std::time::{SystemTime, UNIX_EPOCH};
+
+/// Seconds since 1970-01-01 UTC.
+pub(crate) fn unix_seconds() -> u64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs()
+}

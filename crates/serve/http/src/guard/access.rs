@@ -14,12 +14,11 @@ use axum::response::Response;
 
 use stolon::Quota;
 
-use crate::App;
 use crate::guard::deadline::{self, Deadline};
 use crate::guard::hosts::{self, AllowedHost};
 use crate::guard::keys::{AcceptedKey, ApiKeys, Secret};
 use crate::wire::error::{ApiError, cut};
-use crate::wire::peer::Peer;
+use crate::wire::peer::{ClientName, Peer};
 use crate::wire::receive::linger;
 
 /// Headers by which reverse proxies show that they forward a request.
@@ -119,27 +118,32 @@ impl Caller {
 
 /// Middleware of clients' routes: checks the API key, and determines the tenant and the deadline.
 pub(crate) async fn client(
-    State(app): State<Arc<App>>,
+    State(access): State<Arc<Access>>,
     mut request: Request,
     next: Next,
 ) -> Result<Response, ApiError> {
-    match app.access.caller(Peer::of(&request), request.headers()) {
-        Ok(caller) => request.extensions_mut().insert(caller),
+    match access.caller(Peer::of(&request), request.headers()) {
+        Ok(caller) => {
+            if let Some(name) = &caller.identity {
+                request.extensions_mut().insert(ClientName(Arc::clone(name)));
+            }
+            request.extensions_mut().insert(caller);
+        }
         Err(error) => {
             linger(request.into_body());
             return Err(error);
         }
-    };
+    }
     Ok(next.run(request).await)
 }
 
 /// Middleware of the operator's routes: checks the operator's key or the connection's address.
 pub(crate) async fn admin(
-    State(app): State<Arc<App>>,
+    State(access): State<Arc<Access>>,
     request: Request,
     next: Next,
 ) -> Result<Response, ApiError> {
-    if let Err(error) = app.access.check_admin(Peer::of(&request), request.headers()) {
+    if let Err(error) = access.check_admin(Peer::of(&request), request.headers()) {
         linger(request.into_body());
         return Err(error);
     }

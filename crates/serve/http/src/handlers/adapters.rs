@@ -11,8 +11,8 @@ use axum::http::StatusCode;
 use stolon::AdapterError;
 use stolon::backend::AdapterLoadError;
 
-use crate::App;
 use crate::api::adapters::{Adapter, AdapterList, LoadAdapter, UnloadAdapter};
+use crate::handlers::app::App;
 use crate::wire::advice::Ignored;
 use crate::wire::error::ApiError;
 use crate::wire::receive::Received;

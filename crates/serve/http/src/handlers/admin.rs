@@ -1,5 +1,5 @@
 //! Handlers of the small endpoints: the model list, health, statistics and the audit, and the
-//! replies for paths and methods that do not exist.
+//! reply for a method that a path does not have.
 
 use std::sync::Arc;
 
@@ -9,10 +9,9 @@ use axum::http::{Method, StatusCode, Uri};
 use futures::FutureExt;
 use stolon::{AdapterInfo, EngineHealth};
 
-use crate::App;
 use crate::api::admin::{Audit, Health, Stats, Status, Version};
 use crate::api::models::{Model, ModelList};
-use crate::routes::other_paths;
+use crate::handlers::app::App;
 use crate::wire::advice::Ignored;
 use crate::wire::error::ApiError;
 use crate::wire::parts::PathId;
@@ -75,13 +74,6 @@ pub(crate) async fn audit(State(app): State<Arc<App>>) -> Result<Json<Audit>, Ap
     let engine = app.engine.clone();
     let audit = app.audits.run(|| async move { Ok(engine.audit().await?) }.boxed()).await?;
     Ok(Json(Audit { ok: true, audit }))
-}
-
-/// Any path that does not exist.
-pub(crate) async fn not_found(method: Method, uri: Uri, request: Request) -> ApiError {
-    linger(request.into_body());
-    let hint = other_paths::hint(uri.path());
-    ApiError::new(StatusCode::NOT_FOUND, format!("there is no {method} {}{hint}", uri.path()))
 }
 
 /// A path that exists, but not with this method.

@@ -12,12 +12,12 @@ use futures::future::try_join_all;
 use serde_json::json;
 use stolon::{Pin, PinId, PinOptions, Request, TreeDump};
 
-use crate::App;
 use crate::api::cache::{
     CachePrompt, CacheRequest, CacheResult, CacheResults, CacheStatsReply, Evicted, FlushQuery,
     Flushed, MAX_PIN_TEXT, PinCreated, PinDeleted, PinInfo, PinList, PinRequest, Policy,
     PolicyRequest, TiersReply, TokensQuery, Tree, TreeFormat, TreeNode, TreeQuery, UnpinRequest,
 };
+use crate::handlers::app::App;
 use crate::handlers::outline::shown_text;
 use crate::wire::error::{ApiError, cut};
 use crate::wire::parts::{PathId, Query};

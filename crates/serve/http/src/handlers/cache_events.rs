@@ -11,8 +11,8 @@ use futures::stream;
 use stolon::{CacheEvent, CacheEvents, NumberedEvent};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 
-use crate::App;
 use crate::api::cache::{EventData, EventsQuery};
+use crate::handlers::app::App;
 use crate::wire::error::ApiError;
 use crate::wire::parts::Query;
 

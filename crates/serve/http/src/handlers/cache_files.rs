@@ -19,8 +19,8 @@ use stolon::PrefixImport;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 use tokio::time::Instant;
 
-use crate::App;
 use crate::api::cache::{CacheRequest, Imported};
+use crate::handlers::app::App;
 use crate::wire::activity::Activity;
 use crate::wire::error::ApiError;
 use crate::wire::receive::{Received, check_content_encoding, linger};

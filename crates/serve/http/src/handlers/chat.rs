@@ -2,70 +2,39 @@
 
 mod reply;
 
-use std::sync::Arc;
-
-use axum::Extension;
-use axum::extract::State;
 use axum::response::Response;
 use serde_json::{Value, json};
 use stolon::{ChatMessage, MessageContent};
 
-use crate::App;
 use crate::api::chat::{
     ChatRequest, Content, MAX_PARTS, Message, RequestToolCall, Role, Tool as RequestTool,
 };
 use crate::api::neutral::Scope;
-use crate::guard::access::Caller;
+use crate::handlers::context::Incoming;
 use crate::handlers::dialogue::{
     Dialogue, Tool, custom_tool, function_tool, is_function, tool_choice,
 };
-use crate::handlers::options::{Call, OfApi};
+use crate::handlers::options::{ApiOptions, Call};
 use crate::wire::advice::Ignored;
 use crate::wire::body::{note_unknown, refuse_unknown};
 use crate::wire::error::ApiError;
-use crate::wire::receive::Received;
-use crate::wire::reply as replies;
 use reply::Chat;
 
 /// The handler.
 pub(crate) async fn create(
-    State(app): State<Arc<App>>,
-    Extension(caller): Extension<Caller>,
-    body: Received,
+    Incoming { body: mut request, context }: Incoming<ChatRequest>,
 ) -> Result<Response, ApiError> {
-    let ignored = body.ignored.clone();
-    let (mut request, held): (ChatRequest, _) = app.parser.parse_held(body).await?;
-    let max_tokens = max_tokens(&request)?;
-    let logprobs = top_logprobs(&request)?;
-    let reasoning = request.include_reasoning.unwrap_or(true);
-    let dialogue = dialogue(&mut request, &ignored)?;
-    let of_api = OfApi {
-        choices: request.choices,
-        is_chat: true,
-        logprobs: logprobs.is_some(),
-        ..OfApi::default()
+    let own = ApiOptions {
+        max_tokens: max_tokens(&request)?,
+        logprobs: top_logprobs(&request)?,
+        ..ApiOptions::default()
     };
-    let mut call = Call::new(request.options, of_api, &app, &caller, &ignored)?;
-    call.body = held;
-    app.check_answers("n", call.choice_count)?;
-    call.logprobs = logprobs;
-    if let Some(max_tokens) = max_tokens {
-        call.max_tokens = max_tokens;
-    }
-    call.schema_paths = dialogue.schema_paths();
-    let customs = dialogue.customs();
-    let ids = dialogue.call_ids();
-    let (mut request, format) =
-        dialogue.prepare(&app, &caller, call.grammar.take(), &ignored).await?;
-    call.join_session(std::slice::from_mut(&mut request))?;
-    call.describe(&app);
-    call.truncate(&app.engine, &mut request).await?;
-    let prompt_ids = call.prompt_ids(&app.engine, &mut request).await?;
-    let ids = ids.with_format(format.tool_calls);
-    let mut chat = Chat::new(&app, &call, ids, customs, prompt_ids);
-    chat.reasoning = reasoning;
-    let usage = app.usage_sum(call.choice_count);
-    replies::respond(&app, &mut call, vec![request], usage, format, chat).await
+    let reasoning = request.include_reasoning.unwrap_or(true);
+    let dialogue = dialogue(&mut request, &context.ignored)?;
+    let own = ApiOptions { choices: request.choices, ..own };
+    let call = Call::chat(context, request.options, own, dialogue).await?;
+    let chat = Chat::new(&call, reasoning);
+    call.respond(chat).await
 }
 
 /// The conversation and its tools.

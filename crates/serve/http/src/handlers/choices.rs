@@ -9,7 +9,7 @@ use crate::api::reply::{Reply, Usage};
 use crate::handlers::options::{Call, StreamedUsage};
 use crate::wire::error::ApiError;
 use crate::wire::request_id;
-use crate::{App, unix_seconds};
+use crate::wire::unix_seconds;
 
 /// The data of an event.
 #[derive(Debug, Serialize)]
@@ -59,7 +59,7 @@ pub(crate) struct Envelope {
 
 impl Envelope {
     /// The envelope of the reply to one call.
-    pub(crate) fn new(names: Names, app: &App, call: &Call, prompt_ids: Option<Vec<u32>>) -> Self {
+    pub(crate) fn new(names: Names, call: &Call, prompt_ids: Option<Vec<u32>>) -> Self {
         Self {
             names,
             id: format!("{}-{}", names.id, request_id::fresh()),
@@ -67,7 +67,7 @@ impl Envelope {
             model: call.model.clone(),
             stream: call.stream,
             usage_in_stream: call.usage,
-            fingerprint: app.fingerprint.clone(),
+            fingerprint: call.context.app.fingerprint.clone(),
             prompt_logprobs: None,
             so_far: Vec::new(),
             prompt_ids,

@@ -1,26 +1,20 @@
 //! The handler of `POST /v1/completions`.
 
-use std::sync::Arc;
-
-use axum::Extension;
-use axum::extract::State;
 use axum::response::Response;
 use futures::future::try_join_all;
 use serde_json::json;
-use stolon::{AnswerFormat, AnswerPart, Engine, Request, TokenLogprob};
+use stolon::{AnswerPart, Engine, Request, TokenLogprob};
 
-use crate::App;
 use crate::api::completions::{Completion, CompletionChoice, CompletionRequest, Prompt};
 use crate::api::logprobs::CompletionLogprobs;
 use crate::api::options::MAX_CHOICES;
 use crate::api::reply::{CutReason, FinishReason, Usage};
-use crate::guard::access::Caller;
 use crate::handlers::choices::{self, ChoiceEvent, Envelope, Names};
+use crate::handlers::context::Incoming;
 use crate::handlers::logprobs::{self, CompletionLists, LogprobForm, TextOffsets};
-use crate::handlers::options::{Call, OfApi};
+use crate::handlers::options::{ApiOptions, Call};
 use crate::wire::error::ApiError;
-use crate::wire::receive::Received;
-use crate::wire::reply::{self, Dialect, Piece, UsageSum};
+use crate::wire::reply::{Dialect, Piece};
 
 /// OpenAI's default for this endpoint.
 const DEFAULT_MAX_TOKENS: usize = 16;
@@ -46,15 +40,6 @@ const NAMES: Names = Names {
     has_prompt_logprobs: false,
 };
 
-/// The data of a call's prompts that its replies contain.
-#[derive(Default)]
-struct Prompts {
-    /// One entry per prompt if prompts are repeated, empty otherwise.
-    echoes: Vec<Echo>,
-    /// Token ids of each prompt if token ids were requested, empty otherwise.
-    ids: Vec<Vec<u32>>,
-}
-
 /// The reply to one call.
 struct Completions {
     engine: Engine,
@@ -63,8 +48,9 @@ struct Completions {
     /// Whether log-probabilities were requested.
     logprobs: bool,
     logprob_form: LogprobForm,
-    /// See [`Prompts`].
+    /// One entry per prompt if prompts are repeated, empty otherwise.
     echoes: Vec<Echo>,
+    /// [`Call::prompt_ids`].
     prompt_ids: Vec<Vec<u32>>,
     /// Offset of the text of the next token, for each choice.
     offsets: Vec<TextOffsets>,
@@ -74,25 +60,26 @@ struct Completions {
 
 /// The handler.
 pub(crate) async fn create(
-    State(app): State<Arc<App>>,
-    Extension(caller): Extension<Caller>,
-    body: Received,
+    Incoming { body: request, context }: Incoming<CompletionRequest>,
 ) -> Result<Response, ApiError> {
-    let ignored = body.ignored.clone();
-    let (request, held): (CompletionRequest, _) = app.parser.parse_held(body).await?;
-    let logprobs = request.logprobs.is_some();
-    let of_api = OfApi { choices: request.choices, logprobs, ..OfApi::default() };
-    let mut call = Call::new(request.options, of_api, &app, &caller, &ignored)?;
-    call.body = held;
-    let prompts = request.prompt.into_prompts();
+    let max_tokens = request.max_tokens.or(context.app.configured_max_tokens);
+    let max_tokens = max_tokens.unwrap_or(DEFAULT_MAX_TOKENS);
+    let own = ApiOptions {
+        choices: request.choices,
+        max_tokens: Some(max_tokens),
+        logprobs: request.logprobs,
+        ..ApiOptions::default()
+    };
+    let mut call = Call::new(context, request.options, own)?;
+    let mut prompts = request.prompt.into_prompts();
     if prompts.is_empty() {
         return Err(ApiError::expected("prompt", "at least one prompt", &json!([])));
     }
     call.candidate_count = candidates(request.best_of, &call)?;
     let answers = prompts.len() * call.candidate_count.unwrap_or(call.choice_count);
-    app.check_answers(if prompts.len() == 1 { "n" } else { "prompt" }, answers)?;
+    let param = if prompts.len() == 1 { "n" } else { "prompt" };
+    call.context.app.check_answers(param, answers)?;
     let echo = request.echo.unwrap_or(false);
-    let max_tokens = request.max_tokens.or(app.configured_max_tokens).unwrap_or(DEFAULT_MAX_TOKENS);
     if max_tokens == 0 && !echo {
         return Err(ApiError::expected("max_tokens", "at least 1 without `echo`", &json!(0)));
     }
@@ -105,13 +92,10 @@ pub(crate) async fn create(
         let message = "`best_of` is not possible with `max_tokens`: 0, which generates nothing";
         return Err(ApiError::invalid(Some("best_of"), message));
     }
-    call.max_tokens = max_tokens;
-    call.logprobs = request.logprobs;
-    let mut prompts = prompts;
     for prompt in &mut prompts {
-        truncate(&app.engine, &call, prompt).await?;
+        truncate(&call, prompt).await?;
     }
-    let mut requests: Vec<Request> = prompts.iter().cloned().map(engine_request).collect();
+    call.prompts = prompts.iter().cloned().map(engine_request).collect();
     if echo && call.has_session() {
         let message = "`echo` is not possible with `session_id`";
         return Err(ApiError::invalid(Some("echo"), message));
@@ -121,61 +105,41 @@ pub(crate) async fn create(
             let message = "`append_to_session` needs a `session_id`";
             return Err(ApiError::invalid(Some("append_to_session"), message));
         }
-        requests = requests.into_iter().map(Request::append).collect();
+        call.prompts = call.prompts.into_iter().map(Request::append).collect();
     }
-    call.join_session(&mut requests)?;
-    call.describe(&app);
+    call.join_session()?;
+    call.describe();
     if echo {
-        return respond_with_echo(&app, &mut call, prompts).await;
+        return respond_with_echo(call, prompts).await;
     }
-    let mut shown = Prompts::default();
-    for request in &mut requests {
-        shown.ids.extend(call.prompt_ids(&app.engine, request).await?);
-    }
-    let usage = app.usage_sum(call.choice_count);
-    respond(&app, &mut call, requests, shown, usage).await
+    call.set_prompt_ids().await?;
+    let completions = Completions::new(&call, Vec::new());
+    call.respond(completions).await
 }
 
 /// Runs the prompts of a call and replies with choices that begin with their prompts.
-async fn respond_with_echo(
-    app: &App,
-    call: &mut Call,
-    prompts: Vec<Prompt>,
-) -> Result<Response, ApiError> {
-    let scored = prompts.into_iter().map(|prompt| score(&app.engine, call, prompt));
+async fn respond_with_echo(mut call: Call, prompts: Vec<Prompt>) -> Result<Response, ApiError> {
+    let scored = prompts.into_iter().map(|prompt| score(&call, prompt));
     let scored = try_join_all(scored).await?;
     let usages: Vec<stolon::Usage> = scored.iter().map(|scored| scored.usage).collect();
-    let mut shown = Prompts::default();
-    let mut requests = Vec::with_capacity(scored.len());
+    let mut echoes = Vec::with_capacity(scored.len());
+    call.prompts.clear();
     for scored in scored {
-        shown.echoes.push(scored.echo);
+        echoes.push(scored.echo);
         if call.return_token_ids {
-            shown.ids.push(scored.tokens.clone());
+            call.prompt_ids.push(scored.tokens.clone());
         }
-        requests.push(Request::tokens(scored.tokens));
-    }
-    let usage = app.usage_sum(call.choice_count);
-    if call.max_tokens == 0 {
-        let count = requests.len() * call.choice_count;
-        let completions = Completions::new(app, call, count, shown);
-        let usage = usage.with_prompts(&usages);
-        return reply::respond_without_answers(call, count, usage, completions).await;
+        call.prompts.push(Request::tokens(scored.tokens));
     }
     // Without log-probabilities, the prompts have not been computed and count with their answers.
-    let usage = if call.logprobs.is_some() { usage.with_prompts(&usages) } else { usage };
-    respond(app, call, requests, shown, usage).await
-}
-
-/// Runs the prompts of a call and replies. `usage` has the tokens that were counted before.
-async fn respond(
-    app: &App,
-    call: &mut Call,
-    prompts: Vec<Request>,
-    shown: Prompts,
-    usage: UsageSum,
-) -> Result<Response, ApiError> {
-    let completions = Completions::new(app, call, prompts.len() * call.choice_count, shown);
-    reply::respond(app, call, prompts, usage, AnswerFormat::default(), completions).await
+    if call.max_tokens == 0 || call.logprobs.is_some() {
+        call.usage_sum = call.usage_sum.with_prompts(&usages);
+    }
+    let completions = Completions::new(&call, echoes);
+    match call.max_tokens {
+        0 => call.respond_without_answers(completions).await,
+        _ => call.respond(completions).await,
+    }
 }
 
 /// A prompt with its log-probabilities.
@@ -187,7 +151,8 @@ struct Scored {
 
 /// Prepares a prompt that is repeated in the choices. A separate request computes its
 /// log-probabilities, once for all choices, which then find the prompt in the cache.
-async fn score(engine: &Engine, call: &Call, prompt: Prompt) -> Result<Scored, ApiError> {
+async fn score(call: &Call, prompt: Prompt) -> Result<Scored, ApiError> {
+    let engine = call.engine();
     let is_text = matches!(prompt, Prompt::Text(_));
     let text = match &prompt {
         Prompt::Text(text) => text.clone(),
@@ -196,7 +161,7 @@ async fn score(engine: &Engine, call: &Call, prompt: Prompt) -> Result<Scored, A
     let tokens = match prompt {
         Prompt::Tokens(tokens) => tokens,
         text @ Prompt::Text(_) => {
-            engine.prompt_tokens(&call.caller.sign(engine_request(text))).await?
+            engine.prompt_tokens(&call.context.caller.sign(engine_request(text))).await?
         }
     };
     let mut usage = stolon::Usage { prompt_tokens: tokens.len(), ..stolon::Usage::default() };
@@ -231,18 +196,19 @@ fn check_echoed_logprobs(positions: usize, call: &Call, top: usize) -> Result<()
 }
 
 /// Cuts a prompt that is longer than the request permits.
-async fn truncate(engine: &Engine, call: &Call, prompt: &mut Prompt) -> Result<(), ApiError> {
+async fn truncate(call: &Call, prompt: &mut Prompt) -> Result<(), ApiError> {
     if !call.truncates() {
         return Ok(());
     }
     // The text may be longer than the engine takes.
     let tokens = match prompt {
         Prompt::Text(text) => {
-            engine.tokenize_for(text.clone(), true, call.caller.identity.clone()).await?
+            let client = call.context.caller.identity.clone();
+            call.engine().tokenize_for(text.clone(), true, client).await?
         }
         Prompt::Tokens(tokens) => std::mem::take(tokens),
     };
-    *prompt = Prompt::Tokens(call.kept_of(engine, &tokens)?.unwrap_or(tokens));
+    *prompt = Prompt::Tokens(call.kept_of(&tokens)?.unwrap_or(tokens));
     Ok(())
 }
 
@@ -269,20 +235,20 @@ pub(crate) fn engine_request(prompt: Prompt) -> Request {
 }
 
 impl Completions {
-    fn new(app: &App, call: &Call, choice_count: usize, shown: Prompts) -> Self {
-        let Prompts { echoes, ids: prompt_ids } = shown;
+    /// The reply to a call. `echoes` has one entry per prompt if prompts are repeated.
+    fn new(call: &Call, echoes: Vec<Echo>) -> Self {
         let mut reply = Self {
-            engine: app.engine.clone(),
-            envelope: Envelope::new(NAMES, app, call, None),
+            engine: call.engine().clone(),
+            envelope: Envelope::new(NAMES, call, None),
             choices_per_prompt: call.choice_count,
             logprobs: call.logprobs.is_some(),
             logprob_form: call.logprob_form,
             echoes,
-            prompt_ids,
+            prompt_ids: call.prompt_ids.clone(),
             offsets: Vec::new(),
             choices: Vec::new(),
         };
-        for index in 0..choice_count {
+        for index in 0..call.prompts.len() * call.choice_count {
             let offsets = reply.echo(index).map(|echo| echo.offsets.clone());
             reply.offsets.push(offsets.unwrap_or_default());
             let logprobs = reply.logprobs.then(CompletionLogprobs::default);

@@ -11,8 +11,8 @@ use stolon::{
     ToolUse,
 };
 
-use crate::App;
 use crate::guard::access::Caller;
+use crate::handlers::app::App;
 use crate::handlers::free_text::{self, Customs};
 use crate::handlers::structured;
 use crate::wire::advice::Ignored;
@@ -313,7 +313,8 @@ impl Dialogue {
         let grammar = self.grammar(content, tool_use)?;
         format.guaranteed = matches!(grammar, Some(Grammar::ToolCalls(_)));
         let prefill = self.prefill();
-        let messages = history::conversation(app, self.messages, self.keeps_images, ignored);
+        let messages =
+            history::conversation(&app.engine, self.messages, self.keeps_images, ignored);
         let request = Request::chat(messages)
             .chat_options(options)
             .show_special_tokens(format.special_tokens());
@@ -490,7 +491,7 @@ pub(crate) fn tool_choice(choice: Option<&Value>) -> Result<ToolChoice, ApiError
 }
 
 /// The ids of the calls of an answer, as the model's chat template prints them.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct CallIds {
     format: Option<ToolCallFormat>,
     /// Number of calls in the conversation before the answer.

@@ -2,24 +2,23 @@
 
 use std::sync::Arc;
 
-use axum::extract::State;
+use axum::Json;
 use axum::response::{IntoResponse, Response};
-use axum::{Extension, Json};
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use futures::{StreamExt, TryStreamExt, stream};
 use stolon::{Embedding, EngineError, Error, Request};
 use tokio::sync::Semaphore;
 
-use crate::App;
 use crate::api::completions::{Prompt, PromptInput};
 use crate::api::embeddings::{self as api, EmbeddingsRequest, EncodingFormat, MAX_INPUTS};
 use crate::api::reply::PromptTokensDetails;
 use crate::guard::access::Caller;
 use crate::guard::deadline::Deadline;
+use crate::handlers::app::App;
 use crate::handlers::completions::engine_request;
+use crate::handlers::context::{Incoming, RequestContext};
 use crate::wire::error::ApiError;
-use crate::wire::receive::Received;
 
 /// Maximum number of inputs of one request in the engine at the same time: enough to fill its
 /// batches, and few enough to leave room in its queue for other clients.
@@ -45,12 +44,9 @@ struct Inputs {
 
 /// The handler.
 pub(crate) async fn create(
-    State(app): State<Arc<App>>,
-    Extension(caller): Extension<Caller>,
-    body: Received,
+    Incoming { body: request, context }: Incoming<EmbeddingsRequest>,
 ) -> Result<Response, ApiError> {
-    let ignored = body.ignored.clone();
-    let (request, held): (EmbeddingsRequest, _) = app.parser.parse_held(body).await?;
+    let RequestContext { app, caller, ignored, held } = context;
     let (model, adapter) = app.chosen(request.model, &ignored)?;
     let size = app.engine.embedding_size(request.dimensions)?;
     let inputs = Arc::new(Inputs {

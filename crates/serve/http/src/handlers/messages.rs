@@ -2,34 +2,29 @@
 
 mod reply;
 
-use std::sync::Arc;
-
-use axum::extract::{Request as HttpRequest, State};
+use axum::Json;
+use axum::extract::Request as HttpRequest;
 use axum::http::StatusCode;
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
-use axum::{Extension, Json};
 use serde_json::{Value, json};
 use stolon::{ChatMessage, MessageContent};
 
-use crate::App;
 use crate::api::messages::{
     Block, BlockContent, MessagesError, MessagesErrorObject, MessagesRequest, MessagesTool,
     MessagesToolChoice, Thinking, ThinkingType, TokenCount, TurnMessage, TurnRole,
 };
 use crate::api::neutral::Scope;
 use crate::api::options::StopStrings;
-use crate::guard::access::Caller;
+use crate::handlers::context::{Incoming, RequestContext};
 use crate::handlers::dialogue::{
     Dialogue, SWITCHES, Tool, ToolChoice, check_hosted, function_tool,
 };
-use crate::handlers::options::{Call, OfApi};
+use crate::handlers::options::{ApiOptions, Call};
 use crate::handlers::thinking::ThinkingBudget;
 use crate::wire::advice::Ignored;
 use crate::wire::body::refuse_unknown;
 use crate::wire::error::ApiError;
-use crate::wire::receive::Received;
-use crate::wire::reply as replies;
 use reply::Messages;
 
 /// The tools that only Anthropic's own models know, by the beginning of their types, which end with
@@ -49,14 +44,10 @@ const HOSTED: &[&str] = &[
 
 /// The handler of `/v1/messages`.
 pub(crate) async fn create(
-    State(app): State<Arc<App>>,
-    Extension(caller): Extension<Caller>,
-    body: Received,
+    Incoming { body: mut request, context }: Incoming<MessagesRequest>,
 ) -> Result<Response, ApiError> {
-    let ignored = body.ignored.clone();
-    let (mut request, held): (MessagesRequest, _) = app.parser.parse_held(body).await?;
     let max_tokens = request.max_tokens.ok_or_else(|| ApiError::missing("max_tokens"))?;
-    let dialogue = dialogue(&mut request, &ignored)?;
+    let dialogue = dialogue(&mut request, &context.ignored)?;
     let mut options = request.options;
     if let Some(stop) = request.stop_sequences
         && options.stop.replace(StopStrings::Many(stop)).is_some()
@@ -65,35 +56,27 @@ pub(crate) async fn create(
         return Err(ApiError::invalid(Some("stop"), message));
     }
     let format = request.output_config.and_then(|output| output.format);
-    let format = format.map(|format| ("output_config.format", format));
-    let of_api = OfApi { format, is_chat: true, ..OfApi::default() };
-    let mut call = Call::new(options, of_api, &app, &caller, &ignored)?;
-    call.body = held;
-    call.thinking_budget = call.thinking_budget.or(thinking_budget(request.thinking.as_ref()));
-    call.max_tokens = max_tokens;
-    call.schema_paths = dialogue.schema_paths();
-    let ids = dialogue.call_ids();
-    let (mut request, format) =
-        dialogue.prepare(&app, &caller, call.grammar.take(), &ignored).await?;
-    call.join_session(std::slice::from_mut(&mut request))?;
-    let reply = Messages::new(call.model.clone(), ids.with_format(format.tool_calls));
-    call.describe(&app);
-    replies::respond(&app, &mut call, vec![request], app.usage_sum(1), format, reply).await
+    let own = ApiOptions {
+        format: format.map(|format| ("output_config.format", format)),
+        max_tokens: Some(max_tokens),
+        thinking_budget: thinking_budget(request.thinking.as_ref()),
+        ..ApiOptions::default()
+    };
+    let call = Call::chat(context, options, own, dialogue).await?;
+    let reply = Messages::new(&call);
+    call.respond(reply).await
 }
 
 /// The handler of `/v1/messages/count_tokens`.
 pub(crate) async fn count_tokens(
-    State(app): State<Arc<App>>,
-    Extension(caller): Extension<Caller>,
-    body: Received,
+    Incoming { body: mut request, context }: Incoming<MessagesRequest>,
 ) -> Result<Json<TokenCount>, ApiError> {
-    let ignored = body.ignored.clone();
-    let (mut request, _held): (MessagesRequest, _) = app.parser.parse_held(body).await?;
+    let RequestContext { app, caller, ignored, .. } = &context;
     if let Some(model) = &request.options.model {
-        app.check_model(model, &ignored)?;
+        app.check_model(model, ignored)?;
     }
-    let dialogue = dialogue(&mut request, &ignored)?;
-    let (request, _) = dialogue.prepare(&app, &caller, None, &ignored).await?;
+    let dialogue = dialogue(&mut request, ignored)?;
+    let (request, _) = dialogue.prepare(app, caller, None, ignored).await?;
     let input_tokens = app.engine.prompt_tokens(&request).await?.len();
     Ok(Json(TokenCount { input_tokens }))
 }

@@ -15,7 +15,7 @@ use prometheus_client::encoding::{DescriptorEncoder, text};
 use prometheus_client::registry::Registry;
 use stolon::{DiskStats, Engine, EngineHistograms, EngineStats, ModelInfo, ObjectStats};
 
-use crate::App;
+use crate::handlers::app::App;
 use crate::wire::error::ApiError;
 use crate::wire::traces;
 

@@ -1,4 +1,4 @@
-//! Applies the shared generation options of a request to the engine's requests.
+//! The options of a call, which all APIs share, and how they become those of the engine's requests.
 
 use std::collections::HashMap;
 
@@ -7,14 +7,15 @@ use stolon::{
     AnswerFormat, Engine, Grammar, Prompt, Request, SamplingParams, SessionId, TokenSpan,
 };
 
-use crate::App;
 use crate::api::neutral::Scope;
 use crate::api::options::{
     ChoiceOptions, GenerationOptions, MAX_STOP_STRINGS, StopStrings, StreamOptions, Truncation,
     TruncationSide,
 };
-use crate::guard::access::Caller;
 use crate::guard::deadline::Deadline;
+use crate::handlers::context::RequestContext;
+use crate::handlers::dialogue::CallIds;
+use crate::handlers::free_text::Customs;
 use crate::handlers::logprobs::LogprobForm;
 use crate::handlers::structured;
 use crate::handlers::thinking::ThinkingBudget;
@@ -22,16 +23,26 @@ use crate::handlers::token_rules::{self, AllowedTokens, TokenRules};
 use crate::wire::advice::Ignored;
 use crate::wire::body::refuse_unknown;
 use crate::wire::error::ApiError;
-use crate::wire::receive::Held;
+use crate::wire::reply::UsageSum;
 use crate::wire::traces;
 
 /// Maximum number of log-probabilities of prompts in one reply.
 const MAX_PROMPT_LOGPROBS: usize = 1 << 19;
 
-/// The options of one call, without its prompts. Rules that involve two parameters have been
-/// checked; ranges that depend on the model are checked by the engine before it does any work.
+/// One call of an API that generates: its options, and its prompts as soon as they are known. Rules
+/// that involve two parameters have been checked; ranges that depend on the model are checked by the
+/// engine before it does any work.
 #[derive(Debug)]
 pub(crate) struct Call {
+    pub(crate) context: RequestContext,
+    /// The prompts, without the options.
+    pub(crate) prompts: Vec<Request>,
+    /// Token ids of each prompt if they are to be reported, empty otherwise.
+    pub(crate) prompt_ids: Vec<Vec<u32>>,
+    /// The parts of the answers.
+    pub(crate) format: AnswerFormat,
+    /// The tokens that were counted so far.
+    pub(crate) usage_sum: UsageSum,
     /// The model's name as the client wrote it.
     pub(crate) model: String,
     /// The adapter that the client chose by this name.
@@ -66,6 +77,10 @@ pub(crate) struct Call {
     grammar_path: Option<String>,
     /// Paths of the schemas of the offered tools in the request, by name.
     pub(crate) schema_paths: HashMap<String, String>,
+    /// The offered tools with free text.
+    pub(crate) customs: Customs,
+    /// The ids of the calls of tools in the answers.
+    pub(crate) call_ids: CallIds,
     /// Tokens whose log-probabilities are not reported: those that end an answer are not part of
     /// the text that clients align the log-probabilities with. With `ignore_eos` no token ends it.
     pub(crate) unreported: Vec<u32>,
@@ -78,39 +93,38 @@ pub(crate) struct Call {
     session: Option<SessionId>,
     /// The salt of the tenant and of the request.
     salt: Option<String>,
-    pub(crate) caller: Caller,
     /// The time by which the answer has to be complete.
     deadline: Deadline,
-    /// The memory of the request's body, until the prompts are submitted.
-    pub(crate) body: Held,
 }
 
 /// The options that only some APIs have.
 #[derive(Debug, Default)]
-pub(crate) struct OfApi {
+pub(crate) struct ApiOptions {
     pub(crate) choices: ChoiceOptions,
     /// The required format of the answers.
     pub(crate) format: Option<structured::Format>,
     /// Whether the prompt is a conversation.
     pub(crate) is_chat: bool,
-    /// Whether log-probabilities of the answers are requested.
-    pub(crate) logprobs: bool,
+    /// Maximum number of tokens of a choice, if the API or the request sets one.
+    pub(crate) max_tokens: Option<usize>,
+    /// Number of most likely tokens to report per position; `None` reports no log-probabilities.
+    pub(crate) logprobs: Option<usize>,
+    /// Maximum number of tokens of the reasoning, in addition to the option of all APIs.
+    pub(crate) thinking_budget: Option<ThinkingBudget>,
 }
 
 impl Call {
-    /// Checks the shared options. `max_tokens`, `logprobs` and `best_of` have different rules in
-    /// some APIs, which set these fields afterward.
+    /// Checks the options of a call, whose prompts follow.
     pub(crate) fn new(
+        context: RequestContext,
         mut options: GenerationOptions,
-        of_api: OfApi,
-        app: &App,
-        caller: &Caller,
-        ignored: &Ignored,
+        own: ApiOptions,
     ) -> Result<Self, ApiError> {
+        let RequestContext { app, caller, ignored, .. } = &context;
         let (model, adapter) = app.chosen(options.model.take(), ignored)?;
         let stream = options.stream.unwrap_or(false);
-        let usage = streamed_usage(of_api.choices.stream_options.as_ref(), stream, ignored)?;
-        let prompt_logprobs = of_api.choices.prompt_logprobs;
+        let usage = streamed_usage(own.choices.stream_options.as_ref(), stream, ignored)?;
+        let prompt_logprobs = own.choices.prompt_logprobs;
         if stream && prompt_logprobs.is_some() {
             let message = "`prompt_logprobs` is not possible with `stream`: true";
             return Err(ApiError::invalid(Some("prompt_logprobs"), message));
@@ -121,66 +135,78 @@ impl Call {
             let expected = format!("a string or a list of at most {MAX_STOP_STRINGS} strings");
             return Err(ApiError::expected("stop", &expected, &json!(stop)));
         }
-        let unlisted = of_api.choices.logprob_token_ids.as_ref().filter(|_| !of_api.logprobs);
+        let unlisted = own.choices.logprob_token_ids.as_ref().filter(|_| own.logprobs.is_none());
         if unlisted.is_some_and(|ids| !ids.is_empty()) {
             let message = "`logprob_token_ids` is allowed only with `logprobs`";
             return Err(ApiError::invalid(Some("logprob_token_ids"), message));
         }
         let vocab_size = app.engine.model_info().vocab_size;
-        let named = of_api.choices.logprob_token_ids.as_deref().unwrap_or_default();
+        let named = own.choices.logprob_token_ids.as_deref().unwrap_or_default();
         token_rules::check_ids("logprob_token_ids", named, vocab_size)?;
-        let grammar = structured::grammar(&mut options, of_api.format, ignored)?;
+        let grammar = structured::grammar(&mut options, own.format, ignored)?;
         let (grammar_path, grammar) = grammar.map(|given| (given.path, given.grammar)).unzip();
         let session = session(&mut options, ignored)?.map(|name| caller.session(name));
-        let base = match of_api.is_chat {
+        let base = match own.is_chat {
             true => app.engine.chat_sampling(),
             false => app.engine.recommended_sampling(),
         };
         let sampling = SamplingParams {
-            logprob_ids: of_api.choices.logprob_token_ids.unwrap_or_default().into(),
+            logprob_ids: own.choices.logprob_token_ids.unwrap_or_default().into(),
             ..sampling(&mut options, base)
         };
         // With `ignore_eos`, the client wants the full length even of a repetitive answer.
-        let ends = of_api.is_chat && options.ignore_eos != Some(true);
+        let ends = own.is_chat && options.ignore_eos != Some(true);
         options.end_repetition.get_or_insert(ends);
+        let choice_count = own.choices.n.unwrap_or(1);
         Ok(Self {
+            prompts: Vec::new(),
+            prompt_ids: Vec::new(),
+            format: AnswerFormat::default(),
+            usage_sum: app.usage_sum(choice_count),
             model,
             adapter,
-            choice_count: of_api.choices.n.unwrap_or(1),
+            choice_count,
             candidate_count: None,
             stream,
             usage,
-            max_tokens: app.default_max_tokens(),
-            logprobs: None,
+            max_tokens: own.max_tokens.unwrap_or(app.default_max_tokens()),
+            logprobs: own.logprobs,
             unreported: match options.ignore_eos {
                 Some(true) => Vec::new(),
                 _ => app.engine.model_info().eos_token_ids.clone(),
             },
             logprob_form: LogprobForm {
-                names_ids: of_api.choices.return_tokens_as_token_ids.unwrap_or(false),
+                names_ids: own.choices.return_tokens_as_token_ids.unwrap_or(false),
                 lists_chosen: !sampling.logprob_ids.is_empty(),
             },
             prompt_logprobs,
-            truncation: of_api
+            truncation: own
                 .choices
                 .truncate_prompt_tokens
-                .map(|truncation| (truncation, of_api.choices.truncation_side.unwrap_or_default())),
+                .map(|truncation| (truncation, own.choices.truncation_side.unwrap_or_default())),
             thinking_budget: options
                 .thinking_token_budget
-                .map(|tokens| ThinkingBudget { tokens, param: Some("thinking_token_budget") }),
-            return_token_ids: of_api.choices.return_token_ids.unwrap_or(false),
+                .map(|tokens| ThinkingBudget { tokens, param: Some("thinking_token_budget") })
+                .or(own.thinking_budget),
+            return_token_ids: own.choices.return_token_ids.unwrap_or(false),
             session,
             salt: caller.tenant.salt(options.cache_salt.as_deref()),
-            caller: caller.clone(),
             deadline: caller.deadline.within(app.request_timeout),
-            body: None,
             grammar,
             grammar_path,
             schema_paths: HashMap::new(),
+            customs: Customs::default(),
+            call_ids: CallIds::default(),
             priority: app.priority.of(options.priority),
             options,
             sampling,
+            context,
         })
+    }
+
+    /// The engine that answers.
+    pub(crate) fn engine(&self) -> &Engine {
+        &self.context.app.engine
     }
 
     /// Whether the request is the turn of a session.
@@ -189,9 +215,9 @@ impl Call {
     }
 
     /// Makes the prompt the turn of the session that the request names, if it names one.
-    pub(crate) fn join_session(&self, prompts: &mut [Request]) -> Result<(), ApiError> {
+    pub(crate) fn join_session(&mut self) -> Result<(), ApiError> {
         let Some(id) = &self.session else { return Ok(()) };
-        let answers = prompts.len() * self.candidate_count.unwrap_or(self.choice_count);
+        let answers = self.prompts.len() * self.candidate_count.unwrap_or(self.choice_count);
         if answers != 1 {
             let message = format!(
                 "`session_id`: expected one prompt and one answer (`n`, `best_of`), got {answers} \
@@ -199,7 +225,7 @@ impl Call {
             );
             return Err(ApiError::invalid(Some("session_id"), message));
         }
-        for prompt in prompts {
+        for prompt in &mut self.prompts {
             *prompt = prompt.clone().session(id);
         }
         Ok(())
@@ -210,37 +236,18 @@ impl Call {
         self.truncation.is_some()
     }
 
-    /// Replaces a conversation that is longer than the request permits by the part of it that is
-    /// kept.
-    ///
-    /// # Errors
-    /// The errors of rendering and tokenizing the prompt, and a prompt with images, which cannot be
-    /// cut.
-    pub(crate) async fn truncate(
-        &self,
-        engine: &Engine,
-        prompt: &mut Request,
-    ) -> Result<(), ApiError> {
-        if !self.truncates() {
-            return Ok(());
-        }
-        *prompt = engine.tokenized(self.caller.sign(prompt.clone())).await?;
-        if let Prompt::Tokens(tokens) = prompt.prompt()
-            && let Some(kept) = self.kept_of(engine, tokens)?
-        {
-            *prompt = prompt.clone().with_tokens(kept);
-        }
-        Ok(())
+    /// The same prompt as token ids.
+    pub(crate) async fn tokenized(&self, prompt: &Request) -> Result<Request, ApiError> {
+        Ok(self.engine().tokenized(self.context.caller.sign(prompt.clone())).await?)
     }
 
     /// The part of a prompt's tokens that the request wants; `None` if it is the whole prompt.
-    pub(crate) fn kept_of(
-        &self,
-        engine: &Engine,
-        tokens: &[u32],
-    ) -> Result<Option<Vec<u32>>, ApiError> {
+    ///
+    /// # Errors
+    /// The prompt has images, so it cannot be cut.
+    pub(crate) fn kept_of(&self, tokens: &[u32]) -> Result<Option<Vec<u32>>, ApiError> {
         let Some((truncation, side)) = self.truncation else { return Ok(None) };
-        let info = engine.model_info();
+        let info = self.engine().model_info();
         let most = match truncation {
             Truncation::Tokens(count) => count,
             Truncation::Context => info.max_positions.saturating_sub(self.max_tokens).max(1),
@@ -258,43 +265,35 @@ impl Call {
         }))
     }
 
-    /// The rules for the tokens of answers in this format.
+    /// The rules for the tokens of answers.
     ///
     /// # Errors
     /// The reasoning cannot be limited, or an allowed token is not in the vocabulary.
-    pub(crate) async fn rules(
-        &self,
-        engine: &Engine,
-        format: &AnswerFormat,
-    ) -> Result<TokenRules, ApiError> {
+    pub(crate) async fn rules(&self) -> Result<TokenRules, ApiError> {
+        let engine = self.engine();
         let allowed = match &self.options.allowed_token_ids {
             Some(ids) => Some(AllowedTokens::new(ids, engine.model_info().vocab_size)?),
             None => None,
         };
         let thinking = match self.thinking_budget {
-            Some(budget) => budget.processor(engine, format).await?,
+            Some(budget) => budget.processor(engine, &self.format).await?,
             None => None,
         };
         Ok(TokenRules { allowed, thinking })
     }
 
     /// Tokenizes the prompts if their log-probabilities are requested, and refuses the request if a
-    /// reply would have too many of these. `count` is the number of choices per prompt.
-    pub(crate) async fn check_prompt_logprobs(
-        &self,
-        engine: &Engine,
-        prompts: &mut [Request],
-        count: usize,
-    ) -> Result<(), ApiError> {
+    /// reply would have too many of these.
+    pub(crate) async fn check_prompt_logprobs(&mut self) -> Result<(), ApiError> {
         let Some(top) = self.prompt_logprobs else { return Ok(()) };
         let mut positions = 0_usize;
-        for prompt in prompts {
-            *prompt = engine.tokenized(self.caller.sign(prompt.clone())).await?;
-            if let Prompt::Tokens(tokens) = prompt.prompt() {
+        for index in 0..self.prompts.len() {
+            self.prompts[index] = self.tokenized(&self.prompts[index]).await?;
+            if let Prompt::Tokens(tokens) = self.prompts[index].prompt() {
                 positions = positions.saturating_add(tokens.len());
             }
         }
-        let entries = positions.saturating_mul(count).saturating_mul(top + 1);
+        let entries = positions.saturating_mul(self.choice_count).saturating_mul(top + 1);
         if entries <= MAX_PROMPT_LOGPROBS {
             return Ok(());
         }
@@ -305,26 +304,27 @@ impl Call {
         Err(ApiError::invalid(Some("prompt_logprobs"), message))
     }
 
-    /// The token ids of a prompt, if they are to be reported. The prompt is then replaced by them,
-    /// so that it is tokenized once.
-    pub(crate) async fn prompt_ids(
-        &self,
-        engine: &Engine,
-        prompt: &mut Request,
-    ) -> Result<Option<Vec<u32>>, ApiError> {
+    /// Tokenizes the prompts if their token ids are to be reported.
+    pub(crate) async fn set_prompt_ids(&mut self) -> Result<(), ApiError> {
         if !self.return_token_ids {
-            return Ok(None);
+            return Ok(());
         }
-        *prompt = engine.tokenized(self.caller.sign(prompt.clone())).await?;
-        let Prompt::Tokens(tokens) = prompt.prompt() else { return Ok(None) };
-        Ok(Some(reported_ids(engine, tokens)))
+        for index in 0..self.prompts.len() {
+            // The prompt is replaced, so that it is tokenized once.
+            self.prompts[index] = self.tokenized(&self.prompts[index]).await?;
+            if let Prompt::Tokens(tokens) = self.prompts[index].prompt() {
+                let ids = reported_ids(self.engine(), tokens);
+                self.prompt_ids.push(ids);
+            }
+        }
+        Ok(())
     }
 
     /// Adds the call's options to its trace.
-    pub(crate) fn describe(&self, app: &App) {
+    pub(crate) fn describe(&self) {
         traces::describe(traces::Asked {
             requested_model: &self.model,
-            model: app.model_name(),
+            model: self.context.app.model_name(),
             max_tokens: self.max_tokens,
             choices: self.choice_count,
             stream: self.stream,
@@ -391,7 +391,7 @@ impl Call {
         if let Some(timeout) = self.deadline.left() {
             request = request.timeout(timeout);
         }
-        self.caller.sign(request)
+        self.context.caller.sign(request)
     }
 }
 

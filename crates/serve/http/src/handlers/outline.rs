@@ -13,10 +13,10 @@ use futures::FutureExt;
 use serde_json::json;
 use stolon::{Engine, Namespace, PositionRun, TokenSpan, TreeDump};
 
-use crate::App;
 use crate::api::outline::{
     MAX_OUTLINE_NODES, Outline, OutlineNode, OutlineQuery, Prefix, PrefixQuery,
 };
+use crate::handlers::app::App;
 use crate::wire::error::ApiError;
 use crate::wire::parts::{PathId, Query};
 

@@ -3,15 +3,11 @@
 mod reply;
 
 use std::collections::HashMap;
-use std::sync::Arc;
 
-use axum::Extension;
-use axum::extract::State;
 use axum::response::Response;
 use serde_json::{Value, json};
 use stolon::{ChatMessage, MessageContent};
 
-use crate::App;
 use crate::api::chat::MAX_MESSAGES;
 use crate::api::images::image_part;
 use crate::api::neutral::Scope;
@@ -20,17 +16,14 @@ use crate::api::responses::{
     ResponsesRequest, ResponsesTool, SettingsFormat, SettingsFunction, SettingsReasoning,
     SettingsText, SettingsTool, TypedItem,
 };
-use crate::guard::access::Caller;
+use crate::handlers::context::Incoming;
 use crate::handlers::dialogue::{
     Dialogue, Tool, custom_tool, function_tool, is_function, tool_choice,
 };
-use crate::handlers::free_text::Customs;
-use crate::handlers::options::{Call, OfApi};
+use crate::handlers::options::{ApiOptions, Call};
 use crate::wire::advice::Ignored;
 use crate::wire::body::refuse_unknown;
 use crate::wire::error::ApiError;
-use crate::wire::receive::Received;
-use crate::wire::reply as replies;
 use reply::ResponseReply;
 
 /// The part of a reply that can be requested in addition.
@@ -38,38 +31,23 @@ const LOGPROBS: &str = "message.output_text.logprobs";
 
 /// The handler.
 pub(crate) async fn create(
-    State(app): State<Arc<App>>,
-    Extension(caller): Extension<Caller>,
-    body: Received,
+    Incoming { body: mut request, context }: Incoming<ResponsesRequest>,
 ) -> Result<Response, ApiError> {
-    let ignored = body.ignored.clone();
-    let (mut request, held): (ResponsesRequest, _) = app.parser.parse_held(body).await?;
     let settings = settings(&request);
-    let (dialogue, namespaces) = dialogue(&mut request, &ignored)?;
+    let (dialogue, namespaces) = dialogue(&mut request, &context.ignored)?;
     let text = request.text.unwrap_or_default();
     if text.verbosity.is_some_and(|verbosity| verbosity != "medium") {
-        ignored.note("text.verbosity");
+        context.ignored.note("text.verbosity");
     }
-    let format = text.format.map(|format| ("text.format", format));
-    let logprobs = top_logprobs(request.include.as_deref(), request.top_logprobs);
-    let logprobs_given = logprobs.is_some();
-    let of_api = OfApi { format, is_chat: true, logprobs: logprobs_given, ..OfApi::default() };
-    let mut call = Call::new(request.options, of_api, &app, &caller, &ignored)?;
-    call.body = held;
-    call.logprobs = logprobs;
-    if let Some(max_tokens) = request.max_output_tokens {
-        call.max_tokens = max_tokens;
-    }
-    call.schema_paths = dialogue.schema_paths();
-    let tools = CalledTools { namespaces, customs: dialogue.customs() };
-    let ids = dialogue.call_ids();
-    let (mut request, format) =
-        dialogue.prepare(&app, &caller, call.grammar.take(), &ignored).await?;
-    call.join_session(std::slice::from_mut(&mut request))?;
-    let ids = ids.with_format(format.tool_calls);
-    let reply = ResponseReply::new(&app, &call, settings, ids, tools);
-    call.describe(&app);
-    replies::respond(&app, &mut call, vec![request], app.usage_sum(1), format, reply).await
+    let own = ApiOptions {
+        format: text.format.map(|format| ("text.format", format)),
+        max_tokens: request.max_output_tokens,
+        logprobs: top_logprobs(request.include.as_deref(), request.top_logprobs),
+        ..ApiOptions::default()
+    };
+    let call = Call::chat(context, request.options, own, dialogue).await?;
+    let reply = ResponseReply::new(&call, settings, namespaces);
+    call.respond(reply).await
 }
 
 /// Number of most likely tokens to report per token of a text; `None` reports no log-probabilities.
@@ -169,14 +147,6 @@ fn dialogue(
 /// The namespaces of functions that have one, by the name under which the model sees the function:
 /// the namespace, and the name in it.
 pub(crate) type Namespaces = HashMap<String, (String, String)>;
-
-/// The properties of a request's tools that a reply needs.
-#[derive(Default)]
-pub(crate) struct CalledTools {
-    pub(crate) namespaces: Namespaces,
-    /// The tools with free text.
-    pub(crate) customs: Customs,
-}
 
 /// The functions that a request offers to the model.
 #[derive(Default)]

@@ -13,12 +13,12 @@ use axum::{Extension, Json};
 use serde_json::json;
 use stolon::{SessionId, SessionInfo, SessionOptions};
 
-use crate::App;
 use crate::api::sessions::{
     ForkSession, MAX_TTL_SECONDS, OpenSession, RewindSession, Session, SessionClosed, SessionList,
     SglangCloseSession, SglangOpenSession,
 };
 use crate::guard::access::Caller;
+use crate::handlers::app::App;
 use crate::wire::error::ApiError;
 use crate::wire::parts::PathId;
 use crate::wire::receive::Received;

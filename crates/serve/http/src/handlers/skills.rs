@@ -3,25 +3,17 @@
 
 mod regions;
 
-use std::sync::Arc;
-
 use axum::Extension;
-use axum::extract::State;
 use axum::response::Response;
-use stolon::{
-    AnswerFormat, AnswerPart, BoundingBox, CaptionLength, Engine, Point, Request, SpatialRef,
-};
+use stolon::{AnswerPart, BoundingBox, CaptionLength, Engine, Point, Request, SpatialRef};
 
-use crate::App;
 use crate::api::options::GenerationOptions;
 use crate::api::reply::{FinishReason, Usage};
 use crate::api::skills::{self as api, CaptionRequest, QueryRequest, SkillChunk, SkillReply};
-use crate::guard::access::Caller;
-use crate::handlers::options::{Call, OfApi};
-use crate::wire::advice::Ignored;
+use crate::handlers::context::{Incoming, RequestContext};
+use crate::handlers::options::{ApiOptions, Call};
 use crate::wire::error::ApiError;
-use crate::wire::receive::Received;
-use crate::wire::reply::{self, Dialect, Piece};
+use crate::wire::reply::{Dialect, Piece};
 use crate::wire::request_id::RequestId;
 
 pub(crate) use regions::{detect, point};
@@ -33,45 +25,33 @@ const MAX_TOKENS: usize = 768;
 
 /// The handler of `/v1/query`.
 pub(crate) async fn query(
-    State(app): State<Arc<App>>,
-    Extension(caller): Extension<Caller>,
     Extension(id): Extension<RequestId>,
-    body: Received,
+    Incoming { body: request, context }: Incoming<QueryRequest>,
 ) -> Result<Response, ApiError> {
-    let ignored = body.ignored.clone();
-    let (request, held): (QueryRequest, _) = app.parser.parse_held(body).await?;
     let mut skill = Skill::new(&id, Field::Answer);
     let places = places(request.spatial_refs);
     let question = if request.reasoning == Some(true) {
-        skill.reasoning = ReasoningState::Arriving(app.engine.clone(), Vec::new());
+        skill.reasoning = ReasoningState::Arriving(context.app.engine.clone(), Vec::new());
         Request::reason_about(request.question, places)
     } else {
         Request::query_about(request.question, places)
     };
     let prompt = with_image(question, request.image_url);
-    let mut call = call(request.options, &app, &caller, &ignored)?;
-    call.body = held;
-    respond(&app, &mut call, prompt, skill).await
+    call(context, request.options, prompt)?.respond(skill).await
 }
 
 /// The handler of `/v1/caption`.
 pub(crate) async fn caption(
-    State(app): State<Arc<App>>,
-    Extension(caller): Extension<Caller>,
     Extension(id): Extension<RequestId>,
-    body: Received,
+    Incoming { body: request, context }: Incoming<CaptionRequest>,
 ) -> Result<Response, ApiError> {
-    let ignored = body.ignored.clone();
-    let (request, held): (CaptionRequest, _) = app.parser.parse_held(body).await?;
     let length = match request.length.unwrap_or_default() {
         api::CaptionLength::Short => CaptionLength::Short,
         api::CaptionLength::Normal => CaptionLength::Normal,
         api::CaptionLength::Long => CaptionLength::Long,
     };
     let prompt = Request::caption(length).image_url(request.image_url);
-    let mut call = call(request.options, &app, &caller, &ignored)?;
-    call.body = held;
-    respond(&app, &mut call, prompt, Skill::new(&id, Field::Caption)).await
+    call(context, request.options, prompt)?.respond(Skill::new(&id, Field::Caption)).await
 }
 
 /// The request about an image, if there is a URL.
@@ -92,15 +72,15 @@ fn places(refs: Option<Vec<api::SpatialRef>>) -> impl Iterator<Item = SpatialRef
     })
 }
 
-/// The call with these options.
+/// The call with these options and this prompt.
 fn call(
+    context: RequestContext,
     options: api::SkillOptions,
-    app: &App,
-    caller: &Caller,
-    ignored: &Ignored,
+    prompt: Request,
 ) -> Result<Call, ApiError> {
     let settings = options.settings.unwrap_or_default();
-    let max_tokens = settings.max_tokens.or(app.configured_max_tokens).unwrap_or(MAX_TOKENS);
+    let max_tokens =
+        settings.max_tokens.or(context.app.configured_max_tokens).unwrap_or(MAX_TOKENS);
     let options = GenerationOptions {
         model: options.model,
         stream: options.stream,
@@ -110,20 +90,11 @@ fn call(
         priority: options.priority,
         ..GenerationOptions::default()
     };
-    let mut call = Call::new(options, OfApi::default(), app, caller, ignored)?;
-    call.max_tokens = max_tokens;
-    call.describe(app);
+    let own = ApiOptions { max_tokens: Some(max_tokens), ..ApiOptions::default() };
+    let mut call = Call::new(context, options, own)?;
+    call.describe();
+    call.prompts = vec![prompt];
     Ok(call)
-}
-
-async fn respond(
-    app: &App,
-    call: &mut Call,
-    prompt: Request,
-    reply: Skill,
-) -> Result<Response, ApiError> {
-    let (usage, format) = (app.usage_sum(1), AnswerFormat::default());
-    reply::respond(app, call, vec![prompt], usage, format, reply).await
 }
 
 /// The name of the text in a whole reply.

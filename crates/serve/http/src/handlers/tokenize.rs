@@ -2,33 +2,29 @@
 
 use std::sync::Arc;
 
+use axum::Json;
 use axum::extract::State;
-use axum::{Extension, Json};
 use serde_json::json;
 use stolon::{ChatOptions, Request};
 
-use crate::App;
 use crate::api::tokenize::{
     DetokenizeRequest, Detokenized, TokenizeRequest, Tokenized, TokenizerInfo,
 };
-use crate::guard::access::Caller;
+use crate::handlers::app::App;
 use crate::handlers::chat::{messages, tools};
+use crate::handlers::context::{Incoming, RequestContext};
 use crate::handlers::dialogue::{Tool, tool_use};
 use crate::handlers::logprobs::token_piece;
 use crate::handlers::options;
 use crate::wire::advice::Ignored;
 use crate::wire::error::ApiError;
 use crate::wire::history;
-use crate::wire::receive::Received;
 
 /// `POST /tokenize`.
 pub(crate) async fn tokenize(
-    State(app): State<Arc<App>>,
-    Extension(caller): Extension<Caller>,
-    body: Received,
+    Incoming { body: mut request, context }: Incoming<TokenizeRequest>,
 ) -> Result<Json<Tokenized>, ApiError> {
-    let ignored = body.ignored.clone();
-    let (mut request, _held): (TokenizeRequest, _) = app.parser.parse_held(body).await?;
+    let RequestContext { app, caller, ignored, held: _held } = context;
     if let Some(model) = &request.model {
         app.check_model(model, &ignored)?;
     }
@@ -38,7 +34,7 @@ pub(crate) async fn tokenize(
         }
         (None, Some(conversation)) => {
             let conversation = messages(conversation, &ignored)?;
-            let conversation = history::conversation(&app, conversation, true, &ignored);
+            let conversation = history::conversation(&app.engine, conversation, true, &ignored);
             let options = request.chat_options(&app, &ignored)?;
             let request = Request::chat(conversation).chat_options(options);
             let tokens = app.engine.prompt_tokens(&caller.sign(request)).await?;
@@ -65,11 +61,9 @@ pub(crate) async fn tokenize(
 
 /// `POST /detokenize`.
 pub(crate) async fn detokenize(
-    State(app): State<Arc<App>>,
-    body: Received,
+    Incoming { body: request, context }: Incoming<DetokenizeRequest>,
 ) -> Result<Json<Detokenized>, ApiError> {
-    let (client, ignored) = (body.client.clone(), body.ignored.clone());
-    let (request, _held): (DetokenizeRequest, _) = app.parser.parse_held(body).await?;
+    let RequestContext { app, caller, ignored, held: _held } = context;
     if let Some(model) = &request.model {
         app.check_model(model, &ignored)?;
     }
@@ -81,7 +75,7 @@ pub(crate) async fn detokenize(
     let engine = app.engine.clone();
     let count = request.tokens.len();
     let decode = move || engine.detokenize(&request.tokens, false);
-    Ok(Json(Detokenized { prompt: app.parser.run(client, count, decode).await?? }))
+    Ok(Json(Detokenized { prompt: app.parser.run(caller.identity, count, decode).await?? }))
 }
 
 /// `GET /tokenizer_info`.

@@ -22,8 +22,9 @@ use serde_json::{Map, Value, json};
 use crate::api::schema::Make;
 use crate::api::{chat, messages, options, responses};
 use crate::guard::deadline;
+use crate::handlers::app::{App, RouterOptions};
 use crate::routes::{self, FILE, Operation, Reply, Request, Role, Route};
-use crate::{App, RootPath, RouterOptions};
+use crate::wire::root_path::RootPath;
 
 /// JSON pointer of the schemas in the description.
 const COMPONENTS: &str = "/components/schemas";

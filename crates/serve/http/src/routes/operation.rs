@@ -4,8 +4,8 @@ use serde_json::{Map, Value};
 
 use super::Role::{Everybody, Operator};
 use super::{ErrorForm, Group, Reply, get};
-use crate::RouterOptions;
 use crate::api::admin::{Audit, Health, Stats, Version};
+use crate::handlers::app::RouterOptions;
 use crate::handlers::{admin, metrics};
 use crate::routes::openapi;
 

@@ -7,11 +7,13 @@
 use std::sync::Arc;
 
 use axum::extract::Request;
-use axum::http::Uri;
 use axum::http::uri::PathAndQuery;
+use axum::http::{Method, StatusCode, Uri};
 
-use crate::RouterOptions;
+use crate::handlers::app::RouterOptions;
 use crate::routes::{self, Role};
+use crate::wire::error::ApiError;
+use crate::wire::receive::linger;
 
 /// The beginning of the paths of OpenAI's and Anthropic's APIs.
 const API: &str = "/v1";
@@ -114,8 +116,15 @@ fn matches(route: &str, path: &str) -> bool {
     }
 }
 
+/// Any path that does not exist.
+pub(crate) async fn not_found(method: Method, uri: Uri, request: Request) -> ApiError {
+    linger(request.into_body());
+    let hint = hint(uri.path());
+    ApiError::new(StatusCode::NOT_FOUND, format!("there is no {method} {}{hint}", uri.path()))
+}
+
 /// What a client may do instead of asking for this path, which does not exist.
-pub(crate) fn hint(path: &str) -> String {
+fn hint(path: &str) -> String {
     let path = path.trim_end_matches('/');
     match HINTS.iter().find(|(other, _)| *other == path) {
         Some((_, hint)) => format!(", a path {hint}"),

@@ -17,8 +17,6 @@ use axum::http::{HeaderName, HeaderValue};
 use axum::middleware::Next;
 use axum::response::Response;
 
-use crate::App;
-
 pub(crate) const HEADER: HeaderName = HeaderName::from_static("x-stolon-ignored");
 
 /// The name of the model that answers, in replies to requests with a name that is not listed.
@@ -105,11 +103,11 @@ fn log_once(name: &str) {
 /// Middleware of all routes: names the ignored parameters in the reply, and the model if the
 /// request's name of it was ignored.
 pub(crate) async fn middleware(
-    State(app): State<Arc<App>>,
+    State(unknown): State<UnknownParameters>,
     mut request: Request,
     next: Next,
 ) -> Response {
-    let ignored = Ignored { unknown: app.unknown_parameters, ..Ignored::default() };
+    let ignored = Ignored { unknown, ..Ignored::default() };
     request.extensions_mut().insert(ignored.clone());
     let mut response = next.run(request).await;
     if let Some(names) = ignored.header() {

@@ -20,9 +20,8 @@ mod messages;
 mod responses;
 
 use serde_json::{Map, Value, json};
-use stolon::{ChatMessage, MessageContent};
+use stolon::{ChatMessage, Engine, MessageContent};
 
-use crate::App;
 use crate::api::neutral::Scope;
 use crate::wire::advice::Ignored;
 use crate::wire::error::{ApiError, cut};
@@ -76,12 +75,12 @@ fn follows_result<'a>(roles: impl Iterator<Item = &'a str>) -> bool {
 /// The messages of a request as the model gets them. With `keeps_images`, an image of the user in
 /// the last message stays, so that a model that takes none refuses it, unless it is of a result.
 pub(crate) fn conversation(
-    app: &App,
+    engine: &Engine,
     mut messages: Vec<ChatMessage>,
     keeps_images: bool,
     ignored: &Ignored,
 ) -> Vec<ChatMessage> {
-    let takes_images = app.engine.model_info().takes_images;
+    let takes_images = engine.model_info().takes_images;
     let last = messages.len().saturating_sub(1);
     let mut roles = messages.iter().rev().map(|message| message.role.as_str());
     let is_users_own = roles.next() == Some("user") && !follows_result(roles);

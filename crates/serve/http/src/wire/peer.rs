@@ -1,7 +1,8 @@
-//! The other end of the connection on which a request came.
+//! The other end of the connection on which a request came, and the client that sent it.
 
 use std::fmt;
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
+use std::sync::Arc;
 
 use axum::extract::{ConnectInfo, Request};
 
@@ -22,6 +23,11 @@ pub(crate) enum Peer {
         is_operator: bool,
     },
 }
+
+/// The engine's name for the client that sent a request. An extension of requests whose client is
+/// known.
+#[derive(Clone, Debug)]
+pub(crate) struct ClientName(pub(crate) Arc<str>);
 
 impl Peer {
     /// The peer of a request, if the server gave it to the router.

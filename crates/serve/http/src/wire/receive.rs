@@ -4,16 +4,15 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use axum::body::{Body, HttpBody};
-use axum::extract::{FromRequest, Request};
+use axum::extract::{FromRef, FromRequest, Request};
 use axum::http::{HeaderMap, StatusCode, header};
 use http_body_util::BodyExt;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
-use crate::App;
-use crate::guard::access::Caller;
 use crate::wire::activity::Activity;
 use crate::wire::advice::Ignored;
 use crate::wire::error::{ApiError, cut};
+use crate::wire::peer::ClientName;
 use crate::wire::segments::Segments;
 
 /// Bytes of each body that do not count toward the memory of all bodies, so that ordinary requests
@@ -27,7 +26,7 @@ const LINGER_TIME: Duration = Duration::from_secs(30);
 const LINGER_PAUSE: Duration = Duration::from_secs(2);
 
 /// Limits of the bodies of a router's requests.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct BodyLimits {
     /// Maximum size of one body, in bytes.
     pub(crate) size: usize,
@@ -60,17 +59,19 @@ impl From<String> for Received {
     }
 }
 
-impl FromRequest<Arc<App>> for Received {
+impl<S: Send + Sync> FromRequest<S> for Received
+where
+    BodyLimits: FromRef<S>,
+{
     type Rejection = ApiError;
 
-    async fn from_request(request: Request, app: &Arc<App>) -> Result<Self, ApiError> {
+    async fn from_request(request: Request, state: &S) -> Result<Self, ApiError> {
         let checked = check_content_type(request.headers())
             .and_then(|()| check_content_encoding(request.headers()));
         let activity = request.extensions().get::<Arc<Activity>>().cloned();
         let ignored = request.extensions().get::<Ignored>().cloned().unwrap_or_default();
-        let caller = request.extensions().get::<Caller>();
-        let client = caller.and_then(|caller| caller.identity.clone());
-        let limits = &app.bodies;
+        let client = request.extensions().get().map(|ClientName(name)| Arc::clone(name));
+        let limits = BodyLimits::from_ref(state);
         let mut body = request.into_body();
         let received = match checked {
             Ok(()) => limits.receive_in_time(&mut body).await,

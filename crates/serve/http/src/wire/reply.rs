@@ -7,18 +7,15 @@ use std::convert::Infallible;
 use axum::Json;
 use axum::response::sse::{self, KeepAlive, Sse};
 use axum::response::{IntoResponse, Response};
-use futures::future::try_join_all;
 use futures::stream::{self, BoxStream, SelectAll};
 use futures::{Stream, StreamExt};
 use serde::Serialize;
 use stolon::{
-    AnswerFormat, AnswerParser, AnswerPart, Completion, Error, Event, Finish, FinishReason,
-    Request, Timings, TokenEvent, TokenLogprob, TokenStream,
+    AnswerFormat, AnswerParser, AnswerPart, Error, Event, FinishReason, StopStrings, TokenEvent,
+    TokenLogprob,
 };
 
-use crate::App;
 use crate::api::reply::{CompletionTokensDetails, PromptTokensDetails, Usage};
-use crate::handlers::options::Call;
 use crate::wire::error::ApiError;
 
 /// The form of the replies of one API, and the reply in progress.
@@ -73,103 +70,45 @@ pub(crate) struct Piece<'a> {
     pub(crate) logprob: Option<&'a TokenLogprob>,
 }
 
+/// How the choices of a call become its reply.
+#[derive(Debug)]
+pub(crate) struct ReplyOptions {
+    /// Whether to reply in pieces.
+    pub(crate) stream: bool,
+    /// The parts of the answers.
+    pub(crate) format: AnswerFormat,
+    /// Strings that end an answer, if the engine has not looked for them.
+    pub(crate) stops: Option<StopStrings>,
+    /// Number of tokens of a choice before which stop strings are not looked for.
+    pub(crate) min_tokens: usize,
+    /// Tokens whose log-probabilities are not reported.
+    pub(crate) unreported: Vec<u32>,
+    /// The tokens that were counted before.
+    pub(crate) usage: UsageSum,
+}
+
+/// The events of one choice.
+pub(crate) type Choice = BoxStream<'static, Result<Event, Error>>;
+
 /// The events of one call, each with the number of its choice.
 type Events = SelectAll<BoxStream<'static, (usize, Result<Event, Error>)>>;
 
-/// Runs the prompts of one call, each with as many choices as were requested, and replies. The
-/// choices of prompt `p` have the indices `p * n` to `p * n + n - 1`. `usage` has the tokens that
-/// were counted before, and `format` describes the parts of the answers.
-pub(crate) async fn respond<D: Dialect>(
-    app: &App,
-    call: &mut Call,
-    prompts: Vec<Request>,
-    mut usage: UsageSum,
-    format: AnswerFormat,
+/// Replies with these choices.
+///
+/// # Errors
+/// The first error of a choice, unless the reply is sent in pieces.
+pub(crate) async fn reply<D: Dialect>(
+    choices: Vec<Choice>,
+    options: ReplyOptions,
     dialect: D,
 ) -> Result<Response, ApiError> {
-    let mut prompts = prompts;
-    call.check_prompt_logprobs(&app.engine, &mut prompts, call.choice_count).await?;
-    let rules = call.rules(&app.engine, &format).await?;
-    let requests = prompts
-        .into_iter()
-        .map(|prompt| rules.apply(call.apply(prompt).answer_format(format.clone())));
-    let mut choices = Vec::new();
-    if let Some(candidates) = call.candidate_count {
-        // All prompts are submitted before the first is awaited. An error cancels the others.
-        let asked =
-            requests.map(|request| app.engine.best_of(request, candidates, call.choice_count));
-        for best in try_join_all(asked).await.map_err(|error| call.refused(error))? {
-            usage.add_prompt(best.usage);
-            choices.extend(best.completions.into_iter().map(replay));
-        }
-        usage = usage.closed();
-    } else {
-        for request in requests {
-            // If a request is refused, the streams made so far are dropped, which cancels them.
-            let streams = app.engine.generate_choices(request, call.choice_count).await;
-            let streams = streams.map_err(|error| call.refused(error))?;
-            choices.extend(streams.into_iter().map(TokenStream::boxed));
-        }
-    }
-    // The prompts have been tokenized, and their images decoded.
-    call.body = None;
-    reply(call, choices, usage, &format, dialect).await
-}
-
-/// Replies with choices for which nothing is generated.
-pub(crate) async fn respond_without_answers<D: Dialect>(
-    call: &Call,
-    choice_count: usize,
-    usage: UsageSum,
-    dialect: D,
-) -> Result<Response, ApiError> {
-    let finish = Finish {
-        reason: FinishReason::Length,
-        usage: stolon::Usage::default(),
-        timings: Timings::default(),
-    };
-    let started = Event::Started { prompt_tokens: 0, cached_tokens: 0 };
-    let events = [started, Event::Finished(finish)];
-    let events = || stream::iter(events.clone()).map(Ok).boxed();
-    let choices = (0..choice_count).map(|_| events()).collect();
-    reply(call, choices, usage, &AnswerFormat::default(), dialect).await
-}
-
-/// A complete answer as the events of a stream.
-fn replay(completion: Completion) -> BoxStream<'static, Result<Event, Error>> {
-    let Completion { text, token_ids, logprobs, prompt_logprobs, finish, .. } = completion;
-    let Finish { usage: stolon::Usage { prompt_tokens, cached_tokens, .. }, .. } = finish;
-    let mut logprobs = logprobs.into_iter();
-    let tokens: Vec<TokenEvent> = token_ids
-        .into_iter()
-        .map(|id| TokenEvent { id: Some(id), text: String::new(), logprob: logprobs.next() })
-        .chain([TokenEvent { text, ..TokenEvent::default() }])
-        .collect();
-    let of_prompt = Some(prompt_logprobs).filter(|entries| !entries.is_empty());
-    stream::iter([Event::Started { prompt_tokens, cached_tokens }])
-        .chain(stream::iter(of_prompt).map(Event::PromptLogprobs))
-        .chain(stream::iter(tokens).map(Event::Token))
-        .chain(stream::iter([Event::Finished(finish)]))
-        .map(Ok)
-        .boxed()
-}
-
-async fn reply<D: Dialect>(
-    call: &Call,
-    choices: Vec<BoxStream<'static, Result<Event, Error>>>,
-    usage: UsageSum,
-    format: &AnswerFormat,
-    dialect: D,
-) -> Result<Response, ApiError> {
-    // The engine has looked for stop strings in an answer that is text alone.
-    let stops = call.stop_strings().filter(|_| !format.is_text());
+    let ReplyOptions { stream, format, stops, min_tokens, unreported, usage } = options;
     let parser = || match &stops {
         Some(stops) => AnswerParser::with_stops(format.clone(), stops.clone()),
         None => AnswerParser::new(format.clone()),
     };
     let parsers = choices.iter().map(|_| Some(parser())).collect();
     let (begun, tokens) = (vec![false; choices.len()], vec![0; choices.len()]);
-    let min_tokens = call.min_tokens();
     let reasons = match format.reasoning {
         Some(_) => vec![format.reasoning_is_open; choices.len()],
         None => Vec::new(),
@@ -179,10 +118,9 @@ async fn reply<D: Dialect>(
         .enumerate()
         .map(|(index, events)| events.map(move |event| (index, event)).boxed());
     let mut events: Events = stream::select_all(numbered);
-    let unreported = call.unreported.clone();
     let mut replying =
         Replying { dialect, parsers, begun, tokens, min_tokens, reasons, usage, unreported };
-    if call.stream {
+    if stream {
         let events = replying.into_events(events).map(Ok::<_, Infallible>);
         return Ok(Sse::new(events).keep_alive(KeepAlive::default()).into_response());
     }
@@ -208,7 +146,7 @@ struct Replying<D> {
     /// Whether each choice is in its reasoning; empty if the format has none.
     reasons: Vec<bool>,
     usage: UsageSum,
-    /// [`Call::unreported`].
+    /// [`ReplyOptions::unreported`].
     unreported: Vec<u32>,
 }
 
@@ -331,7 +269,7 @@ impl UsageSum {
     }
 
     /// The sum as it is: choices that are added later do not count.
-    fn closed(self) -> Self {
+    pub(crate) fn closed(self) -> Self {
         Self { is_closed: true, ..self }
     }
 
@@ -347,7 +285,7 @@ impl UsageSum {
     }
 
     /// Adds a prompt together with all that was generated for it.
-    fn add_prompt(&mut self, usage: stolon::Usage) {
+    pub(crate) fn add_prompt(&mut self, usage: stolon::Usage) {
         if !self.prompts_counted {
             self.sum.prompt_tokens += usage.prompt_tokens;
             self.sum.cached_tokens += usage.cached_tokens;

@@ -11,8 +11,7 @@ use axum::middleware::Next;
 use axum::response::Response;
 use tracing::Span;
 
-use crate::unix_seconds;
-use crate::wire::traces;
+use crate::wire::{traces, unix_seconds};
 
 pub(crate) const HEADER: HeaderName = HeaderName::from_static("x-request-id");
 /// The name of the reply's header that Anthropic's clients read.

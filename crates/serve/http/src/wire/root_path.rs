@@ -16,12 +16,28 @@ use axum::response::Redirect;
 use axum::routing;
 use tower::ServiceExt;
 
-use crate::routes::page;
 use crate::wire::error::cut;
-use crate::{RouterOptions, routes};
 
 /// Maximum length of a root path, in bytes.
 const MAX_BYTES: usize = 200;
+
+/// The first parts of the paths of the server's own routes.
+pub(crate) const OWN_PARTS: [&str; 14] = [
+    "admin",
+    "close_session",
+    "detokenize",
+    "docs",
+    "health",
+    "metrics",
+    "open_session",
+    "openapi.json",
+    "page",
+    "ready",
+    "tokenize",
+    "tokenizer_info",
+    "v1",
+    "version",
+];
 
 /// The path below which clients reach the server. The default is none.
 ///
@@ -107,7 +123,7 @@ impl FromStr for RootPath {
             ));
         }
         // Otherwise it would be unclear whether a proxy has removed the path from a request.
-        if is_own(first_part(path)) {
+        if OWN_PARTS.contains(&first_part(path)) {
             return Err(format!(
                 "expected a path whose first part is no path of the server itself, such as /llm, \
                  got `{}`",
@@ -124,15 +140,9 @@ fn is_part(text: &str) -> bool {
     !matches!(text, "" | "." | "..") && text.bytes().all(is_allowed)
 }
 
-fn first_part(path: &str) -> &str {
+/// The part of a path between its first two slashes.
+pub(crate) fn first_part(path: &str) -> &str {
     path.trim_start_matches('/').split('/').next().unwrap_or_default()
-}
-
-/// Whether the paths of some routes begin with this part.
-fn is_own(part: &str) -> bool {
-    let groups = routes::groups(&RouterOptions::default());
-    let described = groups.iter().flat_map(|group| &group.routes);
-    described.chain(&page::routes()).any(|route| first_part(route.path) == part)
 }
 
 #[cfg(test)]

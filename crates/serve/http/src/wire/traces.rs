@@ -90,6 +90,12 @@ pub(crate) fn begin(span: &Span, request: &Request<Body>, request_id: &str) {
     layer::begin(span, request, request_id);
 }
 
+/// Adds the name of a request's operation to its trace.
+#[cfg(feature = "otel")]
+pub(crate) fn operation(name: &'static str) {
+    layer::operation(name);
+}
+
 /// Adds the request's options to its trace.
 #[cfg(feature = "otel")]
 pub(crate) fn describe(asked: Asked<'_>) {
@@ -113,6 +119,8 @@ mod disabled {
     use super::*;
 
     pub(crate) fn begin(_: &Span, _: &Request<Body>, _: &str) {}
+
+    pub(crate) fn operation(_: &'static str) {}
 
     pub(crate) fn describe(_: Asked<'_>) {}
 

@@ -3,7 +3,7 @@
 use std::net::IpAddr;
 
 use super::*;
-use crate::{ApiKey, KeyLimits};
+use crate::guard::keys::{ApiKey, KeyLimits};
 
 fn headers(pairs: &[(&'static str, &str)]) -> HeaderMap {
     let pair = |&(name, value): &(&'static str, &str)| {

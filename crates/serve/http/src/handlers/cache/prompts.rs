@@ -2,9 +2,9 @@
 
 use stolon::{ChatOptions, Request};
 
-use crate::App;
 use crate::api::cache::{CachePrompt, MAX_PROMPTS};
 use crate::guard::access::Tenant;
+use crate::handlers::app::App;
 use crate::handlers::chat::messages;
 use crate::handlers::completions::engine_request;
 use crate::handlers::dialogue::tool_use;
@@ -61,7 +61,7 @@ impl CachePrompt {
                 };
                 options.describe_tools = tool_use(app, &options)?.is_described;
                 let conversation = messages(conversation, &ignored)?;
-                let conversation = history::conversation(app, conversation, true, &ignored);
+                let conversation = history::conversation(&app.engine, conversation, true, &ignored);
                 vec![Request::chat(conversation).chat_options(options)]
             }
             (None, None, Some(question)) => {

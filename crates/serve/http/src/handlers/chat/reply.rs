@@ -2,7 +2,6 @@
 
 use stolon::{AnswerPart, Engine, TokenLogprob};
 
-use crate::App;
 use crate::api::chat::{
     AnswerMessage, CallType, CalledFunction, CalledTool, ChatChoice, ChatChunkChoice,
     ChatCompletion, CustomDelta, Delta, FunctionDelta, ReplyToolCall, Role, ToolCallDelta,
@@ -31,7 +30,7 @@ pub(super) struct Chat {
     envelope: Envelope,
     logprob_form: LogprobForm,
     /// Whether the reply has the reasoning.
-    pub(super) reasoning: bool,
+    reasoning: bool,
     call_ids: CallIds,
     /// The tools with free text.
     customs: Customs,
@@ -66,14 +65,9 @@ fn finish_reason(reason: &stolon::FinishReason, choice: &Growing) -> FinishReaso
 }
 
 impl Chat {
-    /// The reply to one call. `ids` are the token ids of the prompt, if they were requested.
-    pub(super) fn new(
-        app: &App,
-        call: &Call,
-        call_ids: CallIds,
-        customs: Customs,
-        ids: Option<Vec<u32>>,
-    ) -> Self {
+    /// The reply to one call, with or without the reasoning.
+    pub(super) fn new(call: &Call, reasoning: bool) -> Self {
+        let ids = call.prompt_ids.first().cloned();
         let (has_ids, has_logprobs) = (ids.is_some(), call.logprobs.is_some());
         let growing = |index| {
             let message = AnswerMessage {
@@ -95,12 +89,12 @@ impl Chat {
             Growing { whole, complete_calls: 0, has_open_call: false, free_text: None }
         };
         Self {
-            engine: app.engine.clone(),
+            engine: call.engine().clone(),
             logprob_form: call.logprob_form,
-            envelope: Envelope::new(NAMES, app, call, ids),
-            reasoning: true,
-            call_ids,
-            customs,
+            envelope: Envelope::new(NAMES, call, ids),
+            reasoning,
+            call_ids: call.call_ids,
+            customs: call.customs.clone(),
             has_ids,
             choices: (0..call.choice_count).map(growing).collect(),
         }

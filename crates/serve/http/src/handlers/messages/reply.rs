@@ -10,6 +10,7 @@ use crate::api::messages::{
 };
 use crate::api::reply::Usage;
 use crate::handlers::dialogue::CallIds;
+use crate::handlers::options::Call;
 use crate::wire::error::ApiError;
 use crate::wire::reply::{Dialect, Piece};
 use crate::wire::request_id;
@@ -60,17 +61,18 @@ impl Open {
 }
 
 impl Messages {
-    pub(super) fn new(model: String, call_ids: CallIds) -> Self {
+    pub(super) fn new(call: &Call) -> Self {
         let reply = MessageReply {
             id: format!("msg_{}", request_id::fresh()),
             kind: "message",
             role: Role::Assistant,
-            model,
+            model: call.model.clone(),
             content: Vec::new(),
             stop_reason: None,
             stop_sequence: None,
             usage: MessagesUsage::default(),
         };
+        let call_ids = call.call_ids;
         Self { reply, call_ids, open: None, next_index: 0, complete_calls: 0 }
     }
 

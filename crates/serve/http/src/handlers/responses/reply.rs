@@ -2,8 +2,7 @@
 
 use stolon::{AnswerPart, Engine, FinishReason};
 
-use super::CalledTools;
-use crate::App;
+use super::Namespaces;
 use crate::api::chat::Role;
 use crate::api::logprobs::ChatTokenLogprobs;
 use crate::api::reply::Usage;
@@ -12,13 +11,13 @@ use crate::api::responses::{
     ResponseError, ResponseEvent, ResponseSettings, ResponseUsage, Status,
 };
 use crate::handlers::dialogue::CallIds;
-use crate::handlers::free_text::FreeText;
+use crate::handlers::free_text::{Customs, FreeText};
 use crate::handlers::logprobs::LogprobForm;
 use crate::handlers::options::Call;
-use crate::unix_seconds;
 use crate::wire::error::ApiError;
 use crate::wire::reply::{Dialect, Piece};
 use crate::wire::request_id;
+use crate::wire::unix_seconds;
 
 /// A reply in progress.
 pub(super) struct ResponseReply {
@@ -27,7 +26,9 @@ pub(super) struct ResponseReply {
     engine: Engine,
     logprob_form: LogprobForm,
     call_ids: CallIds,
-    tools: CalledTools,
+    namespaces: Namespaces,
+    /// The tools with free text.
+    customs: Customs,
     /// The items of the whole reply.
     output: Vec<OutputItem>,
     /// The item in progress.
@@ -131,13 +132,7 @@ impl Open {
 
 impl ResponseReply {
     /// `settings` are the members that repeat the request.
-    pub(super) fn new(
-        app: &App,
-        call: &Call,
-        settings: ResponseSettings,
-        call_ids: CallIds,
-        tools: CalledTools,
-    ) -> Self {
+    pub(super) fn new(call: &Call, settings: ResponseSettings, namespaces: Namespaces) -> Self {
         let response = Response {
             id: format!("resp_{}", request_id::fresh()),
             object: "response",
@@ -152,10 +147,11 @@ impl ResponseReply {
         };
         Self {
             response,
-            engine: app.engine.clone(),
+            engine: call.engine().clone(),
             logprob_form: call.logprob_form,
-            call_ids,
-            tools,
+            call_ids: call.call_ids,
+            namespaces,
+            customs: call.customs.clone(),
             output: Vec::new(),
             open: None,
             pending: Vec::new(),
@@ -293,11 +289,11 @@ impl ResponseReply {
     /// Begins a call.
     fn start_call(&mut self, index: usize, name: String) -> Vec<ResponseEvent> {
         let call_id = self.call_ids.id("call_", index, &name);
-        let kind = match self.tools.customs.contains(&name) {
+        let kind = match self.customs.contains(&name) {
             true => Kind::Custom,
             false => Kind::Call,
         };
-        let (namespace, name) = match self.tools.namespaces.get(&name) {
+        let (namespace, name) = match self.namespaces.get(&name) {
             Some((namespace, name)) => (Some(namespace.clone()), name.clone()),
             None => (None, name),
         };

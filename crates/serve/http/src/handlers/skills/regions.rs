@@ -1,24 +1,18 @@
 //! The handlers of `POST /v1/point` and `POST /v1/detect`.
 
-use std::sync::Arc;
-
-use axum::extract::State;
 use axum::{Extension, Json};
 use serde_json::json;
 use stolon::{Completion, Request};
 
 use super::{MAX_TOKENS, places};
-use crate::App;
 use crate::api::options::GenerationOptions;
 use crate::api::reply::{FinishReason, Usage};
 use crate::api::skills::{
     BoundingBox, BoxesReply, Point, PointsReply, RegionsRequest, RegionsSettings,
 };
-use crate::guard::access::Caller;
-use crate::handlers::options::{Call, OfApi};
-use crate::wire::advice::Ignored;
+use crate::handlers::context::{Incoming, RequestContext};
+use crate::handlers::options::{ApiOptions, Call};
 use crate::wire::error::ApiError;
-use crate::wire::receive::Received;
 use crate::wire::request_id::RequestId;
 
 /// Maximum number of boxes, unless the request says otherwise.
@@ -26,37 +20,28 @@ const BOXES: usize = 50;
 
 /// The handler of `/v1/point`.
 pub(crate) async fn point(
-    State(app): State<Arc<App>>,
-    Extension(caller): Extension<Caller>,
     Extension(id): Extension<RequestId>,
-    body: Received,
+    Incoming { body: request, context }: Incoming<RegionsRequest>,
 ) -> Result<Json<PointsReply>, ApiError> {
-    let ignored = body.ignored.clone();
-    let (request, held): (RegionsRequest, _) = app.parser.parse_held(body).await?;
     let settings = request.settings.clone().unwrap_or_default();
     let of_objects = settings.max_objects.map(|count| 2 * count + 1);
     let max_tokens = of_objects.or(settings.max_tokens).unwrap_or(MAX_TOKENS);
     let prompt = Request::point_about(request.object.clone(), places(request.spatial_refs.clone()));
-    let mut call = call(&request, &settings, &app, &caller, &ignored)?;
-    call.body = held;
-    let found = complete(&app, call, prompt.image_url(request.image_url), max_tokens).await?;
-    let points = found.points(app.engine.model_info());
+    let mut call = call(context, &request, &settings, max_tokens)?;
+    let found = complete(&mut call, prompt.image_url(request.image_url)).await?;
+    let points = found.points(call.engine().model_info());
     let points: Vec<Point> =
         points.into_iter().map(|point| Point { x: point.x, y: point.y }).collect();
-    let (finish_reason, usage) = end(&app, &found);
+    let (finish_reason, usage) = end(&call, &found);
     let (request_id, count) = (id.as_str().to_owned(), points.len());
     Ok(Json(PointsReply { request_id, points, count, finish_reason, usage }))
 }
 
 /// The handler of `/v1/detect`.
 pub(crate) async fn detect(
-    State(app): State<Arc<App>>,
-    Extension(caller): Extension<Caller>,
     Extension(id): Extension<RequestId>,
-    body: Received,
+    Incoming { body: request, context }: Incoming<RegionsRequest>,
 ) -> Result<Json<BoxesReply>, ApiError> {
-    let ignored = body.ignored.clone();
-    let (request, held): (RegionsRequest, _) = app.parser.parse_held(body).await?;
     let settings = request.settings.clone().unwrap_or_default();
     if let Some(refs) = request.spatial_refs.as_ref().filter(|refs| !refs.is_empty()) {
         let expected = "none, because the model finds boxes by a name alone";
@@ -64,25 +49,23 @@ pub(crate) async fn detect(
     }
     let max_tokens = 3 * settings.max_objects.unwrap_or(BOXES) + 1;
     let prompt = Request::detect(request.object.clone());
-    let mut call = call(&request, &settings, &app, &caller, &ignored)?;
-    call.body = held;
-    let found = complete(&app, call, prompt.image_url(request.image_url), max_tokens).await?;
-    let boxes = found.boxes(app.engine.model_info()).into_iter();
+    let mut call = call(context, &request, &settings, max_tokens)?;
+    let found = complete(&mut call, prompt.image_url(request.image_url)).await?;
+    let boxes = found.boxes(call.engine().model_info()).into_iter();
     let objects = boxes.map(|found| {
         let stolon::BoundingBox { x_min, y_min, x_max, y_max } = found;
         BoundingBox { x_min, y_min, x_max, y_max }
     });
-    let (objects, (finish_reason, usage)) = (objects.collect(), end(&app, &found));
+    let (objects, (finish_reason, usage)) = (objects.collect(), end(&call, &found));
     Ok(Json(BoxesReply { request_id: id.as_str().to_owned(), objects, finish_reason, usage }))
 }
 
-/// The call of a request.
+/// The call of a request, whose answer has at most `max_tokens` tokens.
 fn call(
+    context: RequestContext,
     request: &RegionsRequest,
     settings: &RegionsSettings,
-    app: &App,
-    caller: &Caller,
-    ignored: &Ignored,
+    max_tokens: usize,
 ) -> Result<Call, ApiError> {
     if request.stream == Some(true) {
         let expected = "false, because the reply comes as a whole";
@@ -99,27 +82,25 @@ fn call(
         priority: request.priority,
         ..GenerationOptions::default()
     };
-    Call::new(options, OfApi::default(), app, caller, ignored)
+    Call::new(
+        context,
+        options,
+        ApiOptions { max_tokens: Some(max_tokens), ..ApiOptions::default() },
+    )
 }
 
-/// Runs a call with one answer of at most `max_tokens` tokens.
-async fn complete(
-    app: &App,
-    mut call: Call,
-    prompt: Request,
-    max_tokens: usize,
-) -> Result<Completion, ApiError> {
-    call.max_tokens = max_tokens;
-    call.describe(app);
-    let stream = app.engine.generate(call.apply(prompt)).await;
+/// Runs a call with one answer.
+async fn complete(call: &mut Call, prompt: Request) -> Result<Completion, ApiError> {
+    call.describe();
+    let stream = call.engine().generate(call.apply(prompt)).await;
     let stream = stream.map_err(|error| call.refused(error))?;
     // The image has been decoded.
-    call.body = None;
+    call.context.held = None;
     stream.collect_text().await.map_err(|error| call.refused(error))
 }
 
 /// Why an answer ended, and its token counts.
-fn end(app: &App, found: &Completion) -> (FinishReason, Usage) {
-    let usage = app.usage_sum(1).with_prompts(&[found.finish.usage]);
+fn end(call: &Call, found: &Completion) -> (FinishReason, Usage) {
+    let usage = call.usage_sum.with_prompts(&[found.finish.usage]);
     ((&found.finish.reason).into(), usage.total())
 }

@@ -29,7 +29,6 @@ use tracing_subscriber::registry::{LookupSpan, Registry};
 
 use super::export::Counts;
 use super::{Asked, SpanCounts, spans};
-use crate::routes;
 
 /// Names of the two kinds of spans.
 const HTTP_REQUEST: &str = "http_request";
@@ -150,15 +149,13 @@ pub(super) fn begin(span: &Span, request: &Request<Body>, request_id: &str) {
         };
         let client = HeaderExtractor(request.headers());
         let route = route.as_str();
-        let mut attributes = vec![
+        let attributes = vec![
             KeyValue::new("http.request.method", request.method().as_str().to_owned()),
             KeyValue::new("http.route", route.to_owned()),
             KeyValue::new("url.path", request.uri().path().to_owned()),
             // vLLM's name for it.
             KeyValue::new("gen_ai.request.id", request_id.to_owned()),
         ];
-        let operation = routes::traced_as(route);
-        attributes.extend(operation.map(|name| KeyValue::new("gen_ai.operation.name", name)));
         span.extensions_mut().replace(HttpCall {
             arrived,
             parent: TraceContextPropagator::new().extract_with_context(&Context::new(), &client),
@@ -168,6 +165,13 @@ pub(super) fn begin(span: &Span, request: &Request<Body>, request_id: &str) {
             error: None,
             answers: Vec::new(),
         });
+    });
+}
+
+/// Adds the name of the operation of the current request.
+pub(super) fn operation(name: &'static str) {
+    with_call(&Span::current(), |call| {
+        call.attributes.push(KeyValue::new("gen_ai.operation.name", name));
     });
 }
 
