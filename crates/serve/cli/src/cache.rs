@@ -14,6 +14,9 @@ use stolon_http::api::cache::{Evicted, Flushed, Imported, PinCreated, PinDeleted
 use stolon_http::certificates::Authorities;
 use stolon_loadgen::http::certificate_hint;
 
+use explain::ExplainArgs;
+
+mod explain;
 mod files;
 mod lines;
 
@@ -68,6 +71,10 @@ enum CacheCommand {
     },
     /// Show how much of each prompt is cached, without computing anything
     Query(PromptArgs),
+    /// Explain why the prompt of a request is not cached, without computing anything
+    Explain(ExplainArgs),
+    /// Show the requests that lost most cached tokens, and why
+    Misses,
     /// Compute the part of each prompt that is not cached
     Warm(PromptArgs),
     /// Keep a prompt in the cache: compute the part that is not cached, and protect its whole blocks
@@ -224,6 +231,8 @@ impl CacheArgs {
             CacheCommand::Tree { dot: false, tokens } => {
                 self.show(&client.get(&format!("tree?tokens={tokens}"))?, lines::tree)
             }
+            CacheCommand::Explain(args) => self.show(&args.send(&client)?, explain::explanations),
+            CacheCommand::Misses => self.show(&client.get("misses")?, explain::misses),
             CacheCommand::Query(prompts) => {
                 self.show(&client.post("query", &prompts.body()?)?, lines::results)
             }
@@ -303,6 +312,7 @@ impl CacheArgs {
 }
 
 /// A connection to the server's routes below `/v1/cache`.
+#[derive(Clone)]
 struct Client<'a> {
     url: &'a str,
     admin_key: Option<&'a str>,

@@ -21,6 +21,7 @@ pub(crate) mod app;
 pub(crate) mod cache;
 pub(crate) mod cache_events;
 pub(crate) mod cache_files;
+pub(crate) mod cache_misses;
 pub(crate) mod chat;
 pub(crate) mod choices;
 pub(crate) mod completions;

@@ -9,9 +9,11 @@ use super::chat::{MAX_MESSAGES, Message};
 use super::completions::PromptInput;
 use super::fields::{self, UnknownFields};
 
+mod miss;
 mod policy;
 mod tree;
 
+pub use miss::{ClientMiss, Explanation, Explanations, Miss, Misses, ReasonCount};
 pub use policy::{Policy, PolicyRequest};
 pub use tree::{FirstToken, Tree, TreeFormat, TreeNode, TreeQuery};
 

@@ -104,10 +104,13 @@ impl Tenant {
 }
 
 impl Caller {
-    /// Adds the client's identity and quota to a request to the engine.
+    /// Adds the client's identity, the salt of its tenant and its quota to a request to the engine.
     pub(crate) fn sign(&self, mut request: stolon::Request) -> stolon::Request {
         if let Some(identity) = &self.identity {
             request = request.tenant(Arc::clone(identity));
+        }
+        if let Some(salt) = self.tenant.salt(None) {
+            request = request.cache_salt(salt);
         }
         if let Some(quota) = &self.quota {
             request = request.quota(quota.clone());

@@ -109,7 +109,7 @@ pub(crate) async fn create(
     }
     call.join_session()?;
     call.describe();
-    if echo {
+    if echo && !call.context.explains {
         return respond_with_echo(call, prompts).await;
     }
     call.set_prompt_ids().await?;

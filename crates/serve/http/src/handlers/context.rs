@@ -11,6 +11,9 @@ use crate::wire::body::RequestBody;
 use crate::wire::error::ApiError;
 use crate::wire::receive::{Held, Received};
 
+/// The path of the routes that explain requests, which have the handlers of the routes that answer.
+pub(crate) const EXPLAIN: &str = "/v1/cache/explain";
+
 /// A request of a client with its parameters.
 #[derive(Debug)]
 pub(crate) struct Incoming<T> {
@@ -27,6 +30,9 @@ pub(crate) struct RequestContext {
     pub(crate) caller: Caller,
     /// The parameters that are ignored are noted here.
     pub(crate) ignored: Ignored,
+    /// Whether the reply only explains how much of the prompt is cached: on the routes below
+    /// `/v1/cache/explain`.
+    pub(crate) explains: bool,
     /// The memory of the body. It is released when prompts have been tokenized and images decoded.
     pub(crate) held: Held,
 }
@@ -38,9 +44,13 @@ impl<T: RequestBody> FromRequest<Arc<App>> for Incoming<T> {
         // The middleware of clients' routes adds it.
         let caller = request.extensions().get::<Caller>().cloned();
         let caller = caller.ok_or_else(ApiError::internal)?;
+        let explains = request.uri().path().contains(EXPLAIN);
         let received = Received::from_request(request, app).await?;
         let ignored = received.ignored.clone();
         let (body, held) = app.parser.parse_held(received).await?;
-        Ok(Self { body, context: RequestContext { app: Arc::clone(app), caller, ignored, held } })
+        Ok(Self {
+            body,
+            context: RequestContext { app: Arc::clone(app), caller, ignored, explains, held },
+        })
     }
 }

@@ -11,8 +11,8 @@ use stolon::{
     ToolUse,
 };
 
-use crate::guard::access::Caller;
 use crate::handlers::app::App;
+use crate::handlers::context::RequestContext;
 use crate::handlers::free_text::{self, Customs};
 use crate::handlers::structured;
 use crate::wire::advice::Ignored;
@@ -274,15 +274,15 @@ impl Dialogue {
         self.tools.iter().map(path).collect()
     }
 
-    /// The request to the engine, and the format of its answers. `content` is the grammar of an
-    /// answer without calls.
+    /// The request to the engine, and the format of its answers. `sign` sets whose request it is,
+    /// and `content` is the grammar of an answer without calls.
     pub(crate) async fn prepare(
         mut self,
-        app: &App,
-        caller: &Caller,
+        context: &RequestContext,
+        sign: impl Fn(Request) -> Request + Send,
         content: Option<Grammar>,
-        ignored: &Ignored,
     ) -> Result<(Request, AnswerFormat), ApiError> {
+        let RequestContext { app, ignored, .. } = context;
         let mut options = ChatOptions {
             add_generation_prompt: self.add_generation_prompt && !self.continue_final_message,
             continue_final_message: self.continue_final_message,
@@ -319,7 +319,7 @@ impl Dialogue {
             .chat_options(options)
             .show_special_tokens(format.special_tokens());
         // Rendering the conversation is work of the client.
-        let mut request = caller.sign(request);
+        let mut request = sign(request);
         if let Some(reasoning) = format.reasoning {
             request = app.engine.tokenized(request).await?;
             if let Prompt::Tokens(tokens) = request.prompt() {

@@ -46,7 +46,7 @@ struct Inputs {
 pub(crate) async fn create(
     Incoming { body: request, context }: Incoming<EmbeddingsRequest>,
 ) -> Result<Response, ApiError> {
-    let RequestContext { app, caller, ignored, held } = context;
+    let RequestContext { app, caller, ignored, held, .. } = context;
     let (model, adapter) = app.chosen(request.model, &ignored)?;
     let size = app.engine.embedding_size(request.dimensions)?;
     let inputs = Arc::new(Inputs {

@@ -1,12 +1,14 @@
 //! The path of a call through the engine, which is the same for all APIs: from a conversation to a
 //! prompt, and from the prompts to the reply.
 
-use axum::response::Response;
+use axum::http::StatusCode;
+use axum::response::{IntoResponse, Response};
 use futures::future::try_join_all;
 use futures::{StreamExt, stream};
 use stolon::{Completion, Event, Finish, FinishReason, Prompt, Timings, TokenEvent, TokenStream};
 
 use crate::api::options::GenerationOptions;
+use crate::handlers::cache_misses::{self, header};
 use crate::handlers::context::RequestContext;
 use crate::handlers::dialogue::Dialogue;
 use crate::handlers::options::{ApiOptions, Call};
@@ -26,8 +28,8 @@ impl Call {
         call.schema_paths = dialogue.schema_paths();
         call.customs = dialogue.customs();
         let (ids, grammar) = (dialogue.call_ids(), call.grammar.take());
-        let RequestContext { app, caller, ignored, .. } = &call.context;
-        let (prompt, format) = dialogue.prepare(app, caller, grammar, ignored).await?;
+        let (prompt, format) =
+            dialogue.prepare(&call.context, |request| call.sign(request), grammar).await?;
         call.call_ids = ids.with_format(format.tool_calls);
         (call.prompts, call.format) = (vec![prompt], format);
         call.join_session()?;
@@ -61,7 +63,18 @@ impl Call {
 
     /// Submits the prompts, each for as many choices as were requested, and replies. The choices of
     /// prompt `p` have the indices `p * n` to `p * n + n - 1`.
+    ///
+    /// If only an explanation of the cache is wanted, that is the reply.
     pub(crate) async fn respond<D: Dialect>(mut self, dialect: D) -> Result<Response, ApiError> {
+        if self.context.explains {
+            if self.context.app.hide_cached_tokens {
+                let message = "the operator does not report cached tokens to clients";
+                return Err(ApiError::new(StatusCode::FORBIDDEN, message));
+            }
+            let requests = self.prompts.iter().map(|prompt| self.sign(prompt.clone()));
+            let explained = cache_misses::explain(&self.context.app, requests.collect()).await?;
+            return Ok(explained.into_response());
+        }
         self.check_prompt_logprobs().await?;
         let rules = self.rules().await?;
         let prompts = std::mem::take(&mut self.prompts);
@@ -69,7 +82,7 @@ impl Call {
             .into_iter()
             .map(|prompt| rules.apply(self.apply(prompt).answer_format(self.format.clone())));
         let engine = self.engine();
-        let mut choices = Vec::new();
+        let (mut choices, mut miss) = (Vec::new(), None);
         if let Some(candidates) = self.candidate_count {
             // All prompts are submitted before the first is awaited. An error cancels the others.
             let asked =
@@ -85,12 +98,19 @@ impl Call {
                 // If a request is refused, the streams made so far are dropped, which cancels them.
                 let streams = engine.generate_choices(request, self.choice_count).await;
                 let streams = streams.map_err(|error| self.refused(error))?;
+                let of_prompt = streams.first().and_then(TokenStream::cache_miss);
+                miss = miss.or_else(|| of_prompt.filter(|miss| miss.lost_tokens > 0).cloned());
                 choices.extend(streams.into_iter().map(TokenStream::boxed));
             }
         }
         // The prompts have been tokenized, and their images decoded.
         self.context.held = None;
-        self.reply(choices, dialect).await
+        let hides_cached_tokens = self.context.app.hide_cached_tokens;
+        let mut reply = self.reply(choices, dialect).await?;
+        if let Some(value) = miss.filter(|_| !hides_cached_tokens).as_ref().and_then(header) {
+            reply.headers_mut().insert(cache_misses::HEADER, value);
+        }
+        Ok(reply)
     }
 
     /// Replies with the choices of all prompts, for which nothing is generated.

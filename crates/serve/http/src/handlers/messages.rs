@@ -76,7 +76,7 @@ pub(crate) async fn count_tokens(
         app.check_model(model, ignored)?;
     }
     let dialogue = dialogue(&mut request, ignored)?;
-    let (request, _) = dialogue.prepare(app, caller, None, ignored).await?;
+    let (request, _) = dialogue.prepare(&context, |request| caller.sign(request), None).await?;
     let input_tokens = app.engine.prompt_tokens(&request).await?.len();
     Ok(Json(TokenCount { input_tokens }))
 }

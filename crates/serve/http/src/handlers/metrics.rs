@@ -13,7 +13,7 @@ use axum::response::{IntoResponse, Response};
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::{DescriptorEncoder, text};
 use prometheus_client::registry::Registry;
-use stolon::{DiskStats, Engine, EngineHistograms, EngineStats, ModelInfo, ObjectStats};
+use stolon::{DiskStats, Engine, EngineHistograms, EngineStats, MissCount, ModelInfo, ObjectStats};
 
 use crate::handlers::app::App;
 use crate::wire::error::ApiError;
@@ -132,6 +132,7 @@ impl Collector for Numbers {
         requests(&mut out, &stats)?;
         tokens(&mut out, &stats)?;
         blocks(&mut out, &stats, info)?;
+        misses(&mut out, &engine.cache().miss_counts())?;
         steps(&mut out, &stats)?;
         sessions(&mut out, &stats)?;
         if let Some(stats) = engine.tiers().disk_stats() {
@@ -158,6 +159,18 @@ impl Collector for Numbers {
         adapters(&mut out, &loaded, engine.adapter_evictions())?;
         vllm::encode(out.with_prefix(vllm::PREFIX), &stats, info, &loaded)
     }
+}
+
+/// Why prompts were not cached.
+fn misses(out: &mut Output<'_>, counts: &[MissCount]) -> fmt::Result {
+    let values = |value: fn(&MissCount) -> u64| -> Vec<(&str, u64)> {
+        counts.iter().map(|count| (count.reason.as_str(), value(count))).collect()
+    };
+    let help = "Requests whose prompt was not cached as far as it could be, by the reason.";
+    out.counters("prefix_cache_misses", help, "reason", &values(|count| count.requests))?;
+    let help = "Prompt tokens that would have been cached without the reason, compared with the \
+                nearest earlier request of the client.";
+    out.counters("prefix_cache_lost_tokens", help, "reason", &values(|count| count.lost_tokens))
 }
 
 fn requests(out: &mut Output<'_>, stats: &EngineStats) -> fmt::Result {

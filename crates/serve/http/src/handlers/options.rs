@@ -238,7 +238,7 @@ impl Call {
 
     /// The same prompt as token ids.
     pub(crate) async fn tokenized(&self, prompt: &Request) -> Result<Request, ApiError> {
-        Ok(self.engine().tokenized(self.context.caller.sign(prompt.clone())).await?)
+        Ok(self.engine().tokenized(self.sign(prompt.clone())).await?)
     }
 
     /// The part of a prompt's tokens that the request wants; `None` if it is the whole prompt.
@@ -382,16 +382,23 @@ impl Call {
         if let Some(grammar) = &self.grammar {
             request = request.grammar(grammar.clone());
         }
+        if let Some(timeout) = self.deadline.left() {
+            request = request.timeout(timeout);
+        }
+        self.sign(request)
+    }
+
+    /// Sets everything in a request to the engine that separates it from the requests of others:
+    /// which earlier answers it may continue depends on that.
+    pub(crate) fn sign(&self, request: Request) -> Request {
+        let mut request = self.context.caller.sign(request);
         if let Some(salt) = &self.salt {
             request = request.cache_salt(salt.clone());
         }
         if let Some(adapter) = &self.adapter {
             request = request.adapter(adapter);
         }
-        if let Some(timeout) = self.deadline.left() {
-            request = request.timeout(timeout);
-        }
-        self.context.caller.sign(request)
+        request
     }
 }
 

@@ -24,7 +24,7 @@ use crate::wire::history;
 pub(crate) async fn tokenize(
     Incoming { body: mut request, context }: Incoming<TokenizeRequest>,
 ) -> Result<Json<Tokenized>, ApiError> {
-    let RequestContext { app, caller, ignored, held: _held } = context;
+    let RequestContext { app, caller, ignored, held: _held, .. } = context;
     if let Some(model) = &request.model {
         app.check_model(model, &ignored)?;
     }
@@ -63,7 +63,7 @@ pub(crate) async fn tokenize(
 pub(crate) async fn detokenize(
     Incoming { body: request, context }: Incoming<DetokenizeRequest>,
 ) -> Result<Json<Detokenized>, ApiError> {
-    let RequestContext { app, caller, ignored, held: _held } = context;
+    let RequestContext { app, caller, ignored, held: _held, .. } = context;
     if let Some(model) = &request.model {
         app.check_model(model, &ignored)?;
     }

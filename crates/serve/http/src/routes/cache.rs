@@ -1,20 +1,28 @@
 //! Routes of the prefix cache, for operators.
 
-use super::Role::Operator;
+use super::Role::{Client, Operator};
 use super::{FILE, Group, Reply, Route, delete, get, post};
 use crate::api::admin::Audit;
 use crate::api::cache::{
-    CacheRequest, CacheResults, CacheStatsReply, EventData, EventsQuery, Evicted, FlushQuery,
-    Flushed, Imported, PinCreated, PinDeleted, PinList, PinRequest, Policy, PolicyRequest,
-    TiersReply, TokensQuery, Tree, TreeQuery, UnpinRequest,
+    CacheRequest, CacheResults, CacheStatsReply, EventData, EventsQuery, Evicted, Explanations,
+    FlushQuery, Flushed, Imported, Misses, PinCreated, PinDeleted, PinList, PinRequest, Policy,
+    PolicyRequest, TiersReply, TokensQuery, Tree, TreeQuery, UnpinRequest,
 };
+use crate::api::chat::ChatRequest;
+use crate::api::completions::CompletionRequest;
+use crate::api::messages::MessagesRequest;
 use crate::api::outline::{Outline, OutlineQuery, Prefix, PrefixQuery};
+use crate::api::responses::ResponsesRequest;
 use crate::api::sessions::SessionList;
-use crate::handlers::{admin, cache, cache_events, cache_files, outline, sessions};
+use crate::handlers::{
+    admin, cache, cache_events, cache_files, cache_misses, chat, completions, messages, outline,
+    responses, sessions,
+};
 
 /// The rows.
 pub(super) fn group() -> Group {
     let mut routes = reads();
+    routes.extend(explanations());
     routes.extend(prompts());
     routes.extend(whole());
     routes.extend(older_names());
@@ -65,6 +73,36 @@ fn reads() -> Vec<Route> {
             )
             .query::<EventsQuery>()
             .streams::<EventData>(),
+    ]
+}
+
+/// Routes that explain why the prompt of a request is not cached. They take the request itself, and
+/// are for the client that sends it.
+fn explanations() -> Vec<Route> {
+    let described = |route: Route, id: &'static str| {
+        route
+            .described(id, "Why a prompt is not cached; nothing is computed")
+            .replies::<Explanations>()
+            .fails(&[404])
+    };
+    vec![
+        described(post("/v1/cache/explain", Client, chat::create), "explainChat")
+            .takes::<ChatRequest>(),
+        described(
+            post("/v1/cache/explain/completions", Client, completions::create),
+            "explainText",
+        )
+        .takes::<CompletionRequest>(),
+        described(post("/v1/cache/explain/messages", Client, messages::create), "explainMessages")
+            .takes::<MessagesRequest>(),
+        described(
+            post("/v1/cache/explain/responses", Client, responses::create),
+            "explainResponses",
+        )
+        .takes::<ResponsesRequest>(),
+        get("/v1/cache/misses", Operator, cache_misses::list)
+            .described("cacheMisses", "The requests that lost most tokens, and why")
+            .replies::<Misses>(),
     ]
 }
 
