@@ -259,7 +259,7 @@ async function ask(question, image) {
   view.begin();
   keep(chat);
   show();
-  const reply = { usage: null, reason: null };
+  const reply = { usage: null, reason: null, miss: null };
   let isStopped = false;
   try {
     await stream(messages(chat), view, reply);
@@ -268,7 +268,7 @@ async function ask(question, image) {
     if (!isStopped) turn.error = explain(error);
   }
   setRunning(null);
-  view.finish(reply.usage, isStopped ? "stopped" : reply.reason);
+  view.finish(reply.usage, isStopped ? "stopped" : reply.reason, reply.miss);
   announce(`Answer: ${turn.answer || turn.error || "none"}. ${view.summary}`);
   if (chat.turns.includes(turn)) keep(chat);
   showQuestions();
@@ -281,6 +281,7 @@ async function stream(messages, view, reply) {
     model, messages, stream: true, stream_options: { include_usage: true }, ...sampling(),
   };
   const response = await send("v1/chat/completions", { body, signal });
+  reply.miss = response.headers.get("x-stolon-cache");
   afterAnswer();
   for await (const event of serverSentEvents(response)) {
     if (event.error) throw new ApiError(500, String(event.error.message));

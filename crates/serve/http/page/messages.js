@@ -14,6 +14,29 @@ const NOTES = {
   stopped: "stopped",
 };
 
+/** Why tokens of a prompt were not cached, by the reason in the header `x-stolon-cache`. */
+const REASONS = {
+  evicted: "they had been evicted",
+  not_computed: "an earlier request with them was not completed",
+  no_checkpoint: "no checkpoint of the model's state is there",
+  options_changed: "the settings of the chat template have changed",
+  message_changed: "a message has changed",
+  message_removed: "a message was removed",
+  message_inserted: "a message was inserted",
+  answer_changed: "an answer has changed",
+  reasoning_changed: "the reasoning of an answer has changed",
+  template_changed: "the chat template shows earlier messages differently",
+  other_tokens: "the same text has other tokens",
+};
+
+/** The header in words; an empty text if there is none. */
+function missInWords(miss) {
+  if (!miss) return "";
+  const fields = Object.fromEntries(miss.split(", ").map((field) => field.split("=")));
+  const reason = REASONS[fields.reason] ?? fields.reason;
+  return `${plural(Number(fields.lost), "token")} computed again: ${reason}`;
+}
+
 const action = (name, title, onclick) => el("button", { type: "button", title, onclick }, name);
 
 /** A turn of a chat, which may be growing. `actions` has `edit`, `regenerate` and `remove`. */
@@ -122,8 +145,11 @@ export class TurnView {
     this.#figures.replaceChildren(el("span", { className: "busy" }, facts.join(", ")));
   }
 
-  /** Keeps the figures of the answer: the server's `usage`, and why the answer has ended. */
-  finish(usage, reason) {
+  /**
+   * Keeps the figures of the answer: the server's `usage`, why the answer has ended, and why tokens
+   * of its prompt were not cached.
+   */
+  finish(usage, reason, miss) {
     clearTimeout(this.#timer);
     this.#turn.figures = {
       prompt: usage?.prompt_tokens ?? null,
@@ -133,6 +159,7 @@ export class TurnView {
       total: performance.now() - this.#start,
       last: this.#first ? this.#last - this.#start : null,
       note: NOTES[reason] ?? "",
+      miss: missInWords(miss),
     };
     this.#draw();
     this.showFigures();
@@ -174,9 +201,10 @@ const rate = (tokensPerSecond) =>
   `${tokensPerSecond < 10 ? tokensPerSecond.toFixed(1) : count(tokensPerSecond)} tokens/s`;
 
 function facts(figures) {
-  const { prompt, generated, first, last, total, note } = figures;
+  const { prompt, generated, first, last, total, note, miss } = figures;
   const facts = [];
   if (prompt !== null) facts.push(cachedInWords(figures));
+  if (miss) facts.push(miss);
   if (first !== null) facts.push(`first token after ${duration(first)}`);
   if (generated) {
     const seconds = (last - first) / 1000;

@@ -11,6 +11,7 @@ mod bench;
 mod bench_serve;
 mod browser;
 mod cache_api;
+mod cache_misses_api;
 mod chat_api;
 mod commands;
 mod completions_api;

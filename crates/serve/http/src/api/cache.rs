@@ -13,7 +13,9 @@ mod miss;
 mod policy;
 mod tree;
 
-pub use miss::{ClientMiss, Explanation, Explanations, Miss, Misses, ReasonCount};
+pub use miss::{
+    ClientMiss, Explanation, Explanations, MISS_HEADER, Miss, Misses, ReasonCount,
+};
 pub use policy::{Policy, PolicyRequest};
 pub use tree::{FirstToken, Tree, TreeFormat, TreeNode, TreeQuery};
 

@@ -7,6 +7,7 @@ use axum::http::uri::Uri;
 use axum::http::{HeaderName, HeaderValue, Method, header};
 use tower_http::cors::{AllowHeaders, AllowOrigin, CorsLayer};
 
+use crate::api::cache::MISS_HEADER;
 use crate::wire::{advice, request_id};
 
 /// Time for which a browser may cache the reply to a preflight request.
@@ -58,8 +59,13 @@ pub(crate) fn layer(origins: &[HeaderValue]) -> Option<CorsLayer> {
         true => AllowOrigin::any(),
         false => AllowOrigin::list(origins.iter().cloned()),
     };
-    let exposed: [HeaderName; 4] =
-        [request_id::HEADER, header::RETRY_AFTER, advice::HEADER, advice::MODEL_HEADER];
+    let exposed: [HeaderName; 5] = [
+        request_id::HEADER,
+        header::RETRY_AFTER,
+        advice::HEADER,
+        advice::MODEL_HEADER,
+        MISS_HEADER,
+    ];
     let layer = CorsLayer::new()
         .allow_origin(allowed)
         .allow_methods([Method::GET, Method::POST, Method::DELETE])

@@ -13,9 +13,6 @@ use crate::api::cache::{ClientMiss, Explanation, Explanations, Miss, Misses};
 use crate::handlers::app::App;
 use crate::wire::error::ApiError;
 
-/// The header of a reply that says why its prompt was not cached further.
-pub(crate) const HEADER: &str = "x-stolon-cache";
-
 /// Maximum number of misses of one reply.
 const LISTED: usize = 50;
 

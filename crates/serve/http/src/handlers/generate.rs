@@ -7,6 +7,7 @@ use futures::future::try_join_all;
 use futures::{StreamExt, stream};
 use stolon::{Completion, Event, Finish, FinishReason, Prompt, Timings, TokenEvent, TokenStream};
 
+use crate::api::cache::MISS_HEADER;
 use crate::api::options::GenerationOptions;
 use crate::handlers::cache_misses::{self, header};
 use crate::handlers::context::RequestContext;
@@ -108,7 +109,7 @@ impl Call {
         let hides_cached_tokens = self.context.app.hide_cached_tokens;
         let mut reply = self.reply(choices, dialect).await?;
         if let Some(value) = miss.filter(|_| !hides_cached_tokens).as_ref().and_then(header) {
-            reply.headers_mut().insert(cache_misses::HEADER, value);
+            reply.headers_mut().insert(MISS_HEADER, value);
         }
         Ok(reply)
     }

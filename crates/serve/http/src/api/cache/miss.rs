@@ -1,9 +1,15 @@
 //! Why prompts were not cached.
 
+use axum::http::HeaderName;
 use serde::{Deserialize, Serialize};
 use stolon::{CacheMiss, LoggedMiss, MissCount};
 
 use crate::api::schema::JsonSchema;
+
+/// The header of a reply that says why tokens of its prompt were not cached, as a dictionary of
+/// structured fields: `reason`, `lost`, `cached` and `prompt`, and the index of the `message` if the
+/// reason is about one.
+pub const MISS_HEADER: HeaderName = HeaderName::from_static("x-stolon-cache");
 
 /// The reply to `POST /v1/cache/explain`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
