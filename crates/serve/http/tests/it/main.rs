@@ -1,0 +1,5 @@
+//! Tests of the API over TCP, by a real HTTP client, on servers in this process. They use models with
+//! random weights, models of fixtures and the built-in demo model.
+
+mod chat_api;
+mod support;
