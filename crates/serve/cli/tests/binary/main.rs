@@ -48,6 +48,7 @@ mod root_path;
 mod sessions_api;
 mod skills_api;
 mod structured_api;
+mod serve_flags;
 mod support;
 mod tls;
 mod tokenize_api;
