@@ -5,7 +5,6 @@ mod access_api;
 #[path = "../../../../models/checkpoint/tests/it/support/adapter_writer.rs"]
 mod adapter_writer;
 mod adapters_api;
-mod agents;
 mod attacks;
 mod bench;
 mod bench_serve;
