@@ -24,7 +24,6 @@ mod gguf_writer;
 #[cfg(feature = "candle")]
 mod gpu_check;
 mod gzip;
-mod history_api;
 #[cfg(unix)]
 mod hung_backend;
 mod inspect;

@@ -3,4 +3,5 @@
 
 mod agents;
 mod chat_api;
+mod history_api;
 mod support;
