@@ -31,7 +31,6 @@ mod json_schema;
 mod key_limits;
 mod limits;
 mod log;
-mod messages_api;
 mod metrics_api;
 mod model_names;
 mod openapi;

@@ -4,4 +4,5 @@
 mod agents;
 mod chat_api;
 mod history_api;
+mod messages_api;
 mod support;
