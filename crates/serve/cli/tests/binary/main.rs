@@ -40,7 +40,6 @@ mod page_api;
 mod page_chat;
 mod page_images;
 mod readme;
-mod responses_api;
 mod root_path;
 mod sessions_api;
 mod skills_api;

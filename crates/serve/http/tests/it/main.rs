@@ -5,4 +5,5 @@ mod agents;
 mod chat_api;
 mod history_api;
 mod messages_api;
+mod responses_api;
 mod support;
