@@ -47,7 +47,6 @@ mod structured_api;
 mod serve_flags;
 mod support;
 mod tls;
-mod tokenize_api;
 mod tools_api;
 #[cfg(feature = "otel")]
 mod traces;

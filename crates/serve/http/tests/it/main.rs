@@ -7,3 +7,4 @@ mod history_api;
 mod messages_api;
 mod responses_api;
 mod support;
+mod tokenize_api;
