@@ -17,7 +17,6 @@ mod connections;
 mod cors;
 mod deadlines;
 mod embeddings_api;
-mod generation_options;
 #[path = "../../../../models/checkpoint/tests/it/support/gguf_writer.rs"]
 #[allow(dead_code, reason = "shared with the tests of stolon-checkpoint")]
 mod gguf_writer;
