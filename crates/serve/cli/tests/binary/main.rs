@@ -15,7 +15,6 @@ mod completions_api;
 mod config;
 mod connections;
 mod cors;
-mod deadlines;
 mod embeddings_api;
 #[path = "../../../../models/checkpoint/tests/it/support/gguf_writer.rs"]
 #[allow(dead_code, reason = "shared with the tests of stolon-checkpoint")]

@@ -3,6 +3,7 @@
 
 mod agents;
 mod chat_api;
+mod deadlines;
 mod generation_options;
 mod history_api;
 mod messages_api;
