@@ -21,7 +21,6 @@ mod embeddings_api;
 mod gguf_writer;
 #[cfg(feature = "candle")]
 mod gpu_check;
-mod gzip;
 #[cfg(unix)]
 mod hung_backend;
 mod inspect;

@@ -5,6 +5,7 @@ mod agents;
 mod chat_api;
 mod deadlines;
 mod generation_options;
+mod gzip;
 mod history_api;
 mod messages_api;
 mod responses_api;
