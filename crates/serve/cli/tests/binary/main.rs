@@ -31,7 +31,6 @@ mod log;
 mod metrics_api;
 mod model_names;
 mod openapi;
-mod other_paths;
 mod page;
 mod page_api;
 mod page_chat;

@@ -8,6 +8,7 @@ mod generation_options;
 mod gzip;
 mod history_api;
 mod messages_api;
+mod other_paths;
 mod responses_api;
 mod support;
 mod tokenize_api;
