@@ -32,7 +32,6 @@ mod metrics_api;
 mod model_names;
 mod openapi;
 mod page;
-mod page_api;
 mod page_chat;
 mod page_images;
 mod readme;

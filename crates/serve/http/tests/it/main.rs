@@ -9,6 +9,7 @@ mod gzip;
 mod history_api;
 mod messages_api;
 mod other_paths;
+mod page_api;
 mod responses_api;
 mod support;
 mod tokenize_api;
