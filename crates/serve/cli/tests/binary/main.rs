@@ -14,7 +14,6 @@ mod commands;
 mod completions_api;
 mod config;
 mod connections;
-mod cors;
 mod embeddings_api;
 #[path = "../../../../models/checkpoint/tests/it/support/gguf_writer.rs"]
 #[allow(dead_code, reason = "shared with the tests of stolon-checkpoint")]
