@@ -35,7 +35,6 @@ mod page_chat;
 mod page_images;
 mod readme;
 mod root_path;
-mod sessions_api;
 mod skills_api;
 mod structured_api;
 mod serve_flags;

@@ -12,5 +12,6 @@ mod messages_api;
 mod other_paths;
 mod page_api;
 mod responses_api;
+mod sessions_api;
 mod support;
 mod tokenize_api;
