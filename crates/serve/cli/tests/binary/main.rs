@@ -11,7 +11,6 @@ mod bench_serve;
 mod browser;
 mod cache_api;
 mod commands;
-mod completions_api;
 mod config;
 mod connections;
 mod embeddings_api;

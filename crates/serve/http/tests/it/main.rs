@@ -3,6 +3,7 @@
 
 mod agents;
 mod chat_api;
+mod completions_api;
 mod cors;
 mod deadlines;
 mod generation_options;
