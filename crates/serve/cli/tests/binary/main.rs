@@ -27,7 +27,6 @@ mod key_limits;
 mod limits;
 mod log;
 mod metrics_api;
-mod model_names;
 mod openapi;
 mod page;
 mod page_chat;
