@@ -43,4 +43,3 @@ mod tools_api;
 mod traces;
 #[cfg(unix)]
 mod unix_socket;
-mod vllm_fields;

@@ -17,3 +17,4 @@ mod responses_api;
 mod sessions_api;
 mod support;
 mod tokenize_api;
+mod vllm_fields;
