@@ -26,7 +26,6 @@ mod json_schema;
 mod key_limits;
 mod limits;
 mod log;
-mod metrics_api;
 mod openapi;
 mod page;
 mod page_chat;

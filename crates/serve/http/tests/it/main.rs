@@ -10,6 +10,7 @@ mod generation_options;
 mod gzip;
 mod history_api;
 mod messages_api;
+mod metrics_api;
 mod model_names;
 mod other_paths;
 mod page_api;
