@@ -33,7 +33,6 @@ mod page_images;
 mod readme;
 mod root_path;
 mod skills_api;
-mod structured_api;
 mod serve_flags;
 mod support;
 mod tls;

@@ -16,6 +16,7 @@ mod other_paths;
 mod page_api;
 mod responses_api;
 mod sessions_api;
+mod structured_api;
 mod support;
 mod tokenize_api;
 mod vllm_fields;
