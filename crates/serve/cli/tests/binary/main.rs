@@ -36,7 +36,6 @@ mod skills_api;
 mod serve_flags;
 mod support;
 mod tls;
-mod tools_api;
 #[cfg(feature = "otel")]
 mod traces;
 #[cfg(unix)]

@@ -19,4 +19,5 @@ mod sessions_api;
 mod structured_api;
 mod support;
 mod tokenize_api;
+mod tools_api;
 mod vllm_fields;
