@@ -22,17 +22,14 @@ mod gpu_check;
 #[cfg(unix)]
 mod hung_backend;
 mod inspect;
-mod json_schema;
 mod key_limits;
 mod limits;
 mod log;
-mod openapi;
 mod page;
 mod page_chat;
 mod page_images;
 mod readme;
 mod root_path;
-mod skills_api;
 mod serve_flags;
 mod support;
 mod tls;
