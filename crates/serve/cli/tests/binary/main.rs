@@ -13,7 +13,6 @@ mod cache_api;
 mod commands;
 mod config;
 mod connections;
-mod embeddings_api;
 #[path = "../../../../models/checkpoint/tests/it/support/gguf_writer.rs"]
 #[allow(dead_code, reason = "shared with the tests of stolon-checkpoint")]
 mod gguf_writer;

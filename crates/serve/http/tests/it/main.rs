@@ -6,6 +6,7 @@ mod chat_api;
 mod completions_api;
 mod cors;
 mod deadlines;
+mod embeddings_api;
 mod generation_options;
 mod gzip;
 mod history_api;
