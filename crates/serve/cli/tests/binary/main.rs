@@ -2,9 +2,8 @@
 //! They use models with random weights and the built-in demo model.
 
 mod access_api;
-#[path = "../../../../models/checkpoint/tests/it/support/adapter_writer.rs"]
-mod adapter_writer;
-mod adapters_api;
+#[path = "../../../http/tests/it/support/adapters.rs"]
+mod adapters;
 mod attacks;
 mod bench;
 mod bench_serve;
@@ -30,6 +29,7 @@ mod page_images;
 mod readme;
 mod root_path;
 mod serve_flags;
+mod adapter_flags;
 mod support;
 mod tls;
 #[cfg(feature = "otel")]
