@@ -20,6 +20,7 @@ mod openapi;
 mod other_paths;
 mod page_api;
 mod responses_api;
+mod root_path;
 mod sessions_api;
 mod skills_api;
 mod structured_api;
