@@ -12,6 +12,7 @@ mod generation_options;
 mod gzip;
 mod history_api;
 mod json_schema;
+mod key_limits;
 mod limits;
 mod messages_api;
 mod metrics_api;
