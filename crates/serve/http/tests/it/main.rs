@@ -1,6 +1,7 @@
 //! Tests of the API over TCP, by a real HTTP client, on servers in this process. They use models with
 //! random weights, models of fixtures and the built-in demo model.
 
+mod access_api;
 mod adapters_api;
 mod agents;
 mod chat_api;
