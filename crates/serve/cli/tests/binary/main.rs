@@ -8,7 +8,6 @@ mod attacks;
 mod bench;
 mod bench_serve;
 mod browser;
-mod cache_api;
 mod commands;
 mod config;
 mod connections;
@@ -30,6 +29,7 @@ mod readme;
 mod root_path;
 mod serve_flags;
 mod adapter_flags;
+mod cache_commands;
 mod support;
 mod tls;
 #[cfg(feature = "otel")]

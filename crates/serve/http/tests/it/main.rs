@@ -4,6 +4,7 @@
 mod access_api;
 mod adapters_api;
 mod agents;
+mod cache_api;
 mod chat_api;
 mod completions_api;
 mod cors;
