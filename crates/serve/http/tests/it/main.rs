@@ -7,6 +7,7 @@ mod agents;
 mod cache_api;
 mod chat_api;
 mod completions_api;
+mod connections;
 mod cors;
 mod deadlines;
 mod embeddings_api;
