@@ -1,13 +1,16 @@
-//! Tests of the `stolon` binary: its commands as run from a shell, and its HTTP server over TCP.
-//! They use models with random weights and the built-in demo model.
+//! Tests of the `stolon` binary: its commands as run from a shell, and what a server does as a
+//! process: its flags, files, signals and limits, the page in a browser, and hostile clients. What it
+//! answers is tested in `crates/serve/http/tests/it`.
 
 mod access_api;
+mod adapter_flags;
 #[path = "../../../http/tests/it/support/adapters.rs"]
 mod adapters;
 mod attacks;
 mod bench;
 mod bench_serve;
 mod browser;
+mod cache_commands;
 mod commands;
 mod config;
 mod connections;
@@ -28,8 +31,6 @@ mod page_images;
 mod readme;
 mod root_path;
 mod serve_flags;
-mod adapter_flags;
-mod cache_commands;
 mod support;
 mod tls;
 #[cfg(feature = "otel")]
